@@ -1,0 +1,5 @@
+"""``python -m memcalc`` is the command ``memcalc``."""
+
+from memcalc.cli import main
+
+main()

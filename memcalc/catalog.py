@@ -1,0 +1,335 @@
+"""The one reader of presets: models, GPUs and nodes by name, shipped or the user's own.
+
+A name is looked up, in this order, in
+
+1. the directories given as `preset_dirs` (`--preset-dir`), each with `models/`, `gpus/`, `nodes/`,
+2. `memcalc.toml` in the working directory, with tables `[model.NAME]`, `[gpu.NAME]`, `[node.NAME]`,
+3. the user's configuration directory (`~/.config/memcalc/presets` on Linux),
+4. the presets that come with the package.
+
+One preset is one TOML file, called NAME.toml; other names for it stand in `aliases.toml` beside it, as alias = "name".
+A name that ends in .toml, or has a path separator, is the path of the user's own file. Case does not matter, and a
+space or an underscore is a hyphen.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache, cached_property
+from importlib.resources import files
+from importlib.resources.abc import Traversable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
+
+from memcalc.errors import AbsentError, FileError, InputError, UnknownNameError
+
+if TYPE_CHECKING:
+    from pydantic import BaseModel, ValidationError
+
+    from memcalc.specs.hardware import GPU, Node
+    from memcalc.specs.model import Model
+
+__all__ = [
+    "config_dir",
+    "gpu",
+    "gpus",
+    "model",
+    "models",
+    "names",
+    "node",
+    "node_for",
+    "nodes",
+    "read_toml",
+    "validated",
+]
+
+Kind = Literal["model", "gpu", "node"]
+Dirs = Sequence[str | os.PathLike[str]]
+Spec = TypeVar("Spec", bound="BaseModel")
+
+_KINDS: tuple[Kind, ...] = ("model", "gpu", "node")
+_LARGEST_FILE = 1 << 20
+_ALIASES = "aliases"
+
+
+def gpu(name: str, preset_dirs: Dirs = ()) -> GPU:
+    """Return the GPU called `name`.
+
+    >>> gpu("RTX 4090").memory_bytes
+    25386024960
+    """
+    from memcalc.specs.hardware import GPU
+
+    return validated(GPU, *_find("gpu", name, preset_dirs))
+
+
+def node(name: str, preset_dirs: Dirs = ()) -> Node:
+    """Return the node called `name`.
+
+    >>> node("hgx-h100").gpus
+    8
+    """
+    from memcalc.specs.hardware import Node
+
+    return validated(Node, *_find("node", name, preset_dirs))
+
+
+def model(name: str, preset_dirs: Dirs = ()) -> Model:
+    """Return the model called `name`: written out in block groups, or as the flat table of a stack of equal blocks.
+
+    >>> model("llama-2-7b").groups[0].count
+    32
+    """
+    from memcalc.specs.flat import from_flat
+    from memcalc.specs.model import Model
+
+    data, what = _find("model", name, preset_dirs)
+    if "groups" in data:
+        return validated(Model, data, what)
+    try:
+        return from_flat(data)
+    except InputError as error:
+        raise error.within(what) from None
+
+
+def gpus(preset_dirs: Dirs = ()) -> list[GPU]:
+    """Return every GPU, by name."""
+    return [gpu(name, preset_dirs) for name in names("gpu", preset_dirs)]
+
+
+def nodes(preset_dirs: Dirs = ()) -> list[Node]:
+    """Return every node, by name."""
+    return [node(name, preset_dirs) for name in names("node", preset_dirs)]
+
+
+def models(preset_dirs: Dirs = ()) -> list[Model]:
+    """Return every model, by name."""
+    return [model(name, preset_dirs) for name in names("model", preset_dirs)]
+
+
+def names(kind: Kind, preset_dirs: Dirs = ()) -> list[str]:
+    """Return the names of all presets of a kind, sorted, aliases left out; no preset is read for it."""
+    return sorted({name for shelf in _shelves(preset_dirs) for name in shelf.names(kind)})
+
+
+def node_for(gpu: GPU, preset_dirs: Dirs = ()) -> Node:
+    """Return the node that a job naming only `gpu` is taken to run on.
+
+    That is the preset which holds this GPU and is marked as the default, or else a host of which nothing is known
+    but the number of GPUs and their own links.
+    """
+    from memcalc.specs.hardware import Node
+
+    for shelf in _shelves(preset_dirs):
+        for name in shelf.names("node"):
+            data = shelf.read("node", name)
+            if data.get("gpu") == gpu.name and data.get("default") is True:
+                return node(name, preset_dirs)
+    return Node(
+        name=f"{gpu.gpus_per_node}x {gpu.name}",
+        gpu=gpu.name,
+        gpus=gpu.gpus_per_node,
+        intra_link_bytes_per_s=gpu.peer_link_bytes_per_s,
+        source={"gpus": f"the GPU preset {gpu.name}; host memory and network are not known"},
+        date=gpu.date,
+    )
+
+
+def _find(kind: Kind, name: str, preset_dirs: Dirs) -> tuple[dict[str, Any], str]:
+    """Return what a preset says, with the aliases that lead to it, and what an error about it calls it."""
+    if not isinstance(name, str):
+        raise InputError(kind, name, "must be the name of a preset, or the path of a TOML file")
+    shelves = _shelves(preset_dirs)
+    aliases = {alias: target for shelf in reversed(shelves) for alias, target in shelf.aliases(kind).items()}
+    key = _key(name)
+    for wanted in (key, aliases.get(key, key)):
+        for shelf in shelves:
+            if wanted in shelf.names(kind):
+                other = {alias for alias, target in aliases.items() if target == wanted}
+                return _complete(shelf.read(kind, wanted), wanted, other), f"{kind} preset {wanted}"
+    if _is_path(name):
+        return _complete(read_toml(Path(name)), Path(name).stem, set()), f"{kind} preset {name}"
+    known = {known for shelf in shelves for known in shelf.names(kind)}
+    raise UnknownNameError(kind, name, f"must be one that `memcalc {kind}s` lists, or a .toml file", known | {*aliases})
+
+
+def _complete(data: Mapping[str, Any], name: str, aliases: set[str]) -> dict[str, Any]:
+    """Fill in what the place of a preset says: its name, unless it gives one, and the aliases that lead to it."""
+    own = data.get("aliases", [])
+    return {"name": name, **data, "aliases": sorted({*own, *aliases}) if isinstance(own, list) else own}
+
+
+def _key(name: str) -> str:
+    return name.strip().casefold().replace(" ", "-").replace("_", "-")
+
+
+def _is_path(name: str) -> bool:
+    return name.lower().endswith(".toml") or os.sep in name or "/" in name
+
+
+# ---------------------------------------------------------- shelves
+
+
+@dataclass(frozen=True)
+class _Folder:
+    """Presets as files. Only names that the folder itself lists are ever opened, so none can lead out of it."""
+
+    root: Traversable
+
+    def names(self, kind: Kind) -> Mapping[str, Traversable]:
+        return self._listed[kind]
+
+    @cached_property
+    def _listed(self) -> dict[Kind, dict[str, Traversable]]:
+        return {kind: dict(self._scan(kind)) for kind in _KINDS}
+
+    def _scan(self, kind: Kind) -> Iterator[tuple[str, Traversable]]:
+        folder = self.root / f"{kind}s"
+        if folder.is_dir():
+            for entry in sorted(folder.iterdir(), key=lambda entry: entry.name):
+                stem, dot, suffix = entry.name.rpartition(".")
+                if dot and suffix == "toml" and stem != _ALIASES:
+                    yield _key(stem), entry
+
+    def read(self, kind: Kind, name: str) -> dict[str, Any]:
+        return read_toml(self._listed[kind][name])
+
+    def aliases(self, kind: Kind) -> dict[str, str]:
+        path = self.root / f"{kind}s" / f"{_ALIASES}.toml"
+        if not path.is_file():
+            return {}
+        data = read_toml(path)
+        wrong = next((alias for alias, target in data.items() if not isinstance(target, str)), None)
+        if wrong is not None:
+            raise InputError(str(path), wrong, 'must stand as alias = "name"')
+        return {_key(alias): _key(target) for alias, target in data.items()}
+
+
+@dataclass(frozen=True)
+class _Tables:
+    """Presets as tables of one file, `memcalc.toml`."""
+
+    data: Mapping[str, Any] = field(repr=False)
+
+    def names(self, kind: Kind) -> Mapping[str, Any]:
+        return {_key(name): table for name, table in self.data.get(kind, {}).items()}
+
+    def read(self, kind: Kind, name: str) -> dict[str, Any]:
+        return dict(self.names(kind)[name])
+
+    def aliases(self, kind: Kind) -> dict[str, str]:
+        listed = {name: table.get("aliases") for name, table in self.names(kind).items()}
+        return {_key(str(alias)): name for name, aliases in listed.items() for alias in aliases or ()}
+
+
+_Shelf = _Folder | _Tables
+
+
+def _shelves(preset_dirs: Dirs) -> list[_Shelf]:
+    """Return the places that are searched, the one that wins first."""
+    given: list[_Shelf] = [_given(path) for path in preset_dirs]
+    project = Path("memcalc.toml")
+    if project.is_file():
+        given.append(_project(project))
+    own = config_dir()
+    if own is not None and own.is_dir():
+        given.append(_Folder(own))
+    return [*given, _shipped()]
+
+
+@cache
+def _shipped() -> _Folder:
+    return _Folder(files("memcalc.presets"))
+
+
+def _given(path: str | os.PathLike[str]) -> _Folder:
+    if not Path(path).is_dir():
+        raise FileError("preset-dir", os.fspath(path), "must be a directory with models/, gpus/ or nodes/ in it")
+    return _Folder(Path(path))
+
+
+def _project(path: Path) -> _Tables:
+    data = read_toml(path)
+    for kind, tables in data.items():
+        if kind not in _KINDS:
+            raise UnknownNameError(f"{path} table", kind, "must be one of model, gpu, node", _KINDS)
+        if not isinstance(tables, dict) or not all(isinstance(table, dict) for table in tables.values()):
+            raise InputError(f"{path} table", kind, f"must hold one table a preset, such as [{kind}.mine]")
+    return _Tables(data)
+
+
+def config_dir(platform: str = sys.platform, environ: Mapping[str, str] = os.environ) -> Path | None:
+    """Return where a user keeps presets of their own, or None where the platform tells of no such place.
+
+    >>> config_dir("linux", {"XDG_CONFIG_HOME": "/etc/xdg"}).as_posix()
+    '/etc/xdg/memcalc/presets'
+    """
+    base = environ.get("APPDATA") if platform == "win32" else environ.get("XDG_CONFIG_HOME")
+    home = environ.get("HOME")
+    if platform == "darwin" and home:
+        base = f"{home}/Library/Application Support"
+    elif platform != "win32" and home and not (base and Path(base).is_absolute()):
+        base = f"{home}/.config"
+    return Path(base) / "memcalc" / "presets" if base and Path(base).is_absolute() else None
+
+
+# ---------------------------------------------------------- reading and checking
+
+
+def read_toml(path: Traversable) -> dict[str, Any]:
+    """Return the content of a TOML file of at most 1 MiB, or raise FileError saying why it cannot be had."""
+    import tomllib
+
+    try:
+        return tomllib.loads(_read(path).decode())
+    except UnicodeDecodeError:
+        raise FileError("file", str(path), "must be UTF-8 text") from None
+    except tomllib.TOMLDecodeError as error:
+        raise FileError("file", str(path), f"must be TOML: {error}") from None
+    except (ValueError, RecursionError):  # a number of thousands of digits; brackets nested by the thousand
+        raise FileError("file", str(path), "must be TOML with numbers and nesting of a usual size") from None
+
+
+def _read(path: Traversable) -> bytes:
+    if not path.is_file():
+        raise FileError("file", str(path), "must be an existing regular file")
+    try:
+        with path.open("rb") as stream:
+            content = bytes(stream.read(_LARGEST_FILE + 1))
+    except OSError as error:
+        raise FileError("file", str(path), error.strerror or "it must be readable") from None
+    if len(content) > _LARGEST_FILE:
+        raise FileError("file", str(path), "must be at most 1 MiB")
+    return content
+
+
+def validated(spec: type[Spec], data: Mapping[str, Any], what: str) -> Spec:
+    """Return `data` as a checked `spec`; the first thing wrong with it becomes one sentence.
+
+    Parameters
+    ----------
+    spec : pydantic model class [-]
+    data : what a file or a caller gave [-]
+    what : how the sentence calls it, as in "gpu preset h100" [-]
+    """
+    from pydantic import ValidationError
+
+    try:
+        return spec.model_validate(data)
+    except ValidationError as error:
+        raise _sentence(spec, error).within(what) from None
+
+
+def _sentence(spec: type[BaseModel], error: ValidationError) -> InputError:
+    first = error.errors(include_url=False)[0]
+    key = ".".join(str(part) for part in first["loc"])
+    if first["type"] == "missing":
+        return AbsentError("key", key, "must be given")
+    if first["type"] == "extra_forbidden":
+        known = sorted(spec.model_fields)
+        return UnknownNameError("key", key, f"must be one of {', '.join(known)}", known)
+    said = first["msg"].removeprefix("Value error, ").replace("Input should be", "must be").rstrip(".")
+    return InputError(key, first["input"], said)

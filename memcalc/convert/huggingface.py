@@ -1,0 +1,173 @@
+"""Read a model from the config.json of Transformers."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NoReturn
+
+from memcalc.convert.huggingface_common import Flat
+from memcalc.convert.huggingface_experts import EXPERTS
+from memcalc.convert.huggingface_gated import GATED
+from memcalc.convert.huggingface_keys import Keys
+from memcalc.convert.huggingface_plain import PLAIN
+from memcalc.convert.huggingface_towers import TOWERS
+from memcalc.errors import FileError, InputError, MissingError, UnknownNameError
+from memcalc.specs.flat import from_flat
+from memcalc.specs.model import Model
+
+__all__ = ["MODEL_TYPES", "from_huggingface", "read_model"]
+
+_LARGEST_FILE = 5 << 20
+_DECODERS = {**PLAIN, **GATED, **EXPERTS}
+_WITH_HEAD = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
+_FULL_PRECISION = (None, "fp8", "mxfp4")
+
+MODEL_TYPES = tuple(sorted({*_DECODERS, *TOWERS}))
+"""Every `model_type` that is understood."""
+
+
+def from_huggingface(mapping: Mapping[str, Any], name: str = "", source: str = "") -> Model:
+    """Return the model that a config.json describes.
+
+    Parameters
+    ----------
+    mapping : the content of the config.json [-]
+    name : what to call the model; the config's own `_name_or_path`, or its model_type, where empty [-]
+    source : where the config was found [-]
+
+    Examples
+    --------
+    >>> from_huggingface({"model_type": "gpt2", "n_layer": 24, "n_embd": 1024, "n_head": 16}).groups[0].count
+    24
+
+    """
+    kind, data = _text_part(_table(mapping))
+    keys = Keys(data)
+    _refuse_quantized(keys)
+    about = _about(mapping, kind, name, source)
+    if kind in TOWERS:
+        model = TOWERS[kind](keys, about)
+    else:
+        about, headed = _headed(about)
+        model = from_flat({**_DECODERS[kind](keys), **headed, **about})
+    keys.refuse_rest()
+    return model
+
+
+def read_model(path: str | os.PathLike[str]) -> Model:
+    """Return the model of a config.json, or of a directory that holds one."""
+    file = Path(path)
+    if stat.S_ISDIR(_mode(file)):
+        file = file / "config.json"
+    found = _parsed(file)
+    name = file.resolve().parent.name if file.name == "config.json" else file.stem
+    return from_huggingface(found, name=name, source=str(file))
+
+
+def _table(mapping: object) -> Mapping[str, Any]:
+    if not isinstance(mapping, Mapping) or not all(isinstance(key, str) for key in mapping):
+        raise InputError("config", mapping, "must be a table of keys, as in a config.json")
+    return mapping
+
+
+def _text_part(mapping: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
+    """Return the model type and the table it is read from: a text model may stand within a config of several."""
+    kind, text = mapping.get("model_type"), mapping.get("text_config")
+    if kind != "clip" and isinstance(text, Mapping):
+        if mapping.get("vision_config") is not None or mapping.get("audio_config") is not None:
+            allowed = "only its text model is understood; give its text_config as a config.json of its own"
+            raise InputError("config key model_type", kind, allowed)
+        mapping = _table(text)
+        kind = mapping.get("model_type", f"{kind}_text")
+    if kind is None:
+        raise MissingError("The config.json has no model_type, which says what its other keys mean.")
+    if not isinstance(kind, str) or kind not in MODEL_TYPES:
+        allowed = f"must be one of {', '.join(MODEL_TYPES)}"
+        raise UnknownNameError("config key model_type", kind, allowed, MODEL_TYPES)
+    return kind, mapping
+
+
+def _refuse_quantized(keys: Keys) -> None:
+    """Refuse weights that stay quantised in training; fp8 and mxfp4 checkpoints are expanded when they are loaded."""
+    table = keys.table("quantization_config")
+    if table is not None and table.get("quant_method") not in _FULL_PRECISION:
+        method = table.get("quant_method")
+        raise InputError(
+            "config key quantization_config", method, "quantisation is told by --quantize, not by a config"
+        )
+
+
+def _about(mapping: Mapping[str, Any], kind: str, name: str, source: str) -> Flat:
+    """Return what the config says about itself, its class among it where it is told."""
+    own = mapping.get("_name_or_path")
+    architectures = mapping.get("architectures")
+    about = {
+        "name": name or (own if isinstance(own, str) and own else kind),
+        "family": kind,
+        "source": source or "a config.json",
+    }
+    if architectures is None or architectures == []:
+        return about
+    if not isinstance(architectures, list) or not isinstance(architectures[0], str):
+        raise InputError("config key architectures", architectures, "must be a list of class names")
+    return {**about, "architecture": architectures[0]}
+
+
+def _headed(about: Flat) -> tuple[Flat, Flat]:
+    """Split off whether the class has the head of a language model."""
+    said = about.pop("architecture", None)
+    if said is None or said.endswith(_WITH_HEAD):
+        return about, {}
+    if said.endswith("Model"):
+        return about, {"head": False}
+    raise InputError("config key architectures", said, f"must end with {', '.join(_WITH_HEAD)} or Model")
+
+
+# --------------------------------------------------------------------------------------------------------------- files
+
+
+def _mode(path: Path) -> int:
+    """Return the kind of file, 0 where there is none."""
+    try:
+        return path.stat().st_mode
+    except (OSError, ValueError):
+        return 0
+
+
+def _parsed(path: Path) -> dict[str, Any]:
+    """Return the object in a JSON file; whatever else is in there becomes one sentence."""
+    try:
+        found = json.loads(_text(path), parse_constant=_refuse_constant)
+    except RecursionError:
+        raise FileError("file", str(path), "its JSON must not be nested so deeply") from None
+    except json.JSONDecodeError as error:
+        raise FileError("file", str(path), f"must be JSON: {error.msg} at line {error.lineno}") from None
+    except ValueError as error:
+        raise FileError("file", str(path), f"must hold numbers of a usual size: {error}".split(";")[0]) from None
+    if not isinstance(found, dict):
+        raise FileError("file", str(path), f"must hold a JSON object, not {type(found).__name__}")
+    return found
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not a number that a config can have")
+
+
+def _text(path: Path) -> str:
+    mode = _mode(path)
+    if not mode:
+        raise FileError("file", str(path), "must be an existing config.json, or a directory that holds one")
+    if not stat.S_ISREG(mode):
+        raise FileError("file", str(path), "must be a regular file")
+    try:
+        if path.stat().st_size > _LARGEST_FILE:
+            raise FileError("file", str(path), "must be at most 5 MiB")
+        return path.read_bytes().decode()
+    except UnicodeDecodeError:
+        raise FileError("file", str(path), "must be UTF-8 text") from None
+    except OSError as error:
+        raise FileError("file", str(path), error.strerror or "must be readable") from None

@@ -1,0 +1,293 @@
+"""Encoders, encoder-decoders and vision towers of Transformers: blocks built in flat form, put together here.
+
+Defaults of absent keys are those of the config class (Transformers 5.23, models/*/configuration_*.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from memcalc.convert.huggingface_common import Flat, activation, biases
+from memcalc.convert.huggingface_keys import Keys
+from memcalc.errors import InputError
+from memcalc.specs import flat as forms
+from memcalc.specs.model import BlockGroup, Model, Outside
+
+_LAYERNORM: Flat = {"norm": "layernorm", "gated": False}
+_ALL_BIASES = biases(True, True, True)
+
+
+def bert(c: Keys, about: Flat) -> Model:
+    """Return BERT: norms after the branches; a pooler, or the head of masked language modelling."""
+    c.only("is_decoder", False)
+    c.only("add_cross_attention", False)
+    hidden, vocab = c.size("hidden_size", 768), c.size("vocab_size", 30522)
+    masked = _architecture(about, "Model", "ForMaskedLM") == "ForMaskedLM"
+    pooler = {"name": "pooler", "parameters": hidden * hidden + hidden, "place": "last"}
+    transform = {"name": "head_transform", "parameters": hidden * hidden + 3 * hidden, "place": "last"}
+    dropout = c.rate("hidden_dropout_prob", 0.1)
+    outside = [
+        {"name": "token_types", "parameters": c.size("type_vocab_size", 2) * hidden},
+        {"name": "embedding_norm", "parameters": 2 * hidden},
+        transform if masked else pooler,
+    ]
+    flat = {
+        **_LAYERNORM,
+        **biases(True, True, True, lm_head=masked),
+        **activation(c, "gelu"),
+        "vocab": vocab,
+        "hidden": hidden,
+        "ffn": c.size("intermediate_size", 3072),
+        "n_layers": c.size("num_hidden_layers", 12),
+        "heads": c.size("num_attention_heads", 12),
+        "max_positions": c.size("max_position_embeddings", 512),
+        "positions": "learned",
+        "tied": c.flag("tie_word_embeddings", True),
+        "head": masked,
+        "causal": False,
+        "norm_place": "post",
+        "final_norm": False,
+        "tower": "encoder",
+        "outside": outside,
+        "dropout": {"attention": c.rate("attention_probs_dropout_prob", 0.1), "block": dropout, "embedding": dropout},
+    }
+    return forms.from_flat({**flat, **about})
+
+
+def vit(c: Keys, about: Flat) -> Model:
+    """Return a vision transformer with its classifier."""
+    hidden, labels = c.size("hidden_size", 768), _labels(c)
+    patch, rows = _patches(c, 224, 16)
+    bias, dropout = c.flag("qkv_bias", True), c.rate("hidden_dropout_prob")
+    _architecture(about, "ForImageClassification")
+    c.get("pooler_output_size pooler_act")
+    flat = {
+        **_LAYERNORM,
+        **biases(bias, True, True),
+        **activation(c, "gelu"),
+        "vocab": 0,
+        "hidden": hidden,
+        "ffn": c.size("intermediate_size", 3072),
+        "n_layers": c.size("num_hidden_layers", 12),
+        "heads": c.size("num_attention_heads", 12),
+        "max_positions": rows,
+        "positions": "learned",
+        "head": False,
+        "causal": False,
+        "tower": "vision",
+        "fixed_tokens": {"vision": rows},
+        "outside": [
+            {"name": "class_token", "parameters": hidden},
+            {"name": "patches", "parameters": patch * hidden + hidden},
+            {"name": "classifier", "parameters": labels * hidden + labels, "place": "last"},
+        ],
+        "dropout": {"attention": c.rate("attention_probs_dropout_prob"), "block": dropout, "embedding": dropout},
+    }
+    return forms.from_flat({**flat, **about})
+
+
+def _labels(c: Keys) -> int:
+    """Return the classes: Transformers writes them as a table of names, two where there is none."""
+    names = c.get("id2label")
+    return c.size("num_labels", len(names) if isinstance(names, dict) and names else 2)
+
+
+def _patches(c: Keys, image: int, patch: int) -> tuple[int, int]:
+    """Return the values of a patch, and the tokens of an image with its class token."""
+    size, side, channels = c.size("image_size", image), c.size("patch_size", patch), c.size("num_channels", 3)
+    if side > size:
+        raise InputError("config key patch_size", side, f"must be at most image_size {size}")
+    return side * side * channels, (size // side) ** 2 + 1
+
+
+def _architecture(about: Flat, *known: str) -> str:
+    """Return which of the `known` endings the class has; the first where the config does not say."""
+    said = about.pop("architecture", None)
+    if said is None:
+        return known[0]
+    ending = next((ending for ending in known if said.endswith(ending)), None)
+    if ending is None:
+        raise InputError("config key architectures", said, f"must end with {' or '.join(known)}")
+    return ending
+
+
+def t5(c: Keys, about: Flat) -> Model:
+    """Return T5 or mT5: a relative position bias in the first block of each stack."""
+    _architecture(about, "ForConditionalGeneration", "WithLMHeadModel")
+    c.get("is_encoder_decoder use_cache")
+    form, buckets = c.text("feed_forward_proj", "relu"), c.size("relative_attention_num_buckets", 32)
+    gate, _, name = form.rpartition("-")
+    if gate not in {"", "gated"}:
+        raise InputError("config key feed_forward_proj", form, "must be an activation, or gated- and an activation")
+    hidden, heads, layers = c.size("d_model hidden_size", 512), c.size("num_heads", 8), c.size("num_layers", 6)
+    rate = c.rate("dropout_rate", 0.1)
+    stack = {
+        "vocab": c.size("vocab_size", 32128),
+        "hidden": hidden,
+        "ffn": c.size("d_ff", 2048),
+        "heads": heads,
+        "head_dim": c.size("d_kv", 64),
+        "max_positions": c.size("n_positions", 512),
+        "positions": "relative",
+        "relative_buckets": buckets,
+        "gated": bool(gate),
+        "activation": "gelu_python"
+        if form == "gated-gelu"
+        else Keys({"feed_forward_proj": name}).activation("feed_forward_proj", name),
+        "dropout": {"attention": rate, "block": rate, "mlp": rate, "embedding": rate},
+    }
+    bias = buckets * heads
+    outside = (
+        Outside(name="encoder_relative_bias", parameters=bias, tower="encoder"),
+        Outside(name="encoder_final_norm", parameters=hidden, tower="encoder", place="last"),
+        Outside(name="decoder_relative_bias", parameters=bias),
+    )
+    tied = c.flag("tie_word_embeddings", True)
+    decoder = {**stack, "n_layers": c.maybe("num_decoder_layers") or layers, "tied": tied, **about}
+    return _two_stacks({**stack, "n_layers": layers}, decoder, outside)
+
+
+def whisper(c: Keys, about: Flat) -> Model:
+    """Return Whisper: two convolutions, 1500 frames an encoder sees whatever the text, keys without a bias."""
+    _architecture(about, "ForConditionalGeneration")
+    hidden, frames = c.size("d_model hidden_size", 384), c.size("max_source_positions", 1500)
+    rate = c.rate("dropout")
+    stack = {
+        **_LAYERNORM,
+        "bias": {"qkv": True, "k": False, "o": True, "mlp": True},
+        **activation(c, "gelu", "activation_function"),
+        "vocab": c.size("vocab_size", 51865),
+        "hidden": hidden,
+        "max_positions": c.size("max_target_positions", 448),
+        "dropout": {
+            "attention": c.rate("attention_dropout"),
+            "block": rate,
+            "mlp": c.rate("activation_dropout"),
+            "embedding": rate,
+        },
+    }
+    encoder, decoder = ({**stack, **_whisper_stack(c, tower)} for tower in ("encoder", "decoder"))
+    convolutions = 3 * hidden * (c.size("num_mel_bins", 80) + hidden) + 2 * hidden
+    outside = (
+        Outside(name="convolutions", parameters=convolutions, tower="encoder"),
+        Outside(name="encoder_positions", parameters=frames * hidden, tower="encoder"),
+        Outside(name="encoder_final_norm", parameters=2 * hidden, tower="encoder", place="last"),
+    )
+    own = {"positions": "learned", "tied": c.flag("tie_word_embeddings", True), "fixed_tokens": {"encoder": frames}}
+    return _two_stacks({**encoder, "positions": "none"}, {**decoder, **own, **about}, outside)
+
+
+def _whisper_stack(c: Keys, tower: str) -> Flat:
+    return {
+        "n_layers": c.size(f"{tower}_layers", 4),
+        "heads": c.size(f"{tower}_attention_heads", 6),
+        "ffn": c.size(f"{tower}_ffn_dim", 1536),
+    }
+
+
+def _two_stacks(encoder: Flat, decoder: Flat, outside: tuple[Outside, ...]) -> Model:
+    """Return an encoder-decoder: the decoder's blocks get a third norm, and attention to the encoder's output."""
+    first = forms.from_flat({**encoder, "tower": "encoder", "causal": False})
+    model = forms.from_flat({**decoder, "norms": 3})
+    reading = {"causal": False, "relative_buckets": None, "window": None}
+    last = tuple(
+        group.model_copy(
+            update={
+                "block": group.block.model_copy(
+                    update={"cross_attention": group.block.attention.model_copy(update=reading)}
+                )
+            }
+        )
+        for group in model.groups
+    )
+    return model.model_copy(update={"groups": (*first.groups, *last), "outside": (*outside, *model.outside)})
+
+
+def clip(c: Keys, about: Flat) -> Model:
+    """Return CLIP: a vision tower and a text tower, each projected to the common width."""
+    _architecture(about, "Model")
+    vision, text = c.table("vision_config") or Keys({}), c.table("text_config") or Keys({})
+    width = c.size("projection_dim", 512)
+    image_groups, image_outside, tokens = _clip_vision(vision, width)
+    words, text_group, text_outside = _clip_text(text, width)
+    for tower in (vision, text):
+        tower.get("projection_dim")
+        tower.refuse_rest()
+    scale = Outside(name="logit_scale", parameters=1, tower="text", place="last")
+    return Model(
+        **{key: value for key, value in about.items() if key != "architecture"},
+        hidden=image_groups.block.hidden,
+        vocab=words.vocab,
+        embedding_dim=words.hidden,
+        head=False,
+        positions="learned",
+        max_positions=words.max_positions,
+        final_norm=image_groups.block.norm,
+        groups=(image_groups, text_group),
+        outside=(*image_outside, *text_outside, scale),
+        fixed_tokens={"vision": tokens},
+    )
+
+
+def _clip_tower(c: Keys, **fixed: Any) -> forms.Flat:
+    return forms.flat_of(
+        {
+            **_LAYERNORM,
+            **_ALL_BIASES,
+            **activation(c, "quick_gelu"),
+            "positions": "learned",
+            "dropout": {"attention": c.rate("attention_dropout"), "block": c.rate("dropout")},
+            **fixed,
+        }
+    )
+
+
+def _clip_vision(c: Keys, width: int) -> tuple[BlockGroup, tuple[Outside, ...], int]:
+    patch, rows = _patches(c, 224, 32)
+    flat = _clip_tower(
+        c,
+        vocab=0,
+        hidden=c.size("hidden_size", 768),
+        ffn=c.size("intermediate_size", 3072),
+        n_layers=c.size("num_hidden_layers", 12),
+        heads=c.size("num_attention_heads", 12),
+        max_positions=rows,
+        causal=False,
+        tower="vision",
+        outside=[],
+    )
+    h = flat.hidden
+    named = (
+        ("class_token", h, "first"),
+        ("patches", patch * h, "first"),
+        ("pre_norm", 2 * h, "first"),
+        ("visual_projection", width * h, "last"),
+    )
+    tensors = tuple(Outside(name=name, parameters=n, tower="vision", place=place) for name, n, place in named)
+    return forms.groups_of(flat)[0], (*tensors, *forms.outside_of(flat)), rows
+
+
+def _clip_text(c: Keys, width: int) -> tuple[forms.Flat, BlockGroup, tuple[Outside, ...]]:
+    flat = _clip_tower(
+        c,
+        vocab=c.size("vocab_size", 49408),
+        hidden=c.size("hidden_size", 512),
+        ffn=c.size("intermediate_size", 2048),
+        n_layers=c.size("num_hidden_layers", 12),
+        heads=c.size("num_attention_heads", 8),
+        max_positions=c.size("max_position_embeddings", 77),
+        tower="text",
+    )
+    norm = Outside(name="text_final_norm", parameters=2 * flat.hidden, tower="text", place="last")
+    projection = Outside(name="text_projection", parameters=width * flat.hidden, tower="text", place="last")
+    return flat, forms.groups_of(flat)[0], (*forms.outside_of(flat), norm, projection)
+
+
+TOWERS: dict[str, Callable[[Keys, Flat], Model]] = {
+    "bert": bert,
+    "vit": vit,
+    "t5": t5,
+    "whisper": whisper,
+    "clip": clip,
+}

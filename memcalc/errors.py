@@ -1,0 +1,138 @@
+"""Every error that memcalc raises for its user.
+
+```
+MemcalcError              anything the user can put right; exit code 2
+├── InputError            one field has a value that cannot be used
+│   ├── UnknownNameError  a name of a preset, option or key that does not exist
+│   ├── CombinationError  each field is fine alone, together they are impossible
+│   ├── AbsentError       a key that must be given is not there
+│   └── FileError         a file cannot be read: absent, too large, not UTF-8, truncated
+└── MissingError          the answer depends on something that the user must tell; exit code 3
+```
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+from typing import Self
+
+__all__ = [
+    "AbsentError",
+    "CombinationError",
+    "FileError",
+    "InputError",
+    "MemcalcError",
+    "MissingError",
+    "UnknownNameError",
+    "nearest",
+    "shown",
+]
+
+_SHOWN_CHARS = 60
+
+
+def nearest(name: str, names: Iterable[str]) -> str | None:
+    """Return the one of `names` most like `name`, case aside, or None when nothing is close.
+
+    >>> nearest("lama-2-7b", ["llama-2-7b", "mixtral-8x7b"])
+    'llama-2-7b'
+    >>> nearest("a100", ["a10", "a100-80g", "a100-pcie-80g"])
+    'a100-80g'
+    >>> nearest("zebra", ["llama-2-7b"]) is None
+    True
+    """
+    folded = {candidate.casefold(): candidate for candidate in names if candidate}
+    wanted = name[:_SHOWN_CHARS].casefold()
+    close = difflib.get_close_matches(wanted, list(folded), n=1, cutoff=0.6)
+    begun = [key for key in folded if len(wanted) > 2 and key.startswith(wanted)]
+    within = [key for key in folded if wanted and wanted in key]
+    found = next((group for group in (begun, close, within) if group), [])
+    return folded[min(found, key=lambda key: (len(key), key))] if found else None
+
+
+def shown(value: object) -> str:
+    r"""Return `value` as a sentence can carry it: quoted, control characters escaped, cut to 60 characters.
+
+    >>> print(shown("a\x1b[31m"))
+    'a\x1b[31m'
+    """
+    if isinstance(value, str):
+        kept = value if len(value) <= _SHOWN_CHARS else value[:_SHOWN_CHARS] + "…"
+        return repr(kept)
+    text = _text(value)
+    return text if len(text) <= _SHOWN_CHARS else text[:_SHOWN_CHARS] + "…"
+
+
+def _text(value: object) -> str:
+    try:
+        return repr(value)
+    except ValueError:  # Python refuses to print an int of more than 4300 digits
+        return f"<{type(value).__name__}>"
+
+
+class MemcalcError(Exception):
+    """The base of all errors that a user can put right; the message is one sentence."""
+
+    exit_code: int = 2
+
+
+class InputError(MemcalcError):
+    """A field has a value that cannot be used; says which, what is allowed, and the nearest right name.
+
+    >>> print(InputError("optimizer", "adamww", "must be one of adamw, sgd", ["adamw", "sgd"]))
+    optimizer 'adamww' cannot be used: must be one of adamw, sgd; did you mean 'adamw'?
+    >>> print(InputError("tp", 3, "must divide the 32 heads"))
+    tp 3 cannot be used: must divide the 32 heads.
+    """
+
+    problem = "cannot be used"
+
+    def __init__(self, field: str, value: object, allowed: str, names: Iterable[str] = ()) -> None:
+        self.field = field
+        self.value = value
+        self.allowed = allowed
+        self.suggestion = nearest(value, names) if isinstance(value, str) else None
+        super().__init__(self._sentence())
+
+    def within(self, what: str) -> Self:
+        """Return the same error about a field of `what`, such as a file: the outermost stage adds this, once.
+
+        >>> print(InputError("gpus", -1, "must be above 0").within("node preset mine"))
+        node preset mine: gpus -1 cannot be used: must be above 0.
+        """
+        return type(self)(f"{what}: {self.field}", self.value, self.allowed, [self.suggestion or ""])
+
+    def _sentence(self) -> str:
+        said = f"{self.field} {shown(self.value)} {self.problem}: {self.allowed.rstrip('.')}"
+        return f"{said}; did you mean {self.suggestion!r}?" if self.suggestion else f"{said}."
+
+
+class UnknownNameError(InputError):
+    """A name that nothing has: a preset, an option's value, a key of a file."""
+
+    problem = "is not known"
+
+
+class CombinationError(InputError):
+    """Each field is fine alone, but together they are impossible."""
+
+    problem = "is not possible here"
+
+
+class AbsentError(InputError):
+    """A key that must be given is not there."""
+
+    problem = "is absent"
+
+
+class FileError(InputError):
+    """A file cannot be used: absent, too large, not UTF-8, truncated, binary."""
+
+    problem = "cannot be read"
+
+
+class MissingError(MemcalcError):
+    """The answer depends on something unknown that only the user can tell; the message names it."""
+
+    exit_code = 3

@@ -1,0 +1,337 @@
+"""Bytes that one rank sends in a collective or a step, and the time they take.
+
+A volume is what one rank sends; it receives as much.
+"""
+
+from __future__ import annotations
+
+from memcalc.formulas.parameters import Number
+
+
+def all_gather_bytes(payload: Number, ranks: Number) -> Number:
+    r"""Return the bytes one rank sends in a ring all-gather.
+
+    .. math:: B = \left\lceil \frac{n - 1}{n} M \right\rceil
+
+    Parameters
+    ----------
+    payload : the whole gathered tensor M, [bytes]
+    ranks : ranks n, [1]
+
+    Returns
+    -------
+    bytes sent B, [bytes]
+
+    Examples
+    --------
+    >>> all_gather_bytes(1024, 8), all_gather_bytes(1024, 1)
+    (896, 0)
+
+    References
+    ----------
+    [1] Thakur et al., "Optimization of Collective Communication", 2005, doi:10.1177/1094342005051521, section 4.1.
+
+    """
+    return payload - payload // ranks
+
+
+def reduce_scatter_bytes(payload: Number, ranks: Number) -> Number:
+    r"""Return the bytes one rank sends in a ring reduce-scatter.
+
+    .. math:: B = \left\lceil \frac{n - 1}{n} M \right\rceil
+
+    Parameters
+    ----------
+    payload : the whole tensor that is reduced M, [bytes]
+    ranks : ranks n, [1]
+
+    Returns
+    -------
+    bytes sent B, [bytes]
+
+    Examples
+    --------
+    >>> reduce_scatter_bytes(1024, 4)
+    768
+
+    References
+    ----------
+    [1] Thakur et al., "Optimization of Collective Communication", 2005, doi:10.1177/1094342005051521, section 4.4.
+
+    """
+    return all_gather_bytes(payload, ranks)
+
+
+def all_reduce_bytes(payload: Number, ranks: Number) -> Number:
+    r"""Return the bytes one rank sends in a ring all-reduce: a reduce-scatter, then an all-gather.
+
+    .. math:: B = \left\lceil \frac{2 (n - 1)}{n} M \right\rceil
+
+    Parameters
+    ----------
+    payload : the tensor that is reduced M, [bytes]
+    ranks : ranks n, [1]
+
+    Returns
+    -------
+    bytes sent B, [bytes]
+
+    Examples
+    --------
+    >>> all_reduce_bytes(1024, 8)
+    1792
+
+    References
+    ----------
+    [1] Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms", 2009, doi:10.1016/j.jpdc.2008.09.002.
+
+    """
+    return 2 * payload - 2 * payload // ranks
+
+
+def all_to_all_bytes(payload: Number, ranks: Number) -> Number:
+    r"""Return the bytes one rank sends to the others in an all-to-all with equal parts.
+
+    .. math:: B = \left\lceil \frac{n - 1}{n} M \right\rceil
+
+    Parameters
+    ----------
+    payload : the rank's own tensor M, its own part included, [bytes]
+    ranks : ranks n, [1]
+
+    Returns
+    -------
+    bytes sent B, [bytes]
+
+    Examples
+    --------
+    >>> all_to_all_bytes(4096, 4)
+    3072
+
+    References
+    ----------
+    [1] Thakur et al., "Optimization of Collective Communication", 2005, doi:10.1177/1094342005051521, section 4.2.
+
+    """
+    return all_gather_bytes(payload, ranks)
+
+
+def zero_bytes(parameters: Number, gradients: Number, ranks: Number, stage: Number, microbatches: Number = 1) -> Number:
+    r"""Return the bytes one data-parallel rank sends in a step at a ZeRO stage.
+
+    .. math:: B = \frac{n - 1}{n} \left( g(s) B_p + r(s) B_g \right)
+
+    Stage 0 all-reduces gradients; 1 and 2 reduce-scatter them and all-gather the new parameters once; 3 gathers the
+    parameters for forward and again for backward, and reduces gradients, in every micro-batch.
+
+    Parameters
+    ----------
+    parameters : 16-bit parameters of one replica B_p, [bytes]
+    gradients : gradients of one replica in the reduction's dtype B_g, [bytes]
+    ranks : ranks n that share a replica, [1]
+    stage : ZeRO stage s, 0 to 3, [1]
+    microbatches : micro-batches a step; it matters at stage 3 alone, [1]
+
+    Returns
+    -------
+    bytes sent a step B, [bytes]
+
+    Examples
+    --------
+    >>> [zero_bytes(1024, 1024, 4, stage) for stage in (0, 1, 2, 3)]
+    [1536, 1536, 1536, 2304]
+
+    References
+    ----------
+    [1] Rajbhandari et al., "ZeRO", 2020, arXiv:1910.02054, section 7.
+
+    """
+    every = 1 + (stage == 3) * (microbatches - 1)
+    gathers = (stage + 1) // 2
+    reductions = 1 + (stage == 0)
+    return all_gather_bytes(every * (gathers * parameters + reductions * gradients), ranks)
+
+
+def tensor_parallel_bytes(
+    tokens: Number, hidden: Number, width: Number, ranks: Number, reductions: Number = 4
+) -> Number:
+    r"""Return the bytes one tensor-parallel rank sends for one layer and one micro-batch.
+
+    .. math:: B = k \left\lceil \frac{2 (n - 1)}{n} w T h \right\rceil
+
+    With sequence parallelism each all-reduce becomes an all-gather and a reduce-scatter of the same volume.
+
+    Parameters
+    ----------
+    tokens : tokens of the micro-batch T, [tokens]
+    hidden : width of the residual stream h, [1]
+    width : bytes of one element w, [bytes]
+    ranks : tensor-parallel ranks n, [1]
+    reductions : all-reduces a layer k: two forward and two backward, 6 with full recomputation, [1]
+
+    Returns
+    -------
+    bytes sent B, [bytes]
+
+    Examples
+    --------
+    >>> tensor_parallel_bytes(2048, 4096, 2, 8)
+    117440512
+
+    References
+    ----------
+    [1] Shoeybi et al., "Megatron-LM", 2019, arXiv:1909.08053, section 3.
+    [2] Korthikanti et al., "Reducing Activation Recomputation", 2022, arXiv:2205.05198, section 4.2.2.
+
+    """
+    return reductions * all_reduce_bytes(width * tokens * hidden, ranks)
+
+
+def context_parallel_bytes(key_values: Number, ranks: Number, passes: Number = 3) -> Number:
+    r"""Return the bytes one rank sends in ring attention for one layer and one micro-batch.
+
+    .. math:: B = k (n - 1) B_{kv}
+
+    Parameters
+    ----------
+    key_values : keys and values of the rank's own tokens B_kv, [bytes]
+    ranks : context-parallel ranks n, [1]
+    passes : rounds in units of keys and values k: one forward, two backward (they and their gradients), [1]
+
+    Returns
+    -------
+    bytes sent B, [bytes]
+
+    Examples
+    --------
+    >>> context_parallel_bytes(1_000_000, 4)
+    9000000
+
+    References
+    ----------
+    [1] Liu, Zaharia and Abbeel, "Ring Attention with Blockwise Transformers", 2023, arXiv:2310.01889, section 3.
+
+    """
+    return passes * (ranks - 1) * key_values
+
+
+def expert_parallel_bytes(
+    tokens: Number, hidden: Number, width: Number, ranks: Number, *, topk: Number = 1, exchanges: Number = 4
+) -> Number:
+    r"""Return the bytes one expert-parallel rank sends for one layer and one micro-batch under even routing.
+
+    .. math:: B = k_x \left\lceil \frac{n - 1}{n} w T k h \right\rceil
+
+    Parameters
+    ----------
+    tokens : tokens of the rank T, [tokens]
+    hidden : width of the residual stream h, [1]
+    width : bytes of one element w, [bytes]
+    ranks : expert-parallel ranks n, [1]
+    topk : experts a token k, [1]
+    exchanges : all-to-alls k_x: dispatch and combine, forward and backward; 6 with full recomputation, [1]
+
+    Returns
+    -------
+    bytes sent B, [bytes]
+
+    Examples
+    --------
+    >>> expert_parallel_bytes(4096, 4096, 2, 8, topk=2)
+    234881024
+
+    References
+    ----------
+    [1] Lepikhin et al., "GShard", 2020, arXiv:2006.16668, section 3.3.
+
+    """
+    return exchanges * all_to_all_bytes(width * tokens * topk * hidden, ranks)
+
+
+def pipeline_bytes(tokens: Number, hidden: Number, width: Number, chunks: Number = 1, shards: Number = 1) -> Number:
+    r"""Return the bytes one inner pipeline stage sends for one micro-batch: activations on, gradients back.
+
+    .. math:: B = 2 v \lceil w T h / t \rceil
+
+    Parameters
+    ----------
+    tokens : tokens of the micro-batch T, [tokens]
+    hidden : width of the residual stream h, [1]
+    width : bytes of one element w, [bytes]
+    chunks : model chunks a stage v: 1 unless interleaved, [1]
+    shards : ranks that share what is sent t (tensor-parallel ranks under sequence parallelism), [1]
+
+    Returns
+    -------
+    bytes sent B, [bytes]
+
+    Examples
+    --------
+    >>> pipeline_bytes(2048, 4096, 2)
+    33554432
+
+    References
+    ----------
+    [1] Narayanan et al., "Efficient Large-Scale Language Model Training", 2021, arXiv:2104.04473, section 3.2.
+
+    """
+    return 2 * chunks * -(-width * tokens * hidden // shards)
+
+
+def transfer_seconds(volume: Number, bandwidth: Number, latency: Number = 0.0, steps: Number = 0) -> Number:
+    r"""Return the time of a transfer.
+
+    .. math:: t = \frac{B}{\beta} + k \alpha
+
+    Parameters
+    ----------
+    volume : bytes sent B, [bytes]
+    bandwidth : bandwidth of the link β, [bytes/s]
+    latency : start-up time of one step α, [s]
+    steps : steps k, n - 1 for one ring all-gather or reduce-scatter over n ranks, [1]
+
+    Returns
+    -------
+    time t, [s]
+
+    Examples
+    --------
+    >>> transfer_seconds(50_000_000_000, 200_000_000_000)
+    0.25
+
+    References
+    ----------
+    [1] Thakur et al., "Optimization of Collective Communication", 2005, doi:10.1177/1094342005051521, section 3.
+
+    """
+    return volume / bandwidth + steps * latency
+
+
+def exposed_seconds(communication: Number, compute: Number, overlap: Number) -> Number:
+    r"""Return the part of communication that computation does not hide.
+
+    .. math:: t = (1 - o) t_x + \max(0,\; o\, t_x - t_c)
+
+    Parameters
+    ----------
+    communication : time of the communication t_x, [s]
+    compute : computation that may run beside it t_c, [s]
+    overlap : share of the communication that may overlap o, from 0 to 1, [1]
+
+    Returns
+    -------
+    exposed time t, [s]
+
+    Examples
+    --------
+    >>> exposed_seconds(1.0, 2.0, 0.5), exposed_seconds(4.0, 1.0, 0.5)
+    (0.5, 3.0)
+
+    References
+    ----------
+    [1] Rajbhandari et al., "ZeRO-Infinity", 2021, arXiv:2104.07857, the overlap-centric design.
+
+    """
+    hideable = overlap * communication
+    excess = hideable - compute
+    return communication - hideable + (excess + abs(excess)) / 2

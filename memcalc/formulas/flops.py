@@ -1,0 +1,244 @@
+"""Floating-point operations of a transformer, and the share of the hardware's peak that they use.
+
+A multiplication and an addition count as two operations.
+"""
+
+from __future__ import annotations
+
+from memcalc.formulas.parameters import Number
+
+
+def matmul_flops(rows: Number, inner: Number, columns: Number) -> Number:
+    r"""Return the operations of one matrix product.
+
+    .. math:: F = 2 m k n
+
+    Parameters
+    ----------
+    rows : rows of the left matrix m (tokens, in a linear layer), [1]
+    inner : inner dimension k, [1]
+    columns : columns of the right matrix n, [1]
+
+    Returns
+    -------
+    operations F, [FLOP]
+
+    Examples
+    --------
+    >>> matmul_flops(2048, 4096, 11008)
+    184683593728
+
+    References
+    ----------
+    [1] Narayanan et al., "Efficient Large-Scale Language Model Training", 2021, arXiv:2104.04473, appendix.
+
+    """
+    return 2 * rows * inner * columns
+
+
+def layer_matmul_flops(
+    tokens: Number, hidden: Number, *, q_dim: Number, kv_dim: Number, ffn: Number, gated: Number = 1
+) -> Number:
+    r"""Return the operations of the weight matrices of one dense layer, forward.
+
+    .. math:: F = 2 T h \left( 2 d_q + 2 d_{kv} + (2 + g) f \right)
+
+    Parameters
+    ----------
+    tokens : tokens T, [tokens]
+    hidden : width of the residual stream h, [1]
+    q_dim : heads times head size d_q, [1]
+    kv_dim : key-value heads times head size d_kv, [1]
+    ffn : inner width of the MLP f, [1]
+    gated : 1 with a gate matrix g, else 0, [1]
+
+    Returns
+    -------
+    operations F, [FLOP]
+
+    Examples
+    --------
+    >>> layer_matmul_flops(2048, 4096, q_dim=4096, kv_dim=1024, ffn=14336)
+    893353197568
+
+    References
+    ----------
+    [1] Narayanan et al., "Efficient Large-Scale Language Model Training", 2021, arXiv:2104.04473, appendix.
+
+    """
+    return 2 * tokens * hidden * (2 * q_dim + 2 * kv_dim + (2 + gated) * ffn)
+
+
+def experts_matmul_flops(tokens: Number, topk: Number, hidden: Number, ffn: Number, gated: Number = 1) -> Number:
+    r"""Return the operations of the routed experts of one layer, forward.
+
+    .. math:: F = 2 T k (2 + g) h f
+
+    Parameters
+    ----------
+    tokens : tokens T, [tokens]
+    topk : experts a token k, [1]
+    hidden : width of the residual stream h, [1]
+    ffn : inner width of one expert f, [1]
+    gated : 1 with a gate matrix g, else 0, [1]
+
+    Returns
+    -------
+    operations F, [FLOP]
+
+    Examples
+    --------
+    >>> experts_matmul_flops(1, 2, 4096, 14336)
+    704643072
+
+    References
+    ----------
+    [1] Jiang et al., "Mixtral of Experts", 2024, arXiv:2401.04088, section 2.1.
+
+    """
+    return topk * (2 + gated) * matmul_flops(tokens, hidden, ffn)
+
+
+def attention_flops(tokens: Number, context: Number, width: Number, causal: Number = 0) -> Number:
+    r"""Return the operations of the two products of attention in one layer, forward.
+
+    .. math:: F = \left\lfloor \frac{4 T s d_q}{1 + c} \right\rfloor
+
+    Parameters
+    ----------
+    tokens : query tokens T, [tokens]
+    context : tokens each query may attend to s, the sequence length, [tokens]
+    width : heads times head size d_q, [1]
+    causal : 1 where a kernel leaves out the masked half c, else 0, [1]
+
+    Returns
+    -------
+    operations F, [FLOP]
+
+    Examples
+    --------
+    >>> attention_flops(2048, 2048, 4096), attention_flops(2048, 2048, 4096, causal=1)
+    (68719476736, 34359738368)
+
+    References
+    ----------
+    [1] Dao, "FlashAttention-2", 2023, arXiv:2307.08691, section 4.1.
+
+    """
+    return 4 * tokens * context * width // (1 + causal)
+
+
+def logits_flops(tokens: Number, hidden: Number, vocab: Number) -> Number:
+    r"""Return the operations of the output projection, forward.
+
+    .. math:: F = 2 T h V
+
+    Parameters
+    ----------
+    tokens : tokens T, [tokens]
+    hidden : width of the residual stream h, [1]
+    vocab : vocabulary V, [1]
+
+    Returns
+    -------
+    operations F, [FLOP]
+
+    Examples
+    --------
+    >>> logits_flops(1, 12288, 51200)
+    1258291200
+
+    References
+    ----------
+    [1] Narayanan et al., "Efficient Large-Scale Language Model Training", 2021, arXiv:2104.04473, appendix.
+
+    """
+    return matmul_flops(tokens, hidden, vocab)
+
+
+def step_flops(forward: Number, recomputed: Number = 0) -> Number:
+    r"""Return the operations of forward and backward, and of what backward computes again.
+
+    .. math:: F = 3 F_f + F_r
+
+    Backward takes two products for each one of forward: the gradient of the input and that of the weight.
+
+    Parameters
+    ----------
+    forward : operations of the forward pass F_f, [FLOP]
+    recomputed : the part of them that recomputation repeats F_r, [FLOP]
+
+    Returns
+    -------
+    operations F, [FLOP]
+
+    Examples
+    --------
+    >>> step_flops(100), step_flops(100, recomputed=100)
+    (300, 400)
+
+    References
+    ----------
+    [1] Narayanan et al., "Efficient Large-Scale Language Model Training", 2021, arXiv:2104.04473, appendix.
+
+    """
+    return 3 * forward + recomputed
+
+
+def model_flops_per_token(active: Number, layers: Number, width: Number, seq_len: Number) -> Number:
+    r"""Return the operations that the model needs for one token, forward and backward, as MFU counts them.
+
+    .. math:: F = 6 P + 12 L d_q s
+
+    Attention counts in full, without the saving of a causal mask, and recomputation not at all.
+
+    Parameters
+    ----------
+    active : parameters that one token passes P, without the embedding look-up, [1]
+    layers : layers L, [1]
+    width : heads times head size d_q, [1]
+    seq_len : sequence length s, [tokens]
+
+    Returns
+    -------
+    operations a token F, [FLOP]
+
+    Examples
+    --------
+    >>> model_flops_per_token(6_738_415_616, 32, 4096, 4096)
+    46872944640
+
+    References
+    ----------
+    [1] Chowdhery et al., "PaLM", 2022, arXiv:2204.02311, appendix B.
+
+    """
+    return 6 * active + 12 * layers * width * seq_len
+
+
+def model_flops_utilization(tokens_per_second: Number, flops_per_token: Number, peak: Number) -> Number:
+    r"""Return the share of the hardware's peak that the model's own operations use (MFU).
+
+    .. math:: u = \frac{R F}{P}
+
+    Parameters
+    ----------
+    tokens_per_second : throughput R of all devices together, or of one, [tokens/s]
+    flops_per_token : operations of the model for one token F, [FLOP]
+    peak : peak rate of the same devices P, [FLOP/s]
+
+    Returns
+    -------
+    utilisation u, [1]
+
+    Examples
+    --------
+    >>> model_flops_utilization(3_000, 52_000_000_000, 312_000_000_000_000)
+    0.5
+
+    References
+    ----------
+    [1] Chowdhery et al., "PaLM", 2022, arXiv:2204.02311, appendix B.
+
+    """
+    return tokens_per_second * flops_per_token / peak

@@ -1,0 +1,248 @@
+"""The strategy grid: named axes, each an array dimension of its own; one strategy is the grid whose axes have length one.
+
+Axes in order: parallel layout (the legal combinations of dp, tp, pp, cp, ep are one axis with columns, because they are
+coupled), pipeline stage, precision, recompute policy, sharding stage, offload, micro-batch. A column broadcasts along
+its own axis only, so that a term costs the axes it depends on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from memcalc.errors import CombinationError, InputError
+from memcalc.formulas.inventory import PRECISION_CLASS
+from memcalc.formulas.recompute import Policy, parse_policy
+from memcalc.frameworks import Habits, habits_of
+
+if TYPE_CHECKING:
+    from memcalc.formulas.types import Array
+    from memcalc.specs.model import Model
+
+AXES = ("layout", "stage", "precision", "recompute", "zero", "offload", "micro_batch")
+
+
+def column(values: Iterable[Any], axis: str, dtype: Any = np.int64) -> Array:
+    """A column along one axis of the grid."""
+    array = np.asarray(list(values), dtype=dtype)
+    shape = [1] * len(AXES)
+    shape[AXES.index(axis)] = array.size
+    return array.reshape(shape)
+
+
+@dataclass(frozen=True, order=True)
+class Layout:
+    """Degrees of the parallel layout [ranks]."""
+
+    dp: int = 1
+    tp: int = 1
+    sp: bool = False
+    pp: int = 1
+    cp: int = 1
+    ep: int = 1
+
+    @property
+    def gpus(self) -> int:
+        """Ranks in all."""
+        return self.dp * self.tp * self.pp * self.cp
+
+
+@dataclass(frozen=True)
+class Fixed:
+    """What all strategies of a grid share."""
+
+    framework: str
+    seq_len: int
+    global_batch: int
+    optimizer: str = "adamw"
+    optimizer_impl: str = "foreach"
+    optimizer_in_backward: bool = False
+    attention: str = "flash"
+    loss: str = "standard"
+    kernels: str = "model"
+    reduce_dtype: str = "fp32"
+    pp_schedule: str = "1f1b"
+    vpp: int = 1
+    offload_to: str = "cpu"
+
+
+@dataclass(frozen=True)
+class Grid:
+    """A space of strategies: the values of each axis, and what all share."""
+
+    fixed: Fixed
+    layouts: tuple[Layout, ...]
+    precisions: tuple[str, ...]
+    recomputes: tuple[str, ...]
+    zeros: tuple[int, ...]
+    offloads: tuple[tuple[str, ...], ...]
+    micro_batches: tuple[int, ...]
+    every_stage: bool = False
+    """All pipeline stages, instead of the first, a middle and the last."""
+
+    @cached_property
+    def habits(self) -> Habits:
+        """The framework's habits."""
+        return habits_of(self.fixed.framework)
+
+    @cached_property
+    def policies(self) -> tuple[Policy, ...]:
+        """The parsed recompute policies."""
+        return tuple(parse_policy(name) for name in self.recomputes)
+
+    @cached_property
+    def shape(self) -> tuple[int, ...]:
+        """Length of each axis."""
+        lengths = (self.precisions, self.recomputes, self.zeros, self.offloads, self.micro_batches)
+        return (len(self.layouts), self.num_stages, *(len(axis) for axis in lengths))
+
+    @property
+    def size(self) -> int:
+        """Number of strategies."""
+        return int(np.prod([length for axis, length in zip(AXES, self.shape, strict=True) if axis != "stage"]))
+
+    @cached_property
+    def num_stages(self) -> int:
+        """Length of the stage axis."""
+        deepest = max(layout.pp for layout in self.layouts)
+        return deepest if self.every_stage else min(deepest, 3)
+
+    def degree(self, name: str) -> Array:
+        """A column of the layout axis: dp, tp, sp, pp, cp, ep or gpus."""
+        return column([int(getattr(layout, name)) for layout in self.layouts], "layout")
+
+    @cached_property
+    def ranks(self) -> Array:
+        """Ranks that share one set of weights under ZeRO and FSDP: dp * cp."""
+        return self.degree("dp") * self.degree("cp")
+
+    @cached_property
+    def expert_ranks(self) -> Array:
+        """Ranks that share one set of expert weights: dp * cp / ep."""
+        return np.maximum(self.ranks // self.degree("ep"), 1)
+
+    @cached_property
+    def sequence_shard(self) -> Array:
+        """What divides tensors outside the tensor-parallel region: TP where sequence parallelism is on, else 1."""
+        return np.where(self.degree("sp") == 1, self.degree("tp"), 1)
+
+    @cached_property
+    def stage(self) -> Array:
+        """Index of the pipeline stage, along layout and stage."""
+        rows = [self._stages_of(layout.pp) for layout in self.layouts]
+        return np.asarray(rows, dtype=np.int64).reshape(len(rows), self.num_stages, 1, 1, 1, 1, 1)
+
+    def _stages_of(self, pp: int) -> list[int]:
+        if self.every_stage:
+            return [min(index, pp - 1) for index in range(self.num_stages)]
+        return [0, pp // 2, pp - 1][-self.num_stages :] if self.num_stages > 1 else [0]
+
+    @cached_property
+    def is_first(self) -> Array:
+        """1 on the first pipeline stage."""
+        return (self.stage == 0).astype(np.int64)
+
+    @cached_property
+    def is_last(self) -> Array:
+        """1 on the last pipeline stage."""
+        return (self.stage == self.degree("pp") - 1).astype(np.int64)
+
+    @cached_property
+    def micro_batch(self) -> Array:
+        """Sequences a forward pass."""
+        return column(self.micro_batches, "micro_batch")
+
+    @cached_property
+    def tokens(self) -> Array:
+        """Tokens of one micro-batch on a rank: micro-batch * ceil(sequence / cp)."""
+        return self.micro_batch * -(-self.fixed.seq_len // self.degree("cp"))
+
+    @cached_property
+    def accumulation(self) -> Array:
+        """Micro-batches an optimizer step; at least one."""
+        return np.maximum(self.fixed.global_batch // (self.degree("dp") * self.micro_batch), 1)
+
+    @cached_property
+    def divides(self) -> Array:
+        """Whether micro-batch * dp divides the global batch."""
+        return self.fixed.global_batch % (self.degree("dp") * self.micro_batch) == 0
+
+    @cached_property
+    def zero(self) -> Array:
+        """Sharding stage."""
+        return column(self.zeros, "zero")
+
+    @cached_property
+    def precision_class(self) -> Array:
+        """Index into the widths of the inventory."""
+        return column([PRECISION_CLASS[name] for name in self.precisions], "precision")
+
+    def width(self, name: str) -> Array:
+        """Bytes an element of one copy of a parameter, by precision (see :class:`memcalc.frameworks.Widths`)."""
+        return column([getattr(self.habits.widths[p], name) for p in self.precisions], "precision")
+
+    def offloaded(self, what: str) -> Array:
+        """1 where ``optimizer``, ``params`` or ``activations`` leave the GPU."""
+        return column([what in choice for choice in self.offloads], "offload")
+
+    def layers(self, group_start: int, group_count: int, total: int) -> Array:
+        """Blocks of a group on each stage; a remainder goes to the earlier stages, one block each."""
+        pp, stage = self.degree("pp"), self.stage
+        base, extra = total // pp, total % pp
+        start = stage * base + np.minimum(stage, extra)
+        end = start + base + (stage < extra)
+        return np.maximum(np.minimum(end, group_start + group_count) - np.maximum(start, group_start), 0)
+
+
+def check_layout(model: Model, layout: Layout, seq_len: int) -> None:
+    """Raise the error that says why a layout is impossible for a model."""
+    for group in model.groups:
+        _check_tp(group.block.attention.heads, "attention heads", model, layout.tp)
+        _check_tp(group.block.attention.kv_heads, "key-value heads", model, layout.tp)
+    if layout.pp > model.num_layers:
+        raise CombinationError("pp", layout.pp, f"at most the {model.num_layers} blocks of {model.name}")
+    if layout.ep > 1 and not model.is_moe:
+        raise CombinationError("ep", layout.ep, f"1, because {model.name} has no experts")
+    for group in model.groups:
+        experts = getattr(group.block.mlp, "experts", layout.ep)
+        if experts % layout.ep:
+            raise CombinationError("ep", layout.ep, f"a divisor of the {experts} experts of {model.name}")
+    if (layout.dp * layout.cp) % layout.ep:
+        raise CombinationError("ep", layout.ep, f"a divisor of dp x cp = {layout.dp * layout.cp}")
+    if layout.cp > seq_len:
+        raise CombinationError("cp", layout.cp, f"at most the sequence length {seq_len}")
+
+
+def _check_tp(heads: int, what: str, model: Model, tp: int) -> None:
+    if heads % tp:
+        raise CombinationError("tp", tp, f"a divisor of the {heads} {what} of {model.name}")
+
+
+def layouts_for(model: Model, gpus: int, degrees: Sequence[Sequence[int]], seq_len: int, *, sp: bool | None) -> list[Layout]:
+    """All legal layouts of a number of GPUs over the wanted tp, pp, cp and ep degrees.
+
+    Sequence parallelism is on wherever TP is, unless ``sp`` says otherwise: it divides activations for no extra volume.
+    """
+    legal = []
+    for tp in degrees[0]:
+        for pp in degrees[1]:
+            for cp in degrees[2]:
+                for ep in degrees[3]:
+                    if gpus % (tp * pp * cp):
+                        continue
+                    layout = Layout(gpus // (tp * pp * cp), tp, tp > 1 if sp is None else sp, pp, cp, ep)
+                    if _is_legal(model, layout, seq_len):
+                        legal.append(layout)
+    return legal
+
+
+def _is_legal(model: Model, layout: Layout, seq_len: int) -> bool:
+    try:
+        check_layout(model, layout, seq_len)
+    except InputError:
+        return False
+    return True

@@ -1,0 +1,135 @@
+"""From a checked request to a grid: what was given is pinned, the rest is searched."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from memcalc.errors import CombinationError
+from memcalc.frameworks import Habits
+from memcalc.grid import Fixed, Grid, Layout, check_layout, layouts_for
+from memcalc.planner import request as rq
+
+if TYPE_CHECKING:
+    from memcalc.planner.request import Request
+    from memcalc.specs.hardware import GPU, Node
+    from memcalc.specs.model import Model
+
+RECOMPUTES = (
+    "none",
+    "selective-core-attn",
+    "selective-ops",
+    "attention",
+    "mlp",
+    "every-4",
+    "every-2",
+    "sqrt",
+    "uniform-2",
+    "full",
+)
+"""Policies that a search tries, the cheapest first."""
+OFFLOADS: tuple[tuple[str, ...], ...] = ((), ("optimizer",), ("params",), ("activations",), ("optimizer", "activations"), ("params", "activations"))
+MICRO_BATCHES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
+
+
+def fixed_part(request: Request, habits: Habits, model: Model, gpu: GPU, precisions: list[str], micro_steps: int) -> Fixed:
+    """What all strategies of the request share."""
+    seq_len = rq.sequence_length(request, model)
+    return Fixed(
+        framework=habits.name,
+        seq_len=seq_len,
+        global_batch=rq.batch_of(request, seq_len, micro_steps),
+        optimizer=request.get("optimizer", "adamw"),
+        optimizer_impl=request.get("optimizer_impl", habits.optimizer_impl),
+        optimizer_in_backward=bool(request.given.get("optimizer_in_backward", False)),
+        attention=rq.attention_for(request, gpu, precisions),
+        loss=str(request.get("loss", "standard")),
+        kernels=request.get("kernels", habits.kernels),
+        reduce_dtype=request.given.get("reduce_dtype", "fp32"),
+        pp_schedule=request.given.get("pp_schedule", "1f1b"),
+        vpp=request.given.get("vpp", 1),
+        offload_to=request.given.get("offload_to", "cpu"),
+    )
+
+
+def one_strategy(request: Request, model: Model, gpu: GPU, node: Node) -> Grid:
+    """The grid of the one strategy of ``estimate``: every default resolved, every impossibility refused."""
+    _, habits = rq.habits_for(request)
+    rq.check_framework(request, habits)
+    rq.check_offload(request, habits, node)
+    precision = str(request.get("precision", rq.precisions_for(gpu, habits)[0]))
+    rq.check_precision(precision, gpu, habits)
+    layout = one_layout(request, model, gpu)
+    micro_batch = int(request.get("micro_batch", 1))
+    fixed = fixed_part(request, habits, model, gpu, [precision], layout.dp * micro_batch)
+    check_layout(model, layout, fixed.seq_len)
+    if fixed.global_batch % (layout.dp * micro_batch):
+        allowed = f"micro-batch x data-parallel ranks = {micro_batch} x {layout.dp} = {layout.dp * micro_batch} must divide it"
+        raise CombinationError("global-batch", fixed.global_batch, allowed)
+    if fixed.optimizer_in_backward and fixed.global_batch > layout.dp * micro_batch:
+        raise CombinationError("optimizer-in-backward", True, f"gradients cannot accumulate, so global-batch must be {layout.dp * micro_batch}")
+    return Grid(
+        fixed,
+        (layout,),
+        (precision,),
+        (request.get("recompute", "none"),),
+        (request.get("zero", habits.zero[0]),),
+        (request.given.get("offload", ()),),
+        (micro_batch,),
+        every_stage=True,
+    )
+
+
+def one_layout(request: Request, model: Model, gpu: GPU) -> Layout:
+    """The layout that the degrees leave for data parallelism."""
+    tp, pp, cp, ep = (request.given.get(name, 1) for name in ("tp", "pp", "cp", "ep"))
+    ranks = tp * pp * cp
+    gpus = int(request.get("gpus", ranks))
+    if gpus % ranks:
+        raise CombinationError("gpus", gpus, f"a multiple of tp x pp x cp = {ranks}")
+    if request.given.get("framework") == "plain" and gpus > 1:
+        raise CombinationError("gpus", gpus, "plain trains on one GPU; use ddp, fsdp2, deepspeed or megatron")
+    sp = request.given.get("sp")
+    return Layout(gpus // ranks, tp, tp > 1 if sp is None else sp, pp, cp, ep)
+
+
+def space(request: Request, model: Model, gpu: GPU, node: Node, gpus: int) -> Grid | None:
+    """The grid of everything that the request leaves open on a number of GPUs, or None where no layout is legal."""
+    _, habits = rq.habits_for(request)
+    rq.check_framework(request, habits)
+    rq.check_offload(request, habits, node)
+    precisions = _open(request, "precision", rq.precisions_for(gpu, habits), "searched: {}")
+    for precision in precisions:
+        rq.check_precision(precision, gpu, habits)
+    fixed = fixed_part(request, habits, model, gpu, precisions, gpus)
+    degrees = [_degrees(request, name, gpus, node, habits) for name in ("tp", "pp", "cp", "ep")]
+    layouts = layouts_for(model, gpus, degrees, fixed.seq_len, sp=request.given.get("sp"))
+    micro = [m for m in MICRO_BATCHES if fixed.global_batch % m == 0 and m * max(gpus // node.gpus, 1) <= fixed.global_batch]
+    if not layouts:
+        return None
+    return Grid(
+        fixed,
+        tuple(layouts),
+        tuple(precisions),
+        tuple(_open(request, "recompute", list(RECOMPUTES))),
+        tuple(_open(request, "zero", list(habits.zero))),
+        tuple(_open(request, "offload", [choice for choice in OFFLOADS if "params" not in choice or 3 in habits.zero])),
+        tuple(_open(request, "micro_batch", micro or [1])),
+    )
+
+
+def _open(request: Request, name: str, values: list[Any], said: str = "") -> list[Any]:
+    """The pinned value, or all that a search tries."""
+    if request.given.get(name) is not None:
+        return [request.given[name]]
+    if said:
+        request.assumptions[name] = said.format(", ".join(map(str, values)))
+    return values
+
+
+def _degrees(request: Request, name: str, gpus: int, node: Node, habits: Habits) -> list[int]:
+    """Pinned, or for TP the powers of two within a node; PP, CP and EP are searched only when pinned."""
+    if request.given.get(name) is not None:
+        return [request.given[name]]
+    if name != "tp" or not habits.tensor_parallel:
+        return [1]
+    return [1 << k for k in range(min(gpus, node.gpus).bit_length())]

@@ -1,0 +1,243 @@
+"""A request: the words of the interface, checked one by one, and the defaults that fill what was left out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, get_args
+
+from memcalc.errors import CombinationError, InputError, MissingError
+from memcalc.formulas.recompute import parse_policy
+from memcalc.frameworks import Habits, habits_of
+from memcalc.specs import strategy as words
+from memcalc.units import parse_count
+
+if TYPE_CHECKING:
+    from memcalc.specs.hardware import GPU, Node
+    from memcalc.specs.model import Model
+
+CHOICES = {
+    "precision": words.Precision,
+    "optimizer": words.Optimizer,
+    "optimizer_impl": words.OptimizerImpl,
+    "pp_schedule": words.Schedule,
+    "attention": words.AttentionImpl,
+    "loss": words.Loss,
+    "kernels": words.Kernels,
+    "offload_to": words.Tier,
+    "reduce_dtype": ("fp32", "bf16"),
+}
+NUMBERS = ("gpus", "seq_len", "micro_batch", "tp", "pp", "vpp", "cp", "ep")
+NOT_MODELLED = {
+    "lora": (),
+    "adapter_dtype": (),
+    "autocast": (),
+    "also_train": (),
+    "quantize": (),
+    "calibration": (),
+    "compile": ("none",),
+    "compress_activations": ("none",),
+    "cp_kind": ("ring",),
+}
+"""Words of the interface that this version does not model, with the values that change nothing."""
+LARGEST_NUMBER = {"gpus": 1_000_000, "seq_len": 100_000_000, "micro_batch": 1_000_000, "global_batch": 100_000_000}
+SETTINGS = {f"strategy.{name}": name for name in (*CHOICES, "zero", "tp", "sp", "pp", "vpp", "cp", "ep", "recompute", "offload", "framework", "optimizer_in_backward", "micro_batch")} | {
+    "workload.seq_len": "seq_len",
+    "workload.global_batch": "global_batch",
+    "hardware.gpus": "gpus",
+}
+DEFAULT_TOKENS = 524_288
+"""Tokens of the default global batch: half a million, a common size for pretraining and continued training."""
+
+
+@dataclass
+class Request:
+    """Checked words: None where the user said nothing."""
+
+    given: dict[str, Any]
+    assumptions: dict[str, str] = field(default_factory=dict)
+
+    def get(self, name: str, default: Any, said: str = "") -> Any:
+        """The user's value, or the default, which is then noted as an assumption."""
+        if self.given.get(name) is not None:
+            return self.given[name]
+        self.assumptions[name] = said or str(default)
+        return default
+
+
+def check_words(raw: Mapping[str, Any], settings: Mapping[str, Any] | None) -> Request:
+    """Check each word by itself; unknown names and impossible numbers are refused here."""
+    merged = {**raw, **_settings(settings or {})}
+    given = {name: value for name, value in merged.items() if value is not None}
+    for name, harmless in NOT_MODELLED.items():
+        if name in given and given.pop(name) not in harmless:
+            raise InputError(name.replace("_", "-"), raw.get(name), "this version does not model it, so it must be left out")
+    for name in NUMBERS:
+        if name in given:
+            given[name] = positive(given[name], name)
+    for name, choice in CHOICES.items():
+        if name in given:
+            given[name] = one_of(given[name], name, choice if isinstance(choice, tuple) else get_args(choice))
+    for name, parse in (("framework", framework), ("zero", zero), ("recompute", recompute), ("offload", offload)):
+        if name in given:
+            given[name] = parse(given[name])
+    for name in ("sp", "optimizer_in_backward"):
+        if name in given:
+            given[name] = boolean(given[name], name)
+    return Request(given)
+
+
+def _settings(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """``--set`` keys as the words they stand for."""
+    unknown = next((key for key in settings if key not in SETTINGS), None)
+    if unknown is not None:
+        raise InputError("set", unknown, f"a field is one of {', '.join(SETTINGS)}", SETTINGS)
+    return {SETTINGS[key]: value for key, value in settings.items()}
+
+
+def flag(name: str) -> str:
+    """The option's name as typed."""
+    return name.replace("_", "-")
+
+
+def positive(value: object, name: str) -> int:
+    """A whole number above zero."""
+    number = parse_count(value, flag(name))
+    most = LARGEST_NUMBER.get(name, 1_000_000)
+    if not 0 < number <= most:
+        raise InputError(flag(name), value, f"must be a whole number from 1 to {most:,}")
+    return number
+
+
+def one_of(value: object, name: str, allowed: tuple[str, ...]) -> str:
+    """One of the allowed names."""
+    if not isinstance(value, str) or value not in allowed:
+        raise InputError(flag(name), value, f"must be one of {', '.join(allowed)}", allowed)
+    return value
+
+
+def boolean(value: object, name: str) -> bool:
+    """True or false, also as text."""
+    if isinstance(value, str) and value.lower() in {"true", "false"}:
+        return value.lower() == "true"
+    if not isinstance(value, bool):
+        raise InputError(flag(name), value, "must be true or false")
+    return value
+
+
+def framework(value: object) -> str:
+    """A framework's name; this version knows the newest era of each alone."""
+    name, _, era = str(value).partition("@")
+    one_of(name, "framework", words.FRAMEWORKS)
+    if era:
+        raise InputError("framework", value, f"this version models the newest {name} alone, so leave out @{era}")
+    return name
+
+
+def zero(value: object) -> int:
+    """A ZeRO stage."""
+    if str(value) not in {"0", "1", "2", "3"}:
+        raise InputError("zero", value, "must be 0, 1, 2 or 3")
+    return int(str(value))
+
+
+def recompute(value: object) -> str:
+    """A recompute policy's name."""
+    return parse_policy(str(value)).name
+
+
+def offload(value: object) -> tuple[str, ...]:
+    """A comma-separated list of what leaves the GPU, in a fixed order."""
+    listed = [part.strip() for part in value.split(",")] if isinstance(value, str) else list(value)  # type: ignore[call-overload]
+    for part in listed:
+        one_of(part, "offload", ("none", *get_args(words.Offload)))
+    return tuple(name for name in get_args(words.Offload) if name in listed)
+
+
+def batch_of(request: Request, seq_len: int, micro_steps: int = 1) -> int:
+    """Global batch in sequences; a number with the word tokens is divided by the sequence length."""
+    raw = request.given.get("global_batch")
+    if raw is None:
+        sequences = max(DEFAULT_TOKENS // seq_len, 1)
+        sequences = max(1 << (sequences.bit_length() - 1), micro_steps)
+        sequences = -(-sequences // micro_steps) * micro_steps
+        return int(request.get("global_batch", sequences, f"{sequences} sequences ({sequences * seq_len:,} tokens)"))
+    number = parse_count(raw, "global-batch")
+    if isinstance(raw, str) and raw.strip().lower().endswith(("token", "tokens")):
+        number //= seq_len
+    if not 0 < number <= LARGEST_NUMBER["global_batch"]:
+        raise InputError("global-batch", raw, f"must be at least one sequence of {seq_len:,} tokens and at most {LARGEST_NUMBER['global_batch']:,} sequences")
+    return number
+
+
+def precisions_for(gpu: GPU, habits: Habits) -> list[str]:
+    """Precisions with fp32 accuracy of the update that the GPU and the framework have, the usual one first."""
+    wanted = ["bf16-mixed", "bf16-autocast", "fp32"] if gpu.supports("bf16") else ["fp16-mixed", "fp16-autocast", "fp32"]
+    return [name for name in wanted if name in habits.widths]
+
+
+def check_precision(name: str, gpu: GPU, habits: Habits) -> None:
+    """Refuse a precision that the GPU or the framework does not have."""
+    dtype = name.split("-")[0]
+    if dtype in {"bf16", "fp8"} and not gpu.supports(dtype):  # type: ignore[arg-type]
+        able = [p for p in habits.widths if gpu.supports(p.split("-")[0])]  # type: ignore[arg-type]
+        raise CombinationError("precision", name, f"{gpu.name} has no {dtype} arithmetic; it can run {', '.join(able)}")
+    if name not in habits.widths:
+        raise CombinationError("precision", name, f"{habits.name} is modelled with {', '.join(habits.widths)}")
+
+
+def attention_for(request: Request, gpu: GPU, precisions: list[str]) -> str:
+    """The attention kernel: flash where the GPU and the precision have it, else the memory-efficient one."""
+    able = gpu.flash_attention
+    asked = request.given.get("attention")
+    if asked in {"flash", "cudnn"} and not able:
+        raise CombinationError("attention", asked, f"{gpu.name} ({gpu.arch}) has no flash attention 2; use efficient, math or eager")
+    if asked in {"flash", "cudnn"} and precisions == ["fp32"]:
+        raise CombinationError("attention", asked, "flash attention has no fp32 kernel; use efficient, math or eager")
+    default = "flash" if able and precisions != ["fp32"] else "efficient"
+    return str(request.get("attention", default))
+
+
+def check_framework(request: Request, habits: Habits) -> None:
+    """Refuse what the framework does not have."""
+    for name in ("tp", "pp", "cp", "ep"):
+        if request.given.get(name, 1) > 1 and not habits.tensor_parallel:
+            raise CombinationError(name, request.given[name], f"{habits.name} is modelled without it; use fsdp2, torchtitan or megatron")
+    stage = request.given.get("zero")
+    if stage is not None and stage not in habits.zero:
+        raise CombinationError("zero", stage, f"{habits.name} has {', '.join(map(str, sorted(habits.zero)))}")
+    loss = request.given.get("loss")
+    if loss not in {None, "fused-linear"} and loss not in habits.loss:
+        raise CombinationError("loss", loss, f"{habits.name} is modelled with {', '.join([*habits.loss, 'fused-linear'])}")
+    if request.given.get("sp") and request.given.get("tp", 1) == 1:
+        raise CombinationError("sp", True, "sequence parallelism needs tp above 1")
+    if request.given.get("vpp", 1) > 1 and request.given.get("pp_schedule") != "interleaved":
+        raise CombinationError("vpp", request.given["vpp"], "model chunks need --pp-schedule interleaved")
+
+
+def check_offload(request: Request, habits: Habits, node: Node) -> None:
+    """Refuse an offload that the framework or the node does not have."""
+    choice, tier = request.given.get("offload", ()), request.given.get("offload_to", "cpu")
+    if "params" in choice and 3 not in habits.zero:
+        raise CombinationError("offload", "params", f"{habits.name} has no sharded parameters to offload")
+    if "params" in choice and request.given.get("zero", 3) not in {2, 3}:
+        raise CombinationError("offload", "params", "parameters are offloaded at --zero 3 (fsdp: 2 or 3)")
+    if tier != "cpu" and not any(known.name == tier for known in node.tiers):
+        raise MissingError(f"offload-to {tier!r} needs a node with that tier: node {node.name} lists {', '.join(t.name for t in node.tiers) or 'none'}; give --node.")
+
+
+def habits_for(request: Request) -> tuple[str, Habits]:
+    """The framework and its habits."""
+    name = str(request.get("framework", "fsdp2"))
+    return name, habits_of(name)
+
+
+def sequence_length(request: Request, model: Model) -> int:
+    """The sequence length; by default the model's own, at most 4096. A vision model sees its patches."""
+    fixed = model.fixed_tokens.get(model.main.tower)
+    if fixed is not None:
+        return int(request.get("seq_len", fixed, f"{fixed} (tokens that the model sees a sample)"))
+    length = int(request.get("seq_len", min(model.max_positions, 4096)))
+    if model.positions == "learned" and length > model.max_positions:
+        raise CombinationError("seq-len", length, f"{model.name} has learned positions for {model.max_positions} tokens")
+    return length

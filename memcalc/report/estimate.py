@@ -1,0 +1,197 @@
+"""An estimate as a document: the verdict first, then where the bytes stand, then every term."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+from memcalc.report.render import Report
+from memcalc.report.tables import (
+    Bar,
+    Block,
+    Branch,
+    Code,
+    Column,
+    Document,
+    Leaf,
+    Line,
+    Table,
+    Tree,
+    facts,
+    gib,
+    percent,
+)
+from memcalc.results import Estimate, TermFacts
+from memcalc.specs.strategy import Strategy
+from memcalc.units import GIB, KIB, MIB, format_bytes, format_count
+
+__all__ = ["explanation", "report", "strategy_words"]
+
+MOODS = {"fits": "good", "tight": "close", "does-not-fit": "bad"}
+_SIZE = Column("size", "GiB", right=True)
+_SHARE = Column("share", "%", right=True, meter=True, priority=1)
+_TERM_COLUMNS = (
+    Column("component"),
+    Column("term"),
+    Column("size", "bytes", right=True),
+    Column("phases"),
+    Column("formula"),
+    Column("values put in"),
+    Column("source"),
+)
+
+
+def report(result: Estimate) -> Report:
+    """Return the answer of ``memcalc estimate``."""
+    return _report(result, *_head(result), _bar(result), *_tables(result), *_notes(result), *_foot(result))
+
+
+def explanation(result: Estimate) -> Report:
+    """Return the answer of ``memcalc explain``: every term with formula, values, phases and source."""
+    return _report(result, *_head(result), Tree(tuple(_branches(result)), terms(result)), *_foot(result))
+
+
+def _report(result: Estimate, *blocks: Block) -> Report:
+    return Report(Document(blocks, terms(result)), result.model_dump(mode="json", by_alias=True))
+
+
+def terms(result: Estimate) -> Table:
+    """Return the table with one row a term."""
+    rows = tuple(
+        (term.component, term.name, str(term.bytes), " ".join(term.phases), term.formula, _inputs(term), term.source)
+        for term in result.terms
+    )
+    return Table("Terms", _TERM_COLUMNS, rows)
+
+
+def strategy_words(strategy: Strategy) -> str:
+    """Return a strategy in a few words: what shards and stores, then the degrees above one.
+
+    >>> strategy_words(Strategy(zero=3, recompute="full", tp=2))
+    'fsdp2, bf16-mixed, adamw, zero 3, tp 2, recompute full'
+    """
+    degrees = [f"{name} {getattr(strategy, name)}" for name in ("tp", "pp", "cp", "ep") if getattr(strategy, name) > 1]
+    offload = [f"offload {'+'.join(strategy.offload)}"] if strategy.offload else []
+    words = [strategy.framework, strategy.precision, strategy.optimizer, f"zero {strategy.zero}", *degrees]
+    return ", ".join([*words, f"recompute {strategy.recompute}", *offload])
+
+
+def _head(result: Estimate) -> tuple[Line, ...]:
+    model, hardware, work = result.model, result.hardware, result.workload
+    subject = f"{model.name} ({format_count(model.parameters)} parameters) on {hardware.gpus} × {hardware.gpu}"
+    batch = f"micro-batch {work.micro_batch} × {work.seq_len} tokens, {work.accumulation_steps} accumulated"
+    title = f"{subject}: {strategy_words(result.strategy)}, {batch}"
+    return (Line(_verdict(result), "verdict", MOODS[result.verdict]), Line(title, "title"))
+
+
+def _verdict(result: Estimate) -> str:
+    device, capacity = result.peak.device, result.budget.capacity
+    used = f"{gib(device, 1)} of {gib(capacity, 1)} GiB ({percent(device, capacity)}%)"
+    said = result.verdict.replace("-", " ")
+    low, high = gib(result.interval.low, 1), gib(result.interval.high, 1)
+    return f"{said} · {used} · between {low} and {high} GiB"
+
+
+def _bar(result: Estimate) -> Bar:
+    return Bar(_parts(result), result.budget.capacity)
+
+
+def _parts(result: Estimate) -> tuple[tuple[str, int], ...]:
+    """Return the parts of ``device`` [bytes]: the components, then what the process holds outside the allocator."""
+    inside = [(name, int(size)) for name, size in result.components.model_dump().items()]
+    return (*inside, ("context", result.peak.device - result.peak.reserved))
+
+
+def _tables(result: Estimate) -> Iterator[Block]:
+    yield _components(result)
+    yield _phases(result)
+    if len(result.stages) > 1:
+        yield _stages(result)
+    yield _figures(result)
+
+
+def _components(result: Estimate) -> Table:
+    device = result.peak.device
+    rows = [(name, gib(size), percent(size, device)) for name, size in _parts(result)]
+    return Table(
+        "At the peak", (Column("component"), _SIZE, _SHARE), (*rows, ("device", gib(device), percent(device, device)))
+    )
+
+
+def _phases(result: Estimate) -> Table:
+    usable = result.budget.usable
+    rows = tuple((name, gib(size), percent(size, usable)) for name, size in result.phases.items())
+    share = Column("of usable", "%", right=True, meter=True, priority=1)
+    return Table(f"Allocated by phase; the peak stands at {result.peak.phase}", (Column("phase"), _SIZE, share), rows)
+
+
+def _stages(result: Estimate) -> Table:
+    columns = (
+        Column("stage", right=True),
+        Column("layers", right=True, priority=2),
+        Column("allocated", "GiB", right=True),
+        Column("reserved", "GiB", right=True, priority=1),
+        Column("device", "GiB", right=True),
+        Column("peak phase", priority=3),
+    )
+    rows = tuple(
+        (str(stage.stage), str(stage.layers), gib(stage.allocated), gib(stage.reserved), gib(stage.device), stage.phase)
+        for stage in result.stages
+    )
+    return Table("Pipeline stages", columns, rows)
+
+
+def _figures(result: Estimate) -> Table:
+    peak = result.peak
+    rows = (
+        ("allocated", gib(peak.allocated), "torch.cuda.max_memory_allocated()"),
+        ("reserved", gib(peak.reserved), "torch.cuda.max_memory_reserved()"),
+        ("device", gib(peak.device), "nvidia-smi, this process"),
+    )
+    return Table("Three figures", (Column("figure"), _SIZE, Column("as read by", priority=1)), rows)
+
+
+def _notes(result: Estimate) -> Iterator[Line]:
+    budget, saved = result.budget, result.saved
+    taken = f"{gib(budget.context)} context - {gib(budget.libraries)} libraries - {gib(budget.reserve)} reserve"
+    yield Line(f"Budget: {gib(budget.capacity)} GiB capacity - {taken} = {gib(budget.usable)} GiB usable.")
+    kept = f"{_sized(saved.per_block)} a block, {_sized(saved.outside_blocks)} outside the blocks"
+    yield Line(f"One micro-batch keeps for backward: {kept}, {_sized(saved.total)} in all.")
+    if result.host_memory:
+        yield Line(f"Offloaded: {_sized(result.host_memory)} of host memory a node.")
+
+
+def _foot(result: Estimate) -> Iterator[Block]:
+    for warning in result.warnings:
+        yield Line(f"Warning: {warning}", "warning")
+    yield from facts("Assumed", result.assumptions)
+    yield Code("Reproduce with", result.command)
+
+
+def _branches(result: Estimate) -> Iterator[Branch]:
+    grouped: dict[str, list[TermFacts]] = {}
+    for term in result.terms:
+        grouped.setdefault(term.component, []).append(term)
+    for component, members in grouped.items():
+        yield Branch(component, _sized(sum(term.bytes for term in members)), tuple(_leaf(term) for term in members))
+
+
+def _leaf(term: TermFacts) -> Leaf:
+    alive = f"alive in {', '.join(term.phases)}" if term.phases else "alive in every phase"
+    lines = (f"= {term.formula}", _inputs(term), f"{alive} · {term.source}")
+    return Leaf(term.name, f"{_sized(term.bytes)} ({term.bytes} bytes)", tuple(line for line in lines if line.strip()))
+
+
+def _inputs(term: TermFacts) -> str:
+    return ", ".join(f"{name} = {_value(value)}" for name, value in term.inputs.items())
+
+
+def _value(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, default=str)
+
+
+def _sized(size: int) -> str:
+    """Return `size` [bytes] in the binary unit that suits it."""
+    unit = next((unit for unit, scale in (("GiB", GIB), ("MiB", MIB), ("KiB", KIB)) if size >= scale / 10), "B")
+    return format_bytes(size, unit).replace(",", "")

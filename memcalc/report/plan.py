@@ -1,0 +1,130 @@
+"""Ranked plans as a document: what was assumed, the table, why the first is first, and how to see more."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+from memcalc.report.render import Report
+from memcalc.report.tables import Block, Code, Column, Document, Line, Table, facts, gib, percent
+from memcalc.results import Plan, Plans
+from memcalc.units import format_count, format_seconds
+
+__all__ = ["report"]
+
+
+class _Field(NamedTuple):
+    """A column of the plan table, how a plan fills it, and when a terminal or a page needs it."""
+
+    column: Column
+    value: Callable[[Plan, Plans], str]
+    shown: str = "always"
+    """always, varies (plans differ in it), used (some plan has another than 1 or none), data (only in the data)."""
+
+
+def _count(title: str, name: str, priority: int) -> _Field:
+    column = Column(title, right=True, priority=priority)
+    return _Field(column, lambda plan, _: str(getattr(plan.strategy, name)), "used")
+
+
+def _choice(title: str, name: str, priority: int, shown: str) -> _Field:
+    return _Field(Column(title, priority=priority), lambda plan, _: str(getattr(plan.strategy, name)), shown)
+
+
+def _bytes(title: str, name: str, shown: str) -> _Field:
+    return _Field(Column(title, "GiB", right=True), lambda plan, _: gib(getattr(plan.peak, name)), shown)
+
+
+def _seconds(name: str) -> _Field:
+    return _Field(Column(name, "s", right=True), lambda plan, _: f"{getattr(plan.time, name):.4g}", "data")
+
+
+_SHORT = (("optimizer", "opt"), ("activations", "act"), ("modules:", ""), ("selective-", "sel-"))
+_FIELDS = (
+    _Field(Column("#", right=True), lambda plan, _: str(plan.rank)),
+    _Field(Column("GPUs", right=True), lambda plan, _: str(plan.gpus)),
+    _choice("framework", "framework", 9, "varies"),
+    _choice("precision", "precision", 5, "always"),
+    _choice("optimizer", "optimizer", 6, "varies"),
+    _Field(Column("ZeRO", right=True), lambda plan, _: str(plan.strategy.zero)),
+    _Field(Column("DP", right=True, priority=8), lambda plan, _: str(plan.data_parallel), "used"),
+    _count("TP", "tp", 1),
+    _Field(Column("SP", priority=7), lambda plan, _: "yes" if plan.strategy.sp else "no", "varies"),
+    _count("PP", "pp", 1),
+    _count("VPP", "vpp", 7),
+    _count("CP", "cp", 1),
+    _count("EP", "ep", 1),
+    _Field(Column("recompute", priority=1, short=_SHORT), lambda plan, _: plan.strategy.recompute),
+    _Field(Column("offload", priority=3, short=_SHORT), lambda plan, _: "+".join(plan.strategy.offload) or "none"),
+    _choice("attention", "attention", 8, "varies"),
+    _choice("loss", "loss", 7, "varies"),
+    _Field(
+        Column("batch", "micro × acc.", right=True, priority=2),
+        lambda plan, _: f"{plan.strategy.micro_batch} × {plan.accumulation_steps}",
+    ),
+    _Field(Column("global batch", right=True), lambda plan, _: str(plan.global_batch), "data"),
+    _bytes("allocated", "allocated", "data"),
+    _bytes("reserved", "reserved", "data"),
+    _bytes("peak", "device", "always"),
+    _Field(
+        Column("used", "%", right=True, priority=4, meter=True),
+        lambda plan, plans: percent(plan.peak.device, plans.capacity),
+    ),
+    _Field(Column("verdict"), lambda plan, _: plan.verdict, "data"),
+    _Field(Column("tok/s/GPU", right=True), lambda plan, _: f"{plan.time.tokens_per_second_per_gpu:.0f}"),
+    _Field(Column("MFU", "%", right=True, priority=1), lambda plan, _: f"{100 * plan.time.mfu:.1f}"),
+    *(_seconds(name) for name in ("step", "compute", "recompute", "communication", "offload", "bubble")),
+    _Field(Column("host memory", "GiB", right=True), lambda plan, _: gib(plan.host_memory), "data"),
+    _Field(Column("command"), lambda plan, _: plan.command, "data"),
+)
+
+
+def report(result: Plans) -> Report:
+    """Return the answer of ``memcalc plan``."""
+    body = _found(result) if result.plans else _nothing(result)
+    document = Document((*_head(result), *body, *_foot(result)), _table(result, _FIELDS))
+    return Report(document, result.model_dump(mode="json", by_alias=True))
+
+
+def _head(result: Plans) -> Iterator[Line]:
+    model, hardware = result.model, result.hardware
+    counts = sorted({plan.gpus for plan in result.plans}) or [hardware.gpus]
+    gpus = " or ".join(str(count) for count in counts)
+    subject = f"{model.name} ({format_count(model.parameters)} parameters) on {gpus} × {hardware.gpu}"
+    yield Line(f"{subject}, {result.seq_len} tokens a sequence", "title")
+    yield from facts("Assumed", result.assumptions)
+
+
+def _found(result: Plans) -> Iterator[Block]:
+    yield _table(result, tuple(field for field in _FIELDS if _needed(field, result)))
+    yield Line(f"Why #{result.plans[0].rank}: {result.plans[0].why}", "verdict", "good")
+    if result.pareto:
+        ranks = ", ".join(f"#{rank}" for rank in result.pareto)
+        yield Line(f"No other plan is both smaller and faster than {ranks}.")
+
+
+def _nothing(result: Plans) -> Iterator[Block]:
+    yield Line(f"does not fit · {result.too_large}", "verdict", "bad")
+    if result.nearest:
+        columns = (Column("smallest change that would fit"), Column("peak", "GiB", right=True))
+        yield Table("Nearest", columns, tuple((change.change, gib(change.device)) for change in result.nearest))
+
+
+def _foot(result: Plans) -> Iterator[Block]:
+    for warning in result.warnings:
+        yield Line(f"Warning: {warning}", "warning")
+    tried = f"{result.searched} strategies searched, {result.feasible} fit, {format_seconds(result.elapsed)}"
+    yield Line(f"{tried}; {gib(result.capacity)} GiB a GPU.", "faint")
+    yield Code("Reproduce with", result.command)
+    if result.plans:
+        yield Code("Byte by byte", result.plans[0].command)
+
+
+def _table(result: Plans, fields: tuple[_Field, ...]) -> Table:
+    rows = tuple(tuple(field.value(plan, result) for field in fields) for plan in result.plans)
+    return Table("Plans", tuple(field.column for field in fields), rows)
+
+
+def _needed(field: _Field, result: Plans) -> bool:
+    values = {field.value(plan, result) for plan in result.plans}
+    return {"always": True, "varies": len(values) > 1, "used": values != {"1"}, "data": False}[field.shown]

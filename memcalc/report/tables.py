@@ -1,0 +1,167 @@
+"""What a report consists of, before any format: lines, tables, a stacked bar, a tree, a command to paste.
+
+Cells are text already, so that every format shows the same figure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from memcalc.units import GIB
+
+__all__ = [
+    "Bar",
+    "Block",
+    "Branch",
+    "Code",
+    "Column",
+    "Document",
+    "Leaf",
+    "Line",
+    "Table",
+    "Tree",
+    "facts",
+    "gib",
+    "percent",
+]
+
+
+@dataclass(frozen=True)
+class Column:
+    """A heading with its unit, and how the column behaves where there is little room."""
+
+    title: str
+    unit: str = ""
+    right: bool = False
+    priority: int = 0
+    """0 is never left out; the highest goes first."""
+    meter: bool = False
+    """Percentages: a terminal draws a small bar before the figure."""
+    short: tuple[tuple[str, str], ...] = ()
+    """Parts of words, and what stands for them where there is little room."""
+
+    @property
+    def heading(self) -> str:
+        """The title with its unit."""
+        return f"{self.title} [{self.unit}]" if self.unit else self.title
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows of text cells under columns."""
+
+    title: str
+    columns: tuple[Column, ...]
+    rows: tuple[tuple[str, ...], ...]
+
+    @property
+    def headings(self) -> list[str]:
+        """The headings from left to right."""
+        return [column.heading for column in self.columns]
+
+    def keep(self, kept: Sequence[int]) -> Table:
+        """Return the table with only the columns at the places `kept`."""
+        rows = tuple(tuple(row[place] for place in kept) for row in self.rows)
+        return Table(self.title, tuple(self.columns[place] for place in kept), rows)
+
+    def brief(self) -> Table:
+        """Return the table with the words of each column shortened."""
+        rows = tuple(tuple(map(_shortened, self.columns, row)) for row in self.rows)
+        return Table(self.title, self.columns, rows)
+
+
+def _shortened(column: Column, cell: str) -> str:
+    for long, short in column.short:
+        cell = cell.replace(long, short)
+    return cell
+
+
+@dataclass(frozen=True)
+class Line:
+    """One paragraph; `role` is title, verdict, text, warning or faint, and `mood` good, close or bad."""
+
+    text: str
+    role: str = "text"
+    mood: str = ""
+
+
+@dataclass(frozen=True)
+class Bar:
+    """A stacked bar of named sizes [bytes] that fill a capacity; what is left is free."""
+
+    parts: tuple[tuple[str, int], ...]
+    capacity: int
+
+
+@dataclass(frozen=True)
+class Leaf:
+    """A named figure and the lines that explain it."""
+
+    name: str
+    figure: str
+    lines: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Branch:
+    """A group of leaves and its total."""
+
+    name: str
+    figure: str
+    leaves: tuple[Leaf, ...]
+
+
+@dataclass(frozen=True)
+class Tree:
+    """Branches for a terminal, the same content as a table for every other format."""
+
+    branches: tuple[Branch, ...]
+    table: Table
+
+
+@dataclass(frozen=True)
+class Code:
+    """A command line to paste; `says` introduces it."""
+
+    says: str
+    command: str
+
+
+Block = Line | Table | Bar | Tree | Code
+
+
+@dataclass(frozen=True)
+class Document:
+    """What is shown from top to bottom, and the one table that stands for it as CSV."""
+
+    blocks: tuple[Block, ...]
+    data: Table
+
+
+def gib(size: float, digits: int = 2) -> str:
+    """Return `size` [bytes] in GiB, without the unit.
+
+    >>> gib(85899345920)
+    '80.00'
+    """
+    return f"{size / GIB:.{digits}f}"
+
+
+def percent(part: float, whole: float) -> str:
+    """Return the share of `part` in `whole` [%], and nothing for a share of nothing.
+
+    >>> percent(1, 3), percent(1, 0)
+    ('33', '')
+    """
+    return f"{100 * part / whole:.0f}" if whole else ""
+
+
+def facts(said: str, values: dict[str, str]) -> tuple[Line, ...]:
+    """Return a line that lists names with values, or no line for none.
+
+    >>> facts("Assumed", {"framework": "fsdp2", "tp": "1"})[0].text
+    'Assumed: framework fsdp2, tp 1.'
+    """
+    listed = ", ".join(f"{name} {value}" for name, value in values.items())
+    return (Line(f"{said}: {listed}.", "faint"),) if listed else ()

@@ -1,0 +1,148 @@
+"""Hardware: the GPU, the node that holds several, and the slower memory behind them.
+
+Every preset says where its figures come from; one without a source does not load.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator
+
+__all__ = ["GPU", "ComputeDtype", "MemoryTier", "Node"]
+
+ComputeDtype = Literal["fp32", "tf32", "bf16", "fp16", "fp8", "fp4", "int8"]
+"""What a matrix unit multiplies in; tf32 is fp32 data at reduced precision."""
+
+Name = Annotated[str, Field(min_length=1, max_length=64)]
+Bytes = Annotated[int, Field(gt=0, le=2**63 - 1, strict=True)]
+"""A size [bytes]."""
+Rate = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+"""A data rate [bytes/s] or an arithmetic rate [FLOP/s]."""
+Count = Annotated[int, Field(gt=0, le=1_000_000, strict=True)]
+Sources = Annotated[dict[str, Annotated[str, Field(min_length=1)]], Field(min_length=1)]
+"""Where each group of figures was read: "memory", "compute", "bandwidth", …"""
+Day = Annotated[str, Field(pattern=r"^\d{4}-\d{2}(-\d{2})?$")]
+"""A date or a month, as in 2026-11-21."""
+
+
+class _Record(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+
+class GPU(_Record):
+    """One accelerator as a process sees it.
+
+    >>> gpu = GPU(name="x", vendor="nvidia", arch="Volta", memory_bytes=2**34, bandwidth_bytes_per_s=9e11,
+    ...           peak_flops={"fp16": 1.1e14}, gpus_per_node=8, flash_attention=False,
+    ...           source={"memory": "its datasheet"}, date="2026-11")
+    >>> gpu.supports("fp16"), gpu.supports("bf16")
+    (True, False)
+    """
+
+    name: Name
+    """The preset's name, as typed after --gpu."""
+    aliases: tuple[str, ...] = ()
+    """Other names for it."""
+    vendor: Literal["nvidia", "amd", "intel", "huawei"]
+    """Who makes it."""
+    arch: str
+    """Architecture, such as "Ampere"."""
+    compute_capability: str | None = None
+    """CUDA compute capability, such as "8.0"; none for other vendors."""
+    memory_bytes: Bytes
+    """Capacity [bytes] that torch reports to a process; less than nvidia-smi's total."""
+    nvidia_smi_bytes: Bytes | None = None
+    """Total [bytes] that nvidia-smi prints for the device."""
+    context_bytes: Bytes | None = None
+    """Memory [bytes] that one process holds outside the caching allocator, without NCCL; none where not measured."""
+    bandwidth_bytes_per_s: Rate
+    """Memory bandwidth [bytes/s], the vendor's figure."""
+    peak_flops: Annotated[dict[ComputeDtype, Rate], Field(min_length=1)]
+    """Dense peak rate [FLOP/s] by dtype; a dtype that the chip lacks is left out."""
+    nvlink_bytes_per_s: Rate | None = None
+    """Rate [bytes/s] to the other GPUs of the node, one direction, all links of one GPU; none without such links."""
+    pcie_bytes_per_s: Rate | None = None
+    """Rate [bytes/s] of the PCIe slot, one direction."""
+    c2c_bytes_per_s: Rate | None = None
+    """Rate [bytes/s] of a coherent link to the CPU (NVLink-C2C), one direction."""
+    gpus_per_node: Count
+    """How many usually share a host [-]."""
+    flash_attention: bool
+    """Whether fused attention that never stores the scores runs on it."""
+    note: str = ""
+    """What a reader should know about the figures."""
+    source: Sources
+    """Where the figures come from, by group."""
+    date: Day
+    """When they were gathered."""
+
+    def supports(self, dtype: str) -> bool:
+        """Say whether the chip multiplies in `dtype`."""
+        return dtype in self.peak_flops
+
+    @property
+    def host_link_bytes_per_s(self) -> float | None:
+        """Rate to host memory, one direction [bytes/s]: the coherent link where there is one, else PCIe."""
+        return self.c2c_bytes_per_s or self.pcie_bytes_per_s
+
+    @property
+    def peer_link_bytes_per_s(self) -> float | None:
+        """Rate to another GPU of the node, one direction [bytes/s]: NVLink where there is one, else PCIe."""
+        return self.nvlink_bytes_per_s or self.pcie_bytes_per_s
+
+
+class MemoryTier(_Record):
+    """Memory of a node that is slower than the GPU's own: host memory, a CXL expander, NVMe drives."""
+
+    name: Literal["host", "cxl", "nvme"]
+    """Kind of memory."""
+    capacity_bytes: Bytes
+    """Size [bytes] for the whole node."""
+    bandwidth_bytes_per_s: Rate
+    """Rate [bytes/s] for the whole node, in its slower direction; an upper limit."""
+    latency_s: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
+    """Time [s] to the first byte; none where no figure was found."""
+    source: Annotated[str, Field(min_length=1)]
+    """Where the figures come from."""
+
+
+class Node(_Record):
+    """A host and its GPUs."""
+
+    name: Name
+    """The preset's name, as typed after --node."""
+    aliases: tuple[str, ...] = ()
+    """Other names for it."""
+    gpu: Name
+    """Name of the GPU preset that it holds."""
+    gpus: Count
+    """Number of GPUs [-]."""
+    default: bool = False
+    """Whether a job that names only this GPU is taken to run on such nodes."""
+    host_memory_bytes: Bytes | None = None
+    """Host memory [bytes]; none where it is the owner's choice."""
+    tiers: tuple[MemoryTier, ...] = ()
+    """Slower memory behind the GPUs, fastest first."""
+    intra_link_bytes_per_s: Rate | None = None
+    """Rate [bytes/s] from one GPU to the others of the node, one direction."""
+    internode_bytes_per_s_per_gpu: Rate | None = None
+    """Rate [bytes/s] from one GPU to other nodes, one direction; none without a cluster network."""
+    note: str = ""
+    """What a reader should know about the figures."""
+    source: Sources
+    """Where the figures come from, by group."""
+    date: Day
+    """When they were gathered."""
+
+    @field_validator("tiers")
+    @classmethod
+    def _each_tier_once(cls, tiers: tuple[MemoryTier, ...]) -> tuple[MemoryTier, ...]:
+        names = [tier.name for tier in tiers]
+        if len(set(names)) < len(names):
+            raise ValueError(f"each of host, cxl, nvme may stand once, not {', '.join(names)}")
+        return tiers
+
+    def tier(self, name: str) -> MemoryTier | None:
+        """Return the tier called `name`, or None where the node has none."""
+        return next((tier for tier in self.tiers if tier.name == name), None)

@@ -1,0 +1,221 @@
+"""A model: a list of groups of equal blocks, what stands outside them, and a head.
+
+Nothing here says how the model is trained. Every architecture (dense, mixture of experts, latent attention,
+encoder-decoder, vision tower) is a combination of the same attention and MLP kinds; no family has code of its own.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+
+class Frozen(BaseModel):
+    """Base of the records: immutable, and an unknown key is an error."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Norm(Frozen):
+    """A normalisation layer."""
+
+    kind: Literal["rmsnorm", "layernorm"] = "rmsnorm"
+    weight: bool = True
+    """False for a norm without a learned scale (OLMo 1)."""
+    bias: bool = False
+
+    @property
+    def vectors(self) -> int:
+        """Number of learned vectors [-]."""
+        return int(self.weight) + int(self.bias)
+
+
+class LatentAttention(Frozen):
+    """Multi-head latent attention (DeepSeek-V2, arXiv:2405.04434)."""
+
+    q_lora_rank: int | None = Field(default=None, gt=0)
+    kv_lora_rank: int = Field(gt=0)
+    qk_nope_head_dim: int = Field(gt=0)
+    qk_rope_head_dim: int = Field(gt=0)
+    v_head_dim: int = Field(gt=0)
+
+
+class Attention(Frozen):
+    """Multi-head, grouped-query or multi-query attention; `latent` makes it multi-head latent attention."""
+
+    heads: int = Field(gt=0)
+    kv_heads: int = Field(gt=0)
+    head_dim: int = Field(gt=0)
+    q_bias: bool = False
+    k_bias: bool = False
+    v_bias: bool = False
+    o_bias: bool = False
+    qk_norm: Literal["none", "head", "full"] = "none"
+    """`head`: one vector of head_dim for all heads; `full`: over the whole projection."""
+    qk_norm_kind: Norm = Norm()
+    packed_qkv: bool = False
+    """q, k and v come out of one projection as views of one storage."""
+    sinks: bool = False
+    """One learned logit a head (gpt-oss)."""
+    causal: bool = True
+    window: int | None = Field(default=None, gt=0)
+    full_every: int | None = Field(default=None, gt=1)
+    """With a window: each such block of a group sees the whole sequence all the same (Gemma 2: 2, Gemma 3: 6)."""
+    softcap: bool = False
+    """The scores pass a tanh (Gemma 2), which no fused kernel of PyTorch does."""
+    rotary: bool = True
+    rotary_fraction: float = Field(default=1.0, gt=0.0, le=1.0)
+    """Part of a head that the rotary embedding turns."""
+    relative_buckets: int | None = None
+    """Rows of a learned relative position bias, in the first block of a stack (T5)."""
+    dropout: float = Field(default=0.0, ge=0.0, lt=1.0)
+    latent: LatentAttention | None = None
+
+    @model_validator(mode="after")
+    def _groups(self) -> Attention:
+        if self.heads % self.kv_heads:
+            raise ValueError(f"kv_heads must divide heads: {self.kv_heads} does not divide {self.heads}")
+        return self
+
+    @property
+    def q_dim(self) -> int:
+        """Width of all queries [elements]."""
+        return self.heads * self.head_dim
+
+    @property
+    def kv_dim(self) -> int:
+        """Width of all keys (or values) [elements]."""
+        return self.kv_heads * self.head_dim
+
+
+class Mlp(Frozen):
+    """A dense MLP: two matrices, or three where gated."""
+
+    ffn: int = Field(gt=0)
+    gated: bool = True
+    bias: bool = False
+    activation: str = "silu"
+    """As the model writes it: `silu`, `gelu`, `gelu_tanh` (one kernel), `gelu_python` (`gelu_new`, op by op), …"""
+    packed: bool = False
+    """Gate and up come out of one projection as views of one storage (Phi-3, GLM)."""
+    dropout: float = Field(default=0.0, ge=0.0, lt=1.0)
+    """Probability of the dropout on the inner activations (T5)."""
+
+
+class MixtureOfExperts(Frozen):
+    """A routed MLP."""
+
+    experts: int = Field(gt=1)
+    topk: int = Field(gt=0)
+    ffn: int = Field(gt=0)
+    """Width of one routed expert."""
+    gated: bool = True
+    activation: str = "silu"
+    shared_ffn: int = Field(default=0, ge=0)
+    """Width of all shared experts together; 0 for none."""
+    shared_gate: bool = False
+    router_bias: bool = False
+    expert_bias: bool = False
+
+    @model_validator(mode="after")
+    def _topk(self) -> MixtureOfExperts:
+        if self.topk > self.experts:
+            raise ValueError(f"topk must be at most experts: {self.topk} is above {self.experts}")
+        return self
+
+
+class Block(Frozen):
+    """One residual block."""
+
+    hidden: int = Field(gt=0)
+    attention: Attention
+    cross_attention: Attention | None = None
+    cross_hidden: int | None = None
+    """Width of the encoder's output that cross attention reads; `hidden` where absent."""
+    mlp: Mlp | MixtureOfExperts
+    norm: Norm = Norm()
+    norms: int = Field(default=2, ge=0)
+    """Norms of width `hidden` in the block, those of q and k left out."""
+    norm_place: Literal["pre", "post", "both"] = "pre"
+    """Before attention and MLP, after them (BERT on the sum, OLMo 2 on the branch), or both (Gemma 2)."""
+    parallel: bool = False
+    """Attention and MLP read the same normalised input."""
+    dropout: float = Field(default=0.0, ge=0.0, lt=1.0)
+    """Probability of the residual dropouts."""
+
+    @property
+    def is_moe(self) -> bool:
+        """Whether the MLP is routed."""
+        return isinstance(self.mlp, MixtureOfExperts)
+
+
+class BlockGroup(Frozen):
+    """`count` equal blocks, one after another."""
+
+    count: int = Field(gt=0)
+    tower: Literal["decoder", "encoder", "vision", "text"] = "decoder"
+    block: Block
+
+
+class Outside(Frozen):
+    """A named parameter tensor outside the blocks that is neither the token embedding nor the output head."""
+
+    name: str
+    parameters: int = Field(gt=0)
+    tower: Literal["decoder", "encoder", "vision", "text"] = "decoder"
+    place: Literal["first", "last"] = "first"
+    """Before the blocks (positions, patches) or after them (final norm, pooler): which pipeline stage owns it."""
+
+
+class Model(Frozen):
+    """An architecture with its sizes.
+
+    ``groups`` are in the order of execution. The token embedding has ``vocab * embedding_dim`` parameters; the head is
+    its transpose (``tied``), a matrix of its own, or absent (``head = False``).
+    """
+
+    name: str
+    family: str
+    aliases: tuple[str, ...] = ()
+    hidden: int = Field(gt=0)
+    """Width of the main tower's residual stream."""
+    vocab: int = Field(ge=0)
+    """Token types; 0 where there is no token embedding (vision)."""
+    embedding_dim: int | None = None
+    """Width of the embedding where it differs from hidden."""
+    tied: bool = False
+    head: bool = True
+    head_bias: bool = False
+    head_softcap: bool = False
+    """The logits pass a tanh (Gemma 2)."""
+    embedding_dropout: float = Field(default=0.0, ge=0.0, lt=1.0)
+    positions: Literal["rope", "learned", "alibi", "relative", "none"] = "rope"
+    max_positions: int = Field(gt=0)
+    """Longest sequence the model was made for [tokens]."""
+    final_norm: Norm | None = Norm()
+    groups: tuple[BlockGroup, ...] = Field(min_length=1)
+    outside: tuple[Outside, ...] = ()
+    fixed_tokens: dict[str, int] = Field(default_factory=dict)
+    """Tokens a sample that a tower always sees, whatever the sequence length (vision: 197; Whisper's encoder: 1500)."""
+    hf_class: str | None = None
+    hf_config: dict[str, object] = Field(default_factory=dict)
+    published_parameters: int | None = None
+    """Unique parameters as counted on the real class or printed by the authors; checked by the tests, never used."""
+    source: str = Field(min_length=1)
+    notes: str = ""
+
+    @property
+    def num_layers(self) -> int:
+        """Blocks of all groups [-]."""
+        return sum(group.count for group in self.groups)
+
+    @property
+    def main(self) -> BlockGroup:
+        """The group with the most parameters' worth of blocks in the main tower: what `saved.per_block` speaks of."""
+        return max(self.groups, key=lambda group: group.count * group.block.hidden)
+
+    @property
+    def is_moe(self) -> bool:
+        """Whether any block is routed."""
+        return any(group.block.is_moe for group in self.groups)

@@ -1,0 +1,110 @@
+"""Every formula documents itself in the same form, and what it documents is what it takes."""
+
+import inspect
+import pkgutil
+import re
+from collections.abc import Callable, Iterator
+from importlib import import_module
+from typing import Any
+
+import pytest
+
+from memcalc import formulas
+
+SECTIONS = ("Parameters", "Returns", "Examples", "References")
+UNITS = {"1", "bit", "bytes", "bytes/s", "tokens", "tokens/s", "FLOP", "FLOP/s", "s"}
+SELF_EVIDENT = {
+    "linear_parameters",
+    "mlp_bias_parameters",
+    "qkv_bias_parameters",
+    "norm_parameters",
+    "embedding_parameters",
+}
+"""Counts that follow from the shapes alone and need no source."""
+
+
+def formula_functions() -> Iterator[tuple[str, Callable[..., Any]]]:
+    """Yield the public functions of memcalc.formulas that map numbers or columns to one."""
+    for info in pkgutil.iter_modules(formulas.__path__, "memcalc.formulas."):
+        module = import_module(info.name)
+        for name, function in inspect.getmembers(module, inspect.isfunction):
+            own = function.__module__ == module.__name__ and not name.startswith("_")
+            if own and function.__annotations__.get("return") == "Number":
+                yield f"{info.name.rpartition('.')[2]}.{name}", function
+
+
+FORMULAS = dict(formula_functions())
+
+
+def section(function: Callable[..., Any], title: str) -> str:
+    """Return the text below a heading of the docstring, up to the next heading."""
+    doc = inspect.getdoc(function) or ""
+    match = re.search(rf"^{title}\n-+\n(.*?)(?=^\w+\n---|\Z)", doc, re.MULTILINE | re.DOTALL)
+    return match[1].strip() if match else ""
+
+
+def documented(function: Callable[..., Any]) -> list[tuple[str, str]]:
+    """Return the names under Parameters, in their order, each with its unit ('' where none stands)."""
+    found = []
+    for entry in re.split(r"\n(?=\S)", section(function, "Parameters")):
+        names, _, meaning = entry.partition(" : ")
+        unit = re.search(r"\[([^\]]+)\]$", meaning.strip())
+        found += [(name.strip(), unit[1] if unit else "") for name in names.split(",")]
+    return found
+
+
+def test_formulas_are_found() -> None:
+    """The search above reaches every formula module."""
+    modules = {name.partition(".")[0] for name in FORMULAS}
+    assert modules >= {
+        "activations", "communication", "flops", "gradients", "offload", "optimizer", "parameters", "pipeline"
+    }  # fmt: skip
+    assert len(FORMULAS) > 50
+
+
+@pytest.mark.parametrize("name", FORMULAS)
+def test_names_equal_the_signature(name: str) -> None:
+    expected = list(inspect.signature(FORMULAS[name]).parameters)
+    assert [parameter for parameter, _ in documented(FORMULAS[name])] == expected
+
+
+@pytest.mark.parametrize("name", FORMULAS)
+def test_each_quantity_has_a_known_unit(name: str) -> None:
+    assert {unit for _, unit in documented(FORMULAS[name])} <= UNITS
+    result = re.search(r"(?:\[([^\]]+)\]|in the unit of \w+, \[1\])$", section(FORMULAS[name], "Returns"))
+    assert result
+    assert (result[1] or "1") in UNITS
+
+
+@pytest.mark.parametrize("name", FORMULAS)
+def test_the_formula_stands_in_the_docstring(name: str) -> None:
+    assert ".. math::" in (FORMULAS[name].__doc__ or "")
+
+
+@pytest.mark.parametrize("name", FORMULAS)
+def test_an_example_runs_the_function(name: str) -> None:
+    assert f"{name.partition('.')[2]}(" in section(FORMULAS[name], "Examples")
+
+
+@pytest.mark.parametrize("name", [name for name in FORMULAS if name.partition(".")[2] not in SELF_EVIDENT])
+def test_a_numbered_source_can_be_looked_up(name: str) -> None:
+    sources = section(FORMULAS[name], "References")
+    assert sources.startswith("[1] ")
+    for source in re.split(r"\n(?=\[\d+\])", sources):
+        assert re.search(r"arXiv:\d{4}\.\d{5}|doi:10\.|@\w|\.io/|PyTorch \d", source), source
+
+
+@pytest.mark.parametrize("name", FORMULAS)
+def test_sections_stand_in_order(name: str) -> None:
+    doc = inspect.getdoc(FORMULAS[name]) or ""
+    places = [doc.find(f"\n{title}\n---") for title in SECTIONS if f"\n{title}\n---" in doc]
+    assert places == sorted(places)
+
+
+@pytest.mark.parametrize("name", FORMULAS)
+def test_a_formula_is_short(name: str) -> None:
+    """A formula is one to five lines, and never a loop over values."""
+    lines = inspect.getsource(FORMULAS[name]).split('"""')[-1].strip().splitlines()
+    assert len(lines) <= 6
+    assert "np.vectorize" not in "".join(lines)
+    assert not any(line.lstrip().startswith(("for ", "while ")) for line in lines)

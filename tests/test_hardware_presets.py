@@ -1,0 +1,365 @@
+"""Every GPU and node preset, found by glob; lookup by name, alias and file; what is refused."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from pydantic import ValidationError
+
+from memcalc import catalog
+from memcalc.errors import FileError, InputError, MemcalcError, UnknownNameError
+from memcalc.specs.hardware import GPU, Node
+from memcalc.units import GIB
+
+PRESETS = Path(__file__).resolve().parents[1] / "presets"
+GPU_FILES = sorted(path for path in (PRESETS / "gpus").glob("*.toml") if path.stem != "aliases")
+NODE_FILES = sorted(path for path in (PRESETS / "nodes").glob("*.toml") if path.stem != "aliases")
+ALIASES = [
+    (kind, alias, name)
+    for kind in ("gpu", "node")
+    for alias, name in tomllib.loads((PRESETS / f"{kind}s" / "aliases.toml").read_text(encoding="utf-8")).items()
+]
+
+MINE = """
+vendor = "nvidia"
+arch = "Ampere"
+memory_bytes = 42_000_000_000
+bandwidth_bytes_per_s = 1e12
+gpus_per_node = 4
+flash_attention = true
+date = "2026-11"
+[peak_flops]
+bf16 = 1e14
+[source]
+memory = "measured here"
+"""
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Keep the presets of whoever runs the tests out of them."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("XDG_CONFIG_HOME", "HOME", "APPDATA"):
+        monkeypatch.setenv(name, str(tmp_path / "home"))
+    return tmp_path
+
+
+def write(path: Path, text: str) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+# ---------------------------------------------------------- the files, one by one
+
+
+@pytest.mark.parametrize("path", GPU_FILES, ids=lambda path: path.stem)
+def test_gpu_preset(path: Path) -> None:
+    gpu = catalog.gpu(path.stem)
+    assert gpu.name == path.stem == path.stem.lower()
+    assert {"memory", "compute", "bandwidth"} <= gpu.source.keys()
+    assert (gpu.nvlink_bytes_per_s is None) or "interconnect" in gpu.source
+    assert (gpu.context_bytes is None) or "context" in gpu.source
+    assert 10 * GIB < gpu.memory_bytes < 300 * GIB
+    assert (gpu.compute_capability is not None) == (gpu.vendor == "nvidia")
+    assert 1e11 < gpu.bandwidth_bytes_per_s <= 8e12
+
+
+@pytest.mark.parametrize("path", GPU_FILES, ids=lambda path: path.stem)
+def test_torch_sees_a_little_less_than_nvidia_smi(path: Path) -> None:
+    """The driver keeps some memory: torch's total is below nvidia-smi's, by less than 4 %."""
+    gpu = catalog.gpu(path.stem)
+    if gpu.nvidia_smi_bytes is not None:
+        assert 0.96 * gpu.nvidia_smi_bytes < gpu.memory_bytes < gpu.nvidia_smi_bytes
+
+
+@pytest.mark.parametrize("path", GPU_FILES, ids=lambda path: path.stem)
+def test_dtypes_follow_the_generation(path: Path) -> None:
+    """Volta and Turing have neither bf16 nor fused attention; fp8 begins with Ada and Hopper (8.9)."""
+    gpu = catalog.gpu(path.stem)
+    if gpu.compute_capability is not None:
+        capability = float(gpu.compute_capability)
+        assert gpu.supports("bf16") == gpu.supports("tf32") == gpu.flash_attention == (capability >= 8.0)
+        assert gpu.supports("fp8") == (capability >= 8.9)
+    rates = gpu.peak_flops
+    assert rates.get("fp32", 0) <= rates.get("bf16", rates.get("fp16", 0)) <= rates.get("fp8", float("inf"))
+
+
+@pytest.mark.parametrize("path", NODE_FILES, ids=lambda path: path.stem)
+def test_node_preset(path: Path) -> None:
+    node = catalog.node(path.stem)
+    gpu = catalog.gpu(node.gpu)
+    assert node.name == path.stem
+    assert node.gpu == gpu.name, "a node names its GPU by the preset's own name"
+    assert node.source["links"]
+    assert node.intra_link_bytes_per_s in {gpu.nvlink_bytes_per_s, gpu.pcie_bytes_per_s}
+    host = node.tier("host")
+    assert (host.capacity_bytes if host else None) == node.host_memory_bytes
+    rates = [tier.bandwidth_bytes_per_s for tier in node.tiers]
+    assert rates == sorted(rates, reverse=True), "fastest first"
+
+
+def test_at_most_one_default_node_for_a_gpu() -> None:
+    defaults = [node.gpu for node in catalog.nodes() if node.default]
+    assert len(defaults) == len(set(defaults))
+
+
+@pytest.mark.parametrize(("kind", "alias", "name"), ALIASES)
+def test_an_alias_leads_to_its_preset_and_hides_none(kind: str, alias: str, name: str) -> None:
+    lookup: Callable[[str], GPU | Node] = getattr(catalog, kind)
+    found = lookup(alias)
+    assert found.name == name
+    assert alias in found.aliases
+    assert not (PRESETS / f"{kind}s" / f"{alias}.toml").exists()
+
+
+def test_lists_are_whole() -> None:
+    assert [gpu.name for gpu in catalog.gpus()] == sorted(path.stem for path in GPU_FILES)
+    assert {node.name for node in catalog.nodes()} == {path.stem for path in NODE_FILES}
+
+
+# ---------------------------------------------------------- public anchors
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype", "multiprocessors", "multiply_adds", "clock"),
+    [
+        # NVIDIA Tesla V100 GPU Architecture, WP-08608-001, table 1: 80 SMs, 8 tensor cores of 64 FMA each, 1530 MHz
+        ("v100-32g", "fp16", 80, 8 * 64, 1.530e9),
+        # NVIDIA A100 Tensor Core GPU Architecture, table 1: 108 SMs, 4 tensor cores of 256 FMA each, 1410 MHz
+        ("a100-80g", "bf16", 108, 4 * 256, 1.410e9),
+        # NVIDIA H100 Tensor Core GPU Architecture, table 2: 132 SMs, 4 tensor cores of 512 FMA each, 1830 MHz
+        ("h100", "bf16", 132, 4 * 512, 1.830e9),
+        # NVIDIA Ada GPU Architecture, table 2: 128 SMs, 4 tensor cores of 64 FMA each with fp32 sums, 2520 MHz
+        ("rtx-4090", "fp16", 128, 4 * 64, 2.520e9),
+    ],
+)
+def test_peak_rate_follows_from_units_and_clock(
+    name: str, dtype: str, multiprocessors: int, multiply_adds: int, clock: float
+) -> None:
+    peak = 2 * multiprocessors * multiply_adds * clock
+    assert catalog.gpu(name).peak_flops[dtype] == pytest.approx(peak, rel=0.004)  # type: ignore[index]
+
+
+@pytest.mark.parametrize(
+    ("name", "width_bits", "transfers_per_s"),
+    [
+        (
+            "a100-40g",
+            5120,
+            2.430e9,
+        ),  # NVIDIA A100 40GB PCIe product brief PB-10137-001: 5120 bit, 1215 MHz, two a clock
+        ("rtx-3090", 384, 19.5e9),  # NVIDIA Ampere GA102 GPU Architecture, table 2: 384 bit GDDR6X at 19.5 Gb/s
+        ("rtx-4090", 384, 21.0e9),  # NVIDIA Ada GPU Architecture, table 2: 384 bit GDDR6X at 21 Gb/s
+    ],
+)
+def test_bandwidth_follows_from_bus_and_clock(name: str, width_bits: int, transfers_per_s: float) -> None:
+    assert catalog.gpu(name).bandwidth_bytes_per_s == pytest.approx(width_bits / 8 * transfers_per_s, rel=0.002)
+
+
+@pytest.mark.parametrize(
+    ("name", "total_bytes", "tolerance"),
+    [
+        ("a100-40g", 42_298_834_944, 2**20),  # bottlerocket-os/bottlerocket#3873: deviceQuery's exact total
+        ("mi300x", 196_592 * 2**20, 2**20),  # ROCm/ROCm#4203: total_memory=196592MB
+        ("rtx-4090", 23.64 * GIB, 0.01 * GIB),  # 3DTopia/Phidias-Diffusion#8: "total capacity of 23.64 GiB"
+        ("a30", 23.53 * GIB, 0.04 * GIB),  # google/RB-Modulation#5: "24G in A30", 23.53 GiB
+    ],
+)
+def test_capacity_is_what_public_reports_show(name: str, total_bytes: float, tolerance: float) -> None:
+    assert catalog.gpu(name).memory_bytes == pytest.approx(total_bytes, abs=tolerance)
+
+
+# ---------------------------------------------------------- lookup
+
+
+@pytest.mark.parametrize(
+    ("typed", "name"),
+    [
+        ("H100", "h100"),
+        ("h100-sxm5-80gb", "h100"),
+        ("A100-SXM4-40GB", "a100-40g"),
+        ("rtx 4090", "rtx-4090"),
+        ("RTX_4090", "rtx-4090"),
+        (" t4 ", "t4"),
+        ("V100", "v100-32g"),
+    ],
+)
+def test_case_spaces_and_underscores_do_not_matter(typed: str, name: str) -> None:
+    assert catalog.gpu(typed).name == name
+
+
+@pytest.mark.parametrize(
+    ("typed", "near"), [("a100", "a100-40g"), ("h1000", "h100"), ("rtx-4080", "rtx-4090"), ("mi300", "mi300x")]
+)
+def test_an_unknown_name_is_answered_with_the_nearest(typed: str, near: str) -> None:
+    with pytest.raises(UnknownNameError, match=f"did you mean '{near}'"):
+        catalog.gpu(typed)
+
+
+@pytest.mark.parametrize("name", ["", ".", "..", "../gpus/h100", "aliases", "h100\x00", "a/b", "x" * 10_000, "~", "*"])
+def test_a_name_never_leads_out_of_the_presets(name: str) -> None:
+    with pytest.raises(MemcalcError):
+        catalog.gpu(name)
+
+
+@pytest.mark.parametrize("name", [None, 7, True, b"h100", ["h100"]])
+def test_a_name_is_text(name: object) -> None:
+    with pytest.raises(InputError, match="must be the name of a preset"):
+        catalog.gpu(name)  # type: ignore[arg-type]
+
+
+def test_the_order_of_search(elsewhere: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A given directory wins over memcalc.toml, that over the user's directory, and that over what is shipped."""
+    sizes: list[int] = []
+    home = elsewhere / "home"
+    monkeypatch.setattr(catalog, "config_dir", lambda: home)
+    for size, path in ((1, "home/gpus/h100.toml"), (2, "memcalc.toml"), (3, "given/gpus/H100.toml")):
+        text = MINE.replace("42_000_000_000", str(size))
+        if path == "memcalc.toml":
+            text = text.replace("[", "[gpu.h100.")
+            text = f"[gpu.h100]{text}"
+        write(elsewhere / path, text)
+        sizes.append(catalog.gpu("h100", [elsewhere / "given"] if size == 3 else ()).memory_bytes)
+    assert sizes == [1, 2, 3]
+    assert catalog.gpu("h100-sxm", [elsewhere / "given"]).memory_bytes == 3, (
+        "an alias leads to what replaces the preset"
+    )
+
+
+def test_a_project_table_brings_its_own_aliases(elsewhere: Path) -> None:
+    text = MINE.replace("[", "[gpu.mine.").replace("vendor", 'aliases = ["my card"]\nvendor', 1)
+    write(elsewhere / "memcalc.toml", f"[gpu.mine]{text}")
+    assert catalog.gpu("My Card").name == "mine"
+    assert "mine" in catalog.names("gpu")
+
+
+def test_a_file_of_ones_own(elsewhere: Path) -> None:
+    path = write(elsewhere / "dir" / "mine.toml", MINE)
+    assert catalog.gpu(str(path)).name == "mine"
+    assert catalog.gpu("dir/mine.toml").memory_bytes == 42_000_000_000
+
+
+def test_node_for_a_gpu_with_and_without_a_named_node(elsewhere: Path) -> None:
+    assert catalog.node_for(catalog.gpu("h100")).name == "hgx-h100"
+    made = catalog.node_for(catalog.gpu("mi300x"))
+    assert (made.gpus, made.host_memory_bytes, made.tiers) == (8, None, ())
+    path = write(elsewhere / "mine.toml", MINE)
+    assert catalog.node_for(catalog.gpu(str(path))).gpus == 4
+
+
+def test_every_gpu_has_a_node() -> None:
+    assert all(catalog.node_for(gpu).gpu == gpu.name for gpu in catalog.gpus())
+
+
+@pytest.mark.parametrize(
+    ("platform", "environ", "expected"),
+    [
+        ("linux", {"HOME": "/home/u"}, "/home/u/.config/memcalc/presets"),
+        ("linux", {"HOME": "/home/u", "XDG_CONFIG_HOME": "/x"}, "/x/memcalc/presets"),
+        ("linux", {"HOME": "/home/u", "XDG_CONFIG_HOME": "relative"}, "/home/u/.config/memcalc/presets"),
+        ("darwin", {"HOME": "/Users/u"}, "/Users/u/Library/Application Support/memcalc/presets"),
+        ("win32", {"APPDATA": "/c/u"}, "/c/u/memcalc/presets"),
+        ("linux", {}, None),
+        ("win32", {}, None),
+    ],
+)
+def test_config_dir(platform: str, environ: dict[str, str], expected: str | None) -> None:
+    found = catalog.config_dir(platform, environ)
+    assert (found.as_posix() if found else None) == expected
+
+
+# ---------------------------------------------------------- what is refused
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ('[source]\nmemory = "measured here"\n', "", "key 'source' is absent: must be given"),
+        ('memory = "measured here"\n', "", "source"),
+        ("measured here", "", "source.memory"),
+        ("memory_bytes", "memory_byte", "memory_bytes"),
+        (MINE, "", "key 'vendor' is absent: must be given"),
+        ("42_000_000_000", "-1", "must be greater than 0"),
+        ("42_000_000_000", "0", "must be greater than 0"),
+        ("42_000_000_000", "true", "memory_bytes"),
+        ("42_000_000_000", "42e9", "memory_bytes"),
+        ("42_000_000_000", "9223372036854775808", "memory_bytes"),
+        ("1e12", "nan", "bandwidth_bytes_per_s"),
+        ("1e12", "inf", "bandwidth_bytes_per_s"),
+        ("bf16", "bf17", "peak_flops.bf17"),
+        ('"nvidia"', '"acme"', "vendor"),
+        ('"2026-11"', '"yesterday"', "date"),
+        ("flash_attention = true", "flash_attention = true\nflash = 1", "key 'flash' is not known"),
+    ],
+)
+def test_a_bad_preset_is_refused_in_one_sentence(elsewhere: Path, old: str, new: str, said: str) -> None:
+    assert old in MINE
+    path = write(elsewhere / "mine.toml", MINE.replace(old, new))
+    with pytest.raises(InputError) as caught:
+        catalog.gpu(str(path))
+    assert said in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"\xff\xfe\x00", "must be UTF-8 text"),
+        (b"name = ", "must be TOML"),
+        (b"a = 1\na = 2", "must be TOML"),
+        (b"#" * (2**20 + 1), "must be at most 1 MiB"),
+        (b"a = " + b"[" * 100_000, "must be TOML"),
+        (b"a = " + b"9" * 10_000, "must be TOML"),
+    ],
+    ids=["binary", "truncated", "twice", "large", "deep", "digits"],
+)
+def test_an_unreadable_file_is_refused(elsewhere: Path, content: bytes, said: str) -> None:
+    path = elsewhere / "mine.toml"
+    path.write_bytes(content)
+    with pytest.raises(FileError, match=said):
+        catalog.gpu(str(path))
+
+
+def test_what_is_not_a_regular_file_is_refused(elsewhere: Path) -> None:
+    (elsewhere / "folder.toml").mkdir()
+    for name in ("folder.toml", "absent.toml", "/dev/zero"):
+        with pytest.raises(FileError, match="must be an existing regular file"):
+            catalog.gpu(name)
+    with pytest.raises(FileError, match="must be a directory"):
+        catalog.gpu("h100", ["absent"])
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("[gpus.x]\n", "did you mean 'gpu'"),
+        ("gpu = 1\n", "must hold one table a preset"),
+        ("[gpu]\nx = 1\n", "must hold one table a preset"),
+    ],
+)
+def test_a_bad_project_file_is_refused(elsewhere: Path, text: str, said: str) -> None:
+    write(elsewhere / "memcalc.toml", text)
+    with pytest.raises(InputError, match=said):
+        catalog.gpu("h100")
+
+
+def test_a_bad_alias_file_is_refused(elsewhere: Path) -> None:
+    write(elsewhere / "given" / "gpus" / "aliases.toml", "mine = 3\n")
+    with pytest.raises(InputError, match="must stand as alias"):
+        catalog.gpu("mine", [elsewhere / "given"])
+
+
+def test_a_tier_stands_once() -> None:
+    node = catalog.node("hgx-h100")
+    data = node.model_dump() | {"tiers": [node.tiers[0], node.tiers[0]]}
+    with pytest.raises(InputError, match="may stand once"):
+        catalog.validated(Node, data, "node preset twice")
+
+
+def test_a_spec_is_frozen() -> None:
+    with pytest.raises(ValidationError):
+        catalog.gpu("h100").memory_bytes = 1  # type: ignore[misc]
