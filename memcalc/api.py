@@ -1,4 +1,4 @@
-"""The library: :func:`estimate` one strategy, :func:`plan` over all that fit. The same words as the command line's options."""
+"""The library: :func:`estimate` one strategy, :func:`plan` over all that fit, in the words of the options."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from memcalc import catalog
 from memcalc.errors import CombinationError, MissingError
 from memcalc.planner import answer, axes
-from memcalc.planner.request import Request, check_words
+from memcalc.planner.request import Request, check_words, positive
 from memcalc.planner.search import Outcome, search
 from memcalc.terms import overhead_of
 
@@ -41,7 +41,13 @@ def _is_directory(path: Path) -> bool:
 
 
 def estimate(
-    *, model: str, gpu: str, node: str | None = None, settings: Mapping[str, Any] | None = None, preset_dirs: Iterable[str] = (), **words: Any
+    *,
+    model: str,
+    gpu: str,
+    node: str | None = None,
+    settings: Mapping[str, Any] | None = None,
+    preset_dirs: Iterable[str] = (),
+    **words: Any,
 ) -> Estimate:
     """Estimate one strategy: components, terms, phases, the three peak figures and the verdict.
 
@@ -50,7 +56,9 @@ def estimate(
     request, spec, chip, host = _resolve(model, gpu, node, settings, preset_dirs, words)
     grid = axes.one_strategy(request, spec, chip, host)
     overhead = overhead_of(chip, grid.layouts[0].gpus)
-    return answer.estimate_of(spec, grid, chip, host, overhead, request, _command("estimate", model, gpu, node, words, settings))
+    return answer.estimate_of(
+        spec, grid, chip, host, overhead, request, _command("estimate", model, gpu, node, words, settings)
+    )
 
 
 def plan(
@@ -60,7 +68,7 @@ def plan(
     node: str | None = None,
     settings: Mapping[str, Any] | None = None,
     preset_dirs: Iterable[str] = (),
-    top: int = 10,
+    top: int | str = 10,
     **words: Any,
 ) -> Plans:
     """Search every strategy that the given words leave open; rank those that fit by predicted throughput.
@@ -69,12 +77,13 @@ def plan(
     """
     started = time.perf_counter()
     request, spec, chip, host = _resolve(model, gpu, node, settings, preset_dirs, words)
+    wanted = positive(top, "top")
     counts = [request.given["gpus"]] if "gpus" in request.given else _counts(request, host)
     outcomes: dict[int, Outcome] = {}
     for gpus in counts:
         grid = axes.space(request, spec, chip, host, gpus)
         if grid is not None:
-            kept = top if len(counts) == 1 else 1
+            kept = wanted if len(counts) == 1 else 1
             outcomes[gpus] = search(spec, grid, overhead_of(chip, gpus), chip, host, kept)
     if not outcomes:
         _refuse(request, spec, counts)
@@ -84,7 +93,12 @@ def plan(
 
 
 def _resolve(
-    model: str, gpu: str, node: str | None, settings: Mapping[str, Any] | None, preset_dirs: Iterable[str], words: Mapping[str, Any]
+    model: str,
+    gpu: str,
+    node: str | None,
+    settings: Mapping[str, Any] | None,
+    preset_dirs: Iterable[str],
+    words: Mapping[str, Any],
 ) -> tuple[Request, Model, GPU, Node]:
     dirs = tuple(preset_dirs)
     chip = catalog.gpu(gpu, dirs)
@@ -113,7 +127,7 @@ def _refuse(request: Request, model: Model, counts: list[int]) -> None:
     from memcalc.grid import check_layout
 
     pinned = Request({**request.given, "gpus": counts[-1]})
-    check_layout(model, axes.one_layout(pinned, model, None), request.given.get("seq_len", model.max_positions))  # type: ignore[arg-type]
+    check_layout(model, axes.one_layout(pinned), request.given.get("seq_len", model.max_positions))
     raise MissingError(f"no parallel layout of {counts[-1]} GPUs is legal for {model.name}; give --gpus.")
 
 
@@ -140,13 +154,15 @@ def _if_fits(request: Request, model: Model, gpu: GPU, node: Node, gpus: int, ch
     return [(change + answer.short(best[0]), overhead.device(best[0].allocated))] if best else []
 
 
-def _command(command: str, model: str, gpu: str, node: str | None, words: Mapping[str, Any], settings: Mapping[str, Any] | None) -> str:
+def _command(
+    command: str, model: str, gpu: str, node: str | None, words: Mapping[str, Any], settings: Mapping[str, Any] | None
+) -> str:
     """The command line that reproduces the answer."""
     import shlex
 
     parts = ["memcalc", command, "--model", model, "--gpu", gpu, *(["--node", node] if node else [])]
     for name, value in words.items():
-        if value is None or value is False and name != "sp":
+        if value is None or (value is False and name != "sp"):
             continue
         flag = f"--{name.replace('_', '-')}"
         parts += [flag] if value is True else ["--no-sp"] if value is False else [flag, _typed(value)]

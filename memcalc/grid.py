@@ -1,4 +1,4 @@
-"""The strategy grid: named axes, each an array dimension of its own; one strategy is the grid whose axes have length one.
+"""The strategy grid: named axes, each an array dimension; one strategy is the grid whose axes have length one.
 
 Axes in order: parallel layout (the legal combinations of dp, tp, pp, cp, ep are one axis with columns, because they are
 coupled), pipeline stage, precision, recompute policy, sharding stage, offload, micro-batch. A column broadcasts along
@@ -222,7 +222,9 @@ def _check_tp(heads: int, what: str, model: Model, tp: int) -> None:
         raise CombinationError("tp", tp, f"a divisor of the {heads} {what} of {model.name}")
 
 
-def layouts_for(model: Model, gpus: int, degrees: Sequence[Sequence[int]], seq_len: int, *, sp: bool | None) -> list[Layout]:
+def layouts_for(
+    model: Model, gpus: int, degrees: Sequence[Sequence[int]], seq_len: int, *, sp: bool | None
+) -> list[Layout]:
     """All legal layouts of a number of GPUs over the wanted tp, pp, cp and ep degrees.
 
     Sequence parallelism is on wherever TP is, unless ``sp`` says otherwise: it divides activations for no extra volume.

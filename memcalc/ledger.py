@@ -52,7 +52,7 @@ class Ledger:
 
 
 def add_up(arrays: list[Array]) -> Array:
-    """Sum of broadcastable integer arrays: equal shapes first, small before large, so that big arrays are touched least."""
+    """Sum of broadcastable integer arrays: equal shapes first, small before large, so big ones are touched least."""
     by_shape: dict[tuple[int, ...], Array] = {}
     for array in arrays:
         known = by_shape.get(array.shape)

@@ -116,7 +116,9 @@ class TermFacts(Frozen):
 class Estimate(Frozen):
     """The answer of ``memcalc estimate``."""
 
-    schema_: Literal["memcalc.estimate/1"] = Field(default="memcalc.estimate/1", alias="schema", serialization_alias="schema")
+    schema_: Literal["memcalc.estimate/1"] = Field(
+        default="memcalc.estimate/1", alias="schema", serialization_alias="schema"
+    )
     version: str
     model: ModelFacts
     workload: WorkloadFacts

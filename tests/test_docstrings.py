@@ -1,10 +1,15 @@
-"""Every formula documents itself in the same form, and what it documents is what it takes."""
+"""Every formula documents itself in the same form, and what it documents is what it takes.
 
+Run as a script, this file writes the tables of docs/formulas.md anew from the docstrings.
+"""
+
+import doctest
 import inspect
 import pkgutil
 import re
 from collections.abc import Callable, Iterator
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -108,3 +113,56 @@ def test_a_formula_is_short(name: str) -> None:
     assert len(lines) <= 6
     assert "np.vectorize" not in "".join(lines)
     assert not any(line.lstrip().startswith(("for ", "while ")) for line in lines)
+
+
+PAGE = Path(__file__).parent.parent / "docs" / "formulas.md"
+
+
+def row(name: str) -> str:
+    """Return one formula's row: name, formula, what its symbols are, sources."""
+    doc = inspect.getdoc(FORMULAS[name]) or ""
+    math = " ".join(
+        line.strip() for line in re.findall(r"^\.\. math:: (.*(?:\n +.*)*)", doc, re.MULTILINE)[0].splitlines()
+    )
+    entries = re.split(r"\n(?=\S)", section(FORMULAS[name], "Parameters") + "\n" + section(FORMULAS[name], "Returns"))
+    symbols = "; ".join(re.sub(r"^([\w, ]+) : ", r"`\1` ", " ".join(entry.split())) for entry in entries)
+    sources = " ".join(section(FORMULAS[name], "References").split()) or "follows from the shapes"
+    return f"| `{name.partition('.')[2]}` | $`{math}`$ | {symbols} | {sources} |"
+
+
+def table(module: str) -> str:
+    """Return the table of one module's formulas in the order of the source."""
+    names = [name for name in FORMULAS if name.startswith(f"{module}.")]
+    names.sort(key=lambda name: FORMULAS[name].__code__.co_firstlineno)
+    return "\n".join(["| function | formula | symbols | source |", "| --- | --- | --- | --- |", *map(row, names)])
+
+
+def filled(page: str) -> str:
+    """Return the page with each table between its two comments written anew."""
+    return re.sub(
+        r"(<!-- table: (\w+) -->\n).*?(<!-- end -->)",
+        lambda match: f"{match[1]}{table(match[2])}\n{match[3]}",
+        page,
+        flags=re.DOTALL,
+    )
+
+
+def test_the_page_of_formulas_is_current() -> None:
+    """docs/formulas.md says what the docstrings say; `python tests/test_docstrings.py` writes it."""
+    page = PAGE.read_text(encoding="utf-8")
+    assert filled(page) == page
+
+
+def test_the_page_has_every_formula() -> None:
+    modules = re.findall(r"<!-- table: (\w+) -->", PAGE.read_text(encoding="utf-8"))
+    assert sorted(modules) == sorted({name.partition(".")[0] for name in FORMULAS})
+
+
+def test_the_examples_of_the_page_run() -> None:
+    results = doctest.testfile(str(PAGE), module_relative=False, encoding="utf-8")
+    assert results.attempted > 10
+    assert not results.failed
+
+
+if __name__ == "__main__":
+    PAGE.write_text(filled(PAGE.read_text(encoding="utf-8")), encoding="utf-8")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +15,8 @@ from hypothesis import strategies as st
 from memcalc.convert.huggingface import MODEL_TYPES, from_huggingface, read_model
 from memcalc.errors import MemcalcError
 from memcalc.formulas.census import model_count
-from memcalc.specs.model import Model
 
-NUMBERS = st.one_of(st.integers(), st.integers(-2, 300), st.sampled_from([2**31, 10**400, -(10**5000)]), st.floats())
+NUMBERS = st.one_of(st.integers(), st.integers(-2, 300), st.sampled_from([2**31, 10**400, -(10**4000)]), st.floats())
 JSON = st.recursive(
     st.one_of(st.none(), st.booleans(), NUMBERS, st.text()),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
@@ -29,25 +30,31 @@ KEYS = st.sampled_from(
         "layer_types", "rope_parameters", "partial_rotary_factor", "attention_dropout", "num_experts",
         "num_experts_per_tok", "n_routed_experts", "first_k_dense_replace", "n_shared_experts", "q_lora_rank",
         "kv_lora_rank", "text_config", "vision_config", "quantization_config", "architectures", "attn_config",
-        "id2label", "patch_size", "image_size", "feed_forward_proj", "_name_or_path", "model_type", "use_sliding_window",
-        "max_window_layers", "sliding_window_pattern", "word_embed_proj_dim", "rotary_dim", "num_kv_heads",
+        "id2label", "patch_size", "image_size", "feed_forward_proj", "_name_or_path", "model_type",
+        "use_sliding_window", "max_window_layers", "sliding_window_pattern", "word_embed_proj_dim",
+        "rotary_dim", "num_kv_heads",
         "projection_dim", "max_source_positions", "encoder_layers", "decoder_attention_heads",
     ]
 )  # fmt: skip
 QUICK = settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 
-def read(config: Any) -> Model | None:
-    """Return the model, or None where the config is refused in one sentence."""
+@contextmanager
+def suppress_ours() -> Iterator[None]:
+    """Let pass only errors of ours that say one printable sentence."""
+    said = "ok"
     try:
-        model = from_huggingface(config)
+        yield
     except MemcalcError as error:
-        sentence = str(error)
-        assert sentence
-        assert sentence.isprintable(), sentence
-        return None
-    assert model_count(model).total > 0
-    return model
+        said = str(error)
+    assert said.isprintable(), said
+    assert said
+
+
+def read(config: Any) -> None:
+    """Read a config to a model that can be counted, or be told in one sentence why not."""
+    with suppress_ours():
+        assert model_count(from_huggingface(config)).total > 0
 
 
 @QUICK
@@ -88,7 +95,5 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_damaged_file(file: Path, content: bytes, at: int) -> None:
     whole = json.dumps({"model_type": "gpt2", "n_embd": 64, "n_head": 4, "n_layer": 2, "architectures": None}).encode()
     file.write_bytes(whole[:at] + content + whole[at + len(content) :])
-    try:
+    with suppress_ours():
         assert model_count(read_model(file)).total > 0
-    except MemcalcError as error:
-        assert str(error).isprintable()

@@ -198,6 +198,7 @@ def test_narayanan_equation_2() -> None:
     tables = parameters.embedding_parameters(vocab, hidden) + parameters.embedding_parameters(SEQ_LEN, hidden)
     terms = 1 + Fraction(13, 12 * hidden) + Fraction(vocab + SEQ_LEN, 12 * layers * hidden)
     assert layers * block + tables == 12 * layers * hidden**2 * terms
+    assert layers * block + tables == parameters.narayanan_parameters(layers, hidden, vocab, SEQ_LEN)
     assert (layers * block + tables) // 10**8 == 1746
 
 
@@ -254,6 +255,7 @@ def test_nf4_bits_a_parameter() -> None:
     plain = count // 2 + 4 * scales
     double = count // 2 + optimizer.quantised_bytes(scales, block=256)
     assert Fraction(8 * plain, count) == Fraction(9, 2)
+    assert float(Fraction(8 * double, count)) == parameters.quantized_bits(4, 64, 8, outer_block=256)
     assert round(float(Fraction(8 * double, count)), 3) == 4.127
 
 

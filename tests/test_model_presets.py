@@ -43,8 +43,9 @@ def test_alias_leads_to_a_preset(alias: str, name: str) -> None:
 
 @pytest.mark.parametrize(
     ("typed", "name"),
-    [("7b", "llama-2-7b"), ("meta-llama/Llama-2-7b-hf", "llama-2-7b"), ("Llama2_7B", "llama-2-7b"), ("8B", "llama-3.1-8b"),
-     ("175b", "gpt3-175b"), ("671b", "deepseek-v3"), ("bert", "bert-base"), ("gpt2-124m", "gpt2"), ("phi-1_5", "phi-1.5")],
+    [("7b", "llama-2-7b"), ("meta-llama/Llama-2-7b-hf", "llama-2-7b"), ("Llama2_7B", "llama-2-7b"),
+     ("8B", "llama-3.1-8b"), ("175b", "gpt3-175b"), ("671b", "deepseek-v3"), ("bert", "bert-base"),
+     ("gpt2-124m", "gpt2"), ("phi-1_5", "phi-1.5")],
 )  # fmt: skip
 def test_what_people_type(typed: str, name: str) -> None:
     assert catalog.model(typed).name == name
@@ -77,9 +78,9 @@ def test_attention_is_as_the_class_writes_it(name: str, facts: dict[str, Any]) -
 
 @pytest.mark.parametrize(
     ("name", "activation"),
-    [("gpt2", "gelu_python"), ("bert-base", "gelu"), ("starcoder2-7b", "gelu_tanh"), ("opt-1.3b", "relu"), ("phi-2", "gelu_python"),
-     ("nemotron-4-340b", "relu2"), ("flan-t5-xl", "gelu_python"), ("gemma-7b", "gelu_tanh"), ("clip-vit-l-14", "quick_gelu"),
-     ("llama-2-7b", "silu")],
+    [("gpt2", "gelu_python"), ("bert-base", "gelu"), ("starcoder2-7b", "gelu_tanh"), ("opt-1.3b", "relu"),
+     ("phi-2", "gelu_python"), ("nemotron-4-340b", "relu2"), ("flan-t5-xl", "gelu_python"), ("gemma-7b", "gelu_tanh"),
+     ("clip-vit-l-14", "quick_gelu"), ("llama-2-7b", "silu")],
 )  # fmt: skip
 def test_activation_is_as_the_class_writes_it(name: str, activation: str) -> None:
     assert catalog.model(name).main.block.mlp.activation == activation

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import sys
+
 __all__ = ["main"]
+
+_INTERRUPTED = 130  # 128 + SIGINT, as shells report it
 
 
 def main() -> None:
     """Run the command line that the process was given."""
-    from memcalc.cli.app import app
+    try:
+        from memcalc.cli.app import app
 
-    app()
+        app()
+    except KeyboardInterrupt:  # while importing; typer answers a later one
+        sys.exit(_INTERRUPTED)

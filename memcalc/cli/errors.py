@@ -14,7 +14,6 @@ from memcalc.errors import MemcalcError, UnknownNameError
 
 __all__ = ["Group", "fail"]
 
-_INTERRUPTED = 130  # 128 + SIGINT, as shells report it
 _USAGE = 2
 # the common class of typer's usage errors has no public name
 _UsageError: type[Exception] = next(base for base in typer.BadParameter.__mro__ if base.__name__ == "ClickException")
@@ -38,8 +37,6 @@ class Group(TyperGroup):
             code = super().main(args, prog_name, complete_var, False, windows_expand_args, **extra)
         except MemcalcError as error:
             code = fail(str(error), error.exit_code)
-        except KeyboardInterrupt:
-            code = fail("interrupted", _INTERRUPTED)
         except (_UsageError, typer.Abort) as error:
             code = fail(_usage(error), _USAGE)
         return sys.exit(code or 0) if standalone_mode else code

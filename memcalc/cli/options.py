@@ -18,7 +18,7 @@ from memcalc.errors import InputError
 __all__ = ["DESTINATION", "JOB", "PRESETS", "Command", "Shared", "given", "takes"]
 
 Command = TypeVar("Command", bound=Callable[..., Any])
-_JOB, _PARALLELISM, _MEMORY, _ADAPTERS, _OUTPUT = "Job", "Parallelism", "Memory", "Adapters", "Output"
+_JOB, _PARALLELISM, _MEMORY, _OUTPUT = "Job", "Parallelism", "Memory", "Output"
 
 
 @dataclass(frozen=True)
@@ -34,13 +34,15 @@ class Shared:
     """What completes it: a name of :mod:`memcalc.specs.strategy`, or models, gpus, nodes."""
     required: bool = False
     negative: bool = False
+    hidden: bool = False
+    """Accepted as a name, and answered: this version does not model it."""
 
     def parameter(self) -> inspect.Parameter:
         """Return the option as typer reads it from a signature."""
         flag = f"--{self.name.replace('_', '-')}"
         declared = f"{flag}/--no-{flag[2:]}" if self.negative else flag
         info = typer.Option(
-            declared, help=self.help, metavar=self.metavar, rich_help_panel=self.panel,
+            declared, help=self.help, metavar=self.metavar, rich_help_panel=self.panel, hidden=self.hidden,
             show_default=False, autocompletion=self._complete if self.names else None,
         )  # fmt: skip
         kind: Any = list[str] if self.kind is list else self.kind
@@ -88,7 +90,7 @@ JOB = (
     Shared("pp_schedule", _PARALLELISM, "NAME", "1f1b, interleaved or gpipe.", names="Schedule"),
     Shared("vpp", _PARALLELISM, "N", "Model chunks a pipeline stage."),
     Shared("cp", _PARALLELISM, "N", "Context-parallel ranks."),
-    Shared("cp_kind", _PARALLELISM, "NAME", "ring, allgather or a2a."),
+    Shared("cp_kind", _PARALLELISM, "NAME", "ring; allgather and a2a are not modelled yet."),
     Shared("ep", _PARALLELISM, "N", "Expert-parallel ranks."),
     Shared("optimizer", _MEMORY, "NAME",
         "adamw, adamw-8bit, paged-adamw, paged-adamw-8bit, adafactor, lion, lion-8bit, sgd, sgd-momentum "
@@ -106,20 +108,20 @@ JOB = (
         names="Offload",
     ),
     Shared("offload_to", _MEMORY, "TIER", "cpu, nvme or cxl.", names="Tier"),
-    Shared("compress_activations", _MEMORY, "NAME", "none, int8 or int4."),
+    Shared("compress_activations", _MEMORY, "NAME", "none; int8 and int4 are not modelled yet."),
     Shared("attention", _MEMORY, "NAME", "flash, efficient, cudnn, math or eager.", names="AttentionImpl"),
     Shared("loss", _MEMORY, "NAME", "standard, chunked, fused-kernel, fused-linear or parallel.", names="Loss"),
     Shared("kernels", _MEMORY, "NAME",
         "Norms and rotary as the model writes them (model), or fused.",
         names="Kernels",
     ),
-    Shared("compile", _MEMORY, "NAME", "none, blocks, blocks+loss or model."),
-    Shared("lora", _ADAPTERS, "R[:TARGETS]", "Train LoRA adapters of rank R instead of the weights."),
-    Shared("adapter_dtype", _ADAPTERS, "DTYPE", "Dtype of the adapters."),
-    Shared("autocast", _ADAPTERS, "", "Autocast over a 16-bit base.", kind=bool, negative=True),
-    Shared("also_train", _ADAPTERS, "LIST", "What is trained in full beside the adapters: embedding, head."),
-    Shared("quantize", _ADAPTERS, "NAME", "nf4, nf4-dq, int8, gptq-int4 or gptq-int8 base weights."),
-    Shared("calibration", _MEMORY, "FILE", "Figures measured on this hardware."),
+    Shared("compile", _MEMORY, "NAME", "none; compiled blocks, loss and model are not modelled yet."),
+    Shared("lora", _MEMORY, "R[:TARGETS]", "Train LoRA adapters of rank R instead of the weights.", hidden=True),
+    Shared("adapter_dtype", _MEMORY, "DTYPE", "Dtype of the adapters.", hidden=True),
+    Shared("autocast", _MEMORY, "", "Autocast over a 16-bit base.", kind=bool, negative=True, hidden=True),
+    Shared("also_train", _MEMORY, "LIST", "What is trained in full beside the adapters: embedding, head.", hidden=True),
+    Shared("quantize", _MEMORY, "NAME", "nf4, nf4-dq, int8, gptq-int4 or gptq-int8 base weights.", hidden=True),
+    Shared("calibration", _MEMORY, "FILE", "Figures measured on this hardware.", hidden=True),
     Shared("set", _MEMORY, "KEY=VALUE",
         "Any field by its dotted name, such as strategy.reduce_dtype=bf16; repeatable.",
         kind=list,
@@ -153,8 +155,8 @@ def takes(*options: Shared) -> Callable[[Command], Command]:
 def given(options: Mapping[str, Any]) -> dict[str, Any]:
     """Return the words for the library: what was typed, under the library's names."""
     words = {name: value for name, value in options.items() if value not in (None, [])}
-    pairs = words.pop("set", [])
-    return {**words, "preset_dirs": tuple(words.pop("preset_dir", ())), "settings": dict(_pair(pair) for pair in pairs)}
+    pairs, dirs = words.pop("set", []), words.pop("preset_dir", ())
+    return {**words, "preset_dirs": tuple(dirs), "settings": dict(_pair(pair) for pair in pairs)}
 
 
 def _pair(text: str) -> tuple[str, str]:

@@ -44,7 +44,15 @@ _OTHER_HEADS = {
     "use_weighted_layer_sum",
 }  # fmt: skip
 """Other heads' dropout; spectrogram masks, generation."""
-_HARMLESS = frozenset({*_ABOUT_THE_FILE, *_SCALES, *_ROUTING, *_WITHOUT_SIZE, *_OTHER_HEADS})
+_GENERATION = {
+    "bad_words_ids", "cross_attention_hidden_size", "diversity_penalty", "do_sample", "early_stopping",
+    "encoder_no_repeat_ngram_size", "exponential_decay_length_penalty", "finetuning_task", "length_penalty",
+    "min_length", "no_repeat_ngram_size", "num_beam_groups", "num_beams", "num_return_sequences", "prefix",
+    "pruned_heads", "remove_invalid_values", "repetition_penalty", "return_dict_in_generate", "sep_token",
+    "temperature", "tf_legacy_loss", "tie_encoder_decoder", "top_k", "top_p", "typical_p", "use_bfloat16",
+}  # fmt: skip
+"""What older versions wrote about sampling into every config."""
+_HARMLESS = frozenset({*_GENERATION, *_ABOUT_THE_FILE, *_SCALES, *_ROUTING, *_WITHOUT_SIZE, *_OTHER_HEADS})
 _HARMLESS_STARTS = ("_", "init_std", "initializer", "summary_", "output_", "mask_time", "mask_feature", "router_jitter")
 _HARMLESS_ENDS = ("_token_id", "_token_index", "_eps", "_epsilon", "_jitter_noise", "_scaling_factor", "_layerdrop",
                   "_loss_coef")  # fmt: skip

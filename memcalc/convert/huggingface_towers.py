@@ -61,7 +61,7 @@ def vit(c: Keys, about: Flat) -> Model:
     patch, rows = _patches(c, 224, 16)
     bias, dropout = c.flag("qkv_bias", True), c.rate("hidden_dropout_prob")
     _architecture(about, "ForImageClassification")
-    c.get("pooler_output_size pooler_act")
+    c.get("pooler_output_size pooler_act tie_word_embeddings")
     flat = {
         **_LAYERNORM,
         **biases(bias, True, True),
@@ -209,10 +209,12 @@ def clip(c: Keys, about: Flat) -> Model:
     _architecture(about, "Model")
     vision, text = c.table("vision_config") or Keys({}), c.table("text_config") or Keys({})
     width = c.size("projection_dim", 512)
+    c.get("tie_word_embeddings text_config_dict vision_config_dict")
     image_groups, image_outside, tokens = _clip_vision(vision, width)
     words, text_group, text_outside = _clip_text(text, width)
     for tower in (vision, text):
-        tower.get("projection_dim")
+        tower.get("projection_dim tie_word_embeddings")
+        tower.only("add_cross_attention", False)
         tower.refuse_rest()
     scale = Outside(name="logit_scale", parameters=1, tower="text", place="last")
     return Model(

@@ -35,13 +35,15 @@ def saved_bytes(elements: Number, tokens: Number, width: Number, ranks: Number =
 
     References
     ----------
-    [1] Korthikanti et al., "Reducing Activation Recomputation in Large Transformer Models", 2022, arXiv:2205.05198, section 4.
+    [1] Korthikanti et al., "Reducing Activation Recomputation in Large Transformer Models", 2022, arXiv:2205.05198.
 
     """
     return -(-(elements * tokens * keys * width) // ranks)
 
 
-def logits_bytes(tokens: Number, vocab: Number, numerator: Number, denominator: Number = 1, ranks: Number = 1) -> Number:
+def logits_bytes(
+    tokens: Number, vocab: Number, numerator: Number, denominator: Number = 1, ranks: Number = 1
+) -> Number:
     r"""Return the bytes alive around the loss: logits, their fp32 copy, the log-softmax and the gradients.
 
     .. math:: B = \lceil \frac{n}{d} \frac{T V}{t} \rceil

@@ -119,10 +119,11 @@ def all_to_all_bytes(payload: Number, ranks: Number) -> Number:
 def zero_bytes(parameters: Number, gradients: Number, ranks: Number, stage: Number, microbatches: Number = 1) -> Number:
     r"""Return the bytes one data-parallel rank sends in a step at a ZeRO stage.
 
-    .. math:: B = \frac{n - 1}{n} \left( g(s) B_p + r(s) B_g \right)
+    .. math:: B = \left\lceil \frac{n - 1}{n} k \left( g B_p + r B_g \right) \right\rceil
 
-    Stage 0 all-reduces gradients; 1 and 2 reduce-scatter them and all-gather the new parameters once; 3 gathers the
-    parameters for forward and again for backward, and reduces gradients, in every micro-batch.
+    Stage 0 all-reduces gradients (g = 0, r = 2); 1 and 2 reduce-scatter them and all-gather the new parameters once
+    (1, 1); 3 gathers the parameters for forward and again for backward, and reduces gradients (2, 1), in each of k
+    micro-batches.
 
     Parameters
     ----------
@@ -130,7 +131,7 @@ def zero_bytes(parameters: Number, gradients: Number, ranks: Number, stage: Numb
     gradients : gradients of one replica in the reduction's dtype B_g, [bytes]
     ranks : ranks n that share a replica, [1]
     stage : ZeRO stage s, 0 to 3, [1]
-    microbatches : micro-batches a step; it matters at stage 3 alone, [1]
+    microbatches : micro-batches a step k; it matters at stage 3 alone, [1]
 
     Returns
     -------

@@ -194,7 +194,7 @@ def model_flops_per_token(active: Number, layers: Number, width: Number, seq_len
 
     Parameters
     ----------
-    active : parameters that one token passes P, without the embedding look-up, [1]
+    active : parameters that one token passes P, [1]
     layers : layers L, [1]
     width : heads times head size d_q, [1]
     seq_len : sequence length s, [tokens]

@@ -1,6 +1,7 @@
 """The tensors that autograd keeps in one block: the inventory from which every activation figure is summed.
 
-Legend: T tokens of a micro-batch on a rank, h hidden, a heads, q = a * head_dim, k = kv_heads * head_dim, f ffn, s keys.
+Legend: T tokens of a micro-batch on a rank, h hidden, a heads, q = a * head_dim, k = kv_heads * head_dim, f ffn,
+s keys.
 Widths are bytes an element for three classes of precision, in this order: 16-bit weights, fp32 weights under
 autocast, fp32 throughout.
 
@@ -14,7 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
-    from memcalc.specs.model import Attention, Block, Mlp, MixtureOfExperts, Norm
+    from memcalc.specs.model import Attention, Block, LatentAttention, MixtureOfExperts, Mlp, Norm
 
 Widths = tuple[int, int, int]
 Shard = Literal["tp", "sp", "none"]
@@ -75,10 +76,10 @@ def block_inventory(block: Block, *, kernels: str, attention: str, dropout: bool
     mlp_readers = 2 if getattr(block.mlp, "gated", False) and not block.is_moe else 1
     if block.norms:
         parts += norm_saved("attention norm", block.norm, block.hidden, readers, kernels, first=True)
-    parts += attention_saved(block.attention, block.hidden, attention, dropout=dropout)
+    parts += attention_saved(block.attention, attention, dropout=dropout)
     if block.cross_attention is not None:
         parts += norm_saved("cross-attention norm", block.norm, block.hidden, 1, kernels)
-        parts += attention_saved(block.cross_attention, block.hidden, attention, dropout=dropout, prefix="cross-")
+        parts += attention_saved(block.cross_attention, attention, dropout=dropout, prefix="cross-")
     if dropout and block.dropout:
         parts.append(Saved("attention dropout mask", block.hidden, BYTE, "sp", "mask", expression="h"))
     if block.norms > 1 and not block.parallel:
@@ -97,7 +98,7 @@ def norm_saved(name: str, norm: Norm, hidden: int, readers: int, kernels: str, *
     An RMSNorm that the model writes out keeps an fp32 copy of its input, the normalised tensor and the product;
     LayerNorm and a fused RMSNorm keep the input, the output and their statistics.
     """
-    own = first and True
+    own = first
     output: Widths = (2 if readers else 0, 2 * readers, 4 if readers else 0)
     out = Saved(f"{name} output", hidden, output, "sp", "norm", expression="h")
     if norm.kind == "layernorm":
@@ -111,10 +112,10 @@ def norm_saved(name: str, norm: Norm, hidden: int, readers: int, kernels: str, *
     return [copy, rstd, Saved(f"{name} normalised", hidden, RESIDUAL, "sp", "norm", expression="h"), out]
 
 
-def attention_saved(attn: Attention, hidden: int, kernel: str, *, dropout: bool, prefix: str = "") -> list[Saved]:
+def attention_saved(attn: Attention, kernel: str, *, dropout: bool, prefix: str = "") -> list[Saved]:
     """Queries, keys, values, the scores where they are materialised, and the output (input of the projection)."""
     materialised = kernel in {"eager", "math"}
-    saved = latent_saved(attn, hidden) if attn.latent else qkv_saved(attn, prefix, repeated=materialised)
+    saved = latent_saved(attn, attn.latent) if attn.latent else qkv_saved(attn, prefix, repeated=materialised)
     saved += scores_saved(attn, dropout=dropout) if materialised else [logsumexp(attn, prefix)]
     width = attn.heads * (attn.latent.v_head_dim if attn.latent else attn.head_dim)
     saved.append(Saved(f"{prefix}attention output", width, COMPUTE, "tp", "attn_out", expression="q", in_ops=True))
@@ -154,22 +155,34 @@ def scores_saved(attn: Attention, *, dropout: bool) -> list[Saved]:
     widths: Widths = (4, 4, 4) if upcast else COMPUTE
     saved = [Saved("attention softmax", attn.heads, widths, "tp", "core", quadratic=True, expression="a·s")]
     if upcast:
-        saved.append(Saved("attention softmax, 16-bit copy", attn.heads, ABSENT_IN_FP32, "tp", "core", quadratic=True, expression="a·s"))
+        saved.append(
+            Saved(
+                "attention softmax, 16-bit copy",
+                attn.heads,
+                ABSENT_IN_FP32,
+                "tp",
+                "core",
+                quadratic=True,
+                expression="a·s",
+            )
+        )
     if dropout and attn.dropout:
         saved.append(Saved("attention dropout mask", attn.heads, BYTE, "tp", "core", quadratic=True, expression="a·s"))
-        saved.append(Saved("attention softmax, dropped", attn.heads, COMPUTE, "tp", "core", quadratic=True, expression="a·s"))
+        saved.append(
+            Saved("attention softmax, dropped", attn.heads, COMPUTE, "tp", "core", quadratic=True, expression="a·s")
+        )
     return saved
 
 
-def latent_saved(attn: Attention, hidden: int) -> list[Saved]:
+def latent_saved(attn: Attention, latent: LatentAttention) -> list[Saved]:
     """Multi-head latent attention: the low-rank projections with their norms, then full-width q, k, v."""
-    latent = attn.latent
-    assert latent is not None
     ranks = (latent.q_lora_rank or 0) * 2 + 2 * latent.kv_lora_rank + latent.qk_rope_head_dim
     qk = attn.heads * (latent.qk_nope_head_dim + latent.qk_rope_head_dim)
     values = attn.heads * latent.v_head_dim
     return [
-        Saved("latent projections and norms", ranks, COMPUTE, "none", "qkv", expression="2·q_rank + 2·kv_rank + d_rope"),
+        Saved(
+            "latent projections and norms", ranks, COMPUTE, "none", "qkv", expression="2·q_rank + 2·kv_rank + d_rope"
+        ),
         Saved("queries", qk, COMPUTE, "tp", "mla_up", expression="a·(d_nope + d_rope)"),
         Saved("keys", qk, COMPUTE, "tp", "mla_up", expression="a·(d_nope + d_rope)"),
         Saved("values", values, COMPUTE, "tp", "mla_up", expression="a·d_v", in_ops=True),
@@ -189,7 +202,9 @@ def mlp_saved(mlp: Mlp | MixtureOfExperts, hidden: int, kernels: str) -> list[Sa
         *dense_saved("experts'", topk * mlp.ffn, mlp.activation, kernels, gated=mlp.gated, part="moe"),
         Saved("routed outputs", topk * hidden, COMPUTE, "sp", "moe", expression="topk·h"),
     ]
-    return saved + (dense_saved("shared experts'", shared, mlp.activation, kernels, gated=mlp.gated, part="mlp") if shared else [])
+    return saved + (
+        dense_saved("shared experts'", shared, mlp.activation, kernels, gated=mlp.gated, part="mlp") if shared else []
+    )
 
 
 KEPT_BY_ACTIVATION = {"gelu_python": 4, "gelu_new": 4, "gelu_fast": 4, "relu": 0}
@@ -197,13 +212,21 @@ KEPT_BY_ACTIVATION = {"gelu_python": 4, "gelu_new": 4, "gelu_fast": 4, "relu": 0
 
 
 def dense_saved(name: str, ffn: int, activation: str, kernels: str, *, gated: bool, part: Part) -> list[Saved]:
-    """Intermediates of width f: gate, up, activation and product where gated; the activation's input and output if not."""
+    """Intermediates of width f: gate, up, activation, product where gated; else the activation's input and output."""
     act_part: Part = "moe_act" if part == "moe" else part
     out = Saved(f"{name} product", ffn, COMPUTE, "tp", act_part, expression="f")
     if gated:
-        fused = [] if kernels == "fused-act" else [Saved(f"{name} activation of gate", ffn, COMPUTE, "tp", act_part, expression="f")]
+        fused = (
+            []
+            if kernels == "fused-act"
+            else [Saved(f"{name} activation of gate", ffn, COMPUTE, "tp", act_part, expression="f")]
+        )
         gate = Saved(f"{name} gate", ffn, COMPUTE, "tp", part, expression="f", in_ops=True)
         return [gate, Saved(f"{name} up", ffn, COMPUTE, "tp", part, expression="f"), *fused, out]
     kept = KEPT_BY_ACTIVATION.get(activation, 1)
-    inner = [Saved(f"{name} activation's inputs", kept * ffn, COMPUTE, "tp", part, expression=f"{kept}·f", in_ops=True)] if kept else []
+    inner = (
+        [Saved(f"{name} activation's inputs", kept * ffn, COMPUTE, "tp", part, expression=f"{kept}·f", in_ops=True)]
+        if kept
+        else []
+    )
     return [*inner, out]

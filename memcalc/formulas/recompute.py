@@ -40,7 +40,7 @@ _COUNTED = re.compile(r"(every|segments|block|uniform)-([1-9]\d{0,3})")
 
 @dataclass(frozen=True)
 class Policy:
-    """A parsed policy: ``kind`` says how blocks are treated, ``count`` is its K or N, ``dropped`` the parts recomputed."""
+    """A parsed policy: ``kind`` is how blocks are treated, ``count`` its K or N, ``dropped`` the parts recomputed."""
 
     name: str
     kind: str
@@ -70,7 +70,7 @@ def _modules(name: str) -> frozenset[str]:
     listed = name.removeprefix("modules:").split(",")
     for module in listed:
         if module not in MODULES:
-            raise InputError("recompute", module, f"modules are {', '.join(MODULES)}", MODULES)
+            raise InputError("recompute modules:", module, f"the modules are {', '.join(MODULES)}", MODULES)
     return frozenset().union(*(MODULES[module] for module in listed))
 
 

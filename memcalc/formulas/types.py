@@ -1,7 +1,6 @@
-"""The type of a column: a NumPy array of integers (bytes, counts) or floats (seconds) that broadcasts."""
+"""The type of a column: a NumPy array of integers (bytes, counts) or floats (seconds), or one number."""
 
-from typing import Any
+from typing import Any, TypeAlias
 
-from numpy.typing import NDArray
-
-Array = NDArray[Any]
+Array: TypeAlias = Any
+"""NumPy's stubs give arithmetic between scalars and arrays no common type, and every formula takes both."""

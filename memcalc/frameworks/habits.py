@@ -54,7 +54,7 @@ class Habits:
     """Elements of one communication bucket kept beside the gradients."""
     buckets: int = 0
     gradients_follow_optimizer: bool = False
-    """Where the optimizer is offloaded, gradient shards go to the host as they are reduced (DeepSpeed, stage 2 and 3)."""
+    """With an offloaded optimizer, gradient shards go to the host as they are reduced (DeepSpeed, stages 2 and 3)."""
     gradient_copy: bool = False
     """Bucket buffers hold a second copy of all gradients (DDP without ``gradient_as_bucket_view``)."""
     persistent_gradients: bool = False
@@ -71,14 +71,22 @@ def _ratio(forward: str, backward: str) -> tuple[Ratio, Ratio]:
     return Fraction(forward), Fraction(backward)
 
 
-_HF_LOSS: LossBytes = {"standard": _ratio("10", "12"), "fused-kernel": _ratio("2", "2"), "chunked": _ratio("13/2", "11/2")}
+_HF_LOSS: LossBytes = {
+    "standard": _ratio("10", "12"),
+    "fused-kernel": _ratio("2", "2"),
+    "chunked": _ratio("13/2", "11/2"),
+}
 _TITAN_LOSS: LossBytes = {
     "standard": _ratio("8", "12"),
     "chunked": _ratio("13/2", "11/2"),
     "fused-kernel": _ratio("2", "2"),
     "parallel": _ratio("12", "16"),
 }
-_MEGATRON_LOSS: LossBytes = {"standard": _ratio("6", "6"), "parallel": _ratio("6", "6"), "fused-kernel": _ratio("2", "2")}
+_MEGATRON_LOSS: LossBytes = {
+    "standard": _ratio("6", "6"),
+    "parallel": _ratio("6", "6"),
+    "fused-kernel": _ratio("2", "2"),
+}
 FP32_LOGITS: tuple[Ratio, Ratio] = _ratio("8", "16")
 """With fp32 logits: the logits and the log-softmax, then two gradients (measured on ATen operators, PyTorch 2.13)."""
 
@@ -111,7 +119,7 @@ _FSDP2 = Habits(
 
 
 def _like(base: Habits, name: str, **changes: object) -> Habits:
-    return Habits(**{**base.__dict__, "name": name, **changes})  # type: ignore[arg-type]
+    return Habits(**{**base.__dict__, "name": name, **changes})
 
 
 _PLAIN = Habits(
@@ -125,9 +133,19 @@ _PLAIN = Habits(
 FRAMEWORKS: dict[str, Habits] = {
     "fsdp2": _FSDP2,
     "torchtitan": _like(_FSDP2, "torchtitan", kernels="fused", optimizer_impl="fused", source="torchtitan b5bcd76"),
-    "torchtune": _like(_FSDP2, "torchtune", tensor_parallel=False, source="torchtune ce_chunked_output_loss.py, _compile.py"),
-    "fsdp1": _like(_FSDP2, "fsdp1", tensor_parallel=False, loss=_HF_LOSS, source="torch/distributed/fsdp/api.py, torch 2.13"),
-    "hf": _like(_FSDP2, "hf", tensor_parallel=False, loss=_HF_LOSS, source="transformers loss/loss_utils.py 5.23, accelerate FSDP"),
+    "torchtune": _like(
+        _FSDP2, "torchtune", tensor_parallel=False, source="torchtune ce_chunked_output_loss.py, _compile.py"
+    ),
+    "fsdp1": _like(
+        _FSDP2, "fsdp1", tensor_parallel=False, loss=_HF_LOSS, source="torch/distributed/fsdp/api.py, torch 2.13"
+    ),
+    "hf": _like(
+        _FSDP2,
+        "hf",
+        tensor_parallel=False,
+        loss=_HF_LOSS,
+        source="transformers loss/loss_utils.py 5.23, accelerate FSDP",
+    ),
     "litgpt": _like(_FSDP2, "litgpt", tensor_parallel=False, loss=_HF_LOSS, source="litgpt finetune/full.py"),
     "plain": _PLAIN,
     "ddp": _like(_PLAIN, "ddp", gradient_copy=True, source="torch/nn/parallel/distributed.py, torch 2.13"),

@@ -15,8 +15,9 @@ from memcalc.grid import Grid
 from memcalc.ledger import COMPONENTS, PHASES, Ledger, Term, add_up
 from memcalc.planner import time as clock
 from memcalc.specs.strategy import Strategy
-from memcalc.terms import Census, build_ledger, host_bytes
-from memcalc.terms.activations import groups_of
+from memcalc.terms import build_ledger, host_bytes, overhead_of
+from memcalc.terms.activations import groups_of, kept_bytes
+from memcalc.terms.census import Census
 
 if TYPE_CHECKING:
     from memcalc.formulas.types import Array
@@ -86,7 +87,9 @@ def model_facts(model: Model) -> results.ModelFacts:
 
 def hardware_facts(gpu: GPU, node: Node, gpus: int) -> results.HardwareFacts:
     """The hardware by name."""
-    return results.HardwareFacts(gpu=gpu.name, gpus=gpus, node=node.name, nodes=-(-gpus // node.gpus), gpus_per_node=node.gpus)
+    return results.HardwareFacts(
+        gpu=gpu.name, gpus=gpus, node=node.name, nodes=-(-gpus // node.gpus), gpus_per_node=node.gpus
+    )
 
 
 def estimate_of(
@@ -112,7 +115,9 @@ def estimate_of(
         ),
         hardware=hardware_facts(gpu, node, layout.gpus),
         strategy=strategy,
-        peak=results.Peak(allocated=top.allocated, reserved=top.reserved, device=top.device, phase=top.phase, stage=top.stage),
+        peak=results.Peak(
+            allocated=top.allocated, reserved=top.reserved, device=top.device, phase=top.phase, stage=top.stage
+        ),
         interval=results.Interval(low=low, high=high, coverage=None),
         budget=budget_of(overhead),
         verdict=verdict_of(top.allocated, overhead),
@@ -165,7 +170,9 @@ def budget_of(overhead: Overhead) -> results.Budget:
 def components_of(ledger: Ledger, grid: Grid, overhead: Overhead, top: results.StagePeak) -> results.Components:
     """Bytes by component at the peak phase of the peak stage."""
     named = {
-        name: at_stage(ledger.component(name, top.phase), top.stage, grid.num_stages) for name in COMPONENTS if name != "reserve"
+        name: at_stage(ledger.component(name, top.phase), top.stage, grid.num_stages)
+        for name in COMPONENTS
+        if name != "reserve"
     }
     return results.Components(**named, reserve=overhead.reserve(top.allocated))
 
@@ -182,14 +189,6 @@ def saved_of(model: Model, grid: Grid) -> results.Saved:
     logits = scalar(ledger["logits and loss"].bytes, grid.num_stages - 1) if "logits and loss" in ledger else 0
     total = sum((kept_bytes(g) for g in groups), np.int64(0)) + (outside + logits) * grid.is_last
     return results.Saved(per_block=per_block, outside_blocks=outside + logits, total=int(np.max(total)))
-
-
-def kept_bytes(group: Any) -> Array:
-    """Bytes that a stage's blocks of one group keep for one micro-batch."""
-    total = group.checkpoint * group.field("checkpoints")
-    for saved in group.inventory:
-        total = total + group.bytes_of(saved) * group.kept_blocks(saved)
-    return np.asarray(total)
 
 
 def term_fact(term: Term, stage: int, grid: Grid) -> results.TermFacts:
@@ -209,11 +208,13 @@ def warnings_for(model: Model, gpu: GPU, node: Node, overhead: Overhead, host: i
     """What the figure does not know."""
     said = []
     if overhead.context_assumed:
-        said.append(f"no measured context size of {gpu.name} is known: 0.5 GiB assumed (published figures span 0.13 to 0.70 GiB)")
+        said.append(f"no measured context size of {gpu.name} is known: 0.5 GiB assumed (published: 0.13 to 0.70 GiB)")
     if host and node.host_memory_bytes is None:
         said.append(f"host memory of node {node.name} is unknown: this strategy needs {host / 2**30:.1f} GiB of it")
-    elif host > (node.host_memory_bytes or 0) > 0 and strategy.offload_to == "cpu":
-        said.append(f"host memory: {host / 2**30:.1f} GiB needed, {node.host_memory_bytes / 2**30:.1f} GiB in node {node.name}")  # type: ignore[operator]
+    elif node.host_memory_bytes is not None and host > node.host_memory_bytes and strategy.offload_to == "cpu":
+        said.append(
+            f"host memory: {host / 2**30:.1f} GiB needed, {node.host_memory_bytes / 2**30:.1f} GiB in node {node.name}"
+        )
     if model.is_moe:
         said.append("experts are assumed to be balanced; buffers of the token exchange are not modelled")
     return said
@@ -230,10 +231,8 @@ def plans_of(
     started: float,
 ) -> results.Plans:
     """The answer of a search over one or several GPU counts."""
-    from memcalc.terms import overhead_of
-
-    found = [(gpus, f) for gpus, outcome in outcomes.items() for f in outcome.best]
-    plans = tuple(plan_of(rank, model, gpu, f, overhead_of(gpu, gpus), command) for rank, (gpus, f) in enumerate(found, 1))
+    found = [(outcome.best[0], f) for outcome in outcomes.values() for f in outcome.best]
+    plans = tuple(plan_of(rank, model, gpu, node, f, fastest, command) for rank, (fastest, f) in enumerate(found, 1))
     last = max(outcomes)
     return results.Plans(
         version=__version__,
@@ -254,9 +253,9 @@ def plans_of(
     )
 
 
-def plan_of(rank: int, model: Model, gpu: GPU, found: Found, overhead: Overhead, command: str) -> results.Plan:
+def plan_of(rank: int, model: Model, gpu: GPU, node: Node, found: Found, fastest: Found, command: str) -> results.Plan:
     """One ranked plan, with the same figures that ``estimate`` gives for it."""
-    single = single_grid(found)
+    single, overhead = single_grid(found), overhead_of(gpu, found.layout.gpus)
     ledger = build_ledger(model, single, overhead.workspace)
     top = max(stage_peaks(model, ledger, single, overhead), key=lambda s: s.allocated)
     strategy = strategy_of(found.grid, found.index)
@@ -270,11 +269,13 @@ def plan_of(rank: int, model: Model, gpu: GPU, found: Found, overhead: Overhead,
         accumulation_steps=scalar(single.accumulation),
         global_batch=found.grid.fixed.global_batch,
         data_parallel=found.layout.dp,
-        peak=results.PlanPeak(allocated=top.allocated, reserved=top.reserved, device=top.device, phase=top.phase, stage=top.stage),
+        peak=results.PlanPeak(
+            allocated=top.allocated, reserved=top.reserved, device=top.device, phase=top.phase, stage=top.stage
+        ),
         verdict=verdict_of(top.allocated, overhead),
         time=results.StepTime(step=found.step, tokens_per_second_per_gpu=speed, mfu=usage, **found.times),
-        host_memory=found.host * min(found.layout.gpus, 8),
-        why=why(found, top, overhead),
+        host_memory=found.host * min(found.layout.gpus, node.gpus),
+        why=why(found, top, overhead, fastest),
         command=command_of(command, found, strategy),
     )
 
@@ -298,17 +299,21 @@ def short(found: Found) -> str:
     """A strategy in a few words."""
     s = strategy_of(found.grid, found.index)
     parts = [s.precision, f"zero {s.zero}", *([f"tp {s.tp}"] if s.tp > 1 else []), f"recompute {s.recompute}"]
-    return ", ".join([*parts, *([f"offload {'+'.join(s.offload)}"] if s.offload else []), f"micro-batch {s.micro_batch}"])
+    return ", ".join(
+        [*parts, *([f"offload {'+'.join(s.offload)}"] if s.offload else []), f"micro-batch {s.micro_batch}"]
+    )
 
 
-def why(found: Found, top: results.StagePeak, overhead: Overhead) -> str:
-    """One sentence on what bounds the plan and what its time is spent on."""
-    times = found.times
+def why(found: Found, top: results.StagePeak, overhead: Overhead, fastest: Found) -> str:
+    """One sentence on why a plan is listed, what its time is spent on and where its peak stands."""
+    gpus, times = found.layout.gpus, found.times
     largest = max(("recompute", "communication", "offload", "bubble"), key=lambda name: times[name])
     share = times[largest] / found.step
     spent = f"{largest} takes {share:.0%} of the step" if share >= 0.01 else "nearly all of the step is compute"
-    free = (overhead.capacity - top.device) / 2**30
-    return f"fastest that fits on {found.layout.gpus} GPU{'s' * (found.layout.gpus > 1)}: {spent}; the peak stands at {top.phase}, {free:.1f} GiB stay free"
+    free = f"the peak stands at {top.phase}, {(overhead.capacity - top.device) / 2**30:.1f} GiB stay free"
+    slower = found.step / fastest.step - 1
+    rank = "fastest that fits" if found is fastest else f"{slower:.1%} slower than the fastest"
+    return f"{rank} on {gpus} GPU{'s' * (gpus > 1)}: {spent}; {free}"
 
 
 def command_of(command: str, found: Found, s: Strategy) -> str:
@@ -352,8 +357,9 @@ def too_large(model: Model, gpu: GPU, outcome: Outcome, overhead: Overhead) -> s
     parts = components_of(ledger, grid, overhead, top).model_dump()
     name = max(parts, key=lambda key: parts[key])
     return (
-        f"nothing fits on {outcome.smallest.layout.gpus} x {gpu.name}: even the smallest strategy ({short(outcome.smallest)}) needs "
-        f"{top.device / 2**30:.1f} of {overhead.capacity / 2**30:.1f} GiB, of which {name} {parts[name] / 2**30:.1f} GiB"
+        f"nothing fits on {outcome.smallest.layout.gpus} x {gpu.name}: even the smallest strategy "
+        f"({short(outcome.smallest)}) needs {top.device / 2**30:.1f} of {overhead.capacity / 2**30:.1f} GiB, "
+        f"of which {name} {parts[name] / 2**30:.1f} GiB"
     )
 
 

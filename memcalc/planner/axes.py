@@ -27,11 +27,20 @@ RECOMPUTES = (
     "full",
 )
 """Policies that a search tries, the cheapest first."""
-OFFLOADS: tuple[tuple[str, ...], ...] = ((), ("optimizer",), ("params",), ("activations",), ("optimizer", "activations"), ("params", "activations"))
+OFFLOADS: tuple[tuple[str, ...], ...] = (
+    (),
+    ("optimizer",),
+    ("params",),
+    ("activations",),
+    ("optimizer", "activations"),
+    ("params", "activations"),
+)
 MICRO_BATCHES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
 
 
-def fixed_part(request: Request, habits: Habits, model: Model, gpu: GPU, precisions: list[str], micro_steps: int) -> Fixed:
+def fixed_part(
+    request: Request, habits: Habits, model: Model, gpu: GPU, precisions: list[str], micro_steps: int
+) -> Fixed:
     """What all strategies of the request share."""
     seq_len = rq.sequence_length(request, model)
     return Fixed(
@@ -58,15 +67,20 @@ def one_strategy(request: Request, model: Model, gpu: GPU, node: Node) -> Grid:
     rq.check_offload(request, habits, node)
     precision = str(request.get("precision", rq.precisions_for(gpu, habits)[0]))
     rq.check_precision(precision, gpu, habits)
-    layout = one_layout(request, model, gpu)
+    layout = one_layout(request)
     micro_batch = int(request.get("micro_batch", 1))
     fixed = fixed_part(request, habits, model, gpu, [precision], layout.dp * micro_batch)
     check_layout(model, layout, fixed.seq_len)
     if fixed.global_batch % (layout.dp * micro_batch):
-        allowed = f"micro-batch x data-parallel ranks = {micro_batch} x {layout.dp} = {layout.dp * micro_batch} must divide it"
+        product = f"{micro_batch} x {layout.dp} = {layout.dp * micro_batch}"
+        allowed = f"micro-batch x data-parallel ranks = {product} must divide it"
         raise CombinationError("global-batch", fixed.global_batch, allowed)
     if fixed.optimizer_in_backward and fixed.global_batch > layout.dp * micro_batch:
-        raise CombinationError("optimizer-in-backward", True, f"gradients cannot accumulate, so global-batch must be {layout.dp * micro_batch}")
+        raise CombinationError(
+            "optimizer-in-backward",
+            True,
+            f"gradients cannot accumulate, so global-batch must be {layout.dp * micro_batch}",
+        )
     return Grid(
         fixed,
         (layout,),
@@ -79,7 +93,7 @@ def one_strategy(request: Request, model: Model, gpu: GPU, node: Node) -> Grid:
     )
 
 
-def one_layout(request: Request, model: Model, gpu: GPU) -> Layout:
+def one_layout(request: Request) -> Layout:
     """The layout that the degrees leave for data parallelism."""
     tp, pp, cp, ep = (request.given.get(name, 1) for name in ("tp", "pp", "cp", "ep"))
     ranks = tp * pp * cp
@@ -103,7 +117,9 @@ def space(request: Request, model: Model, gpu: GPU, node: Node, gpus: int) -> Gr
     fixed = fixed_part(request, habits, model, gpu, precisions, gpus)
     degrees = [_degrees(request, name, gpus, node, habits) for name in ("tp", "pp", "cp", "ep")]
     layouts = layouts_for(model, gpus, degrees, fixed.seq_len, sp=request.given.get("sp"))
-    micro = [m for m in MICRO_BATCHES if fixed.global_batch % m == 0 and m * max(gpus // node.gpus, 1) <= fixed.global_batch]
+    micro = [
+        m for m in MICRO_BATCHES if fixed.global_batch % m == 0 and m * max(gpus // node.gpus, 1) <= fixed.global_batch
+    ]
     if not layouts:
         return None
     return Grid(

@@ -41,7 +41,24 @@ NOT_MODELLED = {
 }
 """Words of the interface that this version does not model, with the values that change nothing."""
 LARGEST_NUMBER = {"gpus": 1_000_000, "seq_len": 100_000_000, "micro_batch": 1_000_000, "global_batch": 100_000_000}
-SETTINGS = {f"strategy.{name}": name for name in (*CHOICES, "zero", "tp", "sp", "pp", "vpp", "cp", "ep", "recompute", "offload", "framework", "optimizer_in_backward", "micro_batch")} | {
+SETTINGS = {
+    f"strategy.{name}": name
+    for name in (
+        *CHOICES,
+        "zero",
+        "tp",
+        "sp",
+        "pp",
+        "vpp",
+        "cp",
+        "ep",
+        "recompute",
+        "offload",
+        "framework",
+        "optimizer_in_backward",
+        "micro_batch",
+    )
+} | {
     "workload.seq_len": "seq_len",
     "workload.global_batch": "global_batch",
     "hardware.gpus": "gpus",
@@ -71,7 +88,9 @@ def check_words(raw: Mapping[str, Any], settings: Mapping[str, Any] | None) -> R
     given = {name: value for name, value in merged.items() if value is not None}
     for name, harmless in NOT_MODELLED.items():
         if name in given and given.pop(name) not in harmless:
-            raise InputError(name.replace("_", "-"), raw.get(name), "this version does not model it, so it must be left out")
+            raise InputError(
+                name.replace("_", "-"), raw.get(name), "this version does not model it, so it must be left out"
+            )
     for name in NUMBERS:
         if name in given:
             given[name] = positive(given[name], name)
@@ -166,21 +185,27 @@ def batch_of(request: Request, seq_len: int, micro_steps: int = 1) -> int:
     if isinstance(raw, str) and raw.strip().lower().endswith(("token", "tokens")):
         number //= seq_len
     if not 0 < number <= LARGEST_NUMBER["global_batch"]:
-        raise InputError("global-batch", raw, f"must be at least one sequence of {seq_len:,} tokens and at most {LARGEST_NUMBER['global_batch']:,} sequences")
+        raise InputError(
+            "global-batch",
+            raw,
+            f"must be from one sequence of {seq_len:,} tokens to {LARGEST_NUMBER['global_batch']:,} sequences",
+        )
     return number
 
 
 def precisions_for(gpu: GPU, habits: Habits) -> list[str]:
     """Precisions with fp32 accuracy of the update that the GPU and the framework have, the usual one first."""
-    wanted = ["bf16-mixed", "bf16-autocast", "fp32"] if gpu.supports("bf16") else ["fp16-mixed", "fp16-autocast", "fp32"]
+    wanted = (
+        ["bf16-mixed", "bf16-autocast", "fp32"] if gpu.supports("bf16") else ["fp16-mixed", "fp16-autocast", "fp32"]
+    )
     return [name for name in wanted if name in habits.widths]
 
 
 def check_precision(name: str, gpu: GPU, habits: Habits) -> None:
     """Refuse a precision that the GPU or the framework does not have."""
-    dtype = name.split("-")[0]
-    if dtype in {"bf16", "fp8"} and not gpu.supports(dtype):  # type: ignore[arg-type]
-        able = [p for p in habits.widths if gpu.supports(p.split("-")[0])]  # type: ignore[arg-type]
+    dtype = name.split("-", maxsplit=1)[0]
+    if dtype in {"bf16", "fp8"} and not gpu.supports(dtype):
+        able = [p for p in habits.widths if gpu.supports(p.split("-")[0])]
         raise CombinationError("precision", name, f"{gpu.name} has no {dtype} arithmetic; it can run {', '.join(able)}")
     if name not in habits.widths:
         raise CombinationError("precision", name, f"{habits.name} is modelled with {', '.join(habits.widths)}")
@@ -191,7 +216,9 @@ def attention_for(request: Request, gpu: GPU, precisions: list[str]) -> str:
     able = gpu.flash_attention
     asked = request.given.get("attention")
     if asked in {"flash", "cudnn"} and not able:
-        raise CombinationError("attention", asked, f"{gpu.name} ({gpu.arch}) has no flash attention 2; use efficient, math or eager")
+        raise CombinationError(
+            "attention", asked, f"{gpu.name} ({gpu.arch}) has no flash attention 2; use efficient, math or eager"
+        )
     if asked in {"flash", "cudnn"} and precisions == ["fp32"]:
         raise CombinationError("attention", asked, "flash attention has no fp32 kernel; use efficient, math or eager")
     default = "flash" if able and precisions != ["fp32"] else "efficient"
@@ -202,13 +229,17 @@ def check_framework(request: Request, habits: Habits) -> None:
     """Refuse what the framework does not have."""
     for name in ("tp", "pp", "cp", "ep"):
         if request.given.get(name, 1) > 1 and not habits.tensor_parallel:
-            raise CombinationError(name, request.given[name], f"{habits.name} is modelled without it; use fsdp2, torchtitan or megatron")
+            raise CombinationError(
+                name, request.given[name], f"{habits.name} is modelled without it; use fsdp2, torchtitan or megatron"
+            )
     stage = request.given.get("zero")
     if stage is not None and stage not in habits.zero:
         raise CombinationError("zero", stage, f"{habits.name} has {', '.join(map(str, sorted(habits.zero)))}")
     loss = request.given.get("loss")
     if loss not in {None, "fused-linear"} and loss not in habits.loss:
-        raise CombinationError("loss", loss, f"{habits.name} is modelled with {', '.join([*habits.loss, 'fused-linear'])}")
+        raise CombinationError(
+            "loss", loss, f"{habits.name} is modelled with {', '.join([*habits.loss, 'fused-linear'])}"
+        )
     if request.given.get("sp") and request.given.get("tp", 1) == 1:
         raise CombinationError("sp", True, "sequence parallelism needs tp above 1")
     if request.given.get("vpp", 1) > 1 and request.given.get("pp_schedule") != "interleaved":
@@ -223,7 +254,10 @@ def check_offload(request: Request, habits: Habits, node: Node) -> None:
     if "params" in choice and request.given.get("zero", 3) not in {2, 3}:
         raise CombinationError("offload", "params", "parameters are offloaded at --zero 3 (fsdp: 2 or 3)")
     if tier != "cpu" and not any(known.name == tier for known in node.tiers):
-        raise MissingError(f"offload-to {tier!r} needs a node with that tier: node {node.name} lists {', '.join(t.name for t in node.tiers) or 'none'}; give --node.")
+        raise MissingError(
+            f"offload-to {tier!r} needs a node with that tier; node {node.name} lists "
+            f"{', '.join(t.name for t in node.tiers) or 'none'}: give --node."
+        )
 
 
 def habits_for(request: Request) -> tuple[str, Habits]:
@@ -239,5 +273,7 @@ def sequence_length(request: Request, model: Model) -> int:
         return int(request.get("seq_len", fixed, f"{fixed} (tokens that the model sees a sample)"))
     length = int(request.get("seq_len", min(model.max_positions, 4096)))
     if model.positions == "learned" and length > model.max_positions:
-        raise CombinationError("seq-len", length, f"{model.name} has learned positions for {model.max_positions} tokens")
+        raise CombinationError(
+            "seq-len", length, f"{model.name} has learned positions for {model.max_positions} tokens"
+        )
     return length

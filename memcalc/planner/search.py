@@ -55,7 +55,7 @@ class Outcome:
 
 
 def evaluate(model: Model, grid: Grid, overhead: Overhead, gpu: GPU, node: Node) -> tuple[Array, Array, Times, Array]:
-    """Allocated peak, host bytes of a rank, times, and whether each strategy is legal; over the grid, stages reduced."""
+    """Allocated peak, host bytes of a rank, times, and whether each strategy is legal; the largest over the stages."""
     allocated = build_ledger(model, grid, overhead.workspace).peak().max(axis=1, keepdims=True)
     host = np.max(host_bytes(model, grid), axis=1, keepdims=True)
     return allocated, host, step_times(model, grid, gpu, node), legal(grid)
@@ -107,7 +107,7 @@ def _search_chunk(model: Model, grid: Grid, overhead: Overhead, gpu: GPU, node: 
     step = np.broadcast_to(np.where(fits, times.step, np.inf), shape)
     flat = step.reshape(-1)
     count = int(np.isfinite(flat).sum())
-    chosen = np.argpartition(flat, min(top, flat.size) - 1)[:top] if count else []
+    chosen: Array = np.argpartition(flat, min(top, flat.size) - 1)[:top] if count else []
     best = [_found(grid, shape, int(i), allocated, host, times) for i in chosen if np.isfinite(flat[i])]
     small = np.broadcast_to(np.where(roomy, allocated, np.iinfo(np.int64).max), shape).reshape(-1)
     return Outcome(tuple(best), _found(grid, shape, int(np.argmin(small)), allocated, host, times), grid.size, count)

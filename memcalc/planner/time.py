@@ -18,7 +18,7 @@ from memcalc.formulas import offload as off
 from memcalc.formulas.census import model_count
 from memcalc.formulas.pipeline import bubble_fraction
 from memcalc.terms import Census
-from memcalc.terms.activations import GroupActivations, groups_of
+from memcalc.terms.activations import GroupActivations, groups_of, kept_bytes
 from memcalc.terms.states import gradient_elements, updated_elements
 
 if TYPE_CHECKING:
@@ -38,6 +38,8 @@ ATTENTION_EFFICIENCY = {"Ampere": 0.38, "Hopper": 0.20, "Blackwell": 0.40, "CDNA
 UNVALIDATED_ATTENTION = 0.3
 ELEMENTWISE_PASSES = {"model": 3.4, "fused": 1.35}
 """Traffic of norms, activations and residuals over its compulsory bytes, eager and fused kernels."""
+OPERAND_PASSES = 1.5
+"""Matmul traffic over its compulsory operand bytes."""
 LINK_EFFICIENCY_IN_NODE = 0.45
 LINK_EFFICIENCY_BETWEEN_NODES = 0.40
 OVERLAP = 0.5
@@ -68,8 +70,8 @@ def is_validated(gpu: GPU) -> bool:
 
 def peak_flops(gpu: GPU, precision: str) -> float:
     """Dense peak of the dtype in which a precision multiplies [FLOP/s]."""
-    dtype = precision.split("-")[0]
-    return gpu.peak_flops.get(dtype) or gpu.peak_flops["fp32"]
+    peaks: dict[str, float] = {str(dtype): peak for dtype, peak in gpu.peak_flops.items()}
+    return peaks.get(precision.split("-", maxsplit=1)[0], peaks["fp32"])
 
 
 def step_times(model: Model, grid: Grid, gpu: GPU, node: Node) -> Times:
@@ -106,6 +108,7 @@ def compute_seconds(census: Census, gpu: GPU) -> tuple[Array, Array]:
     for group in groups_of(census):
         linear = linear_flops(group) / grid.degree("tp") / matmul
         core = attention_core_flops(group) / grid.degree("tp") / attention
+        linear = linear + operand_bytes(group) / gpu.bandwidth_bytes_per_s
         traffic = elementwise_bytes(group) / gpu.bandwidth_bytes_per_s
         forward = forward + group.layers * (linear + core + traffic)
         again = again + recomputed(group, linear, core, traffic)
@@ -118,10 +121,26 @@ def linear_flops(group: GroupActivations) -> Array:
     block = group.group.block
     attention, mlp = block.attention, block.mlp
     dense = getattr(mlp, "shared_ffn", mlp.ffn)
-    work = fl.layer_matmul_flops(group.tokens, block.hidden, q_dim=attention.q_dim, kv_dim=attention.kv_dim, ffn=dense, gated=int(mlp.gated))
+    work = fl.layer_matmul_flops(
+        group.tokens, block.hidden, q_dim=attention.q_dim, kv_dim=attention.kv_dim, ffn=dense, gated=int(mlp.gated)
+    )
     if block.is_moe:
-        work = work + fl.experts_matmul_flops(group.tokens, getattr(mlp, "topk", 1), block.hidden, mlp.ffn, int(mlp.gated))
+        work = work + fl.experts_matmul_flops(
+            group.tokens, getattr(mlp, "topk", 1), block.hidden, mlp.ffn, int(mlp.gated)
+        )
     return work
+
+
+def operand_bytes(group: GroupActivations) -> Array:
+    """Memory traffic of one block's matmuls: weights and both operands, 1.5 times the compulsory bytes.
+
+    It makes small micro-batches slow: with M rows a matmul's efficiency is 1 / (1 + c / M).
+    """
+    block, grid = group.group.block, group.grid
+    weights = linear_flops(group) // (2 * group.tokens)
+    width = block.hidden + block.mlp.ffn * getattr(block.mlp, "topk", 1)
+    columns = 2 * (block.attention.q_dim + block.attention.kv_dim + width) + 2 * block.hidden
+    return OPERAND_PASSES * 2 * (weights + group.tokens * columns) / grid.degree("tp")
 
 
 def attention_core_flops(group: GroupActivations) -> Array:
@@ -134,7 +153,10 @@ def elementwise_bytes(group: GroupActivations) -> Array:
     """Memory traffic of one block's forward outside matmuls [bytes]."""
     block, grid = group.group.block, group.grid
     outside = 10 * block.hidden / grid.sequence_shard
-    inside = ((3 if block.mlp.gated else 2) * block.mlp.ffn * getattr(block.mlp, "topk", 1) + 4 * (block.attention.q_dim + block.attention.kv_dim)) / grid.degree("tp")
+    inside = (
+        (3 if block.mlp.gated else 2) * block.mlp.ffn * getattr(block.mlp, "topk", 1)
+        + 4 * (block.attention.q_dim + block.attention.kv_dim)
+    ) / grid.degree("tp")
     return ELEMENTWISE_PASSES[grid.fixed.kernels] * 2 * group.tokens * (outside + inside)
 
 
@@ -149,8 +171,16 @@ def recomputed(group: GroupActivations, linear: Array, core: Array, traffic: Arr
         if policy.kind == "selective-ops":
             part = 0.5 * linear + traffic
         elif policy.kind == "parts":
-            mlp, attention, scores = ("mlp" in policy.dropped) | ("moe" in policy.dropped), "qkv" in policy.dropped, "core" in policy.dropped
-            part = linear * (share * mlp + (1 - share) * attention) + core * scores + traffic * (share * mlp + (1 - share) * scores)
+            mlp, attention, scores = (
+                ("mlp" in policy.dropped) | ("moe" in policy.dropped),
+                "qkv" in policy.dropped,
+                "core" in policy.dropped,
+            )
+            part = (
+                linear * (share * mlp + (1 - share) * attention)
+                + core * scores
+                + traffic * (share * mlp + (1 - share) * scores)
+            )
         parts.append(np.asarray(counts.recomputed * (linear + core + traffic) + counts.partial * part))
     shape = np.broadcast_shapes(*(p.shape for p in parts))
     return np.concatenate([np.broadcast_to(p, shape) for p in parts], axis=3)
@@ -164,12 +194,16 @@ def model_head_flops(census: Census) -> Array:
 
 def optimizer_seconds(census: Census, gpu: GPU) -> Array:
     """Reading and writing parameters, gradients and states once [s]."""
-    return 2.0 * OPTIMIZER_TRAFFIC[census.grid.fixed.optimizer_impl] * updated_elements(census) / gpu.bandwidth_bytes_per_s
+    return (
+        2.0 * OPTIMIZER_TRAFFIC[census.grid.fixed.optimizer_impl] * updated_elements(census) / gpu.bandwidth_bytes_per_s
+    )
 
 
 def link_bytes_per_s(grid: Grid, gpu: GPU, node: Node, ranks: Array) -> Array:
     """Bandwidth that one rank of a group sees: NVLink or PCIe within a node, the network between nodes."""
-    inside = LINK_EFFICIENCY_IN_NODE * (node.intra_link_bytes_per_s or gpu.nvlink_bytes_per_s or gpu.pcie_bytes_per_s or 16e9)
+    inside = LINK_EFFICIENCY_IN_NODE * (
+        node.intra_link_bytes_per_s or gpu.nvlink_bytes_per_s or gpu.pcie_bytes_per_s or 16e9
+    )
     between = LINK_EFFICIENCY_BETWEEN_NODES * (node.internode_bytes_per_s_per_gpu or 12.5e9)
     return np.where(ranks <= node.gpus, inside, np.minimum(inside, between * grid.degree("tp")))
 
@@ -183,16 +217,28 @@ def layer_communication(census: Census, gpu: GPU, node: Node) -> Array:
     for group in groups_of(census):
         block = group.group.block
         reductions = 4 + 2 * (group.field("recomputed") > 0)
-        volume = volume + group.layers * comm.tensor_parallel_bytes(group.tokens, block.hidden, 2, grid.degree("tp"), reductions) / link
+        volume = (
+            volume
+            + group.layers
+            * comm.tensor_parallel_bytes(group.tokens, block.hidden, 2, grid.degree("tp"), reductions)
+            / link
+        )
         if np.any(grid.degree("cp") > 1):
             keys = 2 * 2 * group.tokens * block.attention.kv_dim // grid.degree("tp")
             volume = volume + group.layers * comm.context_parallel_bytes(keys, grid.degree("cp")) / wide
         if np.any(grid.degree("ep") > 1) and block.is_moe:
-            routed = comm.expert_parallel_bytes(group.tokens, block.hidden, 2, grid.degree("ep"), topk=getattr(block.mlp, "topk", 1))
-            volume = volume + group.layers * routed / link_bytes_per_s(grid, gpu, node, grid.degree("ep") * grid.degree("tp"))
+            routed = comm.expert_parallel_bytes(
+                group.tokens, block.hidden, 2, grid.degree("ep"), topk=getattr(block.mlp, "topk", 1)
+            )
+            volume = volume + group.layers * routed / link_bytes_per_s(
+                grid, gpu, node, grid.degree("ep") * grid.degree("tp")
+            )
     if np.any(grid.degree("pp") > 1):
         between = link_bytes_per_s(grid, gpu, node, grid.degree("gpus"))
-        volume = volume + comm.pipeline_bytes(grid.tokens, model.hidden, 2, grid.fixed.vpp) * (grid.degree("pp") > 1) / between
+        volume = (
+            volume
+            + comm.pipeline_bytes(grid.tokens, model.hidden, 2, grid.fixed.vpp) * (grid.degree("pp") > 1) / between
+        )
     return volume
 
 
@@ -200,8 +246,12 @@ def sharding_seconds(census: Census, gpu: GPU, node: Node) -> Array:
     """Gathers and reductions over the data-parallel ranks in one step [s]."""
     grid = census.grid
     parameters = census.blocks + census.root + census.experts_or_none
-    reduce_width = np.maximum(grid.width("compute"), 4 if grid.fixed.reduce_dtype == "fp32" and grid.habits.full_shard else 2)
-    volume = comm.zero_bytes(parameters * grid.width("compute"), parameters * reduce_width, grid.ranks, grid.zero, grid.accumulation)
+    reduce_width = np.maximum(
+        grid.width("compute"), 4 if grid.fixed.reduce_dtype == "fp32" and grid.habits.full_shard else 2
+    )
+    volume = comm.zero_bytes(
+        parameters * grid.width("compute"), parameters * reduce_width, grid.ranks, grid.zero, grid.accumulation
+    )
     return volume / link_bytes_per_s(grid, gpu, node, grid.degree("gpus"))
 
 
@@ -211,17 +261,19 @@ def offload_seconds(census: Census, gpu: GPU) -> Array:
     if not any(grid.offloads):
         return np.zeros(1)
     local, m = updated_elements(census), grid.accumulation
-    optimizer = off.optimizer_offload_bytes(gradient_elements(census) * grid.width("gradient"), local * grid.width("compute"))
+    optimizer = off.optimizer_offload_bytes(
+        gradient_elements(census) * grid.width("gradient"), local * grid.width("compute")
+    )
     weights = off.parameter_offload_bytes(local * grid.width("parameter"), m)
     traffic = optimizer * grid.offloaded("optimizer") + (weights + optimizer) * grid.offloaded("params")
     if any("activations" in choice for choice in grid.offloads):
-        kept = sum(a.checkpoint * a.layers for a in groups_of(census))
+        kept = sum(kept_bytes(group) for group in groups_of(census))
         traffic = traffic + off.activation_offload_bytes(kept, m) * grid.offloaded("activations")
     return off.offload_seconds(traffic, link)
 
 
 def model_flops_per_token(model: Model, seq_len: int) -> float:
-    """Model FLOPs a token, forward and backward, attention counted in full (PaLM's MFU, arXiv:2204.02311 appendix B)."""
+    """Model FLOPs a token, forward and backward, attention counted in full (arXiv:2204.02311 appendix B)."""
     width = model.main.block.attention.q_dim
     return float(fl.model_flops_per_token(model_count(model).active, model.num_layers, width, seq_len))
 

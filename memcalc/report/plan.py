@@ -42,14 +42,14 @@ def _seconds(name: str) -> _Field:
 _SHORT = (("optimizer", "opt"), ("activations", "act"), ("modules:", ""), ("selective-", "sel-"))
 _FIELDS = (
     _Field(Column("#", right=True), lambda plan, _: str(plan.rank)),
-    _Field(Column("GPUs", right=True), lambda plan, _: str(plan.gpus)),
+    _Field(Column("GPUs", right=True, priority=1), lambda plan, _: str(plan.gpus)),
     _choice("framework", "framework", 9, "varies"),
     _choice("precision", "precision", 5, "always"),
     _choice("optimizer", "optimizer", 6, "varies"),
-    _Field(Column("ZeRO", right=True), lambda plan, _: str(plan.strategy.zero)),
+    _Field(Column("ZeRO", right=True, priority=1), lambda plan, _: str(plan.strategy.zero)),
     _Field(Column("DP", right=True, priority=8), lambda plan, _: str(plan.data_parallel), "used"),
     _count("TP", "tp", 1),
-    _Field(Column("SP", priority=7), lambda plan, _: "yes" if plan.strategy.sp else "no", "varies"),
+    _Field(Column("SP", priority=3), lambda plan, _: "yes" if plan.strategy.sp else "no", "varies"),
     _count("PP", "pp", 1),
     _count("VPP", "vpp", 7),
     _count("CP", "cp", 1),

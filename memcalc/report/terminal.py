@@ -69,17 +69,29 @@ def _text(content: str, style: str = "") -> Text:
 
 
 def fitted(table: Table, width: int) -> tuple[Table, list[str]]:
-    """Return `table` as `width` holds it, and the titles of the columns left out: first words are shortened."""
+    """Return `table` as `width` holds it, and what is left out.
+
+    First words are shortened; then columns go, those that say the same in every row before the others.
+    """
     if _total(table) > width:
         table = table.brief()
     kept = list(range(len(table.columns)))
     while _total(table.keep(kept)) > width:
-        last = max(kept, key=lambda place: (table.columns[place].priority, place))
-        if table.columns[last].priority == 0:
+        removable = [place for place in kept if table.columns[place].priority]
+        if not removable:
             break
-        kept.remove(last)
-    left_out = [column.title for place, column in enumerate(table.columns) if place not in kept]
-    return table.keep(kept), left_out
+        kept.remove(max(removable, key=lambda place: (_same(table, place), table.columns[place].priority, place)))
+    return table.keep(kept), [_named(table, place) for place in range(len(table.columns)) if place not in kept]
+
+
+def _same(table: Table, place: int) -> bool:
+    """Whether a column says the same in each of several rows."""
+    return len(table.rows) > 1 and len({row[place] for row in table.rows}) == 1
+
+
+def _named(table: Table, place: int) -> str:
+    title = table.columns[place].title
+    return f"{title} ({table.rows[0][place]} in all)" if _same(table, place) else title
 
 
 def _total(table: Table) -> int:

@@ -1,0 +1,1 @@
+"""Frozen descriptions of what is computed with: model, workload, hardware, strategy."""

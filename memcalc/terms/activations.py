@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 
 KEPT = ("forward", "loss", "backward-last")
 BACKWARD = ("backward-last", "backward-first")
+LOSS_SOURCES = (
+    "Transformers loss/loss_utils.py, torchtitan components/loss.py, Megatron-LM core/tensor_parallel/cross_entropy.py"
+)
 INVENTORY = "autograd's saved tensors, PyTorch 2.13 on Transformers 5.23 classes; arXiv:2205.05198 section 4"
 
 
@@ -104,7 +107,17 @@ class GroupActivations:
     @cached_property
     def kept_of_one(self) -> Array:
         """Bytes that a block treated in part keeps, by policy; the whole block where the policy keeps blocks whole."""
-        kinds = [self.by_policy([np.full_like(self.layers, not s.ops_only if p.kind not in {"parts", "selective-ops"} else keeps(p, s)) for p in self.grid.policies]) for s in self.inventory]
+        kinds = [
+            self.by_policy(
+                [
+                    np.full_like(
+                        self.layers, not s.ops_only if p.kind not in {"parts", "selective-ops"} else keeps(p, s)
+                    )
+                    for p in self.grid.policies
+                ]
+            )
+            for s in self.inventory
+        ]
         return _sum([self.bytes_of(s) * k for s, k in zip(self.inventory, kinds, strict=True)])
 
     @cached_property
@@ -115,7 +128,11 @@ class GroupActivations:
     @cached_property
     def shared_input(self) -> Array:
         """Bytes of a block's inventory that are its input itself."""
-        shared = [self.bytes_of(s) * np.asarray(s.is_input, dtype=np.int64)[self.grid.precision_class] for s in self.inventory if any(s.is_input)]
+        shared = [
+            self.bytes_of(s) * np.asarray(s.is_input, dtype=np.int64)[self.grid.precision_class]
+            for s in self.inventory
+            if any(s.is_input)
+        ]
         return _sum(shared) if shared else np.int64(0)
 
     @cached_property
@@ -134,7 +151,7 @@ class GroupActivations:
 
 
 def _sum(arrays: list[Array]) -> Array:
-    total: Array = np.int64(0)  # type: ignore[assignment]
+    total: Array = np.int64(0)
     for array in arrays:
         total = total + array
     return total
@@ -143,6 +160,14 @@ def _sum(arrays: list[Array]) -> Array:
 def groups_of(census: Census) -> list[GroupActivations]:
     """The activations of each group of blocks."""
     return [GroupActivations(g, n, census) for g, n in zip(census.model.groups, census.layers, strict=True)]
+
+
+def kept_bytes(group: GroupActivations) -> Array:
+    """Bytes that a stage's blocks of one group keep for one micro-batch, checkpoints included."""
+    total = group.checkpoint * group.field("checkpoints")
+    for saved in group.inventory:
+        total = total + group.bytes_of(saved) * group.kept_blocks(saved)
+    return total
 
 
 def activation_terms(census: Census) -> Iterator[Term]:
@@ -156,14 +181,35 @@ def activation_terms(census: Census) -> Iterator[Term]:
             yield term
     if np.any(here == 0):
         transit = 2 * np.maximum(_largest([a.kept_of_one for a in groups]), _largest([a.checkpoint for a in groups]))
-        yield Term("activations", "blocks on their way to and from the host", transit * grid.offloaded("activations"), KEPT, "2 · kept of one block", INVENTORY)
+        yield Term(
+            "activations",
+            "blocks on their way to and from the host",
+            transit * grid.offloaded("activations"),
+            KEPT,
+            "2 · kept of one block",
+            INVENTORY,
+        )
     again = _largest([a.again for a in groups])
-    yield Term("activations", "block computed again", again, ("backward-last",), "unit · A - A_input, or A - A_kept where only a part is computed again", INVENTORY)
+    yield Term(
+        "activations",
+        "block computed again",
+        again,
+        ("backward-last",),
+        "unit · A - A_input, or A - A_kept where only a part is computed again",
+        INVENTORY,
+    )
     first = _largest([a.first_unit for a in groups])
     yield Term("activations", "first block", first, ("backward-first",), "unit · A + checkpoint", INVENTORY)
     if np.any(flight > 1):
         others = _sum(kept_total) // flight * (flight - 1)
-        yield Term("activations", "other micro-batches in flight", others, ("backward-first",), "kept · (n - 1)", "arXiv:2104.04473 section 2.2")
+        yield Term(
+            "activations",
+            "other micro-batches in flight",
+            others,
+            ("backward-first",),
+            "kept · (n - 1)",
+            "arXiv:2104.04473 section 2.2",
+        )
     yield transient_term(census, groups)
     yield from head_terms(census)
 
@@ -186,7 +232,9 @@ def kept_terms(activations: GroupActivations, flight: Array, here: Array) -> Ite
         yield kept_term(activations, saved, f"{tower}{saved.name}", blocks, flight * here)
     checkpoints = activations.field("checkpoints")
     if checkpoints.any():
-        yield kept_term(activations, block_input(block), f"{tower}checkpoints (block inputs)", checkpoints, flight * here)
+        yield kept_term(
+            activations, block_input(block), f"{tower}checkpoints (block inputs)", checkpoints, flight * here
+        )
 
 
 def kept_term(activations: GroupActivations, saved: Saved, name: str, blocks: Array, factor: Array) -> Term:
@@ -200,7 +248,9 @@ def kept_term(activations: GroupActivations, saved: Saved, name: str, blocks: Ar
         **({"s": activations.keys} if saved.quadratic else {}),
         **({"t": activations.grid.degree("tp")} if saved.shard == "tp" else {}),
     }
-    divisor = {"tp": " / t", "sp": " / t" if np.any(activations.grid.sequence_shard > 1) else "", "none": ""}[saved.shard]
+    divisor = {"tp": " / t", "sp": " / t" if np.any(activations.grid.sequence_shard > 1) else "", "none": ""}[
+        saved.shard
+    ]
     formula = f"({saved.expression}) · T · w · blocks · n{divisor}"
     return Term("activations", name, activations.bytes_of(saved) * blocks * factor, KEPT, formula, INVENTORY, inputs)
 
@@ -213,8 +263,19 @@ def transient_term(census: Census, groups: list[GroupActivations]) -> Term:
     for a in groups:
         mlp = a.group.block.mlp
         ffn = mlp.ffn * getattr(mlp, "topk", 1)
-        parts.append(backward_transient_bytes(a.tokens, a.group.block.hidden, ffn, width, grid.degree("tp")) * np.minimum(a.layers, 1))
-    return Term("activations", "gradients inside the block", _largest(parts), BACKWARD, "w · T · (2·f / t + 2·h)", INVENTORY, {"w": width, "T": grid.tokens})
+        parts.append(
+            backward_transient_bytes(a.tokens, a.group.block.hidden, ffn, width, grid.degree("tp"))
+            * np.minimum(a.layers, 1)
+        )
+    return Term(
+        "activations",
+        "gradients inside the block",
+        _largest(parts),
+        BACKWARD,
+        "w · T · (2·f / t + 2·h)",
+        INVENTORY,
+        {"w": width, "T": grid.tokens},
+    )
 
 
 def head_terms(census: Census) -> Iterator[Term]:
@@ -224,7 +285,15 @@ def head_terms(census: Census) -> Iterator[Term]:
     if model.final_norm is not None:
         saved = norm_saved("final norm", model.final_norm, model.hidden, 1, grid.fixed.kernels)
         bytes_ = _sum([outer.bytes_of(s) for s in saved]) * grid.is_last
-        yield Term("activations", "final norm", bytes_, ("forward", "loss"), "input, statistics and output of the final norm", INVENTORY, {"T": outer.tokens, "h": model.hidden})
+        yield Term(
+            "activations",
+            "final norm",
+            bytes_,
+            ("forward", "loss"),
+            "input, statistics and output of the final norm",
+            INVENTORY,
+            {"T": outer.tokens, "h": model.hidden},
+        )
     if model.head and model.vocab:
         yield from loss_terms(census)
 
@@ -233,11 +302,19 @@ def loss_terms(census: Census) -> Iterator[Term]:
     """The logits' bytes at the end of forward and in the loss's backward; one chunk where they are never stored."""
     grid, vocab = census.grid, census.model.vocab
     width = np.asarray(COMPUTE)[grid.precision_class]
-    source = f"{grid.habits.name}'s {grid.fixed.loss} loss: Transformers loss/loss_utils.py, torchtitan components/loss.py, Megatron-LM core/tensor_parallel/cross_entropy.py"
+    source = f"{grid.habits.name}'s {grid.fixed.loss} loss: {LOSS_SOURCES}"
     inputs = {"T": grid.tokens, "V": vocab}
     if grid.fixed.loss == "fused-linear":
         chunk = fused_linear_loss_bytes(grid.tokens, vocab, census.model.hidden, width) * grid.is_last
-        yield Term("activations", "loss in chunks of rows", chunk, ("forward", "loss"), "(w + 4) · V · c + w · T · h", "Liger-Kernel ops/fused_linear_cross_entropy.py v0.5.0", inputs)
+        yield Term(
+            "activations",
+            "loss in chunks of rows",
+            chunk,
+            ("forward", "loss"),
+            "(w + 4) · V · c + w · T · h",
+            "Liger-Kernel ops/fused_linear_cross_entropy.py v0.5.0",
+            inputs,
+        )
         return
     divided = grid.habits.vocab_parallel or grid.fixed.loss == "parallel"
     ranks = grid.degree("tp") if divided else np.int64(1)

@@ -28,7 +28,15 @@ def buffer_terms(census: Census, workspace: int) -> Iterator[Term]:
         yield from live_gather_terms(census)
     if census.grid.width("cached").any():
         yield autocast_term(census)
-    yield Term("buffers", "BLAS workspaces", np.full((1,) * 7, 2 * workspace), ALWAYS, "2 handles · W", "PyTorch aten/src/ATen/cuda/CublasHandlePool.cpp: 8.125 MiB, 32 MiB from compute capability 9.0", {"W": workspace})
+    yield Term(
+        "buffers",
+        "BLAS workspaces",
+        np.full((1,) * 7, 2 * workspace),
+        ALWAYS,
+        "2 handles · W",
+        "PyTorch aten/src/ATen/cuda/CublasHandlePool.cpp: 8.125 MiB, 32 MiB from compute capability 9.0",
+        {"W": workspace},
+    )
 
 
 def block_gather_terms(census: Census) -> Iterator[Term]:
@@ -37,16 +45,44 @@ def block_gather_terms(census: Census) -> Iterator[Term]:
     width, block = grid.width("compute"), census.largest_block
     resharded = grid.zero == 3
     inputs = {"w": width, "P_root": census.root, "P_block": block}
-    yield Term("buffers", "gathered embedding, norm and head", width * census.root, COMPUTING, "w · P_root", FSDP, inputs)
+    yield Term(
+        "buffers", "gathered embedding, norm and head", width * census.root, COMPUTING, "w · P_root", FSDP, inputs
+    )
     blocks = census.blocks + census.experts_or_none
-    yield Term("buffers", "gathered blocks", width * blocks * (1 - resharded), COMPUTING, "w · P_blocks", FSDP, {"w": width, "P_blocks": blocks})
+    yield Term(
+        "buffers",
+        "gathered blocks",
+        width * blocks * (1 - resharded),
+        COMPUTING,
+        "w · P_blocks",
+        FSDP,
+        {"w": width, "P_blocks": blocks},
+    )
     yield Term("buffers", "gathered block", width * block * resharded, ("forward", "loss"), "w · P_block", FSDP, inputs)
-    yield Term("buffers", "gathered block and the prefetched one", 2 * width * block * resharded, BACKWARD, "2 · w · P_block", FSDP, inputs)
-    yield Term("buffers", "unsharded gradients of a block", gradient_bytes(block, width), BACKWARD, "w · P_block", FSDP, inputs)
+    yield Term(
+        "buffers",
+        "gathered block and the prefetched one",
+        2 * width * block * resharded,
+        BACKWARD,
+        "2 · w · P_block",
+        FSDP,
+        inputs,
+    )
+    yield Term(
+        "buffers", "unsharded gradients of a block", gradient_bytes(block, width), BACKWARD, "w · P_block", FSDP, inputs
+    )
     reduce_width = np.maximum(width, 4 if grid.fixed.reduce_dtype == "fp32" else 2)
     reduce_width = np.where(grid.width("parameter") == 2, 2, reduce_width)
     scatter = reduce_scatter_input_bytes(block, reduce_width, grid.ranks)
-    yield Term("buffers", "reduce-scatter input of a block", scatter, BACKWARD, "w_reduce · P_block", FSDP, {"w_reduce": reduce_width, "P_block": block})
+    yield Term(
+        "buffers",
+        "reduce-scatter input of a block",
+        scatter,
+        BACKWARD,
+        "w_reduce · P_block",
+        FSDP,
+        {"w_reduce": reduce_width, "P_block": block},
+    )
 
 
 def live_gather_terms(census: Census) -> Iterator[Term]:
@@ -54,10 +90,26 @@ def live_gather_terms(census: Census) -> Iterator[Term]:
     grid, parameters = census.grid, census.blocks + census.root + census.experts_or_none
     width = grid.width("compute")
     gathered = width * np.minimum(parameters, 10**9) * (grid.zero == 3)
-    yield Term("buffers", "gathered parameters", gathered, COMPUTING, "w · min(P, 10⁹) at stage 3", f"{DEEPSPEED}: stage3_max_live_parameters", {"w": width, "P": parameters})
+    yield Term(
+        "buffers",
+        "gathered parameters",
+        gathered,
+        COMPUTING,
+        "w · min(P, 10⁹) at stage 3",
+        f"{DEEPSPEED}: stage3_max_live_parameters",
+        {"w": width, "P": parameters},
+    )
     bucket = np.minimum(parameters, grid.habits.bucket_elements)
     held = reduce_bucket_bytes(bucket, width, grid.habits.buckets) * (grid.zero >= 1)
-    yield Term("buffers", "reduction buckets", held, BACKWARD, "2 · w · min(P, 5·10⁸)", f"{DEEPSPEED}: reduce_bucket_size, overlap_comm", {"w": width, "P": parameters})
+    yield Term(
+        "buffers",
+        "reduction buckets",
+        held,
+        BACKWARD,
+        "2 · w · min(P, 5·10⁸)",
+        f"{DEEPSPEED}: reduce_bucket_size, overlap_comm",
+        {"w": width, "P": parameters},
+    )
 
 
 def autocast_term(census: Census) -> Term:
@@ -66,4 +118,12 @@ def autocast_term(census: Census) -> Term:
     per_block = [d + e for d, e in zip(census.block_dense, census.block_experts, strict=True)]
     kept = [a.field("whole") + a.field("partial") for a in groups_of(census)]
     elements = census.root + sum(n * p for n, p in zip(kept, per_block, strict=True))
-    return Term("buffers", "autocast's 16-bit weight copies", grid.width("cached") * elements, ("forward", "loss", "backward-last"), "w · P of blocks that are not checkpointed", "PyTorch aten/src/ATen/autocast_mode.cpp, cached_cast", {"w": grid.width("cached"), "P": elements})
+    return Term(
+        "buffers",
+        "autocast's 16-bit weight copies",
+        grid.width("cached") * elements,
+        ("forward", "loss", "backward-last"),
+        "w · P of blocks that are not checkpointed",
+        "PyTorch aten/src/ATen/autocast_mode.cpp, cached_cast",
+        {"w": grid.width("cached"), "P": elements},
+    )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from memcalc.ledger import Ledger, add_up
-from memcalc.terms.activations import activation_terms, groups_of, in_flight
+from memcalc.terms.activations import activation_terms, groups_of, in_flight, kept_bytes
 from memcalc.terms.buffers import buffer_terms
 from memcalc.terms.census import Census
 from memcalc.terms.states import host_states, state_terms
@@ -27,7 +27,5 @@ def host_bytes(model: Model, grid: Grid) -> Array:
     census = Census(model, grid)
     if not any("activations" in choice for choice in grid.offloads):
         return host_states(census)
-    saved = [a.bytes_of(s) * a.kept_blocks(s) for a in groups_of(census) for s in a.inventory]
-    checkpoints = [a.checkpoint * a.field("checkpoints") for a in groups_of(census)]
-    kept = add_up([*saved, *checkpoints])
+    kept = add_up([kept_bytes(group) for group in groups_of(census)])
     return host_states(census) + kept * in_flight(grid) * grid.offloaded("activations")

@@ -11,11 +11,11 @@ if TYPE_CHECKING:
     from memcalc.specs.hardware import GPU
 
 DEFAULT_CONTEXT = 512 * MIB
-"""Context with lazy module loading where the preset has no measured figure: published residuals span 0.13 to 0.70 GiB."""
+"""Context with lazy module loading where a preset has no measured figure: published ones span 0.13 to 0.70 GiB."""
 NCCL = 819 * MIB
-"""One world communicator with its channels: 0.8 GiB, as fitted on 34 FSDP1 runs; published figures span 0.5 to 2 GiB."""
+"""One world communicator: 0.8 GiB, as fitted on 34 FSDP1 runs; published figures span 0.5 to 2 GiB."""
 RESERVE = (1, 20)
-"""Reserved but unallocated share: 5%, the upper end of fixed-shape runs in published out-of-memory messages (0.3 to 5%)."""
+"""Reserved but unallocated share: 5%, the upper end of fixed-shape runs in out-of-memory messages (0.3 to 5%)."""
 RESERVE_HIGH = (9, 100)
 """The upper end of published single-GPU fine-tuning runs on V100, 3090 and T4 (5 to 9%)."""
 NCCL_HIGH = 2048 * MIB

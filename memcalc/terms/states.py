@@ -75,16 +75,40 @@ def gradient_terms(census: Census) -> Iterator[Term]:
     source = grid.habits.source
     if grid.fixed.optimizer_in_backward:
         block = g.gradient_bytes(census.largest_block + np.int64(0) * census.root, width)
-        yield Term("gradients", "gradients of one block", block, ("backward-last", "backward-first"), "w · P_block", source, {"w": width, "P_block": census.largest_block})
+        yield Term(
+            "gradients",
+            "gradients of one block",
+            block,
+            ("backward-last", "backward-first"),
+            "w · P_block",
+            source,
+            {"w": width, "P_block": census.largest_block},
+        )
         return
     reduced = whole
     if grid.habits.gather == "blocks":
         late = census.sharded(census.root + 2 * census.largest_block, np.int64(0), where=True)
         reduced = np.maximum(whole - width * late * (grid.accumulation == 1), 0)
-    yield Term("gradients", "gradients at the first block's backward", reduced * (1 - off), ("backward-first",), "w · ⌈(P - P_root - 2·P_block) / N⌉ in the first micro-batch, w · ⌈P / N⌉ after it", source, inputs)
+    yield Term(
+        "gradients",
+        "gradients at the first block's backward",
+        reduced * (1 - off),
+        ("backward-first",),
+        "w · ⌈(P - P_root - 2·P_block) / N⌉ in the first micro-batch, w · ⌈P / N⌉ after it",
+        source,
+        inputs,
+    )
     yield Term("gradients", "gradients", whole * (1 - off), ("step",), "w · ⌈P / N⌉", source, inputs)
     kept = (grid.accumulation > 1) | grid.habits.persistent_gradients
-    yield Term("gradients", "gradients of earlier micro-batches", whole * kept * (1 - off), EARLY, "w · ⌈P / N⌉ where gradients accumulate or live in one buffer", source, inputs)
+    yield Term(
+        "gradients",
+        "gradients of earlier micro-batches",
+        whole * kept * (1 - off),
+        EARLY,
+        "w · ⌈P / N⌉ where gradients accumulate or live in one buffer",
+        source,
+        inputs,
+    )
     if grid.habits.gradient_copy:
         copy = g.ddp_bucket_bytes(census.blocks + census.root + census.experts_or_none, width)
         yield Term("buffers", "all-reduce buckets", copy, ALWAYS, "w · P", source, inputs)
@@ -107,16 +131,48 @@ def optimizer_terms(census: Census) -> Iterator[Term]:
     local, here = updated_elements(census), 1 - offloaded_states(grid)
     master = master_bytes(local, grid.width("master"))
     inputs = {"P": census.blocks + census.root + census.experts_or_none, "N": shards(grid, 1)}
-    yield Term("optimizer", "fp32 master weights", master * here, ALWAYS, "w · ⌈P / N⌉", grid.habits.source, {"w": grid.width("master"), **inputs})
+    yield Term(
+        "optimizer",
+        "fp32 master weights",
+        master * here,
+        ALWAYS,
+        "w · ⌈P / N⌉",
+        grid.habits.source,
+        {"w": grid.width("master"), **inputs},
+    )
     moments = optimizer_moments(census) * (0 if kind.paged else here)
-    yield Term("optimizer", f"{kind.name} moments", moments, ALWAYS, "n · w · ⌈P / N⌉, with the scales of 8-bit states", kind.source, {"n": kind.moments, "w": kind.width or grid.width("moment"), **inputs})
+    yield Term(
+        "optimizer",
+        f"{kind.name} moments",
+        moments,
+        ALWAYS,
+        "n · w · ⌈P / N⌉, with the scales of 8-bit states",
+        kind.source,
+        {"n": kind.moments, "w": kind.width or grid.width("moment"), **inputs},
+    )
     if grid.fixed.optimizer_in_backward:
         return
     tensor = np.minimum(shard(census.largest_tensor, shards(grid, 1)), local)
     temporary = step_temporary(local, tensor, grid.width("moment"), impl=grid.fixed.optimizer_impl, kind=kind)
-    yield Term("optimizer", "temporaries of the step", temporary * here, ("step",), "w · (c_all · ⌈P / N⌉ + c_max · P_max)", kind.source, {"w": grid.width("moment"), "P_max": tensor, **inputs})
+    yield Term(
+        "optimizer",
+        "temporaries of the step",
+        temporary * here,
+        ("step",),
+        "w · (c_all · ⌈P / N⌉ + c_max · P_max)",
+        kind.source,
+        {"w": grid.width("moment"), "P_max": tensor, **inputs},
+    )
     copy = grid.width("step_gradient") * np.minimum(local, 10**9)
-    yield Term("optimizer", "fp32 copy of the gradients", copy * here, ("step",), "4 · min(⌈P / N⌉, 10⁹)", "DeepSpeed v0.12.3 runtime/zero/stage3.py, _prepare_fp32_grad_for_sub_group", inputs)
+    yield Term(
+        "optimizer",
+        "fp32 copy of the gradients",
+        copy * here,
+        ("step",),
+        "4 · min(⌈P / N⌉, 10⁹)",
+        "DeepSpeed v0.12.3 runtime/zero/stage3.py, _prepare_fp32_grad_for_sub_group",
+        inputs,
+    )
 
 
 def optimizer_moments(census: Census) -> Array:
