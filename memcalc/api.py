@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from memcalc import catalog
-from memcalc.errors import CombinationError, MissingError
+from memcalc.errors import CombinationError, InputError, MissingError
 from memcalc.planner import answer, axes
 from memcalc.planner.request import Request, check_words, positive
 from memcalc.planner.search import Outcome, search
@@ -25,6 +25,8 @@ __all__ = ["estimate", "load_model", "plan"]
 
 def load_model(name: str, preset_dirs: Iterable[str] = ()) -> Model:
     """A preset by its name, or a model from a ``config.json``, a directory that has one, or a TOML file."""
+    if not name:
+        raise InputError("model", name, "must be a preset's name, a config.json, a directory with one, or a .toml file")
     path = Path(name)
     if name.endswith(".json") or (not name.endswith(".toml") and _is_directory(path)):
         from memcalc.convert.huggingface import read_model

@@ -181,6 +181,11 @@ class Grid:
         """Index into the widths of the inventory."""
         return column([PRECISION_CLASS[name] for name in self.precisions], "precision")
 
+    @cached_property
+    def is_mixed(self) -> Array:
+        """1 where 16-bit weights stand beside fp32 ones: a master, or FSDP's shards."""
+        return column([name.endswith("-mixed") for name in self.precisions], "precision")
+
     def width(self, name: str) -> Array:
         """Bytes an element of one copy of a parameter, by precision (see :class:`memcalc.frameworks.Widths`)."""
         return column([getattr(self.habits.widths[p], name) for p in self.precisions], "precision")

@@ -47,10 +47,12 @@ NUMBERS = [
 NAMES = [
     one(option, value, right)
     for option, value, right in (
-        ("framework", "fsdp3", "fsdp2"), ("framework", "megatorn", "megatron"), ("precision", "bf16-mixd", "bf16-mixed"),
+        ("framework", "fsdp3", "fsdp2"), ("framework", "megatorn", "megatron"),
+        ("precision", "bf16-mixd", "bf16-mixed"),
         ("precision", "int2", "fp32"), ("optimizer", "adamww", "adamw"), ("optimizer-impl", "fuse", "fused"),
         ("recompute", "ful", "full"), ("recompute", "every-0", "every"), ("recompute", "modules:", "core_attn"),
-        ("offload", "optimiser", "optimizer"), ("offload", "optimizer,disk", "activations"), ("offload-to", "nvem", "nvme"),
+        ("offload", "optimiser", "optimizer"), ("offload", "params,disk", "activations"),
+        ("offload-to", "nvem", "nvme"),
         ("attention", "flahs", "flash"), ("loss", "chunk", "chunked"), ("kernels", "fussed", "fused"),
         ("pp-schedule", "1f2b", "1f1b"), ("compile", "everything", "left out"), ("cp-kind", "rng", "left out"),
         ("quantize", "nf5", "left out"), ("compress-activations", "int9", "left out"), ("node", "hgx-h10", "hgx-h100"),

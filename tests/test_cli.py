@@ -67,7 +67,7 @@ def shown(*arguments: str) -> Any:
     return json.loads(result.stdout)
 
 
-# ------------------------------------------------------------------------------------------------ options and examples
+# ---------------------------------------------------------------------------------------------- options and examples
 
 
 @pytest.mark.parametrize("command", ["plan", "estimate", "explain"])
@@ -137,10 +137,10 @@ def test_completion_knows_models_and_choices() -> None:
 
 def _complete(line: str) -> str:
     asked = {"_MEMCALC_COMPLETE": "complete_zsh", "_TYPER_COMPLETE_ARGS": line}
-    return run(env=asked).output
+    return str(run(env=asked).output)
 
 
-# ----------------------------------------------------------------------------------------------------------- the answers
+# --------------------------------------------------------------------------------------------------------- the answers
 
 
 def test_estimate_has_the_published_fields() -> None:
@@ -214,7 +214,7 @@ def test_own_presets_come_first(tmp_path: Path) -> None:
     assert shown("gpus", "mine", "--preset-dir", str(tmp_path))["gpus"][0]["capacity"] == 2**34
 
 
-# --------------------------------------------------------------------------------------------------- words and files
+# ------------------------------------------------------------------------------------------------- words and files
 
 
 def test_given_leaves_out_what_was_not_typed() -> None:

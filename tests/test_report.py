@@ -126,15 +126,12 @@ def test_unknown_format_names_the_nearest() -> None:
         report.render(REPORTS["plan"], "jsn")
 
 
-@pytest.mark.parametrize("form", FORMATS)
+@pytest.mark.parametrize("form", [form for form in FORMATS if form != "json"])
 @pytest.mark.parametrize(
-    ("name", "figures"), [("plan", ("33.96", "30.21", "2896", "41.5")), ("estimate", ("3435973836", "10200547328"))]
+    ("name", "figures"), [("plan", ("33.96", "30.21", "2896", "41.5")), ("explain", ("3435973836", "10200547328"))]
 )
 def test_same_figures_in_every_format(form: str, name: str, figures: tuple[str, ...]) -> None:
-    if form == "json":
-        pytest.skip("holds bytes; test_json_is_the_result compares it")
-    shown = "explain" if name == "estimate" else name
-    text = report.render(REPORTS[shown], form)
+    text = report.render(REPORTS[name], form)
     assert [figure for figure in figures if figure not in text] == []
 
 

@@ -59,7 +59,7 @@ def _qwen_window(c: Keys, layers: int) -> Flat:
 def gemma(c: Keys) -> Flat:
     """Gemma 1."""
     c.only("use_bidirectional_attention", False)
-    c.get("hidden_activation")  # read by the first versions; the model takes hidden_act
+    c.get("hidden_activation")  # the class reads hidden_act
     sizes: Sizes = (256000, 3072, 24576, 28, 16, 16, 256, 8192)
     return decoder(c, sizes, tied=True, **activation(c, "gelu_pytorch_tanh"), **attention_bias(c))
 
@@ -96,6 +96,8 @@ def _gemma_block(c: Keys) -> Flat:
 
 def phi3(c: Keys) -> Flat:
     """Phi-3 and Phi-4: q, k and v in one projection, gate and up in another."""
+    for key in ("attention_bias", "mlp_bias", "lm_head_bias"):
+        c.only(key, False)
     flat = decoder(c, (32064, 3072, 8192, 32, 32, None, None, 4096), **activation(c), **window(c, None))
     dropout = {**flat["dropout"], "block": c.rate("resid_pdrop"), "embedding": c.rate("embd_pdrop")}
     return {**flat, "packed_qkv": True, "packed_mlp": True, "dropout": dropout}

@@ -52,7 +52,14 @@ _GENERATION = {
     "temperature", "tf_legacy_loss", "tie_encoder_decoder", "top_k", "top_p", "typical_p", "use_bfloat16",
 }  # fmt: skip
 """What older versions wrote about sampling into every config."""
-_HARMLESS = frozenset({*_GENERATION, *_ABOUT_THE_FILE, *_SCALES, *_ROUTING, *_WITHOUT_SIZE, *_OTHER_HEADS})
+_UNREAD = {
+    "bias_dropout_fusion", "cache_implementation", "full_attn_mod", "inference_runner", "init_config",
+    "interpolate_factor", "max_batch_size", "max_sequence_length", "pad_key_length", "pre_allocate_kv_cache",
+    "skip_bias_add", "skip_bias_add_qkv", "sliding_window_size", "use_mrope", "validate_runner_input",
+    "verbose", "z_loss_weight",
+}  # fmt: skip
+"""In configs of the Hub, but read by no model class: left over from the training code, or about inference."""
+_HARMLESS = frozenset({*_UNREAD, *_GENERATION, *_ABOUT_THE_FILE, *_SCALES, *_ROUTING, *_WITHOUT_SIZE, *_OTHER_HEADS})
 _HARMLESS_STARTS = ("_", "init_std", "initializer", "summary_", "output_", "mask_time", "mask_feature", "router_jitter")
 _HARMLESS_ENDS = ("_token_id", "_token_index", "_eps", "_epsilon", "_jitter_noise", "_scaling_factor", "_layerdrop",
                   "_loss_coef")  # fmt: skip

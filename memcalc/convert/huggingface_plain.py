@@ -94,6 +94,7 @@ _PDROP = {"attention": "attn", "block": "resid", "embedding": "embd"}
 def opt(c: Keys) -> Flat:
     """OPT; the 350m model has narrow embeddings and norms after the branches."""
     c.only("layer_norm_elementwise_affine", True)
+    c.get("activation_dropout")  # the class has none
     hidden = c.size("hidden_size", 768)
     width, before = c.maybe("word_embed_proj_dim", 768) or hidden, c.flag("do_layer_norm_before", True)
     bias, rows = c.flag("enable_bias", True), c.size("max_position_embeddings", 2048)
@@ -234,6 +235,8 @@ def phi(c: Keys) -> Flat:
 
 def starcoder2(c: Keys) -> Flat:
     """StarCoder 2."""
+    c.only("mlp_type", "default")
+    c.get("activation_function")  # the class reads hidden_act
     bias = c.flag("use_bias", True)
     flat = decoder(c, (49152, 3072, 12288, 30, 24, 2, None, 4096), tied=True, **activation(c, "gelu_pytorch_tanh"),
                    **_layernorm(), **biases(bias, bias, bias), **window(c, None))  # fmt: skip

@@ -152,6 +152,7 @@ def whisper(c: Keys, about: Flat) -> Model:
     """Return Whisper: two convolutions, 1500 frames an encoder sees whatever the text, keys without a bias."""
     _architecture(about, "ForConditionalGeneration")
     hidden, frames = c.size("d_model hidden_size", 384), c.size("max_source_positions", 1500)
+    c.get("num_hidden_layers")  # the encoder's, once more
     rate = c.rate("dropout")
     stack = {
         **_LAYERNORM,

@@ -224,6 +224,7 @@ def dense_saved(name: str, ffn: int, activation: str, kernels: str, *, gated: bo
         gate = Saved(f"{name} gate", ffn, COMPUTE, "tp", part, expression="f", in_ops=True)
         return [gate, Saved(f"{name} up", ffn, COMPUTE, "tp", part, expression="f"), *fused, out]
     kept = KEPT_BY_ACTIVATION.get(activation, 1)
+    kept = min(kept, 1) if kernels == "fused" else kept
     inner = (
         [Saved(f"{name} activation's inputs", kept * ffn, COMPUTE, "tp", part, expression=f"{kept}·f", in_ops=True)]
         if kept

@@ -47,7 +47,7 @@ class Habits:
     tensor_parallel: bool = False
     """Whether TP, SP, PP, CP and EP exist."""
     full_shard: bool = False
-    """Optimizer states and gradients are sharded whatever the stage (FSDP)."""
+    """FSDP: stage 2 and 3 shard all states; stage 0, where it exists, is plain training of fp32 or 16-bit weights."""
     gather: str = "none"
     """`blocks`: units are gathered block by block with a prefetch (FSDP); `live`: up to 10^9 parameters (ZeRO-3)."""
     bucket_elements: int = 0
@@ -142,6 +142,7 @@ FRAMEWORKS: dict[str, Habits] = {
     "hf": _like(
         _FSDP2,
         "hf",
+        zero=(0, 3, 2),
         tensor_parallel=False,
         loss=_HF_LOSS,
         source="transformers loss/loss_utils.py 5.23, accelerate FSDP",

@@ -208,15 +208,15 @@ def warnings_for(model: Model, gpu: GPU, node: Node, overhead: Overhead, host: i
     """What the figure does not know."""
     said = []
     if overhead.context_assumed:
-        said.append(f"no measured context size of {gpu.name} is known: 0.5 GiB assumed (published: 0.13 to 0.70 GiB)")
+        said.append(f"no measured context size of {gpu.name} is known: 0.5 GiB assumed (published: 0.13 to 0.70 GiB).")
     if host and node.host_memory_bytes is None:
-        said.append(f"host memory of node {node.name} is unknown: this strategy needs {host / 2**30:.1f} GiB of it")
+        said.append(f"host memory of node {node.name} is unknown: this strategy needs {host / 2**30:.1f} GiB of it.")
     elif node.host_memory_bytes is not None and host > node.host_memory_bytes and strategy.offload_to == "cpu":
         said.append(
-            f"host memory: {host / 2**30:.1f} GiB needed, {node.host_memory_bytes / 2**30:.1f} GiB in node {node.name}"
+            f"host memory: {host / 2**30:.1f} GiB needed, {node.host_memory_bytes / 2**30:.1f} GiB in node {node.name}."
         )
     if model.is_moe:
-        said.append("experts are assumed to be balanced; buffers of the token exchange are not modelled")
+        said.append("experts are assumed to be balanced; buffers of the token exchange are not modelled.")
     return said
 
 
@@ -313,7 +313,9 @@ def why(found: Found, top: results.StagePeak, overhead: Overhead, fastest: Found
     free = f"the peak stands at {top.phase}, {(overhead.capacity - top.device) / 2**30:.1f} GiB stay free"
     slower = found.step / fastest.step - 1
     rank = "fastest that fits" if found is fastest else f"{slower:.1%} slower than the fastest"
-    return f"{rank} on {gpus} GPU{'s' * (gpus > 1)}: {spent}; {free}"
+    tight = verdict_of(top.allocated, overhead) == "tight"
+    caution = "; tight, because the upper end of its range does not fit" if tight else ""
+    return f"{rank} on {gpus} GPU{'s' * (gpus > 1)}: {spent}; {free}{caution}."
 
 
 def command_of(command: str, found: Found, s: Strategy) -> str:
@@ -359,7 +361,7 @@ def too_large(model: Model, gpu: GPU, outcome: Outcome, overhead: Overhead) -> s
     return (
         f"nothing fits on {outcome.smallest.layout.gpus} x {gpu.name}: even the smallest strategy "
         f"({short(outcome.smallest)}) needs {top.device / 2**30:.1f} of {overhead.capacity / 2**30:.1f} GiB, "
-        f"of which {name} {parts[name] / 2**30:.1f} GiB"
+        f"of which {name} {parts[name] / 2**30:.1f} GiB."
     )
 
 
@@ -367,12 +369,14 @@ def plan_warnings(gpu: GPU, node: Node, plans: tuple[results.Plan, ...], outcome
     """What the ranking does not know."""
     said = []
     if not clock.is_validated(gpu):
-        said.append(f"times on {gpu.name} are not validated by any published run")
+        said.append(f"times on {gpu.name} are not validated by any published run.")
     if any(plan.strategy.offload for plan in plans):
-        said.append("offload times are PCIe traffic alone and not validated; the CPU's own optimizer time comes on top")
+        said.append(
+            "offload times are PCIe traffic alone and not validated; the CPU's own optimizer time comes on top."
+        )
     if any(plan.host_memory for plan in plans) and node.host_memory_bytes is None:
-        said.append(f"host memory of node {node.name} is unknown: offloaded plans assume that it suffices")
+        said.append(f"host memory of node {node.name} is unknown: offloaded plans assume that it suffices.")
     missing = [gpus for gpus, outcome in outcomes.items() if not outcome.best]
     if missing and plans:
-        said.append(f"nothing fits on {', '.join(map(str, missing))} GPU{'s' * (len(missing) > 1 or missing[0] > 1)}")
+        said.append(f"nothing fits on {', '.join(map(str, missing))} GPU{'s' * (len(missing) > 1 or missing[0] > 1)}.")
     return said

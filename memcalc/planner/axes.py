@@ -65,8 +65,9 @@ def one_strategy(request: Request, model: Model, gpu: GPU, node: Node) -> Grid:
     _, habits = rq.habits_for(request)
     rq.check_framework(request, habits)
     rq.check_offload(request, habits, node)
-    precision = str(request.get("precision", rq.precisions_for(gpu, habits)[0]))
-    rq.check_precision(precision, gpu, habits)
+    zero = int(request.get("zero", habits.zero[0]))
+    precision = str(request.get("precision", rq.precisions_for(gpu, habits, zero)[0]))
+    rq.check_precision(precision, gpu, habits, zero)
     layout = one_layout(request)
     micro_batch = int(request.get("micro_batch", 1))
     fixed = fixed_part(request, habits, model, gpu, [precision], layout.dp * micro_batch)
@@ -86,7 +87,7 @@ def one_strategy(request: Request, model: Model, gpu: GPU, node: Node) -> Grid:
         (layout,),
         (precision,),
         (request.get("recompute", "none"),),
-        (request.get("zero", habits.zero[0]),),
+        (zero,),
         (request.given.get("offload", ()),),
         (micro_batch,),
         every_stage=True,
@@ -113,7 +114,7 @@ def space(request: Request, model: Model, gpu: GPU, node: Node, gpus: int) -> Gr
     rq.check_offload(request, habits, node)
     precisions = _open(request, "precision", rq.precisions_for(gpu, habits), "searched: {}")
     for precision in precisions:
-        rq.check_precision(precision, gpu, habits)
+        rq.check_precision(precision, gpu, habits, request.given.get("zero", 3))
     fixed = fixed_part(request, habits, model, gpu, precisions, gpus)
     degrees = [_degrees(request, name, gpus, node, habits) for name in ("tp", "pp", "cp", "ep")]
     layouts = layouts_for(model, gpus, degrees, fixed.seq_len, sp=request.given.get("sp"))

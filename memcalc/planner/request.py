@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, get_args
 
-from memcalc.errors import CombinationError, InputError, MissingError
+from memcalc.errors import CombinationError, InputError, MissingError, UnknownNameError
 from memcalc.formulas.recompute import parse_policy
 from memcalc.frameworks import Habits, habits_of
 from memcalc.specs import strategy as words
@@ -63,6 +63,8 @@ SETTINGS = {
     "workload.global_batch": "global_batch",
     "hardware.gpus": "gpus",
 }
+WORDS = tuple(sorted({*SETTINGS.values(), *NOT_MODELLED} - {"reduce_dtype"}))
+"""What :func:`memcalc.estimate` and :func:`memcalc.plan` take besides model, gpu, node, settings and preset_dirs."""
 DEFAULT_TOKENS = 524_288
 """Tokens of the default global batch: half a million, a common size for pretraining and continued training."""
 
@@ -84,6 +86,9 @@ class Request:
 
 def check_words(raw: Mapping[str, Any], settings: Mapping[str, Any] | None) -> Request:
     """Check each word by itself; unknown names and impossible numbers are refused here."""
+    unknown = next((name for name in raw if name not in WORDS), None)
+    if unknown is not None:
+        raise UnknownNameError("word", unknown, f"must be one of {', '.join(WORDS)}", WORDS)
     merged = {**raw, **_settings(settings or {})}
     given = {name: value for name, value in merged.items() if value is not None}
     for name, harmless in NOT_MODELLED.items():
@@ -170,6 +175,8 @@ def offload(value: object) -> tuple[str, ...]:
     listed = [part.strip() for part in value.split(",")] if isinstance(value, str) else list(value)  # type: ignore[call-overload]
     for part in listed:
         one_of(part, "offload", ("none", *get_args(words.Offload)))
+    if "none" in listed and len(listed) > 1:
+        raise InputError("offload", ",".join(listed), "none stands alone")
     return tuple(name for name in get_args(words.Offload) if name in listed)
 
 
@@ -184,6 +191,7 @@ def batch_of(request: Request, seq_len: int, micro_steps: int = 1) -> int:
     number = parse_count(raw, "global-batch")
     if isinstance(raw, str) and raw.strip().lower().endswith(("token", "tokens")):
         number //= seq_len
+        request.assumptions["global_batch"] = f"{number} sequences ({number * seq_len:,} tokens)"
     if not 0 < number <= LARGEST_NUMBER["global_batch"]:
         raise InputError(
             "global-batch",
@@ -193,15 +201,16 @@ def batch_of(request: Request, seq_len: int, micro_steps: int = 1) -> int:
     return number
 
 
-def precisions_for(gpu: GPU, habits: Habits) -> list[str]:
+def precisions_for(gpu: GPU, habits: Habits, zero: int = 3) -> list[str]:
     """Precisions with fp32 accuracy of the update that the GPU and the framework have, the usual one first."""
+    unsharded = habits.full_shard and zero == 0
     wanted = (
         ["bf16-mixed", "bf16-autocast", "fp32"] if gpu.supports("bf16") else ["fp16-mixed", "fp16-autocast", "fp32"]
     )
-    return [name for name in wanted if name in habits.widths]
+    return [name for name in wanted if name in habits.widths and not (unsharded and name.endswith("-mixed"))]
 
 
-def check_precision(name: str, gpu: GPU, habits: Habits) -> None:
+def check_precision(name: str, gpu: GPU, habits: Habits, zero: int) -> None:
     """Refuse a precision that the GPU or the framework does not have."""
     dtype = name.split("-", maxsplit=1)[0]
     if dtype in {"bf16", "fp8"} and not gpu.supports(dtype):
@@ -209,6 +218,11 @@ def check_precision(name: str, gpu: GPU, habits: Habits) -> None:
         raise CombinationError("precision", name, f"{gpu.name} has no {dtype} arithmetic; it can run {', '.join(able)}")
     if name not in habits.widths:
         raise CombinationError("precision", name, f"{habits.name} is modelled with {', '.join(habits.widths)}")
+    if habits.full_shard and zero == 0 and name.endswith("-mixed"):
+        autocast = name.replace("-mixed", "-autocast")
+        raise CombinationError(
+            "precision", name, f"{habits.name} has it at --zero 2 and 3 alone; use {autocast} or bf16"
+        )
 
 
 def attention_for(request: Request, gpu: GPU, precisions: list[str]) -> str:

@@ -62,10 +62,15 @@ def evaluate(model: Model, grid: Grid, overhead: Overhead, gpu: GPU, node: Node)
 
 
 def legal(grid: Grid) -> Array:
-    """Strategies whose axes agree: the batch divides, parameters are offloaded only where they are sharded."""
+    """Strategies whose axes agree.
+
+    The batch divides; parameters are offloaded only where they are sharded; what shards with FSDP alone has mixed
+    precision only there.
+    """
     params = grid.offloaded("params") == 1
     sharded = np.asarray(grid.zero == 3) | (grid.habits.full_shard & (grid.zero == 2))
-    return np.asarray(grid.divides & (~params | sharded))
+    unsharded_mixed = grid.habits.full_shard & (grid.zero == 0) & (grid.is_mixed == 1)
+    return np.asarray(grid.divides & (~params | sharded) & ~unsharded_mixed)
 
 
 def host_limit(grid: Grid, node: Node) -> Array | None:

@@ -42,7 +42,7 @@ def buffer_terms(census: Census, workspace: int) -> Iterator[Term]:
 def block_gather_terms(census: Census) -> Iterator[Term]:
     """FSDP: the root unit is whole from forward to the end of backward, blocks come one by one with a prefetch."""
     grid = census.grid
-    width, block = grid.width("compute"), census.largest_block
+    width, block = grid.width("compute") * (grid.zero >= 2), census.largest_block
     resharded = grid.zero == 3
     inputs = {"w": width, "P_root": census.root, "P_block": block}
     yield Term(
@@ -53,10 +53,20 @@ def block_gather_terms(census: Census) -> Iterator[Term]:
         "buffers",
         "gathered blocks",
         width * blocks * (1 - resharded),
-        COMPUTING,
+        ("forward", "loss", "backward-last"),
         "w · P_blocks",
         FSDP,
         {"w": width, "P_blocks": blocks},
+    )
+    # FSDP frees a block after its backward whether or not it was freed after forward
+    yield Term(
+        "buffers",
+        "gathered first block",
+        width * block * (1 - resharded),
+        ("backward-first",),
+        "w · P_block",
+        FSDP,
+        inputs,
     )
     yield Term("buffers", "gathered block", width * block * resharded, ("forward", "loss"), "w · P_block", FSDP, inputs)
     yield Term(
@@ -73,7 +83,7 @@ def block_gather_terms(census: Census) -> Iterator[Term]:
     )
     reduce_width = np.maximum(width, 4 if grid.fixed.reduce_dtype == "fp32" else 2)
     reduce_width = np.where(grid.width("parameter") == 2, 2, reduce_width)
-    scatter = reduce_scatter_input_bytes(block, reduce_width, grid.ranks)
+    scatter = reduce_scatter_input_bytes(block, reduce_width, grid.ranks) * (grid.zero >= 2)
     yield Term(
         "buffers",
         "reduce-scatter input of a block",

@@ -28,8 +28,8 @@ def state_terms(census: Census) -> Iterator[Term]:
 
 
 def sharded_from(grid: Grid, stage: int) -> Array:
-    """Where a ZeRO stage of at least ``stage`` shards over the data-parallel ranks; everywhere under FSDP."""
-    return (grid.zero >= stage) | grid.habits.full_shard
+    """Where a ZeRO stage of at least ``stage`` shards over the data-parallel ranks; all states wherever FSDP is on."""
+    return (grid.zero >= stage) | (grid.habits.full_shard & (grid.zero >= 2))
 
 
 def parameter_elements(census: Census) -> Array:
@@ -88,7 +88,7 @@ def gradient_terms(census: Census) -> Iterator[Term]:
     reduced = whole
     if grid.habits.gather == "blocks":
         late = census.sharded(census.root + 2 * census.largest_block, np.int64(0), where=True)
-        reduced = np.maximum(whole - width * late * (grid.accumulation == 1), 0)
+        reduced = np.maximum(whole - width * late * (grid.zero >= 2) * (grid.accumulation == 1), 0)
     yield Term(
         "gradients",
         "gradients at the first block's backward",

@@ -1,0 +1,217 @@
+"""What the documents show is what the program does: commands, outputs, options, Python examples, files and links.
+
+Run as a script, this file writes the outputs and the tables of options anew.
+
+A ``bash`` block is run line by line where a line begins with ``memcalc``. In a ``console`` block, ``$ memcalc …`` is
+run and the text below it is compared, apart from the elapsed time. Words after the language say more: ``exit=1`` is the
+expected exit code, ``lines=9`` shows the first nine lines alone, ``file=gpus/mine.toml`` writes the block to that file
+of the folder in which the page's commands run.
+"""
+
+from __future__ import annotations
+
+import doctest
+import os
+import re
+import shlex
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from memcalc.cli.app import app
+from memcalc.planner.request import NOT_MODELLED
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+CLI_PAGE = ROOT / "docs" / "cli.md"
+JOBS, PRESETS = ("plan", "estimate", "explain"), ("models", "gpus", "nodes")
+COMMANDS: Any = typer.main.get_command(app)
+WIDTH = "92"
+BLOCK = re.compile(r"^```(\w+)([^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+ELAPSED = re.compile(r"(?<= fit, )[\d.,]+ (?:s|ms|µs)(?=;)")
+TABLE = re.compile(r"(<!-- options: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
+
+
+@dataclass(frozen=True)
+class Block:
+    """One fenced block of a page."""
+
+    language: str
+    marks: dict[str, str]
+    text: str
+
+    @property
+    def commands(self) -> list[str]:
+        """The lines that run the program."""
+        prefix = "$ memcalc " if self.language == "console" else "memcalc "
+        lines = self.text.splitlines() if self.language in {"bash", "console"} else []
+        return [line.removeprefix("$ ") for line in lines if line.startswith(prefix)]
+
+    @property
+    def code(self) -> int:
+        """The exit code that the page states."""
+        return int(self.marks.get("exit", 0))
+
+
+def blocks(page: str) -> Iterator[Block]:
+    for match in BLOCK.finditer(page):
+        yield Block(match[1], dict(re.findall(r"(\w+)=(\S+)", match[2])), match[3])
+
+
+def write_files(page: str, folder: Path) -> None:
+    """Write the files that a page shows."""
+    for block in blocks(page):
+        if "file" in block.marks:
+            path = folder / block.marks["file"]
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(block.text, encoding="utf-8")
+
+
+def run(command: str, folder: Path) -> Any:
+    env = {"COLUMNS": WIDTH, "HOME": str(folder), "XDG_CONFIG_HOME": str(folder / "config"), "NO_COLOR": "1"}
+    return CliRunner().invoke(app, shlex.split(command)[1:], env=env, prog_name="memcalc")
+
+
+def shown(block: Block, folder: Path) -> str:
+    """Return what a console block should say: each command, and the beginning of its output."""
+    text = ""
+    for command in block.commands:
+        lines = [line.rstrip() for line in run(command, folder).output.rstrip().splitlines()]
+        most = int(block.marks.get("lines", len(lines)))
+        text += "\n".join([f"$ {command}", *lines[:most], *(["…"] if most < len(lines) else [])]) + "\n"
+    return text
+
+
+def masked(text: str) -> str:
+    return ELAPSED.sub("TIME", text)
+
+
+def row(option: Any) -> str:
+    """Return the table's row of one option."""
+    names = ", ".join(f"`{name}`" for name in (*option.opts, *option.secondary_opts))
+    value = "" if option.is_flag else f"`{option.metavar}`"
+    return f"| {names} | {value} | {option.help} |".replace("N|", "N\\|").replace("NAME|FILE|", "NAME\\|FILE\\|")
+
+
+def options(command: str) -> list[Any]:
+    return [o for o in COMMANDS.commands[command].params if o.param_type_name == "option" and not o.hidden]
+
+
+def table(command: str) -> str:
+    rows = [re.sub(r"(?<=\d)\|(?=\d)", r"\\|", row(option)) for option in options(command)]
+    return "\n".join(["| option | value | meaning |", "| --- | --- | --- |", *rows, ""])
+
+
+def filled(page: str, folder: Path) -> str:
+    """Return a page with its outputs and its tables of options made anew."""
+
+    def block(match: re.Match[str]) -> str:
+        old = Block(match[1], dict(re.findall(r"(\w+)=(\S+)", match[2])), match[3])
+        if old.language != "console" or not old.commands:
+            return match[0]
+        new = shown(old, folder)
+        return match[0] if masked(new) == masked(old.text) else f"```{match[1]}{match[2]}\n{new}```"
+
+    page = BLOCK.sub(block, page)
+    return TABLE.sub(lambda match: f"{match[1]}{table(match[2])}{match[3]}", page)
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
+def test_commands_run(path: Path, folder: Path) -> None:
+    page = path.read_text(encoding="utf-8")
+    write_files(page, folder)
+    for block in blocks(page):
+        for command in block.commands:
+            result = run(command, folder)
+            assert result.exit_code == block.code, f"{command}\n{result.output}"
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
+def test_outputs_are_current(path: Path, folder: Path) -> None:
+    """`python tests/test_docs.py` writes them."""
+    page = path.read_text(encoding="utf-8")
+    write_files(page, folder)
+    assert masked(filled(page, folder)) == masked(page)
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
+def test_python_examples_run(path: Path, folder: Path) -> None:
+    page = path.read_text(encoding="utf-8")
+    write_files(page, folder)
+    flags = doctest.NORMALIZE_WHITESPACE | doctest.ELLIPSIS
+    examples = "\n".join(block.text for block in blocks(page) if block.language in {"python", "pycon"})
+    parsed = doctest.DocTestParser().get_doctest(examples, {}, path.name, str(path), 0)
+    assert doctest.DocTestRunner(optionflags=flags, verbose=False).run(parsed).failed == 0
+    assert not any(block.language == "python" for block in blocks(page)), "an example is pycon, so that it runs"
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
+def test_links_lead_somewhere(path: Path) -> None:
+    """Links to files of the repository, and to headings of their pages."""
+    for target in re.findall(r"\]\(([^)\s]+)\)", BLOCK.sub("", path.read_text(encoding="utf-8"))):
+        if target.startswith(("https://", "http://")):
+            continue
+        name, _, heading = target.partition("#")
+        file = (path.parent / name).resolve() if name else path
+        assert file.exists(), target
+        assert file.is_relative_to(ROOT), target
+        assert not heading or heading in anchors(file), target
+
+
+def anchors(path: Path) -> set[str]:
+    """Return the names that a page's headings can be linked by."""
+    headings = re.findall(r"^#+ (.+)$", path.read_text(encoding="utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("command", COMMANDS.commands)
+def test_every_command_has_its_part_and_an_example(command: str) -> None:
+    page = CLI_PAGE.read_text(encoding="utf-8")
+    assert f"## {command}\n" in page
+    assert any(line.startswith(f"memcalc {command}") for block in blocks(page) for line in block.commands)
+
+
+@pytest.mark.parametrize(("command", "like"), [*((c, JOBS[0]) for c in JOBS[1:]), *((c, PRESETS[0]) for c in PRESETS)])
+def test_commands_that_share_a_table_have_the_same_options(command: str, like: str) -> None:
+    """The page has one table for jobs and one for presets; `--top` is for plan alone."""
+    own, shared = ({row(option) for option in options(name)} for name in (command, like))
+    assert own <= shared
+    assert all("--top" in extra for extra in shared - own)
+
+
+def test_every_page_can_be_found_from_the_tour() -> None:
+    tour = (ROOT / "docs" / "index.md").read_text(encoding="utf-8")
+    assert all(f"({path.name})" in tour for path in (ROOT / "docs").glob("*.md") if path.name != "index.md")
+
+
+def test_readme_names_what_is_not_modelled() -> None:
+    page = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert [name for name in NOT_MODELLED if f"`--{name.replace('_', '-')}`" not in page] == []
+
+
+def test_architecture_names_every_layer() -> None:
+    page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    parts = {path.stem for path in (ROOT / "memcalc").iterdir() if path.suffix == ".py" or (path / "__init__.py").is_file()}
+    assert [part for part in sorted(parts) if not part.startswith("__") and f"`{part}`" not in page] == []
+
+
+if __name__ == "__main__":
+    for page_path in PAGES:
+        with tempfile.TemporaryDirectory() as place:
+            os.chdir(place)
+            source = page_path.read_text(encoding="utf-8")
+            write_files(source, Path(place))
+            page_path.write_text(filled(source, Path(place)), encoding="utf-8")
+            os.chdir(ROOT)
