@@ -24,6 +24,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
+from memcalc import catalog
 from memcalc.cli.app import app
 from memcalc.planner.request import NOT_MODELLED
 
@@ -32,7 +33,7 @@ PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", ROOT / "CONTRIBUTING.md", *s
 CLI_PAGE = ROOT / "docs" / "cli.md"
 JOBS, PRESETS = ("plan", "estimate", "explain"), ("models", "gpus", "nodes")
 COMMANDS: Any = typer.main.get_command(app)
-WIDTH = "92"
+WIDTH = "100"
 BLOCK = re.compile(r"^```(\w+)([^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 ELAPSED = re.compile(r"(?<= fit, )[\d.,]+ (?:s|ms|µs)(?=;)")
 TABLE = re.compile(r"(<!-- options: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
@@ -201,10 +202,17 @@ def test_readme_names_what_is_not_modelled() -> None:
     assert [name for name in NOT_MODELLED if f"`--{name.replace('_', '-')}`" not in page] == []
 
 
+@pytest.mark.parametrize("name", ["README.md", "CHANGELOG.md"])
+def test_presets_are_counted_right(name: str) -> None:
+    counts = [len(catalog.names(kind)) for kind in ("model", "gpu", "node")]
+    said = "{} models, {} GPUs and {} nodes".format(*counts)
+    assert said in " ".join((ROOT / name).read_text(encoding="utf-8").split())
+
+
 def test_architecture_names_every_layer() -> None:
     page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
-    parts = {path.stem for path in (ROOT / "memcalc").iterdir() if path.suffix == ".py" or (path / "__init__.py").is_file()}
-    assert [part for part in sorted(parts) if not part.startswith("__") and f"`{part}`" not in page] == []
+    parts = [*(ROOT / "memcalc").glob("[!_]*.py"), *(path.parent for path in (ROOT / "memcalc").glob("*/__init__.py"))]
+    assert [path.stem for path in parts if f"`{path.stem}`" not in page] == []
 
 
 if __name__ == "__main__":

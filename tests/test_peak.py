@@ -9,7 +9,7 @@ import memcalc
 from memcalc.grid import Fixed, Grid, Layout
 from memcalc.ledger import PHASES, Ledger
 from memcalc.specs.model import Attention, Block, BlockGroup, Mlp, Model
-from memcalc.terms import build_ledger
+from memcalc.terms import Census, build_ledger
 from memcalc.units import MIB
 
 FSDP2: list[tuple[dict[str, Any], float, float]] = [
@@ -91,7 +91,7 @@ def plain_ledger(recompute: str, impl: str) -> Ledger:
     """
     fixed = Fixed("plain", 2048, 1, attention="math", kernels="fused", optimizer_impl=impl)
     grid = Grid(fixed, (Layout(),), ("fp32",), (recompute,), (0,), ((),), (1,))
-    return build_ledger(small_llama(), grid, 0)
+    return build_ledger(Census(small_llama(), grid), 0)
 
 
 PLAIN = [

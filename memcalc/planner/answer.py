@@ -16,7 +16,7 @@ from memcalc.ledger import COMPONENTS, PHASES, Ledger, Term, add_up
 from memcalc.planner import time as clock
 from memcalc.specs.strategy import Strategy
 from memcalc.terms import build_ledger, host_bytes, overhead_of
-from memcalc.terms.activations import groups_of, kept_bytes
+from memcalc.terms.activations import groups_of
 from memcalc.terms.census import Census
 
 if TYPE_CHECKING:
@@ -96,12 +96,12 @@ def estimate_of(
     model: Model, grid: Grid, gpu: GPU, node: Node, overhead: Overhead, request: Request, command: str
 ) -> results.Estimate:
     """The answer for a grid of one strategy."""
-    ledger = build_ledger(model, grid, overhead.workspace)
+    ledger = build_ledger(Census(model, grid), overhead.workspace)
     stages = stage_peaks(model, ledger, grid, overhead)
     top = max(stages, key=lambda s: s.allocated)
     layout, strategy = grid.layouts[0], strategy_of(grid)
     low, high = overhead.range(top.allocated)
-    host = at_stage(host_bytes(model, grid), top.stage, grid.num_stages) * min(layout.gpus, node.gpus)
+    host = at_stage(host_bytes(Census(model, grid)), top.stage, grid.num_stages) * min(layout.gpus, node.gpus)
     accumulation = scalar(grid.accumulation)
     return results.Estimate(
         version=__version__,
@@ -182,12 +182,12 @@ def saved_of(model: Model, grid: Grid) -> results.Saved:
     census = Census(model, grid)
     groups = groups_of(census)
     main = next(g for g in groups if g.group is model.main)
-    kept, blocks = kept_bytes(main), main.layers
+    kept, blocks = main.kept, main.layers
     per_block = int(np.max(kept // np.maximum(blocks, 1)))
-    ledger = {term.name: term for term in build_ledger(model, grid, 0).terms}
+    ledger = {term.name: term for term in build_ledger(census, 0).terms}
     outside = scalar(ledger["final norm"].bytes, grid.num_stages - 1) if "final norm" in ledger else 0
     logits = scalar(ledger["logits and loss"].bytes, grid.num_stages - 1) if "logits and loss" in ledger else 0
-    total = sum((kept_bytes(g) for g in groups), np.int64(0)) + (outside + logits) * grid.is_last
+    total = sum((g.kept for g in groups), np.int64(0)) + (outside + logits) * grid.is_last
     return results.Saved(per_block=per_block, outside_blocks=outside + logits, total=int(np.max(total)))
 
 
@@ -256,7 +256,7 @@ def plans_of(
 def plan_of(rank: int, model: Model, gpu: GPU, node: Node, found: Found, fastest: Found, command: str) -> results.Plan:
     """One ranked plan, with the same figures that ``estimate`` gives for it."""
     single, overhead = single_grid(found), overhead_of(gpu, found.layout.gpus)
-    ledger = build_ledger(model, single, overhead.workspace)
+    ledger = build_ledger(Census(model, single), overhead.workspace)
     top = max(stage_peaks(model, ledger, single, overhead), key=lambda s: s.allocated)
     strategy = strategy_of(found.grid, found.index)
     speed = found.tokens_per_second_per_gpu
@@ -354,7 +354,7 @@ def pareto_ranks(plans: tuple[results.Plan, ...]) -> tuple[int, ...]:
 def too_large(model: Model, gpu: GPU, outcome: Outcome, overhead: Overhead) -> str:
     """Which component is too large even in the smallest strategy."""
     grid = single_grid(outcome.smallest)
-    ledger = build_ledger(model, grid, overhead.workspace)
+    ledger = build_ledger(Census(model, grid), overhead.workspace)
     top = max(stage_peaks(model, ledger, grid, overhead), key=lambda s: s.allocated)
     parts = components_of(ledger, grid, overhead, top).model_dump()
     name = max(parts, key=lambda key: parts[key])

@@ -207,7 +207,8 @@ def precisions_for(gpu: GPU, habits: Habits, zero: int = 3) -> list[str]:
     wanted = (
         ["bf16-mixed", "bf16-autocast", "fp32"] if gpu.supports("bf16") else ["fp16-mixed", "fp16-autocast", "fp32"]
     )
-    return [name for name in wanted if name in habits.widths and not (unsharded and name.endswith("-mixed"))]
+    known = [name for name in wanted if name in habits.widths and gpu.supports(name.split("-")[0])]
+    return [name for name in known if not (unsharded and name.endswith("-mixed"))]
 
 
 def check_precision(name: str, gpu: GPU, habits: Habits, zero: int) -> None:

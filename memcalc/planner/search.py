@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from memcalc.planner.time import Times, step_times
-from memcalc.terms import build_ledger, host_bytes
+from memcalc.terms import Census, build_ledger, host_bytes
 
 if TYPE_CHECKING:
     from memcalc.formulas.types import Array
@@ -56,9 +56,10 @@ class Outcome:
 
 def evaluate(model: Model, grid: Grid, overhead: Overhead, gpu: GPU, node: Node) -> tuple[Array, Array, Times, Array]:
     """Allocated peak, host bytes of a rank, times, and whether each strategy is legal; the largest over the stages."""
-    allocated = build_ledger(model, grid, overhead.workspace).peak().max(axis=1, keepdims=True)
-    host = np.max(host_bytes(model, grid), axis=1, keepdims=True)
-    return allocated, host, step_times(model, grid, gpu, node), legal(grid)
+    census = Census(model, grid)
+    allocated = build_ledger(census, overhead.workspace, detail=False).peak().max(axis=1, keepdims=True)
+    host = np.max(host_bytes(census), axis=1, keepdims=True)
+    return allocated, host, step_times(census, gpu, node), legal(grid)
 
 
 def legal(grid: Grid) -> Array:

@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from memcalc.errors import MissingError
 from memcalc.formulas import communication as comm
 from memcalc.formulas import flops as fl
 from memcalc.formulas import offload as off
 from memcalc.formulas.census import model_count
 from memcalc.formulas.pipeline import bubble_fraction
 from memcalc.terms import Census
-from memcalc.terms.activations import GroupActivations, groups_of, kept_bytes
+from memcalc.terms.activations import GroupActivations, groups_of
 from memcalc.terms.states import gradient_elements, updated_elements
 
 if TYPE_CHECKING:
@@ -69,14 +70,19 @@ def is_validated(gpu: GPU) -> bool:
 
 
 def peak_flops(gpu: GPU, precision: str) -> float:
-    """Dense peak of the dtype in which a precision multiplies [FLOP/s]."""
+    """Dense peak of the dtype in which a precision multiplies [FLOP/s]; an error where the preset has none."""
     peaks: dict[str, float] = {str(dtype): peak for dtype, peak in gpu.peak_flops.items()}
-    return peaks.get(precision.split("-", maxsplit=1)[0], peaks["fp32"])
+    dtype = precision.split("-", maxsplit=1)[0]
+    if dtype not in peaks:
+        raise MissingError(
+            f"no {dtype} peak of {gpu.name} is known, which the time of {precision} needs: give a preset."
+        )
+    return peaks[dtype]
 
 
-def step_times(model: Model, grid: Grid, gpu: GPU, node: Node) -> Times:
+def step_times(census: Census, gpu: GPU, node: Node) -> Times:
     """Seconds of every strategy of the grid."""
-    census = Census(model, grid)
+    grid = census.grid
     m = grid.accumulation
     forward, again = compute_seconds(census, gpu)
     once = m * 3 * forward + optimizer_seconds(census, gpu)
@@ -259,7 +265,7 @@ def offload_seconds(census: Census, gpu: GPU) -> Array:
     """Traffic to the host over PCIe in one step [s]; that of parameters repeats with each micro-batch."""
     grid, link = census.grid, gpu.pcie_bytes_per_s or 16e9
     if not any(grid.offloads):
-        return np.zeros(1)
+        return np.zeros((1,) * 7)
     local, m = updated_elements(census), grid.accumulation
     optimizer = off.optimizer_offload_bytes(
         gradient_elements(census) * grid.width("gradient"), local * grid.width("compute")
@@ -267,7 +273,7 @@ def offload_seconds(census: Census, gpu: GPU) -> Array:
     weights = off.parameter_offload_bytes(local * grid.width("parameter"), m)
     traffic = optimizer * grid.offloaded("optimizer") + (weights + optimizer) * grid.offloaded("params")
     if any("activations" in choice for choice in grid.offloads):
-        kept = sum(kept_bytes(group) for group in groups_of(census))
+        kept = sum(group.kept for group in groups_of(census))
         traffic = traffic + off.activation_offload_bytes(kept, m) * grid.offloaded("activations")
     return off.offload_seconds(traffic, link)
 

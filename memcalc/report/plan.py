@@ -70,7 +70,7 @@ _FIELDS = (
         Column("used", "%", right=True, priority=4, meter=True),
         lambda plan, plans: percent(plan.peak.device, plans.capacity),
     ),
-    _Field(Column("verdict"), lambda plan, _: plan.verdict, "data"),
+    _Field(Column("verdict", priority=3), lambda plan, _: plan.verdict, "varies"),
     _Field(Column("tok/s/GPU", right=True), lambda plan, _: f"{plan.time.tokens_per_second_per_gpu:.0f}"),
     _Field(Column("MFU", "%", right=True, priority=1), lambda plan, _: f"{100 * plan.time.mfu:.1f}"),
     *(_seconds(name) for name in ("step", "compute", "recompute", "communication", "offload", "bubble")),

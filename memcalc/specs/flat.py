@@ -31,7 +31,7 @@ Rate = Annotated[float, Field(ge=0.0, lt=1.0)]
 class _Strict(BaseModel):
     """No text is taken for a number, and no truth value for a one."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, defer_build=True)
 
 
 class FlatBias(_Strict):

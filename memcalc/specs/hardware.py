@@ -27,7 +27,7 @@ Day = Annotated[str, Field(pattern=r"^\d{4}-\d{2}(-\d{2})?$")]
 
 
 class _Record(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
 
 class GPU(_Record):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -14,6 +14,7 @@ from memcalc.formulas.inventory import COMPUTE, Saved, block_input, block_invent
 from memcalc.formulas.pipeline import in_flight_1f1b, in_flight_gpipe, in_flight_interleaved
 from memcalc.formulas.recompute import Counts, counts, keeps
 from memcalc.frameworks.habits import FP32_LOGITS
+from memcalc.grid import column
 from memcalc.ledger import Term
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ def in_flight(grid: Grid) -> Array:
     return in_flight_1f1b(grid.stage, stages, m)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class GroupActivations:
     """Activations of one group of equal blocks over a grid."""
 
@@ -92,8 +93,7 @@ class GroupActivations:
 
     def kept_blocks(self, saved: Saved) -> Array:
         """Blocks of the stage that keep a tensor, by policy."""
-        pairs = zip(self.grid.policies, self.counts, strict=True)
-        return self.by_policy([c.whole * (not saved.ops_only) + c.partial * keeps(p, saved) for p, c in pairs])
+        return (self.field("whole") + self.field("partial")) * self._kept(saved)
 
     def field(self, name: str) -> Array:
         """One field of the counts along the recompute axis."""
@@ -106,19 +106,18 @@ class GroupActivations:
 
     @cached_property
     def kept_of_one(self) -> Array:
-        """Bytes that a block treated in part keeps, by policy; the whole block where the policy keeps blocks whole."""
-        kinds = [
-            self.by_policy(
-                [
-                    np.full_like(
-                        self.layers, not s.ops_only if p.kind not in {"parts", "selective-ops"} else keeps(p, s)
-                    )
-                    for p in self.grid.policies
-                ]
-            )
-            for s in self.inventory
-        ]
-        return _sum([self.bytes_of(s) * k for s, k in zip(self.inventory, kinds, strict=True)])
+        """Bytes that one block keeps by policy, where it is not checkpointed whole."""
+        return _sum([self.bytes_of(saved) * self._kept(saved) for saved in self.inventory])
+
+    def _kept(self, saved: Saved) -> Array:
+        """1 along the recompute axis where a block that is not checkpointed whole keeps a tensor."""
+        return column([keeps(policy, saved) for policy in self.grid.policies], "recompute")
+
+    @cached_property
+    def kept(self) -> Array:
+        """Bytes that the stage's blocks keep for one micro-batch, checkpoints included."""
+        blocks = self.field("whole") + self.field("partial")
+        return blocks * self.kept_of_one + self.field("checkpoints") * self.checkpoint
 
     @cached_property
     def checkpoint(self) -> Array:
@@ -157,59 +156,36 @@ def _sum(arrays: list[Array]) -> Array:
     return total
 
 
+@lru_cache(maxsize=4)
 def groups_of(census: Census) -> list[GroupActivations]:
-    """The activations of each group of blocks."""
+    """The activations of each group of blocks, computed once a census."""
     return [GroupActivations(g, n, census) for g, n in zip(census.model.groups, census.layers, strict=True)]
 
 
-def kept_bytes(group: GroupActivations) -> Array:
-    """Bytes that a stage's blocks of one group keep for one micro-batch, checkpoints included."""
-    total = group.checkpoint * group.field("checkpoints")
-    for saved in group.inventory:
-        total = total + group.bytes_of(saved) * group.kept_blocks(saved)
-    return total
-
-
-def activation_terms(census: Census) -> Iterator[Term]:
-    """All terms of the activations."""
+def activation_terms(census: Census, *, detail: bool) -> Iterator[Term]:
+    """All terms of the activations; without ``detail`` the saved tensors of a group of blocks are one term."""
     groups, grid = groups_of(census), census.grid
     flight, here = in_flight(grid), 1 - grid.offloaded("activations")
-    kept_total: list[Array] = []
     for activations in groups:
-        for term in kept_terms(activations, flight, here):
-            kept_total.append(term.bytes)
-            yield term
+        if detail:
+            yield from kept_terms(activations, flight * here)
+        else:
+            yield Term("activations", "kept by blocks", activations.kept * flight * here, KEPT, "sum", INVENTORY)
     if np.any(here == 0):
-        transit = 2 * np.maximum(_largest([a.kept_of_one for a in groups]), _largest([a.checkpoint for a in groups]))
-        yield Term(
-            "activations",
-            "blocks on their way to and from the host",
-            transit * grid.offloaded("activations"),
-            KEPT,
-            "2 · kept of one block",
-            INVENTORY,
-        )
+        transit = 2 * _largest([np.maximum(a.kept_of_one, a.checkpoint) for a in groups])
+        moving = transit * grid.offloaded("activations")
+        title = "blocks on their way to and from the host"
+        yield Term("activations", title, moving, KEPT, "2 · kept of one block", INVENTORY)
     again = _largest([a.again for a in groups])
-    yield Term(
-        "activations",
-        "block computed again",
-        again,
-        ("backward-last",),
-        "unit · A - A_input, or A - A_kept where only a part is computed again",
-        INVENTORY,
-    )
+    formula = "unit · A - A_input, or A - A_kept where only a part is computed again"
+    yield Term("activations", "block computed again", again, ("backward-last",), formula, INVENTORY)
     first = _largest([a.first_unit for a in groups])
     yield Term("activations", "first block", first, ("backward-first",), "unit · A + checkpoint", INVENTORY)
     if np.any(flight > 1):
-        others = _sum(kept_total) // flight * (flight - 1)
-        yield Term(
-            "activations",
-            "other micro-batches in flight",
-            others,
-            ("backward-first",),
-            "kept · (n - 1)",
-            "arXiv:2104.04473 section 2.2",
-        )
+        others = _sum([a.kept for a in groups]) * (flight - 1) * here
+        pipeline = "arXiv:2104.04473 section 2.2"
+        title = "other micro-batches in flight"
+        yield Term("activations", title, others, ("backward-first",), "kept · (n - 1)", pipeline)
     yield transient_term(census, groups)
     yield from head_terms(census)
 
@@ -221,7 +197,7 @@ def _largest(arrays: list[Array]) -> Array:
     return largest
 
 
-def kept_terms(activations: GroupActivations, flight: Array, here: Array) -> Iterator[Term]:
+def kept_terms(activations: GroupActivations, factor: Array) -> Iterator[Term]:
     """One term a saved tensor: blocks that keep it × its bytes × micro-batches in flight."""
     tower = f"{activations.group.tower} " if len(activations.census.model.groups) > 1 else ""
     block = activations.group.block
@@ -229,12 +205,10 @@ def kept_terms(activations: GroupActivations, flight: Array, here: Array) -> Ite
         blocks = activations.kept_blocks(saved)
         if not blocks.any():
             continue
-        yield kept_term(activations, saved, f"{tower}{saved.name}", blocks, flight * here)
+        yield kept_term(activations, saved, f"{tower}{saved.name}", blocks, factor)
     checkpoints = activations.field("checkpoints")
     if checkpoints.any():
-        yield kept_term(
-            activations, block_input(block), f"{tower}checkpoints (block inputs)", checkpoints, flight * here
-        )
+        yield kept_term(activations, block_input(block), f"{tower}checkpoints (block inputs)", checkpoints, factor)
 
 
 def kept_term(activations: GroupActivations, saved: Saved, name: str, blocks: Array, factor: Array) -> Term:

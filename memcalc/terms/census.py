@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     from memcalc.specs.model import Model
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Census:
-    """What a rank holds before any sharding over data-parallel ranks [elements]."""
+    """What a rank holds before any sharding over data-parallel ranks [elements]; each column is computed once."""
 
     model: Model
     grid: Grid
