@@ -312,10 +312,14 @@ def why(found: Found, top: results.StagePeak, overhead: Overhead, fastest: Found
     spent = f"{largest} takes {share:.0%} of the step" if share >= 0.01 else "nearly all of the step is compute"
     free = f"the peak stands at {top.phase}, {(overhead.capacity - top.device) / 2**30:.1f} GiB stay free"
     slower = found.step / fastest.step - 1
-    rank = "fastest that fits" if found is fastest else f"{slower:.1%} slower than the fastest"
+    rank = "fastest that fits" if found is fastest else f"{abs(slower):.1%} {_than(slower)} than the first"
     tight = verdict_of(top.allocated, overhead) == "tight"
     caution = "; tight, because the upper end of its range does not fit" if tight else ""
     return f"{rank} on {gpus} GPU{'s' * (gpus > 1)}: {spent}; {free}{caution}."
+
+
+def _than(slower: float) -> str:
+    return "slower" if slower >= 0 else "faster"
 
 
 def command_of(command: str, found: Found, s: Strategy) -> str:

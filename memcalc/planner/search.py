@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 CHUNK = 2_000_000
 """Strategies computed at once: large enough to spend no time in Python, small enough to stay in memory."""
+TIGHT_PENALTY = 1e9
+"""Seconds that put every tight strategy behind every safe one; small enough that steps still differ beside it."""
 
 
 @dataclass(frozen=True)
@@ -84,13 +86,13 @@ def host_limit(grid: Grid, node: Node) -> Array | None:
 
 
 def search(model: Model, grid: Grid, overhead: Overhead, gpu: GPU, node: Node, top: int) -> Outcome:
-    """Evaluate the whole grid, in chunks of layouts, and keep the ``top`` fastest that fit."""
+    """Evaluate the whole grid, in chunks of layouts; keep the ``top`` fastest that fit, tight ones last."""
     rows = max(CHUNK // max(grid.size // len(grid.layouts), 1), 1)
     parts = [
         _search_chunk(model, _part(grid, first, rows), overhead, gpu, node, top)
         for first in range(0, len(grid.layouts), rows)
     ]
-    best = sorted((found for part in parts for found in part.best), key=_order)[:top]
+    best = sorted((found for part in parts for found in part.best), key=lambda f: _order(f, overhead))[:top]
     smallest = min((part.smallest for part in parts), key=lambda found: found.allocated)
     return Outcome(tuple(best), smallest, grid.size, sum(part.feasible for part in parts))
 
@@ -100,8 +102,9 @@ def _part(grid: Grid, first: int, rows: int) -> Grid:
     return type(grid)(**{**values, "layouts": grid.layouts[first : first + rows]})
 
 
-def _order(found: Found) -> tuple[float, int]:
-    return found.step, found.allocated
+def _order(found: Found, overhead: Overhead) -> tuple[bool, float, int]:
+    """Plans that fit at the upper end of their range come before tight ones, then the faster, then the smaller."""
+    return found.allocated > overhead.safe, found.step, found.allocated
 
 
 def _search_chunk(model: Model, grid: Grid, overhead: Overhead, gpu: GPU, node: Node, top: int) -> Outcome:
@@ -110,8 +113,8 @@ def _search_chunk(model: Model, grid: Grid, overhead: Overhead, gpu: GPU, node: 
     limit = host_limit(grid, node)
     roomy = allowed if limit is None else allowed & (host <= limit)
     fits = (allocated <= overhead.usable) & roomy
-    step = np.broadcast_to(np.where(fits, times.step, np.inf), shape)
-    flat = step.reshape(-1)
+    tight = TIGHT_PENALTY * (allocated > overhead.safe)
+    flat = np.broadcast_to(np.where(fits, times.step + tight, np.inf), shape).reshape(-1)
     count = int(np.isfinite(flat).sum())
     chosen: Array = np.argpartition(flat, min(top, flat.size) - 1)[:top] if count else []
     best = [_found(grid, shape, int(i), allocated, host, times) for i in chosen if np.isfinite(flat[i])]

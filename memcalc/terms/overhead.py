@@ -48,6 +48,12 @@ class Overhead:
         allocated = self.room * RESERVE[1] // (RESERVE[0] + RESERVE[1])
         return allocated + (allocated + 1 + self.reserve(allocated + 1) <= self.room)
 
+    @property
+    def safe(self) -> int:
+        """The largest allocated peak that fits at the upper end of its range."""
+        room = max(self.capacity - self.context - self.libraries_high, 0)
+        return room * RESERVE_HIGH[1] // (RESERVE_HIGH[0] + RESERVE_HIGH[1])
+
     def device(self, allocated: int) -> int:
         """What nvidia-smi shows for a peak."""
         return allocated + self.reserve(allocated) + self.context + self.libraries

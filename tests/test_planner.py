@@ -1,0 +1,131 @@
+"""The search finds what a loop over all strategies finds, and every plan can be run."""
+
+import itertools
+import random
+
+import numpy as np
+import pytest
+
+import memcalc
+from memcalc import catalog
+from memcalc.api import load_model
+from memcalc.grid import Fixed, Grid, layouts_for
+from memcalc.planner.search import evaluate, host_limit, search
+from memcalc.terms import overhead_of
+
+RECOMPUTES = ("none", "full", "every-2", "attention", "selective-ops", "block-4", "segments-3")
+OFFLOADS = ((), ("optimizer",), ("params",), ("activations",))
+
+
+def random_space(seed: int) -> tuple[str, str, int, Grid]:
+    """Return a model, a GPU, a number of GPUs and a small space of strategies."""
+    draw = random.Random(seed)  # noqa: S311 - a seeded choice of test cases
+    name = draw.choice(["llama-3.2-1b", "gpt2-xl", "llama-2-7b", "mixtral-8x7b"])
+    gpu, gpus = draw.choice(["a100-40g", "rtx-3090", "h100"]), draw.choice([1, 2, 8])
+    framework, zeros = draw.choice([("fsdp2", (3, 2)), ("deepspeed", (3, 2, 1))])
+    degrees = [1, 2] if framework == "fsdp2" else [1]
+    seq_len = draw.choice([512, 2048])
+    grid = Grid(
+        Fixed(framework, seq_len, 24, loss=draw.choice(["standard", "fused-linear"])),
+        tuple(layouts_for(load_model(name), gpus, (degrees, [1], [1], [1]), seq_len, sp=None)),
+        tuple(draw.sample(["bf16-mixed", "bf16-autocast" if framework == "fsdp2" else "fp32"], 2)),
+        tuple(draw.sample(RECOMPUTES, 3)),
+        zeros,
+        tuple(draw.sample(OFFLOADS, 2)),
+        tuple(draw.sample([1, 2, 3, 5, 8], 3)),
+    )
+    return name, gpu, gpus, grid
+
+
+def by_hand(name: str, gpu: str, gpus: int, grid: Grid) -> list[tuple[bool, float, int]]:
+    """Return every strategy that fits, one grid after another: whether it is tight, its step time, its peak; sorted."""
+    model, chip = load_model(name), catalog.gpu(gpu)
+    node, overhead = catalog.node_for(chip), overhead_of(chip, gpus)
+    axes = (grid.layouts, grid.precisions, grid.recomputes, grid.zeros, grid.offloads, grid.micro_batches)
+    fitting = []
+    for chosen in itertools.product(*axes):
+        one = Grid(grid.fixed, *((value,) for value in chosen))
+        allocated, host, times, allowed = evaluate(model, one, overhead, chip, node)
+        limit = host_limit(one, node)
+        roomy = limit is None or host.item() <= int(np.min(limit))
+        if allowed.item() and roomy and overhead.device(allocated.item()) <= overhead.capacity:
+            tight = overhead.range(allocated.item())[1] > overhead.capacity
+            fitting.append((tight, times.step.item(), allocated.item()))
+    return sorted(fitting)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_search_agrees_with_a_loop(seed: int) -> None:
+    name, gpu, gpus, grid = random_space(seed)
+    chip = catalog.gpu(gpu)
+    outcome = search(load_model(name), grid, overhead_of(chip, gpus), chip, catalog.node_for(chip), 3)
+    expected = by_hand(name, gpu, gpus, grid)
+    assert outcome.searched == grid.size
+    assert outcome.feasible == len(expected)
+    assert [found.step for found in outcome.best] == pytest.approx([step for _, step, _ in expected[:3]], rel=1e-12)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_the_size_of_a_chunk_changes_nothing(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    name, gpu, gpus, grid = random_space(seed)
+    chip = catalog.gpu(gpu)
+    arguments = (load_model(name), grid, overhead_of(chip, gpus), chip, catalog.node_for(chip), 5)
+    whole = search(*arguments)
+    monkeypatch.setattr("memcalc.planner.search.CHUNK", 1)
+    parts = search(*arguments)
+    assert (parts.searched, parts.feasible) == (whole.searched, whole.feasible)
+    assert [found.step for found in parts.best] == [found.step for found in whole.best]
+    assert parts.smallest.allocated == whole.smallest.allocated
+
+
+@pytest.mark.parametrize(
+    ("model", "gpu", "gpus"),
+    [("llama-2-7b", "a100-40g", 8), ("gpt2", "rtx-3090", 1), ("mixtral-8x7b", "h100", 16), ("llama-2-70b", "h100", 64)],
+)
+def test_every_plan_can_be_run(model: str, gpu: str, gpus: int) -> None:
+    answer = memcalc.plan(model=model, gpu=gpu, gpus=gpus, seq_len=1024, global_batch=96 * gpus, top=20)
+    assert answer.plans
+    assert not answer.too_large
+    assert not answer.nearest
+    assert answer.feasible <= answer.searched
+    for plan in answer.plans:
+        assert plan.verdict != "does-not-fit"
+        assert plan.peak.device <= answer.capacity
+        assert plan.accumulation_steps * plan.strategy.micro_batch * plan.data_parallel == plan.global_batch
+        assert plan.global_batch == 96 * gpus
+        assert plan.strategy.gpus == plan.gpus == gpus
+    order = [(plan.verdict == "tight", -plan.time.tokens_per_second_per_gpu) for plan in answer.plans]
+    assert order == sorted(order)
+    assert [plan.rank for plan in answer.plans] == list(range(1, len(answer.plans) + 1))
+
+
+def test_pareto_ranks_are_not_beaten() -> None:
+    answer = memcalc.plan(model="llama-2-7b", gpu="a100-40g", gpus=8, seq_len=1024, top=20)
+    front = [plan for plan in answer.plans if plan.rank in answer.pareto]
+    assert answer.plans[0] in front
+    for ours, other in itertools.permutations(front, 2):
+        smaller = other.peak.device < ours.peak.device
+        faster = other.time.tokens_per_second_per_gpu > ours.time.tokens_per_second_per_gpu
+        assert not (smaller and faster)
+
+
+def test_nothing_fits() -> None:
+    answer = memcalc.plan(model="llama-2-70b", gpu="rtx-3090", gpus=1, seq_len=2048, precision="bf16-mixed", offload=())
+    assert not answer.plans
+    assert answer.feasible == 0
+    assert "nothing fits on 1 x rtx-3090" in answer.too_large
+    assert answer.nearest
+    assert all(0 < near.device <= answer.capacity for near in answer.nearest)
+
+
+def test_without_a_number_of_gpus_each_power_of_two_of_a_node() -> None:
+    answer = memcalc.plan(model="llama-3.2-1b", gpu="a100-80g", seq_len=1024)
+    assert [plan.gpus for plan in answer.plans] == [1, 2, 4, 8]
+
+
+def test_what_is_given_is_not_searched() -> None:
+    answer = memcalc.plan(
+        model="llama-2-7b", gpu="a100-80g", gpus=8, seq_len=1024, recompute="full", zero=3, tp=2, micro_batch=2
+    )
+    chosen = {(p.strategy.recompute, p.strategy.zero, p.strategy.tp, p.strategy.micro_batch) for p in answer.plans}
+    assert chosen == {("full", 3, 2, 2)}
