@@ -139,7 +139,7 @@ class Grid:
     def _stages_of(self, pp: int) -> list[int]:
         if self.every_stage:
             return [min(index, pp - 1) for index in range(self.num_stages)]
-        return [0, pp // 2, pp - 1][-self.num_stages :] if self.num_stages > 1 else [0]
+        return [0, pp - 1, pp // 2][: self.num_stages]
 
     @cached_property
     def is_first(self) -> Array:

@@ -112,7 +112,7 @@ JOB = (
     Shared("attention", _MEMORY, "NAME", "flash, efficient, cudnn, math or eager.", names="AttentionImpl"),
     Shared("loss", _MEMORY, "NAME", "standard, chunked, fused-kernel, fused-linear or parallel.", names="Loss"),
     Shared("kernels", _MEMORY, "NAME",
-        "Norms and rotary as the model writes them (model), or fused.",
+        "Norms, rotary and activations as the model writes them (model), or fused.",
         names="Kernels",
     ),
     Shared("compile", _MEMORY, "NAME", "none; compiled blocks, loss and model are not modelled yet."),

@@ -87,8 +87,8 @@ _MEGATRON_LOSS: LossBytes = {
     "parallel": _ratio("6", "6"),
     "fused-kernel": _ratio("2", "2"),
 }
-FP32_LOGITS: tuple[Ratio, Ratio] = _ratio("8", "16")
-"""With fp32 logits: the logits and the log-softmax, then two gradients (measured on ATen operators, PyTorch 2.13)."""
+FP32_LOGITS: tuple[Ratio, Ratio] = _ratio("8", "12")
+"""With fp32 logits: the logits and the log-softmax, then the log-softmax and two gradients (PyTorch 2.13)."""
 
 _SHARDED = {
     "fp32": Widths(4, 4, 0, 4, 4, 0),

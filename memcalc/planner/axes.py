@@ -50,7 +50,7 @@ def fixed_part(
         optimizer=request.get("optimizer", "adamw"),
         optimizer_impl=request.get("optimizer_impl", habits.optimizer_impl),
         optimizer_in_backward=bool(request.given.get("optimizer_in_backward", False)),
-        attention=rq.attention_for(request, gpu, precisions),
+        attention=rq.attention_for(request, model, gpu, precisions),
         loss=str(request.get("loss", "standard")),
         kernels=request.get("kernels", habits.kernels),
         reduce_dtype=request.given.get("reduce_dtype", "fp32"),
@@ -112,7 +112,8 @@ def space(request: Request, model: Model, gpu: GPU, node: Node, gpus: int) -> Gr
     _, habits = rq.habits_for(request)
     rq.check_framework(request, habits)
     rq.check_offload(request, habits, node)
-    precisions = _open(request, "precision", rq.precisions_for(gpu, habits), "searched: {}")
+    able = [name for name in rq.precisions_for(gpu, habits) if name != "fp32" or not rq.grouped(model)]
+    precisions = _open(request, "precision", able, "searched: {}")
     for precision in precisions:
         rq.check_precision(precision, gpu, habits, request.given.get("zero", 3))
     fixed = fixed_part(request, habits, model, gpu, precisions, gpus)
@@ -131,6 +132,7 @@ def space(request: Request, model: Model, gpu: GPU, node: Node, gpus: int) -> Gr
         tuple(_open(request, "zero", list(habits.zero))),
         tuple(_open(request, "offload", [choice for choice in OFFLOADS if "params" not in choice or 3 in habits.zero])),
         tuple(_open(request, "micro_batch", micro or [1])),
+        every_stage=True,
     )
 
 

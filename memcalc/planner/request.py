@@ -226,8 +226,13 @@ def check_precision(name: str, gpu: GPU, habits: Habits, zero: int) -> None:
         )
 
 
-def attention_for(request: Request, gpu: GPU, precisions: list[str]) -> str:
-    """The attention kernel: flash where the GPU and the precision have it, else the memory-efficient one."""
+def grouped(model: Model) -> bool:
+    """Whether several query heads share a key-value head; in fp32 PyTorch then has the math kernel alone."""
+    return any(g.block.attention.kv_heads < g.block.attention.heads for g in model.groups)
+
+
+def attention_for(request: Request, model: Model, gpu: GPU, precisions: list[str]) -> str:
+    """The attention kernel: flash where the GPU and the precision have it, else the memory-efficient one, else math."""
     able = gpu.flash_attention
     asked = request.given.get("attention")
     if asked in {"flash", "cudnn"} and not able:
@@ -236,7 +241,10 @@ def attention_for(request: Request, gpu: GPU, precisions: list[str]) -> str:
         )
     if asked in {"flash", "cudnn"} and precisions == ["fp32"]:
         raise CombinationError("attention", asked, "flash attention has no fp32 kernel; use efficient, math or eager")
-    default = "flash" if able and precisions != ["fp32"] else "efficient"
+    if asked == "efficient" and precisions == ["fp32"] and grouped(model):
+        raise CombinationError("attention", asked, "in fp32 it has no grouped-query kernel; use math or eager")
+    fallback = "math" if precisions == ["fp32"] and grouped(model) else "efficient"
+    default = "flash" if able and precisions != ["fp32"] else fallback
     return str(request.get("attention", default))
 
 
