@@ -170,17 +170,20 @@ def _foot(result: Estimate) -> Iterator[Block]:
 
 
 def _branches(result: Estimate) -> Iterator[Branch]:
+    """Terms by component; the component's figure is what stands at the peak, since not all terms are alive at once."""
     grouped: dict[str, list[TermFacts]] = {}
     for term in result.terms:
         grouped.setdefault(term.component, []).append(term)
     for component, members in grouped.items():
-        yield Branch(component, _sized(sum(term.bytes for term in members)), tuple(_leaf(term) for term in members))
+        figure = f"{_sized(getattr(result.components, component))} at the peak ({result.peak.phase})"
+        yield Branch(component, figure, tuple(_leaf(term, result.peak.phase) for term in members))
 
 
-def _leaf(term: TermFacts) -> Leaf:
+def _leaf(term: TermFacts, peak: str) -> Leaf:
     alive = f"alive in {', '.join(term.phases)}" if term.phases else "alive in every phase"
     lines = (f"= {term.formula}", _inputs(term), f"{alive} · {term.source}")
-    return Leaf(term.name, f"{_sized(term.bytes)} ({term.bytes} bytes)", tuple(line for line in lines if line.strip()))
+    figure = f"{_sized(term.bytes)} ({term.bytes} bytes){'' if peak in term.phases else ', not at the peak'}"
+    return Leaf(term.name, figure, tuple(line for line in lines if line.strip()))
 
 
 def _inputs(term: TermFacts) -> str:
