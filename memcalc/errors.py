@@ -64,6 +64,12 @@ def shown(value: object) -> str:
     return text if len(text) <= _SHOWN_CHARS else text[:_SHOWN_CHARS] + "…"
 
 
+def _path_shown(value: object) -> str:
+    """Return a path cut at the left, because its end is what tells one file from another."""
+    text = str(value)
+    return shown(text if len(text) <= _SHOWN_CHARS else "…" + text[1 - _SHOWN_CHARS :])
+
+
 def _text(value: object) -> str:
     try:
         return repr(value)
@@ -104,8 +110,11 @@ class InputError(MemcalcError):
         return type(self)(f"{what}: {self.field}", self.value, self.allowed, [self.suggestion or ""])
 
     def _sentence(self) -> str:
-        said = f"{self.field} {shown(self.value)} {self.problem}: {self.allowed.rstrip('.')}"
+        said = f"{self.field} {self._shown_value()} {self.problem}: {self.allowed.rstrip('.')}"
         return f"{said}; did you mean {self.suggestion!r}?" if self.suggestion else f"{said}."
+
+    def _shown_value(self) -> str:
+        return shown(self.value)
 
 
 class UnknownNameError(InputError):
@@ -130,6 +139,9 @@ class FileError(InputError):
     """A file cannot be used: absent, too large, not UTF-8, truncated, binary."""
 
     problem = "cannot be read"
+
+    def _shown_value(self) -> str:
+        return _path_shown(self.value)
 
 
 class MissingError(MemcalcError):

@@ -209,22 +209,22 @@ def check_layout(model: Model, layout: Layout, seq_len: int) -> None:
         _check_tp(group.block.attention.heads, "attention heads", model, layout.tp)
         _check_tp(group.block.attention.kv_heads, "key-value heads", model, layout.tp)
     if layout.pp > model.num_layers:
-        raise CombinationError("pp", layout.pp, f"at most the {model.num_layers} blocks of {model.name}")
+        raise CombinationError("pp", layout.pp, f"must be at most the {model.num_layers} blocks of {model.name}")
     if layout.ep > 1 and not model.is_moe:
-        raise CombinationError("ep", layout.ep, f"1, because {model.name} has no experts")
+        raise CombinationError("ep", layout.ep, f"must be 1, because {model.name} has no experts")
     for group in model.groups:
         experts = getattr(group.block.mlp, "experts", layout.ep)
         if experts % layout.ep:
-            raise CombinationError("ep", layout.ep, f"a divisor of the {experts} experts of {model.name}")
+            raise CombinationError("ep", layout.ep, f"must be a divisor of the {experts} experts of {model.name}")
     if (layout.dp * layout.cp) % layout.ep:
-        raise CombinationError("ep", layout.ep, f"a divisor of dp x cp = {layout.dp * layout.cp}")
+        raise CombinationError("ep", layout.ep, f"must be a divisor of dp x cp = {layout.dp * layout.cp}")
     if layout.cp > seq_len:
-        raise CombinationError("cp", layout.cp, f"at most the sequence length {seq_len}")
+        raise CombinationError("cp", layout.cp, f"must be at most the sequence length {seq_len}")
 
 
 def _check_tp(heads: int, what: str, model: Model, tp: int) -> None:
     if heads % tp:
-        raise CombinationError("tp", tp, f"a divisor of the {heads} {what} of {model.name}")
+        raise CombinationError("tp", tp, f"must be a divisor of the {heads} {what} of {model.name}")
 
 
 def layouts_for(

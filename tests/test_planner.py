@@ -5,10 +5,13 @@ import random
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import memcalc
 from memcalc import catalog
 from memcalc.api import load_model
+from memcalc.errors import MemcalcError
 from memcalc.grid import Fixed, Grid, layouts_for
 from memcalc.planner.search import evaluate, host_limit, search
 from memcalc.terms import overhead_of
@@ -129,3 +132,43 @@ def test_what_is_given_is_not_searched() -> None:
     )
     chosen = {(p.strategy.recompute, p.strategy.zero, p.strategy.tp, p.strategy.micro_batch) for p in answer.plans}
     assert chosen == {("full", 3, 2, 2)}
+
+
+PINS = {
+    "framework": ["fsdp2", "fsdp1", "ddp", "deepspeed", "megatron", "hf", "torchtitan", "litgpt", "plain"],
+    "precision": ["fp32", "fp16-mixed", "bf16-mixed", "bf16-autocast", "bf16"],
+    "optimizer": ["adamw", "adamw-8bit", "paged-adamw", "adafactor", "lion", "sgd", "muon"],
+    "zero": ["0", "1", "2", "3"],
+    "tp": ["1", "2", "3", "8"],
+    "pp": ["1", "2", "7"],
+    "cp": ["1", "2"],
+    "ep": ["1", "2", "8"],
+    "recompute": ["none", "full", "sqrt", "attention", "every-3", "segments-4", "modules:mlp"],
+    "offload": ["none", "optimizer", "params", "activations", "optimizer,activations"],
+    "gpus": ["1", "2", "3", "8", "48"],
+    "global_batch": ["8", "100", "4M tokens"],
+    "attention": ["flash", "efficient", "math", "eager"],
+}
+
+
+@settings(max_examples=150, deadline=None, derandomize=True)
+@given(
+    model=st.sampled_from(["llama-2-7b", "smollm2-360m", "mixtral-8x7b", "bert-base", "t5-small", "whisper-tiny"]),
+    gpu=st.sampled_from(["a100-40g", "v100-32g", "ascend-910b", "gaudi2", "rtx-5090", "mi300x"]),
+    pins=st.fixed_dictionaries({}, optional={name: st.sampled_from(values) for name, values in PINS.items()}),
+)
+def test_any_pins_give_plans_or_one_sentence(model: str, gpu: str, pins: dict[str, str]) -> None:
+    """Whatever is pinned: plans that fit and keep the global batch, or why there are none, or an error with a name."""
+    said, answer = "", None
+    try:
+        answer = memcalc.plan(model=model, gpu=gpu, **pins)
+    except MemcalcError as error:
+        said = str(error)
+    if answer is None:
+        assert said.endswith((".", "?"))
+        assert "\n" not in said
+        return
+    assert answer.plans or answer.too_large
+    for found in answer.plans:
+        assert found.peak.device <= answer.capacity
+        assert found.accumulation_steps * found.strategy.micro_batch * found.data_parallel == found.global_batch

@@ -110,7 +110,7 @@ JOB = (
     Shared("offload_to", _MEMORY, "TIER", "cpu, nvme or cxl.", names="Tier"),
     Shared("compress_activations", _MEMORY, "NAME", "none; int8 and int4 are not modelled yet."),
     Shared("attention", _MEMORY, "NAME", "flash, efficient, cudnn, math or eager.", names="AttentionImpl"),
-    Shared("loss", _MEMORY, "NAME", "standard, chunked, fused-kernel, fused-linear or parallel.", names="Loss"),
+    Shared("loss", _MEMORY, "NAME", "standard, chunked, fused-kernel, fused-linear, parallel or triton.", names="Loss"),
     Shared("kernels", _MEMORY, "NAME",
         "Norms, rotary and activations as the model writes them (model), or fused.",
         names="Kernels",

@@ -100,7 +100,7 @@ def one_layout(request: Request) -> Layout:
     ranks = tp * pp * cp
     gpus = int(request.get("gpus", ranks))
     if gpus % ranks:
-        raise CombinationError("gpus", gpus, f"a multiple of tp x pp x cp = {ranks}")
+        raise CombinationError("gpus", gpus, f"must be a multiple of tp x pp x cp = {ranks}")
     if request.given.get("framework") == "plain" and gpus > 1:
         raise CombinationError("gpus", gpus, "plain trains on one GPU; use ddp, fsdp2, deepspeed or megatron")
     sp = request.given.get("sp")
