@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 
 __all__ = ["main"]
@@ -11,6 +12,8 @@ _INTERRUPTED = 130  # 128 + SIGINT, as shells report it
 
 def main() -> None:
     """Run the command line that the process was given."""
+    # pydantic looks through all installed packages for plugins, and none has a say in these records
+    os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
     try:
         from memcalc.cli.app import app
 

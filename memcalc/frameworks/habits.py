@@ -82,7 +82,7 @@ _TITAN_LOSS: LossBytes = {
     "fused-kernel": _ratio("2", "2"),
     "parallel": _ratio("12", "16"),
 }
-# Megatron's native fusion is compiled out of place (2 + 4 + 4); Transformer Engine's Triton kernel writes into the logits.
+# Megatron's native fusion is compiled out of place (2 + 4 + 4); Transformer Engine's Triton kernel writes in place.
 _MEGATRON_LOSS: LossBytes = {
     "standard": _ratio("6", "6"),
     "parallel": _ratio("6", "6"),

@@ -256,7 +256,7 @@ def plans_of(
 def plan_of(rank: int, model: Model, gpu: GPU, node: Node, found: Found, fastest: Found, command: str) -> results.Plan:
     """One ranked plan, with the same figures that ``estimate`` gives for it."""
     single, overhead = single_grid(found), overhead_of(gpu, found.layout.gpus)
-    ledger = build_ledger(Census(model, single), overhead.workspace)
+    ledger = build_ledger(Census(model, single), overhead.workspace, detail=False)
     top = max(stage_peaks(model, ledger, single, overhead), key=lambda s: s.allocated)
     strategy = strategy_of(found.grid, found.index)
     speed = found.tokens_per_second_per_gpu
@@ -358,7 +358,7 @@ def pareto_ranks(plans: tuple[results.Plan, ...]) -> tuple[int, ...]:
 def too_large(model: Model, gpu: GPU, outcome: Outcome, overhead: Overhead) -> str:
     """Which component is too large even in the smallest strategy."""
     grid = single_grid(outcome.smallest)
-    ledger = build_ledger(Census(model, grid), overhead.workspace)
+    ledger = build_ledger(Census(model, grid), overhead.workspace, detail=False)
     top = max(stage_peaks(model, ledger, grid, overhead), key=lambda s: s.allocated)
     parts = components_of(ledger, grid, overhead, top).model_dump()
     name = max(parts, key=lambda key: parts[key])
