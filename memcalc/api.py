@@ -20,6 +20,27 @@ if TYPE_CHECKING:
     from memcalc.specs.hardware import GPU, Node
     from memcalc.specs.model import Model
 
+TOP = 10
+"""Plans that are listed for one number of GPUs."""
+CHOSEN = frozenset(
+    [
+        "gpus",
+        "seq_len",
+        "global_batch",
+        "micro_batch",
+        "framework",
+        "precision",
+        "zero",
+        "recompute",
+        "tp",
+        "pp",
+        "cp",
+        "ep",
+        "offload",
+    ]
+)
+"""Words that a search decides, or that each of its plans repeats."""
+
 __all__ = ["estimate", "load_model", "plan"]
 
 
@@ -70,7 +91,7 @@ def plan(
     node: str | None = None,
     settings: Mapping[str, Any] | None = None,
     preset_dirs: Iterable[str] = (),
-    top: int | str = 10,
+    top: int | str = TOP,
     **words: Any,
 ) -> Plans:
     """Search every strategy that the given words leave open; rank those that fit by predicted throughput.
@@ -90,8 +111,10 @@ def plan(
     if not outcomes:
         _refuse(request, spec, counts)
     nearest = [] if any(o.best for o in outcomes.values()) else _nearest(request, spec, chip, host, max(counts))
-    command = _command("plan", model, gpu, node, words, settings)
-    return answer.plans_of(spec, chip, host, outcomes, nearest, request, command, started)
+    command = _command("plan", model, gpu, node, {**words, "top": None if wanted == TOP else wanted}, settings)
+    pinned = {name: value for name, value in words.items() if name not in CHOSEN}
+    base = _command("estimate", model, gpu, node, pinned, settings)
+    return answer.plans_of(spec, chip, host, outcomes, nearest, request, command, base, started)
 
 
 def _resolve(

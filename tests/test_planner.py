@@ -1,16 +1,20 @@
 """The search finds what a loop over all strategies finds, and every plan can be run."""
 
 import itertools
+import json
 import random
+import shlex
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from typer.testing import CliRunner
 
 import memcalc
 from memcalc import catalog
 from memcalc.api import load_model
+from memcalc.cli.app import app
 from memcalc.errors import MemcalcError
 from memcalc.grid import Fixed, Grid, layouts_for
 from memcalc.planner.search import evaluate, host_limit, search
@@ -169,6 +173,9 @@ def test_any_pins_give_plans_or_one_sentence(model: str, gpu: str, pins: dict[st
         assert "\n" not in said
         return
     assert answer.plans or answer.too_large
+    for found in answer.plans[:2]:
+        shown = CliRunner().invoke(app, [*shlex.split(found.command)[1:], "--format", "json"])
+        assert json.loads(shown.stdout)["peak"]["device"] == found.peak.device
     for found in answer.plans:
         assert found.peak.device <= answer.capacity
         assert found.accumulation_steps * found.strategy.micro_batch * found.data_parallel == found.global_batch

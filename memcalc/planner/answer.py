@@ -228,11 +228,12 @@ def plans_of(
     nearest: list[tuple[str, int]],
     request: Request,
     command: str,
+    base: str,
     started: float,
 ) -> results.Plans:
     """The answer of a search over one or several GPU counts."""
     found = [(outcome.best[0], f) for outcome in outcomes.values() for f in outcome.best]
-    plans = tuple(plan_of(rank, model, gpu, node, f, fastest, command) for rank, (fastest, f) in enumerate(found, 1))
+    plans = tuple(plan_of(rank, model, gpu, node, f, fastest, base) for rank, (fastest, f) in enumerate(found, 1))
     last = max(outcomes)
     return results.Plans(
         version=__version__,
@@ -253,7 +254,7 @@ def plans_of(
     )
 
 
-def plan_of(rank: int, model: Model, gpu: GPU, node: Node, found: Found, fastest: Found, command: str) -> results.Plan:
+def plan_of(rank: int, model: Model, gpu: GPU, node: Node, found: Found, fastest: Found, base: str) -> results.Plan:
     """One ranked plan, with the same figures that ``estimate`` gives for it."""
     single, overhead = single_grid(found), overhead_of(gpu, found.layout.gpus)
     ledger = build_ledger(Census(model, single), overhead.workspace, detail=False)
@@ -276,7 +277,7 @@ def plan_of(rank: int, model: Model, gpu: GPU, node: Node, found: Found, fastest
         time=results.StepTime(step=found.step, tokens_per_second_per_gpu=speed, mfu=usage, **found.times),
         host_memory=found.host * min(found.layout.gpus, node.gpus),
         why=why(found, top, overhead, fastest),
-        command=command_of(command, found, strategy),
+        command=command_of(base, found, strategy),
     )
 
 
@@ -322,11 +323,9 @@ def _than(slower: float) -> str:
     return "slower" if slower >= 0 else "faster"
 
 
-def command_of(command: str, found: Found, s: Strategy) -> str:
-    """The ``memcalc estimate`` line of a found strategy."""
-    words = command.split()
-    model_gpu = words[2:6] if len(words) >= 6 else []
-    given = {
+def command_of(base: str, found: Found, s: Strategy) -> str:
+    """The ``memcalc estimate`` line of a found strategy: ``base`` with what the search chose."""
+    chosen = {
         "gpus": found.layout.gpus,
         "seq-len": found.grid.fixed.seq_len,
         "global-batch": found.grid.fixed.global_batch,
@@ -335,13 +334,10 @@ def command_of(command: str, found: Found, s: Strategy) -> str:
         "precision": s.precision,
         "zero": s.zero,
         "recompute": s.recompute,
-        **({"tp": s.tp} if s.tp > 1 else {}),
-        **({"pp": s.pp} if s.pp > 1 else {}),
-        **({"cp": s.cp} if s.cp > 1 else {}),
-        **({"ep": s.ep} if s.ep > 1 else {}),
+        **{name: degree for name, degree in (("tp", s.tp), ("pp", s.pp), ("cp", s.cp), ("ep", s.ep)) if degree > 1},
         **({"offload": ",".join(s.offload)} if s.offload else {}),
     }
-    return " ".join(["memcalc estimate", *model_gpu, *(f"--{name} {value}" for name, value in given.items())])
+    return " ".join([base, *(f"--{name} {value}" for name, value in chosen.items())])
 
 
 def pareto_ranks(plans: tuple[results.Plan, ...]) -> tuple[int, ...]:
