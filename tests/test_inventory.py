@@ -10,7 +10,8 @@ import torch
 import transformers
 
 from memcalc.api import load_model
-from memcalc.formulas.inventory import block_inventory
+from memcalc.formulas.inventory import block_inventory, dense_saved
+from memcalc.formulas.recompute import keeps, parse_policy
 from memcalc.grid import Fixed, Grid, Layout
 from memcalc.specs.model import Model
 from memcalc.terms import Census
@@ -213,3 +214,11 @@ def test_textbook(name: str, layout: Layout, recompute: str, formula: Callable[[
     statistics = 0 if recompute == "full" else 16 / model.hidden / sequence
     kept = kept_a_token(model, seq_len, layout=layout, recompute=recompute, attention="eager", kernels="fused")
     assert kept == pytest.approx(formula(layout.tp, scores) + statistics, rel=1e-9)
+
+
+@pytest.mark.parametrize("activation", ["gelu_python", "gelu", "relu"])
+def test_selective_operators_keep_the_output_of_a_matmul_whatever_the_activation(activation: str) -> None:
+    """The policy stores what matmuls write: of an ungated MLP the up projection, f elements a token, and no more."""
+    policy = parse_policy("selective-ops")
+    saved = dense_saved("MLP", 3072, activation, "model", gated=False, part="mlp")
+    assert sum(tensor.elements for tensor in saved if keeps(policy, tensor)) == 3072

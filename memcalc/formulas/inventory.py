@@ -225,9 +225,9 @@ def dense_saved(name: str, ffn: int, activation: str, kernels: str, *, gated: bo
         return [gate, Saved(f"{name} up", ffn, COMPUTE, "tp", part, expression="f"), *fused, out]
     kept = KEPT_BY_ACTIVATION.get(activation, 1)
     kept = min(kept, 1) if kernels == "fused" else kept
-    inner = (
-        [Saved(f"{name} activation's inputs", kept * ffn, COMPUTE, "tp", part, expression=f"{kept}·f", in_ops=True)]
-        if kept
-        else []
-    )
+    inner = [Saved(f"{name} up", ffn, COMPUTE, "tp", part, expression="f", ops_only=not kept, in_ops=True)]
+    if kept > 1:
+        rest = kept - 1
+        steps = f"{name} activation, step by step"
+        inner.append(Saved(steps, rest * ffn, COMPUTE, "tp", part, expression=f"{rest}·f"))
     return [*inner, out]
