@@ -3,6 +3,9 @@
 Compute is matmul and attention work at a fraction of the dense peak plus elementwise traffic over the memory bandwidth;
 communication is volume over link; offload is traffic over PCIe. What is not in it: kernel launch overhead, stragglers,
 CPU time of an offloaded optimizer, shapes that tile badly.
+
+The constants are those of a fuller closed form tried on 364 published throughput rows (llm-foundry, torchtitan,
+Megatron-LM, BLOOM); this model's own error on them has not been measured.
 """
 
 from __future__ import annotations
@@ -28,10 +31,6 @@ if TYPE_CHECKING:
     from memcalc.specs.hardware import GPU, Node
     from memcalc.specs.model import Model
 
-SOURCE = (
-    "constants of a closed form tried on 364 published throughput rows (llm-foundry, torchtitan, Megatron-LM, BLOOM): "
-    "median error 6.3%, 9 to 13% on a source left out of its fit"
-)
 MATMUL_EFFICIENCY = {"Ampere": 0.84, "Hopper": 0.84, "Blackwell": 0.47, "Volta": 0.67, "CDNA3": 0.32}
 """Fraction of the dense peak that large matmuls reach, by architecture; spread over left-out sources ±0.05."""
 UNVALIDATED_EFFICIENCY = 0.6
@@ -251,7 +250,7 @@ def layer_communication(census: Census, gpu: GPU, node: Node) -> Array:
 def sharding_seconds(census: Census, gpu: GPU, node: Node) -> Array:
     """Gathers and reductions over the data-parallel ranks in one step [s]."""
     grid = census.grid
-    parameters = census.blocks + census.root + census.experts_or_none
+    parameters = census.parameters
     reduce_width = np.maximum(
         grid.width("compute"), 4 if grid.fixed.reduce_dtype == "fp32" and grid.habits.full_shard else 2
     )
@@ -284,4 +283,4 @@ def model_flops_per_token(model: Model, seq_len: int) -> float:
     return float(fl.model_flops_per_token(model_count(model).active, model.num_layers, width, seq_len))
 
 
-__all__ = ["SOURCE", "Times", "is_validated", "model_flops_per_token", "peak_flops", "step_times"]
+__all__ = ["Times", "is_validated", "model_flops_per_token", "peak_flops", "step_times"]

@@ -24,6 +24,7 @@ def buffer_terms(census: Census, workspace: int) -> Iterator[Term]:
     gather = census.grid.habits.gather
     if gather == "blocks":
         yield from block_gather_terms(census)
+        yield from block_reduction_terms(census)
     if gather == "live":
         yield from live_gather_terms(census)
     if census.grid.width("cached").any():
@@ -43,61 +44,38 @@ def block_gather_terms(census: Census) -> Iterator[Term]:
     """FSDP: the root unit is whole from forward to the end of backward, blocks come one by one with a prefetch."""
     grid = census.grid
     width, block = grid.width("compute") * (grid.zero >= 2), census.largest_block
-    resharded = grid.zero == 3
-    inputs = {"w": width, "P_root": census.root, "P_block": block}
-    yield Term(
-        "buffers", "gathered embedding, norm and head", width * census.root, COMPUTING, "w · P_root", FSDP, inputs
-    )
-    blocks = census.blocks + census.experts_or_none
-    yield Term(
-        "buffers",
-        "gathered blocks",
-        width * blocks * (1 - resharded),
-        ("forward", "loss", "backward-last"),
-        "w · P_blocks",
-        FSDP,
-        {"w": width, "P_blocks": blocks},
-    )
+    blocks, resharded = census.blocks + census.experts_or_none, grid.zero == 3
+    inputs = {"w": width, "P_root": census.root, "P_block": block, "P_blocks": blocks}
+    one, kept = width * block, width * blocks * (1 - resharded)
+    root = "gathered embedding, norm and head"
+    yield Term("buffers", root, width * census.root, COMPUTING, "w · P_root", FSDP, inputs)
+    until_last = ("forward", "loss", "backward-last")
+    yield Term("buffers", "gathered blocks", kept, until_last, "w · P_blocks", FSDP, inputs)
     # FSDP frees a block after its backward whether or not it was freed after forward
-    yield Term(
-        "buffers",
-        "gathered first block",
-        width * block * (1 - resharded),
-        ("backward-first",),
-        "w · P_block",
-        FSDP,
-        inputs,
-    )
-    yield Term("buffers", "gathered block", width * block * resharded, ("forward", "loss"), "w · P_block", FSDP, inputs)
-    yield Term(
-        "buffers",
-        "gathered block and the prefetched one",
-        2 * width * block * resharded,
-        BACKWARD,
-        "2 · w · P_block",
-        FSDP,
-        inputs,
-    )
-    yield Term(
-        "buffers", "unsharded gradients of a block", gradient_bytes(block, width), BACKWARD, "w · P_block", FSDP, inputs
-    )
+    first, last = one * (1 - resharded), one * resharded
+    yield Term("buffers", "gathered first block", first, ("backward-first",), "w · P_block", FSDP, inputs)
+    yield Term("buffers", "gathered block", last, ("forward", "loss"), "w · P_block", FSDP, inputs)
+    prefetched = "gathered block and the prefetched one"
+    yield Term("buffers", prefetched, 2 * last, BACKWARD, "2 · w · P_block", FSDP, inputs)
+
+
+def block_reduction_terms(census: Census) -> Iterator[Term]:
+    """FSDP: one block's gradients, whole, and their flat copy on the way to the reduce-scatter."""
+    grid, block = census.grid, census.largest_block
+    width = grid.width("compute") * (grid.zero >= 2)
+    gradients = gradient_bytes(block, width)
+    inputs = {"w": width, "P_block": block}
+    yield Term("buffers", "unsharded gradients of a block", gradients, BACKWARD, "w · P_block", FSDP, inputs)
     reduce_width = np.maximum(width, 4 if grid.fixed.reduce_dtype == "fp32" else 2)
     reduce_width = np.where(grid.width("parameter") == 2, 2, reduce_width)
     scatter = reduce_scatter_input_bytes(block, reduce_width, grid.ranks) * (grid.zero >= 2)
-    yield Term(
-        "buffers",
-        "reduce-scatter input of a block",
-        scatter,
-        BACKWARD,
-        "w_reduce · P_block",
-        FSDP,
-        {"w_reduce": reduce_width, "P_block": block},
-    )
+    inputs = {"w_reduce": reduce_width, "P_block": block}
+    yield Term("buffers", "reduce-scatter input of a block", scatter, BACKWARD, "w_reduce · P_block", FSDP, inputs)
 
 
 def live_gather_terms(census: Census) -> Iterator[Term]:
     """ZeRO: stage 3 gathers up to 10⁹ parameters; stages 1 to 3 reduce through buckets."""
-    grid, parameters = census.grid, census.blocks + census.root + census.experts_or_none
+    grid, parameters = census.grid, census.parameters
     width = grid.width("compute")
     gathered = width * np.minimum(parameters, 10**9) * (grid.zero == 3)
     yield Term(

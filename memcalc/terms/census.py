@@ -76,6 +76,11 @@ class Census:
         return sum((n * e for n, e in zip(self.layers, self.block_experts, strict=True)), np.int64(0))
 
     @cached_property
+    def parameters(self) -> Array:
+        """All parameters of the stage."""
+        return self.blocks + self.root + self.experts_or_none
+
+    @cached_property
     def largest_tensor(self) -> Array:
         """Elements of the largest single tensor on a rank."""
         return shard(model_count(self.model).largest_tensor, self.grid.degree("tp"))

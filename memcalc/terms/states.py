@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from memcalc.formulas import gradients as g
-from memcalc.formulas.census import model_count
 from memcalc.formulas.optimizer import OPTIMIZERS, factored_bytes, master_bytes, moment_bytes, shard, step_temporary
 from memcalc.ledger import ALWAYS, Term
 
@@ -24,7 +23,11 @@ def state_terms(census: Census) -> Iterator[Term]:
     """All terms of the states."""
     yield from parameter_terms(census)
     yield from gradient_terms(census)
+    if census.grid.habits.gradient_copy:
+        yield bucket_term(census)
     yield from optimizer_terms(census)
+    if not census.grid.fixed.optimizer_in_backward:
+        yield from step_terms(census)
 
 
 def sharded_from(grid: Grid, stage: int) -> Array:
@@ -57,7 +60,7 @@ def parameter_terms(census: Census) -> Iterator[Term]:
         ALWAYS,
         "w · ⌈P / N⌉",
         grid.habits.source,
-        {"w": grid.width("parameter"), "P": census.blocks + census.root + census.experts_or_none, "N": shards(grid, 3)},
+        {"w": grid.width("parameter"), "P": census.parameters, "N": shards(grid, 3)},
     )
 
 
@@ -67,51 +70,47 @@ def shards(grid: Grid, stage: int) -> Array:
 
 
 def gradient_terms(census: Census) -> Iterator[Term]:
-    """Gradients at the end of backward and at the step; those of earlier micro-batches before that."""
+    """Gradients by phase: one block's where the optimizer steps in backward, else all that have been reduced."""
     grid, width = census.grid, census.grid.width("gradient")
-    off = offloaded_gradients(grid)
-    whole = g.gradient_bytes(gradient_elements(census), width)
-    inputs = {"w": width, "P": census.blocks + census.root + census.experts_or_none, "N": shards(grid, 2)}
     source = grid.habits.source
     if grid.fixed.optimizer_in_backward:
-        block = g.gradient_bytes(census.largest_block + np.int64(0) * census.root, width)
-        yield Term(
-            "gradients",
-            "gradients of one block",
-            block,
-            ("backward-last", "backward-first"),
-            "w · P_block",
-            source,
-            {"w": width, "P_block": census.largest_block},
-        )
+        block = g.gradient_bytes(census.largest_block, width)
+        inputs = {"w": width, "P_block": census.largest_block}
+        during = ("backward-last", "backward-first")
+        yield Term("gradients", "gradients of one block", block, during, "w · P_block", source, inputs)
         return
-    reduced = whole
-    if grid.habits.gather == "blocks":
-        late = census.sharded(census.root + 2 * census.largest_block, np.int64(0), where=True)
-        reduced = np.maximum(whole - width * late * (grid.zero >= 2) * (grid.accumulation == 1), 0)
+    whole = g.gradient_bytes(gradient_elements(census), width) * (1 - offloaded_gradients(grid))
+    inputs = {"w": width, "P": census.parameters, "N": shards(grid, 2)}
     yield Term(
         "gradients",
         "gradients at the first block's backward",
-        reduced * (1 - off),
+        np.maximum(whole - late_gradients(census), 0),
         ("backward-first",),
         "w · ⌈(P - P_root - 2·P_block) / N⌉ in the first micro-batch, w · ⌈P / N⌉ after it",
         source,
         inputs,
     )
-    yield Term("gradients", "gradients", whole * (1 - off), ("step",), "w · ⌈P / N⌉", source, inputs)
+    yield Term("gradients", "gradients", whole, ("step",), "w · ⌈P / N⌉", source, inputs)
     kept = (grid.accumulation > 1) | grid.habits.persistent_gradients
-    yield Term(
-        "gradients",
-        "gradients of earlier micro-batches",
-        whole * kept * (1 - off),
-        EARLY,
-        "w · ⌈P / N⌉ where gradients accumulate or live in one buffer",
-        source,
-        inputs,
-    )
-    if grid.habits.gradient_copy:
-        copy = g.ddp_bucket_bytes(census.blocks + census.root + census.experts_or_none, width)
-        yield Term("buffers", "all-reduce buckets", copy, ALWAYS, "w · P", source, inputs)
+    formula = "w · ⌈P / N⌉ where gradients accumulate or live in one buffer"
+    yield Term("gradients", "gradients of earlier micro-batches", whole * kept, EARLY, formula, source, inputs)
+
+
+def late_gradients(census: Census) -> Array:
+    """Bytes that FSDP has not yet reduced when the first block's backward runs: the root's, and two blocks'."""
+    grid = census.grid
+    if grid.habits.gather != "blocks":
+        return np.int64(0)
+    late = census.sharded(census.root + 2 * census.largest_block, np.int64(0), where=True)
+    return grid.width("gradient") * late * (grid.zero >= 2) * (grid.accumulation == 1)
+
+
+def bucket_term(census: Census) -> Term:
+    """DDP's all-reduce buckets, a second copy of all gradients."""
+    width = census.grid.width("gradient")
+    copy = g.ddp_bucket_bytes(census.parameters, width)
+    inputs = {"w": width, "P": census.parameters}
+    return Term("buffers", "all-reduce buckets", copy, ALWAYS, "w · P", census.grid.habits.source, inputs)
 
 
 def offloaded_gradients(grid: Grid) -> Array:
@@ -126,32 +125,30 @@ def offloaded_states(grid: Grid) -> Array:
 
 
 def optimizer_terms(census: Census) -> Iterator[Term]:
-    """Master weights and moments; at the step, the temporaries and DeepSpeed's fp32 gradient copy."""
+    """Master weights and moments."""
     grid, kind = census.grid, OPTIMIZERS[census.grid.fixed.optimizer]
-    local, here = updated_elements(census), 1 - offloaded_states(grid)
-    master = master_bytes(local, grid.width("master"))
-    inputs = {"P": census.blocks + census.root + census.experts_or_none, "N": shards(grid, 1)}
-    yield Term(
-        "optimizer",
-        "fp32 master weights",
-        master * here,
-        ALWAYS,
-        "w · ⌈P / N⌉",
-        grid.habits.source,
-        {"w": grid.width("master"), **inputs},
-    )
-    moments = optimizer_moments(census) * (0 if kind.paged else here)
+    here = 1 - offloaded_states(grid)
+    inputs = {"P": census.parameters, "N": shards(grid, 1)}
+    master = master_bytes(updated_elements(census), grid.width("master"))
+    width = {"w": grid.width("master")}
+    source = grid.habits.source
+    yield Term("optimizer", "fp32 master weights", master * here, ALWAYS, "w · ⌈P / N⌉", source, {**width, **inputs})
     yield Term(
         "optimizer",
         f"{kind.name} moments",
-        moments,
+        optimizer_moments(census) * (0 if kind.paged else here),
         ALWAYS,
         "n · w · ⌈P / N⌉, with the scales of 8-bit states",
         kind.source,
         {"n": kind.moments, "w": kind.width or grid.width("moment"), **inputs},
     )
-    if grid.fixed.optimizer_in_backward:
-        return
+
+
+def step_terms(census: Census) -> Iterator[Term]:
+    """What the optimizer step allocates and frees again: its temporaries, and DeepSpeed's fp32 gradient copy."""
+    grid, kind = census.grid, OPTIMIZERS[census.grid.fixed.optimizer]
+    local, here = updated_elements(census), 1 - offloaded_states(grid)
+    inputs = {"P": census.parameters, "N": shards(grid, 1)}
     tensor = np.minimum(shard(census.largest_tensor, shards(grid, 1)), local)
     temporary = step_temporary(local, tensor, grid.width("moment"), impl=grid.fixed.optimizer_impl, kind=kind)
     yield Term(
@@ -163,16 +160,9 @@ def optimizer_terms(census: Census) -> Iterator[Term]:
         kind.source,
         {"w": grid.width("moment"), "P_max": tensor, **inputs},
     )
-    copy = grid.width("step_gradient") * np.minimum(local, 10**9)
-    yield Term(
-        "optimizer",
-        "fp32 copy of the gradients",
-        copy * here,
-        ("step",),
-        "4 · min(⌈P / N⌉, 10⁹)",
-        "DeepSpeed v0.12.3 runtime/zero/stage3.py, _prepare_fp32_grad_for_sub_group",
-        inputs,
-    )
+    copy = grid.width("step_gradient") * np.minimum(local, 10**9) * here
+    source = "DeepSpeed v0.12.3 runtime/zero/stage3.py, _prepare_fp32_grad_for_sub_group"
+    yield Term("optimizer", "fp32 copy of the gradients", copy, ("step",), "4 · min(⌈P / N⌉, 10⁹)", source, inputs)
 
 
 def optimizer_moments(census: Census) -> Array:
@@ -207,8 +197,3 @@ def host_states(census: Census) -> Array:
     moments = optimizer_moments(census)
     states = (grid.width("master") * updated_elements(census) + (0 if kind.paged else moments)) * offloaded_states(grid)
     return weights + gradients + states + (moments if kind.paged else 0)
-
-
-def parameter_total(census: Census) -> int:
-    """Unique parameters of the whole model."""
-    return model_count(census.model).total
