@@ -24,7 +24,8 @@ from memcalc.convert.huggingface_keys import Keys
 def mixtral(c: Keys) -> Flat:
     """Mixtral."""
     flat = decoder(c, (32000, 4096, 14336, 32, 32, 8, None, 131072), **activation(c), **window(c, None))
-    return {**flat, "moe": {"experts": c.size("num_local_experts num_experts", 8), "topk": _topk(c, 2)}}
+    moe = {"experts": c.size("num_local_experts num_experts", 8), "topk": _topk(c, 2), "normalised": True}
+    return {**flat, "moe": moe}
 
 
 def phimoe(c: Keys) -> Flat:
@@ -39,7 +40,7 @@ def phimoe(c: Keys) -> Flat:
 def olmoe(c: Keys) -> Flat:
     """OLMoE: norms on the whole of q and k."""
     flat = decoder(c, (50304, 2048, 2048, 16, 16, None, None, 4096), **activation(c), **attention_bias(c))
-    moe = {"experts": c.size("num_experts num_local_experts", 64), "topk": _topk(c, 8)}
+    moe = {"experts": c.size("num_experts num_local_experts", 64), "topk": _topk(c, 8), **_narrow(c)}
     return {**flat, "qk_norm": "full", "moe": moe}
 
 
@@ -66,7 +67,13 @@ def _qwen_experts(c: Keys, experts: int, topk: int, ffn: int) -> Flat:
         "experts": c.size("num_experts num_local_experts", experts),
         "topk": _topk(c, topk),
         "ffn": c.size("moe_intermediate_size", ffn),
+        **_narrow(c),
     }
+
+
+def _narrow(c: Keys) -> Flat:
+    """Return how the router's weights end: divided by their sum where the config says so, and cast to its logits."""
+    return {"normalised": c.flag("norm_topk_prob"), "narrow_weights": True}
 
 
 def gpt_oss(c: Keys) -> Flat:
@@ -86,7 +93,7 @@ def gpt_oss(c: Keys) -> Flat:
 def glm4_moe(c: Keys) -> Flat:
     """GLM-4.5."""
     flat = decoder(c, (151552, 4096, 10944, 46, 96, 8, None, 131072), **activation(c))
-    moe = _deepseek_experts(c, experts=128, topk=8, ffn=1408, shared=1, dense=1)
+    moe = {**_deepseek_experts(c, experts=128, topk=8, ffn=1408, shared=1, dense=1), **_sigmoid(c)}
     qk_norm = "head" if c.flag("use_qk_norm") else "none"
     bias, fraction = biases(qkv=c.flag("attention_bias")), rotary_fraction(c, 0.5)
     return {**flat, **bias, "qk_norm": qk_norm, "rotary_fraction": fraction, "moe": moe}
@@ -94,17 +101,23 @@ def glm4_moe(c: Keys) -> Flat:
 
 def deepseek_v2(c: Keys) -> Flat:
     """DeepSeek V2: latent attention."""
-    flat = _deepseek(c, (102400, 4096, 11008, 32, 32, None, None, 2048))
-    return {**flat, "moe": _deepseek_experts(c, experts=64, topk=None, ffn=1407, shared=2, dense=0)}
+    flat = _deepseek(c, (102400, 4096, 11008, 32, 32, None, None, 2048), "complex")
+    moe = _deepseek_experts(c, experts=64, topk=None, ffn=1407, shared=2, dense=0)
+    return {**flat, "moe": {**moe, "group_limited": c.text("topk_method", "greedy") == "group_limited_greedy"}}
 
 
 def deepseek_v3(c: Keys) -> Flat:
     """DeepSeek V3 and R1, Kimi K2; the layers that predict further tokens are not part of Transformers' class."""
-    flat = _deepseek(c, (129280, 7168, 18432, 61, 128, 128, None, 4096))
-    return {**flat, "moe": _deepseek_experts(c, experts=256, topk=8, ffn=2048, shared=1, dense=3)}
+    flat = _deepseek(c, (129280, 7168, 18432, 61, 128, 128, None, 4096), "pairs")
+    return {**flat, "moe": {**_deepseek_experts(c, experts=256, topk=8, ffn=2048, shared=1, dense=3), **_sigmoid(c)}}
 
 
-def _deepseek(c: Keys, sizes: Sizes) -> Flat:
+def _sigmoid(c: Keys) -> Flat:
+    """Return how the router of DeepSeek V3 scores."""
+    return {"scores": "sigmoid", "normalised": c.flag("norm_topk_prob", True)}
+
+
+def _deepseek(c: Keys, sizes: Sizes, rotation: str) -> Flat:
     c.only("mlp_bias", False)
     flat = decoder(c, sizes, **activation(c))
     mla = {
@@ -113,6 +126,7 @@ def _deepseek(c: Keys, sizes: Sizes) -> Flat:
         "qk_nope_head_dim": c.size("qk_nope_head_dim", 128),
         "qk_rope_head_dim": c.size("qk_rope_head_dim", 64),
         "v_head_dim": c.size("v_head_dim", 128),
+        "rotation": rotation,
     }
     return {**flat, **attention_bias(c), "kv_heads": None, "head_dim": None, "mla": mla}
 
@@ -125,6 +139,8 @@ def _deepseek_experts(c: Keys, *, experts: int, topk: int | None, ffn: int, shar
         "ffn": c.size("moe_intermediate_size", ffn),
         "shared": c.maybe("n_shared_experts", shared, low=0) or 0,
         "first_dense": c.size("first_k_dense_replace", dense, low=0),
+        "fp32_router": True,
+        "scaled": True,
     }
 
 

@@ -61,7 +61,8 @@ def gemma(c: Keys) -> Flat:
     c.only("use_bidirectional_attention", False)
     c.get("hidden_activation")  # the class reads hidden_act
     sizes: Sizes = (256000, 3072, 24576, 28, 16, 16, 256, 8192)
-    return decoder(c, sizes, tied=True, **activation(c, "gelu_pytorch_tanh"), **attention_bias(c))
+    act = activation(c, "gelu_pytorch_tanh")
+    return decoder(c, sizes, tied=True, **act, **attention_bias(c), norm_scale="plus-one", embedding_scaled=True)
 
 
 def gemma2(c: Keys) -> Flat:
@@ -71,6 +72,7 @@ def gemma2(c: Keys) -> Flat:
         **flat,
         **window(c, 4096, every=2, layers=flat["n_layers"]),
         "softcap": c.get("attn_logit_softcapping", 50.0) is not None,
+        "fused": False,
         "head_softcap": c.get("final_logit_softcapping", 30.0) is not None,
     }
 
@@ -83,6 +85,7 @@ def gemma3_text(c: Keys) -> Flat:
         **flat,
         **window(c, 4096, every=every, layers=flat["n_layers"]),
         "qk_norm": "head",
+        "rotary_tables": 2,
         "softcap": c.get("attn_logit_softcapping") is not None,
         "head_softcap": c.get("final_logit_softcapping") is not None,
     }
@@ -91,7 +94,7 @@ def gemma3_text(c: Keys) -> Flat:
 def _gemma_block(c: Keys) -> Flat:
     c.only("use_bidirectional_attention", False)
     act = activation(c, "gelu_pytorch_tanh", "hidden_activation hidden_act")
-    return {**act, **attention_bias(c), "norms": 4, "norm_place": "both"}
+    return {**act, **attention_bias(c), "norms": 4, "norm_place": "both", "norm_scale": "plus-one"}
 
 
 def phi3(c: Keys) -> Flat:
@@ -100,7 +103,7 @@ def phi3(c: Keys) -> Flat:
         c.only(key, False)
     flat = decoder(c, (32064, 3072, 8192, 32, 32, None, None, 4096), **activation(c), **window(c, None))
     dropout = {**flat["dropout"], "block": c.rate("resid_pdrop"), "embedding": c.rate("embd_pdrop")}
-    return {**flat, "packed_qkv": True, "packed_mlp": True, "dropout": dropout}
+    return {**flat, "packed_qkv": True, "packed_mlp": True, "rotary_joined": True, "dropout": dropout}
 
 
 def olmo(c: Keys) -> Flat:
@@ -112,7 +115,7 @@ def olmo(c: Keys) -> Flat:
 def olmo2(c: Keys) -> Flat:
     """OLMo 2: norms after the branches, and on the whole of q and k."""
     flat = decoder(c, (50304, 4096, 11008, 32, 32, None, None, 2048), **activation(c), **attention_bias(c))
-    return {**flat, "norm_place": "post", "qk_norm": "full"}
+    return {**flat, "norm_place": "branch", "norm_scale": "wide", "qk_norm": "full", "wide_rotary": True}
 
 
 def smollm3(c: Keys) -> Flat:
@@ -125,7 +128,7 @@ def smollm3(c: Keys) -> Flat:
 
 def granite(c: Keys) -> Flat:
     """Granite: Llama with multipliers."""
-    return llama(c)
+    return {**llama(c), "embedding_scaled": True, "head_scaled": True}
 
 
 def glm(c: Keys) -> Flat:
@@ -135,6 +138,7 @@ def glm(c: Keys) -> Flat:
         **flat,
         **biases(qkv=c.flag("attention_bias", True)),
         "packed_mlp": True,
+        "rotary_joined": True,
         "rotary_fraction": rotary_fraction(c, 0.5),
     }
 

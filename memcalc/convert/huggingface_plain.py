@@ -24,7 +24,8 @@ def gpt2(c: Keys) -> Flat:
     """GPT-2, and all that is shaped like it."""
     c.only("add_cross_attention", False)
     c.only("reorder_and_upcast_attn", False)
-    return {**_gpt2_sizes(c), **biases(True, True, True), **activation(c, "gelu_new", "activation_function")}
+    return {**_gpt2_sizes(c), **biases(True, True, True), **activation(c, "gelu_new", "activation_function"),
+            "upcast_softmax": False}  # fmt: skip
 
 
 def gpt_bigcode(c: Keys) -> Flat:
@@ -82,6 +83,7 @@ def gptj(c: Keys) -> Flat:
         "positions": "rope",
         "rotary_fraction": min(1.0, turned / head_dim),
         "packed_qkv": False,
+        "fused": False,
         "parallel": True,
         "norms": 1,
         "dropout": dropout,
@@ -107,6 +109,7 @@ def opt(c: Keys) -> Flat:
         "max_positions": rows,
         "position_rows": rows + 2,
         "positions": "learned",
+        "position_index": "token",
         "tied": c.flag("tie_word_embeddings", True),
         "gated": False,
         "norm": "layernorm",
@@ -136,9 +139,11 @@ def bloom(c: Keys) -> Flat:
         "positions": "alibi",
         "tied": c.flag("tie_word_embeddings", True),
         "gated": False,
-        "activation": "gelu_tanh",
+        "activation": "gelu_bloom",
         "norm": "layernorm",
         "packed_qkv": True,
+        "scores_bias": "in-product",
+        "fused": False,
         "outside": [{"name": "embedding_norm", "parameters": 2 * hidden}],
         "dropout": {"attention": c.rate("attention_dropout"), "block": c.rate("hidden_dropout")},
         **biases(True, True, True),
@@ -168,6 +173,8 @@ def mpt(c: Keys) -> Flat:
         "norm": "layernorm",
         "norm_bias": False,
         "packed_qkv": True,
+        "scores_bias": "added",
+        "fused": False,
         "dropout": {"attention": dropout, "block": c.rate("resid_pdrop"), "embedding": c.rate("emb_pdrop")},
     }
 
@@ -192,11 +199,11 @@ def _layernorm(packed: bool = False) -> Flat:
 
 
 def falcon(c: Keys) -> Flat:
-    """Falcon: the 7b model has one norm a block, the newer ones have two."""
+    """Falcon: the 7b model has one norm a block, the newer ones have two; dropout of scores is with ALiBi alone."""
     hidden, heads = c.size("hidden_size n_embed", 4544), c.size("num_attention_heads n_head", 71)
     new, parallel, one = (c.flag(*key) for key in _FALCON_FLAGS)
     bias, alibi, norms = c.flag("bias"), c.flag("alibi"), c.maybe("num_ln_in_parallel_attn")
-    kv_heads = c.maybe("num_kv_heads n_head_kv")
+    kv_heads, attention = c.maybe("num_kv_heads n_head_kv"), c.rate("attention_dropout")
     return {
         "vocab": c.size("vocab_size", 65024),
         "hidden": hidden,
@@ -209,7 +216,12 @@ def falcon(c: Keys) -> Flat:
         "tied": c.flag("tie_word_embeddings", True),
         "parallel": parallel or new,
         "norms": (2 if norms is None else norms) if new else 1 if parallel else 2,
-        "dropout": {"attention": c.rate("attention_dropout"), "block": c.rate("hidden_dropout")},
+        "dropout": {"attention": attention if alibi else 0.0, "block": c.rate("hidden_dropout")},
+        "summed_branches": parallel or new,
+        "kv_form": "expanded" if new else "copied" if one else "views",
+        "scores_bias": "added" if alibi else "none",
+        "explicit_mask": True,
+        "upcast_softmax": False,
         **_layernorm(packed=True),
         **biases(bias, bias, bias),
         **activation(c, "gelu", "activation"),
@@ -247,7 +259,8 @@ def starcoder2(c: Keys) -> Flat:
 def nemotron(c: Keys) -> Flat:
     """Nemotron-4: LayerNorm with scale 1 + w, squared ReLU."""
     flat = decoder(c, (256000, 6144, 24576, 32, 48, None, None, 4096), **activation(c, "relu2"), **_layernorm())
-    return {**flat, **attention_bias(c, mlp=True), "rotary_fraction": rotary_fraction(c, 0.5)}
+    fraction = rotary_fraction(c, 0.5)
+    return {**flat, **attention_bias(c, mlp=True), "rotary_joined": True, "rotary_fraction": fraction}
 
 
 def stablelm(c: Keys) -> Flat:

@@ -12,7 +12,7 @@ from memcalc.convert.huggingface_common import Flat, activation, biases
 from memcalc.convert.huggingface_keys import Keys
 from memcalc.errors import InputError
 from memcalc.specs import flat as forms
-from memcalc.specs.model import BlockGroup, Model, Outside
+from memcalc.specs.model import BlockGroup, Model, Norm, Outside, TowerEnds
 
 _LAYERNORM: Flat = {"norm": "layernorm", "gated": False}
 _ALL_BIASES = biases(True, True, True)
@@ -43,22 +43,25 @@ def bert(c: Keys, about: Flat) -> Model:
         "heads": c.size("num_attention_heads", 12),
         "max_positions": c.size("max_position_embeddings", 512),
         "positions": "learned",
+        "position_index": "buffer",
         "tied": c.flag("tie_word_embeddings", True),
         "head": masked,
         "causal": False,
+        "upcast_softmax": False,
         "norm_place": "post",
         "final_norm": False,
         "tower": "encoder",
         "outside": outside,
         "dropout": {"attention": c.rate("attention_probs_dropout_prob", 0.1), "block": dropout, "embedding": dropout},
     }
-    return forms.from_flat({**flat, **about})
+    end = {"transform": flat["activation"] if masked else None, "wide_loss": False}
+    return forms.from_flat({**flat, **about, "tail": end})
 
 
 def vit(c: Keys, about: Flat) -> Model:
     """Return a vision transformer with its classifier."""
     hidden, labels = c.size("hidden_size", 768), _labels(c)
-    patch, rows = _patches(c, 224, 16)
+    patch, pixels, rows = _patches(c, 224, 16)
     bias, dropout = c.flag("qkv_bias", True), c.rate("hidden_dropout_prob")
     _architecture(about, "ForImageClassification")
     c.get("pooler_output_size pooler_act tie_word_embeddings")
@@ -83,6 +86,9 @@ def vit(c: Keys, about: Flat) -> Model:
             {"name": "classifier", "parameters": labels * hidden + labels, "place": "last"},
         ],
         "dropout": {"attention": c.rate("attention_probs_dropout_prob"), "block": dropout, "embedding": dropout},
+        "image_values": pixels,
+        "patch_values": patch,
+        "tail": {"pooled": True, "classes": labels, "wide_loss": False},
     }
     return forms.from_flat({**flat, **about})
 
@@ -93,12 +99,12 @@ def _labels(c: Keys) -> int:
     return c.size("num_labels", len(names) if isinstance(names, dict) and names else 2)
 
 
-def _patches(c: Keys, image: int, patch: int) -> tuple[int, int]:
-    """Return the values of a patch, and the tokens of an image with its class token."""
+def _patches(c: Keys, image: int, patch: int) -> tuple[int, int, int]:
+    """Return the values of a patch and of an image, and the tokens of an image with its class token."""
     size, side, channels = c.size("image_size", image), c.size("patch_size", patch), c.size("num_channels", 3)
     if side > size:
         raise InputError("config key patch_size", side, f"must be at most image_size {size}")
-    return side * side * channels, (size // side) ** 2 + 1
+    return side * side * channels, size * size * channels, (size // side) ** 2 + 1
 
 
 def _architecture(about: Flat, *known: str) -> str:
@@ -131,6 +137,10 @@ def t5(c: Keys, about: Flat) -> Model:
         "max_positions": c.size("n_positions", 512),
         "positions": "relative",
         "relative_buckets": buckets,
+        "scores_bias": "relative",
+        "upcast_softmax": False,
+        "norm_rescales_input": True,
+        "cast_before_down": True,
         "gated": bool(gate),
         "activation": "gelu_python"
         if form == "gated-gelu"
@@ -145,7 +155,9 @@ def t5(c: Keys, about: Flat) -> Model:
     )
     tied = c.flag("tie_word_embeddings", True)
     decoder = {**stack, "n_layers": c.maybe("num_decoder_layers") or layers, "tied": tied, **about}
-    return _two_stacks({**stack, "n_layers": layers}, decoder, outside)
+    decoder["tail"] = {"dropout": rate, "wide_loss": False}
+    ends = {"end_norm": Norm(rescales_input=True), "end_dropout": rate}
+    return _two_stacks({**stack, "n_layers": layers}, decoder, outside, ends)
 
 
 def whisper(c: Keys, about: Flat) -> Model:
@@ -161,6 +173,8 @@ def whisper(c: Keys, about: Flat) -> Model:
         "vocab": c.size("vocab_size", 51865),
         "hidden": hidden,
         "max_positions": c.size("max_target_positions", 448),
+        "contiguous_queries": True,
+        "upcast_softmax": False,
         "dropout": {
             "attention": c.rate("attention_dropout"),
             "block": rate,
@@ -169,14 +183,22 @@ def whisper(c: Keys, about: Flat) -> Model:
         },
     }
     encoder, decoder = ({**stack, **_whisper_stack(c, tower)} for tower in ("encoder", "decoder"))
-    convolutions = 3 * hidden * (c.size("num_mel_bins", 80) + hidden) + 2 * hidden
+    mels = c.size("num_mel_bins", 80)
+    convolutions = 3 * hidden * (mels + hidden) + 2 * hidden
     outside = (
         Outside(name="convolutions", parameters=convolutions, tower="encoder"),
         Outside(name="encoder_positions", parameters=frames * hidden, tower="encoder"),
         Outside(name="encoder_final_norm", parameters=2 * hidden, tower="encoder", place="last"),
     )
-    own = {"positions": "learned", "tied": c.flag("tie_word_embeddings", True), "fixed_tokens": {"encoder": frames}}
-    return _two_stacks({**encoder, "positions": "none"}, {**decoder, **own, **about}, outside)
+    own = {
+        "positions": "learned",
+        "position_index": "token",
+        "tied": c.flag("tie_word_embeddings", True),
+        "fixed_tokens": {"encoder": frames},
+        "tail": {"wide_loss": False},
+    }
+    front = {"mel_bins": mels, "lookups": (), "end_norm": Norm(kind="layernorm", bias=True)}
+    return _two_stacks({**encoder, "positions": "none"}, {**decoder, **own, **about}, outside, front)
 
 
 def _whisper_stack(c: Keys, tower: str) -> Flat:
@@ -187,11 +209,15 @@ def _whisper_stack(c: Keys, tower: str) -> Flat:
     }
 
 
-def _two_stacks(encoder: Flat, decoder: Flat, outside: tuple[Outside, ...]) -> Model:
-    """Return an encoder-decoder: the decoder's blocks get a third norm, and attention to the encoder's output."""
+def _two_stacks(encoder: Flat, decoder: Flat, outside: tuple[Outside, ...], ends: dict[str, Any]) -> Model:
+    """Return an encoder-decoder: the decoder's blocks get a third norm, and attention to the encoder's output.
+
+    `ends` is what the encoder begins and ends with beside what its flat form says.
+    """
     first = forms.from_flat({**encoder, "tower": "encoder", "causal": False})
     model = forms.from_flat({**decoder, "norms": 3})
-    reading = {"causal": False, "relative_buckets": None, "window": None}
+    bias = "zeros" if decoder.get("scores_bias") == "relative" else "none"
+    reading = {"causal": False, "relative_buckets": None, "window": None, "scores_bias": bias}
     last = tuple(
         group.model_copy(
             update={
@@ -202,7 +228,9 @@ def _two_stacks(encoder: Flat, decoder: Flat, outside: tuple[Outside, ...]) -> M
         )
         for group in model.groups
     )
-    return model.model_copy(update={"groups": (*first.groups, *last), "outside": (*outside, *model.outside)})
+    towers = (first.ends[0].model_copy(update=ends), *model.ends)
+    update = {"groups": (*first.groups, *last), "outside": (*outside, *model.outside), "ends": towers}
+    return model.model_copy(update=update)
 
 
 def clip(c: Keys, about: Flat) -> Model:
@@ -211,7 +239,7 @@ def clip(c: Keys, about: Flat) -> Model:
     vision, text = c.table("vision_config") or Keys({}), c.table("text_config") or Keys({})
     width = c.size("projection_dim", 512)
     c.get("tie_word_embeddings text_config_dict vision_config_dict")
-    image_groups, image_outside, tokens = _clip_vision(vision, width)
+    image_groups, image_outside, image, tokens = _clip_vision(vision, width)
     words, text_group, text_outside = _clip_text(text, width)
     for tower in (vision, text):
         tower.get("projection_dim tie_word_embeddings")
@@ -229,6 +257,7 @@ def clip(c: Keys, about: Flat) -> Model:
         final_norm=image_groups.block.norm,
         groups=(image_groups, text_group),
         outside=(*image_outside, *text_outside, scale),
+        ends=(image, forms.ends_of(words)),
         fixed_tokens={"vision": tokens},
     )
 
@@ -246,8 +275,8 @@ def _clip_tower(c: Keys, **fixed: Any) -> forms.Flat:
     )
 
 
-def _clip_vision(c: Keys, width: int) -> tuple[BlockGroup, tuple[Outside, ...], int]:
-    patch, rows = _patches(c, 224, 32)
+def _clip_vision(c: Keys, width: int) -> tuple[BlockGroup, tuple[Outside, ...], TowerEnds, int]:
+    patch, pixels, rows = _patches(c, 224, 32)
     flat = _clip_tower(
         c,
         vocab=0,
@@ -268,7 +297,8 @@ def _clip_vision(c: Keys, width: int) -> tuple[BlockGroup, tuple[Outside, ...], 
         ("visual_projection", width * h, "last"),
     )
     tensors = tuple(Outside(name=name, parameters=n, tower="vision", place=place) for name, n, place in named)
-    return forms.groups_of(flat)[0], (*tensors, *forms.outside_of(flat)), rows
+    ends = TowerEnds(tower="vision", pixels=pixels, patch=patch, norm=forms.norm_of(flat))
+    return forms.groups_of(flat)[0], (*tensors, *forms.outside_of(flat)), ends, rows
 
 
 def _clip_text(c: Keys, width: int) -> tuple[forms.Flat, BlockGroup, tuple[Outside, ...]]:
@@ -281,6 +311,7 @@ def _clip_text(c: Keys, width: int) -> tuple[forms.Flat, BlockGroup, tuple[Outsi
         heads=c.size("num_attention_heads", 8),
         max_positions=c.size("max_position_embeddings", 77),
         tower="text",
+        position_index="buffer",
     )
     norm = Outside(name="text_final_norm", parameters=2 * flat.hidden, tower="text", place="last")
     projection = Outside(name="text_projection", parameters=width * flat.hidden, tower="text", place="last")

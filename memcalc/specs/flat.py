@@ -16,11 +16,14 @@ from memcalc.specs.model import (
     Block,
     BlockGroup,
     LatentAttention,
+    Lookup,
     MixtureOfExperts,
     Mlp,
     Model,
     Norm,
     Outside,
+    Tail,
+    TowerEnds,
 )
 
 Size = Annotated[int, Field(gt=0, lt=2**31)]
@@ -71,6 +74,12 @@ class FlatExperts(_Strict):
     shared_gate: bool = False
     router_bias: bool = False
     expert_bias: bool = False
+    scores: Literal["softmax", "sigmoid"] = "softmax"
+    fp32_router: bool = False
+    group_limited: bool = False
+    normalised: bool = False
+    narrow_weights: bool = False
+    scaled: bool = False
 
 
 class FlatLatent(_Strict):
@@ -81,6 +90,7 @@ class FlatLatent(_Strict):
     qk_nope_head_dim: Size
     qk_rope_head_dim: Size
     v_head_dim: Size
+    rotation: Literal["complex", "pairs"] = "pairs"
 
 
 class FlatOutside(_Strict):
@@ -107,31 +117,54 @@ class Flat(_Strict):
     gated: bool = True
     activation: str | None = None
     packed_mlp: bool = False
+    cast_before_down: bool = False
     norm: Literal["rmsnorm", "layernorm"] = "rmsnorm"
     norm_weight: bool = True
     norm_bias: bool | None = None
     """Whether norms have a bias; as usual for `norm` where absent."""
+    norm_scale: Literal["narrow", "wide", "plus-one"] = "narrow"
+    norm_rescales_input: bool = False
     norms: Count = 2
-    norm_place: Literal["pre", "post", "both"] = "pre"
+    norm_place: Literal["pre", "post", "branch", "both"] = "pre"
     final_norm: bool = True
     parallel: bool = False
+    summed_branches: bool = False
     bias: FlatBias = FlatBias()
     tied: bool = False
     head: bool = True
+    head_scaled: bool = False
     head_softcap: bool = False
     positions: Literal["rope", "learned", "alibi", "relative", "none"] = "rope"
+    position_index: Literal["token", "row", "buffer"] = "row"
+    """What holds the numbers of learned positions (see :class:`memcalc.specs.model.Lookup`)."""
+    image_values: Count = 0
+    """Values of a sample's image, for a vision tower; with `patch_values`, those of one of its patches."""
+    patch_values: Count = 0
+    tail: Annotated[Tail, Field(strict=False)] = Tail()
     position_rows: Size | None = None
     """Rows of the learned positions; `max_positions` where absent."""
     max_positions: Size
     embedding_dim: Size | None = None
+    embedding_scaled: bool = False
+    """The embedding is multiplied by a constant (Granite, Gemma)."""
     qk_norm: Literal["none", "head", "full"] = "none"
     packed_qkv: bool = False
+    returns_cache: bool = False
+    kv_form: Literal["views", "copied", "expanded", "broadcast"] = "views"
     sinks: bool = False
     causal: bool = True
     window: Size | None = None
     full_every: Annotated[int, Field(gt=1)] | None = None
     softcap: bool = False
     rotary_fraction: Annotated[float, Field(gt=0.0, le=1.0)] = 1.0
+    rotary_joined: bool = False
+    rotary_tables: Size = 1
+    wide_rotary: bool = False
+    scores_bias: Literal["none", "in-product", "added", "relative", "zeros"] = "none"
+    contiguous_queries: bool = False
+    fused: bool = True
+    explicit_mask: bool = False
+    upcast_softmax: bool = True
     relative_buckets: Size | None = None
     dropout: FlatDropout = FlatDropout()
     moe: FlatExperts | None = None
@@ -180,7 +213,13 @@ def groups_of(flat: Flat) -> tuple[BlockGroup, ...]:
 def norm_of(flat: Flat) -> Norm:
     """Return the norm that every block of a flat model has."""
     bias = flat.norm == "layernorm" if flat.norm_bias is None else flat.norm_bias
-    return Norm(kind=flat.norm, weight=flat.norm_weight, bias=bias)
+    return Norm(
+        kind=flat.norm,
+        weight=flat.norm_weight,
+        bias=bias,
+        scale=flat.norm_scale,
+        rescales_input=flat.norm_rescales_input,
+    )
 
 
 def outside_of(flat: Flat) -> tuple[Outside, ...]:
@@ -194,8 +233,9 @@ def outside_of(flat: Flat) -> tuple[Outside, ...]:
 
 def _model(flat: Flat) -> Model:
     same = (
-        "name", "family", "aliases", "hidden", "vocab", "embedding_dim", "tied", "head", "head_softcap", "positions",
-        "max_positions", "fixed_tokens", "hf_class", "hf_config", "published_parameters", "source", "notes",
+        "name", "family", "aliases", "hidden", "vocab", "embedding_dim", "tied", "head", "head_scaled", "head_softcap",
+        "positions", "max_positions", "fixed_tokens", "hf_class", "hf_config", "published_parameters", "source",
+        "notes",
     )  # fmt: skip
     return Model(
         **{key: getattr(flat, key) for key in same},
@@ -204,7 +244,34 @@ def _model(flat: Flat) -> Model:
         final_norm=norm_of(flat) if flat.final_norm else None,
         groups=groups_of(flat),
         outside=outside_of(flat),
+        ends=(ends_of(flat),),
+        tail=flat.tail,
     )
+
+
+def ends_of(flat: Flat) -> TowerEnds:
+    """Return how a flat model begins: with its image, or its tables, those of token types among them."""
+    normed = any(tensor.name in ("embedding_norm", "pre_norm") for tensor in flat.outside)
+    return TowerEnds(
+        tower=flat.tower,
+        lookups=_lookups(flat) if flat.vocab else (),
+        embedding_dim=flat.embedding_dim,
+        pixels=flat.image_values,
+        patch=flat.patch_values,
+        norm=norm_of(flat) if normed else None,
+        dropout=flat.dropout.embedding,
+        scaled=flat.embedding_scaled,
+    )
+
+
+def _lookups(flat: Flat) -> tuple[Lookup, ...]:
+    tables = [Lookup(name="token", parameters=flat.vocab * (flat.embedding_dim or flat.hidden))]
+    types = [tensor.parameters for tensor in flat.outside if tensor.name == "token_types"]
+    tables += [Lookup(name="token type", parameters=parameters, index="row") for parameters in types]
+    if flat.positions == "learned":
+        rows = flat.position_rows or flat.max_positions
+        tables.append(Lookup(name="position", parameters=rows * flat.hidden, index=flat.position_index))
+    return tuple(tables)
 
 
 def _block(flat: Flat, mlp: Mlp | MixtureOfExperts) -> Block:
@@ -216,6 +283,7 @@ def _block(flat: Flat, mlp: Mlp | MixtureOfExperts) -> Block:
         norms=flat.norms,
         norm_place=flat.norm_place,
         parallel=flat.parallel,
+        summed_branches=flat.summed_branches,
         dropout=flat.dropout.block,
     )
 
@@ -225,8 +293,9 @@ def _attention(flat: Flat) -> Attention:
     if flat.heads % kv_heads:
         raise CombinationError("kv_heads", kv_heads, f"must divide heads {flat.heads}")
     q, k, v = (bias.qkv if own is None else own for own in (bias.q, bias.k, bias.v))
-    same = ("heads", "qk_norm", "packed_qkv", "sinks", "causal", "window", "full_every", "softcap", "rotary_fraction",
-            "relative_buckets")  # fmt: skip
+    same = ("heads", "qk_norm", "packed_qkv", "returns_cache", "sinks", "causal", "window", "full_every", "softcap",
+            "rotary_fraction", "relative_buckets", "kv_form", "rotary_joined", "rotary_tables", "wide_rotary",
+            "scores_bias", "fused", "explicit_mask", "upcast_softmax", "contiguous_queries")  # fmt: skip
     return Attention(
         **{key: getattr(flat, key) for key in same},
         kv_heads=kv_heads,
@@ -263,6 +332,7 @@ def _dense(flat: Flat) -> Mlp:
         bias=flat.bias.mlp,
         activation=_activation(flat),
         packed=flat.packed_mlp,
+        cast_before_down=flat.cast_before_down,
         dropout=flat.dropout.mlp,
     )
 
@@ -273,16 +343,14 @@ def _experts(flat: Flat, moe: FlatExperts) -> MixtureOfExperts:
         raise CombinationError("moe.topk", moe.topk, f"must be at most moe.experts {moe.experts}")
     if ffn is None:
         raise InputError("moe.ffn", None, "must be given: the inner width of one expert")
+    same = ("experts", "topk", "shared_gate", "router_bias", "expert_bias", "scores", "fp32_router", "group_limited",
+            "normalised", "narrow_weights", "scaled")  # fmt: skip
     return MixtureOfExperts(
-        experts=moe.experts,
-        topk=moe.topk,
+        **{key: getattr(moe, key) for key in same},
         ffn=ffn,
         gated=flat.gated,
         activation=_activation(flat),
         shared_ffn=moe.shared * ffn if moe.shared_ffn is None else moe.shared_ffn,
-        shared_gate=moe.shared_gate,
-        router_bias=moe.router_bias,
-        expert_bias=moe.expert_bias,
     )
 
 

@@ -24,6 +24,12 @@ class Norm(Frozen):
     weight: bool = True
     """False for a norm without a learned scale (OLMo 1)."""
     bias: bool = False
+    scale: Literal["narrow", "wide", "plus-one"] = "narrow"
+    """Where an RMSNorm multiplies by its weight: `narrow`, after the cast back to the input's width (Llama); `wide`,
+    before it (OLMo 2); `plus-one`, before it and by a new tensor 1 + w (Gemma)."""
+
+    rescales_input: bool = False
+    """An RMSNorm whose fp32 statistic multiplies the input itself, not its fp32 copy (T5)."""
 
     @property
     def vectors(self) -> int:
@@ -39,6 +45,8 @@ class LatentAttention(Frozen):
     qk_nope_head_dim: int = Field(gt=0)
     qk_rope_head_dim: int = Field(gt=0)
     v_head_dim: int = Field(gt=0)
+    rotation: Literal["complex", "pairs"] = "pairs"
+    """How the rotary embedding is written: as complex fp32 numbers (V2), or on even and odd elements (V3)."""
 
 
 class Attention(Frozen):
@@ -56,6 +64,12 @@ class Attention(Frozen):
     qk_norm_kind: Norm = Norm()
     packed_qkv: bool = False
     """q, k and v come out of one projection as views of one storage."""
+    kv_form: Literal["views", "copied", "expanded", "broadcast"] = "views"
+    """How keys and values leave a packed projection: as views; copied by an index, the kernel not being told that heads
+    share them, so that PyTorch has the math kernel alone (Falcon 7B); copied so and expanded to all heads (Falcon 40B);
+    or expanded alone, which copies nothing where one head serves all (litgpt)."""
+    returns_cache: bool = False
+    """Keys and values are returned for a cache even where a checkpointed block is trained (GPTBigCode until 4.48)."""
     sinks: bool = False
     """One learned logit a head (gpt-oss)."""
     causal: bool = True
@@ -67,6 +81,24 @@ class Attention(Frozen):
     rotary: bool = True
     rotary_fraction: float = Field(default=1.0, gt=0.0, le=1.0)
     """Part of a head that the rotary embedding turns."""
+    rotary_joined: bool = False
+    """The turned part is concatenated with the rest even where it is the whole head (Phi-3)."""
+    rotary_tables: int = Field(default=1, ge=1)
+    """Pairs of cosine and sine tables: one for each base of the rotary embedding (Gemma 3: 2)."""
+    wide_rotary: bool = False
+    """Cosine and sine are fp32 whatever the queries are (OLMo 2)."""
+    scores_bias: Literal["none", "in-product", "added", "relative", "zeros"] = "none"
+    """A bias of each head on the scores: ALiBi inside their product (BLOOM) or as a sum of its own (MPT); learned for
+    relative positions, or zeros in its place (T5's cross attention), both of which a fused kernel takes as a mask."""
+    contiguous_queries: bool = False
+    """Queries are scaled and copied head by head before attention (Whisper)."""
+    fused: bool = True
+    """False where the model's class has materialised scores alone (BLOOM, MPT; Gemma 2, whose tanh no kernel of PyTorch
+    has): the default where no kernel is asked for."""
+    explicit_mask: bool = False
+    """The class always builds a mask, with which PyTorch has no flash kernel (Falcon)."""
+    upcast_softmax: bool = True
+    """Where scores are materialised, the softmax is computed in fp32 and cast back; else in their own width (GPT-2)."""
     relative_buckets: int | None = None
     """Rows of a learned relative position bias, in the first block of a stack (T5)."""
     dropout: float = Field(default=0.0, ge=0.0, lt=1.0)
@@ -77,6 +109,11 @@ class Attention(Frozen):
         if self.heads % self.kv_heads:
             raise ValueError(f"kv_heads must divide heads: {self.kv_heads} does not divide {self.heads}")
         return self
+
+    @property
+    def value_dim(self) -> int:
+        """Width of one head's values and output [elements]."""
+        return self.latent.v_head_dim if self.latent else self.head_dim
 
     @property
     def q_dim(self) -> int:
@@ -101,6 +138,8 @@ class Mlp(Frozen):
     """Gate and up come out of one projection as views of one storage (Phi-3, GLM)."""
     dropout: float = Field(default=0.0, ge=0.0, lt=1.0)
     """Probability of the dropout on the inner activations (T5)."""
+    cast_before_down: bool = False
+    """The inner activations are cast to the weight's dtype before the down projection, autocast or not (T5)."""
 
 
 class MixtureOfExperts(Frozen):
@@ -117,6 +156,17 @@ class MixtureOfExperts(Frozen):
     shared_gate: bool = False
     router_bias: bool = False
     expert_bias: bool = False
+    scores: Literal["softmax", "sigmoid"] = "softmax"
+    fp32_router: bool = False
+    """The router multiplies fp32 copies of its input and weight (DeepSeek)."""
+    group_limited: bool = False
+    """Experts outside the best groups are masked before the choice (DeepSeek-V2, `group_limited_greedy`)."""
+    normalised: bool = False
+    """The weights of the chosen experts are divided by their sum."""
+    narrow_weights: bool = False
+    """The weights of the chosen experts are cast to the dtype of the router's output (Qwen 3)."""
+    scaled: bool = False
+    """The weights of the chosen experts are multiplied by a constant (DeepSeek)."""
 
     @model_validator(mode="after")
     def _topk(self) -> MixtureOfExperts:
@@ -137,12 +187,15 @@ class Block(Frozen):
     norm: Norm = Norm()
     norms: int = Field(default=2, ge=0)
     """Norms of width `hidden` in the block, those of q and k left out."""
-    norm_place: Literal["pre", "post", "both"] = "pre"
-    """Before attention and MLP, after them (BERT on the sum, OLMo 2 on the branch), or both (Gemma 2)."""
+    norm_place: Literal["pre", "post", "branch", "both"] = "pre"
+    """Before attention and MLP; after the residual sum (BERT); on the branch before that sum (OLMo 2); or before
+    attention and MLP and on the branch (Gemma 2)."""
     parallel: bool = False
     """Attention and MLP read the same normalised input."""
     dropout: float = Field(default=0.0, ge=0.0, lt=1.0)
     """Probability of the residual dropouts."""
+    summed_branches: bool = False
+    """Parallel branches are added in place, and one dropout is on their sum (Falcon)."""
 
     @property
     def is_moe(self) -> bool:
@@ -168,6 +221,55 @@ class Outside(Frozen):
     """Before the blocks (positions, patches) or after them (final norm, pooler): which pipeline stage owns it."""
 
 
+class Lookup(Frozen):
+    """A table of which each token takes a row on the way to the first block."""
+
+    name: str
+    parameters: int = Field(gt=0)
+    index: Literal["token", "row", "buffer"] = "token"
+    """What holds the numbers of the rows: a tensor with one for each token, one for each position of a sequence, or a
+    buffer of the model."""
+
+
+class TowerEnds(Frozen):
+    """What stands before and after the blocks of one tower."""
+
+    tower: Literal["decoder", "encoder", "vision", "text"] = "decoder"
+    lookups: tuple[Lookup, ...] = ()
+    embedding_dim: int | None = None
+    """Width of the first table where a projection to `hidden` follows it."""
+    pixels: int = Field(default=0, ge=0)
+    """Values of one sample's image, which a convolution cuts into patches; 0 for none."""
+    patch: int = Field(default=0, ge=0)
+    """Values of one patch."""
+    mel_bins: int = Field(default=0, ge=0)
+    """Values of one frame of a spectrogram, which two convolutions read; 0 for none."""
+    scaled: bool = False
+    """The embedding is multiplied by a constant (Granite, Gemma)."""
+    norm: Norm | None = None
+    """After the embeddings (BERT, BLOOM)."""
+    dropout: float = Field(default=0.0, ge=0.0, lt=1.0)
+    end_norm: Norm | None = None
+    """The final norm of a tower that is not the last."""
+    end_dropout: float = Field(default=0.0, ge=0.0, lt=1.0)
+
+
+class Tail(Frozen):
+    """What stands between the final norm and the loss."""
+
+    dropout: float = Field(default=0.0, ge=0.0, lt=1.0)
+    """After the final norm (T5)."""
+    transform: str | None = None
+    """The activation of a layer of width `hidden` with a norm, before the logits (BERT's masked language modelling)."""
+    transform_norm: Norm = Norm(kind="layernorm", bias=True)
+    pooled: bool = False
+    """The head reads the first token alone (ViT)."""
+    classes: int = Field(default=0, ge=0)
+    """Outputs of a head that is not the vocabulary's; 0 for none."""
+    wide_loss: bool = True
+    """The loss is computed in fp32; else in the dtype of the logits (T5, BERT, ViT, Whisper)."""
+
+
 class Model(Frozen):
     """An architecture with its sizes.
 
@@ -187,6 +289,8 @@ class Model(Frozen):
     tied: bool = False
     head: bool = True
     head_bias: bool = False
+    head_scaled: bool = False
+    """The logits are divided by a constant (Granite)."""
     head_softcap: bool = False
     """The logits pass a tanh (Gemma 2)."""
     embedding_dropout: float = Field(default=0.0, ge=0.0, lt=1.0)
@@ -196,6 +300,9 @@ class Model(Frozen):
     final_norm: Norm | None = Norm()
     groups: tuple[BlockGroup, ...] = Field(min_length=1)
     outside: tuple[Outside, ...] = ()
+    ends: tuple[TowerEnds, ...] = ()
+    """How each tower begins and ends; a tower that is not listed looks its tokens up, and adds learned positions."""
+    tail: Tail = Tail()
     fixed_tokens: dict[str, int] = Field(default_factory=dict)
     """Tokens a sample that a tower always sees, whatever the sequence length (vision: 197; Whisper's encoder: 1500)."""
     hf_class: str | None = None
@@ -214,6 +321,17 @@ class Model(Frozen):
     def main(self) -> BlockGroup:
         """The group with the most parameters' worth of blocks in the main tower: what `saved.per_block` speaks of."""
         return max(self.groups, key=lambda group: group.count * group.block.hidden)
+
+    def ends_of(self, tower: str) -> TowerEnds:
+        """How a tower begins and ends."""
+        listed = next((ends for ends in self.ends if ends.tower == tower), None)
+        if listed is not None or not self.vocab:
+            return listed or TowerEnds(lookups=())
+        tokens = Lookup(name="token", parameters=self.vocab * (self.embedding_dim or self.hidden))
+        learned = [tensor for tensor in self.outside if tensor.name == "positions" and tensor.tower == tower]
+        positions = [Lookup(name="position", parameters=tensor.parameters, index="row") for tensor in learned]
+        narrow = self.embedding_dim if self.embedding_dim != self.hidden else None
+        return TowerEnds(lookups=(tokens, *positions), embedding_dim=narrow, dropout=self.embedding_dropout)
 
     @property
     def is_moe(self) -> bool:

@@ -1,0 +1,117 @@
+"""Low-rank adapters beside a linear layer, as PEFT and the fused kernels run them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from memcalc.trace import ops
+from memcalc.trace.projection import Product, project
+from memcalc.trace.tape import Grads, Leaf, Size, Tape, Tensor
+
+TARGETS = {
+    "query projection": "q",
+    "key projection": "k",
+    "value projection": "v",
+    "query-key-value projection": "qkv",
+    "attention projection": "o",
+    "MLP gate": "gate",
+    "MLP up": "up",
+    "MLP gate and up": "gate_up",
+    "MLP down projection": "down",
+    "shared experts' up": "up",
+    "shared experts' gate and up": "gate_up",
+    "shared experts' down projection": "down",
+    "expert gate": "gate",
+    "expert up": "up",
+    "expert down projection": "down",
+    "router": "router",
+    "logits": "head",
+}
+"""The interface's word for a linear layer, by the layer's name in the trace."""
+
+
+def target_of(name: str) -> str:
+    """The interface's word for a linear layer; empty where it has none."""
+    return TARGETS.get(name.removeprefix("cross-"), "")
+
+
+@dataclass(frozen=True)
+class Lora:
+    """How adapters are run."""
+
+    rank: int
+    targets: frozenset[str]
+    width: int = 4
+    """Bytes of an adapter's parameter."""
+    dropout: bool = False
+    kernels: str = "model"
+    """model: op by op (PEFT); fused: one autograd function a projection (unsloth, fms-acceleration)."""
+
+
+def adapted(
+    tape: Tape, x: Tensor, lora: Lora, to: Product, base: Callable[[], Tensor], *, quantised: bool, autocast: bool
+) -> Tensor:
+    """``base(x) + B(A(dropout(x))) * scaling``.
+
+    Over a 16-bit base x takes the adapter's dtype and the sum is cast back; over a quantised one the conversion is left
+    to autocast where that is on. Source: PEFT 0.13.2 tuners/lora/layer.py (``Linear.forward``) and bnb.py
+    (``Linear4bit.forward``, which clones the base's output).
+    """
+    if lora.kernels == "fused":
+        return _fused(tape, x, lora, to, base)
+    result = base()
+    width = result.size.width
+    if quantised:
+        result = ops.copy(tape, result, f"{to.name} output, cloned")
+    given = x if quantised and autocast else ops.cast(tape, x, lora.width, f"{to.name} adapter input, cast")
+    delta = _low_rank(tape, given, lora, to, to.width if autocast else lora.width)
+    if quantised:
+        delta = ops.cast(tape, delta, width, f"{to.name} adapter output, cast")
+    result = ops.add(tape, result, delta, f"{to.name} output with adapter")
+    del delta
+    return ops.cast(tape, result, width, f"{to.name} output with adapter, cast")
+
+
+def _low_rank(tape: Tape, x: Tensor, lora: Lora, to: Product, width: int) -> Tensor:
+    """``B(A(dropout(x))) * scaling``."""
+    down = Product(f"{to.name} adapter A", width, lora.rank, "r", "none", to.parts)
+    up = replace(to, name=f"{to.name} adapter B", width=width)
+    dropped = ops.dropout(tape, x, f"{to.name} adapter dropout", active=lora.dropout)
+    low = project(tape, dropped, down, trained=True)
+    del dropped
+    high = project(tape, low, up, trained=True)
+    del low
+    return ops.plain(tape, high, f"{to.name} adapter output")
+
+
+def _fused(tape: Tape, x: Tensor, lora: Lora, to: Product, base: Callable[[], Tensor]) -> Tensor:
+    """One function: keeps x and, with dropout, the dropped x; no mask, and nothing of the low rank.
+
+    Source: fms-acceleration plugins/fused-ops-and-kernels fused_ops/unsloth_lora/bnb/fast_lora.py (``LoRA_QKV``,
+    ``LoRA_W``) and utils.py (``matmul_lora``).
+    """
+    with tape.no_grad():
+        out = base()
+        dropped = _dropped(tape, x, to.name) if lora.dropout else x
+        delta = tape.new(f"{to.name} adapter output", out.size)
+        del delta
+    size = x.size
+    weights = [Size(lora.rank * n, 1, "once") for n in (size.elements, to.elements)]
+    leaves = [Leaf(f"{to.name} adapter {part} weight", keep=True) for part in "AB"]
+
+    def rule(_: Grads) -> Grads:
+        parts = [tape.new(f"gradient of {to.name} adapter", weight, "gradient") for weight in weights]
+        grad = tape.new(f"gradient of {to.name} input", size)
+        own = tape.new(f"gradient of {to.name} adapter's input", size)
+        del own
+        return [grad, *parts]
+
+    return tape.record(Tensor(out.storage, out.size), [x, *leaves], rule, [x.storage, dropped.storage])
+
+
+def _dropped(tape: Tape, x: Tensor, name: str) -> Tensor:
+    mask = tape.new(f"{name} adapter dropout mask", x.size.wide(1))
+    dropped = tape.new(f"{name} adapter dropout", x.size)
+    del mask
+    return dropped

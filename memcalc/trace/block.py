@@ -1,0 +1,99 @@
+"""One residual block, in the order in which its parts run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from memcalc.specs.model import MixtureOfExperts
+from memcalc.trace import ops, transformer_engine
+from memcalc.trace.attention import attention
+from memcalc.trace.checkpoint import discarding, region
+from memcalc.trace.layers import Setting, norm
+from memcalc.trace.mlp import dense
+from memcalc.trace.routed import routed
+from memcalc.trace.sequence import gathered, scattered
+from memcalc.trace.tape import Tape, Tensor
+
+if TYPE_CHECKING:
+    from memcalc.specs.model import Block
+
+Branch = Callable[[Tensor], Tensor]
+
+
+def run_block(tape: Tape, x: Tensor, block: Block, setting: Setting, context: Tensor | None = None) -> Tensor:
+    """The block's output from its input; ``context`` is the other tower's output (cross attention)."""
+    if setting.kernels == "te" and transformer_engine.is_written(block, setting):
+        return transformer_engine.run(tape, x, block, setting)
+
+    def self_attention(y: Tensor) -> Tensor:
+        whole = attention(tape, gathered(tape, y, setting), block.attention, setting, block.hidden)
+        return scattered(tape, whole, y.size, setting)
+
+    def cross_attention(y: Tensor, other: Tensor) -> Tensor:
+        spec = block.cross_attention or block.attention
+        return attention(tape, y, spec, setting, block.hidden, context=other)
+
+    def feed_forward(y: Tensor) -> Tensor:
+        whole = mlp(tape, gathered(tape, y, setting), block, setting)
+        return scattered(tape, whole, y.size, setting, last=True)
+
+    again, moe = setting.checkpointed, "moe" if block.is_moe else "mlp"
+    parts: list[tuple[str, Branch]] = [
+        ("attention", lambda y: region(tape, again, "attention", self_attention, [y])),
+        ("MLP", lambda y: region(tape, again, moe, feed_forward, [y])),
+    ]
+    if context is not None:
+        other = context
+        parts.insert(1, ("cross-attention", lambda y: region(tape, again, "attention", cross_attention, [y, other])))
+    if block.parallel:
+        return parallel(tape, x, block, setting, parts)
+    for name, part in parts:
+        x = residual(tape, x, block, setting, name, part)
+    return x
+
+
+def mlp(tape: Tape, x: Tensor, block: Block, setting: Setting) -> Tensor:
+    """The MLP, dense or routed."""
+    if isinstance(block.mlp, MixtureOfExperts):
+        return routed(tape, x, block.mlp, setting, block.hidden)
+    return dense(tape, x, block.mlp, setting, block.hidden)
+
+
+def residual(tape: Tape, x: Tensor, block: Block, setting: Setting, name: str, part: Branch) -> Tensor:
+    """One branch with its norms, dropout and residual sum."""
+    before = block.norms > 0 and block.norm_place in ("pre", "both")
+    y = norm(tape, x, block.norm, setting, f"{name} norm") if before else x
+    y = discarding(tape, y, part(y)) if before and "layernorm" in setting.checkpointed else part(y)
+    y = ops.dropout(tape, y, f"{name} dropout", active=bool(block.dropout) and setting.dropout)
+    if block.norm_place in ("both", "branch"):
+        y = norm(tape, y, block.norm, setting, f"{name} output norm")
+    total = ops.add(tape, x, y, f"{name} residual sum")
+    # The sum is an argument of the norm, so that the branch's variable still holds its output there (BertSelfOutput)
+    return norm(tape, total, block.norm, setting, f"{name} norm") if block.norm_place == "post" else total
+
+
+def parallel(tape: Tape, x: Tensor, block: Block, setting: Setting, parts: list[tuple[str, Branch]]) -> Tensor:
+    """Attention and MLP side by side, on one norm or on one each."""
+    y = norm(tape, x, block.norm, setting, "attention norm") if block.norms else x
+    if block.summed_branches:
+        return summed(tape, x, y, block, setting, [part for _, part in parts])
+    total = x
+    for name, part in parts:
+        if name == "MLP" and block.norms > 1:
+            y = norm(tape, x, block.norm, setting, "MLP norm")
+        out = ops.dropout(tape, part(y), f"{name} dropout", active=bool(block.dropout) and setting.dropout)
+        total = ops.add(tape, total, out, f"{name} residual sum")
+        del out
+    return total
+
+
+def summed(tape: Tape, x: Tensor, y: Tensor, block: Block, setting: Setting, parts: list[Branch]) -> Tensor:
+    """The branches' sum, made in place, with one dropout."""
+    other = norm(tape, x, block.norm, setting, "MLP norm") if block.norms > 1 else y
+    attended = parts[0](y)
+    del y
+    both = ops.add(tape, parts[1](other), attended, "sum of branches", in_place=True)
+    del attended, other
+    both = ops.dropout(tape, both, "residual dropout", active=bool(block.dropout) and setting.dropout)
+    return ops.add(tape, x, both, "residual sum")

@@ -1,0 +1,177 @@
+"""The ends of a tower: from its inputs to the first block, and from the last block to what reads the tower.
+
+Source: the embeddings and stacks of Transformers 5.23 ``models/*/modeling_*.py``; PyTorch 2.13
+``tools/autograd/derivatives.yaml``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from memcalc.trace import ops
+from memcalc.trace.layers import Setting, linear, norm
+from memcalc.trace.mlp import activation
+from memcalc.trace.scores import kernel
+from memcalc.trace.tape import Grads, Leaf, Size, Tape, Tensor, Unit
+
+if TYPE_CHECKING:
+    from memcalc.specs.model import Attention, Block, Lookup, Tail, TowerEnds
+
+INDEX = 8
+"""Bytes of a token's number or position: 64-bit integers."""
+POSITION_UNITS: dict[str, Unit] = {"token": "token", "row": "row"}
+
+
+def run_entry(tape: Tape, ends: TowerEnds, block: Block, setting: Setting, policy: str) -> Tensor:
+    """From a tower's inputs to its first block, and what all its blocks share under a policy of recomputation."""
+    hidden, token = block.hidden, None
+    setting = replace(setting, embedding_leaf=setting.embedding_leaf and policy == "full")
+    if ends.mel_bins:
+        x = convolutions(tape, ends, hidden, setting)
+    elif ends.pixels:
+        x = patches(tape, ends, hidden, setting)
+    elif ends.lookups:
+        x = token = lookup(tape, ends.lookups[0], ends.embedding_dim or hidden, setting)
+        x = after_lookup(tape, x, ends, hidden, setting)
+    else:
+        x = tape.leaf("tower's input", Size(hidden, setting.residual, "token", "sp", "h"))
+    if ends.norm is not None:
+        x = norm(tape, x, ends.norm, setting, "embedding norm")
+    x = ops.dropout(tape, x, "embedding dropout", active=bool(ends.dropout) and setting.dropout)
+    leaf = [token] if token is not None and setting.embedding_leaf and token.storage is not x.storage else []
+    del token
+    shared = [
+        *leaf,
+        *tables(tape, block.attention, setting),
+        *biases(tape, block, setting, checkpointed=policy == "full"),
+    ]
+    return tape.record(Tensor(x.storage, x.size), [x], lambda grads: grads, [t.storage for t in shared])
+
+
+def run_exit(tape: Tape, x: Tensor, ends: TowerEnds, setting: Setting, *, read: bool) -> Tensor:
+    """From the last block of a tower that is not the last to its output; ``read``: a block of the next one keeps it."""
+    if ends.end_norm is not None:
+        x = norm(tape, x, ends.end_norm, setting, "tower's final norm")
+    x = ops.dropout(tape, x, "tower's final dropout", active=bool(ends.end_dropout) and setting.dropout)
+    return tape.record(Tensor(x.storage, x.size), [x], lambda grads: grads, [x.storage if read else None])
+
+
+def run_tail(tape: Tape, x: Tensor, tail: Tail, setting: Setting) -> Tensor:
+    """What stands between the final norm and the logits."""
+    x = ops.dropout(tape, x, "final dropout", active=bool(tail.dropout) and setting.dropout)
+    if tail.transform is not None:
+        x = linear(tape, x, setting, "head transform", x.size.elements, "h")
+        x = activation(tape, x, tail.transform, setting, "head transform")
+        x = norm(tape, x, tail.transform_norm, setting, "head transform norm")
+    if not tail.pooled:
+        return x
+    whole = x.size
+    first = Tensor(x.storage, replace(whole, unit="sample"))
+    return tape.record(first, [x], lambda _: [tape.new("gradient of the first token", whole)])
+
+
+def after_lookup(tape: Tape, x: Tensor, ends: TowerEnds, hidden: int, setting: Setting) -> Tensor:
+    """From the rows of the first table to the sum with those of the others."""
+    if ends.scaled:
+        x = ops.plain(tape, x, "scaled embedding")
+    if x.size.elements != hidden:
+        x = linear(tape, x, setting, "embedding projection", hidden, "h")
+    for table in ends.lookups[1:]:
+        x = ops.add(tape, x, lookup(tape, table, hidden, setting), "sum of embeddings")
+    return x
+
+
+def lookup(tape: Tape, table: Lookup, width: int, setting: Setting) -> Tensor:
+    """One table, whose backward keeps the numbers that were looked up; a buffer's are not kept for this pass alone."""
+    index = None
+    if table.index != "buffer":
+        index = tape.new(f"{table.name}, numbers", Size(1, INDEX, POSITION_UNITS[table.index], "none", "1"))
+    leaf = Leaf(f"{table.name} table", keep=True) if setting.trainable else None
+
+    def rule(_: Grads) -> Grads:
+        return [tape.new(f"gradient of {table.name} table", Size(table.parameters, 1, "once"), "gradient")]
+
+    unit: Unit = "token" if table.index == "token" else "row"
+    out = tape.new(f"{table.name} embedding", Size(width, setting.embedding, unit, "sp", "h"))
+    if setting.embedding_leaf and table.name == "token":
+        out.edge = Leaf("token embedding", keep=False)
+        return out
+    return tape.record(out, [leaf], rule, [index.storage if index else None])
+
+
+def patches(tape: Tape, ends: TowerEnds, hidden: int, setting: Setting) -> Tensor:
+    """A convolution that cuts an image into patches, with a class token before them and positions added."""
+    image = ops.cast(
+        tape, tape.leaf("image", Size(ends.pixels, setting.residual, "sample", "none", "pixels"), requires_grad=False),
+        setting.compute, "image, 16-bit copy",
+    )  # fmt: skip
+    x = convolution(
+        tape, image, Size(hidden, setting.compute, "token", "none", "h"), ends.patch * hidden, setting, "patches"
+    )
+    whole = x.size.wide(setting.residual)
+    x = tape.record(
+        tape.new("patches with class token", whole), [x], lambda _: [tape.new("gradient of patches", whole)]
+    )
+    return ops.shifted(tape, x, "patches with positions")
+
+
+def convolutions(tape: Tape, ends: TowerEnds, hidden: int, setting: Setting) -> Tensor:
+    """Two convolutions with GELU over the frames of a spectrogram, the second of which halves them (Whisper)."""
+    frames = tape.leaf(
+        "frames", Size(2 * ends.mel_bins, setting.residual, "token", "none", "2·mel"), requires_grad=False
+    )
+    x = ops.cast(tape, frames, setting.compute, "frames, 16-bit copy")
+    del frames
+    first, second = (Size(n * hidden, setting.compute, "token", "none", f"{n}·h") for n in (2, 1))
+    x = convolution(tape, x, first, 3 * ends.mel_bins * hidden, setting, "first convolution")
+    x = ops.saves_input(tape, x, "first convolution's activation")
+    x = convolution(tape, x, second, 3 * hidden * hidden, setting, "second convolution")
+    x = ops.saves_input(tape, x, "second convolution's activation")
+    return ops.scaled(tape, x, setting.residual, "frames with positions")
+
+
+def convolution(tape: Tape, x: Tensor, out: Size, weights: int, setting: Setting, name: str) -> Tensor:
+    """A convolution keeps its input."""
+    size, wanted = x.size, x.requires_grad
+    leaf = Leaf(f"{name} weight", keep=True) if setting.trainable else None
+
+    def rule(_: Grads) -> Grads:
+        grad = tape.new(f"gradient of {name} input", size) if wanted else None
+        return [grad, tape.new(f"gradient of {name} weight", Size(weights, 1, "once"), "gradient") if leaf else None]
+
+    return tape.record(tape.new(f"{name} output", out), [x, leaf], rule, [x.storage if leaf else None])
+
+
+def tables(tape: Tape, spec: Attention, setting: Setting) -> list[Tensor]:
+    """Cosine and sine of the rotary embedding, which each block's products keep; one complex table in fp32."""
+    if not spec.rotary or setting.kernels != "model":
+        return []
+    latent = spec.latent
+    if latent is not None and latent.rotation == "complex":
+        return [tape.new("rotary table, complex", Size(latent.qk_rope_head_dim, 4, "row", "none", "d_r"))]
+    turned = latent.qk_rope_head_dim if latent else round(spec.head_dim * spec.rotary_fraction)
+    size = Size(turned, 4 if spec.wide_rotary else setting.residual, "row", "none", "d")
+    return [tape.new(f"rotary table, {name}", size) for name in ("cosine", "sine") for _ in range(spec.rotary_tables)]
+
+
+def biases(tape: Tape, block: Block, setting: Setting, *, checkpointed: bool) -> list[Tensor]:
+    """What the blocks share of masks and position biases.
+
+    Where blocks are checkpointed, the causal mask of written-out attention, the position bias and the zeros of cross
+    attention are among their inputs. Else the first block looks the bias up, and keeps the numbers of relative
+    positions, and the zeros are one mask for all blocks if the kernel need not fill them up.
+    """
+    own, cross, out = block.attention, block.cross_attention, list[Tensor]()
+    if checkpointed and own.causal and kernel(own, setting) == "eager":
+        out.append(tape.new("attention mask", Size(1, setting.residual, "pair", "none", "s")))
+    if own.scores_bias == "relative":
+        looked_up = Size(1, INDEX, "square", "none", "1")
+        bias = Size(own.heads, setting.residual, "square", "tp", "a·s")
+        out.append(
+            tape.new("position bias" if checkpointed else "relative positions", bias if checkpointed else looked_up)
+        )
+    if cross is not None and cross.scores_bias == "zeros" and (checkpointed or kernel(cross, setting) == "efficient"):
+        unit: Unit = "square" if checkpointed else "even_cross"
+        out.append(tape.new("zero bias of cross attention", Size(cross.heads, setting.compute, unit, "tp", "a·s")))
+    return out

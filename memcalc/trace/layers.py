@@ -1,0 +1,194 @@
+"""Linear layers and norms, as the models and the fused kernels write them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from memcalc.trace import ops
+from memcalc.trace.adapters import Lora, adapted, target_of
+from memcalc.trace.projection import Product, Quantised, project, project_quantised
+from memcalc.trace.tape import Grads, Leaf, Shard, Size, Tape, Tensor
+
+if TYPE_CHECKING:
+    from memcalc.specs.model import Norm
+
+
+@dataclass(frozen=True)
+class Setting:
+    """How a block is run: what decides which operators there are and in which width."""
+
+    weight: int = 2
+    """Bytes of a parameter that takes part in compute."""
+    residual: int = 2
+    """Bytes of the residual stream."""
+    autocast: bool = False
+    """fp32 tensors become 16-bit ones at each matmul."""
+    kernels: str = "model"
+    """model: as the model writes its operators; fused: norms and rotary in one kernel each."""
+    attention: str = "flash"
+    dropout: bool = True
+    reentrant: bool = True
+    """Checkpoints run as ``torch.autograd.Function`` (the recomputed output lives through the backward)."""
+    partitioned: bool = False
+    """A block that is computed again keeps its input in parts, one on each tensor-parallel rank."""
+    grouped_kernel: bool = True
+    """Fused attention takes fewer key-value heads than query heads; else they are repeated before it."""
+    sdpa: bool = False
+    """Fused attention is called as Transformers calls PyTorch's SDPA: windows and explicit masks come as tensors."""
+    windowed: bool = False
+    """Sequences are at least as long as the window, if there is one."""
+    rotary: str = ""
+    """`fused`: the rotary embedding in one step whatever ``kernels`` says."""
+    compiled: bool = False
+    """Blocks are compiled: norms, rotary embedding and activations are computed again in backward from the inputs and
+    outputs of matmuls (the partitioner of ``torch/_functorch/partitioners.py`` never repeats a matmul)."""
+    keeps_attention: bool = True
+    """Selective recomputation of operators keeps the attention kernel's output."""
+    keeps_every_matmul: bool = False
+    """The same keeps the output of every matmul, not of every second one."""
+    gathered_input_saved: bool = False
+    """With sequence parallelism a column-parallel matmul keeps the gathered input (DTensor) instead of gathering it
+    again in backward (Megatron)."""
+    cp_kind: str = "ring"
+    adds_gradients: bool = False
+    """Weight gradients are added to a buffer as soon as they are made."""
+    trainable: bool = True
+    """False for a frozen base under adapters."""
+    checkpointed: frozenset[str] = frozenset()
+    """Parts of the block that are computed again: attention, core_attn, mlp, moe, layernorm, moe_act."""
+    lora: Lora | None = None
+    also_train: frozenset[str] = frozenset()
+    """Layers that are trained in full beside adapters: head."""
+    quantize: str = "none"
+    """How the frozen weights of the linear layers are stored."""
+    quantised_head: bool = False
+    quantised_input_kept: bool = False
+    """The product with a quantised weight keeps its input (bitsandbytes until 0.42; int8 always)."""
+    quantised_copy_kept: bool = False
+    """It keeps an 8-bit copy of its input (int8, bitsandbytes until 0.44)."""
+    quantised_from_half: bool = False
+    """The weight was quantised from fp16, so that the product casts what it makes of it to its input's dtype."""
+    norm_weight: int = 0
+    """Bytes of a norm's weight; those of other weights where 0."""
+    embedding_leaf: bool = False
+    """The token embedding's output is made a leaf that needs a gradient, whose node holds it wherever an operator
+    follows (Transformers ``enable_input_require_grads``, for adapters under reentrant checkpoints)."""
+    expert_loop: bool = False
+    """Routed experts run one after another."""
+    in_place: bool = False
+    """Fused norms and rotary embeddings write over their input's memory, in forward or backward (Liger, unsloth)."""
+
+    @property
+    def branch_output(self) -> Shard:
+        """What divides a branch's output: where the gathers are written out, it is whole until it is scattered."""
+        return "none" if self.gathered_input_saved else "sp"
+
+    @property
+    def compute(self) -> int:
+        """Bytes of a matmul's inputs and output."""
+        return 2 if self.autocast else self.weight
+
+    @property
+    def embedding(self) -> int:
+        """Bytes of what the embedding gives to the first block, where fp32 norms have not widened the stream yet."""
+        return self.weight if self.norm_weight else self.residual
+
+    def quantises(self, target: str) -> bool:
+        """Whether the weight of a linear layer, by the interface's word, is quantised; GPTQ leaves routers alone."""
+        if self.quantize == "none" or not target or (target == "head" and not self.quantised_head):
+            return False
+        return not (target == "router" and self.quantize.startswith("gptq"))
+
+
+def linear(
+    tape: Tape,
+    x: Tensor,
+    setting: Setting,
+    name: str,
+    elements: int,
+    label: str,
+    shard: Shard = "none",
+    parts: int = 1,
+) -> Tensor:
+    """``x @ W.T``: keeps x where W is trained; backward makes the input's and the weight's gradient.
+
+    ``elements`` of the output a token; ``shard`` is the output's. x may be one of ``parts`` equal parts of the rows.
+    """
+    to, target = Product(name, setting.compute, elements, label, shard, parts), target_of(name)
+    quantised = setting.quantises(target)
+
+    def base() -> Tensor:
+        if quantised:
+            kept = setting.quantised_input_kept, setting.quantised_copy_kept
+            how = Quantised(setting.quantize, *kept, cast_again=setting.quantised_from_half)
+            return project_quantised(tape, x, to, how)
+        trained = setting.trainable or target in setting.also_train
+        return project(tape, x, to, trained=trained, autocast=setting.compute != setting.weight)
+
+    if setting.lora is None or target not in setting.lora.targets:
+        return base()
+    return adapted(tape, x, setting.lora, to, base, quantised=quantised, autocast=setting.autocast)
+
+
+def norm(tape: Tape, x: Tensor, spec: Norm, setting: Setting, name: str, groups: int = 1) -> Tensor:
+    """A norm over the last dimension, or over each of ``groups`` parts of it (heads)."""
+    if spec.kind == "layernorm":
+        return _one_kernel(tape, x, spec, setting, name, statistics=2 * groups)
+    if setting.kernels != "model" or setting.compiled:
+        return _one_kernel(tape, x, spec, setting, name, statistics=groups)
+    return _written_out(tape, x, spec, setting, name, groups)
+
+
+def _one_kernel(tape: Tape, x: Tensor, spec: Norm, setting: Setting, name: str, statistics: int) -> Tensor:
+    """``native_layer_norm`` or a fused RMSNorm: keeps its input and one or two fp32 numbers a token."""
+    if setting.autocast and not (setting.in_place and spec.kind == "rmsnorm"):
+        x = ops.cast(tape, x, 4, f"{name} input, fp32")
+    size, in_place = x.size, setting.in_place and spec.kind == "rmsnorm"
+    stats = tape.new(f"{name} statistics", replace(size, elements=statistics, width=4, label=str(statistics)))
+    weights = Size(x.size.elements * spec.vectors, 1, "once")
+    leaf = Leaf(f"{name} weight", keep=True) if setting.trainable and spec.vectors else None
+
+    def rule(grads: Grads) -> Grads:
+        given = grads[0] if in_place else None
+        grad = Tensor(given.storage, size) if given else tape.new(f"gradient before {name}", size)
+        return [grad, tape.new(f"gradient of {name} weight", weights, "gradient") if leaf else None]
+
+    out = tape.new(f"{name} output", size)
+    return tape.record(out, [x, leaf], rule, [x.storage, stats.storage])
+
+
+def _written_out(tape: Tape, x: Tensor, spec: Norm, setting: Setting, name: str, groups: int) -> Tensor:
+    """An RMSNorm op by op, in fp32 (Transformers ``LlamaRMSNorm``)."""
+    width = x.size.width
+    wide = ops.cast(tape, x, 4, f"{name} fp32 copy")
+    square = ops.saves_input(tape, wide, f"{name} square", temporaries=2)
+    variance = ops.mean(tape, square, f"{name} variance", groups)
+    del square
+    rstd = ops.saves_output(tape, variance, f"{name} rstd")
+    normalised = ops.mul(tape, x if spec.rescales_input else wide, rstd, f"{name} normalised")
+    del wide, rstd, variance
+    if spec.scale == "narrow":
+        return weighted(tape, ops.cast(tape, normalised, width, f"{name} normalised, cast"), spec, setting, name)
+    return ops.cast(tape, weighted(tape, normalised, spec, setting, name, groups), width, f"{name} output, cast")
+
+
+def weighted(tape: Tape, x: Tensor, spec: Norm, setting: Setting, name: str, groups: int = 1) -> Tensor:
+    """The product with the learned scale, or with 1 + w: keeps x where the scale is trained, and the new 1 + w."""
+    if not spec.weight:
+        return x
+    size = x.size.wide(max(x.size.width, setting.norm_weight or setting.weight))
+    back, vectors = x.size, Size(x.size.elements // groups, 1, "once")
+    leaf = Leaf(f"{name} weight", keep=True) if setting.trainable else None
+    scale = tape.new(f"{name} scale", vectors.wide(4)) if spec.scale == "plus-one" else None
+
+    def rule(_: Grads) -> Grads:
+        grad = tape.new(f"gradient of {name} normalised", back)
+        if leaf is None:
+            return [grad, None]
+        product = tape.new(f"gradient of {name} weight, before its sum", back)
+        del product
+        return [grad, tape.new(f"gradient of {name} weight", vectors, "gradient")]
+
+    saved = [x.storage if leaf else None, scale.storage if scale and x.requires_grad else None]
+    return tape.record(tape.new(f"{name} output", size), [x, leaf], rule, saved)

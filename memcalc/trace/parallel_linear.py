@@ -1,0 +1,119 @@
+"""Tensor-parallel linear layers as TransformerEngine and Megatron-LM run them.
+
+Under sequence parallelism a column-parallel layer keeps its sharded input and gathers it for the product, in forward
+and again in backward; a row-parallel layer's whole output is reduced and scattered. Both whole tensors are short-lived.
+
+Sources: TransformerEngine c188b533 ``pytorch/module/layernorm_linear.py`` and ``linear.py``; Megatron-LM 23e00ed
+``core/tensor_parallel/layers.py``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from memcalc.trace.tape import Grads, Leaf, Shard, Size, Tape, Tensor
+
+if TYPE_CHECKING:
+    from memcalc.specs.model import Norm
+    from memcalc.trace.layers import Setting
+
+
+def normalised_linear(
+    tape: Tape, x: Tensor, spec: Norm, setting: Setting, name: str, elements: int, label: str, shard: Shard = "tp"
+) -> Tensor:
+    """``LayerNormLinear``, one autograd node: keeps its input, the normalised tensor and the norm's statistics."""
+    size = x.size
+    numbers = 2 if spec.kind == "layernorm" else 1
+    stats = tape.new(f"{name} norm statistics", replace(size, elements=numbers, width=4, label=str(numbers)))
+    normalised = tape.new(f"{name} input", size)
+    out = product(tape, size, name, elements, label, shard)
+    weight = weight_of(elements, size, shard)
+
+    def rule(_: Grads) -> Grads:
+        inner, grad = backward_of_column(tape, size, weight, name)
+        before = tape.new(f"gradient before {name}'s norm", size)
+        del inner
+        return [before, grad]
+
+    leaf = Leaf(f"{name} weight", keep=True) if setting.trainable else None
+    return tape.record(out, [x, leaf], rule, [x.storage, normalised.storage, stats.storage])
+
+
+def column_parallel(
+    tape: Tape,
+    x: Tensor,
+    setting: Setting,
+    name: str,
+    elements: int,
+    label: str,
+    shard: Shard = "tp",
+    *,
+    gathers: bool = True,
+) -> Tensor:
+    """A column-parallel linear layer: keeps its (sharded) input."""
+    size = x.size
+    out = product(tape, size, name, elements, label, shard, gathers=gathers)
+    weight = weight_of(elements, size, shard)
+
+    def rule(_: Grads) -> Grads:
+        return list(backward_of_column(tape, size, weight, name, gathers=gathers))
+
+    leaf = Leaf(f"{name} weight", keep=True) if setting.trainable else None
+    return tape.record(out, [x, leaf], rule, [x.storage])
+
+
+def output_layer(tape: Tape, x: Tensor, setting: Setting, vocab: int) -> Tensor:
+    """The logits; the gathered input lies in a buffer that lives all the time (``GlobalMemoryBuffer``)."""
+    return column_parallel(tape, x, setting, "logits", vocab, "V", gathers=False)
+
+
+def row_parallel(tape: Tape, x: Tensor, setting: Setting, name: str, hidden: int) -> Tensor:
+    """A row-parallel linear layer: keeps its input; the output's gradient is gathered in backward."""
+    size = x.size
+    whole = tape.new(f"{name} output before its reduction", Size(hidden, size.width, size.unit, "full if sp", "h"))
+    result = Size(hidden, size.width, size.unit, "sp", "h")
+    out, weight = tape.operator("mm", lambda: tape.new(f"{name} output", result)), weight_of(hidden, size, "tp")
+    del whole
+
+    def rule(_: Grads) -> Grads:
+        gathered = tape.new(f"gradient of {name} output, gathered", replace(result, shard="full if sp"))
+        inner = tape.new(f"gradient of {name} input", size)
+        grad = tape.new(f"gradient of {name} weight", weight, "gradient")
+        del gathered
+        return [inner, grad]
+
+    leaf = Leaf(f"{name} weight", keep=True) if setting.trainable else None
+    return tape.record(out, [x, leaf], rule, [x.storage])
+
+
+def weight_of(elements: int, size: Size, shard: Shard) -> Size:
+    """The gradient of a weight that turns a tensor of ``size`` into one of ``elements``."""
+    return Size(elements * size.elements, 1, "once", shard if shard == "tp" or size.shard != "tp" else "tp")
+
+
+def product(
+    tape: Tape, size: Size, name: str, elements: int, label: str, shard: Shard, *, gathers: bool = True
+) -> Tensor:
+    """The output of a column-parallel product, with its input gathered as long as it runs."""
+    whole = (
+        [tape.new(f"{name} input, gathered", replace(size, shard="full if sp"))] if gathers and shard == "tp" else []
+    )
+    out_size = replace(size, elements=elements, label=label, shard=shard)
+    out = tape.operator("mm", lambda: tape.new(f"{name} output", out_size))
+    whole.clear()
+    return out
+
+
+def backward_of_column(
+    tape: Tape, size: Size, weight: Size, name: str, *, gathers: bool = True
+) -> tuple[Tensor, Tensor]:
+    """Gradients of input and weight: the whole input gradient is reduced and scattered while the weight's is made."""
+    shared = weight.shard == "tp"
+    whole = [tape.new(f"{name} input, gathered", replace(size, shard="full if sp"))] if gathers and shared else []
+    if shared:
+        whole.append(tape.new(f"gradient of {name} input, whole", replace(size, shard="full if sp")))
+    inner = tape.new(f"gradient of {name} input", size)
+    grad = tape.new(f"gradient of {name} weight", weight, "gradient")
+    whole.clear()
+    return inner, grad

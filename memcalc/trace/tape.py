@@ -1,0 +1,371 @@
+"""A symbolic autograd: tensors that have a size and a lifetime but no values.
+
+A block is written with the operators that the framework runs; each operator allocates its output, keeps what PyTorch's
+derivative rule needs, and its backward allocates gradients. A storage lives for as long as a Python object refers to
+it, as in PyTorch, so what is kept for backward, the working set of a block's backward and the sequence of allocations
+are all read from one execution.
+
+Rules followed: PyTorch 2.13 ``tools/autograd/derivatives.yaml`` (what each operator saves),
+``torch/csrc/autograd/engine.cpp`` (nodes run by falling sequence number; saved tensors are released after a node) and
+``torch/csrc/autograd/input_buffer.cpp`` (gradients are added in place where nobody else holds the storage).
+"""
+
+from __future__ import annotations
+
+import heapq
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Literal
+
+Unit = Literal[
+    "token", "pair", "filled_pair", "cross", "cross_pair", "square", "filled_square", "filled_cross", "even_cross",
+    "filled_token", "row", "sample", "routed", "once",
+]  # fmt: skip
+"""What a size is counted by: a token; a token and key, also with the keys filled up to a multiple of 16; a token, or a
+token and key, of the other tower (cross attention); a query and key without the batch (a position bias shared by all
+sequences), also with the keys filled up to a multiple of 16, of the own tower, or of the other one where they need it,
+and as they are where they do not; a token where sequences are filled up to a multiple of 32 (all filled as the
+memory-efficient kernel has them); a position of one sequence; a sequence; a token for each of its experts; once (a
+weight's gradient)."""
+Shard = Literal[
+    "tp", "sp", "ep", "none", "full if sp", "tp if batched", "tp if cp", "rows", "rows if ep", "rows if sorted",
+    "routed ffn", "experts",
+]  # fmt: skip
+"""`tp`: divided by tensor parallelism; `sp`: by TP where sequence parallelism is on; `ep`: by expert parallelism;
+`none`: whole on each rank. Some tensors exist under a condition alone: a whole one where sequence parallelism shards
+what it was made from (`full if sp`), a copy where there are several sequences or context-parallel ranks. `rows` are
+routed tokens: divided by TP where the experts are not, copied again where they are exchanged (`rows if ep`) and where a
+rank has several experts to sort them by (`rows if sorted`); `routed ffn` are the same rows with the experts' width
+divided instead; `experts` is a weight of all experts."""
+Kind = Literal["activation", "gradient", "weight copy", "external", "observed"]
+"""`observed`: memory that measured runs reserve, for which no tensor was found; no sum of tensors counts it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """Extent of a tensor: ``elements`` of ``width`` bytes for each ``unit``."""
+
+    elements: int
+    width: int
+    unit: Unit = "token"
+    shard: Shard = "none"
+    label: str = ""
+    """The elements in the letters of the legend."""
+
+    @property
+    def bytes(self) -> int:
+        """Bytes for each unit, before sharding."""
+        return self.elements * self.width
+
+    def part(self, parts: int) -> Size:
+        """One of equal parts of the rows."""
+        return replace(self, elements=-(-self.elements // parts))
+
+    def wide(self, width: int) -> Size:
+        """The same extent in another width [bytes]."""
+        return replace(self, width=width)
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One storage that was allocated."""
+
+    name: str
+    size: Size
+    kind: Kind
+
+
+class Storage:
+    """Memory of one tensor and its views; the tape hears when the last reference goes."""
+
+    __slots__ = ("__weakref__", "index", "tape")
+
+    def __init__(self, tape: Tape, index: int) -> None:
+        self.tape, self.index = tape, index
+
+    def __del__(self) -> None:
+        self.tape.events.append(~self.index)
+
+    @property
+    def size(self) -> Size:
+        """The extent of the whole storage."""
+        return self.tape.records[self.index].size
+
+
+class Node:
+    """One backward function: the edges to its inputs, what it saved, and its rule."""
+
+    __slots__ = ("edges", "outputs", "rule", "saved", "seq")
+
+    def __init__(self, seq: int, edges: Sequence[Edge | None], rule: Rule, saved: list[Storage], outputs: int) -> None:
+        self.seq, self.edges, self.rule, self.saved, self.outputs = seq, edges, rule, saved, outputs
+
+
+@dataclass(frozen=True, slots=True)
+class Leaf:
+    """Where a gradient ends: a parameter (``keep`` true: its gradient stays) or the block's input."""
+
+    name: str
+    keep: bool
+
+
+Edge = tuple[Node, int] | Leaf
+
+
+class Tensor:
+    """A view of a storage, with its own extent and its place in the graph."""
+
+    __slots__ = ("edge", "size", "storage")
+
+    def __init__(self, storage: Storage, size: Size, edge: Edge | None = None) -> None:
+        self.storage, self.size, self.edge = storage, size, edge
+
+    @property
+    def requires_grad(self) -> bool:
+        """Whether a gradient flows to it."""
+        return self.edge is not None
+
+    def view(self, elements: int | None = None, label: str = "") -> Tensor:
+        """A view (of ``elements`` a unit) in the same storage and the same place of the graph."""
+        size = self.size if elements is None else replace(self.size, elements=elements, label=label)
+        return Tensor(self.storage, size, self.edge)
+
+
+Grads = list[Tensor | None]
+Rule = Callable[[Grads], Sequence[Tensor | None]]
+
+
+class Tape:
+    """What was allocated and freed, in order, with the marks set on the way."""
+
+    def __init__(self, *, accumulating: bool = False) -> None:
+        self.records: list[Record] = []
+        self.events: list[int] = []
+        """Index of a storage where it is allocated, its complement (~index) where it is freed."""
+        self.gradients: dict[str, Tensor] = {}
+        self.accumulating = accumulating
+        """Weight gradients are added to those of an earlier micro-batch, so that new ones go at once."""
+        self.recomputes_weights = False
+        """The block is computed again under autocast, which makes its 16-bit weights anew."""
+        self._held: list[Storage] = []
+        self._uses: Counter[str] = Counter()
+        self._summed: set[str] = set()
+        self._again = False
+        self._seq = 0
+        self._grad = True
+        self._recorder: Recorder | None = None
+
+    def new(self, name: str, size: Size, kind: Kind = "activation") -> Tensor:
+        """Allocate a storage."""
+        self.records.append(Record(name, size, kind))
+        self.events.append(len(self.records) - 1)
+        return Tensor(Storage(self, len(self.records) - 1), size)
+
+    def hold(self, *tensors: Tensor) -> None:
+        """Let somebody outside refer to tensors until backward has ended."""
+        self._held += [tensor.storage for tensor in tensors]
+
+    def hold_with_graph(self, storage: Storage) -> None:
+        """Let the graph itself refer to a storage, which no node gives back: until its loss goes, after backward.
+
+        The graph of a computation that is run again goes with that run's backward, and keeps nothing longer.
+        """
+        if self._grad and not self._again:
+            self._held.append(storage)
+
+    def let_go(self) -> list[int]:
+        """Drop what :meth:`hold` and :meth:`hold_with_graph` were given; the storages that were alive for it."""
+        held = list(dict.fromkeys(storage.index for storage in self._held))
+        self._held.clear()
+        return held
+
+    def leaf(self, name: str, size: Size, *, requires_grad: bool = True) -> Tensor:
+        """A tensor from outside, whose gradient ends here."""
+        tensor = self.new(name, size, "external")
+        tensor.edge = Leaf(name, keep=False) if requires_grad else None
+        return tensor
+
+    def weight_copy(self, name: str, size: Size) -> Storage | None:
+        """A 16-bit weight of a block computed again; those of the first forward are a term of their own."""
+        if not (self.recomputes_weights and self._grad):
+            return None
+        return self.new(f"{name} weight, 16-bit copy", size, "weight copy").storage
+
+    def cast_weight(self, leaf: Leaf, weight: Size) -> Edge:
+        """The edge of a weight's copy in another width: its gradient is cast back after the product's backward."""
+        if not self._grad:
+            return leaf
+        self._seq += 1
+        self._uses[leaf.name] += 1
+        name = f"gradient of {leaf.name}"
+        return Node(self._seq, [leaf], lambda _: [self.new(name, weight, "gradient")], [], 1), 0
+
+    def record(
+        self, out: Tensor, inputs: Sequence[Tensor | Edge | None], rule: Rule, saved: Sequence[Storage | None] = ()
+    ) -> Tensor:
+        """Put an operator with one output into the graph, where one of its inputs needs a gradient."""
+        return self.record_many([out], inputs, rule, saved)[0]
+
+    def record_many(
+        self,
+        outs: list[Tensor],
+        inputs: Sequence[Tensor | Edge | None],
+        rule: Rule,
+        saved: Sequence[Storage | None] = (),
+    ) -> list[Tensor]:
+        """Put an operator into the graph; ``rule`` takes the outputs' gradients and returns the inputs'."""
+        edges = [i.edge if isinstance(i, Tensor) else i for i in inputs]
+        if not self._grad or all(edge is None for edge in edges):
+            return outs
+        self._seq += 1
+        self._uses.update(edge.name for edge in edges if isinstance(edge, Leaf))
+        node = Node(self._seq, edges, rule, [s for s in saved if s is not None], len(outs))
+        for index, out in enumerate(outs):
+            out.edge = (node, index)
+        return outs
+
+    @contextmanager
+    def no_grad(self) -> Iterator[None]:
+        """Without a graph."""
+        before, self._grad = self._grad, False
+        try:
+            yield
+        finally:
+            self._grad = before
+
+    @contextmanager
+    def enable_grad(self) -> Iterator[None]:
+        """With a graph, whatever stands around: for what is run again."""
+        before, self._grad, self._again = (self._grad, self._again), True, True
+        try:
+            yield
+        finally:
+            self._grad, self._again = before
+
+    def operator(self, kind: str, make: Callable[[], Tensor]) -> Tensor:
+        """Run an operator that a selective checkpoint may keep, by its kind (``mm``, ``bmm``, ``sdpa``)."""
+        return make() if self._recorder is None else self._recorder.run(kind, make)
+
+    @contextmanager
+    def recording(self, recorder: Recorder) -> Iterator[None]:
+        """Let a selective checkpoint decide about operators."""
+        before, self._recorder = self._recorder, recorder
+        try:
+            yield
+        finally:
+            self._recorder = before
+
+    @contextmanager
+    def unread(self, *, active: bool) -> Iterator[None]:
+        """Without a selective checkpoint's decision: an output that nothing in backward reads.
+
+        A compiled graph keeps none of those (``torch/_functorch/partitioners.py`` of PyTorch 2.13 saves what must be
+        saved only where backward uses it).
+        """
+        before = self._recorder
+        self._recorder = None if active else before
+        try:
+            yield
+        finally:
+            self._recorder = before
+
+    def backward(self, edge: Edge | None, grad: list[Tensor]) -> dict[str, Tensor]:
+        """Run the graph from an edge; ``grad`` is a one-element list, emptied so that the caller holds nothing.
+
+        Returns the gradients that end at leaves from outside, by name.
+        """
+        pending: dict[Node, Grads] = {}
+        queue: list[tuple[int, int, Node]] = []
+        ended: dict[str, Tensor] = {}
+
+        def arrive(to: Edge | None, value: Tensor | None) -> None:
+            if to is None or value is None:
+                return
+            if isinstance(to, Leaf):
+                self._end(to, value, ended)
+                return
+            node, index = to
+            if node not in pending:
+                pending[node] = [None] * node.outputs
+                heapq.heappush(queue, (-node.seq, id(node), node))
+            pending[node][index] = self._sum(pending[node][index], value)
+
+        arrive(edge, grad.pop())
+        while queue:
+            node = heapq.heappop(queue)[2]
+            results = list(node.rule(pending.pop(node)))
+            edges, node.saved, node.edges, node.rule = node.edges, [], (), _spent
+            results.reverse()
+            for to in edges:
+                arrive(to, results.pop())
+        return ended
+
+    def _end(self, leaf: Leaf, value: Tensor, ended: dict[str, Tensor]) -> None:
+        if not leaf.keep:
+            ended[leaf.name] = self._sum(ended.get(leaf.name), value)
+            return
+        self.gradients[leaf.name] = self._sum_of_uses(leaf, value)
+        self._uses[leaf.name] -= 1
+        if self.accumulating and not self._uses[leaf.name]:
+            # AccumulateGrad runs when the gradients of all uses have been added up
+            del self.gradients[leaf.name]
+
+    def _sum_of_uses(self, leaf: Leaf, value: Tensor) -> Tensor:
+        """Add a weight's gradient to those of its other uses: the first time in a new tensor.
+
+        Both are then views (``linear`` transposes its weight), and a view refers to its base, so that neither is alone.
+        """
+        before = self.gradients.get(leaf.name)
+        if before is None or leaf.name in self._summed:
+            return self._sum(before, value)
+        self._summed.add(leaf.name)
+        return self.new("sum of gradients", before.size, "gradient")
+
+    def _sum(self, before: Tensor | None, value: Tensor) -> Tensor:
+        """Add two gradients: in place where one of the storages has no other holder."""
+        if before is None:
+            return value
+        if sys.getrefcount(before.storage) <= ALONE:
+            return before
+        if sys.getrefcount(value.storage) <= ALONE:
+            return value
+        return self.new("sum of gradients", before.size)
+
+
+def _spent(_: Grads) -> Grads:
+    raise RuntimeError("a backward function runs once")
+
+
+ALONE = 2
+"""References to a storage that only one tensor holds, as :func:`sys.getrefcount` counts its own argument too."""
+
+
+class Recorder:
+    """A selective checkpoint's memory: keeps the outputs of chosen operators in forward, gives them back later."""
+
+    def __init__(self, choose: Callable[[str, int], bool]) -> None:
+        self.choose = choose
+        """Takes the operator's kind and its number among its kind, from zero."""
+        self.kept: list[Tensor] = []
+        self.replaying = False
+        self._numbers: dict[str, int] = {}
+
+    def restart(self) -> None:
+        """Begin to give back."""
+        self.replaying, self._numbers = True, {}
+        self.kept.reverse()
+
+    def run(self, kind: str, make: Callable[[], Tensor]) -> Tensor:
+        """Keep the operator's output, or give back the one that was kept."""
+        number = self._numbers.get(kind, 0)
+        self._numbers[kind] = number + 1
+        if not self.choose(kind, number):
+            return make()
+        if self.replaying:
+            return self.kept.pop()
+        out = make()
+        self.kept.append(Tensor(out.storage, out.size))
+        return out

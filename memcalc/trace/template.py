@@ -1,0 +1,254 @@
+"""What one execution of a block shows: the tensors kept for backward and the working sets of forward and backward."""
+
+from __future__ import annotations
+
+import weakref
+from dataclasses import dataclass
+from functools import cached_property, lru_cache, partial
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from memcalc.trace.block import run_block
+from memcalc.trace.checkpoint import checkpoint, selective
+from memcalc.trace.entry import run_entry, run_exit
+from memcalc.trace.head import run_head
+from memcalc.trace.layers import Setting
+from memcalc.trace.layout import hole
+from memcalc.trace.tape import Record, Shard, Size, Tape, Tensor, Unit
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from memcalc.formulas.types import Array
+    from memcalc.frameworks.losses import Loss
+    from memcalc.specs.model import Block, Norm, Tail, TowerEnds
+
+Key = tuple[Unit, Shard, bool]
+"""What a coefficient is multiplied by; true marks the gradient of a weight, counted in elements."""
+Sum = dict[Key, int]
+
+
+@dataclass(frozen=True)
+class Template:
+    """One block's forward and backward as allocations, whatever the number of tokens."""
+
+    records: tuple[Record, ...]
+    forward: tuple[int, ...]
+    """Events of forward (see :class:`memcalc.trace.tape.Tape`); the block's input is allocated before the first."""
+    backward: tuple[int, ...]
+    """Events of backward; the gradient of the block's output is allocated before the first."""
+    at_start: frozenset[int]
+    """Storages alive when forward starts: the block's input."""
+    kept: frozenset[int]
+    """Storages kept from forward to backward, the other tower's output left out: all blocks share it."""
+    held: frozenset[int]
+    """Storages that stay after backward, until the loss is bound anew (see :meth:`memcalc.trace.tape.Tape.hold`)."""
+    keeps_context: bool
+    """Whether the other tower's output is kept for backward."""
+    output: int
+    """The block's output: the next block's input."""
+    incoming: int
+    """The gradient of the block's output."""
+    outgoing: int | None
+    """The gradient of the block's input; None where it needs none."""
+
+    @cached_property
+    def kept_records(self) -> tuple[Record, ...]:
+        """Tensors kept for backward, in the order of their allocation."""
+        return tuple(self.records[index] for index in sorted(self.kept))
+
+    @cached_property
+    def kept_sum(self) -> Sum:
+        """Bytes kept for backward."""
+        return total(self.kept_records)
+
+    @cached_property
+    def held_sum(self) -> Sum:
+        """Bytes that stay after backward."""
+        return total(self.records[index] for index in self.held)
+
+    @cached_property
+    def input_sum(self) -> Sum:
+        """Bytes of the block's input where it is among the kept."""
+        return total(self.records[index] for index in self.kept & self.at_start)
+
+    @cached_property
+    def hole_sum(self) -> Sum:
+        """Bytes of dead large tensors that no later one fits into: reserved beyond the peak."""
+        size, shard = hole(self.records, (*self.forward, *self.backward))
+        return {("token", shard, False): size}
+
+    @cached_property
+    def observed_sum(self) -> Sum:
+        """Bytes that measured runs reserve without a known cause."""
+        return total(record for record in self.records if record.kind == "observed")
+
+    @cached_property
+    def forward_peaks(self) -> tuple[Sum, ...]:
+        """Working sets of forward, of which one is the largest, the block's input included."""
+        return peaks(self.records, self.forward, self.at_start)
+
+    @cached_property
+    def backward_peaks(self) -> tuple[Sum, ...]:
+        """Working sets of backward, of which one is the largest, all that the block keeps included."""
+        return peaks(self.records, self.backward, self.kept | {self.incoming})
+
+
+def key_of(record: Record) -> Key:
+    """What the record's coefficient is multiplied by."""
+    return record.size.unit, record.size.shard, record.kind == "gradient"
+
+
+def total(records: Iterable[Record]) -> Sum:
+    """Coefficients of a set of tensors."""
+    out: Sum = {}
+    for record in records:
+        key = key_of(record)
+        out[key] = out.get(key, 0) + record.size.bytes
+    return out
+
+
+def peaks(records: tuple[Record, ...], events: tuple[int, ...], start: frozenset[int]) -> tuple[Sum, ...]:
+    """The sums over time that no other sum exceeds in every coefficient."""
+    keys = sorted({key_of(record) for record in records})
+    places = {key: place for place, key in enumerate(keys)}
+    columns = [places[key_of(record)] for record in records]
+    sizes = [0 if record.kind == "observed" else record.size.bytes for record in records]
+    change = np.zeros((len(events) + 1, len(keys)), dtype=np.int64)
+    for storage in start:
+        change[0, columns[storage]] += sizes[storage]
+    for row, event in enumerate(events, start=1):
+        change[row, columns[max(event, ~event)]] = sizes[event] if event >= 0 else -sizes[~event]
+    return tuple(
+        {key: int(value) for key, value in zip(keys, row, strict=True) if value}
+        for row in undominated(np.cumsum(change, axis=0)[tops(events)])
+    )
+
+
+def tops(events: tuple[int, ...]) -> list[int]:
+    """The moments after an allocation, or at the start, that a free or the end follows: none else is the largest."""
+    rises = [True, *(event >= 0 for event in events), False]
+    return [row for row in range(len(events) + 1) if rises[row] and not rises[row + 1]]
+
+
+def undominated(rows: Array) -> Array:
+    """Rows that no other row reaches in every column."""
+    rows = np.unique(rows, axis=0)
+    beaten = (rows[None, :, :] >= rows[:, None, :]).all(axis=2)
+    np.fill_diagonal(beaten, val=False)
+    return rows[~beaten.any(axis=1)]
+
+
+@lru_cache(maxsize=256)
+def trace(
+    block: Block, setting: Setting, policy: str = "none", *, accumulating: bool = False, wanted: bool = True
+) -> Template:
+    """Run one block forward and backward; ``policy`` is none, full (checkpointed whole) or selective-ops.
+
+    ``wanted`` says whether a gradient flows to the block's input.
+    """
+    tape = Tape(accumulating=accumulating or setting.adds_gradients)
+    start = [tape.leaf("block input", Size(block.hidden, setting.residual, "token", "sp", "h"), requires_grad=wanted)]
+    if block.cross_attention is not None:
+        width = block.cross_hidden or block.hidden
+        start.append(tape.leaf("encoder's output", Size(width, setting.residual, "cross", "sp", "h")))
+    return _execute(tape, start, lambda: _forward(tape, block, setting, policy, start))
+
+
+@lru_cache(maxsize=64)
+def trace_head(
+    hidden: int, final_norm: Norm | None, vocab: int, setting: Setting, loss: Loss, shard: Shard,
+    tail: Tail | None = None, *, softcap: bool = False, scaled: bool = False,
+) -> Template:  # fmt: skip
+    """Run final norm, head and loss forward and backward; ``shard`` is that of the logits."""
+    tape = Tape(accumulating=setting.adds_gradients)
+    start = [tape.leaf("last block's output", Size(hidden, setting.residual, "token", "sp", "h"))]
+    # A direct call hands its arguments over; a partial would hold the block's output until the loss is known
+    return _execute(
+        tape,
+        start,
+        lambda: run_head(
+            tape, start.pop(), final_norm, vocab, setting, loss, shard, tail, softcap=softcap, scaled=scaled
+        ),
+    )
+
+
+@lru_cache(maxsize=64)
+def trace_entry(ends: TowerEnds, block: Block, setting: Setting, policy: str = "none") -> Template:
+    """Run a tower's inputs up to its first block, forward and backward, with what its blocks share."""
+    tape = Tape()
+    return _execute(tape, [], lambda: run_entry(tape, ends, block, setting, policy))
+
+
+@lru_cache(maxsize=64)
+def trace_exit(ends: TowerEnds, hidden: int, setting: Setting, *, read: bool) -> Template:
+    """Run the end of a tower that another reads; ``read`` says whether a block keeps its output."""
+    tape = Tape()
+    start = [tape.leaf("last block's output", Size(hidden, setting.residual, "token", "sp", "h"))]
+    return _execute(tape, start, lambda: run_exit(tape, start.pop(), ends, setting, read=read))
+
+
+def _execute(tape: Tape, start: list[Tensor], forward: Callable[[], Tensor]) -> Template:
+    """Run forward, drop what nothing keeps, and run backward; what follows the first of ``start`` others hold too."""
+    at_start, shared = frozenset(range(len(start[:1]))), frozenset(range(1, len(start)))
+    others = [weakref.ref(tensor.storage) for tensor in start[1:]]
+    begin = len(tape.events)
+    out = forward()
+    end = len(tape.events)
+    size, edge, output = out.size, out.edge, out.storage.index
+    del out
+    start.clear()
+    context = [other() for other in others]
+    kept = frozenset(alive(tape.events)) - shared
+    grad = [tape.new("gradient of the block's output", size, "external")]
+    incoming, middle = len(tape.records) - 1, len(tape.events)
+    ended = tape.backward(edge, grad)
+    held = frozenset(tape.let_go())
+    stop = len(tape.events)
+    outgoing = ended[tape.records[0].name].storage.index if tape.records[0].name in ended else None
+    return Template(
+        records=tuple(tape.records),
+        forward=tuple(tape.events[begin:end]),
+        backward=tuple(tape.events[middle:stop]),
+        at_start=at_start,
+        kept=kept,
+        held=held,
+        keeps_context=any(context),
+        output=output,
+        incoming=incoming,
+        outgoing=outgoing,
+    )
+
+
+def _forward(tape: Tape, block: Block, setting: Setting, policy: str, start: list[Tensor]) -> Tensor:
+    def run(*inputs: Tensor) -> Tensor:
+        return run_block(tape, inputs[0], block, setting, *inputs[1:])
+
+    if policy == "full":
+        tape.recomputes_weights = setting.autocast
+        return checkpoint(tape, run, start, reentrant=setting.reentrant, partitioned=setting.partitioned)
+    if policy == "selective-ops":
+        return selective(tape, run, start, partial(kept_operator, setting))
+    return run(*start)
+
+
+def kept_operator(setting: Setting, kind: str, number: int) -> bool:
+    """The operators whose outputs torchtitan keeps: communication, attention, every second matmul from the first on.
+
+    Source: torchtitan ``parallelize_llama.py`` (9dec370), ``_save_list`` and ``_custom_policy``.
+    """
+    if kind == "mm":
+        return number % 2 == 0 or setting.keeps_every_matmul
+    return kind == "reduce-scatter" or (kind == "sdpa" and setting.keeps_attention)
+
+
+def alive(events: list[int]) -> set[int]:
+    """Storages allocated and not freed."""
+    living: set[int] = set()
+    for event in events:
+        if event >= 0:
+            living.add(event)
+        else:
+            living.discard(~event)
+    return living

@@ -1,0 +1,191 @@
+"""A block as Megatron-LM writes it with TransformerEngine's modules: attention and the dense MLP.
+
+What matters for memory: the norm is fused into the projection after it, which keeps both its input and the normalised
+tensor; under sequence parallelism both are kept sharded and gathered again in backward; activation functions are one
+kernel; queries, keys and values leave the packed projection as tensors of their own. Apex's modules of 2021 keep the
+same tensors.
+
+Sources: NVIDIA/Megatron-LM 23e00ed (core 0.14) ``core/transformer``; TransformerEngine c188b533 (2.11)
+``pytorch/module/layernorm_linear.py``, ``linear.py`` and ``pytorch/attention/dot_product_attention``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from memcalc.specs.model import MixtureOfExperts
+from memcalc.trace import ops
+from memcalc.trace.checkpoint import checkpoint, discarding
+from memcalc.trace.grouped_experts import experts
+from memcalc.trace.latent_fused import latent_attention
+from memcalc.trace.layers import norm
+from memcalc.trace.parallel_linear import normalised_linear, row_parallel
+from memcalc.trace.tape import Grads, Shard, Size, Tape, Tensor
+
+if TYPE_CHECKING:
+    from memcalc.specs.model import Attention, Block, Mlp
+    from memcalc.trace.layers import Setting
+
+MATERIALISED = ("eager", "math")
+EXCHANGED: dict[str, Shard] = {"a2a": "tp if cp"}
+"""Where context parallelism keeps the attention output twice, before and after its all-to-all."""
+
+
+def is_written(block: Block, setting: Setting) -> bool:
+    """Whether Megatron-LM has such a block."""
+    own = setting.lora is None and setting.quantize == "none" and block.cross_attention is None
+    return own and block.norm_place == "pre" and not block.parallel and block.norms == 2
+
+
+def run(tape: Tape, x: Tensor, block: Block, setting: Setting) -> Tensor:
+    """The block's output from its input."""
+    x = summed(tape, x, attention_branch(tape, x, block, setting), block, setting, "attention")
+    return summed(tape, x, mlp_branch(tape, x, block, setting), block, setting, "MLP")
+
+
+def summed(tape: Tape, x: Tensor, y: Tensor, block: Block, setting: Setting, name: str) -> Tensor:
+    """``bias_dropout_add``, one kernel: keeps the dropout's mask alone."""
+    active, size = bool(block.dropout) and setting.dropout, x.size
+    mask = [tape.new(f"{name} dropout mask", size.wide(1)).storage] if active else []
+
+    def rule(grads: Grads) -> Grads:
+        passed = [Tensor(g.storage, size) for g in grads if g is not None]
+        return [*passed, tape.new(f"gradient before {name} dropout", size) if active else passed[0]]
+
+    return tape.record(tape.new(f"{name} residual sum", size), [x, y], rule, mask)
+
+
+def again(tape: Tape, setting: Setting, name: str, function: Callable[..., Tensor], inputs: list[Tensor]) -> Tensor:
+    """A part of the block, under Megatron's own checkpoint where the policy names it."""
+    if name in setting.checkpointed:
+        return checkpoint(tape, function, inputs, reentrant=setting.reentrant)
+    return function(*inputs)
+
+
+def attention_branch(tape: Tape, x: Tensor, block: Block, setting: Setting) -> Tensor:
+    """Norm, projections, attention and its output projection."""
+
+    def part(y: Tensor) -> Tensor:
+        if block.attention.latent is not None:
+            return latent_attention(tape, y, block, setting, attend)
+        return grouped_query(tape, y, block, setting)
+
+    return again(tape, setting, "attention", part, [x])
+
+
+def mlp_branch(tape: Tape, x: Tensor, block: Block, setting: Setting) -> Tensor:
+    """Norm and MLP; the norm stands outside a checkpoint of the experts, and inside one of the dense MLP."""
+    spec = block.mlp
+    if isinstance(spec, MixtureOfExperts):
+        y = norm(tape, x, block.norm, setting, "MLP norm")
+        out = again(tape, setting, "moe", lambda z: experts(tape, z, spec, setting, block.hidden), [y])
+        return discarded(tape, setting, y, out)
+    return again(tape, setting, "mlp", lambda z: dense(tape, z, spec, block, setting), [x])
+
+
+def discarded(tape: Tape, setting: Setting, normalised: Tensor, out: Tensor) -> Tensor:
+    """Drop the output of a norm that stands alone, where the policy says ``layernorm``."""
+    return discarding(tape, normalised, out) if "layernorm" in setting.checkpointed else out
+
+
+def grouped_query(tape: Tape, x: Tensor, block: Block, setting: Setting) -> Tensor:
+    """Attention from the block's input to its output projection."""
+    spec = block.attention
+    width = spec.q_dim + 2 * spec.kv_dim
+    packed = normalised_linear(tape, x, block.norm, setting, "query-key-value projection", width, "q + 2·k")
+    sizes, labels = [spec.q_dim, spec.kv_dim, spec.kv_dim], ["q", "k", "k"]
+    q, k, v = ops.split(tape, packed, sizes, labels, "query-key-value projection")
+    del packed
+    if spec.rotary or spec.qk_norm != "none" or spec.kv_heads < spec.heads:
+        # views whose layout the kernel does not know are copied
+        q, k = (ops.plain(tape, part, name) for part, name in ((q, "queries"), (k, "keys")))
+        v = ops.copy(tape, v, "values")
+    out = attend(tape, q, k, v, spec, setting)
+    del q, k, v
+    return row_parallel(tape, out, setting, "attention projection", block.hidden)
+
+
+def attend(tape: Tape, q: Tensor, k: Tensor, v: Tensor, spec: Attention, setting: Setting) -> Tensor:
+    """Core attention, under a checkpoint of its own where the policy says so."""
+
+    def part(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return core(tape, q, k, v, spec, setting)
+
+    return again(tape, setting, "core_attn", part, [q, k, v])
+
+
+def core(tape: Tape, q: Tensor, k: Tensor, v: Tensor, spec: Attention, setting: Setting) -> Tensor:
+    """Fused attention keeps q, k, v, its output and the logsumexp; else the scores are materialised."""
+    values = replace(q.size, elements=spec.heads * spec.value_dim, label="a·d")
+    if setting.attention in MATERIALISED:
+        return scores(tape, q, k, v, spec, setting, values)
+    sizes = (q.size, k.size, v.size)
+    rows = Size(spec.heads, 4, q.size.unit, "tp", "a")
+    out = tape.operator("sdpa", lambda: tape.new("attention output", values))
+    lse = tape.operator("sdpa", lambda: tape.new("attention logsumexp", rows))
+
+    def rule(_: Grads) -> Grads:
+        return [tape.new("gradient of attention input", size) for size in sizes]
+
+    out = tape.record(out, [q, k, v], rule, [t.storage for t in (q, k, v, out, lse)])
+    if setting.attention == "flash":
+        # FlashAttention wants the batch first: for one sequence that is the same memory
+        out = beside(tape, out, "attention output, sequence first", "tp if batched")
+    if setting.cp_kind in EXCHANGED:
+        out = beside(tape, out, "attention output, exchanged", EXCHANGED[setting.cp_kind])
+    return out
+
+
+def beside(tape: Tape, x: Tensor, name: str, shard: Shard) -> Tensor:
+    """A copy that exists under a condition; else it is x, which is kept all the same."""
+    size = x.size
+    made = tape.new(name, replace(size, shard=shard))
+
+    def rule(_: Grads) -> Grads:
+        return [tape.new(f"gradient before {name}", size)]
+
+    return tape.record(Tensor(made.storage, size), [x], rule)
+
+
+def scores(tape: Tape, q: Tensor, k: Tensor, v: Tensor, spec: Attention, setting: Setting, values: Size) -> Tensor:
+    """Materialised scores: the masked softmax is one kernel that keeps its output (``fused_softmax.py``)."""
+    square = Size(spec.heads, setting.compute, "pair", "tp", "a·s")
+    if spec.kv_heads < spec.heads:
+        k, v = (ops.copy(tape, t, f"{n}, repeated", q.size) for t, n in ((k, "keys"), (v, "values")))
+    product = ops.matmul(tape, q, k, square, "attention scores")
+    del q, k
+    weights = masked_softmax(tape, product)
+    del product
+    weights = ops.dropout(tape, weights, "attention dropout", active=bool(spec.dropout) and setting.dropout)
+    out = ops.matmul(tape, weights, v, values, "attention output")
+    del weights, v
+    return ops.copy(tape, out, "attention output, sequence first")
+
+
+def masked_softmax(tape: Tape, x: Tensor) -> Tensor:
+    """``scaled_upper_triang_masked_softmax_cuda``: keeps its output; backward writes over its gradient."""
+    size = x.size
+    out = tape.new("attention softmax", size)
+
+    def rule(grads: Grads) -> Grads:
+        return [None if g is None else Tensor(g.storage, size) for g in grads]
+
+    return tape.record(out, [x], rule, [out.storage])
+
+
+def dense(tape: Tape, x: Tensor, spec: Mlp, block: Block, setting: Setting) -> Tensor:
+    """A dense MLP with its norm."""
+    width, label = (2 * spec.ffn, "2·f") if spec.gated else (spec.ffn, "f")
+    up = normalised_linear(tape, x, block.norm, setting, "MLP up projection", width, label)
+    inner = activated(tape, up, spec.ffn, "MLP activation")
+    del up
+    return row_parallel(tape, inner, setting, "MLP down projection", block.hidden)
+
+
+def activated(tape: Tape, x: Tensor, elements: int, name: str) -> Tensor:
+    """``bias_swiglu`` or ``bias_gelu``, one kernel each way: keeps its input."""
+    size = x.size
+    out = tape.new(name, replace(size, elements=elements, label="f"))
+    return tape.record(out, [x], lambda _: [tape.new(f"gradient before {name}", size)], [x.storage])

@@ -1,0 +1,1 @@
+"""What autograd keeps and what a training step holds, measured without a GPU on the real classes."""
