@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from memcalc.errors import CombinationError, InputError
-from memcalc.formulas.inventory import PRECISION_CLASS
 from memcalc.formulas.recompute import Policy, parse_policy
 from memcalc.frameworks import Habits, habits_of
 
 if TYPE_CHECKING:
     from memcalc.formulas.types import Array
+    from memcalc.specs.adapters import Lora
     from memcalc.specs.model import Model
 
 AXES = ("layout", "stage", "precision", "recompute", "zero", "offload", "micro_batch")
@@ -68,6 +68,53 @@ class Fixed:
     pp_schedule: str = "1f1b"
     vpp: int = 1
     offload_to: str = "cpu"
+    checkpoint: str = ""
+    compile: str = "none"
+    cp_kind: str = "ring"
+    etp: int = 0
+    """Tensor-parallel ranks of an expert; as many as of the rest where 0."""
+    mtp: int = 0
+    """Blocks that predict further tokens."""
+    microbatch_group: int = 0
+    """Micro-batches that pass one model chunk before the next chunk's turn; as many as stages where 0."""
+    first_stage_layers: int = 0
+    last_stage_layers: int = 0
+    """Blocks of the first and last stage of a pipeline; an equal share where 0."""
+    embedding_in_split: bool = False
+    loss_in_split: bool = False
+    """Embedding and loss count as a block each where blocks are shared out over stages."""
+    wgrad_fusion: bool = True
+    blas_workspace: int = 0
+    """Of one cuBLAS handle [bytes]; PyTorch's default where 0."""
+    attention_mask: bool = False
+    """The data loader makes an attention mask."""
+    longest_first: bool = False
+    """The longest sequences come in the first micro-batch, before gradients and optimizer states exist."""
+    float8: str = ""
+    float8_all_gather: bool = False
+    async_tp: bool = False
+    fsdp_schedule: str = "default"
+    reshard: str = "default"
+    expandable_segments: bool = False
+    lora: Lora | None = None
+    adapter_dtype: str = "fp32"
+    autocast: bool = False
+    also_train: tuple[str, ...] = ()
+    quantize: str = "none"
+    lora_dropout: float = 0.0
+    lora_kernels: str = "model"
+    gptq_group: int = 128
+    prepare_kbit: bool = False
+    bnb: str = "0.45"
+    peft: str = "0.13"
+    partition_activations: bool = False
+    grad_accum_dtype: str = ""
+    reduce_bucket_size: int | None = None
+    overlap_comm: bool | None = None
+    zero_prefetch_bucket: int | None = None
+    persistence_threshold: int | None = None
+    max_live_parameters: int | None = None
+    sub_group_size: int | None = None
 
 
 @dataclass(frozen=True)
@@ -111,9 +158,15 @@ class Grid:
         deepest = max(layout.pp for layout in self.layouts)
         return deepest if self.every_stage else min(deepest, 3)
 
+    @cached_property
+    def _degrees(self) -> dict[str, Array]:
+        return {}
+
     def degree(self, name: str) -> Array:
         """A column of the layout axis: dp, tp, sp, pp, cp, ep or gpus."""
-        return column([int(getattr(layout, name)) for layout in self.layouts], "layout")
+        if name not in self._degrees:
+            self._degrees[name] = column([int(getattr(layout, name)) for layout in self.layouts], "layout")
+        return self._degrees[name]
 
     @cached_property
     def ranks(self) -> Array:
@@ -122,8 +175,14 @@ class Grid:
 
     @cached_property
     def expert_ranks(self) -> Array:
-        """Ranks that share one set of expert weights: dp * cp / ep."""
-        return np.maximum(self.ranks // self.degree("ep"), 1)
+        """Ranks that share one set of expert weights: dp * cp * tp / (ep * etp)."""
+        return np.maximum(self.ranks * self.degree("tp") // (self.degree("ep") * self.expert_tp), 1)
+
+    @cached_property
+    def expert_tp(self) -> Array:
+        """Tensor-parallel ranks of an expert."""
+        tp = self.degree("tp")
+        return np.full_like(tp, self.fixed.etp) if self.fixed.etp else tp
 
     @cached_property
     def sequence_shard(self) -> Array:
@@ -177,11 +236,6 @@ class Grid:
         return column(self.zeros, "zero")
 
     @cached_property
-    def precision_class(self) -> Array:
-        """Index into the widths of the inventory."""
-        return column([PRECISION_CLASS[name] for name in self.precisions], "precision")
-
-    @cached_property
     def is_mixed(self) -> Array:
         """1 where 16-bit weights stand beside fp32 ones: a master, or FSDP's shards."""
         return column([name.endswith("-mixed") for name in self.precisions], "precision")
@@ -190,20 +244,54 @@ class Grid:
         """Bytes an element of one copy of a parameter, by precision (see :class:`memcalc.frameworks.Widths`)."""
         return column([getattr(self.habits.widths[p], name) for p in self.precisions], "precision")
 
+    @cached_property
+    def reduce_width(self) -> Array:
+        """Bytes an element in which FSDP reduces gradients: as told, but never wider than 16-bit weights need."""
+        wide = np.maximum(self.width("compute"), 4 if self.fixed.reduce_dtype == "fp32" else 2)
+        return np.where(self.width("parameter") == 2, 2, wide)
+
     def offloaded(self, what: str) -> Array:
         """1 where ``optimizer``, ``params`` or ``activations`` leave the GPU."""
         return column([what in choice for choice in self.offloads], "offload")
 
+    @property
+    def is_interleaved(self) -> bool:
+        """Whether stages hold several model chunks."""
+        return self.fixed.pp_schedule == "interleaved"
+
     def layers(self, group_start: int, group_count: int, total: int) -> Array:
-        """Blocks of a group on each stage; a remainder goes to the earlier stages, one block each."""
-        pp, stage = self.degree("pp"), self.stage
-        base, extra = total // pp, total % pp
-        start = stage * base + np.minimum(stage, extra)
-        end = start + base + (stage < extra)
-        return np.maximum(np.minimum(end, group_start + group_count) - np.maximum(start, group_start), 0)
+        """Blocks of a group on each stage."""
+        return sum(self.chunks(group_start, group_count, total), np.int64(0))
+
+    def chunks(self, group_start: int, group_count: int, total: int) -> list[Array]:
+        """Blocks of a group in each model chunk of each stage: chunk c of stage i is part c * p + i of the model."""
+        count = self.fixed.vpp if self.is_interleaved else 1
+        stages = self.degree("pp")
+        spans = [self._span(self.stage + chunk * stages, stages * count, total) for chunk in range(count)]
+        last = group_start + group_count
+        return [np.maximum(np.minimum(end, last) - np.maximum(start, group_start), 0) for start, end in spans]
+
+    def _span(self, part: Array, parts: Array, total: int) -> tuple[Array, Array]:
+        """The first block of a part of the model, and the one after its last.
+
+        A remainder goes to the earlier parts, one block each; the first and last part may have a number of their own,
+        and the last has the blocks that predict further tokens besides.
+        """
+        fixed, outside = self.fixed, int(self.fixed.embedding_in_split)
+        whole, total = total, total - self.fixed.mtp
+        chunks = fixed.vpp if self.is_interleaved else 1
+        first, last = fixed.first_stage_layers // chunks, fixed.last_stage_layers // chunks
+        inner = np.maximum(parts - bool(first) - bool(last), 1)
+        shared = total + outside + fixed.loss_in_split - first - last
+        base, extra, place = shared // inner, shared % inner, part - bool(first)
+        start = first + place * base + np.minimum(place, extra) - outside
+        end = np.where(bool(last) & (part == parts - 1), total, start + base + (place < extra))
+        if first:
+            start, end = np.where(part == 0, 0, start), np.where(part == 0, first, end)
+        return np.maximum(start, 0), np.where(part == parts - 1, whole, np.minimum(end, total))
 
 
-def check_layout(model: Model, layout: Layout, seq_len: int) -> None:
+def check_layout(model: Model, layout: Layout, seq_len: int, expert_tp: int = 0) -> None:
     """Raise the error that says why a layout is impossible for a model."""
     for group in model.groups:
         _check_tp(group.block.attention.heads, "attention heads", model, layout.tp)
@@ -216,10 +304,26 @@ def check_layout(model: Model, layout: Layout, seq_len: int) -> None:
         experts = getattr(group.block.mlp, "experts", layout.ep)
         if experts % layout.ep:
             raise CombinationError("ep", layout.ep, f"must be a divisor of the {experts} experts of {model.name}")
-    if (layout.dp * layout.cp) % layout.ep:
+    if expert_tp and (layout.dp * layout.cp * layout.tp) % (layout.ep * expert_tp):
+        ranks = layout.dp * layout.cp * layout.tp
+        raise CombinationError("ep", layout.ep, f"ep x etp must be a divisor of dp x cp x tp = {ranks}")
+    if not expert_tp and (layout.dp * layout.cp) % layout.ep:
         raise CombinationError("ep", layout.ep, f"must be a divisor of dp x cp = {layout.dp * layout.cp}")
     if layout.cp > seq_len:
         raise CombinationError("cp", layout.cp, f"must be at most the sequence length {seq_len}")
+
+
+def check_split(model: Model, fixed: Fixed, stages: int) -> None:
+    """Raise the error that says why blocks cannot be shared out over stages as asked."""
+    for name in ("first_stage_layers", "last_stage_layers"):
+        own = getattr(fixed, name)
+        if own and stages < 2:
+            raise CombinationError(f"strategy.{name}", own, "needs pp above 1")
+        most = model.num_layers - fixed.mtp - (stages - 1)
+        if own > most:
+            raise CombinationError(
+                f"strategy.{name}", own, f"must be at most {most}, so that {stages} stages have blocks"
+            )
 
 
 def _check_tp(heads: int, what: str, model: Model, tp: int) -> None:

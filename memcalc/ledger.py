@@ -8,12 +8,19 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from memcalc.sums import add_up, alike, computed, largest, total
+
 if TYPE_CHECKING:
     from memcalc.formulas.types import Array
+    from memcalc.sums import Tree
 
-PHASES = ("forward", "loss", "backward-last", "backward-first", "step")
-"""End of the forward pass; backward of the loss; backward of the last block; of the first block; optimizer step."""
+PHASES = ("forward-last", "forward", "loss", "backward-last", "backward-first", "backward-end", "step")
+"""Forward of the last block; of head and loss; backward of the loss and head; of the last block; of the first block;
+its end, where the embedding's gradient is made; the optimizer step."""
 ALWAYS = PHASES
+COMPUTING = PHASES[:-1]
+KEPT = ("forward-last", "forward", "loss", "backward-last")
+BACKWARD = ("backward-last", "backward-first")
 COMPONENTS = ("parameters", "gradients", "optimizer", "activations", "buffers", "reserve")
 
 
@@ -28,13 +35,21 @@ class Term:
     formula: str
     source: str
     inputs: Mapping[str, object] = field(default_factory=dict)
+    pool: str = "compute"
+    """The stream whose allocator pool holds it: compute, all-gather or reduce-scatter."""
+    hole: bool = False
+    """Memory of dead tensors that the allocator cannot give to anything else: reserved, not allocated."""
+    in_events: bool = False
+    """The writer of a step's events writes it itself, block by block or unit by unit."""
 
 
 class Ledger:
     """All terms of one grid of strategies. Sums are of integers, so they do not depend on the grid's shape or order."""
 
     def __init__(self, terms: Iterable[Term]) -> None:
-        self.terms = tuple(term for term in terms if np.any(term.bytes))
+        there = [term for term in terms if np.any(term.bytes)]
+        self.terms = tuple(term for term in there if not term.hole)
+        self.holes = tuple(term for term in there if term.hole)
 
     def phase(self, phase: str) -> Array:
         """Bytes alive in a phase, over the grid."""
@@ -46,27 +61,18 @@ class Ledger:
 
     def peak(self) -> Array:
         """The largest phase sum, over the grid [bytes]."""
-        always = [term for term in self.terms if len(term.phases) == len(PHASES)]
-        sums = [add_up([t.bytes for t in self.terms if phase in t.phases and t not in always]) for phase in PHASES]
-        return _largest(sums) + add_up([term.bytes for term in always])
+        return computed(_largest(self.terms))
+
+    def reserved(self, *, largest_stage: bool = False) -> Array:
+        """The largest reserved bytes: the pools of the streams peak at different moments, and their peaks add.
+
+        With ``largest_stage`` of the stage that has the most: the stage axis is then of length one.
+        """
+        terms = (*self.terms, *self.holes)
+        pools = sorted({term.pool for term in terms})
+        peaks = [_largest([term for term in terms if term.pool == pool]) for pool in pools]
+        return computed(total(peaks), largest_stage=largest_stage)
 
 
-def add_up(arrays: list[Array]) -> Array:
-    """Sum of broadcastable integer arrays: equal shapes first, small before large, so big ones are touched least."""
-    by_shape: dict[tuple[int, ...], Array] = {}
-    for array in arrays:
-        known = by_shape.get(array.shape)
-        by_shape[array.shape] = array if known is None else known + array
-    total: Array = np.zeros((1,) * 7, dtype=np.int64)
-    for array in sorted(by_shape.values(), key=lambda a: a.size):
-        total = total + array
-    return total
-
-
-def _largest(arrays: list[Array]) -> Array:
-    """Element by element maximum of broadcastable arrays, small shapes first."""
-    ordered = sorted(arrays, key=lambda a: a.size)
-    largest = ordered[0]
-    for array in ordered[1:]:
-        largest = np.maximum(largest, array)
-    return largest
+def _largest(terms: Iterable[Term]) -> Tree:
+    return largest(alike((term.phases, term.bytes) for term in terms), frozenset(PHASES))

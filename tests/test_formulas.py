@@ -114,13 +114,10 @@ def test_bytes_and_counts_are_whole(name: str, data: st.DataObject) -> None:
 SHARED = {
     "optimizer.shard": "ranks",
     "activations.saved_bytes": "ranks",
-    "activations.logits_bytes": "ranks",
-    "activations.backward_transient_bytes": "ranks",
     "communication.pipeline_bytes": "shards",
 }
 FALLING = {
     *SHARED.items(),
-    ("activations.logits_bytes", "denominator"),
     ("flops.attention_flops", "causal"),
     ("gradients.ddp_bucket_bytes", "as_view"),
     ("optimizer.quantised_bytes", "block"),

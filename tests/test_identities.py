@@ -6,9 +6,10 @@ from fractions import Fraction
 import pytest
 
 from memcalc.formulas import activations, communication, flops, gradients, offload, optimizer, parameters, pipeline
-from memcalc.formulas.inventory import block_input, block_inventory
-from memcalc.formulas.recompute import keeps, parse_policy
+from memcalc.formulas.recompute import parse_policy
 from memcalc.specs.model import Attention, Block, Mlp, Norm
+from memcalc.trace.layers import Setting
+from memcalc.trace.template import trace
 
 ADAMW = optimizer.OPTIMIZERS["adamw"]
 
@@ -93,15 +94,17 @@ def bert_block(hidden: int, heads: int) -> Block:
 
 
 def kept_bytes(block: Block, seq_len: int, tp: int, *, sp: bool, policy: str = "none") -> int:
-    """Return the bytes of the block's inventory for one sequence, but for the LayerNorms' statistics."""
+    """Return the bytes that the block keeps for one sequence, but for the LayerNorms' statistics."""
     chosen = parse_policy(policy)
     shares = {"tp": tp, "sp": tp if sp else 1, "none": 1}
-    kept = [saved for saved in block_inventory(block, kernels="model", attention="eager") if keeps(chosen, saved)]
+    setting = Setting(kernels="fused", attention="eager", checkpointed=chosen.parts)
     # the paper leaves the mean and reciprocal deviation of a norm out: two fp32 numbers a token
+    kept = [r.size for r in trace(block, setting, chosen.treatment).kept_records if "statistics" not in r.name]
     return sum(
-        activations.saved_bytes(saved.elements, seq_len, saved.widths[0], shares[saved.shard], seq_len**saved.quadratic)
-        for saved in kept
-        if "mean and rstd" not in saved.name
+        activations.saved_bytes(
+            size.elements, seq_len, size.width, shares[size.shard], seq_len if size.unit == "pair" else 1
+        )
+        for size in kept
     )
 
 
@@ -122,8 +125,7 @@ def test_korthikanti_table_2(hidden: int, heads: int, tp: int) -> None:
     assert kept_bytes(block, SEQ_LEN, tp, sp=True) == unit * (Fraction(34, tp) + scores / tp)
     assert kept_bytes(block, SEQ_LEN, tp, sp=False, policy=core) == unit * (10 + Fraction(24, tp))
     assert kept_bytes(block, SEQ_LEN, tp, sp=True, policy=core) == unit * Fraction(34, tp)
-    whole = block_input(block)
-    assert activations.saved_bytes(whole.elements, SEQ_LEN, whole.widths[0]) == 2 * unit
+    assert kept_bytes(block, SEQ_LEN, 1, sp=False, policy="full") == 2 * unit
 
 
 # Korthikanti et al., arXiv:2205.05198, section 5: for GPT-3 and MT-NLG 5as/h is 80 and 64, so that selective
@@ -267,7 +269,7 @@ def test_adafactor_is_sublinear() -> None:
 
 # The fp32 copy of the logits: 4 b s V bytes.
 def test_fp32_logits() -> None:
-    assert activations.logits_bytes(2 * SEQ_LEN, 128256, 4) == 4 * 2 * SEQ_LEN * 128256
+    assert activations.saved_bytes(128256, 2 * SEQ_LEN, 4) == 4 * 2 * SEQ_LEN * 128256
 
 
 # One hidden state of GPT-3's width in fp32, a batch of 1024 sequences of 2048: 103 GB; 96 layers of it: 9.9 TB.

@@ -10,13 +10,15 @@ from memcalc.grid import Fixed, Grid, Layout
 from memcalc.ledger import PHASES, Ledger
 from memcalc.specs.model import Attention, Block, BlockGroup, Mlp, Model
 from memcalc.terms import Census, build_ledger
+from memcalc.terms.overhead import Workspaces
 from memcalc.units import MIB
 
+NO_WORKSPACES = Workspaces(0, 0)
 FSDP2: list[tuple[dict[str, Any], float, float]] = [
-    ({"recompute": "none"}, 21_527.2, 0.0126),
-    ({"recompute": "full"}, 16_066.7, 0.0002),
-    ({"recompute": "full", "optimizer_impl": "fused"}, 15_333.9, 0.0033),
-    ({"recompute": "full", "zero": 2}, 24_193.7, 0.0155),
+    ({"recompute": "none"}, 21_527.2, 0.0001),
+    ({"recompute": "full"}, 16_066.7, 0.0001),
+    ({"recompute": "full", "optimizer_impl": "fused"}, 15_333.9, 0.0001),
+    ({"recompute": "full", "zero": 2}, 24_193.7, 0.0001),
 ]
 """Llama-2-7B on 8 ranks, 1 x 2048 tokens each: choice, measured peak [MiB], relative error that the model reaches."""
 
@@ -64,7 +66,8 @@ def test_parts_of_the_fsdp2_peak() -> None:
     assert bytes_of["gradients at the first block's backward"] == pytest.approx(2895.1, abs=0.1)
     assert bytes_of["adamw moments"] == pytest.approx(6426.4, abs=0.2)
     assert bytes_of["gathered embedding, norm and head"] == pytest.approx(500.0, abs=0.1)
-    assert bytes_of["gathered block and the prefetched one"] == pytest.approx(386.0 + 386.0, abs=0.1)
+    assert bytes_of["gathered block"] == pytest.approx(386.0, abs=0.1)
+    assert bytes_of["flat buffer of a gathered block"] == pytest.approx(386.0, abs=0.1)
     assert bytes_of["reduce-scatter input of a block"] == pytest.approx(772.0, abs=0.1)
 
 
@@ -91,7 +94,7 @@ def plain_ledger(recompute: str, impl: str) -> Ledger:
     """
     fixed = Fixed("plain", 2048, 1, attention="math", kernels="fused", optimizer_impl=impl)
     grid = Grid(fixed, (Layout(),), ("fp32",), (recompute,), (0,), ((),), (1,))
-    return build_ledger(Census(small_llama(), grid), 0)
+    return build_ledger(Census(small_llama(), grid), NO_WORKSPACES)
 
 
 PLAIN = [

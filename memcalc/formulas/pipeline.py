@@ -67,10 +67,12 @@ def in_flight_1f1b(stage: Number, stages: Number, microbatches: Number) -> Numbe
     return _minimum(stages - stage, microbatches)
 
 
-def in_flight_interleaved(stage: Number, stages: Number, microbatches: Number, chunks: Number) -> Number:
+def in_flight_interleaved(
+    stage: Number, stages: Number, microbatches: Number, chunks: Number, group: Number | None = None
+) -> Number:
     r"""Return the model chunks whose activations a stage holds at once under interleaved 1F1B.
 
-    .. math:: n = \min\left(2 (p - i - 1) + (v - 1) p + 1,\; m v\right)
+    .. math:: n = \min\left(2 (p - i - 1) + (v - 1) g + 1,\; m v\right)
 
     A chunk holds 1/v of the stage's layers for one micro-batch.
 
@@ -80,6 +82,7 @@ def in_flight_interleaved(stage: Number, stages: Number, microbatches: Number, c
     stages : pipeline stages p, [1]
     microbatches : micro-batches a step m, a multiple of p, [1]
     chunks : model chunks a stage v, [1]
+    group : micro-batches that pass one chunk before the next g, by default p, [1]
 
     Returns
     -------
@@ -96,7 +99,8 @@ def in_flight_interleaved(stage: Number, stages: Number, microbatches: Number, c
     [2] Narayanan et al., "Efficient Large-Scale Language Model Training", 2021, arXiv:2104.04473, section 2.2.2.
 
     """
-    return _minimum(2 * (stages - stage - 1) + (chunks - 1) * stages + 1, microbatches * chunks)
+    each = stages if group is None else group
+    return _minimum(2 * (stages - stage - 1) + (chunks - 1) * each + 1, microbatches * chunks)
 
 
 def bubble_fraction(stages: Number, microbatches: Number, chunks: Number = 1) -> Number:

@@ -1,18 +1,13 @@
-"""The table of frameworks. A formula never asks which framework it serves: it reads the columns below.
-
-Sources read: PyTorch ``torch/distributed/fsdp/_fully_shard`` and ``fully_sharded_data_parallel.py``,
-``nn/parallel/distributed.py``; DeepSpeed ``runtime/zero/{config,stage_1_and_2,stage3}.py``; Megatron-LM
-``core/distributed`` and ``docs/user-guide/features/dist_optimizer.md``; Transformers ``loss/loss_utils.py``;
-torchtitan ``components/loss.py``.
-"""
+"""The columns by which frameworks differ. A formula never asks which framework it serves: it reads them."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from fractions import Fraction
+from dataclasses import dataclass, field, replace
+from typing import Any
 
-Ratio = Fraction
-LossBytes = dict[str, tuple[Ratio, Ratio]]
+from memcalc.frameworks.losses import Loss
+from memcalc.frameworks.own_code import OwnCode
+from memcalc.frameworks.zero import Zero
 
 
 @dataclass(frozen=True)
@@ -46,139 +41,98 @@ class Habits:
     source: str
     tensor_parallel: bool = False
     """Whether TP, SP, PP, CP and EP exist."""
+    lacks: tuple[str, ...] = ()
+    """Those of them that do not, all the same."""
     full_shard: bool = False
     """FSDP: stage 2 and 3 shard all states; stage 0, where it exists, is plain training of fp32 or 16-bit weights."""
     gather: str = "none"
     """`blocks`: units are gathered block by block with a prefetch (FSDP); `live`: up to 10^9 parameters (ZeRO-3)."""
-    bucket_elements: int = 0
-    """Elements of one communication bucket kept beside the gradients."""
-    buckets: int = 0
+    flat_units: bool = False
+    """Units are flat parameters, gathered in a stream of their own (FSDP 1)."""
+    split_root: bool = False
+    """The embedding is a unit of its own, apart from final norm and head; else the three are one (FSDP)."""
+    keeps_last_block: bool = False
+    """Under default resharding the last block stays whole from forward to backward (FSDP)."""
+    pipeline_accumulates_whole: bool = False
+    """Under a pipeline, gradients of all micro-batches but the last are added unsharded (FSDP 2)."""
+    pipeline_keeps_outputs: bool = False
+    """A pipeline stage keeps the outputs of all micro-batches until the step ends, the last one the logits."""
+    expandable_segments: bool = False
+    """The framework's own launcher turns expandable segments on."""
+    zero_optimizer: Zero | None = None
+    """DeepSpeed's ZeRO; None elsewhere."""
+    pipeline_engine: str = "none"
+    """DeepSpeed's pipeline engine runs the model: `pipelines`, where there are several stages; `always`
+    (Megatron-DeepSpeed of 2021 and 2022)."""
     gradients_follow_optimizer: bool = False
     """With an offloaded optimizer, gradient shards go to the host as they are reduced (DeepSpeed, stages 2 and 3)."""
     gradient_copy: bool = False
     """Bucket buffers hold a second copy of all gradients (DDP without ``gradient_as_bucket_view``)."""
     persistent_gradients: bool = False
     """One contiguous gradient buffer lives all the time (Megatron)."""
+    adds_gradients: bool = False
+    """Weight gradients are added to earlier ones, or to the buffer, as soon as they are made."""
+    flattened_gradients: bool = False
+    """Gradients are flattened for their all-reduce, and each parameter refers to those of the step before until then
+    (Megatron-LM of 2021 without contiguous buffers)."""
+    main_gradients: int = 0
+    """Bytes an element of gradients that the optimizer's own parameters keep from one step to the next."""
+    vocab_multiple: int = 0
+    """The vocabulary is padded to a multiple of this times TP; 0 where it is not padded."""
+    schedule_variables: bool = False
+    """The pipeline's loop refers to tensors that it sent or received before."""
+    makes_masks: bool = False
+    """Each micro-batch has an attention mask of its own, whatever the data loader does."""
+    keeps_stage_outputs: bool = False
+    """A stage's outputs wait for their backward whole, after they were sent."""
+    handle_workspaces: bool = True
+    """cuBLAS workspaces lie in the caching allocator (PyTorch 1.13 and later, ``CublasHandlePool.cpp``)."""
+    engine: bool = False
+    """TransformerEngine's modules run, with workspaces and dummy weight gradients of their own."""
     kernels: str = "model"
+    rotary: str = ""
+    """`fused`: the rotary embedding in one step whatever ``kernels`` says, as complex numbers (torchtitan)."""
+    repeats_keys: bool = False
+    """Keys and values are repeated to all query heads before a fused attention kernel."""
+    gathers_inputs: bool = False
+    """With sequence parallelism, a column-parallel layer keeps its gathered input (DTensor)."""
+    saved_attention: tuple[str, ...] = ("flash", "efficient", "math", "eager")
+    """Attention kernels whose outputs selective recomputation of operators keeps."""
+    graph_keeps_matmuls: bool = False
+    """A captured step's selective recomputation keeps the outputs of all matmuls (torchtitan's graph trainer)."""
     optimizer_impl: str = "foreach"
     vocab_parallel: bool = False
     """Logits are divided by TP whatever the loss."""
-    loss: LossBytes = field(default_factory=dict)
-    """Bytes a logit alive at the end of forward and in the loss's backward, with 16-bit logits."""
+    reentrant: bool = False
+    """Checkpoints are autograd functions of their own, which hold output and incoming gradient through backward."""
+    zeroes_gradients: bool = False
+    """Gradients are filled with zeros after a step, and so never go (``zero_grad`` before PyTorch 2.0)."""
+    whole_accumulation: bool = False
+    """All micro-batches of a step but the last run without synchronisation, so that under FSDP their gradients are
+    added up whole on each rank (``no_sync``)."""
+    mixed_units: bool = False
+    """Adapters are in one flat parameter with the frozen weights of their block (FSDP 1, ``use_orig_params``)."""
+    adapters_follow_base: bool = False
+    """Adapters are made in the dtype of the model, whatever PEFT's version."""
+    splits_packed: bool = False
+    """Adapters can stand on the queries, keys or values of a packed projection alone."""
+    quantised_head: bool = False
+    """Quantisation takes in the head."""
+    quantises_half: bool = False
+    """Weights are quantised from fp16 whatever the precision (Lightning)."""
+    expert_loop: bool = False
+    """Routed experts run one after another (Transformers before 5.0)."""
+    in_place_kernels: bool = False
+    """Fused norms and rotary embeddings write over the memory of their input or gradient (Liger, unsloth)."""
+    own_code: OwnCode | None = None
+    """How the framework's own model code writes every architecture; None where it runs the model's own class."""
+    allocator: str = "caching"
+    """caching: today's, whose rules are replayed; 2021: that of PyTorch before 1.13, on CUDA before 11.7, whose context
+    holds all kernels, since none is loaded lazily."""
+    losses: dict[str, Loss] = field(default_factory=dict)
+    """How each loss of the interface is computed."""
 
 
-def _ratio(forward: str, backward: str) -> tuple[Ratio, Ratio]:
-    return Fraction(forward), Fraction(backward)
-
-
-_HF_LOSS: LossBytes = {
-    "standard": _ratio("10", "12"),
-    "fused-kernel": _ratio("2", "2"),
-    "chunked": _ratio("13/2", "11/2"),
-}
-_TITAN_LOSS: LossBytes = {
-    "standard": _ratio("8", "12"),
-    "chunked": _ratio("13/2", "11/2"),
-    "fused-kernel": _ratio("2", "2"),
-    "parallel": _ratio("12", "16"),
-}
-# Megatron's native fusion is compiled out of place (2 + 4 + 4); Transformer Engine's Triton kernel writes in place.
-_MEGATRON_LOSS: LossBytes = {
-    "standard": _ratio("6", "6"),
-    "parallel": _ratio("6", "6"),
-    "fused-kernel": _ratio("10", "10"),
-    "triton": _ratio("2", "2"),
-}
-FP32_LOGITS: tuple[Ratio, Ratio] = _ratio("8", "12")
-"""With fp32 logits: the logits and the log-softmax, then the log-softmax and two gradients (PyTorch 2.13)."""
-
-_SHARDED = {
-    "fp32": Widths(4, 4, 0, 4, 4, 0),
-    "bf16-mixed": Widths(4, 4, 0, 4, 2, 0),
-    "fp16-mixed": Widths(4, 4, 0, 4, 2, 0),
-    "bf16-autocast": Widths(4, 4, 0, 4, 4, 2),
-    "fp16-autocast": Widths(4, 4, 0, 4, 4, 2),
-    "bf16": Widths(2, 2, 0, 2, 2, 0),
-}
-_MASTER = {**_SHARDED, "bf16-mixed": Widths(2, 2, 4, 4, 2, 0), "fp16-mixed": Widths(2, 2, 4, 4, 2, 0)}
-_DEEPSPEED = {**_MASTER, "bf16-mixed": Widths(2, 2, 4, 4, 2, 0, 4), "fp16-mixed": Widths(2, 2, 4, 4, 2, 0, 4)}
-_MEGATRON = {
-    "fp32": Widths(4, 4, 0, 4, 4, 0),
-    "bf16-mixed": Widths(2, 4, 4, 4, 2, 0),
-    "fp16-mixed": Widths(2, 2, 4, 4, 2, 0, 4),
-}
-
-_FSDP2 = Habits(
-    name="fsdp2",
-    zero=(3, 2),
-    widths=_SHARDED,
-    tensor_parallel=True,
-    full_shard=True,
-    gather="blocks",
-    loss=_TITAN_LOSS,
-    source="torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py, torch 2.13",
-)
-
-
-def _like(base: Habits, name: str, **changes: object) -> Habits:
-    return Habits(**{**base.__dict__, "name": name, **changes})
-
-
-_PLAIN = Habits(
-    name="plain",
-    zero=(0,),
-    widths=_MASTER,
-    loss=_HF_LOSS,
-    source="torch.optim and torch.autograd, torch 2.13",
-)
-
-FRAMEWORKS: dict[str, Habits] = {
-    "fsdp2": _FSDP2,
-    "torchtitan": _like(_FSDP2, "torchtitan", kernels="fused", optimizer_impl="fused", source="torchtitan b5bcd76"),
-    "torchtune": _like(
-        _FSDP2, "torchtune", tensor_parallel=False, source="torchtune ce_chunked_output_loss.py, _compile.py"
-    ),
-    "fsdp1": _like(
-        _FSDP2, "fsdp1", tensor_parallel=False, loss=_HF_LOSS, source="torch/distributed/fsdp/api.py, torch 2.13"
-    ),
-    "hf": _like(
-        _FSDP2,
-        "hf",
-        zero=(0, 3, 2),
-        tensor_parallel=False,
-        loss=_HF_LOSS,
-        source="transformers loss/loss_utils.py 5.23, accelerate FSDP",
-    ),
-    "litgpt": _like(_FSDP2, "litgpt", tensor_parallel=False, loss=_HF_LOSS, source="litgpt finetune/full.py"),
-    "plain": _PLAIN,
-    "ddp": _like(_PLAIN, "ddp", gradient_copy=True, source="torch/nn/parallel/distributed.py, torch 2.13"),
-    "deepspeed": Habits(
-        name="deepspeed",
-        zero=(3, 2, 1, 0),
-        widths=_DEEPSPEED,
-        gather="live",
-        bucket_elements=500_000_000,
-        buckets=2,
-        gradients_follow_optimizer=True,
-        optimizer_impl="fused",
-        loss=_HF_LOSS,
-        source="deepspeed/runtime/zero/config.py edaa722: reduce_bucket_size, overlap_comm, max_live_parameters",
-    ),
-    "megatron": Habits(
-        name="megatron",
-        zero=(1, 0),
-        widths=_MEGATRON,
-        tensor_parallel=True,
-        persistent_gradients=True,
-        kernels="fused",
-        optimizer_impl="fused",
-        vocab_parallel=True,
-        loss=_MEGATRON_LOSS,
-        source="Megatron-LM d98e8a64 docs/user-guide/features/dist_optimizer.md",
-    ),
-}
-
-
-def habits_of(framework: str) -> Habits:
-    """The habits of a framework by its name."""
-    return FRAMEWORKS[framework]
+def like(base: Habits, name: str, **changes: Any) -> Habits:
+    """The habits of a framework that differs from another in a few columns."""
+    return replace(base, name=name, **changes)

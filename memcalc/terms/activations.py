@@ -1,45 +1,38 @@
-"""Terms of the activations: the inventory summed over blocks, the block computed again, and the loss."""
+"""Terms of the activations: what blocks keep for backward, and the working sets of the moments that can be the peak."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from memcalc.formulas.activations import backward_transient_bytes, fused_linear_loss_bytes, logits_bytes, saved_bytes
-from memcalc.formulas.inventory import COMPUTE, Saved, block_input, block_inventory, norm_saved
-from memcalc.formulas.pipeline import in_flight_1f1b, in_flight_gpipe, in_flight_interleaved
-from memcalc.formulas.recompute import Counts, counts, keeps
-from memcalc.frameworks.habits import FP32_LOGITS
+from memcalc.formulas.activations import saved_bytes
+from memcalc.formulas.recompute import Counts, Policy, counts
 from memcalc.grid import column
-from memcalc.ledger import Term
+from memcalc.ledger import KEPT, Term
+from memcalc.terms import shards
+from memcalc.terms.adapters import AdapterCensus
+from memcalc.terms.ends import entry_terms
+from memcalc.terms.first_block import spared
+from memcalc.terms.kept import INVENTORY, kept_terms
+from memcalc.terms.pipeline import blocks_in_flight, in_flight
+from memcalc.terms.settings import block_settings, gathering
+from memcalc.trace.template import Sum, Template, trace
 
 if TYPE_CHECKING:
     from memcalc.formulas.types import Array
     from memcalc.grid import Grid
     from memcalc.specs.model import BlockGroup
     from memcalc.terms.census import Census
+    from memcalc.trace.layers import Setting
+    from memcalc.trace.tape import Shard, Unit
 
-KEPT = ("forward", "loss", "backward-last")
-BACKWARD = ("backward-last", "backward-first")
-LOSS_SOURCES = (
-    "Transformers loss/loss_utils.py, torchtitan components/loss.py, Megatron-LM core/tensor_parallel/cross_entropy.py"
-)
-INVENTORY = "autograd's saved tensors, PyTorch 2.13 on Transformers 5.23 classes; arXiv:2205.05198 section 4"
-
-
-def in_flight(grid: Grid) -> Array:
-    """Micro-batches whose activations a stage holds at once, in units of the stage's own blocks."""
-    stages, m = grid.degree("pp"), grid.accumulation
-    if grid.fixed.pp_schedule == "gpipe":
-        return np.where(stages > 1, in_flight_gpipe(m), 1)
-    if grid.fixed.pp_schedule == "interleaved":
-        chunks = in_flight_interleaved(grid.stage, stages, m, grid.fixed.vpp)
-        return np.where(stages > 1, -(-chunks // grid.fixed.vpp), 1)
-    return in_flight_1f1b(grid.stage, stages, m)
+MASK_FILL, ROW_FILL = 16, 32
+"""Multiples of keys and of rows in the memory-efficient kernel (PyTorch 2.13 attention.cpp, ``preprocess_mask``, and
+cuda/attention.cu, ``kAlignLSE``)."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,7 +51,10 @@ class GroupActivations:
     @cached_property
     def tokens(self) -> Array:
         """Tokens of a micro-batch that pass these blocks on a rank."""
-        fixed = self.census.model.fixed_tokens.get(self.group.tower)
+        return self._tokens_of(self.group.tower)
+
+    def _tokens_of(self, tower: str) -> Array:
+        fixed = self.census.model.fixed_tokens.get(tower)
         return self.grid.tokens if fixed is None else self.grid.micro_batch * -(-fixed // self.grid.degree("cp"))
 
     @cached_property
@@ -67,89 +63,227 @@ class GroupActivations:
         return self.census.model.fixed_tokens.get(self.group.tower, self.grid.fixed.seq_len)
 
     @cached_property
-    def inventory(self) -> tuple[Saved, ...]:
-        """The tensors of one block."""
-        fixed = self.grid.fixed
-        return block_inventory(self.group.block, kernels=fixed.kernels, attention=fixed.attention)
+    def units(self) -> dict[Unit, Array]:
+        """How many of each unit a micro-batch has on a rank."""
+        fixed, keys = self.census.model.fixed_tokens, self.keys
+        cross_keys, queries = fixed.get("encoder", self.grid.fixed.seq_len), -(-keys // self.grid.degree("cp"))
+        return {
+            "token": self.tokens,
+            "pair": self.tokens * keys,
+            "filled_pair": self.tokens * filled(keys, MASK_FILL),
+            "cross": self._tokens_of("encoder"),
+            "cross_pair": self.tokens * cross_keys,
+            "square": keys * queries,
+            "filled_square": filled(keys, MASK_FILL) * queries,
+            "filled_cross": filled(cross_keys, MASK_FILL) * queries * (cross_keys % MASK_FILL != 0),
+            "even_cross": cross_keys * queries * (cross_keys % MASK_FILL == 0),
+            "filled_token": self.grid.micro_batch * filled(queries, ROW_FILL),
+            "row": queries,
+            "sample": self.grid.micro_batch,
+            "routed": shards.routed_rows(self.tokens, self.group.block),
+            "once": np.int64(1),
+        }
 
-    def width(self, saved: Saved) -> Array:
-        """Bytes an element, by precision."""
-        return np.asarray(saved.widths)[self.grid.precision_class]
+    def ranks(self, shard: Shard) -> Array:
+        """What divides a tensor."""
+        return shards.ranks(self.grid, shard)
 
-    def bytes_of(self, saved: Saved) -> Array:
-        """Bytes of one saved tensor of one block and one micro-batch on a rank."""
-        ranks = {"tp": self.grid.degree("tp"), "sp": self.grid.sequence_shard, "none": np.int64(1)}[saved.shard]
-        keys = self.keys if saved.quadratic else 1
-        return saved_bytes(np.int64(saved.elements), self.tokens, self.width(saved), ranks, keys)
+    def present(self, shard: Shard) -> Array:
+        """1 where a tensor exists."""
+        return shards.present(self.grid, shard, self.group.block)
+
+    def evaluate(self, total: Sum, gradient: Array) -> Array:
+        """Bytes of a sum of tensors; ``gradient`` is the width of a weight's gradient."""
+        out: Array = np.int64(0)
+        for (unit, shard, is_gradient), coefficient in total.items():
+            out = out + self._product(unit, shard, int(coefficient * gradient if is_gradient else coefficient))
+        return out
+
+    @cached_property
+    def _products(self) -> dict[tuple[Unit, Shard, int], Array]:
+        return {}
+
+    def _product(self, unit: Unit, shard: Shard, coefficient: int) -> Array:
+        """Bytes of tensors of one unit and shard, computed once: the sums of a block share most of them."""
+        key = unit, shard, coefficient
+        if key not in self._products:
+            whole = saved_bytes(np.int64(coefficient), self.units[unit], np.int64(1), self.ranks(shard))
+            self._products[key] = whole * self.present(shard)
+        return self._products[key]
+
+    def largest(self, sums: Sequence[Sum], gradient: Array) -> Array:
+        """The largest of several sums [bytes]."""
+        return largest([self.evaluate(total, gradient) for total in sums])
+
+    @cached_property
+    def settings(self) -> tuple[Setting, ...]:
+        """How these blocks run, by precision."""
+        window = self.group.block.attention.window
+        long = window is not None and self.keys >= window
+        return tuple(replace(setting, windowed=long) for setting in block_settings(self.grid))
+
+    def template(self, policy: Policy, setting: Setting, *, whole: bool = False) -> Template:
+        """One block's execution under a policy, or (``whole``) where the policy leaves a block alone."""
+        if whole or policy.parts == setting.checkpointed:
+            return trace(self.group.block, setting, "none" if whole else policy.treatment)
+        return trace(self.group.block, replace(setting, checkpointed=policy.parts), policy.treatment)
+
+    def stacked(self, value: list[list[Array]]) -> Array:
+        """Values by precision and policy, as an array over the grid's axes."""
+        rows = [np.concatenate(np.broadcast_arrays(*(full(v) for v in row)), axis=3) for row in value]
+        return np.concatenate(np.broadcast_arrays(*rows), axis=2)
+
+    @cached_property
+    def gradient_width(self) -> list[Array]:
+        """Bytes of a weight's gradient while its block runs, by precision; none where matmuls add to the buffer."""
+        habits = self.grid.habits
+        if habits.persistent_gradients and self.grid.fixed.wgrad_fusion:
+            return [np.int64(0) for _ in self.grid.precisions]
+        if self.grid.fixed.lora is not None:
+            return [np.int64(w) for w in AdapterCensus(self.census.model, self.grid).width("gradient").reshape(-1)]
+        widths = [habits.widths[p] for p in self.grid.precisions]
+        narrow = habits.gather == "blocks" or habits.persistent_gradients
+        return [np.int64(w.compute if narrow else w.gradient) for w in widths]
+
+    @cached_property
+    def _sums(self) -> dict[tuple[str, bool], Array]:
+        return {}
+
+    def over(self, sums: str, *, whole: bool = False) -> Array:
+        """A sum of the template, or the largest of its sums, over precision and policy [bytes]."""
+        if (sums, whole) not in self._sums:
+            plain, gathers = self._over(sums, self.settings, whole=whole), gathering(self.grid)
+            if gathers is not None:
+                plain = np.where(self.grid.sequence_shard > 1, self._over(sums, gathers, whole=whole), plain)
+            self._sums[sums, whole] = plain
+        return self._sums[sums, whole]
+
+    def _over(self, sums: str, settings: tuple[Setting, ...], *, whole: bool) -> Array:
+        """The same under some settings, one a precision; blocks that are left alone do not depend on the policy."""
+        policies = self.grid.policies[:1] if whole else self.grid.policies
+        rows: dict[tuple[Setting, int], list[Array]] = {}
+        for setting, width in zip(settings, self.gradient_width, strict=True):
+            if (setting, int(width)) not in rows:
+                rows[setting, int(width)] = self._row(sums, setting, width, policies, whole=whole)
+        return self.stacked([rows[setting, int(w)] for setting, w in zip(settings, self.gradient_width, strict=True)])
+
+    def _row(
+        self, sums: str, setting: Setting, width: Array, policies: tuple[Policy, ...], *, whole: bool
+    ) -> list[Array]:
+        """The same under one setting, by policy: many policies treat a block alike."""
+        alike = {(policy.treatment, policy.parts): policy for policy in policies}
+        found = {
+            treatment: self._of(getattr(self.template(policy, setting, whole=whole), sums), width)
+            for treatment, policy in alike.items()
+        }
+        return [found[policy.treatment, policy.parts] for policy in policies]
+
+    def _of(self, value: Sum | tuple[Sum, ...], width: Array) -> Array:
+        return self.evaluate(value, width) if isinstance(value, dict) else self.largest(value, width)
 
     @cached_property
     def counts(self) -> tuple[Counts, ...]:
         """How each policy of the grid treats these blocks."""
         return tuple(counts(policy, self.layers) for policy in self.grid.policies)
 
-    def by_policy(self, values: list[Array]) -> Array:
-        """Arrays over layout and stage, one a policy, stacked along the recompute axis."""
-        return np.concatenate([np.broadcast_to(v, self.layers.shape) for v in values], axis=3)
-
-    def kept_blocks(self, saved: Saved) -> Array:
-        """Blocks of the stage that keep a tensor, by policy."""
-        return (self.field("whole") + self.field("partial")) * self._kept(saved)
-
     def field(self, name: str) -> Array:
         """One field of the counts along the recompute axis."""
-        return self.by_policy([getattr(c, name) for c in self.counts])
+        return np.concatenate([np.broadcast_to(getattr(c, name), self.layers.shape) for c in self.counts], axis=3)
 
     @cached_property
     def whole_block(self) -> Array:
         """Bytes that one block keeps without recomputation, for one micro-batch."""
-        return _sum([self.bytes_of(saved) for saved in self.inventory if not saved.ops_only])
+        return self.over("kept_sum", whole=True)
 
     @cached_property
-    def kept_of_one(self) -> Array:
-        """Bytes that one block keeps by policy, where it is not checkpointed whole."""
-        return _sum([self.bytes_of(saved) * self._kept(saved) for saved in self.inventory])
-
-    def _kept(self, saved: Saved) -> Array:
-        """1 along the recompute axis where a block that is not checkpointed whole keeps a tensor."""
-        return column([keeps(policy, saved) for policy in self.grid.policies], "recompute")
+    def treated_block(self) -> Array:
+        """Bytes that one block keeps where the policy treats it."""
+        return self.over("kept_sum")
 
     @cached_property
     def kept(self) -> Array:
-        """Bytes that the stage's blocks keep for one micro-batch, checkpoints included."""
-        blocks = self.field("whole") + self.field("partial")
-        return blocks * self.kept_of_one + self.field("checkpoints") * self.checkpoint
+        """Bytes that the stage's blocks keep for one micro-batch."""
+        kept = self.field("whole") * self.whole_block + self.field("treated") * self.treated_block
+        return kept - spared(self)
 
     @cached_property
-    def checkpoint(self) -> Array:
-        """Bytes of one block's input."""
-        return self.bytes_of(block_input(self.group.block))
+    def flight(self) -> tuple[Array, Array]:
+        """Blocks in flight and blocks of the stage: what one micro-batch keeps is held as often as their ratio."""
+        return blocks_in_flight(self), np.maximum(self.layers, 1)
 
     @cached_property
-    def shared_input(self) -> Array:
-        """Bytes of a block's inventory that are its input itself."""
-        shared = [
-            self.bytes_of(s) * np.asarray(s.is_input, dtype=np.int64)[self.grid.precision_class]
-            for s in self.inventory
-            if any(s.is_input)
-        ]
-        return _sum(shared) if shared else np.int64(0)
+    def kept_in_flight(self) -> Array:
+        """Bytes that the stage's blocks keep for all micro-batches in flight."""
+        return self.kept * self.flight[0] // self.flight[1]
 
     @cached_property
-    def again(self) -> Array:
-        """Bytes that backward adds when it computes the last unit (or part of a block) again."""
-        unit, partial = self.field("unit"), np.minimum(self.field("partial"), 1)
-        checkpointed = unit * self.whole_block - np.minimum(unit, 1) * self.shared_input
-        return np.where(partial > 0, self.whole_block - self.kept_of_one, checkpointed)
+    def is_treated(self) -> Array:
+        """1 where the policy treats the block whose backward runs first."""
+        return np.minimum(self.field("unit"), 1)
 
     @cached_property
-    def first_unit(self) -> Array:
-        """Bytes of the first unit of blocks while its backward runs."""
-        unit = np.maximum(self.field("unit"), 1) * np.minimum(self.layers, 1)
-        checkpoint = np.minimum(self.field("checkpoints"), 1)
-        return unit * self.whole_block + checkpoint * (self.checkpoint - self.shared_input)
+    def unit_extra(self) -> Array:
+        """Bytes of the other blocks of a unit that is computed again at once."""
+        return np.maximum(self.field("unit") - 1, 0) * self.whole_block
+
+    @cached_property
+    def last(self) -> Array:
+        """Bytes that the last block's backward holds beyond what all blocks keep."""
+        treated = self.over("backward_peaks") - self.treated_block + self.unit_extra
+        if not np.any(self.is_treated == 0):
+            return treated * self.exists
+        whole = self.over("backward_peaks", whole=True) - self.whole_block
+        return np.where(self.is_treated == 1, treated, whole) * self.exists
+
+    @cached_property
+    def first(self) -> Array:
+        """Bytes of the first block's backward, when no other block keeps anything."""
+        treated = self.over("backward_peaks") + self.unit_extra
+        untreated = self.field("treated") == 0
+        if not np.any(untreated):
+            return treated * self.exists
+        return np.where(untreated, self.over("backward_peaks", whole=True), treated) * self.exists
+
+    @cached_property
+    def forward(self) -> Array:
+        """Bytes that the last block's forward holds beyond what all blocks keep."""
+        treated = self.over("forward_peaks") - self.treated_block
+        if not np.any(self.is_treated == 0):
+            return treated * self.exists
+        whole = self.over("forward_peaks", whole=True) - self.whole_block
+        return np.where(self.is_treated == 1, treated, whole) * self.exists
+
+    @cached_property
+    def keeps_weights(self) -> Array:
+        """1 along the recompute axis where a treated block keeps its 16-bit weight copies: only parts run again."""
+        return column([policy.kind == "parts" for policy in self.grid.policies], "recompute")
+
+    @cached_property
+    def exists(self) -> Array:
+        """1 where the stage has such a block."""
+        return np.minimum(self.layers, 1)
 
 
-def _sum(arrays: list[Array]) -> Array:
+def filled(length: Array | int, multiple: int) -> Array:
+    """The length up to the next multiple."""
+    return np.asarray(-(-length // multiple) * multiple, dtype=np.int64)
+
+
+def full(value: Array) -> Array:
+    """A scalar with all axes of a grid."""
+    return np.asarray(value).reshape((1,) * 7) if np.ndim(value) == 0 else value
+
+
+def largest(arrays: Sequence[Array]) -> Array:
+    """Element by element maximum of broadcastable arrays."""
+    top = arrays[0]
+    for array in arrays[1:]:
+        top = np.maximum(top, array)
+    return top
+
+
+def add_all(arrays: Sequence[Array]) -> Array:
+    """Sum of broadcastable arrays."""
     total: Array = np.int64(0)
     for array in arrays:
         total = total + array
@@ -168,134 +302,71 @@ def activation_terms(census: Census, *, detail: bool) -> Iterator[Term]:
     flight, here = in_flight(grid), 1 - grid.offloaded("activations")
     for activations in groups:
         if detail:
-            yield from kept_terms(activations, flight * here)
+            yield from kept_terms(activations, here)
         else:
-            yield Term("activations", "kept by blocks", activations.kept * flight * here, KEPT, "sum", INVENTORY)
+            yield Term(
+                "activations",
+                "kept by blocks",
+                activations.kept_in_flight * here,
+                KEPT,
+                "sum",
+                INVENTORY,
+                in_events=True,
+            )
     if np.any(here == 0):
-        transit = 2 * _largest([np.maximum(a.kept_of_one, a.checkpoint) for a in groups])
+        transit = 2 * largest([np.where(a.field("whole") > 0, a.whole_block, a.treated_block) for a in groups])
         moving = transit * grid.offloaded("activations")
         title = "blocks on their way to and from the host"
         yield Term("activations", title, moving, KEPT, "2 · kept of one block", INVENTORY)
-    again = _largest([a.again for a in groups])
-    formula = "unit · A - A_input, or A - A_kept where only a part is computed again"
-    yield Term("activations", "block computed again", again, ("backward-last",), formula, INVENTORY)
-    first = _largest([a.first_unit for a in groups])
-    yield Term("activations", "first block", first, ("backward-first",), "unit · A + checkpoint", INVENTORY)
+    yield from entry_terms(census, groups, flight)
+    yield from working_sets(groups)
     if np.any(flight > 1):
-        others = _sum([a.kept for a in groups]) * (flight - 1) * here
+        own = grid.fixed.vpp if grid.is_interleaved else 1
+        others = add_all([a.kept_in_flight - a.kept // own for a in groups]) * here
         pipeline = "arXiv:2104.04473 section 2.2"
         title = "other micro-batches in flight"
-        yield Term("activations", title, others, ("backward-first",), "kept · (n - 1)", pipeline)
-    yield transient_term(census, groups)
-    yield from head_terms(census)
+        yield Term(
+            "activations", title, others, ("backward-first", "backward-end"), "kept · (n - 1)", pipeline, in_events=True
+        )
+    yield from mask_terms(census, flight)
 
 
-def _largest(arrays: list[Array]) -> Array:
-    largest = arrays[0]
-    for array in arrays[1:]:
-        largest = np.maximum(largest, array)
-    return largest
-
-
-def kept_terms(activations: GroupActivations, factor: Array) -> Iterator[Term]:
-    """One term a saved tensor: blocks that keep it × its bytes × micro-batches in flight."""
-    tower = f"{activations.group.tower} " if len(activations.census.model.groups) > 1 else ""
-    block = activations.group.block
-    for saved in activations.inventory:
-        blocks = activations.kept_blocks(saved)
-        if not blocks.any():
-            continue
-        yield kept_term(activations, saved, f"{tower}{saved.name}", blocks, factor)
-    checkpoints = activations.field("checkpoints")
-    if checkpoints.any():
-        yield kept_term(activations, block_input(block), f"{tower}checkpoints (block inputs)", checkpoints, factor)
-
-
-def kept_term(activations: GroupActivations, saved: Saved, name: str, blocks: Array, factor: Array) -> Term:
-    """The term of one saved tensor over all blocks that keep it."""
-    inputs = {
-        "elements": saved.elements,
-        "T": activations.tokens,
-        "w": activations.width(saved),
-        "blocks": blocks,
-        "n": factor,
-        **({"s": activations.keys} if saved.quadratic else {}),
-        **({"t": activations.grid.degree("tp")} if saved.shard == "tp" else {}),
-    }
-    divisor = {"tp": " / t", "sp": " / t" if np.any(activations.grid.sequence_shard > 1) else "", "none": ""}[
-        saved.shard
-    ]
-    formula = f"({saved.expression}) · T · w · blocks · n{divisor}"
-    return Term("activations", name, activations.bytes_of(saved) * blocks * factor, KEPT, formula, INVENTORY, inputs)
-
-
-def transient_term(census: Census, groups: list[GroupActivations]) -> Term:
-    """Gradients inside the block whose backward runs."""
+def mask_terms(census: Census, flight: Array) -> Iterator[Term]:
+    """The mask that comes with a batch: a local of the forward step, unless a checkpoint has it among its inputs."""
     grid = census.grid
-    width = np.asarray(COMPUTE)[grid.precision_class]
-    parts = []
-    for a in groups:
-        mlp = a.group.block.mlp
-        ffn = mlp.ffn * getattr(mlp, "topk", 1)
-        parts.append(
-            backward_transient_bytes(a.tokens, a.group.block.hidden, ffn, width, grid.degree("tp"))
-            * np.minimum(a.layers, 1)
-        )
-    return Term(
-        "activations",
-        "gradients inside the block",
-        _largest(parts),
-        BACKWARD,
-        "w · T · (2·f / t + 2·h)",
-        INVENTORY,
-        {"w": width, "T": grid.tokens},
-    )
-
-
-def head_terms(census: Census) -> Iterator[Term]:
-    """The final norm's saved tensors and the logits with what the loss computes from them."""
-    grid, model = census.grid, census.model
-    outer = GroupActivations(model.groups[-1], census.layers[-1], census)
-    if model.final_norm is not None:
-        saved = norm_saved("final norm", model.final_norm, model.hidden, 1, grid.fixed.kernels)
-        bytes_ = _sum([outer.bytes_of(s) for s in saved]) * grid.is_last
-        yield Term(
-            "activations",
-            "final norm",
-            bytes_,
-            ("forward", "loss"),
-            "input, statistics and output of the final norm",
-            INVENTORY,
-            {"T": outer.tokens, "h": model.hidden},
-        )
-    if model.head and model.vocab:
-        yield from loss_terms(census)
-
-
-def loss_terms(census: Census) -> Iterator[Term]:
-    """The logits' bytes at the end of forward and in the loss's backward; one chunk where they are never stored."""
-    grid, vocab = census.grid, census.model.vocab
-    width = np.asarray(COMPUTE)[grid.precision_class]
-    source = f"{grid.habits.name}'s {grid.fixed.loss} loss: {LOSS_SOURCES}"
-    inputs = {"T": grid.tokens, "V": vocab}
-    if grid.fixed.loss == "fused-linear":
-        chunk = fused_linear_loss_bytes(grid.tokens, vocab, census.model.hidden, width) * grid.is_last
-        yield Term(
-            "activations",
-            "loss in chunks of rows",
-            chunk,
-            ("forward", "loss"),
-            "(w + 4) · V · c + w · T · h",
-            "Liger-Kernel ops/fused_linear_cross_entropy.py v0.5.0",
-            inputs,
-        )
+    if not (grid.fixed.attention_mask or grid.habits.makes_masks):
         return
-    divided = grid.habits.vocab_parallel or grid.fixed.loss == "parallel"
-    ranks = grid.degree("tp") if divided else np.int64(1)
-    for phase, index in (("forward", 0), ("loss", 1)):
-        in16, in32 = grid.habits.loss[grid.fixed.loss][index], FP32_LOGITS[index]
-        numerator = np.where(width == 2, in16.numerator * in32.denominator, in32.numerator * in16.denominator)
-        bytes_ = logits_bytes(grid.tokens, vocab, numerator, in16.denominator * in32.denominator, ranks)
-        title = "logits and loss" if phase == "forward" else "logits and their gradients"
-        formula = f"{in16} · T · V with 16-bit logits, {in32} · T · V with fp32" + (" / t" if divided else "")
-        yield Term("activations", title, bytes_ * grid.is_last, (phase,), formula, source, inputs)
+    size, formula = grid.micro_batch * groups_of(census)[-1].units["square"], "b · s · ⌈s / cp⌉"
+    checkpoints = column([policy.treatment == "full" for policy in grid.policies], "recompute")
+    batch = "Megatron-LM d98e8a64 pretrain_gpt.py, get_batch"
+    yield Term("activations", "attention mask", size * (1 - checkpoints), ("forward-last", "forward"), formula, batch)
+    saved = "Megatron-LM b4bc51b megatron/mpu/random.py, CheckpointFunction: save_for_backward(*args)"
+    yield Term("activations", "attention masks kept", size * flight * checkpoints, KEPT, f"{formula} · n", saved)
+
+
+def working_sets(groups: list[GroupActivations]) -> Iterator[Term]:
+    """The largest moment inside one block's forward and backward, beyond what is counted as kept."""
+    title, formula = "working set of the last block's forward", "largest sum alive in forward - A_kept"
+    yield Term(
+        "activations",
+        title,
+        largest([a.forward for a in groups]),
+        ("forward-last",),
+        formula,
+        INVENTORY,
+        in_events=True,
+    )
+    title, formula = "working set of the last block's backward", "largest sum alive in backward - A_kept"
+    yield Term(
+        "activations", title, largest([a.last for a in groups]), ("backward-last",), formula, INVENTORY, in_events=True
+    )
+    title, formula = "first block and the working set of its backward", "largest sum alive in backward"
+    yield Term(
+        "activations",
+        title,
+        largest([a.first for a in groups]),
+        ("backward-first",),
+        formula,
+        INVENTORY,
+        in_events=True,
+    )

@@ -7,111 +7,80 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from memcalc.formulas.gradients import gradient_bytes, reduce_bucket_bytes, reduce_scatter_input_bytes
-from memcalc.ledger import ALWAYS, Term
-from memcalc.terms.activations import BACKWARD, groups_of
+from memcalc.grid import column
+from memcalc.ledger import Term
+from memcalc.terms.activations import add_all, groups_of
+from memcalc.terms.adapters import trained
+from memcalc.terms.every import block_copies
+from memcalc.terms.flat import flat_unit_terms
+from memcalc.terms.fsdp2 import fsdp2_terms
+from memcalc.terms.pipeline import schedule_terms
+from memcalc.terms.pipeline_engine import engine_terms
+from memcalc.terms.workspaces import workspace_terms
+from memcalc.terms.zero import zero_terms
 
 if TYPE_CHECKING:
+    from memcalc.formulas.types import Array
     from memcalc.terms.census import Census
-
-COMPUTING = ("forward", "loss", "backward-last", "backward-first")
-FSDP = "torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py and _fsdp_collectives.py, torch 2.13"
-DEEPSPEED = "deepspeed/runtime/zero/config.py edaa722"
+    from memcalc.terms.overhead import Workspaces
 
 
-def buffer_terms(census: Census, workspace: int) -> Iterator[Term]:
-    """All terms of the buffers; ``workspace`` is that of one BLAS handle [bytes]."""
+def buffer_terms(census: Census, workspaces: Workspaces) -> Iterator[Term]:
+    """All terms of the buffers."""
     gather = census.grid.habits.gather
     if gather == "blocks":
-        yield from block_gather_terms(census)
-        yield from block_reduction_terms(census)
-    if gather == "live":
-        yield from live_gather_terms(census)
+        yield from flat_unit_terms(census) if census.grid.habits.flat_units else fsdp2_terms(census)
+    if census.grid.habits.zero_optimizer is not None:
+        yield from zero_terms(census)
+    if census.grid.habits.pipeline_engine != "none":
+        yield from engine_terms(census)
     if census.grid.width("cached").any():
-        yield autocast_term(census)
-    yield Term(
-        "buffers",
-        "BLAS workspaces",
-        np.full((1,) * 7, 2 * workspace),
-        ALWAYS,
-        "2 handles · W",
-        "PyTorch aten/src/ATen/cuda/CublasHandlePool.cpp: 8.125 MiB, 32 MiB from compute capability 9.0",
-        {"W": workspace},
+        yield from autocast_terms(census)
+    if census.grid.fixed.lora is not None:
+        yield from adapter_copies_terms(census)
+    yield from workspace_terms(census, workspaces)
+    yield from schedule_terms(census)
+
+
+def adapter_copies_terms(census: Census) -> Iterator[Term]:
+    """16-bit copies of fp32 adapters: kept while autocast is on, until the loss; backward needs some for longer.
+
+    FSDP's views are no leaves, and only leaves are kept (``cached_cast``); fused functions drop copies of their own.
+    """
+    grid, own, groups = census.grid, trained(census), groups_of(census)
+    on = column([grid.fixed.autocast or name.endswith("-autocast") for name in grid.precisions], "precision")
+    made = on * (own.width("parameter") == 4) * (grid.fixed.lora_kernels != "fused")
+    leaves = 1 - ((grid.zero >= 2) & grid.habits.full_shard)
+    source, phases = "PyTorch aten/src/ATen/autocast_mode.cpp, cached_cast", ("forward-last", "forward")
+    title, inputs = "autocast's copies of the adapters", {"P_trained": own.parameters}
+    yield Term("buffers", title, 2 * own.parameters * made * leaves, phases, "2 · P_trained", source, inputs)
+    per_block = [d + e for d, e in zip(own.block_dense, own.block_experts, strict=True)]
+    kept = add_all([a.field("whole") * size for a, size in zip(groups, per_block, strict=True)])
+    title, formula = (
+        "autocast's copies of the adapters, for backward",
+        "2 · P_trained of blocks without a checkpoint",
     )
+    inputs = {"P_trained": kept}
+    yield Term("buffers", title, 2 * kept * made, ("loss", "backward-last"), formula, source, inputs)
 
 
-def block_gather_terms(census: Census) -> Iterator[Term]:
-    """FSDP: the root unit is whole from forward to the end of backward, blocks come one by one with a prefetch."""
-    grid = census.grid
-    width, block = grid.width("compute") * (grid.zero >= 2), census.largest_block
-    blocks, resharded = census.blocks + census.experts_or_none, grid.zero == 3
-    inputs = {"w": width, "P_root": census.root, "P_block": block, "P_blocks": blocks}
-    one, kept = width * block, width * blocks * (1 - resharded)
-    root = "gathered embedding, norm and head"
-    yield Term("buffers", root, width * census.root, COMPUTING, "w · P_root", FSDP, inputs)
-    until_last = ("forward", "loss", "backward-last")
-    yield Term("buffers", "gathered blocks", kept, until_last, "w · P_blocks", FSDP, inputs)
-    # FSDP frees a block after its backward whether or not it was freed after forward
-    first, last = one * (1 - resharded), one * resharded
-    yield Term("buffers", "gathered first block", first, ("backward-first",), "w · P_block", FSDP, inputs)
-    yield Term("buffers", "gathered block", last, ("forward", "loss"), "w · P_block", FSDP, inputs)
-    prefetched = "gathered block and the prefetched one"
-    yield Term("buffers", prefetched, 2 * last, BACKWARD, "2 · w · P_block", FSDP, inputs)
+def autocast_terms(census: Census) -> Iterator[Term]:
+    """16-bit copies of fp32 matrices: those that backward needs, and in forward, until autocast ends, the cache of all.
 
-
-def block_reduction_terms(census: Census) -> Iterator[Term]:
-    """FSDP: one block's gradients, whole, and their flat copy on the way to the reduce-scatter."""
-    grid, block = census.grid, census.largest_block
-    width = grid.width("compute") * (grid.zero >= 2)
-    gradients = gradient_bytes(block, width)
-    inputs = {"w": width, "P_block": block}
-    yield Term("buffers", "unsharded gradients of a block", gradients, BACKWARD, "w · P_block", FSDP, inputs)
-    reduce_width = np.maximum(width, 4 if grid.fixed.reduce_dtype == "fp32" else 2)
-    reduce_width = np.where(grid.width("parameter") == 2, 2, reduce_width)
-    scatter = reduce_scatter_input_bytes(block, reduce_width, grid.ranks) * (grid.zero >= 2)
-    inputs = {"w_reduce": reduce_width, "P_block": block}
-    yield Term("buffers", "reduce-scatter input of a block", scatter, BACKWARD, "w_reduce · P_block", FSDP, inputs)
-
-
-def live_gather_terms(census: Census) -> Iterator[Term]:
-    """ZeRO: stage 3 gathers up to 10⁹ parameters; stages 1 to 3 reduce through buckets."""
-    grid, parameters = census.grid, census.parameters
-    width = grid.width("compute")
-    gathered = width * np.minimum(parameters, 10**9) * (grid.zero == 3)
-    yield Term(
-        "buffers",
-        "gathered parameters",
-        gathered,
-        COMPUTING,
-        "w · min(P, 10⁹) at stage 3",
-        f"{DEEPSPEED}: stage3_max_live_parameters",
-        {"w": width, "P": parameters},
-    )
-    bucket = np.minimum(parameters, grid.habits.bucket_elements)
-    held = reduce_bucket_bytes(bucket, width, grid.habits.buckets) * (grid.zero >= 1)
-    yield Term(
-        "buffers",
-        "reduction buckets",
-        held,
-        BACKWARD,
-        "2 · w · min(P, 5·10⁸)",
-        f"{DEEPSPEED}: reduce_bucket_size, overlap_comm",
-        {"w": width, "P": parameters},
-    )
-
-
-def autocast_term(census: Census) -> Term:
-    """16-bit copies of the fp32 weights that autograd keeps from forward to backward; none of a checkpointed block."""
-    grid = census.grid
-    per_block = [d + e for d, e in zip(census.block_dense, census.block_experts, strict=True)]
-    kept = [a.field("whole") + a.field("partial") for a in groups_of(census)]
-    elements = census.root + sum(n * p for n, p in zip(kept, per_block, strict=True))
-    return Term(
-        "buffers",
-        "autocast's 16-bit weight copies",
-        grid.width("cached") * elements,
-        ("forward", "loss", "backward-last"),
-        "w · P of blocks that are not checkpointed",
-        "PyTorch aten/src/ATen/autocast_mode.cpp, cached_cast",
-        {"w": grid.width("cached"), "P": elements},
-    )
+    A checkpointed block's graph keeps none. FSDP's views are no leaves, and only copies of leaves are cached. Rows of
+    an embedding are looked up, not multiplied, and grouped products of experts are on no list of autocast's.
+    """
+    grid, groups, source = census.grid, groups_of(census), "PyTorch aten/src/ATen/autocast_mode.cpp, cached_cast"
+    graph = [a.field("whole") + a.field("treated") * a.keeps_weights for a in groups]
+    copies = [block_copies(activations) for activations in groups]
+    kept = add_all([blocks * size for blocks, size in zip(graph, copies, strict=True)])
+    cached = add_all([a.layers * size for a, size in zip(groups, copies, strict=True)])
+    leaves = 1 - ((grid.zero >= 2) & grid.habits.full_shard)
+    in_forward: Array = np.where(leaves == 1, cached, kept)
+    title, formula = "autocast's cache of 16-bit weight copies", "2 · P_cast"
+    yield Term("buffers", title, in_forward, ("forward-last", "forward"), formula, source, {"P_cast": in_forward // 2})
+    title, formula = "autocast's 16-bit weight copies", "2 · P_cast of blocks that are not checkpointed"
+    yield Term("buffers", title, kept, ("loss", "backward-last"), formula, source, {"P_cast": kept // 2})
+    head, width = census.head * (grid.width("cached") > 0), grid.width("cached")
+    title, phases = "autocast's 16-bit copy of the head", ("forward", "loss")
+    yield Term("buffers", title, width * head, phases, "2 · P_head", source, {"P_head": census.head})

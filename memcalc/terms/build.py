@@ -4,24 +4,49 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from memcalc.ledger import Ledger, add_up
-from memcalc.terms.activations import activation_terms, groups_of, in_flight
+from memcalc.ledger import Ledger
+from memcalc.sums import add_up
+from memcalc.terms.activations import activation_terms, groups_of
+from memcalc.terms.between import between_terms
 from memcalc.terms.buffers import buffer_terms
+from memcalc.terms.every import every_terms
+from memcalc.terms.head import head_terms
+from memcalc.terms.held import held_terms
+from memcalc.terms.local_gradients import local_gradient_terms
+from memcalc.terms.pipeline import in_flight
+from memcalc.terms.prediction import prediction_terms
 from memcalc.terms.states import host_states, state_terms
+from memcalc.terms.tied import tied_terms
+from memcalc.terms.whole_gradients import block_gradient_terms, whole_gradient_terms
 
 if TYPE_CHECKING:
     from memcalc.formulas.types import Array
     from memcalc.terms.census import Census
+    from memcalc.terms.overhead import Workspaces
 
 
-def build_ledger(census: Census, workspace: int, *, detail: bool = True) -> Ledger:
+def build_ledger(census: Census, workspaces: Workspaces, *, detail: bool = True) -> Ledger:
     """Every term of every strategy of a grid, on a rank of each pipeline stage.
 
-    ``workspace`` is that of one BLAS handle [bytes]. Without ``detail`` the tensors that blocks keep are one term: the
-    same sum, for a search.
+    Without ``detail`` the tensors that blocks keep are one term: the same sum, for a search.
     """
     activations = activation_terms(census, detail=detail)
-    return Ledger([*state_terms(census), *activations, *buffer_terms(census, workspace)])
+    return Ledger(
+        [
+            *state_terms(census),
+            *tied_terms(census),
+            *local_gradient_terms(census),
+            *activations,
+            *every_terms(census),
+            *between_terms(census),
+            *head_terms(census),
+            *prediction_terms(census),
+            *held_terms(census),
+            *whole_gradient_terms(census),
+            *block_gradient_terms(census),
+            *buffer_terms(census, workspaces),
+        ]
+    )
 
 
 def host_bytes(census: Census) -> Array:

@@ -36,6 +36,29 @@ class Census:
         )
 
     @cached_property
+    def chunks(self) -> tuple[list[Array], ...]:
+        """The same, chunk by chunk of each stage."""
+        starts = np.cumsum([0, *(group.count for group in self.model.groups)])
+        return tuple(
+            self.grid.chunks(int(first), group.count, int(starts[-1]))
+            for first, group in zip(starts, self.model.groups, strict=False)
+        )
+
+    @cached_property
+    def vocab(self) -> Array:
+        """Rows of the embedding, padded where the framework makes them divisible by TP."""
+        rows = np.full_like(self.grid.degree("tp"), self.model.vocab)
+        if not self.grid.habits.vocab_multiple:
+            return rows
+        step = self.grid.habits.vocab_multiple * self.grid.degree("tp")
+        return -(-rows // step) * step
+
+    @cached_property
+    def padding(self) -> Array:
+        """Elements that the padding adds to an embedding."""
+        return (self.vocab - self.model.vocab) * (self.model.embedding_dim or self.model.hidden)
+
+    @cached_property
     def block_dense(self) -> tuple[Array, ...]:
         """Parameters of one block of each group on a rank, routed experts left out."""
         tp = self.grid.degree("tp")
@@ -44,7 +67,7 @@ class Census:
     @cached_property
     def block_experts(self) -> tuple[Array, ...]:
         """Routed experts' parameters of one block of each group on a rank."""
-        ranks = self.grid.degree("tp") * self.grid.degree("ep")
+        ranks = self.grid.expert_tp * self.grid.degree("ep")
         return tuple(shard(c.experts, ranks) for _, c in model_count(self.model).groups)
 
     @cached_property
@@ -60,10 +83,39 @@ class Census:
         A tied embedding has a copy on the first and on the last stage of a pipeline.
         """
         count, tp = model_count(self.model), self.grid.degree("tp")
-        first = shard(count.embedding, tp) + count.outside_first
-        tied_copy = shard(count.embedding, tp) * (self.grid.degree("pp") > 1) * self.model.tied
-        last = shard(count.head, tp) + count.outside_last + count.final_norm + tied_copy
-        return first * self.grid.is_first + last * self.grid.is_last
+        matrix = shard(count.embedding + self.padding, tp)
+        first = matrix + count.outside_first
+        tied_copy = matrix * (self.grid.degree("pp") > 1) * self.model.tied
+        last = (
+            shard(count.head + self.padding * bool(count.head), tp) + count.outside_last + count.final_norm + tied_copy
+        )
+        return first * self.grid.is_first + (last + self.predictors) * self.grid.is_last
+
+    @cached_property
+    def predictors(self) -> Array:
+        """What predicts further tokens on the last stage, beside its blocks: an embedding, projections and norms."""
+        count, hidden, tp = self.grid.fixed.mtp, self.model.hidden, self.grid.degree("tp")
+        norms = 3 * hidden * self.model.groups[-1].block.norm.vectors
+        copy = (self.grid.degree("pp") > 1) & (not self.model.tied)
+        embedding = shard(model_count(self.model).embedding + self.padding, tp) * copy * bool(count)
+        return count * (shard(2 * hidden * hidden, tp) + norms) + embedding
+
+    @cached_property
+    def embedding(self) -> Array:
+        """Parameters of the token embedding and what precedes the blocks, by stage."""
+        count = model_count(self.model)
+        return (
+            shard(count.embedding + self.padding, self.grid.degree("tp")) + count.outside_first
+        ) * self.grid.is_first
+
+    @cached_property
+    def head(self) -> Array:
+        """Parameters whose gradient the loss's backward makes: the head (also where tied) and the final norm."""
+        count, tp = model_count(self.model), self.grid.degree("tp")
+        matrix = count.embedding if self.model.tied and self.model.head else count.head
+        return (
+            shard(matrix + self.padding * bool(matrix), tp) + count.outside_last + count.final_norm
+        ) * self.grid.is_last
 
     @cached_property
     def blocks(self) -> Array:
@@ -85,10 +137,25 @@ class Census:
         """Elements of the largest single tensor on a rank."""
         return shard(model_count(self.model).largest_tensor, self.grid.degree("tp"))
 
+    def divisor(self, kind: str) -> Array:
+        """What divides a weight: whole, rows or columns (by TP), expert rows or expert columns (by the experts' TP)."""
+        if kind == "whole":
+            return np.int64(1)
+        return self.grid.expert_tp if kind.startswith("expert") else self.grid.degree("tp")
+
     def sharded(self, dense: Array, experts: Array, where: Array | bool) -> Array:
         """Elements on a rank, divided over its data-parallel (or expert-data-parallel) ranks where ``where`` holds."""
         ranks, expert_ranks = np.where(where, self.grid.ranks, 1), np.where(where, self.grid.expert_ranks, 1)
         return shard(dense, ranks) + shard(experts, expert_ranks)
+
+    @property
+    def suffix(self) -> str:
+        """What its terms are told apart by, where several are trained beside each other."""
+        return ""
+
+    def width(self, name: str) -> Array:
+        """Bytes an element of one copy of a trained parameter, by precision (:class:`memcalc.frameworks.Widths`)."""
+        return self.grid.width(name)
 
     @property
     def experts_or_none(self) -> Array:

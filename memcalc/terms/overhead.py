@@ -1,24 +1,38 @@
-"""What stands beside the tensors on a device: context, libraries, and the allocator's slack."""
+"""What stands beside the tensors on a device: context, libraries, and what the allocator reserves unexplained."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
+from memcalc import catalog
+from memcalc.grid import column
 from memcalc.units import MIB
 
 if TYPE_CHECKING:
+    from memcalc.formulas.types import Array
+    from memcalc.grid import Grid, Layout
     from memcalc.specs.hardware import GPU
+    from memcalc.specs.reserve import Reserve
 
 DEFAULT_CONTEXT = 512 * MIB
 """Context with lazy module loading where a preset has no measured figure: published ones span 0.13 to 0.70 GiB."""
 NCCL = 819 * MIB
-"""One world communicator: 0.8 GiB, as fitted on 34 FSDP1 runs; published figures span 0.5 to 2 GiB."""
-RESERVE = (1, 20)
-"""Reserved but unallocated share: 5%, the upper end of fixed-shape runs in out-of-memory messages (0.3 to 5%)."""
-RESERVE_HIGH = (9, 100)
-"""The upper end of published single-GPU fine-tuning runs on V100, 3090 and T4 (5 to 9%)."""
+"""The world's communicator: 0.8 GiB, as fitted on 34 FSDP1 runs; published figures span 0.5 to 2 GiB."""
+NCCL_GROUP = 512 * MIB
+"""Each further communicator (TP, PP, CP, EP): 0.3 to 0.7 GiB on A100, up to 1 GiB with NVLS on H100 (NVIDIA/nccl#964,
+#864; src/transport/nvls.cc at 5067397)."""
 NCCL_HIGH = 2048 * MIB
+NCCL_GROUP_HIGH = 1024 * MIB
+
+
+class Workspaces(NamedTuple):
+    """Bytes that a library keeps for its matrix products, inside the caching allocator."""
+
+    handle: int
+    """Of one of PyTorch's cuBLAS handles."""
+    engine: int
+    """Of TransformerEngine."""
 
 
 @dataclass(frozen=True)
@@ -29,13 +43,9 @@ class Overhead:
     context: int
     libraries: int
     libraries_high: int
-    workspace: int
-    """One BLAS handle's workspace; it lives in the caching allocator."""
+    workspaces: Workspaces
     context_assumed: bool
-
-    def reserve(self, allocated: int) -> int:
-        """Reserved but unallocated bytes for a peak."""
-        return allocated * RESERVE[0] // RESERVE[1]
+    unexplained: Reserve
 
     @property
     def room(self) -> int:
@@ -44,35 +54,65 @@ class Overhead:
 
     @property
     def usable(self) -> int:
-        """The largest allocated peak that fits, with its reserve."""
-        allocated = self.room * RESERVE[1] // (RESERVE[0] + RESERVE[1])
-        return allocated + (allocated + 1 + self.reserve(allocated + 1) <= self.room)
+        """The largest reserved prediction that fits."""
+        return int(self.room / (1 + self.unexplained.middle))
 
     @property
     def safe(self) -> int:
-        """The largest allocated peak that fits at the upper end of its range."""
-        room = max(self.capacity - self.context - self.libraries_high, 0)
-        return room * RESERVE_HIGH[1] // (RESERVE_HIGH[0] + RESERVE_HIGH[1])
+        """The largest reserved prediction that stays below the capacity at its upper limit."""
+        beside, limit = self.context + self.libraries, 1 + self.unexplained.limit
+        by_share = self.capacity / limit - beside
+        by_libraries = self.capacity - self.context - self.libraries_high
+        return max(int(min(by_share, by_libraries) / (1 + self.unexplained.middle)), 0)
 
-    def device(self, allocated: int) -> int:
-        """What nvidia-smi shows for a peak."""
-        return allocated + self.reserve(allocated) + self.context + self.libraries
+    def reserved(self, predicted: int) -> int:
+        """Reserved bytes with what no mechanism predicts."""
+        return predicted + int(predicted * self.unexplained.middle)
 
-    def range(self, allocated: int) -> tuple[int, int]:
-        """The lowest and highest figure that published runs support for a peak."""
-        high = allocated * RESERVE_HIGH[0] // RESERVE_HIGH[1]
-        return allocated + self.context, allocated + high + self.context + self.libraries_high
+    def device(self, predicted: int) -> int:
+        """What nvidia-smi shows for a reserved prediction."""
+        return self.reserved(predicted) + self.context + self.libraries
+
+    def limit(self, predicted: int) -> int:
+        """The device figure that one measured run of twenty exceeds, for a reserved prediction."""
+        by_libraries = self.reserved(predicted) + self.context + self.libraries_high
+        return int(max(self.device(predicted) * (1 + self.unexplained.limit), by_libraries))
+
+    def range(self, predicted: int) -> tuple[int, int]:
+        """The lowest and highest device figure that measured runs support for a reserved prediction."""
+        device = self.device(predicted)
+        high = max(device * (1 + self.unexplained.high), self.reserved(predicted) + self.context + self.libraries_high)
+        return int(device * (1 + self.unexplained.low)), int(high)
 
 
-def overhead_of(gpu: GPU, gpus: int) -> Overhead:
-    """The overhead of one of ``gpus`` processes on a GPU."""
-    hopper = gpu.compute_capability is not None and float(gpu.compute_capability) >= 9.0
-    several = gpus > 1
+def workspaces_of(gpu: GPU) -> Workspaces:
+    """By compute capability: PyTorch knows Hopper by its exact number, TransformerEngine all that came after it."""
+    capability = float(gpu.compute_capability) if gpu.compute_capability is not None else 0.0
+    return Workspaces(32 * MIB if capability == 9.0 else 8320 * 1024, 32 * MIB if capability >= 9.0 else 4 * MIB)
+
+
+def groups_of(layout: Layout) -> int:
+    """Communicators of a layout beside the world's."""
+    return sum(1 for degree in (layout.tp, layout.pp, layout.cp, layout.ep) if 1 < degree < layout.gpus)
+
+
+def group_bytes(grid: Grid) -> Array:
+    """Bytes of the communicators beside the world's, over the layouts."""
+    return NCCL_GROUP * column([groups_of(layout) for layout in grid.layouts], "layout")
+
+
+def overhead_of(gpu: GPU, grid: Grid, layout: Layout | None = None) -> Overhead:
+    """The overhead of one process of a layout; without one, that of a search, which adds :func:`group_bytes`."""
+    several, groups = int(grid.layouts[0].gpus > 1), groups_of(layout) if layout else 0
+    context = gpu.context_bytes
+    if grid.habits.allocator == "2021":
+        context = gpu.eager_context_bytes or context
     return Overhead(
         capacity=gpu.memory_bytes,
-        context=gpu.context_bytes or DEFAULT_CONTEXT,
-        libraries=NCCL * several,
-        libraries_high=NCCL_HIGH * several,
-        workspace=32 * MIB if hopper else 8320 * 1024,
-        context_assumed=gpu.context_bytes is None,
+        context=context or DEFAULT_CONTEXT,
+        libraries=several * NCCL + groups * NCCL_GROUP,
+        libraries_high=several * NCCL_HIGH + groups * NCCL_GROUP_HIGH,
+        workspaces=workspaces_of(gpu),
+        context_assumed=context is None,
+        unexplained=catalog.reserve(grid.habits.allocator),
     )

@@ -3,25 +3,36 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from memcalc.formulas import gradients as g
 from memcalc.formulas.optimizer import OPTIMIZERS, factored_bytes, master_bytes, moment_bytes, shard, step_temporary
-from memcalc.ledger import ALWAYS, Term
+from memcalc.ledger import ALWAYS, KEPT, Term
+from memcalc.terms.adapters import frozen_terms, scales_term, trained_parts
+from memcalc.terms.fsdp2 import Units, in_reduce_pool
+from memcalc.terms.local_gradients import traded
+from memcalc.terms.whole_gradients import accumulates_whole
+from memcalc.terms.zero import host_gradients
 
 if TYPE_CHECKING:
     from memcalc.formulas.types import Array
     from memcalc.grid import Grid
     from memcalc.terms.census import Census
 
-EARLY = ("forward", "loss", "backward-last")
-
 
 def state_terms(census: Census) -> Iterator[Term]:
     """All terms of the states."""
     yield from parameter_terms(census)
+    for updated in trained_parts(census):
+        for term in updated_terms(updated):
+            yield replace(term, name=f"{term.name}{updated.suffix}") if updated.suffix else term
+
+
+def updated_terms(census: Census) -> Iterator[Term]:
+    """The states of what is trained: gradients, optimizer, and what the step adds."""
     yield from gradient_terms(census)
     if census.grid.habits.gradient_copy:
         yield bucket_term(census)
@@ -51,12 +62,22 @@ def updated_elements(census: Census) -> Array:
 
 
 def parameter_terms(census: Census) -> Iterator[Term]:
-    """The persistent weights."""
+    """The persistent weights on the GPU."""
+    yield from weight_terms(census, 1 - census.grid.offloaded("params"))
+    if census.grid.fixed.quantize != "none":
+        yield scales_term(census)
+
+
+def weight_terms(census: Census, here: Array) -> Iterator[Term]:
+    """The persistent weights where ``here`` is 1."""
     grid = census.grid
+    if grid.fixed.lora is not None:
+        yield from frozen_terms(census, shards(grid, 3), here)
+        return
     yield Term(
         "parameters",
         "weights",
-        grid.width("parameter") * parameter_elements(census) * (1 - grid.offloaded("params")),
+        grid.width("parameter") * parameter_elements(census) * here,
         ALWAYS,
         "w · ⌈P / N⌉",
         grid.habits.source,
@@ -71,7 +92,7 @@ def shards(grid: Grid, stage: int) -> Array:
 
 def gradient_terms(census: Census) -> Iterator[Term]:
     """Gradients by phase: one block's where the optimizer steps in backward, else all that have been reduced."""
-    grid, width = census.grid, census.grid.width("gradient")
+    grid, width = census.grid, census.width("gradient")
     source = grid.habits.source
     if grid.fixed.optimizer_in_backward:
         block = g.gradient_bytes(census.largest_block, width)
@@ -79,35 +100,102 @@ def gradient_terms(census: Census) -> Iterator[Term]:
         during = ("backward-last", "backward-first")
         yield Term("gradients", "gradients of one block", block, during, "w · P_block", source, inputs)
         return
-    whole = g.gradient_bytes(gradient_elements(census), width) * (1 - offloaded_gradients(grid))
+    here = 1 - offloaded_gradients(grid)
+    whole = g.gradient_bytes(gradient_elements(census), width) * here
+    reduced = whole * (1 - accumulates_whole(census))
     inputs = {"w": width, "P": census.parameters, "N": shards(grid, 2)}
-    yield Term(
+    first = Term(
         "gradients",
         "gradients at the first block's backward",
-        np.maximum(whole - late_gradients(census), 0),
+        np.maximum(reduced - late_gradients(census) * here, 0),
         ("backward-first",),
-        "w · ⌈(P - P_root - 2·P_block) / N⌉ in the first micro-batch, w · ⌈P / N⌉ after it",
+        "w · ⌈(P - P_late) / N⌉ in the first micro-batch, w · ⌈P / N⌉ after it",
         source,
         inputs,
     )
-    yield Term("gradients", "gradients", whole, ("step",), "w · ⌈P / N⌉", source, inputs)
-    kept = (grid.accumulation > 1) | grid.habits.persistent_gradients
+    yield from in_reduce_pool(first, census)
+    # DeepSpeed's step reads a share of them (memcalc.terms.zero)
+    done = np.maximum(reduced - last_gradients(census) * here, 0)
+    end = Term("gradients", "gradients at the end of backward", done, ("backward-end",), "w · ⌈P / N⌉", source, inputs)
+    yield from in_reduce_pool(end, census)
+    if grid.habits.zero_optimizer is None:
+        yield from in_reduce_pool(replace(end, name="gradients", bytes=whole, phases=("step",)), census)
+    kept = (grid.accumulation > 1) & (not grid.fixed.longest_first)
+    kept = kept | grid.habits.persistent_gradients | grid.habits.zeroes_gradients | in_one_buffer(grid)
     formula = "w · ⌈P / N⌉ where gradients accumulate or live in one buffer"
-    yield Term("gradients", "gradients of earlier micro-batches", whole * kept, EARLY, formula, source, inputs)
+    apart = 1 - Units(census).pipelined if grid.habits.gather == "blocks" else np.int64(1)
+    earlier = np.maximum(reduced * kept * apart - traded(census, in_one_buffer(grid)), 0)
+    before = Term("gradients", "gradients of earlier micro-batches", earlier, KEPT, formula, source, inputs)
+    yield from in_reduce_pool(before, census)
+    if not grid.habits.persistent_gradients:
+        head = head_gradient_term(census, kept)
+        if head.phases[-1] == "backward-first":
+            # Without sharding the head's gradient is one of those that the first block's backward finds
+            yield replace(head, bytes=head.bytes * (grid.zero >= 2), phases=("backward-first",))
+            yield replace(head, phases=head.phases[:-1])
+        else:
+            yield from in_reduce_pool(head, census)
+
+
+def last_gradients(census: Census) -> Array:
+    """Bytes of the gradients of FSDP 2's last unit, which are not reduced yet when their flat copy is made."""
+    grid = census.grid
+    if grid.habits.gather != "blocks" or grid.habits.flat_units:
+        return np.int64(0)
+    outer = census.embedding if Units(census).split else census.root
+    share = census.width("gradient") * census.sharded(outer, np.int64(0), where=True)
+    return share * (grid.zero >= 2) * (grid.accumulation == 1)
+
+
+def in_one_buffer(grid: Grid) -> Array:
+    """Where ZeRO-3 keeps the shares of all gradients in one buffer (``grad_partitions_flat_buffer``)."""
+    zero = grid.habits.zero_optimizer
+    return (grid.zero == 3) & (zero is not None and zero.flat_partitions)
 
 
 def late_gradients(census: Census) -> Array:
-    """Bytes that FSDP has not yet reduced when the first block's backward runs: the root's, and two blocks'."""
+    """Bytes of gradients that are not there yet when the first block's backward runs, in the first micro-batch.
+
+    FSDP has not reduced the root's and two blocks' (FSDP 1: one's); without it the first block's and the embedding's
+    are to come.
+    """
     grid = census.grid
-    if grid.habits.gather != "blocks":
+    if grid.habits.persistent_gradients:
         return np.int64(0)
-    late = census.sharded(census.root + 2 * census.largest_block, np.int64(0), where=True)
-    return grid.width("gradient") * late * (grid.zero >= 2) * (grid.accumulation == 1)
+    first = ((grid.accumulation == 1) | grid.fixed.longest_first) & ~in_one_buffer(grid)
+    first = first & (not grid.habits.zeroes_gradients)
+    if grid.habits.gather == "blocks":
+        outer = census.embedding if Units(census).split else census.root
+        blocks = 1 if grid.habits.flat_units else 2
+        late = census.sharded(outer + blocks * census.largest_block, np.int64(0), where=True)
+        sharded = census.width("gradient") * late * (grid.zero >= 2)
+        return first * np.where(
+            grid.zero >= 2, sharded, census.width("gradient") * (census.embedding + census.largest_block)
+        )
+    late = census.sharded(census.embedding + census.largest_block, np.int64(0), sharded_from(grid, 2))
+    return first * census.width("gradient") * late
+
+
+def head_gradient_term(census: Census, accumulates: Array) -> Term:
+    """The head's gradient from the loss on: whole under FSDP where its unit is the root, which is reduced last."""
+    grid = census.grid
+    whole = grid.habits.gather == "blocks" and not Units(census).split
+    unsharded = (grid.zero >= 2) & whole
+    elements = np.where(unsharded, census.head, census.sharded(census.head, np.int64(0), sharded_from(grid, 2)))
+    width = np.where(unsharded, grid.width("compute"), census.width("gradient") * (1 - accumulates))
+    phases = ("backward-last", "backward-first") if whole else ("backward-last",)
+    if grid.fixed.loss == "fused-linear":  # it is made in the loss's forward
+        phases = ("forward", "loss", *phases)
+    here = 1 - offloaded_gradients(grid)
+    inputs = {"w": width, "P_head": census.head}
+    return Term(
+        "gradients", "gradient of the head", width * elements * here, phases, "w · P_head", grid.habits.source, inputs
+    )
 
 
 def bucket_term(census: Census) -> Term:
     """DDP's all-reduce buckets, a second copy of all gradients."""
-    width = census.grid.width("gradient")
+    width = census.width("gradient")
     copy = g.ddp_bucket_bytes(census.parameters, width)
     inputs = {"w": width, "P": census.parameters}
     return Term("buffers", "all-reduce buckets", copy, ALWAYS, "w · P", census.grid.habits.source, inputs)
@@ -129,18 +217,18 @@ def optimizer_terms(census: Census) -> Iterator[Term]:
     grid, kind = census.grid, OPTIMIZERS[census.grid.fixed.optimizer]
     here = 1 - offloaded_states(grid)
     inputs = {"P": census.parameters, "N": shards(grid, 1)}
-    master = master_bytes(updated_elements(census), grid.width("master"))
-    width = {"w": grid.width("master")}
+    master = master_bytes(updated_elements(census), census.width("master"))
+    width = {"w": census.width("master")}
     source = grid.habits.source
     yield Term("optimizer", "fp32 master weights", master * here, ALWAYS, "w · ⌈P / N⌉", source, {**width, **inputs})
     yield Term(
         "optimizer",
         f"{kind.name} moments",
         optimizer_moments(census) * (0 if kind.paged else here),
-        ALWAYS,
+        ("step",) if grid.fixed.longest_first else ALWAYS,
         "n · w · ⌈P / N⌉, with the scales of 8-bit states",
         kind.source,
-        {"n": kind.moments, "w": kind.width or grid.width("moment"), **inputs},
+        {"n": kind.moments, "w": kind.width or census.width("moment"), **inputs},
     )
 
 
@@ -150,7 +238,7 @@ def step_terms(census: Census) -> Iterator[Term]:
     local, here = updated_elements(census), 1 - offloaded_states(grid)
     inputs = {"P": census.parameters, "N": shards(grid, 1)}
     tensor = np.minimum(shard(census.largest_tensor, shards(grid, 1)), local)
-    temporary = step_temporary(local, tensor, grid.width("moment"), impl=grid.fixed.optimizer_impl, kind=kind)
+    temporary = step_temporary(local, tensor, census.width("moment"), impl=grid.fixed.optimizer_impl, kind=kind)
     yield Term(
         "optimizer",
         "temporaries of the step",
@@ -158,9 +246,9 @@ def step_terms(census: Census) -> Iterator[Term]:
         ("step",),
         "w · (c_all · ⌈P / N⌉ + c_max · P_max)",
         kind.source,
-        {"w": grid.width("moment"), "P_max": tensor, **inputs},
+        {"w": census.width("moment"), "P_max": tensor, **inputs},
     )
-    copy = grid.width("step_gradient") * np.minimum(local, 10**9) * here
+    copy = census.width("step_gradient") * np.minimum(local, 10**9) * here
     source = "DeepSpeed v0.12.3 runtime/zero/stage3.py, _prepare_fp32_grad_for_sub_group"
     yield Term("optimizer", "fp32 copy of the gradients", copy, ("step",), "4 · min(⌈P / N⌉, 10⁹)", source, inputs)
 
@@ -168,7 +256,7 @@ def step_terms(census: Census) -> Iterator[Term]:
 def optimizer_moments(census: Census) -> Array:
     """Bytes of the moments of one rank, wherever they live."""
     grid, kind = census.grid, OPTIMIZERS[census.grid.fixed.optimizer]
-    width = grid.width("moment")
+    width = census.width("moment")
     moments = moment_bytes(updated_elements(census), kind, width)
     if kind.matrices_only:
         moments = moments + width * shard(census.root, shards(grid, 1))
@@ -191,9 +279,18 @@ def _rows_and_columns(census: Census) -> tuple[int, int]:
 
 def host_states(census: Census) -> Array:
     """Bytes that one rank keeps off the GPU: offloaded weights, gradients, master weights and moments."""
+    weights = sum(term.bytes for term in weight_terms(census, census.grid.offloaded("params")))
+    return weights + sum(_host_states(updated) for updated in trained_parts(census))
+
+
+def _host_states(census: Census) -> Array:
+    """Bytes that one rank keeps off the GPU of what is trained, the weights left out."""
     grid, kind = census.grid, OPTIMIZERS[census.grid.fixed.optimizer]
-    weights = grid.width("parameter") * parameter_elements(census) * grid.offloaded("params")
-    gradients = grid.width("gradient") * gradient_elements(census) * offloaded_gradients(grid)
+    gradients = census.width("gradient") * gradient_elements(census) * offloaded_gradients(grid)
+    if grid.habits.zero_optimizer is not None:
+        gradients = host_gradients(census)
     moments = optimizer_moments(census)
-    states = (grid.width("master") * updated_elements(census) + (0 if kind.paged else moments)) * offloaded_states(grid)
-    return weights + gradients + states + (moments if kind.paged else 0)
+    states = (census.width("master") * updated_elements(census) + (0 if kind.paged else moments)) * offloaded_states(
+        grid
+    )
+    return gradients + states + (moments if kind.paged else 0)

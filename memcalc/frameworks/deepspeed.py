@@ -1,0 +1,69 @@
+"""DeepSpeed: the ZeRO stages, and with Megatron-DeepSpeed tensor parallelism and the pipeline engine.
+
+Read at v0.3.16, v0.4.5, v0.5.10, v0.6.0, v0.12.3 and edaa722 (0.19). Its releases of 2021 are those with which
+Megatron-DeepSpeed trained, so their blocks and losses are Megatron's; later ones serve models of Transformers.
+"""
+
+from __future__ import annotations
+
+from memcalc.frameworks import losses
+from memcalc.frameworks.habits import Habits, Widths, like
+from memcalc.frameworks.megatron import VOCAB_MULTIPLE
+from memcalc.frameworks.plain import MASTER
+from memcalc.frameworks.zero import Zero
+
+WIDTHS = {**MASTER, "bf16-mixed": Widths(2, 2, 4, 4, 2, 0), "fp16-mixed": Widths(2, 2, 4, 4, 2, 0)}
+
+DEEPSPEED = Habits(
+    name="deepspeed",
+    zero=(3, 2, 1, 0),
+    widths=WIDTHS,
+    gather="live",
+    tensor_parallel=True,
+    lacks=("sp", "cp", "ep"),
+    zero_optimizer=Zero(contiguous_from=1),
+    pipeline_engine="pipelines",
+    gradients_follow_optimizer=True,
+    optimizer_impl="fused",
+    reentrant=True,
+    losses={**losses.HUGGING_FACE, "parallel": losses.MEGATRON_PIPE},
+    source="deepspeed/runtime/zero/config.py edaa722: reduce_bucket_size, overlap_comm, max_live_parameters",
+)
+DEEPSPEED_06 = like(
+    DEEPSPEED,
+    "deepspeed",
+    zero_optimizer=Zero(),
+    losses={**DEEPSPEED.losses, "standard": losses.HF_445},
+    source="deepspeed/runtime/engine.py v0.12.3, _configure_zero_optimizer: stage 1 ignores contiguous_gradients",
+)
+MEGATRON_DEEPSPEED = like(
+    DEEPSPEED_06,
+    "deepspeed",
+    zero_optimizer=Zero(flat_partitions=False, fp32_accumulation=False),
+    pipeline_engine="always",
+    vocab_parallel=True,
+    kernels="te",
+    vocab_multiple=VOCAB_MULTIPLE,
+    allocator="2021",
+    losses={"standard": losses.MEGATRON_PIPE, "parallel": losses.MEGATRON_PIPE},
+    source="DeepSpeed v0.5.10 runtime/zero/stage_1_and_2.py; Megatron-DeepSpeed 541b967 megatron/model/gpt_model.py",
+)
+LEGACY = like(
+    MEGATRON_DEEPSPEED,
+    "deepspeed",
+    zero_optimizer=Zero(flat_gradients=True, flat_partitions=False, fp32_accumulation=False),
+    source="DeepSpeed v0.3.16 runtime/zero/stage1.py",
+)
+
+ERAS = {
+    "deepspeed": (
+        ("0.3", LEGACY),
+        ("0.4", MEGATRON_DEEPSPEED),
+        ("0.6", DEEPSPEED_06),
+        ("0.13", DEEPSPEED),
+        ("2021-01", MEGATRON_DEEPSPEED),
+        ("2022-03", DEEPSPEED_06),
+        ("2024-01", DEEPSPEED),
+    )
+}
+"""By version, and for those who know only the month of a run by that."""

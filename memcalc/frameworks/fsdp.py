@@ -1,0 +1,103 @@
+"""FSDP 1 and 2, and torchtitan, which stands on them."""
+
+from __future__ import annotations
+
+from memcalc.frameworks import losses
+from memcalc.frameworks.habits import Habits, Widths, like
+from memcalc.frameworks.own_code import OwnCode
+
+SHARDED = {
+    "fp32": Widths(4, 4, 0, 4, 4, 0),
+    "bf16-mixed": Widths(4, 4, 0, 4, 2, 0),
+    "fp16-mixed": Widths(4, 4, 0, 4, 2, 0),
+    "bf16-autocast": Widths(4, 4, 0, 4, 4, 2),
+    "fp16-autocast": Widths(4, 4, 0, 4, 4, 2),
+    "bf16": Widths(2, 2, 0, 2, 2, 0),
+}
+FLOAT8 = {**SHARDED, "fp8-mixed": SHARDED["bf16-mixed"]}
+LOSSES = {
+    "standard": losses.TITAN,
+    "chunked": losses.CHUNKED,
+    "fused-kernel": losses.IN_PLACE,
+    "parallel": losses.LOSS_PARALLEL,
+}
+
+FSDP2 = Habits(
+    name="fsdp2",
+    zero=(3, 2),
+    widths=SHARDED,
+    tensor_parallel=True,
+    full_shard=True,
+    gather="blocks",
+    gathers_inputs=True,
+    pipeline_accumulates_whole=True,
+    losses=LOSSES,
+    source="torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py, torch 2.13",
+)
+FSDP1 = like(
+    FSDP2,
+    "fsdp1",
+    widths=FLOAT8,
+    tensor_parallel=False,
+    flat_units=True,
+    losses=losses.HUGGING_FACE,
+    source="torch/distributed/fsdp/api.py, torch 2.13",
+)
+_TITAN = "torchtitan {} parallelize_llama.py, model.py, components/loss.py, run_train.sh"
+TITAN_2024_03 = like(
+    FSDP2,
+    "torchtitan",
+    widths=FLOAT8,
+    pipeline_keeps_outputs=True,
+    keeps_last_block=True,
+    repeats_keys=True,
+    rotary="fused",
+    own_code=OwnCode(),
+    losses={**LOSSES, "standard": losses.TITAN_2024_03},
+    source=_TITAN.format("83c879f18"),
+)
+TITAN_2024_06 = like(TITAN_2024_03, "torchtitan", losses=LOSSES, source=_TITAN.format("e29b6b4d4"))
+TITAN_2024_11 = like(TITAN_2024_06, "torchtitan", expandable_segments=True, source=_TITAN.format("9dec370"))
+TITAN_2025_08 = like(
+    TITAN_2024_11,
+    "torchtitan",
+    kernels="fused",
+    optimizer_impl="fused",
+    keeps_last_block=False,
+    split_root=True,
+    source=_TITAN.format("83e694105"),
+)
+TITAN_2025_11 = like(
+    TITAN_2025_08, "torchtitan", pipeline_keeps_outputs=False, source="torchtitan e5ef99aab: step(return_outputs=False)"
+)
+TITAN_2025_12 = like(
+    TITAN_2025_11,
+    "torchtitan",
+    saved_attention=(*FSDP2.saved_attention, "cudnn"),
+    source=_TITAN.format("b39377f9f"),
+)
+TITAN_2026_02 = like(TITAN_2025_12, "torchtitan", repeats_keys=False, source=_TITAN.format("ff0829c10"))
+TORCHTITAN = like(
+    TITAN_2026_02,
+    "torchtitan",
+    own_code=OwnCode(attention={"packed_qkv": True}),
+    # experiments/graph_trainer/memory_policy.py of 27aa49077
+    graph_keeps_matmuls=True,
+    losses={**LOSSES, "chunked": losses.CHUNKED_HIDDEN},
+    source=_TITAN.format("786e26f8e"),
+)
+
+ERAS = {
+    "fsdp2": (("2.4", like(FSDP2, "fsdp2", widths=FLOAT8)),),
+    "fsdp1": (("2.0", FSDP1),),
+    "torchtitan": (
+        ("2024-03", TITAN_2024_03),
+        ("2024-06", TITAN_2024_06),
+        ("2024-11", TITAN_2024_11),
+        ("2025-08", TITAN_2025_08),
+        ("2025-11", TITAN_2025_11),
+        ("2025-12", TITAN_2025_12),
+        ("2026-02", TITAN_2026_02),
+        ("2026-05", TORCHTITAN),
+    ),
+}

@@ -1,0 +1,45 @@
+"""The Hugging Face Trainer, on one GPU or on FSDP 1, the default of Accelerate 1.15 (``fsdp_version``)."""
+
+from __future__ import annotations
+
+from memcalc.frameworks import losses
+from memcalc.frameworks.fsdp import FSDP1
+from memcalc.frameworks.habits import like
+
+HF = like(
+    FSDP1,
+    "hf",
+    zero=(0, 3, 2),
+    in_place_kernels=True,
+    losses=losses.HUGGING_FACE,
+    source="transformers 5.23 loss/loss_utils.py, integrations/moe.py; 5.0 modeling_utils.py: use_reentrant is False",
+)
+HF_449 = like(
+    HF,
+    "hf",
+    reentrant=True,
+    expert_loop=True,
+    source="transformers 4.49 loss/loss_utils.py, modeling_utils.py (gradient_checkpointing_enable)",
+)
+HF_446 = like(
+    HF_449,
+    "hf",
+    losses={**losses.HUGGING_FACE, "standard": losses.HF_446, "fused-kernel": losses.HF_446_IN_PLACE},
+    source=losses.HF_446.source,
+)
+HF_445 = like(
+    HF_446,
+    "hf",
+    losses={**losses.HUGGING_FACE, "standard": losses.HF_445, "fused-kernel": losses.HF_445_IN_PLACE},
+    source=losses.HF_445.source,
+)
+
+HF_40 = like(
+    HF_445, "hf", zeroes_gradients=True, source="transformers 4.26 trainer.py: model.zero_grad(), before torch 2.0"
+)
+
+ERAS = {
+    "hf": (("4.0", HF_40), ("4.27", HF_445), ("4.46", HF_446), ("4.49", HF_449), ("5.0", HF)),
+}
+RELEASED = {"4.0": "2020-11", "4.27": "2023-03", "4.46": "2024-10", "4.49": "2025-02", "5.0": "2026-01"}
+"""The months of the releases with which the eras begin (pypi.org/project/transformers), for an era given as a month."""

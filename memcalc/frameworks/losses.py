@@ -1,0 +1,90 @@
+"""How a loss is computed from the logits: what decides the generations of logits that are alive together."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+
+@dataclass(frozen=True)
+class Loss:
+    """One way to compute the cross entropy of a head's logits."""
+
+    kernel: Literal["log-softmax", "in-place", "compiled", "vocab-parallel", "vocab-parallel-fused", "loss-parallel"]
+    """What turns logits into a loss; see :mod:`memcalc.trace.head`."""
+    upcast: Literal["model", "loss", "none"] = "loss"
+    """Who casts 16-bit logits to fp32: the model (the 16-bit ones are then gone), the loss, or nobody."""
+    shifted_copy: bool = False
+    """The logits are shifted, as a contiguous copy, instead of the labels."""
+    chunks: int = 1
+    """Parts of the rows that go through the loss one after another."""
+    rows: int = 0
+    """Positions of a sequence in one part, where that is fixed instead of the number of parts."""
+    head_in_parts: bool = False
+    """The head, too, runs on one part of the hidden states after another."""
+    head_in_turns: bool = False
+    """Head, loss and their backward run on one part of the hidden states before the next begins."""
+    held: bool = False
+    """The training script holds the logits until the step ends."""
+    compiles: bool = True
+    """Whether compiling the loss takes effect."""
+    again: bool = False
+    """It holds those of the micro-batch before, until it is given the new ones."""
+    observed: bool = False
+    """Measured runs reserve one more fp32 generation of logits than tensors explain; the cause is not known."""
+    frozen: Loss | None = None
+    """How it is computed where the base is frozen, if otherwise."""
+    source: str = ""
+
+    def of(self, seq_len: int, *, trainable: bool, compiled: bool = False, again: bool = False) -> Loss:
+        """The loss of sequences of a length [tokens], with its number of parts; a compiled one casts inside its kernel.
+
+        ``again`` says that a micro-batch of the same length came before.
+        """
+        one = self if trainable or self.frozen is None else self.frozen
+        one = replace(
+            one, frozen=None, again=again and one.held, chunks=-(-seq_len // one.rows) if one.rows else one.chunks
+        )
+        if not (compiled and one.compiles) or one.kernel != "log-softmax":
+            return one
+        return replace(one, kernel="compiled", upcast="none" if one.upcast == "loss" else one.upcast)
+
+
+_OLD = "Transformers 4.45, modeling_llama.py: logits.float(), shift_logits.contiguous()"
+_MIDDLE = "Transformers 4.46 to 4.48, loss/loss_utils.py: ForCausalLMLoss shifts the logits"
+_NEW = "Transformers 5.23, loss/loss_utils.py: ForCausalLMLoss shifts the labels"
+_TITAN = "torchtitan components/loss.py"
+_MEGATRON = "Megatron-LM core/tensor_parallel/cross_entropy.py"
+
+HF_445 = Loss("log-softmax", upcast="model", shifted_copy=True, source=_OLD)
+HF_446 = Loss("log-softmax", shifted_copy=True, source=_MIDDLE)
+_CUSTOM = "fms-acceleration fused-ops-and-kernels, cross_entropy_loss.py: in place on the shifted fp32 copy"
+HF_445_IN_PLACE = Loss("in-place", upcast="model", shifted_copy=True, observed=True, source=_CUSTOM)
+HF_446_IN_PLACE = Loss("in-place", shifted_copy=True, observed=True, source=_CUSTOM)
+HF_NEW = Loss("log-softmax", source=_NEW)
+_LIGER = "Liger-Kernel ops/cross_entropy.py: the gradient overwrites the logits"
+IN_PLACE = Loss("in-place", upcast="none", source=_LIGER)
+CHUNKED = Loss("log-softmax", chunks=8, source="torchtitan e23bb707d: eight chunks of the logits")
+TITAN = Loss("log-softmax", source=_TITAN)
+TITAN_2024_03 = Loss(
+    "log-softmax",
+    upcast="model",
+    held=True,
+    source="torchtitan until e29b6b4d4 (2024-06-12): output.float() in the model, logits held by train.py",
+)
+CHUNKED_HIDDEN = Loss(
+    "log-softmax",
+    chunks=8,
+    head_in_turns=True,
+    source="torchtitan 786e26f8e: ChunkedCELoss, eight chunks of hidden states",
+)
+LOSS_PARALLEL = Loss("loss-parallel", source="torch/distributed/tensor/parallel/loss.py")
+MEGATRON = Loss("vocab-parallel", source=_MEGATRON)
+_PIPE = "Megatron-DeepSpeed 541b967 model/gpt_model.py: float16_to_fp32 is a layer of the pipeline"
+MEGATRON_PIPE = Loss("vocab-parallel", upcast="model", source=_PIPE)
+_FUSED = "Megatron-LM core/fusions/fused_cross_entropy.py: compiled out of place"
+MEGATRON_FUSED = Loss("vocab-parallel-fused", upcast="none", source=_FUSED)
+TRITON = Loss("in-place", upcast="none", source="TransformerEngine pytorch/cross_entropy.py: gradient in the logits")
+
+HUGGING_FACE = {"standard": HF_NEW, "fused-kernel": IN_PLACE, "chunked": CHUNKED}
+"""Losses of the Transformers library's newest release, by the interface's names."""

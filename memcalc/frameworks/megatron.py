@@ -1,0 +1,68 @@
+"""Megatron-LM, from the local DDP of 2021 to Megatron core with TransformerEngine."""
+
+from __future__ import annotations
+
+from memcalc.frameworks import losses
+from memcalc.frameworks.habits import Habits, Widths, like
+
+WIDTHS = {
+    "fp32": Widths(4, 4, 0, 4, 4, 0),
+    "bf16-mixed": Widths(2, 4, 4, 4, 2, 0),
+    "fp16-mixed": Widths(2, 2, 4, 4, 2, 0, 4),
+}
+LOSSES = {
+    "standard": losses.MEGATRON,
+    "parallel": losses.MEGATRON,
+    "fused-kernel": losses.MEGATRON_FUSED,
+    "triton": losses.TRITON,
+}
+VOCAB_MULTIPLE = 128
+"""``--make-vocab-size-divisible-by``, times TP."""
+
+CORE = Habits(
+    name="megatron",
+    zero=(1, 0),
+    widths=WIDTHS,
+    tensor_parallel=True,
+    persistent_gradients=True,
+    adds_gradients=True,
+    kernels="te",
+    engine=True,
+    optimizer_impl="fused",
+    vocab_parallel=True,
+    vocab_multiple=VOCAB_MULTIPLE,
+    schedule_variables=True,
+    reentrant=True,
+    losses=LOSSES,
+    source="Megatron-LM 23e00ed (core 0.14), d98e8a64 (core 0.20): core/distributed, core/optimizer",
+)
+CONTIGUOUS = like(
+    CORE,
+    "megatron",
+    zero=(0,),
+    makes_masks=True,
+    engine=False,
+    handle_workspaces=False,
+    losses={"standard": losses.MEGATRON, "parallel": losses.MEGATRON},
+    source="Megatron-LM of January 2022 (c1e4526): megatron/schedules.py frees outputs that were sent",
+)
+OUTPUTS_KEPT = like(
+    CONTIGUOUS,
+    "megatron",
+    keeps_stage_outputs=True,
+    source="Megatron-LM of August 2021 (e8fb052): contiguous gradient buffers in the local DDP by default",
+)
+LOCAL = like(
+    OUTPUTS_KEPT,
+    "megatron",
+    widths={**WIDTHS, "fp16-mixed": Widths(2, 2, 4, 4, 2, 0)},
+    persistent_gradients=False,
+    flattened_gradients=True,
+    main_gradients=4,
+    allocator="2021",
+    source="Megatron-LM b4bc51b megatron/model/distributed.py, megatron/optimizer/optimizer.py, megatron/schedules.py",
+)
+
+ERAS = {
+    "megatron": (("2021-03", LOCAL), ("2021-08", OUTPUTS_KEPT), ("2022-01", CONTIGUOUS), ("core-0.5", CORE)),
+}

@@ -1,0 +1,61 @@
+"""The table of frameworks and their eras."""
+
+from __future__ import annotations
+
+import re
+from functools import lru_cache
+
+from memcalc.errors import InputError, UnknownNameError
+from memcalc.frameworks import deepspeed, fsdp, hf, litgpt, megatron, plain, torchtune
+from memcalc.frameworks.habits import Habits
+
+FRAMEWORKS: dict[str, tuple[tuple[str, Habits], ...]] = {
+    **fsdp.ERAS,
+    **hf.ERAS,
+    **litgpt.ERAS,
+    **torchtune.ERAS,
+    **plain.ERAS,
+    **deepspeed.ERAS,
+    **megatron.ERAS,
+}
+"""By name: the eras, oldest first, each with the version or month in which its habits began."""
+LAST_VERSION = 1900
+"""What is above this is a year."""
+_ERA = re.compile(r"(core-)?v?(\d+)(?:[.-](\d+))?(?:[.-](\d+))?")
+
+
+@lru_cache(maxsize=256)
+def habits_of(framework: str) -> Habits:
+    """The habits of ``name`` or ``name@era``: the newest that had begun by then.
+
+    An era is a version (``hf@4.46``) or a month (``torchtitan@2024-12``, ``megatron@2021-05``; ``megatron@core-0.12``
+    is younger than any month).
+
+    >>> habits_of("hf@4.45").losses["standard"].upcast
+    'model'
+    """
+    name, at, era = framework.partition("@")
+    if name not in FRAMEWORKS:
+        raise UnknownNameError("framework", name, f"must be one of {', '.join(FRAMEWORKS)}", FRAMEWORKS)
+    eras = FRAMEWORKS[name]
+    if not at:
+        return eras[-1][1]
+    asked = _order(framework, era)
+    begun = [habits for known, habits in eras if _order(framework, _like(known, asked)) <= asked]
+    if not begun:
+        raise InputError("framework", framework, f"the oldest era modelled is {name}@{eras[0][0]}")
+    return begun[-1]
+
+
+def _like(known: str, asked: tuple[int, ...]) -> str:
+    """The beginning of an era as a month where a month was asked for and the era is named for a release."""
+    return hf.RELEASED.get(known, known) if asked[1] > LAST_VERSION else known
+
+
+def _order(framework: str, era: str) -> tuple[int, ...]:
+    """An era as numbers that sort by age."""
+    match = _ERA.fullmatch(era)
+    if match is None:
+        allowed = "an era is a version or a month, such as hf@4.46, torchtitan@2024-12 or megatron@core-0.12"
+        raise InputError("framework", framework, allowed)
+    return (bool(match[1]), *(int(part or 0) for part in match.groups()[1:]))

@@ -1,0 +1,45 @@
+"""torchtune: its own model code, on plain PyTorch or FSDP 2.
+
+Source: pytorch/torchtune at 1814feb17 (2024-11-18): modules/transformer.py, modules/attention.py, modules/rms_norm.py,
+modules/loss/ce_chunked_output_loss.py, training/_compile.py and recipes/full_finetune_single_device.py.
+"""
+
+from __future__ import annotations
+
+from memcalc.frameworks.fsdp import FSDP2
+from memcalc.frameworks.habits import like
+from memcalc.frameworks.losses import Loss
+from memcalc.frameworks.own_code import OwnCode
+
+WHOLE = Loss(
+    "log-softmax",
+    upcast="model",
+    compiles=False,
+    source="torchtune modules/transformer.py: output(h).float(); recipes drop what compile_loss returns for it",
+)
+CHUNKED = Loss(
+    "log-softmax",
+    chunks=8,
+    head_in_parts=True,
+    source="torchtune modules/loss/ce_chunked_output_loss.py: num_output_chunks=8; transformer.py: chunked_output",
+)
+CODE = OwnCode(
+    attention={"packed_qkv": False, "kv_form": "views", "fused": True, "scores_bias": "none", "explicit_mask": False},
+    mlp={"packed": False},
+    norm={"scale": "narrow"},
+)
+
+TORCHTUNE = like(
+    FSDP2,
+    "torchtune",
+    zero=(3, 2, 0),
+    tensor_parallel=False,
+    repeats_keys=True,
+    adapters_follow_base=True,
+    rotary="fused",
+    own_code=CODE,
+    losses={"standard": WHOLE, "chunked": CHUNKED},
+    source="torchtune 1814feb17, recipes/full_finetune_distributed.py",
+)
+
+ERAS = {"torchtune": (("2024-04", TORCHTUNE),)}

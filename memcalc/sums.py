@@ -1,0 +1,113 @@
+"""Sums and maxima of arrays that broadcast, in the order that touches large ones least, a few layouts at a time.
+
+All is integers, so that neither the order nor the blocks change a figure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from math import prod
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from memcalc.formulas.types import Array
+
+AXES = 7
+BLOCK = 1 << 17
+"""Elements computed at once, so that what lies between stays in a core's cache."""
+ZERO = np.zeros((1,) * AXES, dtype=np.int64)
+
+Shape = tuple[int, ...]
+Alive = tuple[frozenset[str], "Tree"]
+"""An array and the phases in which it counts."""
+
+
+@dataclass(frozen=True, eq=False)
+class Leaf:
+    """An array over the axes of a grid."""
+
+    array: Array
+
+    @property
+    def shape(self) -> Shape:
+        """Length of each axis."""
+        return tuple(self.array.shape)
+
+    def rows(self, chosen: slice) -> Array:
+        """The array for some layouts."""
+        return self.array if len(self.array) == 1 else self.array[chosen]
+
+
+@dataclass(frozen=True, eq=False)
+class Pair:
+    """What an operation makes of two arrays."""
+
+    operation: Callable[[Array, Array], Array]
+    left: Tree
+    right: Tree
+    shape: Shape
+
+    def rows(self, chosen: slice) -> Array:
+        """The result for some layouts."""
+        return self.operation(self.left.rows(chosen), self.right.rows(chosen))
+
+
+Tree = Leaf | Pair
+
+
+def leaf(array: Array) -> Leaf:
+    """An array, or a number, with all axes."""
+    full = np.asarray(array)
+    return Leaf(full.reshape(*(1,) * (AXES - full.ndim), *full.shape))
+
+
+def joint(left: Tree, right: Tree) -> Shape:
+    """The shape of what two arrays give."""
+    return tuple(map(max, left.shape, right.shape))
+
+
+def total(trees: Sequence[Tree]) -> Tree:
+    """The sum of several: always the two next whose sum is smallest."""
+    left = list(trees) or [Leaf(ZERO)]
+    while len(left) > 1:
+        first, second = min(combinations(left, 2), key=lambda two: prod(joint(*two)))
+        left = [tree for tree in left if tree is not first and tree is not second]
+        left.append(Pair(np.add, first, second, joint(first, second)))
+    return left[0]
+
+
+def largest(parts: Sequence[Alive], phases: frozenset[str]) -> Tree:
+    """The largest sum of some phases; what counts in all of them is added once: max(a + c, b + c) = max(a, b) + c."""
+    common = [tree for alive, tree in parts if alive >= phases]
+    rest = [(alive, tree) for alive, tree in parts if alive & phases and not alive >= phases]
+    if not rest:
+        return total(common)
+    apart = max(rest, key=lambda part: prod(part[1].shape))[0] & phases
+    left, right = largest(rest, apart), largest(rest, phases - apart)
+    return total([*common, Pair(np.maximum, left, right, joint(left, right))])
+
+
+def alike(arrays: Iterable[tuple[tuple[str, ...], Array]]) -> list[Alive]:
+    """Arrays with their phases, those of one shape and the same phases added up."""
+    known: dict[tuple[frozenset[str], Shape], Array] = {}
+    for phases, array in arrays:
+        key = frozenset(phases), np.shape(array)
+        known[key] = known[key] + array if key in known else array
+    return [(phases, leaf(array)) for (phases, _), array in known.items()]
+
+
+def computed(tree: Tree, *, largest_stage: bool = False) -> Array:
+    """The array, block by block along the layouts; with ``largest_stage`` the largest along the stages."""
+    rows = max(BLOCK // prod(tree.shape[1:]), 1)
+    blocks = (tree.rows(slice(first, first + rows)) for first in range(0, tree.shape[0], rows))
+    found = [block.max(axis=1, keepdims=True) if largest_stage else block for block in blocks]
+    return np.concatenate(found) if len(found) > 1 else found[0]
+
+
+def add_up(arrays: Iterable[Array]) -> Array:
+    """Sum of broadcastable integer arrays."""
+    return computed(total([tree for _, tree in alike(((), array) for array in arrays)]))

@@ -1,0 +1,277 @@
+"""Terms of FSDP 2: units that are gathered for compute and gradients on their way to be reduced, in three pools.
+
+A unit is gathered into a flat buffer of the copy-in stream and copied out into tensors of the compute stream;
+gradients are copied into a flat buffer of the compute stream and reduced into one of the reduce-scatter stream. A freed
+block of memory stays with its stream, so that the peaks of the three streams' pools add up in what is reserved.
+
+Source: ``torch/distributed/fsdp/_fully_shard/`` of PyTorch 2.13: ``_fsdp_collectives.py`` (foreach_all_gather,
+foreach_reduce) and ``_fsdp_param_group.py`` (wait_for_unshard, _backward_prefetch, post_backward).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from memcalc.formulas.gradients import reduce_scatter_input_bytes
+from memcalc.grid import column
+from memcalc.ledger import COMPUTING, Term
+from memcalc.terms.activations import groups_of, largest
+from memcalc.terms.adapters import AdapterCensus, Base, trained
+from memcalc.terms.every import gone_before, kept_by_first, made_by_last
+
+if TYPE_CHECKING:
+    from memcalc.formulas.types import Array
+    from memcalc.terms.census import Census
+
+FSDP = "torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py and _fsdp_collectives.py, torch 2.13"
+PIPELINE = "torch/distributed/pipelining/stage.py, torch 2.13: backward_maybe_with_nosync"
+ROTATER = "torch/distributed/tensor/experimental/_context_parallel/_attention.py, torch 2.13: _AllGatherRotater"
+UNTIL_LAST = ("forward-last", "forward", "loss", "backward-last")
+
+
+@dataclass(frozen=True, eq=False)
+class Units:
+    """The units of a rank, as bytes where they are gathered, over the grid."""
+
+    census: Census
+
+    @cached_property
+    def sharded(self) -> Array:
+        """1 where FSDP shards at all."""
+        return (self.census.grid.zero >= 2).astype(np.int64)
+
+    @cached_property
+    def resharded(self) -> Array:
+        """1 where blocks are sharded again after their forward."""
+        return (self.census.grid.zero == 3).astype(np.int64)
+
+    @cached_property
+    def split(self) -> bool:
+        """Whether the embedding is a unit of its own; a tied one belongs to the head."""
+        return self.census.grid.habits.split_root and not self.census.model.tied
+
+    @cached_property
+    def keeps_last(self) -> bool:
+        """Whether the last block stays whole from forward to backward although others do not."""
+        grid = self.census.grid
+        return grid.habits.keeps_last_block and grid.fixed.reshard == "default"
+
+    @cached_property
+    def pool(self) -> str:
+        """The pool of what is gathered; SimpleFSDP runs its copies in the compute stream (torchtitan d9bdfbb20)."""
+        return "compute" if self.census.grid.fixed.fsdp_schedule == "simple" else "all-gather"
+
+    @cached_property
+    def width(self) -> Array:
+        """Bytes of a gathered weight outside the blocks."""
+        return self.census.grid.width("compute") * self.sharded
+
+    @cached_property
+    def block_width(self) -> Array:
+        """Bytes of a gathered weight of a block: float8 where it is gathered so (torchao float8/fsdp_utils.py)."""
+        grid = self.census.grid
+        narrow = column([grid.fixed.float8_all_gather and p == "fp8-mixed" for p in grid.precisions], "precision")
+        return np.where(narrow == 1, 1, grid.width("compute")) * self.sharded
+
+    @cached_property
+    def is_frozen(self) -> bool:
+        """Whether these are the units of a frozen base, which may be quantised."""
+        return self.census.grid.fixed.lora is not None and not isinstance(self.census, AdapterCensus)
+
+    @cached_property
+    def block(self) -> Array:
+        """One gathered block."""
+        if self.is_frozen:
+            return Base(self.census).largest_block * self.sharded
+        return self.block_width * self.census.largest_block
+
+    @cached_property
+    def blocks(self) -> Array:
+        """All gathered blocks of a stage."""
+        if self.is_frozen:
+            return Base(self.census).all_blocks * self.sharded
+        return self.block_width * (self.census.blocks + self.census.experts_or_none)
+
+    @cached_property
+    def embedding(self) -> Array:
+        """The gathered embedding where it is a unit of its own."""
+        return self.width * self.census.embedding * self.split
+
+    @cached_property
+    def root(self) -> Array:
+        """The gathered unit of the head: with final norm and, unless it is apart, the embedding."""
+        return self.width * self.census.root - self.embedding
+
+    @cached_property
+    def outer(self) -> Array:
+        """The unit whose backward ends a step: the embedding's."""
+        return self.embedding if self.split else self.root
+
+    @cached_property
+    def pipelined(self) -> Array:
+        """1 where units stay whole, and their gradients too, from micro-batch to micro-batch of a pipeline."""
+        grid = self.census.grid
+        whole = grid.habits.pipeline_accumulates_whole & (grid.degree("pp") > 1) & (grid.accumulation > 1)
+        return whole * self.sharded
+
+    def scatter_input(self, gathered: Array, width: Array) -> Array:
+        """The flat buffer of a unit's gradients before they are reduced."""
+        grid = self.census.grid
+        elements = gathered // np.maximum(width, 1)
+        return reduce_scatter_input_bytes(elements, grid.reduce_width, grid.ranks) * self.sharded
+
+
+def fsdp2_terms(census: Census) -> Iterator[Term]:
+    """All terms of FSDP 2's buffers."""
+    units = Units(census)
+    updated = units if census.grid.fixed.lora is None else Units(trained(census))
+    for term in (*gathered_terms(units), *gather_terms(units), *reduction_terms(updated)):
+        yield replace(term, in_events=True)
+    if census.grid.fixed.cp_kind == "allgather" and np.any(census.grid.degree("cp") > 1):
+        yield context_term(census)
+    if np.any(census.grid.degree("pp") > 1):
+        yield from pipeline_terms(units)
+
+
+def gathered_terms(units: Units) -> Iterator[Term]:
+    """Weights that are whole, in the compute stream."""
+    whole, pipelined = units.sharded - units.resharded, units.pipelined
+    inputs = {"w": units.width, "P_block": units.census.largest_block, "P_root": units.census.root}
+    title, formula = "gathered norm and head", "w · P_head"
+    phases: tuple[str, ...] = ("forward", "loss")
+    if not units.split:
+        title, formula, phases = "gathered embedding, norm and head", "w · P_root", COMPUTING[:-1]
+    yield Term("buffers", title, units.root, phases, formula, FSDP, inputs)
+    if units.split:
+        kept = units.root * pipelined
+        yield Term("buffers", title, kept, ("backward-last", "backward-first", "backward-end"), formula, FSDP, inputs)
+        kept = units.embedding * whole
+        yield Term("buffers", "gathered embedding", kept, COMPUTING[:-1], "w · P_embedding", FSDP, inputs)
+    yield Term("buffers", "gathered blocks", units.blocks * whole, UNTIL_LAST, "w · P_blocks", FSDP, inputs)
+    # A block goes after its backward whether or not it stayed after its forward: the first two are left at the end
+    first = np.where(pipelined == 1, units.blocks, 2 * units.block) * whole
+    yield Term("buffers", "gathered first blocks", first, ("backward-first",), "2 · w · P_block", FSDP, inputs)
+    yield Term("buffers", "gathered blocks", units.blocks * pipelined, ("backward-end",), "w · P_blocks", FSDP, inputs)
+    alive = ("forward-last", "backward-last", "backward-first", *(("forward", "loss") if units.keeps_last else ()))
+    yield Term("buffers", "gathered block", units.block * units.resharded, alive, "w · P_block", FSDP, inputs)
+
+
+def gather_terms(units: Units) -> Iterator[Term]:
+    """The flat buffers of the all-gathers: alive until the next unit's copy is out, in backward one unit ahead."""
+    block, pool = units.block, units.pool
+    inputs = {"w": units.block_width, "P_block": units.census.largest_block, "P_root": units.census.root}
+    ahead = ("backward-last", "backward-first", *(() if units.keeps_last else ("loss",)))
+    title = "flat buffer of a gathered block"
+    # While a block is copied out there are two, the one before it being a local of wait_for_unshard still
+    two = np.maximum(block - largest([made_by_last(a) for a in groups_of(units.census)]), 0)
+    for phases, bytes_ in ((("forward-last",), block + two), (ahead, block * units.resharded)):
+        yield Term("buffers", title, bytes_, phases, "w · P_block", FSDP, inputs, pool=pool)
+    last = np.where(units.census.grid.is_last == 1, units.root, 0) if units.split else block
+    title = "flat buffer of the unit gathered last"
+    yield Term("buffers", title, last, ("forward",), "w · P_unit", FSDP, inputs, pool=pool)
+    if pool == "compute":
+        return
+    rest = np.maximum(largest_gather(units) - block, 0)
+    title, formula = "room of the two largest gathers in a row", "w · (P_unit + P_block) + w · P_unit / N"
+    yield Term("buffers", title, rest, ("forward-last",), formula, FSDP, inputs, pool=pool, hole=True)
+
+
+def largest_gather(units: Units) -> Array:
+    """Bytes of the copy-in stream's pool: a unit, the one before it, and the 16-bit copy of its shard."""
+    grid, block = units.census.grid, units.block
+    outer = np.maximum(units.embedding, units.root)
+    narrowed = grid.width("parameter") != grid.width("compute")
+    first, other = outer // grid.ranks * narrowed, block // grid.ranks * narrowed
+    return np.maximum(outer + block + np.maximum(first, other), 2 * block + other)
+
+
+def reduction_terms(units: Units) -> Iterator[Term]:
+    """Flat copies of gradients, alive from their unit's backward to the next unit's."""
+    census, grid = units.census, units.census.grid
+    width = grid.width("compute")
+    block = units.scatter_input(units.block, units.block_width)
+    inputs = {"w_reduce": grid.reduce_width, "P_block": census.largest_block, "P_root": census.root}
+    title, formula = "reduce-scatter input of a block", "w_reduce · P_block"
+    yield Term("buffers", title, block, ("backward-first",), formula, FSDP, inputs)
+    yield from second_backward_terms(units, block)
+    outer = units.outer
+    # A tied weight has a gradient from each of its uses, and their sum
+    grads = outer * np.where(census.model.tied & (grid.degree("pp") == 1), 3, 1)
+    end = outer + np.maximum(grads + block, units.scatter_input(outer, width))
+    title, formula = "end of the last unit's backward", "w · P + max(G + w_reduce · P_block, w_reduce · P)"
+    yield Term("buffers", title, end, ("backward-end",), formula, FSDP, inputs)
+    first = largest([kept_by_first(a) for a in groups_of(census)]) * units.sharded
+    title = "kept by the first block, while the second one's backward runs"
+    yield Term("activations", title, first, ("backward-first",), "A", FSDP)
+
+
+def second_backward_terms(units: Units, block: Array) -> Iterator[Term]:
+    """The flat copy that is alive in the last block's backward (the head's), or in the backward before that if larger.
+
+    There the last block's activations are gone, and its weights if they had stayed; its gradients are reduced.
+    ``block`` is a block's flat copy.
+    """
+    census, grid = units.census, units.census.grid
+    head = units.scatter_input(units.root, grid.width("compute")) * units.split
+    reduced = block // grid.ranks * (grid.accumulation == 1)
+    gone = largest([gone_before(a) for a in groups_of(census)])
+    gone = gone + units.block * (units.sharded - units.resharded) * (1 - units.pipelined)
+    later = block + reduced - gone > head
+    flat, inputs = np.where(later, np.maximum(block - gone, 0), head), {"w_reduce": grid.reduce_width}
+    title, formula = "reduce-scatter input of the unit before", "max(w_reduce · P_head, w_reduce · P_block - A)"
+    yield Term("buffers", title, flat, ("backward-last",), formula, FSDP, inputs)
+    last = Term("gradients", "gradients of the last block", reduced * later, ("backward-last",), formula, FSDP, inputs)
+    yield from in_reduce_pool(last, census)
+
+
+def context_term(census: Census) -> Term:
+    """Keys and values of all context-parallel ranks while one block's attention runs."""
+    grid, attention = census.grid, census.model.main.block.attention
+    elements = 2 * (attention.q_dim if grid.habits.repeats_keys else attention.kv_dim)
+    ranks = grid.degree("cp")
+    held = grid.width("compute") * grid.tokens * elements // grid.degree("tp") * ranks * (ranks > 1)
+    inputs = {"c": ranks, "T": grid.tokens, "k": elements // 2}
+    phases, title = ("forward-last", "backward-last", "backward-first"), "keys and values of all context-parallel ranks"
+    return Term("buffers", title, held, phases, "c · w · T · 2 · k / t", ROTATER, inputs)
+
+
+def pipeline_terms(units: Units) -> Iterator[Term]:
+    """Under a pipeline: gradients that are added up whole, and the tensors that pass between stages."""
+    census, grid = units.census, units.census.grid
+    kept = COMPUTING[:-1]
+    whole = grid.reduce_width * census.parameters * units.pipelined
+    inputs = {"w_reduce": grid.reduce_width, "P": census.parameters}
+    title = "unsharded gradients of earlier micro-batches"
+    yield Term("gradients", title, whole, kept, "w_reduce · P", PIPELINE, inputs)
+    outer, many = groups_of(census)[-1], grid.accumulation * (grid.degree("pp") > 1)
+    passed = grid.width("compute") * outer.tokens * census.model.hidden // grid.sequence_shard
+    inputs = {"m": grid.accumulation, "T": outer.tokens, "h": census.model.hidden}
+    keeps = int(grid.habits.pipeline_keeps_outputs)
+    ends = (1 - grid.is_first) + (1 + keeps) * (1 - grid.is_last)
+    title, formula = "hidden states that all micro-batches receive and send", "m · w · T · h · (1, 2 or 3)"
+    yield Term("buffers", title, many * passed * ends, COMPUTING, formula, PIPELINE, inputs)
+    divided = grid.degree("tp") if grid.fixed.loss == "parallel" else np.int64(1)
+    logits = grid.width("compute") * outer.tokens * census.model.vocab // divided * grid.is_last
+    inputs = {"m": grid.accumulation, "T": outer.tokens, "V": census.model.vocab}
+    earlier = np.maximum(many - 1, 0) * logits * keeps
+    title = "logits of earlier micro-batches"
+    yield Term("activations", title, earlier, COMPUTING, "(m - 1) · w · T · V", PIPELINE, inputs)
+
+
+def in_reduce_pool(term: Term, census: Census) -> Iterator[Term]:
+    """Sharded gradients: they are the reduce-scatters' outputs, in that stream's pool wherever FSDP shards."""
+    grid = census.grid
+    if grid.habits.gather != "blocks" or grid.fixed.fsdp_schedule == "simple":
+        yield term
+        return
+    if min(grid.zeros) >= 2:
+        yield replace(term, pool="reduce-scatter")
+        return
+    sharded = (grid.zero >= 2).astype(np.int64)
+    yield replace(term, bytes=term.bytes * sharded, pool="reduce-scatter")
+    yield replace(term, bytes=term.bytes * (1 - sharded))

@@ -1,0 +1,103 @@
+"""From a grid's words to how a block runs: the settings of :mod:`memcalc.trace`, one for each precision."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from memcalc.specs.adapters import release
+from memcalc.trace.adapters import Lora
+from memcalc.trace.layers import Setting
+
+if TYPE_CHECKING:
+    from memcalc.grid import Grid
+
+
+COMPILED_BLOCKS = ("blocks", "blocks+loss", "model")
+COMPILED_LOSS = ("blocks+loss", "loss")
+
+
+@lru_cache(maxsize=16)
+def block_settings(grid: Grid) -> tuple[Setting, ...]:
+    """How blocks run under each precision of the grid.
+
+    With the gathers of sequence parallelism where all layouts have it.
+    """
+    sequence = grid.habits.gathers_inputs and bool(np.all(grid.sequence_shard > 1))
+    return tuple(replace(_setting(grid, precision), gathered_input_saved=sequence) for precision in grid.precisions)
+
+
+def gathering(grid: Grid) -> tuple[Setting, ...] | None:
+    """The same with the gathers, where only some layouts have sequence parallelism; else None."""
+    some = grid.habits.gathers_inputs and bool(np.any(grid.sequence_shard > 1))
+    if not some or bool(np.all(grid.sequence_shard > 1)):
+        return None
+    return tuple(replace(setting, gathered_input_saved=True) for setting in block_settings(grid))
+
+
+def _setting(grid: Grid, precision: str) -> Setting:
+    fixed, habits = grid.fixed, grid.habits
+    width = 4 if precision == "fp32" or precision.endswith("-autocast") else 2
+    wide_norms = fixed.prepare_kbit and fixed.quantize != "none"
+    return Setting(
+        weight=width,
+        residual=4 if wide_norms else width,
+        autocast=precision.endswith("-autocast") or fixed.autocast,
+        kernels=fixed.kernels,
+        cp_kind=fixed.cp_kind,
+        adds_gradients=habits.adds_gradients,
+        attention=fixed.attention,
+        # A kernel of another name than flash is PyTorch's own, called as the model's class does
+        sdpa=fixed.kernels == "model" and fixed.attention in ("efficient", "math"),
+        rotary=habits.rotary,
+        compiled=fixed.compile in COMPILED_BLOCKS,
+        grouped_kernel=not habits.repeats_keys,
+        keeps_every_matmul=fixed.fsdp_schedule == "simple" and habits.graph_keeps_matmuls,
+        keeps_attention=fixed.attention in habits.saved_attention,
+        reentrant=is_reentrant(grid),
+        partitioned=fixed.partition_activations,
+        trainable=fixed.lora is None or mixed(grid),
+        lora=_adapters(grid),
+        also_train=frozenset(fixed.also_train),
+        quantize=fixed.quantize,
+        quantised_head=habits.quantised_head,
+        quantised_input_kept=keeps_input(fixed.quantize, fixed.bnb),
+        quantised_copy_kept=fixed.quantize == "int8" and release(fixed.bnb) < KEEPS_NO_COPY,
+        quantised_from_half=habits.quantises_half and fixed.quantize.startswith("nf4") and precision.startswith("bf16"),
+        norm_weight=4 if wide_norms else 0,
+        embedding_leaf=fixed.lora is not None and is_reentrant(grid),
+        expert_loop=habits.expert_loop,
+        in_place=habits.in_place_kernels,
+    )
+
+
+def keeps_input(kind: str, bitsandbytes: str) -> bool:
+    """Whether a product with a quantised weight keeps its input: that of 8-bit integers always does."""
+    return kind == "int8" or (kind.startswith("nf4") and release(bitsandbytes) < KEEPS_NO_INPUT)
+
+
+def is_reentrant(grid: Grid) -> bool:
+    """Whether checkpoints are autograd functions of their own."""
+    return grid.fixed.checkpoint == "reentrant" if grid.fixed.checkpoint else grid.habits.reentrant
+
+
+def mixed(grid: Grid) -> bool:
+    """Whether frozen weights are views of flat parameters that need a gradient, and so are given one."""
+    return grid.fixed.lora is not None and grid.habits.mixed_units and min(grid.zeros) >= 2
+
+
+KEEPS_NO_INPUT = (0, 43)
+"""The release of bitsandbytes from which ``MatMul4Bit`` does not keep its input (autograd/_functions.py)."""
+KEEPS_NO_COPY = (0, 45)
+"""The release from which ``MatMul8bitLt`` keeps no 8-bit copy of its input where the weight is frozen."""
+
+
+def _adapters(grid: Grid) -> Lora | None:
+    fixed = grid.fixed
+    if fixed.lora is None:
+        return None
+    targets, width = frozenset(fixed.lora.targets), 4 if fixed.adapter_dtype == "fp32" else 2
+    return Lora(fixed.lora.rank, targets, width, dropout=fixed.lora_dropout > 0, kernels=fixed.lora_kernels)

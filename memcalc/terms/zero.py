@@ -1,0 +1,206 @@
+"""Terms of DeepSpeed's ZeRO: the buckets of its reductions, and the copies of the gradients that its step makes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from memcalc.formulas.gradients import reduce_bucket_bytes
+from memcalc.ledger import ALWAYS, BACKWARD, COMPUTING, Term
+from memcalc.terms.adapters import trained
+from memcalc.terms.zero_gather import era, gather_terms
+
+if TYPE_CHECKING:
+    from memcalc.formulas.types import Array
+    from memcalc.grid import Grid
+    from memcalc.terms.census import Census
+
+STAGES = "DeepSpeed v0.12.3 runtime/zero/stage_1_and_2.py"
+STAGE1 = "DeepSpeed v0.3.16 runtime/zero/stage1.py"
+STAGE3 = "DeepSpeed v0.12.3 runtime/zero/stage3.py"
+COALESCED = "DeepSpeed v0.12.3 runtime/comm/coalesced_collectives.py, reduce_scatter_coalesced"
+STEPS = (
+    "DeepSpeed v0.5.10 runtime/fp16/fused_optimizer.py; v0.12.3 runtime/zero/stage_1_and_2.py, step, and stage3.py, "
+    "_prepare_fp32_grad_for_sub_group"
+)
+BF16 = "DeepSpeed v0.12.3 runtime/bf16_optimizer.py"
+FLAT_OUTPUT = "PyTorch 1.11 ProcessGroupNCCL.cpp, allgather into a list goes through one flat tensor"
+
+
+def zero_terms(census: Census) -> Iterator[Term]:
+    """All terms of ZeRO, whatever the stage."""
+    own = trained(census)
+    yield from bucket_terms(own)
+    yield from reduction_terms(own)
+    yield from accumulation_terms(own)
+    yield from step_terms(own)
+    yield segment_term(own)
+    yield staging_term(own)
+    yield from gather_terms(census)
+
+
+def share(census: Census, stage: int) -> Array:
+    """Elements of a state that is divided over the data-parallel ranks from a stage on."""
+    return census.sharded(census.blocks + census.root, census.experts_or_none, census.grid.zero >= stage)
+
+
+def bucket_elements(grid: Grid) -> int:
+    """Elements of a bucket of the reductions."""
+    return grid.fixed.reduce_bucket_size or era(grid).bucket
+
+
+def is_contiguous(grid: Grid) -> Array:
+    """Where gradients are copied into a bucket that is allocated whole: always with an offloaded optimizer."""
+    return ((grid.zero >= era(grid).contiguous_from) | (grid.offloaded("optimizer") == 1)) & (grid.zero >= 1)
+
+
+def num_buckets(grid: Grid) -> Array:
+    """Two where one is reduced while the other is filled: in no pipeline, and not where stage 3 keeps one for life."""
+    told = grid.fixed.overlap_comm
+    overlaps = grid.zero >= era(grid).overlap_from if told is None else np.full_like(grid.zero, told, dtype=np.bool_)
+    return 1 + (overlaps & ((grid.zero < 3) | (not era(grid).flat_partitions)) & (grid.degree("pp") == 1))
+
+
+def bucket_terms(census: Census) -> Iterator[Term]:
+    """Contiguous buckets: from the first backward on at stage 3, during backward below."""
+    grid, width = census.grid, census.width("gradient")
+    inputs = {"n": num_buckets(grid), "w": width, "E": bucket_elements(grid)}
+    held = reduce_bucket_bytes(bucket_elements(grid), width, num_buckets(grid)) * is_contiguous(grid)
+    title, formula = "contiguous gradient buckets", "n · w · E"
+    lives = (grid.zero == 3) & era(grid).flat_partitions
+    yield Term("buffers", title, held * lives, ALWAYS, formula, f"{STAGE3}: ipg_bucket_flat_buffer", inputs)
+    during, lower = ("loss", *BACKWARD, "backward-end"), held * ~lives
+    yield Term("buffers", f"{title} of one backward", lower, during, formula, f"{STAGES}: ipg_buffer", inputs)
+
+
+def reduction_terms(census: Census) -> Iterator[Term]:
+    """What a reduction allocates: a flat copy of its bucket, and room for this rank's share of the result."""
+    grid, width = census.grid, census.width("gradient")
+    one = width * np.minimum(census.parameters, bucket_elements(grid))
+    inputs = {"w": width, "P": census.parameters, "E": bucket_elements(grid), "N": grid.ranks}
+    flat, formula = one * ~is_contiguous(grid), "w · min(P, E)"
+    yield Term("buffers", "flattened bucket", flat, ("backward-end",), formula, f"{STAGES}: allreduce_bucket", inputs)
+    scattered, title = one * (grid.zero == 3), "reduce-scatter input of a bucket"
+    yield Term("buffers", title, scattered, BACKWARD, formula, COALESCED, inputs, pool="reduce-scatter")
+    again = width * share(census, 2) * (grid.zero == 2) * (grid.accumulation > 1) * (1 - grid.offloaded("optimizer"))
+    title, formula = "this micro-batch's share of the gradients", "w · ⌈P / N⌉"
+    during = (*BACKWARD, "backward-end")
+    yield Term("buffers", title, again, during, formula, f"{STAGES}: grads_in_partition", inputs)
+    yield whole_share_term(census)
+    if era(grid).flat_gradients:
+        every = width * census.parameters * (grid.zero == 1)
+        yield Term("buffers", "flat copy of all gradients", every, ("backward-end",), "w · P", STAGE1, inputs)
+
+
+def whole_share_term(census: Census) -> Term:
+    """The rank's share of the gradients is allocated whole with the first of them, in the first micro-batch."""
+    grid, width = census.grid, census.width("gradient")
+    apart = (grid.zero >= 2) & is_contiguous(grid) & ~((grid.zero == 3) & era(grid).flat_partitions)
+    head = census.sharded(census.head, np.int64(0), grid.zero >= 2)
+    rest = width * np.maximum(share(census, 2) - head, 0) * apart * (1 - grid.offloaded("optimizer"))
+    title, formula = "share of the gradients, still empty", "w · ⌈(P - P_head) / N⌉"
+    inputs = {"w": width, "P": census.parameters, "P_head": census.head, "N": grid.ranks}
+    source = f"{STAGES}: grads_in_partition"
+    return Term("gradients", title, rest * (grid.accumulation == 1), ("backward-last",), formula, source, inputs)
+
+
+def adds_in_fp32(grid: Grid) -> Array:
+    """1 by precision where 16-bit gradients are added up in fp32."""
+    asked = grid.fixed.grad_accum_dtype == "fp32" and era(grid).fp32_accumulation
+    return grid.is_mixed * asked
+
+
+def accumulation_terms(census: Census) -> Iterator[Term]:
+    """Gradients added up in fp32: at stage 1 whole, by an optimizer of its own, else in the share of the rank."""
+    grid, wide = census.grid, adds_in_fp32(census.grid)
+    inputs = {"P": census.parameters, "N": grid.ranks}
+    whole, title = 4 * census.parameters * (grid.zero <= 1) * wide, "gradients in fp32"
+    yield Term("gradients", title, whole, ALWAYS, "4 · P", f"{BF16}: fp32_groups_gradients_flat", inputs)
+    more = 2 * share(census, 2) * (grid.zero >= 2) * wide * (1 - grid.offloaded("optimizer"))
+    title = "shares of the gradients in fp32, beyond 16 bits"
+    yield Term("gradients", title, more, ALWAYS, "2 · ⌈P / N⌉", f"{STAGE3}: grad_partitions_flat_buffer", inputs)
+
+
+def step_terms(census: Census) -> Iterator[Term]:
+    """The gradients that the step reads, and its flat and its fp32 copy of them.
+
+    Stage 3 makes the copies for one part of its shard (``sub_group_size``) after another; stage 0 makes an fp32 copy of
+    each gradient and then flattens them; the optimizer that adds up in fp32 needs neither.
+    """
+    grid, width, here = census.grid, census.width("gradient"), 1 - census.grid.offloaded("optimizer")
+    wide = adds_in_fp32(grid)
+    inputs = {"w": width, "P": census.parameters, "N": grid.ranks, "G": sub_group(grid)}
+    read = width * np.where(wide == 1, share(census, 2), share(census, 1)) * here
+    title, source = "gradients that the step reads", f"{STAGES}: averaged_gradients"
+    yield Term("gradients", title, read, ("step",), "w · ⌈P / N⌉", source, inputs)
+    part = copied_elements(census) * here
+    flat = np.where((grid.zero == 0) | (wide == 1), 4, width) * part * (grid.is_mixed | (grid.zero > 0))
+    formula = "w · min(⌈P / N⌉, G)"
+    yield Term("buffers", "flattened gradients", flat, ("step",), formula, STEPS, inputs)
+    copy = 4 * part * grid.is_mixed * (1 - wide)
+    formula = "4 · min(⌈P / N⌉, G)"
+    yield Term("buffers", "fp32 copy of the gradients", copy, ("step",), formula, STEPS, inputs)
+    yield norm_term(census, flat + copy)
+
+
+def sub_group(grid: Grid) -> int:
+    """Elements of its shard that stage 3 updates at a time."""
+    return grid.fixed.sub_group_size or era(grid).sub_group
+
+
+def copied_elements(census: Census) -> Array:
+    """Gradients of which the step makes copies at one time."""
+    grid, own = census.grid, share(census, 1)
+    part = np.where(grid.zero == 3, np.minimum(own, sub_group(grid)), own)
+    return np.where((adds_in_fp32(grid) == 1) & (grid.zero <= 1), 0, part)
+
+
+def norm_term(census: Census, copies: Array) -> Term:
+    """The gradients' norm, which reads one after another in fp64 before the copies are made."""
+    grid, own = census.grid, share(census, 1)
+    there = (grid.zero >= 1) * (1 - grid.offloaded("optimizer"))
+    beyond = np.maximum(8 * np.minimum(census.largest_tensor, own) * there - copies, 0)
+    inputs = {"P_max": census.largest_tensor, "P": census.parameters, "N": grid.ranks}
+    formula, source = "8 · min(P_max, ⌈P / N⌉) - copies", f"{STAGES}: get_grad_norm_direct"
+    return Term("buffers", "fp64 copy for the norm, beyond the copies", beyond, ("step",), formula, source, inputs)
+
+
+def staging_term(census: Census) -> Term:
+    """Room for one gradient on its way to the host, below stage 3."""
+    grid = census.grid
+    away = grid.offloaded("optimizer") * ((grid.zero == 1) | (grid.zero == 2))
+    held = census.width("gradient") * census.largest_tensor * away
+    inputs, source = {"P_max": census.largest_tensor}, f"{STAGES}: temp_grad_buffer_for_gpu_offload"
+    return Term("buffers", "gradient on its way to the host", held, ALWAYS, "w · P_max", source, inputs)
+
+
+def host_gradients(census: Census) -> Array:
+    """Bytes of the gradients that the optimizer on the host reads: fp32, in pinned memory.
+
+    Source: ``stage_1_and_2.py`` (``single_partition_of_fp32_groups``); 4 of the 16 bytes of
+    ``estimate_zero2_model_states_mem_needs``.
+    """
+    grid = census.grid
+    return 4 * share(census, 1) * grid.offloaded("optimizer") * (grid.zero >= 1)
+
+
+def segment_term(census: Census) -> Term:
+    """Contiguous buffers of the reduction and the step, too large for what blocks and gradients leave free.
+
+    Each stands in a segment of its own, which stays reserved: the bucket or the flat copy of the shard's gradients, and
+    their fp32 copy or the flat output of the weights' all-gather.
+    """
+    grid, width = census.grid, census.grid.width("compute")
+    own = share(census, 1)
+    bucket = width * np.minimum(census.parameters, bucket_elements(grid))
+    parts = np.maximum(census.parameters // era(grid).gather_bucket, 1)
+    gathered = width * -(-census.parameters // parts)
+    first = np.maximum(bucket, width * own)
+    second = np.maximum(4 * own, gathered)
+    below = ((grid.zero == 1) | (grid.zero == 2)) * (1 - grid.offloaded("optimizer"))
+    inputs = {"w": width, "P": census.parameters, "N": grid.ranks, "E": bucket_elements(grid), "n": parts}
+    formula = "max(w · min(P, E), w · ⌈P / N⌉) + max(4 · ⌈P / N⌉, w · P / n)"
+    held, title = (first + second) * below, "segments of the step's contiguous buffers"
+    return Term("buffers", title, held, COMPUTING, formula, FLAT_OUTPUT, inputs, hole=True)

@@ -1,0 +1,56 @@
+"""Sums in the order and in the blocks that are fast are the sums in any order."""
+
+import random
+from typing import Any
+
+import numpy as np
+import pytest
+
+from memcalc import sums
+from memcalc.catalog import model
+from memcalc.trace.layers import Setting
+from memcalc.trace.template import key_of, trace
+
+PHASES = ("forward", "loss", "backward", "step")
+GRID = (7, 3, 2, 4, 2, 3, 5)
+
+
+def random_parts(seed: int) -> list[tuple[tuple[str, ...], Any]]:
+    """Arrays along some of the axes, of both signs, each alive in some of the phases."""
+    draw, values = random.Random(seed), np.random.default_rng(seed)  # noqa: S311 - a seeded choice of test cases
+    parts = []
+    for _ in range(draw.randint(0, 12)):
+        shape = [length if draw.random() < 0.5 else 1 for length in GRID]
+        alive = tuple(draw.sample(PHASES, draw.randint(1, len(PHASES))))
+        parts.append((alive, values.integers(-(2**40), 2**50, shape)))
+    return parts
+
+
+@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("block", [1, 1000, 2**30])
+def test_largest_phase_is_that_of_whole_sums(seed: int, block: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sums, "BLOCK", block)
+    parts = random_parts(seed)
+    by_phase = [sum((a for alive, a in parts if phase in alive), np.zeros(GRID, np.int64)) for phase in PHASES]
+    tree = sums.largest(sums.alike(parts), frozenset(PHASES))
+    assert np.array_equal(np.broadcast_to(sums.computed(tree), GRID), np.max(by_phase, axis=0))
+    by_stage = sums.computed(tree, largest_stage=True)
+    assert np.array_equal(np.broadcast_to(by_stage, (7, 1, *GRID[2:])), np.max(by_phase, axis=(0, 2), keepdims=True)[0])
+
+
+@pytest.mark.parametrize("name", ["llama-3.2-1b", "mixtral-8x7b", "t5-base"])
+@pytest.mark.parametrize("policy", ["none", "full", "selective-ops"])
+def test_no_moment_is_larger_than_the_peaks_kept(name: str, policy: str) -> None:
+    setting = Setting(weight=2, residual=2, autocast=False, kernels="model")
+    template = trace(model(name).groups[-1].block, setting, policy)
+    weights = {key: 1 + place**2 for place, key in enumerate(sorted({key_of(r) for r in template.records}))}
+    for kept, start, events in (
+        (template.forward_peaks, template.at_start, template.forward),
+        (template.backward_peaks, template.kept | {template.incoming}, template.backward),
+    ):
+        size = [r.size.bytes * weights[key_of(r)] * (r.kind != "observed") for r in template.records]
+        now = most = sum(size[storage] for storage in start)
+        for event in events:
+            now += size[event] if event >= 0 else -size[~event]
+            most = max(most, now)
+        assert max(sum(value * weights[key] for key, value in one.items()) for one in kept) == most
