@@ -45,7 +45,7 @@ def main() -> None:
     options = parser.parse_args()
     model, gpu = catalog.model(options.model), catalog.gpu("a100-80g")
     node, grid = catalog.node_for(gpu), large_space(options.model, options.gpus)
-    overhead = overhead_of(gpu, options.gpus)
+    overhead = overhead_of(gpu, grid)
     seconds, found = [], None
     profile = cProfile.Profile()
     for _ in range(options.runs):

@@ -1,0 +1,212 @@
+"""Segments of the driver and the free blocks in them: rounding, best fit, splitting, merging, giving back."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from dataclasses import dataclass
+
+from memcalc.units import MIB
+
+__all__ = [
+    "ADDRESS",
+    "LARGE_SEGMENT",
+    "MIN_BLOCK",
+    "OWN_SEGMENT",
+    "ROUND_LARGE",
+    "SHIFT",
+    "SMALL_REQUEST",
+    "UNBOUNDED",
+    "Device",
+    "Pool",
+    "Rules",
+    "round_up",
+    "segment_bytes",
+]
+
+LARGE_SEGMENT = 20 * MIB
+"""What a request above 1 and below 10 MiB asks of the driver: `large_segment_size`, once kLargeBuffer [bytes]."""
+
+MIN_BLOCK = 512  # kMinBlockSize: every request is rounded up to a multiple of it
+SMALL_REQUEST = MIB  # kSmallSize: the largest request that the small pool serves
+SMALL_SEGMENT = 2 * MIB  # kSmallBuffer: what the small pool asks of the driver
+OWN_SEGMENT = 10 * MIB  # kMinLargeAlloc: from here on a request has a segment of its own …
+ROUND_LARGE = 2 * MIB  # kRoundLarge: … of its size rounded up to this
+UNBOUNDED = 1 << 48  # address space of a growing segment where no capacity is given
+
+SHIFT = 64
+ADDRESS = (1 << SHIFT) - 1  # a free block is the integer size << 64 | address, so that order is BlockComparatorSize's
+
+
+def segment_bytes(size: int, large_segment: int = LARGE_SEGMENT) -> int:
+    """Return what the driver is asked for where no cached block fits a rounded request (`get_allocation_size`) [bytes].
+
+    >>> segment_bytes(512) // 2**20, segment_bytes(3 * 2**20) // 2**20, segment_bytes(11 * 2**20) // 2**20
+    (2, 20, 12)
+    """
+    if size <= SMALL_REQUEST:
+        return SMALL_SEGMENT
+    return large_segment if size < OWN_SEGMENT else round_up(size, ROUND_LARGE)
+
+
+def round_up(size: int, step: int) -> int:
+    """Return the least multiple of `step` that holds `size` [bytes]."""
+    return -(-size // step) * step
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """The settings of ``PYTORCH_CUDA_ALLOC_CONF`` that are followed."""
+
+    expandable: bool
+    large_segment: int
+    max_split: int | None
+
+    def least_rest(self, small: bool) -> int:
+        """Return the smallest rest that is split off: 512 B, in the large pool above 1 MiB (`should_split`)."""
+        return MIN_BLOCK if small or self.expandable else SMALL_REQUEST + MIN_BLOCK
+
+    def split_below(self, small: bool) -> int:
+        """Return the size from which a request takes a block whole (`should_split`)."""
+        return UNBOUNDED if small or self.expandable or self.max_split is None else self.max_split
+
+
+class Device:
+    """The driver's side: physical memory up to `capacity`, addresses, and the counters of what is reserved."""
+
+    def __init__(self, capacity: int | None) -> None:
+        self.capacity = capacity
+        self.reserved = self.peak = self.phase_peak = self.flush_peak = 0
+        self._next_address = 1
+        self.streams: dict[int, int] = {}
+        self.peaks: dict[int, int] = {}
+
+    def take(self, stream: int, size: int) -> bool:
+        """Reserve memory, or say that it is not there."""
+        if self.capacity is not None and self.reserved + size > self.capacity:
+            return False
+        self.reserved += size
+        self.streams[stream] = held = self.streams.get(stream, 0) + size
+        self.peaks[stream] = max(held, self.peaks.get(stream, 0))
+        self.peak = max(self.peak, self.reserved)
+        self.phase_peak = max(self.phase_peak, self.reserved)
+        self.flush_peak = max(self.flush_peak, self.reserved)
+        return True
+
+    def give(self, stream: int, size: int) -> None:
+        """Take memory back."""
+        self.reserved -= size
+        self.streams[stream] -= size
+
+    def address(self, size: int, step: int) -> int:
+        """Return an address that nothing had yet, a step away from all others: segments never touch."""
+        start = round_up(self._next_address, step)
+        self._next_address = start + size + step
+        return start
+
+
+class Pool:
+    """The cached free blocks of one stream and one class of sizes (`BlockPool`), in segments of cudaMalloc."""
+
+    def __init__(self, device: Device, stream: int, small: bool, rules: Rules) -> None:
+        self.device = device
+        self.stream = stream
+        self.rules = rules
+        self.least_rest = rules.least_rest(small)
+        self.page = SMALL_SEGMENT if small else rules.large_segment
+        self.split_below = rules.split_below(small)
+        self.max_split = rules.max_split
+        self.free: list[int] = []
+        self.end_of: dict[int, int] = {}  # of the free blocks, by where they start
+        self.start_of: dict[int, int] = {}  # and the other way round: what ends where a freed block starts
+        self.segments: dict[int, int] = {}
+
+    def take(self, size: int) -> tuple[int, int] | None:
+        """Return the smallest free block that fits, at the lowest address (`get_free_block`)."""
+        free = self.free
+        at = bisect_left(free, size << SHIFT)
+        if at == len(free) or (self.max_split is not None and not self.may_serve(free[at] >> SHIFT, size)):
+            return None
+        return self.carve(at, size)
+
+    def may_serve(self, have: int, size: int) -> bool:
+        """Keep blocks that are never split for requests near their size (`get_free_block`, max_split_size)."""
+        limit = self.max_split or 0
+        return have < size + self.rules.large_segment if size >= limit else have < limit
+
+    def carve(self, at: int, size: int) -> tuple[int, int]:
+        """Take a free block out and put back its rest where that is worth it (`should_split`, `alloc_found_block`)."""
+        free = self.free
+        start = free.pop(at) & ADDRESS
+        end = self.end_of.pop(start)
+        cut = start + size
+        if end - cut < self.least_rest or size >= self.split_below:
+            del self.start_of[end]
+            return start, end
+        insort(free, end - cut << SHIFT | cut, 0, at)  # the rest is smaller: its place is not above
+        self.end_of[cut] = end
+        self.start_of[end] = cut
+        return start, cut
+
+    def give(self, start: int, end: int) -> None:
+        """Put a block back, as one with the free blocks at its sides (`free_block`, `try_merge_blocks`)."""
+        free = self.free
+        before = self.start_of.pop(start, None)
+        if before is not None:
+            del free[bisect_left(free, (start - before) << SHIFT | before)]
+            start = before
+        after = self.end_of.pop(end, None)
+        if after is not None:
+            del free[bisect_left(free, (after - end) << SHIFT | end)]
+            end = after
+        insort(free, (end - start) << SHIFT | start)
+        self.end_of[start] = end
+        self.start_of[end] = start
+
+    def grow(self, size: int) -> tuple[int, int] | None:
+        """Serve a request from a new segment, or say that the driver has no memory (`alloc_block`)."""
+        wanted = segment_bytes(size, self.rules.large_segment)
+        if not self.device.take(self.stream, wanted):
+            return None
+        start = self.device.address(wanted, ROUND_LARGE)
+        self.segments[start] = start + wanted
+        self.put(start, start + wanted)
+        return self.serve(start, size)
+
+    def serve(self, start: int, size: int) -> tuple[int, int]:
+        """Take this free block for a request, whichever fits best."""
+        return self.carve(bisect_left(self.free, (self.end_of[start] - start) << SHIFT | start), size)
+
+    def put(self, start: int, end: int) -> None:
+        """Add a free block whose neighbours are known not to be free."""
+        insort(self.free, (end - start) << SHIFT | start)
+        self.end_of[start] = end
+        self.start_of[end] = start
+
+    def drop(self, start: int) -> int:
+        """Forget a free block; returns its end."""
+        end = self.end_of.pop(start)
+        del self.start_of[end]
+        del self.free[bisect_left(self.free, (end - start) << SHIFT | start)]
+        return end
+
+    def release(self) -> None:
+        """Give every segment that is free as a whole back to the driver (`release_blocks`)."""
+        for start in [start for start, end in self.end_of.items() if self.segments.get(start) == end]:
+            self._release(start)
+
+    def _release(self, start: int) -> None:
+        self.device.give(self.stream, self.drop(start) - start)
+        del self.segments[start]
+
+    def release_oversize(self, size: int) -> bool:
+        """Give back only blocks that are never split, enough for the request (`release_available_cached_blocks`)."""
+        if self.max_split is None:
+            return False
+        at = bisect_left(self.free, size << SHIFT)  # one below max_split would have served the request
+        if at < len(self.free):
+            self._release(self.free[at] & ADDRESS)
+            return True
+        while size > 0 and self.free and self.free[-1] >> SHIFT >= self.max_split:
+            size -= self.free[-1] >> SHIFT
+            self._release(self.free[-1] & ADDRESS)
+        return size <= 0

@@ -1,0 +1,101 @@
+"""A growing list of allocator events, and the playing of a template into it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from memcalc.trace.template import Template
+
+Event = tuple[str, int, int, int, str]
+"""Kind (alloc, free or mark), key, bytes, stream and name, as :func:`memcalc.allocator.replay` takes them."""
+COMPUTE, GATHER, REDUCE = 0, 1, 2
+"""The streams."""
+STREAMS = {"compute": COMPUTE, "all-gather": GATHER, "reduce-scatter": REDUCE}
+
+
+@dataclass
+class Log:
+    """A growing list of events; keys are given out here, and 0 stands for a tensor of no bytes."""
+
+    events: list[Event] = field(default_factory=list)
+    next_key: int = 0
+
+    def alloc(self, size: int, stream: int = COMPUTE, name: str = "") -> int:
+        """Allocate and return the key."""
+        if size <= 0:
+            return 0
+        self.next_key += 1
+        self.events.append(("alloc", self.next_key, size, stream, name))
+        return self.next_key
+
+    def free(self, key: int) -> None:
+        """Free."""
+        if key:
+            self.events.append(("free", key, 0, 0, ""))
+
+    def free_all(self, keys: list[int]) -> None:
+        """Free a list of tensors and empty it."""
+        for key in keys:
+            self.free(key)
+        keys.clear()
+
+    def mark(self, phase: str) -> None:
+        """A phase begins."""
+        self.events.append(("mark", 0, 0, 0, phase))
+
+
+@dataclass
+class Run:
+    """A block or head in one micro-batch: its template, the bytes of each storage, and the keys of those alive."""
+
+    template: Template
+    sizes: list[int]
+    keys: dict[int, int] = field(default_factory=dict)
+    pinned: set[int] = field(default_factory=set)
+
+    def forward(self, log: Log, given: int) -> int:
+        """Write forward; ``given`` is the key of the input, and the output's is returned."""
+        self.keys[0] = given
+        self._play(log, self.template.forward, None)
+        out = self.keys.get(self.template.output, 0)
+        if self.template.output not in self.template.kept:
+            self.keys.pop(self.template.output, None)
+        if 0 not in self.template.kept:
+            log.free(self.keys.pop(0, 0))
+        return out
+
+    def backward(self, log: Log, given: int, gradients: list[int] | None) -> int:
+        """Write backward from the output's gradient; weight gradients go to ``gradients``, whose owner frees them.
+
+        Without an owner each is added to that of an earlier micro-batch and freed at once.
+        """
+        self.keys[self.template.incoming] = given
+        self._play(log, self.template.backward, gradients)
+        outgoing = self.template.outgoing
+        return 0 if outgoing is None else self.keys.pop(outgoing, 0)
+
+    def pin(self, storage: int, gradient: int) -> list[int]:
+        """Take a storage, and a gradient, out of the run's hands: their owner frees them."""
+        self.pinned = {self.keys.get(storage, 0), gradient} - {0}
+        return sorted(self.pinned)
+
+    def _play(self, log: Log, events: tuple[int, ...], gradients: list[int] | None) -> None:
+        keys, sizes, records, write = self.keys, self.sizes, self.template.records, log.events.append
+        for event in events:
+            if event < 0:
+                key = keys.pop(~event, 0)
+                if key and key not in self.pinned:
+                    write(("free", key, 0, 0, ""))
+                continue
+            key = 0
+            if sizes[event] > 0:
+                log.next_key = key = log.next_key + 1
+                write(("alloc", key, sizes[event], COMPUTE, records[event].name))
+            if records[event].kind != "gradient":
+                keys[event] = key
+            elif gradients is None:
+                log.free(key)
+            else:
+                gradients.append(key)

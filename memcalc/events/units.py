@@ -1,0 +1,259 @@
+"""Where weights are whole: the units that FSDP gathers for compute and reduces after backward."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from memcalc.events.log import COMPUTE, GATHER, REDUCE, Log
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Bytes of one unit on a rank."""
+
+    whole: int
+    """Its weights in the width of compute."""
+    shard_copy: int
+    """The rank's shard cast for the all-gather."""
+    reduce_input: int
+    """The flat gradients that are reduced."""
+    reduced: int
+    """The rank's shard of the gradients."""
+
+
+@dataclass
+class Whole:
+    """Without sharding: weights are always there, and gradients stay until the step."""
+
+    log: Log
+    sizes: list[Sizes]
+    gradients: dict[int, list[int]] = field(default_factory=dict)
+
+    def begin(self) -> None:
+        """Before the first forward of a step."""
+
+    def enter(self, unit: int, following: int | None, /, *, backward: bool = False) -> None:
+        """Before a unit computes; ``following`` is the one after it."""
+
+    def forwarded(self) -> None:
+        """After a micro-batch's forward."""
+
+    def leave_forward(self, unit: int) -> None:
+        """After a unit's forward."""
+
+    def recomputed(self, unit: int) -> None:
+        """After a checkpoint has run the unit's forward again."""
+
+    def accumulates(self, unit: int, /) -> bool:
+        """Whether a unit's gradients are added to those of an earlier micro-batch as they are made."""
+        return unit in self.gradients
+
+    def leave_backward(self, unit: int, own: list[int]) -> None:
+        """After a unit's backward, with its weights' gradients."""
+        self.gradients.setdefault(unit, []).extend(own)
+
+    def finish(self) -> None:
+        """After a micro-batch's backward."""
+
+    def end(self) -> None:
+        """After the last micro-batch's backward."""
+
+    def zero_grad(self) -> None:
+        """After the step."""
+        for keys in self.gradients.values():
+            self.log.free_all(keys)
+        self.gradients.clear()
+
+
+@dataclass
+class Partitioned(Whole):
+    """Whole weights, gradients of which each rank keeps its share (none where they live elsewhere)."""
+
+    def accumulates(self, _: int, /) -> bool:
+        """No: new gradients are whole until they are reduced."""
+        return False
+
+    def leave_backward(self, unit: int, own: list[int]) -> None:
+        """Reduce the gradients."""
+        share = self.log.alloc(self.sizes[unit].reduced, COMPUTE, "share of the gradients")
+        self.log.free_all(own)
+        if unit in self.gradients:
+            self.log.free(share)
+        else:
+            self.gradients[unit] = [share]
+
+
+@dataclass
+class PerParameter(Partitioned):
+    """FSDP 2: a flat all-gather buffer in its own stream, copied out to whole weights in the compute stream.
+
+    Source: torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py (wait_for_unshard), _fsdp_collectives.py
+    (foreach_all_gather) and _fsdp_state.py (_post_forward), torch 2.13: the buffer of a unit is freed in forward once
+    the next one was copied out, or forward ends, in backward at once; the reduce-scatter's input when the next is made.
+    """
+
+    keep: frozenset[int] = frozenset()
+    """Units that are not freed after forward."""
+    plain: bool = False
+    """Parameters are gathered one by one in the compute stream, without flat buffers (SimpleFSDP)."""
+    flat: dict[int, int] = field(default_factory=dict)
+    whole: dict[int, int] = field(default_factory=dict)
+    passed: list[int] = field(default_factory=list)
+    reducing: list[int] = field(default_factory=list)
+
+    def enter(self, unit: int, following: int | None, /, *, backward: bool = False) -> None:
+        """Gather a unit (unless it is there), then issue the next one where backward prefetches."""
+        self._gather(unit)
+        if unit not in self.whole:
+            self.whole[unit] = self.log.alloc(self.sizes[unit].whole, COMPUTE, "gathered weights")
+            self.log.free_all(self.passed)
+            self.passed.append(self.flat.pop(unit))
+            if backward:
+                self.log.free_all(self.passed)
+        if following is not None:
+            self._gather(following)
+
+    def forwarded(self) -> None:
+        """The root frees the last buffer of forward."""
+        self.log.free_all(self.passed)
+
+    def _gather(self, unit: int) -> None:
+        if unit in self.whole or unit in self.flat:
+            return
+        size = self.sizes[unit]
+        copy = self.log.alloc(size.shard_copy, COMPUTE if self.plain else GATHER, "shard, cast")
+        self.flat[unit] = self.log.alloc(0 if self.plain else size.whole, GATHER, "all-gather output")
+        self.log.free(copy)
+
+    def leave_forward(self, unit: int) -> None:
+        """Free the whole weights."""
+        if unit not in self.keep:
+            self.log.free(self.whole.pop(unit))
+
+    def leave_backward(self, unit: int, own: list[int]) -> None:
+        """Free the whole weights, and reduce the gradients."""
+        self.log.free(self.whole.pop(unit, 0))
+        self.reduce(unit, own)
+
+    def reduce(self, unit: int, own: list[int]) -> None:
+        """Copy gradients into the flat input of a reduction, whose result stays."""
+        self.log.free_all(self.reducing)
+        size = self.sizes[unit]
+        self.reducing.append(self.log.alloc(size.reduce_input, COMPUTE, "reduce-scatter input"))
+        self.log.free_all(own)
+        share = self.log.alloc(size.reduced, COMPUTE if self.plain else REDUCE, "sharded gradients")
+        if unit in self.gradients:
+            self.log.free(share)
+        else:
+            self.gradients[unit] = [share]
+
+    def finish(self) -> None:
+        """The root's last callback waits for the reductions and drops all buffers."""
+        self.log.free_all(self.reducing)
+        self.log.free_all(self.passed)
+
+
+@dataclass
+class Pipelined(PerParameter):
+    """FSDP 2 under a pipeline: weights stay whole and gradients add up whole until the last micro-batch is done.
+
+    Source: torch/distributed/pipelining/stage.py, torch 2.13: ``backward_maybe_with_nosync``.
+    """
+
+    sums: dict[int, list[int]] = field(default_factory=dict)
+
+    def leave_forward(self, unit: int) -> None:
+        """Keep the whole weights."""
+
+    def leave_backward(self, unit: int, own: list[int]) -> None:
+        """Add the gradients up in the width of the reduction."""
+        if unit not in self.sums:
+            self.sums[unit] = [self.log.alloc(self.sizes[unit].reduce_input, COMPUTE, "gradients, added up")]
+        self.log.free_all(own)
+
+    def finish(self) -> None:
+        """A micro-batch is done: only the gathers' buffers go."""
+        self.log.free_all(self.passed)
+
+    def end(self) -> None:
+        """The last micro-batch is done: reduce all units."""
+        for unit in list(self.sums):
+            self.log.free(self.whole.pop(unit, 0))
+            self.reduce(unit, self.sums.pop(unit))
+        super().finish()
+
+
+@dataclass
+class FlatParameter(Partitioned):
+    """FSDP 1: the whole flat parameter lives in the all-gather stream; the CPU runs ahead by two units.
+
+    Source: torch/distributed/fsdp/_runtime_utils.py (``_unshard``, ``_post_backward_hook``) and _limiter_utils.py
+    (two all-gathers in flight), torch 2.13.
+    """
+
+    keep: frozenset[int] = frozenset()
+    ahead: bool = False
+    """Backward gathers the next unit beside the running one."""
+    whole: dict[int, list[int]] = field(default_factory=dict)
+    waiting: list[list[int]] = field(default_factory=list)
+    stale: list[int] = field(default_factory=list)
+
+    def enter(self, unit: int, following: int | None, /, *, backward: bool = False) -> None:  # noqa: ARG002
+        """Gather a unit, and the one after it where backward does; what was freed two units ago is free by now."""
+        self._gather(unit)
+        if self.ahead and following is not None:
+            self._gather(following)
+
+    def _gather(self, unit: int) -> None:
+        if unit in self.whole:
+            return
+        size = self.sizes[unit]
+        while len(self.waiting) > IN_FLIGHT:
+            self.log.free_all(self.waiting.pop(0))
+        self.whole[unit] = [
+            self.log.alloc(size.shard_copy, GATHER, "shard, cast"),
+            self.log.alloc(size.whole, GATHER, "gathered flat parameter"),
+        ]
+
+    def leave_forward(self, unit: int) -> None:
+        """Free the whole weights, once the compute stream is done with them."""
+        if unit not in self.keep:
+            self.waiting.append(self.whole.pop(unit))
+
+    def recomputed(self, unit: int) -> None:
+        """A checkpoint that wraps the unit has run its forward again: it is freed, and gathered for its backward."""
+        self.leave_forward(unit)
+        self._gather(unit)
+
+    def leave_backward(self, unit: int, own: list[int]) -> None:
+        """Free the whole weights; the flat gradient is cast and reduced in the post-backward stream."""
+        self.waiting.append(self.whole.pop(unit, []))
+        size = self.sizes[unit]
+        flat = self.log.alloc(size.whole, COMPUTE, "flat gradient") if own else 0
+        self.log.free_all(own)
+        share = self.log.alloc(size.reduced, REDUCE, "sharded gradients")
+        self.log.free(flat)
+        if unit in self.gradients:
+            self.log.free(share)
+        else:
+            self.gradients[unit] = [share]
+
+    def finish(self) -> None:
+        """The compute stream is done with all units."""
+        for keys in self.waiting:
+            self.log.free_all(keys)
+        self.waiting.clear()
+
+    def zero_grad(self) -> None:
+        """The sharded gradients outlive ``zero_grad``: they go when the next forward starts."""
+        self.stale = [key for keys in self.gradients.values() for key in keys]
+        self.gradients = {}
+
+    def begin(self) -> None:
+        """The next forward starts."""
+        self.log.free_all(self.stale)
+
+
+IN_FLIGHT = 2
+"""Freed units that are still waited for while the next one is gathered: torch/distributed/fsdp/_limiter_utils.py,
+``_max_num_inflight_all_gathers``."""

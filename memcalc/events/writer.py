@@ -1,0 +1,403 @@
+"""The writer of a step's events, for a grid of one strategy on one pipeline stage."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from memcalc.events.log import COMPUTE, STREAMS, Event, Log, Run
+from memcalc.events.plan import melts, unit_sizes, weights_of
+from memcalc.events.units import FlatParameter, Partitioned, PerParameter, Pipelined, Sizes, Whole
+from memcalc.ledger import ALWAYS
+from memcalc.terms.activations import GroupActivations, groups_of
+from memcalc.terms.adapters import AdapterCensus, Base, trained
+from memcalc.terms.first_block import unread
+from memcalc.terms.flat import prefetches
+from memcalc.terms.fsdp2 import Units
+from memcalc.terms.head import head_templates
+from memcalc.terms.pipeline import in_flight
+from memcalc.terms.settings import is_reentrant
+from memcalc.trace.template import Template, trace
+
+if TYPE_CHECKING:
+    from memcalc.formulas.types import Array
+    from memcalc.ledger import Ledger, Term
+    from memcalc.terms.census import Census
+
+STEPS = 2
+"""Optimizer states appear in the first step, so that the second is the first to show the peak."""
+
+
+def step_events(census: Census, ledger: Ledger, stage: int, *, observed: bool = True) -> list[Event]:
+    """Allocations and frees of two optimizer steps on a stage, with a mark where a phase begins.
+
+    ``observed``: with memory that measured runs reserve although no tensor was found for it.
+    """
+    return _Writer(census, ledger, stage, observed=observed).write()
+
+
+class _Writer:
+    def __init__(self, census: Census, ledger: Ledger, stage: int, *, observed: bool) -> None:
+        self.observed = observed
+        self.census, self.ledger, self.stage = census, ledger, stage
+        self.grid, self.log = census.grid, Log()
+        self.during: dict[str, list[int]] = {}
+        self.runs: dict[int, list[list[Run]]] = {}
+        self.heads: dict[int, Run] = {}
+        self.known: dict[tuple[int, int], list[int]] = {}
+        self.units = self._units()
+
+    def write(self) -> list[Event]:
+        self.log.mark("start")
+        for term in self._terms():
+            if len(term.phases) == len(ALWAYS) and term.component != "optimizer":
+                self._split(term)
+        if self.grid.habits.persistent_gradients:
+            self.log.alloc(self._gradients(), COMPUTE, "gradient buffer")
+        for index in range(STEPS):
+            self._step(first=index == 0)
+        return self.log.events
+
+    def _terms(self) -> Iterator[Term]:
+        """Terms of which nothing else here writes the events."""
+        for term in self.ledger.terms:
+            if term.component != "gradients" and not term.in_events:
+                yield term
+
+    def scalar(self, array: Array | int) -> int:
+        """A value on this stage."""
+        flat = np.asarray(array).reshape(-1)
+        return int(flat[min(self.stage, flat.size - 1)])
+
+    def _split(self, term: Term) -> list[int]:
+        """Allocate a term as tensors in proportion to the weights; a buffer as one piece."""
+        total, stream = self.scalar(term.bytes), STREAMS[term.pool]
+        if term.component in {"buffers", "activations"}:
+            return [self.log.alloc(total, stream, term.name)]
+        whole = sum(self.shares)
+        sizes = [total * share // whole for share in self.shares]
+        sizes[0] += total - sum(sizes)
+        return [self.log.alloc(size, stream, term.name) for size in sizes]
+
+    @cached_property
+    def layers(self) -> list[GroupActivations]:
+        """The group of each block of the stage, in order."""
+        return [a for a in groups_of(self.census) for _ in range(self.scalar(a.layers))]
+
+    @cached_property
+    def shares(self) -> list[int]:
+        """Elements of each weight of the stage, in the order of the modules."""
+        census = self.census
+        blocks = [share for a in self.layers for share in weights_of(a)]
+        own_head = self.scalar(census.head) if not self.tied else 0
+        outside = [self.scalar(census.embedding), own_head]
+        return [share for share in (outside[0], *blocks, outside[1]) if share] or [1]
+
+    @cached_property
+    def split(self) -> bool:
+        """Whether the embedding is a unit of its own."""
+        return self.grid.habits.gather == "blocks" and not self.grid.habits.flat_units and Units(self.census).split
+
+    @property
+    def last_unit(self) -> int:
+        """The unit of norm and head (and, unless it is apart, the embedding), after those of the blocks."""
+        return len(self.layers)
+
+    @property
+    def first_unit(self) -> int:
+        """The unit of the embedding."""
+        return self.last_unit + 1 if self.split else self.last_unit
+
+    @cached_property
+    def trained(self) -> Census:
+        """The census of what is trained."""
+        return trained(self.census)
+
+    @cached_property
+    def tied(self) -> bool:
+        """Whether embedding and head are one weight on this stage, whose gradients are added."""
+        return self.census.model.tied and self.scalar(self.grid.degree("pp")) == 1
+
+    @cached_property
+    def head(self) -> Template:
+        """The execution of final norm, head and loss."""
+        return head_templates(self.census)[0]
+
+    def _sizes(self, activations: GroupActivations, template: Template) -> list[int]:
+        """Bytes of each storage of a template, computed once for all blocks that share it."""
+        key = id(activations), id(template)
+        if key not in self.known:
+            self.known[key] = self._evaluated(activations, template)
+        return self.known[key]
+
+    def _evaluated(self, activations: GroupActivations, template: Template) -> list[int]:
+        width = self.scalar(activations.gradient_width[0])
+        units = {unit: self.scalar(count) for unit, count in activations.units.items()}
+        shards = {record.size.shard for record in template.records}
+        ranks = {shard: self.scalar(activations.ranks(shard)) for shard in shards}
+        there = {shard: self.scalar(activations.present(shard)) for shard in shards}
+        return [
+            -(-r.size.bytes * (width if r.kind == "gradient" else 1) * units[r.size.unit] // ranks[r.size.shard])
+            * there[r.size.shard]
+            * (r.kind != "observed" or self.observed)
+            for r in template.records
+        ]
+
+    def _step(self, *, first: bool) -> None:
+        """One optimizer step: micro-batches as the schedule orders them, then the update."""
+        self.units.begin()
+        for forward, index in self._schedule(short=first):
+            self._forward(index) if forward else self._backward(index)
+        self.units.end()
+        self._update(first=first)
+
+    def _schedule(self, *, short: bool) -> Iterator[tuple[bool, int]]:
+        """Micro-batches in flight first, then one backward and one forward in turn; a few stand for all.
+
+        A ``short`` step, of those in flight alone, is enough for the optimizer's states to appear.
+        """
+        flight = self.scalar(in_flight(self.grid))
+        count = min(self.scalar(self.grid.accumulation), flight + (not short))
+        for index in range(min(flight, count)):
+            yield True, index
+        for index in range(count):
+            yield False, index
+            if flight + index < count:
+                yield True, flight + index
+
+    @cached_property
+    def plan(self) -> list[tuple[GroupActivations, int]]:
+        """Checkpoint units of the stage: group and number of blocks; 0 where a block keeps everything."""
+        out: list[tuple[GroupActivations, int]] = []
+        for activations in groups_of(self.census):
+            layers = self.scalar(activations.layers)
+            out += [
+                (activations, n) for n in unit_sizes(self.grid.policies[0].kind, self.grid.policies[0].count, layers)
+            ]
+        return out
+
+    def _forward(self, index: int) -> None:
+        """Blocks and head of one micro-batch."""
+        self._begin("forward-last")
+        self.units.enter(self.first_unit, None)
+        x = self.log.alloc(self._input_bytes(), COMPUTE, "embedding output")
+        if self.split:
+            self.units.leave_forward(self.first_unit)
+        self.runs[index] = []
+        unit = 0
+        for activations, blocks in self.plan:
+            runs: list[Run] = []
+            for position in range(max(blocks, 1)):
+                self.units.enter(unit, None)
+                run = self._run(activations, whole=blocks == 0, first=unit == 0)
+                x_in, x = x, run.forward(self.log, x)
+                if blocks > 1 and position:
+                    self.log.free(x_in)
+                    run.keys.pop(0, None)
+                runs.append(run)
+                self.units.leave_forward(unit)
+                unit += 1
+            self.runs[index].append(runs)
+        self._head_forward(index, x)
+        self.units.forwarded()
+
+    def _run(self, activations: GroupActivations, *, whole: bool, first: bool = False) -> Run:
+        """A block; the stage's ``first`` where no gradient flows to its input keeps less."""
+        template = activations.template(self.grid.policies[0], activations.settings[0], whole=whole)
+        if first and self.scalar(self.grid.is_first) and unread(activations):
+            template = trace(activations.group.block, activations.settings[0], wanted=False)
+        return Run(template, self._sizes(activations, template))
+
+    def _input_bytes(self) -> int:
+        activations = self.layers[0]
+        template = activations.template(self.grid.policies[0], activations.settings[0])
+        return self._sizes(activations, template)[0]
+
+    def _head_forward(self, index: int, x: int) -> None:
+        if not self.scalar(self.grid.is_last):
+            self.log.free(x)
+            return
+        self._begin("forward")
+        self.units.enter(self.last_unit, None)
+        run = Run(self.head, self._sizes(self.layers[-1], self.head))
+        self.log.free(run.forward(self.log, x))
+        self.heads[index] = run
+
+    def _backward(self, index: int) -> None:
+        """Head and blocks of one micro-batch, last first."""
+        self._begin("loss")
+        gradient = 0
+        head: list[int] = []
+        self.units.enter(self.last_unit, self._before(self.last_unit), backward=True)
+        if index in self.heads:
+            # A tied weight's gradient waits for that of its other use, the embedding
+            owner = None if self.units.accumulates(self.last_unit) and not self.tied else head
+            gradient = self.heads.pop(index).backward(self.log, 0, owner)
+        else:
+            gradient = self.log.alloc(self._input_bytes(), COMPUTE, "gradient from the next stage")
+        self._begin("backward-last")
+        if self.split:
+            self.units.leave_backward(self.last_unit, head)
+        unit = len(self.layers)
+        held: list[int] = []
+        for (activations, blocks), runs in zip(reversed(self.plan), reversed(self.runs.pop(index)), strict=True):
+            again = self._recompute(activations, runs, unit - blocks) if blocks > 1 else runs
+            for run in reversed(again):
+                unit -= 1
+                self.units.enter(unit, self._before(unit), backward=True)
+                own: list[int] = []
+                if self.grid.policies[0].treatment == "full" and blocks:
+                    self.units.recomputed(unit)
+                pinned = self._pin(run, gradient)
+                gradient = run.backward(self.log, gradient, None if self.units.accumulates(unit) else own)
+                self.units.leave_backward(unit, own)
+                held += pinned
+                self._melt()
+        self.log.free_all(held)
+        self._begin("backward-end")
+        embedding = self.log.alloc(self._embedding_gradient(), COMPUTE, "gradient of the embedding")
+        self.log.free(gradient)
+        if self.tied:
+            head, embedding = [], self._added(embedding, head)
+        if self.units.accumulates(self.first_unit):
+            self.log.free(embedding)
+            embedding = 0
+        self.units.leave_backward(self.first_unit, [embedding, *([] if self.split else head)])
+        self.units.finish()
+
+    def _added(self, embedding: int, head: list[int]) -> int:
+        """The sum of a tied weight's two gradients, which is made out of place."""
+        both = self.log.alloc(self._embedding_gradient(), COMPUTE, "gradient of the tied embedding")
+        self.log.free_all([embedding, *head])
+        return both
+
+    def _before(self, unit: int) -> int | None:
+        """The unit whose backward follows that of ``unit``; the root's, gathered already, comes last."""
+        if unit == 0:
+            return self.first_unit if self.split else None
+        return min(unit, len(self.layers)) - 1
+
+    def _pin(self, run: Run, gradient: int) -> list[int]:
+        """What backward may not free: FSDP 1's hooks hold inputs, and their gradients, of frozen checkpoints."""
+        if not self.pins:
+            return []
+        return run.pin(0, gradient)
+
+    @cached_property
+    def pins(self) -> bool:
+        """Whether FSDP holds the inputs of blocks until backward ends."""
+        frozen = self.grid.fixed.lora is not None and is_reentrant(self.grid)
+        return isinstance(self.units, FlatParameter) and frozen and self.grid.policies[0].treatment == "full"
+
+    def _embedding_gradient(self) -> int:
+        return self.scalar(self.trained.embedding) * self.scalar(self.layers[0].gradient_width[0])
+
+    def _recompute(self, activations: GroupActivations, runs: list[Run], first: int) -> list[Run]:
+        """Run a unit of several blocks again, with a graph, from the unit's input."""
+        x = runs[0].keys.pop(0, 0)
+        again = []
+        for position in range(len(runs)):
+            self.units.enter(first + position, None, backward=True)
+            run = self._run(activations, whole=True)
+            x = run.forward(self.log, x)
+            again.append(run)
+            self.units.leave_forward(first + position)
+        self.log.free(x)
+        return again
+
+    def _update(self, *, first: bool) -> None:
+        """The optimizer's step."""
+        for name in tuple(self.during):
+            self.log.free_all(self.during.pop(name))
+        self.log.mark("step")
+        temporaries: list[int] = []
+        if self.grid.habits.zero_optimizer is not None:
+            self.units.zero_grad()
+            temporaries.append(self.log.alloc(self._gradients(), COMPUTE, "gradients that the step reads"))
+        for term in self._terms():
+            if len(term.phases) == len(ALWAYS) and term.component == "optimizer" and first:
+                self._split(term)
+            elif term.phases == ("step",):
+                temporaries += self._split(term)
+        self.log.free_all(temporaries)
+        if not self.grid.habits.zeroes_gradients:
+            self.units.zero_grad()
+
+    def _begin(self, phase: str) -> None:
+        """A phase begins: terms that live in it and not before are allocated, those that ended are freed."""
+        self.log.mark(phase)
+        for term in self._terms():
+            if len(term.phases) == len(ALWAYS) or term.phases == ("step",):
+                continue
+            if phase in term.phases and term.name not in self.during:
+                self.during[term.name] = self._in_pieces(term) if melts(term) else self._split(term)
+            elif phase not in term.phases and term.name in self.during:
+                self.log.free_all(self.during.pop(term.name))
+
+    def _in_pieces(self, term: Term) -> list[int]:
+        """Allocate a term as one piece for each block."""
+        count = max(len(self.layers), 1)
+        size, rest = divmod(self.scalar(term.bytes), count)
+        return [self.log.alloc(size + rest * (index == 0), STREAMS[term.pool], term.name) for index in range(count)]
+
+    def _melt(self) -> None:
+        """A block's backward is done: its share of what goes with the blocks is freed."""
+        for term in self._terms():
+            if melts(term) and self.during.get(term.name):
+                self.log.free(self.during[term.name].pop())
+
+    def _units(self) -> Whole:
+        """How weights and their gradients come and go."""
+        habits, zero = self.grid.habits, self.scalar(self.grid.zero)
+        sizes = self._unit_sizes()
+        if habits.gather != "blocks" or zero < 2:
+            partitioned = zero >= 2 or not self._keeps_gradients() or habits.persistent_gradients
+            return Partitioned(self.log, sizes) if partitioned else Whole(self.log, sizes)
+        layers = len(self.layers)
+        kept = frozenset(range(len(sizes)) if zero == 2 else [layers])
+        if habits.flat_units:
+            return FlatParameter(self.log, sizes, keep=kept, ahead=bool(self.scalar(prefetches(self.census))))
+        units = Units(self.census)
+        kept |= {layers - 1} if units.keeps_last else set()
+        kind = Pipelined if self.scalar(units.pipelined) else PerParameter
+        return kind(self.log, sizes, keep=kept, plain=units.pool == "compute")
+
+    def _gradients(self) -> int:
+        """Bytes of all gradients that stay until the step."""
+        return sum(self.scalar(t.bytes) for t in self.ledger.terms if t.component == "gradients" and "step" in t.phases)
+
+    def _keeps_gradients(self) -> bool:
+        """Whether any gradient stays on the GPU until the end of backward."""
+        kept = [t.bytes for t in self.ledger.terms if t.component == "gradients" and "backward-end" in t.phases]
+        return any(self.scalar(size) for size in kept)
+
+    def _unit_sizes(self) -> list[Sizes]:
+        """Bytes of each block of the stage as a unit, and of the root unit."""
+        base, own, groups = Base(self.census), self.trained, groups_of(self.census)
+        gathered = [self.scalar(base.blocks[groups.index(a)]) for a in self.layers]
+        if self.grid.fixed.float8_all_gather:
+            gathered = [whole // self.scalar(self.grid.width("compute")) for whole in gathered]
+        first = self.scalar(own.embedding) * self.split
+        outside = [self.scalar(base.root) - first * self.scalar(self.grid.width("compute"))]
+        dense = [self.scalar(d) + self.scalar(e) for d, e in zip(own.block_dense, own.block_experts, strict=True)]
+        updated = [*(dense[groups.index(a)] for a in self.layers), self.scalar(own.root) - first]
+        found = [self._sizes_of(w, elements) for w, elements in zip([*gathered, *outside], updated, strict=True)]
+        return [*found, self._sizes_of(first * self.scalar(self.grid.width("compute")), first)]
+
+    def _sizes_of(self, whole: int, updated: int) -> Sizes:
+        grid, ranks = self.grid, self.scalar(self.grid.ranks)
+        narrowed = self.scalar(grid.width("parameter")) != self.scalar(grid.width("compute"))
+        elsewhere = grid.habits.persistent_gradients or not self._keeps_gradients()
+        return Sizes(
+            whole=whole,
+            shard_copy=-(-whole // ranks) if narrowed else 0,
+            reduce_input=updated * self.scalar(grid.reduce_width),
+            reduced=0 if elsewhere else -(-updated * self.scalar(self._gradient_width()) // ranks),
+        )
+
+    def _gradient_width(self) -> Array:
+        own = self.trained
+        return own.width("gradient") if isinstance(own, AdapterCensus) else self.grid.width("gradient")
