@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 
 __all__ = ["main"]
 
 _INTERRUPTED = 130  # 128 + SIGINT, as shells report it
+_OBJECTS = 1_000_000
+"""New objects after which cycles are looked for: a replay makes many tuples and no cycle, and waits for the search."""
 
 
 def main() -> None:
     """Run the command line that the process was given."""
     # pydantic looks through all installed packages for plugins, and none has a say in these records
     os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
+    gc.set_threshold(_OBJECTS)
     try:
         from memcalc.cli.app import app
 

@@ -9,6 +9,7 @@ import typer
 
 import memcalc
 from memcalc.cli import presets
+from memcalc.cli import validate as comparison
 from memcalc.cli.errors import Group
 from memcalc.cli.options import DESTINATION, JOB, PRESETS, Command, given, takes
 from memcalc.cli.output import destination
@@ -19,6 +20,7 @@ EXAMPLES = {
     "plan": "memcalc plan --model llama-2-7b --gpu a100-40g --gpus 8 --global-batch 512",
     "estimate": "memcalc estimate --model llama-2-7b --gpu a100-80g --gpus 8 --zero 3",
     "explain": "memcalc explain --model llama-2-7b --gpu a100-80g --gpus 8 --zero 3",
+    "validate": "memcalc validate --grade A --worst 5",
     "models": "memcalc models --search llama",
     "gpus": "memcalc gpus a100-80g",
     "nodes": "memcalc nodes --format markdown",
@@ -103,6 +105,35 @@ def explain(**options: Any) -> int:
     found = memcalc.estimate(**given(options))
     target.show(report.of_terms(found))
     return int(found.verdict == "does-not-fit")
+
+
+_Runs = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="[RUNS.toml|DIR]...", help="Files of measured runs; the shipped ones when left out."),
+]
+_Strict = Annotated[bool, typer.Option("--strict", help="Leave out runs with a setting that is assumed.")]
+_Group = Annotated[str | None, typer.Option(metavar="NAME", help="Only the runs of this group.")]
+_Grade = Annotated[str | None, typer.Option(metavar="GRADE", help="Only this grade: A (which takes A- too), A- or B.")]
+_Figure = Annotated[str | None, typer.Option(metavar="NAME", help="Score only allocated, reserved or device.")]
+_Worst = Annotated[str, typer.Option(metavar="N", rich_help_panel="Output", help="How many of the worst are listed.")]
+
+
+@_command("Measurements")
+@takes(*PRESETS, *DESTINATION)
+def validate(
+    runs: _Runs = None,
+    *,
+    strict: _Strict = False,
+    group: _Group = None,
+    grade: _Grade = None,
+    figure: _Figure = None,
+    worst: _Worst = "10",
+    **options: Any,
+) -> int:
+    """Compare predictions with measured runs: the shipped ones, or your own."""
+    return comparison.show(
+        runs or (), strict=strict, group=group, grade=grade, figure=figure, worst=worst, options=options
+    )
 
 
 _Name = Annotated[str | None, typer.Argument(metavar="NAME", help="Show this one in full, with its sources.")]

@@ -18,7 +18,7 @@ from memcalc.errors import InputError
 __all__ = ["DESTINATION", "JOB", "PRESETS", "Command", "Shared", "given", "takes"]
 
 Command = TypeVar("Command", bound=Callable[..., Any])
-_JOB, _PARALLELISM, _MEMORY, _OUTPUT = "Job", "Parallelism", "Memory", "Output"
+_JOB, _PARALLELISM, _MEMORY, _ADAPTERS, _OUTPUT = "Job", "Parallelism", "Memory", "Adapters", "Output"
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ JOB = (
     Shared("pp_schedule", _PARALLELISM, "NAME", "1f1b, interleaved or gpipe.", names="Schedule"),
     Shared("vpp", _PARALLELISM, "N", "Model chunks a pipeline stage."),
     Shared("cp", _PARALLELISM, "N", "Context-parallel ranks."),
-    Shared("cp_kind", _PARALLELISM, "NAME", "ring; allgather and a2a are not modelled yet."),
+    Shared("cp_kind", _PARALLELISM, "NAME", "ring, allgather or a2a.", names="ContextParallel"),
     Shared("ep", _PARALLELISM, "N", "Expert-parallel ranks."),
     Shared("optimizer", _MEMORY, "NAME",
         "adamw, adamw-8bit, paged-adamw, paged-adamw-8bit, adafactor, lion, lion-8bit, sgd, sgd-momentum "
@@ -112,15 +112,18 @@ JOB = (
     Shared("attention", _MEMORY, "NAME", "flash, efficient, cudnn, math or eager.", names="AttentionImpl"),
     Shared("loss", _MEMORY, "NAME", "standard, chunked, fused-kernel, fused-linear, parallel or triton.", names="Loss"),
     Shared("kernels", _MEMORY, "NAME",
-        "Norms, rotary and activations as the model writes them (model), or fused.",
+        "Norms, rotary and activations as the model writes them (model), fused, or in TransformerEngine modules (te).",
         names="Kernels",
     ),
-    Shared("compile", _MEMORY, "NAME", "none; compiled blocks, loss and model are not modelled yet."),
-    Shared("lora", _MEMORY, "R[:TARGETS]", "Train LoRA adapters of rank R instead of the weights.", hidden=True),
-    Shared("adapter_dtype", _MEMORY, "DTYPE", "Dtype of the adapters.", hidden=True),
-    Shared("autocast", _MEMORY, "", "Autocast over a 16-bit base.", kind=bool, negative=True, hidden=True),
-    Shared("also_train", _MEMORY, "LIST", "What is trained in full beside the adapters: embedding, head.", hidden=True),
-    Shared("quantize", _MEMORY, "NAME", "nf4, nf4-dq, int8, gptq-int4 or gptq-int8 base weights.", hidden=True),
+    Shared("compile", _MEMORY, "NAME", "none, blocks, blocks+loss, model or loss.", names="Compile"),
+    Shared("lora", _ADAPTERS, "R[:TARGETS]", "Train LoRA adapters of rank R instead of the weights."),
+    Shared("adapter_dtype", _ADAPTERS, "DTYPE", "fp32 or bf16: the adapters and their states.", names="AdapterDtype"),
+    Shared("autocast", _ADAPTERS, "", "Autocast over a 16-bit base.", kind=bool, negative=True),
+    Shared("also_train", _ADAPTERS, "LIST", "What is trained in full beside the adapters: embedding, head."),
+    Shared("quantize", _ADAPTERS, "NAME",
+        "Base weights: none, nf4, nf4-dq, int8, gptq-int4 or gptq-int8.",
+        names="Quantization",
+    ),
     Shared("calibration", _MEMORY, "FILE", "Figures measured on this hardware.", hidden=True),
     Shared("set", _MEMORY, "KEY=VALUE",
         "Any field by its dotted name, such as strategy.reduce_dtype=bf16; repeatable.",

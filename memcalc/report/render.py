@@ -77,7 +77,7 @@ def _markdown(report: Report) -> str:
 
 def _markdown_block(block: Block) -> str:
     if isinstance(block, Line):
-        marked = {"title": "**{}**", "verdict": "**{}**", "warning": "> {}", "faint": "{}", "text": "{}"}[block.role]
+        marked = {"heading": "## {}", "title": "**{}**", "verdict": "**{}**", "warning": "> {}"}.get(block.role, "{}")
         return marked.format(_markdown_text(block.text))
     if isinstance(block, Table):
         return _markdown_table(block)
@@ -117,7 +117,7 @@ def _latex(report: Report) -> str:
 def _latex_block(block: Block) -> str:
     if isinstance(block, Line):
         text = _latex_text(block.text)
-        return rf"\noindent\textbf{{{text}}}" if block.role in {"title", "verdict"} else rf"\noindent {text}"
+        return rf"\noindent\textbf{{{text}}}" if block.role in {"heading", "title", "verdict"} else rf"\noindent {text}"
     if isinstance(block, Table | Tree):
         table = block.table if isinstance(block, Tree) else block
         rows = [list(row) for row in table.rows]
@@ -141,7 +141,7 @@ def _html(report: Report) -> str:
 
 def _html_block(block: Block) -> str:
     if isinstance(block, Line):
-        tag = {"title": "h3", "verdict": "h2"}.get(block.role, "p")
+        tag = {"heading": "h2", "title": "h3", "verdict": "h2"}.get(block.role, "p")
         return f'<{tag} class="{block.role}">{html.escape(block.text)}</{tag}>'
     if isinstance(block, Bar):
         return _html_bar(block)

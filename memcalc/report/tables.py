@@ -79,7 +79,7 @@ def _shortened(column: Column, cell: str) -> str:
 
 @dataclass(frozen=True)
 class Line:
-    """One paragraph; `role` is title, verdict, text, warning or faint, and `mood` good, close or bad."""
+    """One paragraph; `role` is heading, title, verdict, text, warning or faint, and `mood` good, close or bad."""
 
     text: str
     role: str = "text"

@@ -19,8 +19,10 @@ __all__ = ["draw", "fitted"]
 
 _NARROWEST = 40
 _METER = 8
+_PERCENT = 3
+"""Characters of the number behind a meter."""
 _GAP = 2
-_STYLES = {"title": "bold", "verdict": "bold", "warning": "yellow", "faint": "dim", "text": ""}
+_STYLES = {"heading": "bold", "title": "bold", "verdict": "bold", "warning": "yellow", "faint": "dim", "text": ""}
 _MOODS = {"good": "bold green", "close": "bold yellow", "bad": "bold red"}
 _COLOURS = ("blue", "cyan", "green", "yellow", "red", "magenta", "white")
 _UNPRINTABLE = {code: "�" for code in (*range(32), *range(127, 160)) if chr(code) != "\n"}
@@ -100,8 +102,8 @@ def _total(table: Table) -> int:
 
 def _width(table: Table, place: int) -> int:
     column = table.columns[place]
-    cells = [cell_len(row[place]) for row in table.rows] + [len(column.unit)]
-    return max(cell_len(column.title), max(cells) + (_METER + 1 if column.meter else 0))
+    cells = max([cell_len(row[place]) for row in table.rows] + [len(column.unit)])
+    return max(cell_len(column.title), _METER + 1 + max(cells, _PERCENT) if column.meter else cells)
 
 
 def _table(table: Table, width: int) -> Iterator[RenderableType]:
@@ -124,7 +126,7 @@ def _heading(column: Column) -> Text:
 
 
 def _cell(column: Column, value: str) -> Text:
-    return _text(f"{_meter(value)} {value:>3}" if column.meter and value else value)
+    return _text(f"{_meter(value)} {value:>{_PERCENT}}" if column.meter and value else value)
 
 
 def _meter(value: str) -> str:

@@ -1,0 +1,226 @@
+"""The page of accuracy: what is compared and how, what was aimed at and reached, every row, and what is missing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from textwrap import shorten
+from typing import Literal
+
+from memcalc.report.tables import Block, Column, Line, Table
+from memcalc.results import ErrorSummary, RunReason, RunScore, TargetResult, Validation
+from memcalc.units import GIB
+
+__all__ = ["ERROR_COLUMNS", "ROW_COLUMNS", "blocks", "brief", "counted", "error_cells", "row_cells", "signed"]
+
+FAR = 0.05
+"""A row with a larger |error| is listed by name with its explanation."""
+ERROR_COLUMNS = (
+    Column("figures", right=True),
+    Column("median", "%", right=True),
+    Column("p90", "%", right=True),
+    Column("worst", "%", right=True),
+    Column("worst run", priority=3),
+)
+ROW_COLUMNS = (
+    Column("run"),
+    Column("figure"),
+    Column("measured", "GiB", right=True),
+    Column("predicted", "GiB", right=True),
+    Column("error", "%", right=True),
+    Column("in interval", priority=6),
+    Column("group", priority=2),
+    Column("framework", priority=3),
+    Column("GPUs", priority=4),
+    Column("rank", priority=7),
+    Column("grade", priority=8),
+    Column("software", priority=9),
+    Column("source", priority=10),
+)
+_LONGEST_REASON = 180
+_PAGE_COLUMNS = ("run", "figure", "measured", "predicted", "error", "framework", "GPUs", "grade")
+
+
+def signed(error: float | None, *, sign: bool = True) -> str:
+    """Return an error in percent, and nothing for none.
+
+    >>> signed(0.01234), signed(0.5, sign=False), signed(None)
+    ('+1.23', '50.00', '')
+    """
+    return "" if error is None else f"{100 * error:{'+' if sign else ''}.2f}"
+
+
+def counted(number: int, noun: str) -> str:
+    """Return a number with its noun.
+
+    >>> counted(1, "run"), counted(2, "run")
+    ('1 run', '2 runs')
+    """
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
+def brief(reason: str) -> str:
+    """Return a reason as a table's cell can hold it; the JSON has it in full."""
+    return shorten(reason, _LONGEST_REASON, placeholder=" …")
+
+
+def error_cells(summary: ErrorSummary) -> tuple[str, ...]:
+    """Return the cells of ``ERROR_COLUMNS``."""
+    sizes = (summary.median_abs_error, summary.p90_abs_error, summary.worst)
+    return (str(summary.count), *(signed(size, sign=False) for size in sizes), summary.worst_id or "")
+
+
+def row_cells(score: RunScore) -> tuple[str, ...]:
+    """Return the cells of ``ROW_COLUMNS``."""
+    within = "" if score.figure == "allocated" else "yes" if score.within else "no"
+    return (
+        score.id, score.figure, f"{score.measured / GIB:.3f}", f"{score.predicted / GIB:.3f}", signed(score.error),
+        within, score.group, score.framework, f"{score.gpus} × {score.gpu}", score.rank, score.grade, score.software,
+        score.source,
+    )  # fmt: skip
+
+
+def blocks(result: Validation) -> Iterator[Block]:
+    """Return the page from top to bottom."""
+    yield from _how(result)
+    yield from _targets(result.targets)
+    yield from _parts(result)
+    yield from _verdicts(result)
+    yield from _far(result)
+    yield from _rows(result.runs)
+    yield from _unknown(result)
+    yield from _reasons("Not modelled", "No prediction; the sentence says why.", result.not_modelled)
+    yield from _reasons("Left out", "Published runs that cannot be compared, and why.", result.left_out)
+
+
+def _how(result: Validation) -> Iterator[Block]:
+    total, runs = result.summary, len({score.id for score in result.runs})
+    yield Line("What is compared", "heading")
+    yield Line(
+        f"{counted(total.count, 'figure')} of {counted(runs, 'measured run')}, each with its source, beside what "
+        "memcalc predicts for the same settings. A figure is one of three: allocated "
+        "(torch.cuda.max_memory_allocated()), reserved (torch.cuda.max_memory_reserved()) and device (nvidia-smi, the "
+        "process)."
+    )
+    yield Line(
+        "The error is predicted / measured - 1; median, 90th percentile and worst are of its absolute value. A run's "
+        "figure is that of the rank which was read, by default the highest over all ranks. Where a source does not "
+        "say which of the three figures it gives, the run is listed and not scored. A run that ran out of memory is a "
+        "bound: only its verdict is checked."
+    )
+    yield Line(
+        "Grade A and A-: every setting was read in the source. Grade B: something is assumed from context, or the "
+        "figure was read coarsely."
+    )
+    yield _summaries("All runs", "figure", [(g.name, g) for g in result.groups if g.by == "figure"])
+
+
+def _summaries(title: str, name: str, rows: Sequence[tuple[str, ErrorSummary]]) -> Table:
+    return Table(title, (Column(name), *ERROR_COLUMNS), tuple((said, *error_cells(part)) for said, part in rows))
+
+
+def _targets(targets: Sequence[TargetResult]) -> Iterator[Block]:
+    if not targets:
+        return
+    aims = ("figures", "median", "median aimed at", "p90", "p90 aimed at")
+    columns = (
+        Column("runs"),
+        Column("figure"),
+        *(Column(title, "%" if title != "figures" else "", right=True) for title in aims),
+        Column("met"),
+    )
+    yield Line("Aims", "heading")
+    yield Table("Aimed at and reached", columns, tuple(_target_cells(target) for target in targets))
+
+
+def _target_cells(target: TargetResult) -> tuple[str, ...]:
+    return (
+        target.name,
+        target.figure,
+        str(target.count),
+        signed(target.median_abs_error, sign=False),
+        signed(target.median_target, sign=False),
+        signed(target.p90_abs_error, sign=False),
+        signed(target.p90_target, sign=False),
+        {True: "yes", False: "no", None: "no run"}[target.met],
+    )
+
+
+def _parts(result: Validation) -> Iterator[Block]:
+    kinds: dict[Literal["group", "framework", "gpu"], str] = {
+        "group": "By group", "framework": "By framework and era", "gpu": "By GPU"
+    }  # fmt: skip
+    for by, title in kinds.items():
+        parts = [part for part in result.groups if part.by == by]
+        if parts:
+            columns = (Column(by), Column("figure"), *ERROR_COLUMNS)
+            yield Line(title, "heading")
+            yield Table(
+                "Absolute error", columns, tuple((part.name, part.figure, *error_cells(part)) for part in parts)
+            )
+
+
+def _verdicts(result: Validation) -> Iterator[Block]:
+    total = result.summary
+    yield Line("Does it fit?", "heading")
+    yield Line(
+        f"Of {total.ran_out} runs that ran out of memory, {total.false_fits} were said to fit. "
+        f"Of {total.ran} runs that ran, {total.false_rejects} were said not to fit."
+    )
+    if total.covered_of:
+        claimed = total.coverage_claim
+        yield Line(
+            f"{total.covered} of {total.covered_of} reserved and device figures "
+            f"({100 * total.covered / total.covered_of:.1f}%) lie within the interval of the prediction"
+            + ("." if claimed is None else f", which claims {100 * claimed:.0f}%.")
+        )
+    wrong = tuple(
+        (entry.id, entry.outcome, entry.verdict, f"{entry.device / GIB:.2f}", f"{entry.capacity / GIB:.2f}")
+        for entry in result.verdicts
+        if entry.wrong
+    )
+    if wrong:
+        sizes = (Column("predicted device", "GiB", right=True), Column("capacity", "GiB", right=True))
+        yield Table("Wrong verdicts", (Column("run"), Column("outcome"), Column("verdict"), *sizes), wrong)
+
+
+def _far(result: Validation) -> Iterator[Block]:
+    far = sorted((score for score in result.runs if abs(score.error) > FAR), key=lambda score: -abs(score.error))
+    yield Line("Far off", "heading")
+    yield Line(f"{len(far)} of {len(result.runs)} figures are more than {100 * FAR:.0f}% off.")
+    if far:
+        known = {entry.id: entry.reason for entry in result.explained}
+        rows = tuple((s.id, s.figure, signed(s.error), known.get(s.id, "unexplained")) for s in far)
+        columns = (Column("run"), Column("figure"), Column("error", "%", right=True), Column("why"))
+        yield Table("Figures that are far off", columns, rows)
+
+
+def _rows(scores: Sequence[RunScore]) -> Iterator[Block]:
+    places = [place for place, column in enumerate(ROW_COLUMNS) if column.title in _PAGE_COLUMNS]
+    yield Line("Every figure", "heading")
+    for group in sorted({score.group for score in scores}):
+        rows = tuple(row_cells(score) for score in scores if score.group == group)
+        yield Table(group, ROW_COLUMNS, rows).keep(places)
+
+
+def _unknown(result: Validation) -> Iterator[Block]:
+    if not result.unknown:
+        return
+    sizes = ("measured", "allocated", "reserved", "device")
+    columns = (Column("run"), *(Column(name, "GiB", right=True) for name in sizes))
+    rows = tuple((entry.id, *(f"{getattr(entry, name) / GIB:.2f}" for name in sizes)) for entry in result.unknown)
+    yield Line("Figures of an unknown kind", "heading")
+    yield Table("Measured, and the three predicted figures; not scored", columns, rows)
+
+
+def _reasons(title: str, said: str, entries: Iterable[RunReason]) -> Iterator[Block]:
+    """Return runs with their reasons, those with the same reason in one row."""
+    together: dict[str, list[str]] = {}
+    for entry in entries:
+        together.setdefault(entry.reason, []).append(entry.id)
+    if together:
+        columns = (Column("runs", right=True), Column("reason"), Column("which"))
+        listed = sorted(together.items(), key=lambda item: (-len(item[1]), item[0]))
+        rows = tuple((str(len(names)), brief(reason), ", ".join(names)) for reason, names in listed)
+        yield Line(title, "heading")
+        yield Line(f"{counted(sum(len(names) for names in together.values()), 'run')}. {said}")
+        yield Table(title, columns, rows)

@@ -1,0 +1,179 @@
+"""The page `docs/accuracy.md`: measured runs, our prediction, and what other calculators say of the same runs.
+
+Run as a script, this file writes the page anew.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Iterator
+from functools import cache
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+from types import ModuleType
+
+from memcalc.api import load_model
+from memcalc.catalog import reserve
+from memcalc.convert.runs import read_runs
+from memcalc.errors import MemcalcError
+from memcalc.report.accuracy import ERROR_COLUMNS, error_cells
+from memcalc.report.render import Report, render
+from memcalc.report.tables import Block, Column, Document, Line, Table
+from memcalc.report.validate import report
+from memcalc.results import ErrorSummary, RunScore, Validation
+from memcalc.specs.flat import from_flat
+from memcalc.specs.model import Model
+from memcalc.specs.reserve import Reserve
+from memcalc.specs.runs import Run, RunsFile
+from memcalc.validation import summary_of, validate
+
+PAGE = Path(__file__).resolve().parents[1] / "docs" / "accuracy.md"
+HEAD = """\
+# Accuracy
+
+Written by `python tests/accuracy.py` from the measured runs in [presets/runs](../presets/runs); a test keeps it \
+current. `memcalc validate` prints the same for the shipped runs, or for a file of your own.
+"""
+README = PAGE.parents[1] / "README.md"
+START, END = "<!-- accuracy: written by tests/accuracy.py -->", "<!-- end of accuracy -->"
+TABLE = "| measured runs | figure | figures | median error | 90% within |\n| --- | --- | --- | --- | --- |"
+CLASSES = ("caching", "2021")
+Pairs = list[tuple[float, str]]
+
+
+@cache
+def peers() -> ModuleType:
+    """Return the other calculators; this folder is no package."""
+    spec = spec_from_file_location("peers", Path(__file__).with_name("peers.py"))
+    if spec is None or spec.loader is None:
+        raise ImportError(spec)
+    module = sys.modules["peers"] = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@cache
+def preset(name: str) -> Model:
+    return load_model(name)
+
+
+def page(runs: RunsFile, found: Validation) -> str:
+    """Return the whole page."""
+    blocks = (*report(found, full=True).document.blocks, *ranges(), *beside(found, runs))
+    return f"{HEAD}\n{render(Report(Document(blocks, Table('', (), ())), {}), 'markdown')}"
+
+
+def ranges() -> Iterator[Block]:
+    """Return what the interval and the verdict stand on."""
+    yield Line("The range", "heading")
+    yield Line(
+        "What no mechanism predicts is a range around the prediction of reserved and device memory, fitted by "
+        "tests/fits/reserve.py on the runs above (grade A where there are enough) and widened until ranges that were "
+        "fitted without a document hold the claimed share of that document's figures. The verdict `fits` asks for the "
+        "limit, which one run of twenty exceeds."
+    )
+    columns = ("allocator", "low", "high", "limit", "claim", "cross-validated", "figures", "documents")
+    yield Table("", tuple(Column(name, right=name != "allocator") for name in columns), tuple(map(_range_row, CLASSES)))
+
+
+def _range_row(name: str) -> tuple[str, ...]:
+    known = reserve(name)
+    ends = (f"{100 * end:+.1f}%" for end in (known.low, known.high, known.limit))
+    return (name, *ends, *(f"{100 * s:.0f}%" for s in (known.coverage, known.crossed)), *_counts(known))
+
+
+def _counts(known: Reserve) -> tuple[str, str]:
+    return str(known.figures), str(known.sources)
+
+
+def readme(text: str, found: Validation) -> str:
+    """Return README with the table of what was reached."""
+    head, rest = text.split(START)
+    rows = "\n".join(
+        f"| {t.name} | {t.figure} | {t.count} | {_percent(t.median_abs_error)} | {_percent(t.p90_abs_error)} |"
+        for t in found.targets
+    )
+    total = found.summary
+    verdicts = (
+        f"Of {total.ran_out} runs that ran out of memory {total.false_fits} were said to fit; of {total.ran} that ran, "
+        f"{total.false_rejects} were said not to fit."
+    )
+    return f"{head}{START}\n{TABLE}\n{rows}\n\n{verdicts}\n{END}{rest.split(END)[1]}"
+
+
+def _percent(error: float | None) -> str:
+    return "" if error is None else f"{100 * error:.2f}%"
+
+
+def beside(found: Validation, runs: RunsFile) -> Iterator[Block]:
+    """Return the tables of the other calculators, each beside memcalc on the very runs that it has an answer for."""
+    yield Line("Other calculators on the same runs", "heading")
+    yield Line(
+        "The published formulas of four calculators, written anew from their source (tests/peers.py), against the same "
+        "measured figures. Each row has the runs that the calculator has an answer for: training of all weights with "
+        "Adam, without context parallelism. EleutherAI's has no word for attention that never stores its scores; "
+        "DeepSpeed's estimator counts model states alone, and llm-analysis aims at a lower bound, both by their own "
+        "account."
+    )
+    kinds: tuple[tuple[str, tuple[str, ...]], ...] = (
+        ("All runs", ()),
+        ("By group", tuple(sorted({score.group for score in found.runs}))),
+    )
+    for title, groups in kinds:
+        rows = tuple(_rows(found, runs, groups))
+        if rows:
+            yield Table(title, (Column("calculator"), Column("group"), *_columns()), rows)
+
+
+def _columns() -> Iterator[Column]:
+    yield from ERROR_COLUMNS
+    yield Column("memcalc median", "%", right=True)
+    yield Column("memcalc p90", "%", right=True)
+
+
+def _rows(found: Validation, runs: RunsFile, groups: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
+    for name in peers().PEERS:
+        for group in groups or ("all",):
+            scores = [score for score in found.runs if group in {"all", score.group}]
+            theirs, ours = against(name, scores, runs)
+            if theirs:
+                own = error_cells(_summary(ours))
+                yield (name, group, *error_cells(_summary(theirs)), own[1], own[2])
+
+
+def _summary(errors: Pairs) -> ErrorSummary:
+    return ErrorSummary.model_validate(summary_of(errors))
+
+
+def against(name: str, scores: Iterable[RunScore], runs: RunsFile) -> tuple[Pairs, Pairs]:
+    """Return the errors of a calculator and of memcalc on the figures that the calculator has an answer for."""
+    by_id = {run.id: run for run in runs.run}
+    theirs, ours = Pairs(), Pairs()
+    for score in scores:
+        figure = figure_of(name, by_id[score.id])
+        if figure is not None:
+            theirs.append((figure / score.measured - 1, score.id))
+            ours.append((score.error, score.id))
+    return theirs, ours
+
+
+def figure_of(name: str, run: Run) -> float | None:
+    """Return what a calculator says of a run [bytes], or None where it does not apply."""
+    try:
+        model = preset(run.model) if isinstance(run.model, str) else from_flat({"name": run.id, **run.model})
+    except MemcalcError:
+        return None
+    job = peers().job_for(run, model)
+    return None if job is None else peers().PEERS[name](job)
+
+
+def written() -> dict[Path, str]:
+    """Return what page and README should say."""
+    runs = read_runs()
+    found = validate(runs)
+    return {PAGE: page(runs, found), README: readme(README.read_text(encoding="utf-8"), found)}
+
+
+if __name__ == "__main__":
+    for path, text in written().items():
+        path.write_text(text, encoding="utf-8")
