@@ -9,10 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 from memcalc import catalog
 from memcalc.errors import CombinationError, InputError, MissingError
-from memcalc.planner import answer, axes
-from memcalc.planner.request import Request, check_words, positive
+from memcalc.frameworks import habits_of
+from memcalc.frameworks.own_code import rewritten
+from memcalc.planner import answer, axes, finalists
+from memcalc.planner.request import Request, check_words, habits_for, positive
 from memcalc.planner.search import Outcome, search
 from memcalc.terms import overhead_of
+from memcalc.terms.prediction import with_predictors
 
 if TYPE_CHECKING:
     from memcalc.grid import Grid
@@ -22,6 +25,8 @@ if TYPE_CHECKING:
 
 TOP = 10
 """Plans that are listed for one number of GPUs."""
+SPARE = 8
+"""Strategies that a search keeps beyond those wanted, since a replay may find that one does not run, or is tight."""
 CHOSEN = frozenset(
     [
         "gpus",
@@ -65,8 +70,8 @@ def _is_directory(path: Path) -> bool:
 
 def estimate(
     *,
-    model: str,
-    gpu: str,
+    model: str | Model,
+    gpu: str | GPU,
     node: str | None = None,
     settings: Mapping[str, Any] | None = None,
     preset_dirs: Iterable[str] = (),
@@ -74,11 +79,13 @@ def estimate(
 ) -> Estimate:
     """Estimate one strategy: components, terms, phases, the three peak figures and the verdict.
 
+    ``model`` and ``gpu`` are names, or a ready :class:`~memcalc.specs.model.Model` and
+    :class:`~memcalc.specs.hardware.GPU`.
     Raises :class:`memcalc.errors.InputError` for a value that cannot be used.
     """
     request, spec, chip, host = _resolve(model, gpu, node, settings, preset_dirs, words)
     grid = axes.one_strategy(request, spec, chip, host)
-    overhead = overhead_of(chip, grid.layouts[0].gpus)
+    overhead = overhead_of(chip, grid, grid.layouts[0])
     return answer.estimate_of(
         spec, grid, chip, host, overhead, request, _command("estimate", model, gpu, node, words, settings)
     )
@@ -102,36 +109,42 @@ def plan(
     request, spec, chip, host = _resolve(model, gpu, node, settings, preset_dirs, words)
     wanted = positive(top, "top")
     counts = [request.given["gpus"]] if "gpus" in request.given else _counts(request, host)
+    kept = wanted if len(counts) == 1 else 1
     outcomes: dict[int, Outcome] = {}
     for gpus in counts:
         grid = axes.space(request, spec, chip, host, gpus)
         if grid is not None:
-            kept = wanted if len(counts) == 1 else 1
-            outcomes[gpus] = search(spec, grid, overhead_of(chip, gpus), chip, host, kept)
+            outcomes[gpus] = search(spec, grid, overhead_of(chip, grid), chip, host, kept + SPARE)
     if not outcomes:
         _refuse(request, spec, counts)
     nearest = [] if any(o.best for o in outcomes.values()) else _nearest(request, spec, chip, host, max(counts))
     command = _command("plan", model, gpu, node, {**words, "top": None if wanted == TOP else wanted}, settings)
     pinned = {name: value for name, value in words.items() if name not in CHOSEN}
     base = _command("estimate", model, gpu, node, pinned, settings)
-    return answer.plans_of(spec, chip, host, outcomes, nearest, request, command, base, started)
+    return finalists.plans_of(spec, chip, host, outcomes, nearest, request, command, base, kept, started)
 
 
 def _resolve(
-    model: str,
-    gpu: str,
+    model: str | Model,
+    gpu: str | GPU,
     node: str | None,
     settings: Mapping[str, Any] | None,
     preset_dirs: Iterable[str],
     words: Mapping[str, Any],
 ) -> tuple[Request, Model, GPU, Node]:
+    from memcalc.specs.hardware import GPU
+    from memcalc.specs.model import Model
+
     dirs = tuple(preset_dirs)
-    chip = catalog.gpu(gpu, dirs)
+    chip = gpu if isinstance(gpu, GPU) else catalog.gpu(gpu, dirs)
     host = catalog.node(node, dirs) if node else catalog.node_for(chip, dirs)
     if host.gpu != chip.name:
         raise CombinationError("node", node, f"it holds {host.gpu} GPUs, and --gpu is {chip.name}")
     request = check_words(words, settings)
-    spec = load_model(model, dirs)
+    spec = model if isinstance(model, Model) else load_model(model, dirs)
+    if "framework" in request.given:
+        spec = rewritten(spec, habits_of(request.given["framework"]).own_code)
+    spec = with_predictors(spec, int(request.given["fields"].get("mtp", 0)))
     if not node:
         request.assumptions["node"] = host.name
     return request, spec, chip, host
@@ -152,7 +165,9 @@ def _refuse(request: Request, model: Model, counts: list[int]) -> None:
     from memcalc.grid import check_layout
 
     pinned = Request({**request.given, "gpus": counts[-1]})
-    check_layout(model, axes.one_layout(pinned), request.given.get("seq_len", model.max_positions))
+    check_layout(
+        model, axes.one_layout(pinned, habits_for(pinned)[1]), request.given.get("seq_len", model.max_positions)
+    )
     raise MissingError(f"no parallel layout of {counts[-1]} GPUs is legal for {model.name}; give --gpus.")
 
 
@@ -174,18 +189,24 @@ def _if_fits(request: Request, model: Model, gpu: GPU, node: Node, gpus: int, ch
     grid: Grid | None = axes.space(request, model, gpu, node, gpus)
     if grid is None:
         return []
-    overhead = overhead_of(gpu, gpus)
+    overhead = overhead_of(gpu, grid)
     best = search(model, grid, overhead, gpu, node, 1).best
-    return [(change + answer.short(best[0]), overhead.device(best[0].allocated))] if best else []
+    return [(change + finalists.short(best[0]), overhead.device(best[0].reserved))] if best else []
 
 
 def _command(
-    command: str, model: str, gpu: str, node: str | None, words: Mapping[str, Any], settings: Mapping[str, Any] | None
+    command: str,
+    model: str | Model,
+    gpu: str | GPU,
+    node: str | None,
+    words: Mapping[str, Any],
+    settings: Mapping[str, Any] | None,
 ) -> str:
     """The command line that reproduces the answer."""
     import shlex
 
-    parts = ["memcalc", command, "--model", model, "--gpu", gpu, *(["--node", node] if node else [])]
+    named = [thing if isinstance(thing, str) else thing.name for thing in (model, gpu)]
+    parts = ["memcalc", command, "--model", named[0], "--gpu", named[1], *(["--node", node] if node else [])]
     for name, value in words.items():
         if value is None or (value is False and name != "sp"):
             continue

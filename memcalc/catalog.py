@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
     from memcalc.specs.hardware import GPU, Node
     from memcalc.specs.model import Model
+    from memcalc.specs.reserve import Reserve
 
 __all__ = [
     "config_dir",
@@ -43,6 +44,7 @@ __all__ = [
     "node_for",
     "nodes",
     "read_toml",
+    "reserve",
     "validated",
 ]
 
@@ -108,6 +110,19 @@ def nodes(preset_dirs: Dirs = ()) -> list[Node]:
 def models(preset_dirs: Dirs = ()) -> list[Model]:
     """Return every model, by name."""
     return [model(name, preset_dirs) for name in names("model", preset_dirs)]
+
+
+@cache
+def reserve(name: str) -> Reserve:
+    """Return the range of measured over predicted memory for a class of allocator."""
+    from memcalc.specs.reserve import Reserve
+
+    table = read_toml(files("memcalc.presets") / "reserve.toml")
+    found = [validated(Reserve, row, "reserve") for row in table["reserve"] if row["name"] == name]
+    if not found:
+        known = [row["name"] for row in table["reserve"]]
+        raise UnknownNameError("reserve", name, f"must be one of {', '.join(known)}", known)
+    return found[0]
 
 
 def names(kind: Kind, preset_dirs: Dirs = ()) -> list[str]:
@@ -195,7 +210,13 @@ class _Folder:
                     yield _key(stem), entry
 
     def read(self, kind: Kind, name: str) -> dict[str, Any]:
-        return read_toml(self._listed[kind][name])
+        if (kind, name) not in self._parsed:
+            self._parsed[kind, name] = read_toml(self._listed[kind][name])
+        return self._parsed[kind, name]
+
+    @cached_property
+    def _parsed(self) -> dict[tuple[Kind, str], dict[str, Any]]:
+        return {}
 
     def aliases(self, kind: Kind) -> dict[str, str]:
         path = self.root / f"{kind}s" / f"{_ALIASES}.toml"

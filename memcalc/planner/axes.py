@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 from memcalc.errors import CombinationError
 from memcalc.frameworks import Habits
-from memcalc.grid import Fixed, Grid, Layout, check_layout, layouts_for
+from memcalc.grid import Fixed, Grid, Layout, check_layout, check_split, layouts_for
 from memcalc.planner import request as rq
+from memcalc.planner.adapters import adapter_fields
 
 if TYPE_CHECKING:
     from memcalc.planner.request import Request
@@ -44,20 +45,33 @@ def fixed_part(
     """What all strategies of the request share."""
     seq_len = rq.sequence_length(request, model)
     return Fixed(
-        framework=habits.name,
+        framework=request.given.get("framework", habits.name),
         seq_len=seq_len,
         global_batch=rq.batch_of(request, seq_len, micro_steps),
         optimizer=request.get("optimizer", "adamw"),
         optimizer_impl=request.get("optimizer_impl", habits.optimizer_impl),
         optimizer_in_backward=bool(request.given.get("optimizer_in_backward", False)),
-        attention=rq.attention_for(request, model, gpu, precisions),
+        attention=rq.attention_for(request, habits, model, gpu, precisions, seq_len),
         loss=str(request.get("loss", "standard")),
         kernels=request.get("kernels", habits.kernels),
-        reduce_dtype=request.given.get("reduce_dtype", "fp32"),
         pp_schedule=request.given.get("pp_schedule", "1f1b"),
         vpp=request.given.get("vpp", 1),
         offload_to=request.given.get("offload_to", "cpu"),
+        compile=request.given.get("compile", "none"),
+        cp_kind=request.given.get("cp_kind", "ring"),
+        **adapter_fields(request, model, habits, precisions),
+        **{"expandable_segments": habits.expandable_segments and gpu.vendor == "nvidia", **request.given["fields"]},
     )
+
+
+def check_fsdp(fixed: Fixed, precision: str, zero: int) -> None:
+    """Refuse fields of FSDP that contradict the precision or the sharding stage."""
+    if (fixed.float8 or fixed.float8_all_gather) and precision != "fp8-mixed":
+        name = "strategy.float8" if fixed.float8 else "strategy.float8_all_gather"
+        raise CombinationError(name, fixed.float8 or True, f"needs precision fp8-mixed, not {precision}")
+    if (fixed.reshard == "never") != (zero == 2) and fixed.reshard != "default":
+        stage = 2 if fixed.reshard == "never" else 3
+        raise CombinationError("strategy.reshard", fixed.reshard, f"is zero {stage}, not {zero}")
 
 
 def one_strategy(request: Request, model: Model, gpu: GPU, node: Node) -> Grid:
@@ -65,13 +79,15 @@ def one_strategy(request: Request, model: Model, gpu: GPU, node: Node) -> Grid:
     _, habits = rq.habits_for(request)
     rq.check_framework(request, habits)
     rq.check_offload(request, habits, node)
-    zero = int(request.get("zero", habits.zero[0]))
+    zero = int(request.get("zero", rq.zero_stages(request, habits)[0]))
     precision = str(request.get("precision", rq.precisions_for(gpu, habits, zero)[0]))
     rq.check_precision(precision, gpu, habits, zero)
-    layout = one_layout(request)
+    layout = one_layout(request, habits)
     micro_batch = int(request.get("micro_batch", 1))
     fixed = fixed_part(request, habits, model, gpu, [precision], layout.dp * micro_batch)
-    check_layout(model, layout, fixed.seq_len)
+    check_layout(model, layout, fixed.seq_len, fixed.etp)
+    check_split(model, fixed, layout.pp)
+    check_fsdp(fixed, precision, zero)
     if fixed.global_batch % (layout.dp * micro_batch):
         product = f"{micro_batch} x {layout.dp} = {layout.dp * micro_batch}"
         allowed = f"micro-batch x data-parallel ranks = {product} must divide it"
@@ -94,17 +110,22 @@ def one_strategy(request: Request, model: Model, gpu: GPU, node: Node) -> Grid:
     )
 
 
-def one_layout(request: Request) -> Layout:
+def one_layout(request: Request, habits: Habits) -> Layout:
     """The layout that the degrees leave for data parallelism."""
     tp, pp, cp, ep = (request.given.get(name, 1) for name in ("tp", "pp", "cp", "ep"))
     ranks = tp * pp * cp
     gpus = int(request.get("gpus", ranks))
     if gpus % ranks:
         raise CombinationError("gpus", gpus, f"must be a multiple of tp x pp x cp = {ranks}")
-    if request.given.get("framework") == "plain" and gpus > 1:
+    if str(request.given.get("framework")).partition("@")[0] == "plain" and gpus > 1:
         raise CombinationError("gpus", gpus, "plain trains on one GPU; use ddp, fsdp2, deepspeed or megatron")
-    sp = request.given.get("sp")
+    sp = _sequence(request, habits)
     return Layout(gpus // ranks, tp, tp > 1 if sp is None else sp, pp, cp, ep)
+
+
+def _sequence(request: Request, habits: Habits) -> bool | None:
+    """Sequence parallelism as told, off where the framework lacks it, or None where it follows TP."""
+    return False if "sp" in habits.lacks else request.given.get("sp")
 
 
 def space(request: Request, model: Model, gpu: GPU, node: Node, gpus: int) -> Grid | None:
@@ -118,7 +139,7 @@ def space(request: Request, model: Model, gpu: GPU, node: Node, gpus: int) -> Gr
         rq.check_precision(precision, gpu, habits, request.given.get("zero", 3))
     fixed = fixed_part(request, habits, model, gpu, precisions, gpus)
     degrees = [_degrees(request, name, gpus, node, habits) for name in ("tp", "pp", "cp", "ep")]
-    layouts = layouts_for(model, gpus, degrees, fixed.seq_len, sp=request.given.get("sp"))
+    layouts = layouts_for(model, gpus, degrees, fixed.seq_len, sp=_sequence(request, habits))
     micro = [
         m for m in MICRO_BATCHES if fixed.global_batch % m == 0 and m * max(gpus // node.gpus, 1) <= fixed.global_batch
     ]
@@ -129,7 +150,7 @@ def space(request: Request, model: Model, gpu: GPU, node: Node, gpus: int) -> Gr
         tuple(layouts),
         tuple(precisions),
         tuple(_open(request, "recompute", list(RECOMPUTES))),
-        tuple(_open(request, "zero", list(habits.zero))),
+        tuple(_open(request, "zero", list(rq.zero_stages(request, habits)))),
         tuple(_open(request, "offload", [choice for choice in OFFLOADS if "params" not in choice or 3 in habits.zero])),
         tuple(_open(request, "micro_batch", micro or [1])),
         every_stage=True,
@@ -149,6 +170,6 @@ def _degrees(request: Request, name: str, gpus: int, node: Node, habits: Habits)
     """Pinned, or for TP the powers of two within a node; PP, CP and EP are searched only when pinned."""
     if request.given.get(name) is not None:
         return [request.given[name]]
-    if name != "tp" or not habits.tensor_parallel:
+    if name != "tp" or not habits.tensor_parallel or habits.lacks or request.given.get("lora"):
         return [1]
     return [1 << k for k in range(min(gpus, node.gpus).bit_length())]

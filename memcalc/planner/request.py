@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, get_args
 
 from memcalc.errors import CombinationError, InputError, MissingError, UnknownNameError
 from memcalc.formulas.recompute import parse_policy
 from memcalc.frameworks import Habits, habits_of
+from memcalc.planner.settings import FIELDS, check_fields
+from memcalc.specs import adapters
 from memcalc.specs import strategy as words
 from memcalc.units import parse_count
 
@@ -25,19 +27,15 @@ CHOICES = {
     "loss": words.Loss,
     "kernels": words.Kernels,
     "offload_to": words.Tier,
-    "reduce_dtype": ("fp32", "bf16"),
+    "compile": words.Compile,
+    "cp_kind": words.ContextParallel,
+    "adapter_dtype": adapters.AdapterDtype,
+    "quantize": adapters.Quantization,
 }
 NUMBERS = ("gpus", "seq_len", "micro_batch", "tp", "pp", "vpp", "cp", "ep")
 NOT_MODELLED = {
-    "lora": (),
-    "adapter_dtype": (),
-    "autocast": (),
-    "also_train": (),
-    "quantize": (),
     "calibration": (),
-    "compile": ("none",),
     "compress_activations": ("none",),
-    "cp_kind": ("ring",),
 }
 """Words of the interface that this version does not model, with the values that change nothing."""
 LARGEST_NUMBER = {"gpus": 1_000_000, "seq_len": 100_000_000, "micro_batch": 1_000_000, "global_batch": 100_000_000}
@@ -57,13 +55,16 @@ SETTINGS = {
         "framework",
         "optimizer_in_backward",
         "micro_batch",
+        "lora",
+        "autocast",
+        "also_train",
     )
 } | {
     "workload.seq_len": "seq_len",
     "workload.global_batch": "global_batch",
     "hardware.gpus": "gpus",
 }
-WORDS = tuple(sorted({*SETTINGS.values(), *NOT_MODELLED} - {"reduce_dtype"}))
+WORDS = tuple(sorted({*SETTINGS.values(), *NOT_MODELLED}))
 """What :func:`memcalc.estimate` and :func:`memcalc.plan` take besides model, gpu, node, settings and preset_dirs."""
 DEFAULT_TOKENS = 524_288
 """Tokens of the default global batch: half a million, a common size for pretraining and continued training."""
@@ -90,7 +91,8 @@ def check_words(raw: Mapping[str, Any], settings: Mapping[str, Any] | None) -> R
     if unknown is not None:
         raise UnknownNameError("word", unknown, f"must be one of {', '.join(WORDS)}", WORDS)
     merged = {**raw, **_settings(settings or {})}
-    given = {name: value for name, value in merged.items() if value is not None}
+    given: dict[str, Any] = {name: value for name, value in merged.items() if value is not None}
+    given["fields"] = check_fields(settings or {})
     for name, harmless in NOT_MODELLED.items():
         if name in given and given.pop(name) not in harmless:
             raise InputError(
@@ -101,11 +103,11 @@ def check_words(raw: Mapping[str, Any], settings: Mapping[str, Any] | None) -> R
             given[name] = positive(given[name], name)
     for name, choice in CHOICES.items():
         if name in given:
-            given[name] = one_of(given[name], name, choice if isinstance(choice, tuple) else get_args(choice))
-    for name, parse in (("framework", framework), ("zero", zero), ("recompute", recompute), ("offload", offload)):
+            given[name] = one_of(given[name], name, get_args(choice))
+    for name, parse in PARSERS.items():
         if name in given:
             given[name] = parse(given[name])
-    for name in ("sp", "optimizer_in_backward"):
+    for name in ("sp", "optimizer_in_backward", "autocast"):
         if name in given:
             given[name] = boolean(given[name], name)
     return Request(given)
@@ -113,10 +115,11 @@ def check_words(raw: Mapping[str, Any], settings: Mapping[str, Any] | None) -> R
 
 def _settings(settings: Mapping[str, Any]) -> dict[str, Any]:
     """``--set`` keys as the words they stand for."""
-    unknown = next((key for key in settings if key not in SETTINGS), None)
+    known = (*SETTINGS, *FIELDS)
+    unknown = next((key for key in settings if key not in known), None)
     if unknown is not None:
-        raise InputError("set", unknown, f"a field is one of {', '.join(SETTINGS)}", SETTINGS)
-    return {SETTINGS[key]: value for key, value in settings.items()}
+        raise InputError("set", unknown, f"a field is one of {', '.join(known)}", known)
+    return {SETTINGS[key]: value for key, value in settings.items() if key in SETTINGS}
 
 
 def flag(name: str) -> str:
@@ -150,12 +153,9 @@ def boolean(value: object, name: str) -> bool:
 
 
 def framework(value: object) -> str:
-    """A framework's name; this version knows the newest era of each alone."""
-    name, _, era = str(value).partition("@")
-    one_of(name, "framework", words.FRAMEWORKS)
-    if era:
-        raise InputError("framework", value, f"this version models the newest {name} alone, so leave out @{era}")
-    return name
+    """A framework's name, with an era where one is given."""
+    habits_of(str(value))
+    return str(value)
 
 
 def zero(value: object) -> int:
@@ -178,6 +178,17 @@ def offload(value: object) -> tuple[str, ...]:
     if "none" in listed and len(listed) > 1:
         raise InputError("offload", ",".join(listed), "none stands alone")
     return tuple(name for name in get_args(words.Offload) if name in listed)
+
+
+PARSERS: dict[str, Callable[[object], Any]] = {
+    "framework": framework,
+    "zero": zero,
+    "recompute": recompute,
+    "offload": offload,
+    "lora": adapters.parse_lora,
+    "also_train": adapters.parse_also_train,
+}
+"""How a word becomes a value, where it is neither a number nor a name."""
 
 
 def batch_of(request: Request, seq_len: int, micro_steps: int = 1) -> int:
@@ -231,8 +242,21 @@ def grouped(model: Model) -> bool:
     return any(g.block.attention.kv_heads < g.block.attention.heads for g in model.groups)
 
 
-def attention_for(request: Request, model: Model, gpu: GPU, precisions: list[str]) -> str:
-    """The attention kernel: flash where the GPU and the precision have it, else the memory-efficient one, else math."""
+def classes_kernel(model: Model, seq_len: int) -> str:
+    """The kernel that the model's own class in Transformers gets where none is asked for.
+
+    Some classes have no fused one (Gemma 2, BLOOM, MPT, GPT-J); a mask, which a window needs as soon as sequences reach
+    its width, leaves PyTorch's memory-efficient one.
+    """
+    kinds = [group.block.attention for group in model.groups]
+    if not all(kind.fused for kind in kinds):
+        return "eager"
+    masked = any(kind.explicit_mask or (kind.window or seq_len + 1) <= seq_len for kind in kinds)
+    return "efficient" if masked else "flash"
+
+
+def attention_for(request: Request, habits: Habits, model: Model, gpu: GPU, precisions: list[str], seq_len: int) -> str:
+    """The attention kernel: flash where GPU, precision and model have it, else memory-efficient, math or eager."""
     able = gpu.flash_attention
     asked = request.given.get("attention")
     if asked in {"flash", "cudnn"} and not able:
@@ -245,28 +269,50 @@ def attention_for(request: Request, model: Model, gpu: GPU, precisions: list[str
         raise CombinationError("attention", asked, "in fp32 it has no grouped-query kernel; use math or eager")
     fallback = "math" if precisions == ["fp32"] and grouped(model) else "efficient"
     default = "flash" if able and precisions != ["fp32"] else fallback
+    if habits.kernels == "model" and habits.own_code is None and default in ("flash", "efficient"):
+        own = classes_kernel(model, seq_len)
+        default = default if own == "flash" else own
     return str(request.get("attention", default))
 
 
 def check_framework(request: Request, habits: Habits) -> None:
     """Refuse what the framework does not have."""
     for name in ("tp", "pp", "cp", "ep"):
-        if request.given.get(name, 1) > 1 and not habits.tensor_parallel:
+        if request.given.get(name, 1) > 1 and (not habits.tensor_parallel or name in habits.lacks):
             raise CombinationError(
                 name, request.given[name], f"{habits.name} is modelled without it; use fsdp2, torchtitan or megatron"
             )
+    if request.given.get("sp") and "sp" in habits.lacks:
+        raise CombinationError("sp", True, f"{habits.name} is modelled without sequence parallelism; use megatron")
+    if habits.pipeline_engine != "none" and request.given.get("pp", 1) > 1:
+        check_engine(request, habits)
     stage = request.given.get("zero")
     if stage is not None and stage not in habits.zero:
         raise CombinationError("zero", stage, f"{habits.name} has {', '.join(map(str, sorted(habits.zero)))}")
     loss = request.given.get("loss")
-    if loss not in {None, "fused-linear"} and loss not in habits.loss:
+    if loss not in {None, "fused-linear"} and loss not in habits.losses:
         raise CombinationError(
-            "loss", loss, f"{habits.name} is modelled with {', '.join([*habits.loss, 'fused-linear'])}"
+            "loss", loss, f"{habits.name} is modelled with {', '.join([*habits.losses, 'fused-linear'])}"
         )
     if request.given.get("sp") and request.given.get("tp", 1) == 1:
         raise CombinationError("sp", True, "sequence parallelism needs tp above 1")
     if request.given.get("vpp", 1) > 1 and request.given.get("pp_schedule") != "interleaved":
         raise CombinationError("vpp", request.given["vpp"], "model chunks need --pp-schedule interleaved")
+
+
+def check_engine(request: Request, habits: Habits) -> None:
+    """Refuse what DeepSpeed's pipeline engine does not run (runtime/pipe/engine.py and schedule.py)."""
+    stage, schedule = request.given.get("zero", 1), request.given.get("pp_schedule", "1f1b")
+    if stage > 1:
+        raise CombinationError("zero", stage, f"{habits.name}'s pipeline engine has stages 0 and 1 alone")
+    if schedule != "1f1b":
+        raise CombinationError("pp-schedule", schedule, f"{habits.name}'s pipeline engine has 1f1b alone")
+
+
+def zero_stages(request: Request, habits: Habits) -> tuple[int, ...]:
+    """The sharding stages that can be had with the pipeline asked for, the default first."""
+    piped = habits.pipeline_engine != "none" and request.given.get("pp", 1) > 1
+    return tuple(stage for stage in habits.zero if stage <= 1 or not piped)
 
 
 def check_offload(request: Request, habits: Habits, node: Node) -> None:

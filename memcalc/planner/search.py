@@ -9,6 +9,7 @@ import numpy as np
 
 from memcalc.planner.time import Times, step_times
 from memcalc.terms import Census, build_ledger, host_bytes
+from memcalc.terms.overhead import group_bytes
 
 if TYPE_CHECKING:
     from memcalc.formulas.types import Array
@@ -29,7 +30,7 @@ class Found:
 
     grid: Grid
     index: tuple[int, ...]
-    allocated: int
+    reserved: int
     step: float
     times: dict[str, float]
     host: int
@@ -57,11 +58,15 @@ class Outcome:
 
 
 def evaluate(model: Model, grid: Grid, overhead: Overhead, gpu: GPU, node: Node) -> tuple[Array, Array, Times, Array]:
-    """Allocated peak, host bytes of a rank, times, and whether each strategy is legal; the largest over the stages."""
+    """Reserved bytes (pools, holes, communicators), host bytes of a rank, times, and whether each strategy is legal.
+
+    Bytes are the largest over the stages.
+    """
     census = Census(model, grid)
-    allocated = build_ledger(census, overhead.workspace, detail=False).peak().max(axis=1, keepdims=True)
+    ledger = build_ledger(census, overhead.workspaces, detail=False)
+    reserved = ledger.reserved(largest_stage=True) + group_bytes(grid)
     host = np.max(host_bytes(census), axis=1, keepdims=True)
-    return allocated, host, step_times(census, gpu, node), legal(grid)
+    return reserved, host, step_times(census, gpu, node), legal(grid)
 
 
 def legal(grid: Grid) -> Array:
@@ -93,7 +98,7 @@ def search(model: Model, grid: Grid, overhead: Overhead, gpu: GPU, node: Node, t
         for first in range(0, len(grid.layouts), rows)
     ]
     best = sorted((found for part in parts for found in part.best), key=lambda f: _order(f, overhead))[:top]
-    smallest = min((part.smallest for part in parts), key=lambda found: found.allocated)
+    smallest = min((part.smallest for part in parts), key=lambda found: found.reserved)
     return Outcome(tuple(best), smallest, grid.size, sum(part.feasible for part in parts))
 
 
@@ -104,29 +109,29 @@ def _part(grid: Grid, first: int, rows: int) -> Grid:
 
 def _order(found: Found, overhead: Overhead) -> tuple[bool, float, int]:
     """Plans that fit at the upper end of their range come before tight ones, then the faster, then the smaller."""
-    return found.allocated > overhead.safe, found.step, found.allocated
+    return found.reserved > overhead.safe, found.step, found.reserved
 
 
 def _search_chunk(model: Model, grid: Grid, overhead: Overhead, gpu: GPU, node: Node, top: int) -> Outcome:
-    allocated, host, times, allowed = evaluate(model, grid, overhead, gpu, node)
+    reserved, host, times, allowed = evaluate(model, grid, overhead, gpu, node)
     shape = (grid.shape[0], 1, *grid.shape[2:])
     limit = host_limit(grid, node)
     roomy = allowed if limit is None else allowed & (host <= limit)
-    fits = (allocated <= overhead.usable) & roomy
-    tight = TIGHT_PENALTY * (allocated > overhead.safe)
+    fits = (reserved <= overhead.usable) & roomy
+    tight = TIGHT_PENALTY * (reserved > overhead.safe)
     flat = np.broadcast_to(np.where(fits, times.step + tight, np.inf), shape).reshape(-1)
     count = int(np.isfinite(flat).sum())
     chosen: Array = np.argpartition(flat, min(top, flat.size) - 1)[:top] if count else []
-    best = [_found(grid, shape, int(i), allocated, host, times) for i in chosen if np.isfinite(flat[i])]
-    small = np.broadcast_to(np.where(roomy, allocated, np.iinfo(np.int64).max), shape).reshape(-1)
-    return Outcome(tuple(best), _found(grid, shape, int(np.argmin(small)), allocated, host, times), grid.size, count)
+    best = [_found(grid, shape, int(i), reserved, host, times) for i in chosen if np.isfinite(flat[i])]
+    small = np.broadcast_to(np.where(roomy, reserved, np.iinfo(np.int64).max), shape).reshape(-1)
+    return Outcome(tuple(best), _found(grid, shape, int(np.argmin(small)), reserved, host, times), grid.size, count)
 
 
-def _found(grid: Grid, shape: tuple[int, ...], flat: int, allocated: Array, host: Array, times: Times) -> Found:
+def _found(grid: Grid, shape: tuple[int, ...], flat: int, reserved: Array, host: Array, times: Times) -> Found:
     index = tuple(int(i) for i in np.unravel_index(flat, shape))
 
     def at(array: Array) -> float:
         return float(np.broadcast_to(array, shape)[index])
 
     parts = {name: at(getattr(times, name)) for name in ("compute", "recompute", "communication", "offload", "bubble")}
-    return Found(grid, index, int(np.broadcast_to(allocated, shape)[index]), at(times.step), parts, int(at(host)))
+    return Found(grid, index, int(np.broadcast_to(reserved, shape)[index]), at(times.step), parts, int(at(host)))

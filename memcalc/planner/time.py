@@ -36,7 +36,7 @@ MATMUL_EFFICIENCY = {"Ampere": 0.84, "Hopper": 0.84, "Blackwell": 0.47, "Volta":
 UNVALIDATED_EFFICIENCY = 0.6
 ATTENTION_EFFICIENCY = {"Ampere": 0.38, "Hopper": 0.20, "Blackwell": 0.40, "CDNA3": 0.22}
 UNVALIDATED_ATTENTION = 0.3
-ELEMENTWISE_PASSES = {"model": 3.4, "fused": 1.35}
+ELEMENTWISE_PASSES = {"model": 3.4, "fused": 1.35, "te": 1.35}
 """Traffic of norms, activations and residuals over its compulsory bytes, eager and fused kernels."""
 OPERAND_PASSES = 1.5
 """Matmul traffic over its compulsory operand bytes."""
@@ -177,16 +177,16 @@ def recomputed(group: GroupActivations, linear: Array, core: Array, traffic: Arr
             part = 0.5 * linear + traffic
         elif policy.kind == "parts":
             mlp, attention, scores = (
-                ("mlp" in policy.dropped) | ("moe" in policy.dropped),
-                "qkv" in policy.dropped,
-                "core" in policy.dropped,
+                ("mlp" in policy.parts) | ("moe" in policy.parts),
+                "attention" in policy.parts,
+                bool({"core_attn", "attention"} & policy.parts),
             )
             part = (
                 linear * (share * mlp + (1 - share) * attention)
                 + core * scores
                 + traffic * (share * mlp + (1 - share) * scores)
             )
-        parts.append(np.asarray(counts.recomputed * (linear + core + traffic) + counts.partial * part))
+        parts.append(np.asarray(counts.recomputed * (linear + core + traffic) + counts.treated * part))
     shape = np.broadcast_shapes(*(p.shape for p in parts))
     return np.concatenate([np.broadcast_to(p, shape) for p in parts], axis=3)
 

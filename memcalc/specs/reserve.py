@@ -1,0 +1,31 @@
+"""What no mechanism predicts: how far measured memory lies from the prediction, by class of allocator."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from memcalc.specs.model import Frozen
+
+
+class Reserve(Frozen):
+    """One class: the range of measured / predicted - 1, of reserved or device memory."""
+
+    name: str
+    low: float = Field(gt=-1.0)
+    """Lower end of the range [-]."""
+    middle: float = 0.0
+    """What is added to the prediction: reserved by an allocator whose rules are not replayed [-]."""
+    high: float
+    """Upper end of the range [-]."""
+    limit: float
+    """Upper end that only the part of runs beyond the coverage exceeds: what the verdict asks for [-]."""
+    coverage: float
+    """Share of runs that the range was made to hold [-]."""
+    crossed: float
+    """Share of runs within a range that was fitted without their own source, widened alike [-]."""
+    figures: int
+    """Measured figures that the range was fitted on."""
+    sources: int
+    """Documents that they were read from."""
+    source: str
+    """Where the range comes from."""
