@@ -35,7 +35,7 @@ ESTIMATE = {
     "terms warnings",
     "model": "name parameters active_parameters",
     "peak": "allocated reserved device phase stage",
-    "interval": "low high coverage",
+    "interval": "low high coverage allocator",
     "budget": "capacity context libraries reserve usable",
     "components": "parameters gradients optimizer activations buffers reserve",
     "saved": "per_block outside_blocks total",
@@ -90,7 +90,7 @@ def test_what_is_not_modelled_is_hidden_from_help() -> None:
 
 @pytest.mark.parametrize("option", [option for option in JOB if option.names and option.names[0].isupper()], ids=str)
 def test_help_names_every_choice(option: Shared) -> None:
-    words = set(re.findall(r"[\w-]+", option.help))
+    words = set(re.findall(r"[\w+-]+", option.help))
     assert [name for name in get_args(getattr(strategy, option.names)) if name not in words] == []
     assert known_names(option.names) == get_args(getattr(strategy, option.names))
 

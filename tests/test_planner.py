@@ -24,8 +24,8 @@ RECOMPUTES = ("none", "full", "every-2", "attention", "selective-ops", "block-4"
 OFFLOADS = ((), ("optimizer",), ("params",), ("activations",))
 
 
-def random_space(seed: int) -> tuple[str, str, int, Grid]:
-    """Return a model, a GPU, a number of GPUs and a small space of strategies."""
+def random_space(seed: int) -> tuple[str, str, Grid]:
+    """Return a model, a GPU and a small space of strategies."""
     draw = random.Random(seed)  # noqa: S311 - a seeded choice of test cases
     name = draw.choice(["llama-3.2-1b", "gpt2-xl", "llama-2-7b", "mixtral-8x7b"])
     gpu, gpus = draw.choice(["a100-40g", "rtx-3090", "h100"]), draw.choice([1, 2, 8])
@@ -41,32 +41,32 @@ def random_space(seed: int) -> tuple[str, str, int, Grid]:
         tuple(draw.sample(OFFLOADS, 2)),
         tuple(draw.sample([1, 2, 3, 5, 8], 3)),
     )
-    return name, gpu, gpus, grid
+    return name, gpu, grid
 
 
-def by_hand(name: str, gpu: str, gpus: int, grid: Grid) -> list[tuple[bool, float, int]]:
+def by_hand(name: str, gpu: str, grid: Grid) -> list[tuple[bool, float, int]]:
     """Return every strategy that fits, one grid after another: whether it is tight, its step time, its peak; sorted."""
     model, chip = load_model(name), catalog.gpu(gpu)
-    node, overhead = catalog.node_for(chip), overhead_of(chip, gpus)
+    node, overhead = catalog.node_for(chip), overhead_of(chip, grid)
     axes = (grid.layouts, grid.precisions, grid.recomputes, grid.zeros, grid.offloads, grid.micro_batches)
     fitting = []
     for chosen in itertools.product(*axes):
         one = Grid(grid.fixed, *((value,) for value in chosen))
-        allocated, host, times, allowed = evaluate(model, one, overhead, chip, node)
+        reserved, host, times, allowed = evaluate(model, one, overhead, chip, node)
         limit = host_limit(one, node)
         roomy = limit is None or host.item() <= int(np.min(limit))
-        if allowed.item() and roomy and overhead.device(allocated.item()) <= overhead.capacity:
-            tight = overhead.range(allocated.item())[1] > overhead.capacity
-            fitting.append((tight, times.step.item(), allocated.item()))
+        if allowed.item() and roomy and overhead.device(reserved.item()) <= overhead.capacity:
+            tight = overhead.limit(reserved.item()) > overhead.capacity
+            fitting.append((tight, times.step.item(), reserved.item()))
     return sorted(fitting)
 
 
 @pytest.mark.parametrize("seed", range(20))
 def test_search_agrees_with_a_loop(seed: int) -> None:
-    name, gpu, gpus, grid = random_space(seed)
+    name, gpu, grid = random_space(seed)
     chip = catalog.gpu(gpu)
-    outcome = search(load_model(name), grid, overhead_of(chip, gpus), chip, catalog.node_for(chip), 3)
-    expected = by_hand(name, gpu, gpus, grid)
+    outcome = search(load_model(name), grid, overhead_of(chip, grid), chip, catalog.node_for(chip), 3)
+    expected = by_hand(name, gpu, grid)
     assert outcome.searched == grid.size
     assert outcome.feasible == len(expected)
     assert [found.step for found in outcome.best] == pytest.approx([step for _, step, _ in expected[:3]], rel=1e-12)
@@ -74,15 +74,15 @@ def test_search_agrees_with_a_loop(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", range(4))
 def test_the_size_of_a_chunk_changes_nothing(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    name, gpu, gpus, grid = random_space(seed)
+    name, gpu, grid = random_space(seed)
     chip = catalog.gpu(gpu)
-    arguments = (load_model(name), grid, overhead_of(chip, gpus), chip, catalog.node_for(chip), 5)
+    arguments = (load_model(name), grid, overhead_of(chip, grid), chip, catalog.node_for(chip), 5)
     whole = search(*arguments)
     monkeypatch.setattr("memcalc.planner.search.CHUNK", 1)
     parts = search(*arguments)
     assert (parts.searched, parts.feasible) == (whole.searched, whole.feasible)
     assert [found.step for found in parts.best] == [found.step for found in whole.best]
-    assert parts.smallest.allocated == whole.smallest.allocated
+    assert parts.smallest.reserved == whole.smallest.reserved
 
 
 @pytest.mark.parametrize(

@@ -14,8 +14,10 @@ from memcalc.formulas.pipeline import in_flight_1f1b
 from memcalc.grid import Fixed, Grid, Layout
 from memcalc.planner.search import evaluate
 from memcalc.terms import Census, build_ledger, overhead_of
-from memcalc.terms.activations import in_flight
+from memcalc.terms.overhead import Workspaces
+from memcalc.terms.pipeline import in_flight
 
+NO_WORKSPACES = Workspaces(0, 0)
 MODELS = ("llama-3.2-1b", "gpt2", "bert-large", "mixtral-8x7b", "t5-base", "deepseek-v2-lite")
 RECOMPUTES = (
     *("none", "full", "sqrt", "attention", "mlp", "selective-ops", "selective-core-attn"),
@@ -72,7 +74,7 @@ def grid_of(name: str, micro_batches: tuple[int, ...] = (1,), **changes: Any) ->
 def states(name: str, component: str, **changes: Any) -> int:
     """Return the bytes of a component of the states at the step."""
     model, grid = grid_of(name, **changes)
-    return int(np.max(build_ledger(Census(model, grid), 0).component(component, "step")))
+    return int(np.max(build_ledger(Census(model, grid), NO_WORKSPACES).component(component, "step")))
 
 
 @few
@@ -101,7 +103,7 @@ def test_more_tensor_parallelism_never_costs_more(name: str, sp: bool) -> None:
 def forward_activations(name: str, recompute: str) -> int:
     """Return the bytes of activations at the end of the forward pass."""
     model, grid = grid_of(name, recomputes=(recompute,))
-    return int(np.max(build_ledger(Census(model, grid), 0).component("activations", "forward")))
+    return int(np.max(build_ledger(Census(model, grid), NO_WORKSPACES).component("activations", "forward")))
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -116,7 +118,7 @@ def test_recomputation_never_keeps_more(name: str) -> None:
 
 def peaks(model: Any, grid: Grid) -> list[int]:
     """Return the largest peak over the stages, in the order of the grid."""
-    peak = build_ledger(Census(model, grid), 0).peak().max(axis=1, keepdims=True)
+    peak = build_ledger(Census(model, grid), NO_WORKSPACES).peak().max(axis=1, keepdims=True)
     shape = (grid.shape[0], 1, *grid.shape[2:])
     return [int(value) for value in np.broadcast_to(peak, shape).reshape(-1)]
 
@@ -153,9 +155,9 @@ LAYOUTS = (
 def test_one_strategy_is_the_same_alone_and_in_a_space(name: str, every_stage: bool, attention: str) -> None:
     """Bit for bit: bytes on the GPU, bytes on the host, and each part of the step's time."""
     model, gpu = load_model(name), catalog.gpu("a100-80g")
-    node, overhead = catalog.node_for(gpu), overhead_of(gpu, 8)
     fixed = Fixed("fsdp2", 512, 32, attention=attention)
     space = Grid(fixed, LAYOUTS, PRECISIONS, RECOMPUTES, (3, 2), OFFLOADS, (1, 2, 4), every_stage=every_stage)
+    node, overhead = catalog.node_for(gpu), overhead_of(gpu, space)
     shape = (len(LAYOUTS), 1, *space.shape[2:])
 
     def figures(grid: Grid) -> list[Any]:

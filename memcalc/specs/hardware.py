@@ -56,6 +56,8 @@ class GPU(_Record):
     """Total [bytes] that nvidia-smi prints for the device."""
     context_bytes: Bytes | None = None
     """Memory [bytes] that one process holds outside the caching allocator, without NCCL; none where not measured."""
+    eager_context_bytes: Bytes | None = None
+    """The same where CUDA loads all kernels at once (before 11.7); none where not measured."""
     bandwidth_bytes_per_s: Rate
     """Memory bandwidth [bytes/s], the vendor's figure."""
     peak_flops: Annotated[dict[ComputeDtype, Rate], Field(min_length=1)]
