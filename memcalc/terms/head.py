@@ -109,7 +109,7 @@ def head_terms(census: Census) -> Iterator[Term]:
         title, formula = "dead tensors of the last block's forward", "largest sum alive in forward - A_kept"
         left = largest([a.forward for a in groups_of(census)]) * grid.is_last
         yield Term("activations", title, left, ("forward", "loss"), formula, BEST_FIT, inputs, hole=True)
-    if grid.fixed.loss == "fused-linear":
+    if grid.fixed.loss == "fused-linear" and census.model.vocab:
         width = column([setting.compute for setting in block_settings(grid)], "precision")
         chunk = fused_linear_loss_bytes(grid.tokens, census.model.vocab, census.model.hidden, width) * grid.is_last
         liger = "Liger-Kernel ops/fused_linear_cross_entropy.py v0.5.0"
