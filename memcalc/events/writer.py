@@ -13,7 +13,7 @@ from memcalc.events.plan import melts, unit_sizes, weights_of
 from memcalc.events.units import FlatParameter, Partitioned, PerParameter, Pipelined, Sizes, Whole
 from memcalc.ledger import ALWAYS
 from memcalc.terms.activations import GroupActivations, groups_of
-from memcalc.terms.adapters import AdapterCensus, Base, trained
+from memcalc.terms.adapters import Base, trained
 from memcalc.terms.first_block import unread
 from memcalc.terms.flat import prefetches
 from memcalc.terms.fsdp2 import Units
@@ -395,9 +395,5 @@ class _Writer:
             whole=whole,
             shard_copy=-(-whole // ranks) if narrowed else 0,
             reduce_input=updated * self.scalar(grid.reduce_width),
-            reduced=0 if elsewhere else -(-updated * self.scalar(self._gradient_width()) // ranks),
+            reduced=0 if elsewhere else -(-updated * self.scalar(self.trained.width("gradient")) // ranks),
         )
-
-    def _gradient_width(self) -> Array:
-        own = self.trained
-        return own.width("gradient") if isinstance(own, AdapterCensus) else self.grid.width("gradient")

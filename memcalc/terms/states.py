@@ -92,49 +92,63 @@ def shards(grid: Grid, stage: int) -> Array:
 
 def gradient_terms(census: Census) -> Iterator[Term]:
     """Gradients by phase: one block's where the optimizer steps in backward, else all that have been reduced."""
-    grid, width = census.grid, census.width("gradient")
-    source = grid.habits.source
+    grid = census.grid
     if grid.fixed.optimizer_in_backward:
-        block = g.gradient_bytes(census.largest_block, width)
-        inputs = {"w": width, "P_block": census.largest_block}
-        during = ("backward-last", "backward-first")
-        yield Term("gradients", "gradients of one block", block, during, "w · P_block", source, inputs)
+        yield _block_gradients(census)
         return
     here = 1 - offloaded_gradients(grid)
-    whole = g.gradient_bytes(gradient_elements(census), width) * here
+    whole = g.gradient_bytes(gradient_elements(census), census.width("gradient")) * here
     reduced = whole * (1 - accumulates_whole(census))
-    inputs = {"w": width, "P": census.parameters, "N": shards(grid, 2)}
-    first = Term(
-        "gradients",
-        "gradients at the first block's backward",
-        np.maximum(reduced - late_gradients(census) * here, 0),
-        ("backward-first",),
-        "w · ⌈(P - P_late) / N⌉ in the first micro-batch, w · ⌈P / N⌉ after it",
-        source,
-        inputs,
-    )
-    yield from in_reduce_pool(first, census)
-    # DeepSpeed's step reads a share of them (memcalc.terms.zero)
-    done = np.maximum(reduced - last_gradients(census) * here, 0)
-    end = Term("gradients", "gradients at the end of backward", done, ("backward-end",), "w · ⌈P / N⌉", source, inputs)
-    yield from in_reduce_pool(end, census)
-    if grid.habits.zero_optimizer is None:
-        yield from in_reduce_pool(replace(end, name="gradients", bytes=whole, phases=("step",)), census)
+    for term in _reduced_gradients(census, reduced, here):
+        yield from in_reduce_pool(term, census)
+    if grid.habits.zero_optimizer is None:  # DeepSpeed's step reads a share of them (memcalc.terms.zero)
+        yield from in_reduce_pool(_gradients(census, "gradients", whole, ("step",)), census)
     kept = (grid.accumulation > 1) & (not grid.fixed.longest_first)
     kept = kept | grid.habits.persistent_gradients | grid.habits.zeroes_gradients | in_one_buffer(grid)
-    formula = "w · ⌈P / N⌉ where gradients accumulate or live in one buffer"
-    apart = 1 - Units(census).pipelined if grid.habits.gather == "blocks" else np.int64(1)
-    earlier = np.maximum(reduced * kept * apart - traded(census, in_one_buffer(grid)), 0)
-    before = Term("gradients", "gradients of earlier micro-batches", earlier, KEPT, formula, source, inputs)
-    yield from in_reduce_pool(before, census)
+    yield from in_reduce_pool(_earlier_gradients(census, reduced * kept), census)
     if not grid.habits.persistent_gradients:
-        head = head_gradient_term(census, kept)
-        if head.phases[-1] == "backward-first":
-            # Without sharding the head's gradient is one of those that the first block's backward finds
-            yield replace(head, bytes=head.bytes * (grid.zero >= 2), phases=("backward-first",))
-            yield replace(head, phases=head.phases[:-1])
-        else:
-            yield from in_reduce_pool(head, census)
+        yield from _head_gradients(census, kept)
+
+
+def _block_gradients(census: Census) -> Term:
+    width = census.width("gradient")
+    block = g.gradient_bytes(census.largest_block, width)
+    inputs = {"w": width, "P_block": census.largest_block}
+    during = ("backward-last", "backward-first")
+    return Term("gradients", "gradients of one block", block, during, "w · P_block", census.grid.habits.source, inputs)
+
+
+def _gradients(census: Census, name: str, size: Array, phases: tuple[str, ...], formula: str = "w · ⌈P / N⌉") -> Term:
+    """Some or all of a rank's gradients, of ``size`` bytes."""
+    inputs = {"w": census.width("gradient"), "P": census.parameters, "N": shards(census.grid, 2)}
+    return Term("gradients", name, size, phases, formula, census.grid.habits.source, inputs)
+
+
+def _reduced_gradients(census: Census, reduced: Array, here: Array) -> Iterator[Term]:
+    """What backward has reduced when the first block's runs, and when it ends."""
+    found = np.maximum(reduced - late_gradients(census) * here, 0)
+    formula = "w · ⌈(P - P_late) / N⌉ in the first micro-batch, w · ⌈P / N⌉ after it"
+    yield _gradients(census, "gradients at the first block's backward", found, ("backward-first",), formula)
+    done = np.maximum(reduced - last_gradients(census) * here, 0)
+    yield _gradients(census, "gradients at the end of backward", done, ("backward-end",))
+
+
+def _earlier_gradients(census: Census, kept: Array) -> Term:
+    grid = census.grid
+    apart = 1 - Units(census).pipelined if grid.habits.gather == "blocks" else np.int64(1)
+    earlier = np.maximum(kept * apart - traded(census, in_one_buffer(grid)), 0)
+    formula = "w · ⌈P / N⌉ where gradients accumulate or live in one buffer"
+    return _gradients(census, "gradients of earlier micro-batches", earlier, KEPT, formula)
+
+
+def _head_gradients(census: Census, accumulates: Array) -> Iterator[Term]:
+    head = head_gradient_term(census, accumulates)
+    if head.phases[-1] == "backward-first":
+        # Without sharding the head's gradient is one of those that the first block's backward finds
+        yield replace(head, bytes=head.bytes * (census.grid.zero >= 2), phases=("backward-first",))
+        yield replace(head, phases=head.phases[:-1])
+    else:
+        yield from in_reduce_pool(head, census)
 
 
 def last_gradients(census: Census) -> Array:
