@@ -2,31 +2,29 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast, get_args
 
 from memcalc import catalog
-from memcalc.errors import CombinationError, InputError, MissingError
+from memcalc.errors import CombinationError, InputError
 from memcalc.frameworks import habits_of
 from memcalc.frameworks.own_code import rewritten
-from memcalc.planner import answer, axes, finalists
-from memcalc.planner.request import Request, check_words, habits_for, positive
-from memcalc.planner.search import Outcome, search
+from memcalc.planner import answer, axes
+from memcalc.planner.job import Job
+from memcalc.planner.objectives import Goal, Objective
+from memcalc.planner.plans import BILLION, Wish, plan_for
+from memcalc.planner.request import Request, check_words, one_of, positive
 from memcalc.terms import overhead_of
 from memcalc.terms.prediction import with_predictors
 
 if TYPE_CHECKING:
-    from memcalc.grid import Grid
     from memcalc.results import Estimate, Plans
     from memcalc.specs.hardware import GPU, Node
     from memcalc.specs.model import Model
 
 TOP = 10
 """Plans that are listed for one number of GPUs."""
-SPARE = 8
-"""Strategies that a search keeps beyond those wanted, since a replay may find that one does not run, or is tight."""
 CHOSEN = frozenset(
     [
         "gpus",
@@ -38,10 +36,15 @@ CHOSEN = frozenset(
         "zero",
         "recompute",
         "tp",
+        "sp",
         "pp",
+        "pp_schedule",
+        "vpp",
         "cp",
         "ep",
         "offload",
+        "offload_to",
+        "optimizer",
     ]
 )
 """Words that a search decides, or that each of its plans repeats."""
@@ -98,30 +101,40 @@ def plan(
     node: str | None = None,
     settings: Mapping[str, Any] | None = None,
     preset_dirs: Iterable[str] = (),
+    objective: str = "throughput",
+    critical_batch: int | str | None = None,
+    tokens: int | str | None = None,
+    why: str | None = None,
     top: int | str = TOP,
     **words: Any,
 ) -> Plans:
-    """Search every strategy that the given words leave open; rank those that fit by predicted throughput.
+    """Search every strategy that the given words leave open; rank those that fit.
 
-    Without ``gpus``: the best plan for 1, 2, 4 and 8 GPUs of one node.
+    Without ``gpus``: the best plan for 1, 2, 4 and 8 GPUs of one node. ``objective`` is throughput, memory, gpus, cost
+    or simplicity; ``critical_batch`` in tokens makes large batches count for less; ``tokens`` is the budget for which
+    GPU-hours are told; ``why`` names a strategy, as in ``tp=1,zero=3``, and asks why it lost.
     """
-    started = time.perf_counter()
-    request, spec, chip, host = _resolve(model, gpu, node, settings, preset_dirs, words)
-    wanted = positive(top, "top")
-    counts = [request.given["gpus"]] if "gpus" in request.given else _counts(request, host)
-    kept = wanted if len(counts) == 1 else 1
-    outcomes: dict[int, Outcome] = {}
-    for gpus in counts:
-        grid = axes.space(request, spec, chip, host, gpus)
-        if grid is not None:
-            outcomes[gpus] = search(spec, grid, overhead_of(chip, grid), chip, host, kept + SPARE)
-    if not outcomes:
-        _refuse(request, spec, counts)
-    nearest = [] if any(o.best for o in outcomes.values()) else _nearest(request, spec, chip, host, max(counts))
-    command = _command("plan", model, gpu, node, {**words, "top": None if wanted == TOP else wanted}, settings)
+    request, spec, chip, host = _resolve(model, gpu, node, settings, preset_dirs, words, several=True)
+    wish = _wish(top, objective, critical_batch, tokens, why)
+    own = {
+        "objective": None if objective == "throughput" else objective,
+        "critical_batch": critical_batch,
+        "tokens": tokens,
+        "why": why,
+        "top": None if wish.top == TOP else wish.top,
+    }
+    command = _command("plan", model, gpu, node, {**words, **own}, settings)
     pinned = {name: value for name, value in words.items() if name not in CHOSEN}
     base = _command("estimate", model, gpu, node, pinned, settings)
-    return finalists.plans_of(spec, chip, host, outcomes, nearest, request, command, base, kept, started)
+    return plan_for(Job(request, spec, chip, host), wish, command, base)
+
+
+def _wish(top: int | str, objective: str, critical_batch: Any, tokens: Any, why: str | None) -> Wish:
+    """How the answer is wanted, checked."""
+    name = one_of(objective, "objective", get_args(Objective))
+    critical = None if critical_batch is None else positive(critical_batch, "critical_batch")
+    budget = BILLION if tokens is None else positive(tokens, "tokens")
+    return Wish(Goal(cast("Objective", name), critical), positive(top, "top"), budget, why or "")
 
 
 def _resolve(
@@ -131,6 +144,8 @@ def _resolve(
     settings: Mapping[str, Any] | None,
     preset_dirs: Iterable[str],
     words: Mapping[str, Any],
+    *,
+    several: bool = False,
 ) -> tuple[Request, Model, GPU, Node]:
     from memcalc.specs.hardware import GPU
     from memcalc.specs.model import Model
@@ -140,7 +155,7 @@ def _resolve(
     host = catalog.node(node, dirs) if node else catalog.node_for(chip, dirs)
     if host.gpu != chip.name:
         raise CombinationError("node", node, f"it holds {host.gpu} GPUs, and --gpu is {chip.name}")
-    request = check_words(words, settings)
+    request = check_words(words, settings, several=several)
     spec = model if isinstance(model, Model) else load_model(model, dirs)
     if "framework" in request.given:
         spec = rewritten(spec, habits_of(request.given["framework"]).own_code)
@@ -148,50 +163,6 @@ def _resolve(
     if not node:
         request.assumptions["node"] = host.name
     return request, spec, chip, host
-
-
-def _counts(request: Request, node: Node) -> list[int]:
-    """1, 2, 4, … GPUs of one node, at least as many as the pinned degrees need."""
-    least = 1
-    for name in ("tp", "pp", "cp"):
-        least *= request.given.get(name, 1)
-    counts = [least << k for k in range(12) if least << k <= max(node.gpus, least)]
-    request.assumptions["gpus"] = f"each of {', '.join(map(str, counts))}"
-    return counts
-
-
-def _refuse(request: Request, model: Model, counts: list[int]) -> None:
-    """Say why no layout is legal: the error of the first pinned degree that cannot be."""
-    from memcalc.grid import check_layout
-
-    pinned = Request({**request.given, "gpus": counts[-1]})
-    check_layout(
-        model, axes.one_layout(pinned, habits_for(pinned)[1]), request.given.get("seq_len", model.max_positions)
-    )
-    raise MissingError(f"no parallel layout of {counts[-1]} GPUs is legal for {model.name}; give --gpus.")
-
-
-def _nearest(request: Request, model: Model, gpu: GPU, node: Node, gpus: int) -> list[tuple[str, int]]:
-    """Changes that would fit: one pinned word left open, or more GPUs."""
-    changes: list[tuple[str, int]] = []
-    pinned = [n for n in ("recompute", "zero", "offload", "micro_batch", "tp", "precision") if n in request.given]
-    for name in pinned:
-        freed = Request({k: v for k, v in request.given.items() if k != name})
-        changes += _if_fits(freed, model, gpu, node, gpus, f"leave --{name.replace('_', '-')} open: ")
-    for factor in (2, 4, 8, 16, 32, 64):
-        more = _if_fits(Request(dict(request.given)), model, gpu, node, gpus * factor, f"--gpus {gpus * factor}: ")
-        if more:
-            return changes + more
-    return changes
-
-
-def _if_fits(request: Request, model: Model, gpu: GPU, node: Node, gpus: int, change: str) -> list[tuple[str, int]]:
-    grid: Grid | None = axes.space(request, model, gpu, node, gpus)
-    if grid is None:
-        return []
-    overhead = overhead_of(gpu, grid)
-    best = search(model, grid, overhead, gpu, node, 1).best
-    return [(change + finalists.short(best[0]), overhead.device(best[0].reserved))] if best else []
 
 
 def _command(

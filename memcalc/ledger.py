@@ -63,15 +63,15 @@ class Ledger:
         """The largest phase sum, over the grid [bytes]."""
         return computed(_largest(self.terms))
 
-    def reserved(self, *, largest_stage: bool = False) -> Array:
-        """The largest reserved bytes: the pools of the streams peak at different moments, and their peaks add.
+    def reserved(self) -> Array:
+        """The largest reserved bytes, over the grid."""
+        return computed(self.tree())
 
-        With ``largest_stage`` of the stage that has the most: the stage axis is then of length one.
-        """
+    def tree(self) -> Tree:
+        """The sums that give them: the pools of the streams peak at different moments, and their peaks add."""
         terms = (*self.terms, *self.holes)
         pools = sorted({term.pool for term in terms})
-        peaks = [_largest([term for term in terms if term.pool == pool]) for pool in pools]
-        return computed(total(peaks), largest_stage=largest_stage)
+        return total([_largest([term for term in terms if term.pool == pool]) for pool in pools])
 
 
 def _largest(terms: Iterable[Term]) -> Tree:

@@ -182,6 +182,10 @@ class Plan(Frozen):
     verdict: Verdict
     time: StepTime
     host_memory: int
+    gpu_hours: float
+    """For the answer's token budget; more where a large batch needs more tokens."""
+    statistical_efficiency: float
+    """1 / (1 + B / B_crit); 1 without a critical batch."""
     why: str
     """One sentence: why it is listed."""
     command: str
@@ -194,6 +198,9 @@ class Nearest(Frozen):
     change: str
     device: int
     """Bytes on the device with the change."""
+    tokens_per_second_per_gpu: float
+    throughput: float | None
+    """Over that of the job as asked for, had it fitted; ``None`` where that cannot run at all."""
 
 
 class Plans(Frozen):
@@ -203,6 +210,9 @@ class Plans(Frozen):
     version: str
     model: ModelFacts
     hardware: HardwareFacts
+    objective: str
+    token_budget: int
+    """Tokens for which GPU-hours are told."""
     seq_len: int
     searched: int
     feasible: int
@@ -212,6 +222,8 @@ class Plans(Frozen):
     nearest: tuple[Nearest, ...]
     too_large: str
     """When nothing fits: the component that is too large, in one sentence; empty otherwise."""
+    asked: str
+    """Why the strategy that was asked about is not the first plan; empty where none was."""
     capacity: int
     warnings: tuple[str, ...]
     assumptions: dict[str, str]

@@ -100,11 +100,10 @@ def alike(arrays: Iterable[tuple[tuple[str, ...], Array]]) -> list[Alive]:
     return [(phases, leaf(array)) for (phases, _), array in known.items()]
 
 
-def computed(tree: Tree, *, largest_stage: bool = False) -> Array:
-    """The array, block by block along the layouts; with ``largest_stage`` the largest along the stages."""
+def computed(tree: Tree) -> Array:
+    """The array, block by block along the layouts."""
     rows = max(BLOCK // prod(tree.shape[1:]), 1)
-    blocks = (tree.rows(slice(first, first + rows)) for first in range(0, tree.shape[0], rows))
-    found = [block.max(axis=1, keepdims=True) if largest_stage else block for block in blocks]
+    found = [tree.rows(slice(first, first + rows)) for first in range(0, tree.shape[0], rows)]
     return np.concatenate(found) if len(found) > 1 else found[0]
 
 

@@ -12,8 +12,9 @@ from memcalc import catalog
 from memcalc.api import load_model
 from memcalc.formulas.pipeline import in_flight_1f1b
 from memcalc.grid import Fixed, Grid, Layout
-from memcalc.planner.search import evaluate
-from memcalc.terms import Census, build_ledger, overhead_of
+from memcalc.planner.search import costs_of
+from memcalc.sums import computed
+from memcalc.terms import Census, build_ledger
 from memcalc.terms.overhead import Workspaces
 from memcalc.terms.pipeline import in_flight
 
@@ -157,12 +158,13 @@ def test_one_strategy_is_the_same_alone_and_in_a_space(name: str, every_stage: b
     model, gpu = load_model(name), catalog.gpu("a100-80g")
     fixed = Fixed("fsdp2", 512, 32, attention=attention)
     space = Grid(fixed, LAYOUTS, PRECISIONS, RECOMPUTES, (3, 2), OFFLOADS, (1, 2, 4), every_stage=every_stage)
-    node, overhead = catalog.node_for(gpu), overhead_of(gpu, space)
+    node = catalog.node_for(gpu)
     shape = (len(LAYOUTS), 1, *space.shape[2:])
 
     def figures(grid: Grid) -> list[Any]:
-        allocated, host, times, allowed = evaluate(model, grid, overhead, gpu, node)
-        return [allocated, host, allowed, *vars(times).values()]
+        costs = costs_of(model, grid, gpu, node)
+        reserved = computed(costs.reserved).max(axis=1, keepdims=True)
+        return [reserved, costs.host, costs.allowed, *costs.times.parts]
 
     together = [np.broadcast_to(array, shape) for array in figures(space)]
     random = np.random.default_rng(0)
@@ -202,6 +204,10 @@ def test_a_plan_is_its_own_estimate(gpus: int, model: str, gpu: str) -> None:
             precision=s.precision,
             zero=s.zero,
             tp=s.tp,
+            sp=s.sp,
+            pp=s.pp,
+            cp=s.cp,
+            ep=s.ep,
             recompute=s.recompute,
             offload=s.offload,
             attention=s.attention,

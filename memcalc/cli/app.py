@@ -67,18 +67,48 @@ def start(
     return 0
 
 
+_SEARCH = "Search"
+_Top = Annotated[str, typer.Option(metavar="N", rich_help_panel="Output", help="How many plans are listed.")]
+_Objective = Annotated[
+    str,
+    typer.Option(
+        metavar="NAME", rich_help_panel=_SEARCH, help="throughput, memory, gpus, cost (GPU-hours) or simplicity."
+    ),
+]
+_Critical = Annotated[
+    str | None,
+    typer.Option(metavar="TOKENS", rich_help_panel=_SEARCH, help="Critical batch size: larger batches count for less."),
+]
+_Tokens = Annotated[
+    str | None, typer.Option(metavar="TOKENS", rich_help_panel=_SEARCH, help="Budget that GPU-hours are told for.")
+]
+_Why = Annotated[
+    str | None,
+    typer.Option(metavar="WORDS", rich_help_panel=_SEARCH, help='Why a strategy is not the plan, as in "tp=1,zero=3".'),
+]
+
+
 @_command("Jobs")
 @takes(*JOB, *PRESETS, *DESTINATION)
 def plan(
     *,
-    top: Annotated[str, typer.Option(metavar="N", rich_help_panel="Output", help="How many plans are listed.")] = "10",
+    objective: _Objective = "throughput",
+    critical_batch: _Critical = None,
+    tokens: _Tokens = None,
+    why: _Why = None,
+    top: _Top = "10",
     **options: Any,
 ) -> int:
-    """List the strategies that fit, best first; what you do not pin is searched."""
+    """List the strategies that fit, best first; what you do not pin is searched.
+
+    A word may leave several values open: 2/4, 2..8, not:8, any.
+    """
     from memcalc import report
 
     target = destination(options)
-    found = memcalc.plan(**given(options), top=top)
+    found = memcalc.plan(
+        **given(options), objective=objective, critical_batch=critical_batch, tokens=tokens, why=why, top=top
+    )
     target.show(report.of_plans(found))
     return 0 if found.plans else 1
 

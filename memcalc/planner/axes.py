@@ -2,32 +2,21 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, get_args
 
-from memcalc.errors import CombinationError
+from memcalc.errors import CombinationError, InputError
 from memcalc.frameworks import Habits
 from memcalc.grid import Fixed, Grid, Layout, check_layout, check_split, layouts_for
 from memcalc.planner import request as rq
 from memcalc.planner.adapters import adapter_fields
+from memcalc.planner.request import Request
+from memcalc.specs import strategy as words
 
 if TYPE_CHECKING:
-    from memcalc.planner.request import Request
     from memcalc.specs.hardware import GPU, Node
     from memcalc.specs.model import Model
 
-RECOMPUTES = (
-    "none",
-    "selective-core-attn",
-    "selective-ops",
-    "attention",
-    "mlp",
-    "every-4",
-    "every-2",
-    "sqrt",
-    "uniform-2",
-    "full",
-)
-"""Policies that a search tries, the cheapest first."""
 OFFLOADS: tuple[tuple[str, ...], ...] = (
     (),
     ("optimizer",),
@@ -37,6 +26,8 @@ OFFLOADS: tuple[tuple[str, ...], ...] = (
     ("params", "activations"),
 )
 MICRO_BATCHES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
+SHORTEST_PART = 1024
+"""Tokens a rank below which a search does not cut sequences by itself."""
 
 
 def fixed_part(
@@ -77,8 +68,7 @@ def check_fsdp(fixed: Fixed, precision: str, zero: int) -> None:
 def one_strategy(request: Request, model: Model, gpu: GPU, node: Node) -> Grid:
     """The grid of the one strategy of ``estimate``: every default resolved, every impossibility refused."""
     _, habits = rq.habits_for(request)
-    rq.check_framework(request, habits)
-    rq.check_offload(request, habits, node)
+    check_pinned(request, habits, node)
     zero = int(request.get("zero", rq.zero_stages(request, habits)[0]))
     precision = str(request.get("precision", rq.precisions_for(gpu, habits, zero)[0]))
     rq.check_precision(precision, gpu, habits, zero)
@@ -128,48 +118,138 @@ def _sequence(request: Request, habits: Habits) -> bool | None:
     return False if "sp" in habits.lacks else request.given.get("sp")
 
 
-def space(request: Request, model: Model, gpu: GPU, node: Node, gpus: int) -> Grid | None:
-    """The grid of everything that the request leaves open on a number of GPUs, or None where no layout is legal."""
+def space(request: Request, model: Model, gpu: GPU, node: Node, gpus: int) -> tuple[Grid, ...]:
+    """The grids of everything that the request leaves open on a number of GPUs; none where no layout is legal.
+
+    What all strategies of a grid share (optimizer, tier, global batch) makes one grid for each of its values.
+    """
     _, habits = rq.habits_for(request)
+    for name, value in ((n, v) for n, choice in request.choices.items() for v in choice.listed):
+        check_pinned(Request({**request.given, name: value}), habits, node)
+    check_pinned(request, habits, node)
+    found = []
+    for optimizer in _values(request, "optimizer", ["adamw"], get_args(words.Optimizer)):
+        for tier in _values(request, "offload_to", ["cpu"], _tiers(node)):
+            for batch in batches(request, model, gpus):
+                pinned = {"optimizer": optimizer, "offload_to": tier, "global_batch": batch}
+                kept = {name: value for name, value in pinned.items() if value is not None}
+                found.append(_grid(request, kept, model, gpu, node, gpus, habits))
+    return tuple(grid for grid in found if grid is not None)
+
+
+def check_pinned(request: Request, habits: Habits, node: Node) -> None:
+    """Refuse what the framework or the node does not have."""
     rq.check_framework(request, habits)
     rq.check_offload(request, habits, node)
+
+
+def batches(request: Request, model: Model, gpus: int) -> list[Any]:
+    """Global batches as given, or None for the default; with ``any`` from a quarter of that to eight times it."""
+    choice = request.choices.get("global_batch")
+    if choice is None:
+        return [request.given.get("global_batch")]
+    if choice.listed:
+        return list(choice.listed)
+    seq_len = rq.sequence_length(request, model)
+    usual = rq.batch_of(Request({}), seq_len, gpus)
+    return [usual * factor // 4 for factor in (1, 2, 4, 8, 16, 32) if usual * factor % 4 == 0]
+
+
+def _tiers(node: Node) -> list[str]:
+    return ["cpu", *(tier.name for tier in node.tiers if tier.name != "host")]
+
+
+def _grid(
+    request: Request, pinned: dict[str, Any], model: Model, gpu: GPU, node: Node, gpus: int, habits: Habits
+) -> Grid | None:
+    """The grid of one optimizer, tier and global batch."""
+    own = Request({**request.given, **pinned}, request.assumptions, request.choices)
+    for name in ("optimizer", "offload_to"):
+        if name not in request.given and name not in request.choices:
+            del own.given[name]
     able = [name for name in rq.precisions_for(gpu, habits) if name != "fp32" or not rq.grouped(model)]
-    precisions = _open(request, "precision", able, "searched: {}")
+    precisions = _values(own, "precision", able, list(habits.widths), "searched: {}")
     for precision in precisions:
-        rq.check_precision(precision, gpu, habits, request.given.get("zero", 3))
-    fixed = fixed_part(request, habits, model, gpu, precisions, gpus)
-    degrees = [_degrees(request, name, gpus, node, habits) for name in ("tp", "pp", "cp", "ep")]
-    layouts = layouts_for(model, gpus, degrees, fixed.seq_len, sp=_sequence(request, habits))
-    micro = [
-        m for m in MICRO_BATCHES if fixed.global_batch % m == 0 and m * max(gpus // node.gpus, 1) <= fixed.global_batch
-    ]
+        rq.check_precision(precision, gpu, habits, own.given.get("zero", 3))
+    fixed = fixed_part(own, habits, model, gpu, precisions, gpus)
+    layouts = layouts_of(own, model, node, gpus, fixed.seq_len, habits)
     if not layouts:
         return None
+    sizes = [m for m in MICRO_BATCHES if fixed.global_batch % m == 0]
+    every = [m for m in range(1, fixed.global_batch + 1) if fixed.global_batch % m == 0]
+    offloads = [choice for choice in OFFLOADS if "params" not in choice or 3 in habits.zero]
     return Grid(
         fixed,
         tuple(layouts),
         tuple(precisions),
-        tuple(_open(request, "recompute", list(RECOMPUTES))),
-        tuple(_open(request, "zero", list(rq.zero_stages(request, habits)))),
-        tuple(_open(request, "offload", [choice for choice in OFFLOADS if "params" not in choice or 3 in habits.zero])),
-        tuple(_open(request, "micro_batch", micro or [1])),
+        tuple(_values(own, "recompute", policies(model.num_layers))),
+        tuple(_values(own, "zero", list(rq.zero_stages(own, habits)))),
+        tuple(_values(own, "offload", offloads)),
+        tuple(_values(own, "micro_batch", sizes or [1], every)),
         every_stage=True,
     )
 
 
-def _open(request: Request, name: str, values: list[Any], said: str = "") -> list[Any]:
-    """The pinned value, or all that a search tries."""
+def policies(layers: int) -> list[str]:
+    """Recompute policies that a search tries, the cheapest first, with the counts that make sense for so many blocks.
+
+    Of ``block-N`` a quarter, a half and three quarters of the blocks: between no block and all of them.
+    """
+    parts = ["none", "selective-core-attn", "selective-ops", "attention", "mlp"]
+    blocks = dict.fromkeys(f"block-{layers * k // 4}" for k in (1, 2, 3) if layers * k // 4)
+    some = [f"every-{k}" for k in (8, 4, 3, 2) if k < layers]
+    return [*parts, *some, *blocks, "sqrt", *(f"uniform-{k}" for k in (4, 2) if k < layers), "full"]
+
+
+def layouts_of(request: Request, model: Model, node: Node, gpus: int, seq_len: int, habits: Habits) -> list[Layout]:
+    """The legal layouts over the degrees that are wanted; sequence parallelism both ways where it is open."""
+    if gpus > 1 and habits.name == "plain":
+        return []
+    degrees = [_degrees(request, name, model, gpus, node, habits) for name in ("tp", "pp", "cp", "ep")]
+    asked = _sequence(request, habits)
+    ways = [asked] if asked is not None else _values(request, "sp", [True, False])
+    found = [layouts_for(model, gpus, degrees, seq_len, sp=way) for way in ways]
+    return list(dict.fromkeys(layout for some in found for layout in some if layout.tp > 1 or not layout.sp))
+
+
+def _values(
+    request: Request, name: str, usual: list[Any], every: Sequence[Any] | None = None, said: str = ""
+) -> list[Any]:
+    """The pinned value, those that were chosen, or all that a search tries."""
     if request.given.get(name) is not None:
         return [request.given[name]]
-    if said:
-        request.assumptions[name] = said.format(", ".join(map(str, values)))
+    choice = request.choices.get(name)
+    values = choice.of(usual, every) if choice is not None else usual
+    if not values:
+        raise InputError(
+            name.replace("_", "-"), choice.said if choice else "", f"nothing of {_listed(every or usual)} is left"
+        )
+    if said and choice is None:
+        request.assumptions[name] = said.format(_listed(values))
     return values
 
 
-def _degrees(request: Request, name: str, gpus: int, node: Node, habits: Habits) -> list[int]:
-    """Pinned, or for TP the powers of two within a node; PP, CP and EP are searched only when pinned."""
-    if request.given.get(name) is not None:
-        return [request.given[name]]
-    if name != "tp" or not habits.tensor_parallel or habits.lacks or request.given.get("lora"):
-        return [1]
-    return [1 << k for k in range(min(gpus, node.gpus).bit_length())]
+def _listed(values: Sequence[Any]) -> str:
+    return ", ".join(map(str, values))
+
+
+def _degrees(request: Request, name: str, model: Model, gpus: int, node: Node, habits: Habits) -> list[int]:
+    """Pinned or chosen; else the divisors of the number of GPUs that can pay.
+
+    TP within a node; no more stages than blocks; no sequence cut below :data:`SHORTEST_PART` tokens.
+    """
+    every = [n for n in range(1, gpus + 1) if gpus % n == 0]
+    usual = [n for n in every if n <= _most(request, name, model, node)]
+    if name in habits.lacks or not habits.tensor_parallel or request.given.get("lora") is not None:
+        usual = every = [1]
+    return _values(request, name, usual, every)
+
+
+def _most(request: Request, name: str, model: Model, node: Node) -> int:
+    """The largest degree that a search tries by itself."""
+    if name == "tp":
+        return node.gpus
+    if name == "cp":
+        return max(rq.sequence_length(request, model) // SHORTEST_PART, 1)
+    experts = max(getattr(group.block.mlp, "experts", 1) for group in model.groups)
+    return model.num_layers if name == "pp" else experts

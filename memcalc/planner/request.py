@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, get_args
 from memcalc.errors import CombinationError, InputError, MissingError, UnknownNameError
 from memcalc.formulas.recompute import parse_policy
 from memcalc.frameworks import Habits, habits_of
+from memcalc.planner.choices import Choice, parse_choice
 from memcalc.planner.settings import FIELDS, check_fields
 from memcalc.specs import adapters
 from memcalc.specs import strategy as words
@@ -32,13 +33,21 @@ CHOICES = {
     "adapter_dtype": adapters.AdapterDtype,
     "quantize": adapters.Quantization,
 }
+FLAGS = ("sp", "optimizer_in_backward", "autocast")
 NUMBERS = ("gpus", "seq_len", "micro_batch", "tp", "pp", "vpp", "cp", "ep")
 NOT_MODELLED = {
     "calibration": (),
     "compress_activations": ("none",),
 }
 """Words of the interface that this version does not model, with the values that change nothing."""
-LARGEST_NUMBER = {"gpus": 1_000_000, "seq_len": 100_000_000, "micro_batch": 1_000_000, "global_batch": 100_000_000}
+LARGEST_NUMBER = {
+    "gpus": 1_000_000,
+    "seq_len": 100_000_000,
+    "micro_batch": 1_000_000,
+    "global_batch": 100_000_000,
+    "critical_batch": 10**12,
+    "tokens": 10**15,
+}
 SETTINGS = {
     f"strategy.{name}": name
     for name in (
@@ -66,6 +75,25 @@ SETTINGS = {
 }
 WORDS = tuple(sorted({*SETTINGS.values(), *NOT_MODELLED}))
 """What :func:`memcalc.estimate` and :func:`memcalc.plan` take besides model, gpu, node, settings and preset_dirs."""
+SEARCHED = (
+    "gpus",
+    "global_batch",
+    "precision",
+    "optimizer",
+    "recompute",
+    "zero",
+    "tp",
+    "sp",
+    "pp",
+    "pp_schedule",
+    "vpp",
+    "cp",
+    "ep",
+    "offload",
+    "offload_to",
+    "micro_batch",
+)
+"""Words of which a search takes several values (:mod:`memcalc.planner.choices`)."""
 DEFAULT_TOKENS = 524_288
 """Tokens of the default global batch: half a million, a common size for pretraining and continued training."""
 
@@ -76,6 +104,8 @@ class Request:
 
     given: dict[str, Any]
     assumptions: dict[str, str] = field(default_factory=dict)
+    choices: dict[str, Choice] = field(default_factory=dict)
+    """Words of which several values were given."""
 
     def get(self, name: str, default: Any, said: str = "") -> Any:
         """The user's value, or the default, which is then noted as an assumption."""
@@ -85,8 +115,11 @@ class Request:
         return default
 
 
-def check_words(raw: Mapping[str, Any], settings: Mapping[str, Any] | None) -> Request:
-    """Check each word by itself; unknown names and impossible numbers are refused here."""
+def check_words(raw: Mapping[str, Any], settings: Mapping[str, Any] | None, *, several: bool = False) -> Request:
+    """Check each word by itself; unknown names and impossible numbers are refused here.
+
+    With ``several`` a word that a search can leave open may have several values.
+    """
     unknown = next((name for name in raw if name not in WORDS), None)
     if unknown is not None:
         raise UnknownNameError("word", unknown, f"must be one of {', '.join(WORDS)}", WORDS)
@@ -98,19 +131,35 @@ def check_words(raw: Mapping[str, Any], settings: Mapping[str, Any] | None) -> R
             raise InputError(
                 name.replace("_", "-"), raw.get(name), "this version does not model it, so it must be left out"
             )
-    for name in NUMBERS:
-        if name in given:
-            given[name] = positive(given[name], name)
-    for name, choice in CHOICES.items():
-        if name in given:
-            given[name] = one_of(given[name], name, get_args(choice))
-    for name, parse in PARSERS.items():
-        if name in given:
-            given[name] = parse(given[name])
-    for name in ("sp", "optimizer_in_backward", "autocast"):
-        if name in given:
-            given[name] = boolean(given[name], name)
-    return Request(given)
+    choices: dict[str, Choice] = {}
+    for name in [name for name in given if name != "fields"]:
+        value = _read(name, given[name])
+        if isinstance(value, Choice):
+            if not several:
+                raise InputError(flag(name), given[name], "must be one value here; memcalc plan takes several")
+            choices[name] = value
+            del given[name]
+        else:
+            given[name] = value
+    return Request(given, choices=choices)
+
+
+def _read(name: str, value: Any) -> Any:
+    """One word's value, or several where a search takes them."""
+    if name not in SEARCHED or (name == "offload" and not isinstance(value, str)):
+        return _one(name, value)
+    return parse_choice(flag(name), value, lambda one: _one(name, one), number=name in (*NUMBERS, "zero"))
+
+
+def _one(name: str, value: Any) -> Any:
+    """One value of a word."""
+    if name in NUMBERS:
+        return positive(value, name)
+    if name in CHOICES:
+        return one_of(value, name, get_args(CHOICES[name]))
+    if name in PARSERS:
+        return PARSERS[name](value)
+    return boolean(value, name) if name in FLAGS else value
 
 
 def _settings(settings: Mapping[str, Any]) -> dict[str, Any]:

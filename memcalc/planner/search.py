@@ -1,27 +1,39 @@
-"""The search: every strategy of a grid, its peak against the budget, its time, the best ones."""
+"""The search: every strategy of a space, its peak against the budget, its time; the best of each number of GPUs.
+
+The full space appears in blocks that stay in a core's cache: a few sums, the comparison with the budget, the ranking.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from math import prod
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from memcalc.grid import column
+from memcalc.planner.kept import Front, Kept
+from memcalc.planner.objectives import Goal, Rank
 from memcalc.planner.time import Times, step_times
-from memcalc.terms import Census, build_ledger, host_bytes
-from memcalc.terms.overhead import group_bytes
+from memcalc.sums import Tree, leaf, total
+from memcalc.terms import Census, build_ledger, host_bytes, overhead_of
 
 if TYPE_CHECKING:
     from memcalc.formulas.types import Array
     from memcalc.grid import Grid, Layout
     from memcalc.specs.hardware import GPU, Node
     from memcalc.specs.model import Model
-    from memcalc.terms import Overhead
 
 CHUNK = 2_000_000
-"""Strategies computed at once: large enough to spend no time in Python, small enough to stay in memory."""
-TIGHT_PENALTY = 1e9
-"""Seconds that put every tight strategy behind every safe one; small enough that steps still differ beside it."""
+"""Strategies whose terms are held at once."""
+BLOCK = 1 << 16
+"""Strategies that are added up and compared at once."""
+MANY = 512
+"""Candidates for the front above which a sample of them is looked at first."""
+APART = 200_000
+"""Strategies above which it pays to evaluate deep pipelines and offloaded activations apart from all else."""
 
 
 @dataclass(frozen=True)
@@ -49,36 +61,76 @@ class Found:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a search found: the fastest that fit, the smallest of all, and counts."""
+    """What a search found for one number of GPUs: the best that fit, the front, the nearest to fitting, counts."""
 
     best: tuple[Found, ...]
-    smallest: Found
+    front: tuple[Found, ...]
+    """Those that no other beats in both memory and time, the fastest first."""
+    smallest: Found | None
+    """None where no strategy of the space can run at all, whatever its memory."""
     searched: int
     feasible: int
 
 
-def evaluate(model: Model, grid: Grid, overhead: Overhead, gpu: GPU, node: Node) -> tuple[Array, Array, Times, Array]:
-    """Reserved bytes (pools, holes, communicators), host bytes of a rank, times, and whether each strategy is legal.
+@dataclass(frozen=True)
+class Costs:
+    """Figures of every strategy of a grid, as sums that are still to be made, and which strategies can run at all."""
 
-    Bytes are the largest over the stages.
-    """
+    grid: Grid
+    reserved: Tree
+    usable: Array
+    """The largest reserved figure that fits, over the layouts."""
+    safe: Array
+    """The same at the upper end of the range."""
+    times: Times
+    step: Tree
+    host: Array
+    """Bytes that one rank keeps off the GPU."""
+    allowed: Array
+    """Strategies whose axes agree, and whose host memory suffices."""
+
+
+def costs_of(model: Model, grid: Grid, gpu: GPU, node: Node) -> Costs:
+    """The figures of a grid. Bytes are the largest over the stages, seconds those of the slowest."""
     census = Census(model, grid)
-    ledger = build_ledger(census, overhead.workspaces, detail=False)
-    reserved = ledger.reserved(largest_stage=True) + group_bytes(grid)
+    usable, safe = limits(grid, gpu)
+    ledger = build_ledger(census, overhead_of(gpu, grid).workspaces, detail=False)
     host = np.max(host_bytes(census), axis=1, keepdims=True)
-    return reserved, host, step_times(census, gpu, node), legal(grid)
+    limit, allowed = host_limit(grid, node), legal(grid)
+    times = step_times(census, gpu, node)
+    roomy = allowed if limit is None else allowed & (host <= limit)
+    return Costs(grid, ledger.tree(), usable, safe, times, total([leaf(p) for p in times.parts]), host, roomy)
+
+
+def limits(grid: Grid, gpu: GPU) -> tuple[Array, Array]:
+    """The largest predictions that fit, and that fit at the upper end of their range, over the layouts [bytes]."""
+    found = [overhead_of(gpu, grid, layout) for layout in grid.layouts]
+    shape = (len(found), 1, 1, 1, 1, 1, 1)
+    usable = np.array([one.usable for one in found], dtype=np.int64).reshape(shape)
+    return usable, np.array([one.safe for one in found], dtype=np.int64).reshape(shape)
 
 
 def legal(grid: Grid) -> Array:
     """Strategies whose axes agree.
 
-    The batch divides; parameters are offloaded only where they are sharded; what shards with FSDP alone has mixed
-    precision only there.
+    The batch divides, and is one micro-batch where the optimizer steps in backward; parameters are offloaded only where
+    they are sharded; what shards with FSDP alone has mixed precision only there; a pipeline engine has stages 0 and 1.
     """
     params = grid.offloaded("params") == 1
     sharded = np.asarray(grid.zero == 3) | (grid.habits.full_shard & (grid.zero == 2))
     unsharded_mixed = grid.habits.full_shard & (grid.zero == 0) & (grid.is_mixed == 1)
-    return np.asarray(grid.divides & (~params | sharded) & ~unsharded_mixed)
+    able = grid.divides & (~params | sharded) & ~unsharded_mixed & _as_set(grid)
+    if grid.habits.pipeline_engine != "none":
+        able = able & ((grid.degree("pp") == 1) | (grid.zero <= 1))
+    return np.asarray(able & (grid.accumulation == 1) if grid.fixed.optimizer_in_backward else able)
+
+
+def _as_set(grid: Grid) -> Array:
+    """Strategies that agree with the fields of FSDP that were set."""
+    stage = {"never": 2, "always": 3}.get(grid.fixed.reshard)
+    float8 = bool(grid.fixed.float8 or grid.fixed.float8_all_gather)
+    narrow = column([name == "fp8-mixed" or not float8 for name in grid.precisions], "precision") == 1
+    return narrow & (np.asarray(grid.zero == stage) if stage else True)
 
 
 def host_limit(grid: Grid, node: Node) -> Array | None:
@@ -90,48 +142,169 @@ def host_limit(grid: Grid, node: Node) -> Array | None:
     return None if capacity is None else capacity // np.minimum(grid.degree("gpus"), node.gpus)
 
 
-def search(model: Model, grid: Grid, overhead: Overhead, gpu: GPU, node: Node, top: int) -> Outcome:
-    """Evaluate the whole grid, in chunks of layouts; keep the ``top`` fastest that fit, tight ones last."""
-    rows = max(CHUNK // max(grid.size // len(grid.layouts), 1), 1)
-    parts = [
-        _search_chunk(model, _part(grid, first, rows), overhead, gpu, node, top)
-        for first in range(0, len(grid.layouts), rows)
-    ]
-    best = sorted((found for part in parts for found in part.best), key=lambda f: _order(f, overhead))[:top]
-    smallest = min((part.smallest for part in parts), key=lambda found: found.reserved)
-    return Outcome(tuple(best), smallest, grid.size, sum(part.feasible for part in parts))
+def search(
+    model: Model, grids: tuple[Grid, ...], gpu: GPU, node: Node, top: int, goal: Goal | None = None
+) -> dict[int, Outcome]:
+    """Evaluate all strategies; for each number of GPUs keep the ``top`` best that fit, tight ones last, and the front.
+
+    The simplest of the fastest are found in a second pass, once the fastest is known.
+    """
+    goal = goal or Goal()
+    found = _pass(model, grids, gpu, node, Rank(goal), top)
+    if goal.name == "simplicity":
+        fastest = {
+            gpus: min(s.best.entries[0].key for s in states if s.best.entries)
+            for gpus, states in _by_count(found).items()
+            if any(s.best.entries for s in states)
+        }
+        simple = _pass(model, grids, gpu, node, Rank(goal, fastest), top)
+        for case, state in found.items():
+            state.best = simple[case].best
+    return {gpus: _outcome(states, top) for gpus, states in _by_count(found).items()}
 
 
-def _part(grid: Grid, first: int, rows: int) -> Grid:
-    values = {name: getattr(grid, name) for name in grid.__dataclass_fields__}
-    return type(grid)(**{**values, "layouts": grid.layouts[first : first + rows]})
+def _by_count(found: dict[tuple[int, int], _State]) -> dict[int, list[_State]]:
+    by_count: dict[int, list[_State]] = {}
+    for (gpus, _), state in sorted(found.items()):
+        by_count.setdefault(gpus, []).append(state)
+    return by_count
 
 
-def _order(found: Found, overhead: Overhead) -> tuple[bool, float, int]:
-    """Plans that fit at the upper end of their range come before tight ones, then the faster, then the smaller."""
-    return found.reserved > overhead.safe, found.step, found.reserved
+def _outcome(states: list[_State], top: int) -> Outcome:
+    """The states of one number of GPUs, which differ in the global batch, as one."""
+    best = sorted((entry for state in states for entry in state.best.entries), key=lambda entry: entry.order)
+    front = [entry.make() for state in states for entry in reversed(state.front.entries)]
+    nearest = [entry for state in states for entry in (state.nearest.entries or state.front.entries[:1])]
+    return Outcome(
+        tuple(entry.make() for entry in best[:top]),
+        tuple(front),
+        min(nearest, key=lambda entry: entry.over).make() if nearest else None,
+        sum(state.searched for state in states),
+        sum(state.feasible for state in states),
+    )
 
 
-def _search_chunk(model: Model, grid: Grid, overhead: Overhead, gpu: GPU, node: Node, top: int) -> Outcome:
-    reserved, host, times, allowed = evaluate(model, grid, overhead, gpu, node)
-    shape = (grid.shape[0], 1, *grid.shape[2:])
-    limit = host_limit(grid, node)
-    roomy = allowed if limit is None else allowed & (host <= limit)
-    fits = (reserved <= overhead.usable) & roomy
-    tight = TIGHT_PENALTY * (reserved > overhead.safe)
-    flat = np.broadcast_to(np.where(fits, times.step + tight, np.inf), shape).reshape(-1)
-    count = int(np.isfinite(flat).sum())
-    chosen: Array = np.argpartition(flat, min(top, flat.size) - 1)[:top] if count else []
-    best = [_found(grid, shape, int(i), reserved, host, times) for i in chosen if np.isfinite(flat[i])]
-    small = np.broadcast_to(np.where(roomy, reserved, np.iinfo(np.int64).max), shape).reshape(-1)
-    return Outcome(tuple(best), _found(grid, shape, int(np.argmin(small)), reserved, host, times), grid.size, count)
+class _State:
+    """What is kept of the strategies of one number of GPUs and one global batch."""
+
+    def __init__(self, top: int, capacity: int) -> None:
+        self.best: Kept[Found] = Kept(top)
+        self.front: Front[Found] = Front(capacity)
+        self.nearest: Kept[Found] = Kept(1)
+        self.searched = self.feasible = 0
+
+    def settle(self) -> None:
+        """Read the figures of what was kept, so that the arrays of the part can go."""
+        self.best.entries = [entry.settled() for entry in self.best.entries]
+        self.front.entries = [entry.settled() for entry in self.front.entries]
+        self.nearest.entries = [entry.settled() for entry in self.nearest.entries]
 
 
-def _found(grid: Grid, shape: tuple[int, ...], flat: int, reserved: Array, host: Array, times: Times) -> Found:
-    index = tuple(int(i) for i in np.unravel_index(flat, shape))
+def _pass(
+    model: Model, grids: tuple[Grid, ...], gpu: GPU, node: Node, rank: Rank, top: int
+) -> dict[tuple[int, int], _State]:
+    """Every strategy once."""
+    states: dict[tuple[int, int], _State] = {}
+    for grid in grids:
+        for part in parts_of(grid):
+            costs = costs_of(model, part, gpu, node)
+            for rows in blocks(part):
+                case = part.layouts[rows.start].gpus, part.fixed.global_batch
+                state = states.setdefault(case, _State(top, gpu.memory_bytes))
+                _look(costs, rows, rank, state)
+            for state in states.values():
+                state.settle()
+    return states
 
-    def at(array: Array) -> float:
-        return float(np.broadcast_to(array, shape)[index])
 
-    parts = {name: at(getattr(times, name)) for name in ("compute", "recompute", "communication", "offload", "bubble")}
-    return Found(grid, index, int(np.broadcast_to(reserved, shape)[index]), at(times.step), parts, int(at(host)))
+def parts_of(grid: Grid) -> Iterator[Grid]:
+    """A grid in parts whose terms fit in memory; a large one also by the number of stages and offloaded activations.
+
+    There most terms then depend on fewer axes, and no stage is counted more often than it exists.
+    """
+    for alike in _alike(grid) if grid.size > APART else (grid,):
+        rows = max(CHUNK // max(alike.size // len(alike.layouts), 1), 1)
+        for first in range(0, len(alike.layouts), rows):
+            yield replace(alike, layouts=alike.layouts[first : first + rows])
+
+
+def _alike(grid: Grid) -> Iterator[Grid]:
+    moved = [choice for choice in grid.offloads if "activations" in choice]
+    others = [choice for choice in grid.offloads if "activations" not in choice]
+    for depth in sorted({min(layout.pp, 3) for layout in grid.layouts}):
+        layouts = tuple(layout for layout in grid.layouts if min(layout.pp, 3) == depth)
+        for offloads in (others, moved):
+            if offloads:
+                yield replace(grid, layouts=layouts, offloads=tuple(offloads))
+
+
+def blocks(grid: Grid) -> Iterator[slice]:
+    """Rows of layouts with one number of GPUs each, that stay in the cache."""
+    counts = [layout.gpus for layout in grid.layouts]
+    ends = [i for i, (a, b) in enumerate(pairwise(counts), 1) if a != b]
+    rows = max(BLOCK // prod(grid.shape[1:]), 1)
+    for start, end in pairwise((0, *ends, len(counts))):
+        for first in range(start, end, rows):
+            yield slice(first, min(first + rows, end))
+
+
+def _look(costs: Costs, rows: slice, rank: Rank, state: _State) -> None:
+    """One block of strategies: what fits, and what is better than all that is known."""
+    shape = (rows.stop - rows.start, 1, *costs.grid.shape[2:])
+    reserved = costs.reserved.rows(rows)
+    over = (reserved.max(axis=1, keepdims=True) if reserved.shape[1] > 1 else reserved) - costs.usable[rows]
+    allowed = costs.allowed if len(costs.allowed) == 1 else costs.allowed[rows]
+    time = np.where((over <= 0) & allowed, costs.step.rows(rows), np.inf)
+    over, time = (np.broadcast_to(array, shape).reshape(-1) for array in (over, time))
+    state.searched += time.size
+    fitting = int(np.count_nonzero(time < np.inf))
+    state.feasible += fitting
+    if fitting:
+        key = rank.keys(costs.grid, rows, over, time)
+        block = _Block(costs, rows, over, time)
+        block.offer(state.best, np.flatnonzero(key < state.best.bound), key)
+        ahead = state.front.ahead(over, time)
+        if ahead.size > MANY:  # a few of them first leave few of the others
+            block.offer(state.front, ahead[:: ahead.size // MANY + 1], time)
+            ahead = ahead[state.front.ahead(over[ahead], time[ahead])]
+        block.offer(state.front, ahead, time)
+    elif not state.feasible:
+        short = np.where(np.broadcast_to(allowed, shape).reshape(-1), over.astype(float), np.inf)
+        block = _Block(costs, rows, over, np.broadcast_to(costs.step.rows(rows), shape).reshape(-1))
+        block.offer(state.nearest, np.flatnonzero(short < state.nearest.bound), short)
+
+
+@dataclass(frozen=True)
+class _Block:
+    """Figures of some rows of layouts, one entry a strategy."""
+
+    costs: Costs
+    rows: slice
+    over: Array
+    time: Array
+
+    def offer(self, kept: Kept[Found] | Front[Found], chosen: Array, key: Array) -> None:
+        """Show what was chosen to what keeps some of it; a strategy that is tight comes after all others."""
+        if not chosen.size:
+            return
+        costs, each = self.costs, self.over.size // (self.rows.stop - self.rows.start)
+        room = (costs.safe - costs.usable)[self.rows].reshape(-1)[chosen // each]
+        over = self.over[chosen]
+        kept.offer(over > room, key[chosen], over, lambda i: self.found(int(chosen[i])))
+
+    def found(self, place: int) -> Found:
+        """One strategy with its figures."""
+        grid, (row, *index) = self.costs.grid, self._index(place)
+        layout = self.rows.start + row
+
+        def at(array: Array) -> float:
+            own = array[layout if len(array) > 1 else 0]
+            return float(own[tuple(min(i, n - 1) for i, n in zip(index, own.shape, strict=True))])
+
+        parts = {name: at(getattr(self.costs.times, name)) for name in Times.PARTS}
+        reserved = int(self.over[place] + self.costs.usable[layout].item())
+        return Found(grid, (layout, *index), reserved, sum(parts.values()), parts, int(at(self.costs.host)))
+
+    def _index(self, place: int) -> tuple[int, ...]:
+        shape = (self.rows.stop - self.rows.start, 1, *self.costs.grid.shape[2:])
+        return tuple(int(i) for i in np.unravel_index(place, shape))

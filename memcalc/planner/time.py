@@ -52,12 +52,18 @@ OPTIMIZER_TRAFFIC = {"fused": 28, "foreach": 60, "loop": 60}
 class Times:
     """Seconds of one optimizer step and its parts, over the grid; the slowest stage's."""
 
-    step: Array
     compute: Array
     recompute: Array
     communication: Array
     offload: Array
     bubble: Array
+
+    PARTS = ("compute", "recompute", "communication", "offload", "bubble")
+
+    @property
+    def parts(self) -> tuple[Array, ...]:
+        """What adds up to the step; each spans only the axes that it depends on."""
+        return tuple(getattr(self, name) for name in self.PARTS)
 
 
 VALIDATED = ("a100", "h100", "v100", "b200", "gb200", "mi300x")
@@ -93,8 +99,7 @@ def step_times(census: Census, gpu: GPU, node: Node) -> Times:
     moved = _slowest(offload_seconds(census, gpu))
     bubble = (busy + messages) * np.asarray(bubble_fraction(grid.degree("pp"), m, grid.fixed.vpp), dtype=float)
     communication = messages + exposed
-    step = busy + bubble + communication + moved
-    return Times(step, _slowest(once), _slowest(repeated), communication, moved, bubble)
+    return Times(busy - _slowest(repeated), _slowest(repeated), communication, moved, bubble)
 
 
 def _slowest(seconds: Array) -> Array:

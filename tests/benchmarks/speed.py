@@ -12,7 +12,6 @@ for _threads in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
 from memcalc import catalog
 from memcalc.grid import Fixed, Grid, layouts_for
 from memcalc.planner.search import search
-from memcalc.terms import overhead_of
 
 RECOMPUTES = (
     *("none", "full", "sqrt", "attention", "mlp", "selective-ops", "selective-core-attn"),
@@ -45,18 +44,17 @@ def main() -> None:
     options = parser.parse_args()
     model, gpu = catalog.model(options.model), catalog.gpu("a100-80g")
     node, grid = catalog.node_for(gpu), large_space(options.model, options.gpus)
-    overhead = overhead_of(gpu, grid)
-    seconds, found = [], None
+    seconds, found = [], {}
     profile = cProfile.Profile()
     for _ in range(options.runs):
         started = time.process_time()
-        found = search(model, grid, overhead, gpu, node, 10)
+        found = search(model, (grid,), gpu, node, 10)
         seconds.append(time.process_time() - started)
     if options.profile:
-        profile.runcall(search, model, grid, overhead, gpu, node, 10)
+        profile.runcall(search, model, (grid,), gpu, node, 10)
         pstats.Stats(profile).sort_stats("tottime").print_stats(25)
     rate = grid.size / min(seconds)
-    print(f"{grid.size:,} strategies ({len(grid.layouts)} layouts), {found.feasible if found else 0:,} fit")
+    print(f"{grid.size:,} strategies ({len(grid.layouts)} layouts), {found[options.gpus].feasible:,} fit")
     print(f"best of {options.runs}: {min(seconds):.3f} s, {rate:,.0f} strategies/s on one core")
 
 

@@ -1,0 +1,76 @@
+"""A job: what was asked for, on which model and hardware; and the searches over what it leaves open."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from memcalc.errors import MissingError
+from memcalc.grid import check_layout
+from memcalc.planner import axes
+from memcalc.planner.objectives import Goal
+from memcalc.planner.request import Request, habits_for
+from memcalc.planner.search import Outcome, search
+
+if TYPE_CHECKING:
+    from memcalc.specs.hardware import GPU, Node
+    from memcalc.specs.model import Model
+
+MOST_COUNTS = 64
+"""Numbers of GPUs that one search tries."""
+UNLIMITED = 2**50
+"""Memory of a GPU on which everything fits [bytes]."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """A checked request with its model, GPU and node."""
+
+    request: Request
+    model: Model
+    gpu: GPU
+    node: Node
+
+    def counts(self) -> list[int]:
+        """The numbers of GPUs that are wanted; by default 1, 2, 4, … of one node, as many as pinned degrees need."""
+        given, choice = self.request.given, self.request.choices.get("gpus")
+        if "gpus" in given:
+            return [given["gpus"]]
+        if choice is not None and choice.listed:
+            return list(choice.listed)[:MOST_COUNTS]
+        least = 1
+        for name in ("tp", "pp", "cp"):
+            least *= given.get(name, 1)
+        most = max(self.node.gpus, least) if choice is None or choice.most is None else choice.most
+        counts = [least << k for k in range(20) if least << k <= most]
+        counts = [count for count in counts if choice is None or choice.takes(count)] or [max(most, 1)]
+        self.request.assumptions["gpus"] = f"each of {', '.join(map(str, counts))}"
+        return counts
+
+    def search(self, counts: Iterable[int], top: int, goal: Goal | None = None) -> dict[int, Outcome]:
+        """The best strategies of each number of GPUs."""
+        spaces = [axes.space(self.request, self.model, self.gpu, self.node, gpus) for gpus in counts]
+        return search(self.model, tuple(grid for space in spaces for grid in space), self.gpu, self.node, top, goal)
+
+    def pinned(self, **words: Any) -> Job:
+        """The same job with some words pinned; its assumptions are its own."""
+        choices = {name: choice for name, choice in self.request.choices.items() if name not in words}
+        return replace(self, request=Request({**self.request.given, **words}, {}, choices))
+
+    def freed(self, *names: str) -> Job:
+        """The same job with some words left open."""
+        given = {name: value for name, value in self.request.given.items() if name not in names}
+        choices = {name: choice for name, choice in self.request.choices.items() if name not in names}
+        return replace(self, request=Request(given, {}, choices))
+
+    def unlimited(self) -> Job:
+        """The same job on a GPU with memory for everything."""
+        return replace(self, gpu=self.gpu.model_copy(update={"memory_bytes": UNLIMITED}))
+
+    def refuse(self, counts: list[int]) -> None:
+        """Say why no layout is legal: the error of the first pinned degree that cannot be."""
+        pinned = Request({**self.request.given, "gpus": counts[-1]})
+        longest = self.request.given.get("seq_len", self.model.max_positions)
+        check_layout(self.model, axes.one_layout(pinned, habits_for(pinned)[1]), longest)
+        raise MissingError(f"no parallel layout of {counts[-1]} GPUs is legal for {self.model.name}; give --gpus.")
