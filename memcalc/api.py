@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast, get_args
 
@@ -105,6 +106,7 @@ def plan(
     critical_batch: int | str | None = None,
     tokens: int | str | None = None,
     why: str | None = None,
+    recipe: bool = False,
     top: int | str = TOP,
     **words: Any,
 ) -> Plans:
@@ -112,15 +114,17 @@ def plan(
 
     Without ``gpus``: the best plan for 1, 2, 4 and 8 GPUs of one node. ``objective`` is throughput, memory, gpus, cost
     or simplicity; ``critical_batch`` in tokens makes large batches count for less; ``tokens`` is the budget for which
-    GPU-hours are told; ``why`` names a strategy, as in ``tp=1,zero=3``, and asks why it lost.
+    GPU-hours are told; ``why`` names a strategy, as in ``tp=1,zero=3``, and asks why it lost; ``recipe`` adds the
+    usual order of tuning, and what each remedy returns.
     """
     request, spec, chip, host = _resolve(model, gpu, node, settings, preset_dirs, words, several=True)
-    wish = _wish(top, objective, critical_batch, tokens, why)
+    wish = replace(_wish(top, objective, critical_batch, tokens), question=why or "", recipe=recipe)
     own = {
         "objective": None if objective == "throughput" else objective,
         "critical_batch": critical_batch,
         "tokens": tokens,
         "why": why,
+        "recipe": recipe or None,
         "top": None if wish.top == TOP else wish.top,
     }
     command = _command("plan", model, gpu, node, {**words, **own}, settings)
@@ -129,12 +133,12 @@ def plan(
     return plan_for(Job(request, spec, chip, host), wish, command, base)
 
 
-def _wish(top: int | str, objective: str, critical_batch: Any, tokens: Any, why: str | None) -> Wish:
+def _wish(top: int | str, objective: str, critical_batch: Any, tokens: Any) -> Wish:
     """How the answer is wanted, checked."""
     name = one_of(objective, "objective", get_args(Objective))
     critical = None if critical_batch is None else positive(critical_batch, "critical_batch")
     budget = BILLION if tokens is None else positive(tokens, "tokens")
-    return Wish(Goal(cast("Objective", name), critical), positive(top, "top"), budget, why or "")
+    return Wish(Goal(cast("Objective", name), critical), positive(top, "top"), budget)
 
 
 def _resolve(

@@ -203,6 +203,34 @@ class Nearest(Frozen):
     """Over that of the job as asked for, had it fitted; ``None`` where that cannot run at all."""
 
 
+class Remedy(Frozen):
+    """What one remedy saves and costs beside plain 16-bit training."""
+
+    change: str
+    """As it is typed."""
+    reserved: int
+    """Bytes that the allocator reserves with it, by the closed form of the search."""
+    saved: float
+    """Share of the memory that it saves."""
+    slower: float
+    """Share of the time that it adds; negative where it saves time."""
+    roi: float | None
+    """``saved`` over ``slower``; ``None`` where it costs no time."""
+    tokens_per_second_per_gpu: float
+
+
+class RecipeStep(Frozen):
+    """One step of the usual order of tuning."""
+
+    stage: Literal["start", "16-bit compute", "recompute", "offload", "fill the card"]
+    change: str
+    strategy: Strategy
+    device: int
+    """Bytes on the device."""
+    fits: bool
+    tokens_per_second_per_gpu: float
+
+
 class Plans(Frozen):
     """The answer of ``memcalc plan``."""
 
@@ -222,6 +250,9 @@ class Plans(Frozen):
     nearest: tuple[Nearest, ...]
     too_large: str
     """When nothing fits: the component that is too large, in one sentence; empty otherwise."""
+    recipe: tuple[RecipeStep, ...]
+    """The usual order of tuning, where it was asked for."""
+    remedies: tuple[Remedy, ...]
     asked: str
     """Why the strategy that was asked about is not the first plan; empty where none was."""
     capacity: int

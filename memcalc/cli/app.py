@@ -82,6 +82,10 @@ _Critical = Annotated[
 _Tokens = Annotated[
     str | None, typer.Option(metavar="TOKENS", rich_help_panel=_SEARCH, help="Budget that GPU-hours are told for.")
 ]
+_Recipe = Annotated[
+    bool,
+    typer.Option("--recipe", rich_help_panel=_SEARCH, help="Also the usual order of tuning, and what remedies return."),
+]
 _Why = Annotated[
     str | None,
     typer.Option(metavar="WORDS", rich_help_panel=_SEARCH, help='Why a strategy is not the plan, as in "tp=1,zero=3".'),
@@ -96,6 +100,7 @@ def plan(
     critical_batch: _Critical = None,
     tokens: _Tokens = None,
     why: _Why = None,
+    recipe: _Recipe = False,
     top: _Top = "10",
     **options: Any,
 ) -> int:
@@ -107,7 +112,13 @@ def plan(
 
     target = destination(options)
     found = memcalc.plan(
-        **given(options), objective=objective, critical_batch=critical_batch, tokens=tokens, why=why, top=top
+        **given(options),
+        objective=objective,
+        critical_batch=critical_batch,
+        tokens=tokens,
+        why=why,
+        recipe=recipe,
+        top=top,
     )
     target.show(report.of_plans(found))
     return 0 if found.plans else 1

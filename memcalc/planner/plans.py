@@ -16,6 +16,7 @@ from memcalc.planner.nearest import nearest
 from memcalc.planner.objectives import Goal
 from memcalc.planner.question import asked
 from memcalc.planner.reasons import DEGREES, too_large, why
+from memcalc.planner.recipe import recipe, remedies
 
 if TYPE_CHECKING:
     from memcalc.planner.job import Job
@@ -40,6 +41,8 @@ class Wish:
     tokens: int = BILLION
     question: str = ""
     """A strategy, as in ``tp=1,zero=3``, of which is wanted why it lost."""
+    recipe: bool = False
+    """Whether the usual order of tuning and what each remedy returns are wanted."""
 
 
 def plan_for(job: Job, wish: Wish, command: str, base: str) -> results.Plans:
@@ -71,6 +74,8 @@ def plan_for(job: Job, wish: Wish, command: str, base: str) -> results.Plans:
         pareto=pareto_ranks(plans),
         nearest=() if plans else tuple(nearest(job, last)),
         too_large="" if plans else (too_large(job, smallest) if smallest else _impossible(last)),
+        recipe=recipe(job, last) if wish.recipe else (),
+        remedies=remedies(job, last) if wish.recipe else (),
         asked=asked(job, wish.question, counts, plans) if wish.question else "",
         capacity=job.gpu.memory_bytes,
         warnings=tuple(_warnings(job, plans, outcomes)),

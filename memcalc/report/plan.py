@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
+from memcalc.report import recipe
 from memcalc.report.render import Report
 from memcalc.report.tables import Block, Code, Column, Document, Line, Table, facts, gib, percent
-from memcalc.results import Plan, Plans
+from memcalc.results import Nearest, Plan, Plans
 from memcalc.units import format_count, format_seconds
 
 __all__ = ["report"]
@@ -51,6 +52,7 @@ _FIELDS = (
     _count("TP", "tp", 1),
     _Field(Column("SP", priority=3), lambda plan, _: "yes" if plan.strategy.sp else "no", "varies"),
     _count("PP", "pp", 1),
+    _choice("schedule", "pp_schedule", 4, "varies"),
     _count("VPP", "vpp", 7),
     _count("CP", "cp", 1),
     _count("EP", "ep", 1),
@@ -74,6 +76,7 @@ _FIELDS = (
     _Field(Column("tok/s/GPU", right=True), lambda plan, _: f"{plan.time.tokens_per_second_per_gpu:.0f}"),
     _Field(Column("MFU", "%", right=True, priority=1), lambda plan, _: f"{100 * plan.time.mfu:.1f}"),
     *(_seconds(name) for name in ("step", "compute", "recompute", "communication", "offload", "bubble")),
+    _Field(Column("GPU-hours", right=True), lambda plan, _: f"{plan.gpu_hours:.4g}", "data"),
     _Field(Column("host memory", "GiB", right=True), lambda plan, _: gib(plan.host_memory), "data"),
     _Field(Column("command"), lambda plan, _: plan.command, "data"),
 )
@@ -82,7 +85,9 @@ _FIELDS = (
 def report(result: Plans) -> Report:
     """Return the answer of ``memcalc plan``."""
     body = _found(result) if result.plans else _nothing(result)
-    document = Document((*_head(result), *body, *_foot(result)), _table(result, _FIELDS))
+    document = Document(
+        (*_head(result), *body, *recipe.blocks(result), *_asked(result), *_foot(result)), _table(result, _FIELDS)
+    )
     return Report(document, result.model_dump(mode="json", by_alias=True))
 
 
@@ -106,8 +111,24 @@ def _found(result: Plans) -> Iterator[Block]:
 def _nothing(result: Plans) -> Iterator[Block]:
     yield Line(f"does not fit · {result.too_large}", "verdict", "bad")
     if result.nearest:
-        columns = (Column("smallest change that would fit"), Column("peak", "GiB", right=True))
-        yield Table("Nearest", columns, tuple((change.change, gib(change.device)) for change in result.nearest))
+        columns = (
+            Column("smallest change that would fit"),
+            Column("peak", "GiB", right=True),
+            Column("tok/s/GPU", right=True),
+            Column("throughput", "%", right=True, priority=1),
+        )
+        yield Table("Nearest", columns, tuple(_change(change) for change in result.nearest))
+        yield Line("Throughput beside that of the job as asked for, had it fitted.", "faint")
+
+
+def _change(change: Nearest) -> tuple[str, str, str, str]:
+    share = "unknown" if change.throughput is None else f"{100 * change.throughput:.0f}"
+    return change.change, gib(change.device), f"{change.tokens_per_second_per_gpu:.0f}", share
+
+
+def _asked(result: Plans) -> Iterator[Line]:
+    if result.asked:
+        yield Line(f"Asked: {result.asked}", "verdict")
 
 
 def _foot(result: Plans) -> Iterator[Block]:

@@ -1,0 +1,165 @@
+"""What each remedy saves and costs, and the usual order of tuning: the cheapest remedy first, then a full card."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from memcalc import results
+from memcalc.errors import MemcalcError
+from memcalc.planner import request as rq
+from memcalc.planner.axes import MICRO_BATCHES, OFFLOADS, policies
+from memcalc.planner.finalists import Finalist, finalist
+from memcalc.planner.request import flag
+
+if TYPE_CHECKING:
+    from memcalc.planner.job import Job
+    from memcalc.planner.search import Found
+
+OTHERS: tuple[dict[str, Any], ...] = (
+    {"loss": "fused-linear"},
+    {"optimizer": "adamw-8bit"},
+    {"optimizer_in_backward": True},
+    {"zero": 3},
+    {"tp": 2},
+)
+"""Remedies that are neither recomputation nor offload."""
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """A job on a number of GPUs with everything pinned that is not being tuned."""
+
+    job: Job
+    gpus: int
+
+    def at(self, words: dict[str, Any]) -> Found | None:
+        """The strategy with some words, on a card with room for it; None where it cannot run."""
+        given = self.job.request.given
+        open_words = {name: value for name, value in words.items() if name not in given}
+        try:
+            outcome = self.job.pinned(gpus=self.gpus, **open_words).unlimited().search([self.gpus], 1).get(self.gpus)
+        except MemcalcError:
+            return None
+        return outcome.best[0] if outcome and outcome.best else None
+
+    def replayed(self, words: dict[str, Any]) -> Finalist | None:
+        """The same with its replayed figures."""
+        found = self.at(words)
+        return finalist(self.job.unlimited(), found) if found else None
+
+    def fits(self, one: Finalist) -> bool:
+        """Whether it fits on the real card."""
+        return one.peaks.top.device <= self.job.gpu.memory_bytes
+
+
+def start(job: Job) -> dict[str, Any]:
+    """Plain training: no parallelism beyond data, no recomputation, no offload, one sequence at a time."""
+    _, habits = rq.habits_for(job.request)
+    degrees = dict.fromkeys(("tp", "pp", "cp", "ep"), 1) if habits.tensor_parallel else {}
+    stage = rq.zero_stages(job.request, habits)[0]
+    return {**degrees, "zero": stage, "recompute": "none", "offload": (), "micro_batch": 1, "optimizer": "adamw"}
+
+
+def sixteen_bit(job: Job) -> str:
+    """The usual precision with 16-bit compute."""
+    _, habits = rq.habits_for(job.request)
+    return rq.precisions_for(job.gpu, habits, start(job)["zero"])[0]
+
+
+def remedies(job: Job, gpus: int) -> tuple[results.Remedy, ...]:
+    """What each remedy saves and adds beside plain 16-bit training, the best return first."""
+    tuning, base = Tuning(job, gpus), {**start(job), "precision": sixteen_bit(job)}
+    plain = tuning.at(base)
+    if plain is None:
+        return ()
+    found = [remedy for words in _each(job) if (remedy := _remedy(tuning, base, words, plain)) is not None]
+    return tuple(sorted(found, key=lambda one: (one.saved <= 0, one.slower > 0, -(one.roi or 0), -one.saved)))
+
+
+def _each(job: Job) -> Iterator[dict[str, Any]]:
+    yield from ({"recompute": policy} for policy in policies(job.model.num_layers) if policy != "none")
+    yield from ({"offload": choice} for choice in OFFLOADS if choice)
+    yield from OTHERS
+
+
+def _remedy(tuning: Tuning, base: dict[str, Any], words: dict[str, Any], plain: Found) -> results.Remedy | None:
+    name, value = next(iter(words.items()))
+    if tuning.job.request.given.get(name) is not None or base.get(name) == value:
+        return None
+    found = tuning.at({**base, **words})
+    if found is None:
+        return None
+    saved = 1 - found.reserved / plain.reserved
+    slower = plain.tokens_per_second_per_gpu / found.tokens_per_second_per_gpu - 1
+    return results.Remedy(
+        change=f"--{flag(name)}" if value is True else f"--{flag(name)} {_typed(value)}",
+        reserved=found.reserved,
+        saved=saved,
+        slower=slower,
+        roi=saved / slower if slower > 0 else None,
+        tokens_per_second_per_gpu=found.tokens_per_second_per_gpu,
+    )
+
+
+def _typed(value: object) -> str:
+    return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
+
+
+def recipe(job: Job, gpus: int) -> tuple[results.RecipeStep, ...]:
+    """The usual order: 16 bits; recompute where it does not fit; offload where it still does not; then a full card."""
+    tuning, words = Tuning(job, gpus), {**start(job), "precision": "fp32"}
+    steps: list[results.RecipeStep] = []
+    now = _take(tuning, steps, "start", words)
+    words["precision"] = sixteen_bit(job)
+    now = _take(tuning, steps, "16-bit compute", words) or now
+    for stage, name, values in (
+        ("recompute", "recompute", [policy for policy in policies(job.model.num_layers) if policy != "none"]),
+        ("offload", "offload", [choice for choice in OFFLOADS if choice]),
+    ):
+        if now is None or tuning.fits(now) or name in job.request.given:
+            continue
+        words[name] = _cheapest(tuning, words, name, values)
+        now = _take(tuning, steps, stage, words) or now
+    if now is not None and tuning.fits(now) and "micro_batch" not in job.request.given:
+        words["micro_batch"] = _cheapest(tuning, words, "micro_batch", list(MICRO_BATCHES), full=True)
+        _take(tuning, steps, "fill the card", words)
+    return tuple(steps)
+
+
+def _take(tuning: Tuning, steps: list[results.RecipeStep], stage: str, words: dict[str, Any]) -> Finalist | None:
+    """Note a step with its figures; nothing where the framework or the GPU does not have it, or it changes nothing."""
+    one = tuning.replayed(words)
+    if one is None:
+        return None
+    strategy, speed = one.strategy, one.found.tokens_per_second_per_gpu
+    if not steps or steps[-1].strategy != strategy:
+        shown = {
+            "start": strategy.precision,
+            "16-bit compute": strategy.precision,
+            "recompute": strategy.recompute,
+            "offload": _typed(strategy.offload),
+            "fill the card": f"micro-batch {strategy.micro_batch}",
+        }
+        steps.append(
+            results.RecipeStep(
+                stage=stage,
+                change=shown[stage],
+                strategy=strategy,
+                device=one.peaks.top.device,
+                fits=tuning.fits(one),
+                tokens_per_second_per_gpu=speed,
+            )
+        )
+    return one
+
+
+def _cheapest(tuning: Tuning, words: dict[str, Any], name: str, values: list[Any], *, full: bool = False) -> Any:
+    """The fastest value that fits by a replay; where none does the smallest, or with ``full`` the value as it is."""
+    found = [(value, one) for value in values if (one := tuning.at({**words, name: value})) is not None]
+    by_speed = sorted(found, key=lambda pair: -pair[1].tokens_per_second_per_gpu)
+    for value, one in by_speed:
+        if one.reserved <= tuning.job.gpu.memory_bytes and tuning.fits(finalist(tuning.job.unlimited(), one)):
+            return value
+    return words[name] if full or not found else min(found, key=lambda pair: pair[1].reserved)[0]
