@@ -1,0 +1,66 @@
+"""Spaces of the sizes that other searchers report, and growth from 10^3 to 10^7. ``python tests/benchmarks/spaces.py``.
+
+Calculon (Isaev et al., SC 2023) takes 335 s for 42,064 strategies of a 22B model on 8 GPUs, and about an hour for 467,808
+of a 175B model on 64 GPUs. The spaces here are what ``memcalc plan`` searches for the same models and numbers of GPUs:
+at least as many strategies, each with memory and time.
+"""
+
+import argparse
+import os
+import resource
+import time
+from dataclasses import replace
+
+for _threads in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
+    os.environ.setdefault(_threads, "1")
+
+from memcalc import catalog
+from memcalc.grid import Grid
+from memcalc.planner import axes
+from memcalc.planner.request import check_words
+from memcalc.planner.search import search
+
+
+def timed(name: str, model: str, grids: tuple[Grid, ...], gpu: str, runs: int) -> None:
+    """Print the size, the best of several times and the rate."""
+    spec, chip = catalog.model(model), catalog.gpu(gpu)
+    node, seconds = catalog.node_for(chip), []
+    for _ in range(runs):
+        started = time.process_time()
+        found = search(spec, grids, chip, node, 10)
+        seconds.append(time.process_time() - started)
+    searched = sum(outcome.searched for outcome in found.values())
+    memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+    rate = searched / min(seconds)
+    print(f"{name:>24}: {searched:>12,} strategies in {min(seconds):8.4f} s, {rate:>13,.0f}/s, {memory:.2f} GiB in all")
+
+
+def whole(model: str, gpu: str, gpus: int, **words: object) -> tuple[Grid, ...]:
+    """Return the space that ``memcalc plan`` searches."""
+    chip = catalog.gpu(gpu)
+    request = check_words(words, None, several=True)
+    return axes.space(request, catalog.model(model), chip, catalog.node_for(chip), gpus)
+
+
+def main() -> None:
+    """Time each space."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--runs", type=int, default=3)
+    runs = parser.parse_args().runs
+    for name, model, gpus, words in (
+        ("22B on 8 GPUs", "megatron-22b", 8, {"framework": "megatron", "global_batch": 64}),
+        ("175B on 64 GPUs", "gpt3-175b", 64, {"framework": "megatron", "global_batch": 512}),
+    ):
+        timed(name, model, whole(model, "a100-80g", gpus, **words), "a100-80g", runs)
+    large = whole("llama-2-70b", "h100", 4096, global_batch=4096, sp="any", cp="any")[0]
+    for size in (10**3, 10**4, 10**5, 10**6, 10**7):
+        each = large.size // len(large.layouts)
+        count = max(min(size // each, len(large.layouts)), 1)
+        part = replace(large, layouts=large.layouts[:count])
+        if size < each:
+            part = replace(part, recomputes=part.recomputes[:2], micro_batches=part.micro_batches[:4])
+        timed(f"growth to {size:,}", "llama-2-70b", (part,), "h100", runs)
+
+
+if __name__ == "__main__":
+    main()
