@@ -251,8 +251,9 @@ class Grid:
         return np.where(self.width("parameter") == 2, 2, wide)
 
     def offloaded(self, what: str) -> Array:
-        """1 where ``optimizer``, ``params`` or ``activations`` leave the GPU."""
-        return column([what in choice for choice in self.offloads], "offload")
+        """1 where ``optimizer``, ``params`` or ``activations`` leave the GPU; of length one where all choices agree."""
+        chosen = [what in choice for choice in self.offloads]
+        return column(chosen if len(set(chosen)) > 1 else chosen[:1], "offload")
 
     @property
     def is_interleaved(self) -> bool:

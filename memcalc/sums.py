@@ -41,6 +41,10 @@ class Leaf:
         """The array for some layouts."""
         return self.array if len(self.array) == 1 else self.array[chosen]
 
+    def at(self, index: Sequence[int]) -> Array:
+        """One entry."""
+        return self.array[tuple(min(i, n - 1) for i, n in zip(index, self.shape, strict=True))]
+
 
 @dataclass(frozen=True, eq=False)
 class Pair:
@@ -54,6 +58,10 @@ class Pair:
     def rows(self, chosen: slice) -> Array:
         """The result for some layouts."""
         return self.operation(self.left.rows(chosen), self.right.rows(chosen))
+
+    def at(self, index: Sequence[int]) -> Array:
+        """One entry of the result."""
+        return self.operation(self.left.at(index), self.right.at(index))
 
 
 Tree = Leaf | Pair

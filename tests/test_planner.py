@@ -80,7 +80,7 @@ def by_hand(name: str, gpu: str, grids: tuple[Grid, ...]) -> list[Alone]:
             one = Grid(grid.fixed, *((value,) for value in chosen))
             costs, overhead = costs_of(model, one, chip, node), overhead_of(chip, one, one.layouts[0])
             reserved, limit = int(computed(costs.reserved).max()), host_limit(one, node)
-            roomy = limit is None or costs.host.item() <= int(np.min(limit))
+            roomy = limit is None or int(computed(costs.host).max()) <= int(np.min(limit))
             if legal(one).item() and roomy and overhead.device(reserved) <= overhead.capacity:
                 tight = overhead.limit(reserved) > overhead.capacity
                 step = sum(part.item() for part in costs.times.parts)

@@ -11,7 +11,7 @@ from memcalc.formulas.census import model_count
 from memcalc.ledger import COMPONENTS, PHASES, Ledger, Term
 from memcalc.planner.peaks import Peaks, at_stage, peaks_of
 from memcalc.specs.strategy import Strategy
-from memcalc.sums import add_up
+from memcalc.sums import add_up, computed
 from memcalc.terms import build_ledger, host_bytes
 from memcalc.terms.activations import groups_of
 from memcalc.terms.census import Census
@@ -126,7 +126,7 @@ def estimate_of(
     ledger = build_ledger(census, overhead.workspaces)
     peaks = peaks_of(census, ledger, overhead, every_stage=True)
     top, layout, strategy = peaks.top, grid.layouts[0], strategy_of(grid)
-    host = at_stage(host_bytes(census), top.stage, grid.num_stages) * min(layout.gpus, node.gpus)
+    host = at_stage(computed(host_bytes(census)), top.stage, grid.num_stages) * min(layout.gpus, node.gpus)
     accumulation = scalar(grid.accumulation)
     return results.Estimate(
         version=__version__,

@@ -32,8 +32,8 @@ BLOCK = 1 << 16
 """Strategies that are added up and compared at once."""
 MANY = 512
 """Candidates for the front above which a sample of them is looked at first."""
-APART = 200_000
-"""Strategies above which it pays to evaluate deep pipelines and offloaded activations apart from all else."""
+APART = 500_000
+"""Strategies above which it pays to evaluate offloaded activations apart from all else."""
 
 
 @dataclass(frozen=True)
@@ -84,10 +84,12 @@ class Costs:
     """The same at the upper end of the range."""
     times: Times
     step: Tree
-    host: Array
+    host: Tree
     """Bytes that one rank keeps off the GPU."""
+    most: Array | None
+    """Bytes that one rank may keep there, over the layouts; None where the node's memory is unknown."""
     allowed: Array
-    """Strategies whose axes agree, and whose host memory suffices."""
+    """Strategies whose axes agree."""
 
 
 def costs_of(model: Model, grid: Grid, gpu: GPU, node: Node) -> Costs:
@@ -95,11 +97,10 @@ def costs_of(model: Model, grid: Grid, gpu: GPU, node: Node) -> Costs:
     census = Census(model, grid)
     usable, safe = limits(grid, gpu)
     ledger = build_ledger(census, overhead_of(gpu, grid).workspaces, detail=False)
-    host = np.max(host_bytes(census), axis=1, keepdims=True)
-    limit, allowed = host_limit(grid, node), legal(grid)
     times = step_times(census, gpu, node)
-    roomy = allowed if limit is None else allowed & (host <= limit)
-    return Costs(grid, ledger.tree(), usable, safe, times, total([leaf(p) for p in times.parts]), host, roomy)
+    step = total([leaf(part) for part in times.parts])
+    most = host_limit(grid, node) if any(grid.offloads) else None
+    return Costs(grid, ledger.tree(), usable, safe, times, step, host_bytes(census), most, legal(grid))
 
 
 def limits(grid: Grid, gpu: GPU) -> tuple[Array, Array]:
@@ -218,9 +219,9 @@ def _pass(
 
 
 def parts_of(grid: Grid) -> Iterator[Grid]:
-    """A grid in parts whose terms fit in memory; a large one also by the number of stages and offloaded activations.
+    """A grid in parts whose terms fit in memory; of a large one offloaded activations are a part of their own.
 
-    There most terms then depend on fewer axes, and no stage is counted more often than it exists.
+    All other terms then do not depend on what is offloaded beside them.
     """
     for alike in _alike(grid) if grid.size > APART else (grid,):
         rows = max(CHUNK // max(alike.size // len(alike.layouts), 1), 1)
@@ -229,13 +230,10 @@ def parts_of(grid: Grid) -> Iterator[Grid]:
 
 
 def _alike(grid: Grid) -> Iterator[Grid]:
-    moved = [choice for choice in grid.offloads if "activations" in choice]
-    others = [choice for choice in grid.offloads if "activations" not in choice]
-    for depth in sorted({min(layout.pp, 3) for layout in grid.layouts}):
-        layouts = tuple(layout for layout in grid.layouts if min(layout.pp, 3) == depth)
-        for offloads in (others, moved):
-            if offloads:
-                yield replace(grid, layouts=layouts, offloads=tuple(offloads))
+    for moved in (False, True):
+        offloads = tuple(choice for choice in grid.offloads if ("activations" in choice) == moved)
+        if offloads:
+            yield replace(grid, offloads=offloads)
 
 
 def blocks(grid: Grid) -> Iterator[slice]:
@@ -251,9 +249,10 @@ def blocks(grid: Grid) -> Iterator[slice]:
 def _look(costs: Costs, rows: slice, rank: Rank, state: _State) -> None:
     """One block of strategies: what fits, and what is better than all that is known."""
     shape = (rows.stop - rows.start, 1, *costs.grid.shape[2:])
-    reserved = costs.reserved.rows(rows)
-    over = (reserved.max(axis=1, keepdims=True) if reserved.shape[1] > 1 else reserved) - costs.usable[rows]
+    over = _largest(costs.reserved, rows) - costs.usable[rows]
     allowed = costs.allowed if len(costs.allowed) == 1 else costs.allowed[rows]
+    if costs.most is not None:
+        allowed = allowed & (_largest(costs.host, rows) <= costs.most[rows])
     time = np.where((over <= 0) & allowed, costs.step.rows(rows), np.inf)
     over, time = (np.broadcast_to(array, shape).reshape(-1) for array in (over, time))
     state.searched += time.size
@@ -272,6 +271,12 @@ def _look(costs: Costs, rows: slice, rank: Rank, state: _State) -> None:
         short = np.where(np.broadcast_to(allowed, shape).reshape(-1), over.astype(float), np.inf)
         block = _Block(costs, rows, over, np.broadcast_to(costs.step.rows(rows), shape).reshape(-1))
         block.offer(state.nearest, np.flatnonzero(short < state.nearest.bound), short)
+
+
+def _largest(tree: Tree, rows: slice) -> Array:
+    """The largest along the stages, for some layouts."""
+    found = tree.rows(rows)
+    return found.max(axis=1, keepdims=True) if found.shape[1] > 1 else found
 
 
 @dataclass(frozen=True)
@@ -297,13 +302,12 @@ class _Block:
         grid, (row, *index) = self.costs.grid, self._index(place)
         layout = self.rows.start + row
 
-        def at(array: Array) -> float:
-            own = array[layout if len(array) > 1 else 0]
-            return float(own[tuple(min(i, n - 1) for i, n in zip(index, own.shape, strict=True))])
-
-        parts = {name: at(getattr(self.costs.times, name)) for name in Times.PARTS}
+        whole = (layout, *index)
+        parts = {name: float(leaf(getattr(self.costs.times, name)).at(whole)) for name in Times.PARTS}
         reserved = int(self.over[place] + self.costs.usable[layout].item())
-        return Found(grid, (layout, *index), reserved, sum(parts.values()), parts, int(at(self.costs.host)))
+        stages = [(layout, stage, *index[1:]) for stage in range(grid.num_stages)]
+        host = max(int(self.costs.host.at(stage)) for stage in stages)
+        return Found(grid, whole, reserved, sum(parts.values()), parts, host)
 
     def _index(self, place: int) -> tuple[int, ...]:
         shape = (self.rows.stop - self.rows.start, 1, *self.costs.grid.shape[2:])

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from memcalc.ledger import Ledger
-from memcalc.sums import add_up
+from memcalc.sums import add_up, leaf, total
 from memcalc.terms.activations import activation_terms, groups_of
 from memcalc.terms.between import between_terms
 from memcalc.terms.buffers import buffer_terms
@@ -20,7 +22,7 @@ from memcalc.terms.tied import tied_terms
 from memcalc.terms.whole_gradients import block_gradient_terms, whole_gradient_terms
 
 if TYPE_CHECKING:
-    from memcalc.formulas.types import Array
+    from memcalc.sums import Tree
     from memcalc.terms.census import Census
     from memcalc.terms.overhead import Workspaces
 
@@ -49,9 +51,10 @@ def build_ledger(census: Census, workspaces: Workspaces, *, detail: bool = True)
     )
 
 
-def host_bytes(census: Census) -> Array:
-    """Bytes that one rank keeps off the GPU (offloaded states and activations), over the grid."""
-    if not any("activations" in choice for choice in census.grid.offloads):
-        return host_states(census)
-    kept = add_up([group.kept for group in groups_of(census)])
-    return host_states(census) + kept * in_flight(census.grid) * census.grid.offloaded("activations")
+def host_bytes(census: Census) -> Tree:
+    """The sum of what one rank keeps off the GPU (offloaded states and activations), over the grid [bytes]."""
+    away = census.grid.offloaded("activations")
+    if not np.any(away):
+        return leaf(host_states(census))
+    kept = add_up([group.kept for group in groups_of(census)]) * in_flight(census.grid)
+    return total([leaf(host_states(census)), leaf(kept * away)])

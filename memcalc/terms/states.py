@@ -134,9 +134,11 @@ def _reduced_gradients(census: Census, reduced: Array, here: Array) -> Iterator[
 
 
 def _earlier_gradients(census: Census, kept: Array) -> Term:
-    grid = census.grid
+    grid, gone = census.grid, traded(census, in_one_buffer(census.grid))
     apart = 1 - Units(census).pipelined if grid.habits.gather == "blocks" else np.int64(1)
-    earlier = np.maximum(kept * apart - traded(census, in_one_buffer(grid)), 0)
+    earlier = kept * apart
+    if np.any(gone):
+        earlier = np.maximum(earlier - gone, 0)
     formula = "w · ⌈P / N⌉ where gradients accumulate or live in one buffer"
     return _gradients(census, "gradients of earlier micro-batches", earlier, KEPT, formula)
 
