@@ -164,7 +164,8 @@ def test_one_strategy_is_the_same_alone_and_in_a_space(name: str, every_stage: b
     def figures(grid: Grid) -> list[Any]:
         costs = costs_of(model, grid, gpu, node)
         reserved = computed(costs.reserved).max(axis=1, keepdims=True)
-        return [reserved, computed(costs.host), costs.allowed, *costs.times.parts]
+        host = computed(costs.host).max(axis=1, keepdims=True)
+        return [reserved, host, costs.allowed, *costs.times.parts]
 
     together = [np.broadcast_to(array, shape) for array in figures(space)]
     random = np.random.default_rng(0)

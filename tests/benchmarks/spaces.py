@@ -1,8 +1,8 @@
 """Spaces of the sizes that other searchers report, and growth from 10^3 to 10^7. ``python tests/benchmarks/spaces.py``.
 
-Calculon (Isaev et al., SC 2023) takes 335 s for 42,064 strategies of a 22B model on 8 GPUs, and about an hour for 467,808
-of a 175B model on 64 GPUs. The spaces here are what ``memcalc plan`` searches for the same models and numbers of GPUs:
-at least as many strategies, each with memory and time.
+Calculon (Isaev et al., SC 2023) takes 335 s for 42,064 strategies of a 22B model on 8 GPUs, and about an hour for
+467,808 of a 175B model on 64 GPUs. The spaces here are what ``memcalc plan`` searches for the same models and numbers
+of GPUs, each strategy with memory and time.
 """
 
 import argparse
