@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from memcalc.errors import CombinationError
 from memcalc.frameworks import Habits
 from memcalc.grid import Fixed, Grid, Layout, check_layout, check_split, layouts_for
+from memcalc.planner import pipelines as pipes
 from memcalc.planner import request as rq
 from memcalc.planner.adapters import adapter_fields
 
@@ -54,8 +55,6 @@ def fixed_part(
         attention=rq.attention_for(request, habits, model, gpu, precisions, seq_len),
         loss=str(request.get("loss", "standard")),
         kernels=request.get("kernels", habits.kernels),
-        pp_schedule=request.given.get("pp_schedule", "1f1b"),
-        vpp=request.given.get("vpp", 1),
         offload_to=request.given.get("offload_to", "cpu"),
         compile=request.given.get("compile", "none"),
         cp_kind=request.given.get("cp_kind", "ring"),
@@ -87,6 +86,7 @@ def one_strategy(request: Request, model: Model, gpu: GPU, node: Node) -> Grid:
     fixed = fixed_part(request, habits, model, gpu, [precision], layout.dp * micro_batch)
     check_layout(model, layout, fixed.seq_len, fixed.etp)
     check_split(model, fixed, layout.pp)
+    pipes.check_chunks(model, fixed, layout, habits)
     check_fsdp(fixed, precision, zero)
     if fixed.global_batch % (layout.dp * micro_batch):
         product = f"{micro_batch} x {layout.dp} = {layout.dp * micro_batch}"
@@ -98,7 +98,7 @@ def one_strategy(request: Request, model: Model, gpu: GPU, node: Node) -> Grid:
             True,
             f"gradients cannot accumulate, so global-batch must be {layout.dp * micro_batch}",
         )
-    return Grid(
+    grid = Grid(
         fixed,
         (layout,),
         (precision,),
@@ -108,6 +108,8 @@ def one_strategy(request: Request, model: Model, gpu: GPU, node: Node) -> Grid:
         (micro_batch,),
         every_stage=True,
     )
+    pipes.check_rounds(grid)
+    return grid
 
 
 def one_layout(request: Request, habits: Habits) -> Layout:
@@ -120,7 +122,8 @@ def one_layout(request: Request, habits: Habits) -> Layout:
     if str(request.given.get("framework")).partition("@")[0] == "plain" and gpus > 1:
         raise CombinationError("gpus", gpus, "plain trains on one GPU; use ddp, fsdp2, deepspeed or megatron")
     sp = _sequence(request, habits)
-    return Layout(gpus // ranks, tp, tp > 1 if sp is None else sp, pp, cp, ep)
+    schedule, chunks = pipes.one_pipeline(request, habits)
+    return Layout(gpus // ranks, tp, tp > 1 if sp is None else sp, pp, cp, ep, schedule, chunks)
 
 
 def _sequence(request: Request, habits: Habits) -> bool | None:
@@ -139,7 +142,9 @@ def space(request: Request, model: Model, gpu: GPU, node: Node, gpus: int) -> Gr
         rq.check_precision(precision, gpu, habits, request.given.get("zero", 3))
     fixed = fixed_part(request, habits, model, gpu, precisions, gpus)
     degrees = [_degrees(request, name, gpus, node, habits) for name in ("tp", "pp", "cp", "ep")]
-    layouts = layouts_for(model, gpus, degrees, fixed.seq_len, sp=_sequence(request, habits))
+    pipelines = pipes.pipelines_for(request, habits)
+    layouts = layouts_for(model, gpus, degrees, fixed.seq_len, sp=_sequence(request, habits), pipelines=pipelines)
+    layouts = [layout for layout in layouts if pipes.can_part(model, fixed, layout, habits)]
     micro = [
         m for m in MICRO_BATCHES if fixed.global_batch % m == 0 and m * max(gpus // node.gpus, 1) <= fixed.global_batch
     ]
@@ -153,7 +158,7 @@ def space(request: Request, model: Model, gpu: GPU, node: Node, gpus: int) -> Gr
         tuple(_open(request, "zero", list(rq.zero_stages(request, habits)))),
         tuple(_open(request, "offload", [choice for choice in OFFLOADS if "params" not in choice or 3 in habits.zero])),
         tuple(_open(request, "micro_batch", micro or [1])),
-        every_stage=True,
+        model_groups=tuple(group.count for group in model.groups),
     )
 
 

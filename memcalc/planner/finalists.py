@@ -184,6 +184,8 @@ def command_of(base: str, found: Found, s: Strategy) -> str:
         "zero": s.zero,
         "recompute": s.recompute,
         **{name: degree for name, degree in (("tp", s.tp), ("pp", s.pp), ("cp", s.cp), ("ep", s.ep)) if degree > 1},
+        **({"pp-schedule": s.pp_schedule} if s.pp_schedule != "1f1b" else {}),
+        **({"vpp": s.vpp} if s.vpp > 1 else {}),
         **({"offload": ",".join(s.offload)} if s.offload else {}),
     }
     return " ".join([base, *(f"--{name} {value}" for name, value in chosen.items())])

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from memcalc.planner.pipelines import rounds_fit
 from memcalc.planner.time import Times, step_times
 from memcalc.terms import Census, build_ledger, host_bytes
 from memcalc.terms.overhead import group_bytes
@@ -73,12 +74,12 @@ def legal(grid: Grid) -> Array:
     """Strategies whose axes agree.
 
     The batch divides; parameters are offloaded only where they are sharded; what shards with FSDP alone has mixed
-    precision only there.
+    precision only there; micro-batches pass model chunks in whole rounds.
     """
     params = grid.offloaded("params") == 1
     sharded = np.asarray(grid.zero == 3) | (grid.habits.full_shard & (grid.zero == 2))
     unsharded_mixed = grid.habits.full_shard & (grid.zero == 0) & (grid.is_mixed == 1)
-    return np.asarray(grid.divides & (~params | sharded) & ~unsharded_mixed)
+    return np.asarray(grid.divides & (~params | sharded) & ~unsharded_mixed & rounds_fit(grid))
 
 
 def host_limit(grid: Grid, node: Node) -> Array | None:
