@@ -39,6 +39,8 @@ CHOSEN = frozenset(
         "recompute",
         "tp",
         "pp",
+        "pp_schedule",
+        "vpp",
         "cp",
         "ep",
         "offload",

@@ -12,6 +12,11 @@ import numpy as np
 
 from memcalc.formulas.parameters import Number
 
+WHOLE = ("1f1b", "gpipe", "interleaved")
+"""Schedules whose backward is one pass."""
+ONCE = ("zb-h1", "zb-1p", "interleaved-zb")
+"""Zero-bubble schedules that hold as many micro-batches as there are stages."""
+
 
 def bubble_1f1b(stages: Number, forward: Number, backward: Number, weight: Number, chunks: Number = 1) -> Number:
     r"""Return the time that a stage idles in a step under GPipe, 1F1B and interleaved 1F1B.
@@ -145,7 +150,7 @@ def bubble_zb_v(stages: Number, forward: Number, backward: Number, weight: Numbe
 
     References
     ----------
-    [1] torch 2.13, distributed/pipelining/schedules.py, ScheduleZBVZeroBubble.
+    [1] PyTorch 2.13, distributed/pipelining/schedules.py, ScheduleZBVZeroBubble.
     [2] Qi et al., "Zero Bubble Pipeline Parallelism", 2024, arXiv:2401.10241, section 6.
 
     """
@@ -169,7 +174,7 @@ def bubble(
 
     ZB-1p idles as ZB-H1, ZB-2p as ZB-H2: their searches find no worse orders under the same limits. With fewer
     micro-batches than a zero-bubble schedule needs to be in its stride, p (ZB-H1, interleaved) or 2 p - 1, the answer
-    is that of 1F1B, an upper bound.
+    is that of 1F1B without chunks, an upper bound.
 
     Parameters
     ----------
@@ -196,19 +201,9 @@ def bubble(
     [1] Qi et al., "Zero Bubble Pipeline Parallelism", 2024, arXiv:2401.10241, table 2.
 
     """
-    names = np.asarray(schedule)
-    times = (forward, backward, weight)
-    few = microbatches < np.where(np.isin(names, ("zb-h1", "zb-1p", "interleaved-zb")), stages, 2 * stages - 1)
-    return np.select(
-        [
-            np.isin(names, ("1f1b", "gpipe", "interleaved")) | few,
-            np.isin(names, ("zb-h1", "zb-1p", "interleaved-zb")),
-            names == "zb-v",
-        ],
-        [
-            bubble_1f1b(stages, *times, np.where(names == "zb-v", 1, chunks)),
-            bubble_zb_h1(stages, *times, chunks, joint),
-            bubble_zb_v(stages, *times, joint),
-        ],
-        bubble_zb_h2(stages, *times, joint),
-    )
+    names, times = np.asarray(schedule), (forward, backward, weight)
+    once, whole = np.isin(names, ONCE), np.isin(names, WHOLE)
+    few = microbatches < np.where(once, stages, 2 * stages - 1)
+    twice = np.where(names == "zb-v", bubble_zb_v(stages, *times, joint), bubble_zb_h2(stages, *times, joint))
+    zero = np.where(once, bubble_zb_h1(stages, *times, chunks, joint), twice)
+    return np.where(whole | few, bubble_1f1b(stages, *times, np.where(whole, chunks, 1)), zero)

@@ -135,7 +135,7 @@ def in_flight_zb_h1(stages: Number, microbatches: Number, chunks: Number = 1, gr
     References
     ----------
     [1] Qi et al., "Zero Bubble Pipeline Parallelism", 2024, arXiv:2401.10241, sections 2.1 and 2.3.
-    [2] torch 2.13, distributed/pipelining/schedules.py, ScheduleInterleavedZeroBubble.
+    [2] PyTorch 2.13, distributed/pipelining/schedules.py, ScheduleInterleavedZeroBubble.
 
     """
     each = stages if group is None else group
@@ -223,7 +223,7 @@ def in_flight_zb_v_first(stage: Number, stages: Number, microbatches: Number, se
 
     References
     ----------
-    [1] torch 2.13, distributed/pipelining/schedules.py, ScheduleZBVZeroBubble.
+    [1] PyTorch 2.13, distributed/pipelining/schedules.py, ScheduleZBVZeroBubble.
     [2] Qi et al., "Zero Bubble Pipeline Parallelism", 2024, arXiv:2401.10241, section 6.
 
     """
@@ -252,7 +252,7 @@ def in_flight_zb_v_second(stage: Number, microbatches: Number, second: Number = 
 
     References
     ----------
-    [1] torch 2.13, distributed/pipelining/schedules.py, ScheduleZBVZeroBubble.
+    [1] PyTorch 2.13, distributed/pipelining/schedules.py, ScheduleZBVZeroBubble.
 
     """
     return _minimum(stage + second, microbatches)

@@ -144,15 +144,17 @@ def space(request: Request, model: Model, gpu: GPU, node: Node, gpus: int) -> Gr
     degrees = [_degrees(request, name, gpus, node, habits) for name in ("tp", "pp", "cp", "ep")]
     pipelines = pipes.pipelines_for(request, habits)
     layouts = layouts_for(model, gpus, degrees, fixed.seq_len, sp=_sequence(request, habits), pipelines=pipelines)
-    layouts = [layout for layout in layouts if pipes.can_part(model, fixed, layout, habits)]
+    fitting = [layout for layout in layouts if pipes.can_part(model, fixed, layout, habits)]
+    if layouts and not fitting:
+        pipes.check_chunks(model, fixed, layouts[0], habits)
     micro = [
         m for m in MICRO_BATCHES if fixed.global_batch % m == 0 and m * max(gpus // node.gpus, 1) <= fixed.global_batch
     ]
-    if not layouts:
+    if not fitting:
         return None
     return Grid(
         fixed,
-        tuple(layouts),
+        tuple(fitting),
         tuple(precisions),
         tuple(_open(request, "recompute", list(RECOMPUTES))),
         tuple(_open(request, "zero", list(rq.zero_stages(request, habits)))),
