@@ -399,6 +399,13 @@ def test_zero_bubble_keeps_more_than_1f1b_on_late_stages() -> None:
     assert peaks["zb-h1"][3].allocated - peaks["1f1b"][3].allocated > 3 * logits
 
 
+def test_chunks_that_cannot_be_are_named_by_a_search() -> None:
+    with pytest.raises(InputError, match="divisor of the 24 blocks"):
+        memcalc.plan(
+            model="gpt3-1.3b", gpu="h100", gpus=8, framework="megatron", pp=4, pp_schedule="interleaved", vpp=5
+        )
+
+
 def test_a_search_tries_the_frameworks_own_schedules() -> None:
     plans = memcalc.plan(model="gpt3-1.3b", gpu="h100", gpus=8, framework="megatron", pp=4, global_batch=64, top=40)
     tried = {(p.strategy.pp_schedule, p.strategy.vpp) for p in plans.plans}
