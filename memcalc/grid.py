@@ -8,7 +8,7 @@ its own axis only, so that a term costs the axes it depends on.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -17,12 +17,15 @@ import numpy as np
 from memcalc.errors import CombinationError, InputError
 from memcalc.formulas.recompute import Policy, parse_policy
 from memcalc.frameworks import Habits, habits_of
+from memcalc.stages import Chunks, Split, peak_stages
 
 if TYPE_CHECKING:
     from memcalc.formulas.types import Array
     from memcalc.specs.adapters import Lora
     from memcalc.specs.model import Model
 
+TURNED = ("zb-v",)
+"""Schedules under which the second half of the model's parts runs back over the stages."""
 AXES = ("layout", "stage", "precision", "recompute", "zero", "offload", "micro_batch")
 
 
@@ -36,7 +39,7 @@ def column(values: Iterable[Any], axis: str, dtype: Any = np.int64) -> Array:
 
 @dataclass(frozen=True, order=True)
 class Layout:
-    """Degrees of the parallel layout [ranks]."""
+    """Degrees of the parallel layout [ranks], and the schedule of its pipeline."""
 
     dp: int = 1
     tp: int = 1
@@ -44,6 +47,10 @@ class Layout:
     pp: int = 1
     cp: int = 1
     ep: int = 1
+    schedule: str = "1f1b"
+    """Of the pipeline; 1f1b where there is none."""
+    vpp: int = 1
+    """Model chunks a stage."""
 
     @property
     def gpus(self) -> int:
@@ -65,8 +72,6 @@ class Fixed:
     loss: str = "standard"
     kernels: str = "model"
     reduce_dtype: str = "fp32"
-    pp_schedule: str = "1f1b"
-    vpp: int = 1
     offload_to: str = "cpu"
     checkpoint: str = ""
     compile: str = "none"
@@ -129,7 +134,9 @@ class Grid:
     offloads: tuple[tuple[str, ...], ...]
     micro_batches: tuple[int, ...]
     every_stage: bool = False
-    """All pipeline stages, instead of the first, a middle and the last."""
+    """All pipeline stages, instead of those alone that can carry the peak."""
+    model_groups: tuple[int, ...] = ()
+    """Blocks of each group of the model, by which stages are told apart; all blocks are alike where it is empty."""
 
     @cached_property
     def habits(self) -> Habits:
@@ -155,15 +162,37 @@ class Grid:
     @cached_property
     def num_stages(self) -> int:
         """Length of the stage axis."""
-        deepest = max(layout.pp for layout in self.layouts)
-        return deepest if self.every_stage else min(deepest, 3)
+        return max(len(row) for row in self._rows)
+
+    @cached_property
+    def split(self) -> Split:
+        """How blocks are shared out over stages."""
+        fixed = self.fixed
+        own = (fixed.first_stage_layers, fixed.last_stage_layers)
+        return Split(*own, fixed.embedding_in_split, fixed.loss_in_split, fixed.mtp)
+
+    @cached_property
+    def _rows(self) -> list[list[int]]:
+        """The stages of each layout that are looked at."""
+        if self.every_stage:
+            return [list(range(layout.pp)) for layout in self.layouts]
+        rows = []
+        for layout in self.layouts:
+            batches = {max(self.fixed.global_batch // (layout.dp * size), 1) for size in self.micro_batches}
+            turned = layout.schedule in TURNED
+            rows.append(
+                peak_stages(
+                    layout.pp, layout.vpp, turned=turned, groups=self.model_groups, split=self.split, batches=batches
+                )
+            )
+        return rows
 
     @cached_property
     def _degrees(self) -> dict[str, Array]:
         return {}
 
     def degree(self, name: str) -> Array:
-        """A column of the layout axis: dp, tp, sp, pp, cp, ep or gpus."""
+        """A column of the layout axis: dp, tp, sp, pp, vpp, cp, ep or gpus."""
         if name not in self._degrees:
             self._degrees[name] = column([int(getattr(layout, name)) for layout in self.layouts], "layout")
         return self._degrees[name]
@@ -191,24 +220,28 @@ class Grid:
 
     @cached_property
     def stage(self) -> Array:
-        """Index of the pipeline stage, along layout and stage."""
-        rows = [self._stages_of(layout.pp) for layout in self.layouts]
+        """Index of the pipeline stage, along layout and stage; the last one looked at fills a layout's row."""
+        rows = [row + row[-1:] * (self.num_stages - len(row)) for row in self._rows]
         return np.asarray(rows, dtype=np.int64).reshape(len(rows), self.num_stages, 1, 1, 1, 1, 1)
 
-    def _stages_of(self, pp: int) -> list[int]:
-        if self.every_stage:
-            return [min(index, pp - 1) for index in range(self.num_stages)]
-        return [0, pp - 1, pp // 2][: self.num_stages]
+    def runs(self, *schedules: str) -> Array:
+        """Whether a layout's pipeline runs one of these schedules, along the layout axis."""
+        return column([layout.schedule in schedules for layout in self.layouts], "layout", np.bool_)
+
+    @cached_property
+    def ends_apart(self) -> Array:
+        """Whether embedding and head stand on different ranks."""
+        return np.asarray((self.degree("pp") > 1) & ~self.runs(*TURNED))
 
     @cached_property
     def is_first(self) -> Array:
-        """1 on the first pipeline stage."""
+        """1 on the stage that holds the embedding."""
         return (self.stage == 0).astype(np.int64)
 
     @cached_property
     def is_last(self) -> Array:
-        """1 on the last pipeline stage."""
-        return (self.stage == self.degree("pp") - 1).astype(np.int64)
+        """1 on the stage that holds the head: the last, or where the parts of the model turn back the first."""
+        return (self.stage == np.where(self.ends_apart, self.degree("pp") - 1, 0)).astype(np.int64)
 
     @cached_property
     def micro_batch(self) -> Array:
@@ -255,41 +288,17 @@ class Grid:
         chosen = [what in choice for choice in self.offloads]
         return column(chosen if len(set(chosen)) > 1 else chosen[:1], "offload")
 
-    @property
-    def is_interleaved(self) -> bool:
-        """Whether stages hold several model chunks."""
-        return self.fixed.pp_schedule == "interleaved"
-
     def layers(self, group_start: int, group_count: int, total: int) -> Array:
         """Blocks of a group on each stage."""
         return sum(self.chunks(group_start, group_count, total), np.int64(0))
 
     def chunks(self, group_start: int, group_count: int, total: int) -> list[Array]:
-        """Blocks of a group in each model chunk of each stage: chunk c of stage i is part c * p + i of the model."""
-        count = self.fixed.vpp if self.is_interleaved else 1
-        stages = self.degree("pp")
-        spans = [self._span(self.stage + chunk * stages, stages * count, total) for chunk in range(count)]
-        last = group_start + group_count
-        return [np.maximum(np.minimum(end, last) - np.maximum(start, group_start), 0) for start, end in spans]
+        """Blocks of a group in each model chunk of each stage: chunk c of stage i is part c * p + i of the model.
 
-    def _span(self, part: Array, parts: Array, total: int) -> tuple[Array, Array]:
-        """The first block of a part of the model, and the one after its last.
-
-        A remainder goes to the earlier parts, one block each; the first and last part may have a number of their own,
-        and the last has the blocks that predict further tokens besides.
+        Under ZB-V the second chunk of stage i is part 2 p - 1 - i.
         """
-        fixed, outside = self.fixed, int(self.fixed.embedding_in_split)
-        whole, total = total, total - self.fixed.mtp
-        chunks = fixed.vpp if self.is_interleaved else 1
-        first, last = fixed.first_stage_layers // chunks, fixed.last_stage_layers // chunks
-        inner = np.maximum(parts - bool(first) - bool(last), 1)
-        shared = total + outside + fixed.loss_in_split - first - last
-        base, extra, place = shared // inner, shared % inner, part - bool(first)
-        start = first + place * base + np.minimum(place, extra) - outside
-        end = np.where(bool(last) & (part == parts - 1), total, start + base + (place < extra))
-        if first:
-            start, end = np.where(part == 0, 0, start), np.where(part == 0, first, end)
-        return np.maximum(start, 0), np.where(part == parts - 1, whole, np.minimum(end, total))
+        columns = Chunks(self.stage, self.degree("pp"), self.degree("vpp"), self.runs(*TURNED))
+        return columns.blocks(self.split, group_start, group_count, total)
 
 
 def check_layout(model: Model, layout: Layout, seq_len: int, expert_tp: int = 0) -> None:
@@ -333,9 +342,15 @@ def _check_tp(heads: int, what: str, model: Model, tp: int) -> None:
 
 
 def layouts_for(
-    model: Model, gpus: int, degrees: Sequence[Sequence[int]], seq_len: int, *, sp: bool | None
+    model: Model,
+    gpus: int,
+    degrees: Sequence[Sequence[int]],
+    seq_len: int,
+    *,
+    sp: bool | None,
+    pipelines: Sequence[tuple[str, int]] = (("1f1b", 1),),
 ) -> list[Layout]:
-    """All legal layouts of a number of GPUs over the wanted tp, pp, cp and ep degrees.
+    """All legal layouts of a number of GPUs over the wanted tp, pp, cp and ep degrees, schedules and chunks.
 
     Sequence parallelism is on wherever TP is, unless ``sp`` says otherwise: it divides activations for no extra volume.
     """
@@ -348,7 +363,8 @@ def layouts_for(
                         continue
                     layout = Layout(gpus // (tp * pp * cp), tp, tp > 1 if sp is None else sp, pp, cp, ep)
                     if _is_legal(model, layout, seq_len):
-                        legal.append(layout)
+                        runs = pipelines if pp > 1 else (("1f1b", 1),)
+                        legal += [replace(layout, schedule=name, vpp=chunks) for name, chunks in runs]
     return legal
 
 

@@ -62,7 +62,8 @@ def test_formulas_are_found() -> None:
     """The search above reaches every formula module."""
     modules = {name.partition(".")[0] for name in FORMULAS}
     assert modules >= {
-        "activations", "communication", "flops", "gradients", "offload", "optimizer", "parameters", "pipeline"
+        "activations", "bubbles", "communication", "flops", "gradients", "offload", "optimizer", "parameters",
+        "pipeline",
     }  # fmt: skip
     assert len(FORMULAS) > 50
 

@@ -14,6 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from memcalc.formulas import (
     activations,
+    bubbles,
     communication,
     flops,
     gradients,
@@ -24,7 +25,7 @@ from memcalc.formulas import (
 )
 from memcalc.specs.strategy import OPTIMIZERS
 
-MODULES = (activations, communication, flops, gradients, offload, optimizer, parameters, pipeline)
+MODULES = (activations, bubbles, communication, flops, gradients, offload, optimizer, parameters, pipeline)
 FORMULAS = {
     f"{module.__name__.rpartition('.')[2]}.{name}": function
     for module in MODULES
@@ -32,9 +33,12 @@ FORMULAS = {
     if function.__module__ == module.__name__ and not name.startswith("_") and name != "quantized_bits"
 }
 """All but the bits of a quantised format, which is one number a model, and no column."""
-NOT_NUMBERS = {"kind", "impl"}
-SECONDS = {"transfer_seconds", "exposed_seconds", "offload_seconds", "exposed_offload_seconds"}
-FLAGS = {"gated", "bias", "causal", "as_view", "q_bias", "k_bias", "v_bias", "vectors"}
+NOT_NUMBERS = {"kind", "impl", "schedule"}
+SECONDS = {
+    *("transfer_seconds", "exposed_seconds", "offload_seconds", "exposed_offload_seconds"),
+    *("bubble", "bubble_1f1b", "bubble_zb_h1", "bubble_zb_h2", "bubble_zb_v"),
+}
+FLAGS = {"joint", "second", "gated", "bias", "causal", "as_view", "q_bias", "k_bias", "v_bias", "vectors"}
 
 
 def numeric(function: Callable[..., Any]) -> list[str]:
@@ -46,15 +50,17 @@ def numeric(function: Callable[..., Any]) -> list[str]:
 
 def bound(function: Callable[..., Any], row: dict[str, Any]) -> dict[str, Any]:
     """Return the arguments with an optimizer put in where the function asks for one."""
-    takes_kind = "kind" in inspect.signature(function).parameters
-    return {**row, "kind": optimizer.OPTIMIZERS["adamw"]} if takes_kind else row
+    words = {"kind": optimizer.OPTIMIZERS["adamw"], "schedule": "zb-h1"}
+    return {**row, **{name: words[name] for name in inspect.signature(function).parameters if name in words}}
 
 
 def values(name: str, parameter: str) -> st.SearchStrategy[Any]:
     """Return what a parameter may be: integers of a realistic size, or seconds."""
     if parameter == "overlap":
         return st.sampled_from([0.0, 0.25, 0.5, 0.75, 1.0])
-    if name.partition(".")[2] in SECONDS:
+    if name.startswith("bubbles") and parameter in {"stages", "microbatches", "chunks"}:
+        return st.integers(1, 512)
+    if name.partition(".")[2] in SECONDS and parameter not in FLAGS:
         # eighths add up without rounding, so that order is exact
         return st.integers(1, 10**6).map(lambda eighths: eighths / 8)
     if parameter in FLAGS:
@@ -123,6 +129,15 @@ FALLING = {
     ("optimizer.quantised_bytes", "block"),
     ("pipeline.in_flight_1f1b", "stage"),
     ("pipeline.in_flight_interleaved", "stage"),
+    ("pipeline.in_flight_zb_v_first", "stage"),
+    ("pipeline.in_flight_zb_v_first", "second"),
+    ("bubbles.bubble", "microbatches"),
+    ("bubbles.bubble", "chunks"),
+    ("bubbles.bubble_1f1b", "chunks"),
+    ("bubbles.bubble_zb_h1", "chunks"),
+    ("bubbles.bubble_zb_h1", "weight"),
+    ("bubbles.bubble_zb_h2", "weight"),
+    ("bubbles.bubble_zb_v", "weight"),
     ("pipeline.bubble_fraction", "microbatches"),
     ("pipeline.bubble_fraction", "chunks"),
     ("communication.transfer_seconds", "bandwidth"),
@@ -133,6 +148,11 @@ FALLING = {
     ("flops.model_flops_utilization", "peak"),
 }
 NEITHER = {
+    # longer passes over weights hide more of a bubble, but for few micro-batches the answer is 1F1B's
+    ("bubbles.bubble", "weight"),
+    # a longer forward hides more of a backward, or makes the first micro-batch come later
+    ("bubbles.bubble_zb_h2", "forward"),
+    ("bubbles.bubble_zb_v", "forward"),
     # gradients are reduced in more bytes than parameters are gathered in, or in fewer
     ("communication.zero_bytes", "stage"),
     # padded to a whole number of rows, and to fewer chunks where the model is wide

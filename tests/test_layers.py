@@ -20,6 +20,7 @@ LAYERS = [
     "frameworks",
     "formulas",
     "trace",
+    "stages",
     "grid",
     "sums",
     "ledger",

@@ -191,11 +191,10 @@ def first_forwards(stages: int, stage: int, chunks: int, group: int, m: int) -> 
 @pytest.mark.parametrize(("stages", "chunks", "group", "m"), [(4, 8, 0, 4), (4, 3, 0, 8), (4, 3, 5, 10), (4, 2, 0, 8)])
 def test_chunks_in_flight(stages: int, chunks: int, group: int, m: int) -> None:
     model = from_flat({**GPT, "n_layers": stages * chunks})
-    job = census(
-        model, Layout(pp=stages), pp_schedule="interleaved", vpp=chunks, microbatch_group=group, global_batch=m
-    )
+    job = census(model, Layout(pp=stages, schedule="interleaved", vpp=chunks), microbatch_group=group, global_batch=m)
+    (moment,) = visits(job.grid)
     for stage in range(stages):
-        counted = [int(np.ravel(count)[stage]) for count in visits(job.grid)]
+        counted = [int(np.ravel(count)[stage]) for count in moment]
         assert counted == first_forwards(stages, stage, chunks, group or stages, m)
         assert sum(counted) == in_flight_interleaved(stage, stages, m, chunks, group or stages)
 
@@ -203,7 +202,8 @@ def test_chunks_in_flight(stages: int, chunks: int, group: int, m: int) -> None:
 def test_embedding_and_loss_take_the_place_of_blocks() -> None:
     """Six blocks, embedding and loss over four stages of two chunks: the last chunk is the loss alone."""
     model = from_flat({**GPT, "n_layers": 6})
-    job = census(model, Layout(pp=4), pp_schedule="interleaved", vpp=2, embedding_in_split=True, loss_in_split=True)
+    layout = Layout(pp=4, schedule="interleaved", vpp=2)
+    job = census(model, layout, embedding_in_split=True, loss_in_split=True)
     chunks = [np.ravel(chunk).tolist() for chunk in job.chunks[0]]
     assert chunks == [[0, 1, 1, 1], [1, 1, 1, 0]]
 

@@ -223,7 +223,7 @@ def test_a_plan_is_its_own_estimate(gpus: int, model: str, gpu: str) -> None:
 @few
 @given(pp=st.sampled_from([2, 4, 8]), batch=st.sampled_from([1, 2, 4, 32]), schedule=st.sampled_from(["1f1b", "gpipe"]))
 def test_micro_batches_in_flight(pp: int, batch: int, schedule: str) -> None:
-    fixed = Fixed("fsdp2", 512, batch, pp_schedule=schedule)
-    grid = Grid(fixed, (Layout(pp=pp),), ("bf16",), ("none",), (3,), ((),), (1,), every_stage=True)
+    fixed = Fixed("fsdp2", 512, batch)
+    grid = Grid(fixed, (Layout(pp=pp, schedule=schedule),), ("bf16",), ("none",), (3,), ((),), (1,), every_stage=True)
     held = [int(n) for n in np.broadcast_to(in_flight(grid), (1, pp, 1, 1, 1, 1, 1)).reshape(-1)]
     assert held == [batch if schedule == "gpipe" else in_flight_1f1b(stage, pp, batch) for stage in range(pp)]

@@ -119,7 +119,8 @@ class _Writer:
     @cached_property
     def tied(self) -> bool:
         """Whether embedding and head are one weight on this stage, whose gradients are added."""
-        return self.census.model.tied and self.scalar(self.grid.degree("pp")) == 1
+        both = self.grid.is_first * self.grid.is_last
+        return bool(self.census.model.tied and self.scalar(both))
 
     @cached_property
     def head(self) -> Template:

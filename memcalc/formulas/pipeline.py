@@ -1,6 +1,11 @@
 """Micro-batches that a pipeline stage holds for backward, and the share of time it idles.
 
-Stages are counted from 0; every function takes integers or NumPy columns of them.
+Stages are counted from 0; every function takes numbers or NumPy columns of them.
+
+Zero-bubble schedules split a backward in two: B makes the gradients of inputs, W those of weights. Between them a
+micro-batch keeps what W reads, M_W. It is taken to be all that the forward kept, M_B: PyTorch keeps the whole graph
+until W (``stage_backward_input``: ``retain_graph=True``), and the paper's own count, 32 of 34 bytes, is close to it.
+What PyTorch adds there, the gradients at the outputs of weights, is not counted for blocks.
 """
 
 from __future__ import annotations
@@ -101,6 +106,156 @@ def in_flight_interleaved(
     """
     each = stages if group is None else group
     return _minimum(2 * (stages - stage - 1) + (chunks - 1) * each + 1, microbatches * chunks)
+
+
+def in_flight_zb_h1(stages: Number, microbatches: Number, chunks: Number = 1, group: Number | None = None) -> Number:
+    r"""Return the model chunks whose activations a stage holds at once under ZB-H1, ZB-1p and interleaved zero bubble.
+
+    .. math:: n = \min\left((v - 1) g + p,\; m v\right)
+
+    Stage i runs p - i forwards before its first B, as 1F1B, and puts W off by i micro-batches: every stage holds p,
+    the limit that ZB-1p is given. With chunks, i + 1 forwards follow the first (v - 1) g + p - i - 1 before a W.
+
+    Parameters
+    ----------
+    stages : pipeline stages p, [1]
+    microbatches : micro-batches a step m, [1]
+    chunks : model chunks a stage v: 1 unless interleaved, [1]
+    group : micro-batches that pass one chunk before the next g, by default p, [1]
+
+    Returns
+    -------
+    chunks in flight n, [1]
+
+    Examples
+    --------
+    >>> in_flight_zb_h1(8, 32), in_flight_zb_h1(8, 32, chunks=2)
+    (8, 16)
+
+    References
+    ----------
+    [1] Qi et al., "Zero Bubble Pipeline Parallelism", 2024, arXiv:2401.10241, sections 2.1 and 2.3.
+    [2] PyTorch 2.13, distributed/pipelining/schedules.py, ScheduleInterleavedZeroBubble.
+
+    """
+    each = stages if group is None else group
+    return _minimum((chunks - 1) * each + stages, microbatches * chunks)
+
+
+def in_flight_zb_h2(stages: Number, microbatches: Number) -> Number:
+    r"""Return the micro-batches whose activations a stage holds at once under ZB-H2.
+
+    .. math:: n = \min(2 p - 1, m)
+
+    Stage i runs 2 (p - i) - 1 forwards before its first B, and puts W off by 2 i micro-batches.
+
+    Parameters
+    ----------
+    stages : pipeline stages p, [1]
+    microbatches : micro-batches a step m, [1]
+
+    Returns
+    -------
+    micro-batches in flight n, [1]
+
+    Examples
+    --------
+    >>> in_flight_zb_h2(8, 32)
+    15
+
+    References
+    ----------
+    [1] Qi et al., "Zero Bubble Pipeline Parallelism", 2024, arXiv:2401.10241, sections 2.2 and 2.3.
+
+    """
+    return _minimum(2 * stages - 1, microbatches)
+
+
+def in_flight_zb_2p(stages: Number, microbatches: Number) -> Number:
+    r"""Return the micro-batches whose activations a stage may hold under ZB-2p: the limit that its search is given.
+
+    .. math:: n = \min(2 p, m)
+
+    Parameters
+    ----------
+    stages : pipeline stages p, [1]
+    microbatches : micro-batches a step m, [1]
+
+    Returns
+    -------
+    micro-batches in flight n, [1]
+
+    Examples
+    --------
+    >>> in_flight_zb_2p(8, 32)
+    16
+
+    References
+    ----------
+    [1] Qi et al., "Zero Bubble Pipeline Parallelism", 2024, arXiv:2401.10241, sections 3 and 4.
+
+    """
+    return _minimum(2 * stages, microbatches)
+
+
+def in_flight_zb_v_first(stage: Number, stages: Number, microbatches: Number, second: Number = 0) -> Number:
+    r"""Return the micro-batches of a stage's first chunk that are held under ZB-V when the stage holds most.
+
+    .. math:: n = \min(2 p - i - k, m)
+
+    Stage i holds parts i and 2 p - 1 - i of the model. Together its chunks hold 2 p parts, p micro-batches' worth.
+
+    Parameters
+    ----------
+    stage : index of the stage i, from 0, [1]
+    stages : pipeline stages p, [1]
+    microbatches : micro-batches a step m, [1]
+    second : 1 after a forward of the second chunk, 0 after one of the first k, [1]
+
+    Returns
+    -------
+    micro-batches in flight n, [1]
+
+    Examples
+    --------
+    >>> in_flight_zb_v_first(0, 4, 16), in_flight_zb_v_first(3, 4, 16)
+    (8, 5)
+
+    References
+    ----------
+    [1] PyTorch 2.13, distributed/pipelining/schedules.py, ScheduleZBVZeroBubble.
+    [2] Qi et al., "Zero Bubble Pipeline Parallelism", 2024, arXiv:2401.10241, section 6.
+
+    """
+    return _minimum(2 * stages - stage - second, microbatches)
+
+
+def in_flight_zb_v_second(stage: Number, microbatches: Number, second: Number = 0) -> Number:
+    r"""Return the micro-batches of a stage's second chunk that are held under ZB-V when the stage holds most.
+
+    .. math:: n = \min(i + k, m)
+
+    Parameters
+    ----------
+    stage : index of the stage i, from 0, [1]
+    microbatches : micro-batches a step m, [1]
+    second : 1 after a forward of the second chunk, 0 after one of the first k, [1]
+
+    Returns
+    -------
+    micro-batches in flight n, [1]
+
+    Examples
+    --------
+    >>> in_flight_zb_v_second(0, 16, 1), in_flight_zb_v_second(3, 16, 1)
+    (1, 4)
+
+    References
+    ----------
+    [1] PyTorch 2.13, distributed/pipelining/schedules.py, ScheduleZBVZeroBubble.
+
+    """
+    return _minimum(stage + second, microbatches)
 
 
 def bubble_fraction(stages: Number, microbatches: Number, chunks: Number = 1) -> Number:

@@ -30,6 +30,9 @@ FSDP2 = Habits(
     full_shard=True,
     gather="blocks",
     gathers_inputs=True,
+    # torch 2.13 distributed/pipelining/schedules.py, get_schedule_class
+    schedules=("1f1b", "interleaved", "gpipe", "interleaved-zb", "zb-v"),
+    equal_rounds=True,
     pipeline_accumulates_whole=True,
     losses=LOSSES,
     source="torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py, torch 2.13",
@@ -39,6 +42,7 @@ FSDP1 = like(
     "fsdp1",
     widths=FLOAT8,
     tensor_parallel=False,
+    schedules=("1f1b",),
     flat_units=True,
     losses=losses.HUGGING_FACE,
     source="torch/distributed/fsdp/api.py, torch 2.13",
@@ -48,6 +52,7 @@ TITAN_2024_03 = like(
     FSDP2,
     "torchtitan",
     widths=FLOAT8,
+    schedules=("1f1b", "gpipe"),
     pipeline_keeps_outputs=True,
     keeps_last_block=True,
     repeats_keys=True,
@@ -56,11 +61,24 @@ TITAN_2024_03 = like(
     losses={**LOSSES, "standard": losses.TITAN_2024_03},
     source=_TITAN.format("83c879f18"),
 )
-TITAN_2024_06 = like(TITAN_2024_03, "torchtitan", losses=LOSSES, source=_TITAN.format("e29b6b4d4"))
-TITAN_2024_11 = like(TITAN_2024_06, "torchtitan", expandable_segments=True, source=_TITAN.format("9dec370"))
+TITAN_2024_06 = like(
+    TITAN_2024_03,
+    "torchtitan",
+    schedules=("1f1b", "gpipe", "interleaved"),  # 04661a6c2 of June 2024
+    losses=LOSSES,
+    source=_TITAN.format("e29b6b4d4"),
+)
+TITAN_2024_11 = like(
+    TITAN_2024_06,
+    "torchtitan",
+    schedules=(*TITAN_2024_06.schedules, "interleaved-zb"),  # a88dc4125 of October 2024: get_schedule_class
+    expandable_segments=True,
+    source=_TITAN.format("9dec370"),
+)
 TITAN_2025_08 = like(
     TITAN_2024_11,
     "torchtitan",
+    schedules=FSDP2.schedules,  # 3996b634a of February 2025: ScheduleZBVZeroBubble
     kernels="fused",
     optimizer_impl="fused",
     keeps_last_block=False,

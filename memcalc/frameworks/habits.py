@@ -53,6 +53,15 @@ class Habits:
     """The embedding is a unit of its own, apart from final norm and head; else the three are one (FSDP)."""
     keeps_last_block: bool = False
     """Under default resharding the last block stays whole from forward to backward (FSDP)."""
+    schedules: tuple[str, ...] = ("1f1b",)
+    """What its pipelines run."""
+    fork_schedules: tuple[str, ...] = ()
+    """What a public fork of it runs besides."""
+    fork: str = ""
+    equal_rounds: bool = False
+    """Interleaved micro-batches are shared out over equal rounds (PyTorch); else a group has one for each stage."""
+    even_chunks: bool = False
+    """Every model chunk must have as many blocks as the next (Megatron-LM)."""
     pipeline_accumulates_whole: bool = False
     """Under a pipeline, gradients of all micro-batches but the last are added unsharded (FSDP 2)."""
     pipeline_keeps_outputs: bool = False

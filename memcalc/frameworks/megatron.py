@@ -16,6 +16,8 @@ LOSSES = {
     "fused-kernel": losses.MEGATRON_FUSED,
     "triton": losses.TRITON,
 }
+# Schedules: core/pipeline_parallel/schedules.py; even chunks: training/arguments.py, validate_args. The fork's README
+# has ZB-1p, ZB-2p (--zero-bubble-max-pending-backward) and ZB-V, and ZB-H1 as a patch.
 VOCAB_MULTIPLE = 128
 """``--make-vocab-size-divisible-by``, times TP."""
 
@@ -31,6 +33,10 @@ CORE = Habits(
     optimizer_impl="fused",
     vocab_parallel=True,
     vocab_multiple=VOCAB_MULTIPLE,
+    schedules=("1f1b", "interleaved"),
+    fork_schedules=("zb-h1", "zb-1p", "zb-2p", "zb-v"),
+    fork="sail-sg/zero-bubble-pipeline-parallelism 39f2c186",
+    even_chunks=True,
     schedule_variables=True,
     reentrant=True,
     losses=LOSSES,
@@ -40,6 +46,7 @@ CONTIGUOUS = like(
     CORE,
     "megatron",
     zero=(0,),
+    fork_schedules=(),
     makes_masks=True,
     engine=False,
     handle_workspaces=False,

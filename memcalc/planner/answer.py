@@ -8,6 +8,7 @@ import numpy as np
 
 from memcalc import __version__, results
 from memcalc.formulas.census import model_count
+from memcalc.frameworks import habits_of
 from memcalc.ledger import COMPONENTS, PHASES, Ledger, Term
 from memcalc.planner.peaks import Peaks, at_stage, peaks_of
 from memcalc.specs.strategy import Strategy
@@ -86,8 +87,8 @@ def strategy_of(grid: Grid, index: tuple[int, ...] = (0,) * 7) -> Strategy:
             "tp": layout.tp,
             "sp": layout.sp,
             "pp": layout.pp,
-            "pp_schedule": fixed.pp_schedule,
-            "vpp": fixed.vpp,
+            "pp_schedule": layout.schedule,
+            "vpp": layout.vpp,
             "cp": layout.cp,
             "ep": layout.ep,
             "recompute": grid.recomputes[index[3]],
@@ -219,6 +220,9 @@ def warnings_for(model: Model, gpu: GPU, node: Node, overhead: Overhead, host: i
         said.append(
             f"host memory: {host / 2**30:.1f} GiB needed, {node.host_memory_bytes / 2**30:.1f} GiB in node {node.name}."
         )
+    forked = habits_of(strategy.framework)
+    if strategy.pp_schedule in forked.fork_schedules:
+        said.append(f"{strategy.pp_schedule} is not in {forked.name} itself but in a fork of it, {forked.fork}.")
     if model.is_moe:
         said.append("experts are assumed to be balanced; buffers of the token exchange are not modelled.")
     return said

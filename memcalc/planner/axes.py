@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, get_args
 from memcalc.errors import CombinationError, InputError
 from memcalc.frameworks import Habits
 from memcalc.grid import Fixed, Grid, Layout, check_layout, check_split, layouts_for
+from memcalc.planner import pipelines as pipes
 from memcalc.planner import request as rq
 from memcalc.planner.adapters import adapter_fields
 from memcalc.planner.request import Request
@@ -45,8 +46,6 @@ def fixed_part(
         attention=rq.attention_for(request, habits, model, gpu, precisions, seq_len),
         loss=str(request.get("loss", "standard")),
         kernels=request.get("kernels", habits.kernels),
-        pp_schedule=request.given.get("pp_schedule", "1f1b"),
-        vpp=request.given.get("vpp", 1),
         offload_to=request.given.get("offload_to", "cpu"),
         compile=request.given.get("compile", "none"),
         cp_kind=request.given.get("cp_kind", "ring"),
@@ -77,6 +76,7 @@ def one_strategy(request: Request, model: Model, gpu: GPU, node: Node) -> Grid:
     fixed = fixed_part(request, habits, model, gpu, [precision], layout.dp * micro_batch)
     check_layout(model, layout, fixed.seq_len, fixed.etp)
     check_split(model, fixed, layout.pp)
+    pipes.check_chunks(model, fixed, layout, habits)
     check_fsdp(fixed, precision, zero)
     if fixed.global_batch % (layout.dp * micro_batch):
         product = f"{micro_batch} x {layout.dp} = {layout.dp * micro_batch}"
@@ -88,7 +88,7 @@ def one_strategy(request: Request, model: Model, gpu: GPU, node: Node) -> Grid:
             True,
             f"gradients cannot accumulate, so global-batch must be {layout.dp * micro_batch}",
         )
-    return Grid(
+    grid = Grid(
         fixed,
         (layout,),
         (precision,),
@@ -98,6 +98,8 @@ def one_strategy(request: Request, model: Model, gpu: GPU, node: Node) -> Grid:
         (micro_batch,),
         every_stage=True,
     )
+    pipes.check_rounds(grid)
+    return grid
 
 
 def one_layout(request: Request, habits: Habits) -> Layout:
@@ -110,7 +112,8 @@ def one_layout(request: Request, habits: Habits) -> Layout:
     if str(request.given.get("framework")).partition("@")[0] == "plain" and gpus > 1:
         raise CombinationError("gpus", gpus, "plain trains on one GPU; use ddp, fsdp2, deepspeed or megatron")
     sp = _sequence(request, habits)
-    return Layout(gpus // ranks, tp, tp > 1 if sp is None else sp, pp, cp, ep)
+    schedule, chunks = pipes.one_pipeline(request, habits)
+    return Layout(gpus // ranks, tp, tp > 1 if sp is None else sp, pp, cp, ep, schedule, chunks)
 
 
 def _sequence(request: Request, habits: Habits) -> bool | None:
@@ -173,20 +176,23 @@ def _grid(
         rq.check_precision(precision, gpu, habits, own.given.get("zero", 3))
     fixed = fixed_part(own, habits, model, gpu, precisions, gpus)
     layouts = layouts_of(own, model, node, gpus, fixed.seq_len, habits)
-    if not layouts:
+    fitting = [layout for layout in layouts if pipes.can_part(model, fixed, layout, habits)]
+    if layouts and not fitting:
+        pipes.check_chunks(model, fixed, layouts[0], habits)
+    if not fitting:
         return None
     sizes = [m for m in MICRO_BATCHES if fixed.global_batch % m == 0]
     every = [m for m in range(1, fixed.global_batch + 1) if fixed.global_batch % m == 0]
     offloads = [choice for choice in OFFLOADS if "params" not in choice or 3 in habits.zero]
     return Grid(
         fixed,
-        tuple(layouts),
+        tuple(fitting),
         tuple(precisions),
         tuple(_values(own, "recompute", policies(model.num_layers))),
         tuple(_values(own, "zero", list(rq.zero_stages(own, habits)))),
         tuple(_values(own, "offload", offloads)),
         tuple(_values(own, "micro_batch", sizes or [1], every)),
-        every_stage=True,
+        model_groups=tuple(group.count for group in model.groups),
     )
 
 
@@ -208,7 +214,8 @@ def layouts_of(request: Request, model: Model, node: Node, gpus: int, seq_len: i
     degrees = [_degrees(request, name, model, gpus, node, habits) for name in ("tp", "pp", "cp", "ep")]
     asked = _sequence(request, habits)
     ways = [asked] if asked is not None else _values(request, "sp", [True, False])
-    found = [layouts_for(model, gpus, degrees, seq_len, sp=way) for way in ways]
+    pipelines = pipes.pipelines_for(request, habits)
+    found = [layouts_for(model, gpus, degrees, seq_len, sp=way, pipelines=pipelines) for way in ways]
     return list(dict.fromkeys(layout for some in found for layout in some if layout.tp > 1 or not layout.sp))
 
 

@@ -345,17 +345,13 @@ def check_framework(request: Request, habits: Habits) -> None:
         )
     if request.given.get("sp") and request.given.get("tp", 1) == 1:
         raise CombinationError("sp", True, "sequence parallelism needs tp above 1")
-    if request.given.get("vpp", 1) > 1 and request.given.get("pp_schedule") != "interleaved":
-        raise CombinationError("vpp", request.given["vpp"], "model chunks need --pp-schedule interleaved")
 
 
 def check_engine(request: Request, habits: Habits) -> None:
-    """Refuse what DeepSpeed's pipeline engine does not run (runtime/pipe/engine.py and schedule.py)."""
-    stage, schedule = request.given.get("zero", 1), request.given.get("pp_schedule", "1f1b")
+    """Refuse what DeepSpeed's pipeline engine does not run (runtime/pipe/engine.py)."""
+    stage = request.given.get("zero", 1)
     if stage > 1:
         raise CombinationError("zero", stage, f"{habits.name}'s pipeline engine has stages 0 and 1 alone")
-    if schedule != "1f1b":
-        raise CombinationError("pp-schedule", schedule, f"{habits.name}'s pipeline engine has 1f1b alone")
 
 
 def zero_stages(request: Request, habits: Habits) -> tuple[int, ...]:

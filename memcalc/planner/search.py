@@ -16,6 +16,7 @@ import numpy as np
 from memcalc.grid import column
 from memcalc.planner.kept import Front, Kept
 from memcalc.planner.objectives import Goal, Rank
+from memcalc.planner.pipelines import rounds_fit
 from memcalc.planner.time import Times, step_times
 from memcalc.sums import Tree, leaf, total
 from memcalc.terms import Census, build_ledger, host_bytes, overhead_of
@@ -115,12 +116,13 @@ def legal(grid: Grid) -> Array:
     """Strategies whose axes agree.
 
     The batch divides, and is one micro-batch where the optimizer steps in backward; parameters are offloaded only where
-    they are sharded; what shards with FSDP alone has mixed precision only there; a pipeline engine has stages 0 and 1.
+    they are sharded; what shards with FSDP alone has mixed precision only there; a pipeline engine has stages 0 and 1;
+    micro-batches pass model chunks in whole rounds.
     """
     params = grid.offloaded("params") == 1
     sharded = np.asarray(grid.zero == 3) | (grid.habits.full_shard & (grid.zero == 2))
     unsharded_mixed = grid.habits.full_shard & (grid.zero == 0) & (grid.is_mixed == 1)
-    able = grid.divides & (~params | sharded) & ~unsharded_mixed & _as_set(grid)
+    able = grid.divides & (~params | sharded) & ~unsharded_mixed & _as_set(grid) & rounds_fit(grid)
     if grid.habits.pipeline_engine != "none":
         able = able & ((grid.degree("pp") == 1) | (grid.zero <= 1))
     return np.asarray(able & (grid.accumulation == 1) if grid.fixed.optimizer_in_backward else able)

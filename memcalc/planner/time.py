@@ -16,13 +16,16 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from memcalc.errors import MissingError
+from memcalc.formulas import bubbles
 from memcalc.formulas import communication as comm
 from memcalc.formulas import flops as fl
 from memcalc.formulas import offload as off
 from memcalc.formulas.census import model_count
 from memcalc.formulas.pipeline import bubble_fraction
+from memcalc.grid import column
 from memcalc.terms import Census
 from memcalc.terms.activations import GroupActivations, groups_of
+from memcalc.terms.pipeline import SPLIT
 from memcalc.terms.states import gradient_elements, updated_elements
 
 if TYPE_CHECKING:
@@ -97,9 +100,22 @@ def step_times(census: Census, gpu: GPU, node: Node) -> Times:
     sharding = _slowest(sharding_seconds(census, gpu, node))
     exposed = (1 - OVERLAP) * sharding + np.maximum(0, OVERLAP * sharding - busy)
     moved = _slowest(offload_seconds(census, gpu))
-    bubble = (busy + messages) * np.asarray(bubble_fraction(grid.degree("pp"), m, grid.fixed.vpp), dtype=float)
+    bubble = idle(grid, busy + messages, _slowest(forward), _slowest(forward + again))
     communication = messages + exposed
     return Times(busy - _slowest(repeated), _slowest(repeated), communication, moved, bubble)
+
+
+def idle(grid: Grid, busy: Array, forward: Array, backward: Array) -> Array:
+    """Seconds that stages wait for one another: a fraction of the busy ones, or a zero-bubble schedule's own.
+
+    A pass over weights takes as long as a forward, and one over inputs as long, besides what is computed again.
+    """
+    stages, m, chunks = grid.degree("pp"), grid.accumulation, grid.degree("vpp")
+    share = busy * np.asarray(bubble_fraction(stages, m, chunks), dtype=float)
+    if not np.any(grid.runs(*SPLIT)):
+        return share
+    names = column([layout.schedule for layout in grid.layouts], "layout", np.str_)
+    return np.where(grid.runs(*SPLIT), bubbles.bubble(names, stages, m, chunks, forward, backward, forward), share)
 
 
 def _slowest(seconds: Array) -> Array:
@@ -247,7 +263,7 @@ def layer_communication(census: Census, gpu: GPU, node: Node) -> Array:
         between = link_bytes_per_s(grid, gpu, node, grid.degree("gpus"))
         volume = (
             volume
-            + comm.pipeline_bytes(grid.tokens, model.hidden, 2, grid.fixed.vpp) * (grid.degree("pp") > 1) / between
+            + comm.pipeline_bytes(grid.tokens, model.hidden, 2, grid.degree("vpp")) * (grid.degree("pp") > 1) / between
         )
     return volume
 

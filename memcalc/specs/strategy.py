@@ -26,7 +26,7 @@ Optimizer = Literal[
     "muon",
 ]
 OptimizerImpl = Literal["fused", "foreach", "loop"]
-Schedule = Literal["1f1b", "interleaved", "gpipe"]
+Schedule = Literal["1f1b", "interleaved", "gpipe", "interleaved-zb", "zb-h1", "zb-h2", "zb-1p", "zb-2p", "zb-v"]
 AttentionImpl = Literal["flash", "efficient", "cudnn", "math", "eager"]
 Loss = Literal["standard", "chunked", "fused-kernel", "fused-linear", "parallel", "triton"]
 Kernels = Literal["model", "fused", "te"]

@@ -18,7 +18,7 @@ from memcalc.terms.adapters import AdapterCensus
 from memcalc.terms.ends import entry_terms
 from memcalc.terms.first_block import spared
 from memcalc.terms.kept import INVENTORY, kept_terms
-from memcalc.terms.pipeline import blocks_in_flight, in_flight
+from memcalc.terms.pipeline import SPLIT, blocks_in_flight, in_flight, waiting_logits
 from memcalc.terms.settings import block_settings, gathering
 from memcalc.trace.template import Sum, Template, trace
 
@@ -320,14 +320,17 @@ def activation_terms(census: Census, *, detail: bool) -> Iterator[Term]:
         yield Term("activations", title, moving, KEPT, "2 · kept of one block", INVENTORY)
     yield from entry_terms(census, groups, flight)
     yield from working_sets(groups)
-    if np.any(flight > 1):
-        own = grid.fixed.vpp if grid.is_interleaved else 1
-        others = add_all([a.kept_in_flight - a.kept // own for a in groups]) * here
+    split = grid.runs(*SPLIT)
+    if np.any((flight > 1) | split):
+        # Where weights have a pass of their own, the micro-batch whose backward ends keeps what that pass reads
+        done = np.where(split, 0, 1)
+        others = add_all([a.kept_in_flight - done * (a.kept // grid.degree("vpp")) for a in groups]) * here
         pipeline = "arXiv:2104.04473 section 2.2"
         title = "other micro-batches in flight"
         yield Term(
             "activations", title, others, ("backward-first", "backward-end"), "kept · (n - 1)", pipeline, in_events=True
         )
+    yield from waiting_logits(census)
     yield from mask_terms(census, flight)
 
 

@@ -80,12 +80,12 @@ class Census:
     def root(self) -> Array:
         """Parameters outside the blocks: embedding and what precedes the blocks, norm and head, by stage.
 
-        A tied embedding has a copy on the first and on the last stage of a pipeline.
+        A tied embedding has a second copy where the head stands on another stage.
         """
         count, tp = model_count(self.model), self.grid.degree("tp")
         matrix = shard(count.embedding + self.padding, tp)
         first = matrix + count.outside_first
-        tied_copy = matrix * (self.grid.degree("pp") > 1) * self.model.tied
+        tied_copy = matrix * self.grid.ends_apart * self.model.tied
         last = (
             shard(count.head + self.padding * bool(count.head), tp) + count.outside_last + count.final_norm + tied_copy
         )
@@ -96,7 +96,7 @@ class Census:
         """What predicts further tokens on the last stage, beside its blocks: an embedding, projections and norms."""
         count, hidden, tp = self.grid.fixed.mtp, self.model.hidden, self.grid.degree("tp")
         norms = 3 * hidden * self.model.groups[-1].block.norm.vectors
-        copy = (self.grid.degree("pp") > 1) & (not self.model.tied)
+        copy = self.grid.ends_apart & (not self.model.tied)
         embedding = shard(model_count(self.model).embedding + self.padding, tp) * copy * bool(count)
         return count * (shard(2 * hidden * hidden, tp) + norms) + embedding
 

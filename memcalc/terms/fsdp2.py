@@ -23,6 +23,7 @@ from memcalc.ledger import COMPUTING, Term
 from memcalc.terms.activations import groups_of, largest
 from memcalc.terms.adapters import AdapterCensus, Base, trained
 from memcalc.terms.every import gone_before, kept_by_first, made_by_last
+from memcalc.terms.pipeline import received, sent_on
 
 if TYPE_CHECKING:
     from memcalc.formulas.types import Array
@@ -201,7 +202,7 @@ def reduction_terms(units: Units) -> Iterator[Term]:
     yield from second_backward_terms(units, block)
     outer = units.outer
     # A tied weight has a gradient from each of its uses, and their sum
-    grads = outer * np.where(census.model.tied & (grid.degree("pp") == 1), 3, 1)
+    grads = outer * np.where(census.model.tied & ~grid.ends_apart, 3, 1)
     end = outer + np.maximum(grads + block, units.scatter_input(outer, width))
     title, formula = "end of the last unit's backward", "w · P + max(G + w_reduce · P_block, w_reduce · P)"
     yield Term("buffers", title, end, ("backward-end",), formula, FSDP, inputs)
@@ -252,7 +253,7 @@ def pipeline_terms(units: Units) -> Iterator[Term]:
     passed = grid.width("compute") * outer.tokens * census.model.hidden // grid.sequence_shard
     inputs = {"m": grid.accumulation, "T": outer.tokens, "h": census.model.hidden}
     keeps = int(grid.habits.pipeline_keeps_outputs)
-    ends = (1 - grid.is_first) + (1 + keeps) * (1 - grid.is_last)
+    ends = received(grid) + (1 + keeps) * sent_on(grid)
     title, formula = "hidden states that all micro-batches receive and send", "m · w · T · h · (1, 2 or 3)"
     yield Term("buffers", title, many * passed * ends, COMPUTING, formula, PIPELINE, inputs)
     divided = grid.degree("tp") if grid.fixed.loss == "parallel" else np.int64(1)

@@ -10,7 +10,16 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from memcalc.formulas.pipeline import in_flight_1f1b, in_flight_gpipe, in_flight_interleaved
+from memcalc.formulas.pipeline import (
+    in_flight_1f1b,
+    in_flight_gpipe,
+    in_flight_interleaved,
+    in_flight_zb_2p,
+    in_flight_zb_h1,
+    in_flight_zb_h2,
+    in_flight_zb_v_first,
+    in_flight_zb_v_second,
+)
 from memcalc.ledger import COMPUTING, Term
 
 if TYPE_CHECKING:
@@ -19,43 +28,124 @@ if TYPE_CHECKING:
     from memcalc.terms.activations import GroupActivations
     from memcalc.terms.census import Census
 
+ZERO_BUBBLE = "torch 2.13 distributed/pipelining/_backward.py, stage_backward_input: param_group['grads']"
 SCHEDULES = "Megatron-LM 23e00ed core/pipeline_parallel/schedules.py"
 
 
+VIRTUAL = ("interleaved", "interleaved-zb", "zb-v")
+"""Schedules whose stages hold several model chunks."""
+SPLIT = ("interleaved-zb", "zb-h1", "zb-h2", "zb-1p", "zb-2p", "zb-v")
+"""Schedules that compute the gradients of weights in a pass of their own."""
+
+
+def group_of(grid: Grid) -> Array:
+    """Micro-batches that pass one model chunk before the next chunk's turn.
+
+    As told, else as many as stages; PyTorch shares all micro-batches out over equal rounds of at least as many.
+    """
+    stages, m = grid.degree("pp"), grid.accumulation
+    if grid.fixed.microbatch_group:
+        return np.full_like(stages, grid.fixed.microbatch_group)
+    return m // np.maximum(m // stages, 1) if grid.habits.equal_rounds else stages
+
+
 def chunks_in_flight(grid: Grid) -> Array:
-    """Model chunks whose activations a stage holds at once under the interleaved schedule."""
-    group = grid.fixed.microbatch_group
-    stages, m, chunks = grid.degree("pp"), grid.accumulation, grid.fixed.vpp
-    return in_flight_interleaved(grid.stage, stages, m, chunks, group or stages)
+    """Model chunks whose activations a stage holds at once under a schedule with virtual stages."""
+    stages, m, chunks, group = grid.degree("pp"), grid.accumulation, grid.degree("vpp"), group_of(grid)
+    held = in_flight_interleaved(grid.stage, stages, m, chunks, group)
+    held = np.where(grid.runs("interleaved-zb"), in_flight_zb_h1(stages, m, chunks, group), held)
+    after_first, after_second = (first + second for first, second in _turned(grid))
+    return np.where(grid.runs("zb-v"), np.maximum(after_first, after_second), held)
+
+
+def _turned(grid: Grid) -> list[tuple[Array, Array]]:
+    """Micro-batches of both chunks under ZB-V: after the first chunk's forward, and after the second's."""
+    stage, stages, m = grid.stage, grid.degree("pp"), grid.accumulation
+    return [
+        (in_flight_zb_v_first(stage, stages, m, second), in_flight_zb_v_second(stage, m, second)) for second in (0, 1)
+    ]
 
 
 def in_flight(grid: Grid) -> Array:
     """Micro-batches whose activations a stage holds at once, in units of the stage's own blocks."""
     stages, m = grid.degree("pp"), grid.accumulation
-    if grid.fixed.pp_schedule == "gpipe":
-        return np.where(stages > 1, in_flight_gpipe(m), 1)
-    if grid.is_interleaved:
-        return np.where(stages > 1, -(-chunks_in_flight(grid) // grid.fixed.vpp), 1)
-    return in_flight_1f1b(grid.stage, stages, m)
+    held = in_flight_1f1b(grid.stage, stages, m)
+    others = {
+        ("gpipe",): in_flight_gpipe(m),
+        ("zb-h1", "zb-1p"): in_flight_zb_h1(stages, m),
+        ("zb-h2",): in_flight_zb_h2(stages, m),
+        ("zb-2p",): in_flight_zb_2p(stages, m),
+    }
+    for names, value in others.items():
+        held = np.where(grid.runs(*names), value, held)
+    if not np.any(grid.runs(*VIRTUAL)):
+        return held
+    return np.where(grid.runs(*VIRTUAL), -(-chunks_in_flight(grid) // grid.degree("vpp")), held)
 
 
-def visits(grid: Grid) -> list[Array]:
-    """Micro-batches in flight of each model chunk when the first backward begins: groups pass chunk by chunk."""
-    group = grid.fixed.microbatch_group or grid.degree("pp")
-    rounds, rest = np.divmod(chunks_in_flight(grid), group * grid.fixed.vpp)
-    return [rounds * group + np.clip(rest - chunk * group, 0, group) for chunk in range(grid.fixed.vpp)]
+def visits(grid: Grid) -> list[list[Array]]:
+    """Micro-batches in flight of each model chunk when a stage holds most of them; under ZB-V that is at two moments.
+
+    Elsewhere it is when the first backward begins, or the first pass over weights: groups pass chunk by chunk.
+    """
+    group, count = group_of(grid), int(np.max(grid.degree("vpp")))
+    rounds, rest = np.divmod(chunks_in_flight(grid), group * grid.degree("vpp"))
+    turn = [rounds * group + np.clip(rest - chunk * group, 0, group) for chunk in range(count)]
+    if not np.any(grid.runs("zb-v")):
+        return [turn]
+    pairs = [(*pair, *turn[2:]) for pair in _turned(grid)]
+    return [[np.where(grid.runs("zb-v"), own, other) for own, other in zip(pair, turn, strict=True)] for pair in pairs]
 
 
 def blocks_in_flight(activations: GroupActivations) -> Array:
     """Blocks of a group that keep their activations, each counted for every micro-batch in flight."""
     grid = activations.grid
-    if not grid.is_interleaved:
-        return in_flight(grid) * activations.layers
+    whole = in_flight(grid) * activations.layers
+    if not np.any(grid.runs(*VIRTUAL)):
+        return whole
     census = activations.census
     place = next(i for i, group in enumerate(census.model.groups) if group is activations.group)
-    parts = zip(visits(grid), census.chunks[place], strict=True)
-    held = sum((count * blocks for count, blocks in parts), np.int64(0))
-    return np.where(grid.degree("pp") > 1, held, activations.layers)
+    moments = [
+        sum((count * blocks for count, blocks in zip(moment, census.chunks[place], strict=True)), np.int64(0))
+        for moment in visits(grid)
+    ]
+    return np.where(grid.runs(*VIRTUAL), np.maximum.reduce(np.broadcast_arrays(*moments)), whole)
+
+
+def waiting(grid: Grid) -> Array:
+    """Micro-batches whose input gradients a stage has made, and whose weight gradients it has not, of one part.
+
+    ZB-H1 puts the pass over weights off by i micro-batches on stage i, ZB-H2 by 2 i; of ZB-V's order only the end has
+    passes that wait, when no other micro-batch comes in.
+    """
+    late = grid.stage * (grid.runs("zb-h1", "zb-1p", "interleaved-zb") + 2 * grid.runs("zb-h2", "zb-2p"))
+    return np.minimum(late, grid.accumulation)
+
+
+def received(grid: Grid) -> Array:
+    """1 where a stage takes hidden states from another; stages of several chunks are counted once, as all others.
+
+    Under ZB-V the first stage takes those of its second chunk.
+    """
+    return 1 - grid.is_first * ~grid.runs("zb-v")
+
+
+def sent_on(grid: Grid) -> Array:
+    """1 where a stage passes hidden states on; under ZB-V the first stage does, from its first chunk."""
+    return 1 - grid.is_last * ~grid.runs("zb-v")
+
+
+def waiting_logits(census: Census) -> Iterator[Term]:
+    """Gradients of logits, which the head's weight gradient reads when its turn comes."""
+    grid = census.grid
+    late = waiting(grid) * grid.is_last
+    if not np.any(late) or not census.model.head or grid.fixed.loss == "fused-linear":
+        return
+    divided = grid.degree("tp") if grid.habits.vocab_parallel or grid.fixed.loss == "parallel" else np.int64(1)
+    bytes_ = late * (grid.width("compute") * grid.tokens * census.vocab // divided)
+    inputs = {"n": late, "T": grid.tokens, "V": census.vocab, "t": divided}
+    title = "gradients of logits that wait for the head's weight gradient"
+    yield Term("activations", title, bytes_, COMPUTING, "n · w · T · V / t", ZERO_BUBBLE, inputs)
 
 
 def boundary(census: Census) -> Array:
@@ -70,12 +160,11 @@ def schedule_terms(census: Census) -> Iterator[Term]:
     grid, habits = census.grid, census.grid.habits
     if not habits.schedule_variables or not np.any(grid.degree("pp") > 1):
         return
-    sent, many = boundary(census), grid.degree("pp") > 1
+    sent, many, virtual = boundary(census), grid.degree("pp") > 1, grid.runs(*VIRTUAL)
     inputs = {"T": grid.tokens, "h": census.model.hidden, "t": grid.sequence_shard}
-    if grid.is_interleaved:
-        title, formula = "received input and gradient of the next chunks", "2 · w · T · h / t"
-        yield Term("buffers", title, 2 * sent * many, COMPUTING, formula, SCHEDULES, inputs)
-        return
+    title, formula = "received input and gradient of the next chunks", "2 · w · T · h / t"
+    yield Term("buffers", title, 2 * sent * (many & virtual), COMPUTING, formula, SCHEDULES, inputs)
+    many = many & ~virtual
     before = sent * (many & (grid.stage > 0) & (grid.accumulation > 1))
     title, formula = "gradient sent back by the micro-batch before", "w · T · h / t"
     yield Term("buffers", title, before, COMPUTING, formula, SCHEDULES, inputs)

@@ -1,0 +1,120 @@
+"""How the blocks of a model are shared out over the stages of a pipeline, and which stages can carry the peak."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from memcalc.formulas.types import Array
+
+
+@dataclass(frozen=True)
+class Split:
+    """What is not an equal share of the blocks."""
+
+    first: int = 0
+    last: int = 0
+    """Blocks of the first and last stage; an equal share where 0."""
+    embedding: bool = False
+    loss: bool = False
+    """Embedding and loss count as a block each."""
+    predictors: int = 0
+    """Blocks that predict further tokens, behind all others."""
+
+    def span(self, part: Array, parts: Array, chunks: Array, total: int) -> tuple[Array, Array]:
+        """The first block of a part of the model, and the one after its last.
+
+        A remainder goes to the earlier parts, one block each; the first and last part may have a number of their own,
+        and the last has the blocks that predict further tokens besides.
+        """
+        whole, total, outside = total, total - self.predictors, int(self.embedding)
+        first, last = self.first // chunks, self.last // chunks
+        inner = np.maximum(parts - (first > 0) - (last > 0), 1)
+        shared = total + outside + self.loss - first - last
+        base, extra, place = shared // inner, shared % inner, part - (first > 0)
+        start = first + place * base + np.minimum(place, extra) - outside
+        end = np.where((last > 0) & (part == parts - 1), total, start + base + (place < extra))
+        own = (first > 0) & (part == 0)
+        start, end = np.where(own, 0, start), np.where(own, first, end)
+        return np.maximum(start, 0), np.where(part == parts - 1, whole, np.minimum(end, total))
+
+
+@dataclass(frozen=True)
+class Chunks:
+    """The model chunks of stages: columns that broadcast against one another."""
+
+    stage: Array
+    stages: Array
+    count: Array
+    """Chunks of a stage; 1 where the schedule has no virtual stages."""
+    turned: Array
+    """Whether the second half of the parts runs back over the stages, from the last to the first (the V of ZB-V)."""
+
+    def parts(self) -> Iterator[tuple[Array, Array]]:
+        """Each chunk's part of the model, counted from 0, and whether the stage has that chunk."""
+        for chunk in range(int(np.max(self.count))):
+            ahead = chunk * self.stages + self.stage
+            back = (chunk + 1) * self.stages - 1 - self.stage
+            yield np.where(self.turned & (chunk % 2 == 1), back, ahead), self.count > chunk
+
+    def blocks(self, split: Split, start: int, count: int, total: int) -> list[Array]:
+        """Blocks in each chunk of each stage, of the ``count`` blocks that stand at ``start`` among ``total``."""
+        held = []
+        for part, there in self.parts():
+            begin, end = split.span(part, self.stages * self.count, self.count, total)
+            inside = np.maximum(np.minimum(end, start + count) - np.maximum(begin, start), 0)
+            held.append(np.where(there, inside, 0))
+        return held
+
+
+def peak_stages(
+    stages: int, chunks: int, *, turned: bool, groups: Sequence[int], split: Split, batches: Iterable[int]
+) -> list[int]:
+    """The stages of one layout that can reserve most or compute longest, for any of the numbers of micro-batches.
+
+    Two stages with the same blocks in the same chunks, and alike in holding embedding or head, compute alike. They
+    differ in the micro-batches in flight alone, and of these the earlier stage i never has fewer:
+
+    - GPipe holds m on each stage; ZB-H1 and interleaved zero bubble min((v - 1) g + p, v m) chunks, ZB-H2
+      min(2 p - 1, m), ZB-1p min(p, m), ZB-2p min(2 p, m): none depends on i;
+    - 1F1B holds min(p - i, m), interleaved 1F1B min(2 (p - i - 1) + (v - 1) g + 1, v m), of each chunk no more: both
+      fall with i.
+
+    What a schedule's variables hold besides can appear where 1F1B has a micro-batch more than it has in flight, from
+    stage p - m + 1 on. ZB-V holds min(2 p - i - k, m) of the first chunk and min(i + k, m) of the second, k = 0 or 1:
+    a sum that is piecewise linear in i, whatever the chunks hold, and so is largest at an end or where a minimum
+    changes sides. The first of the stages that are alike is kept, under ZB-V the last too, and their neighbours of each
+    such place.
+    """
+    stage = np.arange(stages)
+    columns = Chunks(stage, np.int64(stages), np.int64(chunks), np.bool_(turned))
+    total = sum(groups)
+    begins = accumulate(groups, initial=0)
+    counts = [
+        held
+        for start, count in zip(begins, groups, strict=False)
+        for held in columns.blocks(split, start, count, total)
+    ]
+    alike: dict[tuple[int, ...], list[int]] = {}
+    for i in range(stages):
+        key = (i == 0, i == stages - 1, *(int(held[i]) for held in counts))
+        alike.setdefault(key, []).append(i)
+    places = {at for m in batches for at in _places(stages, m, turned=turned)}
+    kept: set[int] = set()
+    for members in alike.values():
+        kept |= {members[0], members[-1]} if turned else {members[0]}
+        for place in places:
+            kept |= set([i for i in members if i <= place][-1:] + [i for i in members if i >= place][:1])
+    return sorted(kept)
+
+
+def _places(stages: int, batches: int, *, turned: bool) -> tuple[int, ...]:
+    """Where what a stage holds of the schedule changes its course."""
+    if not turned:
+        return (stages - batches + 1,) if 1 < batches <= stages else ()
+    return (2 * stages - batches - 1, 2 * stages - batches, batches - 1, batches)
