@@ -162,7 +162,7 @@ class Grid:
     @cached_property
     def num_stages(self) -> int:
         """Length of the stage axis."""
-        return max(len(row) for row in self._rows)
+        return max(len(row) for row in self.rows)
 
     @cached_property
     def split(self) -> Split:
@@ -172,13 +172,14 @@ class Grid:
         return Split(*own, fixed.embedding_in_split, fixed.loss_in_split, fixed.mtp)
 
     @cached_property
-    def _rows(self) -> list[list[int]]:
-        """The stages of each layout that are looked at."""
+    def rows(self) -> list[tuple[int, ...]]:
+        """The pipeline stages of each layout that are looked at."""
         if self.every_stage:
-            return [list(range(layout.pp)) for layout in self.layouts]
+            return [tuple(range(layout.pp)) for layout in self.layouts]
         rows = []
         for layout in self.layouts:
-            batches = {max(self.fixed.global_batch // (layout.dp * size), 1) for size in self.micro_batches}
+            several = {max(self.fixed.global_batch // (layout.dp * size), 1) for size in self.micro_batches}
+            batches = frozenset(m for m in several if m <= 2 * layout.pp)
             turned = layout.schedule in TURNED
             rows.append(
                 peak_stages(
@@ -221,7 +222,7 @@ class Grid:
     @cached_property
     def stage(self) -> Array:
         """Index of the pipeline stage, along layout and stage; the last one looked at fills a layout's row."""
-        rows = [row + row[-1:] * (self.num_stages - len(row)) for row in self._rows]
+        rows = [row + row[-1:] * (self.num_stages - len(row)) for row in self.rows]
         return np.asarray(rows, dtype=np.int64).reshape(len(rows), self.num_stages, 1, 1, 1, 1, 1)
 
     def runs(self, *schedules: str) -> Array:
@@ -267,6 +268,11 @@ class Grid:
     def zero(self) -> Array:
         """Sharding stage."""
         return column(self.zeros, "zero")
+
+    def zero_from(self, stage: int) -> Array:
+        """Whether the sharding stage is at least ``stage``; of length one where all stages of the grid agree."""
+        reached = [zero >= stage for zero in self.zeros]
+        return column(reached if len(set(reached)) > 1 else reached[:1], "zero", np.bool_)
 
     @cached_property
     def is_mixed(self) -> Array:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import accumulate
 from typing import TYPE_CHECKING
 
@@ -72,9 +73,10 @@ class Chunks:
         return held
 
 
+@lru_cache(maxsize=4096)
 def peak_stages(
-    stages: int, chunks: int, *, turned: bool, groups: Sequence[int], split: Split, batches: Iterable[int]
-) -> list[int]:
+    stages: int, chunks: int, *, turned: bool, groups: tuple[int, ...], split: Split, batches: frozenset[int]
+) -> tuple[int, ...]:
     """The stages of one layout that can reserve most or compute longest, for any of the numbers of micro-batches.
 
     Two stages with the same blocks in the same chunks, and alike in holding embedding or head, compute alike. They
@@ -110,7 +112,7 @@ def peak_stages(
         kept |= {members[0], members[-1]} if turned else {members[0]}
         for place in places:
             kept |= set([i for i in members if i <= place][-1:] + [i for i in members if i >= place][:1])
-    return sorted(kept)
+    return tuple(sorted(kept))
 
 
 def _places(stages: int, batches: int, *, turned: bool) -> tuple[int, ...]:

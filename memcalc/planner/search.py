@@ -27,8 +27,10 @@ if TYPE_CHECKING:
     from memcalc.specs.hardware import GPU, Node
     from memcalc.specs.model import Model
 
-CHUNK = 2_000_000
-"""Strategies whose terms are held at once."""
+CHUNK = 3_000_000
+"""Strategies, each counted for every stage that is looked at, whose terms are held at once."""
+ROWS = (1, 2, 3, 5, 8, 1 << 20)
+"""Numbers of stages by which layouts are told apart."""
 BLOCK = 1 << 16
 """Strategies that are added up and compared at once."""
 MANY = 512
@@ -221,21 +223,26 @@ def _pass(
 
 
 def parts_of(grid: Grid) -> Iterator[Grid]:
-    """A grid in parts whose terms fit in memory; of a large one offloaded activations are a part of their own.
+    """A grid in parts whose terms fit in memory.
 
-    All other terms then do not depend on what is offloaded beside them.
+    Of a large one offloaded activations are parts of their own, since no other term then depends on what is offloaded
+    beside them; and layouts with few stages to look at stand apart from those with many.
     """
     for alike in _alike(grid) if grid.size > APART else (grid,):
-        rows = max(CHUNK // max(alike.size // len(alike.layouts), 1), 1)
+        rows = max(CHUNK // max(prod(alike.shape) // len(alike.layouts), 1), 1)
         for first in range(0, len(alike.layouts), rows):
             yield replace(alike, layouts=alike.layouts[first : first + rows])
 
 
 def _alike(grid: Grid) -> Iterator[Grid]:
-    for moved in (False, True):
-        offloads = tuple(choice for choice in grid.offloads if ("activations" in choice) == moved)
-        if offloads:
-            yield replace(grid, offloads=offloads)
+    by_rows: dict[int, list[Layout]] = {}
+    for layout, stages in zip(grid.layouts, grid.rows, strict=True):
+        by_rows.setdefault(next(most for most in ROWS if len(stages) <= most), []).append(layout)
+    for layouts in by_rows.values():
+        for moved in (False, True):
+            offloads = tuple(choice for choice in grid.offloads if ("activations" in choice) == moved)
+            if offloads:
+                yield replace(grid, layouts=tuple(layouts), offloads=offloads)
 
 
 def blocks(grid: Grid) -> Iterator[slice]:

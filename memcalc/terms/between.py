@@ -43,7 +43,7 @@ def pinned_term(census: Census, group: GroupActivations) -> Term:
     block's detached input until backward ends. At the first block's largest moment its own input is counted with the
     block, its input's gradient is not there yet, and the second block's is the incoming one.
     """
-    input_ = group.over("input_sum") * np.minimum(group.field("treated"), 1) * (census.grid.zero >= 2)
+    input_ = group.over("input_sum") * np.minimum(group.field("treated"), 1) * census.grid.zero_from(2)
     held = np.maximum(group.layers - 1, 0) + np.maximum(group.layers - 2, 0)
     title, formula = "inputs of blocks and their gradients, held by FSDP's hooks", "((L - 1) + (L - 2)) · w · h · T"
     inputs = {"L": group.layers, "T": group.tokens}

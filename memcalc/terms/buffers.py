@@ -50,7 +50,7 @@ def adapter_copies_terms(census: Census) -> Iterator[Term]:
     grid, own, groups = census.grid, trained(census), groups_of(census)
     on = column([grid.fixed.autocast or name.endswith("-autocast") for name in grid.precisions], "precision")
     made = on * (own.width("parameter") == 4) * (grid.fixed.lora_kernels != "fused")
-    leaves = 1 - ((grid.zero >= 2) & grid.habits.full_shard)
+    leaves = 1 - (grid.zero_from(2) & grid.habits.full_shard)
     source, phases = "PyTorch aten/src/ATen/autocast_mode.cpp, cached_cast", ("forward-last", "forward")
     title, inputs = "autocast's copies of the adapters", {"P_trained": own.parameters}
     yield Term("buffers", title, 2 * own.parameters * made * leaves, phases, "2 · P_trained", source, inputs)
@@ -75,7 +75,7 @@ def autocast_terms(census: Census) -> Iterator[Term]:
     copies = [block_copies(activations) for activations in groups]
     kept = add_all([blocks * size for blocks, size in zip(graph, copies, strict=True)])
     cached = add_all([a.layers * size for a, size in zip(groups, copies, strict=True)])
-    leaves = 1 - ((grid.zero >= 2) & grid.habits.full_shard)
+    leaves = 1 - (grid.zero_from(2) & grid.habits.full_shard)
     in_forward: Array = np.where(leaves == 1, cached, kept)
     title, formula = "autocast's cache of 16-bit weight copies", "2 · P_cast"
     yield Term("buffers", title, in_forward, ("forward-last", "forward"), formula, source, {"P_cast": in_forward // 2})

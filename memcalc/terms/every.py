@@ -54,15 +54,24 @@ def beyond_the_first(census: Census, activations: GroupActivations, index: int) 
     FSDP 2 counts the first block's kept tensors of its own accord (:func:`memcalc.terms.fsdp2.reduction_terms`).
     """
     grid, number = census.grid, spacing(census.grid)
-    counted = ((grid.zero >= 2) & (grid.habits.gather == "blocks") & (not grid.habits.flat_units)).astype(np.int64)
+    chosen = np.flatnonzero(number > 1)
+
+    def of(array: Array) -> Array:
+        return array if array.shape[AXES.index("recompute")] == 1 else array[:, :, :, chosen]
+
+    number = of(number)
+    counted = (grid.zero_from(2) & (grid.habits.gather == "blocks") & (not grid.habits.flat_units)).astype(np.int64)
     before = number - 1 - np.minimum(counted, number - 1)
-    sharded = (grid.zero >= 2) & (grid.habits.full_shard or not grid.habits.persistent_gradients)
+    sharded = grid.zero_from(2) & (grid.habits.full_shard or not grid.habits.persistent_gradients)
     own = census.sharded(census.block_dense[index], census.block_experts[index], sharded)
     gradients = census.width("gradient") * own * ((grid.accumulation == 1) & (not grid.habits.persistent_gradients))
-    treated, whole = activations.over("backward_peaks"), activations.over("backward_peaks", whole=True)
+    treated, whole = of(activations.over("backward_peaks")), activations.over("backward_peaks", whole=True)
     each = activations.whole_block + block_copies(activations) - gradients
-    mixed = (number > 1) & (activations.field("treated") > 0)
-    return np.where(mixed, np.maximum(whole - treated, before * each), 0) * activations.exists
+    there = np.minimum(of(activations.field("treated")), 1) * activations.exists
+    more = np.maximum(whole - treated, before * each) * there
+    found = np.zeros((*more.shape[:3], len(grid.policies), *more.shape[4:]), dtype=np.int64)
+    found[:, :, :, chosen] = more
+    return found
 
 
 def kept_by_first(activations: GroupActivations) -> Array:

@@ -46,7 +46,7 @@ def flat_unit_terms(census: Census) -> Iterator[Term]:
 def flat_gather_terms(census: Census) -> Iterator[Term]:
     """The root unit is whole from forward to the end of backward; of the blocks one is, and in backward the next."""
     grid = census.grid
-    base, sharded = Base(census), grid.zero >= 2
+    base, sharded = Base(census), grid.zero_from(2)
     root, block = base.root * sharded, base.largest_block * sharded
     inputs = {"w": base.width, "P_root": census.root, "P_block": census.largest_block}
     yield Term("buffers", "gathered embedding, norm and head", root, COMPUTING, "w · P_root", FLAT, inputs)
@@ -67,7 +67,7 @@ def flat_reduction_terms(census: Census) -> Iterator[Term]:
     width = (
         np.minimum(updated.width("gradient"), grid.width("compute")) if updated is census else updated.width("gradient")
     )
-    flat = 2 * width * updated.root * (grid.zero >= 2)
+    flat = 2 * width * updated.root * grid.zero_from(2)
     inputs = {"w": width, "P_root": updated.root}
     yield Term(
         "buffers", "root's gradients and their flat copy", flat, ("backward-end",), "2 · w · P_root", FLAT, inputs

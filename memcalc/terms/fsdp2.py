@@ -44,7 +44,7 @@ class Units:
     @cached_property
     def sharded(self) -> Array:
         """1 where FSDP shards at all."""
-        return (self.census.grid.zero >= 2).astype(np.int64)
+        return self.census.grid.zero_from(2).astype(np.int64)
 
     @cached_property
     def resharded(self) -> Array:
@@ -273,6 +273,6 @@ def in_reduce_pool(term: Term, census: Census) -> Iterator[Term]:
     if min(grid.zeros) >= 2:
         yield replace(term, pool="reduce-scatter")
         return
-    sharded = (grid.zero >= 2).astype(np.int64)
+    sharded = grid.zero_from(2).astype(np.int64)
     yield replace(term, bytes=term.bytes * sharded, pool="reduce-scatter")
     yield replace(term, bytes=term.bytes * (1 - sharded))

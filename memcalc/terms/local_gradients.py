@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 BEFORE_REDUCTION = ("forward-last", "forward", "loss", "backward-last", "backward-first")
 
 
-def traded(census: Census, in_one_buffer: Array | bool) -> Array:
-    """Bytes that a stage has let go of when it has its first gradients, where they are made by the first backward.
+def traded(census: Census, in_one_buffer: Array | bool) -> tuple[Array, Array] | None:
+    """Where gradients are made by the first backward of a stage alone, and the bytes that it has let go of by then.
 
     Where every micro-batch is in flight before that, none comes in for the one that has gone.
     """
@@ -35,9 +35,9 @@ def traded(census: Census, in_one_buffer: Array | bool) -> Array:
     made = ~np.asarray(in_one_buffer, dtype=bool) & (not grid.habits.persistent_gradients)
     alone = made & (grid.degree("pp") > 1) & (grid.accumulation > 1) & (grid.accumulation == in_flight(grid))
     if not np.any(alone):
-        return np.int64(0)
+        return None
     sent = boundary(census) * grid.habits.keeps_stage_outputs
-    return (add_all([group.kept for group in groups_of(census)]) + sent) * alone
+    return alone.astype(np.int64), (add_all([group.kept for group in groups_of(census)]) + sent) * alone
 
 
 def local_gradient_terms(census: Census) -> Iterator[Term]:

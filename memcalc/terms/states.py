@@ -43,7 +43,7 @@ def updated_terms(census: Census) -> Iterator[Term]:
 
 def sharded_from(grid: Grid, stage: int) -> Array:
     """Where a ZeRO stage of at least ``stage`` shards over the data-parallel ranks; all states wherever FSDP is on."""
-    return (grid.zero >= stage) | (grid.habits.full_shard & (grid.zero >= 2))
+    return grid.zero_from(stage) | (grid.habits.full_shard & grid.zero_from(2))
 
 
 def parameter_elements(census: Census) -> Array:
@@ -97,15 +97,16 @@ def gradient_terms(census: Census) -> Iterator[Term]:
         yield _block_gradients(census)
         return
     here = 1 - offloaded_gradients(grid)
-    whole = g.gradient_bytes(gradient_elements(census), census.width("gradient")) * here
+    whole = g.gradient_bytes(gradient_elements(census), census.width("gradient"))
     reduced = whole * (1 - accumulates_whole(census))
-    for term in _reduced_gradients(census, reduced, here):
+    for term in _reduced_gradients(census, reduced * here, here):
         yield from in_reduce_pool(term, census)
     if grid.habits.zero_optimizer is None:  # DeepSpeed's step reads a share of them (memcalc.terms.zero)
-        yield from in_reduce_pool(_gradients(census, "gradients", whole, ("step",)), census)
+        yield from in_reduce_pool(_gradients(census, "gradients", whole * here, ("step",)), census)
     kept = (grid.accumulation > 1) & (not grid.fixed.longest_first)
     kept = kept | grid.habits.persistent_gradients | grid.habits.zeroes_gradients | in_one_buffer(grid)
-    yield from in_reduce_pool(_earlier_gradients(census, reduced * kept), census)
+    for term in _earlier_gradients(census, reduced * kept, here):
+        yield from in_reduce_pool(term, census)
     if not grid.habits.persistent_gradients:
         yield from _head_gradients(census, kept)
 
@@ -133,21 +134,28 @@ def _reduced_gradients(census: Census, reduced: Array, here: Array) -> Iterator[
     yield _gradients(census, "gradients at the end of backward", done, ("backward-end",))
 
 
-def _earlier_gradients(census: Census, kept: Array) -> Term:
-    grid, gone = census.grid, traded(census, in_one_buffer(census.grid))
+def _earlier_gradients(census: Census, kept: Array, here: Array) -> Iterator[Term]:
+    """Gradients of earlier micro-batches, less what a stage has let go of once the first of them are made."""
+    grid = census.grid
     apart = 1 - Units(census).pipelined if grid.habits.gather == "blocks" else np.int64(1)
-    earlier = kept * apart
-    if np.any(gone):
-        earlier = np.maximum(earlier - gone, 0)
+    earlier, alone = kept * apart, traded(census, in_one_buffer(grid))
+    title = "gradients of earlier micro-batches"
     formula = "w · ⌈P / N⌉ where gradients accumulate or live in one buffer"
-    return _gradients(census, "gradients of earlier micro-batches", earlier, KEPT, formula)
+    if alone is None:
+        yield _gradients(census, title, earlier * here, KEPT, formula)
+        return
+    where, gone = alone
+    yield _gradients(census, title, earlier * here * (1 - where), KEPT, formula)
+    rest = np.maximum(earlier * where - gone, 0)
+    if np.any(rest):
+        yield _gradients(census, title, rest * here, KEPT, formula)
 
 
 def _head_gradients(census: Census, accumulates: Array) -> Iterator[Term]:
     head = head_gradient_term(census, accumulates)
     if head.phases[-1] == "backward-first":
         # Without sharding the head's gradient is one of those that the first block's backward finds
-        yield replace(head, bytes=head.bytes * (census.grid.zero >= 2), phases=("backward-first",))
+        yield replace(head, bytes=head.bytes * census.grid.zero_from(2), phases=("backward-first",))
         yield replace(head, phases=head.phases[:-1])
     else:
         yield from in_reduce_pool(head, census)
@@ -160,7 +168,7 @@ def last_gradients(census: Census) -> Array:
         return np.int64(0)
     outer = census.embedding if Units(census).split else census.root
     share = census.width("gradient") * census.sharded(outer, np.int64(0), where=True)
-    return share * (grid.zero >= 2) * (grid.accumulation == 1)
+    return share * grid.zero_from(2) * (grid.accumulation == 1)
 
 
 def in_one_buffer(grid: Grid) -> Array:
@@ -184,9 +192,9 @@ def late_gradients(census: Census) -> Array:
         outer = census.embedding if Units(census).split else census.root
         blocks = 1 if grid.habits.flat_units else 2
         late = census.sharded(outer + blocks * census.largest_block, np.int64(0), where=True)
-        sharded = census.width("gradient") * late * (grid.zero >= 2)
+        sharded = census.width("gradient") * late * grid.zero_from(2)
         return first * np.where(
-            grid.zero >= 2, sharded, census.width("gradient") * (census.embedding + census.largest_block)
+            grid.zero_from(2), sharded, census.width("gradient") * (census.embedding + census.largest_block)
         )
     late = census.sharded(census.embedding + census.largest_block, np.int64(0), sharded_from(grid, 2))
     return first * census.width("gradient") * late
@@ -196,7 +204,7 @@ def head_gradient_term(census: Census, accumulates: Array) -> Term:
     """The head's gradient from the loss on: whole under FSDP where its unit is the root, which is reduced last."""
     grid = census.grid
     whole = grid.habits.gather == "blocks" and not Units(census).split
-    unsharded = (grid.zero >= 2) & whole
+    unsharded = grid.zero_from(2) & whole
     elements = np.where(unsharded, census.head, census.sharded(census.head, np.int64(0), sharded_from(grid, 2)))
     width = np.where(unsharded, grid.width("compute"), census.width("gradient") * (1 - accumulates))
     phases = ("backward-last", "backward-first") if whole else ("backward-last",)
@@ -219,7 +227,7 @@ def bucket_term(census: Census) -> Term:
 
 def offloaded_gradients(grid: Grid) -> Array:
     """1 where gradient shards live on the host."""
-    follow = grid.offloaded("optimizer") * (grid.zero >= 2) * grid.habits.gradients_follow_optimizer
+    follow = grid.offloaded("optimizer") * grid.zero_from(2) * grid.habits.gradients_follow_optimizer
     return np.maximum(follow, grid.offloaded("params") * grid.habits.full_shard)
 
 

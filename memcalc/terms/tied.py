@@ -46,7 +46,7 @@ def tied_terms(census: Census) -> Iterator[Term]:
 
 def whole(grid: Grid) -> Array:
     """1 where embedding and head are one weight of a rank, and not a part of one."""
-    sharded = (grid.zero >= 2) & (grid.habits.gather == "blocks")
+    sharded = grid.zero_from(2) & (grid.habits.gather == "blocks")
     return np.asarray((~grid.ends_apart & ~sharded) * grid.is_first)
 
 

@@ -26,7 +26,7 @@ SOURCE = "torch/distributed/fsdp/_runtime_utils.py, _post_backward_hook; _flat_p
 def accumulates_whole(census: Census) -> Array:
     """1 where gradients of earlier micro-batches are whole."""
     grid = census.grid
-    return np.asarray((grid.accumulation > 1) & (grid.zero >= 2) & grid.habits.whole_accumulation).astype(np.int64)
+    return np.asarray((grid.accumulation > 1) & grid.zero_from(2) & grid.habits.whole_accumulation).astype(np.int64)
 
 
 def whole_gradient_terms(census: Census) -> Iterator[Term]:
@@ -71,7 +71,7 @@ def block_gradient_terms(census: Census) -> Iterator[Term]:
     grid, updated = census.grid, trained(census)
     if updated is census or not grid.habits.mixed_units:
         return
-    flat = 2 * grid.width("compute") * census.largest_block * (grid.zero >= 2)
+    flat = 2 * grid.width("compute") * census.largest_block * grid.zero_from(2)
     groups = groups_of(census)
     inputs = {"w": grid.width("compute"), "P_block": census.largest_block}
     title, formula = (

@@ -53,7 +53,7 @@ def bucket_elements(grid: Grid) -> int:
 
 def is_contiguous(grid: Grid) -> Array:
     """Where gradients are copied into a bucket that is allocated whole: always with an offloaded optimizer."""
-    return ((grid.zero >= era(grid).contiguous_from) | (grid.offloaded("optimizer") == 1)) & (grid.zero >= 1)
+    return ((grid.zero >= era(grid).contiguous_from) | (grid.offloaded("optimizer") == 1)) & grid.zero_from(1)
 
 
 def num_buckets(grid: Grid) -> Array:
@@ -97,8 +97,8 @@ def reduction_terms(census: Census) -> Iterator[Term]:
 def whole_share_term(census: Census) -> Term:
     """The rank's share of the gradients is allocated whole with the first of them, in the first micro-batch."""
     grid, width = census.grid, census.width("gradient")
-    apart = (grid.zero >= 2) & is_contiguous(grid) & ~((grid.zero == 3) & era(grid).flat_partitions)
-    head = census.sharded(census.head, np.int64(0), grid.zero >= 2)
+    apart = grid.zero_from(2) & is_contiguous(grid) & ~((grid.zero == 3) & era(grid).flat_partitions)
+    head = census.sharded(census.head, np.int64(0), grid.zero_from(2))
     rest = width * np.maximum(share(census, 2) - head, 0) * apart * (1 - grid.offloaded("optimizer"))
     title, formula = "share of the gradients, still empty", "w · ⌈(P - P_head) / N⌉"
     inputs = {"w": width, "P": census.parameters, "P_head": census.head, "N": grid.ranks}
@@ -118,7 +118,7 @@ def accumulation_terms(census: Census) -> Iterator[Term]:
     inputs = {"P": census.parameters, "N": grid.ranks}
     whole, title = 4 * census.parameters * (grid.zero <= 1) * wide, "gradients in fp32"
     yield Term("gradients", title, whole, ALWAYS, "4 · P", f"{BF16}: fp32_groups_gradients_flat", inputs)
-    more = 2 * share(census, 2) * (grid.zero >= 2) * wide * (1 - grid.offloaded("optimizer"))
+    more = 2 * share(census, 2) * grid.zero_from(2) * wide * (1 - grid.offloaded("optimizer"))
     title = "shares of the gradients in fp32, beyond 16 bits"
     yield Term("gradients", title, more, ALWAYS, "2 · ⌈P / N⌉", f"{STAGE3}: grad_partitions_flat_buffer", inputs)
 
@@ -160,7 +160,7 @@ def copied_elements(census: Census) -> Array:
 def norm_term(census: Census, copies: Array) -> Term:
     """The gradients' norm, which reads one after another in fp64 before the copies are made."""
     grid, own = census.grid, share(census, 1)
-    there = (grid.zero >= 1) * (1 - grid.offloaded("optimizer"))
+    there = grid.zero_from(1) * (1 - grid.offloaded("optimizer"))
     beyond = np.maximum(8 * np.minimum(census.largest_tensor, own) * there - copies, 0)
     inputs = {"P_max": census.largest_tensor, "P": census.parameters, "N": grid.ranks}
     formula, source = "8 · min(P_max, ⌈P / N⌉) - copies", f"{STAGES}: get_grad_norm_direct"
@@ -183,7 +183,7 @@ def host_gradients(census: Census) -> Array:
     ``estimate_zero2_model_states_mem_needs``.
     """
     grid = census.grid
-    return 4 * share(census, 1) * grid.offloaded("optimizer") * (grid.zero >= 1)
+    return 4 * share(census, 1) * grid.offloaded("optimizer") * grid.zero_from(1)
 
 
 def segment_term(census: Census) -> Term:
