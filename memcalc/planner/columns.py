@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from memcalc.errors import InputError
+from memcalc.ledger import Ledger
 from memcalc.planner import axes
 from memcalc.planner import request as rq
 from memcalc.planner.peaks import Peaks, peaks_of
@@ -19,12 +20,12 @@ from memcalc.terms import Census, build_ledger, host_bytes, overhead_of
 from memcalc.terms.head import loss_of
 from memcalc.terms.lengths import runs
 from memcalc.terms.overhead import group_bytes
+from memcalc.terms.states import state_terms
 from memcalc.units import parse_count
 
 if TYPE_CHECKING:
     from memcalc.formulas.types import Array
     from memcalc.grid import Fixed, Grid, Layout
-    from memcalc.ledger import Ledger
     from memcalc.planner.request import Request
     from memcalc.specs.hardware import GPU, Node
     from memcalc.specs.model import Model
@@ -46,14 +47,14 @@ class Job:
     safe: bool = False
 
     @cached_property
-    def batch(self) -> dict[str, int]:
-        """The fields of :class:`memcalc.grid.Fixed` that say what an optimizer step is fed."""
+    def batch(self) -> tuple[int, int]:
+        """What an optimizer step is fed: sequences, or where they follow from the micro-batch 0, and tokens."""
         raw = self.request.given.get("global_batch")
         if raw is None:
-            return {"global_batch": 0}
+            return 0, 0
         if isinstance(raw, str) and raw.strip().lower().endswith(("token", "tokens")):
-            return {"global_batch": 0, "global_tokens": max(parse_count(raw, "global-batch"), 1)}
-        return {"global_batch": rq.batch_of(self.request, 1)}
+            return 0, max(parse_count(raw, "global-batch"), 1)
+        return rq.batch_of(self.request, 1), 0
 
     def with_words(self, **words: Any) -> Request:
         """The request with some words given, as a copy that takes notes of its own; without the batch."""
@@ -64,7 +65,10 @@ class Job:
 
         A precision stands alone, because attention kernels and defaults follow from it.
         """
-        spaces = [s for n in gpus if (s := axes.space(self.with_words(seq_len=seq_len), *self._spec, n)) is not None]
+        request = self.with_words(seq_len=seq_len)
+        found = [axes.space(request, self.model, self.gpu, self.node, count) for count in gpus]
+        spaces = [space for space in found if space is not None]
+        self.request.assumptions.update(request.assumptions)
         if not spaces:
             return []
         layouts = tuple(dict.fromkeys(layout for space in spaces for layout in space.layouts))
@@ -74,10 +78,6 @@ class Job:
             if fixed is not None:
                 grids.append(replace(spaces[0], fixed=fixed, precisions=(precision,), layouts=layouts))
         return grids
-
-    @property
-    def _spec(self) -> tuple[Model, GPU, Node]:
-        return self.model, self.gpu, self.node
 
     def fixed(self, precision: str, seq_len: int) -> Fixed | None:
         """What strategies of a precision share at a length; None where they are impossible and others are open."""
@@ -89,7 +89,8 @@ class Job:
             if self.request.given.get("precision") is not None:
                 raise
             return None
-        return replace(fixed, **self.batch)
+        sequences, tokens = self.batch
+        return replace(fixed, global_batch=sequences, global_tokens=tokens)
 
 
 @dataclass(frozen=True)
@@ -105,8 +106,8 @@ class Candidate:
     micro_batch: int
     seq_len: int
     global_batch: int
-    reserved: int = field(compare=False, default=0)
-    """Closed form, with the communicators [bytes]."""
+    least: int = field(compare=False, default=0)
+    """Lower bound of what is reserved, with the communicators [bytes]."""
 
     @property
     def words(self) -> dict[str, Any]:
@@ -156,17 +157,17 @@ class Part:
 
     def candidate(self, index: Sequence[int]) -> Candidate:
         """The strategy at an index."""
-        grid, i = self.grid, tuple(int(place) for place in index)
+        grid, i = self.grid, tuple(index)
         batch = np.broadcast_to(grid.global_batch, self.shape)[i]
         return Candidate(
             grid.fixed.framework, grid.layouts[i[0]], grid.precisions[i[2]], grid.recomputes[i[3]], grid.zeros[i[4]],
             grid.offloads[i[5]], grid.micro_batches[i[6]], grid.lengths[i[6]], int(batch),
-            int(np.broadcast_to(self.reserved, self.shape)[i]),
+            int(np.broadcast_to(self.least, self.shape)[i]),
         )  # fmt: skip
 
     def candidates(self, mask: Array) -> Iterator[Candidate]:
         """The strategies of a mask."""
-        return (self.candidate(index) for index in np.argwhere(mask))
+        return (self.candidate(index) for index in np.argwhere(mask).tolist())
 
     def speeds(self, gpu: GPU, node: Node) -> Array:
         """Tokens a second and GPU of each strategy."""
@@ -223,8 +224,8 @@ def _figures(ledger: Ledger) -> tuple[Array, Array]:
 
 
 def ordered(parts: Sequence[Part], mask: Callable[[Part], Array]) -> list[Candidate]:
-    """The strategies of a mask, those that reserve least first."""
-    return sorted((c for part in parts for c in part.candidates(mask(part))), key=lambda c: c.reserved)
+    """The strategies of a mask, those with the smallest lower bound first."""
+    return sorted((c for part in parts for c in part.candidates(mask(part))), key=lambda c: c.least)
 
 
 @dataclass(frozen=True)
@@ -248,15 +249,19 @@ class Replays:
     def of(self, candidate: Candidate) -> Confirmed | None:
         """The figures of a candidate; None where ``estimate`` refuses it."""
         if candidate not in self.known:
-            self.known[candidate] = self._run(candidate)
+            self.known[candidate] = self._run(candidate, detail=False)
         return self.known[candidate]
+
+    def reported(self, candidate: Candidate) -> Confirmed | None:
+        """The same, tensor by tensor as ``estimate`` adds them up, to the last byte."""
+        return self._run(candidate, detail=True)
 
     def fits(self, candidate: Candidate) -> bool:
         """Whether a candidate gets the wanted verdict."""
         found = self.of(candidate)
         return found is not None and found.peaks.verdict in (("fits",) if self.job.safe else ("fits", "tight"))
 
-    def _run(self, candidate: Candidate) -> Confirmed | None:
+    def _run(self, candidate: Candidate, *, detail: bool) -> Confirmed | None:
         job, request = self.job, self.job.with_words(**candidate.words)
         try:
             grid = axes.one_strategy(request, job.model, job.gpu, job.node)
@@ -264,5 +269,19 @@ class Replays:
             return None
         overhead = overhead_of(job.gpu, grid, grid.layouts[0])
         census = Census(job.model, grid)
-        ledger = build_ledger(census, overhead.workspaces, detail=False)
-        return Confirmed(candidate, census, ledger, peaks_of(census, ledger, overhead, every_stage=True), request.assumptions)
+        ledger = build_ledger(census, overhead.workspaces, detail=detail)
+        return Confirmed(
+            candidate, census, ledger, peaks_of(census, ledger, overhead, every_stage=True), request.assumptions
+        )
+
+
+def states_fit(job: Job, grids: Sequence[Grid], micro_batch: int, seq_len: int) -> bool:
+    """Whether the states alone leave any strategy possible: they are a part of every phase's sum."""
+    for grid in grids:
+        one = replace(grid, recomputes=grid.recomputes[:1], micro_batches=(micro_batch,), seq_lens=(seq_len,))
+        overhead = overhead_of(job.gpu, one)
+        least = Ledger(state_terms(Census(job.model, one))).peak() + group_bytes(one) - ROUNDING
+        limit = overhead.safe if job.safe else overhead.usable
+        if np.any(np.min(least, axis=1) <= limit):
+            return True
+    return False

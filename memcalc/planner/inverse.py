@@ -76,6 +76,8 @@ class Search:
         self.grids = list(grids)
         self.replays = Replays(job)
         self.searched = 0
+        self.failed: dict[Candidate, int] = {}
+        """The first place at which a strategy was seen not to fit; no later one is asked."""
 
     def solve(self) -> Solution:
         """Find the last value that fits."""
@@ -84,7 +86,7 @@ class Search:
         if place >= 0:
             place, best = self._confirmed(place)
         while place + 1 < len(self.question.values):
-            rising = next((c for c in self.contenders(place + 1) if self.replays.fits(c)), None)
+            rising = next((c for c in self.contenders(place + 1) if self._fits(c, place + 1)), None)
             if rising is None:
                 break
             place, best = self._climb(rising, place + 1)
@@ -96,12 +98,12 @@ class Search:
         beyond = None
         if place + 1 < len(self.question.values):
             following = self._same(best, place + 1) if best else next(iter(self._smallest()), None)
-            beyond = self.replays.of(following) if following else None
-        confirmed = self.replays.of(best) if best else None
+            beyond = self.replays.reported(following) if following else None
+        confirmed = self.replays.reported(best) if best else None
         return Solution(place, confirmed, beyond, self.searched, len(self.replays.known))
 
     def _smallest(self) -> list[Candidate]:
-        """Strategies at the first value, those that reserve least first."""
+        """Strategies at the first value, those that need least first."""
         return ordered(self._evaluated(self.grids, [0]), lambda part: np.broadcast_to(part.allowed, part.shape))
 
     def _evaluated(self, grids: Sequence[Grid], places: Sequence[int]) -> list[Part]:
@@ -110,7 +112,7 @@ class Search:
         return parts
 
     def contenders(self, place: int) -> list[Candidate]:
-        """Strategies that no lower bound rules out at a place, those that reserve least first."""
+        """Strategies that no lower bound rules out at a place, those that need least first."""
         parts = self._evaluated(self.grids, [place])
         return ordered(parts, lambda part: part.fitting(safe=self.job.safe, closed=False))
 
@@ -145,9 +147,7 @@ class Search:
         strategies *= max(len(self.question.micro_batches), 1)
         return int(min(max(CELLS // max(strategies, 1), POINTS[0]), POINTS[1]))
 
-    def _last(
-        self, grids: Sequence[Grid], places: Sequence[int], low: int, *, closed: bool
-    ) -> tuple[int, int | None]:
+    def _last(self, grids: Sequence[Grid], places: Sequence[int], low: int, *, closed: bool) -> tuple[int, int | None]:
         """The last of some places up to which all fit, and the first that does not."""
         fitting: set[int] = set()
         for part in self._evaluated(grids, places):
@@ -174,7 +174,7 @@ class Search:
         """The last place up to ``place`` that a replay confirms for the strategy that the closed form likes best."""
         first = self.contenders(place)[0]
         step, high = 1, place + 1
-        while place >= 0 and not self.replays.fits(self._same(first, place)):
+        while place >= 0 and not self._fits(first, place):
             high, place = place, max(place - step, -1)
             step *= 2
         return self._bisected(first, place, high) if place >= 0 else (-1, None)
@@ -191,18 +191,26 @@ class Search:
     def _bisected(self, candidate: Candidate, low: int, high: int) -> tuple[int, Candidate]:
         while high - low > 1:
             middle = (low + high) // 2
-            fits = self.replays.fits(self._same(candidate, middle))
-            low, high = (middle, high) if fits else (low, middle)
+            low, high = (middle, high) if self._fits(candidate, middle) else (low, middle)
         return low, self._same(candidate, low)
+
+    def _fits(self, candidate: Candidate, place: int) -> bool:
+        """Whether a replay lets a strategy run at a place; more never fits where less does not."""
+        strategy = replace(candidate, micro_batch=0, seq_len=0, global_batch=0)
+        if self.failed.get(strategy, place + 1) <= place:
+            return False
+        fits = self.replays.fits(self._same(candidate, place))
+        if not fits:
+            self.failed[strategy] = place
+        return fits
 
     def _same(self, candidate: Candidate, place: int) -> Candidate:
         """A strategy at another place, with the batch that follows there."""
         moved = self.question.at(candidate, place)
         at_once = moved.layout.dp * moved.micro_batch
-        batch = self.job.batch
-        tokens = batch.get("global_tokens", 0)
+        sequences, tokens = self.job.batch
         follows = at_once * max(tokens // (at_once * moved.seq_len), 1)
-        return replace(moved, global_batch=batch["global_batch"] or follows)
+        return replace(moved, global_batch=sequences or follows)
 
     def _fastest(self, place: int, known: Candidate) -> Candidate:
         """The fastest strategy that fits at a place; ``known`` does."""
@@ -213,11 +221,12 @@ def fastest(job: Job, replays: Replays, parts: Sequence[Part]) -> Candidate | No
     """The fastest strategy that fits by the closed form and by a replay, tight ones last."""
     found: list[tuple[bool, float, Candidate]] = []
     for part in parts:
-        mask = part.fitting(safe=job.safe, closed=True)
+        fits, safe = (part.fitting(safe=only, closed=True) for only in (job.safe, True))
         speeds = part.speeds(job.gpu, job.node)
-        safe = part.fitting(safe=True, closed=True)
-        places = np.argwhere(mask)
-        order = np.lexsort((-speeds[mask], ~safe[mask]))[: TRIED + 1]
-        found += [(not safe[tuple(places[i])], -float(speeds[tuple(places[i])]), part.candidate(places[i])) for i in order]
+        places = np.argwhere(fits)
+        order = np.lexsort((-speeds[fits], ~safe[fits]))[: TRIED + 1]
+        for index in places[order].tolist():
+            at = tuple(index)
+            found.append((not safe[at], -float(speeds[at]), part.candidate(index)))
     found.sort(key=lambda one: one[:2])
     return next((candidate for _, _, candidate in found[: TRIED + 1] if replays.fits(candidate)), None)
