@@ -20,7 +20,7 @@ from memcalc.planner.recipe import recipe, remedies
 
 if TYPE_CHECKING:
     from memcalc.planner.job import Job
-    from memcalc.planner.search import Found, Outcome
+    from memcalc.planner.search import Outcome
     from memcalc.specs.strategy import Strategy
 
 SPARE = 8
@@ -153,17 +153,16 @@ def _plan(job: Job, one: Finalist, wish: Wish, base: str) -> results.Plan:
         gpu_hours=wish.tokens * waste / speed / 3600,
         statistical_efficiency=1 / waste,
         why="",
-        command=command_of(base, found, strategy),
+        command=command_of(base, strategy, found.layout.gpus, fixed.seq_len, fixed.global_batch),
     )
 
 
-def command_of(base: str, found: Found, s: Strategy) -> str:
-    """The ``memcalc estimate`` line of a found strategy: ``base`` with what the search chose."""
-    fixed = found.grid.fixed
+def command_of(base: str, s: Strategy, gpus: int, seq_len: int, global_batch: int) -> str:
+    """The ``memcalc estimate`` line of a strategy: ``base`` with what a search chose."""
     chosen = {
-        "gpus": found.layout.gpus,
-        "seq-len": fixed.seq_len,
-        "global-batch": fixed.global_batch,
+        "gpus": gpus,
+        "seq-len": seq_len,
+        "global-batch": global_batch,
         "micro-batch": s.micro_batch,
         "framework": s.framework,
         "precision": s.precision,

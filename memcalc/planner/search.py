@@ -20,6 +20,7 @@ from memcalc.planner.pipelines import rounds_fit
 from memcalc.planner.time import Times, step_times
 from memcalc.sums import Tree, leaf, total
 from memcalc.terms import Census, build_ledger, host_bytes, overhead_of
+from memcalc.terms.overhead import communicators
 
 if TYPE_CHECKING:
     from memcalc.formulas.types import Array
@@ -108,7 +109,9 @@ def costs_of(model: Model, grid: Grid, gpu: GPU, node: Node) -> Costs:
 
 def limits(grid: Grid, gpu: GPU) -> tuple[Array, Array]:
     """The largest predictions that fit, and that fit at the upper end of their range, over the layouts [bytes]."""
-    found = [overhead_of(gpu, grid, layout) for layout in grid.layouts]
+    known = {communicators(layout): layout for layout in grid.layouts}
+    alike = {key: overhead_of(gpu, grid, layout) for key, layout in known.items()}
+    found = [alike[communicators(layout)] for layout in grid.layouts]
     shape = (len(found), 1, 1, 1, 1, 1, 1)
     usable = np.array([one.usable for one in found], dtype=np.int64).reshape(shape)
     return usable, np.array([one.safe for one in found], dtype=np.int64).reshape(shape)

@@ -18,6 +18,7 @@ from memcalc.terms.adapters import AdapterCensus
 from memcalc.terms.ends import entry_terms
 from memcalc.terms.first_block import spared
 from memcalc.terms.kept import INVENTORY, kept_terms
+from memcalc.terms.lengths import alike
 from memcalc.terms.pipeline import SPLIT, blocks_in_flight, in_flight, waiting_logits
 from memcalc.terms.settings import block_settings, gathering
 from memcalc.trace.template import Sum, Template, trace
@@ -58,15 +59,19 @@ class GroupActivations:
         return self.grid.tokens if fixed is None else self.grid.micro_batch * -(-fixed // self.grid.degree("cp"))
 
     @cached_property
-    def keys(self) -> int:
+    def keys(self) -> Array:
         """Keys that a token attends to."""
-        return self.census.model.fixed_tokens.get(self.group.tower, self.grid.fixed.seq_len)
+        return self._length_of(self.group.tower)
+
+    def _length_of(self, tower: str) -> Array:
+        fixed = self.census.model.fixed_tokens.get(tower)
+        return self.grid.seq_len if fixed is None else np.int64(fixed)
 
     @cached_property
     def units(self) -> dict[Unit, Array]:
         """How many of each unit a micro-batch has on a rank."""
-        fixed, keys = self.census.model.fixed_tokens, self.keys
-        cross_keys, queries = fixed.get("encoder", self.grid.fixed.seq_len), -(-keys // self.grid.degree("cp"))
+        keys, cross_keys = self.keys, self._length_of("encoder")
+        queries = -(-keys // self.grid.degree("cp"))
         return {
             "token": self.tokens,
             "pair": self.tokens * keys,
@@ -119,7 +124,7 @@ class GroupActivations:
     def settings(self) -> tuple[Setting, ...]:
         """How these blocks run, by precision."""
         window = self.group.block.attention.window
-        long = window is not None and self.keys >= window
+        long = window is not None and alike(self.keys >= window)
         return tuple(replace(setting, windowed=long) for setting in block_settings(self.grid))
 
     def template(self, policy: Policy, setting: Setting, *, whole: bool = False) -> Template:
