@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Annotated, Any
 
 import typer
 
 import memcalc
-from memcalc.cli import presets
+from memcalc.cli import inverse, presets
 from memcalc.cli import validate as comparison
 from memcalc.cli.errors import Group
 from memcalc.cli.options import DESTINATION, JOB, PRESETS, Command, given, takes
@@ -20,6 +21,8 @@ EXAMPLES = {
     "plan": "memcalc plan --model llama-2-7b --gpu a100-40g --gpus 8 --global-batch 512",
     "estimate": "memcalc estimate --model llama-2-7b --gpu a100-80g --gpus 8 --zero 3",
     "explain": "memcalc explain --model llama-2-7b --gpu a100-80g --gpus 8 --zero 3",
+    "max": "memcalc max seq-len --model llama-2-7b --gpu a100-80g --gpus 8 --step 1024",
+    "min": "memcalc min gpus --model llama-3-70b --gpu h100-sxm --offload none",
     "validate": "memcalc validate --grade A --worst 5",
     "models": "memcalc models --search llama",
     "gpus": "memcalc gpus a100-80g",
@@ -35,7 +38,7 @@ def _command(panel: str) -> Callable[[Command], Command]:
     """Register a command with its example in the help."""
 
     def register(function: Command) -> Command:
-        name = function.__name__
+        name = function.__name__.rstrip("_")
         help_text = f"{function.__doc__}\n\nExample: [bold]{EXAMPLES[name]}[/bold]"
         app.command(name, help=help_text, rich_help_panel=panel, context_settings=_HELP)(function)
         return function
@@ -105,6 +108,53 @@ def explain(**options: Any) -> int:
     found = memcalc.estimate(**given(options))
     target.show(report.of_terms(found))
     return int(found.verdict == "does-not-fit")
+
+
+_Largest = Annotated[
+    str,
+    typer.Argument(metavar="WHAT", help="seq-len, micro-batch or model.", autocompletion=inverse.completion("Largest")),
+]
+_Smallest = Annotated[
+    str, typer.Argument(metavar="WHAT", help="gpus.", autocompletion=inverse.completion("Smallest"), show_default=False)
+]
+_Safe = Annotated[bool, typer.Option("--safe", help="Ask for the verdict fits, not tight.")]
+_Step = Annotated[str, typer.Option(metavar="N", help="Only multiples of N.")]
+_Among = Annotated[str | None, typer.Option(metavar="TEXT", help="max model: only those with TEXT in a name.")]
+_Family = Annotated[str | None, typer.Option(metavar="NAME", help="max model: only those of this family.")]
+_UpTo = Annotated[str | None, typer.Option("--up-to", metavar="N", help="GPUs that are asked at most; 8 nodes.")]
+_AnyCount = Annotated[
+    bool, typer.Option("--any-count", help="Ask every number, not only powers of two and whole nodes.")
+]
+_ANY_MODEL = tuple(replace(option, required=option.required and option.name != "model") for option in JOB)
+
+
+@_command("Jobs")
+@takes(*_ANY_MODEL, *PRESETS, *DESTINATION)
+def max_(
+    what: _Largest,
+    *,
+    step: _Step = "1",
+    safe: _Safe = False,
+    search: _Among = None,
+    family: _Family = None,
+    **options: Any,
+) -> int:
+    """Find the largest sequence length, micro-batch or model that fits; what you do not pin is searched."""
+    return inverse.show("max", what, options, step=step, safe=safe, search=search, family=family)
+
+
+@_command("Jobs")
+@takes(*JOB, *PRESETS, *DESTINATION)
+def min_(
+    what: _Smallest,
+    *,
+    up_to: _UpTo = None,
+    any_count: _AnyCount = False,
+    safe: _Safe = False,
+    **options: Any,
+) -> int:
+    """Find the fewest GPUs on which a strategy fits, and the fastest one there."""
+    return inverse.show("min", what, options, up_to=up_to, any_count=any_count, safe=safe)
 
 
 _Runs = Annotated[

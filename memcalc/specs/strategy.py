@@ -49,6 +49,12 @@ class Workload(Frozen):
     """Sequences an optimizer step, over all ranks."""
 
 
+Largest = Literal["seq-len", "micro-batch", "model"]
+"""What ``memcalc max`` is asked for."""
+Smallest = Literal["gpus"]
+"""What ``memcalc min`` is asked for."""
+
+
 class Strategy(Frozen):
     """One way to train, every field resolved. Degrees are numbers of ranks; ``dp`` follows from the rest."""
 

@@ -1,0 +1,160 @@
+"""The answer of an inverse question as typed results, every figure that of ``estimate``."""
+
+from __future__ import annotations
+
+import shlex
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from memcalc import __version__, results
+from memcalc.formulas.flops import model_flops_utilization
+from memcalc.planner import time as clock
+from memcalc.planner.answer import components_of, hardware_facts, model_facts, scalar, strategy_of
+from memcalc.planner.columns import BATCH, Confirmed, Job
+from memcalc.planner.peaks import at_stage
+from memcalc.terms import host_bytes
+
+if TYPE_CHECKING:
+    from memcalc.planner.columns import Candidate
+
+PARTS = ("compute", "recompute", "communication", "offload", "bubble")
+
+
+@dataclass(frozen=True)
+class Asked:
+    """An inverse question in words: ``base`` is the ``estimate`` line of what was pinned, ``started`` a clock [s]."""
+
+    schema: Literal["memcalc.max/1", "memcalc.min/1"]
+    what: str
+    step: int
+    base: str
+    command: str
+    started: float
+
+
+def fit_of(job: Job, found: Confirmed, value: int | str, base: str) -> results.Fit:
+    """A confirmed strategy as a result."""
+    grid, top, chosen = found.census.grid, found.peaks.top, found.candidate
+    layout = chosen.layout
+    parts = components_of(found.ledger, grid, top).model_dump()
+    host = at_stage(host_bytes(found.census), top.stage, grid.num_stages) * min(layout.gpus, job.node.gpus)
+    peak = {name: getattr(top, name) for name in ("reserved", "device", "phase", "stage")}
+    return results.Fit(
+        value=value,
+        strategy=strategy_of(grid),
+        seq_len=chosen.seq_len,
+        accumulation_steps=scalar(grid.accumulation),
+        global_batch=chosen.global_batch,
+        peak=results.PlanPeak(allocated=found.peaks.allocated, **peak),
+        component=max(parts, key=lambda name: parts[name]),
+        free=found.peaks.overhead.capacity - top.device,
+        verdict=found.peaks.verdict,
+        time=time_of(job, found),
+        host_memory=host,
+        command=command_of(base, chosen),
+    )
+
+
+def time_of(job: Job, found: Confirmed) -> results.StepTime:
+    """The predicted step of a confirmed strategy."""
+    chosen, times = found.candidate, clock.step_times(found.census, job.gpu, job.node)
+    step = float(np.max(times.step))
+    speed = chosen.global_batch * chosen.seq_len / step / chosen.layout.gpus
+    flops = clock.model_flops_per_token(job.model, chosen.seq_len)
+    usage = float(model_flops_utilization(speed, flops, clock.peak_flops(job.gpu, chosen.precision)))
+    parts = {name: float(np.max(getattr(times, name))) for name in PARTS}
+    return results.StepTime(step=step, tokens_per_second_per_gpu=speed, mfu=usage, **parts)
+
+
+def miss_of(found: Confirmed, value: int | str, *, safe: bool, parameters: int | None = None) -> results.Miss:
+    """A strategy that does not get the wanted verdict."""
+    peaks = found.peaks
+    needed = peaks.top.device if not safe or peaks.verdict != "tight" else peaks.overhead.limit(peaks.predicted)
+    short = peaks.replayed.short if peaks.replayed and not peaks.replayed.runs else 0
+    return results.Miss(
+        value=value,
+        verdict=peaks.verdict,
+        device=peaks.top.device,
+        missing=short or max(needed - peaks.overhead.capacity, 0),
+        parameters=parameters,
+    )
+
+
+def command_of(base: str, chosen: Candidate) -> str:
+    """The ``memcalc estimate`` line of a candidate: ``base`` with what the search chose."""
+    words = {name: ",".join(value) if isinstance(value, tuple) else value for name, value in chosen.words.items()}
+    said = [(f"--{name.replace('_', '-')}", str(value)) for name, value in words.items() if value != ""]
+    return " ".join([base, *(shlex.quote(part) for pair in said for part in pair)])
+
+
+def limit_of(fit: results.Fit | None, beyond: tuple[results.Miss, ...], outside: str) -> str:
+    """What stands against more: memory at the peak of the answer, or what is ``outside`` of memory."""
+    if fit is None:
+        return outside or "even the smallest strategy does not fit"
+    if not beyond:
+        return outside
+    return f"{fit.component} at {fit.peak.phase}, where the peak stands"
+
+
+def answer_of(
+    job: Job,
+    asked: Asked,
+    fit: results.Fit | None,
+    beyond: tuple[results.Miss, ...],
+    *,
+    gpus: int,
+    outside: str = "",
+    searched: int,
+    replayed: int,
+    warnings: tuple[str, ...] = (),
+) -> results.Inverse:
+    """The whole answer."""
+    words: dict[str, Any] = {"schema": asked.schema}
+    return results.Inverse(
+        **words,
+        version=__version__,
+        what=asked.what,
+        answer=None if fit is None else fit.value,
+        step=asked.step,
+        safe=job.safe,
+        model=model_facts(job.model),
+        hardware=hardware_facts(job.gpu, job.node, gpus),
+        best=fit,
+        beyond=beyond,
+        limit=limit_of(fit, beyond, outside),
+        searched=searched,
+        replayed=replayed,
+        elapsed=round(time.perf_counter() - asked.started, 4),
+        capacity=job.gpu.memory_bytes,
+        warnings=(*warnings, *_warnings(job, fit)),
+        assumptions=_assumptions(job, asked.what),
+        command=asked.command,
+    )
+
+
+def _warnings(job: Job, fit: results.Fit | None) -> list[str]:
+    said = []
+    if fit is not None and fit.host_memory and job.node.host_memory_bytes is None:
+        said.append(f"host memory of node {job.node.name} is unknown: the answer assumes that it suffices.")
+    if fit is not None and fit.verdict == "tight":
+        said.append(
+            "the answer is tight: not every run would fit; --safe asks for one that the measured range supports."
+        )
+    if fit is not None and job.model.positions != "none" and fit.seq_len > job.model.max_positions:
+        said.append(f"{job.model.name} was made for {job.model.max_positions} tokens: only memory was asked here.")
+    if fit is not None and not clock.is_validated(job.gpu):
+        said.append(f"times on {job.gpu.name} are not validated by any published run.")
+    return said
+
+
+def _assumptions(job: Job, what: str) -> dict[str, str]:
+    """What the search noted, less what the answer itself says."""
+    asked = {what.replace("-", "_"), "global_batch"}
+    noted = {name: said for name, said in job.request.assumptions.items() if name not in asked}
+    sequences, tokens = job.batch
+    if not sequences:
+        noted["global_batch"] = f"at most {tokens:,} tokens, in whole steps of micro-batch x ranks" if tokens else BATCH
+    return noted
