@@ -245,7 +245,7 @@ class Miss(Frozen):
     verdict: Verdict
     device: int
     missing: int
-    """Bytes that the first request that cannot be met lacks, or by which ``device`` is beyond the capacity."""
+    """Bytes at least: of the first request that cannot be met, or by which the device figure is beyond the capacity."""
     parameters: int | None = None
 
 

@@ -109,14 +109,14 @@ def test_no_open_strategy_fits_one_step_beyond() -> None:
     assert estimated(found.best.command).verdict != "does-not-fit"
     del words["step"]
     tried = 0
-    for tp in (1, 2, 4):
+    for tp in (1, 2):
         for zero in (2, 3):
             for recompute in axes.RECOMPUTES:
                 one = {**words, "tp": tp, "zero": zero, "recompute": recompute, "micro_batch": 1}
                 beyond = memcalc.estimate(**one, seq_len=found.answer + 512, global_batch=4 // tp)
                 assert beyond.verdict == "does-not-fit", one
                 tried += 1
-    assert tried == 60
+    assert tried == 40
 
 
 def test_a_given_batch_leaves_its_divisors() -> None:

@@ -71,14 +71,18 @@ def time_of(job: Job, found: Confirmed) -> results.StepTime:
 
 def miss_of(found: Confirmed, value: int | str, *, safe: bool, parameters: int | None = None) -> results.Miss:
     """A strategy that does not get the wanted verdict."""
-    peaks = found.peaks
-    needed = peaks.top.device if not safe or peaks.verdict != "tight" else peaks.overhead.limit(peaks.predicted)
-    short = peaks.replayed.short if peaks.replayed and not peaks.replayed.runs else 0
+    peaks, overhead = found.peaks, found.peaks.overhead
+    missing = overhead.device(peaks.predicted) - overhead.capacity
+    if peaks.replayed and not peaks.replayed.runs:
+        # Where a request fails, no more is known than what it lacks and what the tensors need at least
+        missing = max(peaks.replayed.short, overhead.device(peaks.top.allocated) - overhead.capacity)
+    elif safe and peaks.verdict == "tight":
+        missing = overhead.limit(peaks.predicted) - overhead.capacity
     return results.Miss(
         value=value,
         verdict=peaks.verdict,
         device=peaks.top.device,
-        missing=short or max(needed - peaks.overhead.capacity, 0),
+        missing=max(missing, 0),
         parameters=parameters,
     )
 

@@ -156,17 +156,12 @@ def fewest(job: Job, asked: Asked, counts: Sequence[int]) -> results.Inverse:
     grids = job.open(counts, seq_len)
     tried = Tried(job, grids, seq_len)
     parts = tried.parts(smallest_batches(job))
-    before: int | None = None
-    known: Confirmed | None = None
-    for gpus in counts:
-        known = tried.first(parts, gpus)
-        if known is not None:
-            break
-        before = gpus
-    near = tried.nearest(parts, before) if before else None
+    known = next((found for gpus in counts if (found := tried.first(parts, gpus))), None)
+    fewer = [gpus for gpus in counts if known is None or gpus < known.candidate.layout.gpus]
+    near = next((found for gpus in reversed(fewer) if (found := tried.nearest(parts, gpus))), None)
     if known is None and near is None:
         raise CombinationError("gpus", counts[-1], f"no strategy of these words is legal for {job.model.name}")
-    beyond = (miss_of(near, before or 0, safe=job.safe),) if near else ()
+    beyond = (miss_of(near, near.candidate.layout.gpus, safe=job.safe),) if near else ()
     best = tried.best(known) if known else None
     fit = fit_of(job, best, best.candidate.layout.gpus, asked.base) if best else None
     return answer_of(
