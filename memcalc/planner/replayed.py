@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from memcalc.allocator import replay
 from memcalc.events import step_events
+from memcalc.terms.head import OBSERVED
 
 if TYPE_CHECKING:
     from memcalc.ledger import Ledger
@@ -34,13 +35,11 @@ def replayed(census: Census, ledger: Ledger, overhead: Overhead, stage: int) -> 
     if census.grid.habits.allocator != "caching":
         return None
     expandable = bool(census.grid.fixed.expandable_segments)
-    events = step_events(census, ledger, stage)
-    played = replay(events, capacity=overhead.room, expandable=expandable)
-    if played.out_of_memory:
+    played = replay(step_events(census, ledger, stage), capacity=overhead.room, expandable=expandable)
+    if played.out_of_memory and any(term.source == OBSERVED for term in ledger.holes):
         # What was only ever seen as reserved can be given back, so that it never stops a run
-        without = step_events(census, ledger, stage, observed=False)
-        if without != events:
-            played = replay(without, capacity=overhead.room, expandable=expandable)
+        events = step_events(census, ledger, stage, observed=False)
+        played = replay(events, capacity=overhead.room, expandable=expandable)
     reserved = played.reserved_after_flush if played.retries else played.peak_reserved
     failed = played.out_of_memory
     short = max(failed.reserved + failed.segment - overhead.room, 0) if failed else 0
