@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 import shlex
 from dataclasses import replace
 from typing import Any
@@ -40,7 +41,7 @@ SMALL: dict[str, Any] = {
 
 def estimated(command: str, **changed: object) -> Estimate:
     """Run an ``estimate`` line as it was printed, with some options changed."""
-    words = shlex.split(command)[2:]
+    words = shlex.split(command.replace("--no-sp", "--sp false"))[2:]
     options = dict(zip(words[::2], words[1::2], strict=True))
     given = {name[2:].replace("-", "_"): value for name, value in options.items()}
     return memcalc.estimate(**{**given, **changed})
@@ -323,3 +324,39 @@ def test_what_is_completed_and_a_wrong_word_answered() -> None:
     assert result.exit_code == 2
     assert "did you mean 'seq-len'" in result.output
     assert RUN.invoke(app, ["min", "gpus", "--model", "gpt2", "--gpu", GPU, "--up-to", "2"]).exit_code == 0
+
+
+@pytest.mark.slow
+def test_random_questions_agree_with_estimate() -> None:
+    """Whatever is drawn: the printed line gives the same figures, and the next value the verdict that is told."""
+    draw, asked = random.Random(20_261_121), 0  # noqa: S311 - a seeded choice of test cases
+    models, gpus = [m.name for m in catalog.models()], [g.name for g in catalog.gpus()]
+    while asked < 40:
+        words: dict[str, Any] = {
+            "model": draw.choice(models),
+            "gpu": draw.choice(gpus),
+            "gpus": draw.choice([1, 4, 8]),
+            "framework": draw.choice(["fsdp2", "fsdp1", "hf", "ddp", "deepspeed", "megatron", "torchtitan"]),
+            "recompute": draw.choice(["full", "none"]),
+            "offload": "none",
+            "safe": draw.choice([True, False]),
+            "step": draw.choice([1, 16]),
+        }
+        what, name = draw.choice([("seq-len", "seq_len"), ("micro-batch", "micro_batch")])
+        try:
+            found = memcalc.largest(what, **words)
+        except InputError:
+            continue
+        asked += 1
+        if found.best is None:
+            continue
+        there = estimated(found.best.command)
+        assert (there.verdict, there.peak.device) == (found.best.verdict, found.best.peak.device), words
+        assert there.verdict in ({"fits"} if words["safe"] else {"fits", "tight"})
+        for miss in found.beyond:
+            batch = found.best.global_batch // found.best.strategy.micro_batch
+            changed = {name: miss.value}
+            if what == "micro-batch":
+                changed["global_batch"] = batch * int(miss.value)
+            beyond = estimated(found.best.command, **changed)
+            assert (beyond.verdict, beyond.peak.device) == (miss.verdict, miss.device), words
