@@ -13,17 +13,11 @@ from memcalc.errors import InputError
 from memcalc.ledger import Ledger
 from memcalc.planner import axes
 from memcalc.planner import request as rq
-<<<<<<< HEAD
 from memcalc.planner.job import Job
 from memcalc.planner.peaks import Peaks, peaks_of
 from memcalc.planner.search import host_limit, legal
 from memcalc.planner.time import step_times
 from memcalc.sums import computed
-=======
-from memcalc.planner.peaks import Peaks, peaks_of
-from memcalc.planner.search import host_limit, legal
-from memcalc.planner.time import step_times
->>>>>>> inverse
 from memcalc.terms import Census, build_ledger, host_bytes, overhead_of
 from memcalc.terms.head import loss_of
 from memcalc.terms.lengths import runs
@@ -36,10 +30,6 @@ if TYPE_CHECKING:
     from memcalc.grid import Fixed, Grid, Layout
     from memcalc.planner.request import Request
     from memcalc.specs.hardware import GPU, Node
-<<<<<<< HEAD
-=======
-    from memcalc.specs.model import Model
->>>>>>> inverse
     from memcalc.terms import Overhead
 
 ROUNDING = 16
@@ -48,19 +38,9 @@ BATCH = "micro-batch x data-parallel ranks, one micro-batch a step: more need no
 
 
 @dataclass(frozen=True)
-<<<<<<< HEAD
 class Inquiry(Job):
     """A job of which an inverse question is asked; ``safe`` asks for the verdict fits, not tight."""
 
-=======
-class Job:
-    """What an inverse question is asked about; ``safe`` asks for the verdict fits, not tight."""
-
-    request: Request
-    model: Model
-    gpu: GPU
-    node: Node
->>>>>>> inverse
     safe: bool = False
 
     @cached_property
@@ -83,12 +63,7 @@ class Job:
         A precision stands alone, because attention kernels and defaults follow from it.
         """
         request = self.with_words(seq_len=seq_len)
-<<<<<<< HEAD
         spaces = [grid for count in gpus for grid in axes.space(request, self.model, self.gpu, self.node, count)]
-=======
-        found = [axes.space(request, self.model, self.gpu, self.node, count) for count in gpus]
-        spaces = [space for space in found if space is not None]
->>>>>>> inverse
         self.request.assumptions.update(request.assumptions)
         if not spaces:
             return []
@@ -144,12 +119,9 @@ class Candidate:
             "zero": self.zero,
             "recompute": self.recompute,
             **{n: d for n in ("tp", "pp", "cp", "ep") if (d := getattr(layout, n)) > 1},
-<<<<<<< HEAD
             **({"sp": layout.sp} if layout.tp > 1 else {}),
             **({"pp_schedule": layout.schedule} if layout.pp > 1 else {}),
             **({"vpp": layout.vpp} if layout.vpp > 1 else {}),
-=======
->>>>>>> inverse
             "offload": self.offload,
         }
 
@@ -200,11 +172,7 @@ class Part:
         """Tokens a second and GPU of each strategy."""
         grid = self.grid
         tokens = grid.global_batch * grid.seq_len / grid.degree("gpus")
-<<<<<<< HEAD
         return np.broadcast_to(tokens / sum(step_times(self.census, gpu, node).parts), self.shape)
-=======
-        return np.broadcast_to(tokens / step_times(self.census, gpu, node).step, self.shape)
->>>>>>> inverse
 
     def narrowed(self, mask: Array) -> Grid | None:
         """The grid with only those values of its axes that some strategy of the mask has."""
@@ -216,20 +184,12 @@ class Part:
         return replace(self.grid, **values)
 
 
-<<<<<<< HEAD
 def evaluate(job: Inquiry, grids: Sequence[Grid], pairs: Sequence[tuple[int, int]]) -> list[Part]:
-=======
-def evaluate(job: Job, grids: Sequence[Grid], pairs: Sequence[tuple[int, int]]) -> list[Part]:
->>>>>>> inverse
     """Every strategy of some grids at each pair of micro-batch and sequence length; the lengths ascend."""
     return [_part(job, grid) for open_ in grids for grid in _runs(job, open_, pairs)]
 
 
-<<<<<<< HEAD
 def _runs(job: Inquiry, grid: Grid, pairs: Sequence[tuple[int, int]]) -> Iterator[Grid]:
-=======
-def _runs(job: Job, grid: Grid, pairs: Sequence[tuple[int, int]]) -> Iterator[Grid]:
->>>>>>> inverse
     """A grid for each run of lengths on which the same code runs."""
     lengths = sorted({length for _, length in pairs})
     for run in runs(job.model, loss_of(grid), lengths):
@@ -240,28 +200,16 @@ def _runs(job: Job, grid: Grid, pairs: Sequence[tuple[int, int]]) -> Iterator[Gr
             yield replace(grid, fixed=fixed, micro_batches=micro, seq_lens=seq_lens)
 
 
-<<<<<<< HEAD
 def _part(job: Inquiry, grid: Grid) -> Part:
-=======
-def _part(job: Job, grid: Grid) -> Part:
->>>>>>> inverse
     overhead = overhead_of(job.gpu, grid)
     census = Census(job.model, grid)
     ledger = build_ledger(census, overhead.workspaces, detail=False)
     reserved, least = _figures(ledger)
     beside = group_bytes(grid)
     allowed = legal(grid) & (grid.degree("cp") <= grid.seq_len)
-<<<<<<< HEAD
     room = host_limit(grid, job.node)
     if room is not None:
         allowed = allowed & (np.max(computed(host_bytes(census)), axis=1, keepdims=True) <= room)
-=======
-    if grid.fixed.optimizer_in_backward:
-        allowed = allowed & (grid.accumulation == 1)
-    room = host_limit(grid, job.node)
-    if room is not None:
-        allowed = allowed & (np.max(host_bytes(census), axis=1, keepdims=True) <= room)
->>>>>>> inverse
     return Part(grid, census, reserved + beside, least + beside, allowed, overhead)
 
 
@@ -291,11 +239,7 @@ class Confirmed:
 class Replays:
     """Candidates confirmed as ``estimate`` would, each once."""
 
-<<<<<<< HEAD
     def __init__(self, job: Inquiry) -> None:
-=======
-    def __init__(self, job: Job) -> None:
->>>>>>> inverse
         self.job = job
         self.known: dict[Candidate, Confirmed | None] = {}
 
@@ -328,11 +272,7 @@ class Replays:
         )
 
 
-<<<<<<< HEAD
 def states_fit(job: Inquiry, grids: Sequence[Grid], micro_batch: int, seq_len: int) -> bool:
-=======
-def states_fit(job: Job, grids: Sequence[Grid], micro_batch: int, seq_len: int) -> bool:
->>>>>>> inverse
     """Whether the states alone leave any strategy possible: they are a part of every phase's sum."""
     for grid in grids:
         one = replace(grid, recomputes=grid.recomputes[:1], micro_batches=(micro_batch,), seq_lens=(seq_len,))

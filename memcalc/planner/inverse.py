@@ -13,11 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-<<<<<<< HEAD
 from memcalc.planner.columns import Candidate, Confirmed, Inquiry, Part, Replays, evaluate, ordered
-=======
-from memcalc.planner.columns import Candidate, Confirmed, Job, Part, Replays, evaluate, ordered
->>>>>>> inverse
 from memcalc.terms.head import loss_of
 from memcalc.terms.lengths import rows_of
 
@@ -75,11 +71,7 @@ class Solution:
 class Search:
     """One inverse question over a column of values."""
 
-<<<<<<< HEAD
     def __init__(self, job: Inquiry, question: Question, grids: Sequence[Grid]) -> None:
-=======
-    def __init__(self, job: Job, question: Question, grids: Sequence[Grid]) -> None:
->>>>>>> inverse
         self.job, self.question = job, question
         self.grids = list(grids)
         self.replays = Replays(job)
@@ -225,11 +217,7 @@ class Search:
         return fastest(self.job, self.replays, self._evaluated(self.grids, [place])) or known
 
 
-<<<<<<< HEAD
 def fastest(job: Inquiry, replays: Replays, parts: Sequence[Part]) -> Candidate | None:
-=======
-def fastest(job: Job, replays: Replays, parts: Sequence[Part]) -> Candidate | None:
->>>>>>> inverse
     """The fastest strategy that fits by the closed form and by a replay, tight ones last."""
     found: list[tuple[bool, float, Candidate]] = []
     for part in parts:

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-<<<<<<< HEAD
-=======
-import shlex
->>>>>>> inverse
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
@@ -16,7 +12,6 @@ from memcalc import __version__, results
 from memcalc.formulas.flops import model_flops_utilization
 from memcalc.planner import time as clock
 from memcalc.planner.answer import components_of, hardware_facts, model_facts, scalar, strategy_of
-<<<<<<< HEAD
 from memcalc.planner.columns import BATCH, Confirmed, Inquiry
 from memcalc.planner.peaks import at_stage
 from memcalc.planner.plans import command_of
@@ -25,14 +20,6 @@ from memcalc.terms import host_bytes
 
 if TYPE_CHECKING:
     pass
-=======
-from memcalc.planner.columns import BATCH, Confirmed, Job
-from memcalc.planner.peaks import at_stage
-from memcalc.terms import host_bytes
-
-if TYPE_CHECKING:
-    from memcalc.planner.columns import Candidate
->>>>>>> inverse
 
 PARTS = ("compute", "recompute", "communication", "offload", "bubble")
 
@@ -49,20 +36,12 @@ class Asked:
     started: float
 
 
-<<<<<<< HEAD
 def fit_of(job: Inquiry, found: Confirmed, value: int | str, base: str) -> results.Fit:
-=======
-def fit_of(job: Job, found: Confirmed, value: int | str, base: str) -> results.Fit:
->>>>>>> inverse
     """A confirmed strategy as a result."""
     grid, top, chosen = found.census.grid, found.peaks.top, found.candidate
     layout = chosen.layout
     parts = components_of(found.ledger, grid, top).model_dump()
-<<<<<<< HEAD
     host = at_stage(computed(host_bytes(found.census)), top.stage, grid.num_stages) * min(layout.gpus, job.node.gpus)
-=======
-    host = at_stage(host_bytes(found.census), top.stage, grid.num_stages) * min(layout.gpus, job.node.gpus)
->>>>>>> inverse
     peak = {name: getattr(top, name) for name in ("reserved", "device", "phase", "stage")}
     return results.Fit(
         value=value,
@@ -76,7 +55,6 @@ def fit_of(job: Job, found: Confirmed, value: int | str, base: str) -> results.F
         verdict=found.peaks.verdict,
         time=time_of(job, found),
         host_memory=host,
-<<<<<<< HEAD
         command=command_of(base, strategy_of(grid), layout.gpus, chosen.seq_len, chosen.global_batch),
     )
 
@@ -85,16 +63,6 @@ def time_of(job: Inquiry, found: Confirmed) -> results.StepTime:
     """The predicted step of a confirmed strategy."""
     chosen, times = found.candidate, clock.step_times(found.census, job.gpu, job.node)
     step = sum(float(np.max(part)) for part in times.parts)
-=======
-        command=command_of(base, chosen),
-    )
-
-
-def time_of(job: Job, found: Confirmed) -> results.StepTime:
-    """The predicted step of a confirmed strategy."""
-    chosen, times = found.candidate, clock.step_times(found.census, job.gpu, job.node)
-    step = float(np.max(times.step))
->>>>>>> inverse
     speed = chosen.global_batch * chosen.seq_len / step / chosen.layout.gpus
     flops = clock.model_flops_per_token(job.model, chosen.seq_len)
     usage = float(model_flops_utilization(speed, flops, clock.peak_flops(job.gpu, chosen.precision)))
@@ -120,16 +88,6 @@ def miss_of(found: Confirmed, value: int | str, *, safe: bool, parameters: int |
     )
 
 
-<<<<<<< HEAD
-=======
-def command_of(base: str, chosen: Candidate) -> str:
-    """The ``memcalc estimate`` line of a candidate: ``base`` with what the search chose."""
-    words = {name: ",".join(value) if isinstance(value, tuple) else value for name, value in chosen.words.items()}
-    said = [(f"--{name.replace('_', '-')}", str(value)) for name, value in words.items() if value != ""]
-    return " ".join([base, *(shlex.quote(part) for pair in said for part in pair)])
-
-
->>>>>>> inverse
 def limit_of(fit: results.Fit | None, beyond: tuple[results.Miss, ...], outside: str) -> str:
     """What stands against more: memory at the peak of the answer, or what is ``outside`` of memory."""
     if fit is None:
@@ -140,11 +98,7 @@ def limit_of(fit: results.Fit | None, beyond: tuple[results.Miss, ...], outside:
 
 
 def answer_of(
-<<<<<<< HEAD
     job: Inquiry,
-=======
-    job: Job,
->>>>>>> inverse
     asked: Asked,
     fit: results.Fit | None,
     beyond: tuple[results.Miss, ...],
@@ -179,11 +133,7 @@ def answer_of(
     )
 
 
-<<<<<<< HEAD
 def _warnings(job: Inquiry, fit: results.Fit | None) -> list[str]:
-=======
-def _warnings(job: Job, fit: results.Fit | None) -> list[str]:
->>>>>>> inverse
     said = []
     if fit is not None and fit.host_memory and job.node.host_memory_bytes is None:
         said.append(f"host memory of node {job.node.name} is unknown: the answer assumes that it suffices.")
@@ -198,11 +148,7 @@ def _warnings(job: Job, fit: results.Fit | None) -> list[str]:
     return said
 
 
-<<<<<<< HEAD
 def _assumptions(job: Inquiry, what: str) -> dict[str, str]:
-=======
-def _assumptions(job: Job, what: str) -> dict[str, str]:
->>>>>>> inverse
     """What the search noted, less what the answer itself says."""
     asked = {what.replace("-", "_"), "global_batch"}
     noted = {name: said for name, said in job.request.assumptions.items() if name not in asked}

@@ -11,13 +11,8 @@ import numpy as np
 from memcalc.errors import CombinationError, InputError
 from memcalc.formulas.census import model_count
 from memcalc.planner import request as rq
-<<<<<<< HEAD
 from memcalc.planner.axes import MICRO_BATCHES, SHORTEST_PART
 from memcalc.planner.columns import Confirmed, Inquiry, Part, Replays, evaluate, ordered, states_fit
-=======
-from memcalc.planner.axes import MICRO_BATCHES
-from memcalc.planner.columns import Confirmed, Job, Part, Replays, evaluate, ordered, states_fit
->>>>>>> inverse
 from memcalc.planner.inverse import Question, Search, fastest
 from memcalc.planner.inverse_answer import Asked, answer_of, fit_of, miss_of
 
@@ -32,21 +27,13 @@ NODES = 8
 """Nodes up to which the fewest GPUs are searched for."""
 
 
-<<<<<<< HEAD
 def longest(job: Inquiry, asked: Asked, gpus: int) -> results.Inverse:
-=======
-def longest(job: Job, asked: Asked, gpus: int) -> results.Inverse:
->>>>>>> inverse
     """The largest sequence length that fits."""
     if job.model.fixed_tokens.get(job.model.main.tower) is not None:
         raise InputError("max", "seq-len", f"{job.model.name} sees the same number of tokens of every sample")
     learned = job.model.positions == "learned"
     most = job.model.max_positions if learned else rq.LARGEST_NUMBER["seq_len"]
-<<<<<<< HEAD
     grids = opened(job, gpus, min(most, gpus * SHORTEST_PART))  # long enough for every number of parts
-=======
-    grids = opened(job, gpus, min(job.model.max_positions, 4096))
->>>>>>> inverse
     least = min(layout.cp for grid in grids for layout in grid.layouts)
     first = -(-least // asked.step) * asked.step
     values = range(first, most + 1, asked.step)
@@ -58,11 +45,7 @@ def longest(job: Job, asked: Asked, gpus: int) -> results.Inverse:
     return _over(job, asked, Question(values, micro_batches=smallest_batches(job)), grids, gpus, outside)
 
 
-<<<<<<< HEAD
 def widest(job: Inquiry, asked: Asked, gpus: int) -> results.Inverse:
-=======
-def widest(job: Job, asked: Asked, gpus: int) -> results.Inverse:
->>>>>>> inverse
     """The largest micro-batch that fits."""
     seq_len = rq.sequence_length(job.request, job.model)
     grids = opened(job, gpus, seq_len)
@@ -88,11 +71,7 @@ def divisors(number: int) -> list[int]:
     return sorted({*small, *(number // n for n in small)})
 
 
-<<<<<<< HEAD
 def opened(job: Inquiry, gpus: int, seq_len: int) -> list[Grid]:
-=======
-def opened(job: Job, gpus: int, seq_len: int) -> list[Grid]:
->>>>>>> inverse
     """The grids of what is open, or the reason why nothing is."""
     grids = job.open([gpus], seq_len)
     if not grids:
@@ -102,11 +81,7 @@ def opened(job: Job, gpus: int, seq_len: int) -> list[Grid]:
     return grids
 
 
-<<<<<<< HEAD
 def smallest_batches(job: Inquiry) -> tuple[int, ...]:
-=======
-def smallest_batches(job: Job) -> tuple[int, ...]:
->>>>>>> inverse
     """Micro-batches that may need least memory: one sequence, unless the batch is given, where accumulation counts."""
     pinned, batch = job.request.given.get("micro_batch"), job.batch[0]
     if pinned is not None:
@@ -114,13 +89,9 @@ def smallest_batches(job: Job) -> tuple[int, ...]:
     return tuple(m for m in MICRO_BATCHES if batch % m == 0) if batch else (1,)
 
 
-<<<<<<< HEAD
 def _over(
     job: Inquiry, asked: Asked, question: Question, grids: list[Grid], gpus: int, outside: str
 ) -> results.Inverse:
-=======
-def _over(job: Job, asked: Asked, question: Question, grids: list[Grid], gpus: int, outside: str) -> results.Inverse:
->>>>>>> inverse
     search = Search(job, question, grids)
     solution = search.solve()
     if solution.best is None and solution.beyond is None:
@@ -140,11 +111,7 @@ def _over(job: Job, asked: Asked, question: Question, grids: list[Grid], gpus: i
 class Tried:
     """One model, or one number of GPUs: whether any open strategy fits, and which is the fastest."""
 
-<<<<<<< HEAD
     def __init__(self, job: Inquiry, grids: Sequence[Grid], seq_len: int) -> None:
-=======
-    def __init__(self, job: Job, grids: Sequence[Grid], seq_len: int) -> None:
->>>>>>> inverse
         self.job, self.grids, self.seq_len = job, grids, seq_len
         self.replays = Replays(job)
         self.searched = 0
@@ -185,11 +152,7 @@ def _of(part: Part, gpus: int) -> Array:
     return np.asarray(part.grid.degree("gpus") == gpus) if gpus else np.ones((1,) * 7, dtype=bool)
 
 
-<<<<<<< HEAD
 def fewest(job: Inquiry, asked: Asked, counts: Sequence[int]) -> results.Inverse:
-=======
-def fewest(job: Job, asked: Asked, counts: Sequence[int]) -> results.Inverse:
->>>>>>> inverse
     """The smallest number of GPUs on which a strategy fits: one grid over all of them."""
     seq_len = rq.sequence_length(job.request, job.model)
     grids = job.open(counts, seq_len)
@@ -222,19 +185,11 @@ def counts_up_to(most: int, node_gpus: int, *, every: bool) -> list[int]:
     return [n for n in [*within, *range(node_gpus, most + 1, node_gpus)] if n <= most]
 
 
-<<<<<<< HEAD
 def biggest(jobs: Sequence[tuple[Inquiry, Asked]], gpus: int) -> results.Inverse:
     """The model with most parameters that fits; ``jobs`` come with the largest first."""
     missed: list[tuple[Inquiry, Tried, list[Grid]]] = []
     searched = replayed = 0
     found: tuple[Inquiry, Asked, Confirmed] | None = None
-=======
-def biggest(jobs: Sequence[tuple[Job, Asked]], gpus: int) -> results.Inverse:
-    """The model with most parameters that fits; ``jobs`` come with the largest first."""
-    missed: list[tuple[Job, Tried, list[Grid]]] = []
-    searched = replayed = 0
-    found: tuple[Job, Asked, Confirmed] | None = None
->>>>>>> inverse
     for job, asked in jobs:
         try:
             seq_len = rq.sequence_length(job.request, job.model)
@@ -262,11 +217,7 @@ def biggest(jobs: Sequence[tuple[Job, Asked]], gpus: int) -> results.Inverse:
     )  # fmt: skip
 
 
-<<<<<<< HEAD
 def _missed(job: Inquiry, tried: Tried) -> results.Miss | None:
-=======
-def _missed(job: Job, tried: Tried) -> results.Miss | None:
->>>>>>> inverse
     near = tried.nearest(tried.parts(smallest_batches(job)))
     count = model_count(job.model).total
     return miss_of(near, job.model.name, safe=job.safe, parameters=count) if near else None
