@@ -9,6 +9,7 @@ import typer
 
 import memcalc
 from memcalc.cli import presets
+from memcalc.cli import sweep as many
 from memcalc.cli import validate as comparison
 from memcalc.cli.errors import Group
 from memcalc.cli.options import DESTINATION, JOB, PRESETS, Command, given, takes
@@ -20,6 +21,7 @@ EXAMPLES = {
     "plan": "memcalc plan --model llama-2-7b --gpu a100-40g --gpus 8 --global-batch 512",
     "estimate": "memcalc estimate --model llama-2-7b --gpu a100-80g --gpus 8 --zero 3",
     "explain": "memcalc explain --model llama-2-7b --gpu a100-80g --gpus 8 --zero 3",
+    "sweep": "memcalc sweep sweep.toml --jobs 2",
     "validate": "memcalc validate --grade A --worst 5",
     "models": "memcalc models --search llama",
     "gpus": "memcalc gpus a100-80g",
@@ -105,6 +107,29 @@ def explain(**options: Any) -> int:
     found = memcalc.estimate(**given(options))
     target.show(report.of_terms(found))
     return int(found.verdict == "does-not-fit")
+
+
+_File = Annotated[str, typer.Argument(metavar="FILE.toml", help="Lists of words; every combination is one job.")]
+_Jobs = Annotated[str | None, typer.Option(metavar="N", help="Processes; all cores when left out, 1 for this one.")]
+_Scheduler = Annotated[
+    str | None,
+    typer.Option(metavar="ADDRESS|local", help="Run on the Dask cluster of this scheduler, or on one started here."),
+]
+_Top = Annotated[str, typer.Option(metavar="N", rich_help_panel="Output", help="How many rows are listed.")]
+
+
+@_command("Jobs")
+@takes(*PRESETS, *DESTINATION)
+def sweep(
+    file: _File,
+    *,
+    jobs: _Jobs = None,
+    scheduler: _Scheduler = None,
+    top: _Top = "20",
+    **options: Any,
+) -> int:
+    """Answer many jobs at once, to a table: .csv, .json, .jsonl or .parquet; an interrupted one goes on."""
+    return many.show(file, jobs=jobs, scheduler=scheduler, top=top, options=options)
 
 
 _Runs = Annotated[
