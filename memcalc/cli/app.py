@@ -21,7 +21,7 @@ EXAMPLES = {
     "plan": "memcalc plan --model llama-2-7b --gpu a100-40g --gpus 8 --global-batch 512",
     "estimate": "memcalc estimate --model llama-2-7b --gpu a100-80g --gpus 8 --zero 3",
     "explain": "memcalc explain --model llama-2-7b --gpu a100-80g --gpus 8 --zero 3",
-    "sweep": "memcalc sweep sweep.toml --jobs 2",
+    "sweep": "memcalc sweep sweep.toml --output table.csv",
     "validate": "memcalc validate --grade A --worst 5",
     "models": "memcalc models --search llama",
     "gpus": "memcalc gpus a100-80g",

@@ -122,7 +122,8 @@ class _Dask:
     @property
     def width(self) -> int:
         """Threads of the cluster now; one while it has none, so that an adaptive cluster grows."""
-        return max(1, sum(self._client.nthreads().values()))
+        threads: dict[str, int] = self._client.nthreads()
+        return max(1, sum(threads.values()))
 
     def restart(self) -> None:
         """The cluster starts its own workers again."""
@@ -159,6 +160,8 @@ def _cluster(scheduler: str, processes: int) -> Iterator[Any]:
     """Connect to a scheduler, or start one with processes of this machine for `local`."""
     if find_spec("distributed") is None:
         raise InputError("scheduler", scheduler, "needs Dask: pip install 'memcalc[distributed]'")
+    if not scheduler.strip():  # Dask would start a cluster of its own
+        raise InputError("scheduler", scheduler, "must be `local` or the address of a scheduler")
     from distributed import Client, LocalCluster
 
     with contextlib.ExitStack() as stack:

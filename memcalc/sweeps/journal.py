@@ -58,7 +58,7 @@ class Journal:
 
     def held(self) -> NDArray[np.bool_]:
         """Return for each job whether its row is here."""
-        return np.array(self._starts) != _ABSENT
+        return np.array(self._starts, dtype=np.int64) != np.int64(_ABSENT)
 
     def append(self, rows: Sequence[tuple[int, Row]]) -> None:
         """Write rows so that they are still there after a power cut."""

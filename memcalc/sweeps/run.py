@@ -80,8 +80,9 @@ def sweep(
         )
     path = None if output is None else table.checked(os.fspath(output), force)
     columns = columns_of(space.settings)
+    names = tuple(column.name for column in columns)
     with _journal(space, path) as journal:
-        _fill(space, tuple(column.name for column in columns), journal, jobs, scheduler, on_progress)
+        _fill(space, names, journal, jobs, scheduler, on_progress)
         head = {
             "schema": "memcalc.sweep/1",
             "version": __version__,
@@ -89,11 +90,11 @@ def sweep(
             "jobs": space.size,
             "product": space.described(),
             "counts": _counted(journal.rows()),
-            "columns": [column.name for column in columns],
+            "columns": names,
         }
         rows: list[dict[str, Any]] = []
         if path is None:
-            rows = [dict(zip(head["columns"], row, strict=True)) for row in journal.rows()]
+            rows = [dict(zip(names, row, strict=True)) for row in journal.rows()]
         else:
             table.write(path, Path(os.fspath(output or "")).suffix.lower(), head, columns, journal.rows())
             journal.path.unlink()

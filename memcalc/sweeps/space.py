@@ -133,6 +133,10 @@ def space_of(source: str | os.PathLike[str] | Mapping[str, Any] | Sweep, preset_
 def _checked(source: str | os.PathLike[str] | Mapping[str, Any], what: str) -> Sweep:
     """Return the checked content; a key below `[sweep]` is compared with the keys that stand there."""
     data = dict(source) if isinstance(source, Mapping) else catalog.read_toml(Path(source))
+    unknown = next((key for key in data if key not in Sweep.model_fields), None)
+    if unknown is not None:  # before what is absent, since it may be meant for it
+        known = tuple(Sweep.model_fields)
+        raise UnknownNameError(f"{what}: key", str(unknown), f"must be one of {', '.join(known)}", known)
     if isinstance(data.get("sweep"), Mapping):
         catalog.validated(SweepSettings, data["sweep"], f"{what} [sweep]")
     try:
