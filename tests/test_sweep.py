@@ -21,10 +21,10 @@ from typer.testing import CliRunner
 
 import memcalc
 from memcalc.cli.app import app
-from memcalc.errors import InputError
+from memcalc.errors import InputError, MemcalcError
 from memcalc.sweeps import run as runner
 from memcalc.sweeps import space as spaces
-from memcalc.sweeps.rows import COLUMNS
+from memcalc.sweeps.rows import COLUMNS, rows_of
 from memcalc.sweeps.run import JOURNAL, Progress
 from memcalc.sweeps.space import space_of
 
@@ -338,6 +338,15 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, bytes]:
     return folder / "sweep.toml", (folder / "t.csv").read_bytes()
 
 
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, bytes]:
+    """Return the same for a sweep of 8 jobs."""
+    folder = tmp_path_factory.mktemp("small")
+    (folder / "sweep.toml").write_text(TOML.replace("64, 128, 160, 192, 256, 320, 352, 384,", ""))
+    memcalc.sweep(folder / "sweep.toml", jobs=1, output=folder / "t.csv")
+    return folder / "sweep.toml", (folder / "t.csv").read_bytes()
+
+
 class _StopError(Exception):
     """Ends a sweep from within its progress."""
 
@@ -367,9 +376,9 @@ def test_an_interrupted_sweep_goes_on_to_the_same_bytes(whole: tuple[Path, bytes
 
 
 @pytest.mark.parametrize("cut", [0, 1, 40, -1, -30])
-def test_a_torn_journal_loses_only_its_last_line(whole: tuple[Path, bytes], tmp_path: Path, cut: int) -> None:
+def test_a_torn_journal_loses_only_its_last_line(small: tuple[Path, bytes], tmp_path: Path, cut: int) -> None:
     """Cut anywhere: in the first line, or in the last."""
-    path, expected = whole
+    path, expected = small
     output, journal = tmp_path / "t.csv", tmp_path / f"t.csv{JOURNAL}"
     with pytest.raises(_StopError):
         memcalc.sweep(path, jobs=1, output=output, on_progress=stopped_after(4))
@@ -382,10 +391,10 @@ def test_a_torn_journal_loses_only_its_last_line(whole: tuple[Path, bytes], tmp_
 
 
 @pytest.mark.parametrize(
-    "line", [b"[3]\n", b"nonsense\n", b'[true,["x"]]\n', b'[40,["x"]]\n', b"\x00\xff\n", b"[" * 9999 + b"\n"]
+    "line", [b"[3]\n", b"nonsense\n", b'[true,["x"]]\n', b'[8,["x"]]\n', b"\x00\xff\n", b"[" * 9999 + b"\n"]
 )
-def test_a_line_that_is_no_row_is_computed_again(whole: tuple[Path, bytes], tmp_path: Path, line: bytes) -> None:
-    path, expected = whole
+def test_a_line_that_is_no_row_is_computed_again(small: tuple[Path, bytes], tmp_path: Path, line: bytes) -> None:
+    path, expected = small
     output, journal = tmp_path / "t.csv", tmp_path / f"t.csv{JOURNAL}"
     with pytest.raises(_StopError):
         memcalc.sweep(path, jobs=1, output=output, on_progress=stopped_after(4))
@@ -394,8 +403,8 @@ def test_a_line_that_is_no_row_is_computed_again(whole: tuple[Path, bytes], tmp_
     assert output.read_bytes() == expected
 
 
-def test_another_sweep_does_not_go_on_with_a_journal(whole: tuple[Path, bytes], tmp_path: Path) -> None:
-    path, _ = whole
+def test_another_sweep_does_not_go_on_with_a_journal(small: tuple[Path, bytes], tmp_path: Path) -> None:
+    path, _ = small
     output, journal = tmp_path / "t.csv", tmp_path / f"t.csv{JOURNAL}"
     with pytest.raises(_StopError):
         memcalc.sweep(path, jobs=1, output=output, on_progress=stopped_after(4))
@@ -424,20 +433,20 @@ def test_a_changed_preset_is_another_sweep(tmp_path: Path) -> None:
     assert space_of(words(model="mine"), (str(tmp_path),)).fingerprint != before
 
 
-def test_two_sweeps_do_not_write_one_journal(whole: tuple[Path, bytes], tmp_path: Path) -> None:
+def test_two_sweeps_do_not_write_one_journal(small: tuple[Path, bytes], tmp_path: Path) -> None:
     pytest.importorskip("fcntl")
     said: list[str] = []
 
     def second(_: Progress) -> None:
         if not said:
-            said.append(cli(str(whole[0]), "--output", str(tmp_path / "t.csv")).stderr)
+            said.append(cli(str(small[0]), "--output", str(tmp_path / "t.csv")).stderr)
 
-    memcalc.sweep(whole[0], jobs=1, output=tmp_path / "t.csv", on_progress=second)
+    memcalc.sweep(small[0], jobs=1, output=tmp_path / "t.csv", on_progress=second)
     assert "another sweep is writing it" in said[0]
 
 
-def test_a_table_is_replaced_only_by_force(whole: tuple[Path, bytes], tmp_path: Path) -> None:
-    path, expected = whole
+def test_a_table_is_replaced_only_by_force(small: tuple[Path, bytes], tmp_path: Path) -> None:
+    path, expected = small
     output = tmp_path / "t.csv"
     output.write_text("mine")
     assert cli(str(path), "--output", str(output)).exit_code == 2
@@ -586,6 +595,30 @@ def test_dask_by_the_address_of_its_scheduler_and_a_job_that_kills(monkeypatch: 
     with LocalCluster(n_workers=2, threads_per_worker=1, processes=True, dashboard_address=None) as cluster:
         answer = memcalc.sweep(words(model="opt-125m", seq_len=lengths), scheduler=cluster.scheduler_address)
     assert [row["status"] == "error" for row in answer.rows] == [length == sweep_workers.DEADLY for length in lengths]
+
+
+def test_workers_that_are_lost_are_one_sentence_and_cost_no_row(
+    small: tuple[Path, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As when the scheduler of a cluster ends: its client raises OSError, whatever it is asked."""
+    path, expected = small
+    calls: list[int] = []
+
+    def lost(task: Any) -> Any:
+        calls.append(len(task.jobs))
+        if len(calls) == 2:
+            raise ConnectionResetError("the scheduler is gone")
+        return rows_of(task)
+
+    monkeypatch.setattr(runner, "rows_of", lost)
+    monkeypatch.setattr("memcalc.sweeps.executors._Here.width", 0.5)  # one task at a time
+    output = tmp_path / "t.csv"
+    with pytest.raises(MemcalcError, match=r"the workers were lost .the scheduler is gone.; the same call goes on"):
+        memcalc.sweep(path, jobs=1, output=output)
+    states: list[Progress] = []
+    memcalc.sweep(path, jobs=1, output=output, on_progress=states.append)
+    assert states[0].resumed == calls[0]
+    assert output.read_bytes() == expected
 
 
 @pytest.mark.skipif(find_spec("distributed") is None, reason="distributed is not installed")

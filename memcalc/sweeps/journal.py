@@ -58,7 +58,8 @@ class Journal:
 
     def held(self) -> NDArray[np.bool_]:
         """Return for each job whether its row is here."""
-        return np.array(self._starts, dtype=np.int64) != np.int64(_ABSENT)
+        held: NDArray[np.bool_] = np.array(self._starts, dtype=np.int64) != _ABSENT
+        return held
 
     def append(self, rows: Sequence[tuple[int, Row]]) -> None:
         """Write rows so that they are still there after a power cut."""

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from memcalc import __version__
-from memcalc.errors import InputError, MissingError
+from memcalc.errors import InputError, MemcalcError
 from memcalc.results import Swept
 from memcalc.specs.sweep import Sweep
 from memcalc.sweeps import table
@@ -176,10 +176,14 @@ class _Loop:
 
     def run(self) -> None:
         """Return when every job has its row."""
-        while self._flying or self._suspects or self._sent < self._waiting.size:
-            lost = self._send() or self._receive()
-            if lost:
-                self._recover(lost)
+        try:
+            while self._flying or self._suspects or self._sent < self._waiting.size:
+                lost = self._send() or self._receive()
+                if lost:
+                    self._recover(lost)
+        except (CancelledError, OSError) as error:  # a scheduler that is gone, a machine without room for processes
+            said = str(error) or type(error).__name__
+            raise MemcalcError(f"the workers were lost ({said}); the same call goes on from the journal.") from None
 
     def _send(self) -> list[list[int]]:
         """Keep every worker busy; return what was lost because the executor is broken."""
@@ -224,9 +228,6 @@ class _Loop:
                 seconds, rows = future.result()
             except self._backend.deaths:
                 lost.append(places)
-            except (CancelledError, OSError) as error:
-                said = str(error) or type(error).__name__
-                raise MissingError(f"the workers were lost ({said}); the same command continues the sweep.") from None
             else:
                 self._seconds_a_job = seconds / len(places)
                 self._store(places, rows)
