@@ -54,6 +54,8 @@ Spec = TypeVar("Spec", bound="BaseModel")
 
 _KINDS: tuple[Kind, ...] = ("model", "gpu", "node")
 _LARGEST_FILE = 1 << 20
+_MOST_DOTS = 500
+"""In one line: the standard library's parser needs the square of the parts of a dotted key, hours for a megabyte."""
 _ALIASES = "aliases"
 
 
@@ -324,6 +326,8 @@ def _read(path: Traversable) -> bytes:
         raise FileError("file", str(path), error.strerror or "it must be readable") from None
     if len(content) > _LARGEST_FILE:
         raise FileError("file", str(path), "must be at most 1 MiB")
+    if any(line.count(b".") > _MOST_DOTS for line in content.split(b"\n")):
+        raise FileError("file", str(path), f"must have at most {_MOST_DOTS} dots in a line")
     return content
 
 

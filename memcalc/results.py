@@ -12,6 +12,7 @@ from pydantic import Field
 from memcalc.specs.model import Frozen
 from memcalc.specs.runs import Figure
 from memcalc.specs.strategy import Strategy
+from memcalc.specs.sweep import Mode
 
 Verdict = Literal["fits", "tight", "does-not-fit"]
 
@@ -432,3 +433,19 @@ class Validation(Frozen):
     explained: tuple[RunReason, ...]
     not_modelled: tuple[RunReason, ...]
     left_out: tuple[RunReason, ...]
+
+
+class Swept(Frozen):
+    """The answer of a sweep."""
+
+    schema_: Literal["memcalc.sweep/1"] = Field(default="memcalc.sweep/1", alias="schema", serialization_alias="schema")
+    version: str
+    mode: Mode
+    jobs: int
+    product: str
+    """The lists that were multiplied."""
+    counts: dict[str, int]
+    """Jobs by status: fits, tight, does-not-fit, error."""
+    columns: tuple[str, ...]
+    rows: tuple[dict[str, Any], ...] = ()
+    """One for each job, by column; none where they were written to a file."""

@@ -10,6 +10,7 @@ import typer
 
 import memcalc
 from memcalc.cli import inverse, presets
+from memcalc.cli import sweep as many
 from memcalc.cli import validate as comparison
 from memcalc.cli.errors import Group
 from memcalc.cli.options import DESTINATION, JOB, PRESETS, Command, given, takes
@@ -23,6 +24,7 @@ EXAMPLES = {
     "explain": "memcalc explain --model llama-2-7b --gpu a100-80g --gpus 8 --zero 3",
     "max": "memcalc max seq-len --model llama-2-7b --gpu a100-80g --gpus 8 --step 1024",
     "min": "memcalc min gpus --model llama-3-70b --gpu h100-sxm --offload none",
+    "sweep": "memcalc sweep sweep.toml --output table.csv",
     "validate": "memcalc validate --grade A --worst 5",
     "models": "memcalc models --search llama",
     "gpus": "memcalc gpus a100-80g",
@@ -196,6 +198,29 @@ def min_(
 ) -> int:
     """Find the fewest GPUs on which a strategy fits, and the fastest one there."""
     return inverse.show("min", what, options, up_to=up_to, any_count=any_count, safe=safe)
+
+
+_File = Annotated[str, typer.Argument(metavar="FILE.toml", help="Lists of words; every combination is one job.")]
+_Jobs = Annotated[str | None, typer.Option(metavar="N", help="Processes; all cores when left out, 1 for this one.")]
+_Scheduler = Annotated[
+    str | None,
+    typer.Option(metavar="ADDRESS|local", help="Run on the Dask cluster of this scheduler, or on one started here."),
+]
+_Top = Annotated[str, typer.Option(metavar="N", rich_help_panel="Output", help="How many rows are listed.")]
+
+
+@_command("Jobs")
+@takes(*PRESETS, *DESTINATION)
+def sweep(
+    file: _File,
+    *,
+    jobs: _Jobs = None,
+    scheduler: _Scheduler = None,
+    top: _Top = "20",
+    **options: Any,
+) -> int:
+    """Answer many jobs at once, to a table: .csv, .json, .jsonl or .parquet; an interrupted one goes on."""
+    return many.show(file, jobs=jobs, scheduler=scheduler, top=top, options=options)
 
 
 _Runs = Annotated[
