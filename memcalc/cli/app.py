@@ -206,7 +206,7 @@ _Scheduler = Annotated[
     str | None,
     typer.Option(metavar="ADDRESS|local", help="Run on the Dask cluster of this scheduler, or on one started here."),
 ]
-_Top = Annotated[str, typer.Option(metavar="N", rich_help_panel="Output", help="How many rows are listed.")]
+_Rows = Annotated[str, typer.Option(metavar="N", rich_help_panel="Output", help="How many rows are listed.")]
 
 
 @_command("Jobs")
@@ -216,7 +216,7 @@ def sweep(
     *,
     jobs: _Jobs = None,
     scheduler: _Scheduler = None,
-    top: _Top = "20",
+    top: _Rows = "20",
     **options: Any,
 ) -> int:
     """Answer many jobs at once, to a table: .csv, .json, .jsonl or .parquet; an interrupted one goes on."""
