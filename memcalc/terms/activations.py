@@ -86,7 +86,13 @@ class GroupActivations:
 
     def ranks(self, shard: Shard) -> Array:
         """What divides a tensor."""
-        return shards.ranks(self.grid, shard)
+        if shard not in self._ranks:
+            self._ranks[shard] = shards.ranks(self.grid, shard)
+        return self._ranks[shard]
+
+    @cached_property
+    def _ranks(self) -> dict[Shard, Array]:
+        return {}
 
     def present(self, shard: Shard) -> Array:
         """1 where a tensor exists."""
