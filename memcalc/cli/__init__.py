@@ -24,3 +24,5 @@ def main() -> None:
         app()
     except KeyboardInterrupt:  # while importing; typer answers a later one
         sys.exit(_INTERRUPTED)
+    finally:
+        gc.freeze()  # the process ends, and need not look for cycles in all that it goes with

@@ -53,6 +53,16 @@ class Template:
     """The gradient of the block's input; None where it needs none."""
 
     @cached_property
+    def names(self) -> tuple[str, ...]:
+        """What each storage is called."""
+        return tuple(record.name for record in self.records)
+
+    @cached_property
+    def is_gradient(self) -> tuple[bool, ...]:
+        """Whether each storage is the gradient of a weight."""
+        return tuple(record.kind == "gradient" for record in self.records)
+
+    @cached_property
     def kept_records(self) -> tuple[Record, ...]:
         """Tensors kept for backward, in the order of their allocation."""
         return tuple(self.records[index] for index in sorted(self.kept))
