@@ -6,12 +6,14 @@ from collections.abc import Callable
 from typing import Annotated, Any
 
 import typer
+import typer.main
 
 import memcalc
 from memcalc.cli import presets
 from memcalc.cli import validate as comparison
 from memcalc.cli.errors import Group
-from memcalc.cli.options import DESTINATION, JOB, PRESETS, Command, given, takes
+from memcalc.cli.lazily import Commands
+from memcalc.cli.options import DESTINATION, JOB, PRESETS, Command, Shared, given, takes
 from memcalc.cli.output import destination
 
 __all__ = ["EXAMPLES", "app"]
@@ -27,17 +29,35 @@ EXAMPLES = {
 }
 """One for each command: its --help shows it."""
 
-app = typer.Typer(cls=Group, rich_markup_mode="rich", pretty_exceptions_enable=False, invoke_without_command=True)
 _HELP = {"help_option_names": ["--help", "-h"]}
+_COMMANDS = Commands()
 
 
-def _command(panel: str) -> Callable[[Command], Command]:
-    """Register a command with its example in the help."""
+class _Group(Group):
+    """The commands of this module."""
+
+    def __init__(self, **words: Any) -> None:
+        super().__init__(**words)
+        self.commands = _COMMANDS
+
+
+app = typer.Typer(cls=_Group, rich_markup_mode="rich", pretty_exceptions_enable=False, invoke_without_command=True)
+
+
+def _command(panel: str, *options: Shared) -> Callable[[Command], Command]:
+    """Register a command that takes `options`, with its example in the help."""
 
     def register(function: Command) -> Command:
         name = function.__name__
         help_text = f"{function.__doc__}\n\nExample: [bold]{EXAMPLES[name]}[/bold]"
-        app.command(name, help=help_text, rich_help_panel=panel, context_settings=_HELP)(function)
+
+        def build() -> Any:
+            alone = typer.Typer(add_completion=False, rich_markup_mode="rich", pretty_exceptions_enable=False)
+            taking = takes(*options)(function)
+            alone.command(name, help=help_text, rich_help_panel=panel, context_settings=_HELP)(taking)
+            return typer.main.get_command(alone)
+
+        _COMMANDS.add(name, build)
         return function
 
     return register
@@ -67,8 +87,7 @@ def start(
     return 0
 
 
-@_command("Jobs")
-@takes(*JOB, *PRESETS, *DESTINATION)
+@_command("Jobs", *JOB, *PRESETS, *DESTINATION)
 def plan(
     *,
     top: Annotated[str, typer.Option(metavar="N", rich_help_panel="Output", help="How many plans are listed.")] = "10",
@@ -83,8 +102,7 @@ def plan(
     return 0 if found.plans else 1
 
 
-@_command("Jobs")
-@takes(*JOB, *PRESETS, *DESTINATION)
+@_command("Jobs", *JOB, *PRESETS, *DESTINATION)
 def estimate(**options: Any) -> int:
     """Say whether one strategy fits, and where the bytes stand."""
     from memcalc import report
@@ -95,8 +113,7 @@ def estimate(**options: Any) -> int:
     return int(found.verdict == "does-not-fit")
 
 
-@_command("Jobs")
-@takes(*JOB, *PRESETS, *DESTINATION)
+@_command("Jobs", *JOB, *PRESETS, *DESTINATION)
 def explain(**options: Any) -> int:
     """Show every term of an estimate: formula, the values put in, bytes, phases, source."""
     from memcalc import report
@@ -118,8 +135,7 @@ _Figure = Annotated[str | None, typer.Option(metavar="NAME", help="Score only al
 _Worst = Annotated[str, typer.Option(metavar="N", rich_help_panel="Output", help="How many of the worst are listed.")]
 
 
-@_command("Measurements")
-@takes(*PRESETS, *DESTINATION)
+@_command("Measurements", *PRESETS, *DESTINATION)
 def validate(
     runs: _Runs = None,
     *,
@@ -140,22 +156,19 @@ _Name = Annotated[str | None, typer.Argument(metavar="NAME", help="Show this one
 _Search = Annotated[str | None, typer.Option(metavar="TEXT", help="Only those with TEXT in a name, or the nearest.")]
 
 
-@_command("Presets")
-@takes(*PRESETS, *DESTINATION)
+@_command("Presets", *PRESETS, *DESTINATION)
 def models(name: _Name = None, search: _Search = None, **options: Any) -> int:
     """List the models, or show one with its sources."""
     return presets.show("models", name, search, options)
 
 
-@_command("Presets")
-@takes(*PRESETS, *DESTINATION)
+@_command("Presets", *PRESETS, *DESTINATION)
 def gpus(name: _Name = None, search: _Search = None, **options: Any) -> int:
     """List the GPUs, or show one with its sources."""
     return presets.show("gpus", name, search, options)
 
 
-@_command("Presets")
-@takes(*PRESETS, *DESTINATION)
+@_command("Presets", *PRESETS, *DESTINATION)
 def nodes(name: _Name = None, search: _Search = None, **options: Any) -> int:
     """List the nodes, or show one with its sources."""
     return presets.show("nodes", name, search, options)
