@@ -33,15 +33,17 @@ _HELP = {"help_option_names": ["--help", "-h"]}
 _COMMANDS = Commands()
 
 
-class _Group(Group):
+class _OnDemand(Group):
     """The commands of this module."""
+
+    commands: Any
 
     def __init__(self, **words: Any) -> None:
         super().__init__(**words)
         self.commands = _COMMANDS
 
 
-app = typer.Typer(cls=_Group, rich_markup_mode="rich", pretty_exceptions_enable=False, invoke_without_command=True)
+app = typer.Typer(cls=_OnDemand, rich_markup_mode="rich", pretty_exceptions_enable=False, invoke_without_command=True)
 
 
 def _command(panel: str, *options: Shared) -> Callable[[Command], Command]:

@@ -20,6 +20,7 @@ from memcalc.trace.tape import Record, Shard, Size, Tape, Tensor, Unit
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
+    from memcalc.formulas.types import Array
     from memcalc.frameworks.losses import Loss
     from memcalc.specs.model import Block, Norm, Tail, TowerEnds
 
@@ -145,8 +146,8 @@ def peaks(records: tuple[Record, ...], events: tuple[int, ...], start: frozenset
 
 def undominated(rows: list[tuple[int, ...]]) -> list[tuple[int, ...]]:
     """Rows, of which no two are equal, that no other row reaches in every column."""
-    columns = np.array(rows, dtype=np.int64)
-    beaten = (columns[None, :, :] >= columns[:, None, :]).all(axis=2)
+    columns: Array = np.array(rows, dtype=np.int64)
+    beaten: Array = (columns[None, :, :] >= columns[:, None, :]).all(axis=2)
     np.fill_diagonal(beaten, val=False)
     return [row for row, lost in zip(rows, beaten.any(axis=1), strict=True) if not lost]
 
