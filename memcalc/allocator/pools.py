@@ -125,21 +125,23 @@ class Pool:
 
         Its rest is put back where that is worth it (`should_split`, `alloc_found_block`).
         """
-        free = self.free
+        free, end_of = self.free, self.end_of
         if at is None:
             at = bisect_left(free, size << SHIFT)
             if at == len(free) or (self.max_split is not None and not self.may_serve(free[at] >> SHIFT, size)):
                 return None
         packed = free.pop(at)
         start = packed & ADDRESS
-        end = start + (packed >> SHIFT)
-        cut = start + size
-        if start in self.end_of:
-            del self.end_of[start], self.start_of[end]
-        if end - cut < self.least_rest or size >= self.split_below:
+        have = packed >> SHIFT
+        end = start + have
+        if start in end_of:
+            del end_of[start], self.start_of[end]
+        rest = have - size
+        if rest < self.least_rest or size >= self.split_below:
             return start, end
-        insort(free, end - cut << SHIFT | cut, 0, at)  # the rest is smaller: its place is not above
-        self.end_of[cut] = end
+        cut = start + size
+        insort(free, rest << SHIFT | cut, 0, at)  # the rest is smaller: its place is not above
+        end_of[cut] = end
         self.start_of[end] = cut
         return start, cut
 
@@ -150,21 +152,21 @@ class Pool:
 
     def give(self, start: int, end: int) -> None:
         """Put a block back, as one with the free blocks at its sides (`free_block`, `try_merge_blocks`)."""
-        free = self.free
+        free, end_of, start_of = self.free, self.end_of, self.start_of
         if self.segments.get(start) == end:
             insort(free, (end - start) << SHIFT | start)
             return
-        before = self.start_of.pop(start, None)
-        if before is not None:
+        if start in start_of:
+            before = start_of.pop(start)
             del free[bisect_left(free, (start - before) << SHIFT | before)]
             start = before
-        after = self.end_of.pop(end, None)
-        if after is not None:
+        if end in end_of:
+            after = end_of.pop(end)
             del free[bisect_left(free, (after - end) << SHIFT | end)]
             end = after
         insort(free, (end - start) << SHIFT | start)
-        self.end_of[start] = end
-        self.start_of[end] = start
+        end_of[start] = end
+        start_of[end] = start
 
     def grow(self, size: int) -> tuple[int, int] | None:
         """Serve a request from a new segment, or say that the driver has no memory (`alloc_block`)."""
