@@ -7,13 +7,15 @@ from dataclasses import replace
 from typing import Annotated, Any
 
 import typer
+import typer.main
 
 import memcalc
 from memcalc.cli import inverse, presets
 from memcalc.cli import sweep as many
 from memcalc.cli import validate as comparison
 from memcalc.cli.errors import Group
-from memcalc.cli.options import DESTINATION, JOB, PRESETS, Command, given, takes
+from memcalc.cli.lazily import Commands
+from memcalc.cli.options import DESTINATION, JOB, PRESETS, Command, Shared, given, takes
 from memcalc.cli.output import destination
 
 __all__ = ["EXAMPLES", "app"]
@@ -32,17 +34,37 @@ EXAMPLES = {
 }
 """One for each command: its --help shows it."""
 
-app = typer.Typer(cls=Group, rich_markup_mode="rich", pretty_exceptions_enable=False, invoke_without_command=True)
 _HELP = {"help_option_names": ["--help", "-h"]}
+_COMMANDS = Commands()
 
 
-def _command(panel: str) -> Callable[[Command], Command]:
-    """Register a command with its example in the help."""
+class _OnDemand(Group):
+    """The commands of this module."""
+
+    commands: Any
+
+    def __init__(self, **words: Any) -> None:
+        super().__init__(**words)
+        self.commands = _COMMANDS
+
+
+app = typer.Typer(cls=_OnDemand, rich_markup_mode="rich", pretty_exceptions_enable=False, invoke_without_command=True)
+
+
+def _command(panel: str, *options: Shared) -> Callable[[Command], Command]:
+    """Register a command that takes `options`, with its example in the help."""
 
     def register(function: Command) -> Command:
         name = function.__name__.rstrip("_")
         help_text = f"{function.__doc__}\n\nExample: [bold]{EXAMPLES[name]}[/bold]"
-        app.command(name, help=help_text, rich_help_panel=panel, context_settings=_HELP)(function)
+
+        def build() -> Any:
+            alone = typer.Typer(add_completion=False, rich_markup_mode="rich", pretty_exceptions_enable=False)
+            taking = takes(*options)(function)
+            alone.command(name, help=help_text, rich_help_panel=panel, context_settings=_HELP)(taking)
+            return typer.main.get_command(alone)
+
+        _COMMANDS.add(name, build)
         return function
 
     return register
@@ -97,8 +119,7 @@ _Why = Annotated[
 ]
 
 
-@_command("Jobs")
-@takes(*JOB, *PRESETS, *DESTINATION)
+@_command("Jobs", *JOB, *PRESETS, *DESTINATION)
 def plan(
     *,
     objective: _Objective = "throughput",
@@ -129,8 +150,7 @@ def plan(
     return 0 if found.plans else 1
 
 
-@_command("Jobs")
-@takes(*JOB, *PRESETS, *DESTINATION)
+@_command("Jobs", *JOB, *PRESETS, *DESTINATION)
 def estimate(**options: Any) -> int:
     """Say whether one strategy fits, and where the bytes stand."""
     from memcalc import report
@@ -141,8 +161,7 @@ def estimate(**options: Any) -> int:
     return int(found.verdict == "does-not-fit")
 
 
-@_command("Jobs")
-@takes(*JOB, *PRESETS, *DESTINATION)
+@_command("Jobs", *JOB, *PRESETS, *DESTINATION)
 def explain(**options: Any) -> int:
     """Show every term of an estimate: formula, the values put in, bytes, phases, source."""
     from memcalc import report
@@ -171,8 +190,7 @@ _AnyCount = Annotated[
 _ANY_MODEL = tuple(replace(option, required=option.required and option.name != "model") for option in JOB)
 
 
-@_command("Jobs")
-@takes(*_ANY_MODEL, *PRESETS, *DESTINATION)
+@_command("Jobs", *_ANY_MODEL, *PRESETS, *DESTINATION)
 def max_(
     what: _Largest,
     *,
@@ -186,8 +204,7 @@ def max_(
     return inverse.show("max", what, options, step=step, safe=safe, search=search, family=family)
 
 
-@_command("Jobs")
-@takes(*JOB, *PRESETS, *DESTINATION)
+@_command("Jobs", *JOB, *PRESETS, *DESTINATION)
 def min_(
     what: _Smallest,
     *,
@@ -209,8 +226,7 @@ _Scheduler = Annotated[
 _Rows = Annotated[str, typer.Option(metavar="N", rich_help_panel="Output", help="How many rows are listed.")]
 
 
-@_command("Jobs")
-@takes(*PRESETS, *DESTINATION)
+@_command("Jobs", *PRESETS, *DESTINATION)
 def sweep(
     file: _File,
     *,
@@ -234,8 +250,7 @@ _Figure = Annotated[str | None, typer.Option(metavar="NAME", help="Score only al
 _Worst = Annotated[str, typer.Option(metavar="N", rich_help_panel="Output", help="How many of the worst are listed.")]
 
 
-@_command("Measurements")
-@takes(*PRESETS, *DESTINATION)
+@_command("Measurements", *PRESETS, *DESTINATION)
 def validate(
     runs: _Runs = None,
     *,
@@ -256,22 +271,19 @@ _Name = Annotated[str | None, typer.Argument(metavar="NAME", help="Show this one
 _Search = Annotated[str | None, typer.Option(metavar="TEXT", help="Only those with TEXT in a name, or the nearest.")]
 
 
-@_command("Presets")
-@takes(*PRESETS, *DESTINATION)
+@_command("Presets", *PRESETS, *DESTINATION)
 def models(name: _Name = None, search: _Search = None, **options: Any) -> int:
     """List the models, or show one with its sources."""
     return presets.show("models", name, search, options)
 
 
-@_command("Presets")
-@takes(*PRESETS, *DESTINATION)
+@_command("Presets", *PRESETS, *DESTINATION)
 def gpus(name: _Name = None, search: _Search = None, **options: Any) -> int:
     """List the GPUs, or show one with its sources."""
     return presets.show("gpus", name, search, options)
 
 
-@_command("Presets")
-@takes(*PRESETS, *DESTINATION)
+@_command("Presets", *PRESETS, *DESTINATION)
 def nodes(name: _Name = None, search: _Search = None, **options: Any) -> int:
     """List the nodes, or show one with its sources."""
     return presets.show("nodes", name, search, options)

@@ -91,7 +91,13 @@ class GroupActivations:
 
     def ranks(self, shard: Shard) -> Array:
         """What divides a tensor."""
-        return shards.ranks(self.grid, shard)
+        if shard not in self._ranks:
+            self._ranks[shard] = shards.ranks(self.grid, shard)
+        return self._ranks[shard]
+
+    @cached_property
+    def _ranks(self) -> dict[Shard, Array]:
+        return {}
 
     def present(self, shard: Shard) -> Array:
         """1 where a tensor exists."""
@@ -100,21 +106,23 @@ class GroupActivations:
     def evaluate(self, total: Sum, gradient: Array) -> Array:
         """Bytes of a sum of tensors; ``gradient`` is the width of a weight's gradient."""
         out: Array = np.int64(0)
+        products = self._products
         for (unit, shard, is_gradient), coefficient in total.items():
-            out = out + self._product(unit, shard, int(coefficient * gradient if is_gradient else coefficient))
+            key = unit, shard, int(coefficient * gradient) if is_gradient else coefficient
+            product = products.get(key)
+            if product is None:
+                product = products[key] = self._product(*key)
+            out = out + product
         return out
 
     @cached_property
     def _products(self) -> dict[tuple[Unit, Shard, int], Array]:
+        """Bytes of tensors of one unit and shard, computed once: the sums of a block share most of them."""
         return {}
 
     def _product(self, unit: Unit, shard: Shard, coefficient: int) -> Array:
-        """Bytes of tensors of one unit and shard, computed once: the sums of a block share most of them."""
-        key = unit, shard, coefficient
-        if key not in self._products:
-            whole = saved_bytes(np.int64(coefficient), self.units[unit], np.int64(1), self.ranks(shard))
-            self._products[key] = whole * self.present(shard)
-        return self._products[key]
+        whole = saved_bytes(np.int64(coefficient), self.units[unit], np.int64(1), self.ranks(shard))
+        return whole * self.present(shard)
 
     def largest(self, sums: Sequence[Sum], gradient: Array) -> Array:
         """The largest of several sums [bytes]."""
@@ -129,9 +137,16 @@ class GroupActivations:
 
     def template(self, policy: Policy, setting: Setting, *, whole: bool = False) -> Template:
         """One block's execution under a policy, or (``whole``) where the policy leaves a block alone."""
-        if whole or policy.parts == setting.checkpointed:
-            return trace(self.group.block, setting, "none" if whole else policy.treatment)
-        return trace(self.group.block, replace(setting, checkpointed=policy.parts), policy.treatment)
+        parts, treatment = (setting.checkpointed, "none") if whole else (policy.parts, policy.treatment)
+        key = setting, parts, treatment
+        if key not in self._templates:
+            setting = setting if parts == setting.checkpointed else replace(setting, checkpointed=parts)
+            self._templates[key] = trace(self.group.block, setting, treatment)
+        return self._templates[key]
+
+    @cached_property
+    def _templates(self) -> dict[tuple[Setting, frozenset[str], str], Template]:
+        return {}
 
     def stacked(self, value: list[list[Array]]) -> Array:
         """Values by precision and policy, as an array over the grid's axes."""

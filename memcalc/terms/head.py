@@ -71,7 +71,7 @@ def over_vocabularies(census: Census, sums: str) -> Array:
     """The largest of the templates' sums on the last stage [bytes]; layouts may differ in the head's padded rows."""
     total: Array = np.int64(0)
     gathers = gathering(census.grid)
-    for rows in np.unique(census.vocab):
+    for rows in sorted(set(census.vocab.flat)):
         bytes_ = of_templates(census, head_templates(census, int(rows)), sums)
         if gathers is not None:
             other = of_templates(census, head_templates(census, int(rows), gathers), sums)
