@@ -28,15 +28,17 @@ if TYPE_CHECKING:
     from memcalc.specs.hardware import GPU, Node
     from memcalc.specs.model import Model
 
-CHUNK = 3_000_000
+CHUNK = 1_500_000
 """Strategies, each counted for every stage that is looked at, whose terms are held at once."""
-ROWS = (1, 2, 3, 5, 8, 1 << 20)
-"""Numbers of stages by which layouts are told apart."""
+ROWS = (2, 1 << 20)
+"""Numbers of stages by which layouts are told apart, and in spaces above :data:`LARGE`, where overhead counts less."""
+FINE_ROWS = (1, 2, 3, 5, 8, 1 << 20)
+LARGE = 3_000_000
 BLOCK = 1 << 16
 """Strategies that are added up and compared at once."""
 MANY = 512
 """Candidates for the front above which a sample of them is looked at first."""
-APART = 500_000
+APART = 300_000
 """Strategies above which it pays to evaluate offloaded activations apart from all else."""
 
 
@@ -238,9 +240,10 @@ def parts_of(grid: Grid) -> Iterator[Grid]:
 
 
 def _alike(grid: Grid) -> Iterator[Grid]:
+    classes = FINE_ROWS if grid.size > LARGE else ROWS
     by_rows: dict[int, list[Layout]] = {}
     for layout, stages in zip(grid.layouts, grid.rows, strict=True):
-        by_rows.setdefault(next(most for most in ROWS if len(stages) <= most), []).append(layout)
+        by_rows.setdefault(next(most for most in classes if len(stages) <= most), []).append(layout)
     for layouts in by_rows.values():
         for moved in (False, True):
             offloads = tuple(choice for choice in grid.offloads if ("activations" in choice) == moved)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
@@ -26,7 +27,7 @@ from memcalc.trace.template import Sum, Template, trace
 if TYPE_CHECKING:
     from memcalc.formulas.types import Array
     from memcalc.grid import Grid
-    from memcalc.specs.model import BlockGroup
+    from memcalc.specs.model import BlockGroup, Model
     from memcalc.terms.census import Census
     from memcalc.trace.layers import Setting
     from memcalc.trace.tape import Shard, Unit
@@ -43,6 +44,10 @@ class GroupActivations:
     group: BlockGroup
     layers: Array
     census: Census
+
+    def is_of(self, model: Model, grid: Grid) -> bool:
+        """Whether these are blocks of that model on that grid."""
+        return self.census.model is model and self.grid == grid
 
     @cached_property
     def grid(self) -> Grid:
@@ -310,10 +315,22 @@ def add_all(arrays: Sequence[Array]) -> Array:
     return total
 
 
+_LATEST: deque[list[GroupActivations]] = deque(maxlen=2)
+
+
 @lru_cache(maxsize=4)
 def groups_of(census: Census) -> list[GroupActivations]:
-    """The activations of each group of blocks, computed once a census."""
-    return [GroupActivations(g, n, census) for g, n in zip(census.model.groups, census.layers, strict=True)]
+    """The activations of each group of blocks, computed once for grids that differ in what is offloaded alone.
+
+    A block's own tensors do not depend on that.
+    """
+    base = replace(census.grid, offloads=((),))
+    known = next((groups for groups in _LATEST if groups[0].is_of(census.model, base)), None)
+    if known is None:
+        own = type(census)(census.model, base)
+        known = [GroupActivations(g, n, own) for g, n in zip(census.model.groups, own.layers, strict=True)]
+        _LATEST.append(known)
+    return known
 
 
 def activation_terms(census: Census, *, detail: bool) -> Iterator[Term]:
