@@ -17,6 +17,7 @@ from memcalc.formulas import (
     communication,
     flops,
     gradients,
+    kernels,
     offload,
     optimizer,
     parameters,
@@ -24,7 +25,7 @@ from memcalc.formulas import (
 )
 from memcalc.specs.strategy import OPTIMIZERS
 
-MODULES = (activations, communication, flops, gradients, offload, optimizer, parameters, pipeline)
+MODULES = (activations, communication, flops, gradients, kernels, offload, optimizer, parameters, pipeline)
 FORMULAS = {
     f"{module.__name__.rpartition('.')[2]}.{name}": function
     for module in MODULES
@@ -33,7 +34,16 @@ FORMULAS = {
 }
 """All but the bits of a quantised format, which is one number a model, and no column."""
 NOT_NUMBERS = {"kind", "impl"}
-SECONDS = {"transfer_seconds", "exposed_seconds", "offload_seconds", "exposed_offload_seconds"}
+SECONDS = {
+    "transfer_seconds",
+    "exposed_seconds",
+    "offload_seconds",
+    "exposed_offload_seconds",
+    "group_bandwidth",
+    "kernel_seconds",
+    "slower",
+}
+"""Times and rates, which are no whole numbers."""
 FLAGS = {"gated", "bias", "causal", "as_view", "q_bias", "k_bias", "v_bias", "vectors"}
 
 
@@ -131,6 +141,9 @@ FALLING = {
     ("offload.offload_seconds", "bandwidth"),
     ("offload.exposed_offload_seconds", "compute"),
     ("flops.model_flops_utilization", "peak"),
+    ("communication.group_bandwidth", "ranks"),
+    ("kernels.kernel_seconds", "rate"),
+    ("kernels.kernel_seconds", "bandwidth"),
 }
 NEITHER = {
     # gradients are reduced in more bytes than parameters are gathered in, or in fewer

@@ -24,6 +24,7 @@ LAYERS = [
     "sums",
     "ledger",
     "terms",
+    "timing",
     "events",
     "allocator",
     "estimate",

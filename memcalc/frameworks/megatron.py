@@ -41,6 +41,7 @@ CONTIGUOUS = like(
     "megatron",
     zero=(0,),
     makes_masks=True,
+    overlaps_reduction=False,
     engine=False,
     handle_workspaces=False,
     losses={"standard": losses.MEGATRON, "parallel": losses.MEGATRON},

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
 from memcalc import __version__, results
-from memcalc.formulas.flops import model_flops_utilization
 from memcalc.grid import Grid
-from memcalc.planner import time as clock
 from memcalc.planner.answer import components_of, hardware_facts, model_facts, scalar, strategy_of
 from memcalc.planner.peaks import Peaks, peaks_of, stage_peaks
 from memcalc.terms import build_ledger, overhead_of
 from memcalc.terms.census import Census
+from memcalc.timing import forecast
 
 if TYPE_CHECKING:
     from memcalc.planner.request import Request
@@ -59,7 +58,7 @@ def plans_of(
         nearest=tuple(results.Nearest(change=change, device=device) for change, device in nearest),
         too_large="" if plans else too_large(model, gpu, outcomes[last], overhead_for(gpu, outcomes[last].smallest)),
         capacity=gpu.memory_bytes,
-        warnings=tuple(plan_warnings(gpu, node, plans, outcomes)),
+        warnings=tuple(plan_warnings(node, plans, outcomes)),
         assumptions=request.assumptions,
         command=command,
     )
@@ -101,9 +100,6 @@ def plan_of(rank: int, model: Model, gpu: GPU, node: Node, one: Finalist, fastes
     found, single, peaks = one.found, one.single, one.peaks
     top, verdict = peaks.top, peaks.verdict
     strategy = strategy_of(found.grid, found.index)
-    speed = found.tokens_per_second_per_gpu
-    flops = clock.model_flops_per_token(model, found.grid.fixed.seq_len)
-    usage = float(model_flops_utilization(speed, flops, clock.peak_flops(gpu, strategy.precision)))
     return results.Plan(
         rank=rank,
         gpus=found.layout.gpus,
@@ -119,7 +115,9 @@ def plan_of(rank: int, model: Model, gpu: GPU, node: Node, one: Finalist, fastes
             stage=top.stage,
         ),
         verdict=verdict,
-        time=results.StepTime(step=found.step, tokens_per_second_per_gpu=speed, mfu=usage, **found.times),
+        time=results.StepTime(
+            step=found.step, **found.times, **asdict(forecast(Census(model, single), gpu, node, found.step))
+        ),
         host_memory=found.host * min(found.layout.gpus, node.gpus),
         why=why(found, top, peaks.overhead, fastest, tight=verdict == "tight"),
         command=command_of(base, found, strategy),
@@ -158,7 +156,7 @@ def short(found: Found) -> str:
 def why(found: Found, top: results.StagePeak, overhead: Overhead, fastest: Found, *, tight: bool) -> str:
     """One sentence on why a plan is listed, what its time is spent on and where its peak stands."""
     gpus, times = found.layout.gpus, found.times
-    largest = max(("recompute", "communication", "offload", "bubble"), key=lambda name: times[name])
+    largest = max(("recompute", "communication", "offload", "optimizer", "bubble"), key=lambda name: times[name])
     share = times[largest] / found.step
     spent = f"{largest} takes {share:.0%} of the step" if share >= 0.01 else "nearly all of the step is compute"
     free = f"the peak stands at {top.phase}, {(overhead.capacity - top.device) / 2**30:.1f} GiB stay free"
@@ -215,15 +213,19 @@ def too_large(model: Model, gpu: GPU, outcome: Outcome, overhead: Overhead) -> s
     )
 
 
-def plan_warnings(gpu: GPU, node: Node, plans: tuple[results.Plan, ...], outcomes: Mapping[int, Outcome]) -> list[str]:
+def unvalidated(plans: tuple[results.Plan, ...]) -> list[str]:
+    """Which plans' times no published run validates, and why."""
+    found: dict[str, list[str]] = {}
+    for plan in plans:
+        if not plan.time.validated:
+            found.setdefault(plan.time.basis, []).append(f"#{plan.rank}")
+    return [f"{', '.join(ranks)} are {basis}" for basis, ranks in found.items()]
+
+
+def plan_warnings(node: Node, plans: tuple[results.Plan, ...], outcomes: Mapping[int, Outcome]) -> list[str]:
     """What the ranking does not know."""
     said = []
-    if not clock.is_validated(gpu):
-        said.append(f"times on {gpu.name} are not validated by any published run.")
-    if any(plan.strategy.offload for plan in plans):
-        said.append(
-            "offload times are PCIe traffic alone and not validated; the CPU's own optimizer time comes on top."
-        )
+    said += [f"times of {where}." for where in unvalidated(plans)]
     if any(plan.host_memory for plan in plans) and node.host_memory_bytes is None:
         said.append(f"host memory of node {node.name} is unknown: offloaded plans assume that it suffices.")
     missing = [gpus for gpus, outcome in outcomes.items() if not outcome.best]

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from memcalc.planner.time import Times, step_times
 from memcalc.terms import Census, build_ledger, host_bytes
 from memcalc.terms.overhead import group_bytes
+from memcalc.timing import Times, rates_for, step_times
 
 if TYPE_CHECKING:
     from memcalc.formulas.types import Array
@@ -66,7 +66,7 @@ def evaluate(model: Model, grid: Grid, overhead: Overhead, gpu: GPU, node: Node)
     ledger = build_ledger(census, overhead.workspaces, detail=False)
     reserved = ledger.reserved(largest_stage=True) + group_bytes(grid)
     host = np.max(host_bytes(census), axis=1, keepdims=True)
-    return reserved, host, step_times(census, gpu, node), legal(grid)
+    return reserved, host, step_times(census, gpu, node, rates_for(gpu, grid)), legal(grid)
 
 
 def legal(grid: Grid) -> Array:
@@ -133,5 +133,5 @@ def _found(grid: Grid, shape: tuple[int, ...], flat: int, reserved: Array, host:
     def at(array: Array) -> float:
         return float(np.broadcast_to(array, shape)[index])
 
-    parts = {name: at(getattr(times, name)) for name in ("compute", "recompute", "communication", "offload", "bubble")}
-    return Found(grid, index, int(np.broadcast_to(reserved, shape)[index]), at(times.step), parts, int(at(host)))
+    parts = {part.name: at(getattr(times, part.name)) for part in fields(times)}
+    return Found(grid, index, int(np.broadcast_to(reserved, shape)[index]), sum(parts.values()), parts, int(at(host)))

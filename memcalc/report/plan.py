@@ -73,7 +73,7 @@ _FIELDS = (
     _Field(Column("verdict", priority=3), lambda plan, _: plan.verdict, "varies"),
     _Field(Column("tok/s/GPU", right=True), lambda plan, _: f"{plan.time.tokens_per_second_per_gpu:.0f}"),
     _Field(Column("MFU", "%", right=True, priority=1), lambda plan, _: f"{100 * plan.time.mfu:.1f}"),
-    *(_seconds(name) for name in ("step", "compute", "recompute", "communication", "offload", "bubble")),
+    *(_seconds(name) for name in ("step", "compute", "recompute", "communication", "offload", "optimizer", "bubble")),
     _Field(Column("host memory", "GiB", right=True), lambda plan, _: gib(plan.host_memory), "data"),
     _Field(Column("command"), lambda plan, _: plan.command, "data"),
 )
