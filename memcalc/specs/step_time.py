@@ -6,7 +6,7 @@ from pydantic import Field
 
 from memcalc.specs.model import Frozen
 
-__all__ = ["Constant", "Span", "StepTimeTable"]
+__all__ = ["Constant", "ErrorRow", "LeftOut", "Order", "Span", "StepTimeTable"]
 
 
 class Constant(Frozen):
@@ -45,11 +45,42 @@ class Span(Frozen):
     """What a reader is told."""
 
 
+class ErrorRow(Frozen):
+    """|predicted / measured - 1| of the published runs of one source, or of all."""
+
+    name: str
+    runs: int
+    median: float
+    p90: float
+    crossed_median: float
+    """The same by constants that were fitted without the source."""
+    crossed_p90: float
+
+
+class Order(Frozen):
+    """Pairs of comparable runs, and how many of them the model puts in the right order."""
+
+    name: str
+    pairs: int
+    right: int
+    crossed_right: int
+
+
+class LeftOut(Frozen):
+    """Runs that were not fitted on."""
+
+    runs: int
+    reason: str
+
+
 class StepTimeTable(Frozen):
     """All of them."""
 
     constant: tuple[Constant, ...]
     span: tuple[Span, ...]
+    error: tuple[ErrorRow, ...] = ()
+    order: tuple[Order, ...] = ()
+    left_out: tuple[LeftOut, ...] = ()
     gpus: dict[str, int]
     """Published runs by the GPU that they were measured on."""
 

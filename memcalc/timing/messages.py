@@ -137,7 +137,7 @@ def _pipeline(census: Census, node: Node) -> Message:
     stages, chunks = grid.degree("pp"), grid.fixed.vpp if grid.is_interleaved else 1
     engine = grid.habits.pipeline_engine != "none"
     shards = grid.sequence_shard if engine or not grid.habits.vocab_parallel else grid.degree("tp")
-    volume = comm.pipeline_bytes(grid.tokens, census.model.hidden, 2, chunks, shards) * (stages > 1) * (1 + engine)
+    volume = comm.pipeline_bytes(grid.tokens, census.model.hidden, 2, chunks, shards) * (stages > 1)
     stride = grid.degree("tp") * grid.ranks
     return _message(grid, node, volume, 2 * chunks * (stages > 1), np.minimum(stages, 2), stride)
 

@@ -10,7 +10,7 @@ errors, the ranges that are shown beside every time.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from fits.throughput import Job, jobs
+from memcalc import catalog
 from memcalc.formulas.types import Array
 from memcalc.timing.rates import Hardware, Rates, hardware_of, kernels_of
 from memcalc.timing.times import Times, seconds
@@ -248,7 +249,7 @@ def ordered(fit: Fit, residuals: Array) -> tuple[tuple[int, int], tuple[int, int
             if comparable(a, b):
                 right.append((predicted[i] > predicted[j]) == (a.speed > b.speed))
                 layout += [right[-1]] if layout_only(a, b) else []
-    return (sum(right), len(right)), (sum(layout), len(layout))
+    return (int(sum(right)), len(right)), (int(sum(layout)), len(layout))
 
 
 # -------------------------------------------------------------------------------------------- the file
@@ -299,6 +300,12 @@ def fitted() -> Fitted:
     return Fitted(fit, x, crossed, refits, unseen, Fit(experts).residuals(x), left)
 
 
+def shipped() -> Array:
+    """The constants of presets/step_time.toml."""
+    table = catalog.step_time()
+    return np.array([_raised(replace(prior, value=table.value(prior.name, prior.of))) for prior in PRIORS])
+
+
 def constants(found: Fitted) -> list[str]:
     """The constants as TOML."""
     parts = []
@@ -318,84 +325,65 @@ def constants(found: Fitted) -> list[str]:
 
 
 def _constant(prior: Prior, value: float, low: float, high: float) -> str:
-    lines = [
-        "[[constant]]",
-        f'name = "{prior.name}"',
-        f'of = "{prior.of}"',
-        f"value = {value:.4g}",
-        f'unit = "{prior.unit}"',
-        f"low = {low:.4g}",
-        f"high = {high:.4g}",
-        f'source = "{prior.source}"',
-    ]
-    return "\n".join(lines) + "\n"
+    ends = {name: float(f"{each:.4g}") for name, each in (("value", value), ("low", low), ("high", high))}
+    return table("constant", name=prior.name, of=prior.of, unit=prior.unit, **ends, source=prior.source)
 
 
-def spans(found: Fitted) -> list[str]:
+def spans(found: Fitted) -> Iterator[str]:
     """The ranges as TOML."""
     kinds = np.array([kind_of(job) for job in found.fit.jobs])
-    parts = []
     for name in ("data parallel", "model parallel", "fp8"):
         own = kinds == name
-        sources = sorted(set(found.fit.sources[own]))
-        basis = f"validated on {own.sum()} {name} runs of {len(sources)} sources"
-        parts.append(_span(name, *range_of(found.crossed[own]), COVERAGE, int(own.sum()), len(sources), basis))
-    low, high = range_of(found.unseen)
+        sources = len(set(found.fit.sources[own]))
+        basis = f"validated on {own.sum()} {name} runs of {sources} sources"
+        yield _span(name, range_of(found.crossed[own]), COVERAGE, int(own.sum()), sources, basis)
+    runs, sources = len(found.unseen), len(set(found.fit.sources))
     basis = "runs of each architecture by constants fitted without it"
-    parts.append(_span("unseen GPU", low, high, COVERAGE, len(found.unseen), len(set(found.fit.sources)), basis))
-    low, high = range_of(found.experts)
+    yield _span("unseen GPU", range_of(found.unseen), COVERAGE, runs, sources, basis)
     basis = f"{len(found.experts)} runs, none of which was fitted on"
-    parts.append(_span("MoE", low, high, COVERAGE, len(found.experts), 3, basis))
-    parts.append(_span("offload", *OFFLOAD, 0, 0, 0, "no published run: half to twice"))
-    return parts
+    yield _span("MoE", range_of(found.experts), COVERAGE, len(found.experts), 3, basis)
+    yield _span("offload", OFFLOAD, 0.0, 0, 0, "no published run: half to twice")
 
 
-def _span(name: str, low: float, high: float, coverage: float, rows: int, sources: int, basis: str) -> str:
-    lines = [
-        "[[span]]",
-        f'name = "{name}"',
-        f"low = {low:.3f}",
-        f"high = {high:.3f}",
-        f"coverage = {coverage}",
-        f"rows = {rows}",
-        f"sources = {sources}",
-        f'basis = "{basis}"',
-    ]
-    return "\n".join(lines) + "\n"
+def _span(name: str, ends: tuple[float, float], coverage: float, rows: int, sources: int, basis: str) -> str:
+    low, high = (round(end, 3) for end in ends)
+    return table("span", name=name, low=low, high=high, coverage=coverage, rows=rows, sources=sources, basis=basis)
+
+
+def errors(found: Fitted) -> Iterator[str]:
+    """The errors by source as TOML, then those of all."""
+    r, every = found.fit.residuals(found.x), np.ones(len(found.fit.jobs), dtype=bool)
+    for name in (*sorted(set(found.fit.sources)), "all"):
+        own = every if name == "all" else found.fit.sources == name
+        ends = [
+            float(np.quantile(np.abs(np.expm1(e[own])), q).round(4)) for e in (r, found.crossed) for q in (0.5, 0.9)
+        ]
+        names = ("median", "p90", "crossed_median", "crossed_p90")
+        yield table("error", name=name, runs=int(own.sum()), **dict(zip(names, ends, strict=True)))
+
+
+def orders(found: Fitted) -> Iterator[str]:
+    """Pairs in the right order as TOML."""
+    fresh, crossed = (ordered(found.fit, r) for r in (found.fit.residuals(found.x), found.crossed))
+    for name, own, other in zip(("all pairs", "layout alone"), fresh, crossed, strict=True):
+        yield table("order", name=name, pairs=own[1], right=own[0], crossed_right=other[0])
+
+
+def table(kind: str, **values: float | str) -> str:
+    """One table of an array as TOML."""
+    lines = [f'{key} = "{value}"' if isinstance(value, str) else f"{key} = {value}" for key, value in values.items()]
+    return "\n".join([f"[[{kind}]]", *lines]) + "\n"
 
 
 def text(found: Fitted) -> str:
     """The text of presets/step_time.toml."""
     counts = Counter(found.fit.gpus)
+    left = [table("left_out", runs=count, reason=reason) for reason, count in sorted(found.left.items())]
     gpus = [f"{name} = {counts[name]}" for name in sorted(counts)]
     head = "# Written by `python -m fits.step_time` in tests from presets/runs; do not edit.\n"
-    return "\n".join([head, *constants(found), *spans(found), "[gpus]", *gpus]) + "\n"
-
-
-def summary(found: Fitted) -> str:
-    """The errors in a few lines."""
-    r = found.fit.residuals(found.x)
-    lines = []
-    for name, each in (("fitted", r), ("source left out", found.crossed), ("architecture left out", found.unseen)):
-        size = np.abs(np.expm1(each))
-        lines.append(f"{name}: median {np.median(size):.3f}, p90 {np.quantile(size, 0.9):.3f}, {len(size)} runs")
-    for name, each in (("fitted", r), ("source left out", found.crossed)):
-        every, layout = ordered(found.fit, each)
-        lines.append(
-            f"{name}: {every[0] / every[1]:.3f} of {every[1]} pairs, {layout[0] / layout[1]:.3f} of {layout[1]} layouts"
-        )
-    lines += [f"left out: {count} x {reason}" for reason, count in found.left.most_common()]
-    for source in sorted(set(found.fit.sources)):
-        own = found.fit.sources == source
-        size, crossed = np.abs(np.expm1(r[own])), np.abs(np.expm1(found.crossed[own]))
-        lines.append(
-            f"{source}: {own.sum()} runs, median {np.median(size):.3f}, bias {np.median(r[own]):+.3f}, "
-            f"left out {np.median(crossed):.3f}"
-        )
-    return "\n".join(lines)
+    parts = [head, *constants(found), *spans(found), *errors(found), *orders(found), *left]
+    return "\n".join([*parts, "[gpus]", *gpus]) + "\n"
 
 
 if __name__ == "__main__":
-    done = fitted()
-    FILE.write_text(text(done))
-    print(summary(done))  # noqa: T201
+    FILE.write_text(text(fitted()))
