@@ -39,11 +39,16 @@ def offload_part(census: Census, gpu: GPU, node: Node, compute: Array, rates: Ra
     """
     grid = census.grid
     link, tier = link_rate(gpu), tier_rate(grid, gpu, node)
-    stream = _parameters(census) + _activations(census) + _gradients(census)
-    streamed = off.offload_seconds(stream, tier)
-    streamed = np.max(streamed, axis=1, keepdims=True)
-    host = np.max(optimizer_seconds(census, node, link, tier), axis=1, keepdims=True)
-    return comm.exposed_seconds(streamed, compute, rates.overlap) + host * offloaded_states(grid)
+    # Each over its own axes, so that only their sum spans the space
+    parts = (_parameters(census), _gradients(census), _activations(census))
+    streamed = sum((off.offload_seconds(slowest(part), tier) for part in parts), np.float64(0))
+    host = slowest(optimizer_seconds(census, node, link, tier)) * offloaded_states(grid)
+    return comm.exposed_seconds(streamed, compute, rates.overlap) + host
+
+
+def slowest(part: Array) -> Array:
+    """The largest over the stages."""
+    return np.max(part, axis=1, keepdims=True) if np.ndim(part) else part
 
 
 def link_rate(gpu: GPU) -> float:
