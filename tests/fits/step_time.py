@@ -346,7 +346,8 @@ def spans(found: Fitted) -> Iterator[str]:
 
 
 def _span(name: str, ends: tuple[float, float], coverage: float, rows: int, sources: int, basis: str) -> str:
-    low, high = (round(end, 3) for end in ends)
+    # The predicted step itself is always among what is possible
+    low, high = round(min(ends[0], 0.0), 3), round(max(ends[1], 0.0), 3)
     return table("span", name=name, low=low, high=high, coverage=coverage, rows=rows, sources=sources, basis=basis)
 
 
