@@ -83,7 +83,8 @@ def throughput() -> Iterator[Block]:
     pairs = {row.name: row for row in table.order}
     alike, layout = pairs["all pairs"], pairs["layout alone"]
     yield Line(
-        "Errors of predicted steps by source; crossed figures are those by constants that were fitted without the source (tests/fits/step_time.py). Of pairs of runs of one source, model and GPU "
+        "Errors of predicted steps by source; crossed figures are those by constants that were fitted without the "
+        "source (tests/fits/step_time.py). Of pairs of runs of one source, model and GPU "
         f"that are more than 3% apart, {100 * alike.right / alike.pairs:.1f}% of {alike.pairs} are in the right order "
         f"(crossed {100 * alike.crossed_right / alike.pairs:.1f}%); of those that differ in layout, micro-batch and "
         f"sharding alone, {100 * layout.right / layout.pairs:.1f}% of {layout.pairs} "

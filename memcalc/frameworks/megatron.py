@@ -25,6 +25,8 @@ CORE = Habits(
     widths=WIDTHS,
     tensor_parallel=True,
     persistent_gradients=True,
+    # core/tensor_parallel/layers.py, linear_with_grad_accumulation_and_async_allreduce; from early 2022 on
+    overlaps_input_gradients=True,
     adds_gradients=True,
     kernels="te",
     engine=True,
@@ -51,6 +53,7 @@ OUTPUTS_KEPT = like(
     CONTIGUOUS,
     "megatron",
     keeps_stage_outputs=True,
+    overlaps_input_gradients=False,
     source="Megatron-LM of August 2021 (e8fb052): contiguous gradient buffers in the local DDP by default",
 )
 LOCAL = like(

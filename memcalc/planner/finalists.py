@@ -218,8 +218,10 @@ def unvalidated(plans: tuple[results.Plan, ...]) -> list[str]:
     found: dict[str, list[str]] = {}
     for plan in plans:
         if not plan.time.validated:
-            found.setdefault(plan.time.basis, []).append(f"#{plan.rank}")
-    return [f"{', '.join(ranks)} are {basis}" for basis, ranks in found.items()]
+            low, high = (end / plan.time.step for end in (plan.time.low, plan.time.high))
+            said = f"{plan.time.basis}; a step may take {low:.1f} to {high:.1f} times as long"
+            found.setdefault(said, []).append(f"#{plan.rank}")
+    return [f"{', '.join(ranks)} are {said}" for said, ranks in found.items()]
 
 
 def plan_warnings(node: Node, plans: tuple[results.Plan, ...], outcomes: Mapping[int, Outcome]) -> list[str]:

@@ -42,6 +42,8 @@ class Messages:
 
     tensor: Message
     """Reductions over tensor-parallel ranks, of a micro-batch."""
+    tensor_beside: Message
+    """Those of them that run beside the gradient of a weight."""
     tensor_again: Message
     """The same of what is computed again."""
     context: Message
@@ -57,11 +59,11 @@ class Messages:
 def messages_of(census: Census, blocks: list[BlockWork], node: Node) -> Messages:
     """The traffic of every strategy of a grid."""
     grid = census.grid
-    tensor, tensor_again = _tensor(census, blocks, node)
+    tensor, beside, tensor_again = _tensor(census, blocks, node)
     expert, expert_again = _expert(grid, blocks, node)
     sharding, gradients = _data(census, blocks, node)
     return Messages(
-        tensor, tensor_again, _context(grid, blocks, node), expert, expert_again,
+        tensor, beside, tensor_again, _context(grid, blocks, node), expert, expert_again,
         _pipeline(census, node), sharding, gradients,
     )  # fmt: skip
 
@@ -79,7 +81,7 @@ def _width(grid: Grid) -> Array:
     return np.minimum(grid.width("compute"), 4)
 
 
-def _tensor(census: Census, blocks: list[BlockWork], node: Node) -> tuple[Message, Message]:
+def _tensor(census: Census, blocks: list[BlockWork], node: Node) -> tuple[Message, Message, Message]:
     """Two reductions forward and two backward for each block, one for embedding and one for head."""
     grid, ranks = census.grid, census.grid.degree("tp")
     volume: Array = np.zeros((1,) * 7, dtype=np.int64)
@@ -87,12 +89,14 @@ def _tensor(census: Census, blocks: list[BlockWork], node: Node) -> tuple[Messag
     many = (ranks > 1).astype(np.int64)
     for b in blocks:
         one = comm.tensor_parallel_bytes(b.activations.tokens, b.activations.group.block.hidden, 2, ranks, 1)
-        volume, calls = volume + 4 * b.layers * one, calls + 4 * b.layers * many
+        volume, calls = volume + 2 * b.layers * one, calls + 2 * b.layers * many
         volume_again, calls_again = volume_again + b.reductions_again * one, calls_again + b.reductions_again * many
     ends = comm.tensor_parallel_bytes(grid.tokens, census.model.hidden, 2, ranks, 1) * (grid.is_first + grid.is_last)
     stride = np.int64(1)
+    beside = int(grid.habits.overlaps_input_gradients)
     return (
-        _message(grid, node, volume + ends, calls, ranks, stride),
+        _message(grid, node, volume * (2 - beside) + ends, calls * (2 - beside), ranks, stride),
+        _message(grid, node, volume * beside, calls * beside, ranks, stride),
         _message(grid, node, volume_again, calls_again, ranks, stride),
     )
 

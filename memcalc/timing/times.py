@@ -71,7 +71,7 @@ def seconds(work: Work, hardware: Hardware, rates: Rates) -> Times:
         return message_seconds(message, hardware, rates)
 
     local = of(messages.tensor) + of(messages.expert) + of(messages.pipeline)
-    local = local + (1 - rates.overlap) * of(messages.context)
+    local = local + (1 - rates.overlap) * (of(messages.context) + of(messages.tensor_beside))
     busy = both + local + of(messages.tensor_again) + of(messages.expert_again)
     alone, talking, top = largest(compute), largest(compute + local), largest(busy)
     sharding = comm.exposed_seconds(largest(of(messages.sharding)), alone, rates.overlap)
