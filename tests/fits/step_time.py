@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from fits.throughput import Job, jobs
+from fits.throughput import Job, comparable, jobs, layout_only
 from memcalc import catalog
 from memcalc.formulas.types import Array
 from memcalc.timing.rates import Hardware, Rates, hardware_of, kernels_of
@@ -30,8 +30,6 @@ ROUNDING = 0.03
 COVERAGE = 0.9
 OFFLOAD = (-0.5, 1.0)
 """Range of a time that no run validates: from half to twice."""
-APART = 0.03
-"""Measured steps of a pair that counts are further apart than this."""
 TYPICAL = 0.08
 """What the priors are weighed against."""
 
@@ -228,18 +226,6 @@ class Fit:
 # -------------------------------------------------------------------------------------------- ordering
 
 
-def comparable(a: Job, b: Job) -> bool:
-    """Whether two runs are of the same source, model and GPU, and measurably apart."""
-    same = (a.source, a.model.name, a.gpu.name) == (b.source, b.model.name, b.gpu.name)
-    return same and abs(np.log(a.speed / b.speed)) > APART
-
-
-def layout_only(a: Job, b: Job) -> bool:
-    """Whether they differ in layout, micro-batch, sharding and batch alone."""
-    plain = [replace(job.grid.fixed, global_batch=0, vpp=1, pp_schedule="") for job in (a, b)]
-    return plain[0] == plain[1] and (a.grid.recomputes, a.grid.precisions) == (b.grid.recomputes, b.grid.precisions)
-
-
 def ordered(fit: Fit, residuals: Array) -> tuple[tuple[int, int], tuple[int, int]]:
     """Pairs in the right order and pairs in all: of all that compare, and of those that differ in layout alone."""
     right, layout = [], []
@@ -272,6 +258,20 @@ def range_of(residuals: Array, coverage: float = COVERAGE) -> tuple[float, float
     return float(low - 1), float(high - 1)
 
 
+def unseen(fit: Fit, x: Array) -> Array:
+    """Residuals of each architecture's runs as if nobody had run on it: by the median of the others' fractions."""
+    r, archs = np.empty(len(fit.jobs)), np.array([job.gpu.arch.split()[0] for job in fit.jobs])
+    for arch in sorted(set(archs)):
+        own = archs == arch
+        blind = fit.solve(~own, x)
+        names = {arch, *(job.gpu.name for job, hit in zip(fit.jobs, own, strict=True) if hit)}
+        for name in ("matmul", "attention"):
+            places = [(i, prior.of in names) for i, prior in enumerate(PRIORS) if prior.name == name]
+            blind[[i for i, hit in places if hit]] = np.median([blind[i] for i, hit in places if not hit])
+        r[own] = fit.residuals(blind)[own]
+    return r
+
+
 @dataclass(frozen=True)
 class Fitted:
     """A finished fit."""
@@ -296,8 +296,7 @@ def fitted() -> Fitted:
     fit = Fit(kept)
     x = fit.solve()
     crossed, refits = fit.left_out(fit.sources, x)
-    unseen, _ = fit.left_out(np.array([job.gpu.arch for job in kept]), x)
-    return Fitted(fit, x, crossed, refits, unseen, Fit(experts).residuals(x), left)
+    return Fitted(fit, x, crossed, refits, unseen(fit, x), Fit(experts).residuals(x), left)
 
 
 def shipped() -> Array:
@@ -338,7 +337,7 @@ def spans(found: Fitted) -> Iterator[str]:
         basis = f"validated on {own.sum()} {name} runs of {sources} sources"
         yield _span(name, range_of(found.crossed[own]), COVERAGE, int(own.sum()), sources, basis)
     runs, sources = len(found.unseen), len(set(found.fit.sources))
-    basis = "runs of each architecture by constants fitted without it"
+    basis = "runs of each architecture by what was fitted without it"
     yield _span("unseen GPU", range_of(found.unseen), COVERAGE, runs, sources, basis)
     basis = f"{len(found.experts)} runs, none of which was fitted on"
     yield _span("MoE", range_of(found.experts), COVERAGE, len(found.experts), 3, basis)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -140,3 +140,19 @@ def jobs() -> tuple[list[Job], list[Job], Counter[str]]:
         else:
             kept.append(job)
     return kept, experts, left
+
+
+APART = 0.03
+"""Measured steps of a pair that counts are further apart than this."""
+
+
+def comparable(a: Job, b: Job) -> bool:
+    """Whether two runs are of the same source, model and GPU, and measurably apart."""
+    same = (a.source, a.model.name, a.gpu.name) == (b.source, b.model.name, b.gpu.name)
+    return same and abs(np.log(a.speed / b.speed)) > APART
+
+
+def layout_only(a: Job, b: Job) -> bool:
+    """Whether they differ in layout, micro-batch, sharding and batch alone."""
+    plain = [replace(job.grid.fixed, global_batch=0, vpp=1, pp_schedule="") for job in (a, b)]
+    return plain[0] == plain[1] and (a.grid.recomputes, a.grid.precisions) == (b.grid.recomputes, b.grid.precisions)
