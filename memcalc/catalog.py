@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from memcalc.specs.hardware import GPU, Node
     from memcalc.specs.model import Model
     from memcalc.specs.reserve import Reserve
+    from memcalc.specs.step_time import StepTimeTable
 
 __all__ = [
     "config_dir",
@@ -45,6 +46,7 @@ __all__ = [
     "nodes",
     "read_toml",
     "reserve",
+    "step_time",
     "validated",
 ]
 
@@ -125,6 +127,14 @@ def reserve(name: str) -> Reserve:
         known = [row["name"] for row in table["reserve"]]
         raise UnknownNameError("reserve", name, f"must be one of {', '.join(known)}", known)
     return found[0]
+
+
+@cache
+def step_time() -> StepTimeTable:
+    """Return the constants of the step-time model."""
+    from memcalc.specs.step_time import StepTimeTable
+
+    return validated(StepTimeTable, read_toml(files("memcalc.presets") / "step_time.toml"), "step_time")
 
 
 def names(kind: Kind, preset_dirs: Dirs = ()) -> list[str]:

@@ -177,10 +177,10 @@ class Grid:
         return Split(*own, fixed.embedding_in_split, fixed.loss_in_split, fixed.mtp)
 
     @cached_property
-    def rows(self) -> list[tuple[int, ...]]:
-        """The pipeline stages of each layout that are looked at."""
+    def rows(self) -> list[tuple[tuple[int, int], ...]]:
+        """The pipeline stages of each layout that are looked at, and how many each counts for."""
         if self.every_stage:
-            return [tuple(range(layout.pp)) for layout in self.layouts]
+            return [tuple((stage, 1) for stage in range(layout.pp)) for layout in self.layouts]
         rows = []
         for layout, several in zip(self.layouts, self.accumulation, strict=True):
             batches = frozenset(int(m) for m in several.ravel() if m <= 2 * layout.pp)
@@ -226,8 +226,16 @@ class Grid:
     @cached_property
     def stage(self) -> Array:
         """Index of the pipeline stage, along layout and stage; the last one looked at fills a layout's row."""
-        rows = [row + row[-1:] * (self.num_stages - len(row)) for row in self.rows]
-        return np.asarray(rows, dtype=np.int64).reshape(len(rows), self.num_stages, 1, 1, 1, 1, 1)
+        return self._padded([[*row, *row[-1:] * (self.num_stages - len(row))] for row in self.rows], 0)
+
+    @cached_property
+    def stage_counts(self) -> Array:
+        """How many stages each entry of the stage axis counts for."""
+        return self._padded([[*row, *((0, 0),) * (self.num_stages - len(row))] for row in self.rows], 1)
+
+    def _padded(self, rows: list[list[tuple[int, int]]], place: int) -> Array:
+        found = [[entry[place] for entry in row] for row in rows]
+        return np.asarray(found, dtype=np.int64).reshape(len(rows), self.num_stages, 1, 1, 1, 1, 1)
 
     def runs(self, *schedules: str) -> Array:
         """Whether a layout's pipeline runs one of these schedules, along the layout axis."""

@@ -26,6 +26,7 @@ LAYERS = [
     "sums",
     "ledger",
     "terms",
+    "timing",
     "events",
     "allocator",
     "estimate",

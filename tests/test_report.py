@@ -79,7 +79,8 @@ def make_plan(rank: int, peak: float, rate: float, **strategy: Any) -> results.P
         statistical_efficiency=1.0, why="it recomputes least among those that fit.",
         peak=results.PlanPeak(allocated=device - GIB, reserved=device - GIB // 2, device=device, phase="loss", stage=0),
         time=results.StepTime(step=8.0, tokens_per_second_per_gpu=rate, mfu=0.415, compute=6.5, recompute=1.1,
-                              communication=0.3, offload=0.0, bubble=0.1),
+                              communication=0.3, offload=0.0, optimizer=0.1,
+                              bubble=0.1, hfu=0.6, low=7.5, high=9.0, validated=True, basis="validated on 3 runs"),
         command=f"memcalc estimate --model llama-2-7b --gpu a100-40g --gpus 8 --micro-batch {chosen.micro_batch}",
     )  # fmt: skip
 

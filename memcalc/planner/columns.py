@@ -16,13 +16,13 @@ from memcalc.planner import request as rq
 from memcalc.planner.job import Job
 from memcalc.planner.peaks import Peaks, peaks_of
 from memcalc.planner.search import host_limit, legal
-from memcalc.planner.time import step_times
 from memcalc.sums import computed
 from memcalc.terms import Census, build_ledger, host_bytes, overhead_of
 from memcalc.terms.head import loss_of
 from memcalc.terms.lengths import runs
 from memcalc.terms.overhead import group_bytes
 from memcalc.terms.states import state_terms
+from memcalc.timing import rates_for, step_times
 from memcalc.units import parse_count
 
 if TYPE_CHECKING:
@@ -172,7 +172,7 @@ class Part:
         """Tokens a second and GPU of each strategy."""
         grid = self.grid
         tokens = grid.global_batch * grid.seq_len / grid.degree("gpus")
-        return np.broadcast_to(tokens / sum(step_times(self.census, gpu, node).parts), self.shape)
+        return np.broadcast_to(tokens / step_times(self.census, gpu, node, rates_for(gpu, grid)).step, self.shape)
 
     def narrowed(self, mask: Array) -> Grid | None:
         """The grid with only those values of its axes that some strategy of the mask has."""

@@ -9,19 +9,17 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from memcalc import __version__, results
-from memcalc.formulas.flops import model_flops_utilization
-from memcalc.planner import time as clock
 from memcalc.planner.answer import components_of, hardware_facts, model_facts, scalar, strategy_of
 from memcalc.planner.columns import BATCH, Confirmed, Inquiry
 from memcalc.planner.peaks import at_stage
 from memcalc.planner.plans import command_of
+from memcalc.planner.timed import step_time, unvalidated
 from memcalc.sums import computed
 from memcalc.terms import host_bytes
+from memcalc.timing import rates_for, step_times
 
 if TYPE_CHECKING:
     pass
-
-PARTS = ("compute", "recompute", "communication", "offload", "bubble")
 
 
 @dataclass(frozen=True)
@@ -61,13 +59,9 @@ def fit_of(job: Inquiry, found: Confirmed, value: int | str, base: str) -> resul
 
 def time_of(job: Inquiry, found: Confirmed) -> results.StepTime:
     """The predicted step of a confirmed strategy."""
-    chosen, times = found.candidate, clock.step_times(found.census, job.gpu, job.node)
-    step = sum(float(np.max(part)) for part in times.parts)
-    speed = chosen.global_batch * chosen.seq_len / step / chosen.layout.gpus
-    flops = clock.model_flops_per_token(job.model, chosen.seq_len)
-    usage = float(model_flops_utilization(speed, flops, clock.peak_flops(job.gpu, chosen.precision)))
-    parts = {name: float(np.max(getattr(times, name))) for name in PARTS}
-    return results.StepTime(step=step, tokens_per_second_per_gpu=speed, mfu=usage, **parts)
+    grid = found.census.grid
+    times = step_times(found.census, job.gpu, job.node, rates_for(job.gpu, grid))
+    return step_time(job, grid, {name: float(np.max(getattr(times, name))) for name in times.PARTS})
 
 
 def miss_of(found: Confirmed, value: int | str, *, safe: bool, parameters: int | None = None) -> results.Miss:
@@ -143,9 +137,7 @@ def _warnings(job: Inquiry, fit: results.Fit | None) -> list[str]:
         )
     if fit is not None and job.model.positions != "none" and fit.seq_len > job.model.max_positions:
         said.append(f"{job.model.name} was made for {job.model.max_positions} tokens: only memory was asked here.")
-    if fit is not None and not clock.is_validated(job.gpu):
-        said.append(f"times on {job.gpu.name} are not validated by any published run.")
-    return said
+    return [*said, *(unvalidated({"the answer": fit.time}) if fit is not None else [])]
 
 
 def _assumptions(job: Inquiry, what: str) -> dict[str, str]:

@@ -8,8 +8,6 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from memcalc import __version__, results
-from memcalc.formulas.flops import model_flops_utilization
-from memcalc.planner import time as clock
 from memcalc.planner.answer import hardware_facts, model_facts, scalar
 from memcalc.planner.finalists import Finalist, finalists
 from memcalc.planner.nearest import nearest
@@ -17,6 +15,7 @@ from memcalc.planner.objectives import Goal
 from memcalc.planner.question import asked
 from memcalc.planner.reasons import DEGREES, too_large, why
 from memcalc.planner.recipe import recipe, remedies
+from memcalc.planner.timed import step_time, unvalidated
 
 if TYPE_CHECKING:
     from memcalc.planner.job import Job
@@ -133,9 +132,6 @@ def _plan(job: Job, one: Finalist, wish: Wish, base: str) -> results.Plan:
     """One plan, with the same figures that ``estimate`` gives for it."""
     found, peaks, strategy = one.found, one.peaks, one.strategy
     top, fixed = peaks.top, found.grid.fixed
-    speed = found.tokens_per_second_per_gpu
-    flops = clock.model_flops_per_token(job.model, fixed.seq_len)
-    usage = float(model_flops_utilization(speed, flops, clock.peak_flops(job.gpu, strategy.precision)))
     waste = wish.goal.waste(fixed.global_batch, fixed.seq_len)
     return results.Plan(
         rank=1,
@@ -148,9 +144,9 @@ def _plan(job: Job, one: Finalist, wish: Wish, base: str) -> results.Plan:
             allocated=peaks.allocated, reserved=top.reserved, device=top.device, phase=top.phase, stage=top.stage
         ),
         verdict=peaks.verdict,
-        time=results.StepTime(step=found.step, tokens_per_second_per_gpu=speed, mfu=usage, **found.times),
+        time=step_time(job, one.single, found.times),
         host_memory=found.host * min(found.layout.gpus, job.node.gpus),
-        gpu_hours=wish.tokens * waste / speed / 3600,
+        gpu_hours=wish.tokens * waste / found.tokens_per_second_per_gpu / 3600,
         statistical_efficiency=1 / waste,
         why="",
         command=command_of(base, strategy, found.layout.gpus, fixed.seq_len, fixed.global_batch),
@@ -195,13 +191,7 @@ def pareto_ranks(plans: tuple[results.Plan, ...]) -> tuple[int, ...]:
 
 def _warnings(job: Job, plans: tuple[results.Plan, ...], outcomes: Mapping[int, Outcome]) -> list[str]:
     """What the ranking does not know."""
-    said = []
-    if not clock.is_validated(job.gpu):
-        said.append(f"times on {job.gpu.name} are not validated by any published run.")
-    if any(plan.strategy.offload for plan in plans):
-        said.append(
-            "offload times are PCIe traffic alone and not validated; the CPU's own optimizer time comes on top."
-        )
+    said = unvalidated({f"#{plan.rank}": plan.time for plan in plans})
     if any(plan.host_memory for plan in plans) and job.node.host_memory_bytes is None:
         said.append(f"host memory of node {job.node.name} is unknown: offloaded plans assume that it suffices.")
     missing = [gpus for gpus, outcome in outcomes.items() if not outcome.best]

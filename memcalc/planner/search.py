@@ -17,10 +17,10 @@ from memcalc.grid import column
 from memcalc.planner.kept import Front, Kept
 from memcalc.planner.objectives import Goal, Rank
 from memcalc.planner.pipelines import rounds_fit
-from memcalc.planner.time import Times, step_times
 from memcalc.sums import Tree, leaf, total
 from memcalc.terms import Census, build_ledger, host_bytes, overhead_of
 from memcalc.terms.overhead import communicators
+from memcalc.timing import Times, rates_for, step_times
 
 if TYPE_CHECKING:
     from memcalc.formulas.types import Array
@@ -103,7 +103,7 @@ def costs_of(model: Model, grid: Grid, gpu: GPU, node: Node) -> Costs:
     census = Census(model, grid)
     usable, safe = limits(grid, gpu)
     ledger = build_ledger(census, overhead_of(gpu, grid).workspaces, detail=False)
-    times = step_times(census, gpu, node)
+    times = step_times(census, gpu, node, rates_for(gpu, grid))
     step = total([leaf(part) for part in times.parts])
     most = host_limit(grid, node) if any(grid.offloads) else None
     return Costs(grid, ledger.tree(), usable, safe, times, step, host_bytes(census), most, legal(grid))

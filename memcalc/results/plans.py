@@ -21,7 +21,16 @@ class StepTime(Frozen):
     recompute: float
     communication: float
     offload: float
+    optimizer: float
     bubble: float
+    hfu: float
+    """Share of the peak that the device multiplies at, recomputation included [-]."""
+    low: float
+    high: float
+    """Range of the step that published runs support [s]."""
+    validated: bool
+    basis: str
+    """What the range stands on."""
 
 
 class PlanPeak(Frozen):

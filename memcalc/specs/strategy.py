@@ -37,6 +37,7 @@ Tier = Literal["cpu", "nvme", "cxl"]
 
 FRAMEWORKS: tuple[str, ...] = get_args(FrameworkName)
 PRECISIONS: tuple[str, ...] = get_args(Precision)
+SCHEDULES: tuple[str, ...] = get_args(Schedule)
 OPTIMIZERS: tuple[str, ...] = get_args(Optimizer)
 
 

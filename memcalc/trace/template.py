@@ -90,6 +90,16 @@ class Template:
         return {("token", shard, False): size}
 
     @cached_property
+    def written_sum(self) -> Sum:
+        """Bytes of all tensors that forward and backward make: what their kernels write."""
+        return total(self.records[index] for index in (*self.forward, *self.backward) if index >= 0)
+
+    @cached_property
+    def launches(self) -> int:
+        """Tensors that forward and backward make: about as many kernels."""
+        return sum(index >= 0 for index in (*self.forward, *self.backward))
+
+    @cached_property
     def observed_sum(self) -> Sum:
         """Bytes that measured runs reserve without a known cause."""
         return total(record for record in self.records if record.kind == "observed")
