@@ -54,6 +54,8 @@ class Run:
     sizes: list[int]
     keys: dict[int, int] = field(default_factory=dict)
     pinned: set[int] = field(default_factory=set)
+    away: list[int] = field(default_factory=list)
+    """Storages that are in the host's memory."""
 
     def forward(self, log: Log, given: int) -> int:
         """Write forward; ``given`` is the key of the input, and the output's is returned."""
@@ -75,6 +77,19 @@ class Run:
         self._play(log, self.template.backward, gradients)
         outgoing = self.template.outgoing
         return 0 if outgoing is None else self.keys.pop(outgoing, 0)
+
+    def leave(self, log: Log, flowing: int) -> None:
+        """What is kept for backward goes to the host; ``flowing`` is the next block's input, which stays."""
+        for storage, key in self.keys.items():
+            if key and key != flowing and storage != self.template.output:
+                log.free(key)
+                self.away.append(storage)
+
+    def come_back(self, log: Log) -> None:
+        """What had left is on the device again."""
+        for storage in self.away:
+            self.keys[storage] = log.alloc(self.sizes[storage], COMPUTE, self.template.names[storage])
+        self.away.clear()
 
     def pin(self, storage: int, gradient: int) -> list[int]:
         """Take a storage, and a gradient, out of the run's hands: their owner frees them."""

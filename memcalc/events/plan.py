@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -10,8 +11,10 @@ import numpy as np
 from memcalc.trace.template import trace
 
 if TYPE_CHECKING:
+    from memcalc.formulas.types import Array
     from memcalc.ledger import Term
     from memcalc.terms.activations import GroupActivations
+    from memcalc.trace.template import Template
 
 
 def melts(term: Term) -> bool:
@@ -42,3 +45,20 @@ def unit_sizes(kind: str, count: int, layers: int) -> list[int]:
     size = max(layers // max(segments, 1), 1)
     checkpointed = max(segments - 1, 0)
     return [size] * checkpointed + [0] * (layers - size * checkpointed)
+
+
+def storage_bytes(
+    activations: GroupActivations, template: Template, scalar: Callable[[Array], int], *, observed: bool
+) -> list[int]:
+    """Bytes of each storage of a template on the stage whose values ``scalar`` reads."""
+    width = scalar(activations.gradient_width[0])
+    units = {unit: scalar(count) for unit, count in activations.units.items()}
+    shards = {record.size.shard for record in template.records}
+    ranks = {shard: scalar(activations.ranks(shard)) for shard in shards}
+    there = {shard: scalar(activations.present(shard)) for shard in shards}
+    return [
+        -(-r.size.bytes * (width if r.kind == "gradient" else 1) * units[r.size.unit] // ranks[r.size.shard])
+        * there[r.size.shard]
+        * (r.kind != "observed" or observed)
+        for r in template.records
+    ]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from memcalc.events.log import COMPUTE, STREAMS, Event, Log, Run
-from memcalc.events.plan import melts, unit_sizes, weights_of
+from memcalc.events.plan import melts, storage_bytes, unit_sizes, weights_of
 from memcalc.events.units import FlatParameter, Partitioned, PerParameter, Pipelined, Sizes, Whole
 from memcalc.ledger import ALWAYS
 from memcalc.terms.activations import GroupActivations, groups_of
@@ -48,6 +48,7 @@ class _Writer:
         self.runs: dict[int, list[list[Run]]] = {}
         self.heads: dict[int, Run] = {}
         self.known: dict[tuple[int, int], list[int]] = {}
+        self.sent: Run | None = None
         self.units = self._units()
 
     def write(self) -> list[Event]:
@@ -131,21 +132,8 @@ class _Writer:
         """Bytes of each storage of a template, computed once for all blocks that share it."""
         key = id(activations), id(template)
         if key not in self.known:
-            self.known[key] = self._evaluated(activations, template)
+            self.known[key] = storage_bytes(activations, template, self.scalar, observed=self.observed)
         return self.known[key]
-
-    def _evaluated(self, activations: GroupActivations, template: Template) -> list[int]:
-        width = self.scalar(activations.gradient_width[0])
-        units = {unit: self.scalar(count) for unit, count in activations.units.items()}
-        shards = {record.size.shard for record in template.records}
-        ranks = {shard: self.scalar(activations.ranks(shard)) for shard in shards}
-        there = {shard: self.scalar(activations.present(shard)) for shard in shards}
-        return [
-            -(-r.size.bytes * (width if r.kind == "gradient" else 1) * units[r.size.unit] // ranks[r.size.shard])
-            * there[r.size.shard]
-            * (r.kind != "observed" or self.observed)
-            for r in template.records
-        ]
 
     def _step(self, *, first: bool) -> None:
         """One optimizer step: micro-batches as the schedule orders them, then the update."""
@@ -199,11 +187,19 @@ class _Writer:
                     self.log.free(x_in)
                     run.keys.pop(0, None)
                 runs.append(run)
+                self._send(run, x)
                 self.units.leave_forward(unit)
                 unit += 1
             self.runs[index].append(runs)
         self._head_forward(index, x)
         self.units.forwarded()
+
+    def _send(self, run: Run, flowing: int) -> None:
+        """Where activations are offloaded: a block's are on their way while the next one's forward runs."""
+        if "activations" in self.grid.offloads[0]:
+            if self.sent is not None:
+                self.sent.leave(self.log, flowing)
+            self.sent = run
 
     def _run(self, activations: GroupActivations, *, whole: bool, first: bool = False) -> Run:
         """A block; the stage's ``first`` where no gradient flows to its input keeps less."""
@@ -244,7 +240,11 @@ class _Writer:
             self.units.leave_backward(self.last_unit, head)
         unit = len(self.layers)
         held: list[int] = []
-        for (activations, blocks), runs in zip(reversed(self.plan), reversed(self.runs.pop(index)), strict=True):
+        coming = self.runs.pop(index)
+        while coming:
+            runs, (activations, blocks) = coming.pop(), self.plan[len(coming)]
+            for run in [*runs, *(coming[-1] if coming else [])]:  # the next ones are fetched ahead
+                run.come_back(self.log)
             again = self._recompute(activations, runs, unit - blocks) if blocks > 1 else runs
             for run in reversed(again):
                 unit -= 1

@@ -354,7 +354,7 @@ def activation_terms(census: Census, *, detail: bool) -> Iterator[Term]:
         transit = 2 * largest([np.where(a.field("whole") > 0, a.whole_block, a.treated_block) for a in groups])
         moving = transit * grid.offloaded("activations")
         title = "blocks on their way to and from the host"
-        yield Term("activations", title, moving, KEPT, "2 · kept of one block", INVENTORY)
+        yield Term("activations", title, moving, KEPT, "2 · kept of one block", INVENTORY, in_events=True)
     yield from entry_terms(census, groups, flight)
     yield from working_sets(groups)
     split = grid.runs(*SPLIT)
