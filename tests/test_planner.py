@@ -61,12 +61,13 @@ class Alone:
     tight: bool
     step: float
     reserved: int
+    device: int
     parts: float
 
     def beats(self, other: "Alone") -> bool:
         """Whether it is as good in all of memory, time a sequence, GPUs and batch, and better in one."""
-        ours = (self.reserved, self.step / self.batch, self.gpus, self.batch)
-        theirs = (other.reserved, other.step / other.batch, other.gpus, other.batch)
+        ours = (self.device, self.step / self.batch, self.gpus, self.batch)
+        theirs = (other.device, other.step / other.batch, other.gpus, other.batch)
         return ours != theirs and all(a <= b for a, b in zip(ours, theirs, strict=True))
 
 
@@ -85,7 +86,8 @@ def by_hand(name: str, gpu: str, grids: tuple[Grid, ...]) -> list[Alone]:
                 tight = overhead.limit(reserved) > overhead.capacity
                 step = sum(part.item() for part in costs.times.parts)
                 gpus, batch = one.layouts[0].gpus, grid.fixed.global_batch
-                fitting.append(Alone(gpus, batch, tight, step, reserved, moving_parts(one).item()))
+                device = overhead.device(reserved)
+                fitting.append(Alone(gpus, batch, tight, step, reserved, device, moving_parts(one).item()))
     return fitting
 
 
@@ -97,7 +99,7 @@ def best_of(alone: list[Alone], goal: Goal, seq_len: int) -> Alone:
 
     fastest = min((one.tight, each(one)) for one in alone)[1]
     if goal.name == "memory":
-        return min(alone, key=lambda one: (one.tight, one.reserved))
+        return min(alone, key=lambda one: (one.tight, one.device))
     if goal.name == "simplicity":
         return min(alone, key=lambda one: (each(one) > 1.05 * fastest, one.tight, one.parts, each(one)))
     return min(alone, key=lambda one: (one.tight, each(one)))
@@ -121,8 +123,8 @@ def agrees(seed: int) -> None:
 
             best = best_of(here, goal, seq_len)
             assert outcome.best[0].step == pytest.approx(best.step, rel=1e-12)
-            front = {(one.reserved, round(one.step, 9)) for one in here if not any(o.beats(one) for o in here)}
-            assert front <= {(f.reserved, round(f.step, 9)) for f in outcome.front}
+            front = {(one.reserved, round(one.step, 6)) for one in here if not any(o.beats(one) for o in here)}
+            assert front <= {(f.reserved, round(f.step, 6)) for f in outcome.front}
 
 
 @settings(max_examples=20, deadline=None, derandomize=True)

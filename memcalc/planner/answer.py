@@ -125,7 +125,7 @@ def estimate_of(
     """The answer for a grid of one strategy."""
     census = Census(model, grid)
     ledger = build_ledger(census, overhead.workspaces)
-    peaks = peaks_of(census, ledger, overhead, every_stage=True)
+    peaks = peaks_of(census, ledger, overhead)
     top, layout, strategy = peaks.top, grid.layouts[0], strategy_of(grid)
     host = at_stage(computed(host_bytes(census)), top.stage, grid.num_stages) * min(layout.gpus, node.gpus)
     accumulation = scalar(grid.accumulation)

@@ -267,9 +267,7 @@ class Replays:
         overhead = overhead_of(job.gpu, grid, grid.layouts[0])
         census = Census(job.model, grid)
         ledger = build_ledger(census, overhead.workspaces, detail=detail)
-        return Confirmed(
-            candidate, census, ledger, peaks_of(census, ledger, overhead, every_stage=True), request.assumptions
-        )
+        return Confirmed(candidate, census, ledger, peaks_of(census, ledger, overhead), request.assumptions)
 
 
 def states_fit(job: Inquiry, grids: Sequence[Grid], micro_batch: int, seq_len: int) -> bool:

@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from memcalc.formulas.types import Array
 
 Thing = TypeVar("Thing")
+MANY = 16
+"""Strategies that are looked at for each that is kept."""
 TIGHT = 1e12
 """A key that puts every tight strategy behind every safe one; small enough that keys still differ beside it."""
 
@@ -30,6 +32,11 @@ class Entry(Generic[Thing]):
         """What fits at the upper end of its range before what is tight, then the lower key, then the smaller."""
         return self.tight, self.key, self.over
 
+    @property
+    def alike(self) -> str:
+        """Equal for strategies with the same key, apart from rounding."""
+        return f"{self.key:.9g}"
+
     def settled(self) -> Entry[Thing]:
         """The same with its figures read, so that the arrays they came from can go."""
         thing = self.make()
@@ -37,7 +44,7 @@ class Entry(Generic[Thing]):
 
 
 class Kept(Generic[Thing]):
-    """The ``count`` best of all that were offered."""
+    """The ``count`` best of all that were offered; of those with the same key the smallest alone."""
 
     def __init__(self, count: int) -> None:
         self.count = count
@@ -53,7 +60,8 @@ class Kept(Generic[Thing]):
         """Take in some of the offered; ``make`` reads the figures of one of them by its place."""
         best = _lowest(np.where(tight, key + TIGHT, key), over, self.count)
         new = [Entry(bool(tight[i]), float(key[i]), int(over[i]), _at(make, int(i))) for i in best]
-        self.entries = sorted([*self.entries, *new], key=lambda entry: entry.order)[: self.count]
+        ranked = sorted([*self.entries, *new], key=lambda entry: entry.order)
+        self.entries = list({entry.alike: entry for entry in reversed(ranked)}.values())[::-1][: self.count]
 
 
 class Front(Generic[Thing]):
@@ -95,8 +103,8 @@ def _at(make: Callable[[int], Thing], place: int) -> Callable[[], Thing]:
 
 
 def _lowest(key: Array, over: Array, count: int) -> Array:
-    """Places of the lowest keys, and of equal ones of the smallest."""
-    near = np.arange(key.size)
-    if key.size > 8 * count:
-        near = np.flatnonzero(key <= np.partition(key, count - 1)[count - 1])
-    return near[np.lexsort((over[near], key[near]))[:count]]
+    """Places of the lowest keys, and of equal ones of the smallest: more than are kept, since some may be alike."""
+    many, near = MANY * count, np.arange(key.size)
+    if key.size > many:
+        near = np.flatnonzero(key <= np.partition(key, many - 1)[many - 1])
+    return near[np.lexsort((over[near], key[near]))[:many]]

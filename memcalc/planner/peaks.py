@@ -63,11 +63,11 @@ REPLAYED_STAGES = 4
 """Stages of a pipeline up to which each is replayed on its own; of deeper ones only that which reserves most."""
 
 
-def peaks_of(census: Census, ledger: Ledger, overhead: Overhead, *, every_stage: bool = False) -> Peaks:
-    """The figures of a grid of one strategy; with ``every_stage`` replayed on each stage of a short pipeline."""
+def peaks_of(census: Census, ledger: Ledger, overhead: Overhead) -> Peaks:
+    """The figures of a grid of one strategy, replayed on each stage of a short pipeline."""
     stages = stage_peaks(census, ledger, overhead)
     closed = ledger.reserved()
-    wanted = range(len(stages)) if every_stage and len(stages) <= REPLAYED_STAGES else [_largest(stages)]
+    wanted = range(len(stages)) if len(stages) <= REPLAYED_STAGES else [_largest(stages)]
     by_stage = {stage: replayed(census, ledger, overhead, stage) for stage in wanted}
     predicted = {stage: at_stage(closed, stage, len(stages)) for stage in range(len(stages))}
     for stage, played in by_stage.items():
