@@ -98,14 +98,14 @@ def _listed(job: Job, outcome: Outcome, wanted: int, *, several: bool) -> list[F
 
 
 def _smaller(job: Job, outcome: Outcome, best: list[Finalist], most: int) -> list[Finalist]:
-    """Plans of the front, each clearly smaller than all before it."""
+    """Plans of the front, each clearly smaller than all before it, by the closed form and by the replay."""
     least = min((one.found.reserved for one in best), default=0)
     more: list[Finalist] = []
     for found in outcome.front:
         if found.reserved < SMALLER * least and len(more) < most:
-            one = finalists(job, [found], 1)
-            more += one
-            least = found.reserved if one else least
+            least = found.reserved
+            known = [one.peaks.top.device for one in (*best, *more)]
+            more += [one for one in finalists(job, [found], 1) if one.peaks.top.device < SMALLER * min(known)]
     return more
 
 
