@@ -19,7 +19,7 @@ from memcalc.cli.app import app
 from memcalc.errors import MemcalcError
 from memcalc.grid import Fixed, Grid, layouts_for
 from memcalc.planner.objectives import Goal, moving_parts
-from memcalc.planner.search import costs_of, host_limit, legal, search
+from memcalc.planner.search import costs_of, legal, search
 from memcalc.sums import computed
 from memcalc.terms import overhead_of
 
@@ -79,8 +79,8 @@ def by_hand(name: str, gpu: str, grids: tuple[Grid, ...]) -> list[Alone]:
         for chosen in itertools.product(*axes):
             one = Grid(grid.fixed, *((value,) for value in chosen))
             costs, overhead = costs_of(model, one, chip, node), overhead_of(chip, one, one.layouts[0])
-            reserved, limit = int(computed(costs.reserved).max()), host_limit(one, node)
-            roomy = limit is None or int(computed(costs.host).max()) <= int(np.min(limit))
+            reserved = int(computed(costs.reserved).max())
+            roomy = all(int(computed(room.held).max()) <= int(np.min(room.most)) for room in costs.rooms)
             if legal(one).item() and roomy and overhead.device(reserved) <= overhead.capacity:
                 tight = overhead.limit(reserved) > overhead.capacity
                 step = sum(part.item() for part in costs.times.parts)
