@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast, get_args
 
 from memcalc import catalog
-from memcalc.errors import CombinationError, InputError
+from memcalc.errors import CombinationError, InputError, MissingError, UnknownNameError
+from memcalc.formulas.census import model_count
 from memcalc.frameworks import habits_of
 from memcalc.frameworks.own_code import rewritten
 from memcalc.planner import answer, axes
@@ -16,11 +18,14 @@ from memcalc.planner.job import Job
 from memcalc.planner.objectives import Goal, Objective
 from memcalc.planner.plans import BILLION, Wish, plan_for
 from memcalc.planner.request import Request, check_words, one_of, positive
+from memcalc.specs.strategy import Largest, Smallest
 from memcalc.terms import overhead_of
 from memcalc.terms.prediction import with_predictors
 
 if TYPE_CHECKING:
-    from memcalc.results import Estimate, Plans
+    from memcalc.planner.columns import Inquiry
+    from memcalc.planner.inverse_answer import Asked
+    from memcalc.results import Estimate, Inverse, Plans
     from memcalc.specs.hardware import GPU, Node
     from memcalc.specs.model import Model
 
@@ -50,7 +55,7 @@ CHOSEN = frozenset(
 )
 """Words that a search decides, or that each of its plans repeats."""
 
-__all__ = ["estimate", "load_model", "plan"]
+__all__ = ["estimate", "largest", "load_model", "plan", "smallest"]
 
 
 def load_model(name: str, preset_dirs: Iterable[str] = ()) -> Model:
@@ -139,6 +144,130 @@ def _wish(top: int | str, objective: str, critical_batch: Any, tokens: Any) -> W
     critical = None if critical_batch is None else positive(critical_batch, "critical_batch")
     budget = BILLION if tokens is None else positive(tokens, "tokens")
     return Wish(Goal(cast("Objective", name), critical), positive(top, "top"), budget)
+
+
+def largest(
+    what: str,
+    *,
+    gpu: str,
+    model: str | None = None,
+    node: str | None = None,
+    settings: Mapping[str, Any] | None = None,
+    preset_dirs: Iterable[str] = (),
+    step: int | str = 1,
+    safe: bool = False,
+    search: str | None = None,
+    family: str | None = None,
+    **words: Any,
+) -> Inverse:
+    """The largest ``seq-len``, ``micro-batch`` or ``model`` that fits; what the other words leave open is searched.
+
+    ``step`` asks for multiples of it alone, ``safe`` for the verdict fits instead of tight. ``search`` and ``family``
+    narrow the models.
+    """
+    from memcalc.planner import questions
+
+    ask = _Ask("max", _one_of(what, get_args(Largest)), node, settings, tuple(preset_dirs), words, safe=safe)
+    if what == "model":
+        if model is not None:
+            raise InputError("model", model, "max model answers it, so it must be left out")
+        specs = _models(search, family, ask.dirs)
+        options = {"search": search, "family": family}
+        pairs = [ask.of(spec, gpu, positive(step, "step"), **options) for spec in specs]
+        return questions.biggest(pairs, ask.gpus(pairs[0][0]))
+    if model is None:
+        raise MissingError("the largest of what? give --model.")
+    job, asked = ask.of(model, gpu, positive(step, "step"))
+    find = questions.longest if what == "seq-len" else questions.widest
+    return find(job, asked, ask.gpus(job))
+
+
+def smallest(
+    what: str,
+    *,
+    model: str,
+    gpu: str,
+    node: str | None = None,
+    settings: Mapping[str, Any] | None = None,
+    preset_dirs: Iterable[str] = (),
+    up_to: int | str | None = None,
+    any_count: bool = False,
+    safe: bool = False,
+    **words: Any,
+) -> Inverse:
+    """The smallest number of ``gpus`` on which a strategy fits, with the fastest there.
+
+    Numbers are powers of two within a node and whole nodes, ``up_to`` eight nodes; ``any_count`` asks for all.
+    """
+    from memcalc.planner import questions
+
+    ask = _Ask("min", _one_of(what, get_args(Smallest)), node, settings, tuple(preset_dirs), words, safe=safe)
+    job, asked = ask.of(model, gpu, 1, up_to=up_to, any_count=any_count)
+    most = questions.NODES * job.node.gpus if up_to is None else positive(up_to, "up_to")
+    return questions.fewest(job, asked, questions.counts_up_to(most, job.node.gpus, every=any_count))
+
+
+def _one_of(what: str, names: tuple[str, ...]) -> str:
+    if what not in names:
+        raise UnknownNameError("what", what, f"must be one of {', '.join(names)}", names)
+    return what
+
+
+@dataclass(frozen=True)
+class _Ask:
+    """The words of an inverse question."""
+
+    command: str
+    what: str
+    node: str | None
+    settings: Mapping[str, Any] | None
+    dirs: tuple[str, ...]
+    words: Mapping[str, Any]
+    safe: bool
+
+    def of(self, model: str | Model, gpu: str, step: int, **options: Any) -> tuple[Inquiry, Asked]:
+        """The question for a model, checked."""
+        from memcalc.planner.columns import Inquiry
+        from memcalc.planner.inverse_answer import Asked
+
+        started = time.perf_counter()
+        request, spec, chip, host = _resolve(model, gpu, self.node, self.settings, self.dirs, self.words)
+        name = self.what.replace("-", "_")
+        if request.given.get(name) is not None:
+            raise InputError(self.what, request.given[name], f"{self.command} {self.what} answers it, so leave it out")
+        pinned = {name: value for name, value in self.words.items() if name not in CHOSEN}
+        base = _command("estimate", model, gpu, self.node, pinned, self.settings)
+        said = {**self.words, "step": step if step > 1 else None, "safe": self.safe or None, **options}
+        line = _command(f"{self.command} {self.what}", model, gpu, self.node, said, self.settings)
+        line = line.replace(f"'{self.command} {self.what}'", f"{self.command} {self.what}", 1)
+        if self.what == "model":
+            line = line.replace(f" --model {spec.name}", "", 1)
+        schema: Any = f"memcalc.{self.command}/1"
+        return Inquiry(request, spec, chip, host, self.safe), Asked(schema, self.what, step, base, line, started)
+
+    def gpus(self, job: Inquiry) -> int:
+        """As told, or all of one node; plain trains on one."""
+        if job.request.given.get("framework", "").partition("@")[0] == "plain":
+            return int(job.request.get("gpus", 1))
+        return int(job.request.get("gpus", job.node.gpus, f"{job.node.gpus}, one node"))
+
+
+def _models(search: str | None, family: str | None, dirs: tuple[str, ...]) -> list[Model]:
+    """Shipped and own models, the largest first, narrowed by a text in a name and by a family."""
+    found = catalog.models(dirs)
+    if family is not None:
+        families = sorted({model.family for model in found})
+        if family not in families:
+            raise UnknownNameError("family", family, f"must be one of {', '.join(families)}", families)
+        found = [model for model in found if model.family == family]
+    if search is not None:
+        text = search.casefold()
+        kept = [m for m in found if any(text in name.casefold() for name in (m.name, *m.aliases))]
+        if not kept:
+            names = [model.name for model in found]
+            raise UnknownNameError("search", search, "must be part of a name that `memcalc models` lists", names)
+        found = kept
+    return sorted(found, key=lambda model: -model_count(model).total)
 
 
 def _resolve(

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from memcalc.specs.hardware import GPU, Node
     from memcalc.specs.model import Model
     from memcalc.specs.reserve import Reserve
+    from memcalc.specs.step_time import StepTimeTable
 
 __all__ = [
     "config_dir",
@@ -45,6 +46,7 @@ __all__ = [
     "nodes",
     "read_toml",
     "reserve",
+    "step_time",
     "validated",
 ]
 
@@ -54,6 +56,8 @@ Spec = TypeVar("Spec", bound="BaseModel")
 
 _KINDS: tuple[Kind, ...] = ("model", "gpu", "node")
 _LARGEST_FILE = 1 << 20
+_MOST_DOTS = 500
+"""In one line: the standard library's parser needs the square of the parts of a dotted key, hours for a megabyte."""
 _ALIASES = "aliases"
 
 
@@ -123,6 +127,14 @@ def reserve(name: str) -> Reserve:
         known = [row["name"] for row in table["reserve"]]
         raise UnknownNameError("reserve", name, f"must be one of {', '.join(known)}", known)
     return found[0]
+
+
+@cache
+def step_time() -> StepTimeTable:
+    """Return the constants of the step-time model."""
+    from memcalc.specs.step_time import StepTimeTable
+
+    return validated(StepTimeTable, read_toml(files("memcalc.presets") / "step_time.toml"), "step_time")
 
 
 def names(kind: Kind, preset_dirs: Dirs = ()) -> list[str]:
@@ -324,6 +336,8 @@ def _read(path: Traversable) -> bytes:
         raise FileError("file", str(path), error.strerror or "it must be readable") from None
     if len(content) > _LARGEST_FILE:
         raise FileError("file", str(path), "must be at most 1 MiB")
+    if any(line.count(b".") > _MOST_DOTS for line in content.split(b"\n")):
+        raise FileError("file", str(path), f"must have at most {_MOST_DOTS} dots in a line")
     return content
 
 

@@ -1,8 +1,8 @@
 """The strategy grid: named axes, each an array dimension; one strategy is the grid whose axes have length one.
 
 Axes in order: parallel layout (the legal combinations of dp, tp, pp, cp, ep are one axis with columns, because they are
-coupled), pipeline stage, precision, recompute policy, sharding stage, offload, micro-batch. A column broadcasts along
-its own axis only, so that a term costs the axes it depends on.
+coupled), pipeline stage, precision, recompute policy, sharding stage, offload, micro-batch with its sequence length. A
+column broadcasts along its own axis only, so that a term costs the axes it depends on.
 """
 
 from __future__ import annotations
@@ -65,6 +65,9 @@ class Fixed:
     framework: str
     seq_len: int
     global_batch: int
+    """Sequences an optimizer step; where 0 it follows from the micro-batch, see :attr:`Grid.global_batch`."""
+    global_tokens: int = 0
+    """Tokens an optimizer step, where the batch follows from the micro-batch; one micro-batch a rank where 0."""
     optimizer: str = "adamw"
     optimizer_impl: str = "foreach"
     optimizer_in_backward: bool = False
@@ -137,6 +140,8 @@ class Grid:
     """All pipeline stages, instead of those alone that can carry the peak."""
     model_groups: tuple[int, ...] = ()
     """Blocks of each group of the model, by which stages are told apart; all blocks are alike where it is empty."""
+    seq_lens: tuple[int, ...] = ()
+    """Sequence length of each micro-batch [tokens]; where empty, all have that of ``fixed``."""
 
     @cached_property
     def habits(self) -> Habits:
@@ -172,14 +177,13 @@ class Grid:
         return Split(*own, fixed.embedding_in_split, fixed.loss_in_split, fixed.mtp)
 
     @cached_property
-    def rows(self) -> list[tuple[int, ...]]:
-        """The pipeline stages of each layout that are looked at."""
+    def rows(self) -> list[tuple[tuple[int, int], ...]]:
+        """The pipeline stages of each layout that are looked at, and how many each counts for."""
         if self.every_stage:
-            return [tuple(range(layout.pp)) for layout in self.layouts]
+            return [tuple((stage, 1) for stage in range(layout.pp)) for layout in self.layouts]
         rows = []
-        for layout in self.layouts:
-            several = {max(self.fixed.global_batch // (layout.dp * size), 1) for size in self.micro_batches}
-            batches = frozenset(m for m in several if m <= 2 * layout.pp)
+        for layout, several in zip(self.layouts, self.accumulation, strict=True):
+            batches = frozenset(int(m) for m in several.ravel() if m <= 2 * layout.pp)
             turned = layout.schedule in TURNED
             rows.append(
                 peak_stages(
@@ -222,8 +226,16 @@ class Grid:
     @cached_property
     def stage(self) -> Array:
         """Index of the pipeline stage, along layout and stage; the last one looked at fills a layout's row."""
-        rows = [row + row[-1:] * (self.num_stages - len(row)) for row in self.rows]
-        return np.asarray(rows, dtype=np.int64).reshape(len(rows), self.num_stages, 1, 1, 1, 1, 1)
+        return self._padded([[*row, *row[-1:] * (self.num_stages - len(row))] for row in self.rows], 0)
+
+    @cached_property
+    def stage_counts(self) -> Array:
+        """How many stages each entry of the stage axis counts for."""
+        return self._padded([[*row, *((0, 0),) * (self.num_stages - len(row))] for row in self.rows], 1)
+
+    def _padded(self, rows: list[list[tuple[int, int]]], place: int) -> Array:
+        found = [[entry[place] for entry in row] for row in rows]
+        return np.asarray(found, dtype=np.int64).reshape(len(rows), self.num_stages, 1, 1, 1, 1, 1)
 
     def runs(self, *schedules: str) -> Array:
         """Whether a layout's pipeline runs one of these schedules, along the layout axis."""
@@ -249,20 +261,38 @@ class Grid:
         """Sequences a forward pass."""
         return column(self.micro_batches, "micro_batch")
 
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        """The sequence lengths of the grid [tokens]."""
+        return self.seq_lens or (self.fixed.seq_len,)
+
+    @cached_property
+    def seq_len(self) -> Array:
+        """Tokens a sequence, along the axis of the micro-batches."""
+        return column(self.lengths, "micro_batch")
+
     @cached_property
     def tokens(self) -> Array:
         """Tokens of one micro-batch on a rank: micro-batch * ceil(sequence / cp)."""
-        return self.micro_batch * -(-self.fixed.seq_len // self.degree("cp"))
+        return self.micro_batch * -(-self.seq_len // self.degree("cp"))
+
+    @cached_property
+    def global_batch(self) -> Array:
+        """Sequences an optimizer step: as told, or as many whole micro-batches of all ranks as the tokens hold."""
+        at_once = self.degree("dp") * self.micro_batch
+        if self.fixed.global_batch:
+            return np.full_like(at_once, self.fixed.global_batch)
+        return at_once * np.maximum(self.fixed.global_tokens // (at_once * self.seq_len), 1)
 
     @cached_property
     def accumulation(self) -> Array:
         """Micro-batches an optimizer step; at least one."""
-        return np.maximum(self.fixed.global_batch // (self.degree("dp") * self.micro_batch), 1)
+        return np.maximum(self.global_batch // (self.degree("dp") * self.micro_batch), 1)
 
     @cached_property
     def divides(self) -> Array:
         """Whether micro-batch * dp divides the global batch."""
-        return self.fixed.global_batch % (self.degree("dp") * self.micro_batch) == 0
+        return self.global_batch % (self.degree("dp") * self.micro_batch) == 0
 
     @cached_property
     def zero(self) -> Array:

@@ -76,8 +76,10 @@ class Chunks:
 @lru_cache(maxsize=4096)
 def peak_stages(
     stages: int, chunks: int, *, turned: bool, groups: tuple[int, ...], split: Split, batches: frozenset[int]
-) -> tuple[int, ...]:
+) -> tuple[tuple[int, int], ...]:
     """The stages of one layout that can reserve most or compute longest, for any of the numbers of micro-batches.
+
+    Each comes with the number of stages that compute as it does, which the first of them counts.
 
     Two stages with the same blocks in the same chunks, and alike in holding embedding or head, compute alike. They
     differ in the micro-batches in flight alone, and of these the earlier stage i never has fewer:
@@ -107,12 +109,13 @@ def peak_stages(
         key = (i == 0, i == stages - 1, *(int(held[i]) for held in counts))
         alike.setdefault(key, []).append(i)
     places = {at for m in batches for at in _places(stages, m, turned=turned)}
-    kept: set[int] = set()
+    kept: dict[int, int] = {}
     for members in alike.values():
-        kept |= {members[0], members[-1]} if turned else {members[0]}
+        here = {members[0], members[-1]} if turned else {members[0]}
         for place in places:
-            kept |= set([i for i in members if i <= place][-1:] + [i for i in members if i >= place][:1])
-    return tuple(sorted(kept))
+            here |= set([i for i in members if i <= place][-1:] + [i for i in members if i >= place][:1])
+        kept |= dict.fromkeys(here, 0) | {members[0]: len(members)}
+    return tuple(sorted(kept.items()))
 
 
 def _places(stages: int, batches: int, *, turned: bool) -> tuple[int, ...]:

@@ -13,7 +13,7 @@ from pathlib import Path
 from types import ModuleType
 
 from memcalc.api import load_model
-from memcalc.catalog import reserve
+from memcalc.catalog import reserve, step_time
 from memcalc.convert.runs import read_runs
 from memcalc.errors import MemcalcError
 from memcalc.report.accuracy import ERROR_COLUMNS, error_cells
@@ -59,7 +59,7 @@ def preset(name: str) -> Model:
 
 def page(runs: RunsFile, found: Validation) -> str:
     """Return the whole page."""
-    blocks = (*report(found, full=True).document.blocks, *ranges(), *beside(found, runs))
+    blocks = (*report(found, full=True).document.blocks, *ranges(), *throughput(), *beside(found, runs))
     return f"{HEAD}\n{render(Report(Document(blocks, Table('', (), ())), {}), 'markdown')}"
 
 
@@ -74,6 +74,51 @@ def ranges() -> Iterator[Block]:
     )
     columns = ("allocator", "low", "high", "limit", "claim", "cross-validated", "figures", "documents")
     yield Table("", tuple(Column(name, right=name != "allocator") for name in columns), tuple(map(_range_row, CLASSES)))
+
+
+def throughput() -> Iterator[Block]:
+    """Return how good the step-time model is, as its fit found it."""
+    table = step_time()
+    yield Line("Throughput", "heading")
+    pairs = {row.name: row for row in table.order}
+    alike, layout = pairs["all pairs"], pairs["layout alone"]
+    yield Line(
+        "Errors of predicted steps by source; crossed figures are those by constants that were fitted without the "
+        "source (tests/fits/step_time.py). Of pairs of runs of one source, model and GPU "
+        f"that are more than 3% apart, {100 * alike.right / alike.pairs:.1f}% of {alike.pairs} are in the right order "
+        f"(crossed {100 * alike.crossed_right / alike.pairs:.1f}%); of those that differ in layout, micro-batch and "
+        f"sharding alone, {100 * layout.right / layout.pairs:.1f}% of {layout.pairs} "
+        f"(crossed {100 * layout.crossed_right / layout.pairs:.1f}%)."
+    )
+    names = ("source", "runs", "median %", "90% within", "crossed median %", "crossed 90% within")
+    rows = [
+        (
+            row.name,
+            str(row.runs),
+            *(f"{100 * e:.1f}" for e in (row.median, row.p90, row.crossed_median, row.crossed_p90)),
+        )
+        for row in table.error
+    ]
+    yield Table("By source", _aligned(names), tuple(rows))
+    left = tuple((row.reason, str(row.runs)) for row in table.left_out)
+    yield Table("Not fitted on, by rules that look at no prediction", _aligned(("reason", "runs")), left)
+    kinds = tuple(
+        (row.name, f"{100 * row.low:+.0f}%", f"{100 * row.high:+.0f}%", f"{100 * row.coverage:.0f}%", row.basis)
+        for row in table.span
+    )
+    yield Table("Range of a step", _aligned(("kind of job", "low", "high", "coverage", "basis")), kinds)
+    constants = tuple(
+        (row.name, row.of, f"{row.value:.3g}", f"{row.low:.3g}", f"{row.high:.3g}", row.unit, row.source)
+        for row in table.constant
+    )
+    columns = ("constant", "of", "value", "least", "largest", "unit", "source")
+    yield Table("Constants, and their spread over refits without a source", _aligned(columns), constants)
+
+
+def _aligned(names: tuple[str, ...]) -> tuple[Column, ...]:
+    return tuple(
+        Column(name, right=name not in {"source", "reason", "kind of job", "basis", "constant", "of"}) for name in names
+    )
 
 
 def _range_row(name: str) -> tuple[str, ...]:

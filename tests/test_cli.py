@@ -104,7 +104,11 @@ def test_help_shows_the_example(command: str) -> None:
 
 
 @pytest.mark.parametrize("command", EXAMPLES)
-def test_the_example_runs(command: str) -> None:
+def test_the_example_runs(command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The files that an example names are in docs/examples."""
+    for path in (Path(__file__).resolve().parents[1] / "docs" / "examples").iterdir():
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    monkeypatch.chdir(tmp_path)
     result = run(*shlex.split(EXAMPLES[command])[1:])
     assert result.exit_code == 0, result.stderr
     assert result.stdout.strip()

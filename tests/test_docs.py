@@ -35,7 +35,8 @@ JOBS, PRESETS = ("plan", "estimate", "explain"), ("models", "gpus", "nodes")
 COMMANDS: Any = typer.main.get_command(app)
 WIDTH = "100"
 BLOCK = re.compile(r"^```(\w+)([^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-ELAPSED = re.compile(r"(?<= fit, )[\d.,]+ (?:s|ms|µs)(?=;)")
+INVERSE = ("max", "min")
+ELAPSED = re.compile(r"(?:(?<= fit, )|(?<= replayed, ))[\d.,]+ (?:s|ms|µs)(?=;)")
 TABLE = re.compile(r"(<!-- options: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
@@ -105,7 +106,10 @@ def options(command: str) -> list[Any]:
 
 
 def table(command: str) -> str:
-    rows = [re.sub(r"(?<=\d)\|(?=\d)", r"\\|", row(option)) for option in options(command)]
+    """Return the table of a command's options; of an inverse question's, those that plan does not have."""
+    shared = {row(option) for option in options("plan")} if command in INVERSE else set()
+    new = [option for option in options(command) if row(option) not in shared]
+    rows = [re.sub(r"(?<=\d)\|(?=\d)", r"\\|", row(option)) for option in new]
     return "\n".join(["| option | value | meaning |", "| --- | --- | --- |", *rows, ""])
 
 
@@ -189,6 +193,12 @@ def test_commands_that_share_a_table_have_the_same_options(command: str, like: s
     """The page has one table for jobs and one for presets; `--top` is for plan alone."""
     own, shared = ({row(option) for option in options(name)} for name in (command, like))
     assert own <= shared
+    assert all("--top" in extra for extra in shared - own)
+
+
+@pytest.mark.parametrize("command", INVERSE)
+def test_inverse_questions_take_the_options_of_plan(command: str) -> None:
+    own, shared = ({row(option) for option in options(name)} for name in (command, "plan"))
     assert all("--top" in extra for extra in shared - own)
 
 

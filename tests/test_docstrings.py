@@ -24,6 +24,7 @@ SELF_EVIDENT = {
     "qkv_bias_parameters",
     "norm_parameters",
     "embedding_parameters",
+    "slower",
 }
 """Counts that follow from the shapes alone and need no source."""
 

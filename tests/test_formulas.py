@@ -18,6 +18,7 @@ from memcalc.formulas import (
     communication,
     flops,
     gradients,
+    kernels,
     offload,
     optimizer,
     parameters,
@@ -25,7 +26,10 @@ from memcalc.formulas import (
 )
 from memcalc.specs.strategy import OPTIMIZERS
 
-MODULES = (activations, bubbles, communication, flops, gradients, offload, optimizer, parameters, pipeline)
+MODULES = (
+    *(activations, bubbles, communication, flops, gradients, kernels),
+    *(offload, optimizer, parameters, pipeline),
+)
 FORMULAS = {
     f"{module.__name__.rpartition('.')[2]}.{name}": function
     for module in MODULES
@@ -36,8 +40,10 @@ FORMULAS = {
 NOT_NUMBERS = {"kind", "impl", "schedule"}
 SECONDS = {
     *("transfer_seconds", "exposed_seconds", "offload_seconds", "exposed_offload_seconds"),
+    *("group_bandwidth", "kernel_seconds", "slower"),
     *("bubble", "bubble_1f1b", "bubble_zb_h1", "bubble_zb_h2", "bubble_zb_v"),
 }
+"""Times and rates, which are no whole numbers."""
 FLAGS = {"joint", "second", "gated", "bias", "causal", "as_view", "q_bias", "k_bias", "v_bias", "vectors"}
 
 
@@ -146,6 +152,9 @@ FALLING = {
     ("offload.offload_seconds", "bandwidth"),
     ("offload.exposed_offload_seconds", "compute"),
     ("flops.model_flops_utilization", "peak"),
+    ("communication.group_bandwidth", "ranks"),
+    ("kernels.kernel_seconds", "rate"),
+    ("kernels.kernel_seconds", "bandwidth"),
 }
 NEITHER = {
     # longer passes over weights hide more of a bubble, but for few micro-batches the answer is 1F1B's

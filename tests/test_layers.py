@@ -13,6 +13,7 @@ MODULES = sorted(path for path in PACKAGE.rglob("*.py") if path != PACKAGE / "__
 
 LAYERS = [
     "errors",
+    "files",
     "units",
     "specs",
     "results",
@@ -25,11 +26,13 @@ LAYERS = [
     "sums",
     "ledger",
     "terms",
+    "timing",
     "events",
     "allocator",
     "estimate",
     "planner",
     "api",
+    "sweeps",
     "validation",
     "probe",
     "convert",
@@ -39,7 +42,15 @@ LAYERS = [
 ]
 """Lowest first; a module may import from its own layer and from those before it."""
 
-HOMES = {"typer": {"cli"}, "click": {"cli"}, "rich": {"report"}, "tabulate": {"report"}, "torch": {"probe"}}
+HOMES = {
+    "typer": {"cli"},
+    "click": {"cli"},
+    "rich": {"report"},
+    "tabulate": {"report"},
+    "torch": {"probe"},
+    "distributed": {"sweeps"},
+    "pyarrow": {"sweeps"},
+}
 """The only layers that may import each of these, at top level or inside a function."""
 
 NOWHERE = {"transformers", "yaml", "requests", "pandas", "scipy"}

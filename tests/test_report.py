@@ -75,10 +75,12 @@ def make_plan(rank: int, peak: float, rate: float, **strategy: Any) -> results.P
     chosen = STRATEGY.model_copy(update=strategy)
     return results.Plan(
         rank=rank, gpus=8, strategy=chosen, accumulation_steps=64 // chosen.micro_batch, global_batch=512,
-        data_parallel=chosen.dp, verdict="fits", host_memory=0, why="it recomputes least among those that fit.",
+        data_parallel=chosen.dp, verdict="fits", host_memory=0, gpu_hours=95.9,
+        statistical_efficiency=1.0, why="it recomputes least among those that fit.",
         peak=results.PlanPeak(allocated=device - GIB, reserved=device - GIB // 2, device=device, phase="loss", stage=0),
         time=results.StepTime(step=8.0, tokens_per_second_per_gpu=rate, mfu=0.415, compute=6.5, recompute=1.1,
-                              communication=0.3, offload=0.0, bubble=0.1),
+                              communication=0.3, offload=0.0, optimizer=0.1,
+                              bubble=0.1, hfu=0.6, low=7.5, high=9.0, validated=True, basis="validated on 3 runs"),
         command=f"memcalc estimate --model llama-2-7b --gpu a100-40g --gpus 8 --micro-batch {chosen.micro_batch}",
     )  # fmt: skip
 
@@ -86,6 +88,7 @@ def make_plan(rank: int, peak: float, rate: float, **strategy: Any) -> results.P
 def make_plans(**changes: Any) -> results.Plans:
     fields: dict[str, Any] = {
         "version": "0.1.0", "model": MODEL, "hardware": HARDWARE, "seq_len": 4096, "searched": 14208, "feasible": 3120,
+        "objective": "throughput", "token_budget": 10**9, "recipe": (), "remedies": (), "asked": "",
         "elapsed": 0.0123, "pareto": (1, 3), "nearest": (), "too_large": "", "capacity": 40 * GIB, "warnings": (),
         "assumptions": {"framework": "fsdp2", "precision": "bf16-mixed"},
         "command": "memcalc plan --model llama-2-7b --gpu a100-40g --gpus 8 --global-batch 512",
@@ -103,7 +106,9 @@ NOTHING_FITS = {
     "pareto": (),
     "feasible": 0,
     "too_large": "the optimizer states need 78.4 GiB a GPU where 38.0 are usable.",
-    "nearest": (results.Nearest(change="--optimizer adamw-8bit", device=36 * GIB),),
+    "nearest": (
+        results.Nearest(change="--optimizer adamw-8bit", device=36 * GIB, tokens_per_second_per_gpu=1, throughput=0.9),
+    ),
 }
 REPORTS = {
     "estimate": report.of_estimate(make_estimate()),

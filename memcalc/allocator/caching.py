@@ -117,39 +117,69 @@ class _Allocator:
         self.phase = ""
         self.phases: dict[str, tuple[int, int]] = {}
 
-    def alloc(self, key: int, size: int, stream: int) -> bool:
-        """Serve a request from the cache, else from the driver (`malloc`); False is out of memory."""
-        if key in self.live or size <= 0:
-            return self._alloc_odd(key, size)
-        rounded = (size + MIN_BLOCK - 1) & -MIN_BLOCK
-        pool = (self.small if rounded <= SMALL_REQUEST else self.large)[stream]
-        found = pool.take(rounded)
-        grown = found is None
-        if found is None:
-            found = self._grow(pool, rounded)
-            if found is None:
-                return False
-        start, end = found
-        self.live[key] = (pool, start, end, size)
-        self.allocated = allocated = self.allocated + end - start
-        if allocated > self.phase_allocated:  # noqa: PLR1730  # a call of max would cost a tenth of the replay
-            self.phase_allocated = allocated
-        self.requested = requested = self.requested + size
-        if requested > self.peak_requested:  # noqa: PLR1730
-            self.peak_requested = requested
-        if grown and self.device.reserved > self.hole_at:
-            self.hole_at = self.device.reserved
-            self.largest_hole = self.hole_at - allocated
-        return True
+    def play(self, events: Iterable[tuple[str, int, int, int, str]]) -> tuple[int, int, int, int] | None:
+        """Put events through; return position, key, size and stream of a request that fails (`malloc`, `free`).
 
-    def _alloc_odd(self, key: int, size: int) -> bool:
+        One loop without a call for each event, since those would cost as much as the work.
+        """
+        small, large, live, users = self.small, self.large, self.live, self.users
+        for position, (kind, key, size, stream, name) in enumerate(events):
+            try:
+                if kind == "alloc":
+                    if key in live or size <= 0:
+                        self._alloc_odd(key, size)
+                        continue
+                    rounded = (size + MIN_BLOCK - 1) & -MIN_BLOCK
+                    pool = small[stream] if rounded <= SMALL_REQUEST else large[stream]
+                    found = pool.take(rounded) or self._grow(pool, rounded)
+                    if found is None:
+                        return position, key, size, stream
+                    start, end = found
+                    live[key] = pool, start, end, size
+                    self.allocated = allocated = self.allocated + end - start
+                    if allocated > self.phase_allocated:  # noqa: PLR1730  # a call of max would cost a tenth of it all
+                        self.phase_allocated = allocated
+                    self.requested = requested = self.requested + size
+                    if requested > self.peak_requested:  # noqa: PLR1730
+                        self.peak_requested = requested
+                elif kind == "free":
+                    block = live.pop(key)
+                    if block is None:
+                        continue
+                    pool, start, end, asked = block
+                    self.allocated -= end - start
+                    if users and key in users:  # another stream may still read it (`insert_events`)
+                        self.waiting.append((users.pop(key), block))
+                        continue
+                    self.requested -= asked
+                    pool.give(start, end)
+                else:
+                    self._other(kind, key, stream, name)
+            except KeyError:
+                raise InputError(f"events[{position}].key", key, f"must name a live allocation for {kind}") from None
+            except InputError as error:
+                raise error.within(f"events[{position}]") from None
+        return None
+
+    def _other(self, kind: str, key: int, stream: int, name: str) -> None:
+        if kind == "mark":
+            self.begin(name)
+        elif kind == "record":
+            self.record(key, stream)
+        elif kind == "sync":
+            self.sync(stream)
+        elif kind == "empty":
+            self.flush()
+        else:
+            raise InputError("kind", kind, f"must be one of {', '.join(_KINDS)}", _KINDS)
+
+    def _alloc_odd(self, key: int, size: int) -> None:
         """An empty tensor has no block (`NativeCachingAllocator::allocate`)."""
         if size < 0:
             raise InputError("size", size, "must be 0 bytes or more")
         if key in self.live:
             raise InputError("key", key, "must not be allocated while it is live")
         self.live[key] = None
-        return True
 
     def _grow(self, pool: Pool, size: int) -> tuple[int, int] | None:
         """Ask the driver; then with some oversize blocks given back, then with all free segments (`malloc`)."""
@@ -161,6 +191,9 @@ class _Allocator:
             self.device.flush_peak = self.device.reserved
             self.retries += 1
             found = pool.grow(size)
+        if found is not None and self.device.reserved > self.hole_at:
+            self.hole_at = self.device.reserved
+            self.largest_hole = self.hole_at - self.allocated - (found[1] - found[0])
         return found
 
     def flush(self) -> None:
@@ -171,19 +204,6 @@ class _Allocator:
         for pools in (self.large, self.small):
             for pool in pools.values():
                 pool.release()
-
-    def free(self, key: int) -> None:
-        """Put a block back, unless another stream may still read it (`free`, `insert_events`)."""
-        block = self.live.pop(key)
-        if block is None:
-            return
-        pool, start, end, size = block
-        self.allocated -= end - start
-        if self.users and key in self.users:
-            self.waiting.append((self.users.pop(key), block))
-            return
-        self.requested -= size
-        pool.give(start, end)
 
     def _return(self, block: _Block) -> None:
         pool, start, end, size = block
@@ -233,23 +253,8 @@ def replay(
     (3146752, 22)
     """
     allocator = _Allocator(capacity, _checked(capacity, expandable, large_segment, max_split))
-    failed: OutOfMemory | None = None
-    alloc, free = allocator.alloc, allocator.free
-    for position, (kind, key, size, stream, name) in enumerate(events):
-        try:
-            if kind == "alloc":
-                if not alloc(key, size, stream):
-                    failed = _failure(allocator, position, key, size, stream, large_segment)
-                    break
-            elif kind == "free":
-                free(key)
-            else:
-                _other(allocator, kind, key, stream, name)
-        except KeyError:
-            raise InputError(f"events[{position}].key", key, f"must name a live allocation for {kind}") from None
-        except InputError as error:
-            raise error.within(f"events[{position}]") from None
-    return _result(allocator, failed)
+    failed = allocator.play(events)
+    return _result(allocator, failed and _failure(allocator, *failed, large_segment))
 
 
 def _checked(capacity: int | None, expandable: bool, large_segment: int, max_split: int | None) -> Rules:
@@ -261,19 +266,6 @@ def _checked(capacity: int | None, expandable: bool, large_segment: int, max_spl
     if max_split is not None and (max_split < large_segment or max_split % MIB):
         raise InputError("max_split", max_split, "must be a multiple of 1 MiB, not below large_segment, in bytes")
     return Rules(expandable, large_segment, max_split)
-
-
-def _other(allocator: _Allocator, kind: str, key: int, stream: int, name: str) -> None:
-    if kind == "mark":
-        allocator.begin(name)
-    elif kind == "record":
-        allocator.record(key, stream)
-    elif kind == "sync":
-        allocator.sync(stream)
-    elif kind == "empty":
-        allocator.flush()
-    else:
-        raise InputError("kind", kind, f"must be one of {', '.join(_KINDS)}", _KINDS)
 
 
 def _failure(allocator: _Allocator, position: int, key: int, size: int, stream: int, large: int) -> OutOfMemory:

@@ -21,8 +21,10 @@ class ExpandablePool(Pool):
         super().__init__(device, stream, small, rules)
         self.unmapped: dict[int, int] = {}
 
-    def take(self, size: int) -> tuple[int, int] | None:
-        """Return the best fit; a block that can grow counts with the addresses behind it (`get_free_block`)."""
+    def take(self, size: int, at: int | None = None) -> tuple[int, int] | None:
+        """Take the best fit; a block that can grow counts with the addresses behind it (`get_free_block`)."""
+        if at is not None:
+            return super().take(size, at)
         free = self.free
         at = bisect_left(free, size << SHIFT)
         if at == len(free):
@@ -31,7 +33,7 @@ class ExpandablePool(Pool):
             at += 1
         if self.max_split is not None and not self.may_serve(free[at] >> SHIFT, size):
             return None
-        return self.carve(at, size)
+        return super().take(size, at)
 
     def _reach(self, packed: int) -> int:
         end = (packed >> SHIFT) + (packed & ADDRESS)
@@ -45,7 +47,7 @@ class ExpandablePool(Pool):
             if not self._map(end, min(start + size, self.unmapped[end])):
                 return None
             end = self.end_of[start]
-        return self.serve(start, size)
+        return self.serve(start, end, size)
 
     def _find(self, size: int) -> int:
         """Return the lowest address with room in free and unmapped blocks, or a new one (`find_expandable_block`)."""
@@ -90,7 +92,8 @@ class ExpandablePool(Pool):
 
     def _unmap(self, start: int, low: int, high: int) -> None:
         """Keep the free block's parts outside the pages `low` to `high`, give those back (`unmap_block`)."""
-        end = self.drop(start)
+        end = self.end_of[start]
+        self.drop((end - start) << SHIFT | start)
         for left, right in ((start, low), (high, end)):
             if left < right:
                 self.put(left, right)

@@ -116,51 +116,57 @@ class Pool:
         self.split_below = rules.split_below(small)
         self.max_split = rules.max_split
         self.free: list[int] = []
-        self.end_of: dict[int, int] = {}  # of the free blocks, by where they start
-        self.start_of: dict[int, int] = {}  # and the other way round: what ends where a freed block starts
+        self.end_of: dict[int, int] = {}  # of the free blocks, by where they start; a whole segment may be left out …
+        self.start_of: dict[int, int] = {}  # … and the other way round: what ends where a freed block starts
         self.segments: dict[int, int] = {}
 
-    def take(self, size: int) -> tuple[int, int] | None:
-        """Return the smallest free block that fits, at the lowest address (`get_free_block`)."""
-        free = self.free
-        at = bisect_left(free, size << SHIFT)
-        if at == len(free) or (self.max_split is not None and not self.may_serve(free[at] >> SHIFT, size)):
-            return None
-        return self.carve(at, size)
+    def take(self, size: int, at: int | None = None) -> tuple[int, int] | None:
+        """Take the smallest free block that fits, at the lowest address (`get_free_block`), or the one chosen by `at`.
+
+        Its rest is put back where that is worth it (`should_split`, `alloc_found_block`).
+        """
+        free, end_of = self.free, self.end_of
+        if at is None:
+            at = bisect_left(free, size << SHIFT)
+            if at == len(free) or (self.max_split is not None and not self.may_serve(free[at] >> SHIFT, size)):
+                return None
+        packed = free.pop(at)
+        start = packed & ADDRESS
+        have = packed >> SHIFT
+        end = start + have
+        if start in end_of:
+            del end_of[start], self.start_of[end]
+        rest = have - size
+        if rest < self.least_rest or size >= self.split_below:
+            return start, end
+        cut = start + size
+        insort(free, rest << SHIFT | cut, 0, at)  # the rest is smaller: its place is not above
+        end_of[cut] = end
+        self.start_of[end] = cut
+        return start, cut
 
     def may_serve(self, have: int, size: int) -> bool:
         """Keep blocks that are never split for requests near their size (`get_free_block`, max_split_size)."""
         limit = self.max_split or 0
         return have < size + self.rules.large_segment if size >= limit else have < limit
 
-    def carve(self, at: int, size: int) -> tuple[int, int]:
-        """Take a free block out and put back its rest where that is worth it (`should_split`, `alloc_found_block`)."""
-        free = self.free
-        start = free.pop(at) & ADDRESS
-        end = self.end_of.pop(start)
-        cut = start + size
-        if end - cut < self.least_rest or size >= self.split_below:
-            del self.start_of[end]
-            return start, end
-        insort(free, end - cut << SHIFT | cut, 0, at)  # the rest is smaller: its place is not above
-        self.end_of[cut] = end
-        self.start_of[end] = cut
-        return start, cut
-
     def give(self, start: int, end: int) -> None:
         """Put a block back, as one with the free blocks at its sides (`free_block`, `try_merge_blocks`)."""
-        free = self.free
-        before = self.start_of.pop(start, None)
-        if before is not None:
+        free, end_of, start_of = self.free, self.end_of, self.start_of
+        if self.segments.get(start) == end:
+            insort(free, (end - start) << SHIFT | start)
+            return
+        if start in start_of:
+            before = start_of.pop(start)
             del free[bisect_left(free, (start - before) << SHIFT | before)]
             start = before
-        after = self.end_of.pop(end, None)
-        if after is not None:
+        if end in end_of:
+            after = end_of.pop(end)
             del free[bisect_left(free, (after - end) << SHIFT | end)]
             end = after
         insort(free, (end - start) << SHIFT | start)
-        self.end_of[start] = end
-        self.start_of[end] = start
+        end_of[start] = end
+        start_of[end] = start
 
     def grow(self, size: int) -> tuple[int, int] | None:
         """Serve a request from a new segment, or say that the driver has no memory (`alloc_block`)."""
@@ -170,11 +176,11 @@ class Pool:
         start = self.device.address(wanted, ROUND_LARGE)
         self.segments[start] = start + wanted
         self.put(start, start + wanted)
-        return self.serve(start, size)
+        return self.serve(start, start + wanted, size)
 
-    def serve(self, start: int, size: int) -> tuple[int, int]:
+    def serve(self, start: int, end: int, size: int) -> tuple[int, int] | None:
         """Take this free block for a request, whichever fits best."""
-        return self.carve(bisect_left(self.free, (self.end_of[start] - start) << SHIFT | start), size)
+        return self.take(size, bisect_left(self.free, (end - start) << SHIFT | start))
 
     def put(self, start: int, end: int) -> None:
         """Add a free block whose neighbours are known not to be free."""
@@ -182,21 +188,25 @@ class Pool:
         self.end_of[start] = end
         self.start_of[end] = start
 
-    def drop(self, start: int) -> int:
-        """Forget a free block; returns its end."""
-        end = self.end_of.pop(start)
-        del self.start_of[end]
-        del self.free[bisect_left(self.free, (end - start) << SHIFT | start)]
-        return end
+    def drop(self, packed: int) -> None:
+        """Forget a free block."""
+        start = packed & ADDRESS
+        end = self.end_of.pop(start, None)
+        if end is not None:
+            del self.start_of[end]
+        del self.free[bisect_left(self.free, packed)]
 
     def release(self) -> None:
         """Give every segment that is free as a whole back to the driver (`release_blocks`)."""
-        for start in [start for start, end in self.end_of.items() if self.segments.get(start) == end]:
-            self._release(start)
+        for packed in self.free[:]:
+            start = packed & ADDRESS
+            if self.segments.get(start) == start + (packed >> SHIFT):
+                self._release(packed)
 
-    def _release(self, start: int) -> None:
-        self.device.give(self.stream, self.drop(start) - start)
-        del self.segments[start]
+    def _release(self, packed: int) -> None:
+        self.drop(packed)
+        self.device.give(self.stream, packed >> SHIFT)
+        del self.segments[packed & ADDRESS]
 
     def release_oversize(self, size: int) -> bool:
         """Give back only blocks that are never split, enough for the request (`release_available_cached_blocks`)."""
@@ -204,9 +214,9 @@ class Pool:
             return False
         at = bisect_left(self.free, size << SHIFT)  # one below max_split would have served the request
         if at < len(self.free):
-            self._release(self.free[at] & ADDRESS)
+            self._release(self.free[at])
             return True
         while size > 0 and self.free and self.free[-1] >> SHIFT >= self.max_split:
             size -= self.free[-1] >> SHIFT
-            self._release(self.free[-1] & ADDRESS)
+            self._release(self.free[-1])
         return size <= 0

@@ -17,6 +17,8 @@ def main() -> None:
     """Run the command line that the process was given."""
     # pydantic looks through all installed packages for plugins, and none has a say in these records
     os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
+    # importing NumPy starts a thread of OpenBLAS for each core, and nothing here multiplies matrices
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     gc.set_threshold(_OBJECTS)
     try:
         from memcalc.cli.app import app
@@ -24,3 +26,5 @@ def main() -> None:
         app()
     except KeyboardInterrupt:  # while importing; typer answers a later one
         sys.exit(_INTERRUPTED)
+    finally:
+        gc.freeze()  # the process ends, and need not look for cycles in all that it goes with

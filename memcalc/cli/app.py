@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Annotated, Any
 
 import typer
+import typer.main
 
 import memcalc
-from memcalc.cli import presets
+from memcalc.cli import inverse, presets
+from memcalc.cli import sweep as many
 from memcalc.cli import validate as comparison
 from memcalc.cli.errors import Group
-from memcalc.cli.options import DESTINATION, JOB, PRESETS, Command, given, takes
+from memcalc.cli.lazily import Commands
+from memcalc.cli.options import DESTINATION, JOB, PRESETS, Command, Shared, given, takes
 from memcalc.cli.output import destination
 
 __all__ = ["EXAMPLES", "app"]
@@ -20,6 +24,9 @@ EXAMPLES = {
     "plan": "memcalc plan --model llama-2-7b --gpu a100-40g --gpus 8 --global-batch 512",
     "estimate": "memcalc estimate --model llama-2-7b --gpu a100-80g --gpus 8 --zero 3",
     "explain": "memcalc explain --model llama-2-7b --gpu a100-80g --gpus 8 --zero 3",
+    "max": "memcalc max seq-len --model llama-2-7b --gpu a100-80g --gpus 8 --step 1024",
+    "min": "memcalc min gpus --model llama-3-70b --gpu h100-sxm --offload none",
+    "sweep": "memcalc sweep sweep.toml --output table.csv",
     "validate": "memcalc validate --grade A --worst 5",
     "models": "memcalc models --search llama",
     "gpus": "memcalc gpus a100-80g",
@@ -27,17 +34,37 @@ EXAMPLES = {
 }
 """One for each command: its --help shows it."""
 
-app = typer.Typer(cls=Group, rich_markup_mode="rich", pretty_exceptions_enable=False, invoke_without_command=True)
 _HELP = {"help_option_names": ["--help", "-h"]}
+_COMMANDS = Commands()
 
 
-def _command(panel: str) -> Callable[[Command], Command]:
-    """Register a command with its example in the help."""
+class _OnDemand(Group):
+    """The commands of this module."""
+
+    commands: Any
+
+    def __init__(self, **words: Any) -> None:
+        super().__init__(**words)
+        self.commands = _COMMANDS
+
+
+app = typer.Typer(cls=_OnDemand, rich_markup_mode="rich", pretty_exceptions_enable=False, invoke_without_command=True)
+
+
+def _command(panel: str, *options: Shared) -> Callable[[Command], Command]:
+    """Register a command that takes `options`, with its example in the help."""
 
     def register(function: Command) -> Command:
-        name = function.__name__
+        name = function.__name__.rstrip("_")
         help_text = f"{function.__doc__}\n\nExample: [bold]{EXAMPLES[name]}[/bold]"
-        app.command(name, help=help_text, rich_help_panel=panel, context_settings=_HELP)(function)
+
+        def build() -> Any:
+            alone = typer.Typer(add_completion=False, rich_markup_mode="rich", pretty_exceptions_enable=False)
+            taking = takes(*options)(function)
+            alone.command(name, help=help_text, rich_help_panel=panel, context_settings=_HELP)(taking)
+            return typer.main.get_command(alone)
+
+        _COMMANDS.add(name, build)
         return function
 
     return register
@@ -92,8 +119,7 @@ _Why = Annotated[
 ]
 
 
-@_command("Jobs")
-@takes(*JOB, *PRESETS, *DESTINATION)
+@_command("Jobs", *JOB, *PRESETS, *DESTINATION)
 def plan(
     *,
     objective: _Objective = "throughput",
@@ -124,8 +150,7 @@ def plan(
     return 0 if found.plans else 1
 
 
-@_command("Jobs")
-@takes(*JOB, *PRESETS, *DESTINATION)
+@_command("Jobs", *JOB, *PRESETS, *DESTINATION)
 def estimate(**options: Any) -> int:
     """Say whether one strategy fits, and where the bytes stand."""
     from memcalc import report
@@ -136,8 +161,7 @@ def estimate(**options: Any) -> int:
     return int(found.verdict == "does-not-fit")
 
 
-@_command("Jobs")
-@takes(*JOB, *PRESETS, *DESTINATION)
+@_command("Jobs", *JOB, *PRESETS, *DESTINATION)
 def explain(**options: Any) -> int:
     """Show every term of an estimate: formula, the values put in, bytes, phases, source."""
     from memcalc import report
@@ -146,6 +170,73 @@ def explain(**options: Any) -> int:
     found = memcalc.estimate(**given(options))
     target.show(report.of_terms(found))
     return int(found.verdict == "does-not-fit")
+
+
+_Largest = Annotated[
+    str,
+    typer.Argument(metavar="WHAT", help="seq-len, micro-batch or model.", autocompletion=inverse.completion("Largest")),
+]
+_Smallest = Annotated[
+    str, typer.Argument(metavar="WHAT", help="gpus.", autocompletion=inverse.completion("Smallest"), show_default=False)
+]
+_Safe = Annotated[bool, typer.Option("--safe", help="Ask for the verdict fits, not tight.")]
+_Step = Annotated[str, typer.Option(metavar="N", help="Only multiples of N.")]
+_Among = Annotated[str | None, typer.Option(metavar="TEXT", help="max model: only those with TEXT in a name.")]
+_Family = Annotated[str | None, typer.Option(metavar="NAME", help="max model: only those of this family.")]
+_UpTo = Annotated[str | None, typer.Option("--up-to", metavar="N", help="GPUs that are asked at most; 8 nodes.")]
+_AnyCount = Annotated[
+    bool, typer.Option("--any-count", help="Ask every number, not only powers of two and whole nodes.")
+]
+_ANY_MODEL = tuple(replace(option, required=option.required and option.name != "model") for option in JOB)
+
+
+@_command("Jobs", *_ANY_MODEL, *PRESETS, *DESTINATION)
+def max_(
+    what: _Largest,
+    *,
+    step: _Step = "1",
+    safe: _Safe = False,
+    search: _Among = None,
+    family: _Family = None,
+    **options: Any,
+) -> int:
+    """Find the largest sequence length, micro-batch or model that fits; what you do not pin is searched."""
+    return inverse.show("max", what, options, step=step, safe=safe, search=search, family=family)
+
+
+@_command("Jobs", *JOB, *PRESETS, *DESTINATION)
+def min_(
+    what: _Smallest,
+    *,
+    up_to: _UpTo = None,
+    any_count: _AnyCount = False,
+    safe: _Safe = False,
+    **options: Any,
+) -> int:
+    """Find the fewest GPUs on which a strategy fits, and the fastest one there."""
+    return inverse.show("min", what, options, up_to=up_to, any_count=any_count, safe=safe)
+
+
+_File = Annotated[str, typer.Argument(metavar="FILE.toml", help="Lists of words; every combination is one job.")]
+_Jobs = Annotated[str | None, typer.Option(metavar="N", help="Processes; all cores when left out, 1 for this one.")]
+_Scheduler = Annotated[
+    str | None,
+    typer.Option(metavar="ADDRESS|local", help="Run on the Dask cluster of this scheduler, or on one started here."),
+]
+_Rows = Annotated[str, typer.Option(metavar="N", rich_help_panel="Output", help="How many rows are listed.")]
+
+
+@_command("Jobs", *PRESETS, *DESTINATION)
+def sweep(
+    file: _File,
+    *,
+    jobs: _Jobs = None,
+    scheduler: _Scheduler = None,
+    top: _Rows = "20",
+    **options: Any,
+) -> int:
+    """Answer many jobs at once, to a table: .csv, .json, .jsonl or .parquet; an interrupted one goes on."""
+    return many.show(file, jobs=jobs, scheduler=scheduler, top=top, options=options)
 
 
 _Runs = Annotated[
@@ -159,8 +250,7 @@ _Figure = Annotated[str | None, typer.Option(metavar="NAME", help="Score only al
 _Worst = Annotated[str, typer.Option(metavar="N", rich_help_panel="Output", help="How many of the worst are listed.")]
 
 
-@_command("Measurements")
-@takes(*PRESETS, *DESTINATION)
+@_command("Measurements", *PRESETS, *DESTINATION)
 def validate(
     runs: _Runs = None,
     *,
@@ -181,22 +271,19 @@ _Name = Annotated[str | None, typer.Argument(metavar="NAME", help="Show this one
 _Search = Annotated[str | None, typer.Option(metavar="TEXT", help="Only those with TEXT in a name, or the nearest.")]
 
 
-@_command("Presets")
-@takes(*PRESETS, *DESTINATION)
+@_command("Presets", *PRESETS, *DESTINATION)
 def models(name: _Name = None, search: _Search = None, **options: Any) -> int:
     """List the models, or show one with its sources."""
     return presets.show("models", name, search, options)
 
 
-@_command("Presets")
-@takes(*PRESETS, *DESTINATION)
+@_command("Presets", *PRESETS, *DESTINATION)
 def gpus(name: _Name = None, search: _Search = None, **options: Any) -> int:
     """List the GPUs, or show one with its sources."""
     return presets.show("gpus", name, search, options)
 
 
-@_command("Presets")
-@takes(*PRESETS, *DESTINATION)
+@_command("Presets", *PRESETS, *DESTINATION)
 def nodes(name: _Name = None, search: _Search = None, **options: Any) -> int:
     """List the nodes, or show one with its sources."""
     return presets.show("nodes", name, search, options)

@@ -6,13 +6,12 @@ import contextlib
 import os
 import shutil
 import sys
-import tempfile
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from memcalc.errors import FileError, UnknownNameError
+from memcalc.errors import UnknownNameError
+from memcalc.files import output_path, replacing
 
 if TYPE_CHECKING:
     from memcalc.report import Report
@@ -20,10 +19,6 @@ if TYPE_CHECKING:
 __all__ = ["Destination", "destination"]
 
 _PIPED_WIDTH = 100
-
-
-class _OutputError(FileError):
-    problem = "cannot be written"
 
 
 @dataclass(frozen=True)
@@ -51,52 +46,12 @@ def destination(options: dict[str, Any]) -> Destination:
     form = form or (format_for(path) if path else "rich")
     if form not in FORMATS:
         raise UnknownNameError("format", form, f"must be one of {', '.join(FORMATS)}", FORMATS)
-    return Destination(form, _checked(path, bool(force)) if path is not None else None)
-
-
-def _checked(name: str, force: bool) -> Path:
-    path = Path(name)
-    for wrong, allowed in (
-        (not name or "\0" in name, "must be the path of a file"),
-        (_asks(path.exists) and not path.is_file(), "must be a regular file"),
-        (not _asks(path.parent.is_dir), f"the directory {path.parent} must exist"),
-        (not force and _asks(path.exists), "must not exist yet, or --force must be given"),
-    ):
-        if wrong:
-            raise _OutputError("output", name, allowed)
-    return path.resolve()
-
-
-def _asks(question: Callable[[], bool]) -> bool:
-    """Answer no where the name is too long, or otherwise no name at all."""
-    try:
-        return question()
-    except (OSError, ValueError):
-        return False
+    return Destination(form, output_path(path, bool(force)) if path is not None else None)
 
 
 def _write(path: Path, text: str) -> None:
-    """Write beside `path`, then move into place: a reader never sees half a file."""
-    try:
-        descriptor, beside = tempfile.mkstemp(prefix=f".{path.name[:80]}.", dir=path.parent)
-        try:
-            with os.fdopen(descriptor, "w", encoding="utf-8", newline="\n", errors="backslashreplace") as stream:
-                stream.write(text)
-            mode = path.stat().st_mode & 0o777 if path.exists() else 0o666 & ~_umask()
-            Path(beside).chmod(mode)
-            Path(beside).replace(path)
-        except BaseException:
-            Path(beside).unlink(missing_ok=True)
-            raise
-    except OSError as error:
-        said = error.strerror or "must be a file that can be written"
-        raise _OutputError("output", str(path), said) from None
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
+    with replacing(path) as stream:
+        stream.write(text.encode(errors="backslashreplace"))
 
 
 def _print(text: str) -> None:

@@ -82,18 +82,21 @@ class Run:
         return sorted(self.pinned)
 
     def _play(self, log: Log, events: tuple[int, ...], gradients: list[int] | None) -> None:
-        keys, sizes, records, write = self.keys, self.sizes, self.template.records, log.events.append
+        keys, sizes, template, write = self.keys, self.sizes, self.template, log.events.append
+        names, is_gradient, pinned = template.names, template.is_gradient, self.pinned
         for event in events:
             if event < 0:
                 key = keys.pop(~event, 0)
-                if key and key not in self.pinned:
+                if key and key not in pinned:
                     write(("free", key, 0, 0, ""))
                 continue
-            key = 0
-            if sizes[event] > 0:
+            size = sizes[event]
+            if size > 0:
                 log.next_key = key = log.next_key + 1
-                write(("alloc", key, sizes[event], COMPUTE, records[event].name))
-            if records[event].kind != "gradient":
+                write(("alloc", key, size, COMPUTE, names[event]))
+            else:
+                key = 0
+            if not is_gradient[event]:
                 keys[event] = key
             elif gradients is None:
                 log.free(key)

@@ -336,3 +336,37 @@ def exposed_seconds(communication: Number, compute: Number, overlap: Number) -> 
     hideable = overlap * communication
     excess = hideable - compute
     return communication - hideable + (excess + abs(excess)) / 2
+
+
+def group_bandwidth(inside: Number, between: Number, ranks: Number, in_node: Number) -> Number:
+    r"""Return the rate at which one rank of a group takes part in a ring or an all-to-all over nodes.
+
+    .. math:: \beta = \beta_i \text{ where } n \le k, \text{ else } \min(\beta_i, k \beta_o)
+
+    A ring enters and leaves a node once, over the network adapters of all k ranks that it has there.
+
+    Parameters
+    ----------
+    inside : rate of one rank within a node β_i, [bytes/s]
+    between : rate of one rank to other nodes β_o, [bytes/s]
+    ranks : ranks of the group n, [1]
+    in_node : ranks of the group that share a node k, [1]
+
+    Returns
+    -------
+    rate β, [bytes/s]
+
+    Examples
+    --------
+    >>> [int(group_bandwidth(300, 25, n, k)) for n, k in ((8, 8), (64, 8), (8, 1))]
+    [300, 200, 25]
+
+    References
+    ----------
+    [1] Narayanan et al., "Efficient Large-Scale Language Model Training", 2021, arXiv:2104.04473, section 3.
+
+    """
+    whole = ranks <= in_node
+    outside = in_node * between
+    narrow = (inside + outside - abs(inside - outside)) / 2
+    return whole * inside + (1 - whole) * narrow

@@ -42,6 +42,7 @@ MEGATRON_DEEPSPEED = like(
     "deepspeed",
     zero_optimizer=Zero(flat_partitions=False, fp32_accumulation=False, staged_weights=False),
     pipeline_engine="always",
+    overlaps_reduction=False,
     vocab_parallel=True,
     kernels="te",
     vocab_multiple=VOCAB_MULTIPLE,

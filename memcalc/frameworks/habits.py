@@ -81,6 +81,10 @@ class Habits:
     """One contiguous gradient buffer lives all the time (Megatron)."""
     adds_gradients: bool = False
     """Weight gradients are added to earlier ones, or to the buffer, as soon as they are made."""
+    overlaps_reduction: bool = True
+    """Gradients are reduced over data-parallel ranks while backward still runs."""
+    overlaps_input_gradients: bool = False
+    """The reduction of a column-parallel layer's input gradient over TP ranks runs beside its weight gradient."""
     flattened_gradients: bool = False
     """Gradients are flattened for their all-reduce, and each parameter refers to those of the step before until then
     (Megatron-LM of 2021 without contiguous buffers)."""

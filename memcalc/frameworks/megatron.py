@@ -27,6 +27,8 @@ CORE = Habits(
     widths=WIDTHS,
     tensor_parallel=True,
     persistent_gradients=True,
+    # core/tensor_parallel/layers.py, linear_with_grad_accumulation_and_async_allreduce; from early 2022 on
+    overlaps_input_gradients=True,
     adds_gradients=True,
     kernels="te",
     engine=True,
@@ -48,6 +50,7 @@ CONTIGUOUS = like(
     zero=(0,),
     fork_schedules=(),
     makes_masks=True,
+    overlaps_reduction=False,
     engine=False,
     handle_workspaces=False,
     losses={"standard": losses.MEGATRON, "parallel": losses.MEGATRON},
@@ -57,6 +60,7 @@ OUTPUTS_KEPT = like(
     CONTIGUOUS,
     "megatron",
     keeps_stage_outputs=True,
+    overlaps_input_gradients=False,
     source="Megatron-LM of August 2021 (e8fb052): contiguous gradient buffers in the local DDP by default",
 )
 LOCAL = like(

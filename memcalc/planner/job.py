@@ -14,6 +14,7 @@ from memcalc.planner.request import Request, habits_for
 from memcalc.planner.search import Outcome, search
 
 if TYPE_CHECKING:
+    from memcalc.grid import Grid, Layout
     from memcalc.specs.hardware import GPU, Node
     from memcalc.specs.model import Model
 
@@ -51,7 +52,8 @@ class Job:
     def search(self, counts: Iterable[int], top: int, goal: Goal | None = None) -> dict[int, Outcome]:
         """The best strategies of each number of GPUs."""
         spaces = [axes.space(self.request, self.model, self.gpu, self.node, gpus) for gpus in counts]
-        return search(self.model, tuple(grid for space in spaces for grid in space), self.gpu, self.node, top, goal)
+        grids = joined([grid for space in spaces for grid in space])
+        return search(self.model, grids, self.gpu, self.node, top, goal)
 
     def pinned(self, **words: Any) -> Job:
         """The same job with some words pinned; its assumptions are its own."""
@@ -74,3 +76,11 @@ class Job:
         longest = self.request.given.get("seq_len", self.model.max_positions)
         check_layout(self.model, axes.one_layout(pinned, habits_for(pinned)[1]), longest)
         raise MissingError(f"no parallel layout of {counts[-1]} GPUs is legal for {self.model.name}; give --gpus.")
+
+
+def joined(grids: Iterable[Grid]) -> tuple[Grid, ...]:
+    """Grids that differ in their layouts alone as one: what they share is computed once."""
+    alike: dict[Grid, list[Layout]] = {}
+    for grid in grids:
+        alike.setdefault(replace(grid, layouts=()), []).extend(grid.layouts)
+    return tuple(replace(grid, layouts=tuple(layouts)) for grid, layouts in alike.items())

@@ -8,8 +8,6 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from memcalc import __version__, results
-from memcalc.formulas.flops import model_flops_utilization
-from memcalc.planner import time as clock
 from memcalc.planner.answer import hardware_facts, model_facts, scalar
 from memcalc.planner.finalists import Finalist, finalists
 from memcalc.planner.nearest import nearest
@@ -18,11 +16,12 @@ from memcalc.planner.question import asked
 from memcalc.planner.reasons import DEGREES, too_cramped, too_large, why
 from memcalc.planner.recipe import recipe, remedies
 from memcalc.planner.rooms import NAMES, NO_SWAPPER, capacity, has_no_swapper, need_of
+from memcalc.planner.timed import step_time, unvalidated
 from memcalc.terms import Census
 
 if TYPE_CHECKING:
     from memcalc.planner.job import Job
-    from memcalc.planner.search import Found, Outcome
+    from memcalc.planner.search import Outcome
     from memcalc.specs.strategy import Strategy
 
 SPARE = 8
@@ -143,9 +142,6 @@ def _plan(job: Job, one: Finalist, wish: Wish, base: str) -> results.Plan:
     """One plan, with the same figures that ``estimate`` gives for it."""
     found, peaks, strategy = one.found, one.peaks, one.strategy
     top, fixed = peaks.top, found.grid.fixed
-    speed = found.tokens_per_second_per_gpu
-    flops = clock.model_flops_per_token(job.model, fixed.seq_len)
-    usage = float(model_flops_utilization(speed, flops, clock.peak_flops(job.gpu, strategy.precision)))
     waste = wish.goal.waste(fixed.global_batch, fixed.seq_len)
     need = need_of(Census(job.model, one.single), job.node)
     return results.Plan(
@@ -159,23 +155,22 @@ def _plan(job: Job, one: Finalist, wish: Wish, base: str) -> results.Plan:
             allocated=peaks.allocated, reserved=top.reserved, device=top.device, phase=top.phase, stage=top.stage
         ),
         verdict=peaks.verdict,
-        time=results.StepTime(step=found.step, tokens_per_second_per_gpu=speed, mfu=usage, **found.times),
+        time=step_time(job, one.single, found.times),
         host_memory=need.host,
         tier_memory=need.tier,
-        gpu_hours=wish.tokens * waste / speed / 3600,
+        gpu_hours=wish.tokens * waste / found.tokens_per_second_per_gpu / 3600,
         statistical_efficiency=1 / waste,
         why="",
-        command=command_of(base, found, strategy),
+        command=command_of(base, strategy, found.layout.gpus, fixed.seq_len, fixed.global_batch),
     )
 
 
-def command_of(base: str, found: Found, s: Strategy) -> str:
-    """The ``memcalc estimate`` line of a found strategy: ``base`` with what the search chose."""
-    fixed = found.grid.fixed
+def command_of(base: str, s: Strategy, gpus: int, seq_len: int, global_batch: int) -> str:
+    """The ``memcalc estimate`` line of a strategy: ``base`` with what a search chose."""
     chosen = {
-        "gpus": found.layout.gpus,
-        "seq-len": fixed.seq_len,
-        "global-batch": fixed.global_batch,
+        "gpus": gpus,
+        "seq-len": seq_len,
+        "global-batch": global_batch,
         "micro-batch": s.micro_batch,
         "framework": s.framework,
         "precision": s.precision,
@@ -208,13 +203,7 @@ def pareto_ranks(plans: tuple[results.Plan, ...]) -> tuple[int, ...]:
 
 def _warnings(job: Job, plans: tuple[results.Plan, ...], outcomes: Mapping[int, Outcome]) -> list[str]:
     """What the ranking does not know."""
-    said = []
-    if not clock.is_validated(job.gpu):
-        said.append(f"times on {job.gpu.name} are not validated by any published run.")
-    if any(plan.strategy.offload for plan in plans):
-        said.append(
-            "offload times are PCIe traffic alone and not validated; the CPU's own optimizer time comes on top."
-        )
+    said = unvalidated({f"#{plan.rank}": plan.time for plan in plans})
     if any(plan.host_memory for plan in plans) and capacity(job.node, "host") is None:
         said.append(f"{NAMES['host']} of node {job.node.name} is unknown: offloaded plans assume that it suffices.")
     if any(has_no_swapper(plan.strategy) for plan in plans):

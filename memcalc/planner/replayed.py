@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from memcalc.allocator import replay
 from memcalc.events import step_events
+from memcalc.terms.head import OBSERVED
 
 if TYPE_CHECKING:
     from memcalc.ledger import Ledger
@@ -25,6 +26,8 @@ class Replayed:
     """Requests for which cached segments were given back to the driver."""
     runs: bool
     """Whether every request was met."""
+    short: int
+    """What the driver lacked for the request that was not met [bytes]."""
 
 
 def replayed(census: Census, ledger: Ledger, overhead: Overhead, stage: int) -> Replayed | None:
@@ -33,9 +36,11 @@ def replayed(census: Census, ledger: Ledger, overhead: Overhead, stage: int) -> 
         return None
     expandable = bool(census.grid.fixed.expandable_segments)
     played = replay(step_events(census, ledger, stage), capacity=overhead.room, expandable=expandable)
-    if played.out_of_memory:
+    if played.out_of_memory and any(term.source == OBSERVED for term in ledger.holes):
         # What was only ever seen as reserved can be given back, so that it never stops a run
         events = step_events(census, ledger, stage, observed=False)
         played = replay(events, capacity=overhead.room, expandable=expandable)
     reserved = played.reserved_after_flush if played.retries else played.peak_reserved
-    return Replayed(reserved, played.peak_reserved, played.retries, played.out_of_memory is None)
+    failed = played.out_of_memory
+    short = max(failed.reserved + failed.segment - overhead.room, 0) if failed else 0
+    return Replayed(reserved, played.peak_reserved, played.retries, failed is None, short)

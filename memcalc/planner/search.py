@@ -18,9 +18,10 @@ from memcalc.planner.kept import Front, Kept
 from memcalc.planner.objectives import Goal, Rank
 from memcalc.planner.pipelines import rounds_fit
 from memcalc.planner.rooms import Room, rooms_of
-from memcalc.planner.time import Times, step_times
 from memcalc.sums import Tree, leaf, total
 from memcalc.terms import Census, build_ledger, overhead_of
+from memcalc.terms.overhead import communicators
+from memcalc.timing import Times, rates_for, step_times
 
 if TYPE_CHECKING:
     from memcalc.formulas.types import Array
@@ -28,17 +29,19 @@ if TYPE_CHECKING:
     from memcalc.specs.hardware import GPU, Node
     from memcalc.specs.model import Model
 
-CHUNK = 3_000_000
+CHUNK = 1_500_000
 """Strategies, each counted for every stage that is looked at, whose terms are held at once."""
-ROWS = (1, 2, 3, 5, 8, 1 << 20)
-"""Numbers of stages by which layouts are told apart."""
+ROWS = (2, 1 << 20)
+"""Numbers of stages by which layouts are told apart, and in spaces above :data:`LARGE`, where overhead counts less."""
+FINE_ROWS = (1, 2, 3, 5, 8, 1 << 20)
+LARGE = 3_000_000
 BLOCK = 1 << 16
 """Strategies that are added up and compared at once."""
 MANY = 512
 """Candidates for the front above which a sample of them is looked at first."""
 FAR = 2.0**60
 """More bytes than any strategy lacks: what does not fit on the GPU comes after all that does."""
-APART = 500_000
+APART = 300_000
 """Strategies above which it pays to evaluate offloaded activations apart from all else."""
 
 
@@ -102,14 +105,16 @@ def costs_of(model: Model, grid: Grid, gpu: GPU, node: Node) -> Costs:
     census = Census(model, grid)
     usable, safe = limits(grid, gpu)
     ledger = build_ledger(census, overhead_of(gpu, grid).workspaces, detail=False)
-    times = step_times(census, gpu, node)
+    times = step_times(census, gpu, node, rates_for(gpu, grid))
     step = total([leaf(part) for part in times.parts])
     return Costs(grid, ledger.tree(), usable, safe, times, step, rooms_of(census, node), legal(grid))
 
 
 def limits(grid: Grid, gpu: GPU) -> tuple[Array, Array]:
     """The largest predictions that fit, and that fit at the upper end of their range, over the layouts [bytes]."""
-    found = [overhead_of(gpu, grid, layout) for layout in grid.layouts]
+    known = {communicators(layout): layout for layout in grid.layouts}
+    alike = {key: overhead_of(gpu, grid, layout) for key, layout in known.items()}
+    found = [alike[communicators(layout)] for layout in grid.layouts]
     shape = (len(found), 1, 1, 1, 1, 1, 1)
     usable = np.array([one.usable for one in found], dtype=np.int64).reshape(shape)
     return usable, np.array([one.safe for one in found], dtype=np.int64).reshape(shape)
@@ -234,9 +239,10 @@ def parts_of(grid: Grid) -> Iterator[Grid]:
 
 
 def _alike(grid: Grid) -> Iterator[Grid]:
+    classes = FINE_ROWS if grid.size > LARGE else ROWS
     by_rows: dict[int, list[Layout]] = {}
     for layout, stages in zip(grid.layouts, grid.rows, strict=True):
-        by_rows.setdefault(next(most for most in ROWS if len(stages) <= most), []).append(layout)
+        by_rows.setdefault(next(most for most in classes if len(stages) <= most), []).append(layout)
     for layouts in by_rows.values():
         for moved in (False, True):
             offloads = tuple(choice for choice in grid.offloads if ("activations" in choice) == moved)

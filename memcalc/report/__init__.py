@@ -2,9 +2,32 @@
 
 from __future__ import annotations
 
-from memcalc.report.estimate import explanation as of_terms
-from memcalc.report.estimate import report as of_estimate
-from memcalc.report.plan import report as of_plans
+from typing import TYPE_CHECKING
+
 from memcalc.report.render import FORMATS, Report, format_for, render
 
+if TYPE_CHECKING:
+    from memcalc.results import Estimate, Plans
+
 __all__ = ["FORMATS", "Report", "format_for", "of_estimate", "of_plans", "of_terms", "render"]
+
+
+def of_estimate(found: Estimate) -> Report:
+    """Return the report on an estimate."""
+    from memcalc.report.estimate import report
+
+    return report(found)
+
+
+def of_terms(found: Estimate) -> Report:
+    """Return the report on every term of an estimate."""
+    from memcalc.report.estimate import explanation
+
+    return explanation(found)
+
+
+def of_plans(found: Plans) -> Report:
+    """Return the report on ranked plans."""
+    from memcalc.report.plan import report
+
+    return report(found)

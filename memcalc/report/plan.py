@@ -40,6 +40,7 @@ def _seconds(name: str) -> _Field:
     return _Field(Column(name, "s", right=True), lambda plan, _: f"{getattr(plan.time, name):.4g}", "data")
 
 
+_PARTS = ("step", "compute", "recompute", "communication", "offload", "optimizer", "bubble", "low", "high")
 _SHORT = (("optimizer", "opt"), ("activations", "act"), ("modules:", ""), ("selective-", "sel-"))
 _FIELDS = (
     _Field(Column("#", right=True), lambda plan, _: str(plan.rank)),
@@ -76,7 +77,7 @@ _FIELDS = (
     _Field(Column("verdict", priority=3), lambda plan, _: plan.verdict, "varies"),
     _Field(Column("tok/s/GPU", right=True), lambda plan, _: f"{plan.time.tokens_per_second_per_gpu:.0f}"),
     _Field(Column("MFU", "%", right=True, priority=1), lambda plan, _: f"{100 * plan.time.mfu:.1f}"),
-    *(_seconds(name) for name in ("step", "compute", "recompute", "communication", "offload", "bubble")),
+    *(_seconds(name) for name in _PARTS),
     _Field(Column("GPU-hours", right=True), lambda plan, _: f"{plan.gpu_hours:.4g}", "data"),
     _Field(Column("host memory", "GiB", right=True), lambda plan, _: gib(plan.host_memory), "data"),
     _Field(Column("tier memory", "GiB", right=True), lambda plan, _: gib(plan.tier_memory), "data"),

@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import html
 import io
-import json
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -58,6 +57,8 @@ def format_for(path: str) -> str:
 
 
 def _json(report: Report) -> str:
+    import json  # costs as much as a plan's table, and is needed for this format alone
+
     return json.dumps(report.payload, indent=2)
 
 

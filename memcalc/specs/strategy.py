@@ -37,6 +37,7 @@ Tier = Literal["cpu", "nvme", "cxl"]
 
 FRAMEWORKS: tuple[str, ...] = get_args(FrameworkName)
 PRECISIONS: tuple[str, ...] = get_args(Precision)
+SCHEDULES: tuple[str, ...] = get_args(Schedule)
 OPTIMIZERS: tuple[str, ...] = get_args(Optimizer)
 
 
@@ -47,6 +48,12 @@ class Workload(Frozen):
     """Tokens a sequence."""
     global_batch: int = Field(gt=0)
     """Sequences an optimizer step, over all ranks."""
+
+
+Largest = Literal["seq-len", "micro-batch", "model"]
+"""What ``memcalc max`` is asked for."""
+Smallest = Literal["gpus"]
+"""What ``memcalc min`` is asked for."""
 
 
 class Strategy(Frozen):

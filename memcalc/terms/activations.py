@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
@@ -18,6 +19,7 @@ from memcalc.terms.adapters import AdapterCensus
 from memcalc.terms.ends import entry_terms
 from memcalc.terms.first_block import spared
 from memcalc.terms.kept import INVENTORY, kept_terms
+from memcalc.terms.lengths import alike
 from memcalc.terms.pipeline import SPLIT, blocks_in_flight, in_flight, waiting_logits
 from memcalc.terms.settings import block_settings, gathering
 from memcalc.trace.template import Sum, Template, trace
@@ -25,7 +27,7 @@ from memcalc.trace.template import Sum, Template, trace
 if TYPE_CHECKING:
     from memcalc.formulas.types import Array
     from memcalc.grid import Grid
-    from memcalc.specs.model import BlockGroup
+    from memcalc.specs.model import BlockGroup, Model
     from memcalc.terms.census import Census
     from memcalc.trace.layers import Setting
     from memcalc.trace.tape import Shard, Unit
@@ -43,6 +45,10 @@ class GroupActivations:
     layers: Array
     census: Census
 
+    def is_of(self, model: Model, grid: Grid) -> bool:
+        """Whether these are blocks of that model on that grid."""
+        return self.census.model is model and self.grid == grid
+
     @cached_property
     def grid(self) -> Grid:
         """The grid of the census."""
@@ -58,15 +64,19 @@ class GroupActivations:
         return self.grid.tokens if fixed is None else self.grid.micro_batch * -(-fixed // self.grid.degree("cp"))
 
     @cached_property
-    def keys(self) -> int:
+    def keys(self) -> Array:
         """Keys that a token attends to."""
-        return self.census.model.fixed_tokens.get(self.group.tower, self.grid.fixed.seq_len)
+        return self._length_of(self.group.tower)
+
+    def _length_of(self, tower: str) -> Array:
+        fixed = self.census.model.fixed_tokens.get(tower)
+        return self.grid.seq_len if fixed is None else np.int64(fixed)
 
     @cached_property
     def units(self) -> dict[Unit, Array]:
         """How many of each unit a micro-batch has on a rank."""
-        fixed, keys = self.census.model.fixed_tokens, self.keys
-        cross_keys, queries = fixed.get("encoder", self.grid.fixed.seq_len), -(-keys // self.grid.degree("cp"))
+        keys, cross_keys = self.keys, self._length_of("encoder")
+        queries = -(-keys // self.grid.degree("cp"))
         return {
             "token": self.tokens,
             "pair": self.tokens * keys,
@@ -86,7 +96,13 @@ class GroupActivations:
 
     def ranks(self, shard: Shard) -> Array:
         """What divides a tensor."""
-        return shards.ranks(self.grid, shard)
+        if shard not in self._ranks:
+            self._ranks[shard] = shards.ranks(self.grid, shard)
+        return self._ranks[shard]
+
+    @cached_property
+    def _ranks(self) -> dict[Shard, Array]:
+        return {}
 
     def present(self, shard: Shard) -> Array:
         """1 where a tensor exists."""
@@ -95,21 +111,23 @@ class GroupActivations:
     def evaluate(self, total: Sum, gradient: Array) -> Array:
         """Bytes of a sum of tensors; ``gradient`` is the width of a weight's gradient."""
         out: Array = np.int64(0)
+        products = self._products
         for (unit, shard, is_gradient), coefficient in total.items():
-            out = out + self._product(unit, shard, int(coefficient * gradient if is_gradient else coefficient))
+            key = unit, shard, int(coefficient * gradient) if is_gradient else coefficient
+            product = products.get(key)
+            if product is None:
+                product = products[key] = self._product(*key)
+            out = out + product
         return out
 
     @cached_property
     def _products(self) -> dict[tuple[Unit, Shard, int], Array]:
+        """Bytes of tensors of one unit and shard, computed once: the sums of a block share most of them."""
         return {}
 
     def _product(self, unit: Unit, shard: Shard, coefficient: int) -> Array:
-        """Bytes of tensors of one unit and shard, computed once: the sums of a block share most of them."""
-        key = unit, shard, coefficient
-        if key not in self._products:
-            whole = saved_bytes(np.int64(coefficient), self.units[unit], np.int64(1), self.ranks(shard))
-            self._products[key] = whole * self.present(shard)
-        return self._products[key]
+        whole = saved_bytes(np.int64(coefficient), self.units[unit], np.int64(1), self.ranks(shard))
+        return whole * self.present(shard)
 
     def largest(self, sums: Sequence[Sum], gradient: Array) -> Array:
         """The largest of several sums [bytes]."""
@@ -119,14 +137,21 @@ class GroupActivations:
     def settings(self) -> tuple[Setting, ...]:
         """How these blocks run, by precision."""
         window = self.group.block.attention.window
-        long = window is not None and self.keys >= window
+        long = window is not None and alike(self.keys >= window)
         return tuple(replace(setting, windowed=long) for setting in block_settings(self.grid))
 
     def template(self, policy: Policy, setting: Setting, *, whole: bool = False) -> Template:
         """One block's execution under a policy, or (``whole``) where the policy leaves a block alone."""
-        if whole or policy.parts == setting.checkpointed:
-            return trace(self.group.block, setting, "none" if whole else policy.treatment)
-        return trace(self.group.block, replace(setting, checkpointed=policy.parts), policy.treatment)
+        parts, treatment = (setting.checkpointed, "none") if whole else (policy.parts, policy.treatment)
+        key = setting, parts, treatment
+        if key not in self._templates:
+            setting = setting if parts == setting.checkpointed else replace(setting, checkpointed=parts)
+            self._templates[key] = trace(self.group.block, setting, treatment)
+        return self._templates[key]
+
+    @cached_property
+    def _templates(self) -> dict[tuple[Setting, frozenset[str], str], Template]:
+        return {}
 
     def stacked(self, value: list[list[Array]]) -> Array:
         """Values by precision and policy, as an array over the grid's axes."""
@@ -290,10 +315,22 @@ def add_all(arrays: Sequence[Array]) -> Array:
     return total
 
 
+_LATEST: deque[list[GroupActivations]] = deque(maxlen=2)
+
+
 @lru_cache(maxsize=4)
 def groups_of(census: Census) -> list[GroupActivations]:
-    """The activations of each group of blocks, computed once a census."""
-    return [GroupActivations(g, n, census) for g, n in zip(census.model.groups, census.layers, strict=True)]
+    """The activations of each group of blocks, computed once for grids that differ in what is offloaded alone.
+
+    A block's own tensors do not depend on that.
+    """
+    base = replace(census.grid, offloads=((),))
+    known = next((groups for groups in _LATEST if groups[0].is_of(census.model, base)), None)
+    if known is None:
+        own = type(census)(census.model, base)
+        known = [GroupActivations(g, n, own) for g, n in zip(census.model.groups, own.layers, strict=True)]
+        _LATEST.append(known)
+    return known
 
 
 def activation_terms(census: Census, *, detail: bool) -> Iterator[Term]:

@@ -12,6 +12,7 @@ from memcalc.formulas.activations import fused_linear_loss_bytes
 from memcalc.grid import column
 from memcalc.ledger import Term
 from memcalc.terms.activations import full, groups_of, largest
+from memcalc.terms.lengths import one_length
 from memcalc.terms.settings import COMPILED_LOSS, block_settings, gathering
 from memcalc.trace.template import trace_head
 
@@ -39,13 +40,14 @@ def head_templates(
     rows = int(census.vocab.max()) if rows is None else rows
     vocab = rows if model.head and grid.fixed.loss != "fused-linear" else model.tail.classes
     again, compiled = not grid.fixed.longest_first, grid.fixed.compile in COMPILED_LOSS
+    one_length(loss_of(grid), grid)
     return [
         trace_head(
             model.hidden,
             model.final_norm,
             vocab,
             setting,
-            loss_of(grid).of(grid.fixed.seq_len, trainable=setting.trainable, compiled=compiled, again=again),
+            loss_of(grid).of(grid.lengths[0], trainable=setting.trainable, compiled=compiled, again=again),
             "tp" if divided else "none",
             model.tail,
             softcap=model.head_softcap,
@@ -69,7 +71,7 @@ def over_vocabularies(census: Census, sums: str) -> Array:
     """The largest of the templates' sums on the last stage [bytes]; layouts may differ in the head's padded rows."""
     total: Array = np.int64(0)
     gathers = gathering(census.grid)
-    for rows in np.unique(census.vocab):
+    for rows in sorted(set(census.vocab.flat)):
         bytes_ = of_templates(census, head_templates(census, int(rows)), sums)
         if gathers is not None:
             other = of_templates(census, head_templates(census, int(rows), gathers), sums)

@@ -96,22 +96,33 @@ def groups_of(layout: Layout) -> int:
     return sum(1 for degree in (layout.tp, layout.pp, layout.cp, layout.ep) if 1 < degree < layout.gpus)
 
 
+def communicators(layout: Layout) -> tuple[int, int]:
+    """Bytes that the communicators of a layout take, and the most that was seen."""
+    several, groups = int(layout.gpus > 1), groups_of(layout)
+    return several * NCCL + groups * NCCL_GROUP, several * NCCL_HIGH + groups * NCCL_GROUP_HIGH
+
+
 def group_bytes(grid: Grid) -> Array:
-    """Bytes of the communicators beside the world's, over the layouts."""
-    return NCCL_GROUP * column([groups_of(layout) for layout in grid.layouts], "layout")
+    """Bytes of the communicators, over the layouts, as a part of what an overhead without a layout compares."""
+    middle = catalog.reserve(grid.habits.allocator).middle
+    return column([int(communicators(layout)[0] / (1 + middle)) for layout in grid.layouts], "layout")
 
 
 def overhead_of(gpu: GPU, grid: Grid, layout: Layout | None = None) -> Overhead:
-    """The overhead of one process of a layout; without one, that of a search, which adds :func:`group_bytes`."""
-    several, groups = int(grid.layouts[0].gpus > 1), groups_of(layout) if layout else 0
+    """The overhead of one process of a layout; without one, that of a search, which adds :func:`group_bytes`.
+
+    The layouts of a search may have several numbers of GPUs; what is known of all of them stays with the overhead.
+    """
+    everywhere = all(layout.gpus > 1 for layout in grid.layouts)
+    usual, high = communicators(layout) if layout else (0, everywhere * (NCCL_HIGH - NCCL))
     context = gpu.context_bytes
     if grid.habits.allocator == "2021":
         context = gpu.eager_context_bytes or context
     return Overhead(
         capacity=gpu.memory_bytes,
         context=context or DEFAULT_CONTEXT,
-        libraries=several * NCCL + groups * NCCL_GROUP,
-        libraries_high=several * NCCL_HIGH + groups * NCCL_GROUP_HIGH,
+        libraries=usual,
+        libraries_high=high,
         workspaces=workspaces_of(gpu),
         context_assumed=context is None,
         unexplained=catalog.reserve(grid.habits.allocator),

@@ -30,6 +30,7 @@ def block_settings(grid: Grid) -> tuple[Setting, ...]:
     return tuple(replace(_setting(grid, precision), gathered_input_saved=sequence) for precision in grid.precisions)
 
 
+@lru_cache(maxsize=16)
 def gathering(grid: Grid) -> tuple[Setting, ...] | None:
     """The same with the gathers, where only some layouts have sequence parallelism; else None."""
     some = grid.habits.gathers_inputs and bool(np.any(grid.sequence_shard > 1))

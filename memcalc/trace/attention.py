@@ -78,7 +78,7 @@ def broadcast(tape: Tape, q: Tensor, k: Tensor, v: Tensor, spec: Attention) -> t
     """``expand`` and ``reshape`` of interleaved heads: views where one head serves all, copies where it serves some."""
     if spec.kv_heads == spec.heads:
         return q, k, v
-    size = replace(k.size, elements=spec.q_dim, label="q")
+    size = k.size._replace(elements=spec.q_dim, label="q")
     if spec.kv_heads > 1:
         return (
             ops.copy(tape, q, "queries, copied"),

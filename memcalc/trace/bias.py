@@ -6,7 +6,6 @@ Source: Transformers 5.23 ``integrations/sdpa_attention.py``, ``create_position_
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from memcalc.trace.layers import Setting
@@ -33,6 +32,6 @@ def position_bias(tape: Tape, spec: Attention, setting: Setting, prefix: str) ->
     leaf = Leaf("position bias", keep=True) if setting.trainable else None
 
     def rule(_: Grads) -> Grads:
-        return [tape.new("gradient of position bias", replace(size, unit="square"))]
+        return [tape.new("gradient of position bias", size._replace(unit="square"))]
 
     return tape.record(bias, [leaf], rule, [mask.storage if mask else None])

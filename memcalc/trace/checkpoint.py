@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import replace
 
 from memcalc.trace.tape import Grads, Leaf, Recorder, Size, Storage, Tape, Tensor
 
@@ -71,7 +70,7 @@ def _checkpoint(
 
 
 def _part(tape: Tape, x: Tensor) -> Storage:
-    return tape.new("part of the checkpoint's input", replace(x.size, shard="tp")).storage
+    return tape.new("part of the checkpoint's input", x.size._replace(shard="tp")).storage
 
 
 def _whole(tape: Tape, size: Size) -> Storage:

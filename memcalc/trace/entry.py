@@ -67,7 +67,7 @@ def run_tail(tape: Tape, x: Tensor, tail: Tail, setting: Setting) -> Tensor:
     if not tail.pooled:
         return x
     whole = x.size
-    first = Tensor(x.storage, replace(whole, unit="sample"))
+    first = Tensor(x.storage, whole._replace(unit="sample"))
     return tape.record(first, [x], lambda _: [tape.new("gradient of the first token", whole)])
 
 

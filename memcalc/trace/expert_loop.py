@@ -5,7 +5,6 @@ Source: Transformers 4.48 models/mixtral/modeling_mixtral.py (``MixtralSparseMoe
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from memcalc.trace import ops
@@ -21,7 +20,7 @@ if TYPE_CHECKING:
 def looped(tape: Tape, x: Tensor, spec: MixtureOfExperts, setting: Setting, hidden: int) -> Tensor:
     """The experts' weighted sum, for balanced experts: each has one of ``experts / topk`` parts of the rows."""
     weights, chosen, logits = router(tape, x, spec, setting)
-    total = tape.new("sum of expert outputs", replace(x.size, elements=hidden))
+    total = tape.new("sum of expert outputs", x.size._replace(elements=hidden))
     mask = tape.new("chosen experts, one-hot", Size(spec.topk * spec.experts, INDEX, "token", "none", "k·E"))
     del chosen
     for number in range(spec.experts):
@@ -38,7 +37,7 @@ def _add_expert(
     index = tape.new(f"{name} tokens' numbers", Size(2, INDEX, "token", "none", "2").part(parts))
     rows = indexed(tape, x, index, x.size.part(parts), f"{name} tokens")
     out = _expert(tape, rows, spec, setting, x.size.elements, parts)
-    share = indexed(tape, weights, index, replace(weights.size, elements=1).part(parts), f"{name} weights")
+    share = indexed(tape, weights, index, weights.size._replace(elements=1).part(parts), f"{name} weights")
     out = ops.cast(tape, ops.mul(tape, out, share, f"{name} outputs, weighted"), x.size.width, f"{name} outputs, cast")
     size = out.size
 

@@ -10,7 +10,6 @@ Sources: Megatron-LM 23e00ed ``core/transformer/moe/moe_layer.py`` (``custom_for
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from memcalc.trace import ops
@@ -50,10 +49,10 @@ def router(tape: Tape, x: Tensor, spec: MixtureOfExperts) -> Tensor:
     """Two fp32 softmaxes (of the choice and of the balancing loss), two masks, the map of rows and the choice."""
     size, experts_ = x.size, spec.experts
     kept = [
-        tape.new("router scores", replace(size, elements=2 * experts_, width=4, label="2·E")),
-        tape.new("router masks", replace(size, elements=2 * experts_, width=1, label="2·E")),
-        tape.new("map of routed rows", replace(size, elements=2 * experts_ + 1, width=4, label="2·E + 1")),
-        tape.new("chosen experts", replace(size, elements=3 * spec.topk, width=8, label="3·topk")),
+        tape.new("router scores", size._replace(elements=2 * experts_, width=4, label="2·E")),
+        tape.new("router masks", size._replace(elements=2 * experts_, width=1, label="2·E")),
+        tape.new("map of routed rows", size._replace(elements=2 * experts_ + 1, width=4, label="2·E + 1")),
+        tape.new("chosen experts", size._replace(elements=3 * spec.topk, width=8, label="3·topk")),
     ]
     probs = Tensor(kept[0].storage, kept[0].size)
     weight = Size(experts_ * size.elements, 1, "once", "none")
@@ -68,7 +67,7 @@ def router(tape: Tape, x: Tensor, spec: MixtureOfExperts) -> Tensor:
 def permute(tape: Tape, x: Tensor, probs: Tensor, rows: Size) -> Tensor:
     """The tokens in the order of their experts: keeps the map of rows, which the router's entry counts."""
     size, weights = x.size, probs.size
-    out = tape.new("tokens, permuted", replace(rows, shard="rows if ep"))
+    out = tape.new("tokens, permuted", rows._replace(shard="rows if ep"))
 
     def rule(_: Grads) -> Grads:
         return [tape.new("gradient of permuted tokens", size), tape.new("gradient of probabilities", weights)]
@@ -78,9 +77,9 @@ def permute(tape: Tape, x: Tensor, probs: Tensor, rows: Size) -> Tensor:
 
 def moved(tape: Tape, x: Tensor, name: str, shard: Shard, before: Shard) -> Tensor:
     """An all-to-all or a sort by chunks: keeps nothing; it is no copy where there is nothing to move."""
-    back = replace(x.size, shard=before)
+    back = x.size._replace(shard=before)
     return tape.record(
-        tape.new(name, replace(x.size, shard=shard)), [x], lambda _: [tape.new(f"gradient before {name}", back)]
+        tape.new(name, x.size._replace(shard=shard)), [x], lambda _: [tape.new(f"gradient before {name}", back)]
     )
 
 
@@ -102,7 +101,7 @@ def grouped(tape: Tape, x: Tensor, probs: Tensor, spec: MixtureOfExperts, settin
 def grouped_linear(tape: Tape, x: Tensor, name: str, size: Size) -> Tensor:
     """``GroupedLinear``: keeps its input; backward copies the gradient to be contiguous."""
     given, weight = x.size, Size(x.size.elements * size.elements, 1, "once", "experts")
-    whole = replace(size, shard="rows" if size.shard == "rows if sorted" else size.shard)
+    whole = size._replace(shard="rows" if size.shard == "rows if sorted" else size.shard)
 
     def rule(_: Grads) -> Grads:
         copied = tape.new(f"gradient of {name} output, contiguous", whole)
@@ -119,7 +118,7 @@ def weighted_activation(tape: Tape, x: Tensor, probs: Tensor, ffn: int) -> Tenso
     """``WeightedSwiGLUFunction``: keeps its input and the probabilities of the rows."""
     size, weights = x.size, probs.size
     rows = tape.new("probabilities of the rows", Size(1, 4, "routed", "rows", "1"))
-    out = tape.new("experts' activation", replace(size, elements=ffn, label="f_e"))
+    out = tape.new("experts' activation", size._replace(elements=ffn, label="f_e"))
 
     def rule(_: Grads) -> Grads:
         return [tape.new("gradient before experts' activation", size), tape.new("gradient of probabilities", weights)]
@@ -129,7 +128,7 @@ def weighted_activation(tape: Tape, x: Tensor, probs: Tensor, ffn: int) -> Tenso
 
 def unpermute(tape: Tape, x: Tensor, size: Size) -> Tensor:
     """The experts' outputs, added up a token: keeps nothing, because the weights were applied before."""
-    rows = replace(x.size, shard="rows if ep")
+    rows = x.size._replace(shard="rows if ep")
     return tape.record(
         tape.new("sum of routed outputs", size), [x], lambda _: [tape.new("gradient of routed outputs", rows)]
     )
@@ -142,7 +141,7 @@ def shared_experts(tape: Tape, x: Tensor, spec: MixtureOfExperts, setting: Setti
     wide = (2 if spec.gated else 1) * spec.shared_ffn
     up = column_parallel(tape, x, setting, "shared experts' up projection", wide, "f_s")
     size = up.size
-    inner = tape.new("shared experts' activation", replace(size, elements=spec.shared_ffn, label="f_s"))
+    inner = tape.new("shared experts' activation", size._replace(elements=spec.shared_ffn, label="f_s"))
     kept = [up.storage]
     inner = tape.record(inner, [up], lambda _: [tape.new("gradient before shared experts' activation", size)], kept)
     del up, kept

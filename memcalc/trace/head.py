@@ -107,7 +107,7 @@ def _head_in_turns(tape: Tape, x: Tensor, vocab: int, setting: Setting, loss: Lo
     ``ChunkedLossWrapper`` of b5bcd76).
     """
     count, back = loss.chunks, x.size
-    part = replace(back, elements=back.elements // count, label="h / c")
+    part = back._replace(elements=back.elements // count, label="h / c")
     copies = [tape.new("hidden states of a chunk", part) for _ in range(count)]
     collected = tape.new("gradient of hidden states, fp32", back.wide(4))
     weights: dict[str, Tensor] = {}

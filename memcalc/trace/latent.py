@@ -5,7 +5,6 @@ Source: Transformers 5.23 ``models/{deepseek_v2,deepseek_v3}/modeling_*.py``.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from memcalc.trace import ops
@@ -58,7 +57,7 @@ def keys_and_values(
         del whole
         return [tape.new("gradient of a part of keys", size) for size in sizes]
 
-    keys = tape.new("keys", replace(k_pass.size, elements=spec.q_dim, label="q"))
+    keys = tape.new("keys", k_pass.size._replace(elements=spec.q_dim, label="q"))
     return tape.record(keys, [k_pass, k_turn], rule), v
 
 

@@ -8,7 +8,6 @@ projection they come from is freed.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from memcalc.trace import ops
@@ -73,8 +72,8 @@ def projected_up(
 def rotated(tape: Tape, up: Tensor, shared: Tensor, spec: Attention, latent: LatentAttention) -> tuple[Tensor, Tensor]:
     """Keys and values as new tensors: keeps nothing but cosine and sine."""
     sizes = (up.size, shared.size)
-    keys = tape.new("keys", replace(up.size, elements=spec.q_dim, label="a·(d_n + d_r)"))
-    values = tape.new("values", replace(up.size, elements=spec.heads * latent.v_head_dim, label="a·d_v"))
+    keys = tape.new("keys", up.size._replace(elements=spec.q_dim, label="a·(d_n + d_r)"))
+    values = tape.new("values", up.size._replace(elements=spec.heads * latent.v_head_dim, label="a·d_v"))
 
     def rule(_: Grads) -> Grads:
         return [tape.new("gradient before rotated keys and values", size) for size in sizes]

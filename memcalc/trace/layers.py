@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from memcalc.trace import ops
@@ -145,7 +145,7 @@ def _one_kernel(tape: Tape, x: Tensor, spec: Norm, setting: Setting, name: str, 
     if setting.autocast and not (setting.in_place and spec.kind == "rmsnorm"):
         x = ops.cast(tape, x, 4, f"{name} input, fp32")
     size, in_place = x.size, setting.in_place and spec.kind == "rmsnorm"
-    stats = tape.new(f"{name} statistics", replace(size, elements=statistics, width=4, label=str(statistics)))
+    stats = tape.new(f"{name} statistics", size._replace(elements=statistics, width=4, label=str(statistics)))
     weights = Size(x.size.elements * spec.vectors, 1, "once")
     leaf = Leaf(f"{name} weight", keep=True) if setting.trainable and spec.vectors else None
 

@@ -5,8 +5,6 @@ Rules: PyTorch 2.13 ``tools/autograd/derivatives.yaml`` and ``torch/csrc/autogra
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from memcalc.trace.tape import Grads, Size, Tape, Tensor
 
 
@@ -123,14 +121,14 @@ def _reduced(tape: Tape, grad: Tensor | None, size: Size, name: str) -> Tensor |
 def mean(tape: Tape, x: Tensor, name: str, groups: int = 1) -> Tensor:
     """A mean over the last dimension, or over ``groups`` parts of it; its backward makes a full tensor."""
     size = x.size
-    out = tape.new(name, replace(size, elements=groups, label=str(groups)))
+    out = tape.new(name, size._replace(elements=groups, label=str(groups)))
     return tape.record(out, [x], lambda _: [tape.new(f"gradient before {name}", size)])
 
 
 def cat(tape: Tape, parts: list[Tensor], name: str, label: str = "") -> Tensor:
     """A concatenation: a new tensor; gradients are views of one."""
     elements = sum(part.size.elements for part in parts)
-    size = replace(parts[0].size, elements=elements, label=label)
+    size = parts[0].size._replace(elements=elements, label=label)
     sizes = [part.size for part in parts]
 
     def rule(grads: Grads) -> Grads:
@@ -143,14 +141,14 @@ def cat(tape: Tape, parts: list[Tensor], name: str, label: str = "") -> Tensor:
 def split(tape: Tape, x: Tensor, elements: list[int], labels: list[str], name: str) -> list[Tensor]:
     """Views of one storage; the backward concatenates the gradients (``split``, ``chunk``, ``unbind``)."""
     size = x.size
-    outs = [Tensor(x.storage, replace(size, elements=n, label=lab)) for n, lab in zip(elements, labels, strict=True)]
+    outs = [Tensor(x.storage, size._replace(elements=n, label=lab)) for n, lab in zip(elements, labels, strict=True)]
     return tape.record_many(outs, [x], lambda _: [tape.new(f"gradient of {name}", size)])
 
 
 def slice_of(tape: Tape, x: Tensor, elements: int, label: str, name: str) -> Tensor:
     """A slice: a view; its backward makes a full tensor of zeros with the slice filled in."""
     size = x.size
-    out = Tensor(x.storage, replace(size, elements=elements, label=label))
+    out = Tensor(x.storage, size._replace(elements=elements, label=label))
     return tape.record(out, [x], lambda _: [tape.new(f"gradient of {name}", size)])
 
 

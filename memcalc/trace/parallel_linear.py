@@ -9,7 +9,6 @@ Sources: TransformerEngine c188b533 ``pytorch/module/layernorm_linear.py`` and `
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from memcalc.trace.tape import Grads, Leaf, Shard, Size, Tape, Tensor
@@ -25,7 +24,7 @@ def normalised_linear(
     """``LayerNormLinear``, one autograd node: keeps its input, the normalised tensor and the norm's statistics."""
     size = x.size
     numbers = 2 if spec.kind == "layernorm" else 1
-    stats = tape.new(f"{name} norm statistics", replace(size, elements=numbers, width=4, label=str(numbers)))
+    stats = tape.new(f"{name} norm statistics", size._replace(elements=numbers, width=4, label=str(numbers)))
     normalised = tape.new(f"{name} input", size)
     out = product(tape, size, name, elements, label, shard)
     weight = weight_of(elements, size, shard)
@@ -77,7 +76,7 @@ def row_parallel(tape: Tape, x: Tensor, setting: Setting, name: str, hidden: int
     del whole
 
     def rule(_: Grads) -> Grads:
-        gathered = tape.new(f"gradient of {name} output, gathered", replace(result, shard="full if sp"))
+        gathered = tape.new(f"gradient of {name} output, gathered", result._replace(shard="full if sp"))
         inner = tape.new(f"gradient of {name} input", size)
         grad = tape.new(f"gradient of {name} weight", weight, "gradient")
         del gathered
@@ -97,9 +96,9 @@ def product(
 ) -> Tensor:
     """The output of a column-parallel product, with its input gathered as long as it runs."""
     whole = (
-        [tape.new(f"{name} input, gathered", replace(size, shard="full if sp"))] if gathers and shard == "tp" else []
+        [tape.new(f"{name} input, gathered", size._replace(shard="full if sp"))] if gathers and shard == "tp" else []
     )
-    out_size = replace(size, elements=elements, label=label, shard=shard)
+    out_size = size._replace(elements=elements, label=label, shard=shard)
     out = tape.operator("mm", lambda: tape.new(f"{name} output", out_size))
     whole.clear()
     return out
@@ -110,9 +109,9 @@ def backward_of_column(
 ) -> tuple[Tensor, Tensor]:
     """Gradients of input and weight: the whole input gradient is reduced and scattered while the weight's is made."""
     shared = weight.shard == "tp"
-    whole = [tape.new(f"{name} input, gathered", replace(size, shard="full if sp"))] if gathers and shared else []
+    whole = [tape.new(f"{name} input, gathered", size._replace(shard="full if sp"))] if gathers and shared else []
     if shared:
-        whole.append(tape.new(f"gradient of {name} input, whole", replace(size, shard="full if sp")))
+        whole.append(tape.new(f"gradient of {name} input, whole", size._replace(shard="full if sp")))
     inner = tape.new(f"gradient of {name} input", size)
     grad = tape.new(f"gradient of {name} weight", weight, "gradient")
     whole.clear()

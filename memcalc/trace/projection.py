@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from memcalc.formulas.quantization import nf4_state_bytes
 from memcalc.trace import ops
@@ -23,7 +23,7 @@ class Product:
     def output(self, given: Tensor) -> Size:
         """The extent of the output."""
         elements = self.elements // self.parts
-        return replace(given.size, elements=elements, width=self.width, label=self.label, shard=self.shard)
+        return given.size._replace(elements=elements, width=self.width, label=self.label, shard=self.shard)
 
     def weight(self, given: Tensor, width: int = 1) -> Size:
         """The extent of the weight."""

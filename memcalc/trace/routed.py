@@ -6,7 +6,6 @@ Source: Transformers 5.23 ``integrations/moe.py`` (``grouped_mm_experts_forward`
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from memcalc.specs.model import Mlp
@@ -90,7 +89,7 @@ def grouped_linear(
     """
     spec, before, after = shape
     given = ops.cast(tape, x, setting.weight, f"{name} input, cast")
-    size, in_size = replace(given.size, elements=spec.topk * after, label="k·f"), given.size
+    size, in_size = given.size._replace(elements=spec.topk * after, label="k·f"), given.size
     weight = Size(spec.experts * before * after, 1, "once", "ep")
     trained, wanted = setting.trainable, given.requires_grad
     leaf = Leaf(f"{name} weight", keep=True) if trained else None
@@ -115,8 +114,8 @@ def summed(tape: Tape, rows: Tensor, size: Size) -> Tensor:
 
 def _rows(x: Tensor, spec: MixtureOfExperts, elements: int, width: int, label: str = "") -> Size:
     """The size of a tensor with a row for each token and chosen expert."""
-    return replace(
-        x.size, elements=spec.topk * elements, width=width, shard="none", label=f"k·{label}" if label else "k"
+    return x.size._replace(
+        elements=spec.topk * elements, width=width, shard="none", label=f"k·{label}" if label else "k"
     )
 
 

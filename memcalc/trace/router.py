@@ -6,7 +6,6 @@ Source: Transformers 5.23 ``models/{mixtral,qwen3_moe,deepseek_v2,deepseek_v3}/m
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from memcalc.trace import ops
@@ -62,7 +61,7 @@ def router_logits(tape: Tape, x: Tensor, spec: MixtureOfExperts, setting: Settin
         del wide_gradient
         return [grad, tape.new("gradient of router weight", Size(elements, 1, "once"), "gradient")]
 
-    out = tape.new("router output", replace(wide.size, elements=spec.experts, label="E"))
+    out = tape.new("router output", wide.size._replace(elements=spec.experts, label="E"))
     return tape.record(out, [wide, leaf], rule, [wide.storage if leaf else None, copy.storage])
 
 
@@ -83,7 +82,7 @@ def normalised(tape: Tape, weights: Tensor, setting: Setting) -> Tensor:
     """``weights /= weights.sum()``: in place, so that autograd keeps a clone of what is overwritten, and the sum."""
     size = weights.size
     width = 4 if setting.autocast else size.width  # autocast sums in fp32
-    total = tape.new("sum of weights", replace(size, elements=1, width=width, label="1"))
+    total = tape.new("sum of weights", size._replace(elements=1, width=width, label="1"))
     before = tape.new("weights before their division", size)
 
     def rule(_: Grads) -> Grads:

@@ -7,7 +7,6 @@ Rules: PyTorch 2.13 ``aten/src/ATen/native/transformers/cuda/sdp_utils.cpp`` (wh
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from memcalc.trace import ops
@@ -69,7 +68,7 @@ def joined(spec: Attention) -> bool:
 def repeated(tape: Tape, x: Tensor, spec: Attention, name: str) -> Tensor:
     """Keys or values for all query heads."""
     elements = x.size.elements * spec.heads // spec.kv_heads
-    return ops.copy(tape, x, f"{name}, repeated", replace(x.size, elements=elements, label="q"))
+    return ops.copy(tape, x, f"{name}, repeated", x.size._replace(elements=elements, label="q"))
 
 
 def narrowed(
@@ -90,11 +89,11 @@ def fused(tape: Tape, q: Tensor, k: Tensor, v: Tensor, spec: Attention, setting:
     sizes = (q.size, k.size, v.size)
     values = spec.heads * spec.value_dim
     out = tape.operator(
-        "sdpa", lambda: tape.new(f"{prefix}attention output", replace(q.size, elements=values, label="q"))
+        "sdpa", lambda: tape.new(f"{prefix}attention output", q.size._replace(elements=values, label="q"))
     )
     rows: Unit = "filled_token" if kernel(spec, setting) == "efficient" else q.size.unit
     lse = tape.operator("sdpa", lambda: tape.new(f"{prefix}attention logsumexp", Size(spec.heads, 4, rows, "tp", "a")))
-    bias = replace(mask.size, unit=pairs_of(k)) if mask is not None and mask.requires_grad else None
+    bias = mask.size._replace(unit=pairs_of(k)) if mask is not None and mask.requires_grad else None
 
     def rule(_: Grads) -> Grads:
         grads: Grads = [tape.new(f"gradient of {prefix}attention input", size) for size in sizes]

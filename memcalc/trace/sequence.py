@@ -7,8 +7,6 @@ keep that.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from memcalc.trace.layers import Setting
 from memcalc.trace.tape import Size, Tape, Tensor
 
@@ -18,7 +16,7 @@ def gathered(tape: Tape, x: Tensor, setting: Setting) -> Tensor:
     if not setting.gathered_input_saved:
         return x
     back = x.size
-    out = tape.new("gathered sequence", replace(back, shard="none"))
+    out = tape.new("gathered sequence", back._replace(shard="none"))
     return tape.record(out, [x], lambda _: [tape.new("gradient before the gather", back)])
 
 

@@ -17,8 +17,8 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from typing import Literal
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
 
 Unit = Literal[
     "token", "pair", "filled_pair", "cross", "cross_pair", "square", "filled_square", "filled_cross", "even_cross",
@@ -44,8 +44,7 @@ Kind = Literal["activation", "gradient", "weight copy", "external", "observed"]
 """`observed`: memory that measured runs reserve, for which no tensor was found; no sum of tensors counts it."""
 
 
-@dataclass(frozen=True, slots=True)
-class Size:
+class Size(NamedTuple):
     """Extent of a tensor: ``elements`` of ``width`` bytes for each ``unit``."""
 
     elements: int
@@ -62,15 +61,14 @@ class Size:
 
     def part(self, parts: int) -> Size:
         """One of equal parts of the rows."""
-        return replace(self, elements=-(-self.elements // parts))
+        return self._replace(elements=-(-self.elements // parts))
 
     def wide(self, width: int) -> Size:
         """The same extent in another width [bytes]."""
-        return replace(self, width=width)
+        return self._replace(width=width)
 
 
-@dataclass(frozen=True, slots=True)
-class Record:
+class Record(NamedTuple):
     """One storage that was allocated."""
 
     name: str
@@ -130,7 +128,7 @@ class Tensor:
 
     def view(self, elements: int | None = None, label: str = "") -> Tensor:
         """A view (of ``elements`` a unit) in the same storage and the same place of the graph."""
-        size = self.size if elements is None else replace(self.size, elements=elements, label=label)
+        size = self.size if elements is None else self.size._replace(elements=elements, label=label)
         return Tensor(self.storage, size, self.edge)
 
 

@@ -54,6 +54,16 @@ class Template:
     """The gradient of the block's input; None where it needs none."""
 
     @cached_property
+    def names(self) -> tuple[str, ...]:
+        """What each storage is called."""
+        return tuple(record.name for record in self.records)
+
+    @cached_property
+    def is_gradient(self) -> tuple[bool, ...]:
+        """Whether each storage is the gradient of a weight."""
+        return tuple(record.kind == "gradient" for record in self.records)
+
+    @cached_property
     def kept_records(self) -> tuple[Record, ...]:
         """Tensors kept for backward, in the order of their allocation."""
         return tuple(self.records[index] for index in sorted(self.kept))
@@ -78,6 +88,16 @@ class Template:
         """Bytes of dead large tensors that no later one fits into: reserved beyond the peak."""
         size, shard = hole(self.records, (*self.forward, *self.backward))
         return {("token", shard, False): size}
+
+    @cached_property
+    def written_sum(self) -> Sum:
+        """Bytes of all tensors that forward and backward make: what their kernels write."""
+        return total(self.records[index] for index in (*self.forward, *self.backward) if index >= 0)
+
+    @cached_property
+    def launches(self) -> int:
+        """Tensors that forward and backward make: about as many kernels."""
+        return sum(index >= 0 for index in (*self.forward, *self.backward))
 
     @cached_property
     def observed_sum(self) -> Sum:
@@ -115,29 +135,31 @@ def peaks(records: tuple[Record, ...], events: tuple[int, ...], start: frozenset
     places = {key: place for place, key in enumerate(keys)}
     columns = [places[key_of(record)] for record in records]
     sizes = [0 if record.kind == "observed" else record.size.bytes for record in records]
-    change = np.zeros((len(events) + 1, len(keys)), dtype=np.int64)
+    now, moments, rising = [0] * len(keys), set(), True
     for storage in start:
-        change[0, columns[storage]] += sizes[storage]
-    for row, event in enumerate(events, start=1):
-        change[row, columns[max(event, ~event)]] = sizes[event] if event >= 0 else -sizes[~event]
+        now[columns[storage]] += sizes[storage]
+    # The largest moment is one after an allocation, or at the start, that a free or the end follows
+    for event in events:
+        if event >= 0:
+            now[columns[event]] += sizes[event]
+        else:
+            if rising:
+                moments.add(tuple(now))
+            now[columns[~event]] -= sizes[~event]
+        rising = event >= 0
+    if rising:
+        moments.add(tuple(now))
     return tuple(
-        {key: int(value) for key, value in zip(keys, row, strict=True) if value}
-        for row in undominated(np.cumsum(change, axis=0)[tops(events)])
+        {key: value for key, value in zip(keys, row, strict=True) if value} for row in undominated(sorted(moments))
     )
 
 
-def tops(events: tuple[int, ...]) -> list[int]:
-    """The moments after an allocation, or at the start, that a free or the end follows: none else is the largest."""
-    rises = [True, *(event >= 0 for event in events), False]
-    return [row for row in range(len(events) + 1) if rises[row] and not rises[row + 1]]
-
-
-def undominated(rows: Array) -> Array:
-    """Rows that no other row reaches in every column."""
-    rows = np.unique(rows, axis=0)
-    beaten = (rows[None, :, :] >= rows[:, None, :]).all(axis=2)
+def undominated(rows: list[tuple[int, ...]]) -> list[tuple[int, ...]]:
+    """Rows, of which no two are equal, that no other row reaches in every column."""
+    columns: Array = np.array(rows, dtype=np.int64)
+    beaten: Array = (columns[None, :, :] >= columns[:, None, :]).all(axis=2)
     np.fill_diagonal(beaten, val=False)
-    return rows[~beaten.any(axis=1)]
+    return [row for row, lost in zip(rows, beaten.any(axis=1), strict=True) if not lost]
 
 
 @lru_cache(maxsize=256)

@@ -12,7 +12,6 @@ Sources: NVIDIA/Megatron-LM 23e00ed (core 0.14) ``core/transformer``; Transforme
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from memcalc.specs.model import MixtureOfExperts
@@ -118,7 +117,7 @@ def attend(tape: Tape, q: Tensor, k: Tensor, v: Tensor, spec: Attention, setting
 
 def core(tape: Tape, q: Tensor, k: Tensor, v: Tensor, spec: Attention, setting: Setting) -> Tensor:
     """Fused attention keeps q, k, v, its output and the logsumexp; else the scores are materialised."""
-    values = replace(q.size, elements=spec.heads * spec.value_dim, label="a·d")
+    values = q.size._replace(elements=spec.heads * spec.value_dim, label="a·d")
     if setting.attention in MATERIALISED:
         return scores(tape, q, k, v, spec, setting, values)
     sizes = (q.size, k.size, v.size)
@@ -141,7 +140,7 @@ def core(tape: Tape, q: Tensor, k: Tensor, v: Tensor, spec: Attention, setting: 
 def beside(tape: Tape, x: Tensor, name: str, shard: Shard) -> Tensor:
     """A copy that exists under a condition; else it is x, which is kept all the same."""
     size = x.size
-    made = tape.new(name, replace(size, shard=shard))
+    made = tape.new(name, size._replace(shard=shard))
 
     def rule(_: Grads) -> Grads:
         return [tape.new(f"gradient before {name}", size)]
@@ -187,5 +186,5 @@ def dense(tape: Tape, x: Tensor, spec: Mlp, block: Block, setting: Setting) -> T
 def activated(tape: Tape, x: Tensor, elements: int, name: str) -> Tensor:
     """``bias_swiglu`` or ``bias_gelu``, one kernel each way: keeps its input."""
     size = x.size
-    out = tape.new(name, replace(size, elements=elements, label="f"))
+    out = tape.new(name, size._replace(elements=elements, label="f"))
     return tape.record(out, [x], lambda _: [tape.new(f"gradient before {name}", size)], [x.storage])

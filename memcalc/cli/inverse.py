@@ -1,0 +1,28 @@
+"""The inverse questions: what is asked, checked before a model is looked for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import memcalc
+from memcalc.cli.options import given, known_names
+from memcalc.cli.output import destination
+
+__all__ = ["completion", "show"]
+
+
+def completion(names: str) -> Callable[[str], list[str]]:
+    """What completes the word after ``max`` or ``min``; ``names`` is a choice of :mod:`memcalc.specs.strategy`."""
+    return lambda incomplete: [name for name in known_names(names) if name.startswith(incomplete)]
+
+
+def show(command: str, what: str, options: dict[str, Any], **own: Any) -> int:
+    """Ask, and show the answer; return the exit code."""
+    from memcalc.report.inverse import report
+
+    target = destination(options)
+    ask = memcalc.largest if command == "max" else memcalc.smallest
+    found = ask(what, **given(options), **own)
+    target.show(report(found))
+    return int(found.best is None)

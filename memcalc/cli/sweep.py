@@ -1,0 +1,47 @@
+"""A sweep: its bar while it runs, its table or the file at the end, and how to go on after an interrupt."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from memcalc.cli.errors import fail
+from memcalc.cli.output import Destination, destination
+from memcalc.units import parse_count
+
+__all__ = ["show"]
+
+_INTERRUPTED = 130
+
+
+def show(file: str, *, jobs: str | None, scheduler: str | None, top: str, options: dict[str, Any]) -> int:
+    """Answer every job of the file, and show the table or where it was written; return the exit code."""
+    import memcalc
+    from memcalc.report.progress import bar
+    from memcalc.report.sweep import report
+
+    output, force = options.pop("output"), bool(options.pop("force"))
+    target: Destination = destination({"output": None, "force": None, "format": options["format"]})
+    most = parse_count(top, "top")
+    done = 0
+
+    def listen(state: Any) -> None:
+        nonlocal done
+        done = state.done
+        draw(state)
+
+    try:
+        with bar() as draw:
+            found = memcalc.sweep(
+                file,
+                output=output,
+                force=force,
+                jobs=jobs,
+                scheduler=scheduler,
+                preset_dirs=tuple(options["preset_dir"] or ()),
+                on_progress=listen,
+            )
+    except KeyboardInterrupt:
+        kept = f"interrupted after {done:,} jobs; the same command goes on from there." if output else "interrupted."
+        return fail(kept, _INTERRUPTED)
+    target.show(report(found, most, output or ""))
+    return 0

@@ -1,0 +1,37 @@
+"""The time of one strategy as a result."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+from memcalc import results
+from memcalc.terms import Census
+from memcalc.timing.forecast import forecast
+
+if TYPE_CHECKING:
+    from memcalc.grid import Grid
+    from memcalc.planner.job import Job
+
+
+def step_time(job: Job, single: Grid, parts: Mapping[str, float]) -> results.StepTime:
+    """The step of a grid of one strategy, by its parts [s], with what is said of it."""
+    step = sum(parts.values())
+    said = forecast(Census(job.model, single), job.gpu, job.node, step)
+    return results.StepTime(step=step, **parts, **asdict(said))
+
+
+def unvalidated(times: Mapping[str, results.StepTime]) -> list[str]:
+    """Which times no published run validates, and why, by the names of their plans."""
+    found: dict[str, list[str]] = {}
+    for name, time in times.items():
+        if not time.validated:
+            low, high = time.low / time.step, time.high / time.step
+            said = f"{time.basis}; a step may take {low:.1f} to {high:.1f} times as long"
+            found.setdefault(said, []).append(name)
+    return [f"times of {_listed(names)} are {said}." for said, names in found.items()]
+
+
+def _listed(names: list[str]) -> str:
+    return ", ".join(names)

@@ -1,0 +1,116 @@
+"""The answer of an inverse question as a document: the value, the strategy there, and what stands beyond it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from memcalc.report.estimate import MOODS, strategy_words
+from memcalc.report.render import Report
+from memcalc.report.tables import Block, Code, Column, Document, Line, Table, facts, gib, percent
+from memcalc.results import Fit, Inverse
+from memcalc.units import format_count, format_seconds
+
+__all__ = ["report"]
+
+_UNITS = {"seq-len": "tokens a sequence", "micro-batch": "sequences a micro-batch", "gpus": "GPUs", "model": ""}
+_DATA = (
+    Column("value"),
+    Column("verdict"),
+    Column("device", "bytes", right=True),
+    Column("free", "bytes", right=True),
+    Column("strategy"),
+    Column("tok/s/GPU", right=True),
+    Column("command"),
+)
+
+
+def report(result: Inverse) -> Report:
+    """Return the answer of ``memcalc max`` and ``memcalc min``."""
+    body = _found(result, result.best) if result.best else _nothing(result)
+    document = Document((*_head(result), *body, *_foot(result)), _data(result))
+    return Report(document, result.model_dump(mode="json", by_alias=True))
+
+
+def _head(result: Inverse) -> Iterator[Line]:
+    hardware, best = result.hardware, result.best
+    wanted = "; verdict fits" if result.safe else ""
+    subject = (
+        ""
+        if result.what == "model"
+        else f" of {result.model.name} ({format_count(result.model.parameters)} parameters)"
+    )
+    kind = "largest" if result.schema_ == "memcalc.max/1" else "smallest"
+    place = hardware.gpu if result.what == "gpus" else f"{hardware.gpus} × {hardware.gpu}"
+    said = "nothing fits" if best is None else f"{_value(result, result.answer)}"
+    yield Line(said, "verdict", MOODS[best.verdict] if best else "bad")
+    length = f", {best.seq_len} tokens a sequence" if best and result.what != "seq-len" else ""
+    yield Line(f"{kind} {result.what}{subject} on {place}{length}{wanted}", "title")
+
+
+def _value(result: Inverse, value: int | str | None) -> str:
+    if result.what == "model":
+        return f"{value} ({format_count(result.model.parameters)} parameters)"
+    unit = "GPU" if result.what == "gpus" and value == 1 else _UNITS[result.what]
+    return f"{value} {unit}"
+
+
+def _found(result: Inverse, best: Fit) -> Iterator[Block]:
+    yield Line(f"With {strategy_words(best.strategy)}, {_batch(best)}.")
+    if result.limit:
+        yield Line(f"What stands against {'fewer' if result.what == 'gpus' else 'more'}: {result.limit}.")
+    yield _neighbours(result)
+    speed, share = best.time.tokens_per_second_per_gpu, 100 * best.time.mfu
+    yield Line(f"Predicted there: {speed:.0f} tok/s/GPU, {share:.1f}% MFU, {best.time.step:.4g} s a step.")
+
+
+def _batch(best: Fit) -> str:
+    micro = best.strategy.micro_batch
+    return f"micro-batch {micro}, {best.accumulation_steps} accumulated, global batch {best.global_batch}"
+
+
+def _nothing(result: Inverse) -> Iterator[Block]:
+    yield Line(f"{result.limit[:1].upper()}{result.limit[1:]}.")
+    if result.beyond:
+        yield _neighbours(result)
+
+
+def _neighbours(result: Inverse) -> Table:
+    """The answer between what fits and what does not."""
+    columns = (
+        Column(result.what, right=result.what != "model"),
+        Column("verdict"),
+        Column("device", "GiB", right=True),
+        Column("used", "%", right=True, priority=1),
+        Column("free", "GiB", right=True),
+        Column("missing", "GiB", right=True),
+    )
+    best, rows = result.best, []
+    if best is not None:
+        device = best.peak.device
+        rows = [(str(best.value), best.verdict, gib(device), percent(device, result.capacity), gib(best.free), "")]
+    rows += [
+        (str(m.value), m.verdict, gib(m.device), percent(m.device, result.capacity), "", gib(m.missing, 3))
+        for m in result.beyond
+    ]
+    return Table("The answer, and what lies beyond it", columns, tuple(rows))
+
+
+def _foot(result: Inverse) -> Iterator[Block]:
+    for warning in result.warnings:
+        yield Line(f"Warning: {warning}", "warning")
+    yield from facts("Assumed", result.assumptions)
+    tried = f"{result.searched} strategies evaluated, {result.replayed} replayed, {format_seconds(result.elapsed)}"
+    yield Line(f"{tried}; {gib(result.capacity)} GiB a GPU.", "faint")
+    yield Code("Reproduce with", result.command)
+    if result.best is not None:
+        yield Code("Byte by byte", result.best.command)
+
+
+def _data(result: Inverse) -> Table:
+    best, rows = result.best, []
+    if best is not None:
+        speed = f"{best.time.tokens_per_second_per_gpu:.0f}"
+        words = strategy_words(best.strategy)
+        rows = [(str(best.value), best.verdict, str(best.peak.device), str(best.free), words, speed, best.command)]
+    rows += [(str(m.value), m.verdict, str(m.device), str(-m.missing), "", "", "") for m in result.beyond]
+    return Table("Inverse", _DATA, tuple(rows))

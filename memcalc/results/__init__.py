@@ -1,0 +1,118 @@
+"""What the library answers: typed records whose ``model_dump(mode="json")`` is the published JSON.
+
+Bytes are integers, times are seconds. Field names are fixed (``memcalc.estimate/1``, ``memcalc.plan/1``).
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from memcalc.results.comparison import (
+        ErrorGroup,
+        ErrorSummary,
+        RunReason,
+        RunScore,
+        RunUnknown,
+        RunVerdict,
+        TargetResult,
+        Validation,
+        ValidationSummary,
+    )
+    from memcalc.results.estimates import (
+        Budget,
+        Components,
+        Estimate,
+        HardwareFacts,
+        Interval,
+        ModelFacts,
+        OffGpuTerm,
+        Peak,
+        Saved,
+        StagePeak,
+        TermFacts,
+        Verdict,
+        WorkloadFacts,
+    )
+    from memcalc.results.inverse import Fit, Inverse, Miss
+    from memcalc.results.plans import Nearest, Plan, PlanPeak, Plans, RecipeStep, Remedy, StepTime
+    from memcalc.results.sweep import Swept
+
+__all__ = [
+    "Budget",
+    "Components",
+    "ErrorGroup",
+    "ErrorSummary",
+    "Estimate",
+    "Fit",
+    "HardwareFacts",
+    "Interval",
+    "Inverse",
+    "Miss",
+    "ModelFacts",
+    "Nearest",
+    "OffGpuTerm",
+    "Peak",
+    "Plan",
+    "PlanPeak",
+    "Plans",
+    "RecipeStep",
+    "Remedy",
+    "RunReason",
+    "RunScore",
+    "RunUnknown",
+    "RunVerdict",
+    "Saved",
+    "StagePeak",
+    "StepTime",
+    "Swept",
+    "TargetResult",
+    "TermFacts",
+    "Validation",
+    "ValidationSummary",
+    "Verdict",
+    "WorkloadFacts",
+]
+
+_HOMES = {
+    "comparison": (
+        "ErrorGroup",
+        "ErrorSummary",
+        "RunReason",
+        "RunScore",
+        "RunUnknown",
+        "RunVerdict",
+        "TargetResult",
+        "Validation",
+        "ValidationSummary",
+    ),
+    "estimates": (
+        "Budget",
+        "Components",
+        "Estimate",
+        "HardwareFacts",
+        "Interval",
+        "ModelFacts",
+        "OffGpuTerm",
+        "Peak",
+        "Saved",
+        "StagePeak",
+        "TermFacts",
+        "Verdict",
+        "WorkloadFacts",
+    ),
+    "inverse": ("Fit", "Inverse", "Miss"),
+    "plans": ("Nearest", "Plan", "PlanPeak", "Plans", "RecipeStep", "Remedy", "StepTime"),
+    "sweep": ("Swept",),
+}
+"""The records of each module, imported on first use: an estimate needs few of them."""
+
+
+def __getattr__(name: str) -> Any:
+    """A record, from the module that has it."""
+    home = next((module for module, names in _HOMES.items() if name in names), None)
+    if home is None:
+        message = f"module {__name__!r} has no attribute {name!r}"
+        raise AttributeError(message)
+    return getattr(import_module(f"{__name__}.{home}"), name)

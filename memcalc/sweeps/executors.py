@@ -1,0 +1,193 @@
+"""Where tasks run: in this process, in processes of this machine, or on a Dask cluster; all by the same interface."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import math
+import multiprocessing
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Executor, Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
+from importlib.util import find_spec
+from multiprocessing.connection import wait
+from typing import Any, Protocol
+
+from memcalc.errors import InputError
+from memcalc.planner.request import positive
+
+__all__ = ["Backend", "backend_for"]
+
+_STARTS = 3
+"""Times that a pool is started in a row without a process that answers."""
+_PAYS_FROM = 8
+"""Jobs for which the start of a process, half a second, is worth while."""
+_MOST_PROCESSES = 1024
+_CONNECT_S = 20
+_OBJECTS = 1_000_000
+"""New objects after which a worker looks for cycles, as the command line does."""
+
+
+class Backend(Protocol):
+    """An executor that can be started again, and what it raises when a worker dies."""
+
+    deaths: tuple[type[BaseException], ...]
+    """What a future raises whose worker died."""
+    breaks: bool
+    """Whether one death takes all that is in flight."""
+
+    @property
+    def width(self) -> int:
+        """Number of tasks that run at once."""
+
+    @property
+    def executor(self) -> Executor:
+        """What takes tasks now."""
+
+    def restart(self) -> None:
+        """Replace an executor that a death has broken."""
+
+
+class _Inline(Executor):
+    """Runs each task as it is submitted."""
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        """Return a future that is done."""
+        future: Future[Any] = Future()
+        future.set_result(fn(*args, **kwargs))
+        return future
+
+
+class _Here:
+    """The process itself."""
+
+    deaths: tuple[type[BaseException], ...] = ()
+    breaks = False
+    width = 1
+
+    def __init__(self) -> None:
+        self.executor: Executor = _Inline()
+
+    def restart(self) -> None:
+        """Nothing can break."""
+
+
+class _Processes:
+    """Processes of this machine, started anew rather than forked: the same on every platform."""
+
+    deaths: tuple[type[BaseException], ...] = (BrokenProcessPool,)
+    breaks = True
+
+    def __init__(self, processes: int) -> None:
+        self.width = processes
+        self.executor: Executor = self._started()
+
+    def restart(self) -> None:
+        self.executor.shutdown(wait=True, cancel_futures=True)
+        self.executor = self._started()
+
+    def _started(self) -> ProcessPoolExecutor:
+        """Return a pool of which one process has answered."""
+        for _ in range(_STARTS):
+            pool = ProcessPoolExecutor(self.width, multiprocessing.get_context("spawn"), initializer=_prepare)
+            try:
+                pool.submit(os.getpid).result()
+            except BrokenProcessPool:
+                pool.shutdown(wait=True, cancel_futures=True)
+            else:
+                return pool
+        raise InputError(
+            "jobs",
+            self.width,
+            "no further process could be started; a script must call memcalc.sweep below `if __name__ == '__main__':`",
+        )
+
+
+class _Dask:
+    """A cluster; the scheduler itself gives a task to another worker when one dies."""
+
+    breaks = False
+
+    def __init__(self, client: Any) -> None:
+        from distributed import KilledWorker
+
+        self.deaths: tuple[type[BaseException], ...] = (KilledWorker,)
+        self._client = client
+        self.executor: Executor = client.get_executor(pure=False, retries=_STARTS)
+
+    @property
+    def width(self) -> int:
+        """Threads of the cluster now; one while it has none, so that an adaptive cluster grows."""
+        threads: dict[str, int] = self._client.nthreads()
+        return max(1, sum(threads.values()))
+
+    def restart(self) -> None:
+        """The cluster starts its own workers again."""
+
+
+@contextmanager
+def backend_for(jobs: int | str | None, scheduler: str | None, waiting: int) -> Iterator[Backend]:
+    """Return where to run: the processes asked for or all cores, but no more than the waiting jobs pay for."""
+    wanted = None if jobs is None else positive(jobs, "jobs")
+    if wanted is not None and wanted > _MOST_PROCESSES:
+        raise InputError("jobs", jobs, f"must be a whole number from 1 to {_MOST_PROCESSES:,}")
+    if scheduler is not None:
+        with _cluster(scheduler, wanted or _cores()) as client:
+            yield _Dask(client)
+        return
+    processes = min(_cores(), math.ceil(waiting / _PAYS_FROM)) if wanted is None else min(wanted, waiting)
+    if processes <= 1:
+        yield _Here()
+        return
+    backend = _Processes(processes)
+    try:
+        yield backend
+    finally:
+        backend.executor.shutdown(wait=True, cancel_futures=True)
+
+
+def _cores() -> int:
+    """Return the cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+@contextmanager
+def _cluster(scheduler: str, processes: int) -> Iterator[Any]:
+    """Connect to a scheduler, or start one with processes of this machine for `local`."""
+    if find_spec("distributed") is None:
+        raise InputError("scheduler", scheduler, "needs Dask: pip install 'memcalc[distributed]'")
+    if not scheduler.strip():  # Dask would start a cluster of its own
+        raise InputError("scheduler", scheduler, "must be `local` or the address of a scheduler")
+    from distributed import Client, LocalCluster
+
+    with contextlib.ExitStack() as stack:
+        address = scheduler
+        if scheduler == "local":
+            address = stack.enter_context(
+                LocalCluster(n_workers=processes, threads_per_worker=1, processes=True, dashboard_address=None)
+            )
+        try:
+            client = Client(address, set_as_default=False, timeout=_CONNECT_S)
+        except (OSError, ValueError, TypeError) as error:
+            said = str(error) or type(error).__name__
+            raise InputError("scheduler", scheduler, f"must be `local` or the address of a scheduler: {said}") from None
+        yield stack.enter_context(client)
+
+
+def _prepare() -> None:
+    """Make a process ready: an interrupt is for its parent alone, and without a parent it ends."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    gc.set_threshold(_OBJECTS)
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        threading.Thread(target=_end_with, args=(parent.sentinel,), daemon=True).start()
+
+
+def _end_with(sentinel: int) -> None:
+    """End this process when its parent has ended, be it by a kill."""
+    wait([sentinel])
+    os._exit(1)

@@ -1,0 +1,258 @@
+"""A sweep from its file to its table; what is in the journal is not computed again."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, CancelledError, Future, wait
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from memcalc import __version__
+from memcalc.errors import InputError, MemcalcError
+from memcalc.results import Swept
+from memcalc.specs.sweep import Sweep
+from memcalc.sweeps import table
+from memcalc.sweeps.executors import Backend, backend_for
+from memcalc.sweeps.journal import Journal
+from memcalc.sweeps.rows import STATUSES, Row, Task, columns_of, error_row, rows_of
+from memcalc.sweeps.space import Space, space_of
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+__all__ = ["JOURNAL", "MOST_ROWS", "Progress", "sweep"]
+
+JOURNAL = ".partial.jsonl"
+"""What the name of a journal adds to that of its table."""
+MOST_ROWS = 10_000
+"""Rows that are answered in memory; more need a file."""
+_TASK_S = 1.0
+"""What a task should last [s]: long beside its overhead, short beside the patience of who watches or interrupts."""
+_MOST_JOBS = 256
+_FIRST_JOBS = 4
+_DEATHS = 3
+"""Workers that one job may take with it before it is an error."""
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far a sweep is."""
+
+    done: int
+    """Rows that there are, with those of the journal."""
+    jobs: int
+    resumed: int
+    """Rows that the journal had at the start."""
+
+
+Listener = Callable[[Progress], None]
+
+
+def sweep(
+    spec: str | os.PathLike[str] | Mapping[str, Any] | Sweep,
+    *,
+    output: str | os.PathLike[str] | None = None,
+    force: bool = False,
+    jobs: int | str | None = None,
+    scheduler: str | None = None,
+    preset_dirs: Iterable[str] = (),
+    on_progress: Listener | None = None,
+) -> Swept:
+    """Answer every job of a sweep, on all cores.
+
+    ``spec`` is a TOML file, or what it would hold. With ``output`` the rows go to that file (``.csv``, ``.json``,
+    ``.jsonl``, ``.parquet``), by way of a journal beside it: the same call continues an interrupted sweep. Without it
+    they are in the answer. ``jobs`` is the number of processes, 1 for this one alone; ``scheduler`` the address of a
+    Dask scheduler, or ``local``.
+    Raises :class:`memcalc.errors.InputError` for a sweep that cannot be; a job that cannot be is a row that says so.
+    """
+    space = space_of(spec, tuple(preset_dirs))
+    if output is None and space.size > MOST_ROWS:
+        raise InputError(
+            "output", None, f"must be given for more than {MOST_ROWS:,} jobs, and these are {space.size:,}"
+        )
+    path = None if output is None else table.checked(os.fspath(output), force)
+    columns = columns_of(space.settings)
+    names = tuple(column.name for column in columns)
+    with _journal(space, path) as journal:
+        _fill(space, names, journal, jobs, scheduler, on_progress)
+        head = {
+            "schema": "memcalc.sweep/1",
+            "version": __version__,
+            "mode": space.mode,
+            "jobs": space.size,
+            "product": space.described(),
+            "counts": _counted(journal.rows()),
+            "columns": names,
+        }
+        rows: list[dict[str, Any]] = []
+        if path is None:
+            rows = [dict(zip(names, row, strict=True)) for row in journal.rows()]
+        else:
+            table.write(path, Path(os.fspath(output or "")).suffix.lower(), head, columns, journal.rows())
+            journal.path.unlink()
+    return Swept.model_validate({**head, "rows": rows})
+
+
+@contextmanager
+def _journal(space: Space, path: Path | None) -> Iterator[Journal]:
+    """Open the journal beside the table, or one that ends with the call."""
+    if path is None:
+        with (
+            tempfile.TemporaryDirectory(prefix="memcalc-") as place,
+            Journal(Path(place) / "rows.jsonl", space.fingerprint, space.size) as journal,
+        ):
+            yield journal
+    else:
+        with Journal(path.with_name(path.name + JOURNAL), space.fingerprint, space.size) as journal:
+            yield journal
+
+
+def _counted(rows: Iterable[Row]) -> dict[str, int]:
+    counts = dict.fromkeys(STATUSES, 0)
+    for row in rows:
+        counts[row[1]] += 1
+    return counts
+
+
+def _fill(
+    space: Space,
+    columns: tuple[str, ...],
+    journal: Journal,
+    jobs: int | str | None,
+    scheduler: str | None,
+    on_progress: Listener | None,
+) -> None:
+    """Compute the rows that the journal lacks."""
+    resumed = journal.done
+
+    def store(places: Sequence[int], rows: Sequence[Row]) -> None:
+        journal.append(list(zip(places, rows, strict=True)))
+        if on_progress is not None:
+            on_progress(Progress(journal.done, space.size, resumed))
+
+    store((), ())
+    waiting = _ordered(space, journal)
+    if waiting.size:
+        with backend_for(jobs, scheduler, waiting.size) as backend:
+            _Loop(backend, space, columns, waiting, store).run()
+
+
+def _ordered(space: Space, journal: Journal) -> NDArray[np.int64]:
+    """Return the jobs without a row, those of one model together for the sake of its caches."""
+    order = np.argsort(space.models(), kind="stable")
+    return order[~journal.held()[order]]
+
+
+class _Loop:
+    """Tasks go out, rows come in; a job whose worker dies goes out again, alone, and not for ever.
+
+    Nobody says which of the jobs in flight has killed a worker. So each becomes a suspect: suspects run with nothing
+    beside them, in halves until one job is alone. Only a job that was alone is counted for a death.
+    """
+
+    def __init__(
+        self,
+        backend: Backend,
+        space: Space,
+        columns: tuple[str, ...],
+        waiting: NDArray[np.int64],
+        store: Callable[[Sequence[int], Sequence[Row]], None],
+    ) -> None:
+        self._backend, self._space, self._columns = backend, space, columns
+        self._waiting, self._models, self._sent, self._store = waiting, space.models()[waiting], 0, store
+        self._flying: dict[Future[tuple[float, list[Row]]], list[int]] = {}
+        self._suspects: deque[list[int]] = deque()
+        self._suspect_flies = False
+        self._deaths: dict[int, int] = {}
+        self._seconds_a_job = 0.0
+
+    def run(self) -> None:
+        """Return when every job has its row."""
+        try:
+            while self._flying or self._suspects or self._sent < self._waiting.size:
+                lost = self._send() or self._receive()
+                if lost:
+                    self._recover(lost)
+        except (CancelledError, OSError) as error:  # a scheduler that is gone, a machine without room for processes
+            said = str(error) or type(error).__name__
+            raise MemcalcError(f"the workers were lost ({said}); the same call goes on from the journal.") from None
+
+    def _send(self) -> list[list[int]]:
+        """Keep every worker busy; return what was lost because the executor is broken."""
+        while self._more():
+            suspect = bool(self._suspects)
+            places = self._suspects.popleft() if suspect else self._next()
+            try:
+                future = self._backend.executor.submit(rows_of, self._task(places))
+            except self._backend.deaths:
+                self._suspect_flies = False
+                return [places]
+            self._flying[future], self._suspect_flies = places, suspect
+        return []
+
+    def _more(self) -> bool:
+        """Whether there is a task to send, and room for it."""
+        if self._suspects or self._suspect_flies:
+            return bool(self._suspects or self._sent < self._waiting.size) and not self._flying
+        return self._sent < self._waiting.size and len(self._flying) < 2 * self._backend.width
+
+    def _next(self) -> list[int]:
+        """Return the next jobs of one model, as many as last for a task."""
+        paced = int(_TASK_S / self._seconds_a_job) if self._seconds_a_job else _FIRST_JOBS
+        end = self._sent + max(1, min(paced, _MOST_JOBS))
+        models = self._models[self._sent : end]
+        count = int(np.argmax(models != models[0])) or models.size
+        places = self._waiting[self._sent : self._sent + count]
+        self._sent += count
+        return [int(place) for place in places]
+
+    def _task(self, places: Iterable[int]) -> Task:
+        space = self._space
+        return Task(space.mode, space.preset_dirs, self._columns, tuple(space.job(place) for place in places))
+
+    def _receive(self) -> list[list[int]]:
+        """Store what has come; return the jobs whose worker died."""
+        done, _ = wait(self._flying, return_when=FIRST_COMPLETED)
+        lost = []
+        for future in done:
+            places = self._flying.pop(future)
+            try:
+                seconds, rows = future.result()
+            except self._backend.deaths:
+                lost.append(places)
+            else:
+                self._seconds_a_job = seconds / len(places)
+                self._store(places, rows)
+        return lost
+
+    def _recover(self, lost: list[list[int]]) -> None:
+        """Send out again what was lost, as suspects."""
+        if self._backend.breaks:
+            while self._flying:
+                lost += self._receive()
+            self._backend.restart()
+        if not self._suspect_flies:
+            self._suspects.extend(lost)
+        elif len(lost[0]) > 1:
+            half = len(lost[0]) // 2
+            self._suspects.extendleft([lost[0][half:], lost[0][:half]])
+        else:
+            self._blame(lost[0][0])
+
+    def _blame(self, place: int) -> None:
+        """Count a death for a job that was alone; the last one makes it a row."""
+        self._deaths[place] = self._deaths.get(place, 0) + 1
+        if self._deaths[place] < _DEATHS:
+            self._suspects.appendleft([place])
+            return
+        task = self._task([place])
+        sentence = f"its worker process died {_DEATHS} times, the system may have been out of memory"
+        self._store([place], [error_row(task, task.jobs[0], sentence)])

@@ -1,0 +1,242 @@
+"""Work of one group's blocks for one micro-batch on a rank: operations, operand bytes, traffic and launches.
+
+Matrix products follow from the block's matrices. Traffic and launches are read from the same symbolic execution as
+memory: each tensor that is allocated is written once by one kernel, so that what a policy runs again, what a compiler
+fuses and what adapters add is counted where the operators stand.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from memcalc.formulas import flops as fl
+from memcalc.formulas.kernels import attention_backward_flops, matmul_bytes
+from memcalc.formulas.matrices import Matrix, block_matrices
+from memcalc.terms.settings import gathering, is_reentrant
+from memcalc.terms.shards import local_experts
+
+if TYPE_CHECKING:
+    from memcalc.formulas.recompute import Policy
+    from memcalc.formulas.types import Array
+    from memcalc.grid import Grid
+    from memcalc.terms.activations import GroupActivations
+    from memcalc.trace.layers import Setting
+
+ROW_PARALLEL = ("o", "down")
+ATTENTION = ("q", "k", "v", "qkv", "o", "q_a", "q_b", "kv_a", "kv_b")
+FUSED = ("flash", "efficient", "cudnn")
+"""Attention kernels that never store the scores."""
+
+
+@dataclass(frozen=True, eq=False)
+class BlockWork:
+    """Work of one group of equal blocks over a grid."""
+
+    activations: GroupActivations
+
+    @cached_property
+    def grid(self) -> Grid:
+        """The grid."""
+        return self.activations.grid
+
+    @cached_property
+    def layers(self) -> Array:
+        """Blocks on each stage."""
+        return self.activations.layers
+
+    @cached_property
+    def matrices(self) -> tuple[Matrix, ...]:
+        """The block's linear layers, in the order in which they run."""
+        return block_matrices(self.activations.group.block)
+
+    @cached_property
+    def is_fused(self) -> bool:
+        """Whether attention is one kernel."""
+        return self.grid.fixed.attention in FUSED and self.activations.group.block.attention.fused
+
+    def _rows(self, matrix: Matrix) -> Array:
+        """Tokens that pass all its copies together."""
+        return self.activations.units["routed"] if matrix.routed else self.activations.tokens
+
+    def _ranks(self, matrix: Matrix) -> Array:
+        """Ranks that share one such matrix."""
+        return self.grid.expert_tp if matrix.routed else self.grid.degree("tp")
+
+    def flops_of(self, matrix: Matrix) -> Array:
+        """Operations of its forward on a rank [FLOP]."""
+        return fl.matmul_flops(self._rows(matrix), matrix.inputs, matrix.outputs) // self._ranks(matrix)
+
+    def operands_of(self, matrix: Matrix) -> Array:
+        """Bytes that one of its products reads and writes at the least [bytes]."""
+        rows, ranks = self._rows(matrix), self._ranks(matrix)
+        row = matrix.target in ROW_PARALLEL
+        inner, columns = (matrix.inputs // ranks, matrix.outputs) if row else (matrix.inputs, matrix.outputs // ranks)
+        if not matrix.routed:
+            return matmul_bytes(rows, inner, columns)
+        many = local_experts(self.grid, self.activations.group.block)
+        return many * matmul_bytes(rows // many, inner, columns)
+
+    def _sum(self, name: str, matrices: tuple[Matrix, ...]) -> Array:
+        of = getattr(self, name)
+        return sum((of(matrix) for matrix in matrices), np.int64(0))
+
+    @cached_property
+    def products(self) -> int:
+        """Products of one linear layer for each of its forwards: forward, and the gradients of input and weight."""
+        return 3 if self.grid.fixed.lora is None else 2
+
+    @cached_property
+    def linear(self) -> tuple[Array, Array]:
+        """Operations [FLOP] and operand bytes of one block's linear layers, forward and backward."""
+        flops, operands = (self._sum(name, self.matrices) for name in ("flops_of", "operands_of"))
+        return self.products * flops + self._adapters, self.products * operands
+
+    @cached_property
+    def _adapters(self) -> Array:
+        """Operations of the adapters, forward and backward [FLOP]."""
+        lora = self.grid.fixed.lora
+        if lora is None:
+            return np.int64(0)
+        wide = sum(m.inputs + m.outputs for m in self.matrices if m.target in lora.targets)
+        return fl.step_flops(fl.matmul_flops(self.activations.tokens, lora.rank, wide)) // self.grid.degree("tp")
+
+    @cached_property
+    def scores(self) -> Array:
+        """Operations of attention's two products in one block's forward [FLOP]."""
+        attention = self.activations.group.block.attention
+        keys = self.activations.keys
+        causal = int(attention.causal and self.is_fused)
+        width = attention.q_dim
+        whole = fl.attention_flops(self.activations.tokens, keys, width, causal) // self.grid.degree("tp")
+        if attention.window is None or not self.is_fused:
+            return whole
+        near = fl.attention_flops(self.activations.tokens, attention.window, width) // self.grid.degree("tp")
+        return np.minimum(whole, near)
+
+    @cached_property
+    def attention(self) -> Array:
+        """Operations of attention in one block, forward and backward [FLOP]."""
+        backward = attention_backward_flops(self.scores) if self.is_fused else 2 * self.scores
+        return self.scores + backward
+
+    @cached_property
+    def is_aligned(self) -> bool:
+        """Whether matrix units can take the batched products of unfused attention: heads in whole 16 bytes."""
+        return self.activations.group.block.attention.head_dim % 8 == 0
+
+    # ------------------------------------------------------------------------------------------------ what runs again
+
+    def again(self, policy: Policy) -> tuple[tuple[Matrix, ...], bool]:
+        """The linear layers that a policy runs again in a block that it treats, and whether attention is among them."""
+        if policy.kind == "none":
+            return (), False
+        if policy.kind == "selective-ops":
+            first = self.activations.settings[0]
+            again = () if first.keeps_every_matmul else self.matrices[1::2]
+            return self._unfinished(again), not first.keeps_attention
+        if policy.kind == "parts":
+            return self._parts(policy.parts)
+        return self._unfinished(self.matrices), True
+
+    def _unfinished(self, matrices: tuple[Matrix, ...]) -> tuple[Matrix, ...]:
+        """A checkpoint that is no function of its own stops once it has what backward reads: before the last product.
+
+        ``torch/utils/checkpoint.py``, ``set_checkpoint_early_stop``.
+        """
+        last = self.matrices[-1]
+        stops = not is_reentrant(self.grid)
+        return tuple(m for m in matrices if not (stops and m is last))
+
+    def _parts(self, parts: frozenset[str]) -> tuple[tuple[Matrix, ...], bool]:
+        chosen: list[Matrix] = []
+        for matrix in self.matrices:
+            in_attention = matrix.target in ATTENTION
+            whole = "attention" in parts if in_attention else bool({"mlp", "moe"} & parts)
+            if whole or ("mla_up_proj" in parts and matrix.target in {"q_b", "kv_b"}):
+                chosen.append(matrix)
+        return self._unfinished(tuple(chosen)), bool({"core_attn", "attention"} & parts)
+
+    def _again(self, each: list[Array]) -> Array:
+        """A quantity of treated blocks by policy, for all blocks of the stage that run again."""
+        found = []
+        for policy, counts, value in zip(self.grid.policies, self.activations.counts, each, strict=True):
+            whole = policy.kind not in {"selective-ops", "parts"}
+            found.append(np.asarray((counts.recomputed if whole else counts.treated) * value))
+        shape = np.broadcast_shapes(*(one.shape for one in found))
+        return np.concatenate([np.broadcast_to(one, shape) for one in found], axis=3)
+
+    @cached_property
+    def linear_again(self) -> tuple[Array, Array]:
+        """Operations [FLOP] and operand bytes of the stage's linear layers that run again."""
+        chosen = [self.again(policy)[0] for policy in self.grid.policies]
+        flops = self._again([self._sum("flops_of", one) for one in chosen])
+        return flops, self._again([self._sum("operands_of", one) for one in chosen])
+
+    @cached_property
+    def attention_again(self) -> Array:
+        """Operations of the stage's attention that runs again [FLOP]."""
+        return self._again([self.scores * self.again(policy)[1] for policy in self.grid.policies])
+
+    @cached_property
+    def reductions_again(self) -> Array:
+        """Reductions over tensor-parallel ranks that run again, by the stage's blocks."""
+        found = []
+        for policy in self.grid.policies:
+            targets = {matrix.target for matrix in self.again(policy)[0]}
+            full = policy.kind not in {"none", "parts", "selective-ops"}
+            found.append(np.int64(2 if full else 1 if {"o", "down"} & targets else 0))
+        return self._again(found)
+
+    # ---------------------------------------------------------------------------------------- traffic and launches
+
+    @cached_property
+    def written(self) -> Array:
+        """Bytes that one block without recomputation writes, forward and backward."""
+        return self.activations.over("written_sum", whole=True)
+
+    @cached_property
+    def launches(self) -> Array:
+        """Kernels of one block without recomputation, forward and backward."""
+        return self._launches(whole=True)
+
+    def _launches(self, *, whole: bool) -> Array:
+        plain, gathers = self._launches_under(self.activations.settings, whole=whole), gathering(self.grid)
+        if gathers is None:
+            return plain
+        return np.where(self.grid.sequence_shard > 1, self._launches_under(gathers, whole=whole), plain)
+
+    def _launches_under(self, settings: tuple[Setting, ...], *, whole: bool) -> Array:
+        policies = self.grid.policies[:1] if whole else self.grid.policies
+        rows = [
+            [np.int64(self.activations.template(policy, setting, whole=whole).launches) for policy in policies]
+            for setting in settings
+        ]
+        return self.activations.stacked(rows)
+
+    @cached_property
+    def written_again(self) -> Array:
+        """Bytes that the stage's blocks write because of recomputation."""
+        return self._beyond(self.activations.over("written_sum") - self.written)
+
+    @cached_property
+    def launches_again(self) -> Array:
+        """Kernels of the stage's blocks because of recomputation."""
+        return self._beyond(self._launches(whole=False) - self.launches)
+
+    def _beyond(self, each: Array) -> Array:
+        """What treated blocks do beyond others, times the blocks that run again."""
+        number = np.concatenate(
+            [
+                np.broadcast_to(
+                    counts.treated if policy.kind in {"selective-ops", "parts"} else counts.recomputed,
+                    self.layers.shape,
+                )
+                for policy, counts in zip(self.grid.policies, self.activations.counts, strict=True)
+            ],
+            axis=3,
+        )
+        return number * np.maximum(each, 0)

@@ -1,0 +1,94 @@
+"""What is said of a strategy's time: throughput, utilisation, the range that published runs support, and its basis."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from memcalc import catalog
+from memcalc.formulas import flops as fl
+from memcalc.formulas.census import model_count
+from memcalc.timing.rates import peak_flops
+from memcalc.timing.work import work_of
+
+if TYPE_CHECKING:
+    from memcalc.grid import Grid
+    from memcalc.specs.hardware import GPU, Node
+    from memcalc.specs.model import Model
+    from memcalc.specs.step_time import Span
+    from memcalc.terms import Census
+
+FEWEST = 10
+"""Published runs of a GPU below which its times count as not validated."""
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """One strategy's figures beside its times."""
+
+    tokens_per_second_per_gpu: float
+    mfu: float
+    """Model FLOPs utilisation: attention in full, recomputation not at all (PaLM)."""
+    hfu: float
+    """Hardware FLOPs utilisation: what the device multiplies, recomputation included."""
+    low: float
+    high: float
+    """Ends of the range of the step [s]."""
+    validated: bool
+    basis: str
+
+
+def forecast(census: Census, gpu: GPU, node: Node, step: float) -> Forecast:
+    """The figures of the grid's one strategy, whose step takes ``step`` seconds."""
+    grid, gpus = census.grid, census.grid.layouts[0].gpus
+    fixed, peak = grid.fixed, peak_flops(gpu, grid.precisions[0])
+    speed = fixed.global_batch * fixed.seq_len / step / gpus
+    needed = model_flops_per_token(census.model, fixed.seq_len)
+    span, basis = span_of(census.model, grid, gpu)
+    return Forecast(
+        tokens_per_second_per_gpu=speed,
+        mfu=float(fl.model_flops_utilization(speed, needed, peak)),
+        hfu=hardware_flops(census, node) / step / gpus / peak,
+        low=step * (1 + span.low),
+        high=step * (1 + span.high),
+        validated=span.coverage > 0 and not basis.startswith("not validated"),
+        basis=basis,
+    )
+
+
+def hardware_flops(census: Census, node: Node) -> float:
+    """Operations that all devices of a job multiply in one step, recomputation included [FLOP]."""
+    work = work_of(census, node)
+    total: float = 0.0
+    for part in (work.once, work.again):
+        each = part.linear + part.plain + part.unaligned + part.attention
+        total += float(np.sum(each * work.weights))
+    layout = census.grid.layouts[0]
+    return total * float(work.micro_batches.reshape(-1)[0]) * layout.dp * layout.cp * layout.tp
+
+
+def model_flops_per_token(model: Model, seq_len: int) -> float:
+    """Model FLOPs a token, forward and backward, attention counted in full (arXiv:2204.02311 appendix B)."""
+    width = model.main.block.attention.q_dim
+    return float(fl.model_flops_per_token(model_count(model).active, model.num_layers, width, seq_len))
+
+
+def span_of(model: Model, grid: Grid, gpu: GPU) -> tuple[Span, str]:
+    """The range of a job's time and what it stands on; the widest of those that apply."""
+    table, layout = catalog.step_time(), grid.layouts[0]
+    rows = table.gpus.get(gpu.name, 0)
+    kinds = [
+        ("offload", bool(grid.offloads[0])),
+        ("unseen GPU", rows < FEWEST),
+        ("MoE", model.is_moe),
+        ("fp8", grid.precisions[0].startswith("fp8")),
+        ("model parallel", layout.tp * layout.pp * layout.cp > 1),
+    ]
+    named = [table.span_of(name) for name, applies in kinds if applies] or [table.span_of("data parallel")]
+    widest = max(named, key=lambda span: span.high - span.low)
+    doubts = [span.name for span in named if not span.basis.startswith("validated")]
+    if doubts:
+        return widest, f"not validated: {', '.join(doubts)}"
+    return widest, widest.basis

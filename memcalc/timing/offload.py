@@ -1,0 +1,100 @@
+"""Time of what leaves the device: transfers over the host's link and the slower tier, and an optimizer on the host.
+
+No published run validates it: the rates are those of links and tiers, and of one table of the paper.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from memcalc import catalog
+from memcalc.formulas import communication as comm
+from memcalc.formulas import offload as off
+from memcalc.formulas.optimizer import master_bytes
+from memcalc.terms.activations import groups_of
+from memcalc.terms.states import (
+    gradient_elements,
+    offloaded_states,
+    optimizer_moments,
+    parameter_elements,
+    updated_elements,
+)
+from memcalc.timing.rates import ANY, SLOWEST_LINK
+from memcalc.timing.work import trained_census
+
+if TYPE_CHECKING:
+    from memcalc.formulas.types import Array
+    from memcalc.grid import Grid
+    from memcalc.specs.hardware import GPU, Node
+    from memcalc.terms import Census
+    from memcalc.timing.rates import Rates
+
+
+def offload_part(census: Census, gpu: GPU, node: Node, compute: Array, rates: Rates) -> Array:
+    """Seconds that offloading adds to a step: transfers that compute does not hide, then the optimizer's own time.
+
+    Transfers are taken to hide behind compute as far as sharding traffic does.
+    """
+    grid = census.grid
+    link, tier = link_rate(gpu), tier_rate(grid, gpu, node)
+    # Each over its own axes, so that only their sum spans the space
+    parts = (_parameters(census), _gradients(census), _activations(census))
+    streamed = sum((off.offload_seconds(slowest(part), tier) for part in parts), np.float64(0))
+    host = slowest(optimizer_seconds(census, node, link, tier)) * offloaded_states(grid)
+    return comm.exposed_seconds(streamed, compute, rates.overlap) + host
+
+
+def slowest(part: Array) -> Array:
+    """The largest over the stages."""
+    return np.max(part, axis=1, keepdims=True) if np.ndim(part) else part
+
+
+def link_rate(gpu: GPU) -> float:
+    """Rate between GPU and host, one direction [bytes/s]."""
+    return gpu.host_link_bytes_per_s or SLOWEST_LINK
+
+
+def tier_rate(grid: Grid, gpu: GPU, node: Node) -> Array:
+    """Rate of one GPU to the tier that it offloads to: that of its link, or its share of the tier [bytes/s]."""
+    tier = node.tier("host" if grid.fixed.offload_to == "cpu" else grid.fixed.offload_to)
+    if tier is None:
+        return np.float64(link_rate(gpu))
+    sharing = np.minimum(grid.degree("gpus"), node.gpus)
+    return np.minimum(link_rate(gpu), tier.bandwidth_bytes_per_s / sharing)
+
+
+def optimizer_seconds(census: Census, node: Node, link: float, tier: Array) -> Array:
+    """The update on the host: its arithmetic, states in and out of a slower tier, and new weights to the device."""
+    trained, grid = trained_census(census), census.grid
+    local = updated_elements(trained)
+    sharing = np.minimum(grid.degree("gpus"), node.gpus)
+    arithmetic = local * sharing / catalog.step_time().value("host_optimizer", ANY)
+    back = off.offload_seconds(local * trained.width("compute"), link)
+    if grid.fixed.offload_to == "cpu":
+        return np.asarray(arithmetic + back)
+    states = master_bytes(local, trained.width("master")) + optimizer_moments(trained)
+    return np.asarray(arithmetic + back + off.offload_seconds(off.optimizer_swap_bytes(states), tier))
+
+
+def _gradients(census: Census) -> Array:
+    """Gradients on their way out, once a step [bytes]."""
+    trained = trained_census(census)
+    return np.asarray(gradient_elements(trained) * trained.width("gradient") * offloaded_states(census.grid))
+
+
+def _parameters(census: Census) -> Array:
+    """Weights that each pass of each micro-batch fetches [bytes]."""
+    grid = census.grid
+    local = parameter_elements(census) * grid.width("compute")
+    return np.asarray(off.parameter_offload_bytes(local, grid.accumulation) * grid.offloaded("params"))
+
+
+def _activations(census: Census) -> Array:
+    """What blocks keep, out in forward and back for backward [bytes]."""
+    grid = census.grid
+    if not any("activations" in choice for choice in grid.offloads):
+        return np.int64(0)
+    kept = sum((group.kept for group in groups_of(census)), np.int64(0))
+    return np.asarray(off.activation_offload_bytes(kept, grid.accumulation) * grid.offloaded("activations"))

@@ -1,0 +1,187 @@
+"""Work of one step on a rank, whatever the rates: operations, bytes and launches, over the grid's axes.
+
+Everything that repeats with a micro-batch is counted for one micro-batch; the stage axis is kept.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from memcalc.formulas import flops as fl
+from memcalc.formulas.kernels import matmul_bytes
+from memcalc.formulas.optimizer import OPTIMIZERS
+from memcalc.grid import column
+from memcalc.specs.strategy import SCHEDULES
+from memcalc.terms.activations import groups_of
+from memcalc.terms.adapters import AdapterCensus
+from memcalc.terms.head import over_vocabularies
+from memcalc.terms.states import updated_elements
+from memcalc.timing.blocks import BlockWork
+from memcalc.timing.messages import Messages, messages_of
+
+if TYPE_CHECKING:
+    from memcalc.formulas.types import Array
+    from memcalc.grid import Grid
+    from memcalc.specs.hardware import Node
+    from memcalc.terms import Census
+
+
+@dataclass(frozen=True)
+class Part:
+    """What one part of a micro-batch costs: the first computation, or what is computed again."""
+
+    linear: Array
+    """Operations of the blocks' linear layers [FLOP]."""
+    plain: Array
+    """Operations of products that stay in 16 bits whatever the precision: the head, unfused scores [FLOP]."""
+    unaligned: Array
+    """Operations of products whose rows are no whole 16 bytes, so that matrix units cannot take them [FLOP]."""
+    attention: Array
+    """Operations of fused attention [FLOP]."""
+    operands: Array
+    """Compulsory traffic of the products [bytes]."""
+    written: Array
+    """Bytes that kernels write outside them."""
+    launches: Array
+    """Kernels that the host launches."""
+
+
+@dataclass(frozen=True)
+class Pipeline:
+    """The pipeline of each layout."""
+
+    stages: Array
+    chunks: Array
+    """Model chunks a stage."""
+    schedule: Array
+    """Place of its schedule among :data:`SCHEDULES`."""
+
+
+@dataclass(frozen=True)
+class Work:
+    """All that a step does."""
+
+    once: Part
+    again: Part
+    messages: Messages
+    micro_batches: Array
+    updated: Array
+    """Traffic of the optimizer step [bytes]."""
+    tensors: Array
+    """Parameter tensors that the step visits."""
+    pipeline: Pipeline
+    weights: Array
+    """How many stages each entry of the stage axis stands for."""
+
+
+def work_of(census: Census, node: Node) -> Work:
+    """The work of every strategy of a grid."""
+    grid = census.grid
+    blocks = [BlockWork(group) for group in groups_of(census)]
+    return Work(
+        once=_once(census, blocks),
+        again=_again(blocks),
+        messages=messages_of(census, blocks, node),
+        micro_batches=grid.accumulation,
+        updated=optimizer_traffic(census),
+        tensors=parameter_tensors(census, blocks),
+        pipeline=pipeline(grid),
+        weights=grid.stage_counts,
+    )
+
+
+def pipeline(grid: Grid) -> Pipeline:
+    """Each layout's pipeline, along the layout axis."""
+    places = column([SCHEDULES.index(layout.schedule) for layout in grid.layouts], "layout")
+    return Pipeline(grid.degree("pp"), grid.degree("vpp"), places)
+
+
+def _add(parts: list[Array]) -> Array:
+    """A sum, as an array with all axes."""
+    total: Array = np.zeros((1,) * 7, dtype=np.int64)
+    for part in parts:
+        total = total + part
+    return total
+
+
+def _once(census: Census, blocks: list[BlockWork]) -> Part:
+    head, head_bytes = head_work(census)
+    return Part(
+        linear=_add([b.layers * b.linear[0] for b in blocks]),
+        plain=_add([head, *(b.layers * b.attention for b in blocks if not b.is_fused and b.is_aligned)]),
+        unaligned=_add([b.layers * b.attention for b in blocks if not b.is_fused and not b.is_aligned]),
+        attention=_add([b.layers * b.attention for b in blocks if b.is_fused]),
+        operands=_add([head_bytes, *(b.layers * b.linear[1] for b in blocks)]),
+        written=_add([head_written(census), accumulated(census), *(b.layers * b.written for b in blocks)]),
+        launches=_add([b.layers * b.launches for b in blocks]),
+    )
+
+
+def _again(blocks: list[BlockWork]) -> Part:
+    return Part(
+        linear=_add([b.linear_again[0] for b in blocks]),
+        plain=_add([b.attention_again for b in blocks if not b.is_fused and b.is_aligned]),
+        unaligned=_add([b.attention_again for b in blocks if not b.is_fused and not b.is_aligned]),
+        attention=_add([b.attention_again for b in blocks if b.is_fused]),
+        operands=_add([b.linear_again[1] for b in blocks]),
+        written=_add([b.written_again for b in blocks]),
+        launches=_add([b.launches_again for b in blocks]),
+    )
+
+
+def head_work(census: Census) -> tuple[Array, Array]:
+    """Operations [FLOP] and operand bytes of the output projection, forward and backward, on its stage."""
+    grid, model = census.grid, census.model
+    if not (model.head and model.vocab):
+        return np.int64(0), np.int64(0)
+    trained = grid.fixed.lora is None or "head" in grid.fixed.also_train
+    products = 3 if trained else 2
+    divided = grid.habits.tensor_parallel
+    columns = census.vocab // grid.degree("tp") if divided else census.vocab
+    width = model.embedding_dim or model.hidden
+    flops = products * fl.matmul_flops(grid.tokens, width, columns)
+    return flops * grid.is_last, products * matmul_bytes(grid.tokens, width, columns) * grid.is_last
+
+
+def head_written(census: Census) -> Array:
+    """Bytes that final norm, logits and loss write, forward and backward, on their stage."""
+    grid = census.grid
+    written = over_vocabularies(census, "written_sum")
+    if grid.fixed.loss == "fused-linear":
+        written = written + 8 * grid.tokens * census.vocab // grid.degree("tp") * grid.is_last
+    return written
+
+
+def accumulated(census: Census) -> Array:
+    """Bytes that adding weight gradients up writes, where matmuls add them to a buffer that stays."""
+    grid = census.grid
+    if not (grid.habits.persistent_gradients and grid.fixed.wgrad_fusion):
+        return np.int64(0)
+    return census.parameters * census.width("gradient")
+
+
+# ------------------------------------------------------------------------------------------------------- the optimizer
+
+
+def trained_census(census: Census) -> Census:
+    """What the optimizer updates."""
+    return census if census.grid.fixed.lora is None else AdapterCensus(census.model, census.grid)
+
+
+def optimizer_traffic(census: Census) -> Array:
+    """Bytes that the step reads and writes once: states and weights both ways, gradients, the 16-bit copy."""
+    trained = trained_census(census)
+    kind = OPTIMIZERS[census.grid.fixed.optimizer]
+    moments = kind.moments * (kind.width or trained.width("moment"))
+    master, parameter = trained.width("master"), trained.width("parameter")
+    each = 2 * moments + trained.width("gradient") + np.where(master > 0, 2 * master + parameter, 2 * parameter)
+    return np.asarray(updated_elements(trained) * each)
+
+
+def parameter_tensors(census: Census, blocks: list[BlockWork]) -> Array:
+    """Parameter tensors of a stage, about: each linear layer's weight, the norms, embedding and head."""
+    each = [b.layers * (sum(m.count if m.routed else 1 for m in b.matrices) + 2) for b in blocks]
+    return _add([*each, np.int64(3)]) + 0 * census.grid.stage

@@ -1,0 +1,389 @@
+"""Fit of presets/step_time.toml: the constants of the step-time model, on the published throughput of presets/runs.
+
+Run ``python -m fits.step_time`` in this folder's parent after a change of the model or of the runs. What is
+minimised is the sum over runs of |ln(predicted / measured)|, rounded off below 3%, where each source weighs as the
+square root of its runs; a prior holds each constant near what is published or plausible. Every constant is fitted
+again without each source in turn: that gives its spread, the error on a source that was left out, and, from those
+errors, the ranges that are shown beside every time.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, fields, is_dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fits.throughput import Job, comparable, jobs, layout_only
+from memcalc import catalog
+from memcalc.formulas.types import Array
+from memcalc.timing.rates import Hardware, Rates, hardware_of, kernels_of
+from memcalc.timing.times import Times, seconds
+from memcalc.timing.work import Work
+
+FILE = Path(__file__).resolve().parents[2] / "presets" / "step_time.toml"
+ROUNDING = 0.03
+"""|ln(predicted / measured)| below which errors count as squares."""
+COVERAGE = 0.9
+OFFLOAD = (-0.5, 1.0)
+"""Range of a time that no run validates: from half to twice."""
+TYPICAL = 0.08
+"""What the priors are weighed against."""
+
+# -------------------------------------------------------------------------------------------- all jobs at once
+
+
+def stacked(parts: Sequence[Any], stages: int) -> Any:
+    """Records of arrays as one record whose arrays have the jobs along the layout axis."""
+    if is_dataclass(parts[0]):
+        return type(parts[0])(
+            **{f.name: stacked([getattr(p, f.name) for p in parts], stages) for f in fields(parts[0])}
+        )
+    arrays = [np.asarray(part, dtype=float) for part in parts]
+    arrays = [array.reshape((1,) * 7) if array.ndim == 0 else array for array in arrays]
+    wide = any(array.shape[1] > 1 for array in arrays)
+    return np.concatenate([_padded(array, stages if wide else 1) for array in arrays])
+
+
+def _padded(array: Array, stages: int) -> Array:
+    """Stages that a job lacks do nothing."""
+    if array.shape[1] in {1, stages}:
+        return np.broadcast_to(array, (1, stages, 1, 1, 1, 1, 1))
+    return np.pad(array, [(0, stages - array.shape[1]) if axis == 1 else (0, 0) for axis in range(7)])
+
+
+def along(values: Iterable[float]) -> Array:
+    """A column over jobs."""
+    return np.asarray(list(values), dtype=float).reshape(-1, 1, 1, 1, 1, 1, 1)
+
+
+@dataclass(frozen=True)
+class Prior:
+    """Where a constant is expected, before any run is looked at."""
+
+    name: str
+    of: str
+    value: float
+    spread: float
+    """Standard deviation of its logarithm; 0 where it is given."""
+    unit: str
+    source: str = "fitted"
+
+
+MAMF = "fitted; prior: best matmul measured on the card, stas00/ml-engineering compute/accelerator/README.md"
+FLASH2 = "fitted; prior: FlashAttention-2, arXiv:2307.08691, figure 6 and README"
+PRIORS = (
+    Prior("matmul", "Ampere", 0.86, 0.1, "-", MAMF),
+    Prior("matmul", "Hopper", 0.80, 0.1, "-", MAMF),
+    Prior("matmul", "h100-96g", 0.72, 0.1, "-"),
+    Prior("matmul", "Volta", 0.75, 0.1, "-"),
+    Prior("matmul", "Blackwell", 0.775, 0.1, "-", MAMF),
+    Prior("matmul", "CDNA3", 0.60, 0.1, "-", MAMF),
+    Prior("attention", "Ampere", 0.58, 0.15, "-", FLASH2),
+    Prior("attention", "Hopper", 0.34, 0.15, "-", FLASH2),
+    Prior("attention", "h100-96g", 0.34, 0.15, "-"),
+    Prior("attention", "Blackwell", 0.40, 0.3, "-"),
+    Prior("attention", "CDNA3", 0.25, 0.3, "-"),
+    Prior("operand_passes", "any", 1.0, 0.5, "-"),
+    Prior("passes", "model", 2.5, 0.4, "-"),
+    Prior("passes", "compiled", 1.5, 0.4, "-"),
+    Prior("passes", "fused", 2.0, 0.4, "-"),
+    Prior("launch", "any", 12e-6, 0.4, "s"),
+    Prior("step_passes", "fused", 1.3, 0.4, "-"),
+    Prior("step_passes", "foreach", 2.5, 0.4, "-"),
+    Prior("inside", "any", 0.6, 0.4, "-"),
+    Prior("between", "any", 0.6, 0.4, "-"),
+    Prior("latency", "any", 2e-6, 0.7, "s"),
+    Prior("overlap", "any", 0.5, 0.7, "-"),
+    Prior("overlap_step", "any", 0.5, 0.7, "-"),
+    Prior("float8", "tensorwise", 0.8, 0.2, "-"),
+    Prior("float8", "rowwise", 0.6, 0.2, "-"),
+)
+GIVEN = (
+    Prior("host_optimizer", "any", 4.1e9, 0, "parameters/s a node",
+          "ZeRO-Offload, arXiv:2101.06840, table 4, as recalled: CPU-Adam updates 10^9 parameters in 0.24 s"),
+)  # fmt: skip
+SHARES = ("overlap", "overlap_step")
+"""Constants between 0 and 1: their odds are fitted."""
+FIRST_FLASH = 0.5
+"""FlashAttention 1 over 2 (arXiv:2307.08691, abstract: "around 2x speedup")."""
+
+
+def _raised(prior: Prior) -> float:
+    return float(np.log(prior.value / (1 - prior.value)) if prior.name in SHARES else np.log(prior.value))
+
+
+def _lowered(name: str, x: float) -> float:
+    return float(1 / (1 + np.exp(-x)) if name in SHARES else np.exp(x))
+
+
+class Fit:
+    """All jobs, and the constants that fit them."""
+
+    start = np.array([_raised(prior) for prior in PRIORS])
+    spread = np.array([prior.spread for prior in PRIORS])
+
+    def __init__(self, jobs: Sequence[Job]) -> None:
+        self.jobs = list(jobs)
+        self.measured = np.array([job.measured for job in jobs])
+        self.sources = np.array([job.source for job in jobs])
+        self.gpus = [job.gpu.name for job in jobs]
+        stages = max(job.grid.num_stages for job in jobs)
+        self.work: Work = stacked([job.work for job in jobs], stages)
+        self.hardware: Hardware = stacked([hardware_of(job.gpu, job.node, job.grid) for job in jobs], 1)
+
+    def rates(self, x: Array) -> Rates:
+        """The rates of every job."""
+        values = {(p.name, p.of): _lowered(p.name, each) for p, each in zip(PRIORS, x, strict=True)}
+
+        def each(name: str, *of: Any) -> Array:
+            return along(next(values[name, o(job)] for o in of if (name, o(job)) in values) for job in self.jobs)
+
+        def named(name: str) -> float:
+            return values[name, "any"]
+
+        gpu, arch = (lambda j: j.gpu.name), (lambda j: j.gpu.arch.split()[0])
+        values.setdefault(("attention", "Volta"), 0.3)
+        return Rates(
+            matmul=each("matmul", gpu, arch),
+            attention=each("attention", gpu, arch) * along(FIRST_FLASH if j.first_flash else 1.0 for j in self.jobs),
+            passes=each("passes", lambda j: kernels_of(j.grid)),
+            step_passes=each("step_passes", lambda j: "fused" if j.grid.fixed.optimizer_impl == "fused" else "foreach"),
+            float8=along(self._float8(job, values) for job in self.jobs),
+            overlap_step=named("overlap_step") * along(j.grid.habits.overlaps_reduction for j in self.jobs),
+            blocking=along(j.blocking for j in self.jobs),
+            operand_passes=named("operand_passes"),
+            launch=named("launch"),
+            inside=named("inside"),
+            between=named("between"),
+            latency=named("latency"),
+            overlap=named("overlap"),
+        )
+
+    @staticmethod
+    def _float8(job: Job, values: dict[tuple[str, str], float]) -> float:
+        if not job.grid.precisions[0].startswith("fp8"):
+            return 1.0
+        return values["float8", "tensorwise" if job.grid.fixed.float8 == "tensorwise" else "rowwise"]
+
+    def times(self, x: Array) -> Times:
+        """The times of every job."""
+        return seconds(self.work, self.hardware, self.rates(x))
+
+    def residuals(self, x: Array) -> Array:
+        """ln(predicted / measured)."""
+        return np.log(self.times(x).step.reshape(-1) / self.measured)
+
+    def weights(self, used: Array) -> Array:
+        """Each source weighs as the square root of its runs."""
+        counts = Counter(self.sources[used])
+        each = np.array([counts[s] ** -0.5 if counts[s] else 0.0 for s in self.sources]) * used
+        return each * used.sum() / each.sum()
+
+    def solve(self, used: Array | None = None, x: Array | None = None) -> Array:
+        """The constants of the jobs that are ``used``: damped Gauss-Newton steps on reweighted squares."""
+        used = np.ones(len(self.jobs), dtype=bool) if used is None else used
+        weights, damping = self.weights(used), 1e-2
+        x = self.start if x is None else x
+        cost, r = self._cost(x, weights)
+        for _ in range(30):
+            jacobian = np.stack([(self.residuals(x + e) - r) / 1e-4 for e in 1e-4 * np.eye(len(x))], axis=1)
+            w = weights / np.hypot(r, ROUNDING) / TYPICAL
+            curvature = (jacobian.T * w) @ jacobian + np.diag(self.spread**-2.0)
+            slope = (jacobian.T * w) @ r + (x - self.start) / self.spread**2
+            while damping < 1e6:
+                step = np.linalg.solve(curvature + damping * np.diag(np.diag(curvature)), -slope)
+                tried = x + np.clip(step, -0.5, 0.5)
+                new, r_new = self._cost(tried, weights)
+                if new < cost:
+                    break
+                damping *= 4
+            else:
+                return x
+            gain, x, cost, r, damping = cost - new, tried, new, r_new, max(damping / 5, 1e-6)
+            if gain < 1e-4:
+                return x
+        return x
+
+    def _cost(self, x: Array, weights: Array) -> tuple[float, Array]:
+        r = self.residuals(x)
+        data = float(np.sum(weights * (np.hypot(r, ROUNDING) - ROUNDING))) / TYPICAL
+        return data + float(np.sum(((x - self.start) / self.spread) ** 2)) / 2, r
+
+    def left_out(self, groups: Array, x: Array) -> tuple[Array, Array]:
+        """Residuals of each group by constants that were fitted without it, and those constants."""
+        r, found = np.empty(len(self.jobs)), []
+        for group in sorted(set(groups)):
+            own = groups == group
+            found.append(self.solve(~own, x))
+            r[own] = self.residuals(found[-1])[own]
+        return r, np.array(found)
+
+
+# -------------------------------------------------------------------------------------------- ordering
+
+
+def ordered(fit: Fit, residuals: Array) -> tuple[tuple[int, int], tuple[int, int]]:
+    """Pairs in the right order and pairs in all: of all that compare, and of those that differ in layout alone."""
+    right, layout = [], []
+    predicted = [job.speed / np.exp(r) for job, r in zip(fit.jobs, residuals, strict=True)]
+    for i, a in enumerate(fit.jobs):
+        for j, b in enumerate(fit.jobs[:i]):
+            if comparable(a, b):
+                right.append((predicted[i] > predicted[j]) == (a.speed > b.speed))
+                layout += [right[-1]] if layout_only(a, b) else []
+    return (int(sum(right)), len(right)), (int(sum(layout)), len(layout))
+
+
+# -------------------------------------------------------------------------------------------- the file
+
+
+def kind_of(job: Job) -> str:
+    """Which range a job counts for."""
+    layout = job.grid.layouts[0]
+    if job.grid.precisions[0].startswith("fp8"):
+        return "fp8"
+    return "model parallel" if layout.tp * layout.pp * layout.cp > 1 else "data parallel"
+
+
+def range_of(residuals: Array, coverage: float = COVERAGE) -> tuple[float, float]:
+    """The range of measured / predicted - 1 that holds the middle share of runs (split conformal prediction)."""
+    ratios, outside = np.sort(np.exp(-residuals)), (1 - coverage) / 2
+    count = len(ratios)
+    low = ratios[max(int(np.floor(outside * (count + 1))) - 1, 0)]
+    high = ratios[min(int(np.ceil((1 - outside) * (count + 1))) - 1, count - 1)]
+    return float(low - 1), float(high - 1)
+
+
+def unseen(fit: Fit, x: Array) -> Array:
+    """Residuals of each architecture's runs as if nobody had run on it: by the median of the others' fractions."""
+    r, archs = np.empty(len(fit.jobs)), np.array([job.gpu.arch.split()[0] for job in fit.jobs])
+    for arch in sorted(set(archs)):
+        own = archs == arch
+        blind = fit.solve(~own, x)
+        names = {arch, *(job.gpu.name for job, hit in zip(fit.jobs, own, strict=True) if hit)}
+        for name in ("matmul", "attention"):
+            places = [(i, prior.of in names) for i, prior in enumerate(PRIORS) if prior.name == name]
+            blind[[i for i, hit in places if hit]] = np.median([blind[i] for i, hit in places if not hit])
+        r[own] = fit.residuals(blind)[own]
+    return r
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """A finished fit."""
+
+    fit: Fit
+    x: Array
+    """The constants."""
+    crossed: Array
+    """Residuals of each run by constants fitted without its source."""
+    refits: Array
+    """Those constants."""
+    unseen: Array
+    """Residuals of each run by constants fitted without its architecture."""
+    experts: Array
+    """Residuals of mixtures of experts, none of which was fitted on."""
+    left: Counter[str]
+
+
+def fitted() -> Fitted:
+    """Fit everything."""
+    kept, experts, left = jobs()
+    fit = Fit(kept)
+    x = fit.solve()
+    crossed, refits = fit.left_out(fit.sources, x)
+    return Fitted(fit, x, crossed, refits, unseen(fit, x), Fit(experts).residuals(x), left)
+
+
+def shipped() -> Array:
+    """The constants of presets/step_time.toml."""
+    table = catalog.step_time()
+    return np.array([_raised(replace(prior, value=table.value(prior.name, prior.of))) for prior in PRIORS])
+
+
+def constants(found: Fitted) -> list[str]:
+    """The constants as TOML."""
+    parts = []
+    for index, prior in enumerate((*PRIORS, *GIVEN)):
+        value, ends = prior.value, (prior.value, prior.value)
+        if index < len(PRIORS):
+            value = _lowered(prior.name, found.x[index])
+            refits = [_lowered(prior.name, each) for each in found.refits[:, index]]
+            ends = min(refits), max(refits)
+        parts.append(_constant(prior, value, *ends))
+    for name in ("matmul", "attention"):
+        values = [(v, p) for v, p in zip(found.x, PRIORS, strict=True) if p.name == name]
+        each = [_lowered(name, v) for v, _ in values]
+        middle = Prior(name, "any", 0, 0, "-", "the median of the architectures")
+        parts.append(_constant(middle, float(np.median(each)), min(each), max(each)))
+    return parts
+
+
+def _constant(prior: Prior, value: float, low: float, high: float) -> str:
+    ends = {name: float(f"{each:.4g}") for name, each in (("value", value), ("low", low), ("high", high))}
+    return table("constant", name=prior.name, of=prior.of, unit=prior.unit, **ends, source=prior.source)
+
+
+def spans(found: Fitted) -> Iterator[str]:
+    """The ranges as TOML."""
+    kinds = np.array([kind_of(job) for job in found.fit.jobs])
+    for name in ("data parallel", "model parallel", "fp8"):
+        own = kinds == name
+        sources = len(set(found.fit.sources[own]))
+        basis = f"validated on {own.sum()} {name} runs of {sources} sources"
+        yield _span(name, range_of(found.crossed[own]), COVERAGE, int(own.sum()), sources, basis)
+    runs, sources = len(found.unseen), len(set(found.fit.sources))
+    basis = "runs of each architecture by what was fitted without it"
+    yield _span("unseen GPU", range_of(found.unseen), COVERAGE, runs, sources, basis)
+    basis = f"{len(found.experts)} runs, none of which was fitted on"
+    yield _span("MoE", range_of(found.experts), COVERAGE, len(found.experts), 3, basis)
+    yield _span("offload", OFFLOAD, 0.0, 0, 0, "no published run: half to twice")
+
+
+def _span(name: str, ends: tuple[float, float], coverage: float, rows: int, sources: int, basis: str) -> str:
+    # The predicted step itself is always among what is possible
+    low, high = round(min(ends[0], 0.0), 3), round(max(ends[1], 0.0), 3)
+    return table("span", name=name, low=low, high=high, coverage=coverage, rows=rows, sources=sources, basis=basis)
+
+
+def errors(found: Fitted) -> Iterator[str]:
+    """The errors by source as TOML, then those of all."""
+    r, every = found.fit.residuals(found.x), np.ones(len(found.fit.jobs), dtype=bool)
+    for name in (*sorted(set(found.fit.sources)), "all"):
+        own = every if name == "all" else found.fit.sources == name
+        ends = [
+            float(np.quantile(np.abs(np.expm1(e[own])), q).round(4)) for e in (r, found.crossed) for q in (0.5, 0.9)
+        ]
+        names = ("median", "p90", "crossed_median", "crossed_p90")
+        yield table("error", name=name, runs=int(own.sum()), **dict(zip(names, ends, strict=True)))
+
+
+def orders(found: Fitted) -> Iterator[str]:
+    """Pairs in the right order as TOML."""
+    fresh, crossed = (ordered(found.fit, r) for r in (found.fit.residuals(found.x), found.crossed))
+    for name, own, other in zip(("all pairs", "layout alone"), fresh, crossed, strict=True):
+        yield table("order", name=name, pairs=own[1], right=own[0], crossed_right=other[0])
+
+
+def table(kind: str, **values: float | str) -> str:
+    """One table of an array as TOML."""
+    lines = [f'{key} = "{value}"' if isinstance(value, str) else f"{key} = {value}" for key, value in values.items()]
+    return "\n".join([f"[[{kind}]]", *lines]) + "\n"
+
+
+def text(found: Fitted) -> str:
+    """The text of presets/step_time.toml."""
+    counts = Counter(found.fit.gpus)
+    left = [table("left_out", runs=count, reason=reason) for reason, count in sorted(found.left.items())]
+    gpus = [f"{name} = {counts[name]}" for name in sorted(counts)]
+    head = "# Written by `python -m fits.step_time` in tests from presets/runs; do not edit.\n"
+    parts = [head, *constants(found), *spans(found), *errors(found), *orders(found), *left]
+    return "\n".join([*parts, "[gpus]", *gpus]) + "\n"
+
+
+if __name__ == "__main__":
+    FILE.write_text(text(fitted()))

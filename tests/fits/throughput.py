@@ -1,0 +1,158 @@
+"""Published runs that carry throughput, as jobs for the step-time model: sources, hardware, and what is left out."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+
+from memcalc import api, catalog, validation
+from memcalc.convert.runs import read_runs
+from memcalc.errors import MemcalcError
+from memcalc.formulas.census import model_count
+from memcalc.grid import Grid
+from memcalc.planner import axes
+from memcalc.specs.flat import from_flat
+from memcalc.specs.hardware import GPU, Node
+from memcalc.specs.model import Model
+from memcalc.specs.runs import Run
+from memcalc.terms import Census
+from memcalc.timing.work import Work, work_of
+
+SOURCES = {
+    "llm-foundry": "llm-foundry", "foundation-model-stack": "fms-acceleration", "SimuMax": "SimuMax",
+    "Korthikanti": "Korthikanti et al.", "chronicles-prequel": "BLOOM", "bigscience": "bigscience on V100",
+    "Megatron-LM": "Megatron-LM tests", "pytorch/ao": "torchao", "torchtune": "torchtune", "litgpt": "litgpt",
+    "transformers": "transformers", "docs/performance.md": "torchtitan on A100", "202412": "torchtitan 2024-12",
+    "nvfp4": "torchtitan on GB200", "asyncTP": "torchtitan TP", "h200": "torchtitan on H200",
+}  # fmt: skip
+"""What tells a run's source, and what that is called; the first that its text has counts."""
+LATER_TITAN = ("d9bdfbb20", "27aa49077", "6a74d747c", "fca8ab7be", "36a4b6942", "f738a03bf")
+
+
+def source_of(run: Run) -> str:
+    """The source that a run counts with; torchtitan's commit messages are two, by their stack."""
+    for word, name in SOURCES.items():
+        if word in run.source:
+            return name
+    return "torchtitan 2025-26" if any(commit in run.source for commit in LATER_TITAN) else "torchtitan 2024-25"
+
+
+@dataclass(frozen=True)
+class Job:
+    """One run as a grid of one strategy, on the hardware that its source names."""
+
+    run: Run
+    model: Model
+    grid: Grid
+    gpu: GPU
+    node: Node
+
+    @property
+    def source(self) -> str:
+        """What it counts with."""
+        return source_of(self.run)
+
+    @property
+    def speed(self) -> float:
+        """Throughput as published [tokens/s a GPU]."""
+        return self.run.tokens_per_second_per_gpu or np.nan
+
+    @property
+    def measured(self) -> float:
+        """The step [s]."""
+        return self.grid.fixed.global_batch * self.grid.fixed.seq_len / self.run.gpus / self.speed
+
+    @cached_property
+    def work(self) -> Work:
+        """What a step does."""
+        return work_of(Census(self.model, self.grid), self.node)
+
+    @property
+    def first_flash(self) -> bool:
+        """Fused attention is FlashAttention 1 or its Triton version (llm-foundry, ``submit_benchmarks.py`` 12a6319)."""
+        return self.source == "llm-foundry"
+
+    @property
+    def blocking(self) -> bool:
+        """The host waits for each kernel: the source sets ``CUDA_LAUNCH_BLOCKING=1`` against hangs (BLOOM)."""
+        return self.source == "BLOOM"
+
+    @property
+    def key(self) -> tuple[object, ...]:
+        """Equal for figures of the same run."""
+        grid, run = self.grid, self.run
+        shape = (grid.fixed, grid.layouts, grid.precisions, grid.recomputes, grid.zeros, grid.offloads)
+        return self.source, self.model.name, self.gpu.name, *shape, grid.micro_batches, run.tokens_per_second_per_gpu
+
+
+def job_of(run: Run, presets: validation.Presets) -> Job:
+    """A run as a job."""
+    words, settings = validation.job_of(run)
+    model = presets.model(run.model) if isinstance(run.model, str) else from_flat({"name": run.id, **run.model})
+    wide = run.gpu == "h100" and run.gpu_memory is not None and run.gpu_memory > 90 * 2**30
+    gpu = catalog.gpu("h100-96g") if wide else presets.gpu(run.gpu)
+    request, spec, chip, node = api._resolve(model, gpu, None, settings, (), words)
+    if "bigscience" in run.source:
+        node = catalog.node("jean-zay-a100" if chip.arch == "Ampere" else "jean-zay-v100")
+    return Job(run, spec, axes.one_strategy(request, spec, chip, node), chip, node)
+
+
+def reason_out(job: Job) -> str:
+    """Why a run is not fitted on; empty where it is. No rule looks at a prediction of time."""
+    run, count = job.run, model_count(job.model)
+    least = 6 * (count.active - (0 if job.model.tied else count.embedding)) * job.speed
+    if job.grid.offloads[0]:
+        return "offloads"
+    if job.model.is_moe:
+        return "mixture of experts"
+    if run.group == "Megatron CI":
+        return "functional test: a model of 12 narrow blocks, deterministic kernels"
+    if "pytorch/ao" in run.source and run.gpu == "b200":
+        return "power-limited GPUs, by their source"
+    if least > max(job.gpu.peak_flops.get("bf16", 0), job.gpu.peak_flops.get("fp16", 0)):
+        return "more than the peak of the GPU: its source contradicts itself about the global batch"
+    return ""
+
+
+def jobs() -> tuple[list[Job], list[Job], Counter[str]]:
+    """The jobs that are fitted on, those of mixtures of experts, and why others are left out."""
+    presets, seen = validation.Presets(), set()
+    kept, experts, left = [], [], Counter[str]()
+    for run in read_runs().run:
+        if run.tokens_per_second_per_gpu is None:
+            continue
+        try:
+            job = job_of(run, presets)
+        except MemcalcError:
+            left["a setting that is not modelled"] += 1
+            continue
+        if job.key in seen:
+            left["the same run again"] += 1
+            continue
+        seen.add(job.key)
+        reason = reason_out(job)
+        if reason:
+            left[reason] += 1
+            experts += [job] if job.model.is_moe and not job.grid.offloads[0] else []
+        else:
+            kept.append(job)
+    return kept, experts, left
+
+
+APART = 0.03
+"""Measured steps of a pair that counts are further apart than this."""
+
+
+def comparable(a: Job, b: Job) -> bool:
+    """Whether two runs are of the same source, model and GPU, and measurably apart."""
+    same = (a.source, a.model.name, a.gpu.name) == (b.source, b.model.name, b.gpu.name)
+    return same and abs(np.log(a.speed / b.speed)) > APART
+
+
+def layout_only(a: Job, b: Job) -> bool:
+    """Whether they differ in layout, micro-batch, sharding and batch alone."""
+    plain = [replace(job.grid.fixed, global_batch=0) for job in (a, b)]
+    return plain[0] == plain[1] and (a.grid.recomputes, a.grid.precisions) == (b.grid.recomputes, b.grid.precisions)
