@@ -29,6 +29,7 @@ from memcalc.units import GIB, KIB, MIB, format_bytes, format_count
 __all__ = ["explanation", "report", "strategy_words"]
 
 MOODS = {"fits": "good", "tight": "close", "does-not-fit": "bad"}
+_TIERS = {"cpu": "host memory", "nvme": "NVMe", "cxl": "CXL memory"}
 _SIZE = Column("size", "GiB", right=True)
 _SHARE = Column("share", "%", right=True, meter=True, priority=1)
 _TERM_COLUMNS = (
@@ -157,12 +158,10 @@ def _figures(result: Estimate) -> Table:
 
 
 def _off_gpu(result: Estimate) -> Table:
-    """What one rank keeps off the GPU, and the sums of a node."""
+    """What one rank keeps off the GPU."""
     columns = (Column("memory"), Column("component", priority=1), Column("term"), _SIZE)
-    rows = [(term.tier, term.component, term.name, gib(term.bytes)) for term in result.off_gpu]
-    tiers = sorted({term.tier for term in result.off_gpu})
-    sums = [(tier, "", "all ranks of a node", gib(_on_node(result, tier))) for tier in tiers]
-    return Table("Off the GPU, a rank", columns, (*rows, *sums))
+    rows = tuple((term.tier, term.component, term.name, gib(term.bytes)) for term in result.off_gpu)
+    return Table("Off the GPU, one rank", columns, rows)
 
 
 def _on_node(result: Estimate, tier: str) -> int:
@@ -175,6 +174,10 @@ def _notes(result: Estimate) -> Iterator[Line]:
     yield Line(f"Budget: {gib(budget.capacity)} GiB capacity - {taken} = {gib(budget.usable)} GiB usable.")
     kept = f"{_sized(saved.per_block)} a block, {_sized(saved.outside_blocks)} outside the blocks"
     yield Line(f"One micro-batch keeps for backward: {kept}, {_sized(saved.total)} in all.")
+    parts = [(result.host_memory, "host memory"), (result.tier_memory, _TIERS[result.strategy.offload_to])]
+    if any(size for size, _ in parts):
+        needed = " and ".join(f"{_sized(size)} of {name}" for size, name in parts if size)
+        yield Line(f"A node needs {needed} off its GPUs; the system and data loaders take theirs beside it.")
 
 
 def _foot(result: Estimate) -> Iterator[Block]:
