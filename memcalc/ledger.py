@@ -41,6 +41,8 @@ class Term:
     """Memory of dead tensors that the allocator cannot give to anything else: reserved, not allocated."""
     in_events: bool = False
     """The writer of a step's events writes it itself, block by block or unit by unit."""
+    tier: str = "gpu"
+    """Where it lies: gpu; off it host, nvme or cxl (:mod:`memcalc.terms.host`)."""
 
 
 class Ledger:

@@ -32,7 +32,7 @@ OPTIONS = """\
 """What scripts rely on: options may be added, none may be renamed or dropped."""
 ESTIMATE = {
     "": "schema version model workload hardware strategy peak interval budget verdict components saved phases stages "
-    "terms warnings",
+    "terms off_gpu host_memory tier_memory warnings",
     "model": "name parameters active_parameters",
     "peak": "allocated reserved device phase stage",
     "interval": "low high coverage allocator",
@@ -41,7 +41,7 @@ ESTIMATE = {
     "saved": "per_block outside_blocks total",
 }
 TERM = "component name bytes phases formula inputs source"
-PLAN = "rank strategy accumulation_steps global_batch data_parallel peak verdict time host_memory"
+PLAN = "rank strategy accumulation_steps global_batch data_parallel peak verdict time host_memory tier_memory"
 TIME = "step tokens_per_second_per_gpu mfu compute recompute communication offload bubble"
 
 OWN_GPU = """

@@ -19,7 +19,8 @@ from memcalc.cli.app import app
 from memcalc.errors import MemcalcError
 from memcalc.grid import Fixed, Grid, layouts_for
 from memcalc.planner.objectives import Goal, moving_parts
-from memcalc.planner.search import costs_of, host_limit, legal, search
+from memcalc.planner.search import costs_of, legal, search
+from memcalc.specs.hardware import Node
 from memcalc.sums import computed
 from memcalc.terms import overhead_of
 
@@ -52,6 +53,13 @@ def random_space(seed: int) -> tuple[str, str, tuple[Grid, ...]]:
     return name, gpu, grids
 
 
+def random_node(seed: int, gpu: str) -> Node:
+    """Return a node with little host memory, with much, or with an unknown amount of it."""
+    size = random.Random(seed).choice([None, 2**34, 2**36, 2**40])  # noqa: S311 - a seeded choice of test cases
+    node = catalog.node_for(catalog.gpu(gpu))
+    return node.model_copy(update={"host_memory_bytes": size, "tiers": ()})
+
+
 @dataclass(frozen=True)
 class Alone:
     """One strategy's figures, computed with no other beside it."""
@@ -71,17 +79,17 @@ class Alone:
         return ours != theirs and all(a <= b for a, b in zip(ours, theirs, strict=True))
 
 
-def by_hand(name: str, gpu: str, grids: tuple[Grid, ...]) -> list[Alone]:
+def by_hand(name: str, gpu: str, grids: tuple[Grid, ...], node: Node) -> list[Alone]:
     """Return every strategy that fits, one grid after another."""
     model, chip = load_model(name), catalog.gpu(gpu)
-    node, fitting = catalog.node_for(chip), []
+    fitting = []
     for grid in grids:
         axes = (grid.layouts, grid.precisions, grid.recomputes, grid.zeros, grid.offloads, grid.micro_batches)
         for chosen in itertools.product(*axes):
             one = Grid(grid.fixed, *((value,) for value in chosen))
             costs, overhead = costs_of(model, one, chip, node), overhead_of(chip, one, one.layouts[0])
-            reserved, limit = int(computed(costs.reserved).max()), host_limit(one, node)
-            roomy = limit is None or int(computed(costs.host).max()) <= int(np.min(limit))
+            reserved = int(computed(costs.reserved).max())
+            roomy = all(int(computed(room.held).max()) <= int(np.min(room.most)) for room in costs.rooms)
             if legal(one).item() and roomy and overhead.device(reserved) <= overhead.capacity:
                 tight = overhead.limit(reserved) > overhead.capacity
                 step = sum(part.item() for part in costs.times.parts)
@@ -109,7 +117,8 @@ def agrees(seed: int) -> None:
     """The search finds what a loop over all strategies finds: counts, best by each objective, front."""
     name, gpu, grids = random_space(seed)
     chip, seq_len = catalog.gpu(gpu), grids[0].fixed.seq_len
-    model, node, alone = load_model(name), catalog.node_for(chip), by_hand(name, gpu, grids)
+    model, node = load_model(name), random_node(seed, gpu)
+    alone = by_hand(name, gpu, grids, node)
     goals = [Goal(), Goal("memory"), Goal("simplicity"), Goal(critical_batch=30_000.0)]
     for goal in goals:
         found = search(model, grids, chip, node, 3, goal)

@@ -13,7 +13,7 @@ from memcalc.api import load_model
 from memcalc.formulas.pipeline import in_flight_1f1b
 from memcalc.grid import Fixed, Grid, Layout
 from memcalc.planner.search import costs_of
-from memcalc.sums import computed
+from memcalc.sums import ZERO, computed
 from memcalc.terms import Census, build_ledger
 from memcalc.terms.overhead import Workspaces
 from memcalc.terms.pipeline import in_flight
@@ -164,7 +164,7 @@ def test_one_strategy_is_the_same_alone_and_in_a_space(name: str, every_stage: b
     def figures(grid: Grid) -> list[Any]:
         costs = costs_of(model, grid, gpu, node)
         reserved = computed(costs.reserved).max(axis=1, keepdims=True)
-        host = computed(costs.host).max(axis=1, keepdims=True)
+        host = sum((computed(room.held).max(axis=1, keepdims=True) for room in costs.rooms), ZERO)
         return [reserved, host, costs.allowed, *costs.times.parts]
 
     together = [np.broadcast_to(array, shape) for array in figures(space)]

@@ -62,7 +62,9 @@ def make_estimate(**changes: Any) -> results.Estimate:
             term("optimizer", "exp_avg | sq", 6.3),
             term("activations", "block inputs", 9.5, "forward_end", "backward_first"),
         ),
+        "off_gpu": (),
         "host_memory": 0,
+        "tier_memory": 0,
         "warnings": ("the context is not measured on this GPU.",),
         "assumptions": {"framework": "fsdp2", "seq_len": "4096"},
         "command": "memcalc estimate --model llama-2-7b --gpu a100-40g --gpus 8 --zero 3 --recompute full",
@@ -75,7 +77,7 @@ def make_plan(rank: int, peak: float, rate: float, **strategy: Any) -> results.P
     chosen = STRATEGY.model_copy(update=strategy)
     return results.Plan(
         rank=rank, gpus=8, strategy=chosen, accumulation_steps=64 // chosen.micro_batch, global_batch=512,
-        data_parallel=chosen.dp, verdict="fits", host_memory=0, gpu_hours=95.9,
+        data_parallel=chosen.dp, verdict="fits", host_memory=0, tier_memory=0, gpu_hours=95.9,
         statistical_efficiency=1.0, why="it recomputes least among those that fit.",
         peak=results.PlanPeak(allocated=device - GIB, reserved=device - GIB // 2, device=device, phase="loss", stage=0),
         time=results.StepTime(step=8.0, tokens_per_second_per_gpu=rate, mfu=0.415, compute=6.5, recompute=1.1,
@@ -266,9 +268,26 @@ def test_bar_over_capacity_still_fills_the_width() -> None:
 def test_stages_and_host_memory_are_shown_where_there_are_any() -> None:
     stage = results.StagePeak(stage=0, allocated=GIB, reserved=GIB, device=2 * GIB, phase="loss", layers=16)
     made = make_estimate(stages=(stage, stage.model_copy(update={"stage": 1})), host_memory=100 * GIB)
-    text = report.render(report.of_estimate(made), "rich")
+    text = report.render(report.of_estimate(made), "rich", width=200)
     assert "Pipeline stages" in text
-    assert "100.00 GiB of host memory" in text
+    assert "A node needs 100.00 GiB of host memory off its GPUs" in text
+
+
+def test_what_lies_off_the_gpu_is_a_section_of_its_own() -> None:
+    chosen = make_estimate().strategy.model_copy(update={"offload": ("optimizer",), "offload_to": "nvme"})
+    fields = {"component": "optimizer", "phases": ("step",), "formula": "n · w", "inputs": {"n": 2}, "source": "here"}
+    terms = tuple(
+        results.OffGpuTerm(name=name, bytes=size * GIB, tier=tier, **fields)
+        for name, size, tier in (("buffers", 5, "host"), ("moments", 7, "nvme"))
+    )
+    made = make_estimate(strategy=chosen, off_gpu=terms, host_memory=40 * GIB, tier_memory=56 * GIB)
+    text = report.render(report.of_estimate(made), "rich", width=200)
+    assert "Off the GPU, one rank" in text
+    assert "A node needs 40.00 GiB of host memory and 56.00 GiB of NVMe" in text
+    told = report.render(report.of_terms(made), "rich", width=200)
+    assert "off the GPU: nvme" in told
+    assert "7.00 GiB a rank, 56.00 GiB a node" in told
+    assert "offload optimizer to nvme" in told
 
 
 def test_plan_shows_degrees_only_where_one_is_above_one() -> None:

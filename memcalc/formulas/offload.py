@@ -1,6 +1,8 @@
-"""Bytes a rank moves to and from another memory tier in a step, and the time they take."""
+"""Bytes a rank keeps in another memory tier, or moves to and from it in a step, and the time that takes."""
 
 from __future__ import annotations
+
+import numpy as np
 
 from memcalc.formulas.parameters import Number
 
@@ -166,3 +168,31 @@ def exposed_offload_seconds(transfer: Number, compute: Number) -> Number:
     """
     excess = transfer - compute
     return (excess + abs(excess)) / 2
+
+
+def pinned_bytes(size: Number) -> Number:
+    r"""Return what PyTorch's caching host allocator takes for one pinned tensor: the next power of two.
+
+    .. math:: B = 2^{\lceil \log_2 S \rceil}
+
+    Parameters
+    ----------
+    size : bytes of the tensor S, at most 2**53, [bytes]
+
+    Returns
+    -------
+    page-locked host memory B, none for an empty tensor, [bytes]
+
+    Examples
+    --------
+    >>> int(pinned_bytes(3_000_000_000)), int(pinned_bytes(4096))
+    (4294967296, 4096)
+
+    References
+    ----------
+    [1] PyTorch 2.13, ``aten/src/ATen/core/CachingHostAllocator.h``, ``allocate``: ``PowerOf2Ceil``, whatever the size
+        unless ``pinned_max_round_threshold_mb`` is set.
+
+    """
+    mantissa, exponent = np.frexp(size)
+    return np.ldexp(np.where(mantissa > 0, 1.0, 0.0), exponent - (mantissa == 0.5)).astype(np.int64)

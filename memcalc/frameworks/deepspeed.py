@@ -29,17 +29,18 @@ DEEPSPEED = Habits(
     losses={**losses.HUGGING_FACE, "parallel": losses.MEGATRON_PIPE},
     source="deepspeed/runtime/zero/config.py edaa722: reduce_bucket_size, overlap_comm, max_live_parameters",
 )
+DEEPSPEED_13 = like(DEEPSPEED, "deepspeed", zero_optimizer=Zero(contiguous_from=1, staged_weights=False))
 DEEPSPEED_06 = like(
     DEEPSPEED,
     "deepspeed",
-    zero_optimizer=Zero(),
+    zero_optimizer=Zero(staged_weights=False),
     losses={**DEEPSPEED.losses, "standard": losses.HF_445},
     source="deepspeed/runtime/engine.py v0.12.3, _configure_zero_optimizer: stage 1 ignores contiguous_gradients",
 )
 MEGATRON_DEEPSPEED = like(
     DEEPSPEED_06,
     "deepspeed",
-    zero_optimizer=Zero(flat_partitions=False, fp32_accumulation=False),
+    zero_optimizer=Zero(flat_partitions=False, fp32_accumulation=False, staged_weights=False),
     pipeline_engine="always",
     overlaps_reduction=False,
     vocab_parallel=True,
@@ -52,7 +53,7 @@ MEGATRON_DEEPSPEED = like(
 LEGACY = like(
     MEGATRON_DEEPSPEED,
     "deepspeed",
-    zero_optimizer=Zero(flat_gradients=True, flat_partitions=False, fp32_accumulation=False),
+    zero_optimizer=Zero(flat_gradients=True, flat_partitions=False, fp32_accumulation=False, staged_weights=False),
     source="DeepSpeed v0.3.16 runtime/zero/stage1.py",
 )
 
@@ -61,10 +62,12 @@ ERAS = {
         ("0.3", LEGACY),
         ("0.4", MEGATRON_DEEPSPEED),
         ("0.6", DEEPSPEED_06),
-        ("0.13", DEEPSPEED),
+        ("0.13", DEEPSPEED_13),
+        ("0.17", DEEPSPEED),
         ("2021-01", MEGATRON_DEEPSPEED),
         ("2022-03", DEEPSPEED_06),
-        ("2024-01", DEEPSPEED),
+        ("2024-01", DEEPSPEED_13),
+        ("2025-06", DEEPSPEED),
     )
 }
 """By version, and for those who know only the month of a run by that."""

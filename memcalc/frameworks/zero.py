@@ -33,3 +33,13 @@ class Zero:
     """``stage3_max_reuse_distance``: parameters used again within it are not released."""
     sub_group: int = 1_000_000_000
     """``sub_group_size``: elements of a shard that stage 3 updates at a time."""
+    staged_weights: bool = True
+    """With an offloaded optimizer, stages 1 and 2 have a copy of their new weights on the host (since 0.16.10)."""
+    swap_buffers: int = 4
+    """``offload_optimizer.buffer_count``: each as large as a sub-group in fp32."""
+    weight_buffers: int = 5
+    """``offload_param.buffer_count``."""
+    weight_buffer: int = 100_000_000
+    """``offload_param.buffer_size``."""
+    weights_in_host: int = 1_000_000_000
+    """``offload_param.max_in_cpu``: of weights whose place is NVMe, what host memory keeps."""

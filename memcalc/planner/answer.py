@@ -11,9 +11,10 @@ from memcalc.formulas.census import model_count
 from memcalc.frameworks import habits_of
 from memcalc.ledger import COMPONENTS, PHASES, Ledger, Term
 from memcalc.planner.peaks import Peaks, at_stage, peaks_of
+from memcalc.planner.rooms import NO_SWAPPER, Need, has_no_swapper, need_of, shortages
 from memcalc.specs.strategy import Strategy
-from memcalc.sums import add_up, computed
-from memcalc.terms import build_ledger, host_bytes
+from memcalc.sums import add_up
+from memcalc.terms import build_ledger, off_gpu_terms
 from memcalc.terms.activations import groups_of
 from memcalc.terms.census import Census
 from memcalc.terms.head import head_kept
@@ -127,7 +128,7 @@ def estimate_of(
     ledger = build_ledger(census, overhead.workspaces)
     peaks = peaks_of(census, ledger, overhead)
     top, layout, strategy = peaks.top, grid.layouts[0], strategy_of(grid)
-    host = at_stage(computed(host_bytes(census)), top.stage, grid.num_stages) * min(layout.gpus, node.gpus)
+    need = need_of(census, node)
     accumulation = scalar(grid.accumulation)
     return results.Estimate(
         version=__version__,
@@ -156,8 +157,10 @@ def estimate_of(
         phases={phase: at_stage(ledger.phase(phase), top.stage, grid.num_stages) for phase in PHASES},
         stages=peaks.stages,
         terms=tuple(fact for fact in (term_fact(term, top.stage, grid) for term in ledger.terms) if fact.bytes),
-        host_memory=host,
-        warnings=(*warnings_for(model, gpu, node, overhead, host, strategy), *retry_warnings(peaks)),
+        off_gpu=off_gpu_of(census),
+        host_memory=need.host,
+        tier_memory=need.tier,
+        warnings=(*warnings_for(model, gpu, node, overhead, need, strategy), *retry_warnings(peaks)),
         assumptions=request.assumptions,
         command=command,
     )
@@ -209,17 +212,23 @@ def term_fact(term: Term, stage: int, grid: Grid) -> results.TermFacts:
     )
 
 
-def warnings_for(model: Model, gpu: GPU, node: Node, overhead: Overhead, host: int, strategy: Strategy) -> list[str]:
+def off_gpu_of(census: Census) -> tuple[results.OffGpuTerm, ...]:
+    """What a rank keeps off the GPU, on the stage that keeps most there."""
+    grid, terms = census.grid, off_gpu_terms(census)
+    sizes = [sum(at_stage(term.bytes, stage, grid.num_stages) for term in terms) for stage in range(grid.num_stages)]
+    stage = sizes.index(max(sizes))
+    facts = [(term_fact(term, stage, grid), term.tier) for term in terms]
+    return tuple(results.OffGpuTerm(**fact.model_dump(), tier=tier) for fact, tier in facts if fact.bytes)
+
+
+def warnings_for(model: Model, gpu: GPU, node: Node, overhead: Overhead, need: Need, strategy: Strategy) -> list[str]:
     """What the figure does not know."""
     said = []
     if overhead.context_assumed:
         said.append(f"no measured context size of {gpu.name} is known: 0.5 GiB assumed (published: 0.13 to 0.70 GiB).")
-    if host and node.host_memory_bytes is None:
-        said.append(f"host memory of node {node.name} is unknown: this strategy needs {host / 2**30:.1f} GiB of it.")
-    elif node.host_memory_bytes is not None and host > node.host_memory_bytes and strategy.offload_to == "cpu":
-        said.append(
-            f"host memory: {host / 2**30:.1f} GiB needed, {node.host_memory_bytes / 2**30:.1f} GiB in node {node.name}."
-        )
+    said += shortages(need, node)
+    if has_no_swapper(strategy):
+        said.append(NO_SWAPPER)
     forked = habits_of(strategy.framework)
     if strategy.pp_schedule in forked.fork_schedules:
         said.append(f"{strategy.pp_schedule} is not in {forked.name} itself but in a fork of it, {forked.fork}.")

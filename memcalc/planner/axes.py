@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, get_args
 
 from memcalc.errors import CombinationError, InputError
@@ -132,12 +133,26 @@ def space(request: Request, model: Model, gpu: GPU, node: Node, gpus: int) -> tu
     check_pinned(request, habits, node)
     found = []
     for optimizer in _values(request, "optimizer", ["adamw"], get_args(words.Optimizer)):
-        for tier in _values(request, "offload_to", ["cpu"], _tiers(node)):
+        tiers = _values(request, "offload_to", ["cpu"], _tiers(node))
+        for place, tier in enumerate(tiers):
             for batch in batches(request, model, gpus):
                 pinned = {"optimizer": optimizer, "offload_to": tier, "global_batch": batch}
                 kept = {name: value for name, value in pinned.items() if value is not None}
-                found.append(_grid(request, kept, model, gpu, node, gpus, habits))
-    return tuple(grid for grid in found if grid is not None)
+                grid = _grid(request, kept, model, gpu, node, gpus, habits)
+                if grid is not None:
+                    own = tuple(choice for choice in grid.offloads if not repeats(choice, tier, tiers[:place]))
+                    found.append(replace(grid, offloads=own))
+    return tuple(grid for grid in found if grid.offloads)
+
+
+def repeats(choice: tuple[str, ...], tier: str, earlier: Sequence[str]) -> bool:
+    """Whether an offload is the same on a tier as on one before it.
+
+    Nothing offloaded has no tier, and activations do not leave host memory for NVMe.
+    """
+    by_host = {"cpu", "nvme"}
+    alike = choice == ("activations",) and tier in by_host and bool(by_host & set(earlier))
+    return bool(earlier) and (not choice or alike)
 
 
 def check_pinned(request: Request, habits: Habits, node: Node) -> None:

@@ -15,9 +15,10 @@ from memcalc.planner import axes
 from memcalc.planner import request as rq
 from memcalc.planner.job import Job
 from memcalc.planner.peaks import Peaks, peaks_of
-from memcalc.planner.search import host_limit, legal
+from memcalc.planner.rooms import rooms_of
+from memcalc.planner.search import legal
 from memcalc.sums import computed
-from memcalc.terms import Census, build_ledger, host_bytes, overhead_of
+from memcalc.terms import Census, build_ledger, overhead_of
 from memcalc.terms.head import loss_of
 from memcalc.terms.lengths import runs
 from memcalc.terms.overhead import group_bytes
@@ -207,9 +208,8 @@ def _part(job: Inquiry, grid: Grid) -> Part:
     reserved, least = _figures(ledger)
     beside = group_bytes(grid)
     allowed = legal(grid) & (grid.degree("cp") <= grid.seq_len)
-    room = host_limit(grid, job.node)
-    if room is not None:
-        allowed = allowed & (np.max(computed(host_bytes(census)), axis=1, keepdims=True) <= room)
+    for room in rooms_of(census, job.node):
+        allowed = allowed & (np.max(computed(room.held), axis=1, keepdims=True) <= room.most)
     return Part(grid, census, reserved + beside, least + beside, allowed, overhead)
 
 

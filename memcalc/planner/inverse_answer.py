@@ -4,22 +4,17 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 
 from memcalc import __version__, results
 from memcalc.planner.answer import components_of, hardware_facts, model_facts, scalar, strategy_of
 from memcalc.planner.columns import BATCH, Confirmed, Inquiry
-from memcalc.planner.peaks import at_stage
 from memcalc.planner.plans import command_of
+from memcalc.planner.rooms import capacity, need_of
 from memcalc.planner.timed import step_time, unvalidated
-from memcalc.sums import computed
-from memcalc.terms import host_bytes
 from memcalc.timing import rates_for, step_times
-
-if TYPE_CHECKING:
-    pass
 
 
 @dataclass(frozen=True)
@@ -39,7 +34,7 @@ def fit_of(job: Inquiry, found: Confirmed, value: int | str, base: str) -> resul
     grid, top, chosen = found.census.grid, found.peaks.top, found.candidate
     layout = chosen.layout
     parts = components_of(found.ledger, grid, top).model_dump()
-    host = at_stage(computed(host_bytes(found.census)), top.stage, grid.num_stages) * min(layout.gpus, job.node.gpus)
+    need = need_of(found.census, job.node)
     peak = {name: getattr(top, name) for name in ("reserved", "device", "phase", "stage")}
     return results.Fit(
         value=value,
@@ -52,7 +47,8 @@ def fit_of(job: Inquiry, found: Confirmed, value: int | str, base: str) -> resul
         free=found.peaks.overhead.capacity - top.device,
         verdict=found.peaks.verdict,
         time=time_of(job, found),
-        host_memory=host,
+        host_memory=need.host,
+        tier_memory=need.tier,
         command=command_of(base, strategy_of(grid), layout.gpus, chosen.seq_len, chosen.global_batch),
     )
 
@@ -129,7 +125,7 @@ def answer_of(
 
 def _warnings(job: Inquiry, fit: results.Fit | None) -> list[str]:
     said = []
-    if fit is not None and fit.host_memory and job.node.host_memory_bytes is None:
+    if fit is not None and fit.host_memory and capacity(job.node, "host") is None:
         said.append(f"host memory of node {job.node.name} is unknown: the answer assumes that it suffices.")
     if fit is not None and fit.verdict == "tight":
         said.append(

@@ -13,9 +13,11 @@ from memcalc.planner.finalists import Finalist, finalists
 from memcalc.planner.nearest import nearest
 from memcalc.planner.objectives import Goal
 from memcalc.planner.question import asked
-from memcalc.planner.reasons import DEGREES, too_large, why
+from memcalc.planner.reasons import DEGREES, too_cramped, too_large, why
 from memcalc.planner.recipe import recipe, remedies
+from memcalc.planner.rooms import NAMES, NO_SWAPPER, capacity, has_no_swapper, need_of
 from memcalc.planner.timed import step_time, unvalidated
+from memcalc.terms import Census
 
 if TYPE_CHECKING:
     from memcalc.planner.job import Job
@@ -58,7 +60,7 @@ def plan_for(job: Job, wish: Wish, command: str, base: str) -> results.Plans:
     ready = {gpus: _listed(job, outcome, wanted, several=len(counts) > 1) for gpus, outcome in outcomes.items()}
     plans = _ranked(job, ready, wish, base)
     last = max(outcomes)
-    smallest = outcomes[last].smallest
+    smallest = outcomes[last].smallest or outcomes[last].cramped
     return results.Plans(
         version=__version__,
         model=model_facts(job.model),
@@ -72,7 +74,7 @@ def plan_for(job: Job, wish: Wish, command: str, base: str) -> results.Plans:
         plans=plans,
         pareto=pareto_ranks(plans),
         nearest=() if plans else tuple(nearest(job, last)),
-        too_large="" if plans else (too_large(job, smallest) if smallest else _impossible(last)),
+        too_large="" if plans else (_too_large(job, outcomes[last]) or _impossible(last)),
         recipe=recipe(job, last) if wish.recipe else (),
         remedies=remedies(job, last) if wish.recipe else (),
         asked=asked(job, wish.question, counts, plans) if wish.question else "",
@@ -81,6 +83,14 @@ def plan_for(job: Job, wish: Wish, command: str, base: str) -> results.Plans:
         assumptions=job.request.assumptions,
         command=command,
     )
+
+
+def _too_large(job: Job, outcome: Outcome) -> str:
+    """What is too large: on the GPU, and off it where that alone keeps a strategy from running."""
+    said = [too_large(job, outcome.smallest)] if outcome.smallest else []
+    if outcome.cramped:
+        said.append(too_cramped(job, outcome.cramped))
+    return " ".join(said)
 
 
 def _impossible(gpus: int) -> str:
@@ -133,6 +143,7 @@ def _plan(job: Job, one: Finalist, wish: Wish, base: str) -> results.Plan:
     found, peaks, strategy = one.found, one.peaks, one.strategy
     top, fixed = peaks.top, found.grid.fixed
     waste = wish.goal.waste(fixed.global_batch, fixed.seq_len)
+    need = need_of(Census(job.model, one.single), job.node)
     return results.Plan(
         rank=1,
         gpus=found.layout.gpus,
@@ -145,7 +156,8 @@ def _plan(job: Job, one: Finalist, wish: Wish, base: str) -> results.Plan:
         ),
         verdict=peaks.verdict,
         time=step_time(job, one.single, found.times),
-        host_memory=found.host * min(found.layout.gpus, job.node.gpus),
+        host_memory=need.host,
+        tier_memory=need.tier,
         gpu_hours=wish.tokens * waste / found.tokens_per_second_per_gpu / 3600,
         statistical_efficiency=1 / waste,
         why="",
@@ -192,8 +204,10 @@ def pareto_ranks(plans: tuple[results.Plan, ...]) -> tuple[int, ...]:
 def _warnings(job: Job, plans: tuple[results.Plan, ...], outcomes: Mapping[int, Outcome]) -> list[str]:
     """What the ranking does not know."""
     said = unvalidated({f"#{plan.rank}": plan.time for plan in plans})
-    if any(plan.host_memory for plan in plans) and job.node.host_memory_bytes is None:
-        said.append(f"host memory of node {job.node.name} is unknown: offloaded plans assume that it suffices.")
+    if any(plan.host_memory for plan in plans) and capacity(job.node, "host") is None:
+        said.append(f"{NAMES['host']} of node {job.node.name} is unknown: offloaded plans assume that it suffices.")
+    if any(has_no_swapper(plan.strategy) for plan in plans):
+        said.append(NO_SWAPPER)
     missing = [gpus for gpus, outcome in outcomes.items() if not outcome.best]
     if missing and plans:
         said.append(f"nothing fits on {', '.join(map(str, missing))} GPU{'s' * (len(missing) > 1 or missing[0] > 1)}.")

@@ -5,8 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from memcalc.planner.answer import components_of, strategy_of
-from memcalc.planner.finalists import Finalist, single_ledger
+from memcalc.planner.finalists import Finalist, single_grid, single_ledger
 from memcalc.planner.peaks import stage_peaks
+from memcalc.planner.rooms import need_of, shortages
+from memcalc.terms import Census
 from memcalc.units import GIB
 
 if TYPE_CHECKING:
@@ -30,9 +32,13 @@ def words_of(strategy: Strategy) -> list[str]:
         f"zero {strategy.zero}",
         *degrees,
         f"recompute {strategy.recompute}",
-        *([f"offload {'+'.join(strategy.offload)}"] if strategy.offload else []),
+        *([f"offload {'+'.join(strategy.offload)}{_tier(strategy)}"] if strategy.offload else []),
         f"micro-batch {strategy.micro_batch}",
     ]
+
+
+def _tier(strategy: Strategy) -> str:
+    return "" if strategy.offload_to == "cpu" else f" to {strategy.offload_to}"
 
 
 def short(found: Found) -> str:
@@ -82,6 +88,13 @@ def too_large(job: Job, smallest: Found) -> str:
         f"nothing fits on {smallest.layout.gpus} x {job.gpu.name}: even the smallest strategy "
         f"({short(smallest)}) needs {gib(device)} of {gib(capacity)} GiB, of which {name} {gib(size)} GiB."
     )
+
+
+def too_cramped(job: Job, found: Found) -> str:
+    """Which memory off the GPU keeps a strategy from running."""
+    need = need_of(Census(job.model, single_grid(found)), job.node)
+    lacking = " ".join(shortages(need, job.node))
+    return f"memory off the GPU is too small for {short(found)}: {lacking}"
 
 
 def largest_component(job: Job, found: Found) -> tuple[str, int, int, int]:

@@ -367,6 +367,11 @@ def check_offload(request: Request, habits: Habits, node: Node) -> None:
         raise CombinationError("offload", "params", f"{habits.name} has no sharded parameters to offload")
     if "params" in choice and request.given.get("zero", 3) not in {2, 3}:
         raise CombinationError("offload", "params", "parameters are offloaded at --zero 3 (fsdp: 2 or 3)")
+    if "optimizer" in choice and habits.zero_optimizer is not None and "zero" in request.given:
+        lowest = 3 if tier == "nvme" else 1
+        if request.given["zero"] < lowest:
+            allowed = "DeepSpeed swaps to NVMe at --zero 3 alone" if lowest == 3 else "needs --zero 1, 2 or 3"
+            raise CombinationError("offload", "optimizer", allowed)
     if tier != "cpu" and not any(known.name == tier for known in node.tiers):
         raise MissingError(
             f"offload-to {tier!r} needs a node with that tier; node {node.name} lists "

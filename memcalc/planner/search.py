@@ -17,8 +17,9 @@ from memcalc.grid import column
 from memcalc.planner.kept import Front, Kept
 from memcalc.planner.objectives import Goal, Rank
 from memcalc.planner.pipelines import rounds_fit
+from memcalc.planner.rooms import Room, rooms_of
 from memcalc.sums import Tree, leaf, total
-from memcalc.terms import Census, build_ledger, host_bytes, overhead_of
+from memcalc.terms import Census, build_ledger, overhead_of
 from memcalc.terms.overhead import communicators
 from memcalc.timing import Times, rates_for, step_times
 
@@ -38,6 +39,8 @@ BLOCK = 1 << 16
 """Strategies that are added up and compared at once."""
 MANY = 512
 """Candidates for the front above which a sample of them is looked at first."""
+FAR = 2.0**60
+"""More bytes than any strategy lacks: what does not fit on the GPU comes after all that does."""
 APART = 300_000
 """Strategies above which it pays to evaluate offloaded activations apart from all else."""
 
@@ -51,7 +54,6 @@ class Found:
     reserved: int
     step: float
     times: dict[str, float]
-    host: int
 
     @property
     def layout(self) -> Layout:
@@ -73,7 +75,9 @@ class Outcome:
     front: tuple[Found, ...]
     """Those that no other beats in both memory and time, the fastest first."""
     smallest: Found | None
-    """None where no strategy of the space can run at all, whatever its memory."""
+    """None where no strategy of the space can run at all, whatever the GPU's memory."""
+    cramped: Found | None
+    """Where nothing fits: of those for which memory off the GPU does not suffice the nearest, on the GPU if any is."""
     searched: int
     feasible: int
 
@@ -90,10 +94,8 @@ class Costs:
     """The same at the upper end of the range."""
     times: Times
     step: Tree
-    host: Tree
-    """Bytes that one rank keeps off the GPU."""
-    most: Array | None
-    """Bytes that one rank may keep there, over the layouts; None where the node's memory is unknown."""
+    rooms: tuple[Room, ...]
+    """Memories off the GPU that strategies use, as far as their size is known."""
     allowed: Array
     """Strategies whose axes agree."""
 
@@ -105,8 +107,7 @@ def costs_of(model: Model, grid: Grid, gpu: GPU, node: Node) -> Costs:
     ledger = build_ledger(census, overhead_of(gpu, grid).workspaces, detail=False)
     times = step_times(census, gpu, node, rates_for(gpu, grid))
     step = total([leaf(part) for part in times.parts])
-    most = host_limit(grid, node) if any(grid.offloads) else None
-    return Costs(grid, ledger.tree(), usable, safe, times, step, host_bytes(census), most, legal(grid))
+    return Costs(grid, ledger.tree(), usable, safe, times, step, rooms_of(census, node), legal(grid))
 
 
 def limits(grid: Grid, gpu: GPU) -> tuple[Array, Array]:
@@ -123,8 +124,8 @@ def legal(grid: Grid) -> Array:
     """Strategies whose axes agree.
 
     The batch divides, and is one micro-batch where the optimizer steps in backward; parameters are offloaded only where
-    they are sharded; what shards with FSDP alone has mixed precision only there; a pipeline engine has stages 0 and 1;
-    micro-batches pass model chunks in whole rounds.
+    they are sharded, and by DeepSpeed optimizer states too, to NVMe at stage 3 alone; what shards with FSDP alone has
+    mixed precision only there; a pipeline engine has stages 0 and 1; micro-batches pass model chunks in whole rounds.
     """
     params = grid.offloaded("params") == 1
     sharded = np.asarray(grid.zero == 3) | (grid.habits.full_shard & (grid.zero == 2))
@@ -132,6 +133,9 @@ def legal(grid: Grid) -> Array:
     able = grid.divides & (~params | sharded) & ~unsharded_mixed & _as_set(grid) & rounds_fit(grid)
     if grid.habits.pipeline_engine != "none":
         able = able & ((grid.degree("pp") == 1) | (grid.zero <= 1))
+    if grid.habits.zero_optimizer is not None:
+        lowest = 3 if grid.fixed.offload_to == "nvme" else 1
+        able = able & ((grid.offloaded("optimizer") == 0) | grid.zero_from(lowest))
     return np.asarray(able & (grid.accumulation == 1) if grid.fixed.optimizer_in_backward else able)
 
 
@@ -141,15 +145,6 @@ def _as_set(grid: Grid) -> Array:
     float8 = bool(grid.fixed.float8 or grid.fixed.float8_all_gather)
     narrow = column([name == "fp8-mixed" or not float8 for name in grid.precisions], "precision") == 1
     return narrow & (np.asarray(grid.zero == stage) if stage else True)
-
-
-def host_limit(grid: Grid, node: Node) -> Array | None:
-    """Bytes of the node's tier that one rank may use, or None where the node's memory is unknown."""
-    tier = {"cpu": "host"}.get(grid.fixed.offload_to, grid.fixed.offload_to)
-    capacity = next((known.capacity_bytes for known in node.tiers if known.name == tier), None)
-    if tier == "host" and capacity is None:
-        capacity = node.host_memory_bytes
-    return None if capacity is None else capacity // np.minimum(grid.degree("gpus"), node.gpus)
 
 
 def search(
@@ -185,10 +180,12 @@ def _outcome(states: list[_State], top: int) -> Outcome:
     best = sorted((entry for state in states for entry in state.best.entries), key=lambda entry: entry.order)
     front = [entry.make() for state in states for entry in reversed(state.front.entries)]
     nearest = [entry for state in states for entry in (state.nearest.entries or state.front.entries[:1])]
+    cramped = [] if best else [entry for state in states for entry in state.cramped.entries]
     return Outcome(
         tuple(entry.make() for entry in best[:top]),
         tuple(front),
         min(nearest, key=lambda entry: entry.over).make() if nearest else None,
+        min(cramped, key=lambda entry: entry.key).make() if cramped else None,
         sum(state.searched for state in states),
         sum(state.feasible for state in states),
     )
@@ -201,6 +198,7 @@ class _State:
         self.best: Kept[Found] = Kept(top)
         self.front: Front[Found] = Front(capacity)
         self.nearest: Kept[Found] = Kept(1)
+        self.cramped: Kept[Found] = Kept(1)
         self.searched = self.feasible = 0
 
     def settle(self) -> None:
@@ -208,6 +206,7 @@ class _State:
         self.best.entries = [entry.settled() for entry in self.best.entries]
         self.front.entries = [entry.settled() for entry in self.front.entries]
         self.nearest.entries = [entry.settled() for entry in self.nearest.entries]
+        self.cramped.entries = [entry.settled() for entry in self.cramped.entries]
 
 
 def _pass(
@@ -266,9 +265,11 @@ def _look(costs: Costs, rows: slice, rank: Rank, state: _State) -> None:
     shape = (rows.stop - rows.start, 1, *costs.grid.shape[2:])
     over = _largest(costs.reserved, rows) - costs.usable[rows]
     allowed = costs.allowed if len(costs.allowed) == 1 else costs.allowed[rows]
-    if costs.most is not None:
-        allowed = allowed & (_largest(costs.host, rows) <= costs.most[rows])
-    time = np.where((over <= 0) & allowed, costs.step.rows(rows), np.inf)
+    lacking = [_largest(room.held, rows) - room.most[rows] for room in costs.rooms]
+    roomy = allowed
+    for short in lacking:
+        roomy = roomy & (short <= 0)
+    time = np.where((over <= 0) & roomy, costs.step.rows(rows), np.inf)
     over, time = (np.broadcast_to(array, shape).reshape(-1) for array in (over, time))
     state.searched += time.size
     fitting = int(np.count_nonzero(time < np.inf))
@@ -283,9 +284,13 @@ def _look(costs: Costs, rows: slice, rank: Rank, state: _State) -> None:
             ahead = ahead[state.front.ahead(over[ahead], time[ahead])]
         block.offer(state.front, ahead, time)
     elif not state.feasible:
-        short = np.where(np.broadcast_to(allowed, shape).reshape(-1), over.astype(float), np.inf)
+        short = np.where(np.broadcast_to(roomy, shape).reshape(-1), over.astype(float), np.inf)
         block = _Block(costs, rows, over, np.broadcast_to(costs.step.rows(rows), shape).reshape(-1))
         block.offer(state.nearest, np.flatnonzero(short < state.nearest.bound), short)
+        if lacking:
+            missing = sum(np.maximum(short, 0) for short in lacking)
+            missing = np.broadcast_to(np.where(allowed & ~roomy, missing, np.inf), shape).reshape(-1) + FAR * (over > 0)
+            block.offer(state.cramped, np.flatnonzero(missing < state.cramped.bound), missing)
 
 
 def _largest(tree: Tree, rows: slice) -> Array:
@@ -320,9 +325,7 @@ class _Block:
         whole = (layout, *index)
         parts = {name: float(leaf(getattr(self.costs.times, name)).at(whole)) for name in Times.PARTS}
         reserved = int(self.over[place] + self.costs.usable[layout].item())
-        stages = [(layout, stage, *index[1:]) for stage in range(grid.num_stages)]
-        host = max(int(self.costs.host.at(stage)) for stage in stages)
-        return Found(grid, whole, reserved, sum(parts.values()), parts, host)
+        return Found(grid, whole, reserved, sum(parts.values()), parts)
 
     def _index(self, place: int) -> tuple[int, ...]:
         shape = (self.rows.stop - self.rows.start, 1, *self.costs.grid.shape[2:])

@@ -29,6 +29,7 @@ from memcalc.units import GIB, KIB, MIB, format_bytes, format_count
 __all__ = ["explanation", "report", "strategy_words"]
 
 MOODS = {"fits": "good", "tight": "close", "does-not-fit": "bad"}
+_TIERS = {"cpu": "host memory", "nvme": "NVMe", "cxl": "CXL memory"}
 _SIZE = Column("size", "GiB", right=True)
 _SHARE = Column("share", "%", right=True, meter=True, priority=1)
 _TERM_COLUMNS = (
@@ -49,7 +50,8 @@ def report(result: Estimate) -> Report:
 
 def explanation(result: Estimate) -> Report:
     """Return the answer of ``memcalc explain``: every term with formula, values, phases and source."""
-    return _report(result, *_head(result), Tree(tuple(_branches(result)), terms(result)), *_foot(result))
+    tree = Tree((*_branches(result), *_branches_off_gpu(result)), terms(result))
+    return _report(result, *_head(result), tree, *_foot(result))
 
 
 def _report(result: Estimate, *blocks: Block) -> Report:
@@ -72,7 +74,8 @@ def strategy_words(strategy: Strategy) -> str:
     'fsdp2, bf16-mixed, adamw, zero 3, tp 2, recompute full'
     """
     degrees = [f"{name} {getattr(strategy, name)}" for name in ("tp", "pp", "cp", "ep") if getattr(strategy, name) > 1]
-    offload = [f"offload {'+'.join(strategy.offload)}"] if strategy.offload else []
+    tier = "" if strategy.offload_to == "cpu" else f" to {strategy.offload_to}"
+    offload = [f"offload {'+'.join(strategy.offload)}{tier}"] if strategy.offload else []
     words = [strategy.framework, strategy.precision, strategy.optimizer, f"zero {strategy.zero}", *degrees]
     return ", ".join([*words, f"recompute {strategy.recompute}", *offload])
 
@@ -109,6 +112,8 @@ def _tables(result: Estimate) -> Iterator[Block]:
     if len(result.stages) > 1:
         yield _stages(result)
     yield _figures(result)
+    if result.off_gpu:
+        yield _off_gpu(result)
 
 
 def _components(result: Estimate) -> Table:
@@ -152,14 +157,27 @@ def _figures(result: Estimate) -> Table:
     return Table("Three figures", (Column("figure"), _SIZE, Column("as read by", priority=1)), rows)
 
 
+def _off_gpu(result: Estimate) -> Table:
+    """What one rank keeps off the GPU."""
+    columns = (Column("memory"), Column("component", priority=1), Column("term"), _SIZE)
+    rows = tuple((term.tier, term.component, term.name, gib(term.bytes)) for term in result.off_gpu)
+    return Table("Off the GPU, one rank", columns, rows)
+
+
+def _on_node(result: Estimate, tier: str) -> int:
+    return result.host_memory if tier == "host" else result.tier_memory
+
+
 def _notes(result: Estimate) -> Iterator[Line]:
     budget, saved = result.budget, result.saved
     taken = f"{gib(budget.context)} context - {gib(budget.libraries)} libraries - {gib(budget.reserve)} reserve"
     yield Line(f"Budget: {gib(budget.capacity)} GiB capacity - {taken} = {gib(budget.usable)} GiB usable.")
     kept = f"{_sized(saved.per_block)} a block, {_sized(saved.outside_blocks)} outside the blocks"
     yield Line(f"One micro-batch keeps for backward: {kept}, {_sized(saved.total)} in all.")
-    if result.host_memory:
-        yield Line(f"Offloaded: {_sized(result.host_memory)} of host memory a node.")
+    parts = [(result.host_memory, "host memory"), (result.tier_memory, _TIERS[result.strategy.offload_to])]
+    if any(size for size, _ in parts):
+        needed = " and ".join(f"{_sized(size)} of {name}" for size, name in parts if size)
+        yield Line(f"A node needs {needed} off its GPUs; the system and data loaders take theirs beside it.")
 
 
 def _foot(result: Estimate) -> Iterator[Block]:
@@ -177,6 +195,14 @@ def _branches(result: Estimate) -> Iterator[Branch]:
     for component, members in grouped.items():
         figure = f"{_sized(getattr(result.components, component))} at the peak ({result.peak.phase})"
         yield Branch(component, figure, tuple(_leaf(term, result.peak.phase) for term in members))
+
+
+def _branches_off_gpu(result: Estimate) -> Iterator[Branch]:
+    """What one rank keeps off the GPU, by the memory that it lies in."""
+    for tier in sorted({term.tier for term in result.off_gpu}):
+        members = [term for term in result.off_gpu if term.tier == tier]
+        figure = f"{_sized(sum(term.bytes for term in members))} a rank, {_sized(_on_node(result, tier))} a node"
+        yield Branch(f"off the GPU: {tier}", figure, tuple(_leaf(term, term.phases[0]) for term in members))
 
 
 def _leaf(term: TermFacts, peak: str) -> Leaf:

@@ -59,6 +59,7 @@ _FIELDS = (
     _count("EP", "ep", 1),
     _Field(Column("recompute", priority=1, short=_SHORT), lambda plan, _: plan.strategy.recompute),
     _Field(Column("offload", priority=3, short=_SHORT), lambda plan, _: "+".join(plan.strategy.offload) or "none"),
+    _choice("tier", "offload_to", 3, "varies"),
     _choice("attention", "attention", 8, "varies"),
     _choice("loss", "loss", 7, "varies"),
     _Field(
@@ -79,6 +80,7 @@ _FIELDS = (
     *(_seconds(name) for name in _PARTS),
     _Field(Column("GPU-hours", right=True), lambda plan, _: f"{plan.gpu_hours:.4g}", "data"),
     _Field(Column("host memory", "GiB", right=True), lambda plan, _: gib(plan.host_memory), "data"),
+    _Field(Column("tier memory", "GiB", right=True), lambda plan, _: gib(plan.tier_memory), "data"),
     _Field(Column("command"), lambda plan, _: plan.command, "data"),
 )
 

@@ -113,6 +113,13 @@ class TermFacts(Frozen):
     source: str
 
 
+class OffGpuTerm(TermFacts):
+    """One named, explained number of bytes that a rank keeps off the GPU."""
+
+    tier: Literal["host", "nvme", "cxl"]
+    """The memory in which it lies."""
+
+
 class Estimate(Frozen):
     """The answer of ``memcalc estimate``."""
 
@@ -133,8 +140,12 @@ class Estimate(Frozen):
     phases: dict[str, int]
     stages: tuple[StagePeak, ...]
     terms: tuple[TermFacts, ...]
+    off_gpu: tuple[OffGpuTerm, ...]
+    """What one rank keeps off the GPU, on the stage that keeps most there."""
     host_memory: int
-    """Bytes of host memory (or of the tier offloaded to) that one node needs for offloaded tensors."""
+    """Bytes of host memory that one node needs for what is offloaded, buffers included."""
+    tier_memory: int
+    """Bytes that one node needs of NVMe or CXL memory, where that is the tier; 0 elsewhere."""
     warnings: tuple[str, ...]
     assumptions: dict[str, str]
     """Every default that the user did not give: field and the value taken."""

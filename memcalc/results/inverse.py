@@ -28,6 +28,7 @@ class Fit(Frozen):
     verdict: Verdict
     time: StepTime
     host_memory: int
+    tier_memory: int
     command: str
     """A ``memcalc estimate`` line that explains it byte by byte."""
 

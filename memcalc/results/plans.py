@@ -56,6 +56,7 @@ class Plan(Frozen):
     verdict: Verdict
     time: StepTime
     host_memory: int
+    tier_memory: int
     gpu_hours: float
     """For the answer's token budget; more where a large batch needs more tokens."""
     statistical_efficiency: float

@@ -69,6 +69,7 @@ COLUMNS: tuple[Column, ...] = (
     *_several("whole", "the range of `device_bytes`; estimate only", "device_low_bytes device_high_bytes"),
     Column("capacity_bytes", "whole", "what the GPU has"),
     Column("host_memory_bytes", "whole", "host memory that a node needs"),
+    Column("tier_memory_bytes", "whole", "NVMe or CXL memory that a node needs"),
     *_several("number", "a step's time; plan only", "step_s"),
     *_several("number", "speed; plan only", "tokens_per_second_per_gpu mfu"),
     *_several("number", "parts of a step; plan only", "compute_s recompute_s communication_s offload_s bubble_s"),
@@ -171,6 +172,7 @@ def _planned(task: Task, job: Job) -> dict[str, Any]:
         "accumulation_steps": best.accumulation_steps,
         **_peak(best.peak),
         "host_memory_bytes": best.host_memory,
+        "tier_memory_bytes": best.tier_memory,
         "step_s": best.time.step,
         "tokens_per_second_per_gpu": best.time.tokens_per_second_per_gpu,
         "mfu": best.time.mfu,
@@ -199,6 +201,7 @@ def _estimated(task: Task, job: Job) -> dict[str, Any]:
         "device_high_bytes": found.interval.high,
         "capacity_bytes": found.budget.capacity,
         "host_memory_bytes": found.host_memory,
+        "tier_memory_bytes": found.tier_memory,
         "command": found.command,
     }
 

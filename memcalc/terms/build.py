@@ -4,25 +4,20 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from memcalc.ledger import Ledger
-from memcalc.sums import add_up, leaf, total
-from memcalc.terms.activations import activation_terms, groups_of
+from memcalc.terms.activations import activation_terms
 from memcalc.terms.between import between_terms
 from memcalc.terms.buffers import buffer_terms
 from memcalc.terms.every import every_terms
 from memcalc.terms.head import head_terms
 from memcalc.terms.held import held_terms
 from memcalc.terms.local_gradients import local_gradient_terms
-from memcalc.terms.pipeline import in_flight
 from memcalc.terms.prediction import prediction_terms
-from memcalc.terms.states import host_states, state_terms
+from memcalc.terms.states import state_terms
 from memcalc.terms.tied import tied_terms
 from memcalc.terms.whole_gradients import block_gradient_terms, whole_gradient_terms
 
 if TYPE_CHECKING:
-    from memcalc.sums import Tree
     from memcalc.terms.census import Census
     from memcalc.terms.overhead import Workspaces
 
@@ -49,12 +44,3 @@ def build_ledger(census: Census, workspaces: Workspaces, *, detail: bool = True)
             *buffer_terms(census, workspaces),
         ]
     )
-
-
-def host_bytes(census: Census) -> Tree:
-    """The sum of what one rank keeps off the GPU (offloaded states and activations), over the grid [bytes]."""
-    away = census.grid.offloaded("activations")
-    if not np.any(away):
-        return leaf(host_states(census))
-    kept = add_up([group.kept for group in groups_of(census)]) * in_flight(census.grid)
-    return total([leaf(host_states(census)), leaf(kept * away)])

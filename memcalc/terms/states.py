@@ -15,7 +15,6 @@ from memcalc.terms.adapters import frozen_terms, scales_term, trained_parts
 from memcalc.terms.fsdp2 import Units, in_reduce_pool
 from memcalc.terms.local_gradients import traded
 from memcalc.terms.whole_gradients import accumulates_whole
-from memcalc.terms.zero import host_gradients
 
 if TYPE_CHECKING:
     from memcalc.formulas.types import Array
@@ -299,22 +298,3 @@ def _rows_and_columns(census: Census) -> tuple[int, int]:
         rows += group.count * (attention + matrices * block.mlp.ffn)
         columns += group.count * (4 + matrices) * block.hidden
     return rows, columns
-
-
-def host_states(census: Census) -> Array:
-    """Bytes that one rank keeps off the GPU: offloaded weights, gradients, master weights and moments."""
-    weights = sum(term.bytes for term in weight_terms(census, census.grid.offloaded("params")))
-    return weights + sum(_host_states(updated) for updated in trained_parts(census))
-
-
-def _host_states(census: Census) -> Array:
-    """Bytes that one rank keeps off the GPU of what is trained, the weights left out."""
-    grid, kind = census.grid, OPTIMIZERS[census.grid.fixed.optimizer]
-    gradients = census.width("gradient") * gradient_elements(census) * offloaded_gradients(grid)
-    if grid.habits.zero_optimizer is not None:
-        gradients = host_gradients(census)
-    moments = optimizer_moments(census)
-    states = (census.width("master") * updated_elements(census) + (0 if kind.paged else moments)) * offloaded_states(
-        grid
-    )
-    return gradients + states + (moments if kind.paged else 0)

@@ -176,16 +176,6 @@ def staging_term(census: Census) -> Term:
     return Term("buffers", "gradient on its way to the host", held, ALWAYS, "w · P_max", source, inputs)
 
 
-def host_gradients(census: Census) -> Array:
-    """Bytes of the gradients that the optimizer on the host reads: fp32, in pinned memory.
-
-    Source: ``stage_1_and_2.py`` (``single_partition_of_fp32_groups``); 4 of the 16 bytes of
-    ``estimate_zero2_model_states_mem_needs``.
-    """
-    grid = census.grid
-    return 4 * share(census, 1) * grid.offloaded("optimizer") * grid.zero_from(1)
-
-
 def segment_term(census: Census) -> Term:
     """Contiguous buffers of the reduction and the step, too large for what blocks and gradients leave free.
 
