@@ -292,7 +292,15 @@ def test_nothing_fits_where_host_memory_is_too_small(tmp_path: Path) -> None:
     assert not answer.plans
     assert "memory off the GPU is too small" in answer.too_large
     assert "32.0 GiB in node small" in answer.too_large
+    assert "On the GPU" not in answer.too_large
     assert memcalc.plan(**{**job, "node": "hgx-h100-cxl"}, offload="params").plans
+
+
+def test_where_both_are_too_small_both_are_named() -> None:
+    job = {"model": "llama-2-70b", "gpu": "a100-40g", "gpus": 1, "offload": "optimizer", "zero": 3, "seq_len": 4096}
+    said = memcalc.plan(**job, recompute="full").too_large
+    assert "host memory:" in said
+    assert "On the GPU it needs" in said
 
 
 def test_the_swappers_buffers_count_in_host_memory(tmp_path: Path) -> None:

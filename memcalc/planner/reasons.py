@@ -91,10 +91,12 @@ def too_large(job: Job, smallest: Found) -> str:
 
 
 def too_cramped(job: Job, found: Found) -> str:
-    """Which memory off the GPU keeps a strategy from running."""
+    """Which memory off the GPU keeps a strategy from running, and whether the GPU does too."""
     need = need_of(Census(job.model, single_grid(found)), job.node)
     lacking = " ".join(shortages(need, job.node))
-    return f"memory off the GPU is too small for {short(found)}: {lacking}"
+    _, _, device, capacity = largest_component(job, found)
+    beside = f" On the GPU it needs {gib(device)} of {gib(capacity)} GiB." if device > capacity else ""
+    return f"memory off the GPU is too small for {short(found)}: {lacking}{beside}"
 
 
 def largest_component(job: Job, found: Found) -> tuple[str, int, int, int]:
