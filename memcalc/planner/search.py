@@ -6,21 +6,26 @@ The full space appears in blocks that stay in a core's cache: a few sums, the co
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
-from itertools import pairwise
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import accumulate, groupby, pairwise
 from math import prod
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from memcalc.grid import column
+from memcalc.ledger import Ledger
 from memcalc.planner.kept import Front, Kept
 from memcalc.planner.objectives import Goal, Rank
 from memcalc.planner.pipelines import rounds_fit
-from memcalc.sums import Tree, leaf, total
-from memcalc.terms import Census, build_ledger, host_bytes, overhead_of
+from memcalc.sums import Foremost, Tree, leaf, total
+from memcalc.terms import Census, host_bytes, overhead_of
+from memcalc.terms.activations import activation_terms
+from memcalc.terms.build import chosen_offloads, other_terms
 from memcalc.terms.overhead import communicators
-from memcalc.timing import Times, rates_for, step_times
+from memcalc.timing import Times, rates_for
+from memcalc.timing.times import resident_times, with_offload
 
 if TYPE_CHECKING:
     from memcalc.formulas.types import Array
@@ -97,16 +102,36 @@ class Costs:
     allowed: Array
     """Strategies whose axes agree."""
 
+    @cached_property
+    def reserved_most(self) -> Foremost:
+        """The largest reserved figure of all stages."""
+        return Foremost(self.reserved, len(self.grid.layouts))
+
+    @cached_property
+    def host_most(self) -> Foremost:
+        """The largest number of bytes off the GPU of all stages."""
+        return Foremost(self.host, len(self.grid.layouts))
+
 
 def costs_of(model: Model, grid: Grid, gpu: GPU, node: Node) -> Costs:
     """The figures of a grid. Bytes are the largest over the stages, seconds those of the slowest."""
-    census = Census(model, grid)
+    return next(costs_apart(model, grid, gpu, node, [slice(None)]))
+
+
+def costs_apart(model: Model, grid: Grid, gpu: GPU, node: Node, choices: list[slice]) -> Iterator[Costs]:
+    """The figures of a grid, some of its offload axis at a time; what does not depend on activations' is made once."""
+    census, rates = Census(model, grid), rates_for(gpu, grid)
+    others = other_terms(census, overhead_of(gpu, grid).workspaces)
+    resident = resident_times(census, gpu, node, rates)
     usable, safe = limits(grid, gpu)
-    ledger = build_ledger(census, overhead_of(gpu, grid).workspaces, detail=False)
-    times = step_times(census, gpu, node, rates_for(gpu, grid))
-    step = total([leaf(part) for part in times.parts])
-    most = host_limit(grid, node) if any(grid.offloads) else None
-    return Costs(grid, ledger.tree(), usable, safe, times, step, host_bytes(census), most, legal(grid))
+    for chosen in choices:
+        part = grid.with_offloads(grid.offloads[chosen])
+        own = Census(model, part)
+        terms = [*activation_terms(own, detail=False), *chosen_offloads(others, chosen)]
+        times = with_offload(resident, own, gpu, node, rates)
+        step = total([leaf(seconds) for seconds in times.parts])
+        most = host_limit(part, node) if any(part.offloads) else None
+        yield Costs(part, Ledger(terms).tree(), usable, safe, times, step, host_bytes(own), most, legal(part))
 
 
 def limits(grid: Grid, gpu: GPU) -> tuple[Array, Array]:
@@ -217,26 +242,26 @@ def _pass(
     states: dict[tuple[int, int], _State] = {}
     for grid in grids:
         for part in parts_of(grid):
-            costs = costs_of(model, part, gpu, node)
-            for rows in blocks(part):
-                case = part.layouts[rows.start].gpus, part.fixed.global_batch
-                state = states.setdefault(case, _State(top, gpu.memory_bytes))
-                _look(costs, rows, rank, state)
-            for state in states.values():
-                state.settle()
+            choices = by_activations(part) if grid.size > APART else [slice(None)]
+            for costs in costs_apart(model, part, gpu, node, choices):
+                for rows in blocks(costs.grid):
+                    case = part.layouts[rows.start].gpus, part.fixed.global_batch
+                    state = states.setdefault(case, _State(top, gpu.memory_bytes))
+                    _look(costs, rows, rank, state)
+                for state in states.values():
+                    state.settle()
     return states
 
 
 def parts_of(grid: Grid) -> Iterator[Grid]:
     """A grid in parts whose terms fit in memory.
 
-    Of a large one offloaded activations are parts of their own, since no other term then depends on what is offloaded
-    beside them; and layouts with few stages to look at stand apart from those with many.
+    Of a large one layouts with few stages to look at stand apart from those with many.
     """
     for alike in _alike(grid) if grid.size > APART else (grid,):
         rows = max(CHUNK // max(prod(alike.shape) // len(alike.layouts), 1), 1)
         for first in range(0, len(alike.layouts), rows):
-            yield replace(alike, layouts=alike.layouts[first : first + rows])
+            yield alike.with_layouts(alike.layouts[first : first + rows])
 
 
 def _alike(grid: Grid) -> Iterator[Grid]:
@@ -245,10 +270,13 @@ def _alike(grid: Grid) -> Iterator[Grid]:
     for layout, stages in zip(grid.layouts, grid.rows, strict=True):
         by_rows.setdefault(next(most for most in classes if len(stages) <= most), []).append(layout)
     for layouts in by_rows.values():
-        for moved in (False, True):
-            offloads = tuple(choice for choice in grid.offloads if ("activations" in choice) == moved)
-            if offloads:
-                yield replace(grid, layouts=tuple(layouts), offloads=offloads)
+        yield grid.with_layouts(tuple(layouts))
+
+
+def by_activations(grid: Grid) -> list[slice]:
+    """The offload axis in runs that offload activations or do not: no other term depends on both."""
+    lengths = [len(list(run)) for _, run in groupby("activations" in choice for choice in grid.offloads)]
+    return [slice(end - length, end) for length, end in zip(lengths, accumulate(lengths), strict=True)]
 
 
 def blocks(grid: Grid) -> Iterator[slice]:
@@ -264,10 +292,10 @@ def blocks(grid: Grid) -> Iterator[slice]:
 def _look(costs: Costs, rows: slice, rank: Rank, state: _State) -> None:
     """One block of strategies: what fits, and what is better than all that is known."""
     shape = (rows.stop - rows.start, 1, *costs.grid.shape[2:])
-    over = _largest(costs.reserved, rows) - costs.usable[rows]
+    over = costs.reserved_most.rows(rows) - costs.usable[rows]
     allowed = costs.allowed if len(costs.allowed) == 1 else costs.allowed[rows]
     if costs.most is not None:
-        allowed = allowed & (_largest(costs.host, rows) <= costs.most[rows])
+        allowed = allowed & (costs.host_most.rows(rows) <= costs.most[rows])
     time = np.where((over <= 0) & allowed, costs.step.rows(rows), np.inf)
     over, time = (np.broadcast_to(array, shape).reshape(-1) for array in (over, time))
     state.searched += time.size
@@ -286,12 +314,6 @@ def _look(costs: Costs, rows: slice, rank: Rank, state: _State) -> None:
         short = np.where(np.broadcast_to(allowed, shape).reshape(-1), over.astype(float), np.inf)
         block = _Block(costs, rows, over, np.broadcast_to(costs.step.rows(rows), shape).reshape(-1))
         block.offer(state.nearest, np.flatnonzero(short < state.nearest.bound), short)
-
-
-def _largest(tree: Tree, rows: slice) -> Array:
-    """The largest along the stages, for some layouts."""
-    found = tree.rows(rows)
-    return found.max(axis=1, keepdims=True) if found.shape[1] > 1 else found
 
 
 @dataclass(frozen=True)
