@@ -192,6 +192,31 @@ class Grid:
             )
         return rows
 
+    def with_offloads(self, offloads: tuple[tuple[str, ...], ...]) -> Grid:
+        """The same grid with another offload axis; no other column is computed again."""
+        other = replace(self, offloads=offloads)
+        kept = {name: value for name, value in vars(self).items() if name not in {"offloads", "shape"}}
+        vars(other).update(kept)
+        return other
+
+    def with_layouts(self, layouts: tuple[Layout, ...]) -> Grid:
+        """The same grid with some of its layouts; parts of a space share what depends on the sharding of blocks."""
+        other = replace(self, layouts=layouts)
+        vars(other)["ways"] = self.ways
+        return other
+
+    @cached_property
+    def ways(self) -> Grid:
+        """One layout for each way of sharding a block, which is all that a block's own tensors depend on."""
+        alike = (Layout(tp=one.tp, sp=one.sp, cp=one.cp, ep=one.ep) for one in self.layouts)
+        return replace(self, layouts=tuple(dict.fromkeys(alike)), offloads=((),), model_groups=())
+
+    @cached_property
+    def way(self) -> Array:
+        """The place of each layout among the ways."""
+        places = {(one.tp, one.sp, one.cp, one.ep): i for i, one in enumerate(self.ways.layouts)}
+        return np.array([places[one.tp, one.sp, one.cp, one.ep] for one in self.layouts])
+
     @cached_property
     def _degrees(self) -> dict[str, Array]:
         return {}

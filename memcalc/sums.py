@@ -5,7 +5,7 @@ All is integers, so that neither the order nor the blocks change a figure.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from math import prod
@@ -22,6 +22,8 @@ BLOCK = 1 << 17
 ZERO = np.zeros((1,) * AXES, dtype=np.int64)
 
 Shape = tuple[int, ...]
+Chosen = slice | tuple["Array", "Array"]
+"""Layouts, or pairs of layout and stage."""
 Alive = tuple[frozenset[str], "Tree"]
 """An array and the phases in which it counts."""
 
@@ -37,9 +39,14 @@ class Leaf:
         """Length of each axis."""
         return tuple(self.array.shape)
 
-    def rows(self, chosen: slice) -> Array:
-        """The array for some layouts."""
-        return self.array if len(self.array) == 1 else self.array[chosen]
+    def rows(self, chosen: Chosen) -> Array:
+        """The array for some layouts, or for some pairs of layout and stage, one after another."""
+        if isinstance(chosen, slice):
+            return self.array if len(self.array) == 1 else self.array[chosen]
+        layouts, stages = (places if n > 1 else 0 for places, n in zip(chosen, self.array.shape[:2], strict=True))
+        if self.array.shape[:2] == (1, 1):
+            return self.array
+        return self.array[layouts, stages][:, np.newaxis]
 
     def at(self, index: Sequence[int]) -> Array:
         """One entry."""
@@ -55,8 +62,8 @@ class Pair:
     right: Tree
     shape: Shape
 
-    def rows(self, chosen: slice) -> Array:
-        """The result for some layouts."""
+    def rows(self, chosen: Chosen) -> Array:
+        """The result for some layouts, or pairs of layout and stage."""
         return self.operation(self.left.rows(chosen), self.right.rows(chosen))
 
     def at(self, index: Sequence[int]) -> Array:
@@ -97,6 +104,47 @@ def largest(parts: Sequence[Alive], phases: frozenset[str]) -> Tree:
     apart = max(rest, key=lambda part: prod(part[1].shape))[0] & phases
     left, right = largest(rest, apart), largest(rest, phases - apart)
     return total([*common, Pair(np.maximum, left, right, joint(left, right))])
+
+
+def leaves(tree: Tree) -> Iterator[Leaf]:
+    """The arrays of a tree."""
+    if isinstance(tree, Leaf):
+        yield tree
+    else:
+        yield from leaves(tree.left)
+        yield from leaves(tree.right)
+
+
+class Foremost:
+    """The largest along the stages of a tree of sums and maxima, without the stages that cannot have it.
+
+    Sums and maxima never fall where their parts rise: a stage whose arrays are nowhere larger than those of the stage
+    before it cannot have more, and is not computed.
+    """
+
+    def __init__(self, tree: Tree, layouts: int) -> None:
+        self.tree = tree
+        self.kept = np.ones((layouts, tree.shape[1]), dtype=np.bool_)
+        no_more = np.ones((layouts, tree.shape[1] - 1), dtype=np.bool_)
+        for array in (leaf.array for leaf in leaves(tree) if leaf.shape[1] > 1):
+            no_more &= np.all(array[:, 1:] <= array[:, :-1], axis=(2, 3, 4, 5, 6))
+        self.kept[:, 1:] = ~no_more
+
+    def rows(self, chosen: slice) -> Array:
+        """The largest for some layouts."""
+        if self.kept.shape[1] == 1:
+            return self.tree.rows(chosen)
+        layouts, stages = np.nonzero(self.kept[chosen])
+        found = self.tree.rows((layouts + chosen.start, stages))
+        counts = np.count_nonzero(self.kept[chosen], axis=1)
+        if len(found) != len(layouts) or len(layouts) == len(counts):
+            return found
+        first = np.cumsum(counts) - counts
+        top = found[first]
+        for place in range(1, int(counts.max())):
+            more = np.flatnonzero(counts > place)
+            top[more] = np.maximum(top[more], found[first[more] + place])
+        return top
 
 
 def alike(arrays: Iterable[tuple[tuple[str, ...], Array]]) -> list[Alive]:

@@ -6,22 +6,27 @@ The full space appears in blocks that stay in a core's cache: a few sums, the co
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
-from itertools import pairwise
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import accumulate, groupby, pairwise
 from math import prod
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from memcalc.grid import column
+from memcalc.ledger import Ledger
 from memcalc.planner.kept import Front, Kept
 from memcalc.planner.objectives import Goal, Rank
 from memcalc.planner.pipelines import rounds_fit
 from memcalc.planner.rooms import Room, rooms_of
-from memcalc.sums import Tree, leaf, total
-from memcalc.terms import Census, build_ledger, overhead_of
+from memcalc.sums import Foremost, Tree, leaf, total
+from memcalc.terms import Census, overhead_of
+from memcalc.terms.activations import activation_terms
+from memcalc.terms.build import chosen_offloads, other_terms
 from memcalc.terms.overhead import communicators
-from memcalc.timing import Times, rates_for, step_times
+from memcalc.timing import Times, rates_for
+from memcalc.timing.times import resident_times, with_offload
 
 if TYPE_CHECKING:
     from memcalc.formulas.types import Array
@@ -99,15 +104,35 @@ class Costs:
     allowed: Array
     """Strategies whose axes agree."""
 
+    @cached_property
+    def reserved_most(self) -> Foremost:
+        """The largest reserved figure of all stages."""
+        return Foremost(self.reserved, len(self.grid.layouts))
+
+    @cached_property
+    def held_most(self) -> list[Foremost]:
+        """The largest of all stages in each memory off the GPU."""
+        return [Foremost(room.held, len(self.grid.layouts)) for room in self.rooms]
+
 
 def costs_of(model: Model, grid: Grid, gpu: GPU, node: Node) -> Costs:
     """The figures of a grid. Bytes are the largest over the stages, seconds those of the slowest."""
-    census = Census(model, grid)
+    return next(costs_apart(model, grid, gpu, node, [slice(None)]))
+
+
+def costs_apart(model: Model, grid: Grid, gpu: GPU, node: Node, choices: list[slice]) -> Iterator[Costs]:
+    """The figures of a grid, some of its offload axis at a time; what does not depend on activations' is made once."""
+    census, rates = Census(model, grid), rates_for(gpu, grid)
+    others = other_terms(census, overhead_of(gpu, grid).workspaces)
+    resident = resident_times(census, gpu, node, rates)
     usable, safe = limits(grid, gpu)
-    ledger = build_ledger(census, overhead_of(gpu, grid).workspaces, detail=False)
-    times = step_times(census, gpu, node, rates_for(gpu, grid))
-    step = total([leaf(part) for part in times.parts])
-    return Costs(grid, ledger.tree(), usable, safe, times, step, rooms_of(census, node), legal(grid))
+    for chosen in choices:
+        part = grid.with_offloads(grid.offloads[chosen])
+        own = Census(model, part)
+        terms = [*activation_terms(own, detail=False), *chosen_offloads(others, chosen)]
+        times = with_offload(resident, own, gpu, node, rates)
+        step = total([leaf(seconds) for seconds in times.parts])
+        yield Costs(part, Ledger(terms).tree(), usable, safe, times, step, rooms_of(own, node), legal(part))
 
 
 def limits(grid: Grid, gpu: GPU) -> tuple[Array, Array]:
@@ -216,26 +241,26 @@ def _pass(
     states: dict[tuple[int, int], _State] = {}
     for grid in grids:
         for part in parts_of(grid):
-            costs = costs_of(model, part, gpu, node)
-            for rows in blocks(part):
-                case = part.layouts[rows.start].gpus, part.fixed.global_batch
-                state = states.setdefault(case, _State(top, gpu.memory_bytes))
-                _look(costs, rows, rank, state)
-            for state in states.values():
-                state.settle()
+            choices = by_activations(part) if grid.size > APART else [slice(None)]
+            for costs in costs_apart(model, part, gpu, node, choices):
+                for rows in blocks(costs.grid):
+                    case = part.layouts[rows.start].gpus, part.fixed.global_batch
+                    state = states.setdefault(case, _State(top, gpu.memory_bytes))
+                    _look(costs, rows, rank, state)
+                for state in states.values():
+                    state.settle()
     return states
 
 
 def parts_of(grid: Grid) -> Iterator[Grid]:
     """A grid in parts whose terms fit in memory.
 
-    Of a large one offloaded activations are parts of their own, since no other term then depends on what is offloaded
-    beside them; and layouts with few stages to look at stand apart from those with many.
+    Of a large one layouts with few stages to look at stand apart from those with many.
     """
     for alike in _alike(grid) if grid.size > APART else (grid,):
         rows = max(CHUNK // max(prod(alike.shape) // len(alike.layouts), 1), 1)
         for first in range(0, len(alike.layouts), rows):
-            yield replace(alike, layouts=alike.layouts[first : first + rows])
+            yield alike.with_layouts(alike.layouts[first : first + rows])
 
 
 def _alike(grid: Grid) -> Iterator[Grid]:
@@ -244,10 +269,13 @@ def _alike(grid: Grid) -> Iterator[Grid]:
     for layout, stages in zip(grid.layouts, grid.rows, strict=True):
         by_rows.setdefault(next(most for most in classes if len(stages) <= most), []).append(layout)
     for layouts in by_rows.values():
-        for moved in (False, True):
-            offloads = tuple(choice for choice in grid.offloads if ("activations" in choice) == moved)
-            if offloads:
-                yield replace(grid, layouts=tuple(layouts), offloads=offloads)
+        yield grid.with_layouts(tuple(layouts))
+
+
+def by_activations(grid: Grid) -> list[slice]:
+    """The offload axis in runs that offload activations or do not: no other term depends on both."""
+    lengths = [len(list(run)) for _, run in groupby("activations" in choice for choice in grid.offloads)]
+    return [slice(end - length, end) for length, end in zip(lengths, accumulate(lengths), strict=True)]
 
 
 def blocks(grid: Grid) -> Iterator[slice]:
@@ -263,9 +291,9 @@ def blocks(grid: Grid) -> Iterator[slice]:
 def _look(costs: Costs, rows: slice, rank: Rank, state: _State) -> None:
     """One block of strategies: what fits, and what is better than all that is known."""
     shape = (rows.stop - rows.start, 1, *costs.grid.shape[2:])
-    over = _largest(costs.reserved, rows) - costs.usable[rows]
+    over = costs.reserved_most.rows(rows) - costs.usable[rows]
     allowed = costs.allowed if len(costs.allowed) == 1 else costs.allowed[rows]
-    lacking = [_largest(room.held, rows) - room.most[rows] for room in costs.rooms]
+    lacking = [held.rows(rows) - room.most[rows] for held, room in zip(costs.held_most, costs.rooms, strict=True)]
     roomy = allowed
     for short in lacking:
         roomy = roomy & (short <= 0)
@@ -291,12 +319,6 @@ def _look(costs: Costs, rows: slice, rank: Rank, state: _State) -> None:
             missing = sum(np.maximum(short, 0) for short in lacking)
             missing = np.broadcast_to(np.where(allowed & ~roomy, missing, np.inf), shape).reshape(-1) + FAR * (over > 0)
             block.offer(state.cramped, np.flatnonzero(missing < state.cramped.bound), missing)
-
-
-def _largest(tree: Tree, rows: slice) -> Array:
-    """The largest along the stages, for some layouts."""
-    found = tree.rows(rows)
-    return found.max(axis=1, keepdims=True) if found.shape[1] > 1 else found
 
 
 @dataclass(frozen=True)

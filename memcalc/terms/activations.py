@@ -171,12 +171,24 @@ class GroupActivations:
         return [np.int64(w.compute if narrow else w.gradient) for w in widths]
 
     @cached_property
+    def alone(self) -> GroupActivations | None:
+        """The same blocks over the ways of sharding them, where layouts have some in common."""
+        if len(self.grid.layouts) == 1 or self.grid.ways.layouts == self.grid.layouts:
+            return None
+        model = self.census.model
+        place = next(i for i, group in enumerate(model.groups) if group is self.group)
+        return _known(_ALONE, type(self.census)(model, self.grid.ways))[place]
+
+    @cached_property
     def _sums(self) -> dict[tuple[str, bool], Array]:
         return {}
 
     def over(self, sums: str, *, whole: bool = False) -> Array:
         """A sum of the template, or the largest of its sums, over precision and policy [bytes]."""
-        if (sums, whole) not in self._sums:
+        if (sums, whole) not in self._sums and self.alone is not None:
+            found = self.alone.over(sums, whole=whole)
+            self._sums[sums, whole] = found if len(found) == 1 else found[self.grid.way]
+        elif (sums, whole) not in self._sums:
             plain, gathers = self._over(sums, self.settings, whole=whole), gathering(self.grid)
             if gathers is not None:
                 plain = np.where(self.grid.sequence_shard > 1, self._over(sums, gathers, whole=whole), plain)
@@ -213,7 +225,14 @@ class GroupActivations:
 
     def field(self, name: str) -> Array:
         """One field of the counts along the recompute axis."""
-        return np.concatenate([np.broadcast_to(getattr(c, name), self.layers.shape) for c in self.counts], axis=3)
+        if name not in self._fields:
+            each = [np.broadcast_to(getattr(c, name), self.layers.shape) for c in self.counts]
+            self._fields[name] = np.concatenate(each, axis=3)
+        return self._fields[name]
+
+    @cached_property
+    def _fields(self) -> dict[str, Array]:
+        return {}
 
     @cached_property
     def whole_block(self) -> Array:
@@ -316,6 +335,7 @@ def add_all(arrays: Sequence[Array]) -> Array:
 
 
 _LATEST: deque[list[GroupActivations]] = deque(maxlen=2)
+_ALONE: deque[list[GroupActivations]] = deque(maxlen=1)
 
 
 @lru_cache(maxsize=4)
@@ -324,12 +344,15 @@ def groups_of(census: Census) -> list[GroupActivations]:
 
     A block's own tensors do not depend on that.
     """
-    base = replace(census.grid, offloads=((),))
-    known = next((groups for groups in _LATEST if groups[0].is_of(census.model, base)), None)
+    return _known(_LATEST, type(census)(census.model, census.grid.with_offloads(((),))))
+
+
+def _known(latest: deque[list[GroupActivations]], census: Census) -> list[GroupActivations]:
+    """The groups of a census, if they are among the latest, else new ones."""
+    known = next((groups for groups in latest if groups[0].is_of(census.model, census.grid)), None)
     if known is None:
-        own = type(census)(census.model, base)
-        known = [GroupActivations(g, n, own) for g, n in zip(census.model.groups, own.layers, strict=True)]
-        _LATEST.append(known)
+        known = [GroupActivations(g, n, census) for g, n in zip(census.model.groups, census.layers, strict=True)]
+        latest.append(known)
     return known
 
 

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from memcalc.ledger import Ledger
+import numpy as np
+
+from memcalc.grid import AXES
+from memcalc.ledger import Ledger, Term
 from memcalc.terms.activations import activation_terms
 from memcalc.terms.between import between_terms
 from memcalc.terms.buffers import buffer_terms
@@ -18,6 +22,7 @@ from memcalc.terms.tied import tied_terms
 from memcalc.terms.whole_gradients import block_gradient_terms, whole_gradient_terms
 
 if TYPE_CHECKING:
+    from memcalc.formulas.types import Array
     from memcalc.terms.census import Census
     from memcalc.terms.overhead import Workspaces
 
@@ -27,20 +32,32 @@ def build_ledger(census: Census, workspaces: Workspaces, *, detail: bool = True)
 
     Without ``detail`` the tensors that blocks keep are one term: the same sum, for a search.
     """
-    activations = activation_terms(census, detail=detail)
-    return Ledger(
-        [
-            *state_terms(census),
-            *tied_terms(census),
-            *local_gradient_terms(census),
-            *activations,
-            *every_terms(census),
-            *between_terms(census),
-            *head_terms(census),
-            *prediction_terms(census),
-            *held_terms(census),
-            *whole_gradient_terms(census),
-            *block_gradient_terms(census),
-            *buffer_terms(census, workspaces),
-        ]
-    )
+    return Ledger([*activation_terms(census, detail=detail), *other_terms(census, workspaces)])
+
+
+def other_terms(census: Census, workspaces: Workspaces) -> list[Term]:
+    """The terms that do not depend on whether activations are offloaded."""
+    return [
+        *state_terms(census),
+        *tied_terms(census),
+        *local_gradient_terms(census),
+        *every_terms(census),
+        *between_terms(census),
+        *head_terms(census),
+        *prediction_terms(census),
+        *held_terms(census),
+        *whole_gradient_terms(census),
+        *block_gradient_terms(census),
+        *buffer_terms(census, workspaces),
+    ]
+
+
+def chosen_offloads(terms: list[Term], chosen: slice) -> list[Term]:
+    """Terms of some of the offload axis alone."""
+    axis = AXES.index("offload")
+
+    def of(array: Array) -> Array:
+        return array[(slice(None),) * axis + (chosen,)]
+
+    several = (np.ndim(term.bytes) > 0 and term.bytes.shape[axis] > 1 for term in terms)
+    return [replace(term, bytes=of(term.bytes)) if many else term for term, many in zip(terms, several, strict=True)]

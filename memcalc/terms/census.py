@@ -12,6 +12,7 @@ from memcalc.formulas.census import model_count
 from memcalc.formulas.optimizer import shard
 
 if TYPE_CHECKING:
+    from memcalc.formulas.census import ModelCount
     from memcalc.formulas.types import Array
     from memcalc.grid import Grid
     from memcalc.specs.model import Model
@@ -23,6 +24,11 @@ class Census:
 
     model: Model
     grid: Grid
+
+    @cached_property
+    def count(self) -> ModelCount:
+        """Parameters of the whole model by place."""
+        return model_count(self.model)
 
     @cached_property
     def layers(self) -> tuple[Array, ...]:
@@ -62,13 +68,13 @@ class Census:
     def block_dense(self) -> tuple[Array, ...]:
         """Parameters of one block of each group on a rank, routed experts left out."""
         tp = self.grid.degree("tp")
-        return tuple(shard(c.attention + c.mlp, tp) + c.replicated for _, c in model_count(self.model).groups)
+        return tuple(shard(c.attention + c.mlp, tp) + c.replicated for _, c in self.count.groups)
 
     @cached_property
     def block_experts(self) -> tuple[Array, ...]:
         """Routed experts' parameters of one block of each group on a rank."""
         ranks = self.grid.expert_tp * self.grid.degree("ep")
-        return tuple(shard(c.experts, ranks) for _, c in model_count(self.model).groups)
+        return tuple(shard(c.experts, ranks) for _, c in self.count.groups)
 
     @cached_property
     def largest_block(self) -> Array:
@@ -82,7 +88,7 @@ class Census:
 
         A tied embedding has a second copy where the head stands on another stage.
         """
-        count, tp = model_count(self.model), self.grid.degree("tp")
+        count, tp = self.count, self.grid.degree("tp")
         matrix = shard(count.embedding + self.padding, tp)
         first = matrix + count.outside_first
         tied_copy = matrix * self.grid.ends_apart * self.model.tied
@@ -97,13 +103,13 @@ class Census:
         count, hidden, tp = self.grid.fixed.mtp, self.model.hidden, self.grid.degree("tp")
         norms = 3 * hidden * self.model.groups[-1].block.norm.vectors
         copy = self.grid.ends_apart & (not self.model.tied)
-        embedding = shard(model_count(self.model).embedding + self.padding, tp) * copy * bool(count)
+        embedding = shard(self.count.embedding + self.padding, tp) * copy * bool(count)
         return count * (shard(2 * hidden * hidden, tp) + norms) + embedding
 
     @cached_property
     def embedding(self) -> Array:
         """Parameters of the token embedding and what precedes the blocks, by stage."""
-        count = model_count(self.model)
+        count = self.count
         return (
             shard(count.embedding + self.padding, self.grid.degree("tp")) + count.outside_first
         ) * self.grid.is_first
@@ -111,7 +117,7 @@ class Census:
     @cached_property
     def head(self) -> Array:
         """Parameters whose gradient the loss's backward makes: the head (also where tied) and the final norm."""
-        count, tp = model_count(self.model), self.grid.degree("tp")
+        count, tp = self.count, self.grid.degree("tp")
         matrix = count.embedding if self.model.tied and self.model.head else count.head
         return (
             shard(matrix + self.padding * bool(matrix), tp) + count.outside_last + count.final_norm
@@ -135,7 +141,7 @@ class Census:
     @cached_property
     def largest_tensor(self) -> Array:
         """Elements of the largest single tensor on a rank."""
-        return shard(model_count(self.model).largest_tensor, self.grid.degree("tp"))
+        return shard(self.count.largest_tensor, self.grid.degree("tp"))
 
     def divisor(self, kind: str) -> Array:
         """What divides a weight: whole, rows or columns (by TP), expert rows or expert columns (by the experts' TP)."""

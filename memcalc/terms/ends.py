@@ -43,13 +43,15 @@ def entry_terms(census: Census, groups: list[GroupActivations], flight: Array) -
 
 def over(activations: GroupActivations, sums: Sums) -> Array:
     """A sum over the grid's precisions and policies [bytes]."""
-    policies, settings = activations.grid.policies, activations.settings
-    return activations.stacked(
-        [
-            [activations.evaluate(sums(activations, setting, policy), np.int64(0)) for policy in policies]
-            for setting in settings
-        ]
-    )
+    policies, rows = activations.grid.policies, []
+    alike = {(policy.treatment, policy.parts): policy for policy in policies}
+    for setting in activations.settings:
+        found = {
+            treatment: activations.evaluate(sums(activations, setting, policy), np.int64(0))
+            for treatment, policy in alike.items()
+        }
+        rows.append([found[policy.treatment, policy.parts] for policy in policies])
+    return activations.stacked(rows)
 
 
 def entry_sum(census: Census, activations: GroupActivations, setting: Setting, policy: Policy) -> Sum:

@@ -81,8 +81,14 @@ class BlockWork:
         return many * matmul_bytes(rows // many, inner, columns)
 
     def _sum(self, name: str, matrices: tuple[Matrix, ...]) -> Array:
-        of = getattr(self, name)
-        return sum((of(matrix) for matrix in matrices), np.int64(0))
+        if (name, matrices) not in self._sums:
+            of = getattr(self, name)
+            self._sums[name, matrices] = sum((of(matrix) for matrix in matrices), np.int64(0))
+        return self._sums[name, matrices]
+
+    @cached_property
+    def _sums(self) -> dict[tuple[str, tuple[Matrix, ...]], Array]:
+        return {}
 
     @cached_property
     def products(self) -> int:

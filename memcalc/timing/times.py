@@ -57,12 +57,19 @@ class Times:
 
 def step_times(census: Census, gpu: GPU, node: Node, rates: Rates) -> Times:
     """The times of every strategy of a grid."""
-    grid = census.grid
-    hardware = hardware_of(gpu, node, grid)
-    times = seconds(work_of(census, node), hardware, rates)
-    if not any(grid.offloads):
+    return with_offload(resident_times(census, gpu, node, rates), census, gpu, node, rates)
+
+
+def resident_times(census: Census, gpu: GPU, node: Node, rates: Rates) -> Times:
+    """The times of a grid's strategies where nothing is offloaded."""
+    return seconds(work_of(census, node), hardware_of(gpu, node, census.grid), rates)
+
+
+def with_offload(times: Times, census: Census, gpu: GPU, node: Node, rates: Rates) -> Times:
+    """The same where the grid's offload choices take their time."""
+    if not any(census.grid.offloads):
         return times
-    on_device = 1 - offloaded_states(grid)
+    on_device = 1 - offloaded_states(census.grid)
     return replace(
         times, optimizer=times.optimizer * on_device, offload=offload_part(census, gpu, node, times.compute, rates)
     )
