@@ -324,6 +324,15 @@ def test_expandable_segments_are_by_stream() -> None:
     assert found.pools == {0: 40 * MIB, 1: 40 * MIB}
 
 
+def test_a_replay_ends_once_enough_is_known() -> None:
+    """At the first segment beyond 50 MiB; at the first retry, whatever is reserved; without either not at all."""
+    events = [alloc(1, 30), alloc(2, 40), alloc(3, 10)]
+    assert run(*events, until=lambda reserved: reserved > 50 * MIB).peak_reserved == 70 * MIB
+    assert run(*events, until=lambda reserved: reserved > 80 * MIB) == run(*events)
+    retried = run(alloc(1, 30), free(1), alloc(2, 40), alloc(3, 10), capacity=60 * MIB, until=lambda _: False)
+    assert (retried.retries, retried.peak_reserved) == (1, 40 * MIB)
+
+
 @pytest.mark.parametrize(
     ("events", "options", "told"),
     [

@@ -1,6 +1,7 @@
 """A step's events: against the closed form's sums, PyTorch's own rules and hand-counted steps."""
 
 import random
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -41,7 +42,7 @@ def test_the_second_step_finds_the_optimizer_states() -> None:
     census, ledger = job(
         "llama-2-7b", framework="hf", zero=0, precision="bf16", recompute="full", gpus=1, global_batch=1
     )
-    events = step_events(census, ledger, 0)
+    events = list(step_events(census, ledger, 0))
     steps = [position for position, event in enumerate(events) if event[0] == "mark" and event[4] == "step"]
     first, both = replay(events[: steps[0]]), replay(events)
     states = 2 * 2 * 6_738_415_616
@@ -71,7 +72,7 @@ def test_offloaded_activations_leave_and_come_back(recompute: str, framework: st
     assert played < replay(here).peak_allocated
 
 
-def requested_at_end(events: list[tuple[str, int, int, int, str]]) -> int:
+def requested_at_end(events: Iterable[tuple[str, int, int, int, str]]) -> int:
     """Return the bytes that were asked for and never freed."""
     living: dict[int, int] = {}
     for kind, key, size, *_ in events:

@@ -18,7 +18,10 @@ from memcalc.api import load_model
 from memcalc.cli.app import app
 from memcalc.errors import MemcalcError
 from memcalc.grid import Fixed, Grid, layouts_for
+from memcalc.planner.finalists import finalist, finalists
+from memcalc.planner.job import Job
 from memcalc.planner.objectives import Goal, moving_parts
+from memcalc.planner.request import check_words
 from memcalc.planner.search import costs_of, legal, search
 from memcalc.specs.hardware import Node
 from memcalc.sums import computed
@@ -189,6 +192,19 @@ def test_every_plan_can_be_run(model: str, gpu: str, gpus: int) -> None:
     order = [(plan.verdict == "tight", -plan.time.tokens_per_second_per_gpu) for plan in answer.plans]
     assert order == sorted(order)
     assert [plan.rank for plan in answer.plans] == list(range(1, len(answer.plans) + 1))
+
+
+def test_replays_that_end_early_change_no_finalist() -> None:
+    """The safe ones come first, then the tight ones, each in their order, as when all are replayed to the end."""
+    chip = catalog.gpu("a100-40g")
+    job = Job(check_words({"gpus": 2}, None), load_model("llama-2-7b"), chip, catalog.node_for(chip))
+    found = job.search([2], 12)[2].best
+    whole = [one for one in (finalist(job, each) for each in found) if one.peaks.verdict != "does-not-fit"]
+    assert {one.is_tight for one in whole} == {True, False}
+    order = sorted(whole, key=lambda one: one.is_tight)
+    for wanted in (1, 2, len(order), len(order) + 1):
+        shown = finalists(job, iter(found), wanted)
+        assert [(one.found, one.peaks.top) for one in shown] == [(one.found, one.peaks.top) for one in order[:wanted]]
 
 
 def test_pareto_ranks_are_not_beaten() -> None:

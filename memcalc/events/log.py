@@ -22,6 +22,11 @@ class Log:
     events: list[Event] = field(default_factory=list)
     next_key: int = 0
 
+    def taken(self) -> list[Event]:
+        """The events since the last call."""
+        events, self.events = self.events, []
+        return events
+
     def alloc(self, size: int, stream: int = COMPUTE, name: str = "") -> int:
         """Allocate and return the key."""
         if size <= 0:

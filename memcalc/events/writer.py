@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import cached_property
+from itertools import chain
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -31,12 +32,14 @@ STEPS = 2
 """Optimizer states appear in the first step, so that the second is the first to show the peak."""
 
 
-def step_events(census: Census, ledger: Ledger, stage: int, *, observed: bool = True) -> list[Event]:
+def step_events(census: Census, ledger: Ledger, stage: int, *, observed: bool = True) -> Iterator[Event]:
     """Allocations and frees of two optimizer steps on a stage, with a mark where a phase begins.
+
+    Each pass of a micro-batch is written when the replay comes to it, which may end early.
 
     ``observed``: with memory that measured runs reserve although no tensor was found for it.
     """
-    return _Writer(census, ledger, stage, observed=observed).write()
+    return chain.from_iterable(_Writer(census, ledger, stage, observed=observed).parts())
 
 
 class _Writer:
@@ -51,7 +54,8 @@ class _Writer:
         self.sent: Run | None = None
         self.units = self._units()
 
-    def write(self) -> list[Event]:
+    def parts(self) -> Iterator[list[Event]]:
+        """The events, in parts."""
         self.log.mark("start")
         for term in self._terms():
             if len(term.phases) == len(ALWAYS) and term.component != "optimizer":
@@ -59,8 +63,7 @@ class _Writer:
         if self.grid.habits.persistent_gradients:
             self.log.alloc(self._gradients(), COMPUTE, "gradient buffer")
         for index in range(STEPS):
-            self._step(first=index == 0)
-        return self.log.events
+            yield from self._step(first=index == 0)
 
     def _terms(self) -> Iterator[Term]:
         """Terms of which nothing else here writes the events."""
@@ -94,8 +97,7 @@ class _Writer:
         census = self.census
         blocks = [share for a in self.layers for share in weights_of(a)]
         own_head = self.scalar(census.head) if not self.tied else 0
-        outside = [self.scalar(census.embedding), own_head]
-        return [share for share in (outside[0], *blocks, outside[1]) if share] or [1]
+        return [share for share in (self.scalar(census.embedding), *blocks, own_head) if share] or [1]
 
     @cached_property
     def split(self) -> bool:
@@ -135,13 +137,15 @@ class _Writer:
             self.known[key] = storage_bytes(activations, template, self.scalar, observed=self.observed)
         return self.known[key]
 
-    def _step(self, *, first: bool) -> None:
+    def _step(self, *, first: bool) -> Iterator[list[Event]]:
         """One optimizer step: micro-batches as the schedule orders them, then the update."""
         self.units.begin()
         for forward, index in self._schedule(short=first):
             self._forward(index) if forward else self._backward(index)
+            yield self.log.taken()
         self.units.end()
         self._update(first=first)
+        yield self.log.taken()
 
     def _schedule(self, *, short: bool) -> Iterator[tuple[bool, int]]:
         """Micro-batches in flight first, then one backward and one forward in turn; a few stand for all.
@@ -210,8 +214,7 @@ class _Writer:
 
     def _input_bytes(self) -> int:
         activations = self.layers[0]
-        template = activations.template(self.grid.policies[0], activations.settings[0])
-        return self._sizes(activations, template)[0]
+        return self._sizes(activations, activations.template(self.grid.policies[0], activations.settings[0]))[0]
 
     def _head_forward(self, index: int, x: int) -> None:
         if not self.scalar(self.grid.is_last):
@@ -283,9 +286,7 @@ class _Writer:
 
     def _pin(self, run: Run, gradient: int) -> list[int]:
         """What backward may not free: FSDP 1's hooks hold inputs, and their gradients, of frozen checkpoints."""
-        if not self.pins:
-            return []
-        return run.pin(0, gradient)
+        return run.pin(0, gradient) if self.pins else []
 
     @cached_property
     def pins(self) -> bool:
@@ -330,9 +331,8 @@ class _Writer:
     def _begin(self, phase: str) -> None:
         """A phase begins: terms that live in it and not before are allocated, those that ended are freed."""
         self.log.mark(phase)
-        for term in self._terms():
-            if len(term.phases) == len(ALWAYS) or term.phases == ("step",):
-                continue
+        passing = (t for t in self._terms() if len(t.phases) != len(ALWAYS) and t.phases != ("step",))
+        for term in passing:
             if phase in term.phases and term.name not in self.during:
                 self.during[term.name] = self._in_pieces(term) if melts(term) else self._split(term)
             elif phase not in term.phases and term.name in self.during:
@@ -372,8 +372,8 @@ class _Writer:
 
     def _keeps_gradients(self) -> bool:
         """Whether any gradient stays on the GPU until the end of backward."""
-        kept = [t.bytes for t in self.ledger.terms if t.component == "gradients" and "backward-end" in t.phases]
-        return any(self.scalar(size) for size in kept)
+        terms = (term for term in self.ledger.terms if term.component == "gradients" and "backward-end" in term.phases)
+        return any(self.scalar(term.bytes) for term in terms)
 
     def _unit_sizes(self) -> list[Sizes]:
         """Bytes of each block of the stage as a unit, and of the root unit."""

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import islice
 from typing import TYPE_CHECKING
 
 from memcalc.grid import Grid
 from memcalc.planner.answer import strategy_of
 from memcalc.planner.peaks import Peaks, peaks_of
+from memcalc.planner.replayed import UnsafeError
 from memcalc.terms import build_ledger, overhead_of
 from memcalc.terms.census import Census
 
@@ -45,20 +47,32 @@ def finalists(job: Job, candidates: Iterable[Found], wanted: int) -> list[Finali
     From an iterator no more is taken than is needed.
     """
     safe: list[Finalist] = []
-    tight: list[Finalist] = []
+    others: list[Found | Finalist] = []
     for found in candidates if wanted else ():
-        one = finalist(job, found)
-        if one.peaks.verdict != "does-not-fit":
-            (tight if one.is_tight else safe).append(one)
+        one = _replayed(job, found)
+        if isinstance(one, Finalist) and one.peaks.verdict == "fits":
+            safe.append(one)
+        else:
+            others.append(one)
         if len(safe) == wanted:
-            break
-    return [*safe, *tight][:wanted]
+            return safe
+    whole = (one if isinstance(one, Finalist) else finalist(job, one) for one in others)
+    tight = (one for one in whole if one.is_tight)
+    return [*safe, *islice(tight, wanted - len(safe))]
 
 
-def finalist(job: Job, found: Found) -> Finalist:
-    """One found strategy, replayed."""
+def _replayed(job: Job, found: Found) -> Finalist | Found:
+    """One found strategy, replayed; as it was where the replay ended since it is tight or does not fit."""
+    try:
+        return finalist(job, found, only_safe=True)
+    except UnsafeError:
+        return found
+
+
+def finalist(job: Job, found: Found, *, only_safe: bool = False) -> Finalist:
+    """One found strategy, replayed; with ``only_safe`` UnsafeError may say that it is tight or does not fit."""
     census, ledger, overhead = single_ledger(job, found)
-    return Finalist(found, census.grid, peaks_of(census, ledger, overhead))
+    return Finalist(found, census.grid, peaks_of(census, ledger, overhead, only_safe=only_safe))
 
 
 def single_ledger(job: Job, found: Found) -> tuple[Census, Ledger, Overhead]:

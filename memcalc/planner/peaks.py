@@ -63,12 +63,15 @@ REPLAYED_STAGES = 4
 """Stages of a pipeline up to which each is replayed on its own; of deeper ones only that which reserves most."""
 
 
-def peaks_of(census: Census, ledger: Ledger, overhead: Overhead) -> Peaks:
-    """The figures of a grid of one strategy, replayed on each stage of a short pipeline."""
+def peaks_of(census: Census, ledger: Ledger, overhead: Overhead, *, only_safe: bool = False) -> Peaks:
+    """The figures of a grid of one strategy, replayed on each stage of a short pipeline.
+
+    With ``only_safe`` it may end with UnsafeError where the strategy is tight or does not fit.
+    """
     stages = stage_peaks(census, ledger, overhead)
     closed = ledger.reserved()
     wanted = range(len(stages)) if len(stages) <= REPLAYED_STAGES else [_largest(stages)]
-    by_stage = {stage: replayed(census, ledger, overhead, stage) for stage in wanted}
+    by_stage = {stage: replayed(census, ledger, overhead, stage, only_safe=only_safe) for stage in wanted}
     predicted = {stage: at_stage(closed, stage, len(stages)) for stage in range(len(stages))}
     for stage, played in by_stage.items():
         if played is not None:
