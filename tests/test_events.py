@@ -64,8 +64,8 @@ def test_offloaded_activations_leave_and_come_back(recompute: str, framework: st
     """A stage holds two blocks' activations at a time, whatever the number of blocks and of micro-batches in flight."""
     words = {"recompute": recompute, "gpus": 4, "pp": 2, "micro_batch": 2, "global_batch": 32, "framework": framework}
     census, ledger = job("llama-2-7b", offload=("activations",), **words)
-    events = step_events(census, ledger, 0)
-    here = step_events(*job("llama-2-7b", **words), 0)
+    events = list(step_events(census, ledger, 0))
+    here = list(step_events(*job("llama-2-7b", **words), 0))
     assert requested_at_end(events) == requested_at_end(here)
     closed, played = int(ledger.peak().reshape(-1)[0]), replay(events).peak_allocated
     assert -0.06 < closed / played - 1 < 0.12
