@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property
 from itertools import accumulate, groupby, pairwise
 from math import prod
 from typing import TYPE_CHECKING
@@ -36,7 +35,9 @@ if TYPE_CHECKING:
 CHUNK = 1_500_000
 """Strategies, each counted for every stage that is looked at, whose terms are held at once."""
 ROWS = (2, 1 << 20)
-"""Numbers of stages by which layouts are told apart, and in spaces above :data:`LARGE`, where overhead counts less."""
+"""Numbers of stages by which layouts are told apart, and in spaces above :data:`LARGE`, where overhead counts less.
+
+Times are along an axis as long as the most stages of a class."""
 FINE_ROWS = (1, 2, 3, 5, 8, 1 << 20)
 LARGE = 3_000_000
 BLOCK = 1 << 16
@@ -88,29 +89,19 @@ class Costs:
     """Figures of every strategy of a grid, as sums that are still to be made, and which strategies can run at all."""
 
     grid: Grid
-    reserved: Tree
+    reserved: Foremost
     usable: Array
     """The largest reserved figure that fits, over the layouts."""
     safe: Array
     """The same at the upper end of the range."""
     times: Times
     step: Tree
-    host: Tree
+    host: Foremost
     """Bytes that one rank keeps off the GPU."""
     most: Array | None
     """Bytes that one rank may keep there, over the layouts; None where the node's memory is unknown."""
     allowed: Array
     """Strategies whose axes agree."""
-
-    @cached_property
-    def reserved_most(self) -> Foremost:
-        """The largest reserved figure of all stages."""
-        return Foremost(self.reserved, len(self.grid.layouts))
-
-    @cached_property
-    def host_most(self) -> Foremost:
-        """The largest number of bytes off the GPU of all stages."""
-        return Foremost(self.host, len(self.grid.layouts))
 
 
 def costs_of(model: Model, grid: Grid, gpu: GPU, node: Node) -> Costs:
@@ -120,18 +111,19 @@ def costs_of(model: Model, grid: Grid, gpu: GPU, node: Node) -> Costs:
 
 def costs_apart(model: Model, grid: Grid, gpu: GPU, node: Node, choices: list[slice]) -> Iterator[Costs]:
     """The figures of a grid, some of its offload axis at a time; what does not depend on activations' is made once."""
-    census, rates = Census(model, grid), rates_for(gpu, grid)
-    others = other_terms(census, overhead_of(gpu, grid).workspaces)
-    resident = resident_times(census, gpu, node, rates)
+    rates, (flat, owners) = rates_for(gpu, grid), grid.flat
+    others = other_terms(Census(model, flat), overhead_of(gpu, grid).workspaces)
+    resident = resident_times(Census(model, grid), gpu, node, rates)
     usable, safe = limits(grid, gpu)
     for chosen in choices:
         part = grid.with_offloads(grid.offloads[chosen])
-        own = Census(model, part)
+        own = Census(model, flat.with_offloads(part.offloads))
         terms = [*activation_terms(own, detail=False), *chosen_offloads(others, chosen)]
-        times = with_offload(resident, own, gpu, node, rates)
+        times = with_offload(resident, Census(model, part), gpu, node, rates)
         step = total([leaf(seconds) for seconds in times.parts])
         most = host_limit(part, node) if any(part.offloads) else None
-        yield Costs(part, Ledger(terms).tree(), usable, safe, times, step, host_bytes(own), most, legal(part))
+        reserved, host = (Foremost(tree, owners) for tree in (Ledger(terms).tree(), host_bytes(own)))
+        yield Costs(part, reserved, usable, safe, times, step, host, most, legal(part))
 
 
 def limits(grid: Grid, gpu: GPU) -> tuple[Array, Array]:
@@ -259,7 +251,8 @@ def parts_of(grid: Grid) -> Iterator[Grid]:
     Of a large one layouts with few stages to look at stand apart from those with many.
     """
     for alike in _alike(grid) if grid.size > APART else (grid,):
-        rows = max(CHUNK // max(prod(alike.shape) // len(alike.layouts), 1), 1)
+        looked_at = sum(map(len, alike.rows)) * prod(alike.shape[2:])
+        rows = -(-len(alike.layouts) // -(-looked_at // CHUNK))
         for first in range(0, len(alike.layouts), rows):
             yield alike.with_layouts(alike.layouts[first : first + rows])
 
@@ -292,10 +285,10 @@ def blocks(grid: Grid) -> Iterator[slice]:
 def _look(costs: Costs, rows: slice, rank: Rank, state: _State) -> None:
     """One block of strategies: what fits, and what is better than all that is known."""
     shape = (rows.stop - rows.start, 1, *costs.grid.shape[2:])
-    over = costs.reserved_most.rows(rows) - costs.usable[rows]
+    over = costs.reserved.rows(rows) - costs.usable[rows]
     allowed = costs.allowed if len(costs.allowed) == 1 else costs.allowed[rows]
     if costs.most is not None:
-        allowed = allowed & (costs.host_most.rows(rows) <= costs.most[rows])
+        allowed = allowed & (costs.host.rows(rows) <= costs.most[rows])
     time = np.where((over <= 0) & allowed, costs.step.rows(rows), np.inf)
     over, time = (np.broadcast_to(array, shape).reshape(-1) for array in (over, time))
     state.searched += time.size
@@ -342,9 +335,7 @@ class _Block:
         whole = (layout, *index)
         parts = {name: float(leaf(getattr(self.costs.times, name)).at(whole)) for name in Times.PARTS}
         reserved = int(self.over[place] + self.costs.usable[layout].item())
-        stages = [(layout, stage, *index[1:]) for stage in range(grid.num_stages)]
-        host = max(int(self.costs.host.at(stage)) for stage in stages)
-        return Found(grid, whole, reserved, sum(parts.values()), parts, host)
+        return Found(grid, whole, reserved, sum(parts.values()), parts, int(self.costs.host.at(whole)))
 
     def _index(self, place: int) -> tuple[int, ...]:
         shape = (self.rows.stop - self.rows.start, 1, *self.costs.grid.shape[2:])
