@@ -195,7 +195,7 @@ class Grid:
     def with_offloads(self, offloads: tuple[tuple[str, ...], ...]) -> Grid:
         """The same grid with another offload axis; no other column is computed again."""
         other = replace(self, offloads=offloads)
-        kept = {name: value for name, value in vars(self).items() if name not in {"offloads", "shape"}}
+        kept = {name: value for name, value in vars(self).items() if name not in {"offloads", "shape", "flat"}}
         vars(other).update(kept)
         return other
 
@@ -204,6 +204,17 @@ class Grid:
         other = replace(self, layouts=layouts)
         vars(other)["ways"] = self.ways
         return other
+
+    @cached_property
+    def flat(self) -> tuple[Grid, Array]:
+        """Each stage that is looked at as a layout of its own, and the place of the layout that it belongs to.
+
+        So no layout has as many rows as the one that has most.
+        """
+        each = [(place, row) for place, rows in enumerate(self.rows) for row in rows]
+        other = self.with_layouts(tuple(self.layouts[place] for place, _ in each))
+        vars(other)["rows"] = [(row,) for _, row in each]
+        return other, np.array([place for place, _ in each])
 
     @cached_property
     def ways(self) -> Grid:

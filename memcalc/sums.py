@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from math import prod
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
@@ -22,8 +22,8 @@ BLOCK = 1 << 17
 ZERO = np.zeros((1,) * AXES, dtype=np.int64)
 
 Shape = tuple[int, ...]
-Chosen = slice | tuple["Array", "Array"]
-"""Layouts, or pairs of layout and stage."""
+Chosen: TypeAlias = "slice | Array"
+"""Layouts, by their places."""
 Alive = tuple[frozenset[str], "Tree"]
 """An array and the phases in which it counts."""
 
@@ -40,13 +40,8 @@ class Leaf:
         return tuple(self.array.shape)
 
     def rows(self, chosen: Chosen) -> Array:
-        """The array for some layouts, or for some pairs of layout and stage, one after another."""
-        if isinstance(chosen, slice):
-            return self.array if len(self.array) == 1 else self.array[chosen]
-        layouts, stages = (places if n > 1 else 0 for places, n in zip(chosen, self.array.shape[:2], strict=True))
-        if self.array.shape[:2] == (1, 1):
-            return self.array
-        return self.array[layouts, stages][:, np.newaxis]
+        """The array for some layouts."""
+        return self.array if len(self.array) == 1 else self.array[chosen]
 
     def at(self, index: Sequence[int]) -> Array:
         """One entry."""
@@ -63,7 +58,7 @@ class Pair:
     shape: Shape
 
     def rows(self, chosen: Chosen) -> Array:
-        """The result for some layouts, or pairs of layout and stage."""
+        """The result for some layouts."""
         return self.operation(self.left.rows(chosen), self.right.rows(chosen))
 
     def at(self, index: Sequence[int]) -> Array:
@@ -116,35 +111,39 @@ def leaves(tree: Tree) -> Iterator[Leaf]:
 
 
 class Foremost:
-    """The largest along the stages of a tree of sums and maxima, without the stages that cannot have it.
+    """The largest over the stages of each layout, where each stage is a row of its own along the tree's first axis.
 
     Sums and maxima never fall where their parts rise: a stage whose arrays are nowhere larger than those of the stage
     before it cannot have more, and is not computed.
     """
 
-    def __init__(self, tree: Tree, layouts: int) -> None:
+    def __init__(self, tree: Tree, owners: Array) -> None:
+        """``owners`` is the layout of each row, in order."""
         self.tree = tree
-        self.kept = np.ones((layouts, tree.shape[1]), dtype=np.bool_)
-        no_more = np.ones((layouts, tree.shape[1] - 1), dtype=np.bool_)
-        for array in (leaf.array for leaf in leaves(tree) if leaf.shape[1] > 1):
-            no_more &= np.all(array[:, 1:] <= array[:, :-1], axis=(2, 3, 4, 5, 6))
-        self.kept[:, 1:] = ~no_more
+        no_more = owners[1:] == owners[:-1]
+        for array in (leaf.array for leaf in leaves(tree) if len(leaf.array) > 1):
+            no_more &= np.all(array[1:] <= array[:-1], axis=(1, 2, 3, 4, 5, 6))
+        self.kept = np.flatnonzero(np.concatenate([[True], ~no_more]))
+        self.bounds = np.searchsorted(owners[self.kept], np.arange(owners[-1] + 2))
+        self.shape = (int(owners[-1]) + 1, 1, *tree.shape[2:])
 
     def rows(self, chosen: slice) -> Array:
         """The largest for some layouts."""
-        if self.kept.shape[1] == 1:
-            return self.tree.rows(chosen)
-        layouts, stages = np.nonzero(self.kept[chosen])
-        found = self.tree.rows((layouts + chosen.start, stages))
-        counts = np.count_nonzero(self.kept[chosen], axis=1)
-        if len(found) != len(layouts) or len(layouts) == len(counts):
+        bounds = self.bounds[chosen.start : chosen.stop + 1]
+        found = self.tree.rows(self.kept[bounds[0] : bounds[-1]])
+        first, counts = bounds[:-1] - bounds[0], np.diff(bounds)
+        if len(found) in {1, len(counts)}:
             return found
-        first = np.cumsum(counts) - counts
         top = found[first]
         for place in range(1, int(counts.max())):
             more = np.flatnonzero(counts > place)
             top[more] = np.maximum(top[more], found[first[more] + place])
         return top
+
+    def at(self, index: Sequence[int]) -> Array:
+        """The largest for one strategy."""
+        rows = self.kept[self.bounds[index[0]] : self.bounds[index[0] + 1]]
+        return np.max([self.tree.at((row, 0, *index[2:])) for row in rows])
 
 
 def alike(arrays: Iterable[tuple[tuple[str, ...], Array]]) -> list[Alive]:
@@ -156,7 +155,7 @@ def alike(arrays: Iterable[tuple[tuple[str, ...], Array]]) -> list[Alive]:
     return [(phases, leaf(array)) for (phases, _), array in known.items()]
 
 
-def computed(tree: Tree) -> Array:
+def computed(tree: Tree | Foremost) -> Array:
     """The array, block by block along the layouts."""
     rows = max(BLOCK // prod(tree.shape[1:]), 1)
     found = [tree.rows(slice(first, first + rows)) for first in range(0, tree.shape[0], rows)]

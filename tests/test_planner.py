@@ -92,7 +92,7 @@ def by_hand(name: str, gpu: str, grids: tuple[Grid, ...], node: Node) -> list[Al
             one = Grid(grid.fixed, *((value,) for value in chosen))
             costs, overhead = costs_of(model, one, chip, node), overhead_of(chip, one, one.layouts[0])
             reserved = int(computed(costs.reserved).max())
-            roomy = all(int(computed(room.held).max()) <= int(np.min(room.most)) for room in costs.rooms)
+            roomy = all(int(computed(held).max()) <= int(np.min(most)) for held, most in costs.rooms)
             if legal(one).item() and roomy and overhead.device(reserved) <= overhead.capacity:
                 tight = overhead.limit(reserved) > overhead.capacity
                 step = sum(part.item() for part in costs.times.parts)

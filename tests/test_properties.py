@@ -164,7 +164,7 @@ def test_one_strategy_is_the_same_alone_and_in_a_space(name: str, every_stage: b
     def figures(grid: Grid) -> list[Any]:
         costs = costs_of(model, grid, gpu, node)
         reserved = computed(costs.reserved).max(axis=1, keepdims=True)
-        host = sum((computed(room.held).max(axis=1, keepdims=True) for room in costs.rooms), ZERO)
+        host = sum((computed(held).max(axis=1, keepdims=True) for held, _ in costs.rooms), ZERO)
         return [reserved, host, costs.allowed, *costs.times.parts]
 
     together = [np.broadcast_to(array, shape) for array in figures(space)]

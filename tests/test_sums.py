@@ -36,6 +36,29 @@ def test_largest_phase_is_that_of_whole_sums(seed: int, block: int, monkeypatch:
     assert np.array_equal(np.broadcast_to(sums.computed(tree), GRID), np.max(by_phase, axis=0))
 
 
+@pytest.mark.parametrize("seed", range(40))
+def test_stages_that_are_left_out_have_no_peak(seed: int) -> None:
+    """Rows of one layout stand together; steps of 0 and 1 make many of them no larger than the row before."""
+    owners = np.array([0, 0, 0, 1, 2, 2, 2])
+    values, parts = np.random.default_rng(seed), random_parts(seed)
+    parts = [(alive, array[:, :1]) for alive, array in parts]
+    small = [(alive, values.integers(0, 2, array.shape)) for alive, array in parts]
+    for each in (parts, small):
+        tree = sums.largest(sums.alike(each), frozenset(PHASES))
+        whole = np.broadcast_to(sums.computed(tree), (len(owners), *tree.shape[1:]))
+        found = sums.Foremost(tree, owners)
+        expected = np.stack([whole[owners == layout].max(axis=0) for layout in range(3)])
+        assert np.array_equal(np.broadcast_to(found.rows(slice(0, 3)), expected.shape), expected)
+        assert np.array_equal(np.broadcast_to(found.rows(slice(1, 3)), expected[1:].shape), expected[1:])
+        assert all(found.at((i, 0, 0, 0, 0, 0, 0)) == expected[i, 0, 0, 0, 0, 0, 0] for i in range(3))
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_row_no_larger_than_the_one_before_is_not_computed(seed: int) -> None:
+    falling = np.arange(7, 0, -1).reshape(7, 1, 1, 1, 1, 1, 1) + np.random.default_rng(seed).integers(0, 9, (1,) * 7)
+    assert list(sums.Foremost(sums.leaf(falling), np.array([0, 0, 0, 1, 2, 2, 2])).kept) == [0, 3, 4]
+
+
 @pytest.mark.parametrize("name", ["llama-3.2-1b", "mixtral-8x7b", "t5-base"])
 @pytest.mark.parametrize("policy", ["none", "full", "selective-ops"])
 def test_no_moment_is_larger_than_the_peaks_kept(name: str, policy: str) -> None:

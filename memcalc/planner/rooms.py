@@ -69,9 +69,12 @@ def tier_of(grid: Grid) -> str:
     return {"cpu": "host"}.get(grid.fixed.offload_to, grid.fixed.offload_to)
 
 
-def rooms_of(census: Census, node: Node) -> tuple[Room, ...]:
-    """The memories off the GPU whose size is known, where a strategy of the grid keeps something in one."""
-    grid = census.grid
+def rooms_of(census: Census, node: Node, grid: Grid | None = None) -> tuple[Room, ...]:
+    """The memories off the GPU whose size is known, where a strategy of the grid keeps something in one.
+
+    ``grid`` has the layouts, where those of the census stand once for each stage.
+    """
+    grid = grid or census.grid
     if not any(grid.offloads) and not OPTIMIZERS[grid.fixed.optimizer].paged:
         return ()
     held, ranks = off_gpu_bytes(census), np.minimum(grid.degree("gpus"), node.gpus)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property
 from itertools import accumulate, groupby, pairwise
 from math import prod
 from typing import TYPE_CHECKING
@@ -19,7 +18,7 @@ from memcalc.ledger import Ledger
 from memcalc.planner.kept import Front, Kept
 from memcalc.planner.objectives import Goal, Rank
 from memcalc.planner.pipelines import rounds_fit
-from memcalc.planner.rooms import Room, rooms_of
+from memcalc.planner.rooms import rooms_of
 from memcalc.sums import Foremost, Tree, leaf, total
 from memcalc.terms import Census, overhead_of
 from memcalc.terms.activations import activation_terms
@@ -37,7 +36,9 @@ if TYPE_CHECKING:
 CHUNK = 1_500_000
 """Strategies, each counted for every stage that is looked at, whose terms are held at once."""
 ROWS = (2, 1 << 20)
-"""Numbers of stages by which layouts are told apart, and in spaces above :data:`LARGE`, where overhead counts less."""
+"""Numbers of stages by which layouts are told apart, and in spaces above :data:`LARGE`, where overhead counts less.
+
+Times are along an axis as long as the most stages of a class."""
 FINE_ROWS = (1, 2, 3, 5, 8, 1 << 20)
 LARGE = 3_000_000
 BLOCK = 1 << 16
@@ -92,27 +93,17 @@ class Costs:
     """Figures of every strategy of a grid, as sums that are still to be made, and which strategies can run at all."""
 
     grid: Grid
-    reserved: Tree
+    reserved: Foremost
     usable: Array
     """The largest reserved figure that fits, over the layouts."""
     safe: Array
     """The same at the upper end of the range."""
     times: Times
     step: Tree
-    rooms: tuple[Room, ...]
-    """Memories off the GPU that strategies use, as far as their size is known."""
+    rooms: tuple[tuple[Foremost, Array], ...]
+    """Bytes that one rank keeps in each memory off the GPU whose size is known, and what it may keep there."""
     allowed: Array
     """Strategies whose axes agree."""
-
-    @cached_property
-    def reserved_most(self) -> Foremost:
-        """The largest reserved figure of all stages."""
-        return Foremost(self.reserved, len(self.grid.layouts))
-
-    @cached_property
-    def held_most(self) -> list[Foremost]:
-        """The largest of all stages in each memory off the GPU."""
-        return [Foremost(room.held, len(self.grid.layouts)) for room in self.rooms]
 
 
 def costs_of(model: Model, grid: Grid, gpu: GPU, node: Node) -> Costs:
@@ -122,17 +113,19 @@ def costs_of(model: Model, grid: Grid, gpu: GPU, node: Node) -> Costs:
 
 def costs_apart(model: Model, grid: Grid, gpu: GPU, node: Node, choices: list[slice]) -> Iterator[Costs]:
     """The figures of a grid, some of its offload axis at a time; what does not depend on activations' is made once."""
-    census, rates = Census(model, grid), rates_for(gpu, grid)
-    others = other_terms(census, overhead_of(gpu, grid).workspaces)
-    resident = resident_times(census, gpu, node, rates)
+    rates, (flat, owners) = rates_for(gpu, grid), grid.flat
+    others = other_terms(Census(model, flat), overhead_of(gpu, grid).workspaces)
+    resident = resident_times(Census(model, grid), gpu, node, rates)
     usable, safe = limits(grid, gpu)
     for chosen in choices:
         part = grid.with_offloads(grid.offloads[chosen])
-        own = Census(model, part)
+        own = Census(model, flat.with_offloads(part.offloads))
         terms = [*activation_terms(own, detail=False), *chosen_offloads(others, chosen)]
-        times = with_offload(resident, own, gpu, node, rates)
+        times = with_offload(resident, Census(model, part), gpu, node, rates)
         step = total([leaf(seconds) for seconds in times.parts])
-        yield Costs(part, Ledger(terms).tree(), usable, safe, times, step, rooms_of(own, node), legal(part))
+        rooms = tuple((Foremost(room.held, owners), room.most) for room in rooms_of(own, node, part))
+        reserved = Foremost(Ledger(terms).tree(), owners)
+        yield Costs(part, reserved, usable, safe, times, step, rooms, legal(part))
 
 
 def limits(grid: Grid, gpu: GPU) -> tuple[Array, Array]:
@@ -204,7 +197,7 @@ def _outcome(states: list[_State], top: int) -> Outcome:
     """The states of one number of GPUs, which differ in the global batch, as one."""
     best = sorted((entry for state in states for entry in state.best.entries), key=lambda entry: entry.order)
     front = [entry.make() for state in states for entry in reversed(state.front.entries)]
-    nearest = [entry for state in states for entry in (state.nearest.entries or state.front.entries[:1])]
+    nearest = [entry for state in states for entry in (state.front.entries[:1] or state.nearest.entries)]
     cramped = [] if best else [entry for state in states for entry in state.cramped.entries]
     return Outcome(
         tuple(entry.make() for entry in best[:top]),
@@ -258,7 +251,8 @@ def parts_of(grid: Grid) -> Iterator[Grid]:
     Of a large one layouts with few stages to look at stand apart from those with many.
     """
     for alike in _alike(grid) if grid.size > APART else (grid,):
-        rows = max(CHUNK // max(prod(alike.shape) // len(alike.layouts), 1), 1)
+        looked_at = sum(map(len, alike.rows)) * prod(alike.shape[2:])
+        rows = -(-len(alike.layouts) // -(-looked_at // CHUNK))
         for first in range(0, len(alike.layouts), rows):
             yield alike.with_layouts(alike.layouts[first : first + rows])
 
@@ -291,9 +285,9 @@ def blocks(grid: Grid) -> Iterator[slice]:
 def _look(costs: Costs, rows: slice, rank: Rank, state: _State) -> None:
     """One block of strategies: what fits, and what is better than all that is known."""
     shape = (rows.stop - rows.start, 1, *costs.grid.shape[2:])
-    over = costs.reserved_most.rows(rows) - costs.usable[rows]
+    over = costs.reserved.rows(rows) - costs.usable[rows]
     allowed = costs.allowed if len(costs.allowed) == 1 else costs.allowed[rows]
-    lacking = [held.rows(rows) - room.most[rows] for held, room in zip(costs.held_most, costs.rooms, strict=True)]
+    lacking = [held.rows(rows) - most[rows] for held, most in costs.rooms]
     roomy = allowed
     for short in lacking:
         roomy = roomy & (short <= 0)

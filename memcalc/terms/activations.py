@@ -47,7 +47,7 @@ class GroupActivations:
 
     def is_of(self, model: Model, grid: Grid) -> bool:
         """Whether these are blocks of that model on that grid."""
-        return self.census.model is model and self.grid == grid
+        return self.census.model is model and self.grid == grid and self.grid.rows == grid.rows
 
     @cached_property
     def grid(self) -> Grid:
