@@ -104,15 +104,16 @@ class Run:
     def _play(self, log: Log, events: tuple[int, ...], gradients: list[int] | None) -> None:
         keys, sizes, template, write = self.keys, self.sizes, self.template, log.events.append
         names, is_gradient, pinned = template.names, template.is_gradient, self.pinned
+        pop, last = keys.pop, log.next_key
         for event in events:
             if event < 0:
-                key = keys.pop(~event, 0)
+                key = pop(~event, 0)
                 if key and key not in pinned:
                     write(("free", key, 0, 0, ""))
                 continue
             size = sizes[event]
             if size > 0:
-                log.next_key = key = log.next_key + 1
+                last = key = last + 1
                 write(("alloc", key, size, COMPUTE, names[event]))
             else:
                 key = 0
@@ -122,3 +123,4 @@ class Run:
                 log.free(key)
             else:
                 gradients.append(key)
+        log.next_key = last
