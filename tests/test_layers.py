@@ -23,6 +23,7 @@ LAYERS = [
     "trace",
     "stages",
     "grid",
+    "layouts",
     "sums",
     "ledger",
     "terms",

@@ -17,7 +17,8 @@ from memcalc import catalog
 from memcalc.api import load_model
 from memcalc.cli.app import app
 from memcalc.errors import MemcalcError
-from memcalc.grid import Fixed, Grid, layouts_for
+from memcalc.grid import Fixed, Grid
+from memcalc.layouts import layouts_for
 from memcalc.planner.finalists import finalist, finalists
 from memcalc.planner.job import Job
 from memcalc.planner.objectives import Goal, moving_parts

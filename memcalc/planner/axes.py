@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any, get_args
 
 from memcalc.errors import CombinationError, InputError
 from memcalc.frameworks import Habits
-from memcalc.grid import Fixed, Grid, Layout, check_layout, check_split, layouts_for
+from memcalc.grid import Fixed, Grid, Layout
+from memcalc.layouts import check_layout, check_split, layouts_for
 from memcalc.planner import pipelines as pipes
 from memcalc.planner import request as rq
 from memcalc.planner.adapters import adapter_fields

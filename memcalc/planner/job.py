@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from memcalc.errors import MissingError
-from memcalc.grid import check_layout
+from memcalc.layouts import check_layout
 from memcalc.planner import axes
 from memcalc.planner.objectives import Goal
 from memcalc.planner.request import Request, habits_for

@@ -21,7 +21,7 @@ from memcalc.planner.pipelines import rounds_fit
 from memcalc.planner.rooms import rooms_of
 from memcalc.sums import Foremost, Tree, leaf, total
 from memcalc.terms import Census, overhead_of
-from memcalc.terms.activations import activation_terms
+from memcalc.terms.block_terms import activation_terms
 from memcalc.terms.build import chosen_offloads, other_terms
 from memcalc.terms.overhead import communicators
 from memcalc.timing import Times, rates_for

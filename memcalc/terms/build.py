@@ -9,8 +9,8 @@ import numpy as np
 
 from memcalc.grid import AXES
 from memcalc.ledger import Ledger, Term
-from memcalc.terms.activations import activation_terms
 from memcalc.terms.between import between_terms
+from memcalc.terms.block_terms import activation_terms
 from memcalc.terms.buffers import buffer_terms
 from memcalc.terms.every import every_terms
 from memcalc.terms.head import head_terms

@@ -10,7 +10,8 @@ for _threads in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ.setdefault(_threads, "1")
 
 from memcalc import catalog
-from memcalc.grid import Fixed, Grid, layouts_for
+from memcalc.grid import Fixed, Grid
+from memcalc.layouts import layouts_for
 from memcalc.planner.search import search
 
 RECOMPUTES = (
