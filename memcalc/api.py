@@ -17,7 +17,7 @@ from memcalc.planner import answer, axes
 from memcalc.planner.job import Job
 from memcalc.planner.objectives import Goal, Objective
 from memcalc.planner.plans import BILLION, Wish, plan_for
-from memcalc.planner.request import Request, check_words, one_of, positive
+from memcalc.planner.request import SEARCHED, Request, check_words, one_of, positive
 from memcalc.specs.strategy import Largest, Smallest
 from memcalc.terms import overhead_of
 from memcalc.terms.prediction import with_predictors
@@ -31,28 +31,7 @@ if TYPE_CHECKING:
 
 TOP = 10
 """Plans that are listed for one number of GPUs."""
-CHOSEN = frozenset(
-    [
-        "gpus",
-        "seq_len",
-        "global_batch",
-        "micro_batch",
-        "framework",
-        "precision",
-        "zero",
-        "recompute",
-        "tp",
-        "sp",
-        "pp",
-        "pp_schedule",
-        "vpp",
-        "cp",
-        "ep",
-        "offload",
-        "offload_to",
-        "optimizer",
-    ]
-)
+CHOSEN = frozenset({*SEARCHED, "framework", "seq_len"})
 """Words that a search decides, or that each of its plans repeats."""
 
 __all__ = ["estimate", "largest", "load_model", "plan", "smallest"]
