@@ -13,12 +13,13 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 import memcalc
-from memcalc import catalog
+from memcalc import api, catalog
 from memcalc.api import load_model
 from memcalc.cli.app import app
 from memcalc.errors import MemcalcError
 from memcalc.grid import Fixed, Grid
 from memcalc.layouts import layouts_for
+from memcalc.planner.axes import one_strategy
 from memcalc.planner.finalists import finalist, finalists
 from memcalc.planner.job import Job
 from memcalc.planner.objectives import Goal, moving_parts
@@ -151,6 +152,45 @@ def test_search_agrees_with_a_loop(seed: int) -> None:
 @given(seed=st.integers(10**6, 10**9))
 def test_search_agrees_with_a_loop_for_two_hundred_spaces(seed: int) -> None:
     agrees(seed)
+
+
+FRAMEWORKS = {
+    "fsdp2": {"tp": [1, 2], "zero": [3, 2], "recompute": ["none", "full", "every-2"]},
+    "megatron": {"tp": [1, 2], "zero": [1], "recompute": ["none", "full"]},
+    "deepspeed": {"zero": [3, 2], "recompute": ["none", "full", "every-2"]},
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(24))
+def test_the_first_plan_is_the_best_that_estimate_lets_run(seed: int) -> None:
+    """A loop of estimates, each with its replay: verdict fits before tight, then the faster."""
+    draw = random.Random(seed)  # noqa: S311 - a seeded choice of test cases
+    framework = draw.choice(list(FRAMEWORKS))
+    job = {
+        "model": draw.choice(["llama-3.2-1b", "llama-2-7b", "qwen2.5-3b", "llama-3.1-8b"]),
+        "gpu": draw.choice(["a100-40g", "h100", "rtx-4090"]), "gpus": draw.choice([2, 4, 8]),
+        "seq_len": draw.choice([1024, 2048, 4096]), "framework": framework, "global_batch": 96,
+        "precision": "bf16-mixed", "pp": 1, **({} if framework == "deepspeed" else {"cp": 1}),
+    }  # fmt: skip
+    axes = {"micro_batch": [1, 2, 4], "offload": ["none", "optimizer"], **FRAMEWORKS[framework]}
+    best: list[tuple[bool, float]] = []
+    for chosen in itertools.product(*axes.values()):
+        words = {**job, **dict(zip(axes, chosen, strict=True))}
+        named = {name: value for name, value in words.items() if name not in {"model", "gpu"}}
+        request, spec, chip, node = api._resolve(words["model"], words["gpu"], None, None, (), named)
+        try:
+            costs = costs_of(spec, one_strategy(request, spec, chip, node), chip, node)
+        except MemcalcError:
+            continue
+        verdict = memcalc.estimate(**words).verdict
+        if verdict != "does-not-fit" and costs.allowed.item():
+            best.append((verdict == "tight", sum(part.item() for part in costs.times.parts)))
+    open_ = {name: "/".join(map(str, values)) for name, values in axes.items()}
+    found = memcalc.plan(**{**job, **open_}, top=1).plans
+    assert bool(found) == bool(best)
+    if best:
+        assert (found[0].verdict == "tight", found[0].time.step) <= (min(best)[0], min(best)[1] * (1 + 1e-9))
 
 
 @pytest.mark.parametrize("seed", range(4))

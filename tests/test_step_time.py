@@ -65,6 +65,24 @@ def test_no_run_is_left_out_for_its_error() -> None:
     assert all(reason for reason in left)
 
 
+@pytest.mark.parametrize(
+    ("model", "layout", "full", "selective"),
+    [
+        ("megatron-22b", {"gpus": 8, "tp": 8, "micro_batch": 4, "global_batch": 4}, 1.42, 1.10),
+        ("gpt3-175b", {"gpus": 64, "tp": 8, "pp": 8, "vpp": 3, "global_batch": 64}, 18.13, 13.75),
+        ("megatron-530b", {"gpus": 280, "tp": 8, "pp": 35, "vpp": 3, "global_batch": 280}, 49.05, 37.83),
+        ("megatron-1t", {"gpus": 512, "tp": 8, "pp": 64, "global_batch": 512}, 94.42, 71.49),
+    ],
+)
+def test_iteration_times_of_table_5(model: str, layout: dict[str, Any], full: float, selective: float) -> None:
+    """Seconds of arXiv:2205.05198, table 5: full recomputation, and selective with sequence parallelism."""
+    schedule = {"pp_schedule": "interleaved"} if "vpp" in layout else {}
+    words = {"framework": "megatron@2022-05", "precision": "fp16-mixed", "attention": "eager", "seq_len": 2048}
+    for recompute, sp, published in (("full", False, full), ("selective-core-attn", True, selective)):
+        found = times_of(model, "a100-80g", recompute=recompute, sp=sp, **words, **schedule, **layout)
+        assert sum(found.values()) == pytest.approx(published, rel=0.10)
+
+
 @pytest.mark.parametrize("run", [job.run.id for job in JOBS if job.source == "Korthikanti et al."])
 def test_iteration_times_of_korthikanti(run: str) -> None:
     """Table 5 of arXiv:2205.05198 (22B, 175B, 530B and 1T parameters), within 10%."""

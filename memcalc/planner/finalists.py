@@ -61,6 +61,12 @@ def finalists(job: Job, candidates: Iterable[Found], wanted: int) -> list[Finali
     return [*safe, *islice(tight, wanted - len(safe))]
 
 
+def safe_ones(job: Job, candidates: Iterable[Found]) -> list[Finalist]:
+    """Those that a replay calls safe."""
+    found = (_replayed(job, candidate) for candidate in candidates)
+    return [one for one in found if isinstance(one, Finalist) and one.peaks.verdict == "fits"]
+
+
 def _replayed(job: Job, found: Found) -> Finalist | Found:
     """One found strategy, replayed; as it was where the replay ended since it is tight or does not fit."""
     try:

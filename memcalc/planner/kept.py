@@ -56,6 +56,11 @@ class Kept(Generic[Thing]):
         full = len(self.entries) == self.count and not self.entries[-1].tight
         return float(np.nextafter(self.entries[-1].key, np.inf)) if full else np.inf
 
+    @property
+    def lowest(self) -> float:
+        """The lowest key of all that are not tight."""
+        return self.entries[0].key if self.entries and not self.entries[0].tight else np.inf
+
     def offer(self, tight: Array, key: Array, over: Array, make: Callable[[int], Thing]) -> None:
         """Take in some of the offered; ``make`` reads the figures of one of them by its place."""
         best = _lowest(np.where(tight, key + TIGHT, key), over, self.count)

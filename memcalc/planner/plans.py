@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from memcalc import __version__, results
 from memcalc.planner.answer import hardware_facts, model_facts, scalar
-from memcalc.planner.finalists import Finalist, finalists
+from memcalc.planner.finalists import Finalist, finalists, safe_ones
 from memcalc.planner.nearest import nearest
 from memcalc.planner.objectives import Goal
 from memcalc.planner.question import asked
@@ -101,10 +101,11 @@ def _listed(job: Job, outcome: Outcome, wanted: int, *, several: bool) -> list[F
     """The best plans of one number of GPUs, and some of the front that are smaller still."""
     candidates = iter(outcome.best)
     share = 0 if several else wanted // SHARE
-    best = finalists(job, candidates, wanted - share)
+    bold = safe_ones(job, outcome.bold)[:wanted]
+    best = bold + finalists(job, candidates, max(wanted - share - len(bold), 0))
     more = _smaller(job, outcome, best, share)
-    more = finalists(job, candidates, wanted - len(best) - len(more)) + more
-    return sorted([*best, *more], key=lambda one: one.is_tight)
+    more = finalists(job, candidates, max(wanted - len(best) - len(more), 0)) + more
+    return sorted([*best, *more], key=lambda one: one.is_tight)[:wanted]
 
 
 def _smaller(job: Job, outcome: Outcome, best: list[Finalist], most: int) -> list[Finalist]:
@@ -208,7 +209,7 @@ def _warnings(job: Job, plans: tuple[results.Plan, ...], outcomes: Mapping[int, 
         said.append(f"{NAMES['host']} of node {job.node.name} is unknown: offloaded plans assume that it suffices.")
     if any(has_no_swapper(plan.strategy) for plan in plans):
         said.append(NO_SWAPPER)
-    missing = [gpus for gpus, outcome in outcomes.items() if not outcome.best]
+    missing = [gpus for gpus in outcomes if not any(plan.gpus == gpus for plan in plans)]
     if missing and plans:
         said.append(f"nothing fits on {', '.join(map(str, missing))} GPU{'s' * (len(missing) > 1 or missing[0] > 1)}.")
     return said

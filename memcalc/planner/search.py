@@ -43,6 +43,10 @@ FINE_ROWS = (1, 2, 3, 5, 8, 1 << 20)
 LARGE = 3_000_000
 BLOCK = 1 << 16
 """Strategies that are added up and compared at once."""
+NEAR = 8
+"""Percent by which the closed form may lie above a replay; up to 7 was seen."""
+BOLD = 3
+"""Strategies that are replayed although the closed form does not call them safe."""
 MANY = 512
 """Candidates for the front above which a sample of them is looked at first."""
 FAR = 2.0**60
@@ -78,6 +82,8 @@ class Outcome:
     """What a search found for one number of GPUs: the best that fit, the front, the nearest to fitting, counts."""
 
     best: tuple[Found, ...]
+    bold: tuple[Found, ...]
+    """Faster ones that only a replay can call safe, the fastest first."""
     front: tuple[Found, ...]
     """Those that no other beats in both memory and time, the fastest first."""
     smallest: Found | None
@@ -196,11 +202,14 @@ def _by_count(found: dict[tuple[int, int], _State]) -> dict[int, list[_State]]:
 def _outcome(states: list[_State], top: int) -> Outcome:
     """The states of one number of GPUs, which differ in the global batch, as one."""
     best = sorted((entry for state in states for entry in state.best.entries), key=lambda entry: entry.order)
+    bold = sorted((entry for state in states for entry in state.bold.entries), key=lambda entry: entry.order)
+    lowest = min(state.best.lowest for state in states)
     front = [entry.make() for state in states for entry in reversed(state.front.entries)]
     nearest = [entry for state in states for entry in (state.front.entries[:1] or state.nearest.entries)]
     cramped = [] if best else [entry for state in states for entry in state.cramped.entries]
     return Outcome(
         tuple(entry.make() for entry in best[:top]),
+        tuple(entry.make() for entry in bold[:BOLD] if entry.key < lowest),
         tuple(front),
         min(nearest, key=lambda entry: entry.over).make() if nearest else None,
         min(cramped, key=lambda entry: entry.key).make() if cramped else None,
@@ -215,6 +224,7 @@ class _State:
     def __init__(self, top: int, capacity: int) -> None:
         self.best: Kept[Found] = Kept(top)
         self.front: Front[Found] = Front(capacity)
+        self.bold: Kept[Found] = Kept(BOLD)
         self.nearest: Kept[Found] = Kept(1)
         self.cramped: Kept[Found] = Kept(1)
         self.searched = self.feasible = 0
@@ -222,6 +232,7 @@ class _State:
     def settle(self) -> None:
         """Read the figures of what was kept, so that the arrays of the part can go."""
         self.best.entries = [entry.settled() for entry in self.best.entries]
+        self.bold.entries = [entry.settled() for entry in self.bold.entries]
         self.front.entries = [entry.settled() for entry in self.front.entries]
         self.nearest.entries = [entry.settled() for entry in self.nearest.entries]
         self.cramped.entries = [entry.settled() for entry in self.cramped.entries]
@@ -291,6 +302,7 @@ def _look(costs: Costs, rows: slice, rank: Rank, state: _State) -> None:
     roomy = allowed
     for short in lacking:
         roomy = roomy & (short <= 0)
+    _look_beyond(costs, rows, rank, state, over, roomy)
     time = np.where((over <= 0) & roomy, costs.step.rows(rows), np.inf)
     over, time = (np.broadcast_to(array, shape).reshape(-1) for array in (over, time))
     state.searched += time.size
@@ -315,6 +327,19 @@ def _look(costs: Costs, rows: slice, rank: Rank, state: _State) -> None:
             block.offer(state.cramped, np.flatnonzero(missing < state.cramped.bound), missing)
 
 
+def _look_beyond(costs: Costs, rows: slice, rank: Rank, state: _State, over: Array, roomy: Array) -> None:
+    """Faster strategies that the closed form does not call safe, but so nearly that a replay may."""
+    edge, usable = (costs.safe - costs.usable)[rows], costs.usable[rows]
+    near = (over > edge) & (over <= edge + usable // 100 * NEAR) & roomy
+    if not near.any():
+        return
+    shape = (rows.stop - rows.start, 1, *costs.grid.shape[2:])
+    time = np.broadcast_to(np.where(near, costs.step.rows(rows), np.inf), shape).reshape(-1)
+    block = _Block(costs, rows, np.broadcast_to(over, shape).reshape(-1), time)
+    key = rank.keys(costs.grid, rows, block.over, time)
+    block.offer(state.bold, np.flatnonzero(key < min(state.bold.bound, state.best.lowest)), key, flagged=False)
+
+
 @dataclass(frozen=True)
 class _Block:
     """Figures of some rows of layouts, one entry a strategy."""
@@ -324,14 +349,14 @@ class _Block:
     over: Array
     time: Array
 
-    def offer(self, kept: Kept[Found] | Front[Found], chosen: Array, key: Array) -> None:
-        """Show what was chosen to what keeps some of it; a strategy that is tight comes after all others."""
+    def offer(self, kept: Kept[Found] | Front[Found], chosen: Array, key: Array, *, flagged: bool = True) -> None:
+        """Show what was chosen to what keeps some of it; where ``flagged`` those that are tight come last."""
         if not chosen.size:
             return
         costs, each = self.costs, self.over.size // (self.rows.stop - self.rows.start)
         room = (costs.safe - costs.usable)[self.rows].reshape(-1)[chosen // each]
         over = self.over[chosen]
-        kept.offer(over > room, key[chosen], over, lambda i: self.found(int(chosen[i])))
+        kept.offer((over > room) & flagged, key[chosen], over, lambda i: self.found(int(chosen[i])))
 
     def found(self, place: int) -> Found:
         """One strategy with its figures."""
