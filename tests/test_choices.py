@@ -3,7 +3,7 @@
 import pytest
 
 import memcalc
-from memcalc.errors import InputError
+from memcalc.errors import InputError, MemcalcError
 from memcalc.planner.choices import Choice, parse_choice
 from memcalc.planner.request import SEARCHED, check_words
 
@@ -86,3 +86,12 @@ def test_an_optimizer_that_is_left_open_is_searched() -> None:
 def test_a_choice_that_leaves_nothing_is_refused() -> None:
     with pytest.raises(InputError, match="is left"):
         memcalc.plan(**JOB, micro_batch="1000..2000")
+
+
+def test_a_bound_leaves_out_the_numbers_of_gpus_that_cannot_meet_it() -> None:
+    words = {name: value for name, value in JOB.items() if name != "gpus"}
+    answer = memcalc.plan(**words, tp="3..")
+    assert {plan.gpus for plan in answer.plans} == {4, 8}
+    assert all(plan.strategy.tp >= 3 for plan in answer.plans)
+    with pytest.raises(MemcalcError, match="no parallel layout"):
+        memcalc.plan(**{**JOB, "gpus": 2}, tp="3..")

@@ -29,6 +29,8 @@ OFFLOADS: tuple[tuple[str, ...], ...] = (
     ("params", "activations"),
 )
 MICRO_BATCHES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
+DEGREES = ("tp", "pp", "cp", "ep")
+"""Of these, what is possible depends on the number of GPUs, so that one of several may leave nothing."""
 SHORTEST_PART = 1024
 """Tokens a rank below which a search does not cut sequences by itself."""
 
@@ -227,7 +229,7 @@ def layouts_of(request: Request, model: Model, node: Node, gpus: int, seq_len: i
     """The legal layouts over the degrees that are wanted; sequence parallelism both ways where it is open."""
     if gpus > 1 and habits.name == "plain":
         return []
-    degrees = [_degrees(request, name, model, gpus, node, habits) for name in ("tp", "pp", "cp", "ep")]
+    degrees = [_degrees(request, name, model, gpus, node, habits) for name in DEGREES]
     asked = _sequence(request, habits)
     ways = [asked] if asked is not None else _values(request, "sp", [True, False])
     pipelines = pipes.pipelines_for(request, habits)
@@ -243,7 +245,7 @@ def _values(
         return [request.given[name]]
     choice = request.choices.get(name)
     values = choice.of(usual, every) if choice is not None else usual
-    if not values:
+    if not values and name not in DEGREES:
         raise InputError(
             name.replace("_", "-"), choice.said if choice else "", f"nothing of {_listed(every or usual)} is left"
         )

@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING
 
 from memcalc import __version__, results
 from memcalc.planner.answer import hardware_facts, model_facts, scalar
+from memcalc.planner.axes import DEGREES
 from memcalc.planner.finalists import Finalist, finalists, safe_ones
 from memcalc.planner.nearest import nearest
 from memcalc.planner.objectives import Goal
 from memcalc.planner.question import asked
-from memcalc.planner.reasons import DEGREES, too_cramped, too_large, why
+from memcalc.planner.reasons import too_cramped, too_large, why
 from memcalc.planner.recipe import recipe, remedies
 from memcalc.planner.rooms import NAMES, NO_SWAPPER, capacity, has_no_swapper, need_of
 from memcalc.planner.timed import step_time, unvalidated

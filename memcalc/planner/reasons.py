@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from memcalc.planner.answer import components_of, strategy_of
+from memcalc.planner.axes import DEGREES
 from memcalc.planner.finalists import Finalist, single_grid, single_ledger
 from memcalc.planner.peaks import stage_peaks
 from memcalc.planner.rooms import need_of, shortages
@@ -16,8 +17,6 @@ if TYPE_CHECKING:
     from memcalc.planner.objectives import Goal
     from memcalc.planner.search import Found
     from memcalc.specs.strategy import Strategy
-
-DEGREES = ("tp", "pp", "cp", "ep")
 
 
 def words_of(strategy: Strategy) -> list[str]:
