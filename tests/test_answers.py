@@ -7,6 +7,7 @@ import pytest
 import memcalc
 from memcalc.errors import InputError
 from memcalc.planner.question import parse_question
+from memcalc.specs.strategy import Strategy
 
 JOB = {"model": "llama-2-7b", "gpu": "a100-40g", "gpus": 8, "global_batch": 128}
 SMALL = {**JOB, "model": "llama-3.2-1b", "seq_len": 1024}
@@ -21,6 +22,23 @@ def test_each_objective_wins_at_its_own() -> None:
     assert first["memory"].peak.device <= min(plan.peak.device for plan in first.values())
     assert speed["throughput"] >= max(speed.values())
     assert speed["simplicity"] >= speed["throughput"] / 1.05
+    assert parts(first["simplicity"].strategy) <= parts(first["throughput"].strategy)
+
+
+def parts(s: Strategy) -> int:
+    """Count what plain training on one GPU has not."""
+    degrees = sum(degree > 1 for degree in (s.dp, s.tp, s.pp, s.cp, s.ep))
+    return degrees + s.sp + (s.recompute != "none") + (s.zero > 0 and s.dp * s.cp > 1) + len(s.offload)
+
+
+@pytest.mark.parametrize("model", ["llama-2-7b", "llama-3.1-8b", "qwen2.5-3b"])
+def test_the_simplest_is_no_more_than_that(model: str) -> None:
+    """Whatever only a replay calls safe is ranked by the same objective."""
+    words = {**JOB, "model": model, "gpu": "a100-40g"}
+    simple, fast = (memcalc.plan(**words, objective=name, top=4).plans for name in ("simplicity", "throughput"))
+    bound = fast[0].time.tokens_per_second_per_gpu / 1.05
+    near = [plan for plan in fast if plan.time.tokens_per_second_per_gpu >= bound and plan.verdict == "fits"]
+    assert parts(simple[0].strategy) <= min(parts(plan.strategy) for plan in near)
 
 
 def test_gpu_hours_are_those_of_the_token_budget() -> None:

@@ -14,8 +14,6 @@ if TYPE_CHECKING:
 Thing = TypeVar("Thing")
 MANY = 16
 """Strategies that are looked at for each that is kept."""
-TIGHT = 1e12
-"""A key that puts every tight strategy behind every safe one; small enough that keys still differ beside it."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +61,7 @@ class Kept(Generic[Thing]):
 
     def offer(self, tight: Array, key: Array, over: Array, make: Callable[[int], Thing]) -> None:
         """Take in some of the offered; ``make`` reads the figures of one of them by its place."""
-        best = _lowest(np.where(tight, key + TIGHT, key), over, self.count)
+        best = np.concatenate([_lowest(np.flatnonzero(tight == kind), key, over, self.count) for kind in (False, True)])
         new = [Entry(bool(tight[i]), float(key[i]), int(over[i]), _at(make, int(i))) for i in best]
         ranked = sorted([*self.entries, *new], key=lambda entry: entry.order)
         self.entries = list({entry.alike: entry for entry in reversed(ranked)}.values())[::-1][: self.count]
@@ -107,9 +105,9 @@ def _at(make: Callable[[int], Thing], place: int) -> Callable[[], Thing]:
     return lambda: make(place)
 
 
-def _lowest(key: Array, over: Array, count: int) -> Array:
-    """Places of the lowest keys, and of equal ones of the smallest: more than are kept, since some may be alike."""
-    many, near = MANY * count, np.arange(key.size)
-    if key.size > many:
-        near = np.flatnonzero(key <= np.partition(key, many - 1)[many - 1])
+def _lowest(near: Array, key: Array, over: Array, count: int) -> Array:
+    """Of some places those of the lowest keys, and of equal ones of the smallest; more than are kept."""
+    many = MANY * count
+    if near.size > many:
+        near = near[key[near] <= np.partition(key[near], many - 1)[many - 1]]
     return near[np.lexsort((over[near], key[near]))[:many]]

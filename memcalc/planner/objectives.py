@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 Objective = Literal["throughput", "memory", "gpus", "cost", "simplicity"]
 NEARLY = 1.05
 """Among plans up to so much slower than the fastest the simplest is chosen."""
-PART = 1e6
-"""What a moving part weighs beside a second: more than any step takes."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +48,7 @@ class Rank:
             return each
         bound = self.fastest.get(grid.layouts[rows.start].gpus, np.inf)
         parts = np.broadcast_to(moving_parts(grid)[rows], (rows.stop - rows.start, 1, *grid.shape[2:])).reshape(-1)
-        return np.where(each <= NEARLY * bound, PART * parts + each, np.inf)
+        return np.where(each <= NEARLY * bound, parts + each / (2 * bound), np.inf)
 
 
 def moving_parts(grid: Grid) -> Array:

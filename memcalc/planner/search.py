@@ -38,7 +38,8 @@ CHUNK = 1_500_000
 ROWS = (2, 1 << 20)
 """Numbers of stages by which layouts are told apart, and in spaces above :data:`LARGE`, where overhead counts less.
 
-Times are along an axis as long as the most stages of a class."""
+Times are along an axis as long as the most stages of a class.
+"""
 FINE_ROWS = (1, 2, 3, 5, 8, 1 << 20)
 LARGE = 3_000_000
 BLOCK = 1 << 16
@@ -188,7 +189,7 @@ def search(
         }
         simple = _pass(model, grids, gpu, node, Rank(goal, fastest), top)
         for case, state in found.items():
-            state.best = simple[case].best
+            state.best, state.bold = simple[case].best, simple[case].bold
     return {gpus: _outcome(states, top) for gpus, states in _by_count(found).items()}
 
 
