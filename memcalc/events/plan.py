@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -29,6 +29,20 @@ def weights_of(activations: GroupActivations) -> list[int]:
         r.size.elements for r in trace(activations.group.block, setting, "none").records if r.kind == "gradient"
     ]
     return gradients[::-1]
+
+
+def passes(flight: int, count: int) -> Iterator[tuple[bool, int]]:
+    """Micro-batches in flight first, then one backward and one forward in turn: whether it is a forward, and which.
+
+    >>> [("F" if forward else "B") + str(index) for forward, index in passes(2, 3)]
+    ['F0', 'F1', 'B0', 'F2', 'B1', 'B2']
+    """
+    for index in range(min(flight, count)):
+        yield True, index
+    for index in range(count):
+        yield False, index
+        if flight + index < count:
+            yield True, flight + index
 
 
 def unit_sizes(kind: str, count: int, layers: int) -> list[int]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from memcalc.events.log import COMPUTE, STREAMS, Event, Log, Run
-from memcalc.events.plan import melts, storage_bytes, unit_sizes, weights_of
+from memcalc.events.plan import melts, passes, storage_bytes, unit_sizes, weights_of
 from memcalc.events.units import FlatParameter, Partitioned, PerParameter, Pipelined, Sizes, Whole
 from memcalc.ledger import ALWAYS
 from memcalc.terms.activations import GroupActivations, groups_of
@@ -138,28 +138,18 @@ class _Writer:
         return self.known[key]
 
     def _step(self, *, first: bool) -> Iterator[list[Event]]:
-        """One optimizer step: micro-batches as the schedule orders them, then the update."""
+        """One optimizer step: micro-batches as the schedule orders them, a few for all, then the update.
+
+        In the first step those in flight alone are enough for the optimizer's states to appear.
+        """
         self.units.begin()
-        for forward, index in self._schedule(short=first):
+        flight = self.scalar(in_flight(self.grid))
+        for forward, index in passes(flight, min(self.scalar(self.grid.accumulation), flight + (not first))):
             self._forward(index) if forward else self._backward(index)
             yield self.log.taken()
         self.units.end()
         self._update(first=first)
         yield self.log.taken()
-
-    def _schedule(self, *, short: bool) -> Iterator[tuple[bool, int]]:
-        """Micro-batches in flight first, then one backward and one forward in turn; a few stand for all.
-
-        A ``short`` step, of those in flight alone, is enough for the optimizer's states to appear.
-        """
-        flight = self.scalar(in_flight(self.grid))
-        count = min(self.scalar(self.grid.accumulation), flight + (not short))
-        for index in range(min(flight, count)):
-            yield True, index
-        for index in range(count):
-            yield False, index
-            if flight + index < count:
-                yield True, flight + index
 
     @cached_property
     def plan(self) -> list[tuple[GroupActivations, int]]:
@@ -228,8 +218,13 @@ class _Writer:
 
     def _backward(self, index: int) -> None:
         """Head and blocks of one micro-batch, last first."""
+        gradient, head = self._head_backward(index)
+        self._embedding_backward(self._blocks_backward(index, gradient), head)
+        self.units.finish()
+
+    def _head_backward(self, index: int) -> tuple[int, list[int]]:
+        """Loss and head: the gradient of what the last block gives, and those of the head's weights."""
         self._begin("loss")
-        gradient = 0
         head: list[int] = []
         self.units.enter(self.last_unit, self._before(self.last_unit), backward=True)
         if index in self.heads:
@@ -241,6 +236,10 @@ class _Writer:
         self._begin("backward-last")
         if self.split:
             self.units.leave_backward(self.last_unit, head)
+        return gradient, head
+
+    def _blocks_backward(self, index: int, gradient: int) -> int:
+        """Blocks, from the gradient of the last one's output to that of the first one's input."""
         unit = len(self.layers)
         held: list[int] = []
         coming = self.runs.pop(index)
@@ -261,6 +260,10 @@ class _Writer:
                 held += pinned
                 self._melt()
         self.log.free_all(held)
+        return gradient
+
+    def _embedding_backward(self, gradient: int, head: list[int]) -> None:
+        """The gradient of the embedding, and with it that of a head that is tied to it or of its unit."""
         self._begin("backward-end")
         embedding = self.log.alloc(self._embedding_gradient(), COMPUTE, "gradient of the embedding")
         self.log.free(gradient)
@@ -270,7 +273,6 @@ class _Writer:
             self.log.free(embedding)
             embedding = 0
         self.units.leave_backward(self.first_unit, [embedding, *([] if self.split else head)])
-        self.units.finish()
 
     def _added(self, embedding: int, head: list[int]) -> int:
         """The sum of a tied weight's two gradients, which is made out of place."""
@@ -355,7 +357,7 @@ class _Writer:
         habits, zero = self.grid.habits, self.scalar(self.grid.zero)
         sizes = self._unit_sizes()
         if habits.gather != "blocks" or zero < 2:
-            partitioned = zero >= 2 or not self._keeps_gradients() or habits.persistent_gradients
+            partitioned = zero >= 2 or not self._gradients("backward-end") or habits.persistent_gradients
             return Partitioned(self.log, sizes) if partitioned else Whole(self.log, sizes)
         layers = len(self.layers)
         kept = frozenset(range(len(sizes)) if zero == 2 else [layers])
@@ -366,14 +368,9 @@ class _Writer:
         kind = Pipelined if self.scalar(units.pipelined) else PerParameter
         return kind(self.log, sizes, keep=kept, plain=units.pool == "compute")
 
-    def _gradients(self) -> int:
-        """Bytes of all gradients that stay until the step."""
-        return sum(self.scalar(t.bytes) for t in self.ledger.terms if t.component == "gradients" and "step" in t.phases)
-
-    def _keeps_gradients(self) -> bool:
-        """Whether any gradient stays on the GPU until the end of backward."""
-        terms = (term for term in self.ledger.terms if term.component == "gradients" and "backward-end" in term.phases)
-        return any(self.scalar(term.bytes) for term in terms)
+    def _gradients(self, phase: str = "step") -> int:
+        """Bytes of all gradients that are on the GPU in a phase; those of the step stay until then."""
+        return sum(self.scalar(t.bytes) for t in self.ledger.terms if t.component == "gradients" and phase in t.phases)
 
     def _unit_sizes(self) -> list[Sizes]:
         """Bytes of each block of the stage as a unit, and of the root unit."""
@@ -391,7 +388,7 @@ class _Writer:
     def _sizes_of(self, whole: int, updated: int) -> Sizes:
         grid, ranks = self.grid, self.scalar(self.grid.ranks)
         narrowed = self.scalar(grid.width("parameter")) != self.scalar(grid.width("compute"))
-        elsewhere = grid.habits.persistent_gradients or not self._keeps_gradients()
+        elsewhere = grid.habits.persistent_gradients or not self._gradients("backward-end")
         return Sizes(
             whole=whole,
             shard_copy=-(-whole // ranks) if narrowed else 0,
