@@ -37,6 +37,7 @@ LAYERS = [
     "validation",
     "probe",
     "convert",
+    "preflight",
     "report",
     "cli",
     "__main__",
@@ -51,10 +52,12 @@ HOMES = {
     "torch": {"probe"},
     "distributed": {"sweeps"},
     "pyarrow": {"sweeps"},
+    "yaml": {"convert"},
+    "tomlkit": {"convert"},
 }
 """The only layers that may import each of these, at top level or inside a function."""
 
-NOWHERE = {"transformers", "yaml", "requests", "pandas", "scipy"}
+NOWHERE = {"transformers", "requests", "pandas", "scipy"}
 """Libraries that the package must do without."""
 
 

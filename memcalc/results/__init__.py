@@ -9,6 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from memcalc.results.check import Check, CheckDefault, CheckedFile, CheckEdit, CheckFinding, CheckFix
     from memcalc.results.comparison import (
         ErrorGroup,
         ErrorSummary,
@@ -41,6 +42,12 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Budget",
+    "Check",
+    "CheckDefault",
+    "CheckEdit",
+    "CheckFinding",
+    "CheckFix",
+    "CheckedFile",
     "Components",
     "ErrorGroup",
     "ErrorSummary",
@@ -76,6 +83,7 @@ __all__ = [
 ]
 
 _HOMES = {
+    "check": ("Check", "CheckDefault", "CheckEdit", "CheckFinding", "CheckFix", "CheckedFile"),
     "comparison": (
         "ErrorGroup",
         "ErrorSummary",

@@ -1,0 +1,25 @@
+"""What files say of a job that is no word of :func:`memcalc.estimate` itself, but from which words follow."""
+
+from __future__ import annotations
+
+__all__ = ["FACTS"]
+
+FACTS = {
+    "model": "a preset's name, a name on the Hub, or the path of a model",
+    "gpu": "the GPU's name, as the queue calls it",
+    "node": "the kind of host",
+    "nodes": "hosts",
+    "gpus_per_node": "GPUs of each host",
+    "accumulation": "micro-batches that a rank adds up before a step",
+    "engine": "what runs the ranks: trainer, ddp, fsdp1, fsdp2 or deepspeed",
+    "mixed": "arithmetic of autocast, or of FSDP's and DeepSpeed's own mixed precision: no, fp16 or bf16",
+    "weights": "dtype in which the script loads the weights: fp32, fp16 or bf16",
+    "eval_micro_batch": "sequences a rank evaluates at a time",
+    "evaluates": "whether the job evaluates while it trains",
+    "varying_lengths": "whether batches differ in length from one to the next",
+    "steps_after_wrapping": "whether checkpointing is applied after the model was wrapped",
+    "train_batch": "sequences an optimizer step over all ranks, where the file says the whole instead of its parts",
+    "host_memory": "host memory of each node that the job asks for [bytes]",
+    "time_limit": "how long the job may run [s]",
+}
+"""Each name, and what its value is."""

@@ -1,0 +1,7 @@
+"""Pre-flight: a job's own config files, joined to one job, estimated, and the smallest edit that makes it fit."""
+
+from __future__ import annotations
+
+from memcalc.preflight.check import check
+
+__all__ = ["check"]

@@ -1,0 +1,98 @@
+"""The check itself: files in, verdict, findings and the smallest edit out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import memcalc
+from memcalc.convert.config import Config, Finding
+from memcalc.convert.formats import format_named
+from memcalc.errors import MissingError
+from memcalc.preflight.gather import gathered
+from memcalc.preflight.join import Joined, joined
+from memcalc.results import Check, CheckDefault, CheckedFile, CheckFinding, CheckFix, Estimate
+from memcalc.units import GIB
+
+__all__ = ["check", "estimated"]
+
+
+def check(
+    files: Iterable[str],
+    *,
+    settings: Mapping[str, Any] | None = None,
+    preset_dirs: Iterable[str] = (),
+    **words: Any,
+) -> Check:
+    """Check a job from its own config files; words that are given have their way over what the files say.
+
+    Raises :class:`memcalc.errors.InputError` for a file that cannot be read and :class:`memcalc.errors.MissingError`
+    naming all that must be told.
+    """
+    from memcalc.preflight.fix import smallest_fix
+    from memcalc.preflight.traps import traps
+
+    paths, dirs = tuple(files), tuple(preset_dirs)
+    if not paths:
+        raise MissingError("check needs the job's files: give at least one FILE.")
+    given = {**words, "settings": dict(settings or {})}
+    configs = gathered(paths)
+    job = joined(configs, given, dirs)
+    estimate = estimated(job, dirs)
+    found = [*job.findings, *traps(job, configs, estimate)]
+    fix = smallest_fix(paths, configs, job, estimate, given, dirs) if estimate.verdict == "does-not-fit" else None
+    return Check(
+        version=memcalc.__version__,
+        verdict=estimate.verdict,
+        files=tuple(_checked(config, found, job) for config in configs),
+        estimate=estimate,
+        fix=fix,
+        summary=_summary(estimate, fix),
+        command=estimate.command,
+    )
+
+
+def estimated(job: Joined, dirs: tuple[str, ...]) -> Estimate:
+    """The estimate that the words of a joined job come to."""
+    own = {name: job.facts[name] for name in ("model", "gpu", "node") if job.facts.get(name) is not None}
+    words = {name: value for name, value in job.words.items() if value not in (None, ())}
+    return memcalc.estimate(**own, **words, settings=job.settings, preset_dirs=dirs)
+
+
+def _checked(config: Config, found: list[tuple[Config, Finding]], job: Joined) -> CheckedFile:
+    document = config.document
+    findings = [*config.findings, *(finding for origin, finding in found if origin is config)]
+    order = {"error": 0, "warning": 1, "note": 2}
+    return CheckedFile(
+        path=str(document.path),
+        kind=format_named(config.format).title,
+        findings=tuple(
+            CheckFinding(
+                severity=one.severity,
+                code=one.code,
+                field=one.field,
+                line=document.line(one.place),
+                message=one.message,
+                suggestion=one.suggestion,
+            )
+            for one in sorted(findings, key=lambda one: order[one.severity])
+        ),
+        defaults=tuple(
+            CheckDefault(field=said.field, word=said.word, value=said.value)
+            for origin, said in job.origins.values()
+            if origin is config and said.default
+        ),
+    )
+
+
+def _summary(estimate: Estimate, fix: CheckFix | None) -> str:
+    """One line, as a queue shows it."""
+    said = {"fits": "fits", "tight": "is tight", "does-not-fit": "does not fit"}[estimate.verdict]
+    peak, whole = estimate.peak.device / GIB, estimate.budget.capacity / GIB
+    hardware = estimate.hardware
+    line = (
+        f"{said}: {estimate.model.name} needs {peak:.1f} of {whole:.1f} GiB on each of {hardware.gpus} {hardware.gpu}"
+    )
+    if fix is not None:
+        return f"{line}; smallest edit: {', '.join(fix.changes)}"
+    return line

@@ -1,0 +1,168 @@
+"""The smallest edit of a job's own files that makes it fit."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator, Mapping
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+import memcalc
+from memcalc.convert.config import Config
+from memcalc.convert.document import Document, Place
+from memcalc.convert.edits import edited
+from memcalc.convert.formats import format_named
+from memcalc.convert.formats.base import Format, changes
+from memcalc.convert.job import Job
+from memcalc.errors import MemcalcError
+from memcalc.preflight.gather import gathered
+from memcalc.preflight.join import Joined, joined
+from memcalc.results import CheckEdit, CheckFix, Estimate, Plan
+
+__all__ = ["smallest_fix"]
+
+_WORDS = ("micro_batch", "recompute", "zero", "offload")
+"""What an edit may change, in the order in which equal edits are preferred: none changes what is learned."""
+_STAY = ("precision", "optimizer", "recompute", "zero", "tp", "pp", "cp", "ep", "micro_batch")
+"""What a search would try, and an edit leaves as it is unless it is one of the words above."""
+
+
+def smallest_fix(
+    paths: tuple[str, ...],
+    configs: tuple[Config, ...],
+    job: Joined,
+    estimate: Estimate,
+    given: Mapping[str, Any],
+    dirs: tuple[str, ...],
+) -> CheckFix | None:
+    """Return the edit of the fewest settings that makes the job fit, of those the fastest; None where there is none.
+
+    The global batch stays. Each edit is proved: the files as edited are read, joined and estimated again.
+    """
+    open_words = _choices(configs, estimate, given)
+    for count in range(1, len(open_words) + 1):
+        sets = combinations(open_words, count)
+        plans = [plan for words in sets for plan in _plans(words, open_words, job, estimate, dirs)]
+        for plan in sorted(plans, key=lambda plan: plan.time.step):
+            fix = _proved(plan, paths, configs, estimate, given, dirs)
+            if fix is not None:
+                return fix
+    return None
+
+
+def _choices(configs: tuple[Config, ...], estimate: Estimate, given: Mapping[str, Any]) -> dict[str, tuple[Any, ...]]:
+    """The words that some file of the job can say, and the user did not pin, with the values that are tried."""
+    found: dict[str, tuple[Any, ...]] = {}
+    for word in _WORDS:
+        if given.get(word) is not None:
+            continue
+        for config in configs:
+            values = format_named(config.format).choices
+            if word in values:
+                found[word] = found.get(word) or (_smaller(estimate) if word == "micro_batch" else values[word])
+    return {word: values for word, values in found.items() if values}
+
+
+def _smaller(estimate: Estimate) -> tuple[int, ...]:
+    """Smaller micro-batches that divide the ranks' share of the batch."""
+    share = estimate.workload.micro_batch * estimate.workload.accumulation_steps
+    return tuple(size for size in range(1, estimate.workload.micro_batch) if share % size == 0)
+
+
+def _plans(
+    words: tuple[str, ...],
+    choices: Mapping[str, tuple[Any, ...]],
+    job: Joined,
+    estimate: Estimate,
+    dirs: tuple[str, ...],
+) -> Iterator[Plan]:
+    """Yield the fastest strategy that fits when some words are free and all else stays."""
+    own = {name: job.facts[name] for name in ("model", "gpu", "node") if job.facts.get(name) is not None}
+    said = {name: value for name, value in job.words.items() if value not in (None, ())}
+    stays = {name: getattr(estimate.strategy, name) for name in _STAY}
+    stays["offload"] = ",".join(estimate.strategy.offload) or "none"
+    free = {word: "/".join(map(str, choices[word])) for word in words}
+    asked = {**stays, **said, "global_batch": estimate.workload.global_batch, **free}
+    try:
+        answer = memcalc.plan(**own, **asked, settings=job.settings, preset_dirs=dirs, top=1)
+    except MemcalcError:  # the framework does not have that combination
+        return
+    yield from answer.plans
+
+
+def _proved(
+    plan: Plan,
+    paths: tuple[str, ...],
+    configs: tuple[Config, ...],
+    before: Estimate,
+    given: Mapping[str, Any],
+    dirs: tuple[str, ...],
+) -> CheckFix | None:
+    """Return the edit that makes the files say a plan, if they then do."""
+    from memcalc.preflight.check import estimated
+
+    old = Job.of(before)
+    new = Job.of(before.model_copy(update={
+        "strategy": plan.strategy,
+        "workload": before.workload.model_copy(update={
+            "micro_batch": plan.strategy.micro_batch, "accumulation_steps": plan.accumulation_steps,
+        }),
+    }))  # fmt: skip
+    try:
+        texts = dict(_texts(configs, old, new))
+        if not texts:
+            return None
+        after = estimated(joined(gathered(paths, texts), given, dirs), dirs)
+    except MemcalcError:
+        return None
+    if after.verdict == "does-not-fit" or after.workload.global_batch != before.workload.global_batch:
+        return None
+    return CheckFix(
+        changes=tuple(_changes(before, after)),
+        edits=tuple(_edit(config, texts[config.document.path]) for config in configs if config.document.path in texts),
+        peak=after.peak.device,
+        verdict=after.verdict,
+    )
+
+
+def _texts(configs: tuple[Config, ...], old: Job, new: Job) -> Iterator[tuple[Path, str]]:
+    """Yield the edited text of each file that says something differently for the new job."""
+    for config in configs:
+        form = format_named(config.format)
+        wanted = _own(config.document, form, old, new)
+        if wanted:
+            yield config.document.path, edited(config.document, wanted)
+
+
+def _own(document: Document, form: Format, old: Job, new: Job) -> dict[Place, Any]:
+    return {
+        place: value for place, value in changes(form, old, new).items() if value is not None or place in document.spans
+    }
+
+
+def _changes(before: Estimate, after: Estimate) -> Iterator[str]:
+    """Yield what is different, in the words of the options."""
+    pairs = [
+        (name, getattr(before.strategy, name), getattr(after.strategy, name))
+        for name in type(before.strategy).model_fields
+    ]
+    pairs.append(("accumulation", before.workload.accumulation_steps, after.workload.accumulation_steps))
+    for name, old, new in pairs:
+        if old != new:
+            yield f"{name.replace('_', '-')} {_shown(old)} → {_shown(new)}"
+
+
+def _shown(value: Any) -> str:
+    return (",".join(value) or "none") if isinstance(value, tuple) else str(value)
+
+
+def _edit(config: Config, text: str) -> CheckEdit:
+    name = str(config.document.path)
+    before = config.document.text.splitlines(keepends=True)
+    lines = difflib.unified_diff(before, text.splitlines(keepends=True), name, f"{name} (fits)")
+    return CheckEdit(path=name, diff="".join(_ended(line) for line in lines), text=text)
+
+
+def _ended(line: str) -> str:
+    return line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n"

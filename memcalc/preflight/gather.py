@@ -1,0 +1,85 @@
+"""The files of one job: those that are given, and those that they name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from memcalc.convert.config import Config, Reference
+from memcalc.convert.document import Document, document, parsed
+from memcalc.convert.formats import format_named, recognised
+from memcalc.convert.reading import inside
+from memcalc.errors import FileError, MissingError
+
+__all__ = ["gathered"]
+
+MOST_FILES = 16
+"""Of one job; the most that a known launch names is four."""
+
+
+def gathered(paths: Iterable[str], texts: Mapping[Path, str] | None = None) -> tuple[Config, ...]:
+    """Return the configs of the files and of all that they name, each once, in the order in which they are met.
+
+    ``texts`` stands in for files: that is how an edit is checked before it is written. A file that is named by another
+    one must lie in the folder of that file, in the working directory, or below: what leads elsewhere must be given.
+    """
+    walk = _Walk(dict(texts or {}))
+    for path in paths:
+        walk.read(Path(path), None)
+    return tuple(walk.found)
+
+
+class _Walk:
+    """Follows references, each file once: a loop ends where it began."""
+
+    def __init__(self, texts: dict[Path, str]) -> None:
+        self.texts = texts
+        self.found: list[Config] = []
+        self.seen: set[Path] = set()
+
+    def read(self, path: Path, reference: Reference | None) -> None:
+        """Read a file, then what it names."""
+        real = path.resolve()
+        if real in self.seen:
+            return
+        self.seen.add(real)
+        if len(self.seen) > MOST_FILES:
+            raise FileError("file", str(path), f"a job may have at most {MOST_FILES} files")
+        self.take(self.loaded(path), reference.format if reference else "")
+
+    def loaded(self, path: Path) -> Document:
+        """The document of a file, as on disk or as it would be after an edit."""
+        if path in self.texts:
+            kind = document(path).kind
+            return parsed(path, self.texts[path], kind)
+        return document(path)
+
+    def take(self, text: Document, name: str) -> None:
+        """Keep the config of a document, and go on to its references."""
+        form = format_named(name) if name else recognised(text)
+        config = form.read(text)
+        self.found.append(config)
+        for reference in config.references:
+            if reference.document is not None:
+                self.take(reference.document, reference.format)
+            else:
+                self.follow(text.path, reference)
+
+    def follow(self, origin: Path, reference: Reference) -> None:
+        """Read a file that another one names."""
+        folder = origin.parent
+        asked = Path(reference.path)
+        candidates = [asked] if asked.is_absolute() else [folder / asked, asked]
+        path = next((one for one in candidates if one.exists() or one.is_symlink()), candidates[0])
+        if not any(inside(path, root) for root in (folder, Path())):
+            if path.is_symlink():
+                raise FileError("file", str(path), f"it leads out of {folder}")
+            raise MissingError(
+                f"{origin.name} names {reference.path}, which lies outside of its folder and is not opened unasked: "
+                f"give it as a FILE too."
+            )
+        if not path.exists():
+            raise MissingError(
+                f"{origin.name} names {reference.path}, which is not there: give the FILE, or run memcalc beside it."
+            )
+        self.read(path, reference)

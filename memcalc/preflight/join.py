@@ -1,0 +1,190 @@
+"""Several configs as the words of one estimate: what each says, which one has its way, and what follows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from memcalc.convert.config import Config, Finding, Said
+from memcalc.convert.facts import FACTS
+from memcalc.errors import MissingError
+from memcalc.planner.settings import FIELDS
+from memcalc.preflight.names import gpu_named, model_named
+
+__all__ = ["Joined", "joined"]
+
+_ENGINES = ("deepspeed", "fsdp2", "fsdp1", "ddp", "trainer")
+"""What decides how the states are kept, the most particular first."""
+_NEEDED = ("model", "gpu", "gpus", "seq_len", "micro_batch")
+"""What no default can stand for: each changes the answer by as much as the job is large."""
+
+
+@dataclass
+class Joined:
+    """The words of the job, where each came from, and what was found while joining."""
+
+    words: dict[str, Any] = field(default_factory=dict)
+    """For :func:`memcalc.estimate`."""
+    settings: dict[str, Any] = field(default_factory=dict)
+    facts: dict[str, Any] = field(default_factory=dict)
+    """What is no word itself (:mod:`memcalc.convert.facts`)."""
+    origins: dict[str, tuple[Config, Said]] = field(default_factory=dict)
+    """By word, field or fact: the config that had its way; none for what the user typed."""
+    engines: set[str] = field(default_factory=set)
+    findings: list[tuple[Config, Finding]] = field(default_factory=list)
+
+    def place(self, name: str) -> dict[str, Any]:
+        """Where a name belongs."""
+        return self.facts if name in FACTS else self.settings if name in FIELDS else self.words
+
+    def take(self, config: Config, said: Said) -> None:
+        """Keep what a file says; what is stated goes before a default, and of two statements the later one."""
+        if said.word == "engine":
+            self.engines.add(said.value)
+            return
+        before = self.origins.get(said.word)
+        if before is not None and said.default:
+            return
+        if before is not None and not before[1].default and before[1].value != said.value:
+            self._conflict(before, config, said)
+        self.origins[said.word] = (config, said)
+        self.place(said.word)[said.word] = said.value
+
+    def _conflict(self, before: tuple[Config, Said], config: Config, said: Said) -> None:
+        first, other = before[0].document.path.name, before[1]
+        message = (
+            f"{said.field} is {_shown(said.value)}, and {other.field} of {first} is {_shown(other.value)}: "
+            f"counted as {_shown(said.value)}"
+        )
+        self.findings.append((config, Finding("warning", "MC003", said.field, message, "say it once", said.place)))
+
+    def typed(self, words: Mapping[str, Any]) -> None:
+        """Take what the user typed, which has its way."""
+        for name, value in words.items():
+            if value is not None:
+                self.origins.pop(name, None)
+                self.place(name)[name] = value
+
+    @property
+    def ways(self) -> int:
+        """Ranks that share one copy of the data [-]."""
+        return int(self.words.get("tp", 1)) * int(self.words.get("pp", 1)) * int(self.words.get("cp", 1))
+
+
+def joined(configs: Iterable[Config], given: Mapping[str, Any], dirs: tuple[str, ...] = ()) -> Joined:
+    """Join configs; ``given`` are the words that the user typed, with ``settings``.
+
+    Raises :class:`memcalc.errors.MissingError` that names all that must be told.
+    """
+    job = Joined()
+    for config in configs:
+        for said in config.said:
+            job.take(config, said)
+    job.typed({name: value for name, value in given.items() if name != "settings"})
+    job.typed(given.get("settings", {}))
+    _counts(job)
+    _framework(job)
+    _precision(job)
+    _tell(job)
+    if "gpu" in job.origins:
+        job.facts["gpu"] = gpu_named(job.facts["gpu"], dirs)
+    if "model" in job.origins:
+        job.facts["model"] = model_named(job.facts["model"], _folder(job), dirs)
+    _batch(job)
+    return job
+
+
+def _shown(value: Any) -> str:
+    return ",".join(map(str, value)) if isinstance(value, tuple | list) else str(value)
+
+
+def _folder(job: Joined) -> str:
+    """Where a path to a model starts: the folder of the file that names it."""
+    origin = job.origins.get("model")
+    return str(origin[0].document.path.parent) if origin else "."
+
+
+def _counts(job: Joined) -> None:
+    """GPUs in all: as said, or from nodes and GPUs of each, or from the parts of the batch."""
+    if job.words.get("gpus") is not None:
+        return
+    each, nodes = job.facts.get("gpus_per_node"), job.facts.get("nodes")
+    if each is not None:
+        job.words["gpus"] = int(each) * int(nodes or 1)
+        return
+    whole, micro, steps = job.facts.get("train_batch"), job.words.get("micro_batch"), job.facts.get("accumulation")
+    if whole and micro and steps and int(whole) % (int(micro) * int(steps)) == 0:
+        job.words["gpus"] = int(whole) // (int(micro) * int(steps)) * job.ways
+
+
+def _framework(job: Joined) -> None:
+    """Which runtime keeps the states: said by name, or following from the engines that the files name."""
+    if job.words.get("framework") is not None or not job.engines:
+        return
+    engine = next(name for name in _ENGINES if name in job.engines)
+    if engine == "fsdp1" and "trainer" in job.engines:
+        engine = "hf"
+    elif engine == "trainer":
+        engine = "ddp" if int(job.words.get("gpus", 1)) > 1 else "hf"
+    job.words["framework"] = engine
+
+
+def _precision(job: Joined) -> None:
+    """The dtype of the weights as loaded, and the arithmetic over them: their name depends on the runtime.
+
+    FSDP keeps fp32 shards of what it trains and computes in 16 bits (Accelerate 1.15, utils/fsdp_utils.py, casts them
+    up); DeepSpeed keeps 16-bit weights and an fp32 master; else autocast runs over the weights as they are.
+    """
+    if job.words.get("precision") is not None or not {"mixed", "weights"} & set(job.facts):
+        return
+    mixed, weights = job.facts.get("mixed", "no"), job.facts.get("weights", "fp32")
+    name = str(job.words.get("framework", "")).partition("@")[0]
+    sharded = name in {"fsdp1", "fsdp2", "deepspeed"} or (name == "hf" and int(job.words.get("zero", 0)) > 0)
+    if mixed == "no":
+        job.words["precision"] = weights
+    elif sharded:
+        job.words["precision"] = f"{mixed}-mixed"
+    elif weights == "fp32":
+        job.words["precision"] = f"{mixed}-autocast"
+    else:
+        job.words["precision"], job.words["autocast"] = weights, True
+
+
+def _tell(job: Joined) -> None:
+    """Ask at once for all that no file says and no default can stand for."""
+    asked = [
+        f"{_flag(name)} (line of {config.document.path.name}: {said.field} comes from {said.unknown!r}, which only a run tells)"  # noqa: E501
+        for name, (config, said) in job.origins.items()
+        if said.unknown
+    ]
+    known = {**job.words, **job.facts}
+    asked += [_flag(name) for name in _NEEDED if known.get(name) is None and name not in job.origins]
+    if asked:
+        raise MissingError(f"the files do not say all that the answer depends on: give {', '.join(asked)}.")
+
+
+def _flag(name: str) -> str:
+    return f"--set {name}=…" if name in FIELDS else f"--{name.replace('_', '-')}"
+
+
+def _batch(job: Joined) -> None:
+    """The global batch, from its parts; a whole that is said and not the product of its parts is an error."""
+    gpus, micro = int(job.words["gpus"]), int(job.words["micro_batch"])
+    ranks = max(gpus // job.ways, 1)
+    whole, steps = job.facts.get("train_batch"), job.facts.get("accumulation")
+    if job.words.get("global_batch") is not None or (whole is None and steps is None):
+        return
+    if whole is None:
+        job.words["global_batch"] = micro * int(steps or 1) * ranks
+        return
+    if steps is not None and int(whole) != micro * int(steps) * ranks and "train_batch" in job.origins:
+        config, said = job.origins["train_batch"]
+        message = (
+            f"{said.field} is {whole}, and micro-batch {micro} × accumulation {steps} × {ranks} data-parallel ranks "
+            f"is {micro * int(steps) * ranks}: the job stops at its start"
+        )
+        suggestion = f"{said.field} {micro * int(steps) * ranks}"
+        job.findings.append((config, Finding("error", "MC106", said.field, message, suggestion, said.place)))
+        whole = micro * int(steps) * ranks
+    job.words["global_batch"] = int(whole)
