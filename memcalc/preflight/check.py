@@ -30,7 +30,7 @@ def check(
     naming all that must be told.
     """
     from memcalc.preflight.fix import smallest_fix
-    from memcalc.preflight.traps import traps
+    from memcalc.preflight.traps import Scene, traps
 
     paths, dirs = tuple(files), tuple(preset_dirs)
     if not paths:
@@ -39,7 +39,7 @@ def check(
     configs = gathered(paths)
     job = joined(configs, given, dirs)
     estimate = estimated(job, dirs)
-    found = [*job.findings, *traps(job, configs, estimate)]
+    found = [*job.findings, *traps(Scene(job, configs, estimate))]
     fix = smallest_fix(paths, configs, job, estimate, given, dirs) if estimate.verdict == "does-not-fit" else None
     return Check(
         version=memcalc.__version__,
