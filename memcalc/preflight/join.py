@@ -107,7 +107,7 @@ def _folder(job: Joined) -> str:
 
 
 def _sequence_parallel(job: Joined) -> None:
-    """Without tensor parallelism there is nothing to share a sequence with: frameworks switch it off, so it counts so."""
+    """Without tensor parallelism a sequence is shared with nobody: frameworks switch it off, and so it counts."""
     if job.words.get("sp") and int(job.words.get("tp", 1)) == 1 and "sp" in job.origins:
         config, said = job.origins["sp"]
         message = (

@@ -115,7 +115,10 @@ def states_stay_wide(scene: Scene) -> Found:
     ]
     if asked and not scene.strategy.optimizer.endswith("8bit"):
         config, said = asked[0]
-        message = f"{said.value} is asked for, but {scene.strategy.optimizer} of another file is what runs: its states are 32-bit"
+        message = (
+            f"{said.value} is asked for, but {scene.strategy.optimizer} of another file is what runs: "
+            "its states are 32-bit"
+        )
         yield config, Finding("warning", "MC103", said.field, message, "say the optimizer once", said.place)
     elif (
         scene.strategy.wide_embedding_moments and scene.strategy.optimizer.endswith("8bit") and not scene.strategy.zero
@@ -175,7 +178,7 @@ def gathers_again(scene: Scene) -> Found:
     """Sharded parameters are gathered for every micro-batch."""
     steps = scene.estimate.workload.accumulation_steps
     if scene.sharded and steps >= MANY_STEPS:
-        times = 3 if scene.strategy.recompute != "none" else 2
+        times = 3 if scene.framework == "deepspeed" and scene.strategy.recompute != "none" else 2
         message = (
             f"stage 3 gathers all parameters for each of {steps} accumulated micro-batches, {times} times each: "
             f"{steps * times} gathers of the model a step"
@@ -249,7 +252,10 @@ def room_left(scene: Scene) -> Found:
     each = max(estimate.saved.total, estimate.components.activations)
     inside = estimate.peak.reserved + each <= ROOM * estimate.budget.usable
     if work.micro_batch == 1 and work.accumulation_steps > 1 and estimate.verdict == "fits" and inside:
-        message = f"micro-batch 1 with {work.accumulation_steps} accumulated, and {_gib(estimate.budget.usable - estimate.peak.reserved)} free: 2 fit with half the steps"
+        free = _gib(estimate.budget.usable - estimate.peak.reserved)
+        message = (
+            f"micro-batch 1 with {work.accumulation_steps} accumulated, and {free} free: 2 fit with half the steps"
+        )
         yield scene.finding("note", "MC114", "micro_batch", message, "memcalc max micro-batch")
 
 

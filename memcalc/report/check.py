@@ -44,12 +44,12 @@ def _file(file: CheckedFile) -> Iterator[Block]:
     said = "nothing to remark" if not count else f"{count} finding{'s' if count > 1 else ''}"
     yield Line(f"{file.path} ({file.kind}): {said}", "title")
     for finding in file.findings:
-        yield Line(_sentence(file, finding), "text", _MOODS[finding.severity])
+        yield Line(_sentence(finding), "text", _MOODS[finding.severity])
     values = {default.field: str(default.value) for default in file.defaults}
     yield from facts("  Its framework's defaults", values)
 
 
-def _sentence(file: CheckedFile, finding: CheckFinding) -> str:
+def _sentence(finding: CheckFinding) -> str:
     hint = f" → {finding.suggestion}" if finding.suggestion else ""
     return f"  line {finding.line}: {finding.severity} {finding.code}: {finding.message}{hint}"
 
