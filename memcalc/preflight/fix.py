@@ -8,7 +8,7 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any
 
-import memcalc
+from memcalc import api
 from memcalc.convert.config import Config
 from memcalc.convert.document import Document, Place
 from memcalc.convert.edits import edited
@@ -85,7 +85,7 @@ def _plans(
     free = {word: "/".join(map(str, choices[word])) for word in words}
     asked = {**stays, **said, "global_batch": estimate.workload.global_batch, **free}
     try:
-        answer = memcalc.plan(**own, **asked, settings=job.settings, preset_dirs=dirs, top=1)
+        answer = api.plan(**own, **asked, settings=job.settings, preset_dirs=dirs, top=1, advice=False)
     except MemcalcError:  # the framework does not have that combination
         return
     yield from answer.plans
