@@ -12,7 +12,7 @@ import memcalc
 from memcalc.convert.config import Config, Said
 from memcalc.convert.document import Document
 from memcalc.convert.facts import FACTS
-from memcalc.preflight.check import estimated
+from memcalc.preflight.answer import estimated
 from memcalc.preflight.join import joined
 from memcalc.preflight.traps import TRAPS, Scene, traps
 

@@ -82,7 +82,8 @@ def _plans(
     said = {name: value for name, value in job.words.items() if value not in (None, ())}
     stays = {name: getattr(estimate.strategy, name) for name in _STAY}
     stays["offload"] = ",".join(estimate.strategy.offload) or "none"
-    free = {word: "/".join(map(str, choices[word])) for word in words}
+    whole = "zero" in words or estimate.strategy.zero >= 2  # what is not sharded does not leave the GPU
+    free = {word: "/".join(str(one) for one in choices[word] if whole or "params" not in str(one)) for word in words}
     asked = {**stays, **said, "global_batch": estimate.workload.global_batch, **free}
     try:
         answer = api.plan(**own, **asked, settings=job.settings, preset_dirs=dirs, top=1, advice=False)
@@ -100,7 +101,7 @@ def _proved(
     dirs: tuple[str, ...],
 ) -> CheckFix | None:
     """Return the edit that makes the files say a plan, if they then do."""
-    from memcalc.preflight.check import estimated
+    from memcalc.preflight.answer import estimated
 
     old = Job.of(before)
     new = Job.of(before.model_copy(update={
