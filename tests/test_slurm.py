@@ -241,6 +241,9 @@ def test_names_folders_and_scripts_are_never_run(cluster: Cluster) -> None:
     two_lines = cluster.folder / "one\ntwo"
     two_lines.mkdir()
     assert cluster.submit(text, f"--chdir={two_lines}", "--test-only").code == 0
+    again = record.read_text(encoding="utf-8").splitlines()[len(seen) :]
+    assert again[0] == seen[0]
+    assert again[2:] == seen[2:]
     assert not made.exists()
     assert not list(folder.iterdir())
 

@@ -25,6 +25,10 @@ run() { # FOLDER USER DIRECTORY CONFIG_HOME COMMAND...
     [ -z "$3" ] || cd -- "$3" 2>/dev/null || cd "$1/job" || exit 125
     config=${4:-${XDG_CONFIG_HOME:-}}
     shift 4
+    # a script may name a config file that never ends: 2 GiB of memory, 1 MiB of output
+    # shellcheck disable=SC3045 # dash, bash and busybox have it
+    ulimit -v 2097152
+    ulimit -f 2048
     exec env -i PATH="$PATH" HOME="${HOME:-/}" LANG=C.UTF-8 OPENBLAS_NUM_THREADS=1 PYTHONNOUSERSITE=1 \
         ${config:+"XDG_CONFIG_HOME=$config"} "$@"
 }
@@ -36,10 +40,14 @@ fi
 here=$(dirname -- "$0")
 MEMCALC=memcalc MODE=reject ON_UNKNOWN=pass ON_FAILURE=pass TIMEOUT=3 OPTIONS='' CONFIG_HOME=''
 
-answer() { # DECISION KIND SENTENCE
-    [ "$1" = reject ] || [ "$1" = warn ] || set -- pass "$2" "$3"
-    printf '%s %s: %s\n' "$1" "$2" "$3"
-    [ "$1" != reject ]
+answer() { # DECISION KIND SENTENCE: the decision is pass or reject, and MODE may soften it
+    case "$1:$MODE" in
+    reject:reject) decision=reject ;;
+    reject:warn) decision=warn ;;
+    *) decision=pass ;;
+    esac
+    printf '%s %s: %s\n' "$decision" "$2" "$3"
+    [ "$decision" != reject ]
     exit
 }
 failed() { answer "$ON_FAILURE" "${2:-failed}" "memcalc: $1"; }
@@ -48,7 +56,7 @@ first() { # FILE: its first line of memcalc's, without what could disturb a term
 }
 
 [ -r "$here/memcalc.conf" ] || failed "$here/memcalc.conf cannot be read"
-# shellcheck source=memcalc.conf
+# shellcheck source-path=SCRIPTDIR source=memcalc.conf
 . "$here/memcalc.conf"
 case "$TIMEOUT" in '' | 0 | *[!0-9]*) TIMEOUT=3 ;; esac
 [ "$MODE" != off ] || answer pass verdict "memcalc: off"
@@ -65,7 +73,10 @@ IFS= read -r request
     printf '%s\n' "$request"
     cat
 } | awk '
-    function say(   count, word, i) { count = split(request, word, " "); for (i = 1; i <= count; i++) print "#SBATCH " word[i] }
+    function say(   count, word, i) {
+        count = split(request, word, " ")
+        for (i = 1; i <= count; i++) print "#SBATCH " word[i]
+    }
     NR == 1 { request = $0; next }
     !said && !/^[ \t]*(#|$)/ { say(); said = 1 }
     { print }
@@ -83,7 +94,7 @@ sentence=$(first "$folder/out")
 # A traceback ends with 1 too: a verdict is the number and the sentence together.
 case "$code:$sentence" in
 0:memcalc:*) answer pass verdict "$sentence" ;;
-1:"memcalc: does not fit"*) answer "$MODE" verdict "$sentence" ;;
+1:"memcalc: does not fit"*) answer reject verdict "$sentence" ;;
 137:*) failed "no answer within $TIMEOUT s, or killed" slow ;;
 esac
 sentence=$(first "$folder/err")

@@ -64,7 +64,7 @@ local function judge(job)
     local called, line, trouble = pcall(ask, job, limit)
     local decision, kind, sentence = (called and line or ""):match("^(%l+) (%l+): (.*)$")
     if not decision then
-        decision = set.ON_FAILURE == "reject" and "reject" or "pass"
+        decision = set.MODE == "reject" and set.ON_FAILURE == "reject" and "reject" or "pass"
         kind, sentence = "failed", "memcalc: " .. tostring(called and trouble or line)
     end
     if kind == "slow" then

@@ -1,19 +1,22 @@
 #!/bin/sh
 # TaskProlog=/etc/slurm/memcalc/prolog.sh: asks memcalc once more where the job starts, as its user, with its files.
 #
-# Slurm runs it on the node, as the user, before every task. Its exit 1 ends the job's own first task: the job is FAILED,
-# our sentence stands in its output, and the node stays as it was. It asks for the batch script's task alone, so that a
-# job is asked once, however many tasks its steps have.
+# Slurm runs it on the node, as the user, before every task. Its exit 1 ends the batch script before it begins: the job
+# is FAILED, our sentence stands in its output, and the node stays as it was. It asks for the batch script's task alone,
+# so that a job is asked about once, however many tasks its steps have.
 set -fu
 PATH=/usr/local/bin:/usr/bin:/bin
-[ "${SLURM_PROCID:-0}" = 0 ] && [ -z "${SLURM_STEP_ID:-}" ] && [ -n "${SLURM_JOB_ID:-}" ] || exit 0
+# A batch script has no number of a step, or SLURM_BATCH_SCRIPT, by Slurm's release.
+case "${SLURM_STEP_ID:-}" in '' | -5 | 4294967291) ;; *) exit 0 ;; esac
+[ -n "${SLURM_JOB_ID:-}" ] || exit 0
 
 here=$(dirname -- "$0")
 MODE=reject ON_FAILURE=pass JOBS=gpu TIMEOUT=3 SCONTROL=scontrol
 [ -r "$here/memcalc.conf" ] || exit 0
-# shellcheck source=memcalc.conf
+# shellcheck source-path=SCRIPTDIR source=memcalc.conf
 . "$here/memcalc.conf"
 [ "$MODE" != off ] || exit 0
+[ "$MODE" = reject ] || ON_FAILURE=pass
 gpus=${SLURM_GPUS_ON_NODE:-}
 [ -n "$gpus" ] || [ "$JOBS" = all ] || exit 0
 
