@@ -29,7 +29,7 @@ from memcalc.cli.app import app
 from memcalc.planner.request import NOT_MODELLED
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 CLI_PAGE = ROOT / "docs" / "cli.md"
 JOBS, PRESETS = ("plan", "estimate", "explain"), ("models", "gpus", "nodes")
 PLAN_ALONE = tuple(f"| `--{name}`" for name in ("top", "objective", "critical-batch", "tokens", "why", "recipe"))
