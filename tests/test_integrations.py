@@ -25,8 +25,6 @@ YAML = sorted(FOLDER.rglob("*.y*ml"))
 
 LARGE = "#!/bin/sh\n#SBATCH --gres=gpu:1\n#MEMCALC --model llama-2-70b --gpu a100-40g --seq-len 2048\npython train.py\n"
 SMALL = LARGE.replace("llama-2-70b", "pythia-160m").replace("2048", "1024")
-BETWEEN = LARGE.replace("llama-2-70b", "llama-2-7b").replace("a100-40g", "a100-80g")
-"""Fits on eight GPUs, not on one."""
 SILENT = "#!/bin/sh\n#SBATCH --gres=gpu:1\npython train.py\n"
 DOES_NOT_FIT = "memcalc: does not fit: llama-2-70b"
 CRASH = "echo Traceback >&2; exit 1"

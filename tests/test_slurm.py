@@ -106,6 +106,29 @@ def test_the_command_line_counts_more_than_the_script(cluster: Cluster, option: 
     assert "memcalc: does not fit: llama-2-7b" in answer.said
 
 
+REQUESTS = {
+    "--gres=gpu:2": ["--gres=gpu:2", "--gpus-per-node=2"],
+    "--gpus=4 --nodes=1": ["--gpus=4", "--nodes=1"],
+    "--gres=gpu --nodes=1-3": ["--gres=gpu", "--gpus-per-node=1", "--nodes=1"],
+    "--gpus-per-task=2 --ntasks=3": ["--gpus-per-task=2", "--ntasks=3"],
+}
+
+
+@pytest.mark.parametrize("options", REQUESTS)
+def test_the_request_is_what_was_asked_for_and_no_default(cluster: Cluster, options: str) -> None:
+    asked, record = recorder(cluster)
+    for place, conf in (("memcalc", None), ("client", cluster.folder / "etc" / "client" / "slurm.conf")):
+        cluster.settings("memcalc", MODE="off")
+        cluster.settings(place, MEMCALC=asked)
+        record.write_text("", encoding="utf-8")
+        cluster.submit(script(), *options.split(), "--test-only", conf=conf)
+        lines = record.read_text(encoding="utf-8").splitlines()
+        said = [line.removeprefix("#SBATCH ") for line in lines if line.startswith("#SBATCH ")]
+        # sbatch keeps --gres apart from --gpus-per-node, the controller does not
+        same = [word for word in REQUESTS[options] if conf is None or not word.startswith("--gpus-per-node")]
+        assert said == same
+
+
 @pytest.mark.parametrize("options", [(), ("--gres=gpu:0",), ("--gres=none",)])
 def test_a_job_without_gpus_is_never_asked(cluster: Cluster, options: tuple[str, ...]) -> None:
     asked, record = recorder(cluster)

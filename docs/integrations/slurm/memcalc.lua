@@ -144,11 +144,13 @@ local function cli_pre_submit(options)
         end
     end
     local gpus = #request > 0
-    for _, option in ipairs({ "nodes", "ntasks" }) do
-        local number = (options[option] or ""):match("^(%d+)")
-        if number then
-            request[#request + 1] = "--" .. option .. "=" .. number
-        end
+    -- what was not said reads as nodes 1-0 and ntasks 1
+    local nodes, tasks = options.nodes or "", options.ntasks or ""
+    if nodes:find("^%d+") and nodes ~= "1-0" then
+        request[#request + 1] = "--nodes=" .. nodes:match("^%d+")
+    end
+    if tasks:find("^%d+$") and tasks ~= "1" then
+        request[#request + 1] = "--ntasks=" .. tasks
     end
     local file = options.argv[1] and io.open(options.argv[1], "r")
     local script = options.wrap and "#!/bin/sh\n" .. options.wrap
