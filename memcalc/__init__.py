@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from memcalc.api import estimate, largest, plan, smallest
+    from memcalc.preflight import check
     from memcalc.sweeps import sweep
 
-__all__ = ["__version__", "estimate", "largest", "plan", "smallest", "sweep"]
+__all__ = ["__version__", "check", "estimate", "largest", "plan", "smallest", "sweep"]
 
 __version__ = "0.1.0"
 
@@ -24,6 +25,10 @@ def __getattr__(name: str) -> Any:
         from memcalc import sweeps
 
         return sweeps.sweep
+    if name == "check":
+        from memcalc import preflight
+
+        return preflight.check
     if name not in {"estimate", "largest", "plan", "smallest"}:
         message = f"module {__name__!r} has no attribute {name!r}"
         raise AttributeError(message)

@@ -113,6 +113,8 @@ class Fixed:
     prepare_kbit: bool = False
     bnb: str = "0.45"
     peft: str = "0.13"
+    wide_embedding_moments: bool = False
+    """Embedding tables keep 32-bit moments under an 8-bit optimizer."""
     partition_activations: bool = False
     grad_accum_dtype: str = ""
     reduce_bucket_size: int | None = None

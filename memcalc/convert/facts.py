@@ -17,7 +17,7 @@ FACTS = {
     "eval_micro_batch": "sequences a rank evaluates at a time",
     "evaluates": "whether the job evaluates while it trains",
     "varying_lengths": "whether batches differ in length from one to the next",
-    "steps_after_wrapping": "whether checkpointing is applied after the model was wrapped",
+    "checkpoints_wrapped": "whether the Trainer applies checkpointing to a model that FSDP has wrapped",
     "train_batch": "sequences an optimizer step over all ranks, where the file says the whole instead of its parts",
     "host_memory": "host memory of each node that the job asks for [bytes]",
     "time_limit": "how long the job may run [s]",

@@ -83,6 +83,7 @@ def joined(configs: Iterable[Config], given: Mapping[str, Any], dirs: tuple[str,
             job.take(config, said)
     job.typed({name: value for name, value in given.items() if name != "settings"})
     job.typed(given.get("settings", {}))
+    _sequence_parallel(job)
     _counts(job)
     _framework(job)
     _precision(job)
@@ -103,6 +104,18 @@ def _folder(job: Joined) -> str:
     """Where a path to a model starts: the folder of the file that names it."""
     origin = job.origins.get("model")
     return str(origin[0].document.path.parent) if origin else "."
+
+
+def _sequence_parallel(job: Joined) -> None:
+    """Without tensor parallelism a sequence is shared with nobody: frameworks switch it off, and so it counts."""
+    if job.words.get("sp") and int(job.words.get("tp", 1)) == 1 and "sp" in job.origins:
+        config, said = job.origins["sp"]
+        message = (
+            "sequence parallelism shares a sequence out over tensor-parallel ranks, and there is one: it saves nothing"
+        )
+        suggestion = "tensor parallelism of 2 or more"
+        job.findings.append((config, Finding("warning", "MC107", said.field, message, suggestion, said.place)))
+        job.words["sp"] = False
 
 
 def _counts(job: Joined) -> None:

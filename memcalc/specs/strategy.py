@@ -122,6 +122,8 @@ class Strategy(Frozen):
     gptq_group: int = Field(default=128, ge=0)
     prepare_kbit: bool = False
     """Norms are cast to fp32 over a quantised base, and with them the residual stream."""
+    wide_embedding_moments: bool = False
+    """Embedding tables keep 32-bit moments under an 8-bit optimizer (Transformers' Trainer)."""
     partition_activations: bool = False
     """Checkpointed inputs are kept in parts, one on each tensor-parallel rank (DeepSpeed)."""
     grad_accum_dtype: Literal["", "fp32", "bf16", "fp16"] = ""

@@ -19,6 +19,7 @@ from memcalc.terms.whole_gradients import accumulates_whole
 if TYPE_CHECKING:
     from memcalc.formulas.types import Array
     from memcalc.grid import Grid
+    from memcalc.specs.model import Model
     from memcalc.terms.census import Census
 
 
@@ -285,7 +286,19 @@ def optimizer_moments(census: Census) -> Array:
         moments = moments + width * shard(census.root, shards(grid, 1))
     if kind.factored:
         moments = moments + factored_bytes(*_rows_and_columns(census), width)
+    if kind.block and grid.fixed.wide_embedding_moments and grid.fixed.lora is None:
+        tables = _embedding_elements(census.model)
+        moments = moments + ~sharded_from(grid, 1) * (kind.moments * 4 * tables - moment_bytes(tables, kind))
     return moments
+
+
+def _embedding_elements(model: Model) -> int:
+    """Elements of all tables that are looked up, whose moments bitsandbytes can be told to keep in 32 bits.
+
+    Transformers 5.23, trainer.py, create_optimizer: ``register_module_override(module, "weight", {"optim_bits": 32})``
+    for each ``nn.Embedding``; sharded tables are other tensors, and stay in 8 bits.
+    """
+    return sum(table.parameters for end in model.ends for table in end.lookups)
 
 
 def _rows_and_columns(census: Census) -> tuple[int, int]:
