@@ -9,41 +9,18 @@ called without arguments, and variables that it does not set to be empty where i
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Literal
+from collections.abc import Mapping
+from dataclasses import dataclass
 
+from memcalc.convert.shell_commands import DECLARING, Command, Effects, Simple, Status, Written, status_of
 from memcalc.convert.shell_flow import Flow, Run
 from memcalc.convert.shell_sums import held, summed
-from memcalc.convert.shell_words import ASSIGNED, DEEPEST, MARK, NAME, Lexer, State, Value, Word, closing
+from memcalc.convert.shell_words import ASSIGNED, MARK, NAME, Lexer, State, Value, Word, closing
 
 __all__ = ["Command", "Script", "Word", "Written", "read_script"]
 
-Status = Literal["yes", "no", "maybe", "likely"]
-"""How a command ends: `likely` for those that succeed if the job is to run at all."""
-_DECLARING = frozenset({"export", "declare", "local", "readonly", "typeset"})
-_ASKING = frozenset({"grep", "command", "which", "type", "read", "ping", "diff", "cmp", "pgrep", "hash", "nc"})
-"""Commands that a script runs to learn something."""
 _OPERATORS = (";;&", ";;", ";&", "&&", "||", "|&", "((", "|", "&", ";", "(", ")")
-_SHELLS = frozenset({"bash", "sh", "dash", "zsh", "ksh"})
 _REDIRECTED = re.compile(r"(?:\d+|\{[A-Za-z_]\w*\})?(<<<|<<-?|<>|<&|<|&>>?|>>|>&|>\||>)")
-
-
-@dataclass(frozen=True)
-class Command:
-    """The words of one command, and the variables that are set for it alone."""
-
-    words: tuple[Word, ...]
-    settings: Mapping[str, Word] = field(default_factory=dict)
-    begin: int = 0
-
-
-@dataclass(frozen=True)
-class Written:
-    """A file that the script itself writes, by a here-document or an `echo`."""
-
-    name: str
-    text: Word
 
 
 @dataclass(frozen=True)
@@ -65,45 +42,20 @@ def read_script(text: str, known: Mapping[str, str | None] | None = None, name: 
     state = State(name)
     for key, value in (known or {}).items():
         state.scalars[key] = state.missing(key) if value is None else Word(value)
-    reader = _Reader(Lexer(text.replace(MARK, "?"), state), _Found())
-    reader.read()
-    found = reader.found
+    effects = Effects(state, Flow(state), lambda lexer, end: _Reader(lexer, effects, effects.flow).read(end))
+    effects.read(Lexer(text.replace(MARK, "?"), state), None)
     variables = {key: value.plain for key, value in state.scalars.items()}
-    return Script(tuple(found.commands), tuple(found.comments), variables, tuple(found.files))
-
-
-@dataclass
-class _Found:
-    """What has been read, in functions and inner scripts too."""
-
-    commands: list[Command] = field(default_factory=list)
-    comments: list[tuple[int, str]] = field(default_factory=list)
-    files: list[Written] = field(default_factory=list)
-    functions: dict[str, tuple[Lexer, int, int]] = field(default_factory=dict)
-    """The text that each is in, and where its body begins and ends."""
-    depth: int = 0
-
-
-@dataclass
-class _Simple:
-    """A simple command while it is read."""
-
-    words: list[Word] = field(default_factory=list)
-    begin: int = -1
-    target: Word | None = None
-    heredoc: Word | None = None
-    negated: bool = False
+    return Script(tuple(effects.commands), tuple(effects.comments), variables, tuple(effects.files))
 
 
 class _Reader:
     """Walks through one text, keeping what its commands do to the variables."""
 
-    def __init__(self, lexer: Lexer, found: _Found, flow: Flow | None = None) -> None:
-        self.lexer, self.found, self.state = lexer, found, lexer.state
-        self.flow = flow or Flow(self.state)
-        self.simple = _Simple()
+    def __init__(self, lexer: Lexer, effects: Effects, flow: Flow) -> None:
+        self.lexer, self.effects, self.state, self.flow = lexer, effects, lexer.state, flow
+        self.simple = Simple()
         self.status: Status = "likely"
-        self.heredocs: list[tuple[str, bool, bool, _Simple]] = []
+        self.heredocs: list[tuple[str, bool, bool, Simple]] = []
         self.function = ""
         """The name of the function whose body comes next."""
 
@@ -153,7 +105,7 @@ class _Reader:
         end = text.find("\n", begin)
         self.lexer.at = len(text) if end < 0 else end
         if self.lexer.origin is None and not text[text.rfind("\n", 0, begin) + 1 : begin].strip():
-            self.found.comments.append((begin, text[begin : self.lexer.at].rstrip()))
+            self.effects.comments.append((begin, text[begin : self.lexer.at].rstrip()))
 
     def _operator(self) -> str:
         for operator in _OPERATORS:
@@ -175,7 +127,7 @@ class _Reader:
             if not self.flow.pattern(self.simple.words):
                 self._finish()
                 self.flow.close("(")
-            self.simple = _Simple()
+            self.simple = Simple()
         elif not self.flow.in_pattern():
             self._finish()
             if operator in ("&&", "||"):
@@ -198,7 +150,7 @@ class _Reader:
         if len(words) == 1 and NAME.fullmatch(words[0].text.replace("-", "_")):
             self._blank()
             self.lexer.at += self.lexer.text.startswith(")", self.lexer.at)
-            self.function, self.simple = words[0].text, _Simple()
+            self.function, self.simple = words[0].text, Simple()
         elif not self.flow.in_pattern():
             self._finish()
             self.flow.open("(")
@@ -254,8 +206,9 @@ class _Reader:
         """Read one word of a command, which may be a word of the grammar at its begin."""
         lexer, words = self.lexer, self.simple.words
         begin = lexer.at
-        self.simple.begin = begin if self.simple.begin < 0 else self.simple.begin
-        open_to_values = all(ASSIGNED.match(one.text) for one in words) or words[0].text in _DECLARING
+        if self.simple.begin < 0:
+            self.simple.begin = max(next(iter(lexer.places(begin, begin + 1)), 0), 0)
+        open_to_values = all(ASSIGNED.match(one.text) for one in words) or words[0].text in DECLARING
         if open_to_values and not self.flow.in_pattern() and (match := ASSIGNED.match(lexer.text, begin)):
             if lexer.text.startswith("(", match.end()):
                 self._array(match)
@@ -296,7 +249,7 @@ class _Reader:
             self._define()
         elif word in ("if", "elif", "then", "else", "fi", "while", "until", "do", "done", "esac", "{", "}", "time"):
             self.lexer.at += len(word)
-            negated, self.simple = self.simple.negated, _Simple()
+            negated, self.simple = self.simple.negated, Simple()
             self.flow.keyword(word, self.status, negated)
         else:
             return False
@@ -322,8 +275,8 @@ class _Reader:
     def _tested(self, holds: bool | None) -> None:
         if holds is not None and self.simple.negated:
             holds = not holds
-        self.simple = _Simple()
-        self.status = "maybe" if holds is None else "yes" if holds else "no"
+        self.simple = Simple()
+        self.status = status_of(holds)
 
     def _define(self) -> None:
         """Keep the body of a function for its calls."""
@@ -331,13 +284,13 @@ class _Reader:
         lexer.at += 1
         begin, name = lexer.at, self.function
         self.function = ""
-        skipped = _Reader(lexer, _Found(comments=self.found.comments), Flow(self.state, Run.OFF))
+        skipped = _Reader(lexer, self.effects, Flow(self.state, Run.OFF))
         skipped.flow.keyword("{", "yes", False)
         while skipped.flow.frames and lexer.at < len(lexer.text):
             skipped.step()
         self.heredocs += skipped.heredocs
         if self.flow.run != Run.OFF:
-            self.found.functions[name] = (lexer, begin, max(begin, lexer.at - 1))
+            self.effects.functions[name] = (lexer, begin, max(begin, lexer.at - 1))
 
     def _loop(self) -> None:
         """Read the head of a `for`: with one item its variable is that, with several only a run tells."""
@@ -353,7 +306,7 @@ class _Reader:
             only = items[0] if len(items) == 1 else self.state.missing(name)
             if NAME.fullmatch(name):
                 self.flow.assign(name, only)
-        self.status, self.simple = "yes", _Simple()
+        self.status, self.simple = "yes", Simple()
 
     def _items(self) -> list[Word]:
         lexer, items = self.lexer, list[Word]()
@@ -371,7 +324,7 @@ class _Reader:
         subject = lexer.value(" \t\r\n;&|()<>").word()
         self._blank()
         lexer.at += 2 if lexer.text.startswith("in", lexer.at) else 0
-        self.simple = _Simple()
+        self.simple = Simple()
         self.flow.open("case", subject)
 
     def _array(self, match: re.Match[str]) -> None:
@@ -389,114 +342,7 @@ class _Reader:
         self.flow.assign(name, tuple(items))
 
     def _finish(self) -> None:
-        """End a simple command, and do what it does to variables."""
-        simple, self.simple = self.simple, _Simple()
-        if not simple.words or self.flow.run == Run.OFF:
-            return
-        words = simple.words
-        settings: dict[str, Word] = {}
-        while words and (match := ASSIGNED.match(words[0].text)):
-            settings[match[1]] = self._after(words[0], match.end())
-            words = words[1:]
-        if not words or words[0].text in _DECLARING:
-            for word in words[1:]:
-                if match := ASSIGNED.match(word.text):
-                    settings[match[1]] = self._after(word, match.end())
-            for name, value in settings.items():
-                self.flow.assign(name, value)
-            self.status = "likely"
-        else:
-            self._called(words, settings, simple)
-        if simple.negated and self.status in ("yes", "no"):
-            self.status = "no" if self.status == "yes" else "yes"
-
-    def _after(self, word: Word, at: int) -> Word:
-        return self.state.part(word.text[at:], word.places[at:])
-
-    def _called(self, words: list[Word], settings: dict[str, Word], simple: _Simple) -> None:
-        name = words[0].text
-        if name in ("[", "test"):
-            holds = held(words[1 : -1 if name == "[" else None])
-            self.status = "maybe" if holds is None else "yes" if holds else "no"
-            return
-        self.status = {"true": "yes", ":": "yes", "false": "no", "getopts": "no"}.get(name, "likely")  # type: ignore[assignment]
-        if name in _ASKING:
-            self.status = "maybe"
-        if name == "unset":
-            for word in words[1:]:
-                self.flow.assign(word.text, None)
-        elif name == "eval":
-            self._inner(_joined(words[1:]), ())
-        elif name in self.found.functions:
-            self._function(name, words[1:])
-        elif name == "read" and simple.heredoc and NAME.fullmatch(words[-1].text):
-            self.flow.assign(words[-1].text, simple.heredoc)
-        elif not self._shell(words) and not self._writes(words, simple):
-            begin = next(iter(self.lexer.places(simple.begin, simple.begin + 1)), 0)
-            plain = {key: value.plain for key, value in settings.items()}
-            self.found.commands.append(Command(tuple(word.plain for word in words), plain, max(begin, 0)))
-
-    def _writes(self, words: list[Word], simple: _Simple) -> bool:
-        """Keep the file that `cat <<EOF > FILE`, `tee FILE <<EOF` or `echo … > FILE` writes."""
-        name, target, text = words[0].text, simple.target, simple.heredoc
-        if name == "tee" and len(words) > 1:
-            target = words[-1]
-        elif name == "echo":
-            text = _joined([word for word in words[1:] if word.text not in ("-e", "-n")])
-        elif name != "cat":
-            return False
-        if target is None or text is None:
-            return False
-        self.found.files.append(Written(target.plain.text, text))
-        return True
-
-    def _shell(self, words: list[Word]) -> bool:
-        """Read what `bash -c TEXT` and `bash <<EOF` run, after whatever starts the shell."""
-        for at, word in enumerate(words[:64]):
-            if word.text.rpartition("/")[2] in _SHELLS:
-                for after in range(at + 1, len(words)):
-                    if not words[after].text.startswith("-"):
-                        return False
-                    if words[after].text[1:2] != "-" and "c" in words[after].text and after + 1 < len(words):
-                        return self._inner(words[after + 1], words[:at])
-        return False
-
-    def _inner(self, text: Word, prefix: Sequence[Word]) -> bool:
-        """Read the text of an inner shell; its commands keep what started it."""
-        lexer = Lexer(text.text, self.state, text.places or (-1,) * len(text.text))
-        begin = len(self.found.commands)
-        self._nested(_Reader(lexer, self.found, self.flow), None)
-        for at in range(begin, len(self.found.commands)):
-            command = self.found.commands[at]
-            words = (*(word.plain for word in prefix), *command.words)
-            self.found.commands[at] = Command(words, command.settings, command.begin)
-        return True
-
-    def _function(self, name: str, arguments: Sequence[Word]) -> None:
-        """Read a function's body where it is called."""
-        lexer, begin, end = self.found.functions[name]
-        body = Lexer(lexer.text[:end], self.state, lexer.origin)
-        body.at = begin
-        before, self.state.arguments = self.state.arguments, tuple(arguments)
-        self._nested(_Reader(body, self.found, self.flow), end)
-        self.state.arguments = before
-
-    def _nested(self, reader: _Reader, end: int | None) -> None:
-        if self.found.depth < DEEPEST:
-            self.found.depth += 1
-            waiting, frames = self.flow.waiting, len(self.flow.frames)
-            reader.read(end)
-            while len(self.flow.frames) > frames:
-                self.flow.close(self.flow.frames[-1].kind)
-            self.flow.waiting = waiting
-            self.found.depth -= 1
-
-
-def _joined(words: Sequence[Word]) -> Word:
-    """Words with blanks between, as `eval` and `echo` join them."""
-    text, places = "", list[int]()
-    for word in words:
-        lead = " " if text else ""
-        text += lead + word.text
-        places += [*((-1,) * len(lead)), *(word.places or (-1,) * len(word.text))]
-    return Word(text, tuple(places), next((word.unknown for word in words if word.unknown), ""))
+        """End a simple command."""
+        simple, self.simple = self.simple, Simple()
+        if simple.words and self.flow.run != Run.OFF:
+            self.status = self.effects.end(simple)

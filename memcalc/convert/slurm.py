@@ -9,21 +9,24 @@ from typing import NamedTuple
 
 __all__ = ["OPTIONS", "Option", "Request", "options_of", "sbatch_options", "seconds", "variables"]
 
-_BARE_NAMES = """async bell consolidate-segments contiguous debugger-test disable-status exact external get-user-env help hold
-    ignore-pbs interactive label multi-prog no-allocate no-bell no-requeue no-shell overcommit oversubscribe parsable
-    preserve-env quiet quit-on-interrupt reboot spread-job spread-segments stepmgr test-only unbuffered use-min-nodes
-    usage verbose version wait-for-children whole"""
-_PERHAPS_NAMES = """bcast compress exclusive external-launcher immediate kill-command kill-on-bad-exit oom-kill-step nice no-kill
+_BARE_NAMES = """\
+    async bell consolidate-segments contiguous debugger-test disable-status exact external get-user-env help hold
+    ignore-pbs interactive label multi-prog no-allocate no-bell no-requeue no-shell overcommit oversubscribe
+    parsable preserve-env quiet quit-on-interrupt reboot spread-job spread-segments stepmgr test-only unbuffered
+    use-min-nodes usage verbose version wait-for-children whole"""
+_PERHAPS_NAMES = """\
+    bcast compress exclusive external-launcher immediate kill-command kill-on-bad-exit oom-kill-step nice no-kill
     overlap propagate pty requeue resv-ports send-libs x11"""
-_VALUED_NAMES = """accel-bind account acctg-freq array argv batch bbf autocomplete bcast-exclude begin bb cluster-constraint chdir
+_VALUED_NAMES = """\
+    accel-bind account acctg-freq array argv batch bbf autocomplete bcast-exclude begin bb cluster-constraint chdir
     clusters cluster comment constraint container container-id runtime context core-spec cores-per-socket cpu-bind
-    cpu_bind cpu-freq cpus-per-gpu cpus-per-task deadline delay-boot environment dependency distribution epilog error
-    exclude export export-file extra extra-node-info gid gpu-bind tres-bind gpu-freq gpus gpus-per-node gpus-per-socket
-    gpus-per-task treewidth tres-per-task gres gres-flags hint ignore-signals input jobid job-name kill-on-invalid-dep
-    licenses mail-type mail-user threads mcs-label mem mem-bind mem-per-cpu mem-per-gpu mem-update mincpus mpi
-    msg-timeout network nodefile nodelist nodes ntasks ntasks-per-core ntasks-per-node ntasks-per-socket
-    ntasks-per-tres ntasks-per-gpu open-mode output pack-group het-group partition prefer priority profile prolog qos
-    relative reservation resources segment signal slurmd-debug sockets-per-node switches task-epilog task-prolog
+    cpu_bind cpu-freq cpus-per-gpu cpus-per-task deadline delay-boot environment dependency distribution epilog
+    error exclude export export-file extra extra-node-info gid gpu-bind tres-bind gpu-freq gpus gpus-per-node gpus-
+    per-socket gpus-per-task treewidth tres-per-task gres gres-flags hint ignore-signals input jobid job-name kill-
+    on-invalid-dep licenses mail-type mail-user threads mcs-label mem mem-bind mem-per-cpu mem-per-gpu mem-update
+    mincpus mpi msg-timeout network nodefile nodelist nodes ntasks ntasks-per-core ntasks-per-node ntasks-per-socket
+    ntasks-per-tres ntasks-per-gpu open-mode output pack-group het-group partition prefer priority profile prolog
+    qos relative reservation resources segment signal slurmd-debug sockets-per-node switches task-epilog task-prolog
     tasks-per-node thread-spec threads-per-core time time-min tmp uid wait wait-all-nodes wckey wrap"""
 _BARE, _PERHAPS = frozenset(_BARE_NAMES.split()), frozenset(_PERHAPS_NAMES.split())
 OPTIONS = _BARE | _PERHAPS | frozenset(_VALUED_NAMES.split())
