@@ -15,7 +15,7 @@ from memcalc.errors import FileError, UnknownNameError
 
 __all__ = ["FORMATS", "Format", "format_named", "nested", "recognised", "written"]
 
-FORMATS = ("deepspeed",)
+FORMATS = ("deepspeed", "launch")
 """Names of the formats, each a module of this package; the most particular first, since the first that knows a document
 reads it."""
 WRITABLE = ("deepspeed",)
