@@ -154,7 +154,7 @@ class Grid:
 
     @cached_property
     def persistent_gradients(self) -> bool:
-        """Whether one buffer of all gradients lives all the time: Megatron-LM's, or DDP's buckets of which they are views.
+        """Whether one buffer of all gradients lives all the time: Megatron-LM's, or DDP's where they are views of it.
 
         DDP's buckets are allocated when the model is wrapped, and stay when gradients are set to None (torch 2.13
         csrc/distributed/c10d/reducer.cpp, initialize_buckets and initialize_bucket_views).
