@@ -171,13 +171,16 @@ class Reading:
 
     # ------------------------------------------------------------------------------------------------- what is said
 
-    def say(self, word: str, value: Any, key: str) -> None:
-        """Note what the file says under `key`, or what follows from the framework's default where it does not."""
+    def say(self, word: str, value: Any, key: str, *, default: bool = False) -> None:
+        """Note what the file says under `key`, or what follows from the framework's default where it does not.
+
+        With ``default`` another file's word goes before it although this one has the key.
+        """
         if word not in KNOWN_WORDS:
             raise KeyError(word)
         place = _place(key)
         unknown = self.document.unknown.get(place, "")
-        default = not unknown and _at(self.document.data, place) in (_ABSENT, None)
+        default = default or (not unknown and _at(self.document.data, place) in (_ABSENT, None))
         self.said.append(Said(word, value, key, default, place, unknown))
 
     def ask(self, word: str, key: str, name: str) -> None:

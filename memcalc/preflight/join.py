@@ -11,6 +11,7 @@ from memcalc.convert.facts import FACTS
 from memcalc.errors import MissingError
 from memcalc.planner.settings import FIELDS
 from memcalc.preflight.names import gpu_named, model_named
+from memcalc.preflight.runtime import compared, filled_in, mismatches, precision, prevails, yields
 
 __all__ = ["Joined", "joined"]
 
@@ -44,14 +45,22 @@ class Joined:
             self.engines.add(said.value)
             return
         before = self.origins.get(said.word)
-        if before is not None and said.default:
+        if before is not None and (
+            (said.default and not yields(before[1], said)) or self._prevails(before, config, said)
+        ):
             return
         if before is not None and not before[1].default and before[1].value != said.value:
             self._conflict(before, config, said)
         self.origins[said.word] = (config, said)
         self.place(said.word)[said.word] = said.value
 
+    @staticmethod
+    def _prevails(before: tuple[Config, Said], config: Config, said: Said) -> bool:
+        return not before[1].default and prevails(before, config, said)
+
     def _conflict(self, before: tuple[Config, Said], config: Config, said: Said) -> None:
+        if compared(before, config, said):
+            return
         first, other = before[0].document.path.name, before[1]
         message = (
             f"{said.field} is {_shown(said.value)}, and {other.field} of {first} is {_shown(other.value)}: "
@@ -77,7 +86,7 @@ def joined(configs: Iterable[Config], given: Mapping[str, Any], dirs: tuple[str,
 
     Raises :class:`memcalc.errors.MissingError` that names all that must be told.
     """
-    job = Joined()
+    job, configs = Joined(), tuple(configs)
     for config in configs:
         for said in config.said:
             job.take(config, said)
@@ -86,12 +95,14 @@ def joined(configs: Iterable[Config], given: Mapping[str, Any], dirs: tuple[str,
     _sequence_parallel(job)
     _counts(job)
     _framework(job)
-    _precision(job)
+    precision(job)
+    mismatches(job, configs)
     _tell(job)
     if "gpu" in job.origins:
         job.facts["gpu"] = gpu_named(job.facts["gpu"], dirs)
     if "model" in job.origins:
         job.facts["model"] = model_named(job.facts["model"], _folder(job), dirs)
+    filled_in(job, dirs)
     _batch(job)
     return job
 
@@ -119,16 +130,26 @@ def _sequence_parallel(job: Joined) -> None:
 
 
 def _counts(job: Joined) -> None:
-    """GPUs in all: as said, or from nodes and GPUs of each, or from the parts of the batch."""
+    """GPUs in all: as said, or from nodes and GPUs of each, or from the parts of the batch; or the micro-batch."""
     if job.words.get("gpus") is not None:
+        _share(job)
         return
     each, nodes = job.facts.get("gpus_per_node"), job.facts.get("nodes")
     if each is not None:
         job.words["gpus"] = int(each) * int(nodes or 1)
+        _share(job)
         return
     whole, micro, steps = job.facts.get("train_batch"), job.words.get("micro_batch"), job.facts.get("accumulation")
     if whole and micro and steps and int(whole) % (int(micro) * int(steps)) == 0:
         job.words["gpus"] = int(whole) // (int(micro) * int(steps)) * job.ways
+
+
+def _share(job: Joined) -> None:
+    """The micro-batch where only the whole is said (DeepSpeed 0.19, config.py, _set_batch_related_parameters)."""
+    whole = job.facts.get("train_batch")
+    if whole is not None and job.words.get("micro_batch") is None and "micro_batch" not in job.origins:
+        ranks = max(int(job.words["gpus"]) // job.ways, 1)
+        job.words["micro_batch"] = max(int(whole) // ranks // int(job.facts.get("accumulation") or 1), 1)
 
 
 def _framework(job: Joined) -> None:
@@ -141,27 +162,6 @@ def _framework(job: Joined) -> None:
     elif engine == "trainer":
         engine = "ddp" if int(job.words.get("gpus", 1)) > 1 else "hf"
     job.words["framework"] = engine
-
-
-def _precision(job: Joined) -> None:
-    """The dtype of the weights as loaded, and the arithmetic over them: their name depends on the runtime.
-
-    FSDP keeps fp32 shards of what it trains and computes in 16 bits (Accelerate 1.15, utils/fsdp_utils.py, casts them
-    up); DeepSpeed keeps 16-bit weights and an fp32 master; else autocast runs over the weights as they are.
-    """
-    if job.words.get("precision") is not None or not {"mixed", "weights"} & set(job.facts):
-        return
-    mixed, weights = job.facts.get("mixed", "no"), job.facts.get("weights", "fp32")
-    name = str(job.words.get("framework", "")).partition("@")[0]
-    sharded = name in {"fsdp1", "fsdp2", "deepspeed"} or (name == "hf" and int(job.words.get("zero", 0)) > 0)
-    if mixed == "no":
-        job.words["precision"] = weights
-    elif sharded:
-        job.words["precision"] = f"{mixed}-mixed"
-    elif weights == "fp32":
-        job.words["precision"] = f"{mixed}-autocast"
-    else:
-        job.words["precision"], job.words["autocast"] = weights, True
 
 
 def _tell(job: Joined) -> None:

@@ -15,10 +15,10 @@ from memcalc.errors import FileError, UnknownNameError
 
 __all__ = ["FORMATS", "Format", "format_named", "nested", "recognised", "written"]
 
-FORMATS = ("deepspeed", "launch")
+FORMATS = ("deepspeed", "accelerate", "trainer", "fsdp_config", "launch")
 """Names of the formats, each a module of this package; the most particular first, since the first that knows a document
 reads it."""
-WRITABLE = ("deepspeed",)
+WRITABLE = ("deepspeed", "accelerate", "trainer")
 """Those that `memcalc export` writes."""
 
 
