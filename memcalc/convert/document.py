@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -12,7 +12,7 @@ from typing import Any, Literal, NamedTuple
 from memcalc.convert.reading import read_text
 from memcalc.errors import FileError
 
-__all__ = ["DEEPEST", "Document", "Kind", "Place", "Span", "document", "parsed"]
+__all__ = ["DEEPEST", "Document", "Kind", "Place", "Span", "document", "overlaid", "parsed"]
 
 Kind = Literal["json", "yaml", "toml", "flags", "shell"]
 Place = tuple[str | int, ...]
@@ -81,6 +81,24 @@ def parsed(path: Path, text: str, kind: Kind) -> Document:
         data, spans = read_yaml(path, text)
         return Document(path, kind, text, data, lambda: spans)
     return Document(path, "shell", text, {})
+
+
+def overlaid(below: Document, over: Document) -> Document:
+    """Return a document whose values another one replaces, key by key: flags over the file that they name."""
+    data = _overlaid(below.data, over.data)
+    for place in over.unknown:
+        *tables, last = place
+        table = data
+        for key in tables:
+            table = table.setdefault(key, {})
+        table.pop(last, None)
+    return replace(below, data=data, unknown={**below.unknown, **over.unknown})
+
+
+def _overlaid(below: Any, over: Any) -> Any:
+    if not isinstance(below, dict) or not isinstance(over, dict):
+        return over
+    return {**below, **{key: _overlaid(below.get(key, {}), value) for key, value in over.items()}}
 
 
 def _json(path: Path, text: str) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 __all__ = ["FACTS"]
 
 FACTS = {
-    "model": "a preset's name, a name on the Hub, or the path of a model",
+    "model": "a preset's name, a name on the Hub, the path of a model, or its sizes as a flat table",
     "gpu": "the GPU's name, as the queue calls it",
     "node": "the kind of host",
     "nodes": "hosts",

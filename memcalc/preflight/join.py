@@ -11,6 +11,8 @@ from memcalc.convert.facts import FACTS
 from memcalc.errors import MissingError
 from memcalc.planner.settings import FIELDS
 from memcalc.preflight.names import gpu_named, model_named
+from memcalc.specs.flat import from_flat
+from memcalc.specs.model import Model
 
 __all__ = ["Joined", "joined"]
 
@@ -90,13 +92,19 @@ def joined(configs: Iterable[Config], given: Mapping[str, Any], dirs: tuple[str,
     if "gpu" in job.origins:
         job.facts["gpu"] = gpu_named(job.facts["gpu"], dirs)
     if "model" in job.origins:
-        job.facts["model"] = model_named(job.facts["model"], _folder(job), dirs)
+        job.facts["model"] = _model(job, dirs)
     _batch(job)
     return job
 
 
 def _shown(value: Any) -> str:
     return ",".join(map(str, value)) if isinstance(value, tuple | list) else str(value)
+
+
+def _model(job: Joined, dirs: tuple[str, ...]) -> str | Model:
+    """The model that a file names, or describes by its sizes."""
+    said = job.facts["model"]
+    return from_flat(said) if isinstance(said, Mapping) else model_named(str(said), _folder(job), dirs)
 
 
 def _folder(job: Joined) -> str:

@@ -15,10 +15,10 @@ from memcalc.errors import FileError, UnknownNameError
 
 __all__ = ["FORMATS", "Format", "format_named", "nested", "recognised", "written"]
 
-FORMATS = ("deepspeed",)
+FORMATS = ("torchtitan", "deepspeed")
 """Names of the formats, each a module of this package; the most particular first, since the first that knows a document
 reads it."""
-WRITABLE = ("deepspeed",)
+WRITABLE = ("deepspeed", "torchtitan")
 """Those that `memcalc export` writes."""
 
 
@@ -41,6 +41,8 @@ class Format:
     """As its framework's own examples call it."""
     choices: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     """Words that the file can say, with the values that it can say of each: what an edit may change."""
+    spelling: Callable[[Document, str], str] = lambda _, key: key
+    """How a document calls a key of `write`, where versions or forms differ; empty where it has no name for it."""
 
 
 def format_named(name: str) -> Format:
