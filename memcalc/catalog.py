@@ -40,6 +40,7 @@ __all__ = [
     "gpus",
     "model",
     "models",
+    "models_of",
     "names",
     "node",
     "node_for",
@@ -114,6 +115,21 @@ def nodes(preset_dirs: Dirs = ()) -> list[Node]:
 def models(preset_dirs: Dirs = ()) -> list[Model]:
     """Return every model, by name."""
     return [model(name, preset_dirs) for name in names("model", preset_dirs)]
+
+
+def models_of(layers: int, hidden: int, preset_dirs: Dirs = ()) -> list[str]:
+    """Return the names of the models whose flat table has a number of blocks and a width.
+
+    >>> "llama-2-7b" in models_of(32, 4096)
+    True
+    """
+    listed = names("model", preset_dirs)
+    return [name for name in listed if _sizes(name, preset_dirs) == (layers, hidden)]
+
+
+def _sizes(name: str, preset_dirs: Dirs) -> tuple[Any, Any]:
+    data, _ = _find("model", name, preset_dirs)
+    return data.get("n_layers"), data.get("hidden")
 
 
 @cache

@@ -15,10 +15,10 @@ from memcalc.errors import FileError, UnknownNameError
 
 __all__ = ["FORMATS", "Format", "format_named", "nested", "recognised", "written"]
 
-FORMATS = ("torchtitan", "deepspeed")
+FORMATS = ("torchtitan", "megatron", "deepspeed")
 """Names of the formats, each a module of this package; the most particular first, since the first that knows a document
 reads it."""
-WRITABLE = ("deepspeed", "torchtitan")
+WRITABLE = ("deepspeed", "torchtitan", "megatron")
 """Those that `memcalc export` writes."""
 
 
@@ -37,6 +37,8 @@ class Format:
     """Dotted keys and values of the config that runs a job; None where the format is only read."""
     kind: Kind = "json"
     """What is written."""
+    hyphens: bool = False
+    """Whether flags have hyphens between their words, not underscores."""
     filename: str = ""
     """As its framework's own examples call it."""
     choices: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
@@ -98,7 +100,11 @@ def written(form: Format, job: Job) -> str:
         return f"# {head}\n{_yaml(nested(fields))}"
     return (
         f"# {head}\n"
-        + " \\\n".join(f"--{key}{_flag_value(value)}" for key, value in fields.items() if value not in (None, False))
+        + " \\\n".join(
+            f"--{key.replace('_', '-') if form.hyphens else key}{_flag_value(value)}"
+            for key, value in fields.items()
+            if value is not None and value is not False
+        )
         + "\n"
     )
 
