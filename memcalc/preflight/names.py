@@ -46,8 +46,8 @@ def preset_like(model: Model, dirs: tuple[str, ...] = ()) -> str | Model:
 
 def _bare(model: Model) -> Model:
     """A model without what it is called and where it was read; positions of rotary embeddings have no rows."""
-    own: dict[str, Any] = {"name": "", "family": "", "aliases": (), "hf_class": None, "hf_config": {}, "published_parameters": None,
-           "source": "-", "notes": ""}  # fmt: skip
+    own: dict[str, Any] = {"name": "", "family": "", "aliases": (), "hf_class": None, "hf_config": {}, "notes": ""}
+    own |= {"published_parameters": None, "source": "-"}
     return model.model_copy(update={**own, **({"max_positions": 1} if model.positions == "rope" else {})})
 
 
