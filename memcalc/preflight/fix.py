@@ -137,9 +137,11 @@ def _texts(configs: tuple[Config, ...], old: Job, new: Job) -> Iterator[tuple[Pa
 
 
 def _own(document: Document, form: Format, old: Job, new: Job) -> dict[Place, Any]:
-    return {
-        place: value for place, value in changes(form, old, new).items() if value is not None or place in document.spans
+    named = {
+        form.spelling(document, ".".join(map(str, place))): value for place, value in changes(form, old, new).items()
     }
+    places = {tuple(key.split(".")): value for key, value in named.items() if key}
+    return {place: value for place, value in places.items() if value is not None or place in document.spans}
 
 
 def _changes(before: Estimate, after: Estimate) -> Iterator[str]:

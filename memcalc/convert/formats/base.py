@@ -15,10 +15,10 @@ from memcalc.errors import FileError, UnknownNameError
 
 __all__ = ["FORMATS", "Format", "format_named", "nested", "recognised", "written"]
 
-FORMATS = ("deepspeed", "accelerate", "trainer", "fsdp_config", "launch")
+FORMATS = ("torchtitan", "megatron", "deepspeed", "accelerate", "trainer", "fsdp_config", "launch")
 """Names of the formats, each a module of this package; the most particular first, since the first that knows a document
 reads it."""
-WRITABLE = ("deepspeed", "accelerate", "trainer")
+WRITABLE = ("deepspeed", "accelerate", "trainer", "torchtitan", "megatron")
 """Those that `memcalc export` writes."""
 
 
@@ -37,10 +37,14 @@ class Format:
     """Dotted keys and values of the config that runs a job; None where the format is only read."""
     kind: Kind = "json"
     """What is written."""
+    hyphens: bool = False
+    """Whether flags have hyphens between their words, not underscores."""
     filename: str = ""
     """As its framework's own examples call it."""
     choices: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     """Words that the file can say, with the values that it can say of each: what an edit may change."""
+    spelling: Callable[[Document, str], str] = lambda _, key: key
+    """How a document calls a key of `write`, where versions or forms differ; empty where it has no name for it."""
 
 
 def format_named(name: str) -> Format:
@@ -96,7 +100,11 @@ def written(form: Format, job: Job) -> str:
         return f"# {head}\n{_yaml(nested(fields))}"
     return (
         f"# {head}\n"
-        + " \\\n".join(f"--{key}{_flag_value(value)}" for key, value in fields.items() if value not in (None, False))
+        + " \\\n".join(
+            f"--{key.replace('_', '-') if form.hyphens else key}{_flag_value(value)}"
+            for key, value in fields.items()
+            if value is not None and value is not False
+        )
         + "\n"
     )
 
