@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from memcalc.convert.config import Config, Finding, Said
@@ -46,6 +46,9 @@ class Joined:
         before = self.origins.get(said.word)
         if before is not None and said.default:
             return
+        if before is not None and said.word == "offload":  # each file names a part
+            said = replace(said, value=tuple(dict.fromkeys((*before[1].value, *said.value))))
+            before = None
         if before is not None and not before[1].default and before[1].value != said.value:
             self._conflict(before, config, said)
         self.origins[said.word] = (config, said)
@@ -147,21 +150,27 @@ def _precision(job: Joined) -> None:
     """The dtype of the weights as loaded, and the arithmetic over them: their name depends on the runtime.
 
     FSDP keeps fp32 shards of what it trains and computes in 16 bits (Accelerate 1.15, utils/fsdp_utils.py, casts them
-    up); DeepSpeed keeps 16-bit weights and an fp32 master; else autocast runs over the weights as they are.
+    up, and not what is frozen), and reduces gradients in the arithmetic's dtype (utils/dataclasses.py,
+    set_mixed_precision); DeepSpeed keeps 16-bit weights and an fp32 master; else autocast runs over the weights as they
+    are.
     """
     if job.words.get("precision") is not None or not {"mixed", "weights"} & set(job.facts):
         return
     mixed, weights = job.facts.get("mixed", "no"), job.facts.get("weights", "fp32")
     name = str(job.words.get("framework", "")).partition("@")[0]
     sharded = name in {"fsdp1", "fsdp2", "deepspeed"} or (name == "hf" and int(job.words.get("zero", 0)) > 0)
+    frozen = bool(job.words.get("lora")) and name != "deepspeed"
+    narrow = {"fp16": "bf16"}.get(str(weights), weights)  # of one width, and of one name where nothing is fp32
+    if sharded and mixed != "no" and name != "deepspeed" and "trainer" in job.engines:
+        job.settings.setdefault("strategy.reduce_dtype", "bf16")
     if mixed == "no":
-        job.words["precision"] = weights
-    elif sharded:
+        job.words["precision"] = narrow
+    elif sharded and not frozen:
         job.words["precision"] = f"{mixed}-mixed"
     elif weights == "fp32":
         job.words["precision"] = f"{mixed}-autocast"
     else:
-        job.words["precision"], job.words["autocast"] = weights, True
+        job.words["precision"], job.words["autocast"] = narrow, True
 
 
 def _tell(job: Joined) -> None:
