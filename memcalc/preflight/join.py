@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from memcalc import catalog
@@ -53,6 +53,9 @@ class Joined:
             (said.default and not yields(before[1], said)) or self._prevails(before, config, said)
         ):
             return
+        if before is not None and said.word == "offload":  # each file names a part
+            said = replace(said, value=tuple(dict.fromkeys((*before[1].value, *said.value))))
+            before = None
         if before is not None and not before[1].default and before[1].value != said.value:
             self._conflict(before, config, said)
         self.origins[said.word] = (config, said)

@@ -9,16 +9,16 @@ from importlib import import_module
 from typing import Any
 
 from memcalc.convert.config import Config
-from memcalc.convert.document import Document, Kind, Place
+from memcalc.convert.document import Document, Kind, Place, Span
 from memcalc.convert.job import Job
 from memcalc.errors import FileError, UnknownNameError
 
-__all__ = ["FORMATS", "Format", "format_named", "nested", "recognised", "written"]
+__all__ = ["FORMATS", "Format", "format_named", "inner_document", "nested", "recognised", "written"]
 
-FORMATS = ("torchtitan", "megatron", "deepspeed", "accelerate", "trainer", "fsdp_config", "launch")
+FORMATS = ("torchtitan", "megatron", "axolotl", "deepspeed", "accelerate", "trainer", "fsdp_config", "launch")
 """Names of the formats, each a module of this package; the most particular first, since the first that knows a document
 reads it."""
-WRITABLE = ("deepspeed", "accelerate", "trainer", "torchtitan", "megatron")
+WRITABLE = ("deepspeed", "accelerate", "trainer", "torchtitan", "megatron", "axolotl")
 """Those that `memcalc export` writes."""
 
 
@@ -63,6 +63,18 @@ def recognised(document: Document) -> Format:
             return found
     titles = ", ".join(format_named(name).title for name in FORMATS)
     raise FileError("file", str(document.path), f"must be one of: {titles}")
+
+
+def inner_document(document: Document, place: Place) -> Document:
+    """A table of a document as a document of its own, which still knows where its values stand."""
+    data: Any = document.data
+    for key in place:
+        data = data[key]
+
+    def spans() -> dict[Place, Span]:
+        return {at[len(place) :]: span for at, span in document.spans.items() if at[: len(place)] == place}
+
+    return Document(document.path, document.kind, document.text, data, spans)
 
 
 def nested(fields: Mapping[str, Any]) -> dict[str, Any]:
