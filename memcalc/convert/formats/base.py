@@ -15,10 +15,10 @@ from memcalc.errors import FileError, UnknownNameError
 
 __all__ = ["FORMATS", "Format", "format_named", "nested", "recognised", "written"]
 
-FORMATS = ("deepspeed",)
+FORMATS = ("fsdp2", "deepspeed")
 """Names of the formats, each a module of this package; the most particular first, since the first that knows a document
 reads it."""
-WRITABLE = ("deepspeed",)
+WRITABLE = ("deepspeed", "fsdp2")
 """Those that `memcalc export` writes."""
 
 
@@ -35,6 +35,8 @@ class Format:
     read: Callable[[Document], Config]
     write: Callable[[Job], dict[str, Any]] | None = None
     """Dotted keys and values of the config that runs a job; None where the format is only read."""
+    text: Callable[[Job], str] | None = None
+    """The whole text, where that is more than the fields."""
     kind: Kind = "json"
     """What is written."""
     filename: str = ""
@@ -86,6 +88,8 @@ def written(form: Format, job: Job) -> str:
     """
     if form.write is None:
         raise UnknownNameError("to", form.name, f"must be one of {', '.join(WRITABLE)}", WRITABLE)
+    if form.text is not None:
+        return form.text(job)
     fields = form.write(job)
     head = f"Written by memcalc; check it with: {job.check}" if job.check else "Written by memcalc."
     if form.kind == "json":
