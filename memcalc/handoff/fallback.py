@@ -22,13 +22,15 @@ LISTED = 24
 
 
 def fallbacks(job: SavedJob, plan: Plan, asked: dict[str, Any], dirs: Iterable[str] = ()) -> tuple[Plan, ...]:
-    """Return safer plans, the fastest first, each at least a tenth smaller than the one before.
+    """Return safer plans, each at least a tenth smaller than the one before; the fastest first, then what offloads.
 
     They keep the GPUs, the parallel layout, precision, optimizer and global batch, so that going back is one command:
     a smaller micro-batch with more accumulation, full recomputation, resharding after forward, and what the framework
-    can offload. ``asked`` are the words of the search; one that was typed stays as it was typed.
+    can offload, last because its time is not fitted on measured runs. ``asked`` are the words of the search; one that
+    was typed stays as it was typed.
     """
     words = {**_kept(job, plan), **_open(plan, asked)}
+    stays = set(plan.strategy.offload)
     try:
         found = memcalc.plan(
             model=job.model,
@@ -41,7 +43,7 @@ def fallbacks(job: SavedJob, plan: Plan, asked: dict[str, Any], dirs: Iterable[s
         )
     except MemcalcError:  # what was typed leaves no other plan
         return ()
-    return tuple(_ladder(plan, found.plans))
+    return tuple(_ladder(plan, sorted(found.plans, key=lambda one: bool(set(one.strategy.offload) - stays))))
 
 
 def _kept(job: SavedJob, plan: Plan) -> dict[str, Any]:
@@ -71,7 +73,7 @@ def _open(plan: Plan, asked: dict[str, Any]) -> dict[str, Any]:
     share = plan.accumulation_steps * strategy.micro_batch
     sizes = [size for size in range(1, strategy.micro_batch + 1) if share % size == 0]
     offloads = ["none", *(["params"] if habits.full_shard else []), *_zero_offloads(strategy.framework)]
-    tried = {
+    tried: dict[str, list[Any]] = {
         "micro_batch": sizes,
         "recompute": [strategy.recompute, "full"],
         "zero": [2, 3] if habits.full_shard and strategy.zero == 2 else [strategy.zero],
@@ -86,7 +88,7 @@ def _zero_offloads(framework: str) -> list[str]:
 
 
 def _ladder(plan: Plan, found: Iterable[Plan]) -> Iterator[Plan]:
-    """Yield of plans in the order of speed those that are clearly smaller than all before."""
+    """Yield of plans in their order those that are clearly smaller than all before."""
     last, place = plan, 0
     for one in found:
         if place < MOST and one.verdict == "fits" and one.peak.device <= SMALLER * last.peak.device:

@@ -237,9 +237,7 @@ def _checkpointed(job: Job, spec: Model) -> tuple[tuple[int | None, ...], str]:
         return (0, None, 1), _PARTS[name]
     slices = {"none": (0, 0, 1), "full": (0, None, 1), "every": (policy.count - 1, None, policy.count)}
     slices["block"] = (0, policy.count, 1)
-    job.must(
-        policy.kind in slices, "recompute", name, "the script has none, full, every-K, block-N, mlp and attention"
-    )
+    job.must(policy.kind in slices, "recompute", name, "the script has none, full, every-K, block-N, mlp and attention")
     return slices[policy.kind], ""
 
 
@@ -277,7 +275,9 @@ def _comment(name: str, job: Job) -> str:
 
 def _value(value: Any) -> str:
     if isinstance(value, dict):
-        return "{" + textwrap.fill(", ".join(f"{_value(key)}: {_value(inner)}" for key, inner in value.items()), 100) + "}"
+        return (
+            "{" + textwrap.fill(", ".join(f"{_value(key)}: {_value(inner)}" for key, inner in value.items()), 100) + "}"
+        )
     return json.dumps(value) if isinstance(value, str) else repr(value)
 
 
