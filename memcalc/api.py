@@ -14,6 +14,7 @@ from memcalc.formulas.census import model_count
 from memcalc.frameworks import habits_of
 from memcalc.frameworks.own_code import rewritten
 from memcalc.planner import answer, axes
+from memcalc.planner.choices import OR
 from memcalc.planner.job import Job
 from memcalc.planner.objectives import Goal, Objective
 from memcalc.planner.plans import BILLION, Wish, plan_for
@@ -296,11 +297,15 @@ def _command(
         if value is None or (value is False and name != "sp"):
             continue
         flag = f"--{name.replace('_', '-')}"
-        parts += [flag] if value is True else ["--no-sp"] if value is False else [flag, _typed(value)]
+        parts += [flag] if value is True else ["--no-sp"] if value is False else [flag, _typed(name, value)]
     for key, value in (settings or {}).items():
         parts += ["--set", f"{key}={value}"]
     return shlex.join(parts)
 
 
-def _typed(value: object) -> str:
-    return ",".join(map(str, value)) if isinstance(value, tuple | list) else str(value)
+def _typed(name: str, value: object) -> str:
+    """A value as it is typed: a list is several values for a search, or all that is offloaded or trained."""
+    if not isinstance(value, tuple | list | set | frozenset):
+        return str(value)
+    between = OR if name in SEARCHED and name != "offload" else ","
+    return between.join(map(str, value))

@@ -15,10 +15,20 @@ from memcalc.errors import FileError, UnknownNameError
 
 __all__ = ["FORMATS", "Format", "format_named", "inner_document", "nested", "recognised", "written"]
 
-FORMATS = ("torchtitan", "megatron", "axolotl", "deepspeed", "accelerate", "trainer", "fsdp_config", "launch")
+FORMATS = (
+    "fsdp2",
+    "torchtitan",
+    "megatron",
+    "axolotl",
+    "deepspeed",
+    "accelerate",
+    "trainer",
+    "fsdp_config",
+    "launch",
+)
 """Names of the formats, each a module of this package; the most particular first, since the first that knows a document
 reads it."""
-WRITABLE = ("deepspeed", "accelerate", "trainer", "torchtitan", "megatron", "axolotl")
+WRITABLE = ("deepspeed", "accelerate", "trainer", "torchtitan", "megatron", "axolotl", "fsdp2")
 """Those that `memcalc export` writes."""
 
 
@@ -35,6 +45,8 @@ class Format:
     read: Callable[[Document], Config]
     write: Callable[[Job], dict[str, Any]] | None = None
     """Dotted keys and values of the config that runs a job; None where the format is only read."""
+    text: Callable[[Job], str] | None = None
+    """The whole text, where that is more than the fields."""
     kind: Kind = "json"
     """What is written."""
     hyphens: bool = False
@@ -102,6 +114,8 @@ def written(form: Format, job: Job) -> str:
     """
     if form.write is None:
         raise UnknownNameError("to", form.name, f"must be one of {', '.join(WRITABLE)}", WRITABLE)
+    if form.text is not None:
+        return form.text(job)
     fields = form.write(job)
     head = f"Written by memcalc; check it with: {job.check}" if job.check else "Written by memcalc."
     if form.kind == "json":
