@@ -12,7 +12,7 @@ from memcalc.errors import CombinationError, MemcalcError
 from memcalc.handoff.words import command_line, flags_of
 from memcalc.planner.request import SETTINGS, WORDS
 from memcalc.planner.settings import FIELDS
-from memcalc.preflight.check import estimated
+from memcalc.preflight.answer import estimated
 from memcalc.preflight.gather import gathered
 from memcalc.preflight.join import joined
 
