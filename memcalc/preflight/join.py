@@ -11,7 +11,7 @@ from memcalc.convert.facts import FACTS
 from memcalc.errors import MissingError
 from memcalc.planner.settings import FIELDS
 from memcalc.preflight.names import gpu_named, model_named
-from memcalc.preflight.runtime import compared, filled_in, mismatches, precision, prevails, yields
+from memcalc.preflight.runtime import compared, filled_in, mismatches, precision, prevails, trimmed, yields
 
 __all__ = ["Joined", "joined"]
 
@@ -59,7 +59,7 @@ class Joined:
         return not before[1].default and prevails(before, config, said)
 
     def _conflict(self, before: tuple[Config, Said], config: Config, said: Said) -> None:
-        if compared(before, config, said):
+        if compared(before, config, said) or said.word == "optimizer_impl":
             return
         first, other = before[0].document.path.name, before[1]
         message = (
@@ -97,6 +97,7 @@ def joined(configs: Iterable[Config], given: Mapping[str, Any], dirs: tuple[str,
     _framework(job)
     precision(job)
     mismatches(job, configs)
+    trimmed(job)
     _tell(job)
     if "gpu" in job.origins:
         job.facts["gpu"] = gpu_named(job.facts["gpu"], dirs)

@@ -17,10 +17,10 @@ _EVERY = re.compile(r"every-(\d+)")
 def write(job: Job) -> dict[str, Any]:
     """Return the arguments that run a job; model, adapters and lengths are the script's own to load."""
     plan = job.strategy
-    allowed = "the Trainer runs hf, fsdp1, fsdp2, ddp and deepspeed"
-    job.must(
-        job.framework in {"hf", "fsdp1", "fsdp2", "ddp", "plain", "deepspeed"}, "framework", job.framework, allowed
-    )
+    allowed = "the Trainer runs hf (with FSDP 1 where --zero says so), fsdp2, ddp and deepspeed"
+    job.must(job.framework in {"hf", "fsdp2", "ddp", "deepspeed"}, "framework", job.framework, allowed)
+    single = job.framework != "hf" or plan.zero > 0 or job.gpus == 1
+    job.must(single, "framework", "hf", "on several GPUs without sharding it is --framework ddp")
     job.must(plan.pp == plan.ep == 1, "pp", plan.pp, "the Trainer has no pipeline and no expert parallelism")
     job.must(plan.tp == plan.cp == 1, "tp", plan.tp, "its device mesh stands in Accelerate's YAML")
     dtype, _, kind = plan.precision.partition("-")
@@ -36,7 +36,7 @@ def write(job: Job) -> dict[str, Any]:
         "torch_compile": plan.compile == "model",
     }
     job.must(plan.compile in {"none", "model"}, "compile", plan.compile, "the Trainer compiles the whole model")
-    sharded = job.framework in {"fsdp1", "fsdp2"} or (job.framework == "hf" and plan.zero > 0)
+    sharded = job.framework == "fsdp2" or (job.framework == "hf" and plan.zero > 0)
     return fields | (_fsdp(job) if sharded else _checkpoints(job))
 
 
