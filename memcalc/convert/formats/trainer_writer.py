@@ -19,13 +19,15 @@ def write(job: Job) -> dict[str, Any]:
     plan = job.strategy
     allowed = "the Trainer runs hf (with FSDP 1 where --zero says so), fsdp2, ddp and deepspeed"
     job.must(job.framework in {"hf", "fsdp2", "ddp", "deepspeed"}, "framework", job.framework, allowed)
-    single = job.framework != "hf" or plan.zero > 0 or job.gpus == 1
-    job.must(single, "framework", "hf", "on several GPUs without sharding it is --framework ddp")
+    alone = (job.gpus == 1) == (job.framework == "hf") or plan.zero > 0 or job.framework in {"fsdp2", "deepspeed"}
+    job.must(alone, "framework", job.framework, "without sharding it is hf on one GPU, and ddp on several")
     job.must(plan.pp == plan.ep == 1, "pp", plan.pp, "the Trainer has no pipeline and no expert parallelism")
     job.must(plan.tp == plan.cp == 1, "tp", plan.tp, "its device mesh stands in Accelerate's YAML")
     dtype, _, kind = plan.precision.partition("-")
     job.must(dtype in {"fp32", "bf16", "fp16"}, "precision", plan.precision, "the Trainer has fp32, bf16 and fp16")
     mixed = bool(kind) or plan.autocast
+    master = kind == "mixed" and plan.zero == 0 and job.framework != "deepspeed"
+    job.must(not master, "precision", plan.precision, "without sharding the Trainer has autocast: bf16-autocast")
     fields: dict[str, Any] = {
         "per_device_train_batch_size": plan.micro_batch,
         "gradient_accumulation_steps": job.accumulation,
