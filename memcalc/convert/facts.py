@@ -5,7 +5,9 @@ from __future__ import annotations
 __all__ = ["FACTS"]
 
 FACTS = {
-    "model": "a preset's name, a name on the Hub, or the path of a model",
+    "model": "a preset's name, a name on the Hub, the path of a model, or its sizes as a flat table",
+    "model.vocab": "tokens of the vocabulary, where sizes are stated and it is left to a tokenizer",
+    "attention_library": "te where Transformer Engine picks the attention kernel by the GPU",
     "gpu": "the GPU's name, as the queue calls it",
     "node": "the kind of host",
     "nodes": "hosts",

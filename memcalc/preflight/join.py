@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+from memcalc import catalog
 from memcalc.convert.config import Config, Finding, Said
 from memcalc.convert.facts import FACTS
 from memcalc.errors import MissingError
 from memcalc.planner.settings import FIELDS
-from memcalc.preflight.names import gpu_named, model_named
+from memcalc.preflight.names import gpu_named, model_named, preset_like
 from memcalc.preflight.runtime import compared, filled_in, mismatches, precision, prevails, trimmed, yields
+from memcalc.specs.flat import from_flat
+from memcalc.specs.model import Model
+from memcalc.units import parse_count
 
 __all__ = ["Joined", "joined"]
 
@@ -49,6 +53,9 @@ class Joined:
             (said.default and not yields(before[1], said)) or self._prevails(before, config, said)
         ):
             return
+        if before is not None and said.word == "offload":  # each file names a part
+            said = replace(said, value=tuple(dict.fromkeys((*before[1].value, *said.value))))
+            before = None
         if before is not None and not before[1].default and before[1].value != said.value:
             self._conflict(before, config, said)
         self.origins[said.word] = (config, said)
@@ -102,7 +109,8 @@ def joined(configs: Iterable[Config], given: Mapping[str, Any], dirs: tuple[str,
     if "gpu" in job.origins:
         job.facts["gpu"] = gpu_named(job.facts["gpu"], dirs)
     if "model" in job.origins:
-        job.facts["model"] = model_named(job.facts["model"], _folder(job), dirs)
+        job.facts["model"] = _model(job, dirs)
+    _attention(job, dirs)
     filled_in(job, dirs)
     _batch(job)
     return job
@@ -110,6 +118,27 @@ def joined(configs: Iterable[Config], given: Mapping[str, Any], dirs: tuple[str,
 
 def _shown(value: Any) -> str:
     return ",".join(map(str, value)) if isinstance(value, tuple | list) else str(value)
+
+
+def _model(job: Joined, dirs: tuple[str, ...]) -> str | Model:
+    """The model that a file names, or describes by its sizes."""
+    said = job.facts["model"]
+    if not isinstance(said, Mapping):
+        return model_named(str(said), _folder(job), dirs)
+    vocab = job.facts.get("model.vocab", said.get("vocab"))
+    return preset_like(from_flat({**said, "vocab": parse_count(vocab, "model.vocab")}), dirs)
+
+
+def _attention(job: Joined, dirs: tuple[str, ...]) -> None:
+    """Transformer Engine's choice: cuDNN from Hopper on, flash attention on Ampere; it has no fused kernel for fp32.
+
+    Its release 2.11, attention/dot_product_attention/utils.py, get_attention_backend.
+    """
+    if job.facts.get("attention_library") != "te" or job.words.get("attention") or job.words.get("precision") == "fp32":
+        return
+    capability = catalog.gpu(str(job.facts["gpu"]), dirs).compute_capability
+    if capability is not None and float(capability) >= 8:
+        job.words["attention"] = "cudnn" if float(capability) >= 9 else "flash"
 
 
 def _folder(job: Joined) -> str:
@@ -174,6 +203,9 @@ def _tell(job: Joined) -> None:
     ]
     known = {**job.words, **job.facts}
     asked += [_flag(name) for name in _NEEDED if known.get(name) is None and name not in job.origins]
+    sizes = job.facts.get("model")
+    if isinstance(sizes, Mapping) and sizes.get("vocab") is None and known.get("model.vocab") is None:
+        asked.append("--set model.vocab=… (the tokenizer's)")
     if asked:
         raise MissingError(f"the files do not say all that the answer depends on: give {', '.join(asked)}.")
 

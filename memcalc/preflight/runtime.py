@@ -42,15 +42,20 @@ def precision(job: Joined) -> None:
             job.words.setdefault("adapter_dtype", "bf16")
     elif fsdp and not (job.words.get("lora") and weights != "fp32"):
         job.words["precision"] = f"{mixed}-mixed"
-        if job.facts.get("accelerated"):
+        if _accelerated(job):
             job.words.setdefault("autocast", True)
     elif weights == "fp32":
         job.words["precision"] = f"{mixed}-autocast"
         _assumed(job)
     else:
         job.words["precision"], job.words["autocast"] = weights, True
-    if fsdp and job.facts.get("accelerated"):
+    if fsdp and _accelerated(job):
         _reductions(job, narrow=mixed != "no" or weights != "fp32")
+
+
+def _accelerated(job: Joined) -> bool:
+    """Whether Accelerate wraps the model, as the Trainer lets it."""
+    return bool(job.facts.get("accelerated")) or "trainer" in job.engines
 
 
 def _weights(job: Joined) -> str:
