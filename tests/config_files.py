@@ -10,7 +10,7 @@ from memcalc.convert.config import Config
 from memcalc.convert.document import parsed
 from memcalc.convert.formats import format_named, written
 from memcalc.convert.job import Job
-from memcalc.preflight.check import estimated
+from memcalc.preflight.answer import estimated
 from memcalc.preflight.gather import gathered
 from memcalc.preflight.join import joined
 from memcalc.results import Estimate

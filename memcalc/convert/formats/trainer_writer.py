@@ -5,10 +5,11 @@ from __future__ import annotations
 import re
 from typing import Any
 
+from memcalc.convert.document import Document
 from memcalc.convert.formats.trainer_keys import OPTIMIZERS
 from memcalc.convert.job import Job
 
-__all__ = ["write"]
+__all__ = ["spelling", "write"]
 
 _NAMES = {(kind, impl): name for name, (kind, impl) in reversed(OPTIMIZERS.items())}
 _EVERY = re.compile(r"every-(\d+)")
@@ -107,3 +108,15 @@ def _fsdp(job: Job) -> dict[str, Any]:
     if job.accumulation > 1 and not plan.whole_accumulation:
         fields["accelerator_config.gradient_accumulation_kwargs.sync_each_batch"] = True
     return fields
+
+
+def spelling(document: Document, key: str) -> str:
+    """Return a key as a file spells it: the older or the newer name of checkpointing, `fsdp_` before FSDP's options."""
+    old, new = "gradient_checkpointing", "activation_checkpointing"
+    if key.startswith(old) and new in document.data:
+        return key.replace(old, new)
+    table = document.data.get("fsdp_config")
+    lead, _, name = key.partition(".")
+    if lead == "fsdp_config" and isinstance(table, dict) and any(str(word).startswith("fsdp_") for word in table):
+        return key if name in table else f"{lead}.fsdp_{name}"
+    return key
