@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -111,9 +111,10 @@ def _proved(
         }),
     }))  # fmt: skip
     try:
-        texts = dict(_texts(configs, old, new))
-        if not texts:
+        wanted = [(config.document, _own(config.document, format_named(config.format), old, new)) for config in configs]
+        if not any(found for _, found in wanted):
             return None
+        texts = _needed(wanted, lambda texts: joined(gathered(paths, texts), given, dirs))
         after = estimated(joined(gathered(paths, texts), given, dirs), dirs)
     except MemcalcError:
         return None
@@ -127,13 +128,28 @@ def _proved(
     )
 
 
-def _texts(configs: tuple[Config, ...], old: Job, new: Job) -> Iterator[tuple[Path, str]]:
-    """Yield the edited text of each file that says something differently for the new job."""
-    for config in configs:
-        form = format_named(config.format)
-        wanted = _own(config.document, form, old, new)
-        if wanted:
-            yield config.document.path, edited(config.document, wanted)
+Wanted = list[tuple[Document, dict[Place, Any]]]
+
+
+def _texts(wanted: Wanted) -> dict[Path, str]:
+    """Return the edited text of each file that says something differently for the new job."""
+    return {document.path: edited(document, found) for document, found in wanted if found}
+
+
+def _needed(wanted: Wanted, read: Callable[[dict[Path, str]], Joined]) -> dict[Path, str]:
+    """Return the edited texts, without what would be added and says nothing that the files do not say anyhow."""
+    whole = _said(read(_texts(wanted)))
+    for at, (document, found) in enumerate(wanted):
+        for place in [place for place in found if place not in document.spans]:
+            fewer = [*wanted]
+            fewer[at] = document, {key: value for key, value in wanted[at][1].items() if key != place}
+            if _said(read(_texts(fewer))) == whole:
+                wanted = fewer
+    return _texts(wanted)
+
+
+def _said(job: Joined) -> tuple[Any, ...]:
+    return job.words, job.settings, {name: value for name, value in job.facts.items() if name != "checkpoints_wrapped"}
 
 
 def _own(document: Document, form: Format, old: Job, new: Job) -> dict[Place, Any]:

@@ -12,7 +12,7 @@ from memcalc.convert.facts import FACTS
 from memcalc.errors import MissingError
 from memcalc.planner.settings import FIELDS
 from memcalc.preflight.names import gpu_named, model_named, preset_like
-from memcalc.preflight.runtime import compared, filled_in, mismatches, precision, prevails, yields
+from memcalc.preflight.runtime import compared, filled_in, mismatches, precision, prevails, trimmed, yields
 from memcalc.specs.flat import from_flat
 from memcalc.specs.model import Model
 from memcalc.units import parse_count
@@ -66,7 +66,7 @@ class Joined:
         return not before[1].default and prevails(before, config, said)
 
     def _conflict(self, before: tuple[Config, Said], config: Config, said: Said) -> None:
-        if compared(before, config, said):
+        if compared(before, config, said) or said.word == "optimizer_impl":
             return
         first, other = before[0].document.path.name, before[1]
         message = (
@@ -104,6 +104,7 @@ def joined(configs: Iterable[Config], given: Mapping[str, Any], dirs: tuple[str,
     _framework(job)
     precision(job)
     mismatches(job, configs)
+    trimmed(job)
     _tell(job)
     if "gpu" in job.origins:
         job.facts["gpu"] = gpu_named(job.facts["gpu"], dirs)

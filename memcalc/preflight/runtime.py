@@ -14,7 +14,7 @@ from memcalc.convert.config import Config, Finding, Said
 if TYPE_CHECKING:
     from memcalc.preflight.join import Joined
 
-__all__ = ["compared", "filled_in", "mismatches", "precision", "prevails", "yields"]
+__all__ = ["compared", "filled_in", "mismatches", "precision", "prevails", "trimmed", "yields"]
 
 _COMPARED = {
     "micro_batch": ("deepspeed",), "accumulation": ("deepspeed", "accelerate"), "mixed": ("deepspeed",),
@@ -43,7 +43,7 @@ def precision(job: Joined) -> None:
     elif fsdp and not (job.words.get("lora") and weights != "fp32"):
         job.words["precision"] = f"{mixed}-mixed"
         if _accelerated(job):
-            job.words["autocast"] = True
+            job.words.setdefault("autocast", True)
     elif weights == "fp32":
         job.words["precision"] = f"{mixed}-autocast"
         _assumed(job)
@@ -119,10 +119,18 @@ def mismatches(job: Joined, configs: tuple[Config, ...]) -> None:
                 job.findings.append((config, _mismatch(said, own, trainer)))
 
 
+def trimmed(job: Joined) -> None:
+    """Take away what a Trainer says of an optimizer that DeepSpeed replaces, or of wrapping where there is no FSDP."""
+    if not str(job.words.get("optimizer", "")).endswith("8bit"):
+        job.settings.pop("strategy.wide_embedding_moments", None)
+    if not job.engines & {"fsdp1", "fsdp2"}:
+        job.facts.pop("checkpoints_wrapped", None)
+
+
 def _mismatch(said: Said, own: Said, trainer: Config) -> Finding:
     default = ", its default" if own.default else ""
     message = (
-        f"{said.field} is {said.value}, and {own.field} of {trainer.document.path.name} is {own.value}{default}: "
+        f"{said.field} says {said.value}, and {own.field} of {trainer.document.path.name} {own.value}{default}: "
         "the Trainer stops at its start"
     )
     return Finding("error", "MC106", said.field, message, f'"{said.field}": "auto"', said.place)

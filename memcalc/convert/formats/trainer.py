@@ -23,7 +23,7 @@ from memcalc.convert.formats.trainer_keys import (
     TRL_SIGNS,
 )
 from memcalc.convert.formats.trainer_script import is_trl, read_script
-from memcalc.convert.formats.trainer_writer import write
+from memcalc.convert.formats.trainer_writer import spelling, write
 
 _EIGHT_BIT = ("adamw-8bit", "paged-adamw-8bit", "lion-8bit")
 
@@ -224,6 +224,7 @@ FORMAT = Format(
     recognise=_recognise,
     read=read,
     write=write,
+    spelling=spelling,
     kind="json",
     filename="training_args.json",
     choices={

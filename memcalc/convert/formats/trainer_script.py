@@ -50,7 +50,7 @@ def _weights(reading: Reading, trl: bool, quantized: bool) -> None:
     if not key and not trl:
         if quantized:
             return
-        reading.say("script_loads", True, "dtype")
+        reading.say("script_loads", "not said", "dtype")
         return
     name = reading.one_of(key, _DTYPES, "fp32") if key else "fp32"
     key = key or "dtype"
