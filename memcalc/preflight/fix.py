@@ -11,7 +11,7 @@ from typing import Any
 from memcalc import api
 from memcalc.convert.config import Config
 from memcalc.convert.document import Document, Place
-from memcalc.convert.edits import edited
+from memcalc.convert.edits import edited, edited_parts
 from memcalc.convert.formats import format_named
 from memcalc.convert.formats.base import Format, changes
 from memcalc.convert.job import Job
@@ -122,7 +122,7 @@ def _proved(
         return None
     return CheckFix(
         changes=tuple(_changes(before, after)),
-        edits=tuple(_edit(config, texts[config.document.path]) for config in configs if config.document.path in texts),
+        edits=tuple(_edit(document, texts[path]) for path, document in _first_of(configs).items() if path in texts),
         peak=after.peak.device,
         verdict=after.verdict,
     )
@@ -133,7 +133,11 @@ Wanted = list[tuple[Document, dict[Place, Any]]]
 
 def _texts(wanted: Wanted) -> dict[Path, str]:
     """Return the edited text of each file that says something differently for the new job."""
-    return {document.path: edited(document, found) for document, found in wanted if found}
+    files: dict[Path, Wanted] = {}
+    for document, found in wanted:
+        if found:
+            files.setdefault(document.path, []).append((document, found))
+    return {path: edited_parts(parts) if len(parts) > 1 else edited(*parts[0]) for path, parts in files.items()}
 
 
 def _needed(wanted: Wanted, read: Callable[[dict[Path, str]], Joined]) -> dict[Path, str]:
@@ -176,9 +180,14 @@ def _shown(value: Any) -> str:
     return (",".join(value) or "none") if isinstance(value, tuple) else str(value)
 
 
-def _edit(config: Config, text: str) -> CheckEdit:
-    name = str(config.document.path)
-    before = config.document.text.splitlines(keepends=True)
+def _first_of(configs: tuple[Config, ...]) -> dict[Path, Document]:
+    """Each file once: a script has its own document, and those of its commands."""
+    return {config.document.path: config.document for config in reversed(configs)}
+
+
+def _edit(document: Document, text: str) -> CheckEdit:
+    name = str(document.path)
+    before = document.text.splitlines(keepends=True)
     lines = difflib.unified_diff(before, text.splitlines(keepends=True), name, f"{name} (fits)")
     return CheckEdit(path=name, diff="".join(_ended(line) for line in lines), text=text)
 
