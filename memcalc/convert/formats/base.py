@@ -15,7 +15,7 @@ from memcalc.errors import FileError, UnknownNameError
 
 __all__ = ["FORMATS", "Format", "format_named", "inner_document", "nested", "recognised", "written"]
 
-FORMATS = ("deepspeed", "axolotl")
+FORMATS = ("deepspeed", "axolotl", "llamafactory")
 """Names of the formats, each a module of this package; the most particular first, since the first that knows a document
 reads it."""
 WRITABLE = ("deepspeed", "axolotl")
