@@ -7,29 +7,33 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from memcalc.api import estimate, largest, plan, smallest
+    from memcalc.handoff import export, load, save
+    from memcalc.preflight import check
     from memcalc.sweeps import sweep
 
-__all__ = ["__version__", "estimate", "largest", "plan", "smallest", "sweep"]
+__all__ = ["__version__", "check", "estimate", "export", "largest", "load", "plan", "save", "smallest", "sweep"]
 
 __version__ = "0.1.0"
+
+_HOMES = {
+    **dict.fromkeys(("estimate", "largest", "plan", "smallest"), "api"),
+    **dict.fromkeys(("export", "load", "save"), "handoff"),
+    "check": "preflight",
+    "sweep": "sweeps",
+}
 
 
 def __getattr__(name: str) -> Any:
     """Import the library on first use, so that `import memcalc` and `memcalc --help` stay fast."""
-    if name == "sweep":
-        from memcalc import sweeps
-
-        return sweeps.sweep
-    if name not in {"estimate", "largest", "plan", "smallest"}:
+    if name not in _HOMES:
         message = f"module {__name__!r} has no attribute {name!r}"
         raise AttributeError(message)
-    from memcalc import api
-
-    return getattr(api, name)
+    return getattr(import_module(f"memcalc.{_HOMES[name]}"), name)
 
 
 def __dir__() -> list[str]:

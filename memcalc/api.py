@@ -14,6 +14,7 @@ from memcalc.formulas.census import model_count
 from memcalc.frameworks import habits_of
 from memcalc.frameworks.own_code import rewritten
 from memcalc.planner import answer, axes
+from memcalc.planner.choices import OR
 from memcalc.planner.job import Job
 from memcalc.planner.objectives import Goal, Objective
 from memcalc.planner.plans import BILLION, Wish, plan_for
@@ -91,6 +92,7 @@ def plan(
     tokens: int | str | None = None,
     why: str | None = None,
     recipe: bool = False,
+    advice: bool = True,
     top: int | str = TOP,
     **words: Any,
 ) -> Plans:
@@ -99,10 +101,11 @@ def plan(
     Without ``gpus``: the best plan for 1, 2, 4 and 8 GPUs of one node. ``objective`` is throughput, memory, gpus, cost
     or simplicity; ``critical_batch`` in tokens makes large batches count for less; ``tokens`` is the budget for which
     GPU-hours are told; ``why`` names a strategy, as in ``tp=1,zero=3``, and asks why it lost; ``recipe`` adds the
-    usual order of tuning, and what each remedy returns.
+    usual order of tuning, and what each remedy returns; without ``advice`` the smallest changes are not looked for where
+    nothing fits.
     """
     request, spec, chip, host = _resolve(model, gpu, node, settings, preset_dirs, words, several=True)
-    wish = replace(_wish(top, objective, critical_batch, tokens), question=why or "", recipe=recipe)
+    wish = replace(_wish(top, objective, critical_batch, tokens), question=why or "", recipe=recipe, advice=advice)
     own = {
         "objective": None if objective == "throughput" else objective,
         "critical_batch": critical_batch,
@@ -294,11 +297,15 @@ def _command(
         if value is None or (value is False and name != "sp"):
             continue
         flag = f"--{name.replace('_', '-')}"
-        parts += [flag] if value is True else ["--no-sp"] if value is False else [flag, _typed(value)]
+        parts += [flag] if value is True else ["--no-sp"] if value is False else [flag, _typed(name, value)]
     for key, value in (settings or {}).items():
         parts += ["--set", f"{key}={value}"]
     return shlex.join(parts)
 
 
-def _typed(value: object) -> str:
-    return ",".join(map(str, value)) if isinstance(value, tuple | list) else str(value)
+def _typed(name: str, value: object) -> str:
+    """A value as it is typed: a list is several values for a search, or all that is offloaded or trained."""
+    if not isinstance(value, tuple | list | set | frozenset):
+        return str(value)
+    between = OR if name in SEARCHED and name != "offload" else ","
+    return between.join(map(str, value))

@@ -38,6 +38,7 @@ LAYERS = [
     "probe",
     "convert",
     "preflight",
+    "handoff",
     "report",
     "cli",
     "__main__",

@@ -10,6 +10,7 @@ import typer
 import typer.main
 
 import memcalc
+from memcalc.cli import export as handing
 from memcalc.cli import inverse, presets
 from memcalc.cli import sweep as many
 from memcalc.cli import validate as comparison
@@ -27,6 +28,7 @@ EXAMPLES = {
     "check": "memcalc check ds_config.json --model llama-2-7b --gpu a100-80g --gpus 8 --seq-len 4096",
     "max": "memcalc max seq-len --model llama-2-7b --gpu a100-80g --gpus 8 --step 1024",
     "min": "memcalc min gpus --model llama-3-70b --gpu h100-sxm --offload none",
+    "export": "memcalc export plan.json --to fsdp2",
     "sweep": "memcalc sweep sweep.toml --output table.csv",
     "validate": "memcalc validate --grade A --worst 5",
     "models": "memcalc models --search llama",
@@ -118,6 +120,13 @@ _Why = Annotated[
     str | None,
     typer.Option(metavar="WORDS", rich_help_panel=_SEARCH, help='Why a strategy is not the plan, as in "tp=1,zero=3".'),
 ]
+_Save = Annotated[
+    str | None, typer.Option(metavar="FILE", rich_help_panel="Output", help="Save a plan and its fallback, for export.")
+]
+_Rank = Annotated[
+    str | None,
+    typer.Option(metavar="N", rich_help_panel="Output", help="Which plan is saved; the first when left out."),
+]
 
 
 @_command("Jobs", *JOB, *PRESETS, *DESTINATION)
@@ -129,6 +138,8 @@ def plan(
     why: _Why = None,
     recipe: _Recipe = False,
     top: _Top = "10",
+    save: _Save = None,
+    rank: _Rank = None,
     **options: Any,
 ) -> int:
     """List the strategies that fit, best first; what you do not pin is searched.
@@ -137,6 +148,8 @@ def plan(
     """
     from memcalc import report
 
+    handing.check_target(save, rank, options)
+    force, dirs = bool(options["force"]), tuple(options["preset_dir"] or ())
     target = destination(options)
     found = memcalc.plan(
         **given(options),
@@ -148,6 +161,8 @@ def plan(
         top=top,
     )
     target.show(report.of_plans(found))
+    if save is not None:
+        return handing.keep(found, save, rank, force=force, dirs=dirs)
     return 0 if found.plans else 1
 
 
@@ -236,6 +251,35 @@ def min_(
 ) -> int:
     """Find the fewest GPUs on which a strategy fits, and the fastest one there."""
     return inverse.show("min", what, options, up_to=up_to, any_count=any_count, safe=safe)
+
+
+_Plan = Annotated[
+    str, typer.Argument(metavar="PLAN", help="What plan --save wrote, or plans in JSON.", show_default=False)
+]
+_To = Annotated[str, typer.Option(metavar="FORMAT", help="deepspeed (its JSON) or fsdp2 (a training script).")]
+_Number = Annotated[str | None, typer.Option(metavar="N", help="Of several plans in JSON, the N-th; else the first.")]
+_Fallback = Annotated[str | None, typer.Option(metavar="N", help="The N-th plan to go back to, in place of the plan.")]
+_INTO = (
+    replace(
+        DESTINATION[1],
+        metavar="FILE|DIR",
+        help="Write there instead of on the screen; into DIR under the name that the framework's examples use.",
+    ),
+    DESTINATION[2],
+)
+
+
+@_command("Jobs", *PRESETS, *_INTO)
+def export(
+    plan: _Plan,
+    *,
+    to: _To,
+    rank: _Number = None,
+    fallback: _Fallback = None,
+    **options: Any,
+) -> int:
+    """Write a saved plan as a framework's own config, and say how to launch and to check it."""
+    return handing.show(plan, to=to, rank=rank, fallback=fallback, options=options)
 
 
 _File = Annotated[str, typer.Argument(metavar="FILE.toml", help="Lists of words; every combination is one job.")]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from memcalc.errors import CombinationError
@@ -10,6 +11,7 @@ from memcalc.specs.strategy import Strategy
 
 if TYPE_CHECKING:
     from memcalc.results import Estimate
+    from memcalc.specs.model import Model
 
 __all__ = ["Job"]
 
@@ -30,6 +32,10 @@ class Job:
     strategy: Strategy
     check: str = ""
     """The command that checks what is written, for a comment at its head."""
+    spec: Model | None = None
+    """The model itself, where it is at hand."""
+    predicted: Mapping[str, int] = field(default_factory=dict)
+    """What memcalc predicts [bytes]: allocated and reserved."""
 
     @classmethod
     def of(cls, estimate: Estimate, check: str = "") -> Job:
@@ -45,6 +51,7 @@ class Job:
             accumulation=workload.accumulation_steps,
             strategy=estimate.strategy,
             check=check,
+            predicted={"allocated": estimate.peak.allocated, "reserved": estimate.peak.reserved},
         )
 
     @property

@@ -53,6 +53,8 @@ EXTRA = (
     "gptq_group",
     "prepare_kbit",
     "wide_embedding_moments",
+    "bucket_view",
+    "whole_accumulation",
     "partition_activations",
     "grad_accum_dtype",
     "reduce_bucket_size",

@@ -45,6 +45,8 @@ class Wish:
     """A strategy, as in ``tp=1,zero=3``, of which is wanted why it lost."""
     recipe: bool = False
     """Whether the usual order of tuning and what each remedy returns are wanted."""
+    advice: bool = True
+    """Whether the smallest changes are looked for where nothing fits."""
 
 
 def plan_for(job: Job, wish: Wish, command: str, base: str) -> results.Plans:
@@ -74,7 +76,7 @@ def plan_for(job: Job, wish: Wish, command: str, base: str) -> results.Plans:
         elapsed=round(time.perf_counter() - started, 4),
         plans=plans,
         pareto=pareto_ranks(plans),
-        nearest=() if plans else tuple(nearest(job, last)),
+        nearest=() if plans or not wish.advice else tuple(nearest(job, last)),
         too_large="" if plans else (_too_large(job, outcomes[last]) or _impossible(last)),
         recipe=recipe(job, last) if wish.recipe else (),
         remedies=remedies(job, last) if wish.recipe else (),
@@ -169,24 +171,30 @@ def _plan(job: Job, one: Finalist, wish: Wish, base: str) -> results.Plan:
 
 def command_of(base: str, s: Strategy, gpus: int, seq_len: int, global_batch: int) -> str:
     """The ``memcalc estimate`` line of a strategy: ``base`` with what a search chose."""
-    chosen = {
+    chosen = chosen_words(s, gpus, seq_len, global_batch)
+    flags = [f"--{name.replace('_', '-')} {value}" for name, value in chosen.items() if name != "sp"]
+    return " ".join([base, *flags, *(["--no-sp"] if "sp" in chosen else [])])
+
+
+def chosen_words(s: Strategy, gpus: int, seq_len: int, global_batch: int) -> dict[str, str | int | bool]:
+    """What a search chose of a strategy, as words of :func:`memcalc.estimate`: those that its defaults do not give."""
+    return {
         "gpus": gpus,
-        "seq-len": seq_len,
-        "global-batch": global_batch,
-        "micro-batch": s.micro_batch,
+        "seq_len": seq_len,
+        "global_batch": global_batch,
+        "micro_batch": s.micro_batch,
         "framework": s.framework,
         "precision": s.precision,
         **({"optimizer": s.optimizer} if s.optimizer != "adamw" else {}),
         "zero": s.zero,
         "recompute": s.recompute,
         **{name: getattr(s, name) for name in DEGREES if getattr(s, name) > 1},
-        **({"pp-schedule": s.pp_schedule} if s.pp > 1 and s.pp_schedule != "1f1b" else {}),
+        **({"pp_schedule": s.pp_schedule} if s.pp > 1 and s.pp_schedule != "1f1b" else {}),
         **({"vpp": s.vpp} if s.vpp > 1 else {}),
         **({"offload": ",".join(s.offload)} if s.offload else {}),
-        **({"offload-to": s.offload_to} if s.offload and s.offload_to != "cpu" else {}),
+        **({"offload_to": s.offload_to} if s.offload and s.offload_to != "cpu" else {}),
+        **({"sp": False} if s.tp > 1 and not s.sp else {}),
     }
-    flags = [f"--{name} {value}" for name, value in chosen.items()]
-    return " ".join([base, *flags, *(["--no-sp"] if s.tp > 1 and not s.sp else [])])
 
 
 def pareto_ranks(plans: tuple[results.Plan, ...]) -> tuple[int, ...]:

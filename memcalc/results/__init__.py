@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     )
     from memcalc.results.inverse import Fit, Inverse, Miss
     from memcalc.results.plans import Nearest, Plan, PlanPeak, Plans, RecipeStep, Remedy, StepTime
+    from memcalc.results.saved import SavedJob, SavedPlan
     from memcalc.results.sweep import Swept
 
 __all__ = [
@@ -71,6 +72,8 @@ __all__ = [
     "RunUnknown",
     "RunVerdict",
     "Saved",
+    "SavedJob",
+    "SavedPlan",
     "StagePeak",
     "StepTime",
     "Swept",
@@ -112,6 +115,7 @@ _HOMES = {
     ),
     "inverse": ("Fit", "Inverse", "Miss"),
     "plans": ("Nearest", "Plan", "PlanPeak", "Plans", "RecipeStep", "Remedy", "StepTime"),
+    "saved": ("SavedJob", "SavedPlan"),
     "sweep": ("Swept",),
 }
 """The records of each module, imported on first use: an estimate needs few of them."""

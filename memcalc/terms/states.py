@@ -34,7 +34,7 @@ def state_terms(census: Census) -> Iterator[Term]:
 def updated_terms(census: Census) -> Iterator[Term]:
     """The states of what is trained: gradients, optimizer, and what the step adds."""
     yield from gradient_terms(census)
-    if census.grid.habits.gradient_copy:
+    if census.grid.habits.gradient_copy and not census.grid.fixed.bucket_view:
         yield bucket_term(census)
     yield from optimizer_terms(census)
     if not census.grid.fixed.optimizer_in_backward:
@@ -104,10 +104,10 @@ def gradient_terms(census: Census) -> Iterator[Term]:
     if grid.habits.zero_optimizer is None:  # DeepSpeed's step reads a share of them (memcalc.terms.zero)
         yield from in_reduce_pool(_gradients(census, "gradients", whole * here, ("step",)), census)
     kept = (grid.accumulation > 1) & (not grid.fixed.longest_first)
-    kept = kept | grid.habits.persistent_gradients | grid.habits.zeroes_gradients | in_one_buffer(grid)
+    kept = kept | grid.persistent_gradients | grid.habits.zeroes_gradients | in_one_buffer(grid)
     for term in _earlier_gradients(census, reduced * kept, here):
         yield from in_reduce_pool(term, census)
-    if not grid.habits.persistent_gradients:
+    if not grid.persistent_gradients:
         yield from _head_gradients(census, kept)
 
 
@@ -184,7 +184,7 @@ def late_gradients(census: Census) -> Array:
     are to come.
     """
     grid = census.grid
-    if grid.habits.persistent_gradients:
+    if grid.persistent_gradients:
         return np.int64(0)
     first = ((grid.accumulation == 1) | grid.fixed.longest_first) & ~in_one_buffer(grid)
     first = first & (not grid.habits.zeroes_gradients)

@@ -14,7 +14,7 @@ from memcalc.convert.formats import axolotl_keys as keys
 from memcalc.convert.formats.axolotl_write import write
 from memcalc.convert.formats.base import Format, inner_document
 from memcalc.convert.formats.optimizers import say_optimizer
-from memcalc.convert.formats.tuning import ask, fsdp_keys, say_fsdp, say_lora, say_stored, say_trained_besides
+from memcalc.convert.formats.tuning import fsdp_keys, say_fsdp, say_lora, say_stored, say_trained_besides
 
 _ATTENTION = {
     "flash_attention_2": "flash", "flash_attention_3": "flash", "sdpa": "", "eager": "eager", "flex_attention": "flash",
@@ -86,7 +86,7 @@ def _adapter(reading: Reading) -> str:
         raise reading.wrong("lora_r", None, f"must be the rank of the adapters of adapter: {adapter}")
     every = bool(reading.flag("lora_target_linear"))
     if rank is None:
-        ask(reading, "lora", "lora_model_dir", reading.text("lora_model_dir"))
+        reading.ask("lora", "lora_model_dir", reading.text("lora_model_dir"))
     else:
         say_lora(reading, rank, "lora_target_linear" if every else "lora_target_modules", every)
     reading.say("workload.lora_dropout", reading.number("lora_dropout", 0.0), "lora_dropout")
@@ -107,7 +107,7 @@ def _quantised(reading: Reading, adapter: str, narrow: dict[int, bool], gptq: bo
         raise reading.wrong("bnb_config_kwargs.bnb_4bit_quant_type", kind, "must be nf4 or fp4")
     if say_stored(reading, "base_model") or gptq:
         if gptq and not any(one.word == "quantize" for one in reading.said):
-            ask(reading, "quantize", "gptq", "the checkpoint's own bits")
+            reading.ask("quantize", "gptq", "the checkpoint's own bits")
     elif adapter == "qlora":
         reading.say("quantize", "nf4-dq" if doubled else "nf4", "load_in_4bit")
     elif narrow[8]:

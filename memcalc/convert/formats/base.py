@@ -15,10 +15,21 @@ from memcalc.errors import FileError, UnknownNameError
 
 __all__ = ["FORMATS", "Format", "format_named", "inner_document", "nested", "recognised", "written"]
 
-FORMATS = ("deepspeed", "axolotl", "llamafactory")
+FORMATS = (
+    "fsdp2",
+    "torchtitan",
+    "megatron",
+    "axolotl",
+    "llamafactory",
+    "deepspeed",
+    "accelerate",
+    "trainer",
+    "fsdp_config",
+    "launch",
+)
 """Names of the formats, each a module of this package; the most particular first, since the first that knows a document
 reads it."""
-WRITABLE = ("deepspeed", "axolotl")
+WRITABLE = ("deepspeed", "accelerate", "trainer", "torchtitan", "megatron", "axolotl", "fsdp2")
 """Those that `memcalc export` writes."""
 
 
@@ -35,12 +46,18 @@ class Format:
     read: Callable[[Document], Config]
     write: Callable[[Job], dict[str, Any]] | None = None
     """Dotted keys and values of the config that runs a job; None where the format is only read."""
+    text: Callable[[Job], str] | None = None
+    """The whole text, where that is more than the fields."""
     kind: Kind = "json"
     """What is written."""
+    hyphens: bool = False
+    """Whether flags have hyphens between their words, not underscores."""
     filename: str = ""
     """As its framework's own examples call it."""
     choices: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     """Words that the file can say, with the values that it can say of each: what an edit may change."""
+    spelling: Callable[[Document, str], str] = lambda _, key: key
+    """How a document calls a key of `write`, where versions or forms differ; empty where it has no name for it."""
 
 
 def format_named(name: str) -> Format:
@@ -98,6 +115,8 @@ def written(form: Format, job: Job) -> str:
     """
     if form.write is None:
         raise UnknownNameError("to", form.name, f"must be one of {', '.join(WRITABLE)}", WRITABLE)
+    if form.text is not None:
+        return form.text(job)
     fields = form.write(job)
     head = f"Written by memcalc; check it with: {job.check}" if job.check else "Written by memcalc."
     if form.kind == "json":
@@ -108,7 +127,11 @@ def written(form: Format, job: Job) -> str:
         return f"# {head}\n{_yaml(nested(fields))}"
     return (
         f"# {head}\n"
-        + " \\\n".join(f"--{key}{_flag_value(value)}" for key, value in fields.items() if value not in (None, False))
+        + " \\\n".join(
+            f"--{key.replace('_', '-') if form.hyphens else key}{_flag_value(value)}"
+            for key, value in fields.items()
+            if value is not None and value is not False
+        )
         + "\n"
     )
 

@@ -14,7 +14,7 @@ from memcalc.convert.document import Document
 from memcalc.convert.formats import llamafactory_keys as keys
 from memcalc.convert.formats.base import Format, inner_document
 from memcalc.convert.formats.optimizers import say_optimizer
-from memcalc.convert.formats.tuning import ask, fsdp_keys, say_fsdp, say_lora, say_stored, say_trained_besides
+from memcalc.convert.formats.tuning import fsdp_keys, say_fsdp, say_lora, say_stored, say_trained_besides
 
 _TYPES = {"full": "full", "freeze": "freeze", "lora": "lora", "oft": "oft"}
 _STAGES = {name: name for name in ("pt", "sft", "rm", "ppo", "dpo", "kto")}
@@ -73,7 +73,7 @@ def _batch(reading: Reading, stage: str) -> None:
 def _adapter(reading: Reading, kind: str) -> bool:
     """Adapters, and whether the frozen base is quantised."""
     if kind == "oft":
-        ask(reading, "lora", "finetuning_type", "oft, whose rotations are not modelled,")
+        reading.ask("lora", "finetuning_type", "oft, whose rotations are not modelled,")
     if kind == "freeze":
         reading.not_modelled({"finetuning_type": "a few blocks are trained; all are counted as trained"})
     if kind not in ("lora", "oft"):
@@ -102,7 +102,7 @@ def _quantised(reading: Reading) -> bool:
     if method == "bnb" and bits not in (4, 8):
         raise reading.wrong("quantization_bit", bits, "must be 4 or 8 with bitsandbytes")
     if bits not in (4, 8):
-        ask(reading, "quantize", "quantization_bit", f"{bits} bits of {method}")
+        reading.ask("quantize", "quantization_bit", f"{bits} bits of {method}")
         return True
     four = "nf4-dq" if double and method == "bnb" else "nf4"
     reading.say("quantize", four if bits == 4 else "int8", "quantization_bit")

@@ -1,4 +1,4 @@
-"""What the fine-tuning frameworks have in common: layers by name, and questions that only the model answers.
+"""What the fine-tuning frameworks have in common: layers by name, checkpoints by name, FSDP.
 
 Names: transformers 5.23 ``models/*/modeling_*.py``; PEFT 0.19 ``tuners/tuners_utils.py``: a listed name is the last
 part of a layer's path.
@@ -9,9 +9,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 
-from memcalc.convert.config import Reading, Said
+from memcalc.convert.config import Reading
 
-__all__ = ["ask", "fsdp_keys", "say_fsdp", "say_lora", "say_stored", "say_trained_besides", "targets_of"]
+__all__ = ["fsdp_keys", "say_fsdp", "say_lora", "say_stored", "say_trained_besides", "targets_of"]
 
 LAYERS: dict[str, tuple[str, ...]] = {
     "q_proj": ("q",), "k_proj": ("k",), "v_proj": ("v",), "o_proj": ("o",), "out_proj": ("o",), "wo": ("o",),
@@ -41,12 +41,6 @@ def targets_of(names: Iterable[object]) -> tuple[str, ...] | None:
     return tuple(found)
 
 
-def ask(reading: Reading, word: str, key: str, why: str) -> None:
-    """Have a word asked for, since the file says it in a way that only the model itself can tell."""
-    place = tuple(key.split("."))
-    reading.said.append(Said(word, None, key, False, place, why))
-
-
 def say_lora(reading: Reading, rank: int, key: str, every: bool = False) -> None:
     """Say the adapters whose layers a key lists; `every` where all linear layers have one, the head apart."""
     names = reading.items(key)
@@ -57,7 +51,7 @@ def say_lora(reading: Reading, rank: int, key: str, every: bool = False) -> None
     if targets:
         reading.say("lora", f"{rank}:{','.join(targets)}", key)
     else:
-        ask(reading, "lora", key, ",".join(map(str, names))[:60] or "no layer at all")
+        reading.ask("lora", key, ",".join(map(str, names))[:60] or "no layer at all")
 
 
 def say_trained_besides(reading: Reading, key: str) -> None:
@@ -85,7 +79,7 @@ def say_stored(reading: Reading, key: str) -> bool:
             if stored:
                 reading.say("quantize", stored, key)
             else:
-                ask(reading, "quantize", key, name.rpartition("/")[2])
+                reading.ask("quantize", key, name.rpartition("/")[2])
             return True
     return False
 
@@ -126,7 +120,7 @@ def say_fsdp(
     else:
         reading.say("zero", STRATEGIES.get(strategy, 3), "fsdp" if strategy else resharded)
     if reading.flag(where[offload]) or "offload" in listed:
-        reading.say("offload", ("params", "optimizer"), where[offload])
+        reading.say("offload", ("params",), where[offload])
     if reading.flag(where["activation_checkpointing"]):
         reading.say("recompute", "full", where["activation_checkpointing"])
         reading.say("strategy.checkpoint", "non-reentrant", where["activation_checkpointing"])

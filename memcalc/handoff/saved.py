@@ -1,0 +1,187 @@
+"""Saved plans: written whole with what to go back to, and read back with every check."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, NoReturn, TypeVar
+
+from pydantic import BaseModel, ValidationError
+
+import memcalc
+from memcalc.api import CHOSEN
+from memcalc.convert.document import parsed
+from memcalc.convert.reading import read_text
+from memcalc.errors import FileError, InputError, MissingError, UnknownNameError
+from memcalc.files import output_path, replacing
+from memcalc.handoff.fallback import fallbacks
+from memcalc.handoff.words import typed
+from memcalc.planner.plans import chosen_words
+from memcalc.results import Estimate, Plan, Plans, SavedJob, SavedPlan
+from memcalc.units import parse_count
+
+__all__ = ["estimate_of", "load", "save", "saved_plan", "words_of"]
+
+Record = TypeVar("Record", bound=BaseModel)
+PINNED = "what was typed leaves no plan with the same layout and global batch that is smaller by a tenth and fits"
+SMALLEST = "no plan with the same layout and global batch is smaller by a tenth and fits"
+
+
+def save(
+    plans: Plans,
+    path: str,
+    rank: int | str = 1,
+    *,
+    preset_dirs: Iterable[str] = (),
+    force: bool = False,
+) -> SavedPlan:
+    """Write the plan of a rank to a file, with what to go back to if it does not run; the file is whole or not there.
+
+    Raises :class:`memcalc.errors.InputError` for a rank that is not listed, and for a file that exists, unless
+    ``force`` is true.
+    """
+    target = output_path(path, force)
+    found = saved_plan(plans, rank, preset_dirs)
+    with replacing(target) as stream:
+        stream.write((json.dumps(found.model_dump(mode="json", by_alias=True), indent=2) + "\n").encode())
+    return found
+
+
+def saved_plan(plans: Plans, rank: int | str = 1, preset_dirs: Iterable[str] = ()) -> SavedPlan:
+    """Return the plan of a rank as it is saved."""
+    place, dirs = parse_count(rank, "rank"), tuple(preset_dirs)
+    if not plans.plans:
+        raise MissingError("nothing fits, so there is no plan to save: memcalc plan lists the smallest changes.")
+    plan = next((one for one in plans.plans if one.rank == place), None)
+    if plan is None:
+        raise InputError("rank", rank, f"must be from 1 to {len(plans.plans)}, the plans that are listed")
+    line, asked = typed(plan.command), typed(plans.command)
+    words = {name: value for name, value in line.words.items() if name not in CHOSEN}
+    job = SavedJob(
+        model=line.model, gpu=line.gpu, node=line.node, seq_len=plans.seq_len, words=words, settings=line.settings
+    )
+    safer = fallbacks(job, plan, asked.words, dirs)
+    pinned = {"micro_batch", "recompute", "zero", "offload"} & set(asked.words)
+    return SavedPlan(
+        version=memcalc.__version__,
+        asked=plans.command,
+        job=job,
+        plan=plan,
+        fallback=safer,
+        no_fallback="" if safer else PINNED if pinned else SMALLEST,
+        notes=tuple(_not_carried(line.model, dirs)),
+    )
+
+
+def _not_carried(model: str, dirs: tuple[str, ...]) -> list[str]:
+    """What must be there where the plan is exported, since its file does not have it."""
+    said = []
+    if dirs:
+        said.append("presets of your own are not in this file: give --preset-dir where it is exported.")
+    if Path(model).suffix in {".json", ".toml"} or Path(model).is_dir():
+        said.append("the model is a path, which must lead to the same model where this file is exported.")
+    return said
+
+
+def load(path: str, *, rank: int | str | None = None, preset_dirs: Iterable[str] = ()) -> SavedPlan:
+    """Read a saved plan, or of a list of plans in JSON (``memcalc plan --format json``) the one of a rank.
+
+    Raises :class:`memcalc.errors.InputError` for whatever is not one of them; a plan that another version of memcalc
+    saved says so in its ``notes``.
+    """
+    text = read_text(Path(path))
+    data = parsed(Path(path), text, "json").data
+    if isinstance(data, dict) and data.get("schema") == "memcalc.plan/1":
+        return saved_plan(_record(Plans, path, text), 1 if rank is None else rank, preset_dirs)
+    if not isinstance(data, dict) or data.get("schema") != "memcalc.saved-plan/1":
+        schema = data.get("schema") if isinstance(data, dict) else None
+        said = "must be a plan that memcalc plan --save wrote, with the schema memcalc.saved-plan/1"
+        raise FileError("file", path, said if schema is None else f"{said}, not {str(schema)[:40]!r}")
+    found = _record(SavedPlan, path, text)
+    if rank is not None and parse_count(rank, "rank") != found.plan.rank:
+        raise InputError("rank", rank, f"{Path(path).name} holds plan {found.plan.rank} alone")
+    if found.version != memcalc.__version__:
+        said = f"saved by memcalc {found.version}, read by {memcalc.__version__}."
+        return found.model_copy(update={"notes": (*found.notes, said)})
+    return found
+
+
+def _record(kind: type[Record], path: str, text: str) -> Record:
+    """Return a checked record."""
+    try:
+        json.loads(text, parse_constant=lambda name: _no_number(path, name))
+        return kind.model_validate_json(text, strict=True)
+    except ValidationError as error:
+        raise _sentence(error, path, kind) from None
+
+
+def _no_number(path: str, name: str) -> NoReturn:
+    raise FileError("file", path, f"must have finite numbers, not {name}")
+
+
+def _sentence(error: ValidationError, path: str, kind: type[BaseModel]) -> InputError:
+    """Return the first thing that is wrong with a file as one sentence."""
+    first = error.errors(include_url=False)[0]
+    place = [str(part) for part in first["loc"]]
+    key = f"{Path(path).name}: {'.'.join(place)}"
+    if first["type"] == "extra_forbidden":
+        known = sorted(_fields(kind, place[:-1]))
+        return UnknownNameError(f"{Path(path).name} key", ".".join(place), "must be a key of the schema", known)
+    if first["type"] == "missing":
+        return InputError(key, None, "must be given")
+    said = first["msg"].removeprefix("Value error, ").replace("Input should be", "must be").rstrip(".")
+    return InputError(key, first["input"], said)
+
+
+def _fields(kind: Any, place: list[str]) -> list[str]:
+    """Return the keys of the table that a place leads to."""
+    for part in place:
+        if part.isdigit():
+            continue
+        kind = kind.model_fields[part].annotation
+        inner = [one for one in getattr(kind, "__args__", ()) if isinstance(one, type) and issubclass(one, BaseModel)]
+        kind = inner[0] if inner else kind
+    return [field.alias or name for name, field in kind.model_fields.items()]
+
+
+def words_of(saved: SavedPlan, fallback: int = 0) -> dict[str, Any]:
+    """The words of :func:`memcalc.estimate` for a saved plan, or for one that it can go back to.
+
+    Raises :class:`memcalc.errors.InputError` for a fallback that it does not have.
+    """
+    plan = chosen(saved, fallback)
+    own = chosen_words(plan.strategy, plan.gpus, saved.job.seq_len, plan.global_batch)
+    return {**saved.job.words, **own}
+
+
+def chosen(saved: SavedPlan, fallback: int) -> Plan:
+    """The plan, or the one to go back to of that number."""
+    if fallback == 0:
+        return saved.plan
+    if not 0 < fallback <= len(saved.fallback):
+        allowed = f"must be from 1 to {len(saved.fallback)}" if saved.fallback else saved.no_fallback
+        raise InputError("fallback", fallback, allowed)
+    return saved.fallback[fallback - 1]
+
+
+def estimate_of(saved: SavedPlan, fallback: int = 0, preset_dirs: Iterable[str] = ()) -> Estimate:
+    """Estimate a saved plan again.
+
+    Raises :class:`memcalc.errors.InputError` where its words no longer come to the strategy that was saved.
+    """
+    job, plan = saved.job, chosen(saved, fallback)
+    found = memcalc.estimate(
+        model=job.model,
+        gpu=job.gpu,
+        node=job.node,
+        settings=job.settings,
+        preset_dirs=preset_dirs,
+        **words_of(saved, fallback),
+    )
+    was, now = plan.strategy.model_dump(), found.strategy.model_dump()
+    other = next((name for name in was if was[name] != now[name]), None)
+    if other is not None:
+        allowed = f"its words come to {now[other]!r} with memcalc {memcalc.__version__}; save the plan again"
+        raise InputError(f"strategy.{other} of the saved plan", was[other], allowed)
+    return found
