@@ -20,6 +20,7 @@ FORMATS = (
     "torchtitan",
     "megatron",
     "axolotl",
+    "llamafactory",
     "deepspeed",
     "accelerate",
     "trainer",
