@@ -15,6 +15,7 @@ space or an underscore is a hyphen.
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -40,6 +41,7 @@ __all__ = [
     "gpus",
     "model",
     "models",
+    "models_of",
     "names",
     "node",
     "node_for",
@@ -114,6 +116,22 @@ def nodes(preset_dirs: Dirs = ()) -> list[Node]:
 def models(preset_dirs: Dirs = ()) -> list[Model]:
     """Return every model, by name."""
     return [model(name, preset_dirs) for name in names("model", preset_dirs)]
+
+
+def models_of(layers: int, hidden: int, preset_dirs: Dirs = ()) -> list[str]:
+    """Return the names of the models whose flat table has a number of blocks and a width.
+
+    >>> "llama-2-7b" in models_of(32, 4096)
+    True
+    """
+    found: dict[str, tuple[Any, Any]] = {}
+    pattern = re.compile(rf"(?m)^\s*n_layers\s*=\s*{layers}\b".encode())
+    for shelf in _shelves(preset_dirs):
+        for name in shelf.names("model"):
+            if name not in found and shelf.mentions("model", name, pattern):
+                table = shelf.read("model", name)
+                found[name] = table.get("n_layers"), table.get("hidden")
+    return [name for name, sizes in found.items() if sizes == (layers, hidden)]
 
 
 @cache
@@ -230,6 +248,10 @@ class _Folder:
     def _parsed(self) -> dict[tuple[Kind, str], dict[str, Any]]:
         return {}
 
+    def mentions(self, kind: Kind, name: str, pattern: re.Pattern[bytes]) -> bool:
+        """Whether the text of a preset has something in it: parsing all of them takes a third of a second."""
+        return pattern.search(_read(self._listed[kind][name])) is not None
+
     def aliases(self, kind: Kind) -> dict[str, str]:
         path = self.root / f"{kind}s" / f"{_ALIASES}.toml"
         if not path.is_file():
@@ -252,6 +274,10 @@ class _Tables:
 
     def read(self, kind: Kind, name: str) -> dict[str, Any]:
         return dict(self.names(kind)[name])
+
+    def mentions(self, kind: Kind, name: str, pattern: re.Pattern[bytes]) -> bool:  # noqa: ARG002
+        """Whether a preset may have something in it; tables are parsed already."""
+        return name in self.names(kind)
 
     def aliases(self, kind: Kind) -> dict[str, str]:
         listed = {name: table.get("aliases") for name, table in self.names(kind).items()}

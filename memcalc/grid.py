@@ -113,6 +113,12 @@ class Fixed:
     prepare_kbit: bool = False
     bnb: str = "0.45"
     peft: str = "0.13"
+    wide_embedding_moments: bool = False
+    """Embedding tables keep 32-bit moments under an 8-bit optimizer."""
+    bucket_view: bool = False
+    """DDP's gradients are views of its buckets, so that there is no second copy."""
+    whole_accumulation: bool | None = None
+    """FSDP leaves the gradients of all micro-batches but the last unsharded; as the framework does it where None."""
     partition_activations: bool = False
     grad_accum_dtype: str = ""
     reduce_bucket_size: int | None = None
@@ -145,6 +151,15 @@ class Grid:
     def habits(self) -> Habits:
         """The framework's habits."""
         return habits_of(self.fixed.framework)
+
+    @cached_property
+    def persistent_gradients(self) -> bool:
+        """Whether one buffer of all gradients lives all the time: Megatron-LM's, or DDP's where they are views of it.
+
+        DDP's buckets are allocated when the model is wrapped, and stay when gradients are set to None (torch 2.13
+        csrc/distributed/c10d/reducer.cpp, initialize_buckets and initialize_bucket_views).
+        """
+        return self.habits.persistent_gradients or (self.habits.gradient_copy and self.fixed.bucket_view)
 
     @cached_property
     def policies(self) -> tuple[Policy, ...]:

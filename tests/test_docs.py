@@ -29,7 +29,7 @@ from memcalc.cli.app import app
 from memcalc.planner.request import NOT_MODELLED
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 CLI_PAGE = ROOT / "docs" / "cli.md"
 JOBS, PRESETS = ("plan", "estimate", "explain"), ("models", "gpus", "nodes")
 PLAN_ALONE = tuple(f"| `--{name}`" for name in ("top", "objective", "critical-batch", "tokens", "why", "recipe"))
@@ -37,6 +37,7 @@ COMMANDS: Any = typer.main.get_command(app)
 WIDTH = "100"
 BLOCK = re.compile(r"^```(\w+)([^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 INVERSE = ("max", "min")
+ASKING = (*INVERSE, "check")
 ELAPSED = re.compile(r"(?:(?<= fit, )|(?<= replayed, ))[\d.,]+ (?:s|ms|µs)(?=;)")
 TABLE = re.compile(r"(<!-- options: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
@@ -118,7 +119,7 @@ def options(command: str) -> list[Any]:
 
 def table(command: str) -> str:
     """Return the table of a command's options; of an inverse question's, those that plan does not have."""
-    shared = {row(option) for option in options("plan")} if command in INVERSE else set()
+    shared = {row(option) for option in options("plan")} if command in ASKING else set()
     new = [option for option in options(command) if row(option) not in shared]
     rows = [re.sub(r"(?<=\d)\|(?=\d)", r"\\|", row(option)) for option in new]
     return "\n".join(["| option | value | meaning |", "| --- | --- | --- |", *rows, ""])

@@ -25,6 +25,7 @@ EXAMPLES = {
     "plan": "memcalc plan --model llama-2-7b --gpu a100-40g --gpus 8 --global-batch 512",
     "estimate": "memcalc estimate --model llama-2-7b --gpu a100-80g --gpus 8 --zero 3",
     "explain": "memcalc explain --model llama-2-7b --gpu a100-80g --gpus 8 --zero 3",
+    "check": "memcalc check ds_config.json --model llama-2-7b --gpu a100-80g --gpus 8 --seq-len 4096",
     "max": "memcalc max seq-len --model llama-2-7b --gpu a100-80g --gpus 8 --step 1024",
     "min": "memcalc min gpus --model llama-3-70b --gpu h100-sxm --offload none",
     "export": "memcalc export plan.json --to fsdp2",
@@ -185,6 +186,26 @@ def explain(**options: Any) -> int:
     found = memcalc.estimate(**given(options))
     target.show(report.of_terms(found))
     return int(found.verdict == "does-not-fit")
+
+
+_FREE = tuple(replace(option, required=False) for option in JOB)
+_Files = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="FILE...", help="The job's own files: configs, an sbatch script, in any order."),
+]
+_Fix = Annotated[bool, typer.Option("--fix", help="Write the edited file beside the original, as NAME.fits.json.")]
+_Brief = Annotated[bool, typer.Option("--brief", help="One line; so by default in a Slurm prolog.")]
+
+
+@_command("Jobs", *_FREE, *PRESETS, *DESTINATION)
+def check(files: _Files = None, *, fix: _Fix = False, brief: _Brief = False, **options: Any) -> int:
+    """Say whether a job fits, from its own config files, and show the smallest edit of them that makes it fit.
+
+    --format also takes github (annotations) and sarif.
+    """
+    from memcalc.cli import check as preflight
+
+    return preflight.show(files or (), fix=fix, brief=brief, options=options)
 
 
 _Largest = Annotated[

@@ -16,7 +16,7 @@ from memcalc.files import output_path, replacing
 if TYPE_CHECKING:
     from memcalc.report import Report
 
-__all__ = ["Destination", "destination"]
+__all__ = ["Destination", "deliver", "destination"]
 
 _PIPED_WIDTH = 100
 
@@ -32,20 +32,33 @@ class Destination:
         """Render `report` and deliver it."""
         from memcalc.report import render
 
-        if self.path is None:
-            _print(render(report, self.form, width=_width(), colour=_coloured()))
-        else:
-            _write(self.path, render(report, self.form, width=_PIPED_WIDTH))
+        shown = self.path is None
+        deliver(
+            render(report, self.form, width=_width() if shown else _PIPED_WIDTH, colour=shown and _coloured()),
+            self.path,
+        )
 
 
-def destination(options: dict[str, Any]) -> Destination:
-    """Take format, output and force out of `options`, and check them before anything is computed."""
+def deliver(text: str, path: Path | None) -> None:
+    """Write to a file, whole or not at all, or to the screen."""
+    if path is None:
+        _print(text)
+    else:
+        _write(path, text)
+
+
+def destination(options: dict[str, Any], extra: tuple[str, ...] = ()) -> Destination:
+    """Take format, output and force out of `options`, and check them before anything is computed.
+
+    `extra` are formats that this command has besides.
+    """
     from memcalc.report import FORMATS, format_for
 
     form, path, force = options.pop("format"), options.pop("output"), options.pop("force")
     form = form or (format_for(path) if path else "rich")
-    if form not in FORMATS:
-        raise UnknownNameError("format", form, f"must be one of {', '.join(FORMATS)}", FORMATS)
+    forms = (*FORMATS, *extra)
+    if form not in forms:
+        raise UnknownNameError("format", form, f"must be one of {', '.join(forms)}", forms)
     return Destination(form, output_path(path, bool(force)) if path is not None else None)
 
 

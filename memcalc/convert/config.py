@@ -57,6 +57,8 @@ class Reference:
     path: str = ""
     document: Document | None = None
     field: str = ""
+    over: Document | None = None
+    """Flags that have their way over what the file at `path` says."""
 
 
 @dataclass(frozen=True)
@@ -169,22 +171,31 @@ class Reading:
 
     # ------------------------------------------------------------------------------------------------- what is said
 
-    def say(self, word: str, value: Any, key: str) -> None:
-        """Note what the file says under `key`, or what follows from the framework's default where it does not."""
+    def say(self, word: str, value: Any, key: str, *, default: bool = False) -> None:
+        """Note what the file says under `key`, or what follows from the framework's default where it does not.
+
+        With ``default`` another file's word goes before it although this one has the key.
+        """
         if word not in KNOWN_WORDS:
             raise KeyError(word)
         place = _place(key)
         unknown = self.document.unknown.get(place, "")
-        default = not unknown and _at(self.document.data, place) in (_ABSENT, None)
+        default = default or (not unknown and _at(self.document.data, place) in (_ABSENT, None))
         self.said.append(Said(word, value, key, default, place, unknown))
+
+    def ask(self, word: str, key: str, name: str) -> None:
+        """Note that `name`, which is what stands under a key, does not tell a word: it is asked for."""
+        self.said.append(Said(word, None, key, False, _place(key), name))
 
     def note(self, severity: Severity, code: str, key: str, message: str, suggestion: str = "") -> None:
         """Add a finding about a key."""
         self.findings.append(Finding(severity, code, key, message, suggestion, _place(key)))
 
-    def refer(self, format_name: str, key: str, path: str = "", document: Document | None = None) -> None:
-        """Note another config that belongs to the job."""
-        self.references.append(Reference(format_name, path, document, key))
+    def refer(
+        self, format_name: str, key: str, path: str = "", document: Document | None = None, over: Document | None = None
+    ) -> None:
+        """Note another config that belongs to the job; flags `over` it have their way."""
+        self.references.append(Reference(format_name, path, document, key, over))
 
     def harmless(self, *keys: str) -> None:
         """Keys that change no byte on the GPU; one that ends in a dot stands for its whole table."""

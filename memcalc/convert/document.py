@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -12,7 +12,7 @@ from typing import Any, Literal, NamedTuple
 from memcalc.convert.reading import read_text
 from memcalc.errors import FileError
 
-__all__ = ["DEEPEST", "Document", "Kind", "Place", "Span", "document", "parsed"]
+__all__ = ["DEEPEST", "Document", "Kind", "Place", "Span", "document", "kind_of", "overlaid", "parsed"]
 
 Kind = Literal["json", "yaml", "toml", "flags", "shell"]
 Place = tuple[str | int, ...]
@@ -61,12 +61,13 @@ def document(path: Path) -> Document:
     Raises :class:`memcalc.errors.FileError` for whatever is not text of one of the formats within the bounds.
     """
     text = read_text(path)
-    return parsed(path, text, _ENDINGS.get(path.suffix.lower()) or _guessed(text))
+    return parsed(path, text, kind_of(path, text))
 
 
-def _guessed(text: str) -> Kind:
-    begin = text.lstrip()[:2]
-    return "json" if begin.startswith("{") else "shell"
+def kind_of(path: Path, text: str) -> Kind:
+    """What a text is, by the ending of its file, and without a known one by how it begins."""
+    guessed: Kind = "json" if text.lstrip()[:1] == "{" else "shell"
+    return _ENDINGS.get(path.suffix.lower(), guessed)
 
 
 def parsed(path: Path, text: str, kind: Kind) -> Document:
@@ -81,6 +82,24 @@ def parsed(path: Path, text: str, kind: Kind) -> Document:
         data, spans = read_yaml(path, text)
         return Document(path, kind, text, data, lambda: spans)
     return Document(path, "shell", text, {})
+
+
+def overlaid(below: Document, over: Document) -> Document:
+    """Return a document whose values another one replaces, key by key: flags over the file that they name."""
+    data = _overlaid(below.data, over.data)
+    for place in over.unknown:
+        *tables, last = place
+        table = data
+        for key in tables:
+            table = table.setdefault(key, {})
+        table.pop(last, None)
+    return replace(below, data=data, unknown={**below.unknown, **over.unknown})
+
+
+def _overlaid(below: Any, over: Any) -> Any:
+    if not isinstance(below, dict) or not isinstance(over, dict):
+        return over
+    return {**below, **{key: _overlaid(below.get(key, {}), value) for key, value in over.items()}}
 
 
 def _json(path: Path, text: str) -> Any:

@@ -161,8 +161,19 @@ def _flag(document: Document, place: Place, value: Any) -> Piece:
         if value is None or value is False:
             begin = len(text[: span.key].rstrip(" "))
             return begin, span.end, ""
-        return span.begin, span.end, "" if value is True else str(value)
+        return span.begin, span.end, "" if value is True else _flag_value(value)
     if not spans:
         raise CombinationError(name, value, f"{document.path.name} has no flags beside which it could stand")
     end = max(span.end for span in spans.values())
-    return end, end, f" --{name}" + ("" if value is True else f" {value}")
+    said = name.replace("_", "-") if _hyphened(document) else name
+    return end, end, f" --{said}" + ("" if value is True else f" {_flag_value(value)}")
+
+
+def _flag_value(value: Any) -> str:
+    return " ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
+
+
+def _hyphened(document: Document) -> bool:
+    """Whether the flags that are there have hyphens between their words."""
+    words = {".".join(map(str, place)): span.key for place, span in document.spans.items() if "_" in str(place[-1])}
+    return any(at >= 0 and document.text.startswith(f"--{name.replace('_', '-')}", at) for name, at in words.items())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -18,35 +19,38 @@ def place_of(flag: str) -> Place:
     >>> place_of("--training.seq-len")
     ('training', 'seq_len')
     """
-    return tuple(flag.lstrip("-").replace("-", "_").split("."))
+    return tuple(flag.lstrip("-+~").replace("-", "_").split("."))
 
 
-def flag_document(path: Path, text: str, words: Iterable[Word]) -> Document:
+def flag_document(path: Path, text: str, words: Iterable[Word], *, pairs: bool = False) -> Document:
     """Return the flags among some words of a script; words before the first flag belong to nobody.
 
-    A flag without a value is True, one with several has a list.
+    A flag without a value is True, one with several has a list, of one that stands twice the last holds. With `pairs`,
+    `key=value` is a flag too. A flag that is there only if a run decides so is unknown.
     """
     data: dict[str, Any] = {}
     spans: dict[Place, Span] = {}
     unknown: dict[Place, str] = {}
-    for flag, values in _grouped(words):
+    for flag, values in _grouped(words, pairs):
         place = place_of(flag.text)
-        if any(value.unknown for value in values):
-            unknown[place] = next(value.unknown for value in values if value.unknown)
+        doubts = [word.unknown for word in (flag, *values) if word.unknown]
+        if doubts:
+            unknown[place] = doubts[0]
         else:
+            unknown.pop(place, None)
             _put(data, place, [value.text for value in values])
         spans[place] = _span(flag, values)
     return Document(path, "flags", text, data, lambda: spans, unknown)
 
 
-def _grouped(words: Iterable[Word]) -> list[tuple[Word, list[Word]]]:
+def _grouped(words: Iterable[Word], pairs: bool) -> list[tuple[Word, list[Word]]]:
     groups: list[tuple[Word, list[Word]]] = []
     for word in words:
         name, equals, _ = word.text.partition("=")
-        if name.startswith("--") and len(name) > len("--"):
+        if re.match(r"--\w", name) or (pairs and equals and re.fullmatch(r"[+~]{0,2}[A-Za-z_][\w.]*", name)):
             at = len(name) + 1
             value = [Word(word.text[at:], word.places[at:], word.unknown)] if equals else []
-            groups.append((Word(name, word.places[: len(name)]), value))
+            groups.append((Word(name, word.places[: len(name)], "" if equals else word.unknown), value))
         elif groups:
             groups[-1][1].append(word)
     return groups

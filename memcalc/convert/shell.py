@@ -1,59 +1,26 @@
 """A shell script as the commands that it would run: read, and never executed.
 
-Words, quotes, comments, continued lines, here-documents, assignments, arrays, ``$NAME``, ``${NAME}``,
-``${NAME:-default}`` and ``$((a * b))`` are followed as POSIX.1-2017 (chapter 2, Shell Command Language) and bash read
-them. Both branches of a condition are read, one after the other. What only a run could tell, such as the output of a
-command, stays unknown. Each character of a word knows its place in the script, so that a value can be edited where it
-was written.
+Its grammar is that of POSIX.1-2017 (chapter 2, Shell Command Language) and of bash: lists, conditions, cases, loops,
+functions, here-documents, and `bash -c`. A condition that the script itself decides has its way; where only a run can
+tell, both branches are read, and a variable that they set differently is unknown after them. The script is taken to be
+called without arguments, and variables that it does not set to be empty where it gives a default for them.
 """
 
 from __future__ import annotations
 
-import itertools
 import re
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass
 
-__all__ = ["Command", "Script", "Word", "read_script"]
+from memcalc.convert.shell_commands import DECLARING, Command, Effects, Simple, Status, Written, status_of
+from memcalc.convert.shell_flow import Flow, Run
+from memcalc.convert.shell_sums import held, summed
+from memcalc.convert.shell_words import ASSIGNED, MARK, NAME, Lexer, State, Value, Word, closing
 
-LONGEST = 1 << 16
-"""Characters of one value; a variable that doubles itself line after line ends here, as unknown."""
-MOST_WORDS = 20_000
-_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-_ASSIGNED = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)(\+?)=")
-_RESERVED = frozenset(
-    ("if", "then", "elif", "else", "fi", "for", "while", "until", "do", "done", "case", "esac", "in", "{", "}", "!",
-     "time", "function", "select")
-)  # fmt: skip
-_DECLARING = frozenset({"export", "declare", "local", "readonly", "typeset"})
-_ARITHMETIC = re.compile(r"[0-9+\-*/%() ]{1,200}")
+__all__ = ["Command", "Script", "Word", "Written", "read_script"]
 
-
-@dataclass(frozen=True)
-class Word:
-    """One word of a command; `places` are those of its characters in the script."""
-
-    text: str
-    places: tuple[int, ...] = ()
-    unknown: str = ""
-    """The name of the variable, or the text, that only a run could tell; empty where the word is known."""
-
-    @property
-    def span(self) -> tuple[int, int] | None:
-        """Where it stands in one piece, or None where it was put together."""
-        places = self.places
-        if not places or any(after - before != 1 for before, after in itertools.pairwise(places)):
-            return None
-        return places[0], places[-1] + 1
-
-
-@dataclass(frozen=True)
-class Command:
-    """The words of one command, and the variables that are set for it alone."""
-
-    words: tuple[Word, ...]
-    settings: Mapping[str, Word] = field(default_factory=dict)
-    begin: int = 0
+_OPERATORS = (";;&", ";;", ";&", "&&", "||", "|&", "((", "|", "&", ";", "(", ")")
+_REDIRECTED = re.compile(r"(?:\d+|\{[A-Za-z_]\w*\})?(<<<|<<-?|<>|<&|<|&>>?|>>|>&|>\||>)")
 
 
 @dataclass(frozen=True)
@@ -64,334 +31,318 @@ class Script:
     comments: tuple[tuple[int, str], ...]
     """Those that fill a line: place of the #, and the line."""
     variables: Mapping[str, Word]
+    files: tuple[Written, ...] = ()
 
 
-def read_script(text: str, known: Mapping[str, str] | None = None) -> Script:
-    """Read a script; `known` are variables that the queue will set."""
-    reader = _Reader(text, {name: Word(value) for name, value in (known or {}).items()})
-    commands = tuple(reader.commands())
-    return Script(commands, tuple(reader.comments), reader.scalars)
+def read_script(text: str, known: Mapping[str, str | None] | None = None, name: str = "script") -> Script:
+    """Read a script; `known` are variables that the queue sets, None those whose value only the job will know.
 
-
-class _Value:
-    """A word while it is read: characters, places, and whether anything was quoted."""
-
-    def __init__(self) -> None:
-        self.text: list[str] = []
-        self.places: list[int] = []
-        self.unknown = ""
-        self.quoted = False
-        self.cuts: list[int] = []
-        """Where an unquoted variable's blanks end a word."""
-
-    def add(self, text: str, places: Iterator[int] | tuple[int, ...] | range) -> None:
-        self.text.extend(text)
-        self.places.extend(places)
-        if len(self.text) > LONGEST:
-            self.text, self.places, self.unknown = [], [], "a value of extraordinary length"
-
-    def word(self) -> Word:
-        return Word("".join(self.text), tuple(self.places), self.unknown)
+    Raises :class:`memcalc.errors.FileError` for one that comes to more words than any job has.
+    """
+    state = State(name)
+    for key, value in (known or {}).items():
+        state.scalars[key] = state.missing(key) if value is None else Word(value)
+    effects = Effects(state, Flow(state), lambda lexer, end: _Reader(lexer, effects, effects.flow).read(end))
+    effects.read(Lexer(text.replace(MARK, "?"), state), None)
+    variables = {key: value.plain for key, value in state.scalars.items()}
+    return Script(tuple(effects.commands), tuple(effects.comments), variables, tuple(effects.files))
 
 
 class _Reader:
-    """Walks through the text once."""
+    """Walks through one text, keeping what its commands do to the variables."""
 
-    def __init__(self, text: str, scalars: dict[str, Word]) -> None:
-        self.text, self.at = text, 0
-        self.scalars = scalars
-        self.arrays: dict[str, tuple[Word, ...]] = {}
-        self.comments: list[tuple[int, str]] = []
-        self.heredocs: list[tuple[str, bool]] = []
-        self.words_left = MOST_WORDS
+    def __init__(self, lexer: Lexer, effects: Effects, flow: Flow) -> None:
+        self.lexer, self.effects, self.state, self.flow = lexer, effects, lexer.state, flow
+        self.simple = Simple()
+        self.status: Status = "likely"
+        self.heredocs: list[tuple[str, bool, bool, Simple]] = []
+        self.function = ""
+        """The name of the function whose body comes next."""
 
-    # ------------------------------------------------------------------------------------------------- commands
+    def read(self, end: int | None = None) -> None:
+        """Read all commands, or those that begin before `end`."""
+        end = len(self.lexer.text) if end is None else end
+        while self.lexer.at < end:
+            self.step()
+        self._finish()
 
-    def commands(self) -> Iterator[Command]:
-        """Yield each simple command; assignments take effect in the order of the text."""
-        words: list[Word] = []
-        begin = -1
-        while True:
-            separated = self._blank()
-            if self.at >= len(self.text) or separated or self.text[self.at] in ";&|()":
-                if not separated and self.at < len(self.text):
-                    self.at += 1
-                if words and (command := self._command(words, begin)):
-                    yield command
-                words, begin = [], -1
-                if self.at >= len(self.text):
-                    return
-                continue
-            if self.text[self.at] in "<>" or self._redirected():
-                self._redirection()
-                continue
-            begin = self.at if begin < 0 else begin
-            words += self._words(first=all(_ASSIGNED.match(word.text) for word in words))
+    def step(self) -> None:
+        """Read one token."""
+        if self._blank():
+            if not self.flow.in_pattern():
+                self._finish()
+                self.flow.end_list()
+        elif self.lexer.at >= len(self.lexer.text):
+            return
+        elif operator := self._operator():
+            self._operate(operator)
+        elif match := _REDIRECTED.match(self.lexer.text, self.lexer.at):
+            self._redirect(match)
+        else:
+            self._word()
 
-    def _command(self, words: list[Word], begin: int) -> Command | None:
-        """Take reserved words and assignments off the front."""
-        while words and (words[0].text in _RESERVED or words[0].text in _DECLARING):
-            words = words[1:]
-        settings: dict[str, Word] = {}
-        while words and (match := _ASSIGNED.match(words[0].text)):
-            settings[match[1]] = _after(words[0], match.end())
-            words = words[1:]
-        if words:
-            return Command(tuple(words), settings, begin)
-        for name, value in settings.items():
-            self.scalars[name] = value
-        return None
+    # ---------------------------------------------------------------------------------------------------- tokens
 
     def _blank(self) -> bool:
         """Pass blanks, comments and continued lines; say whether a line ended."""
-        text, ended = self.text, False
-        while self.at < len(text):
-            if text[self.at] in " \t\r":
-                self.at += 1
-            elif text.startswith(("\\\n", "\\\r\n"), self.at):
-                self.at = text.index("\n", self.at) + 1
-            elif text[self.at] == "#":
+        lexer, text, ended = self.lexer, self.lexer.text, False
+        while lexer.at < len(text) and not ended:
+            if text[lexer.at] in " \t\r":
+                lexer.at += 1
+            elif text.startswith(("\\\n", "\\\r\n"), lexer.at):
+                lexer.at = text.index("\n", lexer.at) + 1
+            elif text[lexer.at] == "#":
                 self._comment()
-            elif text[self.at] == "\n":
-                self.at, ended = self.at + 1, True
-                self._skip_heredocs()
+            elif text[lexer.at] == "\n":
+                lexer.at, ended = lexer.at + 1, True
+                self._take_heredocs()
             else:
                 break
         return ended
 
     def _comment(self) -> None:
-        end = self.text.find("\n", self.at)
-        end = len(self.text) if end < 0 else end
-        line_begin = self.text.rfind("\n", 0, self.at) + 1
-        if not self.text[line_begin : self.at].strip():
-            self.comments.append((self.at, self.text[self.at : end].rstrip()))
-        self.at = end
+        text, begin = self.lexer.text, self.lexer.at
+        end = text.find("\n", begin)
+        self.lexer.at = len(text) if end < 0 else end
+        if self.lexer.origin is None and not text[text.rfind("\n", 0, begin) + 1 : begin].strip():
+            self.effects.comments.append((begin, text[begin : self.lexer.at].rstrip()))
 
-    def _redirected(self) -> bool:
-        return bool(re.compile(r"\d+[<>]").match(self.text, self.at))
+    def _operator(self) -> str:
+        for operator in _OPERATORS:
+            if self.lexer.text.startswith(operator, self.lexer.at):
+                if operator == "((" and self.simple.words:
+                    continue
+                if operator == "&" and self.lexer.text.startswith("&>", self.lexer.at):
+                    return ""
+                self.lexer.at += len(operator)
+                return operator
+        return ""
 
-    def _redirection(self) -> None:
-        """Pass `> file`, `2>&1`, `<<EOF`; the text of a here-document is passed at the line's end."""
-        match = re.compile(r"\d*(<<-?|<<<|[<>]+[&|]?|<)").match(self.text, self.at)
-        operator = match[1] if match else ""
-        self.at = match.end() if match else self.at + 1
-        self._blank_in_line()
-        target = self._words(first=False) if self.at < len(self.text) and self.text[self.at] not in "\n;&|()<>" else []
-        if operator in ("<<", "<<-") and target:
-            self.heredocs.append((target[0].text, operator == "<<-"))
+    def _operate(self, operator: str) -> None:
+        if operator == "((":
+            self._arithmetic()
+        elif operator == "(":
+            self._opened()
+        elif operator == ")":
+            if not self.flow.pattern(self.simple.words):
+                self._finish()
+                self.flow.close("(")
+            self.simple = Simple()
+        elif not self.flow.in_pattern():
+            self._finish()
+            if operator in ("&&", "||"):
+                self.flow.go_on(operator, self.status)
+            elif operator in (";;", ";;&", ";&"):
+                self.flow.next_case()
+            elif operator in (";", "&"):
+                self.flow.end_list()
 
-    def _blank_in_line(self) -> None:
-        while self.at < len(self.text) and self.text[self.at] in " \t":
-            self.at += 1
+    def _arithmetic(self) -> None:
+        """Take `(( … ))` as a command that holds, or not."""
+        begin = self.lexer.at
+        self.lexer.at = closing(self.lexer.text, begin - 2)
+        number = summed(self.lexer.text[begin : max(begin, self.lexer.at - 2)], self.state.scalars)
+        self._tested(None if number is None else bool(number))
 
-    def _skip_heredocs(self) -> None:
-        for end, indented in self.heredocs:
-            while self.at < len(self.text):
-                line_end = self.text.find("\n", self.at)
-                line_end = len(self.text) if line_end < 0 else line_end
-                line = self.text[self.at : line_end]
-                self.at = min(line_end + 1, len(self.text))
+    def _opened(self) -> None:
+        """Take `(`: a subshell, the brackets of a function's name, or an optional one before a pattern."""
+        words = self.simple.words
+        if len(words) == 1 and NAME.fullmatch(words[0].text.replace("-", "_")):
+            self._blank()
+            self.lexer.at += self.lexer.text.startswith(")", self.lexer.at)
+            self.function, self.simple = words[0].text, Simple()
+        elif not self.flow.in_pattern():
+            self._finish()
+            self.flow.open("(")
+
+    def _redirect(self, match: re.Match[str]) -> None:
+        """Take `> file`, `2>&1`, `<<EOF`; the text of a here-document is taken at the line's end."""
+        lexer, operator = self.lexer, match[1]
+        lexer.at = match.end()
+        while lexer.at < len(lexer.text) and lexer.text[lexer.at] in " \t":
+            lexer.at += 1
+        if lexer.at >= len(lexer.text) or lexer.text[lexer.at] in "\n;&|()<>":
+            if lexer.text.startswith("(", lexer.at):  # <( … )
+                lexer.at = closing(lexer.text, lexer.at)
+            return
+        begin = lexer.at
+        target = lexer.value(" \t\r\n;&|()<>").word()
+        if operator in ("<<", "<<-"):
+            literal = any(mark in lexer.text[begin : lexer.at] for mark in "'\"\\")
+            end = target.text if literal or not target.unknown else lexer.text[begin : lexer.at]
+            self.heredocs.append((end, operator == "<<-", literal, self.simple))
+        elif operator in (">", ">|"):
+            self.simple.target = target
+
+    def _take_heredocs(self) -> None:
+        lexer, text = self.lexer, self.lexer.text
+        for end, indented, literal, simple in self.heredocs:
+            begin = stop = lexer.at
+            while lexer.at < len(text):
+                stop = lexer.at
+                line_end = text.find("\n", lexer.at)
+                line_end = len(text) if line_end < 0 else line_end
+                line = text[lexer.at : line_end].rstrip("\r")
+                lexer.at = min(line_end + 1, len(text))
                 if (line.lstrip("\t") if indented else line) == end:
                     break
+                stop = lexer.at
+            simple.heredoc = self._body(begin, stop, literal)
         self.heredocs = []
 
-    # ---------------------------------------------------------------------------------------------------- words
+    def _body(self, begin: int, end: int, literal: bool) -> Word:
+        """The text of a here-document, its variables put in unless its end was quoted."""
+        if literal:
+            return Word(self.lexer.text[begin:end], tuple(self.lexer.places(begin, end)))
+        value = Value(self.state)
+        inner = Lexer(self.lexer.text[:end], self.state, self.lexer.origin)
+        inner.at = begin
+        inner.quoted_text(value, "")
+        return value.word()
 
-    def _words(self, *, first: bool) -> list[Word]:
-        """Read one word; as an unquoted variable it may become none or several."""
-        begin = self.at
-        if first and (match := _ASSIGNED.match(self.text, self.at)):
-            if self.text.startswith("(", match.end()):
+    # -------------------------------------------------------------------------------------------------- commands
+
+    def _word(self) -> None:
+        """Read one word of a command, which may be a word of the grammar at its begin."""
+        lexer, words = self.lexer, self.simple.words
+        begin = lexer.at
+        if self.simple.begin < 0:
+            self.simple.begin = max(next(iter(lexer.places(begin, begin + 1)), 0), 0)
+        open_to_values = all(ASSIGNED.match(one.text) for one in words) or words[0].text in DECLARING
+        if open_to_values and not self.flow.in_pattern() and (match := ASSIGNED.match(lexer.text, begin)):
+            if lexer.text.startswith("(", match.end()):
                 self._array(match)
-                return []
-            return self._counted([self._assignment(match)])
-        if match := re.compile(r'"?\$\{([A-Za-z_]\w*)\[[@*]\]\}"?').match(self.text, self.at):
-            self.at = match.end()
-            return self._counted(list(self.arrays.get(match[1], (Word("", unknown=match[1]),))))
-        value = self._value(" \t\r\n;&|()<>")
-        if self.at == begin:
-            self.at += 1
-        return self._counted(_split(value))
+            elif match[2] is None:
+                words.append(lexer.assigned(match))
+            else:  # one item of an array
+                lexer.at = match.end()
+                lexer.words()
+            return
+        if not words and not self.flow.in_pattern() and self._keyword():
+            return
+        if words and words[0].text == "[[" and lexer.at < len(lexer.text):
+            return
+        words += lexer.words()
 
-    def _counted(self, words: list[Word]) -> list[Word]:
-        self.words_left -= len(words)
-        return words if self.words_left >= 0 else []
+    def _keyword(self) -> bool:
+        """Take a word of the grammar, if one comes."""
+        match = re.compile(r"(\[\[|[a-z]+|[{}!])(?=[\s;&|()]|$)").match(self.lexer.text, self.lexer.at)
+        word = match[1] if match else ""
+        if word == "[[":
+            self._test()
+        elif word in {"for", "select"}:
+            self.lexer.at += len(word)
+            self._loop()
+        elif word == "case":
+            self.lexer.at += len(word)
+            self._case()
+        elif word == "function":
+            self.lexer.at += len(word)
+            self._blank()
+            self.function = next(iter(self.lexer.words()), Word("")).text
+            rest = re.compile(r"[ \t]*\([ \t]*\)").match(self.lexer.text, self.lexer.at)
+            self.lexer.at = rest.end() if rest else self.lexer.at
+        elif word == "!":
+            self.lexer.at += 1
+            self.simple.negated = not self.simple.negated
+        elif word == "{" and self.function:
+            self._define()
+        elif word in ("if", "elif", "then", "else", "fi", "while", "until", "do", "done", "esac", "{", "}", "time"):
+            self.lexer.at += len(word)
+            negated, self.simple = self.simple.negated, Simple()
+            self.flow.keyword(word, self.status, negated)
+        else:
+            return False
+        return True
 
-    def _assignment(self, match: re.Match[str]) -> Word:
-        """Return `NAME=value` as one word; `+=` adds to what the name had."""
-        self.at = match.end()
-        value = self._value(" \t\r\n;&|()<>")
-        if match[2] and match[1] in self.scalars:
-            before = self.scalars[match[1]]
-            value.text[:0], value.places[:0] = before.text, before.places
-            value.unknown = value.unknown or before.unknown
-        name = f"{match[1]}="
-        word = value.word()
-        return Word(name + word.text, (*range(match.start(), match.start() + len(name)), *word.places), word.unknown)
+    def _test(self) -> None:
+        """Read `[[ … ]]`, in which < > && || ( ) are words."""
+        lexer, words = self.lexer, list[Word]()
+        lexer.at += 2
+        while lexer.at < len(lexer.text):
+            self._blank()
+            match = re.compile(r"&&|\|\||[()<>;&|]").match(lexer.text, lexer.at)
+            if match:
+                words.append(Word(match[0]))
+                lexer.at = match.end()
+                continue
+            found = lexer.words() if lexer.at < len(lexer.text) else []
+            if found and found[0].text == "]]":
+                break
+            words += found or [Word("")]
+        self._tested(held(words))
+
+    def _tested(self, holds: bool | None) -> None:
+        if holds is not None and self.simple.negated:
+            holds = not holds
+        self.simple = Simple()
+        self.status = status_of(holds)
+
+    def _define(self) -> None:
+        """Keep the body of a function for its calls."""
+        lexer = self.lexer
+        lexer.at += 1
+        begin, name = lexer.at, self.function
+        self.function = ""
+        skipped = _Reader(lexer, self.effects, Flow(self.state, Run.OFF))
+        skipped.flow.keyword("{", "yes", False)
+        while skipped.flow.frames and lexer.at < len(lexer.text):
+            skipped.step()
+        self.heredocs += skipped.heredocs
+        if self.flow.run != Run.OFF:
+            self.effects.functions[name] = (lexer, begin, max(begin, lexer.at - 1))
+
+    def _loop(self) -> None:
+        """Read the head of a `for`: with one item its variable is that, with several only a run tells."""
+        lexer = self.lexer
+        self._blank()
+        if lexer.text.startswith("((", lexer.at):
+            begin, lexer.at = lexer.at, closing(lexer.text, lexer.at)
+            names, items = NAME.findall(lexer.text[begin : lexer.at])[:1], list[Word]()
+        else:
+            names, items = [word.text for word in lexer.words()], self._items()
+        self.flow.open("loop")
+        for name in names:
+            only = items[0] if len(items) == 1 else self.state.missing(name)
+            if NAME.fullmatch(name):
+                self.flow.assign(name, only)
+        self.status, self.simple = "yes", Simple()
+
+    def _items(self) -> list[Word]:
+        lexer, items = self.lexer, list[Word]()
+        self._blank()
+        if not re.compile(r"in\b").match(lexer.text, lexer.at):
+            return items
+        lexer.at += 2
+        while not self._blank() and lexer.at < len(lexer.text) and lexer.text[lexer.at] not in ";&|()<>":
+            items += lexer.words()
+        return items
+
+    def _case(self) -> None:
+        lexer = self.lexer
+        self._blank()
+        subject = lexer.value(" \t\r\n;&|()<>").word()
+        self._blank()
+        lexer.at += 2 if lexer.text.startswith("in", lexer.at) else 0
+        self.simple = Simple()
+        self.flow.open("case", subject)
 
     def _array(self, match: re.Match[str]) -> None:
         """Read `NAME=( … )`."""
-        self.at = match.end() + 1
-        items: list[Word] = list(self.arrays.get(match[1], ())) if match[2] else []
-        while True:
-            self._blank()
-            if self.at >= len(self.text) or self.text[self.at] == ")":
+        lexer, name = self.lexer, match[1]
+        lexer.at = match.end() + 1
+        items: list[Word] = list(self.state.arrays.get(name, ())) if match[3] else []
+        while lexer.at < len(lexer.text):
+            while self._blank():
+                pass
+            if lexer.at >= len(lexer.text) or lexer.text[lexer.at] == ")":
                 break
-            items += self._words(first=False)
-        self.at += 1
-        self.arrays[match[1]] = tuple(items)
-        self.scalars[match[1]] = items[0] if items else Word("")
+            items += lexer.words()
+        lexer.at += 1
+        self.flow.assign(name, tuple(items))
 
-    def _value(self, ends: str) -> _Value:
-        """Read up to an unquoted end character."""
-        value = _Value()
-        text = self.text
-        while self.at < len(text) and text[self.at] not in ends:
-            letter = text[self.at]
-            if letter == "'":
-                self._single(value)
-            elif letter == '"':
-                self._double(value)
-            elif letter == "\\":
-                if not text.startswith("\\\n", self.at):
-                    value.add(text[self.at + 1 : self.at + 2], range(self.at + 1, min(self.at + 2, len(text))))
-                self.at += 2
-            elif letter in "$`":
-                self._expansion(value, quoted=False)
-            else:
-                value.add(letter, (self.at,))
-                self.at += 1
-        return value
-
-    def _single(self, value: _Value) -> None:
-        end = self.text.find("'", self.at + 1)
-        end = len(self.text) if end < 0 else end
-        value.add(self.text[self.at + 1 : end], range(self.at + 1, end))
-        value.quoted, self.at = True, end + 1
-
-    def _double(self, value: _Value) -> None:
-        value.quoted = True
-        self.at += 1
-        text = self.text
-        while self.at < len(text) and text[self.at] != '"':
-            if text[self.at] == "\\" and text[self.at + 1 : self.at + 2] in ("$", "`", '"', "\\", "\n"):
-                if text[self.at + 1] != "\n":
-                    value.add(text[self.at + 1], (self.at + 1,))
-                self.at += 2
-            elif text[self.at] in "$`":
-                self._expansion(value, quoted=True)
-            else:
-                value.add(text[self.at], (self.at,))
-                self.at += 1
-        self.at += 1
-
-    # ----------------------------------------------------------------------------------------------- expansions
-
-    def _expansion(self, value: _Value, *, quoted: bool) -> None:
-        """Put a variable's value in; a command's output stays unknown."""
-        text, begin = self.text, self.at
-        if text.startswith("$((", begin):
-            self.at = _closing(text, begin + 1)
-            value.add(*self._arithmetic(text[begin + 3 : self.at - 2], value))
-        elif text.startswith("$(", begin) or text[begin] == "`":
-            self.at = _closing(text, begin + 1) if text[begin] == "$" else text.find("`", begin + 1) + 1 or len(text)
-            value.unknown = value.unknown or text[begin : min(self.at, begin + 40)]
-        elif text.startswith("${", begin):
-            end = _closing(text, begin + 1)
-            self.at = end
-            self._named(value, text[begin + 2 : end - 1], quoted)
-        elif match := _NAME.match(text, begin + 1):
-            self.at = match.end()
-            self._named(value, match[0], quoted)
-        else:
-            self.at = begin + 2
-            value.unknown = value.unknown or text[begin : begin + 2]
-
-    def _named(self, value: _Value, inner: str, quoted: bool) -> None:
-        match = re.fullmatch(r"([A-Za-z_]\w*)(?:\[[@*]\])?(?::?[-=]([^$`]*))?", inner)
-        name = match[1] if match else inner[:40]
-        found = self.scalars.get(name) if match else None
-        if found is None and match and match[2] is not None:
-            found = Word(match[2].strip("\"'"))
-        if found is None or found.unknown:
-            value.unknown = value.unknown or (found.unknown if found else name)
-            return
-        begin = len(value.text)
-        value.add(found.text, found.places or (-1,) * len(found.text))
-        if not quoted:
-            value.cuts += [begin + at for at, letter in enumerate(found.text) if letter.isspace()]
-
-    def _arithmetic(self, inner: str, value: _Value) -> tuple[str, tuple[int, ...]]:
-        """Return the value of sums and products of whole numbers; all else stays unknown."""
-        filled = re.sub(r"\$?\{?([A-Za-z_]\w*)\}?", lambda match: self._digits(match[1]), inner)
-        number = _sum(filled) if _ARITHMETIC.fullmatch(filled) else None
-        if number is None:
-            value.unknown = value.unknown or inner[:40]
-            return "", ()
-        return str(number), (-1,) * len(str(number))
-
-    def _digits(self, name: str) -> str:
-        found = self.scalars.get(name)
-        return found.text if found and not found.unknown and found.text.isdigit() and len(found.text) < 13 else "?"
-
-
-def _after(word: Word, at: int) -> Word:
-    return Word(word.text[at:], word.places[at:], word.unknown)
-
-
-def _split(value: _Value) -> list[Word]:
-    """Return the words of a value: it is cut where an unquoted variable had blanks."""
-    if not value.text and not value.quoted and not value.unknown:
-        return []
-    whole = value.word()
-    cuts = sorted({at for at in value.cuts if at < len(whole.text)})
-    if not cuts:
-        return [whole]
-    edges = [-1, *cuts, len(whole.text)]
-    pieces = [(a + 1, b) for a, b in itertools.pairwise(edges) if b > a + 1]
-    return [Word(whole.text[a:b], whole.places[a:b], whole.unknown) for a, b in pieces]
-
-
-def _closing(text: str, begin: int) -> int:
-    """Return the place after the bracket that closes the one at `begin`; quotes inside are passed."""
-    opening = text[begin]
-    closing = {"(": ")", "{": "}"}[opening]
-    depth, at = 0, begin
-    while at < len(text):
-        letter = text[at]
-        if letter == "\\":
-            at += 1
-        elif letter in "'\"" and (end := text.find(letter, at + 1)) > 0:
-            at = end
-        elif letter == opening:
-            depth += 1
-        elif letter == closing:
-            depth -= 1
-            if not depth:
-                return at + 1
-        at += 1
-    return len(text)
-
-
-def _sum(text: str) -> int | None:
-    """Return the value of an expression of whole numbers, + - * / % and brackets, by Python's own parser."""
-    import ast
-
-    try:
-        return _evaluated(ast.parse(text.replace("/", "//"), mode="eval").body)
-    except (SyntaxError, ValueError, ZeroDivisionError, OverflowError, RecursionError, MemoryError):
-        return None
-
-
-def _evaluated(node: object) -> int:
-    import ast
-    import operator
-
-    if isinstance(node, ast.Constant) and isinstance(node.value, int) and node.value < 10**13:
-        return node.value
-    if isinstance(node, ast.BinOp):
-        how = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.FloorDiv: operator.floordiv,
-               ast.Mod: operator.mod}.get(type(node.op))  # fmt: skip
-        if how is not None:
-            return int(how(_evaluated(node.left), _evaluated(node.right)))
-    raise ValueError
+    def _finish(self) -> None:
+        """End a simple command."""
+        simple, self.simple = self.simple, Simple()
+        if simple.words and self.flow.run != Run.OFF:
+            self.status = self.effects.end(simple)

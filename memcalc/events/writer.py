@@ -60,7 +60,7 @@ class _Writer:
         for term in self._terms():
             if len(term.phases) == len(ALWAYS) and term.component != "optimizer":
                 self._split(term)
-        if self.grid.habits.persistent_gradients:
+        if self.grid.persistent_gradients:
             self.log.alloc(self._gradients(), COMPUTE, "gradient buffer")
         for index in range(STEPS):
             yield from self._step(first=index == 0)
@@ -357,7 +357,7 @@ class _Writer:
         habits, zero = self.grid.habits, self.scalar(self.grid.zero)
         sizes = self._unit_sizes()
         if habits.gather != "blocks" or zero < 2:
-            partitioned = zero >= 2 or not self._gradients("backward-end") or habits.persistent_gradients
+            partitioned = zero >= 2 or not self._gradients("backward-end") or self.grid.persistent_gradients
             return Partitioned(self.log, sizes) if partitioned else Whole(self.log, sizes)
         layers = len(self.layers)
         kept = frozenset(range(len(sizes)) if zero == 2 else [layers])
@@ -388,7 +388,7 @@ class _Writer:
     def _sizes_of(self, whole: int, updated: int) -> Sizes:
         grid, ranks = self.grid, self.scalar(self.grid.ranks)
         narrowed = self.scalar(grid.width("parameter")) != self.scalar(grid.width("compute"))
-        elsewhere = grid.habits.persistent_gradients or not self._gradients("backward-end")
+        elsewhere = grid.persistent_gradients or not self._gradients("backward-end")
         return Sizes(
             whole=whole,
             shard_copy=-(-whole // ranks) if narrowed else 0,

@@ -52,6 +52,9 @@ EXTRA = (
     "lora_kernels",
     "gptq_group",
     "prepare_kbit",
+    "wide_embedding_moments",
+    "bucket_view",
+    "whole_accumulation",
     "partition_activations",
     "grad_accum_dtype",
     "reduce_bucket_size",
@@ -240,7 +243,7 @@ def warnings_for(model: Model, gpu: GPU, node: Node, overhead: Overhead, need: N
 def retry_warnings(peaks: Peaks) -> tuple[str, ...]:
     """What a full card does to the allocator."""
     played = peaks.replayed
-    if played is None or not played.retries:
+    if played is None or not played.retries or peaks.verdict == "does-not-fit":
         return ()
     low, high = peaks.allocated / 2**30, played.most / 2**30
     slow = f"fits with retries: in two steps the allocator gave its cache back {played.retries} times, which is slow"

@@ -45,6 +45,8 @@ class Wish:
     """A strategy, as in ``tp=1,zero=3``, of which is wanted why it lost."""
     recipe: bool = False
     """Whether the usual order of tuning and what each remedy returns are wanted."""
+    advice: bool = True
+    """Whether the smallest changes are looked for where nothing fits."""
 
 
 def plan_for(job: Job, wish: Wish, command: str, base: str) -> results.Plans:
@@ -74,7 +76,7 @@ def plan_for(job: Job, wish: Wish, command: str, base: str) -> results.Plans:
         elapsed=round(time.perf_counter() - started, 4),
         plans=plans,
         pareto=pareto_ranks(plans),
-        nearest=() if plans else tuple(nearest(job, last)),
+        nearest=() if plans or not wish.advice else tuple(nearest(job, last)),
         too_large="" if plans else (_too_large(job, outcomes[last]) or _impossible(last)),
         recipe=recipe(job, last) if wish.recipe else (),
         remedies=remedies(job, last) if wish.recipe else (),

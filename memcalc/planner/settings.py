@@ -48,6 +48,13 @@ FIELDS: dict[str, Field] = {
     "workload.longest_first": Field("flag", "the longest sequences come once, in the first micro-batch"),
     "workload.attention_mask": Field("flag", "the data loader makes an attention mask"),
     "strategy.expandable_segments": Field("flag", "the caching allocator grows its segments"),
+    "strategy.wide_embedding_moments": Field(
+        "flag", "embeddings keep 32-bit moments under an 8-bit optimizer (Transformers' Trainer)"
+    ),
+    "strategy.bucket_view": Field("flag", "DDP's gradients are views of its buckets (gradient_as_bucket_view)"),
+    "strategy.whole_accumulation": Field(
+        "flag", "FSDP adds gradients of all micro-batches but the last up unsharded (no_sync)"
+    ),
     "strategy.partition_activations": Field("flag", "DeepSpeed keeps checkpoints in parts over the TP ranks"),
     "strategy.grad_accum_dtype": Field("name", "width in which DeepSpeed adds gradients up", ("fp32", "bf16", "fp16")),
     "strategy.reduce_bucket_size": Field("count", "elements of a bucket of ZeRO's reductions"),

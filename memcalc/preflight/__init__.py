@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from memcalc.preflight.check import check
+from memcalc.preflight.answer import check
 
 __all__ = ["check"]

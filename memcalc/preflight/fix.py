@@ -8,7 +8,7 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any
 
-import memcalc
+from memcalc import api
 from memcalc.convert.config import Config
 from memcalc.convert.document import Document, Place
 from memcalc.convert.edits import edited
@@ -82,10 +82,11 @@ def _plans(
     said = {name: value for name, value in job.words.items() if value not in (None, ())}
     stays = {name: getattr(estimate.strategy, name) for name in _STAY}
     stays["offload"] = ",".join(estimate.strategy.offload) or "none"
-    free = {word: "/".join(map(str, choices[word])) for word in words}
+    whole = "zero" in words or estimate.strategy.zero >= 2  # what is not sharded does not leave the GPU
+    free = {word: "/".join(str(one) for one in choices[word] if whole or "params" not in str(one)) for word in words}
     asked = {**stays, **said, "global_batch": estimate.workload.global_batch, **free}
     try:
-        answer = memcalc.plan(**own, **asked, settings=job.settings, preset_dirs=dirs, top=1)
+        answer = api.plan(**own, **asked, settings=job.settings, preset_dirs=dirs, top=1, advice=False)
     except MemcalcError:  # the framework does not have that combination
         return
     yield from answer.plans
@@ -100,7 +101,7 @@ def _proved(
     dirs: tuple[str, ...],
 ) -> CheckFix | None:
     """Return the edit that makes the files say a plan, if they then do."""
-    from memcalc.preflight.check import estimated
+    from memcalc.preflight.answer import estimated
 
     old = Job.of(before)
     new = Job.of(before.model_copy(update={
@@ -136,9 +137,11 @@ def _texts(configs: tuple[Config, ...], old: Job, new: Job) -> Iterator[tuple[Pa
 
 
 def _own(document: Document, form: Format, old: Job, new: Job) -> dict[Place, Any]:
-    return {
-        place: value for place, value in changes(form, old, new).items() if value is not None or place in document.spans
+    named = {
+        form.spelling(document, ".".join(map(str, place))): value for place, value in changes(form, old, new).items()
     }
+    places = {tuple(key.split(".")): value for key, value in named.items() if key}
+    return {place: value for place, value in places.items() if value is not None or place in document.spans}
 
 
 def _changes(before: Estimate, after: Estimate) -> Iterator[str]:

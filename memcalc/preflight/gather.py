@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from memcalc.convert.config import Config, Reference
-from memcalc.convert.document import Document, document, parsed
+from memcalc.convert.document import Document, document, overlaid, parsed
 from memcalc.convert.formats import format_named, recognised
 from memcalc.convert.reading import inside
 from memcalc.errors import FileError, MissingError
@@ -40,12 +40,17 @@ class _Walk:
     def read(self, path: Path, reference: Reference | None) -> None:
         """Read a file, then what it names."""
         real = path.resolve()
-        if real in self.seen:
+        over = reference.over if reference else None
+        if real in self.seen and over is None:
             return
         self.seen.add(real)
         if len(self.seen) > MOST_FILES:
             raise FileError("file", str(path), f"a job may have at most {MOST_FILES} files")
-        self.take(self.loaded(path), reference.format if reference else "")
+        text = self.loaded(path)
+        if over is not None:
+            self.found = [config for config in self.found if config.document.path.resolve() != real]
+            text = overlaid(text, over)
+        self.take(text, reference.format if reference else "")
 
     def loaded(self, path: Path) -> Document:
         """The document of a file, as on disk or as it would be after an edit."""

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+from memcalc import catalog
 from memcalc.convert.config import Config, Finding, Said
 from memcalc.convert.facts import FACTS
 from memcalc.errors import MissingError
 from memcalc.planner.settings import FIELDS
-from memcalc.preflight.names import gpu_named, model_named
+from memcalc.preflight.names import gpu_named, model_named, preset_like
+from memcalc.preflight.runtime import compared, filled_in, mismatches, precision, prevails, yields
+from memcalc.specs.flat import from_flat
+from memcalc.specs.model import Model
+from memcalc.units import parse_count
 
 __all__ = ["Joined", "joined"]
 
@@ -44,14 +49,25 @@ class Joined:
             self.engines.add(said.value)
             return
         before = self.origins.get(said.word)
-        if before is not None and said.default:
+        if before is not None and (
+            (said.default and not yields(before[1], said)) or self._prevails(before, config, said)
+        ):
             return
+        if before is not None and said.word == "offload":  # each file names a part
+            said = replace(said, value=tuple(dict.fromkeys((*before[1].value, *said.value))))
+            before = None
         if before is not None and not before[1].default and before[1].value != said.value:
             self._conflict(before, config, said)
         self.origins[said.word] = (config, said)
         self.place(said.word)[said.word] = said.value
 
+    @staticmethod
+    def _prevails(before: tuple[Config, Said], config: Config, said: Said) -> bool:
+        return not before[1].default and prevails(before, config, said)
+
     def _conflict(self, before: tuple[Config, Said], config: Config, said: Said) -> None:
+        if compared(before, config, said):
+            return
         first, other = before[0].document.path.name, before[1]
         message = (
             f"{said.field} is {_shown(said.value)}, and {other.field} of {first} is {_shown(other.value)}: "
@@ -77,20 +93,24 @@ def joined(configs: Iterable[Config], given: Mapping[str, Any], dirs: tuple[str,
 
     Raises :class:`memcalc.errors.MissingError` that names all that must be told.
     """
-    job = Joined()
+    job, configs = Joined(), tuple(configs)
     for config in configs:
         for said in config.said:
             job.take(config, said)
     job.typed({name: value for name, value in given.items() if name != "settings"})
     job.typed(given.get("settings", {}))
+    _sequence_parallel(job)
     _counts(job)
     _framework(job)
-    _precision(job)
+    precision(job)
+    mismatches(job, configs)
     _tell(job)
     if "gpu" in job.origins:
         job.facts["gpu"] = gpu_named(job.facts["gpu"], dirs)
     if "model" in job.origins:
-        job.facts["model"] = model_named(job.facts["model"], _folder(job), dirs)
+        job.facts["model"] = _model(job, dirs)
+    _attention(job, dirs)
+    filled_in(job, dirs)
     _batch(job)
     return job
 
@@ -99,23 +119,66 @@ def _shown(value: Any) -> str:
     return ",".join(map(str, value)) if isinstance(value, tuple | list) else str(value)
 
 
+def _model(job: Joined, dirs: tuple[str, ...]) -> str | Model:
+    """The model that a file names, or describes by its sizes."""
+    said = job.facts["model"]
+    if not isinstance(said, Mapping):
+        return model_named(str(said), _folder(job), dirs)
+    vocab = job.facts.get("model.vocab", said.get("vocab"))
+    return preset_like(from_flat({**said, "vocab": parse_count(vocab, "model.vocab")}), dirs)
+
+
+def _attention(job: Joined, dirs: tuple[str, ...]) -> None:
+    """Transformer Engine's choice: cuDNN from Hopper on, flash attention on Ampere; it has no fused kernel for fp32.
+
+    Its release 2.11, attention/dot_product_attention/utils.py, get_attention_backend.
+    """
+    if job.facts.get("attention_library") != "te" or job.words.get("attention") or job.words.get("precision") == "fp32":
+        return
+    capability = catalog.gpu(str(job.facts["gpu"]), dirs).compute_capability
+    if capability is not None and float(capability) >= 8:
+        job.words["attention"] = "cudnn" if float(capability) >= 9 else "flash"
+
+
 def _folder(job: Joined) -> str:
     """Where a path to a model starts: the folder of the file that names it."""
     origin = job.origins.get("model")
     return str(origin[0].document.path.parent) if origin else "."
 
 
+def _sequence_parallel(job: Joined) -> None:
+    """Without tensor parallelism a sequence is shared with nobody: frameworks switch it off, and so it counts."""
+    if job.words.get("sp") and int(job.words.get("tp", 1)) == 1 and "sp" in job.origins:
+        config, said = job.origins["sp"]
+        message = (
+            "sequence parallelism shares a sequence out over tensor-parallel ranks, and there is one: it saves nothing"
+        )
+        suggestion = "tensor parallelism of 2 or more"
+        job.findings.append((config, Finding("warning", "MC107", said.field, message, suggestion, said.place)))
+        job.words["sp"] = False
+
+
 def _counts(job: Joined) -> None:
-    """GPUs in all: as said, or from nodes and GPUs of each, or from the parts of the batch."""
+    """GPUs in all: as said, or from nodes and GPUs of each, or from the parts of the batch; or the micro-batch."""
     if job.words.get("gpus") is not None:
+        _share(job)
         return
     each, nodes = job.facts.get("gpus_per_node"), job.facts.get("nodes")
     if each is not None:
         job.words["gpus"] = int(each) * int(nodes or 1)
+        _share(job)
         return
     whole, micro, steps = job.facts.get("train_batch"), job.words.get("micro_batch"), job.facts.get("accumulation")
     if whole and micro and steps and int(whole) % (int(micro) * int(steps)) == 0:
         job.words["gpus"] = int(whole) // (int(micro) * int(steps)) * job.ways
+
+
+def _share(job: Joined) -> None:
+    """The micro-batch where only the whole is said (DeepSpeed 0.19, config.py, _set_batch_related_parameters)."""
+    whole = job.facts.get("train_batch")
+    if whole is not None and job.words.get("micro_batch") is None and "micro_batch" not in job.origins:
+        ranks = max(int(job.words["gpus"]) // job.ways, 1)
+        job.words["micro_batch"] = max(int(whole) // ranks // int(job.facts.get("accumulation") or 1), 1)
 
 
 def _framework(job: Joined) -> None:
@@ -130,27 +193,6 @@ def _framework(job: Joined) -> None:
     job.words["framework"] = engine
 
 
-def _precision(job: Joined) -> None:
-    """The dtype of the weights as loaded, and the arithmetic over them: their name depends on the runtime.
-
-    FSDP keeps fp32 shards of what it trains and computes in 16 bits (Accelerate 1.15, utils/fsdp_utils.py, casts them
-    up); DeepSpeed keeps 16-bit weights and an fp32 master; else autocast runs over the weights as they are.
-    """
-    if job.words.get("precision") is not None or not {"mixed", "weights"} & set(job.facts):
-        return
-    mixed, weights = job.facts.get("mixed", "no"), job.facts.get("weights", "fp32")
-    name = str(job.words.get("framework", "")).partition("@")[0]
-    sharded = name in {"fsdp1", "fsdp2", "deepspeed"} or (name == "hf" and int(job.words.get("zero", 0)) > 0)
-    if mixed == "no":
-        job.words["precision"] = weights
-    elif sharded:
-        job.words["precision"] = f"{mixed}-mixed"
-    elif weights == "fp32":
-        job.words["precision"] = f"{mixed}-autocast"
-    else:
-        job.words["precision"], job.words["autocast"] = weights, True
-
-
 def _tell(job: Joined) -> None:
     """Ask at once for all that no file says and no default can stand for."""
     asked = [
@@ -160,6 +202,9 @@ def _tell(job: Joined) -> None:
     ]
     known = {**job.words, **job.facts}
     asked += [_flag(name) for name in _NEEDED if known.get(name) is None and name not in job.origins]
+    sizes = job.facts.get("model")
+    if isinstance(sizes, Mapping) and sizes.get("vocab") is None and known.get("model.vocab") is None:
+        asked.append("--set model.vocab=… (the tokenizer's)")
     if asked:
         raise MissingError(f"the files do not say all that the answer depends on: give {', '.join(asked)}.")
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 from memcalc import catalog
 from memcalc.errors import MissingError, UnknownNameError, nearest
+from memcalc.specs.model import Model
 
-__all__ = ["gpu_named", "model_named"]
+__all__ = ["gpu_named", "model_named", "preset_like"]
 
 _TUNED = re.compile(r"[-_](hf|chat|instruct|base|it|pt|sft|dpo|128k|4k|8k|\d+k|unsloth|bnb-4bit|gptq|awq|v[01]\.\d)$")
 """What is appended to a model's name by its form or its training, and changes no size."""
@@ -32,6 +34,21 @@ def model_named(name: str, folder: str = ".", dirs: tuple[str, ...] = ()) -> str
     like = nearest(plain, catalog.names("model", dirs))
     hint = f" (the nearest preset is {like})" if like else ""
     raise MissingError(f"the files name the model {name[:80]!r}, which is no preset: give --model{hint}.")
+
+
+def preset_like(model: Model, dirs: tuple[str, ...] = ()) -> str | Model:
+    """The preset that is a model in all that counts, or the model itself."""
+    for name in catalog.models_of(model.num_layers, model.hidden, dirs):
+        if _bare(catalog.model(name, dirs)) == _bare(model):
+            return name
+    return model
+
+
+def _bare(model: Model) -> Model:
+    """A model without what it is called and where it was read; positions of rotary embeddings have no rows."""
+    own: dict[str, Any] = {"name": "", "family": "", "aliases": (), "hf_class": None, "hf_config": {}, "notes": ""}
+    own |= {"published_parameters": None, "source": "-"}
+    return model.model_copy(update={**own, **({"max_positions": 1} if model.positions == "rope" else {})})
 
 
 def _is_model(path: Path) -> bool:

@@ -7,9 +7,16 @@ from typing import TYPE_CHECKING
 from memcalc.report.render import FORMATS, Report, format_for, render
 
 if TYPE_CHECKING:
-    from memcalc.results import Estimate, Plans
+    from memcalc.results import Check, Estimate, Plans
 
-__all__ = ["FORMATS", "Report", "format_for", "of_estimate", "of_plans", "of_terms", "render"]
+__all__ = ["FORMATS", "Report", "format_for", "of_check", "of_estimate", "of_plans", "of_terms", "render"]
+
+
+def of_check(found: Check) -> Report:
+    """Return the report on a job's own files."""
+    from memcalc.report.check import report
+
+    return report(found)
 
 
 def of_estimate(found: Estimate) -> Report:

@@ -26,7 +26,7 @@ from memcalc.results import Estimate, TermFacts
 from memcalc.specs.strategy import Strategy
 from memcalc.units import GIB, KIB, MIB, format_bytes, format_count
 
-__all__ = ["explanation", "report", "strategy_words"]
+__all__ = ["bar_of", "components_of", "explanation", "head_of", "report", "strategy_words"]
 
 MOODS = {"fits": "good", "tight": "close", "does-not-fit": "bad"}
 _TIERS = {"cpu": "host memory", "nvme": "NVMe", "cxl": "CXL memory"}
@@ -45,13 +45,13 @@ _TERM_COLUMNS = (
 
 def report(result: Estimate) -> Report:
     """Return the answer of ``memcalc estimate``."""
-    return _report(result, *_head(result), _bar(result), *_tables(result), *_notes(result), *_foot(result))
+    return _report(result, *head_of(result), bar_of(result), *_tables(result), *_notes(result), *_foot(result))
 
 
 def explanation(result: Estimate) -> Report:
     """Return the answer of ``memcalc explain``: every term with formula, values, phases and source."""
     tree = Tree((*_branches(result), *_branches_off_gpu(result)), terms(result))
-    return _report(result, *_head(result), tree, *_foot(result))
+    return _report(result, *head_of(result), tree, *_foot(result))
 
 
 def _report(result: Estimate, *blocks: Block) -> Report:
@@ -80,7 +80,8 @@ def strategy_words(strategy: Strategy) -> str:
     return ", ".join([*words, f"recompute {strategy.recompute}", *offload])
 
 
-def _head(result: Estimate) -> tuple[Line, ...]:
+def head_of(result: Estimate) -> tuple[Line, ...]:
+    """Return the verdict, and the job in one sentence."""
     model, hardware, work = result.model, result.hardware, result.workload
     subject = f"{model.name} ({format_count(model.parameters)} parameters) on {hardware.gpus} × {hardware.gpu}"
     batch = f"micro-batch {work.micro_batch} × {work.seq_len} tokens, {work.accumulation_steps} accumulated"
@@ -96,7 +97,8 @@ def _verdict(result: Estimate) -> str:
     return f"{said} · {used} · between {low} and {high} GiB"
 
 
-def _bar(result: Estimate) -> Bar:
+def bar_of(result: Estimate) -> Bar:
+    """Return the GPU as a stacked bar."""
     return Bar(_parts(result), result.budget.capacity)
 
 
@@ -107,7 +109,7 @@ def _parts(result: Estimate) -> tuple[tuple[str, int], ...]:
 
 
 def _tables(result: Estimate) -> Iterator[Block]:
-    yield _components(result)
+    yield components_of(result)
     yield _phases(result)
     if len(result.stages) > 1:
         yield _stages(result)
@@ -116,7 +118,8 @@ def _tables(result: Estimate) -> Iterator[Block]:
         yield _off_gpu(result)
 
 
-def _components(result: Estimate) -> Table:
+def components_of(result: Estimate) -> Table:
+    """Return the table of components at the peak."""
     device = result.peak.device
     rows = [(name, gib(size), percent(size, device)) for name, size in _parts(result)]
     return Table(

@@ -12,7 +12,7 @@ from pathlib import PurePath
 from typing import Any
 
 from memcalc.errors import UnknownNameError
-from memcalc.report.tables import Bar, Block, Code, Document, Line, Table, Tree, percent
+from memcalc.report.tables import Bar, Block, Code, Document, Line, Listing, Table, Tree, percent
 
 __all__ = ["FORMATS", "Report", "format_for", "render"]
 
@@ -84,7 +84,9 @@ def _markdown_block(block: Block) -> str:
         return _markdown_table(block)
     if isinstance(block, Tree):
         return _markdown_table(block.table)
-    return _fenced(block) if isinstance(block, Code) else ""
+    if isinstance(block, Code):
+        return _fenced(block.says, "sh", block.command)
+    return _fenced(block.says, block.language, block.text) if isinstance(block, Listing) else ""
 
 
 def _markdown_table(table: Table) -> str:
@@ -102,10 +104,10 @@ def _markdown_text(text: str) -> str:
     return re.sub(r"([\\`*|<]|(?<!\w)_|_(?!\w))", r"\\\1", " ".join(text.split()))
 
 
-def _fenced(code: Code) -> str:
-    longest = max((len(run) for run in re.findall("`+", code.command)), default=0)
+def _fenced(says: str, language: str, text: str) -> str:
+    longest = max((len(run) for run in re.findall("`+", text)), default=0)
     fence = "`" * max(3, longest + 1)
-    return f"{code.says}:\n\n{fence}sh\n{code.command}\n{fence}"
+    return f"{says}:\n\n{fence}{language}\n{text.rstrip()}\n{fence}"
 
 
 # ---------------------------------------------------------------------------------------------------------------- LaTeX
@@ -123,9 +125,10 @@ def _latex_block(block: Block) -> str:
         table = block.table if isinstance(block, Tree) else block
         rows = [list(row) for row in table.rows]
         return _tabulated(table, table.headings, rows, "latex_booktabs")
-    if isinstance(block, Code):
-        command = block.command.replace(r"\end{verbatim}", r"\end{ verbatim}")
-        return f"{_latex_text(block.says)}:\n\\begin{{verbatim}}\n{command}\n\\end{{verbatim}}"
+    if isinstance(block, Code | Listing):
+        text = block.command if isinstance(block, Code) else block.text.rstrip()
+        text = text.replace(r"\end{verbatim}", r"\end{ verbatim}")
+        return f"{_latex_text(block.says)}:\n\\begin{{verbatim}}\n{text}\n\\end{{verbatim}}"
     return ""
 
 
@@ -146,6 +149,8 @@ def _html_block(block: Block) -> str:
         return f'<{tag} class="{block.role}">{html.escape(block.text)}</{tag}>'
     if isinstance(block, Bar):
         return _html_bar(block)
+    if isinstance(block, Listing):
+        return f"<p>{html.escape(block.says)}:</p>\n<pre><code>{html.escape(block.text.rstrip())}</code></pre>"
     if isinstance(block, Code):
         return f"<p>{html.escape(block.says)}:</p>\n<pre><code>{html.escape(block.command)}</code></pre>"
     table = block.table if isinstance(block, Tree) else block

@@ -19,6 +19,7 @@ __all__ = [
     "Document",
     "Leaf",
     "Line",
+    "Listing",
     "Table",
     "Tree",
     "facts",
@@ -128,7 +129,16 @@ class Code:
     command: str
 
 
-Block = Line | Table | Bar | Tree | Code
+@dataclass(frozen=True)
+class Listing:
+    """Lines to read as they stand, such as a diff; `says` introduces them."""
+
+    says: str
+    language: str
+    text: str
+
+
+Block = Line | Table | Bar | Tree | Code | Listing
 
 
 @dataclass(frozen=True)

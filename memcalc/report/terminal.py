@@ -13,7 +13,7 @@ from rich.table import Table as RichTable
 from rich.text import Text
 from rich.tree import Tree as RichTree
 
-from memcalc.report.tables import Bar, Block, Branch, Code, Column, Document, Leaf, Line, Table, Tree, gib
+from memcalc.report.tables import Bar, Block, Branch, Code, Column, Document, Leaf, Line, Listing, Table, Tree, gib
 
 __all__ = ["draw", "fitted"]
 
@@ -24,6 +24,7 @@ _PERCENT = 3
 _GAP = 2
 _STYLES = {"heading": "bold", "title": "bold", "verdict": "bold", "warning": "yellow", "faint": "dim", "text": ""}
 _MOODS = {"good": "bold green", "close": "bold yellow", "bad": "bold red"}
+_DIFF = {"+": "green", "-": "red", "@": "cyan"}
 _COLOURS = ("blue", "cyan", "green", "yellow", "red", "magenta", "white")
 _UNPRINTABLE = {code: "�" for code in (*range(32), *range(127, 160)) if chr(code) != "\n"}
 
@@ -49,6 +50,10 @@ def _show(console: Console, block: Block, colour: bool) -> None:
     elif isinstance(block, Code):
         console.print(_text(f"{block.says}:", "dim"))
         console.print(_text(f"  {block.command}"), soft_wrap=True)  # never cut: it is there to be pasted
+    elif isinstance(block, Listing):
+        console.print(_text(f"{block.says}:", "dim"))
+        for line in block.text.splitlines():
+            console.print(_text(f"  {line}", _DIFF.get(line[:1], "")), soft_wrap=True)
     else:
         for part in _drawn(block, console.width, colour):
             console.print(part)

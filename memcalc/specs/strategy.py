@@ -122,6 +122,12 @@ class Strategy(Frozen):
     gptq_group: int = Field(default=128, ge=0)
     prepare_kbit: bool = False
     """Norms are cast to fp32 over a quantised base, and with them the residual stream."""
+    wide_embedding_moments: bool = False
+    """Embedding tables keep 32-bit moments under an 8-bit optimizer (Transformers' Trainer)."""
+    bucket_view: bool = False
+    """DDP's gradients are views of its buckets, not copied into them (``gradient_as_bucket_view``)."""
+    whole_accumulation: bool | None = None
+    """FSDP adds up the gradients of all micro-batches but the last unsharded; as the framework does it where None."""
     partition_activations: bool = False
     """Checkpointed inputs are kept in parts, one on each tensor-parallel rank (DeepSpeed)."""
     grad_accum_dtype: Literal["", "fp32", "bf16", "fp16"] = ""

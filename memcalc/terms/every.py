@@ -62,9 +62,9 @@ def beyond_the_first(census: Census, activations: GroupActivations, index: int) 
     number = of(number)
     counted = (grid.zero_from(2) & (grid.habits.gather == "blocks") & (not grid.habits.flat_units)).astype(np.int64)
     before = number - 1 - np.minimum(counted, number - 1)
-    sharded = grid.zero_from(2) & (grid.habits.full_shard or not grid.habits.persistent_gradients)
+    sharded = grid.zero_from(2) & (grid.habits.full_shard or not grid.persistent_gradients)
     own = census.sharded(census.block_dense[index], census.block_experts[index], sharded)
-    gradients = census.width("gradient") * own * ((grid.accumulation == 1) & (not grid.habits.persistent_gradients))
+    gradients = census.width("gradient") * own * ((grid.accumulation == 1) & (not grid.persistent_gradients))
     treated, whole = of(activations.over("backward_peaks")), activations.over("backward_peaks", whole=True)
     each = activations.whole_block + block_copies(activations) - gradients
     there = np.minimum(of(activations.field("treated")), 1) * activations.exists

@@ -32,7 +32,7 @@ def traded(census: Census, in_one_buffer: Array | bool) -> tuple[Array, Array] |
     Where every micro-batch is in flight before that, none comes in for the one that has gone.
     """
     grid = census.grid
-    made = ~np.asarray(in_one_buffer, dtype=bool) & (not grid.habits.persistent_gradients)
+    made = ~np.asarray(in_one_buffer, dtype=bool) & (not grid.persistent_gradients)
     alone = made & (grid.degree("pp") > 1) & (grid.accumulation > 1) & (grid.accumulation == in_flight(grid))
     if not np.any(alone):
         return None

@@ -19,6 +19,7 @@ from memcalc.terms.whole_gradients import accumulates_whole
 if TYPE_CHECKING:
     from memcalc.formulas.types import Array
     from memcalc.grid import Grid
+    from memcalc.specs.model import Model
     from memcalc.terms.census import Census
 
 
@@ -33,7 +34,7 @@ def state_terms(census: Census) -> Iterator[Term]:
 def updated_terms(census: Census) -> Iterator[Term]:
     """The states of what is trained: gradients, optimizer, and what the step adds."""
     yield from gradient_terms(census)
-    if census.grid.habits.gradient_copy:
+    if census.grid.habits.gradient_copy and not census.grid.fixed.bucket_view:
         yield bucket_term(census)
     yield from optimizer_terms(census)
     if not census.grid.fixed.optimizer_in_backward:
@@ -103,10 +104,10 @@ def gradient_terms(census: Census) -> Iterator[Term]:
     if grid.habits.zero_optimizer is None:  # DeepSpeed's step reads a share of them (memcalc.terms.zero)
         yield from in_reduce_pool(_gradients(census, "gradients", whole * here, ("step",)), census)
     kept = (grid.accumulation > 1) & (not grid.fixed.longest_first)
-    kept = kept | grid.habits.persistent_gradients | grid.habits.zeroes_gradients | in_one_buffer(grid)
+    kept = kept | grid.persistent_gradients | grid.habits.zeroes_gradients | in_one_buffer(grid)
     for term in _earlier_gradients(census, reduced * kept, here):
         yield from in_reduce_pool(term, census)
-    if not grid.habits.persistent_gradients:
+    if not grid.persistent_gradients:
         yield from _head_gradients(census, kept)
 
 
@@ -183,7 +184,7 @@ def late_gradients(census: Census) -> Array:
     are to come.
     """
     grid = census.grid
-    if grid.habits.persistent_gradients:
+    if grid.persistent_gradients:
         return np.int64(0)
     first = ((grid.accumulation == 1) | grid.fixed.longest_first) & ~in_one_buffer(grid)
     first = first & (not grid.habits.zeroes_gradients)
@@ -285,7 +286,19 @@ def optimizer_moments(census: Census) -> Array:
         moments = moments + width * shard(census.root, shards(grid, 1))
     if kind.factored:
         moments = moments + factored_bytes(*_rows_and_columns(census), width)
+    if kind.block and grid.fixed.wide_embedding_moments and grid.fixed.lora is None:
+        tables = _embedding_elements(census.model)
+        moments = moments + ~sharded_from(grid, 1) * (kind.moments * 4 * tables - moment_bytes(tables, kind))
     return moments
+
+
+def _embedding_elements(model: Model) -> int:
+    """Elements of all tables that are looked up, whose moments bitsandbytes can be told to keep in 32 bits.
+
+    Transformers 5.23, trainer.py, create_optimizer: ``register_module_override(module, "weight", {"optim_bits": 32})``
+    for each ``nn.Embedding``; sharded tables are other tensors, and stay in 8 bits.
+    """
+    return sum(table.parameters for end in model.ends for table in end.lookups)
 
 
 def _rows_and_columns(census: Census) -> tuple[int, int]:

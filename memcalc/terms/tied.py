@@ -28,7 +28,7 @@ SOURCE = "torch/csrc/autograd/input_buffer.cpp (accumulate), torch 2.13"
 def tied_terms(census: Census) -> Iterator[Term]:
     """What waits, and the sum beside its two parts where it is made; the first part is counted as the head's."""
     grid = census.grid
-    elsewhere = grid.habits.persistent_gradients or grid.habits.zero_optimizer is not None
+    elsewhere = grid.persistent_gradients or grid.habits.zero_optimizer is not None
     if not census.model.tied or elsewhere or grid.fixed.lora is not None or grid.fixed.optimizer_in_backward:
         return
     matrix = shard(model_count(census.model).embedding + census.padding, grid.degree("tp"))

@@ -26,7 +26,9 @@ SOURCE = "torch/distributed/fsdp/_runtime_utils.py, _post_backward_hook; _flat_p
 def accumulates_whole(census: Census) -> Array:
     """1 where gradients of earlier micro-batches are whole."""
     grid = census.grid
-    return np.asarray((grid.accumulation > 1) & grid.zero_from(2) & grid.habits.whole_accumulation).astype(np.int64)
+    told = grid.fixed.whole_accumulation
+    whole = grid.habits.whole_accumulation if told is None else told
+    return np.asarray((grid.accumulation > 1) & grid.zero_from(2) & grid.habits.full_shard & whole).astype(np.int64)
 
 
 def whole_gradient_terms(census: Census) -> Iterator[Term]:
@@ -51,15 +53,22 @@ def whole_gradient_terms(census: Census) -> Iterator[Term]:
 
 
 def flat_blocks(census: Census) -> Array:
-    """Parameters of the blocks' flat parameters: frozen ones stand beside adapters [elements]."""
+    """Parameters of the blocks' units whose gradients are whole [elements].
+
+    Frozen ones stand beside adapters where a flat parameter has both; PEFT's wrapping policy keeps them apart.
+    """
     updated = trained(census)
     inside = census.blocks + census.experts_or_none
+    if not census.grid.habits.mixed_units:
+        return updated.blocks + updated.experts_or_none
     return inside if updated is census else (inside + updated.blocks) * (updated.blocks > 0)
 
 
 def flat_root(census: Census) -> Array:
     """Parameters of the root's flat parameter, where one of them is trained [elements]."""
     updated = trained(census)
+    if not census.grid.habits.mixed_units:
+        return updated.root
     return census.root if updated is census else (census.root + updated.root) * (updated.root > 0)
 
 

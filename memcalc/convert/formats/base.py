@@ -9,16 +9,26 @@ from importlib import import_module
 from typing import Any
 
 from memcalc.convert.config import Config
-from memcalc.convert.document import Document, Kind, Place
+from memcalc.convert.document import Document, Kind, Place, Span
 from memcalc.convert.job import Job
 from memcalc.errors import FileError, UnknownNameError
 
-__all__ = ["FORMATS", "Format", "format_named", "nested", "recognised", "written"]
+__all__ = ["FORMATS", "Format", "format_named", "inner_document", "nested", "recognised", "written"]
 
-FORMATS = ("fsdp2", "deepspeed")
+FORMATS = (
+    "fsdp2",
+    "torchtitan",
+    "megatron",
+    "axolotl",
+    "deepspeed",
+    "accelerate",
+    "trainer",
+    "fsdp_config",
+    "launch",
+)
 """Names of the formats, each a module of this package; the most particular first, since the first that knows a document
 reads it."""
-WRITABLE = ("deepspeed", "fsdp2")
+WRITABLE = ("deepspeed", "accelerate", "trainer", "torchtitan", "megatron", "axolotl", "fsdp2")
 """Those that `memcalc export` writes."""
 
 
@@ -39,10 +49,14 @@ class Format:
     """The whole text, where that is more than the fields."""
     kind: Kind = "json"
     """What is written."""
+    hyphens: bool = False
+    """Whether flags have hyphens between their words, not underscores."""
     filename: str = ""
     """As its framework's own examples call it."""
     choices: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     """Words that the file can say, with the values that it can say of each: what an edit may change."""
+    spelling: Callable[[Document, str], str] = lambda _, key: key
+    """How a document calls a key of `write`, where versions or forms differ; empty where it has no name for it."""
 
 
 def format_named(name: str) -> Format:
@@ -61,6 +75,18 @@ def recognised(document: Document) -> Format:
             return found
     titles = ", ".join(format_named(name).title for name in FORMATS)
     raise FileError("file", str(document.path), f"must be one of: {titles}")
+
+
+def inner_document(document: Document, place: Place) -> Document:
+    """A table of a document as a document of its own, which still knows where its values stand."""
+    data: Any = document.data
+    for key in place:
+        data = data[key]
+
+    def spans() -> dict[Place, Span]:
+        return {at[len(place) :]: span for at, span in document.spans.items() if at[: len(place)] == place}
+
+    return Document(document.path, document.kind, document.text, data, spans)
 
 
 def nested(fields: Mapping[str, Any]) -> dict[str, Any]:
@@ -100,7 +126,11 @@ def written(form: Format, job: Job) -> str:
         return f"# {head}\n{_yaml(nested(fields))}"
     return (
         f"# {head}\n"
-        + " \\\n".join(f"--{key}{_flag_value(value)}" for key, value in fields.items() if value not in (None, False))
+        + " \\\n".join(
+            f"--{key.replace('_', '-') if form.hyphens else key}{_flag_value(value)}"
+            for key, value in fields.items()
+            if value is not None and value is not False
+        )
         + "\n"
     )
 

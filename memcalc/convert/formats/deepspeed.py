@@ -116,9 +116,9 @@ def _precision(reading: Reading) -> None:
         dtype = reading.one_of("torch_autocast.dtype", {"bfloat16": "bf16", "float16": "fp16"}, "bf16")
         reading.say("precision", f"{dtype}-autocast", "torch_autocast.enabled")
     elif not narrow:
-        auto = next((name for name in ("bf16", "fp16") if reading.raw(f"{name}.enabled") == "auto"), "")
-        if not auto:  # with auto, the Trainer's own flags decide
-            reading.say("precision", "fp32", "bf16.enabled")
+        # what is auto or absent the Trainer and Accelerate fill in (set_mixed_precision of Accelerate's plugin)
+        if reading.raw("bf16.enabled") != "auto" and reading.raw("fp16.enabled") != "auto":
+            reading.say("mixed", "no", "bf16.enabled")
     else:
         name = "bf16" if narrow[0] == "bfloat16" else narrow[0]
         states = reading.flag(f"{narrow[0]}.bf16_optimizer_states")
@@ -126,7 +126,7 @@ def _precision(reading: Reading) -> None:
         if states and whole:
             reading.say("precision", name, f"{narrow[0]}.enabled")
         else:
-            reading.say("precision", f"{name}-mixed", f"{narrow[0]}.enabled")
+            reading.say("mixed", name, f"{narrow[0]}.enabled")
             keys = [
                 key for key, on in (("bf16_optimizer_states", states), ("bf16_master_weights_and_grads", whole)) if on
             ]
@@ -146,6 +146,9 @@ def _zero(reading: Reading) -> None:
     if stage not in {0, 1, 2, 3}:
         raise reading.wrong("zero_optimization.stage", stage, "must be 0, 1, 2 or 3")
     reading.say("zero", stage, "zero_optimization.stage")
+    auto = tuple(word for key, word in _SIZES.items() if reading.raw(f"zero_optimization.{key}") == "auto")
+    if auto:
+        reading.say("filled_in", auto, "zero_optimization")
     for key, word in _SIZES.items():
         value = reading.whole(f"zero_optimization.{key}")
         if value is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-import memcalc
+from memcalc import __version__, api
 from memcalc.convert.config import Config, Finding
 from memcalc.convert.formats import format_named
 from memcalc.errors import MissingError
@@ -30,7 +30,7 @@ def check(
     naming all that must be told.
     """
     from memcalc.preflight.fix import smallest_fix
-    from memcalc.preflight.traps import traps
+    from memcalc.preflight.traps import Scene, traps
 
     paths, dirs = tuple(files), tuple(preset_dirs)
     if not paths:
@@ -39,10 +39,10 @@ def check(
     configs = gathered(paths)
     job = joined(configs, given, dirs)
     estimate = estimated(job, dirs)
-    found = [*job.findings, *traps(job, configs, estimate)]
+    found = [*job.findings, *traps(Scene(job, configs, estimate))]
     fix = smallest_fix(paths, configs, job, estimate, given, dirs) if estimate.verdict == "does-not-fit" else None
     return Check(
-        version=memcalc.__version__,
+        version=__version__,
         verdict=estimate.verdict,
         files=tuple(_checked(config, found, job) for config in configs),
         estimate=estimate,
@@ -56,7 +56,7 @@ def estimated(job: Joined, dirs: tuple[str, ...]) -> Estimate:
     """The estimate that the words of a joined job come to."""
     own = {name: job.facts[name] for name in ("model", "gpu", "node") if job.facts.get(name) is not None}
     words = {name: value for name, value in job.words.items() if value not in (None, ())}
-    return memcalc.estimate(**own, **words, settings=job.settings, preset_dirs=dirs)
+    return api.estimate(**own, **words, settings=job.settings, preset_dirs=dirs)
 
 
 def _checked(config: Config, found: list[tuple[Config, Finding]], job: Joined) -> CheckedFile:

@@ -1,0 +1,55 @@
+"""torchtitan's model names and flavors (0.2.2 models/*/__init__.py), and the presets of the same sizes.
+
+The flavors of Llama 3 have the sizes of 3 and 3.1 alike; 3.1 stands for both, as their assets are those of 3.1.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+__all__ = ["FLAVORS", "FLEXIBLE", "flavor_of", "model_of"]
+
+FLAVORS: dict[str, dict[str, str]] = {
+    "llama3": {"8B": "llama-3.1-8b", "70B": "llama-3.1-70b", "405B": "llama-3.1-405b"},
+    "deepseek_v3": {"16B": "deepseek-v2-lite", "236B": "deepseek-v2", "671B": "deepseek-v3"},
+    "qwen3": {
+        **{f"{size}B": f"qwen3-{size}b" for size in ("0.6", "1.7", "4", "8", "14", "32")},
+        "30B-A3B": "qwen3-30b-a3b",
+        "235B-A22B": "qwen3-235b-a22b",
+    },
+    "gpt_oss": {"20b": "gpt-oss-20b", "120b": "gpt-oss-120b"},
+    "llama2": {"7B": "llama-2-7b", "13B": "llama-2-13b", "70B": "llama-2-70b"},
+}
+"""Presets by name and flavor; ``llama2`` (first called ``llama``) was there until February 2025."""
+FLEXIBLE = frozenset({"deepseek_v3"})
+"""Models whose flavors run FlexAttention; flavors of others say so in their name."""
+_DEBUG = {"name": "llama3-debugmodel", "n_layers": 6, "hidden": 256, "heads": 16, "ffn": 768, "vocab": 2048,
+          "max_positions": 131072}  # fmt: skip
+"""dim 256; 8/3 of it rounded up to a multiple of 256."""
+
+
+def model_of(name: str, flavor: str) -> str | dict[str, Any]:
+    """Return the preset or the sizes of a flavor; a name that is no preset where neither is known.
+
+    >>> model_of("llama3", "8B_flex")
+    'llama-3.1-8b'
+    """
+    family = {"llama": "llama2"}.get(name, name)
+    plain = flavor.removesuffix("_attn").removesuffix("_flex").removesuffix("_varlen")
+    if family == "llama3" and plain == "debugmodel":
+        return dict(_DEBUG)
+    return FLAVORS.get(family, {}).get(plain, f"{name} {flavor}")
+
+
+def flavor_of(preset: str) -> tuple[str, str] | None:
+    """Return name and flavor of a preset, or None where torchtitan has none.
+
+    >>> flavor_of("llama-3-8b")
+    ('llama3', '8B')
+    """
+    alike = preset.replace("llama-3-", "llama-3.1-")
+    for name, flavors in FLAVORS.items():
+        for flavor, known in flavors.items():
+            if known == alike and name != "llama2":
+                return name, flavor
+    return None

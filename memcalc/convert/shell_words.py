@@ -1,0 +1,394 @@
+"""The words of a shell script: quotes, variables, defaults, arrays, sums, as POSIX.1-2017 (2.2, 2.6) and bash say.
+
+Nothing is executed. What only a run could tell, such as the output of a command, stays unknown. Each character of a
+word knows its place in the script, so that a value can be edited where it was written.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+
+from memcalc.convert.shell_sums import summed
+from memcalc.errors import FileError
+
+__all__ = ["MARK", "Lexer", "State", "Word", "doubtful"]
+
+LONGEST = 1 << 16
+"""Characters of one value; a variable that doubles itself line after line ends here, as unknown."""
+MOST_WORDS = 20_000
+MOST_CHARACTERS = 1 << 21
+"""Of all words together, variables put in."""
+DEEPEST = 16
+"""Expansions within expansions, functions within functions."""
+MARK = "\ue000"
+"""Stands in a text for a part that only a run can tell; its place says which (:meth:`State.missing`)."""
+NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+ASSIGNED = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)(?:\[([^]\s]{1,40})\])?(\+?)=")
+ENDS = " \t\r\n;&|()<>"
+_PLAIN = re.compile(r"[^\s;&|()<>'\"\\$`}~]+")
+_ARRAY = re.compile(r'"?\$\{([A-Za-z_]\w*)\[[@*]\]\}"?')
+_ARGUMENTS = re.compile(r'"?(?:\$[@*]|\$\{[@*][^}]{0,20}\})"?')
+_PARAMETER = re.compile(r"(#?)([A-Za-z_]\w*|\d+|[@*#?$!-])(?:\[(@|\*|\d+)\])?")
+_LISTS = re.compile(r"(^|_)(EXTRA|ARGS|ARGUMENTS|OPTS|OPTIONS|FLAGS|OVERRIDES)(_|$)", re.IGNORECASE)
+"""Variables that a caller may fill with options; not set, they are none, as in the shell."""
+
+
+@dataclass(frozen=True)
+class Word:
+    """One word of a command; `places` are those of its characters in the script, below 0 where it has none."""
+
+    text: str
+    places: tuple[int, ...] = ()
+    unknown: str = ""
+    """The name of the variable, or the text, that only a run could tell; empty where the word is known."""
+    unset: bool = False
+    """Unknown, and nothing but variables that the script does not set."""
+
+    @property
+    def span(self) -> tuple[int, int] | None:
+        """Where it stands in one piece, or None where it was put together."""
+        places = self.places
+        if not places or any(after - before != 1 for before, after in itertools.pairwise(places)):
+            return None
+        return (places[0], places[-1] + 1) if places[0] >= 0 else None
+
+    @property
+    def plain(self) -> Word:
+        """It without the marks of unknown parts."""
+        if MARK not in self.text:
+            return self
+        kept = [(letter, place) for letter, place in zip(self.text, self.places, strict=True) if letter != MARK]
+        return replace(self, text="".join(letter for letter, _ in kept), places=tuple(place for _, place in kept))
+
+
+def doubtful(word: Word, name: str) -> Word:
+    """Return a word that is there only if a condition holds that a run decides."""
+    return replace(word, unknown=word.unknown or name)
+
+
+@dataclass
+class State:
+    """Variables, and what is left of the bounds."""
+
+    name: str = "script"
+    scalars: dict[str, Word] = field(default_factory=dict)
+    arrays: dict[str, tuple[Word, ...]] = field(default_factory=dict)
+    arguments: tuple[Word, ...] | None = None
+    """Of the function that is read; None in the script itself, whose own are not known."""
+    words: int = MOST_WORDS
+    characters: int = MOST_CHARACTERS
+    missed: list[tuple[str, bool]] = field(default_factory=list)
+    """What is not known, and whether that is a variable that the script does not set."""
+
+    def missing(self, name: str, *, unset: bool = False) -> Word:
+        """The word of something that only a run can tell."""
+        self.missed.append((name, unset))
+        return Word(MARK, (-1 - len(self.missed),), name, unset)
+
+    def part(self, text: str, places: tuple[int, ...]) -> Word:
+        """A word of characters and places, with what its marks say."""
+        at = text.find(MARK)
+        if at < 0:
+            return Word(text, places)
+        marks = [self.missed[-2 - place] for letter, place in zip(text, places, strict=True) if letter == MARK]
+        return Word(text, places, marks[0][0], len(marks) == len(text) and all(unset for _, unset in marks))
+
+    def spend(self, words: int, characters: int) -> None:
+        """Count against the bounds."""
+        self.words -= words
+        self.characters -= characters
+        if self.words < 0 or self.characters < 0:
+            said = f"must be a script of at most {MOST_WORDS:,} words and {MOST_CHARACTERS:,} characters in them"
+            raise FileError("file", self.name, f"{said}, its variables put in")
+
+
+class Value:
+    """A word while it is read: characters, places, and whether anything was quoted."""
+
+    def __init__(self, state: State) -> None:
+        self.state = state
+        self.text: list[str] = []
+        self.places: list[int] = []
+        self.quoted = False
+        self.cuts: list[int] = []
+        """Where an unquoted variable's blanks end a word."""
+
+    def add(self, text: str, places: Iterable[int]) -> None:
+        """Append characters with their places."""
+        self.state.spend(0, len(text))
+        self.text.extend(text)
+        self.places.extend(places)
+        if len(self.text) > LONGEST:
+            self.text, self.places, self.cuts = [], [], []
+            self.miss("a value of extraordinary length")
+
+    def miss(self, name: str, *, unset: bool = False) -> None:
+        """Note that a part is not known."""
+        self.put(self.state.missing(name, unset=unset), quoted=True)
+
+    def put(self, word: Word, *, quoted: bool) -> None:
+        """Append the value of a variable."""
+        begin = len(self.text)
+        self.add(word.text, word.places or (-1,) * len(word.text))
+        if word.unknown and MARK not in word.text:
+            self.miss(word.unknown)
+        if not quoted and len(self.text) > begin:
+            self.cuts += [begin + at for at, letter in enumerate(word.text) if letter.isspace()]
+
+    def word(self) -> Word:
+        """All of it as one word."""
+        return self.state.part("".join(self.text), tuple(self.places))
+
+    def split(self) -> list[Word]:
+        """The words of it: it is cut where an unquoted variable had blanks."""
+        if not self.text:
+            return [Word("")] if self.quoted else []
+        whole = self.word()
+        if whole.unset and not self.quoted and _LISTS.search(whole.unknown):
+            return []
+        cuts = sorted({at for at in self.cuts if at < len(whole.text)})
+        if not cuts:
+            return [whole]
+        edges = [-1, *cuts, len(whole.text)]
+        pieces = [(a + 1, b) for a, b in itertools.pairwise(edges) if b > a + 1]
+        return [self.state.part(whole.text[a:b], whole.places[a:b]) for a, b in pieces]
+
+
+class Lexer:
+    """Reads words at a place of a text; `places` are those of its characters in the script that it came from."""
+
+    def __init__(self, text: str, state: State, places: tuple[int, ...] | None = None) -> None:
+        self.text, self.at, self.state = text, 0, state
+        self.origin = places
+        self.depth = 0
+
+    def places(self, begin: int, end: int) -> Iterable[int]:
+        """The places in the script of a part of the text."""
+        return range(begin, end) if self.origin is None else self.origin[begin:end]
+
+    def words(self) -> list[Word]:
+        """Read one word; as an unquoted variable it may become none or several."""
+        begin = self.at
+        if match := _ARRAY.match(self.text, begin):
+            self.at = match.end()
+            scalar = self.state.scalars.get(match[1]) or self.state.missing(match[1], unset=True)
+            found = self.state.arrays.get(match[1], (scalar,))
+            quoted = match[0].startswith('"') and not scalar.unset
+            return self._counted(list(found) if quoted else [piece for word in found for piece in self._pieces(word)])
+        if (match := _ARGUMENTS.match(self.text, begin)) and self.text[match.end() : match.end() + 1] in {"", *ENDS}:
+            self.at = match.end()
+            return self._counted(list(self.state.arguments or ()))
+        value = self.value(ENDS)
+        if self.at == begin:
+            self.at += 1
+        return self._counted(value.split())
+
+    def _pieces(self, word: Word) -> list[Word]:
+        value = Value(self.state)
+        value.put(replace(word, unknown=""), quoted=False)
+        pieces = value.split()
+        return [doubtful(piece, word.unknown) for piece in pieces] if MARK not in word.text else pieces
+
+    def _counted(self, words: list[Word]) -> list[Word]:
+        self.state.spend(len(words), 0)
+        return words
+
+    def assigned(self, match: re.Match[str]) -> Word:
+        """Return `NAME=value` as one word, with what `+=` adds to put behind what the name had."""
+        self.at = match.end()
+        value = self.value(ENDS)
+        if match[3] and (before := self.state.scalars.get(match[1])):
+            self.state.spend(0, len(before.text))
+            value.text[:0], value.places[:0] = before.text, before.places or (-1,) * len(before.text)
+            value.add("", ())
+        name = f"{match[1]}="
+        word = value.word()
+        begin = tuple(self.places(match.start(), match.start() + len(name)))
+        self.state.spend(1, len(name))
+        return replace(word, text=name + word.text, places=(*begin, *word.places))
+
+    def value(self, ends: str) -> Value:
+        """Read up to an unquoted end character."""
+        value = Value(self.state)
+        text = self.text
+        while self.at < len(text) and text[self.at] not in ends:
+            letter = text[self.at]
+            if letter == "'":
+                self._single(value)
+            elif letter == '"':
+                self._double(value)
+            elif letter == "\\":
+                self._escaped(value)
+            elif letter in "$`":
+                self.expansion(value, quoted=False)
+            else:
+                match = _PLAIN.match(text, self.at)
+                end = match.end() if match else self.at + 1
+                value.add(text[self.at : end], self.places(self.at, end))
+                self.at = end
+        return value
+
+    def _escaped(self, value: Value) -> None:
+        length = 3 if self.text.startswith("\\\r\n", self.at) else 2
+        if self.text[self.at + 1 : self.at + length] not in ("\n", "\r\n"):
+            value.add(self.text[self.at + 1 : self.at + 2], self.places(self.at + 1, min(self.at + 2, len(self.text))))
+            length = 2
+        self.at += length
+
+    def _single(self, value: Value) -> None:
+        end = self.text.find("'", self.at + 1)
+        end = len(self.text) if end < 0 else end
+        value.add(self.text[self.at + 1 : end], self.places(self.at + 1, end))
+        value.quoted, self.at = True, end + 1
+
+    def _double(self, value: Value) -> None:
+        value.quoted = True
+        self.at += 1
+        self.quoted_text(value, '"')
+        self.at += 1
+
+    def quoted_text(self, value: Value, end: str) -> None:
+        """Read as between double quotes, up to an end character or the end."""
+        text = self.text
+        special = '$`"\\\n' if end else "$`\\\n"
+        while self.at < len(text) and (not end or text[self.at] != end):
+            if text[self.at] == "\\" and text[self.at + 1 : self.at + 2] in tuple(special):
+                if text[self.at + 1] != "\n":
+                    value.add(text[self.at + 1], self.places(self.at + 1, self.at + 2))
+                self.at += 2
+            elif text[self.at] in "$`":
+                self.expansion(value, quoted=True)
+            else:
+                value.add(text[self.at], self.places(self.at, self.at + 1))
+                self.at += 1
+
+    # ----------------------------------------------------------------------------------------------- expansions
+
+    def expansion(self, value: Value, *, quoted: bool) -> None:
+        """Put a variable's value in; a command's output stays unknown."""
+        text, begin = self.text, self.at
+        if text.startswith("$((", begin):
+            self.at = closing(text, begin + 1)
+            self._sum(value, text[begin + 3 : self.at - 2])
+        elif text.startswith("$(", begin) or text[begin] == "`":
+            self.at = closing(text, begin + 1) if text[begin] == "$" else text.find("`", begin + 1) + 1 or len(text)
+            value.miss(text[begin : min(self.at, begin + 40)])
+        elif text.startswith("${", begin):
+            self._braced(value, quoted)
+        elif match := re.compile(r"[A-Za-z_]\w*|[\d@*#?$!-]").match(text, begin + 1):
+            self.at = match.end()
+            self._put(value, self._named(match[0]), match[0], quoted)
+        elif text[begin + 1 : begin + 2] in ("'", '"'):
+            self.at = begin + 1
+        else:
+            self.at = begin + 1
+            value.add("$", self.places(begin, begin + 1))
+
+    def _named(self, name: str, index: str = "") -> Word | None:
+        """The value of a variable, an item of an array, or an argument; None where it is not set."""
+        state = self.state
+        if name == "#":
+            return Word(str(len(state.arguments or ())))
+        if name.isdigit():
+            at = int(name) if len(name) < 6 else 0
+            return state.arguments[at - 1] if state.arguments is not None and 0 < at <= len(state.arguments) else None
+        if name in "@*?$!-":
+            return Word("") if name in "@*" and not state.arguments else state.missing(f"${name}")
+        if index in ("@", "*") and name in state.arrays:
+            return self._joined(state.arrays[name])
+        if index.isdigit() and name in state.arrays:
+            items = state.arrays[name]
+            return items[int(index)] if len(index) < 6 and int(index) < len(items) else None
+        return state.scalars.get(name)
+
+    def _joined(self, items: tuple[Word, ...]) -> Word:
+        value = Value(self.state)
+        for number, item in enumerate(items):
+            if number:
+                value.add(" ", (-1,))
+            value.put(item, quoted=True)
+        return value.word()
+
+    def _put(self, value: Value, found: Word | None, name: str, quoted: bool) -> None:
+        if found is None:
+            value.miss(f"${name}" if name.isdigit() else name, unset=True)
+        else:
+            value.put(found, quoted=quoted)
+
+    def _braced(self, value: Value, quoted: bool) -> None:
+        """Read `${NAME}`, its length, and its other values: `:-`, `-`, `:=`, `=`, `:+`, `+`, `:?`, `?`."""
+        text, begin = self.text, self.at
+        match = _PARAMETER.match(text, begin + 2)
+        at = match.end() if match else begin + 2
+        operator = re.compile(r":?[-=+?]").match(text, at)
+        if match and text.startswith("}", at) and not match[1]:
+            self.at = at + 1
+            self._put(value, self._named(match[2], match[3] or ""), match[2], quoted)
+        elif match and text.startswith("}", at):
+            self.at = at + 1
+            self._put(value, self._length(match[2], match[3] or ""), match[2], quoted)
+        elif match and operator and not match[1] and self.depth < DEEPEST:
+            self.at = operator.end()
+            self.depth += 1
+            other = self.value("}")
+            self.depth -= 1
+            self.at += 1
+            self._other(value, self._named(match[2], match[3] or ""), match[2], operator[0], other, quoted)
+        else:
+            self.at = closing(text, begin + 1)
+            value.miss(text[begin : min(self.at, begin + 40)])
+
+    def _other(self, value: Value, found: Word | None, name: str, how: str, other: Value, quoted: bool) -> None:
+        missing = found is None or found.unset or (how[0] == ":" and not found.text)
+        if how[-1] == "+":
+            if found is not None and found.unknown and not found.unset:
+                value.miss(found.unknown)
+            elif not missing and found is not None and not found.unset:
+                value.put(other.word(), quoted=quoted)
+            return
+        if missing and how[-1] in "-=":
+            value.put(other.word(), quoted=quoted or other.quoted)
+            value.quoted = value.quoted or other.quoted
+            if how[-1] == "=" and NAME.fullmatch(name):
+                self.state.scalars[name] = other.word()
+        else:
+            self._put(value, found, name, quoted)
+
+    def _length(self, name: str, index: str) -> Word | None:
+        if index in ("@", "*"):
+            items = self.state.arrays.get(name)
+            return None if items is None else Word(str(len(items)))
+        found = self._named(name)
+        return None if found is None or found.unknown else Word(str(len(found.text)))
+
+    def _sum(self, value: Value, inner: str) -> None:
+        """Put in the value of a sum of whole numbers; all else stays unknown."""
+        number = summed(inner, self.state.scalars)
+        if number is None:
+            value.miss(inner.strip()[:40])
+        else:
+            value.add(str(number), (-1,) * len(str(number)))
+
+
+def closing(text: str, begin: int) -> int:
+    """Return the place after the bracket that closes the one at `begin`; quotes inside are passed."""
+    opening = text[begin : begin + 1]
+    closes = {"(": ")", "{": "}"}[opening]
+    depth, at = 0, begin
+    while at < len(text):
+        letter = text[at]
+        if letter == "\\":
+            at += 1
+        elif letter in "'\"" and (end := text.find(letter, at + 1)) > 0:
+            at = end
+        elif letter == opening:
+            depth += 1
+        elif letter == closes:
+            depth -= 1
+            if not depth:
+                return at + 1
+        at += 1
+    return len(text)

@@ -1,0 +1,258 @@
+"""What a job asks of Slurm, as sbatch 26.11 reads it: the `#SBATCH` lines, the GPUs, the variables of the job."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+__all__ = ["OPTIONS", "Option", "Request", "options_of", "sbatch_options", "seconds", "variables"]
+
+_BARE_NAMES = """\
+    async bell consolidate-segments contiguous debugger-test disable-status exact external get-user-env help hold
+    ignore-pbs interactive label multi-prog no-allocate no-bell no-requeue no-shell overcommit oversubscribe
+    parsable preserve-env quiet quit-on-interrupt reboot spread-job spread-segments stepmgr test-only unbuffered
+    use-min-nodes usage verbose version wait-for-children whole"""
+_PERHAPS_NAMES = """\
+    bcast compress exclusive external-launcher immediate kill-command kill-on-bad-exit oom-kill-step nice no-kill
+    overlap propagate pty requeue resv-ports send-libs x11"""
+_VALUED_NAMES = """\
+    accel-bind account acctg-freq array argv batch bbf autocomplete bcast-exclude begin bb cluster-constraint chdir
+    clusters cluster comment constraint container container-id runtime context core-spec cores-per-socket cpu-bind
+    cpu_bind cpu-freq cpus-per-gpu cpus-per-task deadline delay-boot environment dependency distribution epilog
+    error exclude export export-file extra extra-node-info gid gpu-bind tres-bind gpu-freq gpus gpus-per-node gpus-
+    per-socket gpus-per-task treewidth tres-per-task gres gres-flags hint ignore-signals input jobid job-name kill-
+    on-invalid-dep licenses mail-type mail-user threads mcs-label mem mem-bind mem-per-cpu mem-per-gpu mem-update
+    mincpus mpi msg-timeout network nodefile nodelist nodes ntasks ntasks-per-core ntasks-per-node ntasks-per-socket
+    ntasks-per-tres ntasks-per-gpu open-mode output pack-group het-group partition prefer priority profile prolog
+    qos relative reservation resources segment signal slurmd-debug sockets-per-node switches task-epilog task-prolog
+    tasks-per-node thread-spec threads-per-core time time-min tmp uid wait wait-all-nodes wckey wrap"""
+_BARE, _PERHAPS = frozenset(_BARE_NAMES.split()), frozenset(_PERHAPS_NAMES.split())
+OPTIONS = _BARE | _PERHAPS | frozenset(_VALUED_NAMES.split())
+"""Of sbatch and srun; without a value, with one after =, with one (src/common/slurm_opt.c)."""
+_SHORT = {
+    "X": "disable-status", "h": "help", "H": "hold", "l": "label", "Z": "no-allocate", "O": "overcommit",
+    "s": "oversubscribe", "E": "preserve-env", "Q": "quiet", "u": "unbuffered", "v": "verbose", "V": "version",
+    "I": "immediate", "K": "kill-on-bad-exit", "k": "no-kill", "A": "account", "a": "array", "b": "begin", "D": "chdir",
+    "M": "clusters", "C": "constraint", "S": "core-spec", "c": "cpus-per-task", "d": "dependency", "m": "distribution",
+    "e": "error", "x": "exclude", "B": "extra-node-info", "G": "gpus", "i": "input", "J": "job-name", "L": "licenses",
+    "T": "threads", "F": "nodefile", "w": "nodelist", "N": "nodes", "n": "ntasks", "o": "output", "p": "partition",
+    "q": "qos", "r": "relative", "t": "time", "W": "wait",
+}  # fmt: skip
+_TOKEN = re.compile(r"(?:\"[^\"]*\"|'[^']*'|\\.|[^\s#\"'\\])+")
+_SET_BY_THE_JOB = (
+    "SLURM_JOB_ID", "SLURM_JOBID", "SLURM_JOB_NODELIST", "SLURM_NODELIST", "SLURM_PROCID", "SLURM_NODEID",
+    "SLURM_LOCALID", "SLURM_JOB_GPUS", "SLURM_SUBMIT_DIR", "SLURM_JOB_PARTITION", "SLURM_CLUSTER_NAME",
+    "SLURMD_NODENAME",
+)  # fmt: skip
+
+
+class Option(NamedTuple):
+    """One option: its value, and where option and value stand in the text."""
+
+    value: str
+    key: int
+    begin: int
+    end: int
+
+
+def sbatch_options(text: str) -> dict[str, Option]:
+    """Return the options of the `#SBATCH` lines; they end at the first line that is neither empty nor a comment."""
+    found: dict[str, Option] = {}
+    at = 0
+    for line in text.splitlines(keepends=True):
+        if line.startswith("#SBATCH"):
+            begin = at + len("#SBATCH")
+            body = line[len("#SBATCH") :]
+            body = body[: _comment(body)]
+            words = [(match[0], begin + match.start()) for match in _TOKEN.finditer(body)]
+            found |= options_of(words)[0]
+        elif line.strip() and not line.lstrip().startswith("#"):
+            break
+        at += len(line)
+    return found
+
+
+def _comment(body: str) -> int:
+    """Where a comment begins in the rest of a line."""
+    at = 0
+    while match := re.compile(r"\s*(#)|\s*" + _TOKEN.pattern).match(body, at):
+        if match[1]:
+            return match.start(1)
+        at = match.end()
+    return len(body)
+
+
+def options_of(words: Iterable[tuple[str, int]]) -> tuple[dict[str, Option], int]:
+    """Return the options at the begin of some words, each with its place, and how many of the words they are."""
+    listed = list(words)
+    found: dict[str, Option] = {}
+    at = 0
+    while at < len(listed):
+        word, place = listed[at]
+        at += 1
+        if not word.startswith("-") or word == "--":
+            return found, at - (word != "--")
+        name, begin = _named(word)
+        if begin < 0 and name not in _BARE | _PERHAPS and at < len(listed):
+            value, start = listed[at]
+            at += 1
+        else:
+            value, start = (word[begin:], place + begin) if begin >= 0 else ("", place + len(word))
+        found[name] = Option(re.sub(r"[\"']|\\(?=.)", "", value), place, start, start + len(value))
+    return found, at
+
+
+def _named(word: str) -> tuple[str, int]:
+    """The name of an option, and where its value begins in the word, below 0 where it is not there."""
+    if word.startswith("--"):
+        name, equals, _ = word[2:].partition("=")
+        return name, len(name) + 3 if equals else -1
+    name = _SHORT.get(word[1:2], word[1:2])
+    if len(word) > 2 and name not in _BARE:
+        return name, 3 if word[2] == "=" else 2
+    return name, -1
+
+
+@dataclass(frozen=True)
+class Request:
+    """What a job's options come to; None where they do not say it."""
+
+    options: Mapping[str, Option]
+
+    def value(self, *names: str) -> tuple[str, str]:
+        """The first of some options that is given, and its value."""
+        return next(((name, self.options[name].value) for name in names if name in self.options), ("", ""))
+
+    def _count(self, *names: str) -> int | None:
+        text = self.value(*names)[1]
+        return int(text) if re.fullmatch(r"\d{1,7}", text) else None
+
+    @property
+    def nodes(self) -> int | None:
+        """Nodes: as said, or as tasks and tasks of each need; one where neither is said. None for a range."""
+        text = self.value("nodes")[1]
+        if text:
+            low, _, high = text.partition("-")
+            return int(low) if re.fullmatch(r"\d{1,7}", low) and high in ("", low) else None
+        tasks, each = self._count("ntasks"), self.per_node
+        if tasks and each:
+            return -(-tasks // each)
+        return 1 if (tasks or 1) == 1 else None
+
+    @property
+    def per_node(self) -> int | None:
+        """Tasks of each node, where they are said."""
+        return self._count("ntasks-per-node", "tasks-per-node")
+
+    @property
+    def tasks(self) -> int | None:
+        """Tasks: as said, or from those of each node."""
+        said = self._count("ntasks")
+        if said is not None or self.per_node is None:
+            return said
+        return None if self.nodes is None else self.nodes * self.per_node
+
+    @property
+    def gpus(self) -> tuple[str, int | None, int | None, tuple[str, ...]]:
+        """The option that asks for GPUs, GPUs of each node, GPUs in all, and their types."""
+        name, text = self.value("gpus-per-node", "gres", "gpus", "gpus-per-task", "tres-per-task", "gpus-per-socket")
+        if name == "gres" and "gpu" not in text:
+            name, text = self.value("gpus", "gpus-per-task", "tres-per-task", "gpus-per-socket")
+        count, types = _gpus(text, bare=not name.startswith(("gres", "tres")))
+        if not name or not count:
+            return "", None, None, types
+        each: int | None = count
+        if name in ("gpus", "gpus-per-task", "tres-per-task"):
+            whole = count if name == "gpus" else count * (self.tasks or self.nodes or 1)
+            each = whole // self.nodes if self.nodes and whole % self.nodes == 0 else None
+            return name, each, whole, types
+        if name == "gpus-per-socket":
+            sockets = self._count("sockets-per-node")
+            each = count * sockets if sockets else None
+        return name, each, each * self.nodes if each and self.nodes else None, types
+
+    @property
+    def memory(self) -> tuple[str, int | None]:
+        """The option that asks for host memory, and that of each node [bytes]; 0 is all that a node has."""
+        name, text = self.value("mem", "mem-per-gpu", "mem-per-cpu")
+        match = re.fullmatch(r"(\d{1,12})([KMGT]?)B?", text.upper())
+        if not match:
+            return name, None
+        amount = int(match[1]) << {"K": 10, "M": 20, "": 20, "G": 30, "T": 40}[match[2]]
+        times = {"mem": 1, "mem-per-gpu": self.gpus[1], "mem-per-cpu": self._cpus}[name]
+        return name, amount * times or None if times else None
+
+    @property
+    def _cpus(self) -> int | None:
+        """CPUs of each node that are asked for."""
+        each = self._count("cpus-per-task") or 1
+        tasks, nodes = self.tasks, self.nodes
+        return each * (self.per_node or (-(-tasks // nodes) if tasks and nodes else 1))
+
+
+def _gpus(text: str, *, bare: bool) -> tuple[int, tuple[str, ...]]:
+    """How many GPUs a request is for, and of which types: `gpu:a100:4,license:1`, or bare `a100:4`.
+
+    >>> _gpus("gpu:a100:4,tmp:10G", bare=False)
+    (4, ('a100',))
+    >>> _gpus("8", bare=True)
+    (8, ())
+    """
+    whole, types = 0, list[str]()
+    for item in filter(None, text.split(",")):
+        parts = re.split(r"[:=]", re.sub(r"\(.*", "", item.removeprefix("gres/").removeprefix("gres:")))
+        if not bare:
+            if parts[0] != "gpu":
+                continue
+            parts = parts[1:]
+        count = int(parts.pop()) if parts and re.fullmatch(r"\d{1,6}", parts[-1]) else 1
+        whole += count
+        types += [part for part in parts[:1] if part not in types]
+    return whole, tuple(types)
+
+
+def seconds(text: str) -> int | None:
+    """A limit of time: minutes, minutes:seconds, hours:minutes:seconds, days-hours, days-hours:minutes[:seconds].
+
+    >>> seconds("1-12:30:00"), seconds("90"), seconds("20:00:00")
+    (131400, 5400, 72000)
+    """
+    match = re.fullmatch(r"(?:(\d{1,5})-)?(\d{1,7})(?::(\d{1,5}))?(?::(\d{1,5}))?", text)
+    if not match:
+        return None
+    parts = [int(part) for part in match.groups()[1:] if part is not None]
+    if match[1] is not None:
+        hours, minutes, rest = (*parts, 0, 0)[:3]
+        return int(match[1]) * 86400 + hours * 3600 + minutes * 60 + rest
+    if len(parts) == 1:
+        return parts[0] * 60
+    return parts[0] * 60 + parts[1] if len(parts) == 2 else parts[0] * 3600 + parts[1] * 60 + parts[2]
+
+
+def variables(request: Request) -> dict[str, str | None]:
+    """The variables that Slurm sets in the job; None for those whose value only the job knows."""
+    options, each = request.options, request.gpus[1]
+    found: dict[str, str | int | None] = {
+        "SLURM_JOB_NUM_NODES": request.nodes,
+        "SLURM_NNODES": request.nodes,
+        "SLURM_GPUS_ON_NODE": each,
+        "SLURM_NTASKS": request.tasks,
+        "SLURM_NPROCS": request.tasks,
+        "SLURM_NTASKS_PER_NODE": request.per_node,
+        "SLURM_CPUS_ON_NODE": None,
+    }
+    found = {name: value for name, value in found.items() if value is not None or name == "SLURM_CPUS_ON_NODE"}
+    for name, option in (
+        ("SLURM_GPUS", "gpus"),
+        ("SLURM_GPUS_PER_NODE", "gpus-per-node"),
+        ("SLURM_GPUS_PER_TASK", "gpus-per-task"),
+        ("SLURM_CPUS_PER_TASK", "cpus-per-task"),
+        ("SLURM_JOB_NAME", "job-name"),
+    ):
+        if option in options:
+            found[name] = options[option].value
+    if "array" in options:
+        found |= {"SLURM_ARRAY_TASK_ID": None, "SLURM_ARRAY_JOB_ID": None}
+    return {**dict.fromkeys(_SET_BY_THE_JOB), **{name: None if v is None else str(v) for name, v in found.items()}}

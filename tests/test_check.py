@@ -1,0 +1,187 @@
+"""memcalc check: verdicts, exit codes, what is asked for, edits that are proved, and forms for machines."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner, Result
+
+import memcalc
+from memcalc.cli.app import app
+from memcalc.errors import MissingError
+
+LARGE = """\
+{
+  // "comment": none, this is JSON
+  "train_micro_batch_size_per_gpu": 8,
+  "gradient_accumulation_steps": 4,
+  "bf16": {"enabled": true},
+  "zero_optimization": {
+    "stage": 1,
+    "overlap_comm": true
+  }
+}
+""".replace('  // "comment": none, this is JSON\n', "")
+WORDS = ("--model", "llama-2-7b", "--gpu", "a100-80g", "--gpus", "8", "--seq-len", "2048")
+
+
+@pytest.fixture
+def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with a DeepSpeed JSON that does not fit, in which commands run."""
+    (tmp_path / "ds.json").write_text(LARGE, encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("SLURM_SCRIPT_CONTEXT", raising=False)
+    return tmp_path
+
+
+def run(*words: str) -> Result:
+    return CliRunner().invoke(app, ["check", *words])
+
+
+def test_a_job_that_does_not_fit_ends_with_1_and_its_edit_with_0(job: Path) -> None:
+    first = run("ds.json", *WORDS, "--fix")
+    assert first.exit_code == 1
+    assert first.stdout.startswith("does not fit")
+    assert (job / "ds.json").read_text(encoding="utf-8") == LARGE, "the original stays"
+    assert run("ds.fits.json", *WORDS).exit_code == 0
+
+
+def test_the_edit_keeps_the_global_batch_and_every_other_line(job: Path) -> None:
+    run("ds.json", *WORDS, "--fix")
+    before, after = LARGE.splitlines(), (job / "ds.fits.json").read_text(encoding="utf-8").splitlines()
+    assert [line for line in before if line not in after] == [
+        '  "train_micro_batch_size_per_gpu": 8,',
+        '  "gradient_accumulation_steps": 4,',
+    ]
+    data = json.loads("\n".join(after))
+    assert data["train_micro_batch_size_per_gpu"] * data["gradient_accumulation_steps"] == 8 * 4
+
+
+def test_the_diff_is_what_patch_applies(job: Path) -> None:
+    patch = shutil.which("patch")
+    if patch is None:
+        pytest.skip("needs patch(1)")
+    found = memcalc.check(["ds.json"], model="llama-2-7b", gpu="a100-40g", gpus=8, seq_len=2048)
+    assert found.fix is not None
+    edit = found.fix.edits[0]
+    subprocess.run([patch, "ds.json"], input=edit.diff.encode(), check=True, cwd=job, capture_output=True)
+    assert (job / "ds.json").read_text(encoding="utf-8") == edit.text
+
+
+def test_what_the_user_pins_is_never_edited(job: Path) -> None:
+    del job
+    found = memcalc.check(["ds.json"], model="llama-2-7b", gpu="a100-80g", gpus=8, seq_len=2048, micro_batch=4)
+    assert found.fix is not None
+    assert not [change for change in found.fix.changes if change.startswith("micro-batch")]
+
+
+def test_a_fix_is_the_fewest_settings(job: Path) -> None:
+    """One setting suffices on 80 GiB: a smaller micro-batch, with the accumulation that keeps the global batch."""
+    del job
+    wide = memcalc.check(["ds.json"], model="llama-2-7b", gpu="a100-80g", gpus=8, seq_len=2048).fix
+    assert wide is not None
+    assert {change.split()[0] for change in wide.changes} == {"micro-batch", "accumulation"}
+
+
+def test_nothing_is_overwritten_unasked(job: Path) -> None:
+    (job / "ds.fits.json").write_text("mine", encoding="utf-8")
+    result = run("ds.json", *WORDS, "--fix")
+    assert result.exit_code == 2
+    assert "--force" in result.stderr
+    assert (job / "ds.fits.json").read_text(encoding="utf-8") == "mine"
+    assert run("ds.json", *WORDS, "--fix", "--force").exit_code == 1
+    assert (job / "ds.fits.json").read_text(encoding="utf-8") != "mine"
+    assert sorted(path.name for path in job.iterdir()) == ["ds.fits.json", "ds.json"]
+
+
+def test_all_that_is_missing_is_asked_for_at_once(job: Path) -> None:
+    del job
+    result = run("ds.json", "--model", "llama-2-7b")
+    assert result.exit_code == 3
+    assert result.stderr.count("\n") == 1
+    assert all(word in result.stderr for word in ("--gpu,", "--gpus", "--seq-len"))
+    assert "--micro-batch" not in result.stderr
+
+
+def test_gpus_follow_from_the_batch(job: Path) -> None:
+    """256 = 8 × 4 × 8 ranks."""
+    (job / "ds.json").write_text(LARGE.replace('"bf16"', '"train_batch_size": 256, "bf16"'), encoding="utf-8")
+    found = memcalc.check(["ds.json"], model="llama-2-7b", gpu="a100-80g", seq_len=2048)
+    assert found.estimate.hardware.gpus == 8
+
+
+def test_a_file_that_names_an_unknown_model_is_answered_with_the_nearest() -> None:
+    from memcalc.preflight.names import model_named
+
+    assert model_named("meta-llama/Meta-Llama-3-8B-Instruct") == "llama-3-8b"
+    assert model_named("mistralai/Mistral-7B-v0.1") == "mistral-7b-v0.1"
+    with pytest.raises(MissingError, match="give --model"):
+        model_named("acme/Secret-9B")
+
+
+@pytest.mark.parametrize(("said", "code"), [("--brief", 1), ("SLURM", 1)])
+def test_a_prolog_gets_one_line(job: Path, monkeypatch: pytest.MonkeyPatch, said: str, code: int) -> None:
+    del job
+    words = [*WORDS, "--brief"] if said == "--brief" else [*WORDS]
+    if said == "SLURM":
+        monkeypatch.setenv("SLURM_SCRIPT_CONTEXT", "prolog_slurmd")
+    result = run("ds.json", *words)
+    assert result.exit_code == code
+    assert result.stdout.startswith("memcalc: does not fit: llama-2-7b needs ")
+    assert result.stdout.count("\n") == 1
+
+
+def test_json_has_the_fields_of_the_interface(job: Path) -> None:
+    (job / "ds.json").write_text(LARGE.replace("overlap_comm", "overlap_com"), encoding="utf-8")
+    data = json.loads(run("ds.json", *WORDS, "--format", "json").stdout)
+    assert data["schema"] == "memcalc.check/1"
+    assert data["verdict"] == data["estimate"]["verdict"] == "does-not-fit"
+    assert [file["path"] for file in data["files"]] == ["ds.json"]
+    assert {"severity", "field", "message", "suggestion"} <= set(data["files"][0]["findings"][0])
+
+
+def test_annotations_stand_at_the_line(job: Path) -> None:
+    (job / "ds.json").write_text(LARGE.replace("overlap_comm", "overlap_com"), encoding="utf-8")
+    lines = run("ds.json", *WORDS, "--format", "github").stdout.splitlines()
+    assert lines[0].startswith("::warning file=ds.json,line=7,title=MC001::zero_optimization.overlap_com is not")
+    assert lines[-1].startswith("::error file=ds.json,line=1,title=MC100::does not fit")
+
+
+def test_a_message_cannot_forge_an_annotation(job: Path) -> None:
+    (job / "ds.json").write_text(LARGE.replace("overlap_comm", "x%\\n::error::y"), encoding="utf-8")
+    lines = run("ds.json", *WORDS, "--format", "github").stdout.splitlines()
+    assert all(line.startswith("::") for line in lines)
+    assert not [line for line in lines if line.startswith("::error::")]
+
+
+def test_sarif_is_whole(job: Path) -> None:
+    del job
+    log: dict[str, Any] = json.loads(run("ds.json", *WORDS, "--format", "sarif").stdout)
+    results = log["runs"][0]["results"]
+    rules = {rule["id"] for rule in log["runs"][0]["tool"]["driver"]["rules"]}
+    assert log["version"] == "2.1.0"
+    assert {one["ruleId"] for one in results} == rules
+    assert {one["level"] for one in results} <= {"error", "warning", "note"}
+    assert all(one["locations"][0]["physicalLocation"]["region"]["startLine"] >= 1 for one in results)
+
+
+def test_what_is_left_to_the_framework_is_shown(job: Path) -> None:
+    (job / "ds.json").write_text('{"train_micro_batch_size_per_gpu": 1}', encoding="utf-8")
+    found = memcalc.check(["ds.json"], model="llama-2-7b", gpu="a100-80g", gpus=8, seq_len=2048)
+    defaults = {default.field: default.value for default in found.files[0].defaults}
+    assert defaults["zero_optimization.stage"] == 0
+    assert defaults["bf16.enabled"] == "fp32"
+
+
+def test_a_check_is_the_estimate_that_it_names(job: Path) -> None:
+    """The command that is printed has the same bytes."""
+    del job
+    found = memcalc.check(["ds.json"], model="llama-2-7b", gpu="a100-80g", gpus=8, seq_len=2048)
+    words = found.command.split()[1:]
+    result = CliRunner().invoke(app, [*words, "--format", "json"])
+    assert json.loads(result.stdout)["peak"] == found.estimate.peak.model_dump()
