@@ -24,6 +24,10 @@ __all__ = ["smallest_fix"]
 
 _WORDS = ("micro_batch", "recompute", "zero", "offload")
 """What an edit may change, in the order in which equal edits are preferred: none changes what is learned."""
+_UNTOUCHED = (
+    "framework", "precision", "optimizer", "tp", "pp", "cp", "ep", "attention", "loss", "kernels", "lora", "quantize",
+)  # fmt: skip
+"""What the edited files must say as before."""
 _STAY = ("precision", "optimizer", "recompute", "zero", "tp", "pp", "cp", "ep", "micro_batch")
 """What a search would try, and an edit leaves as it is unless it is one of the words above."""
 
@@ -38,17 +42,20 @@ def smallest_fix(
 ) -> CheckFix | None:
     """Return the edit of the fewest settings that makes the job fit, of those the fastest; None where there is none.
 
-    The global batch stays. Each edit is proved: the files as edited are read, joined and estimated again.
+    The global batch stays. Each edit is proved: the files as edited are read, joined and estimated again. One that is
+    tight is taken where none fits.
     """
+    tight: CheckFix | None = None
     open_words = _choices(configs, estimate, given)
     for count in range(1, len(open_words) + 1):
         sets = combinations(open_words, count)
         plans = [plan for words in sets for plan in _plans(words, open_words, job, estimate, dirs)]
         for plan in sorted(plans, key=lambda plan: plan.time.step):
             fix = _proved(plan, paths, configs, estimate, given, dirs)
-            if fix is not None:
+            if fix is not None and fix.verdict == "fits":
                 return fix
-    return None
+            tight = tight or fix
+    return tight
 
 
 def _choices(configs: tuple[Config, ...], estimate: Estimate, given: Mapping[str, Any]) -> dict[str, tuple[Any, ...]]:
@@ -120,6 +127,8 @@ def _proved(
         return None
     if after.verdict == "does-not-fit" or after.workload.global_batch != before.workload.global_batch:
         return None
+    if any(getattr(after.strategy, name) != getattr(before.strategy, name) for name in _UNTOUCHED):
+        return None
     return CheckFix(
         changes=tuple(_changes(before, after)),
         edits=tuple(_edit(document, texts[path]) for path, document in _first_of(configs).items() if path in texts),
@@ -172,7 +181,7 @@ def _changes(before: Estimate, after: Estimate) -> Iterator[str]:
     ]
     pairs.append(("accumulation", before.workload.accumulation_steps, after.workload.accumulation_steps))
     for name, old, new in pairs:
-        if old != new:
+        if old != new and old != "":
             yield f"{name.replace('_', '-')} {_shown(old)} → {_shown(new)}"
 
 
