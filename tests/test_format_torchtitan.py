@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from memcalc.preflight.check import check, estimated
 
 import memcalc
 from memcalc import catalog
@@ -28,6 +27,7 @@ from memcalc.convert.formats.torchtitan_models import FLAVORS, flavor_of, model_
 from memcalc.convert.job import Job
 from memcalc.convert.shell import read_script
 from memcalc.errors import CombinationError, InputError, MissingError
+from memcalc.preflight.answer import check, estimated
 from memcalc.preflight.gather import gathered
 from memcalc.preflight.join import joined
 from memcalc.specs.runs import Run

@@ -42,6 +42,8 @@ def smallest_fix(
 ) -> CheckFix | None:
     """Return the edit of the fewest settings that makes the job fit, of those the fastest; None where there is none.
 
+    What is predicted to be fast by times that no run has validated, such as those of offload, comes after the others.
+
     The global batch stays. Each edit is proved: the files as edited are read, joined and estimated again. One that is
     tight is taken where none fits.
     """
@@ -50,7 +52,7 @@ def smallest_fix(
     for count in range(1, len(open_words) + 1):
         sets = combinations(open_words, count)
         plans = [plan for words in sets for plan in _plans(words, open_words, job, estimate, dirs)]
-        for plan in sorted(plans, key=lambda plan: plan.time.step):
+        for plan in sorted(plans, key=lambda plan: (not plan.time.validated, plan.time.step)):
             fix = _proved(plan, paths, configs, estimate, given, dirs)
             if fix is not None and fix.verdict == "fits":
                 return fix
@@ -181,7 +183,7 @@ def _changes(before: Estimate, after: Estimate) -> Iterator[str]:
     ]
     pairs.append(("accumulation", before.workload.accumulation_steps, after.workload.accumulation_steps))
     for name, old, new in pairs:
-        if old != new and old != "":
+        if old not in (new, ""):
             yield f"{name.replace('_', '-')} {_shown(old)} → {_shown(new)}"
 
 
