@@ -13,7 +13,7 @@ from memcalc.convert.config import Config
 from memcalc.convert.document import document, parsed
 from memcalc.convert.formats.base import recognised
 from memcalc.convert.runs import read_runs
-from memcalc.preflight.check import estimated
+from memcalc.preflight.answer import estimated
 from memcalc.preflight.gather import gathered
 from memcalc.preflight.join import joined
 from memcalc.results import Estimate

@@ -1,4 +1,4 @@
-"""Every format that is written: a plan, exported and checked with the printed command, is the same plan, to the byte."""
+"""Every format that is written: a plan, exported and then checked with the printed command, is the same to the byte."""
 
 from __future__ import annotations
 

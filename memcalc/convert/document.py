@@ -42,6 +42,8 @@ class Document:
     """Looked for on demand: a config that fits needs no line numbers."""
     unknown: Mapping[Place, str] = field(default_factory=dict)
     """Flags whose value only a run of the script could tell, and the variable that has it."""
+    part: bool = False
+    """Whether it is a part of a larger text, such as the flags of a script's command."""
 
     @cached_property
     def spans(self) -> dict[Place, Span]:

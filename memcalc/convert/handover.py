@@ -25,7 +25,7 @@ _TRAINER = frozenset((
 """Arguments of transformers' TrainingArguments, and of the examples written in its manner; two of them tell it."""
 _OTHER_WORK = re.compile(
     r"(^|[_./-])(eval\w*|convert\w*|preprocess\w*|merge\w*|export\w*|generat\w*|infer\w*|download\w*|prepare\w*|"
-    r"tokeniz\w*|serve\w*|server|chat|bench\w*|test\w*|setup|upload\w*|consolidate\w*|install|combine\w*)($|[_./-])"
+    r"tokeniz\w*|serve\w*|server|chat|bench\w*|test\w*|pytest|setup|upload\w*|consolidate\w*|install|combine\w*)($|[_./-])"
 )
 _TOOL_TRAINS = {
     "axolotl": re.compile("train"),

@@ -114,8 +114,11 @@ def _deepspeed(reading: Reading, launch: Launch, seen: int | None) -> None:
             reading.say("gpus_per_node", seen, "CUDA_VISIBLE_DEVICES")
         elif "hostfile" in launch.settings:
             _ask(reading, "gpus_per_node", f"{lead}hostfile")
-    if "hostfile" in launch.settings and not _said(reading, "nodes"):
-        _ask(reading, "nodes", f"{lead}hostfile")
+    if not _said(reading, "nodes") and not any(one.word == "nodes" for one in reading.said):
+        if "hostfile" in launch.settings:
+            _ask(reading, "nodes", f"{lead}hostfile")
+        else:
+            reading.say("nodes", 1, f"{lead}num_nodes")
     reading.harmless(*(key for key in reading.document.data if key.startswith(lead)))
 
 

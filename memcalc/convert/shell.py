@@ -218,7 +218,7 @@ class _Reader:
                 lexer.at = match.end()
                 lexer.words()
             return
-        if not words and not self.flow.in_pattern() and self._keyword():
+        if not words and self._keyword():
             return
         if words and words[0].text == "[[" and lexer.at < len(lexer.text):
             return
@@ -227,7 +227,7 @@ class _Reader:
     def _keyword(self) -> bool:
         """Take a word of the grammar, if one comes."""
         match = re.compile(r"(\[\[|[a-z]+|[{}!])(?=[\s;&|()]|$)").match(self.lexer.text, self.lexer.at)
-        word = match[1] if match else ""
+        word = match[1] if match and (match[1] == "esac" or not self.flow.in_pattern()) else ""
         if word == "[[":
             self._test()
         elif word in {"for", "select"}:

@@ -47,6 +47,8 @@ class _Frame:
     subject: Word | None = None
     patterns: bool = False
     """Whether the next words are the patterns of a case."""
+    left: bool = False
+    """Whether the branch ends the script, so that what it sets counts for nothing."""
     before: dict[_Key, _Kept] = field(default_factory=dict)
     outcomes: list[dict[_Key, _Kept]] = field(default_factory=list)
     old: dict[_Key, _Kept] = field(default_factory=dict)
@@ -104,7 +106,8 @@ class Flow:
         for key, old in frame.old.items():
             values = [outcome.get(key, old) for outcome in frame.outcomes]
             values += [] if frame.taken == Run.ON else [old]
-            self._put(key, self._merged(key[1], values))
+            if values:
+                self._put(key, self._merged(key[1], values))
 
     def keyword(self, word: str, status: str, negated: bool = False) -> None:
         """Take a word of the grammar; `status` is how the command before it ended."""
@@ -138,10 +141,12 @@ class Flow:
         texts = [word.text for word in words if word.text != "|"]
         if "*" in texts:
             self._branch(Run.ON)
-        elif subject.unknown or any(word.unknown or len(word.text) > 64 for word in words):
+        elif (subject.unknown and not subject.no_argument) or any(
+            word.unknown or len(word.text) > 64 for word in words
+        ):
             self._branch(Run.MAYBE)
         else:
-            self._branch(Run.ON if any(fnmatch.fnmatchcase(subject.text, text) for text in texts) else Run.OFF)
+            self._branch(Run.ON if any(fnmatch.fnmatchcase(subject.plain.text, text) for text in texts) else Run.OFF)
         return True
 
     def next_case(self) -> None:
@@ -161,12 +166,18 @@ class Flow:
     def _end_branch(self) -> None:
         frame = self.frames[-1]
         if frame.kept:
-            frame.outcomes.append({key: self._get(key) for key in frame.before})
+            if not frame.left:
+                frame.outcomes.append({key: self._get(key) for key in frame.before})
             for key, value in frame.before.items():
                 frame.old.setdefault(key, value)
                 self._put(key, value)
-        frame.before = {}
+        frame.before, frame.left = {}, False
         frame.run = Run.OFF
+
+    def leave(self) -> None:
+        """Take `exit` or `return`."""
+        if self.frames and self.frames[-1].kept and self.waiting == Run.ON:
+            self.frames[-1].left = True
 
     # ------------------------------------------------------------------------------------------------- variables
 

@@ -56,6 +56,11 @@ class Word:
         return (places[0], places[-1] + 1) if places[0] >= 0 else None
 
     @property
+    def no_argument(self) -> bool:
+        """Whether it is an argument of the script, which has none."""
+        return self.unset and self.unknown.startswith("$")
+
+    @property
     def plain(self) -> Word:
         """It without the marks of unknown parts."""
         if MARK not in self.text:

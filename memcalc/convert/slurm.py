@@ -165,8 +165,9 @@ class Request:
             return "", None, None, types
         each: int | None = count
         if name in ("gpus", "gpus-per-task", "tres-per-task"):
-            whole = count if name == "gpus" else count * (self.tasks or self.nodes or 1)
-            each = whole // self.nodes if self.nodes and whole % self.nodes == 0 else None
+            tasks = self.tasks or self.nodes
+            whole = count if name == "gpus" else count * tasks if tasks else None
+            each = whole // self.nodes if whole and self.nodes and whole % self.nodes == 0 else None
             return name, each, whole, types
         if name == "gpus-per-socket":
             sockets = self._count("sockets-per-node")

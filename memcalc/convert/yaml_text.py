@@ -8,7 +8,7 @@ from typing import Any
 from memcalc.convert.document import DEEPEST, Place, Span
 from memcalc.errors import FileError, InputError
 
-__all__ = ["read_yaml", "write_yaml"]
+__all__ = ["read_yaml", "write_flow", "write_yaml"]
 
 MOST_VALUES = 50_000
 """In one file, aliases counted as often as they are used; the largest known config has 400."""
@@ -122,3 +122,11 @@ def write_yaml(data: Any) -> str:
     """Return plain data as YAML, in its own order."""
     text: str = _library().safe_dump(data, sort_keys=False, default_flow_style=None, width=120)
     return text
+
+
+def write_flow(value: Any) -> str:
+    """Return a value as YAML on one line, as it may stand in a list too."""
+    text: str = _library().safe_dump(
+        [value], default_flow_style=True, width=1 << 20, allow_unicode=True, sort_keys=False
+    )
+    return text.strip()[1:-1]

@@ -12,7 +12,7 @@ from memcalc.errors import CombinationError, MemcalcError
 from memcalc.handoff.words import command_line, flags_of
 from memcalc.planner.request import SETTINGS, WORDS
 from memcalc.planner.settings import FIELDS
-from memcalc.preflight.check import estimated
+from memcalc.preflight.answer import estimated
 from memcalc.preflight.gather import gathered
 from memcalc.preflight.join import joined
 
@@ -66,6 +66,8 @@ def _wanted(job: SavedJob, found: Estimate) -> dict[str, Any]:
     """The words that come to the estimate: those of the job, and what its strategy says under the words of the plan."""
     strategy, workload, hardware = found.strategy, found.workload, found.hardware
     words: dict[str, Any] = {
+        **job.words,
+        **{SETTINGS.get(key, key): value for key, value in job.settings.items()},
         "model": job.model,
         "gpu": job.gpu,
         "node": job.node,
@@ -78,8 +80,6 @@ def _wanted(job: SavedJob, found: Estimate) -> dict[str, Any]:
         **({"sp": strategy.sp} if strategy.tp > 1 else {}),
         **({"pp_schedule": strategy.pp_schedule, "vpp": strategy.vpp} if strategy.pp > 1 else {}),
         **({"offload": strategy.offload} if strategy.offload else {}),
-        **job.words,
-        **job.settings,
     }
     return {name: value for name, value in words.items() if value is not None}
 

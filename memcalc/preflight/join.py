@@ -53,6 +53,8 @@ class Joined:
             (said.default and not yields(before[1], said)) or self._prevails(before, config, said)
         ):
             return
+        if before is not None and said.word == "gpu" and str(said.value) in str(before[1].value):
+            return
         if before is not None and said.word == "offload":  # each file names a part
             said = replace(said, value=tuple(dict.fromkeys((*before[1].value, *said.value))))
             before = None
@@ -66,8 +68,8 @@ class Joined:
         return not before[1].default and prevails(before, config, said)
 
     def _conflict(self, before: tuple[Config, Said], config: Config, said: Said) -> None:
-        if compared(before, config, said) or said.word == "optimizer_impl":
-            return
+        if compared(before, config, said) or said.word in {"optimizer_impl", "gpu"}:
+            return  # a queue's word for a GPU is often a part of its name
         first, other = before[0].document.path.name, before[1]
         message = (
             f"{said.field} is {_shown(said.value)}, and {other.field} of {first} is {_shown(other.value)}: "

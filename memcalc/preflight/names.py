@@ -12,7 +12,9 @@ from memcalc.specs.model import Model
 
 __all__ = ["gpu_named", "model_named", "preset_like"]
 
-_TUNED = re.compile(r"[-_](hf|chat|instruct|base|it|pt|sft|dpo|128k|4k|8k|\d+k|unsloth|bnb-4bit|gptq|awq|v[01]\.\d)$")
+_TUNED = re.compile(
+    r"[-_](hf|chat|instruct|base|it|pt|sft|dpo|128k|4k|8k|\d+k|2507|unsloth|bnb-4bit|gptq|awq|v[01]\.\d)$"
+)
 """What is appended to a model's name by its form or its training, and changes no size."""
 
 

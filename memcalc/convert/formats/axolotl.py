@@ -14,7 +14,7 @@ from memcalc.convert.formats import axolotl_keys as keys
 from memcalc.convert.formats.axolotl_write import write
 from memcalc.convert.formats.base import Format, inner_document
 from memcalc.convert.formats.optimizers import say_optimizer
-from memcalc.convert.formats.tuning import ask, say_lora, say_trained_besides
+from memcalc.convert.formats.tuning import fsdp_keys, say_fsdp, say_lora, say_stored, say_trained_besides
 
 _ATTENTION = {
     "flash_attention_2": "flash", "flash_attention_3": "flash", "sdpa": "", "eager": "eager", "flex_attention": "flash",
@@ -86,7 +86,7 @@ def _adapter(reading: Reading) -> str:
         raise reading.wrong("lora_r", None, f"must be the rank of the adapters of adapter: {adapter}")
     every = bool(reading.flag("lora_target_linear"))
     if rank is None:
-        ask(reading, "lora", "lora_model_dir", reading.text("lora_model_dir"))
+        reading.ask("lora", "lora_model_dir", reading.text("lora_model_dir"))
     else:
         say_lora(reading, rank, "lora_target_linear" if every else "lora_target_modules", every)
     reading.say("workload.lora_dropout", reading.number("lora_dropout", 0.0), "lora_dropout")
@@ -105,8 +105,9 @@ def _quantised(reading: Reading, adapter: str, narrow: dict[int, bool], gptq: bo
     reading.raw("bnb_config_kwargs.bnb_4bit_quant_storage")
     if kind not in ("nf4", "fp4"):
         raise reading.wrong("bnb_config_kwargs.bnb_4bit_quant_type", kind, "must be nf4 or fp4")
-    if gptq:
-        ask(reading, "quantize", "gptq", "the checkpoint's own bits")
+    if say_stored(reading, "base_model") or gptq:
+        if gptq and not any(one.word == "quantize" for one in reading.said):
+            reading.ask("quantize", "gptq", "the checkpoint's own bits")
     elif adapter == "qlora":
         reading.say("quantize", "nf4-dq" if doubled else "nf4", "load_in_4bit")
     elif narrow[8]:
@@ -140,6 +141,7 @@ def _engine(reading: Reading) -> bool:
     if listed or reading.raw("fsdp_config"):
         _fsdp(reading, listed)
         return True
+    reading.harmless("fsdp_version")
     reading.say("zero", 0, "fsdp")
     found = reading.raw("deepspeed")
     if isinstance(found, dict):
@@ -152,34 +154,15 @@ def _engine(reading: Reading) -> bool:
 
 def _fsdp(reading: Reading, listed: list[str]) -> None:
     """``fsdp_config`` with or without the old prefix of its keys; ``fsdp`` lists what Transformers took before 5.0."""
-    own = {name.removeprefix("fsdp_"): f"fsdp_config.{name}" for name in reading.table("fsdp_config")}
-    where = {name: own.get(name, f"fsdp_config.{name}") for name in keys.FSDP}
+    where = fsdp_keys(reading)
     version_key = "fsdp_version" if reading.has("fsdp_version") else where["version"]
-    version = reading.whole(version_key, 1)
-    if version not in (1, 2):
-        raise reading.wrong(version_key, version, "must be 1 or 2")
     reading.raw(where["version"])
-    reading.say("engine", f"fsdp{version}", version_key)
-    strategies = [item for item in listed if item in keys.STRATEGIES]
-    stage = keys.STRATEGIES[strategies[0]] if strategies else 3
-    resharded = where["reshard_after_forward"]
-    if reading.has(resharded):
-        reading.say("zero", 3 if reading.flag(resharded) else 2, resharded)
-    else:
-        reading.say("zero", stage, "fsdp" if strategies else resharded)
-    if reading.flag(where["offload_params"]) or "offload" in listed:
-        reading.say("offload", ("params", "optimizer"), where["offload_params"])
-    if reading.flag(where["activation_checkpointing"]):
-        reading.say("recompute", "full", where["activation_checkpointing"])
-        reading.say("strategy.checkpoint", "non-reentrant", where["activation_checkpointing"])
-    if any("hybrid" in item for item in strategies):
-        reading.not_modelled({"fsdp": "each group of ranks keeps all states (hybrid sharding)"})
+    say_fsdp(reading, version_key, 1, listed, where, "offload_params")
     dropped = where["sharding_strategy"]
     if str(reading.raw(dropped, "FULL_SHARD")).upper() not in ("FULL_SHARD", "1"):
         said = f"{dropped} has no effect: axolotl 0.18 drops it, and shards in full"
         reading.note("warning", "MC004", dropped, said, "reshard_after_forward: false")
     reading.not_modelled({where["mixed_precision_policy"]: "FSDP computes in that dtype; counted as bf16 says"})
-    reading.harmless(*(where[name] for name in keys.FSDP_HARMLESS))
 
 
 def _checkpointing(reading: Reading, adapter: str) -> None:

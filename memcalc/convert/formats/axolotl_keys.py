@@ -1,4 +1,7 @@
-"""Keys of axolotl 0.18.0 (067b021c8) by what they do to memory: utils/schemas/*.py and integrations/*/args.py."""
+"""Keys of axolotl 0.18.0 (067b021c8), with those that 0.19.0 added, by what they do to memory.
+
+Sources: utils/schemas/*.py and integrations/*/args.py.
+"""
 
 from __future__ import annotations
 
@@ -9,18 +12,6 @@ SIGNS = frozenset(
 )
 """One of these beside ``base_model`` makes a config axolotl's; merge recipes have that key too."""
 
-STRATEGIES = {"full_shard": 3, "shard_grad_op": 2, "no_shard": 0, "hybrid_shard": 3, "hybrid_shard_zero2": 2}
-"""Old items of ``fsdp`` (transformers 5.14 training_args.py, _apply_legacy_fsdp_to_config)."""
-FSDP_HARMLESS = (
-    "sync_module_states", "cpu_ram_efficient_loading", "cpu_offload_pin_memory", "use_orig_params", "state_dict_type",
-    "final_state_dict_type", "auto_wrap_policy", "transformer_layer_cls_to_wrap", "min_num_params", "limit_all_gathers",
-    "backward_prefetch", "forward_prefetch",
-)  # fmt: skip
-FSDP = (
-    "version", "activation_checkpointing", "offload_params", "reshard_after_forward", "mixed_precision_policy",
-    "sharding_strategy", *FSDP_HARMLESS,
-)  # fmt: skip
-"""Keys of ``fsdp_config``, which may begin with ``fsdp_``."""
 LIGER = ("rope", "rms_norm", "cross_entropy", "fused_linear_cross_entropy")
 LORA_KERNELS = ("lora_mlp_kernel", "lora_qkv_kernel", "lora_o_kernel", "lora_embedding_kernel")
 DEGREES = {
@@ -50,6 +41,8 @@ OPTIMIZERS = {
 NOT_MODELLED = {
     "fp8": "matmuls in float8 keep other tensors (Accelerate, torchao)",
     "fp8_enable_fsdp_float8_all_gather": "FSDP gathers in float8",
+    "fp8_config": "float8 as told in detail (0.19)",
+    "ple_cpu_offload": "embeddings of each block wait in host memory (0.19)",
     "reward_model": "a head with one output, and pairs of samples",
     "process_reward_model": "a head with two outputs a token",
     "qat": "weights are rounded in forward, with copies of their own (QAT)",

@@ -68,8 +68,8 @@ def _precision(job: Job) -> dict[str, Any]:
     if kind == "fp32":
         return {"bf16": False, "fp16": False}
     narrow = kind == "bf16" and plan.autocast and (bool(plan.lora) or not _sharded(job))
-    mixed = kind == "bf16-mixed" and (job.framework == "deepspeed" or (_sharded(job) and not plan.lora))
-    half = kind == "fp16-mixed" and (job.framework == "deepspeed" or (_sharded(job) and not plan.lora))
+    wide = job.framework == "deepspeed" or (_sharded(job) and not plan.lora)
+    mixed, half = kind == "bf16-mixed" and wide, kind == "fp16-mixed" and wide
     allowed = "axolotl loads weights in the dtype that it computes in, under autocast"
     job.must(narrow or mixed or half, "precision", kind, allowed)
     return {"bf16": not half, "fp16": half}
@@ -112,13 +112,13 @@ def _engine(job: Job) -> dict[str, Any]:
     if not _sharded(job):
         job.must(not held, "offload", ",".join(plan.offload), "without FSDP or DeepSpeed axolotl offloads activations")
         return {}
-    both = not held or held == {"optimizer", "params"}
-    job.must(both, "offload", ",".join(plan.offload), "FSDP offloads params and optimizer together")
+    moved = "params" in held
+    job.must(moved or not held, "offload", ",".join(plan.offload), "FSDP moves states with the parameters: params")
     return {
         "fsdp_version": 2 if job.framework == "fsdp2" else 1,
         "fsdp_config.auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
         "fsdp_config.reshard_after_forward": plan.zero == 3,
-        "fsdp_config.offload_params": bool(held),
+        "fsdp_config.offload_params": moved,
     }
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib import import_module
 from typing import Any
 
@@ -20,6 +20,7 @@ FORMATS = (
     "torchtitan",
     "megatron",
     "axolotl",
+    "llamafactory",
     "deepspeed",
     "accelerate",
     "trainer",
@@ -139,7 +140,10 @@ def changes(form: Format, before: Job, after: Job) -> dict[Place, Any]:
     """Return what a config must say differently for another job: None for what it must no longer say."""
     if form.write is None:
         return {}
-    old, new = form.write(before), form.write(after)
+    try:
+        old, new = (form.write(replace(job, editing=True)) for job in (before, after))
+    except KeyError:  # a value that the format has no name for
+        return {}
     keys = [key for key in {**old, **new} if old.get(key) != new.get(key)]
     return {tuple(key.split(".")): new.get(key) for key in keys}
 

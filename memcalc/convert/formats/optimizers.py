@@ -1,6 +1,6 @@
 """The optimizers that the Trainer knows by name, as memcalc's.
 
-Names: transformers 5.14 ``training_args.py`` (``OptimizerNames``); what each builds: ``trainer_optimizer.py``. That of
+Names: transformers 5.23 ``training_args.py`` (``OptimizerNames``); what each builds: ``trainer_optimizer.py``. That of
 bitsandbytes and of torchao steps one parameter after another, that of ``torch.optim`` groups of them, or all at once
 where it is told to be fused.
 """
