@@ -281,12 +281,10 @@ def test_an_edit_stands_where_the_setting_belongs(tmp_path: Path, monkeypatch: p
     """FSDP's checkpointing is in the launcher's file, and the Trainer's gets nothing that would do nothing there."""
     monkeypatch.chdir(tmp_path)
     Path("train.json").write_text(
-        '{"per_device_train_batch_size": 8, "gradient_accumulation_steps": 4, "bf16": true, "output_dir": "out"}'
+        '{"per_device_train_batch_size": 1, "gradient_accumulation_steps": 4, "bf16": true, "output_dir": "out"}'
     )
     Path("fsdp.yaml").write_text((FOLDER / "accelerate" / "fsdp_template.yaml").read_text())
-    found = memcalc.check(
-        ["train.json", "fsdp.yaml"], model="llama-3.2-3b", gpu="h100", gpus=8, seq_len=4096, node="hgx-h100"
-    )
+    found = memcalc.check(["train.json", "fsdp.yaml"], model="llama-2-7b", gpu="h100", gpus=8, seq_len=16384)
     assert found.verdict == "does-not-fit"
     assert found.fix is not None
     added = {
