@@ -123,8 +123,16 @@ def trimmed(job: Joined) -> None:
     """Take away what a Trainer says of an optimizer that DeepSpeed replaces, or of wrapping where there is no FSDP."""
     if not str(job.words.get("optimizer", "")).endswith("8bit"):
         job.settings.pop("strategy.wide_embedding_moments", None)
+    if job.facts.get("trl") and job.words.get("lora") and job.words.get("framework") == "deepspeed":
+        _adapters_under_zero3(job)
     if not job.engines & {"fsdp1", "fsdp2"}:
         job.facts.pop("checkpoints_wrapped", None)
+
+
+def _adapters_under_zero3(job: Joined) -> None:
+    """TRL 1.16 makes checkpoints reentrant there, whatever is asked for (sft_trainer.py)."""
+    if int(job.words.get("zero", 0)) == 3 and job.words.get("recompute", "none") != "none":
+        job.settings["strategy.checkpoint"] = "reentrant"
 
 
 def _mismatch(said: Said, own: Said, trainer: Config) -> Finding:
