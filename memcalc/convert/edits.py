@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Mapping
 from typing import Any
 
@@ -170,7 +171,8 @@ def _flag(document: Document, place: Place, value: Any) -> Piece:
 
 
 def _flag_value(value: Any) -> str:
-    return " ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
+    parts = value if isinstance(value, list | tuple) else (value,)
+    return " ".join(shlex.quote(str(part)) for part in parts)
 
 
 def _hyphened(document: Document) -> bool:

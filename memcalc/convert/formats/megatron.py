@@ -118,7 +118,7 @@ def _pipeline(flags: Flags) -> None:
             raise flags.reading.wrong(
                 flags.key("num_layers_per_virtual_pipeline_stage"),
                 each,
-                f"must part the {whole} blocks of {stages} stages",
+                f"must part {whole} blocks over {stages} stages",
             )
         chunks = whole // (stages * each)
     if stages == 1:
