@@ -253,7 +253,8 @@ def test_one_setting(flags: str, words: dict[str, Any]) -> None:
     ("--kv-channels 64", {"head_dim": 64}),
     ("--padded-vocab-size 50304", {"vocab": 50304}),
     ("--make-vocab-size-divisible-by 256", {"vocab": 1024}),
-    ("--num-experts 4 --moe-layer-freq ([0]*1+[1]*3)", {"moe": {"experts": 4, "topk": 2, "ffn": 1024, "first_dense": 1}}),
+    ("--num-experts 4 --moe-layer-freq ([0]*1+[1]*3)",
+     {"moe": {"experts": 4, "topk": 2, "ffn": 1024, "first_dense": 1}}),
     ("--hidden-dropout 0 --attention-dropout 0", {"dropout": {"attention": 0.0, "block": 0.0, "embedding": 0.0}}),
 ])  # fmt: skip
 def test_sizes(flags: str, sizes: dict[str, Any]) -> None:
@@ -281,9 +282,16 @@ def test_an_unknown_flag_is_a_warning_with_the_nearest_one() -> None:
     assert (finding.code, finding.suggestion) == ("MC001", "did you mean use_distributed_optimizer?")
 
 
-@pytest.mark.parametrize("flag", ["--use-torch-fsdp2", "--cpu-offloading-num-layers 2", "--tp-comm-overlap",
-                                  "--exp-avg-dtype bf16", "--num-experts 4", "--cp-comm-type p2p a2a --context-parallel-size 2",
-                                  "--transformer-impl local", "--moe-expert-capacity-factor 2.0 --num-experts 4"])  # fmt: skip
+@pytest.mark.parametrize("flag", [
+    "--use-torch-fsdp2",
+    "--cpu-offloading-num-layers 2",
+    "--tp-comm-overlap",
+    "--exp-avg-dtype bf16",
+    "--num-experts 4",
+    "--cp-comm-type p2p a2a --context-parallel-size 2",
+    "--transformer-impl local",
+    "--moe-expert-capacity-factor 2.0 --num-experts 4",
+])  # fmt: skip
 def test_a_flag_that_is_not_modelled_is_a_warning(flag: str) -> None:
     name = flag.split()[0].lstrip("-").replace("-", "_")
     assert name in {finding.field for finding in of(SIZES + flag).findings if finding.code == "MC002"}
@@ -367,6 +375,25 @@ def test_an_edit_of_yaml_goes_into_its_table() -> None:
     assert FORMAT.spelling(text, "micro_batch_size") == "micro_batch_size"
 
 
+def test_the_smallest_edit_of_a_model_that_is_no_preset(tmp_path: Path) -> None:
+    path = tmp_path / "train.yaml"
+    text = (CONFIGS / "llama3_8b.yaml").read_text()
+    changed = {
+        "num_layers: 32": "num_layers: 24",
+        "micro_batch_size: 2\n": "micro_batch_size: 32\n",
+        "global_batch_size: 128": "global_batch_size: 1024",
+        "num_layers_per_virtual_pipeline_stage: 4": "num_layers_per_virtual_pipeline_stage: 3",
+    }
+    for old, new in changed.items():
+        text = text.replace(old, new, 1)
+    path.write_text(text)
+    answer = check([str(path)], gpu="a100-40g", gpus=16)
+    assert answer.verdict == "does-not-fit"
+    assert answer.fix is not None
+    assert answer.fix.changes[0].startswith("micro-batch 32")
+    assert "\n+micro_batch_size: " in answer.fix.edits[0].diff
+
+
 def test_an_edit_of_flags_is_written_as_its_neighbours_are() -> None:
     text = f"torchrun pretrain_gpt.py {JOB}--micro-batch-size 8\n"
     words = read_script(text).commands[0].words
@@ -382,6 +409,7 @@ def test_an_edit_of_flags_is_written_as_its_neighbours_are() -> None:
 
 # ----------------------------------------------------------------------------------------------------------- writing
 
+POLICIES = ("none", "full", "uniform-2", "block-3", "selective-core-attn", "modules:mlp,layernorm")
 WORDS = st.fixed_dictionaries({
     "precision": st.sampled_from(("bf16-mixed", "fp16-mixed", "fp32")),
     "optimizer": st.sampled_from(("adamw", "sgd-momentum", "lion")),
@@ -389,7 +417,7 @@ WORDS = st.fixed_dictionaries({
     "layout": st.sampled_from(((1, 1, 1, False), (2, 1, 1, True), (4, 2, 1, False), (1, 4, 1, False), (2, 2, 2, True))),
     "vpp": st.sampled_from((1, 2)),
     "cp_kind": st.sampled_from(("ring", "a2a", "allgather")),
-    "recompute": st.sampled_from(("none", "full", "uniform-2", "block-3", "selective-core-attn", "modules:mlp,layernorm")),
+    "recompute": st.sampled_from(POLICIES),
     "offload": st.sampled_from(("none", "optimizer")),
     "loss": st.sampled_from(("standard", "fused-kernel", "triton")),
     "attention": st.sampled_from(("flash", "cudnn", "eager")),
@@ -517,7 +545,8 @@ def test_the_defaults_are_those_of_its_parser() -> None:
     meaning: Mapping[str, Any] = {"adam": "adamw", "auto": "te", "LayerNorm": "layernorm", None: None}
     by_name = {flag[2:].replace("-", "_"): row for flag, row in FLAGS.items()}
     found = {said.word: said for said in of(SIZES).said if said.default}
-    same = {"tp": 1, "pp": 1, "cp": 1, "ep": 1, "sp": False, "zero": False, "optimizer": "adam", "attention_library": "auto",
+    same = {"tp": 1, "pp": 1, "cp": 1, "ep": 1, "sp": False, "zero": False, "optimizer": "adam",
+            "attention_library": "auto",
             "loss": False, "precision": False, "recompute": None, "accumulation": None}  # fmt: skip
     assert set(same) <= set(found)
     for word, default in same.items():
@@ -533,8 +562,8 @@ def test_the_defaults_are_those_of_its_parser() -> None:
                                 "block": FLAGS["--hidden-dropout"]["default"],
                                 "embedding": FLAGS["--hidden-dropout"]["default"]}  # fmt: skip
     latent = of(SIZES + "--multi-latent-attention").get("model")["mla"]
-    flags = {"kv_lora_rank": "kv-lora-rank", "qk_nope_head_dim": "qk-head-dim", "qk_rope_head_dim": "qk-pos-emb-head-dim",
-             "v_head_dim": "v-head-dim"}  # fmt: skip
+    flags = {"kv_lora_rank": "kv-lora-rank", "qk_nope_head_dim": "qk-head-dim", "v_head_dim": "v-head-dim",
+             "qk_rope_head_dim": "qk-pos-emb-head-dim"}  # fmt: skip
     assert latent == {name: FLAGS[f"--{flag}"]["default"] for name, flag in flags.items()}
     assert of(SIZES + "--num-experts 4").get("model")["moe"]["topk"] == FLAGS["--moe-router-topk"]["default"]
     assert from_flat(sizes).groups[0].count == 4

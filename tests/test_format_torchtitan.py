@@ -312,6 +312,12 @@ def test_gpus_are_asked_for_where_the_sharding_degree_is_open() -> None:
         check([str(CONFIGS / "llama3_8b.toml")], gpu="h100")
 
 
+@pytest.mark.parametrize(("gpus", "warned"), [(1, True), (8, False)])
+def test_one_rank_without_fsdp_is_a_warning(gpus: int, warned: bool) -> None:
+    answer = check([str(CONFIGS / "qwen3_0.6b.toml")], gpu="h100", gpus=gpus)
+    assert any("one data-parallel rank" in finding.message for finding in answer.files[0].findings) is warned
+
+
 # ------------------------------------------------------------------------------------------------------------- flags
 
 

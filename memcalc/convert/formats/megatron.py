@@ -33,7 +33,7 @@ def read(document: Document) -> Config:
         reading.refer("megatron", "yaml_cfg", path=str(path))
         return Config(document, "megatron", (), (), tuple(reading.references))
     flags = Flags(reading)
-    reading.say("framework", "megatron", "num_layers")
+    flags.say("framework", "megatron", "num_layers")
     say_model(flags)
     _precision(flags)
     _optimizer(flags)
