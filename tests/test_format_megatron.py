@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import tomllib
 from collections.abc import Mapping
@@ -16,7 +17,7 @@ from hypothesis import strategies as st
 import memcalc
 from memcalc import catalog
 from memcalc.convert.config import Config
-from memcalc.convert.document import document, parsed
+from memcalc.convert.document import Document, Kind, document, parsed
 from memcalc.convert.edits import edited
 from memcalc.convert.flags import flag_document
 from memcalc.convert.formats.base import changes, written
@@ -24,7 +25,7 @@ from memcalc.convert.formats.megatron import FORMAT, read
 from memcalc.convert.formats.megatron_flags import KNOWN, NOT_MODELLED
 from memcalc.convert.job import Job
 from memcalc.convert.shell import read_script
-from memcalc.errors import CombinationError, InputError, MissingError
+from memcalc.errors import CombinationError, InputError, MemcalcError, MissingError
 from memcalc.preflight.check import check, estimated
 from memcalc.preflight.gather import gathered
 from memcalc.preflight.join import joined
@@ -293,7 +294,7 @@ def test_an_unknown_flag_is_a_warning_with_the_nearest_one() -> None:
     "--moe-expert-capacity-factor 2.0 --num-experts 4",
 ])  # fmt: skip
 def test_a_flag_that_is_not_modelled_is_a_warning(flag: str) -> None:
-    name = flag.split()[0].lstrip("-").replace("-", "_")
+    name = flag.split(maxsplit=1)[0].lstrip("-").replace("-", "_")
     assert name in {finding.field for finding in of(SIZES + flag).findings if finding.code == "MC002"}
 
 
@@ -301,6 +302,24 @@ def test_a_flag_that_is_not_modelled_is_a_warning(flag: str) -> None:
                                   "--num-distributed-optimizer-instances 1"])  # fmt: skip
 def test_a_flag_at_its_default_is_none(flag: str) -> None:
     assert not of(SIZES + flag).findings
+
+
+KINDS = st.one_of(
+    st.booleans(), st.integers(-3, 10**16), st.floats(), st.text(max_size=8), st.lists(st.text(max_size=3), max_size=3),
+    st.dictionaries(st.text(max_size=4), st.integers(), max_size=2),
+    st.sampled_from(("full", "selective", "1", "auto", "p2p")),
+)  # fmt: skip
+
+
+@settings(max_examples=150, deadline=None, derandomize=True)
+@given(
+    values=st.dictionaries(st.sampled_from(sorted(KNOWN)), KINDS, max_size=6), kind=st.sampled_from(("flags", "yaml"))
+)
+def test_whatever_stands_in_a_file_it_is_read_or_refused(values: dict[str, Any], kind: Kind) -> None:
+    sizes = {"num_layers": 4, "hidden_size": 256, "num_attention_heads": 8, "vocab_size": 1000, "seq_length": 64}
+    with contextlib.suppress(MemcalcError):
+        found = read(Document(Path("x"), kind, "", {**sizes, "micro_batch_size": 1, "language_model": {}, **values}))
+        joined([found], {"gpu": "h100", "gpus": 8, "settings": {}})
 
 
 # --------------------------------------------------------------------------------------------------------- the model

@@ -142,8 +142,8 @@ def _batch(flags: Flags) -> None:
         flags.say("micro_batch", micro, "micro_batch_size")
     whole = flags.whole("global_batch_size", low=1)
     steps = [part.partition(":")[2] for part in flags.text("step_batch_size_schedule").strip("'\"").split()]
-    if whole is None and steps and steps[-1].isdigit():
-        flags.say("global_batch", max(int(step) for step in steps if step.isdigit()), "step_batch_size_schedule")
+    if whole is None and steps and steps[-1].isdecimal():
+        flags.say("global_batch", max(int(step) for step in steps if step.isdecimal()), "step_batch_size_schedule")
     elif whole is None:
         flags.say("accumulation", 1, "global_batch_size")
     else:

@@ -67,10 +67,10 @@ def read(document: Document) -> Config:
     """Return what a torchtitan TOML says of a job, or flags of its command over the file that they name."""
     if document.kind == "flags":
         document = _plain_flags(document)
-        named = document.data.get("job", {}).get("config_file") if isinstance(document.data, dict) else None
-        if named is not None:
-            reading = Reading(document, "torchtitan", "torchtitan 0.2.2")
-            reading.refer("torchtitan", "job.config_file", path=str(named), over=document)
+        reading = Reading(document, "torchtitan", "torchtitan 0.2.2")
+        named = reading.text("job.config_file")
+        if named:
+            reading.refer("torchtitan", "job.config_file", path=named, over=document)
             return Config(document, "torchtitan", (), (), tuple(reading.references))
     reading = Reading(document, "torchtitan", "torchtitan 0.2.2")
     day = _era(reading)
@@ -246,7 +246,7 @@ def _recompute(reading: Reading) -> None:
         says = "the compiler decides what is kept; counted as everything"
         reading.note("warning", "MC002", key, f"{key} memory_budget changes memory and is not modelled: {says}")
     if mode == "selective" and option != "op":
-        if not option.isdigit():
+        if not option.isdecimal():
             raise reading.wrong("activation_checkpoint.selective_ac_option", option, "must be op or a whole number")
         policy = f"every-{option}" if int(option) else "full"
         reading.say("recompute", policy, "activation_checkpoint.selective_ac_option")

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 from memcalc import catalog
 from memcalc.convert.config import Reading, Said
 from memcalc.convert.formats.torchtitan_keys import SPELLED, until
-from memcalc.errors import UnknownNameError
+from memcalc.convert.formats.torchtitan_models import PRESETS
 
 __all__ = ["degree", "key_of", "say_batch", "say_pipeline"]
 
@@ -22,6 +23,12 @@ _SCHEDULES = {
 }
 """torch.distributed.pipelining's names; the last two are counted as the one most like them."""
 _CHUNKED = frozenset({"interleaved", "interleaved-zb", "zb-v"})
+_UNUSED = (
+    "parallelism.pipeline_parallel_layers_per_stage",
+    "parallelism.pipeline_parallel_first_stage_less_layers",
+    "parallelism.pipeline_parallel_last_stage_less_layers",
+)
+"""What counts for nothing without a pipeline."""
 _MICROBATCH_SIZE = "2025-04-07"
 """Until then a pipeline had as many micro-batches as stages; since, micro-batches of one sequence (8b737fe3c)."""
 _WEIGHTED_SPLIT = "2025-07-30"
@@ -78,40 +85,72 @@ def say_pipeline(reading: Reading, day: str) -> None:
     schedule = reading.one_of(name, _SCHEDULES, "1f1b")
     points_key = key_of(reading, "parallelism.pipeline_parallel_split_points")
     points = [_block(reading, points_key, point) for point in reading.items(points_key)]
-    each = reading.whole("parallelism.pipeline_parallel_layers_per_stage", low=1)
-    ends = [reading.whole(f"parallelism.pipeline_parallel_{end}_stage_less_layers", 1) for end in ("first", "last")]
     if stages == 1:
+        reading.harmless(*_UNUSED)
         return
     reading.say("pp_schedule", schedule, name)
     if reading.text(name).lower() in {"loopedbfs", "dualpipev"}:
         reading.not_modelled({name: f"counted as {schedule}"})
     blocks = _blocks(reading.said)
-    chunks = 2 if schedule in _CHUNKED else 1
-    if points:
-        chunks = (len(points) + 1) // stages
-    elif each and blocks:
-        chunks = -(-(blocks + sum(end or 0 for end in ends)) // (each * stages))
+    parts = _parts(reading, len(points) + 1 if points else 0, schedule, stages, blocks)
+    chunks = parts // stages
     if schedule in _CHUNKED:
         reading.say("vpp", chunks, "parallelism.pipeline_parallel_layers_per_stage")
     if points and blocks:
-        reading.say("strategy.first_stage_layers", points[0] * chunks, points_key)
-        reading.say("strategy.last_stage_layers", (blocks - points[-1]) * chunks, points_key)
-    elif day <= _WEIGHTED_SPLIT and blocks:
-        reading.say("strategy.first_stage_layers", blocks // (stages * chunks) * chunks, points_key)
+        _points(reading, points_key, [0, *points, blocks], chunks)
     elif day > _WEIGHTED_SPLIT:
-        _ends(reading, ends, blocks, stages * chunks, chunks)
+        _ends(reading, blocks, parts, chunks, both=schedule == "zb-v")
+    elif blocks and schedule != "zb-v":
+        reading.say("strategy.first_stage_layers", blocks // parts * chunks, points_key)
 
 
-def _ends(reading: Reading, ends: list[int | None], blocks: int, parts: int, chunks: int) -> None:
+def _parts(reading: Reading, listed: int, schedule: str, stages: int, blocks: int) -> int:
+    """Stages over all ranks: as listed, from the blocks of each, or one or two on each rank (pipeline_llm)."""
+    key = "parallelism.pipeline_parallel_layers_per_stage"
+    each = reading.whole(key, low=1)
+    found = stages * (2 if schedule in _CHUNKED else 1)
+    if listed:
+        found, key = listed, key_of(reading, "parallelism.pipeline_parallel_split_points")
+    elif each and blocks:
+        found = -(-(blocks + sum(_less(reading))) // each)
+    if found % stages or (found > stages) != (schedule in _CHUNKED):
+        several = "two or more" if schedule in _CHUNKED else "one"
+        raise reading.wrong(key, reading.raw(key), f"must give {several} stages on each of {stages} ranks")
+    return found
+
+
+def _points(reading: Reading, key: str, edges: list[int], chunks: int) -> None:
+    """Stages that begin at some blocks: the first and the last have their own number, the others share alike."""
+    sizes = [after - before for before, after in itertools.pairwise(edges)]
+    if min(sizes) < 1:
+        raise reading.wrong(key, reading.raw(key), f"must be rising numbers of blocks below {edges[-1]}")
+    inner = sizes[1:-1]
+    if inner != sorted(inner, reverse=True) or (inner and inner[0] - inner[-1] > 1):
+        message = f"{key} changes memory and is not modelled: the stages between first and last are counted as equal"
+        reading.note("warning", "MC002", key, message)
+    reading.say("strategy.first_stage_layers", sizes[0] * chunks, key)
+    reading.say("strategy.last_stage_layers", sizes[-1] * chunks, key)
+
+
+def _less(reading: Reading) -> list[int]:
+    """Blocks that the first and the last stage have less, in whose place they have embedding and output."""
+    names = [f"parallelism.pipeline_parallel_{end}_stage_less_layers" for end in ("first", "last")]
+    return [reading.whole(name, 1) or 0 for name in names]
+
+
+def _ends(reading: Reading, blocks: int, parts: int, chunks: int, *, both: bool) -> None:
     """The first and last part have as many blocks less as the file says; a remainder goes to the earlier parts."""
     keys = [f"parallelism.pipeline_parallel_{end}_stage_less_layers" for end in ("first", "last")]
-    words = ("strategy.embedding_in_split", "strategy.loss_in_split")
-    if all(end in (0, 1) for end in ends):
-        for key, word, end in zip(keys, words, ends, strict=True):
-            reading.say(word, bool(end), key)
+    less = _less(reading)
+    if max(less) <= 1:
+        for key, word, end in zip(keys, ("embedding", "loss"), less, strict=True):
+            reading.say(f"strategy.{word}_in_split", bool(end), key)
+    elif both:
+        reading.not_modelled(dict.fromkeys(keys, "stage 0 has both ends; counted as equal shares"), unless=(0, 1))
     elif blocks:
-        less = [end or 0 for end in ends]
         base, rest = divmod(blocks + sum(less), parts)
+        if max(less) >= base:
+            raise reading.wrong(keys[0], less[0], f"must leave blocks to stages of {base}")
         reading.say("strategy.first_stage_layers", (base + (rest > 0) - less[0]) * chunks, keys[0])
         reading.say("strategy.last_stage_layers", (base - less[1]) * chunks, keys[1])
 
@@ -119,7 +158,7 @@ def _ends(reading: Reading, ends: list[int | None], blocks: int, parts: int, chu
 def _block(reading: Reading, key: str, point: Any) -> int:
     """The number of the block at which a stage begins, from such as ``layers.4``."""
     last = str(point).rpartition(".")[2]
-    if not last.isdigit():
+    if not last.isdecimal():
         raise reading.wrong(key, str(point), "must name blocks, such as layers.4")
     return int(last)
 
@@ -129,7 +168,4 @@ def _blocks(said: list[Said]) -> int:
     model = next((one.value for one in said if one.word == "model"), "")
     if isinstance(model, dict):
         return int(model["n_layers"])
-    try:
-        return catalog.model(model).num_layers
-    except UnknownNameError:
-        return 0
+    return catalog.model(model).num_layers if model in PRESETS else 0
