@@ -114,6 +114,7 @@ def joined(configs: Iterable[Config], given: Mapping[str, Any], dirs: tuple[str,
         job.facts["model"] = _model(job, dirs)
     _attention(job, dirs)
     filled_in(job, dirs)
+    _unsharded(job)
     _batch(job)
     return job
 
@@ -141,6 +142,18 @@ def _attention(job: Joined, dirs: tuple[str, ...]) -> None:
     capability = catalog.gpu(str(job.facts["gpu"]), dirs).compute_capability
     if capability is not None and float(capability) >= 8:
         job.words["attention"] = "cudnn" if float(capability) >= 9 else "flash"
+
+
+def _unsharded(job: Joined) -> None:
+    """Warn of torchtitan on a single data-parallel rank: without FSDP it trains fp32 weights (parallelize_llama)."""
+    origin = job.origins.get("framework")
+    if origin is None or origin[1].value.partition("@")[0] != "torchtitan" or int(job.words.get("cp", 1)) > 1:
+        return
+    if int(job.words["gpus"]) <= job.ways:
+        config, said = origin
+        says = "FSDP and its mixed precision need two data-parallel ranks; counted as FSDP on one"
+        message = f"one data-parallel rank changes memory and is not modelled: {says}"
+        job.findings.append((config, Finding("warning", "MC002", said.field, message, place=said.place)))
 
 
 def _folder(job: Joined) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from importlib import import_module
@@ -151,7 +152,8 @@ def changes(form: Format, before: Job, after: Job) -> dict[Place, Any]:
 def _flag_value(value: Any) -> str:
     if value is True:
         return ""
-    return " " + (" ".join(map(str, value)) if isinstance(value, list | tuple) else str(value))
+    parts = value if isinstance(value, list | tuple) else (value,)
+    return "".join(f" {shlex.quote(str(part))}" for part in parts)
 
 
 def _yaml(data: Mapping[str, Any]) -> str:
