@@ -131,7 +131,7 @@ def _started(
             return None
         words = words[1:]
     if launcher in _TOOLS:
-        return Launch(launcher, words[0].text, tuple(words[1:]), command, {}, step) if words else None
+        return _tool(launcher, words, command, step) if words else None
     if launcher not in _BARE:
         kind = "python" if launcher.endswith(".py") else "shell"
         return Launch(kind, starter.text, tuple(words), command, {}, step)
@@ -148,6 +148,17 @@ def _started(
     if not rest:
         return None
     return Launch(launcher, rest[0].text, tuple(rest[1:]), command, settings, step)
+
+
+def _tool(launcher: str, words: Sequence[Word], command: Command, step: Mapping[str, Option]) -> Launch:
+    """A tool's subcommand: `tune run` takes torchrun's options before its recipe, `axolotl train` behind `--`."""
+    settings, rest = dict[str, Setting](), list(words[1:])
+    if launcher == "tune":
+        settings, rest = _settings("torchrun", rest)
+    elif launcher == "axolotl":
+        cut = next((at for at, word in enumerate(rest) if word.text == "--"), len(rest))
+        settings, rest = _settings("torchrun", rest[cut + 1 :])[0], rest[:cut]
+    return Launch(launcher, words[0].text, tuple(rest), command, settings, step)
 
 
 def _settings(launcher: str, words: Sequence[Word]) -> tuple[dict[str, Setting], list[Word]]:

@@ -102,5 +102,9 @@ def own_words(document: Document) -> Config:
     """Return what these lines say."""
     reading = Reading(document, "launch", "memcalc")
     for key in document.data:
+        if key.replace("/", ".") not in KNOWN_WORDS:
+            raise UnknownNameError(
+                f"{document.path.name}: {_LEAD}", key, "must be an option of memcalc estimate", _TYPED
+            )
         reading.say(key.replace("/", "."), reading.raw(key), key)
     return reading.finish()

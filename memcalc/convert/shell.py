@@ -276,7 +276,14 @@ class _Reader:
         if holds is not None and self.simple.negated:
             holds = not holds
         self.simple = Simple()
-        self.status = status_of(holds)
+        self._ended(status_of(holds))
+
+    def _ended(self, status: Status) -> None:
+        """Take how a command ended; one that did not run leaves what was, one that may have run leaves a doubt."""
+        if self.flow.waiting == Run.MAYBE:
+            self.status = "maybe"
+        elif self.flow.waiting == Run.ON:
+            self.status = status
 
     def _define(self) -> None:
         """Keep the body of a function for its calls."""
@@ -345,4 +352,4 @@ class _Reader:
         """End a simple command."""
         simple, self.simple = self.simple, Simple()
         if simple.words and self.flow.run != Run.OFF:
-            self.status = self.effects.end(simple)
+            self._ended(self.effects.end(simple))

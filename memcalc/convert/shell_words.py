@@ -286,7 +286,7 @@ class Lexer:
         elif match := re.compile(r"[A-Za-z_]\w*|[\d@*#?$!-]").match(text, begin + 1):
             self.at = match.end()
             self._put(value, self._named(match[0]), match[0], quoted)
-        elif text[begin + 1 : begin + 2] in ("'", '"'):
+        elif text[begin + 1 : begin + 2] in ("'", '"') and not quoted:
             self.at = begin + 1
         else:
             self.at = begin + 1
