@@ -245,15 +245,25 @@ class Lexer:
 
     def _single(self, value: Value) -> None:
         end = self.text.find("'", self.at + 1)
-        end = len(self.text) if end < 0 else end
+        if end < 0:
+            raise self._open("quote", self.at)
         value.add(self.text[self.at + 1 : end], self.places(self.at + 1, end))
         value.quoted, self.at = True, end + 1
 
     def _double(self, value: Value) -> None:
         value.quoted = True
+        begin = self.at
         self.at += 1
         self.quoted_text(value, '"')
+        if self.at >= len(self.text):
+            raise self._open("quote", begin)
         self.at += 1
+
+    def _open(self, what: str, at: int) -> FileError:
+        """The error for what is not closed; a shell refuses the script too."""
+        line = self.text.count("\n", 0, at) + 1
+        where = f"of line {line}" if self.origin is None else "of a text in it"
+        return FileError("file", self.state.name, f"must be a shell script: a {what} {where} is not closed")
 
     def quoted_text(self, value: Value, end: str) -> None:
         """Read as between double quotes, up to an end character or the end."""
@@ -275,6 +285,8 @@ class Lexer:
     def expansion(self, value: Value, *, quoted: bool) -> None:
         """Put a variable's value in; a command's output stays unknown."""
         text, begin = self.text, self.at
+        if text.startswith(("$(", "${"), begin):
+            self._check_closed(begin + 1)
         if text.startswith("$((", begin):
             self.at = closing(text, begin + 1)
             self._sum(value, text[begin + 3 : self.at - 2])
@@ -291,6 +303,10 @@ class Lexer:
         else:
             self.at = begin + 1
             value.add("$", self.places(begin, begin + 1))
+
+    def _check_closed(self, begin: int) -> None:
+        if closing(self.text, begin) > len(self.text):
+            raise self._open("bracket", begin)
 
     def _named(self, name: str, index: str = "") -> Word | None:
         """The value of a variable, an item of an array, or an argument; None where it is not set."""
@@ -379,7 +395,7 @@ class Lexer:
 
 
 def closing(text: str, begin: int) -> int:
-    """Return the place after the bracket that closes the one at `begin`; quotes inside are passed."""
+    """Return the place after the bracket that closes the one at `begin`, beyond the end where none does."""
     opening = text[begin : begin + 1]
     closes = {"(": ")", "{": "}"}[opening]
     depth, at = 0, begin
@@ -396,4 +412,4 @@ def closing(text: str, begin: int) -> int:
             if not depth:
                 return at + 1
         at += 1
-    return len(text)
+    return len(text) + 1
