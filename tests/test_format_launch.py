@@ -327,7 +327,8 @@ def test_limits_of_time(text: str, expected: int | None) -> None:
 
 
 def test_lines_end_at_the_first_command_and_comments_are_passed() -> None:
-    text = "#!/bin/bash\n##SBATCH --nodes=9\n# c\n\n#SBATCH --nodes=2   # two\n#SBATCH --gres=gpu:4\ncd x\n#SBATCH --nodes=7\n"
+    text = "#!/bin/bash\n##SBATCH --nodes=9\n# c\n\n#SBATCH --nodes=2   # two\n#SBATCH --gres=gpu:4\n"
+    text += "cd x\n#SBATCH --nodes=7\n"
     options = sbatch_options(text)
     assert {name: option.value for name, option in options.items()} == {"nodes": "2", "gres": "gpu:4"}
     assert text[options["nodes"].begin : options["nodes"].end] == "2"
@@ -421,7 +422,7 @@ MEGATRON = "pretrain_gpt.py --num-layers 2 --hidden-size 8"
         (f"srun -N 2 --ntasks-per-node=8 python {MEGATRON}", {"nodes": 2, "gpus_per_node": 8}),
         (f"nohup env X=1 torchrun --nproc_per_node 2 {MEGATRON} &", {"gpus_per_node": 2, "nodes": 1}),
         (f"apptainer exec --nv img.sif torchrun --nproc_per_node 2 {MEGATRON}", {"gpus_per_node": 2, "nodes": 1}),
-        (f"docker run --gpus all --name x image python -m torch.distributed.run --nproc_per_node 2 {MEGATRON}", {"gpus_per_node": 2, "nodes": 1}),
+        (f"docker run --gpus all --name x image torchrun --nproc_per_node 2 {MEGATRON}", {"gpus_per_node": 2, "nodes": 1}),
         (f"time uv run torchrun --nproc_per_node 2 {MEGATRON} 2>&1 | tee log", {"gpus_per_node": 2, "nodes": 1}),
         ("tune run --nproc_per_node 2 lora_finetune_distributed --config a.yaml", {"gpus_per_node": 2, "nodes": 1}),
         ("axolotl train a.yml", {}),
@@ -434,7 +435,8 @@ def test_ranks(command: str, expected: dict[str, Any]) -> None:
 
 
 def test_what_slurm_says_stands_where_the_launcher_leaves_it_to_the_run() -> None:
-    text = "#SBATCH --nodes=2 --gres=gpu:4\nG=$(nvidia-smi -L | wc -l)\nsrun torchrun --nnodes $N --nproc_per_node $G t.py a.yaml\n"
+    text = "#SBATCH --nodes=2 --gres=gpu:4\nG=$(nvidia-smi -L | wc -l)\n"
+    text += "srun torchrun --nnodes $N --nproc_per_node $G t.py a.yaml\n"
     assert words(of(text)) == {"nodes": 2, "gpus_per_node": 4}
     assert asked(of(text.replace("#SBATCH", "#"))) == {"nodes": "N", "gpus_per_node": "$(nvidia-smi -L | wc -l)"}
 
@@ -442,7 +444,7 @@ def test_what_slurm_says_stands_where_the_launcher_leaves_it_to_the_run() -> Non
 @pytest.mark.parametrize(
     ("command", "form", "path", "over"),
     [
-        ("accelerate launch -m axolotl.cli.train a.yml --learning_rate=1e-4", "axolotl", "a.yml", {"learning_rate": "1e-4"}),
+        ("accelerate launch -m axolotl.cli.train a.yml --bf16=true", "axolotl", "a.yml", {"bf16": "true"}),
         ("python -m axolotl.cli.train a.yml", "axolotl", "a.yml", None),
         ("torchrun src/train.py a.yaml", "llamafactory", "a.yaml", None),
         ("llamafactory-cli train --stage sft --finetuning_type lora", "llamafactory", "", {"stage": "sft"}),
@@ -451,11 +453,11 @@ def test_what_slurm_says_stands_where_the_launcher_leaves_it_to_the_run() -> Non
         ("trl sft --config c.yaml --bf16", "trainer", "c.yaml", {"bf16": True}),
         ("python run_clm.py args.json", "trainer", "args.json", None),
         ("python run_clm.py --output_dir o --per_device_train_batch_size 4", "trainer", "", {"output_dir": "o"}),
-        ("tune run full_finetune_single_device --config ./a.yaml batch_size=2", "torchtune", "./a.yaml", {"batch_size": "2"}),
-        ("litgpt pretrain pythia-14m --config c.yaml", "litgpt", "c.yaml", {"model_name": "pythia-14m", "command": "pretrain"}),
-        ("torchrun -m torchtitan.train --module llama3 --config llama3_8b", "torchtitan", "", {"module": "llama3", "config": "llama3_8b"}),
+        ("tune run lora_finetune_single_device --config ./a.yaml seed=2", "torchtune", "./a.yaml", {"seed": "2"}),
+        ("litgpt pretrain p --config c.yaml", "litgpt", "c.yaml", {"model_name": "p", "command": "pretrain"}),
+        ("torchrun -m torchtitan.train --module llama3 --config 8b", "torchtitan", "", {"module": "llama3", "config": "8b"}),
         ("torchrun train.py --job.config_file a.toml", "torchtitan", "", {"job": {"config_file": "a.toml"}}),
-        ("torchrun pretrain_bert.py --micro-batch-size 4 --fp16", "megatron", "", {"micro_batch_size": "4", "fp16": True}),
+        ("torchrun pretrain_bert.py --micro-batch-size 4", "megatron", "", {"micro_batch_size": "4"}),
     ],
 )  # fmt: skip
 def test_scripts_and_whose_arguments_they_take(command: str, form: str, path: str, over: dict[str, Any] | None) -> None:
@@ -482,7 +484,8 @@ def test_options_of_accelerate_go_where_its_yaml_has_them() -> None:
 
 
 def test_commands_that_do_not_train_are_passed() -> None:
-    text = "python prepare_data.py\ntorchrun --nproc_per_node 2 tools/convert_ckpt.py --num-layers 2\ntorchrun --nproc_per_node 4 t.py a.yaml\n"
+    text = "python prepare_data.py\ntorchrun --nproc_per_node 2 tools/convert_ckpt.py --num-layers 2\n"
+    text += "torchrun --nproc_per_node 4 t.py a.yaml\n"
     assert words(of(text + "python evaluate.py\n")) == {"gpus_per_node": 4, "nodes": 1}
 
 
@@ -523,7 +526,8 @@ def test_lines_of_memcalc_have_their_way() -> None:
     reference = of(text).references[-1]
     assert reference.document is not None
     assert words(LAUNCH.read(reference.document)) == {
-        "model": "llama-3-8b", "gpu": "a100-80g", "seq_len": 8000, "strategy.reduce_dtype": "bf16", "sp": False, "zero": 3,
+        "model": "llama-3-8b", "gpu": "a100-80g", "seq_len": 8000, "sp": False, "zero": 3,
+        "strategy.reduce_dtype": "bf16",
     }  # fmt: skip
 
 

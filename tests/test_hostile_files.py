@@ -230,7 +230,7 @@ def test_devices(device: str) -> None:
     assert "HOME=" not in said
 
 
-# ------------------------------------------------------------------------------------------------- files that name files
+# ----------------------------------------------------------------------------------------------- files that name files
 
 LAUNCH = "deepspeed --num_gpus 2 t.py --output_dir o --do_train --deepspeed {path}\n"
 DEEPSPEED = '{"zero_optimization": {"stage": 2}, "bf16": {"enabled": true}}'

@@ -16,7 +16,8 @@ from memcalc.convert.slurm import Option, options_of
 __all__ = ["Launch", "Setting", "launch_of"]
 
 _THROUGH = frozenset(
-    ("bash", "sh", "zsh", "srun", "mpirun", "mpiexec", "prun", "jsrun", "ibrun", "env", "nohup", "time", "exec", "command", "nice", "ionice",
+    ("bash", "sh", "zsh",
+     "srun", "mpirun", "mpiexec", "prun", "jsrun", "ibrun", "env", "nohup", "time", "exec", "command", "nice", "ionice",
      "timeout", "numactl", "taskset", "stdbuf", "setsid", "sudo", "nsys", "ncu", "apptainer", "singularity", "docker",
      "podman", "enroot", "conda", "micromamba", "mamba", "uv", "poetry", "pixi", "pipenv", "sbatch", "salloc",
      "unbuffer", "script", "with-contenv", "xargs", "catchsegv", "dcgmi", "ray")

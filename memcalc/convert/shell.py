@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from memcalc.convert.shell_commands import DECLARING, Command, Effects, Simple, Status, Written, status_of
 from memcalc.convert.shell_flow import Flow, Run
 from memcalc.convert.shell_sums import held, summed
-from memcalc.convert.shell_words import ASSIGNED, MARK, NAME, Lexer, State, Value, Word, closing
+from memcalc.convert.shell_values import MARK, State, Value, Word
+from memcalc.convert.shell_words import ASSIGNED, NAME, Lexer, closing
 
 __all__ = ["Command", "Script", "Word", "Written", "read_script"]
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 
-from memcalc.convert.shell_words import State, Word, doubtful
+from memcalc.convert.shell_values import State, Word, doubtful
 from memcalc.errors import FileError
 
 __all__ = ["Flow", "Run"]
