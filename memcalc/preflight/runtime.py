@@ -10,11 +10,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from memcalc.convert.config import Config, Finding, Said
+from memcalc.frameworks import habits_of
 
 if TYPE_CHECKING:
     from memcalc.preflight.join import Joined
 
-__all__ = ["compared", "filled_in", "mismatches", "precision", "prevails", "trimmed", "yields"]
+__all__ = ["compared", "filled_in", "mismatches", "precision", "prevails", "trimmed", "usual", "yields"]
 
 _COMPARED = {
     "micro_batch": ("deepspeed",), "accumulation": ("deepspeed", "accelerate"), "mixed": ("deepspeed",),
@@ -48,7 +49,8 @@ def precision(job: Joined) -> None:
         job.words["precision"] = f"{mixed}-autocast"
         _assumed(job)
     else:
-        job.words["precision"], job.words["autocast"] = weights, True
+        job.words["precision"] = weights
+        job.words.setdefault("autocast", True)
     if fsdp and _accelerated(job):
         _reductions(job, narrow=mixed != "no" or weights != "fp32")
 
@@ -56,6 +58,15 @@ def precision(job: Joined) -> None:
 def _accelerated(job: Joined) -> bool:
     """Whether Accelerate wraps the model, as the Trainer lets it."""
     return bool(job.facts.get("accelerated")) or "trainer" in job.engines
+
+
+def usual(job: Joined) -> None:
+    """Do not say that checkpoints are not reentrant where the framework's are not anyway: a plan does not either."""
+    own = job.words.get("framework")
+    if "strategy.checkpoint" not in job.origins or job.settings.get("strategy.checkpoint") != "non-reentrant":
+        return
+    if own is not None and not habits_of(str(own)).reentrant:
+        del job.settings["strategy.checkpoint"]
 
 
 def _weights(job: Joined) -> str:
