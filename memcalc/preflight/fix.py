@@ -152,10 +152,13 @@ def _texts(wanted: Wanted) -> dict[Path, str]:
 
 
 def _needed(wanted: Wanted, read: Callable[[dict[Path, str]], Joined]) -> dict[Path, str]:
-    """Return the edited texts, without what would be added and says nothing that the files do not say anyhow."""
+    """Return the edited texts, without changes that say nothing which the files do not say anyhow.
+
+    What would be added goes first; a value that the file leaves to another one (`auto`) stays so.
+    """
     whole = _said(read(_texts(wanted)))
     for at, (document, found) in enumerate(wanted):
-        for place in [place for place in found if place not in document.spans]:
+        for place in sorted(found, key=lambda place: place in document.spans):
             fewer = [*wanted]
             fewer[at] = document, {key: value for key, value in wanted[at][1].items() if key != place}
             if _said(read(_texts(fewer))) == whole:
