@@ -120,7 +120,7 @@ def _model(reading: Reading) -> None:
     if simple:
         reading.say("strategy.fsdp_schedule", "simple", "model.name")
     reading.say("model", model_of(plain, flavor), "model.flavor")
-    if reading.raw("model.norm_type", "rmsnorm") not in {"rmsnorm", "fused_rmsnorm", "compiled_rmsnorm"}:
+    if reading.text("model.norm_type", "rmsnorm") not in {"rmsnorm", "fused_rmsnorm", "compiled_rmsnorm"}:
         reading.not_modelled({"model.norm_type": "the norms of the preset are counted"})
     if plain in FLEXIBLE or "flex" in flavor or "varlen" in flavor:
         says = "its flavor runs FlexAttention or variable lengths, which are counted as flash attention"
@@ -258,7 +258,7 @@ def _recompute(reading: Reading) -> None:
 def _compile(reading: Reading, day: str) -> None:
     """What ``components`` names; before it was there blocks, and the loss in some months."""
     key = key_of(reading, "compile.enable")
-    parts = set(reading.items("compile.components") or ["model", "loss"])
+    parts = set(map(str, reading.items("compile.components"))) or {"model", "loss"}
     if key != "compile.enable":
         loss = _LOSS_COMPILED < day <= _LOSS_NOT_COMPILED or day > _LOSS_COMPILED_AGAIN
         parts = {"model", "loss"} if loss else {"model"}
