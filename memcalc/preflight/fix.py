@@ -167,7 +167,8 @@ def _needed(wanted: Wanted, read: Callable[[dict[Path, str]], Joined]) -> dict[P
 
 
 def _said(job: Joined) -> tuple[Any, ...]:
-    return job.words, job.settings, {name: value for name, value in job.facts.items() if name != "checkpoints_wrapped"}
+    facts = {name: value for name, value in job.facts.items() if name != "checkpoints_wrapped"}
+    return job.words, job.settings, facts, sorted((finding.code, finding.field) for _, finding in job.findings)
 
 
 def _own(document: Document, form: Format, old: Job, new: Job) -> dict[Place, Any]:
