@@ -52,6 +52,8 @@ class Joined:
         self.place(said.word)[said.word] = said.value
 
     def _conflict(self, before: tuple[Config, Said], config: Config, said: Said) -> None:
+        if (config.format, config.document.kind) == ("launch", "flags"):  # a line #MEMCALC: the user's own word
+            return
         first, other = before[0].document.path.name, before[1]
         message = (
             f"{said.field} is {_shown(said.value)}, and {other.field} of {first} is {_shown(other.value)}: "
