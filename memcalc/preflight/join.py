@@ -12,7 +12,7 @@ from memcalc.convert.facts import FACTS
 from memcalc.errors import MissingError
 from memcalc.planner.settings import FIELDS
 from memcalc.preflight.names import gpu_named, model_named, preset_like
-from memcalc.preflight.runtime import compared, filled_in, mismatches, precision, prevails, usual, yields
+from memcalc.preflight.runtime import compared, filled_in, mismatches, precision, prevails, sharded, usual, yields
 from memcalc.specs.flat import from_flat
 from memcalc.specs.model import Model
 from memcalc.units import parse_count
@@ -102,6 +102,7 @@ def joined(configs: Iterable[Config], given: Mapping[str, Any], dirs: tuple[str,
     _sequence_parallel(job)
     _counts(job)
     _framework(job)
+    sharded(job)
     precision(job)
     usual(job)
     mismatches(job, configs)

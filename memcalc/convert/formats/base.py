@@ -21,6 +21,8 @@ FORMATS = (
     "megatron",
     "axolotl",
     "llamafactory",
+    "torchtune",
+    "litgpt",
     "deepspeed",
     "accelerate",
     "trainer",
