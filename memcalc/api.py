@@ -101,8 +101,8 @@ def plan(
     Without ``gpus``: the best plan for 1, 2, 4 and 8 GPUs of one node. ``objective`` is throughput, memory, gpus, cost
     or simplicity; ``critical_batch`` in tokens makes large batches count for less; ``tokens`` is the budget for which
     GPU-hours are told; ``why`` names a strategy, as in ``tp=1,zero=3``, and asks why it lost; ``recipe`` adds the
-    usual order of tuning, and what each remedy returns; without ``advice`` the smallest changes are not looked for where
-    nothing fits.
+    usual order of tuning, and what each remedy returns; without ``advice`` the smallest changes are not looked for
+    where nothing fits.
     """
     request, spec, chip, host = _resolve(model, gpu, node, settings, preset_dirs, words, several=True)
     wish = replace(_wish(top, objective, critical_batch, tokens), question=why or "", recipe=recipe, advice=advice)

@@ -1,15 +1,22 @@
-"""The smallest change of a text that gives a config other values: what was written by hand stays as it was."""
+"""The smallest change of a text that gives a config other values: what was written by hand stays as it was.
+
+An edited file is read again: it must have the old data with the changes and nothing else, or the edit is refused.
+"""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from itertools import pairwise
 from typing import Any
 
-from memcalc.convert.document import Document, Place
-from memcalc.errors import CombinationError
+from memcalc.convert.document import Document, Place, parsed
+from memcalc.convert.edits_flags import flag_piece
+from memcalc.convert.edits_json import json_piece
+from memcalc.convert.edits_pieces import Piece, applied, named, refused
+from memcalc.convert.edits_yaml import yaml_piece
+from memcalc.errors import CombinationError, FileError
 
-__all__ = ["edited"]
+__all__ = ["edited", "edited_parts"]
 
 
 def edited(document: Document, changes: Mapping[Place, Any]) -> str:
@@ -17,163 +24,114 @@ def edited(document: Document, changes: Mapping[Place, Any]) -> str:
 
     Raises :class:`memcalc.errors.CombinationError` where a value has no place of its own in the text.
     """
+    if document.part:
+        return edited_parts([(document, changes)])
+    wanted = document.data
+    for place, value in changes.items():
+        wanted = _changed(document, wanted, place, value)
+    try:
+        found = parsed(document.path, _edited(document, changes), document.kind)
+    except (FileError, KeyError, IndexError, ValueError):
+        raise _whole(document, changes) from None
+    if not _same(found.data, wanted):
+        raise _whole(document, changes)
+    return found.text
+
+
+def edited_parts(parts: Iterable[tuple[Document, Mapping[Place, Any]]]) -> str:
+    """Return a text some parts of which are documents, such as a script with the flags of its commands."""
+    listed = list(parts)
+    pieces = [_piece(document, place, value) for document, changes in listed for place, value in changes.items()]
+    pieces = sorted(set(pieces))
+    if any(first.end > second.begin for first, second in pairwise(pieces)):
+        raise CombinationError("file", listed[0][0].path.name, "two of its settings are written in one place")
+    return applied(listed[0][0].text, pieces)
+
+
+def _edited(document: Document, changes: Mapping[Place, Any]) -> str:
+    """Change one value after another: each sees what the one before it left."""
     if document.kind == "toml":
         return _toml(document, changes)
-    text = document.text
-    write = {"json": _json, "yaml": _yaml, "flags": _flag}[document.kind]
-    pieces = [write(document, place, value) for place, value in changes.items()]
-    for begin, end, new in sorted(pieces, key=lambda piece: piece[:2], reverse=True):
-        text = text[:begin] + new + text[end:]
-    return text
+    for place, value in changes.items():
+        if value is not None or place in document.spans:
+            text = applied(document.text, [_piece(document, place, value)])
+            document = parsed(document.path, text, document.kind)
+    return document.text
 
 
-Piece = tuple[int, int, str]
-"""Begin and end in the old text, and what stands there in the new one."""
+def _piece(document: Document, place: Place, value: Any) -> Piece:
+    write = {"json": json_piece, "yaml": yaml_piece, "flags": flag_piece}.get(document.kind)
+    if write is None:
+        raise refused(document, place, value, "it is not a config with values of its own")
+    if document.part and document.kind != "flags" and (value is None or place not in document.spans):
+        raise refused(document, place, value, "the script that writes the file must say it")
+    return write(document, place, value)
 
 
-def _parent(document: Document, place: Place) -> tuple[Place, dict[Any, Any]]:
-    """Return the table that a new value goes into: the deepest that is there."""
-    at: Place = ()
-    data = document.data
-    for key in place[:-1]:
-        if not isinstance(data, dict) or not isinstance(data.get(key), dict):
-            break
-        at, data = (*at, key), data[key]
-    return at, data if isinstance(data, dict) else {}
+def _changed(document: Document, data: Any, place: Place, value: Any) -> Any:
+    """The data with another value at a place; tables that are absent, or null, are made."""
+    if not place:
+        return value
+    key, rest = place[0], place[1:]
+    if isinstance(data, list) and isinstance(key, int) and key < len(data):
+        if rest or value is not None:
+            return [*data[:key], _changed(document, data[key], rest, value), *data[key + 1 :]]
+        return [*data[:key], *data[key + 1 :]]
+    if data is None:
+        data = {}
+    if not isinstance(data, dict):
+        raise refused(document, place, value, "it would stand in a table, and there is a value")
+    if rest:
+        if value is None and key not in data:
+            return data
+        return {**data, key: _changed(document, data.get(key), rest, value)}
+    return {name: inner for name, inner in data.items() if name != key} if value is None else {**data, key: value}
 
 
-def _nested(place: Place, value: Any) -> Any:
-    for key in reversed(place):
-        value = {str(key): value}
-    return value
+def _same(first: Any, other: Any) -> bool:
+    """Whether data are equal, kinds of numbers and truth values told apart."""
+    if isinstance(first, dict) and isinstance(other, dict):
+        return first.keys() == other.keys() and all(_same(value, other[key]) for key, value in first.items())
+    if isinstance(first, list) and isinstance(other, list | tuple):
+        return len(first) == len(other) and all(map(_same, first, other))
+    return type(first) is type(other) and (first == other or repr(first) == repr(other))
 
 
-def _indent(text: str, at: int) -> str:
-    begin = text.rfind("\n", 0, at) + 1
-    line = text[begin:at]
-    return line[: len(line) - len(line.lstrip())]
-
-
-# --------------------------------------------------------------------------------------------------------------- JSON
-
-
-def _json(document: Document, place: Place, value: Any) -> Piece:
-    text, spans = document.text, document.spans
-    if place in spans:
-        span = spans[place]
-        if value is not None:
-            return span.begin, span.end, json.dumps(value)
-        return _json_without(text, span.key, span.end)
-    at, table = _parent(document, place)
-    span = spans[at]
-    rest = place[len(at) :]
-    if not table:
-        return span.begin, span.end, json.dumps(_nested(rest, value))
-    last = spans[(*at, list(table)[-1])]
-    between = text[text.rfind("\n", 0, last.key) : last.key] if "\n" in text[span.begin : last.key] else " "
-    return last.end, last.end, f",{between}{json.dumps(str(rest[0]))}: {json.dumps(_nested(rest[1:], value))}"
-
-
-def _json_without(text: str, begin: int, end: int) -> Piece:
-    """Take a pair away with one of the commas beside it."""
-    after = end + len(text[end:]) - len(text[end:].lstrip())
-    if text[after] == ",":
-        following = after + 1
-        return begin, following + len(text[following:]) - len(text[following:].lstrip()), ""
-    before = text[:begin].rstrip()
-    return (len(before) - 1, end, "") if before.endswith(",") else (begin, end, "")
-
-
-# --------------------------------------------------------------------------------------------------------------- YAML
-
-
-def _yaml(document: Document, place: Place, value: Any) -> Piece:
-    text, spans = document.text, document.spans
-    if place in spans:
-        span = spans[place]
-        if value is not None:
-            return span.begin, max(span.end, span.begin), _yaml_value(value, span.begin == span.end)
-        line = text.rfind("\n", 0, span.key) + 1
-        end = text.find("\n", span.end)
-        return line, len(text) if end < 0 else end + 1, ""
-    at, table = _parent(document, place)
-    rest = place[len(at) :]
-    own = [key for key in table if (*at, key) in spans]
-    if not own or text[spans[at].begin : spans[at].begin + 1] == "{":
-        raise CombinationError(".".join(map(str, place)), value, f"{document.path.name} has no block table for it")
-    last = spans[(*at, own[-1])]
-    indent = _indent(text, last.key)
-    end = _line_end(text, last.end)
-    lead = "" if text[:end].endswith("\n") else "\n"
-    lines = [f"{indent}{'  ' * depth}{key}:" for depth, key in enumerate(rest)]
-    lines[-1] += f" {_yaml_value(value, False)}"
-    return end, end, lead + "\n".join(lines) + "\n"
-
-
-def _line_end(text: str, at: int) -> int:
-    """Return the begin of the line after the last one of a value, whose own end may be that already."""
-    at = len(text[:at].rstrip())
-    end = text.find("\n", at)
-    return len(text) if end < 0 else end + 1
-
-
-def _yaml_value(value: Any, bare: bool) -> str:
-    said = json.dumps(value) if not isinstance(value, str) or not value.replace("_", "").isalnum() else value
-    said = json.dumps(value) if said in ("true", "false", "null", "yes", "no", "on", "off") and said == value else said
-    return f" {said}" if bare else said
-
-
-# --------------------------------------------------------------------------------------------------------------- TOML
+def _whole(document: Document, changes: Mapping[Place, Any]) -> CombinationError:
+    listed = ", ".join(named(place) for place in changes)
+    return CombinationError(
+        "file", document.path.name, f"it is written in a way in which {listed} cannot be edited alone"
+    )
 
 
 def _toml(document: Document, changes: Mapping[Place, Any]) -> str:
     try:
         import tomlkit
+        from tomlkit.exceptions import TOMLKitError
     except ModuleNotFoundError:
         raise CombinationError(
             "file", document.path.name, "editing it needs tomlkit: pip install 'memcalc[configs]'"
         ) from None
-    tree: Any = tomlkit.parse(document.text)
-    for place, value in changes.items():
-        table = tree
-        for key in place[:-1]:
-            if key not in table:
-                table[key] = tomlkit.table()
-            table = table[key]
-        if value is None:
-            table.remove(str(place[-1]))
-        else:
-            table[str(place[-1])] = value
-    return str(tomlkit.dumps(tree))
+    try:
+        tree: Any = tomlkit.parse(document.text)
+        if tomlkit.dumps(tree) != document.text:
+            raise _whole(document, changes)
+        for place, value in changes.items():
+            _set_toml(tree, place, value, tomlkit)
+        return str(tomlkit.dumps(tree))
+    except (TOMLKitError, TypeError, AttributeError, RecursionError):
+        raise _whole(document, changes) from None
 
 
-# -------------------------------------------------------------------------------------------------------------- flags
-
-
-def _flag(document: Document, place: Place, value: Any) -> Piece:
-    """Change a flag's value where it was written, or add the flag after the last one."""
-    text, spans = document.text, document.spans
-    name = ".".join(map(str, place))
-    if place in spans:
-        span = spans[place]
-        if span.begin < 0:
-            raise CombinationError(name, value, "its value is put together in the script and cannot be edited alone")
-        if value is None or value is False:
-            begin = len(text[: span.key].rstrip(" "))
-            return begin, span.end, ""
-        return span.begin, span.end, "" if value is True else _flag_value(value)
-    if not spans:
-        raise CombinationError(name, value, f"{document.path.name} has no flags beside which it could stand")
-    end = max(span.end for span in spans.values())
-    said = name.replace("_", "-") if _hyphened(document) else name
-    return end, end, f" --{said}" + ("" if value is True else f" {_flag_value(value)}")
-
-
-def _flag_value(value: Any) -> str:
-    return " ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
-
-
-def _hyphened(document: Document) -> bool:
-    """Whether the flags that are there have hyphens between their words."""
-    words = {".".join(map(str, place)): span.key for place, span in document.spans.items() if "_" in str(place[-1])}
-    return any(at >= 0 and document.text.startswith(f"--{name.replace('_', '-')}", at) for name, at in words.items())
+def _set_toml(tree: Any, place: Place, value: Any, tomlkit: Any) -> None:
+    table = tree
+    for key in place[:-1]:
+        if not isinstance(key, int) and key not in table:
+            if value is None:
+                return
+            table[key] = tomlkit.inline_table() if isinstance(table, tomlkit.items.InlineTable) else tomlkit.table()
+        table = table[key]
+    if value is not None:
+        table[place[-1]] = value
+    elif place[-1] in table:
+        table.remove(place[-1])

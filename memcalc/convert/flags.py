@@ -40,7 +40,7 @@ def flag_document(path: Path, text: str, words: Iterable[Word], *, pairs: bool =
             unknown.pop(place, None)
             _put(data, place, [value.text for value in values])
         spans[place] = _span(flag, values)
-    return Document(path, "flags", text, data, lambda: spans, unknown)
+    return Document(path, "flags", text, data, lambda: spans, unknown, part=True)
 
 
 def _grouped(words: Iterable[Word], pairs: bool) -> list[tuple[Word, list[Word]]]:

@@ -8,7 +8,8 @@ from typing import Literal
 
 from memcalc.convert.shell_flow import Flow
 from memcalc.convert.shell_sums import held
-from memcalc.convert.shell_words import ASSIGNED, DEEPEST, NAME, Lexer, State, Word
+from memcalc.convert.shell_values import State, Word
+from memcalc.convert.shell_words import ASSIGNED, DEEPEST, NAME, Lexer
 
 __all__ = ["DECLARING", "Command", "Effects", "Simple", "Status", "Written", "status_of"]
 
@@ -19,6 +20,7 @@ _ASKING = frozenset({"grep", "command", "which", "type", "read", "ping", "diff",
 """Commands that a script runs to learn something."""
 _ENDINGS: dict[str, Status] = {"true": "yes", ":": "yes", "false": "no", "getopts": "no"}
 _SHELLS = frozenset({"bash", "sh", "dash", "zsh", "ksh"})
+_HEREDOC_SHELLS = _SHELLS | {"sbatch"}
 
 
 @dataclass(frozen=True)
@@ -98,6 +100,8 @@ class Effects:
             return status_of(held(words[1 : -1 if name == "[" else None]))
         if name in _ENDINGS:
             return _ENDINGS[name]
+        if name in ("exit", "return"):
+            self.flow.leave()
         if name == "unset":
             for word in words[1:]:
                 self.flow.assign(word.text, None)
@@ -105,6 +109,8 @@ class Effects:
             self._inner(_joined(words[1:]), ())
         elif name in self.functions:
             self._function(name, words[1:])
+        elif name in _HEREDOC_SHELLS and simple.heredoc and all(word.text.startswith("-") for word in words[1:]):
+            self._inner(simple.heredoc, ())
         elif name == "read" and simple.heredoc and NAME.fullmatch(words[-1].text):
             self.flow.assign(words[-1].text, simple.heredoc)
         elif not self._shell(words) and not self._writes(words, simple):

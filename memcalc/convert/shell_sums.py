@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from memcalc.convert.shell_words import Word
+    from memcalc.convert.shell_values import Word
 
 __all__ = ["held", "summed"]
 
@@ -105,13 +105,13 @@ def _parted(words: Sequence[Word], mark: str) -> list[Sequence[Word]]:
 
 
 def _single(words: Sequence[Word]) -> bool | None:
-    texts = [word.text for word in words]
+    texts = [word.plain.text for word in words]
     if len(words) == 1:
         return _filled(words[0])
     if len(words) == 2 and texts[0] in ("-n", "-z", "-v"):
         filled = _filled(words[1])
         return None if filled is None or texts[0] == "-v" else filled == (texts[0] == "-n")
-    if len(words) != 3 or any(word.unknown for word in words):
+    if len(words) != 3 or any(word.unknown and not word.no_argument for word in words):
         return None
     left, how, right = texts
     if how in ("=", "==", "!="):

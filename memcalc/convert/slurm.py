@@ -131,7 +131,7 @@ class Request:
 
     @property
     def nodes(self) -> int | None:
-        """Nodes: as said, or as tasks and tasks of each need; one where neither is said. None for a range."""
+        """Nodes: as said, or as tasks and tasks of each need; one where nothing is said. None for a range."""
         text = self.value("nodes")[1]
         if text:
             low, _, high = text.partition("-")
@@ -139,6 +139,8 @@ class Request:
         tasks, each = self._count("ntasks"), self.per_node
         if tasks and each:
             return -(-tasks // each)
+        if "gpus" in self.options:  # as many as the GPUs need
+            return None
         return 1 if (tasks or 1) == 1 else None
 
     @property
@@ -165,8 +167,9 @@ class Request:
             return "", None, None, types
         each: int | None = count
         if name in ("gpus", "gpus-per-task", "tres-per-task"):
-            whole = count if name == "gpus" else count * (self.tasks or self.nodes or 1)
-            each = whole // self.nodes if self.nodes and whole % self.nodes == 0 else None
+            tasks = self.tasks or self.nodes
+            whole = count if name == "gpus" else count * tasks if tasks else None
+            each = whole // self.nodes if whole and self.nodes and whole % self.nodes == 0 else None
             return name, each, whole, types
         if name == "gpus-per-socket":
             sockets = self._count("sockets-per-node")

@@ -9,7 +9,7 @@ from typing import Any
 
 from memcalc.convert.document import Document, Place, Span, kind_of, parsed
 from memcalc.convert.shell import Word, Written
-from memcalc.convert.shell_words import MARK
+from memcalc.convert.shell_values import MARK
 
 __all__ = ["written_document"]
 
@@ -26,7 +26,7 @@ def written_document(path: Path, text: str, written: Written) -> Document:
     inner = parsed(Path(f"{path.name}: {Path(written.name).name}"), body.text, kind)
     unknown: dict[Place, str] = {}
     data = _known(inner.data, (), unknown, written.text.unknown)
-    return Document(path, kind, text, data, lambda: _moved(inner.spans, body.places), unknown)
+    return Document(path, kind, text, data, lambda: _moved(inner.spans, body.places), unknown, part=True)
 
 
 def _quoted(word: Word) -> Word:

@@ -8,11 +8,12 @@ from typing import Any
 from memcalc.convert.document import DEEPEST, Place, Span
 from memcalc.errors import FileError, InputError
 
-__all__ = ["read_yaml", "write_yaml"]
+__all__ = ["read_yaml", "write_flow", "write_yaml"]
 
 MOST_VALUES = 50_000
 """In one file, aliases counted as often as they are used; the largest known config has 400."""
 _PLAIN = "tag:yaml.org,2002:"
+_TABLES = frozenset({f"{_PLAIN}map", f"{_PLAIN}seq"})
 
 
 def read_yaml(path: Path, text: str) -> tuple[Any, dict[Place, Span]]:
@@ -68,8 +69,12 @@ class _Walk:
         self.left -= 1
         if self.left < 0:
             raise self._wrong(node, f"must stand for at most {MOST_VALUES:,} values")
+        if len(place) > DEEPEST:
+            raise self._wrong(node, f"must nest at most {DEEPEST} tables")
         begin, end = node.start_mark.index, node.end_mark.index
         self.spans.setdefault(place, Span(begin if key is None else key, begin, end))
+        if not isinstance(node, self.yaml.ScalarNode) and node.tag not in _TABLES:
+            raise self._wrong(node, f"must have plain values, without the tag {node.tag[:60]}")
         if isinstance(node, self.yaml.MappingNode):
             return self._table(node, place)
         if isinstance(node, self.yaml.SequenceNode):
@@ -122,3 +127,11 @@ def write_yaml(data: Any) -> str:
     """Return plain data as YAML, in its own order."""
     text: str = _library().safe_dump(data, sort_keys=False, default_flow_style=None, width=120)
     return text
+
+
+def write_flow(value: Any) -> str:
+    """Return a value as YAML on one line, as it may stand in a list too."""
+    text: str = _library().safe_dump(
+        [value], default_flow_style=True, width=1 << 20, allow_unicode=True, sort_keys=False
+    )
+    return text.strip()[1:-1]

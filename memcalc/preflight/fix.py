@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,7 @@ from typing import Any
 from memcalc import api
 from memcalc.convert.config import Config
 from memcalc.convert.document import Document, Place
-from memcalc.convert.edits import edited
+from memcalc.convert.edits import edited, edited_parts
 from memcalc.convert.formats import format_named
 from memcalc.convert.formats.base import Format, changes
 from memcalc.convert.job import Job
@@ -24,6 +24,10 @@ __all__ = ["smallest_fix"]
 
 _WORDS = ("micro_batch", "recompute", "zero", "offload")
 """What an edit may change, in the order in which equal edits are preferred: none changes what is learned."""
+_UNTOUCHED = (
+    "framework", "precision", "optimizer", "tp", "pp", "cp", "ep", "attention", "loss", "kernels", "lora", "quantize",
+)  # fmt: skip
+"""What the edited files must say as before."""
 _STAY = ("precision", "optimizer", "recompute", "zero", "tp", "pp", "cp", "ep", "micro_batch")
 """What a search would try, and an edit leaves as it is unless it is one of the words above."""
 
@@ -38,17 +42,22 @@ def smallest_fix(
 ) -> CheckFix | None:
     """Return the edit of the fewest settings that makes the job fit, of those the fastest; None where there is none.
 
-    The global batch stays. Each edit is proved: the files as edited are read, joined and estimated again.
+    What is predicted to be fast by times that no run has validated, such as those of offload, comes after the others.
+
+    The global batch stays. Each edit is proved: the files as edited are read, joined and estimated again. One that is
+    tight is taken where none fits.
     """
+    tight: CheckFix | None = None
     open_words = _choices(configs, estimate, given)
     for count in range(1, len(open_words) + 1):
         sets = combinations(open_words, count)
         plans = [plan for words in sets for plan in _plans(words, open_words, job, estimate, dirs)]
-        for plan in sorted(plans, key=lambda plan: plan.time.step):
+        for plan in sorted(plans, key=lambda plan: (not plan.time.validated, plan.time.step)):
             fix = _proved(plan, paths, configs, estimate, given, dirs)
-            if fix is not None:
+            if fix is not None and fix.verdict == "fits":
                 return fix
-    return None
+            tight = tight or fix
+    return tight
 
 
 def _choices(configs: tuple[Config, ...], estimate: Estimate, given: Mapping[str, Any]) -> dict[str, tuple[Any, ...]]:
@@ -111,29 +120,55 @@ def _proved(
         }),
     }))  # fmt: skip
     try:
-        texts = dict(_texts(configs, old, new))
-        if not texts:
+        wanted = [(config.document, _own(config.document, format_named(config.format), old, new)) for config in configs]
+        if not any(found for _, found in wanted):
             return None
+        texts = _needed(wanted, lambda texts: joined(gathered(paths, texts), given, dirs))
         after = estimated(joined(gathered(paths, texts), given, dirs), dirs)
     except MemcalcError:
         return None
     if after.verdict == "does-not-fit" or after.workload.global_batch != before.workload.global_batch:
         return None
+    if any(getattr(after.strategy, name) != getattr(before.strategy, name) for name in _UNTOUCHED):
+        return None
     return CheckFix(
         changes=tuple(_changes(before, after)),
-        edits=tuple(_edit(config, texts[config.document.path]) for config in configs if config.document.path in texts),
+        edits=tuple(_edit(document, texts[path]) for path, document in _first_of(configs).items() if path in texts),
         peak=after.peak.device,
         verdict=after.verdict,
     )
 
 
-def _texts(configs: tuple[Config, ...], old: Job, new: Job) -> Iterator[tuple[Path, str]]:
-    """Yield the edited text of each file that says something differently for the new job."""
-    for config in configs:
-        form = format_named(config.format)
-        wanted = _own(config.document, form, old, new)
-        if wanted:
-            yield config.document.path, edited(config.document, wanted)
+Wanted = list[tuple[Document, dict[Place, Any]]]
+
+
+def _texts(wanted: Wanted) -> dict[Path, str]:
+    """Return the edited text of each file that says something differently for the new job."""
+    files: dict[Path, Wanted] = {}
+    for document, found in wanted:
+        if found:
+            files.setdefault(document.path, []).append((document, found))
+    return {path: edited_parts(parts) if len(parts) > 1 else edited(*parts[0]) for path, parts in files.items()}
+
+
+def _needed(wanted: Wanted, read: Callable[[dict[Path, str]], Joined]) -> dict[Path, str]:
+    """Return the edited texts, without changes that say nothing which the files do not say anyhow.
+
+    What would be added goes first; a value that the file leaves to another one (`auto`) stays so.
+    """
+    whole = _said(read(_texts(wanted)))
+    for at, (document, found) in enumerate(wanted):
+        for place in sorted(found, key=lambda place: place in document.spans):
+            fewer = [*wanted]
+            fewer[at] = document, {key: value for key, value in wanted[at][1].items() if key != place}
+            if _said(read(_texts(fewer))) == whole:
+                wanted = fewer
+    return _texts(wanted)
+
+
+def _said(job: Joined) -> tuple[Any, ...]:
+    facts = {name: value for name, value in job.facts.items() if name != "checkpoints_wrapped"}
+    return job.words, job.settings, facts, sorted((finding.code, finding.field) for _, finding in job.findings)
 
 
 def _own(document: Document, form: Format, old: Job, new: Job) -> dict[Place, Any]:
@@ -152,7 +187,7 @@ def _changes(before: Estimate, after: Estimate) -> Iterator[str]:
     ]
     pairs.append(("accumulation", before.workload.accumulation_steps, after.workload.accumulation_steps))
     for name, old, new in pairs:
-        if old != new:
+        if old not in (new, ""):
             yield f"{name.replace('_', '-')} {_shown(old)} → {_shown(new)}"
 
 
@@ -160,9 +195,14 @@ def _shown(value: Any) -> str:
     return (",".join(value) or "none") if isinstance(value, tuple) else str(value)
 
 
-def _edit(config: Config, text: str) -> CheckEdit:
-    name = str(config.document.path)
-    before = config.document.text.splitlines(keepends=True)
+def _first_of(configs: tuple[Config, ...]) -> dict[Path, Document]:
+    """Each file once: a script has its own document, and those of its commands."""
+    return {config.document.path: config.document for config in reversed(configs)}
+
+
+def _edit(document: Document, text: str) -> CheckEdit:
+    name = str(document.path)
+    before = document.text.splitlines(keepends=True)
     lines = difflib.unified_diff(before, text.splitlines(keepends=True), name, f"{name} (fits)")
     return CheckEdit(path=name, diff="".join(_ended(line) for line in lines), text=text)
 

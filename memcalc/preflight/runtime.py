@@ -15,7 +15,7 @@ from memcalc.frameworks import habits_of
 if TYPE_CHECKING:
     from memcalc.preflight.join import Joined
 
-__all__ = ["compared", "filled_in", "mismatches", "precision", "prevails", "sharded", "usual", "yields"]
+__all__ = ["compared", "filled_in", "mismatches", "precision", "prevails", "sharded", "trimmed", "usual", "yields"]
 
 _COMPARED = {
     "micro_batch": ("deepspeed",), "accumulation": ("deepspeed", "accelerate"), "mixed": ("deepspeed",),
@@ -142,10 +142,26 @@ def mismatches(job: Joined, configs: tuple[Config, ...]) -> None:
                 job.findings.append((config, _mismatch(said, own, trainer)))
 
 
+def trimmed(job: Joined) -> None:
+    """Take away what a Trainer says of an optimizer that DeepSpeed replaces, or of wrapping where there is no FSDP."""
+    if not str(job.words.get("optimizer", "")).endswith("8bit"):
+        job.settings.pop("strategy.wide_embedding_moments", None)
+    if job.facts.get("trl") and job.words.get("lora") and job.words.get("framework") == "deepspeed":
+        _adapters_under_zero3(job)
+    if not job.engines & {"fsdp1", "fsdp2"}:
+        job.facts.pop("checkpoints_wrapped", None)
+
+
+def _adapters_under_zero3(job: Joined) -> None:
+    """TRL 1.16 makes checkpoints reentrant there, whatever is asked for (sft_trainer.py)."""
+    if int(job.words.get("zero", 0)) == 3 and job.words.get("recompute", "none") != "none":
+        job.settings["strategy.checkpoint"] = "reentrant"
+
+
 def _mismatch(said: Said, own: Said, trainer: Config) -> Finding:
     default = ", its default" if own.default else ""
     message = (
-        f"{said.field} is {said.value}, and {own.field} of {trainer.document.path.name} is {own.value}{default}: "
+        f"{said.field} says {said.value}, and {own.field} of {trainer.document.path.name} {own.value}{default}: "
         "the Trainer stops at its start"
     )
     return Finding("error", "MC106", said.field, message, f'"{said.field}": "auto"', said.place)

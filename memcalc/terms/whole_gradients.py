@@ -1,4 +1,4 @@
-"""Gradients that FSDP 1 leaves whole on each rank: those not synchronised yet, and those of mixed flat parameters.
+"""Gradients that FSDP leaves whole on each rank: those not synchronised yet, and those of mixed flat parameters.
 
 Source: torch/distributed/fsdp/_runtime_utils.py of PyTorch 2.1 to 2.13 (``_post_backward_hook`` returns before the
 reduction under ``no_sync``) and _flat_param.py (with ``use_orig_params`` a flat parameter needs a gradient where one of
@@ -32,11 +32,13 @@ def accumulates_whole(census: Census) -> Array:
 
 
 def whole_gradient_terms(census: Census) -> Iterator[Term]:
-    """Unsharded gradients, in the width of compute, beside which sharded ones do not exist yet."""
+    """Unsharded gradients, beside which sharded ones do not exist yet."""
     grid, where = census.grid, accumulates_whole(census)
     if not np.any(where):
         return
-    width, blocks, root = grid.width("compute"), flat_blocks(census), flat_root(census)
+    # FSDP 2 casts what it adds up to the dtype of the reduction (_fsdp_param.py, to_accumulated_grad_if_needed)
+    width = grid.width("compute") if grid.habits.flat_units else grid.reduce_width
+    blocks, root = flat_blocks(census), flat_root(census)
     inputs = {"w": width, "P_blocks": blocks, "P_root": root}
     whole = width * (blocks + root) * where
     title, formula = "unsharded gradients of earlier micro-batches", "w · P of flat parameters that are trained"

@@ -142,7 +142,12 @@ def write(job: Job) -> dict[str, Any]:
     """Return the config that launches a job. What the YAML cannot say stands in the training script's arguments."""
     plan = job.strategy
     engine = _engine(job)
-    job.must(bool(engine), "framework", job.framework, "Accelerate runs hf, fsdp1, fsdp2, ddp and deepspeed")
+    job.must(
+        bool(engine),
+        "framework",
+        job.framework,
+        "Accelerate runs hf (alone or sharded), fsdp1, fsdp2, deepspeed, and ddp on several GPUs",
+    )
     fields: dict[str, Any] = {
         "compute_environment": "LOCAL_MACHINE",
         "distributed_type": {"fsdp1": "FSDP", "fsdp2": "FSDP"}.get(engine, engine),
@@ -166,7 +171,9 @@ def _engine(job: Job) -> str:
     if job.framework in {"hf", "plain"} and job.gpus == 1 and plan.zero == 0:
         return "NO"
     if job.framework == "hf":
-        return "fsdp1" if plan.zero else "MULTI_GPU"
+        return "fsdp1" if plan.zero else ""
+    if job.framework == "ddp" and job.gpus == 1:
+        return ""
     return {"fsdp1": "fsdp1", "fsdp2": "fsdp2", "ddp": "MULTI_GPU", "deepspeed": "DEEPSPEED"}.get(job.framework, "")
 
 
@@ -174,6 +181,8 @@ def _mixed(job: Job) -> str:
     plan = job.strategy
     dtype, _, kind = plan.precision.partition("-")
     job.must(dtype in {"fp32", "bf16", "fp16"}, "precision", plan.precision, "Accelerate's fp8 is not modelled")
+    master = kind == "mixed" and plan.zero == 0 and job.framework != "deepspeed"
+    job.must(not master, "precision", plan.precision, "without sharding Accelerate has autocast: bf16-autocast")
     return dtype if kind or plan.autocast else "no"
 
 

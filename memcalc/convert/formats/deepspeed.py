@@ -18,6 +18,10 @@ _OPTIMIZERS = {
 _EXTRA_STATE = {"onebitadam", "zerooneadam", "onebitlamb", "lamb"}
 """Those that keep error feedback or norms besides the two moments."""
 _TITLES = {"adamw": "AdamW", "lion": "Lion", "sgd": "SGD", "sgd-momentum": "SGD", "muon": "Muon"}
+_DTYPES = {
+    "fp32": "fp32", "float32": "fp32", "float": "fp32", "bf16": "bf16", "bfloat16": "bf16", "fp16": "fp16",
+    "float16": "fp16", "half": "fp16", "torch.float32": "fp32", "torch.bfloat16": "bf16", "torch.float16": "fp16",
+}  # fmt: skip
 _DEVICES = {"none": "", "cpu": "cpu", "nvme": "nvme"}
 _SIGNS = frozenset(
     ["zero_optimization", "train_micro_batch_size_per_gpu", "train_batch_size", "zero_allow_untested_optimizer"]
@@ -34,7 +38,7 @@ _HARMLESS = (
     "steps_per_print", "wall_clock_breakdown", "memory_breakdown", "dump_state", "gradient_clipping", "scheduler.",
     "prescale_gradients", "gradient_predivide_factor", "gradient_allreduce_op", "zero_allow_untested_optimizer",
     "zero_force_ds_cpu_optimizer", "dataloader_drop_last", "checkpoint.", "aio.", "flops_profiler.", "comms_logger.",
-    "tensorboard.", "wandb.", "csv_monitor.", "comet.", "autotuning.", "elasticity.", "nebula.", "log_level", "timers.",
+    "tensorboard.", "wandb.", "csv_monitor.", "comet.", "autotuning.", "log_level", "timers.",
     "data_types.param_dtype", "communication_data_type", "seq_parallel_communication_data_type", "disable_allgather",
     "use_data_before_expert_parallelism", "vocabulary_size", "managed_gradient_accumulation", "use_node_local_storage",
     "zero_optimization.reduce_scatter", "zero_optimization.round_robin_gradients",
@@ -48,33 +52,39 @@ _HARMLESS = (
     "zero_optimization.pipeline_loading_checkpoint", "zero_optimization.use_multi_rank_bucket_allreduce",
     "zero_optimization.contiguous_gradients", "zero_optimization.allgather_bucket_size",
     "zero_optimization.use_all_reduce_for_fetch_params", "fp16.loss_scale", "fp16.auto_cast", "fp16.hysteresis",
-    "fp16.loss_scale_window", "fp16.min_loss_scale", "fp16.initial_scale_power", "fp16.consecutive_hysteresis",
-    "bf16.check_overflow", "bf16.immediate_grad_update", "optimizer.params.", "optimizer.legacy_fusion",
+    "fp16.loss_scale_window",
+    "bf16.bf16_optimizer_states", "bf16.bf16_master_weights_and_grads", "fp16.fp16_master_weights_and_grads",
+    "fp16.min_loss_scale", "fp16.initial_scale_power", "fp16.consecutive_hysteresis",
+    "bf16.check_overflow", "bf16.check_grad_overflow", "bf16.immediate_grad_update", "disable_python_gc",
+    "checkpoint", "datastates_ckpt.", "zero_optimization.compute_grad_norm", "zero_optimization.legacy_stage1",
+    "zero_optimization.enable_sanity_checks", "zero_optimization.leaf_module.",
+    "zero_optimization.stage3_model_persistence_threshold", "zero_optimization.parameter_alignment",
+    "zero_optimization.stage3_use_all_reduce_for_fetch_params",
+    "zero_optimization.cpu_offload_use_pin_memory", "zero_optimization.param_persistence_threshold",
+    "data_types.buffer_dtype", "data_types.keep_in_fp32_modules", "optimizer.params.", "optimizer.legacy_fusion",
     "torch_autocast.lower_precision_safe_modules", "activation_checkpointing.number_checkpoints",
     "activation_checkpointing.contiguous_memory_optimization", "activation_checkpointing.profile",
     "activation_checkpointing.synchronize_checkpoint_boundary",
 )  # fmt: skip
+_REMOVED = (
+    "nebula", "compression_training", "amp", "quantize_training", "sparse_gradients", "sparse_attention", "eigenvalue",
+    "elasticity", "graph_harvesting", "curriculum_learning", "progressive_layer_drop",
+    "zero_optimization.mics_shard_size", "zero_optimization.mics_hierarchical_params_gather",
+    "zero_optimization.zeropp_loco_param",
+)  # fmt: skip
+"""What 0.19 refuses at its start (runtime/config.py, _reject_removed_config_keys)."""
 _NOT_MODELLED = {
+    "zero_optimization.save_muon_momentum_buffer_in_memory": "Muon's momentum stays on the GPU",
     "zero_optimization.zero_hpz_partition_size": "a second copy of the shards within each group (ZeRO++ hpZ)",
     "zero_optimization.zero_quantized_weights": "gathers in int8 need buffers of their own (ZeRO++)",
     "zero_optimization.zero_quantized_nontrainable_weights": "frozen weights are stored in int8 (ZeRO++)",
     "zero_optimization.zero_quantized_gradients": "reductions in int8 need buffers of their own (ZeRO++)",
-    "zero_optimization.zeropp_loco_param": "error feedback is kept beside the gradients (LoCo)",
-    "zero_optimization.mics_shard_size": "shards are kept within groups smaller than the job (MiCS)",
     "zero_optimization.zenflow": "a part of the gradients is updated on the GPU (ZenFlow)",
     "zero_optimization.stage3_module_granularity_threshold": "small modules are gathered together",
     "zero_optimization.stage3_allgather_sequential": "parameters are gathered one by one, without a bucket",
-    "sparse_attention": "attention keeps other tensors",
-    "sparse_gradients": "embedding gradients are sparse",
-    "amp": "NVIDIA Apex decides the precisions",
-    "compression_training": "weights are pruned or quantised",
-    "curriculum_learning": "sequence lengths grow while training runs; the longest is what counts",
     "data_efficiency": "sequence lengths or layers vary while training runs",
-    "progressive_layer_drop": "blocks are left out at random",
     "hybrid_engine": "inference needs memory of its own",
     "weight_quantization": "weights are stored in fewer bits",
-    "eigenvalue": "second derivatives are computed",
-    "graph_harvesting": "CUDA graphs have memory pools of their own",
     "compile": "DeepCompile schedules gathers itself",
     "expert_parallel": "experts are shared out over ranks",
     "pipeline": "the pipeline's own options",
@@ -92,6 +102,10 @@ def read(document: Document) -> Config:
     _rest(reading)
     reading.harmless(*_HARMLESS)
     reading.not_modelled(_NOT_MODELLED, unless=(False, None, 0, 1, -1, "", "none"))
+    for key in _REMOVED:
+        if reading.has(key):
+            message = f"{key} is refused by DeepSpeed 0.19; what an older release does with it is not counted"
+            reading.note("warning", "MC002", key, message)
     return reading.finish()
 
 
@@ -104,6 +118,13 @@ def _batch(reading: Reading) -> None:
         value = reading.whole(key, low=1)
         if value is not None:
             reading.say(word, value, key)
+        elif word == "accumulation" and _alone(reading) and not reading.has(key):
+            reading.say(word, 1, key)  # config.py, _set_batch_related_parameters
+
+
+def _alone(reading: Reading) -> bool:
+    """Whether the micro-batch is said, and not the whole."""
+    return reading.has("train_micro_batch_size_per_gpu") and not reading.has("train_batch_size")
 
 
 def _precision(reading: Reading) -> None:
@@ -113,7 +134,7 @@ def _precision(reading: Reading) -> None:
         raise reading.wrong(f"{narrow[-1]}.enabled", True, f"{narrow[0]}.enabled is true too, and DeepSpeed takes one")
     cast = _enabled(reading, "torch_autocast")
     if cast:
-        dtype = reading.one_of("torch_autocast.dtype", {"bfloat16": "bf16", "float16": "fp16"}, "bf16")
+        dtype = reading.one_of("torch_autocast.dtype", _DTYPES, "bf16")
         reading.say("precision", f"{dtype}-autocast", "torch_autocast.enabled")
     elif not narrow:
         # what is auto or absent the Trainer and Accelerate fill in (set_mixed_precision of Accelerate's plugin)
@@ -132,9 +153,9 @@ def _precision(reading: Reading) -> None:
             ]
             says = "only a part of the optimizer's states is 16-bit"
             reading.not_modelled({f"{narrow[0]}.{key}": says for key in keys})
-    width = reading.raw("data_types.grad_accum_dtype")
+    width = reading.one_of("data_types.grad_accum_dtype", _DTYPES)
     if width is not None:
-        reading.say("strategy.grad_accum_dtype", str(width), "data_types.grad_accum_dtype")
+        reading.say("strategy.grad_accum_dtype", width, "data_types.grad_accum_dtype")
 
 
 def _enabled(reading: Reading, name: str) -> bool:
@@ -185,6 +206,7 @@ def _device(reading: Reading, key: str, old: str) -> str:
     ratio = reading.number(f"{key}.ratio", 1.0)
     if device and ratio is not None and ratio < 1.0:
         reading.not_modelled({f"{key}.ratio": "only a part of the states leaves the GPU; here all of them do"})
+    reading.not_modelled({f"{key}.super_offload": "a part of the update runs on the GPU (SuperOffload)"})
     reading.harmless(f"{key}.")
     return device
 
@@ -206,8 +228,9 @@ def _rest(reading: Reading) -> None:
     reading.say("optimizer", "sgd-momentum" if momentum else _OPTIMIZERS.get(name, "adamw"), "optimizer.type")
     if name in _EXTRA_STATE:
         reading.not_modelled({"optimizer.type": "it keeps buffers besides the two moments"})
-    if reading.flag("optimizer.params.torch_adam"):
-        reading.say("optimizer_impl", "foreach", "optimizer.params.torch_adam")
+    key = "optimizer.params.torch_adam"
+    own = name in {"adam", "adamw", "lion", "lamb", "muon"}  # get_optimizer_configuration: FusedAdam, else torch.optim
+    reading.say("optimizer_impl", "foreach" if reading.flag(key) or not own else "fused", "optimizer.type")
 
 
 def write(job: Job) -> dict[str, Any]:

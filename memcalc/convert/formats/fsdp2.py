@@ -118,9 +118,14 @@ def _model(reading: Reading) -> None:
     sizes = reading.table("CONFIG")
     reading.harmless("CONFIG.")
     spec = _preset(name) if sizes else None
-    if spec is not None and spec.hf_config != sizes:
+    if spec is not None and _config(spec) != sizes:
         says = f"CONFIG is not that of {name}, whose sizes count here: give --model a config.json of your own"
         reading.note("warning", "MC002", "CONFIG", says)
+
+
+def _config(spec: Model) -> dict[str, Any]:
+    """The sizes that the model's class in Transformers takes; TOML has no null, and `null` stands for it."""
+    return {key: None if value == "null" else value for key, value in spec.hf_config.items()}
 
 
 def _preset(name: str) -> Model | None:
@@ -194,7 +199,7 @@ def write(job: Job) -> dict[str, Any]:
     reduce = compute if plan.precision != "bf16-mixed" or plan.reduce_dtype == "bf16" else "float32"
     return {
         "MODEL": job.model,
-        "CONFIG": dict(spec.hf_config),
+        "CONFIG": _config(spec),
         "GPUS": job.gpus,
         "SEQ_LEN": job.seq_len,
         "MICRO_BATCH": plan.micro_batch,
@@ -221,9 +226,8 @@ def _spec(job: Job) -> Model:
     spec = job.spec or load_model(job.model)
     dense = not spec.is_moe and all(group.tower == "decoder" for group in spec.groups)
     job.must(dense, "model", job.model, "the script is written for dense decoders")
-    named = bool(spec.hf_class and spec.hf_config) or not spec.hf_class
-    path = job.model.endswith(".json") or "/" in job.model
-    known = bool(spec.hf_class and spec.hf_config) or (named and path and not job.model.endswith(".toml"))
+    path = not spec.hf_class and ("/" in job.model or job.model.endswith(".json")) and not job.model.endswith(".toml")
+    known = path or bool(spec.hf_class and spec.hf_config)
     job.must(known, "model", job.model, "the script needs a class of Transformers: a preset with one, or a config.json")
     return spec
 

@@ -38,12 +38,14 @@ def read_options(reading: Reading, table: str, version: int, wraps: str, legacy:
     ``wraps`` is the wrapping policy where none is said; ``legacy`` the strategy that the Trainer's `fsdp` names.
     """
     reading.say("engine", f"fsdp{version}", _key(reading, table, "version"))
-    _sharding(reading, table, version, legacy)
+    _sharding(reading, table, version, legacy, own=wraps == _WRAPS)
     key = _key(reading, table, "offload_params")
     if reading.has(other := _key(reading, table, "cpu_offload")):
         key = other
-    if reading.flag(key):
-        reading.say("offload", ("params",), key)
+    moved = _key(reading, table, "activation_checkpointing_offload")
+    found = [part for part, name in (("params", key), ("activations", moved)) if reading.flag(name)]
+    if found:
+        reading.say("offload", tuple(found), key if reading.flag(key) else moved)
     _checkpoints(reading, table)
     _wrapping(reading, table, wraps)
     _prefetch(reading, table, version)
@@ -58,15 +60,18 @@ def _key(reading: Reading, table: str, name: str) -> str:
     return plain if reading.has(plain) else f"{lead}fsdp_{name}"
 
 
-def _sharding(reading: Reading, table: str, version: int, legacy: str) -> None:
-    """FSDP 2 has a truth value; FSDP 1 a strategy, which Accelerate reads from `sharding_strategy` alone."""
+def _sharding(reading: Reading, table: str, version: int, legacy: str, *, own: bool) -> None:
+    """FSDP 2 has a truth value; FSDP 1 a strategy, which Accelerate reads from `sharding_strategy` alone.
+
+    The Trainer's table (``own``) passes no `sharding_strategy` on, so that its FSDP 1 shards all.
+    """
     again, strategy = (_key(reading, table, name) for name in ("reshard_after_forward", "sharding_strategy"))
     if version == 2:
         default = legacy != "grads"
         reading.say("zero", 3 if reading.flag(again, default) else 2, again)
         reading.harmless(strategy)
         return
-    kind = reading.one_of(strategy, STRATEGIES, "full")
+    kind = "full" if own else reading.one_of(strategy, STRATEGIES, "full")
     wanted = reading.one_of(again, {**STRATEGIES, "true": "full", "false": "grads"}, legacy or kind)
     if wanted != kind:
         stays = "FULL_SHARD" if kind == "full" else kind
@@ -87,9 +92,6 @@ def _checkpoints(reading: Reading, table: str) -> None:
     if reading.flag(key):
         reading.say("recompute", "full", key)
         reading.say("strategy.checkpoint", "non-reentrant", key)
-    moved = _key(reading, table, "activation_checkpointing_offload")
-    if reading.flag(moved):
-        reading.say("offload", ("activations",), moved)
 
 
 def _wrapping(reading: Reading, table: str, wraps: str) -> None:

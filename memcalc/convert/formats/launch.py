@@ -25,6 +25,8 @@ from memcalc.convert.slurm import OPTIONS, Option, Request, sbatch_options, seco
 from memcalc.errors import FileError, InputError, MissingError
 
 _DISTRIBUTED = ("torchrun", "accelerate", "deepspeed")
+_RANKS = ("NGPU", "NNODES", "NPROC_PER_NODE")
+"""Variables from which some launch scripts and tools take the number of ranks."""
 _SLURM_COUNTS = (
     "nodes", "ntasks", "ntasks-per-node", "tasks-per-node", "gpus", "gpus-per-node", "gres", "gpus-per-task",
     "tres-per-task", "gpus-per-socket", "mem", "mem-per-gpu", "mem-per-cpu", "time", "constraint",
@@ -56,6 +58,7 @@ def read(document: Document) -> Config:
         if launch.launcher == "shell" and not reading.references:
             reading.refer("launch", launch.script, path=launch.script)
     read_environment(reading)
+    reading.harmless(*_RANKS)
     if own.data:
         reading.refer("launch", "#MEMCALC", document=own)
     return reading.finish(known=[f"#SBATCH --{name}" for name in OPTIONS])
@@ -93,7 +96,7 @@ class _Facts:
 def _collect(facts: _Facts, launch: Launch | None, script: Script, sbatch: bool) -> None:
     """Note the launcher's options, those of its srun, and the variables that change memory."""
     settings = {**script.variables, **(launch.command.settings if launch else {})}
-    for name in (*KNOWN, "NGPU", "NNODES", "NPROC_PER_NODE"):
+    for name in (*KNOWN, *_RANKS):
         if name in settings:
             facts.word(name, settings[name])
     if launch is None:
@@ -157,7 +160,8 @@ def _slurm(reading: Reading, request: Request, sbatch: bool) -> None:
     if not request.options:
         return
     name, each, whole, types = request.gpus
-    _count(reading, "nodes", request.nodes, lead + (request.value("nodes", "ntasks")[0] or "nodes"), 1)
+    if request.nodes is not None or whole is None or "nodes" in request.options:
+        _count(reading, "nodes", request.nodes, lead + (request.value("nodes", "ntasks")[0] or "nodes"), 1)
     if each is not None:
         reading.say("gpus_per_node", each, lead + name)
     elif whole is not None:

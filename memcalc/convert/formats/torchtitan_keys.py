@@ -258,6 +258,7 @@ SPELLED: dict[str, tuple[tuple[str, str], ...]] = {
         )
     },
     "compile.enable": (("2025-08-20", "compile.enable"), ("2024-02-23", "training.compile")),
+    "training.global_batch_size": (("2025-06-05", "training.global_batch_size"),),
     "training.enable_cpu_offload": (("2024-10-28", "training.enable_cpu_offload"),),
     **{
         f"quantize.linear.float8.{key}": (

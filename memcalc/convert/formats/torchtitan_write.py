@@ -104,8 +104,9 @@ def _rotation(job: Job) -> str | None:
 
 def _batch_fields(job: Job) -> dict[str, Any]:
     plan = job.strategy
-    if plan.pp == 1:
-        return {"training.local_batch_size": plan.micro_batch, "training.global_batch_size": job.global_batch}
+    if plan.pp == 1:  # the global batch is that of one micro-batch on each rank where it is not stated
+        whole = job.global_batch if job.accumulation > 1 else None
+        return {"training.local_batch_size": plan.micro_batch, "training.global_batch_size": whole}
     names = {"1f1b": "1F1B", "gpipe": "GPipe", "interleaved": "Interleaved1F1B",
              "interleaved-zb": "InterleavedZeroBubble", "zb-v": "ZBVZeroBubble"}  # fmt: skip
     job.must(plan.pp_schedule in names, "pp-schedule", plan.pp_schedule, f"torchtitan runs {', '.join(names)}")
@@ -114,7 +115,6 @@ def _batch_fields(job: Job) -> dict[str, Any]:
     prefix = "parallelism.pipeline_parallel"
     fields = {
         "training.local_batch_size": plan.micro_batch * job.accumulation,
-        "training.global_batch_size": job.global_batch,
         f"{prefix}_schedule": names[plan.pp_schedule],
         f"{prefix}_microbatch_size": plan.micro_batch,
         f"{prefix}_first_stage_less_layers": int(plan.embedding_in_split),

@@ -23,7 +23,7 @@ from memcalc.convert.formats.trainer_keys import (
     TRL_SIGNS,
 )
 from memcalc.convert.formats.trainer_script import is_trl, read_script
-from memcalc.convert.formats.trainer_writer import write
+from memcalc.convert.formats.trainer_writer import spelling, write
 
 _EIGHT_BIT = ("adamw-8bit", "paged-adamw-8bit", "lion-8bit")
 
@@ -89,11 +89,12 @@ def _options(reading: Reading, key: str) -> dict[str, Any]:
     if isinstance(value, str) and value.strip().startswith("{"):
         try:
             value = json.loads(value)
-        except ValueError:
+        except (ValueError, RecursionError):
             raise reading.wrong(key, value, "must be JSON") from None
     if value is not None and not isinstance(value, dict):
         raise reading.wrong(key, value, "must be a table")
-    return value or {}
+    words = {"true": True, "false": False}  # a flag's values are texts
+    return {name: words.get(str(one).lower(), one) for name, one in (value or {}).items()}
 
 
 def _checkpoints(reading: Reading, trl: bool) -> None:
@@ -224,6 +225,7 @@ FORMAT = Format(
     recognise=_recognise,
     read=read,
     write=write,
+    spelling=spelling,
     kind="json",
     filename="training_args.json",
     choices={

@@ -59,6 +59,7 @@ HARMLESS = (
     "dataloader_multiprocessing_context", "dataloader_in_order", "remove_unused_columns", "label_names",
     "length_column_name", "ddp_find_unused_parameters", "ddp_bucket_cap_mb", "ddp_broadcast_buffers", "ddp_backend",
     "ddp_timeout", "ddp_static_graph", "debug", "skip_memory_metrics", "resume_from_checkpoint", "local_rank",
+    "use_cpu", "accelerator_config",
     "accelerator_config.split_batches", "accelerator_config.dispatch_batches", "accelerator_config.even_batches",
     "accelerator_config.use_seedable_sampler", "accelerator_config.non_blocking", "torch_compile_mode",
 )  # fmt: skip
@@ -86,7 +87,9 @@ NOT_MODELLED = {
 }
 SIGNS = frozenset({
     "per_device_train_batch_size", "gradient_accumulation_steps", "per_device_eval_batch_size", "num_train_epochs",
-    "warmup_steps", "save_strategy", "eval_strategy", "logging_steps", "lr_scheduler_type", "output_dir",
+    "warmup_steps", "save_strategy", "eval_strategy", "logging_steps", "lr_scheduler_type", "output_dir", "optim",
+    "bf16", "fp16", "gradient_checkpointing", "activation_checkpointing", "learning_rate", "deepspeed", "fsdp",
+    "fsdp_config", "use_liger_kernel", "torch_compile", "do_train", "report_to", "model_name_or_path",
 })  # fmt: skip
 """Two of them make a config the Trainer's."""
 TRL_SIGNS = frozenset({

@@ -37,6 +37,8 @@ def read_script(reading: Reading, trl: bool) -> None:
         if isinstance(reading.raw(key), str):
             reading.say("model", reading.text(key), key)
             break
+    if trl:
+        reading.say("trl", True, next(key for key in reading.document.data if key in TRL_SIGNS))
     quantized = _adapters(reading)
     _weights(reading, trl, quantized)
     _attention(reading)
@@ -50,7 +52,7 @@ def _weights(reading: Reading, trl: bool, quantized: bool) -> None:
     if not key and not trl:
         if quantized:
             return
-        reading.say("script_loads", True, "dtype")
+        reading.say("script_loads", "not said", "dtype")
         return
     name = reading.one_of(key, _DTYPES, "fp32") if key else "fp32"
     key = key or "dtype"

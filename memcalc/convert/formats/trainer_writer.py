@@ -5,10 +5,11 @@ from __future__ import annotations
 import re
 from typing import Any
 
+from memcalc.convert.document import Document
 from memcalc.convert.formats.trainer_keys import OPTIMIZERS
 from memcalc.convert.job import Job
 
-__all__ = ["write"]
+__all__ = ["spelling", "write"]
 
 _NAMES = {(kind, impl): name for name, (kind, impl) in reversed(OPTIMIZERS.items())}
 _EVERY = re.compile(r"every-(\d+)")
@@ -17,15 +18,17 @@ _EVERY = re.compile(r"every-(\d+)")
 def write(job: Job) -> dict[str, Any]:
     """Return the arguments that run a job; model, adapters and lengths are the script's own to load."""
     plan = job.strategy
-    allowed = "the Trainer runs hf, fsdp1, fsdp2, ddp and deepspeed"
-    job.must(
-        job.framework in {"hf", "fsdp1", "fsdp2", "ddp", "plain", "deepspeed"}, "framework", job.framework, allowed
-    )
+    allowed = "the Trainer runs hf (with FSDP 1 where --zero says so), fsdp2, ddp and deepspeed"
+    job.must(job.framework in {"hf", "fsdp2", "ddp", "deepspeed"}, "framework", job.framework, allowed)
+    alone = (job.gpus == 1) == (job.framework == "hf") or plan.zero > 0 or job.framework in {"fsdp2", "deepspeed"}
+    job.must(alone, "framework", job.framework, "without sharding it is hf on one GPU, and ddp on several")
     job.must(plan.pp == plan.ep == 1, "pp", plan.pp, "the Trainer has no pipeline and no expert parallelism")
     job.must(plan.tp == plan.cp == 1, "tp", plan.tp, "its device mesh stands in Accelerate's YAML")
     dtype, _, kind = plan.precision.partition("-")
     job.must(dtype in {"fp32", "bf16", "fp16"}, "precision", plan.precision, "the Trainer has fp32, bf16 and fp16")
     mixed = bool(kind) or plan.autocast
+    master = kind == "mixed" and plan.zero == 0 and job.framework != "deepspeed"
+    job.must(not master, "precision", plan.precision, "without sharding the Trainer has autocast: bf16-autocast")
     fields: dict[str, Any] = {
         "per_device_train_batch_size": plan.micro_batch,
         "gradient_accumulation_steps": job.accumulation,
@@ -36,7 +39,7 @@ def write(job: Job) -> dict[str, Any]:
         "torch_compile": plan.compile == "model",
     }
     job.must(plan.compile in {"none", "model"}, "compile", plan.compile, "the Trainer compiles the whole model")
-    sharded = job.framework in {"fsdp1", "fsdp2"} or (job.framework == "hf" and plan.zero > 0)
+    sharded = job.framework == "fsdp2" or (job.framework == "hf" and plan.zero > 0)
     return fields | (_fsdp(job) if sharded else _checkpoints(job))
 
 
@@ -105,3 +108,15 @@ def _fsdp(job: Job) -> dict[str, Any]:
     if job.accumulation > 1 and not plan.whole_accumulation:
         fields["accelerator_config.gradient_accumulation_kwargs.sync_each_batch"] = True
     return fields
+
+
+def spelling(document: Document, key: str) -> str:
+    """Return a key as a file spells it: the older or the newer name of checkpointing, `fsdp_` before FSDP's options."""
+    old, new = "gradient_checkpointing", "activation_checkpointing"
+    if key.startswith(old) and new in document.data:
+        return key.replace(old, new)
+    table = document.data.get("fsdp_config")
+    lead, _, name = key.partition(".")
+    if lead == "fsdp_config" and isinstance(table, dict) and any(str(word).startswith("fsdp_") for word in table):
+        return key if name in table else f"{lead}.fsdp_{name}"
+    return key

@@ -1,0 +1,69 @@
+"""DDP's gradients as views of its buckets, against torch's own DistributedDataParallel in one process on the CPU."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import memcalc
+from memcalc.units import GIB
+
+JOB: dict[str, Any] = {
+    "model": "llama-2-7b", "gpu": "h100", "gpus": 8, "seq_len": 2048, "micro_batch": 1, "framework": "ddp",
+    "precision": "bf16", "optimizer": "sgd", "optimizer_impl": "fused",
+}  # fmt: skip
+GRADIENTS = 2 * 6_738_415_616
+"""Bytes of the gradients of Llama 2 7B in bf16."""
+
+
+def named(settings: dict[str, Any]) -> dict[str, tuple[int, tuple[str, ...]]]:
+    """Return bytes and phases of the terms that speak of gradients or buckets."""
+    terms = memcalc.estimate(**JOB, settings=settings).terms
+    return {term.name: (term.bytes, term.phases) for term in terms if "bucket" in term.name or "gradients" in term.name}
+
+
+def test_the_second_copy_is_gone() -> None:
+    plain, views = named({}), named({"strategy.bucket_view": True})
+    assert plain["all-reduce buckets"][0] == GRADIENTS
+    assert "all-reduce buckets" not in views
+    assert views["gradients"][0] == GRADIENTS
+
+
+def test_the_one_copy_stays_from_step_to_step() -> None:
+    """The buckets outlive zero_grad(set_to_none=True), so that gradients are there in the forward too."""
+    views = named({"strategy.bucket_view": True})
+    alive = {phase for size, phases in views.values() if size == GRADIENTS for phase in phases}
+    assert {"forward-last", "forward", "loss", "backward-last", "backward-first", "step"} <= alive
+
+
+def test_the_peak_falls_by_a_copy_where_the_step_is_the_peak() -> None:
+    job = {**JOB, "optimizer": "adamw", "optimizer_impl": "foreach", "recompute": "full"}
+    before = memcalc.estimate(**job)
+    after = memcalc.estimate(**job, settings={"strategy.bucket_view": True})
+    assert before.peak.phase == after.peak.phase == "step"
+    assert before.peak.allocated - after.peak.allocated == GRADIENTS
+    assert before.peak.device - after.peak.device > GIB
+
+
+@pytest.mark.parametrize("as_view", [True, False])
+def test_torch_keeps_gradients_in_its_buckets(tmp_path: Path, as_view: bool) -> None:
+    """With views all gradients of a bucket share one storage, which is the same one after zero_grad and a step."""
+    torch = pytest.importorskip("torch", reason="pip install torch")
+    from torch import distributed
+    from torch.nn.parallel import DistributedDataParallel
+
+    distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    try:
+        model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Linear(8, 8))
+        wrapped = DistributedDataParallel(model, gradient_as_bucket_view=as_view)
+        storages = []
+        for _ in range(3):  # the buckets are built anew after the first backward
+            wrapped(torch.ones(2, 8)).sum().backward()
+            storages.append({p.grad.untyped_storage().data_ptr() for p in model.parameters()})
+            wrapped.zero_grad(set_to_none=True)
+        assert len(storages[-1]) == (1 if as_view else 4)
+        assert (storages[1] == storages[2]) or not as_view
+    finally:
+        distributed.destroy_process_group()
