@@ -175,7 +175,8 @@ def test_what_is_left_to_the_framework_is_shown(job: Path) -> None:
     found = memcalc.check(["ds.json"], model="llama-2-7b", gpu="a100-80g", gpus=8, seq_len=2048)
     defaults = {default.field: default.value for default in found.files[0].defaults}
     assert defaults["zero_optimization.stage"] == 0
-    assert defaults["bf16.enabled"] == "fp32"
+    assert defaults["bf16.enabled"] == "no"
+    assert found.estimate.strategy.precision == "fp32"
 
 
 def test_a_check_is_the_estimate_that_it_names(job: Path) -> None:

@@ -174,7 +174,7 @@ def test_toml(data: st.DataObject, table: dict[str, Any], windows: bool) -> None
         ),
         ("yaml", "a: # empty\nb: 2\n", {("a",): 1}, "a: 1 # empty\nb: 2\n"),
         ("yaml", "a:\nb: 2\n", {("a", "x"): 1}, "a: {x: 1}\nb: 2\n"),
-        ("yaml", "- name: x\n  n: 1\n", {(0, "n"): 2}, "- name: x\n  n: 2\n"),
+        ("yaml", "l:\n- name: x\n  n: 1\n", {("l", 0, "n"): 2}, "l:\n- name: x\n  n: 2\n"),
         ("yaml", "", {("a", "b"): 1}, "a: {b: 1}\n"),
         ("yaml", "lr: 1e-4\n", {("lr",): 1e-05}, "lr: 1.0e-05\n"),
         ("toml", "a = 1 # c\nt = {x = 1, y = 2}\n", {("t", "y"): 3}, "a = 1 # c\nt = {x = 1, y = 3}\n"),
@@ -192,9 +192,9 @@ def test_each_way_of_writing(kind: str, text: str, wanted: dict[Place, Any], exp
     [
         ("yaml", "a: &k 1\nb: *k\n", {("a",): 2}),
         ("yaml", "a: &k 1\nb: *k\n", {("b",): 2}),
-        ("yaml", "- name: x\n  n: 1\n", {(0, "name"): None}),
+        ("yaml", "l:\n- name: x\n  n: 1\n", {("l", 0, "name"): None}),
         ("json", '{"a": 5}', {("a", "b"): 1}),
-        ("json", "[1]", {("a",): 1}),
+        ("json", '{"a": [1]}', {("a", "b"): 1}),
         ("yaml", "a: 5\n", {("a", "b"): 1}),
     ],
 )

@@ -415,7 +415,8 @@ def saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, simple: SavedPlan) ->
     return tmp_path
 
 
-def test_the_screen_gets_the_file_and_stderr_what_is_said(saved: Path, simple: SavedPlan) -> None:
+@pytest.mark.usefixtures("saved")
+def test_the_screen_gets_the_file_and_stderr_what_is_said(simple: SavedPlan) -> None:
     told = run("export", "plan.json", "--to", "fsdp2")
     assert told.exit_code == 0
     assert told.stdout == next(iter(memcalc.export(simple, to="fsdp2").values()))

@@ -294,7 +294,7 @@ def plans(draw: st.DrawFn) -> dict[str, Any]:
         "recompute": draw(st.sampled_from(["none", "full"])),
     }  # fmt: skip
     if words["recompute"] == "full":
-        fields["strategy.checkpoint"] = draw(st.sampled_from(["reentrant", "non-reentrant"]))
+        fields |= draw(st.sampled_from([{}, {"strategy.checkpoint": "reentrant"}]))
     if optimizer == "adamw-8bit":
         fields["strategy.wide_embedding_moments"] = True
     lora = draw(st.booleans())

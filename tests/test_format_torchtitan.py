@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import importlib.util
 import json
 import sys
@@ -18,16 +19,16 @@ from hypothesis import strategies as st
 import memcalc
 from memcalc import catalog
 from memcalc.convert.config import Config
-from memcalc.convert.document import document, parsed
+from memcalc.convert.document import Document, document, parsed
 from memcalc.convert.flags import flag_document
-from memcalc.convert.formats.base import format_named, written
+from memcalc.convert.formats.base import format_named, nested, written
 from memcalc.convert.formats.torchtitan import FORMAT, read
 from memcalc.convert.formats.torchtitan_keys import KEYS, REMOVED, SPELLED
 from memcalc.convert.formats.torchtitan_models import FLAVORS, flavor_of, model_of
 from memcalc.convert.job import Job
 from memcalc.convert.shell import read_script
-from memcalc.errors import CombinationError, InputError, MissingError
-from memcalc.preflight.check import check, estimated
+from memcalc.errors import CombinationError, InputError, MemcalcError, MissingError
+from memcalc.preflight.answer import check, estimated
 from memcalc.preflight.gather import gathered
 from memcalc.preflight.join import joined
 from memcalc.specs.runs import Run
@@ -210,6 +211,21 @@ def test_every_name_of_a_setting_is_one_that_torchtitan_had() -> None:
     assert {name for names in SPELLED.values() for _, name in names} <= KEYS | set(REMOVED)
 
 
+KINDS = st.one_of(
+    st.none(), st.booleans(), st.integers(-3, 10**16), st.floats(), st.text(max_size=8),
+    st.lists(st.integers(), max_size=3), st.dictionaries(st.text(max_size=4), st.integers(), max_size=2),
+    st.sampled_from(("none", "full", "op", "8B", "llama3")),
+)  # fmt: skip
+
+
+@settings(max_examples=150, deadline=None, derandomize=True)
+@given(values=st.dictionaries(st.sampled_from(sorted(KEYS | set(REMOVED))), KINDS, max_size=6))
+def test_whatever_stands_in_a_file_it_is_read_or_refused(values: dict[str, Any]) -> None:
+    data = nested(values)
+    with contextlib.suppress(MemcalcError):
+        read(Document(Path("train.toml"), "toml", "", data))
+
+
 PIPED = "[model]\nflavor = '8B'\n[parallelism]\npipeline_parallel_degree = "
 
 
@@ -278,6 +294,9 @@ def test_one_setting(text: str, words: dict[str, Any]) -> None:
             PIPED + "2\npipeline_parallel_microbatch_size = 3\n[training]\nlocal_batch_size = 8",
             "must be a multiple of",
         ),
+        (PIPED + "2\npipeline_parallel_layers_per_stage = 9", "must give one stages on each of 2 ranks"),
+        (PIPED + "2\npipeline_parallel_split_points = ['layers.40']", "must be rising numbers of blocks below 32"),
+        (PIPED + "2\npipeline_parallel_last_stage_less_layers = 40", "must leave blocks"),
         ("[training]\nlocal_batch_size = 1\nbatch_size = 1", "one setting, by its new and its old name"),
         ("[optimizer]\nname = 'Muon'", "must be one of AdamW, Adam"),
         ("[parallelism]\npipeline_parallel_schedule = '2F2B'", "must be one of 1F1B"),
@@ -310,6 +329,12 @@ def test_the_debug_model_has_its_own_sizes() -> None:
 def test_gpus_are_asked_for_where_the_sharding_degree_is_open() -> None:
     with pytest.raises(MissingError, match="--gpus"):
         check([str(CONFIGS / "llama3_8b.toml")], gpu="h100")
+
+
+@pytest.mark.parametrize(("gpus", "warned"), [(1, True), (8, False)])
+def test_one_rank_without_fsdp_is_a_warning(gpus: int, warned: bool) -> None:
+    answer = check([str(CONFIGS / "qwen3_0.6b.toml")], gpu="h100", gpus=gpus)
+    assert any("one data-parallel rank" in finding.message for finding in answer.files[0].findings) is warned
 
 
 # ------------------------------------------------------------------------------------------------------------- flags

@@ -65,6 +65,7 @@ SAID: dict[str, dict[str, Any]] = {
     },
 }  # fmt: skip
 ALWAYS = {"engine": "trainer", "accelerated": True}
+TRL = {"sft_full.yaml", "sft_lora.yaml", "sft_qlora.yaml"}
 FOUND = {
     "fsdp1.json": {("MC115", "fsdp_config.fsdp_reshard_after_forward")},
     "sft_full.yaml": {("MC004", "loss_type")},
@@ -78,7 +79,7 @@ FOUND = {
 def test_reads_what_the_file_says(name: str) -> None:
     config = read(f"trainer/{name}")[0]
     found = words(config)
-    assert found == {**ALWAYS, **SAID[name]}
+    assert found == {**ALWAYS, **SAID[name], **({"trl": True} if name in TRL else {})}
     assert codes(config) == FOUND.get(name, set())
 
 
@@ -266,6 +267,54 @@ def test_adapters_follow_the_runtime() -> None:
         job = joined(config, {**JOB, **told, "cp": 1, "accumulation": 1})
         found = job.words["precision"], job.words.get("autocast", False), job.words.get("adapter_dtype", "fp32")
         assert found == wanted, name
+
+
+def test_trl_makes_checkpoints_reentrant_with_adapters_under_zero_3() -> None:
+    """sft_trainer.py of 1.16: "PEFT + DeepSpeed ZeRO-3 requires reentrant checkpointing"."""
+    files = read("trainer/sft_lora.yaml")[0], read("accelerate/trl_zero3.yaml")[0]
+    assert joined(files, {**JOB, "accumulation": 4}).settings["strategy.checkpoint"] == "reentrant"
+    files = read("trainer/sft_lora.yaml")[0], read("accelerate/trl_zero2.yaml")[0]
+    assert joined(files, JOB).settings["strategy.checkpoint"] == "non-reentrant"
+
+
+def test_an_edit_stands_where_the_setting_belongs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """FSDP's checkpointing is in the launcher's file, and the Trainer's gets nothing that would do nothing there."""
+    monkeypatch.chdir(tmp_path)
+    Path("train.json").write_text(
+        '{"per_device_train_batch_size": 1, "gradient_accumulation_steps": 4, "bf16": true, "output_dir": "out"}'
+    )
+    Path("fsdp.yaml").write_text((FOLDER / "accelerate" / "fsdp_template.yaml").read_text())
+    found = memcalc.check(["train.json", "fsdp.yaml"], model="llama-2-7b", gpu="h100", gpus=8, seq_len=16384)
+    assert found.verdict == "does-not-fit"
+    assert found.fix is not None
+    added = {
+        edit.path: [line for line in edit.diff.split("\n")[2:] if line.startswith("+")] for edit in found.fix.edits
+    }
+    assert added["fsdp.yaml"] == ["+  fsdp_activation_checkpointing: true"]
+    assert all("batch_size" in line for line in added.get("train.json", []))
+
+
+def test_fsdp_2_keeps_whole_gradients_without_synchronisation(tmp_path: Path) -> None:
+    """As Accelerate's no_sync does: set_requires_gradient_sync(False), in the dtype of the reduction."""
+    torch = pytest.importorskip("torch", reason="pip install torch")
+    from torch import distributed
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+    distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    try:
+        mesh = distributed.init_device_mesh("cpu", (1,))
+        for reduced in (torch.bfloat16, torch.float32):
+            model = torch.nn.Linear(8, 8, bias=False)
+            fully_shard(model, mesh=mesh, mp_policy=MixedPrecisionPolicy(torch.bfloat16, reduced))
+            model.set_requires_gradient_sync(False)
+            model(torch.ones(2, 8)).sum().backward()
+            (own,) = model._get_fsdp_state()._fsdp_param_group.fsdp_params
+            assert model.weight.grad is None
+            whole = own.unsharded_accumulated_grad
+            whole = own._unsharded_param.grad if whole is None else whole
+            assert (whole.dtype, tuple(whole.shape)) == (reduced, (8, 8))
+    finally:
+        distributed.destroy_process_group()
 
 
 # ------------------------------------------------------------------------------------------------------ what is written

@@ -23,12 +23,16 @@ FOLDER = ROOT / "docs" / "integrations"
 SHELL = [*sorted(FOLDER.rglob("*.sh")), FOLDER / "git" / "pre-commit", ROOT / "tests" / "slurm" / "cluster.sh"]
 YAML = sorted(FOLDER.rglob("*.y*ml"))
 
-LARGE = "#!/bin/sh\n#SBATCH --gres=gpu:1\n#MEMCALC --model llama-2-70b --gpu a100-40g --seq-len 2048\npython train.py\n"
+WORDS = "--model llama-2-70b --gpu a100-40g --seq-len 2048 --micro-batch 1"
+LARGE = f"#!/bin/sh\n#SBATCH --gres=gpu:1\n#MEMCALC {WORDS}\npython train.py\n"
 SMALL = LARGE.replace("llama-2-70b", "pythia-160m").replace("2048", "1024")
 SILENT = "#!/bin/sh\n#SBATCH --gres=gpu:1\npython train.py\n"
 DOES_NOT_FIT = "memcalc: does not fit: llama-2-70b"
 CRASH = "echo Traceback >&2; exit 1"
 HANG = "sleep 100"
+
+
+pytestmark = pytest.mark.slow
 
 
 def name(path: Path) -> str:
@@ -147,8 +151,7 @@ def test_ask_answers(ask: Path, script: str, expected: str) -> None:
 
 
 def test_ask_takes_words_from_the_administrator(ask: Path) -> None:
-    words = "--model llama-2-70b --gpu a100-40g --seq-len 2048"
-    assert answer(ask, SILENT, OPTIONS=words).startswith("reject verdict: " + DOES_NOT_FIT)
+    assert answer(ask, SILENT, OPTIONS=WORDS).startswith("reject verdict: " + DOES_NOT_FIT)
 
 
 def test_warning_mode_never_rejects(ask: Path) -> None:
@@ -295,7 +298,13 @@ def test_hook_lets_through_what_it_cannot_tell(repository: Path, tools: Path, te
 
 def test_hook_takes_settings(repository: Path, tools: Path) -> None:
     git(tools, repository, "config", "memcalc.scripts", "*.job")
-    git(tools, repository, "config", "memcalc.options", "--model llama-2-70b --gpu a100-40g --seq-len 2048")
+    git(
+        tools,
+        repository,
+        "config",
+        "memcalc.options",
+        "--model llama-2-70b --gpu a100-40g --seq-len 2048 --micro-batch 1",
+    )
     write(repository, "jobs/new.sbatch", LARGE)
     git(tools, repository, "add", ".")
     assert commit(tools, repository).returncode == 0
@@ -328,7 +337,7 @@ def action(text: str, tools: Path, cwd: Path, **environment: str) -> subprocess.
         (SMALL, 0, ""),
         (LARGE, 1, "::error file="),
         (SILENT, 0, "::notice::"),
-        (LARGE.replace("llama-2-70b", "no-such-model"), 1, ""),
+        (LARGE.replace("a100-40g", "no-such-gpu"), 1, ""),
     ],
 )
 def test_workflow_fails_for_what_does_not_fit(repository: Path, tools: Path, script: str, code: int, said: str) -> None:

@@ -11,12 +11,12 @@ from typing import Any
 from unittest import mock
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 import memcalc
 from memcalc.convert.formats.base import WRITABLE
-from memcalc.errors import CombinationError, MemcalcError
+from memcalc.errors import CombinationError, MemcalcError, MissingError
 from memcalc.frameworks import habits_of
 from memcalc.handoff import saved as saving
 from memcalc.handoff.exporting import exported
@@ -38,17 +38,15 @@ ORDINARY = {"tp": 1, "pp": 1, "cp": 1, "ep": 1, "micro_batch": 1, "offload": "no
 def written(saved: SavedPlan, to: str, folder: str) -> tuple[str, dict[str, Any]]:
     """Write a plan; return the file and the words of the command that checks it."""
     done = exported(saved, to)
-    (path, text), *others = done.files.items()
-    assert not others
-    assert "memcalc check" in done.check
-    file = Path(folder) / path
-    file.write_text(text, encoding="utf-8")
+    for path, text in done.files.items():
+        (Path(folder) / path).write_text(text, encoding="utf-8")
+    path = next(iter(done.files))
     parts = shlex.split(done.check)
     assert parts[:3] == ["memcalc", "check", str(path)]
     line = typed(shlex.join(["memcalc", "check", *parts[3:]]))
     named = {"model": line.model, "gpu": line.gpu, "node": line.node, **line.words}
     words = {name: value for name, value in named.items() if value not in (None, "None")}
-    return str(file), {**words, "settings": line.settings}
+    return str(Path(folder) / path), {**words, "settings": line.settings}
 
 
 def unusual(framework: str) -> dict[str, list[Any]]:
@@ -104,13 +102,14 @@ def frameworks_of(to: str) -> tuple[str, ...]:
 
 def _takes(to: str, framework: str) -> Iterator[bool]:
     words = ORDINARY | {"gpus": 1 if framework == "plain" else 2, "seq_len": 512, "global_batch": 2}
-    for recompute in ("none", "full"):
+    for model, recompute, tp in (("llama-3.2-1b", "full", 1), ("llama-3-8b", "none", 2), ("llama-3-8b", "none", 1)):
         try:
-            plans = memcalc.plan(
-                model="llama-3.2-1b", gpu="h100", framework=framework, top=1, **words | {"recompute": recompute}
-            )
+            own = {**words, "recompute": recompute, "tp": tp, "zero": max(habits_of(framework).zero)}
+            plans = memcalc.plan(model=model, gpu="h200", framework=framework, top=1, **own)
             exported(saved_plan(plans), to)
-        except MemcalcError:
+        except CombinationError:  # named: the format cannot say it
+            continue
+        except MissingError:  # nothing fits
             continue
         yield True
 
@@ -119,7 +118,13 @@ def _takes(to: str, framework: str) -> Iterator[bool]:
 def test_what_is_exported_and_checked_is_the_plan(to: str) -> None:
     accepted: list[SavedPlan] = []
 
-    @settings(max_examples=DRAWN, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+    @settings(
+        max_examples=DRAWN,
+        deadline=None,
+        derandomize=True,
+        phases=[Phase.generate],
+        suppress_health_check=list(HealthCheck),
+    )
     @given(data=st.data())
     def one(data: st.DataObject) -> None:
         saved = drawn(data, data.draw(st.sampled_from(frameworks_of(to)), "framework"))
@@ -132,7 +137,9 @@ def test_what_is_exported_and_checked_is_the_plan(to: str) -> None:
                 return
             again = check([file], **words).estimate
         plan = estimate_of(saved)
-        assert again.strategy == plan.strategy
+        own = "reentrant" if habits_of(plan.strategy.framework).reentrant else "non-reentrant"
+        left = {"checkpoint": again.strategy.checkpoint} if again.strategy.checkpoint == own else {}
+        assert again.strategy == plan.strategy.model_copy(update={} if plan.strategy.checkpoint else left)
         assert (again.peak, again.components, again.workload) == (plan.peak, plan.components, plan.workload)
         assert (again.model, again.hardware) == (plan.model, plan.hardware)
         assert again.peak.device == saved.plan.peak.device

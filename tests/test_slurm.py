@@ -19,9 +19,9 @@ pytestmark = [
 ]
 
 GPU = "#SBATCH --gres=gpu:1\n"
-LARGE = "#MEMCALC --model llama-2-70b --gpu a100-40g --seq-len 2048\n"
-SMALL = "#MEMCALC --model pythia-160m --gpu a100-80g --seq-len 1024\n"
-BETWEEN = "#MEMCALC --model llama-2-7b --gpu a100-80g --seq-len 2048 --zero 3\n"
+LARGE = "#MEMCALC --model llama-2-70b --gpu a100-40g --seq-len 2048 --micro-batch 1\n"
+SMALL = "#MEMCALC --model pythia-160m --gpu a100-80g --seq-len 1024 --micro-batch 1\n"
+BETWEEN = "#MEMCALC --model llama-2-7b --gpu a100-80g --seq-len 2048 --zero 3 --micro-batch 1\n"
 """Fits on eight GPUs, not on one."""
 WORK = "echo work is done in $PWD\n"
 DOES_NOT_FIT = "memcalc: does not fit: llama-2-70b needs"

@@ -256,7 +256,12 @@ def min_(
 _Plan = Annotated[
     str, typer.Argument(metavar="PLAN", help="What plan --save wrote, or plans in JSON.", show_default=False)
 ]
-_To = Annotated[str, typer.Option(metavar="FORMAT", help="deepspeed (its JSON) or fsdp2 (a training script).")]
+_To = Annotated[
+    str,
+    typer.Option(
+        metavar="FORMAT", help="deepspeed, accelerate, trainer, torchtitan, megatron, axolotl or fsdp2 (a script)."
+    ),
+]
 _Number = Annotated[str | None, typer.Option(metavar="N", help="Of several plans in JSON, the N-th; else the first.")]
 _Fallback = Annotated[str | None, typer.Option(metavar="N", help="The N-th plan to go back to, in place of the plan.")]
 _INTO = (

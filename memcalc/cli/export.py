@@ -56,9 +56,11 @@ def show(plan: str, *, to: str, rank: str | None, fallback: str | None, options:
     number = 0 if fallback is None else parse_count(fallback, "fallback")
     done = exported(saved, to, fallback=number, path=path, preset_dirs=dirs)
     if path is None:
-        typer.echo("".join(done.files.values()), nl=False)
+        several = len(done.files) > 1
+        parts = (f"==> {name} <==\n{text}" if several else text for name, text in done.files.items())
+        typer.echo("\n".join(parts), nl=False)
     else:
-        write_files(done)
+        write_files(done, force=bool(options["force"]))
     for said in (*(f"Note: {note}" for note in done.notes), f"Launch: {done.launch}", f"Check:  {done.check}"):
         typer.echo(said, err=path is None)
     return 0

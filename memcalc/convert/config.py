@@ -215,9 +215,13 @@ class Reading:
     def finish(self, known: Iterable[str] = ()) -> Config:
         """The record; a key that was not asked for is a warning, with the nearest one that is known."""
         names = {*known, *(".".join(map(str, place)) for place in self.taken)}
+        tables = {taken[:depth] for taken in self.taken for depth in range(1, len(taken))}
         for place in _leaves(self.document.data):
             if not any(place[: len(taken)] == taken for taken in self.taken):
                 key = ".".join(map(str, place))
+                value = _at(self.document.data, place)
+                if place in tables and value not in (None, "auto", {}, []):
+                    raise self.wrong(key, value, "must be a table")
                 like = nearest(key, names)
                 message = f"{key} is not a setting of {self.software} that memcalc knows, and counts for nothing here"
                 self.note("warning", "MC001", key, message, f"did you mean {like}?" if like else "")

@@ -73,17 +73,23 @@ def kind_of(path: Path, text: str) -> Kind:
 
 
 def parsed(path: Path, text: str, kind: Kind) -> Document:
-    """Return a text of a known kind as a document."""
+    """Return a text of a known kind as a document; a config is a table, never a list or a value alone."""
     if kind == "json":
-        return Document(path, kind, text, _json(path, text), lambda: _json_spans(text))
+        return Document(path, kind, text, _table(path, _json(path, text)), lambda: _json_spans(text))
     if kind == "toml":
         return Document(path, kind, text, _toml(path, text), lambda: _toml_spans(text))
     if kind == "yaml":
         from memcalc.convert.yaml_text import read_yaml
 
         data, spans = read_yaml(path, text)
-        return Document(path, kind, text, data, lambda: spans)
+        return Document(path, kind, text, _table(path, data), lambda: spans)
     return Document(path, "shell", text, {})
+
+
+def _table(path: Path, data: Any) -> dict[str, Any]:
+    if not isinstance(data, dict):
+        raise FileError("file", str(path), "must be a table of settings with their values")
+    return data
 
 
 def overlaid(below: Document, over: Document) -> Document:

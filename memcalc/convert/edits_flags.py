@@ -26,6 +26,8 @@ def flag_piece(document: Document, place: Place, value: Any) -> Piece:
     if span.begin < 0:
         raise refused(document, place, value, "its value is put together in the script and cannot be edited alone")
     said = _said(value)
+    if isinstance(value, bool) and not document.text[span.begin : span.begin + 1].isupper():
+        said = said.lower()
     if span.begin == span.end:
         return Piece(span.begin, span.end, "" if value is True else f" {said}")
     return Piece(span.begin, span.end, said)

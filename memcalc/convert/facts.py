@@ -22,6 +22,7 @@ FACTS = {
     "checkpoints_wrapped": "whether the Trainer applies checkpointing to a model that FSDP has wrapped",
     "accelerated": "whether Accelerate prepares the model: autocast stands over FSDP's casts too",
     "sync_each_batch": "whether FSDP reduces the gradients of each micro-batch, instead of those of the last alone",
+    "trl": "whether TRL's trainer runs, which changes a few of the Trainer's defaults",
     "filled_in": "DeepSpeed's sizes that are `auto`, for Accelerate to fill in from the model's width",
     "script_loads": "whether a script of its own loads the model, in a dtype that no file says",
     "train_batch": "sequences an optimizer step over all ranks, where the file says the whole instead of its parts",

@@ -171,21 +171,20 @@ class Handover:
         return [Reference(name, document=self._document(kept), field=self.launch.script)]
 
     def _axolotl(self, name: str) -> list[Reference]:
-        """`axolotl train FILE --flags [-- launcher's options]`."""
-        words = list(self.launch.arguments)
-        cut = next((at for at, word in enumerate(words) if word.text == "--"), len(words))
-        words = [word for word in words[:cut] if word.text != "train"]
+        """`axolotl train FILE --flags`."""
+        words = [word for word in self.launch.arguments if word.text != "train"]
         config = _positional(words)
         if config is None:
             return []
         return [self._file(name, config, "config", self._document(words[1:]))]
 
     def _torchtune(self, name: str) -> list[Reference]:
-        """`tune run [torchrun's options] RECIPE --config NAME key=value`."""
+        """`RECIPE --config NAME key=value`."""
         words = list(self.launch.arguments)
         config = _valued(words, "--config")
         if config is None:
             return [Reference(name, document=self._document(words, pairs=True), field=self.launch.script)]
+        words = [Word("--recipe"), *words] if not words[0].text.startswith("-") else words
         rest = [
             word for word in words if word is not config and word.text not in ("--config", f"--config={config.text}")
         ]

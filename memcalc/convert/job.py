@@ -37,6 +37,9 @@ class Job:
     predicted: Mapping[str, int] = field(default_factory=dict)
     """What memcalc predicts [bytes]: allocated and reserved."""
 
+    editing: bool = False
+    """What is written is only compared, to edit a file: what that file cannot say stands elsewhere and stays."""
+
     @classmethod
     def of(cls, estimate: Estimate, check: str = "") -> Job:
         """The job that an estimate is of."""
@@ -66,5 +69,5 @@ class Job:
 
     def must(self, fine: bool, word: str, value: Any, allowed: str) -> None:
         """Refuse what a format cannot say."""
-        if not fine:
+        if not fine and not self.editing:
             raise CombinationError(word, value, allowed)

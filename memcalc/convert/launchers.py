@@ -16,7 +16,8 @@ from memcalc.convert.slurm import Option, options_of
 __all__ = ["Launch", "Setting", "launch_of"]
 
 _THROUGH = frozenset(
-    ("srun", "mpirun", "mpiexec", "prun", "jsrun", "ibrun", "env", "nohup", "time", "exec", "command", "nice", "ionice",
+    ("bash", "sh", "zsh",
+     "srun", "mpirun", "mpiexec", "prun", "jsrun", "ibrun", "env", "nohup", "time", "exec", "command", "nice", "ionice",
      "timeout", "numactl", "taskset", "stdbuf", "setsid", "sudo", "nsys", "ncu", "apptainer", "singularity", "docker",
      "podman", "enroot", "conda", "micromamba", "mamba", "uv", "poetry", "pixi", "pipenv", "sbatch", "salloc",
      "unbuffer", "script", "with-contenv", "xargs", "catchsegv", "dcgmi", "ray")
@@ -131,7 +132,7 @@ def _started(
             return None
         words = words[1:]
     if launcher in _TOOLS:
-        return Launch(launcher, words[0].text, tuple(words[1:]), command, {}, step) if words else None
+        return _tool(launcher, words, command, step) if words else None
     if launcher not in _BARE:
         kind = "python" if launcher.endswith(".py") else "shell"
         return Launch(kind, starter.text, tuple(words), command, {}, step)
@@ -148,6 +149,17 @@ def _started(
     if not rest:
         return None
     return Launch(launcher, rest[0].text, tuple(rest[1:]), command, settings, step)
+
+
+def _tool(launcher: str, words: Sequence[Word], command: Command, step: Mapping[str, Option]) -> Launch:
+    """A tool's subcommand: `tune run` takes torchrun's options before its recipe, `axolotl train` behind `--`."""
+    settings, rest = dict[str, Setting](), list(words[1:])
+    if launcher == "tune":
+        settings, rest = _settings("torchrun", rest)
+    elif launcher == "axolotl":
+        cut = next((at for at, word in enumerate(rest) if word.text == "--"), len(rest))
+        settings, rest = _settings("torchrun", rest[cut + 1 :])[0], rest[:cut]
+    return Launch(launcher, words[0].text, tuple(rest), command, settings, step)
 
 
 def _settings(launcher: str, words: Sequence[Word]) -> tuple[dict[str, Setting], list[Word]]:

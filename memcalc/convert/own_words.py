@@ -6,7 +6,8 @@ from typing import Any, get_args
 
 from memcalc.convert.config import KNOWN_WORDS, Config, Reading
 from memcalc.convert.document import Document, Place, Span
-from memcalc.convert.shell_words import Lexer, State, Word
+from memcalc.convert.shell_values import State, Word
+from memcalc.convert.shell_words import Lexer
 from memcalc.errors import InputError, UnknownNameError
 from memcalc.planner.request import CHOICES, FLAGS, NUMBERS
 from memcalc.planner.settings import FIELDS
@@ -102,5 +103,9 @@ def own_words(document: Document) -> Config:
     """Return what these lines say."""
     reading = Reading(document, "launch", "memcalc")
     for key in document.data:
+        if key.replace("/", ".") not in KNOWN_WORDS:
+            raise UnknownNameError(
+                f"{document.path.name}: {_LEAD}", key, "must be an option of memcalc estimate", _TYPED
+            )
         reading.say(key.replace("/", "."), reading.raw(key), key)
     return reading.finish()

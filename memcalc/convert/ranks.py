@@ -16,7 +16,7 @@ def read_ranks(reading: Reading, launch: Launch, script: Script) -> None:
     """State how many ranks the launcher starts."""
     settings = {**script.variables, **launch.command.settings}
     seen = visible({name: word.text for name, word in settings.items() if not word.unknown})
-    if launch.launcher == "torchrun" or (launch.launcher == "tune" and _tune(launch)):
+    if launch.launcher == "torchrun" or "nproc_per_node" in launch.settings:
         _torchrun(reading, launch, seen)
     elif launch.launcher == "deepspeed":
         _deepspeed(reading, launch, seen)
@@ -24,7 +24,8 @@ def read_ranks(reading: Reading, launch: Launch, script: Script) -> None:
         _accelerate(reading, launch, seen)
     elif launch.launcher == "shell":
         _from(reading, "gpus_per_node", "NGPU")
-    elif launch.launcher in ("llamafactory-cli", "axolotl", "lmf"):
+    elif launch.launcher in ("llamafactory-cli", "axolotl", "lmf", "tune"):
+        _from(reading, "gpus", f"{launch.launcher} --num_processes")
         _from(reading, "nodes", "NNODES")
         _from(reading, "gpus_per_node", "NPROC_PER_NODE")
         if seen is not None and not reading.has("NPROC_PER_NODE"):
@@ -36,10 +37,6 @@ def read_ranks(reading: Reading, launch: Launch, script: Script) -> None:
             reading.say("gpus_per_node", reading.whole(key, low=1), key)
     elif launch.launcher == "python" and not any(one.word == "gpus_per_node" for one in reading.said):
         reading.say("gpus", 1, "python")
-
-
-def _tune(launch: Launch) -> bool:
-    return any(word.text.partition("=")[0].replace("-", "_") == "__nproc_per_node" for word in launch.arguments)
 
 
 def _from(reading: Reading, word: str, key: str) -> None:

@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from memcalc.convert.shell_commands import DECLARING, Command, Effects, Simple, Status, Written, status_of
 from memcalc.convert.shell_flow import Flow, Run
 from memcalc.convert.shell_sums import held, summed
-from memcalc.convert.shell_words import ASSIGNED, MARK, NAME, Lexer, State, Value, Word, closing
+from memcalc.convert.shell_values import MARK, State, Value, Word
+from memcalc.convert.shell_words import ASSIGNED, NAME, Lexer, closing
 
 __all__ = ["Command", "Script", "Word", "Written", "read_script"]
 
@@ -276,7 +277,14 @@ class _Reader:
         if holds is not None and self.simple.negated:
             holds = not holds
         self.simple = Simple()
-        self.status = status_of(holds)
+        self._ended(status_of(holds))
+
+    def _ended(self, status: Status) -> None:
+        """Take how a command ended; one that did not run leaves what was, one that may have run leaves a doubt."""
+        if self.flow.waiting == Run.MAYBE:
+            self.status = "maybe"
+        elif self.flow.waiting == Run.ON:
+            self.status = status
 
     def _define(self) -> None:
         """Keep the body of a function for its calls."""
@@ -345,4 +353,4 @@ class _Reader:
         """End a simple command."""
         simple, self.simple = self.simple, Simple()
         if simple.words and self.flow.run != Run.OFF:
-            self.status = self.effects.end(simple)
+            self._ended(self.effects.end(simple))

@@ -8,7 +8,8 @@ from typing import Literal
 
 from memcalc.convert.shell_flow import Flow
 from memcalc.convert.shell_sums import held
-from memcalc.convert.shell_words import ASSIGNED, DEEPEST, NAME, Lexer, State, Word
+from memcalc.convert.shell_values import State, Word
+from memcalc.convert.shell_words import ASSIGNED, DEEPEST, NAME, Lexer
 
 __all__ = ["DECLARING", "Command", "Effects", "Simple", "Status", "Written", "status_of"]
 

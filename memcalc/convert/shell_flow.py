@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 
-from memcalc.convert.shell_words import State, Word, doubtful
+from memcalc.convert.shell_values import State, Word, doubtful
 from memcalc.errors import FileError
 
 __all__ = ["Flow", "Run"]
@@ -47,6 +47,8 @@ class _Frame:
     subject: Word | None = None
     patterns: bool = False
     """Whether the next words are the patterns of a case."""
+    body: bool = False
+    """Whether a branch is read, and not the condition before it."""
     left: bool = False
     """Whether the branch ends the script, so that what it sets counts for nothing."""
     before: dict[_Key, _Kept] = field(default_factory=dict)
@@ -91,6 +93,7 @@ class Flow:
         if len(self.frames) >= DEEPEST:
             raise FileError("file", self.state.name, f"must nest at most {DEEPEST} conditions")
         frame = _Frame(kind, self.run, self.run, self.waiting, subject=subject, patterns=kind == "case")
+        frame.body = kind == "("
         self.frames.append(frame)
         self.waiting = Run.ON
 
@@ -159,19 +162,19 @@ class Flow:
     def _branch(self, holds: Run) -> None:
         """Begin a branch, which is taken if its condition holds and no earlier one was."""
         frame = self.frames[-1]
-        self._end_branch()
+        frame.before, frame.body = {}, True
         frame.run = min(frame.outer, holds, Run(Run.ON - frame.taken))
         frame.taken = max(frame.taken, holds) if frame.kind != "loop" else holds
 
     def _end_branch(self) -> None:
         frame = self.frames[-1]
-        if frame.kept:
+        if frame.kept and frame.body:
             if not frame.left:
                 frame.outcomes.append({key: self._get(key) for key in frame.before})
             for key, value in frame.before.items():
                 frame.old.setdefault(key, value)
                 self._put(key, value)
-        frame.before, frame.left = {}, False
+        frame.before, frame.left, frame.body = {}, False, False
         frame.run = Run.OFF
 
     def leave(self) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from memcalc.convert.shell_words import Word
+    from memcalc.convert.shell_values import Word
 
 __all__ = ["held", "summed"]
 

@@ -6,25 +6,16 @@ word knows its place in the script, so that a value can be edited where it was w
 
 from __future__ import annotations
 
-import itertools
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 from memcalc.convert.shell_sums import summed
+from memcalc.convert.shell_values import MARK, State, Value, Word, doubtful
 from memcalc.errors import FileError
 
-__all__ = ["MARK", "Lexer", "State", "Word", "doubtful"]
+__all__ = ["ASSIGNED", "DEEPEST", "NAME", "Lexer", "closing"]
 
-LONGEST = 1 << 16
-"""Characters of one value; a variable that doubles itself line after line ends here, as unknown."""
-MOST_WORDS = 20_000
-MOST_CHARACTERS = 1 << 21
-"""Of all words together, variables put in."""
-DEEPEST = 16
-"""Expansions within expansions, functions within functions."""
-MARK = "\ue000"
-"""Stands in a text for a part that only a run can tell; its place says which (:meth:`State.missing`)."""
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 ASSIGNED = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)(?:\[([^]\s]{1,40})\])?(\+?)=")
 ENDS = " \t\r\n;&|()<>"
@@ -32,134 +23,8 @@ _PLAIN = re.compile(r"[^\s;&|()<>'\"\\$`}~]+")
 _ARRAY = re.compile(r'"?\$\{([A-Za-z_]\w*)\[[@*]\]\}"?')
 _ARGUMENTS = re.compile(r'"?(?:\$[@*]|\$\{[@*][^}]{0,20}\})"?')
 _PARAMETER = re.compile(r"(#?)([A-Za-z_]\w*|\d+|[@*#?$!-])(?:\[(@|\*|\d+)\])?")
-_LISTS = re.compile(r"(^|_)(EXTRA|ARGS|ARGUMENTS|OPTS|OPTIONS|FLAGS|OVERRIDES)(_|$)", re.IGNORECASE)
-"""Variables that a caller may fill with options; not set, they are none, as in the shell."""
-
-
-@dataclass(frozen=True)
-class Word:
-    """One word of a command; `places` are those of its characters in the script, below 0 where it has none."""
-
-    text: str
-    places: tuple[int, ...] = ()
-    unknown: str = ""
-    """The name of the variable, or the text, that only a run could tell; empty where the word is known."""
-    unset: bool = False
-    """Unknown, and nothing but variables that the script does not set."""
-
-    @property
-    def span(self) -> tuple[int, int] | None:
-        """Where it stands in one piece, or None where it was put together."""
-        places = self.places
-        if not places or any(after - before != 1 for before, after in itertools.pairwise(places)):
-            return None
-        return (places[0], places[-1] + 1) if places[0] >= 0 else None
-
-    @property
-    def no_argument(self) -> bool:
-        """Whether it is an argument of the script, which has none."""
-        return self.unset and self.unknown.startswith("$")
-
-    @property
-    def plain(self) -> Word:
-        """It without the marks of unknown parts."""
-        if MARK not in self.text:
-            return self
-        kept = [(letter, place) for letter, place in zip(self.text, self.places, strict=True) if letter != MARK]
-        return replace(self, text="".join(letter for letter, _ in kept), places=tuple(place for _, place in kept))
-
-
-def doubtful(word: Word, name: str) -> Word:
-    """Return a word that is there only if a condition holds that a run decides."""
-    return replace(word, unknown=word.unknown or name)
-
-
-@dataclass
-class State:
-    """Variables, and what is left of the bounds."""
-
-    name: str = "script"
-    scalars: dict[str, Word] = field(default_factory=dict)
-    arrays: dict[str, tuple[Word, ...]] = field(default_factory=dict)
-    arguments: tuple[Word, ...] | None = None
-    """Of the function that is read; None in the script itself, whose own are not known."""
-    words: int = MOST_WORDS
-    characters: int = MOST_CHARACTERS
-    missed: list[tuple[str, bool]] = field(default_factory=list)
-    """What is not known, and whether that is a variable that the script does not set."""
-
-    def missing(self, name: str, *, unset: bool = False) -> Word:
-        """The word of something that only a run can tell."""
-        self.missed.append((name, unset))
-        return Word(MARK, (-1 - len(self.missed),), name, unset)
-
-    def part(self, text: str, places: tuple[int, ...]) -> Word:
-        """A word of characters and places, with what its marks say."""
-        at = text.find(MARK)
-        if at < 0:
-            return Word(text, places)
-        marks = [self.missed[-2 - place] for letter, place in zip(text, places, strict=True) if letter == MARK]
-        return Word(text, places, marks[0][0], len(marks) == len(text) and all(unset for _, unset in marks))
-
-    def spend(self, words: int, characters: int) -> None:
-        """Count against the bounds."""
-        self.words -= words
-        self.characters -= characters
-        if self.words < 0 or self.characters < 0:
-            said = f"must be a script of at most {MOST_WORDS:,} words and {MOST_CHARACTERS:,} characters in them"
-            raise FileError("file", self.name, f"{said}, its variables put in")
-
-
-class Value:
-    """A word while it is read: characters, places, and whether anything was quoted."""
-
-    def __init__(self, state: State) -> None:
-        self.state = state
-        self.text: list[str] = []
-        self.places: list[int] = []
-        self.quoted = False
-        self.cuts: list[int] = []
-        """Where an unquoted variable's blanks end a word."""
-
-    def add(self, text: str, places: Iterable[int]) -> None:
-        """Append characters with their places."""
-        self.state.spend(0, len(text))
-        self.text.extend(text)
-        self.places.extend(places)
-        if len(self.text) > LONGEST:
-            self.text, self.places, self.cuts = [], [], []
-            self.miss("a value of extraordinary length")
-
-    def miss(self, name: str, *, unset: bool = False) -> None:
-        """Note that a part is not known."""
-        self.put(self.state.missing(name, unset=unset), quoted=True)
-
-    def put(self, word: Word, *, quoted: bool) -> None:
-        """Append the value of a variable."""
-        begin = len(self.text)
-        self.add(word.text, word.places or (-1,) * len(word.text))
-        if word.unknown and MARK not in word.text:
-            self.miss(word.unknown)
-        if not quoted and len(self.text) > begin:
-            self.cuts += [begin + at for at, letter in enumerate(word.text) if letter.isspace()]
-
-    def word(self) -> Word:
-        """All of it as one word."""
-        return self.state.part("".join(self.text), tuple(self.places))
-
-    def split(self) -> list[Word]:
-        """The words of it: it is cut where an unquoted variable had blanks."""
-        if not self.text:
-            return [Word("")] if self.quoted else []
-        whole = self.word()
-        if whole.unset and not self.quoted and _LISTS.search(whole.unknown):
-            return []
-        cuts = sorted({at for at in self.cuts if at < len(whole.text)})
-        if not cuts:
-            return [whole]
-        edges = [-1, *cuts, len(whole.text)]
-        pieces = [(a + 1, b) for a, b in itertools.pairwise(edges) if b > a + 1]
-        return [self.state.part(whole.text[a:b], whole.places[a:b]) for a, b in pieces]
+DEEPEST = 16
+"""Expansions within expansions, functions within functions."""
 
 
 class Lexer:
@@ -245,15 +110,26 @@ class Lexer:
 
     def _single(self, value: Value) -> None:
         end = self.text.find("'", self.at + 1)
-        end = len(self.text) if end < 0 else end
+        if end < 0:
+            self._open("quote", self.at)
+            end = len(self.text)
         value.add(self.text[self.at + 1 : end], self.places(self.at + 1, end))
         value.quoted, self.at = True, end + 1
 
     def _double(self, value: Value) -> None:
         value.quoted = True
+        begin = self.at
         self.at += 1
         self.quoted_text(value, '"')
+        if self.at >= len(self.text):
+            self._open("quote", begin)
         self.at += 1
+
+    def _open(self, what: str, at: int) -> None:
+        """Refuse a script in which something is not closed, as a shell does; an inner text may be known in part."""
+        if self.origin is None:
+            line = self.text.count("\n", 0, at) + 1
+            raise FileError("file", self.state.name, f"must be a shell script: a {what} of line {line} is not closed")
 
     def quoted_text(self, value: Value, end: str) -> None:
         """Read as between double quotes, up to an end character or the end."""
@@ -275,6 +151,8 @@ class Lexer:
     def expansion(self, value: Value, *, quoted: bool) -> None:
         """Put a variable's value in; a command's output stays unknown."""
         text, begin = self.text, self.at
+        if text.startswith(("$(", "${"), begin):
+            self._check_closed(begin + 1)
         if text.startswith("$((", begin):
             self.at = closing(text, begin + 1)
             self._sum(value, text[begin + 3 : self.at - 2])
@@ -286,11 +164,15 @@ class Lexer:
         elif match := re.compile(r"[A-Za-z_]\w*|[\d@*#?$!-]").match(text, begin + 1):
             self.at = match.end()
             self._put(value, self._named(match[0]), match[0], quoted)
-        elif text[begin + 1 : begin + 2] in ("'", '"'):
+        elif text[begin + 1 : begin + 2] in ("'", '"') and not quoted:
             self.at = begin + 1
         else:
             self.at = begin + 1
             value.add("$", self.places(begin, begin + 1))
+
+    def _check_closed(self, begin: int) -> None:
+        if closing(self.text, begin) > len(self.text):
+            self._open("bracket", begin)
 
     def _named(self, name: str, index: str = "") -> Word | None:
         """The value of a variable, an item of an array, or an argument; None where it is not set."""
@@ -379,21 +261,25 @@ class Lexer:
 
 
 def closing(text: str, begin: int) -> int:
-    """Return the place after the bracket that closes the one at `begin`; quotes inside are passed."""
-    opening = text[begin : begin + 1]
-    closes = {"(": ")", "{": "}"}[opening]
-    depth, at = 0, begin
+    """Return the place after the bracket that closes the one at `begin`, beyond the end where none does."""
+    closes = {"(": ")", "{": "}", '"': '"'}
+    waiting = [text[begin]]
+    at = begin + 1
     while at < len(text):
-        letter = text[at]
+        letter, inner = text[at], waiting[-1]
         if letter == "\\":
             at += 1
-        elif letter in "'\"" and (end := text.find(letter, at + 1)) > 0:
-            at = end
-        elif letter == opening:
-            depth += 1
-        elif letter == closes:
-            depth -= 1
-            if not depth:
+        elif letter == closes[inner]:
+            waiting.pop()
+            if not waiting:
                 return at + 1
+        elif letter == "$" and text[at + 1 : at + 2] in ("(", "{"):
+            at += 1
+            waiting.append(text[at])
+        elif inner != '"' and letter == "'":
+            end = text.find("'", at + 1)
+            at = end if end > 0 else at
+        elif inner != '"' and letter in ('"', inner):
+            waiting.append(letter)
         at += 1
-    return len(text)
+    return len(text) + 1

@@ -131,7 +131,7 @@ class Request:
 
     @property
     def nodes(self) -> int | None:
-        """Nodes: as said, or as tasks and tasks of each need; one where neither is said. None for a range."""
+        """Nodes: as said, or as tasks and tasks of each need; one where nothing is said. None for a range."""
         text = self.value("nodes")[1]
         if text:
             low, _, high = text.partition("-")
@@ -139,6 +139,8 @@ class Request:
         tasks, each = self._count("ntasks"), self.per_node
         if tasks and each:
             return -(-tasks // each)
+        if "gpus" in self.options:  # as many as the GPUs need
+            return None
         return 1 if (tasks or 1) == 1 else None
 
     @property

@@ -9,7 +9,7 @@ from typing import Any
 
 from memcalc.convert.document import Document, Place, Span, kind_of, parsed
 from memcalc.convert.shell import Word, Written
-from memcalc.convert.shell_words import MARK
+from memcalc.convert.shell_values import MARK
 
 __all__ = ["written_document"]
 

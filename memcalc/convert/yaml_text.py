@@ -13,6 +13,7 @@ __all__ = ["read_yaml", "write_flow", "write_yaml"]
 MOST_VALUES = 50_000
 """In one file, aliases counted as often as they are used; the largest known config has 400."""
 _PLAIN = "tag:yaml.org,2002:"
+_TABLES = frozenset({f"{_PLAIN}map", f"{_PLAIN}seq"})
 
 
 def read_yaml(path: Path, text: str) -> tuple[Any, dict[Place, Span]]:
@@ -68,8 +69,12 @@ class _Walk:
         self.left -= 1
         if self.left < 0:
             raise self._wrong(node, f"must stand for at most {MOST_VALUES:,} values")
+        if len(place) > DEEPEST:
+            raise self._wrong(node, f"must nest at most {DEEPEST} tables")
         begin, end = node.start_mark.index, node.end_mark.index
         self.spans.setdefault(place, Span(begin if key is None else key, begin, end))
+        if not isinstance(node, self.yaml.ScalarNode) and node.tag not in _TABLES:
+            raise self._wrong(node, f"must have plain values, without the tag {node.tag[:60]}")
         if isinstance(node, self.yaml.MappingNode):
             return self._table(node, place)
         if isinstance(node, self.yaml.SequenceNode):

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from memcalc.convert.facts import FACTS
 from memcalc.errors import CombinationError, MemcalcError
+from memcalc.frameworks import habits_of
 from memcalc.handoff.words import command_line, flags_of
 from memcalc.planner.request import SETTINGS, WORDS
 from memcalc.planner.settings import FIELDS
@@ -20,8 +21,9 @@ if TYPE_CHECKING:
     from memcalc.convert.config import Config
     from memcalc.convert.formats import Format
     from memcalc.results import Estimate, SavedJob
+    from memcalc.specs.strategy import Strategy
 
-__all__ = ["check_command", "closing_words"]
+__all__ = ["check_command"]
 
 _FIRST = ("model", "gpu", "node", "gpus", "seq_len", "micro_batch", "global_batch", "framework", "precision")
 """Words in the order in which they are typed; the others follow."""
@@ -29,37 +31,52 @@ _PROOF = ("model", "hardware", "workload", "peak", "components")
 """What must be the same beside the strategy."""
 
 
-def check_command(form: Format, text: str, path: Path, job: SavedJob, found: Estimate, dirs: tuple[str, ...]) -> str:
-    """Return the ``memcalc check`` line by which the file that was written comes to the estimate again."""
-    words, settings = closing_words(form, text, path.name, job, found, dirs)
-    presets = [part for folder in dirs for part in ("--preset-dir", folder)]
-    return command_line("check", str(path), *flags_of(words, settings), *presets)
+def check_command(
+    form: Format, files: Mapping[Path, str], job: SavedJob, found: Estimate, dirs: tuple[str, ...]
+) -> tuple[str, tuple[str, ...]]:
+    """Return the ``memcalc check`` line by which files come to the estimate again, and what is said beside it.
 
-
-def closing_words(
-    form: Format, text: str, name: str, job: SavedJob, found: Estimate, dirs: tuple[str, ...]
-) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the words and fields that a file cannot say, found by reading it as ``memcalc check`` does.
-
-    Raises :class:`memcalc.errors.CombinationError` where no words make the file say the plan: then it is not written.
+    It has the words that files cannot say, found by reading them as ``memcalc check`` does; the first file names the
+    others. A word that they say differently is said too, since only the user's own code can make it true. Raises :class:`memcalc.errors.CombinationError` where no words make them say the plan: then they are not written.
     """
-    configs = _read_back(text, name)
-    if configs[0].format != form.name:
-        raise CombinationError("output", name, f"would not be read as {form.title}: name it like {form.filename}")
+    configs = _read_back(files)
+    if all(config.format != form.name for config in configs):
+        name = next(iter(files)).name
+        raise CombinationError("output", name, f"would not be read as {form.title}: name it as its framework does")
     wanted = _wanted(job, found)
     needed = dict(wanted)
     for word in wanted:
         rest = {key: value for key, value in needed.items() if key != word}
         if _says(configs, rest, dirs, word, wanted[word]):
             needed = rest
-    return _completed(configs, needed, found, dirs, form)
+    needed = _completed(configs, needed, found, dirs, form)
+    words, settings = _parts(needed)
+    presets = [part for folder in dirs for part in ("--preset-dir", folder)]
+    line = command_line("check", str(next(iter(files))), *flags_of(words, settings), *presets)
+    return line, tuple(_contradicted(configs, needed, dirs, form))
 
 
-def _read_back(text: str, name: str) -> tuple[Config, ...]:
+def _contradicted(
+    configs: tuple[Config, ...], needed: dict[str, Any], dirs: tuple[str, ...], form: Format
+) -> Iterator[str]:
+    """Yield what the framework does by itself otherwise than the plan has it."""
+    for word, value in needed.items():
+        try:
+            known = joined(configs, _typed({key: one for key, one in needed.items() if key != word}), dirs)
+        except MemcalcError:  # it is not said at all
+            continue
+        said = known.place(word).get(word)
+        if said is not None and not _same(said, value):
+            name = word.replace("_", "-")
+            yield f"{form.title} comes to {name} {_shown(said)}; the plan has {_shown(value)}, so your code must set it."
+
+
+def _read_back(files: Mapping[Path, str]) -> tuple[Config, ...]:
     with TemporaryDirectory() as folder:
-        path = Path(folder) / name
-        path.write_text(text, encoding="utf-8")
-        return gathered([str(path)])
+        paths = [Path(folder) / path.name for path in files]
+        for path, text in zip(paths, files.values(), strict=True):
+            path.write_text(text, encoding="utf-8")
+        return gathered([str(paths[0])])
 
 
 def _wanted(job: SavedJob, found: Estimate) -> dict[str, Any]:
@@ -111,24 +128,34 @@ def _shown(value: Any) -> str:
 
 def _completed(
     configs: tuple[Config, ...], needed: dict[str, Any], found: Estimate, dirs: tuple[str, ...], form: Format
-) -> tuple[dict[str, Any], dict[str, Any]]:
+) -> dict[str, Any]:
     """Add what the framework's own defaults make different, and prove that the estimate is the same."""
     again = estimated(joined(configs, _typed(needed), dirs), dirs)
     other = _differences(again, found)
     if other:
-        needed = {**needed, **{_word(name): getattr(found.strategy, name) for name in other}}
+        strategy = _resolved(found.strategy)
+        needed = {**needed, **{_word(name): strategy[name] for name in other}}
         again = estimated(joined(configs, _typed(needed), dirs), dirs)
         other = _differences(again, found)
     wrong = [*other, *(name for name in _PROOF if getattr(again, name) != getattr(found, name))]
     if wrong:
-        raise CombinationError("to", form.name, f"{form.title} would be read with another {', '.join(wrong)}")
-    return _parts(needed)
+        said = _resolved(again.strategy)
+        named = [f"{name} {_shown(said[name])}" if name in said else f"another {name}" for name in wrong]
+        allowed = f"{form.title} comes to {', '.join(named)}, and the plan does not: plan with that"
+        raise CombinationError("to", form.name, allowed)
+    return needed
 
 
 def _differences(again: Estimate, found: Estimate) -> list[str]:
     """The fields in which two strategies differ."""
-    names = type(found.strategy).model_fields
-    return [name for name in names if getattr(again.strategy, name) != getattr(found.strategy, name)]
+    said, wanted = _resolved(again.strategy), _resolved(found.strategy)
+    return [name for name in wanted if said[name] != wanted[name]]
+
+
+def _resolved(strategy: Strategy) -> dict[str, Any]:
+    """The fields of a strategy, checkpoints as the framework does them where that is left to it."""
+    own = "reentrant" if habits_of(strategy.framework).reentrant else "non-reentrant"
+    return {**strategy.model_dump(), "checkpoint": strategy.checkpoint or own}
 
 
 def _word(name: str) -> str:

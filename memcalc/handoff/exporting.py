@@ -8,13 +8,14 @@ from pathlib import Path
 
 import memcalc
 from memcalc.api import load_model
-from memcalc.convert.formats import format_named, written
+from memcalc.convert.document import parsed
+from memcalc.convert.formats import Format, format_named, written
 from memcalc.convert.formats.base import WRITABLE
 from memcalc.convert.job import Job
 from memcalc.errors import UnknownNameError
 from memcalc.files import output_path, replacing
 from memcalc.handoff.closing import check_command
-from memcalc.handoff.launch import launch
+from memcalc.handoff.launch import launch, script
 from memcalc.handoff.saved import chosen, estimate_of, saved_plan
 from memcalc.results import Estimate, Plan, Plans, SavedPlan
 from memcalc.units import GIB
@@ -58,13 +59,31 @@ def exported(
     if to not in WRITABLE:
         raise UnknownNameError("to", to, f"must be one of {', '.join(WRITABLE)}", WRITABLE)
     form, dirs = format_named(to), tuple(preset_dirs)
-    target = path or Path(form.filename)
+    target = path or Path(usual_name(form))
     found = estimate_of(saved, fallback, dirs)
     job = replace(Job.of(found), model=saved.job.model, spec=load_model(saved.job.model, dirs))
-    line = check_command(form, written(form, job), target, saved.job, found, dirs)
-    text = written(form, replace(job, check=line))
-    notes = (*saved.notes, *_moved(chosen(saved, fallback), found))
-    return Exported({target: text}, launch(to, job, target), line, notes)
+    line, said = check_command(form, _files(form, job, target), saved.job, found, dirs)
+    files = _files(form, replace(job, check=line), target)
+    notes = (*saved.notes, *_moved(chosen(saved, fallback), found), *said)
+    return Exported(files, launch(to, job, target), line, notes)
+
+
+def usual_name(form: Format) -> str:
+    """The name that a format's file has; flags stand in a script that starts the job."""
+    return f"{Path(form.filename).stem}.sh" if form.kind == "flags" else form.filename
+
+
+def _files(form: Format, job: Job, target: Path) -> dict[Path, str]:
+    """The file of a format, and beside it those that it names."""
+    text = written(form, job)
+    if form.kind == "flags":
+        return {target: script(form.name, job, text)}
+    files = {target: text}
+    if form.kind != "shell":
+        for other in form.read(parsed(target, text, form.kind)).references:
+            if other.format in WRITABLE and other.path and Path(other.path).name == other.path:
+                files[target.parent / other.path] = written(format_named(other.format), job)
+    return files
 
 
 def _moved(plan: Plan, found: Estimate) -> list[str]:
@@ -79,13 +98,14 @@ def _moved(plan: Plan, found: Estimate) -> list[str]:
 def target_of(name: str, to: str, *, force: bool) -> Path:
     """Return where a file goes: into a directory under its usual name, or to the path itself."""
     folder = Path(name)
-    inside = folder / format_named(to).filename if folder.is_dir() else folder
+    inside = folder / usual_name(format_named(to)) if folder.is_dir() else folder
     output_path(str(inside), force)
     return inside
 
 
-def write_files(done: Exported) -> None:
-    """Write what was exported; each file is whole or not there."""
-    for path, text in done.files.items():
-        with replacing(path.resolve()) as stream:
+def write_files(done: Exported, *, force: bool) -> None:
+    """Write what was exported: files that are whole or not there, replaced with ``force`` alone."""
+    targets = {output_path(str(path), force): text for path, text in done.files.items()}
+    for path, text in targets.items():
+        with replacing(path) as stream:
             stream.write(text.encode())

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from memcalc.convert.job import Job
 
-__all__ = ["launch"]
+__all__ = ["launch", "script"]
 
 _TORCHRUN = "torchrun {nodes}--nproc-per-node {gpus} {tail}"
 _LINES = {
@@ -15,11 +15,13 @@ _LINES = {
     "accelerate": "accelerate launch --config_file {file} {machines}train.py",
     "trainer": _TORCHRUN.replace("{tail}", "train.py --config {file}"),
     "torchtitan": _TORCHRUN.replace("{tail}", "-m torchtitan.train --job.config_file {file}"),
-    "megatron": _TORCHRUN.replace("{tail}", "pretrain_gpt.py $(sed -e '/^#/d' -e 's/\\\\$//' {file})"),
+    "megatron": "bash {file}",
     "axolotl": "axolotl train {file} --launcher torchrun -- {nodes}--nproc_per_node={gpus}",
     "fsdp2": _TORCHRUN.replace("{tail}", "{file}"),
 }
 """By format. `train.py` stands for the user's own script."""
+_PROGRAMS = {"megatron": "pretrain_gpt.py"}
+"""What takes flags."""
 
 
 def launch(form: str, job: Job, path: Path) -> str:
@@ -27,7 +29,18 @@ def launch(form: str, job: Job, path: Path) -> str:
 
     A format without a line of its own is started by torchrun, with the file as an argument of the user's script.
     """
-    line = _LINES.get(form, _TORCHRUN.replace("{tail}", "train.py {file}"))
+    return _filled(_LINES.get(form, _TORCHRUN.replace("{tail}", "train.py {file}")), job, path)
+
+
+def script(form: str, job: Job, flags: str) -> str:
+    """Return a script that starts a program with flags, one a line; a comment may stand before them."""
+    head = [line for line in flags.splitlines() if line.startswith("#")]
+    tail = "\n".join(f"  {line}" for line in flags.splitlines() if not line.startswith("#"))
+    start = _filled(_TORCHRUN.replace("{tail}", f"{_PROGRAMS.get(form, 'train.py')} \\"), job, Path())
+    return "\n".join(["#!/bin/bash", *head, start, tail, ""])
+
+
+def _filled(line: str, job: Job, path: Path) -> str:
     several = job.nodes > 1
     return line.format(
         file=shlex.quote(str(path)),

@@ -36,8 +36,8 @@ def typed(command: str) -> Typed:
         if flag == "--set":
             key, _, value = parts.pop(0).partition("=")
             settings[key] = value
-        elif flag == "--no-sp":
-            words["sp"] = False
+        elif flag.startswith("--no-"):
+            words[name.removeprefix("no_")] = False
         else:
             words[name] = True if not parts or parts[0].startswith("--") else parts.pop(0)
     model, gpu, node = (words.pop(name, None) for name in ("model", "gpu", "node"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 from memcalc import __version__, api
@@ -44,7 +45,7 @@ def check(
     return Check(
         version=__version__,
         verdict=estimate.verdict,
-        files=tuple(_checked(config, found, job) for config in configs),
+        files=tuple(_checked(parts, found, job) for parts in _files(configs)),
         estimate=estimate,
         fix=fix,
         summary=_summary(estimate, fix),
@@ -59,28 +60,37 @@ def estimated(job: Joined, dirs: tuple[str, ...]) -> Estimate:
     return api.estimate(**own, **words, settings=job.settings, preset_dirs=dirs)
 
 
-def _checked(config: Config, found: list[tuple[Config, Finding]], job: Joined) -> CheckedFile:
-    document = config.document
-    findings = [*config.findings, *(finding for origin, finding in found if origin is config)]
+def _files(configs: tuple[Config, ...]) -> list[list[Config]]:
+    """Return the configs file by file: a script may have several, its launcher's and its program's among them."""
+    found: dict[Path, list[Config]] = {}
+    for config in configs:
+        found.setdefault(config.document.path, []).append(config)
+    return list(found.values())
+
+
+def _checked(parts: list[Config], found: list[tuple[Config, Finding]], job: Joined) -> CheckedFile:
+    listed = [(config, finding) for config in parts for finding in config.findings]
+    listed += [(origin, finding) for origin, finding in found if any(origin is config for config in parts)]
     order = {"error": 0, "warning": 1, "note": 2}
+    titles = [format_named(config.format).title for config in parts]
     return CheckedFile(
-        path=str(document.path),
-        kind=format_named(config.format).title,
+        path=str(parts[0].document.path),
+        kind=", ".join(dict.fromkeys(titles)),
         findings=tuple(
             CheckFinding(
                 severity=one.severity,
                 code=one.code,
                 field=one.field,
-                line=document.line(one.place),
+                line=config.document.line(one.place),
                 message=one.message,
                 suggestion=one.suggestion,
             )
-            for one in sorted(findings, key=lambda one: order[one.severity])
+            for config, one in sorted(listed, key=lambda pair: order[pair[1].severity])
         ),
         defaults=tuple(
             CheckDefault(field=said.field, word=said.word, value=said.value)
             for origin, said in job.origins.values()
-            if origin is config and said.default
+            if said.default and any(origin is config for config in parts)
         ),
     )
 

@@ -24,6 +24,10 @@ __all__ = ["smallest_fix"]
 
 _WORDS = ("micro_batch", "recompute", "zero", "offload")
 """What an edit may change, in the order in which equal edits are preferred: none changes what is learned."""
+_UNTOUCHED = (
+    "framework", "precision", "optimizer", "tp", "pp", "cp", "ep", "attention", "loss", "kernels", "lora", "quantize",
+)  # fmt: skip
+"""What the edited files must say as before."""
 _STAY = ("precision", "optimizer", "recompute", "zero", "tp", "pp", "cp", "ep", "micro_batch")
 """What a search would try, and an edit leaves as it is unless it is one of the words above."""
 
@@ -38,17 +42,22 @@ def smallest_fix(
 ) -> CheckFix | None:
     """Return the edit of the fewest settings that makes the job fit, of those the fastest; None where there is none.
 
-    The global batch stays. Each edit is proved: the files as edited are read, joined and estimated again.
+    What is predicted to be fast by times that no run has validated, such as those of offload, comes after the others.
+
+    The global batch stays. Each edit is proved: the files as edited are read, joined and estimated again. One that is
+    tight is taken where none fits.
     """
+    tight: CheckFix | None = None
     open_words = _choices(configs, estimate, given)
     for count in range(1, len(open_words) + 1):
         sets = combinations(open_words, count)
         plans = [plan for words in sets for plan in _plans(words, open_words, job, estimate, dirs)]
-        for plan in sorted(plans, key=lambda plan: plan.time.step):
+        for plan in sorted(plans, key=lambda plan: (not plan.time.validated, plan.time.step)):
             fix = _proved(plan, paths, configs, estimate, given, dirs)
-            if fix is not None:
+            if fix is not None and fix.verdict == "fits":
                 return fix
-    return None
+            tight = tight or fix
+    return tight
 
 
 def _choices(configs: tuple[Config, ...], estimate: Estimate, given: Mapping[str, Any]) -> dict[str, tuple[Any, ...]]:
@@ -120,6 +129,8 @@ def _proved(
         return None
     if after.verdict == "does-not-fit" or after.workload.global_batch != before.workload.global_batch:
         return None
+    if any(getattr(after.strategy, name) != getattr(before.strategy, name) for name in _UNTOUCHED):
+        return None
     return CheckFix(
         changes=tuple(_changes(before, after)),
         edits=tuple(_edit(document, texts[path]) for path, document in _first_of(configs).items() if path in texts),
@@ -141,10 +152,13 @@ def _texts(wanted: Wanted) -> dict[Path, str]:
 
 
 def _needed(wanted: Wanted, read: Callable[[dict[Path, str]], Joined]) -> dict[Path, str]:
-    """Return the edited texts, without what would be added and says nothing that the files do not say anyhow."""
+    """Return the edited texts, without changes that say nothing which the files do not say anyhow.
+
+    What would be added goes first; a value that the file leaves to another one (`auto`) stays so.
+    """
     whole = _said(read(_texts(wanted)))
     for at, (document, found) in enumerate(wanted):
-        for place in [place for place in found if place not in document.spans]:
+        for place in sorted(found, key=lambda place: place in document.spans):
             fewer = [*wanted]
             fewer[at] = document, {key: value for key, value in wanted[at][1].items() if key != place}
             if _said(read(_texts(fewer))) == whole:
@@ -153,7 +167,8 @@ def _needed(wanted: Wanted, read: Callable[[dict[Path, str]], Joined]) -> dict[P
 
 
 def _said(job: Joined) -> tuple[Any, ...]:
-    return job.words, job.settings, {name: value for name, value in job.facts.items() if name != "checkpoints_wrapped"}
+    facts = {name: value for name, value in job.facts.items() if name != "checkpoints_wrapped"}
+    return job.words, job.settings, facts, sorted((finding.code, finding.field) for _, finding in job.findings)
 
 
 def _own(document: Document, form: Format, old: Job, new: Job) -> dict[Place, Any]:
@@ -172,7 +187,7 @@ def _changes(before: Estimate, after: Estimate) -> Iterator[str]:
     ]
     pairs.append(("accumulation", before.workload.accumulation_steps, after.workload.accumulation_steps))
     for name, old, new in pairs:
-        if old != new:
+        if old not in (new, ""):
             yield f"{name.replace('_', '-')} {_shown(old)} → {_shown(new)}"
 
 

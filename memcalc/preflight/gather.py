@@ -39,7 +39,7 @@ class _Walk:
 
     def read(self, path: Path, reference: Reference | None) -> None:
         """Read a file, then what it names."""
-        real = path.resolve()
+        real = _real(path)
         over = reference.over if reference else None
         if real in self.seen and over is None:
             return
@@ -48,7 +48,7 @@ class _Walk:
             raise FileError("file", str(path), f"a job may have at most {MOST_FILES} files")
         text = self.loaded(path)
         if over is not None:
-            self.found = [config for config in self.found if config.document.path.resolve() != real]
+            self.found = [config for config in self.found if _real(config.document.path) != real]
             text = overlaid(text, over)
         self.take(text, reference.format if reference else "")
 
@@ -88,3 +88,11 @@ class _Walk:
                 f"{origin.name} names {reference.path}, which is not there: give the FILE, or run memcalc beside it."
             )
         self.read(path, reference)
+
+
+def _real(path: Path) -> Path:
+    """Where a path leads; itself where it leads nowhere, for reading it says why."""
+    try:
+        return path.resolve()
+    except (OSError, RuntimeError, ValueError):  # a loop of links; a name that is no name
+        return path

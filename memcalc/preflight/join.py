@@ -12,7 +12,7 @@ from memcalc.convert.facts import FACTS
 from memcalc.errors import MissingError
 from memcalc.planner.settings import FIELDS
 from memcalc.preflight.names import gpu_named, model_named, preset_like
-from memcalc.preflight.runtime import compared, filled_in, mismatches, precision, prevails, trimmed, yields
+from memcalc.preflight.runtime import compared, filled_in, mismatches, precision, prevails, trimmed, usual, yields
 from memcalc.specs.flat import from_flat
 from memcalc.specs.model import Model
 from memcalc.units import parse_count
@@ -53,6 +53,8 @@ class Joined:
             (said.default and not yields(before[1], said)) or self._prevails(before, config, said)
         ):
             return
+        if before is not None and said.word == "gpu" and str(said.value) in str(before[1].value):
+            return
         if before is not None and said.word == "offload":  # each file names a part
             said = replace(said, value=tuple(dict.fromkeys((*before[1].value, *said.value))))
             before = None
@@ -66,8 +68,8 @@ class Joined:
         return not before[1].default and prevails(before, config, said)
 
     def _conflict(self, before: tuple[Config, Said], config: Config, said: Said) -> None:
-        if compared(before, config, said) or said.word == "optimizer_impl":
-            return
+        if compared(before, config, said) or said.word in {"optimizer_impl", "gpu"}:
+            return  # a queue's word for a GPU is often a part of its name
         first, other = before[0].document.path.name, before[1]
         message = (
             f"{said.field} is {_shown(said.value)}, and {other.field} of {first} is {_shown(other.value)}: "
@@ -103,6 +105,7 @@ def joined(configs: Iterable[Config], given: Mapping[str, Any], dirs: tuple[str,
     _counts(job)
     _framework(job)
     precision(job)
+    usual(job)
     mismatches(job, configs)
     trimmed(job)
     _tell(job)
@@ -112,6 +115,7 @@ def joined(configs: Iterable[Config], given: Mapping[str, Any], dirs: tuple[str,
         job.facts["model"] = _model(job, dirs)
     _attention(job, dirs)
     filled_in(job, dirs)
+    _unsharded(job)
     _batch(job)
     return job
 
@@ -139,6 +143,18 @@ def _attention(job: Joined, dirs: tuple[str, ...]) -> None:
     capability = catalog.gpu(str(job.facts["gpu"]), dirs).compute_capability
     if capability is not None and float(capability) >= 8:
         job.words["attention"] = "cudnn" if float(capability) >= 9 else "flash"
+
+
+def _unsharded(job: Joined) -> None:
+    """Warn of torchtitan on a single data-parallel rank: without FSDP it trains fp32 weights (parallelize_llama)."""
+    origin = job.origins.get("framework")
+    if origin is None or origin[1].value.partition("@")[0] != "torchtitan" or int(job.words.get("cp", 1)) > 1:
+        return
+    if int(job.words["gpus"]) <= job.ways:
+        config, said = origin
+        says = "FSDP and its mixed precision need two data-parallel ranks; counted as FSDP on one"
+        message = f"one data-parallel rank changes memory and is not modelled: {says}"
+        job.findings.append((config, Finding("warning", "MC002", said.field, message, place=said.place)))
 
 
 def _folder(job: Joined) -> str:

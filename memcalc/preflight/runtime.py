@@ -10,11 +10,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from memcalc.convert.config import Config, Finding, Said
+from memcalc.frameworks import habits_of
 
 if TYPE_CHECKING:
     from memcalc.preflight.join import Joined
 
-__all__ = ["compared", "filled_in", "mismatches", "precision", "prevails", "trimmed", "yields"]
+__all__ = ["compared", "filled_in", "mismatches", "precision", "prevails", "trimmed", "usual", "yields"]
 
 _COMPARED = {
     "micro_batch": ("deepspeed",), "accumulation": ("deepspeed", "accelerate"), "mixed": ("deepspeed",),
@@ -48,7 +49,8 @@ def precision(job: Joined) -> None:
         job.words["precision"] = f"{mixed}-autocast"
         _assumed(job)
     else:
-        job.words["precision"], job.words["autocast"] = weights, True
+        job.words["precision"] = weights
+        job.words.setdefault("autocast", True)
     if fsdp and _accelerated(job):
         _reductions(job, narrow=mixed != "no" or weights != "fp32")
 
@@ -56,6 +58,15 @@ def precision(job: Joined) -> None:
 def _accelerated(job: Joined) -> bool:
     """Whether Accelerate wraps the model, as the Trainer lets it."""
     return bool(job.facts.get("accelerated")) or "trainer" in job.engines
+
+
+def usual(job: Joined) -> None:
+    """Do not say that checkpoints are not reentrant where the framework's are not anyway: a plan does not either."""
+    own = job.words.get("framework")
+    if "strategy.checkpoint" not in job.origins or job.settings.get("strategy.checkpoint") != "non-reentrant":
+        return
+    if own is not None and not habits_of(str(own)).reentrant:
+        del job.settings["strategy.checkpoint"]
 
 
 def _weights(job: Joined) -> str:
@@ -123,8 +134,16 @@ def trimmed(job: Joined) -> None:
     """Take away what a Trainer says of an optimizer that DeepSpeed replaces, or of wrapping where there is no FSDP."""
     if not str(job.words.get("optimizer", "")).endswith("8bit"):
         job.settings.pop("strategy.wide_embedding_moments", None)
+    if job.facts.get("trl") and job.words.get("lora") and job.words.get("framework") == "deepspeed":
+        _adapters_under_zero3(job)
     if not job.engines & {"fsdp1", "fsdp2"}:
         job.facts.pop("checkpoints_wrapped", None)
+
+
+def _adapters_under_zero3(job: Joined) -> None:
+    """TRL 1.16 makes checkpoints reentrant there, whatever is asked for (sft_trainer.py)."""
+    if int(job.words.get("zero", 0)) == 3 and job.words.get("recompute", "none") != "none":
+        job.settings["strategy.checkpoint"] = "reentrant"
 
 
 def _mismatch(said: Said, own: Said, trainer: Config) -> Finding:

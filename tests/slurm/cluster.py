@@ -6,6 +6,7 @@ import os
 import shutil
 import socket
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -15,7 +16,7 @@ from pathlib import Path
 
 HERE = Path(__file__).parent
 DOCUMENTS = HERE.parents[1] / "docs" / "integrations" / "slurm"
-MEMCALC = HERE / "memcalc"
+MEMCALC = Path(sys.executable).with_name("memcalc")
 """The executable that the plugin calls."""
 PLACE = "/etc/slurm/memcalc"
 """Where the documents put the plugin's files."""

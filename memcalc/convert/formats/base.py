@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib import import_module
 from typing import Any
 
@@ -140,7 +141,10 @@ def changes(form: Format, before: Job, after: Job) -> dict[Place, Any]:
     """Return what a config must say differently for another job: None for what it must no longer say."""
     if form.write is None:
         return {}
-    old, new = form.write(before), form.write(after)
+    try:
+        old, new = (form.write(replace(job, editing=True)) for job in (before, after))
+    except KeyError:  # a value that the format has no name for
+        return {}
     keys = [key for key in {**old, **new} if old.get(key) != new.get(key)]
     return {tuple(key.split(".")): new.get(key) for key in keys}
 
@@ -148,7 +152,8 @@ def changes(form: Format, before: Job, after: Job) -> dict[Place, Any]:
 def _flag_value(value: Any) -> str:
     if value is True:
         return ""
-    return " " + (" ".join(map(str, value)) if isinstance(value, list | tuple) else str(value))
+    parts = value if isinstance(value, list | tuple) else (value,)
+    return "".join(f" {shlex.quote(str(part))}" for part in parts)
 
 
 def _yaml(data: Mapping[str, Any]) -> str:

@@ -160,7 +160,8 @@ def _slurm(reading: Reading, request: Request, sbatch: bool) -> None:
     if not request.options:
         return
     name, each, whole, types = request.gpus
-    _count(reading, "nodes", request.nodes, lead + (request.value("nodes", "ntasks")[0] or "nodes"), 1)
+    if request.nodes is not None or whole is None or "nodes" in request.options:
+        _count(reading, "nodes", request.nodes, lead + (request.value("nodes", "ntasks")[0] or "nodes"), 1)
     if each is not None:
         reading.say("gpus_per_node", each, lead + name)
     elif whole is not None:

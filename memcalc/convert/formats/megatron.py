@@ -33,7 +33,7 @@ def read(document: Document) -> Config:
         reading.refer("megatron", "yaml_cfg", path=str(path))
         return Config(document, "megatron", (), (), tuple(reading.references))
     flags = Flags(reading)
-    reading.say("framework", "megatron", "num_layers")
+    flags.say("framework", "megatron", "num_layers")
     say_model(flags)
     _precision(flags)
     _optimizer(flags)
@@ -118,7 +118,7 @@ def _pipeline(flags: Flags) -> None:
             raise flags.reading.wrong(
                 flags.key("num_layers_per_virtual_pipeline_stage"),
                 each,
-                f"must part the {whole} blocks of {stages} stages",
+                f"must part {whole} blocks over {stages} stages",
             )
         chunks = whole // (stages * each)
     if stages == 1:
@@ -142,8 +142,8 @@ def _batch(flags: Flags) -> None:
         flags.say("micro_batch", micro, "micro_batch_size")
     whole = flags.whole("global_batch_size", low=1)
     steps = [part.partition(":")[2] for part in flags.text("step_batch_size_schedule").strip("'\"").split()]
-    if whole is None and steps and steps[-1].isdigit():
-        flags.say("global_batch", max(int(step) for step in steps if step.isdigit()), "step_batch_size_schedule")
+    if whole is None and steps and steps[-1].isdecimal():
+        flags.say("global_batch", max(int(step) for step in steps if step.isdecimal()), "step_batch_size_schedule")
     elif whole is None:
         flags.say("accumulation", 1, "global_batch_size")
     else:

@@ -245,7 +245,7 @@ _YAML = """
     tp_comm_atomic_rs finalize_model_grads_func pipeline_dtype grad_scale_func enable_autocast autocast_dtype
     variable_seq_lengths num_microbatches_with_partial_activation_checkpoints overlap_p2p_comm batch_p2p_comm
     batch_p2p_sync deallocate_pipeline_outputs no_sync_func grad_sync_func param_sync_func cpu_offloading
-    _cpu_offloading_context cpu_offloading_weights cpu_offloading_activations barrier_with_L1_time
+    _cpu_offloading_context bert_binary_head cpu_offloading_weights cpu_offloading_activations barrier_with_L1_time
     fp8_dot_product_attention fp8_multi_head_attention embedding_init_method clone_scatter_output_in_embedding
     persist_layer_norm
 """

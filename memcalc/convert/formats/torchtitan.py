@@ -8,35 +8,19 @@ distributed/activation_checkpoint.py of 0.2.2, and in their ancestors at 9dec370
 
 from __future__ import annotations
 
-from typing import Any
-
 from memcalc.convert.config import Config, Reading
 from memcalc.convert.document import Document
 from memcalc.convert.formats.base import Format
-from memcalc.convert.formats.torchtitan_keys import KEYS, SPELLED, spelling, until
+from memcalc.convert.formats.torchtitan_batch import degree, key_of, say_batch, say_pipeline
+from memcalc.convert.formats.torchtitan_keys import KEYS, spelling, until
 from memcalc.convert.formats.torchtitan_models import FLEXIBLE, model_of
 from memcalc.convert.formats.torchtitan_write import write
 
-_SCHEDULES = {
-    "1F1B": "1f1b",
-    "GPipe": "gpipe",
-    "Interleaved1F1B": "interleaved",
-    "InterleavedZeroBubble": "interleaved-zb",
-    "ZBVZeroBubble": "zb-v",
-    "LoopedBFS": "interleaved",
-    "DualPipeV": "zb-v",
-}
-"""torch.distributed.pipelining's names; the last two are counted as the one most like them."""
-_CHUNKED = frozenset({"interleaved", "interleaved-zb", "zb-v"})
 _DTYPES = {"bfloat16": "bf16", "float32": "fp32"}
 _FLOAT8 = ("float8", "quantize.linear.float8", "quantize.dense.float8")
 _MX = ("mx", "quantize.linear.mx", "quantize.dense.mx")
-_MICROBATCH_SIZE = "2025-04-07"
-"""Until then a pipeline had as many micro-batches as stages; since, micro-batches of one sequence (8b737fe3c)."""
 _IMPLEMENTATION = "2025-02-24"
 """Until then ``optimizer.fused`` was off by default; since, the implementation is fused."""
-_WEIGHTED_SPLIT = "2025-07-30"
-"""Since then embedding and output weigh as much as blocks in the split over stages (3c84ce095)."""
 _LOSS_COMPILED, _LOSS_NOT_COMPILED, _LOSS_COMPILED_AGAIN = "2024-10-22", "2024-12-18", "2025-04-02"
 """``training.compile`` took in the loss (e10cb9494), then not (e8977b007), then again (bbb1b616e)."""
 _HARMLESS = (
@@ -83,10 +67,10 @@ def read(document: Document) -> Config:
     """Return what a torchtitan TOML says of a job, or flags of its command over the file that they name."""
     if document.kind == "flags":
         document = _plain_flags(document)
-        named = document.data.get("job", {}).get("config_file") if isinstance(document.data, dict) else None
-        if named is not None:
-            reading = Reading(document, "torchtitan", "torchtitan 0.2.2")
-            reading.refer("torchtitan", "job.config_file", path=str(named), over=document)
+        reading = Reading(document, "torchtitan", "torchtitan 0.2.2")
+        named = reading.text("job.config_file")
+        if named:
+            reading.refer("torchtitan", "job.config_file", path=named, over=document)
             return Config(document, "torchtitan", (), (), tuple(reading.references))
     reading = Reading(document, "torchtitan", "torchtitan 0.2.2")
     day = _era(reading)
@@ -94,8 +78,8 @@ def read(document: Document) -> Config:
     _precision(reading)
     _optimizer(reading, day)
     _parallelism(reading)
-    _batch(reading)
-    _pipeline(reading, day)
+    say_batch(reading)
+    say_pipeline(reading, day)
     _recompute(reading)
     _compile(reading, day)
     _validation(reading)
@@ -122,16 +106,6 @@ def _plain_flags(document: Document) -> Document:
     return replace(document, data=data)
 
 
-def _key(reading: Reading, name: str) -> str:
-    """The name that the file has for a setting; two names of one are an error."""
-    found = [one for _, one in SPELLED.get(name, (("", name),)) if reading.has(one)]
-    unknown = [one for _, one in SPELLED.get(name, ()) if tuple(one.split(".")) in reading.document.unknown]
-    if len(found) > 1:
-        allowed = f"no torchtitan takes {found[0]} beside it: they are one setting, by its new and its old name"
-        raise reading.wrong(found[1], reading.raw(found[1]), allowed)
-    return (unknown or found or [name])[0]
-
-
 def _era(reading: Reading) -> str:
     """The last day on which torchtitan took all keys of the file; its month is the era."""
     day, key = until(reading.document)
@@ -146,7 +120,7 @@ def _model(reading: Reading) -> None:
     if simple:
         reading.say("strategy.fsdp_schedule", "simple", "model.name")
     reading.say("model", model_of(plain, flavor), "model.flavor")
-    if reading.raw("model.norm_type", "rmsnorm") not in {"rmsnorm", "fused_rmsnorm", "compiled_rmsnorm"}:
+    if reading.text("model.norm_type", "rmsnorm") not in {"rmsnorm", "fused_rmsnorm", "compiled_rmsnorm"}:
         reading.not_modelled({"model.norm_type": "the norms of the preset are counted"})
     if plain in FLEXIBLE or "flex" in flavor or "varlen" in flavor:
         says = "its flavor runs FlexAttention or variable lengths, which are counted as flash attention"
@@ -164,14 +138,14 @@ def _precision(reading: Reading) -> None:
     mx = next((name for name in converters if name in _MX), "")
     key = "model.converters" if converters else old if reading.flag(old) else "training.mixed_precision_param"
     if eight or mx:
-        recipe = _key(reading, "quantize.linear.float8.recipe_name")
+        recipe = key_of(reading, "quantize.linear.float8.recipe_name")
         scaling = reading.one_of(recipe, {name: name for name in ("tensorwise", "rowwise", "rowwise_with_gw_hp")})
-        gather = _key(reading, "quantize.linear.float8.enable_fsdp_float8_all_gather")
+        gather = key_of(reading, "quantize.linear.float8.enable_fsdp_float8_all_gather")
         reading.say("precision", "fp8-mixed", key)
         reading.say("strategy.float8", "mxfp8" if mx else scaling or "tensorwise", key if mx else recipe)
         if reading.flag(gather) and not mx:
             reading.say("strategy.float8_all_gather", True, gather)
-        emulate = _key(reading, "quantize.linear.float8.emulate")
+        emulate = key_of(reading, "quantize.linear.float8.emulate")
         reading.not_modelled({emulate: "float8 products are computed in 16 bits"})
     elif whole == "bf16":
         reading.say("precision", "bf16", "training.dtype")
@@ -206,28 +180,23 @@ def _optimizer(reading: Reading, day: str) -> None:
         reading.say("offload", ("optimizer", "params"), "training.enable_cpu_offload")
 
 
-def _degree(reading: Reading, name: str) -> tuple[str, int]:
-    key = _key(reading, name)
-    return key, reading.whole(key, 1, low=1) or 1
-
-
 def _parallelism(reading: Reading) -> None:
     degrees = {}
     for word, name in (("tp", "tensor"), ("pp", "pipeline"), ("cp", "context")):
-        key, degrees[word] = _degree(reading, f"parallelism.{name}_parallel_degree")
+        key, degrees[word] = degree(reading, f"parallelism.{name}_parallel_degree")
         reading.say(word, degrees[word], key)
-    tp_key = _key(reading, "parallelism.tensor_parallel_degree")
-    off = _key(reading, "parallelism.disable_loss_parallel")
+    tp_key = key_of(reading, "parallelism.tensor_parallel_degree")
+    off = key_of(reading, "parallelism.disable_loss_parallel")
     whole = reading.flag(off) or reading.flag("training.enable_loss_parallel", True) is False
     reading.say(
         "loss", "parallel" if degrees["tp"] > 1 and not whole else "standard", off if reading.has(off) else tp_key
     )
     if degrees["tp"] > 1:
         reading.say("sp", True, tp_key)
-    wait = _key(reading, "parallelism.enable_async_tensor_parallel")
+    wait = key_of(reading, "parallelism.enable_async_tensor_parallel")
     if reading.flag(wait):
         reading.say("strategy.async_tp", True, wait)
-    ring = _key(reading, "parallelism.context_parallel_rotate_method")
+    ring = key_of(reading, "parallelism.context_parallel_rotate_method")
     kind = reading.one_of(ring, {"allgather": "allgather", "alltoall": "ring"}, "allgather")
     if degrees["cp"] > 1:
         reading.say("cp_kind", kind, ring)
@@ -241,124 +210,29 @@ def _parallelism(reading: Reading) -> None:
 
 def _sharding(reading: Reading, degrees: dict[str, int]) -> None:
     """FSDP shards over ``data_parallel_shard_degree`` times CP; -1 is what the other degrees leave."""
-    key = _key(reading, "parallelism.fsdp_reshard_after_forward")
+    key = key_of(reading, "parallelism.fsdp_reshard_after_forward")
     policy = reading.one_of(key, {name: name for name in ("default", "always", "never")}, "default")
     kept = policy == "never" or (policy == "default" and degrees["pp"] > 1)
-    why = key if reading.has(key) else _key(reading, "parallelism.pipeline_parallel_degree") if kept else key
+    why = key if reading.has(key) else key_of(reading, "parallelism.pipeline_parallel_degree") if kept else key
     reading.say("zero", 2 if kept else 3, why)
     reading.say("strategy.reshard", policy, key)
-    shard_key = _key(reading, "parallelism.data_parallel_shard_degree")
+    shard_key = key_of(reading, "parallelism.data_parallel_shard_degree")
     shards = reading.number(shard_key, -1)
     if shards is None or shards != int(shards) or (shards < 1 and shards != -1):
         raise reading.wrong(shard_key, reading.raw(shard_key), "must be -1 or a whole number from 1")
-    copies_key, copies = _degree(reading, "parallelism.data_parallel_replicate_degree")
+    copies_key, copies = degree(reading, "parallelism.data_parallel_replicate_degree")
     if shards > 0:
         gpus = int(shards) * copies * degrees["tp"] * degrees["pp"] * degrees["cp"]
         reading.say("gpus", gpus, shard_key)
     if copies > 1:
-        says = "weights are sharded over a part of the data-parallel ranks; counted as sharded over all, which is less"
+        less = "counted as sharded over all data-parallel ranks, which is less"
+        says = f"weights are whole on each rank; {less}" if shards == 1 else f"shards are kept {copies} times; {less}"
         reading.note(
             "warning", "MC002", copies_key, f"{copies_key} {copies} changes memory and is not modelled: {says}"
         )
-    elif shards == 1 and degrees["cp"] == 1:
-        says = "without FSDP it trains under autocast on whole weights; counted as FSDP on one rank"
-        reading.note("warning", "MC002", shard_key, f"{shard_key} 1 changes memory and is not modelled: {says}")
     kind = reading.text("training.data_parallel_type", "fsdp")
     if kind != "fsdp":
         reading.not_modelled({"training.data_parallel_type": "weights are whole on every rank; counted as FSDP"})
-
-
-def _batch(reading: Reading) -> None:
-    """A pipeline cuts the local batch into micro-batches: of one sequence, or until April 2025 as many as stages."""
-    reading.say("seq_len", reading.whole("training.seq_len", 2048, low=1), "training.seq_len")
-    key = _key(reading, "training.local_batch_size")
-    local = reading.whole(key, 8, low=1) or 8
-    _, stages = _degree(reading, "parallelism.pipeline_parallel_degree")
-    micro, micro_key = local, key
-    old = _key(reading, "parallelism.pipeline_parallel_microbatches")
-    if stages > 1 and (reading.has(old) or until(reading.document)[0] <= _MICROBATCH_SIZE):
-        parts = reading.whole(old, stages, low=1) or stages
-        if local % parts:
-            raise reading.wrong(key, local, f"must be a multiple of the {parts} micro-batches of the pipeline")
-        micro = local // parts
-    elif stages > 1:
-        micro_key = "parallelism.pipeline_parallel_microbatch_size"
-        micro = reading.whole(micro_key, 1, low=1) or 1
-        if local % micro:
-            raise reading.wrong(key, local, f"must be a multiple of {micro_key} {micro}")
-    reading.say("micro_batch", micro, micro_key)
-    reading.harmless("parallelism.pipeline_parallel_microbatch_size")
-    whole = reading.number("training.global_batch_size", -1)
-    if whole is not None and whole > 0:
-        reading.say("train_batch", reading.whole("training.global_batch_size", low=1), "training.global_batch_size")
-    else:
-        reading.say("accumulation", local // micro, key)
-
-
-def _pipeline(reading: Reading, day: str) -> None:
-    _, stages = _degree(reading, "parallelism.pipeline_parallel_degree")
-    name = _key(reading, "parallelism.pipeline_parallel_schedule")
-    schedule = reading.one_of(name, _SCHEDULES, "1f1b")
-    points_key = _key(reading, "parallelism.pipeline_parallel_split_points")
-    points = [_block(reading, points_key, point) for point in reading.items(points_key)]
-    each = reading.whole("parallelism.pipeline_parallel_layers_per_stage", low=1)
-    ends = [reading.whole(f"parallelism.pipeline_parallel_{end}_stage_less_layers", 1) for end in ("first", "last")]
-    if stages == 1:
-        return
-    reading.say("pp_schedule", schedule, name)
-    if reading.text(name).lower() in {"loopedbfs", "dualpipev"}:
-        reading.not_modelled({name: f"counted as {schedule}"})
-    blocks = _blocks(reading.said)
-    chunks = 2 if schedule in _CHUNKED else 1
-    if points:
-        chunks = (len(points) + 1) // stages
-    elif each and blocks:
-        chunks = -(-(blocks + sum(end or 0 for end in ends)) // (each * stages))
-    if schedule in _CHUNKED:
-        reading.say("vpp", chunks, "parallelism.pipeline_parallel_layers_per_stage")
-    if points and blocks:
-        reading.say("strategy.first_stage_layers", points[0] * chunks, points_key)
-        reading.say("strategy.last_stage_layers", (blocks - points[-1]) * chunks, points_key)
-    elif day <= _WEIGHTED_SPLIT and blocks:
-        reading.say("strategy.first_stage_layers", blocks // (stages * chunks) * chunks, points_key)
-    elif day > _WEIGHTED_SPLIT:
-        _ends(reading, ends, blocks, stages * chunks, chunks)
-
-
-def _ends(reading: Reading, ends: list[int | None], blocks: int, parts: int, chunks: int) -> None:
-    """The first and last part have as many blocks less as the file says; a remainder goes to the earlier parts."""
-    keys = [f"parallelism.pipeline_parallel_{end}_stage_less_layers" for end in ("first", "last")]
-    words = ("strategy.embedding_in_split", "strategy.loss_in_split")
-    if all(end in (0, 1) for end in ends):
-        for key, word, end in zip(keys, words, ends, strict=True):
-            reading.say(word, bool(end), key)
-    elif blocks:
-        less = [end or 0 for end in ends]
-        base, rest = divmod(blocks + sum(less), parts)
-        reading.say("strategy.first_stage_layers", (base + (rest > 0) - less[0]) * chunks, keys[0])
-        reading.say("strategy.last_stage_layers", (base - less[1]) * chunks, keys[1])
-
-
-def _block(reading: Reading, key: str, point: Any) -> int:
-    """The number of the block at which a stage begins, from such as ``layers.4``."""
-    last = str(point).rpartition(".")[2]
-    if not last.isdigit():
-        raise reading.wrong(key, str(point), "must name blocks, such as layers.4")
-    return int(last)
-
-
-def _blocks(said: list[Any]) -> int:
-    """Blocks of the model, where its sizes are known."""
-    from memcalc import catalog
-    from memcalc.errors import UnknownNameError
-
-    model = next((one.value for one in said if one.word == "model"), "")
-    if isinstance(model, dict):
-        return int(model["n_layers"])
-    try:
-        return catalog.model(model).num_layers
-    except UnknownNameError:
-        return 0
 
 
 def _recompute(reading: Reading) -> None:
@@ -372,7 +246,7 @@ def _recompute(reading: Reading) -> None:
         says = "the compiler decides what is kept; counted as everything"
         reading.note("warning", "MC002", key, f"{key} memory_budget changes memory and is not modelled: {says}")
     if mode == "selective" and option != "op":
-        if not option.isdigit():
+        if not option.isdecimal():
             raise reading.wrong("activation_checkpoint.selective_ac_option", option, "must be op or a whole number")
         policy = f"every-{option}" if int(option) else "full"
         reading.say("recompute", policy, "activation_checkpoint.selective_ac_option")
@@ -383,8 +257,8 @@ def _recompute(reading: Reading) -> None:
 
 def _compile(reading: Reading, day: str) -> None:
     """What ``components`` names; before it was there blocks, and the loss in some months."""
-    key = _key(reading, "compile.enable")
-    parts = set(reading.items("compile.components") or ["model", "loss"])
+    key = key_of(reading, "compile.enable")
+    parts = set(map(str, reading.items("compile.components"))) or {"model", "loss"}
     if key != "compile.enable":
         loss = _LOSS_COMPILED < day <= _LOSS_NOT_COMPILED or day > _LOSS_COMPILED_AGAIN
         parts = {"model", "loss"} if loss else {"model"}

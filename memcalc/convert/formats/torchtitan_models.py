@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-__all__ = ["FLAVORS", "FLEXIBLE", "flavor_of", "model_of"]
+__all__ = ["FLAVORS", "FLEXIBLE", "PRESETS", "flavor_of", "model_of"]
 
 FLAVORS: dict[str, dict[str, str]] = {
     "llama3": {"8B": "llama-3.1-8b", "70B": "llama-3.1-70b", "405B": "llama-3.1-405b"},
@@ -21,6 +21,7 @@ FLAVORS: dict[str, dict[str, str]] = {
     "llama2": {"7B": "llama-2-7b", "13B": "llama-2-13b", "70B": "llama-2-70b"},
 }
 """Presets by name and flavor; ``llama2`` (first called ``llama``) was there until February 2025."""
+PRESETS = frozenset(preset for flavors in FLAVORS.values() for preset in flavors.values())
 FLEXIBLE = frozenset({"deepseek_v3"})
 """Models whose flavors run FlexAttention; flavors of others say so in their name."""
 _DEBUG = {"name": "llama3-debugmodel", "n_layers": 6, "hidden": 256, "heads": 16, "ffn": 768, "vocab": 2048,

@@ -89,11 +89,12 @@ def _options(reading: Reading, key: str) -> dict[str, Any]:
     if isinstance(value, str) and value.strip().startswith("{"):
         try:
             value = json.loads(value)
-        except ValueError:
+        except (ValueError, RecursionError):
             raise reading.wrong(key, value, "must be JSON") from None
     if value is not None and not isinstance(value, dict):
         raise reading.wrong(key, value, "must be a table")
-    return value or {}
+    words = {"true": True, "false": False}  # a flag's values are texts
+    return {name: words.get(str(one).lower(), one) for name, one in (value or {}).items()}
 
 
 def _checkpoints(reading: Reading, trl: bool) -> None:

@@ -39,6 +39,8 @@ def read_script(reading: Reading, trl: bool) -> None:
         if isinstance(reading.raw(key), str):
             reading.say("model", reading.text(key), key)
             break
+    if trl:
+        reading.say("trl", True, next(key for key in reading.document.data if key in TRL_SIGNS))
     quantized = _adapters(reading)
     _weights(reading, trl, quantized)
     _attention(reading)
