@@ -87,7 +87,7 @@ def row(recipe: dict[str, Any]) -> str:
         str(result.estimate.hardware.gpus),
         f"{figure(recipe):.1f} {KINDS[kind]}",
         "" if measured is None else f"{measured:.1f} {'(tool not said)' if kind == 'unknown' else kind}",
-        "" if apart is None else f"{apart:+.0%}".replace("-", "−"),
+        "" if apart is None else f"{round(apart * 100) or 0:+d}%".replace("-", "−").replace("+0", "0"),
         result.verdict.replace("-", " "),
         recipe["outcome"] if recipe["outcome"] == "ran" else "ran out of memory",
         f"[{recipe['date']}]({recipe['source']})",
