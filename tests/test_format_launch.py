@@ -418,6 +418,7 @@ MEGATRON = "pretrain_gpt.py --num-layers 2 --hidden-size 8"
         (f"deepspeed --hostfile h {MEGATRON}", {"gpus_per_node": None, "nodes": None}),
         (f"deepspeed -H h --num_nodes 2 --num_gpus 8 {MEGATRON}", {"gpus_per_node": 8, "nodes": 2}),
         (f"python {MEGATRON}", {"gpus": 1}),
+        ("CUDA_VISIBLE_DEVICES=0,1 tune run full_finetune_single_device batch_size=2", {"gpus": 1}),
         (f"srun -N 2 --ntasks-per-node=8 --gpus-per-node=8 python -u {MEGATRON}", {"nodes": 2, "gpus_per_node": 8}),
         (f"srun -N 2 --ntasks-per-node=8 python {MEGATRON}", {"nodes": 2, "gpus_per_node": 8}),
         (f"nohup env X=1 torchrun --nproc_per_node 2 {MEGATRON} &", {"gpus_per_node": 2, "nodes": 1}),

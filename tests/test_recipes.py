@@ -17,6 +17,7 @@ from memcalc import check
 from memcalc.results import Check
 from memcalc.specs.runs import Run
 from memcalc.units import GIB, parse_bytes
+from memcalc.validation import predict
 
 ROOT = Path(__file__).resolve().parents[1]
 HOME = ROOT / "docs" / "examples" / "preflight"
@@ -149,6 +150,8 @@ def test_a_row_of_the_measured_runs_is_the_same_job(name: str) -> None:
     assert estimate.hardware.gpus == run.gpus
     assert estimate.workload.seq_len == run.workload.seq_len
     assert estimate.workload.micro_batch == run.workload.micro_batch
+    same = estimate.peak.allocated == predict(run).peak.allocated
+    assert same == ("unlike_run" not in recipe), "the files come to the words of the row, byte by byte"
 
 
 def published(name: str) -> Run:

@@ -18,6 +18,7 @@ FACTS = {
     "weights": "dtype in which the script loads the weights: fp32, fp16 or bf16",
     "eval_micro_batch": "sequences a rank evaluates at a time",
     "evaluates": "whether the job evaluates while it trains",
+    "sharded": "stage of sharding where there are several GPUs, of a runtime that shards nothing on one",
     "varying_lengths": "whether batches differ in length from one to the next",
     "checkpoints_wrapped": "whether the Trainer applies checkpointing to a model that FSDP has wrapped",
     "accelerated": "whether Accelerate prepares the model: autocast stands over FSDP's casts too",

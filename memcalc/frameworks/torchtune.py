@@ -23,6 +23,13 @@ CHUNKED = Loss(
     head_in_parts=True,
     source="torchtune modules/loss/ce_chunked_output_loss.py: num_output_chunks=8; transformer.py: chunked_output",
 )
+LINEAR = Loss(
+    "log-softmax",
+    upcast="model",
+    chunks=8,
+    head_in_parts=True,
+    source="torchtune c9861c94a (2025-05-07) modules/loss/cross_entropy_loss.py: logits.float() of a chunk",
+)
 CODE = OwnCode(
     attention={"packed_qkv": False, "kv_form": "views", "fused": True, "scores_bias": "none", "explicit_mask": False},
     mlp={"packed": False},
@@ -42,4 +49,11 @@ TORCHTUNE = like(
     source="torchtune 1814feb17, recipes/full_finetune_distributed.py",
 )
 
-ERAS = {"torchtune": (("2024-04", TORCHTUNE),)}
+TORCHTUNE_2025 = like(
+    TORCHTUNE,
+    "torchtune",
+    losses={"standard": WHOLE, "chunked": LINEAR},
+    source=f"torchtune bd2a0fc7c; {LINEAR.source}",
+)
+
+ERAS = {"torchtune": (("2024-04", TORCHTUNE), ("2025-05", TORCHTUNE_2025))}

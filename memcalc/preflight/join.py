@@ -12,7 +12,17 @@ from memcalc.convert.facts import FACTS
 from memcalc.errors import MissingError
 from memcalc.planner.settings import FIELDS
 from memcalc.preflight.names import gpu_named, model_named, preset_like
-from memcalc.preflight.runtime import compared, filled_in, mismatches, precision, prevails, trimmed, usual, yields
+from memcalc.preflight.runtime import (
+    compared,
+    filled_in,
+    mismatches,
+    precision,
+    prevails,
+    sharded,
+    trimmed,
+    usual,
+    yields,
+)
 from memcalc.specs.flat import from_flat
 from memcalc.specs.model import Model
 from memcalc.units import parse_count
@@ -104,6 +114,7 @@ def joined(configs: Iterable[Config], given: Mapping[str, Any], dirs: tuple[str,
     _sequence_parallel(job)
     _counts(job)
     _framework(job)
+    sharded(job)
     precision(job)
     usual(job)
     mismatches(job, configs)

@@ -15,7 +15,7 @@ from memcalc.frameworks import habits_of
 if TYPE_CHECKING:
     from memcalc.preflight.join import Joined
 
-__all__ = ["compared", "filled_in", "mismatches", "precision", "prevails", "trimmed", "usual", "yields"]
+__all__ = ["compared", "filled_in", "mismatches", "precision", "prevails", "sharded", "trimmed", "usual", "yields"]
 
 _COMPARED = {
     "micro_batch": ("deepspeed",), "accumulation": ("deepspeed", "accelerate"), "mixed": ("deepspeed",),
@@ -58,6 +58,18 @@ def precision(job: Joined) -> None:
 def _accelerated(job: Joined) -> bool:
     """Whether Accelerate wraps the model, as the Trainer lets it."""
     return bool(job.facts.get("accelerated")) or "trainer" in job.engines
+
+
+def sharded(job: Joined) -> None:
+    """Say the stage of a runtime that shards over several GPUs and runs plainly on one; 16-bit weights reduce in 16."""
+    stage = job.facts.get("sharded")
+    if stage is None or job.words.get("gpus") is None:
+        return
+    several = int(job.words["gpus"]) > 1
+    if job.words.get("zero") is None:
+        job.words["zero"] = int(stage) if several else 0
+    if several and job.words.get("precision") == "bf16":
+        job.settings.setdefault("strategy.reduce_dtype", "bf16")
 
 
 def usual(job: Joined) -> None:

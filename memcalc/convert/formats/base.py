@@ -22,6 +22,8 @@ FORMATS = (
     "megatron",
     "axolotl",
     "llamafactory",
+    "torchtune",
+    "litgpt",
     "deepspeed",
     "accelerate",
     "trainer",
