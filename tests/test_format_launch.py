@@ -426,6 +426,7 @@ GPT = "pretrain_gpt.py --num-layers 2 --hidden-size 8"
         (f"apptainer exec --nv img.sif torchrun --nproc_per_node 2 {GPT}", {"gpus_per_node": 2, "nodes": 1}),
         (f"docker run --gpus all --name x image torchrun --nproc_per_node 2 {GPT}", {"gpus_per_node": 2, "nodes": 1}),
         (f"time uv run torchrun --nproc_per_node 2 {GPT} 2>&1 | tee log", {"gpus_per_node": 2, "nodes": 1}),
+        ("CUDA_VISIBLE_DEVICES=0,1 tune run full_finetune_single_device batch_size=2", {"gpus": 1}),
         ("tune run --nproc_per_node 2 lora_finetune_distributed --config a.yaml", {"gpus_per_node": 2, "nodes": 1}),
         ("axolotl train a.yml", {}),
     ],

@@ -155,6 +155,15 @@ def flags(command: str) -> Config:
     return format_named("trainer").read(flag_document(Path("train.sh"), command, script.commands[0].words))
 
 
+def test_a_length_may_be_abbreviated_as_pefts_scripts_do() -> None:
+    """Argparse takes `--max_seq_len` for `--max_seq_length`, which TRL has no longer: none of its newest defaults hold."""
+    config = flags("train.py --model_name_or_path m --max_seq_len 2048 --packing True --output_dir out --bf16 True")
+    found = {said.word: said.value for said in config.said}
+    assert found["seq_len"] == 2048
+    assert "loss" not in found
+    assert not [finding for finding in config.findings if finding.field == "max_seq_len"]
+
+
 def test_flags_say_the_same() -> None:
     config = flags(
         "sft.py --model_name_or_path Qwen/Qwen2-0.5B --max_length 2048 --packing --dtype bfloat16 --use_peft "

@@ -24,6 +24,8 @@ def read_ranks(reading: Reading, launch: Launch, script: Script) -> None:
         _accelerate(reading, launch, seen)
     elif launch.launcher == "shell":
         _from(reading, "gpus_per_node", "NGPU")
+    elif launch.launcher == "tune" and any(word.text.endswith("_single_device") for word in launch.arguments[:1]):
+        reading.say("gpus", 1, "tune run")  # torchtune's own recipes for one GPU, whatever it sees
     elif launch.launcher in ("llamafactory-cli", "axolotl", "lmf", "tune"):
         _from(reading, "gpus", f"{launch.launcher} --num_processes")
         _from(reading, "nodes", "NNODES")

@@ -22,7 +22,7 @@ _DTYPES = {"no": "no", "fp16": "fp16", "bf16": "bf16", "fp8": "fp8"}
 _HARMLESS = (
     "compute_environment", "debug", "downcast_bf16", "machine_rank", "main_training_function", "main_process_ip",
     "main_process_port", "rdzv_backend", "rdzv_conf", "same_network", "tpu_env", "tpu_name", "tpu_zone",
-    "tpu_use_cluster", "tpu_use_sudo", "tpu_vm", "command_file", "commands", "use_cpu", "gpu_ids",
+    "tpu_use_cluster", "tpu_use_sudo", "tpu_vm", "command_file", "commands", "use_cpu", "gpu_ids", "module",
     "enable_cpu_affinity", "mpirun_config.", "deepspeed_config.deepspeed_multinode_launcher",
     "deepspeed_config.deepspeed_hostfile", "deepspeed_config.deepspeed_exclusion_filter",
     "deepspeed_config.deepspeed_inclusion_filter", "deepspeed_config.zero3_init_flag",

@@ -63,7 +63,7 @@ NOT_MODELLED = {
     "resize_token_embeddings": "the embedding may grow",
 }
 HARMLESS = (
-    "output_dir", "checkpointer.", "device", "seed", "shuffle", "log_level", "resume_from_checkpoint",
+    "recipe", "output_dir", "checkpointer.", "device", "seed", "shuffle", "log_level", "resume_from_checkpoint",
     "metric_logger.", "log_every_n_steps", "log_peak_memory_stats", "epochs", "max_steps_per_epoch", "profiler.",
     "clip_grad_norm", "lr_scheduler.", "save_adapter_weights_only", "low_cpu_ram", "collate_fn",
     "cudnn_deterministic_mode", "enable_async_checkpointing", "profile_memory", "save_every_n_steps",

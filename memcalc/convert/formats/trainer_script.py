@@ -23,12 +23,14 @@ _ATTENTION = {
     "flash_attention_2": "flash", "flash_attention_3": "flash", "kernels-community/flash-attn2": "flash",
     "kernels-community/flash-attn": "flash", "eager": "eager", "sdpa": "", "flex_attention": "flex", "none": "",
 }  # fmt: skip
-_LENGTHS = ("max_length", "max_seq_length", "block_size", "model_max_length")
+_LENGTHS = ("max_length", "max_seq_length", "max_seq_len", "block_size", "model_max_length")
+"""`max_seq_len` is how PEFT's scripts abbreviate `max_seq_length`: argparse takes a beginning that is unique."""
 
 
 def is_trl(reading: Reading) -> bool:
     """Whether TRL's own defaults hold: keys of its newest release, none of those that it no longer has."""
-    return bool(TRL_SIGNS & set(reading.document.data)) and not reading.has("max_seq_length")
+    old = reading.has("max_seq_length") or reading.has("max_seq_len")
+    return bool(TRL_SIGNS & set(reading.document.data)) and not old
 
 
 def read_script(reading: Reading, trl: bool) -> None:

@@ -1,0 +1,39 @@
+#!/bin/bash
+# In the shape of huggingface/peft at 5d602fdb, examples/sft/run_peft_qlora_fsdp.sh
+accelerate launch --config_file fsdp_config_qlora.yaml train.py \
+  --seed 100 \
+  --model_name_or_path "meta-llama/Llama-2-70b-hf" \
+  --dataset_name "smangrul/ultrachat-10k-chatml" \
+  --chat_template_format "chatml" \
+  --add_special_tokens False \
+  --append_concat_token False \
+  --splits "train,test" \
+  --max_seq_len 2048 \
+  --num_train_epochs 1 \
+  --logging_steps 5 \
+  --eval_strategy "epoch" \
+  --save_strategy "epoch" \
+  --bf16 True \
+  --packing True \
+  --learning_rate 1e-4 \
+  --lr_scheduler_type "cosine" \
+  --weight_decay 1e-4 \
+  --warmup_steps 0 \
+  --max_grad_norm 1.0 \
+  --output_dir "llama-sft-qlora-fsdp" \
+  --per_device_train_batch_size 2 \
+  --per_device_eval_batch_size 2 \
+  --gradient_accumulation_steps 2 \
+  --gradient_checkpointing True \
+  --use_reentrant True \
+  --dataset_text_field "content" \
+  --use_flash_attn True \
+  --use_peft_lora True \
+  --lora_r 8 \
+  --lora_alpha 16 \
+  --lora_dropout 0.1 \
+  --lora_target_modules "all-linear" \
+  --use_4bit_quantization True \
+  --use_nested_quant True \
+  --bnb_4bit_compute_dtype "bfloat16" \
+  --bnb_4bit_quant_storage_dtype "bfloat16"
