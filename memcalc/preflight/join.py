@@ -20,7 +20,6 @@ from memcalc.preflight.runtime import (
     prevails,
     sharded,
     trimmed,
-    usual,
     yields,
 )
 from memcalc.specs.flat import from_flat
@@ -118,7 +117,6 @@ def joined(configs: Iterable[Config], given: Mapping[str, Any], dirs: tuple[str,
     _framework(job)
     sharded(job)
     precision(job)
-    usual(job)
     mismatches(job, configs)
     trimmed(job)
     _tell(job)

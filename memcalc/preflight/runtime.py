@@ -15,7 +15,7 @@ from memcalc.frameworks import habits_of
 if TYPE_CHECKING:
     from memcalc.preflight.join import Joined
 
-__all__ = ["compared", "filled_in", "mismatches", "precision", "prevails", "sharded", "trimmed", "usual", "yields"]
+__all__ = ["compared", "filled_in", "mismatches", "precision", "prevails", "sharded", "trimmed", "yields"]
 
 _COMPARED = {
     "micro_batch": ("deepspeed",), "accumulation": ("deepspeed", "accelerate"), "mixed": ("deepspeed",),
@@ -70,15 +70,6 @@ def sharded(job: Joined) -> None:
         job.words["zero"] = int(stage) if several else 0
     if several and job.words.get("precision") == "bf16":
         job.settings.setdefault("strategy.reduce_dtype", "bf16")
-
-
-def usual(job: Joined) -> None:
-    """Do not say that checkpoints are not reentrant where the framework's are not anyway: a plan does not either."""
-    own = job.words.get("framework")
-    if "strategy.checkpoint" not in job.origins or job.settings.get("strategy.checkpoint") != "non-reentrant":
-        return
-    if own is not None and not habits_of(str(own)).reentrant:
-        del job.settings["strategy.checkpoint"]
 
 
 def _weights(job: Joined) -> str:

@@ -132,7 +132,8 @@ def checkpoints_reentrant(scene: Scene) -> Found:
     plan = scene.strategy
     if plan.recompute == "none":
         return
-    if plan.checkpoint == "reentrant":
+    origin = scene.job.origins.get("strategy.checkpoint")
+    if plan.checkpoint == "reentrant" or (origin is not None and origin[1].value == "reentrant"):
         message = (
             "checkpoints are reentrant: each holds its output and incoming gradient through its backward, and inputs "
             "that need no gradient (frozen embeddings) cut the graph"
