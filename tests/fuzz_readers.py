@@ -265,25 +265,25 @@ def fuzz(name: str, seed: int, cases: int | None = None, seconds: float = 0.0) -
     kind = base.format_named(name).kind
     own, keys, done, begin = seeds(name, kind), keys_of(name), 0, time.monotonic()
     grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    folder = Path(tempfile.mkdtemp(prefix="memcalc-fuzz-"))
     signal.signal(signal.SIGALRM, _cut_off)
     while done < cases if cases is not None else time.monotonic() - begin < seconds:
         text = case(rng, kind, own, keys)
-        path = Path(tempfile.gettempdir()) / f"memcalc-fuzz-{name}{ENDINGS[kind]}"
+        path = folder / f"{name}-{seed}-{done}{ENDINGS[kind]}"
         path.write_text(text, encoding="utf-8", errors="replace", newline="")
         signal.alarm(LONGEST_S)
         try:
             read_all(name, path)
         except (Exception, TooLong):  # noqa: BLE001
             signal.alarm(0)
-            kept = path.with_name(f"memcalc-fuzz-{name}-{seed}-{done}{path.suffix}")
-            path.rename(kept)
             traceback.print_exc()
-            raise SystemExit(f"{name}: case {done} of seed {seed} fails: {kept}") from None
+            raise SystemExit(f"{name}: case {done} of seed {seed} fails: {path}") from None
         signal.alarm(0)
         done += 1
         if resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 - grown > MOST_GROWTH:
             raise SystemExit(f"{name}: case {done} of seed {seed} takes more than {MOST_GROWTH} bytes: {path}")
         path.unlink()
+    folder.rmdir()
     return done
 
 

@@ -5,6 +5,7 @@ Expected words follow from the scripts by hand, by the manual of sbatch and the 
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from memcalc.convert.launchers import launch_of
 from memcalc.convert.shell import read_script
 from memcalc.convert.slurm import Request, options_of, sbatch_options, seconds, variables
 from memcalc.errors import FileError, InputError, MemcalcError, MissingError, UnknownNameError
+from memcalc.preflight import check
 
 CONFIGS = Path(__file__).parent / "configs" / "launch"
 LAUNCH = format_named("launch")
@@ -398,33 +400,33 @@ def test_several_types_of_gpus_are_refused() -> None:
 
 # ---------------------------------------------------------------------------------------------------------- launchers
 
-MEGATRON = "pretrain_gpt.py --num-layers 2 --hidden-size 8"
+GPT = "pretrain_gpt.py --num-layers 2 --hidden-size 8"
 
 
 @pytest.mark.parametrize(
     ("command", "expected"),
     [
-        (f"torchrun --nproc-per-node=8 {MEGATRON}", {"gpus_per_node": 8, "nodes": 1}),
-        (f"torchrun --standalone --nnodes 2 --nproc_per_node 4 {MEGATRON}", {"gpus_per_node": 4, "nodes": 2}),
-        (f"torchrun {MEGATRON}", {"gpus_per_node": 1, "nodes": 1}),
-        (f"torchrun --nnodes 2:4 --nproc_per_node 8 {MEGATRON}", {"gpus_per_node": 8, "nodes": 2}),
-        (f"CUDA_VISIBLE_DEVICES=0,1,2 torchrun --nproc-per-node=gpu {MEGATRON}", {"gpus_per_node": 3, "nodes": 1}),
-        (f"torchrun --nproc-per-node auto {MEGATRON}", {"gpus_per_node": None, "nodes": 1}),
-        (f"python -m torch.distributed.launch --use_env --nproc_per_node=4 {MEGATRON}", {"gpus_per_node": 4, "nodes": 1}),
-        (f"python3.11 -u -m torch.distributed.run --nproc-per-node 4 {MEGATRON}", {"gpus_per_node": 4, "nodes": 1}),
-        (f"deepspeed --num_gpus 4 --num_nodes 2 {MEGATRON}", {"gpus_per_node": 4, "nodes": 2}),
-        (f"deepspeed --include localhost:4,5,6 {MEGATRON}", {"gpus_per_node": 3, "nodes": 1}),
-        (f"deepspeed --include 'a:0,1@b:0,1' {MEGATRON}", {"gpus_per_node": 2, "nodes": 2}),
-        (f"deepspeed --hostfile h {MEGATRON}", {"gpus_per_node": None, "nodes": None}),
-        (f"deepspeed -H h --num_nodes 2 --num_gpus 8 {MEGATRON}", {"gpus_per_node": 8, "nodes": 2}),
-        (f"python {MEGATRON}", {"gpus": 1}),
+        (f"torchrun --nproc-per-node=8 {GPT}", {"gpus_per_node": 8, "nodes": 1}),
+        (f"torchrun --standalone --nnodes 2 --nproc_per_node 4 {GPT}", {"gpus_per_node": 4, "nodes": 2}),
+        (f"torchrun {GPT}", {"gpus_per_node": 1, "nodes": 1}),
+        (f"torchrun --nnodes 2:4 --nproc_per_node 8 {GPT}", {"gpus_per_node": 8, "nodes": 2}),
+        (f"CUDA_VISIBLE_DEVICES=0,1,2 torchrun --nproc-per-node=gpu {GPT}", {"gpus_per_node": 3, "nodes": 1}),
+        (f"torchrun --nproc-per-node auto {GPT}", {"gpus_per_node": None, "nodes": 1}),
+        (f"python -m torch.distributed.launch --use_env --nproc_per_node=4 {GPT}", {"gpus_per_node": 4, "nodes": 1}),
+        (f"python3.11 -u -m torch.distributed.run --nproc-per-node 4 {GPT}", {"gpus_per_node": 4, "nodes": 1}),
+        (f"deepspeed --num_gpus 4 --num_nodes 2 {GPT}", {"gpus_per_node": 4, "nodes": 2}),
+        (f"deepspeed --include localhost:4,5,6 {GPT}", {"gpus_per_node": 3, "nodes": 1}),
+        (f"deepspeed --include 'a:0,1@b:0,1' {GPT}", {"gpus_per_node": 2, "nodes": 2}),
+        (f"deepspeed --hostfile h {GPT}", {"gpus_per_node": None, "nodes": None}),
+        (f"deepspeed -H h --num_nodes 2 --num_gpus 8 {GPT}", {"gpus_per_node": 8, "nodes": 2}),
+        (f"python {GPT}", {"gpus": 1}),
+        (f"srun -N 2 --ntasks-per-node=8 --gpus-per-node=8 python -u {GPT}", {"nodes": 2, "gpus_per_node": 8}),
+        (f"srun -N 2 --ntasks-per-node=8 python {GPT}", {"nodes": 2, "gpus_per_node": 8}),
+        (f"nohup env X=1 torchrun --nproc_per_node 2 {GPT} &", {"gpus_per_node": 2, "nodes": 1}),
+        (f"apptainer exec --nv img.sif torchrun --nproc_per_node 2 {GPT}", {"gpus_per_node": 2, "nodes": 1}),
+        (f"docker run --gpus all --name x image torchrun --nproc_per_node 2 {GPT}", {"gpus_per_node": 2, "nodes": 1}),
+        (f"time uv run torchrun --nproc_per_node 2 {GPT} 2>&1 | tee log", {"gpus_per_node": 2, "nodes": 1}),
         ("CUDA_VISIBLE_DEVICES=0,1 tune run full_finetune_single_device batch_size=2", {"gpus": 1}),
-        (f"srun -N 2 --ntasks-per-node=8 --gpus-per-node=8 python -u {MEGATRON}", {"nodes": 2, "gpus_per_node": 8}),
-        (f"srun -N 2 --ntasks-per-node=8 python {MEGATRON}", {"nodes": 2, "gpus_per_node": 8}),
-        (f"nohup env X=1 torchrun --nproc_per_node 2 {MEGATRON} &", {"gpus_per_node": 2, "nodes": 1}),
-        (f"apptainer exec --nv img.sif torchrun --nproc_per_node 2 {MEGATRON}", {"gpus_per_node": 2, "nodes": 1}),
-        (f"docker run --gpus all --name x image torchrun --nproc_per_node 2 {MEGATRON}", {"gpus_per_node": 2, "nodes": 1}),
-        (f"time uv run torchrun --nproc_per_node 2 {MEGATRON} 2>&1 | tee log", {"gpus_per_node": 2, "nodes": 1}),
         ("tune run --nproc_per_node 2 lora_finetune_distributed --config a.yaml", {"gpus_per_node": 2, "nodes": 1}),
         ("axolotl train a.yml", {}),
     ],
@@ -456,7 +458,7 @@ def test_what_slurm_says_stands_where_the_launcher_leaves_it_to_the_run() -> Non
         ("python run_clm.py --output_dir o --per_device_train_batch_size 4", "trainer", "", {"output_dir": "o"}),
         ("tune run lora_finetune_single_device --config ./a.yaml seed=2", "torchtune", "./a.yaml", {"seed": "2"}),
         ("litgpt pretrain p --config c.yaml", "litgpt", "c.yaml", {"model_name": "p", "command": "pretrain"}),
-        ("torchrun -m torchtitan.train --module llama3 --config 8b", "torchtitan", "", {"module": "llama3", "config": "8b"}),
+        ("torchrun -m torchtitan.train --module m --config 8b", "torchtitan", "", {"module": "m", "config": "8b"}),
         ("torchrun train.py --job.config_file a.toml", "torchtitan", "", {"job": {"config_file": "a.toml"}}),
         ("torchrun pretrain_bert.py --micro-batch-size 4", "megatron", "", {"micro_batch_size": "4"}),
     ],
@@ -578,6 +580,43 @@ def test_environment(line: str, expected: dict[str, Any], codes: list[str]) -> N
 def test_wrong_variables_are_refused_by_name(line: str) -> None:
     with pytest.raises(InputError, match=line.partition("=")[0]):
         of(f"export {line}\ntorchrun t.py a.yaml\n")
+
+
+JOB = """#!/bin/bash
+#SBATCH --nodes=1
+#SBATCH --gres=gpu:a100:8
+#MEMCALC --model llama-2-7b --gpu a100-80g --seq-len 4096 --recompute full
+MBS=32   # as large as fits
+GAS=1
+cat <<EOF > ds.json
+{
+  "train_micro_batch_size_per_gpu": $MBS,
+  "gradient_accumulation_steps": $GAS,
+  "zero_optimization": {"stage": 2},
+  "bf16": {"enabled": true}
+}
+EOF
+srun deepspeed --num_gpus $SLURM_GPUS_ON_NODE train.py --deepspeed_config ds.json
+"""
+
+
+def test_a_job_that_does_not_fit_is_edited_where_its_variables_are_set(tmp_path: Path) -> None:
+    path = tmp_path / "run.slurm"
+    path.write_text(JOB, encoding="utf-8")
+    found = check([str(path)])
+    estimate = found.estimate
+    assert (found.verdict, estimate.workload.global_batch, estimate.hardware.gpus) == ("does-not-fit", 256, 8)
+    assert (estimate.strategy.micro_batch, estimate.strategy.zero, estimate.strategy.precision) == (32, 2, "bf16-mixed")
+    assert not [one for file in found.files for one in file.findings if one.code == "MC003"]
+    assert found.fix is not None
+    micro, steps = (
+        int(re.findall(rf"^{name}=(\d+)", found.fix.edits[0].text, re.MULTILINE)[0]) for name in ("MBS", "GAS")
+    )
+    assert micro * steps == 32
+    assert micro < 32
+    assert found.fix.edits[0].text == JOB.replace("MBS=32", f"MBS={micro}").replace("GAS=1", f"GAS={steps}")
+    path.write_text(found.fix.edits[0].text, encoding="utf-8")
+    assert check([str(path)]).verdict != "does-not-fit"
 
 
 @given(

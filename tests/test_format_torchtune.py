@@ -114,6 +114,8 @@ dtype: bf16
         ("ac_mode: selective\nac_option: op", {"recompute": "selective-ops"}),
         ("ac_mode: full\nenable_activation_checkpointing: true", {"recompute": "none"}),
         ("fsdp_reshard_after_forward: false", {"sharded": 2}),
+        ("recipe: full_finetune_single_device", {"zero": 0}),  # as a launch line hands it over
+        ("recipe: lora_finetune_distributed", {"zero": 3}),
         ("fsdp_cpu_offload: true", {"offload": ("params",)}),
         ("run_val_every_n_steps: 10\nbatch_size_val: ${batch_size}", {"evaluates": True, "eval_micro_batch": 4}),
         ("optimizer: {_component_: torch.optim.AdamW}", {"optimizer_impl": "foreach"}),

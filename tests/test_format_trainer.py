@@ -19,6 +19,7 @@ from memcalc.convert.formats import format_named, recognised, written
 from memcalc.convert.job import Job
 from memcalc.convert.shell import read_script
 from memcalc.errors import CombinationError, InputError
+from memcalc.frameworks import habits_of
 from memcalc.preflight.join import joined
 
 SAID: dict[str, dict[str, Any]] = {
@@ -155,7 +156,7 @@ def flags(command: str) -> Config:
 
 
 def test_a_length_may_be_abbreviated_as_pefts_scripts_do() -> None:
-    """A parser takes it for `--max_seq_length`, which TRL has no longer: none of its newest defaults hold."""
+    """Argparse takes `--max_seq_len` for `--max_seq_length`, which TRL has no longer: none of its newest defaults hold."""
     config = flags("train.py --model_name_or_path m --max_seq_len 2048 --packing True --output_dir out --bf16 True")
     found = {said.word: said.value for said in config.said}
     assert found["seq_len"] == 2048
@@ -281,7 +282,9 @@ def test_adapters_follow_the_runtime() -> None:
 def test_trl_makes_checkpoints_reentrant_with_adapters_under_zero_3() -> None:
     """sft_trainer.py of 1.16: "PEFT + DeepSpeed ZeRO-3 requires reentrant checkpointing"."""
     files = read("trainer/sft_lora.yaml")[0], read("accelerate/trl_zero3.yaml")[0]
-    assert joined(files, {**JOB, "accumulation": 4}).settings["strategy.checkpoint"] == "reentrant"
+    job = joined(files, {**JOB, "accumulation": 4})
+    assert "strategy.checkpoint" not in job.settings  # reentrant, as memcalc's deepspeed is
+    assert habits_of(job.words["framework"]).reentrant
     files = read("trainer/sft_lora.yaml")[0], read("accelerate/trl_zero2.yaml")[0]
     assert joined(files, JOB).settings["strategy.checkpoint"] == "non-reentrant"
 
@@ -353,8 +356,6 @@ def resolved(plan: dict[str, Any]) -> dict[str, Any] | None:
     if plan["precision"] == "bf16-autocast" and (sharded or plan["framework"] == "deepspeed"):
         return None
     fields: dict[str, Any] = {}
-    if plan["recompute"] != "none":
-        fields["strategy.checkpoint"] = "non-reentrant"
     if plan["optimizer"].endswith("8bit"):
         fields["strategy.wide_embedding_moments"] = True
     if sharded:

@@ -218,6 +218,11 @@ def test_what_is_too_much_is_refused(script: str) -> None:
         read_script(script)
 
 
+def test_a_case_that_is_cut_short_ends() -> None:
+    found = read_script('case while [[ $# -gt 0 ]]\ndo\nkey="$1"\ncase $key in\n').commands
+    assert len(found) < 9
+
+
 def test_nothing_is_run(tmp_path: Path) -> None:
     canary = tmp_path / "canary"
     touch = f"touch {canary}"

@@ -25,7 +25,6 @@ _HARMLESS_OPTIONS = frozenset(
 )  # fmt: skip
 _NOT_MODELLED = {
     "PYTORCH_NO_CUDA_MEMORY_CACHING": "nothing is cached, so that reserved memory is what is allocated",
-    "TORCH_NCCL_AVOID_RECORD_STREAMS": "tensors of collectives are held by their Work instead of by the allocator",
     "CUDA_LAUNCH_BLOCKING": "streams no longer overlap, so that freed blocks are at hand sooner",
     "NCCL_BUFFSIZE": "the buffers of each channel of NCCL have another size",
     "NCCL_LL_BUFFSIZE": "the buffers of each channel of NCCL have another size",
@@ -40,7 +39,8 @@ _NOT_MODELLED = {
     "NVTE_FUSED_ATTN": "Transformer Engine chooses another attention kernel, which keeps other tensors",
     "CUBLASLT_WORKSPACE_SIZE": "cuBLASLt's workspace has another size",
 }
-"""With what each does; NCCL's in its manual, Environment Variables."""
+"""With what each does; NCCL's in its manual, Environment Variables. TORCH_NCCL_AVOID_RECORD_STREAMS is not among them:
+what it asked for is done always (pytorch/pytorch#194701)."""
 KNOWN = (*_ALLOCATOR, "CUBLAS_WORKSPACE_CONFIG", "CUDA_VISIBLE_DEVICES", "CUDA_MODULE_LOADING", *_NOT_MODELLED)
 """Variables that are looked at; all others change nothing that is counted, or are not known to."""
 
@@ -50,7 +50,7 @@ def read_environment(reading: Reading) -> None:
     for name in _ALLOCATOR:
         _allocator(reading, name)
     _workspace(reading)
-    usual = {"TORCH_NCCL_AVOID_RECORD_STREAMS": "1", "CUDA_LAUNCH_BLOCKING": "0"}
+    usual = {"CUDA_LAUNCH_BLOCKING": "0"}
     for name, says in _NOT_MODELLED.items():
         value = reading.raw(name)
         if value is not None and str(value) not in ("", usual.get(name, "0" if "ENABLE" in name else "")):

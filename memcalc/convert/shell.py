@@ -80,7 +80,9 @@ class _Reader:
         elif match := _REDIRECTED.match(self.lexer.text, self.lexer.at):
             self._redirect(match)
         else:
+            begin = self.lexer.at
             self._word()
+            self.lexer.at = max(self.lexer.at, begin + 1)  # whatever it is, it is passed
 
     # ---------------------------------------------------------------------------------------------------- tokens
 
@@ -220,8 +222,6 @@ class _Reader:
                 lexer.words()
             return
         if not words and self._keyword():
-            return
-        if words and words[0].text == "[[" and lexer.at < len(lexer.text):
             return
         words += lexer.words()
 

@@ -37,7 +37,9 @@ def check_command(
     """Return the ``memcalc check`` line by which files come to the estimate again, and what is said beside it.
 
     It has the words that files cannot say, found by reading them as ``memcalc check`` does; the first file names the
-    others. A word that they say differently is said too, since only the user's own code can make it true. Raises :class:`memcalc.errors.CombinationError` where no words make them say the plan: then they are not written.
+    others. A word that they say differently is said too, since only the user's own code can make it true.
+
+    Raises :class:`memcalc.errors.CombinationError` where no words make them say the plan: then they are not written.
     """
     configs = _read_back(files)
     if all(config.format != form.name for config in configs):
@@ -45,7 +47,7 @@ def check_command(
         raise CombinationError("output", name, f"would not be read as {form.title}: name it as its framework does")
     wanted = _wanted(job, found)
     needed = dict(wanted)
-    for word in wanted:
+    for word in (*wanted, *wanted):  # some are said once others are no longer typed
         rest = {key: value for key, value in needed.items() if key != word}
         if _says(configs, rest, dirs, word, wanted[word]):
             needed = rest
@@ -68,7 +70,7 @@ def _contradicted(
         said = known.place(word).get(word)
         if said is not None and not _same(said, value):
             name = word.replace("_", "-")
-            yield f"{form.title} comes to {name} {_shown(said)}; the plan has {_shown(value)}, so your code must set it."
+            yield f"{form.title}: {name} comes to {_shown(said)}, the plan has {_shown(value)}; your code must set it."
 
 
 def _read_back(files: Mapping[Path, str]) -> tuple[Config, ...]:
@@ -141,7 +143,7 @@ def _completed(
     if wrong:
         said = _resolved(again.strategy)
         named = [f"{name} {_shown(said[name])}" if name in said else f"another {name}" for name in wrong]
-        allowed = f"{form.title} comes to {', '.join(named)}, and the plan does not: plan with that"
+        allowed = f"{form.title}: what runs has {', '.join(named)}, and the plan has not, so plan with that"
         raise CombinationError("to", form.name, allowed)
     return needed
 

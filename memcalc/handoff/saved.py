@@ -63,7 +63,7 @@ def saved_plan(plans: Plans, rank: int | str = 1, preset_dirs: Iterable[str] = (
     )
     safer = fallbacks(job, plan, asked.words, dirs)
     pinned = {"micro_batch", "recompute", "zero", "offload"} & set(asked.words)
-    return SavedPlan(
+    found = SavedPlan(
         version=memcalc.__version__,
         asked=plans.command,
         job=job,
@@ -72,6 +72,8 @@ def saved_plan(plans: Plans, rank: int | str = 1, preset_dirs: Iterable[str] = (
         no_fallback="" if safer else PINNED if pinned else SMALLEST,
         notes=tuple(_not_carried(line.model, dirs)),
     )
+    estimate_of(found, preset_dirs=dirs)  # a file never holds a plan that its own words do not come to
+    return found
 
 
 def _not_carried(model: str, dirs: tuple[str, ...]) -> list[str]:
@@ -182,6 +184,6 @@ def estimate_of(saved: SavedPlan, fallback: int = 0, preset_dirs: Iterable[str] 
     was, now = plan.strategy.model_dump(), found.strategy.model_dump()
     other = next((name for name in was if was[name] != now[name]), None)
     if other is not None:
-        allowed = f"its words come to {now[other]!r} with memcalc {memcalc.__version__}; save the plan again"
+        allowed = f"its words come to {now[other]!r} with memcalc {memcalc.__version__}: type it, and plan again"
         raise InputError(f"strategy.{other} of the saved plan", was[other], allowed)
     return found

@@ -80,6 +80,8 @@ class Joined:
     def _conflict(self, before: tuple[Config, Said], config: Config, said: Said) -> None:
         if compared(before, config, said) or said.word in {"optimizer_impl", "gpu"}:
             return  # a queue's word for a GPU is often a part of its name
+        if (config.format, config.document.kind) == ("launch", "flags"):  # a line #MEMCALC: the user's own word
+            return
         first, other = before[0].document.path.name, before[1]
         message = (
             f"{said.field} is {_shown(said.value)}, and {other.field} of {first} is {_shown(other.value)}: "

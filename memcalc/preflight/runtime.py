@@ -148,8 +148,18 @@ def trimmed(job: Joined) -> None:
         job.settings.pop("strategy.wide_embedding_moments", None)
     if job.facts.get("trl") and job.words.get("lora") and job.words.get("framework") == "deepspeed":
         _adapters_under_zero3(job)
+    _checkpoints_as_usual(job)
     if not job.engines & {"fsdp1", "fsdp2"}:
         job.facts.pop("checkpoints_wrapped", None)
+
+
+def _checkpoints_as_usual(job: Joined) -> None:
+    """What a file says of checkpoints that is the framework's habit anyhow is no setting of its own."""
+    said = job.settings.get("strategy.checkpoint")
+    if said is None or "strategy.checkpoint" not in job.origins or job.words.get("framework") is None:
+        return
+    if said == ("reentrant" if habits_of(str(job.words["framework"])).reentrant else "non-reentrant"):
+        del job.settings["strategy.checkpoint"]
 
 
 def _adapters_under_zero3(job: Joined) -> None:

@@ -1,4 +1,4 @@
-"""Cold start of a plan beside the bare import of its dependencies. ``python tests/benchmarks/cold_start.py``.
+"""Cold start of a plan and a check beside the import of what they need. ``python tests/benchmarks/cold_start.py``.
 
 Runs alternate, so that a busy machine slows all alike; processor time is steadier there than the clock. Bytecode is
 cached, as an installed package has it, whatever PYTHONDONTWRITEBYTECODE says: compiling 150 modules at every start
@@ -13,6 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from pathlib import Path
 
 IMPORTS = """
 import numpy, tabulate, typer.main, typer._adapters
@@ -28,8 +29,11 @@ gc.set_threshold(1_000_000)
 """
 """What the command line spares itself (memcalc/cli/__init__.py)."""
 OWN = SPARED + IMPORTS + "import memcalc.cli.app, memcalc.api, memcalc.report.plan, memcalc.report.terminal"
+CONFIG = '{"train_micro_batch_size_per_gpu": 1, "bf16": {"enabled": true}, "zero_optimization": {"stage": 3}}'
+CHECKED = ("--model", "7b", "--gpu", "a100-80g", "--gpus", "8", "--seq-len", "4096", "--brief")
 COMMANDS = {
     "plan": [sys.executable, "-m", "memcalc", "plan", "--model", "7b", "--gpu", "a100-40g"],
+    "check of one config": [sys.executable, "-m", "memcalc", "check", "CONFIG", *CHECKED],
     "plan's modules imported, nothing computed": [sys.executable, "-c", OWN],
     "core dependencies imported": [sys.executable, "-c", IMPORTS],
     "python alone": [sys.executable, "-c", "pass"],
@@ -50,6 +54,9 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=11)
     runs = parser.parse_args().runs
     with tempfile.TemporaryDirectory() as folder:
+        config = Path(folder) / "ds_config.json"
+        config.write_text(CONFIG, encoding="utf-8")
+        COMMANDS["check of one config"][4] = str(config)
         environment = {**os.environ, "PYTHONPYCACHEPREFIX": folder, "PYTHONDONTWRITEBYTECODE": ""}
         for command in COMMANDS.values():
             spent(command, environment)

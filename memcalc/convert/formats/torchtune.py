@@ -112,6 +112,9 @@ def _data(reading: Reading) -> None:
 def _sharding(reading: Reading) -> None:
     """``sharded`` is what happens where there are several GPUs; FSDP's offload takes the states along."""
     whole = reading.flag("fsdp_reshard_after_forward", True)
+    recipe = reading.text("recipe")  # of a launch line
+    if recipe:
+        reading.say("zero", 0 if "single_device" in recipe else 3 if whole else 2, "recipe")
     reading.say("sharded", 3 if whole else 2, "fsdp_reshard_after_forward")
     if reading.flag("fsdp_cpu_offload"):
         reading.say("offload", ("params",), "fsdp_cpu_offload")

@@ -8,6 +8,7 @@ from typing import Any
 from memcalc.convert.document import Document
 from memcalc.convert.formats.trainer_keys import OPTIMIZERS
 from memcalc.convert.job import Job
+from memcalc.frameworks import habits_of
 
 __all__ = ["spelling", "write"]
 
@@ -80,7 +81,8 @@ def _checkpoints(job: Job) -> dict[str, Any]:
     on, every = _policy(job)
     fields: dict[str, Any] = {"gradient_checkpointing": on}
     if on:
-        fields["gradient_checkpointing_kwargs.use_reentrant"] = plan.checkpoint == "reentrant"
+        habit = "reentrant" if habits_of(plan.framework).reentrant else "non-reentrant"
+        fields["gradient_checkpointing_kwargs.use_reentrant"] = (plan.checkpoint or habit) == "reentrant"
         fields["gradient_checkpointing_kwargs.every_n_layers"] = every if every > 1 else None
     if job.framework != "deepspeed":
         job.must(not plan.offload, "offload", ",".join(plan.offload), "without sharding the Trainer offloads nothing")
