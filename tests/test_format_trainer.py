@@ -158,7 +158,7 @@ def flags(command: str) -> Config:
 
 
 def test_a_length_may_be_abbreviated_as_pefts_scripts_do() -> None:
-    """Argparse takes `--max_seq_len` for `--max_seq_length`, which TRL has no longer: its newest defaults do not hold."""
+    """A parser takes it for `--max_seq_length`, which TRL has no longer: none of its newest defaults hold."""
     config = flags("train.py --model_name_or_path m --max_seq_len 2048 --packing True --output_dir out --bf16 True")
     found = {said.word: said.value for said in config.said}
     assert found["seq_len"] == 2048

@@ -74,7 +74,7 @@ def difference(recipe: dict[str, Any]) -> float | None:
 
 def agrees(recipe: dict[str, Any]) -> bool:
     """Whether a job that ran is said to fit, if tightly, and one that did not, not to."""
-    return (checked(recipe["name"]).verdict != "does-not-fit") == (recipe["outcome"] == "ran")
+    return (checked(recipe["name"]).verdict != "does-not-fit") == bool(recipe["outcome"] == "ran")
 
 
 def row(recipe: dict[str, Any]) -> str:
@@ -148,8 +148,8 @@ def test_a_row_of_the_measured_runs_is_the_same_job(name: str) -> None:
     figures = [value for value in measured.values() if isinstance(value, int)]
     assert any(abs(value / GIB - (known(recipe) or 0)) < 1e-3 for value in figures)
     assert estimate.hardware.gpus == run.gpus
-    assert estimate.workload.seq_len == run.workload.seq_len
-    assert estimate.workload.micro_batch == run.workload.micro_batch
+    assert estimate.workload.seq_len == run.workload["seq_len"]
+    assert estimate.workload.micro_batch == run.workload["micro_batch"]
     same = estimate.peak.allocated == predict(run).peak.allocated
     assert same == ("unlike_run" not in recipe), "the files come to the words of the row, byte by byte"
 
