@@ -75,7 +75,11 @@ def shown(*arguments: str) -> Any:
 @pytest.mark.parametrize("command", ["plan", "estimate", "explain"])
 def test_options_are_frozen(command: str) -> None:
     declared = {flag for option in _options(command) for flag in (*option.opts, *option.secondary_opts)}
-    own = {"--top", "--objective", "--critical-batch", "--tokens", "--why", "--recipe"} if command == "plan" else set()
+    own = (
+        {"--top", "--objective", "--critical-batch", "--tokens", "--why", "--recipe", "--save", "--rank"}
+        if command == "plan"
+        else set()
+    )
     assert declared - {"--help", "-h"} - own == set(OPTIONS.split())
 
 
@@ -109,7 +113,8 @@ def test_help_shows_the_example(command: str) -> None:
 def test_the_example_runs(command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The files that an example names are in docs/examples."""
     for path in (Path(__file__).resolve().parents[1] / "docs" / "examples").iterdir():
-        (tmp_path / path.name).write_bytes(path.read_bytes())
+        if path.is_file():
+            (tmp_path / path.name).write_bytes(path.read_bytes())
     monkeypatch.chdir(tmp_path)
     result = run(*shlex.split(EXAMPLES[command])[1:])
     assert result.exit_code == 0, result.stderr

@@ -339,3 +339,18 @@ def test_all_kernels_are_loaded_before_cuda_11_7() -> None:
     old, new = (estimate(framework=f"deepspeed@{era}", zero=1).budget.context for era in ("0.5", "0.13"))
     assert old / 2**30 == pytest.approx(1.78, abs=0.01)
     assert new / 2**30 == pytest.approx(0.47, abs=0.01)
+
+
+def test_stage_3_steps_one_sub_group_at_a_time() -> None:
+    """runtime/zero/stage3.py, _optimizer_step: a multi-tensor AdamW's denominator is as large as a sub-group in fp32."""
+    words = {"model": "llama-2-70b", "gpu": "h200", "gpus": 8, "framework": "deepspeed", "zero": 3,
+             "optimizer_impl": "foreach", "recompute": "full"}  # fmt: skip
+    sizes = {
+        elements: next(
+            term.bytes
+            for term in memcalc.estimate(**words, settings={"strategy.sub_group_size": elements}).terms
+            if term.name == "temporaries of the step"
+        )
+        for elements in (10**9, 5 * 10**8)
+    }
+    assert sizes == {10**9: 4 * 10**9, 5 * 10**8: 2 * 10**9}

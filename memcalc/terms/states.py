@@ -15,6 +15,7 @@ from memcalc.terms.adapters import frozen_terms, scales_term, trained_parts
 from memcalc.terms.fsdp2 import Units, in_reduce_pool
 from memcalc.terms.local_gradients import traded
 from memcalc.terms.whole_gradients import accumulates_whole
+from memcalc.terms.zero import sub_group
 
 if TYPE_CHECKING:
     from memcalc.formulas.types import Array
@@ -262,13 +263,16 @@ def step_terms(census: Census) -> Iterator[Term]:
     local, here = updated_elements(census), 1 - offloaded_states(grid)
     inputs = {"P": census.parameters, "N": shards(grid, 1)}
     tensor = np.minimum(shard(census.largest_tensor, shards(grid, 1)), local)
-    temporary = step_temporary(local, tensor, census.width("moment"), impl=grid.fixed.optimizer_impl, kind=kind)
+    stepped = local
+    if grid.habits.zero_optimizer is not None:  # stage 3 steps one sub-group after another (stage3.py, _optimizer_step)
+        stepped = np.where(grid.zero == 3, np.minimum(local, sub_group(grid)), local)
+    temporary = step_temporary(stepped, tensor, census.width("moment"), impl=grid.fixed.optimizer_impl, kind=kind)
     yield Term(
         "optimizer",
         "temporaries of the step",
         temporary * here,
         ("step",),
-        "w · (c_all · ⌈P / N⌉ + c_max · P_max)",
+        "w · (c_all · ⌈P / N⌉ + c_max · P_max); at ZeRO-3 of one sub-group",
         kind.source,
         {"w": census.width("moment"), "P_max": tensor, **inputs},
     )
