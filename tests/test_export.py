@@ -109,7 +109,7 @@ def text_of(saved: SavedPlan, **changes: Any) -> str:
 
 WRONG = [
     ("", "JSON"),
-    ("[]", "memcalc plan --save"),
+    ("[]", "must be a table"),
     ('{"schema": "memcalc.estimate/1"}', "not 'memcalc.estimate/1'"),
     ('{"schema": "memcalc.saved-plan/2"}', "not 'memcalc.saved-plan/2'"),
     ('{"schema": "memcalc.saved-plan/1"}', "version.* must be given"),

@@ -127,7 +127,9 @@ def _once(path: Path, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """Refuse a key that stands twice, as DeepSpeed does (runtime/config_utils.py)."""
     table = dict(pairs)
     if len(table) < len(pairs):
-        twice = next(key for place, (key, _) in enumerate(pairs) if any(key == other for other, _ in pairs[:place]))
+        from collections import Counter
+
+        twice = Counter(key for key, _ in pairs).most_common(1)[0][0]
         raise FileError("file", str(path), f"must have each key once in a table, not {twice[:60]!r} twice")
     return table
 

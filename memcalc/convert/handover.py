@@ -139,11 +139,11 @@ class Handover:
         names = {Path(written.name) for written in self.script.files}
         kept: list[Word] = []
         for word in words:
-            if Path(word.text.rpartition("=")[2]) in names:
-                if "=" not in word.text and kept:
-                    kept.pop()
-                continue
-            kept.append(word)
+            named = Path(word.text.rpartition("=")[2]) in names
+            if named and kept and kept[-1].text.startswith("--deepspeed"):
+                kept.pop()
+            elif not (named and word.text.startswith("--deepspeed")):
+                kept.append(word)
         return kept
 
     def _plain(self, name: str) -> list[Reference]:
