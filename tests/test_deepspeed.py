@@ -342,7 +342,7 @@ def test_all_kernels_are_loaded_before_cuda_11_7() -> None:
 
 
 def test_stage_3_steps_one_sub_group_at_a_time() -> None:
-    """runtime/zero/stage3.py, _optimizer_step: a multi-tensor AdamW's denominator is as large as a sub-group in fp32."""
+    """runtime/zero/stage3.py, _optimizer_step: a multi-tensor AdamW keeps a denominator of one sub-group in fp32."""
     words = {"model": "llama-2-70b", "gpu": "h200", "gpus": 8, "framework": "deepspeed", "zero": 3,
              "optimizer_impl": "foreach", "recompute": "full"}  # fmt: skip
     sizes = {
