@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from memcalc.convert.config import Reading
 
-__all__ = ["OPTIMIZERS", "Optimizer", "say_optimizer"]
+__all__ = ["ANY_FORM", "OPTIMIZERS", "Optimizer", "say_optimizer"]
 
 
 class Optimizer(NamedTuple):
@@ -81,12 +81,34 @@ OPTIMIZERS: dict[str, Optimizer] = {
 RMSProp and Adagrad keep one state an element and count as SGD with momentum; 8-bit RMSProp counts as 8-bit Lion."""
 
 
-def say_optimizer(reading: Reading, key: str, default: str, further: dict[str, Optimizer] | None = None) -> None:
-    """Say which optimizer a key names, with a warning for what it keeps and is not modelled."""
+ANY_FORM = {
+    "adamw-8bit": "adamw_bnb_8bit",
+    "paged-adamw": "paged_adamw_32bit",
+    "paged-adamw-8bit": "paged_adamw_8bit",
+    "lion": "lion_32bit",
+    "lion-8bit": "lion_8bit",
+}
+"""Those of bitsandbytes, which needs no temporaries in whatever form it steps, and their names."""
+
+
+def say_optimizer(
+    reading: Reading,
+    key: str,
+    default: str,
+    further: dict[str, Optimizer] | None = None,
+    *,
+    momentum: bool = False,
+    every_form: bool = True,
+) -> None:
+    """Say which optimizer a key names, with a warning for what it keeps and is not modelled.
+
+    With ``momentum``, SGD has it; without ``every_form``, nothing is said of a form that changes no byte.
+    """
     known = {**OPTIMIZERS, **(further or {})}
     found: Optimizer = reading.one_of(key, known, known[default])
-    reading.say("optimizer", found.name, key)
-    reading.say("optimizer_impl", found.impl, key)
+    reading.say("optimizer", "sgd-momentum" if momentum and found.name == "sgd" else found.name, key)
+    if every_form or found.name not in ANY_FORM:
+        reading.say("optimizer_impl", found.impl, key)
     if found.wide_embeddings:
         reading.say("strategy.wide_embedding_moments", True, key)
     if found.missing:

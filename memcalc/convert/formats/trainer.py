@@ -13,11 +13,10 @@ from memcalc.convert.config import Config, Reading
 from memcalc.convert.document import Document
 from memcalc.convert.formats.base import Format
 from memcalc.convert.formats.fsdp_options import STRATEGIES, read_options, said_version
+from memcalc.convert.formats.optimizers import say_optimizer
 from memcalc.convert.formats.trainer_keys import (
     HARMLESS,
     NOT_MODELLED,
-    OPTIMIZERS,
-    OTHER_OPTIMIZERS,
     SCRIPT,
     SIGNS,
     TRL_SIGNS,
@@ -25,7 +24,6 @@ from memcalc.convert.formats.trainer_keys import (
 from memcalc.convert.formats.trainer_script import is_trl, read_script
 from memcalc.convert.formats.trainer_writer import spelling, write
 
-_EIGHT_BIT = ("adamw-8bit", "paged-adamw-8bit", "lion-8bit")
 
 
 def read(document: Document) -> Config:
@@ -120,23 +118,8 @@ def _checkpoints(reading: Reading, trl: bool) -> None:
 
 
 def _optimizer(reading: Reading) -> None:
-    name = reading.text("optim", "adamw_torch_fused").lower()
-    known = {**{key: key for key in OPTIMIZERS}, **{key: key for key in OTHER_OPTIMIZERS}}
-    name = reading.one_of("optim", known, name)
-    if name in OTHER_OPTIMIZERS:
-        kind, says = OTHER_OPTIMIZERS[name]
-        impl = "loop"
-        message = f"optim {name} is counted as {kind}: {says}"
-        reading.note("warning", "MC002", "optim", message)
-    else:
-        kind, impl = OPTIMIZERS[name]
-    if name == "sgd" and "momentum=" in reading.text("optim_args").replace(" ", ""):
-        kind = "sgd-momentum"
-    reading.say("optimizer", kind, "optim")
-    if impl:
-        reading.say("optimizer_impl", impl, "optim")
-    if kind in _EIGHT_BIT:  # trainer.py: GlobalOptimManager registers embeddings as 32-bit
-        reading.say("strategy.wide_embedding_moments", True, "optim")
+    momentum = "momentum=" in reading.text("optim_args").replace(" ", "")
+    say_optimizer(reading, "optim", "adamw_torch_fused", momentum=momentum, every_form=False)
 
 
 def _compile(reading: Reading) -> None:

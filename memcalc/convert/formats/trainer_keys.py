@@ -2,44 +2,8 @@
 
 from __future__ import annotations
 
-__all__ = ["HARMLESS", "MODULES", "NOT_MODELLED", "OPTIMIZERS", "OTHER_OPTIMIZERS", "SCRIPT", "SIGNS", "TRL_SIGNS"]
+__all__ = ["HARMLESS", "MODULES", "NOT_MODELLED", "SCRIPT", "SIGNS", "TRL_SIGNS"]
 
-OPTIMIZERS = {
-    "adamw_torch_fused": ("adamw", "fused"), "adamw_torch": ("adamw", "foreach"), "adafactor": ("adafactor", "loop"),
-    "adamw_bnb_8bit": ("adamw-8bit", ""), "adamw_8bit": ("adamw-8bit", ""), "paged_adamw_32bit": ("paged-adamw", ""),
-    "paged_adamw_8bit": ("paged-adamw-8bit", ""), "lion_32bit": ("lion", ""), "lion_8bit": ("lion-8bit", ""),
-    "sgd": ("sgd", "foreach"),
-}  # fmt: skip
-"""`optim`: the optimizer, and how it runs. torch.optim takes the multi-tensor form where none is asked for; the
-library's Adafactor goes tensor by tensor."""
-OTHER_OPTIMIZERS = {
-    "adamw_hf": ("adamw", "an AdamW of Transformers before 4.46"),
-    "adamw_apex_fused": ("adamw", "Apex's AdamW"),
-    "adamw_anyprecision": ("adamw", "its states may be 16-bit"),
-    "adamw_torch_4bit": ("adamw-8bit", "states of 4 bits are counted as 8-bit ones"),
-    "adamw_torch_8bit": ("adamw-8bit", "torchao's 8-bit states are counted as those of bitsandbytes"),
-    "ademamix": ("adamw", "a third state is not counted"), "ademamix_8bit": ("adamw-8bit", "a third state"),
-    "paged_ademamix_32bit": ("paged-adamw", "a third state"), "paged_ademamix_8bit": ("paged-adamw-8bit", "a third"),
-    "paged_lion_32bit": ("lion", "its state is paged, and counts as if it stayed"),
-    "paged_lion_8bit": ("lion-8bit", "its state is paged, and counts as if it stayed"),
-    "adagrad": ("sgd-momentum", "one state, as of SGD with momentum"),
-    "rmsprop": ("sgd-momentum", "one state, as of SGD with momentum"),
-    "rmsprop_bnb": ("sgd-momentum", "one state"), "rmsprop_bnb_32bit": ("sgd-momentum", "one state"),
-    "rmsprop_bnb_8bit": ("lion-8bit", "one 8-bit state, as of Lion"),
-    "lomo": ("sgd", "it updates inside of backward"), "adalomo": ("adafactor", "it updates inside of backward"),
-    "grokadamw": ("adamw", "a third state"), "stable_adamw": ("adamw", "Kahan's compensation is not counted"),
-    "schedule_free_adamw": ("adamw", "two states"), "schedule_free_radam": ("adamw", "two states"),
-    "schedule_free_sgd": ("sgd-momentum", "one state"),
-    "galore_adamw": ("adamw", "states of low rank are counted whole"),
-    "galore_adamw_layerwise": ("adamw", "states of low rank are counted whole"),
-    "apollo_adamw": ("adamw", "states of low rank are counted whole"),
-    "apollo_adamw_layerwise": ("adamw", "states of low rank are counted whole"),
-    "galore_adamw_8bit": ("adamw-8bit", "states of low rank are counted whole"),
-    "galore_adamw_8bit_layerwise": ("adamw-8bit", "states of low rank are counted whole"),
-    "galore_adafactor": ("adafactor", "states of low rank are counted whole"),
-    "galore_adafactor_layerwise": ("adafactor", "states of low rank are counted whole"),
-}  # fmt: skip
-"""Those that are counted as another one, and in what they differ."""
 HARMLESS = (
     "output_dir", "overwrite_output_dir", "do_train", "do_eval", "do_predict", "num_train_epochs", "max_steps",
     "learning_rate", "lr_scheduler_type", "lr_scheduler_kwargs.", "lr_scheduler_kwargs", "warmup_steps",

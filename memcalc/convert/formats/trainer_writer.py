@@ -6,13 +6,14 @@ import re
 from typing import Any
 
 from memcalc.convert.document import Document
-from memcalc.convert.formats.trainer_keys import OPTIMIZERS
+from memcalc.convert.formats.optimizers import ANY_FORM, OPTIMIZERS
 from memcalc.convert.job import Job
 from memcalc.frameworks import habits_of
 
 __all__ = ["spelling", "write"]
 
-_NAMES = {(kind, impl): name for name, (kind, impl) in reversed(OPTIMIZERS.items())}
+_WRITTEN = ("adamw_torch_fused", "adamw_torch", "adafactor", "sgd")
+_NAMES = {(OPTIMIZERS[name].name, OPTIMIZERS[name].impl): name for name in _WRITTEN}
 _EVERY = re.compile(r"every-(\d+)")
 
 
@@ -47,8 +48,8 @@ def write(job: Job) -> dict[str, Any]:
 def _optimizer(job: Job) -> dict[str, Any]:
     plan = job.strategy
     kind = "sgd" if plan.optimizer == "sgd-momentum" else plan.optimizer
-    name = _NAMES.get((kind, plan.optimizer_impl)) or _NAMES.get((kind, ""))
-    allowed = f"the Trainer has {', '.join(OPTIMIZERS)}"
+    name = _NAMES.get((kind, plan.optimizer_impl)) or ANY_FORM.get(kind)
+    allowed = f"the Trainer has {', '.join((*_WRITTEN, *ANY_FORM.values()))}"
     job.must(name is not None, "optimizer", f"{plan.optimizer} ({plan.optimizer_impl})", allowed)
     return {"optim": name, "optim_args": "momentum=0.9" if plan.optimizer == "sgd-momentum" else None}
 
