@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from memcalc.errors import MemcalcError
+from memcalc.errors import MemcalcError, MissingError
 from memcalc.preflight import check
 
 MEMORY = 1 << 30
@@ -315,3 +315,9 @@ def test_the_command_itself_answers_so(tmp_path: Path) -> None:
     assert not done.stdout
     assert "Traceback" not in done.stderr
     assert "must stand for at most 50,000 values" in " ".join(done.stderr.split())
+
+
+def test_a_name_too_long_for_a_file_is_asked_for(tmp_path: Path) -> None:
+    (tmp_path / "a.yaml").write_text(f"base_model: x\nmicro_batch_size: 1\ndeepspeed: {'a' * 5000}.json\n")
+    with pytest.raises(MissingError, match="which is not there"):
+        check([str(tmp_path / "a.yaml")], model="llama-2-7b", gpu="h100", gpus=8, seq_len=128)

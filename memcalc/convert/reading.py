@@ -8,7 +8,7 @@ from pathlib import Path
 
 from memcalc.errors import FileError
 
-__all__ = ["LARGEST_FILE", "inside", "read_text"]
+__all__ = ["LARGEST_FILE", "inside", "read_text", "there"]
 
 LARGEST_FILE = 1 << 20
 """Bytes; the configs of the frameworks themselves have a hundredth of it."""
@@ -37,6 +37,15 @@ def read_text(path: Path) -> str:
     if "\0" in text:
         raise FileError("file", str(path), "must be text, without NUL characters")
     return text
+
+
+def there(path: Path) -> bool:
+    """Return whether a name leads to something, be it a link that leads nowhere; a name too long to be one does not."""
+    try:
+        path.lstat()
+    except (OSError, ValueError):
+        return False
+    return True
 
 
 def inside(path: Path, folder: Path) -> bool:

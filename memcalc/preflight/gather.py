@@ -8,7 +8,7 @@ from pathlib import Path
 from memcalc.convert.config import Config, Reference
 from memcalc.convert.document import Document, document, overlaid, parsed
 from memcalc.convert.formats import format_named, recognised
-from memcalc.convert.reading import inside
+from memcalc.convert.reading import inside, there
 from memcalc.errors import FileError, MissingError
 
 __all__ = ["gathered"]
@@ -75,15 +75,15 @@ class _Walk:
         folder = origin.parent
         asked = Path(reference.path)
         candidates = [asked] if asked.is_absolute() else [folder / asked, asked]
-        path = next((one for one in candidates if one.exists() or one.is_symlink()), candidates[0])
+        path = next((one for one in candidates if there(one)), candidates[0])
         if not any(inside(path, root) for root in (folder, Path())):
-            if path.is_symlink():
+            if there(path) and path.is_symlink():
                 raise FileError("file", str(path), f"it leads out of {folder}")
             raise MissingError(
                 f"{origin.name} names {reference.path}, which lies outside of its folder and is not opened unasked: "
                 f"give it as a FILE too."
             )
-        if not path.exists():
+        if not there(path):
             raise MissingError(
                 f"{origin.name} names {reference.path}, which is not there: give the FILE, or run memcalc beside it."
             )

@@ -25,7 +25,6 @@ from memcalc.convert.formats.trainer_script import is_trl, read_script
 from memcalc.convert.formats.trainer_writer import spelling, write
 
 
-
 def read(document: Document) -> Config:
     """Return what the Trainer's arguments say of a job."""
     reading = Reading(document, "trainer", "Transformers 5.23")
