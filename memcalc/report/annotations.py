@@ -9,7 +9,8 @@ from memcalc.results import Check, CheckedFile, CheckFinding
 
 __all__ = ["MACHINES", "github", "sarif"]
 
-PAGE = "https://github.com/memcalc/memcalc/blob/main/docs/traps.md"
+PAGE = "docs/traps.md"
+"""Where each code has its section, in memcalc's own documents."""
 _LEVELS = {"error": "error", "warning": "warning", "note": "notice"}
 _VERDICT = "MC100"
 """The code of the verdict itself."""
@@ -53,7 +54,7 @@ def sarif(result: Check) -> str:
     driver = {
         "name": "memcalc",
         "version": result.version,
-        "rules": [{"id": code, "helpUri": f"{PAGE}#{code.lower()}"} for code in codes],
+        "rules": [{"id": code, "help": {"text": f"memcalc, {PAGE}#{code.lower()}"}} for code in codes],
     }
     log = {
         "$schema": "https://docs.oasis-open.org/sarif/sarif/v2.1.0/os/schemas/sarif-schema-2.1.0.json",
