@@ -186,3 +186,27 @@ def test_a_check_is_the_estimate_that_it_names(job: Path) -> None:
     words = found.command.split()[1:]
     result = CliRunner().invoke(app, [*words, "--format", "json"])
     assert json.loads(result.stdout)["peak"] == found.estimate.peak.model_dump()
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--tp", "abc"), "tp 'abc'"),
+        (("--tp", "2/4"), "one value here"),
+        (("--zero", "5"), "zero '5'"),
+        (("--set", "strategy.x=1"), "set 'strategy.x'"),
+        (("--framework", "nope"), "framework 'nope'"),
+    ],
+)
+def test_what_is_typed_is_checked_before_anything_follows_from_it(job: Path, words: tuple[str, ...], said: str) -> None:
+    del job
+    result = run("ds.json", *WORDS, *words)
+    assert result.exit_code == 2
+    assert said in result.stderr
+    assert result.stderr.count("\n") == 1
+
+
+def test_a_setting_that_is_a_word_is_that_word(job: Path) -> None:
+    del job
+    words = [word for word in WORDS if word not in ("--seq-len", "2048")]
+    assert run("ds.json", *words, "--set", "workload.seq_len=2048", "--brief").exit_code == 1

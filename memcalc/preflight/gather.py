@@ -9,7 +9,7 @@ from memcalc.convert.config import Config, Reference
 from memcalc.convert.document import Document, document, overlaid, parsed
 from memcalc.convert.formats import format_named, recognised
 from memcalc.convert.reading import inside, there
-from memcalc.errors import FileError, MissingError
+from memcalc.errors import FileError, MissingError, shown
 
 __all__ = ["gathered"]
 
@@ -76,17 +76,15 @@ class _Walk:
         asked = Path(reference.path)
         candidates = [asked] if asked.is_absolute() else [folder / asked, asked]
         path = next((one for one in candidates if there(one)), candidates[0])
+        named = f"{origin.name} names {shown(reference.path)}"
         if not any(inside(path, root) for root in (folder, Path())):
             if there(path) and path.is_symlink():
                 raise FileError("file", str(path), f"it leads out of {folder}")
             raise MissingError(
-                f"{origin.name} names {reference.path}, which lies outside of its folder and is not opened unasked: "
-                f"give it as a FILE too."
+                f"{named}, which lies outside of its folder and is not opened unasked: give it as a FILE too."
             )
         if not there(path):
-            raise MissingError(
-                f"{origin.name} names {reference.path}, which is not there: give the FILE, or run memcalc beside it."
-            )
+            raise MissingError(f"{named}, which is not there: give the FILE, or run memcalc beside it.")
         self.read(path, reference)
 
 

@@ -10,6 +10,7 @@ from memcalc import catalog
 from memcalc.convert.config import Config, Finding, Said
 from memcalc.convert.facts import FACTS
 from memcalc.errors import MissingError
+from memcalc.planner.request import NUMBERS, SETTINGS, check_words
 from memcalc.planner.settings import FIELDS
 from memcalc.preflight.names import gpu_named, model_named, preset_like
 from memcalc.preflight.runtime import (
@@ -111,7 +112,11 @@ def joined(configs: Iterable[Config], given: Mapping[str, Any], dirs: tuple[str,
         for said in config.said:
             job.take(config, said)
     job.typed({name: value for name, value in given.items() if name != "settings"})
-    job.typed(given.get("settings", {}))
+    for name, value in given.get("settings", {}).items():
+        word = SETTINGS.get(name, name)
+        job.origins.pop(word, None)
+        (job.settings if word == name and name not in FACTS else job.place(word))[word] = value
+    _checked(job)
     _sequence_parallel(job)
     _counts(job)
     _framework(job)
@@ -129,6 +134,13 @@ def joined(configs: Iterable[Config], given: Mapping[str, Any], dirs: tuple[str,
     _unsharded(job)
     _batch(job)
     return job
+
+
+def _checked(job: Joined) -> None:
+    """Check each word by itself, as an estimate does, before anything is derived from it; numbers become numbers."""
+    settings = {name: value for name, value in job.settings.items() if value is not None}
+    found = check_words({name: value for name, value in job.words.items() if value is not None}, settings).given
+    job.words |= {name: found[name] for name in (*NUMBERS, "zero") if name in found}
 
 
 def _shown(value: Any) -> str:

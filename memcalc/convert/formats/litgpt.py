@@ -160,7 +160,7 @@ def _recognise(document: Document) -> bool:
     data: Any = document.data
     if document.kind not in ("yaml", "flags") or not isinstance(data, dict):
         return False
-    if data.get("command") in _COMMANDS:
+    if str(data.get("command")) in _COMMANDS:
         return True
     named = "checkpoint_dir" in data or "model_name" in data
     return named and "train" in data and len(_SIGNS & set(data)) > 1 and "per_device_train_batch_size" not in data

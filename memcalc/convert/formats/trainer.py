@@ -94,6 +94,13 @@ def _options(reading: Reading, key: str) -> dict[str, Any]:
     return {name: words.get(str(one).lower(), one) for name, one in (value or {}).items()}
 
 
+def _every(reading: Reading, key: str, value: Any) -> int:
+    """How many blocks stand between checkpoints."""
+    if isinstance(value, bool) or not str(value).isdecimal() or not 0 < int(str(value)) < 10_000:
+        raise reading.wrong(key, value, "must be a whole number from 1")
+    return int(str(value))
+
+
 def _checkpoints(reading: Reading, trl: bool) -> None:
     """`gradient_checkpointing` is the older name; checkpoints are not reentrant unless asked to be."""
     new = reading.has("activation_checkpointing")
@@ -102,7 +109,7 @@ def _checkpoints(reading: Reading, trl: bool) -> None:
     kwargs = _options(reading, f"{key}_kwargs")
     reading.harmless("activation_checkpointing", "activation_checkpointing_kwargs.", "activation_checkpointing_kwargs")
     reading.harmless("gradient_checkpointing", "gradient_checkpointing_kwargs.", "gradient_checkpointing_kwargs")
-    every = int(kwargs.get("every_n_layers", 1))
+    every = _every(reading, f"{key}_kwargs.every_n_layers", kwargs.get("every_n_layers", 1))
     policy = "selective-ops" if kwargs.get("selective") else "full" if every == 1 else f"every-{every}"
     # said as a default, FSDP's own checkpointing goes before a Trainer that does none
     reading.say("recompute", policy if on else "none", key, default=not on)
