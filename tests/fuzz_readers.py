@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import ast
+import copy
 import json
 import random
 import re
@@ -184,7 +185,7 @@ def table(rng: random.Random, keys: list[str]) -> dict[str, Any]:
         for one in tables:
             found = inner.setdefault(one, {})
             inner = found if isinstance(found, dict) else {}
-        inner[last] = rng.choice(VALUES)
+        inner[last] = copy.deepcopy(rng.choice(VALUES))  # a table among them may be filled later on
     return data
 
 

@@ -224,6 +224,7 @@ LADDERS: list[dict[str, Any]] = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("words", LADDERS, ids=str)
 def test_fallbacks_are_safer_plans_of_the_same_job(words: dict[str, Any]) -> None:
     """Each fits and needs a tenth less than the one before; its own line says so, and what a restart keeps is kept."""
@@ -321,6 +322,7 @@ def test_settings_of_the_job_are_checked_too(tmp_path: Path) -> None:
     assert again.peak == estimate_of(kept).peak
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", WRITABLE)
 @pytest.mark.parametrize("gpus", [8, 32])
 def test_launch_lines_name_the_file_and_the_processes(form: str, gpus: int) -> None:
@@ -363,6 +365,7 @@ def test_words_of_a_line_are_those_that_made_it(words: dict[str, Any], fields: d
 SEARCH = ("plan", "--model", "llama-3.2-1b", "--gpu", "h100", "--gpus", "2", "--tp", "1", "--cp", "1", "--top", "2")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", ["rich", "markdown", "csv", "json", "latex", "html"])
 def test_a_plan_is_saved_beside_every_format(form: str, tmp_path: Path) -> None:
     path = tmp_path / "plan.json"

@@ -113,6 +113,8 @@ def joined(configs: Iterable[Config], given: Mapping[str, Any], dirs: tuple[str,
             job.take(config, said)
     job.typed({name: value for name, value in given.items() if name != "settings"})
     for name, value in given.get("settings", {}).items():
+        if value is None:
+            continue
         word = SETTINGS.get(name, name)
         job.origins.pop(word, None)
         (job.settings if word == name and name not in FACTS else job.place(word))[word] = value

@@ -22,7 +22,7 @@ from memcalc.convert.own_words import own_lines, own_words
 from memcalc.convert.ranks import read_ranks
 from memcalc.convert.shell import Script, Word, read_script
 from memcalc.convert.slurm import OPTIONS, Option, Request, sbatch_options, seconds, variables
-from memcalc.errors import FileError, InputError, MissingError
+from memcalc.errors import FileError, InputError, MissingError, shown
 
 _DISTRIBUTED = ("torchrun", "accelerate", "deepspeed")
 _RANKS = ("NGPU", "NNODES", "NPROC_PER_NODE")
@@ -128,12 +128,12 @@ def _chosen(script: Script, name: str, text: str, own: Document) -> Launch | Non
         raise FileError("file", name, "must start a training: it has no command that memcalc knows")
     wanted = own.data.pop("launch", None)
     if wanted is not None:
-        if not str(wanted).isdigit() or not 1 <= int(wanted) <= len(found):
+        if not str(wanted).isdecimal() or len(str(wanted)) > 4 or not 1 <= int(wanted) <= len(found):
             raise InputError("#MEMCALC --launch", wanted, f"must be from 1 to {len(found)}, the launches of {name}")
         return found[int(wanted) - 1]
     if len(found) > 1:
         listed = "; ".join(
-            f"{number}: {one.launcher} {one.script[:60]} of line {text.count(chr(10), 0, one.command.begin) + 1}"
+            f"{number}: {one.launcher} {shown(one.script)} of line {text.count(chr(10), 0, one.command.begin) + 1}"
             for number, one in enumerate(found[:9], 1)
         )
         raise MissingError(
