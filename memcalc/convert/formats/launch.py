@@ -133,7 +133,7 @@ def _chosen(script: Script, name: str, text: str, own: Document) -> Launch | Non
         return found[int(wanted) - 1]
     if len(found) > 1:
         listed = "; ".join(
-            f"{number}: {one.launcher} {shown(one.script)} of line {text.count(chr(10), 0, one.command.begin) + 1}"
+            f"{number}: {one.launcher} {shown(one.script)[1:-1]} of line {text.count(chr(10), 0, one.command.begin) + 1}"
             for number, one in enumerate(found[:9], 1)
         )
         raise MissingError(
