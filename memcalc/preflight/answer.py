@@ -30,7 +30,6 @@ def check(
     Raises :class:`memcalc.errors.InputError` for a file that cannot be read and :class:`memcalc.errors.MissingError`
     naming all that must be told.
     """
-    from memcalc.preflight.fix import smallest_fix
     from memcalc.preflight.traps import Scene, traps
 
     paths, dirs = tuple(files), tuple(preset_dirs)
@@ -41,7 +40,11 @@ def check(
     job = joined(configs, given, dirs)
     estimate = estimated(job, dirs)
     found = [*job.findings, *traps(Scene(job, configs, estimate))]
-    fix = smallest_fix(paths, configs, job, estimate, given, dirs) if estimate.verdict == "does-not-fit" else None
+    fix: CheckFix | None = None
+    if estimate.verdict == "does-not-fit":
+        from memcalc.preflight.fix import smallest_fix
+
+        fix = smallest_fix(paths, configs, job, estimate, given, dirs)
     return Check(
         version=__version__,
         verdict=estimate.verdict,
