@@ -132,9 +132,10 @@ def _chosen(script: Script, name: str, text: str, own: Document) -> Launch | Non
             raise InputError("#MEMCALC --launch", wanted, f"must be from 1 to {len(found)}, the launches of {name}")
         return found[int(wanted) - 1]
     if len(found) > 1:
+        lines = [text.count("\n", 0, one.command.begin) + 1 for one in found]
         listed = "; ".join(
-            f"{number}: {one.launcher} {shown(one.script)[1:-1]} of line {text.count(chr(10), 0, one.command.begin) + 1}"
-            for number, one in enumerate(found[:9], 1)
+            f"{number}: {one.launcher} {shown(one.script)[1:-1]} of line {line}"
+            for number, (one, line) in enumerate(zip(found[:9], lines, strict=False), 1)
         )
         raise MissingError(
             f"{name} starts {len(found)} trainings ({listed}), each of which must fit: choose one by a line "
