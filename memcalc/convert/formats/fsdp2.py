@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import json
 import textwrap
+import warnings
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -89,7 +90,9 @@ def _constants(document: Document) -> Document:
     """The document of what is assigned before the imports; nothing is run."""
     head = document.text.partition("\nimport ")[0]
     try:
-        tree = ast.parse(head)
+        with warnings.catch_warnings():  # the parser's doubts about a text are no reader's business
+            warnings.simplefilter("ignore", SyntaxWarning)
+            tree = ast.parse(head)
         pairs = [(one, ast.literal_eval(one.value)) for one in tree.body if isinstance(one, ast.Assign)]
     except (SyntaxError, ValueError, TypeError, MemoryError, RecursionError):
         said = "must assign plain values, as memcalc export writes them"
