@@ -16,22 +16,22 @@ from memcalc.errors import FileError, UnknownNameError
 
 __all__ = ["FORMATS", "Format", "format_named", "inner_document", "nested", "recognised", "written"]
 
-FORMATS = (
-    "fsdp2",
-    "torchtitan",
-    "megatron",
-    "axolotl",
-    "llamafactory",
-    "torchtune",
-    "litgpt",
-    "deepspeed",
-    "accelerate",
-    "trainer",
-    "fsdp_config",
-    "launch",
-)
-"""Names of the formats, each a module of this package; the most particular first, since the first that knows a document
-reads it."""
+FORMATS: dict[str, tuple[Kind, ...]] = {
+    "fsdp2": ("shell",),
+    "torchtitan": ("toml",),
+    "megatron": ("yaml",),
+    "axolotl": ("yaml",),
+    "llamafactory": ("yaml", "json"),
+    "torchtune": ("yaml", "flags"),
+    "litgpt": ("yaml", "flags"),
+    "deepspeed": ("json",),
+    "accelerate": ("yaml", "json"),
+    "trainer": ("json", "yaml", "flags"),
+    "fsdp_config": ("json",),
+    "launch": ("shell",),
+}
+"""Names of the formats, each a module of this package, and the kinds of document that it is known by; the most
+particular first, since the first that knows a document reads it. A module is imported for its own kinds alone."""
 WRITABLE = ("deepspeed", "accelerate", "trainer", "torchtitan", "megatron", "axolotl", "fsdp2")
 """Those that `memcalc export` writes."""
 
@@ -73,9 +73,8 @@ def format_named(name: str) -> Format:
 
 def recognised(document: Document) -> Format:
     """The format that a document is of; refused by name where it is none that is known."""
-    for name in FORMATS:
-        found = format_named(name)
-        if found.recognise(document):
+    for name, kinds in FORMATS.items():
+        if document.kind in kinds and (found := format_named(name)).recognise(document):
             return found
     titles = ", ".join(format_named(name).title for name in FORMATS)
     raise FileError("file", str(document.path), f"must be one of: {titles}")
