@@ -10,20 +10,25 @@ from typing import TYPE_CHECKING, Any
 
 from memcalc.catalog import read_toml
 from memcalc.errors import AbsentError, CombinationError, FileError, InputError, UnknownNameError
+from memcalc.specs import probes
 from memcalc.specs import runs as specs
 from memcalc.specs.flat import flat_of
 from memcalc.specs.runs import RunsFile
+from memcalc.toml_text import array_of_tables
 
 if TYPE_CHECKING:
     from pydantic import BaseModel, ValidationError
 
-__all__ = ["read_runs", "shipped"]
+__all__ = ["read_runs", "runs_text", "shipped"]
 
 _TABLES: dict[str, type[BaseModel]] = {
     "run": specs.Run,
     "left_out": specs.LeftOut,
     "explained": specs.Explained,
     "target": specs.Target,
+    "probe": probes.Probe,
+    "rate": probes.Rate,
+    "communicator": probes.Communicator,
 }
 
 
@@ -34,6 +39,12 @@ def read_runs(paths: Iterable[str] = ()) -> RunsFile:
     """
     given = tuple(paths)
     return _joined(_parsed(file) for file in ([f for path in given for f in _files(path)] if given else shipped()))
+
+
+def runs_text(runs: RunsFile) -> str:
+    """Return a runs file that reads back as the same."""
+    dumped = runs.model_dump(mode="json", exclude_defaults=True)
+    return "\n".join(array_of_tables(name, dumped[name]) for name in _TABLES if dumped.get(name))
 
 
 def shipped() -> list[Traversable]:
@@ -124,4 +135,7 @@ def _joined(parts: Iterable[RunsFile]) -> RunsFile:
         left_out=tuple(entry for part in listed for entry in part.left_out),
         explained=tuple(entry for part in listed for entry in part.explained),
         target=tuple(entry for part in listed for entry in part.target),
+        probe=tuple(entry for part in listed for entry in part.probe),
+        rate=tuple(entry for part in listed for entry in part.rate),
+        communicator=tuple(entry for part in listed for entry in part.communicator),
     )

@@ -1,7 +1,8 @@
 """Measured runs: what was trained, on what, how, and the memory that somebody read.
 
 A runs file holds `[[run]]` tables; it may also say which published runs were left out (`[[left_out]]`), why a run is
-far off (`[[explained]]`), and which accuracy is aimed at (`[[target]]`).
+far off (`[[explained]]`), and which accuracy is aimed at (`[[target]]`). What `memcalc probe` measures beside runs
+stands in `[[probe]]`, `[[rate]]` and `[[communicator]]`.
 """
 
 from __future__ import annotations
@@ -9,12 +10,24 @@ from __future__ import annotations
 import re
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
 from memcalc.errors import InputError, UnknownNameError
-from memcalc.units import parse_bytes
+from memcalc.specs.probes import Communicator, Probe, Rate
+from memcalc.specs.strict import Size, Strict, Text, Texts
 
-__all__ = ["FIGURES", "GRADES", "Explained", "Figure", "LeftOut", "Measured", "Run", "RunsFile", "Target"]
+__all__ = [
+    "FIGURES",
+    "GRADES",
+    "Explained",
+    "Figure",
+    "LeftOut",
+    "Measured",
+    "MeasuredPhase",
+    "Run",
+    "RunsFile",
+    "Target",
+]
 
 Figure = Literal["allocated", "reserved", "device"]
 """What `torch.cuda.max_memory_allocated()`, `torch.cuda.max_memory_reserved()` and nvidia-smi read."""
@@ -23,23 +36,11 @@ Grade = Literal["A", "A-", "B"]
 """A and A-: every setting was read in the source; B: something is assumed, or was read coarsely."""
 GRADES: tuple[str, ...] = ("A", "A-", "B")
 
+MeasuredPhase = Literal["forward", "loss", "backward", "step"]
+"""Forward up to the head; head and loss; backward of both; the optimizer step."""
+
 _RANK = re.compile(r"max|last|first stage|\d+|stage ([1-9]\d*) of ([1-9]\d*)")
 _RANK_ALLOWED = 'must be max, last, first stage, a rank number, or such as "stage 2 of 16" (stages count from 1)'
-
-
-class _Strict(BaseModel):
-    """No text is taken for a number; an unknown key is an error."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, defer_build=True)
-
-
-def _size(value: object, info: ValidationInfo) -> int:
-    """Read a size [bytes]; nothing that a run can hold is of size 0."""
-    field = info.field_name or "size"
-    size = parse_bytes(value, field)
-    if not size:
-        raise InputError(field, value, "must be above 0")
-    return size
 
 
 def _rank(value: object) -> str:
@@ -51,13 +52,7 @@ def _rank(value: object) -> str:
     return text
 
 
-Size = Annotated[int, BeforeValidator(_size)]
-"""Bytes, written as a number or with a unit."""
-Text = Annotated[str, Field(min_length=1)]
-Texts = Annotated[tuple[Text, ...], Field(strict=False)]
-
-
-class Measured(_Strict):
+class Measured(Strict):
     """The figures that were read [bytes]."""
 
     allocated: Size | None = None
@@ -73,7 +68,7 @@ class Measured(_Strict):
         return {name: value for name, value in read.items() if value is not None}
 
 
-class Run(_Strict):
+class Run(Strict):
     """One run."""
 
     id: Text
@@ -101,16 +96,26 @@ class Run(_Strict):
     """Fields filled from context."""
     group: Text = "other"
     comment: str = ""
+    probe: Text | None = None
+    """The `[[probe]]` in which it was measured."""
+    phases: dict[MeasuredPhase, Size] = Field(default_factory=dict)
+    """Allocated peak of each phase of the second step [bytes]."""
+    first_phases: dict[MeasuredPhase, Size] = Field(default_factory=dict)
+    """The same of the first step, at whose end the optimizer's states are made."""
+    reserved_phases: dict[MeasuredPhase, Size] = Field(default_factory=dict)
+    """Reserved peak of each phase of the second step [bytes]."""
+    seconds: Annotated[float, Field(gt=0)] | None = None
+    """Time of one optimizer step, the median of several after the first two [s]."""
 
 
-class LeftOut(_Strict):
+class LeftOut(Strict):
     """A published run that cannot be compared, and why."""
 
     id: Text
     reason: Text
 
 
-class Explained(_Strict):
+class Explained(Strict):
     """Why one or several runs are far from the prediction."""
 
     id: Text | None = None
@@ -129,7 +134,7 @@ class Explained(_Strict):
         return (*self.ids, self.id) if self.id else self.ids
 
 
-class Target(_Strict):
+class Target(Strict):
     """An accuracy that is aimed at for some of the runs: the largest median and 90th percentile of |error|."""
 
     name: Text
@@ -149,10 +154,13 @@ class Target(_Strict):
         return self
 
 
-class RunsFile(_Strict):
+class RunsFile(Strict):
     """The content of one file, or of several taken together."""
 
     run: Annotated[tuple[Run, ...], Field(strict=False)] = ()
     left_out: Annotated[tuple[LeftOut, ...], Field(strict=False)] = ()
     explained: Annotated[tuple[Explained, ...], Field(strict=False)] = ()
     target: Annotated[tuple[Target, ...], Field(strict=False)] = ()
+    probe: Annotated[tuple[Probe, ...], Field(strict=False)] = ()
+    rate: Annotated[tuple[Rate, ...], Field(strict=False)] = ()
+    communicator: Annotated[tuple[Communicator, ...], Field(strict=False)] = ()

@@ -1,0 +1,1 @@
+"""``memcalc calibrate``: figures of one GPU, fitted on measured runs."""

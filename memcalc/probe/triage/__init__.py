@@ -1,0 +1,1 @@
+"""``memcalc triage``: where the bytes went, from a message or a memory snapshot."""

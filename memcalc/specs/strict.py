@@ -1,0 +1,33 @@
+"""Records of what was measured: no text is taken for a number, and an unknown key is an error."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo
+
+from memcalc.errors import InputError
+from memcalc.units import parse_bytes
+
+__all__ = ["Size", "Strict", "Text", "Texts"]
+
+
+class Strict(BaseModel):
+    """Base of the records."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, defer_build=True)
+
+
+def _size(value: object, info: ValidationInfo) -> int:
+    """Read a size [bytes]; nothing that a run can hold is of size 0."""
+    field = info.field_name or "size"
+    size = parse_bytes(value, field)
+    if not size:
+        raise InputError(field, value, "must be above 0")
+    return size
+
+
+Size = Annotated[int, BeforeValidator(_size)]
+"""Bytes, written as a number or with a unit."""
+Text = Annotated[str, Field(min_length=1)]
+Texts = Annotated[tuple[Text, ...], Field(strict=False)]
