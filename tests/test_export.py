@@ -229,7 +229,7 @@ LADDERS: list[dict[str, Any]] = [
 def test_fallbacks_are_safer_plans_of_the_same_job(words: dict[str, Any]) -> None:
     """Each fits and needs a tenth less than the one before; its own line says so, and what a restart keeps is kept."""
     kept = saved_plan(plans(**words))
-    assert len(kept.fallback) <= 3
+    assert len(kept.fallback) <= 5
     assert bool(kept.fallback) != bool(kept.no_fallback)
     last = kept.plan
     for place, one in enumerate(kept.fallback, 1):
