@@ -39,10 +39,11 @@ class Ladder:
     """The file that the plan was read from."""
 
     def live(self, now: Plan, may: May) -> Plan | None:
-        """The fastest plan that is clearly smaller than the one in force and needs no restart."""
+        """The fastest plan that is clearly smaller than the one in force and needs no restart, else any smaller one."""
         from memcalc.handoff.fallback import is_smaller
 
-        return next((one for one in self.steps if is_smaller(one, now) and _is_open(now, one, may)), None)
+        found = [one for one in self.steps if one.peak.device < now.peak.device and _is_open(now, one, may)]
+        return next((one for one in found if is_smaller(one, now)), next(iter(found), None))
 
     def restarts(self, now: Plan) -> Iterator[tuple[int, Plan]]:
         """The fallbacks that are clearly smaller than the plan in force, with their numbers."""

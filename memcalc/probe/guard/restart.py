@@ -97,7 +97,7 @@ def restarts_of(ladder: Ladder, folder: str | None, to: str | None, dirs: tuple[
         place.mkdir(parents=True, exist_ok=True)
     told: list[str] = []
     ways = tuple(_ways(ladder, place, form, dirs, told))
-    none = ladder.saved.no_fallback if not ladder.saved.fallback else told[0] if told else ""
+    none = ladder.saved.no_fallback or f"no fallback can be written as {form}: {'; '.join(dict.fromkeys(told))}"
     return Restarts(ladder, place, ways, "" if ways else none)
 
 

@@ -117,6 +117,8 @@ class Watch:
         if self._switch is not None and self._switch.refusal:
             LOG.warning("recomputation stays as it is: %s.", self._switch.refusal)
         self._meter = self.options.meter or usual_meter(resets=self.options.reset_peaks)
+        if self._restarts.folder is not None and not self._restarts.ways:
+            LOG.warning("no restart is ready: %s.", self._restarts.none.rstrip("."))
         self._reporter = Reporter(self.options, self._ranks.rank, self._ranks.local_rank, self._ranks.world)
         self._timer: RecomputeTimer = RecomputeTimer()
         self._timer.install()

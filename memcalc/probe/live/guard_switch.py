@@ -93,6 +93,8 @@ class _Block:
     def __init__(self, module: nn.Module) -> None:
         self.module = module
         self.on = False
+        self._own = vars(module).get("forward")
+        """A forward of the module's own, not of its class, as some libraries set it."""
 
     def turn(self, *, on: bool) -> None:
         """Checkpoint the block, or no longer."""
@@ -100,6 +102,8 @@ class _Block:
             self.module.forward = _checkpointed(self.module, self.module.forward)
         elif self.on and not on:
             del self.module.forward
+            if self._own is not None:
+                self.module.forward = self._own
         self.on = on
 
 
