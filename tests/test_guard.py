@@ -7,6 +7,8 @@ import copy
 import json
 import logging
 import os
+import re
+import runpy
 import shlex
 import socket
 import subprocess
@@ -31,6 +33,7 @@ from memcalc.probe.guard.gauges import GAUGES, Gauges
 from memcalc.probe.guard.ladder import ladder_of
 from memcalc.probe.guard.options import Options
 from memcalc.probe.guard.pressure import Judge
+from memcalc.probe.guard.record import Window
 from memcalc.probe.guard.restart import restarts_of
 from memcalc.probe.guard.watch import Watch
 from memcalc.probe.live import guard_recompute
@@ -874,3 +877,37 @@ def test_lightning_is_guarded(saved: SavedPlan, tmp_path: Path) -> None:
     with pytest.raises(torch.cuda.OutOfMemoryError):
         fitted([failing])
     assert (tmp_path / "oom" / "restart.json").exists()
+
+
+# ----------------------------------------------------------------------------------------------------------- documents
+
+DOCS = Path(memcalc.__file__).parents[1] / "docs"
+
+
+def test_the_example_says_what_the_page_shows(capsys: pytest.CaptureFixture[str]) -> None:
+    """The page has the output of the script, apart from times."""
+    log = logging.getLogger("memcalc.guard")
+    before, threads = (log.level, list(log.handlers)), torch.get_num_threads()
+    torch.set_num_threads(1)  # of small tensors a second thread makes nothing faster
+    try:
+        runpy.run_path(str(DOCS / "examples" / "guard" / "train.py"))
+    finally:
+        log.setLevel(before[0])
+        log.handlers[:] = before[1]
+        torch.set_num_threads(threads)
+    page = (DOCS / "guard.md").read_text(encoding="utf-8")
+    (shown,) = re.findall(r"<!-- output: examples/guard/train.py -->\n```text\n(.*?)```", page, re.DOTALL)
+    times = re.compile(r"(?<=checkpoint_recompute_time_ms=)(?!0\.0 )[\d.]+")
+    assert times.sub("TIME", capsys.readouterr().out) == times.sub("TIME", shown)
+    assert len(times.findall(shown)) == 1
+
+
+def test_the_page_names_every_field_and_metric(saved: SavedPlan) -> None:
+    page = (DOCS / "guard.md").read_text(encoding="utf-8")
+    rows = [line.split("|")[1:4] for line in page.splitlines() if line.startswith("| `")]
+    fields = {name for row in rows for name in re.findall(r"`(\w+)`", row[0])}
+    window = Window("a", 1, 0, saved.plan, 0, None, 0, None, pressure=False)
+    assert fields == set(window.values())
+    assert {name for row in rows for name in re.findall(r"`(\w+)`", row[2])} == {n + k for k, (n, _) in GAUGES.items()}
+    (queries,) = re.findall(r"```promql\n(.*?)```", page, re.DOTALL)
+    assert set(re.findall(r"\((\w+)\)(?= [/>])", queries)) <= {n + k for k, (n, _) in GAUGES.items()}

@@ -25,7 +25,7 @@ class RecomputeTimer:
 
     def __init__(self) -> None:
         self.armed = False
-        self._inside = False
+        self._inside = self._on_device = False
         self._samples: list[list[Span]] = []
         self._undo: list[Callable[[], None]] = []
 
@@ -65,7 +65,7 @@ class RecomputeTimer:
             if not self.armed or self._inside:
                 return again(*args)
             self._inside = True
-            end = _begin()
+            end = _begin_on_device() if self._on_device else _begin()
             try:
                 return again(*args)
             finally:  # torch stops a recomputation early by an exception of its own
@@ -77,6 +77,7 @@ class RecomputeTimer:
     def arm(self) -> None:
         """Begin a sample: time from here on."""
         self.armed = True
+        self._on_device = torch.cuda.is_initialized()
         self._samples.append([])
 
     def disarm(self) -> None:
@@ -97,21 +98,24 @@ class RecomputeTimer:
         return None
 
 
+def _begin_on_device() -> Callable[[], Span]:
+    """Begin a span of the device's stream; what is returned ends it."""
+    first, last = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    first.record()
+
+    def end() -> Span:
+        last.record()
+        return lambda: first.elapsed_time(last) if last.query() else None
+
+    return end
+
+
 def _begin() -> Callable[[], Span]:
-    """Begin a span; what is returned ends it."""
-    if torch.cuda.is_initialized():
-        first, last = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        first.record()
-
-        def end() -> Span:
-            last.record()
-            return lambda: first.elapsed_time(last) if last.query() else None
-
-        return end
+    """Begin a span of the clock."""
     started = time.perf_counter()
 
-    def stop() -> Span:
+    def end() -> Span:
         took = 1e3 * (time.perf_counter() - started)
         return lambda: took
 
-    return stop
+    return end
