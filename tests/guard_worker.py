@@ -13,11 +13,15 @@ from typing import Any
 
 import torch
 from torch import distributed, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 import memcalc
 from memcalc.errors import RestartNeeded
 from memcalc.probe.guard import Reading
+from memcalc.probe.live.guard_switch import Switch
+from memcalc.specs.strategy import Strategy
 
 GIB = 2**30
 FOLDER, RANK = Path(sys.argv[1]), int(os.environ["RANK"])
@@ -68,6 +72,28 @@ def weights(net: nn.Module) -> torch.Tensor:
     return torch.cat([one.detach().flatten() for one in net.parameters()])
 
 
+def sharded() -> nn.Module:
+    """Return a model of four blocks under FSDP2, with dropout."""
+    torch.manual_seed(0)
+    blocks = [nn.Sequential(nn.Linear(8, 8), nn.GELU(), nn.Dropout(0.1)) for _ in range(4)]
+    net, mesh = nn.Sequential(*blocks).double(), init_device_mesh("cpu", (2,))
+    for block in (*blocks, net):
+        fully_shard(block, mesh=mesh)
+    return net
+
+
+def trained_sharded(net: nn.Module, policies: tuple[str, ...]) -> torch.Tensor:
+    """Train a step under each policy, and return the rank's own weights."""
+    switch, optimizer = Switch(net, None, Strategy()), torch.optim.SGD(net.parameters(), lr=0.1)
+    for seed, policy in enumerate(policies):
+        switch.apply(policy)
+        torch.manual_seed(2 * seed + RANK)
+        net(torch.randn(4, 8, dtype=torch.float64)).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return torch.cat([one.detach().to_local().flatten() for one in net.parameters()])
+
+
 def main() -> None:
     """Run guarded, run again without steps, and write what both came to."""
     distributed.init_process_group("gloo", init_method=f"file://{FOLDER}/meeting", rank=RANK, world_size=2)
@@ -78,6 +104,7 @@ def main() -> None:
         seen = train(watch, net, 40)
     with memcalc.guard(plan, every=1000, meter=Meter()) as quiet:
         train(quiet, other, len(seen))
+    moved = trained_sharded(sharded(), ("none", "every-2", "full", "none"))
     first = weights(net).clone()
     distributed.broadcast(first, 0)
     told = {
@@ -85,6 +112,7 @@ def main() -> None:
         "restart": str(watch.restart and watch.restart.command),
         "step": watch.step,
         "alike": bool(torch.equal(first, weights(net))),
+        "sharded_as_quiet": bool(torch.equal(moved, trained_sharded(sharded(), ("none",) * 4))),
         "as_quiet": bool(torch.allclose(weights(net), weights(other), rtol=1e-9, atol=1e-12)),
     }
     (FOLDER / f"told{RANK}.json").write_text(json.dumps(told), encoding="utf-8")

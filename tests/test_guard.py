@@ -97,6 +97,14 @@ def blocks(count: int = 4, width: int = 8) -> nn.Sequential:
     return nn.Sequential(nn.Linear(width, width), nn.Sequential(*one), nn.Linear(width, 1))
 
 
+def tiny(seed: int = 0) -> Any:
+    """Return a Transformers model of four blocks, with dropout."""
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    torch.manual_seed(seed)
+    return GPT2LMHeadModel(GPT2Config(n_layer=4, n_embd=16, n_head=2, vocab_size=32, n_positions=16, use_cache=False))
+
+
 def train(watch: Watch, model: nn.Module, steps: int, *, seed: int = 1, rows: int = 8) -> list[float]:
     """Train as the guard says, and return the losses."""
     torch.manual_seed(seed)
@@ -526,12 +534,16 @@ def test_what_is_not_switched_says_why() -> None:
 def test_a_model_that_checkpoints_otherwise_than_planned_is_refused() -> None:
     from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 
-    model = blocks()
-    for place in (1, 3):
-        model[1][place] = checkpoint_wrapper(model[1][place])
-    assert Switch(model, None, strategy("every-2")).can("full")
-    with pytest.raises(CombinationError, match="2 of its 4 blocks, the plan 0"):
-        Switch(model, None, strategy())
+    model, layers = blocks(), tiny()
+    for some in (model[1], layers.transformer.h):
+        for place in (1, 3):
+            some[place] = checkpoint_wrapper(some[place])
+    for one in (model, layers):
+        assert Switch(one, None, strategy("every-2")).can("full")
+        with pytest.raises(CombinationError, match="2 of its 4 blocks, the plan 0"):
+            Switch(one, None, strategy())
+    with pytest.raises(CombinationError, match="0 of its 4 blocks, the plan 4"):
+        Switch(tiny(), None, strategy("full"))
 
 
 # ------------------------------------------------------------------------------------------------------------ restart
@@ -571,9 +583,7 @@ def test_a_restart_is_written_and_can_be_checked(saved: SavedPlan, tmp_path: Pat
         memcalc.guard(memcalc.load(str(folder / "plan.json")), **options)
 
 
-def test_at_micro_batch_one_and_full_recomputation_nothing_is_doubled(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_at_micro_batch_one_and_full_recomputation_nothing_is_doubled(caplog: pytest.LogCaptureFixture) -> None:
     """Twice the accumulation would be twice the batch; a restart is offered where one helps, else the reason."""
     kept = saved_plan(memcalc.plan(**{**JOB, "micro_batch": 1, "recompute": "full"}))
     model = blocks()
@@ -584,6 +594,10 @@ def test_at_micro_batch_one_and_full_recomputation_nothing_is_doubled(
     assert "what was typed leaves no plan" in said
     with pytest.raises(InputError, match="what was typed"):
         memcalc.guard(kept, on_pressure="restart")
+
+
+@pytest.mark.slow
+def test_at_micro_batch_one_a_restart_shards_or_offloads(tmp_path: Path) -> None:
     wide = {"model": "llama-3.2-1b", "gpus": 2, "framework": "fsdp2", "tp": 1, "cp": 1, "pp": 1, "top": 1}
     found = memcalc.plan(gpu="a100-40g", global_batch=8, micro_batch=1, recompute="full", offload="none/params", **wide)
     ladder = ladder_of(found)
@@ -677,7 +691,7 @@ def test_two_ranks_are_exposed_on_ports_of_their_own() -> None:
 
 
 def test_a_second_guard_of_a_process_uses_the_same_gauges(saved: SavedPlan, tmp_path: Path) -> None:
-    from prometheus_client import CollectorRegistry, generate_latest
+    from prometheus_client import CollectorRegistry, GCCollector, generate_latest
 
     registry, path = CollectorRegistry(), tmp_path / "memcalc.prom"
     for reserved in (3, 4):
@@ -685,8 +699,14 @@ def test_a_second_guard_of_a_process_uses_the_same_gauges(saved: SavedPlan, tmp_
             saved, every=1, registry=registry, textfile=str(path), meter=Meter(reserved), name=f"run {reserved}"
         ) as watch:
             train(watch, blocks(), 1)
+    GCCollector(registry)
     text = generate_latest(registry).decode()
-    assert path.read_text(encoding="utf-8") == text
+    with memcalc.guard(saved, every=1, registry=registry, textfile=str(path), meter=Meter(5)) as watch:
+        watch.step_done()
+    written = path.read_text(encoding="utf-8")
+    assert "python_gc" not in written
+    assert 'cuda_memory_reserved_peak{plan="run 3",rank="0"} 3.221225472e+09' in written
+    assert 'cuda_memory_reserved_peak{plan="gpt2",rank="0"} 5.36870912e+09' in written
     assert 'cuda_memory_reserved_peak{plan="run 3",rank="0"} 3.221225472e+09' in text
     assert 'accumulation_steps{plan="run 4",rank="0"} 2.0' in text
 
@@ -719,6 +739,7 @@ def test_two_ranks_take_the_same_step(tmp_path: Path) -> None:
     assert plans[-1][0] != "none"
     assert told[0]["alike"]
     assert told[0]["as_quiet"]
+    assert told[0]["sharded_as_quiet"]
     lines = [
         [json.loads(line) for line in (tmp_path / f"guard.rank{rank}.jsonl").read_text(encoding="utf-8").splitlines()]
         for rank in (0, 1)
@@ -737,14 +758,6 @@ def test_two_ranks_take_the_same_step(tmp_path: Path) -> None:
 def without_deepspeed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Accelerate imports DeepSpeed where it is installed, which needs more than the tests of its config do."""
     monkeypatch.setattr("accelerate.utils.other.is_deepspeed_available", lambda: False)
-
-
-def tiny(seed: int = 0) -> Any:
-    """Return a Transformers model of four blocks, with dropout."""
-    from transformers import GPT2Config, GPT2LMHeadModel
-
-    torch.manual_seed(seed)
-    return GPT2LMHeadModel(GPT2Config(n_layer=4, n_embd=16, n_head=2, vocab_size=32, n_positions=16, use_cache=False))
 
 
 def trained(folder: Path, callbacks: list[Any], steps: int = 6, **words: Any) -> Any:
@@ -911,3 +924,13 @@ def test_the_page_names_every_field_and_metric(saved: SavedPlan) -> None:
     assert {name for row in rows for name in re.findall(r"`(\w+)`", row[2])} == {n + k for k, (n, _) in GAUGES.items()}
     (queries,) = re.findall(r"```promql\n(.*?)```", page, re.DOTALL)
     assert set(re.findall(r"\((\w+)\)(?= [/>])", queries)) <= {n + k for k, (n, _) in GAUGES.items()}
+
+
+if __name__ == "__main__":  # writes the page's output anew
+    page_path = DOCS / "guard.md"
+    told = subprocess.run(
+        [sys.executable, str(DOCS / "examples" / "guard" / "train.py")], check=True, capture_output=True, text=True
+    ).stdout
+    block = re.compile(r"(<!-- output: examples/guard/train.py -->\n```text\n).*?(```)", re.DOTALL)
+    text = block.sub(lambda match: match[1] + told + match[2], page_path.read_text(encoding="utf-8"))
+    page_path.write_text(text, encoding="utf-8")

@@ -54,6 +54,7 @@ class Gauges:
         if self._registry not in _KNOWN:
             _KNOWN[self._registry] = {key: self._made(key) for key in GAUGES}
         self._gauges = _KNOWN[self._registry]
+        self._names = [GAUGES[key][0] + key for key in GAUGES]
         self._textfile = options.textfile
         self._server = None if options.port is None else self._served(options.port, local_rank)
 
@@ -89,8 +90,8 @@ class Gauges:
             value = values[key]
             if isinstance(value, int | float):
                 gauge.labels(*labels).set(value)
-        if self._textfile is not None:
-            self._client.write_to_textfile(self._textfile, self._registry)
+        if self._textfile is not None:  # what else a registry has, such as the process's own, would stand in two files
+            self._client.write_to_textfile(self._textfile, self._registry.restricted_registry(self._names))
 
     def close(self) -> None:
         """Stop listening."""

@@ -46,7 +46,7 @@ class Switch:
         on = [block.on for block in self._blocks]
         if wanted is None:
             self.refusal = f"recompute {strategy.recompute} is not made of whole blocks"
-        elif on != wanted and (any(on) or isinstance(self._blocks[0], _Layer)):
+        elif on != wanted and (any(on) or any(isinstance(block, _Layer) for block in self._blocks)):
             said = f"the model checkpoints {sum(on)} of its {len(on)} blocks, the plan {sum(wanted)}"
             raise CombinationError("recompute", strategy.recompute, said)
         elif on != wanted:
@@ -153,12 +153,13 @@ def _checkpointed(module: nn.Module, forward: Callable[..., Any]) -> Callable[..
 
 def _blocks_of(model: nn.Module, named: Any) -> Iterator[Any]:
     """Yield the blocks of a model."""
+    inside = {id(one._checkpoint_wrapped_module) for one in model.modules() if _is_wrapped(one)}  # noqa: SLF001
     layers = [one for one in model.modules() if _is_layer(one)]
-    if named is None and layers:
-        yield from (_Layer(one) for one in layers)
-        return
-    for one in _largest_list(model) if named is None else named:
-        yield _Layer(one) if _is_layer(one) else _Wrapped(one) if _is_wrapped(one) else _Block(one)
+    for one in named if named is not None else layers or _largest_list(model):
+        if _is_wrapped(one) or id(one) in inside:
+            yield _Wrapped(one)
+        else:
+            yield _Layer(one) if _is_layer(one) else _Block(one)
 
 
 def _is_layer(module: nn.Module) -> bool:
