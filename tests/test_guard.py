@@ -14,8 +14,9 @@ import socket
 import subprocess
 import sys
 import urllib.request
+from collections import UserDict
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -434,7 +435,7 @@ def test_whatever_happens_the_global_batch_is_kept(short: list[bool], reads: boo
 
 
 @pytest.mark.slow
-@settings(max_examples=12, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@settings(max_examples=8, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(
     batch=st.sampled_from([4, 6, 12, 24, 60]),
     gpus=st.sampled_from([1, 2, 4]),
@@ -459,6 +460,13 @@ def test_a_plan_whose_batches_do_not_agree_is_refused(saved: SavedPlan) -> None:
         next(iter(watch.split({"x": torch.zeros(6, 2)})))
 
 
+class Pair(NamedTuple):
+    """Two tensors by name."""
+
+    x: torch.Tensor
+    y: torch.Tensor
+
+
 def test_batches_are_split_as_they_come(saved: SavedPlan) -> None:
     with memcalc.guard(saved) as watch:
         x, y = torch.arange(8), torch.arange(8) * 2
@@ -467,6 +475,9 @@ def test_batches_are_split_as_they_come(saved: SavedPlan) -> None:
     assert torch.equal(torch.cat([part["rest"][0] for part in parts]), y)
     assert [len(part["rest"][1][0]) for part in parts] == [4, 4]
     assert parts[0]["x"].data_ptr() == x.data_ptr()
+    with memcalc.guard(saved) as watch:
+        (first, _) = watch.split(UserDict(one=Pair(x, y)))
+    assert torch.equal(first["one"].y, y[:4])
 
 
 def test_plans_of_every_kind_are_taken(saved: SavedPlan, tmp_path: Path) -> None:
@@ -615,6 +626,19 @@ def test_a_format_that_cannot_say_a_fallback_is_no_way(saved: SavedPlan, tmp_pat
     plain = saved_plan(memcalc.plan(**{**JOB, **OPEN, "framework": "plain"}))
     with pytest.raises(InputError, match="must name the format"):
         memcalc.guard(plain, restart_dir=str(tmp_path))
+
+
+def test_a_full_disk_neither_ends_a_run_nor_hides_its_end(
+    saved: SavedPlan, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = tmp_path / "gone"
+    folder.mkdir()
+    watch = memcalc.guard(saved, every=1, jsonl=str(folder / "a.jsonl"), restart_dir=str(folder), meter=Meter(39))
+    with pytest.raises(torch.cuda.OutOfMemoryError), watch:
+        [folder.rmdir(), watch.step_done(), throw()]
+    assert "the report was not written" in caplog.text
+    assert "the restart was not written" in caplog.text
+    assert watch.restart is not None
 
 
 def throw(said: str = "CUDA out of memory.") -> None:
@@ -820,6 +844,8 @@ def test_the_trainer_stops_for_a_restart(saved: SavedPlan, tmp_path: Path) -> No
         trained(tmp_path, [memcalc.trainer_callback(memcalc.load(str(tmp_path / "next" / "plan.json")))])
     with pytest.raises(CombinationError, match="4 of its 4 blocks, the plan 0"):
         trained(tmp_path, [memcalc.trainer_callback(saved, on_pressure="step")], gradient_checkpointing=True)
+    with pytest.raises(CombinationError, match="auto_find_batch_size"):
+        trained(tmp_path, [memcalc.trainer_callback(saved)], auto_find_batch_size=True)
     again = memcalc.trainer_callback(saved, meter=Meter(39), restart_dir=str(tmp_path / "oom"))
     again.on_step_begin = lambda *_, **__: throw()
     with pytest.raises(torch.cuda.OutOfMemoryError), again:

@@ -41,14 +41,17 @@ class Reporter:
             self._gauges = Gauges(options.renamed(named), local_rank)
 
     def report(self, values: dict[str, Value]) -> None:
-        """Tell a record to all of them."""
+        """Tell a record to all of them; a file that can no longer be written does not end a run."""
         if LOG.isEnabledFor(logging.INFO):
             LOG.info("%s", as_line(values))
-        if self._lines is not None:
-            with self._lines.open("a", encoding="utf-8") as stream:
-                stream.write(as_json(values))
-        if self._gauges is not None:
-            self._gauges.show(values)
+        try:
+            if self._lines is not None:
+                with self._lines.open("a", encoding="utf-8") as stream:
+                    stream.write(as_json(values))
+            if self._gauges is not None:
+                self._gauges.show(values)
+        except OSError as error:
+            LOG.warning("step %s: the report was not written: %s.", values["step"], error)
 
     def close(self) -> None:
         """Stop listening."""

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from memcalc.errors import InputError, RestartNeeded
+from memcalc.errors import InputError, MemcalcError, RestartNeeded
 from memcalc.probe.guard.ladder import May, ladder_of
 from memcalc.probe.guard.options import WINDOWS, Options, limit_of
 from memcalc.probe.guard.pressure import Judge, Judgement
@@ -146,7 +146,7 @@ class Watch:
         if way is None:
             LOG.error("out of memory in step %d; %s.", self.step + 1, self._nothing())
             return
-        self._restarts.write(way, values)
+        self._write(way, values)
         self.restart = RestartNeeded(f"out of memory in step {self.step + 1}", way.command, way.number)
         LOG.error("%s (%s)", self.restart, way.plan.why.rstrip("."))
 
@@ -172,7 +172,7 @@ class Watch:
             reason = judgement.short or "memory is short on another rank"
             self._act(f"step {self.step}: {reason}", values, micro_batch=not unread)
         elif self.options.relax:
-            self._relax(level)
+            self._relax(level, micro_batch=not unread)
         self._meter.reset_peaks()
 
     def _record(self, reading: Reading | None, judgement: Judgement) -> dict[str, Value]:
@@ -231,24 +231,32 @@ class Watch:
         if self.restart is not None:
             return
         if self._ranks.rank == 0:
-            self._restarts.write(way, values)
+            self._write(way, values)
         self.restart = RestartNeeded(reason, way.command, way.number)
         LOG.warning("%s (%s)", self.restart, way.plan.why.rstrip("."))
         if self.options.stop == "raise":
             raise self.restart
+
+    def _write(self, way: Way, values: dict[str, Value]) -> None:
+        """Write a restart's files; a disk that is full is no reason to hide why they are needed."""
+        try:
+            self._restarts.write(way, values)
+        except MemcalcError as error:
+            LOG.error("the restart was not written: %s", error)
 
     def _nothing(self) -> str:
         """Why there is no safer plan to go on with."""
         none = self._restarts.none or "no saved plan is clearly smaller than the one in force"
         return f"nothing safer is left: {none.rstrip('.')}"
 
-    def _relax(self, level: int) -> None:
+    def _relax(self, level: int, *, micro_batch: bool) -> None:
         """Take the last step back once several windows in a row had room for it; each only once."""
         if not self._before:
             return
         last = self._before[-1]
         room = self._judge.has_room(level, last.peak.reserved - self.plan.peak.reserved)
-        self._calm = self._calm + 1 if room and last not in self._not_again else 0
+        follows = micro_batch or last.strategy.micro_batch == self.plan.strategy.micro_batch
+        self._calm = self._calm + 1 if room and follows and last not in self._not_again else 0
         if self._calm >= WINDOWS:
             self._calm = 0
             self._before.pop()
@@ -258,7 +266,7 @@ class Watch:
 
 def _length(batch: Any) -> int:
     """Sequences of a batch."""
-    if isinstance(batch, dict):
+    if isinstance(batch, Mapping):
         return _length(next(iter(batch.values())))
     if isinstance(batch, list | tuple):
         return _length(batch[0])
@@ -267,8 +275,9 @@ def _length(batch: Any) -> int:
 
 def _part(batch: Any, start: int, end: int) -> Any:
     """Some sequences of a batch; tensors are views, not copies."""
-    if isinstance(batch, dict):
+    if isinstance(batch, Mapping):
         return {name: _part(value, start, end) for name, value in batch.items()}
     if isinstance(batch, list | tuple):
-        return type(batch)(_part(value, start, end) for value in batch)
+        parts = [_part(value, start, end) for value in batch]
+        return type(batch)(*parts) if hasattr(batch, "_fields") else type(batch)(parts)
     return batch[start:end]

@@ -39,6 +39,9 @@ class GuardCallback(TrainerCallback):
         """Compare the arguments with the plan, and begin."""
         del control
         plan = self.watch.plan
+        if args.auto_find_batch_size:
+            said = "it halves the batch size and not the accumulation, and so the global batch"
+            raise CombinationError("auto_find_batch_size", args.auto_find_batch_size, said)
         asked = {
             "per_device_train_batch_size": (args.train_batch_size, plan.strategy.micro_batch),
             "gradient_accumulation_steps": (args.gradient_accumulation_steps, plan.accumulation_steps),
