@@ -385,6 +385,7 @@ def test_steps_are_taken_live_and_training_goes_on_as_before(saved: SavedPlan) -
         torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-12)
 
 
+@pytest.mark.slow
 def test_a_loop_that_does_not_read_its_micro_batch_keeps_it(saved: SavedPlan) -> None:
     model = blocks()
     with memcalc.guard(saved, every=1, threshold="9 GiB", on_pressure="step", meter=Meter(10), model=model) as watch:
@@ -480,6 +481,7 @@ def test_batches_are_split_as_they_come(saved: SavedPlan) -> None:
     assert torch.equal(first["one"].y, y[:4])
 
 
+@pytest.mark.slow
 def test_plans_of_every_kind_are_taken(saved: SavedPlan, tmp_path: Path) -> None:
     path = tmp_path / "plan.json"
     found = memcalc.plan(**JOB, **OPEN)
@@ -620,6 +622,7 @@ def test_at_micro_batch_one_a_restart_shards_or_offloads(tmp_path: Path) -> None
         assert way.plan.strategy.zero == 3 or way.plan.strategy.offload == ("params",)
 
 
+@pytest.mark.slow
 def test_a_format_that_cannot_say_a_fallback_is_no_way(saved: SavedPlan, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="written for --framework fsdp2"):
         memcalc.guard(saved, on_pressure="restart", restart_dir=str(tmp_path), to="fsdp2")
