@@ -30,7 +30,7 @@ def result_of(job: dict[str, Any]) -> dict[str, Any]:
     """Run one job; out of memory and any other failure are results as well."""
     try:
         return {"ok": True, **_function(job["kind"])(job)}
-    except Exception as error:  # one row that fails is a row, not the end of the probe
+    except Exception as error:  # noqa: BLE001 - one row that fails is a row, not the end of the probe
         outcome = "oom" if _out_of_memory(error) else "crash"
         message = f"{type(error).__name__}: {error}"[:_LONGEST_MESSAGE]
         return {"ok": False, "outcome": outcome, "message": message}
