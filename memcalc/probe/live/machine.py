@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn import functional as fn
 
 from memcalc.probe.live.machine_allocator import differences, on_stream, sizes, watch
-from memcalc.probe.live.machine_meter import Meter, Unsteady
+from memcalc.probe.live.machine_meter import Meter, UnsteadyError
 
 __all__ = ["Found", "allocator", "contexts", "load", "run_machine", "workspaces"]
 
@@ -39,7 +39,7 @@ def run_machine(job: dict[str, Any]) -> dict[str, Any]:
         found = Found(notes=["a CPU has no context, no BLAS workspaces and no caching allocator"])
         return {"machine": found.fields()}
     found = Found()
-    contexts(found, Meter.here())
+    contexts(found, Meter())
     allocator(found)
     return {"machine": found.fields()}
 
@@ -48,24 +48,25 @@ def contexts(found: Found, meter: Meter, cuda: Any = torch.cuda, device: str = "
     """Read the context before any kernel, the workspaces at their first use, and the context after training steps."""
     try:
         meter.begin()
-        cuda.init()
-        cuda.synchronize()  # makes the primary context
-        bare = meter.held() - cuda.memory_reserved()
+        cuda.synchronize()  # makes the context
+        bare = _beside(meter, cuda)
         _workspaces_into(found, cuda, device)
         load(found, half(cuda), device)
-        loaded = meter.held() - cuda.memory_reserved()
-    except Unsteady as error:
+        loaded = _beside(meter, cuda)
+    except UnsteadyError as error:
         found.notes.append(f"no context: {error}")
         return
-    if not meter.sees_context:
-        found.notes.append(f"no context: NVML cannot be read; kernels added {loaded - bare} bytes to it")
-    elif bare <= 0:
-        found.notes.append("no context: NVML does not see this process on the GPU that torch uses")
+    if bare is None or loaded is None:
+        found.notes.append("no context: nvidia-smi does not show this process's memory")
     else:
         found.bare_context, found.context = bare, loaded
-        found.notes.append(
-            f"context read by NVML as {'this process' if meter.source == 'process' else 'growth of the whole GPU'}"
-        )
+        found.notes.append(f"context: {meter.source}")
+
+
+def _beside(meter: Meter, cuda: Any) -> int | None:
+    """Return what this process holds beyond what its allocator reserves [bytes]."""
+    held = meter.held()
+    return None if held is None else held - int(cuda.memory_reserved())
 
 
 # ---------------------------------------------------------------------------------------------------------- workspaces
@@ -114,7 +115,7 @@ def workspaces(dtype: torch.dtype, cuda: Any = torch.cuda, device: str = "cuda")
     (left @ right).sum().backward()
     left.grad = None
     held = note("backward_thread", held)
-    torch._C._cuda_clearCublasWorkspaces()  # noqa: SLF001
+    torch._C._cuda_clearCublasWorkspaces()
     return kept, held - cuda.memory_allocated()
 
 

@@ -58,5 +58,9 @@ def sizes_of(device: str, changes: dict[str, Any]) -> Sizes:
             memory=(64 * KIB, MIB),
             copies=(),
         )
-    listed = {name: tuple(tuple(x) if isinstance(x, list) else x for x in value) for name, value in changes.items()}
-    return replace(sizes, **listed)
+    return replace(sizes, **{name: _tuples(value) for name, value in changes.items()})
+
+
+def _tuples(value: Any) -> Any:
+    """Lists of JSON as tuples."""
+    return tuple(_tuples(one) for one in value) if isinstance(value, list) else value
