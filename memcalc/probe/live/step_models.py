@@ -50,7 +50,7 @@ def build(job: Mapping[str, Any], device: str) -> Training:
             _selective(block)
     else:
         wrap_blocks(blocks, recompute)
-    micro_batch, seq_len = strategy["micro_batch"], workload["seq_len"]
+    micro_batch, seq_len = workload["micro_batch"], workload["seq_len"]
     tokens = torch.randint(0, config["vocab_size"], (micro_batch, seq_len), device=device)
     return Training(
         model=model,
