@@ -16,7 +16,13 @@ from memcalc.probe.live.checkpoints import wrap_blocks
 
 __all__ = ["Training", "build", "choose_attention", "decoder_blocks"]
 
-DTYPES = {"fp32": torch.float32, "bf16-autocast": torch.float32, "bf16": torch.bfloat16}
+DTYPES = {
+    "fp32": torch.float32,
+    "bf16-autocast": torch.float32,
+    "bf16-mixed": torch.float32,
+    "bf16": torch.bfloat16,
+}
+"""Of the weights as they are made; those of bf16-mixed are what FSDP shards."""
 LEARNING_RATE = 1e-5
 """Small: the values are random, and only their sizes matter."""
 TARGETS = {"q": "q_proj", "k": "k_proj", "v": "v_proj", "o": "o_proj"}
@@ -37,8 +43,12 @@ class Training:
     """Of one optimizer step."""
 
 
-def build(job: Mapping[str, Any], device: str) -> Training:
-    """Return what a job trains, on `device`, with random weights and tokens."""
+Adapt = Callable[[nn.Module, Mapping[str, nn.Module]], nn.Module]
+"""Takes a model and its blocks, and returns what is trained in its place."""
+
+
+def build(job: Mapping[str, Any], device: str, adapt: Adapt | None = None) -> Training:
+    """Return what a job trains, on `device`, with random weights and tokens; `adapt` may shard the model."""
     run, config = job["run"], job["config"]
     strategy, workload = run["strategy"], run["workload"]
     choose_attention(strategy["attention"])
@@ -50,6 +60,8 @@ def build(job: Mapping[str, Any], device: str) -> Training:
             _selective(block)
     else:
         wrap_blocks(blocks, recompute)
+    if adapt:
+        model = adapt(model, blocks)
     micro_batch, seq_len = workload["micro_batch"], workload["seq_len"]
     tokens = torch.randint(0, config["vocab_size"], (micro_batch, seq_len), device=device)
     return Training(

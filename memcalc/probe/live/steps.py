@@ -18,7 +18,18 @@ from memcalc.probe.live.step_models import Training, build
 from memcalc.probe.live.timeline import Timeline
 from memcalc.probe.measure import smi
 
-__all__ = ["Meter", "Phases", "run_step", "train"]
+__all__ = [
+    "CountingMeter",
+    "CudaMeter",
+    "Meter",
+    "Phases",
+    "device_figure",
+    "figures_of",
+    "own_uuid",
+    "run_step",
+    "software",
+    "train",
+]
 
 FORWARD, LOSS, BACKWARD, STEP = "forward", "loss", "backward", "step"
 COUNTED_STEPS = 2
@@ -178,7 +189,7 @@ def _on_cpu(job: Mapping[str, Any]) -> dict[str, Any]:
     torch.manual_seed(0)
     training = build(job, "cpu")
     phases = train(training, CountingMeter(training), lambda steps: steps >= COUNTED_STEPS)
-    return _figures(phases) | {"software": _software()}
+    return figures_of(phases) | {"software": software()}
 
 
 def _on_cuda(job: Mapping[str, Any]) -> dict[str, Any]:
@@ -189,15 +200,15 @@ def _on_cuda(job: Mapping[str, Any]) -> dict[str, Any]:
     torch.cuda.empty_cache()  # what building left over is no part of training
     watch = _Watch()
     phases = train(training, CudaMeter(), watch)
-    device, how = _device(before)
-    figures = _figures(phases)
+    device, how = device_figure(before)
+    figures = figures_of(phases)
     if device is not None:
         figures["measured"]["device"] = device
     retries = int(torch.cuda.memory_stats().get("num_alloc_retries", 0))
     said = [how, f"the allocator gave its cache back {retries} times" if retries else ""]
     return figures | {
         "seconds": statistics.median(watch.seconds),
-        "software": _software(),
+        "software": software(),
         "comment": "; ".join(part for part in said if part),
     }
 
@@ -219,7 +230,7 @@ class _Watch:
         return many >= TIMED_AT_MOST or (many >= TIMED_AT_LEAST and sum(self.seconds) >= TIMED_S)
 
 
-def _figures(phases: Phases) -> dict[str, Any]:
+def figures_of(phases: Phases) -> dict[str, Any]:
     """Return the record of a run, as far as it was measured."""
     measured = {figure: phases.largest(figure) for figure in ("allocated", "reserved")}
     return {
@@ -230,9 +241,9 @@ def _figures(phases: Phases) -> dict[str, Any]:
     }
 
 
-def _device(before: Mapping[str, int]) -> tuple[int | None, str]:
+def device_figure(before: Mapping[str, int]) -> tuple[int | None, str]:
     """Return what this process has on its GPU [bytes], and how that was read."""
-    uuid = _own_uuid(list(before))
+    uuid = own_uuid(list(before))
     if uuid is None:
         return None, "no device figure: nvidia-smi does not show this GPU"
     own = smi.used_by_process(os.getpid(), uuid)
@@ -244,15 +255,15 @@ def _device(before: Mapping[str, int]) -> tuple[int | None, str]:
     return now - before[uuid], "device: growth of nvidia-smi's figure of the GPU since before the process"
 
 
-def _own_uuid(listed: list[str]) -> str | None:
-    """Return which of nvidia-smi's GPUs is the first that torch sees; older releases of torch do not tell."""
-    own = getattr(torch.cuda.get_device_properties(0), "uuid", None)
+def own_uuid(listed: list[str]) -> str | None:
+    """Return which of nvidia-smi's GPUs torch uses; older releases of torch do not tell."""
+    own = getattr(torch.cuda.get_device_properties(torch.cuda.current_device()), "uuid", None)
     if own is None:
         return listed[0] if len(listed) == 1 else None
     return next((uuid for uuid in listed if uuid.removeprefix("GPU-") == str(own)), None)
 
 
-def _software() -> str:
+def software() -> str:
     """Return the packages that decide what a step holds, with their versions."""
     names = ["torch", "transformers", "peft"]
     versions = {name: metadata.version(name) for name in names if _installed(name)}
