@@ -155,13 +155,13 @@ def load(found: Found, dtype: torch.dtype, device: str = "cuda") -> None:
 
 
 def _train(device: str, dtype: torch.dtype, *, pure: bool, fused: bool) -> None:
-    width, heads, vocab = 256, 4, 1024
+    width, heads, vocab = 128, 2, 256
     model = nn.Sequential(
         nn.Embedding(vocab, width), _Block(width, heads), _Block(width, heads), nn.Linear(width, vocab)
     )
     model.to(device, dtype if pure else torch.float32)
     optimizer = torch.optim.AdamW(model.parameters(), fused=fused, foreach=not fused)
-    tokens = torch.arange(256, device=device).view(2, 128)
+    tokens = torch.arange(vocab, device=device).view(2, 128)
     for _ in range(2):
         with torch.autocast(device, dtype, enabled=not pure):
             logits = model(tokens)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -68,7 +69,7 @@ def _communicators(device: str) -> Iterator[dict[str, Any]]:
     payloads = FIRST_USE if device == "cuda" else FIRST_USE_CPU
     room = torch.empty(2 * max(payloads), dtype=torch.uint8, device=device)  # in the allocator before the first reading
     for group in groups_of(world, dist.new_group):
-        grown = appeared(lambda group=group: _first_use(group, payloads, room), device)  # type: ignore[misc]
+        grown = appeared(partial(_first_use, group, payloads, room), device)
         if grown is not None:
             yield {
                 "kind": group.kind,
@@ -130,16 +131,10 @@ def _rates(device: str, payloads: list[int]) -> Iterator[dict[str, Any]]:
         whole = torch.ones(payload // dtype.itemsize // ranks * ranks, dtype=dtype, device=device)
         share = torch.ones(whole.numel() // ranks, dtype=dtype, device=device)
         nbytes = whole.numel() * dtype.itemsize
-        collectives: dict[str, tuple[Callable[[int], Any], Any]] = {
-            "all-reduce": (lambda _, whole=whole: dist.all_reduce(whole), comm.all_reduce_bytes),
-            "all-gather": (
-                lambda _, whole=whole, share=share: dist.all_gather_into_tensor(whole, share),
-                comm.all_gather_bytes,
-            ),
-            "reduce-scatter": (
-                lambda _, whole=whole, share=share: dist.reduce_scatter_tensor(share, whole),
-                comm.reduce_scatter_bytes,
-            ),
+        collectives: dict[str, tuple[Callable[[int], Any], Callable[[int, int], Any]]] = {
+            "all-reduce": (partial(_all_reduce, whole), comm.all_reduce_bytes),
+            "all-gather": (partial(_all_gather, whole, share), comm.all_gather_bytes),
+            "reduce-scatter": (partial(_reduce_scatter, whole, share), comm.reduce_scatter_bytes),
         }
         for kind, (run, sent) in collectives.items():
             yield {
@@ -150,6 +145,18 @@ def _rates(device: str, payloads: list[int]) -> Iterator[dict[str, Any]]:
                 "seconds": _seconds(timer, run, nbytes),
                 "gpus": ranks,
             }
+
+
+def _all_reduce(whole: torch.Tensor, _: int) -> None:
+    dist.all_reduce(whole)
+
+
+def _all_gather(whole: torch.Tensor, share: torch.Tensor, _: int) -> None:
+    dist.all_gather_into_tensor(whole, share)
+
+
+def _reduce_scatter(whole: torch.Tensor, share: torch.Tensor, _: int) -> None:
+    dist.reduce_scatter_tensor(share, whole)
 
 
 def _seconds(timer: Timer, run: Callable[[int], Any], nbytes: int) -> float:

@@ -31,8 +31,8 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 class RealLine(Timeline):
     """Counts what a GPU would hold, and not what stands in for it on a CPU.
 
-    DTensor asks fake tensors of global shape what an operator gives, once for each shape. Gloo reduces and scatters in a
-    copy of its input, which shows when its work is waited for and the result is split off; NCCL needs none.
+    DTensor asks fake tensors of global shape what an operator gives, once for each shape. Gloo reduces and scatters in
+    a copy of its input, which shows when its work is waited for and the result is split off; NCCL needs none.
     """
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
