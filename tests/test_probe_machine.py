@@ -429,10 +429,12 @@ def run_of(settings: dict[str, Any], name: str, **figures: Any) -> Run:
 SCRIPT = """
 import json, os, sys
 from memcalc.probe.live.ranks import run_collectives, run_sharded
+from memcalc.probe.live.ranks_group import joined
 
 jobs = json.load(open(sys.argv[1]))
 kinds = {"collectives": run_collectives, "sharded": run_sharded}
-found = [kinds[job["kind"]]({**job["settings"], "device": "cpu"}) for job in jobs]
+with joined("cpu"):
+    found = [kinds[job["kind"]]({**job["settings"], "device": "cpu"}) for job in jobs]
 if os.environ["RANK"] == "0":
     with open(sys.argv[2], "w") as stream:
         json.dump(found, stream)
