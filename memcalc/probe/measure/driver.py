@@ -69,10 +69,10 @@ def probe(
     budget = None if minutes is None else _minutes(minutes)
     target = _target(device, gpu, tuple(preset_dirs), dry_run=dry_run)
     several = parse_count(ranks, "ranks") if ranks is not None else target.facts.gpus
-    planned = plan_jobs(suite, target, several)
     if dry_run:
-        return _answer(target, suite, list(_until(planned, budget)), dry_run=True)
+        return _answer(target, suite, list(_until(plan_jobs(suite, target, several), budget)), dry_run=True)
     path, journal = _places(output or OUTPUT, force)
+    planned = plan_jobs(suite, target, several)
     with Journal(journal, target.facts.machine(device), _today()) as kept:
         resumed = sum(kept.get(one.job) is not None for one in planned)
         rows, results = _run_all(planned, target, kept, budget, on_progress)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -73,7 +73,7 @@ def plan_jobs(suite: str, target: Target, ranks: int) -> list[Planned]:
     """Return the jobs of a suite in their order: the machine, the most telling steps, its rates, all other steps."""
     steps = [planned for row in rows_of(suite, target.device) for planned in _of_row(row, target)]
     first = len(TELLING) if target.device == "cuda" else 0
-    machine = [] if suite == "steps" else _machine(target, ranks)
+    machine = [] if suite == "steps" else list(_machine(target, ranks))
     context = [planned for planned in machine if planned.job.kind == "machine"]
     rest = [planned for planned in machine if planned.job.kind != "machine"]
     return [*context, *steps[:first], *rest, *steps[first:]]
@@ -86,6 +86,7 @@ def unmeasured(job: Job, target: Target) -> Run:
     return Run.model_validate(
         {
             **stated,
+            "strategy": {**stated["strategy"], **_surroundings(target)},
             "id": job.id,
             "source": "memcalc probe",
             "grade": "A" if target.device == "cuda" else "B",
@@ -96,7 +97,22 @@ def unmeasured(job: Job, target: Target) -> Run:
     )
 
 
-def _machine(target: Target, ranks: int) -> Iterable[Planned]:
+def _surroundings(target: Target) -> dict[str, Any]:
+    """Return what the environment makes of every strategy: its allocator and workspaces; a CPU has no workspaces."""
+    from memcalc.convert.environment import workspace_bytes
+
+    if target.device == "cpu":
+        return {"blas_workspace": 0}
+    settings = target.facts.settings
+    allocator = ",".join(settings.get(name, "") for name in ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"))
+    workspace = workspace_bytes(settings.get("CUBLAS_WORKSPACE_CONFIG", ""))
+    expandable = "expandable_segments:true" in allocator.lower().replace(" ", "")
+    return ({"expandable_segments": True} if expandable else {}) | (
+        {} if workspace is None else {"blas_workspace": workspace}
+    )
+
+
+def _machine(target: Target, ranks: int) -> Iterator[Planned]:
     """Yield the measurements of the machine; a CPU's rates and overheads say nothing of a GPU."""
     for job in machine_jobs(target.device, ranks):
         if "run" in job.settings:
@@ -139,22 +155,12 @@ def _predicted(job: Job, target: Target, row: Row | None = None) -> Planned:
 
 
 def _job(row: Row, config: dict[str, Any], target: Target) -> Job:
-    from memcalc.convert.environment import workspace_bytes
     from memcalc.convert.huggingface import flat_table
 
-    strategy = row.strategy(target.facts.framework)
-    if target.device == "cpu":
-        strategy["blas_workspace"] = 0
-    else:
-        settings = target.facts.settings
-        said = ",".join(settings.get(name, "") for name in ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"))
-        workspace = workspace_bytes(settings.get("CUBLAS_WORKSPACE_CONFIG", ""))
-        strategy |= {"expandable_segments": True} if "expandable_segments:true" in said.lower() else {}
-        strategy |= {} if workspace is None else {"blas_workspace": workspace}
     run = {
         "model": flat_table(config),
         "workload": row.workload(),
-        "strategy": strategy,
+        "strategy": row.strategy(target.facts.framework),
         "group": row.group if target.device == "cuda" else "cpu steps",
     }
     return Job("step", row.id, {"config": config, "run": run})
@@ -193,7 +199,7 @@ def _seconds(run: Run, target: Target) -> float:
     model = from_flat(run.model) if isinstance(run.model, dict) else None
     parameters = model_count(model).active if model else 0
     passes = 8 if run.strategy["recompute"] != "none" else 6
-    tokens = run.workload["seq_len"] * run.workload["global_batch"]
+    tokens = run.workload["seq_len"] * run.workload["global_batch"] // run.gpus
     peaks = target.gpu.peak_flops
     rate = peaks.get("fp32" if run.strategy["precision"] == "fp32" else "bf16", peaks.get("fp16", 1e13))
     step = float(passes * parameters * tokens / (_REACHED * rate))

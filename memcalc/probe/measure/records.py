@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import ValidationError
 
 from memcalc import __version__
+from memcalc.errors import InputError
 from memcalc.probe.measure.planning import Planned, Target, unmeasured
 from memcalc.results import ProbedJob, ProbeFigure
 from memcalc.specs.probes import Communicator, Probe, Rate
@@ -153,6 +154,6 @@ def is_record(planned: Planned, result: Result, target: Target) -> str:
     """Return why a result is no record, or nothing: a wrong field would cost the whole file at its end."""
     try:
         runs_file([(planned, result)], target, "2000-01-01")
-    except (ValidationError, KeyError, TypeError) as error:
+    except (ValidationError, InputError, KeyError, TypeError) as error:
         return f"its result is no record of a runs file: {' '.join(str(error).split())[:200]}"
     return ""

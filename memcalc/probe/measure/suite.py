@@ -102,8 +102,8 @@ TELLING = (
     Row("llama-8b-blocks", "bf16", "selective-ops", "flash", "fused", 2, 2048),
     Row("llama-130m", "fp32", "none", "efficient", "loop", 4, 1024),
     Row("llama-8b-blocks", "bf16", "full", "flash", "fused", 1, 4096, grows="layers", fill=0.8),
-    Row("llama-1b", "bf16", "none", "flash", "fused", 1, 2048, grows="micro_batch", fill=0.85),
-    Row("llama-1b", "bf16", "none", "flash", "fused", 1, 2048, grows="micro_batch", fill=1.2),
+    Row("llama-1b", "bf16", "none", "flash", "fused", 1, 512, grows="micro_batch", fill=0.85),
+    Row("llama-1b", "bf16", "none", "flash", "fused", 1, 512, grows="micro_batch", fill=1.2),
     Row("qwen3-0.6b", "bf16-autocast", "full", "flash", "foreach", 2, 2048),
     Row("olmoe-blocks", "bf16-autocast", "none", "flash", "fused", 2, 1024),
 )

@@ -32,8 +32,8 @@ KINDS = {
 _LONGEST_MESSAGE = 2000
 _PARENT_DEATH_SIGNAL = 1
 """PR_SET_PDEATHSIG of Linux's prctl: it outlives an exec."""
-_NO_MEMORY = ("out of memory", "CUBLAS_STATUS_ALLOC_FAILED")
-"""What libraries say that ask the driver themselves."""
+_NO_MEMORY = ("out of memory", "CUBLAS_STATUS_ALLOC_FAILED", "can't allocate memory")
+"""What torch, libraries that ask the driver themselves, and torch's allocator of a CPU say."""
 
 
 def result_of(job: dict[str, Any]) -> dict[str, Any]:
@@ -66,9 +66,8 @@ def _function(kind: str) -> Callable[[dict[str, Any]], dict[str, Any]]:
 
 
 def _out_of_memory(error: Exception) -> bool:
-    import torch
-
-    return isinstance(error, torch.cuda.OutOfMemoryError | MemoryError) or (
+    """Say whether memory was short; torch's own error is a RuntimeError that says so."""
+    return isinstance(error, MemoryError) or (
         isinstance(error, RuntimeError) and any(text in str(error) for text in _NO_MEMORY)
     )
 
