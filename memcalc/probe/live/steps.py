@@ -80,8 +80,8 @@ class CudaMeter:
 class CountingMeter:
     """Counts storages after every operator, on real or fake CPU tensors; what a kernel takes inside is not seen."""
 
-    def __init__(self, training: Training) -> None:
-        self._line = Timeline(Where(training.model, training.blocks))
+    def __init__(self, training: Training, line: type[Timeline] = Timeline) -> None:
+        self._line = line(Where(training.model, training.blocks))
         for kind, tensors in (("parameter", training.model.parameters()), ("buffer", training.model.buffers())):
             for tensor in tensors:
                 self._line.add(tensor, kind)
@@ -94,7 +94,7 @@ class CountingMeter:
 
     def peaks(self) -> dict[str, int]:
         """Return the largest count."""
-        return {"allocated": max((e.live for e in self._line.events[self._first :]), default=0) or self._live}
+        return {"allocated": max([self._live, *(event.live for event in self._line.events[self._first :])])}
 
     def __enter__(self) -> Self:
         self._line.__enter__()
