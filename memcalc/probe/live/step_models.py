@@ -120,9 +120,7 @@ def _model(
     return model.train()
 
 
-def _adapted(
-    base: nn.Module, strategy: Mapping[str, Any], workload: Mapping[str, Any], device: str
-) -> nn.Module:
+def _adapted(base: nn.Module, strategy: Mapping[str, Any], workload: Mapping[str, Any], device: str) -> nn.Module:
     """Return the model with LoRA adapters over its frozen weights; without checkpoints its input needs no gradient."""
     from peft import LoraConfig, get_peft_model
 
@@ -167,7 +165,7 @@ def _selective(block: nn.Module) -> None:
             lambda *inputs: forward(*inputs, **kwargs), hidden, *args, use_reentrant=False, context_fn=contexts
         )
 
-    block.forward = run  # type: ignore[method-assign]
+    block.forward = run
 
 
 def _policy() -> Callable[..., CheckpointPolicy]:
@@ -175,9 +173,9 @@ def _policy() -> Callable[..., CheckpointPolicy]:
     counts = {True: 0, False: 0}
     aten = torch.ops.aten
     kept = {
-        aten._scaled_dot_product_flash_attention.default,  # noqa: SLF001
-        aten._scaled_dot_product_efficient_attention.default,  # noqa: SLF001
-        aten._scaled_dot_product_flash_attention_for_cpu.default,  # noqa: SLF001
+        aten._scaled_dot_product_flash_attention.default,
+        aten._scaled_dot_product_efficient_attention.default,
+        aten._scaled_dot_product_flash_attention_for_cpu.default,
     }
 
     def decide(context: Any, operator: Any, *_: Any, **__: Any) -> CheckpointPolicy:

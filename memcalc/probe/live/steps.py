@@ -32,6 +32,8 @@ __all__ = [
 ]
 
 FORWARD, LOSS, BACKWARD, STEP = "forward", "loss", "backward", "step"
+_KINDS = {FORWARD: "forward", LOSS: "forward", BACKWARD: "backward", STEP: "optimizer"}
+"""How a timeline calls the phases."""
 COUNTED_STEPS = 2
 TIMED_AT_LEAST, TIMED_AT_MOST, TIMED_S = 3, 10, 2.0
 """Steps that are timed: at least so many, and no further one after so many seconds [s]."""
@@ -78,8 +80,6 @@ class CudaMeter:
 class CountingMeter:
     """Counts storages after every operator, on real or fake CPU tensors; what a kernel takes inside is not seen."""
 
-    _KINDS = {FORWARD: "forward", LOSS: "forward", BACKWARD: "backward", STEP: "optimizer"}
-
     def __init__(self, training: Training, line: type[Timeline] = Timeline) -> None:
         self._line = line(Where(training.model, training.blocks))
         for kind, tensors in (("parameter", training.model.parameters()), ("buffer", training.model.buffers())):
@@ -89,12 +89,12 @@ class CountingMeter:
 
     def begin(self, phase: str) -> None:
         """Count from here on."""
-        self._line.phase = self._KINDS[phase]
+        self._line.phase = _KINDS[phase]
         self._first, self._live = len(self._line.events), self._line.live
 
     def peaks(self) -> dict[str, int]:
         """Return the largest count."""
-        return {"allocated": max((e.live for e in self._line.events[self._first :]), default=0) or self._live}
+        return {"allocated": max([self._live, *(event.live for event in self._line.events[self._first :])])}
 
     def __enter__(self) -> Self:
         self._line.__enter__()

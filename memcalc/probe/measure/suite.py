@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from memcalc.errors import UnknownNameError
 
-__all__ = ["CPU", "CUDA", "SMALL", "SUITES", "Row", "rows_of"]
+__all__ = ["CPU", "CUDA", "SMALL", "SUITES", "TELLING", "Row", "rows_of"]
 
 SUITES = ("full", "small", "steps", "machine")
 """Everything; a quick look; training steps alone; the machine alone."""
@@ -89,7 +89,7 @@ class Row:
         return fed | ({"lora_dropout": self.lora_dropout} if self.lora_dropout else {})
 
 
-_TELLING = (
+TELLING = (
     Row("llama-1b", "bf16", "none", "flash", "foreach", 1, 2048),
     Row("llama-130m", "bf16-autocast", "none", "flash", "fused", 8, 1024),
     Row("gpt2", "bf16-autocast", "none", "flash", "foreach", 8, 1024),
@@ -102,8 +102,8 @@ _TELLING = (
     Row("llama-8b-blocks", "bf16", "selective-ops", "flash", "fused", 2, 2048),
     Row("llama-130m", "fp32", "none", "efficient", "loop", 4, 1024),
     Row("llama-8b-blocks", "bf16", "full", "flash", "fused", 1, 4096, grows="layers", fill=0.8),
-    Row("llama-1b", "bf16", "none", "flash", "fused", 1, 2048, grows="micro_batch", fill=0.85),
-    Row("llama-1b", "bf16", "none", "flash", "fused", 1, 2048, grows="micro_batch", fill=1.2),
+    Row("llama-1b", "bf16", "none", "flash", "fused", 1, 512, grows="micro_batch", fill=0.85),
+    Row("llama-1b", "bf16", "none", "flash", "fused", 1, 512, grows="micro_batch", fill=1.2),
     Row("qwen3-0.6b", "bf16-autocast", "full", "flash", "foreach", 2, 2048),
     Row("olmoe-blocks", "bf16-autocast", "none", "flash", "fused", 2, 1024),
 )
@@ -189,7 +189,7 @@ def _in_turn(*lists: tuple[Row, ...]) -> Iterator[Row]:
             yield from rows[place : place + 1]
 
 
-CUDA = (*_TELLING, *_in_turn(_LLAMA, _LARGER, _LOGITS, _GPT2, _EXPERTS, _ADAPTERS, _FILLING))
+CUDA = (*TELLING, *_in_turn(_LLAMA, _LARGER, _LOGITS, _GPT2, _EXPERTS, _ADAPTERS, _FILLING))
 
 CPU = (
     Row("tiny-llama", "fp32", "none", "eager", "foreach", 2, 128),

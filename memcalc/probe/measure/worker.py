@@ -1,9 +1,14 @@
-"""One job in one process: ``python -m memcalc.probe.measure.worker JOB.json RESULT.json``."""
+"""One job in one process: ``python -m memcalc.probe.measure.worker JOB.json RESULT.json``.
+
+With ``--ranks N`` in front it becomes torchrun, which starts N such processes.
+"""
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
+import signal
 import sys
 from collections.abc import Callable
 from importlib import import_module
@@ -15,6 +20,7 @@ from memcalc.files import replacing
 __all__ = ["KINDS", "main", "result_of"]
 
 KINDS = {
+    "look": "memcalc.probe.live.look:run_look",
     "step": "memcalc.probe.live.steps:run_step",
     "machine": "memcalc.probe.live.machine:run_machine",
     "rates": "memcalc.probe.live.rates:run_rates",
@@ -24,6 +30,10 @@ KINDS = {
 """The function that measures each kind of job; it takes the job and returns what stands beside `ok`."""
 
 _LONGEST_MESSAGE = 2000
+_PARENT_DEATH_SIGNAL = 1
+"""PR_SET_PDEATHSIG of Linux's prctl: it outlives an exec."""
+_NO_MEMORY = ("out of memory", "CUBLAS_STATUS_ALLOC_FAILED", "can't allocate memory")
+"""What torch, libraries that ask the driver themselves, and torch's allocator of a CPU say."""
 
 
 def result_of(job: dict[str, Any]) -> dict[str, Any]:
@@ -38,6 +48,9 @@ def result_of(job: dict[str, Any]) -> dict[str, Any]:
 
 def main(arguments: list[str]) -> int:
     """Read the job, run it, and write the result; of several ranks the first writes."""
+    _end_with_parent()
+    if arguments[0] == "--ranks":
+        _become_ranks(arguments[1], arguments[2:])
     job_file, result_file = map(Path, arguments)
     result = result_of(json.loads(job_file.read_text(encoding="utf-8")))
     if int(os.environ.get("RANK", "0")) == 0:
@@ -53,9 +66,22 @@ def _function(kind: str) -> Callable[[dict[str, Any]], dict[str, Any]]:
 
 
 def _out_of_memory(error: Exception) -> bool:
-    import torch
+    """Say whether memory was short; torch's own error is a RuntimeError that says so."""
+    return isinstance(error, MemoryError) or (
+        isinstance(error, RuntimeError) and any(text in str(error) for text in _NO_MEMORY)
+    )
 
-    return isinstance(error, torch.OutOfMemoryError | MemoryError)
+
+def _end_with_parent() -> None:
+    """Have the kernel end this process when the one that started it ends, however that happens."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PARENT_DEATH_SIGNAL, signal.SIGKILL)
+
+
+def _become_ranks(ranks: str, files: list[str]) -> None:
+    """Turn into torchrun: the ranks end with it, as it ends with the driver."""
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", ranks]
+    os.execv(sys.executable, [sys.executable, *launcher, "-m", "memcalc.probe.measure.worker", *files])  # noqa: S606
 
 
 if __name__ == "__main__":
