@@ -205,8 +205,10 @@ def llama(*, layers: int = 6, hidden: int = 1024, ffn: int = 2816, vocab: int = 
 
 def peak_of(text: str, ranks: int, kernel: str) -> Any:
     """Run two steps of a script's own functions on fake tensors; return the moment of the second at which most live."""
-    from autograd import measure, parallel, timeline
-    from autograd.cuda_like import cuda_like
+    from autograd import parallel, timeline
+
+    from memcalc.probe.live.cuda_like import cuda_like
+    from memcalc.probe.live.saved import Where
 
     names: dict[str, Any] = {"__name__": "script"}
     exec(compile(text, "script", "exec"), names)  # noqa: S102
@@ -217,7 +219,7 @@ def peak_of(text: str, ranks: int, kernel: str) -> Any:
             model = fake_model(names)
             names["shard"](model)
             optimizer = names["make_optimizer"](model)
-            line = timeline.Timeline(measure.Where(model, {}))
+            line = timeline.Timeline(Where(model, {}))
             for kind, tensors in (("parameter", model.parameters()), ("buffer", model.buffers())):
                 for tensor in tensors:
                     line.add(tensor, kind)
@@ -259,7 +261,7 @@ def two_steps(line: Any, step: Callable[[], Any]) -> None:
     gc.collect()
     gc.disable()
     try:
-        with mock.patch.object(torch.Tensor, "backward", backward), line, timeline._resizing(line):
+        with mock.patch.object(torch.Tensor, "backward", backward), line, timeline.resizing(line):
             for line.step in (1, 2):
                 line.phase = "forward"
                 step()

@@ -18,7 +18,6 @@ pytest.importorskip("transformers")
 
 import torch
 from autograd import measure, models, parallel, timeline
-from autograd.cuda_like import cuda_like
 
 from memcalc import api
 from memcalc.allocator import replay
@@ -26,6 +25,8 @@ from memcalc.convert.huggingface import from_huggingface
 from memcalc.events import step_events
 from memcalc.ledger import Ledger
 from memcalc.planner.axes import one_strategy
+from memcalc.probe.live.cuda_like import cuda_like
+from memcalc.probe.live.saved import Where
 from memcalc.specs.flat import from_flat
 from memcalc.specs.model import Model
 from memcalc.terms import Census, build_ledger
@@ -254,7 +255,7 @@ def one_forward_one_backward(stage: int, stages: int, micro_batches: int) -> int
     own = LAYERS // stages
     with cuda_like("auto"):
         model = models.TitanLlama(**SIZES["titan"], layers=LAYERS, dtype=torch.bfloat16)
-        line = timeline.Timeline(measure.Where(model, models.blocks_of(model)))
+        line = timeline.Timeline(Where(model, models.blocks_of(model)))
         for tensor in (*model.parameters(), *model.buffers()):
             line.add(tensor, "parameter")
         graphs = []

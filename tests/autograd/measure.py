@@ -1,234 +1,28 @@
-"""Counts the storages that autograd saves for backward, by block and by the node that saved them."""
+"""Builds a model of the zoo and lists what its forward pass saves for backward."""
 
 import contextlib
 import dataclasses
-import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.checkpoint import checkpoint
 
 from autograd import models
-from autograd.cuda_like import cuda_like
+from memcalc.probe.live import saved
+from memcalc.probe.live.checkpoints import wrap_blocks
+from memcalc.probe.live.cuda_like import cuda_like
+from memcalc.probe.live.saved import Kept, node_names, recording
 
-aten = torch.ops.aten
-
-
-@dataclasses.dataclass
-class Kept:
-    """One storage saved for backward, as its first saver saw it."""
-
-    place: str
-    """Path of the block; ``embedding``, ``between`` or ``head`` outside the blocks."""
-    module: str
-    shape: tuple[int, ...]
-    dtype: torch.dtype
-    nbytes: int
-    node: str = ""
-    """Autograd nodes that keep it, as ``MmBackward0.self``; several if they share the storage."""
-    weight: str | None = None
-    """The parameter that it is a low-precision copy of (autocast)."""
-
-    def line(self) -> str:
-        """Return one row of a listing."""
-        copy = f"  [copy of {self.weight}]" if self.weight else ""
-        shape = "x".join(map(str, self.shape)) or "scalar"
-        return f"{self.nbytes:>9}  {shape:<18} {str(self.dtype)[6:]:<9} {self.node:<58} {self.module}{copy}"
+__all__ = ["Kept"]
 
 
 @dataclasses.dataclass
-class Saved:
-    """Everything that one forward pass keeps; parameters and buffers are left out."""
+class Saved(saved.Saved):
+    """What one forward pass keeps, with the model that ran."""
 
-    kept: list[Kept]
-    blocks: list[str]
     config: Any
     model: nn.Module
-
-    def at(self, place: str | int) -> list[Kept]:
-        """Return what ``place`` keeps: a block's number, its path, ``embedding``, ``between`` or ``head``."""
-        name = self.blocks[place] if isinstance(place, int) else place
-        return [k for k in self.kept if k.place == name]
-
-    def bytes_at(self, place: str | int, *, weights: bool = False) -> int:
-        """Return the bytes kept at ``place``; ``weights`` counts autocast's copies of weights too."""
-        return sum(k.nbytes for k in self.at(place) if weights or k.weight is None)
-
-    def total(self, *, weights: bool = False) -> int:
-        """Return the bytes kept everywhere."""
-        return sum(k.nbytes for k in self.kept if weights or k.weight is None)
-
-
-class Where:
-    """Follows which module runs, by hooks; ``place`` names the block or the part before, between or after blocks."""
-
-    def __init__(self, model: nn.Module, blocks: dict[str, nn.Module]) -> None:
-        self.stack: list[str] = []
-        self.blocks, self.seen = list(blocks), set[str]()
-        for path, module in model.named_modules():
-            module.register_forward_pre_hook(lambda *_, path=path: self._enter(path))
-            module.register_forward_hook(lambda *_: self._leave(), always_call=True)
-
-    def _enter(self, path: str) -> None:
-        self.stack.append(path)
-        if path in self.blocks:
-            self.seen.add(path)
-
-    def _leave(self) -> None:
-        if self.stack:
-            self.stack.pop()
-
-    @property
-    def module(self) -> str:
-        """Path of the innermost module that runs."""
-        return self.stack[-1] if self.stack else ""
-
-    @property
-    def place(self) -> str:
-        """The block that runs, or the part outside the blocks."""
-        inside = next((p for p in reversed(self.stack) if p in self.blocks), None)
-        if inside:
-            return inside
-        return "embedding" if not self.seen else "head" if len(self.seen) == len(self.blocks) else "between"
-
-
-class _Token:
-    """Stands for a packed tensor, so that the nodes which keep it can be found without unpacking."""
-
-    def __init__(self, tensor: torch.Tensor) -> None:
-        self.tensor = tensor
-
-
-class WeightCopies(TorchDispatchMode):
-    """Notes which storages are casts of parameters."""
-
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__()
-        self.names = {p.untyped_storage()._cdata: n for n, p in model.named_parameters()}
-        self.copies: dict[int, str] = {}
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        out = func(*args, **(kwargs or {}))
-        if func is aten._to_copy.default:
-            name = self.names.get(args[0].untyped_storage()._cdata)
-            key = out.untyped_storage()._cdata
-            if name:
-                self.copies[key] = name
-                weakref.finalize(out.untyped_storage(), self.copies.pop, key, None)
-        return out
-
-
-def node_names(root: Any) -> dict[int, list[str]]:
-    """Return by id of the packed token the ``Node.attribute`` names that keep it, over the graph of ``root``."""
-    names: dict[int, list[str]] = {}
-    todo, seen = [root], {root}
-    while todo:
-        node = todo.pop()
-        for attribute in dir(node):
-            if attribute.startswith("_raw_saved_"):
-                _note(names, node, attribute)
-        for follow, _ in node.next_functions:
-            if follow is not None and follow not in seen:
-                seen.add(follow)
-                todo.append(follow)
-    return names
-
-
-def _note(names: dict[int, list[str]], node: Any, attribute: str) -> None:
-    raw = getattr(node, attribute)
-    for one in raw if isinstance(raw, (tuple, list)) else (raw,):
-        data = None
-        with contextlib.suppress(RuntimeError, AttributeError):
-            data = one.data
-        if isinstance(data, _Token):
-            names.setdefault(id(data), []).append(f"{node.name()}.{attribute.removeprefix('_raw_saved_')}")
-
-
-class Recorder:
-    """Saved-tensor hooks that list unique storages in the order of saving."""
-
-    def __init__(self, where: Where, skip: set[int], copies: WeightCopies) -> None:
-        self.where, self.skip, self.copies = where, skip, copies
-        self.by_storage: dict[int, Kept] = {}
-        self.tokens: dict[int, list[weakref.ref[_Token]]] = {}
-        self.alive: list[Any] = []
-
-    def pack(self, tensor: torch.Tensor) -> _Token:
-        """Note the storage of ``tensor`` at its first save."""
-        token, storage = _Token(tensor), tensor.untyped_storage()
-        key = storage._cdata
-        if key not in self.skip:
-            if key not in self.by_storage:
-                self.by_storage[key] = Kept(
-                    self.where.place,
-                    self.where.module,
-                    tuple(tensor.shape),
-                    tensor.dtype,
-                    storage.nbytes(),
-                    weight=self.copies.copies.get(key),
-                )
-                self.alive.append(storage)
-            self.tokens.setdefault(key, []).append(weakref.ref(token))
-        return token
-
-    @staticmethod
-    def unpack(token: _Token) -> torch.Tensor:
-        """Give the tensor back to backward."""
-        return token.tensor
-
-    def result(self, names: dict[int, list[str]]) -> list[Kept]:
-        """Return what is still kept, with its nodes; a branch that does not reach the loss is gone by now."""
-        still = {key: [t for ref in refs if (t := ref()) is not None] for key, refs in self.tokens.items()}
-        for key, kept in self.by_storage.items():
-            found = [name for token in still[key] for name in names.get(id(token), [])]
-            kept.node = ", ".join(dict.fromkeys(found)) or "input of a checkpoint"
-        return [kept for key, kept in self.by_storage.items() if still[key]]
-
-
-def recompute_groups(policy: str, count: int) -> list[range]:
-    """Return the runs of blocks that share one checkpoint: ``none``, ``full``, ``every-N`` or ``segments-K``."""
-    if policy == "none":
-        return []
-    if policy == "full":
-        return [range(i, i + 1) for i in range(count)]
-    word, _, number = policy.rpartition("-")
-    if word == "every":  # torchtitan wraps each block whose number, from 1, is a multiple of N
-        return [range(i, i + 1) for i in range(count) if (i + 1) % int(number) == 0]
-    size = -(-count // int(number))
-    return [range(i, min(i + size, count)) for i in range(0, count, size)]
-
-
-def wrap_blocks(model: nn.Module, policy: str) -> None:
-    """Checkpoint the blocks of ``model`` by ``policy``, separately in each list of blocks (encoder, decoder)."""
-    lists: dict[str, list[nn.Module]] = {}
-    for path, block in models.blocks_of(model).items():
-        lists.setdefault(path.rpartition(".")[0], []).append(block)
-    for blocks in lists.values():
-        for group in recompute_groups(policy, len(blocks)):
-            _wrap([blocks[i] for i in group])
-
-
-def _wrap(group: list[nn.Module]) -> None:
-    forwards = [block.forward for block in group]
-    tuples: list[bool] = []
-
-    def run(hidden: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-        for forward in forwards:
-            out = forward(hidden, *args, **kwargs)
-            hidden = out[0] if isinstance(out, tuple) else out
-        tuples[:] = [isinstance(out, tuple)]
-        return out
-
-    def first(hidden: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-        # Transformers binds the keyword arguments to the function, and so does this: they are not saved as inputs
-        return checkpoint(lambda *inputs: run(*inputs, **kwargs), hidden, *args, use_reentrant=False)
-
-    group[0].forward = first  # type: ignore[method-assign]
-    for block in group[1:]:
-        block.forward = lambda hidden, *_, **__: (hidden,) if tuples[0] else hidden  # type: ignore[method-assign]
 
 
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32, "fp32+autocast": torch.float32}
@@ -258,7 +52,7 @@ def build(
         sizes = changes | ({} if layers is None else {"layers": layers})
         model: nn.Module = models.TitanLlama(**sizes, dtype=dtype)
         tokens, labels = (torch.zeros(batch, seq, dtype=torch.long) for _ in range(2))
-        wrap_blocks(model, recompute)
+        wrap_blocks(models.blocks_of(model), recompute)
         model = adapt(model) if adapt else model
 
         def titan() -> torch.Tensor:
@@ -269,7 +63,7 @@ def build(
     config = models.hf_config(family, layers=layers, dropout=dropout, **changes)
     model = models.hf_model(family, config, dtype=dtype, eager=attention == "eager")
     inputs = models.hf_inputs(family, config, batch, seq, dtype)
-    wrap_blocks(model, recompute)
+    wrap_blocks(models.blocks_of(model), recompute)
     model = adapt(model) if adapt else model
 
     def run() -> torch.Tensor:
@@ -277,16 +71,6 @@ def build(
             return model(**inputs).loss
 
     return model, run, config
-
-
-@contextlib.contextmanager
-def recording(model: nn.Module) -> Iterator[Recorder]:
-    """Record what the body's forward pass saves."""
-    known = {t.untyped_storage()._cdata for t in (*model.parameters(), *model.buffers())}
-    copies = WeightCopies(model)
-    recorder = Recorder(Where(model, models.blocks_of(model)), known, copies)
-    with copies, torch.autograd.graph.saved_tensors_hooks(recorder.pack, recorder.unpack):
-        yield recorder
 
 
 def saved_bytes(
@@ -334,6 +118,6 @@ def saved_bytes(
             adapt=adapt,
             **changes,
         )
-        with recording(model) as recorder:
+        with recording(model, models.blocks_of(model)) as recorder:
             loss = run()
         return Saved(recorder.result(node_names(loss.grad_fn)), recorder.where.blocks, config, model)

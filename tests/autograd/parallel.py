@@ -13,7 +13,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from autograd import measure, models, timeline
-from autograd.cuda_like import cuda_like
+from memcalc.probe.live.cuda_like import cuda_like
 
 
 @contextlib.contextmanager

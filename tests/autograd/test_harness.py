@@ -7,8 +7,9 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from autograd import models, parallel, timeline
-from autograd.cuda_like import cuda_like, kernel
-from autograd.measure import recompute_groups, saved_bytes
+from autograd.measure import saved_bytes
+from memcalc.probe.live.checkpoints import recompute_groups
+from memcalc.probe.live.cuda_like import cuda_like, kernel
 
 MIB = 2**20
 LLAMA_2_7B = {"hidden_size": 4096, "num_attention_heads": 32, "num_key_value_heads": 32, "intermediate_size": 11008}

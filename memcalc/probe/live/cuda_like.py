@@ -7,6 +7,8 @@ math by the rules of ``sdp_utils.cpp``, layer norm keeps fp32 statistics, RMSNor
 fp32 list.
 """
 
+from __future__ import annotations
+
 import contextlib
 import warnings
 from collections.abc import Callable, Iterator
@@ -205,18 +207,25 @@ def _register(attention: str) -> torch.library.Library:
     return lib
 
 
+def _without_packed_sequences(stack: contextlib.ExitStack) -> None:
+    """Keep Transformers from building a mask: without values its search for packed sequences assumes the worst."""
+    try:
+        import transformers.masking_utils as masks
+    except ImportError:  # not installed, or of a release without that search
+        return
+    if hasattr(masks, "find_packed_sequence_indices"):
+        stack.enter_context(mock.patch.object(masks, "find_packed_sequence_indices", return_value=None))
+
+
 @contextlib.contextmanager
 def cuda_like(attention: str = "auto") -> Iterator[FakeTensorMode]:
     """Run the body on fake CPU tensors that take CUDA's paths; ``attention`` names a kernel, or is ``auto``."""
-    import transformers.masking_utils as masks
-
     with contextlib.ExitStack() as stack:
         stack.enter_context(warnings.catch_warnings())
         warnings.simplefilter("ignore")
         lib = _register(attention)
         stack.callback(lib._destroy)
-        # Fake tensors hold no values, so the search for packed sequences assumes the worst and builds a mask
-        stack.enter_context(mock.patch.object(masks, "find_packed_sequence_indices", return_value=None))
+        _without_packed_sequences(stack)
         stack.enter_context(mock.patch.object(nn.Module, "_apply", _apply))
         fake = stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
         stack.enter_context(_CudaShapes())
