@@ -14,9 +14,10 @@ if TYPE_CHECKING:
     from memcalc.api import estimate, largest, plan, smallest
     from memcalc.handoff import export, load, save
     from memcalc.preflight import check
+    from memcalc.probe.triage import triage
     from memcalc.sweeps import sweep
 
-__all__ = ["__version__", "check", "estimate", "export", "largest", "load", "plan", "save", "smallest", "sweep"]
+__all__ = ["__version__", "check", "estimate", "export", "largest", "load", "plan", "save", "smallest", "sweep", "triage"]
 
 __version__ = "0.1.0"
 
@@ -25,6 +26,7 @@ _HOMES = {
     **dict.fromkeys(("export", "load", "save"), "handoff"),
     "check": "preflight",
     "sweep": "sweeps",
+    "triage": "probe.triage",
 }
 
 

@@ -40,6 +40,18 @@ if TYPE_CHECKING:
     from memcalc.results.plans import Nearest, Plan, PlanPeak, Plans, RecipeStep, Remedy, StepTime
     from memcalc.results.saved import SavedJob, SavedPlan
     from memcalc.results.sweep import Swept
+    from memcalc.results.triage import (
+        GpuProcess,
+        Triage,
+        TriageCause,
+        TriageChange,
+        TriageComparison,
+        TriageFailure,
+        TriageGrowth,
+        TriageMemory,
+        TriageShare,
+        TriageSite,
+    )
 
 __all__ = [
     "Budget",
@@ -54,6 +66,7 @@ __all__ = [
     "ErrorSummary",
     "Estimate",
     "Fit",
+    "GpuProcess",
     "HardwareFacts",
     "Interval",
     "Inverse",
@@ -79,6 +92,15 @@ __all__ = [
     "Swept",
     "TargetResult",
     "TermFacts",
+    "Triage",
+    "TriageCause",
+    "TriageChange",
+    "TriageComparison",
+    "TriageFailure",
+    "TriageGrowth",
+    "TriageMemory",
+    "TriageShare",
+    "TriageSite",
     "Validation",
     "ValidationSummary",
     "Verdict",
@@ -117,6 +139,18 @@ _HOMES = {
     "plans": ("Nearest", "Plan", "PlanPeak", "Plans", "RecipeStep", "Remedy", "StepTime"),
     "saved": ("SavedJob", "SavedPlan"),
     "sweep": ("Swept",),
+    "triage": (
+        "GpuProcess",
+        "Triage",
+        "TriageCause",
+        "TriageChange",
+        "TriageComparison",
+        "TriageFailure",
+        "TriageGrowth",
+        "TriageMemory",
+        "TriageShare",
+        "TriageSite",
+    ),
 }
 """The records of each module, imported on first use: an estimate needs few of them."""
 
