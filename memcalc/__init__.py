@@ -17,7 +17,19 @@ if TYPE_CHECKING:
     from memcalc.probe.triage import triage
     from memcalc.sweeps import sweep
 
-__all__ = ["__version__", "check", "estimate", "export", "largest", "load", "plan", "save", "smallest", "sweep", "triage"]
+__all__ = [
+    "__version__",
+    "check",
+    "estimate",
+    "export",
+    "largest",
+    "load",
+    "plan",
+    "save",
+    "smallest",
+    "sweep",
+    "triage",
+]
 
 __version__ = "0.1.0"
 

@@ -31,7 +31,9 @@ from memcalc.allocator.pools import ADDRESS, LARGE_SEGMENT, SHIFT, SMALL_REQUEST
 
 BASE = 0x7F2000000000
 ENGINE = "_engine_run_backward"
-OWN = re.compile(r"_dynamo|_compile\.py|_python_dispatch|weakref\.py|snapshots\.py:(__torch_dispatch__|add|freed|_write)$")
+OWN = re.compile(
+    r"_dynamo|_compile\.py|_python_dispatch|weakref\.py|snapshots\.py:(__torch_dispatch__|add|freed|_write)$"
+)
 """Frames of the recording itself."""
 Frames = list[dict[str, Any]]
 Dump = Callable[[], None]
@@ -60,6 +62,7 @@ class Recorder(TorchDispatchMode):
         return out
 
     def add(self, tensor: torch.Tensor) -> None:
+        """Give the storage of a tensor its place, unless it has one."""
         storage = tensor.untyped_storage()
         if storage._cdata in self.known or not storage.nbytes() or self.done:
             return
@@ -80,6 +83,7 @@ class Recorder(TorchDispatchMode):
         weakref.finalize(storage, self.freed, storage._cdata, key).atexit = False
 
     def freed(self, data: int, key: int) -> None:
+        """Give a storage's place back."""
         self.known.pop(data, None)
         if self.done:
             return
@@ -93,7 +97,14 @@ class Recorder(TorchDispatchMode):
     def _write(self, action: str, address: int | None, size: int, frames: Frames, **more: int) -> None:
         where = more if address is None else {"addr": address}
         self.trace.append(
-            {"action": action, **where, "size": size, "stream": 0, "time_us": 1_700_000_000_000_000 + 7 * len(self.trace), "frames": frames}
+            {
+                "action": action,
+                **where,
+                "size": size,
+                "stream": 0,
+                "time_us": 1_700_000_000_000_000 + 7 * len(self.trace),
+                "frames": frames,
+            }
         )
 
     def frames(self) -> Frames:
@@ -108,13 +119,15 @@ class Recorder(TorchDispatchMode):
         return self.cached[key]
 
     def message(self, size: int, free: int) -> str:
+        """What PyTorch would raise."""
         held = sum(block[1] for block in self.blocks.values())
         holes = self.allocator.device.reserved - held
         mib = 1 << 20
         return (
             f"CUDA out of memory. Tried to allocate {max(size, 2 * mib) / mib:.2f} MiB. GPU 0 has a total capacity of "
             f"{(self.capacity or 0) / mib:.2f} MiB of which {free / mib:.2f} MiB is free. Of the allocated memory "
-            f"{held / mib:.2f} MiB is allocated by PyTorch, and {holes / mib:.2f} MiB is reserved by PyTorch but unallocated."
+            f"{held / mib:.2f} MiB is allocated by PyTorch, and {holes / mib:.2f} MiB is reserved by PyTorch but "
+            "unallocated."
         )
 
     def snapshot(self) -> dict[str, Any]:
@@ -131,9 +144,17 @@ class Recorder(TorchDispatchMode):
             "expandable_segments": False, "pinned_num_register_threads": 1, "release_lock_on_cudamalloc": False,
             "pinned_use_cuda_host_register": False, "roundup_power2_divisions": {"1": 0}}  # fmt: skip
         trace = self.trace if self.entries is None else self.trace[-self.entries :]
-        return {"segments": segments, "device_traces": [trace], "allocator_settings": settings, "external_annotations": []}
+        return {
+            "segments": segments,
+            "device_traces": [trace],
+            "allocator_settings": settings,
+            "external_annotations": [],
+        }
 
-def _segment(start: int, size: int, kind: str, stream: int, live: dict[int, Any], free: dict[int, int]) -> dict[str, Any]:
+
+def _segment(
+    start: int, size: int, kind: str, stream: int, live: dict[int, Any], free: dict[int, int]
+) -> dict[str, Any]:
     blocks, at = [], start
     while at < start + size:
         if at in live:
@@ -168,6 +189,7 @@ class Block(nn.Module):
         self.down = nn.Linear(4 * width, width)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the block's output."""
         return x + self.down(functional.gelu(self.up(self.norm(x))))
 
 
@@ -181,6 +203,7 @@ class Model(nn.Module):
         self.head = nn.Linear(width, vocab, bias=False)
 
     def forward(self, tokens: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        """Return the loss."""
         hidden = self.embed(tokens)
         for block in self.blocks:
             hidden = block(hidden)
@@ -193,7 +216,9 @@ def batch(vocab: int, rows: int, length: int) -> tuple[torch.Tensor, torch.Tenso
     return tokens, tokens.clone()
 
 
-def healthy(dump: Dump, steps: int = 4, width: int = 128, layers: int = 4, vocab: int = 512, rows: int = 4, length: int = 64) -> None:
+def healthy(
+    dump: Dump, steps: int = 4, width: int = 128, layers: int = 4, vocab: int = 512, rows: int = 4, length: int = 64
+) -> None:
     """A training loop that keeps nothing."""
     model = Model(width, layers, vocab)
     optimizer = torch.optim.AdamW(model.parameters(), foreach=True)
@@ -207,7 +232,9 @@ def healthy(dump: Dump, steps: int = 4, width: int = 128, layers: int = 4, vocab
     dump()
 
 
-def leaking(dump: Dump, steps: int = 6, width: int = 128, layers: int = 4, vocab: int = 512, rows: int = 4, length: int = 64) -> None:
+def leaking(
+    dump: Dump, steps: int = 6, width: int = 128, layers: int = 4, vocab: int = 512, rows: int = 4, length: int = 64
+) -> None:
     """A penalty is added up for the log without ``item()``: its graph of every step stays."""
     model = Model(width, layers, vocab)
     optimizer = torch.optim.AdamW(model.parameters(), foreach=True)
@@ -224,7 +251,9 @@ def leaking(dump: Dump, steps: int = 6, width: int = 128, layers: int = 4, vocab
     dump()
 
 
-def evaluating(dump: Dump, steps: int = 2, width: int = 128, layers: int = 16, vocab: int = 512, rows: int = 4, length: int = 256) -> None:
+def evaluating(
+    dump: Dump, steps: int = 2, width: int = 128, layers: int = 16, vocab: int = 512, rows: int = 4, length: int = 256
+) -> None:
     """Training with short rows, then an evaluation with gradients on."""
     model = Model(width, layers, vocab)
     optimizer = torch.optim.AdamW(model.parameters(), foreach=True)

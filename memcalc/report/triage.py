@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 from memcalc.report.render import Report
 from memcalc.report.tables import Block, Code, Column, Document, Line, Listing, Table, gib, percent
-from memcalc.results import Triage, TriageCause, TriageFailure
-from memcalc.units import GIB, format_bytes
+from memcalc.results import Triage, TriageCause, TriageFailure, TriageShare, TriageSite
+from memcalc.units import GIB, KIB, MIB, format_bytes
 
 __all__ = ["report"]
 
@@ -45,14 +45,15 @@ def _what(result: Triage) -> str:
 def _size(size: int | None) -> str:
     """A size in the unit that suits it.
 
-    >>> _size(3 << 30), _size(20 << 20), _size(None)
-    ('3.00 GiB', '20.0 MiB', '')
+    >>> _size(3 << 30), _size(20 << 20), _size(2048), _size(None)
+    ('3.00 GiB', '20.0 MiB', '2.0 KiB', '')
     """
     if size is None:
         return ""
-    if abs(size) >= GIB:
-        return format_bytes(size)
-    return format_bytes(size, "MiB", 1) if abs(size) >= 100_000 else format_bytes(size, "B", 0)
+    for unit, least, digits in (("GiB", GIB, 2), ("MiB", MIB, 1), ("KiB", KIB, 1)):
+        if abs(size) >= least:
+            return format_bytes(size, unit, digits)
+    return format_bytes(size, "B", 0)
 
 
 _FACTS = (
@@ -83,7 +84,8 @@ def _failures(result: Triage) -> Iterator[Block]:
 
 def _place(one: TriageFailure) -> Iterator[Block]:
     if one.phase or one.site:
-        during = f"Phase: {one.phase}, by {one.evidence}" if one.phase else "Phase: not told by the stack"
+        by = f", by {one.evidence}" if one.evidence else ", since autograd's engine has no Python frame"
+        during = f"Phase: {one.phase}{by}" if one.phase else "Phase: not told by the stack"
         yield Line(f"{during}; line {one.site}." if one.site else f"{during}.", "text")
 
 
@@ -101,22 +103,16 @@ def _memory(result: Triage) -> Iterator[Block]:
     memory = result.memory
     if memory is None:
         return
-    rows = tuple(
-        (one.category, gib(one.bytes, 3), percent(one.bytes, memory.allocated), f"{one.blocks:,}", one.known_by)
-        for one in result.shares
-    )
-    columns = (Column("category"), Column("size", "GiB", right=True), _SHARE, Column("blocks", right=True), Column("known by"))
-    yield Table(f"Alive at {memory.moment}", columns, rows)
-    rows = tuple(
-        (one.site, one.category, gib(one.bytes, 3), percent(one.bytes, memory.allocated), f"{one.blocks:,}")
-        for one in result.sites
-    )
-    columns = (Column("call site"), Column("category"), Column("size", "GiB", right=True), _SHARE, Column("blocks", right=True))
-    yield Table("By call site", columns, rows)
+    yield from _shares(result)
     if result.growth:
-        rows = tuple((one.site, _size(round(one.bytes_per_step)), f"{one.blocks_per_step:.3g}", str(one.steps)) for one in result.growth)
-        columns = (Column("call site"), Column("growth a step", right=True), Column("blocks a step", right=True), Column("steps", right=True))
-        yield Table("Growing in every step", columns, rows)
+        rows = tuple(
+            (one.site, _size(round(one.bytes_per_step)), f"{one.blocks_per_step:.3g}", str(one.steps))
+            for one in result.growth
+        )
+        titles = ("growth a step", "blocks a step", "steps")
+        yield Table(
+            "Growing in every step", (Column("call site"), *(Column(name, right=True) for name in titles)), rows
+        )
     yield Line(
         f"At the end: {_size(memory.end_allocated)} allocated of {_size(memory.end_reserved)} reserved, "
         f"{_size(memory.holes)} in holes, the largest {_size(memory.largest_hole)}."
@@ -124,8 +120,32 @@ def _memory(result: Triage) -> Iterator[Block]:
     if memory.replay_reserved is not None and memory.replay_expandable is not None:
         yield Line(
             f"A replay of the trace reserves {_size(memory.replay_reserved)} at its peak, "
-            f"{_size(memory.replay_expandable)} with expandable segments."
+            f"{_size(memory.replay_expandable)} with expandable segments{_replay(result)}."
         )
+
+
+def _replay(result: Triage) -> str:
+    memory = result.memory
+    if memory is None or not result.failures:
+        return ""
+    fails = "fails there too" if memory.replay_repeats else "does not fail there, so that the replay is not the run"
+    return f"; the failed request {fails}, and with them it is {'served' if memory.replay_serves else 'not served'}"
+
+
+def _shares(result: Triage) -> Iterator[Block]:
+    """Where the bytes stand, by category and by call site."""
+    memory = result.memory
+    assert memory is not None  # noqa: S101  # a snapshot has one
+    unit, whole = ("GiB", GIB) if memory.allocated >= 4 * GIB else ("MiB", MIB)
+    columns = (Column("size", unit, right=True), _SHARE, Column("blocks", right=True))
+
+    def figures(one: TriageShare | TriageSite) -> tuple[str, ...]:
+        return f"{one.bytes / whole:.2f}", percent(one.bytes, memory.allocated), f"{one.blocks:,}"
+
+    rows = tuple((one.category, *figures(one)) for one in result.shares)
+    yield Table(f"Alive at {memory.moment}", (Column("category"), *columns), rows)
+    rows = tuple((one.site, one.category, *figures(one)) for one in result.sites)
+    yield Table("By call site", (Column("call site"), Column("category"), *columns), rows)
 
 
 def _job(result: Triage) -> Iterator[Block]:
@@ -133,35 +153,46 @@ def _job(result: Triage) -> Iterator[Block]:
         return
     yield Line(f"The job: {result.estimate}.")
     rows = tuple(
-        (one.name, gib(one.measured, 3), gib(one.estimated, 3), gib(one.measured - one.estimated, 3)) for one in result.comparison
+        (one.name, gib(one.measured, 3), gib(one.estimated, 3), gib(one.measured - one.estimated, 3))
+        for one in result.comparison
     )
-    columns = tuple(Column(name, "GiB" if at else "", right=bool(at)) for at, name in enumerate(("figure", "measured", "estimate", "difference")))
+    columns = tuple(
+        Column(name, "GiB" if at else "", right=bool(at))
+        for at, name in enumerate(("figure", "measured", "estimate", "difference"))
+    )
     yield Table("Measured beside the estimate", columns, rows)
     if result.changes:
-        rows = tuple(
-            (one.change, gib(one.device), gib(one.saves), one.verdict, "yes" if one.enough else "no") for one in result.changes
+        changes = tuple(
+            (one.change, gib(one.device), gib(one.saves), str(one.verdict), "yes" if one.enough else "no")
+            for one in result.changes
         )
         columns = (
             Column("change"), Column("peak", "GiB", right=True), Column("saves", "GiB", right=True), Column("verdict"),
             Column("enough"),
         )  # fmt: skip
-        yield Table("Changes, proved by the estimate", columns, rows)
+        yield Table("Changes, proved by the estimate", columns, changes)
     else:
-        yield Line("No single change of the job makes its estimate smaller; memcalc plan searches all strategies.", "warning")
+        yield Line(
+            "No single change of the job makes its estimate smaller; memcalc plan searches all strategies.", "warning"
+        )
     yield Code("The job as an estimate, byte by byte", result.command)
 
 
 def _record(result: Triage) -> Iterator[Block]:
     if result.record:
-        says = "To know more, record this" if result.answered else "Cannot tell from this alone. Record this, and give it to triage"
+        says = (
+            "To know more, record this"
+            if result.answered
+            else "Cannot tell from this alone. Record this, and give it to triage"
+        )
         yield Listing(says, "python", "\n".join(result.record))
 
 
 def _data(result: Triage) -> Table:
     """The causes, as CSV."""
     columns = (
-        Column("rank", right=True), Column("code"), Column("confidence"), Column("size", "bytes", right=True), Column("cause"),
-        Column("evidence"), Column("remedy"),
+        Column("rank", right=True), Column("code"), Column("confidence"), Column("size", "bytes", right=True),
+        Column("cause"), Column("evidence"), Column("remedy"),
     )  # fmt: skip
     return Table("Causes", columns, tuple(_row(number, one) for number, one in enumerate(result.causes, 1)))
 

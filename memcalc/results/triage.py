@@ -114,6 +114,10 @@ class TriageMemory(Frozen):
     """Reserved at the peak when the trace is replayed as it was recorded."""
     replay_expandable: int | None
     """The same with expandable segments."""
+    replay_repeats: bool
+    """Whether the failed request fails in the replay too."""
+    replay_serves: bool
+    """Whether the replay serves it with expandable segments."""
     settings: str
     """``PYTORCH_CUDA_ALLOC_CONF`` as the snapshot has it."""
 

@@ -160,7 +160,9 @@ def _answer(
     )
 
 
-def _lines(causes: tuple[TriageCause, ...], answered: bool, kind: str, figures: Figures, job: Job | None) -> tuple[str, ...]:
+def _lines(
+    causes: tuple[TriageCause, ...], answered: bool, kind: str, figures: Figures, job: Job | None
+) -> tuple[str, ...]:
     """What to record: where nothing is likely, or where a message alone cannot say what fills the card."""
     if figures.backend == "host":
         return () if answered else _RECORD_HOST
@@ -198,7 +200,9 @@ def _like_logits(job: Job, tried: int) -> Iterable[TriageCause]:
     for width, name in ((4, "fp32"), (2, "16-bit")):
         size = tokens * vocab * width
         if size >= 1 << 26 and abs(-(-size // (1 << 21)) * (1 << 21) - tried) <= digits:
-            evidence = f"{said(tried)} were asked for: {tokens:,} tokens times {vocab:,} words in {name}, the logits' size"
+            evidence = (
+                f"{said(tried)} were asked for: {tokens:,} tokens times {vocab:,} words in {name}, the logits' size"
+            )
             yield cause("logits", "likely", evidence, size=tried)
 
 

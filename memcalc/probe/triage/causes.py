@@ -27,11 +27,11 @@ KNOWN = {
     ),
     "fragmentation": Known(
         "fragmentation: the holes between live tensors would have held the request",
-        "set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True before the job starts (PYTORCH_ALLOC_CONF from torch 2.9)",
+        "set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True before the job starts (torch 2.9: PYTORCH_ALLOC_CONF)",
     ),
     "other-process": Known(
         "another process holds the memory that was missing",
-        "end the other process or take another GPU (nvidia-smi lists them; in a container the host's list has them all)",
+        "end the other process or take another GPU (nvidia-smi lists them; of containers, the host's)",
     ),
     "ranks-on-one-gpu": Known(
         "other ranks of the job have contexts on this GPU",
@@ -48,11 +48,11 @@ KNOWN = {
     ),
     "driver-refused": Known(
         "the driver refused although it reports enough free memory",
-        "look at limits outside of PyTorch: WSL or Windows, a vGPU or MIG slice, another process at that moment, ROCm's "
-        "shared memory",
+        "look at limits outside of PyTorch: WSL or Windows, a vGPU or MIG slice, another process at that moment, the "
+        "shared memory of an APU; expandable segments ask the driver in another way",
     ),
     "no-room-for-context": Known(
-        "there was no room even for a CUDA context: the GPU was full before this process asked for a tensor",
+        "there was no room for a CUDA context or a library's handle: the GPU was full before a tensor was asked for",
         "free the GPU first: another process holds it",
     ),
     "one-tensor": Known(
@@ -129,7 +129,7 @@ KNOWN = {
         "memcalc reads PyTorch's messages; look at that framework's own report, and at what else holds the GPU",
     ),
 }  # fmt: skip
-"""By code; the order breaks ties."""
+"""By code."""
 _RANK = {"certain": 0, "likely": 1, "possible": 2}
 
 
@@ -142,19 +142,27 @@ def cause(code: str, confidence: Confidence, *evidence: str, size: int | None = 
 
 
 def ranked(found: list[TriageCause]) -> tuple[TriageCause, ...]:
-    """Order causes by how sure they are, equal ones as they were found; each code once, the surest."""
+    """Order causes by how sure they are, then by what they account for; each code once, the surest.
+
+    That the job fills the card comes after whatever says more.
+    """
     once: dict[str, TriageCause] = {}
-    for one in sorted(found, key=lambda one: _RANK[one.confidence]):
+    for one in sorted(found, key=_order):
         once.setdefault(one.code, one)
     return tuple(once.values())
+
+
+def _order(one: TriageCause) -> tuple[int, bool, float]:
+    return _RANK[one.confidence], one.code == "too-large", -(float("inf") if one.bytes is None else one.bytes)
 
 
 def said(size: float) -> str:
     """Return a size as evidence has it.
 
-    >>> said(3 << 30), said(20 << 20), said(512)
-    ('3.00 GiB', '20.0 MiB', '512 B')
+    >>> said(3 << 30), said(20 << 20), said(2048), said(512)
+    ('3.00 GiB', '20.0 MiB', '2.0 KiB', '512 B')
     """
-    if abs(size) >= 1 << 30:
-        return format_bytes(size)
-    return format_bytes(size, "MiB", 1) if abs(size) >= 100_000 else format_bytes(size, "B", 0)
+    for unit, least, digits in (("GiB", 1 << 30, 2), ("MiB", 1 << 20, 1), ("KiB", 1 << 10, 1)):
+        if abs(size) >= least:
+            return format_bytes(size, unit, digits)
+    return format_bytes(size, "B", 0)

@@ -11,7 +11,7 @@ from memcalc.allocator import replay
 from memcalc.probe.triage.lives import Lives
 from memcalc.probe.triage.snapshot import Snapshot
 
-__all__ = ["Holes", "holes_of", "replayed"]
+__all__ = ["Holes", "Replayed", "holes_of", "replayed"]
 
 MOST_REPLAYED = 1_500_000
 """Entries up to which a trace is replayed: some ten seconds."""
@@ -46,17 +46,35 @@ def holes_of(snapshot: Snapshot, device: int) -> Holes:
     return Holes(count, reserved, allocated, free, largest)
 
 
-def replayed(lives: Lives) -> tuple[int, int] | None:
-    """Return the peak reserved when the trace is replayed with segments of the driver, and with expandable ones [bytes].
+@dataclass(frozen=True)
+class Replayed:
+    """What a replay of the trace says of expandable segments."""
 
-    What was there before the recording is put first, so that its own holes are not in it. None where the trace is
-    empty or very long.
+    reserved: int
+    expandable: int
+    """Peak reserved with them."""
+    repeats: bool
+    """Whether the failed request fails in the replay too, with the same memory."""
+    serves: bool
+    """Whether it is served with expandable segments."""
+
+
+def replayed(lives: Lives, room: int | None) -> Replayed | None:
+    """Replay the trace with segments of the driver and with expandable ones; `room` is what the allocator had [bytes].
+
+    What was there before the recording is put first, so that its own holes are not in it. A failed request is put at
+    the end. None where the trace is empty or very long.
     """
     if not 0 < lives.entries <= MOST_REPLAYED:
         return None
     events = list(_events(lives))
     plain, growing = replay(events), replay(events, expandable=True)
-    return plain.peak_reserved, growing.peak_reserved
+    repeats = serves = False
+    if lives.tried and room:
+        asked = [*events, ("alloc", len(lives.size), lives.tried, 0, "")]
+        repeats = replay(asked, capacity=room).out_of_memory is not None
+        serves = replay(asked, capacity=room, expandable=True).out_of_memory is None
+    return Replayed(plain.peak_reserved, growing.peak_reserved, repeats, serves)
 
 
 def _events(lives: Lives) -> Iterator[tuple[str, int, int, int, str]]:
@@ -72,5 +90,3 @@ def _events(lives: Lives) -> Iterator[tuple[str, int, int, int, str]]:
             yield "alloc", key, int(lives.size[key]), int(lives.stream[key]), ""
         else:
             yield "free", key, 0, 0, ""
-
-

@@ -35,7 +35,13 @@ _COMPONENTS = {
         "backward", "inputs", "kept from earlier steps"),
     "buffers": ("workspaces", "optimizer temporaries"),
 }  # fmt: skip
-_PHASES = {"forward": "forward-last", "loss": "forward", "backward": "loss", "recompute": "backward-last", "optimizer": "step"}
+_PHASES = {
+    "forward": "forward-last",
+    "loss": "forward",
+    "backward": "loss",
+    "recompute": "backward-last",
+    "optimizer": "step",
+}
 MOST_CHANGES = 5
 
 
@@ -52,7 +58,11 @@ class Job:
 
 
 def job_of(
-    config: Iterable[str], plan: str | None, words: Mapping[str, Any], settings: Mapping[str, Any], dirs: tuple[str, ...]
+    config: Iterable[str],
+    plan: str | None,
+    words: Mapping[str, Any],
+    settings: Mapping[str, Any],
+    dirs: tuple[str, ...],
 ) -> Job | None:
     """Return the job that options, config files or a saved plan describe; None where nothing describes one.
 
@@ -81,7 +91,9 @@ def _planned(path: str, dirs: tuple[str, ...]) -> Job:
     return Job(estimate_of(saved, preset_dirs=dirs), words, job.settings, dirs)
 
 
-def _configured(paths: tuple[str, ...], words: Mapping[str, Any], settings: Mapping[str, Any], dirs: tuple[str, ...]) -> Job:
+def _configured(
+    paths: tuple[str, ...], words: Mapping[str, Any], settings: Mapping[str, Any], dirs: tuple[str, ...]
+) -> Job:
     """A job from its own files; what ``memcalc check`` would edit is a change that is proved already."""
     from memcalc.preflight import check
     from memcalc.preflight.gather import gathered
@@ -132,7 +144,9 @@ def comparison_of(
         "capacity": estimate.budget.capacity,
     }
     pairs = ((name, measured.get(name), value) for name, value in figures.items())
-    found += [TriageComparison(name=name, measured=size, estimated=value) for name, size, value in pairs if size is not None]
+    found += [
+        TriageComparison(name=name, measured=size, estimated=value) for name, size, value in pairs if size is not None
+    ]
     return tuple(found)
 
 

@@ -84,8 +84,13 @@ def lives_of(snapshot: Snapshot, device: int) -> Lives:
                 rows[at][1] = block.stack
     failed = max((at for at, entry in enumerate(trace) if entry[0] == OOM), default=None)
     table = np.array(rows, dtype=np.int64).reshape(-1, 5)
+    size, stack, born, died, stream = (table[:, column].copy() for column in range(5))
     return Lives(
-        *(table[:, column].copy() for column in range(5)),
+        size=size,
+        stack=stack,
+        born=born,
+        died=died,
+        stream=stream,
         kinds=np.fromiter((entry[0] for entry in trace), np.int64, end),
         stacks=np.fromiter((entry[4] for entry in trace), np.int64, end),
         failed=failed,

@@ -13,8 +13,10 @@ __all__ = ["Incident", "Log", "read_log"]
 
 _ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 _RANK = re.compile(
-    r"^\s*(?:\d{4}-\d\d-\d\d[T ][\d:.,]+Z?\s+)?(?:\[(?:rank|default)?(\d+)\]:\s?|\(\w*?(?:[Rr]ank|TP|DP|PP)[ _=]?(\d+)[^)]*\)\s|(\d+):\s)"
+    r"^\s*(?:\d{4}-\d\d-\d\d[T ][\d:.,]+Z?\s+)?(?:\[(?:rank|default)?(\d+)\]:\s?"
+    r"|\(\w*?(?:[Rr]ank|TP|DP|PP)[ _=]?(\d+)[^)]*\)\s|(\d+):\s)"
 )
+"""Prefixes of torchrun, of workers that name their rank, and of srun --label, behind a time."""
 _BOX = re.compile(r"^[│|\s]*|[│|\s]*$")
 _PYTHON = re.compile(r'File "([^"]{1,400})", line (\d{1,9}), in (\S{1,200})')
 _NOTEBOOK = re.compile(r"^(?:File )?(\S{1,400}\.py)(?::(\d{1,9}))?,? in (\w{1,100})\(")
@@ -22,11 +24,14 @@ _BOXED = re.compile(r"^[│|]?\s*(\S{1,400}\.py):(\d{1,9}) in (\w{1,100})")
 _ARROW = re.compile(r"^\s*(?:-+>|❱)\s*(\d{1,9})\s?(.*)$")
 _MARKS = re.compile(r"^[\s^~]*$")
 _START = re.compile(r"Traceback \(most recent call last\)|^-{40,}$")
-_STEP = re.compile(r"(\d{1,9})/(\d{1,9}) \[(?:\d+:)?\d+:\d+<|\b(?:step|iter|iteration|global_step)[ =:\]'\"]{1,3}(\d{1,9})\b", re.I)
+_STEP = re.compile(
+    r"(\d{1,9})/(\d{1,9}) \[(?:\d+:)?\d+:\d+<|\b(?:step|iter|iteration|global_step)[ =:\]'\"]{1,3}(\d{1,9})\b",
+    re.IGNORECASE,
+)
 _NEXT = re.compile(r"Traceback \(most|\b[A-Z]{3,5} out of memory|During handling of the above")
 _WORDS = (
     "emory", "ALLOC_FAILED", "kill", "Kill", "KILL", "signal", "exitcode", "137", "EXHAUSTED", "Cuda fail", "OUT_OF",
-    "Failed to CUDA", "shm", "exited unexpectedly",
+    "Failed to CUDA", "ried to alloc", "shm", "exited unexpectedly",
 )  # fmt: skip
 _REACH = 12
 """Lines after the first that may belong to a message: terminals and mail wrap it."""
@@ -111,13 +116,19 @@ def _plain(line: str) -> str:
 
 
 def _same_rank(lines: list[str], ranks: list[str], start: int, stop: int) -> list[str]:
-    return [lines[at] for at in range(max(start, 0), min(stop, len(lines))) if ranks[at] == ranks[min(max(start, 0), len(lines) - 1)]]
+    return [
+        lines[at]
+        for at in range(max(start, 0), min(stop, len(lines)))
+        if ranks[at] == ranks[min(max(start, 0), len(lines) - 1)]
+    ]
 
 
 def _stack(lines: list[str], ranks: list[str], at: int) -> tuple[Frame, ...]:
     """The frames above a message, the innermost first; those below it where none is above, as some editors show it."""
     first = at
-    while first > max(at - _LOOK_BACK, 0) and not (ranks[first] == ranks[at] and first < at and _START.search(lines[first])):
+    while first > max(at - _LOOK_BACK, 0) and not (
+        ranks[first] == ranks[at] and first < at and _START.search(lines[first])
+    ):
         first -= 1
     above = [_RANK.sub("", lines[row]) for row in range(first, at) if ranks[row] == ranks[at]]
     frames = list(_frames(above))

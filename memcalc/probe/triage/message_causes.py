@@ -12,7 +12,7 @@ from memcalc.probe.triage.causes import cause, said
 from memcalc.probe.triage.frames import Reading, read_stack
 from memcalc.probe.triage.logs import Incident
 from memcalc.probe.triage.messages import HOST_FORMS, Figures
-from memcalc.results.triage import TriageCause
+from memcalc.results.triage import Confidence, TriageCause
 from memcalc.units import GIB, MIB
 
 __all__ = ["causes_of", "holes_cause", "other_processes", "outside_of", "stack_causes"]
@@ -87,7 +87,12 @@ def _limits(figures: Figures) -> Iterator[TriageCause]:
     tried, free = figures.tried, figures.free
     if tried is None:
         return
-    if figures.limit and figures.limit < (figures.capacity or 1 << 60) and (free is None or free >= tried):
+    if (
+        figures.form != "MPS"
+        and figures.limit
+        and figures.limit < (figures.capacity or 1 << 60)
+        and (free is None or free >= tried)
+    ):
         held = figures.reserved if figures.reserved is not None else figures.allocated or 0
         if held + tried > figures.limit - _ROUNDING:
             yield cause(
@@ -108,18 +113,22 @@ def _limits(figures: Figures) -> Iterator[TriageCause]:
 def holes_cause(figures: Figures) -> Iterator[TriageCause]:
     """Whether the holes would have held the request."""
     tried, holes, reserved = figures.tried, figures.unallocated, figures.reserved
-    if not tried or not holes or not reserved:
+    if not tried or not holes or not reserved or (figures.free or 0) > tried + _ROUNDING:
         return
     enough = holes + (figures.free or 0) >= tried
     share = holes / reserved
     evidence = (
-        f"{said(holes)} of {said(reserved)} reserved ({share:.0%}) are free but in pieces, {said(figures.free or 0)} free "
-        f"in the driver, {said(tried)} asked for"
+        f"{said(holes)} of {said(reserved)} reserved ({share:.0%}) are free but in pieces, "
+        f"{said(figures.free or 0)} free in the driver, {said(tried)} asked for"
     )
     if enough and share >= _MUCH:
         yield cause("fragmentation", "likely", evidence, size=holes)
     elif enough or share >= 0.25:
-        says = "closing the holes would put it off, no more" if enough else "even closed, the holes would not have been enough"
+        says = (
+            "closing the holes would put it off, no more"
+            if enough
+            else "even closed, the holes would not have been enough"
+        )
         yield cause("fragmentation", "possible", evidence, says, size=holes)
 
 
@@ -139,7 +148,7 @@ def _others(figures: Figures) -> Iterator[TriageCause]:
         if held and free + held >= tried:
             share = held / capacity
             evidence = f"other processes hold {said(held)} of {said(capacity)} ({share:.0%}; {listed})"
-            sure = "certain" if share >= 0.25 else "likely" if share >= _MUCH else "possible"
+            sure: Confidence = "certain" if share >= 0.25 else "likely" if share >= _MUCH else "possible"
             yield cause("other-process", sure, evidence, size=held)
     known = figures.reserved if own is None else own
     if known is None:
@@ -147,8 +156,14 @@ def _others(figures: Figures) -> Iterator[TriageCause]:
     rest = capacity - free - known - sum(size for _, size in others)
     if rest > _OUTSIDE and free + rest >= tried:
         evidence = f"{said(rest)} of {said(capacity)} are neither free nor this process's as far as it is told"
-        sure = "likely" if rest / capacity >= _MUCH else "possible"
-        yield cause("other-process", sure, evidence, "or this process holds it outside PyTorch's allocator", size=round(rest))
+        sure_rest: Confidence = "likely" if rest / capacity >= _MUCH else "possible"
+        yield cause(
+            "other-process",
+            sure_rest,
+            evidence,
+            "or this process holds it outside PyTorch's allocator",
+            size=round(rest),
+        )
 
 
 def _outside(figures: Figures) -> Iterator[TriageCause]:
@@ -186,7 +201,7 @@ def stack_causes(figures: Figures, reading: Reading) -> Iterator[TriageCause]:
         return
     code = _BY_MAKING.get(reading.making) or _BY_PHASE.get(reading.phase)
     if code is not None:
-        sure = "likely" if large or code in {"first-step", "loading"} else "possible"
+        sure: Confidence = "likely" if large or code in {"first-step", "loading"} else "possible"
         yield cause(code, sure, evidence, size=size)
     if reading.phase == "evaluation" and not reading.without_grad:
         yield cause("evaluation-graph", "possible", evidence, "nothing on the stack switches gradients off")
@@ -196,7 +211,7 @@ def _driver(figures: Figures, reading: Reading) -> Iterator[TriageCause]:
     """A message of the driver or a library, which has no figures."""
     if reading.phase in {"setup", "loading", ""} or figures.form == "library":
         says = "the driver's message has no figures"
-        sure = "likely" if reading.phase in {"setup", "loading"} else "possible"
+        sure: Confidence = "likely" if reading.phase in {"setup", "loading"} else "possible"
         yield cause("no-room-for-context", sure, says)
     if figures.form == "NCCL":
         says = "NCCL asks the driver itself, for what PyTorch's allocator has left"
@@ -212,8 +227,10 @@ def _full(figures: Figures, reading: Reading, explained: bool) -> Iterator[Triag
     if figures.free is not None and figures.tried is not None and figures.free > figures.tried + _ROUNDING:
         return
     where = f", in {reading.phase}" if reading.phase else ""
-    evidence = f"PyTorch's tensors hold {said(held)} of {said(limit)}, {said(figures.tried or 0)} more were asked for{where}"
-    if share >= _FULL:
+    evidence = (
+        f"PyTorch's tensors hold {said(held)} of {said(limit)}, {said(figures.tried or 0)} more were asked for{where}"
+    )
+    if share >= _FULL and held >= limit / 2:
         yield cause("too-large", "likely", evidence, size=held)
-    elif not explained:
+    elif not explained and held < limit:
         yield cause("too-large", "possible", evidence, size=held)

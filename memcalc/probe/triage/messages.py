@@ -1,8 +1,8 @@
 """Out-of-memory messages of all forms as figures.
 
-The forms were read in PyTorch's sources: ``c10/cuda/CUDACachingAllocator.cpp`` (0.4 to 1.5 "cached"; to 2.0 "reserved in
-total"; from 2.1 "has a total capacity of", with processes and private pools), ``CUDAMallocAsyncAllocator.cpp``, the same
-allocators of HIP, XPU and NPU, ``MPSAllocator.mm`` and ``c10/core/impl/alloc_cpu.cpp``.
+The forms were read in PyTorch's sources: ``c10/cuda/CUDACachingAllocator.cpp`` (up to 1.4 "cached"; then "reserved in
+total"; from 2.1 "has a total capacity of", with processes and private pools) and ``CUDAMallocAsyncAllocator.cpp``, and
+in messages of the allocators of HIP, XPU, NPU, MPS and the host.
 """
 
 from __future__ import annotations
@@ -43,11 +43,14 @@ class Figures:
 
 
 _CACHING = re.compile(r"\b(CUDA|HIP|XPU|NPU|MLU|MUSA|DPCPP|GCU|PrivateUse\w*) out of memory\b", re.IGNORECASE)
+_CUT = re.compile(r"()[Tt]ried to allocate [\d.]+ [KMGT]?i?[Bb]\w*[. ]{1,2}\(?(?:GPU|NPU) \d")
+"""The message without its first words."""
 _FORMS = (
     ("caching", _CACHING),
+    ("caching", _CUT),
     ("cudaMallocAsync", re.compile(r"Allocation on device\s*\d*\s*would exceed allowed memory")),
     ("MPS", re.compile(r"MPS backend out of memory")),
-    ("host allocator", re.compile(r"DefaultCPUAllocator: (?:can't allocate|not enough) memory|Unable to mmap \d+ bytes")),
+    ("host allocator", re.compile(r"DefaultCPUAllocator: (?:can't allocate|not enough) mem|Unable to mmap \d+ byte")),
     ("NCCL", re.compile(r"Cuda failure (?:\d+ )?'?out of memory'?|Failed to CUDA (?:calloc|malloc|host alloc)")),
     ("driver", re.compile(
         r"CUDA(?: driver)? error: out of memory|cuda runtime error \(2\) ?: out of memory|CUDA_ERROR_OUT_OF_MEMORY"
@@ -56,7 +59,9 @@ _FORMS = (
     ("library", re.compile(r"CU(?:BLAS|DNN|SOLVER|SPARSE)_STATUS_ALLOC_FAILED")),
     ("other framework", re.compile(r"RESOURCE_EXHAUSTED: Out of memory|ResourceExhaustedError")),
     ("shared memory", re.compile(r"killed by signal: Bus error|insufficient shared memory|\(shm\)")),
-    ("data loader", re.compile(r"DataLoader worker \(pid(?:\(s\))? [\d, ]+\) (?:is killed by signal: Killed|exited unexpectedly)")),
+    ("data loader", re.compile(
+        r"DataLoader worker \(pid(?:\(s\))? [\d, ]+\) (?:is killed by signal: Killed|exited unexpectedly)"
+    )),
     ("killed", re.compile(
         r"oom[-_]kill|Out of memory: Kill|OOMKilled|OUT_OF_MEMORY|^\S*\s*Killed\s*$|exitcode\s*:\s*-9\b|signal 9\b"
         r"|SIGKILL|exit (?:code|status) 137|Killed signal"
@@ -81,7 +86,7 @@ def figures_of(text: str, line: str) -> Figures | None:
 
 def _read(form: str, found: re.Match[str], text: str) -> Figures:
     if form == "caching":
-        return _caching(found[1].upper(), text)
+        return _caching(found[1].upper() or "CUDA", text)
     if form == "cudaMallocAsync":
         return _malloc_async(text)
     if form == "MPS":
@@ -106,7 +111,10 @@ def _caching(backend: str, text: str) -> Figures:
     if reserved is None and None not in (allocated, holes):
         reserved = (allocated or 0) + (holes or 0)
     own = _size(rf"this process has {_SIZE} memory in use", text)
-    listed = ((int(pid), size_of(number, unit)) for pid, number, unit in re.findall(rf"Process (\d+) has {_SIZE} memory in use", text))
+    listed = (
+        (int(pid), size_of(number, unit))
+        for pid, number, unit in re.findall(rf"Process (\d+) has {_SIZE} memory in use", text)
+    )
     return Figures(
         form="reserved" if old and "reserved in total" in text else "cached" if old else "capacity",
         backend=backend,

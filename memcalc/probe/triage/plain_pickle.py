@@ -66,7 +66,7 @@ class _Plain(pickle.Unpickler):
         """Refuse every class and function; extension codes come here too."""
         raise PlainPickleError(f"must hold plain data alone, not {module[:40]}.{name[:40]}")
 
-    def persistent_load(self, pid: object) -> NoReturn:
+    def persistent_load(self, _pid: object) -> NoReturn:
         """Refuse what lies outside the file."""
         raise PlainPickleError("must hold plain data alone, without persistent ids")
 
@@ -97,7 +97,7 @@ def _run_of_fixed(size: int) -> re.Pattern[bytes]:
     place = rb"[\x00-\xff]%b" % _up_to(size >> 24) if size >> 24 else rb"%b\x00" % _up_to(size >> 16)
     longs = b"|".join(rb"\x8a\x%02x[\x00-\xff]{%d}" % (length, length) for length in (6, 8, 5, 7, 4, 3, 2, 1, 9, 0))
     parts = (
-        rb"[%b]" % builds,  # fmt: skip
+        rb"[%b]" % builds,
         rb"[hqK][\x00-\xff]",  # from and to the memo, and a number of one byte
         rb"j[\x00-\xff]{2}(?:%b)" % place,
         rb"r[\x00-\xff]{2}(?:%b)" % place,
@@ -133,6 +133,17 @@ def _refusal(code: bytes) -> str:
     name = names.get(code)
     if name is None:
         return "is no pickle"
-    if name in {"LONG1", "LONG_BINPUT", "LONG_BINGET", "BINGET", "BINPUT", "BININT", "BININT1", "BININT2", "BINFLOAT", "FRAME"}:
+    if name in {
+        "LONG1",
+        "LONG_BINPUT",
+        "LONG_BINGET",
+        "BINGET",
+        "BINPUT",
+        "BININT",
+        "BININT1",
+        "BININT2",
+        "BINFLOAT",
+        "FRAME",
+    }:
         return f"must be a whole pickle with numbers that a snapshot can hold ({name})"
     return f"must hold plain data alone, as torch writes it, without the opcode {name}"

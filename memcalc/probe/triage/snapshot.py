@@ -15,7 +15,18 @@ from memcalc.errors import FileError
 from memcalc.probe.triage.frames import Frame
 from memcalc.probe.triage.plain_pickle import PlainPickleError, load_plain, looks_like_pickle
 
-__all__ = ["ALLOC", "FREE", "LARGEST_SNAPSHOT", "OOM", "Block", "Entry", "Segment", "Snapshot", "Stack", "read_snapshot"]
+__all__ = [
+    "ALLOC",
+    "FREE",
+    "LARGEST_SNAPSHOT",
+    "OOM",
+    "Block",
+    "Entry",
+    "Segment",
+    "Snapshot",
+    "Stack",
+    "read_snapshot",
+]
 
 LARGEST_SNAPSHOT = 4 << 30
 """Bytes of a file that is read; a snapshot takes three to ten times its size in memory."""
@@ -88,10 +99,7 @@ class Snapshot:
 def read_snapshot(content: bytes, name: str) -> Snapshot:
     """Return the snapshot that a file holds, or raise FileError in one sentence."""
     try:
-        if looks_like_pickle(content):
-            data = load_plain(content)
-        else:
-            data = json.loads(content.decode("utf-8-sig"))
+        data = load_plain(content) if looks_like_pickle(content) else json.loads(content.decode("utf-8-sig"))
         return _Reader(len(content)).read(data)
     except PlainPickleError as error:
         raise FileError("file", name, f"the pickle {error}") from None
@@ -163,7 +171,7 @@ class _Reader:
             total=_number(said, "total_size", at - address),
             stream=_number(said, "stream", 0, least=-_LARGEST),
             expandable=said.get("is_expandable") is True,
-            private=type(pool) in {tuple, list} and any(pool),
+            private=isinstance(pool, tuple | list) and any(pool),
             blocks=tuple(blocks),
         )
 
@@ -180,9 +188,9 @@ class _Reader:
                 stack = self._stack(frames)
             address, size = entry.get("addr" if kind != OOM else "device_free", 0), entry.get("size")
             stream = entry.get("stream", 0)
-            if not (type(address) is type(size) is int and 0 <= size < _LARGEST and type(stream) is int):  # type: ignore[operator]
+            if not (type(address) is type(size) is int and 0 <= size < _LARGEST and type(stream) is int):
                 raise _FormError("must have trace entries with whole numbers for addr and size")
-            out((kind, address, size, stream, stack))  # type: ignore[arg-type]
+            out((kind, address, size, stream, stack))
         return found
 
     def _stack(self, frames: Any) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 
@@ -16,7 +17,7 @@ from memcalc.probe.triage.messages import Figures
 from memcalc.probe.triage.snapshot import Snapshot
 from memcalc.probe.triage.sorts import CATEGORIES, KNOWN_BY, categories, readings
 from memcalc.probe.triage.steps import growth_of, steps_of
-from memcalc.results.triage import TriageCause, TriageGrowth, TriageMemory, TriageShare, TriageSite
+from memcalc.results.triage import Confidence, TriageCause, TriageGrowth, TriageMemory, TriageShare, TriageSite
 
 __all__ = ["Explained", "explained"]
 
@@ -54,22 +55,26 @@ def explained(snapshot: Snapshot) -> Explained:
     holes = holes_of(snapshot, device)
     growth = growth_of(snapshot, lives, steps)
     stack = int(lives.stacks[moment]) if lives.entries else 0
+    reading = read.reading(stack) if lives.entries else Reading()
     figures = Figures(
         form="snapshot", device=device, tried=lives.tried, free=lives.free, allocated=int(lives.size[alive].sum()),
         reserved=holes.reserved, unallocated=holes.free if lives.failed is not None else None,
     )  # fmt: skip
-    played = replayed(lives)
+    room = None if lives.free is None else holes.reserved + lives.free
+    played = replayed(lives, room)
     memory = TriageMemory(
         device=device, moment=name, allocated=int(lives.size[alive].sum()), end_allocated=holes.allocated,
         end_reserved=holes.reserved, holes=holes.free, largest_hole=holes.largest, segments=holes.segments,
         entries=lives.entries, steps=len(steps), steps_by=by, step_peaks=_peaks(lives, steps),
-        replay_reserved=played and played[0], replay_expandable=played and played[1], settings=snapshot.settings,
+        replay_reserved=played and played.reserved, replay_expandable=played and played.expandable,
+        replay_repeats=played is not None and played.repeats, replay_serves=played is not None and played.serves,
+        settings=snapshot.settings,
     )  # fmt: skip
     shares = _shares(lives, sorts, alive)
-    case = _Case(snapshot, lives, sorts, steps, alive, moment, memory, shares, growth, figures, read.said[stack], holes)
+    case = _Case(snapshot, lives, sorts, steps, alive, moment, memory, shares, growth, figures, reading, holes)
     return Explained(
         figures=figures,
-        reading=read.said[stack] if name != "the end" else Reading(),
+        reading=reading,
         site=site_of(snapshot.stacks[stack].frames) if stack else "",
         memory=memory,
         shares=shares,
@@ -83,7 +88,7 @@ def _peaks(lives: Lives, steps: Ints) -> tuple[int, ...]:
     """The peak of each step, of the last 64."""
     running = lives.running()
     edges = [0, *(int(step) + 1 for step in steps)]
-    pairs = list(zip(edges, edges[1:], strict=False))[-64:]
+    pairs = list(pairwise(edges))[-64:]
     return tuple(int(running[first : last + 1].max()) for first, last in pairs)
 
 
@@ -91,7 +96,9 @@ def _shares(lives: Lives, sorts: Ints, alive: np.ndarray[tuple[int], np.dtype[np
     size = np.bincount(sorts[alive], weights=lives.size[alive], minlength=len(CATEGORIES))
     count = np.bincount(sorts[alive], minlength=len(CATEGORIES))
     return tuple(
-        TriageShare(category=CATEGORIES[at], bytes=int(size[at]), blocks=int(count[at]), known_by=KNOWN_BY[CATEGORIES[at]])
+        TriageShare(
+            category=CATEGORIES[at], bytes=int(size[at]), blocks=int(count[at]), known_by=KNOWN_BY[CATEGORIES[at]]
+        )
         for at in np.argsort(-size, kind="stable")
         if count[at]
     )
@@ -147,13 +154,15 @@ class _Case:
         found = [*self._grown(), *self._evaluated(), *self._optimized(), *self._pieces(), *self._categories()]
         if self.lives.failed is not None and self.reading.evidence is not None:
             known = {one.code for one in found}
-            found += [one for one in stack_causes(self.figures, self.reading) if one.code not in known | {"evaluation-graph"}]
+            found += [
+                one for one in stack_causes(self.figures, self.reading) if one.code not in known | {"evaluation-graph"}
+            ]
         yield from found
         if self.lives.failed is not None and self.shares:
             first = self.shares[0]
             whole = max(self.memory.allocated, 1)
             listed = ", ".join(f"{one.category} {said(one.bytes)} ({one.bytes / whole:.0%})" for one in self.shares[:4])
-            sure = "possible" if any(one.confidence != "possible" for one in found) else "likely"
+            sure: Confidence = "possible" if any(one.confidence != "possible" for one in found) else "likely"
             yield cause("too-large", sure, f"alive at {self.memory.moment}: {listed}", size=first.bytes)
 
     def _grown(self) -> Iterator[TriageCause]:
@@ -163,8 +172,14 @@ class _Case:
         intervals = self.growth[0].steps
         grown = rate * intervals
         share = grown / max(self.memory.allocated, 1)
-        listed = [f"{one.site}: {said(one.bytes_per_step)} and {one.blocks_per_step:.3g} blocks a step" for one in self.growth[:3]]
-        total = f"{said(rate)} a step over {intervals} steps, {said(grown)} ({share:.0%}) of what is alive at {self.memory.moment}"
+        listed = [
+            f"{one.site}: {said(one.bytes_per_step)} and {one.blocks_per_step:.3g} blocks a step"
+            for one in self.growth[:3]
+        ]
+        total = (
+            f"{said(rate)} a step over {intervals} steps, {said(grown)} ({share:.0%}) of what is alive at "
+            f"{self.memory.moment}"
+        )
         failed = self.lives.failed is not None
         sure = share >= _SOME if failed else intervals >= 4
         yield cause("growth", "likely" if sure else "possible", total, *listed, size=round(grown))
@@ -197,19 +212,39 @@ class _Case:
 
     def _pieces(self) -> Iterator[TriageCause]:
         before, after = self.memory.replay_reserved, self.memory.replay_expandable
-        says = []
-        if before is not None and after is not None:
-            says = [f"a replay of the trace reserves {said(before)} at its peak, with expandable segments {said(after)}"]
         if self.lives.failed is not None:
-            largest = f"the largest hole has {said(self.holes.largest)}"
             for one in holes_cause(self.figures):
-                yield cause(one.code, one.confidence, *one.evidence, largest, *says, size=one.bytes)
-        elif self.holes.reserved and self.holes.free / self.holes.reserved >= _MUCH:
-            evidence = f"{said(self.holes.free)} of {said(self.holes.reserved)} reserved lie between live blocks"
-            yield cause("fragmentation", "possible", evidence, *says, size=self.holes.free)
+                yield self._replayed(one)
+        elif before is not None and after is not None and after < (1 - _SOME) * before:
+            evidence = (
+                f"a replay of the trace reserves {said(before)} at its peak, with expandable segments {said(after)}"
+            )
+            yield cause("fragmentation", "possible", evidence, size=before - after)
+
+    def _replayed(self, one: TriageCause) -> TriageCause:
+        """Fragmentation as the replay sees it: what expandable segments would not have served is not cured by them."""
+        memory = self.memory
+        evidence = (*one.evidence, f"the largest hole has {said(self.holes.largest)}")
+        if memory.replay_reserved is None:
+            return one.model_copy(update={"evidence": evidence})
+        if memory.replay_serves:
+            says = "replayed with expandable segments, the trace and the failed request fit"
+            return one.model_copy(update={"evidence": (*evidence, says)})
+        says = "replayed with expandable segments, the request fails too"
+        remedy = "not expandable segments; make what stays before what goes, or ask for less at once"
+        sure = (
+            one.confidence
+            if self.holes.largest and one.bytes and one.bytes > _MUCH * self.holes.reserved
+            else "possible"
+        )
+        return one.model_copy(update={"evidence": (*evidence, says), "remedy": remedy, "confidence": sure})
 
     def _categories(self) -> Iterator[TriageCause]:
-        for code, name in (("logits", "logits"), ("attention-scores", "attention scores"), ("gather", "gathered weights")):
+        for code, name in (
+            ("logits", "logits"),
+            ("attention-scores", "attention scores"),
+            ("gather", "gathered weights"),
+        ):
             size, share = self.share(name)
             if share >= _SOME:
                 evidence = f"{said(size)} ({share:.0%}) of what is alive at {self.memory.moment}"

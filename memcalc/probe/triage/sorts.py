@@ -1,7 +1,8 @@
 """Each allocation's category, from the stack that made it and from how long it lived.
 
 On a GPU autograd's engine runs in a thread of its own, so that backward's allocations have no Python frame: a stack
-without frames, in a trace whose other stacks have them, is backward's. What the optimizer finds alive of it is a gradient.
+without frames, in a trace whose other stacks have them, is backward's. What the optimizer finds alive of it is a
+gradient.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ KNOWN_BY = {
     "gradients": "made in backward, and alive when the optimizer ran or to the end",
     "optimizer states": "made by the optimizer, and never freed",
     "activations": "made in forward, and alive into backward or at this moment",
-    "logits": "made at the output layer, its upcast or the loss",
+    "logits": "made at the loss, or of the size of what was",
     "attention scores": "made where scores or masks of attention are formed",
     "evaluation": "made while evaluating or generating",
     "optimizer temporaries": "made by the optimizer, and freed by it",
@@ -54,9 +55,14 @@ class Readings:
         self.blas = np.array(blas, dtype=bool)
         self.phase[np.array(engine, dtype=bool) & (self.phase != _CODE["recompute"])] = _CODE["backward"]
 
+    def reading(self, stack: int) -> Reading:
+        """What one stack says, the engine's among them."""
+        said = self.said[stack]
+        return said if said.phase else Reading(phase=_PHASES[int(self.phase[stack])])
+
     def of(self, name: str) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
         """Which stacks are of a phase."""
-        return self.phase == _CODE[name]
+        return np.asarray(self.phase == _CODE[name])
 
 
 def readings(snapshot: Snapshot, lives: Lives) -> Readings:
@@ -92,7 +98,10 @@ def categories(lives: Lives, read: Readings, steps: Ints) -> Ints:
 
     unread = ~in_trace & (lives.stack == 0)
     put("before the recording", unread)
-    put("workspaces", forever & (read.blas[lives.stack] | np.isin(lives.size, _WORKSPACES)) & (phase != _CODE["optimizer"]))
+    put(
+        "workspaces",
+        forever & (read.blas[lives.stack] | np.isin(lives.size, _WORKSPACES)) & (phase != _CODE["optimizer"]),
+    )
     put("parameters", (phase == _CODE["loading"]) & forever)
     put("parameters", in_trace & forever & (lives.born < first) & np.isin(phase, (_CODE[""], _CODE["setup"])))
     optimizer = phase == _CODE["optimizer"]
@@ -101,7 +110,8 @@ def categories(lives: Lives, read: Readings, steps: Ints) -> Ints:
     put("optimizer temporaries", optimizer)
     put("gathered weights", (phase == _CODE["gather"]) | (making == _DONE["gathered weights"]))
     backward = phase == _CODE["backward"]
-    put("logits", backward & _like_logits(lives, making))
+    forward = np.isin(phase, (_CODE["forward"], _CODE["loss"], _CODE["recompute"]))
+    put("logits", (backward | forward) & _like_logits(lives, making, phase))
     put("gradients", backward & (stepped > 0))
     put("gradients", backward & ~in_trace)
     ever = bool(np.any(entry == _CODE["optimizer"]))
@@ -112,7 +122,6 @@ def categories(lives: Lives, read: Readings, steps: Ints) -> Ints:
     put("logits", (making == _DONE["logits"]) & ~evaluating)
     put("evaluation", evaluating)
     put("attention scores", np.isin(making, (_DONE["attention scores"], _DONE["attention mask"])))
-    forward = np.isin(phase, (_CODE["forward"], _CODE["loss"], _CODE["recompute"]))
     put("activations", forward & (forever | (backed > 0)))
     put("temporaries", forward)
     put("inputs", phase == _CODE["data"])
@@ -120,8 +129,12 @@ def categories(lives: Lives, read: Readings, steps: Ints) -> Ints:
     return out
 
 
-def _like_logits(lives: Lives, making: Ints) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
-    """Which allocations have the size of logits and of nothing else but those: their gradients have no frame."""
-    logits = (making == _DONE["logits"]) & (lives.size >= _LEAST_LOGITS)
-    of_logits, others = np.unique(lives.size[logits] >> 9), np.unique(lives.size[~logits & (lives.stack != 0)] >> 9)
-    return np.asarray(np.isin(lives.size >> 9, np.setdiff1d(of_logits, others)))
+def _like_logits(lives: Lives, making: Ints, phase: Ints) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+    """Which allocations have the size of logits, or half of it before an upcast, and not that of a weight.
+
+    No frame says what the output layer's own line or the engine made.
+    """
+    logits = lives.size[(making == _DONE["logits"]) & (lives.size >= _LEAST_LOGITS)] >> 9
+    weights = lives.size[phase == _CODE["loading"]] >> 9
+    sizes = np.setdiff1d(np.concatenate((logits, logits >> 1)), weights)
+    return np.asarray(np.isin(lives.size >> 9, sizes))

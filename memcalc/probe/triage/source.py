@@ -58,7 +58,7 @@ def is_snapshot(content: bytes) -> bool:
     >>> is_snapshot(b'{"segments": []}'), is_snapshot(b"{} CUDA out of memory")
     (True, False)
     """
-    return looks_like_pickle(content) or (content[:1] in {b"{", b"["} and b'"segments"' in content or _bare(content))
+    return looks_like_pickle(content) or ((content[:1] in {b"{", b"["} and b'"segments"' in content) or _bare(content))
 
 
 def _bare(content: bytes) -> bool:
