@@ -320,5 +320,5 @@ def recorded(job: Callable[[Dump], None], capacity: int | None = None, *, entrie
 
 if __name__ == "__main__":
     folder = Path(sys.argv[1])
-    for name, job, capacity in (("leak", leaking, None), ("logits", wide_vocabulary, 70 << 20)):
+    for name, job, capacity in (("leak", leaking, None), ("logits", wide_vocabulary, 66 << 20)):
         (folder / f"{name}.pickle").write_bytes(pickle.dumps(recorded(job, capacity)))

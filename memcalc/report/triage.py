@@ -37,7 +37,8 @@ def _what(result: Triage) -> str:
         return f"{result.source}, line {first.line}: {first.backend} message, form {first.form}"
     memory = result.memory
     assert memory is not None  # noqa: S101  # a snapshot has one
-    found = f", {memory.steps} steps found by {memory.steps_by}" if memory.steps else ""
+    count = f"{memory.steps} step{'s' if memory.steps > 1 else ''}"
+    found = f", {count} found by {memory.steps_by}" if memory.steps else ""
     entries = f"{memory.entries:,} trace entries" if memory.entries else "no trace"
     return f"{result.source}: memory snapshot of device {memory.device}, {memory.segments} segments, {entries}{found}"
 
@@ -86,7 +87,7 @@ def _place(one: TriageFailure) -> Iterator[Block]:
     if one.phase or one.site:
         by = f", by {one.evidence}" if one.evidence else ", since autograd's engine has no Python frame"
         during = f"Phase: {one.phase}{by}" if one.phase else "Phase: not told by the stack"
-        yield Line(f"{during}; line {one.site}." if one.site else f"{during}.", "text")
+        yield Line(f"{during}; called at {one.site}." if one.site else f"{during}.", "text")
 
 
 def _causes(result: Triage) -> Iterator[Block]:

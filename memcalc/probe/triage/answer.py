@@ -218,7 +218,8 @@ def _summary(causes: tuple[TriageCause, ...], failures: tuple[TriageFailure, ...
     several = f"{ranks} ranks failed; " if ranks > 1 else ""
     likely = [one for one in causes if one.confidence != "possible"]
     if likely:
-        return f"{several}{likely[0].confidence}: {likely[0].title}"
+        nothing = "nothing failed in this snapshot, but " if explained is not None and not failures else ""
+        return f"{several}{nothing}{likely[0].confidence}: {likely[0].title}"
     if explained is not None and not failures:
         largest = explained.shares[0] if explained.shares else None
         most = f": most of {said(explained.memory.allocated)} are {largest.category}" if largest else ""

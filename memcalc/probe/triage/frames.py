@@ -86,10 +86,21 @@ _PHASES = (
     )),
 )  # fmt: skip
 _OPTIMIZER = _any(
-    r"torch/optim/(?!lr_scheduler|optimizer\.py)\w+\.py:", "bitsandbytes/optim", "apex/optimizers",
-    r"deepspeed/ops/\w*adam", ":_multi_tensor_", ":_single_tensor_", r"optimizers?[/.]\w*\.py:step", r"optim/\w+\.py:step", ":_init_group",
-    "low_level_optim", r"zero/stage\w*\.py:step", "distrib_optimizer", "fused_optimizer", "_take_model_step",
-)  # fmt: skip
+    r"torch/optim/(?!lr_scheduler|optimizer\.py)\w+\.py:",
+    "bitsandbytes/optim",
+    "apex/optimizers",
+    r"deepspeed/ops/\w*adam",
+    ":_multi_tensor_",
+    ":_single_tensor_",
+    r"optimizers?[/.]\w*\.py:step",
+    r"optim/\w+\.py:step",
+    ":_init_group",
+    "low_level_optim",
+    r"zero/stage\w*\.py:step",
+    "distrib_optimizer",
+    "fused_optimizer",
+    "_take_model_step",
+)
 _RECOMPUTE = _any(
     r"torch/utils/checkpoint\.py:(recompute_fn|backward|unpack\w*|inner|_recompute)",
     r"activation_checkpointing/\w+\.py:backward",

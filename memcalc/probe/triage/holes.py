@@ -13,8 +13,8 @@ from memcalc.probe.triage.snapshot import Snapshot
 
 __all__ = ["Holes", "Replayed", "holes_of", "replayed"]
 
-MOST_REPLAYED = 1_500_000
-"""Entries up to which a trace is replayed: some ten seconds."""
+MOST_REPLAYED = 600_000
+"""Entries up to which a trace is replayed: a few seconds."""
 
 
 @dataclass(frozen=True)

@@ -179,7 +179,8 @@ class _Reader:
         found: list[Entry] = []
         known, kinds, out = self.known, _KINDS, found.append
         for entry in self._each(entries, "trace entries"):
-            kind = kinds.get(entry.get("action"))
+            action = entry.get("action")
+            kind = kinds.get(action) if type(action) is str else None
             if kind is None:  # segments, which the blocks show, and the snapshot itself
                 continue
             frames = entry.get("frames")
@@ -188,7 +189,12 @@ class _Reader:
                 stack = self._stack(frames)
             address, size = entry.get("addr" if kind != OOM else "device_free", 0), entry.get("size")
             stream = entry.get("stream", 0)
-            if not (type(address) is type(size) is int and 0 <= size < _LARGEST and type(stream) is int):
+            if not (
+                type(address) is type(size) is int
+                and 0 <= size < _LARGEST
+                and type(stream) is int
+                and abs(stream) < _LARGEST
+            ):
                 raise _FormError("must have trace entries with whole numbers for addr and size")
             out((kind, address, size, stream, stack))
         return found
@@ -215,7 +221,7 @@ class _Reader:
             if type(frame) is not dict:
                 raise _FormError("must have frames that are tables")
             file, name, line = frame.get("filename"), frame.get("name"), frame.get("line", 0)
-            if not (type(file) is str and type(name) is str and type(line) is int):
+            if not (type(file) is str and type(name) is str and type(line) is int and -1 <= line < 1 << 31):
                 raise _FormError("must have frames with filename, name and line")
             if file.endswith(_PYTHON) or file.startswith("<"):
                 kept.append(Frame(file[:400], line, name[:200]))

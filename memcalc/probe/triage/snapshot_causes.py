@@ -24,8 +24,8 @@ __all__ = ["Explained", "explained"]
 _MOST_SITES = 12
 _MUCH, _SOME = 0.25, 0.10
 """Shares of what is alive from which a category is the matter, and from which it may be."""
-_AT_ONCE = 3
-"""Live blocks of one line of an evaluation: without gradients a layer's output is gone before the next one's."""
+_AT_ONCE = 4
+"""Live blocks of one line and one size in an evaluation: without gradients a layer's are gone before the next one's."""
 _LEAST_GROWTH = 1024
 
 
@@ -189,11 +189,11 @@ class _Case:
             return
         size, _ = self.share("evaluation")
         mine = self.alive & (self.sorts == CATEGORIES.index("evaluation")) & (self.lives.born >= 0)
-        stacks, counts = np.unique(self.lives.stack[mine], return_counts=True)
+        kinds, counts = np.unique(np.stack((self.lives.stack[mine], self.lives.size[mine])), axis=1, return_counts=True)
         lines = int((counts >= _AT_ONCE).sum())
         if not lines:
             return
-        most = int(stacks[np.argmax(counts)])
+        most = int(kinds[0, np.argmax(counts)])
         evidence = (
             f"{said(size)} made by evaluation are alive at once, {int(counts.max())} blocks of one line "
             f"({site_of(self.snapshot.stacks[most].frames)}): layers that are done keep their outputs"
@@ -248,4 +248,5 @@ class _Case:
             size, share = self.share(name)
             if share >= _SOME:
                 evidence = f"{said(size)} ({share:.0%}) of what is alive at {self.memory.moment}"
-                yield cause(code, "likely" if share >= _MUCH else "possible", evidence, size=size)
+                sure = share >= _MUCH and self.lives.failed is not None
+                yield cause(code, "likely" if sure else "possible", evidence, size=size)

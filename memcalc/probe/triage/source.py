@@ -7,6 +7,7 @@ import stat
 from pathlib import Path
 
 from memcalc.errors import FileError
+from memcalc.probe.triage.logs import read_log
 from memcalc.probe.triage.plain_pickle import looks_like_pickle
 from memcalc.probe.triage.snapshot import LARGEST_SNAPSHOT
 
@@ -31,7 +32,16 @@ def content_of(source: str | bytes | Path) -> tuple[bytes, str]:
 
 def _is_message(text: str) -> bool:
     """Whether a line is a message rather than a name: names of files that exist are names."""
-    return " " in text and "emory" in text and not os.path.exists(text)  # noqa: PTH110  # a name may be too long for Path
+    return " " in text and not there(Path(text)) and bool(read_log(text).incidents)
+
+
+def there(path: Path) -> bool:
+    """Whether a name leads to something."""
+    try:
+        path.lstat()
+    except (OSError, ValueError):
+        return False
+    return True
 
 
 def _read(path: Path) -> bytes:
