@@ -99,8 +99,8 @@ def stack(*frames: tuple[str, str, str]) -> str:
 
 FULL = (
     "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 79.15 GiB "
-    "of which 1.00 GiB is free. Including non-PyTorch memory, this process has 78.10 GiB memory in use. Of the allocated "
-    "memory 76.00 GiB is allocated by PyTorch, and 900.00 MiB is reserved by PyTorch but unallocated."
+    "of which 1.00 GiB is free. Including non-PyTorch memory, this process has 78.10 GiB memory in use. Of the "
+    "allocated memory 76.00 GiB is allocated by PyTorch, and 900.00 MiB is reserved by PyTorch but unallocated."
 )
 FAILS = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate"
 LOOP = ("/job/train.py", "main", "loss = model(x)")
@@ -198,8 +198,8 @@ def test_in_a_container_the_process_that_holds_what_pytorch_reserved_is_this_one
     """The driver lists it by the host's number; what is beside PyTorch follows, and another one is another one."""
     text = (
         "CUDA out of memory. Tried to allocate 448.00 MiB. GPU 1 has a total capacty of 79.10 GiB of which 364.31 MiB "
-        "is free. Process 175080 has 1.46 GiB memory in use. Process 175356 has 77.26 GiB memory in use. Of the allocated "
-        "memory 72.12 GiB is allocated by PyTorch, and 3.78 GiB is reserved by PyTorch but unallocated."
+        "is free. Process 175080 has 1.46 GiB memory in use. Process 175356 has 77.26 GiB memory in use. Of the "
+        "allocated memory 72.12 GiB is allocated by PyTorch, and 3.78 GiB is reserved by PyTorch but unallocated."
     )
     figures = read_log(text).incidents[0].figures
     others, own = other_processes(figures)
@@ -336,6 +336,32 @@ def test_forms_of_other_versions_say_the_same() -> None:
     assert alone.memory.end_reserved == plain.memory.end_reserved
     assert not alone.memory.entries
     assert any("no trace" in one for one in alone.unknown)
+
+
+def test_frames_of_cpp_tell_the_engine_and_a_library() -> None:
+    """As stacks="all" records them: backward by the engine's name, a workspace by the call that asks for it."""
+    whole = json.loads(json.dumps(recorded("healthy")))
+    engine = [{"filename": "??", "line": 0, "name": "torch::autograd::Engine::thread_main(std::shared_ptr<...>)"}]
+    asked = [{"filename": "??", "line": 0, "name": "at::cuda::getCurrentCUDABlasHandle()"}]
+    (trace,) = whole["device_traces"]
+    for part in (trace, *(segment["blocks"] for segment in whole["segments"])):
+        for entry in part:
+            entry["frames"] = entry["frames"] or engine
+    assert triaged(json.dumps(whole).encode()).shares == explained("healthy").shares
+    trace.insert(0, {"action": "alloc", "addr": 1 << 46, "size": 4096, "stream": 0, "time_us": 0, "frames": asked})
+    assert share(triaged(json.dumps(whole).encode()), "workspaces") == 4096
+
+
+def test_a_stack_far_above_a_message_is_another_errors() -> None:
+    frames = stack(("/job/train.py", "main", "optimizer.step()"), (TORCH + "optim/adam.py", "_init_group", "x"))
+    assert triaged(frames + "\n" * 20 + FULL).failures[0].phase == "optimizer"
+    assert triaged(frames + "KeyError: 1\n" + "all is well\n" * 60 + FULL).failures[0].phase == ""
+
+
+def test_long_logs_and_lines_take_no_time_to_speak_of() -> None:
+    """A line of blanks or digits, and a message that comes ten thousand times."""
+    for text in (" " * 200_000 + "x CUDA out of memory", "CUDA out of memory " + "1" * 200_000, (FULL + "\n") * 10_000):
+        assert len(read_log(text).incidents) <= 1
 
 
 def test_what_was_made_before_the_recording_is_not_guessed() -> None:

@@ -17,7 +17,7 @@ _RANK = re.compile(
     r"|\(\w*?(?:[Rr]ank|TP|DP|PP)[ _=]?(\d+)[^)]*\)\s|(\d+):\s)"
 )
 """Prefixes of torchrun, of workers that name their rank, and of srun --label, behind a time."""
-_BOX = re.compile(r"^[│|\s]*|[│|\s]*$")
+_BOX = "│| \t\v\f\xa0"
 _PYTHON = re.compile(r'File "([^"]{1,400})", line (\d{1,9}), in (\S{1,200})')
 _NOTEBOOK = re.compile(r"^(?:File )?(\S{1,400}\.py)(?::(\d{1,9}))?,? in (\w{1,100})\(")
 _BOXED = re.compile(r"^[│|]?\s*(\S{1,400}\.py):(\d{1,9}) in (\w{1,100})")
@@ -37,6 +37,11 @@ _REACH = 12
 """Lines after the first that may belong to a message: terminals and mail wrap it."""
 _LOOK_BACK = 600
 """Lines above a message in which its traceback stands."""
+_NEAR = 40
+"""Lines above a message among which its innermost frame stands: else the stack is another error's."""
+_LONGEST_LINE = 8000
+_MOST_READ = 5000
+"""Different lines that are looked at in full."""
 MOST_FAILURES = 64
 
 
@@ -70,14 +75,11 @@ def read_log(text: str) -> Log:
     A launcher kills the other ranks after one has failed, so that their signals say nothing while a device's message
     stands in the log.
     """
-    lines = [_ANSI.sub("", line) for line in text.replace("\r", "\n").split("\n")]
+    lines = [_ANSI.sub("", line[:_LONGEST_LINE]) for line in text.replace("\r", "\n").split("\n")]
     ranks = [_rank(line) for line in lines]
     found = list(_incidents(lines, ranks))
     device = [one for one in found if one.figures.form not in HOST_FORMS]
-    kept: dict[tuple[str, int | None, bool], Incident] = {}
-    for one in device or found:
-        detailed = one.figures.tried is not None
-        kept.setdefault((one.rank, one.figures.device, detailed), one)
+    kept = {_key(one.rank, one.figures): one for one in device or found}
     whole = {rank for rank, _, detailed in kept if detailed}
     best = [one for (rank, _, detailed), one in kept.items() if detailed or (rank not in whole and (rank or not whole))]
     advice = re.sub(r"(?:try setting|by setting)\s+PYTORCH_\w+=expandable_segments:True", "", " ".join(text.split()))
@@ -89,15 +91,28 @@ def _rank(line: str) -> str:
     return next((part for part in found.groups() if part), "") if found else ""
 
 
+def _key(rank: str, figures: Figures) -> tuple[str, int | None, bool]:
+    """What makes two messages the same failure: a program may go on, and report the next one."""
+    return rank, figures.device, figures.tried is not None
+
+
 def _incidents(lines: list[str], ranks: list[str]) -> Iterator[Incident]:
+    """The first message of each failure; a stack is looked for above these alone."""
+    seen = set()
+    read: set[tuple[str, str]] = set()
     for at, line in enumerate(lines):
-        if not _suspect(line):
+        if not _suspect(line) or (ranks[at], _plain(line)) in read:
             continue
+        if len(read) > _MOST_READ:
+            return
+        read.add((ranks[at], _plain(line)))
         own = [_plain(one) for one in _same_rank(lines, ranks, at, at + _REACH)]
         told = _alone(" ".join(" ".join(own).split()), len(own[0]))
         figures = figures_of(told, own[0])
-        if figures is not None:
-            yield Incident(figures, ranks[at], at + 1, _stack(lines, ranks, at), _steps(lines, at), told[:1200])
+        if figures is None or (_key(ranks[at], figures), figures.form in HOST_FORMS) in seen:
+            continue
+        seen.add((_key(ranks[at], figures), figures.form in HOST_FORMS))
+        yield Incident(figures, ranks[at], at + 1, _stack(lines, ranks, at), _steps(lines, at), told[:1200])
 
 
 def _alone(told: str, least: int) -> str:
@@ -112,7 +127,7 @@ def _suspect(line: str) -> bool:
 
 
 def _plain(line: str) -> str:
-    return _BOX.sub("", _RANK.sub("", line))
+    return _RANK.sub("", line).strip(_BOX)
 
 
 def _same_rank(lines: list[str], ranks: list[str], start: int, stop: int) -> list[str]:
@@ -132,7 +147,7 @@ def _stack(lines: list[str], ranks: list[str], at: int) -> tuple[Frame, ...]:
         first -= 1
     above = [_RANK.sub("", lines[row]) for row in range(first, at) if ranks[row] == ranks[at]]
     frames = list(_frames(above))
-    if frames:
+    if frames and any(True for _ in _frames(above[-_NEAR:])):
         return tuple(reversed(frames))
     below = [_RANK.sub("", line) for line in _same_rank(lines, ranks, at, at + 4 * _REACH)]
     return tuple(_frames(below))

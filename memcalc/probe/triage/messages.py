@@ -14,7 +14,7 @@ from memcalc.units import GIB, KIB, MIB, TIB
 
 __all__ = ["HOST_FORMS", "Figures", "figures_of", "size_of"]
 
-_SIZE = r"(\d+(?:\.\d+)?)\s*(bytes|[KMGT]i?B)"
+_SIZE = r"(?<![\d.])(\d{1,16}(?:\.\d{1,6})?) ?(bytes|[KMGT]i?B)"
 _UNITS = {"bytes": 1, "KiB": KIB, "MiB": MIB, "GiB": GIB, "TiB": TIB, "KB": KIB, "MB": MIB, "GB": GIB, "TB": TIB}
 """MPS writes KB, MB and GB and divides by powers of 1024 (``MPSAllocator.mm``, format_size)."""
 _NONSENSE = 1 << 50
@@ -165,6 +165,4 @@ def size_of(number: str, unit: str) -> int:
     >>> size_of("2.00", "GiB")
     2147483648
     """
-    if len(number) > 24:
-        return _NONSENSE
     return round(float(number) * _UNITS[unit])
