@@ -21,7 +21,7 @@ from typer.testing import CliRunner
 
 import memcalc
 from memcalc.cli.app import app
-from memcalc.errors import FileError, MemcalcError, MissingError
+from memcalc.errors import CombinationError, FileError, MemcalcError, MissingError
 from memcalc.probe.triage.causes import KNOWN
 from memcalc.probe.triage.frames import Frame, read_stack
 from memcalc.probe.triage.logs import read_log
@@ -535,6 +535,8 @@ def test_a_saved_plan_is_a_job() -> None:
 def test_what_must_be_told_is_asked_for() -> None:
     with pytest.raises(MissingError, match="--gpu"):
         triaged(FULL, model="llama-3-8b")
+    with pytest.raises(CombinationError, match="whole job"):
+        triaged(FULL, plan=str(ROOT / "docs" / "examples" / "plan.json"), gpus=8)
     with pytest.raises(MissingError, match="no out-of-memory message"):
         triaged("epoch 1 done\nmemory is fine\n")
     with pytest.raises(FileError):

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from memcalc import api
-from memcalc.errors import MemcalcError, MissingError
+from memcalc.errors import CombinationError, MemcalcError, MissingError
 from memcalc.probe.triage.causes import KNOWN
 from memcalc.results import Estimate
 from memcalc.results.triage import TriageCause, TriageChange, TriageComparison, TriageShare
@@ -70,10 +70,12 @@ def job_of(
     """
     paths = tuple(config)
     if plan is not None:
+        if paths or words or settings:
+            raise CombinationError("plan", plan, "a saved plan tells the whole job: leave its other options out")
         return _planned(plan, dirs)
     if paths:
         return _configured(paths, words, settings, dirs)
-    if not words:
+    if not words and not settings:
         return None
     absent = [f"--{name}" for name in ("model", "gpu") if words.get(name) is None]
     if absent:
