@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from memcalc.handoff import export, load, save
     from memcalc.preflight import check
     from memcalc.probe.guard import guard, lightning_callback, trainer_callback
+    from memcalc.probe.triage import triage
     from memcalc.sweeps import sweep
 
 __all__ = [
@@ -31,6 +32,7 @@ __all__ = [
     "smallest",
     "sweep",
     "trainer_callback",
+    "triage",
 ]
 
 __version__ = "0.1.0"
@@ -41,6 +43,7 @@ _HOMES = {
     **dict.fromkeys(("guard", "lightning_callback", "trainer_callback"), "probe.guard"),
     "check": "preflight",
     "sweep": "sweeps",
+    "triage": "probe.triage",
 }
 
 

@@ -31,7 +31,7 @@ class RecomputeTimer:
 
     def install(self) -> None:
         """Stand where checkpoints recompute, until :meth:`remove`."""
-        frame, function, timer = checkpoints._CheckpointFrame, checkpoints.CheckpointFunction, self  # noqa: SLF001
+        frame, function, timer = checkpoints._CheckpointFrame, checkpoints.CheckpointFunction, self
         backward = function.backward
 
         class _CheckpointFrame(frame):  # type: ignore[valid-type, misc]
@@ -45,7 +45,7 @@ class RecomputeTimer:
                 ctx.run_function = timer.timed(ctx.run_function)
             return backward(ctx, *grads)
 
-        checkpoints._CheckpointFrame = _CheckpointFrame  # noqa: SLF001
+        checkpoints._CheckpointFrame = _CheckpointFrame
         function.backward = staticmethod(timed_backward)
         self._undo = [
             lambda: setattr(checkpoints, "_CheckpointFrame", frame),

@@ -80,7 +80,7 @@ def _refusal(model: Any, strategy: Strategy) -> str:
     framework = strategy.framework.partition("@")[0]
     if framework in _OWN:
         return _OWN[framework]
-    if any(hasattr(one, "_orig_mod") or one._compiled_call_impl is not None for one in model.modules()):  # noqa: SLF001
+    if any(hasattr(one, "_orig_mod") or one._compiled_call_impl is not None for one in model.modules()):
         return "the model is compiled, and another policy would compile it again"
     if getattr(model, "static_graph", False):
         return "DistributedDataParallel was told that the graph is static"
@@ -132,7 +132,7 @@ class _Layer:
     def turn(self, *, on: bool) -> None:
         """Set the flag, with the function beside it where the model has none yet."""
         if on and not hasattr(self.module, "_gradient_checkpointing_func"):
-            self.module._gradient_checkpointing_func = _not_reentrant  # noqa: SLF001
+            self.module._gradient_checkpointing_func = _not_reentrant
         self.module.gradient_checkpointing = on
 
 
@@ -153,7 +153,7 @@ def _checkpointed(module: nn.Module, forward: Callable[..., Any]) -> Callable[..
 
 def _blocks_of(model: nn.Module, named: Any) -> Iterator[Any]:
     """Yield the blocks of a model."""
-    inside = {id(one._checkpoint_wrapped_module) for one in model.modules() if _is_wrapped(one)}  # noqa: SLF001
+    inside = {id(one._checkpoint_wrapped_module) for one in model.modules() if _is_wrapped(one)}
     layers = [one for one in model.modules() if _is_layer(one)]
     for one in named if named is not None else layers or _largest_list(model):
         if _is_wrapped(one) or id(one) in inside:
