@@ -16,7 +16,7 @@ from memcalc.cli import sweep as many
 from memcalc.cli import validate as comparison
 from memcalc.cli.errors import Group
 from memcalc.cli.lazily import Commands
-from memcalc.cli.options import DESTINATION, JOB, PRESETS, Command, Shared, given, takes
+from memcalc.cli.options import CALIBRATION, DESTINATION, JOB, PRESETS, Command, Shared, given, takes
 from memcalc.cli.output import destination
 
 __all__ = ["EXAMPLES", "app"]
@@ -274,7 +274,7 @@ _INTO = (
 )
 
 
-@_command("Jobs", *PRESETS, *_INTO)
+@_command("Jobs", *CALIBRATION, *PRESETS, *_INTO)
 def export(
     plan: _Plan,
     *,
@@ -296,7 +296,7 @@ _Scheduler = Annotated[
 _Rows = Annotated[str, typer.Option(metavar="N", rich_help_panel="Output", help="How many rows are listed.")]
 
 
-@_command("Jobs", *PRESETS, *DESTINATION)
+@_command("Jobs", *CALIBRATION, *PRESETS, *DESTINATION)
 def sweep(
     file: _File,
     *,
@@ -320,7 +320,7 @@ _Figure = Annotated[str | None, typer.Option(metavar="NAME", help="Score only al
 _Worst = Annotated[str, typer.Option(metavar="N", rich_help_panel="Output", help="How many of the worst are listed.")]
 
 
-@_command("Measurements", *PRESETS, *DESTINATION)
+@_command("Measurements", *CALIBRATION, *PRESETS, *DESTINATION)
 def validate(
     runs: _Runs = None,
     *,

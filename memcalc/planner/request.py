@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, get_args
@@ -36,7 +37,6 @@ CHOICES = {
 FLAGS = ("sp", "optimizer_in_backward", "autocast")
 NUMBERS = ("gpus", "seq_len", "micro_batch", "tp", "pp", "vpp", "cp", "ep")
 NOT_MODELLED = {
-    "calibration": (),
     "compress_activations": ("none",),
 }
 """Words of the interface that this version does not model, with the values that change nothing."""
@@ -73,7 +73,7 @@ SETTINGS = {
     "workload.global_batch": "global_batch",
     "hardware.gpus": "gpus",
 }
-WORDS = tuple(sorted({*SETTINGS.values(), *NOT_MODELLED}))
+WORDS = tuple(sorted({*SETTINGS.values(), *NOT_MODELLED, "calibration"}))
 """What :func:`memcalc.estimate` and :func:`memcalc.plan` take besides model, gpu, node, settings and preset_dirs."""
 SEARCHED = (
     "gpus",
@@ -106,6 +106,8 @@ class Request:
     assumptions: dict[str, str] = field(default_factory=dict)
     choices: dict[str, Choice] = field(default_factory=dict)
     """Words of which several values were given."""
+    calibration: str = ""
+    """What names the calibration again: a file, or none where it is switched off; empty where there is none."""
 
     def get(self, name: str, default: Any, said: str = "") -> Any:
         """The user's value, or the default, which is then noted as an assumption."""
@@ -207,6 +209,13 @@ def framework(value: object) -> str:
     return str(value)
 
 
+def calibration(value: object) -> str:
+    """The path of a file, or none."""
+    if not isinstance(value, str | os.PathLike) or not os.fspath(value):
+        raise InputError("calibration", value, "must be a file that memcalc calibrate wrote, or none")
+    return str(os.fspath(value))
+
+
 def zero(value: object) -> int:
     """A ZeRO stage."""
     if str(value) not in {"0", "1", "2", "3"}:
@@ -230,6 +239,7 @@ def offload(value: object) -> tuple[str, ...]:
 
 
 PARSERS: dict[str, Callable[[object], Any]] = {
+    "calibration": calibration,
     "framework": framework,
     "zero": zero,
     "recompute": recompute,
