@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from memcalc.specs.model import Model
     from memcalc.specs.runs import Figure, Run, RunsFile, Target
 
-__all__ = ["chosen", "job_of", "predict", "summary_of", "validate"]
+__all__ = ["Presets", "chosen", "job_of", "model_of", "predict", "summary_of", "validate"]
 
 
 def validate(
@@ -90,9 +90,11 @@ def _only(runs: Iterable[Run], figure: Figure) -> Iterator[Run]:
 class Presets:
     """Models and GPUs by name, each read once; GPUs with their calibration, where one is given or looked for."""
 
-    def __init__(self, dirs: tuple[str, ...] = (), calibration: str | None = calibrations.NONE) -> None:
+    def __init__(self, dirs: tuple[str, ...] = (), calibration: str | Calibration | None = calibrations.NONE) -> None:
         self.dirs = dirs
-        self.given = None if calibration in {None, calibrations.NONE} else calibrations.read(str(calibration))
+        named = calibration if isinstance(calibration, str) and calibration != calibrations.NONE else None
+        ready = None if calibration is None or isinstance(calibration, str) else calibration
+        self.given = ready if named is None else calibrations.read(named)
         self.look = calibration is None
         self.model: Callable[[str], Model] = cache(lambda name: api.load_model(name, dirs))
         self.gpu: Callable[[str], GPU] = cache(self._gpu)
@@ -124,12 +126,17 @@ def predict(run: Run, presets: Presets | None = None) -> results.Estimate:
     stated = {name: size for name, size in stated.items() if size is not None}
     words, settings = job_of(run)
     return api.estimate(
-        model=presets.model(run.model) if isinstance(run.model, str) else from_flat({"name": run.id, **run.model}),
+        model=model_of(run, presets),
         gpu=chip.model_copy(update=stated) if stated else chip,
         settings=settings,
         preset_dirs=presets.dirs,
         **words,
     )
+
+
+def model_of(run: Run, presets: Presets) -> Model:
+    """Return the model of a run."""
+    return presets.model(run.model) if isinstance(run.model, str) else from_flat({"name": run.id, **run.model})
 
 
 def job_of(run: Run) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -116,6 +116,8 @@ class Residual(Strict):
     """Median of predicted / measured - 1; of a correlation its coefficient."""
     rows: Texts
     """Runs, or probes."""
+    shared: dict[str, str] = Field(default_factory=dict)
+    """Fields of a strategy that the rows share, with their values."""
     says: Text
 
 
