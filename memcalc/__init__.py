@@ -14,15 +14,29 @@ if TYPE_CHECKING:
     from memcalc.api import estimate, largest, plan, smallest
     from memcalc.handoff import export, load, save
     from memcalc.preflight import check
+    from memcalc.probe.calibrate import calibrate
     from memcalc.sweeps import sweep
 
-__all__ = ["__version__", "check", "estimate", "export", "largest", "load", "plan", "save", "smallest", "sweep"]
+__all__ = [
+    "__version__",
+    "calibrate",
+    "check",
+    "estimate",
+    "export",
+    "largest",
+    "load",
+    "plan",
+    "save",
+    "smallest",
+    "sweep",
+]
 
 __version__ = "0.1.0"
 
 _HOMES = {
     **dict.fromkeys(("estimate", "largest", "plan", "smallest"), "api"),
     **dict.fromkeys(("export", "load", "save"), "handoff"),
+    "calibrate": "probe.calibrate",
     "check": "preflight",
     "sweep": "sweeps",
 }

@@ -10,6 +10,7 @@ import typer
 import typer.main
 
 import memcalc
+from memcalc.cli import calibrate as fitting
 from memcalc.cli import export as handing
 from memcalc.cli import inverse, presets
 from memcalc.cli import sweep as many
@@ -30,6 +31,7 @@ EXAMPLES = {
     "min": "memcalc min gpus --model llama-3-70b --gpu h100-sxm --offload none",
     "export": "memcalc export plan.json --to fsdp2",
     "sweep": "memcalc sweep sweep.toml --output table.csv",
+    "calibrate": "memcalc calibrate runs.toml --gpu a100-80g --output a100-80g.toml",
     "validate": "memcalc validate --grade A --worst 5",
     "models": "memcalc models --search llama",
     "gpus": "memcalc gpus a100-80g",
@@ -335,6 +337,21 @@ def validate(
     return comparison.show(
         runs or (), strict=strict, group=group, grade=grade, figure=figure, worst=worst, options=options
     )
+
+
+_Gpu = Annotated[str | None, typer.Option(metavar="NAME", help="Which GPU, where the rows are of several.")]
+_Install = Annotated[
+    bool, typer.Option("--install", help="Keep it in your configuration, where commands for this GPU find it.")
+]
+
+
+@_command("Measurements", *PRESETS, *DESTINATION)
+def calibrate(runs: _Runs = None, *, gpu: _Gpu = None, install: _Install = False, **options: Any) -> int:
+    """Fit what your own measured runs tell of a GPU, and say how much better held-back runs are predicted.
+
+    --output FILE.toml writes the calibration, which commands take with --calibration FILE; other endings the report.
+    """
+    return fitting.show(runs or (), gpu=gpu, install=install, options=options)
 
 
 _Name = Annotated[str | None, typer.Argument(metavar="NAME", help="Show this one in full, with its sources.")]

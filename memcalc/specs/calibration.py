@@ -7,6 +7,7 @@ many rows it stands and how far they spread; what was left at the shipped value 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
@@ -20,6 +21,12 @@ __all__ = ["Calibration", "FittedConstant", "FittedReserve", "Gain", "Left", "Me
 _LARGEST = 2**40
 _SHARES = ("matmul", "attention", "inside", "between", "overlap", "overlap_step", "float8")
 """Constants that are a share of something: none is above 1.5, which leaves room for a boost clock."""
+
+
+def _said(value: object) -> str:
+    """A field of a strategy as a residual names it."""
+    return (",".join(value) or "none") if isinstance(value, tuple) else str(value)
+
 
 Part = Literal["context", "workspace", "communicators", "reserve", "step time"]
 Day = Annotated[str, Field(pattern=r"^(\d{4}-\d{2}-\d{2})?$")]
@@ -119,6 +126,16 @@ class Residual(Strict):
     shared: dict[str, str] = Field(default_factory=dict)
     """Fields of a strategy that the rows share, with their values."""
     says: Text
+
+    def speaks_of(self, strategy: Mapping[str, Any]) -> bool:
+        """Whether a job with the fields of a strategy is one of those whose allocated bytes are wrong.
+
+        >>> found = Residual(kind="allocated", where="zero = 3", error=0.1, rows=(), shared={"zero": "3"}, says="so")
+        >>> found.speaks_of({"zero": 3, "tp": 1}), found.speaks_of({"zero": 1})
+        (True, False)
+        """
+        everywhere = self.kind == "allocated" and (self.shared or self.where == "all rows")
+        return bool(everywhere) and all(_said(strategy.get(name)) == value for name, value in self.shared.items())
 
 
 class Calibration(Strict):

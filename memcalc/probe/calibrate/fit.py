@@ -219,7 +219,7 @@ def _times(found: _Found, fit: Sequence[Row], held: Sequence[Row]) -> None:
     jobs = [_timed(part, found) for part in (fit, held)]
     counts = [len(part) for part in jobs]
     if counts[0] < FEWEST or counts[1] < JUDGES:
-        said = f"{counts[0]} timed rows to fit on and {counts[1]} held back: {FEWEST} and {JUDGES} needed"
+        said = f"step time: {counts[0]} timed rows to fit on and {counts[1]} held back: {FEWEST} and {JUDGES} needed"
         if timed:
             found.notes.append(f"{said}; {listed(one.name for one in timed)} stand on timed operations alone.")
             found.known["constant"] = tuple(timed)
@@ -233,14 +233,14 @@ def _times(found: _Found, fit: Sequence[Row], held: Sequence[Row]) -> None:
     fitted = {(one.name, one.of) for one in constants}
     constants += [one for one in timed if (one.name, one.of) not in fitted]
     if not constants:
-        found.leave("step time", "no constant is told by the rows beyond what is shipped")
+        found.leave("step time", "step time: the rows tell no constant more firmly than it is shipped")
         return
     values = {(one.name, one.of): one.value for one in constants}
     gain, after = _gain(jobs[1], values)
     found.gains.append(gain)
     _told(found, constants, kept=gain.better)
     if not gain.better:
-        found.leave("step time", "held-back rows are predicted no better with it")
+        found.leave("step time", "step time: held-back rows are predicted no better with it")
         return
     found.known["constant"] = tuple(constants)
     errors = [structure.Error(row, value) for (row, _), value in zip(jobs[1], after, strict=True)]
@@ -294,5 +294,5 @@ def _told(found: _Found, constants: Iterable[FittedConstant], *, kept: bool) -> 
 def refused(answer: Calibrated) -> None:
     """Refuse rows of which no figure could be fitted at all."""
     if not answer.figures:
-        reasons = "; ".join(f"{one.part} ({one.reason})" for one in answer.calibration.left)
+        reasons = "; ".join(one.reason for one in answer.calibration.left)
         raise MissingError(f"too few rows of {answer.gpu} for any figure: {reasons}.")

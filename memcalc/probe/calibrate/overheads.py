@@ -117,15 +117,15 @@ def _communicators(rows: Iterable[Row], sizes: Mapping[str, Measure], further: i
 def _left(readings: Mapping[str, Sequence[Reading]], sizes: Mapping[str, Measure]) -> Iterable[Left]:
     """Say what has too few readings."""
     where = {
-        "context": "probes, and runs on one GPU with a reserved and a device figure",
-        "workspace": "probes",
-        "world": "[[communicator]] tables, or runs on several GPUs with a reserved and a device figure",
-        "group": "the same, of layouts with TP, PP, CP or EP",
+        "context": "of probes, or of runs on one GPU with reserved and device figures",
+        "workspace": "of probes",
+        "world": "of [[communicator]], or of runs on several GPUs with both figures",
+        "group": "of [[communicator]], or of such runs with TP, PP, CP or EP",
     }
     for name, needed in FEWEST.items():
         if name not in sizes:
             part = "communicators" if name in {"world", "group"} else name
-            said = f"{name}: {len(readings[name])} readings, {needed} needed ({where[name]})"
+            said = f"{name}: {len(readings[name])} readings {where[name]}, {needed} needed"
             yield Left.model_validate({"part": part, "reason": said})
 
 

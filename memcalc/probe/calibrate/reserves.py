@@ -18,6 +18,10 @@ if TYPE_CHECKING:
 __all__ = ["CLASSES", "gains_of", "reserves_of"]
 
 CLASSES = ("caching", "2021")
+DEVIATION = 1.4826 * 1.2533
+"""Standard error of a median over the median absolute deviation and the root of the count, for a normal spread."""
+SURE = 3
+"""Standard errors from which a shift is no chance."""
 FAMILIES = 2
 """Kinds of jobs at least: a range is checked against each without it."""
 
@@ -67,7 +71,11 @@ def _middle(name: str, rows: Sequence[Row]) -> float:
             continue
         mechanisms = predicted["reserved"] / (1 + known) / predicted["allocated"]
         ratios.append(reserved / figures["allocated"] / mechanisms - 1)
-    return float(np.median(ratios)) if len(ratios) >= FEWEST else known
+    if len(ratios) < FEWEST:
+        return known
+    middle = float(np.median(ratios))
+    noise = float(np.median(np.abs(np.array(ratios) - middle))) * DEVIATION / np.sqrt(len(ratios))
+    return middle if abs(middle - known) > SURE * noise else known
 
 
 def gains_of(rows: Sequence[Row], fitted: Sequence[FittedReserve]) -> Iterator[Gain]:

@@ -84,8 +84,13 @@ def structural(errors: Sequence[Error], kind: Kind, where: str = "") -> Iterator
         own = sets[best]
         ids = {error.row.run.id for error in own}
         alike = [name for name in sets if {error.row.run.id for error in sets[name]} == ids]
-        yield _residual(own, kind, f"{where}{', '.join(alike[:3])}")
+        yield _residual(own, kind, f"{where}{', '.join(alike[:3])}", dict(map(_parts, alike[:1])))
         rest = [error for error in rest if error.row.run.id not in ids]
+
+
+def _parts(name: str) -> tuple[str, str]:
+    field, _, value = name.partition(" = ")
+    return field, value
 
 
 def _subsets(errors: Sequence[Error]) -> dict[str, list[Error]]:
@@ -116,13 +121,14 @@ def _weight(errors: Sequence[Error], kind: Kind) -> float:
     return float(len(values) * abs(np.median(values))) if alike >= PURE else 0.0
 
 
-def _residual(errors: Sequence[Error], kind: Kind, where: str) -> Residual:
+def _residual(errors: Sequence[Error], kind: Kind, where: str, shared: dict[str, str]) -> Residual:
     middle = float(np.median([error.value for error in errors]))
     what = {"allocated": "allocated bytes are", "phase": "allocated bytes are", "step time": "step times are"}[kind]
     ids = sorted(error.row.run.id for error in errors)
     side = "above" if middle > 0 else "below"
     said = f"{what} predicted {abs(middle):.1%} {side} the measured in {len(ids)} rows ({where}): {listed(ids)}"
-    return Residual(kind=kind, where=where, error=round(middle, 4), rows=tuple(ids), says=said)
+    of_strategy = {name: value for name, value in shared.items() if name in FIELDS}
+    return Residual(kind=kind, where=where, error=round(middle, 4), rows=tuple(ids), shared=of_strategy, says=said)
 
 
 def correlations(errors: Sequence[Error], presets: Presets) -> Iterator[Residual]:

@@ -32,6 +32,12 @@ TOLD = 0.5
 """A constant is told by the rows where they leave at most this share of the spread that it had before."""
 LEAST_SPREAD = 0.15
 """Of the logarithm of a constant before any row of this GPU: cards of one kind differ by cooling and power."""
+LEAST_ROWS = 5
+"""Rows whose time a constant must change."""
+STEADY = 1.5
+"""Refits in which a constant differs by more than this factor do not tell it."""
+NEAR = 3.0
+"""A constant further than this factor from the shipped one stands for something that the model lacks."""
 FOLDS = 5
 """Refits, each without a part of the rows' families, that give a constant's range."""
 SHARES = ("overlap", "overlap_step")
@@ -150,16 +156,21 @@ class TimeFit:
         known = {prior.key: prior.value for prior in self.priors}
         x, left = self.solve(self.used, every, known)
         told = [prior for prior, share in zip(self.used, left, strict=True) if share <= TOLD * prior.spread]
-        if not told:
-            return []
-        x, _ = self.solve(told, every, known)
+        told = [prior for prior in told if self._asking(prior) >= LEAST_ROWS]
+        while told:
+            x, _ = self.solve(told, every, known)
+            refits = self._refits(told, known)
+            firm = [_firm(prior, [x[place], *(one[place] for one in refits)]) for place, prior in enumerate(told)]
+            if all(firm):
+                return [self._constant(one, x[place], [r[place] for r in refits]) for place, one in enumerate(told)]
+            told = [prior for prior, stays in zip(told, firm, strict=True) if stays]
+        return []
+
+    def _refits(self, told: Sequence[Prior], known: Mapping[Key, float]) -> list[Array]:
+        """The same constants without a part of the families in turn."""
         names = sorted(set(self.families))
-        refits = [
-            self.solve(told, ~np.isin(self.families, names[fold::FOLDS]), known)[0]
-            for fold in range(min(FOLDS, len(names)))
-            if not np.isin(self.families, names[fold::FOLDS]).all()
-        ]
-        return [self._constant(prior, x[place], [one[place] for one in refits]) for place, prior in enumerate(told)]
+        parts = [np.isin(self.families, names[fold::FOLDS]) for fold in range(min(FOLDS, len(names)))]
+        return [self.solve(told, ~part, known)[0] for part in parts if not part.all()]
 
     def _constant(self, prior: Prior, x: float, refits: Sequence[float]) -> FittedConstant:
         values = [prior.lowered(each) for each in (x, *refits)]
@@ -180,6 +191,12 @@ class TimeFit:
         """Jobs whose time depends on a constant."""
         higher = {prior.key: prior.lowered(prior.raised(self.shipped[prior.key]) + 0.1)}
         return int(np.sum(np.abs(self.residuals(higher) - self.residuals({})) > 1e-9))
+
+
+def _firm(prior: Prior, found: Sequence[float]) -> bool:
+    """Whether a constant is the same in all refits, and near enough to be the same thing that was shipped."""
+    values = [prior.lowered(x) for x in found]
+    return max(values) <= STEADY * min(values) and max(values[0] / prior.value, prior.value / values[0]) <= NEAR
 
 
 def rounded(value: float) -> float:
