@@ -182,8 +182,10 @@ def _reserve(found: _Found, fit: Sequence[Row], held: Sequence[Row]) -> None:
     """The range of each class of allocator, without the rows whose allocated figure is structurally wrong."""
     wrong = {name for one in found.residuals if one.kind == "allocated" for name in one.rows}
     fit, held = ([row for row in part if row.run.id not in wrong] for part in (fit, held))
-    fitted, left = reserves.reserves_of(fit)
+    fitted, left, far = reserves.reserves_of(fit)
     found.left += left
+    if far:
+        found.notes.append(f"outliers that the range was fitted without: {', '.join(sorted(far))}.")
     gains = {gain.figure: gain for gain in reserves.gains_of(held, fitted)}
     kept = []
     for one in fitted:

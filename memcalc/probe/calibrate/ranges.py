@@ -22,6 +22,11 @@ COVERAGE = 0.95
 FEWEST = 20
 """Figures below which no range is fitted."""
 
+FAR, FAR_LEAST = 10 * 1.4826, 0.1
+"""What makes an outlier: median absolute deviations (ten standard deviations of a normal spread), and a least share."""
+EXCEPTION = 0.1
+"""Outliers are at most this share of the rows; more are what the machine does."""
+
 Range = Callable[[Sequence[float]], tuple[float, float]]
 
 
@@ -89,8 +94,9 @@ def crossed(rows: Sequence[Slack], middle: float, widening: float, fitted: Range
 
 
 def widening_of(rows: Sequence[Slack], middle: float, fitted: Range) -> float:
-    """The least widening, in steps of 1%, with which the cross-validated coverage is what is claimed."""
-    return next(k / 100 for k in range(100, 1000) if crossed(rows, middle, k / 100, fitted) >= COVERAGE)
+    """The least widening, in steps of 1%, with which the cross-validated coverage is claimed; infinite from ten on."""
+    steps = (k / 100 for k in range(100, 1000))
+    return next((step for step in steps if crossed(rows, middle, step, fitted) >= COVERAGE), np.inf)
 
 
 def fitted_range(rows: Sequence[Slack], middle: float) -> Mapping[str, Any]:
@@ -111,9 +117,19 @@ def fitted_range(rows: Sequence[Slack], middle: float) -> Mapping[str, Any]:
     }
 
 
-def own_reserve(rows: Sequence[Slack], middle: float) -> FittedReserve:
-    """The range of a user's own figures; what is predicted is always within it."""
+def outliers(rows: Sequence[Slack], middle: float) -> list[str]:
+    """Runs so far from the others that they were misread, or shared their GPU; none where they are no exception."""
+    errors = np.array([row.error(middle) for row in rows])
+    away = np.abs(errors - np.median(errors))
+    far = away > max(FAR * float(np.median(away)), FAR_LEAST)
+    return [row.run for row, out in zip(rows, far, strict=True) if out] if far.mean() <= EXCEPTION else []
+
+
+def own_reserve(rows: Sequence[Slack], middle: float) -> FittedReserve | None:
+    """The range of a user's own figures, with what is predicted always in it; None where no range holds them."""
     found = fitted_range(rows, middle)
+    if not np.isfinite([found["low"], found["high"], found["limit"]]).all():
+        return None
     low, high, limit = min(found["low"], 0.0), max(found["high"], 0.0), max(found["limit"], 0.0)
     ends = {"low": low, "high": high, "limit": limit, "middle": middle, "crossed": found["crossed"]}
     rounded = {name: round(value, 4) for name, value in ends.items()}

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from memcalc import catalog, validation
-from memcalc.probe.calibrate.ranges import FEWEST, Slack, own_reserve, score, slack_of
+from memcalc.probe.calibrate.ranges import FEWEST, Slack, outliers, own_reserve, score, slack_of
 from memcalc.specs.calibration import FittedReserve, Gain, Left
 
 if TYPE_CHECKING:
@@ -36,18 +36,26 @@ def slacks(rows: Iterable[Row]) -> list[Slack]:
     return found
 
 
-def reserves_of(rows: Sequence[Row]) -> tuple[list[FittedReserve], list[Left]]:
-    """Fit the range of each class of allocator; classes with too few figures are left as they are."""
-    every, fitted, left = slacks(rows), [], []
+def reserves_of(rows: Sequence[Row]) -> tuple[list[FittedReserve], list[Left], list[str]]:
+    """Fit the range of each class of allocator; say which stay as they are, and which rows are outliers."""
+    every, fitted, left, far = slacks(rows), [], [], []
     for name in CLASSES:
         own = [slack for slack in every if slack.allocator == name]
         families = len({slack.source for slack in own})
-        if len(own) >= FEWEST and families >= FAMILIES:
-            fitted.append(own_reserve(own, round(_middle(name, rows), 4)))
-        elif own or name == "caching":
-            said = f"{name}: {len(own)} reserved or device figures of {families} kinds of jobs, {FEWEST} of 2 needed"
-            left.append(Left(part="reserve", reason=said))
-    return fitted, left
+        if len(own) < FEWEST or families < FAMILIES:
+            if own or name == "caching":
+                said = f"{len(own)} reserved or device figures of {families} kinds of jobs, {FEWEST} of 2 needed"
+                left.append(Left(part="reserve", reason=f"{name}: {said}"))
+            continue
+        middle = round(_middle(name, rows), 4)
+        far += outliers(own, middle)
+        found = own_reserve([slack for slack in own if slack.run not in far], middle)
+        if found is None:
+            said = "no range holds the figures of a kind of job that was left out"
+            left.append(Left(part="reserve", reason=f"{name}: {said}"))
+        else:
+            fitted.append(found)
+    return fitted, left, far
 
 
 def _middle(name: str, rows: Sequence[Row]) -> float:
@@ -79,16 +87,18 @@ def _middle(name: str, rows: Sequence[Row]) -> float:
 
 
 def gains_of(rows: Sequence[Row], fitted: Sequence[FittedReserve]) -> Iterator[Gain]:
-    """What held-back figures say of each range: with it and with the shipped one."""
+    """What held-back figures say of each range, and of the shipped one; outliers count for the coverage alone."""
     every = slacks(rows)
     for reserve in fitted:
         own = [slack for slack in every if slack.allocator == reserve.name]
+        far = outliers(own, reserve.middle) if own else []
         known: Reserve = catalog.reserve(reserve.name)
         before, after = ([score(one, slack) for slack in own] for one in (known, reserve))
         if not own:
             continue
         errors = np.abs([[slack.error(known.middle), slack.error(reserve.middle)] for slack in own])
-        scores = tuple(float(np.mean([each for each, _, _ in found])) for found in (before, after))
+        near = [slack.run not in far for slack in own]
+        scores = [float(np.mean([each for each, _, _ in found], where=near)) for found in (before, after)]
         yield Gain.model_validate(
             {
                 "part": "reserve",

@@ -62,7 +62,9 @@ def gpu_of(runs: RunsFile, name: str | None, presets: validation.Presets) -> GPU
     listed = ", ".join(f"{gpu} ({count})" for gpu, count in counts)
     if name is None:
         if len(counts) > 1:
-            raise CombinationError("runs", len(used), f"a calibration is of one GPU, and --gpu must say which: {listed}")
+            raise CombinationError(
+                "runs", len(used), f"a calibration is of one GPU, and --gpu must say which: {listed}"
+            )
         return presets.gpu(counts[0][0])
     chip = presets.gpu(name)
     if chip.name not in dict(counts):
