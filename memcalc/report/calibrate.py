@@ -24,17 +24,14 @@ _COLUMNS = (
     Column("written"),
 )
 _GAIN = (
-    Column("held-back rows"),
+    Column("figure"),
     Column("unit"),
     Column("rows", right=True),
-    Column("median before", right=True),
-    Column("after", right=True),
-    Column("p90 before", right=True),
-    Column("after", right=True),
-    Column("in range before", right=True, priority=1),
-    Column("after", right=True, priority=1),
-    Column("width before", "%", right=True, priority=1),
-    Column("after", "%", right=True, priority=1),
+    Column("median", right=True),
+    Column("p90", right=True),
+    Column("in range", right=True, priority=1),
+    Column("width", "%", right=True, priority=1),
+    Column("better"),
 )
 
 
@@ -49,7 +46,7 @@ def _blocks(result: Calibrated, table: Table) -> Iterator[Block]:
     yield Line(_said(result), "verdict", "bad" if found.empty else "good")
     yield table
     if found.gain:
-        yield Table("Errors of held-back rows", _GAIN, tuple(_gain(gain) for gain in found.gain))
+        yield Table("Errors of held-back rows, before → after", _GAIN, tuple(_gain(gain) for gain in found.gain))
     for residual in found.residual:
         yield Line(f"Structural, and in no figure: {residual.says}.", "warning")
     for left in found.left:
@@ -80,7 +77,12 @@ def _row(figure: CalibratedFigure) -> tuple[str, ...]:
 
 def _gain(gain: Gain) -> tuple[str, ...]:
     scale, unit = (MIB, "MiB") if gain.unit == "bytes" else (0.01, "%")
-    errors = [f"{value / scale:.1f}" for value in (*gain.median, *gain.p90)]
-    inside = ["", ""] if gain.covered is None else [str(count) for count in gain.covered]
-    width = ["", ""] if gain.width is None else [f"{100 * share:.1f}" for share in gain.width]
-    return gain.figure, unit, str(gain.rows), *errors, *inside, *width
+    errors = [_pair(pair, scale) for pair in (gain.median, gain.p90)]
+    inside = "" if gain.covered is None else "{} → {}".format(*gain.covered)
+    width = "" if gain.width is None else _pair(gain.width, 0.01)
+    return gain.figure, unit, str(gain.rows), *errors, inside, width, "yes" if gain.better else "no"
+
+
+def _pair(pair: tuple[float, float], scale: float) -> str:
+    before, after = (value / scale for value in pair)
+    return f"{before:.1f} → {after:.1f}"

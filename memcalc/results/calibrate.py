@@ -19,9 +19,9 @@ class CalibratedFigure(Frozen):
     shipped: float | None
     """None where no figure is shipped."""
     fitted: float
-    low: float
-    """Ends of the readings, or of refits without a part of the rows."""
-    high: float
+    low: float | None = None
+    """Ends of the readings, or of refits without a part of the rows; none for an end of a range."""
+    high: float | None = None
     rows: int
     written: bool
     """Whether held-back rows are predicted better with its part."""

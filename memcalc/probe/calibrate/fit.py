@@ -19,6 +19,7 @@ from memcalc.specs.calibration import Calibration, FittedConstant, Gain, Left, R
 from memcalc.terms.overhead import DEFAULT_CONTEXT, libraries_of, workspaces_of
 
 if TYPE_CHECKING:
+    from memcalc.formulas.types import Array
     from memcalc.specs.hardware import GPU
     from memcalc.specs.runs import Run, RunsFile
 
@@ -205,7 +206,7 @@ def _reserve(found: _Found, fit: Sequence[Row], held: Sequence[Row]) -> None:
             found.figures.append(
                 CalibratedFigure.model_validate(
                     {"part": "reserve", "name": f"{one.name} {name}", "unit": "-", "shipped": getattr(known, name)}
-                    | {"fitted": value, "low": value, "high": value, "rows": one.figures, "written": gain.better}
+                    | {"fitted": value, "rows": one.figures, "written": gain.better}
                 )
             )
     if kept:
@@ -238,16 +239,17 @@ def _times(found: _Found, fit: Sequence[Row], held: Sequence[Row]) -> None:
         found.leave("step time", "step time: the rows tell no constant more firmly than it is shipped")
         return
     values = {(one.name, one.of): one.value for one in constants}
-    gain, after = _gain(jobs[1], values)
+    gain, before, after = _gain(jobs[1], values)
     found.gains.append(gain)
     _told(found, constants, kept=gain.better)
-    if not gain.better:
+    if gain.better:
+        found.known["constant"] = tuple(constants)
+    else:
         found.leave("step time", "step time: held-back rows are predicted no better with it")
-        return
-    found.known["constant"] = tuple(constants)
-    errors = [structure.Error(row, value) for (row, _), value in zip(jobs[1], after, strict=True)]
-    fresh = np.expm1(solver.residuals(values))
-    errors += [structure.Error(row, float(value)) for (row, _), value in zip(jobs[0], fresh, strict=True)]
+        values, after = {}, before
+    every = [*jobs[0], *jobs[1]]
+    away = np.concatenate([np.expm1(solver.residuals(values)), after])
+    errors = [structure.Error(row, float(value)) for (row, _), value in zip(every, away, strict=True)]
     found.residuals += structure.structural(errors, "step time")
 
 
@@ -267,8 +269,8 @@ def _timed(rows: Iterable[Row], found: _Found) -> list[tuple[Row, TimedJob]]:
     return jobs
 
 
-def _gain(jobs: Sequence[tuple[Row, TimedJob]], values: dict[tuple[str, str], float]) -> tuple[Gain, list[float]]:
-    """What held-back steps say."""
+def _gain(jobs: Sequence[tuple[Row, TimedJob]], values: dict[tuple[str, str], float]) -> tuple[Gain, Array, Array]:
+    """What held-back steps say, and their errors before and after."""
     solver = TimeFit([job for _, job in jobs], [row.family for row, _ in jobs], priors_of(jobs[0][1].gpu))
     before, after = (np.expm1(solver.residuals(known)) for known in ({}, values))
     medians = [float(np.median(np.abs(errors)).round(4)) for errors in (before, after)]
@@ -277,7 +279,7 @@ def _gain(jobs: Sequence[tuple[Row, TimedJob]], values: dict[tuple[str, str], fl
         "part": "step time", "figure": "step time", "unit": "share", "rows": len(jobs),
         "median": tuple(medians), "p90": tuple(p90), "better": medians[1] < medians[0],
     })  # fmt: skip
-    return gain, [float(value) for value in after]
+    return gain, before, after
 
 
 def _told(found: _Found, constants: Iterable[FittedConstant], *, kept: bool) -> None:

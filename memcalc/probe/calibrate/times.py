@@ -26,8 +26,9 @@ __all__ = ["FEWEST", "Prior", "TimeFit", "priors_of", "rounded"]
 
 FEWEST = 10
 """Timed rows below which no constant is fitted on them."""
-TYPICAL = 0.05
-"""|ln(predicted / measured)| of a good prediction: further off, errors count as their size and not as their square."""
+NOISE = (0.01, 0.05, 0.3)
+"""|ln(predicted / measured)| beyond which an error counts as its size, not as its square: at least, before the rows
+are fitted, and at most. The rows' own median deviation, as a standard deviation, stands between."""
 TOLD = 0.5
 """A constant is told by the rows where they leave at most this share of the spread that it had before."""
 LEAST_SPREAD = 0.15
@@ -115,6 +116,7 @@ class TimeFit:
         self.jobs, self.families, self.priors = list(jobs), np.array(families), list(priors)
         self.measured = np.array([job.measured for job in jobs])
         self.stack = Stack.of(jobs)
+        self.noise = NOISE[1]
         self.shipped = {prior.key: prior.value for prior in priors_of(jobs[0].gpu)}
 
     def residuals(self, values: Mapping[Key, float]) -> Array:
@@ -143,7 +145,7 @@ class TimeFit:
 
         def rows(x: Array) -> Array:
             values = {prior.key: prior.lowered(each) for prior, each in zip(free, x, strict=True)}
-            errors = self.residuals({**fixed, **values})[used] / TYPICAL
+            errors = self.residuals({**fixed, **values})[used] / self.noise
             return np.concatenate([errors, (x - start) / spread])
 
         found = least_squares(rows, start, loss="soft_l1", x_scale=spread, max_nfev=60)
@@ -154,6 +156,9 @@ class TimeFit:
         """The constants that the jobs tell, each with its range over refits that leave families out."""
         every = np.ones(len(self.jobs), dtype=bool)
         known = {prior.key: prior.value for prior in self.priors}
+        x, _ = self.solve(self.used, every, known)
+        away = self.residuals({prior.key: prior.lowered(one) for prior, one in zip(self.used, x, strict=True)})
+        self.noise = float(np.clip(1.4826 * np.median(np.abs(away)), NOISE[0], NOISE[2]))
         x, left = self.solve(self.used, every, known)
         told = [prior for prior, share in zip(self.used, left, strict=True) if share <= TOLD * prior.spread]
         told = [prior for prior in told if self._asking(prior) >= LEAST_ROWS]
