@@ -81,7 +81,7 @@ def calibrated(runs: RunsFile, gpu: str | None = None, preset_dirs: tuple[str, .
     _structure(found, [*fit, *held], plain)
     _reserve(found, fit, held)
     _times(found, fit, held)
-    used = fit if found.known.get("reserve") or found.known.get("constant") else [r for r in fit if r.beside]
+    used = [row for row in fit if _counts(row, found)]
     known = {row.run.id for row in rows}
     return Calibrated(
         version=__version__,
@@ -98,6 +98,14 @@ def calibrated(runs: RunsFile, gpu: str | None = None, preset_dirs: tuple[str, .
         ),
         not_predicted=tuple(run.id for run in own if run.id not in known),
     )
+
+
+def _counts(row: Row, found: _Found) -> bool:
+    """Whether a row has a figure that something written stands on."""
+    run, known = row.run, found.known
+    ranged = "reserve" in known and bool({"reserved", "device"} & set(run.measured.figures))
+    timed = "constant" in known and (run.seconds or run.tokens_per_second_per_gpu) is not None
+    return ranged or timed or (row.beside is not None and any(name in known for name in SIZES))
 
 
 def _own(runs: RunsFile, chip: GPU, presets: validation.Presets) -> tuple[list[Run], list[str]]:

@@ -25,7 +25,7 @@ FEWEST = 20
 FAR, FAR_LEAST = 10 * 1.4826, 0.1
 """What makes an outlier: median absolute deviations (ten standard deviations of a normal spread), and a least share."""
 EXCEPTION = 0.1
-"""Outliers are at most this share of the rows; more are what the machine does."""
+"""Outliers are at most this share of the rows, or one; more are what the machine does."""
 
 Range = Callable[[Sequence[float]], tuple[float, float]]
 
@@ -122,7 +122,8 @@ def outliers(rows: Sequence[Slack], middle: float) -> list[str]:
     errors = np.array([row.error(middle) for row in rows])
     away = np.abs(errors - np.median(errors))
     far = away > max(FAR * float(np.median(away)), FAR_LEAST)
-    return [row.run for row, out in zip(rows, far, strict=True) if out] if far.mean() <= EXCEPTION else []
+    few = far.sum() <= max(EXCEPTION * len(rows), 1)
+    return [row.run for row, out in zip(rows, far, strict=True) if out] if few else []
 
 
 def own_reserve(rows: Sequence[Slack], middle: float) -> FittedReserve | None:
