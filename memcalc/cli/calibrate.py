@@ -25,7 +25,7 @@ def show(paths: Sequence[str], *, gpu: str | None, install: bool, options: dict[
     """Fit, show the figures, and write the file; return the exit code."""
     import memcalc
 
-    force = bool(options["force"])
+    force, name = bool(options["force"]), options["output"]
     if options["format"] is None and str(options["output"] or "").lower().endswith(f".{_FILE}"):
         options["format"] = _FILE
     target = destination(options, (_FILE,))
@@ -34,7 +34,8 @@ def show(paths: Sequence[str], *, gpu: str | None, install: bool, options: dict[
     if found.calibration.empty:
         return fail("nothing predicts held-back rows better, so no calibration was written.", 1)
     for path in _write(found, target, install=install, force=force):
-        typer.echo(f"memcalc: wrote {path}", err=True)
+        shown = name if path == target.path else path
+        typer.echo(f"memcalc: wrote {shown}", err=True)
     return 0
 
 

@@ -63,7 +63,7 @@ def known_names(names: str) -> tuple[str, ...]:
 
 CALIBRATION = (
     Shared("calibration", _MEMORY, "FILE",
-        "Figures measured on this GPU (memcalc calibrate); yours of this GPU where it is installed; none for none.",
+        "A calibration of this GPU (memcalc calibrate); by default the installed one; none switches it off.",
     ),
 )  # fmt: skip
 JOB = (

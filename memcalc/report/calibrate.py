@@ -60,7 +60,7 @@ def _blocks(result: Calibrated, table: Table) -> Iterator[Block]:
 
 def _said(result: Calibrated) -> str:
     found = result.calibration
-    rows = f"{found.rows} rows, {found.held_back} held back"
+    rows = f"{found.basis}, {found.held_back} held back"
     if found.empty:
         return f"{result.gpu}: nothing predicts held-back rows better than what is shipped ({rows})"
     parts = dict.fromkeys(figure.part for figure in result.figures if figure.written)

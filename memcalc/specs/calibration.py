@@ -189,9 +189,21 @@ class Calibration(Strict):
         return " to ".join(days) or "no date said"
 
     @property
+    def basis(self) -> str:
+        """What it stands on.
+
+        >>> words = {"schema": "memcalc.calibration/1", "gpu": "h100", "memcalc": "0.1.0", "held_back": 0}
+        >>> Calibration(**words, rows=40, probes=("a",)).basis, Calibration(**words, rows=0, probes=("a", "b")).basis
+        ('40 rows of 1 probe', '2 probes')
+        """
+        probes = f"{len(self.probes)} probe{'' if len(self.probes) == 1 else 's'}" if self.probes else ""
+        rows = f"{self.rows} row{'' if self.rows == 1 else 's'}" if self.rows or not probes else ""
+        return " of ".join(filter(None, (rows, probes)))
+
+    @property
     def said(self) -> str:
         """One clause for every answer that was made with it."""
-        return f"of {self.gpu} ({self.dates}, {self.rows} rows)"
+        return f"of {self.gpu} ({self.dates}, {self.basis})"
 
     def reserve_of(self, allocator: str) -> Reserve | None:
         """The range of a class of allocator, where one was fitted."""

@@ -12,7 +12,7 @@ from memcalc import __version__, catalog, validation
 from memcalc.errors import MemcalcError, MissingError
 from memcalc.probe.calibrate import operations, overheads, reserves, structure
 from memcalc.probe.calibrate.jobs import TimedJob, timed_job
-from memcalc.probe.calibrate.rows import Row, check, gpu_of, listed, predicted, split
+from memcalc.probe.calibrate.rows import Row, check, counted, gpu_of, listed, predicted, split
 from memcalc.probe.calibrate.times import FEWEST, TimeFit, priors_of
 from memcalc.results.calibrate import Calibrated, CalibratedFigure
 from memcalc.specs.calibration import Calibration, FittedConstant, Gain, Left, Residual
@@ -115,9 +115,10 @@ def _own(runs: RunsFile, chip: GPU, presets: validation.Presets) -> tuple[list[R
     out = [run for run in named if run.outcome == "oom"]
     notes = []
     if other:
-        notes.append(f"{len(other)} rows are of another card called {chip.name}, by their capacity: not used.")
+        said = f"of another card called {chip.name}, by their capacity"
+        notes.append(f"{counted(other)} {said}: not used.")
     if out:
-        notes.append(f"{len(out)} rows ran out of memory: their figures are bounds, and not used.")
+        notes.append(f"{counted(out)} of jobs that ran out of memory: their figures are bounds, and not used.")
     versions = {probe.torch for probe in runs.probe if presets.gpu(probe.gpu).name == chip.name}
     if len(versions) > 1:
         notes.append(f"rows of several versions of torch were taken together: {', '.join(sorted(versions))}.")
@@ -220,7 +221,7 @@ def _reserve(found: _Found, fit: Sequence[Row], held: Sequence[Row]) -> None:
     if kept:
         found.known["reserve"] = tuple(kept)
     if fitted and wrong:
-        found.notes.append(f"the reserve was fitted without {len(wrong)} rows whose allocated error is structural.")
+        found.notes.append(f"the reserve was fitted without {counted(wrong)} whose allocated error is structural.")
 
 
 def _times(found: _Found, fit: Sequence[Row], held: Sequence[Row]) -> None:
@@ -243,16 +244,16 @@ def _times(found: _Found, fit: Sequence[Row], held: Sequence[Row]) -> None:
     constants = [*solver.fit()]
     fitted = {(one.name, one.of) for one in constants}
     constants += [one for one in timed if (one.name, one.of) not in fitted]
-    if not constants:
-        found.leave("step time", "step time: the rows tell no constant more firmly than it is shipped")
-        return
     values = {(one.name, one.of): one.value for one in constants}
     gain, before, after = _gain(jobs[1], values)
-    found.gains.append(gain)
-    _told(found, constants, kept=gain.better)
+    if constants:
+        found.gains.append(gain)
+        _told(found, constants, kept=gain.better)
+    else:
+        found.leave("step time", "step time: the rows tell no constant more firmly than it is shipped")
     if gain.better:
         found.known["constant"] = tuple(constants)
-    else:
+    elif constants:
         found.leave("step time", "step time: held-back rows are predicted no better with it")
         values, after = {}, before
     every = [*jobs[0], *jobs[1]]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from memcalc.specs.hardware import GPU
     from memcalc.specs.runs import Run, RunsFile
 
-__all__ = ["Row", "check", "gpu_of", "predicted", "split"]
+__all__ = ["Row", "check", "counted", "family_of", "gpu_of", "listed", "predicted", "split"]
 
 HELD = 0.2
 """Share of the rows that is held back at least."""
@@ -176,6 +176,15 @@ def listed(names: Iterable[str], most: int = 4) -> str:
     every = list(names)
     rest = len(every) - most
     return ", ".join(every[:most]) + (f" and {rest} more" if rest > 0 else "")
+
+
+def counted(rows: Collection[object]) -> str:
+    """Return how many rows there are.
+
+    >>> counted(["a"]), counted([])
+    ('1 row', '0 rows')
+    """
+    return f"{len(rows)} row{'' if len(rows) == 1 else 's'}"
 
 
 def _gib(size: float) -> str:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from memcalc import validation
-from memcalc.probe.calibrate.rows import Row, listed
+from memcalc.probe.calibrate.rows import Row, counted, listed
 from memcalc.specs.calibration import Residual
 
 if TYPE_CHECKING:
@@ -126,7 +126,7 @@ def _residual(errors: Sequence[Error], kind: Kind, where: str, shared: dict[str,
     what = {"allocated": "allocated bytes are", "phase": "allocated bytes are", "step time": "step times are"}[kind]
     ids = sorted(error.row.run.id for error in errors)
     side = "above" if middle > 0 else "below"
-    said = f"{what} predicted {abs(middle):.1%} {side} the measured in {len(ids)} rows ({where}): {listed(ids)}"
+    said = f"{what} predicted {abs(middle):.1%} {side} the measured in {counted(ids)} ({where}): {listed(ids)}"
     of_strategy = {name: value for name, value in shared.items() if name in FIELDS}
     return Residual(kind=kind, where=where, error=round(middle, 4), rows=tuple(ids), shared=of_strategy, says=said)
 

@@ -148,7 +148,7 @@ class TimeFit:
             errors = self.residuals({**fixed, **values})[used] / self.noise
             return np.concatenate([errors, (x - start) / spread])
 
-        found = least_squares(rows, start, loss="soft_l1", x_scale=spread, max_nfev=60)
+        found = least_squares(rows, start, loss="soft_l1", x_scale=spread, ftol=1e-10, xtol=1e-10, max_nfev=200)
         left = np.sqrt(np.diag(np.linalg.inv(found.jac.T @ found.jac)))
         return np.asarray(found.x), left
 
@@ -205,5 +205,5 @@ def _firm(prior: Prior, found: Sequence[float]) -> bool:
 
 
 def rounded(value: float) -> float:
-    """A value with four digits, as it is written."""
-    return float(f"{value:.4g}")
+    """A value with three digits, as it is written: its range is wider than the fourth."""
+    return float(f"{value:.3g}")
