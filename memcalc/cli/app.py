@@ -31,7 +31,7 @@ EXAMPLES = {
     "min": "memcalc min gpus --model llama-3-70b --gpu h100-sxm --offload none",
     "export": "memcalc export plan.json --to fsdp2",
     "sweep": "memcalc sweep sweep.toml --output table.csv",
-    "calibrate": "memcalc calibrate runs.toml --gpu a100-80g --output a100-80g.toml",
+    "calibrate": "memcalc calibrate probes.toml --output a100-80g.toml",
     "validate": "memcalc validate --grade A --worst 5",
     "models": "memcalc models --search llama",
     "gpus": "memcalc gpus a100-80g",
