@@ -492,14 +492,14 @@ def test_it_is_found_for_its_gpu_and_for_no_other(file: str, tmp_path: Path) -> 
 
 def test_the_command_writes_shows_and_installs(tmp_path: Path) -> None:
     runs, out = tmp_path / "runs.toml", tmp_path / "own.toml"
-    runs.write_text(
-        runs_text(RunsFile.model_validate({"probe": [{**PROBE, "id": str(n), "context": "600 MiB"} for n in range(3)]}))
-    )
+    probes = [{**PROBE, "id": n, "context": "600 MiB", "torch": torch} for n, torch in zip("abc", "223", strict=True)]
+    runs.write_text(runs_text(RunsFile.model_validate({"probe": probes})))
     env = {"XDG_CONFIG_HOME": str(tmp_path / "config"), "APPDATA": str(tmp_path / "config")}
     for form in ("rich", "markdown", "csv", "json", "latex", "html"):
         assert "600" in answered("calibrate", str(runs), "--format", form) or form == "json"
     shown = answered("calibrate", str(runs), "--output", str(out), "--install", env=env)
     assert "no held-back row shows the context" in " ".join(shown.split())
+    assert "several versions of torch were taken together: 2, 3" in " ".join(shown.split())
     assert answered("calibrate", str(runs), "--format", "toml") == out.read_text()
     assert (tmp_path / "config" / "memcalc" / "calibrations" / f"{GPU}.toml").read_text() == out.read_text()
     assert "must not exist yet" in answered("calibrate", str(runs), "--output", str(out), code=2)

@@ -11,7 +11,7 @@ import typer
 from memcalc.cli.errors import fail
 from memcalc.cli.output import Destination, deliver, destination
 from memcalc.errors import InputError
-from memcalc.files import output_path, replacing
+from memcalc.files import OutputError, output_path, replacing
 
 if TYPE_CHECKING:
     from memcalc.results import Calibrated
@@ -62,7 +62,10 @@ def _write(found: Calibrated, target: Destination, *, install: bool, force: bool
         home = home_of(found.gpu)
         if home is None:
             raise InputError("install", found.gpu, "the platform tells of no place for it: give --output FILE.toml")
-        home.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            home.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise OutputError("install", str(home), error.strerror or "its folder must be writable") from None
         written.append(output_path(str(home), force))
     for path in written:
         with replacing(path) as stream:

@@ -267,7 +267,9 @@ def _timed(rows: Iterable[Row], found: _Found) -> list[tuple[Row, TimedJob]]:
     presets, jobs = validation.Presets(found.dirs), []
     for row in rows:
         run = row.run
-        if (run.seconds is None and run.tokens_per_second_per_gpu is None) or row.estimate.strategy.offload:
+        fed = "global_batch" in {**run.workload, **run.strategy}  # seconds are of a step, whose batch must be known
+        known = run.tokens_per_second_per_gpu is not None or (run.seconds is not None and fed)
+        if not known or row.estimate.strategy.offload:
             continue
         try:
             job = timed_job(run, found.chip, presets)

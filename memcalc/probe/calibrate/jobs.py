@@ -45,7 +45,9 @@ class TimedJob:
     def measured(self) -> float:
         """The step [s]."""
         fixed = self.grid.fixed
-        return self.run.seconds or fixed.global_batch * fixed.seq_len / self.run.gpus / self.speed
+        if self.run.tokens_per_second_per_gpu is None and self.run.seconds is not None:
+            return self.run.seconds
+        return fixed.global_batch * fixed.seq_len / self.run.gpus / self.speed
 
     @cached_property
     def work(self) -> Work:
