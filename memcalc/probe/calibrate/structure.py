@@ -14,6 +14,7 @@ from memcalc.probe.calibrate.rows import Row, counted, listed
 from memcalc.specs.calibration import Residual
 
 if TYPE_CHECKING:
+    from memcalc.formulas.types import Array
     from memcalc.validation import Presets
 
 __all__ = ["Error", "allocated_errors", "correlations", "phase_errors", "structural"]
@@ -29,8 +30,9 @@ MOST = 6
 CORRELATED = 12
 """Rows from which a correlation is looked for."""
 COEFFICIENT = 0.6
-CHANCE = 0.01
-"""Spearman's coefficient from which, and probability of chance below which, a correlation is told."""
+"""Spearman's coefficient from which a correlation is told."""
+CHANCE = 2.58
+"""Standard errors, 1 / sqrt(rows - 1), that it must have at least: chance gives as much once in a hundred times."""
 FIELDS = (
     "framework", "precision", "recompute", "attention", "optimizer", "optimizer_impl", "zero", "tp", "pp", "cp", "ep",
     "loss", "kernels", "compile", "quantize", "lora", "offload",
@@ -133,8 +135,6 @@ def _residual(errors: Sequence[Error], kind: Kind, where: str, shared: dict[str,
 
 def correlations(errors: Sequence[Error], presets: Presets) -> Iterator[Residual]:
     """Yield what the error of the allocated figure grows with: tokens, parameters or logits."""
-    from scipy.stats import spearmanr
-
     values = np.array([error.value for error in errors])
     if len(values) < CORRELATED or np.quantile(values, 0.9) - np.quantile(values, 0.1) < 2 * TOLERANCE["allocated"]:
         return
@@ -143,14 +143,25 @@ def correlations(errors: Sequence[Error], presets: Presets) -> Iterator[Residual
         column = np.array([size[name] for size in sizes])
         if np.ptp(column) == 0:
             continue
-        coefficient, chance = (float(number) for number in spearmanr(column, values))
-        if abs(coefficient) >= COEFFICIENT and chance < CHANCE:
+        coefficient = float(np.corrcoef(ranks(column), ranks(values))[0, 1])
+        if abs(coefficient) >= max(COEFFICIENT, CHANCE / np.sqrt(len(values) - 1)):
             ids = tuple(sorted(error.row.run.id for error in errors))
             said = f"the error of allocated bytes {'grows' if coefficient > 0 else 'falls'} with {name}"
             yield Residual(
                 kind="correlation", where=name, error=round(coefficient, 3), rows=ids,
                 says=f"{said}: rank correlation {coefficient:.2f} over {len(ids)} rows",
             )  # fmt: skip
+
+
+def ranks(values: Array) -> Array:
+    """Return the places of values in their order, equal ones at the mean of theirs.
+
+    >>> ranks(np.array([30.0, 10.0, 30.0, 20.0])).tolist()
+    [3.5, 1.0, 3.5, 2.0]
+    """
+    _, place, counts = np.unique(values, return_inverse=True, return_counts=True)
+    last = np.cumsum(counts)
+    return np.asarray((last - (counts - 1) / 2)[place])
 
 
 def _sizes(row: Row, presets: Presets) -> Mapping[str, float]:

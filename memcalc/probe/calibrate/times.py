@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -11,9 +11,9 @@ import numpy as np
 
 from memcalc import catalog
 from memcalc.calibrations import OF_GPU
-from memcalc.probe.calibrate.jobs import Stack, stacked
+from memcalc.probe.calibrate.jobs import Stack, along
 from memcalc.specs.calibration import FittedConstant
-from memcalc.timing.rates import rates_by
+from memcalc.timing.rates import Rates, rates_by
 from memcalc.timing.times import seconds
 
 if TYPE_CHECKING:
@@ -122,7 +122,10 @@ class TimeFit:
     def residuals(self, values: Mapping[Key, float]) -> Array:
         """ln(predicted / measured) of every job by constants; what is not given is as shipped."""
         lookup = Values({**self.shipped, **values})
-        rates = stacked([rates_by(lookup, job.gpu, job.grid) for job in self.jobs], 1)
+        every = [rates_by(lookup, job.gpu, job.grid) for job in self.jobs]
+        # Each is a number, or a column over the one precision of its job
+        columns = {f.name: along(np.asarray(getattr(one, f.name)).item() for one in every) for f in fields(Rates)}
+        rates = Rates(**columns)
         return np.asarray(np.log(seconds(self.stack.work, self.stack.hardware, rates).step.reshape(-1) / self.measured))
 
     @cached_property
