@@ -12,6 +12,7 @@ from memcalc.units import MIB
 
 __all__ = ["report"]
 
+_KINDS = {"step time": "Structural, by whichever constants hold", "workspace": "Not as the source says"}
 _COLUMNS = (
     Column("part", priority=2),
     Column("figure"),
@@ -48,7 +49,7 @@ def _blocks(result: Calibrated, table: Table) -> Iterator[Block]:
     if found.gain:
         yield Table("Errors of held-back rows, before → after", _GAIN, tuple(_gain(gain) for gain in found.gain))
     for residual in found.residual:
-        yield Line(f"Structural, and in no figure: {residual.says}.", "warning")
+        yield Line(f"{_KINDS.get(residual.kind, 'Structural, and in no figure')}: {residual.says}.", "warning")
     for left in found.left:
         yield Line(f"As shipped: {left.reason}.")
     for note in found.note:
