@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,7 +14,7 @@ if TYPE_CHECKING:
     from memcalc.specs.calibration import Calibration
     from memcalc.specs.hardware import GPU
 
-__all__ = ["NONE", "OF_GPU", "applied", "home_of", "read"]
+__all__ = ["NONE", "OF_GPU", "applied", "home_of", "read", "word"]
 
 OF_GPU = ("matmul", "attention")
 """Constants that each GPU has its own of; the others are of kinds of kernels, optimizers and links."""
@@ -21,28 +22,37 @@ NONE = "none"
 """The word that switches a calibration off."""
 
 
-def applied(chip: GPU, word: str | None, *, look: bool = True) -> tuple[GPU, str]:
+def applied(chip: GPU, named: str | None, *, look: bool = True) -> tuple[GPU, str]:
     """Return a GPU with the figures of a calibration, and the word that names it again: a path, `none`, or nothing.
 
     Parameters
     ----------
     chip : the GPU [-]
-    word : a file, `none`, or None where the user said nothing [-]
+    named : a file, `none`, or None where the user said nothing [-]
     look : whether the user's configuration is looked into where nothing was said [-]
 
     Raises :class:`memcalc.errors.CombinationError` for a calibration of another GPU.
     """
-    if word is None:
+    if named is None:
         home = home_of(chip.name) if look else None
         if home is None or not home.is_file():
             return chip, ""
-        word = str(home)
-    if word == NONE:
+        named = str(home)
+    if named == NONE:
         return chip, NONE
-    found = read(word)
+    found = read(named)
     if found.gpu != chip.name:
-        raise CombinationError("calibration", word, f"it was measured on {found.gpu}, and the job's GPU is {chip.name}")
-    return chip.calibrated(found), word
+        raise CombinationError(
+            "calibration", named, f"it was measured on {found.gpu}, and the job's GPU is {chip.name}"
+        )
+    return chip.calibrated(found), named
+
+
+def word(value: object) -> str:
+    """The path of a file, or none."""
+    if not isinstance(value, str | os.PathLike) or not os.fspath(value):
+        raise InputError("calibration", value, "must be a file that memcalc calibrate wrote, or none")
+    return str(os.fspath(value))
 
 
 def home_of(gpu: str) -> Path | None:

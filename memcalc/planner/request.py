@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, get_args
 
+from memcalc import calibrations
 from memcalc.errors import CombinationError, InputError, MissingError, UnknownNameError
 from memcalc.formulas.recompute import parse_policy
 from memcalc.frameworks import Habits, habits_of
@@ -130,9 +130,7 @@ def check_words(raw: Mapping[str, Any], settings: Mapping[str, Any] | None, *, s
     given["fields"] = check_fields(settings or {})
     for name, harmless in NOT_MODELLED.items():
         if name in given and given.pop(name) not in harmless:
-            raise InputError(
-                name.replace("_", "-"), raw.get(name), "this version does not model it, so it must be left out"
-            )
+            raise InputError(flag(name), raw.get(name), "this version does not model it, so it must be left out")
     choices: dict[str, Choice] = {}
     for name in [name for name in given if name != "fields"]:
         value = _read(name, given[name])
@@ -209,13 +207,6 @@ def framework(value: object) -> str:
     return str(value)
 
 
-def calibration(value: object) -> str:
-    """The path of a file, or none."""
-    if not isinstance(value, str | os.PathLike) or not os.fspath(value):
-        raise InputError("calibration", value, "must be a file that memcalc calibrate wrote, or none")
-    return str(os.fspath(value))
-
-
 def zero(value: object) -> int:
     """A ZeRO stage."""
     if str(value) not in {"0", "1", "2", "3"}:
@@ -239,7 +230,7 @@ def offload(value: object) -> tuple[str, ...]:
 
 
 PARSERS: dict[str, Callable[[object], Any]] = {
-    "calibration": calibration,
+    "calibration": calibrations.word,
     "framework": framework,
     "zero": zero,
     "recompute": recompute,
