@@ -14,12 +14,14 @@ if TYPE_CHECKING:
     from memcalc.api import estimate, largest, plan, smallest
     from memcalc.handoff import export, load, save
     from memcalc.preflight import check
+    from memcalc.probe.calibrate import calibrate
     from memcalc.probe.guard import guard, lightning_callback, trainer_callback
     from memcalc.probe.triage import triage
     from memcalc.sweeps import sweep
 
 __all__ = [
     "__version__",
+    "calibrate",
     "check",
     "estimate",
     "export",
@@ -41,6 +43,7 @@ _HOMES = {
     **dict.fromkeys(("estimate", "largest", "plan", "smallest"), "api"),
     **dict.fromkeys(("export", "load", "save"), "handoff"),
     **dict.fromkeys(("guard", "lightning_callback", "trainer_callback"), "probe.guard"),
+    "calibrate": "probe.calibrate",
     "check": "preflight",
     "sweep": "sweeps",
     "triage": "probe.triage",

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast, get_args
 
-from memcalc import catalog
+from memcalc import calibrations, catalog
 from memcalc.errors import CombinationError, InputError, MissingError, UnknownNameError
 from memcalc.formulas.census import model_count
 from memcalc.frameworks import habits_of
@@ -69,14 +69,21 @@ def estimate(
     """Estimate one strategy: components, terms, phases, the three peak figures and the verdict.
 
     ``model`` and ``gpu`` are names, or a ready :class:`~memcalc.specs.model.Model` and
-    :class:`~memcalc.specs.hardware.GPU`.
+    :class:`~memcalc.specs.hardware.GPU`. ``calibration`` is the file of one, or ``none``; without it the user's own
+    calibration of a GPU that is named is taken, where there is one.
     Raises :class:`memcalc.errors.InputError` for a value that cannot be used.
     """
     request, spec, chip, host = _resolve(model, gpu, node, settings, preset_dirs, words)
     grid = axes.one_strategy(request, spec, chip, host)
     overhead = overhead_of(chip, grid, grid.layouts[0])
     return answer.estimate_of(
-        spec, grid, chip, host, overhead, request, _command("estimate", model, gpu, node, words, settings)
+        spec,
+        grid,
+        chip,
+        host,
+        overhead,
+        request,
+        _command("estimate", model, gpu, node, _said(words, request), settings),
     )
 
 
@@ -114,6 +121,7 @@ def plan(
         "recipe": recipe or None,
         "top": None if wish.top == TOP else wish.top,
     }
+    words = _said(words, request)
     command = _command("plan", model, gpu, node, {**words, **own}, settings)
     pinned = {name: value for name, value in words.items() if name not in CHOSEN}
     base = _command("estimate", model, gpu, node, pinned, settings)
@@ -217,9 +225,10 @@ class _Ask:
         name = self.what.replace("-", "_")
         if request.given.get(name) is not None:
             raise InputError(self.what, request.given[name], f"{self.command} {self.what} answers it, so leave it out")
-        pinned = {name: value for name, value in self.words.items() if name not in CHOSEN}
+        words = _said(self.words, request)
+        pinned = {name: value for name, value in words.items() if name not in CHOSEN}
         base = _command("estimate", model, gpu, self.node, pinned, self.settings)
-        said = {**self.words, "step": step if step > 1 else None, "safe": self.safe or None, **options}
+        said = {**words, "step": step if step > 1 else None, "safe": self.safe or None, **options}
         line = _command(f"{self.command} {self.what}", model, gpu, self.node, said, self.settings)
         line = line.replace(f"'{self.command} {self.what}'", f"{self.command} {self.what}", 1)
         if self.what == "model":
@@ -271,6 +280,10 @@ def _resolve(
     if host.gpu != chip.name:
         raise CombinationError("node", node, f"it holds {host.gpu} GPUs, and --gpu is {chip.name}")
     request = check_words(words, settings, several=several)
+    word = request.given.pop("calibration", None)
+    chip, request.calibration = calibrations.applied(chip, word, look=isinstance(gpu, str))
+    if chip.calibration is not None:
+        request.assumptions["calibration"] = chip.calibration.said
     spec = model if isinstance(model, Model) else load_model(model, dirs)
     if "framework" in request.given:
         spec = rewritten(spec, habits_of(request.given["framework"]).own_code)
@@ -278,6 +291,11 @@ def _resolve(
     if not node:
         request.assumptions["node"] = host.name
     return request, spec, chip, host
+
+
+def _said(words: Mapping[str, Any], request: Request) -> dict[str, Any]:
+    """Words with the calibration that was taken, also where it was found and not named."""
+    return {**words, **({"calibration": request.calibration} if request.calibration else {})}
 
 
 def _command(

@@ -3,37 +3,45 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from memcalc import __version__, api, catalog, results
+from memcalc import __version__, api, calibrations, catalog, results
 from memcalc.errors import CombinationError, MemcalcError, UnknownNameError
 from memcalc.planner.request import WORDS
 from memcalc.specs.flat import from_flat
 from memcalc.specs.runs import FIGURES, GRADES, Measured
 
 if TYPE_CHECKING:
+    from memcalc.specs.calibration import Calibration
     from memcalc.specs.hardware import GPU
     from memcalc.specs.model import Model
     from memcalc.specs.runs import Figure, Run, RunsFile, Target
 
-__all__ = ["chosen", "job_of", "predict", "summary_of", "validate"]
+__all__ = ["Presets", "chosen", "job_of", "model_of", "predict", "summary_of", "validate"]
 
 
-def validate(runs: RunsFile, preset_dirs: Iterable[str] = ()) -> results.Validation:
-    """Predict every run and compare; a run that cannot be predicted is listed with the sentence that refused it."""
+def validate(
+    runs: RunsFile, preset_dirs: Iterable[str] = (), *, calibration: str | None = calibrations.NONE
+) -> results.Validation:
+    """Predict every run and compare; a run that cannot be predicted is listed with the sentence that refused it.
+
+    ``calibration`` is a file, which counts for the runs of its GPU; None takes the user's own of each GPU.
+    """
     comparison = _Comparison()
-    presets = Presets(tuple(preset_dirs))
+    presets = Presets(tuple(preset_dirs), calibration)
+    said = presets.said({run.gpu for run in runs.run})
     for run in runs.run:
         try:
             estimate = predict(run, presets)
             comparison.add(run, estimate)
         except MemcalcError as error:
             comparison.not_modelled.append(results.RunReason(id=run.id, reason=str(error)))
-    return comparison.answer(runs)
+    return comparison.answer(runs).model_copy(update={"calibrations": said})
 
 
 def chosen(
@@ -80,12 +88,34 @@ def _only(runs: Iterable[Run], figure: Figure) -> Iterator[Run]:
 
 
 class Presets:
-    """Models and GPUs by name, each read once."""
+    """Models and GPUs by name, each read once; GPUs with their calibration, where one is given or looked for."""
 
-    def __init__(self, dirs: tuple[str, ...] = ()) -> None:
+    def __init__(self, dirs: tuple[str, ...] = (), calibration: str | Calibration | None = calibrations.NONE) -> None:
         self.dirs = dirs
+        named = calibration if isinstance(calibration, str) and calibration != calibrations.NONE else None
+        ready = None if calibration is None or isinstance(calibration, str) else calibration
+        self.given = ready if named is None else calibrations.read(named)
+        self.look = calibration is None
         self.model: Callable[[str], Model] = cache(lambda name: api.load_model(name, dirs))
-        self.gpu: Callable[[str], GPU] = cache(lambda name: catalog.gpu(name, dirs))
+        self.gpu: Callable[[str], GPU] = cache(self._gpu)
+
+    def _gpu(self, name: str) -> GPU:
+        chip = catalog.gpu(name, self.dirs)
+        if self.given is not None:
+            return chip.calibrated(self.given) if self.given.gpu == chip.name else chip
+        return calibrations.applied(chip, None, look=self.look)[0]
+
+    def said(self, names: Iterable[str]) -> tuple[str, ...]:
+        """What is said of the calibrations that count for GPUs; one that is given must be of one of them."""
+        found: dict[str, Calibration | None] = {}
+        for name in names:
+            with suppress(MemcalcError):  # the run that names it says so
+                chip = self.gpu(name)
+                found[chip.name] = chip.calibration
+        if self.given is not None and self.given.gpu not in found:
+            allowed = f"it was measured on {self.given.gpu}, and the runs on {', '.join(sorted(found)) or 'none'}"
+            raise CombinationError("calibration", self.given.gpu, allowed)
+        return tuple(one.said for _, one in sorted(found.items()) if one is not None)
 
 
 def predict(run: Run, presets: Presets | None = None) -> results.Estimate:
@@ -96,12 +126,17 @@ def predict(run: Run, presets: Presets | None = None) -> results.Estimate:
     stated = {name: size for name, size in stated.items() if size is not None}
     words, settings = job_of(run)
     return api.estimate(
-        model=presets.model(run.model) if isinstance(run.model, str) else from_flat({"name": run.id, **run.model}),
+        model=model_of(run, presets),
         gpu=chip.model_copy(update=stated) if stated else chip,
         settings=settings,
         preset_dirs=presets.dirs,
         **words,
     )
+
+
+def model_of(run: Run, presets: Presets) -> Model:
+    """Return the model of a run."""
+    return presets.model(run.model) if isinstance(run.model, str) else from_flat({"name": run.id, **run.model})
 
 
 def job_of(run: Run) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -191,7 +191,7 @@ def test_one_grid_of_all_counts_gives_the_figures_of_each() -> None:
     both = replace(grids[8], layouts=(*grids[1].layouts, *grids[8].layouts))
     usable = overhead_of(gpu, both).usable
     assert usable == overhead_of(gpu, grids[1], grids[1].layouts[0]).usable
-    beside = group_bytes(both).reshape(-1)
+    beside = group_bytes(gpu, both).reshape(-1)
     assert beside[0] == 0
     assert overhead_of(gpu, grids[8], grids[8].layouts[0]).usable == usable - beside[1]
 

@@ -19,6 +19,7 @@ LAYERS = [
     "specs",
     "results",
     "catalog",
+    "calibrations",
     "frameworks",
     "formulas",
     "trace",

@@ -10,13 +10,14 @@ import typer
 import typer.main
 
 import memcalc
+from memcalc.cli import calibrate as fitting
 from memcalc.cli import export as handing
 from memcalc.cli import inverse, presets
 from memcalc.cli import sweep as many
 from memcalc.cli import validate as comparison
 from memcalc.cli.errors import Group
 from memcalc.cli.lazily import Commands
-from memcalc.cli.options import DESTINATION, JOB, PRESETS, Command, Shared, given, takes
+from memcalc.cli.options import CALIBRATION, DESTINATION, JOB, PRESETS, Command, Shared, given, takes
 from memcalc.cli.output import destination
 
 __all__ = ["EXAMPLES", "app"]
@@ -30,6 +31,7 @@ EXAMPLES = {
     "min": "memcalc min gpus --model llama-3-70b --gpu h100-sxm --offload none",
     "export": "memcalc export plan.json --to fsdp2",
     "sweep": "memcalc sweep sweep.toml --output table.csv",
+    "calibrate": "memcalc calibrate probes.toml --output a100-80g.toml",
     "validate": "memcalc validate --grade A --worst 5",
     "probe": "memcalc probe --dry-run --gpu rtx-3090",
     "triage": "memcalc triage train.log --model llama-3-8b --gpu h100 --gpus 8",
@@ -276,7 +278,7 @@ _INTO = (
 )
 
 
-@_command("Jobs", *PRESETS, *_INTO)
+@_command("Jobs", *CALIBRATION, *PRESETS, *_INTO)
 def export(
     plan: _Plan,
     *,
@@ -298,7 +300,7 @@ _Scheduler = Annotated[
 _Rows = Annotated[str, typer.Option(metavar="N", rich_help_panel="Output", help="How many rows are listed.")]
 
 
-@_command("Jobs", *PRESETS, *DESTINATION)
+@_command("Jobs", *CALIBRATION, *PRESETS, *DESTINATION)
 def sweep(
     file: _File,
     *,
@@ -322,7 +324,7 @@ _Figure = Annotated[str | None, typer.Option(metavar="NAME", help="Score only al
 _Worst = Annotated[str, typer.Option(metavar="N", rich_help_panel="Output", help="How many of the worst are listed.")]
 
 
-@_command("Measurements", *PRESETS, *DESTINATION)
+@_command("Measurements", *CALIBRATION, *PRESETS, *DESTINATION)
 def validate(
     runs: _Runs = None,
     *,
@@ -399,6 +401,21 @@ def triage(file: _Failure, *, config: _Config = None, saved: _Planned = None, **
     from memcalc.cli import triage as failures
 
     return failures.show(file, config=config or (), plan=saved, options=options)
+
+
+_OfGpu = Annotated[str | None, typer.Option(metavar="NAME", help="Which GPU, where the rows are of several.")]
+_Install = Annotated[
+    bool, typer.Option("--install", help="Keep it in your configuration, where commands for this GPU find it.")
+]
+
+
+@_command("Measurements", *PRESETS, *DESTINATION)
+def calibrate(runs: _Runs = None, *, gpu: _OfGpu = None, install: _Install = False, **options: Any) -> int:
+    """Fit what your own measured runs tell of a GPU, and say how much better held-back runs are predicted.
+
+    --output FILE.toml writes the calibration, which commands take with --calibration FILE; other endings the report.
+    """
+    return fitting.show(runs or (), gpu=gpu, install=install, options=options)
 
 
 _Name = Annotated[str | None, typer.Argument(metavar="NAME", help="Show this one in full, with its sources.")]

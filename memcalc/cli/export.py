@@ -52,7 +52,7 @@ def show(plan: str, *, to: str, rank: str | None, fallback: str | None, options:
 
     dirs, output = tuple(options["preset_dir"] or ()), options["output"]
     path = None if output is None else target_of(output, to, force=bool(options["force"]))
-    saved = load(plan, rank=rank, preset_dirs=dirs)
+    saved = load(plan, rank=rank, preset_dirs=dirs, calibration=options["calibration"])
     number = 0 if fallback is None else parse_count(fallback, "fallback")
     done = exported(saved, to, fallback=number, path=path, preset_dirs=dirs)
     if path is None:

@@ -15,7 +15,7 @@ import typer
 
 from memcalc.errors import InputError
 
-__all__ = ["DESTINATION", "JOB", "PRESETS", "Command", "Shared", "given", "takes"]
+__all__ = ["CALIBRATION", "DESTINATION", "JOB", "PRESETS", "Command", "Shared", "given", "takes"]
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 _JOB, _PARALLELISM, _MEMORY, _ADAPTERS, _OUTPUT = "Job", "Parallelism", "Memory", "Adapters", "Output"
@@ -34,15 +34,13 @@ class Shared:
     """What completes it: a name of :mod:`memcalc.specs.strategy`, or models, gpus, nodes."""
     required: bool = False
     negative: bool = False
-    hidden: bool = False
-    """Accepted as a name, and answered: this version does not model it."""
 
     def parameter(self) -> inspect.Parameter:
         """Return the option as typer reads it from a signature."""
         flag = f"--{self.name.replace('_', '-')}"
         declared = f"{flag}/--no-{flag[2:]}" if self.negative else flag
         info = typer.Option(
-            declared, help=self.help, metavar=self.metavar, rich_help_panel=self.panel, hidden=self.hidden,
+            declared, help=self.help, metavar=self.metavar, rich_help_panel=self.panel,
             show_default=False, autocompletion=self._complete if self.names else None,
         )  # fmt: skip
         kind: Any = list[str] if self.kind is list else self.kind
@@ -63,6 +61,11 @@ def known_names(names: str) -> tuple[str, ...]:
     return tuple(catalog.names(presets[names])) if names in presets else get_args(getattr(strategy, names))  # type: ignore[arg-type]
 
 
+CALIBRATION = (
+    Shared("calibration", _MEMORY, "FILE",
+        "A calibration of this GPU (memcalc calibrate); by default the installed one; none switches it off.",
+    ),
+)  # fmt: skip
 JOB = (
     Shared("model", _JOB, "NAME|FILE|DIR",
         "A preset, a config.json, a directory with one, or a .toml file.",
@@ -127,7 +130,7 @@ JOB = (
         "Base weights: none, nf4, nf4-dq, int8, gptq-int4 or gptq-int8.",
         names="Quantization",
     ),
-    Shared("calibration", _MEMORY, "FILE", "Figures measured on this hardware.", hidden=True),
+    *CALIBRATION,
     Shared("set", _MEMORY, "KEY=VALUE",
         "Any field by its dotted name, such as strategy.reduce_dtype=bf16; repeatable.",
         kind=list,

@@ -38,6 +38,7 @@ def show(file: str, *, jobs: str | None, scheduler: str | None, top: str, option
                 jobs=jobs,
                 scheduler=scheduler,
                 preset_dirs=tuple(options["preset_dir"] or ()),
+                calibration=options["calibration"],
                 on_progress=listen,
             )
     except KeyboardInterrupt:

@@ -35,6 +35,6 @@ def show(
     runs = validation.chosen(read_runs(paths), strict=strict, group=group, grade=grade, figure=known)
     if not runs.run:
         raise InputError("runs", ", ".join(paths) or "shipped", "no run is left to compare")
-    found = validation.validate(runs, tuple(options["preset_dir"] or ()))
+    found = validation.validate(runs, tuple(options["preset_dir"] or ()), calibration=options["calibration"])
     target.show(report(found, most, full=target.form != "rich"))
     return 0

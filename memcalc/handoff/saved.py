@@ -11,6 +11,7 @@ from pydantic import BaseModel, ValidationError
 
 import memcalc
 from memcalc.api import CHOSEN
+from memcalc.calibrations import NONE
 from memcalc.convert.document import parsed
 from memcalc.convert.reading import read_text
 from memcalc.errors import FileError, InputError, MissingError, UnknownNameError
@@ -19,6 +20,7 @@ from memcalc.handoff.fallback import fallbacks
 from memcalc.handoff.words import command_line, flags_of, typed
 from memcalc.planner.plans import chosen_words
 from memcalc.results import Estimate, Plan, Plans, SavedJob, SavedPlan
+from memcalc.results.saved import Word
 from memcalc.units import parse_count
 
 __all__ = ["estimate_of", "load", "save", "saved_alone", "saved_plan", "words_of"]
@@ -83,28 +85,42 @@ def _saved(plan: Plan, seq_len: int, command: str, dirs: tuple[str, ...]) -> Sav
         plan=plan,
         fallback=safer,
         no_fallback="" if safer else PINNED if pinned else SMALLEST,
-        notes=tuple(_not_carried(line.model, dirs)),
+        notes=tuple(_not_carried(line.model, dirs, words.get("calibration"))),
     )
     estimate_of(found, preset_dirs=dirs)  # a file never holds a plan that its own words do not come to
     return found
 
 
-def _not_carried(model: str, dirs: tuple[str, ...]) -> list[str]:
+def _not_carried(model: str, dirs: tuple[str, ...], calibration: Word | None) -> list[str]:
     """What must be there where the plan is exported, since its file does not have it."""
     said = []
     if dirs:
         said.append("presets of your own are not in this file: give --preset-dir where it is exported.")
     if Path(model).suffix in {".json", ".toml"} or Path(model).is_dir():
         said.append("the model is a path, which must lead to the same model where this file is exported.")
+    if calibration not in {None, NONE}:
+        said.append("the calibration is a file, which must be there too where this file is exported.")
     return said
 
 
-def load(path: str, *, rank: int | str | None = None, preset_dirs: Iterable[str] = ()) -> SavedPlan:
+def load(
+    path: str, *, rank: int | str | None = None, preset_dirs: Iterable[str] = (), calibration: str | None = None
+) -> SavedPlan:
     """Read a saved plan, or of a list of plans in JSON (``memcalc plan --format json``) the one of a rank.
+
+    ``calibration`` is a file, or ``none``, in place of the one with which the plan was found.
 
     Raises :class:`memcalc.errors.InputError` for whatever is not one of them; a plan that another version of memcalc
     saved says so in its ``notes``.
     """
+    found = _read(path, rank, tuple(preset_dirs))
+    if calibration is None:
+        return found
+    words = {**found.job.words, "calibration": calibration}
+    return found.model_copy(update={"job": found.job.model_copy(update={"words": words})})
+
+
+def _read(path: str, rank: int | str | None, preset_dirs: tuple[str, ...]) -> SavedPlan:
     text = read_text(Path(path))
     data = parsed(Path(path), text, "json").data
     if isinstance(data, dict) and data.get("schema") == "memcalc.plan/1":

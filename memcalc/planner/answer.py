@@ -235,6 +235,11 @@ def warnings_for(model: Model, gpu: GPU, node: Node, overhead: Overhead, need: N
     forked = habits_of(strategy.framework)
     if strategy.pp_schedule in forked.fork_schedules:
         said.append(f"{strategy.pp_schedule} is not in {forked.name} itself but in a fork of it, {forked.fork}.")
+    for wrong in gpu.calibration.residual if gpu.calibration else ():
+        if wrong.speaks_of(strategy.model_dump()):
+            less = f"{abs(wrong.error):.1%} {'less' if wrong.error > 0 else 'more'}"
+            where = f"runs of the calibration with {wrong.where}" if wrong.shared else "the calibration's runs"
+            said.append(f"{where} allocated {less} than predicted ({len(wrong.rows)} rows): no figure here has that.")
     if model.is_moe:
         said.append("experts are assumed to be balanced; buffers of the token exchange are not modelled.")
     return said

@@ -206,7 +206,7 @@ def _part(job: Inquiry, grid: Grid) -> Part:
     census = Census(job.model, grid)
     ledger = build_ledger(census, overhead.workspaces, detail=False)
     reserved, least = _figures(ledger)
-    beside = group_bytes(grid)
+    beside = group_bytes(job.gpu, grid)
     allowed = legal(grid) & (grid.degree("cp") <= grid.seq_len)
     for room in rooms_of(census, job.node):
         allowed = allowed & (np.max(computed(room.held), axis=1, keepdims=True) <= room.most)
@@ -275,7 +275,7 @@ def states_fit(job: Inquiry, grids: Sequence[Grid], micro_batch: int, seq_len: i
     for grid in grids:
         one = replace(grid, recomputes=grid.recomputes[:1], micro_batches=(micro_batch,), seq_lens=(seq_len,))
         overhead = overhead_of(job.gpu, one)
-        least = Ledger(state_terms(Census(job.model, one))).peak() + group_bytes(one) - ROUNDING
+        least = Ledger(state_terms(Census(job.model, one))).peak() + group_bytes(job.gpu, one) - ROUNDING
         limit = overhead.safe if job.safe else overhead.usable
         if np.any(np.min(least, axis=1) <= limit):
             return True

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, get_args
 
+from memcalc import calibrations
 from memcalc.errors import CombinationError, InputError, MissingError, UnknownNameError
 from memcalc.formulas.recompute import parse_policy
 from memcalc.frameworks import Habits, habits_of
@@ -36,7 +37,6 @@ CHOICES = {
 FLAGS = ("sp", "optimizer_in_backward", "autocast")
 NUMBERS = ("gpus", "seq_len", "micro_batch", "tp", "pp", "vpp", "cp", "ep")
 NOT_MODELLED = {
-    "calibration": (),
     "compress_activations": ("none",),
 }
 """Words of the interface that this version does not model, with the values that change nothing."""
@@ -73,7 +73,7 @@ SETTINGS = {
     "workload.global_batch": "global_batch",
     "hardware.gpus": "gpus",
 }
-WORDS = tuple(sorted({*SETTINGS.values(), *NOT_MODELLED}))
+WORDS = tuple(sorted({*SETTINGS.values(), *NOT_MODELLED, "calibration"}))
 """What :func:`memcalc.estimate` and :func:`memcalc.plan` take besides model, gpu, node, settings and preset_dirs."""
 SEARCHED = (
     "gpus",
@@ -106,6 +106,8 @@ class Request:
     assumptions: dict[str, str] = field(default_factory=dict)
     choices: dict[str, Choice] = field(default_factory=dict)
     """Words of which several values were given."""
+    calibration: str = ""
+    """What names the calibration again: a file, or none where it is switched off; empty where there is none."""
 
     def get(self, name: str, default: Any, said: str = "") -> Any:
         """The user's value, or the default, which is then noted as an assumption."""
@@ -128,9 +130,7 @@ def check_words(raw: Mapping[str, Any], settings: Mapping[str, Any] | None, *, s
     given["fields"] = check_fields(settings or {})
     for name, harmless in NOT_MODELLED.items():
         if name in given and given.pop(name) not in harmless:
-            raise InputError(
-                name.replace("_", "-"), raw.get(name), "this version does not model it, so it must be left out"
-            )
+            raise InputError(flag(name), raw.get(name), "this version does not model it, so it must be left out")
     choices: dict[str, Choice] = {}
     for name in [name for name in given if name != "fields"]:
         value = _read(name, given[name])
@@ -230,6 +230,7 @@ def offload(value: object) -> tuple[str, ...]:
 
 
 PARSERS: dict[str, Callable[[object], Any]] = {
+    "calibration": calibrations.word,
     "framework": framework,
     "zero": zero,
     "recompute": recompute,

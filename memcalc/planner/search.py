@@ -23,7 +23,7 @@ from memcalc.sums import Foremost, Tree, leaf, total
 from memcalc.terms import Census, overhead_of
 from memcalc.terms.block_terms import activation_terms
 from memcalc.terms.build import chosen_offloads, other_terms
-from memcalc.terms.overhead import communicators
+from memcalc.terms.overhead import libraries_of
 from memcalc.timing import Times, rates_for
 from memcalc.timing.times import resident_times, with_offload
 
@@ -137,9 +137,10 @@ def costs_apart(model: Model, grid: Grid, gpu: GPU, node: Node, choices: list[sl
 
 def limits(grid: Grid, gpu: GPU) -> tuple[Array, Array]:
     """The largest predictions that fit, and that fit at the upper end of their range, over the layouts [bytes]."""
-    known = {communicators(layout): layout for layout in grid.layouts}
+    libraries = libraries_of(gpu)
+    known = {libraries.of(layout): layout for layout in grid.layouts}
     alike = {key: overhead_of(gpu, grid, layout) for key, layout in known.items()}
-    found = [alike[communicators(layout)] for layout in grid.layouts]
+    found = [alike[libraries.of(layout)] for layout in grid.layouts]
     shape = (len(found), 1, 1, 1, 1, 1, 1)
     usable = np.array([one.usable for one in found], dtype=np.int64).reshape(shape)
     return usable, np.array([one.safe for one in found], dtype=np.int64).reshape(shape)

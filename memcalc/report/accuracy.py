@@ -82,6 +82,7 @@ def row_cells(score: RunScore) -> tuple[str, ...]:
 def blocks(result: Validation) -> Iterator[Block]:
     """Return the page from top to bottom."""
     yield from _how(result)
+    yield from (Line(f"With the calibration {said}.") for said in result.calibrations)
     yield from _targets(result.targets)
     yield from _parts(result)
     yield from _verdicts(result)

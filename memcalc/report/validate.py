@@ -23,6 +23,7 @@ def report(result: Validation, worst: int = 10, *, full: bool = False) -> Report
 
 def _brief(result: Validation, worst: int) -> Iterable[Block]:
     yield Line(_said(result), "verdict")
+    yield from (Line(f"With the calibration {said}.", "faint") for said in result.calibrations)
     yield from (Line(text, mood=mood) for text, mood in _verdicts(result))
     if result.runs:
         groups = [group for group in result.groups if group.by == "group"]

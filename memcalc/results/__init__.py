@@ -9,6 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from memcalc.results.calibrate import Calibrated, CalibratedFigure
     from memcalc.results.check import Check, CheckDefault, CheckedFile, CheckEdit, CheckFinding, CheckFix
     from memcalc.results.comparison import (
         ErrorGroup,
@@ -56,6 +57,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Budget",
+    "Calibrated",
+    "CalibratedFigure",
     "Check",
     "CheckDefault",
     "CheckEdit",
@@ -112,6 +115,7 @@ __all__ = [
 ]
 
 _HOMES = {
+    "calibrate": ("Calibrated", "CalibratedFigure"),
     "check": ("Check", "CheckDefault", "CheckEdit", "CheckFinding", "CheckFix", "CheckedFile"),
     "comparison": (
         "ErrorGroup",

@@ -127,3 +127,5 @@ class Validation(Frozen):
     explained: tuple[RunReason, ...]
     not_modelled: tuple[RunReason, ...]
     left_out: tuple[RunReason, ...]
+    calibrations: tuple[str, ...] = ()
+    """Those that count for some of the runs."""

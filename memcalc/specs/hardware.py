@@ -5,9 +5,12 @@ Every preset says where its figures come from; one without a source does not loa
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, field_validator
+
+if TYPE_CHECKING:
+    from memcalc.specs.calibration import Calibration
 
 __all__ = ["GPU", "ComputeDtype", "MemoryTier", "Node"]
 
@@ -78,6 +81,20 @@ class GPU(_Record):
     """Where the figures come from, by group."""
     date: Day
     """When they were gathered."""
+    _calibration: Any = PrivateAttr(default=None)
+
+    @property
+    def calibration(self) -> Calibration | None:
+        """What was measured on it, in place of shipped figures; no preset has it."""
+        found: Calibration | None = self._calibration
+        return found
+
+    def calibrated(self, found: Calibration) -> GPU:
+        """Return the same GPU with the figures of a calibration."""
+        size = found.context and found.context.bytes
+        other = self.model_copy(update={"context_bytes": size, "eager_context_bytes": size} if size else None)
+        other._calibration = found  # noqa: SLF001 - a copy of the same class
+        return other
 
     def supports(self, dtype: str) -> bool:
         """Say whether the chip multiplies in `dtype`."""

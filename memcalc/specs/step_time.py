@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from pydantic import Field
 
 from memcalc.specs.model import Frozen
@@ -83,6 +85,11 @@ class StepTimeTable(Frozen):
     left_out: tuple[LeftOut, ...] = ()
     gpus: dict[str, int]
     """Published runs by the GPU that they were measured on."""
+
+    def with_measured(self, gpu: str, constants: Sequence[Constant], runs: int) -> StepTimeTable:
+        """Return the table of one GPU, with constants that were measured on it in a number of runs."""
+        counts = {**self.gpus, gpu: max(self.gpus.get(gpu, 0), runs)}
+        return self.model_copy(update={"constant": (*self.constant, *constants), "gpus": counts})
 
     def value(self, name: str, *of: str) -> float:
         """The value of the first of the things named that has one of its own; an error where none has."""

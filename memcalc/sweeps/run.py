@@ -63,6 +63,7 @@ def sweep(
     jobs: int | str | None = None,
     scheduler: str | None = None,
     preset_dirs: Iterable[str] = (),
+    calibration: str | None = None,
     on_progress: Listener | None = None,
 ) -> Swept:
     """Answer every job of a sweep, on all cores.
@@ -70,10 +71,10 @@ def sweep(
     ``spec`` is a TOML file, or what it would hold. With ``output`` the rows go to that file (``.csv``, ``.json``,
     ``.jsonl``, ``.parquet``), by way of a journal beside it: the same call continues an interrupted sweep. Without it
     they are in the answer. ``jobs`` is the number of processes, 1 for this one alone; ``scheduler`` the address of a
-    Dask scheduler, or ``local``.
+    Dask scheduler, or ``local``. ``calibration`` is that of every job, as if the sweep named it.
     Raises :class:`memcalc.errors.InputError` for a sweep that cannot be; a job that cannot be is a row that says so.
     """
-    space = space_of(spec, tuple(preset_dirs))
+    space = space_of(spec, tuple(preset_dirs), calibration)
     if output is None and space.size > MOST_ROWS:
         raise InputError(
             "output", None, f"must be given for more than {MOST_ROWS:,} jobs, and these are {space.size:,}"

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from memcalc import __version__, api, catalog
+from memcalc import __version__, api, calibrations, catalog
 from memcalc.errors import AbsentError, InputError, UnknownNameError
 from memcalc.planner.request import WORDS, check_words
 from memcalc.specs.sweep import SETTING, Mode, Sweep, SweepSettings, Value
@@ -22,6 +22,9 @@ from memcalc.units import parse_count
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
+
+    from memcalc.specs.calibration import Calibration
+    from memcalc.specs.hardware import GPU
 
 __all__ = ["MOST_JOBS", "PRESETS", "Job", "Space", "space_of"]
 
@@ -108,8 +111,14 @@ class Space:
         )
 
 
-def space_of(source: str | os.PathLike[str] | Mapping[str, Any] | Sweep, preset_dirs: tuple[str, ...] = ()) -> Space:
+def space_of(
+    source: str | os.PathLike[str] | Mapping[str, Any] | Sweep,
+    preset_dirs: tuple[str, ...] = (),
+    calibration: str | None = None,
+) -> Space:
     """Return the jobs of a file, or of what a file would say; each value has been checked by itself.
+
+    A ``calibration`` that is given is that of every job.
 
     Raises :class:`memcalc.errors.InputError` for what no job could run with; what is impossible only in a combination
     is the answer of that job.
@@ -119,6 +128,8 @@ def space_of(source: str | os.PathLike[str] | Mapping[str, Any] | Sweep, preset_
     dirs = tuple(str(Path(place).absolute()) for place in preset_dirs)
     try:
         _check_names(sweep)
+        if calibration is not None:
+            sweep = sweep.model_copy(update={"jobs": {**sweep.jobs, "calibration": (calibration,)}})
         kept = _kept(sweep)
         presets = _check_values(sweep, dirs)
     except InputError as error:
@@ -205,6 +216,8 @@ def _check_values(sweep: Sweep, dirs: tuple[str, ...]) -> list[Any]:
         for value in values:
             if name in PRESETS:
                 presets.append(_preset(name, value, dirs))
+            elif name == "calibration":
+                presets.append(_calibration(value))
             elif name == "global_batch":
                 parse_count(value, name)
             elif name.startswith(SETTING):
@@ -222,10 +235,22 @@ def _preset(name: str, value: Value, dirs: tuple[str, ...]) -> list[Any]:
         found: list[Any] = [api.load_model(value, dirs)]
     elif name == "gpu":
         chip = catalog.gpu(value, dirs)
-        found = [chip, catalog.node_for(chip, dirs)]
+        found = [chip, catalog.node_for(chip, dirs), *_own_calibration(chip)]
     else:
         found = [catalog.node(value, dirs)]
     return [preset.model_dump(mode="json") for preset in found]
+
+
+def _calibration(value: Value) -> Any:
+    """Return all that a calibration says."""
+    word = check_words({"calibration": value}, None).given["calibration"]
+    return None if word == calibrations.NONE else calibrations.read(word).model_dump(mode="json")
+
+
+def _own_calibration(chip: GPU) -> list[Calibration]:
+    """The calibration that is found for a GPU, where there is one."""
+    found = calibrations.applied(chip, None)[0].calibration
+    return [] if found is None else [found]
 
 
 def _typed(value: Value) -> tuple[type, Value]:
@@ -240,7 +265,7 @@ def _written(value: Value) -> str:
 
 def _located(name: str, value: Value) -> Value:
     """Return a word for a process that may stand in another folder: a file by its full path."""
-    if name not in PRESETS or not isinstance(value, str):
+    if name not in {*PRESETS, "calibration"} or not isinstance(value, str):
         return value
     path = Path(value)
     meant = path.suffix.lower() in {".toml", ".json"} or path.name != value or (path / "config.json").is_file()

@@ -35,6 +35,20 @@ class Workspaces(NamedTuple):
     """Of TransformerEngine."""
 
 
+class Libraries(NamedTuple):
+    """Bytes of one process for its communicators, and the most that was seen."""
+
+    world: int
+    group: int
+    world_high: int
+    group_high: int
+
+    def of(self, layout: Layout) -> tuple[int, int]:
+        """Bytes that the communicators of a layout take, and the most that was seen."""
+        several, groups = int(layout.gpus > 1), groups_of(layout)
+        return several * self.world + groups * self.group, several * self.world_high + groups * self.group_high
+
+
 @dataclass(frozen=True)
 class Overhead:
     """Bytes of one process beside its tensors."""
@@ -88,7 +102,27 @@ class Overhead:
 def workspaces_of(gpu: GPU) -> Workspaces:
     """By compute capability: PyTorch knows Hopper by its exact number, TransformerEngine all that came after it."""
     capability = float(gpu.compute_capability) if gpu.compute_capability is not None else 0.0
-    return Workspaces(32 * MIB if capability == 9.0 else 8320 * 1024, 32 * MIB if capability >= 9.0 else 4 * MIB)
+    handle, engine = 32 * MIB if capability == 9.0 else 8320 * 1024, 32 * MIB if capability >= 9.0 else 4 * MIB
+    known = gpu.calibration and gpu.calibration.workspace
+    return Workspaces(known.bytes if known else handle, engine)
+
+
+def libraries_of(gpu: GPU) -> Libraries:
+    """As measured on the GPU, or as published."""
+    world = gpu.calibration and gpu.calibration.world
+    group = gpu.calibration and gpu.calibration.group
+    return Libraries(
+        world.bytes if world else NCCL,
+        group.bytes if group else NCCL_GROUP,
+        world.high if world else NCCL_HIGH,
+        group.high if group else NCCL_GROUP_HIGH,
+    )
+
+
+def reserve_of(gpu: GPU, grid: Grid) -> Reserve:
+    """What no mechanism predicts under a grid's allocator: as measured on the GPU, or as shipped."""
+    name = grid.habits.allocator
+    return (gpu.calibration and gpu.calibration.reserve_of(name)) or catalog.reserve(name)
 
 
 def groups_of(layout: Layout) -> int:
@@ -96,16 +130,10 @@ def groups_of(layout: Layout) -> int:
     return sum(1 for degree in (layout.tp, layout.pp, layout.cp, layout.ep) if 1 < degree < layout.gpus)
 
 
-def communicators(layout: Layout) -> tuple[int, int]:
-    """Bytes that the communicators of a layout take, and the most that was seen."""
-    several, groups = int(layout.gpus > 1), groups_of(layout)
-    return several * NCCL + groups * NCCL_GROUP, several * NCCL_HIGH + groups * NCCL_GROUP_HIGH
-
-
-def group_bytes(grid: Grid) -> Array:
+def group_bytes(gpu: GPU, grid: Grid) -> Array:
     """Bytes of the communicators, over the layouts, as a part of what an overhead without a layout compares."""
-    middle = catalog.reserve(grid.habits.allocator).middle
-    return column([int(communicators(layout)[0] / (1 + middle)) for layout in grid.layouts], "layout")
+    middle, libraries = reserve_of(gpu, grid).middle, libraries_of(gpu)
+    return column([int(libraries.of(layout)[0] / (1 + middle)) for layout in grid.layouts], "layout")
 
 
 def overhead_of(gpu: GPU, grid: Grid, layout: Layout | None = None) -> Overhead:
@@ -114,7 +142,8 @@ def overhead_of(gpu: GPU, grid: Grid, layout: Layout | None = None) -> Overhead:
     The layouts of a search may have several numbers of GPUs; what is known of all of them stays with the overhead.
     """
     everywhere = all(layout.gpus > 1 for layout in grid.layouts)
-    usual, high = communicators(layout) if layout else (0, everywhere * (NCCL_HIGH - NCCL))
+    libraries = libraries_of(gpu)
+    usual, high = libraries.of(layout) if layout else (0, everywhere * (libraries.world_high - libraries.world))
     context = gpu.context_bytes
     if grid.habits.allocator == "2021":
         context = gpu.eager_context_bytes or context
@@ -125,5 +154,5 @@ def overhead_of(gpu: GPU, grid: Grid, layout: Layout | None = None) -> Overhead:
         libraries_high=high,
         workspaces=workspaces_of(gpu),
         context_assumed=context is None,
-        unexplained=catalog.reserve(grid.habits.allocator),
+        unexplained=reserve_of(gpu, grid),
     )

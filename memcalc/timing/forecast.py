@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from memcalc import catalog
 from memcalc.formulas import flops as fl
 from memcalc.formulas.census import model_count
-from memcalc.timing.rates import peak_flops
+from memcalc.timing.rates import peak_flops, table_for
 from memcalc.timing.work import work_of
 
 if TYPE_CHECKING:
@@ -77,7 +76,7 @@ def model_flops_per_token(model: Model, seq_len: int) -> float:
 
 def span_of(model: Model, grid: Grid, gpu: GPU) -> tuple[Span, str]:
     """The range of a job's time and what it stands on; the widest of those that apply."""
-    table, layout = catalog.step_time(), grid.layouts[0]
+    table, layout = table_for(gpu), grid.layouts[0]
     rows = table.gpus.get(gpu.name, 0)
     kinds = [
         ("offload", bool(grid.offloads[0])),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
@@ -24,6 +24,13 @@ SLOWEST_NETWORK = 12.5e9
 """Of a node whose preset has no network [bytes/s a GPU]: one port of 100 Gb/s."""
 ANY = "any"
 """What a constant speaks of where nothing closer is known."""
+
+
+class Constants(Protocol):
+    """Constants of the step-time model by name."""
+
+    def value(self, name: str, *of: str) -> float:
+        """The value of the first of the things named that has one of its own."""
 
 
 @dataclass(frozen=True)
@@ -76,9 +83,22 @@ class Rates:
     """1 where the host waits for each kernel (``CUDA_LAUNCH_BLOCKING=1``) [-]."""
 
 
+def table_for(gpu: GPU) -> StepTimeTable:
+    """The constants that hold for a GPU: those measured on it before those shipped."""
+    table, known = catalog.step_time(), gpu.calibration
+    if known is None or not known.constant:
+        return table
+    return table.with_measured(gpu.name, known.constant, max(row.rows for row in known.constant))
+
+
 def rates_for(gpu: GPU, grid: Grid) -> Rates:
     """The fractions that hold for a GPU and for what all strategies of a grid share."""
-    table, fixed = catalog.step_time(), grid.fixed
+    return rates_by(table_for(gpu), gpu, grid)
+
+
+def rates_by(table: Constants, gpu: GPU, grid: Grid) -> Rates:
+    """The same by given constants."""
+    fixed = grid.fixed
     values = {name: table.value(name, ANY) for name in ("operand_passes", "launch", "inside", "between", "latency")}
     return Rates(
         matmul=table.value("matmul", gpu.name, gpu.arch.split()[0], ANY),
@@ -99,7 +119,7 @@ def kernels_of(grid: Grid) -> str:
     return "model" if grid.fixed.kernels == "model" else "fused"
 
 
-def _float8(table: StepTimeTable, grid: Grid) -> Array:
+def _float8(table: Constants, grid: Grid) -> Array:
     """By precision: 1 for products in 16 bits and more."""
     share = table.value("float8", "tensorwise" if grid.fixed.float8 == "tensorwise" else "rowwise")
     return column([share if name.startswith("fp8") else 1.0 for name in grid.precisions], "precision", dtype=float)

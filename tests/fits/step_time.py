@@ -10,8 +10,8 @@ errors, the ranges that are shown beside every time.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, fields, is_dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +20,9 @@ import numpy as np
 from fits.throughput import Job, comparable, jobs, layout_only
 from memcalc import catalog
 from memcalc.formulas.types import Array
-from memcalc.timing.rates import Hardware, Rates, hardware_of, kernels_of
+from memcalc.probe.calibrate.jobs import Stack, along
+from memcalc.timing.rates import Rates, kernels_of
 from memcalc.timing.times import Times, seconds
-from memcalc.timing.work import Work
 
 FILE = Path(__file__).resolve().parents[2] / "presets" / "step_time.toml"
 ROUNDING = 0.03
@@ -32,32 +32,6 @@ OFFLOAD = (-0.5, 1.0)
 """Range of a time that no run validates: from half to twice."""
 TYPICAL = 0.08
 """What the priors are weighed against."""
-
-# -------------------------------------------------------------------------------------------- all jobs at once
-
-
-def stacked(parts: Sequence[Any], stages: int) -> Any:
-    """Records of arrays as one record whose arrays have the jobs along the layout axis."""
-    if is_dataclass(parts[0]):
-        return type(parts[0])(
-            **{f.name: stacked([getattr(p, f.name) for p in parts], stages) for f in fields(parts[0])}
-        )
-    arrays = [np.asarray(part, dtype=float) for part in parts]
-    arrays = [array.reshape((1,) * 7) if array.ndim == 0 else array for array in arrays]
-    wide = any(array.shape[1] > 1 for array in arrays)
-    return np.concatenate([_padded(array, stages if wide else 1) for array in arrays])
-
-
-def _padded(array: Array, stages: int) -> Array:
-    """Stages that a job lacks do nothing."""
-    if array.shape[1] in {1, stages}:
-        return np.broadcast_to(array, (1, stages, 1, 1, 1, 1, 1))
-    return np.pad(array, [(0, stages - array.shape[1]) if axis == 1 else (0, 0) for axis in range(7)])
-
-
-def along(values: Iterable[float]) -> Array:
-    """A column over jobs."""
-    return np.asarray(list(values), dtype=float).reshape(-1, 1, 1, 1, 1, 1, 1)
 
 
 @dataclass(frozen=True)
@@ -131,9 +105,7 @@ class Fit:
         self.measured = np.array([job.measured for job in jobs])
         self.sources = np.array([job.source for job in jobs])
         self.gpus = [job.gpu.name for job in jobs]
-        stages = max(job.grid.num_stages for job in jobs)
-        self.work: Work = stacked([job.work for job in jobs], stages)
-        self.hardware: Hardware = stacked([hardware_of(job.gpu, job.node, job.grid) for job in jobs], 1)
+        self.stack = Stack.of(jobs)
 
     def rates(self, x: Array) -> Rates:
         """The rates of every job."""
@@ -171,7 +143,7 @@ class Fit:
 
     def times(self, x: Array) -> Times:
         """The times of every job."""
-        return seconds(self.work, self.hardware, self.rates(x))
+        return seconds(self.stack.work, self.stack.hardware, self.rates(x))
 
     def residuals(self, x: Array) -> Array:
         """ln(predicted / measured)."""

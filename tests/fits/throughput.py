@@ -3,23 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, replace
-from functools import cached_property
+from dataclasses import replace
 
 import numpy as np
 
-from memcalc import api, catalog, validation
+from memcalc import catalog, validation
 from memcalc.convert.runs import read_runs
 from memcalc.errors import MemcalcError
 from memcalc.formulas.census import model_count
-from memcalc.grid import Grid
-from memcalc.planner import axes
-from memcalc.specs.flat import from_flat
-from memcalc.specs.hardware import GPU, Node
-from memcalc.specs.model import Model
+from memcalc.probe.calibrate.jobs import TimedJob, timed_job
 from memcalc.specs.runs import Run
-from memcalc.terms import Census
-from memcalc.timing.work import Work, work_of
 
 SOURCES = {
     "llm-foundry": "llm-foundry", "foundation-model-stack": "fms-acceleration", "SimuMax": "SimuMax",
@@ -40,35 +33,13 @@ def source_of(run: Run) -> str:
     return "torchtitan 2025-26" if any(commit in run.source for commit in LATER_TITAN) else "torchtitan 2024-25"
 
 
-@dataclass(frozen=True)
-class Job:
+class Job(TimedJob):
     """One run as a grid of one strategy, on the hardware that its source names."""
-
-    run: Run
-    model: Model
-    grid: Grid
-    gpu: GPU
-    node: Node
 
     @property
     def source(self) -> str:
         """What it counts with."""
         return source_of(self.run)
-
-    @property
-    def speed(self) -> float:
-        """Throughput as published [tokens/s a GPU]."""
-        return self.run.tokens_per_second_per_gpu or np.nan
-
-    @property
-    def measured(self) -> float:
-        """The step [s]."""
-        return self.grid.fixed.global_batch * self.grid.fixed.seq_len / self.run.gpus / self.speed
-
-    @cached_property
-    def work(self) -> Work:
-        """What a step does."""
-        return work_of(Census(self.model, self.grid), self.node)
 
     @property
     def first_flash(self) -> bool:
@@ -90,14 +61,12 @@ class Job:
 
 def job_of(run: Run, presets: validation.Presets) -> Job:
     """A run as a job."""
-    words, settings = validation.job_of(run)
-    model = presets.model(run.model) if isinstance(run.model, str) else from_flat({"name": run.id, **run.model})
     wide = run.gpu == "h100" and run.gpu_memory is not None and run.gpu_memory > 90 * 2**30
-    gpu = catalog.gpu("h100-96g") if wide else presets.gpu(run.gpu)
-    request, spec, chip, node = api._resolve(model, gpu, None, settings, (), words)
+    job = timed_job(run, catalog.gpu("h100-96g") if wide else presets.gpu(run.gpu), presets)
+    node = job.node
     if "bigscience" in run.source:
-        node = catalog.node("jean-zay-a100" if chip.arch == "Ampere" else "jean-zay-v100")
-    return Job(run, spec, axes.one_strategy(request, spec, chip, node), chip, node)
+        node = catalog.node("jean-zay-a100" if job.gpu.arch == "Ampere" else "jean-zay-v100")
+    return Job(run, job.model, job.grid, job.gpu, node)
 
 
 def reason_out(job: Job) -> str:

@@ -1,1 +1,30 @@
-"""``memcalc calibrate``: figures of one GPU, fitted on measured runs."""
+"""Rows in, a calibration out: :func:`calibrate`."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from memcalc.errors import InputError
+
+if TYPE_CHECKING:
+    from memcalc.results import Calibrated
+
+__all__ = ["calibrate"]
+
+
+def calibrate(runs: Iterable[str] = (), *, gpu: str | None = None, preset_dirs: Iterable[str] = ()) -> Calibrated:
+    """Fit a calibration of one GPU to files of measured runs, or to the shipped ones.
+
+    Raises :class:`memcalc.errors.CombinationError` for rows that contradict each other, and
+    :class:`memcalc.errors.MissingError` for too few of them, saying how many each figure needs.
+    """
+    if importlib.util.find_spec("scipy") is None:
+        raise InputError("calibrate", "SciPy", "fitting needs it: pip install 'memcalc[calibrate]'")
+    from memcalc.convert.runs import read_runs
+    from memcalc.probe.calibrate.fit import calibrated, refused
+
+    found = calibrated(read_runs(runs), gpu, tuple(preset_dirs))
+    refused(found)
+    return found

@@ -1,0 +1,191 @@
+"""The rows of one GPU: checked against each other, predicted, and split into those that fit and those that judge."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+from memcalc import validation
+from memcalc.errors import CombinationError, MemcalcError, MissingError, UnknownNameError
+from memcalc.units import GIB
+
+if TYPE_CHECKING:
+    from memcalc.results import Estimate
+    from memcalc.specs.hardware import GPU
+    from memcalc.specs.runs import Run, RunsFile
+
+__all__ = ["Row", "check", "counted", "family_of", "gpu_of", "listed", "predicted", "split"]
+
+HELD = 0.2
+"""Share of the rows that is held back at least."""
+HELD_MOST = 0.3
+"""And at most: a family of rows that would go beyond it stays."""
+APART = {"allocated": 0.02, "reserved": 0.1, "device": 0.1, "time": 0.25}
+"""Figures of the same job further apart than this share contradict each other."""
+COARSE = 0.02
+"""A figure of grade B may have been rounded by this share."""
+_VARIED = ("micro_batch", "seq_len", "global_batch")
+"""What differs between near-copies of a job."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """A run with its prediction."""
+
+    run: Run
+    estimate: Estimate
+    family: str
+    """Equal for near-copies, which are fitted on or held back together."""
+
+    @property
+    def beside(self) -> int | None:
+        """What the process holds outside its allocator [bytes]; None where the run does not have both figures."""
+        figures = self.run.measured.figures
+        return figures["device"] - figures["reserved"] if {"device", "reserved"} <= set(figures) else None
+
+
+def gpu_of(runs: RunsFile, name: str | None, presets: validation.Presets) -> GPU:
+    """Return the GPU that is meant.
+
+    Raises :class:`memcalc.errors.CombinationError` for rows of several GPUs where none is named, and
+    :class:`memcalc.errors.UnknownNameError` for one that no row has.
+    """
+    used = [presets.gpu(one).name for one in (*(run.gpu for run in runs.run), *(probe.gpu for probe in runs.probe))]
+    counts = Counter(used).most_common()
+    if not counts:
+        raise MissingError("a calibration needs rows: the files have no [[run]] and no [[probe]].")
+    listed = ", ".join(f"{gpu} ({count})" for gpu, count in counts)
+    if name is None:
+        if len(counts) > 1:
+            raise CombinationError(
+                "runs", len(used), f"a calibration is of one GPU, and --gpu must say which: {listed}"
+            )
+        return presets.gpu(counts[0][0])
+    chip = presets.gpu(name)
+    if chip.name not in dict(counts):
+        raise UnknownNameError("gpu", name, f"the rows are of {listed}", dict(counts))
+    return chip
+
+
+def check(runs: Sequence[Run], chip: GPU) -> None:
+    """Refuse rows that cannot be true together, naming them."""
+    for run in runs:
+        _possible(run, chip)
+    alike: dict[str, list[Run]] = defaultdict(list)
+    for run in runs:
+        alike[_key(run)].append(run)
+    for same in alike.values():
+        for first, other in pairwise(same):
+            _agree(first, other)
+
+
+def _possible(run: Run, chip: GPU) -> None:
+    """Refuse figures that no process can have."""
+    figures = run.measured.figures
+    for low, high in (("allocated", "reserved"), ("reserved", "device"), ("allocated", "device")):
+        if low in figures and high in figures and figures[low] > figures[high]:
+            said = f"{low} is {_gib(figures[low])} and {high} {_gib(figures[high])} GiB, which no process can have"
+            raise CombinationError("run", run.id, said)
+    capacity = max(run.gpu_memory or chip.memory_bytes, chip.nvidia_smi_bytes or 0)
+    largest = max(figures.values(), default=0)
+    if largest > capacity * (1 + COARSE if run.grade == "B" else 1):
+        said = f"{_gib(largest)} GiB were measured, and {chip.name} has {_gib(capacity)}"
+        raise CombinationError("run", run.id, said)
+
+
+def _agree(first: Run, other: Run) -> None:
+    """Refuse two figures of one job that are too far apart."""
+    pairs: dict[str, tuple[float | None, float | None]] = {
+        name: (getattr(first.measured, name), getattr(other.measured, name)) for name in APART if name != "time"
+    }
+    pairs["time"] = (_speed(first), _speed(other))
+    for name, (a, b) in pairs.items():
+        if a and b and abs(a / b - 1) > APART[name]:
+            said = f"it is the same job as {first.id}, and their {name} figures are {abs(a / b - 1):.0%} apart"
+            raise CombinationError("run", other.id, f"{said}: leave one out")
+
+
+def _speed(run: Run) -> float | None:
+    return 1 / run.seconds if run.seconds else run.tokens_per_second_per_gpu
+
+
+def _key(run: Run) -> str:
+    """Equal for the same job measured twice in the same campaign: all that was set, and where it was read."""
+    # A comment says what no setting can, such as the commit that made the same job faster
+    told = (
+        run.model,
+        run.gpu_memory,
+        run.gpus,
+        run.workload,
+        run.strategy,
+        run.software,
+        run.rank,
+        run.probe,
+        run.comment,
+    )
+    return json.dumps(told, sort_keys=True, default=str)
+
+
+def predicted(runs: Iterable[Run], presets: validation.Presets) -> Iterator[Row]:
+    """Yield each run that memcalc can predict; the others are told by ``memcalc validate``."""
+    for run in runs:
+        try:
+            estimate = validation.predict(run, presets)
+            validation.figures_of(run, estimate)
+        except MemcalcError:
+            continue
+        yield Row(run, estimate, family_of(run))
+
+
+def family_of(run: Run) -> str:
+    """A text that near-copies of a job share: all of it but batch and length, hashed so that it orders at random."""
+    strategy = {name: value for name, value in run.strategy.items() if name not in _VARIED}
+    workload = {name: value for name, value in run.workload.items() if name not in _VARIED}
+    model = run.model if isinstance(run.model, str) else {k: v for k, v in run.model.items() if k != "max_positions"}
+    said = json.dumps([model, run.gpus, strategy, workload], sort_keys=True, default=str)
+    return hashlib.sha256(said.encode()).hexdigest()
+
+
+def split(rows: Sequence[Row]) -> tuple[list[Row], list[Row]]:
+    """Return the rows to fit on and those held back: whole families, in the order of their hashes.
+
+    The same rows always split alike, in whatever order they are read.
+    """
+    sizes = Counter(row.family for row in rows)
+    held: set[str] = set()
+    count = 0
+    for family in sorted(sizes):
+        if count < HELD * len(rows) and count + sizes[family] <= HELD_MOST * len(rows):
+            held.add(family)
+            count += sizes[family]
+    ordered = sorted(rows, key=lambda row: row.run.id)
+    return [r for r in ordered if r.family not in held], [r for r in ordered if r.family in held]
+
+
+def listed(names: Iterable[str], most: int = 4) -> str:
+    """Return some names, and how many more there are.
+
+    >>> listed(["a", "b", "c"], 2)
+    'a, b and 1 more'
+    """
+    every = list(names)
+    rest = len(every) - most
+    return ", ".join(every[:most]) + (f" and {rest} more" if rest > 0 else "")
+
+
+def counted(rows: Collection[object]) -> str:
+    """Return how many rows there are.
+
+    >>> counted(["a"]), counted([])
+    ('1 row', '0 rows')
+    """
+    return f"{len(rows)} row{'' if len(rows) == 1 else 's'}"
+
+
+def _gib(size: float) -> str:
+    return f"{size / GIB:.2f}"
