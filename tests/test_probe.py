@@ -411,6 +411,27 @@ def test_a_worker_that_fails_is_a_result() -> None:
     assert late["message"].startswith("stopped after 0 s")
 
 
+def test_a_rank_that_fails_tells_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first rank waits for it and never writes: torchrun ends it where another ended with 1."""
+    job, result = tmp_path / "job.json", tmp_path / "result.json"
+    job.write_text(json.dumps({"kind": "step", "fails": True}))
+    monkeypatch.setenv("RANK", "1")
+
+    def maybe(job: dict[str, Any]) -> dict[str, Any]:
+        if job["fails"]:
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+        return {"run": {}}
+
+    monkeypatch.setattr(worker, "_function", lambda _: maybe)
+    monkeypatch.setattr(worker, "_end_with_parent", lambda: None)
+    assert worker.main([str(job), str(result)]) == 1
+    assert json.loads(result.read_text())["outcome"] == "oom"
+    result.unlink()
+    job.write_text(json.dumps({"kind": "step", "fails": False}))
+    assert worker.main([str(job), str(result)]) == 0
+    assert not result.exists(), "of ranks that succeed the first writes alone"
+
+
 @pytest.mark.parametrize(
     ("error", "outcome"),
     [
@@ -607,6 +628,8 @@ def test_without_a_gpu_one_sentence_says_what_can_be_done(monkeypatch: pytest.Mo
     assert said.exit_code == 2
     assert "no CUDA device is visible; --device cpu" in said.output
     assert len(said.output.splitlines()) == 1
+    seen |= {"transformers": "4.57.1"}
+    assert "needs Transformers 5 or newer, and 4.57.1 is" in CliRunner().invoke(app, ["probe"]).output
     monkeypatch.setattr(facts, "find_spec", lambda name: None if name == "torch" else object())
     assert "it needs torch: pip install 'memcalc[probe]'" in CliRunner().invoke(app, ["probe"]).output
 
