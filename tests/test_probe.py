@@ -11,6 +11,7 @@ import gc
 import json
 import os
 import stat
+import sys
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -632,6 +633,20 @@ def test_without_a_gpu_one_sentence_says_what_can_be_done(monkeypatch: pytest.Mo
     assert "needs Transformers 5 or newer, and 4.57.1 is" in CliRunner().invoke(app, ["probe"]).output
     monkeypatch.setattr(facts, "find_spec", lambda name: None if name == "torch" else object())
     assert "it needs torch: pip install 'memcalc[probe]'" in CliRunner().invoke(app, ["probe"]).output
+
+
+@pytest.mark.parametrize("device", ["cuda", "cpu"])
+def test_a_dry_run_needs_no_torch(device: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Nor does it leave anything behind."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("torch", "transformers"):
+        monkeypatch.setitem(sys.modules, name, None)
+    words = ["probe", "--dry-run", "--gpu", "rtx-3090", "--suite", "small", "--device", device]
+    said = CliRunner().invoke(app, words, env={"COLUMNS": "100"})
+    assert said.exit_code == 0, said.output
+    assert "would run" in said.output
+    assert rows_of("small", device)[0].id in said.output
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("form", ["rich", "markdown", "csv", "json", "latex", "html"])
