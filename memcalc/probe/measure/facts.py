@@ -21,6 +21,8 @@ from memcalc.units import GIB
 __all__ = ["Facts", "look", "preset_of"]
 
 NEEDS = ("torch", "transformers")
+_TRANSFORMERS = 5
+"""The oldest release whose classes the suite builds."""
 _LOOK_S = 180.0
 _SAME_MEMORY = 0.06
 """How far a capacity may be from a preset's: error correction and the driver take their parts."""
@@ -76,6 +78,9 @@ def look(device: str) -> Facts:
         raise InputError("device", device, f"a look at it failed: {result['message']}")
     seen = result["look"]
     uuid = seen.pop("uuid", "")
+    if int(seen["transformers"].partition(".")[0]) < _TRANSFORMERS:
+        old = f"it needs Transformers {_TRANSFORMERS} or newer, and {seen['transformers']} is installed"
+        raise InputError("device", device, f"{old}: pip install 'memcalc[probe]'")
     if device == "cuda" and not seen["gpus"]:
         raise InputError("device", device, _NO_CUDA)
     found = Facts(**seen, settings=settings_of(os.environ))

@@ -56,6 +56,7 @@ SHAPES: dict[str, Config] = {
     "tiny-llama": _llama(256, 4, 4, 2, 704, 1088),
     "tiny-gpt2": _gpt2(256, 4, 4, 1088, 0.0),
     "tiny-qwen2": _llama(256, 4, 4, 2, 704, 1088, "qwen2", tie_word_embeddings=True),
+    "tiny-mixtral": _llama(256, 2, 4, 2, 704, 1088) | _experts("mixtral", 4, 2, 256),
     "tiny-wide-vocab": _llama(128, 2, 4, 4, 352, 16000),
 }
 """By name. Those called tiny are for a CPU; GPT-2's has no dropout there, whose masks a CPU keeps at full width."""

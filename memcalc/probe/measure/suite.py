@@ -76,6 +76,7 @@ class Row:
             "optimizer": "adamw",
             "optimizer_impl": self.optimizer_impl,
         }
+        words |= {"checkpoint": "non-reentrant"} if self.recompute != "none" else {}
         adapters = {"lora": self.lora, "adapter_dtype": "fp32", "autocast": self.autocast} if self.lora else {}
         return words | adapters
 
@@ -198,6 +199,10 @@ CPU = (
     Row("tiny-qwen2", "fp32", "every-2", "eager", "fused", 2, 128),
     Row("tiny-llama", "bf16", "full", "eager", "foreach", 4, 128),
     Row("tiny-llama", "bf16", "selective-ops", "eager", "loop", 2, 128),
+    Row("tiny-mixtral", "bf16", "none", "eager", "foreach", 2, 128),
+    Row("tiny-llama", "bf16-autocast", "every-2", "eager", "loop", 2, 128),
+    Row("tiny-llama", "bf16", "none", "eager", "fused", 2, 128, lora="16:q,k,v,o"),
+    Row("tiny-llama", "fp32", "none", "math", "foreach", 2, 128),
     Row("tiny-gpt2", "fp32", "full", "eager", "foreach", 2, 128),
     Row("tiny-llama", "fp32", "none", "eager", "fused", 2, 128, accumulation=2),
 )

@@ -47,16 +47,19 @@ def result_of(job: dict[str, Any]) -> dict[str, Any]:
 
 
 def main(arguments: list[str]) -> int:
-    """Read the job, run it, and write the result; of several ranks the first writes."""
+    """Read the job, run it, and write the result: of several ranks the first, or one that failed.
+
+    A rank that failed ends with 1, upon which torchrun ends those that wait for it.
+    """
     _end_with_parent()
     if arguments[0] == "--ranks":
         _become_ranks(arguments[1], arguments[2:])
     job_file, result_file = map(Path, arguments)
     result = result_of(json.loads(job_file.read_text(encoding="utf-8")))
-    if int(os.environ.get("RANK", "0")) == 0:
+    if int(os.environ.get("RANK", "0")) == 0 or not result["ok"]:
         with replacing(result_file) as stream:
             stream.write(json.dumps(result).encode())
-    return 0
+    return int(not result["ok"])
 
 
 def _function(kind: str) -> Callable[[dict[str, Any]], dict[str, Any]]:
