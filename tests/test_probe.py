@@ -254,7 +254,12 @@ def toy(micro_batches: int, loss: Callable[[Toy], torch.Tensor]) -> Any:
     blocks = {f"layers.{place}": layer for place, layer in enumerate(model.layers)}
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     return SimpleNamespace(
-        model=model, blocks=blocks, loss=lambda: loss(model), optimizer=optimizer, micro_batches=micro_batches
+        model=model,
+        blocks=blocks,
+        loss=lambda: loss(model),
+        optimizer=optimizer,
+        scaler=torch.amp.GradScaler("cpu", enabled=False),
+        micro_batches=micro_batches,
     )
 
 
@@ -654,7 +659,7 @@ def test_a_dry_run_needs_no_torch(device: str, monkeypatch: pytest.MonkeyPatch, 
     said = CliRunner().invoke(app, words, env={"COLUMNS": "100"})
     assert said.exit_code == 0, said.output
     assert "would run" in said.output
-    assert rows_of("small", device)[0].id in said.output
+    assert rows_of("small", device, catalog.gpu("rtx-3090"))[0].id in said.output
     assert not list(tmp_path.iterdir())
 
 
@@ -691,6 +696,30 @@ def test_a_probe_of_this_processor_end_to_end(tmp_path: Path, monkeypatch: pytes
 
 
 def test_the_quick_look_is_the_beginning() -> None:
-    assert rows_of("small", "cuda") == CUDA[: suite.SMALL]
-    assert rows_of("machine", "cuda") == ()
+    card = catalog.gpu("h100")
+    assert rows_of("small", "cuda", card) == CUDA[: suite.SMALL]
+    assert rows_of("machine", "cuda", card) == ()
     assert isinstance(plan_jobs("machine", target("h100"), 1)[0], Planned)
+
+
+def test_a_gpu_without_bf16_is_given_what_it_can_run() -> None:
+    """V100: no bf16, no flash attention; each kind of row still stands, in fp16 under autocast."""
+    rows = rows_of("full", "cuda", catalog.gpu("v100-32g"))
+    assert {row.precision for row in rows} == {"fp16-autocast", "fp32"}
+    assert "flash" not in {row.attention for row in rows}
+    assert len({row.id for row in rows}) == len(rows) >= 60
+    assert {row.model for row in rows} == {row.model for row in CUDA}
+    assert not [one.skip for one in plan_jobs("steps", target("v100-32g"), 1) if one.skip and "needs" not in one.skip]
+
+
+def test_fp16_scales_its_loss() -> None:
+    """Gradients are unscaled before the step, and the weights move."""
+    row = Row("tiny-llama", "fp16-autocast", "none", "eager", "foreach", 1, 16)
+    run = {"strategy": row.strategy("plain"), "workload": row.workload()}
+    training = build({"run": run, "config": config_of("tiny-llama", 1)}, "cpu")
+    before = [parameter.detach().clone() for parameter in training.model.parameters()]
+    (loss := training.scaler.scale(training.loss())).backward()
+    assert loss.item() > 1000, "the loss of random weights is about 9"
+    training.scaler.step(training.optimizer)
+    moved = [(old - new).abs().max() for old, new in zip(before, training.model.parameters(), strict=True)]
+    assert max(moved) > 0

@@ -19,6 +19,7 @@ __all__ = ["Training", "build", "choose_attention", "decoder_blocks"]
 DTYPES = {
     "fp32": torch.float32,
     "bf16-autocast": torch.float32,
+    "fp16-autocast": torch.float32,
     "bf16-mixed": torch.float32,
     "bf16": torch.bfloat16,
 }
@@ -39,6 +40,8 @@ class Training:
     loss: Callable[[], torch.Tensor]
     """Forward pass and loss of one micro-batch."""
     optimizer: torch.optim.Optimizer
+    scaler: torch.amp.GradScaler
+    """Of the loss, under fp16; else it passes everything on."""
     micro_batches: int
     """Of one optimizer step."""
 
@@ -67,8 +70,9 @@ def build(job: Mapping[str, Any], device: str, adapt: Adapt | None = None) -> Tr
     return Training(
         model=model,
         blocks=blocks,
-        loss=partial(_loss, model, tokens, tokens.clone(), _autocasts(strategy), device),
+        loss=partial(_loss, model, tokens, tokens.clone(), _autocast(strategy), device),
         optimizer=_optimizer(model, strategy["optimizer_impl"]),
+        scaler=torch.amp.GradScaler(device, enabled=strategy["precision"] == "fp16-autocast"),
         micro_batches=workload["global_batch"] // micro_batch,
     )
 
@@ -134,13 +138,18 @@ def _adapted(base: nn.Module, strategy: Mapping[str, Any], workload: Mapping[str
     return model
 
 
-def _autocasts(strategy: Mapping[str, Any]) -> bool:
-    return strategy["precision"] == "bf16-autocast" or bool(strategy.get("autocast"))
+def _autocast(strategy: Mapping[str, Any]) -> torch.dtype | None:
+    """Return the dtype of autocast, where there is one."""
+    if strategy["precision"] == "fp16-autocast":
+        return torch.float16
+    return torch.bfloat16 if strategy["precision"] == "bf16-autocast" or strategy.get("autocast") else None
 
 
-def _loss(model: nn.Module, tokens: torch.Tensor, labels: torch.Tensor, autocasts: bool, device: str) -> torch.Tensor:
+def _loss(
+    model: nn.Module, tokens: torch.Tensor, labels: torch.Tensor, autocast: torch.dtype | None, device: str
+) -> torch.Tensor:
     """Run forward and loss; Transformers computes the loss where labels are given."""
-    with torch.autocast(device, torch.bfloat16) if autocasts else contextlib.nullcontext():
+    with torch.autocast(device, autocast) if autocast else contextlib.nullcontext():
         loss: torch.Tensor = model(input_ids=tokens, labels=labels).loss
     return loss
 

@@ -174,9 +174,10 @@ def _one_step(training: Training, phases: Phases) -> None:
         phases.enter(FORWARD)
         loss = training.loss()
         phases.enter(BACKWARD)
-        loss.backward()
+        training.scaler.scale(loss).backward()
     phases.enter(STEP)
-    training.optimizer.step()
+    training.scaler.step(training.optimizer)
+    training.scaler.update()
     del loss
     training.optimizer.zero_grad(set_to_none=True)
     phases.leave()

@@ -71,7 +71,7 @@ class Planned:
 
 def plan_jobs(suite: str, target: Target, ranks: int) -> list[Planned]:
     """Return the jobs of a suite in their order: the machine, the most telling steps, its rates, all other steps."""
-    steps = [planned for row in rows_of(suite, target.device) for planned in _of_row(row, target)]
+    steps = [planned for row in rows_of(suite, target.device, target.gpu) for planned in _of_row(row, target)]
     first = len(TELLING) if target.device == "cuda" else 0
     machine = [] if suite == "steps" else list(_machine(target, ranks))
     context = [planned for planned in machine if planned.job.kind == "machine"]

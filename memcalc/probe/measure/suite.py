@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any, Literal
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Literal
 
 from memcalc.errors import UnknownNameError
+
+if TYPE_CHECKING:
+    from memcalc.specs.hardware import GPU
 
 __all__ = ["CPU", "CUDA", "SMALL", "SUITES", "TELLING", "Row", "rows_of"]
 
@@ -209,11 +212,20 @@ CPU = (
 """Tiny, and with materialised scores: the fused kernels of a CPU keep other tensors than those of a GPU."""
 
 
-def rows_of(suite: str, device: str) -> tuple[Row, ...]:
-    """Return the training steps of a suite."""
+def rows_of(suite: str, device: str, gpu: GPU) -> tuple[Row, ...]:
+    """Return the training steps of a suite, as the GPU can run them."""
     if suite not in SUITES:
         raise UnknownNameError("suite", suite, f"must be one of {', '.join(SUITES)}", SUITES)
     if suite == "machine":
         return ()
-    rows = CUDA if device == "cuda" else CPU
+    rows = tuple({row.id: row for row in (_possible(row, gpu) for row in CUDA)}.values()) if device == "cuda" else CPU
     return rows[:SMALL] if suite == "small" else rows
+
+
+def _possible(row: Row, gpu: GPU) -> Row:
+    """Return the row in what stands in for its dtype and kernel where a GPU has no bf16 or no flash attention."""
+    if row.precision.startswith("bf16") and not gpu.supports("bf16"):
+        row = replace(row, precision="fp16-autocast", autocast=bool(row.lora))
+    if row.attention == "flash" and not gpu.flash_attention:
+        row = replace(row, attention="efficient")
+    return row

@@ -25,7 +25,7 @@ _RECORD = (
     "torch.cuda.memory._record_memory_history(max_entries=200_000)  # before the model is built",
     "try:",
     "    train()",
-    "except torch.OutOfMemoryError:",
+    "except torch.cuda.OutOfMemoryError:",
     '    torch.cuda.memory._dump_snapshot("oom.pickle")',
     "    raise",
 )
