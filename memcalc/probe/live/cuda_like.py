@@ -185,12 +185,20 @@ def _fp32(name: str, set_dtype: bool) -> Callable[..., Any]:
 
 
 def _apply(module: nn.Module, change: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> nn.Module:
-    """``Module._apply`` by new parameters: fake ones can be neither swapped nor given data of another dtype."""
+    """``Module._apply`` by new parameters: fake ones can be neither swapped nor given data of another dtype.
+
+    A weight that several modules share stays one.
+    """
+    known: dict[nn.Parameter, nn.Parameter] = {}
     for part in module.modules() if recurse else (module,):
         for name, old in part._parameters.items():
-            new = None if old is None else change(old.data)
-            if new is not None and (new.dtype, new.device) != (old.dtype, old.device):
-                part._parameters[name] = nn.Parameter(new, old.requires_grad)
+            if old is None:
+                continue
+            if old not in known:
+                new = change(old.data)
+                alike = (new.dtype, new.device) == (old.dtype, old.device)
+                known[old] = old if alike else nn.Parameter(new, old.requires_grad)
+            part._parameters[name] = known[old]
         part._buffers.update({name: change(old) for name, old in part._buffers.items() if old is not None})
     return module
 
