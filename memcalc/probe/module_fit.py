@@ -128,15 +128,14 @@ def execution_of(part: Part, sizes: Sizes, mode: Mode, treatment: Treatment) -> 
         for other in others:
             rest.setdefault(index, []).append(len(records))
             records.append(_storage(part.names[index], cast("Kind", part.kinds[index]), part.dtypes[index], other))
-    kept = [i for index in part.kept for i in (index, *rest.get(index, ()))]
+    kept, passing = ([i for index in some for i in (index, *rest.get(index, ()))] for some in (part.kept, part.passing))
     forward = [*rest.get(0, ()), *_spread(part.forward, rest)]
     forward += _left(forward, rest, set(kept))
     backward = [*rest.get(part.incoming, ()), *_spread(part.backward, rest)]
-    alive = {i for i in kept if i in set(sum(rest.values(), []))}
-    backward += _left(backward, rest, set(), alive)
+    backward += _left(backward, rest, set(), set(kept))
     return Execution(
         mode=mode, treatment=treatment, records=tuple(records), forward=tuple(forward), backward=tuple(backward),
-        kept=tuple(kept), output=part.output, incoming=part.incoming, outgoing=part.outgoing,
+        kept=tuple(kept), passing=tuple(passing), output=part.output, incoming=part.incoming, outgoing=part.outgoing,
     )  # fmt: skip
 
 

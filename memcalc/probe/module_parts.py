@@ -64,6 +64,7 @@ class Part:
     forward: list[int] = field(default_factory=list)
     backward: list[int] = field(default_factory=list)
     kept: list[int] = field(default_factory=list)
+    passing: list[int] = field(default_factory=list)
     output: int = 0
     incoming: int = 0
     outgoing: int | None = None
@@ -73,7 +74,7 @@ class Part:
     def structure(self) -> tuple[object, ...]:
         """All but the sizes: equal in runs that differ in the batch alone."""
         ends = self.output, self.incoming, self.outgoing
-        return tuple(self.kinds), tuple(self.forward), tuple(self.backward), tuple(self.kept), ends
+        return tuple(self.kinds), tuple(self.forward), tuple(self.backward), tuple(self.kept), tuple(self.passing), ends
 
 
 Moment = tuple[str, int]
@@ -179,12 +180,12 @@ class _Writer:
         return [s for s in self.spans if before(s.begin, moment) and not before(s.end, moment)]
 
     def _forward(self) -> None:
-        """Events of forward; what is freed later than here is kept, unless it goes on to the next part."""
+        """Events of forward; what backward frees is kept, unless it goes on to the next part."""
         here, out = ("forward", self.index), self.out
         passing = [
             span
             for span in self._alive_at(here)
-            # what the part before made and this one frees; longer lives are kept by the part that made them
+            # what the part before made and this one frees; longer lives pass, and are listed where they were made
             if span.end == here and span.begin == ("forward", self.index - 1) and span.life.number != self.input
         ]
         out.forward += [self._record(span) for span in passing if span.life.kind != "weight copy"]
@@ -200,11 +201,12 @@ class _Writer:
             freed = ~index in out.forward
             if freed or number == self.output != self.input:
                 continue
-            soon = span.end[0] == "forward" and (span.end[1] == self.index + 1 or number == self.input)
-            if soon:
-                out.forward.append(~index)
-            else:
+            if span.end[0] != "forward":
                 out.kept.append(index)
+                continue
+            out.forward.append(~index)
+            if span.end[1] > self.index + 1 and number != self.input:
+                out.passing.append(index)
 
     def _moments(self, here: Moment) -> list[tuple[int, _Span, bool]]:
         """Births and deaths in a part's forward or backward, in order."""

@@ -48,6 +48,8 @@ class Execution(Frozen):
     forward: tuple[Index, ...]
     backward: tuple[Index, ...]
     kept: tuple[Index, ...]
+    passing: tuple[Index, ...] = ()
+    """What a local variable holds until the whole forward ends, while later parts run; here it is freed at once."""
     output: Index
     incoming: Index
     outgoing: Index | None = None
@@ -55,7 +57,7 @@ class Execution(Frozen):
     @model_validator(mode="after")
     def _consistent(self) -> Execution:
         """Every event names a storage, which is freed after it was allocated, and once."""
-        ends = (self.output, self.incoming, 0 if self.outgoing is None else self.outgoing, *self.kept)
+        ends = (self.output, self.incoming, 0 if self.outgoing is None else self.outgoing, *self.kept, *self.passing)
         named = chain(ends, (event if event >= 0 else ~event for event in (*self.forward, *self.backward)))
         if not all(0 <= index < len(self.records) for index in named):
             raise ValueError("an event names a storage that is not listed")

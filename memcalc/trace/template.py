@@ -54,6 +54,8 @@ class Template:
     """The gradient of the block's output."""
     outgoing: int | None
     """The gradient of the block's input; None where it needs none."""
+    passing: tuple[int, ...] = ()
+    """What is freed with the whole forward; for the block's own order it is gone when the block ends."""
 
     @cached_property
     def names(self) -> tuple[str, ...]:
@@ -202,6 +204,7 @@ def recorded(segment: Segment, setting: Setting, policy: str = "none") -> Templa
         output=run.output,
         incoming=run.incoming,
         outgoing=run.outgoing,
+        passing=run.passing,
     )
 
 
