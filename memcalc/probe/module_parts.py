@@ -254,7 +254,8 @@ def in_order(events: list[int]) -> list[int]:
     """
     out: list[int] = []
     for is_free, run in groupby(events, key=lambda event: event < 0):
-        out += sorted(run, reverse=True) if is_free else run
+        among = list(run)
+        out += sorted(among, reverse=True) if is_free else among
     return out
 
 

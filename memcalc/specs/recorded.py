@@ -19,7 +19,7 @@ Treatment = Literal["none", "full"]
 Unit = Literal["token", "pair", "row", "square", "sample", "once"]
 """Of the units of :mod:`memcalc.trace.tape` those that micro-batch and sequence length make: b·s, b·s², s, s², b, 1."""
 Kind = Literal["activation", "gradient", "weight copy", "external"]
-Count = Annotated[int, Field(ge=0, le=2**53)]
+Count = Annotated[int, Field(ge=0, le=2**48)]
 Index = Annotated[int, Field(ge=-(2**20), lt=2**20)]
 
 

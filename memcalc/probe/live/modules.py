@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
 from torch.utils._pytree import tree_leaves, tree_map
 
 from memcalc.errors import InputError, MissingError
@@ -130,10 +131,11 @@ class Built:
 
 def build(source: Source, called: Functions, mode: str, batch: int, seq: int) -> Built:
     """Make the module and one batch of ``batch`` sequences, in the tensor mode that is on."""
-    made = _called(called.factory, source.module, "module")
+    made = _made(called.factory, source.module)
     model, example = made if isinstance(made, tuple) and len(made) == 2 else (made, None)
     if not isinstance(model, nn.Module):
         raise InputError("module", type(model).__name__, f"{source.module} must return a torch.nn.Module")
+    _imitate(model)
     model = model.to(DTYPES[mode]).train()
     if called.inputs is not None:
         wanted = len(inspect.signature(called.inputs).parameters)
@@ -147,6 +149,41 @@ def build(source: Source, called: Functions, mode: str, batch: int, seq: int) ->
         )
     args, kwargs = _batch(tree_map(lambda leaf: _cast(leaf, DTYPES[mode]), example))
     return Built(model, args, kwargs, called.loss, mode)
+
+
+def _made(factory: Callable[..., Any], name: str) -> Any:
+    """What the factory makes: of fake tensors, or of real ones where it asks for values (as initialisers may)."""
+    mode = torch._guards.detect_fake_mode()
+    if mode is None:
+        return _called(factory, name, "module")
+    try:
+        return factory()
+    except Exception:  # noqa: BLE001  # whatever it was, the second call says it again
+        with unset_fake_temporarily():
+            return _called(factory, name, "module")
+
+
+def _imitate(model: nn.Module) -> None:
+    """Put fake tensors in the place of real ones, and tensors of the CPU in that of those on the meta device."""
+    mode = torch._guards.detect_fake_mode()
+    if mode is None:
+        return
+    known: dict[torch.Tensor, torch.Tensor] = {}
+
+    def fake(tensor: torch.Tensor) -> torch.Tensor:
+        if tensor not in known:
+            like = mode.from_tensor(tensor.detach()) if not isinstance(tensor, FakeTensor) else tensor.detach()
+            like = torch.empty_like(like, device="cpu") if like.device.type == "meta" else like
+            known[tensor] = nn.Parameter(like, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else like
+        return known[tensor]
+
+    for part in model.modules():
+        for group in (part._parameters, part._buffers):
+            group.update({name: fake(one) for name, one in group.items() if one is not None and _needs(one)})
+
+
+def _needs(tensor: torch.Tensor) -> bool:
+    return not isinstance(tensor, FakeTensor) or tensor.device.type == "meta"
 
 
 def takes_length(called: Functions) -> bool:
