@@ -90,8 +90,8 @@ class Fixed:
     loss_in_split: bool = False
     """Embedding and loss count as a block each where blocks are shared out over stages."""
     wgrad_fusion: bool = True
-    blas_workspace: int = 0
-    """Of one cuBLAS handle [bytes]; PyTorch's default where 0."""
+    blas_workspace: int | None = None
+    """Of one cuBLAS handle [bytes]; PyTorch's default where None."""
     attention_mask: bool = False
     """The data loader makes an attention mask."""
     longest_first: bool = False

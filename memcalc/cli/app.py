@@ -31,6 +31,7 @@ EXAMPLES = {
     "export": "memcalc export plan.json --to fsdp2",
     "sweep": "memcalc sweep sweep.toml --output table.csv",
     "validate": "memcalc validate --grade A --worst 5",
+    "probe": "memcalc probe --dry-run --gpu rtx-3090",
     "models": "memcalc models --search llama",
     "gpus": "memcalc gpus a100-80g",
     "nodes": "memcalc nodes --format markdown",
@@ -335,6 +336,42 @@ def validate(
     return comparison.show(
         runs or (), strict=strict, group=group, grade=grade, figure=figure, worst=worst, options=options
     )
+
+
+_Device = Annotated[str, typer.Option(metavar="NAME", help="cuda, or cpu: tiny models, counted without a GPU.")]
+_Gpu = Annotated[
+    str | None, typer.Option(metavar="NAME", help="The GPU's preset; by the driver's name of it when left out.")
+]
+_Suite = Annotated[
+    str, typer.Option(metavar="NAME", help="full, small (a quick look), steps (of training alone) or machine.")
+]
+_Minutes = Annotated[str | None, typer.Option(metavar="N", help="Begin no job that would end later.")]
+_Ranks = Annotated[
+    str | None, typer.Option(metavar="N", help="Processes of the jobs of several GPUs; all GPUs when left out.")
+]
+_Dry = Annotated[bool, typer.Option("--dry-run", help="Only say what would run, and what it needs.")]
+_RUNS_FILE = (
+    replace(DESTINATION[0], help="Of what is shown: rich, markdown, csv, json, latex or html."),
+    replace(DESTINATION[1], help="The runs file; probe.toml when left out."),
+    replace(DESTINATION[2], help="Begin anew, and replace FILE where it exists."),
+)
+
+
+@_command("Measurements", *PRESETS, *_RUNS_FILE)
+def probe(
+    *,
+    device: _Device = "cuda",
+    gpu: _Gpu = None,
+    suite: _Suite = "full",
+    minutes: _Minutes = None,
+    ranks: _Ranks = None,
+    dry_run: _Dry = False,
+    **options: Any,
+) -> int:
+    """Measure training steps and rates on this machine, to a runs file; an interrupted probe goes on."""
+    from memcalc.cli import probe as measuring
+
+    return measuring.show(options, device=device, gpu=gpu, suite=suite, minutes=minutes, ranks=ranks, dry_run=dry_run)
 
 
 _Name = Annotated[str | None, typer.Argument(metavar="NAME", help="Show this one in full, with its sources.")]

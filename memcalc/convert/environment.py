@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from memcalc.convert.config import Reading
 
-__all__ = ["KNOWN", "read_environment", "visible"]
+__all__ = ["KNOWN", "read_environment", "visible", "workspace_bytes"]
 
 _ALLOCATOR = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 _OPTIONS = {
@@ -86,11 +86,23 @@ def _workspace(reading: Reading) -> None:
     """`:SIZE:COUNT` pairs, sizes in KiB (aten/src/ATen/cuda/CublasHandlePool.cpp)."""
     name = "CUBLAS_WORKSPACE_CONFIG"
     text = reading.text(name)
-    pairs = re.findall(r":(\d{1,9}):(\d{1,9})", text)
-    if text and "".join(f":{size}:{count}" for size, count in pairs) != text:
+    size = workspace_bytes(text)
+    if text and size is None:
         raise reading.wrong(name, text, "must be pairs of a size in KiB and a count, as in :4096:8")
-    if pairs:
-        reading.say("strategy.blas_workspace", sum(int(size) * int(count) for size, count in pairs) * 1024, name)
+    if size is not None:
+        reading.say("strategy.blas_workspace", size, name)
+
+
+def workspace_bytes(text: str) -> int | None:
+    """Workspace of one cuBLAS handle [bytes] that CUBLAS_WORKSPACE_CONFIG asks for; None where it is no such text.
+
+    >>> workspace_bytes(":4096:2:16:8") // 1024
+    8320
+    """
+    pairs = re.findall(r":(\d{1,9}):(\d{1,9})", text)
+    if not pairs or "".join(f":{size}:{count}" for size, count in pairs) != text:
+        return None
+    return sum(int(size) * int(count) for size, count in pairs) * 1024
 
 
 def visible(variables: Mapping[str, str]) -> int | None:

@@ -16,10 +16,10 @@ from memcalc.convert.huggingface_keys import Keys
 from memcalc.convert.huggingface_plain import PLAIN
 from memcalc.convert.huggingface_towers import TOWERS
 from memcalc.errors import FileError, InputError, MissingError, UnknownNameError
-from memcalc.specs.flat import from_flat
+from memcalc.specs.flat import flat_of, from_flat
 from memcalc.specs.model import Model
 
-__all__ = ["MODEL_TYPES", "from_huggingface", "read_model"]
+__all__ = ["MODEL_TYPES", "flat_table", "from_huggingface", "read_model"]
 
 _LARGEST_FILE = 5 << 20
 _DECODERS = {**PLAIN, **GATED, **EXPERTS}
@@ -56,6 +56,21 @@ def from_huggingface(mapping: Mapping[str, Any], name: str = "", source: str = "
         model = from_flat({**_DECODERS[kind](keys), **headed, **about})
     keys.refuse_rest()
     return model
+
+
+def flat_table(mapping: Mapping[str, Any]) -> Flat:
+    """Return a decoder's config as the inline table of a runs file, without what is left at its default.
+
+    >>> flat_table({"model_type": "gpt2", "n_layer": 24, "n_embd": 1024, "n_head": 16})["ffn"]
+    4096
+    """
+    kind, data = _text_part(_table(mapping))
+    if kind not in _DECODERS:
+        raise InputError("config key model_type", kind, "must be that of a decoder, which has a flat form")
+    keys = Keys(data)
+    flat = flat_of({**_DECODERS[kind](keys), "family": kind})
+    keys.refuse_rest()
+    return flat.model_dump(mode="json", exclude_defaults=True, exclude_none=True)
 
 
 def read_model(path: str | os.PathLike[str]) -> Model:

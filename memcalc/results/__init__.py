@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     )
     from memcalc.results.inverse import Fit, Inverse, Miss
     from memcalc.results.plans import Nearest, Plan, PlanPeak, Plans, RecipeStep, Remedy, StepTime
+    from memcalc.results.probe import Probed, ProbedJob, ProbeFigure
     from memcalc.results.saved import SavedJob, SavedPlan
     from memcalc.results.sweep import Swept
 
@@ -65,6 +66,9 @@ __all__ = [
     "Plan",
     "PlanPeak",
     "Plans",
+    "ProbeFigure",
+    "Probed",
+    "ProbedJob",
     "RecipeStep",
     "Remedy",
     "RunReason",
@@ -115,6 +119,7 @@ _HOMES = {
     ),
     "inverse": ("Fit", "Inverse", "Miss"),
     "plans": ("Nearest", "Plan", "PlanPeak", "Plans", "RecipeStep", "Remedy", "StepTime"),
+    "probe": ("ProbeFigure", "Probed", "ProbedJob"),
     "saved": ("SavedJob", "SavedPlan"),
     "sweep": ("Swept",),
 }

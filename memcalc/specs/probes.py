@@ -11,7 +11,15 @@ from memcalc.specs.strict import Size, Strict, Text
 __all__ = ["Communicator", "Probe", "Rate", "RateKind"]
 
 RateKind = Literal[
-    "matmul", "attention", "memory", "host-to-device", "device-to-host", "all-reduce", "all-gather", "reduce-scatter"
+    "matmul",
+    "attention",
+    "attention-backward",
+    "memory",
+    "host-to-device",
+    "device-to-host",
+    "all-reduce",
+    "all-gather",
+    "reduce-scatter",
 ]
 """What was timed: matrix products, fused attention, the GPU's memory, copies to and from pinned host memory,
 collectives."""

@@ -37,7 +37,7 @@ Grade = Literal["A", "A-", "B"]
 GRADES: tuple[str, ...] = ("A", "A-", "B")
 
 MeasuredPhase = Literal["forward", "loss", "backward", "step"]
-"""Forward up to the head; head and loss; backward of both; the optimizer step."""
+"""Forward up to the last block; final norm, head and loss; backward of all; the optimizer step."""
 
 _RANK = re.compile(r"max|last|first stage|\d+|stage ([1-9]\d*) of ([1-9]\d*)")
 _RANK_ALLOWED = 'must be max, last, first stage, a rank number, or such as "stage 2 of 16" (stages count from 1)'

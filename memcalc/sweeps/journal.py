@@ -20,7 +20,7 @@ from memcalc.sweeps.rows import Row
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["Journal"]
+__all__ = ["Journal", "lock"]
 
 _SCHEMA = "memcalc.sweep-journal/1"
 _LONGEST_LINE = 1 << 20
@@ -41,7 +41,7 @@ class Journal:
         self.done = 0
         self._stream = self._opened()
         try:
-            _lock(self._stream, path)
+            lock(self._stream, path)
             self._end = self._read()
             self._stream.truncate(self._end)
         except BaseException:
@@ -137,7 +137,7 @@ def _place(line: bytes, jobs: int) -> int | None:
     return place if usable else None
 
 
-def _lock(stream: BinaryIO, path: Path) -> None:
+def lock(stream: BinaryIO, path: Path, whose: str = "sweep") -> None:
     """Refuse a journal that another process is writing; where there are no such locks, trust."""
     try:
         import fcntl
@@ -146,4 +146,4 @@ def _lock(stream: BinaryIO, path: Path) -> None:
     try:
         fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
-        raise InputError("journal", path.name, "another sweep is writing it") from None
+        raise InputError("journal", path.name, f"another {whose} is writing it") from None

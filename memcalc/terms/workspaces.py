@@ -28,7 +28,7 @@ Shape = tuple[int, int, str]
 def workspace_terms(census: Census, workspaces: Workspaces) -> Iterator[Term]:
     """Everything of a process that its matrix products keep."""
     grid = census.grid
-    own = grid.fixed.blas_workspace or workspaces.handle
+    own = workspaces.handle if grid.fixed.blas_workspace is None else grid.fixed.blas_workspace
     used = plain_products(census) if grid.habits.engine else np.ones((1,) * 7, dtype=np.int64)
     handles = 2 * own * used * grid.habits.handle_workspaces
     yield Term("buffers", "BLAS workspaces", handles, ALWAYS, "2 handles · W", HANDLES, {"W": own})

@@ -1,0 +1,187 @@
+"""A real model with its optimizer and one batch, built as a row of the suite says it."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
+
+from memcalc.probe.live.checkpoints import wrap_blocks
+
+__all__ = ["Training", "build", "choose_attention", "decoder_blocks"]
+
+DTYPES = {
+    "fp32": torch.float32,
+    "bf16-autocast": torch.float32,
+    "bf16-mixed": torch.float32,
+    "bf16": torch.bfloat16,
+}
+"""Of the weights as they are made; those of bf16-mixed are what FSDP shards."""
+LEARNING_RATE = 1e-5
+"""Small: the values are random, and only their sizes matter."""
+TARGETS = {"q": "q_proj", "k": "k_proj", "v": "v_proj", "o": "o_proj"}
+ALL_LINEAR = (*TARGETS.values(), "gate_proj", "up_proj", "down_proj")
+
+
+@dataclass
+class Training:
+    """Everything that a step needs."""
+
+    model: nn.Module
+    blocks: dict[str, nn.Module]
+    """The repeated blocks by module path."""
+    loss: Callable[[], torch.Tensor]
+    """Forward pass and loss of one micro-batch."""
+    optimizer: torch.optim.Optimizer
+    micro_batches: int
+    """Of one optimizer step."""
+
+
+Adapt = Callable[[nn.Module, Mapping[str, nn.Module]], nn.Module]
+"""Takes a model and its blocks, and returns what is trained in its place."""
+
+
+def build(job: Mapping[str, Any], device: str, adapt: Adapt | None = None) -> Training:
+    """Return what a job trains, on `device`, with random weights and tokens; `adapt` may shard the model."""
+    run, config = job["run"], job["config"]
+    strategy, workload = run["strategy"], run["workload"]
+    choose_attention(strategy["attention"])
+    model = _model(config, strategy, workload, device)
+    blocks = decoder_blocks(model)
+    recompute = strategy["recompute"]
+    if recompute == "selective-ops":
+        for block in blocks.values():
+            _selective(block)
+    else:
+        wrap_blocks(blocks, recompute)
+    if adapt:
+        model = adapt(model, blocks)
+    micro_batch, seq_len = workload["micro_batch"], workload["seq_len"]
+    tokens = torch.randint(0, config["vocab_size"], (micro_batch, seq_len), device=device)
+    return Training(
+        model=model,
+        blocks=blocks,
+        loss=partial(_loss, model, tokens, tokens.clone(), _autocasts(strategy), device),
+        optimizer=_optimizer(model, strategy["optimizer_impl"]),
+        micro_batches=workload["global_batch"] // micro_batch,
+    )
+
+
+def choose_attention(name: str) -> None:
+    """Leave PyTorch only the kernel that a row asks for: a row that cannot have it fails, and says so.
+
+    The switches hold for the process, so that what is computed again in backward has the same kernel.
+    """
+    switches = torch.backends.cuda
+    switches.enable_flash_sdp(name in {"flash", "eager"})
+    switches.enable_mem_efficient_sdp(name in {"efficient", "eager"})
+    switches.enable_math_sdp(name in {"math", "eager"})
+    if hasattr(switches, "enable_cudnn_sdp"):
+        switches.enable_cudnn_sdp(name == "cudnn")
+
+
+def decoder_blocks(model: nn.Module) -> dict[str, nn.Module]:
+    """Return the blocks of the longest list of like modules, by module path."""
+    lists = {path: module for path, module in model.named_modules() if isinstance(module, nn.ModuleList)}
+    layered = {
+        path: blocks
+        for path, blocks in lists.items()
+        if len(blocks) and all(type(block).__name__.endswith(("Layer", "Block")) for block in blocks)
+    }
+    path = min(layered, key=lambda path: path.count("."))
+    return {f"{path}.{place}": block for place, block in enumerate(layered[path])}
+
+
+def _model(
+    config: Mapping[str, Any], strategy: Mapping[str, Any], workload: Mapping[str, Any], device: str
+) -> nn.Module:
+    """Return the class of Transformers in training mode; under adapters, PEFT's over a frozen base."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    fields = dict(config)
+    settings = AutoConfig.for_model(fields.pop("model_type"), **fields)
+    settings.use_cache = False
+    kernel = "eager" if strategy["attention"] == "eager" else "sdpa"
+    # Weights are made where they stay, one tensor at a time and filled in place, as a checkpoint is loaded
+    with torch.device(device):
+        model: nn.Module = AutoModelForCausalLM.from_config(
+            settings, dtype=DTYPES[strategy["precision"]], attn_implementation=kernel
+        )
+    with contextlib.suppress(AttributeError, ValueError):
+        model.set_experts_implementation("grouped_mm")  # of mixtures of experts; other classes have none
+    if strategy.get("lora"):
+        model = _adapted(model, strategy, workload, device)
+    return model.train()
+
+
+def _adapted(base: nn.Module, strategy: Mapping[str, Any], workload: Mapping[str, Any], device: str) -> nn.Module:
+    """Return the model with LoRA adapters over its frozen weights; without checkpoints its input needs no gradient."""
+    from peft import LoraConfig, get_peft_model
+
+    rank, _, targets = strategy["lora"].partition(":")
+    names = ALL_LINEAR if targets == "all-linear" else tuple(TARGETS[word] for word in targets.split(","))
+    options = LoraConfig(r=int(rank), target_modules=list(names), lora_dropout=workload.get("lora_dropout", 0.0))
+    with torch.device(device):
+        model: nn.Module = get_peft_model(base, options)
+    if strategy["recompute"] != "none":
+        base.enable_input_require_grads()
+    return model
+
+
+def _autocasts(strategy: Mapping[str, Any]) -> bool:
+    return strategy["precision"] == "bf16-autocast" or bool(strategy.get("autocast"))
+
+
+def _loss(model: nn.Module, tokens: torch.Tensor, labels: torch.Tensor, autocasts: bool, device: str) -> torch.Tensor:
+    """Run forward and loss; Transformers computes the loss where labels are given."""
+    with torch.autocast(device, torch.bfloat16) if autocasts else contextlib.nullcontext():
+        loss: torch.Tensor = model(input_ids=tokens, labels=labels).loss
+    return loss
+
+
+def _optimizer(model: nn.Module, kind: str) -> torch.optim.Optimizer:
+    """Return AdamW over what is trained, in one of its three forms."""
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    return torch.optim.AdamW(trained, lr=LEARNING_RATE, foreach=kind == "foreach", fused=kind == "fused")
+
+
+# ------------------------------------------------------------------------------------------- selective recomputation
+
+
+def _selective(block: nn.Module) -> None:
+    """Checkpoint a block as torchtitan's selective recomputation of operators does."""
+    forward = block.forward
+
+    def run(hidden: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        # Keyword arguments are bound to the function, as Transformers does it: they are no inputs of the checkpoint
+        contexts = partial(create_selective_checkpoint_contexts, _policy())
+        return checkpoint(
+            lambda *inputs: forward(*inputs, **kwargs), hidden, *args, use_reentrant=False, context_fn=contexts
+        )
+
+    block.forward = run
+
+
+def _policy() -> Callable[..., CheckpointPolicy]:
+    """Return a policy that keeps attention, and every second matrix product from the first on."""
+    counts = {True: 0, False: 0}
+    aten = torch.ops.aten
+    kept = {
+        aten._scaled_dot_product_flash_attention.default,
+        aten._scaled_dot_product_efficient_attention.default,
+        aten._scaled_dot_product_flash_attention_for_cpu.default,
+    }
+
+    def decide(context: Any, operator: Any, *_: Any, **__: Any) -> CheckpointPolicy:
+        if operator is aten.mm.default:
+            counts[context.is_recompute] += 1
+        odd = operator is aten.mm.default and counts[context.is_recompute] % 2 == 1
+        return CheckpointPolicy.MUST_SAVE if odd or operator in kept else CheckpointPolicy.PREFER_RECOMPUTE
+
+    return decide

@@ -1,0 +1,92 @@
+"""One job in one process: ``python -m memcalc.probe.measure.worker JOB.json RESULT.json``.
+
+With ``--ranks N`` in front it becomes torchrun, which starts N such processes.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import signal
+import sys
+from collections.abc import Callable
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from memcalc.files import replacing
+
+__all__ = ["KINDS", "main", "result_of"]
+
+KINDS = {
+    "look": "memcalc.probe.live.look:run_look",
+    "step": "memcalc.probe.live.steps:run_step",
+    "machine": "memcalc.probe.live.machine:run_machine",
+    "rates": "memcalc.probe.live.rates:run_rates",
+    "collectives": "memcalc.probe.live.ranks:run_collectives",
+    "sharded": "memcalc.probe.live.ranks:run_sharded",
+}
+"""The function that measures each kind of job; it takes the job and returns what stands beside `ok`."""
+
+_LONGEST_MESSAGE = 2000
+_PARENT_DEATH_SIGNAL = 1
+"""PR_SET_PDEATHSIG of Linux's prctl: it outlives an exec."""
+_NO_MEMORY = ("out of memory", "CUBLAS_STATUS_ALLOC_FAILED", "can't allocate memory")
+"""What torch, libraries that ask the driver themselves, and torch's allocator of a CPU say."""
+
+
+def result_of(job: dict[str, Any]) -> dict[str, Any]:
+    """Run one job; out of memory and any other failure are results as well."""
+    try:
+        return {"ok": True, **_function(job["kind"])(job)}
+    except Exception as error:  # noqa: BLE001 - one row that fails is a row, not the end of the probe
+        outcome = "oom" if _out_of_memory(error) else "crash"
+        message = f"{type(error).__name__}: {error}"[:_LONGEST_MESSAGE]
+        return {"ok": False, "outcome": outcome, "message": message}
+
+
+def main(arguments: list[str]) -> int:
+    """Read the job, run it, and write the result; of several ranks the first writes."""
+    _end_with_parent()
+    if arguments[0] == "--ranks":
+        _become_ranks(arguments[1], arguments[2:])
+    job_file, result_file = map(Path, arguments)
+    result = result_of(json.loads(job_file.read_text(encoding="utf-8")))
+    if int(os.environ.get("RANK", "0")) == 0:
+        with replacing(result_file) as stream:
+            stream.write(json.dumps(result).encode())
+    return 0
+
+
+def _function(kind: str) -> Callable[[dict[str, Any]], dict[str, Any]]:
+    module, name = KINDS[kind].split(":")
+    function: Callable[[dict[str, Any]], dict[str, Any]] = getattr(import_module(module), name)
+    return function
+
+
+def _out_of_memory(error: Exception) -> bool:
+    """Say whether memory was short; torch's own error is a RuntimeError that says so."""
+    return isinstance(error, MemoryError) or (
+        isinstance(error, RuntimeError) and any(text in str(error) for text in _NO_MEMORY)
+    )
+
+
+def _end_with_parent() -> None:
+    """Have the kernel end this process when the one that started it ends, however that happens."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PARENT_DEATH_SIGNAL, signal.SIGKILL)
+
+
+def _become_ranks(ranks: str, files: list[str]) -> None:
+    """Turn into torchrun: the ranks end with it, as it ends with the driver."""
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", ranks]
+    os.execv(sys.executable, [sys.executable, *launcher, "-m", "memcalc.probe.measure.worker", *files])  # noqa: S606
+
+
+if __name__ == "__main__":
+    code = main(sys.argv[1:])
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # Leaving at once: destructors of CUDA, NCCL and gloo may hang after a failure, and nothing is left to do
+    os._exit(code)
