@@ -16,7 +16,8 @@ from memcalc.cli import sweep as many
 from memcalc.cli import validate as comparison
 from memcalc.cli.errors import Group
 from memcalc.cli.lazily import Commands
-from memcalc.cli.options import DESTINATION, JOB, PRESETS, Command, Shared, given, takes
+from memcalc.cli.modules import OF_A_STEP, refuse_module, with_model
+from memcalc.cli.options import DESTINATION, JOB, MODULE, PRESETS, Command, Shared, takes
 from memcalc.cli.output import destination
 
 __all__ = ["EXAMPLES", "app"]
@@ -130,7 +131,10 @@ _Rank = Annotated[
 ]
 
 
-@_command("Jobs", *JOB, *PRESETS, *DESTINATION)
+_EITHER = (*(replace(option, required=option.required and option.name != "model") for option in JOB), *MODULE)
+
+
+@_command("Jobs", *_EITHER, *PRESETS, *DESTINATION)
 def plan(
     *,
     objective: _Objective = "throughput",
@@ -153,7 +157,7 @@ def plan(
     force, dirs = bool(options["force"]), tuple(options["preset_dir"] or ())
     target = destination(options)
     found = memcalc.plan(
-        **given(options),
+        **with_model(options),
         objective=objective,
         critical_batch=critical_batch,
         tokens=tokens,
@@ -167,24 +171,24 @@ def plan(
     return 0 if found.plans else 1
 
 
-@_command("Jobs", *JOB, *PRESETS, *DESTINATION)
+@_command("Jobs", *_EITHER, *PRESETS, *DESTINATION)
 def estimate(**options: Any) -> int:
     """Say whether one strategy fits, and where the bytes stand."""
     from memcalc import report
 
     target = destination(options)
-    found = memcalc.estimate(**given(options))
+    found = memcalc.estimate(**with_model(options))
     target.show(report.of_estimate(found))
     return int(found.verdict == "does-not-fit")
 
 
-@_command("Jobs", *JOB, *PRESETS, *DESTINATION)
+@_command("Jobs", *_EITHER, *PRESETS, *DESTINATION)
 def explain(**options: Any) -> int:
     """Show every term of an estimate: formula, the values put in, bytes, phases, source."""
     from memcalc import report
 
     target = destination(options)
-    found = memcalc.estimate(**given(options))
+    found = memcalc.estimate(**with_model(options))
     target.show(report.of_terms(found))
     return int(found.verdict == "does-not-fit")
 
@@ -338,7 +342,7 @@ def validate(
     )
 
 
-_Device = Annotated[str, typer.Option(metavar="NAME", help="cuda, or cpu: tiny models, counted without a GPU.")]
+_Device = Annotated[str, typer.Option(metavar="NAME", help="cuda, cpu (tiny models, counted) or fake (your --module).")]
 _Gpu = Annotated[
     str | None, typer.Option(metavar="NAME", help="The GPU's preset; by the driver's name of it when left out.")
 ]
@@ -357,7 +361,14 @@ _RUNS_FILE = (
 )
 
 
-@_command("Measurements", *PRESETS, *_RUNS_FILE)
+_STEP = tuple(replace(option, panel="Module") for option in JOB if option.name in OF_A_STEP)
+_Recorded = Annotated[
+    str | None,
+    typer.Option("--save", metavar="FILE", rich_help_panel="Module", help="The recorded model, for --model."),
+]
+
+
+@_command("Measurements", *PRESETS, *MODULE, *_STEP, *_RUNS_FILE)
 def probe(
     *,
     device: _Device = "cuda",
@@ -366,9 +377,18 @@ def probe(
     minutes: _Minutes = None,
     ranks: _Ranks = None,
     dry_run: _Dry = False,
+    save: _Recorded = None,
     **options: Any,
 ) -> int:
-    """Measure training steps and rates on this machine, to a runs file; an interrupted probe goes on."""
+    """Measure training steps and rates on this machine, to a runs file; an interrupted probe goes on.
+
+    --device fake needs none: a module of your own is run on fake tensors.
+    """
+    if device == "fake":
+        from memcalc.cli import probe_module
+
+        return probe_module.show(options, save)
+    refuse_module({**options, "save": save})
     from memcalc.cli import probe as measuring
 
     return measuring.show(options, device=device, gpu=gpu, suite=suite, minutes=minutes, ranks=ranks, dry_run=dry_run)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from memcalc.errors import CombinationError, UnknownNameError
+from memcalc.errors import CombinationError
 from memcalc.formulas.recompute import parse_policy
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ def check_recorded(request: Request, model: Model) -> None:
         choice = request.choices.get(name)
         value = choice.said if choice is not None else request.given.get(name)
         if value not in (*HARMLESS, *((1,) if name in WHOLE else ())):
-            raise CombinationError(name.replace("_", "-"), value, why)
+            raise CombinationError(name.replace("_", "-"), value if isinstance(value, int) else str(value), why)
     _check_framework(request)
     for policy in _policies(request):
         check_policy(policy, model)
@@ -56,9 +56,7 @@ def check_recorded(request: Request, model: Model) -> None:
 def _check_framework(request: Request) -> None:
     named = str(request.given.get("framework", "fsdp2"))
     if named.partition("@")[0] not in FRAMEWORKS:
-        raise UnknownNameError(
-            "framework", named, f"a recorded module is modelled under {', '.join(FRAMEWORKS)}", FRAMEWORKS
-        )
+        raise CombinationError("framework", named, f"a recorded module is modelled under {', '.join(FRAMEWORKS)}")
     if request.given["fields"].get("checkpoint") == "reentrant":
         raise CombinationError("strategy.checkpoint", "reentrant", "checkpoints were recorded in their other form")
 
@@ -73,13 +71,10 @@ def check_policy(name: str, model: Model) -> None:
     """Whole blocks are computed again or not; of several kinds of blocks all, or none."""
     kind = parse_policy(name).kind
     if kind in {"parts", "selective-ops"}:
-        raise CombinationError(
-            "recompute", name, "a recorded block is computed again as a whole: none, full or every-K"
-        )
+        whole = "recorded blocks are computed again as a whole: none, full or every-K"
+        raise CombinationError("recompute", name, whole)
     if kind not in {"none", "full"} and len(model.groups) > 1:
-        raise CombinationError(
-            "recompute", name, "blocks that are not alike are all computed again or none: none or full"
-        )
+        raise CombinationError("recompute", name, "of blocks that are not alike all are computed again or none")
 
 
 def _check_samples(request: Request) -> None:

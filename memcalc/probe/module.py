@@ -2,26 +2,32 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, get_args
 
 from memcalc.errors import CombinationError, InputError, MissingError
+from memcalc.formulas.recompute import parse_policy
 from memcalc.probe.module_fit import counts, execution_of, fitted, polynomial, relative_error
 from memcalc.probe.module_parts import parts_of
 from memcalc.specs.model import Attention, Block, BlockGroup, Mlp, Model, Outside
 from memcalc.specs.recorded import Execution, Mode, Recording, Segment, Treatment
+from memcalc.specs.strategy import OptimizerImpl, Precision
 
 if TYPE_CHECKING:
     from memcalc.probe.live.modules_run import Run
     from memcalc.probe.module_fit import Point
     from memcalc.probe.module_parts import Part
+    from memcalc.results.module import ModuleProbe
 
 MODES: tuple[Mode, ...] = ("fp32", "half", "autocast")
 TREATMENTS: tuple[Treatment, ...] = ("none", "full")
 USUAL_LENGTH = 512
 GRAIN = 32
 """Lengths are multiples of it where they can be: kernels fill rows up to it, which no polynomial follows."""
+ABSENT = "a module is run by torch, which is not installed: pip install 'memcalc[probe]'."
 MOST_ERROR = 0.01
 """Share of a part's bytes by which a further run may differ from what the fitted sizes say."""
 
@@ -61,10 +67,9 @@ class Series:
 
 def record_model(source: Source, modes: Sequence[Mode] = MODES, treatments: Sequence[Treatment] = TREATMENTS) -> Model:
     """Run a module on fake tensors at several micro-batches and lengths, and make a model of what it allocates."""
-    try:
-        import torch
-    except ImportError:
-        raise MissingError("a module is run by torch, which is not installed: pip install 'memcalc[probe]'.") from None
+    if not has_torch():
+        raise MissingError(ABSENT)
+    import torch
 
     from memcalc.probe.live.modules import functions, takes_length
 
@@ -74,6 +79,61 @@ def record_model(source: Source, modes: Sequence[Mode] = MODES, treatments: Sequ
     every = [_series(source, mode, treatment, points) for mode in modes for treatment in treatments]
     segments, notes = _segments(every, by_length=by_length)
     return _model(source, every[0].runs[0], segments, notes, torch.__version__, by_length=by_length)
+
+
+def probe(
+    source: Source,
+    *,
+    precision: str | None = None,
+    recompute: str | None = None,
+    optimizer: str | None = None,
+    optimizer_impl: str | None = None,
+    micro_batch: str | None = None,
+    seq_len: str | None = None,
+    whole: bool = False,
+) -> tuple[ModuleProbe, str]:
+    """What two steps of a module keep and hold; with ``whole`` also the text of the model that it is recorded as."""
+    if not has_torch():
+        raise MissingError(ABSENT)
+    from memcalc.planner.recorded import mode_of
+    from memcalc.planner.request import one_of, positive
+    from memcalc.probe.live.modules_probe import probe_module
+
+    name = one_of(precision or "fp32", "precision", tuple(p for p in get_args(Precision) if not p.startswith("fp8")))
+    kind = recompute or "none"
+    if parse_policy(kind).kind not in {"none", "full", "every", "segments"}:
+        raise CombinationError("recompute", kind, "a module's own steps are run with none, full, every-K or segments-K")
+    length = positive(seq_len, "seq_len") if seq_len is not None else USUAL_LENGTH
+    found = probe_module(
+        source,
+        precision=name,
+        mode=mode_of(name),
+        recompute=kind,
+        optimizer=optimizer or "adamw",
+        implementation=one_of(optimizer_impl or "foreach", "optimizer_impl", get_args(OptimizerImpl)),
+        micro_batch=positive(micro_batch, "micro_batch") if micro_batch is not None else 1,
+        seq_len=length,
+    )
+    if not whole:
+        return found, ""
+    from memcalc.convert.recorded import recorded_text
+
+    model = record_model(source)
+    notes = () if model.recording is None else model.recording.notes
+    return found.model_copy(update={"notes": notes}), recorded_text(model)
+
+
+def modes_for(precision: str | None) -> tuple[Mode, ...]:
+    """How a module is run for one precision, or for all that a search tries."""
+    from memcalc.planner.recorded import mode_of
+
+    known = precision in get_args(Precision)
+    return (mode_of(str(precision)),) if known else MODES
+
+
+def has_torch() -> bool:
+    """Whether torch is installed."""
+    return importlib.util.find_spec("torch") is not None
 
 
 def points_of(seq_len: int, *, by_length: bool) -> tuple[Point, ...]:
@@ -96,9 +156,8 @@ def _series(source: Source, mode: Mode, treatment: Treatment, points: tuple[Poin
     runs = []
     for batch, seq in points:
         with tensors(fake=True):
-            runs.append(
-                follow(lambda b=batch, s=seq: build(source, called, mode, b, s), source.block_class or None, treatment)
-            )
+            make = partial(build, source, called, mode, batch, seq)
+            runs.append(follow(make, source.block_class or None, treatment))
     return Series(mode, treatment, points, tuple(runs))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -35,10 +36,10 @@ def recorded_terms(census: Census) -> Iterator[Term]:
     groups = groups_of(census)
     parts = [(groups[0], recording.entry, np.int64(1))]
     parts += [(a, a.group.block.recorded, a.layers) for a in groups if a.group.block.recorded is not None]
-    held = add_all([count * over(a, lambda s, p, part=part: (passing(part, s, p),)) for a, part, count in parts])
+    held = add_all([count * over(a, partial(passing, part)) for a, part, count in parts])
     title, formula = "tensors that local variables hold through forward", "alive until forward ends, not kept"
     yield Term("activations", title, held, ("forward-last",), formula, RUN)
-    entry = over(groups[0], lambda s, p: ending(recording.entry, s, p))
+    entry = over(groups[0], partial(ending, recording.entry))
     title, formula = "backward of what stands before the blocks", "largest sum alive, weight gradients apart"
     yield Term("activations", title, entry, ("backward-end",), formula, RUN)
 
@@ -52,10 +53,10 @@ def over(activations: GroupActivations, sums: Sums) -> Array:
     return activations.stacked(rows)
 
 
-def passing(segment: Segment, setting: Setting, policy: Policy) -> Sum:
+def passing(segment: Segment, setting: Setting, policy: Policy) -> tuple[Sum, ...]:
     """What local variables hold of a part while later ones run."""
     template = recorded(segment, setting, policy.treatment)
-    return total(template.records[index] for index in template.passing)
+    return (total(template.records[index] for index in template.passing),)
 
 
 def ending(segment: Segment, setting: Setting, policy: Policy) -> tuple[Sum, ...]:
