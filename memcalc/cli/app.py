@@ -16,8 +16,8 @@ from memcalc.cli import sweep as many
 from memcalc.cli import validate as comparison
 from memcalc.cli.errors import Group
 from memcalc.cli.lazily import Commands
-from memcalc.cli.modules import OF_A_STEP, refuse_module, with_model
-from memcalc.cli.options import DESTINATION, JOB, MODULE, PRESETS, Command, Shared, takes
+from memcalc.cli.modules import A_MODULES_STEP, MODEL_OR_MODULE, refuse_module, with_model
+from memcalc.cli.options import DESTINATION, JOB, PRESETS, Command, Shared, takes
 from memcalc.cli.output import destination
 
 __all__ = ["EXAMPLES", "app"]
@@ -131,10 +131,7 @@ _Rank = Annotated[
 ]
 
 
-_EITHER = (*(replace(option, required=option.required and option.name != "model") for option in JOB), *MODULE)
-
-
-@_command("Jobs", *_EITHER, *PRESETS, *DESTINATION)
+@_command("Jobs", *MODEL_OR_MODULE, *PRESETS, *DESTINATION)
 def plan(
     *,
     objective: _Objective = "throughput",
@@ -171,7 +168,7 @@ def plan(
     return 0 if found.plans else 1
 
 
-@_command("Jobs", *_EITHER, *PRESETS, *DESTINATION)
+@_command("Jobs", *MODEL_OR_MODULE, *PRESETS, *DESTINATION)
 def estimate(**options: Any) -> int:
     """Say whether one strategy fits, and where the bytes stand."""
     from memcalc import report
@@ -182,7 +179,7 @@ def estimate(**options: Any) -> int:
     return int(found.verdict == "does-not-fit")
 
 
-@_command("Jobs", *_EITHER, *PRESETS, *DESTINATION)
+@_command("Jobs", *MODEL_OR_MODULE, *PRESETS, *DESTINATION)
 def explain(**options: Any) -> int:
     """Show every term of an estimate: formula, the values put in, bytes, phases, source."""
     from memcalc import report
@@ -361,14 +358,7 @@ _RUNS_FILE = (
 )
 
 
-_STEP = tuple(replace(option, panel="Module") for option in JOB if option.name in OF_A_STEP)
-_Recorded = Annotated[
-    str | None,
-    typer.Option("--save", metavar="FILE", rich_help_panel="Module", help="The recorded model, for --model."),
-]
-
-
-@_command("Measurements", *PRESETS, *MODULE, *_STEP, *_RUNS_FILE)
+@_command("Measurements", *PRESETS, *A_MODULES_STEP, *_RUNS_FILE)
 def probe(
     *,
     device: _Device = "cuda",
@@ -377,20 +367,18 @@ def probe(
     minutes: _Minutes = None,
     ranks: _Ranks = None,
     dry_run: _Dry = False,
-    save: _Recorded = None,
     **options: Any,
 ) -> int:
     """Measure training steps and rates on this machine, to a runs file; an interrupted probe goes on.
 
     --device fake needs none: a module of your own is run on fake tensors.
     """
-    if device == "fake":
-        from memcalc.cli import probe_module
-
-        return probe_module.show(options, save)
-    refuse_module({**options, "save": save})
     from memcalc.cli import probe as measuring
+    from memcalc.cli import probe_module
 
+    if device == "fake":
+        return probe_module.show(options)
+    refuse_module(options)
     return measuring.show(options, device=device, gpu=gpu, suite=suite, minutes=minutes, ranks=ranks, dry_run=dry_run)
 
 

@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from memcalc.cli.options import given
+from memcalc.cli.options import JOB, MODULE, Shared, given
 from memcalc.errors import CombinationError, MissingError
 
 if TYPE_CHECKING:
     from memcalc.probe.module import Source
 
-__all__ = ["OF_A_STEP", "refuse_module", "source_of", "with_model"]
+__all__ = ["A_MODULES_STEP", "MODEL_OR_MODULE", "OF_A_STEP", "refuse_module", "source_of", "with_model"]
 
 WORDS = ("module", "inputs", "loss_fn", "block_class")
 OF_A_STEP = ("precision", "recompute", "optimizer", "optimizer_impl", "micro_batch", "seq_len")
 """What the steps of ``probe --device fake`` are told."""
+MODEL_OR_MODULE = (*(replace(option, required=option.required and option.name != "model") for option in JOB), *MODULE)
+A_MODULES_STEP = (
+    *MODULE,
+    *(replace(option, panel=MODULE[0].panel) for option in JOB if option.name in OF_A_STEP),
+    Shared("save", MODULE[0].panel, "FILE", "Where the recorded model is written, for --model."),
+)
 
 
 def source_of(options: dict[str, Any], seq_len: str | None) -> Source | None:

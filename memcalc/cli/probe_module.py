@@ -12,7 +12,7 @@ from memcalc.files import output_path
 __all__ = ["show"]
 
 
-def show(options: dict[str, Any], save: str | None) -> int:
+def show(options: dict[str, Any]) -> int:
     """Run the module, show what it keeps and holds; return the exit code."""
     from memcalc.probe.module import probe
     from memcalc.report.module import report
@@ -21,6 +21,7 @@ def show(options: dict[str, Any], save: str | None) -> int:
     source = source_of(options, words["seq_len"])
     if source is None:
         raise MissingError("which module? give --module package.module:factory.")
+    save = options.pop("save")
     path = output_path(save, bool(options.get("force"))) if save is not None else None
     target = destination(options)
     found, text = probe(source, **words, whole=path is not None)

@@ -41,6 +41,10 @@ def fixed_part(
 ) -> Fixed:
     """What all strategies of the request share."""
     seq_len = rq.sequence_length(request, model)
+
+    def recorded(said: str) -> str:
+        return "" if model.recording is None else said
+
     return Fixed(
         framework=request.given.get("framework", habits.name),
         seq_len=seq_len,
@@ -49,8 +53,8 @@ def fixed_part(
         optimizer_impl=request.get("optimizer_impl", habits.optimizer_impl),
         optimizer_in_backward=bool(request.given.get("optimizer_in_backward", False)),
         attention=rq.attention_for(request, habits, model, gpu, precisions, seq_len),
-        loss=str(request.get("loss", "standard")),
-        kernels=request.get("kernels", habits.kernels),
+        loss=str(request.get("loss", "standard", recorded("as the module computes it"))),
+        kernels=request.get("kernels", habits.kernels, recorded("as the module calls them")),
         offload_to=request.given.get("offload_to", "cpu"),
         compile=request.given.get("compile", "none"),
         cp_kind=request.given.get("cp_kind", "ring"),

@@ -108,3 +108,11 @@ def recorded_precisions(model: Model, able: list[str]) -> list[str]:
         return able
     modes = {run.mode for run in model.recording.entry.runs}
     return [name for name in able if mode_of(name) in modes and not name.startswith("fp8")]
+
+
+def notes_of(model: Model, precision: str, recompute: str, micro_batch: int) -> list[str]:
+    """What the recording says of one strategy: its notes are about micro-batches of one sequence."""
+    if model.recording is None or micro_batch > 1:
+        return []
+    run = f"({mode_of(precision)}, recompute {parse_policy(recompute).treatment})"
+    return [f"{note}." for note in model.recording.notes if run in note]

@@ -10,6 +10,7 @@ fp32 list.
 from __future__ import annotations
 
 import contextlib
+import sys
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -215,14 +216,15 @@ def _register(attention: str) -> torch.library.Library:
     return lib
 
 
-def _without_packed_sequences(stack: contextlib.ExitStack) -> None:
-    """Keep Transformers from building a mask: without values its search for packed sequences assumes the worst."""
-    try:
-        import transformers.masking_utils as masks
-    except ImportError:  # not installed, or of a release without that search
-        return
+@contextlib.contextmanager
+def unpacked() -> Iterator[None]:
+    """Keep Transformers, if it is loaded, from building a mask: without values it takes sequences for packed ones."""
+    masks = sys.modules.get("transformers.masking_utils")
     if hasattr(masks, "find_packed_sequence_indices"):
-        stack.enter_context(mock.patch.object(masks, "find_packed_sequence_indices", return_value=None))
+        with mock.patch.object(masks, "find_packed_sequence_indices", return_value=None):
+            yield
+    else:
+        yield
 
 
 @contextlib.contextmanager
@@ -233,7 +235,7 @@ def cuda_like(attention: str = "auto") -> Iterator[FakeTensorMode]:
         warnings.simplefilter("ignore")
         lib = _register(attention)
         stack.callback(lib._destroy)
-        _without_packed_sequences(stack)
+        stack.enter_context(unpacked())
         stack.enter_context(mock.patch.object(nn.Module, "_apply", _apply))
         fake = stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
         stack.enter_context(_CudaShapes())

@@ -6,6 +6,7 @@ import contextlib
 import importlib
 import importlib.util
 import inspect
+import logging
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
 from torch.utils._pytree import tree_leaves, tree_map
 
 from memcalc.errors import InputError, MissingError
-from memcalc.probe.live.cuda_like import cuda_like
+from memcalc.probe.live.cuda_like import cuda_like, unpacked
 from memcalc.probe.module import Source
 
 DTYPES = {"fp32": torch.float32, "half": torch.bfloat16, "autocast": torch.float32}
@@ -104,7 +105,7 @@ class Built:
     def run(self) -> torch.Tensor:
         """Forward and loss."""
         half = torch.autocast("cpu", torch.bfloat16) if self.mode == "autocast" else contextlib.nullcontext()
-        with half:
+        with half, unpacked():
             out = self.model(*self.args, **self.kwargs)
             return self._loss_of(out)
 
@@ -254,5 +255,10 @@ def tensors(*, fake: bool) -> Iterator[None]:
     if not fake:
         yield
         return
-    with cuda_like():
-        yield
+    shapes = logging.getLogger("torch._subclasses.fake_tensor")  # logs what is raised all the same
+    before, shapes.disabled = shapes.disabled, True
+    try:
+        with cuda_like():
+            yield
+    finally:
+        shapes.disabled = before

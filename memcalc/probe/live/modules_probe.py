@@ -11,7 +11,7 @@ from torch.utils._pytree import tree_leaves
 from memcalc import __version__
 from memcalc.errors import CombinationError, InputError
 from memcalc.probe.live.checkpoints import wrap_blocks
-from memcalc.probe.live.modules import Built, blocks_of, build, functions, tensors
+from memcalc.probe.live.modules import Built, blocks_of, build, functions, takes_length, tensors
 from memcalc.probe.live.saved import Kept, node_names, recording
 from memcalc.probe.live.timeline import Steps, adamw, train
 from memcalc.results.module import ModuleComponents, ModulePart, ModuleProbe, SavedTensor
@@ -42,6 +42,7 @@ def probe_module(
 ) -> ModuleProbe:
     """Train a module for two steps, and list what its forward saves; ``fake`` tensors, or real ones on the CPU."""
     called = functions(source)
+    seq_len = seq_len if takes_length(called) else 1
 
     def make() -> tuple[Built, dict[str, nn.Module]]:
         built = build(source, called, mode, micro_batch, seq_len)
