@@ -8,7 +8,7 @@ import torch
 from autograd import models
 from torch import nn
 
-LAYERS = 3
+LAYERS = 2
 
 
 def _made(family: str) -> nn.Module:

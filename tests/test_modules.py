@@ -31,7 +31,7 @@ from memcalc.specs.recorded import Mode
 
 HERE = Path(__file__).parent
 ZOO, MIXER = HERE / "module_zoo.py", HERE.parent / "docs" / "examples" / "mixer.py"
-SEQ, BATCH, LAYERS = 128, 2, 3
+SEQ, BATCH, LAYERS = 128, 2, 2
 TRANSFORMERS = {"llama": "llama-3", "tied": "smollm2", "gpt2": "gpt2", "qwen3": "qwen3", "experts": "qwen3-moe"}
 SOURCES = {
     "mixer": Source(f"{MIXER}:small", inputs=f"{MIXER}:small_inputs"),
@@ -63,8 +63,8 @@ def as_the_inventory(name: str, precision: str, recompute: str, **words: Any) ->
     config = models.hf_config(TRANSFORMERS[name], layers=LAYERS)
     derived = estimate(from_huggingface(config.to_dict()), precision, recompute, seq_len=SEQ, **words)
     assert ours.model.parameters == derived.model.parameters
-    states = 24 if recompute == "none" else 8  # of an attention kernel, in each block that keeps what it made
-    assert ours.saved.per_block - derived.saved.per_block in range(states + 1)
+    states = 24 if recompute != "full" else 0  # of an attention kernel, in each block that keeps what it made
+    assert 0 <= ours.saved.per_block - derived.saved.per_block <= states
     assert without_workspaces(ours) == pytest.approx(without_workspaces(derived), rel=0.01)
     assert ours.peak.reserved == pytest.approx(derived.peak.reserved, abs=2 << 20)
 
@@ -110,10 +110,9 @@ def test_a_real_step_takes_what_was_planned(name: str, recompute: str) -> None:
 
 
 def test_the_answer_of_a_probe_adds_up() -> None:
-    command = ["probe", "--device", "fake", "--module", SOURCES["mixer"].module, "--inputs", SOURCES["mixer"].inputs]
-    result = CliRunner().invoke(
-        app, [*command, "--micro-batch", "2", "--precision", "bf16-autocast", "--format", "json"]
-    )
+    named = ["--module", SOURCES["mixer"].module, "--inputs", SOURCES["mixer"].inputs]
+    words = ["--micro-batch", "2", "--precision", "bf16-autocast", "--format", "json"]
+    result = CliRunner().invoke(app, ["probe", "--device", "fake", *named, *words])
     found = json.loads(result.stdout)
     assert result.exit_code == 0
     assert found["schema"] == "memcalc.probe-module/1"
@@ -255,8 +254,5 @@ def test_a_factory_that_asks_for_values_is_called_on_real_tensors() -> None:
 
 
 def test_the_command_line_says_the_module_again() -> None:
-    model = recorded("mixer", "fp32")
-    assert (
-        f"--module {SOURCES['mixer'].module} --inputs {SOURCES['mixer'].inputs}"
-        in estimate(model, "fp32", "none").command
-    )
+    command, source = estimate(recorded("mixer", "fp32"), "fp32", "none").command, SOURCES["mixer"]
+    assert f"--module {source.module} --inputs {source.inputs}" in command

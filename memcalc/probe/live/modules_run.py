@@ -147,8 +147,7 @@ def follow(build: Callable[[], Built], named: str | None, treatment: str) -> Run
 
 def _step(line: Follower, built: Built) -> None:
     """Forward and backward, on the line."""
-    gc.collect()
-    gc.disable()
+    gc.disable()  # nothing that was garbage before may go in between
     try:
         with line, resizing(line):
             for leaf in tree_leaves((built.args, built.kwargs)):
