@@ -143,7 +143,7 @@ def largest(
     what: str,
     *,
     gpu: str,
-    model: str | None = None,
+    model: str | Model | None = None,
     node: str | None = None,
     settings: Mapping[str, Any] | None = None,
     preset_dirs: Iterable[str] = (),
@@ -178,7 +178,7 @@ def largest(
 def smallest(
     what: str,
     *,
-    model: str,
+    model: str | Model,
     gpu: str,
     node: str | None = None,
     settings: Mapping[str, Any] | None = None,

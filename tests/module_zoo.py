@@ -45,10 +45,10 @@ class Down(nn.Module):
         super().__init__()
         self.wide = nn.Conv2d(before, after, 3, padding=1)
         self.norm = nn.GroupNorm(4, after)
-        self.half = nn.Conv2d(after, after, 3, padding=1, stride=2)
+        self.fewer = nn.Conv2d(after, after, 3, padding=1, stride=2)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.half(nn.functional.silu(self.norm(self.wide(x))))
+        return self.fewer(nn.functional.silu(self.norm(self.wide(x))))
 
 
 class Up(nn.Module):

@@ -14,6 +14,7 @@ import doctest
 import os
 import re
 import shlex
+import shutil
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -71,7 +72,9 @@ def blocks(page: str) -> Iterator[Block]:
 
 
 def write_files(page: str, folder: Path) -> None:
-    """Write the files that a page shows."""
+    """Write the files that a page shows, and copy the examples that it links."""
+    for name in re.findall(r"\]\(examples/([\w.]+)\)", page):
+        shutil.copy(ROOT / "docs" / "examples" / name, folder / name)
     for block in blocks(page):
         if "file" in block.marks:
             path = folder / block.marks["file"]

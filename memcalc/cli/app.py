@@ -225,10 +225,9 @@ _UpTo = Annotated[str | None, typer.Option("--up-to", metavar="N", help="GPUs th
 _AnyCount = Annotated[
     bool, typer.Option("--any-count", help="Ask every number, not only powers of two and whole nodes.")
 ]
-_ANY_MODEL = tuple(replace(option, required=option.required and option.name != "model") for option in JOB)
 
 
-@_command("Jobs", *_ANY_MODEL, *PRESETS, *DESTINATION)
+@_command("Jobs", *MODEL_OR_MODULE, *PRESETS, *DESTINATION)
 def max_(
     what: _Largest,
     *,
@@ -242,7 +241,7 @@ def max_(
     return inverse.show("max", what, options, step=step, safe=safe, search=search, family=family)
 
 
-@_command("Jobs", *JOB, *PRESETS, *DESTINATION)
+@_command("Jobs", *MODEL_OR_MODULE, *PRESETS, *DESTINATION)
 def min_(
     what: _Smallest,
     *,

@@ -48,12 +48,12 @@ def refuse_module(options: dict[str, Any]) -> None:
             raise CombinationError(name.replace("_", "-"), options[name], "is said with --device fake")
 
 
-def with_model(options: dict[str, Any]) -> dict[str, Any]:
+def with_model(options: dict[str, Any], *, needed: bool = True) -> dict[str, Any]:
     """Return the words for the library, with the model that a module was recorded as where one is named."""
     source = source_of(options, options.get("seq_len"))
     named = options.get("model")
     if source is None:
-        if named is None:
+        if named is None and needed:
             raise MissingError("which model? give --model, or --module package.module:factory.")
         return given(options)
     if named is not None:

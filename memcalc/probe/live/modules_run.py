@@ -134,7 +134,7 @@ def follow(build: Callable[[], Built], named: str | None, treatment: str) -> Run
     for parameter in model.parameters():
         if parameter.requires_grad:
             parameter.register_post_accumulate_grad_hook(lambda p: _grown(line, grown, p))
-    grown: dict[int, str] = {}
+    grown: dict[int, Grown] = {}
     line.phase = "forward"
     _step(line, built)
     _once_each(line, blocks)
@@ -200,32 +200,43 @@ def _lives(line: Follower) -> list[Life]:
     return [life for life in lives.values() if life.kind not in {"parameter", "buffer"}]
 
 
-def _grown(line: Follower, grown: dict[int, str], parameter: torch.Tensor) -> None:
+@dataclass(frozen=True)
+class Grown:
+    """Where a parameter's gradient was completed, and its storage."""
+
+    place: str
+    storage: int
+
+
+def _grown(line: Follower, grown: dict[int, Grown], parameter: torch.Tensor) -> None:
     """Note where a parameter's gradient was made."""
     line.mark(parameter.grad, "gradient")
-    grown[id(parameter)] = line.backward_place
+    grown[id(parameter)] = Grown(line.backward_place, line.number(parameter.grad))
 
 
-def _parameters(model: nn.Module, order: list[str], grown: Mapping[int, str]) -> dict[str, list[int]]:
+def _parameters(model: nn.Module, order: list[str], grown: Mapping[int, Grown]) -> dict[str, list[int]]:
     """Elements of the trained parameters by part: of a block its own, of the others those whose gradients it makes."""
     parts: dict[str, list[int]] = {path: [] for path in (BEFORE, *order, AFTER)}
     for path, parameter in model.named_parameters():
         block = next((one for one in order if not one or path.startswith(one + ".")), None)
         if parameter.requires_grad:
-            where = grown.get(id(parameter), BEFORE) if block is None else block
-            parts[where].append(parameter.numel())
+            outside = grown[id(parameter)].place if id(parameter) in grown else BEFORE
+            parts[outside if block is None else block].append(parameter.numel())
     return parts
 
 
-def _tied(model: nn.Module, raw: Raw, grown: Mapping[int, str]) -> tuple[int, int] | None:
+def _tied(model: nn.Module, raw: Raw, grown: Mapping[int, Grown]) -> tuple[int, int] | None:
     """Rows and columns of a weight that is used before and after the blocks: the first gradient waits for the other."""
     for parameter in model.parameters():
-        if parameter.dim() != 2 or grown.get(id(parameter)) != BEFORE:
+        own = grown.get(id(parameter))
+        if parameter.dim() != 2 or own is None or own.place != BEFORE:
             continue
         size = parameter.untyped_storage().nbytes()
-        for life in raw.lives:
-            waits = (life.phase, life.place, life.end_place) == ("backward", AFTER, BEFORE)
-            if waits and life.bytes == size:
+        alike = [life for life in raw.lives if life.phase == "backward" and life.bytes == size]
+        # the engine adds the second gradient to the first, or both in a third
+        first = [f for f in alike if f.place == AFTER and (f.number == own.storage or f.end_place == BEFORE)]
+        if first:
+            for life in (first[0], *(life for life in alike if life.place == BEFORE)):
                 life.kind = "tied"
-                return parameter.shape[0], parameter.shape[1]
+            return parameter.shape[0], parameter.shape[1]
     return None
