@@ -223,7 +223,9 @@ class _Writer:
         alive = set(keeps) - set(early) | {out.incoming}
         for span in self._alive_at(here):
             number = span.life.number
-            made = span.begin[0] == "backward" and number != self.coming and span.life.kind != "gradient"
+            other = number != self.coming and span.life.kind not in {"gradient", "weight copy"}
+            # made in backward, or in the forward of a later part whose backward is over: as what a loss refers to
+            made = other and (span.begin[0] == "backward" or span.begin[1] > self.index)
             # the output that the next part kept, and this one too
             shared = number == self.output and span.begin[0] == "forward" and self.known.get(number, -1) not in keeps
             if (made or shared) and span.life.kind != "tied" and span.life.bytes > SCALAR:

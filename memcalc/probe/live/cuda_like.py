@@ -58,17 +58,26 @@ AUTOCAST_SET_DTYPE = ("softmax.int", "log_softmax.int", "sum", "sum.dim_IntList"
 """Operators whose ``dtype`` argument autocast fills in with fp32 (AT_FORALL_FP32_SET_OPT_DTYPE)."""
 
 
+WHOLE_STORAGE = (aten.mse_loss.default, aten.smooth_l1_loss.default)
+"""Losses whose reduced result keeps the storage of the elements, on any device."""
+
+
 class _CudaShapes(TorchDispatchMode):
     """Mends results whose fake form is the CPU's, or is missing.
 
     ``native_layer_norm`` returns fp32 statistics on CUDA, the input's dtype on the CPU. ``_grouped_mm`` takes fp32 on
-    CUDA (a loop of matmuls), which its shape function refuses.
+    CUDA (a loop of matmuls), which its shape function refuses. The mean of some losses lies in the storage of all their
+    elements: structured kernels build the output before they reduce it (``aten/src/ATen/native/BinaryOps.cpp`` and
+    ``Loss.cpp``, TORCH_META_FUNC).
     """
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is aten._grouped_mm.default and args[0].dtype is torch.float32:
             return _grouped(*args, **(kwargs or {}))
         out = func(*args, **(kwargs or {}))
+        if func in WHOLE_STORAGE and not out.dim():
+            whole = out.new_empty(torch.broadcast_shapes(args[0].shape, args[1].shape))
+            return whole.as_strided((), ())
         if func is aten.native_layer_norm.default and out[1].dtype in HALF:
             return (
                 out[0],
