@@ -261,7 +261,8 @@ def test_the_example_s_file_is_what_is_recorded(tmp_path: Path) -> None:
     again = read_recorded(tmp_path / "mixer.json")
     assert again.groups == kept.groups
     assert [end.runs for end in (again.recording.entry, again.recording.head)] == [  # type: ignore[union-attr]
-        end.runs for end in (kept.recording.entry, kept.recording.head)  # type: ignore[union-attr]
+        end.runs
+        for end in (kept.recording.entry, kept.recording.head)  # type: ignore[union-attr]
     ]
 
 

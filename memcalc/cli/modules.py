@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from memcalc.cli.options import JOB, MODULE, Shared, given
-from memcalc.errors import CombinationError, MissingError
+from memcalc.errors import CombinationError, InputError
 
 if TYPE_CHECKING:
     from memcalc.probe.module import Source
@@ -54,7 +54,7 @@ def with_model(options: dict[str, Any], *, needed: bool = True) -> dict[str, Any
     named = options.get("model")
     if source is None:
         if named is None and needed:
-            raise MissingError("which model? give --model, or --module package.module:factory.")
+            raise InputError("model", "", "give --model, or --module package.module:factory")
         return given(options)
     if named is not None:
         raise CombinationError("model", named, "--module is given too; one of them says what is trained")
