@@ -89,7 +89,7 @@ def test_suite_covers_every_factor_early() -> None:
     assert any(row.lora for row in telling)
 
 
-@pytest.mark.parametrize("gpu", ["rtx-3090", "h100"])
+@pytest.mark.parametrize("gpu", ["rtx-3090", pytest.param("h100", marks=pytest.mark.slow)])
 def test_most_of_the_suite_runs_on_one_card(gpu: str) -> None:
     """Rows that fill the card come near to their share and not beyond; those meant to fail are predicted above it."""
     here = target(gpu)
@@ -160,7 +160,12 @@ KINDS = {
 }
 
 
-@pytest.mark.parametrize("kind", KINDS)
+SLOW_KINDS = {"every-2", "accumulated"}
+
+
+@pytest.mark.parametrize(
+    "kind", [pytest.param(kind, marks=[pytest.mark.slow] if kind in SLOW_KINDS else []) for kind in KINDS]
+)
 def test_rows_train_what_they_say(kind: str) -> None:
     """A row's step, on fake tensors, against the estimate of its words: a wrong kernel or checkpoint would show."""
     if kind == "adapters":

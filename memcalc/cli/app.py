@@ -33,6 +33,7 @@ EXAMPLES = {
     "sweep": "memcalc sweep sweep.toml --output table.csv",
     "validate": "memcalc validate --grade A --worst 5",
     "probe": "memcalc probe --dry-run --gpu rtx-3090",
+    "triage": "memcalc triage train.log --model llama-3-8b --gpu h100 --gpus 8",
     "models": "memcalc models --search llama",
     "gpus": "memcalc gpus a100-80g",
     "nodes": "memcalc nodes --format markdown",
@@ -379,6 +380,32 @@ def probe(
         return probe_module.show(options)
     refuse_module(options)
     return measuring.show(options, device=device, gpu=gpu, suite=suite, minutes=minutes, ranks=ranks, dry_run=dry_run)
+
+
+_Failure = Annotated[
+    str,
+    typer.Argument(
+        metavar="FILE|-", help="A log with an out-of-memory message, or a memory snapshot.", show_default=False
+    ),
+]
+_Config = Annotated[
+    list[str] | None,
+    typer.Option(metavar="FILE", rich_help_panel="Job", help="A config file of the job, as for check; repeatable."),
+]
+_Planned = Annotated[
+    str | None, typer.Option("--plan", metavar="FILE", rich_help_panel="Job", help="The job as plan --save wrote it.")
+]
+
+
+@_command("Measurements", *_FREE, *PRESETS, *DESTINATION)
+def triage(file: _Failure, *, config: _Config = None, saved: _Planned = None, **options: Any) -> int:
+    """Say why a job ran out of memory, from its message or a snapshot, and what would help.
+
+    Exit code 0 where a cause is at least likely, 3 where more must be recorded.
+    """
+    from memcalc.cli import triage as failures
+
+    return failures.show(file, config=config or (), plan=saved, options=options)
 
 
 _Name = Annotated[str | None, typer.Argument(metavar="NAME", help="Show this one in full, with its sources.")]

@@ -176,7 +176,7 @@ _ADAPTERS = (
 )
 _FILLING = (
     Row("llama-8b-blocks", "bf16", "full", "flash", "fused", 1, 4096, grows="layers", fill=1.15),
-    Row("llama-wide-vocab", "bf16", "full", "flash", "fused", 1, 1024, grows="micro_batch", fill=0.8),
+    Row("llama-wide-vocab", "bf16", "full", "flash", "fused", 1, 512, grows="micro_batch", fill=0.8),
     Row("gpt2-medium", "bf16-autocast", "none", "flash", "foreach", 1, 1024, grows="micro_batch", fill=0.85),
     Row("mixtral-blocks", "bf16", "full", "flash", "fused", 4, 1024, grows="layers", fill=0.85),
 )
