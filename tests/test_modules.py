@@ -235,6 +235,7 @@ def test_a_factory_that_is_not_there(module: str) -> None:
         ({"compile": "blocks"}, "torch.compile"),
         ({"framework": "megatron"}, "plain, ddp"),
         ({"recompute": "selective-ops"}, "as a whole"),
+        ({"optimizer": "adafactor"}, "shapes"),
         ({"seq_len": 7}, "do not depend on a length"),
         ({"precision": "bf16"}, "recorded are fp32"),
     ],

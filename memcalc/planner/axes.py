@@ -13,7 +13,7 @@ from memcalc.layouts import check_layout, check_split, layouts_for
 from memcalc.planner import pipelines as pipes
 from memcalc.planner import request as rq
 from memcalc.planner.adapters import adapter_fields
-from memcalc.planner.recorded import policies_for, recorded_precisions
+from memcalc.planner.recorded import policies_for, recorded_optimizers, recorded_precisions
 from memcalc.planner.request import Request
 from memcalc.specs import strategy as words
 
@@ -141,7 +141,7 @@ def space(request: Request, model: Model, gpu: GPU, node: Node, gpus: int) -> tu
         check_pinned(Request({**request.given, name: value}), habits, node)
     check_pinned(request, habits, node)
     found = []
-    for optimizer in _values(request, "optimizer", ["adamw"], get_args(words.Optimizer)):
+    for optimizer in _values(request, "optimizer", ["adamw"], recorded_optimizers(model, get_args(words.Optimizer))):
         tiers = _values(request, "offload_to", ["cpu"], _tiers(node))
         for place, tier in enumerate(tiers):
             for batch in batches(request, model, gpus):

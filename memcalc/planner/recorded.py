@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from memcalc.errors import CombinationError
+from memcalc.formulas.optimizer import OPTIMIZERS
 from memcalc.formulas.recompute import parse_policy
 
 if TYPE_CHECKING:
@@ -46,6 +47,8 @@ def check_recorded(request: Request, model: Model) -> None:
         if value not in (*HARMLESS, *((1,) if name in WHOLE else ())):
             raise CombinationError(name.replace("_", "-"), value if isinstance(value, int) else str(value), why)
     _check_framework(request)
+    for name in optimizers_of(request):
+        check_optimizer(name)
     for policy in _policies(request):
         check_policy(policy, model)
     request.given.update(dict.fromkeys(WHOLE, 1))
@@ -59,6 +62,24 @@ def _check_framework(request: Request) -> None:
         raise CombinationError("framework", named, f"a recorded module is modelled under {', '.join(FRAMEWORKS)}")
     if request.given["fields"].get("checkpoint") == "reentrant":
         raise CombinationError("strategy.checkpoint", "reentrant", "checkpoints were recorded in their other form")
+
+
+def optimizers_of(request: Request) -> list[str]:
+    """The optimizers that are named."""
+    choice = request.choices.get("optimizer")
+    named: list[Any] = [request.given.get("optimizer"), *(choice.listed if choice is not None else ())]
+    return [str(name) for name in named if name is not None]
+
+
+def check_optimizer(name: str) -> None:
+    """Refuse an optimizer whose states follow from the shapes of tensors."""
+    if OPTIMIZERS[name].factored:
+        raise CombinationError("optimizer", name, "its factors need the shapes of all matrices: a recording has sizes")
+
+
+def recorded_optimizers(model: Model, every: tuple[str, ...]) -> tuple[str, ...]:
+    """Of all optimizers those that a model can have."""
+    return every if model.recording is None else tuple(n for n in every if not OPTIMIZERS[n].factored)
 
 
 def _policies(request: Request) -> list[str]:

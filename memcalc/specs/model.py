@@ -328,6 +328,11 @@ class Model(Frozen):
         """The group with the most parameters' worth of blocks in the main tower: what `saved.per_block` speaks of."""
         return max(self.groups, key=lambda group: group.count * group.block.hidden)
 
+    @property
+    def recorded_blocks(self) -> tuple[Segment, ...]:
+        """What was recorded of each group's blocks."""
+        return tuple(group.block.recorded for group in self.groups if group.block.recorded is not None)
+
     def ends_of(self, tower: str) -> TowerEnds:
         """How a tower begins and ends."""
         listed = next((ends for ends in self.ends if ends.tower == tower), None)
