@@ -71,8 +71,8 @@ def blocks(page: str) -> Iterator[Block]:
 
 
 def write_files(page: str, folder: Path) -> None:
-    """Write the files that a page shows, and logs and snapshots of the examples that it links to."""
-    for name in re.findall(r"\]\((examples/[\w/.-]+\.(?:log|pickle))\)", page):
+    """Write the files that a page shows, and those examples that it links to: scripts, logs and snapshots."""
+    for name in re.findall(r"\]\((examples/(?:[\w.]+|[\w/.-]+\.(?:log|pickle)))\)", page):
         (folder / Path(name).name).write_bytes((ROOT / "docs" / name).read_bytes())
     for block in blocks(page):
         if "file" in block.marks:

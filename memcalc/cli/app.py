@@ -17,7 +17,8 @@ from memcalc.cli import sweep as many
 from memcalc.cli import validate as comparison
 from memcalc.cli.errors import Group
 from memcalc.cli.lazily import Commands
-from memcalc.cli.options import CALIBRATION, DESTINATION, JOB, PRESETS, Command, Shared, given, takes
+from memcalc.cli.modules import A_MODULES_STEP, MODEL_OR_MODULE, refuse_module, with_model
+from memcalc.cli.options import CALIBRATION, DESTINATION, JOB, PRESETS, Command, Shared, takes
 from memcalc.cli.output import destination
 
 __all__ = ["EXAMPLES", "app"]
@@ -133,7 +134,7 @@ _Rank = Annotated[
 ]
 
 
-@_command("Jobs", *JOB, *PRESETS, *DESTINATION)
+@_command("Jobs", *MODEL_OR_MODULE, *PRESETS, *DESTINATION)
 def plan(
     *,
     objective: _Objective = "throughput",
@@ -156,7 +157,7 @@ def plan(
     force, dirs = bool(options["force"]), tuple(options["preset_dir"] or ())
     target = destination(options)
     found = memcalc.plan(
-        **given(options),
+        **with_model(options),
         objective=objective,
         critical_batch=critical_batch,
         tokens=tokens,
@@ -170,24 +171,24 @@ def plan(
     return 0 if found.plans else 1
 
 
-@_command("Jobs", *JOB, *PRESETS, *DESTINATION)
+@_command("Jobs", *MODEL_OR_MODULE, *PRESETS, *DESTINATION)
 def estimate(**options: Any) -> int:
     """Say whether one strategy fits, and where the bytes stand."""
     from memcalc import report
 
     target = destination(options)
-    found = memcalc.estimate(**given(options))
+    found = memcalc.estimate(**with_model(options))
     target.show(report.of_estimate(found))
     return int(found.verdict == "does-not-fit")
 
 
-@_command("Jobs", *JOB, *PRESETS, *DESTINATION)
+@_command("Jobs", *MODEL_OR_MODULE, *PRESETS, *DESTINATION)
 def explain(**options: Any) -> int:
     """Show every term of an estimate: formula, the values put in, bytes, phases, source."""
     from memcalc import report
 
     target = destination(options)
-    found = memcalc.estimate(**given(options))
+    found = memcalc.estimate(**with_model(options))
     target.show(report.of_terms(found))
     return int(found.verdict == "does-not-fit")
 
@@ -227,10 +228,9 @@ _UpTo = Annotated[str | None, typer.Option("--up-to", metavar="N", help="GPUs th
 _AnyCount = Annotated[
     bool, typer.Option("--any-count", help="Ask every number, not only powers of two and whole nodes.")
 ]
-_ANY_MODEL = tuple(replace(option, required=option.required and option.name != "model") for option in JOB)
 
 
-@_command("Jobs", *_ANY_MODEL, *PRESETS, *DESTINATION)
+@_command("Jobs", *MODEL_OR_MODULE, *PRESETS, *DESTINATION)
 def max_(
     what: _Largest,
     *,
@@ -244,7 +244,7 @@ def max_(
     return inverse.show("max", what, options, step=step, safe=safe, search=search, family=family)
 
 
-@_command("Jobs", *JOB, *PRESETS, *DESTINATION)
+@_command("Jobs", *MODEL_OR_MODULE, *PRESETS, *DESTINATION)
 def min_(
     what: _Smallest,
     *,
@@ -341,7 +341,7 @@ def validate(
     )
 
 
-_Device = Annotated[str, typer.Option(metavar="NAME", help="cuda, or cpu: tiny models, counted without a GPU.")]
+_Device = Annotated[str, typer.Option(metavar="NAME", help="cuda, cpu (tiny models, counted) or fake (your --module).")]
 _Gpu = Annotated[
     str | None, typer.Option(metavar="NAME", help="The GPU's preset; by the driver's name of it when left out.")
 ]
@@ -360,7 +360,7 @@ _RUNS_FILE = (
 )
 
 
-@_command("Measurements", *PRESETS, *_RUNS_FILE)
+@_command("Measurements", *PRESETS, *A_MODULES_STEP, *_RUNS_FILE)
 def probe(
     *,
     device: _Device = "cuda",
@@ -371,9 +371,16 @@ def probe(
     dry_run: _Dry = False,
     **options: Any,
 ) -> int:
-    """Measure training steps and rates on this machine, to a runs file; an interrupted probe goes on."""
-    from memcalc.cli import probe as measuring
+    """Measure training steps and rates on this machine, to a runs file; an interrupted probe goes on.
 
+    --device fake needs none: a module of your own is run on fake tensors.
+    """
+    from memcalc.cli import probe as measuring
+    from memcalc.cli import probe_module
+
+    if device == "fake":
+        return probe_module.show(options)
+    refuse_module(options)
     return measuring.show(options, device=device, gpu=gpu, suite=suite, minutes=minutes, ranks=ranks, dry_run=dry_run)
 
 

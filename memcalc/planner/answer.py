@@ -11,6 +11,7 @@ from memcalc.formulas.census import model_count
 from memcalc.frameworks import habits_of
 from memcalc.ledger import COMPONENTS, PHASES, Ledger, Term
 from memcalc.planner.peaks import Peaks, at_stage, peaks_of
+from memcalc.planner.recorded import notes_of
 from memcalc.planner.rooms import NO_SWAPPER, Need, has_no_swapper, need_of, shortages
 from memcalc.specs.strategy import Strategy
 from memcalc.sums import add_up
@@ -240,6 +241,7 @@ def warnings_for(model: Model, gpu: GPU, node: Node, overhead: Overhead, need: N
             less = f"{abs(wrong.error):.1%} {'less' if wrong.error > 0 else 'more'}"
             where = f"runs of the calibration with {wrong.where}" if wrong.shared else "the calibration's runs"
             said.append(f"{where} allocated {less} than predicted ({len(wrong.rows)} rows): no figure here has that.")
+    said += notes_of(model, strategy.precision, strategy.recompute, strategy.micro_batch)
     if model.is_moe:
         said.append("experts are assumed to be balanced; buffers of the token exchange are not modelled.")
     return said

@@ -1,6 +1,7 @@
 """The tensors of a rank one by one: what the caching host allocator rounds up, and what is large enough to swap.
 
-Linear layers, embedding and head are counted; norms and biases are too small to matter. Adapters are left out.
+Linear layers, embedding and head are counted; norms and biases are too small to matter. Adapters are left out. Of a
+recorded model all tensors are counted.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from memcalc.formulas.optimizer import shard
 if TYPE_CHECKING:
     from memcalc.formulas.matrices import Matrix
     from memcalc.formulas.types import Array
+    from memcalc.specs.recorded import Recording
     from memcalc.terms.census import Census
 
 SMALLEST_SWAP = 1 << 20
@@ -31,10 +33,22 @@ def tensors(census: Census, where: Array | bool) -> Iterator[tuple[Array, Array]
             yield layers * count, shard(elements, ranks)
     grid = census.grid
     ranks = grid.degree("tp") * np.where(where, grid.ranks, 1)
+    if census.model.recording is not None:
+        yield from recorded_tensors(census, census.model.recording, ranks)
+        return
     for matrix in outside_matrices(census.model):
         first = matrix.target == "embedding"
         if first or not census.model.tied:
             yield grid.is_first if first else grid.is_last, shard(matrix.elements, ranks)
+
+
+def recorded_tensors(census: Census, recording: Recording, ranks: Array) -> Iterator[tuple[Array, Array]]:
+    """The same of a recorded model, whose tensors are known one by one."""
+    one = np.int64(1)
+    for layers, part in zip(census.layers, census.model.recorded_blocks, strict=True):
+        yield from ((layers, shard(elements, ranks)) for elements in part.tensors)
+    for end in (recording.entry, recording.head):
+        yield from ((one, shard(elements, ranks)) for elements in end.tensors)
 
 
 def _on_rank(census: Census, matrix: Matrix, where: Array | bool) -> tuple[Array, int, Array]:

@@ -74,11 +74,18 @@ def window(census: Census) -> Array:
 
 
 def persistent(census: Census) -> Array:
-    """Elements of norms and biases, which are below ``stage3_param_persistence_threshold`` where the hidden size is."""
+    """Elements of norms and biases, which are below ``stage3_param_persistence_threshold`` where the hidden size is.
+
+    Of a recorded model those of all tensors of the blocks that are.
+    """
     grid, model = census.grid, census.model
     zero = era(grid)
     told = grid.fixed.persistence_threshold
-    if model.hidden >= (zero.persistence if told is None else told):
+    least = zero.persistence if told is None else told
+    if model.recording is not None:
+        small = [sum(n for n in block.tensors if n < least) for block in model.recorded_blocks]
+        return sum((n * size for n, size in zip(census.layers, small, strict=True)), np.int64(0))
+    if model.hidden >= least:
         return np.int64(0)
     counts = [n * c.replicated for n, (_, c) in zip(census.layers, model_count(model).groups, strict=True)]
     return sum(counts, np.int64(0))
