@@ -89,7 +89,7 @@ CASES = [*NUMBERS, *NAMES, *COMBINATIONS, *PRESETS, *PLANS, one("top", "0", "0",
          one("top", "ten", "ten", command="plan")]  # fmt: skip
 USAGE = [
     (["plann"], ("plann", "plan")),
-    (["estimate"], ("--model",)),
+    (["estimate", "--gpu", "a100-80g"], ("--model", "--module")),
     (["estimate", "--model", "llama-2-7b"], ("--gpu",)),
     (["estimate", "--model"], ("--model", "argument")),
     (["estimate", "--modell", "x"], ("--modell", "--model")),

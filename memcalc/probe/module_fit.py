@@ -95,7 +95,7 @@ def fitted(
 def bound(points: Sequence[Point], values: Sequence[int]) -> tuple[Unit, int]:
     """The unit that a storage follows best, and the smallest whole number of bytes of it that is enough everywhere.
 
-    >>> bound([(2, 10), (2, 20)], [18, 38])
+    >>> bound([(2, 10), (3, 20)], [18, 57])
     ('token', 1)
     """
 
