@@ -14,17 +14,36 @@ if TYPE_CHECKING:
     from memcalc.api import estimate, largest, plan, smallest
     from memcalc.handoff import export, load, save
     from memcalc.preflight import check
+    from memcalc.probe.guard import guard, lightning_callback, trainer_callback
+    from memcalc.probe.triage import triage
     from memcalc.sweeps import sweep
 
-__all__ = ["__version__", "check", "estimate", "export", "largest", "load", "plan", "save", "smallest", "sweep"]
+__all__ = [
+    "__version__",
+    "check",
+    "estimate",
+    "export",
+    "guard",
+    "largest",
+    "lightning_callback",
+    "load",
+    "plan",
+    "save",
+    "smallest",
+    "sweep",
+    "trainer_callback",
+    "triage",
+]
 
 __version__ = "0.1.0"
 
 _HOMES = {
     **dict.fromkeys(("estimate", "largest", "plan", "smallest"), "api"),
     **dict.fromkeys(("export", "load", "save"), "handoff"),
+    **dict.fromkeys(("guard", "lightning_callback", "trainer_callback"), "probe.guard"),
     "check": "preflight",
     "sweep": "sweeps",
+    "triage": "probe.triage",
 }
 
 

@@ -18,6 +18,7 @@ from memcalc.planner.choices import OR
 from memcalc.planner.job import Job
 from memcalc.planner.objectives import Goal, Objective
 from memcalc.planner.plans import BILLION, Wish, plan_for
+from memcalc.planner.recorded import check_recorded
 from memcalc.planner.request import SEARCHED, Request, check_words, one_of, positive
 from memcalc.specs.strategy import Largest, Smallest
 from memcalc.terms import overhead_of
@@ -43,11 +44,21 @@ def load_model(name: str, preset_dirs: Iterable[str] = ()) -> Model:
     if not name:
         raise InputError("model", name, "must be a preset's name, a config.json, a directory with one, or a .toml file")
     path = Path(name)
+    if name.endswith(".json") and _is_recorded(path):
+        from memcalc.convert.recorded import read_recorded
+
+        return read_recorded(path)
     if name.endswith(".json") or (not name.endswith(".toml") and _is_directory(path)):
         from memcalc.convert.huggingface import read_model
 
         return read_model(name)
     return catalog.model(name, tuple(preset_dirs))
+
+
+def _is_recorded(path: Path) -> bool:
+    from memcalc.convert.recorded import is_recorded
+
+    return is_recorded(path)
 
 
 def _is_directory(path: Path) -> bool:
@@ -82,7 +93,7 @@ def estimate(
 
 def plan(
     *,
-    model: str,
+    model: str | Model,
     gpu: str,
     node: str | None = None,
     settings: Mapping[str, Any] | None = None,
@@ -132,7 +143,7 @@ def largest(
     what: str,
     *,
     gpu: str,
-    model: str | None = None,
+    model: str | Model | None = None,
     node: str | None = None,
     settings: Mapping[str, Any] | None = None,
     preset_dirs: Iterable[str] = (),
@@ -167,7 +178,7 @@ def largest(
 def smallest(
     what: str,
     *,
-    model: str,
+    model: str | Model,
     gpu: str,
     node: str | None = None,
     settings: Mapping[str, Any] | None = None,
@@ -272,6 +283,7 @@ def _resolve(
         raise CombinationError("node", node, f"it holds {host.gpu} GPUs, and --gpu is {chip.name}")
     request = check_words(words, settings, several=several)
     spec = model if isinstance(model, Model) else load_model(model, dirs)
+    check_recorded(request, spec)
     if "framework" in request.given:
         spec = rewritten(spec, habits_of(request.given["framework"]).own_code)
     spec = with_predictors(spec, int(request.given["fields"].get("mtp", 0)))
@@ -291,8 +303,8 @@ def _command(
     """The command line that reproduces the answer."""
     import shlex
 
-    named = [thing if isinstance(thing, str) else thing.name for thing in (model, gpu)]
-    parts = ["memcalc", command, "--model", named[0], "--gpu", named[1], *(["--node", node] if node else [])]
+    chip = gpu if isinstance(gpu, str) else gpu.name
+    parts = ["memcalc", command, *_model_words(model), "--gpu", chip, *(["--node", node] if node else [])]
     for name, value in words.items():
         if value is None or (value is False and name != "sp"):
             continue
@@ -301,6 +313,16 @@ def _command(
     for key, value in (settings or {}).items():
         parts += ["--set", f"{key}={value}"]
     return shlex.join(parts)
+
+
+def _model_words(model: str | Model) -> list[str]:
+    """How a model is told on the command line: by its name, or as the module that it was recorded from."""
+    if isinstance(model, str):
+        return ["--model", model]
+    if model.recording is None:
+        return ["--model", model.name]
+    words = [part for name, value in model.recording.words for part in (f"--{name}", value)]
+    return ["--module", model.recording.origin, *words]
 
 
 def _typed(name: str, value: object) -> str:

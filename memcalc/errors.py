@@ -7,7 +7,8 @@ MemcalcError              anything the user can put right; exit code 2
 │   ├── CombinationError  each field is fine alone, together they are impossible
 │   ├── AbsentError       a key that must be given is not there
 │   └── FileError         a file cannot be read: absent, too large, not UTF-8, truncated
-└── MissingError          the answer depends on something that the user must tell; exit code 3
+├── MissingError          the answer depends on something that the user must tell; exit code 3
+└── RestartNeeded         a guarded run must be started again with less memory; not a mistake of anyone's
 ```
 """
 
@@ -24,6 +25,7 @@ __all__ = [
     "InputError",
     "MemcalcError",
     "MissingError",
+    "RestartNeeded",
     "UnknownNameError",
     "nearest",
     "shown",
@@ -148,3 +150,19 @@ class MissingError(MemcalcError):
     """The answer depends on something unknown that only the user can tell; the message names it."""
 
     exit_code = 3
+
+
+class RestartNeeded(MemcalcError):  # noqa: N818 - what is needed, not what went wrong
+    """A guarded run must be started again with a plan that needs less memory.
+
+    >>> str(RestartNeeded("memory is short at step 20", "bash run.sh", 1))
+    'memory is short at step 20; go on with: bash run.sh'
+    """
+
+    def __init__(self, reason: str, command: str, fallback: int) -> None:
+        self.reason = reason
+        self.command = command
+        """The one line that goes on."""
+        self.fallback = fallback
+        """Which of the saved plan's fallbacks it is."""
+        super().__init__(f"{reason}; go on with: {command}")

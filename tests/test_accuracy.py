@@ -19,6 +19,7 @@ accuracy: Any = sys.modules.setdefault("accuracy", module_from_spec(_spec))
 _spec.loader.exec_module(accuracy)
 
 
+@pytest.mark.slow
 def test_page_and_readme_are_current() -> None:
     """`python tests/accuracy.py` writes them."""
     for path, text in accuracy.written().items():

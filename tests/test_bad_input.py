@@ -92,7 +92,7 @@ USAGE = [
     (["estimate"], ("--model",)),
     (["estimate", "--model", "llama-2-7b"], ("--gpu",)),
     (["estimate", "--model"], ("--model", "argument")),
-    (["estimate", "--modle", "x"], ("--modle", "--model")),
+    (["estimate", "--modell", "x"], ("--modell", "--model")),
     (["estimate", "--model", "x", "--gpu", "y", "stray"], ("stray",)),
     (["gpus", "a100-80g", "b200"], ("b200",)),
     (["gpus", "a100-80g", "--search", "a"], ("search",)),

@@ -28,6 +28,7 @@ OPTIONS = """\
 --optimizer-in-backward --optimizer-impl --zero --tp --sp --no-sp --pp --pp-schedule --vpp --cp --cp-kind --ep
 --recompute --offload --offload-to --compress-activations --attention --loss --lora --adapter-dtype --autocast
 --no-autocast --also-train --quantize --kernels --compile --calibration --format --output --set --preset-dir --force
+--module --inputs --loss-fn --block-class
 """
 """What scripts rely on: options may be added, none may be renamed or dropped."""
 ESTIMATE = {

@@ -39,7 +39,7 @@ COMMANDS: Any = typer.main.get_command(app)
 WIDTH = "100"
 BLOCK = re.compile(r"^```(\w+)([^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 INVERSE = ("max", "min")
-ASKING = (*INVERSE, "check")
+ASKING = (*INVERSE, "check", "triage")
 ELAPSED = re.compile(r"(?:(?<= fit, )|(?<= replayed, ))[\d.,]+ (?:s|ms|µs)(?=;)")
 TABLE = re.compile(r"(<!-- options: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
@@ -71,7 +71,9 @@ def blocks(page: str) -> Iterator[Block]:
 
 
 def write_files(page: str, folder: Path) -> None:
-    """Write the files that a page shows."""
+    """Write the files that a page shows, and those examples that it links to: scripts, logs and snapshots."""
+    for name in re.findall(r"\]\((examples/(?:[\w.]+|[\w/.-]+\.(?:log|pickle)))\)", page):
+        (folder / Path(name).name).write_bytes((ROOT / "docs" / name).read_bytes())
     for block in blocks(page):
         if "file" in block.marks:
             path = folder / block.marks["file"]

@@ -19,6 +19,7 @@ from memcalc.convert.formats.base import WRITABLE
 from memcalc.convert.job import Job
 from memcalc.errors import CombinationError, FileError, InputError, MemcalcError, MissingError, UnknownNameError
 from memcalc.handoff.exporting import exported
+from memcalc.handoff.fallback import steps
 from memcalc.handoff.launch import launch
 from memcalc.handoff.saved import estimate_of, saved_plan
 from memcalc.handoff.words import command_line, flags_of, typed
@@ -229,7 +230,7 @@ LADDERS: list[dict[str, Any]] = [
 def test_fallbacks_are_safer_plans_of_the_same_job(words: dict[str, Any]) -> None:
     """Each fits and needs a tenth less than the one before; its own line says so, and what a restart keeps is kept."""
     kept = saved_plan(plans(**words))
-    assert len(kept.fallback) <= 3
+    assert len(kept.fallback) <= 5
     assert bool(kept.fallback) != bool(kept.no_fallback)
     last = kept.plan
     for place, one in enumerate(kept.fallback, 1):
@@ -247,6 +248,33 @@ def test_fallbacks_are_safer_plans_of_the_same_job(words: dict[str, Any]) -> Non
         assert changed <= {"micro_batch", "recompute", "zero", "offload"}
         assert set(kept.plan.strategy.offload) <= set(one.strategy.offload) or one.strategy.offload == ()
         last = one
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("words", LADDERS, ids=str)
+def test_steps_of_a_running_job_change_what_it_can(words: dict[str, Any]) -> None:
+    """Recomputation and micro-batch alone; the fastest first, each with the figures of its own line."""
+    kept = saved_plan(plans(**words))
+    found = steps(kept.job, kept.plan, typed(kept.asked).words)
+    speeds = [one.time.tokens_per_second_per_gpu for one in found]
+    assert speeds == sorted(speeds, reverse=True)
+    assert "full" in {one.strategy.recompute for one in found}
+    free = {"micro_batch": None, "recompute": None}
+    for one in found:
+        assert one.strategy.model_dump() | free == kept.plan.strategy.model_dump() | free
+        assert one.strategy.micro_batch * one.accumulation_steps * one.data_parallel == kept.plan.global_batch
+        line = typed(one.command)
+        again = memcalc.estimate(model=line.model, gpu=line.gpu, settings=line.settings, **line.words)
+        assert (again.strategy, again.peak.device) == (one.strategy, one.peak.device)
+
+
+def test_every_second_block_stands_between_none_and_all() -> None:
+    """Where the framework can be told so; Megatron-LM cannot."""
+    pinned = {"recompute": "none", "micro_batch": 1, "offload": "none", "model": "llama-3.2-1b", "top": 1}
+    for framework, between in (("fsdp2", ["every-2"]), ("megatron", [])):
+        kept = saved_plan(plans(framework=framework, **pinned))
+        assert [one.strategy.recompute for one in steps(kept.job, kept.plan, {})] == [*between, "full"]
+        assert not steps(kept.job, kept.plan, typed(kept.asked).words)
 
 
 def test_there_is_a_fallback_where_there_is_room_for_one() -> None:

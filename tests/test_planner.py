@@ -297,6 +297,7 @@ PINS = {
 }
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None, derandomize=True)
 @given(
     model=st.sampled_from(["llama-2-7b", "smollm2-360m", "mixtral-8x7b", "bert-base", "t5-small", "whisper-tiny"]),

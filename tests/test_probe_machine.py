@@ -26,6 +26,7 @@ from memcalc.convert.huggingface import from_huggingface
 from memcalc.events import step_events
 from memcalc.probe.live import machine, machine_meter, ranks, ranks_sharded, rates
 from memcalc.probe.live.machine_allocator import SCENES, Seen, differences, played, sizes, watch
+from memcalc.probe.live.rates_sizes import sizes_of
 from memcalc.probe.measure.machine import CPU, CUDA, machine_jobs
 from memcalc.specs.probes import Communicator, Probe, Rate
 from memcalc.specs.runs import Run
@@ -203,11 +204,15 @@ def test_a_probe_has_context_and_workspaces() -> None:
 @pytest.mark.parametrize(
     ("readings", "said"),
     [
-        ((400 * MIB, machine_meter.UnsteadyError("device memory changed by 5 bytes")), "changed by 5 bytes"),
+        ((machine_meter.UnsteadyError("device memory changed by 5 bytes"), 900 * MIB), "changed by 5 bytes"),
         ((400 * MIB, None), "nvidia-smi does not show"),
     ],
 )
-def test_a_context_that_cannot_be_read_is_absent(readings: tuple[Any, ...], said: str) -> None:
+def test_a_context_that_cannot_be_read_is_absent(
+    readings: tuple[Any, ...], said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The workspaces are read all the same."""
+    monkeypatch.setattr(machine, "load", lambda *_: None)
     found = machine.Found()
     machine.contexts(found, _Readings(*readings), _Device([*HELD, 1]), "cpu")  # type: ignore[arg-type]
     fields = found.fields()
@@ -314,6 +319,25 @@ def test_rates_on_this_cpu() -> None:
     assert work["memory", (MIB, 1, 1)] == 2 * MIB
     assert work["memory", (MIB, 2, 1)] == 3 * MIB
     assert {rate.kind for rate in found} == {"matmul", "attention", "attention-backward", "memory"}
+
+
+@pytest.mark.parametrize(("capability", "dtypes"), [((9, 0), 3), ((7, 5), 2)])
+def test_a_gpu_is_timed_from_small_to_large(
+    capability: tuple[int, int], dtypes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So that the end of the time, or of the memory, cuts the largest; bf16 only where the GPU multiplies it."""
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: capability)
+    listed = sizes_of("cuda", {"copies": [1, 2]})
+    assert len(listed.dtypes) == dtypes
+    work = [m * n * k for m, n, k in listed.products]
+    assert work == sorted(work)
+    assert min(work) < 1e7, "a launch bounds it on any GPU"
+    assert max(work) == 8192 * 32000 * 4096, "it fills any GPU for milliseconds"
+    assert list(listed.memory) == sorted(listed.memory)
+    assert listed.copies == (1, 2)
+    largest = max(rates.CACHE, 4 * (8192 * 32000 + 4096 * (8192 + 32000))) + 4 * 8192 * 32000
+    job = next(job for job in machine_jobs("cuda", 1) if job.kind == "rates")
+    assert max(3 * listed.memory[-1], largest) < job.memory
 
 
 class _Clock:
@@ -429,10 +453,12 @@ def run_of(settings: dict[str, Any], name: str, **figures: Any) -> Run:
 SCRIPT = """
 import json, os, sys
 from memcalc.probe.live.ranks import run_collectives, run_sharded
+from memcalc.probe.live.ranks_group import joined
 
 jobs = json.load(open(sys.argv[1]))
 kinds = {"collectives": run_collectives, "sharded": run_sharded}
-found = [kinds[job["kind"]]({**job["settings"], "device": "cpu"}) for job in jobs]
+with joined("cpu"):
+    found = [kinds[job["kind"]]({**job["settings"], "device": "cpu"}) for job in jobs]
 if os.environ["RANK"] == "0":
     with open(sys.argv[2], "w") as stream:
         json.dump(found, stream)

@@ -453,7 +453,7 @@ def test_a_table_is_replaced_only_by_force(small: tuple[Path, bytes], tmp_path: 
     assert output.read_text() == "mine"
     result = cli(str(path), "--output", str(output), "--force", "--jobs", "1")
     assert (result.exit_code, output.read_bytes()) == (0, expected)
-    assert f"Written to {output}" in result.stdout.replace("\n", "")
+    assert f"Writtento{output}" in "".join(result.stdout.split())
 
 
 def children(pid: int) -> list[int]:
@@ -498,10 +498,13 @@ def test_a_killed_sweep_goes_on_to_the_same_bytes_and_leaves_no_worker(
 @pytest.mark.skipif(sys.platform == "win32", reason="needs POSIX signals")
 def test_an_interrupt_says_how_to_go_on(whole: tuple[Path, bytes], tmp_path: Path) -> None:
     path, expected = whole
-    output = tmp_path / "t.csv"
-    process = started(path, output, 4)
-    process.send_signal(signal.SIGINT)
-    _, said = process.communicate(timeout=120)
+    for attempt in range(5):
+        output = tmp_path / f"{attempt}.csv"
+        process = started(path, output, 4)
+        process.send_signal(signal.SIGINT)
+        _, said = process.communicate(timeout=120)
+        if process.returncode:  # on a busy machine a sweep may have ended before the signal came
+            break
     assert process.returncode == 130
     assert b"the same command goes on from there" in said
     assert said.count(b"\n") == 1

@@ -16,7 +16,8 @@ from memcalc.cli import sweep as many
 from memcalc.cli import validate as comparison
 from memcalc.cli.errors import Group
 from memcalc.cli.lazily import Commands
-from memcalc.cli.options import DESTINATION, JOB, PRESETS, Command, Shared, given, takes
+from memcalc.cli.modules import A_MODULES_STEP, MODEL_OR_MODULE, refuse_module, with_model
+from memcalc.cli.options import DESTINATION, JOB, PRESETS, Command, Shared, takes
 from memcalc.cli.output import destination
 
 __all__ = ["EXAMPLES", "app"]
@@ -32,6 +33,7 @@ EXAMPLES = {
     "sweep": "memcalc sweep sweep.toml --output table.csv",
     "validate": "memcalc validate --grade A --worst 5",
     "probe": "memcalc probe --dry-run --gpu rtx-3090",
+    "triage": "memcalc triage train.log --model llama-3-8b --gpu h100 --gpus 8",
     "models": "memcalc models --search llama",
     "gpus": "memcalc gpus a100-80g",
     "nodes": "memcalc nodes --format markdown",
@@ -130,7 +132,7 @@ _Rank = Annotated[
 ]
 
 
-@_command("Jobs", *JOB, *PRESETS, *DESTINATION)
+@_command("Jobs", *MODEL_OR_MODULE, *PRESETS, *DESTINATION)
 def plan(
     *,
     objective: _Objective = "throughput",
@@ -153,7 +155,7 @@ def plan(
     force, dirs = bool(options["force"]), tuple(options["preset_dir"] or ())
     target = destination(options)
     found = memcalc.plan(
-        **given(options),
+        **with_model(options),
         objective=objective,
         critical_batch=critical_batch,
         tokens=tokens,
@@ -167,24 +169,24 @@ def plan(
     return 0 if found.plans else 1
 
 
-@_command("Jobs", *JOB, *PRESETS, *DESTINATION)
+@_command("Jobs", *MODEL_OR_MODULE, *PRESETS, *DESTINATION)
 def estimate(**options: Any) -> int:
     """Say whether one strategy fits, and where the bytes stand."""
     from memcalc import report
 
     target = destination(options)
-    found = memcalc.estimate(**given(options))
+    found = memcalc.estimate(**with_model(options))
     target.show(report.of_estimate(found))
     return int(found.verdict == "does-not-fit")
 
 
-@_command("Jobs", *JOB, *PRESETS, *DESTINATION)
+@_command("Jobs", *MODEL_OR_MODULE, *PRESETS, *DESTINATION)
 def explain(**options: Any) -> int:
     """Show every term of an estimate: formula, the values put in, bytes, phases, source."""
     from memcalc import report
 
     target = destination(options)
-    found = memcalc.estimate(**given(options))
+    found = memcalc.estimate(**with_model(options))
     target.show(report.of_terms(found))
     return int(found.verdict == "does-not-fit")
 
@@ -224,10 +226,9 @@ _UpTo = Annotated[str | None, typer.Option("--up-to", metavar="N", help="GPUs th
 _AnyCount = Annotated[
     bool, typer.Option("--any-count", help="Ask every number, not only powers of two and whole nodes.")
 ]
-_ANY_MODEL = tuple(replace(option, required=option.required and option.name != "model") for option in JOB)
 
 
-@_command("Jobs", *_ANY_MODEL, *PRESETS, *DESTINATION)
+@_command("Jobs", *MODEL_OR_MODULE, *PRESETS, *DESTINATION)
 def max_(
     what: _Largest,
     *,
@@ -241,7 +242,7 @@ def max_(
     return inverse.show("max", what, options, step=step, safe=safe, search=search, family=family)
 
 
-@_command("Jobs", *JOB, *PRESETS, *DESTINATION)
+@_command("Jobs", *MODEL_OR_MODULE, *PRESETS, *DESTINATION)
 def min_(
     what: _Smallest,
     *,
@@ -338,7 +339,7 @@ def validate(
     )
 
 
-_Device = Annotated[str, typer.Option(metavar="NAME", help="cuda, or cpu: tiny models, counted without a GPU.")]
+_Device = Annotated[str, typer.Option(metavar="NAME", help="cuda, cpu (tiny models, counted) or fake (your --module).")]
 _Gpu = Annotated[
     str | None, typer.Option(metavar="NAME", help="The GPU's preset; by the driver's name of it when left out.")
 ]
@@ -357,7 +358,7 @@ _RUNS_FILE = (
 )
 
 
-@_command("Measurements", *PRESETS, *_RUNS_FILE)
+@_command("Measurements", *PRESETS, *A_MODULES_STEP, *_RUNS_FILE)
 def probe(
     *,
     device: _Device = "cuda",
@@ -368,10 +369,43 @@ def probe(
     dry_run: _Dry = False,
     **options: Any,
 ) -> int:
-    """Measure training steps and rates on this machine, to a runs file; an interrupted probe goes on."""
-    from memcalc.cli import probe as measuring
+    """Measure training steps and rates on this machine, to a runs file; an interrupted probe goes on.
 
+    --device fake needs none: a module of your own is run on fake tensors.
+    """
+    from memcalc.cli import probe as measuring
+    from memcalc.cli import probe_module
+
+    if device == "fake":
+        return probe_module.show(options)
+    refuse_module(options)
     return measuring.show(options, device=device, gpu=gpu, suite=suite, minutes=minutes, ranks=ranks, dry_run=dry_run)
+
+
+_Failure = Annotated[
+    str,
+    typer.Argument(
+        metavar="FILE|-", help="A log with an out-of-memory message, or a memory snapshot.", show_default=False
+    ),
+]
+_Config = Annotated[
+    list[str] | None,
+    typer.Option(metavar="FILE", rich_help_panel="Job", help="A config file of the job, as for check; repeatable."),
+]
+_Planned = Annotated[
+    str | None, typer.Option("--plan", metavar="FILE", rich_help_panel="Job", help="The job as plan --save wrote it.")
+]
+
+
+@_command("Measurements", *_FREE, *PRESETS, *DESTINATION)
+def triage(file: _Failure, *, config: _Config = None, saved: _Planned = None, **options: Any) -> int:
+    """Say why a job ran out of memory, from its message or a snapshot, and what would help.
+
+    Exit code 0 where a cause is at least likely, 3 where more must be recorded.
+    """
+    from memcalc.cli import triage as failures
+
+    return failures.show(file, config=config or (), plan=saved, options=options)
 
 
 _Name = Annotated[str | None, typer.Argument(metavar="NAME", help="Show this one in full, with its sources.")]

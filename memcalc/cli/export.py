@@ -25,8 +25,16 @@ def check_target(save: str | None, rank: str | None, options: Mapping[str, Any])
             raise InputError("rank", rank, "says which plan --save writes, so --save FILE must be given")
         return
     target = output_path(save, bool(options["force"]))
+    if options.get("module") is not None or _is_recorded(str(options["model"])):
+        raise InputError("save", save, "a recorded module is trained by code of its own, to which nothing is exported")
     if options["output"] is not None and target == Path(options["output"]).resolve():
         raise InputError("save", save, "must be another file than --output")
+
+
+def _is_recorded(model: str) -> bool:
+    from memcalc.convert.recorded import is_recorded
+
+    return model.endswith(".json") and is_recorded(Path(model))
 
 
 def keep(plans: Plans, save: str, rank: str | None, *, force: bool, dirs: tuple[str, ...]) -> int:

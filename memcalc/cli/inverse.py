@@ -6,7 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 import memcalc
-from memcalc.cli.options import given, known_names
+from memcalc.cli.modules import with_model
+from memcalc.cli.options import known_names
 from memcalc.cli.output import destination
 
 __all__ = ["completion", "show"]
@@ -23,6 +24,6 @@ def show(command: str, what: str, options: dict[str, Any], **own: Any) -> int:
 
     target = destination(options)
     ask = memcalc.largest if command == "max" else memcalc.smallest
-    found = ask(what, **given(options), **own)
+    found = ask(what, **with_model(options, needed=command == "min"), **own)
     target.show(report(found))
     return int(found.best is None)

@@ -15,10 +15,11 @@ import typer
 
 from memcalc.errors import InputError
 
-__all__ = ["DESTINATION", "JOB", "PRESETS", "Command", "Shared", "given", "takes"]
+__all__ = ["DESTINATION", "JOB", "MODULE", "PRESETS", "Command", "Shared", "given", "takes"]
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 _JOB, _PARALLELISM, _MEMORY, _ADAPTERS, _OUTPUT = "Job", "Parallelism", "Memory", "Adapters", "Output"
+_MODULE = "Module"
 
 
 @dataclass(frozen=True)
@@ -65,7 +66,7 @@ def known_names(names: str) -> tuple[str, ...]:
 
 JOB = (
     Shared("model", _JOB, "NAME|FILE|DIR",
-        "A preset, a config.json, a directory with one, or a .toml file.",
+        "A preset, a config.json, a directory with one, a .toml file, or a recorded module's .json.",
         names="models", required=True,
     ),
     Shared("gpu", _JOB, "NAME", "The GPU; `memcalc gpus` lists them.", names="gpus", required=True),
@@ -132,6 +133,14 @@ JOB = (
         "Any field by its dotted name, such as strategy.reduce_dtype=bf16; repeatable.",
         kind=list,
     ),
+)  # fmt: skip
+MODULE = (
+    Shared("module", _MODULE, "PACKAGE:FACTORY", "In the place of a model: a function that returns a torch.nn.Module."),
+    Shared("inputs", _MODULE, "PACKAGE:FUNCTION",
+        "One batch for it: function(micro_batch, seq_len); example_inputs beside the factory when left out.",
+    ),
+    Shared("loss_fn", _MODULE, "PACKAGE:FUNCTION", "The loss of its output; the output's own when left out."),
+    Shared("block_class", _MODULE, "NAME", "The class of its blocks; found when left out."),
 )  # fmt: skip
 PRESETS = (Shared("preset_dir", _OUTPUT, "DIR", "Your own presets, looked up first; repeatable.", kind=list),)
 DESTINATION = (

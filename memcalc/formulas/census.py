@@ -70,6 +70,8 @@ class ModelCount:
 
 def block_count(block: Block) -> BlockCount:
     """Return the parameters of one block [elements]."""
+    if block.recorded is not None:
+        return BlockCount(0, 0, 0, block.recorded.parameters, 0)
     sharded, replicated = _attention(block.attention, block.hidden, block.hidden)
     if block.cross_attention is not None:
         cross = _attention(block.cross_attention, block.hidden, block.cross_hidden or block.hidden)
@@ -149,6 +151,8 @@ def _largest(model: Model, embedding: int) -> int:
 
 
 def _largest_in_block(block: Block) -> int:
+    if block.recorded is not None:
+        return max(block.recorded.tensors, default=0)
     attention, mlp = block.attention, block.mlp
     out = attention.heads * (attention.latent.v_head_dim if attention.latent else attention.head_dim)
     q_in = block.hidden if attention.latent is None else attention.latent.q_lora_rank or block.hidden

@@ -33,7 +33,9 @@ class Matrix:
 
 
 def block_matrices(block: Block) -> tuple[Matrix, ...]:
-    """All linear layers of a block."""
+    """All linear layers of a block; a recorded one has its tensors instead (:mod:`memcalc.specs.recorded`)."""
+    if block.recorded is not None:
+        return ()
     found = [*_attention(block.attention, block.hidden, block.hidden)]
     if block.cross_attention is not None:
         found += _attention(block.cross_attention, block.hidden, block.cross_hidden or block.hidden)

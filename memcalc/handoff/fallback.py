@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Iterator
 from typing import Any
 
 import memcalc
 from memcalc.errors import MemcalcError
+from memcalc.formulas.recompute import parse_policy
 from memcalc.frameworks import habits_of
 from memcalc.planner.axes import DEGREES
 from memcalc.planner.plans import SMALLER
 from memcalc.results import Plan, SavedJob
+from memcalc.specs.strategy import Strategy
 from memcalc.units import GIB
 
-__all__ = ["fallbacks"]
+__all__ = ["fallbacks", "is_smaller", "steps"]
 
-MOST = 3
+MOST = 5
 """Plans to go back to, one after another."""
 LISTED = 24
 """Plans of the search among which they are looked for; a third of them are of its front of memory and speed."""
@@ -25,12 +28,31 @@ def fallbacks(job: SavedJob, plan: Plan, asked: dict[str, Any], dirs: Iterable[s
     """Return safer plans, each at least a tenth smaller than the one before; the fastest first, then what offloads.
 
     They keep the GPUs, the parallel layout, precision, optimizer and global batch, so that going back is one command:
-    a smaller micro-batch with more accumulation, full recomputation, resharding after forward, and what the framework
-    can offload, last because its time is not fitted on measured runs. ``asked`` are the words of the search; one that
-    was typed stays as it was typed.
+    a smaller micro-batch with more accumulation, recomputation of every second block and then of all, resharding after
+    forward, and what the framework can offload, last because its time is not fitted on measured runs. ``asked`` are the
+    words of the search; one that was typed stays as it was typed.
     """
-    words = {**_kept(job, plan), **_open(plan, asked)}
     stays = set(plan.strategy.offload)
+    found = _found(job, {**_kept(job, plan), **_open(plan, asked)}, dirs)
+    ladder = _ladder(plan, sorted(found, key=lambda one: bool(set(one.strategy.offload) - stays)))
+    return tuple(itertools.islice(ladder, MOST))
+
+
+def steps(job: SavedJob, plan: Plan, asked: dict[str, Any], dirs: Iterable[str] = ()) -> tuple[Plan, ...]:
+    """Return the plans that a running job can go over to: what recomputation and a smaller micro-batch alone give.
+
+    All of them, the fastest first, whichever are smaller; sharding and offload stay, since they are fixed when a job
+    starts, and the global batch is the same. A word that was typed stays as it was typed.
+    """
+    strategy = plan.strategy
+    fixed = {"zero": str(strategy.zero), "offload": ",".join(strategy.offload) or "none"}
+    found = _found(job, {**_kept(job, plan), **_open(plan, asked), **fixed}, dirs)
+    others = [one for one in found if one.verdict == "fits" and one.strategy != strategy]
+    return tuple(_named(plan, place, one) for place, one in enumerate(others, 1))
+
+
+def _found(job: SavedJob, words: dict[str, Any], dirs: Iterable[str]) -> tuple[Plan, ...]:
+    """Plans of a search, the fastest first."""
     try:
         found = memcalc.plan(
             model=job.model,
@@ -43,7 +65,7 @@ def fallbacks(job: SavedJob, plan: Plan, asked: dict[str, Any], dirs: Iterable[s
         )
     except MemcalcError:  # what was typed leaves no other plan
         return ()
-    return tuple(_ladder(plan, sorted(found.plans, key=lambda one: bool(set(one.strategy.offload) - stays))))
+    return found.plans
 
 
 def _kept(job: SavedJob, plan: Plan) -> dict[str, Any]:
@@ -75,12 +97,19 @@ def _open(plan: Plan, asked: dict[str, Any]) -> dict[str, Any]:
     offloads = ["none", *(["params"] if habits.full_shard else []), *_zero_offloads(strategy.framework)]
     tried: dict[str, list[Any]] = {
         "micro_batch": sizes,
-        "recompute": [strategy.recompute, "full"],
+        "recompute": [strategy.recompute, *(["every-2"] if _keeps_more(strategy) else []), "full"],
         "zero": [2, 3] if habits.full_shard and strategy.zero == 2 else [strategy.zero],
         "offload": [",".join(strategy.offload) or "none", *offloads],
     }
     texts = {name: "/".join(dict.fromkeys(map(str, values))) for name, values in tried.items()}
     return {name: asked.get(name, text) for name, text in texts.items()}
+
+
+def _keeps_more(strategy: Strategy) -> bool:
+    """Whether checkpoints of every second block stand between a policy and full; Megatron-LM cannot be told them."""
+    policy = parse_policy(strategy.recompute)
+    more = policy.kind == "none" or (policy.kind == "every" and policy.count > 2)
+    return more and habits_of(strategy.framework).name != "megatron"
 
 
 def _zero_offloads(framework: str) -> list[str]:
@@ -91,10 +120,20 @@ def _ladder(plan: Plan, found: Iterable[Plan]) -> Iterator[Plan]:
     """Yield of plans in their order those that are clearly smaller than all before."""
     last, place = plan, 0
     for one in found:
-        if place < MOST and one.verdict == "fits" and one.peak.device <= SMALLER * last.peak.device:
+        if one.verdict == "fits" and is_smaller(one, last):
             place += 1
-            yield one.model_copy(update={"rank": place, "why": _why(plan, one)})
+            yield _named(plan, place, one)
             last = one
+
+
+def is_smaller(one: Plan, than: Plan) -> bool:
+    """Whether a plan needs clearly less than another."""
+    return one.peak.device <= SMALLER * than.peak.device
+
+
+def _named(plan: Plan, place: int, one: Plan) -> Plan:
+    """A plan at its place, with what is different from the plan that it stands in for."""
+    return one.model_copy(update={"rank": place, "why": _why(plan, one)})
 
 
 def _why(plan: Plan, one: Plan) -> str:

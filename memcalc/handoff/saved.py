@@ -16,12 +16,12 @@ from memcalc.convert.reading import read_text
 from memcalc.errors import FileError, InputError, MissingError, UnknownNameError
 from memcalc.files import output_path, replacing
 from memcalc.handoff.fallback import fallbacks
-from memcalc.handoff.words import typed
+from memcalc.handoff.words import command_line, flags_of, typed
 from memcalc.planner.plans import chosen_words
 from memcalc.results import Estimate, Plan, Plans, SavedJob, SavedPlan
 from memcalc.units import parse_count
 
-__all__ = ["estimate_of", "load", "save", "saved_plan", "words_of"]
+__all__ = ["estimate_of", "load", "save", "saved_alone", "saved_plan", "words_of"]
 
 Record = TypeVar("Record", bound=BaseModel)
 PINNED = "what was typed leaves no plan with the same layout and global batch that is smaller by a tenth and fits"
@@ -56,16 +56,29 @@ def saved_plan(plans: Plans, rank: int | str = 1, preset_dirs: Iterable[str] = (
     plan = next((one for one in plans.plans if one.rank == place), None)
     if plan is None:
         raise InputError("rank", rank, f"must be from 1 to {len(plans.plans)}, the plans that are listed")
-    line, asked = typed(plan.command), typed(plans.command)
+    return _saved(plan, plans.seq_len, plans.command, dirs)
+
+
+def saved_alone(plan: Plan, preset_dirs: Iterable[str] = ()) -> SavedPlan:
+    """Return one plan as it is saved, as if nothing but the job had been typed where it was found."""
+    line = typed(plan.command)
+    own = {"gpus", "seq_len", "global_batch"} | (set(line.words) - set(CHOSEN))
+    node = [] if line.node is None else ["--node", line.node]
+    flags = flags_of({name: value for name, value in line.words.items() if name in own}, line.settings)
+    asked = command_line("plan", "--model", line.model, "--gpu", line.gpu, *node, *flags)
+    return _saved(plan, parse_count(line.words["seq_len"], "seq_len"), asked, tuple(preset_dirs))
+
+
+def _saved(plan: Plan, seq_len: int, command: str, dirs: tuple[str, ...]) -> SavedPlan:
+    """Return a plan that a command found, with what to go back to."""
+    line, asked = typed(plan.command), typed(command)
     words = {name: value for name, value in line.words.items() if name not in CHOSEN}
-    job = SavedJob(
-        model=line.model, gpu=line.gpu, node=line.node, seq_len=plans.seq_len, words=words, settings=line.settings
-    )
+    job = SavedJob(model=line.model, gpu=line.gpu, node=line.node, seq_len=seq_len, words=words, settings=line.settings)
     safer = fallbacks(job, plan, asked.words, dirs)
     pinned = {"micro_batch", "recompute", "zero", "offload"} & set(asked.words)
     found = SavedPlan(
         version=memcalc.__version__,
-        asked=plans.command,
+        asked=command,
         job=job,
         plan=plan,
         fallback=safer,

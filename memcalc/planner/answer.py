@@ -11,6 +11,7 @@ from memcalc.formulas.census import model_count
 from memcalc.frameworks import habits_of
 from memcalc.ledger import COMPONENTS, PHASES, Ledger, Term
 from memcalc.planner.peaks import Peaks, at_stage, peaks_of
+from memcalc.planner.recorded import notes_of
 from memcalc.planner.rooms import NO_SWAPPER, Need, has_no_swapper, need_of, shortages
 from memcalc.specs.strategy import Strategy
 from memcalc.sums import add_up
@@ -235,6 +236,7 @@ def warnings_for(model: Model, gpu: GPU, node: Node, overhead: Overhead, need: N
     forked = habits_of(strategy.framework)
     if strategy.pp_schedule in forked.fork_schedules:
         said.append(f"{strategy.pp_schedule} is not in {forked.name} itself but in a fork of it, {forked.fork}.")
+    said += notes_of(model, strategy.precision, strategy.recompute, strategy.micro_batch)
     if model.is_moe:
         said.append("experts are assumed to be balanced; buffers of the token exchange are not modelled.")
     return said

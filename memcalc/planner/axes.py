@@ -13,6 +13,7 @@ from memcalc.layouts import check_layout, check_split, layouts_for
 from memcalc.planner import pipelines as pipes
 from memcalc.planner import request as rq
 from memcalc.planner.adapters import adapter_fields
+from memcalc.planner.recorded import policies_for, recorded_precisions
 from memcalc.planner.request import Request
 from memcalc.specs import strategy as words
 
@@ -40,6 +41,10 @@ def fixed_part(
 ) -> Fixed:
     """What all strategies of the request share."""
     seq_len = rq.sequence_length(request, model)
+
+    def recorded(said: str) -> str:
+        return "" if model.recording is None else said
+
     return Fixed(
         framework=request.given.get("framework", habits.name),
         seq_len=seq_len,
@@ -48,8 +53,8 @@ def fixed_part(
         optimizer_impl=request.get("optimizer_impl", habits.optimizer_impl),
         optimizer_in_backward=bool(request.given.get("optimizer_in_backward", False)),
         attention=rq.attention_for(request, habits, model, gpu, precisions, seq_len),
-        loss=str(request.get("loss", "standard")),
-        kernels=request.get("kernels", habits.kernels),
+        loss=str(request.get("loss", "standard", recorded("as the module computes it"))),
+        kernels=request.get("kernels", habits.kernels, recorded("as the module calls them")),
         offload_to=request.given.get("offload_to", "cpu"),
         compile=request.given.get("compile", "none"),
         cp_kind=request.given.get("cp_kind", "ring"),
@@ -73,7 +78,8 @@ def one_strategy(request: Request, model: Model, gpu: GPU, node: Node) -> Grid:
     _, habits = rq.habits_for(request)
     check_pinned(request, habits, node)
     zero = int(request.get("zero", rq.zero_stages(request, habits)[0]))
-    precision = str(request.get("precision", rq.precisions_for(gpu, habits, zero)[0]))
+    able = rq.precisions_for(gpu, habits, zero)
+    precision = str(request.get("precision", [*recorded_precisions(model, able), *able][0]))
     rq.check_precision(precision, gpu, habits, zero)
     layout = one_layout(request, habits)
     micro_batch = int(request.get("micro_batch", 1))
@@ -189,6 +195,7 @@ def _grid(
         if name not in request.given and name not in request.choices:
             del own.given[name]
     able = [name for name in rq.precisions_for(gpu, habits) if name != "fp32" or not rq.grouped(model)]
+    able = recorded_precisions(model, able)
     precisions = _values(own, "precision", able, list(habits.widths), "searched: {}")
     for precision in precisions:
         rq.check_precision(precision, gpu, habits, own.given.get("zero", 3))
@@ -206,7 +213,7 @@ def _grid(
         fixed,
         tuple(fitting),
         tuple(precisions),
-        tuple(_values(own, "recompute", policies(model.num_layers))),
+        tuple(_values(own, "recompute", policies_for(model, policies(model.num_layers)))),
         tuple(_values(own, "zero", list(rq.zero_stages(own, habits)))),
         tuple(_values(own, "offload", offloads)),
         tuple(_values(own, "micro_batch", sizes or [1], every)),

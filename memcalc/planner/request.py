@@ -321,7 +321,8 @@ def attention_for(request: Request, habits: Habits, model: Model, gpu: GPU, prec
     if habits.kernels == "model" and habits.own_code is None and default in ("flash", "efficient"):
         own = classes_kernel(model, seq_len)
         default = default if own == "flash" else own
-    return str(request.get("attention", default))
+    said = "as the module calls it" if model.recording is not None else ""
+    return str(request.get("attention", default, said))
 
 
 def check_framework(request: Request, habits: Habits) -> None:

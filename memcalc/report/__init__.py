@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 from memcalc.report.render import FORMATS, Report, format_for, render
 
 if TYPE_CHECKING:
-    from memcalc.results import Check, Estimate, Plans
+    from memcalc.results import Check, Estimate, Plans, Triage
 
-__all__ = ["FORMATS", "Report", "format_for", "of_check", "of_estimate", "of_plans", "of_terms", "render"]
+__all__ = ["FORMATS", "Report", "format_for", "of_check", "of_estimate", "of_plans", "of_terms", "of_triage", "render"]
 
 
 def of_check(found: Check) -> Report:
@@ -36,5 +36,12 @@ def of_terms(found: Estimate) -> Report:
 def of_plans(found: Plans) -> Report:
     """Return the report on ranked plans."""
     from memcalc.report.plan import report
+
+    return report(found)
+
+
+def of_triage(found: Triage) -> Report:
+    """Return the report on a failure."""
+    from memcalc.report.triage import report
 
     return report(found)

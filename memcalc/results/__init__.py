@@ -41,6 +41,18 @@ if TYPE_CHECKING:
     from memcalc.results.probe import Probed, ProbedJob, ProbeFigure
     from memcalc.results.saved import SavedJob, SavedPlan
     from memcalc.results.sweep import Swept
+    from memcalc.results.triage import (
+        GpuProcess,
+        Triage,
+        TriageCause,
+        TriageChange,
+        TriageComparison,
+        TriageFailure,
+        TriageGrowth,
+        TriageMemory,
+        TriageShare,
+        TriageSite,
+    )
 
 __all__ = [
     "Budget",
@@ -55,6 +67,7 @@ __all__ = [
     "ErrorSummary",
     "Estimate",
     "Fit",
+    "GpuProcess",
     "HardwareFacts",
     "Interval",
     "Inverse",
@@ -83,6 +96,15 @@ __all__ = [
     "Swept",
     "TargetResult",
     "TermFacts",
+    "Triage",
+    "TriageCause",
+    "TriageChange",
+    "TriageComparison",
+    "TriageFailure",
+    "TriageGrowth",
+    "TriageMemory",
+    "TriageShare",
+    "TriageSite",
     "Validation",
     "ValidationSummary",
     "Verdict",
@@ -122,6 +144,18 @@ _HOMES = {
     "probe": ("ProbeFigure", "Probed", "ProbedJob"),
     "saved": ("SavedJob", "SavedPlan"),
     "sweep": ("Swept",),
+    "triage": (
+        "GpuProcess",
+        "Triage",
+        "TriageCause",
+        "TriageChange",
+        "TriageComparison",
+        "TriageFailure",
+        "TriageGrowth",
+        "TriageMemory",
+        "TriageShare",
+        "TriageSite",
+    ),
 }
 """The records of each module, imported on first use: an estimate needs few of them."""
 

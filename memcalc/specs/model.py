@@ -10,6 +10,8 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from memcalc.specs.recorded import Recording, Segment
+
 
 class Frozen(BaseModel):
     """Base of the records: immutable, and an unknown key is an error."""
@@ -196,6 +198,8 @@ class Block(Frozen):
     """Probability of the residual dropouts."""
     summed_branches: bool = False
     """Parallel branches are added in place, and one dropout is on their sum (Falcon)."""
+    recorded: Segment | None = None
+    """What the block allocates, where it was recorded: then attention, MLP and norms stand for nothing."""
 
     @property
     def is_moe(self) -> bool:
@@ -311,6 +315,8 @@ class Model(Frozen):
     """Unique parameters as counted on the real class or printed by the authors; checked by the tests, never used."""
     source: str = Field(min_length=1)
     notes: str = ""
+    recording: Recording | None = None
+    """Where the model was recorded: what stands before and after its blocks."""
 
     @property
     def num_layers(self) -> int:

@@ -13,6 +13,7 @@ from memcalc.terms.activations import GroupActivations, add_all, groups_of, larg
 from memcalc.terms.ends import entry_terms
 from memcalc.terms.kept import INVENTORY, kept_terms
 from memcalc.terms.pipeline import SPLIT, in_flight, waiting_logits
+from memcalc.terms.recorded import widest
 
 if TYPE_CHECKING:
     from memcalc.formulas.types import Array
@@ -72,25 +73,27 @@ def mask_terms(census: Census, flight: Array) -> Iterator[Term]:
 
 def working_sets(groups: list[GroupActivations]) -> Iterator[Term]:
     """The largest moment inside one block's forward and backward, beyond what is counted as kept."""
+    if groups[0].census.model.recording is not None:
+        forward, last, first = widest(groups)
+    else:
+        forward, last, first = (largest([getattr(a, name) for a in groups]) for name in ("forward", "last", "first"))
     title, formula = "working set of the last block's forward", "largest sum alive in forward - A_kept"
     yield Term(
         "activations",
         title,
-        largest([a.forward for a in groups]),
+        forward,
         ("forward-last",),
         formula,
         INVENTORY,
         in_events=True,
     )
     title, formula = "working set of the last block's backward", "largest sum alive in backward - A_kept"
-    yield Term(
-        "activations", title, largest([a.last for a in groups]), ("backward-last",), formula, INVENTORY, in_events=True
-    )
+    yield Term("activations", title, last, ("backward-last",), formula, INVENTORY, in_events=True)
     title, formula = "first block and the working set of its backward", "largest sum alive in backward"
     yield Term(
         "activations",
         title,
-        largest([a.first for a in groups]),
+        first,
         ("backward-first",),
         formula,
         INVENTORY,

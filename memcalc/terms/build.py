@@ -17,6 +17,7 @@ from memcalc.terms.head import head_terms
 from memcalc.terms.held import held_terms
 from memcalc.terms.local_gradients import local_gradient_terms
 from memcalc.terms.prediction import prediction_terms
+from memcalc.terms.recorded import recorded_terms
 from memcalc.terms.states import state_terms
 from memcalc.terms.tied import tied_terms
 from memcalc.terms.whole_gradients import block_gradient_terms, whole_gradient_terms
@@ -43,6 +44,7 @@ def other_terms(census: Census, workspaces: Workspaces) -> list[Term]:
         *local_gradient_terms(census),
         *every_terms(census),
         *between_terms(census),
+        *recorded_terms(census),
         *head_terms(census),
         *prediction_terms(census),
         *held_terms(census),

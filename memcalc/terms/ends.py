@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from memcalc.ledger import KEPT, Term
-from memcalc.trace.template import trace_entry, trace_exit
+from memcalc.trace.template import recorded, trace_entry, trace_exit
 
 if TYPE_CHECKING:
     from memcalc.formulas.recompute import Policy
@@ -56,6 +56,8 @@ def over(activations: GroupActivations, sums: Sums) -> Array:
 
 def entry_sum(census: Census, activations: GroupActivations, setting: Setting, policy: Policy) -> Sum:
     """What a tower's entry keeps."""
+    if census.model.recording is not None:
+        return recorded(census.model.recording.entry, setting, policy.treatment).kept_sum
     ends = census.model.ends_of(activations.group.tower)
     return trace_entry(ends, activations.group.block, setting, policy.treatment).kept_sum
 

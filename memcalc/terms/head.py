@@ -14,7 +14,7 @@ from memcalc.ledger import Term
 from memcalc.terms.activations import full, groups_of, largest
 from memcalc.terms.lengths import one_length
 from memcalc.terms.settings import COMPILED_LOSS, block_settings, gathering
-from memcalc.trace.template import trace_head
+from memcalc.trace.template import recorded, trace_head
 
 if TYPE_CHECKING:
     from memcalc.formulas.types import Array
@@ -40,6 +40,8 @@ def head_templates(
     rows = int(census.vocab.max()) if rows is None else rows
     vocab = rows if model.head and grid.fixed.loss != "fused-linear" else model.tail.classes
     again, compiled = not grid.fixed.longest_first, grid.fixed.compile in COMPILED_LOSS
+    if model.recording is not None:
+        return [recorded(model.recording.head, setting) for setting in settings or head_settings(grid)]
     one_length(loss_of(grid), grid)
     return [
         trace_head(

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from memcalc.formulas.recompute import Policy
     from memcalc.formulas.types import Array
     from memcalc.grid import Grid
+    from memcalc.specs.recorded import Segment
     from memcalc.terms.activations import GroupActivations
     from memcalc.trace.layers import Setting
 
@@ -30,6 +31,11 @@ ROW_PARALLEL = ("o", "down")
 ATTENTION = ("q", "k", "v", "qkv", "o", "q_a", "q_b", "kv_a", "kv_b")
 FUSED = ("flash", "efficient", "cudnn")
 """Attention kernels that never store the scores."""
+
+
+def recorded_flops(activations: GroupActivations, segment: Segment) -> Array:
+    """Operations of a recorded part's forward [FLOP]."""
+    return sum((np.int64(count) * activations.units[unit] for unit, count in segment.flops.items()), np.int64(0))
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,6 +63,11 @@ class BlockWork:
     def is_fused(self) -> bool:
         """Whether attention is one kernel."""
         return self.grid.fixed.attention in FUSED and self.activations.group.block.attention.fused
+
+    @property
+    def recorded(self) -> Segment | None:
+        """The record of the block, if it has one."""
+        return self.activations.group.block.recorded
 
     def _rows(self, matrix: Matrix) -> Array:
         """Tokens that pass all its copies together."""
@@ -98,6 +109,8 @@ class BlockWork:
     @cached_property
     def linear(self) -> tuple[Array, Array]:
         """Operations [FLOP] and operand bytes of one block's linear layers, forward and backward."""
+        if self.recorded is not None:
+            return fl.step_flops(recorded_flops(self.activations, self.recorded)), np.int64(0)
         flops, operands = (self._sum(name, self.matrices) for name in ("flops_of", "operands_of"))
         return self.products * flops + self._adapters, self.products * operands
 
@@ -113,6 +126,8 @@ class BlockWork:
     @cached_property
     def scores(self) -> Array:
         """Operations of attention's two products in one block's forward [FLOP]."""
+        if self.recorded is not None:
+            return np.int64(0)  # its products are among all that were counted
         attention = self.activations.group.block.attention
         keys = self.activations.keys
         causal = int(attention.causal and self.is_fused)
@@ -153,7 +168,7 @@ class BlockWork:
 
         ``torch/utils/checkpoint.py``, ``set_checkpoint_early_stop``.
         """
-        last = self.matrices[-1]
+        last = self.matrices[-1] if self.matrices else None
         stops = not is_reentrant(self.grid)
         return tuple(m for m in matrices if not (stops and m is last))
 
@@ -178,6 +193,9 @@ class BlockWork:
     @cached_property
     def linear_again(self) -> tuple[Array, Array]:
         """Operations [FLOP] and operand bytes of the stage's linear layers that run again."""
+        if self.recorded is not None:
+            forward = recorded_flops(self.activations, self.recorded)
+            return self._again([forward * (policy.kind != "none") for policy in self.grid.policies]), np.int64(0)
         chosen = [self.again(policy)[0] for policy in self.grid.policies]
         flops = self._again([self._sum("flops_of", one) for one in chosen])
         return flops, self._again([self._sum("operands_of", one) for one in chosen])

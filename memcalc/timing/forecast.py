@@ -71,8 +71,24 @@ def hardware_flops(census: Census, node: Node) -> float:
 
 def model_flops_per_token(model: Model, seq_len: int) -> float:
     """Model FLOPs a token, forward and backward, attention counted in full (arXiv:2204.02311 appendix B)."""
+    if model.recording is not None:
+        return recorded_flops_per_token(model, seq_len)
     width = model.main.block.attention.q_dim
     return float(fl.model_flops_per_token(model_count(model).active, model.num_layers, width, seq_len))
+
+
+def recorded_flops_per_token(model: Model, seq_len: int) -> float:
+    """The same of a recorded model: the operations that a run was seen to make, of one sequence."""
+    parts = [(group.count, group.block.recorded) for group in model.groups]
+    ends = [] if model.recording is None else [(1, model.recording.entry), (1, model.recording.head)]
+    units = {"once": 1, "sample": 1, "row": seq_len, "token": seq_len, "square": seq_len**2, "pair": seq_len**2}
+    forward = sum(
+        count * flops * units[unit]
+        for count, part in (*parts, *ends)
+        if part is not None
+        for unit, flops in part.flops.items()
+    )
+    return float(fl.step_flops(forward)) / seq_len
 
 
 def span_of(model: Model, grid: Grid, gpu: GPU) -> tuple[Span, str]:
@@ -81,7 +97,7 @@ def span_of(model: Model, grid: Grid, gpu: GPU) -> tuple[Span, str]:
     rows = table.gpus.get(gpu.name, 0)
     kinds = [
         ("offload", bool(grid.offloads[0])),
-        ("unseen GPU", rows < FEWEST),
+        ("unseen GPU", rows < FEWEST or model.recording is not None),
         ("MoE", model.is_moe),
         ("fp8", grid.precisions[0].startswith("fp8")),
         ("model parallel", layout.tp * layout.pp * layout.cp > 1),

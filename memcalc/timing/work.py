@@ -19,7 +19,7 @@ from memcalc.terms.activations import groups_of
 from memcalc.terms.adapters import AdapterCensus
 from memcalc.terms.head import over_vocabularies
 from memcalc.terms.states import updated_elements
-from memcalc.timing.blocks import BlockWork
+from memcalc.timing.blocks import BlockWork, recorded_flops
 from memcalc.timing.messages import Messages, messages_of
 
 if TYPE_CHECKING:
@@ -135,6 +135,10 @@ def _again(blocks: list[BlockWork]) -> Part:
 def head_work(census: Census) -> tuple[Array, Array]:
     """Operations [FLOP] and operand bytes of the output projection, forward and backward, on its stage."""
     grid, model = census.grid, census.model
+    if model.recording is not None:
+        ends = (model.recording.entry, model.recording.head)
+        outer = groups_of(census)[-1]
+        return fl.step_flops(sum((recorded_flops(outer, end) for end in ends), np.int64(0))), np.int64(0)
     if not (model.head and model.vocab):
         return np.int64(0), np.int64(0)
     trained = grid.fixed.lora is None or "head" in grid.fixed.also_train
@@ -181,7 +185,14 @@ def optimizer_traffic(census: Census) -> Array:
     return np.asarray(updated_elements(trained) * each)
 
 
+def weights_of(block: BlockWork) -> int:
+    """Parameter tensors of one block."""
+    if block.recorded is not None:
+        return len(block.recorded.tensors)
+    return sum(m.count if m.routed else 1 for m in block.matrices) + 2
+
+
 def parameter_tensors(census: Census, blocks: list[BlockWork]) -> Array:
     """Parameter tensors of a stage, about: each linear layer's weight, the norms, embedding and head."""
-    each = [b.layers * (sum(m.count if m.routed else 1 for m in b.matrices) + 2) for b in blocks]
+    each = [b.layers * weights_of(b) for b in blocks]
     return _add([*each, np.int64(3)]) + 0 * census.grid.stage

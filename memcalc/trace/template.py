@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from memcalc.errors import CombinationError
 from memcalc.trace.block import run_block
 from memcalc.trace.checkpoint import checkpoint, selective
 from memcalc.trace.entry import run_entry, run_exit
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from memcalc.formulas.types import Array
     from memcalc.frameworks.losses import Loss
     from memcalc.specs.model import Block, Norm, Tail, TowerEnds
+    from memcalc.specs.recorded import Segment
 
 Key = tuple[Unit, Shard, bool]
 """What a coefficient is multiplied by; true marks the gradient of a weight, counted in elements."""
@@ -52,6 +54,8 @@ class Template:
     """The gradient of the block's output."""
     outgoing: int | None
     """The gradient of the block's input; None where it needs none."""
+    passing: tuple[int, ...] = ()
+    """What is freed with the whole forward; for the block's own order it is gone when the block ends."""
 
     @cached_property
     def names(self) -> tuple[str, ...]:
@@ -170,12 +174,38 @@ def trace(
 
     ``wanted`` says whether a gradient flows to the block's input.
     """
+    if block.recorded is not None:
+        return recorded(block.recorded, setting, policy)
     tape = Tape(accumulating=accumulating or setting.adds_gradients)
     start = [tape.leaf("block input", Size(block.hidden, setting.residual, "token", "sp", "h"), requires_grad=wanted)]
     if block.cross_attention is not None:
         width = block.cross_hidden or block.hidden
         start.append(tape.leaf("encoder's output", Size(width, setting.residual, "cross", "sp", "h")))
     return _execute(tape, start, lambda: _forward(tape, block, setting, policy, start))
+
+
+@lru_cache(maxsize=256)
+def recorded(segment: Segment, setting: Setting, policy: str = "none") -> Template:
+    """What was recorded of a part of a model, in the width of the setting; ``policy`` is none or full."""
+    mode = "autocast" if setting.autocast else "fp32" if setting.weight == 4 else "half"
+    run = next((run for run in segment.runs if (run.mode, run.treatment) == (mode, policy)), None)
+    if run is None:
+        known = sorted({f"{run.mode} arithmetic with recompute {run.treatment}" for run in segment.runs})
+        raise CombinationError("module", f"{mode} arithmetic, recompute {policy}", f"recorded are {', '.join(known)}")
+    records = [Record(r.name, Size(r.elements, r.width, r.unit, "none", str(r.elements)), r.kind) for r in run.records]
+    return Template(
+        records=tuple(records),
+        forward=run.forward,
+        backward=run.backward,
+        at_start=frozenset((0,)),
+        kept=frozenset(run.kept),
+        held=frozenset(),
+        keeps_context=False,
+        output=run.output,
+        incoming=run.incoming,
+        outgoing=run.outgoing,
+        passing=run.passing,
+    )
 
 
 @lru_cache(maxsize=64)

@@ -6,6 +6,7 @@ from typing import Any
 from unittest import mock
 
 import torch
+import transformers.masking_utils  # noqa: F401  # so that cuda_like finds it
 from torch import nn
 
 TINY = {

@@ -34,6 +34,13 @@ def wrap_blocks(found: Mapping[str, nn.Module], policy: str) -> None:
 
 
 def _wrap(group: list[nn.Module]) -> None:
+    if len(group) == 1:
+        forward = group[0].forward
+        # Transformers binds the keyword arguments to the function, and so does this: they are not saved as inputs
+        group[0].forward = lambda *args, **kwargs: checkpoint(
+            lambda *inputs: forward(*inputs, **kwargs), *args, use_reentrant=False
+        )
+        return
     forwards = [block.forward for block in group]
     tuples: list[bool] = []
 
@@ -45,7 +52,6 @@ def _wrap(group: list[nn.Module]) -> None:
         return out
 
     def first(hidden: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-        # Transformers binds the keyword arguments to the function, and so does this: they are not saved as inputs
         return checkpoint(lambda *inputs: run(*inputs, **kwargs), hidden, *args, use_reentrant=False)
 
     group[0].forward = first

@@ -10,6 +10,7 @@ fp32 list.
 from __future__ import annotations
 
 import contextlib
+import sys
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -57,17 +58,26 @@ AUTOCAST_SET_DTYPE = ("softmax.int", "log_softmax.int", "sum", "sum.dim_IntList"
 """Operators whose ``dtype`` argument autocast fills in with fp32 (AT_FORALL_FP32_SET_OPT_DTYPE)."""
 
 
+WHOLE_STORAGE = (aten.mse_loss.default, aten.smooth_l1_loss.default)
+"""Losses whose reduced result keeps the storage of the elements, on any device."""
+
+
 class _CudaShapes(TorchDispatchMode):
     """Mends results whose fake form is the CPU's, or is missing.
 
     ``native_layer_norm`` returns fp32 statistics on CUDA, the input's dtype on the CPU. ``_grouped_mm`` takes fp32 on
-    CUDA (a loop of matmuls), which its shape function refuses.
+    CUDA (a loop of matmuls), which its shape function refuses. The mean of some losses lies in the storage of all their
+    elements: structured kernels build the output before they reduce it (``aten/src/ATen/native/BinaryOps.cpp`` and
+    ``Loss.cpp``, TORCH_META_FUNC).
     """
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is aten._grouped_mm.default and args[0].dtype is torch.float32:
             return _grouped(*args, **(kwargs or {}))
         out = func(*args, **(kwargs or {}))
+        if func in WHOLE_STORAGE and not out.dim():
+            whole = out.new_empty(torch.broadcast_shapes(args[0].shape, args[1].shape))
+            return whole.as_strided((), ())
         if func is aten.native_layer_norm.default and out[1].dtype in HALF:
             return (
                 out[0],
@@ -185,12 +195,20 @@ def _fp32(name: str, set_dtype: bool) -> Callable[..., Any]:
 
 
 def _apply(module: nn.Module, change: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> nn.Module:
-    """``Module._apply`` by new parameters: fake ones can be neither swapped nor given data of another dtype."""
+    """``Module._apply`` by new parameters: fake ones can be neither swapped nor given data of another dtype.
+
+    A weight that several modules share stays one.
+    """
+    known: dict[nn.Parameter, nn.Parameter] = {}
     for part in module.modules() if recurse else (module,):
         for name, old in part._parameters.items():
-            new = None if old is None else change(old.data)
-            if new is not None and (new.dtype, new.device) != (old.dtype, old.device):
-                part._parameters[name] = nn.Parameter(new, old.requires_grad)
+            if old is None:
+                continue
+            if old not in known:
+                new = change(old.data)
+                alike = (new.dtype, new.device) == (old.dtype, old.device)
+                known[old] = old if alike else nn.Parameter(new, old.requires_grad)
+            part._parameters[name] = known[old]
         part._buffers.update({name: change(old) for name, old in part._buffers.items() if old is not None})
     return module
 
@@ -207,14 +225,15 @@ def _register(attention: str) -> torch.library.Library:
     return lib
 
 
-def _without_packed_sequences(stack: contextlib.ExitStack) -> None:
-    """Keep Transformers from building a mask: without values its search for packed sequences assumes the worst."""
-    try:
-        import transformers.masking_utils as masks
-    except ImportError:  # not installed, or of a release without that search
-        return
+@contextlib.contextmanager
+def unpacked() -> Iterator[None]:
+    """Keep Transformers, if it is loaded, from building a mask: without values it takes sequences for packed ones."""
+    masks = sys.modules.get("transformers.masking_utils")
     if hasattr(masks, "find_packed_sequence_indices"):
-        stack.enter_context(mock.patch.object(masks, "find_packed_sequence_indices", return_value=None))
+        with mock.patch.object(masks, "find_packed_sequence_indices", return_value=None):
+            yield
+    else:
+        yield
 
 
 @contextlib.contextmanager
@@ -225,7 +244,7 @@ def cuda_like(attention: str = "auto") -> Iterator[FakeTensorMode]:
         warnings.simplefilter("ignore")
         lib = _register(attention)
         stack.callback(lib._destroy)
-        _without_packed_sequences(stack)
+        stack.enter_context(unpacked())
         stack.enter_context(mock.patch.object(nn.Module, "_apply", _apply))
         fake = stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
         stack.enter_context(_CudaShapes())

@@ -28,9 +28,8 @@ class Found:
     def fields(self) -> dict[str, Any]:
         """Return the fields that are known; notes become the comment."""
         known = {name: getattr(self, name) for name in ("bare_context", "context", "blas_workspace", "allocator")}
-        return {name: value for name, value in known.items() if value} | (
-            {"comment": "; ".join(self.notes)} if self.notes else {}
-        )
+        said = "; ".join(dict.fromkeys(self.notes))
+        return {name: value for name, value in known.items() if value} | ({"comment": said} if said else {})
 
 
 def run_machine(job: dict[str, Any]) -> dict[str, Any]:
@@ -46,27 +45,29 @@ def run_machine(job: dict[str, Any]) -> dict[str, Any]:
 
 def contexts(found: Found, meter: Meter, cuda: Any = torch.cuda, device: str = "cuda") -> None:
     """Read the context before any kernel, the workspaces at their first use, and the context after training steps."""
+    meter.begin()
+    cuda.synchronize()  # makes the context
+    bare = _beside(found, meter, cuda)
+    _workspaces_into(found, cuda, device)
+    load(found, half(cuda), device)
+    loaded = _beside(found, meter, cuda)
+    if bare is None or loaded is None:
+        return
+    found.bare_context, found.context = bare, loaded
+    found.notes.append(f"context: {meter.source}")
+
+
+def _beside(found: Found, meter: Meter, cuda: Any) -> int | None:
+    """Return what this process holds beyond what its allocator reserves [bytes], or note why that is not known."""
     try:
-        meter.begin()
-        cuda.synchronize()  # makes the context
-        bare = _beside(meter, cuda)
-        _workspaces_into(found, cuda, device)
-        load(found, half(cuda), device)
-        loaded = _beside(meter, cuda)
+        held = meter.held()
     except UnsteadyError as error:
         found.notes.append(f"no context: {error}")
-        return
-    if bare is None or loaded is None:
+        return None
+    if held is None:
         found.notes.append("no context: nvidia-smi does not show this process's memory")
-    else:
-        found.bare_context, found.context = bare, loaded
-        found.notes.append(f"context: {meter.source}")
-
-
-def _beside(meter: Meter, cuda: Any) -> int | None:
-    """Return what this process holds beyond what its allocator reserves [bytes]."""
-    held = meter.held()
-    return None if held is None else held - int(cuda.memory_reserved())
+        return None
+    return held - int(cuda.memory_reserved())
 
 
 # ---------------------------------------------------------------------------------------------------------- workspaces

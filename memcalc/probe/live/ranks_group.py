@@ -20,8 +20,12 @@ _PATIENCE_S = 120.0
 def joined(device: str) -> Iterator[None]:
     """Join the group of all ranks, as frameworks do: NCCL on GPUs, whose communicators are made at their first use.
 
-    After an error the group is left as it is: to end it would wait for ranks that may never come.
+    A group that is there already is used, and left. After an error it is left as it is: to end it would wait for ranks
+    that may never come.
     """
+    if dist.is_initialized():
+        yield
+        return
     if device == "cuda":
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     dist.init_process_group("nccl" if device == "cuda" else "gloo", timeout=timedelta(seconds=_PATIENCE_S))

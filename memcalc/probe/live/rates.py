@@ -97,7 +97,7 @@ def _timed(operations: Iterator[Operation], timer: Timer, seconds: float) -> Ite
             taken = timer.seconds(operation.run)
         except StopIteration:
             return
-        except torch.OutOfMemoryError:
+        except torch.cuda.OutOfMemoryError:
             return  # what follows is larger
         yield {
             "kind": operation.kind,

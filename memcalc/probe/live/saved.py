@@ -86,7 +86,7 @@ class Where:
     def place(self) -> str:
         """The block that runs, or the part outside the blocks."""
         inside = next((p for p in reversed(self.stack) if p in self.blocks), None)
-        if inside:
+        if inside is not None:
             return inside
         return "embedding" if not self.seen else "head" if len(self.seen) == len(self.blocks) else "between"
 

@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import gc
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 from unittest import mock
 
@@ -204,10 +204,12 @@ def train(
     optimizer: torch.optim.Optimizer,
     steps: int = 2,
     micro_batches: int = 1,
+    inputs: Iterable[torch.Tensor] = (),
 ) -> Steps:
     """Run ``steps`` training steps of ``micro_batches`` each and count, on real tensors or inside ``cuda_like``."""
     line = Timeline(Where(model, blocks))
-    for kind, tensors in (("parameter", model.parameters()), ("buffer", model.buffers())):
+    known = ("parameter", model.parameters()), ("buffer", model.buffers()), ("input", inputs)
+    for kind, tensors in known:
         for tensor in tensors:
             line.add(tensor, kind)
     _follow_backward(line, model, blocks)

@@ -1,0 +1,118 @@
+"""What can be asked of a recorded model: its blocks are as they ran, so that nothing can be changed inside them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from memcalc.errors import CombinationError
+from memcalc.formulas.recompute import parse_policy
+
+if TYPE_CHECKING:
+    from memcalc.planner.request import Request
+    from memcalc.specs.model import Model
+    from memcalc.specs.recorded import Mode
+
+FRAMEWORKS = ("plain", "ddp", "fsdp2", "fsdp1", "deepspeed", "hf")
+"""Those that train any module as it is."""
+USUAL_SAMPLES = 256
+"""Global batch of a model that has no sequence length, where none is told."""
+WHOLE = {
+    "tp": "tensor parallelism divides tensors whose roles a recording does not know",
+    "pp": "a pipeline's stages are not modelled for recorded blocks",
+    "cp": "context parallelism divides sequences inside attention, which a recording does not know",
+    "ep": "expert parallelism divides experts, which a recording does not know",
+}
+LEFT_OUT = {
+    "sp": "sequence parallelism stands beside tensor parallelism, which a recording cannot have",
+    "lora": "adapters change what the blocks keep: let the factory add them",
+    "quantize": "quantised weights change what the blocks keep: let the factory do it",
+    "attention": "attention is recorded as the module calls it",
+    "kernels": "kernels are recorded as the module calls them",
+    "loss": "the loss is recorded as the module computes it",
+    "compile": "a recording is of the module as it runs without torch.compile",
+    "autocast": "of a recording the precision says whether autocast is on: give --precision bf16-autocast",
+    "also_train": "what is trained is what the factory leaves with requires_grad",
+}
+HARMLESS = ("none", None, False)
+
+
+def check_recorded(request: Request, model: Model) -> None:
+    """Refuse what a recorded model cannot be asked, and pin what is therefore not searched."""
+    if model.recording is None:
+        return
+    for name, why in {**WHOLE, **LEFT_OUT}.items():
+        choice = request.choices.get(name)
+        value = choice.said if choice is not None else request.given.get(name)
+        if value not in (*HARMLESS, *((1,) if name in WHOLE else ())):
+            raise CombinationError(name.replace("_", "-"), value if isinstance(value, int) else str(value), why)
+    _check_framework(request)
+    for policy in _policies(request):
+        check_policy(policy, model)
+    request.given.update(dict.fromkeys(WHOLE, 1))
+    if not model.recording.per_sequence:
+        _check_samples(request)
+
+
+def _check_framework(request: Request) -> None:
+    named = str(request.given.get("framework", "fsdp2"))
+    if named.partition("@")[0] not in FRAMEWORKS:
+        raise CombinationError("framework", named, f"a recorded module is modelled under {', '.join(FRAMEWORKS)}")
+    if request.given["fields"].get("checkpoint") == "reentrant":
+        raise CombinationError("strategy.checkpoint", "reentrant", "checkpoints were recorded in their other form")
+
+
+def _policies(request: Request) -> list[str]:
+    choice = request.choices.get("recompute")
+    named: list[Any] = [request.given.get("recompute"), *(choice.listed if choice is not None else ())]
+    return [str(name) for name in named if name is not None]
+
+
+def check_policy(name: str, model: Model) -> None:
+    """Whole blocks are computed again or not; of several kinds of blocks all, or none."""
+    kind = parse_policy(name).kind
+    if kind in {"parts", "selective-ops"}:
+        whole = "recorded blocks are computed again as a whole: none, full or every-K"
+        raise CombinationError("recompute", name, whole)
+    if kind not in {"none", "full"} and len(model.groups) > 1:
+        raise CombinationError("recompute", name, "of blocks that are not alike all are computed again or none")
+
+
+def _check_samples(request: Request) -> None:
+    """Samples have no length."""
+    if request.given.get("seq_len") not in {None, 1}:
+        raise CombinationError("seq-len", request.given["seq_len"], "the module's inputs do not depend on a length")
+    if "global_batch" not in request.choices:
+        request.get("global_batch", USUAL_SAMPLES, f"{USUAL_SAMPLES} samples")
+        request.given.setdefault("global_batch", USUAL_SAMPLES)
+
+
+def policies_for(model: Model, usual: list[str]) -> list[str]:
+    """Of the policies that a search tries those that a model can have."""
+    if model.recording is None:
+        return usual
+    if len(model.groups) > 1:
+        return ["none", "full"]
+    return [name for name in usual if parse_policy(name).kind not in {"parts", "selective-ops"} or name == "none"]
+
+
+def mode_of(precision: str) -> Mode:
+    """How a module was recorded for a precision."""
+    if precision.endswith("-autocast"):
+        return "autocast"
+    return "fp32" if precision == "fp32" else "half"
+
+
+def recorded_precisions(model: Model, able: list[str]) -> list[str]:
+    """Of some precisions those that a model was recorded in."""
+    if model.recording is None:
+        return able
+    modes = {run.mode for run in model.recording.entry.runs}
+    return [name for name in able if mode_of(name) in modes and not name.startswith("fp8")]
+
+
+def notes_of(model: Model, precision: str, recompute: str, micro_batch: int) -> list[str]:
+    """What the recording says of one strategy: its notes are about micro-batches of one sequence."""
+    if model.recording is None or micro_batch > 1:
+        return []
+    run = f"({mode_of(precision)}, recompute {parse_policy(recompute).treatment})"
+    return [f"{note}." for note in model.recording.notes if run in note]

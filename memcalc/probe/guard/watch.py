@@ -1,0 +1,283 @@
+"""A run watched against its plan: counted in steps, reported every few of them, moved on where memory is short."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+from memcalc.errors import InputError, MemcalcError, RestartNeeded
+from memcalc.probe.guard.ladder import May, ladder_of
+from memcalc.probe.guard.options import WINDOWS, Options, limit_of
+from memcalc.probe.guard.pressure import Judge, Judgement
+from memcalc.probe.guard.record import Value, Window
+from memcalc.probe.guard.reporter import LOG, Reporter
+from memcalc.probe.guard.restart import Way, restarts_of
+from memcalc.results import Plan
+
+if TYPE_CHECKING:
+    from memcalc.probe.guard.ladder import Given
+    from memcalc.probe.guard.meter import Reading
+    from memcalc.probe.live.guard_ranks import Ranks
+    from memcalc.probe.live.guard_recompute import RecomputeTimer
+    from memcalc.probe.live.guard_switch import Switch
+
+__all__ = ["Watch"]
+
+
+class Watch:
+    """What :func:`memcalc.guard` returns: a context manager that the training loop tells of each optimizer step."""
+
+    def __init__(self, plan: Given, options: Options) -> None:
+        self.options = options
+        dirs = tuple(options.preset_dirs)
+        self._ladder = ladder_of(plan, dirs, live=options.on_pressure == "step")
+        self._restarts = restarts_of(self._ladder, options.restart_dir, options.to, dirs)
+        if options.on_pressure == "restart" and not self._restarts.ways:
+            raise InputError("on_pressure", "restart", self._restarts.none)
+        self.limit = limit_of(options.threshold, self._ladder.usable)
+        """Reserved bytes above which memory is short."""
+        self.plan = self._ladder.saved.plan
+        """The plan in force."""
+        self.name = options.name or self._ladder.saved.job.model
+        self.step = 0
+        self.restart: RestartNeeded | None = None
+        """What is asked for, once a restart is."""
+        self._judge = Judge(self.limit, peaks=options.reset_peaks)
+        self._before: list[Plan] = []
+        self._not_again: list[Plan] = []
+        self._calm = 0
+        self._told = False
+        self._reads = False
+        self._open = False
+
+    # ------------------------------------------------------------------------------------------------ the run's loop
+
+    @property
+    def micro_batch(self) -> int:
+        """Sequences of a micro-batch; a loop that reads it follows each step that changes it."""
+        self._reads = True
+        return self.plan.strategy.micro_batch
+
+    @property
+    def accumulation_steps(self) -> int:
+        """Micro-batches of an optimizer step; times micro-batch and data-parallel ranks, always the global batch."""
+        return self.plan.accumulation_steps
+
+    def split(self, batch: Any) -> Iterator[Any]:
+        """Yield the micro-batches of what one rank is fed in an optimizer step: a tensor, or a table or row of them."""
+        micro, count = self.micro_batch, self.accumulation_steps
+        size = _length(batch)
+        if size != micro * count:
+            said = f"a rank is fed {micro * count} sequences in each optimizer step of the plan"
+            raise InputError("batch", size, said)
+        for start in range(0, size, micro):
+            yield _part(batch, start, start + micro)
+
+    def step_done(self) -> None:
+        """Say that an optimizer step is done: all ranks must, in the same step.
+
+        Raises :class:`memcalc.errors.RestartNeeded` where memory is short and no other step is left, unless
+        ``stop="flag"`` was given.
+        """
+        self.step += 1
+        left = -self.step % self.options.every
+        if left == 0:
+            self._window()
+        self._sample(left)
+
+    # --------------------------------------------------------------------------------------------------- start and end
+
+    def __enter__(self) -> Self:
+        self.start(self.options.model)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            if error is not None:
+                self.failed(error)
+        finally:
+            self.close()
+
+    def start(self, model: Any = None) -> None:
+        """Begin to watch; ``model`` is what recomputation can be switched in."""
+        from memcalc.probe.live.guard_meter import usual_meter
+        from memcalc.probe.live.guard_ranks import Ranks
+        from memcalc.probe.live.guard_recompute import RecomputeTimer
+        from memcalc.probe.live.guard_switch import Switch
+
+        if self._open:
+            return
+        self._ranks: Ranks = Ranks()
+        self._ranks.check(self.plan.gpus)
+        switches = self.options.on_pressure == "step"
+        self._switch: Switch | None = Switch(model, self.options.blocks, self.plan.strategy) if switches else None
+        if self._switch is not None and self._switch.refusal:
+            LOG.warning("recomputation stays as it is: %s.", self._switch.refusal)
+        self._meter = self.options.meter or usual_meter(resets=self.options.reset_peaks)
+        if self._restarts.folder is not None and not self._restarts.ways:
+            LOG.warning("no restart is ready: %s.", self._restarts.none.rstrip("."))
+        self._reporter = Reporter(self.options, self._ranks.rank, self._ranks.local_rank, self._ranks.world)
+        self._timer: RecomputeTimer = RecomputeTimer()
+        self._timer.install()
+        self._open = True
+        self._meter.reset_peaks()
+        self._judge.of(self._meter.read())
+        self._sample(-self.step % self.options.every)
+
+    def close(self) -> None:
+        """End the watch; a model whose recomputation was switched keeps it."""
+        if self._open:
+            self._open = False
+            self._timer.remove()
+            self._reporter.close()
+            self._ranks.close()
+
+    def failed(self, error: BaseException) -> None:
+        """Look at an exception that ends the run: out of memory is reported, with the restart made ready."""
+        from memcalc.probe.live.guard_switch import is_out_of_memory
+
+        if not self._open or not is_out_of_memory(error):
+            return
+        values = self._record(self._meter.read(), Judgement("out of memory"))
+        way = self._restarts.next(self.plan)
+        if way is None:
+            LOG.error("out of memory in step %d; %s.", self.step + 1, self._nothing())
+            return
+        self._write(way, values)
+        self.restart = RestartNeeded(f"out of memory in step {self.step + 1}", way.command, way.number)
+        LOG.error("%s (%s)", self.restart, way.plan.why.rstrip("."))
+
+    # -------------------------------------------------------------------------------------------------------- a window
+
+    def _sample(self, left: int) -> None:
+        """Time recomputation in one step of a window: the last but one, which the device has done when it is asked."""
+        every = self.options.every
+        if every == 1 or left == 2 % every:
+            self._timer.arm()
+        elif self._timer.armed:
+            self._timer.disarm()
+
+    def _window(self) -> None:
+        """Report, and do what the ranks agree on."""
+        reading = self._meter.read()
+        judgement = self._judge.of(reading)
+        short, unread, level = self._ranks.largest([bool(judgement.short), not self._reads, judgement.level])
+        values = self._record(reading, judgement)
+        self._reads = False
+        if short:
+            self._calm = 0
+            reason = judgement.short or "memory is short on another rank"
+            self._act(f"step {self.step}: {reason}", values, micro_batch=not unread)
+        elif self.options.relax:
+            self._relax(level, micro_batch=not unread)
+        self._meter.reset_peaks()
+
+    def _record(self, reading: Reading | None, judgement: Judgement) -> dict[str, Value]:
+        """Report what this rank knows."""
+        values = Window(
+            name=self.name,
+            step=self.step,
+            rank=self._ranks.rank,
+            plan=self.plan,
+            steps_taken=len(self._before),
+            reading=reading,
+            retries=judgement.retries,
+            recompute_ms=self._timer.collect(),
+            pressure=bool(judgement.short),
+        ).values()
+        self._reporter.report(values)
+        return values
+
+    # ------------------------------------------------------------------------------------------------- memory is short
+
+    def _act(self, reason: str, values: dict[str, Value], *, micro_batch: bool) -> None:
+        """Take the next step that is wanted: a live one, a restart, or a word of warning."""
+        asked = self.options.on_pressure
+        found = self._ladder.live(self.plan, self._may(micro_batch=micro_batch)) if asked == "step" else None
+        if found is not None:
+            self._before.append(self.plan)
+            self._go(found, reason)
+            return
+        way = self._restarts.next(self.plan)
+        if way is not None and (asked == "restart" or (asked == "step" and self._restarts.folder is not None)):
+            self._ask(way, reason, values)
+        elif not self._told:
+            self._told = True
+            LOG.warning("%s; %s.", reason, self._nothing() if way is None else f"next: {way.plan.why} {way.command}")
+
+    def _may(self, *, micro_batch: bool) -> May:
+        switch = self._switch
+        return May(micro_batch, lambda policy: switch is not None and switch.can(policy))
+
+    def _go(self, plan: Plan, reason: str) -> None:
+        """Go over to another plan in the running job."""
+        if self._switch is not None and plan.strategy.recompute != self.plan.strategy.recompute:
+            self._switch.apply(plan.strategy.recompute)
+        self.plan = plan
+        self._told = False
+        self._meter.release()
+        self._judge.of(self._meter.read())
+        strategy = plan.strategy
+        LOG.warning(
+            "%s; now recompute %s, micro-batch %d, %d accumulated: the global batch stays %d.",
+            *(reason, strategy.recompute, strategy.micro_batch, plan.accumulation_steps, plan.global_batch),
+        )
+
+    def _ask(self, way: Way, reason: str, values: dict[str, Value]) -> None:
+        """Ask for a restart."""
+        if self.restart is not None:
+            return
+        if self._ranks.rank == 0:
+            self._write(way, values)
+        self.restart = RestartNeeded(reason, way.command, way.number)
+        LOG.warning("%s (%s)", self.restart, way.plan.why.rstrip("."))
+        if self.options.stop == "raise":
+            raise self.restart
+
+    def _write(self, way: Way, values: dict[str, Value]) -> None:
+        """Write a restart's files; a disk that is full is no reason to hide why they are needed."""
+        try:
+            self._restarts.write(way, values)
+        except MemcalcError as error:
+            LOG.error("the restart was not written: %s", error)
+
+    def _nothing(self) -> str:
+        """Why there is no safer plan to go on with."""
+        none = self._restarts.none or "no saved plan is clearly smaller than the one in force"
+        return f"nothing safer is left: {none.rstrip('.')}"
+
+    def _relax(self, level: int, *, micro_batch: bool) -> None:
+        """Take the last step back once several windows in a row had room for it; each only once."""
+        if not self._before:
+            return
+        last = self._before[-1]
+        room = self._judge.has_room(level, last.peak.reserved - self.plan.peak.reserved)
+        follows = micro_batch or last.strategy.micro_batch == self.plan.strategy.micro_batch
+        self._calm = self._calm + 1 if room and follows and last not in self._not_again else 0
+        if self._calm >= WINDOWS:
+            self._calm = 0
+            self._before.pop()
+            self._not_again.append(last)
+            self._go(last, f"step {self.step}: there was room in {WINDOWS} windows")
+
+
+def _length(batch: Any) -> int:
+    """Sequences of a batch."""
+    if isinstance(batch, Mapping):
+        return _length(next(iter(batch.values())))
+    if isinstance(batch, list | tuple):
+        return _length(batch[0])
+    return len(batch)
+
+
+def _part(batch: Any, start: int, end: int) -> Any:
+    """Some sequences of a batch; tensors are views, not copies."""
+    if isinstance(batch, Mapping):
+        return {name: _part(value, start, end) for name, value in batch.items()}
+    if isinstance(batch, list | tuple):
+        parts = [_part(value, start, end) for value in batch]
+        return type(batch)(*parts) if hasattr(batch, "_fields") else type(batch)(parts)
+    return batch[start:end]

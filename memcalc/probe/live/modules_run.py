@@ -1,0 +1,242 @@
+"""One forward and backward of a module, followed storage by storage and part by part."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils._pytree import tree_leaves
+from torch.utils.flop_counter import flop_registry
+
+from memcalc.errors import InputError
+from memcalc.probe.live.checkpoints import wrap_blocks
+from memcalc.probe.live.modules import Built, blocks_of
+from memcalc.probe.live.saved import Where
+from memcalc.probe.live.timeline import Timeline, resizing
+from memcalc.probe.module_parts import Life, Raw
+
+BEFORE, AFTER = "embedding", "head"
+
+
+class Follower(Timeline):
+    """A timeline that knows the module of each birth, autocast's copies of weights, and the operations of each part."""
+
+    def __init__(self, where: Where) -> None:
+        super().__init__(where)
+        self.modules: dict[int, str] = {}
+        self.flops: dict[str, int] = {}
+        self.order: list[str] = []
+        self.given: dict[str, int] = {}
+        """Storage of what each block was given."""
+        self.made: dict[str, int] = {}
+        """Storage of what each block gave."""
+        self.coming: dict[str, int] = {}
+        """Storage of the gradient with which each part's backward begins."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = super().__torch_dispatch__(func, types, args, kwargs)
+        if func is torch.ops.aten._to_copy.default and self.kind_of(args[0]) == "parameter":
+            self.mark(out, "weight copy")
+        count = flop_registry.get(getattr(func, "overloadpacket", None))
+        if count is not None and self.phase == "forward":
+            self.flops[self.place] = self.flops.get(self.place, 0) + int(count(*args, **(kwargs or {}), out_val=out))
+        return out
+
+    @property
+    def place(self) -> str:
+        """In forward the block that runs; in backward the part that it has come to, also where a checkpoint reruns."""
+        return self.backward_place if self.phase == "backward" else self.where.place
+
+    def add(self, tensor: torch.Tensor, kind: str = "") -> None:
+        """Note the module that makes it."""
+        super().add(tensor, kind)
+        self.modules.setdefault(self.number(tensor), self.where.module)
+
+    def number(self, tensor: torch.Tensor) -> int:
+        """The number of a tensor's storage, 0 if it is not followed."""
+        return self.ids.get(tensor.untyped_storage()._cdata, 0)
+
+    def kind_of(self, tensor: torch.Tensor) -> str:
+        """What is known of a tensor."""
+        return self.kinds.get(self.number(tensor), "")
+
+
+def _first(things: Any) -> torch.Tensor | None:
+    """The tensor that carries a gradient on."""
+    return next((t for t in tree_leaves(things) if isinstance(t, torch.Tensor) and t.requires_grad), None)
+
+
+def _watch(line: Follower, path: str, block: nn.Module) -> None:
+    """Note what a block is given and gives, and when backward comes to it and leaves it."""
+
+    def arrive(place: str) -> Callable[[torch.Tensor], None]:
+        def hook(grad: torch.Tensor) -> None:
+            line.backward_place = place
+            line.coming.setdefault(place, line.number(grad))
+
+        return hook
+
+    def before(_module: nn.Module, args: Any, kwargs: Any) -> None:
+        if line.phase != "forward":
+            return
+        line.order.append(path)
+        tensor = _first((args, kwargs))
+        floats = (t for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor) and t.is_floating_point())
+        tensor = tensor if tensor is not None else next(floats, None)
+        if tensor is None:
+            return
+        line.given[path] = line.number(tensor)
+        if tensor.requires_grad and len(line.order) == 1:
+            tensor.register_hook(arrive(BEFORE))
+
+    def after(_module: nn.Module, _args: Any, out: Any) -> None:
+        tensor = _first(out)
+        if tensor is not None and line.phase == "forward":
+            line.made[path] = line.number(tensor)
+            tensor.register_hook(arrive(path))
+
+    block.register_forward_pre_hook(before, with_kwargs=True)
+    block.register_forward_hook(after)
+
+
+@dataclass
+class Run:
+    """What a run showed, and what the model has."""
+
+    raw: Raw
+    tensors: dict[str, list[int]]
+    """Elements of the trained parameters of each block, before and after them."""
+    classes: dict[str, str]
+    taken: str
+    tied: tuple[int, int] | None
+    """Rows and columns of a weight that parts before and after the blocks share."""
+    buffers: int
+    """Bytes of buffers and frozen weights."""
+
+
+def follow(build: Callable[[], Built], named: str | None, treatment: str) -> Run:
+    """Build a module and run it forward and backward once; ``treatment`` none, or full: each block checkpointed."""
+    built = build()
+    model, blocks = built.model, blocks_of(built.model, named)
+    if not any(p.requires_grad for p in model.parameters()):
+        raise InputError("module", type(model).__name__, "it has no parameter that is trained")
+    wrap_blocks(blocks, treatment)
+    line = Follower(Where(model, blocks))
+    for path, block in blocks.items():
+        _watch(line, path, block)
+    for kind, tensors in (("parameter", model.parameters()), ("buffer", model.buffers())):
+        for tensor in tensors:
+            line.add(tensor, kind)
+    for parameter in model.parameters():
+        if parameter.requires_grad:
+            parameter.register_post_accumulate_grad_hook(lambda p: _grown(line, grown, p))
+    grown: dict[int, Grown] = {}
+    line.phase = "forward"
+    _step(line, built)
+    _once_each(line, blocks)
+    raw = Raw(line.order, _lives(line), dict(line.given), dict(line.made), dict(line.coming), line.flops)
+    classes = {path: type(blocks[path]).__name__ for path in line.order}
+    frozen = [*(p for p in model.parameters() if not p.requires_grad), *model.buffers()]
+    beside = sum({t.untyped_storage()._cdata: t.untyped_storage().nbytes() for t in frozen}.values())
+    return Run(raw, _parameters(model, line.order, grown), classes, built.taken, _tied(model, raw, grown), beside)
+
+
+def _step(line: Follower, built: Built) -> None:
+    """Forward and backward, on the line."""
+    gc.disable()  # nothing that was garbage before may go in between
+    try:
+        with line, resizing(line):
+            for leaf in tree_leaves((built.args, built.kwargs)):
+                if isinstance(leaf, torch.Tensor):
+                    line.add(leaf, "input")
+            loss = built.run()
+            line.phase, line.backward_place = "backward", AFTER
+            loss.backward()
+            line.phase = "end"
+            del loss
+    except InputError:
+        raise
+    except Exception as error:
+        text = " ".join(str(error).split())[:300]
+        raise InputError(
+            "module", type(built.model).__name__, f"a step of it failed: {type(error).__name__}: {text}"
+        ) from error
+    finally:
+        gc.enable()
+
+
+def _once_each(line: Follower, blocks: Mapping[str, nn.Module]) -> None:
+    again = next((path for path in line.order if line.order.count(path) > 1), None)
+    if again is not None:
+        raise InputError("block-class", again, "the block runs more than once in a forward; name blocks that run once")
+    left = next((path for path in blocks if path not in line.order), None)
+    if left is not None:
+        raise InputError("block-class", left, "the block does not run in forward; name the class of those that do")
+
+
+def _lives(line: Follower) -> list[Life]:
+    """Each storage from birth to death, in the order of births."""
+    lives: dict[int, Life] = {}
+    for time, event in enumerate(line.events):
+        life = lives.get(event.storage)
+        if life is None:
+            name = event.op.partition(" < ")[0]
+            node = event.op.partition(" < ")[2]
+            lives[event.storage] = Life(
+                event.storage, event.delta, event.phase, event.place, time, None, line.modules.get(event.storage, ""),
+                name, node, "", event.shape, event.dtype,
+            )  # fmt: skip
+        elif event.delta < 0 and line.sizes[event.storage] == 0:
+            life.end, life.end_phase, life.end_place = time, event.phase, event.place
+        else:
+            life.bytes += event.delta
+    for number, kind in line.kinds.items():
+        if number in lives:
+            lives[number].kind = kind
+    return [life for life in lives.values() if life.kind not in {"parameter", "buffer"}]
+
+
+@dataclass(frozen=True)
+class Grown:
+    """Where a parameter's gradient was completed, and its storage."""
+
+    place: str
+    storage: int
+
+
+def _grown(line: Follower, grown: dict[int, Grown], parameter: torch.Tensor) -> None:
+    """Note where a parameter's gradient was made."""
+    line.mark(parameter.grad, "gradient")
+    grown[id(parameter)] = Grown(line.backward_place, line.number(parameter.grad))
+
+
+def _parameters(model: nn.Module, order: list[str], grown: Mapping[int, Grown]) -> dict[str, list[int]]:
+    """Elements of the trained parameters by part: of a block its own, of the others those whose gradients it makes."""
+    parts: dict[str, list[int]] = {path: [] for path in (BEFORE, *order, AFTER)}
+    for path, parameter in model.named_parameters():
+        block = next((one for one in order if not one or path.startswith(one + ".")), None)
+        if parameter.requires_grad:
+            outside = grown[id(parameter)].place if id(parameter) in grown else BEFORE
+            parts[outside if block is None else block].append(parameter.numel())
+    return parts
+
+
+def _tied(model: nn.Module, raw: Raw, grown: Mapping[int, Grown]) -> tuple[int, int] | None:
+    """Rows and columns of a weight that is used before and after the blocks: the first gradient waits for the other."""
+    for parameter in model.parameters():
+        own = grown.get(id(parameter))
+        if parameter.dim() != 2 or own is None or own.place != BEFORE:
+            continue
+        size = parameter.untyped_storage().nbytes()
+        alike = [life for life in raw.lives if life.phase == "backward" and life.bytes == size]
+        # the engine adds the second gradient to the first, or both in a third
+        first = [f for f in alike if f.place == AFTER and (f.number == own.storage or f.end_place == BEFORE)]
+        if first:
+            for life in (first[0], *(life for life in alike if life.place == BEFORE)):
+                life.kind = "tied"
+            return parameter.shape[0], parameter.shape[1]
+    return None
