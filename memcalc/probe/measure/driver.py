@@ -65,7 +65,7 @@ def probe(
     Raises :class:`memcalc.errors.InputError` for a machine that cannot be probed.
     """
     if device not in DEVICES:
-        raise UnknownNameError("device", device, "must be cuda or cpu", DEVICES)
+        raise UnknownNameError("device", device, "must be cuda, cpu or (for a module) fake", DEVICES)
     budget = None if minutes is None else _minutes(minutes)
     target = _target(device, gpu, tuple(preset_dirs), dry_run=dry_run)
     several = parse_count(ranks, "ranks") if ranks is not None else target.facts.gpus
