@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, TypeVar, get_args
 
 import typer
 
 from memcalc.errors import InputError
 
-__all__ = ["CALIBRATION", "DESTINATION", "JOB", "MODULE", "PRESETS", "Command", "Shared", "given", "takes"]
+__all__ = ["CALIBRATION", "DESTINATION", "FREE", "JOB", "MODULE", "PRESETS", "Command", "Shared", "given", "takes"]
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 _JOB, _PARALLELISM, _MEMORY, _ADAPTERS, _OUTPUT = "Job", "Parallelism", "Memory", "Adapters", "Output"
@@ -145,6 +145,8 @@ MODULE = (
     Shared("loss_fn", _MODULE, "PACKAGE:FUNCTION", "The loss of its output; the output's own when left out."),
     Shared("block_class", _MODULE, "NAME", "The class of its blocks; found when left out."),
 )  # fmt: skip
+FREE = tuple(replace(option, required=False) for option in JOB)
+"""The same where something else may say the job."""
 PRESETS = (Shared("preset_dir", _OUTPUT, "DIR", "Your own presets, looked up first; repeatable.", kind=list),)
 DESTINATION = (
     Shared("format", _OUTPUT, "NAME",
