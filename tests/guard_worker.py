@@ -24,7 +24,7 @@ from memcalc.probe.live.guard_switch import Switch
 from memcalc.specs.strategy import Strategy
 
 GIB = 2**30
-FOLDER, RANK = Path(sys.argv[1]), int(os.environ["RANK"])
+FOLDER, RANK = Path(os.environ.get("FOLDER", ".")), int(os.environ.get("RANK", "0"))
 
 
 class Meter:

@@ -751,7 +751,8 @@ def test_two_ranks_take_the_same_step(tmp_path: Path) -> None:
     )
     memcalc.save(found, str(tmp_path / "plan.json"))
     env = {**os.environ, "WORLD_SIZE": "2", "PROMETHEUS_MULTIPROC_DIR": str(metrics), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, str(worker), str(tmp_path)]
+    env["FOLDER"] = str(tmp_path)
+    command = [sys.executable, str(worker)]
     ranks = [subprocess.Popen(command, env={**env, "RANK": str(rank)}) for rank in (0, 1)]
     try:
         assert [one.wait(120) for one in ranks] == [0, 0]

@@ -15,7 +15,7 @@ import memcalc
 
 ROOT = Path(__file__).resolve().parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
-TEST_COMMAND = "pip install torch==2.13.0 && pip install -e '.[test]' && pytest"
+TEST_COMMAND = "pip install torch==2.13.0 && pip install -e '.[test]' && pytest -n auto --dist loadfile"
 
 USE = """
 import sys
