@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -22,7 +23,7 @@ from memcalc.cli.app import app
 from memcalc.convert.runs import runs_text
 from memcalc.errors import CombinationError, InputError, MissingError
 from memcalc.probe.calibrate import overheads, rows, structure
-from memcalc.probe.calibrate.fit import calibrated, refused
+from memcalc.probe.calibrate.fit import Progress, calibrated, refused
 from memcalc.probe.calibrate.jobs import timed_job
 from memcalc.probe.calibrate.written import text
 from memcalc.results import Calibrated
@@ -343,6 +344,13 @@ def test_rows_that_contradict_each_other_are_refused(tables: list[dict[str, Any]
     assert says in str(refusal.value)
 
 
+def test_each_row_that_is_predicted_is_told() -> None:
+    states: list[Progress] = []
+    rows = [made_up(id=name, workload={"micro_batch": size}) for name, size in (("a", 1), ("b", 2))]
+    calibrated(RunsFile.model_validate({"run": rows}), on_progress=states.append)
+    assert [(state.done, state.jobs) for state in states] == [(1, 2), (2, 2)]
+
+
 def test_too_few_rows_are_refused_with_how_many_are_needed() -> None:
     with pytest.raises(
         MissingError, match=r"context: 2 readings .* 3 needed.* 20 of 2 needed.* 10 and 3 needed"
@@ -503,6 +511,9 @@ def test_the_command_writes_shows_and_installs(tmp_path: Path) -> None:
     assert answered("calibrate", str(runs), "--format", "toml") == out.read_text()
     assert (tmp_path / "config" / "memcalc" / "calibrations" / f"{GPU}.toml").read_text() == out.read_text()
     assert "must not exist yet" in answered("calibrate", str(runs), "--output", str(out), code=2)
+    with mock.patch("memcalc.calibrate", side_effect=AssertionError("a fit before the place is looked at")):
+        said = answered("calibrate", str(runs), "--gpu", GPU, "--install", env=env, code=2)
+    assert "must not exist yet" in said
 
 
 def test_estimates_do_not_load_scipy(file: str) -> None:

@@ -24,12 +24,18 @@ _FILE = "toml"
 def show(paths: Sequence[str], *, gpu: str | None, install: bool, options: dict[str, Any]) -> int:
     """Fit, show the figures, and write the file; return the exit code."""
     import memcalc
+    from memcalc import catalog
+    from memcalc.report.progress import bar
 
     force, name = bool(options["force"]), options["output"]
     if options["format"] is None and str(options["output"] or "").lower().endswith(f".{_FILE}"):
         options["format"] = _FILE
     target = destination(options, (_FILE,))
-    found = memcalc.calibrate(paths, gpu=gpu, preset_dirs=tuple(options["preset_dir"] or ()))
+    dirs = tuple(options["preset_dir"] or ())
+    if install and gpu is not None:
+        _home(catalog.gpu(gpu, dirs).name, force=force)  # before a fit that takes its time
+    with bar(noun="calibrate") as listen:
+        found = memcalc.calibrate(paths, gpu=gpu, preset_dirs=dirs, on_progress=listen)
     _show(found, target)
     if found.calibration.empty:
         return fail("nothing predicts held-back rows better, so no calibration was written.", 1)
@@ -54,20 +60,26 @@ def _show(found: Calibrated, target: Destination) -> None:
 
 def _write(found: Calibrated, target: Destination, *, install: bool, force: bool) -> list[Path]:
     """Write the file where it was asked for."""
-    from memcalc.calibrations import home_of
     from memcalc.probe.calibrate.written import text
 
     written = [target.path] if target.form == _FILE and target.path is not None else []
     if install:
-        home = home_of(found.gpu)
-        if home is None:
-            raise InputError("install", found.gpu, "the platform tells of no place for it: give --output FILE.toml")
-        try:
-            home.parent.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise OutputError("install", str(home), error.strerror or "its folder must be writable") from None
-        written.append(output_path(str(home), force))
+        written.append(_home(found.gpu, force=force))
     for path in written:
         with replacing(path) as stream:
             stream.write(text(found.calibration).encode())
     return written
+
+
+def _home(gpu: str, *, force: bool) -> Path:
+    """Return where an installed calibration goes, if it can."""
+    from memcalc.calibrations import home_of
+
+    home = home_of(gpu)
+    if home is None:
+        raise InputError("install", gpu, "the platform tells of no place for it: give --output FILE.toml")
+    try:
+        home.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise OutputError("install", str(home), error.strerror or "its folder must be writable") from None
+    return output_path(str(home), force)

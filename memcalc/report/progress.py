@@ -1,4 +1,4 @@
-"""How far a sweep or a probe is: a bar on a terminal, and nothing anywhere else."""
+"""How far a sweep, a probe or a calibration is: a bar on a terminal, and nothing anywhere else."""
 
 from __future__ import annotations
 

@@ -3,20 +3,28 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 from memcalc.errors import InputError
 
 if TYPE_CHECKING:
+    from memcalc.probe.calibrate.fit import Progress
     from memcalc.results import Calibrated
 
 __all__ = ["calibrate"]
 
 
-def calibrate(runs: Iterable[str] = (), *, gpu: str | None = None, preset_dirs: Iterable[str] = ()) -> Calibrated:
+def calibrate(
+    runs: Iterable[str] = (),
+    *,
+    gpu: str | None = None,
+    preset_dirs: Iterable[str] = (),
+    on_progress: Callable[[Progress], None] | None = None,
+) -> Calibrated:
     """Fit a calibration of one GPU to files of measured runs, or to the shipped ones.
 
+    ``on_progress`` is told of each row that is predicted.
     Raises :class:`memcalc.errors.CombinationError` for rows that contradict each other, and
     :class:`memcalc.errors.MissingError` for too few of them, saying how many each figure needs.
     """
@@ -25,6 +33,6 @@ def calibrate(runs: Iterable[str] = (), *, gpu: str | None = None, preset_dirs: 
     from memcalc.convert.runs import read_runs
     from memcalc.probe.calibrate.fit import calibrated, refused
 
-    found = calibrated(read_runs(runs), gpu, tuple(preset_dirs))
+    found = calibrated(read_runs(runs), gpu, tuple(preset_dirs), on_progress)
     refused(found)
     return found

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -23,13 +23,23 @@ if TYPE_CHECKING:
     from memcalc.specs.hardware import GPU
     from memcalc.specs.runs import Run, RunsFile
 
-__all__ = ["calibrated", "refused"]
+__all__ = ["Progress", "calibrated", "refused"]
 
 JUDGES = 3
 """Held-back figures below which nothing that was fitted on noise is believed."""
 OTHER_CARD = 0.1
 """A capacity further from the preset's than this share is that of another card of the same name."""
 SIZES = ("context", "workspace", "world", "group")
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How many rows are predicted."""
+
+    done: int
+    jobs: int
+    resumed: int = 0
+    now: str = "rows"
 
 
 @dataclass
@@ -61,7 +71,12 @@ class _Found:
         self.left.append(Left(part=part, reason=reason))
 
 
-def calibrated(runs: RunsFile, gpu: str | None = None, preset_dirs: tuple[str, ...] = ()) -> Calibrated:
+def calibrated(
+    runs: RunsFile,
+    gpu: str | None = None,
+    preset_dirs: tuple[str, ...] = (),
+    on_progress: Callable[[Progress], None] | None = None,
+) -> Calibrated:
     """Fit a calibration of one GPU to measured runs.
 
     Raises :class:`memcalc.errors.CombinationError` for rows that contradict each other, and
@@ -71,12 +86,13 @@ def calibrated(runs: RunsFile, gpu: str | None = None, preset_dirs: tuple[str, .
     chip = gpu_of(runs, gpu, plain)
     own, notes = _own(runs, chip, plain)
     check(own, chip)
-    rows = list(predicted(own, plain))
+    rows = list(_watched(predicted(own, plain), len(own), "rows", on_progress))
     found = _Found(chip, runs, preset_dirs, notes=notes)
     fit, held = split(rows)
     _overheads(found, fit, held)
     if found.known:
-        again = {row.run.id: row for row in predicted(own, found.presets())}
+        anew = _watched(predicted(own, found.presets()), len(own), "rows again", on_progress)
+        again = {row.run.id: row for row in anew}
         fit, held = ([again[row.run.id] for row in part] for part in (fit, held))
     _structure(found, [*fit, *held], plain)
     _reserve(found, fit, held)
@@ -98,6 +114,16 @@ def calibrated(runs: RunsFile, gpu: str | None = None, preset_dirs: tuple[str, .
         ),
         not_predicted=tuple(run.id for run in own if run.id not in known),
     )
+
+
+def _watched(
+    rows: Iterable[Row], count: int, now: str, on_progress: Callable[[Progress], None] | None
+) -> Iterator[Row]:
+    """Yield rows as they are predicted, and tell of each."""
+    for done, row in enumerate(rows, 1):
+        if on_progress is not None:
+            on_progress(Progress(done, count, now=now))
+        yield row
 
 
 def _counts(row: Row, found: _Found) -> bool:
