@@ -1,8 +1,9 @@
-"""Files that are whole or not there: checked before anything is computed, written beside, then moved into place."""
+"""Files: read without waiting, and whole or not there when written: checked first, written beside, moved into place."""
 
 from __future__ import annotations
 
 import os
+import stat
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -11,13 +12,39 @@ from typing import BinaryIO
 
 from memcalc.errors import FileError
 
-__all__ = ["OutputError", "output_path", "replacing"]
+__all__ = ["OutputError", "output_path", "regular", "replacing", "there"]
 
 
 class OutputError(FileError):
     """A file cannot be written."""
 
     problem = "cannot be written"
+
+
+def there(path: Path) -> bool:
+    """Return whether a name leads to something, be it a link that leads nowhere; a name too long to be one does not."""
+    try:
+        path.lstat()
+    except (OSError, ValueError):
+        return False
+    return True
+
+
+@contextmanager
+def regular(path: Path) -> Iterator[BinaryIO]:
+    """Open a regular file to be read, or raise FileError saying why it cannot be.
+
+    It is opened without waiting, so that a pipe or a device is refused like any other thing that is no file.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
+        with os.fdopen(descriptor, "rb") as stream:
+            if not stat.S_ISREG(os.fstat(stream.fileno()).st_mode):
+                raise FileError("file", str(path), "must be a regular file")
+            yield stream
+    except (OSError, ValueError) as error:
+        said = getattr(error, "strerror", None) or "must be the path of a file"
+        raise FileError("file", str(path), said) from None
 
 
 def output_path(name: str, force: bool) -> Path:

@@ -8,8 +8,9 @@ from pathlib import Path
 from memcalc.convert.config import Config, Reference
 from memcalc.convert.document import Document, document, overlaid, parsed
 from memcalc.convert.formats import format_named, recognised
-from memcalc.convert.reading import inside, there
+from memcalc.convert.reading import inside
 from memcalc.errors import FileError, MissingError, shown
+from memcalc.files import there
 
 __all__ = ["gathered"]
 

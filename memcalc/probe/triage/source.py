@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-import stat
 from pathlib import Path
 
 from memcalc.errors import FileError
+from memcalc.files import regular, there
 from memcalc.probe.triage.logs import read_log
 from memcalc.probe.triage.plain_pickle import looks_like_pickle
 from memcalc.probe.triage.snapshot import LARGEST_SNAPSHOT
@@ -35,31 +35,14 @@ def _is_message(text: str) -> bool:
     return " " in text and not there(Path(text)) and bool(read_log(text).incidents)
 
 
-def there(path: Path) -> bool:
-    """Whether a name leads to something."""
-    try:
-        path.lstat()
-    except (OSError, ValueError):
-        return False
-    return True
-
-
 def _read(path: Path) -> bytes:
     """Read a regular file; its size is looked at first."""
-    try:
-        descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
-        with os.fdopen(descriptor, "rb") as stream:
-            facts = os.fstat(stream.fileno())
-            if not stat.S_ISREG(facts.st_mode):
-                raise FileError("file", str(path), "must be a regular file")
-            head = stream.read(2)
-            most = LARGEST_SNAPSHOT if head[:1] in {b"\x80", b"{", b"["} else LARGEST_LOG
-            if facts.st_size > most:
-                raise FileError("file", str(path), f"must be at most {most >> 20} MiB; of a log, give its end")
-            return head + stream.read(most)
-    except (OSError, ValueError) as error:
-        said = getattr(error, "strerror", None) or "must be the path of a file"
-        raise FileError("file", str(path), said) from None
+    with regular(path) as stream:
+        head = stream.read(2)
+        most = LARGEST_SNAPSHOT if head[:1] in {b"\x80", b"{", b"["} else LARGEST_LOG
+        if os.fstat(stream.fileno()).st_size > most:
+            raise FileError("file", str(path), f"must be at most {most >> 20} MiB; of a log, give its end")
+        return head + stream.read(most)
 
 
 def is_snapshot(content: bytes) -> bool:
