@@ -52,6 +52,7 @@ HOMES = {
     "click": {"cli"},
     "rich": {"report"},
     "tabulate": {"report"},
+    "matplotlib": {"report"},
     "torch": {"probe"},
     "distributed": {"sweeps"},
     "pyarrow": {"sweeps"},
@@ -65,7 +66,7 @@ HOMES = {
 }
 """The only layers that may import each of these, at top level or inside a function."""
 
-ONLY_LATE = {"torch", "transformers", "peft", "lightning", "prometheus_client", "scipy"}
+ONLY_LATE = {"torch", "transformers", "peft", "lightning", "prometheus_client", "scipy", "matplotlib"}
 LIVE = PACKAGE / "probe" / "live"
 """Modules that are about torch throughout, which may import it at their top: others import them inside functions."""
 

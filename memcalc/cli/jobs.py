@@ -12,8 +12,8 @@ from memcalc.cli import export as handing
 from memcalc.cli import inverse
 from memcalc.cli import sweep as many
 from memcalc.cli.modules import MODEL_OR_MODULE, with_model
-from memcalc.cli.options import CALIBRATION, DESTINATION, FREE, PRESETS
-from memcalc.cli.output import destination
+from memcalc.cli.options import CALIBRATION, CHART, DESTINATION, FREE, PRESETS
+from memcalc.cli.output import destination, picture_target
 from memcalc.cli.registry import command
 
 _SEARCH = "Search"
@@ -85,14 +85,19 @@ def plan(
     return 0 if found.plans else 1
 
 
-@command("Jobs", *MODEL_OR_MODULE, *PRESETS, *DESTINATION)
+@command("Jobs", *MODEL_OR_MODULE, *PRESETS, *DESTINATION, *CHART)
 def estimate(**options: Any) -> int:
     """Say whether one strategy fits, and where the bytes stand."""
     from memcalc import report
 
-    target = destination(options)
+    drawn, target = picture_target(options), destination(options)
     found = memcalc.estimate(**with_model(options))
     target.show(report.of_estimate(found))
+    if drawn is not None:
+        from memcalc.report.charts.estimate import chart
+        from memcalc.report.charts.picture import save
+
+        save(chart(found), drawn)
     return int(found.verdict == "does-not-fit")
 
 

@@ -15,7 +15,19 @@ import typer
 
 from memcalc.errors import InputError
 
-__all__ = ["CALIBRATION", "DESTINATION", "FREE", "JOB", "MODULE", "PRESETS", "Command", "Shared", "given", "takes"]
+__all__ = [
+    "CALIBRATION",
+    "CHART",
+    "DESTINATION",
+    "FREE",
+    "JOB",
+    "MODULE",
+    "PRESETS",
+    "Command",
+    "Shared",
+    "given",
+    "takes",
+]
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 _JOB, _PARALLELISM, _MEMORY, _ADAPTERS, _OUTPUT = "Job", "Parallelism", "Memory", "Adapters", "Output"
@@ -155,6 +167,7 @@ DESTINATION = (
     Shared("output", _OUTPUT, "FILE", "Write there instead of on the screen."),
     Shared("force", _OUTPUT, "", "Replace FILE where it exists.", kind=bool),
 )  # fmt: skip
+CHART = (Shared("chart", _OUTPUT, "FILE", "Draw it besides: .svg, .png, .pdf or .html, by the ending of FILE."),)
 
 
 def takes(*options: Shared) -> Callable[[Command], Command]:

@@ -16,7 +16,7 @@ from memcalc.files import output_path, replacing
 if TYPE_CHECKING:
     from memcalc.report import Report
 
-__all__ = ["Destination", "deliver", "destination"]
+__all__ = ["Destination", "deliver", "destination", "picture_target"]
 
 _PIPED_WIDTH = 100
 
@@ -60,6 +60,16 @@ def destination(options: dict[str, Any], extra: tuple[str, ...] = ()) -> Destina
     if form not in forms:
         raise UnknownNameError("format", form, f"must be one of {', '.join(forms)}", forms)
     return Destination(form, output_path(path, bool(force)) if path is not None else None)
+
+
+def picture_target(options: dict[str, Any], name: str = "chart") -> Path | None:
+    """Take the file of a picture out of `options`, before `destination` does so, and check it."""
+    path = options.pop(name)
+    if path is None:
+        return None
+    from memcalc.report.charts.picture import target_of
+
+    return target_of(path, bool(options["force"]))
 
 
 def _write(path: Path, text: str) -> None:

@@ -1,0 +1,193 @@
+"""A chart as SVG, PNG, PDF or a page of HTML, drawn by Matplotlib; the same figures whatever the format.
+
+SVG and HTML follow the reader's light or dark setting, and print light; PNG and PDF are for paper. Files are the same,
+byte by byte, each time they are drawn.
+"""
+
+from __future__ import annotations
+
+import html
+import io
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from xml.etree import ElementTree as ET
+
+from memcalc.errors import InputError
+from memcalc.files import output_path, replacing
+from memcalc.report.palette import COMPONENTS, INK, MOODS, SERIES
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+__all__ = ["ENDINGS", "Chart", "dark_rules", "inline", "page", "save", "target_of"]
+
+ENDINGS = (".svg", ".png", ".pdf", ".html")
+_ABSENT = "drawing needs Matplotlib: pip install 'memcalc[charts]'"
+_SVG = "http://www.w3.org/2000/svg"
+_DPI = 160
+_LIGHT = {name: shade.light for name, shade in INK.items()}
+_LOOK = {
+    "font.family": "sans-serif",
+    "font.sans-serif": ["DejaVu Sans"],
+    "font.size": 9.5,
+    "axes.titlesize": 10.5,
+    "axes.titleweight": "bold",
+    "axes.titlelocation": "left",
+    "axes.edgecolor": _LIGHT["muted"],
+    "axes.labelcolor": _LIGHT["text"],
+    "axes.titlecolor": _LIGHT["text"],
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.axisbelow": True,
+    "axes.facecolor": _LIGHT["page"],
+    "figure.facecolor": _LIGHT["page"],
+    "figure.constrained_layout.use": True,
+    "grid.color": _LIGHT["rule"],
+    "grid.linewidth": 0.8,
+    "text.color": _LIGHT["text"],
+    "xtick.color": _LIGHT["muted"],
+    "ytick.color": _LIGHT["muted"],
+    "xtick.labelcolor": _LIGHT["text"],
+    "ytick.labelcolor": _LIGHT["text"],
+    "legend.frameon": False,
+    "lines.linewidth": 1.8,
+    "patch.linewidth": 0.8,
+    "svg.fonttype": "none",
+    "svg.hashsalt": "memcalc",
+    "pdf.fonttype": 42,
+}
+_FONTS = "system-ui, 'Segoe UI', Roboto, 'DejaVu Sans', Arial, sans-serif"
+
+
+@dataclass(frozen=True)
+class Chart:
+    """What a picture shows: ``draw`` fills a figure of ``size`` inches."""
+
+    name: str
+    """A word of letters and hyphens, for the ids of its parts."""
+    alt: str
+    """What it shows, in words with the figures, for who does not see it."""
+    draw: Callable[[Figure], None]
+    size: tuple[float, float]
+    tips: Mapping[str, str] = field(default_factory=dict)
+    """By the id that ``draw`` gave a part with ``set_gid``, what is shown where a pointer rests on it."""
+
+
+def target_of(name: str, force: bool) -> Path:
+    """Return the file that a chart goes to, checked before anything is computed."""
+    path = output_path(name, force)
+    if path.suffix.lower() not in ENDINGS:
+        raise InputError("chart", name, f"must end in {', '.join(ENDINGS[:-1])} or {ENDINGS[-1]}")
+    if find_spec("matplotlib") is None:
+        raise InputError("chart", name, _ABSENT)
+    return path
+
+
+def save(chart: Chart, path: Path) -> None:
+    """Write a chart in the format of the file's ending, whole or not at all."""
+    kind = path.suffix.lower()
+    if kind == ".svg":
+        data = _standalone(chart).encode()
+    elif kind == ".html":
+        data = page(chart).encode()
+    else:
+        data = _drawn(chart, kind[1:])
+    with replacing(path) as stream:
+        stream.write(data)
+
+
+def inline(chart: Chart) -> str:
+    """Return a chart as an ``svg`` element for a page of HTML; its ids begin with the chart's name."""
+    for prefix, place in (("", _SVG), ("xlink", "http://www.w3.org/1999/xlink")):
+        ET.register_namespace(prefix, place)
+    root = ET.fromstring(_drawn(chart, "svg"))  # noqa: S314 written by Matplotlib a moment ago
+    for child in root.findall(f"{{{_SVG}}}metadata"):
+        root.remove(child)
+    root.attrib |= {
+        "role": "img",
+        "aria-labelledby": f"{chart.name}-alt",
+        "class": "memcalc-chart",
+        "font-family": _FONTS,
+    }
+    root.attrib.pop("width")
+    root.attrib.pop("height")
+    said = ET.Element(f"{{{_SVG}}}title", {"id": "alt"})
+    said.text = chart.alt
+    root.insert(0, said)
+    _add_tips(root, chart.tips)
+    text = ET.tostring(root, encoding="unicode")
+    text = re.sub(r'\bid="', f'id="{chart.name}-', text)
+    text = re.sub(r'(url\(#|href="#)', rf"\g<1>{chart.name}-", text)
+    return re.sub(r"font: ([^;\"]*?) 'DejaVu Sans'[^;\"]*", rf"font: \1 {_FONTS}".replace('"', "'"), text)
+
+
+def page(chart: Chart) -> str:
+    """Return a chart as a page of HTML that needs no network."""
+    return (
+        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        f"<title>{html.escape(chart.alt)}</title>\n<style>\n{_page_rules(chart)}\n{dark_rules()}</style></head>\n"
+        f"<body>\n{inline(chart)}\n</body></html>\n"
+    )
+
+
+def dark_rules() -> str:
+    """Return the style rules that turn a chart's colours into those for a dark page, on screens that ask for it."""
+    shades = {*COMPONENTS.values(), *SERIES, *INK.values(), *MOODS.values()}
+    rules = "".join(
+        f'.memcalc-chart [style*="{kind}: {shade.light}"] {{ {kind}: {shade.dark} !important }}\n'
+        for shade in sorted(shades)
+        for kind in ("fill", "stroke")
+    )
+    return f"@media screen and (prefers-color-scheme: dark) {{\n{rules}}}\n"
+
+
+def _standalone(chart: Chart) -> str:
+    """Return the whole file, with its natural size and both sets of colours."""
+    width, height = (round(96 * inches) for inches in chart.size)
+    text = inline(chart).replace("<svg ", f'<svg width="{width}" height="{height}" ', 1)
+    head, bracket, rest = text.partition("</title>")
+    return f'<?xml version="1.0" encoding="utf-8"?>\n{head}{bracket}<style>\n{dark_rules()}</style>{rest}\n'
+
+
+def _page_rules(chart: Chart) -> str:
+    page_, text = INK["page"], INK["text"]
+    return (
+        ":root { color-scheme: light dark }\n"
+        f"body {{ margin: 2rem auto; max-width: {chart.size[0]:.4g}in; padding: 0 1rem; background: {page_.light}; "
+        f"color: {text.light} }}\n"
+        ".memcalc-chart { width: 100%; height: auto }\n"
+        f"@media screen and (prefers-color-scheme: dark) {{ body {{ background: {page_.dark}; color: {text.dark} }} }}"
+    )
+
+
+def _drawn(chart: Chart, form: str) -> bytes:
+    """Let Matplotlib draw; without its state, so that a program's own figures stay as they are."""
+    try:
+        import matplotlib as mpl
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise InputError("chart", chart.name, _ABSENT) from None
+    stream = io.BytesIO()
+    undated: dict[str, Any] = {"svg": {"Date": None}, "pdf": {"CreationDate": None}, "png": {}}
+    with mpl.rc_context(_LOOK):
+        figure = Figure(figsize=chart.size)
+        chart.draw(figure)
+        figure.savefig(stream, format=form, dpi=_DPI, metadata=undated[form])
+    return stream.getvalue()
+
+
+def _add_tips(root: ET.Element, tips: Mapping[str, str]) -> None:
+    """Give parts their words: shown by a browser where the pointer rests, and read aloud."""
+    for part in root.iter():
+        words = tips.get(part.get("id", ""))
+        if words is not None:
+            title = ET.Element(f"{{{_SVG}}}title")
+            title.text = words
+            part.insert(0, title)
+            part.set("class", "memcalc-part")
+            part.set("data-part", part.get("id", ""))

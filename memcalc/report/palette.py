@@ -1,0 +1,47 @@
+"""One palette for the terminal, charts and HTML: a component has the same colour wherever it is drawn.
+
+Paul Tol's *bright* scheme (SRON/EPS/TN/09-002, issue 3.2): seven hues that stay apart for every kind of colour
+blindness. Neighbours in a stack alternate between dark and light, so that they also stay apart in print without colour.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+__all__ = ["COMPONENTS", "INK", "MOODS", "SERIES", "Shade"]
+
+
+class Shade(NamedTuple):
+    """A colour on white paper, and the same hue on a dark page."""
+
+    light: str
+    dark: str
+
+
+BLUE, CYAN, GREEN = Shade("#4477aa", "#6f9fd0"), Shade("#66ccee", "#66ccef"), Shade("#228833", "#4bb35c")
+YELLOW, RED, PURPLE = Shade("#ccbb44", "#d6c655"), Shade("#ee6677", "#f07f8e"), Shade("#aa3377", "#cf6aa3")
+GREY = Shade("#bbbbbb", "#8d949e")
+
+COMPONENTS = {
+    "parameters": BLUE,
+    "gradients": CYAN,
+    "optimizer": GREEN,
+    "activations": YELLOW,
+    "buffers": RED,
+    "reserve": PURPLE,
+    "context": GREY,
+}
+"""In the order in which they are stacked; context is what the process holds outside the allocator."""
+SERIES = (BLUE, RED, GREEN, YELLOW, PURPLE, CYAN)
+"""Lines and points that are no components."""
+INK = {
+    "page": Shade("#ffffff", "#16181d"),
+    "text": Shade("#222222", "#e8eaed"),
+    "muted": Shade("#5f6368", "#a8afb8"),
+    "rule": Shade("#dddddd", "#363b44"),
+    "limit": Shade("#111111", "#f5f5f5"),
+    "free": Shade("#f1f1f1", "#23272e"),
+}
+"""What is not data: page, words, grid lines, the line of a GPU's capacity, free memory."""
+MOODS = {"good": Shade("#1b7034", "#5cc878"), "close": Shade("#8a6d00", "#e0c040"), "bad": Shade("#b3261e", "#ff8a80")}
+"""Verdicts: fits, tight, does not fit. Words say them too."""
