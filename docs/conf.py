@@ -20,6 +20,7 @@ root_doc = "index"
 extensions = [
     "myst_parser",
     "sphinx.ext.autodoc",
+    "sphinx.ext.viewcode",
     "sphinx_copybutton",
     "mathml",
     "navigation",
@@ -60,7 +61,7 @@ repository_pages = {"readme": "README.md", "changelog": "CHANGELOG.md", "contrib
 """Pages that include a file of the repository's root, whose links start there."""
 
 nitpicky = True
-nitpick_ignore_regex = [("py:class", r"(collections\.abc|os|pathlib)\..*|Given|Progress")]
+nitpick_ignore_regex = [("py:class", r"(collections\.abc|os|pathlib)\..*|Given|(memcalc\.sweeps\.run\.)?Progress")]
 """Types of the standard library, and names that a docstring explains."""
 myst_heading_anchors = 4
 autodoc_member_order = "bysource"

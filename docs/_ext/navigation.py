@@ -10,7 +10,7 @@ __all__ = ["setup"]
 
 
 def entries(wanted: list[str], pages: set[str]) -> Iterator[str]:
-    """Yield the pages of each entry: a name or a pattern of names, with a title before it in ``Title <name>``; the page itself is self."""
+    """Yield the pages of each entry: a name or a pattern, with a title in ``Title <name>``; self is the page itself."""
     for entry in wanted:
         title, _, pattern = entry.removesuffix(">").rpartition("<")
         if pattern == "self":

@@ -1,6 +1,6 @@
 """Links from a page to a file or folder of the repository lead to a page of the site that shows it."""
 
-from collections.abc import Iterator
+from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,24 @@ LEXERS = {".py": "python", ".toml": "toml", ".json": "json", ".yaml": "yaml", ".
           ".lua": "lua", ".md": "markdown", ".slurm": "bash"}  # fmt: skip
 FOLDER = "source"
 """Of the site, in which those pages lie."""
+
+PAGE = """<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<title>{name} - {home}</title>
+<link rel="stylesheet" href="{up}_static/pygments.css">
+<link rel="stylesheet" href="{up}_static/source.css">
+</head>
+<body>
+<script>document.body.dataset.theme = localStorage.getItem("theme") || "auto";</script>
+<nav><a href="{up}index.html">{home}</a></nav>
+<h1>{name}</h1>
+{body}
+</body>
+</html>
+"""
 
 
 class RepositoryLinks(SphinxTransform):
@@ -82,40 +100,49 @@ def forget(_app: Sphinx, env: BuildEnvironment, docname: str) -> None:
 
 
 def files_in(folder: Path) -> list[Path]:
-    return sorted(path for path in folder.iterdir() if path.name[0] not in "._" or path.name == "__init__.py")
+    """Return what a folder shows."""
+    return sorted(path for path in folder.iterdir() if path.name != "__pycache__" and not path.name.startswith("."))
 
 
-def pages(app: Sphinx) -> Iterator[tuple[str, dict[str, Any], str]]:
-    """Yield a page for each file and folder that is linked to, and for those within."""
+def write_pages(app: Sphinx, error: Exception | None) -> None:
+    """Write a page for each file and folder that is linked to, and for those within.
+
+    Without the theme's navigation, which would take longer than all the rest: there are hundreds.
+    """
+    if error is not None or app.builder.format != "html":
+        return
     left = sorted(set().union(*wanted(app.env).values()))
     done: set[Path] = set()
     while left:
         path = left.pop()
-        if path in done:
-            continue
-        done.add(path)
-        name = path.relative_to(ROOT).as_posix()
-        if path.is_dir():
-            left += files_in(path)
-            body = listing(path)
-        else:
-            body = shown(app, path)
-        yield page_name(path), {"title": name, "body": f"<h1>{name}</h1>{body}"}, "page.html"
+        if path not in done:
+            done.add(path)
+            left += files_in(path) if path.is_dir() else []
+            place = app.outdir / f"{page_name(path)}.html"
+            place.parent.mkdir(parents=True, exist_ok=True)
+            place.write_text(page(app, path), encoding="utf-8")
+
+
+def page(app: Sphinx, path: Path) -> str:
+    """Return the page of a file or folder."""
+    name = path.relative_to(ROOT).as_posix()
+    body = listing(path) if path.is_dir() else shown(app, path)
+    up = "../" * page_name(path).count("/")
+    return PAGE.format(name=escape(name), body=body, up=up, home=escape(app.config.html_title))
 
 
 def listing(folder: Path) -> str:
-    lines = [
-        f'<li><a href="{path.name}{"/index" if path.is_dir() else ""}.html">{path.name}</a></li>'
-        for path in files_in(folder)
-    ]
-    return f"<ul>{''.join(lines)}</ul>"
+    """Return links to what is in a folder."""
+    ends = {path.name: "/index.html" if path.is_dir() else ".html" for path in files_in(folder)}
+    return "<ul>" + "".join(f'<li><a href="{name}{end}">{name}</a></li>' for name, end in ends.items()) + "</ul>"
 
 
 def shown(app: Sphinx, path: Path) -> str:
-    """Return a file's text with its lines numbered; each can be linked to as #L<number>."""
+    """Return a file's text with its lines numbered; each can be linked to, as #L-12."""
+    lexer = LEXERS.get(path.suffix, "text")
     text = path.read_text(encoding="utf-8")
-    return app.builder.highlighter.highlight_block(
-        text, LEXERS.get(path.suffix, "text"), linenos="inline", anchorlinenos=True, lineanchors="L"
+    return str(
+        app.builder.highlighter.highlight_block(text, lexer, linenos="inline", anchorlinenos=True, lineanchors="L")
     )
 
 
@@ -124,5 +151,5 @@ def setup(app: Sphinx) -> dict[str, Any]:
     app.add_config_value("repository_pages", {}, "env", dict)
     app.add_transform(RepositoryLinks)
     app.connect("env-purge-doc", forget)
-    app.connect("html-collect-pages", pages)
+    app.connect("build-finished", write_pages)
     return {"parallel_read_safe": False, "parallel_write_safe": True}

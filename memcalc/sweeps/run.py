@@ -86,7 +86,7 @@ def sweep(
     calibration
         That of every job, as if the sweep named it.
     on_progress
-        Called with how many rows there are.
+        Called with the rows that are there (``done``) of all (``jobs``).
 
     Returns
     -------

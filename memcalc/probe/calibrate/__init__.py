@@ -33,7 +33,7 @@ def calibrate(
     preset_dirs
         Folders with presets of your own, looked up first.
     on_progress
-        Called with how many rows are predicted.
+        Called with the rows that are predicted (``done``) of all (``jobs``).
 
     Returns
     -------
