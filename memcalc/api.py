@@ -93,7 +93,7 @@ def estimate(
     preset_dirs
         Folders with presets of your own, looked up first.
     timeline
-        Whether one step is added, allocation by allocation.
+        Whether one step over time is added.
     **words
         The words of a job: ``gpus``, ``seq_len`` [tokens], ``micro_batch`` and ``global_batch`` [sequences], and all
         others of :doc:`/python`. ``calibration`` is the file of one, or ``none``; without it the user's own
@@ -148,10 +148,8 @@ def plan(
         The critical batch, with which large batches count for less; the budget for which GPU-hours are told [tokens].
     why
         A strategy, as in ``tp=1,zero=3``, of which the answer says why it lost.
-    recipe
-        Whether the usual order of tuning is added, and what each remedy returns.
-    advice
-        Whether the smallest changes are looked for where nothing fits.
+    recipe, advice
+        Whether the usual order of tuning is added; whether the smallest changes are told where nothing fits.
     top
         Plans that are listed for one number of GPUs.
     """
@@ -192,6 +190,7 @@ def largest(
     safe: bool = False,
     search: str | None = None,
     family: str | None = None,
+    curve: bool = False,
     **words: Any,
 ) -> Inverse:
     """The largest ``seq-len``, ``micro-batch`` or ``model`` that fits; what the other words leave open is searched.
@@ -202,12 +201,12 @@ def largest(
     ----------
     what
         ``seq-len`` [tokens], ``micro-batch`` [sequences] or ``model``, which then is left out of the words.
-    step
-        Only multiples of it are answered.
-    safe
-        Whether the verdict must be ``fits``; ``tight`` will do otherwise.
+    step, safe
+        Only multiples of ``step`` are answered, and where ``safe`` no value whose verdict is ``tight``.
     search, family
         A part of a name, or a family, that narrows the models.
+    curve
+        Whether the answer's strategy is added at values below and above it, except for models.
     """
     from memcalc.planner import questions
 
@@ -223,7 +222,7 @@ def largest(
         raise MissingError("the largest of what? give --model.")
     job, asked = ask.of(model, gpu, positive(step, "step"))
     find = questions.longest if what == "seq-len" else questions.widest
-    return find(job, asked, ask.gpus(job))
+    return find(job, replace(asked, curve=curve), ask.gpus(job))
 
 
 def smallest(
