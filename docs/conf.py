@@ -32,7 +32,7 @@ exclude_patterns = ["_*", "examples"]
 
 navigation = {
     "index": {
-        "Start": ["The tour <self>", "howto/*", "README <readme>"],
+        "Start": ["The tour <self>", "howto/newcomer", "howto/*", "README <readme>"],
         "Use": [
             "cli",
             "charts",
@@ -68,7 +68,6 @@ autodoc_member_order = "bysource"
 autodoc_default_options = {"members": True, "undoc-members": True, "exclude-members": "model_config"}
 autodoc_typehints = "description"
 autodoc_typehints_description_target = "documented_params"
-autodoc_preserve_defaults = True
 copybutton_prompt_text = r"\$ |>>> "
 copybutton_prompt_is_regexp = True
 copybutton_only_copy_prompt_lines = True

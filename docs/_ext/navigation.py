@@ -11,13 +11,14 @@ __all__ = ["setup"]
 
 def entries(wanted: list[str], pages: set[str]) -> Iterator[str]:
     """Yield the pages of each entry: a name or a pattern, with a title in ``Title <name>``; self is the page itself."""
+    left = set(pages)
     for entry in wanted:
         title, _, pattern = entry.removesuffix(">").rpartition("<")
         if pattern == "self":
             yield entry
-        for page in sorted(pages):
-            if fnmatch(page, pattern):
-                yield f"{title}</{page}>" if title else f"/{page}"
+        for page in sorted(page for page in left if fnmatch(page, pattern)):
+            left.remove(page)
+            yield f"{title}</{page}>" if title else f"/{page}"
 
 
 def append_toctrees(app: Sphinx, docname: str, source: list[str]) -> None:
