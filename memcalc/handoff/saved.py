@@ -40,8 +40,28 @@ def save(
 ) -> SavedPlan:
     """Write the plan of a rank to a file, with what to go back to if it does not run; the file is whole or not there.
 
-    Raises :class:`memcalc.errors.InputError` for a rank that is not listed, and for a file that exists, unless
-    ``force`` is true.
+    Parameters
+    ----------
+    plans
+        What :func:`memcalc.plan` returned.
+    path
+        Where it is written, as JSON.
+    rank
+        Which of the plans, from 1.
+    preset_dirs
+        Folders with presets of your own, looked up first.
+    force
+        Whether a file that exists is replaced.
+
+    Returns
+    -------
+    SavedPlan
+        What the file holds.
+
+    Raises
+    ------
+    memcalc.errors.InputError
+        For a rank that is not listed, and for a file that exists, unless ``force`` is true.
     """
     target = output_path(path, force)
     found = saved_plan(plans, rank, preset_dirs)
@@ -108,10 +128,26 @@ def load(
 ) -> SavedPlan:
     """Read a saved plan, or of a list of plans in JSON (``memcalc plan --format json``) the one of a rank.
 
-    ``calibration`` is a file, or ``none``, in place of the one with which the plan was found.
+    Parameters
+    ----------
+    path
+        The file.
+    rank
+        Which of a list of plans, from 1; the first when left out.
+    preset_dirs
+        Folders with presets of your own, looked up first.
+    calibration
+        A file, or ``none``, in place of the one with which the plan was found.
 
-    Raises :class:`memcalc.errors.InputError` for whatever is not one of them; a plan that another version of memcalc
-    saved says so in its ``notes``.
+    Returns
+    -------
+    SavedPlan
+        The plan; one that another version of memcalc saved says so in its ``notes``.
+
+    Raises
+    ------
+    memcalc.errors.InputError
+        For whatever is neither of them.
     """
     found = _read(path, rank, tuple(preset_dirs))
     if calibration is None:
