@@ -252,14 +252,13 @@ def ddp_free(plain_ddp: Any, view: Any, one: Any) -> Figures:
 
 @claim("pp-divides")
 def pp_divides(one: Any, eight: Any) -> Figures:
-    inputs = 4096 * 4 * 40 * 2 * 5120  # not all that a stage keeps: the residual stream alone
     whole, first = one.saved.total - one.saved.outside_blocks, eight.components.activations
     stages = [stage.allocated for stage in eight.stages]
     return {
         "pp-1": gib(one.components.activations),
         "pp-8": gib(first, whole, 0.02),  # 8 micro-batches of an eighth of the blocks
         "pp-factor": number(first / (one.components.activations / 8), 1, 8, 0.05),
-        "pp-last": gib(stages[0] - stages[-2], 6 * whole / 8 if inputs else None, 0.2),
+        "pp-last": gib(stages[0] - stages[-2], 6 * whole / 8, 0.2)  # 2 in flight and not 8,
     }
 
 
@@ -404,7 +403,7 @@ def sqrt_n(none: Any, full: Any, sqrt: Any) -> Figures:
         "sqrt-checkpoint": mib(full.saved.per_block, checkpoint, 0),
         "sqrt-ratio": number(block / full.saved.per_block, 0, 45.533 / 2, 1e-3),
         "sqrt-full": gib(full.saved.total - head + block, 32 * checkpoint + 45.533 * 4096 * 4096, 1e-3),
-        "sqrt-sqrt": gib(sqrt.saved.total - head),
+        "sqrt-sqrt": gib(sqrt.saved.total - head, 5 * checkpoint + 7 * 45.533 * 4096 * 4096, 1e-3),
     }
 
 
@@ -669,14 +668,14 @@ def computed(page: str) -> dict[str, Figures]:
             os.chdir(before)
 
 
-VERDICTS = {"right": "right", "wrong": "wrong", "depends": "depends"}
+VERDICTS = ("right", "wrong", "depends")
 
 
 def verdict(section: Section, figures: Figures) -> str:
     """Return the word of the table of contents, with the factor where the claim is off by one."""
     factor = figures.get(f"{section.name}-factor")
     by = f", by ×{factor.text}" if factor and section.verdict == "wrong" else ""
-    return f"{VERDICTS[section.verdict]}{by}"
+    return f"{section.verdict}{by}"
 
 
 def contents(page: str, found: dict[str, Figures]) -> str:
