@@ -28,7 +28,9 @@ from memcalc.convert.runs import read_runs
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "myths.md"
 GIB, GB = 2**30, 1e9
-SECTION = re.compile(r"^### (?P<title>[^\n]+)\n<!-- claim: (?P<name>\S+) (?P<verdict>\w+) -->\n(?P<body>.*?)(?=^##|\Z)", re.M | re.S)
+SECTION = re.compile(
+    r"^### (?P<title>[^\n]+)\n<!-- claim: (?P<name>\S+) (?P<verdict>\w+) -->\n(?P<body>.*?)(?=^##|\Z)", re.M | re.S
+)
 FIGURE = re.compile(r'<b id="([\w-]+)">([^<]*)</b>')
 COMMAND = re.compile(r"^memcalc [^\n]+$", re.M)
 FILE = re.compile(r"^```\w+ file=(\S+)\n(.*?)^```$", re.M | re.S)
@@ -115,7 +117,9 @@ def phases(answer: Any) -> dict[str, int]:
 
 def states(answer: Any) -> int:
     """Bytes of weights, gradients and optimizer that stand at the step; those that a step makes are left out."""
-    at_step = [t for t in answer.terms if t.component in {"parameters", "gradients", "optimizer"} and "step" in t.phases]
+    at_step = [
+        t for t in answer.terms if t.component in {"parameters", "gradients", "optimizer"} and "step" in t.phases
+    ]
     return sum(t.bytes for t in at_step if t.name != "temporaries of the step")
 
 
@@ -258,7 +262,7 @@ def pp_divides(one: Any, eight: Any) -> Figures:
         "pp-1": gib(one.components.activations),
         "pp-8": gib(first, whole, 0.02),  # 8 micro-batches of an eighth of the blocks
         "pp-factor": number(first / (one.components.activations / 8), 1, 8, 0.05),
-        "pp-last": gib(stages[0] - stages[-2], 6 * whole / 8, 0.2)  # 2 in flight and not 8,
+        "pp-last": gib(stages[0] - stages[-2], 6 * whole / 8, 0.2),  # 2 in flight and not 8,
     }
 
 
@@ -655,17 +659,22 @@ def answer(command: str) -> Any:
 
 
 @cache
-def computed(page: str) -> dict[str, Figures]:
-    """Return the figures of each claim."""
+def figures_of(section: Section) -> Figures:
+    """Return the figures of a claim, from its commands, run beside the files that the page shows."""
     before = Path.cwd()
     with tempfile.TemporaryDirectory() as place:
-        for name, text in FILE.findall(page):
+        for name, text in FILE.findall(PAGE.read_text(encoding="utf-8")):
             (Path(place) / name).write_text(text, encoding="utf-8")
         os.chdir(place)
         try:
-            return {s.name: CLAIMS[s.name](*map(answer, s.commands)) for s in sections(page)}
+            return CLAIMS[section.name](*map(answer, section.commands))
         finally:
             os.chdir(before)
+
+
+def computed(page: str) -> dict[str, Figures]:
+    """Return the figures of each claim of the page."""
+    return {section.name: figures_of(section) for section in sections(page)}
 
 
 VERDICTS = ("right", "wrong", "depends")
