@@ -29,12 +29,13 @@ from memcalc.convert.runs import read_runs
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "myths.md"
 GIB, GB = 2**30, 1e9
 SECTION = re.compile(
-    r"^### (?P<title>[^\n]+)\n<!-- claim: (?P<name>\S+) (?P<verdict>\w+) -->\n(?P<body>.*?)(?=^##|\Z)", re.M | re.S
+    r"^### (?P<title>[^\n]+)\n<!-- claim: (?P<name>\S+) (?P<verdict>\w+) -->\n(?P<body>.*?)(?=^##|\Z)",
+    re.MULTILINE | re.DOTALL,
 )
 FIGURE = re.compile(r'<b id="([\w-]+)">([^<]*)</b>')
-COMMAND = re.compile(r"^memcalc [^\n]+$", re.M)
-FILE = re.compile(r"^```\w+ file=(\S+)\n(.*?)^```$", re.M | re.S)
-CONTENTS = re.compile(r"(<!-- contents -->\n).*?(<!-- end -->)", re.S)
+COMMAND = re.compile(r"^memcalc [^\n]+$", re.MULTILINE)
+FILE = re.compile(r"^```\w+ file=(\S+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+CONTENTS = re.compile(r"(<!-- contents -->\n).*?(<!-- end -->)", re.DOTALL)
 
 LLAMA_7B = 6_738_415_616
 """Parameters of the published checkpoint, as is every count below."""
@@ -129,12 +130,6 @@ def held(answer: Any, component: str) -> int:
     return sum(term.bytes for term in at_step if term.name != "temporaries of the step")
 
 
-def block_of_llama(hidden: int, ffn: int, layers: int, vocab: int, tokens: int) -> tuple[int, int]:
-    """Parameters of a block of Llama 2 without grouped queries, and of all of it."""
-    block = 4 * hidden**2 + 3 * hidden * ffn + 2 * hidden
-    return block, layers * block + 2 * vocab * hidden + hidden
-
-
 # --------------------------------------------------------------------------------------------------- bytes a parameter
 
 
@@ -226,8 +221,7 @@ def shares(none: Any, full: Any) -> Figures:
 @claim("gpt3-shares")
 def gpt3_shares(job: Any) -> Figures:
     parts = {"a": "activations", "o": "optimizer", "g": "gradients", "p": "parameters"}
-    found = {f"gpt3-{k}": percent(getattr(job.components, part) / job.peak.allocated) for k, part in parts.items()}
-    return found
+    return {f"gpt3-{k}": percent(getattr(job.components, part) / job.peak.allocated) for k, part in parts.items()}
 
 
 # --------------------------------------------------------------------------------------------- sharding and parallelism
@@ -690,7 +684,7 @@ def verdict(section: Section, figures: Figures) -> str:
 def contents(page: str, found: dict[str, Figures]) -> str:
     """Return the table of contents: by theme, each claim with its verdict."""
     rows = ["| claim | verdict |", "| --- | --- |"]
-    for theme in re.split(r"^## ", page, flags=re.M)[1:]:
+    for theme in re.split(r"^## ", page, flags=re.MULTILINE)[1:]:
         rows.append(f"| **{theme.partition(chr(10))[0]}** | |")
         rows += [f"| [{s.title}](#{s.link}) | {verdict(s, found[s.name])} |" for s in sections(f"## {theme}")]
     return "\n".join([*rows, ""])

@@ -55,11 +55,12 @@ def test_most_claims_have_a_sum_by_hand() -> None:
 
 @pytest.mark.slow
 def test_verdicts_follow_from_the_figures() -> None:
-    """A claim that is said to be right is near its figure; one that is said to be wrong is off by what the page says."""
+    """A claim that is said to be right is near its figure; one that is said to be wrong is off by what it says."""
     found = {key: figure.value for figures in myths.computed(TEXT).values() for key, figure in figures.items()}
     assert found["optimizer-twice-factor"] > 2
     assert found["half-pure-by"] < -0.4 < found["half-mixed-by"] < 0 < found["half-autocast-by"]
-    assert found["vision-pure"] < 22e9 < 30e9 < found["vision-autocast"]
+    assert found["vision-pure"] < 22e9
+    assert found["vision-autocast"] > 30e9
     assert found["adam8-pure"] < found["adam8-mixed"] < 0.5
     assert found["zero-peak-by"] < 64 / 8
     assert found["ddp-view"] == 0 < found["ddp-copy"]

@@ -39,7 +39,7 @@ def test_at_most_four_commands() -> None:
 
 
 def test_the_commands_lead_to_a_config_that_fits(folder: Path) -> None:
-    """In order, in an empty folder: each ends as the page says, and the written config is another job than the first."""
+    """In order, in an empty folder: each ends as the page says, and what is written is another job."""
     outputs = [run(command, folder) for command in COMMANDS]
     assert [output.exit_code for output in outputs] == CODES
     own = json.loads((folder / "ds_config.json").read_text(encoding="utf-8"))
