@@ -685,8 +685,8 @@ def contents(page: str, found: dict[str, Figures]) -> str:
     """Return the table of contents: by theme, each claim with its verdict."""
     rows = ["| claim | verdict |", "| --- | --- |"]
     for theme in re.split(r"^## ", page, flags=re.MULTILINE)[1:]:
-        rows.append(f"| **{theme.partition(chr(10))[0]}** | |")
-        rows += [f"| [{s.title}](#{s.link}) | {verdict(s, found[s.name])} |" for s in sections(f"## {theme}")]
+        claims = [f"| [{s.title}](#{s.link}) | {verdict(s, found[s.name])} |" for s in sections(f"## {theme}")]
+        rows += [f"| **{theme.partition(chr(10))[0]}** | |", *claims] if claims else []
     return "\n".join([*rows, ""])
 
 
