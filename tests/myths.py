@@ -34,6 +34,7 @@ SECTION = re.compile(
 )
 FIGURE = re.compile(r'<b id="([\w-]+)">([^<]*)</b>')
 COMMAND = re.compile(r"^memcalc [^\n]+$", re.MULTILINE)
+CONTINUED = re.compile(r" \\\n +")
 FILE = re.compile(r"^```\w+ file=(\S+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 CONTENTS = re.compile(r"(<!-- contents -->\n).*?(<!-- end -->)", re.DOTALL)
 
@@ -161,9 +162,10 @@ def optimizer_twice(job: Any) -> Figures:
 
 @claim("fp32-7b")
 def fp32_7b(job: Any) -> Figures:
+    kept = 32 * 2048 * 4096 * 83.033  # bytes an element that a block keeps in fp32: autograd on the real class
     return {
         "fp32-states": gb(states(job), 16 * LLAMA_7B / 8, 1e-3),
-        "fp32-activations": gb(job.components.activations, 32 * 2048 * 4096 * 83.033, 0.02),
+        "fp32-activations": gb(job.components.activations, kept, 0.02),
         "fp32-peak": gb(job.peak.allocated),
     }
 
@@ -484,7 +486,7 @@ def compile_saves(eager: Any, blocks: Any, loss: Any, full: Any, compiled: Any) 
     units = 32 * 8192 * 4096
     return {
         "compile-eager": gib(32 * eager.saved.per_block),
-        "compile-kept": gib(32 * blocks.saved.per_block, units * 36.533, 0.02),
+        "compile-kept": gib(32 * blocks.saved.per_block, units * (12 + 4 + 6 * 14336 / 4096 + 4 * 32 / 4096), 0.02),
         "compile-peak": gib(eager.peak.allocated),
         "compile-loss": gib(loss.peak.allocated),
         "compile-full": gib(full.peak.allocated - compiled.peak.allocated, 0, 0),
@@ -629,7 +631,7 @@ class Section:
     @property
     def commands(self) -> list[str]:
         """The commands that the page shows beneath the claim."""
-        return COMMAND.findall(self.body)
+        return COMMAND.findall(CONTINUED.sub(" ", self.body))
 
     @property
     def link(self) -> str:
@@ -693,8 +695,9 @@ def contents(page: str, found: dict[str, Figures]) -> str:
 def written(page: str) -> str:
     """Return the page with its figures and its table of contents made anew."""
     found = computed(page)
-    flat = {name: figure for figures in found.values() for name, figure in figures.items()}
-    page = FIGURE.sub(lambda match: f'<b id="{match[1]}">{flat[match[1]].text}</b>', page)
+    texts = {name: figure.text for figures in found.values() for name, figure in figures.items()}
+    texts |= {f"{s.name}-verdict": verdict(s, found[s.name]).capitalize() for s in sections(page)}
+    page = FIGURE.sub(lambda match: f'<b id="{match[1]}">{texts[match[1]]}</b>', page)
     return CONTENTS.sub(lambda match: f"{match[1]}{contents(page, found)}{match[2]}", page)
 
 

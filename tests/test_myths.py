@@ -21,7 +21,8 @@ def test_figures_are_current_and_those_done_by_hand(name: str) -> None:
     """`python tests/myths.py` writes them."""
     said = dict(myths.FIGURE.findall(SECTIONS[name].body))
     found = myths.figures_of(SECTIONS[name])
-    assert said == {key: figure.text for key, figure in found.items()}
+    shown = myths.verdict(SECTIONS[name], found).capitalize()
+    assert said == {f"{name}-verdict": shown, **{key: figure.text for key, figure in found.items()}}
     for key, figure in found.items():
         if figure.hand is not None:
             assert figure.value == pytest.approx(figure.hand, rel=figure.within or 1e-12, abs=1e-9), key
@@ -37,7 +38,9 @@ def test_each_claim_is_computed_and_each_figure_stands_once() -> None:
 def test_each_claim_has_a_verdict_and_says_where_it_is_met() -> None:
     for section in SECTIONS.values():
         assert section.verdict in myths.VERDICTS
-        assert section.body.startswith("\n*Met in* "), section.name
+        assert re.match(
+            rf'\n<b id="{section.name}-verdict">{section.verdict}[^<]*</b> · \*met in\* ', section.body, re.IGNORECASE
+        )
         assert section.commands, section.name
 
 
