@@ -237,6 +237,7 @@ def zero_3(small: Any, large: Any) -> Figures:
         "zero-peak-8": gib(small.peak.allocated),
         "zero-peak-512": gib(large.peak.allocated),
         "zero-peak-by": number(small.peak.allocated / large.peak.allocated),
+        "zero-3-by-n-factor": number(64 * large.peak.allocated / small.peak.allocated),
         "zero-rest": percent(1 - states(large) / large.peak.allocated),
     }
 
@@ -257,7 +258,7 @@ def pp_divides(one: Any, eight: Any) -> Figures:
     return {
         "pp-1": gib(one.components.activations),
         "pp-8": gib(first, whole, 0.02),  # 8 micro-batches of an eighth of the blocks
-        "pp-factor": number(first / (one.components.activations / 8), 1, 8, 0.05),
+        "pp-divides-factor": number(first / (one.components.activations / 8), 1, 8, 0.05),
         "pp-last": gib(stages[0] - stages[-2], 6 * whole / 8, 0.2),  # 2 in flight and not 8,
     }
 
