@@ -22,6 +22,16 @@ if TYPE_CHECKING:
         Validation,
         ValidationSummary,
     )
+    from memcalc.results.diff import (
+        Diff,
+        DiffComponents,
+        DiffCost,
+        DiffField,
+        DiffFigures,
+        DiffSide,
+        DiffStep,
+        DiffTerm,
+    )
     from memcalc.results.estimates import (
         Budget,
         Components,
@@ -66,6 +76,14 @@ __all__ = [
     "CheckFix",
     "CheckedFile",
     "Components",
+    "Diff",
+    "DiffComponents",
+    "DiffCost",
+    "DiffField",
+    "DiffFigures",
+    "DiffSide",
+    "DiffStep",
+    "DiffTerm",
     "ErrorGroup",
     "ErrorSummary",
     "Estimate",
@@ -127,6 +145,16 @@ _HOMES = {
         "TargetResult",
         "Validation",
         "ValidationSummary",
+    ),
+    "diff": (
+        "Diff",
+        "DiffComponents",
+        "DiffCost",
+        "DiffField",
+        "DiffFigures",
+        "DiffSide",
+        "DiffStep",
+        "DiffTerm",
     ),
     "estimates": (
         "Budget",
