@@ -74,16 +74,18 @@ def estimate(
     node: str | None = None,
     settings: Mapping[str, Any] | None = None,
     preset_dirs: Iterable[str] = (),
+    timeline: bool = False,
     **words: Any,
 ) -> Estimate:
     """Estimate one strategy: components, terms, phases, the three peak figures and the verdict.
 
     ``model`` and ``gpu`` are names, or a ready :class:`~memcalc.specs.model.Model` and
     :class:`~memcalc.specs.hardware.GPU`. ``calibration`` is the file of one, or ``none``; without it the user's own
-    calibration of a GPU that is named is taken, where there is one.
+    calibration of a GPU that is named is taken, where there is one. ``timeline`` adds one step, allocation by allocation.
     Raises :class:`memcalc.errors.InputError` for a value that cannot be used.
     """
-    return single(model=model, gpu=gpu, node=node, settings=settings, preset_dirs=preset_dirs, **words).estimate()
+    job = single(model=model, gpu=gpu, node=node, settings=settings, preset_dirs=preset_dirs, **words)
+    return job.estimate(timeline=timeline)
 
 
 def single(

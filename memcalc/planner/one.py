@@ -34,11 +34,13 @@ class One:
         """
         return cls(job, axes.one_strategy(job.request, job.model, job.gpu, job.node), command)
 
-    def estimate(self) -> results.Estimate:
-        """The answer of ``memcalc estimate``."""
-        job = self.job
-        overhead = overhead_of(job.gpu, self.grid, self.grid.layouts[0])
-        return answer.estimate_of(job.model, self.grid, job.gpu, job.node, overhead, job.request, self.command)
+    def estimate(self, *, timeline: bool = False) -> results.Estimate:
+        """The answer of ``memcalc estimate``; with ``timeline`` also one step, allocation by allocation."""
+        job, grid = self.job, self.grid
+        overhead = overhead_of(job.gpu, grid, grid.layouts[0])
+        return answer.estimate_of(
+            job.model, grid, job.gpu, job.node, overhead, job.request, self.command, timeline=timeline
+        )
 
     def time(self) -> results.StepTime:
         """The predicted step, also of a strategy that does not fit."""

@@ -44,10 +44,12 @@ if TYPE_CHECKING:
         Saved,
         StagePeak,
         TermFacts,
+        Timeline,
+        TimelinePart,
         Verdict,
         WorkloadFacts,
     )
-    from memcalc.results.inverse import Fit, Inverse, Miss
+    from memcalc.results.inverse import CurvePoint, Fit, Inverse, Miss
     from memcalc.results.plans import Nearest, Plan, PlanPeak, Plans, RecipeStep, Remedy, StepTime
     from memcalc.results.probe import Probed, ProbedJob, ProbeFigure
     from memcalc.results.saved import SavedJob, SavedPlan
@@ -76,6 +78,7 @@ __all__ = [
     "CheckFix",
     "CheckedFile",
     "Components",
+    "CurvePoint",
     "Diff",
     "DiffComponents",
     "DiffCost",
@@ -117,6 +120,8 @@ __all__ = [
     "Swept",
     "TargetResult",
     "TermFacts",
+    "Timeline",
+    "TimelinePart",
     "Triage",
     "TriageCause",
     "TriageChange",
@@ -168,10 +173,12 @@ _HOMES = {
         "Saved",
         "StagePeak",
         "TermFacts",
+        "Timeline",
+        "TimelinePart",
         "Verdict",
         "WorkloadFacts",
     ),
-    "inverse": ("Fit", "Inverse", "Miss"),
+    "inverse": ("CurvePoint", "Fit", "Inverse", "Miss"),
     "plans": ("Nearest", "Plan", "PlanPeak", "Plans", "RecipeStep", "Remedy", "StepTime"),
     "probe": ("ProbeFigure", "Probed", "ProbedJob"),
     "saved": ("SavedJob", "SavedPlan"),
