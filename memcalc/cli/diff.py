@@ -1,0 +1,28 @@
+"""Two jobs beside one another: what changed, and what each change costs or saves."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from memcalc.cli.options import given
+from memcalc.cli.output import destination, picture_target
+
+__all__ = ["show"]
+
+
+def show(a: str, b: str, *, terms: str | None, options: dict[str, Any]) -> int:
+    """Compare, show the answer, and draw it where a file was named; the exit code is 0 whichever of them fits."""
+    from memcalc.differences import diff
+    from memcalc.report.diff import TERMS, report
+    from memcalc.units import parse_count
+
+    drawn, target = picture_target(options), destination(options)
+    most = TERMS if terms is None else None if terms == "all" else parse_count(terms, "terms")
+    found = diff(a, b, **given(options))
+    target.show(report(found, most))
+    if drawn is not None:
+        from memcalc.report.charts.diff import chart
+        from memcalc.report.charts.picture import save
+
+        save(chart(found), drawn)
+    return 0
