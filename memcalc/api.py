@@ -81,7 +81,7 @@ def estimate(
 
     ``model`` and ``gpu`` are names, or a ready :class:`~memcalc.specs.model.Model` and
     :class:`~memcalc.specs.hardware.GPU`. ``calibration`` is the file of one, or ``none``; without it the user's own
-    calibration of a GPU that is named is taken, where there is one. ``timeline`` adds one step, allocation by allocation.
+    calibration of a GPU that is named is taken, where there is one. ``timeline`` adds one step over time.
     Raises :class:`memcalc.errors.InputError` for a value that cannot be used.
     """
     job = single(model=model, gpu=gpu, node=node, settings=settings, preset_dirs=preset_dirs, **words)
