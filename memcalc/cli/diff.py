@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from memcalc.cli.options import given
-from memcalc.cli.output import destination, picture_target
+from memcalc.cli.output import destination, draw, picture_targets
 
 __all__ = ["show"]
 
@@ -16,13 +16,10 @@ def show(a: str, b: str, *, terms: str | None, options: dict[str, Any]) -> int:
     from memcalc.report.diff import TERMS, report
     from memcalc.units import parse_count
 
-    drawn, target = picture_target(options), destination(options)
+    pictures = picture_targets(options, "chart")
+    target = destination(options)
     most = TERMS if terms is None else None if terms == "all" else parse_count(terms, "terms")
     found = diff(a, b, **given(options))
     target.show(report(found, most))
-    if drawn is not None:
-        from memcalc.report.charts.diff import chart
-        from memcalc.report.charts.picture import save
-
-        save(chart(found), drawn)
+    draw(pictures, {"chart": "diff"}, found)
     return 0

@@ -51,7 +51,8 @@ def headline(result: Diff) -> str:
     of = f" of {rooms.pop()} GiB" if len(rooms) == 1 else " GiB"
     verdicts = " → ".join(dict.fromkeys(one.verdict.replace("-", " ") for one in (before, after)))
     sizes = f"{gib(before.device)} → {gib(after.device)}{of}"
-    return f"B needs {more if total.device else 'as much as'} A on each GPU: {sizes} · {verdicts} · {_speed(total)} on each GPU"
+    needs = f"B needs {more if total.device else 'as much as'} A on each GPU"
+    return f"{needs}: {sizes} · {verdicts} · {_speed(total)} on each GPU"
 
 
 def _speed(cost: DiffCost) -> str:
@@ -98,7 +99,7 @@ def _fields(result: Diff) -> Table:
         (_places(result.steps, one.field), one.option, one.was, one.now, "follows" if one.follows else "yes")
         for one in result.fields
     ]
-    rows.sort(key=lambda row: row[0])
+    rows.sort(key=lambda row: int(row[0].partition(",")[0] or 0))
     return Table("What is different", columns, tuple(rows))
 
 
@@ -186,10 +187,20 @@ def _notes(result: Diff) -> Iterator[Line]:
             one.figures.tokens_per_second_per_gpu * count for one, count in ((result.a, before), (result.b, after))
         )
         yield Line(f"All GPUs together: {was:.0f} tokens/s on {before}, {now:.0f} tokens/s on {after}.")
+    yield from _ranges(result)
     for name, tier in (("host memory", "host_memory"), ("NVMe or CXL memory", "tier_memory")):
         was_size, now_size = (getattr(one.figures, tier) for one in (result.a, result.b))
         if was_size != now_size:
             yield Line(f"A node needs {gib(was_size)} → {gib(now_size)} GiB of {name}.")
+
+
+def _ranges(result: Diff) -> Iterator[Line]:
+    """What published runs say of predicted times; those that none validates have a warning."""
+    times = [side.time for side in (result.a, result.b) if side.time.validated]
+    for basis, time in {time.basis: time for time in times}.items():
+        low, high = time.low / time.step, time.high / time.step
+        said = f"Speeds are predicted, {basis}: a step may take {low:.1f} to {high:.1f} times as long."
+        yield Line(said, "faint")
 
 
 # --------------------------------------------------------------------------------------------------- where bytes went
