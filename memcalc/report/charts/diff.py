@@ -35,9 +35,11 @@ __all__ = ["chart"]
 
 _BAR, _STEP = 0.72, 0.5
 _SMALL = 8.5
-_MORE: dict[str, Any] = {"facecolor": INK["muted"].light, "edgecolor": INK["muted"].light}
+_MORE: dict[str, Any] = {"facecolor": INK["text"].light, "edgecolor": INK["text"].light}
 _LESS: dict[str, Any] = {"facecolor": INK["page"].light, "edgecolor": INK["muted"].light, "hatch": "////"}
 """What a change adds and what it gives back: apart without any colour, and no component's hue."""
+_PAPER: dict[str, Any] = {"facecolor": INK["page"].light, "edgecolor": "none", "pad": 0.6}
+"""Behind words, so that no line crosses them."""
 
 
 def chart(result: Diff) -> Chart:
@@ -77,13 +79,13 @@ def _points(result: Diff) -> list[DiffFigures]:
 def _frame(axes: Axes, result: Diff, *, narrow: bool) -> None:
     """Names of the rows, before their bars or where there is little room above them; the axis from zero."""
     names = [
-        f"A  {gib(result.a.figures.device)}",
-        *(f"{place}  {brief(step)}" for place, step in enumerate(result.steps, 1)),
-        f"B  {gib(result.b.figures.device)}",
+        f"A · {gib(result.a.figures.device)}",
+        *(f"{place} · {brief(step)}" for place, step in enumerate(result.steps, 1)),
+        f"B · {gib(result.b.figures.device)}",
     ]
     if narrow:
         for place, name in enumerate(names):
-            axes.text(0, place - 0.4, name, ha="left", va="bottom", fontsize=_SMALL)
+            axes.text(0, place - 0.4, name, ha="left", va="bottom", fontsize=_SMALL, bbox=_PAPER)
     axes.set_yticks([] if narrow else range(len(names)), [] if narrow else names)
     axes.tick_params(axis="y", length=0)
     axes.spines["left"].set_visible(False)
@@ -111,11 +113,11 @@ def _steps(axes: Axes, result: Diff) -> list[Text]:
 def _said(axes: Axes, place: int, step: DiffStep, low: float, high: float) -> Text:
     """Write what a step costs behind its bar, or before it where more room is there."""
     said = f"{signed(step.cost.device / GIB)} GiB, {signed(100 * step.cost.throughput, 1)}% tokens/s"
-    end = axes.get_xlim()[1]
-    behind = end - high > low
-    return axes.text(
-        high if behind else low, place, f"  {said}  ", ha="left" if behind else "right", va="center", fontsize=_SMALL,
-        bbox={"facecolor": INK["page"].light, "edgecolor": "none", "pad": 0.6},
+    behind = axes.get_xlim()[1] - high > low
+    return axes.annotate(
+        said, (high if behind else low, place), (6 if behind else -6, 0), textcoords="offset points",
+        ha="left" if behind else "right", va="center", fontsize=_SMALL,
+        bbox=_PAPER,
     )  # fmt: skip
 
 
