@@ -58,9 +58,11 @@ def headline(result: Diff) -> str:
 def _speed(cost: DiffCost) -> str:
     """Return how the throughput changes, in words."""
     share = 100 * cost.throughput
-    return (
-        f"{abs(share):.1f}% {'more' if share > 0 else 'fewer'} tokens/s" if abs(share) >= 0.05 else "as many tokens/s"
-    )
+    if abs(share) < 0.05:
+        return "as many tokens/s"
+    if share >= 100:
+        return f"{1 + cost.throughput:.1f} times the tokens/s"
+    return f"{abs(share):.1f}% {'more' if share > 0 else 'fewer'} tokens/s"
 
 
 def signed(value: float, digits: int = 2) -> str:
