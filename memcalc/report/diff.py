@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from memcalc.report.estimate import MOODS, head_of
 from memcalc.report.render import Report
 from memcalc.report.tables import Block, Code, Column, Document, Line, Table, gib
-from memcalc.results import Diff, DiffCost, DiffSide, DiffStep
+from memcalc.results import Diff, DiffCost, DiffFigures, DiffSide, DiffStep
 from memcalc.units import GIB
 
 __all__ = ["TERMS", "brief", "headline", "report", "signed"]
@@ -16,7 +16,6 @@ TERMS = 8
 """Terms that are listed where nothing else is asked for."""
 _LONGEST = 36
 """Characters of a change's name in a table; the table of what is different has all of it."""
-_SIZE = Column("change", "GiB", right=True)
 _DATA = (
     "step", "change", "follows", "device_bytes", "allocated_bytes", "reserved_bytes", "parameters_bytes",
     "gradients_bytes", "optimizer_bytes", "activations_bytes", "buffers_bytes", "reserve_bytes", "context_bytes",
@@ -90,8 +89,6 @@ def _side(place: str, side: DiffSide) -> Iterator[Line]:
 def _changes(result: Diff) -> Iterator[Block]:
     yield _fields(result)
     yield _steps(result)
-    if len(result.steps) > 1:
-        yield _by_component(result)
 
 
 def _fields(result: Diff) -> Table:
@@ -159,19 +156,6 @@ def _words(verdict: str) -> str:
     return verdict.replace("-", " ")
 
 
-def _by_component(result: Diff) -> Table:
-    """The cost of each step, component by component; those that never change are left out."""
-    rows = [(str(place), step.cost) for place, step in enumerate(result.steps, 1)] + [("all", result.total)]
-    sizes = [(name, cost.components.model_dump() | {"device": cost.device}) for name, cost in rows]
-    names = [name for name in sizes[0][1] if any(parts[name] for _, parts in sizes)]
-    columns = (Column("step", right=True), *(Column(name, "GiB", right=True) for name in names))
-    return Table(
-        "What each step changes at the peak",
-        columns,
-        tuple((place, *(_gib(parts[name]) for name in names)) for place, parts in sizes),
-    )
-
-
 def _notes(result: Diff) -> Iterator[Line]:
     """What the tables cannot say."""
     for place, step in enumerate(result.steps, 1):
@@ -215,11 +199,27 @@ def _bytes(result: Diff, terms: int | None) -> Iterator[Block]:
 
 
 def _components(result: Diff) -> Table:
-    sides = [one.figures.components.model_dump() | {"device": one.figures.device} for one in (result.a, result.b)]
-    columns = (Column("component"), Column("A", "GiB", right=True), Column("B", "GiB", right=True), _SIZE)
-    rows = tuple((name, gib(was), gib(sides[1][name]), _gib(sides[1][name] - was)) for name, was in sides[0].items())
+    """From A to B across, component by component; a single step is the change itself."""
+    steps = result.steps if len(result.steps) > 1 else ()
+    columns = (
+        Column("component"),
+        Column("A", "GiB", right=True),
+        *(Column(f"step {place}", "GiB", right=True, priority=1) for place in range(1, len(steps) + 1)),
+        Column("B", "GiB", right=True),
+        Column("change", "GiB", right=True, priority=2 if steps else 0),
+    )
+    before, after = _sizes(result.a.figures), _sizes(result.b.figures)
+    costs = [_sizes(step.cost) for step in steps]
+    rows = tuple(
+        (name, gib(was), *(_gib(cost[name]) for cost in costs), gib(after[name]), _gib(after[name] - was))
+        for name, was in before.items()
+    )
     places = " → ".join(dict.fromkeys((result.a.figures.phase, result.b.figures.phase)))
     return Table(f"At the peak, which stands at {places}", columns, rows)
+
+
+def _sizes(of: DiffFigures | DiffCost) -> dict[str, int]:
+    return {**of.components.model_dump(), "device": of.device}
 
 
 def _terms(result: Diff, most: int | None) -> Table:
@@ -229,7 +229,7 @@ def _terms(result: Diff, most: int | None) -> Table:
         Column("term"),
         Column("A", "GiB", right=True),
         Column("B", "GiB", right=True),
-        _SIZE,
+        Column("change", "GiB", right=True),
         Column("kind", priority=2),
     )
     rows = tuple(
