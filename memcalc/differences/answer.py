@@ -38,12 +38,11 @@ def diff(
     start, end = (Point(one_of(side.words, dirs)) for side in (first, second))
     walk = Walk(paired(first, second, dirs))
     steps = walk.steps()
-    said_words = {*first.words, *second.words}
     return Diff(
         version=__version__,
         a=_side(first, start),
         b=_side(second, end),
-        fields=fields_between(start.one, end.one, said_words),
+        fields=fields_between(start.one, end.one, first.said | second.said),
         total=cost_between(start.figures, end.figures),
         steps=steps,
         terms=terms_between(start.estimate, end.estimate),

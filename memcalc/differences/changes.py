@@ -32,6 +32,8 @@ ORDER = (
 """In which changes are applied: the job, its states, their layout, what is kept and computed again, then the batch."""
 ANCHORS = ("framework", "precision", "optimizer", "zero", "offload", "recompute")
 """What a framework's own defaults depend on; they change with the first of these that does."""
+BATCH = ("micro_batch", "gpus", "tp", "pp", "cp")
+"""What the global batch follows from, where a file says how many micro-batches are accumulated."""
 USUAL = (
     "framework", "seq_len", "global_batch", "precision", "optimizer", "optimizer_impl", "zero", "recompute",
     "attention", "loss", "kernels", "strategy.expandable_segments",
@@ -65,7 +67,7 @@ class Pair:
     a: Mapping[str, Any]
     b: Mapping[str, Any]
     defaults: frozenset[str]
-    """Words that no file says where they are different."""
+    """Words that nobody says: they follow from others."""
     dirs: tuple[str, ...]
 
     def after(self, changed: Iterable[Change]) -> dict[str, Any]:
@@ -99,9 +101,7 @@ def paired(a: Side, b: Side, dirs: tuple[str, ...]) -> Pair:
             poorer, value = (second, values[1]) if name in first else (first, values[0])
             told = _with(poorer, name, value, dirs)
             poorer |= told or {}
-    marked = {*a.defaults, *b.defaults}
-    own = {name for side in (a, b) for name in side.words if name not in side.defaults}
-    return Pair(first, second, frozenset(marked - own), dirs)
+    return Pair(first, second, (a.defaults | b.defaults) - a.said - b.said, dirs)
 
 
 def _agree(name: str, value: Any, first: dict[str, Any], second: dict[str, Any], dirs: tuple[str, ...]) -> None:
@@ -188,14 +188,16 @@ def changes(pair: Pair) -> tuple[Change, ...]:
         {name for name in (*pair.a, *pair.b) if pair.a.get(name, _SAME) != pair.b.get(name, _SAME)}, key=_place
     )
     own = [name for name in differ if name not in pair.defaults] or differ[:1]
-    anchor = next((name for name in ANCHORS if name in own), own[0] if own else "")
-    heads = {name: _head(name, own, pair) if name in own else anchor for name in differ}
+    heads = {name: _head(name, own, pair) for name in differ}
     groups = {head: tuple(name for name in differ if heads[name] == head) for head in heads.values()}
     return tuple(Change(groups[name]) for name in differ if name in groups)
 
 
 def _head(name: str, own: list[str], pair: Pair) -> str:
-    """The word that one goes with: that of which it is a part, or the framework that has the field; else itself."""
+    """The word that one goes with: what a default or the batch follows from, or what it is a part of; else itself."""
+    if name not in own:
+        anchors = BATCH if name == "global_batch" else (*ANCHORS, own[0])
+        return next((anchor for anchor in anchors if anchor in own), name)
     sides = (pair.a, pair.b)
     for owner, (parts, neutral) in PARTS.items():
         if owner in own and name in parts and any(str(side.get(owner, neutral)) == neutral for side in sides):

@@ -39,8 +39,13 @@ class Side:
     words: Mapping[str, Any]
     """By word or dotted field, ``model``, ``gpu`` and ``node`` among them; nothing is None."""
     defaults: frozenset[str] = frozenset()
-    """Those that no file says: its framework's own."""
+    """Those that no file says: its framework's own, and a global batch that follows from its parts."""
     remarks: tuple[str, ...] = ()
+
+    @property
+    def said(self) -> frozenset[str]:
+        """The words that somebody said."""
+        return frozenset(self.words) - self.defaults
 
 
 @dataclass(frozen=True)
@@ -104,11 +109,12 @@ def _of_files(name: str, paths: tuple[str, ...], dirs: tuple[str, ...]) -> _Sour
         job = joined(configs, split(words), dirs)
         own = {place: job.facts[place] for place in PLACES if job.facts.get(place) is not None}
         told = flat_words({**own, **job.words, **job.settings})
+        follows = {"global_batch"} - {*job.origins, *words}
         return Side(
             name,
             "files",
             {word: value for word, value in told.items() if value != ()},
-            frozenset(word for word, (_, one) in job.origins.items() if one.default),
+            frozenset([*(word for word, (_, one) in job.origins.items() if one.default), *follows]),
             tuple(
                 f"{config.document.path.name} line {config.document.line(one.place)}: {one.code}: {one.message}"
                 for config, one in [*((config, one) for config in configs for one in config.findings), *job.findings]

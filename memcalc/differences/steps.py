@@ -83,7 +83,7 @@ class Walk:
         return point
 
     def _step(self, taken: tuple[Change, ...], before: Point, after: Point) -> DiffStep:
-        told = [name for change in taken for name in change.words]
+        told = {name for change in taken for name in change.words} - self.pair.defaults
         fields = fields_between(before.one, after.one, told)
         alone = self.at(taken)
         start = self._must(()).figures
