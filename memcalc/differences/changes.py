@@ -91,38 +91,38 @@ def paired(a: Side, b: Side, dirs: tuple[str, ...]) -> Pair:
     So no step on the way from one to the other changes what both have. A word is only said where the job stays the
     same with it.
     """
-    first, second = dict(a.words), dict(b.words)
-    facts = [facts_of(one_of(words, dirs)) for words in (first, second)]
-    for name in sorted({*first, *second, *USUAL}, key=_place):
+    first, second = (_Told(dict(side.words), one_of(side.words, dirs)) for side in (a, b))
+    facts = [facts_of(side.one) for side in (first, second)]
+    for name in sorted({*a.words, *b.words, *USUAL}, key=_place):
         values = [one.get(_fact(name), _SAME) for one in facts]
         if values[0] == values[1] and values[0] is not _SAME:
-            _agree(name, values[0], first, second, dirs)
-        elif (name in first) != (name in second):
-            poorer, value = (second, values[1]) if name in first else (first, values[0])
-            told = _with(poorer, name, value, dirs)
-            poorer |= told or {}
-    return Pair(first, second, (a.defaults | b.defaults) - a.said - b.said, dirs)
+            raw = first.words.get(name, second.words.get(name, values[0]))
+            agreed = first.saying(name, raw, dirs), second.saying(name, raw, dirs)
+            first, second = (agreed[0] or first, agreed[1] or second) if all(agreed) else (first, second)
+        elif name not in first.words:
+            first = first.saying(name, values[0], dirs) or first
+        elif name not in second.words:
+            second = second.saying(name, values[1], dirs) or second
+    return Pair(first.words, second.words, (a.defaults | b.defaults) - a.said - b.said, dirs)
 
 
-def _agree(name: str, value: Any, first: dict[str, Any], second: dict[str, Any], dirs: tuple[str, ...]) -> None:
-    """Say on both sides what both have; nothing where one of them cannot be told."""
-    raw = first.get(name, second.get(name, value))
-    one, other = (words if words.get(name) == raw else _with(words, name, raw, dirs) for words in (first, second))
-    if one is not None and other is not None:
-        first.update(one)
-        second.update(other)
+@dataclass(frozen=True)
+class _Told:
+    """Words, and the job that they come to."""
 
+    words: dict[str, Any]
+    one: One
 
-def _with(words: Mapping[str, Any], name: str, value: Any, dirs: tuple[str, ...]) -> dict[str, Any] | None:
-    """Words with one more; None where they do not take it, or the job would be another one with it."""
-    told = {**words, name: _typed(value)}
-    if told[name] is None:
-        return None
-    try:
-        before, after = one_of(words, dirs), one_of(told, dirs)
-    except MemcalcError:
-        return None
-    return told if _same(before, after) else None
+    def saying(self, name: str, value: Any, dirs: tuple[str, ...]) -> _Told | None:
+        """The same job with one more word; None where it does not take it, or would be another one with it."""
+        word = _typed(value)
+        if name in self.words and self.words[name] == word:
+            return self
+        try:
+            told = _Told({**self.words, name: word}, one_of({**self.words, name: word}, dirs))
+        except MemcalcError:
+            return None
+        return told if word is not None and _same(self.one, told.one) else None
 
 
 def _same(before: One, after: One) -> bool:
