@@ -35,7 +35,7 @@ ANCHORS = ("framework", "precision", "optimizer", "zero", "offload", "recompute"
 BATCH = ("micro_batch", "gpus", "tp", "pp", "cp")
 """What the global batch follows from, where a file says how many micro-batches are accumulated."""
 USUAL = (
-    "framework", "seq_len", "global_batch", "precision", "optimizer", "optimizer_impl", "zero", "recompute",
+    "framework", "seq_len", "global_batch", "precision", "optimizer", "optimizer_impl", "zero", "sp", "recompute",
     "attention", "loss", "kernels", "strategy.expandable_segments",
 )  # fmt: skip
 """Words with a default that may depend on others: where both jobs agree on one, it stays so on the way."""
@@ -99,9 +99,9 @@ def paired(a: Side, b: Side, dirs: tuple[str, ...]) -> Pair:
             raw = first.words.get(name, second.words.get(name, values[0]))
             agreed = first.saying(name, raw, dirs), second.saying(name, raw, dirs)
             first, second = (agreed[0] or first, agreed[1] or second) if all(agreed) else (first, second)
-        elif name not in first.words:
+        elif name in second.words and name not in first.words:
             first = first.saying(name, values[0], dirs) or first
-        elif name not in second.words:
+        elif name in first.words and name not in second.words:
             second = second.saying(name, values[1], dirs) or second
     return Pair(first.words, second.words, (a.defaults | b.defaults) - a.said - b.said, dirs)
 

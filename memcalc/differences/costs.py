@@ -62,6 +62,10 @@ def _terms(was: dict[tuple[str, str], int], now: dict[tuple[str, str], int]) -> 
 
 
 def _at_peak(estimate: Estimate) -> dict[tuple[str, str], int]:
-    """The bytes of each term that is alive at the peak."""
-    alive = (term for term in estimate.terms if estimate.peak.phase in term.phases)
-    return {(term.component, term.name): term.bytes for term in alive}
+    """The bytes that are alive at the peak by component and name, which several terms may share."""
+    found: dict[tuple[str, str], int] = {}
+    for term in estimate.terms:
+        if estimate.peak.phase in term.phases:
+            place = term.component, term.name
+            found[place] = found.get(place, 0) + term.bytes
+    return found
