@@ -11,6 +11,7 @@ from memcalc.differences.costs import cost_between, terms_between
 from memcalc.differences.sides import Given, Side, sides
 from memcalc.differences.steps import Point, Walk
 from memcalc.differences.texts import flat_words, split, text_of
+from memcalc.errors import InputError
 from memcalc.handoff.words import command_line, flags_of
 from memcalc.planner.timed import unvalidated
 from memcalc.results.diff import Diff, DiffSide
@@ -35,7 +36,7 @@ def diff(
     """
     dirs, told = tuple(preset_dirs), flat_words({**words, "settings": settings})
     first, second = sides(a, b, told, dirs)
-    start, end = (Point(one_of(side.words, dirs)) for side in (first, second))
+    start, end = _point("A", first, dirs), _point("B", second, dirs)
     walk = Walk(paired(first, second, dirs))
     steps = walk.steps()
     return Diff(
@@ -49,6 +50,14 @@ def diff(
         warnings=tuple(_warnings(start, end)),
         command=_command(a, b, told, dirs),
     )
+
+
+def _point(place: str, side: Side, dirs: tuple[str, ...]) -> Point:
+    """The job of a side; what is impossible says of which."""
+    try:
+        return Point(one_of(side.words, dirs))
+    except InputError as error:
+        raise error.within(place) from None
 
 
 def _side(side: Side, point: Point) -> DiffSide:

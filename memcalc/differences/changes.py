@@ -13,6 +13,7 @@ from memcalc.errors import MemcalcError
 from memcalc.planner.adapters import FIELDS_OF_LORA
 from memcalc.planner.answer import scalar
 from memcalc.planner.settings import FIELDS
+from memcalc.preflight.names import bare
 from memcalc.results.diff import DiffField, Value
 from memcalc.specs.adapters import Lora
 from memcalc.specs.hardware import Node
@@ -151,7 +152,7 @@ def facts_of(one: One) -> dict[str, Any]:
     if fixed["lora"] is None:
         fixed["adapter_dtype"] = None
     return {
-        "model": job.model,
+        "model": bare(job.model).model_copy(update={"name": job.model.name}),
         "gpu": job.gpu.model_copy(update={"calibration": None}),
         "node": job.node,
         "calibration": job.gpu.calibration,

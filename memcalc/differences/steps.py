@@ -70,7 +70,7 @@ class Walk:
             done += taken
             left = [change for change in left if change not in taken]
             after = self._must(done)
-            if fields_between(now.one, after.one, ()):
+            if fields_between(now.one, after.one, ()) or now.figures != after.figures:
                 found.append(self._step(taken, now, after))
             now = after
         return tuple(found)

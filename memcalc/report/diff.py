@@ -110,12 +110,13 @@ def _places(steps: Iterable[DiffStep], field: str) -> str:
 
 
 def brief(step: DiffStep) -> str:
-    """Return a change in few words: as it is where it is short, else the names of what changes."""
-    if len(step.name) <= _LONGEST:
-        return step.name
-    names = [one.option for one in step.fields if not one.follows] or [one.option for one in step.fields]
-    listed = ", ".join(names)
-    return listed if len(listed) <= _LONGEST else f"{names[0]} and {len(names) - 1} more"
+    """Return a change in few words: as it is where it is short, else its first part, else names alone."""
+    fields = [one for one in step.fields if not one.follows] or list(step.fields)
+    names = ", ".join(one.option for one in fields)
+    more = f", +{len(fields) - 1} more" if len(fields) > 1 else ""
+    first = [f"{one.option} {one.was} → {one.now}{more}" for one in fields[:1]]
+    last = f"{fields[0].option}{more}" if fields else ""
+    return next((text for text in (step.name, *first, names) if len(text) <= _LONGEST), last)
 
 
 def _steps(result: Diff) -> Table:

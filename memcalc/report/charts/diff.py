@@ -59,7 +59,7 @@ def chart(result: Diff) -> Chart:
         words = _steps(axes, result)
         _limits(axes, result)
         legend(figure, _keys(result))
-        keep_inside(figure, ends)
+        keep_inside(axes, ends)
         drop_overlaps(figure, words)
 
     rows = len(result.steps) + 2
