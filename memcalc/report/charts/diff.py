@@ -35,7 +35,7 @@ __all__ = ["chart"]
 
 _BAR, _STEP = 0.72, 0.5
 _SMALL = 8.5
-_MORE: dict[str, Any] = {"facecolor": INK["text"].light, "edgecolor": INK["text"].light}
+_MORE: dict[str, Any] = {"facecolor": INK["muted"].light, "edgecolor": INK["muted"].light}
 _LESS: dict[str, Any] = {"facecolor": INK["page"].light, "edgecolor": INK["muted"].light, "hatch": "////"}
 """What a change adds and what it gives back: apart without any colour, and no component's hue."""
 _PAPER: dict[str, Any] = {"facecolor": INK["page"].light, "edgecolor": "none", "pad": 0.6}
