@@ -13,15 +13,14 @@ from memcalc.errors import CombinationError, InputError, MissingError, UnknownNa
 from memcalc.formulas.census import model_count
 from memcalc.frameworks import habits_of
 from memcalc.frameworks.own_code import rewritten
-from memcalc.planner import answer, axes
 from memcalc.planner.choices import OR
 from memcalc.planner.job import Job
 from memcalc.planner.objectives import Goal, Objective
+from memcalc.planner.one import One
 from memcalc.planner.plans import BILLION, Wish, plan_for
 from memcalc.planner.recorded import check_recorded
 from memcalc.planner.request import SEARCHED, Request, check_words, one_of, positive
 from memcalc.specs.strategy import Largest, Smallest
-from memcalc.terms import overhead_of
 from memcalc.terms.prediction import with_predictors
 
 if TYPE_CHECKING:
@@ -36,7 +35,7 @@ TOP = 10
 CHOSEN = frozenset({*SEARCHED, "framework", "seq_len"})
 """Words that a search decides, or that each of its plans repeats."""
 
-__all__ = ["estimate", "largest", "load_model", "plan", "smallest"]
+__all__ = ["estimate", "largest", "load_model", "plan", "single", "smallest"]
 
 
 def load_model(name: str, preset_dirs: Iterable[str] = ()) -> Model:
@@ -104,19 +103,23 @@ def estimate(
     memcalc.errors.InputError
         For a value that cannot be used; where only the user can tell it, :class:`memcalc.errors.MissingError`.
     """
+    job = single(model=model, gpu=gpu, node=node, settings=settings, preset_dirs=preset_dirs, **words)
+    return job.estimate(timeline=timeline)
+
+
+def single(
+    *,
+    model: str | Model,
+    gpu: str | GPU,
+    node: str | None = None,
+    settings: Mapping[str, Any] | None = None,
+    preset_dirs: Iterable[str] = (),
+    **words: Any,
+) -> One:
+    """The job of :func:`estimate` with every default resolved and checked, before its figures are computed."""
     request, spec, chip, host = _resolve(model, gpu, node, settings, preset_dirs, words)
-    grid = axes.one_strategy(request, spec, chip, host)
-    overhead = overhead_of(chip, grid, grid.layouts[0])
-    return answer.estimate_of(
-        spec,
-        grid,
-        chip,
-        host,
-        overhead,
-        request,
-        _command("estimate", model, gpu, node, _said(words, request), settings),
-        timeline=timeline,
-    )
+    command = _command("estimate", model, gpu, node, _said(words, request), settings)
+    return One.of(Job(request, spec, chip, host), command)
 
 
 def plan(

@@ -130,6 +130,34 @@ def check(files: _Files = None, *, fix: _Fix = False, brief: _Brief = False, **o
     return preflight.show(files or (), fix=fix, brief=brief, options=options)
 
 
+_A = Annotated[
+    str,
+    typer.Argument(
+        metavar="A",
+        help='A saved plan or answer in JSON, a job\'s files joined by commas, or words: "zero=3,recompute=full".',
+        show_default=False,
+    ),
+]
+_B = Annotated[str, typer.Argument(metavar="B", help="The same for the other one.", show_default=False)]
+_Terms = Annotated[
+    str | None,
+    typer.Option(
+        metavar="N|all", rich_help_panel="Output", help="How many terms that differ are listed; 8 where left out."
+    ),
+]
+
+
+@command("Jobs", *FREE, *PRESETS, *DESTINATION, *CHART)
+def diff(a: _A, b: _B, *, terms: _Terms = None, **options: Any) -> int:
+    """Say what is different between two jobs, and what each change costs or saves; ends with 0 whichever fits.
+
+    Options count for both; words stand on them, or change the other one where that is a file.
+    """
+    from memcalc.cli import diff as difference
+
+    return difference.show(a, b, terms=terms, options=options)
+
+
 _Largest = Annotated[
     str,
     typer.Argument(metavar="WHAT", help="seq-len, micro-batch or model.", autocompletion=inverse.completion("Largest")),

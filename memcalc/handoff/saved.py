@@ -23,7 +23,7 @@ from memcalc.results import Estimate, Plan, Plans, SavedJob, SavedPlan
 from memcalc.results.saved import Word
 from memcalc.units import parse_count
 
-__all__ = ["estimate_of", "load", "save", "saved_alone", "saved_plan", "words_of"]
+__all__ = ["estimate_of", "load", "record_of", "save", "saved_alone", "saved_plan", "words_of"]
 
 Record = TypeVar("Record", bound=BaseModel)
 PINNED = "what was typed leaves no plan with the same layout and global batch that is smaller by a tenth and fits"
@@ -160,12 +160,12 @@ def _read(path: str, rank: int | str | None, preset_dirs: tuple[str, ...]) -> Sa
     text = read_text(Path(path))
     data = parsed(Path(path), text, "json").data
     if isinstance(data, dict) and data.get("schema") == "memcalc.plan/1":
-        return saved_plan(_record(Plans, path, text), 1 if rank is None else rank, preset_dirs)
+        return saved_plan(record_of(Plans, path, text), 1 if rank is None else rank, preset_dirs)
     if not isinstance(data, dict) or data.get("schema") != "memcalc.saved-plan/1":
         schema = data.get("schema") if isinstance(data, dict) else None
         said = "must be a plan that memcalc plan --save wrote, with the schema memcalc.saved-plan/1"
         raise FileError("file", path, said if schema is None else f"{said}, not {str(schema)[:40]!r}")
-    found = _record(SavedPlan, path, text)
+    found = record_of(SavedPlan, path, text)
     if rank is not None and parse_count(rank, "rank") != found.plan.rank:
         raise InputError("rank", rank, f"{Path(path).name} holds plan {found.plan.rank} alone")
     if found.version != memcalc.__version__:
@@ -174,8 +174,8 @@ def _read(path: str, rank: int | str | None, preset_dirs: tuple[str, ...]) -> Sa
     return found
 
 
-def _record(kind: type[Record], path: str, text: str) -> Record:
-    """Return a checked record."""
+def record_of(kind: type[Record], path: str, text: str) -> Record:
+    """Return the record that the JSON of a file holds, checked."""
     try:
         json.loads(text, parse_constant=lambda name: _no_number(path, name))
         return kind.model_validate_json(text, strict=True)

@@ -23,6 +23,8 @@ _LATEX = {
     "\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_", "{": r"\{", "}": r"\}",
     "~": r"\textasciitilde{}", "^": r"\^{}", "<": r"\ensuremath{<}", ">": r"\ensuremath{>}",
 }  # fmt: skip
+_SIGNS = str.maketrans({"−": r"\ensuremath{-}", "→": r"\ensuremath{\rightarrow}"})
+"""Signs that pdfLaTeX does not know by itself."""
 
 
 @dataclass(frozen=True)
@@ -124,7 +126,7 @@ def _latex_block(block: Block) -> str:
     if isinstance(block, Table | Tree):
         table = block.table if isinstance(block, Tree) else block
         rows = [list(row) for row in table.rows]
-        return _tabulated(table, table.headings, rows, "latex_booktabs")
+        return _tabulated(table, table.headings, rows, "latex_booktabs").translate(_SIGNS)
     if isinstance(block, Code | Listing):
         text = block.command if isinstance(block, Code) else block.text.rstrip()
         text = text.replace(r"\end{verbatim}", r"\end{ verbatim}")
@@ -133,7 +135,7 @@ def _latex_block(block: Block) -> str:
 
 
 def _latex_text(text: str) -> str:
-    return "".join(_LATEX.get(letter, letter) for letter in text)
+    return "".join(_LATEX.get(letter, letter) for letter in text).translate(_SIGNS)
 
 
 # ----------------------------------------------------------------------------------------------------------------- HTML

@@ -22,6 +22,16 @@ if TYPE_CHECKING:
         Validation,
         ValidationSummary,
     )
+    from memcalc.results.diff import (
+        Diff,
+        DiffComponents,
+        DiffCost,
+        DiffField,
+        DiffFigures,
+        DiffSide,
+        DiffStep,
+        DiffTerm,
+    )
     from memcalc.results.estimates import (
         Budget,
         Components,
@@ -69,6 +79,14 @@ __all__ = [
     "CheckedFile",
     "Components",
     "CurvePoint",
+    "Diff",
+    "DiffComponents",
+    "DiffCost",
+    "DiffField",
+    "DiffFigures",
+    "DiffSide",
+    "DiffStep",
+    "DiffTerm",
     "ErrorGroup",
     "ErrorSummary",
     "Estimate",
@@ -132,6 +150,16 @@ _HOMES = {
         "TargetResult",
         "Validation",
         "ValidationSummary",
+    ),
+    "diff": (
+        "Diff",
+        "DiffComponents",
+        "DiffCost",
+        "DiffField",
+        "DiffFigures",
+        "DiffSide",
+        "DiffStep",
+        "DiffTerm",
     ),
     "estimates": (
         "Budget",
