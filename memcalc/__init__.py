@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from memcalc.probe.calibrate import calibrate
     from memcalc.probe.guard import guard, lightning_callback, trainer_callback
     from memcalc.probe.triage import triage
+    from memcalc.report.page import page
     from memcalc.sweeps import sweep
 
 __all__ = [
@@ -29,6 +30,7 @@ __all__ = [
     "largest",
     "lightning_callback",
     "load",
+    "page",
     "plan",
     "save",
     "smallest",
@@ -45,6 +47,7 @@ _HOMES = {
     **dict.fromkeys(("guard", "lightning_callback", "trainer_callback"), "probe.guard"),
     "calibrate": "probe.calibrate",
     "check": "preflight",
+    "page": "report.page",
     "sweep": "sweeps",
     "triage": "probe.triage",
 }

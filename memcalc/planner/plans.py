@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from memcalc import __version__, results
-from memcalc.planner.answer import hardware_facts, model_facts, scalar
+from memcalc.planner.answer import hardware_facts, model_facts, scalar, strategy_of
 from memcalc.planner.axes import DEGREES
 from memcalc.planner.finalists import Finalist, finalists, safe_ones
 from memcalc.planner.nearest import nearest
@@ -22,7 +22,7 @@ from memcalc.terms import Census
 
 if TYPE_CHECKING:
     from memcalc.planner.job import Job
-    from memcalc.planner.search import Outcome
+    from memcalc.planner.search import Found, Outcome
     from memcalc.specs.strategy import Strategy
 
 SPARE = 8
@@ -78,6 +78,7 @@ def plan_for(job: Job, wish: Wish, command: str, base: str) -> results.Plans:
         pareto=pareto_ranks(plans),
         nearest=() if plans or not wish.advice else tuple(nearest(job, last)),
         too_large="" if plans else (_too_large(job, outcomes[last]) or _impossible(last)),
+        closest="" if plans or smallest is None else _closest(base, smallest),
         recipe=recipe(job, last) if wish.recipe else (),
         remedies=remedies(job, last) if wish.recipe else (),
         asked=asked(job, wish.question, counts, plans) if wish.question else "",
@@ -98,6 +99,13 @@ def _too_large(job: Job, outcome: Outcome) -> str:
 
 def _impossible(gpus: int) -> str:
     return f"no strategy is possible on {gpus} GPUs: global batch, data-parallel ranks and micro-batch do not agree."
+
+
+def _closest(base: str, found: Found) -> str:
+    """The line that explains the strategy closest to fitting."""
+    fixed = found.grid.fixed
+    strategy = strategy_of(found.grid, found.index)
+    return command_of(base, strategy, found.layout.gpus, fixed.seq_len, fixed.global_batch)
 
 
 def _listed(job: Job, outcome: Outcome, wanted: int, *, several: bool) -> list[Finalist]:

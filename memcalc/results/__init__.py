@@ -37,9 +37,11 @@ if TYPE_CHECKING:
         Verdict,
         WorkloadFacts,
     )
+    from memcalc.results.evidence import Evidence, FigureErrors
     from memcalc.results.inverse import Fit, Inverse, Miss
     from memcalc.results.plans import Nearest, Plan, PlanPeak, Plans, RecipeStep, Remedy, StepTime
     from memcalc.results.probe import Probed, ProbedJob, ProbeFigure
+    from memcalc.results.review import Review
     from memcalc.results.saved import SavedJob, SavedPlan
     from memcalc.results.sweep import Swept
     from memcalc.results.triage import (
@@ -69,6 +71,8 @@ __all__ = [
     "ErrorGroup",
     "ErrorSummary",
     "Estimate",
+    "Evidence",
+    "FigureErrors",
     "Fit",
     "GpuProcess",
     "HardwareFacts",
@@ -87,6 +91,7 @@ __all__ = [
     "ProbedJob",
     "RecipeStep",
     "Remedy",
+    "Review",
     "RunReason",
     "RunScore",
     "RunUnknown",
@@ -143,9 +148,11 @@ _HOMES = {
         "Verdict",
         "WorkloadFacts",
     ),
+    "evidence": ("Evidence", "FigureErrors"),
     "inverse": ("Fit", "Inverse", "Miss"),
     "plans": ("Nearest", "Plan", "PlanPeak", "Plans", "RecipeStep", "Remedy", "StepTime"),
     "probe": ("ProbeFigure", "Probed", "ProbedJob"),
+    "review": ("Review",),
     "saved": ("SavedJob", "SavedPlan"),
     "sweep": ("Swept",),
     "triage": (

@@ -125,6 +125,8 @@ class Plans(Frozen):
     nearest: tuple[Nearest, ...]
     too_large: str
     """When nothing fits: the component that is too large, in one sentence; empty otherwise."""
+    closest: str = ""
+    """When nothing fits: a ``memcalc estimate`` line of the strategy that is closest to fitting; empty otherwise."""
     recipe: tuple[RecipeStep, ...]
     """The usual order of tuning, where it was asked for."""
     remedies: tuple[Remedy, ...]
