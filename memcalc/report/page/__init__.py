@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from memcalc.results import Estimate, Plans, Review, SavedPlan
     from memcalc.specs.model import Model
 
-__all__ = ["page", "page_of"]
+__all__ = ["page", "page_of", "said_of"]
 
 _UNDRAWN = "Charts are left out: pip install 'memcalc[charts]' draws them. Bars and tables have the same figures."
 
@@ -57,6 +57,14 @@ def page_of(review: Review, *, title: str = "", note: str = "") -> str:
     status = el("p", id="status", role="status", class_="status")
     body = el("body", skip, head.header(review, said, note), main, foot_, status, el("script", Html(style.script())))
     return f"<!doctype html>\n{el('html', _head(said), body, lang='en')}\n"
+
+
+def said_of(review: Review) -> tuple[bool, str]:
+    """Return whether it fits, and the verdict in one line."""
+    fits = head.verdict_of(review) != "does-not-fit"
+    if review.subject == "closest" and review.plans is not None:
+        return fits, f"does not fit · {review.plans.too_large}"
+    return fits, "" if review.estimate is None else head.spoken(review.estimate)
 
 
 def _head(title: str) -> Html:

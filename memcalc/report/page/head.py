@@ -9,7 +9,7 @@ from memcalc.report.page.markup import Html, cell, el, gib, join, percent, swatc
 from memcalc.results import Estimate, Plan, Plans, Review
 from memcalc.units import format_count, format_seconds
 
-__all__ = ["answer", "contents", "header", "title_of", "verdict_of"]
+__all__ = ["answer", "contents", "header", "spoken", "title_of", "verdict_of"]
 
 _SAID = {"fits": "Fits", "tight": "Tight", "does-not-fit": "Does not fit"}
 _SIGNS = {"fits": "✓", "tight": "!", "does-not-fit": "✕"}
@@ -49,6 +49,11 @@ def header(review: Review, title: str, note: str) -> Html:
         el("p", *_sentence(review), class_="job"),
         *(el("p", part, class_="note") for part in note.split("\n\n") if part.strip()),
     )
+
+
+def spoken(found: Estimate) -> str:
+    """Return the verdict in one line, as a terminal has it."""
+    return next(line.text for line in head_of(found) if line.role == "verdict")
 
 
 def _sentence(review: Review) -> Iterator[str]:
