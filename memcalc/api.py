@@ -75,13 +75,14 @@ def estimate(
     node: str | None = None,
     settings: Mapping[str, Any] | None = None,
     preset_dirs: Iterable[str] = (),
+    timeline: bool = False,
     **words: Any,
 ) -> Estimate:
     """Estimate one strategy: components, terms, phases, the three peak figures and the verdict.
 
     ``model`` and ``gpu`` are names, or a ready :class:`~memcalc.specs.model.Model` and
     :class:`~memcalc.specs.hardware.GPU`. ``calibration`` is the file of one, or ``none``; without it the user's own
-    calibration of a GPU that is named is taken, where there is one.
+    calibration of a GPU that is named is taken, where there is one. ``timeline`` adds one step over time.
     Raises :class:`memcalc.errors.InputError` for a value that cannot be used.
     """
     request, spec, chip, host = _resolve(model, gpu, node, settings, preset_dirs, words)
@@ -95,6 +96,7 @@ def estimate(
         overhead,
         request,
         _command("estimate", model, gpu, node, _said(words, request), settings),
+        timeline=timeline,
     )
 
 

@@ -13,8 +13,8 @@ from memcalc.cli import inverse
 from memcalc.cli import report as page
 from memcalc.cli import sweep as many
 from memcalc.cli.modules import MODEL_OR_MODULE, with_model
-from memcalc.cli.options import CALIBRATION, CHART, DESTINATION, FREE, PRESETS
-from memcalc.cli.output import destination, picture_target
+from memcalc.cli.options import CALIBRATION, CHART, DESTINATION, FREE, PRESETS, TIMELINE
+from memcalc.cli.output import destination, draw, picture_targets
 from memcalc.cli.registry import command
 
 _SEARCH = "Search"
@@ -49,7 +49,7 @@ _Rank = Annotated[
 ]
 
 
-@command("Jobs", *MODEL_OR_MODULE, *PRESETS, *DESTINATION)
+@command("Jobs", *MODEL_OR_MODULE, *PRESETS, *DESTINATION, *CHART)
 def plan(
     *,
     objective: _Objective = "throughput",
@@ -70,6 +70,7 @@ def plan(
 
     handing.check_target(save, rank, options)
     force, dirs = bool(options["force"]), tuple(options["preset_dir"] or ())
+    pictures = picture_targets(options, "chart")
     target = destination(options)
     found = memcalc.plan(
         **with_model(options),
@@ -81,24 +82,22 @@ def plan(
         top=top,
     )
     target.show(report.of_plans(found))
+    draw(pictures, {"chart": "plan"}, found)
     if save is not None:
         return handing.keep(found, save, rank, force=force, dirs=dirs)
     return 0 if found.plans else 1
 
 
-@command("Jobs", *MODEL_OR_MODULE, *PRESETS, *DESTINATION, *CHART)
+@command("Jobs", *MODEL_OR_MODULE, *PRESETS, *DESTINATION, *CHART, *TIMELINE)
 def estimate(**options: Any) -> int:
     """Say whether one strategy fits, and where the bytes stand."""
     from memcalc import report
 
-    drawn, target = picture_target(options), destination(options)
-    found = memcalc.estimate(**with_model(options))
+    pictures = picture_targets(options, "chart", "timeline")
+    target = destination(options)
+    found = memcalc.estimate(**with_model(options), timeline="timeline" in pictures)
     target.show(report.of_estimate(found))
-    if drawn is not None:
-        from memcalc.report.charts.estimate import chart
-        from memcalc.report.charts.picture import save
-
-        save(chart(found), drawn)
+    draw(pictures, {"chart": "estimate", "timeline": "timeline"}, found)
     return int(found.verdict == "does-not-fit")
 
 

@@ -50,7 +50,7 @@ def show(
     else:
         words = with_model(options)
         model = None if isinstance(words["model"], str) else words["model"]
-        answer = memcalc.estimate(**_alone(words, search)) if alone else memcalc.plan(**words, **search)
+        answer = memcalc.estimate(**_alone(words, search), timeline=True) if alone else memcalc.plan(**words, **search)
     found = review_of(answer, rank=rank, model=model, preset_dirs=dirs)
     text = page_of(found, title=title, note=note)
     deliver(text, path)

@@ -93,7 +93,7 @@ def _of_plans(plans: Plans, rank: int | str | None, model: Model | None, dirs: t
 def _of_saved(saved: SavedPlan, dirs: tuple[str, ...]) -> Review:
     given, plan = _said(saved.asked), saved.plan
     command = saved.asked.replace("memcalc plan", "memcalc report", 1)
-    estimate = estimate_of(saved, preset_dirs=dirs)
+    estimate = estimate_of(saved, preset_dirs=dirs, timeline=True)
     return _review(
         "saved",
         estimate,
@@ -117,6 +117,7 @@ def _estimated(command: str, model: Model | None, dirs: tuple[str, ...]) -> Esti
         node=line.node,
         settings=line.settings,
         preset_dirs=dirs,
+        timeline=True,
         **words,
     )
 

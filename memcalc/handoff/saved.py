@@ -207,8 +207,10 @@ def chosen(saved: SavedPlan, fallback: int) -> Plan:
     return saved.fallback[fallback - 1]
 
 
-def estimate_of(saved: SavedPlan, fallback: int = 0, preset_dirs: Iterable[str] = ()) -> Estimate:
-    """Estimate a saved plan again.
+def estimate_of(
+    saved: SavedPlan, fallback: int = 0, preset_dirs: Iterable[str] = (), *, timeline: bool = False
+) -> Estimate:
+    """Estimate a saved plan again; ``timeline`` adds one step over time.
 
     Raises :class:`memcalc.errors.InputError` where its words no longer come to the strategy that was saved.
     """
@@ -219,6 +221,7 @@ def estimate_of(saved: SavedPlan, fallback: int = 0, preset_dirs: Iterable[str] 
         node=job.node,
         settings=job.settings,
         preset_dirs=preset_dirs,
+        timeline=timeline,
         **words_of(saved, fallback),
     )
     was, now = plan.strategy.model_dump(), found.strategy.model_dump()

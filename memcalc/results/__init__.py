@@ -34,11 +34,13 @@ if TYPE_CHECKING:
         Saved,
         StagePeak,
         TermFacts,
+        Timeline,
+        TimelinePart,
         Verdict,
         WorkloadFacts,
     )
     from memcalc.results.evidence import Evidence, FigureErrors
-    from memcalc.results.inverse import Fit, Inverse, Miss
+    from memcalc.results.inverse import CurvePoint, Fit, Inverse, Miss
     from memcalc.results.plans import Nearest, Plan, PlanPeak, Plans, RecipeStep, Remedy, StepTime
     from memcalc.results.probe import Probed, ProbedJob, ProbeFigure
     from memcalc.results.review import Review
@@ -68,6 +70,7 @@ __all__ = [
     "CheckFix",
     "CheckedFile",
     "Components",
+    "CurvePoint",
     "ErrorGroup",
     "ErrorSummary",
     "Estimate",
@@ -104,6 +107,8 @@ __all__ = [
     "Swept",
     "TargetResult",
     "TermFacts",
+    "Timeline",
+    "TimelinePart",
     "Triage",
     "TriageCause",
     "TriageChange",
@@ -145,11 +150,13 @@ _HOMES = {
         "Saved",
         "StagePeak",
         "TermFacts",
+        "Timeline",
+        "TimelinePart",
         "Verdict",
         "WorkloadFacts",
     ),
     "evidence": ("Evidence", "FigureErrors"),
-    "inverse": ("Fit", "Inverse", "Miss"),
+    "inverse": ("CurvePoint", "Fit", "Inverse", "Miss"),
     "plans": ("Nearest", "Plan", "PlanPeak", "Plans", "RecipeStep", "Remedy", "StepTime"),
     "probe": ("ProbeFigure", "Probed", "ProbedJob"),
     "review": ("Review",),

@@ -99,6 +99,10 @@ class StagePeak(Frozen):
     device: int
     phase: str
     layers: int
+    in_flight: int = 1
+    """Micro-batches whose activations the stage keeps at once, in units of its own blocks."""
+    phases: dict[str, dict[str, int]] = Field(default_factory=dict)
+    """Allocated bytes by phase and component; the sum of ``phase``, where the peak stands, is ``allocated``."""
 
 
 class TermFacts(Frozen):
@@ -120,6 +124,40 @@ class OffGpuTerm(TermFacts):
     """The memory in which it lies."""
 
 
+class TimelinePart(Frozen):
+    """Where a part of the step begins; it lasts up to the next."""
+
+    position: int
+    phase: str
+    micro_batch: int
+    """From 0 in the order of the schedule; -1 for the optimizer's step."""
+
+
+class Timeline(Frozen):
+    """One stage's memory over a step, allocation by allocation, as a replay of the allocator gives it."""
+
+    stage: int
+    events: int
+    """Allocations and frees of the step; 0 where the allocator of the framework's era had other rules."""
+    micro_batches: int
+    """Micro-batches that were replayed; those of a longer accumulation repeat them."""
+    limited: bool
+    """Whether the replay had the GPU's memory; without an end where a request could not be met there."""
+    peak_allocated: int
+    """The largest figure of the step [bytes]; whole blocks of the allocator, so that it is above the ledger's."""
+    peak_reserved: int
+    """The largest of both steps that are replayed, after the last time that the cache was given back [bytes]."""
+    position: tuple[int, ...]
+    """Events from 0 at which the figures below stand: the least and the most of each short run of events."""
+    allocated: tuple[int, ...]
+    """Bytes."""
+    reserved: tuple[int, ...]
+    """Bytes; by mechanisms alone, without the share that measured runs reserve beyond them."""
+    components: dict[str, tuple[int, ...]]
+    """Bytes that were asked for; what is allocated beside their sum is the rounding of blocks."""
+    parts: tuple[TimelinePart, ...]
+
+
 class Estimate(Frozen):
     """The answer of ``memcalc estimate``."""
 
@@ -139,6 +177,8 @@ class Estimate(Frozen):
     saved: Saved
     phases: dict[str, int]
     stages: tuple[StagePeak, ...]
+    timeline: tuple[Timeline, ...] = ()
+    """One step over time on a few stages, where it was asked for."""
     terms: tuple[TermFacts, ...]
     off_gpu: tuple[OffGpuTerm, ...]
     """What one rank keeps off the GPU, on the stage that keeps most there."""

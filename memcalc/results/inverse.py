@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from memcalc.results.estimates import HardwareFacts, ModelFacts, Verdict
+from memcalc.results.estimates import Components, HardwareFacts, ModelFacts, Verdict
 from memcalc.results.plans import PlanPeak, StepTime
 from memcalc.specs.model import Frozen
 from memcalc.specs.strategy import Strategy
@@ -44,6 +44,16 @@ class Miss(Frozen):
     parameters: int | None = None
 
 
+class CurvePoint(Frozen):
+    """What ``estimate`` gives for the answer's strategy at another value [bytes]."""
+
+    value: int
+    global_batch: int
+    components: Components
+    device: int
+    verdict: Verdict
+
+
 class Inverse(Frozen):
     """The answer of an inverse question: the last value that fits, and the first that does not."""
 
@@ -57,6 +67,8 @@ class Inverse(Frozen):
     hardware: HardwareFacts
     best: Fit | None
     beyond: tuple[Miss, ...]
+    curve: tuple[CurvePoint, ...] = ()
+    """The answer's strategy at values below and above it, where it was asked for."""
     limit: str
     """What stands against more, in one sentence."""
     searched: int

@@ -8,13 +8,13 @@ from memcalc.results import Estimate
 __all__ = ["step"]
 
 
-def step(found: Estimate, charts: tuple[Html, ...]) -> Html:
+def step(found: Estimate, chart: Html) -> Html:
     """Return the phases of a step, drawn where something draws, and as tables."""
-    parts = [_phases(found, closed=bool(charts))]
+    parts = [_phases(found, closed=bool(chart))]
     if len(found.stages) > 1:
         parts.append(_stages(found))
     intro = f"Allocated memory rises and falls with the phases; the peak stands at {found.peak.phase}."
-    return section("step", "Over one step", *charts, *parts, intro=intro)
+    return section("step", "Over one step", chart, *parts, intro=intro)
 
 
 def _phases(found: Estimate, *, closed: bool) -> Html:
