@@ -68,7 +68,13 @@ def preset(name: str) -> Model:
 
 def page(runs: RunsFile, found: Validation) -> str:
     """Return the whole page."""
-    blocks = (*report(found, full=True).document.blocks, *by_kind(kinds(runs, found)), *ranges(), *throughput(), *beside(found, runs))
+    blocks = (
+        *report(found, full=True).document.blocks,
+        *by_kind(kinds(runs, found)),
+        *ranges(),
+        *throughput(),
+        *beside(found, runs),
+    )
     return f"{HEAD}\n{render(Report(Document(blocks, Table('', (), ())), {}), 'markdown')}"
 
 
@@ -279,9 +285,7 @@ def by_kind(entries: list[KindErrors]) -> Iterator[Block]:
     ]
     yield Table("Absolute error", (Column("kind of job"), Column("figure"), *ERROR_COLUMNS[:4]), tuple(rows))
     counts = ("runs that ran", "said not to fit", "ran out of memory", "said to fit")
-    told = tuple(
-        (words_of(e), *map(str, (e.ran, e.false_rejects, e.ran_out, e.false_fits))) for e in entries
-    )
+    told = tuple((words_of(e), *map(str, (e.ran, e.false_rejects, e.ran_out, e.false_fits))) for e in entries)
     yield Table("Verdicts", (Column("kind of job"), *(Column(name, right=True) for name in counts)), told)
 
 
@@ -289,7 +293,11 @@ def written() -> dict[Path, str]:
     """Return what page and README should say."""
     runs = read_runs()
     found = validate(runs)
-    return {EVIDENCE: evidence(kinds(runs, found)), PAGE: page(runs, found), README: readme(README.read_text(encoding="utf-8"), found)}
+    return {
+        EVIDENCE: evidence(kinds(runs, found)),
+        PAGE: page(runs, found),
+        README: readme(README.read_text(encoding="utf-8"), found),
+    }
 
 
 if __name__ == "__main__":

@@ -121,7 +121,9 @@ _Alone = Annotated[
 ]
 _Which = Annotated[
     str | None,
-    typer.Option(metavar="N", rich_help_panel="Output", help="Which plan is shown term by term; the first when left out."),
+    typer.Option(
+        metavar="N", rich_help_panel="Output", help="Which plan is shown term by term; the first when left out."
+    ),
 ]
 _Title = Annotated[str, typer.Option(metavar="TEXT", rich_help_panel="Output", help="The page's heading.")]
 _Note = Annotated[str, typer.Option(metavar="TEXT", rich_help_panel="Output", help="What stands below the heading.")]

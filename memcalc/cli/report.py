@@ -67,7 +67,9 @@ def _alone(words: dict[str, Any], search: dict[str, Any]) -> dict[str, Any]:
 
 def _loaded(saved: str, others: dict[str, Any], options: dict[str, Any]) -> Plans | SavedPlan:
     """Return what a file holds; the words of a job have no place beside it."""
-    _refuse({**others, **{name: value for name, value in options.items() if name != "preset_dir"}}, f"{saved} tells the job")
+    _refuse(
+        {**others, **{name: value for name, value in options.items() if name != "preset_dir"}}, f"{saved} tells the job"
+    )
     from memcalc.handoff.saved import load_answer
 
     return load_answer(saved)

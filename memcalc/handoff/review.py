@@ -49,7 +49,13 @@ def review_of(
 
 
 def _review(
-    subject: str, estimate: Estimate | None, *, given: dict[str, str], searched: dict[str, str], command: str, **more: Any
+    subject: str,
+    estimate: Estimate | None,
+    *,
+    given: dict[str, str],
+    searched: dict[str, str],
+    command: str,
+    **more: Any,
 ) -> Review:
     """Return a review; warnings and defaults are the estimate's, and those of `more` that it does not have."""
     own = {} if estimate is None else estimate.assumptions
@@ -126,7 +132,9 @@ def _said(command: str) -> dict[str, str]:
     """Return the words of a line, as they were typed."""
     line = typed(command)
     head = {"model": line.model, "gpu": line.gpu, **({} if line.node is None else {"node": line.node})}
-    named = {name: "yes" if value is True else "no" if value is False else str(value) for name, value in line.words.items()}
+    named = {
+        name: "yes" if value is True else "no" if value is False else str(value) for name, value in line.words.items()
+    }
     if "module" in named:
         head.pop("model")
     return {**head, **named, **line.settings}

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from importlib import import_module
-from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
-from memcalc.report.page import foot, head, style
+from memcalc.report.page import drawn, foot, head, style
 from memcalc.report.page.breakdown import breakdown
 from memcalc.report.page.markup import Html, el
 from memcalc.report.page.plans import plans
@@ -19,8 +17,6 @@ if TYPE_CHECKING:
     from memcalc.specs.model import Model
 
 __all__ = ["page", "page_of", "said_of"]
-
-_UNDRAWN = "Charts are left out: pip install 'memcalc[charts]' draws them. Bars and tables have the same figures."
 
 
 def page(
@@ -47,11 +43,9 @@ def page_of(review: Review, *, title: str = "", note: str = "") -> str:
     said = title or head.title_of(review)
     sections = _sections(review)
     links = head.contents([(name, label) for name, label, _ in sections])
-    main = el(
-        "main", head.answer(review), links, *(part for _, _, part in sections), id="main"
-    )
+    main = el("main", head.answer(review), links, *(part for _, _, part in sections), id="main")
     skip = el("a", "Skip to the answer", href="#main", class_="skip")
-    undrawn = "" if _draws() else el("p", _UNDRAWN, class_="small")
+    undrawn = "" if drawn.draws() else el("p", drawn.UNDRAWN)
     version = (review.estimate or review.plans).version if review.estimate or review.plans else ""
     foot_ = el("footer", el("p", f"Made by memcalc {version}. Figures are predictions."), undrawn)
     status = el("p", id="status", role="status", class_="status")
@@ -76,28 +70,8 @@ def _head(title: str) -> Html:
         el("meta", name="color-scheme", content="light dark"),
         el("title", title),
         el("style", Html(style.style())),
-        el("style", Html(_chart_rules())),
+        el("style", Html(drawn.rules())),
     )
-
-
-def _draws() -> bool:
-    return find_spec("matplotlib") is not None
-
-
-def _chart_rules() -> str:
-    from memcalc.report.charts.picture import rules
-
-    return rules() if _draws() else ""
-
-
-def _drawn(name: str, answer: Estimate | Plans) -> Html:
-    """Return a chart in a frame of its own, where something draws."""
-    if not _draws():
-        return Html("")
-    from memcalc.report.charts.picture import responsive
-
-    chart = import_module(f"memcalc.report.charts.{name}").chart(answer)
-    return el("figure", Html(responsive(chart)), class_="chart")
 
 
 def _sections(review: Review) -> list[tuple[str, str, Html]]:
@@ -107,7 +81,7 @@ def _sections(review: Review) -> list[tuple[str, str, Html]]:
         parts.append(("plans", "Plans", plans(review, Html(""))))
     if found is not None:
         parts.append(("bytes", "Bytes", breakdown(found)))
-        parts.append(("step", "One step", step(found, _drawn("timeline", found) if found.timeline else Html(""))))
+        parts.append(("step", "One step", step(found, drawn.chart("timeline", found) if found.timeline else Html(""))))
     parts.append(("assumed", "Assumptions", foot.settings(review)))
     if review.evidence is not None:
         parts.append(("accuracy", "Accuracy", foot.accuracy(review.evidence)))

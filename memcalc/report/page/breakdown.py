@@ -26,7 +26,10 @@ def breakdown(found: Estimate) -> Html:
     """Return the terms of an estimate by component, and those off the GPU."""
     everything = found.model_copy(update={"terms": (*found.terms, *found.off_gpu)})
     values = [row[_VALUES] for row in table_of(everything).rows]
-    told = [_Term(term, value, f"term-{place}") for place, (term, value) in enumerate(zip(everything.terms, values, strict=True))]
+    told = [
+        _Term(term, value, f"term-{place}")
+        for place, (term, value) in enumerate(zip(everything.terms, values, strict=True))
+    ]
     own, off = told[: len(found.terms)], told[len(found.terms) :]
     parts = sorted(found.components.model_dump().items(), key=lambda part: -part[1])
     groups = [_component(found, name, size, own, opened=place < 1) for place, (name, size) in enumerate(parts)]
@@ -42,7 +45,9 @@ class _Term(NamedTuple):
 
 
 def _component(found: Estimate, name: str, size: int, told: list[_Term], *, opened: bool) -> Html:
-    own = sorted((one for one in told if one.facts.component == name), key=lambda one: _order(one.facts, found.peak.phase))
+    own = sorted(
+        (one for one in told if one.facts.component == name), key=lambda one: _order(one.facts, found.peak.phase)
+    )
     head = _head(swatch(name), name, size, found.peak.device)
     if not own:
         return el("div", head, class_=f"component plain c-{name}")

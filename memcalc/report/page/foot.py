@@ -47,7 +47,13 @@ def accuracy(found: Evidence) -> Html:
             )
             for one in found.figures
         ]
-        heads = [("figure", "", False), ("measured", "", True), ("median", "", True), ("p90", "", True), ("worst", "", True)]
+        heads = [
+            ("figure", "", False),
+            ("measured", "", True),
+            ("median", "", True),
+            ("p90", "", True),
+            ("worst", "", True),
+        ]
         parts.append(table("Absolute error of the prediction, by figure.", heads, rows, name="errors"))
         parts.append(el("p", *_verdicts(found)))
     parts.append(el("p", _range(found)))
@@ -62,7 +68,11 @@ def _speaks(found: Evidence) -> Iterator[str]:
         yield el("strong", "No measured run of this kind, nor of its framework, is shipped.", class_="none")
     elif found.differs:
         yield el("strong", "No measured run is of this kind.", class_="none")
-        yield f" The nearest are {_counted(found.runs)} that differ: {', '.join(found.differs)}. Their errors:"
+        yield f" The nearest are {_counted(found.runs)} of another: "
+        for place, word in enumerate(words_of(found.nearest).split(", ")):
+            yield ", " if place else ""
+            yield el("b", word) if word in found.differs else word
+        yield "."
     else:
         yield f"{_counted(found.runs)} of this kind {'were' if found.runs > 1 else 'was'} compared with what memcalc predicts."
 
@@ -86,11 +96,15 @@ def _was(number: int) -> str:
 
 def _range(found: Evidence) -> str:
     return (
-        f"The range of reserved and device memory ({100 * found.low:+.1f}% to {100 * found.high:+.1f}%) stands on "
+        f"The range of reserved and device memory ({_signed(found.low)} to {_signed(found.high)}) stands on "
         f"{found.ranged} measured figures of {found.documents} documents, whatever the kind of job, and was made to hold "
         f"{100 * found.coverage:.0f}% of them; ranges fitted without a document held {100 * found.crossed:.1f}% of that "
         "document's."
     )
+
+
+def _signed(share: float) -> str:
+    return f"{100 * share:+.1f}%".replace("-", "−")
 
 
 def reproduce(review: Review) -> Html:
@@ -99,7 +113,9 @@ def reproduce(review: Review) -> Html:
     if review.plans is not None:
         lines.append(("The search, in a terminal", review.plans.command))
     if review.estimate is not None:
-        lines.append(("This strategy, term by term", review.estimate.command.replace("memcalc estimate", "memcalc explain", 1)))
+        lines.append(
+            ("This strategy, term by term", review.estimate.command.replace("memcalc estimate", "memcalc explain", 1))
+        )
     parts = [join(el("h3", said), code(line, f"command-{place}")) for place, (said, line) in enumerate(lines)]
     notes = [el("p", note, class_="small") for note in review.notes]
     return section("reproduce", "Reproduce it", *parts, *notes)
@@ -123,7 +139,14 @@ def copies(review: Review) -> Html:
             el(
                 "details",
                 el("summary", label),
-                el("pre", texts[form], id=f"{name}-{form}", tabindex="0", role="region", aria_label=f"{said} as {label}"),
+                el(
+                    "pre",
+                    texts[form],
+                    id=f"{name}-{form}",
+                    tabindex="0",
+                    role="region",
+                    aria_label=f"{said} as {label}",
+                ),
             )
             for form, label in _FORMS.items()
         ]

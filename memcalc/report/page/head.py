@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from memcalc.report.estimate import MOODS, bar_of, head_of
-from memcalc.report.page.markup import Html, cell, el, gib, join, percent, swatch, table
+from memcalc.report.page.markup import Html, begun, cell, el, gib, join, percent, swatch, table
 from memcalc.results import Estimate, Plan, Plans, Review
 from memcalc.units import format_count, format_seconds
 
@@ -14,14 +14,13 @@ __all__ = ["answer", "contents", "header", "spoken", "title_of", "verdict_of"]
 _SAID = {"fits": "Fits", "tight": "Tight", "does-not-fit": "Does not fit"}
 _SIGNS = {"fits": "✓", "tight": "!", "does-not-fit": "✕"}
 _MEANS = {
-    "fits": "It would still fit where one measured run of twenty lies above its prediction.",
-    "tight": "The prediction fits, but one measured run of twenty would not have.",
-    "does-not-fit": "The prediction is more than the GPU has.",
+    "fits": "It would fit still if it needed as much more than predicted as one measured run of twenty did.",
+    "tight": "The prediction fits, but one measured run of twenty needed so much more that it would not have.",
 }
 _READ = {
-    "device": "as nvidia-smi shows it for the process",
-    "reserved": "torch.cuda.max_memory_reserved()",
-    "allocated": "torch.cuda.max_memory_allocated()",
+    "device": "nvidia-smi, this process",
+    "reserved": "max_memory_reserved()",
+    "allocated": "max_memory_allocated()",
 }
 
 
@@ -73,16 +72,16 @@ def answer(review: Review) -> Html:
     failed = review.subject == "closest"
     parts: list[str] = [_said(review, verdict)]
     if plans is not None and failed:
-        parts += [el("p", plans.too_large, class_="lead"), *_nearest(plans)]
+        parts += [el("p", begun(plans.too_large), class_="lead"), *_nearest(plans)]
     if found is not None:
         closest = el("h3", "The strategy closest to fitting") if failed else ""
         parts += [closest, _figures(found, review.chosen), _bar(found)]
     if review.chosen is not None:
         parts.append(el("p", el("strong", "Why this plan: "), review.chosen.why, class_="why-plan"))
     if plans is not None and plans.asked:
-        parts.append(el("p", el("strong", "You asked: "), plans.asked))
+        parts.append(el("p", el("strong", "You asked: "), begun(plans.asked)))
     if review.warnings:
-        rows = (el("li", warning) for warning in review.warnings)
+        rows = (el("li", begun(warning)) for warning in review.warnings)
         parts.append(el("div", el("h3", "To keep in mind"), el("ul", *rows), class_="warnings"))
     return el("section", *parts, id="answer", class_=f"answer {MOODS[verdict]}", aria_labelledby="answer-title")
 
@@ -96,8 +95,13 @@ def _said(review: Review, verdict: str) -> Html:
     device, capacity = found.peak.device, found.budget.capacity
     used = el("strong", f"{gib(device)} of {gib(capacity)} GiB")
     place = "each GPU" if len(found.stages) < 2 else f"the fullest GPU, in pipeline stage {found.peak.stage}"
-    said = f" on {place} ({percent(device, capacity)}%). {_MEANS[verdict]}"
+    said = f" on {place} ({percent(device, capacity)}%). {_MEANS.get(verdict) or _missing(found)}"
     return join(head, el("p", used, said, class_="lead"))
+
+
+def _missing(found: Estimate) -> str:
+    over = found.peak.device - found.budget.capacity
+    return f"{gib(over)} GiB are missing." if over > 0 else "The allocator runs out of memory on its way there."
 
 
 def _figures(found: Estimate, plan: Plan | None) -> Html:
@@ -116,7 +120,7 @@ def _figures(found: Estimate, plan: Plan | None) -> Html:
                 f"between {format_seconds(time.low)} and {format_seconds(time.high)}; {time.basis}",
             ),
         ]
-    return el("dl", *(_tile(*tile) for tile in tiles), class_="tiles")
+    return el("dl", *(_tile(*tile) for tile in tiles), class_=f"tiles of-{len(tiles)}")
 
 
 def _tile(name: str, value: str, unit: str, note: str) -> Html:
@@ -130,22 +134,25 @@ def _bar(found: Estimate) -> Html:
     used = sum(size for _, size in bar.parts)
     whole = max(bar.capacity, used, interval.high)
     width = [(name, f"width:{100 * size / whole:.3f}%") for name, size in bar.parts]
-    pieces = [el("span", class_=f"c-{name}", style=style, title=_part(name, dict(bar.parts)[name])) for name, style in width]
+    pieces = [
+        el("span", class_=f"c-{name}", style=style, title=_part(name, dict(bar.parts)[name])) for name, style in width
+    ]
     limit = f"left:{100 * bar.capacity / whole:.3f}%"
     span = f"left:{100 * interval.low / whole:.3f}%;width:{100 * (interval.high - interval.low) / whole:.3f}%"
     side = " flip" if bar.capacity > 0.6 * whole else ""
     drawn = el(
         "div",
-        el("div", *pieces, class_="stack"),
-        el("div", el("span", f"{gib(bar.capacity)} GiB"), class_=f"limit{side}", style=limit),
+        el("div", *pieces, class_="stack", style=f"--end:{100 * bar.capacity / whole:.3f}%"),
+        el("div", el("span", f"GPU {gib(bar.capacity)}"), class_=f"limit{side}", style=limit),
         el("div", class_="range", style=span),
         class_="bar",
         aria_hidden="true",
     )
     keys = [el("li", swatch(name), name, " ", el("b", gib(size))) for name, size in bar.parts]
     free = bar.capacity - used
-    keys.append(el("li", el("span", class_="swatch free", aria_hidden="true"), "free ", el("b", gib(max(0, free)))))
-    said = el("figcaption", f"One GPU at the peak, {found.peak.phase} [GiB]; the line below the bar is the range.")
+    word = "free " if free >= 0 else "missing "
+    keys.append(el("li", el("span", class_="swatch free", aria_hidden="true"), word, el("b", gib(abs(free)))))
+    said = el("figcaption", f"One GPU at the peak, {found.peak.phase} [GiB]; the bracket below the bar is the range.")
     return el("figure", said, drawn, el("ul", *keys, class_="legend"), class_="gpu")
 
 
@@ -166,14 +173,19 @@ def _nearest(plans: Plans) -> Iterator[Html]:
         )
         for one in plans.nearest
     ]
-    heads = [("change", "", False), ("device", "GiB", True), ("throughput", "tokens/s per GPU", True), ("kept", "", True)]
+    heads = [
+        ("change", "", False),
+        ("device", "GiB", True),
+        ("throughput", "tokens/s per GPU", True),
+        ("kept", "", True),
+    ]
     yield el("h3", "What would fit")
-    yield table("The smallest changes; kept is throughput beside that of the job as asked for.", heads, rows, name="nearest")
+    yield table(
+        "The smallest changes; kept is throughput beside that of the job as asked for.", heads, rows, name="nearest"
+    )
 
 
 def contents(parts: list[tuple[str, str]]) -> Html:
     """Return links to the parts of the page."""
     links = (el("li", el("a", said, href=f"#{name}")) for name, said in parts)
     return el("nav", el("ul", *links), aria_label="Contents")
-
-

@@ -7,9 +7,26 @@ import html
 from memcalc.report.tables import gib, percent
 from memcalc.units import GIB, KIB, MIB, format_bytes
 
-__all__ = ["Html", "cell", "code", "el", "facts", "gib", "join", "percent", "section", "sized", "swatch", "table"]
+__all__ = [
+    "Head",
+    "Html",
+    "begun",
+    "cell",
+    "code",
+    "el",
+    "facts",
+    "gib",
+    "join",
+    "percent",
+    "section",
+    "sized",
+    "swatch",
+    "table",
+]
 
 _UNPRINTABLE = {code: "�" for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\r\t\x85"}
+Head = tuple[str, str, bool]
+"""The heading of a column: title, unit, and whether its figures stand to the right."""
 _VOID = {"meta", "input", "br"}
 
 
@@ -83,9 +100,11 @@ def facts(values: dict[str, str], class_: str = "facts") -> Html:
 
 def code(text: str, name: str) -> Html:
     """Return a command line with a button that copies it; `name` is the id of its text."""
+    words = [part if place == 0 else f"--{part}" for place, part in enumerate(text.split(" --"))]
+    whole = Html(" ".join(el("span", word, class_="word") for word in words))  # a line breaks between options alone
     return el(
         "div",
-        el("pre", el("code", text, id=name), tabindex="0", role="region", aria_label="command line"),
+        el("pre", el("code", whole, id=name), tabindex="0", role="region", aria_label="command line"),
         el("button", "Copy", type="button", class_="copy", data_copies=name, hidden=True),
         class_="code",
     )
@@ -98,8 +117,8 @@ def cell(text: str, *, right: bool = False, head: bool = False, sort: str | None
     return el("td", text, class_="number" if right else None, data_sort=sort)
 
 
-def table(caption: str, heads: list[tuple[str, str, bool]], rows: list[Html], *, name: str, sortable: bool = False) -> Html:
-    """Return a table that scrolls by itself where there is little room; heads are title, unit and alignment."""
+def table(caption: str, heads: list[Head], rows: list[Html], *, name: str, sortable: bool = False) -> Html:
+    """Return a table below what is said of it; it scrolls by itself where there is little room."""
     cells = (
         el(
             "th",
@@ -112,10 +131,22 @@ def table(caption: str, heads: list[tuple[str, str, bool]], rows: list[Html], *,
     )
     body = el(
         "table",
-        el("caption", caption),
         el("thead", el("tr", *cells)),
         el("tbody", *rows),
         id=name,
         class_="sortable" if sortable else None,
+        aria_labelledby=f"{name}-caption",
     )
-    return el("div", body, class_="scroll", tabindex="0", role="region", aria_labelledby=name)
+    return join(
+        el("p", caption, id=f"{name}-caption", class_="caption"),
+        el("div", body, class_="scroll", tabindex="0", role="region", aria_labelledby=f"{name}-caption"),
+    )
+
+
+def begun(sentence: str) -> str:
+    """Return a sentence with a capital at its beginning.
+
+    >>> begun("nothing fits."), begun("#1 is tight.")
+    ('Nothing fits.', '#1 is tight.')
+    """
+    return sentence[:1].upper() + sentence[1:]

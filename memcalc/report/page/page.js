@@ -1,6 +1,7 @@
 "use strict";
 (() => {
   const all = (query, root = document) => [...root.querySelectorAll(query)];
+  document.documentElement.classList.add("js");
   const status = document.getElementById("status");
   let clearing = 0;
   const say = (text) => {
@@ -76,6 +77,8 @@
     chosen.scrollIntoView({ block: "nearest" });
     say(`Plan ${rank}.`);
   };
+  const shown = [...plans.values()].find((plan) => plan.open);
+  if (shown) choose(shown.dataset.plan, false);
   for (const row of all("tr[data-plan]")) {
     row.addEventListener("click", (event) => {
       event.preventDefault();

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from memcalc import report
 from memcalc.report.estimate import strategy_words
-from memcalc.report.page.markup import Html, cell, code, el, facts, gib, join, percent, section, table
+from memcalc.report.page.markup import Html, begun, cell, code, el, facts, gib, join, percent, section, table
 from memcalc.report.tables import Table
 from memcalc.results import Plan, Plans, Review
 from memcalc.specs.strategy import Strategy
@@ -17,9 +17,21 @@ __all__ = ["plans"]
 _AFTER = "allocated"
 """The first column of the data that is a figure of the plan, not a part of its strategy."""
 _FIGURES = ("peak", "used", "verdict", "tok/s/GPU", "MFU")
-_ALWAYS = ("#", "GPUs", "batch")
 _TIMES = ("compute", "recompute", "communication", "offload", "optimizer", "bubble")
-_CORE = ("framework", "precision", "optimizer", "zero", "dp", "tp", "pp", "cp", "ep", "recompute", "offload", "micro_batch")
+_CORE = (
+    "framework",
+    "precision",
+    "optimizer",
+    "zero",
+    "dp",
+    "tp",
+    "pp",
+    "cp",
+    "ep",
+    "recompute",
+    "offload",
+    "micro_batch",
+)
 _DEFAULT = Strategy().model_dump()
 
 
@@ -28,7 +40,11 @@ def plans(review: Review, chart: Html) -> Html:
     found = review.plans
     if found is not None:
         chosen = review.chosen.rank if review.chosen else 1
-        parts = [chart, _table(found, chosen), *(_panel(one, found.plans[0], opened=one.rank == chosen) for one in found.plans)]
+        parts = [
+            chart,
+            _table(found, chosen),
+            *(_panel(one, found.plans[0], opened=one.rank == chosen) for one in found.plans),
+        ]
         return section("plans", "Plans", *parts, intro=_intro(found, bool(chart)), class_="plans")
     first = review.chosen
     own = [] if first is None else [_panel(first, first, opened=True)]
@@ -49,7 +65,12 @@ def _table(found: Plans, chosen: int) -> Html:
     places = list(_shown(data))
     heads = [(data.columns[p].title, data.columns[p].unit, data.columns[p].right) for p in places]
     rows = [
-        el("tr", *_cells(data, places, row, one), data_plan=str(one.rank), class_="chosen" if one.rank == chosen else None)
+        el(
+            "tr",
+            *_cells(data, places, row, one),
+            data_plan=str(one.rank),
+            class_="chosen" if one.rank == chosen else None,
+        )
         for row, one in zip(data.rows, found.plans, strict=True)
     ]
     same = ", ".join(_same(data, places))
@@ -58,12 +79,12 @@ def _table(found: Plans, chosen: int) -> Html:
 
 
 def _shown(data: Table) -> Iterator[int]:
-    """Yield the places of what a plan is told by: what differs in its strategy, and its main figures."""
+    """Yield the places of what a plan is told by: its main figures, then what differs in the strategies."""
     titles = [column.title for column in data.columns]
-    for place, title in enumerate(titles):
-        strategy = place < titles.index(_AFTER)
-        differs = len({row[place] for row in data.rows}) > 1
-        if title in _ALWAYS or (strategy and differs and title != "global batch") or title in _FIGURES:
+    yield titles.index("#")
+    yield from (place for place, title in enumerate(titles) if title in _FIGURES)
+    for place, title in enumerate(titles[: titles.index(_AFTER)]):
+        if title == "batch" or (title not in {"#", "global batch"} and len({row[place] for row in data.rows}) > 1):
             yield place
 
 
@@ -83,7 +104,12 @@ def _cells(data: Table, places: Sequence[int], row: tuple[str, ...], one: Plan) 
             link = el("a", f"#{value}", href=f"#plan-{value}", class_="plan-link")
             yield el("th", link, scope="row", class_="number", data_sort=value)
         elif column.meter:
-            bar = el("span", el("span", style=f"width:{min(100.0, float(value or 0)):.0f}%"), class_="meter", aria_hidden="true")
+            bar = el(
+                "span",
+                el("span", style=f"width:{min(100.0, float(value or 0)):.0f}%"),
+                class_="meter",
+                aria_hidden="true",
+            )
             yield el("td", bar, f" {value}", class_="number metered", data_sort=value)
         elif column.title == "verdict":
             yield el("td", value, class_=f"mood-{value}")
@@ -103,7 +129,7 @@ def _panel(one: Plan, first: Plan, *, opened: bool, fallback: bool = False) -> H
     )
     body = el(
         "div",
-        el("p", one.why),
+        el("p", begun(one.why)),
         el(
             "div",
             el("div", el("h4", "Strategy"), _strategy(one, first)),
@@ -123,7 +149,9 @@ def _strategy(one: Plan, first: Plan) -> Html:
     values, others = one.strategy.model_dump(), first.strategy.model_dump()
     names = [*_CORE, *(name for name, value in values.items() if name not in _CORE and value != _DEFAULT[name])]
     rows = [(name, _value(values[name]), values[name] != others[name]) for name in names]
-    rows.insert(len(_CORE), ("accumulation", str(one.accumulation_steps), one.accumulation_steps != first.accumulation_steps))
+    rows.insert(
+        len(_CORE), ("accumulation", str(one.accumulation_steps), one.accumulation_steps != first.accumulation_steps)
+    )
     rows.insert(len(_CORE) + 1, ("global batch", str(one.global_batch), one.global_batch != first.global_batch))
     items = (
         el("div", el("dt", name.replace("_", " ")), el("dd", value), class_="differs" if differs else None)

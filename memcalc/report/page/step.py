@@ -25,7 +25,11 @@ def _phases(found: Estimate, *, closed: bool) -> Html:
             cell(name, head=True),
             cell(gib(size), right=True),
             cell(f"{percent(size, usable)}%", right=True),
-            el("td", el("span", el("span", style=f"width:{min(100, 100 * size / usable):.2f}%"), class_="meter"), aria_hidden="true"),
+            el(
+                "td",
+                el("span", el("span", style=f"width:{min(100, 100 * size / usable):.2f}%"), class_="meter"),
+                aria_hidden="true",
+            ),
             class_="peak" if name == found.peak.phase else None,
         )
         for name, size in found.phases.items()
