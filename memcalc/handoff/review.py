@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 import memcalc
 from memcalc.errors import InputError, MissingError
 from memcalc.evidence import evidence_for
-from memcalc.handoff.saved import estimate_of, words_of
+from memcalc.handoff.saved import estimate_of
 from memcalc.handoff.words import typed
-from memcalc.results import Estimate, Plan, Plans, Review, SavedPlan
+from memcalc.results import Estimate, Plans, Review, SavedPlan
 from memcalc.units import parse_count
 
 if TYPE_CHECKING:

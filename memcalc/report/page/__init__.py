@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from memcalc import __version__
 from memcalc.report.page import drawn, foot, head, style
 from memcalc.report.page.breakdown import breakdown
 from memcalc.report.page.markup import Html, el
@@ -46,10 +47,9 @@ def page_of(review: Review, *, title: str = "", note: str = "") -> str:
     main = el("main", head.answer(review), links, *(part for _, _, part in sections), id="main")
     skip = el("a", "Skip to the answer", href="#main", class_="skip")
     undrawn = "" if drawn.draws() else el("p", drawn.UNDRAWN)
-    version = (review.estimate or review.plans).version if review.estimate or review.plans else ""
-    foot_ = el("footer", el("p", f"Made by memcalc {version}. Figures are predictions."), undrawn)
+    closing = el("footer", el("p", f"Made by memcalc {__version__}. Figures are predictions."), undrawn)
     status = el("p", id="status", role="status", class_="status")
-    body = el("body", skip, head.header(review, said, note), main, foot_, status, el("script", Html(style.script())))
+    body = el("body", skip, head.header(review, said, note), main, closing, status, el("script", Html(style.script())))
     return f"<!doctype html>\n{el('html', _head(said), body, lang='en')}\n"
 
 

@@ -17,8 +17,8 @@ _TIERS = {"host": "host memory", "nvme": "NVMe", "cxl": "CXL memory"}
 _VALUES = 5
 """Where the table of terms has the values put in."""
 _INTRO = (
-    "At the peak. Rest on a term, reach it with the keyboard or tap it for its formula, the values put in, the phases in "
-    "which it is alive, and the source. Terms that are not alive at the peak come last, in brackets."
+    "At the peak. Rest on a term, reach it with the keyboard or tap it for its formula, the values put in, the phases "
+    "in which it is alive, and the source. Terms that are not alive at the peak come last, in brackets."
 )
 
 

@@ -74,7 +74,7 @@ def _speaks(found: Evidence) -> Iterator[str]:
             yield el("b", word) if word in found.differs else word
         yield "."
     else:
-        yield f"{_counted(found.runs)} of this kind {'were' if found.runs > 1 else 'was'} compared with what memcalc predicts."
+        yield f"{_counted(found.runs)} of this kind, compared with what memcalc predicts:"
 
 
 def _counted(number: int) -> str:
@@ -97,9 +97,9 @@ def _was(number: int) -> str:
 def _range(found: Evidence) -> str:
     return (
         f"The range of reserved and device memory ({_signed(found.low)} to {_signed(found.high)}) stands on "
-        f"{found.ranged} measured figures of {found.documents} documents, whatever the kind of job, and was made to hold "
-        f"{100 * found.coverage:.0f}% of them; ranges fitted without a document held {100 * found.crossed:.1f}% of that "
-        "document's."
+        f"{found.ranged} measured figures of {found.documents} documents, whatever the kind of job, and was made to "
+        f"hold {100 * found.coverage:.0f}% of them; ranges fitted without a document held {100 * found.crossed:.1f}% "
+        "of that document's."
     )
 
 

@@ -60,7 +60,8 @@ def _sentence(review: Review) -> Iterator[str]:
     if found is None:
         plans = review.plans
         if plans is not None:
-            yield f"{plans.model.name} ({format_count(plans.model.parameters)} parameters), {plans.seq_len} tokens a sequence."
+            parameters = format_count(plans.model.parameters)
+            yield f"{plans.model.name} ({parameters} parameters), {plans.seq_len} tokens a sequence."
         return
     job = next(line.text for line in head_of(found) if line.role == "title")
     yield f"{job}; {found.workload.tokens_per_step:,} tokens a step."

@@ -18,20 +18,8 @@ _AFTER = "allocated"
 """The first column of the data that is a figure of the plan, not a part of its strategy."""
 _FIGURES = ("peak", "used", "verdict", "tok/s/GPU", "MFU")
 _TIMES = ("compute", "recompute", "communication", "offload", "optimizer", "bubble")
-_CORE = (
-    "framework",
-    "precision",
-    "optimizer",
-    "zero",
-    "dp",
-    "tp",
-    "pp",
-    "cp",
-    "ep",
-    "recompute",
-    "offload",
-    "micro_batch",
-)
+_CORE = ("framework", "precision", "optimizer", "zero", "recompute", "offload")
+_DEGREES = ("dp", "tp", "pp", "cp", "ep")
 _DEFAULT = Strategy().model_dump()
 
 
@@ -45,7 +33,7 @@ def plans(review: Review, chart: Html) -> Html:
             _table(found, chosen),
             *(_panel(one, found.plans[0], opened=one.rank == chosen) for one in found.plans),
         ]
-        return section("plans", "Plans", *parts, intro=_intro(found, bool(chart)), class_="plans")
+        return section("plans", "Plans", *parts, intro=_intro(found, drawn=bool(chart)), class_="plans")
     first = review.chosen
     own = [] if first is None else [_panel(first, first, opened=True)]
     fallback = [_panel(one, first or one, opened=False, fallback=True) for one in review.fallback]
@@ -53,9 +41,9 @@ def plans(review: Review, chart: Html) -> Html:
     return section("plans", "Plans", *own, *fallback, intro=review.no_fallback or said, class_="plans")
 
 
-def _intro(found: Plans, drawn: bool) -> str:
+def _intro(found: Plans, *, drawn: bool) -> str:
     front = ", ".join(f"#{rank}" for rank in found.pareto)
-    said = f"{found.searched:,} strategies searched, {found.feasible:,} fit; the best {len(found.plans)} by {found.objective}."
+    said = f"{found.searched:,} strategies searched, {found.feasible:,} fit; below are {len(found.plans)} of them."
     more = f" No other plan is both smaller and faster than {front}." if front else ""
     return said + more + (" A plan in the chart or the table leads to all that is known of it." if drawn else "")
 
@@ -67,7 +55,7 @@ def _table(found: Plans, chosen: int) -> Html:
     rows = [
         el(
             "tr",
-            *_cells(data, places, row, one),
+            *_cells(data, places, row),
             data_plan=str(one.rank),
             class_="chosen" if one.rank == chosen else None,
         )
@@ -82,7 +70,9 @@ def _shown(data: Table) -> Iterator[int]:
     """Yield the places of what a plan is told by: its main figures, then what differs in the strategies."""
     titles = [column.title for column in data.columns]
     yield titles.index("#")
-    yield from (place for place, title in enumerate(titles) if title in _FIGURES)
+    for place, title in enumerate(titles):
+        if title in _FIGURES and (title != "verdict" or len({row[place] for row in data.rows}) > 1):
+            yield place
     for place, title in enumerate(titles[: titles.index(_AFTER)]):
         if title == "batch" or (title not in {"#", "global batch"} and len({row[place] for row in data.rows}) > 1):
             yield place
@@ -97,7 +87,7 @@ def _same(data: Table, shown: Sequence[int]) -> Iterator[str]:
             yield f"{title} {value}"
 
 
-def _cells(data: Table, places: Sequence[int], row: tuple[str, ...], one: Plan) -> Iterator[Html]:
+def _cells(data: Table, places: Sequence[int], row: tuple[str, ...]) -> Iterator[Html]:
     for place in places:
         column, value = data.columns[place], row[place]
         if column.title == "#":
@@ -133,8 +123,7 @@ def _panel(one: Plan, first: Plan, *, opened: bool, fallback: bool = False) -> H
         el(
             "div",
             el("div", el("h4", "Strategy"), _strategy(one, first)),
-            el("div", el("h4", "Memory"), _memory(one)),
-            el("div", el("h4", "Time of a step"), _time(one)),
+            el("div", el("h4", "Memory"), _memory(one), el("h4", "Time of a step"), _time(one)),
             class_="columns",
         ),
         code(one.command, f"{name}-command"),
@@ -145,19 +134,27 @@ def _panel(one: Plan, first: Plan, *, opened: bool, fallback: bool = False) -> H
 
 
 def _strategy(one: Plan, first: Plan) -> Html:
-    """Return the strategy: what always matters, and what is not at its default; what the first plan has otherwise stands out."""
-    values, others = one.strategy.model_dump(), first.strategy.model_dump()
-    names = [*_CORE, *(name for name, value in values.items() if name not in _CORE and value != _DEFAULT[name])]
-    rows = [(name, _value(values[name]), values[name] != others[name]) for name in names]
-    rows.insert(
-        len(_CORE), ("accumulation", str(one.accumulation_steps), one.accumulation_steps != first.accumulation_steps)
-    )
-    rows.insert(len(_CORE) + 1, ("global batch", str(one.global_batch), one.global_batch != first.global_batch))
+    """Return what always matters of a strategy, and what is not at its default; what is not the first's stands out."""
+    rows, others = dict(_rows(one)), dict(_rows(first))
     items = (
-        el("div", el("dt", name.replace("_", " ")), el("dd", value), class_="differs" if differs else None)
-        for name, value, differs in rows
+        el("div", el("dt", name), el("dd", value), class_=None if others.get(name) == value else "differs")
+        for name, value in rows.items()
     )
     return join(el("dl", *items, class_="facts"), el("p", "Every other field has its default.", class_="small"))
+
+
+def _rows(one: Plan) -> Iterator[tuple[str, str]]:
+    values = one.strategy.model_dump()
+    yield from ((name, _value(values[name])) for name in _CORE)
+    yield "ranks", " · ".join(f"{name} {values[name]}" for name in _DEGREES)
+    batch = f"{one.strategy.micro_batch} × {one.accumulation_steps} accumulated × {one.data_parallel} ranks"
+    yield "batch", f"{batch} = {one.global_batch}"
+    known = {*_CORE, *_DEGREES, "micro_batch"}
+    yield from (
+        (name.replace("_", " "), _value(value))
+        for name, value in values.items()
+        if name not in known and value != _DEFAULT[name]
+    )
 
 
 def _value(value: object) -> str:

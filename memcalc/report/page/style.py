@@ -26,7 +26,8 @@ def style() -> str:
         "".join(f"--{name}:{getattr(shade, side)};" for name, shade in _NAMED.items()) for side in ("light", "dark")
     )
     parts = "".join(f".c-{name}{{--colour:var(--c-{name})}}\n" for name in COMPONENTS)
-    return f":root{{{light}}}\n@media screen and (prefers-color-scheme:dark){{:root{{{dark}}}}}\n{parts}{_read('page.css')}"
+    screens = f"@media screen and (prefers-color-scheme:dark){{:root{{{dark}}}}}"
+    return f":root{{{light}}}\n{screens}\n{parts}{_read('page.css')}"
 
 
 @cache
