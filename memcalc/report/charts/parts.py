@@ -80,15 +80,16 @@ def stacked(
     return drawn
 
 
-def keep_inside(figure: Figure, drawn: Sequence[tuple[str, int, Rectangle]]) -> None:
+def keep_inside(axes: Axes, drawn: Sequence[tuple[str, int, Rectangle]]) -> None:
     """Write name and figure into the parts of a bar in which they have room."""
-    figure.draw_without_rendering()
+    axes.figure.draw_without_rendering()  # type: ignore[union-attr]
     for name, size, patch in drawn:
-        place, axes = patch.get_window_extent(), patch.axes
+        place = patch.get_window_extent()
+        ink = words_on(COMPONENTS[name]) if name in COMPONENTS else INK["text"]
         for words in (f"{name}\n{gib(size)}", gib(size)):
             text = axes.text(
                 patch.get_x() + patch.get_width() / 2, patch.get_y() + patch.get_height() / 2, words,
-                ha="center", va="center", fontsize=_SMALL, color=words_on(_HUES[name]).light, linespacing=1.25,
+                ha="center", va="center", fontsize=_SMALL, color=ink.light, linespacing=1.25,
                 bbox={"facecolor": _HUES[name].light, "edgecolor": "none", "pad": 1.2},
             )  # fmt: skip
             box = text.get_window_extent()

@@ -160,9 +160,8 @@ def rules() -> str:
 def dark_rules() -> str:
     """Return the style rules that turn a chart's colours into those for a dark page, on screens that ask for it."""
     shades = {*COMPONENTS.values(), *SERIES, *INK.values(), *MOODS.values()}
-    found = "".join(
-        f'.memcalc-chart [style*="{kind}: {shade.light}"], .memcalc-chart [{kind}="{shade.light}"] '
-        f"{{ {kind}: {shade.dark} !important }}\n"
+    found = "".join(  # without an ancestor: markers are matched apart from the picture that uses them
+        f'[style*="{kind}: {shade.light}"], [{kind}="{shade.light}"] {{ {kind}: {shade.dark} !important }}\n'
         for shade in sorted(shades)
         for kind in ("fill", "stroke")
     )

@@ -169,9 +169,10 @@ def _below(axes: list[tuple[Axes, Axes]], result: Estimate, *, narrow: bool) -> 
     drawn = max(line.micro_batches for line in result.timeline)
     count = result.workload.accumulation_steps
     some = f"; of {count} micro-batches the first {drawn}" if count > drawn else ""
-    words = f"allocations and frees in the order of a step{some}\nF forward, L head and loss, B backward"
+    first = f"allocations and frees in the order of a step{some}"
+    words = "\n".join([*textwrap.wrap(first, 48 if narrow else 80), "F forward, L head and loss, B backward"])
     for _, curve in axes if narrow else axes[-1:]:
-        curve.set_xlabel(textwrap.fill(words, 60) if narrow else words, fontsize=8.5)
+        curve.set_xlabel(words, fontsize=8.5)
 
 
 def _named(result: Estimate, stage: StagePeak) -> str:
