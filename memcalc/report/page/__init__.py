@@ -74,11 +74,17 @@ def _head(title: str) -> Html:
     )
 
 
+def _front(review: Review) -> Html:
+    """Return the plans as a chart, where there are several."""
+    found = review.plans
+    return drawn.chart("plan", found) if found is not None and len(found.plans) > 1 else Html("")
+
+
 def _sections(review: Review) -> list[tuple[str, str, Html]]:
     """Return the parts below the answer: id, name in the contents, element."""
     found, parts = review.estimate, []
     if review.chosen is not None:
-        parts.append(("plans", "Plans", plans(review, Html(""))))
+        parts.append(("plans", "Plans", plans(review, _front(review))))
     if found is not None:
         parts.append(("bytes", "Bytes", breakdown(found)))
         parts.append(("step", "One step", step(found, drawn.chart("timeline", found) if found.timeline else Html(""))))

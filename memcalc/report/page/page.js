@@ -61,6 +61,8 @@
   }
 
   // ------------------------------------------------------------------------------------------------------ plans
+  const PARTS = '[data-part^="plan-"], [data-part^="close-"]';
+  const rankOf = (part) => part.dataset.part.split("-")[1];
   const plans = new Map(all("details.plan[data-plan]").map((plan) => [plan.dataset.plan, plan]));
   const choose = (rank, moving = true) => {
     const chosen = plans.get(rank);
@@ -70,7 +72,7 @@
       plan.classList.toggle("chosen", name === rank);
     }
     for (const row of all("tr[data-plan]")) row.classList.toggle("chosen", row.dataset.plan === rank);
-    for (const part of all('[data-part^="plan-"]')) part.classList.toggle("chosen", part.dataset.part === `plan-${rank}`);
+    for (const part of all(PARTS)) part.classList.toggle("chosen", rankOf(part) === rank);
     if (!moving) return;
     const summary = chosen.querySelector("summary");
     summary.focus({ preventScroll: true });
@@ -85,17 +87,32 @@
       choose(row.dataset.plan);
     });
   }
-  for (const part of all('[data-part^="plan-"]')) {
-    const rank = part.dataset.part.slice("plan-".length);
-    const title = part.querySelector("title");
-    part.closest("svg").setAttribute("role", "group");
-    part.setAttribute("role", "link");
-    part.setAttribute("tabindex", "0");
-    part.setAttribute("aria-label", title ? title.textContent : `plan ${rank}`);
-    part.addEventListener("click", () => choose(rank));
-    part.addEventListener("keydown", (event) => {
-      if (event.key === "Enter" || event.key === " ") { event.preventDefault(); choose(rank); }
+  const REACH = 24; // pixels: a point is smaller than a finger
+  const nearestPart = (parts, event) => {
+    const away = (part) => {
+      const box = part.getBoundingClientRect();
+      return Math.hypot((box.left + box.right) / 2 - event.clientX, (box.top + box.bottom) / 2 - event.clientY);
+    };
+    const [first] = parts.map((part) => [away(part), part]).sort((a, b) => a[0] - b[0]);
+    return first && first[0] <= REACH ? first[1] : null;
+  };
+  for (const drawing of all("svg.memcalc-chart")) {
+    const parts = all(PARTS, drawing);
+    if (!parts.length) continue;
+    drawing.setAttribute("role", "group");
+    drawing.addEventListener("click", (event) => {
+      const part = nearestPart(parts, event);
+      if (part) choose(rankOf(part));
     });
+    for (const part of parts.filter((one) => one.dataset.part.startsWith("plan-"))) {
+      const title = part.querySelector("title");
+      part.setAttribute("role", "link");
+      part.setAttribute("tabindex", "0");
+      part.setAttribute("aria-label", title ? title.textContent : `plan ${rankOf(part)}`);
+      part.addEventListener("keydown", (event) => {
+        if (event.key === "Enter" || event.key === " ") { event.preventDefault(); choose(rankOf(part)); }
+      });
+    }
   }
 
   // ---------------------------------------------------------------------------------------------------- sorting
