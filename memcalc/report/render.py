@@ -33,14 +33,14 @@ class Report:
     payload: dict[str, Any]
 
 
-def render(report: Report, form: str, *, width: int = 100, colour: bool = False) -> str:
-    """Return `report` in the format `form`, ending in a newline; `width` and `colour` are a terminal's."""
+def render(report: Report, form: str, *, width: int = 100, colour: bool = False, ascii_only: bool = False) -> str:
+    """Return `report` in the format `form`, ending in a newline; what else is said is of a terminal."""
     if form not in FORMATS:
         raise UnknownNameError("format", form, f"must be one of {', '.join(FORMATS)}", FORMATS)
     if form == "rich":
         from memcalc.report.terminal import draw
 
-        return draw(report.document, width, colour)
+        return draw(report.document, width, colour, ascii_only=ascii_only)
     return FORMATS[form](report).rstrip("\n").translate(_UNPRINTABLE) + "\n"
 
 

@@ -139,6 +139,8 @@ class Leaf:
     lines: tuple[str, ...]
     share: str = ""
     """Of the whole [%]; drawn as a small bar."""
+    when: str = ""
+    """In which phases."""
     aside: bool = False
     """Told in one line, after those that are not."""
 
@@ -166,6 +168,9 @@ class Tree:
     table: Table
     sources: tuple[str, ...] = ()
     """What ``[1]``, ``[2]``, … in the leaves stand for."""
+    title: str = ""
+    aside: str = ""
+    """What is said of leaves that stand aside."""
 
 
 @dataclass(frozen=True)
