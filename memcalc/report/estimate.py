@@ -24,8 +24,8 @@ from memcalc.specs.strategy import Strategy
 from memcalc.units import GIB, KIB, MIB, format_bytes, format_count
 
 __all__ = [
-    "bar_of", "components_of", "foot_of", "head_of", "inputs_of", "made", "on_node", "report", "sized", "strategy_words",
-    "terms",
+    "bar_of", "components_of", "foot_of", "head_of", "inputs_of", "made", "on_node", "report", "sized",
+    "strategy_words", "terms",
 ]  # fmt: skip
 
 MOODS = {"fits": "good", "tight": "close", "does-not-fit": "bad"}
@@ -169,6 +169,7 @@ def _off_gpu(result: Estimate) -> Table:
 
 
 def on_node(result: Estimate, tier: str) -> int:
+    """Return what a node keeps in a memory off its GPUs [bytes]."""
     return result.host_memory if tier == "host" else result.tier_memory
 
 
@@ -190,6 +191,7 @@ def _said(name: str, said: str, label: str = "") -> Line:
 
 
 def foot_of(result: Estimate) -> Iterator[Block]:
+    """Yield warnings, assumptions and the command."""
     for warning in result.warnings:
         yield Line(f"Warning: {warning}", "warning")
     yield from facts("Assumed", result.assumptions)
@@ -197,6 +199,7 @@ def foot_of(result: Estimate) -> Iterator[Block]:
 
 
 def inputs_of(term: TermFacts) -> str:
+    """Return the values that a term's formula was given."""
     return ", ".join(f"{name} = {_value(value)}" for name, value in term.inputs.items())
 
 

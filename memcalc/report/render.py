@@ -41,6 +41,10 @@ def render(report: Report, form: str, *, width: int = 100, colour: bool = False,
         from memcalc.report.terminal import draw
 
         return draw(report.document, width, colour, ascii_only=ascii_only)
+    if form == "plain":
+        from memcalc.report.plain import spoken
+
+        return spoken(report.document, ascii_only=ascii_only)
     return FORMATS[form](report).rstrip("\n").translate(_UNPRINTABLE) + "\n"
 
 
@@ -181,6 +185,7 @@ def _tabulated(table: Table, headings: list[str], rows: list[list[str]], form: s
 
 FORMATS: dict[str, Callable[[Report], str]] = {
     "rich": lambda report: render(report, "rich"),
+    "plain": lambda report: render(report, "plain"),
     "markdown": _markdown,
     "csv": _csv,
     "json": _json,

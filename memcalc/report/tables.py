@@ -41,6 +41,8 @@ class Column:
     """A terminal draws a small bar before the figure: a share, or a part of `whole`."""
     whole: float = 100.0
     """What fills the bar, in the column's own unit."""
+    below: bool = False
+    """Told below the table, row by row, where there is no room for the column."""
     short: tuple[tuple[str, str], ...] = ()
     """Parts of words, and what stands for them where there is little room."""
 

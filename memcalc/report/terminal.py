@@ -115,15 +115,15 @@ def _rows(screen: _Screen, block: Bar | Tree) -> Iterator[Text]:
 def _line(screen: _Screen, line: Line) -> Iterator[Text]:
     if line.role == "verdict" and line.mood:
         yield _verdict(screen, line)
-    elif line.label or line.items:
-        yield from _labelled(screen, line)
     elif line.role == "warning":
         said, colon, rest = line.text.partition(": ")
-        known = said in {"Warning", "Note"} and colon
-        yield Text.assemble(
-            screen.text(f"{said}:", f"bold {ANYWHERE['close']}") if known else "",
-            screen.text(f" {rest}" if known else line.text, "" if known else f"bold {ANYWHERE['close']}"),
-        )
+        style = f"bold {ANYWHERE['close']}"
+        if colon and said in {"Warning", "Note"}:
+            yield from _labelled(screen, Line(rest, label=said), style)
+        else:
+            yield screen.text(line.text, style)
+    elif line.label or line.items:
+        yield from _labelled(screen, line)
     else:
         yield screen.text(line.text, ANYWHERE.get(line.mood) or _STYLES.get(line.role, ""))
 
@@ -139,9 +139,9 @@ def _verdict(screen: _Screen, line: Line) -> Text:
     return Text.assemble(screen.text(f" {said} ", badge), screen.text(f"  {rest}", "bold"))
 
 
-def _labelled(screen: _Screen, line: Line) -> Iterator[Text]:
+def _labelled(screen: _Screen, line: Line, accent: str = "dim") -> Iterator[Text]:
     """Yield a label and what it says beside it; items are not broken inside."""
-    label = screen.text(f"{line.label:<{_LABEL}}" if line.label else "", "dim")
+    label = screen.text(f"{line.label:<{_LABEL}}" if line.label else "", accent)
     indent = max(_LABEL, label.cell_len) + 1 if line.label else 0
     style = _STYLES.get(line.role, "") if line.role != "faint" else ""
     room = max(screen.width - indent, _NARROWEST // 2)
@@ -178,14 +178,15 @@ def _pasted(screen: _Screen, says: str, lines: Iterable[str], diff: bool = False
 # --------------------------------------------------------------------------------------------------------------- tables
 
 
-def fitted(table: Table, width: int) -> tuple[Table, list[str]]:
-    """Return `table` as `width` holds it, and what is left out.
+def fitted(table: Table, width: int) -> tuple[Table, Table]:
+    """Return `table` as `width` holds it, and its columns that are left out.
 
-    First words are shortened, or the narrow form is taken; then columns go, those that say the same in every row
-    before the others.
+    First the narrow form is taken or words are shortened; then columns go, those that say the same in every row before
+    the others.
     """
     if _total(table) > width and table.narrow is not None:
         table = table.narrow
+    whole = table
     if _total(table) > width:
         table = table.brief()
     kept = list(range(len(table.columns)))
@@ -194,17 +195,12 @@ def fitted(table: Table, width: int) -> tuple[Table, list[str]]:
         if not removable:
             break
         kept.remove(max(removable, key=lambda place: (_same(table, place), table.columns[place].priority, place)))
-    return table.keep(kept), [_named(table, place) for place in range(len(table.columns)) if place not in kept]
+    return table.keep(kept), whole.keep([place for place in range(len(table.columns)) if place not in kept])
 
 
 def _same(table: Table, place: int) -> bool:
     """Whether a column says the same in each of several rows."""
     return len(table.rows) > 1 and len({row[place] for row in table.rows}) == 1
-
-
-def _named(table: Table, place: int) -> str:
-    title = table.columns[place].title
-    return f"{title} ({table.rows[0][place]} in all)" if _same(table, place) else title
 
 
 def _total(table: Table) -> int:
@@ -236,10 +232,29 @@ def _table(screen: _Screen, table: Table) -> None:
         grid.add_row(*(_cell(screen, *one, style) for one in zip(shown.columns, row, wide, strict=True)))
     for part in (Text(), screen.text(table.title, "bold"), grid):
         screen.console.print(part)
-    if left_out:
-        said = f"Left out at this width: {', '.join(left_out)}; --format csv has every column."
-        screen.console.print(screen.text(said, "dim"))
+    for line in _left_out(shown, left_out):
+        for part in _line(screen, line):
+            screen.console.print(part)
     screen.console.print(Text())
+
+
+def _left_out(shown: Table, left: Table) -> Iterator[Line]:
+    """Yield what columns without room say: in every row, in some, or only that they are left out."""
+    places = range(len(left.columns))
+    same = {place for place in places if _same(left, place)}
+    alike = tuple(f"{left.columns[place].heading} {left.rows[0][place] or 'none'}" for place in sorted(same))
+    if alike:
+        yield Line("", "faint", label="In all", items=alike)
+    below = [place for place in places if left.columns[place].below and place not in same]
+    for place in below:
+        told = [
+            (kept[0].strip(" *"), row[place]) for kept, row in zip(shown.rows, left.rows, strict=True) if row[place]
+        ]
+        items = tuple(f"{shown.columns[0].title}{name} {said}" for name, said in told)
+        yield Line("", label=left.columns[place].title.capitalize(), items=items)
+    others = [left.columns[place].title for place in places if place not in same and place not in below]
+    if others:
+        yield Line(f"Left out at this width: {', '.join(others)}; --format csv has every column.", "faint")
 
 
 def _heading(screen: _Screen, column: Column) -> Text:
