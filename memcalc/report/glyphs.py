@@ -31,7 +31,7 @@ class Glyphs(NamedTuple):
 FULL = Glyphs("█", "▏▎▍▌▋▊▉", "░", "·", "╱", "┃", "├", "┤", "─", "┼", "├─ ", "└─ ", "│  ", " · ")
 ASCII = Glyphs("#", "", ".", ".", "/", "|", "[", "]", "-", "+", "|- ", "`- ", "|  ", " - ")
 _PLAIN = {
-    "·": "-", "×": "x", "→": "->", "…": "...", "⌈": "ceil(", "⌉": ")", "⌊": "floor(", "⌋": ")", "−": "-", "–": "-",
+    "·": "*", "×": "x", "→": "->", "…": "...", "⌈": "ceil(", "⌉": ")", "⌊": "floor(", "⌋": ")", "−": "-", "–": "-",
     "—": "-", "≤": "<=", "≥": ">=", "≈": "~", "≠": "!=", "√": "sqrt ", "Σ": "sum ", "∑": "sum ", "µ": "u", "μ": "u",
     "“": '"', "”": '"', "‘": "'", "’": "'", "■": "#", "┃": "|", "├": "|", "└": "`", "─": "-", "│": "|", "█": "#",
     "░": ".", "═": "=", "±": "+-", "∞": "inf", "�": "?", "╱": "/",
@@ -48,7 +48,7 @@ def printable(text: str, ascii_only: bool = False) -> str:
     r"""Return `text` without what a terminal would obey, and in ASCII where nothing else can be shown.
 
     >>> printable("8 × a100 · \x1b[31m", True)
-    '8 x a100 - ?[31m'
+    '8 x a100 * ?[31m'
     """
     text = text.translate(_UNPRINTABLE)
     return ascii_text(text) if ascii_only else text
@@ -58,7 +58,7 @@ def ascii_text(text: str) -> str:
     """Return `text` in ASCII; what has no like is a question mark.
 
     >>> ascii_text("w · ⌈P / N⌉ é 模")
-    'w - ceil(P / N) e ?'
+    'w * ceil(P / N) e ?'
     """
     if text.isascii():
         return text

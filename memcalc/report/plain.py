@@ -6,7 +6,7 @@ No bars, no boxes, no columns: what a picture shows is said in words.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 from memcalc.report.glyphs import printable
 from memcalc.report.tables import Bar, Block, Branch, Code, Column, Document, Leaf, Line, Table, Tree, gib
@@ -16,21 +16,24 @@ __all__ = ["spoken"]
 _SHORT = 3
 """Cells behind a row's name that are said in one line."""
 _SAID = {" · ": ", ", " → ": ", to ", "→": "to", "…": "...", " × ": " times "}
+_FORMULA = {" · ": " times ", "⌈": "ceil(", "⌉": ")", "⌊": "floor(", "⌋": ")"}
 
 
 def spoken(document: Document, *, ascii_only: bool = False) -> str:
     """Return `document` as plain text."""
-    parts = ["\n".join(_block(block)) for block in document.blocks]
+    told = {row[0] for block in document.blocks if isinstance(block, Table) for row in block.rows}
+    parts = ["\n".join(_block(block, told)) for block in document.blocks]
     text = "\n\n".join(part for part in parts if part)
     text = re.sub(r"(?m)[ \t]+$", "", printable(text, ascii_only))
     return text.strip("\n") + "\n"
 
 
-def _block(block: Block) -> Iterator[str]:
+def _block(block: Block, told: Collection[str]) -> Iterator[str]:
+    """Yield the lines of a block; `told` are rows that some table names."""
     if isinstance(block, Line):
         yield _words(block.text)
     elif isinstance(block, Bar):
-        yield from _bar(block)
+        yield from _bar(block, told)
     elif isinstance(block, Tree):
         yield from _tree(block)
     elif isinstance(block, Table):
@@ -51,10 +54,9 @@ def _words(text: str) -> str:
     return text.strip()
 
 
-def _bar(bar: Bar) -> Iterator[str]:
-    """Say each part, what is free, and where the limit stands."""
-    yield f"The GPU, parts of {gib(bar.capacity)} GiB:"
-    yield from (f"{name}: {gib(size)} GiB" for name, size in bar.parts)
+def _bar(bar: Bar, told: Collection[str]) -> Iterator[str]:
+    """Say each part that no table tells, what is free, and where the limit stands."""
+    yield from (f"{name}: {gib(size)} GiB" for name, size in bar.parts if name not in told)
     if bar.kept:
         yield f"kept free: {gib(bar.spared)} GiB"
     yield f"beyond the limit: {gib(bar.over)} GiB" if bar.over else f"free: {gib(bar.free)} GiB"
@@ -67,18 +69,25 @@ def _table(table: Table) -> Iterator[str]:
     first, *others = table.columns
     short = len(others) <= _SHORT
     for row in table.rows:
-        name = f"{first.title} {row[0]}" if first.right or not row[0] else _words(row[0])
-        cells = [_cell(column, value) for column, value in zip(others, row[1:], strict=True) if value]
+        name = f"{first.title.replace('#', 'number')} {row[0]}" if first.right or not row[0] else _words(row[0])
+        cells = [(column, value) for column, value in zip(others, row[1:], strict=True) if value]
         if short:
-            yield f"{name}: {'; '.join(cells)}" if cells else name
+            said = "; ".join(
+                _cell(column, value, " ") if len(others) > 1 else _sum(column, value) for column, value in cells
+            )
+            yield f"{name}: {said}" if cells else name
         else:
             yield f"\n{name}:"
-            yield from cells
+            yield from (_cell(column, value, ": ") for column, value in cells)
 
 
-def _cell(column: Column, value: str) -> str:
-    unit = f" {column.unit}" if column.unit else ""
-    return f"{column.title}: {_words(value)}{unit}"
+def _cell(column: Column, value: str, between: str) -> str:
+    told = f" ({_words(column.unit)})" if " " in column.unit else ""
+    return f"{column.title}{told}{between}{_sum(column, value)}"
+
+
+def _sum(column: Column, value: str) -> str:
+    return f"{_words(value)} {column.unit}" if column.unit and " " not in column.unit else _words(value)
 
 
 def _tree(tree: Tree) -> Iterator[str]:
@@ -104,7 +113,20 @@ def _leaf(leaf: Leaf, aside: str) -> Iterator[str]:
         yield f"{leaf.name}: {leaf.figure}, {aside}, {leaf.when}"
         return
     yield f"{leaf.name}: {_sized(leaf.figure, leaf.share)}"
-    yield from (re.sub(r"\[(\d+)\]$", r"source \1", _words(line)) for line in leaf.lines)
+    yield from map(_line, leaf.lines)
+
+
+def _line(line: str) -> str:
+    """Return a line about a term.
+
+    >>> _line("= w · ⌈P / N⌉"), _line("8 bytes, in step [2]")
+    ('formula: w times ceil(P / N)', '8 bytes, in step, source 2')
+    """
+    if line.startswith("= "):
+        for sign, said in _FORMULA.items():
+            line = line.replace(sign, said)
+        return f"formula: {line[2:]}"
+    return _words(re.sub(r" \[(\d+)\]$", r", source \1", line))
 
 
 def _sized(figure: str, share: str) -> str:

@@ -91,7 +91,7 @@ _FIELDS = (
     _Field(Column("host memory", "GiB", right=True), lambda plan, _: gib(plan.host_memory), "data"),
     _Field(Column("tier memory", "GiB", right=True), lambda plan, _: gib(plan.tier_memory), "data"),
     _Field(Column("command"), lambda plan, _: plan.command, "data"),
-    _Field(Column("front", priority=3), lambda plan, plans: "*" if plan.rank in plans.pareto else "", "varies"),
+    _Field(Column("front", priority=3), lambda plan, plans: "yes" if plan.rank in plans.pareto else "", "varies"),
     _Field(Column("special", priority=9, below=True), lambda plan, _: ", ".join(plan.special), "special"),
 )
 _NARROW = (

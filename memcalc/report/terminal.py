@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from rich.cells import cell_len
@@ -113,6 +113,8 @@ def _rows(screen: _Screen, block: Bar | Tree) -> Iterator[Text]:
 
 
 def _line(screen: _Screen, line: Line) -> Iterator[Text]:
+    """Yield the rows of a paragraph; a dot between its parts stands for no product, also in ASCII."""
+    line = replace(line, text=line.text.replace(" · ", screen.signs.between))
     if line.role == "verdict" and line.mood:
         yield _verdict(screen, line)
     elif line.role == "warning":
@@ -130,7 +132,7 @@ def _line(screen: _Screen, line: Line) -> Iterator[Text]:
 
 def _verdict(screen: _Screen, line: Line) -> Text:
     """Return the verdict, its first words on a ground of their colour, which is read on any terminal."""
-    said, dot, rest = line.text.partition(" · ")
+    said, dot, rest = line.text.partition(screen.signs.between)
     if not dot:
         return screen.text(line.text, f"bold {ANYWHERE[line.mood]}")
     if not screen.colour:
