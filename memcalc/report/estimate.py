@@ -24,7 +24,7 @@ from memcalc.specs.strategy import Strategy
 from memcalc.units import GIB, KIB, MIB, format_bytes, format_count
 
 __all__ = [
-    "bar_of", "components_of", "foot_of", "head_of", "inputs_of", "made", "on_node", "report", "sized",
+    "bar_of", "components_of", "foot_of", "head_of", "inputs_of", "made", "off_gpu_name", "on_node", "report", "sized",
     "strategy_words", "terms",
 ]  # fmt: skip
 
@@ -55,9 +55,11 @@ def made(result: Estimate, *blocks: Block) -> Report:
 
 def terms(result: Estimate) -> Table:
     """Return the table with one row a term."""
+    named: list[tuple[str, TermFacts]] = [(term.component, term) for term in result.terms]
+    named += [(off_gpu_name(term.tier), term) for term in result.off_gpu]
     rows = tuple(
-        (term.component, term.name, str(term.bytes), " ".join(term.phases), term.formula, inputs_of(term), term.source)
-        for term in result.terms
+        (name, term.name, str(term.bytes), " ".join(term.phases), term.formula, inputs_of(term), term.source)
+        for name, term in named
     )
     return Table("Terms", _TERM_COLUMNS, rows)
 
@@ -166,6 +168,11 @@ def _off_gpu(result: Estimate) -> Table:
     columns = (Column("memory"), Column("component", priority=1), Column("term"), _SIZE)
     rows = tuple((term.tier, term.component, term.name, gib(term.bytes)) for term in result.off_gpu)
     return Table("Off the GPU, one rank", columns, rows)
+
+
+def off_gpu_name(tier: str) -> str:
+    """Return what stands for a component where a term lies off the GPU."""
+    return f"off the GPU: {tier}"
 
 
 def on_node(result: Estimate, tier: str) -> int:

@@ -6,10 +6,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from memcalc.errors import InputError, UnknownNameError
-from memcalc.report.estimate import foot_of, head_of, inputs_of, made, on_node, sized, terms
+from memcalc.report.estimate import foot_of, head_of, inputs_of, made, off_gpu_name, on_node, sized, terms
 from memcalc.report.render import Report
 from memcalc.report.tables import Branch, Leaf, Tree, percent
-from memcalc.results import Components, Estimate, OffGpuTerm, TermFacts
+from memcalc.results import Components, Estimate, TermFacts
 
 __all__ = ["FOLDS", "Folding", "explanation", "folding"]
 
@@ -67,7 +67,7 @@ def tree_of(result: Estimate, folded: Folding) -> Tree:
     return Tree(branches, terms(result), tuple(sources), title, "not at the peak")
 
 
-def _shown(result: Estimate, folded: Folding) -> Iterator[TermFacts | OffGpuTerm]:
+def _shown(result: Estimate, folded: Folding) -> Iterator[TermFacts]:
     """Yield the terms whose sources are told."""
     for component, members in _grouped(result):
         if component not in folded.branches:
@@ -122,7 +122,7 @@ def _alive(phases: Sequence[str], known: Iterable[str]) -> str:
     return f"in {', '.join(phases)}"
 
 
-def _lines(term: TermFacts | OffGpuTerm, when: str, sources: Sequence[str]) -> tuple[str, ...]:
+def _lines(term: TermFacts, when: str, sources: Sequence[str]) -> tuple[str, ...]:
     source = f" [{sources.index(term.source) + 1}]" if term.source in sources else ""
     lines = (f"= {term.formula}", inputs_of(term), f"{term.bytes} bytes, {when}{source}")
     return tuple(line for line in lines if line.strip())
@@ -138,4 +138,4 @@ def _off_gpu(result: Estimate, folded: Folding, sources: Sequence[str]) -> Itera
         )
         says = f"a rank, {sized(on_node(result, tier))} a node"
         whole = sum(term.bytes for term in members)
-        yield Branch(f"off the GPU: {tier}", sized(whole), leaves, "", OFF_GPU in folded.branches, says)
+        yield Branch(off_gpu_name(tier), sized(whole), leaves, "", OFF_GPU in folded.branches, says)

@@ -102,6 +102,7 @@ _NARROW = (
     _bytes("peak", "device", "always"),
     _Field(Column("tok/s", "/GPU", right=True), lambda plan, _: f"{plan.time.tokens_per_second_per_gpu:.0f}"),
     _Field(Column("to #1", "%", right=True, priority=1), _beside, "varies"),
+    _Field(Column("MFU", "%", right=True, priority=2), lambda plan, _: f"{100 * plan.time.mfu:.1f}"),
     _choice("framework", "framework", 2, "varies"),
     _choice("precision", "precision", 2, "varies"),
     _choice("optimizer", "optimizer", 4, "varies"),

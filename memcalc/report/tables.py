@@ -131,6 +131,14 @@ class Bar:
         """What is neither used nor to stay free [bytes]."""
         return max(0, self.capacity - self.used - self.kept)
 
+    @property
+    def rest(self) -> str:
+        """A sentence on what is not among the parts."""
+        kept = f"{gib(self.spared)} GiB are kept free; " if self.kept else ""
+        if self.over:
+            return f"{kept}{gib(self.over)} GiB lie beyond the limit of {gib(self.capacity)} GiB."
+        return f"{kept}{gib(self.free)} GiB are free below the limit of {gib(self.capacity)} GiB."
+
 
 @dataclass(frozen=True)
 class Leaf:
@@ -173,6 +181,13 @@ class Tree:
     title: str = ""
     aside: str = ""
     """What is said of leaves that stand aside."""
+
+    @property
+    def tables(self) -> tuple[Table, ...]:
+        """The branches' figures, where the tree has a title for them, and all leaves."""
+        columns = (Column("branch"), Column("size", right=True), Column("share", "%", right=True))
+        rows = tuple((one.name, f"{one.figure} {one.says}".strip(), one.share) for one in self.branches)
+        return (*([Table(self.title, columns, rows)] if self.title else []), self.table)
 
 
 @dataclass(frozen=True)
