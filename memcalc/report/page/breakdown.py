@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from memcalc.report.estimate import terms as table_of
-from memcalc.report.page.markup import Html, el, gib, percent, section, sized, swatch
+from memcalc.report.estimate import inputs_of, sized
+from memcalc.report.page.markup import Html, el, gib, percent, section, swatch
 from memcalc.results import Estimate, OffGpuTerm, TermFacts
 
 __all__ = ["breakdown"]
@@ -14,8 +14,6 @@ __all__ = ["breakdown"]
 _FIRST = 8
 """Terms of a component that stand there at once; smaller ones open below them."""
 _TIERS = {"host": "host memory", "nvme": "NVMe", "cxl": "CXL memory"}
-_VALUES = 5
-"""Where the table of terms has the values put in."""
 _INTRO = (
     "At the peak. Rest on a term, reach it with the keyboard or tap it for its formula, the values put in, the phases "
     "in which it is alive, and the source. Terms that are not alive at the peak come last, in brackets."
@@ -24,12 +22,7 @@ _INTRO = (
 
 def breakdown(found: Estimate) -> Html:
     """Return the terms of an estimate by component, and those off the GPU."""
-    everything = found.model_copy(update={"terms": (*found.terms, *found.off_gpu)})
-    values = [row[_VALUES] for row in table_of(everything).rows]
-    told = [
-        _Term(term, value, f"term-{place}")
-        for place, (term, value) in enumerate(zip(everything.terms, values, strict=True))
-    ]
+    told = [_Term(term, f"term-{place}") for place, term in enumerate((*found.terms, *found.off_gpu))]
     own, off = told[: len(found.terms)], told[len(found.terms) :]
     parts = sorted(found.components.model_dump().items(), key=lambda part: -part[1])
     groups = [_component(found, name, size, own, opened=place < 1) for place, (name, size) in enumerate(parts)]
@@ -37,10 +30,9 @@ def breakdown(found: Estimate) -> Html:
 
 
 class _Term(NamedTuple):
-    """A term, the values put into its formula as text, and the id of what explains it."""
+    """A term, and the id of what explains it."""
 
     facts: TermFacts
-    values: str
     name: str
 
 
@@ -102,7 +94,7 @@ def _row(one: _Term, found: Estimate) -> Html:
 def _why(one: _Term) -> Html:
     term = one.facts
     phases = ", ".join(term.phases) if term.phases else "every phase"
-    rows = [("formula", term.formula), ("values", one.values), ("bytes", f"{term.bytes:,}")]
+    rows = [("formula", term.formula), ("values", inputs_of(term)), ("bytes", f"{term.bytes:,}")]
     rows += [("alive in", phases), ("source", term.source)]
     kept = (el("div", el("dt", label), el("dd", value)) for label, value in rows if value.strip())
     return el("dl", *kept, class_="why", id=one.name)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import html
 
 from memcalc.report.tables import gib, percent
-from memcalc.units import GIB, KIB, MIB, format_bytes
 
 __all__ = [
     "Head",
@@ -19,7 +18,6 @@ __all__ = [
     "join",
     "percent",
     "section",
-    "sized",
     "swatch",
     "table",
 ]
@@ -73,18 +71,6 @@ def section(name: str, heading: str, *children: str, intro: str = "", class_: st
     said = el("p", intro, class_="intro") if intro else ""
     body = [el("h2", heading, id=f"{name}-title"), said, *children]
     return el("section", *body, id=name, aria_labelledby=f"{name}-title", class_=class_)
-
-
-def sized(size: int) -> str:
-    """Return `size` [bytes] in the binary unit that suits it.
-
-    >>> sized(2**30), sized(3 * 2**20), sized(96 * 2**10), sized(12)
-    ('1.00 GiB', '3.0 MiB', '96.0 KiB', '12 B')
-    """
-    if size >= GIB / 100:
-        return format_bytes(size, "GiB")
-    unit = "MiB" if size >= MIB / 10 else "KiB" if size >= KIB / 10 else "B"
-    return format_bytes(size, unit, 0 if unit == "B" else 1)
 
 
 def swatch(component: str) -> Html:

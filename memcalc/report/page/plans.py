@@ -120,6 +120,7 @@ def _panel(one: Plan, first: Plan, *, opened: bool, fallback: bool = False) -> H
     body = el(
         "div",
         el("p", begun(one.why)),
+        el("p", el("strong", "Special: "), "; ".join(one.special), class_="special") if one.special else "",
         el(
             "div",
             el("div", el("h4", "Strategy"), _strategy(one, first)),
