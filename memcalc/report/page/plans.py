@@ -93,7 +93,7 @@ def _cells(data: Table, places: Sequence[int], row: tuple[str, ...]) -> Iterator
         if column.title == "#":
             link = el("a", f"#{value}", href=f"#plan-{value}", class_="plan-link")
             yield el("th", link, scope="row", class_="number", data_sort=value)
-        elif column.meter:
+        elif column.title == "used":
             bar = el(
                 "span",
                 el("span", style=f"width:{min(100.0, float(value or 0)):.0f}%"),
