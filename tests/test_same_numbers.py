@@ -145,7 +145,8 @@ def test_plans_in_tables(plans: Plans, form: str) -> None:
 def test_plans_as_lines_and_csv(plans: Plans) -> None:
     spoken = report.render(report.of_plans(plans), "plain")
     known = rows_of(plans)
-    peaks, speeds = re.findall(r"^peak: ([\d.]+) GiB", spoken, re.M), re.findall(r"^tok/s/GPU: (\d+)", spoken, re.M)
+    patterns = (r"^peak: ([\d.]+) GiB", r"^tok/s/GPU: (\d+)")
+    peaks, speeds = (re.findall(pattern, spoken, re.MULTILINE) for pattern in patterns)
     assert list(zip(peaks, speeds, strict=True)) == list(known.values())
     rows = csv.DictReader(io.StringIO(report.render(report.of_plans(plans), "csv")))
     assert {row["#"]: (row["peak [GiB]"], row["tok/s/GPU"]) for row in rows} == known
