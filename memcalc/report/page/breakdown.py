@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from memcalc.report.estimate import inputs_of, sized
-from memcalc.report.page.markup import Html, el, gib, percent, section, swatch
+from memcalc.report.page.markup import Html, el, gib, join, percent, section, swatch
 from memcalc.results import Estimate, OffGpuTerm, TermFacts
 
 __all__ = ["breakdown"]
@@ -14,9 +14,10 @@ __all__ = ["breakdown"]
 _FIRST = 8
 """Terms of a component that stand there at once; smaller ones open below them."""
 _TIERS = {"host": "host memory", "nvme": "NVMe", "cxl": "CXL memory"}
-_INTRO = (
-    "At the peak. Rest on a term, reach it with the keyboard or tap it for its formula, the values put in, the phases "
-    "in which it is alive, and the source. Terms that are not alive at the peak come last, in brackets."
+_INTRO = join(
+    "At the peak. ",
+    el("span", "Rest on a term, reach it with the keyboard or tap it for its formula and source. ", class_="screen"),
+    "Terms that are not alive at the peak come last, in brackets.",
 )
 
 

@@ -41,11 +41,12 @@ def plans(review: Review, chart: Html) -> Html:
     return section("plans", "Plans", *own, *fallback, intro=review.no_fallback or said, class_="plans")
 
 
-def _intro(found: Plans, *, drawn: bool) -> str:
+def _intro(found: Plans, *, drawn: bool) -> Html:
     front = ", ".join(f"#{rank}" for rank in found.pareto)
     said = f"{found.searched:,} strategies searched, {found.feasible:,} fit; below are {len(found.plans)} of them."
     more = f" No other plan is both smaller and faster than {front}." if front else ""
-    return said + more + (" A plan in the chart or the table leads to all that is known of it." if drawn else "")
+    leads = f" Choose one in the {'chart or the ' if drawn else ''}table to see all of it."
+    return join(said, more, el("span", leads, class_="screen"))
 
 
 def _table(found: Plans, chosen: int) -> Html:
@@ -124,7 +125,12 @@ def _panel(one: Plan, first: Plan, *, opened: bool, fallback: bool = False) -> H
         el(
             "div",
             el("div", el("h4", "Strategy"), _strategy(one, first)),
-            el("div", el("h4", "Memory"), _memory(one), el("h4", "Time of a step"), _time(one)),
+            el(
+                "div",
+                el("div", el("h4", "Memory"), _memory(one)),
+                el("div", el("h4", "Time of a step"), _time(one)),
+                class_="figures",
+            ),
             class_="columns",
         ),
         code(one.command, f"{name}-command"),
