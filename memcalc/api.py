@@ -161,12 +161,13 @@ def largest(
     safe: bool = False,
     search: str | None = None,
     family: str | None = None,
+    curve: bool = False,
     **words: Any,
 ) -> Inverse:
     """The largest ``seq-len``, ``micro-batch`` or ``model`` that fits; what the other words leave open is searched.
 
     ``step`` asks for multiples of it alone, ``safe`` for the verdict fits instead of tight. ``search`` and ``family``
-    narrow the models.
+    narrow the models. ``curve`` adds the answer's strategy at values below and above it, except for models.
     """
     from memcalc.planner import questions
 
@@ -182,7 +183,7 @@ def largest(
         raise MissingError("the largest of what? give --model.")
     job, asked = ask.of(model, gpu, positive(step, "step"))
     find = questions.longest if what == "seq-len" else questions.widest
-    return find(job, asked, ask.gpus(job))
+    return find(job, replace(asked, curve=curve), ask.gpus(job))
 
 
 def smallest(

@@ -206,7 +206,7 @@ _AnyCount = Annotated[
 ]
 
 
-@command("Jobs", *MODEL_OR_MODULE, *PRESETS, *DESTINATION)
+@command("Jobs", *MODEL_OR_MODULE, *PRESETS, *DESTINATION, *CHART)
 def max_(
     what: _Largest,
     *,
@@ -220,7 +220,7 @@ def max_(
     return inverse.show("max", what, options, step=step, safe=safe, search=search, family=family)
 
 
-@command("Jobs", *MODEL_OR_MODULE, *PRESETS, *DESTINATION)
+@command("Jobs", *MODEL_OR_MODULE, *PRESETS, *DESTINATION, *CHART)
 def min_(
     what: _Smallest,
     *,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from memcalc.report.charts.labels import Placed, place
@@ -14,6 +15,7 @@ from memcalc.units import GIB, format_count
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+    from matplotlib.lines import Line2D
 
     from memcalc.results import Plan, Plans
 
@@ -21,7 +23,8 @@ __all__ = ["chart"]
 
 _CLOSE, _CROWD = 0.85, 6
 """Share of the highest throughput from which plans are drawn again, larger, where there are as many."""
-_LISTED = 8
+_COUNTED = 8
+"""Plans up to which each says its number of GPUs, where there are several."""
 _FRONT: dict[str, Any] = {"color": INK["muted"].light, "linewidth": 1.2}
 
 
@@ -44,7 +47,7 @@ def chart(result: Plans) -> Chart:
 
     first = result.plans[0]
     said = f"{len(result.plans)} of {result.feasible} strategies that fit" if len(result.plans) > 1 else "one plan"
-    subject = _subject(result)
+    subject, hues = _subject(result), _hues(result)
     crowd = [plan for plan in result.plans if _speed(plan) >= _CLOSE * max(map(_speed, result.plans))]
     zoomed = crowd if len(crowd) >= _CROWD else []
 
@@ -53,14 +56,17 @@ def chart(result: Plans) -> Chart:
         panels = 2 if zoomed else 1
         shape = (panels, 1) if is_narrow(figure) else (1, panels)
         whole, *close = figure.subplots(*shape, squeeze=False).flat
-        _whole(whole, result)
-        for axes in close:
-            _closer(axes, whole, result, zoomed)
-        legend(figure, _keys(result))
-        names = [plan for plan in result.plans if plan not in zoomed]
-        place(figure, [Placed(whole, str(plan.rank), *_at(plan), in_front=plan in names) for plan in result.plans])
-        for axes in close:
-            place(figure, [Placed(axes, str(plan.rank), *_at(plan)) for plan in zoomed])
+        fronts = _whole(whole, result)
+        closer = [_closer(axes, whole, result, zoomed) for axes in close]
+        legend(figure, _keys(result, fronts))
+        placed = [Placed(whole, name(plan), *_at(plan), named=plan not in zoomed) for plan in result.plans]
+        place(figure, placed, fronts)
+        for axes, lines in zip(close, closer, strict=True):
+            place(figure, [Placed(axes, name(plan), *_at(plan)) for plan in zoomed], lines)
+
+    def name(plan: Plan) -> str:
+        counted = len(hues) > 1 and len(result.plans) <= _COUNTED
+        return f"{plan.rank}: {plan.gpus} GPU{'s' * (plan.gpus > 1)}" if counted else str(plan.rank)
 
     tips = {f"plan-{plan.rank}": _told(plan) for plan in result.plans}
     tips |= {f"close-{plan.rank}": _told(plan) for plan in zoomed}
@@ -68,7 +74,7 @@ def chart(result: Plans) -> Chart:
     front = ", ".join(f"#{rank}" for rank in result.pareto)
     alt = f"{subject}. {said}, the first with {_speed(first):.0f} tok/s/GPU. On the front: {front}. {listed}"
     rows = 2 if zoomed else 1
-    return Chart("plan", alt, draw, (9, 5.2 + 0.17 * min(len(result.pareto), _LISTED)), (4, 4.6 + 3.2 * rows), tips)
+    return Chart("plan", alt, draw, (9, 5.4), (4, 4.6 + 3.2 * rows), tips)
 
 
 def _subject(result: Plans) -> str:
@@ -76,7 +82,7 @@ def _subject(result: Plans) -> str:
     gpus = " or ".join(map(str, counts))
     return (
         f"{model.name} ({format_count(model.parameters)} parameters) on {gpus} × {result.hardware.gpu}, "
-        f"{result.seq_len} tokens a sequence, ranked by {result.objective}"
+        f"{result.seq_len} tokens a sequence, ranked by {result.objective}. {_told(result.plans[0])}"
     )
 
 
@@ -106,36 +112,38 @@ def _look(kind: _Kind, hue: str) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _points(axes: Axes, result: Plans, plans: list[Plan], prefix: str) -> None:
-    """Draw the front of each number of GPUs, and the plans."""
-    hues = _hues(result)
+def _points(axes: Axes, result: Plans, plans: list[Plan], prefix: str) -> list[Line2D]:
+    """Draw the front of each number of GPUs, and the plans; return the fronts."""
+    hues, fronts = _hues(result), []
     for count in hues:
         front = sorted(_at(plan) for plan in plans if plan.gpus == count and plan.rank in result.pareto)
         if len(front) > 1:
-            axes.plot(
-                *zip(*front, strict=True), drawstyle="steps-pre", zorder=1.5, gid=f"{prefix}-front-{count}", **_FRONT
-            )
+            steps = [front[0], *((x, y) for (left, _), (right, y) in pairwise(front) for x in (left, right))]
+            (line,) = axes.plot(*zip(*steps, strict=True), zorder=1.5, gid=f"{prefix}-front-{count}", **_FRONT)
+            fronts.append(line)
     for plan in plans:
         (drawn,) = axes.plot(*_at(plan), **_look(_kind(plan), hues[plan.gpus]))
         drawn.set_gid(f"{prefix}-{plan.rank}")
+    return fronts
 
 
-def _whole(axes: Axes, result: Plans) -> None:
-    """Draw all plans, both axes from zero."""
-    _points(axes, result, list(result.plans), "plan")
+def _whole(axes: Axes, result: Plans) -> list[Line2D]:
+    """Draw all plans, both axes from zero; return the fronts."""
+    fronts = _points(axes, result, list(result.plans), "plan")
     axes.axhline(result.capacity / GIB, **LIMIT)
     axes.set_xlim(0, max(map(_speed, result.plans)) * 1.12)
     axes.set_ylim(0, result.capacity / GIB * 1.1)
     axes.grid(visible=True)
     axes.set_xlabel("tokens a second and GPU [tok/s]")
     axes.set_ylabel("memory of one GPU [GiB]")
+    return fronts
 
 
-def _closer(axes: Axes, whole: Axes, result: Plans, plans: list[Plan]) -> None:
-    """Draw the crowd again, and say that its axes do not begin at zero."""
+def _closer(axes: Axes, whole: Axes, result: Plans, plans: list[Plan]) -> list[Line2D]:
+    """Draw the crowd again, and say that its axes do not begin at zero; return the fronts."""
     from matplotlib.patches import Rectangle
 
-    _points(axes, result, plans, "close")
+    fronts = _points(axes, result, plans, "close")
     (left, right), (low, high) = (_span(values) for values in zip(*map(_at, plans), strict=True))
     axes.set_xlim(left, right)
     axes.set_ylim(low, high)
@@ -146,6 +154,7 @@ def _closer(axes: Axes, whole: Axes, result: Plans, plans: list[Plan]) -> None:
     axes.set_title("the box, larger: its axes do not begin at 0", fontsize=8.5, fontweight="normal")
     box = Rectangle((left, low), right - left, high - low, fill=False, edgecolor=INK["muted"].light, linewidth=0.9)
     whole.add_patch(box)
+    return fronts
 
 
 def _span(values: tuple[float, ...]) -> tuple[float, float]:
@@ -155,7 +164,7 @@ def _span(values: tuple[float, ...]) -> tuple[float, float]:
     return low - room, high + room
 
 
-def _keys(result: Plans) -> list[Any]:
+def _keys(result: Plans, fronts: list[Line2D]) -> list[Any]:
     """The legend: shapes, GPU counts, the capacity, and the plans of the front."""
     hues, keys = _hues(result), []
     text = INK["text"].light
@@ -166,7 +175,7 @@ def _keys(result: Plans) -> list[Any]:
     if len(hues) > 1:
         keys += [line_key(f"{n} GPU{'s' * (n > 1)}", **_look(_Kind("o", False), hue)) for n, hue in hues.items()]
     keys.append(line_key(f"the GPU has {gib(result.capacity)} GiB", **LIMIT))
-    if len(result.pareto) > 1:
+    if fronts:
         keys.append(line_key("front: no other plan is better in everything", **_FRONT))
     return keys
 
