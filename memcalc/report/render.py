@@ -14,7 +14,10 @@ from memcalc.report.tables import Document
 
 __all__ = ["FORMATS", "Report", "format_for", "render"]
 
-_ENDINGS = {".md": "markdown", ".csv": "csv", ".json": "json", ".tex": "latex", ".html": "html", ".htm": "html"}
+_ENDINGS = {
+    ".md": "markdown", ".csv": "csv", ".json": "json", ".tex": "latex", ".html": "html", ".htm": "html",
+    ".svg": "svg",
+}  # fmt: skip
 _UNPRINTABLE = {code: "�" for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\r\t\x85"}
 
 
@@ -38,6 +41,10 @@ def render(report: Report, form: str, *, width: int = 100, colour: bool = False,
         from memcalc.report.plain import spoken
 
         return spoken(report.document, ascii_only=ascii_only)
+    if form == "svg":
+        from memcalc.report.picture import picture
+
+        return picture(report.document, width)
     return FORMATS[form](report).rstrip("\n").translate(_UNPRINTABLE) + "\n"
 
 
@@ -90,6 +97,7 @@ def _html(report: Report) -> str:
 FORMATS: dict[str, Callable[[Report], str]] = {
     "rich": lambda report: render(report, "rich"),
     "plain": lambda report: render(report, "plain"),
+    "svg": lambda report: render(report, "svg"),
     "markdown": _markdown,
     "csv": _csv,
     "json": _json,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -15,10 +14,10 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from memcalc.report.glyphs import Glyphs, glyphs, printable
-from memcalc.report.palette import ANYWHERE, COMPONENTS, MOODS
+from memcalc.report.palette import ANYWHERE, COMPONENTS, MOODS, SERIES
 from memcalc.report.tables import Bar, Block, Code, Column, Document, Line, Listing, Table, Tree
 from memcalc.report.terminal_bar import bar_lines, packed
-from memcalc.report.terminal_tree import meter, tree_lines
+from memcalc.report.terminal_tree import drawn_meter, tree_lines
 
 __all__ = ["draw", "fitted", "paint"]
 
@@ -32,7 +31,7 @@ _STYLES = {"heading": "bold", "title": "bold", "verdict": "bold", "faint": "dim"
 _DIFF = {"+": "green", "-": "red", "@": "cyan"}
 
 
-@dataclass(frozen=True)
+@dataclass
 class _Screen:
     """Where blocks are shown."""
 
@@ -41,6 +40,15 @@ class _Screen:
     ascii_only: bool
     wraps: bool
     """Whether commands are broken too, as a picture of a terminal must."""
+    blank: bool = True
+    """Whether nothing, or an empty line, was shown last: there are never two."""
+
+    def show(self, part: Text | RichTable, *, whole: bool = False) -> None:
+        """Print a line or a table; `whole` lines are not broken."""
+        empty = isinstance(part, Text) and not part
+        if not (empty and self.blank):
+            self.console.print(part, soft_wrap=whole)
+        self.blank = empty
 
     @property
     def width(self) -> int:
@@ -60,7 +68,7 @@ def draw(document: Document, width: int, colour: bool, *, ascii_only: bool = Fal
     console = _console(stream, max(width, _NARROWEST), colour)
     paint(document, console, colour=colour, ascii_only=ascii_only)
     text = "\n".join(line.rstrip() for line in stream.getvalue().splitlines())
-    return re.sub(r"\n{3,}", "\n\n", text).strip("\n") + "\n"
+    return text.strip("\n") + "\n"
 
 
 def _console(stream: io.StringIO, width: int, colour: bool) -> Console:
@@ -86,7 +94,7 @@ def paint(document: Document, console: Console, *, colour: bool, ascii_only: boo
 def _show(screen: _Screen, block: Block) -> None:
     if isinstance(block, Line):
         for row in _line(screen, block):
-            screen.console.print(row)
+            screen.show(row)
     elif isinstance(block, Code):
         _pasted(screen, block.says, [block.command])
     elif isinstance(block, Listing):
@@ -95,7 +103,7 @@ def _show(screen: _Screen, block: Block) -> None:
         _table(screen, block)
     else:
         for row in _rows(screen, block):
-            screen.console.print(row)
+            screen.show(row)
 
 
 def _rows(screen: _Screen, block: Bar | Tree) -> Iterator[Text]:
@@ -164,17 +172,17 @@ def _labelled(screen: _Screen, line: Line, accent: str = "dim") -> Iterator[Text
 
 def _pasted(screen: _Screen, says: str, lines: Iterable[str], diff: bool = False) -> None:
     """Print what is there to be pasted: it is not cut, save in a picture."""
-    screen.console.print(screen.text(f"{says}:", "dim"))
+    screen.show(screen.text(f"{says}:", "dim"))
     for line in lines:
         style = _DIFF.get(line[:1], "") if diff else ""
         if not screen.wraps or diff:
-            screen.console.print(screen.text(f"  {line}", style), soft_wrap=True)
+            screen.show(screen.text(f"  {line}", style), whole=True)
             continue
         rows = screen.text(line).wrap(screen.console, screen.width - 6)
         for place, row in enumerate(rows):
             row.rstrip()
             more = " \\" if place < len(rows) - 1 else ""
-            screen.console.print(Text("    " if place else "  ").append_text(row).append(more))
+            screen.show(Text("    " if place else "  ").append_text(row).append(more))
 
 
 # --------------------------------------------------------------------------------------------------------------- tables
@@ -229,15 +237,14 @@ def _table(screen: _Screen, table: Table) -> None:
         )
     wide = [max(_cells(shown, place), _PERCENT) for place in range(len(shown.columns))]
     for row in shown.rows:
-        shade = COMPONENTS.get(row[0])
-        style = shade.light if shade else ""
+        style = (COMPONENTS.get(row[0]) or SERIES[0]).light
         grid.add_row(*(_cell(screen, *one, style) for one in zip(shown.columns, row, wide, strict=True)))
     for part in (Text(), screen.text(table.title, "bold"), grid):
-        screen.console.print(part)
+        screen.show(part)
     for line in _left_out(shown, left_out):
         for part in _line(screen, line):
-            screen.console.print(part)
-    screen.console.print(Text())
+            screen.show(part)
+    screen.show(Text())
 
 
 def _left_out(shown: Table, left: Table) -> Iterator[Line]:
@@ -267,4 +274,4 @@ def _cell(screen: _Screen, column: Column, value: str, wide: int, style: str) ->
     """Return a figure, with a small bar in the colour of the row's component where the column has one."""
     if not (column.meter and value):
         return screen.text(value)
-    return Text.assemble((meter(float(value) / column.whole, screen.signs), style), f" {value:>{wide}}")
+    return Text.assemble(drawn_meter(float(value) / column.whole, screen.signs, style), f" {value:>{wide}}")

@@ -9,9 +9,10 @@ from rich.console import Console
 from rich.text import Text
 
 from memcalc.report.glyphs import Glyphs, printable
+from memcalc.report.palette import COMPONENTS, SERIES
 from memcalc.report.tables import Branch, Leaf, Tree
 
-__all__ = ["meter", "tree_lines"]
+__all__ = ["drawn_meter", "meter", "tree_lines"]
 
 _METER = 8
 _SHARE = _METER + 6
@@ -34,6 +35,13 @@ def meter(share: float, signs: Glyphs, cells: int = _METER) -> str:
     return bar + signs.track * (cells - len(bar))
 
 
+def drawn_meter(share: float, signs: Glyphs, style: str, cells: int = _METER) -> Text:
+    """Return a small bar in a colour, what is left of it dim."""
+    bar = meter(share, signs, cells)
+    filled = bar.rstrip(signs.track)
+    return Text.assemble((filled, style), (bar[len(filled) :], "dim"))
+
+
 def tree_lines(tree: Tree, width: int, console: Console, *, ascii_only: bool, signs: Glyphs) -> Iterator[Text]:
     """Yield the rows of a tree, then its sources."""
     drawn = _Drawn(width, console, ascii_only, signs)
@@ -54,12 +62,14 @@ class _Drawn:
 
     def __init__(self, width: int, console: Console, ascii_only: bool, signs: Glyphs) -> None:
         self.width, self.console, self.ascii_only, self.signs = width, console, ascii_only, signs
+        self.shade = ""
 
     def branch(self, branch: Branch, aside: str) -> Iterator[Text]:
         """Yield a group: its own row, its leaves, and those that stand aside."""
         folded = branch.folded and branch.leaves
         count = f"{len(branch.leaves)} term{'s' * (len(branch.leaves) != 1)}" if folded else ""
         said = ", ".join(part for part in (branch.says, count) if part)
+        self.shade = (COMPONENTS.get(branch.name) or SERIES[0]).light
         yield from self.row("", "", branch.name, said, branch.figure, branch.share, "bold")
         if branch.folded:
             return
@@ -92,22 +102,21 @@ class _Drawn:
 
     def row(self, first: str, rest: str, name: str, said: str, figure: str, share: str, style: str) -> Iterator[Text]:
         """Yield a name with its figure and its share in columns; a long name takes several rows."""
-        right = printable(figure, self.ascii_only).rjust(_FIGURE)
+        right = Text(printable(figure, self.ascii_only).rjust(_FIGURE), style)
         if share:
-            right += f"  {meter(float(share) / 100, self.signs)} {share:>3}%"
-        else:
-            right += " " * (_SHARE + 1)
-        room = max(self.width - cell_len(right) - 2, self.width // 3)
+            right = Text.assemble(right, "  ", drawn_meter(float(share) / 100, self.signs, self.shade), f" {share:>3}%")
+        room = max(self.width - _FIGURE - _SHARE - 3, self.width // 3)
         label = Text(first + printable(name, self.ascii_only), style)
         if said:
             label.append(f"  {printable(said, self.ascii_only)}", "dim")
         wrapped = self.lines(label, room, rest + "  ")
         head = wrapped[0]
-        if head.cell_len + 2 + cell_len(right.rstrip()) > self.width:
+        place = self.width - _SHARE - 1 - max(_FIGURE, cell_len(figure))
+        if head.cell_len + 2 > place:
             yield head
             head = Text(rest)
-        head.append(" " * max(2, self.width - cell_len(right) - head.cell_len))
-        yield head.append(right.rstrip(), style)
+        head.append(" " * (place - head.cell_len))
+        yield head.append_text(right)
         yield from wrapped[1:]
 
     def wrapped(self, text: str, first: str, rest: str, style: str) -> Iterator[Text]:
