@@ -144,7 +144,6 @@ def legend(figure: Figure, handles: Sequence[Any]) -> None:
             handles=handles, loc="outside lower left", ncols=columns, fontsize=_SMALL, handlelength=2,
             columnspacing=1.4, handler_map=kinds,
         )  # fmt: skip
-        figure.draw_without_rendering()
         if columns == 1 or found.get_window_extent().width < figure.bbox.width * 0.985:
             return
         found.remove()
