@@ -19,8 +19,8 @@ _MEANS = {
 }
 _READ = {
     "device": "nvidia-smi, this process",
-    "reserved": "max_memory_reserved()",
-    "allocated": "max_memory_allocated()",
+    "reserved": join("max_memory_", el("wbr"), "reserved()"),
+    "allocated": join("max_memory_", el("wbr"), "allocated()"),
 }
 
 

@@ -25,7 +25,7 @@ __all__ = [
 _UNPRINTABLE = {code: "�" for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\r\t\x85"}
 Head = tuple[str, str, bool]
 """The heading of a column: title, unit, and whether its figures stand to the right."""
-_VOID = {"meta", "input", "br"}
+_VOID = {"meta", "wbr"}
 
 
 class Html(str):

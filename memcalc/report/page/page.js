@@ -77,7 +77,6 @@
     const summary = chosen.querySelector("summary");
     summary.focus({ preventScroll: true });
     chosen.scrollIntoView({ block: "nearest" });
-    say(`Plan ${rank}.`);
   };
   const shown = [...plans.values()].find((plan) => plan.open);
   if (shown) choose(shown.dataset.plan, false);

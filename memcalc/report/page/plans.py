@@ -153,7 +153,7 @@ def _strategy(one: Plan, first: Plan) -> Html:
 def _rows(one: Plan) -> Iterator[tuple[str, str]]:
     values = one.strategy.model_dump()
     yield from ((name, _value(values[name])) for name in _CORE)
-    yield "ranks", " · ".join(f"{name} {values[name]}" for name in _DEGREES)
+    yield "ranks", " · ".join(f"{name}\N{NO-BREAK SPACE}{values[name]}" for name in _DEGREES)
     batch = f"{one.strategy.micro_batch} × {one.accumulation_steps} accumulated × {one.data_parallel} ranks"
     yield "batch", f"{batch} = {one.global_batch}"
     known = {*_CORE, *_DEGREES, "micro_batch"}
