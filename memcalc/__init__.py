@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from memcalc.probe.calibrate import calibrate
     from memcalc.probe.guard import guard, lightning_callback, trainer_callback
     from memcalc.probe.triage import triage
+    from memcalc.report.page import page
     from memcalc.sweeps import sweep
 
 __all__ = [
@@ -31,6 +32,7 @@ __all__ = [
     "largest",
     "lightning_callback",
     "load",
+    "page",
     "plan",
     "save",
     "smallest",
@@ -48,6 +50,7 @@ _HOMES = {
     "calibrate": "probe.calibrate",
     "check": "preflight",
     "diff": "differences",
+    "page": "report.page",
     "sweep": "sweeps",
     "triage": "probe.triage",
 }

@@ -11,21 +11,25 @@ from functools import cache
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 from memcalc.api import load_model
 from memcalc.catalog import reserve, step_time
 from memcalc.convert.runs import read_runs
 from memcalc.errors import MemcalcError
+from memcalc.evidence import words_of
 from memcalc.report.accuracy import ERROR_COLUMNS, error_cells
 from memcalc.report.render import Report, render
 from memcalc.report.tables import Block, Column, Document, Line, Table
 from memcalc.report.validate import report
-from memcalc.results import ErrorSummary, RunScore, Validation
+from memcalc.results import ErrorSummary, RunScore, RunVerdict, Validation
+from memcalc.specs.evidence import Kind, KindErrors
 from memcalc.specs.flat import from_flat
 from memcalc.specs.model import Model
 from memcalc.specs.reserve import Reserve
 from memcalc.specs.runs import Run, RunsFile
-from memcalc.validation import summary_of, validate
+from memcalc.toml_text import array_of_tables
+from memcalc.validation import Presets, model_of, summary_of, validate
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "accuracy.md"
 HEAD = """\
@@ -35,6 +39,11 @@ Written by `python tests/accuracy.py` from the measured runs in [presets/runs](.
 current. `memcalc validate` prints the same for the shipped runs, or for a file of your own.
 """
 README = PAGE.parents[1] / "README.md"
+EVIDENCE = PAGE.parents[1] / "presets" / "evidence.toml"
+EVIDENCE_HEAD = """\
+# Written by tests/accuracy.py from presets/runs; do not edit.
+# Errors of measured runs, predicted / measured - 1, by kind of job and figure: memcalc report tells those of its job.
+"""
 START, END = "<!-- accuracy: written by tests/accuracy.py -->", "<!-- end of accuracy -->"
 READ_BY = {"allocated": "`max_memory_allocated`", "reserved": "`max_memory_reserved`", "device": "nvidia-smi"}
 CLASSES = ("caching", "2021")
@@ -59,7 +68,13 @@ def preset(name: str) -> Model:
 
 def page(runs: RunsFile, found: Validation) -> str:
     """Return the whole page."""
-    blocks = (*report(found, full=True).document.blocks, *ranges(), *throughput(), *beside(found, runs))
+    blocks = (
+        *report(found, full=True).document.blocks,
+        *by_kind(kinds(runs, found)),
+        *ranges(),
+        *throughput(),
+        *beside(found, runs),
+    )
     return f"{HEAD}\n{render(Report(Document(blocks, Table('', (), ())), {}), 'markdown')}"
 
 
@@ -220,11 +235,77 @@ def figure_of(name: str, run: Run) -> float | None:
     return None if job is None else peers().PEERS[name](job)
 
 
+def kinds(runs: RunsFile, found: Validation) -> list[KindErrors]:
+    """Return the errors by kind of job, sorted; only kinds with a scored figure or a verdict."""
+    together: dict[tuple[Any, ...], dict[str, Any]] = {}
+    scores: dict[str, list[RunScore]] = {}
+    for score in found.runs:
+        scores.setdefault(score.id, []).append(score)
+    verdicts = {verdict.id: verdict for verdict in found.verdicts}
+    presets = Presets()
+    for run in runs.run:
+        if run.id not in verdicts:
+            continue
+        counts = ("runs", "ran", "false_rejects", "ran_out", "false_fits")
+        kind = kind_of_run(run, presets).model_dump()
+        entry = together.setdefault(tuple(kind.values()), {**kind, **dict.fromkeys(counts, 0), "errors": {}})
+        _count(entry, verdicts[run.id], scores.get(run.id, []))
+    return [KindErrors.model_validate(entry) for _, entry in sorted(together.items())]
+
+
+def kind_of_run(run: Run, presets: Presets) -> Kind:
+    """Return the kind of a run from its own words; `test_kinds_of_runs_are_those_of_their_estimates` compares."""
+    words = run.strategy
+    return Kind(
+        framework=str(words["framework"]).partition("@")[0],
+        adapters=bool(words.get("lora")),
+        experts=model_of(run, presets).is_moe,
+        offload=words.get("offload") not in {None, "none", "", ()},
+    )
+
+
+def _count(entry: dict[str, Any], verdict: RunVerdict, scores: list[RunScore]) -> None:
+    """Add one run."""
+    entry["runs"] += bool(scores)
+    if verdict.outcome == "fits":
+        entry["ran"] += 1
+        entry["false_rejects"] += verdict.wrong
+    else:
+        entry["ran_out"] += 1
+        entry["false_fits"] += verdict.wrong
+    for score in scores:
+        entry["errors"].setdefault(score.figure, []).append(round(score.error, 6))
+
+
+def evidence(entries: list[KindErrors]) -> str:
+    """Return the file of the errors by kind."""
+    return f"{EVIDENCE_HEAD}\n{array_of_tables('kind', [entry.model_dump(mode='json') for entry in entries])}"
+
+
+def by_kind(entries: list[KindErrors]) -> Iterator[Block]:
+    """Return the same errors as a table, beside the verdicts."""
+    yield Line("By kind of job", "heading")
+    yield Line("What memcalc report says of the kind of its job: a kind is set apart by these four traits.")
+    rows = [
+        (words_of(entry), name, *error_cells(_summary([(e, "") for e in errors]))[:4])
+        for entry in entries
+        for name, errors in sorted(entry.errors.items())
+    ]
+    yield Table("Absolute error", (Column("kind of job"), Column("figure"), *ERROR_COLUMNS[:4]), tuple(rows))
+    counts = ("runs that ran", "said not to fit", "ran out of memory", "said to fit")
+    told = tuple((words_of(e), *map(str, (e.ran, e.false_rejects, e.ran_out, e.false_fits))) for e in entries)
+    yield Table("Verdicts", (Column("kind of job"), *(Column(name, right=True) for name in counts)), told)
+
+
 def written() -> dict[Path, str]:
     """Return what page and README should say."""
     runs = read_runs()
     found = validate(runs)
-    return {PAGE: page(runs, found), README: readme(README.read_text(encoding="utf-8"), found)}
+    return {
+        EVIDENCE: evidence(kinds(runs, found)),
+        PAGE: page(runs, found),
+        README: readme(README.read_text(encoding="utf-8"), found),
+    }
 
 
 if __name__ == "__main__":

@@ -37,6 +37,7 @@ LAYERS = [
     "api",
     "sweeps",
     "validation",
+    "evidence",
     "probe",
     "convert",
     "preflight",

@@ -76,7 +76,8 @@ def test_the_wheel_holds_every_module_and_preset(wheel: Path) -> None:
     held = set(zipfile.ZipFile(wheel).namelist())
     modules = {str(path.relative_to(ROOT)) for path in (ROOT / "memcalc").rglob("*.py")}
     presets = {f"memcalc/{path.relative_to(ROOT)}" for path in (ROOT / "presets").rglob("*.toml")}
-    assert modules | presets | {"memcalc/py.typed", "memcalc/presets/__init__.py"} <= held
+    parts = {f"memcalc/report/page/page.{kind}" for kind in ("css", "js")}
+    assert modules | presets | parts | {"memcalc/py.typed", "memcalc/presets/__init__.py"} <= held
     assert not any(name.startswith(("tests", "docs", "presets")) for name in held)
 
 

@@ -10,6 +10,7 @@ import typer
 import memcalc
 from memcalc.cli import export as handing
 from memcalc.cli import inverse
+from memcalc.cli import report as page
 from memcalc.cli import sweep as many
 from memcalc.cli.modules import MODEL_OR_MODULE, with_model
 from memcalc.cli.options import CALIBRATION, CHART, DESTINATION, FREE, PRESETS, TIMELINE
@@ -100,15 +101,73 @@ def estimate(**options: Any) -> int:
     return int(found.verdict == "does-not-fit")
 
 
+_Fold = Annotated[
+    str | None,
+    typer.Option(
+        metavar="LIST",
+        rich_help_panel="Output",
+        help="In one line: others (not alive at the peak; the default), none, all, or components by name.",
+    ),
+]
+_Only = Annotated[
+    str | None, typer.Option(metavar="LIST", rich_help_panel="Output", help="Fold all components but these.")
+]
+
+
 @command("Jobs", *MODEL_OR_MODULE, *PRESETS, *DESTINATION)
-def explain(**options: Any) -> int:
+def explain(*, fold: _Fold = None, only: _Only = None, **options: Any) -> int:
     """Show every term of an estimate: formula, the values put in, bytes, phases, source."""
     from memcalc import report
+    from memcalc.report.explain import folding
 
-    target = destination(options)
+    target, folded = destination(options), folding(fold, only)
     found = memcalc.estimate(**with_model(options))
-    target.show(report.of_terms(found))
+    target.show(report.of_terms(found, folded))
     return int(found.verdict == "does-not-fit")
+
+
+_Shown = Annotated[
+    str | None,
+    typer.Argument(metavar="PLAN", help="What plan --save wrote, or plans in JSON, in the place of a job."),
+]
+_Alone = Annotated[
+    bool, typer.Option("--estimate", rich_help_panel=_SEARCH, help="Show the strategy that is typed; search nothing.")
+]
+_Which = Annotated[
+    str | None,
+    typer.Option(
+        metavar="N", rich_help_panel="Output", help="Which plan is shown term by term; the first when left out."
+    ),
+]
+_Title = Annotated[str, typer.Option(metavar="TEXT", rich_help_panel="Output", help="The page's heading.")]
+_Note = Annotated[str, typer.Option(metavar="TEXT", rich_help_panel="Output", help="What stands below the heading.")]
+_PAGE = (
+    replace(DESTINATION[1], metavar="FILE", help=f"Write there; {page.DEFAULT} when left out."),
+    DESTINATION[2],
+)
+
+
+@command("Jobs", *(replace(option, required=False) for option in MODEL_OR_MODULE), *PRESETS, *_PAGE)
+def report_(
+    plan: _Shown = None,
+    *,
+    alone: _Alone = False,
+    objective: _Objective = "throughput",
+    critical_batch: _Critical = None,
+    tokens: _Tokens = None,
+    why: _Why = None,
+    top: _Top = "10",
+    rank: _Which = None,
+    title: _Title = "",
+    note: _Note = "",
+    **options: Any,
+) -> int:
+    """Write a page of HTML for a design document: the best plan term by term, the others, and how right it is.
+
+    It needs no network. A job is searched as plan does; --estimate shows the strategy that is typed.
+    """
+    search = {"objective": objective, "critical_batch": critical_batch, "tokens": tokens, "why": why, "top": top}
+    return page.show(plan, alone=alone, rank=rank, title=title, note=note, search=search, options=options)
 
 
 _Files = Annotated[

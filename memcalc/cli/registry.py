@@ -19,6 +19,7 @@ EXAMPLES = {
     "plan": "memcalc plan --model llama-2-7b --gpu a100-40g --gpus 8 --global-batch 512",
     "estimate": "memcalc estimate --model llama-2-7b --gpu a100-80g --gpus 8 --zero 3",
     "explain": "memcalc explain --model llama-2-7b --gpu a100-80g --gpus 8 --zero 3",
+    "report": "memcalc report --model llama-2-7b --gpu a100-40g --gpus 8 --output report.html",
     "check": "memcalc check ds_config.json --model llama-2-7b --gpu a100-80g --gpus 8 --seq-len 4096",
     "diff": 'memcalc diff "recompute=none" "recompute=full,micro_batch=2" --model 7b --gpu a100-80g --gpus 8',
     "max": "memcalc max seq-len --model llama-2-7b --gpu a100-80g --gpus 8 --step 1024",

@@ -23,7 +23,7 @@ from memcalc.results import Estimate, Plan, Plans, SavedJob, SavedPlan
 from memcalc.results.saved import Word
 from memcalc.units import parse_count
 
-__all__ = ["estimate_of", "load", "record_of", "save", "saved_alone", "saved_plan", "words_of"]
+__all__ = ["estimate_of", "load", "load_answer", "record_of", "save", "saved_alone", "saved_plan", "words_of"]
 
 Record = TypeVar("Record", bound=BaseModel)
 PINNED = "what was typed leaves no plan with the same layout and global batch that is smaller by a tenth and fits"
@@ -157,17 +157,28 @@ def load(
 
 
 def _read(path: str, rank: int | str | None, preset_dirs: tuple[str, ...]) -> SavedPlan:
+    found = load_answer(path)
+    if isinstance(found, Plans):
+        return saved_plan(found, 1 if rank is None else rank, preset_dirs)
+    if rank is not None and parse_count(rank, "rank") != found.plan.rank:
+        raise InputError("rank", rank, f"{Path(path).name} holds plan {found.plan.rank} alone")
+    return found
+
+
+def load_answer(path: str) -> Plans | SavedPlan:
+    """Read a saved plan, or the plans that ``memcalc plan --format json`` wrote, as they are.
+
+    Raises :class:`memcalc.errors.InputError` for whatever is not one of them.
+    """
     text = read_text(Path(path))
     data = parsed(Path(path), text, "json").data
     if isinstance(data, dict) and data.get("schema") == "memcalc.plan/1":
-        return saved_plan(record_of(Plans, path, text), 1 if rank is None else rank, preset_dirs)
+        return record_of(Plans, path, text)
     if not isinstance(data, dict) or data.get("schema") != "memcalc.saved-plan/1":
         schema = data.get("schema") if isinstance(data, dict) else None
         said = "must be a plan that memcalc plan --save wrote, with the schema memcalc.saved-plan/1"
         raise FileError("file", path, said if schema is None else f"{said}, not {str(schema)[:40]!r}")
     found = record_of(SavedPlan, path, text)
-    if rank is not None and parse_count(rank, "rank") != found.plan.rank:
-        raise InputError("rank", rank, f"{Path(path).name} holds plan {found.plan.rank} alone")
     if found.version != memcalc.__version__:
         said = f"saved by memcalc {found.version}, read by {memcalc.__version__}."
         return found.model_copy(update={"notes": (*found.notes, said)})
@@ -232,8 +243,10 @@ def chosen(saved: SavedPlan, fallback: int) -> Plan:
     return saved.fallback[fallback - 1]
 
 
-def estimate_of(saved: SavedPlan, fallback: int = 0, preset_dirs: Iterable[str] = ()) -> Estimate:
-    """Estimate a saved plan again.
+def estimate_of(
+    saved: SavedPlan, fallback: int = 0, preset_dirs: Iterable[str] = (), *, timeline: bool = False
+) -> Estimate:
+    """Estimate a saved plan again; ``timeline`` adds one step over time.
 
     Raises :class:`memcalc.errors.InputError` where its words no longer come to the strategy that was saved.
     """
@@ -244,6 +257,7 @@ def estimate_of(saved: SavedPlan, fallback: int = 0, preset_dirs: Iterable[str] 
         node=job.node,
         settings=job.settings,
         preset_dirs=preset_dirs,
+        timeline=timeline,
         **words_of(saved, fallback),
     )
     was, now = plan.strategy.model_dump(), found.strategy.model_dump()

@@ -8,21 +8,22 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from memcalc import __version__, results
-from memcalc.planner.answer import hardware_facts, model_facts, scalar
+from memcalc.planner.answer import hardware_facts, model_facts, scalar, strategy_of
 from memcalc.planner.axes import DEGREES
 from memcalc.planner.finalists import Finalist, finalists, safe_ones
 from memcalc.planner.nearest import nearest
-from memcalc.planner.objectives import Goal
+from memcalc.planner.objectives import Goal, moving_parts
 from memcalc.planner.question import asked
 from memcalc.planner.reasons import too_cramped, too_large, why
 from memcalc.planner.recipe import recipe, remedies
 from memcalc.planner.rooms import NAMES, NO_SWAPPER, capacity, has_no_swapper, need_of
+from memcalc.planner.special import special
 from memcalc.planner.timed import step_time, unvalidated
 from memcalc.terms import Census
 
 if TYPE_CHECKING:
     from memcalc.planner.job import Job
-    from memcalc.planner.search import Outcome
+    from memcalc.planner.search import Found, Outcome
     from memcalc.specs.strategy import Strategy
 
 SPARE = 8
@@ -78,6 +79,7 @@ def plan_for(job: Job, wish: Wish, command: str, base: str) -> results.Plans:
         pareto=pareto_ranks(plans),
         nearest=() if plans or not wish.advice else tuple(nearest(job, last)),
         too_large="" if plans else (_too_large(job, outcomes[last]) or _impossible(last)),
+        closest="" if plans or smallest is None else _closest(base, smallest),
         recipe=recipe(job, last) if wish.recipe else (),
         remedies=remedies(job, last) if wish.recipe else (),
         asked=asked(job, wish.question, counts, plans) if wish.question else "",
@@ -98,6 +100,13 @@ def _too_large(job: Job, outcome: Outcome) -> str:
 
 def _impossible(gpus: int) -> str:
     return f"no strategy is possible on {gpus} GPUs: global batch, data-parallel ranks and micro-batch do not agree."
+
+
+def _closest(base: str, found: Found) -> str:
+    """The line that explains the strategy closest to fitting."""
+    fixed = found.grid.fixed
+    strategy = strategy_of(found.grid, found.index)
+    return command_of(base, strategy, found.layout.gpus, fixed.seq_len, fixed.global_batch)
 
 
 def _listed(job: Job, outcome: Outcome, wanted: int, *, several: bool) -> list[Finalist]:
@@ -134,7 +143,8 @@ def _ranked(job: Job, ready: Mapping[int, list[Finalist]], wish: Wish, base: str
     ]
     if wish.goal.name == "cost":
         said.sort(key=lambda plan: (plan.verdict == "tight", plan.gpu_hours))
-    return tuple(replace_rank(plan, rank) for rank, plan in enumerate(said, 1))
+    ranked = tuple(replace_rank(plan, rank) for rank, plan in enumerate(said, 1))
+    return special(ranked, pareto_ranks(ranked))
 
 
 def replace_rank(plan: results.Plan, rank: int) -> results.Plan:
@@ -165,6 +175,7 @@ def _plan(job: Job, one: Finalist, wish: Wish, base: str) -> results.Plan:
         gpu_hours=wish.tokens * waste / found.tokens_per_second_per_gpu / 3600,
         statistical_efficiency=1 / waste,
         why="",
+        parts=scalar(moving_parts(one.single)),
         command=command_of(base, strategy, found.layout.gpus, fixed.seq_len, fixed.global_batch),
     )
 

@@ -49,9 +49,11 @@ if TYPE_CHECKING:
         Verdict,
         WorkloadFacts,
     )
+    from memcalc.results.evidence import Evidence, FigureErrors
     from memcalc.results.inverse import CurvePoint, Fit, Inverse, Miss
     from memcalc.results.plans import Nearest, Plan, PlanPeak, Plans, RecipeStep, Remedy, StepTime
     from memcalc.results.probe import Probed, ProbedJob, ProbeFigure
+    from memcalc.results.review import Review
     from memcalc.results.saved import SavedJob, SavedPlan
     from memcalc.results.sweep import Swept
     from memcalc.results.triage import (
@@ -90,6 +92,8 @@ __all__ = [
     "ErrorGroup",
     "ErrorSummary",
     "Estimate",
+    "Evidence",
+    "FigureErrors",
     "Fit",
     "GpuProcess",
     "HardwareFacts",
@@ -108,6 +112,7 @@ __all__ = [
     "ProbedJob",
     "RecipeStep",
     "Remedy",
+    "Review",
     "RunReason",
     "RunScore",
     "RunUnknown",
@@ -178,9 +183,11 @@ _HOMES = {
         "Verdict",
         "WorkloadFacts",
     ),
+    "evidence": ("Evidence", "FigureErrors"),
     "inverse": ("CurvePoint", "Fit", "Inverse", "Miss"),
     "plans": ("Nearest", "Plan", "PlanPeak", "Plans", "RecipeStep", "Remedy", "StepTime"),
     "probe": ("ProbeFigure", "Probed", "ProbedJob"),
+    "review": ("Review",),
     "saved": ("SavedJob", "SavedPlan"),
     "sweep": ("Swept",),
     "triage": (

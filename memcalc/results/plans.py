@@ -90,6 +90,10 @@ class Plan(Frozen):
     """1 / (1 + B / B_crit); 1 without a critical batch."""
     why: str
     """One sentence: why it is listed."""
+    parts: int = 0
+    """How many things it has that plain training on one GPU has not: degrees, shards, recomputation, offloads."""
+    special: tuple[str, ...] = ()
+    """What it has before the other plans, or how it differs from one, in a few words each."""
     command: str
     """A ``memcalc estimate`` line that explains this plan byte by byte."""
 
@@ -172,6 +176,8 @@ class Plans(Frozen):
     """Smallest changes that would make the job fit, where nothing does."""
     too_large: str
     """When nothing fits: the component that is too large, in one sentence; empty otherwise."""
+    closest: str = ""
+    """When nothing fits: a ``memcalc estimate`` line of the strategy that is closest to fitting; empty otherwise."""
     recipe: tuple[RecipeStep, ...]
     """The usual order of tuning, where it was asked for."""
     remedies: tuple[Remedy, ...]

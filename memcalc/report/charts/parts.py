@@ -103,7 +103,7 @@ def drop_overlaps(figure: Figure, texts: Sequence[Text]) -> list[Text]:
     figure.draw_without_rendering()
     kept: list[Text] = []
     for text in texts:
-        box = text.get_window_extent()
+        box = text.get_window_extent().padded(2)
         if any(box.overlaps(other.get_window_extent()) for other in kept):
             text.remove()
         else:
@@ -144,7 +144,6 @@ def legend(figure: Figure, handles: Sequence[Any]) -> None:
             handles=handles, loc="outside lower left", ncols=columns, fontsize=_SMALL, handlelength=2,
             columnspacing=1.4, handler_map=kinds,
         )  # fmt: skip
-        figure.draw_without_rendering()
         if columns == 1 or found.get_window_extent().width < figure.bbox.width * 0.985:
             return
         found.remove()

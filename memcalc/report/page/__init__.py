@@ -1,0 +1,96 @@
+"""One answer as a page of HTML that stands alone: no network, no script but its own, all of it readable without one."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from memcalc import __version__
+from memcalc.report.page import drawn, foot, head, style
+from memcalc.report.page.breakdown import breakdown
+from memcalc.report.page.markup import Html, el
+from memcalc.report.page.plans import plans
+from memcalc.report.page.step import step
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from memcalc.results import Estimate, Plans, Review, SavedPlan
+    from memcalc.specs.model import Model
+
+__all__ = ["page", "page_of", "said_of"]
+
+
+def page(
+    answer: Estimate | Plans | SavedPlan,
+    *,
+    rank: int | str | None = None,
+    title: str = "",
+    note: str = "",
+    model: Model | None = None,
+    preset_dirs: Iterable[str] = (),
+) -> str:
+    """Return an estimate, plans or a saved plan as a page of HTML for a design document or a review.
+
+    Of plans the one of `rank` is shown byte by byte, the first when left out. `title` and `note` head the page; blank
+    lines part the note. `model` is the recorded one, where the plans are of one.
+    """
+    from memcalc.handoff.review import review_of
+
+    return page_of(review_of(answer, rank=rank, model=model, preset_dirs=preset_dirs), title=title, note=note)
+
+
+def page_of(review: Review, *, title: str = "", note: str = "") -> str:
+    """Return a review as a page."""
+    said = title or head.title_of(review)
+    sections = _sections(review)
+    links = head.contents([(name, label) for name, label, _ in sections])
+    main = el("main", head.answer(review), links, *(part for _, _, part in sections), id="main")
+    skip = el("a", "Skip to the answer", href="#main", class_="skip")
+    undrawn = "" if drawn.draws() else el("p", drawn.UNDRAWN)
+    closing = el("footer", el("p", f"Made by memcalc {__version__}. Figures are predictions."), undrawn)
+    status = el("p", id="status", role="status", class_="status")
+    body = el("body", skip, head.header(review, said, note), main, closing, status, el("script", Html(style.script())))
+    return f"<!doctype html>\n{el('html', _head(said), body, lang='en')}\n"
+
+
+def said_of(review: Review) -> tuple[bool, str]:
+    """Return whether it fits, and the verdict in one line."""
+    fits = head.verdict_of(review) != "does-not-fit"
+    if review.subject == "closest" and review.plans is not None:
+        return fits, f"does not fit · {review.plans.too_large}"
+    return fits, "" if review.estimate is None else head.spoken(review.estimate)
+
+
+def _head(title: str) -> Html:
+    return el(
+        "head",
+        el("meta", charset="utf-8"),
+        el("meta", http_equiv="Content-Security-Policy", content=style.policy()),
+        el("meta", name="viewport", content="width=device-width, initial-scale=1"),
+        el("meta", name="color-scheme", content="light dark"),
+        el("title", title),
+        el("style", Html(style.style())),
+        el("style", Html(drawn.rules())),
+    )
+
+
+def _front(review: Review) -> Html:
+    """Return the plans as a chart, where there are several."""
+    found = review.plans
+    return drawn.chart("plan", found) if found is not None and len(found.plans) > 1 else Html("")
+
+
+def _sections(review: Review) -> list[tuple[str, str, Html]]:
+    """Return the parts below the answer: id, name in the contents, element."""
+    found, parts = review.estimate, []
+    if review.chosen is not None:
+        parts.append(("plans", "Plans", plans(review, _front(review))))
+    if found is not None:
+        parts.append(("bytes", "Bytes", breakdown(found)))
+        parts.append(("step", "One step", step(found, drawn.chart("timeline", found) if found.timeline else Html(""))))
+    parts.append(("assumed", "Assumptions", foot.settings(review)))
+    if review.evidence is not None:
+        parts.append(("accuracy", "Accuracy", foot.accuracy(review.evidence)))
+    parts.append(("reproduce", "Reproduce", foot.reproduce(review)))
+    parts.append(("copy", "Copy", foot.copies(review)))
+    return parts
