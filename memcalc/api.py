@@ -27,7 +27,7 @@ from memcalc.terms.prediction import with_predictors
 if TYPE_CHECKING:
     from memcalc.planner.columns import Inquiry
     from memcalc.planner.inverse_answer import Asked
-    from memcalc.results import Estimate, Inverse, Plans
+    from memcalc.results import Estimate, Inverse, Ladder, Plans
     from memcalc.specs.hardware import GPU, Node
     from memcalc.specs.model import Model
 
@@ -36,7 +36,7 @@ TOP = 10
 CHOSEN = frozenset({*SEARCHED, "framework", "seq_len"})
 """Words that a search decides, or that each of its plans repeats."""
 
-__all__ = ["estimate", "largest", "load_model", "plan", "smallest"]
+__all__ = ["estimate", "ladder", "largest", "load_model", "plan", "smallest"]
 
 
 def load_model(name: str, preset_dirs: Iterable[str] = ()) -> Model:
@@ -147,6 +147,39 @@ def _wish(top: int | str, objective: str, critical_batch: Any, tokens: Any) -> W
     critical = None if critical_batch is None else positive(critical_batch, "critical_batch")
     budget = BILLION if tokens is None else positive(tokens, "tokens")
     return Wish(Goal(cast("Objective", name), critical), positive(top, "top"), budget)
+
+
+def ladder(
+    *,
+    model: str | Model,
+    gpu: str,
+    node: str | None = None,
+    settings: Mapping[str, Any] | None = None,
+    preset_dirs: Iterable[str] = (),
+    stages: Iterable[str] = (),
+    recipe: bool = False,
+    reading: str | None = None,
+    **words: Any,
+) -> Ladder:
+    """The job at fp32, then with one remedy after another: what each saves and costs, and the first stage that fits.
+
+    ``stages`` are words of :func:`estimate` as in ``recompute=full,micro_batch=2``, each on top of those before, with
+    ``precision=16-bit`` for the precision of a reading; without them the usual ones. ``recipe`` takes those of the
+    usual order of tuning, which ends where it fits. ``reading`` is ``pure-16-bit``, ``fp32-master`` or ``autocast``.
+    """
+    from memcalc.planner import ladder as rungs
+
+    dirs, wanted = tuple(preset_dirs), rungs.Wanted(tuple(stages), recipe, reading)
+    own = rungs.together(words, settings)
+
+    def resolve(every: Mapping[str, Any]) -> tuple[Job, str]:
+        plain, fields = rungs.apart(every)
+        request, spec, chip, host = _resolve(model, gpu, node, fields, dirs, plain)
+        return Job(request, spec, chip, host), _command("estimate", model, gpu, node, _said(plain, request), fields)
+
+    plain, fields = rungs.apart(own)
+    line = _command("ladder", model, gpu, node, {**plain, "recipe": recipe or None, "reading": reading}, fields)
+    return rungs.ladder_of(resolve, own, wanted, " ".join([line, *rungs.typed(wanted.stages)]))
 
 
 def largest(

@@ -6,15 +6,12 @@ import time
 from dataclasses import dataclass
 from typing import Any, Literal
 
-import numpy as np
-
 from memcalc import __version__, results
 from memcalc.planner.answer import components_of, hardware_facts, model_facts, scalar, strategy_of
 from memcalc.planner.columns import BATCH, Confirmed, Inquiry
 from memcalc.planner.plans import command_of
 from memcalc.planner.rooms import capacity, need_of
-from memcalc.planner.timed import step_time, unvalidated
-from memcalc.timing import rates_for, step_times
+from memcalc.planner.timed import time_of_one, unvalidated
 
 
 @dataclass(frozen=True)
@@ -46,18 +43,11 @@ def fit_of(job: Inquiry, found: Confirmed, value: int | str, base: str) -> resul
         component=max(parts, key=lambda name: parts[name]),
         free=found.peaks.overhead.capacity - top.device,
         verdict=found.peaks.verdict,
-        time=time_of(job, found),
+        time=time_of_one(job, found.census),
         host_memory=need.host,
         tier_memory=need.tier,
         command=command_of(base, strategy_of(grid), layout.gpus, chosen.seq_len, chosen.global_batch),
     )
-
-
-def time_of(job: Inquiry, found: Confirmed) -> results.StepTime:
-    """The predicted step of a confirmed strategy."""
-    grid = found.census.grid
-    times = step_times(found.census, job.gpu, job.node, rates_for(job.gpu, grid))
-    return step_time(job, grid, {name: float(np.max(getattr(times, name))) for name in times.PARTS})
 
 
 def miss_of(found: Confirmed, value: int | str, *, safe: bool, parameters: int | None = None) -> results.Miss:

@@ -6,8 +6,11 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from memcalc import results
 from memcalc.terms import Census
+from memcalc.timing import rates_for, step_times
 from memcalc.timing.forecast import forecast
 
 if TYPE_CHECKING:
@@ -20,6 +23,13 @@ def step_time(job: Job, single: Grid, parts: Mapping[str, float]) -> results.Ste
     step = sum(parts.values())
     said = forecast(Census(job.model, single), job.gpu, job.node, step)
     return results.StepTime(step=step, **parts, **asdict(said))
+
+
+def time_of_one(job: Job, census: Census) -> results.StepTime:
+    """The predicted step of the one strategy of a census."""
+    grid = census.grid
+    times = step_times(census, job.gpu, job.node, rates_for(job.gpu, grid))
+    return step_time(job, grid, {name: float(np.max(getattr(times, name))) for name in times.PARTS})
 
 
 def unvalidated(times: Mapping[str, results.StepTime]) -> list[str]:

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
         WorkloadFacts,
     )
     from memcalc.results.inverse import CurvePoint, Fit, Inverse, Miss
+    from memcalc.results.ladder import Ladder, LadderReading, LadderStage, Storage
     from memcalc.results.plans import Nearest, Plan, PlanPeak, Plans, RecipeStep, Remedy, StepTime
     from memcalc.results.probe import Probed, ProbedJob, ProbeFigure
     from memcalc.results.saved import SavedJob, SavedPlan
@@ -77,6 +78,9 @@ __all__ = [
     "HardwareFacts",
     "Interval",
     "Inverse",
+    "Ladder",
+    "LadderReading",
+    "LadderStage",
     "Miss",
     "ModelFacts",
     "Nearest",
@@ -99,6 +103,7 @@ __all__ = [
     "SavedPlan",
     "StagePeak",
     "StepTime",
+    "Storage",
     "Swept",
     "TargetResult",
     "TermFacts",
@@ -151,6 +156,7 @@ _HOMES = {
         "WorkloadFacts",
     ),
     "inverse": ("CurvePoint", "Fit", "Inverse", "Miss"),
+    "ladder": ("Ladder", "LadderReading", "LadderStage", "Storage"),
     "plans": ("Nearest", "Plan", "PlanPeak", "Plans", "RecipeStep", "Remedy", "StepTime"),
     "probe": ("ProbeFigure", "Probed", "ProbedJob"),
     "saved": ("SavedJob", "SavedPlan"),
