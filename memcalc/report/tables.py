@@ -38,7 +38,9 @@ class Column:
     priority: int = 0
     """0 is never left out; the highest goes first."""
     meter: bool = False
-    """Percentages: a terminal draws a small bar before the figure."""
+    """A terminal draws a small bar before the figure: a share, or a part of `whole`."""
+    whole: float = 100.0
+    """What fills the bar, in the column's own unit."""
     short: tuple[tuple[str, str], ...] = ()
     """Parts of words, and what stands for them where there is little room."""
 
@@ -55,6 +57,8 @@ class Table:
     title: str
     columns: tuple[Column, ...]
     rows: tuple[tuple[str, ...], ...]
+    narrow: Table | None = None
+    """The same in fewer columns, for a terminal that does not hold these."""
 
     @property
     def headings(self) -> list[str]:
@@ -80,11 +84,17 @@ def _shortened(column: Column, cell: str) -> str:
 
 @dataclass(frozen=True)
 class Line:
-    """One paragraph; `role` is heading, title, verdict, text, warning or faint, and `mood` good, close or bad."""
+    """One paragraph; `role` is heading, title, verdict, text, warning or faint, and `mood` good, close or bad.
+
+    A terminal shows `label` and `items`, where there are any, in the place of `text`, which says the same.
+    """
 
     text: str
     role: str = "text"
     mood: str = ""
+    label: str = ""
+    items: tuple[str, ...] = ()
+    """What is not broken inside."""
 
 
 @dataclass(frozen=True)
@@ -93,6 +103,31 @@ class Bar:
 
     parts: tuple[tuple[str, int], ...]
     capacity: int
+    kept: int = 0
+    """Of the capacity, what is to stay free."""
+    low: int = 0
+    high: int = 0
+    """The range in which the end of the parts may lie; none where both are 0."""
+
+    @property
+    def used(self) -> int:
+        """All parts [bytes]."""
+        return sum(size for _, size in self.parts)
+
+    @property
+    def over(self) -> int:
+        """What lies beyond the capacity [bytes]."""
+        return max(0, self.used - self.capacity)
+
+    @property
+    def spared(self) -> int:
+        """What is to stay free and does [bytes]."""
+        return min(self.kept, max(0, self.capacity - self.used))
+
+    @property
+    def free(self) -> int:
+        """What is neither used nor to stay free [bytes]."""
+        return max(0, self.capacity - self.used - self.kept)
 
 
 @dataclass(frozen=True)
@@ -102,6 +137,10 @@ class Leaf:
     name: str
     figure: str
     lines: tuple[str, ...]
+    share: str = ""
+    """Of the whole [%]; drawn as a small bar."""
+    aside: bool = False
+    """Told in one line, after those that are not."""
 
 
 @dataclass(frozen=True)
@@ -111,6 +150,12 @@ class Branch:
     name: str
     figure: str
     leaves: tuple[Leaf, ...]
+    share: str = ""
+    """Of the whole [%]; drawn as a small bar."""
+    folded: bool = False
+    """Told in one line; HTML and JSON have all of it."""
+    says: str = ""
+    """What stands beside the figure."""
 
 
 @dataclass(frozen=True)
@@ -119,6 +164,8 @@ class Tree:
 
     branches: tuple[Branch, ...]
     table: Table
+    sources: tuple[str, ...] = ()
+    """What ``[1]``, ``[2]``, … in the leaves stand for."""
 
 
 @dataclass(frozen=True)
@@ -173,5 +220,5 @@ def facts(said: str, values: dict[str, str]) -> tuple[Line, ...]:
     >>> facts("Assumed", {"framework": "fsdp2", "tp": "1"})[0].text
     'Assumed: framework fsdp2, tp 1.'
     """
-    listed = ", ".join(f"{name} {value}" for name, value in values.items())
-    return (Line(f"{said}: {listed}.", "faint"),) if listed else ()
+    items = tuple(f"{name} {value}" for name, value in values.items())
+    return (Line(f"{said}: {', '.join(items)}.", "faint", label=said, items=items),) if items else ()
