@@ -12,7 +12,7 @@ from pathlib import PurePath
 from typing import Any
 
 from memcalc.errors import UnknownNameError
-from memcalc.report.tables import Bar, Block, Code, Document, Line, Listing, Table, Tree, percent
+from memcalc.report.tables import Bar, Bars, Block, Code, Document, Line, Listing, Table, Tree, percent
 
 __all__ = ["FORMATS", "Report", "format_for", "render"]
 
@@ -86,6 +86,10 @@ def _markdown_block(block: Block) -> str:
         return _markdown_table(block.table)
     if isinstance(block, Code):
         return _fenced(block.says, "sh", block.command)
+    if isinstance(block, Bars):
+        from memcalc.report.bars import as_text
+
+        return _fenced("Memory of one GPU at the peak", "text", as_text(block))
     return _fenced(block.says, block.language, block.text) if isinstance(block, Listing) else ""
 
 
@@ -149,6 +153,10 @@ def _html_block(block: Block) -> str:
         return f'<{tag} class="{block.role}">{html.escape(block.text)}</{tag}>'
     if isinstance(block, Bar):
         return _html_bar(block)
+    if isinstance(block, Bars):
+        from memcalc.report.bars import as_html
+
+        return as_html(block)
     if isinstance(block, Listing):
         return f"<p>{html.escape(block.says)}:</p>\n<pre><code>{html.escape(block.text.rstrip())}</code></pre>"
     if isinstance(block, Code):

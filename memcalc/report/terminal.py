@@ -13,7 +13,22 @@ from rich.table import Table as RichTable
 from rich.text import Text
 from rich.tree import Tree as RichTree
 
-from memcalc.report.tables import Bar, Block, Branch, Code, Column, Document, Leaf, Line, Listing, Table, Tree, gib
+from memcalc.report import bars
+from memcalc.report.tables import (
+    Bar,
+    Bars,
+    Block,
+    Branch,
+    Code,
+    Column,
+    Document,
+    Leaf,
+    Line,
+    Listing,
+    Table,
+    Tree,
+    gib,
+)
 
 __all__ = ["draw", "fitted"]
 
@@ -59,11 +74,13 @@ def _show(console: Console, block: Block, colour: bool) -> None:
             console.print(part)
 
 
-def _drawn(block: Table | Bar | Tree, width: int, colour: bool) -> Iterator[RenderableType]:
+def _drawn(block: Table | Bar | Bars | Tree, width: int, colour: bool) -> Iterator[RenderableType]:
     if isinstance(block, Table):
         yield from _table(block, width)
     elif isinstance(block, Bar):
         yield from _bar(block, width, colour)
+    elif isinstance(block, Bars):
+        yield from bars.draw(block, width, _MOODS if colour else None)
     else:
         yield from (_branch(branch) for branch in block.branches)
 

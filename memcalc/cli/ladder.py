@@ -1,0 +1,50 @@
+"""A ladder: the job at fp32, then one remedy after another."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+import memcalc
+from memcalc.cli.modules import MODEL_OR_MODULE, with_model
+from memcalc.cli.options import CHART, DESTINATION, PRESETS
+from memcalc.cli.output import destination, picture_target
+from memcalc.cli.registry import command
+
+_SEARCH = "Search"
+_Stage = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="WORDS",
+        rich_help_panel=_SEARCH,
+        help='The next stage, as in "recompute=full,micro-batch=2"; repeatable. precision=16-bit is the reading\'s.',
+    ),
+]
+_Recipe = Annotated[
+    bool, typer.Option("--recipe", rich_help_panel=_SEARCH, help="The usual order of tuning, which ends where it fits.")
+]
+_Reading = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME",
+        rich_help_panel=_SEARCH,
+        help="Only one reading of 16 bits: pure-16-bit, fp32-master or autocast.",
+    ),
+]
+
+
+@command("Jobs", *MODEL_OR_MODULE, *PRESETS, *DESTINATION, *CHART)
+def ladder(*, stage: _Stage = None, recipe: _Recipe = False, reading: _Reading = None, **options: Any) -> int:
+    """Show what each remedy saves and costs, stage by stage, and the first stage that fits."""
+    from memcalc.report.ladder import report
+
+    drawn, target = picture_target(options), destination(options)
+    found = memcalc.ladder(**with_model(options), stages=stage or (), recipe=recipe, reading=reading)
+    target.show(report(found))
+    if drawn is not None:
+        from memcalc.report.charts.ladder import chart
+        from memcalc.report.charts.picture import save
+
+        save(chart(found), drawn)
+    return int(all(one.first is None for one in found.readings))
