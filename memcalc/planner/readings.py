@@ -19,7 +19,7 @@ _ENDINGS = {"pure-16-bit": "", "fp32-master": "-mixed", "autocast": "-autocast"}
 _SAID = {
     "fp32": "fp32 weights, gradients and optimizer states",
     "pure-16-bit": "16-bit weights, gradients and optimizer states, and no fp32 copy of the weights",
-    "fp32-master": "16-bit weights, and an fp32 copy of them that the optimizer updates, with fp32 states",
+    "fp32-master": "16-bit weights with an fp32 copy that the optimizer updates, and fp32 states",
     "fp32-shards": "fp32 weights, gradients and states in shards; a block is gathered in 16 bits while it computes",
     "autocast": "fp32 weights, gradients and states as in fp32, and 16-bit copies of the weights on top in forward "
     "and backward",

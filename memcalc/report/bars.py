@@ -43,13 +43,12 @@ def as_text(block: Bars) -> str:
 def _label(row: BarsRow, width: int, moods: Mapping[str, str]) -> Iterator[Text]:
     """A bar's name and what is said of it, on two lines where one is too short."""
     name = Text(row.label, style="bold")
-    said = Text(row.verdict, style=moods.get(row.mood, ""))
-    said.append(f"  {row.says}" if row.says else "", "dim")
+    said = Text.assemble((row.verdict, moods.get(row.mood, "")), (f"  {row.says}" if row.says else "", "dim"))
     if len(name) + _GAP + len(said) <= width:
-        yield name.append(" " * _GAP).append_text(said)
+        yield Text.assemble(name, " " * _GAP, said)
     else:
         yield name
-        yield Text(" " * _INDENT).append_text(said)
+        yield Text.assemble(" " * _INDENT, said)
 
 
 def _place(block: Bars, size: int, width: int) -> int:
