@@ -82,7 +82,7 @@ def estimate(
 
     ``model`` and ``gpu`` are names, or a ready :class:`~memcalc.specs.model.Model` and
     :class:`~memcalc.specs.hardware.GPU`. ``calibration`` is the file of one, or ``none``; without it the user's own
-    calibration of a GPU that is named is taken, where there is one. ``timeline`` adds one step, allocation by allocation.
+    calibration of a GPU that is named is taken, where there is one. ``timeline`` adds one step over time.
     Raises :class:`memcalc.errors.InputError` for a value that cannot be used.
     """
     request, spec, chip, host = _resolve(model, gpu, node, settings, preset_dirs, words)
@@ -194,12 +194,13 @@ def largest(
     safe: bool = False,
     search: str | None = None,
     family: str | None = None,
+    curve: bool = False,
     **words: Any,
 ) -> Inverse:
     """The largest ``seq-len``, ``micro-batch`` or ``model`` that fits; what the other words leave open is searched.
 
     ``step`` asks for multiples of it alone, ``safe`` for the verdict fits instead of tight. ``search`` and ``family``
-    narrow the models.
+    narrow the models. ``curve`` adds the answer's strategy at values below and above it, except for models.
     """
     from memcalc.planner import questions
 
@@ -215,7 +216,7 @@ def largest(
         raise MissingError("the largest of what? give --model.")
     job, asked = ask.of(model, gpu, positive(step, "step"))
     find = questions.longest if what == "seq-len" else questions.widest
-    return find(job, asked, ask.gpus(job))
+    return find(job, replace(asked, curve=curve), ask.gpus(job))
 
 
 def smallest(

@@ -8,7 +8,7 @@ from typing import Any
 import memcalc
 from memcalc.cli.modules import with_model
 from memcalc.cli.options import known_names
-from memcalc.cli.output import destination
+from memcalc.cli.output import destination, draw, picture_targets
 
 __all__ = ["completion", "show"]
 
@@ -22,8 +22,11 @@ def show(command: str, what: str, options: dict[str, Any], **own: Any) -> int:
     """Ask, and show the answer; return the exit code."""
     from memcalc.report.inverse import report
 
+    pictures = picture_targets(options, "chart")
     target = destination(options)
+    curve: dict[str, Any] = {"curve": True} if pictures and command == "max" else {}
     ask = memcalc.largest if command == "max" else memcalc.smallest
-    found = ask(what, **with_model(options, needed=command == "min"), **own)
+    found = ask(what, **with_model(options, needed=command == "min"), **own, **curve)
     target.show(report(found))
+    draw(pictures, {"chart": "inverse"}, found)
     return int(found.best is None)

@@ -12,8 +12,8 @@ from memcalc.cli import export as handing
 from memcalc.cli import inverse
 from memcalc.cli import sweep as many
 from memcalc.cli.modules import MODEL_OR_MODULE, with_model
-from memcalc.cli.options import CALIBRATION, CHART, DESTINATION, FREE, PRESETS
-from memcalc.cli.output import destination, picture_target
+from memcalc.cli.options import CALIBRATION, CHART, DESTINATION, FREE, PRESETS, TIMELINE
+from memcalc.cli.output import destination, draw, picture_targets
 from memcalc.cli.registry import command
 
 _SEARCH = "Search"
@@ -48,7 +48,7 @@ _Rank = Annotated[
 ]
 
 
-@command("Jobs", *MODEL_OR_MODULE, *PRESETS, *DESTINATION)
+@command("Jobs", *MODEL_OR_MODULE, *PRESETS, *DESTINATION, *CHART)
 def plan(
     *,
     objective: _Objective = "throughput",
@@ -69,6 +69,7 @@ def plan(
 
     handing.check_target(save, rank, options)
     force, dirs = bool(options["force"]), tuple(options["preset_dir"] or ())
+    pictures = picture_targets(options, "chart")
     target = destination(options)
     found = memcalc.plan(
         **with_model(options),
@@ -80,24 +81,22 @@ def plan(
         top=top,
     )
     target.show(report.of_plans(found))
+    draw(pictures, {"chart": "plan"}, found)
     if save is not None:
         return handing.keep(found, save, rank, force=force, dirs=dirs)
     return 0 if found.plans else 1
 
 
-@command("Jobs", *MODEL_OR_MODULE, *PRESETS, *DESTINATION, *CHART)
+@command("Jobs", *MODEL_OR_MODULE, *PRESETS, *DESTINATION, *CHART, *TIMELINE)
 def estimate(**options: Any) -> int:
     """Say whether one strategy fits, and where the bytes stand."""
     from memcalc import report
 
-    drawn, target = picture_target(options), destination(options)
-    found = memcalc.estimate(**with_model(options))
+    pictures = picture_targets(options, "chart", "timeline")
+    target = destination(options)
+    found = memcalc.estimate(**with_model(options), timeline="timeline" in pictures)
     target.show(report.of_estimate(found))
-    if drawn is not None:
-        from memcalc.report.charts.estimate import chart
-        from memcalc.report.charts.picture import save
-
-        save(chart(found), drawn)
+    draw(pictures, {"chart": "estimate", "timeline": "timeline"}, found)
     return int(found.verdict == "does-not-fit")
 
 
@@ -148,7 +147,7 @@ _AnyCount = Annotated[
 ]
 
 
-@command("Jobs", *MODEL_OR_MODULE, *PRESETS, *DESTINATION)
+@command("Jobs", *MODEL_OR_MODULE, *PRESETS, *DESTINATION, *CHART)
 def max_(
     what: _Largest,
     *,
@@ -162,7 +161,7 @@ def max_(
     return inverse.show("max", what, options, step=step, safe=safe, search=search, family=family)
 
 
-@command("Jobs", *MODEL_OR_MODULE, *PRESETS, *DESTINATION)
+@command("Jobs", *MODEL_OR_MODULE, *PRESETS, *DESTINATION, *CHART)
 def min_(
     what: _Smallest,
     *,

@@ -24,6 +24,8 @@ class Asked:
     base: str
     command: str
     started: float
+    curve: bool = False
+    """Whether the answer's strategy is also wanted at other values."""
 
 
 def fit_of(job: Inquiry, found: Confirmed, value: int | str, base: str) -> results.Fit:
@@ -68,6 +70,18 @@ def miss_of(found: Confirmed, value: int | str, *, safe: bool, parameters: int |
     )
 
 
+def point_of(found: Confirmed, value: int) -> results.CurvePoint:
+    """A strategy at one value."""
+    return results.CurvePoint(
+        value=value,
+        global_batch=found.candidate.global_batch,
+        components=components_of(found.ledger, found.census.grid, found.peaks.top),
+        device=found.peaks.top.device,
+        verdict=found.peaks.verdict,
+        retries=found.peaks.replayed.retries if found.peaks.replayed else 0,
+    )
+
+
 def limit_of(fit: results.Fit | None, beyond: tuple[results.Miss, ...], outside: str) -> str:
     """What stands against more: memory at the peak of the answer, or what is ``outside`` of memory."""
     if fit is None:
@@ -85,6 +99,7 @@ def answer_of(
     *,
     gpus: int,
     outside: str = "",
+    curve: tuple[results.CurvePoint, ...] = (),
     searched: int,
     replayed: int,
     warnings: tuple[str, ...] = (),
@@ -102,6 +117,7 @@ def answer_of(
         hardware=hardware_facts(job.gpu, job.node, gpus),
         best=fit,
         beyond=beyond,
+        curve=curve,
         limit=limit_of(fit, beyond, outside),
         searched=searched,
         replayed=replayed,

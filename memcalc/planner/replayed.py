@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 Watch = Callable[[tuple[str, int, int, int, str], int, int], None]
 """What is told each event, and the bytes that are allocated and reserved after it."""
 
+
 class UnsafeError(Exception):
     """A strategy is tight or does not fit; only safe ones were wanted, so that nothing more is known of it."""
 

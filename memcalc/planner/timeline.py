@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from memcalc.ledger import Ledger
     from memcalc.terms import Census, Overhead
 
-RUNS = 400
+RUNS = 160
 """Runs of events of which the least and the most are kept."""
 GRADIENTS = frozenset(
     {
@@ -106,16 +106,18 @@ class Recorder:
                 found |= {max(run, key=figures.__getitem__) for figures in (self.allocated, self.reserved)}
         return sorted(found)
 
-    def result(self, stage: int, replay: Replay, *, limited: bool) -> results.Timeline:
+    def result(self, stage: int, replay: Replay | None, *, limited: bool) -> results.Timeline:
         """What is drawn of a stage."""
-        kept = self.kept()
+        kept, reserved = self.kept(), 0
+        if replay is not None:
+            reserved = replay.reserved_after_flush if replay.retries else replay.peak_reserved
         return results.Timeline(
             stage=stage,
             events=len(self.allocated),
             micro_batches=self._seen.get("loss", 0),
             limited=limited,
-            peak_allocated=max(self.allocated),
-            peak_reserved=replay.reserved_after_flush if replay.retries else replay.peak_reserved,
+            peak_allocated=max(self.allocated, default=0),
+            peak_reserved=reserved,
             position=tuple(kept),
             allocated=tuple(self.allocated[index] for index in kept),
             reserved=tuple(self.reserved[index] for index in kept),
@@ -136,15 +138,15 @@ def shown_stages(count: int, top: int) -> list[int]:
 
 
 def timelines(census: Census, ledger: Ledger, overhead: Overhead, top: int) -> tuple[results.Timeline, ...]:
-    """One step on the stages that stand for all; none where the era's allocator had other rules."""
-    if census.grid.habits.allocator != "caching":
-        return ()
+    """One step on the stages that stand for all; without figures where the era's allocator had other rules."""
     return tuple(_timeline(census, ledger, overhead, stage) for stage in shown_stages(census.grid.num_stages, top))
 
 
 def _timeline(census: Census, ledger: Ledger, overhead: Overhead, stage: int) -> results.Timeline:
     terms = {term.name: term.component for term in ledger.terms}
-    recorders: list[Recorder] = []
+    recorders = [Recorder(terms)]
+    if census.grid.habits.allocator != "caching":
+        return recorders[0].result(stage, None, limited=False)
 
     def watch() -> Recorder:
         recorders.append(Recorder(terms))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-__all__ = ["COMPONENTS", "INK", "MOODS", "SERIES", "Shade"]
+__all__ = ["COMPONENTS", "INK", "MOODS", "SERIES", "Shade", "words_on"]
 
 
 class Shade(NamedTuple):
@@ -41,7 +41,22 @@ INK = {
     "rule": Shade("#dddddd", "#363b44"),
     "limit": Shade("#111111", "#f5f5f5"),
     "free": Shade("#f1f1f1", "#23272e"),
+    "on": Shade("#1f1f1f", "#16181e"),
 }
-"""What is not data: page, words, grid lines, the line of a GPU's capacity, free memory."""
+"""What is not data: page, words, grid lines, the line of a GPU's capacity, free memory, words on a light hue."""
 MOODS = {"good": Shade("#1b7034", "#5cc878"), "close": Shade("#8a6d00", "#e0c040"), "bad": Shade("#b3261e", "#ff8a80")}
 """Verdicts: fits, tight, does not fit. Words say them too."""
+
+
+def words_on(hue: Shade) -> Shade:
+    """Return the colour of words on a part of a chart: light on the dark hues of paper, dark on the light ones.
+
+    >>> words_on(BLUE).light, words_on(YELLOW).light
+    ('#ffffff', '#1f1f1f')
+    """
+    red, green, blue = (int(hue.light[place : place + 2], 16) for place in (1, 3, 5))
+    return INK["on"] if 0.299 * red + 0.587 * green + 0.114 * blue > _MIDDLE else INK["page"]
+
+
+_MIDDLE = 125
+"""Of 255, in the weights of ITU-R BT.601: dark words are clearer above it."""

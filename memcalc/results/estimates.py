@@ -101,7 +101,7 @@ class StagePeak(Frozen):
     layers: int
     in_flight: int = 1
     """Micro-batches whose activations the stage keeps at once, in units of its own blocks."""
-    phases: dict[str, dict[str, int]] = {}
+    phases: dict[str, dict[str, int]] = Field(default_factory=dict)
     """Allocated bytes by phase and component; the sum of ``phase``, where the peak stands, is ``allocated``."""
 
 
@@ -138,7 +138,7 @@ class Timeline(Frozen):
 
     stage: int
     events: int
-    """Allocations and frees of the step."""
+    """Allocations and frees of the step; 0 where the allocator of the framework's era had other rules."""
     micro_batches: int
     """Micro-batches that were replayed; those of a longer accumulation repeat them."""
     limited: bool

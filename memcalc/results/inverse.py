@@ -52,6 +52,8 @@ class CurvePoint(Frozen):
     components: Components
     device: int
     verdict: Verdict
+    retries: int
+    """How often the allocator gave its cache back in two steps: less is reserved then."""
 
 
 class Inverse(Frozen):
