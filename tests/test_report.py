@@ -247,14 +247,14 @@ def test_terminal_always_keeps(kept: str) -> None:
 def test_columns_go_by_priority() -> None:
     columns = (Column("first"), Column("second", priority=2), Column("third", priority=1))
     table = Table("", columns, (("aaaaaaaa", "bbbbbbbb", "cccccccc"),))
-    assert fitted(table, 24) == (table.keep([0, 2]), ["second"])
-    assert fitted(table, 5) == (table.keep([0]), ["second", "third"])
+    assert fitted(table, 24) == (table.keep([0, 2]), table.keep([1]))
+    assert fitted(table, 5) == (table.keep([0]), table.keep([1, 2]))
 
 
 def test_estimate_says_the_verdict_first_then_the_bar() -> None:
     first, *rest = report.render(REPORTS["estimate"], "rich", width=80).splitlines()
     assert first == "fits · 25.3 of 40.0 GiB (63%) · between 24.3 and 26.3 GiB"
-    assert any(line.startswith("PPPPPP") and line.endswith("····") and len(line) == 80 for line in rest)
+    assert any(line.startswith("PPPPPP") and line.endswith("····┃") and len(line) == 80 for line in rest)
 
 
 def test_bar_over_capacity_still_fills_the_width() -> None:
@@ -286,7 +286,7 @@ def test_what_lies_off_the_gpu_is_a_section_of_its_own() -> None:
     assert "A node needs 40.00 GiB of host memory and 56.00 GiB of NVMe" in text
     told = report.render(report.of_terms(made), "rich", width=200)
     assert "off the GPU: nvme" in told
-    assert "7.00 GiB a rank, 56.00 GiB a node" in told
+    assert re.search(r"off the GPU: nvme  a rank, 56.00 GiB a node +7.00 GiB$", told, re.MULTILINE)
     assert "offload optimizer to nvme" in told
 
 

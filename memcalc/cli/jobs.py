@@ -100,14 +100,28 @@ def estimate(**options: Any) -> int:
     return int(found.verdict == "does-not-fit")
 
 
+_Fold = Annotated[
+    str | None,
+    typer.Option(
+        metavar="LIST",
+        rich_help_panel="Output",
+        help="In one line: others (not alive at the peak; the default), none, all, or components by name.",
+    ),
+]
+_Only = Annotated[
+    str | None, typer.Option(metavar="LIST", rich_help_panel="Output", help="Fold all components but these.")
+]
+
+
 @command("Jobs", *MODEL_OR_MODULE, *PRESETS, *DESTINATION)
-def explain(**options: Any) -> int:
+def explain(*, fold: _Fold = None, only: _Only = None, **options: Any) -> int:
     """Show every term of an estimate: formula, the values put in, bytes, phases, source."""
     from memcalc import report
+    from memcalc.report.explain import folding
 
-    target = destination(options)
+    target, folded = destination(options), folding(fold, only)
     found = memcalc.estimate(**with_model(options))
-    target.show(report.of_terms(found))
+    target.show(report.of_terms(found, folded))
     return int(found.verdict == "does-not-fit")
 
 

@@ -9,7 +9,7 @@ import typer
 import memcalc
 from memcalc.cli.modules import MODEL_OR_MODULE, with_model
 from memcalc.cli.options import CHART, DESTINATION, PRESETS
-from memcalc.cli.output import destination, picture_target
+from memcalc.cli.output import destination, draw, picture_targets
 from memcalc.cli.registry import command
 
 _SEARCH = "Search"
@@ -39,12 +39,8 @@ def ladder(*, stage: _Stage = None, recipe: _Recipe = False, reading: _Reading =
     """Show what each remedy saves and costs, stage by stage, and the first stage that fits."""
     from memcalc.report.ladder import report
 
-    drawn, target = picture_target(options), destination(options)
+    pictures, target = picture_targets(options, "chart"), destination(options)
     found = memcalc.ladder(**with_model(options), stages=stage or (), recipe=recipe, reading=reading)
     target.show(report(found))
-    if drawn is not None:
-        from memcalc.report.charts.ladder import chart
-        from memcalc.report.charts.picture import save
-
-        save(chart(found), drawn)
+    draw(pictures, {"chart": "ladder"}, found)
     return int(all(one.first is None for one in found.readings))

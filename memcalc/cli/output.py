@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from memcalc.cli import screen
 from memcalc.errors import InputError, UnknownNameError
 from memcalc.files import output_path, replacing
 
@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Destination", "deliver", "destination", "draw", "picture_targets"]
 
-_PIPED_WIDTH = 100
+_FORMAT = "MEMCALC_FORMAT"
+"""The variable that names the format of what is shown, for who wants another than the terminal's always."""
 
 
 @dataclass(frozen=True)
@@ -32,11 +33,11 @@ class Destination:
         """Render `report` and deliver it."""
         from memcalc.report import render
 
-        shown = self.path is None
-        deliver(
-            render(report, self.form, width=_width() if shown else _PIPED_WIDTH, colour=shown and _coloured()),
-            self.path,
-        )
+        if self.path is not None:
+            deliver(render(report, self.form, width=screen.PIPED_WIDTH), self.path)
+            return
+        text = render(report, self.form, width=screen.width(), colour=screen.coloured(), ascii_only=screen.ascii_only())
+        deliver(text, None)
 
 
 def deliver(text: str, path: Path | None) -> None:
@@ -55,7 +56,7 @@ def destination(options: dict[str, Any], extra: tuple[str, ...] = ()) -> Destina
     from memcalc.report import FORMATS, format_for
 
     form, path, force = options.pop("format"), options.pop("output"), options.pop("force")
-    form = form or (format_for(path) if path else "rich")
+    form = form or (format_for(path) if path else os.environ.get(_FORMAT) or "rich")
     forms = (*FORMATS, *extra)
     if form not in forms:
         raise UnknownNameError("format", form, f"must be one of {', '.join(forms)}", forms)
@@ -97,18 +98,13 @@ def _write(path: Path, text: str) -> None:
 
 def _print(text: str) -> None:
     """Write to the screen or a pipe; a reader that has seen enough is no error."""
-    encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
+    if not screen.in_encoding(text):
+        from memcalc.report.glyphs import ascii_text
+
+        text = ascii_text(text)
     try:
-        sys.stdout.write(text.encode(encoding, "replace").decode(encoding))
+        sys.stdout.write(text)
         sys.stdout.flush()
     except BrokenPipeError:
         with contextlib.suppress(OSError, ValueError):
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-
-
-def _width() -> int:
-    return shutil.get_terminal_size((_PIPED_WIDTH, 24)).columns
-
-
-def _coloured() -> bool:
-    return sys.stdout.isatty() and not os.environ.get("NO_COLOR")

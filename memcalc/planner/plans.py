@@ -12,11 +12,12 @@ from memcalc.planner.answer import hardware_facts, model_facts, scalar
 from memcalc.planner.axes import DEGREES
 from memcalc.planner.finalists import Finalist, finalists, safe_ones
 from memcalc.planner.nearest import nearest
-from memcalc.planner.objectives import Goal
+from memcalc.planner.objectives import Goal, moving_parts
 from memcalc.planner.question import asked
 from memcalc.planner.reasons import too_cramped, too_large, why
 from memcalc.planner.recipe import recipe, remedies
 from memcalc.planner.rooms import NAMES, NO_SWAPPER, capacity, has_no_swapper, need_of
+from memcalc.planner.special import special
 from memcalc.planner.timed import step_time, unvalidated
 from memcalc.terms import Census
 
@@ -134,7 +135,8 @@ def _ranked(job: Job, ready: Mapping[int, list[Finalist]], wish: Wish, base: str
     ]
     if wish.goal.name == "cost":
         said.sort(key=lambda plan: (plan.verdict == "tight", plan.gpu_hours))
-    return tuple(replace_rank(plan, rank) for rank, plan in enumerate(said, 1))
+    ranked = tuple(replace_rank(plan, rank) for rank, plan in enumerate(said, 1))
+    return special(ranked, pareto_ranks(ranked))
 
 
 def replace_rank(plan: results.Plan, rank: int) -> results.Plan:
@@ -165,6 +167,7 @@ def _plan(job: Job, one: Finalist, wish: Wish, base: str) -> results.Plan:
         gpu_hours=wish.tokens * waste / found.tokens_per_second_per_gpu / 3600,
         statistical_efficiency=1 / waste,
         why="",
+        parts=scalar(moving_parts(one.single)),
         command=command_of(base, strategy, found.layout.gpus, fixed.seq_len, fixed.global_batch),
     )
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from memcalc.report.render import FORMATS, Report, format_for, render
 
 if TYPE_CHECKING:
+    from memcalc.report.explain import Folding
     from memcalc.results import Check, Estimate, Plans, Triage
 
 __all__ = ["FORMATS", "Report", "format_for", "of_check", "of_estimate", "of_plans", "of_terms", "of_triage", "render"]
@@ -26,11 +27,11 @@ def of_estimate(found: Estimate) -> Report:
     return report(found)
 
 
-def of_terms(found: Estimate) -> Report:
-    """Return the report on every term of an estimate."""
-    from memcalc.report.estimate import explanation
+def of_terms(found: Estimate, folded: Folding | None = None) -> Report:
+    """Return the report on every term of an estimate; `folded` says what a tree tells in one line."""
+    from memcalc.report.explain import explanation
 
-    return explanation(found)
+    return explanation(found, folded)
 
 
 def of_plans(found: Plans) -> Report:

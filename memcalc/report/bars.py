@@ -3,153 +3,129 @@
 from __future__ import annotations
 
 import html
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
+from rich.style import Style
 from rich.text import Text
 
-from memcalc.report.palette import COMPONENTS, INK
-from memcalc.report.tables import Bars, BarsRow, gib
+from memcalc.report.glyphs import ASCII, FULL, Glyphs, printable
+from memcalc.report.palette import ANYWHERE, INK, colour_of, ink_on
+from memcalc.report.stack import Scale, letters
+from memcalc.report.tables import Bar, Bars, BarsRow, gib
+from memcalc.report.terminal_bar import packed, row_of
 
-__all__ = ["as_html", "as_text", "draw"]
+__all__ = ["as_html", "as_text", "bars_lines"]
 
 _PLAIN_WIDTH = 76
-_LINE, _PLAIN_LINE = "┃", "|"
-_CUT = "»"
-_FREE = "·"
+_CUT = {FULL: "»", ASCII: ">"}
 _GAP = 2
 _INDENT = 3
-_HTML_BAR = '<div class="bar" style="display:flex;position:relative;height:1.2em;background:#eee">'
 
 
-def draw(block: Bars, width: int, moods: Mapping[str, str] | None) -> Iterator[Text]:
-    """Return the lines of a block: an axis, then for each bar what it is, and the bar itself.
-
-    ``moods`` are a terminal's styles for verdicts; without them it is plain text, in letters.
-    """
-    colour = moods is not None
-    yield _axis(block, width, colour)
+def bars_lines(block: Bars, width: int, signs: Glyphs, *, colour: bool) -> Iterator[Text]:
+    """Yield the rows of a block: an axis, then for each bar what it is and the bar itself, and the legend."""
+    scale = Scale(width - 1, round(block.capacity / block.end * (width - 1)), block.end)
+    yield _axis(block, scale, signs)
     for row in block.rows:
-        yield from _label(row, width, moods or {})
-        yield _bar(block, row, width, colour)
+        yield from _label(row, width, signs, colour=colour)
+        yield _bar(block, row, scale, signs, colour=colour)
     if block.legend:
-        yield from _legend(block, width, colour)
+        yield from packed(list(_legend(block, signs, colour=colour)), width, _GAP)
 
 
 def as_text(block: Bars) -> str:
     """Return the block as lines without colour, for a format that has no bars of its own."""
-    return "\n".join(line.plain.rstrip() for line in draw(block, _PLAIN_WIDTH, None))
+    return "\n".join(line.plain.rstrip() for line in bars_lines(block, _PLAIN_WIDTH, FULL, colour=False))
 
 
-def _label(row: BarsRow, width: int, moods: Mapping[str, str]) -> Iterator[Text]:
-    """A bar's name and what is said of it, on two lines where one is too short."""
-    name = Text(row.label, style="bold")
-    said = Text.assemble((row.verdict, moods.get(row.mood, "")), (f"  {row.says}" if row.says else "", "dim"))
-    if len(name) + _GAP + len(said) <= width:
+def _axis(block: Bars, scale: Scale, signs: Glyphs) -> Text:
+    """0 at the left, the capacity at its line, the end of the scale at the right, as far as there is room."""
+    said = f"{printable(block.limit, signs is ASCII)} {gib(block.capacity, 1)} GiB"
+    line = "0 GiB"
+    if len(line) + len(said) + _GAP < scale.limit:
+        line = f"{line.ljust(scale.limit - len(said) - 1)}{said} {signs.limit}"
+    else:
+        line = f"{line.ljust(scale.limit)}{signs.limit} {said}"
+    end = f"{gib(block.end, 1)} GiB"
+    if len(line) + _GAP + len(end) <= scale.cells + 1:
+        line = f"{line.ljust(scale.cells + 1 - len(end))}{end}"
+    return Text(line[: scale.cells + 1], "dim")
+
+
+def _label(row: BarsRow, width: int, signs: Glyphs, *, colour: bool) -> Iterator[Text]:
+    """Yield a bar's name and what is said of it, on two lines where one is too short."""
+    only = signs is ASCII
+    name = Text(printable(row.label, only), "bold")
+    mood = f"bold {ANYWHERE[row.mood]}" if row.mood and colour else "bold"
+    says = f"  {printable(row.says, only)}" if row.says else ""
+    said = Text.assemble((printable(row.verdict, only), mood), (says, "dim"))
+    if name.cell_len + _GAP + said.cell_len <= width:
         yield Text.assemble(name, " " * _GAP, said)
     else:
         yield name
         yield Text.assemble(" " * _INDENT, said)
 
 
-def _place(block: Bars, size: int, width: int) -> int:
-    """The column at which a size ends."""
-    return min(width, round(size / block.end * width))
-
-
-def _marker(block: Bars, width: int) -> int:
-    """The column of the capacity's line: the last one of what fits."""
-    return max(_place(block, block.capacity, width) - 1, 0)
-
-
-def _axis(block: Bars, width: int, colour: bool) -> Text:
-    """0 at the left, the capacity at its line, the end of the scale at the right, as far as there is room."""
-    place = _marker(block, width)
-    said = f"{block.limit} {gib(block.capacity, 1)} GiB"
-    line = "0 GiB"
-    room = place - len(line) - 1
-    if len(said) < room:
-        line = f"{line.ljust(place - len(said) - 1)}{said} {_line(colour)}"
-    else:
-        line = f"{line.ljust(place)}{_line(colour)} {said}"
-    end = f"{gib(block.end, 1)} GiB"
-    if len(line) + _GAP + len(end) <= width:
-        line = f"{line.ljust(width - len(end))}{end}"
-    return Text(line[:width], style="dim")
-
-
-def _line(colour: bool) -> str:
-    return _LINE if colour else _PLAIN_LINE
-
-
-def _bar(block: Bars, row: BarsRow, width: int, colour: bool) -> Text:
-    """Parts from the left; what is free up to the capacity; the capacity's line over all of it."""
-    cells: list[tuple[str, str]] = []
-    reached = 0
+def _bar(block: Bars, row: BarsRow, scale: Scale, signs: Glyphs, *, colour: bool) -> Text:
+    """Return a bar; one that goes beyond the end of the scale ends with a sign that says so."""
+    left, parts = block.end, []
     for name, size in row.parts:
-        reached += size
-        shade = COMPONENTS[name].light
-        cells += [("█" if colour else name[0].upper(), shade)] * (_place(block, reached, width) - len(cells))
-    if reached > block.end:
-        cells[-1] = (_CUT, "bold")
-    marker = _marker(block, width)
-    cells += [(_FREE, "dim")] * (marker + 1 - len(cells))
-    under = cells[marker][1]
-    over = reached > block.capacity and colour
-    cells[marker] = (_line(colour), f"{INK['limit'].light} on {under}" if over else "bold")
-    line = Text()
-    for letter, style in cells:
-        line.append(letter, style)
-    return line
+        parts.append((name, min(size, left)))
+        left -= parts[-1][1]
+    line = row_of(Bar(tuple(parts), block.capacity), scale, signs, colour=colour)
+    return Text.assemble(line[:-1], (_CUT[signs], "bold")) if row.size > block.end else line
 
 
-def _legend(block: Bars, width: int, colour: bool) -> Iterator[Text]:
-    """What letters and colours stand for."""
+def _legend(block: Bars, signs: Glyphs, *, colour: bool) -> Iterator[Text]:
+    """Yield what letters, colours and signs stand for; a component that no bar has is not named."""
     names = [name for name, _ in block.rows[0].parts]
-    items = [
-        Text.assemble(("■" if colour else name[0].upper(), COMPONENTS[name].light if colour else ""), f" {name}")
-        for name in names
-    ]
-    items.append(Text(f"{_FREE} free"))
-    items.append(Text(f"{_line(colour)} capacity"))
-    if any(sum(size for _, size in row.parts) > block.end for row in block.rows):
-        items.append(Text(f"{_CUT} goes on"))
-    line = Text()
-    for item in items:
-        if line and len(line) + _GAP + len(item) > width:
-            yield line
-            line = Text()
-        line.append(" " * _GAP if line else "").append_text(item)
-    yield line
+    seen = {name for row in block.rows for name, size in row.parts if size}
+    for place, (name, mark) in enumerate(zip(names, letters(names), strict=True)):
+        ground = colour_of(name, place).light
+        style = Style(color=ink_on(ground), bgcolor=ground, bold=True)
+        swatch = Text(f" {mark} ", style) if colour else Text(mark, "bold")
+        if name in seen:
+            yield Text.assemble(swatch, f" {name}")
+    yield Text(f"{signs.free} free")
+    yield Text(f"{signs.limit} capacity")
+    if any(row.size > block.end for row in block.rows):
+        yield Text(f"{_CUT[signs]} goes on")
+
+
+# ----------------------------------------------------------------------------------------------------------------- HTML
 
 
 def as_html(block: Bars) -> str:
     """Return the bars as elements whose widths are shares of the scale."""
+    rows = [part for row in block.rows for part in _html_row(block, row)]
     legend = [_html_legend(block)] if block.legend else []
-    rows = [_html_row(block, row) for row in block.rows]
     return "\n".join(('<div class="bars">', *rows, *legend, "</div>"))
 
 
-def _html_row(block: Bars, row: BarsRow) -> str:
-    parts, left = [], block.end
-    for name, size in row.parts:
+def _html_row(block: Bars, row: BarsRow) -> Iterator[str]:
+    cut = "; the bar is cut" if row.size > block.end else ""
+    yield f"<p>{html.escape(f'{row.label}: {row.said}{cut}')}</p>"
+    ground = f"background:{INK['free'].light}"
+    yield f'<div class="bar" style="position:relative;display:flex;height:1.4em;{ground}">'
+    left = block.end
+    for place, (name, size) in enumerate(row.parts):
         shown = min(size, left)
         left -= shown
-        said = html.escape(f"{name} {gib(size)} GiB")
-        style = f"width:{100 * shown / block.end:.3f}%;background:{COMPONENTS[name].light}"
-        parts.append(f'<span title="{said}" style="{style}"></span>')
-    cut = "; the bar is cut" if sum(size for _, size in row.parts) > block.end else ""
-    said = html.escape(": ".join((row.label, ", ".join(filter(None, (row.verdict, row.says))))) + cut)
-    return "\n".join((f"<p>{said}</p>", _HTML_BAR, *parts, _html_line(block), "</div>"))
-
-
-def _html_line(block: Bars) -> str:
+        style = f"width:{100 * shown / block.end:.3f}%;background:{colour_of(name, place).light}"
+        yield f'<span title="{html.escape(name)} {gib(size)} GiB" style="{style}"></span>'
+    edge = f"position:absolute;top:-2px;bottom:-2px;border-right:2px solid {INK['limit'].light}"
     said = html.escape(f"{block.limit} {gib(block.capacity)} GiB")
-    place = f"left:{100 * block.capacity / block.end:.3f}%;top:-3px;bottom:-3px"
-    return f'<i title="{said}" style="position:absolute;{place};border-left:2px solid {INK["limit"].light}"></i>'
+    yield f'<span class="limit" title="{said}" style="{edge};width:{100 * block.capacity / block.end:.3f}%"></span>'
+    yield "</div>"
 
 
 def _html_legend(block: Bars) -> str:
     names = [name for name, _ in block.rows[0].parts]
-    items = [f'<span style="color:{COMPONENTS[name].light}">■</span> {html.escape(name)}' for name in names]
-    said = f"the line is {html.escape(block.limit)}, {gib(block.capacity)} GiB; the scale ends at {gib(block.end)} GiB"
-    return f"<p>{' '.join(items)}; {said}</p>"
+    shades = [colour_of(name, place).light for place, name in enumerate(names)]
+    items = [
+        f'<span style="display:inline-block;padding:0 .3em;border-radius:2px;background:{shade};color:{ink_on(shade)}">'
+        f"{html.escape(name)}</span>"
+        for name, shade in zip(names, shades, strict=True)
+    ]
+    said = f"The line is {html.escape(block.limit)}, {gib(block.capacity)} GiB; the scale ends at {gib(block.end)} GiB."
+    return f'<p class="legend">{" ".join(items)} {said}</p>'

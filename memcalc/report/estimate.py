@@ -10,14 +10,11 @@ from memcalc.report.render import Report
 from memcalc.report.tables import (
     Bar,
     Block,
-    Branch,
     Code,
     Column,
     Document,
-    Leaf,
     Line,
     Table,
-    Tree,
     facts,
     gib,
     percent,
@@ -26,10 +23,13 @@ from memcalc.results import Estimate, TermFacts
 from memcalc.specs.strategy import Strategy
 from memcalc.units import GIB, KIB, MIB, format_bytes, format_count
 
-__all__ = ["bar_of", "components_of", "explanation", "head_of", "report", "strategy_words"]
+__all__ = [
+    "bar_of", "components_of", "foot_of", "head_of", "inputs_of", "made", "off_gpu_name", "on_node", "report", "sized",
+    "strategy_words", "terms",
+]  # fmt: skip
 
 MOODS = {"fits": "good", "tight": "close", "does-not-fit": "bad"}
-_TIERS = {"cpu": "host memory", "nvme": "NVMe", "cxl": "CXL memory"}
+TIERS = {"cpu": "host memory", "nvme": "NVMe", "cxl": "CXL memory"}
 _SIZE = Column("size", "GiB", right=True)
 _SHARE = Column("share", "%", right=True, meter=True, priority=1)
 _TERM_COLUMNS = (
@@ -45,24 +45,21 @@ _TERM_COLUMNS = (
 
 def report(result: Estimate) -> Report:
     """Return the answer of ``memcalc estimate``."""
-    return _report(result, *head_of(result), bar_of(result), *_tables(result), *_notes(result), *_foot(result))
+    return made(result, *head_of(result), bar_of(result), *_tables(result), *_notes(result), *foot_of(result))
 
 
-def explanation(result: Estimate) -> Report:
-    """Return the answer of ``memcalc explain``: every term with formula, values, phases and source."""
-    tree = Tree((*_branches(result), *_branches_off_gpu(result)), terms(result))
-    return _report(result, *head_of(result), tree, *_foot(result))
-
-
-def _report(result: Estimate, *blocks: Block) -> Report:
+def made(result: Estimate, *blocks: Block) -> Report:
+    """Return blocks about an estimate with its data: one row a term, and its JSON."""
     return Report(Document(blocks, terms(result)), result.model_dump(mode="json", by_alias=True))
 
 
 def terms(result: Estimate) -> Table:
     """Return the table with one row a term."""
+    named: list[tuple[str, TermFacts]] = [(term.component, term) for term in result.terms]
+    named += [(off_gpu_name(term.tier), term) for term in result.off_gpu]
     rows = tuple(
-        (term.component, term.name, str(term.bytes), " ".join(term.phases), term.formula, _inputs(term), term.source)
-        for term in result.terms
+        (name, term.name, str(term.bytes), " ".join(term.phases), term.formula, inputs_of(term), term.source)
+        for name, term in named
     )
     return Table("Terms", _TERM_COLUMNS, rows)
 
@@ -73,20 +70,25 @@ def strategy_words(strategy: Strategy) -> str:
     >>> strategy_words(Strategy(zero=3, recompute="full", tp=2))
     'fsdp2, bf16-mixed, adamw, zero 3, tp 2, recompute full'
     """
+    return ", ".join(_words(strategy))
+
+
+def _words(strategy: Strategy) -> list[str]:
     degrees = [f"{name} {getattr(strategy, name)}" for name in ("tp", "pp", "cp", "ep") if getattr(strategy, name) > 1]
     tier = "" if strategy.offload_to == "cpu" else f" to {strategy.offload_to}"
     offload = [f"offload {'+'.join(strategy.offload)}{tier}"] if strategy.offload else []
     words = [strategy.framework, strategy.precision, strategy.optimizer, f"zero {strategy.zero}", *degrees]
-    return ", ".join([*words, f"recompute {strategy.recompute}", *offload])
+    return [*words, f"recompute {strategy.recompute}", *offload]
 
 
 def head_of(result: Estimate) -> tuple[Line, ...]:
     """Return the verdict, and the job in one sentence."""
     model, hardware, work = result.model, result.hardware, result.workload
     subject = f"{model.name} ({format_count(model.parameters)} parameters) on {hardware.gpus} × {hardware.gpu}"
-    batch = f"micro-batch {work.micro_batch} × {work.seq_len} tokens, {work.accumulation_steps} accumulated"
-    title = f"{subject}: {strategy_words(result.strategy)}, {batch}"
-    return (Line(_verdict(result), "verdict", MOODS[result.verdict]), Line(title, "title"))
+    batch = f"micro-batch {work.micro_batch} × {work.seq_len} tokens", f"{work.accumulation_steps} accumulated"
+    words = (*_words(result.strategy), *batch)
+    title = Line(f"{subject}: {', '.join(words)}", "title", items=(subject, *words))
+    return (Line(_verdict(result), "verdict", MOODS[result.verdict]), title)
 
 
 def _verdict(result: Estimate) -> str:
@@ -99,7 +101,8 @@ def _verdict(result: Estimate) -> str:
 
 def bar_of(result: Estimate) -> Bar:
     """Return the GPU as a stacked bar."""
-    return Bar(_parts(result), result.budget.capacity)
+    budget, known = result.budget, result.interval
+    return Bar(_parts(result), budget.capacity, kept=budget.reserve, low=known.low, high=known.high)
 
 
 def _parts(result: Estimate) -> tuple[tuple[str, int], ...]:
@@ -167,55 +170,43 @@ def _off_gpu(result: Estimate) -> Table:
     return Table("Off the GPU, one rank", columns, rows)
 
 
-def _on_node(result: Estimate, tier: str) -> int:
+def off_gpu_name(tier: str) -> str:
+    """Return what stands for a component where a term lies off the GPU."""
+    return f"off the GPU: {tier}"
+
+
+def on_node(result: Estimate, tier: str) -> int:
+    """Return what a node keeps in a memory off its GPUs [bytes]."""
     return result.host_memory if tier == "host" else result.tier_memory
 
 
 def _notes(result: Estimate) -> Iterator[Line]:
     budget, saved = result.budget, result.saved
     taken = f"{gib(budget.context)} context - {gib(budget.libraries)} libraries - {gib(budget.reserve)} reserve"
-    yield Line(f"Budget: {gib(budget.capacity)} GiB capacity - {taken} = {gib(budget.usable)} GiB usable.")
-    kept = f"{_sized(saved.per_block)} a block, {_sized(saved.outside_blocks)} outside the blocks"
-    yield Line(f"One micro-batch keeps for backward: {kept}, {_sized(saved.total)} in all.")
-    parts = [(result.host_memory, "host memory"), (result.tier_memory, _TIERS[result.strategy.offload_to])]
+    yield _said("Budget", f"{gib(budget.capacity)} GiB capacity - {taken} = {gib(budget.usable)} GiB usable")
+    kept = f"{sized(saved.per_block)} a block, {sized(saved.outside_blocks)} outside the blocks"
+    yield _said("One micro-batch keeps for backward", f"{kept}, {sized(saved.total)} in all", "Backward")
+    parts = [(result.host_memory, "host memory"), (result.tier_memory, TIERS[result.strategy.offload_to])]
     if any(size for size, _ in parts):
-        needed = " and ".join(f"{_sized(size)} of {name}" for size, name in parts if size)
+        needed = " and ".join(f"{sized(size)} of {name}" for size, name in parts if size)
         yield Line(f"A node needs {needed} off its GPUs; the system and data loaders take theirs beside it.")
 
 
-def _foot(result: Estimate) -> Iterator[Block]:
+def _said(name: str, said: str, label: str = "") -> Line:
+    """Return a sentence that a terminal shows as a label and what belongs to it."""
+    return Line(f"{name}: {said}.", label=label or name, items=(said,) if not label else (f"keeps {said}",))
+
+
+def foot_of(result: Estimate) -> Iterator[Block]:
+    """Yield warnings, assumptions and the command."""
     for warning in result.warnings:
         yield Line(f"Warning: {warning}", "warning")
     yield from facts("Assumed", result.assumptions)
     yield Code("Reproduce with", result.command)
 
 
-def _branches(result: Estimate) -> Iterator[Branch]:
-    """Terms by component; the component's figure is what stands at the peak, since not all terms are alive at once."""
-    grouped: dict[str, list[TermFacts]] = {}
-    for term in result.terms:
-        grouped.setdefault(term.component, []).append(term)
-    for component, members in grouped.items():
-        figure = f"{_sized(getattr(result.components, component))} at the peak ({result.peak.phase})"
-        yield Branch(component, figure, tuple(_leaf(term, result.peak.phase) for term in members))
-
-
-def _branches_off_gpu(result: Estimate) -> Iterator[Branch]:
-    """What one rank keeps off the GPU, by the memory that it lies in."""
-    for tier in sorted({term.tier for term in result.off_gpu}):
-        members = [term for term in result.off_gpu if term.tier == tier]
-        figure = f"{_sized(sum(term.bytes for term in members))} a rank, {_sized(_on_node(result, tier))} a node"
-        yield Branch(f"off the GPU: {tier}", figure, tuple(_leaf(term, term.phases[0]) for term in members))
-
-
-def _leaf(term: TermFacts, peak: str) -> Leaf:
-    alive = f"alive in {', '.join(term.phases)}" if term.phases else "alive in every phase"
-    lines = (f"= {term.formula}", _inputs(term), f"{alive} · {term.source}")
-    figure = f"{_sized(term.bytes)} ({term.bytes} bytes){'' if peak in term.phases else ', not at the peak'}"
-    return Leaf(term.name, figure, tuple(line for line in lines if line.strip()))
-
-
-def _inputs(term: TermFacts) -> str:
+def inputs_of(term: TermFacts) -> str:
+    """Return the values that a term's formula was given."""
     return ", ".join(f"{name} = {_value(value)}" for name, value in term.inputs.items())
 
 
@@ -223,7 +214,7 @@ def _value(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value, default=str)
 
 
-def _sized(size: int) -> str:
+def sized(size: int) -> str:
     """Return `size` [bytes] in the binary unit that suits it."""
     unit = next((unit for unit, scale in (("GiB", GIB), ("MiB", MIB), ("KiB", KIB)) if size >= scale / 10), "B")
     return format_bytes(size, unit).replace(",", "")

@@ -55,13 +55,13 @@ def verdict_of(result: Ladder, reading: LadderReading) -> str:
     name, whole = NAMES[reading.name], f"{gib(result.capacity, 1)} GiB"
     if reading.first is None:
         least = min(reading.stages, key=lambda stage: stage.peak.device)
-        return f"{name}: no stage fits; stage {least.stage} needs the least, {gib(least.peak.device, 1)} of {whole}"
+        needed = f"stage {least.stage} needs the least, {gib(least.peak.device, 1)} of {whole}"
+        return f"does not fit · {name}: no stage fits; {needed}"
     stage = reading.stages[reading.first]
     place = f"at stage {stage.stage}, {stage.change}" if stage.stage else f"at the start, {stage.strategy.precision}"
-    said = "fits, tight," if stage.verdict == "tight" else "fits"
     after = [str(one.stage) for one in reading.stages[stage.stage :] if one.verdict == "does-not-fit"]
-    but = f"; not at stage {', '.join(after)} after it" if after else ""
-    return f"{name}: first {said} {place}: {gib(stage.peak.device, 1)} of {whole}{but}"
+    but = f"; stage {', '.join(after)} does not" if after else ""
+    return f"{stage.verdict} · {name}: first {place}: {gib(stage.peak.device, 1)} of {whole}{but}"
 
 
 def label_of(stage: LadderStage) -> str:

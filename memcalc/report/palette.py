@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-__all__ = ["COMPONENTS", "INK", "MOODS", "SERIES", "Shade", "words_on"]
+__all__ = ["ANYWHERE", "COMPONENTS", "INK", "MOODS", "SERIES", "Shade", "colour_of", "ink_on", "luminance", "words_on"]
 
 
 class Shade(NamedTuple):
@@ -46,6 +46,33 @@ INK = {
 """What is not data: page, words, grid lines, the line of a GPU's capacity, free memory, words on a light hue."""
 MOODS = {"good": Shade("#1b7034", "#5cc878"), "close": Shade("#8a6d00", "#e0c040"), "bad": Shade("#b3261e", "#ff8a80")}
 """Verdicts: fits, tight, does not fit. Words say them too."""
+ANYWHERE = {"good": "#2e8b45", "close": "#9a7400", "bad": "#d0453b"}
+"""The same hues where nobody knows whether the page is light or dark: a terminal."""
+
+
+def colour_of(name: str, place: int) -> Shade:
+    """Return the colour of a component, or of the series at a place of a stack."""
+    return COMPONENTS.get(name) or SERIES[place % len(SERIES)]
+
+
+def ink_on(colour: str) -> str:
+    """Return black or white, whichever is read better on a colour (WCAG 2.2, relative luminance).
+
+    >>> ink_on("#4477aa"), ink_on("#ccbb44")
+    ('#ffffff', '#000000')
+    """
+    return "#ffffff" if luminance(colour) < 0.179 else "#000000"
+
+
+def luminance(colour: str) -> float:
+    """Return the relative luminance of a colour [-] (WCAG 2.2).
+
+    >>> luminance("#ffffff"), luminance("#000000")
+    (1.0, 0.0)
+    """
+    parts = [int(colour[place : place + 2], 16) / 255 for place in (1, 3, 5)]
+    red, green, blue = (part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts)
+    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
 
 
 def words_on(hue: Shade) -> Shade:

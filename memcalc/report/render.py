@@ -3,26 +3,22 @@
 from __future__ import annotations
 
 import csv
-import html
 import io
-import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Any
 
 from memcalc.errors import UnknownNameError
-from memcalc.report.tables import Bar, Bars, Block, Code, Document, Line, Listing, Table, Tree, percent
+from memcalc.report.tables import Document
 
 __all__ = ["FORMATS", "Report", "format_for", "render"]
 
-_ENDINGS = {".md": "markdown", ".csv": "csv", ".json": "json", ".tex": "latex", ".html": "html", ".htm": "html"}
-_UNPRINTABLE = {code: "�" for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\r\t\x85"}
-_COLOURS = ("#4477aa", "#66ccee", "#228833", "#ccbb44", "#ee6677", "#aa3377", "#bbbbbb")  # Paul Tol's bright scheme
-_LATEX = {
-    "\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_", "{": r"\{", "}": r"\}",
-    "~": r"\textasciitilde{}", "^": r"\^{}", "<": r"\ensuremath{<}", ">": r"\ensuremath{>}",
+_ENDINGS = {
+    ".md": "markdown", ".csv": "csv", ".json": "json", ".tex": "latex", ".html": "html", ".htm": "html",
+    ".svg": "svg",
 }  # fmt: skip
+_UNPRINTABLE = {code: "�" for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\r\t\x85"}
 
 
 @dataclass(frozen=True)
@@ -33,14 +29,22 @@ class Report:
     payload: dict[str, Any]
 
 
-def render(report: Report, form: str, *, width: int = 100, colour: bool = False) -> str:
-    """Return `report` in the format `form`, ending in a newline; `width` and `colour` are a terminal's."""
+def render(report: Report, form: str, *, width: int = 100, colour: bool = False, ascii_only: bool = False) -> str:
+    """Return `report` in the format `form`, ending in a newline; what else is said is of a terminal."""
     if form not in FORMATS:
         raise UnknownNameError("format", form, f"must be one of {', '.join(FORMATS)}", FORMATS)
     if form == "rich":
         from memcalc.report.terminal import draw
 
-        return draw(report.document, width, colour)
+        return draw(report.document, width, colour, ascii_only=ascii_only)
+    if form == "plain":
+        from memcalc.report.plain import spoken
+
+        return spoken(report.document, ascii_only=ascii_only)
+    if form == "svg":
+        from memcalc.report.picture import picture
+
+        return picture(report.document, width)
     return FORMATS[form](report).rstrip("\n").translate(_UNPRINTABLE) + "\n"
 
 
@@ -69,126 +73,31 @@ def _csv(report: Report) -> str:
     return stream.getvalue()
 
 
-# ------------------------------------------------------------------------------------------------------------- markdown
+# ---------------------------------------------------------------------------------- formats with a module of their own
 
 
 def _markdown(report: Report) -> str:
-    return "\n\n".join(text for block in report.document.blocks if (text := _markdown_block(block)))
+    from memcalc.report.text import markdown
 
-
-def _markdown_block(block: Block) -> str:
-    if isinstance(block, Line):
-        marked = {"heading": "## {}", "title": "**{}**", "verdict": "**{}**", "warning": "> {}"}.get(block.role, "{}")
-        return marked.format(_markdown_text(block.text))
-    if isinstance(block, Table):
-        return _markdown_table(block)
-    if isinstance(block, Tree):
-        return _markdown_table(block.table)
-    if isinstance(block, Code):
-        return _fenced(block.says, "sh", block.command)
-    if isinstance(block, Bars):
-        from memcalc.report.bars import as_text
-
-        return _fenced("Memory of one GPU at the peak", "text", as_text(block))
-    return _fenced(block.says, block.language, block.text) if isinstance(block, Listing) else ""
-
-
-def _markdown_table(table: Table) -> str:
-    rows = [[_markdown_text(cell) for cell in row] for row in table.rows]
-    headings = [_markdown_text(heading) for heading in table.headings]
-    return f"{_markdown_text(table.title)}:\n\n{_tabulated(table, headings, rows, 'pipe')}"
-
-
-def _markdown_text(text: str) -> str:
-    r"""Escape what Markdown would take for its own; an underscore inside a word is safe.
-
-    >>> print(_markdown_text("a*b | core_attn"))
-    a\*b \| core_attn
-    """
-    return re.sub(r"([\\`*|<]|(?<!\w)_|_(?!\w))", r"\\\1", " ".join(text.split()))
-
-
-def _fenced(says: str, language: str, text: str) -> str:
-    longest = max((len(run) for run in re.findall("`+", text)), default=0)
-    fence = "`" * max(3, longest + 1)
-    return f"{says}:\n\n{fence}{language}\n{text.rstrip()}\n{fence}"
-
-
-# ---------------------------------------------------------------------------------------------------------------- LaTeX
+    return markdown(report.document)
 
 
 def _latex(report: Report) -> str:
-    return "\n\n".join(text for block in report.document.blocks if (text := _latex_block(block)))
+    from memcalc.report.text import latex
 
-
-def _latex_block(block: Block) -> str:
-    if isinstance(block, Line):
-        text = _latex_text(block.text)
-        return rf"\noindent\textbf{{{text}}}" if block.role in {"heading", "title", "verdict"} else rf"\noindent {text}"
-    if isinstance(block, Table | Tree):
-        table = block.table if isinstance(block, Tree) else block
-        rows = [list(row) for row in table.rows]
-        return _tabulated(table, table.headings, rows, "latex_booktabs")
-    if isinstance(block, Code | Listing):
-        text = block.command if isinstance(block, Code) else block.text.rstrip()
-        text = text.replace(r"\end{verbatim}", r"\end{ verbatim}")
-        return f"{_latex_text(block.says)}:\n\\begin{{verbatim}}\n{text}\n\\end{{verbatim}}"
-    return ""
-
-
-def _latex_text(text: str) -> str:
-    return "".join(_LATEX.get(letter, letter) for letter in text)
-
-
-# ----------------------------------------------------------------------------------------------------------------- HTML
+    return latex(report.document)
 
 
 def _html(report: Report) -> str:
-    return "\n".join(('<section class="memcalc">', *map(_html_block, report.document.blocks), "</section>"))
+    from memcalc.report.fragment import fragment
 
-
-def _html_block(block: Block) -> str:
-    if isinstance(block, Line):
-        tag = {"heading": "h2", "title": "h3", "verdict": "h2"}.get(block.role, "p")
-        return f'<{tag} class="{block.role}">{html.escape(block.text)}</{tag}>'
-    if isinstance(block, Bar):
-        return _html_bar(block)
-    if isinstance(block, Bars):
-        from memcalc.report.bars import as_html
-
-        return as_html(block)
-    if isinstance(block, Listing):
-        return f"<p>{html.escape(block.says)}:</p>\n<pre><code>{html.escape(block.text.rstrip())}</code></pre>"
-    if isinstance(block, Code):
-        return f"<p>{html.escape(block.says)}:</p>\n<pre><code>{html.escape(block.command)}</code></pre>"
-    table = block.table if isinstance(block, Tree) else block
-    return f"<h4>{html.escape(table.title)}</h4>\n" + _tabulated(
-        table, table.headings, [*map(list, table.rows)], "html"
-    )
-
-
-def _html_bar(bar: Bar) -> str:
-    whole = max(bar.capacity, sum(size for _, size in bar.parts))
-    return "\n".join(
-        ('<div class="bar" style="display:flex;height:1.2em;background:#eee">', *_html_parts(bar, whole), "</div>")
-    )
-
-
-def _html_parts(bar: Bar, whole: int) -> Iterator[str]:
-    for (name, size), colour in zip(bar.parts, _COLOURS, strict=True):
-        said = html.escape(f"{name} {percent(size, whole)}%")
-        yield f'<span title="{said}" style="width:{100 * size / whole:.3f}%;background:{colour}"></span>'
-
-
-def _tabulated(table: Table, headings: list[str], rows: list[list[str]], form: str) -> str:
-    from tabulate import tabulate
-
-    sides = ["right" if column.right else "left" for column in table.columns]
-    return tabulate(rows, headings, tablefmt=form, colalign=sides if rows else None, disable_numparse=True)
+    return fragment(report.document)
 
 
 FORMATS: dict[str, Callable[[Report], str]] = {
     "rich": lambda report: render(report, "rich"),
+    "plain": lambda report: render(report, "plain"),
+    "svg": lambda report: render(report, "svg"),
     "markdown": _markdown,
     "csv": _csv,
     "json": _json,

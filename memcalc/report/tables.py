@@ -43,6 +43,8 @@ class Column:
     """A terminal draws a small bar before the figure: a share, or a part of `whole`."""
     whole: float = 100.0
     """What fills the bar, in the column's own unit."""
+    below: bool = False
+    """Told below the table, row by row, where there is no room for the column."""
     short: tuple[tuple[str, str], ...] = ()
     """Parts of words, and what stands for them where there is little room."""
 
@@ -131,6 +133,14 @@ class Bar:
         """What is neither used nor to stay free [bytes]."""
         return max(0, self.capacity - self.used - self.kept)
 
+    @property
+    def rest(self) -> str:
+        """A sentence on what is not among the parts."""
+        kept = f"{gib(self.spared)} GiB are kept free; " if self.kept else ""
+        if self.over:
+            return f"{kept}{gib(self.over)} GiB lie beyond the limit of {gib(self.capacity)} GiB."
+        return f"{kept}{gib(self.free)} GiB are free below the limit of {gib(self.capacity)} GiB."
+
 
 @dataclass(frozen=True)
 class BarsRow:
@@ -141,6 +151,16 @@ class BarsRow:
     verdict: str
     mood: str = ""
     says: str = ""
+
+    @property
+    def size(self) -> int:
+        """All parts [bytes]."""
+        return sum(size for _, size in self.parts)
+
+    @property
+    def said(self) -> str:
+        """All that is said of it."""
+        return ", ".join(filter(None, (self.verdict, self.says)))
 
 
 @dataclass(frozen=True)
@@ -167,6 +187,8 @@ class Leaf:
     lines: tuple[str, ...]
     share: str = ""
     """Of the whole [%]; drawn as a small bar."""
+    when: str = ""
+    """In which phases."""
     aside: bool = False
     """Told in one line, after those that are not."""
 
@@ -194,6 +216,16 @@ class Tree:
     table: Table
     sources: tuple[str, ...] = ()
     """What ``[1]``, ``[2]``, … in the leaves stand for."""
+    title: str = ""
+    aside: str = ""
+    """What is said of leaves that stand aside."""
+
+    @property
+    def tables(self) -> tuple[Table, ...]:
+        """The branches' figures, where the tree has a title for them, and all leaves."""
+        columns = (Column("branch"), Column("size", right=True), Column("share", "%", right=True))
+        rows = tuple((one.name, f"{one.figure} {one.says}".strip(), one.share) for one in self.branches)
+        return (*([Table(self.title, columns, rows)] if self.title else []), self.table)
 
 
 @dataclass(frozen=True)

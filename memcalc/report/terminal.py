@@ -1,102 +1,207 @@
-"""A document on a terminal, or as plain text of a given width."""
+"""A document on a terminal, or as text of a given width; in ASCII where a terminal shows nothing else."""
 
 from __future__ import annotations
 
 import io
-import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from rich.cells import cell_len
-from rich.console import Console, RenderableType
+from rich.console import Console
+from rich.style import Style
 from rich.table import Table as RichTable
 from rich.text import Text
-from rich.tree import Tree as RichTree
 
-from memcalc.report import bars
-from memcalc.report.tables import (
-    Bar,
-    Bars,
-    Block,
-    Branch,
-    Code,
-    Column,
-    Document,
-    Leaf,
-    Line,
-    Listing,
-    Table,
-    Tree,
-    gib,
-)
+from memcalc.report.bars import bars_lines
+from memcalc.report.glyphs import Glyphs, glyphs, printable
+from memcalc.report.palette import ANYWHERE, COMPONENTS, MOODS, SERIES
+from memcalc.report.tables import Bar, Bars, Block, Code, Column, Document, Line, Listing, Table, Tree
+from memcalc.report.terminal_bar import bar_lines, packed
+from memcalc.report.terminal_tree import drawn_meter, tree_lines
 
-__all__ = ["draw", "fitted"]
+__all__ = ["draw", "fitted", "paint"]
 
 _NARROWEST = 40
 _METER = 8
 _PERCENT = 3
 """Characters of the number behind a meter."""
 _GAP = 2
-_STYLES = {"heading": "bold", "title": "bold", "verdict": "bold", "warning": "yellow", "faint": "dim", "text": ""}
-_MOODS = {"good": "bold green", "close": "bold yellow", "bad": "bold red"}
+_LABEL = 9
+_STYLES = {"heading": "bold", "title": "bold", "verdict": "bold", "faint": "dim"}
 _DIFF = {"+": "green", "-": "red", "@": "cyan"}
-_COLOURS = ("blue", "cyan", "green", "yellow", "red", "magenta", "white")
-_UNPRINTABLE = {code: "�" for code in (*range(32), *range(127, 160)) if chr(code) != "\n"}
 
 
-def draw(document: Document, width: int, colour: bool) -> str:
+@dataclass
+class _Screen:
+    """Where blocks are shown."""
+
+    console: Console
+    colour: bool
+    ascii_only: bool
+    wraps: bool
+    """Whether commands are broken too, as a picture of a terminal must."""
+    blank: bool = True
+    """Whether nothing, or an empty line, was shown last: there are never two."""
+
+    def show(self, part: Text | RichTable, *, whole: bool = False) -> None:
+        """Print a line or a table; `whole` lines are not broken."""
+        empty = isinstance(part, Text) and not part
+        if not (empty and self.blank):
+            self.console.print(part, soft_wrap=whole)
+        self.blank = empty
+
+    @property
+    def width(self) -> int:
+        return self.console.width
+
+    @property
+    def signs(self) -> Glyphs:
+        return glyphs(self.ascii_only)
+
+    def text(self, content: str, style: str | Style = "") -> Text:
+        return Text(printable(content, self.ascii_only), style)
+
+
+def draw(document: Document, width: int, colour: bool, *, ascii_only: bool = False) -> str:
     """Return `document` for `width` columns, with colour codes where `colour`."""
     stream = io.StringIO()
-    system: Literal["auto"] | None = "auto" if colour else None
-    width = max(width, _NARROWEST)
-    console = Console(
-        file=stream, width=width, force_terminal=colour, no_color=not colour, color_system=system,
-        markup=False, highlight=False, emoji=False, legacy_windows=False,
-    )  # fmt: skip
-    for block in document.blocks:
-        _show(console, block, colour)
+    console = _console(stream, max(width, _NARROWEST), colour)
+    paint(document, console, colour=colour, ascii_only=ascii_only)
     text = "\n".join(line.rstrip() for line in stream.getvalue().splitlines())
-    return re.sub(r"\n{3,}", "\n\n", text).strip("\n") + "\n"
+    return text.strip("\n") + "\n"
 
 
-def _show(console: Console, block: Block, colour: bool) -> None:
+def _console(stream: io.StringIO, width: int, colour: bool) -> Console:
+    """Return a console that writes to a stream: with the colours that the terminal says it has, and 16 at least."""
+    systems: tuple[Literal["auto", "standard"] | None, ...] = ("auto", "standard") if colour else (None,)
+    for system in systems:
+        console = Console(
+            file=stream, width=width, force_terminal=colour, no_color=not colour, color_system=system,
+            markup=False, highlight=False, emoji=False, legacy_windows=False,
+        )  # fmt: skip
+        if console.color_system:
+            break
+    return console
+
+
+def paint(document: Document, console: Console, *, colour: bool, ascii_only: bool = False, wraps: bool = False) -> None:
+    """Print `document` on a console."""
+    screen = _Screen(console, colour, ascii_only, wraps)
+    for block in document.blocks:
+        _show(screen, block)
+
+
+def _show(screen: _Screen, block: Block) -> None:
     if isinstance(block, Line):
-        console.print(_text(block.text, _MOODS.get(block.mood) or _STYLES[block.role]))
+        for row in _line(screen, block):
+            screen.show(row)
     elif isinstance(block, Code):
-        console.print(_text(f"{block.says}:", "dim"))
-        console.print(_text(f"  {block.command}"), soft_wrap=True)  # never cut: it is there to be pasted
+        _pasted(screen, block.says, [block.command])
     elif isinstance(block, Listing):
-        console.print(_text(f"{block.says}:", "dim"))
-        for line in block.text.splitlines():
-            console.print(_text(f"  {line}", _DIFF.get(line[:1], "")), soft_wrap=True)
+        _pasted(screen, block.says, block.text.splitlines(), block.language == "diff")
+    elif isinstance(block, Table):
+        _table(screen, block)
     else:
-        for part in _drawn(block, console.width, colour):
-            console.print(part)
+        for row in _rows(screen, block):
+            screen.show(row)
 
 
-def _drawn(block: Table | Bar | Bars | Tree, width: int, colour: bool) -> Iterator[RenderableType]:
-    if isinstance(block, Table):
-        yield from _table(block, width)
-    elif isinstance(block, Bar):
-        yield from _bar(block, width, colour)
+def _rows(screen: _Screen, block: Bar | Bars | Tree) -> Iterator[Text]:
+    if isinstance(block, Bar):
+        yield from bar_lines(block, screen.width, screen.signs, colour=screen.colour)
     elif isinstance(block, Bars):
-        yield from bars.draw(block, width, _MOODS if colour else None)
+        yield from bars_lines(block, screen.width, screen.signs, colour=screen.colour)
     else:
-        yield from (_branch(branch) for branch in block.branches)
+        yield Text()
+        yield from tree_lines(
+            block, screen.width, screen.console, ascii_only=screen.ascii_only, signs=screen.signs
+        )  # fmt: skip
+        yield Text()
 
 
-def _text(content: str, style: str = "") -> Text:
-    return Text(content.translate(_UNPRINTABLE), style=style)
+# ---------------------------------------------------------------------------------------------------------------- lines
+
+
+def _line(screen: _Screen, line: Line) -> Iterator[Text]:
+    """Yield the rows of a paragraph; a dot between its parts stands for no product, also in ASCII."""
+    line = replace(line, text=line.text.replace(" · ", screen.signs.between))
+    if line.role == "heading":
+        yield Text()
+    if line.role == "verdict" and line.mood:
+        yield _verdict(screen, line)
+    elif line.role == "warning":
+        said, colon, rest = line.text.partition(": ")
+        style = f"bold {ANYWHERE['close']}"
+        if colon and said in {"Warning", "Note"}:
+            yield from _labelled(screen, Line(rest, label=said), style)
+        else:
+            yield screen.text(line.text, style)
+    elif line.label or line.items:
+        yield from _labelled(screen, line)
+    else:
+        yield screen.text(line.text, ANYWHERE.get(line.mood) or _STYLES.get(line.role, ""))
+
+
+def _verdict(screen: _Screen, line: Line) -> Text:
+    """Return the verdict, its first words on a ground of their colour, which is read on any terminal."""
+    said, dot, rest = line.text.partition(screen.signs.between)
+    if not dot:
+        return screen.text(line.text, f"bold {ANYWHERE[line.mood]}")
+    if not screen.colour:
+        return screen.text(line.text, "bold")
+    badge = Style(color="#ffffff", bgcolor=MOODS[line.mood].light, bold=True)
+    return Text.assemble(screen.text(f" {said} ", badge), screen.text(f"  {rest}", "bold"))
+
+
+def _labelled(screen: _Screen, line: Line, accent: str = "dim") -> Iterator[Text]:
+    """Yield a label and what it says beside it; items are not broken inside."""
+    label = screen.text(f"{line.label:<{_LABEL}}" if line.label else "", accent)
+    indent = max(_LABEL, label.cell_len) + 1 if line.label else 0
+    style = _STYLES.get(line.role, "") if line.role != "faint" else ""
+    room = max(screen.width - indent, _NARROWEST // 2)
+    items = [screen.text(item) for item in line.items] or [screen.text(line.text)]
+    items[0].stylize(style)
+    between = screen.signs.between
+    for place, item in enumerate(items[:-1]):
+        if item.cell_len + len(between) <= room:
+            items[place] = item + Text(between.rstrip(), "dim")
+    rows = [row for one in packed(items, room, 1) for row in one.wrap(screen.console, room)]
+    for place, row in enumerate(rows):
+        row.rstrip()
+        if place or not line.label:
+            yield Text(" " * indent).append_text(row)
+        else:
+            yield Text.assemble(label, " ", row)
+
+
+def _pasted(screen: _Screen, says: str, lines: Iterable[str], diff: bool = False) -> None:
+    """Print what is there to be pasted: it is not cut, save in a picture."""
+    screen.show(screen.text(f"{says}:", "dim"))
+    for line in lines:
+        style = _DIFF.get(line[:1], "") if diff else ""
+        if not screen.wraps or diff:
+            screen.show(screen.text(f"  {line}", style), whole=True)
+            continue
+        rows = screen.text(line).wrap(screen.console, screen.width - 6)
+        for place, row in enumerate(rows):
+            row.rstrip()
+            more = " \\" if place < len(rows) - 1 else ""
+            screen.show(Text("    " if place else "  ").append_text(row).append(more))
 
 
 # --------------------------------------------------------------------------------------------------------------- tables
 
 
-def fitted(table: Table, width: int) -> tuple[Table, list[str]]:
-    """Return `table` as `width` holds it, and what is left out.
+def fitted(table: Table, width: int) -> tuple[Table, Table]:
+    """Return `table` as `width` holds it, and its columns that are left out.
 
-    First words are shortened; then columns go, those that say the same in every row before the others.
+    First the narrow form is taken or words are shortened; then columns go, those that say the same in every row before
+    the others.
     """
+    if _total(table) > width and table.narrow is not None:
+        table = table.narrow
+    whole = table
     if _total(table) > width:
         table = table.brief()
     kept = list(range(len(table.columns)))
@@ -105,7 +210,7 @@ def fitted(table: Table, width: int) -> tuple[Table, list[str]]:
         if not removable:
             break
         kept.remove(max(removable, key=lambda place: (_same(table, place), table.columns[place].priority, place)))
-    return table.keep(kept), [_named(table, place) for place in range(len(table.columns)) if place not in kept]
+    return table.keep(kept), whole.keep([place for place in range(len(table.columns)) if place not in kept])
 
 
 def _same(table: Table, place: int) -> bool:
@@ -113,87 +218,65 @@ def _same(table: Table, place: int) -> bool:
     return len(table.rows) > 1 and len({row[place] for row in table.rows}) == 1
 
 
-def _named(table: Table, place: int) -> str:
-    title = table.columns[place].title
-    return f"{title} ({table.rows[0][place]} in all)" if _same(table, place) else title
-
-
 def _total(table: Table) -> int:
     return sum(_width(table, place) + _GAP for place in range(len(table.columns))) - _GAP
 
 
+def _cells(table: Table, place: int) -> int:
+    """Return the width of a column's figures."""
+    return max([cell_len(row[place]) for row in table.rows], default=0)
+
+
 def _width(table: Table, place: int) -> int:
     column = table.columns[place]
-    cells = max([cell_len(row[place]) for row in table.rows] + [len(column.unit)])
+    cells = max(_cells(table, place), cell_len(column.unit))
     return max(cell_len(column.title), _METER + 1 + max(cells, _PERCENT) if column.meter else cells)
 
 
-def _table(table: Table, width: int) -> Iterator[RenderableType]:
-    shown, left_out = fitted(table, width)
+def _table(screen: _Screen, table: Table) -> None:
+    shown, left_out = fitted(table, screen.width)
     grid = RichTable(box=None, pad_edge=False, padding=(0, _GAP, 0, 0))
     for column in shown.columns:
         grid.add_column(
-            _heading(column), justify="right" if column.right else "left", no_wrap=column.right, overflow="fold"
+            _heading(screen, column), justify="right" if column.right else "left", no_wrap=column.right, overflow="fold"
         )
+    wide = [max(_cells(shown, place), _PERCENT) for place in range(len(shown.columns))]
     for row in shown.rows:
-        grid.add_row(*(_cell(column, value) for column, value in zip(shown.columns, row, strict=True)))
-    yield from ("", _text(table.title, "bold"), grid)
-    if left_out:
-        yield _text(f"Left out at this width: {', '.join(left_out)}; --format csv has every column.", "dim")
-    yield ""
+        style = (COMPONENTS.get(row[0]) or SERIES[0]).light
+        grid.add_row(*(_cell(screen, *one, style) for one in zip(shown.columns, row, wide, strict=True)))
+    for part in (Text(), screen.text(table.title, "bold"), grid):
+        screen.show(part)
+    for line in _left_out(shown, left_out):
+        for part in _line(screen, line):
+            screen.show(part)
+    screen.show(Text())
 
 
-def _heading(column: Column) -> Text:
-    return _text(f"{column.title}\n{column.unit}" if column.unit else column.title, "dim")
+def _left_out(shown: Table, left: Table) -> Iterator[Line]:
+    """Yield what columns without room say: in every row, in some, or only that they are left out."""
+    places = range(len(left.columns))
+    same = {place for place in places if _same(left, place)}
+    alike = tuple(f"{left.columns[place].heading} {left.rows[0][place] or 'none'}" for place in sorted(same))
+    if alike:
+        yield Line("", "faint", label="In all", items=alike)
+    below = [place for place in places if left.columns[place].below and place not in same]
+    for place in below:
+        told = [
+            (kept[0].strip(" *"), row[place]) for kept, row in zip(shown.rows, left.rows, strict=True) if row[place]
+        ]
+        items = tuple(f"{shown.columns[0].title}{name} {said}" for name, said in told)
+        yield Line("", label=left.columns[place].title.capitalize(), items=items)
+    others = [left.columns[place].title for place in places if place not in same and place not in below]
+    if others:
+        yield Line(f"Left out at this width: {', '.join(others)}; --format csv has every column.", "faint")
 
 
-def _cell(column: Column, value: str) -> Text:
-    return _text(f"{_meter(value)} {value:>{_PERCENT}}" if column.meter and value else value)
+def _heading(screen: _Screen, column: Column) -> Text:
+    return screen.text(f"{column.title}\n{column.unit}" if column.unit else column.title, "dim")
 
 
-def _meter(value: str) -> str:
-    filled = min(_METER, round(float(value) / 100 * _METER))
-    return "█" * filled + "░" * (_METER - filled)
-
-
-# ------------------------------------------------------------------------------------------------------ bar and tree
-
-
-def _bar(bar: Bar, width: int, colour: bool) -> Iterator[Text]:
-    whole = max(bar.capacity, sum(size for _, size in bar.parts))
-    line, legend = Text(), []
-    reached = drawn = 0
-    for (name, size), shade in zip(bar.parts, _COLOURS, strict=True):
-        reached += size
-        cells = round(reached / whole * width) - drawn
-        drawn += cells
-        line.append(("█" if colour else name[0].upper()) * cells, shade)
-        legend.append(Text.assemble(("■" if colour else name[0].upper(), shade), f" {name} {gib(size)}"))
-    line.append("·" * (width - drawn), "dim")
-    yield line
-    yield from _packed([*legend, Text(f"· free {gib(max(0, bar.capacity - reached))} GiB")], width)
-
-
-def _packed(items: list[Text], width: int) -> Iterator[Text]:
-    """Lay `items` in lines, none broken inside."""
-    line = Text()
-    for item in items:
-        if line and len(line) + _GAP + len(item) > width:
-            yield line
-            line = Text()
-        line.append(" " * _GAP if line else "").append_text(item)
-    yield line
-
-
-def _branch(branch: Branch) -> RichTree:
-    tree = RichTree(_text(f"{branch.name}  {branch.figure}", "bold"))
-    for leaf in branch.leaves:
-        _add(tree, leaf)
-    return tree
-
-
-def _add(tree: RichTree, leaf: Leaf) -> None:
-    label = _text(f"{leaf.name}  {leaf.figure}")
-    for line in leaf.lines:
-        label.append("\n" + line.translate(_UNPRINTABLE), "dim")
-    tree.add(label)
+def _cell(screen: _Screen, column: Column, value: str, wide: int, style: str) -> Text:
+    """Return a figure, with a small bar in the colour of the row's component where the column has one."""
+    if not (column.meter and value):
+        return screen.text(value)
+    return Text.assemble(drawn_meter(float(value) / column.whole, screen.signs, style), f" {value:>{wide}}")

@@ -63,6 +63,10 @@ class Plan(Frozen):
     """1 / (1 + B / B_crit); 1 without a critical batch."""
     why: str
     """One sentence: why it is listed."""
+    parts: int = 0
+    """How many things it has that plain training on one GPU has not: degrees, shards, recomputation, offloads."""
+    special: tuple[str, ...] = ()
+    """What it has before the other plans, or how it differs from one, in a few words each."""
     command: str
     """A ``memcalc estimate`` line that explains this plan byte by byte."""
 

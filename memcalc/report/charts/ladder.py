@@ -5,8 +5,9 @@ from __future__ import annotations
 import textwrap
 from typing import TYPE_CHECKING
 
+from memcalc.report.charts.parts import LIMIT, heading, is_narrow, legend, line_key, patch_key
 from memcalc.report.charts.picture import Chart
-from memcalc.report.ladder import NAMES, bars_of, verdict_of
+from memcalc.report.ladder import bars_of, verdict_of
 from memcalc.report.palette import COMPONENTS, INK, MOODS
 from memcalc.report.tables import gib
 from memcalc.units import GIB, format_count
@@ -20,12 +21,13 @@ if TYPE_CHECKING:
 
 __all__ = ["chart"]
 
-WIDTH, HEAD, FOOT, BAR = 9.0, 0.75, 1.35, 0.42
-"""Inches."""
-WORDS = 0.36
+_WIDE, _SLIM = (9.0, 0.46, 0.92), (4.0, 0.72, 1.2)
+"""Inches: the figure's width, the height of a bar with its words, and that of what stands above a panel."""
+_ENDS = 1.9
+"""Inches above and below all panels."""
+_WORDS = 0.36
 """Room for what is said beside the longest bar, as a share of the scale."""
-LINE = 92
-"""Characters of a line above a panel."""
+_TITLE, _SMALL, _SMALLER = 10.5, 8.5, 7.5
 
 
 def chart(result: Ladder) -> Chart:
@@ -36,76 +38,100 @@ def chart(result: Ladder) -> Chart:
 
     def draw(figure: Figure) -> None:
         rows = [len(block.rows) for _, block in panels]
+        heading(figure, subject, f"memory of one GPU at the peak of each stage, {result.seq_len} tokens a sequence")
         found = figure.subplots(len(panels), 1, sharex=True, squeeze=False, height_ratios=rows)[:, 0]
         for axes, (reading, block) in zip(found, panels, strict=True):
-            _panel(axes, result, reading, block)
-        figure.suptitle(subject, x=0.01, ha="left", fontsize=11, fontweight="bold")
-        found[-1].set_xlabel("memory of one GPU at the peak [GiB]")
-        (line, *parts), (limit, *names) = found[0].get_legend_handles_labels()
-        figure.legend([*parts, line], [*names, limit], loc="outside lower center", ncols=4, fontsize=8.5)
+            _panel(axes, result, reading, block, narrow=is_narrow(figure))
+        found[-1].set_xlabel("memory of one GPU [GiB]")
+        names = [name for name, _ in panels[0][1].rows[0].parts]
+        limit = line_key(f"the GPU has {gib(result.capacity)} GiB", **LIMIT)
+        legend(figure, [*(patch_key(name, COMPONENTS[name].light) for name in names), limit])
 
     alt = f"{subject}. " + ". ".join(verdict_of(result, reading) for reading in result.readings)
-    rows = sum(len(block.rows) for _, block in panels)
-    size = (WIDTH, FOOT + HEAD * len(panels) + BAR * rows)
-    return Chart("ladder", alt, draw, size, _tips(panels))
+    return Chart("ladder", alt, draw, _size(panels, *_WIDE), _size(panels, *_SLIM), _tips(panels))
 
 
-def _panel(axes: Axes, result: Ladder, reading: LadderReading, block: Bars) -> None:
-    """One reading: the stages from top to bottom."""
+def _size(panels: list[tuple[LadderReading, Bars]], width: float, bar: float, head: float) -> tuple[float, float]:
+    return width, _ENDS + sum(head + bar * len(block.rows) for _, block in panels)
+
+
+def _panel(axes: Axes, result: Ladder, reading: LadderReading, block: Bars, *, narrow: bool) -> None:
+    """One reading: the stages from top to bottom; their words stand beside the bars, or above them."""
     end, capacity = block.end / GIB, block.capacity / GIB
     for place, row in enumerate(block.rows):
-        _stack(axes, reading, block, place)
-        reached = min(sum(size for _, size in row.parts) / GIB, end)
-        beside = capacity if reached <= capacity < reached + WORDS * end else reached
-        _say(axes, row, place, beside + end * 0.012, cut=sum(size for _, size in row.parts) > block.end)
-    limit = f"{block.limit}, {gib(block.capacity, 1)} GiB"
-    axes.axvline(capacity, color=INK["limit"].light, linestyle="--", linewidth=1.4, label=limit)
-    axes.set_yticks(range(len(block.rows)), [row.label for row in block.rows])
+        _stack(axes, reading, block, place, narrow=narrow)
+        if narrow:
+            _above(axes, row, place, end)
+        else:
+            _beside(axes, row, place, end, capacity)
+        if row.size > block.end:
+            _broken(axes, place + 0.27 * narrow, end)
+    for low, high in [(place + 0.06, place + 0.48) for place in range(len(block.rows))] if narrow else [(-0.5, 99)]:
+        axes.vlines(capacity, low, high, **LIMIT)
+    axes.set_yticks([] if narrow else range(len(block.rows)), [] if narrow else [row.label for row in block.rows])
     axes.tick_params(axis="y", length=0)
     axes.set_ylim(len(block.rows) - 0.5, -0.5)
-    axes.set_xlim(0, end * (1 + WORDS))
+    axes.set_xlim(0, end * (1.02 if narrow else 1 + _WORDS))
     axes.set_xticks([tick for tick in axes.get_xticks() if 0 <= tick <= end])
-    kept = textwrap.fill(f"{reading.precision}: {reading.storage.said}", LINE)
-    axes.set_title(verdict_of(result, reading), loc="left", pad=6 + 12 * (kept.count("\n") + 1))
+    said = textwrap.fill(verdict_of(result, reading), 50 if narrow else 84)
+    kept = textwrap.fill(f"{reading.precision}: {reading.storage.said}", 60 if narrow else 104)
+    axes.set_title(said, loc="left", fontsize=_TITLE - narrow, pad=6 + 1.35 * _SMALL * (kept.count("\n") + 1))
     axes.annotate(
-        kept,
-        (0, 1),
-        (0, 5),
-        xycoords="axes fraction",
-        textcoords="offset points",
-        fontsize=8.5,
+        kept, (0, 1), (0, 5), xycoords="axes fraction", textcoords="offset points", fontsize=_SMALL,
         color=INK["muted"].light,
-    )
+    )  # fmt: skip
 
 
-def _stack(axes: Axes, reading: LadderReading, block: Bars, place: int) -> None:
+def _stack(axes: Axes, reading: LadderReading, block: Bars, place: int, *, narrow: bool) -> None:
     """The parts of one stage from zero, cut at the end of the scale."""
     end, reached = block.end / GIB, 0.0
     for name, size in block.rows[place].parts:
         shown = min(size / GIB, end - reached)
-        label = name if place == 0 else "_nolegend_"
         (patch,) = axes.barh(
-            place, shown, 0.7, left=reached, color=COMPONENTS[name].light, edgecolor=INK["page"].light, label=label
-        )
+            place + 0.27 * narrow, shown, 0.34 if narrow else 0.7, left=reached, color=COMPONENTS[name].light,
+            edgecolor=INK["page"].light,
+        )  # fmt: skip
         patch.set_gid(f"{reading.name}-{place}-{name}")
         reached += shown
 
 
-def _say(axes: Axes, row: BarsRow, place: int, beside: float, *, cut: bool) -> None:
-    """The verdict beside a bar, what it saves and costs below it, and a break where the bar is cut."""
-    said = f"{row.verdict}, bar cut" if cut else row.verdict
+def _beside(axes: Axes, row: BarsRow, place: int, end: float, capacity: float) -> None:
+    """The verdict beside a bar, beyond the capacity's line where it would lie on it; below, what it saves and costs."""
+    reached = min(row.size / GIB, end)
+    start = capacity if reached <= capacity < reached + _WORDS * end else reached
     up = 0.17 if row.says else 0.0
-    axes.text(beside, place - up, said, va="center", fontsize=8.5, color=MOODS[row.mood].light)
-    axes.text(beside, place + up, row.says, va="center", fontsize=7.5, color=INK["muted"].light)
-    if cut:
-        style = {"va": "center", "ha": "right", "fontsize": 17, "fontweight": "bold", "color": INK["page"].light}
-        axes.text(beside * 0.985, place, "//", **style)
+    _write(axes, start + end * 0.012, place - up, _said(row, end), _SMALL, MOODS[row.mood].light)
+    _write(axes, start + end * 0.012, place + up, row.says, _SMALLER, INK["muted"].light)
+
+
+def _above(axes: Axes, row: BarsRow, place: int, end: float) -> None:
+    """Name, verdict, and what it saves and costs above a bar, where there is no room beside it."""
+    _write(axes, end * 0.008, place - 0.33, row.label, _SMALL, INK["text"].light)
+    says = f", {row.says}" if row.says else ""
+    _write(axes, end * 0.008, place - 0.07, _said(row, end) + says, _SMALLER, MOODS[row.mood].light)
+
+
+def _said(row: BarsRow, end: float) -> str:
+    return f"{row.verdict}, bar cut" if row.size / GIB > end else row.verdict
+
+
+def _write(axes: Axes, x: float, y: float, words: str, size: float, colour: str) -> None:
+    ground = {"facecolor": INK["page"].light, "edgecolor": "none", "pad": 0.4}
+    if words:
+        axes.text(x, y, words, va="center", fontsize=size, color=colour, bbox=ground)
+
+
+def _broken(axes: Axes, place: float, end: float) -> None:
+    """Two strokes where a bar is cut."""
+    axes.text(
+        end * 0.985, place, "//", va="center", ha="right", fontsize=17, fontweight="bold", color=INK["page"].light
+    )  # fmt: skip
 
 
 def _tips(panels: list[tuple[LadderReading, Bars]]) -> dict[str, str]:
     """What each part is, where a pointer rests on it."""
     return {
-        f"{reading.name}-{place}-{name}": f"{NAMES[reading.name]}, stage {row.label}: {name} {gib(size)} GiB"
+        f"{reading.name}-{place}-{name}": f"{reading.precision}, stage {row.label}: {name} {gib(size)} GiB"
         for reading, block in panels
         for place, row in enumerate(block.rows)
         for name, size in row.parts
