@@ -218,6 +218,7 @@ def test_a_start_that_is_not_possible_is_left_out_and_said() -> None:
     found = memcalc.ladder(**SMALL, lora="8:qkv", quantize="nf4", reading="pure-16-bit")
     (one,) = found.readings
     assert [stage.strategy.precision for stage in one.stages] == ["bf16"] * len(one.stages)
+    assert one.storage.said == "a frozen nf4 base; adapters, their gradients and states in fp32"
     assert one.left_out[0].startswith("the start, fp32: quantize 'nf4' is not possible here")
 
 

@@ -263,7 +263,7 @@ def evaluated(
         stage=len(before),
         change=change.text,
         also={},
-        storage=storage_of(habits_of(found.strategy.framework), found.strategy.precision),
+        storage=storage_of(habits_of(found.strategy.framework), found.strategy),
         strategy=found.strategy,
         accumulation_steps=found.workload.accumulation_steps,
         global_batch=found.workload.global_batch,

@@ -11,6 +11,7 @@ from memcalc.results.ladder import Kind, Storage
 if TYPE_CHECKING:
     from memcalc.frameworks import Habits, Widths
     from memcalc.specs.hardware import GPU
+    from memcalc.specs.strategy import Strategy
 
 Reading = Literal["pure-16-bit", "fp32-master", "autocast"]
 READINGS: tuple[str, ...] = get_args(Reading)
@@ -46,10 +47,17 @@ def kind_of(widths: Widths) -> Kind:
     return "fp32-shards" if widths.compute < widths.parameter else "fp32"
 
 
-def storage_of(habits: Habits, precision: str) -> Storage:
-    """What is kept of a trained parameter, in numbers and in words."""
-    widths = habits.widths[precision]
+def storage_of(habits: Habits, strategy: Strategy) -> Storage:
+    """What is kept of a trained parameter, in numbers and in words; of adapters, where they are what is trained."""
+    widths = habits.widths[strategy.precision]
     kind = kind_of(widths)
+    if strategy.lora:
+        base = f"{8 * widths.parameter}-bit" if strategy.quantize == "none" else strategy.quantize
+        said = f"a frozen {base} base; adapters, their gradients and states in {strategy.adapter_dtype}"
+        width = FP32 if strategy.adapter_dtype == "fp32" else FP32 // 2
+        return Storage(
+            kind=kind, said=said, parameter=width, gradient=width, master=0, moment=width, cached=widths.cached
+        )
     return Storage(
         kind=kind,
         said=_SAID[kind],

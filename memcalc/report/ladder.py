@@ -120,8 +120,7 @@ def _head(result: Ladder) -> Iterator[Line]:
 
 def _reading(result: Ladder, reading: LadderReading) -> Iterator[Block]:
     yield Line(f"{NAMES[reading.name]} ({reading.precision}): {reading.storage.said}", "heading")
-    if not any(stage.strategy.lora for stage in reading.stages):
-        yield Line(_widths(reading))
+    yield Line(_widths(reading))
     yield bars_of(result, reading)
     yield _stages(reading)
     yield _parts(reading)
@@ -133,7 +132,8 @@ def _widths(reading: LadderReading) -> str:
     listed = [f"{name} {size}" for name, size in named if size]
     listed.append(f"AdamW's moments {kept.moment} + {kept.moment}")
     copies = f"; its copy under autocast {kept.cached}" if kept.cached else ""
-    return f"Bytes a parameter: {', '.join(listed)}{copies}."
+    of = "trained parameter" if reading.stages[-1].strategy.lora else "parameter"
+    return f"Bytes a {of}: {', '.join(listed)}{copies}."
 
 
 def _stages(reading: LadderReading) -> Table:
