@@ -215,8 +215,10 @@ def test_stages_that_the_job_already_has_are_not_made() -> None:
 
 
 def test_a_start_that_is_not_possible_is_left_out_and_said() -> None:
-    found = memcalc.ladder(**SMALL, lora="8:qkv", quantize="nf4", reading="pure-16-bit")
-    (one,) = found.readings
+    found = memcalc.ladder(**SMALL, lora="8:qkv", quantize="nf4")
+    assert [one.name for one in found.readings] == ["pure-16-bit", "fp32-master"]
+    assert found.left_out[0].startswith("bf16-autocast: quantize 'nf4' is not possible here")
+    one = found.readings[0]
     assert [stage.strategy.precision for stage in one.stages] == ["bf16"] * len(one.stages)
     assert one.storage.said == "a frozen nf4 base; adapters, their gradients and states in fp32"
     assert one.left_out[0].startswith("the start, fp32: quantize 'nf4' is not possible here")

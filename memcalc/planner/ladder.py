@@ -106,8 +106,13 @@ def ladder_of(resolve: Resolve, own: Words, wanted: Wanted, command: str) -> res
     job, _ = resolve(own)
     base = _assumed(job)
     readings, reasons = _readings(job, own, wanted, changes)
-    climbs = [_climb(resolve, own, wanted, changes, precision) for precision in readings]
-    climbs = [climb for climb in climbs if climb.stages]
+    every = [_climb(resolve, own, wanted, changes, precision) for precision in readings]
+    climbs = [climb for climb in every if climb.stages]
+    if not climbs and every[0].refused is not None:
+        raise every[0].refused
+    reasons += [
+        f"{name}: {one.refused}".rstrip(".") for name, one in zip(readings, every, strict=True) if not one.stages
+    ]
     first = climbs[0].stages[0]
     return results.Ladder(
         version=__version__,
@@ -211,8 +216,8 @@ def _climb(resolve: Resolve, own: Words, wanted: Wanted, changes: Sequence[Chang
         changes = [_under(change, precision) for change in changes]
     for change in changes:
         climb.take(change)
-    if not climb.stages and climb.refused is not None:
-        raise climb.refused
+        if not climb.stages and "precision" in change.words:
+            break  # without its precision nothing of the reading is left
     return climb
 
 

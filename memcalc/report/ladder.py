@@ -119,8 +119,9 @@ def _head(result: Ladder) -> Iterator[Line]:
 
 
 def _reading(result: Ladder, reading: LadderReading) -> Iterator[Block]:
-    yield Line(f"{NAMES[reading.name]} ({reading.precision}): {reading.storage.said}", "heading")
-    yield Line(_widths(reading))
+    said = reading.storage.said
+    yield Line(f"{NAMES[reading.name]} ({reading.precision})", "heading")
+    yield Line(f"{said[:1].upper()}{said[1:]}. {_widths(reading)}")
     yield bars_of(result, reading)
     yield _stages(reading)
     yield _parts(reading)

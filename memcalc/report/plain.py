@@ -35,7 +35,7 @@ def _block(block: Block, told: Collection[str]) -> Iterator[str]:
     elif isinstance(block, Bar):
         yield from _bar(block, told)
     elif isinstance(block, Bars):
-        yield from (f"stage {row.label}: {row.said}" for row in block.rows)
+        yield from (_words(f"stage {' '.join(row.label.split())}: {row.said}") for row in block.rows)
     elif isinstance(block, Tree):
         yield from _tree(block)
     elif isinstance(block, Table):
