@@ -111,17 +111,16 @@ def _head(result: Ladder) -> Iterator[Line]:
     for reading in result.readings:
         mood = "bad" if reading.first is None else MOODS[reading.stages[reading.first].verdict]
         yield Line(verdict_of(result, reading), "verdict", mood)
-    strategy = result.readings[0].stages[0].strategy
+    strategy, unit = result.readings[0].stages[0].strategy, "token" if result.seq_len == 1 else "tokens"
     subject = f"{result.model.name} ({format_count(result.model.parameters)} parameters)"
-    place = f"{hardware.gpus} × {hardware.gpu}: {strategy.framework}, {result.seq_len} tokens a sequence"
+    place = f"{hardware.gpus} × {hardware.gpu}: {strategy.framework}, {result.seq_len} {unit} a sequence"
     kind = "; the usual order of tuning, which ends where it fits" if result.recipe else ""
     yield Line(f"{subject} on {place}{kind}", "title")
 
 
 def _reading(result: Ladder, reading: LadderReading) -> Iterator[Block]:
-    said = reading.storage.said
     yield Line(f"{NAMES[reading.name]} ({reading.precision})", "heading")
-    yield Line(f"{said[:1].upper()}{said[1:]}. {_widths(reading)}")
+    yield Line(f"Keeps {reading.storage.said}. {_widths(reading)}")
     yield bars_of(result, reading)
     yield _stages(reading)
     yield _parts(reading)
