@@ -54,15 +54,20 @@ def split_words(text: str, field: str, known: tuple[str, ...], flags: tuple[str,
         if equals or word in flags:
             name = word
             if name not in known:
-                raise InputError(
-                    field, key.strip(), f"a word is one of {', '.join(map(flag, known))}", map(flag, known)
-                )
+                raise InputError(field, key.strip(), *_allowed(known))
             raw[name] = value.strip() if equals else "true"
         elif name:
             raw[name] += f",{part.strip()}"
         else:
             raise InputError(field, text, "must be words with values, such as tp=1,zero=3")
     return raw
+
+
+def _allowed(known: tuple[str, ...]) -> tuple[str, list[str]]:
+    """What a word may be, and all its names; fields with a dot are too many to list."""
+    names = [name if "." in name else flag(name) for name in known]
+    plain = ", ".join(name for name in names if "." not in name)
+    return f"a word is one of {plain}{', or a field of --set' if len(plain) < len(', '.join(names)) else ''}", names
 
 
 def _too_large(job: Job, question: str, found: Found) -> str:
