@@ -76,11 +76,9 @@ def shown(*arguments: str) -> Any:
 @pytest.mark.parametrize("command", ["plan", "estimate", "explain"])
 def test_options_are_frozen(command: str) -> None:
     declared = {flag for option in _options(command) for flag in (*option.opts, *option.secondary_opts)}
-    own = (
-        {"--top", "--objective", "--critical-batch", "--tokens", "--why", "--recipe", "--save", "--rank"}
-        if command == "plan"
-        else set()
-    )
+    searching = {"--top", "--objective", "--critical-batch", "--tokens", "--why", "--recipe", "--save", "--rank"}
+    own = {"plan": {*searching, "--chart"}, "estimate": {"--chart", "--timeline"}}.get(command, set())
+    assert own <= declared
     assert declared - {"--help", "-h"} - own == set(OPTIONS.split())
 
 

@@ -115,11 +115,10 @@ def _over(
 
 
 def _curve(search: Search, solution: Solution) -> Iterator[results.CurvePoint]:
-    """The answer's strategy (or that nearest to one) at values from the first to some beyond the answer."""
-    known, values = solution.best or solution.beyond, search.question.values
+    """The answer's strategy at values from the first to some beyond the answer."""
+    known, values, last = solution.best, search.question.values, solution.place
     if known is None:
         return
-    last = max(solution.place, 0)
     most = FURTHER * values[last]
     spread = {bisect_left(values, round(values[0] + (most - values[0]) * k / POINTS)) for k in range(POINTS + 1)}
     for place in sorted({0, last, last + 1, last + 2} | spread):

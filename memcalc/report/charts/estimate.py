@@ -106,8 +106,11 @@ def _limits(axes: Axes, result: Estimate) -> tuple[list[tuple[str, int, Rectangl
     low, high = result.interval.low / GIB, result.interval.high / GIB
     axes.plot([low, high], [-0.82, -0.82], gid="range", **_RANGE)
     right = capacity / GIB < _reach(result) / 2
-    words = f" GPU: {gib(capacity)} GiB " if right else f"GPU: {gib(capacity)} GiB "
-    named = axes.text(capacity / GIB, -1.32, words, ha="left" if right else "right", va="center", fontsize=8.5)
+    words, side = f"GPU: {gib(capacity)} GiB", "left" if right else "right"
+    named = axes.annotate(
+        words, (capacity / GIB, -1.32), (4 if right else -4, 0), textcoords="offset points", ha=side, va="center",
+        fontsize=8.5,
+    )  # fmt: skip
     if device >= capacity:
         beyond(axes, 0, _BAR, capacity, device)
         missing = axes.text(

@@ -66,7 +66,7 @@ def _curve(result: Inverse) -> Chart:
         _areas(axes, points)
         axes.axhline(result.capacity / GIB, **LIMIT)
         texts = _marks(axes, result)
-        axes.set_xlim(0, points[-1].value)
+        axes.set_xlim(0, 1.02 * points[-1].value)
         axes.set_ylim(0, max(result.capacity, *(point.device for point in points)) / GIB * 1.12)
         axes.set_xlabel(UNITS[result.what])
         axes.set_ylabel("memory of one GPU [GiB]")
@@ -108,13 +108,18 @@ def _marks(axes: Axes, result: Inverse) -> list[Text]:
     for place, point in enumerate(points):
         look = _FLUSHED if point.retries and point.verdict != "does-not-fit" else _DOTS
         axes.plot([point.value], [point.device / GIB], gid=f"point-{place}", **look)
-    top, texts, right = axes.get_xaxis_transform(), [], points[-1].value
+    texts: list[Text] = []
+    top, right = axes.get_xaxis_transform(), points[-1].value
     if result.best is not None:
         value = int(result.best.value)
-        axes.axvspan(value, right, color=INK["free"].light, linewidth=0, zorder=0)
+        axes.axvspan(value, 1.02 * right, color=INK["free"].light, linewidth=0, zorder=0)
         axes.axvline(value, gid="answer", **_ANSWER)
-        words = f"{value} fits "
-        texts.append(axes.text(value, 0.985, words, transform=top, ha="right", va="top", fontweight="bold"))
+        left = value > right / 2
+        said = axes.annotate(
+            f"{value} fits", (value, 0.985), (-5 if left else 5, 0), xycoords=top, textcoords="offset points",
+            ha="right" if left else "left", va="top", fontweight="bold",
+        )  # fmt: skip
+        texts.append(said)
     for miss in result.beyond:
         axes.plot([int(miss.value)], [miss.device / GIB], gid="miss", zorder=4, **_MISS)
     return texts
@@ -129,7 +134,9 @@ def _keys(result: Inverse) -> list[Any]:
         keys.append(line_key("fits with retries: the cache is given back", **_FLUSHED))
     if result.best is not None:
         keys.append(line_key(f"the largest that fits: {result.best.value}", **_ANSWER))
-    keys += [line_key(f"{miss.value} does not: {gib(miss.missing, 3)} GiB missing", **_MISS) for miss in result.beyond]
+    for miss in result.beyond:
+        missing = gib(miss.missing, 2 if miss.missing > GIB else 4)
+        keys.append(line_key(f"{miss.value} does not: {missing} GiB missing", **_MISS))
     return [*keys, line_key(f"the GPU has {gib(result.capacity)} GiB", **LIMIT)]
 
 

@@ -103,7 +103,7 @@ def drop_overlaps(figure: Figure, texts: Sequence[Text]) -> list[Text]:
     figure.draw_without_rendering()
     kept: list[Text] = []
     for text in texts:
-        box = text.get_window_extent()
+        box = text.get_window_extent().padded(2)
         if any(box.overlaps(other.get_window_extent()) for other in kept):
             text.remove()
         else:

@@ -168,7 +168,7 @@ def _below(axes: list[tuple[Axes, Axes]], result: Estimate, *, narrow: bool) -> 
         bars.set_xticklabels([])
     drawn = max(line.micro_batches for line in result.timeline)
     count = result.workload.accumulation_steps
-    some = f"; of {count} micro-batches the first {drawn}" if count > drawn else ""
+    some = f"; of {count} micro-batches the first, at most {drawn}" if count > drawn else ""
     first = f"allocations and frees in the order of a step{some}"
     words = "\n".join([*textwrap.wrap(first, 48 if narrow else 80), "F forward, L head and loss, B backward"])
     for _, curve in axes if narrow else axes[-1:]:
