@@ -21,9 +21,12 @@ def completion(names: str) -> Callable[[str], list[str]]:
 def show(command: str, what: str, options: dict[str, Any], **own: Any) -> int:
     """Ask, and show the answer; return the exit code."""
     from memcalc.report.inverse import report
+    from memcalc.report.progress import waiting
 
     target = destination(options)
     ask = memcalc.largest if command == "max" else memcalc.smallest
-    found = ask(what, **with_model(options, needed=command == "min"), **own)
+    words = with_model(options, needed=command == "min")
+    with waiting(f"{command} {what}", "models" if what == "model" else "strategies") as listen:
+        found = ask(what, **words, **own, on_progress=listen)
     target.show(report(found))
     return int(found.best is None)
