@@ -79,7 +79,7 @@ def bar(
 
 @contextmanager
 def waiting(noun: str, unit: str) -> Iterator[Callable[[int, int], None]]:
-    """Draw a bar for work that is mostly done at once; the listener takes what is done, and of how many, 0 if unknown."""
+    """Draw a bar for work that may be done at once; the listener takes what is done, and of how many, 0 if unknown."""
     with bar(noun=noun, unit=unit, patience=PATIENCE) as listen:
         yield lambda done, jobs: listen(_Counted(done, jobs))
 

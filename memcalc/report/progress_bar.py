@@ -95,4 +95,6 @@ def _counted(number: float) -> str:
     """
     if number < _SHORT_FROM:
         return f"{number:,.0f}"
+    if number < 1e6:
+        return f"{number / 1e3:.0f}k"
     return f"{number / 1e6:.1f}M" if number < 1e9 else f"{number / 1e9:.1f}G"
