@@ -20,6 +20,7 @@ from memcalc.planner.objectives import Goal, Objective
 from memcalc.planner.plans import BILLION, Wish, plan_for
 from memcalc.planner.recorded import check_recorded
 from memcalc.planner.request import SEARCHED, Request, check_words, one_of, positive
+from memcalc.planner.tally import Tally
 from memcalc.specs.strategy import Largest, Smallest
 from memcalc.terms import overhead_of
 from memcalc.terms.prediction import with_predictors
@@ -27,6 +28,7 @@ from memcalc.terms.prediction import with_predictors
 if TYPE_CHECKING:
     from memcalc.planner.columns import Inquiry
     from memcalc.planner.inverse_answer import Asked
+    from memcalc.planner.tally import Listener
     from memcalc.results import Estimate, Inverse, Ladder, Plans
     from memcalc.specs.hardware import GPU, Node
     from memcalc.specs.model import Model
@@ -114,6 +116,7 @@ def plan(
     recipe: bool = False,
     advice: bool = True,
     top: int | str = TOP,
+    on_progress: Listener | None = None,
     **words: Any,
 ) -> Plans:
     """Search every strategy that the given words leave open; rank those that fit.
@@ -122,7 +125,7 @@ def plan(
     or simplicity; ``critical_batch`` in tokens makes large batches count for less; ``tokens`` is the budget for which
     GPU-hours are told; ``why`` names a strategy, as in ``tp=1,zero=3``, and asks why it lost; ``recipe`` adds the
     usual order of tuning, and what each remedy returns; without ``advice`` the smallest changes are not looked for
-    where nothing fits.
+    where nothing fits. ``on_progress`` is told how many strategies of how many are searched.
     """
     request, spec, chip, host = _resolve(model, gpu, node, settings, preset_dirs, words, several=True)
     wish = replace(_wish(top, objective, critical_batch, tokens), question=why or "", recipe=recipe, advice=advice)
@@ -138,7 +141,7 @@ def plan(
     command = _command("plan", model, gpu, node, {**words, **own}, settings)
     pinned = {name: value for name, value in words.items() if name not in CHOSEN}
     base = _command("estimate", model, gpu, node, pinned, settings)
-    return plan_for(Job(request, spec, chip, host), wish, command, base)
+    return plan_for(Job(request, spec, chip, host, tally=Tally(on_progress)), wish, command, base)
 
 
 def _wish(top: int | str, objective: str, critical_batch: Any, tokens: Any) -> Wish:
@@ -195,12 +198,15 @@ def largest(
     search: str | None = None,
     family: str | None = None,
     curve: bool = False,
+    on_progress: Listener | None = None,
     **words: Any,
 ) -> Inverse:
     """The largest ``seq-len``, ``micro-batch`` or ``model`` that fits; what the other words leave open is searched.
 
     ``step`` asks for multiples of it alone, ``safe`` for the verdict fits instead of tight. ``search`` and ``family``
     narrow the models. ``curve`` adds the answer's strategy at values below and above it, except for models.
+    ``on_progress`` is told how many models of how many are begun, or how many strategies are evaluated, of an unknown
+    number (0).
     """
     from memcalc.planner import questions
 
@@ -211,10 +217,11 @@ def largest(
         specs = _models(search, family, ask.dirs)
         options = {"search": search, "family": family}
         pairs = [ask.of(spec, gpu, positive(step, "step"), **options) for spec in specs]
-        return questions.biggest(pairs, ask.gpus(pairs[0][0]))
+        return questions.biggest(pairs, ask.gpus(pairs[0][0]), on_progress)
     if model is None:
         raise MissingError("the largest of what? give --model.")
     job, asked = ask.of(model, gpu, positive(step, "step"))
+    job = replace(job, tally=Tally(on_progress))
     find = questions.longest if what == "seq-len" else questions.widest
     return find(job, replace(asked, curve=curve), ask.gpus(job))
 
@@ -230,16 +237,19 @@ def smallest(
     up_to: int | str | None = None,
     any_count: bool = False,
     safe: bool = False,
+    on_progress: Listener | None = None,
     **words: Any,
 ) -> Inverse:
     """The smallest number of ``gpus`` on which a strategy fits, with the fastest there.
 
     Numbers are powers of two within a node and whole nodes, ``up_to`` eight nodes; ``any_count`` asks for all.
+    ``on_progress`` is told how many strategies are evaluated, of an unknown number (0).
     """
     from memcalc.planner import questions
 
     ask = _Ask("min", _one_of(what, get_args(Smallest)), node, settings, tuple(preset_dirs), words, safe=safe)
     job, asked = ask.of(model, gpu, 1, up_to=up_to, any_count=any_count)
+    job = replace(job, tally=Tally(on_progress))
     most = questions.NODES * job.node.gpus if up_to is None else positive(up_to, "up_to")
     return questions.fewest(job, asked, questions.counts_up_to(most, job.node.gpus, every=any_count))
 
