@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import textwrap
 from typing import TYPE_CHECKING
 
@@ -68,13 +69,15 @@ def _panel(axes: Axes, result: Ladder, reading: LadderReading, block: Bars, *, n
             _broken(axes, place + 0.27 * narrow, end)
     for low, high in [(place + 0.06, place + 0.48) for place in range(len(block.rows))] if narrow else [(-0.5, 99)]:
         axes.vlines(capacity, low, high, **LIMIT)
-    axes.set_yticks([] if narrow else range(len(block.rows)), [] if narrow else [row.label for row in block.rows])
+    axes.set_yticks(
+        [] if narrow else range(len(block.rows)), [] if narrow else [_wrapped(row.label, 30) for row in block.rows]
+    )
     axes.tick_params(axis="y", length=0)
     axes.set_ylim(len(block.rows) - 0.5, -0.5)
     axes.set_xlim(0, end * (1.02 if narrow else 1 + _WORDS))
     axes.set_xticks([tick for tick in axes.get_xticks() if 0 <= tick <= end])
-    said = textwrap.fill(verdict_of(result, reading), 50 if narrow else 84)
-    kept = textwrap.fill(f"{reading.precision}: {reading.storage.said}", 60 if narrow else 104)
+    said = _wrapped(verdict_of(result, reading), 46 if narrow else 84)
+    kept = _wrapped(f"{reading.precision}: {reading.storage.said}", 60 if narrow else 104)
     axes.set_title(said, loc="left", fontsize=_TITLE - narrow, pad=6 + 1.35 * _SMALL * (kept.count("\n") + 1))
     axes.annotate(
         kept, (0, 1), (0, 5), xycoords="axes fraction", textcoords="offset points", fontsize=_SMALL,
@@ -106,9 +109,20 @@ def _beside(axes: Axes, row: BarsRow, place: int, end: float, capacity: float) -
 
 def _above(axes: Axes, row: BarsRow, place: int, end: float) -> None:
     """Name, verdict, and what it saves and costs above a bar, where there is no room beside it."""
-    _write(axes, end * 0.008, place - 0.33, row.label, _SMALL, INK["text"].light)
+    _write(axes, end * 0.008, place - 0.33, _wrapped(row.label, 56), _SMALL, INK["text"].light)
     says = f", {row.says}" if row.says else ""
     _write(axes, end * 0.008, place - 0.07, _said(row, end) + says, _SMALLER, MOODS[row.mood].light)
+
+
+def _wrapped(text: str, width: int) -> str:
+    """A text in lines, broken also at the commas between a stage's words.
+
+    >>> print(_wrapped("at stage 2, recompute=full,micro-batch=2", 27))
+    at stage 2, recompute=full,
+    micro-batch=2
+    """
+    filled = textwrap.fill(re.sub(",(?! )", ",\0 ", text), width, break_on_hyphens=False)
+    return filled.replace("\0 ", "").replace("\0", "")
 
 
 def _said(row: BarsRow, end: float) -> str:
