@@ -11,7 +11,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from memcalc.api import estimate, largest, plan, smallest
+    from memcalc.api import estimate, ladder, largest, plan, smallest
     from memcalc.differences import diff
     from memcalc.handoff import export, load, save
     from memcalc.preflight import check
@@ -29,6 +29,7 @@ __all__ = [
     "estimate",
     "export",
     "guard",
+    "ladder",
     "largest",
     "lightning_callback",
     "load",
@@ -44,7 +45,7 @@ __all__ = [
 __version__ = "0.1.0"
 
 _HOMES = {
-    **dict.fromkeys(("estimate", "largest", "plan", "smallest"), "api"),
+    **dict.fromkeys(("estimate", "ladder", "largest", "plan", "smallest"), "api"),
     **dict.fromkeys(("export", "load", "save"), "handoff"),
     **dict.fromkeys(("guard", "lightning_callback", "trainer_callback"), "probe.guard"),
     "calibrate": "probe.calibrate",

@@ -20,13 +20,15 @@ from memcalc.planner.one import One
 from memcalc.planner.plans import BILLION, Wish, plan_for
 from memcalc.planner.recorded import check_recorded
 from memcalc.planner.request import SEARCHED, Request, check_words, one_of, positive
+from memcalc.planner.tally import Tally
 from memcalc.specs.strategy import Largest, Smallest
 from memcalc.terms.prediction import with_predictors
 
 if TYPE_CHECKING:
     from memcalc.planner.columns import Inquiry
     from memcalc.planner.inverse_answer import Asked
-    from memcalc.results import Estimate, Inverse, Plans
+    from memcalc.planner.tally import Listener
+    from memcalc.results import Estimate, Inverse, Ladder, Plans
     from memcalc.specs.hardware import GPU, Node
     from memcalc.specs.model import Model
 
@@ -35,7 +37,7 @@ TOP = 10
 CHOSEN = frozenset({*SEARCHED, "framework", "seq_len"})
 """Words that a search decides, or that each of its plans repeats."""
 
-__all__ = ["estimate", "largest", "load_model", "plan", "single", "smallest"]
+__all__ = ["estimate", "ladder", "largest", "load_model", "plan", "single", "smallest"]
 
 
 def load_model(name: str, preset_dirs: Iterable[str] = ()) -> Model:
@@ -136,6 +138,7 @@ def plan(
     recipe: bool = False,
     advice: bool = True,
     top: int | str = TOP,
+    on_progress: Listener | None = None,
     **words: Any,
 ) -> Plans:
     """Search every strategy that the given words leave open; rank those that fit.
@@ -155,6 +158,8 @@ def plan(
         Whether the usual order of tuning is added; whether the smallest changes are told where nothing fits.
     top
         Plans that are listed for one number of GPUs.
+    on_progress
+        Is told how many strategies of how many are searched.
     """
     request, spec, chip, host = _resolve(model, gpu, node, settings, preset_dirs, words, several=True)
     wish = replace(_wish(top, objective, critical_batch, tokens), question=why or "", recipe=recipe, advice=advice)
@@ -170,7 +175,7 @@ def plan(
     command = _command("plan", model, gpu, node, {**words, **own}, settings)
     pinned = {name: value for name, value in words.items() if name not in CHOSEN}
     base = _command("estimate", model, gpu, node, pinned, settings)
-    return plan_for(Job(request, spec, chip, host), wish, command, base)
+    return plan_for(Job(request, spec, chip, host, tally=Tally(on_progress)), wish, command, base)
 
 
 def _wish(top: int | str, objective: str, critical_batch: Any, tokens: Any) -> Wish:
@@ -179,6 +184,39 @@ def _wish(top: int | str, objective: str, critical_batch: Any, tokens: Any) -> W
     critical = None if critical_batch is None else positive(critical_batch, "critical_batch")
     budget = BILLION if tokens is None else positive(tokens, "tokens")
     return Wish(Goal(cast("Objective", name), critical), positive(top, "top"), budget)
+
+
+def ladder(
+    *,
+    model: str | Model,
+    gpu: str,
+    node: str | None = None,
+    settings: Mapping[str, Any] | None = None,
+    preset_dirs: Iterable[str] = (),
+    stages: Iterable[str] = (),
+    recipe: bool = False,
+    reading: str | None = None,
+    **words: Any,
+) -> Ladder:
+    """The job at fp32, then with one remedy after another: what each saves and costs, and the first stage that fits.
+
+    ``stages`` are words of :func:`estimate` as in ``recompute=full,micro_batch=2``, each on top of those before, with
+    ``precision=16-bit`` for the precision of a reading; without them the usual ones. ``recipe`` takes those of the
+    usual order of tuning, which ends where it fits. ``reading`` is ``pure-16-bit``, ``fp32-master`` or ``autocast``.
+    """
+    from memcalc.planner import ladder as rungs
+
+    dirs, wanted = tuple(preset_dirs), rungs.Wanted(tuple(stages), recipe, reading)
+    own = rungs.together(words, settings)
+
+    def resolve(every: Mapping[str, Any]) -> tuple[Job, str]:
+        plain, fields = rungs.apart(every)
+        request, spec, chip, host = _resolve(model, gpu, node, fields, dirs, plain)
+        return Job(request, spec, chip, host), _command("estimate", model, gpu, node, _said(plain, request), fields)
+
+    plain, fields = rungs.apart(own)
+    line = _command("ladder", model, gpu, node, {**plain, "recipe": recipe or None, "reading": reading}, fields)
+    return rungs.ladder_of(resolve, own, wanted, " ".join([line, *rungs.typed(wanted.stages)]))
 
 
 def largest(
@@ -194,6 +232,7 @@ def largest(
     search: str | None = None,
     family: str | None = None,
     curve: bool = False,
+    on_progress: Listener | None = None,
     **words: Any,
 ) -> Inverse:
     """The largest ``seq-len``, ``micro-batch`` or ``model`` that fits; what the other words leave open is searched.
@@ -210,6 +249,8 @@ def largest(
         A part of a name, or a family, that narrows the models.
     curve
         Whether the answer's strategy is added at values below and above it, except for models.
+    on_progress
+        Is told how many models of how many are begun, or how many strategies are evaluated, of an unknown number (0).
     """
     from memcalc.planner import questions
 
@@ -220,10 +261,11 @@ def largest(
         specs = _models(search, family, ask.dirs)
         options = {"search": search, "family": family}
         pairs = [ask.of(spec, gpu, positive(step, "step"), **options) for spec in specs]
-        return questions.biggest(pairs, ask.gpus(pairs[0][0]))
+        return questions.biggest(pairs, ask.gpus(pairs[0][0]), on_progress)
     if model is None:
         raise MissingError("the largest of what? give --model.")
     job, asked = ask.of(model, gpu, positive(step, "step"))
+    job = replace(job, tally=Tally(on_progress))
     find = questions.longest if what == "seq-len" else questions.widest
     return find(job, replace(asked, curve=curve), ask.gpus(job))
 
@@ -239,6 +281,7 @@ def smallest(
     up_to: int | str | None = None,
     any_count: bool = False,
     safe: bool = False,
+    on_progress: Listener | None = None,
     **words: Any,
 ) -> Inverse:
     """The smallest number of ``gpus`` on which a strategy fits, with the fastest there.
@@ -251,11 +294,14 @@ def smallest(
         The largest number that is tried; eight nodes when left out.
     any_count
         Whether every number is tried; otherwise powers of two within a node, and whole nodes.
+    on_progress
+        Is told how many strategies are evaluated, of an unknown number (0).
     """
     from memcalc.planner import questions
 
     ask = _Ask("min", _one_of(what, get_args(Smallest)), node, settings, tuple(preset_dirs), words, safe=safe)
     job, asked = ask.of(model, gpu, 1, up_to=up_to, any_count=any_count)
+    job = replace(job, tally=Tally(on_progress))
     most = questions.NODES * job.node.gpus if up_to is None else positive(up_to, "up_to")
     return questions.fewest(job, asked, questions.counts_up_to(most, job.node.gpus, every=any_count))
 

@@ -26,16 +26,23 @@ __all__ = ["Presets", "chosen", "job_of", "model_of", "predict", "summary_of", "
 
 
 def validate(
-    runs: RunsFile, preset_dirs: Iterable[str] = (), *, calibration: str | None = calibrations.NONE
+    runs: RunsFile,
+    preset_dirs: Iterable[str] = (),
+    *,
+    calibration: str | None = calibrations.NONE,
+    on_progress: Callable[[int, int], None] | None = None,
 ) -> results.Validation:
     """Predict every run and compare; a run that cannot be predicted is listed with the sentence that refused it.
 
     ``calibration`` is a file, which counts for the runs of its GPU; None takes the user's own of each GPU.
+    ``on_progress`` is told how many runs of how many are predicted.
     """
     comparison = _Comparison()
     presets = Presets(tuple(preset_dirs), calibration)
     said = presets.said({run.gpu for run in runs.run})
-    for run in runs.run:
+    for place, run in enumerate(runs.run):
+        if on_progress is not None:
+            on_progress(place, len(runs.run))
         try:
             estimate = predict(run, presets)
             comparison.add(run, estimate)

@@ -286,7 +286,7 @@ def test_what_lies_off_the_gpu_is_a_section_of_its_own() -> None:
     assert "A node needs 40.00 GiB of host memory and 56.00 GiB of NVMe" in text
     told = report.render(report.of_terms(made), "rich", width=200)
     assert "off the GPU: nvme" in told
-    assert re.search(r"off the GPU: nvme  a rank, 56.00 GiB a node +7.00 GiB$", told, re.MULTILINE)
+    assert re.search(r"off the GPU: nvme  of one rank; 56.00 GiB a node +7.00 GiB$", told, re.MULTILINE)
     assert "offload optimizer to nvme" in told
 
 

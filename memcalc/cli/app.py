@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from memcalc.cli import jobs, measurements, presets  # noqa: F401 - importing registers commands
+from memcalc.cli import jobs, ladder, measurements, presets  # noqa: F401 - importing registers commands
 from memcalc.cli.options import DESTINATION, PRESETS
 from memcalc.cli.registry import EXAMPLES, app, command
 

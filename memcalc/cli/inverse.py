@@ -21,12 +21,15 @@ def completion(names: str) -> Callable[[str], list[str]]:
 def show(command: str, what: str, options: dict[str, Any], **own: Any) -> int:
     """Ask, and show the answer; return the exit code."""
     from memcalc.report.inverse import report
+    from memcalc.report.progress import waiting
 
     pictures = picture_targets(options, "chart")
     target = destination(options)
     curve: dict[str, Any] = {"curve": True} if pictures and command == "max" else {}
     ask = memcalc.largest if command == "max" else memcalc.smallest
-    found = ask(what, **with_model(options, needed=command == "min"), **own, **curve)
+    words = with_model(options, needed=command == "min")
+    with waiting(f"{command} {what}", "models" if what == "model" else "strategies") as listen:
+        found = ask(what, **words, **own, **curve, on_progress=listen)
     target.show(report(found))
     draw(pictures, {"chart": "inverse"}, found)
     return int(found.best is None)

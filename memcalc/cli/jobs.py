@@ -67,20 +67,24 @@ def plan(
     A word may leave several values open: 2/4, 2..8, not:8, any.
     """
     from memcalc import report
+    from memcalc.report.progress import waiting
 
     handing.check_target(save, rank, options)
     force, dirs = bool(options["force"]), tuple(options["preset_dir"] or ())
     pictures = picture_targets(options, "chart")
     target = destination(options)
-    found = memcalc.plan(
-        **with_model(options),
-        objective=objective,
-        critical_batch=critical_batch,
-        tokens=tokens,
-        why=why,
-        recipe=recipe,
-        top=top,
-    )
+    words = with_model(options)
+    with waiting("plan", "strategies") as listen:
+        found = memcalc.plan(
+            **words,
+            objective=objective,
+            critical_batch=critical_batch,
+            tokens=tokens,
+            why=why,
+            recipe=recipe,
+            top=top,
+            on_progress=listen,
+        )
     target.show(report.of_plans(found))
     draw(pictures, {"chart": "plan"}, found)
     if save is not None:

@@ -59,6 +59,8 @@ def with_model(options: dict[str, Any], *, needed: bool = True) -> dict[str, Any
     if named is not None:
         raise CombinationError("model", named, "--module is given too; one of them says what is trained")
     from memcalc.probe.module import modes_for, record_model
+    from memcalc.report.progress import waiting
 
-    model = record_model(source, modes_for(options.get("precision")))
+    with waiting("record the module", "series") as listen:
+        model = record_model(source, modes_for(options.get("precision")), on_progress=listen)
     return {**given(options), "model": model}

@@ -16,6 +16,7 @@ def show(options: dict[str, Any]) -> int:
     """Run the module, show what it keeps and holds; return the exit code."""
     from memcalc.probe.module import probe
     from memcalc.report.module import report
+    from memcalc.report.progress import waiting
 
     words = {name: options.pop(name) for name in OF_A_STEP}
     source = source_of(options, words["seq_len"])
@@ -24,7 +25,8 @@ def show(options: dict[str, Any]) -> int:
     save = options.pop("save")
     path = output_path(save, bool(options.get("force"))) if save is not None else None
     target = destination(options)
-    found, text = probe(source, **words, whole=path is not None)
+    with waiting("record the module", "series") as listen:
+        found, text = probe(source, **words, whole=path is not None, on_progress=listen)
     if path is not None:
         deliver(text, path)
         found = found.model_copy(update={"file": save})

@@ -25,6 +25,7 @@ def show(
     """Compare the runs of the files, or the shipped ones, and show the answer; return the exit code."""
     from memcalc import validation
     from memcalc.convert.runs import read_runs
+    from memcalc.report.progress import waiting
     from memcalc.report.validate import report
     from memcalc.specs.runs import FIGURES
 
@@ -35,6 +36,8 @@ def show(
     runs = validation.chosen(read_runs(paths), strict=strict, group=group, grade=grade, figure=known)
     if not runs.run:
         raise InputError("runs", ", ".join(paths) or "shipped", "no run is left to compare")
-    found = validation.validate(runs, tuple(options["preset_dir"] or ()), calibration=options["calibration"])
+    dirs = tuple(options["preset_dir"] or ())
+    with waiting("validate", "runs") as listen:
+        found = validation.validate(runs, dirs, calibration=options["calibration"], on_progress=listen)
     target.show(report(found, most, full=target.form != "rich"))
     return 0

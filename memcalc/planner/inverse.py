@@ -112,7 +112,9 @@ class Search:
 
     def _evaluated(self, grids: Sequence[Grid], places: Sequence[int]) -> list[Part]:
         parts = evaluate(self.job, grids, self.question.pairs(places))
-        self.searched += sum(part.reserved.size for part in parts)
+        self.searched += (size := sum(part.reserved.size for part in parts))
+        if self.job.tally is not None:
+            self.job.tally.add(size)
         return parts
 
     def contenders(self, place: int) -> list[Candidate]:

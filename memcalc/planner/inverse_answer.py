@@ -45,7 +45,7 @@ def fit_of(job: Inquiry, found: Confirmed, value: int | str, base: str) -> resul
         component=max(parts, key=lambda name: parts[name]),
         free=found.peaks.overhead.capacity - top.device,
         verdict=found.peaks.verdict,
-        time=time_of(job.model, grid, job.gpu, job.node),
+        time=time_of(found.census, job.gpu, job.node),
         host_memory=need.host,
         tier_memory=need.tier,
         command=command_of(base, strategy_of(grid), layout.gpus, chosen.seq_len, chosen.global_batch),

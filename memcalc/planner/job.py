@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from memcalc.errors import MissingError
@@ -12,6 +12,7 @@ from memcalc.planner import axes
 from memcalc.planner.objectives import Goal
 from memcalc.planner.request import Request, habits_for
 from memcalc.planner.search import Outcome, search
+from memcalc.planner.tally import Tally
 
 if TYPE_CHECKING:
     from memcalc.grid import Grid, Layout
@@ -32,6 +33,8 @@ class Job:
     model: Model
     gpu: GPU
     node: Node
+    tally: Tally | None = field(default=None, kw_only=True, compare=False)
+    """What is told of how far a search is."""
 
     def counts(self) -> list[int]:
         """The numbers of GPUs that are wanted; by default 1, 2, 4, … of one node, as many as pinned degrees need."""
@@ -53,7 +56,7 @@ class Job:
         """The best strategies of each number of GPUs."""
         spaces = [axes.space(self.request, self.model, self.gpu, self.node, gpus) for gpus in counts]
         grids = joined([grid for space in spaces for grid in space])
-        return search(self.model, grids, self.gpu, self.node, top, goal)
+        return search(self.model, grids, self.gpu, self.node, top, goal, self.tally)
 
     def pinned(self, **words: Any) -> Job:
         """The same job with some words pinned; its assumptions are its own."""

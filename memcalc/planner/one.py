@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from memcalc.planner import answer, axes
 from memcalc.planner.job import Job
 from memcalc.planner.timed import time_of
-from memcalc.terms import overhead_of
+from memcalc.terms import Census, overhead_of
 
 if TYPE_CHECKING:
     from memcalc import results
@@ -44,4 +44,4 @@ class One:
 
     def time(self) -> results.StepTime:
         """The predicted step, also of a strategy that does not fit."""
-        return time_of(self.job.model, self.grid, self.job.gpu, self.job.node)
+        return time_of(Census(self.job.model, self.grid), self.job.gpu, self.job.node)

@@ -35,20 +35,39 @@ def asked(job: Job, question: str, counts: list[int], plans: tuple[results.Plan,
 
 def parse_question(question: str) -> dict[str, Any]:
     """The words of ``tp=1,zero=3``, each checked as on the command line."""
+    raw = split_words(question, "why", SEARCHED)
+    return {key: value for key, value in check_words(raw, None).given.items() if key != "fields"}
+
+
+def split_words(text: str, field: str, known: tuple[str, ...], flags: tuple[str, ...] = ()) -> dict[str, str]:
+    """Words with values as typed after an option ``field``; a value may have commas, and a flag needs no value.
+
+    >>> split_words("tp=1,offload=optimizer,params", "why", ("tp", "offload"))
+    {'tp': '1', 'offload': 'optimizer,params'}
+    """
     raw: dict[str, str] = {}
     name = ""
-    for part in question.split(","):
+    for part in text.split(","):
         key, equals, value = part.partition("=")
-        if equals:
-            name = key.strip().removeprefix("--").replace("-", "_")
-            if name not in SEARCHED:
-                raise InputError("why", key.strip(), f"a word is one of {', '.join(map(flag, SEARCHED))}", SEARCHED)
-            raw[name] = value.strip()
+        word = key.strip().removeprefix("--")
+        word = word if "." in word else word.replace("-", "_")
+        if equals or word in flags:
+            name = word
+            if name not in known:
+                raise InputError(field, key.strip(), *_allowed(known))
+            raw[name] = value.strip() if equals else "true"
         elif name:
             raw[name] += f",{part.strip()}"
         else:
-            raise InputError("why", question, "must be words with values, such as tp=1,zero=3")
-    return {key: value for key, value in check_words(raw, None).given.items() if key != "fields"}
+            raise InputError(field, text, "must be words with values, such as tp=1,zero=3")
+    return raw
+
+
+def _allowed(known: tuple[str, ...]) -> tuple[str, list[str]]:
+    """What a word may be, and all its names; fields with a dot are too many to list."""
+    names = [name if "." in name else flag(name) for name in known]
+    plain = ", ".join(name for name in names if "." not in name)
+    return f"a word is one of {plain}{', or a field of --set' if len(plain) < len(', '.join(names)) else ''}", names
 
 
 def _too_large(job: Job, question: str, found: Found) -> str:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from memcalc import results
     from memcalc.formulas.types import Array
     from memcalc.grid import Grid
+    from memcalc.planner.tally import Listener
 
 LISTED = 5
 """Models listed that are larger than the one that fits."""
@@ -138,7 +139,9 @@ class Tried:
     def parts(self, micro_batches: Sequence[int]) -> list[Part]:
         """All open strategies at some micro-batches."""
         found = evaluate(self.job, self.grids, [(micro, self.seq_len) for micro in micro_batches])
-        self.searched += sum(part.reserved.size for part in found)
+        self.searched += (size := sum(part.reserved.size for part in found))
+        if self.job.tally is not None:
+            self.job.tally.add(size)
         return found
 
     def first(self, parts: Sequence[Part], gpus: int = 0) -> Confirmed | None:
@@ -204,12 +207,17 @@ def counts_up_to(most: int, node_gpus: int, *, every: bool) -> list[int]:
     return [n for n in [*within, *range(node_gpus, most + 1, node_gpus)] if n <= most]
 
 
-def biggest(jobs: Sequence[tuple[Inquiry, Asked]], gpus: int) -> results.Inverse:
-    """The model with most parameters that fits; ``jobs`` come with the largest first."""
+def biggest(jobs: Sequence[tuple[Inquiry, Asked]], gpus: int, listener: Listener | None = None) -> results.Inverse:
+    """The model with most parameters that fits; ``jobs`` come with the largest first.
+
+    ``listener`` is told of each model that is begun.
+    """
     missed: list[tuple[Inquiry, Tried, list[Grid]]] = []
     searched = replayed = 0
     found: tuple[Inquiry, Asked, Confirmed] | None = None
-    for job, asked in jobs:
+    for place, (job, asked) in enumerate(jobs):
+        if listener is not None:
+            listener(place, len(jobs))
         try:
             seq_len = rq.sequence_length(job.request, job.model)
             grids = job.open([gpus], seq_len)

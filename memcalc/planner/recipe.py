@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 from memcalc import results
 from memcalc.errors import MemcalcError
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from memcalc.planner.job import Job
     from memcalc.planner.search import Found
 
+Stage = Literal["start", "16-bit compute", "recompute", "offload", "fill the card"]
 OTHERS: tuple[dict[str, Any], ...] = (
     {"loss": "fused-linear"},
     {"optimizer": "adamw-8bit"},
@@ -107,52 +108,65 @@ def _typed(value: object) -> str:
     return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
 
+@dataclass(frozen=True)
+class Taken:
+    """One step of the usual order, with the strategy that it arrives at."""
+
+    stage: Stage
+    word: str
+    """What it changes of the step before."""
+    one: Finalist
+    fits: bool
+
+
 def recipe(job: Job, gpus: int) -> tuple[results.RecipeStep, ...]:
-    """The usual order: 16 bits; recompute where it does not fit; offload where it still does not; then a full card."""
+    """The usual order as results."""
+    return tuple(_step(taken) for taken in steps_of(job, gpus))
+
+
+def steps_of(job: Job, gpus: int, precision: str = "") -> list[Taken]:
+    """The usual order: 16 bits; recompute where it does not fit; offload where it still does not; then a full card.
+
+    ``precision`` takes the place of the usual one with 16-bit compute.
+    """
     tuning, words = Tuning(job, gpus), {**start(job), "precision": "fp32"}
-    steps: list[results.RecipeStep] = []
-    now = _take(tuning, steps, "start", words)
-    words["precision"] = sixteen_bit(job)
-    now = _take(tuning, steps, "16-bit compute", words) or now
-    for stage, name, values in (
-        ("recompute", "recompute", [policy for policy in policies(job.model.num_layers) if policy != "none"]),
-        ("offload", "offload", [choice for choice in OFFLOADS if choice]),
+    steps: list[Taken] = []
+    now = _take(tuning, steps, "start", "precision", words)
+    words["precision"] = precision or sixteen_bit(job)
+    now = _take(tuning, steps, "16-bit compute", "precision", words) or now
+    for name, values in (
+        ("recompute", [policy for policy in policies(job.model.num_layers) if policy != "none"]),
+        ("offload", [choice for choice in OFFLOADS if choice]),
     ):
         if now is None or tuning.fits(now) or name in job.request.given:
             continue
         words[name] = _cheapest(tuning, words, name, values)
-        now = _take(tuning, steps, stage, words) or now
+        now = _take(tuning, steps, cast("Stage", name), name, words) or now
     if now is not None and tuning.fits(now) and "micro_batch" not in job.request.given:
         words["micro_batch"] = _cheapest(tuning, words, "micro_batch", list(MICRO_BATCHES), full=True)
-        _take(tuning, steps, "fill the card", words)
-    return tuple(steps)
+        _take(tuning, steps, "fill the card", "micro_batch", words)
+    return steps
 
 
-def _take(tuning: Tuning, steps: list[results.RecipeStep], stage: str, words: dict[str, Any]) -> Finalist | None:
-    """Note a step with its figures; nothing where the framework or the GPU does not have it, or it changes nothing."""
+def _take(tuning: Tuning, steps: list[Taken], stage: Stage, word: str, words: dict[str, Any]) -> Finalist | None:
+    """Note a step; nothing where the framework or the GPU does not have it, or it changes nothing."""
     one = tuning.replayed(words)
-    if one is None:
-        return None
-    strategy, speed = one.strategy, one.found.tokens_per_second_per_gpu
-    if not steps or steps[-1].strategy != strategy:
-        shown = {
-            "start": strategy.precision,
-            "16-bit compute": strategy.precision,
-            "recompute": strategy.recompute,
-            "offload": _typed(strategy.offload),
-            "fill the card": f"micro-batch {strategy.micro_batch}",
-        }
-        steps.append(
-            results.RecipeStep(
-                stage=stage,
-                change=shown[stage],
-                strategy=strategy,
-                device=one.peaks.top.device,
-                fits=tuning.fits(one),
-                tokens_per_second_per_gpu=speed,
-            )
-        )
+    if one is not None and (not steps or steps[-1].one.strategy != one.strategy):
+        steps.append(Taken(stage, word, one, tuning.fits(one)))
     return one
+
+
+def _step(taken: Taken) -> results.RecipeStep:
+    """A step with its figures."""
+    strategy, value = taken.one.strategy, _typed(getattr(taken.one.strategy, taken.word))
+    return results.RecipeStep(
+        stage=taken.stage,
+        change=f"micro-batch {value}" if taken.word == "micro_batch" else value,
+        strategy=strategy,
+        device=taken.one.peaks.top.device,
+        fits=taken.fits,
+        tokens_per_second_per_gpu=taken.one.found.tokens_per_second_per_gpu,
+    )
 
 
 def _cheapest(tuning: Tuning, words: dict[str, Any], name: str, values: list[Any], *, full: bool = False) -> Any:

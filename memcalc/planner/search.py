@@ -19,6 +19,7 @@ from memcalc.planner.kept import Front, Kept
 from memcalc.planner.objectives import Goal, Rank
 from memcalc.planner.pipelines import rounds_fit
 from memcalc.planner.rooms import rooms_of
+from memcalc.planner.tally import Tally
 from memcalc.sums import Foremost, Tree, leaf, total
 from memcalc.terms import Census, overhead_of
 from memcalc.terms.block_terms import activation_terms
@@ -174,21 +175,27 @@ def _as_set(grid: Grid) -> Array:
 
 
 def search(
-    model: Model, grids: tuple[Grid, ...], gpu: GPU, node: Node, top: int, goal: Goal | None = None
+    model: Model,
+    grids: tuple[Grid, ...],
+    gpu: GPU,
+    node: Node,
+    top: int,
+    goal: Goal | None = None,
+    tally: Tally | None = None,
 ) -> dict[int, Outcome]:
     """Evaluate all strategies; for each number of GPUs keep the ``top`` best that fit, tight ones last, and the front.
 
-    The simplest of the fastest are found in a second pass, once the fastest is known.
+    The simplest of the fastest are found in a second pass, once the fastest is known. ``tally`` hears how far it is.
     """
-    goal = goal or Goal()
-    found = _pass(model, grids, gpu, node, Rank(goal), top)
+    goal, tally = goal or Goal(), tally or Tally()
+    found = _pass(model, grids, gpu, node, Rank(goal), top, tally)
     if goal.name == "simplicity":
         fastest = {
             gpus: min(s.best.entries[0].key for s in states if s.best.entries)
             for gpus, states in _by_count(found).items()
             if any(s.best.entries for s in states)
         }
-        simple = _pass(model, grids, gpu, node, Rank(goal, fastest), top)
+        simple = _pass(model, grids, gpu, node, Rank(goal, fastest), top, tally)
         for case, state in found.items():
             state.best, state.bold = simple[case].best, simple[case].bold
     return {gpus: _outcome(states, top) for gpus, states in _by_count(found).items()}
@@ -241,10 +248,11 @@ class _State:
 
 
 def _pass(
-    model: Model, grids: tuple[Grid, ...], gpu: GPU, node: Node, rank: Rank, top: int
+    model: Model, grids: tuple[Grid, ...], gpu: GPU, node: Node, rank: Rank, top: int, tally: Tally
 ) -> dict[tuple[int, int], _State]:
     """Every strategy once."""
     states: dict[tuple[int, int], _State] = {}
+    tally.expect(sum(grid.size for grid in grids))
     for grid in grids:
         for part in parts_of(grid):
             choices = by_activations(part) if grid.size > APART else [slice(None)]
@@ -255,6 +263,7 @@ def _pass(
                     _look(costs, rows, rank, state)
                 for state in states.values():
                     state.settle()
+                tally.add(costs.grid.size)
     return states
 
 

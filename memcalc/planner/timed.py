@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from memcalc.grid import Grid
     from memcalc.planner.job import Job
     from memcalc.specs.hardware import GPU, Node
-    from memcalc.specs.model import Model
 
 
 def step_time(job: Job, single: Grid, parts: Mapping[str, float]) -> results.StepTime:
@@ -25,10 +24,9 @@ def step_time(job: Job, single: Grid, parts: Mapping[str, float]) -> results.Ste
     return _said(Census(job.model, single), job.gpu, job.node, parts)
 
 
-def time_of(model: Model, single: Grid, gpu: GPU, node: Node) -> results.StepTime:
-    """The step of a grid of one strategy, predicted."""
-    census = Census(model, single)
-    times = step_times(census, gpu, node, rates_for(gpu, single))
+def time_of(census: Census, gpu: GPU, node: Node) -> results.StepTime:
+    """The predicted step of the one strategy of a census."""
+    times = step_times(census, gpu, node, rates_for(gpu, census.grid))
     return _said(census, gpu, node, {name: float(np.max(getattr(times, name))) for name in times.PARTS})
 
 

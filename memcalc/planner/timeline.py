@@ -24,10 +24,13 @@ GRADIENTS = frozenset(
         "gradient of the tied embedding",
         "gradients that the step reads",
         "gradients, added up",
+        "sum of gradients",
         "share of the gradients",
         "sharded gradients",
     }
 )
+OF_WEIGHTS = (" weight", " table", " adapter")
+"""How the gradient of a weight is called in a block's own order; others are of what flows between operators."""
 BUFFERS = frozenset(
     {
         "all-gather output",
@@ -79,7 +82,7 @@ class Recorder:
 
     def component(self, name: str) -> str:
         """The component of what an event allocates."""
-        if name in GRADIENTS:
+        if name in GRADIENTS or (name.startswith("gradient of ") and name.endswith(OF_WEIGHTS)):
             return "gradients"
         return "buffers" if name in BUFFERS else self.terms.get(name, "activations")
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import product
 from typing import TYPE_CHECKING, get_args
 
 from memcalc.errors import CombinationError, InputError, MissingError
@@ -65,8 +66,16 @@ class Series:
         return [parts_of(run.raw) for run in self.runs]
 
 
-def record_model(source: Source, modes: Sequence[Mode] = MODES, treatments: Sequence[Treatment] = TREATMENTS) -> Model:
-    """Run a module on fake tensors at several micro-batches and lengths, and make a model of what it allocates."""
+def record_model(
+    source: Source,
+    modes: Sequence[Mode] = MODES,
+    treatments: Sequence[Treatment] = TREATMENTS,
+    on_progress: Callable[[int, int], None] | None = None,
+) -> Model:
+    """Run a module on fake tensors at several micro-batches and lengths, and make a model of what it allocates.
+
+    ``on_progress`` is told how many of how many series of runs are done.
+    """
     if not has_torch():
         raise MissingError(ABSENT)
     import torch
@@ -76,7 +85,12 @@ def record_model(source: Source, modes: Sequence[Mode] = MODES, treatments: Sequ
     called = functions(source)
     by_length = takes_length(called)
     points = points_of(source.seq_len or USUAL_LENGTH, by_length=by_length)
-    every = [_series(source, mode, treatment, points) for mode in modes for treatment in treatments]
+    pairs = list(product(modes, treatments))
+    every = []
+    for done, (mode, treatment) in enumerate(pairs):
+        if on_progress is not None:
+            on_progress(done, len(pairs))
+        every.append(_series(source, mode, treatment, points))
     segments, notes = _segments(every, by_length=by_length)
     return _model(source, every[0].runs[0], segments, notes, torch.__version__, by_length=by_length)
 
@@ -91,6 +105,7 @@ def probe(
     micro_batch: str | None = None,
     seq_len: str | None = None,
     whole: bool = False,
+    on_progress: Callable[[int, int], None] | None = None,
 ) -> tuple[ModuleProbe, str]:
     """What two steps of a module keep and hold; with ``whole`` also the text of the model that it is recorded as."""
     if not has_torch():
@@ -118,7 +133,7 @@ def probe(
         return found, ""
     from memcalc.convert.recorded import recorded_text
 
-    model = record_model(source)
+    model = record_model(source, on_progress=on_progress)
     notes = () if model.recording is None else model.recording.notes
     return found.model_copy(update={"notes": notes}), recorded_text(model)
 

@@ -136,6 +136,6 @@ def _off_gpu(result: Estimate, folded: Folding, sources: Sequence[str]) -> Itera
             Leaf(term.name, sized(term.bytes), _lines(term, _alive(term.phases, result.phases), sources))
             for term in members
         )
-        says = f"a rank, {sized(on_node(result, tier))} a node"
+        says = f"of one rank; {sized(on_node(result, tier))} a node"
         whole = sum(term.bytes for term in members)
         yield Branch(off_gpu_name(tier), sized(whole), leaves, "", OFF_GPU in folded.branches, says)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from memcalc.report.palette import INK, colour_of, ink_on
-from memcalc.report.tables import Bar, Block, Branch, Code, Document, Line, Listing, Table, Tree, gib, percent
+from memcalc.report.tables import Bar, Bars, Block, Branch, Code, Document, Line, Listing, Table, Tree, gib, percent
 from memcalc.report.text import tabulated
 
 if TYPE_CHECKING:
@@ -30,6 +30,10 @@ def _block(block: Block) -> str:
         return f'<{tag} class="{block.role}">{html.escape(block.text)}</{tag}>'
     if isinstance(block, Bar):
         return "\n".join(_bar(block))
+    if isinstance(block, Bars):
+        from memcalc.report.bars import as_html
+
+        return as_html(block)
     if isinstance(block, Code | Listing):
         text = block.command if isinstance(block, Code) else block.text.rstrip()
         return f"<p>{html.escape(block.says)}:</p>\n<pre><code>{html.escape(text)}</code></pre>"

@@ -42,7 +42,7 @@ def head_of(result: Inverse) -> Iterator[Line]:
     )
     kind = "largest" if result.schema_ == "memcalc.max/1" else "smallest"
     place = hardware.gpu if result.what == "gpus" else f"{hardware.gpus} × {hardware.gpu}"
-    said = "nothing fits" if best is None else f"{_value(result, result.answer)}"
+    said = "nothing fits" if best is None else f"{_value(result, result.answer)} · {best.verdict}"
     yield Line(said, "verdict", MOODS[best.verdict] if best else "bad")
     length = f", {best.seq_len} tokens a sequence" if best and result.what != "seq-len" else ""
     yield Line(f"{kind} {result.what}{subject} on {place}{length}{wanted}", "title")
@@ -56,12 +56,15 @@ def _value(result: Inverse, value: int | str | None) -> str:
 
 
 def _found(result: Inverse, best: Fit) -> Iterator[Block]:
-    yield Line(f"With {strategy_words(best.strategy)}, {_batch(best)}.")
+    words = strategy_words(best.strategy)
+    yield Line(f"With {words}, {_batch(best)}.", label="With", items=(*words.split(", "), *_batch(best).split(", ")))
     if result.limit:
-        yield Line(f"What stands against {'fewer' if result.what == 'gpus' else 'more'}: {result.limit}.")
+        said = f"What stands against {'fewer' if result.what == 'gpus' else 'more'}"
+        yield Line(f"{said}: {result.limit}.", label="Limit", items=(f"{said.lower()}: {result.limit}",))
     yield _neighbours(result)
     speed, share = best.time.tokens_per_second_per_gpu, 100 * best.time.mfu
-    yield Line(f"Predicted there: {speed:.0f} tok/s/GPU, {share:.1f}% MFU, {best.time.step:.4g} s a step.")
+    figures = f"{speed:.0f} tok/s/GPU", f"{share:.1f}% MFU", f"{best.time.step:.4g} s a step"
+    yield Line(f"Predicted there: {', '.join(figures)}.", label="Predicted", items=figures)
 
 
 def _batch(best: Fit) -> str:
@@ -81,7 +84,7 @@ def _neighbours(result: Inverse) -> Table:
         Column(result.what, right=result.what != "model"),
         Column("verdict"),
         Column("device", "GiB", right=True),
-        Column("used", "%", right=True, priority=1),
+        Column("used", "%", right=True, priority=1, meter=True),
         Column("free", "GiB", right=True),
         Column("missing", "GiB", right=True),
     )

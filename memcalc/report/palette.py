@@ -81,9 +81,4 @@ def words_on(hue: Shade) -> Shade:
     >>> words_on(BLUE).light, words_on(YELLOW).light
     ('#ffffff', '#1f1f1f')
     """
-    red, green, blue = (int(hue.light[place : place + 2], 16) for place in (1, 3, 5))
-    return INK["on"] if 0.299 * red + 0.587 * green + 0.114 * blue > _MIDDLE else INK["page"]
-
-
-_MIDDLE = 125
-"""Of 255, in the weights of ITU-R BT.601: dark words are clearer above it."""
+    return INK["on"] if ink_on(hue.light) == "#000000" else INK["page"]

@@ -9,7 +9,7 @@ import re
 from collections.abc import Collection, Iterator
 
 from memcalc.report.glyphs import printable
-from memcalc.report.tables import Bar, Block, Branch, Code, Column, Document, Leaf, Line, Table, Tree, gib
+from memcalc.report.tables import Bar, Bars, Block, Branch, Code, Column, Document, Leaf, Line, Table, Tree, gib
 
 __all__ = ["spoken"]
 
@@ -34,6 +34,8 @@ def _block(block: Block, told: Collection[str]) -> Iterator[str]:
         yield _words(block.text)
     elif isinstance(block, Bar):
         yield from _bar(block, told)
+    elif isinstance(block, Bars):
+        yield from (_words(f"stage {' '.join(row.label.split())}: {row.said}") for row in block.rows)
     elif isinstance(block, Tree):
         yield from _tree(block)
     elif isinstance(block, Table):

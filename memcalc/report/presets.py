@@ -90,7 +90,7 @@ def record(kind: str, row: Row) -> Report:
     shown = {key: value for key, value in row.items() if value not in (None, "", [], {}) and key not in _NOT_SHOWN}
     cells = tuple(_fact(key, value) for key, value in shown.items())
     table = Table(str(row["name"]), (Column("field"), Column("value")), cells)
-    return Report(Document((Line(str(row["name"]), "title"), table), table), _payload(kind, [row]))
+    return Report(Document((table,), table), _payload(kind, [row]))
 
 
 def _fact(key: str, value: Any) -> tuple[str, str]:

@@ -43,7 +43,7 @@ def _planned(result: Probed) -> Iterator[Block]:
         Column("GPUs", right=True, priority=2),
         Column("needs", "GiB", right=True),
         Column("time", "s", right=True, priority=1),
-        Column("note"),
+        Column("note", priority=9, below=True),
     )
     rows = tuple((job.id, str(job.ranks), _size(job.memory), f"{job.need:.0f}", _note(job)) for job in result.jobs)
     yield Table("Jobs", columns, rows)

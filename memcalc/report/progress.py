@@ -1,17 +1,25 @@
-"""How far a sweep, a probe or a calibration is: a bar on a terminal, and nothing anywhere else."""
+"""How far long work is: a bar with a rate on a terminal, and nothing anywhere else."""
 
 from __future__ import annotations
 
+import os
+import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Protocol
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
 
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-from rich.progress import Task as BarTask
-from rich.text import Text
+if TYPE_CHECKING:
+    from rich.console import Console
 
-__all__ = ["State", "bar"]
+    from memcalc.report.progress_bar import Drawn
+
+__all__ = ["State", "bar", "waiting"]
+
+PATIENCE = 0.7
+"""Seconds that work may take before a bar is worth its import."""
+_DUMB = {"dumb", "unknown"}
 
 
 class State(Protocol):
@@ -30,36 +38,52 @@ class State(Protocol):
         """From the journal."""
 
 
-class _Rate(TextColumn):
-    """Jobs a second, or a minute, of those that this run has computed."""
+@dataclass(frozen=True)
+class _Counted:
+    """What is done of what is known to be there."""
 
-    def __init__(self) -> None:
-        super().__init__("")
-
-    def render(self, task: BarTask) -> Text:
-        """Return the rate, once there is one."""
-        speed = task.speed or 0.0
-        said = f"{speed:.1f} jobs/s" if speed >= 1 else f"{60 * speed:.1f} jobs/min"
-        return Text(said if speed else "", style="cyan")
+    done: int
+    jobs: int
+    resumed: int = 0
 
 
 @contextmanager
-def bar(console: Console | None = None, noun: str = "sweep") -> Iterator[Callable[[State], None]]:
+def bar(
+    console: Console | None = None, noun: str = "sweep", unit: str = "jobs", patience: float = 0.0
+) -> Iterator[Callable[[State], None]]:
     """Draw on stderr, and remove the bar at the end; the listener that is given takes each state of what is called so.
 
-    A state that names the job which runs (``now``) has it beside the bar.
+    A state that names the job which runs (``now``) has it beside the bar. No bar is begun before `patience` seconds.
     """
-    screen = console or Console(stderr=True)
-    if not screen.is_terminal:
+    if not (console.is_terminal if console else _on_a_terminal()):
         yield lambda _: None
         return
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), _Rate(), TimeElapsedColumn())
-    with Progress(*columns, TextColumn("left"), TimeRemainingColumn(), console=screen, transient=True) as progress:
-        task = progress.add_task(noun, total=None)
+    began = time.monotonic()
+    drawn: Drawn | None = None
 
-        def listen(state: State) -> None:
-            said = f"{noun} ({state.resumed:,} from the journal)" if state.resumed else noun
-            said = " ".join(part for part in (said, getattr(state, "now", "")) if part)
-            progress.update(task, description=said, total=state.jobs, completed=state.done)
+    def listen(state: State) -> None:
+        nonlocal drawn
+        if drawn is None and time.monotonic() - began >= patience:
+            from memcalc.report.progress_bar import Drawn
 
+            drawn = Drawn(console, noun, unit, time.monotonic() - began)
+        if drawn is not None:
+            drawn.show(state)
+
+    try:
         yield listen
+    finally:
+        if drawn is not None:
+            drawn.end()
+
+
+@contextmanager
+def waiting(noun: str, unit: str) -> Iterator[Callable[[int, int], None]]:
+    """Draw a bar for work that may be done at once; the listener takes what is done, and of how many, 0 if unknown."""
+    with bar(noun=noun, unit=unit, patience=PATIENCE) as listen:
+        yield lambda done, jobs: listen(_Counted(done, jobs))
+
+
+def _on_a_terminal() -> bool:
+    """Whether somebody watches who can see a line drawn anew."""
+    return sys.stderr.isatty() and os.environ.get("TERM", "").lower() not in _DUMB

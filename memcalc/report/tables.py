@@ -12,6 +12,8 @@ from memcalc.units import GIB
 
 __all__ = [
     "Bar",
+    "Bars",
+    "BarsRow",
     "Block",
     "Branch",
     "Code",
@@ -141,6 +143,42 @@ class Bar:
 
 
 @dataclass(frozen=True)
+class BarsRow:
+    """One stacked bar of several: its name, its parts [bytes], and what is said of it."""
+
+    label: str
+    parts: tuple[tuple[str, int], ...]
+    verdict: str
+    mood: str = ""
+    says: str = ""
+
+    @property
+    def size(self) -> int:
+        """All parts [bytes]."""
+        return sum(size for _, size in self.parts)
+
+    @property
+    def said(self) -> str:
+        """All that is said of it."""
+        return ", ".join(filter(None, (self.verdict, self.says)))
+
+
+@dataclass(frozen=True)
+class Bars:
+    """Stacked bars on one scale that ends at `end`, with a line at the capacity [bytes] of what `limit` names.
+
+    A bar that goes beyond the end is cut there, and says so.
+    """
+
+    rows: tuple[BarsRow, ...]
+    capacity: int
+    end: int
+    limit: str
+    legend: bool = True
+    """Whether what colours and letters stand for is told; of several blocks one tells it."""
+
+
+@dataclass(frozen=True)
 class Leaf:
     """A named figure and the lines that explain it."""
 
@@ -207,7 +245,7 @@ class Listing:
     text: str
 
 
-Block = Line | Table | Bar | Tree | Code | Listing
+Block = Line | Table | Bar | Bars | Tree | Code | Listing
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -13,9 +14,10 @@ from rich.style import Style
 from rich.table import Table as RichTable
 from rich.text import Text
 
+from memcalc.report.bars import bars_lines
 from memcalc.report.glyphs import Glyphs, glyphs, printable
 from memcalc.report.palette import ANYWHERE, COMPONENTS, MOODS, SERIES
-from memcalc.report.tables import Bar, Block, Code, Column, Document, Line, Listing, Table, Tree
+from memcalc.report.tables import Bar, Bars, Block, Code, Column, Document, Line, Listing, Table, Tree
 from memcalc.report.terminal_bar import bar_lines, packed
 from memcalc.report.terminal_tree import drawn_meter, tree_lines
 
@@ -27,6 +29,8 @@ _PERCENT = 3
 """Characters of the number behind a meter."""
 _GAP = 2
 _LABEL = 9
+_LONG = 160
+"""Letters above which a cell's parts have a row each."""
 _STYLES = {"heading": "bold", "title": "bold", "verdict": "bold", "faint": "dim"}
 _DIFF = {"+": "green", "-": "red", "@": "cyan"}
 
@@ -87,8 +91,17 @@ def _console(stream: io.StringIO, width: int, colour: bool) -> Console:
 def paint(document: Document, console: Console, *, colour: bool, ascii_only: bool = False, wraps: bool = False) -> None:
     """Print `document` on a console."""
     screen = _Screen(console, colour, ascii_only, wraps)
+    before: Block | None = None
     for block in document.blocks:
+        if _begins(block) and before is not None and not (isinstance(before, Line) and before.role == "verdict"):
+            screen.show(Text())
         _show(screen, block)
+        before = block
+
+
+def _begins(block: Block) -> bool:
+    """Whether a block begins a part of its own."""
+    return isinstance(block, Line) and block.role in {"title", "heading"}
 
 
 def _show(screen: _Screen, block: Block) -> None:
@@ -106,9 +119,11 @@ def _show(screen: _Screen, block: Block) -> None:
             screen.show(row)
 
 
-def _rows(screen: _Screen, block: Bar | Tree) -> Iterator[Text]:
+def _rows(screen: _Screen, block: Bar | Bars | Tree) -> Iterator[Text]:
     if isinstance(block, Bar):
         yield from bar_lines(block, screen.width, screen.signs, colour=screen.colour)
+    elif isinstance(block, Bars):
+        yield from bars_lines(block, screen.width, screen.signs, colour=screen.colour)
     else:
         yield Text()
         yield from tree_lines(
@@ -123,6 +138,8 @@ def _rows(screen: _Screen, block: Bar | Tree) -> Iterator[Text]:
 def _line(screen: _Screen, line: Line) -> Iterator[Text]:
     """Yield the rows of a paragraph; a dot between its parts stands for no product, also in ASCII."""
     line = replace(line, text=line.text.replace(" · ", screen.signs.between))
+    if line.role == "heading":
+        yield Text()
     if line.role == "verdict" and line.mood:
         yield _verdict(screen, line)
     elif line.role == "warning":
@@ -135,7 +152,19 @@ def _line(screen: _Screen, line: Line) -> Iterator[Text]:
     elif line.label or line.items:
         yield from _labelled(screen, line)
     else:
-        yield screen.text(line.text, ANYWHERE.get(line.mood) or _STYLES.get(line.role, ""))
+        yield from _hanging(screen, line.text, ANYWHERE.get(line.mood) or _STYLES.get(line.role, ""))
+
+
+def _hanging(screen: _Screen, text: str, style: str) -> Iterator[Text]:
+    """Yield a paragraph; what is set in, or numbered, keeps its place in every row."""
+    begin = re.match(r" *(?:\d+\. |→ )?", text)
+    first = screen.text(begin[0]) if begin else Text()
+    body = screen.text(text[len(begin[0]) if begin else 0 :])
+    rows = body.wrap(screen.console, max(screen.width - first.cell_len, _NARROWEST // 2)) or [Text()]
+    for place, row in enumerate(rows):
+        row.rstrip()
+        start = Text(" " * first.cell_len) if place else first
+        yield Text.assemble(start, row, style=style)
 
 
 def _verdict(screen: _Screen, line: Line) -> Text:
@@ -152,7 +181,10 @@ def _verdict(screen: _Screen, line: Line) -> Text:
 def _labelled(screen: _Screen, line: Line, accent: str = "dim") -> Iterator[Text]:
     """Yield a label and what it says beside it; items are not broken inside."""
     label = screen.text(f"{line.label:<{_LABEL}}" if line.label else "", accent)
-    indent = max(_LABEL, label.cell_len) + 1 if line.label else 0
+    indent = _LABEL + 1 if line.label else 0
+    if label.cell_len > _LABEL:
+        yield label.append(":")
+        label = Text(" " * _LABEL)
     style = _STYLES.get(line.role, "") if line.role != "faint" else ""
     room = max(screen.width - indent, _NARROWEST // 2)
     items = [screen.text(item) for item in line.items] or [screen.text(line.text)]
@@ -259,7 +291,8 @@ def _left_out(shown: Table, left: Table) -> Iterator[Line]:
         told = [
             (kept[0].strip(" *"), row[place]) for kept, row in zip(shown.rows, left.rows, strict=True) if row[place]
         ]
-        items = tuple(f"{shown.columns[0].title}{name} {said}" for name, said in told)
+        mark = "#" if shown.columns[0].title == "#" else ""
+        items = tuple(f"{mark}{name} {said}" for name, said in told)
         yield Line("", label=left.columns[place].title.capitalize(), items=items)
     others = [left.columns[place].title for place in places if place not in same and place not in below]
     if others:
@@ -273,5 +306,6 @@ def _heading(screen: _Screen, column: Column) -> Text:
 def _cell(screen: _Screen, column: Column, value: str, wide: int, style: str) -> Text:
     """Return a figure, with a small bar in the colour of the row's component where the column has one."""
     if not (column.meter and value):
-        return screen.text(value)
+        parted = len(value) > _LONG and not column.right
+        return screen.text(value.replace("; ", ";\n") if parted else value)
     return Text.assemble(drawn_meter(float(value) / column.whole, screen.signs, style), f" {value:>{wide}}")

@@ -12,7 +12,7 @@ from memcalc.report.palette import colour_of, ink_on
 from memcalc.report.stack import EIGHTHS, Scale, letters, ruler, scale_of, spans
 from memcalc.report.tables import Bar, gib
 
-__all__ = ["bar_lines", "packed"]
+__all__ = ["bar_lines", "packed", "row_of"]
 
 _GAP = 3
 
@@ -22,11 +22,18 @@ def bar_lines(bar: Bar, width: int, signs: Glyphs, *, colour: bool) -> Iterator[
     scale = scale_of(bar, width)
     styles = [colour_of(name, place).light for place, (name, _) in enumerate(bar.parts)]
     marks = letters([name for name, _ in bar.parts])
-    yield _coloured(bar, scale, signs, styles, marks) if colour else _lettered(bar, scale, signs, marks)
+    yield row_of(bar, scale, signs, colour=colour)
     below, named = ruler(bar, scale, signs)
     yield Text(below, "dim")
     limit = [] if named else [Text.assemble((signs.limit, "bold"), f" limit {gib(bar.capacity)} GiB")]
     yield from packed([*_legend(bar, signs, styles, marks, colour=colour), *limit], width, _GAP)
+
+
+def row_of(bar: Bar, scale: Scale, signs: Glyphs, *, colour: bool) -> Text:
+    """Return the bar itself on a scale."""
+    styles = [colour_of(name, place).light for place, (name, _) in enumerate(bar.parts)]
+    marks = letters([name for name, _ in bar.parts])
+    return _coloured(bar, scale, signs, styles, marks) if colour else _lettered(bar, scale, signs, marks)
 
 
 def _lettered(bar: Bar, scale: Scale, signs: Glyphs, marks: list[str]) -> Text:

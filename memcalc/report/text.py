@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from memcalc.report.tables import Bar, Block, Code, Document, Line, Table, Tree
+from memcalc.report.tables import Bar, Bars, Block, Code, Document, Line, Table, Tree
 
 __all__ = ["latex", "markdown", "tabulated"]
 
@@ -34,6 +34,10 @@ def _markdown_block(block: Block) -> str:
         return "\n\n".join(map(_markdown_table, block.tables))
     if isinstance(block, Bar):
         return _markdown_text(block.rest)
+    if isinstance(block, Bars):
+        from memcalc.report.bars import as_text
+
+        return _fenced("Memory of one GPU at the peak", "text", as_text(block))
     if isinstance(block, Code):
         return _fenced(block.says, "sh", block.command)
     return _fenced(block.says, block.language, block.text)
@@ -76,6 +80,8 @@ def _latex_block(block: Block) -> str:
         return "\n\n".join(map(_latex_table, block.tables if isinstance(block, Tree) else (block,)))
     if isinstance(block, Bar):
         return rf"\noindent {_latex_text(block.rest)}"
+    if isinstance(block, Bars):
+        return ""
     text = block.command if isinstance(block, Code) else block.text.rstrip()
     text = text.replace(r"\end{verbatim}", r"\end{ verbatim}")
     return f"{_latex_text(block.says)}:\n\\begin{{verbatim}}\n{text}\n\\end{{verbatim}}"

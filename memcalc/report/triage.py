@@ -77,7 +77,8 @@ def _failures(result: Triage) -> Iterator[Block]:
         device = f"device {one.device}" if one.device is not None else "device not said"
         facts = [f"{label} {_size(getattr(one, name))}" for name, label in _FACTS if getattr(one, name) is not None]
         others = [f"process {other.pid} {_size(other.bytes)}" for other in one.others]
-        yield Line(f"Read ({named}{device}): {', '.join([*facts, *others]) or 'no figures'}.", "text")
+        told = [*facts, *others] or ["no figures"]
+        yield Line(f"Read ({named}{device}): {', '.join(told)}.", label="Read", items=(f"{named}{device}", *told))
         yield from _place(one)
     if len(result.failures) > _MOST_RANKS:
         yield Line(f"… and {len(result.failures) - _MOST_RANKS} more.", "faint")
@@ -87,7 +88,8 @@ def _place(one: TriageFailure) -> Iterator[Block]:
     if one.phase or one.site:
         by = f", by {one.evidence}" if one.evidence else ", since autograd's engine has no Python frame"
         during = f"Phase: {one.phase}{by}" if one.phase else "Phase: not told by the stack"
-        yield Line(f"{during}; called at {one.site}." if one.site else f"{during}.", "text")
+        said = f"{during}; called at {one.site}" if one.site else during
+        yield Line(f"{said}.", label="Phase", items=(said.removeprefix("Phase: "),))
 
 
 def _causes(result: Triage) -> Iterator[Block]:

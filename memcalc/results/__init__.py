@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     )
     from memcalc.results.evidence import Evidence, FigureErrors
     from memcalc.results.inverse import CurvePoint, Fit, Inverse, Miss
+    from memcalc.results.ladder import Ladder, LadderReading, LadderStage, Storage
     from memcalc.results.plans import Nearest, Plan, PlanPeak, Plans, RecipeStep, Remedy, StepTime
     from memcalc.results.probe import Probed, ProbedJob, ProbeFigure
     from memcalc.results.review import Review
@@ -99,6 +100,9 @@ __all__ = [
     "HardwareFacts",
     "Interval",
     "Inverse",
+    "Ladder",
+    "LadderReading",
+    "LadderStage",
     "Miss",
     "ModelFacts",
     "Nearest",
@@ -122,6 +126,7 @@ __all__ = [
     "SavedPlan",
     "StagePeak",
     "StepTime",
+    "Storage",
     "Swept",
     "TargetResult",
     "TermFacts",
@@ -185,6 +190,7 @@ _HOMES = {
     ),
     "evidence": ("Evidence", "FigureErrors"),
     "inverse": ("CurvePoint", "Fit", "Inverse", "Miss"),
+    "ladder": ("Ladder", "LadderReading", "LadderStage", "Storage"),
     "plans": ("Nearest", "Plan", "PlanPeak", "Plans", "RecipeStep", "Remedy", "StepTime"),
     "probe": ("ProbeFigure", "Probed", "ProbedJob"),
     "review": ("Review",),

@@ -60,7 +60,7 @@ def chart(result: Diff) -> Chart:
         _limits(axes, result)
         legend(figure, _keys(result))
         keep_inside(axes, ends)
-        drop_overlaps(figure, words)
+        drop_overlaps(words)
 
     rows = len(result.steps) + 2
     size, narrow = (9.0, 2.5 + 0.5 * rows), (4.0, 3.9 + 0.62 * rows)

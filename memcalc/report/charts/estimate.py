@@ -58,7 +58,7 @@ def chart(result: Estimate) -> Chart:
         _phases(axes, result)
         legend(figure, _keys(result))
         keep_inside(axes, [*device, *free])
-        drop_overlaps(figure, said)
+        drop_overlaps(said)
 
     tips = {f"part-{name}": _sized(result, name, size) for name, size in bar_of(result).parts}
     tips |= {

@@ -74,7 +74,7 @@ def _curve(result: Inverse) -> Chart:
         axes.locator_params(axis="x", nbins=6, integer=True)
         axes.yaxis.grid(visible=True)
         legend(figure, _keys(result))
-        drop_overlaps(figure, texts)
+        drop_overlaps(texts)
 
     tips = {f"point-{place}": _told(result, point) for place, point in enumerate(points)}
     return Chart("max", _alt(result), draw, (9, 5), (4, 5.6), tips)

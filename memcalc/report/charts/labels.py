@@ -40,8 +40,7 @@ class Placed:
 
 
 def place(figure: Figure, points: Sequence[Placed], lines: Sequence[Line2D] = ()) -> None:
-    """Write the names of points of one panel beside points and lines; one that has no room near is left out."""
-    figure.draw_without_rendering()
+    """Write the names of points of a panel that is laid out, beside points and lines; one without room is left out."""
     scale = 72 / figure.dpi
     shown = [
         (point, *(scale * part for part in point.axes.transData.transform((point.x, point.y)))) for point in points

@@ -33,11 +33,11 @@ def chart(result: Plans) -> Chart:
             axes.barh(place, change.device / GIB, 0.6, color=SERIES[0].light, gid=f"change-{place}")
         for place in here:
             axes.vlines(result.capacity / GIB, place - 0.42, place + 0.42, **LIMIT)
-        names = [textwrap.fill(change.change, 22 if is_narrow(figure) else 44) for change in changes]
+        names = [textwrap.fill(change.change, 18 if is_narrow(figure) else 44) for change in changes]
         axes.set_yticks(range(len(changes)), [f"{n}  {gib(c.device)}" for n, c in zip(names, changes, strict=True)])
         axes.set_ylim(len(changes) - 0.4, -0.6)
         axes.set_xlim(0, max([result.capacity, *(change.device for change in changes)]) / GIB * 1.05)
-        axes.set_xlabel("memory of one GPU with the change [GiB]")
+        axes.set_xlabel("memory of one GPU [GiB]", loc="right")
         axes.xaxis.grid(visible=True)
         keys = [patch_key("with the change", SERIES[0].light)]
         limit = f"the GPU has {gib(result.capacity)} GiB; another GPU has its own"

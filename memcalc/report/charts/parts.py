@@ -81,8 +81,7 @@ def stacked(
 
 
 def keep_inside(axes: Axes, drawn: Sequence[tuple[str, int, Rectangle]]) -> None:
-    """Write name and figure into the parts of a bar in which they have room."""
-    axes.figure.draw_without_rendering()  # type: ignore[union-attr]
+    """Write name and figure into the parts of a bar in which they have room, once the figure is laid out."""
     for name, size, patch in drawn:
         place = patch.get_window_extent()
         ink = words_on(COMPONENTS[name]) if name in COMPONENTS else INK["text"]
@@ -98,9 +97,8 @@ def keep_inside(axes: Axes, drawn: Sequence[tuple[str, int, Rectangle]]) -> None
             text.remove()
 
 
-def drop_overlaps(figure: Figure, texts: Sequence[Text]) -> list[Text]:
-    """Take away words that lie on earlier ones; return those that stay."""
-    figure.draw_without_rendering()
+def drop_overlaps(texts: Sequence[Text]) -> list[Text]:
+    """Take away words that lie on earlier ones, once the figure is laid out; return those that stay."""
     kept: list[Text] = []
     for text in texts:
         box = text.get_window_extent().padded(2)
@@ -134,7 +132,7 @@ def patch_key(label: str, facecolor: str, **look: Any) -> Any:
 
 
 def legend(figure: Figure, handles: Sequence[Any]) -> None:
-    """Put a legend below everything, in as many columns as there is room for."""
+    """Put a legend below everything, in as many columns as there is room for; what is measured after it is laid out."""
     from matplotlib.legend_handler import HandlerLine2D
 
     both_ends = {handle: HandlerLine2D(numpoints=2) for handle in handles if hasattr(handle, "get_marker")}
@@ -145,5 +143,6 @@ def legend(figure: Figure, handles: Sequence[Any]) -> None:
             columnspacing=1.4, handler_map=kinds,
         )  # fmt: skip
         if columns == 1 or found.get_window_extent().width < figure.bbox.width * 0.985:
-            return
+            break
         found.remove()
+    figure.draw_without_rendering()

@@ -130,7 +130,7 @@ def inline(chart: Chart, *, narrow: bool = False) -> str:
     root.insert(0, said)
     _add_tips(root, chart.tips)
     for path in root.iter(f"{{{_SVG}}}path"):
-        path.set("d", re.sub(r"(\.\d\d)\d+", r"\1", path.get("d", "")))
+        path.set("d", re.sub(r"(\.\d)\d+", r"\1", path.get("d", "")))
     text = ET.tostring(root, encoding="unicode")
     text = re.sub(r'\bid="', f'id="{name}-', text)
     text = re.sub(r'(url\(#|href="#)', rf"\g<1>{name}-", text)

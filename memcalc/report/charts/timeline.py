@@ -51,7 +51,7 @@ def chart(result: Estimate) -> Chart:
         _below(axes, result, narrow=narrow)
         legend(figure, _keys(result))
         for group in texts:
-            drop_overlaps(figure, group)
+            drop_overlaps(group)
 
     rows = len(shown)
     return Chart(

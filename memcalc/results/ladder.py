@@ -1,0 +1,100 @@
+"""The answer of a ladder: a baseline, then one remedy after another, under each reading of 16-bit training."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from memcalc.results.estimates import Components, HardwareFacts, Interval, ModelFacts, Peak, Verdict
+from memcalc.results.plans import StepTime
+from memcalc.specs.model import Frozen
+from memcalc.specs.strategy import Strategy
+
+Kind = Literal["fp32", "pure-16-bit", "fp32-master", "fp32-shards", "autocast"]
+
+
+class Storage(Frozen):
+    """What a framework keeps of each trained parameter under a precision [bytes an element]."""
+
+    kind: Kind
+    """``fp32-master``: a copy beside 16-bit weights; ``fp32-shards``: the sharded weights are their own master."""
+    said: str
+    """The same as a sentence."""
+    parameter: int
+    gradient: int
+    master: int
+    """A second, fp32 weight; 0 where there is none."""
+    moment: int
+    """Each of the optimizer's moments, where the optimizer has no width of its own."""
+    cached: int
+    """16-bit copies that autocast keeps from forward to backward."""
+
+
+class LadderStage(Frozen):
+    """One stage, with the figures that ``memcalc estimate`` gives for its command."""
+
+    stage: int
+    """0 is the start."""
+    change: str
+    """What it adds to the stage before, as typed after ``--stage``; empty at the start."""
+    also: dict[str, str]
+    """Defaults that change with it, such as the attention kernel."""
+    storage: Storage
+    strategy: Strategy
+    accumulation_steps: int
+    global_batch: int
+    peak: Peak
+    interval: Interval
+    verdict: Verdict
+    components: Components
+    """Bytes at the peak phase."""
+    context: int
+    """Bytes that the process holds outside the allocator: with the components they make ``peak.device``."""
+    phases: dict[str, int]
+    saved: int
+    """Bytes on the device less than at the stage before; negative where it needs more."""
+    time: StepTime | None
+    """Predicted, also where it does not fit; ``None`` where the GPU's peak is not known."""
+    speed: float | None
+    """Its tokens a second over those of the stage before."""
+    host_memory: int
+    tier_memory: int
+    command: str
+    """A ``memcalc estimate`` line that reproduces it."""
+
+
+class LadderReading(Frozen):
+    """The stages under one reading of the precision."""
+
+    name: Literal["pure-16-bit", "fp32-master", "autocast", "fp32"]
+    precision: str
+    """At the last stage."""
+    storage: Storage
+    """At the last stage."""
+    stages: tuple[LadderStage, ...]
+    first: int | None
+    """The first stage that fits, be it tight; ``None`` where none does."""
+    left_out: tuple[str, ...]
+    """Stages that are not possible here, and why."""
+    warnings: tuple[str, ...]
+
+
+class Ladder(Frozen):
+    """The answer of ``memcalc ladder``."""
+
+    schema_: Literal["memcalc.ladder/1"] = Field(
+        default="memcalc.ladder/1", alias="schema", serialization_alias="schema"
+    )
+    version: str
+    model: ModelFacts
+    hardware: HardwareFacts
+    seq_len: int
+    capacity: int
+    recipe: bool
+    """Whether the stages are those of the usual order of tuning, which takes a remedy only where it is needed."""
+    readings: tuple[LadderReading, ...]
+    left_out: tuple[str, ...]
+    """Readings that are not possible here, and why."""
+    assumptions: dict[str, str]
+    command: str
