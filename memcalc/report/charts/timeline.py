@@ -28,7 +28,7 @@ _PARTS = {
     "backward-end": "backward", "step": "step",
 }  # fmt: skip
 """What the parts of a step are called, by the phase that begins."""
-_RESERVE: dict[str, Any] = {"facecolor": COMPONENTS["reserve"].light, "alpha": 0.45}
+_RESERVE: dict[str, Any] = {"facecolor": COMPONENTS["reserve"].light, "alpha": 0.3}
 _TOP: dict[str, Any] = {"color": INK["text"].light, "linewidth": 0.9}
 
 
@@ -110,7 +110,8 @@ def _curve(axes: Axes, line: Timeline) -> list[Text]:
     for name, sizes in reversed([*zip(line.components, heights, strict=True)]):  # the lowest part covers the others
         if any(line.components[name]):
             above = [size / GIB for size in sizes]
-            axes.fill_between(at, above, color=COMPONENTS[name].light, linewidth=0, gid=f"{gid}-{name}")
+            corners = (at[0], *at, at[-1]), (0, *above, 0)
+            axes.fill(*corners, color=COMPONENTS[name].light, linewidth=0, gid=f"{gid}-{name}")
     axes.plot(at, allocated, gid=f"{gid}-allocated", **_TOP)
     return _parts(axes, line)
 
@@ -168,7 +169,7 @@ def _below(axes: list[tuple[Axes, Axes]], result: Estimate, *, narrow: bool) -> 
         bars.set_xticklabels([])
     drawn = max(line.micro_batches for line in result.timeline)
     count = result.workload.accumulation_steps
-    some = f"; of {count} micro-batches the first, at most {drawn}" if count > drawn else ""
+    some = f"; of {count} micro-batches up to {drawn}" if count > drawn else ""
     first = f"allocations and frees in the order of a step{some}"
     words = "\n".join([*textwrap.wrap(first, 48 if narrow else 80), "F forward, L head and loss, B backward"])
     for _, curve in axes if narrow else axes[-1:]:
