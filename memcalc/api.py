@@ -10,11 +10,10 @@ from typing import TYPE_CHECKING, Any, cast, get_args
 
 from memcalc import calibrations, catalog
 from memcalc.errors import CombinationError, InputError, MissingError, UnknownNameError
-from memcalc.formulas.census import model_count
 from memcalc.frameworks import habits_of
 from memcalc.frameworks.own_code import rewritten
-from memcalc.planner.choices import OR
 from memcalc.planner.job import Job
+from memcalc.planner.lines import command_line, said
 from memcalc.planner.objectives import Goal, Objective
 from memcalc.planner.one import One
 from memcalc.planner.plans import BILLION, Wish, plan_for
@@ -120,7 +119,7 @@ def single(
 ) -> One:
     """The job of :func:`estimate` with every default resolved and checked, before its figures are computed."""
     request, spec, chip, host = _resolve(model, gpu, node, settings, preset_dirs, words)
-    command = _command("estimate", model, gpu, node, _said(words, request), settings)
+    command = command_line("estimate", model, gpu, node, said(words, request), settings)
     return One.of(Job(request, spec, chip, host), command)
 
 
@@ -171,10 +170,10 @@ def plan(
         "recipe": recipe or None,
         "top": None if wish.top == TOP else wish.top,
     }
-    words = _said(words, request)
-    command = _command("plan", model, gpu, node, {**words, **own}, settings)
+    words = said(words, request)
+    command = command_line("plan", model, gpu, node, {**words, **own}, settings)
     pinned = {name: value for name, value in words.items() if name not in CHOSEN}
-    base = _command("estimate", model, gpu, node, pinned, settings)
+    base = command_line("estimate", model, gpu, node, pinned, settings)
     return plan_for(Job(request, spec, chip, host, tally=Tally(on_progress)), wish, command, base)
 
 
@@ -212,10 +211,10 @@ def ladder(
     def resolve(every: Mapping[str, Any]) -> tuple[Job, str]:
         plain, fields = rungs.apart(every)
         request, spec, chip, host = _resolve(model, gpu, node, fields, dirs, plain)
-        return Job(request, spec, chip, host), _command("estimate", model, gpu, node, _said(plain, request), fields)
+        return Job(request, spec, chip, host), command_line("estimate", model, gpu, node, said(plain, request), fields)
 
     plain, fields = rungs.apart(own)
-    line = _command("ladder", model, gpu, node, {**plain, "recipe": recipe or None, "reading": reading}, fields)
+    line = command_line("ladder", model, gpu, node, {**plain, "recipe": recipe or None, "reading": reading}, fields)
     return rungs.ladder_of(resolve, own, wanted, " ".join([line, *rungs.typed(wanted.stages)]))
 
 
@@ -258,7 +257,7 @@ def largest(
     if what == "model":
         if model is not None:
             raise InputError("model", model, "max model answers it, so it must be left out")
-        specs = _models(search, family, ask.dirs)
+        specs = questions.candidates(search, family, ask.dirs)
         options = {"search": search, "family": family}
         pairs = [ask.of(spec, gpu, positive(step, "step"), **options) for spec in specs]
         return questions.biggest(pairs, ask.gpus(pairs[0][0]), on_progress)
@@ -334,11 +333,11 @@ class _Ask:
         name = self.what.replace("-", "_")
         if request.given.get(name) is not None:
             raise InputError(self.what, request.given[name], f"{self.command} {self.what} answers it, so leave it out")
-        words = _said(self.words, request)
+        words = said(self.words, request)
         pinned = {name: value for name, value in words.items() if name not in CHOSEN}
-        base = _command("estimate", model, gpu, self.node, pinned, self.settings)
-        said = {**words, "step": step if step > 1 else None, "safe": self.safe or None, **options}
-        line = _command(f"{self.command} {self.what}", model, gpu, self.node, said, self.settings)
+        base = command_line("estimate", model, gpu, self.node, pinned, self.settings)
+        asked = {**words, "step": step if step > 1 else None, "safe": self.safe or None, **options}
+        line = command_line(f"{self.command} {self.what}", model, gpu, self.node, asked, self.settings)
         line = line.replace(f"'{self.command} {self.what}'", f"{self.command} {self.what}", 1)
         if self.what == "model":
             line = line.replace(f" --model {spec.name}", "", 1)
@@ -350,24 +349,6 @@ class _Ask:
         if job.request.given.get("framework", "").partition("@")[0] == "plain":
             return int(job.request.get("gpus", 1))
         return int(job.request.get("gpus", job.node.gpus, f"{job.node.gpus}, one node"))
-
-
-def _models(search: str | None, family: str | None, dirs: tuple[str, ...]) -> list[Model]:
-    """Shipped and own models, the largest first, narrowed by a text in a name and by a family."""
-    found = catalog.models(dirs)
-    if family is not None:
-        families = sorted({model.family for model in found})
-        if family not in families:
-            raise UnknownNameError("family", family, f"must be one of {', '.join(families)}", families)
-        found = [model for model in found if model.family == family]
-    if search is not None:
-        text = search.casefold()
-        kept = [m for m in found if any(text in name.casefold() for name in (m.name, *m.aliases))]
-        if not kept:
-            names = [model.name for model in found]
-            raise UnknownNameError("search", search, "must be part of a name that `memcalc models` lists", names)
-        found = kept
-    return sorted(found, key=lambda model: -model_count(model).total)
 
 
 def _resolve(
@@ -401,49 +382,3 @@ def _resolve(
     if not node:
         request.assumptions["node"] = host.name
     return request, spec, chip, host
-
-
-def _said(words: Mapping[str, Any], request: Request) -> dict[str, Any]:
-    """Words with the calibration that was taken, also where it was found and not named."""
-    return {**words, **({"calibration": request.calibration} if request.calibration else {})}
-
-
-def _command(
-    command: str,
-    model: str | Model,
-    gpu: str | GPU,
-    node: str | None,
-    words: Mapping[str, Any],
-    settings: Mapping[str, Any] | None,
-) -> str:
-    """The command line that reproduces the answer."""
-    import shlex
-
-    chip = gpu if isinstance(gpu, str) else gpu.name
-    parts = ["memcalc", command, *_model_words(model), "--gpu", chip, *(["--node", node] if node else [])]
-    for name, value in words.items():
-        if value is None or (value is False and name != "sp"):
-            continue
-        flag = f"--{name.replace('_', '-')}"
-        parts += [flag] if value is True else ["--no-sp"] if value is False else [flag, _typed(name, value)]
-    for key, value in (settings or {}).items():
-        parts += ["--set", f"{key}={value}"]
-    return shlex.join(parts)
-
-
-def _model_words(model: str | Model) -> list[str]:
-    """How a model is told on the command line: by its name, or as the module that it was recorded from."""
-    if isinstance(model, str):
-        return ["--model", model]
-    if model.recording is None:
-        return ["--model", model.name]
-    words = [part for name, value in model.recording.words for part in (f"--{name}", value)]
-    return ["--module", model.recording.origin, *words]
-
-
-def _typed(name: str, value: object) -> str:
-    """A value as it is typed: a list is several values for a search, or all that is offloaded or trained."""
-    if not isinstance(value, tuple | list | set | frozenset):
-        return str(value)
-    between = OR if name in SEARCHED and name != "offload" else ","
-    return between.join(map(str, value))

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from memcalc.errors import CombinationError, InputError
+from memcalc import catalog
+from memcalc.errors import CombinationError, InputError, UnknownNameError
 from memcalc.formulas.census import model_count
 from memcalc.planner import request as rq
 from memcalc.planner.axes import MICRO_BATCHES, SHORTEST_PART
@@ -22,6 +23,9 @@ if TYPE_CHECKING:
     from memcalc.formulas.types import Array
     from memcalc.grid import Grid
     from memcalc.planner.tally import Listener
+    from memcalc.specs.model import Model
+
+__all__ = ["Asked", "biggest", "candidates", "counts_up_to", "divisors", "fewest", "longest", "widest"]
 
 LISTED = 5
 """Models listed that are larger than the one that fits."""
@@ -250,4 +254,19 @@ def _missed(job: Inquiry, tried: Tried) -> results.Miss | None:
     return miss_of(near, job.model.name, safe=job.safe, parameters=count) if near else None
 
 
-__all__ = ["Asked", "biggest", "counts_up_to", "divisors", "fewest", "longest", "widest"]
+def candidates(search: str | None, family: str | None, dirs: tuple[str, ...]) -> list[Model]:
+    """Shipped and own models, the largest first, narrowed by a text in a name and by a family."""
+    found = catalog.models(dirs)
+    if family is not None:
+        families = sorted({model.family for model in found})
+        if family not in families:
+            raise UnknownNameError("family", family, f"must be one of {', '.join(families)}", families)
+        found = [model for model in found if model.family == family]
+    if search is not None:
+        text = search.casefold()
+        kept = [m for m in found if any(text in name.casefold() for name in (m.name, *m.aliases))]
+        if not kept:
+            names = [model.name for model in found]
+            raise UnknownNameError("search", search, "must be part of a name that `memcalc models` lists", names)
+        found = kept
+    return sorted(found, key=lambda model: -model_count(model).total)
