@@ -156,7 +156,7 @@ def test_micro_batches_in_flight_are_those_of_1f1b(staged: Any) -> None:
     assert [stage.in_flight for stage in staged.stages] == [4, 3, 2, 1]
 
 
-@pytest.mark.parametrize("job", ["fits", "staged"])
+@pytest.mark.parametrize("job", ["fits", pytest.param("staged", marks=pytest.mark.slow)])
 def test_the_replays_curve_reaches_what_the_estimate_says(job: str, request: pytest.FixtureRequest) -> None:
     """Reserved is the very figure of the estimate, before the share that no mechanism predicts; allocated within 3%."""
     result = request.getfixturevalue(job)
@@ -169,7 +169,9 @@ def test_the_replays_curve_reaches_what_the_estimate_says(job: str, request: pyt
         assert max(line.allocated) == line.peak_allocated == pytest.approx(stage.allocated, rel=0.03)
 
 
-@pytest.mark.parametrize("job", ["fits", "staged", "too_large"])
+@pytest.mark.parametrize(
+    "job", ["fits", *(pytest.param(job, marks=pytest.mark.slow) for job in ("staged", "too_large"))]
+)
 def test_a_curve_is_what_the_allocator_holds(job: str, request: pytest.FixtureRequest) -> None:
     """Components never exceed what is allocated, which never exceeds what is reserved; parts are in order."""
     result = request.getfixturevalue(job)
@@ -278,7 +280,7 @@ def test_words_lie_on_the_page_and_not_on_each_other(some: str, narrow: bool, re
         figure = drawn(chart, narrow=narrow)
         texts = [text for text in figure.findobj(mpl.text.Text) if text.get_visible() and text.get_text().strip()]
         texts = [text for text in texts if id(text) not in unseen(figure)]
-        boxes = [(text.get_text(), text.get_window_extent()) for text in texts]
+        boxes = [(text.get_text(), mpl.text.Text.get_window_extent(text)) for text in texts]
         page = figure.bbox.padded(3)
         off = [words for words, box in boxes if not page.containsx(box.x0) or not page.containsx(box.x1)]
         assert off == [], chart.name
@@ -415,10 +417,6 @@ def test_commands_draw(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     again = call(*JOB, "--chart", "a.svg")
     assert (again.exit_code, "--force" in again.stderr) == (2, True)
     assert call(*JOB, "--chart", "a.svg", "--force").exit_code == 0
-    pinned = ["--zero", "0", "--recompute", "none", "--precision", "bf16", "--offload", "none"]
-    asked = ["max", "micro-batch", *JOB[1:], *pinned]
-    assert call(*asked, "--chart", "c.svg").exit_code == 0
-    assert "sequences a micro-batch" in Path("c.svg").read_text()
 
 
 @pytest.mark.parametrize(
@@ -457,7 +455,7 @@ def test_without_matplotlib_the_command_that_installs_it_is_said(
     assert "pip install 'memcalc[charts]'" in " ".join(result.stderr.split())
 
 
-SHORT = ("beyond.svg", "estimate.svg")
+SHORT = ("estimate.svg",)
 
 
 @pytest.mark.parametrize("name", [n if n in SHORT else pytest.param(n, marks=pytest.mark.slow) for n in PICTURES])
