@@ -394,6 +394,7 @@ def test_a_page_has_a_drawing_for_wide_and_one_for_narrow_screens(fits: Any) -> 
     assert set(re.findall(r'(?:url\(#|href="#)([^")]+)', page)) <= set(ids)
 
 
+@pytest.mark.slow
 def test_every_format_is_written_and_says_what_it_is(tmp_path: Path) -> None:
     fewest = memcalc.smallest("gpus", model="gpt2", gpu="rtx-4090", up_to=1)
     begins = {"svg": b"<?xml", "png": b"\x89PNG", "pdf": b"%PDF", "html": b"<!doctype html>"}
@@ -455,10 +456,8 @@ def test_without_matplotlib_the_command_that_installs_it_is_said(
     assert "pip install 'memcalc[charts]'" in " ".join(result.stderr.split())
 
 
-SHORT = ("estimate.svg",)
-
-
-@pytest.mark.parametrize("name", [n if n in SHORT else pytest.param(n, marks=pytest.mark.slow) for n in PICTURES])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", PICTURES)
 def test_pictures_of_the_documents_are_current(name: str, tmp_path: Path) -> None:
     """`python tests/charts_of_docs.py` draws them; words are compared, for shapes differ by Matplotlib's release."""
     fresh = tmp_path / name
