@@ -225,6 +225,15 @@ def test_what_does_not_fit_is_drawn_without_a_limit_and_says_so(too_large: Any) 
     assert f"{missing:.2f} GiB missing" in said
 
 
+def test_where_no_allocator_is_replayed_the_phases_are_drawn_alone() -> None:
+    words = {**SMALL, "framework": "deepspeed@2021-01", "precision": "fp16-mixed", "zero": 2, "gpus": 2}
+    result = memcalc.estimate(timeline=True, **words)
+    assert [line.events for line in result.timeline] == [0]
+    figure = drawn(timeline.chart(result))
+    assert any("no curve" in text.get_text() for text in figure.axes[1].texts)
+    assert "stage-0-loss-activations" in parts(figure)
+
+
 def test_plans_are_drawn_where_their_figures_are(plans: Any) -> None:
     found = parts(drawn(plan.chart(plans)))
     for one in plans.plans:
