@@ -43,11 +43,15 @@ def _pictures() -> dict[str, Callable[[Path], None]]:
 PICTURES = _pictures()
 
 
-def words_of(path: Path) -> list[str]:
-    """Return all that a picture says: its alternative text, tips and words."""
-    kinds = {"{http://www.w3.org/2000/svg}text", "{http://www.w3.org/2000/svg}title"}
+def words_of(path: Path) -> tuple[list[str], list[str]]:
+    """Return what a picture says whatever Matplotlib drew it: its alternative text and tips, and its phrases.
+
+    Ticks, and which parts of a bar have room for a figure, differ between releases.
+    """
+    space = "{http://www.w3.org/2000/svg}"
     root = ET.parse(path).getroot()  # noqa: S314 the program's own
-    return ["".join(part.itertext()) for part in root.iter() if part.tag in kinds]
+    titles, texts = (["".join(part.itertext()) for part in root.iter(f"{space}{kind}")] for kind in ("title", "text"))
+    return titles, sorted({text for text in texts if " " in text.strip()})
 
 
 if __name__ == "__main__":

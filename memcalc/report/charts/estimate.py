@@ -57,7 +57,7 @@ def chart(result: Estimate) -> Chart:
         free, said = _limits(axes, result)
         _phases(axes, result)
         legend(figure, _keys(result))
-        keep_inside(axes, [*device, *free])
+        keep_inside(axes, [*device, *free], result.budget.capacity / GIB)
         drop_overlaps(said)
 
     tips = {f"part-{name}": _sized(result, name, size) for name, size in bar_of(result).parts}

@@ -52,7 +52,7 @@ def place(figure: Figure, points: Sequence[Placed], lines: Sequence[Line2D] = ()
             continue
         frame = point.axes.get_window_extent()
         edges = (scale * frame.x0, scale * frame.y0, scale * frame.x1, scale * frame.y1)
-        width, height = 0.33 * _SIZE * len(point.name) + 1.5, 0.5 * _SIZE
+        width, height = 0.37 * _SIZE * len(point.name) + 1.5, 0.5 * _SIZE
         found = next(
             (spot for spot in _spots() if _is_free(_around(x + spot[0], y + spot[1], width, height), taken, edges)),
             None,

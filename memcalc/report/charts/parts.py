@@ -80,19 +80,26 @@ def stacked(
     return drawn
 
 
-def keep_inside(axes: Axes, drawn: Sequence[tuple[str, int, Rectangle]]) -> None:
-    """Write name and figure into the parts of a bar in which they have room, once the figure is laid out."""
+def keep_inside(axes: Axes, drawn: Sequence[tuple[str, int, Rectangle]], limit: float) -> None:
+    """Write name and figure into the parts of a bar in which they have room, once the figure is laid out.
+
+    A part that a line at ``limit`` cuts has them on its larger side.
+    """
     for name, size, patch in drawn:
-        place = patch.get_window_extent()
+        left, right = patch.get_x(), patch.get_x() + patch.get_width()
+        if left < limit < right:
+            left, right = (left, limit) if limit - left > right - limit else (limit, right)
+        room = axes.transData.transform([(left, 0), (right, 0)])
+        width, height = 0.94 * (room[1][0] - room[0][0]), 0.96 * patch.get_window_extent().height
         ink = words_on(COMPONENTS[name]) if name in COMPONENTS else INK["text"]
         for words in (f"{name}\n{gib(size)}", gib(size)):
             text = axes.text(
-                patch.get_x() + patch.get_width() / 2, patch.get_y() + patch.get_height() / 2, words,
-                ha="center", va="center", fontsize=_SMALL, color=ink.light, linespacing=1.25,
+                (left + right) / 2, patch.get_y() + patch.get_height() / 2, words, ha="center", va="center",
+                fontsize=_SMALL, color=ink.light, linespacing=1.25,
                 bbox={"facecolor": _HUES[name].light, "edgecolor": "none", "pad": 1.2},
             )  # fmt: skip
             box = text.get_window_extent()
-            if box.width < 0.94 * place.width and box.height < 0.96 * place.height:
+            if box.width < width and box.height < height:
                 break
             text.remove()
 

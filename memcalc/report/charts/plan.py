@@ -190,7 +190,7 @@ def _factors(plans: list[Plan]) -> str:
 def _told(plan: Plan) -> str:
     """One plan in words."""
     tight = ", tight" if plan.verdict == "tight" else ""
-    return f"#{plan.rank} {_words(plan)}: {_speed(plan):.0f} tok/s/GPU, {gib(plan.peak.device)} GiB{tight}"
+    return f"#{plan.rank} ({_words(plan)}) {_speed(plan):.0f} tok/s/GPU, {gib(plan.peak.device)} GiB{tight}"
 
 
 def _words(plan: Plan) -> str:

@@ -28,6 +28,7 @@ _PARTS = {
     "backward-end": "backward", "step": "step",
 }  # fmt: skip
 """What the parts of a step are called, by the phase that begins."""
+_NO_REPLAY = "no curve: the allocator of this era\nhad rules that are not replayed"
 _RESERVE: dict[str, Any] = {"facecolor": COMPONENTS["reserve"].light, "alpha": 0.3}
 _TOP: dict[str, Any] = {"color": INK["text"].light, "linewidth": 0.9}
 
@@ -158,7 +159,10 @@ def _frame(bars: Axes, curve: Axes, result: Estimate, line: Timeline) -> None:
     bars.set_ylabel("memory [GiB]")
     bars.set_title(_named(result, stage), fontsize=8.5)
     if not line.events:
+        curve.cla()
+        curve.set_ylim(0, top)
         curve.set_axis_off()
+        curve.text(0.5, 0.5, _NO_REPLAY, transform=curve.transAxes, ha="center", va="center", color=INK["muted"].light)
         return
     curve.set_xlim(0, line.events)
 
@@ -183,11 +187,12 @@ def _named(result: Estimate, stage: StagePeak) -> str:
 
 
 def _keys(result: Estimate) -> list[object]:
-    budget = result.budget
+    budget, replayed = result.budget, []
+    if any(line.events for line in result.timeline):
+        replayed = [patch_key("reserved, not allocated", **_RESERVE), line_key("allocated", **_TOP)]
     return [
         *(patch_key(name, COMPONENTS[name].light) for name in result.timeline[0].components),
-        patch_key("reserved, not allocated", **_RESERVE),
-        line_key("allocated", **_TOP),
+        *replayed,
         line_key(f"the GPU has {gib(budget.capacity)} GiB", **LIMIT),
         line_key(f"usable for tensors {gib(budget.usable)} GiB", **USABLE),
     ]
