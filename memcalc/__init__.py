@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from memcalc.api import estimate, largest, plan, smallest
+    from memcalc.differences import diff
     from memcalc.handoff import export, load, save
     from memcalc.preflight import check
     from memcalc.probe.calibrate import calibrate
@@ -23,6 +24,7 @@ __all__ = [
     "__version__",
     "calibrate",
     "check",
+    "diff",
     "estimate",
     "export",
     "guard",
@@ -45,6 +47,7 @@ _HOMES = {
     **dict.fromkeys(("guard", "lightning_callback", "trainer_callback"), "probe.guard"),
     "calibrate": "probe.calibrate",
     "check": "preflight",
+    "diff": "differences",
     "sweep": "sweeps",
     "triage": "probe.triage",
 }

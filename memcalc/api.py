@@ -13,16 +13,15 @@ from memcalc.errors import CombinationError, InputError, MissingError, UnknownNa
 from memcalc.formulas.census import model_count
 from memcalc.frameworks import habits_of
 from memcalc.frameworks.own_code import rewritten
-from memcalc.planner import answer, axes
 from memcalc.planner.choices import OR
 from memcalc.planner.job import Job
 from memcalc.planner.objectives import Goal, Objective
+from memcalc.planner.one import One
 from memcalc.planner.plans import BILLION, Wish, plan_for
 from memcalc.planner.recorded import check_recorded
 from memcalc.planner.request import SEARCHED, Request, check_words, one_of, positive
 from memcalc.planner.tally import Tally
 from memcalc.specs.strategy import Largest, Smallest
-from memcalc.terms import overhead_of
 from memcalc.terms.prediction import with_predictors
 
 if TYPE_CHECKING:
@@ -38,7 +37,7 @@ TOP = 10
 CHOSEN = frozenset({*SEARCHED, "framework", "seq_len"})
 """Words that a search decides, or that each of its plans repeats."""
 
-__all__ = ["estimate", "largest", "load_model", "plan", "smallest"]
+__all__ = ["estimate", "largest", "load_model", "plan", "single", "smallest"]
 
 
 def load_model(name: str, preset_dirs: Iterable[str] = ()) -> Model:
@@ -77,27 +76,52 @@ def estimate(
     node: str | None = None,
     settings: Mapping[str, Any] | None = None,
     preset_dirs: Iterable[str] = (),
+    timeline: bool = False,
     **words: Any,
 ) -> Estimate:
     """Estimate one strategy: components, terms, phases, the three peak figures and the verdict.
 
-    ``model`` and ``gpu`` are names, or a ready :class:`~memcalc.specs.model.Model` and
-    :class:`~memcalc.specs.hardware.GPU`. ``calibration`` is the file of one, or ``none``; without it the user's own
-    calibration of a GPU that is named is taken, where there is one.
-    Raises :class:`memcalc.errors.InputError` for a value that cannot be used.
+    Parameters
+    ----------
+    model
+        A preset's name, the path of a ``config.json``, its directory, a TOML file or a recorded module, or a record.
+    gpu
+        A preset's name, or a record.
+    node
+        A preset's name; the usual host of the GPU when left out.
+    settings
+        Fields that have no word of their own, by dotted name, as in ``{"strategy.reduce_dtype": "bf16"}``.
+    preset_dirs
+        Folders with presets of your own, looked up first.
+    timeline
+        Whether one step over time is added.
+    **words
+        The words of a job: ``gpus``, ``seq_len`` [tokens], ``micro_batch`` and ``global_batch`` [sequences], and all
+        others of :doc:`/python`. ``calibration`` is the file of one, or ``none``; without it the user's own
+        calibration of a GPU that is named is taken, where there is one.
+
+    Raises
+    ------
+    memcalc.errors.InputError
+        For a value that cannot be used; where only the user can tell it, :class:`memcalc.errors.MissingError`.
     """
+    job = single(model=model, gpu=gpu, node=node, settings=settings, preset_dirs=preset_dirs, **words)
+    return job.estimate(timeline=timeline)
+
+
+def single(
+    *,
+    model: str | Model,
+    gpu: str | GPU,
+    node: str | None = None,
+    settings: Mapping[str, Any] | None = None,
+    preset_dirs: Iterable[str] = (),
+    **words: Any,
+) -> One:
+    """The job of :func:`estimate` with every default resolved and checked, before its figures are computed."""
     request, spec, chip, host = _resolve(model, gpu, node, settings, preset_dirs, words)
-    grid = axes.one_strategy(request, spec, chip, host)
-    overhead = overhead_of(chip, grid, grid.layouts[0])
-    return answer.estimate_of(
-        spec,
-        grid,
-        chip,
-        host,
-        overhead,
-        request,
-        _command("estimate", model, gpu, node, _said(words, request), settings),
-    )
+    command = _command("estimate", model, gpu, node, _said(words, request), settings)
+    return One.of(Job(request, spec, chip, host), command)
 
 
 def plan(
@@ -119,11 +143,23 @@ def plan(
 ) -> Plans:
     """Search every strategy that the given words leave open; rank those that fit.
 
-    Without ``gpus``: the best plan for 1, 2, 4 and 8 GPUs of one node. ``objective`` is throughput, memory, gpus, cost
-    or simplicity; ``critical_batch`` in tokens makes large batches count for less; ``tokens`` is the budget for which
-    GPU-hours are told; ``why`` names a strategy, as in ``tp=1,zero=3``, and asks why it lost; ``recipe`` adds the
-    usual order of tuning, and what each remedy returns; without ``advice`` the smallest changes are not looked for
-    where nothing fits. ``on_progress`` is told how many strategies of how many are searched.
+    The job is told as for :func:`estimate`, and the same errors are raised. Each of ``words`` pins or narrows what is
+    searched; without ``gpus`` the best plan is told for 1, 2, 4, … GPUs of one node.
+
+    Parameters
+    ----------
+    objective
+        ``throughput``, ``memory``, ``gpus``, ``cost`` or ``simplicity``.
+    critical_batch, tokens
+        The critical batch, with which large batches count for less; the budget for which GPU-hours are told [tokens].
+    why
+        A strategy, as in ``tp=1,zero=3``, of which the answer says why it lost.
+    recipe, advice
+        Whether the usual order of tuning is added; whether the smallest changes are told where nothing fits.
+    top
+        Plans that are listed for one number of GPUs.
+    on_progress
+        Is told how many strategies of how many are searched.
     """
     request, spec, chip, host = _resolve(model, gpu, node, settings, preset_dirs, words, several=True)
     wish = replace(_wish(top, objective, critical_batch, tokens), question=why or "", recipe=recipe, advice=advice)
@@ -162,14 +198,26 @@ def largest(
     safe: bool = False,
     search: str | None = None,
     family: str | None = None,
+    curve: bool = False,
     on_progress: Listener | None = None,
     **words: Any,
 ) -> Inverse:
     """The largest ``seq-len``, ``micro-batch`` or ``model`` that fits; what the other words leave open is searched.
 
-    ``step`` asks for multiples of it alone, ``safe`` for the verdict fits instead of tight. ``search`` and ``family``
-    narrow the models. ``on_progress`` is told how many models of how many are begun, or how many strategies are
-    evaluated, of an unknown number (0).
+    The job is told as for :func:`plan`.
+
+    Parameters
+    ----------
+    what
+        ``seq-len`` [tokens], ``micro-batch`` [sequences] or ``model``, which then is left out of the words.
+    step, safe
+        Only multiples of ``step`` are answered, and where ``safe`` no value whose verdict is ``tight``.
+    search, family
+        A part of a name, or a family, that narrows the models.
+    curve
+        Whether the answer's strategy is added at values below and above it, except for models.
+    on_progress
+        Is told how many models of how many are begun, or how many strategies are evaluated, of 0: nobody knows.
     """
     from memcalc.planner import questions
 
@@ -186,7 +234,7 @@ def largest(
     job, asked = ask.of(model, gpu, positive(step, "step"))
     job = replace(job, tally=Tally(on_progress))
     find = questions.longest if what == "seq-len" else questions.widest
-    return find(job, asked, ask.gpus(job))
+    return find(job, replace(asked, curve=curve), ask.gpus(job))
 
 
 def smallest(
@@ -205,8 +253,16 @@ def smallest(
 ) -> Inverse:
     """The smallest number of ``gpus`` on which a strategy fits, with the fastest there.
 
-    Numbers are powers of two within a node and whole nodes, ``up_to`` eight nodes; ``any_count`` asks for all.
-    ``on_progress`` is told how many strategies are evaluated, of an unknown number (0).
+    The job is told as for :func:`plan`; ``what`` is ``gpus``, ``safe`` as for :func:`largest`.
+
+    Parameters
+    ----------
+    up_to
+        The largest number that is tried; eight nodes when left out.
+    any_count
+        Whether every number is tried; otherwise powers of two within a node, and whole nodes.
+    on_progress
+        Is told how many strategies are evaluated, of 0: nobody knows how many.
     """
     from memcalc.planner import questions
 

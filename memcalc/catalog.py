@@ -253,9 +253,13 @@ class _Folder:
         return pattern.search(_read(self._listed[kind][name])) is not None
 
     def aliases(self, kind: Kind) -> dict[str, str]:
-        path = self.root / f"{kind}s" / f"{_ALIASES}.toml"
-        if not path.is_file():
-            return {}
+        if (kind, _ALIASES) not in self._parsed:
+            path = self.root / f"{kind}s" / f"{_ALIASES}.toml"
+            self._parsed[kind, _ALIASES] = self._read_aliases(path) if path.is_file() else {}
+        return self._parsed[kind, _ALIASES]
+
+    @staticmethod
+    def _read_aliases(path: Traversable) -> dict[str, str]:
         data = read_toml(path)
         wrong = next((alias for alias, target in data.items() if not isinstance(target, str)), None)
         if wrong is not None:

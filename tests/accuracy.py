@@ -36,7 +36,7 @@ current. `memcalc validate` prints the same for the shipped runs, or for a file 
 """
 README = PAGE.parents[1] / "README.md"
 START, END = "<!-- accuracy: written by tests/accuracy.py -->", "<!-- end of accuracy -->"
-TABLE = "| measured runs | figure | figures | median error | 90% within |\n| --- | --- | --- | --- | --- |"
+READ_BY = {"allocated": "`max_memory_allocated`", "reserved": "`max_memory_reserved`", "device": "nvidia-smi"}
 CLASSES = ("caching", "2021")
 Pairs = list[tuple[float, str]]
 
@@ -132,22 +132,30 @@ def _counts(known: Reserve) -> tuple[str, str]:
 
 
 def readme(text: str, found: Validation) -> str:
-    """Return README with the table of what was reached."""
+    """Return README with the line of what was reached."""
     head, rest = text.split(START)
-    rows = "\n".join(
-        f"| {t.name} | {t.figure} | {t.count} | {_percent(t.median_abs_error)} | {_percent(t.p90_abs_error)} |"
-        for t in found.targets
-    )
+    return f"{head}{START}\n{line(found)}\n{END}{rest.split(END)[1]}"
+
+
+def line(found: Validation) -> str:
+    """Return what was reached in one paragraph: each figure's errors, then the verdicts."""
     total = found.summary
-    verdicts = (
+    runs = len({score.id for score in found.runs})
+    errors = {group.name: group for group in found.groups if group.by == "figure"}
+    each = "; ".join(f"{said} {_reached(errors[name])}" for name, said in READ_BY.items())
+    return (
+        f"**How right:** {total.count} peaks of {runs} published runs, predicted from their settings: {each}. "
         f"Of {total.ran_out} runs that ran out of memory {total.false_fits} were said to fit; of {total.ran} that ran, "
-        f"{total.false_rejects} were said not to fit."
+        f"{total.false_rejects} were said not to. [Row by row, with sources](docs/accuracy.md)."
     )
-    return f"{head}{START}\n{TABLE}\n{rows}\n\n{verdicts}\n{END}{rest.split(END)[1]}"
+
+
+def _reached(errors: ErrorSummary) -> str:
+    return f"{_percent(errors.median_abs_error)} median error, 9 of 10 within {_percent(errors.p90_abs_error)}"
 
 
 def _percent(error: float | None) -> str:
-    return "" if error is None else f"{100 * error:.2f}%"
+    return "none" if error is None else f"{100 * error:.2g}%"
 
 
 def beside(found: Validation, runs: RunsFile) -> Iterator[Block]:

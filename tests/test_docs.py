@@ -17,6 +17,7 @@ import shlex
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +40,7 @@ COMMANDS: Any = typer.main.get_command(app)
 WIDTH = "100"
 BLOCK = re.compile(r"^```(\w+)([^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 INVERSE = ("max", "min")
-ASKING = (*INVERSE, "check", "triage")
+ASKING = (*INVERSE, "check", "diff", "triage")
 ELAPSED = re.compile(r"(?:(?<= fit, )|(?<= replayed, ))[\d.,]+ (?:s|ms|µs)(?=;)")
 TABLE = re.compile(r"(<!-- options: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
@@ -219,8 +220,37 @@ def test_inverse_questions_take_the_options_of_plan(command: str) -> None:
 
 
 def test_every_page_can_be_found_from_the_tour() -> None:
+    """By links alone, as a repository viewer shows the pages; the site's navigation is held by tests/test_site.py."""
+    found, left = set(), {ROOT / "docs" / "index.md"}
+    while left:
+        path = left.pop()
+        found.add(path)
+        links = re.findall(r"\]\(([^)\s#:]+\.md)", BLOCK.sub("", path.read_text(encoding="utf-8")))
+        left |= {(path.parent / link).resolve() for link in links} - found
+    alone = {ROOT / "docs" / f"{page}.md" for page in ("changelog", "contributing", "readme")}
+    assert {path for path in PAGES if path not in found} == alone, (
+        "three pages are the site's, of files that are linked to"
+    )
+
+
+def test_the_tour_takes_five_minutes() -> None:
+    """Words at 200 a minute; outputs are looked at, not read."""
     tour = (ROOT / "docs" / "index.md").read_text(encoding="utf-8")
-    assert all(f"({path.name})" in tour for path in (ROOT / "docs").glob("*.md") if path.name != "index.md")
+    assert len(BLOCK.sub("", tour.partition("## Where to go on")[0]).split()) < 5 * 200
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
+def test_headings_begin_with_one_title_and_skip_no_level(path: Path) -> None:
+    text = path.read_text(encoding="utf-8")
+    levels = [
+        len(marks)
+        for marks in re.findall(
+            r"^(#+) ", re.sub(r"^```.*?^```$", "", text, flags=re.MULTILINE | re.DOTALL), re.MULTILINE
+        )
+    ]
+    assert levels[1:].count(1) == 0
+    assert levels[:1] == ([] if "```{include}" in text else [1])
+    assert all(after <= before + 1 for before, after in pairwise(levels))
 
 
 def test_readme_names_what_is_not_modelled() -> None:
@@ -228,7 +258,7 @@ def test_readme_names_what_is_not_modelled() -> None:
     assert [name for name in NOT_MODELLED if f"`--{name.replace('_', '-')}`" not in page] == []
 
 
-@pytest.mark.parametrize("name", ["README.md", "CHANGELOG.md"])
+@pytest.mark.parametrize("name", ["README.md", "CHANGELOG.md", "docs/index.md"])
 def test_presets_are_counted_right(name: str) -> None:
     counts = [len(catalog.names(kind)) for kind in ("model", "gpu", "node")]
     said = "{} models, {} GPUs and {} nodes".format(*counts)

@@ -41,6 +41,7 @@ LAYERS = [
     "convert",
     "preflight",
     "handoff",
+    "differences",
     "report",
     "cli",
     "__main__",

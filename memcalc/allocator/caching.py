@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -250,6 +250,7 @@ def replay(
     large_segment: int = LARGE_SEGMENT,
     max_split: int | None = None,
     until: Callable[[int], bool] | None = None,
+    watch: Callable[[tuple[str, int, int, int, str], int, int], None] | None = None,
 ) -> Replay:
     """Return the peaks that the caching allocator reaches over `events`, up to the first request that fails.
 
@@ -257,7 +258,7 @@ def replay(
     `expandable`, `large_segment` and `max_split` (None: no limit) are ``expandable_segments``,
     ``large_segment_size_mb`` and ``max_split_size_mb`` of ``PYTORCH_CUDA_ALLOC_CONF`` [bytes].
     With `until` the replay ends, its figures those up to there, once that holds of `peak_reserved` or the cache was
-    given back (`retries`).
+    given back (`retries`). `watch` is told each event, and what is allocated and reserved after it.
     Raises InputError for a setting out of range, an unknown kind of event, a key that is not live or already is.
 
     >>> held = replay([("alloc", 1, 3 * 2**20, 0, ""), ("alloc", 2, 700, 0, ""), ("free", 1, 0, 0, "")])
@@ -265,8 +266,19 @@ def replay(
     (3146752, 22)
     """
     allocator = _Allocator(capacity, _checked(capacity, expandable, large_segment, max_split), until)
-    failed = allocator.play(events)
+    failed = allocator.play(events if watch is None else _watched(events, allocator, watch))
     return _result(allocator, failed and _failure(allocator, *failed, large_segment))
+
+
+def _watched(
+    events: Iterable[tuple[str, int, int, int, str]],
+    allocator: _Allocator,
+    watch: Callable[[tuple[str, int, int, int, str], int, int], None],
+) -> Iterator[tuple[str, int, int, int, str]]:
+    """Hand the events on; the allocator asks for the next one when it is done with one."""
+    for event in events:
+        yield event
+        watch(event, allocator.allocated, allocator.device.reserved)
 
 
 def _checked(capacity: int | None, expandable: bool, large_segment: int, max_split: int | None) -> Rules:

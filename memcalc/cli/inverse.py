@@ -8,7 +8,7 @@ from typing import Any
 import memcalc
 from memcalc.cli.modules import with_model
 from memcalc.cli.options import known_names
-from memcalc.cli.output import destination
+from memcalc.cli.output import destination, draw, picture_targets
 
 __all__ = ["completion", "show"]
 
@@ -23,10 +23,13 @@ def show(command: str, what: str, options: dict[str, Any], **own: Any) -> int:
     from memcalc.report.inverse import report
     from memcalc.report.progress import waiting
 
+    pictures = picture_targets(options, "chart")
     target = destination(options)
+    curve: dict[str, Any] = {"curve": True} if pictures and command == "max" else {}
     ask = memcalc.largest if command == "max" else memcalc.smallest
     words = with_model(options, needed=command == "min")
     with waiting(f"{command} {what}", "models" if what == "model" else "strategies") as listen:
-        found = ask(what, **words, **own, on_progress=listen)
+        found = ask(what, **words, **own, **curve, on_progress=listen)
     target.show(report(found))
+    draw(pictures, {"chart": "inverse"}, found)
     return int(found.best is None)

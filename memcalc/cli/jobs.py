@@ -12,8 +12,8 @@ from memcalc.cli import export as handing
 from memcalc.cli import inverse
 from memcalc.cli import sweep as many
 from memcalc.cli.modules import MODEL_OR_MODULE, with_model
-from memcalc.cli.options import CALIBRATION, CHART, DESTINATION, FREE, PRESETS
-from memcalc.cli.output import destination, picture_target
+from memcalc.cli.options import CALIBRATION, CHART, DESTINATION, FREE, PRESETS, TIMELINE
+from memcalc.cli.output import destination, draw, picture_targets
 from memcalc.cli.registry import command
 
 _SEARCH = "Search"
@@ -48,7 +48,7 @@ _Rank = Annotated[
 ]
 
 
-@command("Jobs", *MODEL_OR_MODULE, *PRESETS, *DESTINATION)
+@command("Jobs", *MODEL_OR_MODULE, *PRESETS, *DESTINATION, *CHART)
 def plan(
     *,
     objective: _Objective = "throughput",
@@ -70,6 +70,7 @@ def plan(
 
     handing.check_target(save, rank, options)
     force, dirs = bool(options["force"]), tuple(options["preset_dir"] or ())
+    pictures = picture_targets(options, "chart")
     target = destination(options)
     words = with_model(options)
     with waiting("plan", "strategies") as listen:
@@ -84,24 +85,22 @@ def plan(
             on_progress=listen,
         )
     target.show(report.of_plans(found))
+    draw(pictures, {"chart": "plan"}, found)
     if save is not None:
         return handing.keep(found, save, rank, force=force, dirs=dirs)
     return 0 if found.plans else 1
 
 
-@command("Jobs", *MODEL_OR_MODULE, *PRESETS, *DESTINATION, *CHART)
+@command("Jobs", *MODEL_OR_MODULE, *PRESETS, *DESTINATION, *CHART, *TIMELINE)
 def estimate(**options: Any) -> int:
     """Say whether one strategy fits, and where the bytes stand."""
     from memcalc import report
 
-    drawn, target = picture_target(options), destination(options)
-    found = memcalc.estimate(**with_model(options))
+    pictures = picture_targets(options, "chart", "timeline")
+    target = destination(options)
+    found = memcalc.estimate(**with_model(options), timeline="timeline" in pictures)
     target.show(report.of_estimate(found))
-    if drawn is not None:
-        from memcalc.report.charts.estimate import chart
-        from memcalc.report.charts.picture import save
-
-        save(chart(found), drawn)
+    draw(pictures, {"chart": "estimate", "timeline": "timeline"}, found)
     return int(found.verdict == "does-not-fit")
 
 
@@ -149,6 +148,34 @@ def check(files: _Files = None, *, fix: _Fix = False, brief: _Brief = False, **o
     return preflight.show(files or (), fix=fix, brief=brief, options=options)
 
 
+_A = Annotated[
+    str,
+    typer.Argument(
+        metavar="A",
+        help='A saved plan or answer in JSON, a job\'s files joined by commas, or words: "zero=3,recompute=full".',
+        show_default=False,
+    ),
+]
+_B = Annotated[str, typer.Argument(metavar="B", help="The same for the other one.", show_default=False)]
+_Terms = Annotated[
+    str | None,
+    typer.Option(
+        metavar="N|all", rich_help_panel="Output", help="How many terms that differ are listed; 8 where left out."
+    ),
+]
+
+
+@command("Jobs", *FREE, *PRESETS, *DESTINATION, *CHART)
+def diff(a: _A, b: _B, *, terms: _Terms = None, **options: Any) -> int:
+    """Say what is different between two jobs, and what each change costs or saves; ends with 0 whichever fits.
+
+    Options count for both; words stand on them, or change the other one where that is a file.
+    """
+    from memcalc.cli import diff as difference
+
+    return difference.show(a, b, terms=terms, options=options)
+
+
 _Largest = Annotated[
     str,
     typer.Argument(metavar="WHAT", help="seq-len, micro-batch or model.", autocompletion=inverse.completion("Largest")),
@@ -166,7 +193,7 @@ _AnyCount = Annotated[
 ]
 
 
-@command("Jobs", *MODEL_OR_MODULE, *PRESETS, *DESTINATION)
+@command("Jobs", *MODEL_OR_MODULE, *PRESETS, *DESTINATION, *CHART)
 def max_(
     what: _Largest,
     *,
@@ -180,7 +207,7 @@ def max_(
     return inverse.show("max", what, options, step=step, safe=safe, search=search, family=family)
 
 
-@command("Jobs", *MODEL_OR_MODULE, *PRESETS, *DESTINATION)
+@command("Jobs", *MODEL_OR_MODULE, *PRESETS, *DESTINATION, *CHART)
 def min_(
     what: _Smallest,
     *,

@@ -23,6 +23,7 @@ __all__ = [
     "JOB",
     "MODULE",
     "PRESETS",
+    "TIMELINE",
     "Command",
     "Shared",
     "given",
@@ -168,6 +169,7 @@ DESTINATION = (
     Shared("force", _OUTPUT, "", "Replace FILE where it exists.", kind=bool),
 )  # fmt: skip
 CHART = (Shared("chart", _OUTPUT, "FILE", "Draw it besides: .svg, .png, .pdf or .html, by the ending of FILE."),)
+TIMELINE = (Shared("timeline", _OUTPUT, "FILE", "Draw memory over one step, by phase and stage, in the same formats."),)
 
 
 def takes(*options: Shared) -> Callable[[Command], Command]:

@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from memcalc.cli import screen
-from memcalc.errors import UnknownNameError
+from memcalc.errors import InputError, UnknownNameError
 from memcalc.files import output_path, replacing
 
 if TYPE_CHECKING:
     from memcalc.report import Report
 
-__all__ = ["Destination", "deliver", "destination", "picture_target"]
+__all__ = ["Destination", "deliver", "destination", "draw", "picture_targets"]
 
 _FORMAT = "MEMCALC_FORMAT"
 """The variable that names the format of what is shown, for who wants another than the terminal's always."""
@@ -63,14 +63,32 @@ def destination(options: dict[str, Any], extra: tuple[str, ...] = ()) -> Destina
     return Destination(form, output_path(path, bool(force)) if path is not None else None)
 
 
-def picture_target(options: dict[str, Any], name: str = "chart") -> Path | None:
-    """Take the file of a picture out of `options`, before `destination` does so, and check it."""
-    path = options.pop(name)
-    if path is None:
-        return None
-    from memcalc.report.charts.picture import target_of
+def picture_targets(options: dict[str, Any], *names: str) -> dict[str, Path]:
+    """Take the files of pictures out of `options`, before `destination` does so, and check them: one file each."""
+    written = {"output": options["output"]} if options.get("output") else {}
+    found: dict[str, Path] = {}
+    for name in names:
+        value = options.pop(name)
+        if value is None:
+            continue
+        from memcalc.report.charts.picture import target_of
 
-    return target_of(path, bool(options["force"]))
+        found[name] = target_of(name, value, bool(options["force"]))
+        for other, taken in written.items():
+            if Path(taken).absolute() == found[name].absolute():
+                raise InputError(name, value, f"--{other} is written to that file")
+        written[name] = value
+    return found
+
+
+def draw(pictures: dict[str, Path], modules: dict[str, str], result: Any) -> None:
+    """Draw the pictures that were asked for, each by its module of :mod:`memcalc.report.charts`."""
+    from importlib import import_module
+
+    for name, path in pictures.items():
+        from memcalc.report.charts.picture import save
+
+        save(import_module(f"memcalc.report.charts.{modules[name]}").chart(result), path)
 
 
 def _write(path: Path, text: str) -> None:

@@ -20,6 +20,7 @@ EXAMPLES = {
     "estimate": "memcalc estimate --model llama-2-7b --gpu a100-80g --gpus 8 --zero 3",
     "explain": "memcalc explain --model llama-2-7b --gpu a100-80g --gpus 8 --zero 3",
     "check": "memcalc check ds_config.json --model llama-2-7b --gpu a100-80g --gpus 8 --seq-len 4096",
+    "diff": 'memcalc diff "recompute=none" "recompute=full,micro_batch=2" --model 7b --gpu a100-80g --gpus 8',
     "max": "memcalc max seq-len --model llama-2-7b --gpu a100-80g --gpus 8 --step 1024",
     "min": "memcalc min gpus --model llama-3-70b --gpu h100-sxm --offload none",
     "export": "memcalc export plan.json --to fsdp2",

@@ -45,7 +45,28 @@ def export(
 ) -> dict[str, str]:
     """Return the files, by name, that run a plan under a framework: the plan of a rank, or what it can go back to.
 
-    ``to`` is the format. Raises :class:`memcalc.errors.CombinationError` naming what the format cannot say.
+    Parameters
+    ----------
+    plan
+        A saved plan, or what :func:`memcalc.plan` returned.
+    to
+        The format, a name of ``memcalc export --help``.
+    rank
+        Which of several plans, from 1.
+    fallback
+        Which of a saved plan's fallbacks, from 1; 0 for the plan itself.
+    preset_dirs
+        Folders with presets of your own, looked up first.
+
+    Returns
+    -------
+    dict
+        The text of each file by its name.
+
+    Raises
+    ------
+    memcalc.errors.CombinationError
+        Naming what the format cannot say.
     """
     dirs = tuple(preset_dirs)
     saved = saved_plan(plan, rank, dirs) if isinstance(plan, Plans) else plan

@@ -23,7 +23,7 @@ from memcalc.results import Estimate, Plan, Plans, SavedJob, SavedPlan
 from memcalc.results.saved import Word
 from memcalc.units import parse_count
 
-__all__ = ["estimate_of", "load", "save", "saved_alone", "saved_plan", "words_of"]
+__all__ = ["estimate_of", "load", "record_of", "save", "saved_alone", "saved_plan", "words_of"]
 
 Record = TypeVar("Record", bound=BaseModel)
 PINNED = "what was typed leaves no plan with the same layout and global batch that is smaller by a tenth and fits"
@@ -40,8 +40,28 @@ def save(
 ) -> SavedPlan:
     """Write the plan of a rank to a file, with what to go back to if it does not run; the file is whole or not there.
 
-    Raises :class:`memcalc.errors.InputError` for a rank that is not listed, and for a file that exists, unless
-    ``force`` is true.
+    Parameters
+    ----------
+    plans
+        What :func:`memcalc.plan` returned.
+    path
+        Where it is written, as JSON.
+    rank
+        Which of the plans, from 1.
+    preset_dirs
+        Folders with presets of your own, looked up first.
+    force
+        Whether a file that exists is replaced.
+
+    Returns
+    -------
+    SavedPlan
+        What the file holds.
+
+    Raises
+    ------
+    memcalc.errors.InputError
+        For a rank that is not listed, and for a file that exists, unless ``force`` is true.
     """
     target = output_path(path, force)
     found = saved_plan(plans, rank, preset_dirs)
@@ -108,10 +128,26 @@ def load(
 ) -> SavedPlan:
     """Read a saved plan, or of a list of plans in JSON (``memcalc plan --format json``) the one of a rank.
 
-    ``calibration`` is a file, or ``none``, in place of the one with which the plan was found.
+    Parameters
+    ----------
+    path
+        The file.
+    rank
+        Which of a list of plans, from 1; the first when left out.
+    preset_dirs
+        Folders with presets of your own, looked up first.
+    calibration
+        A file, or ``none``, in place of the one with which the plan was found.
 
-    Raises :class:`memcalc.errors.InputError` for whatever is not one of them; a plan that another version of memcalc
-    saved says so in its ``notes``.
+    Returns
+    -------
+    SavedPlan
+        The plan; one that another version of memcalc saved says so in its ``notes``.
+
+    Raises
+    ------
+    memcalc.errors.InputError
+        For whatever is neither of them.
     """
     found = _read(path, rank, tuple(preset_dirs))
     if calibration is None:
@@ -124,12 +160,12 @@ def _read(path: str, rank: int | str | None, preset_dirs: tuple[str, ...]) -> Sa
     text = read_text(Path(path))
     data = parsed(Path(path), text, "json").data
     if isinstance(data, dict) and data.get("schema") == "memcalc.plan/1":
-        return saved_plan(_record(Plans, path, text), 1 if rank is None else rank, preset_dirs)
+        return saved_plan(record_of(Plans, path, text), 1 if rank is None else rank, preset_dirs)
     if not isinstance(data, dict) or data.get("schema") != "memcalc.saved-plan/1":
         schema = data.get("schema") if isinstance(data, dict) else None
         said = "must be a plan that memcalc plan --save wrote, with the schema memcalc.saved-plan/1"
         raise FileError("file", path, said if schema is None else f"{said}, not {str(schema)[:40]!r}")
-    found = _record(SavedPlan, path, text)
+    found = record_of(SavedPlan, path, text)
     if rank is not None and parse_count(rank, "rank") != found.plan.rank:
         raise InputError("rank", rank, f"{Path(path).name} holds plan {found.plan.rank} alone")
     if found.version != memcalc.__version__:
@@ -138,8 +174,8 @@ def _read(path: str, rank: int | str | None, preset_dirs: tuple[str, ...]) -> Sa
     return found
 
 
-def _record(kind: type[Record], path: str, text: str) -> Record:
-    """Return a checked record."""
+def record_of(kind: type[Record], path: str, text: str) -> Record:
+    """Return the record that the JSON of a file holds, checked."""
     try:
         json.loads(text, parse_constant=lambda name: _no_number(path, name))
         return kind.model_validate_json(text, strict=True)

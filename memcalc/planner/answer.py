@@ -19,6 +19,7 @@ from memcalc.terms import build_ledger, off_gpu_terms
 from memcalc.terms.activations import groups_of
 from memcalc.terms.census import Census
 from memcalc.terms.head import head_kept
+from memcalc.terms.pipeline import in_flight
 
 if TYPE_CHECKING:
     from memcalc.grid import Grid
@@ -125,9 +126,17 @@ def hardware_facts(gpu: GPU, node: Node, gpus: int) -> results.HardwareFacts:
 
 
 def estimate_of(
-    model: Model, grid: Grid, gpu: GPU, node: Node, overhead: Overhead, request: Request, command: str
+    model: Model,
+    grid: Grid,
+    gpu: GPU,
+    node: Node,
+    overhead: Overhead,
+    request: Request,
+    command: str,
+    *,
+    timeline: bool = False,
 ) -> results.Estimate:
-    """The answer for a grid of one strategy."""
+    """The answer for a grid of one strategy; with ``timeline`` also one step, allocation by allocation."""
     census = Census(model, grid)
     ledger = build_ledger(census, overhead.workspaces)
     peaks = peaks_of(census, ledger, overhead)
@@ -159,7 +168,8 @@ def estimate_of(
         components=components_of(ledger, grid, top),
         saved=saved_of(census),
         phases={phase: at_stage(ledger.phase(phase), top.stage, grid.num_stages) for phase in PHASES},
-        stages=peaks.stages,
+        stages=staged(census, ledger, peaks),
+        timeline=_timeline(census, ledger, overhead, top.stage) if timeline else (),
         terms=tuple(fact for fact in (term_fact(term, top.stage, grid) for term in ledger.terms) if fact.bytes),
         off_gpu=off_gpu_of(census),
         host_memory=need.host,
@@ -190,6 +200,27 @@ def components_of(ledger: Ledger, grid: Grid, top: results.StagePeak) -> results
         if name != "reserve"
     }
     return results.Components(**named, reserve=top.reserved - top.allocated)
+
+
+def staged(census: Census, ledger: Ledger, peaks: Peaks) -> tuple[results.StagePeak, ...]:
+    """Every stage with its allocated bytes by phase and component."""
+    count, held = census.grid.num_stages, in_flight(census.grid)
+    phases: list[dict[str, dict[str, int]]] = [{phase: {} for phase in PHASES} for _ in range(count)]
+    for phase in PHASES:
+        for name in COMPONENTS[:-1]:
+            column = np.broadcast_to(ledger.component(name, phase), (1, count, 1, 1, 1, 1, 1)).reshape(-1).tolist()
+            for stage, size in zip(phases, column, strict=True):
+                stage[phase][name] = int(size)
+    return tuple(
+        peak.model_copy(update={"phases": phases[peak.stage], "in_flight": at_stage(held, peak.stage, count)})
+        for peak in peaks.stages
+    )
+
+
+def _timeline(census: Census, ledger: Ledger, overhead: Overhead, top: int) -> tuple[results.Timeline, ...]:
+    from memcalc.planner.timeline import timelines
+
+    return timelines(census, ledger, overhead, top)
 
 
 def saved_of(census: Census) -> results.Saved:

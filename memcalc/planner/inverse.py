@@ -102,6 +102,10 @@ class Search:
         confirmed = self.replays.reported(best) if best else None
         return Solution(place, confirmed, beyond, self.searched, len(self.replays.known))
 
+    def at(self, candidate: Candidate, place: int) -> Confirmed | None:
+        """A strategy at a place as ``estimate`` has it; None where it refuses it."""
+        return self.replays.reported(self._same(candidate, place))
+
     def _smallest(self) -> list[Candidate]:
         """Strategies at the first value, those that need least first."""
         return ordered(self._evaluated(self.grids, [0]), lambda part: np.broadcast_to(part.allowed, part.shape))

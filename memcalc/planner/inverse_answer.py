@@ -6,15 +6,12 @@ import time
 from dataclasses import dataclass
 from typing import Any, Literal
 
-import numpy as np
-
 from memcalc import __version__, results
 from memcalc.planner.answer import components_of, hardware_facts, model_facts, scalar, strategy_of
 from memcalc.planner.columns import BATCH, Confirmed, Inquiry
 from memcalc.planner.plans import command_of
 from memcalc.planner.rooms import capacity, need_of
-from memcalc.planner.timed import step_time, unvalidated
-from memcalc.timing import rates_for, step_times
+from memcalc.planner.timed import time_of, unvalidated
 
 
 @dataclass(frozen=True)
@@ -27,6 +24,8 @@ class Asked:
     base: str
     command: str
     started: float
+    curve: bool = False
+    """Whether the answer's strategy is also wanted at other values."""
 
 
 def fit_of(job: Inquiry, found: Confirmed, value: int | str, base: str) -> results.Fit:
@@ -46,18 +45,11 @@ def fit_of(job: Inquiry, found: Confirmed, value: int | str, base: str) -> resul
         component=max(parts, key=lambda name: parts[name]),
         free=found.peaks.overhead.capacity - top.device,
         verdict=found.peaks.verdict,
-        time=time_of(job, found),
+        time=time_of(job.model, grid, job.gpu, job.node),
         host_memory=need.host,
         tier_memory=need.tier,
         command=command_of(base, strategy_of(grid), layout.gpus, chosen.seq_len, chosen.global_batch),
     )
-
-
-def time_of(job: Inquiry, found: Confirmed) -> results.StepTime:
-    """The predicted step of a confirmed strategy."""
-    grid = found.census.grid
-    times = step_times(found.census, job.gpu, job.node, rates_for(job.gpu, grid))
-    return step_time(job, grid, {name: float(np.max(getattr(times, name))) for name in times.PARTS})
 
 
 def miss_of(found: Confirmed, value: int | str, *, safe: bool, parameters: int | None = None) -> results.Miss:
@@ -78,6 +70,18 @@ def miss_of(found: Confirmed, value: int | str, *, safe: bool, parameters: int |
     )
 
 
+def point_of(found: Confirmed, value: int) -> results.CurvePoint:
+    """A strategy at one value."""
+    return results.CurvePoint(
+        value=value,
+        global_batch=found.candidate.global_batch,
+        components=components_of(found.ledger, found.census.grid, found.peaks.top),
+        device=found.peaks.top.device,
+        verdict=found.peaks.verdict,
+        retries=found.peaks.replayed.retries if found.peaks.replayed else 0,
+    )
+
+
 def limit_of(fit: results.Fit | None, beyond: tuple[results.Miss, ...], outside: str) -> str:
     """What stands against more: memory at the peak of the answer, or what is ``outside`` of memory."""
     if fit is None:
@@ -95,6 +99,7 @@ def answer_of(
     *,
     gpus: int,
     outside: str = "",
+    curve: tuple[results.CurvePoint, ...] = (),
     searched: int,
     replayed: int,
     warnings: tuple[str, ...] = (),
@@ -112,6 +117,7 @@ def answer_of(
         hardware=hardware_facts(job.gpu, job.node, gpus),
         best=fit,
         beyond=beyond,
+        curve=curve,
         limit=limit_of(fit, beyond, outside),
         searched=searched,
         replayed=replayed,

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -13,8 +14,8 @@ from memcalc.formulas.census import model_count
 from memcalc.planner import request as rq
 from memcalc.planner.axes import MICRO_BATCHES, SHORTEST_PART
 from memcalc.planner.columns import Confirmed, Inquiry, Part, Replays, evaluate, ordered, states_fit
-from memcalc.planner.inverse import Question, Search, fastest
-from memcalc.planner.inverse_answer import Asked, answer_of, fit_of, miss_of
+from memcalc.planner.inverse import Question, Search, Solution, fastest
+from memcalc.planner.inverse_answer import Asked, answer_of, fit_of, miss_of, point_of
 
 if TYPE_CHECKING:
     from memcalc import results
@@ -24,6 +25,10 @@ if TYPE_CHECKING:
 
 LISTED = 5
 """Models listed that are larger than the one that fits."""
+POINTS = 16
+"""Values of a curve between the first and the last."""
+FURTHER = 1.25
+"""How far a curve goes beyond the answer."""
 NODES = 8
 """Nodes up to which the fewest GPUs are searched for."""
 
@@ -103,10 +108,25 @@ def _over(
     beyond: tuple[results.Miss, ...] = ()
     if solution.beyond is not None:
         beyond = (miss_of(solution.beyond, question.values[solution.place + 1], safe=job.safe),)
+    curve = tuple(_curve(search, solution)) if asked.curve else ()
     return answer_of(
-        job, asked, fit, beyond, gpus=gpus, outside="" if beyond else outside,
+        job, asked, fit, beyond, gpus=gpus, outside="" if beyond else outside, curve=curve,
         searched=solution.searched, replayed=solution.replayed,
     )  # fmt: skip
+
+
+def _curve(search: Search, solution: Solution) -> Iterator[results.CurvePoint]:
+    """The answer's strategy (or that nearest to one) at values from the first to some beyond the answer."""
+    known, values = solution.best or solution.beyond, search.question.values
+    if known is None:
+        return
+    last = max(solution.place, 0)
+    most = FURTHER * values[last]
+    spread = {bisect_left(values, round(values[0] + (most - values[0]) * k / POINTS)) for k in range(POINTS + 1)}
+    for place in sorted({0, last, last + 1, last + 2} | spread):
+        found = search.at(known.candidate, place) if place < len(values) else None
+        if found is not None:
+            yield point_of(found, values[place])
 
 
 class Tried:

@@ -27,8 +27,26 @@ def check(
 ) -> Check:
     """Check a job from its own config files; words that are given have their way over what the files say.
 
-    Raises :class:`memcalc.errors.InputError` for a file that cannot be read and :class:`memcalc.errors.MissingError`
-    naming all that must be told.
+    Parameters
+    ----------
+    files
+        Paths of the job's config files and scripts; they are read, never run.
+    settings, preset_dirs
+        As for :func:`memcalc.estimate`.
+    **words
+        What no file says, such as ``model`` and ``gpu``, and all others of :doc:`/python`.
+
+    Returns
+    -------
+    Check
+        The verdict, findings file by file, and the smallest edit that makes the job fit.
+
+    Raises
+    ------
+    memcalc.errors.InputError
+        For a file that cannot be read.
+    memcalc.errors.MissingError
+        Naming all that must be told.
     """
     from memcalc.preflight.traps import Scene, traps
 

@@ -10,7 +10,7 @@ from memcalc import catalog
 from memcalc.errors import MissingError, UnknownNameError, nearest
 from memcalc.specs.model import Model
 
-__all__ = ["gpu_named", "model_named", "preset_like"]
+__all__ = ["bare", "gpu_named", "model_named", "preset_like"]
 
 _TUNED = re.compile(
     r"[-_](hf|chat|instruct|base|it|pt|sft|dpo|128k|4k|8k|\d+k|2507|unsloth|bnb-4bit|gptq|awq|v[01]\.\d)$"
@@ -41,12 +41,12 @@ def model_named(name: str, folder: str = ".", dirs: tuple[str, ...] = ()) -> str
 def preset_like(model: Model, dirs: tuple[str, ...] = ()) -> str | Model:
     """The preset that is a model in all that counts, or the model itself."""
     for name in catalog.models_of(model.num_layers, model.hidden, dirs):
-        if _bare(catalog.model(name, dirs)) == _bare(model):
+        if bare(catalog.model(name, dirs)) == bare(model):
             return name
     return model
 
 
-def _bare(model: Model) -> Model:
+def bare(model: Model) -> Model:
     """A model without what it is called and where it was read; positions of rotary embeddings have no rows."""
     own: dict[str, Any] = {"name": "", "family": "", "aliases": (), "hf_class": None, "hf_config": {}, "notes": ""}
     own |= {"published_parameters": None, "source": "-"}

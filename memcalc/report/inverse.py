@@ -10,9 +10,9 @@ from memcalc.report.tables import Block, Code, Column, Document, Line, Table, fa
 from memcalc.results import Fit, Inverse
 from memcalc.units import format_count, format_seconds
 
-__all__ = ["report"]
+__all__ = ["UNITS", "head_of", "report"]
 
-_UNITS = {"seq-len": "tokens a sequence", "micro-batch": "sequences a micro-batch", "gpus": "GPUs", "model": ""}
+UNITS = {"seq-len": "tokens a sequence", "micro-batch": "sequences a micro-batch", "gpus": "GPUs", "model": ""}
 _DATA = (
     Column("value"),
     Column("verdict"),
@@ -27,11 +27,12 @@ _DATA = (
 def report(result: Inverse) -> Report:
     """Return the answer of ``memcalc max`` and ``memcalc min``."""
     body = _found(result, result.best) if result.best else _nothing(result)
-    document = Document((*_head(result), *body, *_foot(result)), _data(result))
+    document = Document((*head_of(result), *body, *_foot(result)), _data(result))
     return Report(document, result.model_dump(mode="json", by_alias=True))
 
 
-def _head(result: Inverse) -> Iterator[Line]:
+def head_of(result: Inverse) -> Iterator[Line]:
+    """Yield the answer, and the question in one line."""
     hardware, best = result.hardware, result.best
     wanted = "; verdict fits" if result.safe else ""
     subject = (
@@ -50,7 +51,7 @@ def _head(result: Inverse) -> Iterator[Line]:
 def _value(result: Inverse, value: int | str | None) -> str:
     if result.what == "model":
         return f"{value} ({format_count(result.model.parameters)} parameters)"
-    unit = "GPU" if result.what == "gpus" and value == 1 else _UNITS[result.what]
+    unit = "GPU" if result.what == "gpus" and value == 1 else UNITS[result.what]
     return f"{value} {unit}"
 
 

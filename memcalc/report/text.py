@@ -8,6 +8,8 @@ from memcalc.report.tables import Bar, Block, Code, Document, Line, Table, Tree
 
 __all__ = ["latex", "markdown", "tabulated"]
 
+_SIGNS = str.maketrans({"−": r"\ensuremath{-}", "→": r"\ensuremath{\rightarrow}"})
+"""Signs that pdfLaTeX does not know by itself."""
 _LATEX = {
     "\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_", "{": r"\{", "}": r"\}",
     "~": r"\textasciitilde{}", "^": r"\^{}", "<": r"\ensuremath{<}", ">": r"\ensuremath{>}",
@@ -80,11 +82,11 @@ def _latex_block(block: Block) -> str:
 
 
 def _latex_table(table: Table) -> str:
-    return tabulated(table, table.headings, [list(row) for row in table.rows], "latex_booktabs")
+    return tabulated(table, table.headings, [list(row) for row in table.rows], "latex_booktabs").translate(_SIGNS)
 
 
 def _latex_text(text: str) -> str:
-    return "".join(_LATEX.get(letter, letter) for letter in text)
+    return "".join(_LATEX.get(letter, letter) for letter in text).translate(_SIGNS)
 
 
 def tabulated(table: Table, headings: list[str], rows: list[list[str]], form: str) -> str:

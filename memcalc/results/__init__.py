@@ -22,6 +22,16 @@ if TYPE_CHECKING:
         Validation,
         ValidationSummary,
     )
+    from memcalc.results.diff import (
+        Diff,
+        DiffComponents,
+        DiffCost,
+        DiffField,
+        DiffFigures,
+        DiffSide,
+        DiffStep,
+        DiffTerm,
+    )
     from memcalc.results.estimates import (
         Budget,
         Components,
@@ -34,10 +44,12 @@ if TYPE_CHECKING:
         Saved,
         StagePeak,
         TermFacts,
+        Timeline,
+        TimelinePart,
         Verdict,
         WorkloadFacts,
     )
-    from memcalc.results.inverse import Fit, Inverse, Miss
+    from memcalc.results.inverse import CurvePoint, Fit, Inverse, Miss
     from memcalc.results.plans import Nearest, Plan, PlanPeak, Plans, RecipeStep, Remedy, StepTime
     from memcalc.results.probe import Probed, ProbedJob, ProbeFigure
     from memcalc.results.saved import SavedJob, SavedPlan
@@ -66,6 +78,15 @@ __all__ = [
     "CheckFix",
     "CheckedFile",
     "Components",
+    "CurvePoint",
+    "Diff",
+    "DiffComponents",
+    "DiffCost",
+    "DiffField",
+    "DiffFigures",
+    "DiffSide",
+    "DiffStep",
+    "DiffTerm",
     "ErrorGroup",
     "ErrorSummary",
     "Estimate",
@@ -99,6 +120,8 @@ __all__ = [
     "Swept",
     "TargetResult",
     "TermFacts",
+    "Timeline",
+    "TimelinePart",
     "Triage",
     "TriageCause",
     "TriageChange",
@@ -128,6 +151,16 @@ _HOMES = {
         "Validation",
         "ValidationSummary",
     ),
+    "diff": (
+        "Diff",
+        "DiffComponents",
+        "DiffCost",
+        "DiffField",
+        "DiffFigures",
+        "DiffSide",
+        "DiffStep",
+        "DiffTerm",
+    ),
     "estimates": (
         "Budget",
         "Components",
@@ -140,10 +173,12 @@ _HOMES = {
         "Saved",
         "StagePeak",
         "TermFacts",
+        "Timeline",
+        "TimelinePart",
         "Verdict",
         "WorkloadFacts",
     ),
-    "inverse": ("Fit", "Inverse", "Miss"),
+    "inverse": ("CurvePoint", "Fit", "Inverse", "Miss"),
     "plans": ("Nearest", "Plan", "PlanPeak", "Plans", "RecipeStep", "Remedy", "StepTime"),
     "probe": ("ProbeFigure", "Probed", "ProbedJob"),
     "saved": ("SavedJob", "SavedPlan"),

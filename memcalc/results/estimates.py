@@ -16,46 +16,67 @@ class ModelFacts(Frozen):
     """The model by name and size."""
 
     name: str
+    """As the preset or the file calls it."""
     parameters: int
+    """All that are stored, [1]."""
     active_parameters: int
+    """Those that one token passes; fewer than all in a mixture of experts, [1]."""
 
 
 class HardwareFacts(Frozen):
     """The hardware that the answer is for."""
 
     gpu: str
+    """The preset."""
     gpus: int
+    """In all, [1]."""
     node: str
+    """The preset of the host."""
     nodes: int
+    """Hosts, [1]."""
     gpus_per_node: int
+    """That one host has, [1]."""
 
 
 class WorkloadFacts(Frozen):
     """What is fed; an accumulation step is one forward and backward of one micro-batch."""
 
     seq_len: int
+    """Tokens a sequence."""
     micro_batch: int
+    """Sequences a forward pass on one data-parallel rank."""
     global_batch: int
+    """Sequences an optimizer step, over all ranks."""
     accumulation_steps: int
+    """Micro-batches of one rank in an optimizer step, [1]."""
     tokens_per_step: int
+    """Tokens an optimizer step, over all ranks."""
 
 
 class Peak(Frozen):
     """The three figures, and where the peak stands [bytes]."""
 
     allocated: int
+    """``torch.cuda.max_memory_allocated()``."""
     reserved: int
+    """``torch.cuda.max_memory_reserved()``."""
     device: int
+    """What nvidia-smi shows for the process."""
     phase: str
+    """Of the step, in which the most is allocated."""
     stage: int
+    """Of the pipeline, from 0."""
 
 
 class Interval(Frozen):
     """The range of ``device`` [bytes]; ``coverage`` is the measured share of runs inside, null where not measured."""
 
     low: int
+    """Bytes."""
     high: int
+    """Bytes."""
     coverage: float | None
+    """Share, [1]."""
 
     allocator: str = "caching"
     """The class of allocator whose measured runs gave the range."""
@@ -65,52 +86,83 @@ class Budget(Frozen):
     """What the GPU has [bytes]: ``usable`` = capacity - context - libraries - reserve."""
 
     capacity: int
+    """Of the GPU, as the driver tells it."""
     context: int
+    """Of the CUDA driver, outside the allocator."""
     libraries: int
+    """Communicators, outside the allocator."""
     reserve: int
+    """Kept for what the allocator reserves beyond every prediction."""
     usable: int
+    """The largest prediction of ``reserved`` that fits."""
 
 
 class Components(Frozen):
     """Bytes at the peak phase; their sum is ``peak.reserved``."""
 
     parameters: int
+    """Weights, as the framework keeps them."""
     gradients: int
+    """Whole or sharded, as the framework keeps them."""
     optimizer: int
+    """Moments, and master weights where the optimizer keeps them."""
     activations: int
+    """What is kept for backward, and what a pass holds while it runs."""
     buffers: int
+    """Such as gathered weights, buckets and workspaces."""
     reserve: int
+    """Reserved beyond what is allocated."""
 
 
 class Saved(Frozen):
     """Bytes that one micro-batch keeps for backward."""
 
     per_block: int
+    """Of the main group of blocks."""
     outside_blocks: int
+    """Such as the head and the loss."""
     total: int
+    """Of the fullest stage."""
 
 
 class StagePeak(Frozen):
     """One pipeline stage's own peak [bytes]."""
 
     stage: int
+    """From 0."""
     allocated: int
+    """Bytes."""
     reserved: int
+    """Bytes."""
     device: int
+    """Bytes."""
     phase: str
+    """In which the most is allocated."""
     layers: int
+    """Blocks of the stage, [1]."""
+    in_flight: int = 1
+    """Micro-batches whose activations the stage keeps at once, in units of its own blocks."""
+    phases: dict[str, dict[str, int]] = Field(default_factory=dict)
+    """Allocated bytes by phase and component; the sum of ``phase``, where the peak stands, is ``allocated``."""
 
 
 class TermFacts(Frozen):
     """One named, explained number of bytes."""
 
     component: str
+    """A name of :class:`Components`."""
     name: str
+    """What it is."""
     bytes: int
+    """On one GPU of the stage where the peak stands."""
     phases: tuple[str, ...]
+    """In which it is alive."""
     formula: str
+    """In the symbols of ``inputs``."""
     inputs: dict[str, Any]
+    """What was put in, by symbol."""
     source: str
+    """Who says so: a paper, or a framework's file and version."""
 
 
 class OffGpuTerm(TermFacts):
@@ -120,26 +172,81 @@ class OffGpuTerm(TermFacts):
     """The memory in which it lies."""
 
 
+class TimelinePart(Frozen):
+    """Where a part of the step begins; it lasts up to the next."""
+
+    position: int
+    """Events from 0."""
+    phase: str
+    """A key of the estimate's ``phases``."""
+    micro_batch: int
+    """From 0 in the order of the schedule; -1 for the optimizer's step."""
+
+
+class Timeline(Frozen):
+    """One stage's memory over a step, allocation by allocation, as a replay of the allocator gives it."""
+
+    stage: int
+    """Of the pipeline, from 0."""
+    events: int
+    """Allocations and frees of the step; 0 where the allocator of the framework's era had other rules."""
+    micro_batches: int
+    """Micro-batches that were replayed; those of a longer accumulation repeat them."""
+    limited: bool
+    """Whether the replay had the GPU's memory; without an end where a request could not be met there."""
+    peak_allocated: int
+    """The largest figure of the step [bytes]; whole blocks of the allocator, so that it is above the ledger's."""
+    peak_reserved: int
+    """The largest of both steps that are replayed, after the last time that the cache was given back [bytes]."""
+    position: tuple[int, ...]
+    """Events from 0 at which the figures below stand: the least and the most of each short run of events."""
+    allocated: tuple[int, ...]
+    """Bytes."""
+    reserved: tuple[int, ...]
+    """Bytes; by mechanisms alone, without the share that measured runs reserve beyond them."""
+    components: dict[str, tuple[int, ...]]
+    """Bytes that were asked for; what is allocated beside their sum is the rounding of blocks."""
+    parts: tuple[TimelinePart, ...]
+    """In order."""
+
+
 class Estimate(Frozen):
     """The answer of ``memcalc estimate``."""
 
     schema_: Literal["memcalc.estimate/1"] = Field(
         default="memcalc.estimate/1", alias="schema", serialization_alias="schema"
     )
+    """The name and version of this record."""
     version: str
+    """Of memcalc."""
     model: ModelFacts
+    """Name and size."""
     workload: WorkloadFacts
+    """What is fed."""
     hardware: HardwareFacts
+    """What it runs on."""
     strategy: Strategy
+    """Every field resolved."""
     peak: Peak
+    """The three figures."""
     interval: Interval
+    """Where measured runs lie beside the prediction."""
     budget: Budget
+    """What the GPU has."""
     verdict: Verdict
+    """``tight``: fits, but one measured run of twenty would not have."""
     components: Components
+    """At the peak."""
     saved: Saved
+    """For backward."""
     phases: dict[str, int]
+    """Bytes allocated in each phase of a step, on the stage where the peak stands."""
     stages: tuple[StagePeak, ...]
+    """One of the pipeline each."""
+    timeline: tuple[Timeline, ...] = ()
+    """One step over time on a few stages, where it was asked for."""
     terms: tuple[TermFacts, ...]
+    """Of the stage where the peak stands: all that are not zero."""
     off_gpu: tuple[OffGpuTerm, ...]
     """What one rank keeps off the GPU, on the stage that keeps most there."""
     host_memory: int
@@ -147,6 +254,7 @@ class Estimate(Frozen):
     tier_memory: int
     """Bytes that one node needs of NVMe or CXL memory, where that is the tier; 0 elsewhere."""
     warnings: tuple[str, ...]
+    """Sentences."""
     assumptions: dict[str, str]
     """Every default that the user did not give: field and the value taken."""
     command: str

@@ -68,11 +68,35 @@ def sweep(
 ) -> Swept:
     """Answer every job of a sweep, on all cores.
 
-    ``spec`` is a TOML file, or what it would hold. With ``output`` the rows go to that file (``.csv``, ``.json``,
-    ``.jsonl``, ``.parquet``), by way of a journal beside it: the same call continues an interrupted sweep. Without it
-    they are in the answer. ``jobs`` is the number of processes, 1 for this one alone; ``scheduler`` the address of a
-    Dask scheduler, or ``local``. ``calibration`` is that of every job, as if the sweep named it.
-    Raises :class:`memcalc.errors.InputError` for a sweep that cannot be; a job that cannot be is a row that says so.
+    Parameters
+    ----------
+    spec
+        A TOML file, or what it would hold.
+    output
+        A file for the rows (``.csv``, ``.json``, ``.jsonl``, ``.parquet``), by way of a journal beside it: the same
+        call continues an interrupted sweep. Without it they are in the answer.
+    force
+        Whether a file that exists is replaced.
+    jobs
+        Processes, 1 for this one alone.
+    scheduler
+        The address of a Dask scheduler, or ``local``.
+    preset_dirs
+        Folders with presets of your own, looked up first.
+    calibration
+        That of every job, as if the sweep named it.
+    on_progress
+        Called with the rows that are there (``done``) of all (``jobs``).
+
+    Returns
+    -------
+    Swept
+        Counts by status, and the rows where no file was named; a job that cannot be is a row that says so.
+
+    Raises
+    ------
+    memcalc.errors.InputError
+        For a sweep that cannot be.
     """
     space = space_of(spec, tuple(preset_dirs), calibration)
     if output is None and space.size > MOST_ROWS:

@@ -24,9 +24,28 @@ def calibrate(
 ) -> Calibrated:
     """Fit a calibration of one GPU to files of measured runs, or to the shipped ones.
 
-    ``on_progress`` is told of each row that is predicted.
-    Raises :class:`memcalc.errors.CombinationError` for rows that contradict each other, and
-    :class:`memcalc.errors.MissingError` for too few of them, saying how many each figure needs.
+    Parameters
+    ----------
+    runs
+        Paths of runs files, as ``memcalc probe`` writes them; the shipped ones when left out.
+    gpu
+        The preset that it is for, where the runs are of several.
+    preset_dirs
+        Folders with presets of your own, looked up first.
+    on_progress
+        Called with the rows that are predicted (``done``) of all (``jobs``).
+
+    Returns
+    -------
+    Calibrated
+        Each figure before and after, and the calibration, which is not yet written to a file.
+
+    Raises
+    ------
+    memcalc.errors.CombinationError
+        For rows that contradict each other.
+    memcalc.errors.MissingError
+        For too few of them, saying how many each figure needs.
     """
     if importlib.util.find_spec("scipy") is None:
         raise InputError("calibrate", "SciPy", "fitting needs it: pip install 'memcalc[calibrate]'")

@@ -19,19 +19,57 @@ __all__ = ["guard", "lightning_callback", "trainer_callback"]
 def guard(plan: Given, **asked: Any) -> Watch:
     """Return a context manager that watches a run against its plan.
 
-    ``plan`` is a saved plan, its path, or what :func:`memcalc.plan` returned. Within the block the loop calls
-    ``step_done()`` after each optimizer step, and takes its micro-batches from ``split(batch)``, or their size and
-    number from ``micro_batch`` and ``accumulation_steps``. Every ``every`` steps the peaks, the time of recomputation
-    and the accumulation are reported beside the plan's figures: to the logger ``memcalc.guard``, to ``jsonl``, and to
-    Prometheus (``prometheus=True``, ``port=``, ``textfile=`` or ``registry=``).
+    Within the block the loop calls ``step_done()`` after each optimizer step, and takes its micro-batches from
+    ``split(batch)``, or their size and number from ``micro_batch`` and ``accumulation_steps``. All ranks must call
+    ``step_done`` alike; they decide together. The peaks, the time of recomputation and the accumulation are reported
+    beside the plan's figures to the logger ``memcalc.guard``, and wherever else is asked for. Memory is short where
+    more is reserved than ``threshold``, or where the allocator had to give its cache back.
 
-    Where more is reserved than ``threshold`` (a size, or a share of what is usable; 0.95 unless given), or the
-    allocator had to give its cache back, ``on_pressure`` is followed: ``"report"`` says what would be next, ``"step"``
-    goes over to the plan's next safer step in the running job, and asks for a restart once none is left, ``"restart"``
-    asks for one at once. A restart's files are written to ``restart_dir`` in the format ``to``, and
-    :class:`memcalc.errors.RestartNeeded` is raised, or with ``stop="flag"`` kept in ``watch.restart``. With ``relax`` a
-    step is taken back where memory stays free. ``model`` is what recomputation is switched in, ``blocks`` names its
-    blocks where they are not found. All ranks must call ``step_done`` alike; they decide together.
+    Parameters
+    ----------
+    plan
+        A saved plan, its path, or what :func:`memcalc.plan` returned.
+    model
+        The module in which recomputation is switched.
+    blocks
+        Its blocks, where they are not found.
+    every : int
+        Optimizer steps between reports, 10 when left out.
+    threshold : float or str
+        A size, or a share of what is usable, that may be reserved; 0.95 when left out.
+    on_pressure : str
+        Where memory is short, ``"report"`` says what would be next, ``"step"`` goes over to the plan's next safer step
+        in the running job, and asks for a restart once none is left, ``"restart"`` asks for one at once.
+    restart_dir : str
+        Where a restart's files are written.
+    to : str
+        Their format; by the plan's framework when left out.
+    stop : str
+        ``"raise"`` for :class:`memcalc.errors.RestartNeeded`, ``"flag"`` to keep it in ``watch.restart``.
+    relax : bool
+        Whether a step is taken back where memory stays free.
+    reset_peaks : bool
+        Whether torch's peaks begin anew with each report.
+    name : str
+        What the run is called in reports; the model's name when left out.
+    jsonl : str
+        A file of JSON lines for the reports.
+    prometheus : bool
+        Whether there are gauges for Prometheus; with ``port``, ``textfile`` or ``registry``, where they are.
+    preset_dirs
+        Folders with presets of your own, looked up first.
+
+    Returns
+    -------
+    Watch
+        To be used in a ``with`` statement.
+
+    Raises
+    ------
+    memcalc.errors.InputError
+        For a plan or an option that cannot be used.
+    memcalc.errors.MissingError
+        Where torch is not installed.
     """
     from memcalc.probe.guard.watch import Watch
 

@@ -46,12 +46,33 @@ def triage(
 ) -> Triage:
     """Explain an out-of-memory message, a log that holds one, or a memory snapshot.
 
-    ``source`` is a file's name, a message, or the bytes of either. With a job, told by ``words`` as for
-    :func:`memcalc.estimate`, by its ``config`` files, or by a saved ``plan``, what was measured stands beside the
+    With a job, told by ``words``, by its ``config`` files or by a saved ``plan``, what was measured stands beside the
     estimate, and each change that is proposed is proved by it. Snapshots are read as plain data: nothing in them runs.
 
-    Raises :class:`memcalc.errors.InputError` for what cannot be read, and :class:`memcalc.errors.MissingError` where
-    there is no failure to explain.
+    Parameters
+    ----------
+    source
+        A file's name, a message, or the bytes of either.
+    config
+        Paths of the job's own config files.
+    plan
+        The path of a saved plan.
+    settings, preset_dirs
+        As for :func:`memcalc.estimate`.
+    **words
+        The job, as for :func:`memcalc.estimate`.
+
+    Returns
+    -------
+    Triage
+        Causes with their evidence, the most likely first, and the changes that help [bytes].
+
+    Raises
+    ------
+    memcalc.errors.InputError
+        For what cannot be read.
+    memcalc.errors.MissingError
+        Where there is no failure to explain.
     """
     content, name = content_of(source)
     job = job_of(tuple(config), plan, words, dict(settings or {}), tuple(preset_dirs))

@@ -23,12 +23,13 @@ from memcalc.report.palette import COMPONENTS, INK, MOODS, SERIES
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["ENDINGS", "Chart", "dark_rules", "inline", "page", "save", "target_of"]
+__all__ = ["ENDINGS", "Chart", "dark_rules", "inline", "page", "responsive", "rules", "save", "target_of"]
 
 ENDINGS = (".svg", ".png", ".pdf", ".html")
 _ABSENT = "drawing needs Matplotlib: pip install 'memcalc[charts]'"
 _SVG = "http://www.w3.org/2000/svg"
 _DPI = 160
+_NARROW = "40rem"
 _LIGHT = {name: shade.light for name, shade in INK.items()}
 _LOOK = {
     "font.family": "sans-serif",
@@ -65,7 +66,7 @@ _FONTS = "system-ui, 'Segoe UI', Roboto, 'DejaVu Sans', Arial, sans-serif"
 
 @dataclass(frozen=True)
 class Chart:
-    """What a picture shows: ``draw`` fills a figure of ``size`` inches."""
+    """What a picture shows: ``draw`` fills a figure of ``size`` inches, or of ``narrow``."""
 
     name: str
     """A word of letters and hyphens, for the ids of its parts."""
@@ -73,17 +74,19 @@ class Chart:
     """What it shows, in words with the figures, for who does not see it."""
     draw: Callable[[Figure], None]
     size: tuple[float, float]
+    narrow: tuple[float, float]
+    """Inches on a narrow screen, which gets a drawing of its own: words that shrink with a picture cannot be read."""
     tips: Mapping[str, str] = field(default_factory=dict)
     """By the id that ``draw`` gave a part with ``set_gid``, what is shown where a pointer rests on it."""
 
 
-def target_of(name: str, force: bool) -> Path:
+def target_of(option: str, name: str, force: bool) -> Path:
     """Return the file that a chart goes to, checked before anything is computed."""
+    if Path(name).suffix.lower() not in ENDINGS:
+        raise InputError(option, name, f"must end in {', '.join(ENDINGS[:-1])} or {ENDINGS[-1]}")
     path = output_path(name, force)
-    if path.suffix.lower() not in ENDINGS:
-        raise InputError("chart", name, f"must end in {', '.join(ENDINGS[:-1])} or {ENDINGS[-1]}")
     if find_spec("matplotlib") is None:
-        raise InputError("chart", name, _ABSENT)
+        raise InputError(option, name, _ABSENT)
     return path
 
 
@@ -100,16 +103,23 @@ def save(chart: Chart, path: Path) -> None:
         stream.write(data)
 
 
-def inline(chart: Chart) -> str:
+def responsive(chart: Chart) -> str:
+    """Return a chart for a page of HTML: one drawing for wide screens and paper, one for narrow screens."""
+    wide, narrow = inline(chart), inline(chart, narrow=True)
+    return f'<div class="memcalc-wide">{wide}</div>\n<div class="memcalc-narrow">{narrow}</div>'
+
+
+def inline(chart: Chart, *, narrow: bool = False) -> str:
     """Return a chart as an ``svg`` element for a page of HTML; its ids begin with the chart's name."""
+    name = f"{chart.name}-narrow" if narrow else chart.name
     for prefix, place in (("", _SVG), ("xlink", "http://www.w3.org/1999/xlink")):
         ET.register_namespace(prefix, place)
-    root = ET.fromstring(_drawn(chart, "svg"))  # noqa: S314 written by Matplotlib a moment ago
+    root = ET.fromstring(_drawn(chart, "svg", narrow=narrow))  # noqa: S314 written by Matplotlib a moment ago
     for child in root.findall(f"{{{_SVG}}}metadata"):
         root.remove(child)
     root.attrib |= {
         "role": "img",
-        "aria-labelledby": f"{chart.name}-alt",
+        "aria-labelledby": f"{name}-alt",
         "class": "memcalc-chart",
         "font-family": _FONTS,
     }
@@ -119,9 +129,11 @@ def inline(chart: Chart) -> str:
     said.text = chart.alt
     root.insert(0, said)
     _add_tips(root, chart.tips)
+    for path in root.iter(f"{{{_SVG}}}path"):
+        path.set("d", re.sub(r"(\.\d\d)\d+", r"\1", path.get("d", "")))
     text = ET.tostring(root, encoding="unicode")
-    text = re.sub(r'\bid="', f'id="{chart.name}-', text)
-    text = re.sub(r'(url\(#|href="#)', rf"\g<1>{chart.name}-", text)
+    text = re.sub(r'\bid="', f'id="{name}-', text)
+    text = re.sub(r'(url\(#|href="#)', rf"\g<1>{name}-", text)
     return re.sub(r"font: ([^;\"]*?) 'DejaVu Sans'[^;\"]*", rf"font: \1 {_FONTS}".replace('"', "'"), text)
 
 
@@ -130,20 +142,30 @@ def page(chart: Chart) -> str:
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<title>{html.escape(chart.alt)}</title>\n<style>\n{_page_rules(chart)}\n{dark_rules()}</style></head>\n"
-        f"<body>\n{inline(chart)}\n</body></html>\n"
+        f"<title>{html.escape(chart.alt)}</title>\n<style>\n{_page_rules(chart)}\n{rules()}</style></head>\n"
+        f"<body>\n{responsive(chart)}\n</body></html>\n"
+    )
+
+
+def rules() -> str:
+    """Return the style rules of a page with charts: their size, the drawing for the screen's width, light and dark."""
+    return (
+        ".memcalc-chart { width: 100%; height: auto }\n.memcalc-narrow { display: none }\n"
+        f"@media screen and (max-width: {_NARROW}) {{\n"
+        ".memcalc-wide { display: none }\n.memcalc-narrow { display: block }\n}\n"
+        f"{dark_rules()}"
     )
 
 
 def dark_rules() -> str:
     """Return the style rules that turn a chart's colours into those for a dark page, on screens that ask for it."""
     shades = {*COMPONENTS.values(), *SERIES, *INK.values(), *MOODS.values()}
-    rules = "".join(
-        f'.memcalc-chart [style*="{kind}: {shade.light}"] {{ {kind}: {shade.dark} !important }}\n'
+    found = "".join(  # without an ancestor: markers are matched apart from the picture that uses them
+        f'[style*="{kind}: {shade.light}"], [{kind}="{shade.light}"] {{ {kind}: {shade.dark} !important }}\n'
         for shade in sorted(shades)
         for kind in ("fill", "stroke")
     )
-    return f"@media screen and (prefers-color-scheme: dark) {{\n{rules}}}\n"
+    return f"@media screen and (prefers-color-scheme: dark) {{\n{found}}}\n"
 
 
 def _standalone(chart: Chart) -> str:
@@ -160,12 +182,11 @@ def _page_rules(chart: Chart) -> str:
         ":root { color-scheme: light dark }\n"
         f"body {{ margin: 2rem auto; max-width: {chart.size[0]:.4g}in; padding: 0 1rem; background: {page_.light}; "
         f"color: {text.light} }}\n"
-        ".memcalc-chart { width: 100%; height: auto }\n"
         f"@media screen and (prefers-color-scheme: dark) {{ body {{ background: {page_.dark}; color: {text.dark} }} }}"
     )
 
 
-def _drawn(chart: Chart, form: str) -> bytes:
+def _drawn(chart: Chart, form: str, *, narrow: bool = False) -> bytes:
     """Let Matplotlib draw; without its state, so that a program's own figures stay as they are."""
     try:
         import matplotlib as mpl
@@ -175,7 +196,7 @@ def _drawn(chart: Chart, form: str) -> bytes:
     stream = io.BytesIO()
     undated: dict[str, Any] = {"svg": {"Date": None}, "pdf": {"CreationDate": None}, "png": {}}
     with mpl.rc_context(_LOOK):
-        figure = Figure(figsize=chart.size)
+        figure = Figure(figsize=chart.narrow if narrow else chart.size)
         chart.draw(figure)
         figure.savefig(stream, format=form, dpi=_DPI, metadata=undated[form])
     return stream.getvalue()

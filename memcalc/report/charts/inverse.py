@@ -1,0 +1,167 @@
+"""Memory against the value that was asked for, with the last that fits; or the answer beside what lies beyond it."""
+
+from __future__ import annotations
+
+from itertools import accumulate
+from typing import TYPE_CHECKING, Any
+
+from memcalc.report.charts.parts import LIMIT, drop_overlaps, heading, legend, line_key, patch_key
+from memcalc.report.charts.picture import Chart
+from memcalc.report.estimate import MOODS, strategy_words
+from memcalc.report.inverse import UNITS, head_of
+from memcalc.report.palette import COMPONENTS, INK, SERIES
+from memcalc.report.palette import MOODS as SHADES
+from memcalc.report.tables import gib
+from memcalc.units import GIB
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+    from matplotlib.text import Text
+
+    from memcalc.results import CurvePoint, Inverse
+
+__all__ = ["chart"]
+
+_DOTS: dict[str, Any] = {"color": INK["text"].light, "marker": "o", "markersize": 4, "linewidth": 1}
+_FLUSHED: dict[str, Any] = {
+    "color": INK["text"].light, "marker": "o", "markersize": 5, "linestyle": "none",
+    "markerfacecolor": INK["page"].light,
+}  # fmt: skip
+_MISS: dict[str, Any] = {
+    "color": SHADES["bad"].light, "marker": "X", "markersize": 8, "linestyle": "none",
+    "markeredgecolor": INK["page"].light,
+}  # fmt: skip
+_ANSWER: dict[str, Any] = {"color": SHADES["good"].light, "linewidth": 1.6}
+
+
+def chart(result: Inverse) -> Chart:
+    """Return the chart of ``memcalc max`` and ``memcalc min``."""
+    return _curve(result) if result.curve else _bars(result)
+
+
+def _heading(figure: Figure, result: Inverse) -> None:
+    said, subject = (line.text for line in head_of(result))
+    best = result.best
+    words = f"; {strategy_words(best.strategy)}" if best else f"; {result.limit}"
+    heading(figure, said, subject + words, MOODS[best.verdict] if best else "bad")
+
+
+def _alt(result: Inverse) -> str:
+    said, subject = (line.text for line in head_of(result))
+    known = [(best.value, best.peak.device, best.verdict) for best in (result.best,) if best is not None]
+    known += [(miss.value, miss.device, miss.verdict) for miss in result.beyond]
+    values = [(point.value, point.device, point.verdict) for point in result.curve] or known
+    told = "; ".join(f"{value}: {gib(size)} GiB, {verdict.replace('-', ' ')}" for value, size, verdict in values)
+    return f"{subject}: {said}. One GPU has {gib(result.capacity)} GiB. {told}."
+
+
+def _curve(result: Inverse) -> Chart:
+    """The answer's strategy below and above the answer, stacked by component."""
+    points = result.curve
+
+    def draw(figure: Figure) -> None:
+        axes = figure.subplots()
+        _heading(figure, result)
+        _areas(axes, points)
+        axes.axhline(result.capacity / GIB, **LIMIT)
+        texts = _marks(axes, result)
+        axes.set_xlim(0, points[-1].value)
+        axes.set_ylim(0, max(result.capacity, *(point.device for point in points)) / GIB * 1.12)
+        axes.set_xlabel(UNITS[result.what])
+        axes.set_ylabel("memory of one GPU [GiB]")
+        axes.ticklabel_format(axis="x", style="plain", useOffset=False)
+        axes.locator_params(axis="x", nbins=6, integer=True)
+        axes.yaxis.grid(visible=True)
+        legend(figure, _keys(result))
+        drop_overlaps(figure, texts)
+
+    tips = {f"point-{place}": _told(result, point) for place, point in enumerate(points)}
+    return Chart("max", _alt(result), draw, (9, 5), (4, 5.6), tips)
+
+
+def _told(result: Inverse, point: CurvePoint) -> str:
+    fits = point.verdict.replace("-", " ")
+    return f"{point.value} {UNITS[result.what]}: {gib(point.device)} GiB, {fits}"
+
+
+def _stack(point: CurvePoint) -> dict[str, int]:
+    """The parts of the device figure [bytes]."""
+    parts = point.components.model_dump()
+    return {**parts, "context": point.device - sum(parts.values())}
+
+
+def _areas(axes: Axes, points: tuple[CurvePoint, ...]) -> None:
+    values = [point.value for point in points]
+    rows = [_stack(point) for point in points]
+    heights = [[*accumulate(row.values())] for row in rows]
+    for place, name in reversed([*enumerate(rows[0])]):  # the lowest part covers the others
+        if any(row[name] for row in rows):
+            tops = [height[place] / GIB for height in heights]
+            axes.fill_between(values, tops, color=COMPONENTS[name].light, linewidth=0, gid=f"area-{name}")
+
+
+def _marks(axes: Axes, result: Inverse) -> list[Text]:
+    """Draw the computed values, the answer, and the first value that does not fit."""
+    points = result.curve
+    axes.plot([point.value for point in points], [point.device / GIB for point in points], gid="device", **_DOTS)
+    for place, point in enumerate(points):
+        look = _FLUSHED if point.retries and point.verdict != "does-not-fit" else _DOTS
+        axes.plot([point.value], [point.device / GIB], gid=f"point-{place}", **look)
+    top, texts, right = axes.get_xaxis_transform(), [], points[-1].value
+    if result.best is not None:
+        value = int(result.best.value)
+        axes.axvspan(value, right, color=INK["free"].light, linewidth=0, zorder=0)
+        axes.axvline(value, gid="answer", **_ANSWER)
+        words = f"{value} fits "
+        texts.append(axes.text(value, 0.985, words, transform=top, ha="right", va="top", fontweight="bold"))
+    for miss in result.beyond:
+        axes.plot([int(miss.value)], [miss.device / GIB], gid="miss", zorder=4, **_MISS)
+    return texts
+
+
+def _keys(result: Inverse) -> list[Any]:
+    points = result.curve
+    used = [name for name in _stack(points[0]) if any(_stack(point)[name] for point in points)]
+    keys = [patch_key(name, COMPONENTS[name].light) for name in used]
+    keys.append(line_key("computed", **_DOTS))
+    if any(point.retries and point.verdict != "does-not-fit" for point in points):
+        keys.append(line_key("fits with retries: the cache is given back", **_FLUSHED))
+    if result.best is not None:
+        keys.append(line_key(f"the largest that fits: {result.best.value}", **_ANSWER))
+    keys += [line_key(f"{miss.value} does not: {gib(miss.missing, 3)} GiB missing", **_MISS) for miss in result.beyond]
+    return [*keys, line_key(f"the GPU has {gib(result.capacity)} GiB", **LIMIT)]
+
+
+def _bars(result: Inverse) -> Chart:
+    """The answer and what lies beyond it, one bar each."""
+    rows = [(best.value, best.peak.device, True) for best in (result.best,) if best is not None]
+    rows += [(miss.value, miss.device, False) for miss in result.beyond]
+
+    def draw(figure: Figure) -> None:
+        axes = figure.subplots()
+        _heading(figure, result)
+        for place, (_, size, fits) in enumerate(rows):
+            look: dict[str, Any] = {"color": SERIES[0].light}
+            if not fits:
+                look = {"facecolor": "none", "edgecolor": SHADES["bad"].light, "hatch": "////"}
+            axes.barh(place, size / GIB, 0.6, gid=f"value-{place}", **look)
+        axes.axvline(result.capacity / GIB, **LIMIT)
+        names = [f"{value}  {gib(size)}" for value, size, _ in rows]
+        axes.set_yticks(range(len(rows)), names)
+        axes.set_ylim(len(rows) - 0.4, -0.6)
+        axes.set_xlim(0, max(result.capacity, *(size for _, size, _ in rows)) / GIB * 1.04)
+        axes.set_xlabel("memory of one GPU [GiB]")
+        if UNITS[result.what]:
+            axes.set_ylabel(UNITS[result.what])
+        axes.xaxis.grid(visible=True)
+        keys = [patch_key("fits", SERIES[0].light)] if result.best else []
+        if result.beyond:
+            keys.append(patch_key("does not fit", "none", edgecolor=SHADES["bad"].light, hatch="////"))
+        legend(figure, [*keys, line_key(f"the GPU has {gib(result.capacity)} GiB", **LIMIT)])
+
+    tips = {
+        f"value-{place}": f"{value}: {gib(size)} GiB, {'fits' if fits else 'does not fit'}"
+        for place, (value, size, fits) in enumerate(rows)
+    }
+    return Chart("max", _alt(result), draw, (9, 2.4 + 0.4 * len(rows)), (4, 3.2 + 0.4 * len(rows)), tips)

@@ -1,0 +1,201 @@
+"""Plans by memory and throughput, with the front of those that no other beats; the nearest changes where none fits."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from memcalc.report.charts.labels import Placed, place
+from memcalc.report.charts.parts import LIMIT, heading, is_narrow, legend, line_key
+from memcalc.report.charts.picture import Chart
+from memcalc.report.palette import INK, SERIES
+from memcalc.report.tables import gib
+from memcalc.units import GIB, format_count
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+    from matplotlib.lines import Line2D
+
+    from memcalc.results import Plan, Plans
+
+__all__ = ["chart"]
+
+_CLOSE, _CROWD = 0.85, 6
+"""Share of the highest throughput from which plans are drawn again, larger, where there are as many."""
+_COUNTED = 8
+"""Plans up to which each says its number of GPUs, where there are several."""
+_FRONT: dict[str, Any] = {"color": INK["muted"].light, "linewidth": 1.2}
+
+
+class _Kind(NamedTuple):
+    """How a plan is marked: its shape says whether its time is validated, a hollow one that it is tight."""
+
+    shape: str
+    hollow: bool
+
+
+_SHAPES = {"o": "time validated", "s": "time not validated", "D": "offloaded, time not validated"}
+
+
+def chart(result: Plans) -> Chart:
+    """Return the chart of ``memcalc plan``."""
+    if not result.plans:
+        from memcalc.report.charts.nothing import chart as nearest
+
+        return nearest(result)
+
+    first = result.plans[0]
+    said = f"{len(result.plans)} of {result.feasible} strategies that fit" if len(result.plans) > 1 else "one plan"
+    subject, hues = _subject(result), _hues(result)
+    crowd = [plan for plan in result.plans if _speed(plan) >= _CLOSE * max(map(_speed, result.plans))]
+    zoomed = crowd if len(crowd) >= _CROWD else []
+
+    def draw(figure: Figure) -> None:
+        heading(figure, f"Memory and throughput: {said}", subject)
+        panels = 2 if zoomed else 1
+        shape = (panels, 1) if is_narrow(figure) else (1, panels)
+        whole, *close = figure.subplots(*shape, squeeze=False).flat
+        fronts = _whole(whole, result)
+        closer = [_closer(axes, whole, result, zoomed) for axes in close]
+        legend(figure, _keys(result, fronts))
+        placed = [Placed(whole, name(plan), *_at(plan), named=plan not in zoomed) for plan in result.plans]
+        place(figure, placed, fronts)
+        for axes, lines in zip(close, closer, strict=True):
+            place(figure, [Placed(axes, name(plan), *_at(plan)) for plan in zoomed], lines)
+
+    def name(plan: Plan) -> str:
+        counted = len(hues) > 1 and len(result.plans) <= _COUNTED
+        return f"{plan.rank}: {plan.gpus} GPU{'s' * (plan.gpus > 1)}" if counted else str(plan.rank)
+
+    tips = {f"plan-{plan.rank}": _told(plan) for plan in result.plans}
+    tips |= {f"close-{plan.rank}": _told(plan) for plan in zoomed}
+    listed = " ".join(f"{_told(plan)}." for plan in result.plans)
+    front = ", ".join(f"#{rank}" for rank in result.pareto)
+    alt = f"{subject}. {said}, the first with {_speed(first):.0f} tok/s/GPU. On the front: {front}. {listed}"
+    rows = 2 if zoomed else 1
+    return Chart("plan", alt, draw, (9, 5.4), (4, 4.6 + 3.2 * rows), tips)
+
+
+def _subject(result: Plans) -> str:
+    model, counts = result.model, sorted({plan.gpus for plan in result.plans})
+    gpus = " or ".join(map(str, counts))
+    return (
+        f"{model.name} ({format_count(model.parameters)} parameters) on {gpus} × {result.hardware.gpu}, "
+        f"{result.seq_len} tokens a sequence, ranked by {result.objective}. {_told(result.plans[0])}"
+    )
+
+
+def _speed(plan: Plan) -> float:
+    return plan.time.tokens_per_second_per_gpu
+
+
+def _at(plan: Plan) -> tuple[float, float]:
+    return _speed(plan), plan.peak.device / GIB
+
+
+def _kind(plan: Plan) -> _Kind:
+    shape = "o" if plan.time.validated else "D" if plan.strategy.offload else "s"
+    return _Kind(shape, plan.verdict == "tight")
+
+
+def _hues(result: Plans) -> dict[int, str]:
+    """A colour for each number of GPUs."""
+    counts = sorted({plan.gpus for plan in result.plans})
+    return {count: SERIES[place % len(SERIES)].light for place, count in enumerate(counts)}
+
+
+def _look(kind: _Kind, hue: str) -> dict[str, Any]:
+    return {
+        "marker": kind.shape, "markersize": 6.5 if kind.shape == "o" else 5.8, "color": hue, "linestyle": "none",
+        "markerfacecolor": INK["page"].light if kind.hollow else hue, "markeredgewidth": 1.5,
+    }  # fmt: skip
+
+
+def _points(axes: Axes, result: Plans, plans: list[Plan], prefix: str) -> list[Line2D]:
+    """Draw the front of each number of GPUs, and the plans; return the fronts."""
+    hues, fronts = _hues(result), []
+    for count in hues:
+        front = sorted(_at(plan) for plan in plans if plan.gpus == count and plan.rank in result.pareto)
+        if len(front) > 1:
+            steps = [front[0], *((x, y) for (left, _), (right, y) in pairwise(front) for x in (left, right))]
+            (line,) = axes.plot(*zip(*steps, strict=True), zorder=1.5, gid=f"{prefix}-front-{count}", **_FRONT)
+            fronts.append(line)
+    for plan in plans:
+        (drawn,) = axes.plot(*_at(plan), **_look(_kind(plan), hues[plan.gpus]))
+        drawn.set_gid(f"{prefix}-{plan.rank}")
+    return fronts
+
+
+def _whole(axes: Axes, result: Plans) -> list[Line2D]:
+    """Draw all plans, both axes from zero; return the fronts."""
+    fronts = _points(axes, result, list(result.plans), "plan")
+    axes.axhline(result.capacity / GIB, **LIMIT)
+    axes.set_xlim(0, max(map(_speed, result.plans)) * 1.12)
+    axes.set_ylim(0, result.capacity / GIB * 1.1)
+    axes.grid(visible=True)
+    axes.set_xlabel("tokens a second and GPU [tok/s]")
+    axes.set_ylabel("memory of one GPU [GiB]")
+    return fronts
+
+
+def _closer(axes: Axes, whole: Axes, result: Plans, plans: list[Plan]) -> list[Line2D]:
+    """Draw the crowd again, and say that its axes do not begin at zero; return the fronts."""
+    from matplotlib.patches import Rectangle
+
+    fronts = _points(axes, result, plans, "close")
+    (left, right), (low, high) = (_span(values) for values in zip(*map(_at, plans), strict=True))
+    axes.set_xlim(left, right)
+    axes.set_ylim(low, high)
+    if low < result.capacity / GIB < high:
+        axes.axhline(result.capacity / GIB, **LIMIT)
+    axes.grid(visible=True)
+    axes.set_xlabel("tokens a second and GPU [tok/s]")
+    axes.set_title("the box, larger: its axes do not begin at 0", fontsize=8.5, fontweight="normal")
+    box = Rectangle((left, low), right - left, high - low, fill=False, edgecolor=INK["muted"].light, linewidth=0.9)
+    whole.add_patch(box)
+    return fronts
+
+
+def _span(values: tuple[float, ...]) -> tuple[float, float]:
+    """The ends of an axis around values, with room for words."""
+    low, high = min(values), max(values)
+    room = 0.14 * (high - low) or 0.02 * high
+    return low - room, high + room
+
+
+def _keys(result: Plans, fronts: list[Line2D]) -> list[Any]:
+    """The legend: shapes, GPU counts, the capacity, and the plans of the front."""
+    hues, keys = _hues(result), []
+    text = INK["text"].light
+    for kind in sorted({_kind(plan) for plan in result.plans}):
+        of_kind = [plan for plan in result.plans if _kind(plan) == kind]
+        name = f"{_SHAPES[kind.shape]}{', tight' * kind.hollow}: {_factors(of_kind)}"
+        keys.append(line_key(name, **_look(kind, text if len(hues) > 1 else next(iter(hues.values())))))
+    if len(hues) > 1:
+        keys += [line_key(f"{n} GPU{'s' * (n > 1)}", **_look(_Kind("o", False), hue)) for n, hue in hues.items()]
+    keys.append(line_key(f"the GPU has {gib(result.capacity)} GiB", **LIMIT))
+    if fronts:
+        keys.append(line_key("front: no other plan is better in everything", **_FRONT))
+    return keys
+
+
+def _factors(plans: list[Plan]) -> str:
+    """What published runs support of the throughput of some plans, as factors."""
+    low = min(plan.time.step / plan.time.high for plan in plans)
+    high = max(plan.time.step / plan.time.low for plan in plans)
+    return f"throughput × {low:.2g} to × {high:.2g}"
+
+
+def _told(plan: Plan) -> str:
+    """One plan in words."""
+    tight = ", tight" if plan.verdict == "tight" else ""
+    return f"#{plan.rank} {_words(plan)}: {_speed(plan):.0f} tok/s/GPU, {gib(plan.peak.device)} GiB{tight}"
+
+
+def _words(plan: Plan) -> str:
+    strategy = plan.strategy
+    degrees = [f"{name} {getattr(strategy, name)}" for name in ("tp", "pp", "cp", "ep") if getattr(strategy, name) > 1]
+    offload = [f"offload {'+'.join(strategy.offload)}"] if strategy.offload else []
+    words = [f"{plan.gpus} GPU{'s' * (plan.gpus > 1)}", f"zero {strategy.zero}", *degrees]
+    return ", ".join([*words, f"recompute {strategy.recompute}", *offload, f"micro-batch {strategy.micro_batch}"])
