@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import re
+from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree as ET
 
@@ -317,6 +318,20 @@ def test_a_picture_is_one_file_with_every_line(name: str) -> None:
         if "textLength" in one.attrib and (one.text or "").strip()
     ]
     assert max(ends) + 12 <= wide
+
+
+def test_the_picture_of_the_readme_is_what_the_program_draws(tmp_path: Path) -> None:
+    """`memcalc plan --model 7b --gpu a100-40g --force --output docs/images/plan-terminal.svg` draws it anew."""
+
+    def words(path: Path) -> str:
+        found = ET.fromstring(path.read_text(encoding="utf-8"))  # noqa: S314 - the program's own
+        return re.sub(r"fit, [\d.]+ (s|ms);", "fit, TIME;", " ".join("".join(found.itertext()).split()))
+
+    drawn = tmp_path / "plan.svg"
+    result = CliRunner().invoke(app, ["plan", "--model", "7b", "--gpu", "a100-40g", "--output", str(drawn)])
+    assert result.exit_code == 0, result.stderr
+    kept = Path(__file__).resolve().parents[1] / "docs" / "images" / "plan-terminal.svg"
+    assert words(kept) == words(drawn)
 
 
 def test_the_variable_names_a_format_for_the_screen_alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
