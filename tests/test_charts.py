@@ -11,6 +11,7 @@ from xml.etree import ElementTree as ET
 import matplotlib as mpl
 import pytest
 from charts_of_docs import PICTURES, words_of
+from colours import contrast, luminance
 from matplotlib.figure import Figure
 from typer.testing import CliRunner
 
@@ -342,17 +343,6 @@ def test_words_on_a_part_can_be_read() -> None:
         words = words_on(shade)
         assert contrast(shade.light, words.light) > 4, name
         assert contrast(shade.dark, words.dark) > 4.5, name
-
-
-def contrast(one: str, other: str) -> float:
-    low, high = sorted(map(luminance, (one, other)))
-    return (high + 0.05) / (low + 0.05)
-
-
-def luminance(colour: str) -> float:
-    parts_ = [int(colour[place : place + 2], 16) / 255 for place in (1, 3, 5)]
-    linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts_]
-    return sum(weight * part for weight, part in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
 
 
 def test_neighbours_in_a_stack_differ_in_grey() -> None:

@@ -77,7 +77,8 @@ def shown(*arguments: str) -> Any:
 def test_options_are_frozen(command: str) -> None:
     declared = {flag for option in _options(command) for flag in (*option.opts, *option.secondary_opts)}
     searching = {"--top", "--objective", "--critical-batch", "--tokens", "--why", "--recipe", "--save", "--rank"}
-    own = {"plan": {*searching, "--chart"}, "estimate": {"--chart", "--timeline"}}.get(command, set())
+    pictures = {"--chart", "--timeline"} & declared
+    own = {"plan": {*searching, *pictures}, "estimate": pictures, "explain": {"--fold", "--only"}}[command]
     assert own <= declared
     assert declared - {"--help", "-h"} - own == set(OPTIONS.split())
 
@@ -283,7 +284,15 @@ def process(*arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
 def test_pipes_get_plain_text_in_100_columns_or_as_told() -> None:
     assert max(map(len, process("gpus").stdout.splitlines())) <= 100
     assert max(map(len, process("gpus", COLUMNS="60").stdout.splitlines())) <= 60
-    assert "\x1b" not in process("gpus", FORCE_COLOR="1").stdout
+    assert "\x1b" not in process("gpus").stdout
+    assert "\x1b[" in process("gpus", FORCE_COLOR="1").stdout
+    assert "\x1b" not in process("gpus", FORCE_COLOR="1", NO_COLOR="1").stdout
+
+
+def test_a_c_locale_gets_ascii_in_the_same_columns() -> None:
+    said = process("estimate", *LINE, LC_ALL="C", COLUMNS="80").stdout
+    assert said.isascii()
+    assert max(map(len, said.partition("Reproduce with")[0].splitlines())) <= 80
 
 
 def test_a_narrow_encoding_is_no_error() -> None:

@@ -37,11 +37,12 @@ PLAN_ALONE = tuple(
     f"| `--{name}`" for name in ("top", "objective", "critical-batch", "tokens", "why", "recipe", "save", "rank")
 )
 DRAWN = ("| `--chart`", "| `--timeline`")
+FOLDED = ("| `--fold`", "| `--only`")
 COMMANDS: Any = typer.main.get_command(app)
 WIDTH = "100"
 BLOCK = re.compile(r"^```(\w+)([^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 INVERSE = ("max", "min")
-ASKING = (*INVERSE, "check", "diff", "estimate", "ladder", "report", "triage")
+ASKING = (*INVERSE, "check", "diff", "estimate", "explain", "ladder", "report", "triage")
 ELAPSED = re.compile(r"(?:(?<= fit, )|(?<= replayed, ))[\d.,]+ (?:s|ms|µs)(?=;)")
 TABLE = re.compile(r"(<!-- options: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
@@ -94,7 +95,8 @@ def run(command: str, folder: Path, page: str = "") -> Any:
 
 
 def _run(command: str, folder: Path) -> Any:
-    env = {"COLUMNS": WIDTH, "HOME": str(folder), "XDG_CONFIG_HOME": str(folder / "config"), "NO_COLOR": "1"}
+    env = {"COLUMNS": WIDTH, "HOME": str(folder), "XDG_CONFIG_HOME": str(folder / "config"), "NO_COLOR": "1",
+           "LC_ALL": "C.UTF-8"}  # fmt: skip
     return CliRunner().invoke(app, shlex.split(command)[1:], env=env, prog_name="memcalc")
 
 
@@ -210,7 +212,7 @@ def test_every_command_has_its_part_and_an_example(command: str) -> None:
 def test_commands_that_share_a_table_have_the_same_options(command: str, like: str) -> None:
     """One table for jobs and one for presets; how plans are ranked and listed is for plan alone, pictures differ."""
     own, shared = ({row(option) for option in options(name)} for name in (command, like))
-    assert all(extra.startswith(DRAWN) for extra in own - shared)
+    assert all(extra.startswith((*DRAWN, *FOLDED)) for extra in own - shared)
     assert all(extra.startswith((*PLAN_ALONE, *DRAWN)) for extra in shared - own)
 
 

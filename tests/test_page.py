@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from colours import contrast
 from typer.testing import CliRunner
 
 import memcalc
@@ -23,7 +24,7 @@ from memcalc.errors import InputError, MissingError
 from memcalc.evidence import errors_by_kind, evidence_for, kind_of
 from memcalc.handoff.review import review_of
 from memcalc.report.page import drawn, page_of, style
-from memcalc.report.palette import INK, MOODS, SERIES, luminance
+from memcalc.report.palette import INK, MOODS, SERIES
 from memcalc.results import Estimate, Plans
 from memcalc.specs.evidence import KindErrors
 from memcalc.validation import Presets, predict
@@ -210,11 +211,6 @@ def test_the_policy_lets_nothing_in_but_the_pages_own_script() -> None:
 @pytest.mark.parametrize("side", ["light", "dark"])
 def test_words_can_be_read(side: str) -> None:
     """WCAG 2.2 AA: 4.5 to 1 for words on the page, and for those on the ground of tables and commands."""
-
-    def contrast(one: str, other: str) -> float:
-        high, low = sorted((luminance(one), luminance(other)), reverse=True)
-        return (high + 0.05) / (low + 0.05)
-
     page, ground = (getattr(INK[name], side) for name in ("page", "free"))
     for ink in (INK["text"], INK["muted"]):
         assert min(contrast(getattr(ink, side), paper) for paper in (page, ground)) >= 4.5

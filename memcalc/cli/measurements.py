@@ -54,7 +54,7 @@ _Ranks = Annotated[
 ]
 _Dry = Annotated[bool, typer.Option("--dry-run", help="Only say what would run, and what it needs.")]
 _RUNS_FILE = (
-    replace(DESTINATION[0], help="Of what is shown: rich, markdown, csv, json, latex or html."),
+    replace(DESTINATION[0], help="Of what is shown: rich, plain, markdown, csv, json, latex, html or svg."),
     replace(DESTINATION[1], help="The runs file; probe.toml when left out."),
     replace(DESTINATION[2], help="Begin anew, and replace FILE where it exists."),
 )

@@ -163,7 +163,7 @@ FREE = tuple(replace(option, required=False) for option in JOB)
 PRESETS = (Shared("preset_dir", _OUTPUT, "DIR", "Your own presets, looked up first; repeatable.", kind=list),)
 DESTINATION = (
     Shared("format", _OUTPUT, "NAME",
-        "rich, markdown, csv, json, latex or html; by default from the ending of FILE, else rich.",
+        "rich, plain, markdown, csv, json, latex, html or svg; by default from the ending of FILE, else rich.",
     ),
     Shared("output", _OUTPUT, "FILE", "Write there instead of on the screen."),
     Shared("force", _OUTPUT, "", "Replace FILE where it exists.", kind=bool),

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
+import stat
 import sys
 
 __all__ = ["PIPED_WIDTH", "ascii_only", "coloured", "in_encoding", "width"]
@@ -15,8 +17,19 @@ _NO = {"", "0", "false", "no"}
 
 
 def width() -> int:
-    """Return the columns of the terminal, those that COLUMNS tells, or a pipe's."""
-    return shutil.get_terminal_size((PIPED_WIDTH, 24)).columns
+    """Return the columns of the terminal, those that COLUMNS tells, or a pipe's.
+
+    Behind a pipe on a terminal, as in ``| less``, that terminal's count; a file gets the same on every machine.
+    """
+    return shutil.get_terminal_size((_watched() or PIPED_WIDTH, 24)).columns
+
+
+def _watched() -> int:
+    """Return the columns of the terminal on which a pipe is likely to be read, 0 for none."""
+    with contextlib.suppress(OSError, ValueError, AttributeError):
+        if stat.S_ISFIFO(os.fstat(sys.stdout.fileno()).st_mode) and sys.stderr.isatty():
+            return os.get_terminal_size(sys.stderr.fileno()).columns
+    return 0
 
 
 def coloured() -> bool:

@@ -5,14 +5,13 @@ from __future__ import annotations
 import html
 from collections.abc import Iterator
 
-from rich.style import Style
 from rich.text import Text
 
 from memcalc.report.glyphs import ASCII, FULL, Glyphs, printable
-from memcalc.report.palette import ANYWHERE, INK, colour_of, ink_on
+from memcalc.report.palette import ANYWHERE, INK, colour_of, words_on
 from memcalc.report.stack import Scale, letters
 from memcalc.report.tables import Bar, Bars, BarsRow, gib
-from memcalc.report.terminal_bar import packed, row_of
+from memcalc.report.terminal_bar import letter_on, packed, row_of
 
 __all__ = ["as_html", "as_text", "bars_lines"]
 
@@ -81,9 +80,7 @@ def _legend(block: Bars, signs: Glyphs, *, colour: bool) -> Iterator[Text]:
     names = [name for name, _ in block.rows[0].parts]
     seen = {name for row in block.rows for name, size in row.parts if size}
     for place, (name, mark) in enumerate(zip(names, letters(names), strict=True)):
-        ground = colour_of(name, place).light
-        style = Style(color=ink_on(ground), bgcolor=ground, bold=True)
-        swatch = Text(f" {mark} ", style) if colour else Text(mark, "bold")
+        swatch = Text(f" {mark} ", letter_on(colour_of(name, place))) if colour else Text(mark, "bold")
         if name in seen:
             yield Text.assemble(swatch, f" {name}")
     yield Text(f"{signs.free} free")
@@ -121,10 +118,10 @@ def _html_row(block: Bars, row: BarsRow) -> Iterator[str]:
 
 def _html_legend(block: Bars) -> str:
     names = [name for name, _ in block.rows[0].parts]
-    shades = [colour_of(name, place).light for place, name in enumerate(names)]
+    shades = [colour_of(name, place) for place, name in enumerate(names)]
     items = [
-        f'<span style="display:inline-block;padding:0 .3em;border-radius:2px;background:{shade};color:{ink_on(shade)}">'
-        f"{html.escape(name)}</span>"
+        '<span style="display:inline-block;padding:0 .3em;border-radius:2px;'
+        f'background:{shade.light};color:{words_on(shade).light}">{html.escape(name)}</span>'
         for name, shade in zip(names, shades, strict=True)
     ]
     said = f"The line is {html.escape(block.limit)}, {gib(block.capacity)} GiB; the scale ends at {gib(block.end)} GiB."

@@ -6,7 +6,7 @@ import html
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from memcalc.report.palette import INK, colour_of, ink_on
+from memcalc.report.palette import INK, colour_of, words_on
 from memcalc.report.tables import Bar, Bars, Block, Branch, Code, Document, Line, Listing, Table, Tree, gib, percent
 from memcalc.report.text import tabulated
 
@@ -66,7 +66,7 @@ def _share(bar: Bar, whole: int) -> str:
 
 
 def _named(name: str, size: int, shade: Shade) -> str:
-    style = f"{_WORD};background:{shade.light};color:{ink_on(shade.light)}"
+    style = f"{_WORD};background:{shade.light};color:{words_on(shade).light}"
     return f'<span style="{style}">{html.escape(name)} {gib(size)}</span>'
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-__all__ = ["ANYWHERE", "COMPONENTS", "INK", "MOODS", "SERIES", "Shade", "colour_of", "ink_on", "luminance", "words_on"]
+__all__ = ["ANYWHERE", "COMPONENTS", "INK", "MOODS", "SERIES", "Shade", "colour_of", "words_on"]
 
 
 class Shade(NamedTuple):
@@ -55,30 +55,15 @@ def colour_of(name: str, place: int) -> Shade:
     return COMPONENTS.get(name) or SERIES[place % len(SERIES)]
 
 
-def ink_on(colour: str) -> str:
-    """Return black or white, whichever is read better on a colour (WCAG 2.2, relative luminance).
-
-    >>> ink_on("#4477aa"), ink_on("#ccbb44")
-    ('#ffffff', '#000000')
-    """
-    return "#ffffff" if luminance(colour) < 0.179 else "#000000"
-
-
-def luminance(colour: str) -> float:
-    """Return the relative luminance of a colour [-] (WCAG 2.2).
-
-    >>> luminance("#ffffff"), luminance("#000000")
-    (1.0, 0.0)
-    """
-    parts = [int(colour[place : place + 2], 16) / 255 for place in (1, 3, 5)]
-    red, green, blue = (part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts)
-    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
-
-
 def words_on(hue: Shade) -> Shade:
     """Return the colour of words on a part of a chart: light on the dark hues of paper, dark on the light ones.
 
     >>> words_on(BLUE).light, words_on(YELLOW).light
     ('#ffffff', '#1f1f1f')
     """
-    return INK["on"] if ink_on(hue.light) == "#000000" else INK["page"]
+    red, green, blue = (int(hue.light[place : place + 2], 16) for place in (1, 3, 5))
+    return INK["on"] if 0.299 * red + 0.587 * green + 0.114 * blue > _MIDDLE else INK["page"]
+
+
+_MIDDLE = 125
+"""Of 255, in the weights of ITU-R BT.601: dark words are clearer above it."""

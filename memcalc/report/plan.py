@@ -133,7 +133,7 @@ def report(result: Plans) -> Report:
 def _head(result: Plans) -> Iterator[Line]:
     model, hardware = result.model, result.hardware
     counts = sorted({plan.gpus for plan in result.plans}) or [hardware.gpus]
-    gpus = " or ".join(str(count) for count in counts)
+    gpus = ", ".join(map(str, counts[:-1])) + " or " * (len(counts) > 1) + str(counts[-1])
     subject = f"{model.name} ({format_count(model.parameters)} parameters) on {gpus} × {hardware.gpu}"
     yield _verdict(result)
     yield Line(

@@ -34,7 +34,8 @@ def scale_of(bar: Bar, width: int) -> Scale:
     """Return the scale on which everything that a bar tells of has room."""
     cells = width - 1
     whole = max(bar.capacity, bar.used, bar.high, 1)
-    return Scale(cells, round(bar.capacity / whole * cells), whole)
+    limit = round(bar.capacity / whole * cells)
+    return Scale(cells, min(limit, cells - 1) if whole > bar.capacity else limit, whole)
 
 
 def spans(bar: Bar, scale: Scale, each: int) -> list[int]:

@@ -8,11 +8,11 @@ from rich.style import Style
 from rich.text import Text
 
 from memcalc.report.glyphs import Glyphs
-from memcalc.report.palette import colour_of, ink_on
+from memcalc.report.palette import Shade, colour_of, words_on
 from memcalc.report.stack import EIGHTHS, Scale, letters, ruler, scale_of, spans
 from memcalc.report.tables import Bar, gib
 
-__all__ = ["bar_lines", "packed", "row_of"]
+__all__ = ["bar_lines", "letter_on", "packed", "row_of"]
 
 _GAP = 3
 
@@ -20,7 +20,7 @@ _GAP = 3
 def bar_lines(bar: Bar, width: int, signs: Glyphs, *, colour: bool) -> Iterator[Text]:
     """Yield the rows of a bar: itself, what stands below it, the legend."""
     scale = scale_of(bar, width)
-    styles = [colour_of(name, place).light for place, (name, _) in enumerate(bar.parts)]
+    styles = [colour_of(name, place) for place, (name, _) in enumerate(bar.parts)]
     marks = letters([name for name, _ in bar.parts])
     yield row_of(bar, scale, signs, colour=colour)
     below, named = ruler(bar, scale, signs)
@@ -31,7 +31,7 @@ def bar_lines(bar: Bar, width: int, signs: Glyphs, *, colour: bool) -> Iterator[
 
 def row_of(bar: Bar, scale: Scale, signs: Glyphs, *, colour: bool) -> Text:
     """Return the bar itself on a scale."""
-    styles = [colour_of(name, place).light for place, (name, _) in enumerate(bar.parts)]
+    styles = [colour_of(name, place) for place, (name, _) in enumerate(bar.parts)]
     marks = letters([name for name, _ in bar.parts])
     return _coloured(bar, scale, signs, styles, marks) if colour else _lettered(bar, scale, signs, marks)
 
@@ -50,7 +50,7 @@ def _rest(bar: Bar, scale: Scale, signs: Glyphs, used: int) -> str:
     return signs.free * (open_ - kept) + signs.kept * kept + " " * (scale.cells - max(used, scale.limit))
 
 
-def _coloured(bar: Bar, scale: Scale, signs: Glyphs, styles: list[str], marks: list[str]) -> Text:
+def _coloured(bar: Bar, scale: Scale, signs: Glyphs, styles: list[Shade], marks: list[str]) -> Text:
     """Return the bar in colours, exact to an eighth of a cell, with a letter in the middle of each part."""
     each = EIGHTHS if signs.parts else 1
     wide = spans(bar, scale, each)
@@ -68,13 +68,18 @@ def _coloured(bar: Bar, scale: Scale, signs: Glyphs, styles: list[str], marks: l
         first, own = inside[0], inside.count(inside[0])
         if own == each:
             mark = marks[first] if cell in named else " "
-            line.append(mark, Style(color=ink_on(styles[first]), bgcolor=styles[first], bold=True))
+            line.append(mark, letter_on(styles[first]))
         else:
-            behind = styles[inside[-1]] if len(inside) == each else None
-            line.append(signs.parts[own - 1], Style(color=styles[first], bgcolor=behind))
+            behind = styles[inside[-1]].light if len(inside) == each else None
+            line.append(signs.parts[own - 1], Style(color=styles[first].light, bgcolor=behind))
     if scale.limit == scale.cells:
         line.append(signs.limit, "bold")
     return line
+
+
+def letter_on(shade: Shade) -> Style:
+    """Return the style of a letter on a part; it is read on any terminal, since both colours are given."""
+    return Style(color=words_on(shade).light, bgcolor=shade.light, bold=True)
 
 
 def _middles(wide: list[int], each: int) -> set[int]:
@@ -88,12 +93,11 @@ def _middles(wide: list[int], each: int) -> set[int]:
     return found
 
 
-def _legend(bar: Bar, signs: Glyphs, styles: list[str], marks: list[str], *, colour: bool) -> Iterator[Text]:
+def _legend(bar: Bar, signs: Glyphs, styles: list[Shade], marks: list[str], *, colour: bool) -> Iterator[Text]:
     """Yield what each letter, colour and sign stands for; parts of nothing are not drawn and not named."""
     for (name, size), style, mark in zip(bar.parts, styles, marks, strict=True):
         if size > 0:
-            ground = Style(color=ink_on(style), bgcolor=style, bold=True)
-            swatch = Text(f" {mark} ", ground) if colour else Text(mark, "bold")
+            swatch = Text(f" {mark} ", letter_on(style)) if colour else Text(mark, "bold")
             yield Text.assemble(swatch, f" {name} {gib(size)}")
     if bar.spared:
         yield Text.assemble((signs.kept, "bold"), f" kept free {gib(bar.spared)}")

@@ -8,6 +8,8 @@ from memcalc.report.tables import Bar, Bars, Block, Code, Document, Line, Table,
 
 __all__ = ["latex", "markdown", "tabulated"]
 
+_SIGNS = str.maketrans({"−": r"\ensuremath{-}", "→": r"\ensuremath{\rightarrow}"})
+"""Signs that pdfLaTeX does not know by itself."""
 _LATEX = {
     "\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_", "{": r"\{", "}": r"\}",
     "~": r"\textasciitilde{}", "^": r"\^{}", "<": r"\ensuremath{<}", ">": r"\ensuremath{>}",

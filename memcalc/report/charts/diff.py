@@ -51,15 +51,14 @@ def chart(result: Diff) -> Chart:
         axes = figure.subplots()
         heading(figure, said, about, MOODS[result.b.figures.verdict])
         _frame(axes, result, narrow=is_narrow(figure))
-        ends = [
-            *stacked(axes, 0, _parts(result.a.figures), _BAR, "a-"),
-            *stacked(axes, len(result.steps) + 1, _parts(result.b.figures), _BAR, "b-"),
-        ]
+        begin = stacked(axes, 0, _parts(result.a.figures), _BAR, "a-")
+        end = stacked(axes, len(result.steps) + 1, _parts(result.b.figures), _BAR, "b-")
         _too_large(axes, result)
         words = _steps(axes, result)
         _limits(axes, result)
         legend(figure, _keys(result))
-        keep_inside(axes, ends)
+        keep_inside(axes, begin, result.a.figures.capacity / GIB)
+        keep_inside(axes, end, result.b.figures.capacity / GIB)
         drop_overlaps(words)
 
     rows = len(result.steps) + 2
