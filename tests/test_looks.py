@@ -12,6 +12,7 @@ import pytest
 from colours import contrast
 from rich.cells import cell_len
 from rich.console import Console
+from test_report import REPORTS, make_estimate, make_plans, term
 from typer.testing import CliRunner
 
 from memcalc import report
@@ -27,7 +28,6 @@ from memcalc.report.tables import Bar, Branch, Document, Leaf, Table, Tree
 from memcalc.report.terminal import draw
 from memcalc.report.terminal_bar import bar_lines
 from memcalc.units import GIB
-from tests.test_report import REPORTS, make_estimate, make_plans, term
 
 ESCAPE = re.compile(r"\x1b\[[0-9;]*m")
 NAMES = tuple(palette.COMPONENTS)
