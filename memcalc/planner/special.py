@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 
 __all__ = ["special"]
 
+_NO_SP = "no sp"
 _ALIKE = 2
 """Words by which a plan may differ from an earlier one and still be told by them."""
 
@@ -74,7 +75,9 @@ def _alike(plan: results.Plan, earlier: Sequence[results.Plan]) -> list[str]:
     for other in earlier:
         theirs = _words(other)
         more, less = [w for w in own if w not in theirs], [w for w in theirs if w not in own]
-        words = [*more, *(f"without {word}" for word in less if not _answered(word, more))]
+        gone = [word for word in less if not _answered(word, more)]
+        words = [*more, *(f"without {word}" for word in gone if word != _NO_SP)]
+        words += ["sp"] * (_NO_SP in gone and plan.strategy.sp)
         if 0 < len(words) <= _ALIKE:
             told.append((len(words), f"as #{other.rank} with {' and '.join(words)}".replace("with without", "without")))
     return [min(told, key=lambda one: one[0])[1]] if told else []

@@ -69,6 +69,8 @@ def strategy_words(strategy: Strategy) -> str:
 
     >>> strategy_words(Strategy(zero=3, recompute="full", tp=2))
     'fsdp2, bf16-mixed, adamw, zero 3, tp 2, recompute full'
+    >>> strategy_words(Strategy(framework="plain", precision="bf16", zero=0, lora="16", quantize="nf4"))
+    'plain, bf16, adamw, lora 16, base nf4, zero 0, recompute none'
     """
     return ", ".join(_words(strategy))
 
@@ -77,8 +79,10 @@ def _words(strategy: Strategy) -> list[str]:
     degrees = [f"{name} {getattr(strategy, name)}" for name in ("tp", "pp", "cp", "ep") if getattr(strategy, name) > 1]
     tier = "" if strategy.offload_to == "cpu" else f" to {strategy.offload_to}"
     offload = [f"offload {'+'.join(strategy.offload)}{tier}"] if strategy.offload else []
-    words = [strategy.framework, strategy.precision, strategy.optimizer, f"zero {strategy.zero}", *degrees]
-    return [*words, f"recompute {strategy.recompute}", *offload]
+    adapters = [f"lora {strategy.lora}"] if strategy.lora else []
+    base = [] if strategy.quantize == "none" else [f"base {strategy.quantize}"]
+    words = [strategy.framework, strategy.precision, strategy.optimizer, *adapters, *base, f"zero {strategy.zero}"]
+    return [*words, *degrees, f"recompute {strategy.recompute}", *offload]
 
 
 def head_of(result: Estimate) -> tuple[Line, ...]:
