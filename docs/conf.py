@@ -61,7 +61,9 @@ repository_pages = {"readme": "README.md", "changelog": "CHANGELOG.md", "contrib
 """Pages that include a file of the repository's root, whose links start there."""
 
 nitpicky = True
-nitpick_ignore_regex = [("py:class", r"(collections\.abc|os|pathlib)\..*|Given|Listener|(memcalc\.sweeps\.run\.)?Progress")]
+nitpick_ignore_regex = [
+    ("py:class", r"(collections\.abc|os|pathlib)\..*|Given|Listener|(memcalc\.sweeps\.run\.)?Progress")
+]
 """Types of the standard library, and names that a docstring explains."""
 myst_heading_anchors = 4
 autodoc_member_order = "bysource"

@@ -50,8 +50,7 @@ def headline(result: Diff) -> str:
     of = f" of {rooms.pop()} GiB" if len(rooms) == 1 else " GiB"
     verdicts = " → ".join(dict.fromkeys(one.verdict.replace("-", " ") for one in (before, after)))
     sizes = f"{gib(before.device)} → {gib(after.device)}{of}"
-    needs = f"B needs {more if total.device else 'as much as'} A on each GPU"
-    return f"{needs}: {sizes} · {verdicts} · {_speed(total)} on each GPU"
+    return f"{verdicts} · B needs {more} A on each GPU: {sizes} · {_speed(total)} on each GPU"
 
 
 def _speed(cost: DiffCost) -> str:
