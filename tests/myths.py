@@ -42,7 +42,7 @@ LLAMA_7B = 6_738_415_616
 """Parameters of the published checkpoint, as is every count below."""
 LLAMA_1B, LLAMA_3B, LLAMA_13B = 1_235_814_400, 3_212_749_824, 13_015_864_320
 GPT3 = 174_604_259_328
-VIT = 40 * (12 * 2560**2 + 13 * 2560) + 257 * 2560 + 2 * 2560 + 2560 + 1507840 + 2561000
+VIT = 60 * (12 * 2048**2 + 13 * 2048) + 257 * 2048 + 2 * 2048 + 2048 + 1206272 + 2049000
 """40 blocks with biases and two norms, positions, the last norm, and what stands outside the blocks."""
 
 
@@ -183,7 +183,7 @@ def bf16_halves(fp32: Any, pure: Any, mixed: Any, autocast: Any) -> Figures:
 @claim("vision-3b")
 def vision_3b(pure: Any, autocast: Any) -> Figures:
     return {
-        "vision-pure": gb(pure.peak.device, 6 * VIT, 0.1),
+        "vision-pure": gb(pure.peak.device, 6 * VIT, 0.15),
         "vision-weights": gb(autocast.components.parameters, 4 * VIT, 1e-3),
         "vision-cache": gb(terms(autocast, "autocast's cache of 16-bit weight copies"), 2 * VIT),
         "vision-autocast": gb(autocast.peak.device, (4 + 4 + 2 + 2) * VIT, 0.02),
