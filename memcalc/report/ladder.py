@@ -58,10 +58,11 @@ def verdict_of(result: Ladder, reading: LadderReading) -> str:
         needed = f"stage {least.stage} needs the least, {gib(least.peak.device, 1)} of {whole}"
         return f"does not fit · {name}: no stage fits; {needed}"
     stage = reading.stages[reading.first]
-    place = f"at stage {stage.stage}, {stage.change}" if stage.stage else f"at the start, {stage.strategy.precision}"
+    start = f"from the start, in {stage.strategy.precision}"
+    place = f"first at stage {stage.stage}, {stage.change}" if stage.stage else start
     after = [str(one.stage) for one in reading.stages[stage.stage :] if one.verdict == "does-not-fit"]
     but = f"; stage {', '.join(after)} does not" if after else ""
-    return f"{stage.verdict} · {name}: first {place}: {gib(stage.peak.device, 1)} of {whole}{but}"
+    return f"{stage.verdict} · {name}: {place}: {gib(stage.peak.device, 1)} of {whole}{but}"
 
 
 def label_of(stage: LadderStage) -> str:
