@@ -16,37 +16,48 @@ class CheckFinding(Frozen):
     """One remark on a job's configuration."""
 
     severity: Severity
+    """An ``error`` is listed before a ``warning``, and that before a ``note``."""
     code: str
     """Stable: MC001 and on are about reading, MC101 and on are traps; each has its section in docs/traps.md."""
     field: str
     """As the file calls it; empty where it is about the job as a whole."""
     line: int
+    """In the file, from 1; of the nearest table where the setting has no line, and 1 for the whole file."""
     message: str
+    """What was found."""
     suggestion: str
+    """What to do about it; empty where nothing is proposed."""
 
 
 class CheckDefault(Frozen):
     """A setting that no file says, and the framework's default that was taken."""
 
     field: str
+    """As the file's format calls it."""
     word: str
+    """A word of :func:`memcalc.estimate`, a field of ``--set`` by its dotted name, or a fact of the job."""
     value: Any
+    """The default that was taken."""
 
 
 class CheckedFile(Frozen):
     """One file of the job."""
 
     path: str
+    """As it was read."""
     kind: str
     """The format, such as DeepSpeed JSON."""
     findings: tuple[CheckFinding, ...]
+    """Errors first, then warnings and notes."""
     defaults: tuple[CheckDefault, ...]
+    """Settings that this file leaves to its framework's defaults."""
 
 
 class CheckEdit(Frozen):
     """A file's smallest edit."""
 
     path: str
+    """Of the file that is edited."""
     diff: str
     """Unified."""
     text: str
@@ -59,19 +70,26 @@ class CheckFix(Frozen):
     changes: tuple[str, ...]
     """Each as field, old value and new value."""
     edits: tuple[CheckEdit, ...]
+    """One for each file that changes."""
     peak: int
     """Bytes of device memory after the edit."""
     verdict: Verdict
+    """Of the job as edited."""
 
 
 class Check(Frozen):
     """The answer of ``memcalc check``."""
 
     schema_: Literal["memcalc.check/1"] = Field(default="memcalc.check/1", alias="schema", serialization_alias="schema")
+    """The name and version of this record."""
     version: str
+    """Of memcalc."""
     verdict: Verdict
+    """Of the job as its files have it."""
     files: tuple[CheckedFile, ...]
+    """In the order in which they were read."""
     estimate: Estimate
+    """Of the job as its files have it."""
     fix: CheckFix | None
     """None where the job fits, or where no edit of its files alone makes it fit."""
     summary: str

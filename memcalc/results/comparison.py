@@ -15,30 +15,46 @@ class RunScore(Frozen):
     """One measured figure beside the predicted one [bytes]; ``error`` is predicted / measured - 1."""
 
     id: str
+    """Of the run."""
     figure: Figure
+    """Which of the three was read."""
     measured: int
+    """As read [bytes]."""
     predicted: int
+    """For the rank that was read [bytes]."""
     error: float
+    """predicted / measured - 1 [-]."""
     within: bool
     """Whether the measured figure lies within the interval, moved from ``device`` at the peak to this figure."""
     group: str
+    """The part of the runs that it counts in, as the file gives it."""
     grade: str
+    """A and A-: every setting was read in the source; B: something is assumed, or was read coarsely."""
     framework: str
     """Name and era, as the run gives them."""
     gpu: str
+    """The preset."""
     gpus: int
+    """In all, [1]."""
     rank: str
+    """Which rank was read: ``max``, ``last``, ``first stage``, a rank's number, or such as ``stage 2 of 16``."""
     source: str
+    """Where the figure was read, with a commit or a date."""
     software: str
+    """Versions, as the run gives them; empty where it gives none."""
 
 
 class RunVerdict(Frozen):
     """Whether a run fitted, and what was said of it."""
 
     id: str
+    """Of the run."""
     group: str
+    """The part of the runs that it counts in, as the file gives it."""
     outcome: Literal["fits", "oom"]
+    """What happened: it fitted, or ran out of memory."""
     verdict: Verdict
+    """What was predicted."""
     device: int
     """Predicted [bytes]."""
     capacity: int
@@ -51,46 +67,63 @@ class RunUnknown(Frozen):
     """A measured figure whose kind the source does not say, beside the three predicted ones [bytes]; not scored."""
 
     id: str
+    """Of the run."""
     measured: int
+    """As read [bytes]."""
     allocated: int
+    """Predicted [bytes]."""
     reserved: int
+    """Predicted [bytes]."""
     device: int
+    """Predicted [bytes]."""
 
 
 class RunReason(Frozen):
     """A run without a prediction, or one that is explained, and why."""
 
     id: str
+    """Of the run."""
     reason: str
+    """As the file gives it; of a run without a prediction, the sentence that refused it."""
 
 
 class ErrorSummary(Frozen):
     """The errors of some of the figures; ``None`` where there are none."""
 
     count: int
+    """Figures that were compared, [1]."""
     median_abs_error: float | None
+    """Median of |error| [-]."""
     p90_abs_error: float | None
     """90th percentile of |error|, interpolated between the two nearest."""
     worst: float | None
     """The largest |error|."""
     worst_id: str | None
+    """The run with the largest |error|; ``None`` also where errors are kept without their runs."""
 
 
 class ErrorGroup(ErrorSummary):
     """The errors of a part of the runs and one figure."""
 
     by: Literal["group", "framework", "gpu", "figure"]
+    """The field of a run that parts them."""
     name: str
+    """Its value."""
     figure: Figure
+    """The one whose errors these are."""
 
 
 class TargetResult(ErrorSummary):
     """An aim, and what was reached."""
 
     name: str
+    """As the runs file calls it."""
     figure: Figure
+    """The one that it speaks of."""
     median_target: float
+    """The largest median of |error| that meets it [-]."""
     p90_target: float
+    """The largest 90th percentile of |error| that meets it [-]."""
     met: bool | None
     """``None`` where no run counts."""
 
@@ -99,14 +132,17 @@ class ValidationSummary(ErrorSummary):
     """All scored figures, and the verdicts."""
 
     false_fits: int
+    """Runs that ran out of memory where the verdict is ``fits``."""
     ran_out: int
     """Runs that ran out of memory and have a prediction."""
     false_rejects: int
+    """Runs that fitted where the verdict is ``does-not-fit``."""
     ran: int
     """Runs that fitted and have a prediction."""
     covered: int
     """Reserved and device figures within the interval."""
     covered_of: int
+    """Reserved and device figures that were scored."""
     coverage_claim: float | None
     """The coverage that the interval claims; ``None`` where it claims none."""
 
@@ -117,15 +153,26 @@ class Validation(Frozen):
     schema_: Literal["memcalc.validate/1"] = Field(
         default="memcalc.validate/1", alias="schema", serialization_alias="schema"
     )
+    """The name and version of this record."""
     version: str
+    """Of memcalc."""
     runs: tuple[RunScore, ...]
+    """One for each scored figure; a run that ran out of memory has none."""
     summary: ValidationSummary
+    """Over all of them."""
     groups: tuple[ErrorGroup, ...]
+    """By group, framework and GPU, each figure apart, and by figure alone."""
     targets: tuple[TargetResult, ...]
+    """The aims of the runs file."""
     verdicts: tuple[RunVerdict, ...]
+    """One for each run that has a prediction."""
     unknown: tuple[RunUnknown, ...]
+    """Figures that are listed without a score."""
     explained: tuple[RunReason, ...]
+    """Runs whose error the runs file explains."""
     not_modelled: tuple[RunReason, ...]
+    """Runs that cannot be predicted."""
     left_out: tuple[RunReason, ...]
+    """Runs that the runs file leaves out."""
     calibrations: tuple[str, ...] = ()
     """Those that count for some of the runs."""

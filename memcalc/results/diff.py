@@ -21,7 +21,9 @@ class DiffField(Frozen):
     field: str
     """A word of the options, or a field of ``--set`` by its dotted name."""
     before: Value
+    """Without the change."""
     after: Value
+    """With the change."""
     follows: bool
     """Whether nobody said it: a default, or a number that follows from what was said."""
 
@@ -50,36 +52,55 @@ class DiffComponents(Components):
     """The bytes of ``device`` at the peak: the components, and what the process holds outside the allocator."""
 
     context: int
+    """Outside the allocator: context and communicators [bytes]."""
 
 
 class DiffFigures(Frozen):
     """One job's figures [bytes, s]."""
 
     verdict: Verdict
+    """As ``estimate`` gives it."""
     allocated: int
+    """At the peak [bytes]."""
     reserved: int
+    """At the peak [bytes]."""
     device: int
+    """At the peak [bytes]."""
     phase: str
     """Where the peak stands."""
     capacity: int
+    """Of the GPU [bytes]."""
     components: DiffComponents
+    """Of ``device`` at the peak [bytes]."""
     host_memory: int
+    """Of one node, for what is offloaded [bytes]."""
     tier_memory: int
+    """NVMe or CXL memory of one node [bytes]; 0 where that is not the tier."""
     step: float
+    """Predicted time of one optimizer step [s]."""
     tokens_per_second_per_gpu: float
+    """Predicted throughput [tokens/s]."""
 
 
 class DiffCost(Frozen):
     """What is more, or where negative less [bytes, s]."""
 
     allocated: int
+    """At the peak [bytes]."""
     reserved: int
+    """At the peak [bytes]."""
     device: int
+    """At the peak [bytes]."""
     components: DiffComponents
+    """Of ``device``, each at its own job's peak [bytes]."""
     host_memory: int
+    """Of one node [bytes]."""
     tier_memory: int
+    """NVMe or CXL memory of one node [bytes]."""
     step: float
+    """Time of one optimizer step [s]."""
     tokens_per_second_per_gpu: float
+    """Throughput [tokens/s]."""
     throughput: float
     """Share by which tokens a second on each GPU grow."""
 
@@ -88,12 +109,15 @@ class DiffStep(Frozen):
     """One change, or several that work only together, applied to all that came before."""
 
     name: str
+    """What changes, in a few words, such as ``micro-batch 1 → 2``."""
     fields: tuple[DiffField, ...]
     """What is different from the step before; first what was said, then what follows from it."""
     together: bool
     """Whether it is several changes of which none is possible here without the others."""
     cost: DiffCost
+    """Beside the step before."""
     after: DiffFigures
+    """Of the job with this step and all before it."""
     alone: DiffCost | None
     """The same change applied to A by itself; None where that is impossible."""
     impossible: str
@@ -106,11 +130,17 @@ class DiffTerm(Frozen):
     """A named number of bytes at the peak of each job; 0 where it is not alive there, or does not exist."""
 
     component: str
+    """Which of the components it belongs to."""
     name: str
+    """As the estimate calls it."""
     before: int
+    """At the peak of A [bytes]."""
     after: int
+    """At the peak of B [bytes]."""
     change: int
+    """after - before [bytes]."""
     kind: Literal["appears", "vanishes", "grows", "shrinks"]
+    """``appears`` from 0, ``vanishes`` to 0."""
 
 
 class DiffSide(Frozen):
@@ -119,9 +149,13 @@ class DiffSide(Frozen):
     name: str
     """As it was given."""
     kind: SideKind
+    """What it was given as."""
     estimate: Estimate
+    """Of the whole job."""
     time: StepTime
+    """Predicted."""
     figures: DiffFigures
+    """Those that are compared."""
     remarks: tuple[str, ...]
     """What was found while its files were read."""
 
@@ -130,16 +164,22 @@ class Diff(Frozen):
     """The answer of ``memcalc diff``; the costs of all steps add up to the total, byte by byte."""
 
     schema_: Literal["memcalc.diff/1"] = Field(default="memcalc.diff/1", alias="schema", serialization_alias="schema")
+    """The name and version of this record."""
     version: str
+    """Of memcalc."""
     a: DiffSide
+    """The job from which the changes start."""
     b: DiffSide
+    """The job at which they end."""
     fields: tuple[DiffField, ...]
     """All that is different once every default is resolved; empty for two jobs that are the same."""
     total: DiffCost
     """From A to B."""
     steps: tuple[DiffStep, ...]
+    """In the order in which they are applied; the last one ends at B."""
     terms: tuple[DiffTerm, ...]
     """All that differ, the largest change first."""
     warnings: tuple[str, ...]
+    """What the figures do not know; one that is of one job alone begins with A or B."""
     command: str
     """The line that reproduces the answer; empty where a side was no text."""

@@ -12,6 +12,7 @@ class FigureErrors(ErrorSummary):
     """The errors of one figure."""
 
     figure: Figure
+    """The one whose errors these are."""
 
 
 class Evidence(Frozen):
@@ -24,16 +25,23 @@ class Evidence(Frozen):
     differs: tuple[str, ...]
     """In what the runs differ from the job, each in a few words; empty where they are of its kind."""
     runs: int
+    """Runs with a scored figure; 0 where no run is near."""
     figures: tuple[FigureErrors, ...]
+    """One for each figure that was measured; empty where no run is near."""
     ran: int
+    """Runs that fitted, and have a prediction."""
     false_rejects: int
+    """Of those that ran, how many were said not to fit."""
     ran_out: int
+    """Runs that ran out of memory, and have a prediction."""
     false_fits: int
+    """Of those that ran out of memory, how many were said to fit."""
     allocator: str
     """The class of allocator whose runs gave the range."""
     low: float
     """Lower end of the range of reserved and device memory [-]."""
     high: float
+    """Upper end of that range [-]."""
     coverage: float
     """Share of measured figures that the range was made to hold [-]."""
     crossed: float

@@ -22,7 +22,9 @@ class Storage(Frozen):
     said: str
     """The same as a sentence."""
     parameter: int
+    """The weight that is computed with."""
     gradient: int
+    """As it is kept up to the step."""
     master: int
     """A second, fp32 weight; 0 where there is none."""
     moment: int
@@ -41,17 +43,25 @@ class LadderStage(Frozen):
     also: dict[str, str]
     """Defaults that change with it, such as the attention kernel."""
     storage: Storage
+    """What is kept of each trained parameter."""
     strategy: Strategy
+    """Every field resolved."""
     accumulation_steps: int
+    """Micro-batches of one rank in an optimizer step, [1]."""
     global_batch: int
+    """Sequences an optimizer step, over all ranks."""
     peak: Peak
+    """The three figures."""
     interval: Interval
+    """Where measured runs lie beside the prediction."""
     verdict: Verdict
+    """As ``estimate`` gives it."""
     components: Components
     """Bytes at the peak phase."""
     context: int
     """Bytes that the process holds outside the allocator: with the components they make ``peak.device``."""
     phases: dict[str, int]
+    """Bytes allocated in each phase of a step, on the pipeline stage where the peak stands."""
     saved: int
     """Bytes on the device less than at the stage before; negative where it needs more."""
     time: StepTime | None
@@ -59,7 +69,9 @@ class LadderStage(Frozen):
     speed: float | None
     """Its tokens a second over those of the stage before."""
     host_memory: int
+    """Bytes of host memory that one node needs for what is offloaded."""
     tier_memory: int
+    """Bytes that one node needs of NVMe or CXL memory; 0 where that is not the tier."""
     command: str
     """A ``memcalc estimate`` line that reproduces it."""
 
@@ -68,16 +80,19 @@ class LadderReading(Frozen):
     """The stages under one reading of the precision."""
 
     name: Literal["pure-16-bit", "fp32-master", "autocast", "fp32"]
+    """What the precision is taken to mean."""
     precision: str
     """At the last stage."""
     storage: Storage
     """At the last stage."""
     stages: tuple[LadderStage, ...]
+    """The start first."""
     first: int | None
     """The first stage that fits, be it tight; ``None`` where none does."""
     left_out: tuple[str, ...]
     """Stages that are not possible here, and why."""
     warnings: tuple[str, ...]
+    """What the figures do not know; one that is not of all stages names its own."""
 
 
 class Ladder(Frozen):
@@ -86,15 +101,24 @@ class Ladder(Frozen):
     schema_: Literal["memcalc.ladder/1"] = Field(
         default="memcalc.ladder/1", alias="schema", serialization_alias="schema"
     )
+    """The name and version of this record."""
     version: str
+    """Of memcalc."""
     model: ModelFacts
+    """Name and size."""
     hardware: HardwareFacts
+    """What it runs on."""
     seq_len: int
+    """Tokens a sequence."""
     capacity: int
+    """Of one GPU [bytes]."""
     recipe: bool
     """Whether the stages are those of the usual order of tuning, which takes a remedy only where it is needed."""
     readings: tuple[LadderReading, ...]
+    """Those of which at least one stage is possible."""
     left_out: tuple[str, ...]
     """Readings that are not possible here, and why."""
     assumptions: dict[str, str]
+    """Defaults that hold at every stage of every reading: field and value."""
     command: str
+    """A ``memcalc ladder`` line that reproduces the answer."""

@@ -18,7 +18,9 @@ class ProbeFigure(Frozen):
     name: str
     """allocated, reserved, device, or a phase of the second step."""
     measured: int
+    """As read [bytes]."""
     predicted: int
+    """As estimated [bytes]."""
     error: float
     """Predicted over measured, less one."""
 
@@ -27,8 +29,11 @@ class ProbedJob(Frozen):
     """One job of a probe."""
 
     id: str
+    """Within the suite."""
     kind: str
+    """Which measurement, such as ``step``, ``machine`` or ``rates``."""
     status: ProbeStatus
+    """What became of it."""
     reason: str = ""
     """Why it was left out, or how it ended."""
     memory: int = 0
@@ -36,8 +41,11 @@ class ProbedJob(Frozen):
     need: float = 0.0
     """Rough need of time [s]."""
     ranks: int = 1
+    """Processes, [1]."""
     meant_to_fail: bool = False
+    """Whether it is there to run out of memory."""
     figures: tuple[ProbeFigure, ...] = ()
+    """Those that have a prediction; empty for a job that did not run."""
     seconds: float | None = None
     """Measured time of one step [s]."""
     found: str = ""
@@ -48,8 +56,11 @@ class Probed(Frozen):
     """The answer of ``memcalc probe``."""
 
     schema_: Literal["memcalc.probe/1"] = Field(default="memcalc.probe/1", alias="schema", serialization_alias="schema")
+    """The name and version of this record."""
     version: str
+    """Of memcalc."""
     device: str
+    """``cuda`` or ``cpu``."""
     gpu: str
     """The preset."""
     name: str
@@ -59,8 +70,11 @@ class Probed(Frozen):
     free: int
     """What other processes left of it [bytes]."""
     suite: str
+    """``full``, ``small``, ``steps`` or ``machine``."""
     dry_run: bool
+    """Whether jobs were planned and none was run."""
     jobs: tuple[ProbedJob, ...]
+    """Those of the suite, in the order in which they are run."""
     counts: dict[str, int]
     """Jobs by status."""
     resumed: int = 0

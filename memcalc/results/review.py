@@ -24,7 +24,9 @@ class Review(Frozen):
     fallback: tuple[Plan, ...] = ()
     """What a saved plan goes back to."""
     no_fallback: str = ""
+    """Why a saved plan has no safer one; empty elsewhere."""
     evidence: Evidence | None
+    """What measured runs say of its kind of job; ``None`` without an estimate."""
     given: dict[str, str]
     """What was typed: word and value."""
     searched: dict[str, str]
@@ -32,6 +34,7 @@ class Review(Frozen):
     assumptions: dict[str, str]
     """Every default that was taken: field and value."""
     warnings: tuple[str, ...]
+    """What the figures do not know."""
     command: str
     """The ``memcalc report`` line that makes the page again."""
     notes: tuple[str, ...] = ()

@@ -18,9 +18,11 @@ class SavedJob(Frozen):
     model: str
     """As it was typed: a preset's name or a path."""
     gpu: str
+    """As it was typed: a preset's name."""
     node: str | None
     """None for the usual host of the GPU."""
     seq_len: int = Field(gt=0)
+    """Tokens a sequence."""
     words: dict[str, Word]
     """Further ones of :func:`memcalc.estimate`, such as a kernel that was asked for."""
     settings: dict[str, str]
@@ -33,11 +35,15 @@ class SavedPlan(Frozen):
     schema_: Literal["memcalc.saved-plan/1"] = Field(
         default="memcalc.saved-plan/1", alias="schema", serialization_alias="schema"
     )
+    """The name and version of this record."""
     version: str
+    """Of memcalc."""
     asked: str
     """The ``memcalc plan`` line that found it."""
     job: SavedJob
+    """What the plan is for."""
     plan: Plan
+    """The one that was chosen."""
     fallback: tuple[Plan, ...]
     """Safer plans of the same job, GPUs, layout and global batch: each needs clearly less than the one before."""
     no_fallback: str
