@@ -84,11 +84,15 @@ def ranges() -> Iterator[Block]:
     yield Line(
         "What no mechanism predicts is a range around the prediction of reserved and device memory, fitted by "
         "tests/fits/reserve.py on the runs above (grade A where there are enough) and widened until ranges that were "
-        "fitted without a document hold the claimed share of that document's figures. The verdict `fits` asks for the "
+        'fitted without a document hold the claimed share of that document\'s figures. The verdict "fits" asks for the '
         "limit, which one run of twenty exceeds."
     )
     columns = ("allocator", "low", "high", "limit", "claim", "cross-validated", "figures", "documents")
-    yield Table("", tuple(Column(name, right=name != "allocator") for name in columns), tuple(map(_range_row, CLASSES)))
+    yield Table(
+        "By allocator",
+        tuple(Column(name, right=name != "allocator") for name in columns),
+        tuple(map(_range_row, CLASSES)),
+    )
 
 
 def throughput() -> Iterator[Block]:

@@ -127,7 +127,7 @@ def test_eight_bit_adam_takes_a_byte_for_each_moment() -> None:
 
 
 def test_the_vision_models_way_fits_with_16_bit_weights_alone() -> None:
-    """The published table holds where weights are 16-bit; under autocast the same stages need over 30 GB."""
+    """The working note's table holds where weights are 16-bit; under autocast the same stages need over 30 GB."""
     found = known("vision")
     assert {one.name: one.first for one in found.readings} == {"pure-16-bit": 3, "fp32-master": None, "autocast": None}
     assert reading(found, "pure-16-bit").stages[-1].peak.device < 22e9
@@ -346,18 +346,18 @@ def test_a_chart_is_written_beside_the_table(tmp_path: Path) -> None:
 # -------------------------------------------------------------------------------------------------------- the page
 
 
-PUBLISHED_7B = ((56, 28, 28, 40), (28, 14, 14, 20), (28, 14, 14, 4), (2, 14, 14, 4))
-"""Optimizer, gradients, parameters and activations [GB] of the published ladder, batch 1."""
+NOTED_7B = ((56, 28, 28, 40), (28, 14, 14, 20), (28, 14, 14, 4), (2, 14, 14, 4))
+"""Optimizer, gradients, parameters and activations [GB] of the working note's ladder, batch 1."""
 ORDER = ("optimizer", "gradients", "parameters", "activations")
 
 
 def table_7b() -> str:
-    """The published ladder of a 7B beside ours."""
-    head = "| stage | published | pure 16-bit | fp32 master |\n| --- | --- | --- | --- |\n"
+    """The working note's ladder of a 7B beside ours."""
+    head = "| stage | the note | pure 16-bit | fp32 master |\n| --- | --- | --- | --- |\n"
     pure, master = (reading(known("7b"), name).stages for name in ("pure-16-bit", "fp32-master"))
     rows = [
-        f"| {one.change or 'fp32'} | {' / '.join(map(str, published))} | {gigabytes(one)} | {gigabytes(other)} |\n"
-        for published, one, other in zip(PUBLISHED_7B, pure, master, strict=True)
+        f"| {one.change or 'fp32'} | {' / '.join(map(str, noted))} | {gigabytes(one)} | {gigabytes(other)} |\n"
+        for noted, one, other in zip(NOTED_7B, pure, master, strict=True)
     ]
     return (head + "".join(rows)).replace("precision=bf16", "16 bits")
 
@@ -368,12 +368,12 @@ def gigabytes(stage: LadderStage) -> str:
 
 
 def table_3b() -> str:
-    """The published way of a 3B vision model beside ours."""
-    head = "| | published | pure 16-bit | autocast |\n| --- | --- | --- | --- |\n"
+    """The working note's way of a 3B vision model beside ours."""
+    head = "| | the note | pure 16-bit | autocast |\n| --- | --- | --- | --- |\n"
     pure, cast = (reading(known("vision"), name).stages for name in ("pure-16-bit", "autocast"))
     rows = [
-        f"| {said} | {published} | {sized(pure[place])} | {sized(cast[place])} |\n"
-        for said, published, place in (
+        f"| {said} | {noted} | {sized(pure[place])} | {sized(cast[place])} |\n"
+        for said, noted, place in (
             ("fp32, batch 16", "24 / 12 / 12 / 30, 78 in all", 0),
             ("16 bits, 8-bit Adam, checkpointing, batch 2", "6 / 6 / 6 / 4, 22 in all", 4),
         )
