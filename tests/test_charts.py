@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import warnings
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -391,6 +392,19 @@ def test_a_page_has_a_drawing_for_wide_and_one_for_narrow_screens(fits: Any) -> 
     ids = re.findall(r'\bid="([^"]+)"', page)
     assert len(ids) == len(set(ids))
     assert set(re.findall(r'(?:url\(#|href="#)([^")]+)', page)) <= set(ids)
+
+
+@pytest.mark.parametrize("ending", ["svg", "html", "pdf"])
+def test_a_name_with_what_is_no_text_is_drawn_without_it(fits: Any, ending: str, tmp_path: Path) -> None:
+    """Names come from files and paths: control characters, what XML lacks, half a pair, and no mathematics."""
+    model = fits.model.model_copy(update={"name": "a\x1b[31m\uffff\udcff 日 $\\frac{$ <b>"})
+    drawing = estimate.chart(fits.model_copy(update={"model": model}))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        picture.save(drawing, tmp_path / f"a.{ending}")
+    if ending == "svg":
+        words = " ".join(ET.parse(tmp_path / "a.svg").getroot().itertext())  # noqa: S314 just written
+        assert words.count("a�[31m�� 日 $\\frac{$ <b>") >= 2
 
 
 @pytest.mark.slow

@@ -307,6 +307,16 @@ def test_a_reader_that_leaves_is_no_error() -> None:
     assert (result.stdout, result.stderr) == ("{", "")
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="needs a POSIX shell")
+def test_a_reader_that_leaves_changes_no_exit_code(tmp_path: Path) -> None:
+    """1 would say that the job does not fit."""
+    page = shlex.quote(str(tmp_path / "a.html"))
+    words = f"report --model gpt2 --gpu a100-40g --gpus 1 --estimate --output {page}"
+    line = f"({shlex.quote(sys.executable)} -m memcalc {words}; echo $? >&2) | true"
+    result = subprocess.run(["sh", "-c", line], capture_output=True, text=True, check=False)
+    assert result.stderr == "0\n"
+
+
 def test_help_and_version_import_nothing_heavy() -> None:
     code = (
         "import sys; from memcalc.cli.app import app\n"

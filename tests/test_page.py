@@ -278,6 +278,8 @@ def test_the_command_writes_a_file_and_says_where(tmp_path: Path, monkeypatch: p
     text = (tmp_path / "report.html").read_text(encoding="utf-8")
     assert sound(text).by_id["command-0"] == f"memcalc report --estimate {' '.join(WORDS)} --zero 3"
     assert "<title>Mine</title>" in text
+    half = run(*WORDS, "--estimate", "--output", "half.html", "--note", "half a pair: \udcff")
+    assert (half.exit_code, "Wrote half.html" in half.output) == (0, True)
     tight = run("--model", "llama-2-7b", "--gpu", "rtx-4090", "--estimate", "--output", "not.html")
     assert tight.exit_code == 1
     assert "does not fit" in tight.output

@@ -8,6 +8,7 @@ import json
 import re
 from html.parser import HTMLParser
 from typing import Any
+from xml.etree import ElementTree as ET
 
 import pytest
 from rich.cells import cell_len
@@ -219,6 +220,13 @@ def test_hostile_names_are_escaped(form: str, colour: bool) -> None:
         assert "<script>" not in text
     if form == "latex":
         assert text.count(r"\begin{verbatim}") == text.count(r"\end{verbatim}")
+
+
+def test_a_picture_of_what_is_no_text_is_xml_still() -> None:
+    made = make_estimate(model=MODEL.model_copy(update={"name": "a\x00\uffff\udcff<b>"}))
+    text = report.render(report.of_estimate(made), "svg")
+    ET.fromstring(text.encode())  # noqa: S314 just written
+    assert "a���&lt;b&gt;" in text
 
 
 @pytest.mark.parametrize("width", [40, 80, 100, 160])

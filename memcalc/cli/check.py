@@ -31,7 +31,7 @@ def show(files: Sequence[str], *, fix: bool, brief: bool, options: dict[str, Any
     found = check(files, **given(options))
     written = _write(found, force) if fix else []
     if brief:
-        typer.echo(f"memcalc: {found.summary}")
+        deliver(f"memcalc: {found.summary}\n", None)
     else:
         _show(found, target)
     for path in written:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from memcalc.cli.errors import fail
+from memcalc.cli.output import deliver
 from memcalc.errors import InputError
 from memcalc.files import output_path
 
@@ -66,9 +67,12 @@ def show(plan: str, *, to: str, rank: str | None, fallback: str | None, options:
     if path is None:
         several = len(done.files) > 1
         parts = (f"==> {name} <==\n{text}" if several else text for name, text in done.files.items())
-        typer.echo("\n".join(parts), nl=False)
+        deliver("\n".join(parts), None)
     else:
         write_files(done, force=bool(options["force"]))
     for said in (*(f"Note: {note}" for note in done.notes), f"Launch: {done.launch}", f"Check:  {done.check}"):
-        typer.echo(said, err=path is None)
+        if path is None:
+            typer.echo(said, err=True)
+        else:
+            deliver(f"{said}\n", None)
     return 0

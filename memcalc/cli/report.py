@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import typer
-
 import memcalc
 from memcalc.cli.modules import with_model
 from memcalc.cli.output import deliver
@@ -52,10 +50,9 @@ def show(
         model = None if isinstance(words["model"], str) else words["model"]
         answer = memcalc.estimate(**_alone(words, search), timeline=True) if alone else memcalc.plan(**words, **search)
     found = review_of(answer, rank=rank, model=model, preset_dirs=dirs)
-    text = page_of(found, title=title, note=note)
-    deliver(text, path)
+    deliver(page_of(found, title=title, note=note), path)
     fits, said = said_of(found)
-    typer.echo(f"{said}\nWrote {name}, {len(text.encode()) / 1024:.0f} KiB.")
+    deliver(f"{said}\nWrote {name}, {path.stat().st_size / 1024:.0f} KiB.\n", None)
     return int(not fits)
 
 

@@ -36,7 +36,8 @@ _PLAIN = {
     "“": '"', "”": '"', "‘": "'", "’": "'", "■": "#", "┃": "|", "├": "|", "└": "`", "─": "-", "│": "|", "█": "#",
     "░": ".", "═": "=", "±": "+-", "∞": "inf", "�": "?", "╱": "/",
 }  # fmt: skip
-_UNPRINTABLE = {code: "�" for code in (*range(32), *range(127, 160)) if chr(code) != "\n"}
+_NO_TEXT = (*range(32), *range(127, 160), *range(0xD800, 0xE000), 0xFFFE, 0xFFFF)  # XML has none; UTF-8 no surrogates
+_UNPRINTABLE = {code: "�" for code in _NO_TEXT if chr(code) != "\n"}
 
 
 def glyphs(ascii_only: bool) -> Glyphs:

@@ -9,6 +9,7 @@ from xml.sax.saxutils import escape
 from rich.console import Console
 from rich.terminal_theme import TerminalTheme
 
+from memcalc.report.glyphs import printable
 from memcalc.report.palette import INK, MOODS
 from memcalc.report.tables import Document, Line
 from memcalc.report.terminal import paint
@@ -44,7 +45,7 @@ def picture(document: Document, width: int) -> str:
     rules = "\n".join((_page("dark"), _styles(dark)))
     svg = light.replace("@DARK@", f"@media screen and (prefers-color-scheme: dark) {{\n{rules}\n}}\n")
     svg = svg.replace("@PAGE@", INK["page"].light).replace("@RULE@", INK["rule"].light).replace("@FONT@", _FONT)
-    return _sized(svg).replace("@TITLE@", escape(_title(document)))
+    return _sized(svg).replace("@TITLE@", escape(printable(_title(document))))
 
 
 def _sized(svg: str) -> str:

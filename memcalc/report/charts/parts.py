@@ -6,6 +6,7 @@ import textwrap
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from memcalc.report.glyphs import printable
 from memcalc.report.palette import COMPONENTS, INK, MOODS, words_on
 from memcalc.report.tables import gib
 from memcalc.units import GIB
@@ -25,6 +26,7 @@ __all__ = [
     "is_narrow",
     "keep_inside",
     "legend",
+    "legible",
     "line_key",
     "patch_key",
     "stacked",
@@ -62,6 +64,15 @@ def heading(figure: Figure, said: str, subject: str, mood: str = "") -> None:
         _LEFT, top - 10.5 * 1.3 * len(first) / height, "\n".join(lines), va="top", fontsize=_SMALL,
         color=INK["muted"].light,
     )  # fmt: skip
+
+
+def legible(figure: Figure) -> None:
+    """Replace what is no text in a figure's words, such as control characters of a model's name."""
+    from matplotlib.text import Text
+
+    for text in figure.findobj(Text):
+        if (said := printable(text.get_text())) != text.get_text():
+            text.set_text(said)
 
 
 def stacked(
@@ -144,6 +155,7 @@ def legend(figure: Figure, handles: Sequence[Any]) -> None:
 
     both_ends = {handle: HandlerLine2D(numpoints=2) for handle in handles if hasattr(handle, "get_marker")}
     kinds = {handle: kind for handle, kind in both_ends.items() if handle.get_marker() == "|"}
+    legible(figure)  # before anything is measured: Matplotlib refuses half a pair
     for columns in range(min(len(handles), 6), 0, -1):
         found = figure.legend(
             handles=handles, loc="outside lower left", ncols=columns, fontsize=_SMALL, handlelength=2,

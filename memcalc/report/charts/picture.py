@@ -9,6 +9,7 @@ from __future__ import annotations
 import html
 import io
 import re
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from importlib.util import find_spec
@@ -18,6 +19,8 @@ from xml.etree import ElementTree as ET
 
 from memcalc.errors import InputError
 from memcalc.files import output_path, replacing
+from memcalc.report.charts.parts import legible
+from memcalc.report.glyphs import printable
 from memcalc.report.palette import COMPONENTS, INK, MOODS, SERIES
 
 if TYPE_CHECKING:
@@ -50,6 +53,7 @@ _LOOK = {
     "grid.color": _LIGHT["rule"],
     "grid.linewidth": 0.8,
     "text.color": _LIGHT["text"],
+    "text.parse_math": False,
     "xtick.color": _LIGHT["muted"],
     "ytick.color": _LIGHT["muted"],
     "xtick.labelcolor": _LIGHT["text"],
@@ -126,7 +130,7 @@ def inline(chart: Chart, *, narrow: bool = False) -> str:
     root.attrib.pop("width")
     root.attrib.pop("height")
     said = ET.Element(f"{{{_SVG}}}title", {"id": "alt"})
-    said.text = chart.alt
+    said.text = printable(chart.alt)
     root.insert(0, said)
     _add_tips(root, chart.tips)
     for path in root.iter(f"{{{_SVG}}}path"):
@@ -142,7 +146,7 @@ def page(chart: Chart) -> str:
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<title>{html.escape(chart.alt)}</title>\n<style>\n{_page_rules(chart)}\n{rules()}</style></head>\n"
+        f"<title>{html.escape(printable(chart.alt))}</title>\n<style>\n{_page_rules(chart)}\n{rules()}</style></head>\n"
         f"<body>\n{responsive(chart)}\n</body></html>\n"
     )
 
@@ -195,9 +199,11 @@ def _drawn(chart: Chart, form: str, *, narrow: bool = False) -> bytes:
         raise InputError("chart", chart.name, _ABSENT) from None
     stream = io.BytesIO()
     undated: dict[str, Any] = {"svg": {"Date": None}, "pdf": {"CreationDate": None}, "png": {}}
-    with mpl.rc_context(_LOOK):
+    with mpl.rc_context(_LOOK), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", r"Glyph \d+ ")  # SVG is read with the reader's fonts, which may well have it
         figure = Figure(figsize=chart.narrow if narrow else chart.size)
         chart.draw(figure)
+        legible(figure)
         figure.savefig(stream, format=form, dpi=_DPI, metadata=undated[form])
     return stream.getvalue()
 
@@ -208,7 +214,7 @@ def _add_tips(root: ET.Element, tips: Mapping[str, str]) -> None:
         words = tips.get(part.get("id", ""))
         if words is not None:
             title = ET.Element(f"{{{_SVG}}}title")
-            title.text = words
+            title.text = printable(words)
             part.insert(0, title)
             part.set("class", "memcalc-part")
             part.set("data-part", part.get("id", ""))
