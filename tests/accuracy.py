@@ -45,6 +45,8 @@ EVIDENCE_HEAD = """\
 # Errors of measured runs, predicted / measured - 1, by kind of job and figure: memcalc report tells those of its job.
 """
 START, END = "<!-- accuracy: written by tests/accuracy.py -->", "<!-- end of accuracy -->"
+FEW = 5
+"""Figures from which on a kind of run may be called the weakest."""
 READ_BY = {"allocated": "`max_memory_allocated`", "reserved": "`max_memory_reserved`", "device": "nvidia-smi"}
 CLASSES = ("caching", "2021")
 Pairs = list[tuple[float, str]]
@@ -162,8 +164,10 @@ def line(found: Validation) -> str:
     runs = len({score.id for score in found.runs})
     errors = {group.name: group for group in found.groups if group.by == "figure"}
     each = "; ".join(f"{said} {_reached(errors[name])}" for name, said in READ_BY.items())
+    worst = max((g for g in found.groups if g.by == "group" and g.count >= FEW), key=lambda g: g.median_abs_error or 0)
     return (
         f"**How right:** {total.count} peaks of {runs} published runs, predicted from their settings: {each}. "
+        f"Weakest: {worst.figure} of {worst.name}, {_percent(worst.median_abs_error)} median error. "
         f"Of {total.ran_out} runs that ran out of memory {total.false_fits} were said to fit; of {total.ran} that ran, "
         f"{total.false_rejects} were said not to. [Row by row, with sources](docs/accuracy.md)."
     )

@@ -55,6 +55,8 @@ def split_words(text: str, field: str, known: tuple[str, ...], flags: tuple[str,
             name = word
             if name not in known:
                 raise InputError(field, key.strip(), *_allowed(known))
+            if name in raw:
+                raise InputError(field, key.strip(), "must stand once: its values, if several, behind one =")
             raw[name] = value.strip() if equals else "true"
         elif name:
             raw[name] += f",{part.strip()}"
