@@ -271,7 +271,7 @@ def test_the_command_writes_a_file_and_says_where(tmp_path: Path, monkeypatch: p
     monkeypatch.chdir(tmp_path)
     first = run(*WORDS, "--zero", "3", "--recompute", "full", "--top", "2")
     assert first.exit_code == 0
-    assert re.search(r"^fits · .*\nWrote report\.html, \d+ KiB\.$", first.output.strip())
+    assert re.search(rf"^fits · .*\nWrote report\.html, \d+ KiB\. {re.escape(drawn.UNDRAWN)}$", first.output.strip())
     assert run(*WORDS).exit_code == 2
     again = run(*WORDS, "--estimate", "--zero", "3", "--output", "report.html", "--force", "--title", "Mine")
     assert again.exit_code == 0

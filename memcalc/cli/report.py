@@ -34,7 +34,7 @@ def show(
 ) -> int:
     """Write the page of a job or of a saved plan, and say where it is; return the exit code."""
     from memcalc.handoff.review import review_of
-    from memcalc.report.page import page_of, said_of
+    from memcalc.report.page import drawn, page_of, said_of
 
     name = options.pop("output") or DEFAULT
     path = output_path(name, bool(options.pop("force")))
@@ -52,7 +52,8 @@ def show(
     found = review_of(answer, rank=rank, model=model, preset_dirs=dirs)
     deliver(page_of(found, title=title, note=note), path)
     fits, said = said_of(found)
-    deliver(f"{said}\nWrote {name}, {path.stat().st_size / 1024:.0f} KiB.\n", None)
+    without = "" if drawn.draws() else f" {drawn.UNDRAWN}"
+    deliver(f"{said}\nWrote {name}, {path.stat().st_size / 1024:.0f} KiB.{without}\n", None)
     return int(not fits)
 
 
