@@ -318,8 +318,12 @@ def test_the_picture_of_the_readme_is_what_the_program_draws(tmp_path: Path) -> 
     drawn = tmp_path / "plan.svg"
     result = CliRunner().invoke(app, ["plan", "--model", "7b", "--gpu", "a100-40g", "--output", str(drawn)])
     assert result.exit_code == 0, result.stderr
-    kept = Path(__file__).resolve().parents[1] / "docs" / "images" / "plan-terminal.svg"
-    assert words(kept) == words(drawn)
+    root = Path(__file__).resolve().parents[1]
+    assert words(root / "docs" / "images" / "plan-terminal.svg") == words(drawn)
+    searched = re.search(r"(\d+) strategies searched", words(drawn))
+    assert searched is not None
+    for page in ("README.md", "docs/speed.md"):
+        assert f"{int(searched[1]):,}" in (root / page).read_text(encoding="utf-8"), page
 
 
 def test_the_variable_names_a_format_for_the_screen_alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:

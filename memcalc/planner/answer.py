@@ -142,17 +142,10 @@ def estimate_of(
     peaks = peaks_of(census, ledger, overhead)
     top, layout, strategy = peaks.top, grid.layouts[0], strategy_of(grid)
     need = need_of(census, node)
-    accumulation = scalar(grid.accumulation)
     return results.Estimate(
         version=__version__,
         model=model_facts(model),
-        workload=results.WorkloadFacts(
-            seq_len=grid.fixed.seq_len,
-            micro_batch=strategy.micro_batch,
-            global_batch=grid.fixed.global_batch,
-            accumulation_steps=accumulation,
-            tokens_per_step=grid.fixed.global_batch * grid.fixed.seq_len,
-        ),
+        workload=_workload_facts(grid),
         hardware=hardware_facts(gpu, node, layout.gpus),
         strategy=strategy,
         peak=results.Peak(
@@ -177,6 +170,18 @@ def estimate_of(
         warnings=(*warnings_for(model, gpu, node, overhead, need, strategy), *retry_warnings(peaks)),
         assumptions=request.assumptions,
         command=command,
+    )
+
+
+def _workload_facts(grid: Grid) -> results.WorkloadFacts:
+    """What is fed to a grid of one strategy."""
+    seq_len, global_batch = grid.fixed.seq_len, grid.fixed.global_batch
+    return results.WorkloadFacts(
+        seq_len=seq_len,
+        micro_batch=grid.micro_batches[0],
+        global_batch=global_batch,
+        accumulation_steps=scalar(grid.accumulation),
+        tokens_per_step=global_batch * seq_len,
     )
 
 

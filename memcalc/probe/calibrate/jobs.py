@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from memcalc import api, validation
-from memcalc.planner import axes
 from memcalc.terms import Census
 from memcalc.timing.rates import hardware_of
 from memcalc.timing.work import Work, work_of
@@ -58,10 +57,8 @@ class TimedJob:
 def timed_job(run: Run, gpu: GPU, presets: validation.Presets) -> TimedJob:
     """A run on a GPU as a job."""
     words, settings = validation.job_of(run)
-    request, spec, chip, node = api._resolve(  # noqa: SLF001 - a job without its answer
-        validation.model_of(run, presets), gpu, None, settings, (), words
-    )
-    return TimedJob(run, spec, axes.one_strategy(request, spec, chip, node), chip, node)
+    one = api.single(model=validation.model_of(run, presets), gpu=gpu, settings=settings, **words)
+    return TimedJob(run, one.job.model, one.grid, one.job.gpu, one.job.node)
 
 
 @dataclass(frozen=True)
