@@ -62,7 +62,7 @@ repository_pages = {"readme": "README.md", "changelog": "CHANGELOG.md", "contrib
 
 nitpicky = True
 nitpick_ignore_regex = [
-    ("py:class", r"(collections\.abc|os|pathlib)\..*|Given|Listener|(memcalc\.sweeps\.run\.)?Progress")
+    ("py:class", r"(collections\.abc|os|pathlib)\..*|Given|Listener|(memcalc\.(sweeps\.run|journal)\.)?Progress")
 ]
 """Types of the standard library, and names that a docstring explains."""
 myst_heading_anchors = 4

@@ -10,6 +10,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from memcalc._version import __version__
+
 if TYPE_CHECKING:
     from memcalc.api import estimate, ladder, largest, plan, smallest
     from memcalc.differences import diff
@@ -42,10 +44,7 @@ __all__ = [
     "triage",
 ]
 
-__version__ = "0.1.0"
-
 _HOMES = {
-    **dict.fromkeys(("estimate", "ladder", "largest", "plan", "smallest"), "api"),
     **dict.fromkeys(("export", "load", "save"), "handoff"),
     **dict.fromkeys(("guard", "lightning_callback", "trainer_callback"), "probe.guard"),
     "calibrate": "probe.calibrate",
@@ -55,14 +54,15 @@ _HOMES = {
     "sweep": "sweeps",
     "triage": "probe.triage",
 }
+"""Where each public name is defined that :mod:`memcalc.api` does not define."""
 
 
 def __getattr__(name: str) -> Any:
     """Import the library on first use, so that `import memcalc` and `memcalc --help` stay fast."""
-    if name not in _HOMES:
+    if name not in __all__:
         message = f"module {__name__!r} has no attribute {name!r}"
         raise AttributeError(message)
-    return getattr(import_module(f"memcalc.{_HOMES[name]}"), name)
+    return getattr(import_module(f"memcalc.{_HOMES.get(name, 'api')}"), name)
 
 
 def __dir__() -> list[str]:

@@ -6,59 +6,49 @@ import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast, get_args
+from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 
 from memcalc import calibrations, catalog
 from memcalc.errors import CombinationError, InputError, MissingError, UnknownNameError
 from memcalc.frameworks import habits_of
 from memcalc.frameworks.own_code import rewritten
-from memcalc.planner.job import Job
-from memcalc.planner.lines import command_line, said
-from memcalc.planner.objectives import Goal, Objective
-from memcalc.planner.one import One
-from memcalc.planner.plans import BILLION, Wish, plan_for
+from memcalc.planner.finalists import One
+from memcalc.planner.job import PlanJob
+from memcalc.planner.plans import BILLION, PlanOptions, plan_for
+from memcalc.planner.progress import Tally
+from memcalc.planner.ranking import Objective, ObjectiveName
+from memcalc.planner.record import flat_options, pinned, record_of, split_options
 from memcalc.planner.recorded import check_recorded
-from memcalc.planner.request import SEARCHED, Request, check_words, one_of, positive
-from memcalc.planner.tally import Tally
+from memcalc.planner.request import check_words, one_of, positive
 from memcalc.specs.strategy import Largest, Smallest
-from memcalc.terms.prediction import with_predictors
+from memcalc.terms.head import with_predictors
+from memcalc.trace.template import TraceCache
 
 if TYPE_CHECKING:
-    from memcalc.planner.columns import Inquiry
-    from memcalc.planner.inverse_answer import Asked
-    from memcalc.planner.tally import Listener
-    from memcalc.results import Estimate, Inverse, Ladder, Plans
-    from memcalc.specs.hardware import GPU, Node
+    from memcalc.planner.limit_answer import LimitQuery
+    from memcalc.planner.limit_grid import LimitJob
+    from memcalc.planner.progress import Listener
+    from memcalc.results.estimates import Estimate
+    from memcalc.results.ladder import Ladder
+    from memcalc.results.plans import Inverse, Plans
+    from memcalc.specs.hardware import GPU
+    from memcalc.specs.job import JobRecord
     from memcalc.specs.model import Model
 
-TOP = 10
-"""Plans that are listed for one number of GPUs."""
-CHOSEN = frozenset({*SEARCHED, "framework", "seq_len"})
-"""Words that a search decides, or that each of its plans repeats."""
-
-__all__ = ["estimate", "ladder", "largest", "load_model", "plan", "single", "smallest"]
+TOP, ALL = 6, 30
+"""Plans that are listed for one number of GPUs: of ideas, and of a whole ranking."""
 
 
 def load_model(name: str, preset_dirs: Iterable[str] = ()) -> Model:
     """A preset by its name, or a model from a ``config.json``, a directory that has one, or a TOML file."""
     if not name:
         raise InputError("model", name, "must be a preset's name, a config.json, a directory with one, or a .toml file")
-    path = Path(name)
-    if name.endswith(".json") and _is_recorded(path):
-        from memcalc.convert.recorded import read_recorded
+    path, is_json = Path(name), name.endswith(".json")
+    if is_json or (not name.endswith(".toml") and _is_directory(path)):
+        from memcalc.convert.huggingface import is_recorded, read_model, read_recorded
 
-        return read_recorded(path)
-    if name.endswith(".json") or (not name.endswith(".toml") and _is_directory(path)):
-        from memcalc.convert.huggingface import read_model
-
-        return read_model(name)
+        return read_recorded(path) if is_json and is_recorded(path) else read_model(name)
     return catalog.model(name, tuple(preset_dirs))
-
-
-def _is_recorded(path: Path) -> bool:
-    from memcalc.convert.recorded import is_recorded
-
-    return is_recorded(path)
 
 
 def _is_directory(path: Path) -> bool:
@@ -76,7 +66,8 @@ def estimate(
     settings: Mapping[str, Any] | None = None,
     preset_dirs: Iterable[str] = (),
     timeline: bool = False,
-    **words: Any,
+    advice: bool = True,
+    **options: Any,
 ) -> Estimate:
     """Estimate one strategy: components, terms, phases, the three peak figures and the verdict.
 
@@ -94,7 +85,9 @@ def estimate(
         Folders with presets of your own, looked up first.
     timeline
         Whether one step over time is added.
-    **words
+    advice
+        Whether a large allocator cache is compared with what expandable segments leave of it.
+    **options
         The words of a job: ``gpus``, ``seq_len`` [tokens], ``micro_batch`` and ``global_batch`` [sequences], and all
         others of :doc:`/python`. ``calibration`` is the file of one, or ``none``; without it the user's own
         calibration of a GPU that is named is taken, where there is one.
@@ -104,8 +97,8 @@ def estimate(
     memcalc.errors.InputError
         For a value that cannot be used; where only the user can tell it, :class:`memcalc.errors.MissingError`.
     """
-    job = single(model=model, gpu=gpu, node=node, settings=settings, preset_dirs=preset_dirs, **words)
-    return job.estimate(timeline=timeline)
+    job = single(model=model, gpu=gpu, node=node, settings=settings, preset_dirs=preset_dirs, **options)
+    return job.estimate(timeline=timeline, advice=advice)
 
 
 def single(
@@ -115,12 +108,12 @@ def single(
     node: str | None = None,
     settings: Mapping[str, Any] | None = None,
     preset_dirs: Iterable[str] = (),
-    **words: Any,
+    **options: Any,
 ) -> One:
     """The job of :func:`estimate` with every default resolved and checked, before its figures are computed."""
-    request, spec, chip, host = _resolve(model, gpu, node, settings, preset_dirs, words)
-    command = command_line("estimate", model, gpu, node, said(words, request), settings)
-    return One.of(Job(request, spec, chip, host), command)
+    dirs = tuple(preset_dirs)
+    job = resolve(model, gpu, options, node=node, settings=settings, preset_dirs=dirs)
+    return One.of(job, record_of("estimate", model, gpu, node, options, settings, dirs, job.request))
 
 
 def plan(
@@ -130,59 +123,64 @@ def plan(
     node: str | None = None,
     settings: Mapping[str, Any] | None = None,
     preset_dirs: Iterable[str] = (),
-    objective: str = "throughput",
+    objective: str = "simplicity",
     critical_batch: int | str | None = None,
     tokens: int | str | None = None,
     why: str | None = None,
     recipe: bool = False,
     advice: bool = True,
-    top: int | str = TOP,
+    beyond: bool = False,
+    top: int | str | None = None,
+    rank_all: bool = False,
     on_progress: Listener | None = None,
-    **words: Any,
+    **options: Any,
 ) -> Plans:
     """Search every strategy that the given words leave open; rank those that fit.
 
-    The job is told as for :func:`estimate`, and the same errors are raised. Each of ``words`` pins or narrows what is
+    The job is told as for :func:`estimate`, and the same errors are raised. Each of ``options`` pins or narrows what is
     searched; without ``gpus`` the best plan is told for 1, 2, 4, … GPUs of one node.
 
     Parameters
     ----------
     objective
-        ``throughput``, ``memory``, ``gpus``, ``cost`` or ``simplicity``.
+        ``simplicity`` (the simplest plan within 5% of the fastest), ``throughput``, ``memory``, ``gpus`` or ``cost``.
     critical_batch, tokens
         The critical batch, with which large batches count for less; the budget for which GPU-hours are told [tokens].
     why
         A strategy, as in ``tp=1,zero=3``, of which the answer says why it lost.
     recipe, advice
         Whether the usual order of tuning is added; whether the smallest changes are told where nothing fits.
-    top
-        Plans that are listed for one number of GPUs.
+    beyond
+        Whether strategies are searched too that the framework cannot be told; each plan says what code they need.
+    top, rank_all
+        Plans that are listed for one number of GPUs; whether they are all strategies in order, not one of each idea.
     on_progress
         Is told how many strategies of how many are searched.
     """
-    request, spec, chip, host = _resolve(model, gpu, node, settings, preset_dirs, words, several=True)
-    wish = replace(_wish(top, objective, critical_batch, tokens), question=why or "", recipe=recipe, advice=advice)
-    own = {
-        "objective": None if objective == "throughput" else objective,
+    dirs = tuple(preset_dirs)
+    job = resolve(model, gpu, options, node=node, settings=settings, preset_dirs=dirs, several=True, beyond=beyond)
+    usual = ALL if rank_all else TOP
+    wish = replace(_wish(top or usual, objective, critical_batch, tokens), question=why or "", recipe=recipe)
+    wish = replace(wish, advice=advice, rank_all=rank_all, filled=wish.top if top else wish.filled)
+    query = {
+        "objective": None if objective == "simplicity" else objective,
         "critical_batch": critical_batch,
         "tokens": tokens,
         "why": why,
-        "recipe": recipe or None,
-        "top": None if wish.top == TOP else wish.top,
+        "recipe": recipe,
+        "beyond": beyond,
+        "top": None if wish.top == usual else wish.top,
+        "rank_all": rank_all,
     }
-    words = said(words, request)
-    command = command_line("plan", model, gpu, node, {**words, **own}, settings)
-    pinned = {name: value for name, value in words.items() if name not in CHOSEN}
-    base = command_line("estimate", model, gpu, node, pinned, settings)
-    return plan_for(Job(request, spec, chip, host, tally=Tally(on_progress)), wish, command, base)
+    record = record_of("plan", model, gpu, node, options, settings, dirs, job.request, query=query)
+    return plan_for(replace(job, tally=Tally(on_progress)), wish, record)
 
 
-def _wish(top: int | str, objective: str, critical_batch: Any, tokens: Any) -> Wish:
-    """How the answer is wanted, checked."""
-    name = one_of(objective, "objective", get_args(Objective))
+def _wish(top: int | str, objective: str, critical_batch: Any, tokens: Any) -> PlanOptions:
+    name = one_of(objective, "objective", get_args(ObjectiveName))
     critical = None if critical_batch is None else positive(critical_batch, "critical_batch")
     budget = BILLION if tokens is None else positive(tokens, "tokens")
-    return Wish(Goal(cast("Objective", name), critical), positive(top, "top"), budget)
+    return PlanOptions(Objective(cast("ObjectiveName", name), critical), positive(top, "top"), budget)
 
 
 def ladder(
@@ -195,7 +193,7 @@ def ladder(
     stages: Iterable[str] = (),
     recipe: bool = False,
     reading: str | None = None,
-    **words: Any,
+    **options: Any,
 ) -> Ladder:
     """The job at fp32, then with one remedy after another: what each saves and costs, and the first stage that fits.
 
@@ -205,17 +203,17 @@ def ladder(
     """
     from memcalc.planner import ladder as rungs
 
-    dirs, wanted = tuple(preset_dirs), rungs.Wanted(tuple(stages), recipe, reading)
-    own = rungs.together(words, settings)
+    dirs, wanted = tuple(preset_dirs), rungs.LadderOptions(tuple(stages), recipe, reading)
+    base, traces = flat_options({**options, "settings": settings}), TraceCache()
 
-    def resolve(every: Mapping[str, Any]) -> tuple[Job, str]:
-        plain, fields = rungs.apart(every)
-        request, spec, chip, host = _resolve(model, gpu, node, fields, dirs, plain)
-        return Job(request, spec, chip, host), command_line("estimate", model, gpu, node, said(plain, request), fields)
+    def resolved(changed: Mapping[str, Any]) -> tuple[PlanJob, JobRecord]:
+        plain = split_options(changed)
+        fields = plain.pop("settings")
+        job = resolve(model, gpu, plain, node=node, settings=fields, preset_dirs=dirs)
+        record = record_of("estimate", model, gpu, node, plain, fields, dirs, job.request)
+        return replace(job, traces=traces), record
 
-    plain, fields = rungs.apart(own)
-    line = command_line("ladder", model, gpu, node, {**plain, "recipe": recipe or None, "reading": reading}, fields)
-    return rungs.ladder_of(resolve, own, wanted, " ".join([line, *rungs.typed(wanted.stages)]))
+    return rungs.ladder_of(resolved, base, wanted)
 
 
 def largest(
@@ -227,12 +225,13 @@ def largest(
     settings: Mapping[str, Any] | None = None,
     preset_dirs: Iterable[str] = (),
     step: int | str = 1,
-    safe: bool = False,
+    tight: bool = False,
     search: str | None = None,
     family: str | None = None,
+    beyond: bool = False,
     curve: bool = False,
     on_progress: Listener | None = None,
-    **words: Any,
+    **options: Any,
 ) -> Inverse:
     """The largest ``seq-len``, ``micro-batch`` or ``model`` that fits; what the other words leave open is searched.
 
@@ -242,31 +241,33 @@ def largest(
     ----------
     what
         ``seq-len`` [tokens], ``micro-batch`` [sequences] or ``model``, which then is left out of the words.
-    step, safe
-        Only multiples of ``step`` are answered, and where ``safe`` no value whose verdict is ``tight``.
+    step, tight
+        Only multiples of ``step`` are answered, and only where ``tight`` values whose verdict is that.
     search, family
         A part of a name, or a family, that narrows the models.
+    beyond
+        Whether strategies are searched too that the framework cannot be told.
     curve
         Whether the answer's strategy is added at values below and above it, except for models.
     on_progress
         Is told how many models of how many are begun, or how many strategies are evaluated, of an unknown number (0).
     """
-    from memcalc.planner import questions
+    from memcalc.planner import limits
 
-    ask = _Ask("max", _one_of(what, get_args(Largest)), node, settings, tuple(preset_dirs), words, safe=safe)
+    ask = _Ask("max", _one_of(what, get_args(Largest)), node, settings, tuple(preset_dirs), options, tight, beyond)
     if what == "model":
         if model is not None:
             raise InputError("model", model, "max model answers it, so it must be left out")
-        specs = questions.candidates(search, family, ask.dirs)
-        options = {"search": search, "family": family}
-        pairs = [ask.of(spec, gpu, positive(step, "step"), **options) for spec in specs]
-        return questions.biggest(pairs, ask.gpus(pairs[0][0]), on_progress)
+        specs = limits.candidates(search, family, ask.dirs)
+        narrowed = {"search": search, "family": family}
+        pairs = [ask.of(spec, gpu, positive(step, "step"), **narrowed) for spec in specs]
+        return limits.max_model(pairs, ask.gpus(pairs[0][0]), on_progress)
     if model is None:
         raise MissingError("the largest of what? give --model.")
-    job, asked = ask.of(model, gpu, positive(step, "step"))
+    job, query = ask.of(model, gpu, positive(step, "step"))
     job = replace(job, tally=Tally(on_progress))
-    find = questions.longest if what == "seq-len" else questions.widest
-    return find(job, replace(asked, curve=curve), ask.gpus(job))
+    find = limits.max_seq_len if what == "seq-len" else limits.max_micro_batch
+    return find(job, replace(query, curve=curve), ask.gpus(job))
 
 
 def smallest(
@@ -279,13 +280,14 @@ def smallest(
     preset_dirs: Iterable[str] = (),
     up_to: int | str | None = None,
     any_count: bool = False,
-    safe: bool = False,
+    tight: bool = False,
+    beyond: bool = False,
     on_progress: Listener | None = None,
-    **words: Any,
+    **options: Any,
 ) -> Inverse:
     """The smallest number of ``gpus`` on which a strategy fits, with the fastest there.
 
-    The job is told as for :func:`plan`; ``what`` is ``gpus``, ``safe`` as for :func:`largest`.
+    The job is told as for :func:`plan`; ``what`` is ``gpus``, ``tight`` as for :func:`largest`.
 
     Parameters
     ----------
@@ -293,16 +295,18 @@ def smallest(
         The largest number that is tried; eight nodes when left out.
     any_count
         Whether every number is tried; otherwise powers of two within a node, and whole nodes.
+    beyond
+        Whether strategies are searched too that the framework cannot be told.
     on_progress
         Is told how many strategies are evaluated, of an unknown number (0).
     """
-    from memcalc.planner import questions
+    from memcalc.planner import limits
 
-    ask = _Ask("min", _one_of(what, get_args(Smallest)), node, settings, tuple(preset_dirs), words, safe=safe)
-    job, asked = ask.of(model, gpu, 1, up_to=up_to, any_count=any_count)
+    ask = _Ask("min", _one_of(what, get_args(Smallest)), node, settings, tuple(preset_dirs), options, tight, beyond)
+    job, query = ask.of(model, gpu, 1, up_to=up_to, any_count=any_count)
     job = replace(job, tally=Tally(on_progress))
-    most = questions.NODES * job.node.gpus if up_to is None else positive(up_to, "up_to")
-    return questions.fewest(job, asked, questions.counts_up_to(most, job.node.gpus, every=any_count))
+    most = limits.NODES * job.node.gpus if up_to is None else positive(up_to, "up_to")
+    return limits.min_gpus(job, query, limits.counts_up_to(most, job.node.gpus, any_count=any_count))
 
 
 def _one_of(what: str, names: tuple[str, ...]) -> str:
@@ -313,54 +317,58 @@ def _one_of(what: str, names: tuple[str, ...]) -> str:
 
 @dataclass(frozen=True)
 class _Ask:
-    """The words of an inverse question."""
-
-    command: str
+    command: Literal["max", "min"]
     what: str
     node: str | None
     settings: Mapping[str, Any] | None
     dirs: tuple[str, ...]
-    words: Mapping[str, Any]
-    safe: bool
+    options: Mapping[str, Any]
+    tight: bool
+    beyond: bool
 
-    def of(self, model: str | Model, gpu: str, step: int, **options: Any) -> tuple[Inquiry, Asked]:
+    def of(self, model: str | Model, gpu: str, step: int, **options: Any) -> tuple[LimitJob, LimitQuery]:
         """The question for a model, checked."""
-        from memcalc.planner.columns import Inquiry
-        from memcalc.planner.inverse_answer import Asked
+        from memcalc.planner.limit_answer import LimitQuery
+        from memcalc.planner.limit_grid import LimitJob
 
         started = time.perf_counter()
-        request, spec, chip, host = _resolve(model, gpu, self.node, self.settings, self.dirs, self.words)
-        name = self.what.replace("-", "_")
-        if request.given.get(name) is not None:
-            raise InputError(self.what, request.given[name], f"{self.command} {self.what} answers it, so leave it out")
-        words = said(self.words, request)
-        pinned = {name: value for name, value in words.items() if name not in CHOSEN}
-        base = command_line("estimate", model, gpu, self.node, pinned, self.settings)
-        asked = {**words, "step": step if step > 1 else None, "safe": self.safe or None, **options}
-        line = command_line(f"{self.command} {self.what}", model, gpu, self.node, asked, self.settings)
-        line = line.replace(f"'{self.command} {self.what}'", f"{self.command} {self.what}", 1)
-        if self.what == "model":
-            line = line.replace(f" --model {spec.name}", "", 1)
-        schema: Any = f"memcalc.{self.command}/1"
-        return Inquiry(request, spec, chip, host, self.safe), Asked(schema, self.what, step, base, line, started)
+        job = resolve(
+            model, gpu, self.options, node=self.node, settings=self.settings, preset_dirs=self.dirs, beyond=self.beyond
+        )
+        given = job.request.given.get(self.what.replace("-", "_"))
+        if given is not None:
+            raise InputError(self.what, given, f"{self.command} {self.what} answers it, so leave it out")
+        query = {"step": step if step > 1 else None, "tight": self.tight, "beyond": self.beyond, **options}
+        subject = None if self.what == "model" else model
+        record = record_of(
+            self.command, subject, gpu, self.node, self.options, self.settings, self.dirs, job.request,
+            what=self.what, query=query,
+        )  # fmt: skip
+        limit_job = LimitJob(job.request, job.model, job.gpu, job.node, safe=not self.tight)
+        return limit_job, LimitQuery(record, pinned(record, model), step, started)
 
-    def gpus(self, job: Inquiry) -> int:
+    def gpus(self, job: LimitJob) -> int:
         """As told, or all of one node; plain trains on one."""
         if job.request.given.get("framework", "").partition("@")[0] == "plain":
             return int(job.request.get("gpus", 1))
         return int(job.request.get("gpus", job.node.gpus, f"{job.node.gpus}, one node"))
 
 
-def _resolve(
+def resolve(
     model: str | Model,
     gpu: str | GPU,
-    node: str | None,
-    settings: Mapping[str, Any] | None,
-    preset_dirs: Iterable[str],
-    words: Mapping[str, Any],
+    options: Mapping[str, Any],
     *,
+    node: str | None = None,
+    settings: Mapping[str, Any] | None = None,
+    preset_dirs: Iterable[str] = (),
     several: bool = False,
-) -> tuple[Request, Model, GPU, Node]:
+    beyond: bool = False,
+) -> PlanJob:
+    """The job of :func:`estimate`, its options checked and its presets read; with ``several`` that of :func:`plan`.
+
+    ``beyond`` opens a search to what the framework cannot be told.
+    """
     from memcalc.specs.hardware import GPU
     from memcalc.specs.model import Model
 
@@ -369,7 +377,7 @@ def _resolve(
     host = catalog.node(node, dirs) if node else catalog.node_for(chip, dirs)
     if host.gpu != chip.name:
         raise CombinationError("node", node, f"it holds {host.gpu} GPUs, and --gpu is {chip.name}")
-    request = check_words(words, settings, several=several)
+    request = replace(check_words(options, settings, several=several), beyond=beyond)
     word = request.given.pop("calibration", None)
     chip, request.calibration = calibrations.applied(chip, word, look=isinstance(gpu, str))
     if chip.calibration is not None:
@@ -381,4 +389,4 @@ def _resolve(
     spec = with_predictors(spec, int(request.given["fields"].get("mtp", 0)))
     if not node:
         request.assumptions["node"] = host.name
-    return request, spec, chip, host
+    return PlanJob(request, spec, chip, host)

@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from memcalc.specs.calibration import Calibration
     from memcalc.specs.hardware import GPU
 
-__all__ = ["NONE", "OF_GPU", "applied", "home_of", "read", "word"]
-
 OF_GPU = ("matmul", "attention")
 """Constants that each GPU has its own of; the others are of kinds of kernels, optimizers and links."""
 NONE = "none"
@@ -40,12 +38,12 @@ def applied(chip: GPU, named: str | None, *, look: bool = True) -> tuple[GPU, st
         named = str(home)
     if named == NONE:
         return chip, NONE
-    found = read(named)
-    if found.gpu != chip.name:
+    calibration = read(named)
+    if calibration.gpu != chip.name:
         raise CombinationError(
-            "calibration", named, f"it was measured on {found.gpu}, and the job's GPU is {chip.name}"
+            "calibration", named, f"it was measured on {calibration.gpu}, and the job's GPU is {chip.name}"
         )
-    return chip.calibrated(found), named
+    return chip.calibrated(calibration), named
 
 
 def word(value: object) -> str:
@@ -77,23 +75,22 @@ def read(path: str) -> Calibration:
         raise FileError("calibration", path, "must be an existing regular file") from None
     except InputError as error:
         raise error.within("calibration") from None
-    found = catalog.validated(Calibration, data, what)
+    calibration = catalog.validated(Calibration, data, what)
     try:
-        _check(found)
+        _check(calibration)
     except InputError as error:
         raise error.within(what) from None
-    return found
+    return calibration
 
 
-def _check(found: Calibration) -> None:
-    """Refuse what would be read and never used."""
-    for row in found.reserve:
+def _check(calibration: Calibration) -> None:
+    for row in calibration.reserve:
         catalog.reserve(row.name)
     known = _constants()
-    for constant in found.constant:
+    for constant in calibration.constant:
         if constant.name not in known:
             raise UnknownNameError("constant", constant.name, f"must be one of {', '.join(known)}", known)
-        things = (found.gpu,) if constant.name in OF_GPU else known[constant.name]
+        things = (calibration.gpu,) if constant.name in OF_GPU else known[constant.name]
         if constant.of not in things:
             allowed = f"{constant.name} must be of {' or '.join(things)}"
             raise InputError("constant of", constant.of, allowed, things)
@@ -102,8 +99,8 @@ def _check(found: Calibration) -> None:
 @cache
 def _constants() -> dict[str, tuple[str, ...]]:
     """The constants of the step-time model that a measurement can replace, with what each is of."""
-    found: dict[str, list[str]] = {}
+    things: dict[str, list[str]] = {}
     for row in catalog.step_time().constant:
         if row.low < row.high:  # what was read in a source and not fitted stays
-            found.setdefault(row.name, []).append(row.of)
-    return {name: tuple(of) for name, of in found.items()}
+            things.setdefault(row.name, []).append(row.of)
+    return {name: tuple(of) for name, of in things.items()}

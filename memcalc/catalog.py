@@ -26,31 +26,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from memcalc.errors import AbsentError, FileError, InputError, UnknownNameError
+from memcalc.preset_names import is_hub_id, key, shortened, unknown
 
 if TYPE_CHECKING:
     from pydantic import BaseModel, ValidationError
 
-    from memcalc.specs.hardware import GPU, Node
+    from memcalc.specs.hardware import GPU, Node, Vendor
     from memcalc.specs.model import Model
     from memcalc.specs.reserve import Reserve
     from memcalc.specs.step_time import StepTimeTable
-
-__all__ = [
-    "config_dir",
-    "gpu",
-    "gpus",
-    "model",
-    "models",
-    "models_of",
-    "names",
-    "node",
-    "node_for",
-    "nodes",
-    "read_toml",
-    "reserve",
-    "step_time",
-    "validated",
-]
 
 Kind = Literal["model", "gpu", "node"]
 Dirs = Sequence[str | os.PathLike[str]]
@@ -124,14 +108,14 @@ def models_of(layers: int, hidden: int, preset_dirs: Dirs = ()) -> list[str]:
     >>> "llama-2-7b" in models_of(32, 4096)
     True
     """
-    found: dict[str, tuple[Any, Any]] = {}
+    tables: dict[str, tuple[Any, Any]] = {}
     pattern = re.compile(rf"(?m)^\s*n_layers\s*=\s*{layers}\b".encode())
     for shelf in _shelves(preset_dirs):
         for name in shelf.names("model"):
-            if name not in found and shelf.mentions("model", name, pattern):
+            if name not in tables and shelf.mentions("model", name, pattern):
                 table = shelf.read("model", name)
-                found[name] = table.get("n_layers"), table.get("hidden")
-    return [name for name, sizes in found.items() if sizes == (layers, hidden)]
+                tables[name] = table.get("n_layers"), table.get("hidden")
+    return [name for name, sizes in tables.items() if sizes == (layers, hidden)]
 
 
 @cache
@@ -139,12 +123,24 @@ def reserve(name: str) -> Reserve:
     """Return the range of measured over predicted memory for a class of allocator."""
     from memcalc.specs.reserve import Reserve
 
-    table = read_toml(files("memcalc.presets") / "reserve.toml")
-    found = [validated(Reserve, row, "reserve") for row in table["reserve"] if row["name"] == name]
-    if not found:
+    table = read_toml(shipped() / "reserve.toml")
+    rows = [validated(Reserve, row, "reserve") for row in table["reserve"] if row["name"] == name]
+    if not rows:
         known = [row["name"] for row in table["reserve"]]
         raise UnknownNameError("reserve", name, f"must be one of {', '.join(known)}", known)
-    return found[0]
+    return rows[0]
+
+
+@cache
+def vendor(name: str) -> Vendor:
+    """Return what a vendor's software takes beside the tensors of a process.
+
+    >>> vendor("nvidia").world.bytes
+    858783744
+    """
+    from memcalc.specs.hardware import Vendor
+
+    return validated(Vendor, read_toml(shipped() / "vendors.toml")[name], f"vendor {name}")
 
 
 @cache
@@ -152,7 +148,7 @@ def step_time() -> StepTimeTable:
     """Return the constants of the step-time model."""
     from memcalc.specs.step_time import StepTimeTable
 
-    return validated(StepTimeTable, read_toml(files("memcalc.presets") / "step_time.toml"), "step_time")
+    return validated(StepTimeTable, read_toml(shipped() / "step_time.toml"), "step_time")
 
 
 def names(kind: Kind, preset_dirs: Dirs = ()) -> list[str]:
@@ -189,33 +185,26 @@ def _find(kind: Kind, name: str, preset_dirs: Dirs) -> tuple[dict[str, Any], str
         raise InputError(kind, name, "must be the name of a preset, or the path of a TOML file")
     shelves = _shelves(preset_dirs)
     aliases = {alias: target for shelf in reversed(shelves) for alias, target in shelf.aliases(kind).items()}
-    key = _key(name)
-    for wanted in (key, aliases.get(key, key)):
+    path = _is_path(name) and (not is_hub_id(name) or Path(name).exists())
+    typed = [name, *(shortened(name) if kind == "model" and not path else ())]
+    for wanted in [form for text in typed for form in (key(text), aliases.get(key(text), key(text)))]:
         for shelf in shelves:
             if wanted in shelf.names(kind):
                 other = {alias for alias, target in aliases.items() if target == wanted}
                 return _complete(shelf.read(kind, wanted), wanted, other), f"{kind} preset {wanted}"
-    if _is_path(name):
+    if path:
         return _complete(read_toml(Path(name)), Path(name).stem, set()), f"{kind} preset {name}"
-    known = {known for shelf in shelves for known in shelf.names(kind)}
-    raise UnknownNameError(kind, name, f"must be one that `memcalc {kind}s` lists, or a .toml file", known | {*aliases})
+    raise unknown(kind, name, {known for shelf in shelves for known in shelf.names(kind)}, aliases)
 
 
 def _complete(data: Mapping[str, Any], name: str, aliases: set[str]) -> dict[str, Any]:
     """Fill in what the place of a preset says: its name, unless it gives one, and the aliases that lead to it."""
-    own = data.get("aliases", [])
-    return {"name": name, **data, "aliases": sorted({*own, *aliases}) if isinstance(own, list) else own}
-
-
-def _key(name: str) -> str:
-    return name.strip().casefold().replace(" ", "-").replace("_", "-")
+    named = data.get("aliases", [])
+    return {"name": name, **data, "aliases": sorted({*named, *aliases}) if isinstance(named, list) else named}
 
 
 def _is_path(name: str) -> bool:
     return name.lower().endswith(".toml") or os.sep in name or "/" in name
-
-
-# ---------------------------------------------------------- shelves
 
 
 @dataclass(frozen=True)
@@ -237,7 +226,7 @@ class _Folder:
             for entry in sorted(folder.iterdir(), key=lambda entry: entry.name):
                 stem, dot, suffix = entry.name.rpartition(".")
                 if dot and suffix == "toml" and stem != _ALIASES:
-                    yield _key(stem), entry
+                    yield key(stem), entry
 
     def read(self, kind: Kind, name: str) -> dict[str, Any]:
         if (kind, name) not in self._parsed:
@@ -264,7 +253,7 @@ class _Folder:
         wrong = next((alias for alias, target in data.items() if not isinstance(target, str)), None)
         if wrong is not None:
             raise InputError(str(path), wrong, 'must stand as alias = "name"')
-        return {_key(alias): _key(target) for alias, target in data.items()}
+        return {key(alias): key(target) for alias, target in data.items()}
 
 
 @dataclass(frozen=True)
@@ -274,7 +263,7 @@ class _Tables:
     data: Mapping[str, Any] = field(repr=False)
 
     def names(self, kind: Kind) -> Mapping[str, Any]:
-        return {_key(name): table for name, table in self.data.get(kind, {}).items()}
+        return {key(name): table for name, table in self.data.get(kind, {}).items()}
 
     def read(self, kind: Kind, name: str) -> dict[str, Any]:
         return dict(self.names(kind)[name])
@@ -285,27 +274,40 @@ class _Tables:
 
     def aliases(self, kind: Kind) -> dict[str, str]:
         listed = {name: table.get("aliases") for name, table in self.names(kind).items()}
-        return {_key(str(alias)): name for name, aliases in listed.items() for alias in aliases or ()}
+        return {key(str(alias)): name for name, aliases in listed.items() for alias in aliases or ()}
 
 
 _Shelf = _Folder | _Tables
 
 
 def _shelves(preset_dirs: Dirs) -> list[_Shelf]:
-    """Return the places that are searched, the one that wins first."""
     given: list[_Shelf] = [_given(path) for path in preset_dirs]
     project = Path("memcalc.toml")
     if project.is_file():
         given.append(_project(project))
-    own = config_dir()
-    if own is not None and own.is_dir():
-        given.append(_Folder(own))
+    folder = config_dir()
+    if folder is not None and folder.is_dir():
+        given.append(_Folder(folder))
     return [*given, _shipped()]
+
+
+MARK = "step_time.toml"
+"""A file that tells the folder of presets from others of its name."""
+
+
+@cache
+def shipped() -> Traversable:
+    """Return the presets that come with the package: beside it in a clone, a part of it where it is installed.
+
+    Those beside it come first, so that a clone on the path never reads the presets of another that is installed.
+    """
+    clone: Traversable = files("memcalc").parent / "presets"  # type: ignore[attr-defined]  # a path, or one in a zip file
+    return clone if (clone / MARK).is_file() else files("memcalc.presets")
 
 
 @cache
 def _shipped() -> _Folder:
-    return _Folder(files("memcalc.presets"))
+    return _Folder(shipped())
 
 
 def _given(path: str | os.PathLike[str]) -> _Folder:
@@ -337,9 +339,6 @@ def config_dir(platform: str = sys.platform, environ: Mapping[str, str] = os.env
     elif platform != "win32" and home and not (base and Path(base).is_absolute()):
         base = f"{home}/.config"
     return Path(base) / "memcalc" / "presets" if base and Path(base).is_absolute() else None
-
-
-# ---------------------------------------------------------- reading and checking
 
 
 def read_toml(path: Traversable) -> dict[str, Any]:
@@ -390,11 +389,10 @@ def validated(spec: type[Spec], data: Mapping[str, Any], what: str) -> Spec:
 
 def _sentence(spec: type[BaseModel], error: ValidationError) -> InputError:
     first = error.errors(include_url=False)[0]
-    key = ".".join(str(part) for part in first["loc"])
+    key = ".".join(map(str, first["loc"]))
     if first["type"] == "missing":
         return AbsentError("key", key, "must be given")
     if first["type"] == "extra_forbidden":
-        known = sorted(spec.model_fields)
-        return UnknownNameError("key", key, f"must be one of {', '.join(known)}", known)
-    said = first["msg"].removeprefix("Value error, ").replace("Input should be", "must be").rstrip(".")
-    return InputError(key, first["input"], said)
+        return UnknownNameError("key", key, f"must be one of {', '.join(sorted(spec.model_fields))}", spec.model_fields)
+    message = first["msg"].removeprefix("Value error, ").replace("Input should be", "must be")
+    return InputError(key, first["input"], message.rstrip("."))

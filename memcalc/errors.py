@@ -18,19 +18,6 @@ import difflib
 from collections.abc import Iterable
 from typing import Self
 
-__all__ = [
-    "AbsentError",
-    "CombinationError",
-    "FileError",
-    "InputError",
-    "MemcalcError",
-    "MissingError",
-    "RestartNeeded",
-    "UnknownNameError",
-    "nearest",
-    "shown",
-]
-
 _SHOWN_CHARS = 60
 
 
@@ -49,8 +36,8 @@ def nearest(name: str, names: Iterable[str]) -> str | None:
     close = difflib.get_close_matches(wanted, list(folded), n=1, cutoff=0.6)
     begun = [key for key in folded if len(wanted) > 2 and key.startswith(wanted)]
     within = [key for key in folded if wanted and wanted in key]
-    found = next((group for group in (begun, close, within) if group), [])
-    return folded[min(found, key=lambda key: (len(key), key))] if found else None
+    matches = next((group for group in (begun, close, within) if group), [])
+    return folded[min(matches, key=lambda key: (len(key), key))] if matches else None
 
 
 def shown(value: object) -> str:
@@ -60,8 +47,8 @@ def shown(value: object) -> str:
     'a\x1b[31m'
     """
     if isinstance(value, str):
-        kept = value if len(value) <= _SHOWN_CHARS else value[:_SHOWN_CHARS] + "…"
-        return repr(kept)
+        cut = value if len(value) <= _SHOWN_CHARS else value[:_SHOWN_CHARS] + "…"
+        return repr(cut)
     text = _text(value)
     return text if len(text) <= _SHOWN_CHARS else text[:_SHOWN_CHARS] + "…"
 
@@ -96,11 +83,13 @@ class InputError(MemcalcError):
 
     problem = "cannot be used"
 
-    def __init__(self, field: str, value: object, allowed: str, names: Iterable[str] = ()) -> None:
+    def __init__(
+        self, field: str, value: object, allowed: str, names: Iterable[str] = (), *, suggestion: str | None = None
+    ) -> None:
         self.field = field
         self.value = value
         self.allowed = allowed
-        self.suggestion = nearest(value, names) if isinstance(value, str) else None
+        self.suggestion = suggestion or (nearest(value, names) if isinstance(value, str) else None)
         super().__init__(self._sentence())
 
     def within(self, what: str) -> Self:
@@ -109,11 +98,11 @@ class InputError(MemcalcError):
         >>> print(InputError("gpus", -1, "must be above 0").within("node preset mine"))
         node preset mine: gpus -1 cannot be used: must be above 0.
         """
-        return type(self)(f"{what}: {self.field}", self.value, self.allowed, [self.suggestion or ""])
+        return type(self)(f"{what}: {self.field}", self.value, self.allowed, suggestion=self.suggestion)
 
     def _sentence(self) -> str:
-        said = f"{self.field} {self._shown_value()} {self.problem}: {self.allowed.rstrip('.')}"
-        return f"{said}; did you mean {self.suggestion!r}?" if self.suggestion else f"{said}."
+        text = f"{self.field} {self._shown_value()} {self.problem}: {self.allowed.rstrip('.')}"
+        return f"{text}; did you mean {self.suggestion!r}?" if self.suggestion else f"{text}."
 
     def _shown_value(self) -> str:
         return shown(self.value)

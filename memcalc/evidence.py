@@ -7,16 +7,15 @@ answer can tell how right it is without comparing all runs again.
 from __future__ import annotations
 
 from functools import cache
-from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
-from memcalc import catalog, results
+from memcalc import catalog
+from memcalc.results.comparison import Evidence, FigureErrors
+from memcalc.results.estimates import Estimate
 from memcalc.specs.evidence import Kind, KindErrors
 
 if TYPE_CHECKING:
     from memcalc.specs.runs import Figure
-
-__all__ = ["errors_by_kind", "evidence_for", "kind_of", "words_of"]
 
 NEAR = {"fsdp2": "torchtitan"}
 """A framework that stands on another one's sharding, whose runs are the nearest where its own were not measured."""
@@ -27,9 +26,9 @@ _TRAITS = {
 }
 
 
-def kind_of(found: results.Estimate) -> Kind:
+def kind_of(estimate: Estimate) -> Kind:
     """Return the kind of job that an estimate is about."""
-    strategy, model = found.strategy, found.model
+    strategy, model = estimate.strategy, estimate.model
     return Kind(
         framework=strategy.framework.partition("@")[0],
         adapters=bool(strategy.lora),
@@ -44,33 +43,30 @@ def words_of(kind: Kind) -> str:
     >>> words_of(Kind(framework="hf", adapters=True))
     'hf, adapters trained, dense, nothing offloaded'
     """
-    return ", ".join([kind.framework, *(words[getattr(kind, name)] for name, words in _TRAITS.items())])
+    return ", ".join([kind.framework, *(texts[getattr(kind, name)] for name, texts in _TRAITS.items())])
 
 
 @cache
 def errors_by_kind() -> tuple[KindErrors, ...]:
     """Return the shipped errors, one entry for each kind with a measured run."""
-    table = catalog.read_toml(files("memcalc.presets") / "evidence.toml")
+    table = catalog.read_toml(catalog.shipped() / "evidence.toml")
     return tuple(catalog.validated(KindErrors, row, "kind") for row in table["kind"])
 
 
-def evidence_for(found: results.Estimate, known: tuple[KindErrors, ...] | None = None) -> results.Evidence:
+def evidence_for(estimate: Estimate, known: tuple[KindErrors, ...] | None = None) -> Evidence:
     """Return what measured runs say of an estimate's kind of job; `known` are the shipped errors when left out."""
-    kind = kind_of(found)
+    kind = kind_of(estimate)
     entry = _nearest(kind, errors_by_kind() if known is None else known)
-    reserve = catalog.reserve(found.interval.allocator)
+    reserve = catalog.reserve(estimate.interval.allocator)
     counts = ("runs", "ran", "false_rejects", "ran_out", "false_fits")
-    return results.Evidence(
+    return Evidence(
         kind=kind,
         nearest=None if entry is None else Kind.model_validate(entry.model_dump(include=set(Kind.model_fields))),
         differs=() if entry is None else tuple(_differences(kind, entry)),
         figures=() if entry is None else tuple(_summary(name, errors) for name, errors in sorted(entry.errors.items())),
         **{name: 0 if entry is None else getattr(entry, name) for name in counts},
         allocator=reserve.name,
-        low=reserve.low,
-        high=reserve.high,
-        coverage=reserve.coverage,
-        crossed=reserve.crossed,
+        **{name: getattr(reserve, name) for name in ("low", "high", "coverage", "crossed")},
         ranged=reserve.figures,
         documents=reserve.sources,
     )
@@ -86,14 +82,13 @@ def _nearest(kind: Kind, known: tuple[KindErrors, ...]) -> KindErrors | None:
 
 
 def _differences(kind: Kind, entry: Kind) -> list[str]:
-    """Return in what runs differ from a job, in the words of the runs."""
     framework = [] if entry.framework == kind.framework else [entry.framework]
-    others = [words[getattr(entry, n)] for n, words in _TRAITS.items() if getattr(entry, n) != getattr(kind, n)]
+    others = [texts[getattr(entry, n)] for n, texts in _TRAITS.items() if getattr(entry, n) != getattr(kind, n)]
     return framework + others
 
 
-def _summary(figure: Figure, errors: tuple[float, ...]) -> results.FigureErrors:
+def _summary(figure: Figure, errors: tuple[float, ...]) -> FigureErrors:
     from memcalc.validation import summary_of
 
     known: dict[str, Any] = summary_of([(error, "") for error in errors]) | {"worst_id": None}
-    return results.FigureErrors(figure=figure, **known)
+    return FigureErrors(figure=figure, **known)

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import os
+import shutil
 import stat
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
 from memcalc.errors import FileError
-
-__all__ = ["OutputError", "output_path", "regular", "replacing", "there"]
 
 
 class OutputError(FileError):
@@ -43,8 +42,8 @@ def regular(path: Path) -> Iterator[BinaryIO]:
                 raise FileError("file", str(path), "must be a regular file")
             yield stream
     except (OSError, ValueError) as error:
-        said = getattr(error, "strerror", None) or "must be the path of a file"
-        raise FileError("file", str(path), said) from None
+        reason = getattr(error, "strerror", None) or "must be the path of a file"
+        raise FileError("file", str(path), reason) from None
 
 
 def output_path(name: str, force: bool) -> Path:
@@ -76,8 +75,30 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
             Path(beside).unlink(missing_ok=True)
             raise
     except OSError as error:
-        said = error.strerror or "must be a file that can be written"
-        raise OutputError("output", str(path), said) from None
+        reason = error.strerror or "must be a file that can be written"
+        raise OutputError("output", str(path), reason) from None
+
+
+def write_folder(folder: Path, texts: Mapping[str, str], *, force: bool) -> None:
+    """Write files into a folder: a new one is there with all of them or not at all; in one that is there, each is."""
+    if not folder.exists():
+        if not folder.absolute().parent.is_dir():
+            raise OutputError("write", str(folder), f"the directory {folder.parent} must exist")
+        beside = Path(tempfile.mkdtemp(prefix=f".{folder.name[:80]}.", dir=folder.absolute().parent))
+        try:
+            beside.chmod(0o777 & ~_umask())
+            for name, text in texts.items():
+                (beside / name).write_text(text, encoding="utf-8")
+            beside.rename(folder)
+        except OSError as error:
+            shutil.rmtree(beside, ignore_errors=True)
+            raise OutputError("write", str(folder), error.strerror or "must be a folder that can be written") from None
+        return
+    if not folder.is_dir():
+        raise OutputError("write", str(folder), "must be a folder")
+    for path, text in {output_path(str(folder / name), force): text for name, text in texts.items()}.items():
+        with replacing(path) as stream:
+            stream.write(text.encode())
 
 
 def _asks(question: Callable[[], bool]) -> bool:

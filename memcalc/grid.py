@@ -7,29 +7,34 @@ column broadcasts along its own axis only, so that a term costs the axes it depe
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from memcalc.formulas.recompute import Policy, parse_policy
 from memcalc.frameworks import Habits, habits_of
-from memcalc.stages import Chunks, Split, peak_stages
+from memcalc.stages import Chunks, Rows, Split, peak_stages, rows_of
 
 if TYPE_CHECKING:
     from memcalc.formulas.types import Array
-    from memcalc.specs.adapters import Lora
+    from memcalc.frameworks.capability import Clash
+    from memcalc.specs.options import SharedSettings
+    from memcalc.specs.strategy import Strategy
 
 TURNED = ("zb-v",)
 """Schedules under which the second half of the model's parts runs back over the stages."""
+StageCounts = tuple[tuple[int, int], ...]
+"""Pipeline stages of a layout, and how many stages each counts for."""
 AXES = ("layout", "stage", "precision", "recompute", "zero", "offload", "micro_batch")
 
 
 def column(values: Iterable[Any], axis: str, dtype: Any = np.int64) -> Array:
     """A column along one axis of the grid."""
-    array = np.asarray(list(values), dtype=dtype)
+    array = np.asarray(values if isinstance(values, np.ndarray) else list(values), dtype=dtype)
     shape = [1] * len(AXES)
     shape[AXES.index(axis)] = array.size
     return array.reshape(shape)
@@ -40,15 +45,23 @@ class Layout:
     """Degrees of the parallel layout [ranks], and the schedule of its pipeline."""
 
     dp: int = 1
+    """Data-parallel ranks, context parallelism left out."""
     tp: int = 1
+    """Tensor-parallel ranks."""
     sp: bool = False
+    """Whether norms and residuals are divided over the tensor-parallel ranks."""
     pp: int = 1
+    """Pipeline stages."""
     cp: int = 1
+    """Context-parallel ranks."""
     ep: int = 1
+    """Expert-parallel ranks."""
     schedule: str = "1f1b"
     """Of the pipeline; 1f1b where there is none."""
     vpp: int = 1
     """Model chunks a stage."""
+    dp_replicate: int = 1
+    """Groups of data-parallel ranks each of which has all shards."""
 
     @property
     def gpus(self) -> int:
@@ -56,96 +69,42 @@ class Layout:
         return self.dp * self.tp * self.pp * self.cp
 
 
-@dataclass(frozen=True)
-class Fixed:
-    """What all strategies of a grid share."""
-
-    framework: str
-    seq_len: int
-    global_batch: int
-    """Sequences an optimizer step; where 0 it follows from the micro-batch, see :attr:`Grid.global_batch`."""
-    global_tokens: int = 0
-    """Tokens an optimizer step, where the batch follows from the micro-batch; one micro-batch a rank where 0."""
-    optimizer: str = "adamw"
-    optimizer_impl: str = "foreach"
-    optimizer_in_backward: bool = False
-    attention: str = "flash"
-    loss: str = "standard"
-    kernels: str = "model"
-    reduce_dtype: str = "fp32"
-    offload_to: str = "cpu"
-    checkpoint: str = ""
-    compile: str = "none"
-    cp_kind: str = "ring"
-    etp: int = 0
-    """Tensor-parallel ranks of an expert; as many as of the rest where 0."""
-    mtp: int = 0
-    """Blocks that predict further tokens."""
-    microbatch_group: int = 0
-    """Micro-batches that pass one model chunk before the next chunk's turn; as many as stages where 0."""
-    first_stage_layers: int = 0
-    last_stage_layers: int = 0
-    """Blocks of the first and last stage of a pipeline; an equal share where 0."""
-    embedding_in_split: bool = False
-    loss_in_split: bool = False
-    """Embedding and loss count as a block each where blocks are shared out over stages."""
-    wgrad_fusion: bool = True
-    blas_workspace: int | None = None
-    """Of one cuBLAS handle [bytes]; PyTorch's default where None."""
-    attention_mask: bool = False
-    """The data loader makes an attention mask."""
-    longest_first: bool = False
-    """The longest sequences come in the first micro-batch, before gradients and optimizer states exist."""
-    float8: str = ""
-    float8_all_gather: bool = False
-    async_tp: bool = False
-    fsdp_schedule: str = "default"
-    reshard: str = "default"
-    expandable_segments: bool = False
-    lora: Lora | None = None
-    adapter_dtype: str = "fp32"
-    autocast: bool = False
-    also_train: tuple[str, ...] = ()
-    quantize: str = "none"
-    lora_dropout: float = 0.0
-    lora_kernels: str = "model"
-    gptq_group: int = 128
-    prepare_kbit: bool = False
-    bnb: str = "0.45"
-    peft: str = "0.13"
-    wide_embedding_moments: bool = False
-    """Embedding tables keep 32-bit moments under an 8-bit optimizer."""
-    bucket_view: bool = False
-    """DDP's gradients are views of its buckets, so that there is no second copy."""
-    whole_accumulation: bool | None = None
-    """FSDP leaves the gradients of all micro-batches but the last unsharded; as the framework does it where None."""
-    partition_activations: bool = False
-    grad_accum_dtype: str = ""
-    reduce_bucket_size: int | None = None
-    overlap_comm: bool | None = None
-    zero_prefetch_bucket: int | None = None
-    persistence_threshold: int | None = None
-    max_live_parameters: int | None = None
-    sub_group_size: int | None = None
+def layout_of(s: Strategy) -> Layout:
+    """The parallel layout of a strategy."""
+    return Layout(s.dp, s.tp, s.sp, s.pp, s.cp, s.ep, s.pp_schedule, s.vpp, s.dp_replicate)
 
 
 @dataclass(frozen=True)
 class Grid:
     """A space of strategies: the values of each axis, and what all share."""
 
-    fixed: Fixed
+    fixed: SharedSettings
+    """What all strategies share."""
     layouts: tuple[Layout, ...]
+    """Values of the layout axis."""
     precisions: tuple[str, ...]
+    """Values of the precision axis."""
     recomputes: tuple[str, ...]
+    """Values of the recompute axis."""
     zeros: tuple[int, ...]
+    """Values of the sharding axis: ZeRO stages."""
     offloads: tuple[tuple[str, ...], ...]
+    """Values of the offload axis: what leaves the GPU."""
     micro_batches: tuple[int, ...]
+    """Values of the last axis [sequences]."""
     every_stage: bool = False
     """All pipeline stages, instead of those alone that can carry the peak."""
-    model_groups: tuple[int, ...] = ()
-    """Blocks of each group of the model, by which stages are told apart; all blocks are alike where it is empty."""
+    sequence: tuple[int, ...] = ()
+    """The group of each block of the model, by which stages are told apart; all blocks are alike where it is empty."""
     seq_lens: tuple[int, ...] = ()
     """Sequence length of each micro-batch [tokens]; where empty, all have that of ``fixed``."""
+    stages_looked_at: tuple[StageCounts, ...] = field(default=(), compare=False)
+    """Of each layout, as :attr:`rows` has them; they follow from the other fields where it is empty."""
+    clashes: tuple[Clash, ...] = ()
+    """What the framework cannot be told together, and a search therefore leaves out."""
+    space: tuple[Layout, ...] = field(default=(), compare=False)
+    """All layouts of the space that this grid is a part of; its own where it is empty."""
+    _degrees: dict[str, Array] = field(default_factory=dict, init=False, compare=False, repr=False)
 
     @cached_property
     def habits(self) -> Habits:
@@ -164,7 +123,8 @@ class Grid:
     @cached_property
     def policies(self) -> tuple[Policy, ...]:
         """The parsed recompute policies."""
-        return tuple(parse_policy(name) for name in self.recomputes)
+        parsed = tuple(parse_policy(name) for name in self.recomputes)
+        return tuple(replace(policy, skipped=0) for policy in parsed) if self.habits.checkpoints_first else parsed
 
     @cached_property
     def shape(self) -> tuple[int, ...]:
@@ -186,37 +146,34 @@ class Grid:
     def split(self) -> Split:
         """How blocks are shared out over stages."""
         fixed = self.fixed
-        own = (fixed.first_stage_layers, fixed.last_stage_layers)
-        return Split(*own, fixed.embedding_in_split, fixed.loss_in_split, fixed.mtp)
+        ends = (fixed.first_stage_layers, fixed.last_stage_layers)
+        return Split(*ends, fixed.embedding_in_split, fixed.loss_in_split, fixed.mtp)
 
     @cached_property
-    def rows(self) -> list[tuple[tuple[int, int], ...]]:
+    def rows(self) -> tuple[StageCounts, ...]:
         """The pipeline stages of each layout that are looked at, and how many each counts for."""
+        if self.stages_looked_at:
+            return self.stages_looked_at
         if self.every_stage:
-            return [tuple((stage, 1) for stage in range(layout.pp)) for layout in self.layouts]
+            return tuple(tuple((stage, 1) for stage in range(layout.pp)) for layout in self.layouts)
         rows = []
         for layout, several in zip(self.layouts, self.accumulation, strict=True):
             batches = frozenset(int(m) for m in several.ravel() if m <= 2 * layout.pp)
             turned = layout.schedule in TURNED
             rows.append(
                 peak_stages(
-                    layout.pp, layout.vpp, turned=turned, groups=self.model_groups, split=self.split, batches=batches
+                    layout.pp, layout.vpp, turned=turned, sequence=self.sequence, split=self.split, batches=batches
                 )
             )
-        return rows
+        return tuple(rows)
 
     def with_offloads(self, offloads: tuple[tuple[str, ...], ...]) -> Grid:
-        """The same grid with another offload axis; no other column is computed again."""
-        other = replace(self, offloads=offloads)
-        kept = {name: value for name, value in vars(self).items() if name not in {"offloads", "shape", "flat"}}
-        vars(other).update(kept)
-        return other
+        """The same grid with another offload axis."""
+        return self if offloads == self.offloads else replace(self, offloads=offloads, stages_looked_at=self.rows)
 
     def with_layouts(self, layouts: tuple[Layout, ...]) -> Grid:
         """The same grid with some of its layouts; parts of a space share what depends on the sharding of blocks."""
-        other = replace(self, layouts=layouts)
-        vars(other)["ways"] = self.ways
-        return other
+        return replace(self, layouts=layouts, stages_looked_at=(), space=self.space or self.layouts)
 
     @cached_property
     def flat(self) -> tuple[Grid, Array]:
@@ -224,41 +181,40 @@ class Grid:
 
         So no layout has as many rows as the one that has most.
         """
-        each = [(place, row) for place, rows in enumerate(self.rows) for row in rows]
-        other = self.with_layouts(tuple(self.layouts[place] for place, _ in each))
-        vars(other)["rows"] = [(row,) for _, row in each]
-        return other, np.array([place for place, _ in each])
+        if self.num_stages == 1:
+            return self, np.arange(len(self.layouts))
+        each = [(index, row) for index, rows in enumerate(self.rows) for row in rows]
+        rows = self.with_layouts(tuple(self.layouts[index] for index, _ in each))
+        return replace(rows, stages_looked_at=tuple((row,) for _, row in each)), np.array([index for index, _ in each])
 
     @cached_property
     def ways(self) -> Grid:
         """One layout for each way of sharding a block, which is all that a block's own tensors depend on."""
-        alike = (Layout(tp=one.tp, sp=one.sp, cp=one.cp, ep=one.ep) for one in self.layouts)
-        return replace(self, layouts=tuple(dict.fromkeys(alike)), offloads=((),), model_groups=())
+        space = self.space or self.layouts
+        layouts = tuple(dict.fromkeys(Layout(tp=a.tp, sp=a.sp, cp=a.cp, ep=a.ep) for a in space))
+        return replace(self, layouts=layouts, offloads=((),), sequence=(), stages_looked_at=(), space=())
 
     @cached_property
     def way(self) -> Array:
         """The place of each layout among the ways."""
-        places = {(one.tp, one.sp, one.cp, one.ep): i for i, one in enumerate(self.ways.layouts)}
-        return np.array([places[one.tp, one.sp, one.cp, one.ep] for one in self.layouts])
-
-    @cached_property
-    def _degrees(self) -> dict[str, Array]:
-        return {}
+        places = {(layout.tp, layout.sp, layout.cp, layout.ep): i for i, layout in enumerate(self.ways.layouts)}
+        return np.array([places[layout.tp, layout.sp, layout.cp, layout.ep] for layout in self.layouts])
 
     def degree(self, name: str) -> Array:
-        """A column of the layout axis: dp, tp, sp, pp, vpp, cp, ep or gpus."""
+        """A column of the layout axis: dp, dp_replicate, tp, sp, pp, vpp, cp, ep or gpus."""
         if name not in self._degrees:
-            self._degrees[name] = column([int(getattr(layout, name)) for layout in self.layouts], "layout")
+            degrees = np.fromiter(map(attrgetter(name), self.layouts), np.int64, len(self.layouts))
+            self._degrees[name] = column(degrees, "layout")
         return self._degrees[name]
 
     @cached_property
     def ranks(self) -> Array:
-        """Ranks that share one set of weights under ZeRO and FSDP: dp * cp."""
-        return self.degree("dp") * self.degree("cp")
+        """Ranks that share one set of weights under ZeRO and FSDP: dp * cp / dp_replicate."""
+        return self.degree("dp") * self.degree("cp") // self.degree("dp_replicate")
 
     @cached_property
     def expert_ranks(self) -> Array:
-        """Ranks that share one set of expert weights: dp * cp * tp / (ep * etp)."""
+        """Ranks that share one set of expert weights: dp * cp * tp / (dp_replicate * ep * etp)."""
         return np.maximum(self.ranks * self.degree("tp") // (self.degree("ep") * self.expert_tp), 1)
 
     @cached_property
@@ -282,9 +238,9 @@ class Grid:
         """How many stages each entry of the stage axis counts for."""
         return self._padded([[*row, *((0, 0),) * (self.num_stages - len(row))] for row in self.rows], 1)
 
-    def _padded(self, rows: list[list[tuple[int, int]]], place: int) -> Array:
-        found = [[entry[place] for entry in row] for row in rows]
-        return np.asarray(found, dtype=np.int64).reshape(len(rows), self.num_stages, 1, 1, 1, 1, 1)
+    def _padded(self, rows: list[list[tuple[int, int]]], index: int) -> Array:
+        entries = [[entry[index] for entry in row] for row in rows]
+        return np.asarray(entries, dtype=np.int64).reshape(len(rows), self.num_stages, 1, 1, 1, 1, 1)
 
     def runs(self, *schedules: str) -> Array:
         """Whether a layout's pipeline runs one of these schedules, along the layout axis."""
@@ -373,14 +329,18 @@ class Grid:
         chosen = [what in choice for choice in self.offloads]
         return column(chosen if len(set(chosen)) > 1 else chosen[:1], "offload")
 
-    def layers(self, group_start: int, group_count: int, total: int) -> Array:
-        """Blocks of a group on each stage."""
-        return sum(self.chunks(group_start, group_count, total), np.int64(0))
-
-    def chunks(self, group_start: int, group_count: int, total: int) -> list[Array]:
-        """Blocks of a group in each model chunk of each stage: chunk c of stage i is part c * p + i of the model.
+    @cached_property
+    def columns(self) -> Chunks:
+        """The model chunks of each stage: chunk c of stage i is part c * p + i of the model.
 
         Under ZB-V the second chunk of stage i is part 2 p - 1 - i.
         """
-        columns = Chunks(self.stage, self.degree("pp"), self.degree("vpp"), self.runs(*TURNED))
-        return columns.blocks(self.split, group_start, group_count, total)
+        return Chunks(self.stage, self.degree("pp"), self.degree("vpp"), self.runs(*TURNED))
+
+    def chunks(self, members: Sequence[bool]) -> list[Array]:
+        """Blocks in each model chunk of each stage that are ``members`` of a group, told of each block of the model."""
+        return self.columns.blocks(self.split, members)
+
+    def rows_of(self, sequence: tuple[int, ...]) -> Rows:
+        """The blocks of each stage in their order, of a model whose blocks are of the groups in ``sequence``."""
+        return rows_of(self.columns.spans(self.split, len(sequence)), sequence)

@@ -29,12 +29,19 @@ class Term:
     """One named number of bytes (an integer array over the strategy grid) and the phases in which it is alive."""
 
     component: str
+    """One of :data:`COMPONENTS`."""
     name: str
+    """What a reader is told."""
     bytes: Array
+    """Over the grid [bytes]."""
     phases: tuple[str, ...]
+    """The phases in which it is alive; all where empty."""
     formula: str
+    """The closed form, in the names of ``inputs``."""
     source: str
+    """Where the formula, or the mechanism, was read."""
     inputs: Mapping[str, object] = field(default_factory=dict)
+    """The values put in, over the grid."""
     pool: str = "compute"
     """The stream whose allocator pool holds it: compute, all-gather or reduce-scatter."""
     hole: bool = False

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import accumulate
+from itertools import chain
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -19,9 +19,11 @@ class Split:
     """What is not an equal share of the blocks."""
 
     first: int = 0
+    """Blocks of the first stage; an equal share where 0."""
     last: int = 0
     """Blocks of the first and last stage; an equal share where 0."""
     embedding: bool = False
+    """Whether the embedding counts as a block."""
     loss: bool = False
     """Embedding and loss count as a block each."""
     predictors: int = 0
@@ -33,16 +35,16 @@ class Split:
         A remainder goes to the earlier parts, one block each; the first and last part may have a number of their own,
         and the last has the blocks that predict further tokens besides.
         """
-        whole, total, outside = total, total - self.predictors, int(self.embedding)
+        all_blocks, total, outside = total, total - self.predictors, int(self.embedding)
         first, last = self.first // chunks, self.last // chunks
         inner = np.maximum(parts - (first > 0) - (last > 0), 1)
         shared = total + outside + self.loss - first - last
-        base, extra, place = shared // inner, shared % inner, part - (first > 0)
-        start = first + place * base + np.minimum(place, extra) - outside
-        end = np.where((last > 0) & (part == parts - 1), total, start + base + (place < extra))
-        own = (first > 0) & (part == 0)
-        start, end = np.where(own, 0, start), np.where(own, first, end)
-        return np.maximum(start, 0), np.where(part == parts - 1, whole, np.minimum(end, total))
+        base, extra, position = shared // inner, shared % inner, part - (first > 0)
+        start = first + position * base + np.minimum(position, extra) - outside
+        end = np.where((last > 0) & (part == parts - 1), total, start + base + (position < extra))
+        pinned = (first > 0) & (part == 0)
+        start, end = np.where(pinned, 0, start), np.where(pinned, first, end)
+        return np.maximum(start, 0), np.where(part == parts - 1, all_blocks, np.minimum(end, total))
 
 
 @dataclass(frozen=True)
@@ -50,7 +52,9 @@ class Chunks:
     """The model chunks of stages: columns that broadcast against one another."""
 
     stage: Array
+    """The stage, counted from 0."""
     stages: Array
+    """Stages of the pipeline."""
     count: Array
     """Chunks of a stage; 1 where the schedule has no virtual stages."""
     turned: Array
@@ -63,26 +67,61 @@ class Chunks:
             back = (chunk + 1) * self.stages - 1 - self.stage
             yield np.where(self.turned & (chunk % 2 == 1), back, ahead), self.count > chunk
 
-    def blocks(self, split: Split, start: int, count: int, total: int) -> list[Array]:
-        """Blocks in each chunk of each stage, of the ``count`` blocks that stand at ``start`` among ``total``."""
-        held = []
+    def spans(self, split: Split, total: int) -> list[tuple[Array, Array]]:
+        """The first of a model's ``total`` blocks that each chunk holds, and the one after its last."""
+        spans = []
         for part, there in self.parts():
             begin, end = split.span(part, self.stages * self.count, self.count, total)
-            inside = np.maximum(np.minimum(end, start + count) - np.maximum(begin, start), 0)
-            held.append(np.where(there, inside, 0))
-        return held
+            begin = np.minimum(begin, total)
+            spans.append((begin, np.where(there, np.maximum(end, begin), begin)))
+        return spans
+
+    def blocks(self, split: Split, members: Sequence[bool]) -> list[Array]:
+        """Blocks in each chunk of each stage that are ``members``: of each block of the model whether it is one."""
+        before = np.cumsum([0, *members], dtype=np.int64)
+        return [before[end] - before[begin] for begin, end in self.spans(split, len(members))]
+
+
+@dataclass(frozen=True)
+class Rows:
+    """The kinds of the blocks that stages hold, in the order in which they run."""
+
+    distinct: tuple[tuple[int, ...], ...]
+    """Each row of blocks that some stage holds, as indices of their groups."""
+    index: Array
+    """Which of them a stage holds, along layout and stage."""
+
+    def count(self, of: Callable[[tuple[int, ...]], int]) -> Array:
+        """A whole number that depends on the row alone, along layout and stage."""
+        return np.asarray([of(row) for row in self.distinct], dtype=np.int64)[self.index]
+
+    def only(self, groups: Collection[int]) -> Rows:
+        """The same without the blocks of other groups."""
+        return Rows(tuple(tuple(index for index in row if index in groups) for row in self.distinct), self.index)
+
+
+def rows_of(spans: Sequence[tuple[Array, Array]], sequence: tuple[int, ...]) -> Rows:
+    """The rows of blocks of the chunks that stages hold, of a model whose blocks are of the groups in ``sequence``."""
+    ends = np.broadcast_arrays(*(end for span in spans for end in span))
+    table = np.stack([end.reshape(-1) for end in ends], axis=1)
+    distinct, index = np.unique(table, axis=0, return_inverse=True)
+    rows = (
+        tuple(chain.from_iterable(sequence[b:e] for b, e in zip(row[::2], row[1::2], strict=True))) for row in distinct
+    )
+    return Rows(tuple(rows), index.reshape(ends[0].shape))
 
 
 @lru_cache(maxsize=4096)
 def peak_stages(
-    stages: int, chunks: int, *, turned: bool, groups: tuple[int, ...], split: Split, batches: frozenset[int]
+    stages: int, chunks: int, *, turned: bool, sequence: tuple[int, ...], split: Split, batches: frozenset[int]
 ) -> tuple[tuple[int, int], ...]:
     """The stages of one layout that can reserve most or compute longest, for any of the numbers of micro-batches.
 
-    Each comes with the number of stages that compute as it does, which the first of them counts.
+    ``sequence`` has the group of each block of the model; all blocks are alike where it is empty. Each stage comes with
+    the number of stages that compute as it does, which the first of them counts.
 
-    Two stages with the same blocks in the same chunks, and alike in holding embedding or head, compute alike. They
-    differ in the micro-batches in flight alone, and of these the earlier stage i never has fewer:
+    Two stages with the same blocks in the same order in the same chunks, and alike in holding embedding or head,
+    compute alike. They differ in the micro-batches in flight alone, and of these the earlier stage i never has fewer:
 
     - GPipe holds m on each stage; ZB-H1 and interleaved zero bubble min((v - 1) g + p, v m) chunks, ZB-H2
       min(2 p - 1, m), ZB-1p min(p, m), ZB-2p min(2 p, m): none depends on i;
@@ -97,25 +136,19 @@ def peak_stages(
     """
     stage = np.arange(stages)
     columns = Chunks(stage, np.int64(stages), np.int64(chunks), np.bool_(turned))
-    total = sum(groups)
-    begins = accumulate(groups, initial=0)
-    counts = [
-        held
-        for start, count in zip(begins, groups, strict=False)
-        for held in columns.blocks(split, start, count, total)
-    ]
-    alike: dict[tuple[int, ...], list[int]] = {}
+    spans = columns.spans(split, len(sequence))
+    alike: dict[tuple[object, ...], list[int]] = {}
     for i in range(stages):
-        key = (i == 0, i == stages - 1, *(int(held[i]) for held in counts))
+        key = (i == 0, i == stages - 1, *(sequence[begin[i] : end[i]] for begin, end in spans))
         alike.setdefault(key, []).append(i)
     places = {at for m in batches for at in _places(stages, m, turned=turned)}
-    kept: dict[int, int] = {}
+    counts_of: dict[int, int] = {}
     for members in alike.values():
         here = {members[0], members[-1]} if turned else {members[0]}
-        for place in places:
-            here |= set([i for i in members if i <= place][-1:] + [i for i in members if i >= place][:1])
-        kept |= dict.fromkeys(here, 0) | {members[0]: len(members)}
-    return tuple(sorted(kept.items()))
+        for position in places:
+            here |= set([i for i in members if i <= position][-1:] + [i for i in members if i >= position][:1])
+        counts_of |= dict.fromkeys(here, 0) | {members[0]: len(members)}
+    return tuple(sorted(counts_of.items()))
 
 
 def _places(stages: int, batches: int, *, turned: bool) -> tuple[int, ...]:

@@ -24,12 +24,12 @@ ZERO = np.zeros((1,) * AXES, dtype=np.int64)
 Shape = tuple[int, ...]
 Chosen: TypeAlias = "slice | Array"
 """Layouts, by their places."""
-Alive = tuple[frozenset[str], "Tree"]
+ValueAndPhases = tuple[frozenset[str], "Tree"]
 """An array and the phases in which it counts."""
 
 
 @dataclass(frozen=True, eq=False)
-class Leaf:
+class Operand:
     """An array over the axes of a grid."""
 
     array: Array
@@ -49,7 +49,7 @@ class Leaf:
 
 
 @dataclass(frozen=True, eq=False)
-class Pair:
+class Operation:
     """What an operation makes of two arrays."""
 
     operation: Callable[[Array, Array], Array]
@@ -66,13 +66,13 @@ class Pair:
         return self.operation(self.left.at(index), self.right.at(index))
 
 
-Tree = Leaf | Pair
+Tree = Operand | Operation
 
 
-def leaf(array: Array) -> Leaf:
+def leaf(array: Array) -> Operand:
     """An array, or a number, with all axes."""
     full = np.asarray(array)
-    return Leaf(full.reshape(*(1,) * (AXES - full.ndim), *full.shape))
+    return Operand(full.reshape(*(1,) * (AXES - full.ndim), *full.shape))
 
 
 def joint(left: Tree, right: Tree) -> Shape:
@@ -82,15 +82,15 @@ def joint(left: Tree, right: Tree) -> Shape:
 
 def total(trees: Sequence[Tree]) -> Tree:
     """The sum of several: always the two next whose sum is smallest."""
-    left = list(trees) or [Leaf(ZERO)]
+    left = list(trees) or [Operand(ZERO)]
     while len(left) > 1:
         first, second = min(combinations(left, 2), key=lambda two: prod(joint(*two)))
         left = [tree for tree in left if tree is not first and tree is not second]
-        left.append(Pair(np.add, first, second, joint(first, second)))
+        left.append(Operation(np.add, first, second, joint(first, second)))
     return left[0]
 
 
-def largest(parts: Sequence[Alive], phases: frozenset[str]) -> Tree:
+def largest(parts: Sequence[ValueAndPhases], phases: frozenset[str]) -> Tree:
     """The largest sum of some phases; what counts in all of them is added once: max(a + c, b + c) = max(a, b) + c."""
     common = [tree for alive, tree in parts if alive >= phases]
     rest = [(alive, tree) for alive, tree in parts if alive & phases and not alive >= phases]
@@ -98,19 +98,19 @@ def largest(parts: Sequence[Alive], phases: frozenset[str]) -> Tree:
         return total(common)
     apart = max(rest, key=lambda part: prod(part[1].shape))[0] & phases
     left, right = largest(rest, apart), largest(rest, phases - apart)
-    return total([*common, Pair(np.maximum, left, right, joint(left, right))])
+    return total([*common, Operation(np.maximum, left, right, joint(left, right))])
 
 
-def leaves(tree: Tree) -> Iterator[Leaf]:
+def leaves(tree: Tree) -> Iterator[Operand]:
     """The arrays of a tree."""
-    if isinstance(tree, Leaf):
+    if isinstance(tree, Operand):
         yield tree
     else:
         yield from leaves(tree.left)
         yield from leaves(tree.right)
 
 
-class Foremost:
+class MaxOverStages:
     """The largest over the stages of each layout, where each stage is a row of its own along the tree's first axis.
 
     Sums and maxima never fall where their parts rise: a stage whose arrays are nowhere larger than those of the stage
@@ -130,14 +130,14 @@ class Foremost:
     def rows(self, chosen: slice) -> Array:
         """The largest for some layouts."""
         bounds = self.bounds[chosen.start : chosen.stop + 1]
-        found = self.tree.rows(self.kept[bounds[0] : bounds[-1]])
+        rows = self.tree.rows(self.kept[bounds[0] : bounds[-1]])
         first, counts = bounds[:-1] - bounds[0], np.diff(bounds)
-        if len(found) in {1, len(counts)}:
-            return found
-        top = found[first]
-        for place in range(1, int(counts.max())):
-            more = np.flatnonzero(counts > place)
-            top[more] = np.maximum(top[more], found[first[more] + place])
+        if len(rows) in {1, len(counts)}:
+            return rows
+        top = rows[first]
+        for index in range(1, int(counts.max())):
+            more = np.flatnonzero(counts > index)
+            top[more] = np.maximum(top[more], rows[first[more] + index])
         return top
 
     def at(self, index: Sequence[int]) -> Array:
@@ -146,7 +146,7 @@ class Foremost:
         return np.max([self.tree.at((row, 0, *index[2:])) for row in rows])
 
 
-def alike(arrays: Iterable[tuple[tuple[str, ...], Array]]) -> list[Alive]:
+def alike(arrays: Iterable[tuple[tuple[str, ...], Array]]) -> list[ValueAndPhases]:
     """Arrays with their phases, those of one shape and the same phases added up."""
     known: dict[tuple[frozenset[str], Shape], Array] = {}
     for phases, array in arrays:
@@ -155,11 +155,11 @@ def alike(arrays: Iterable[tuple[tuple[str, ...], Array]]) -> list[Alive]:
     return [(phases, leaf(array)) for (phases, _), array in known.items()]
 
 
-def computed(tree: Tree | Foremost) -> Array:
+def computed(tree: Tree | MaxOverStages) -> Array:
     """The array, block by block along the layouts."""
     rows = max(BLOCK // prod(tree.shape[1:]), 1)
-    found = [tree.rows(slice(first, first + rows)) for first in range(0, tree.shape[0], rows)]
-    return np.concatenate(found) if len(found) > 1 else found[0]
+    blocks = [tree.rows(slice(first, first + rows)) for first in range(0, tree.shape[0], rows)]
+    return np.concatenate(blocks) if len(blocks) > 1 else blocks[0]
 
 
 def add_up(arrays: Iterable[Array]) -> Array:

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
-
-__all__ = ["array_of_tables", "pairs"]
 
 _BARE = re.compile(r"[A-Za-z0-9_-]+")
 
@@ -23,6 +21,29 @@ def array_of_tables(name: str, tables: Iterable[Mapping[str, Any]]) -> str:
     <BLANKLINE>
     """
     return "\n".join(f"[[{name}]]\n{pairs(table)}" for table in tables)
+
+
+def document_text(data: Mapping[str, Any]) -> str:
+    """Return tables within tables, each under a heading of its own.
+
+    >>> print(document_text({"a": {"b": 1, "c": {"d": "e"}}}))
+    [a]
+    b = 1
+    <BLANKLINE>
+    [a.c]
+    d = "e"
+    <BLANKLINE>
+    """
+    return "\n".join(_sections(data, ""))
+
+
+def _sections(table: Mapping[str, Any], heading: str) -> Iterator[str]:
+    plain = pairs({key: value for key, value in table.items() if not isinstance(value, Mapping)})
+    if heading or plain:
+        yield (f"[{heading}]\n" if heading else "") + plain
+    for key, value in table.items():
+        if isinstance(value, Mapping):
+            yield from _sections(value, f"{heading}.{_key(key)}" if heading else _key(key))
 
 
 def pairs(table: Mapping[str, Any]) -> str:
@@ -48,6 +69,6 @@ def _value(value: Any) -> str:
     if isinstance(value, str):
         return _text(value)
     if isinstance(value, Mapping):
-        inner = ", ".join(f"{_key(key)} = {_value(one)}" for key, one in value.items() if one is not None)
+        inner = ", ".join(f"{_key(key)} = {_value(item)}" for key, item in value.items() if item is not None)
         return f"{{ {inner} }}" if inner else "{}"
     return f"[{', '.join(map(_value, value))}]"

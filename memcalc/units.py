@@ -1,31 +1,16 @@
 """Sizes and counts as people write them: parsed into integers, printed back.
 
 Binary units (KiB, MiB, GiB, TiB) are powers of 1024; decimal units (KB, MB, GB, TB) are powers of 1000;
-counts (k, M, B, T) are powers of 1000.
+counts (k, M, B, T) are powers of 1000, but k and M of a sequence's tokens are powers of 1024, as in a context of 128k.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from decimal import ROUND_HALF_EVEN, Decimal
 
 from memcalc.errors import InputError
-
-__all__ = [
-    "GB",
-    "GIB",
-    "KB",
-    "KIB",
-    "MB",
-    "MIB",
-    "TB",
-    "TIB",
-    "format_bytes",
-    "format_count",
-    "format_seconds",
-    "parse_bytes",
-    "parse_count",
-]
 
 KB, MB, GB, TB = 1000, 1000**2, 1000**3, 1000**4
 KIB, MIB, GIB, TIB = 1024, 1024**2, 1024**3, 1024**4
@@ -40,6 +25,7 @@ _BYTE_UNITS = {
     "k": KIB, "m": MIB, "g": GIB, "t": TIB,
 }  # fmt: skip
 _COUNT_UNITS = {"": 1, "k": 10**3, "m": 10**6, "b": 10**9, "g": 10**9, "t": 10**12}
+_TOKEN_UNITS = {"": 1, "k": 1024, "m": 1024**2}
 _COUNT_NOUNS = {"", "token", "tokens", "sequence", "sequences", "parameter", "parameters", "params"}
 _PRINTED_UNITS = {"B": 1, "KiB": KIB, "MiB": MIB, "GiB": GIB, "TiB": TIB, "KB": KB, "MB": MB, "GB": GB, "TB": TB}
 
@@ -49,6 +35,8 @@ _SIZE = re.compile(
 )
 _BYTES_ALLOWED = "must be a size such as '79.15 GiB', '80 GB' or a number of bytes, from 0 to 2^63 - 1"
 _COUNT_ALLOWED = "must be a whole number such as 4096, '4k', '4_000_000' or '4M tokens', from 0 to 2^63 - 1"
+
+_TOKENS_ALLOWED = "must be a whole number of tokens such as 4096, '4k' (4 x 1024) or '128k'"
 
 
 def parse_bytes(value: object, field: str = "size") -> int:
@@ -71,17 +59,39 @@ def parse_count(value: object, field: str = "count") -> int:
     >>> parse_count("4M tokens"), parse_count("4_000_000"), parse_count("4k"), parse_count("1.5M")
     (4000000, 4000000, 4000, 1500000)
     """
+    return _counted(value, field, _COUNT_UNITS, _COUNT_ALLOWED)
+
+
+def parse_tokens(value: object, field: str = "seq-len") -> int:
+    """Return the tokens `value` [tokens] of a sequence; k and M are powers of 1024, as in a context of 128k.
+
+    >>> parse_tokens("4k"), parse_tokens("128k tokens"), parse_tokens("1M"), parse_tokens("4000")
+    (4096, 131072, 1048576, 4000)
+    """
+    return _counted(value, field, _TOKEN_UNITS, _TOKENS_ALLOWED)
+
+
+def parse_token_batch(value: object, field: str, *, binary: bool) -> int:
+    """Return tokens of a batch [tokens]; k and M are powers of 1024 where ``binary``, else of 1000.
+
+    >>> parse_token_batch("4M tokens", "batch", binary=True), parse_token_batch("4M tokens", "batch", binary=False)
+    (4194304, 4000000)
+    """
+    return _counted(value, field, _COUNT_UNITS | _TOKEN_UNITS if binary else _COUNT_UNITS, _COUNT_ALLOWED)
+
+
+def _counted(value: object, field: str, units: Mapping[str, int], allowed: str) -> int:
     if not isinstance(value, str):
-        return _number(value, field, _COUNT_ALLOWED)
-    number, unit, noun = _split(value, field, _COUNT_ALLOWED)
+        return _number(value, field, allowed)
+    number, unit, noun = _split(value, field, allowed)
     if unit in _COUNT_NOUNS and not noun:
         unit = ""
-    if unit not in _COUNT_UNITS or noun not in _COUNT_NOUNS:
-        raise InputError(field, value, _COUNT_ALLOWED)
-    exact = number * _COUNT_UNITS[unit]
+    if unit not in units or noun not in _COUNT_NOUNS:
+        raise InputError(field, value, allowed)
+    exact = number * units[unit]
     if exact != exact.to_integral_value():
-        raise InputError(field, value, _COUNT_ALLOWED)
-    return _whole(exact, value, field, _COUNT_ALLOWED)
+        raise InputError(field, value, allowed)
+    return _whole(exact, value, field, allowed)
 
 
 def _split(text: str, field: str, allowed: str) -> tuple[Decimal, str, str]:

@@ -4,25 +4,41 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from memcalc import __version__, api, calibrations, catalog, results
+from memcalc import api, calibrations, catalog
+from memcalc._version import __version__
 from memcalc.errors import CombinationError, MemcalcError, UnknownNameError
-from memcalc.planner.request import WORDS
+from memcalc.results.comparison import (
+    ErrorGroup,
+    RunReason,
+    RunScore,
+    RunThroughput,
+    RunUnknown,
+    RunVerdict,
+    TargetResult,
+    ThroughputGroup,
+    Validation,
+    ValidationSummary,
+)
+from memcalc.results.estimates import Estimate
 from memcalc.specs.flat import from_flat
+from memcalc.specs.options import WORDS
 from memcalc.specs.runs import FIGURES, GRADES, Measured
+from memcalc.throughputs import orders_of, throughput_of
 
 if TYPE_CHECKING:
+    from memcalc.planner.job import PlanJob
     from memcalc.specs.calibration import Calibration
     from memcalc.specs.hardware import GPU
     from memcalc.specs.model import Model
     from memcalc.specs.runs import Figure, Run, RunsFile, Target
 
-__all__ = ["Presets", "chosen", "job_of", "model_of", "predict", "summary_of", "validate"]
+_OF_A_RUN = ("id", "group", "grade", "gpu", "gpus", "rank", "source", "software")
 
 
 def validate(
@@ -31,7 +47,7 @@ def validate(
     *,
     calibration: str | None = calibrations.NONE,
     on_progress: Callable[[int, int], None] | None = None,
-) -> results.Validation:
+) -> Validation:
     """Predict every run and compare; a run that cannot be predicted is listed with the sentence that refused it.
 
     ``calibration`` is a file, which counts for the runs of its GPU; None takes the user's own of each GPU.
@@ -39,16 +55,16 @@ def validate(
     """
     comparison = _Comparison()
     presets = Presets(tuple(preset_dirs), calibration)
-    said = presets.said({run.gpu for run in runs.run})
-    for place, run in enumerate(runs.run):
+    texts = presets.said({run.gpu for run in runs.run})
+    for index, run in enumerate(runs.run):
         if on_progress is not None:
-            on_progress(place, len(runs.run))
+            on_progress(index, len(runs.run))
         try:
             estimate = predict(run, presets)
             comparison.add(run, estimate)
         except MemcalcError as error:
-            comparison.not_modelled.append(results.RunReason(id=run.id, reason=str(error)))
-    return comparison.answer(runs).model_copy(update={"calibrations": said})
+            comparison.not_modelled.append(RunReason(id=run.id, reason=str(error)))
+    return comparison.answer(runs).model_copy(update={"calibrations": texts})
 
 
 def chosen(
@@ -75,23 +91,19 @@ def chosen(
         raise UnknownNameError("group", group, f"must be one of {', '.join(groups)}", groups)
     if grade not in {None, *GRADES}:
         raise UnknownNameError("grade", str(grade), f"must be one of {', '.join(GRADES)}", GRADES)
-    kept = tuple(
+    remaining = tuple(
         run
         for run in runs.run
         if not (strict and run.assumed) and group in {None, run.group} and run.grade.startswith(grade or "")
     )
-    return runs.model_copy(update={"run": kept if figure is None else tuple(_only(kept, figure))})
+    return runs.model_copy(update={"run": remaining if figure is None else tuple(_only(remaining, figure))})
 
 
 def _only(runs: Iterable[Run], figure: Figure) -> Iterator[Run]:
-    """Yield the runs that have a figure, without their others."""
     for run in runs:
         if figure in run.measured.figures:
             size = run.measured.figures[figure]
             yield run.model_copy(update={"measured": Measured.model_validate({figure: size})})
-
-
-# ------------------------------------------------------------------------------------------------------------ one run
 
 
 class Presets:
@@ -114,31 +126,39 @@ class Presets:
 
     def said(self, names: Iterable[str]) -> tuple[str, ...]:
         """What is said of the calibrations that count for GPUs; one that is given must be of one of them."""
-        found: dict[str, Calibration | None] = {}
+        calibrated: dict[str, Calibration | None] = {}
         for name in names:
             with suppress(MemcalcError):  # the run that names it says so
                 chip = self.gpu(name)
-                found[chip.name] = chip.calibration
-        if self.given is not None and self.given.gpu not in found:
-            allowed = f"it was measured on {self.given.gpu}, and the runs on {', '.join(sorted(found)) or 'none'}"
+                calibrated[chip.name] = chip.calibration
+        if self.given is not None and self.given.gpu not in calibrated:
+            allowed = f"it was measured on {self.given.gpu}, and the runs on {', '.join(sorted(calibrated)) or 'none'}"
             raise CombinationError("calibration", self.given.gpu, allowed)
-        return tuple(one.said for _, one in sorted(found.items()) if one is not None)
+        return tuple(calibration.said for _, calibration in sorted(calibrated.items()) if calibration is not None)
 
 
-def predict(run: Run, presets: Presets | None = None) -> results.Estimate:
+def predict(run: Run, presets: Presets | None = None) -> Estimate:
     """Estimate the job of a run, on its GPU with the stated capacity and context."""
     presets = presets or Presets()
     chip = presets.gpu(run.gpu)
     stated = {"memory_bytes": run.gpu_memory, "context_bytes": run.context, "eager_context_bytes": run.context}
     stated = {name: size for name, size in stated.items() if size is not None}
-    words, settings = job_of(run)
-    return api.estimate(
+    options, settings = job_of(run)
+    single = api.single(
         model=model_of(run, presets),
         gpu=chip.model_copy(update=stated) if stated else chip,
         settings=settings,
         preset_dirs=presets.dirs,
-        **words,
+        **options,
     )
+    return replace(single, job=on_network(single.job, run)).estimate()
+
+
+def on_network(job: PlanJob, run: Run) -> PlanJob:
+    """The job on a node with the network that a run states."""
+    if run.network is None:
+        return job
+    return replace(job, node=job.node.model_copy(update={"internode_bytes_per_s_per_gpu": run.network}))
 
 
 def model_of(run: Run, presets: Presets) -> Model:
@@ -148,21 +168,21 @@ def model_of(run: Run, presets: Presets) -> Model:
 
 def job_of(run: Run) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the words of a run for :func:`memcalc.estimate`, and its other fields as settings by dotted name."""
-    words: dict[str, Any] = {"gpus": run.gpus}
+    options: dict[str, Any] = {"gpus": run.gpus}
     settings: dict[str, Any] = {}
     for table, values in (("workload", run.workload), ("strategy", run.strategy)):
         for name, value in values.items():
             if name in WORDS:
-                words[name] = value
+                options[name] = value
             else:
                 settings[f"{table}.{name}"] = value
-    return words, settings
+    return options, settings
 
 
-def figures_of(run: Run, estimate: results.Estimate) -> Mapping[Figure, int]:
+def figures_of(run: Run, estimate: Estimate) -> Mapping[Figure, int]:
     """Return the predicted figures of the rank that was read [bytes]."""
-    place: Any = estimate.peak if run.rank == "max" else estimate.stages[_stage(run, estimate.strategy.pp)]
-    return {name: getattr(place, name) for name in FIGURES}
+    peak: Any = estimate.peak if run.rank == "max" else estimate.stages[_stage(run, estimate.strategy.pp)]
+    return {name: getattr(peak, name) for name in FIGURES}
 
 
 def _stage(run: Run, stages: int) -> int:
@@ -174,59 +194,65 @@ def _stage(run: Run, stages: int) -> int:
     if run.rank in {"last", "first stage"}:
         return stages - 1 if run.rank == "last" else 0
     if run.rank.startswith("stage"):
-        place, count = (int(word) for word in run.rank.split() if word.isdigit())
+        number, count = (int(word) for word in run.rank.split() if word.isdigit())
         if count != stages:
             raise CombinationError("rank", run.rank, f"the strategy has {stages} pipeline stages")
-        return place - 1
+        return number - 1
     if int(run.rank) >= run.gpus:
         raise CombinationError("rank", run.rank, f"ranks go from 0 to {run.gpus - 1}")
     return int(run.rank) * stages // run.gpus
 
 
-# ----------------------------------------------------------------------------------------------------------- all runs
-
-
 @dataclass
 class _Comparison:
-    """What has been compared so far."""
-
-    scores: list[results.RunScore] = field(default_factory=list)
-    verdicts: list[results.RunVerdict] = field(default_factory=list)
-    unknown: list[results.RunUnknown] = field(default_factory=list)
-    not_modelled: list[results.RunReason] = field(default_factory=list)
+    scores: list[RunScore] = field(default_factory=list)
+    verdicts: list[RunVerdict] = field(default_factory=list)
+    unknown: list[RunUnknown] = field(default_factory=list)
+    not_modelled: list[RunReason] = field(default_factory=list)
     claim: float | None = None
+    speeds: list[RunThroughput] = field(default_factory=list)
 
-    def add(self, run: Run, estimate: results.Estimate) -> None:
-        """Take in one run; the figures of a run that ran out of memory are bounds, and are not scored."""
+    def add(self, run: Run, estimate: Estimate) -> None:
+        """Take in one run; the figures of a run that ran out of memory are bounds, and are not scored.
+
+        What failed without saying of what has no verdict either.
+        """
         figures = figures_of(run, estimate)
-        self.verdicts.append(_verdict(run, estimate))
+        if run.outcome != "failed":
+            self.verdicts.append(_verdict(run, estimate, run.outcome))
         self.claim = estimate.interval.coverage
+        speed = throughput_of(run, estimate)
+        if speed is not None:
+            self.speeds.append(speed)
         if run.outcome == "fits":
             self.scores += [_score(run, estimate, name, figures) for name in run.measured.figures]
         if run.measured.unknown is not None:
             beside: dict[str, Any] = {"id": run.id, "measured": run.measured.unknown} | dict(figures)
-            self.unknown.append(results.RunUnknown.model_validate(beside))
+            self.unknown.append(RunUnknown.model_validate(beside))
 
-    def answer(self, runs: RunsFile) -> results.Validation:
+    def answer(self, runs: RunsFile) -> Validation:
         """Return all of it with its summaries."""
-        return results.Validation(
+        return Validation(
             version=__version__,
             runs=tuple(self.scores),
             summary=self._summary(),
             groups=tuple(_groups(self.scores)),
             targets=tuple(_target(target, self.scores, runs) for target in runs.target),
             verdicts=tuple(self.verdicts),
+            throughput=tuple(self.speeds),
+            throughput_groups=tuple(_speed_groups(self.speeds)),
+            orders=tuple(orders_of(self.speeds)),
             unknown=tuple(self.unknown),
             explained=_explained(runs),
             not_modelled=tuple(self.not_modelled),
-            left_out=tuple(results.RunReason(id=entry.id, reason=entry.reason) for entry in runs.left_out),
+            left_out=tuple(RunReason(id=entry.id, reason=entry.reason) for entry in runs.left_out),
         )
 
-    def _summary(self) -> results.ValidationSummary:
+    def _summary(self) -> ValidationSummary:
         ranged = [score.within for score in self.scores if score.figure != "allocated"]
         wrong = [verdict.outcome for verdict in self.verdicts if verdict.wrong]
         outcomes = [verdict.outcome for verdict in self.verdicts]
-        return results.ValidationSummary(
+        return ValidationSummary(
             **summary_of([(score.error, score.id) for score in self.scores]),
             false_fits=wrong.count("oom"),
             ran_out=outcomes.count("oom"),
@@ -238,47 +264,36 @@ class _Comparison:
         )
 
 
-def _verdict(run: Run, estimate: results.Estimate) -> results.RunVerdict:
-    return results.RunVerdict(
+def _verdict(run: Run, estimate: Estimate, outcome: Literal["fits", "oom"]) -> RunVerdict:
+    return RunVerdict(
         id=run.id,
         group=run.group,
-        outcome=run.outcome,
+        outcome=outcome,
         verdict=estimate.verdict,
         device=estimate.peak.device,
         capacity=estimate.budget.capacity,
-        wrong=estimate.verdict == {"oom": "fits", "fits": "does-not-fit"}[run.outcome],
+        wrong=estimate.verdict == {"oom": "fits", "fits": "does-not-fit"}[outcome],
     )
 
 
-def _score(run: Run, estimate: results.Estimate, name: Figure, figures: Mapping[Figure, int]) -> results.RunScore:
+def _score(run: Run, estimate: Estimate, name: Figure, figures: Mapping[Figure, int]) -> RunScore:
     measured, predicted = run.measured.figures[name], figures[name]
     moved = measured + estimate.peak.device - predicted
-    return results.RunScore(
-        id=run.id,
+    return RunScore(
+        **{name: getattr(run, name) for name in _OF_A_RUN},
         figure=name,
         measured=measured,
         predicted=predicted,
         error=predicted / measured - 1,
         within=estimate.interval.low <= moved <= estimate.interval.high,
-        group=run.group,
-        grade=run.grade,
         framework=str(run.strategy.get("framework", estimate.strategy.framework)),
-        gpu=run.gpu,
-        gpus=run.gpus,
-        rank=run.rank,
-        source=run.source,
-        software=run.software,
     )
 
 
-def _explained(runs: RunsFile) -> tuple[results.RunReason, ...]:
-    """Return one entry for each run that is explained and is among the runs."""
+def _explained(runs: RunsFile) -> tuple[RunReason, ...]:
     known = {run.id for run in runs.run}
     listed = ((name, entry.reason) for entry in runs.explained for name in entry.every_id)
-    return tuple(results.RunReason(id=name, reason=reason) for name, reason in listed if name in known)
-
-
-# ---------------------------------------------------------------------------------------------------------- summaries
+    return tuple(RunReason(id=name, reason=reason) for name, reason in listed if name in known)
 
 
 def summary_of(errors: Sequence[tuple[float, str]]) -> dict[str, Any]:
@@ -300,38 +315,39 @@ def summary_of(errors: Sequence[tuple[float, str]]) -> dict[str, Any]:
     }
 
 
-def _groups(scores: Sequence[results.RunScore]) -> list[results.ErrorGroup]:
+def _groups(scores: Sequence[RunScore]) -> list[ErrorGroup]:
     """Return the errors by group, framework and GPU, each for one figure, and by figure alone."""
-    found: dict[tuple[str, str, Figure], list[tuple[float, str]]] = {}
+    errors_by: dict[tuple[str, str, Figure], list[tuple[float, str]]] = {}
     for score in scores:
         kinds = {"group": score.group, "framework": score.framework, "gpu": score.gpu, "figure": score.figure}
         for by, name in kinds.items():
-            found.setdefault((by, name, score.figure), []).append((score.error, score.id))
+            errors_by.setdefault((by, name, score.figure), []).append((score.error, score.id))
     return [
-        results.ErrorGroup.model_validate({"by": by, "name": name, "figure": figure, **summary_of(errors)})
-        for (by, name, figure), errors in sorted(found.items())
+        ErrorGroup.model_validate({"by": by, "name": name, "figure": figure, **summary_of(errors)})
+        for (by, name, figure), errors in sorted(errors_by.items())
     ]
 
 
-def _target(target: Target, scores: Iterable[results.RunScore], runs: RunsFile) -> results.TargetResult:
-    """Return what was reached of an aim by the runs that it speaks of."""
+def _speed_groups(speeds: Sequence[RunThroughput]) -> Iterator[ThroughputGroup]:
+    """Return the errors of throughput by group, then of all."""
+    for name in (*sorted({speed.group for speed in speeds}), "all"):
+        own = [speed for speed in speeds if name in {speed.group, "all"}]
+        covered = sum(speed.within for speed in own)
+        yield ThroughputGroup(**summary_of([(speed.error, speed.id) for speed in own]), name=name, covered=covered)
+
+
+def _target(target: Target, scores: Iterable[RunScore], runs: RunsFile) -> TargetResult:
     counted = {run.id for run in runs.run if _counts(target, run)}
     reached = summary_of([(s.error, s.id) for s in scores if s.id in counted and s.figure == target.figure])
     met = None
     if reached["count"]:
         met = reached["median_abs_error"] <= target.median and reached["p90_abs_error"] <= target.p90
-    return results.TargetResult(
-        **reached,
-        name=target.name,
-        figure=target.figure,
-        median_target=target.median,
-        p90_target=target.p90,
-        met=met,
+    return TargetResult(
+        **reached, name=target.name, figure=target.figure, median_target=target.median, p90_target=target.p90, met=met
     )
 
 
 def _counts(target: Target, run: Run) -> bool:
-    """Say whether an aim speaks of a run."""
     wanted = all(_field(run, name) in values for name, values in target.only.items())
     return wanted and not any(_field(run, name) in values for name, values in target.never.items())
 

@@ -15,14 +15,13 @@ from typing import Any
 
 from memcalc.api import load_model
 from memcalc.catalog import reserve, step_time
-from memcalc.convert.runs import read_runs
 from memcalc.errors import MemcalcError
 from memcalc.evidence import words_of
-from memcalc.report.accuracy import ERROR_COLUMNS, error_cells
-from memcalc.report.render import Report, render
+from memcalc.report import Report, render
+from memcalc.report.accuracy import ERROR_COLUMNS, error_cells, validation_report
 from memcalc.report.tables import Block, Column, Document, Line, Table
-from memcalc.report.validate import report
-from memcalc.results import ErrorSummary, RunScore, RunVerdict, Validation
+from memcalc.results.comparison import ErrorSummary, RunScore, RunVerdict, Validation
+from memcalc.runs import read_runs
 from memcalc.specs.evidence import Kind, KindErrors
 from memcalc.specs.flat import from_flat
 from memcalc.specs.model import Model
@@ -71,7 +70,7 @@ def preset(name: str) -> Model:
 def page(runs: RunsFile, found: Validation) -> str:
     """Return the whole page."""
     blocks = (
-        *report(found, full=True).document.blocks,
+        *validation_report(found, full=True).document.blocks,
         *by_kind(kinds(runs, found)),
         *ranges(),
         *throughput(),

@@ -13,12 +13,12 @@ from pathlib import Path
 from accuracy import preset
 from peers import PEERS, Job, job_for, parameters_of
 
-from memcalc.convert.runs import read_runs
 from memcalc.errors import MemcalcError
-from memcalc.formulas.census import model_count
+from memcalc.runs import read_runs
 from memcalc.specs.flat import from_flat
 from memcalc.specs.model import Model
 from memcalc.specs.runs import Run
+from memcalc.terms.parameters import model_count
 from memcalc.validation import job_of, summary_of
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"

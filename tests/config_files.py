@@ -7,13 +7,13 @@ from typing import Any
 
 import memcalc
 from memcalc.convert.config import Config
-from memcalc.convert.document import parsed
-from memcalc.convert.formats import format_named, written
-from memcalc.convert.job import Job
-from memcalc.preflight.answer import estimated
-from memcalc.preflight.gather import gathered
-from memcalc.preflight.join import joined
-from memcalc.results import Estimate
+from memcalc.convert.document import parse_document
+from memcalc.convert.formats import get_format, render_config
+from memcalc.convert.job import ConfigJob
+from memcalc.preflight.job import estimate_merged
+from memcalc.preflight.merge import merge
+from memcalc.preflight.read_files import read_files
+from memcalc.results.estimates import Estimate
 
 FOLDER = Path(__file__).parent / "configs"
 JOB = {"model": "llama-2-7b", "gpu": "h100", "seq_len": 2048}
@@ -21,12 +21,12 @@ JOB = {"model": "llama-2-7b", "gpu": "h100", "seq_len": 2048}
 
 def words(config: Config) -> dict[str, Any]:
     """Return what a config says, without what it leaves to a default."""
-    return {said.word: said.value for said in config.said if not said.default}
+    return {said.name: said.value for said in config.settings if not said.default}
 
 
 def defaults(config: Config) -> dict[str, Any]:
     """Return what a config leaves to its framework's defaults."""
-    return {said.word: said.value for said in config.said if said.default}
+    return {said.name: said.value for said in config.settings if said.default}
 
 
 def codes(config: Config) -> set[tuple[str, str]]:
@@ -36,18 +36,18 @@ def codes(config: Config) -> set[tuple[str, str]]:
 
 def config_of(path: Path, text: str, name: str, kind: str = "") -> Config:
     """Return the config of a text."""
-    form = format_named(name)
-    return form.read(parsed(path, text, kind or form.kind))  # type: ignore[arg-type]
+    form = get_format(name)
+    return form.read(parse_document(path, text, kind or form.kind))  # type: ignore[arg-type]
 
 
 def read(*paths: str) -> tuple[Config, ...]:
     """Return the configs of some files of the tests, and of those that they name."""
-    return gathered([str(FOLDER / path) for path in paths])
+    return read_files([str(FOLDER / path) for path in paths])
 
 
 def check(*paths: str, **given: Any) -> Estimate:
     """Return the estimate that some files come to."""
-    return estimated(joined(read(*paths), {**JOB, **given}), ())
+    return estimate_merged(merge(read(*paths), {**JOB, **given}), ())
 
 
 def there_and_back(tmp: Path, names: tuple[str, ...], plan: dict[str, Any], beside: dict[str, Any]) -> None:
@@ -55,11 +55,11 @@ def there_and_back(tmp: Path, names: tuple[str, ...], plan: dict[str, Any], besi
     before = memcalc.estimate(**JOB, **plan)
     configs = []
     for name in names:
-        form = format_named(name)
-        configs.append(config_of(tmp / form.filename, written(form, Job.of(before)), name))
+        form = get_format(name)
+        configs.append(config_of(tmp / form.filename, render_config(form, ConfigJob.of(before)), name))
     unknown = [finding for config in configs for finding in config.findings if finding.code == "MC001"]
     assert not unknown
-    after = estimated(joined(configs, {**JOB, **beside}), ())
+    after = estimate_merged(merge(configs, {**JOB, **beside}), ())
     assert after.strategy == before.strategy
     assert after.peak == before.peak
     assert after.workload == before.workload

@@ -10,14 +10,14 @@ from typing import Any
 import memcalc
 from memcalc import validation
 from memcalc.convert.config import Config
-from memcalc.convert.document import document, parsed
-from memcalc.convert.formats.base import recognised
-from memcalc.convert.runs import read_runs
+from memcalc.convert.document import parse_document, read_document
+from memcalc.convert.formats.base import recognise
 from memcalc.frameworks import habits_of
-from memcalc.preflight.answer import estimated
-from memcalc.preflight.gather import gathered
-from memcalc.preflight.join import joined
-from memcalc.results import Estimate
+from memcalc.preflight.job import estimate_merged
+from memcalc.preflight.merge import merge
+from memcalc.preflight.read_files import read_files
+from memcalc.results.estimates import Estimate
+from memcalc.runs import read_runs
 from memcalc.specs.runs import Run
 from memcalc.specs.strategy import Strategy
 
@@ -26,29 +26,29 @@ CONFIGS = Path(__file__).parent / "configs"
 
 def read(path: Path) -> Config:
     """Return what the format that a file is of says of it."""
-    text = document(path)
-    return recognised(text).read(text)
+    text = read_document(path)
+    return recognise(text).read(text)
 
 
 def read_text(text: str, name: str = "config.yaml") -> Config:
     """Return what is said in the text of a config."""
-    written = parsed(Path(name), text, "yaml")
-    return recognised(written).read(written)
+    written = parse_document(Path(name), text, "yaml")
+    return recognise(written).read(written)
 
 
 def said(config: Config) -> dict[str, Any]:
     """Return the words that a config says, but the engines, which may be several."""
-    return {one.word: one.value for one in config.said if one.word != "engine"}
+    return {one.name: one.value for one in config.settings if one.name != "engine"}
 
 
 def engines(config: Config) -> set[str]:
     """Return what runs the ranks."""
-    return {one.value for one in config.said if one.word == "engine"}
+    return {one.value for one in config.settings if one.name == "engine"}
 
 
 def defaults(config: Config) -> set[str]:
     """Return the words that the file leaves to its framework's default."""
-    return {one.word for one in config.said if one.default}
+    return {one.name for one in config.settings if one.default}
 
 
 def codes(config: Config) -> list[tuple[str, str]]:
@@ -59,7 +59,7 @@ def codes(config: Config) -> list[tuple[str, str]]:
 def checked(paths: Iterable[Path | str], **words: Any) -> Estimate:
     """Return the estimate of a job's files beside some typed words."""
     given = {**words, "settings": words.pop("settings", {})}
-    return estimated(joined(gathered(map(str, paths)), given), ())
+    return estimate_merged(merge(read_files(map(str, paths)), given), ())
 
 
 @cache

@@ -23,13 +23,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from memcalc.convert.document import Document, document
-from memcalc.convert.flags import flag_document
+from memcalc.convert.argument_source import flag_document
+from memcalc.convert.document import Document, read_document
 from memcalc.convert.formats import base
 from memcalc.convert.shell import read_script
 from memcalc.errors import MemcalcError
-from memcalc.preflight.gather import gathered
-from memcalc.preflight.join import joined
+from memcalc.preflight.merge import merge
+from memcalc.preflight.read_files import read_files
 
 CONFIGS = Path(__file__).with_name("configs")
 FORMATS_FOLDER = Path(base.__file__).parent
@@ -242,8 +242,8 @@ def case(rng: random.Random, kind: str, own: list[str], keys: list[str]) -> str:
 
 def read_all(name: str, path: Path) -> None:
     """Read a file as a format: as one that it is named to be of, as flags, and as one of the files of a job."""
-    form = base.format_named(name)
-    for read in (lambda: form.read(document(path)), lambda: form.read(_flags(path)), lambda: _joined(path)):
+    form = base.get_format(name)
+    for read in (lambda: form.read(read_document(path)), lambda: form.read(_flags(path)), lambda: _joined(path)):
         try:
             read()
         except MemcalcError as error:
@@ -252,18 +252,18 @@ def read_all(name: str, path: Path) -> None:
 
 
 def _flags(path: Path) -> Document:
-    words = [word for command in read_script(path.read_text(encoding="utf-8")).commands for word in command.words]
+    words = [word for command in read_script(path.read_text(encoding="utf-8")).commands for word in command.tokens]
     return flag_document(path, path.read_text(encoding="utf-8"), words, pairs=True)
 
 
 def _joined(path: Path) -> None:
-    joined(gathered([str(path)]), GIVEN)
+    merge(read_files([str(path)]), GIVEN)
 
 
 def fuzz(name: str, seed: int, cases: int | None = None, seconds: float = 0.0) -> int:
     """Run cases of one format until so many are done or so much time is over; return their number."""
     rng = random.Random(f"{seed} {name}")  # noqa: S311
-    kind = base.format_named(name).kind
+    kind = base.get_format(name).kind
     own, keys, done, begin = seeds(name, kind), keys_of(name), 0, time.monotonic()
     grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     folder = Path(tempfile.mkdtemp(prefix="memcalc-fuzz-"))

@@ -1,4 +1,4 @@
-"""One of two ranks of a guarded run, on gloo: memory is short on the second alone. Run by tests/test_guard.py.
+"""One of two ranks of a guarded run, on gloo: memory is short on the second alone. Run by tests/probe/test_guard.py.
 
 It writes what happened to the folder that is named on its command line.
 """

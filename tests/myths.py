@@ -24,7 +24,7 @@ from typing import Any
 from typer.testing import CliRunner
 
 from memcalc.cli.app import app
-from memcalc.convert.runs import read_runs
+from memcalc.runs import read_runs
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "myths.md"
 GIB, GB = 2**30, 1e9
@@ -606,10 +606,7 @@ def expandable(off: Any, on: Any) -> Figures:
 
 @claim("empty-cache")
 def empty_cache(job: Any) -> Figures:
-    return {
-        "empty-most": gib(job.peak.reserved - job.peak.allocated),
-        "empty-rest": gib(job.peak.allocated),
-    }
+    return {"empty-most": gib(job.peak.reserved - job.peak.allocated), "empty-rest": gib(job.peak.allocated)}
 
 
 @claim("twenty-minutes")

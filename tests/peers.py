@@ -11,7 +11,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from memcalc.specs.model import Attention, LatentAttention, MixtureOfExperts, Mlp, Model
+from memcalc.specs.block import Attention, LatentAttention, MixtureOfExperts, Mlp
+from memcalc.specs.model import Model
 from memcalc.specs.runs import Run
 from memcalc.validation import job_of
 

@@ -17,7 +17,7 @@ FLAG = "MEMCALC_TEST_FLAG"
 
 def killed_by_one_job(task: Task) -> tuple[float, list[Row]]:
     """Die of one job, whenever it comes."""
-    if any(job.words["seq_len"] == DEADLY for job in task.jobs):
+    if any(job.options["seq_len"] == DEADLY for job in task.jobs):
         os.kill(os.getpid(), signal.SIGKILL)
     return rows_of(task)
 

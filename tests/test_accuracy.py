@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from memcalc.results import RunScore
+from memcalc.results.comparison import RunScore
 from memcalc.specs.runs import Run, RunsFile
 
 _spec = spec_from_file_location("accuracy", Path(__file__).with_name("accuracy.py"))

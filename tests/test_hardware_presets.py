@@ -5,13 +5,16 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pydantic import ValidationError
 
+import memcalc
 from memcalc import catalog
 from memcalc.errors import FileError, InputError, MemcalcError, UnknownNameError
 from memcalc.specs.hardware import GPU, Node
+from memcalc.terms.overhead import workspaces_of
 from memcalc.units import GIB
 
 PRESETS = Path(__file__).resolve().parents[1] / "presets"
@@ -192,9 +195,7 @@ def test_case_spaces_and_underscores_do_not_matter(typed: str, name: str) -> Non
     assert catalog.gpu(typed).name == name
 
 
-@pytest.mark.parametrize(
-    ("typed", "near"), [("a100", "a100-40g"), ("h1000", "h100"), ("rtx-4080", "rtx-4090"), ("mi300", "mi300x")]
-)
+@pytest.mark.parametrize(("typed", "near"), [("h1000", "h100"), ("rtx-4080", "rtx-4090"), ("mi300", "mi300x")])
 def test_an_unknown_name_is_answered_with_the_nearest(typed: str, near: str) -> None:
     with pytest.raises(UnknownNameError, match=f"did you mean '{near}'"):
         catalog.gpu(typed)
@@ -363,3 +364,80 @@ def test_a_tier_stands_once() -> None:
 def test_a_spec_is_frozen() -> None:
     with pytest.raises(ValidationError):
         catalog.gpu("h100").memory_bytes = 1  # type: ignore[misc]
+
+
+# ------------------------------------------------------------------ what stands beside the tensors, by vendor
+
+
+def overhead_bytes(gpu: str, gpus: int = 1, **words: Any) -> tuple[int, int, int, tuple[str, ...]]:
+    """Return context, communicators and BLAS workspaces of an estimate, and its warnings."""
+    job: dict[str, Any] = {"model": "gpt2", "gpu": gpu, "gpus": gpus, "micro_batch": 1}
+    found = memcalc.estimate(**job, **words)
+    handles = sum(term.bytes for term in found.terms if term.name == "BLAS workspaces")
+    return found.budget.context, found.budget.libraries, handles, found.warnings
+
+
+def test_every_vendor_of_a_preset_has_its_row_with_sources() -> None:
+    table = tomllib.loads((PRESETS / "vendors.toml").read_text(encoding="utf-8"))
+    assert set(table) == {catalog.gpu(path.stem).vendor for path in GPU_FILES}
+    for name in table:
+        vendor = catalog.vendor(name)
+        rows = [vendor.context, vendor.world, vendor.group, *vendor.handle, *vendor.engine]
+        assert all(row is None or row.source for row in rows)
+    nvidia = catalog.vendor("nvidia")
+    assert None not in (nvidia.context, nvidia.world, nvidia.group)
+    assert nvidia.handle[0].capability is None
+
+
+@pytest.mark.parametrize(
+    ("gpu", "handle", "engine"),
+    [
+        ("a100-80g", 8320 * 1024, 4 * 2**20),
+        ("h100", 32 * 2**20, 32 * 2**20),
+        ("b200", 8320 * 1024, 32 * 2**20),
+        ("v100-16g", 8320 * 1024, 4 * 2**20),
+        ("mi300x", 8320 * 1024, 4 * 2**20),
+    ],
+)
+def test_workspaces_are_those_of_the_sources(gpu: str, handle: int, engine: int) -> None:
+    """PyTorch's CublasHandlePool.cpp and TransformerEngine's gemm.py, by GPU; other vendors borrow the default."""
+    assert workspaces_of(catalog.gpu(gpu)) == (handle, engine)
+
+
+def test_nothing_of_nvidia_is_borrowed() -> None:
+    for path in GPU_FILES:
+        gpu = catalog.gpu(path.stem)
+        if gpu.vendor == "nvidia":
+            assert not any("no figure measured on" in text for text in overhead_bytes(gpu.name, 2)[3])
+
+
+def test_figures_of_another_vendor_are_named() -> None:
+    """The 0.8 GiB were fitted on NVIDIA's GPUs."""
+    context, libraries, handles, warnings = overhead_bytes("mi355x", 8)
+    assert (context, libraries, handles) == (512 * 2**20, 819 * 2**20, 2 * 8320 * 1024)
+    (said,) = [text for text in warnings if "no figure measured on" in text]
+    parts = "the context, communicators and BLAS workspaces"
+    assert said.startswith(f"{parts}: no figure measured on AMD (ROCm, RCCL) is known")
+    assert said.endswith("those of NVIDIA (CUDA, NCCL) are counted for mi355x.")
+
+
+def test_only_what_counts_is_named() -> None:
+    (said,) = [text for text in overhead_bytes("mi355x", 1)[3] if "no figure measured on" in text]
+    assert said.startswith("the context and BLAS workspaces: ")
+    (said,) = [text for text in overhead_bytes("gaudi3", 8, framework="megatron")[3] if "no figure measured on" in text]
+    assert said.startswith("the context, communicators, BLAS workspaces and TransformerEngine's workspace: ")
+
+
+def test_ascend_has_buffers_of_its_own() -> None:
+    """HCCL keeps twice HCCL_BUFFSIZE, 200 MB, for each communicator (CANN 8.5)."""
+    _, libraries, _, warnings = overhead_bytes("ascend-910b", 8, framework="megatron", tp=2)
+    assert libraries == 2 * 2 * 200 * 2**20
+    assert not any("communicators" in text for text in warnings)
+
+
+def test_searches_name_them_too() -> None:
+    words: dict[str, Any] = {"model": "gpt2", "gpu": "mi300x", "framework": "ddp", "recompute": "none"}
+    plan = memcalc.plan(**words, gpus=2, micro_batch=1)
+    assert any("no figure measured on AMD" in text for text in plan.warnings)
+    most = memcalc.largest("micro-batch", **words, gpus=2)
+    assert any("no figure measured on AMD" in text for text in most.warnings)

@@ -1,53 +1,30 @@
-"""Imports point down the list of layers, never up, and each outside library has one home."""
+"""Imports point down the list of layers, never up or in a circle, and each outside library has one home."""
 
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+import re
+from collections.abc import Iterable
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
 
-PACKAGE = Path(__file__).resolve().parents[1] / "memcalc"
-MODULES = sorted(path for path in PACKAGE.rglob("*.py") if path != PACKAGE / "__init__.py")
+ROOT = Path(__file__).resolve().parents[1]
+PACKAGE = ROOT / "memcalc"
+MODULES = sorted(PACKAGE.rglob("*.py"))
+TREES = {path: ast.parse(path.read_text(encoding="utf-8")) for path in MODULES}
 
-LAYERS = [
-    "errors",
-    "files",
-    "toml_text",
-    "units",
-    "specs",
-    "results",
-    "catalog",
-    "calibrations",
-    "frameworks",
-    "formulas",
-    "trace",
-    "stages",
-    "grid",
-    "layouts",
-    "sums",
-    "ledger",
-    "terms",
-    "timing",
-    "events",
-    "allocator",
-    "estimate",
-    "planner",
-    "api",
-    "sweeps",
-    "validation",
-    "evidence",
-    "probe",
-    "convert",
-    "preflight",
-    "handoff",
-    "differences",
-    "report",
-    "cli",
-    "__main__",
-]
-"""Lowest first; a module may import from its own layer and from those before it."""
+
+def layers() -> list[str]:
+    """Return the layers, highest first, from the table of docs/architecture.md."""
+    page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    table = page.partition("\n## Layers\n")[2].partition("\n## ")[0]
+    cells = re.findall(r"(?m)^\| (`.*?) \|", table)
+    return ["__main__", *(name for cell in cells for name in re.findall(r"`(\w+)`", cell))]
+
+
+LAYERS = layers()
 
 HOMES = {
     "typer": {"cli"},
@@ -76,39 +53,73 @@ NOWHERE = {"requests", "pandas"}
 """Libraries that the package must do without."""
 
 
-def layer_of(path: Path) -> str:
-    return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+def name_of(path: Path) -> str:
+    """Return a module's dotted name."""
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
-def imported(nodes: list[ast.stmt] | Iterator[ast.AST]) -> set[str]:
-    """Return the dotted names of all modules that the statements import."""
-    found: set[str] = set()
+NAMES = {name_of(path) for path in MODULES}
+
+
+def layer_of(module: str) -> str:
+    """Return the layer of a module; the package itself is the layer of the public names."""
+    return module.split(".")[1] if "." in module else module
+
+
+def imported(nodes: Iterable[ast.AST]) -> set[str]:
+    """Return the dotted names of all that the statements import."""
+    names: set[str] = set()
     for node in nodes:
         if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
+            names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
-            found |= {f"{node.module}.{alias.name}" for alias in node.names}
-    return found
+            names |= {f"{node.module}.{alias.name}" for alias in node.names}
+    return names
 
 
-@pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(PACKAGE)))
-def test_top_level_imports_point_down(path: Path) -> None:
-    """A late import in a function, or one for types only, may point anywhere."""
-    layer = layer_of(path)
-    assert layer in LAYERS, f"give {layer} its place in LAYERS, and in docs/architecture.md"
-    names = imported(ast.parse(path.read_text(encoding="utf-8")).body)
-    used = {name.split(".")[1] for name in names if name.startswith("memcalc.")} - {"__version__"}
-    upward = {name for name in used if LAYERS.index(name) > LAYERS.index(layer)}
-    assert not upward, f"{path.name} is in {layer} and imports from above: {sorted(upward)}"
+def modules_used(path: Path) -> set[str]:
+    """Return the modules of the package that one imports anywhere, or names in a text to be imported later."""
+    nodes = list(ast.walk(TREES[path]))
+    texts = {
+        node.value.partition(":")[0] for node in nodes if isinstance(node, ast.Constant) and type(node.value) is str
+    }
+    used = imported(nodes) | (texts & NAMES - {"memcalc"})
+    own = {name if name in NAMES else name.rpartition(".")[0] for name in used}
+    return (own & NAMES) - {name_of(path)}
 
 
-@pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(PACKAGE)))
+USED = {name_of(path): modules_used(path) for path in MODULES}
+
+
+@pytest.mark.parametrize("module", USED)
+def test_imports_point_down(module: str) -> None:
+    """Late imports in a function, and those for types only, count as any other."""
+    layer = layer_of(module)
+    assert layer in LAYERS, f"give {layer} its row in docs/architecture.md"
+    height = LAYERS.index(layer)
+    upward = {used for used in USED[module] if LAYERS.index(layer_of(used)) < height}
+    assert not upward, f"{module} imports from above: {sorted(upward)}"
+
+
+def test_the_table_names_what_there_is() -> None:
+    there = {layer_of(module) for module in USED}
+    assert sorted(LAYERS) == sorted(there)
+
+
+def test_no_module_imports_itself_by_a_detour() -> None:
+    try:
+        TopologicalSorter(USED).prepare()
+    except CycleError as error:
+        pytest.fail(f"a circle: {' -> '.join(error.args[1])}")
+
+
+@pytest.mark.parametrize("path", MODULES, ids=name_of)
 def test_outside_libraries_stay_at_home(path: Path) -> None:
-    tree = ast.parse(path.read_text(encoding="utf-8"))
-    used = {name.split(".")[0] for name in imported(ast.walk(tree))}
-    strangers = {name for name in used if name in HOMES and layer_of(path) not in HOMES[name]}
+    used = {name.split(".")[0] for name in imported(ast.walk(TREES[path]))}
+    strangers = {name for name in used if name in HOMES and layer_of(name_of(path)) not in HOMES[name]}
     assert not strangers | (used & NOWHERE)
     if LIVE not in path.parents:
-        above = imported(tree.body)
+        above = imported(TREES[path].body)
         assert not {name.split(".")[0] for name in above} & ONLY_LATE, "extras are imported inside functions"
         assert not any(name.startswith("memcalc.probe.live") for name in above), "so is what imports torch at its top"

@@ -11,9 +11,10 @@ import pytest
 from memcalc import catalog
 from memcalc.convert.huggingface import from_huggingface
 from memcalc.errors import InputError, MemcalcError, UnknownNameError
-from memcalc.formulas.census import model_count
+from memcalc.specs.block import MixtureOfExperts
 from memcalc.specs.flat import from_flat
-from memcalc.specs.model import MixtureOfExperts, Model
+from memcalc.specs.model import Model
+from memcalc.terms.parameters import model_count
 
 PRESETS = Path(__file__).resolve().parents[1] / "presets" / "models"
 FILES = sorted(path for path in PRESETS.glob("*.toml") if path.stem != "aliases")
@@ -62,10 +63,10 @@ def test_a_near_miss_is_told() -> None:
         ("gpt2", {"packed_qkv": True, "dropout": 0.1, "rotary": False, "causal": True}),
         ("gpt-neox-20b", {"packed_qkv": True, "rotary_fraction": 0.25}),
         ("bert-base", {"causal": False, "packed_qkv": False, "dropout": 0.1}),
-        ("gemma-2-9b", {"window": 4096, "full_every": 2, "softcap": True}),
-        ("gemma-3-1b", {"window": 512, "full_every": 6, "qk_norm": "head", "softcap": False}),
-        ("gpt-oss-20b", {"window": 128, "full_every": 2, "sinks": True}),
-        ("mistral-7b-v0.1", {"window": 4096, "full_every": None}),
+        ("gemma-2-9b", {"window": 4096, "softcap": True}),
+        ("gemma-3-1b", {"window": 512, "qk_norm": "head", "softcap": False}),
+        ("gpt-oss-20b", {"window": 128, "sinks": True}),
+        ("mistral-7b-v0.1", {"window": 4096}),
         ("mistral-7b-v0.3", {"window": None}),
         ("olmo-2-7b", {"qk_norm": "full"}),
         ("phi-3-mini-3.8b", {"packed_qkv": True, "kv_heads": 32}),
@@ -153,3 +154,19 @@ def test_own_file_in_flat_form(tmp_path: Path) -> None:
     path.write_text("\n".join(f"{key} = {value}" for key, value in FLAT.items()), encoding="utf-8")
     model = catalog.model(str(path))
     assert (model.name, model.num_layers) == ("mine", 2)
+
+
+@pytest.mark.parametrize(
+    ("typed", "name"),
+    [
+        ("Qwen/Qwen2.5-7B-Instruct", "qwen2.5-7b"),
+        ("meta-llama/Llama-2-7b-chat-hf", "llama-2-7b"),
+        ("meta-llama/Meta-Llama-3-8B-Instruct", "llama-3-8b"),
+        ("mistralai/Mistral-7B-Instruct-v0.3", "mistral-7b-v0.3"),  # whose vocabulary is larger than v0.1's
+        ("mistralai/Mistral-7B-Instruct-v0.2", "mistral-7b-v0.1"),
+        ("google/gemma-2-9b-it", "gemma-2-9b"),
+        ("llama-3-405b", "llama-3.1-405b"),
+    ],
+)
+def test_a_tuned_model_has_the_sizes_of_its_base(typed: str, name: str) -> None:
+    assert catalog.model(typed).name == name

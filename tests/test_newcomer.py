@@ -7,6 +7,7 @@ import shlex
 from pathlib import Path
 
 import pytest
+from exported_files import write_exported
 from test_docs import ROOT, blocks, run, write_files
 
 from memcalc import catalog
@@ -43,11 +44,10 @@ def test_the_commands_lead_to_a_config_that_fits(folder: Path) -> None:
     outputs = [run(command, folder) for command in COMMANDS]
     assert [output.exit_code for output in outputs] == CODES
     own = json.loads((folder / "ds_config.json").read_text(encoding="utf-8"))
-    written = outputs[-1].stdout
-    (folder / "ds_config.json").write_text(written, encoding="utf-8")
-    checked = run(COMMANDS[1], folder)
+    written = write_exported(outputs[-1].stdout, folder)
+    checked = run(COMMANDS[1].replace("ds_config.json", "training_args.json"), folder)
     assert checked.exit_code == 0, checked.output
-    exported = json.loads(written)
+    exported = json.loads(written["ds_config.json"])
     assert (
         exported["train_batch_size"] == own["train_micro_batch_size_per_gpu"] * own["gradient_accumulation_steps"] * 8
     )

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import re
+import shlex
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -54,42 +57,81 @@ def test_importing_the_package_loads_nothing_heavy() -> None:
 
 
 @pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Build the wheel, without a network, from a copy of what goes into it."""
-    source, built = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("wheel")
-    for name in ("pyproject.toml", "LICENSE", "README.md", "memcalc", "presets"):
-        target = source / name
-        origin = ROOT / name
-        paths = [origin] if origin.is_file() else [path for path in origin.rglob("*") if path.suffix != ".pyc"]
-        for path in (path for path in paths if path.is_file()):
-            copy = target / path.relative_to(origin)
-            copy.parent.mkdir(parents=True, exist_ok=True)
-            copy.write_bytes(path.read_bytes())
-    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--no-input"]
-    command = [*pip, "wheel", "--no-build-isolation", "--no-deps", "--no-index", "-w", str(built), str(source)]
-    subprocess.run(command, check=True, capture_output=True, timeout=300, stdin=subprocess.DEVNULL)
+def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Copy what is installed, so that building it writes nothing into the repository."""
+    copies = tmp_path_factory.mktemp("clone")
+    for name in ("pyproject.toml", "LICENSE", "README.md"):
+        shutil.copy(ROOT / name, copies)
+    for name in ("memcalc", "presets"):
+        shutil.copytree(ROOT / name, copies / name, ignore=shutil.ignore_patterns("*.pyc"))
+    return copies
+
+
+def pip(*command: str | Path) -> None:
+    """Run pip without a network: what builds the package is installed already."""
+    quiet = ["--disable-pip-version-check", "--no-input"]
+    alone = ["--no-build-isolation", "--no-deps", "--no-index"]
+    line = [sys.executable, "-m", "pip", *quiet, *map(str, command), *alone]
+    subprocess.run(line, check=True, capture_output=True, timeout=300, stdin=subprocess.DEVNULL)
+
+
+def python(*command: str | Path, path: list[Path], cwd: Path) -> str:
+    """Return what Python prints with only `path`, and what memcalc depends on, to import from.
+
+    Without `site` (-S) no `.pth` file is read, so that an editable install of the repository is not found.
+    """
+    libraries = [entry for entry in sys.path if Path(entry).name == "site-packages"]
+    entries = os.pathsep.join(map(str, [*path, *libraries]))
+    environ = {**os.environ, "PYTHONPATH": entries, "XDG_CONFIG_HOME": str(cwd), "PYTHONDONTWRITEBYTECODE": "1"}
+    run = [sys.executable, "-S", *map(str, command)]
+    done = subprocess.run(run, capture_output=True, text=True, check=False, cwd=cwd, env=environ)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def wheel(clone: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    built = tmp_path_factory.mktemp("wheel")
+    pip("wheel", "-w", built, clone)
     return next(built.glob("*.whl"))
 
 
 @pytest.mark.slow
 def test_the_wheel_holds_every_module_and_preset(wheel: Path) -> None:
-    held = set(zipfile.ZipFile(wheel).namelist())
+    content = set(zipfile.ZipFile(wheel).namelist())
     modules = {str(path.relative_to(ROOT)) for path in (ROOT / "memcalc").rglob("*.py")}
     presets = {f"memcalc/{path.relative_to(ROOT)}" for path in (ROOT / "presets").rglob("*.toml")}
     parts = {f"memcalc/report/page/page.{kind}" for kind in ("css", "js")}
-    assert modules | presets | parts | {"memcalc/py.typed", "memcalc/presets/__init__.py"} <= held
-    assert not any(name.startswith(("tests", "docs", "presets")) for name in held)
+    keys = {str(path.relative_to(ROOT)) for path in (ROOT / "memcalc" / "convert").rglob("*.t*")}
+    assert modules | presets | parts | keys | {"memcalc/py.typed", "memcalc/presets/__init__.py"} <= content
+    assert not any(name.startswith(("tests", "docs", "presets")) for name in content)
 
 
 @pytest.mark.slow
-def test_presets_load_from_the_wheel_itself_and_from_an_unpacked_copy(wheel: Path, tmp_path: Path) -> None:
-    """The wheel is put on the path as it is, a zip file; then its content, as pip would install it."""
+def test_presets_load_from_zip_files_and_from_unpacked_copies(wheel: Path, clone: Path, tmp_path: Path) -> None:
+    """The wheel as it is, its content, and a clone as it is downloaded, zipped and unpacked."""
     unpacked = tmp_path / "site"
     zipfile.ZipFile(wheel).extractall(unpacked)
+    download = Path(shutil.make_archive(str(tmp_path / "download"), "zip", clone.parent, clone.name))
     gpus = len([path for path in (ROOT / "presets" / "gpus").glob("*.toml") if path.stem != "aliases"])
-    environ = {**os.environ, "XDG_CONFIG_HOME": str(tmp_path), "PYTHONDONTWRITEBYTECODE": "1"}
-    for place in (wheel, unpacked):
-        run = [sys.executable, "-c", USE, str(place)]
-        done = subprocess.run(run, capture_output=True, text=True, check=False, cwd=tmp_path, env=environ)
-        assert done.returncode == 0, done.stderr
-        assert done.stdout.split()[::2] == [str(gpus), "h100"]
+    for path in (wheel, unpacked, download / clone.name, clone):
+        printed = python("-c", USE, path, path=[], cwd=tmp_path)
+        assert printed.split()[::2] == [str(gpus), "h100"]
+
+
+@pytest.mark.slow
+def test_what_readme_says_runs_in_the_clones_root(clone: Path, tmp_path: Path) -> None:
+    """Its `pip install .`, then its first command and its lines of Python, typed in the same place."""
+    pip("install", "--target", tmp_path, clone)
+    shipped = python("-c", "from memcalc import catalog; print(catalog.shipped())", path=[tmp_path], cwd=clone)
+    assert shipped.strip() == str(clone / "presets"), "the clone's package comes first, with its own presets"
+    page = (clone / "README.md").read_text(encoding="utf-8")
+    command = re.search(r"(?m)^pip install \. && memcalc (.*)$", page)
+    lines = re.search(r"(?s)```pycon\n(.*?)```", page)
+    assert command
+    assert lines
+    printed = python("-m", "memcalc", *shlex.split(command[1]), path=[tmp_path], cwd=clone)
+    assert "7b" in printed
+    (clone / "lines.txt").write_text(lines[1], encoding="utf-8")
+    code = "import doctest; print(doctest.testfile('lines.txt', module_relative=False))"
+    assert python("-c", code, path=[tmp_path], cwd=clone).strip().startswith("TestResults(failed=0, attempted=5")

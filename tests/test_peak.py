@@ -6,10 +6,12 @@ import numpy as np
 import pytest
 
 import memcalc
-from memcalc.grid import Fixed, Grid, Layout
+from memcalc.grid import Grid, Layout
 from memcalc.ledger import PHASES, Ledger
-from memcalc.specs.model import Attention, Block, BlockGroup, Mlp, Model
-from memcalc.terms import Census, build_ledger
+from memcalc.specs.block import Attention, Block, Mlp
+from memcalc.specs.model import BlockGroup, Model
+from memcalc.specs.options import SharedSettings
+from memcalc.terms import ModelOnGrid, build_ledger
 from memcalc.terms.overhead import Workspaces
 from memcalc.units import MIB
 
@@ -92,9 +94,11 @@ def plain_ledger(recompute: str, impl: str) -> Ledger:
 
     Attention with grouped queries in fp32 has no fused kernel in PyTorch: it takes the one that keeps the scores.
     """
-    fixed = Fixed("plain", 2048, 1, attention="math", kernels="fused", optimizer_impl=impl)
+    fixed = SharedSettings(
+        framework="plain", seq_len=2048, global_batch=1, attention="math", kernels="fused", optimizer_impl=impl
+    )
     grid = Grid(fixed, (Layout(),), ("fp32",), (recompute,), (0,), ((),), (1,))
-    return build_ledger(Census(small_llama(), grid), NO_WORKSPACES)
+    return build_ledger(ModelOnGrid(small_llama(), grid), NO_WORKSPACES)
 
 
 PLAIN = [

@@ -20,18 +20,28 @@ import pytest
 from pydantic import BaseModel
 
 from memcalc import results
-from memcalc.cli.options import JOB
-from memcalc.planner.request import CHOICES, FLAGS, NUMBERS, SEARCHED, WORDS
+from memcalc.specs.block import Attention, Block, LatentAttention, MixtureOfExperts, Mlp, Norm
 from memcalc.specs.calibration import Calibration
 from memcalc.specs.hardware import GPU, Node
 from memcalc.specs.model import Model
+from memcalc.specs.option import Option
+from memcalc.specs.options import CHOICES, COMMAND_LINE, FIELDS, FLAGS, NUMBERS, SEARCHED, WORDS
 from memcalc.specs.strategy import Strategy
 from memcalc.specs.sweep import Sweep
 
 Record = type[BaseModel]
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 ANSWERS, INPUTS, KEYWORDS = DOCS / "reference" / "answers.md", DOCS / "reference" / "inputs.md", DOCS / "python.md"
-TABLES = re.compile(r"(<!-- records -->\n|<!-- words -->\n).*?(<!-- end -->)", re.DOTALL)
+TABLES = re.compile(r"(<!-- records -->\n|<!-- words -->\n|<!-- settings -->\n).*?(<!-- end -->)", re.DOTALL)
+VALUES = {
+    "flag": "true, false",
+    "count": "a whole number",
+    "bytes": "a size, such as `64 MiB`",
+    "fraction": "a number from 0 to below 1",
+    "version": "a version, such as `0.43`",
+    "targets": "layers, as in `q,k,v,o`",
+}
+"""What each kind of field takes, where it is none of a few names."""
 FIRST = ("memcalc.estimate/1", "memcalc.plan/1")
 GIVEN = (Strategy, Model, GPU, Node, Calibration, Sweep)
 """What a user can hand over as a record or as a file."""
@@ -108,8 +118,9 @@ def said(annotation: Any, page: Path) -> str:
 
 @cache
 def meanings(record: Record) -> dict[str, str]:
-    """Return the docstring below each field in the source, of the class and its bases."""
-    found: dict[str, str] = {}
+    """Return what each field's option says, or the docstring below it in the source, of the class and its bases."""
+    parts = [(name, part) for name, field in record.model_fields.items() for part in field.metadata]
+    found = {name: with_unit(part) for name, part in parts if isinstance(part, Option)}
     for base in reversed(record.__mro__):
         if is_record(base) and base.__module__.startswith("memcalc."):
             body = ast.parse(inspect.getsource(base)).body[0]
@@ -118,6 +129,18 @@ def meanings(record: Record) -> dict[str, str]:
                 if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr):
                     found[ast.unparse(field.target)] = ast.literal_eval(text.value)
     return found
+
+
+@cache
+def of_models() -> dict[str, str]:
+    """Return the meanings of a model's fields by name, which are those of the same name in its flat form."""
+    records = (Norm, LatentAttention, Mlp, MixtureOfExperts, Attention, Block, Model)
+    return {name: text for record in records for name, text in meanings(record).items()}
+
+
+def with_unit(option: Option) -> str:
+    """Return an option's meaning, with its unit where the sentence does not name it."""
+    return option.meaning if option.unit.lower() in option.meaning.lower() else f"{option.meaning} [{option.unit}]"
 
 
 def prose(text: str) -> str:
@@ -139,7 +162,8 @@ def table(record: Record, page: Path) -> str:
     ]  # fmt: skip
     for name, field in record.model_fields.items():
         key = field.alias or name
-        meaning = prose(meanings(record).get(name, ""))
+        same = of_models().get(name, "") if record.__module__ == "memcalc.specs.flat_tables" else ""
+        meaning = prose(meanings(record).get(name, same))
         lines.append(f"| `{key}` | {said(field.annotation, page)} | {meaning} |")
     return "\n".join([*lines, "", ""])
 
@@ -147,19 +171,35 @@ def table(record: Record, page: Path) -> str:
 def words() -> str:
     """Return the table of keywords that estimate, plan and the others take."""
     lines = ["| word | type | value | several |", "| --- | --- | --- | --- |"]
-    for option in JOB:
+    for option in COMMAND_LINE:
         if option.name in WORDS:
             kind = "int" if option.name in NUMBERS else "bool" if option.name in FLAGS else "str"
             kind = {"zero": "int", "global_batch": "int or str", "offload": "str or tuple"}.get(option.name, kind)
             several = "yes" if option.name in SEARCHED else ""
-            lines.append(f"| `{option.name}` | {kind} | {prose(option.help)} | {several} |")
+            lines.append(f"| `{option.name}` | {kind} | {prose(option.text)} | {several} |")
+    return "\n".join([*lines, ""])
+
+
+def settings() -> str:
+    """Return the table of fields that `--set` alone takes."""
+    lines = ["| field | value | meaning |", "| --- | --- | --- |"]
+    for key, option in FIELDS.items():
+        value = ", ".join(f"`{name}`" for name in option.values) or VALUES[option.kind]
+        lines.append(f"| `{key}` | {value} | {prose(with_unit(option))} |")
     return "\n".join([*lines, ""])
 
 
 def filled(path: Path) -> str:
     """Return a page with its tables written anew."""
-    new = words() if path == KEYWORDS else "".join(table(r, path) for r, place in places().items() if place == path)
-    return TABLES.sub(lambda match: match[1] + new + match[2], path.read_text(encoding="utf-8"))
+    makers = {"words": words, "settings": settings, "records": lambda: records(path)}
+    return TABLES.sub(
+        lambda match: match[1] + makers[match[1].split()[1]]() + match[2], path.read_text(encoding="utf-8")
+    )
+
+
+def records(path: Path) -> str:
+    """Return the tables of the records that stand on a page."""
+    return "".join(table(record, path) for record, place in places().items() if place == path)
 
 
 @pytest.mark.parametrize("path", [ANSWERS, INPUTS, KEYWORDS], ids=lambda path: path.name)
@@ -171,20 +211,8 @@ def test_the_tables_are_current(path: Path) -> None:
 def test_every_answer_is_found_by_its_schema() -> None:
     """Those that the command line prints, and a saved plan."""
     schemas = {name for record in answers() for name in schema_of(record).split(", ")}
-    printed = {
-        "estimate",
-        "plan",
-        "max",
-        "min",
-        "check",
-        "sweep",
-        "validate",
-        "probe",
-        "calibrate",
-        "triage",
-        "saved-plan",
-    }
-    assert schemas >= {f"memcalc.{name}/1" for name in printed}
+    printed = {"estimate", "plan", "max", "min", "check", "sweep", "validate", "probe", "calibrate", "triage"}
+    assert schemas >= {f"memcalc.{name}/1" for name in printed} | {"memcalc.saved-plan/2"}
 
 
 @pytest.mark.parametrize("record", [record for record, page in places().items() if page == ANSWERS])
@@ -195,16 +223,14 @@ def test_every_field_of_an_answer_is_explained(record: Record) -> None:
 
 def test_the_table_has_every_word() -> None:
     """A keyword that the library takes is an option of the command line."""
-    assert {option.name for option in JOB} >= set(WORDS)
+    assert {option.name for option in COMMAND_LINE} >= set(WORDS)
 
 
 @pytest.mark.parametrize("name", CHOICES)
 def test_a_word_tells_all_its_values(name: str) -> None:
     """The meaning of an option names each value that is taken."""
-    told = next(option.help for option in JOB if option.name == name)
-    assert [
-        value for value in get_args(CHOICES[name]) if not re.search(rf"(?<![\w-]){re.escape(value)}(?![\w-])", told)
-    ] == []
+    told = next(option.text for option in COMMAND_LINE if option.name == name)
+    assert [value for value in CHOICES[name] if not re.search(rf"(?<![\w-]){re.escape(value)}(?![\w-])", told)] == []
 
 
 if __name__ == "__main__":

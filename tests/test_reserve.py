@@ -6,7 +6,7 @@ from fits import reserve
 
 import memcalc
 from memcalc import catalog
-from memcalc.probe.calibrate import ranges
+from memcalc.probe.calibrate import reserves
 from memcalc.validation import Presets
 
 RESIDUALS = reserve.residuals()
@@ -21,7 +21,7 @@ def test_coverage_is_within_three_points_of_its_claim() -> None:
     for name in reserve.CLASSES:
         known = catalog.reserve(name)
         rows = [r for r in RESIDUALS if r.allocator == name]
-        rows = [r for r in rows if r.strict] if sum(r.strict for r in rows) >= ranges.FEWEST else rows
+        rows = [r for r in rows if r.strict] if sum(r.strict for r in rows) >= reserves.FEWEST else rows
         inside = [known.low <= r.error(known.middle) <= known.high for r in rows]
         assert known.figures == len(rows)
         assert known.sources == len({r.source for r in rows})
@@ -31,9 +31,9 @@ def test_coverage_is_within_three_points_of_its_claim() -> None:
 
 def test_a_range_holds_the_middle_of_its_errors() -> None:
     """Of the numbers 1 to 199, 2.5% of 200 are below 5 and above 195: ranks 5 and 195."""
-    low, high = ranges.range_of([float(n) for n in range(1, 200)])
+    low, high = reserves.range_of([float(n) for n in range(1, 200)])
     assert (low, high) == (5.0, 195.0)
-    assert ranges.limit_of([float(n) for n in range(1, 200)]) == (-math.inf, 190.0)
+    assert reserves.limit_of([float(n) for n in range(1, 200)]) == (-math.inf, 190.0)
 
 
 def test_documents_are_told_apart() -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from memcalc import sums
 from memcalc.catalog import model
-from memcalc.trace.layers import Setting
+from memcalc.trace.layers import BlockConfig
 from memcalc.trace.template import key_of, trace
 
 PHASES = ("forward", "loss", "backward", "step")
@@ -46,7 +46,7 @@ def test_stages_that_are_left_out_have_no_peak(seed: int) -> None:
     for each in (parts, small):
         tree = sums.largest(sums.alike(each), frozenset(PHASES))
         whole = np.broadcast_to(sums.computed(tree), (len(owners), *tree.shape[1:]))
-        found = sums.Foremost(tree, owners)
+        found = sums.MaxOverStages(tree, owners)
         expected = np.stack([whole[owners == layout].max(axis=0) for layout in range(3)])
         assert np.array_equal(np.broadcast_to(found.rows(slice(0, 3)), expected.shape), expected)
         assert np.array_equal(np.broadcast_to(found.rows(slice(1, 3)), expected[1:].shape), expected[1:])
@@ -56,13 +56,13 @@ def test_stages_that_are_left_out_have_no_peak(seed: int) -> None:
 @pytest.mark.parametrize("seed", range(5))
 def test_a_row_no_larger_than_the_one_before_is_not_computed(seed: int) -> None:
     falling = np.arange(7, 0, -1).reshape(7, 1, 1, 1, 1, 1, 1) + np.random.default_rng(seed).integers(0, 9, (1,) * 7)
-    assert list(sums.Foremost(sums.leaf(falling), np.array([0, 0, 0, 1, 2, 2, 2])).kept) == [0, 3, 4]
+    assert list(sums.MaxOverStages(sums.leaf(falling), np.array([0, 0, 0, 1, 2, 2, 2])).kept) == [0, 3, 4]
 
 
 @pytest.mark.parametrize("name", ["llama-3.2-1b", "mixtral-8x7b", "t5-base"])
 @pytest.mark.parametrize("policy", ["none", "full", "selective-ops"])
 def test_no_moment_is_larger_than_the_peaks_kept(name: str, policy: str) -> None:
-    setting = Setting(weight=2, residual=2, autocast=False, kernels="model")
+    setting = BlockConfig(weight=2, residual=2, autocast=False, kernels="model")
     template = trace(model(name).groups[-1].block, setting, policy)
     weights = {key: 1 + place**2 for place, key in enumerate(sorted({key_of(r) for r in template.records}))}
     for kept, start, events in (

@@ -10,7 +10,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memcalc.errors import InputError, shown
-from memcalc.units import GB, GIB, KIB, MIB, TIB, format_bytes, format_count, format_seconds, parse_bytes, parse_count
+from memcalc.units import (
+    GB,
+    GIB,
+    KIB,
+    MIB,
+    TIB,
+    format_bytes,
+    format_count,
+    format_seconds,
+    parse_bytes,
+    parse_count,
+    parse_tokens,
+)
 
 REFUSED = [
     True,
@@ -99,6 +111,14 @@ def test_parse_bytes(text: object, size: int) -> None:
 )
 def test_parse_count(text: object, count: int) -> None:
     assert parse_count(text) == count
+
+
+@pytest.mark.parametrize(
+    ("text", "tokens"),
+    [("4k", 4096), ("128k", 131_072), ("8K tokens", 8192), ("1M", 2**20), ("4000", 4000), (2048, 2048), ("1.5k", 1536)],
+)
+def test_k_of_tokens_is_1024_as_in_a_context_of_128k(text: object, tokens: int) -> None:
+    assert parse_tokens(text) == tokens
 
 
 @pytest.mark.parametrize("value", REFUSED, ids=shown)

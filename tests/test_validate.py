@@ -15,9 +15,10 @@ from typer.testing import CliRunner
 import memcalc
 from memcalc import api, catalog, validation
 from memcalc.cli.app import app
-from memcalc.convert.runs import read_runs, shipped
 from memcalc.errors import CombinationError, FileError, InputError, UnknownNameError
-from memcalc.results import Estimate, StagePeak, Validation
+from memcalc.results.comparison import Validation
+from memcalc.results.estimates import Estimate, StagePeak
+from memcalc.runs import read_runs, shipped
 from memcalc.specs.flat import from_flat
 from memcalc.specs.runs import Run, RunsFile, Target
 

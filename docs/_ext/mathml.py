@@ -13,8 +13,6 @@ from sphinx.application import Sphinx
 from sphinx.util import logging
 from sphinx.writers.html5 import HTML5Translator
 
-__all__ = ["setup"]
-
 INLINE = re.compile(r"\$(`+)([^`]+)\1\$")
 
 

@@ -6,8 +6,6 @@ from typing import Any
 
 from sphinx.application import Sphinx
 
-__all__ = ["setup"]
-
 
 def entries(wanted: list[str], pages: set[str]) -> Iterator[str]:
     """Yield the pages of each entry: a name or a pattern, with a title in ``Title <name>``; self is the page itself."""

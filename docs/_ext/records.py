@@ -7,8 +7,6 @@ from docutils import nodes
 from sphinx.application import Sphinx
 from sphinx.ext.napoleon import Config, NumpyDocstring
 
-__all__ = ["setup"]
-
 RECORD = re.compile(r"memcalc\.[a-z_.]+\.[A-Z]\w+")
 
 

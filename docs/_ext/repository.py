@@ -10,8 +10,6 @@ from sphinx.application import Sphinx
 from sphinx.environment import BuildEnvironment
 from sphinx.transforms import SphinxTransform
 
-__all__ = ["setup"]
-
 ROOT = Path(__file__).resolve().parents[2]
 LEXERS = {".py": "python", ".toml": "toml", ".json": "json", ".yaml": "yaml", ".yml": "yaml", ".sh": "bash",
           ".lua": "lua", ".md": "markdown", ".slurm": "bash"}  # fmt: skip
@@ -84,6 +82,7 @@ def address(docname: str, path: Path) -> str:
 
 
 def page_name(path: Path) -> str:
+    """Return the name, without its ending, of the page that shows a file or folder."""
     return f"{FOLDER}/{path.relative_to(ROOT).as_posix()}{'/index' if path.is_dir() else ''}"
 
 

@@ -22,8 +22,6 @@ from memcalc.allocator.pools import (
 from memcalc.errors import InputError
 from memcalc.units import MIB
 
-__all__ = ["Event", "OutOfMemory", "Replay", "replay"]
-
 _KINDS = ("alloc", "free", "mark", "record", "sync", "empty")
 
 
@@ -136,10 +134,10 @@ class _Allocator:
                         continue
                     rounded = (size + MIN_BLOCK - 1) & -MIN_BLOCK
                     pool = small[stream] if rounded <= SMALL_REQUEST else large[stream]
-                    found = pool.take(rounded) or self._grow(pool, rounded)
-                    if found is None:
+                    range_ = pool.take(rounded) or self._grow(pool, rounded)
+                    if range_ is None:
                         return position, key, size, stream
-                    start, end = found
+                    start, end = range_
                     live[key] = pool, start, end, size
                     self.allocated = allocated = self.allocated + end - start
                     if allocated > self.phase_allocated:  # noqa: PLR1730  # a call of max would cost a tenth of it all
@@ -151,12 +149,12 @@ class _Allocator:
                     block = live.pop(key)
                     if block is None:
                         continue
-                    pool, start, end, asked = block
+                    pool, start, end, request = block
                     self.allocated -= end - start
                     if users and key in users:  # another stream may still read it (`insert_events`)
                         self.waiting.append((users.pop(key), block))
                         continue
-                    self.requested -= asked
+                    self.requested -= request
                     pool.give(start, end)
                 else:
                     self._other(kind, key, stream, name)
@@ -190,20 +188,20 @@ class _Allocator:
 
     def _grow(self, pool: Pool, size: int) -> tuple[int, int] | None:
         """Ask the driver; then with some oversize blocks given back, then with all free segments (`malloc`)."""
-        found = pool.grow(size)
-        if found is None and pool.release_oversize(size):
-            found = pool.grow(size)
-        if found is None:
+        block = pool.grow(size)
+        if block is None and pool.release_oversize(size):
+            block = pool.grow(size)
+        if block is None:
             self.flush()
             self.device.flush_peak = self.device.reserved
             self.retries += 1
-            found = pool.grow(size)
-        if found is not None and self.device.reserved > self.hole_at:
+            block = pool.grow(size)
+        if block is not None and self.device.reserved > self.hole_at:
             self.hole_at = self.device.reserved
-            self.largest_hole = self.hole_at - self.allocated - (found[1] - found[0])
+            self.largest_hole = self.hole_at - self.allocated - (block[1] - block[0])
         if self.until is not None and (self.retries or self.until(self.device.peak)):
             raise _Enough
-        return found
+        return block
 
     def flush(self) -> None:
         """Give back all that is free as a whole, after waiting for other streams (`release_cached_blocks`)."""

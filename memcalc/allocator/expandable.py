@@ -6,8 +6,6 @@ from bisect import bisect_left
 
 from memcalc.allocator.pools import ADDRESS, SHIFT, UNBOUNDED, Device, Pool, Rules, round_up
 
-__all__ = ["ExpandablePool"]
-
 
 class ExpandablePool(Pool):
     """The same with ``expandable_segments:True``: one segment that pages are mapped into (`ExpandableSegment`).
@@ -66,10 +64,10 @@ class ExpandablePool(Pool):
     def _reserve_addresses(self, size: int) -> int:
         """Begin a segment with room for 1 1/8 of the device's memory (`find_expandable_block`)."""
         capacity = self.device.capacity
-        room = UNBOUNDED if capacity is None else capacity + capacity // 8
-        room = round_up(max(room, size), self.page)
-        start = self.device.address(room, self.page)
-        self.unmapped[start] = start + room
+        addresses = UNBOUNDED if capacity is None else capacity + capacity // 8
+        addresses = round_up(max(addresses, size), self.page)
+        start = self.device.address(addresses, self.page)
+        self.unmapped[start] = start + addresses
         return start
 
     def _map(self, start: int, end: int) -> bool:

@@ -7,22 +7,6 @@ from dataclasses import dataclass
 
 from memcalc.units import MIB
 
-__all__ = [
-    "ADDRESS",
-    "LARGE_SEGMENT",
-    "MIN_BLOCK",
-    "OWN_SEGMENT",
-    "ROUND_LARGE",
-    "SHIFT",
-    "SMALL_REQUEST",
-    "UNBOUNDED",
-    "Device",
-    "Pool",
-    "Rules",
-    "round_up",
-    "segment_bytes",
-]
-
 LARGE_SEGMENT = 20 * MIB
 """What a request above 1 and below 10 MiB asks of the driver: `large_segment_size`, once kLargeBuffer [bytes]."""
 
@@ -85,8 +69,8 @@ class Device:
         if self.capacity is not None and self.reserved + size > self.capacity:
             return False
         self.reserved += size
-        self.streams[stream] = held = self.streams.get(stream, 0) + size
-        self.peaks[stream] = max(held, self.peaks.get(stream, 0))
+        self.streams[stream] = in_use = self.streams.get(stream, 0) + size
+        self.peaks[stream] = max(in_use, self.peaks.get(stream, 0))
         self.peak = max(self.peak, self.reserved)
         self.phase_peak = max(self.phase_peak, self.reserved)
         self.flush_peak = max(self.flush_peak, self.reserved)

@@ -6,8 +6,6 @@ import gc
 import os
 import sys
 
-__all__ = ["main"]
-
 _INTERRUPTED = 130  # 128 + SIGINT, as shells report it
 _OBJECTS = 1_000_000
 """New objects after which cycles are looked for: a replay makes many tuples and no cycle, and waits for the search."""

@@ -14,9 +14,7 @@ from memcalc.cli.output import Destination, deliver, destination
 from memcalc.files import output_path, replacing
 
 if TYPE_CHECKING:
-    from memcalc.results import Check
-
-__all__ = ["show"]
+    from memcalc.results.check import Check
 
 _EXTRA = ("github", "sarif")
 
@@ -28,15 +26,15 @@ def show(files: Sequence[str], *, fix: bool, brief: bool, options: dict[str, Any
     force = bool(options.get("force"))
     brief = brief or (options.get("format") is None and options.get("output") is None and _in_prolog())
     target = destination(options, _EXTRA)
-    found = check(files, **given(options))
-    written = _write(found, force) if fix else []
+    answer = check(files, **given(options))
+    written = _write(answer, force) if fix else []
     if brief:
-        deliver(f"memcalc: {found.summary}\n", None)
+        deliver(f"memcalc: {answer.summary}\n", None)
     else:
-        _show(found, target)
+        _show(answer, target)
     for path in written:
         typer.echo(f"memcalc: wrote {path}", err=True)
-    return int(found.verdict == "does-not-fit")
+    return int(answer.verdict == "does-not-fit")
 
 
 def _in_prolog() -> bool:
@@ -44,23 +42,23 @@ def _in_prolog() -> bool:
     return os.environ.get("SLURM_SCRIPT_CONTEXT", "").startswith("prolog")
 
 
-def _show(found: Check, target: Destination) -> None:
+def _show(answer: Check, target: Destination) -> None:
     if target.form in _EXTRA:
-        from memcalc.report.annotations import MACHINES
+        from memcalc.report.check import MACHINES
 
-        deliver(MACHINES[target.form](found), target.path)
+        deliver(MACHINES[target.form](answer), target.path)
     else:
         from memcalc.report import of_check
 
-        target.show(of_check(found))
+        target.show(of_check(answer))
 
 
-def _write(found: Check, force: bool) -> list[Path]:
+def _write(answer: Check, force: bool) -> list[Path]:
     """Write each edited file beside its original, all of them or none."""
-    if found.fix is None:
+    if answer.fix is None:
         return []
-    paths = [output_path(str(_beside(Path(edit.path))), force) for edit in found.fix.edits]
-    for path, edit in zip(paths, found.fix.edits, strict=True):
+    paths = [output_path(str(_beside(Path(edit.path))), force) for edit in answer.fix.edits]
+    for path, edit in zip(paths, answer.fix.edits, strict=True):
         with replacing(path) as stream:
             stream.write(edit.text.encode())
     return paths

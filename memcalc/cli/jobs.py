@@ -8,21 +8,37 @@ from typing import Annotated, Any
 import typer
 
 import memcalc
-from memcalc.cli import export as handing
-from memcalc.cli import inverse
-from memcalc.cli import report as page
-from memcalc.cli import sweep as many
-from memcalc.cli.modules import MODEL_OR_MODULE, with_model
-from memcalc.cli.options import CALIBRATION, CHART, DESTINATION, FREE, PRESETS, TIMELINE
+from memcalc.cli import plans
+from memcalc.cli import sweep as sweeping
+from memcalc.cli.options import (
+    CHART,
+    DESTINATION,
+    MODULE,
+    PRESETS,
+    TIMELINE,
+    calibration,
+    completion,
+    free,
+    given,
+    model_or_module,
+    with_model,
+)
 from memcalc.cli.output import destination, draw, picture_targets
 from memcalc.cli.registry import command
 
 _SEARCH = "Search"
-_Top = Annotated[str, typer.Option(metavar="N", rich_help_panel="Output", help="How many plans are listed.")]
+_Top = Annotated[
+    str | None, typer.Option(metavar="N", rich_help_panel="Output", help="Number of plans [default: 6, with --all 30]")
+]
+_All = Annotated[
+    bool, typer.Option("--all", rich_help_panel="Output", help="Rank every strategy, not one plan of each idea.")
+]
 _Objective = Annotated[
     str,
     typer.Option(
-        metavar="NAME", rich_help_panel=_SEARCH, help="throughput, memory, gpus, cost (GPU-hours) or simplicity."
+        metavar="NAME",
+        rich_help_panel=_SEARCH,
+        help="simplicity (the simplest within 5% of the fastest), throughput, memory, gpus or cost (GPU-hours).",
     ),
 ]
 _Critical = Annotated[
@@ -36,6 +52,12 @@ _Recipe = Annotated[
     bool,
     typer.Option("--recipe", rich_help_panel=_SEARCH, help="Also the usual order of tuning, and what remedies return."),
 ]
+_Beyond = Annotated[
+    bool,
+    typer.Option(
+        "--beyond", rich_help_panel=_SEARCH, help="Search also what the framework cannot be told; plans say the code."
+    ),
+]
 _Why = Annotated[
     str | None,
     typer.Option(metavar="WORDS", rich_help_panel=_SEARCH, help='Why a strategy is not the plan, as in "tp=1,zero=3".'),
@@ -43,66 +65,86 @@ _Why = Annotated[
 _Save = Annotated[
     str | None, typer.Option(metavar="FILE", rich_help_panel="Output", help="Save a plan and its fallback, for export.")
 ]
+_For = Annotated[
+    str | None,
+    typer.Option("--to", metavar="FORMAT", rich_help_panel=_SEARCH, help="Only plans that this format of export says."),
+]
+_Write = Annotated[
+    str | None,
+    typer.Option(metavar="DIR", rich_help_panel="Output", help="Write a plan's files there, and a script to start it."),
+]
 _Rank = Annotated[
     str | None,
-    typer.Option(metavar="N", rich_help_panel="Output", help="Which plan is saved; the first when left out."),
+    typer.Option(
+        metavar="N", rich_help_panel="Output", help="Which plan is saved or written; the first when left out."
+    ),
 ]
 
 
-@command("Jobs", *MODEL_OR_MODULE, *PRESETS, *DESTINATION, *CHART)
+@command("Jobs", model_or_module, *PRESETS, *DESTINATION, *CHART)
 def plan(
     *,
-    objective: _Objective = "throughput",
+    objective: _Objective = "simplicity",
     critical_batch: _Critical = None,
     tokens: _Tokens = None,
     why: _Why = None,
     recipe: _Recipe = False,
-    top: _Top = "10",
+    beyond: _Beyond = False,
+    to: _For = None,
+    top: _Top = None,
+    rank_all: _All = False,
     save: _Save = None,
+    write: _Write = None,
     rank: _Rank = None,
     **options: Any,
 ) -> int:
     """List the strategies that fit, best first; what you do not pin is searched.
 
-    A word may leave several values open: 2/4, 2..8, not:8, any.
+    What is searched may be left open in part: 2/4, 2..8, not:8, any.
     """
     from memcalc import report
     from memcalc.report.progress import waiting
 
-    handing.check_target(save, rank, options)
+    plans.check_target(save, write, rank, options)
     force, dirs = bool(options["force"]), tuple(options["preset_dir"] or ())
     pictures = picture_targets(options, "chart")
     target = destination(options)
-    words = with_model(options)
+    keywords = with_model(options)
     with waiting("plan", "strategies") as listen:
-        found = memcalc.plan(
-            **words,
+        answer = plans.search(to)(
+            **keywords,
             objective=objective,
             critical_batch=critical_batch,
             tokens=tokens,
             why=why,
             recipe=recipe,
+            beyond=beyond,
             top=top,
+            rank_all=rank_all,
             on_progress=listen,
         )
-    target.show(report.of_plans(found))
-    draw(pictures, {"chart": "plan"}, found)
+    target.show(report.of_plans(answer))
+    plans.say_time(answer.elapsed)
+    draw(pictures, {"chart": "plan"}, answer)
+    code = 0 if answer.plans else 1
     if save is not None:
-        return handing.keep(found, save, rank, force=force, dirs=dirs)
-    return 0 if found.plans else 1
+        code = plans.save_plan(answer, save, rank, force=force, dirs=dirs)
+    if write is not None:
+        code = plans.write_plan(answer, write, to, rank, force=force, dirs=dirs)
+    return code
 
 
-@command("Jobs", *MODEL_OR_MODULE, *PRESETS, *DESTINATION, *CHART, *TIMELINE)
+@command("Jobs", model_or_module, *PRESETS, *DESTINATION, *CHART, *TIMELINE)
 def estimate(**options: Any) -> int:
     """Say whether one strategy fits, and where the bytes stand."""
     from memcalc import report
 
     pictures = picture_targets(options, "chart", "timeline")
     target = destination(options)
-    found = memcalc.estimate(**with_model(options), timeline="timeline" in pictures)
-    target.show(report.of_estimate(found))
-    draw(pictures, {"chart": "estimate", "timeline": "timeline"}, found)
-    return int(found.verdict == "does-not-fit")
+    answer = memcalc.estimate(**with_model(options), timeline="timeline" in pictures)
+    target.show(report.of_estimate(answer))
+    draw(pictures, {"chart": "estimate", "timeline": "timeline"}, answer)
+    return int(answer.verdict == "does-not-fit")
 
 
 _Fold = Annotated[
@@ -118,21 +160,20 @@ _Only = Annotated[
 ]
 
 
-@command("Jobs", *MODEL_OR_MODULE, *PRESETS, *DESTINATION)
+@command("Jobs", model_or_module, *PRESETS, *DESTINATION)
 def explain(*, fold: _Fold = None, only: _Only = None, **options: Any) -> int:
     """Show every term of an estimate: formula, the values put in, bytes, phases, source."""
     from memcalc import report
-    from memcalc.report.explain import folding
+    from memcalc.report.estimate import folding
 
     target, folded = destination(options), folding(fold, only)
-    found = memcalc.estimate(**with_model(options))
-    target.show(report.of_terms(found, folded))
-    return int(found.verdict == "does-not-fit")
+    answer = memcalc.estimate(**with_model(options))
+    target.show(report.of_terms(answer, folded))
+    return int(answer.verdict == "does-not-fit")
 
 
 _Shown = Annotated[
-    str | None,
-    typer.Argument(metavar="PLAN", help="What plan --save wrote, or plans in JSON, in the place of a job."),
+    str | None, typer.Argument(metavar="PLAN", help="What plan --save wrote, or plans in JSON, in the place of a job.")
 ]
 _Alone = Annotated[
     bool, typer.Option("--estimate", rich_help_panel=_SEARCH, help="Show the strategy that is typed; search nothing.")
@@ -145,22 +186,20 @@ _Which = Annotated[
 ]
 _Title = Annotated[str, typer.Option(metavar="TEXT", rich_help_panel="Output", help="The page's heading.")]
 _Note = Annotated[str, typer.Option(metavar="TEXT", rich_help_panel="Output", help="What stands below the heading.")]
-_PAGE = (
-    replace(DESTINATION[1], metavar="FILE", help=f"Write there; {page.DEFAULT} when left out."),
-    DESTINATION[2],
-)
+_PAGE = (replace(DESTINATION[1], metavar="FILE", help=f"Write there; {plans.PAGE} when left out."), DESTINATION[2])
 
 
-@command("Jobs", *(replace(option, required=False) for option in MODEL_OR_MODULE), *PRESETS, *_PAGE)
+@command("Jobs", free, *MODULE, *PRESETS, *_PAGE)
 def report_(
     plan: _Shown = None,
     *,
     alone: _Alone = False,
-    objective: _Objective = "throughput",
+    objective: _Objective = "simplicity",
     critical_batch: _Critical = None,
     tokens: _Tokens = None,
     why: _Why = None,
-    top: _Top = "10",
+    top: _Top = None,
+    rank_all: _All = False,
     rank: _Which = None,
     title: _Title = "",
     note: _Note = "",
@@ -170,8 +209,9 @@ def report_(
 
     It needs no network. A job is searched as plan does; --estimate shows the strategy that is typed.
     """
-    search = {"objective": objective, "critical_batch": critical_batch, "tokens": tokens, "why": why, "top": top}
-    return page.show(plan, alone=alone, rank=rank, title=title, note=note, search=search, options=options)
+    search: dict[str, Any] = {"objective": objective, "critical_batch": critical_batch, "tokens": tokens, "why": why}
+    search |= {"top": top, "rank_all": rank_all}
+    return plans.report(plan, alone=alone, rank=rank, title=title, note=note, search=search, options=options)
 
 
 _Files = Annotated[
@@ -182,7 +222,7 @@ _Fix = Annotated[bool, typer.Option("--fix", help="Write the edited file beside 
 _Brief = Annotated[bool, typer.Option("--brief", help="One line; so by default in a Slurm prolog.")]
 
 
-@command("Jobs", *FREE, *PRESETS, *DESTINATION)
+@command("Jobs", free, *PRESETS, *DESTINATION)
 def check(files: _Files = None, *, fix: _Fix = False, brief: _Brief = False, **options: Any) -> int:
     """Say whether a job fits, from its own config files, and show the smallest edit of them that makes it fit.
 
@@ -210,25 +250,31 @@ _Terms = Annotated[
 ]
 
 
-@command("Jobs", *FREE, *PRESETS, *DESTINATION, *CHART)
+@command("Jobs", free, *PRESETS, *DESTINATION, *CHART)
 def diff(a: _A, b: _B, *, terms: _Terms = None, **options: Any) -> int:
     """Say what is different between two jobs, and what each change costs or saves; ends with 0 whichever fits.
 
     Options count for both; words stand on them, or change the other one where that is a file.
     """
-    from memcalc.cli import diff as difference
+    from memcalc.differences import diff as compare
+    from memcalc.report.diff import TERMS, report
+    from memcalc.units import parse_count
 
-    return difference.show(a, b, terms=terms, options=options)
+    pictures, target = picture_targets(options, "chart"), destination(options)
+    most = TERMS if terms is None else None if terms == "all" else parse_count(terms, "terms")
+    answer = compare(a, b, **given(options))
+    target.show(report(answer, most))
+    draw(pictures, {"chart": "diff"}, answer)
+    return 0
 
 
 _Largest = Annotated[
-    str,
-    typer.Argument(metavar="WHAT", help="seq-len, micro-batch or model.", autocompletion=inverse.completion("Largest")),
+    str, typer.Argument(metavar="WHAT", help="seq-len, micro-batch or model.", autocompletion=completion("Largest"))
 ]
 _Smallest = Annotated[
-    str, typer.Argument(metavar="WHAT", help="gpus.", autocompletion=inverse.completion("Smallest"), show_default=False)
+    str, typer.Argument(metavar="WHAT", help="gpus.", autocompletion=completion("Smallest"), show_default=False)
 ]
-_Safe = Annotated[bool, typer.Option("--safe", help="Ask for the verdict fits, not tight.")]
+_Tight = Annotated[bool, typer.Option("--tight", help="Also take what fits without a margin for error.")]
 _Step = Annotated[str, typer.Option(metavar="N", help="Only multiples of N.")]
 _Among = Annotated[str | None, typer.Option(metavar="TEXT", help="max model: only those with TEXT in a name.")]
 _Family = Annotated[str | None, typer.Option(metavar="NAME", help="max model: only those of this family.")]
@@ -238,40 +284,62 @@ _AnyCount = Annotated[
 ]
 
 
-@command("Jobs", *MODEL_OR_MODULE, *PRESETS, *DESTINATION, *CHART)
+@command("Jobs", model_or_module, *PRESETS, *DESTINATION, *CHART)
 def max_(
     what: _Largest,
     *,
     step: _Step = "1",
-    safe: _Safe = False,
+    tight: _Tight = False,
     search: _Among = None,
     family: _Family = None,
+    beyond: _Beyond = False,
     **options: Any,
 ) -> int:
     """Find the largest sequence length, micro-batch or model that fits; what you do not pin is searched."""
-    return inverse.show("max", what, options, step=step, safe=safe, search=search, family=family)
+    return _limit("max", what, options, step=step, tight=tight, search=search, family=family, beyond=beyond)
 
 
-@command("Jobs", *MODEL_OR_MODULE, *PRESETS, *DESTINATION, *CHART)
+@command("Jobs", model_or_module, *PRESETS, *DESTINATION, *CHART)
 def min_(
     what: _Smallest,
     *,
     up_to: _UpTo = None,
     any_count: _AnyCount = False,
-    safe: _Safe = False,
+    tight: _Tight = False,
+    beyond: _Beyond = False,
     **options: Any,
 ) -> int:
     """Find the fewest GPUs on which a strategy fits, and the fastest one there."""
-    return inverse.show("min", what, options, up_to=up_to, any_count=any_count, safe=safe)
+    return _limit("min", what, options, up_to=up_to, any_count=any_count, tight=tight, beyond=beyond)
+
+
+def _limit(command_: str, what: str, options: dict[str, Any], **query: Any) -> int:
+    """Find the limit, and show the answer; return the exit code."""
+    from memcalc.cli import plans
+    from memcalc.report.inverse import report
+    from memcalc.report.progress import waiting
+
+    pictures, target = picture_targets(options, "chart"), destination(options)
+    curve: dict[str, Any] = {"curve": True} if pictures and command_ == "max" else {}
+    find = memcalc.largest if command_ == "max" else memcalc.smallest
+    keywords = with_model(options, needed=command_ == "min")
+    with waiting(f"{command_} {what}", "models" if what == "model" else "strategies") as listen:
+        answer = find(what, **keywords, **query, **curve, on_progress=listen)
+    target.show(report(answer))
+    plans.say_time(answer.elapsed)
+    draw(pictures, {"chart": "inverse"}, answer)
+    return int(answer.best is None)
 
 
 _Plan = Annotated[
     str, typer.Argument(metavar="PLAN", help="What plan --save wrote, or plans in JSON.", show_default=False)
 ]
 _To = Annotated[
-    str,
+    str | None,
     typer.Option(
-        metavar="FORMAT", help="deepspeed, accelerate, trainer, torchtitan, megatron, axolotl or fsdp2 (a script)."
+        metavar="FORMAT",
+        help="deepspeed, accelerate, trainer, torchtitan, megatron, axolotl or fsdp2 (a script); that of the plan's "
+        "framework when left out.",
     ),
 ]
 _Number = Annotated[str | None, typer.Option(metavar="N", help="Of several plans in JSON, the N-th; else the first.")]
@@ -286,17 +354,10 @@ _INTO = (
 )
 
 
-@command("Jobs", *CALIBRATION, *PRESETS, *_INTO)
-def export(
-    plan: _Plan,
-    *,
-    to: _To,
-    rank: _Number = None,
-    fallback: _Fallback = None,
-    **options: Any,
-) -> int:
+@command("Jobs", calibration, *PRESETS, *_INTO)
+def export(plan: _Plan, *, to: _To = None, rank: _Number = None, fallback: _Fallback = None, **options: Any) -> int:
     """Write a saved plan as a framework's own config, and say how to launch and to check it."""
-    return handing.show(plan, to=to, rank=rank, fallback=fallback, options=options)
+    return plans.export(plan, to=to, rank=rank, fallback=fallback, options=options)
 
 
 _File = Annotated[str, typer.Argument(metavar="FILE.toml", help="Lists of words; every combination is one job.")]
@@ -308,14 +369,40 @@ _Scheduler = Annotated[
 _Rows = Annotated[str, typer.Option(metavar="N", rich_help_panel="Output", help="How many rows are listed.")]
 
 
-@command("Jobs", *CALIBRATION, *PRESETS, *DESTINATION)
-def sweep(
-    file: _File,
-    *,
-    jobs: _Jobs = None,
-    scheduler: _Scheduler = None,
-    top: _Rows = "20",
-    **options: Any,
-) -> int:
+@command("Jobs", calibration, *PRESETS, *DESTINATION)
+def sweep(file: _File, *, jobs: _Jobs = None, scheduler: _Scheduler = None, top: _Rows = "20", **options: Any) -> int:
     """Answer many jobs at once, to a table: .csv, .json, .jsonl or .parquet; an interrupted one goes on."""
-    return many.show(file, jobs=jobs, scheduler=scheduler, top=top, options=options)
+    return sweeping.show(file, jobs=jobs, scheduler=scheduler, top=top, options=options)
+
+
+_Stage = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="WORDS",
+        rich_help_panel=_SEARCH,
+        help='The next stage, as in "recompute=full,micro-batch=2"; repeatable. precision=16-bit is the reading\'s.',
+    ),
+]
+_Stages = Annotated[
+    bool, typer.Option("--recipe", rich_help_panel=_SEARCH, help="The usual order of tuning, which ends where it fits.")
+]
+_Reading = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME",
+        rich_help_panel=_SEARCH,
+        help="Only one reading of 16 bits: pure-16-bit, fp32-master or autocast.",
+    ),
+]
+
+
+@command("Jobs", model_or_module, *PRESETS, *DESTINATION, *CHART)
+def ladder(*, stage: _Stage = None, recipe: _Stages = False, reading: _Reading = None, **options: Any) -> int:
+    """Show what each remedy saves and costs, stage by stage, and the first stage that fits."""
+    from memcalc.report.ladder import report
+
+    pictures, target = picture_targets(options, "chart"), destination(options)
+    answer = memcalc.ladder(**with_model(options), stages=stage or (), recipe=recipe, reading=reading)
+    target.show(report(answer))
+    draw(pictures, {"chart": "ladder"}, answer)
+    return int(all(mode.first is None for mode in answer.readings))

@@ -2,16 +2,33 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Annotated, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from memcalc.cli import calibrate as fitting
-from memcalc.cli import validate as comparison
-from memcalc.cli.modules import A_MODULES_STEP, refuse_module
-from memcalc.cli.options import CALIBRATION, DESTINATION, FREE, PRESETS
+from memcalc.cli.options import (
+    DESTINATION,
+    OF_A_STEP,
+    PRESETS,
+    calibration,
+    free,
+    given,
+    module_step,
+    refuse_module,
+    source_of,
+)
+from memcalc.cli.output import INTERRUPTED, Destination, deliver, destination, fail
 from memcalc.cli.registry import command
+from memcalc.errors import FileError, InputError, MissingError, UnknownNameError
+from memcalc.files import OutputError, output_path, replacing
+from memcalc.units import parse_count
+
+if TYPE_CHECKING:
+    from memcalc.results.probe import Calibrated
 
 _Runs = Annotated[
     list[str] | None,
@@ -24,7 +41,7 @@ _Figure = Annotated[str | None, typer.Option(metavar="NAME", help="Score only al
 _Worst = Annotated[str, typer.Option(metavar="N", rich_help_panel="Output", help="How many of the worst are listed.")]
 
 
-@command("Measurements", *CALIBRATION, *PRESETS, *DESTINATION)
+@command("Measurements", calibration, *PRESETS, *DESTINATION)
 def validate(
     runs: _Runs = None,
     *,
@@ -36,9 +53,38 @@ def validate(
     **options: Any,
 ) -> int:
     """Compare predictions with measured runs: the shipped ones, or your own."""
-    return comparison.show(
-        runs or (), strict=strict, group=group, grade=grade, figure=figure, worst=worst, options=options
-    )
+    return _validate(runs or (), strict=strict, group=group, grade=grade, figure=figure, worst=worst, options=options)
+
+
+def _validate(
+    paths: Sequence[str],
+    *,
+    strict: bool,
+    group: str | None,
+    grade: str | None,
+    figure: str | None,
+    worst: str,
+    options: dict[str, Any],
+) -> int:
+    """Compare the runs of the files, or the shipped ones, and show the answer; return the exit code."""
+    from memcalc import validation
+    from memcalc.report.accuracy import validation_report
+    from memcalc.report.progress import waiting
+    from memcalc.runs import read_runs
+    from memcalc.specs.runs import FIGURES
+
+    target, most = destination(options), parse_count(worst, "worst")
+    scored = next((name for name in FIGURES if name == figure), None)
+    if figure is not None and scored is None:
+        raise UnknownNameError("figure", figure, f"must be one of {', '.join(FIGURES)}", FIGURES)
+    runs = validation.chosen(read_runs(paths), strict=strict, group=group, grade=grade, figure=scored)
+    if not runs.run:
+        raise InputError("runs", ", ".join(paths) or "shipped", "no run is left to compare")
+    dirs = tuple(options["preset_dir"] or ())
+    with waiting("validate", "runs") as listen:
+        answer = validation.validate(runs, dirs, calibration=options["calibration"], on_progress=listen)
+    target.show(validation_report(answer, most, full=target.form != "rich"))
+    return 0
 
 
 _Device = Annotated[str, typer.Option(metavar="NAME", help="cuda, cpu (tiny models, counted) or fake (your --module).")]
@@ -60,7 +106,7 @@ _RUNS_FILE = (
 )
 
 
-@command("Measurements", *PRESETS, *A_MODULES_STEP, *_RUNS_FILE)
+@command("Measurements", *PRESETS, module_step, *_RUNS_FILE)
 def probe(
     *,
     device: _Device = "cuda",
@@ -75,13 +121,58 @@ def probe(
 
     --device fake needs none: a module of your own is run on fake tensors.
     """
-    from memcalc.cli import probe as measuring
-    from memcalc.cli import probe_module
-
     if device == "fake":
-        return probe_module.show(options)
+        return _probe_module(options)
     refuse_module(options)
-    return measuring.show(options, device=device, gpu=gpu, suite=suite, minutes=minutes, ranks=ranks, dry_run=dry_run)
+    return _probe(options, device=device, gpu=gpu, suite=suite, minutes=minutes, ranks=ranks, dry_run=dry_run)
+
+
+def _probe(options: dict[str, Any], **query: Any) -> int:
+    """Measure, or say what would be measured; return the exit code."""
+    from memcalc.probe.measure.driver import probe
+    from memcalc.report.probe import report
+    from memcalc.report.progress import bar
+
+    output, force = options.pop("output"), bool(options.pop("force"))
+    target = destination({"output": None, "force": None, "format": options["format"]})
+    done = 0
+
+    def listen(state: Any) -> None:
+        nonlocal done
+        done = state.done
+        draw(state)
+
+    try:
+        with bar(noun="probe") as draw:
+            answer = probe(
+                **query, output=output, force=force, preset_dirs=tuple(options["preset_dir"] or ()), on_progress=listen
+            )
+    except KeyboardInterrupt:
+        return fail(f"interrupted after {done} jobs; the same command goes on from there.", INTERRUPTED)
+    target.show(report(answer))
+    return 0
+
+
+def _probe_module(options: dict[str, Any]) -> int:
+    """Run the module, show what it keeps and holds; return the exit code."""
+    from memcalc.probe.module import probe
+    from memcalc.report.probe import module_report
+    from memcalc.report.progress import waiting
+
+    step = {name: options.pop(name) for name in OF_A_STEP}
+    source = source_of(options, step["seq_len"])
+    if source is None:
+        raise MissingError("which module? give --module package.module:factory.")
+    save = options.pop("save")
+    path = output_path(save, bool(options.get("force"))) if save is not None else None
+    target = destination(options)
+    with waiting("record the module", "series") as listen:
+        answer, text = probe(source, **step, with_model=path is not None, on_progress=listen)
+    if path is not None:
+        deliver(text, path)
+        answer = answer.model_copy(update={"file": save})
+    target.show(module_report(answer))
+    return 0
 
 
 _Failure = Annotated[
@@ -99,15 +190,34 @@ _Planned = Annotated[
 ]
 
 
-@command("Measurements", *FREE, *PRESETS, *DESTINATION)
+@command("Measurements", free, *PRESETS, *DESTINATION)
 def triage(file: _Failure, *, config: _Config = None, saved: _Planned = None, **options: Any) -> int:
     """Say why a job ran out of memory, from its message or a snapshot, and what would help.
 
     Exit code 0 where a cause is at least likely, 3 where more must be recorded.
     """
-    from memcalc.cli import triage as failures
+    return _triage(file, config=config or (), plan=saved, options=options)
 
-    return failures.show(file, config=config or (), plan=saved, options=options)
+
+def _triage(file: str, *, config: Sequence[str], plan: str | None, options: dict[str, Any]) -> int:
+    """Explain a failure, and show the answer; return 3 where something must be recorded or told."""
+    from memcalc import report, triage
+
+    target = destination(options)
+    answer = triage(_standard_input() if file == "-" else file, config=config, plan=plan, **given(options))
+    if file == "-":
+        answer = answer.model_copy(update={"source": "standard input"})
+    target.show(report.of_triage(answer))
+    return 0 if answer.answered else 3
+
+
+def _standard_input() -> bytes:
+    from memcalc.probe.triage.answer import LARGEST_LOG
+
+    content = sys.stdin.buffer.read(LARGEST_LOG + 1)
+    if len(content) > LARGEST_LOG:
+        raise FileError("file", "-", f"must be at most {LARGEST_LOG >> 20} MiB on standard input")
+    return content
 
 
 _OfGpu = Annotated[str | None, typer.Option(metavar="NAME", help="Which GPU, where the rows are of several.")]
@@ -122,4 +232,71 @@ def calibrate(runs: _Runs = None, *, gpu: _OfGpu = None, install: _Install = Fal
 
     --output FILE.toml writes the calibration, which commands take with --calibration FILE; other endings the report.
     """
-    return fitting.show(runs or (), gpu=gpu, install=install, options=options)
+    return _calibrate(runs or (), gpu=gpu, install=install, options=options)
+
+
+_FILE = "toml"
+
+
+def _calibrate(paths: Sequence[str], *, gpu: str | None, install: bool, options: dict[str, Any]) -> int:
+    """Fit, show the figures, and write the file; return the exit code."""
+    import memcalc
+    from memcalc import catalog
+    from memcalc.report.progress import bar
+
+    force, name = bool(options["force"]), options["output"]
+    if options["format"] is None and str(options["output"] or "").lower().endswith(f".{_FILE}"):
+        options["format"] = _FILE
+    target = destination(options, (_FILE,))
+    dirs = tuple(options["preset_dir"] or ())
+    if install and gpu is not None:
+        _home(catalog.gpu(gpu, dirs).name, force=force)  # before a fit that takes its time
+    with bar(noun="calibrate") as listen:
+        answer = memcalc.calibrate(paths, gpu=gpu, preset_dirs=dirs, on_progress=listen)
+    _show_calibration(answer, target)
+    if answer.calibration.empty:
+        return fail("nothing predicts held-back rows better, so no calibration was written.", 1)
+    for path in _write_calibration(answer, target, install=install, force=force):
+        shown = name if path == target.path else path
+        typer.echo(f"memcalc: wrote {shown}", err=True)
+    return 0
+
+
+def _show_calibration(answer: Calibrated, target: Destination) -> None:
+    """Show the figures; the text of the file alone where that was asked for on the screen."""
+    from memcalc.probe.calibrate.fit import calibration_text
+    from memcalc.report.probe import calibration_report
+
+    if target.form != _FILE:
+        target.show(calibration_report(answer))
+    elif target.path is None:
+        deliver(calibration_text(answer.calibration), None)
+    else:
+        Destination("rich", None).show(calibration_report(answer))
+
+
+def _write_calibration(answer: Calibrated, target: Destination, *, install: bool, force: bool) -> list[Path]:
+    """Write the file where it was asked for."""
+    from memcalc.probe.calibrate.fit import calibration_text
+
+    written = [target.path] if target.form == _FILE and target.path is not None else []
+    if install:
+        written.append(_home(answer.gpu, force=force))
+    for path in written:
+        with replacing(path) as stream:
+            stream.write(calibration_text(answer.calibration).encode())
+    return written
+
+
+def _home(gpu: str, *, force: bool) -> Path:
+    """Return where an installed calibration goes, if it can."""
+    from memcalc.calibrations import home_of
+
+    home = home_of(gpu)
+    if home is None:
+        raise InputError("install", gpu, "the platform tells of no place for it: give --output FILE.toml")
+    try:
+        home.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise OutputError("install", str(home), error.strerror or "its folder must be writable") from None
+    return output_path(str(home), force)

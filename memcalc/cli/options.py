@@ -1,4 +1,4 @@
-"""The options that mean the same everywhere, declared once, and how a command takes them.
+"""The options that mean the same everywhere, and how a command takes them.
 
 Values stay as typed: the library reads and checks them, so that a wrong one gets the same sentence from Python and
 from the command line.
@@ -9,30 +9,19 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, TypeVar, get_args
+from functools import cache
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_args
 
 import typer
 
-from memcalc.errors import InputError
+from memcalc.errors import CombinationError, InputError
 
-__all__ = [
-    "CALIBRATION",
-    "CHART",
-    "DESTINATION",
-    "FREE",
-    "JOB",
-    "MODULE",
-    "PRESETS",
-    "TIMELINE",
-    "Command",
-    "Shared",
-    "given",
-    "takes",
-]
+if TYPE_CHECKING:
+    from memcalc.specs.option import Option
+    from memcalc.specs.recorded import Source
 
 Command = TypeVar("Command", bound=Callable[..., Any])
-_JOB, _PARALLELISM, _MEMORY, _ADAPTERS, _OUTPUT = "Job", "Parallelism", "Memory", "Adapters", "Output"
-_MODULE = "Module"
+_MODULE, _OUTPUT = "Module", "Output"
 
 
 @dataclass(frozen=True)
@@ -44,10 +33,21 @@ class Shared:
     metavar: str
     help: str
     kind: type = str
-    names: str = ""
-    """What completes it: a name of :mod:`memcalc.specs.strategy`, or models, gpus, nodes."""
+    values: tuple[str, ...] = ()
+    """Names that complete it."""
+    presets: str = ""
+    """Or the kind of presets whose names do: models, gpus or nodes."""
     required: bool = False
     negative: bool = False
+
+    @classmethod
+    def of(cls, option: Option) -> Shared:
+        """Return an option of the table."""
+        kind = {"flag": bool, "list": list}.get(option.kind, str)
+        return cls(
+            option.name, option.panel, option.metavar, option.text, kind, option.values, option.completed_by,
+            option.required, option.negative,
+        )  # fmt: skip
 
     def parameter(self) -> inspect.Parameter:
         """Return the option as typer reads it from a signature."""
@@ -55,7 +55,7 @@ class Shared:
         declared = f"{flag}/--no-{flag[2:]}" if self.negative else flag
         info = typer.Option(
             declared, help=self.help, metavar=self.metavar, rich_help_panel=self.panel,
-            show_default=False, autocompletion=self._complete if self.names else None,
+            show_default=False, autocompletion=self._complete if self.values or self.presets else None,
         )  # fmt: skip
         kind: Any = list[str] if self.kind is list else self.kind
         annotation: Any = Annotated[kind if self.required else kind | None, info]
@@ -63,93 +63,30 @@ class Shared:
         return inspect.Parameter(self.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
 
     def _complete(self, incomplete: str) -> list[str]:
-        return [name for name in known_names(self.names) if name.startswith(incomplete)]
+        from memcalc import catalog
+
+        names = self.values or catalog.names(self.presets.removesuffix("s"))  # type: ignore[arg-type]
+        return [name for name in names if name.startswith(incomplete)]
 
 
-def known_names(names: str) -> tuple[str, ...]:
-    """Return the presets of a kind, or the values of a choice of the strategy."""
-    from memcalc import catalog
-    from memcalc.specs import strategy
+@cache
+def job() -> tuple[Shared, ...]:
+    """Return the options that say a job, read from their table when a command that takes them is built."""
+    from memcalc.specs.options import COMMAND_LINE
 
-    presets = {"models": "model", "gpus": "gpu", "nodes": "node"}
-    return tuple(catalog.names(presets[names])) if names in presets else get_args(getattr(strategy, names))  # type: ignore[arg-type]
+    return tuple(Shared.of(option) for option in COMMAND_LINE)
 
 
-CALIBRATION = (
-    Shared("calibration", _MEMORY, "FILE",
-        "A calibration of this GPU (memcalc calibrate); by default the installed one; none switches it off.",
-    ),
-)  # fmt: skip
-JOB = (
-    Shared("model", _JOB, "NAME|FILE|DIR",
-        "A preset, a config.json, a directory with one, a .toml file, or a recorded module's .json.",
-        names="models", required=True,
-    ),
-    Shared("gpu", _JOB, "NAME", "The GPU; `memcalc gpus` lists them.", names="gpus", required=True),
-    Shared("gpus", _JOB, "N", "GPUs in all; plan tries 1, 2, 4, … of one node when left out."),
-    Shared("node", _JOB, "NAME", "The kind of host; `memcalc nodes` lists them.", names="nodes"),
-    Shared("seq_len", _JOB, "N", "Tokens a sequence."),
-    Shared("micro_batch", _JOB, "N", "Sequences one data-parallel rank passes at a time."),
-    Shared("global_batch", _JOB, "N|TOKENS", 'Sequences an optimizer step, or tokens as in "4M tokens".'),
-    Shared("framework", _JOB, "NAME[@ERA]",
-        "fsdp2, fsdp1, ddp, deepspeed, megatron, hf, torchtitan, torchtune, litgpt or plain; an era is a "
-        "version or a month.",
-        names="FrameworkName",
-    ),
-    Shared("precision", _JOB, "NAME",
-        "fp32, fp16-mixed, bf16-mixed, fp16-autocast, bf16-autocast, bf16 or fp8-mixed.",
-        names="Precision",
-    ),
-    Shared("zero", _PARALLELISM, "0|1|2|3", "ZeRO stage; under FSDP 2 is not resharded after forward, 3 is."),
-    Shared("tp", _PARALLELISM, "N", "Tensor-parallel ranks."),
-    Shared("sp", _PARALLELISM, "", "Sequence parallelism beside tensor parallelism.", kind=bool, negative=True),
-    Shared("pp", _PARALLELISM, "N", "Pipeline stages."),
-    Shared("pp_schedule", _PARALLELISM, "NAME",
-        "1f1b, interleaved, gpipe, interleaved-zb, zb-h1, zb-h2, zb-1p, zb-2p or zb-v; what the framework runs.",
-        names="Schedule",
-    ),
-    Shared("vpp", _PARALLELISM, "N", "Model chunks a pipeline stage, under interleaved, interleaved-zb or zb-v."),
-    Shared("cp", _PARALLELISM, "N", "Context-parallel ranks."),
-    Shared("cp_kind", _PARALLELISM, "NAME", "ring, allgather or a2a.", names="ContextParallel"),
-    Shared("ep", _PARALLELISM, "N", "Expert-parallel ranks."),
-    Shared("optimizer", _MEMORY, "NAME",
-        "adamw, adamw-8bit, paged-adamw, paged-adamw-8bit, adafactor, lion, lion-8bit, sgd, sgd-momentum "
-        "or muon.",
-        names="Optimizer",
-    ),
-    Shared("optimizer_impl", _MEMORY, "NAME", "fused, foreach or loop.", names="OptimizerImpl"),
-    Shared("optimizer_in_backward", _MEMORY, "", "Step each tensor as its gradient arrives.", kind=bool),
-    Shared("recompute", _MEMORY, "POLICY",
-        "none, full, every-K, segments-K, sqrt, attention, mlp, selective-ops, selective-core-attn, "
-        "modules:A,B, block-N or uniform-N.",
-    ),
-    Shared("offload", _MEMORY, "LIST",
-        "none, or any of optimizer, params, activations, with commas.",
-        names="Offload",
-    ),
-    Shared("offload_to", _MEMORY, "TIER", "cpu, nvme or cxl.", names="Tier"),
-    Shared("compress_activations", _MEMORY, "NAME", "none; int8 and int4 are not modelled yet."),
-    Shared("attention", _MEMORY, "NAME", "flash, efficient, cudnn, math or eager.", names="AttentionImpl"),
-    Shared("loss", _MEMORY, "NAME", "standard, chunked, fused-kernel, fused-linear, parallel or triton.", names="Loss"),
-    Shared("kernels", _MEMORY, "NAME",
-        "Norms, rotary and activations as the model writes them (model), fused, or in TransformerEngine modules (te).",
-        names="Kernels",
-    ),
-    Shared("compile", _MEMORY, "NAME", "none, blocks, blocks+loss, model or loss.", names="Compile"),
-    Shared("lora", _ADAPTERS, "R[:TARGETS]", "Train LoRA adapters of rank R instead of the weights."),
-    Shared("adapter_dtype", _ADAPTERS, "DTYPE", "fp32 or bf16: the adapters and their states.", names="AdapterDtype"),
-    Shared("autocast", _ADAPTERS, "", "Autocast over a 16-bit base.", kind=bool, negative=True),
-    Shared("also_train", _ADAPTERS, "LIST", "What is trained in full beside the adapters: embedding, head."),
-    Shared("quantize", _ADAPTERS, "NAME",
-        "Base weights: none, nf4, nf4-dq, int8, gptq-int4 or gptq-int8.",
-        names="Quantization",
-    ),
-    *CALIBRATION,
-    Shared("set", _MEMORY, "KEY=VALUE",
-        "Any field by its dotted name, such as strategy.reduce_dtype=bf16; repeatable.",
-        kind=list,
-    ),
-)  # fmt: skip
+def free() -> tuple[Shared, ...]:
+    """Return the same where something else may say the job."""
+    return tuple(replace(option, required=False) for option in job())
+
+
+def calibration() -> tuple[Shared, ...]:
+    """Return the option for a calibration alone."""
+    return tuple(option for option in job() if option.name == "calibration")
+
+
 MODULE = (
     Shared("module", _MODULE, "PACKAGE:FACTORY", "In the place of a model: a function that returns a torch.nn.Module."),
     Shared("inputs", _MODULE, "PACKAGE:FUNCTION",
@@ -158,8 +95,6 @@ MODULE = (
     Shared("loss_fn", _MODULE, "PACKAGE:FUNCTION", "The loss of its output; the output's own when left out."),
     Shared("block_class", _MODULE, "NAME", "The class of its blocks; found when left out."),
 )  # fmt: skip
-FREE = tuple(replace(option, required=False) for option in JOB)
-"""The same where something else may say the job."""
 PRESETS = (Shared("preset_dir", _OUTPUT, "DIR", "Your own presets, looked up first; repeatable.", kind=list),)
 DESTINATION = (
     Shared("format", _OUTPUT, "NAME",
@@ -172,13 +107,18 @@ CHART = (Shared("chart", _OUTPUT, "FILE", "Draw it besides: .svg, .png, .pdf or 
 TIMELINE = (Shared("timeline", _OUTPUT, "FILE", "Draw memory over one step, by phase and stage, in the same formats."),)
 
 
-def takes(*options: Shared) -> Callable[[Command], Command]:
+Options = Shared | Callable[[], tuple[Shared, ...]]
+"""An option, or what gives several when a command is built."""
+
+
+def takes(*options: Options) -> Callable[[Command], Command]:
     """Give a command `options` besides its own parameters; it receives them as keywords."""
 
     def decorate(command: Command) -> Command:
         signature = inspect.signature(command, eval_str=True)
-        own = [part for part in signature.parameters.values() if part.kind is not inspect.Parameter.VAR_KEYWORD]
-        parts = [*(option.parameter() for option in options), *own]
+        parameters = [part for part in signature.parameters.values() if part.kind is not part.VAR_KEYWORD]
+        shared = [part for option in options for part in ((option,) if isinstance(option, Shared) else option())]
+        parts = [*(option.parameter() for option in shared), *parameters]
         parts.sort(key=lambda part: part.kind)
         command.__signature__ = signature.replace(parameters=parts)  # type: ignore[attr-defined]
         command.__annotations__ = {part.name: part.annotation for part in parts}
@@ -188,10 +128,10 @@ def takes(*options: Shared) -> Callable[[Command], Command]:
 
 
 def given(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the words for the library: what was typed, under the library's names."""
-    words = {name: value for name, value in options.items() if value not in (None, [])}
-    pairs, dirs = words.pop("set", []), words.pop("preset_dir", ())
-    return {**words, "preset_dirs": tuple(dirs), "settings": dict(_pair(pair) for pair in pairs)}
+    """Return the keywords for the library: what was typed, under the library's names."""
+    keywords = {name: value for name, value in options.items() if value not in (None, [])}
+    pairs, dirs = keywords.pop("set", []), keywords.pop("preset_dir", ())
+    return {**keywords, "preset_dirs": tuple(dirs), "settings": dict(_pair(pair) for pair in pairs)}
 
 
 def _pair(text: str) -> tuple[str, str]:
@@ -199,3 +139,77 @@ def _pair(text: str) -> tuple[str, str]:
     if not equals or not key.strip():
         raise InputError("set", text, "must be key=value, such as strategy.reduce_dtype=bf16")
     return key.strip(), value.strip()
+
+
+def completion(names: str) -> Callable[[str], list[str]]:
+    """What completes the argument of ``max`` or ``min``; ``names`` is a choice of :mod:`memcalc.specs.strategy`."""
+
+    def complete(incomplete: str) -> list[str]:
+        from memcalc.specs import strategy
+
+        return [name for name in get_args(getattr(strategy, names)) if name.startswith(incomplete)]
+
+    return complete
+
+
+# --------------------------------------------------------------------------------- a module in the place of a model
+
+MODULE_OPTIONS = ("module", "inputs", "loss_fn", "block_class")
+OF_A_STEP = ("precision", "recompute", "optimizer", "optimizer_impl", "micro_batch", "seq_len")
+"""What the steps of ``probe --device fake`` are told."""
+
+
+def model_or_module() -> tuple[Shared, ...]:
+    """Return the options that say a job, with those of a module in the place of a model."""
+    return (*(replace(option, required=option.required and option.name != "model") for option in job()), *MODULE)
+
+
+def module_step() -> tuple[Shared, ...]:
+    """Return the options of the steps of a module on a fake device."""
+    panel = MODULE[0].panel
+    return (
+        *MODULE,
+        *(replace(option, panel=panel) for option in job() if option.name in OF_A_STEP),
+        Shared("save", panel, "FILE", "Where the recorded model is written, for --model."),
+    )
+
+
+def source_of(options: dict[str, Any], seq_len: str | None) -> Source | None:
+    """Take the options of a module out of the others."""
+    module = {name: options.pop(name, None) for name in MODULE_OPTIONS}
+    if module["module"] is None:
+        for name, value in module.items():
+            if value is not None:
+                raise CombinationError(name.replace("_", "-"), value, "needs --module")
+        return None
+    from memcalc.planner.request import positive
+    from memcalc.specs.recorded import Source
+
+    length = 0 if seq_len is None else positive(seq_len, "seq_len")
+    factory, inputs, loss, block_class = (module[name] or "" for name in MODULE_OPTIONS)
+    return Source(factory, inputs, loss, block_class, seq_len=length)
+
+
+def refuse_module(options: dict[str, Any]) -> None:
+    """Refuse the options of a module where a device is measured."""
+    for name in (*MODULE_OPTIONS, *OF_A_STEP, "save"):
+        if options.get(name) is not None:
+            raise CombinationError(name.replace("_", "-"), options[name], "is said with --device fake")
+
+
+def with_model(options: dict[str, Any], *, needed: bool = True) -> dict[str, Any]:
+    """Return the keywords for the library, with the model that a module was recorded as where one is named."""
+    source = source_of(options, options.get("seq_len"))
+    named = options.get("model")
+    if source is None:
+        if named is None and needed:
+            raise InputError("model", "", "give --model, or --module package.module:factory")
+        return given(options)
+    if named is not None:
+        raise CombinationError("model", named, "--module is given too; one of them says what is trained")
+    from memcalc.probe.module import modes_for, record_model
+    from memcalc.report.progress import waiting
+
+    with waiting("record the module", "series") as listen:
+        model = record_model(source, modes_for(options.get("precision")), on_progress=listen)
+    return {**given(options), "model": model}

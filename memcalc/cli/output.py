@@ -1,23 +1,26 @@
-"""Where an answer goes: the screen, a pipe, or a file that is whole or not there."""
+"""Where an answer goes: the screen, a pipe, or a file that is complete or not there."""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import shutil
+import stat
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from memcalc.cli import screen
+import typer
+
 from memcalc.errors import InputError, UnknownNameError
 from memcalc.files import output_path, replacing
 
 if TYPE_CHECKING:
     from memcalc.report import Report
 
-__all__ = ["Destination", "deliver", "destination", "draw", "picture_targets"]
-
+INTERRUPTED = 130
+"""The exit code after an interrupt: 128 + SIGINT, as shells report it."""
 _FORMAT = "MEMCALC_FORMAT"
 """The variable that names the format of what is shown, for who wants another than the terminal's always."""
 
@@ -34,14 +37,14 @@ class Destination:
         from memcalc.report import render
 
         if self.path is not None:
-            deliver(render(report, self.form, width=screen.PIPED_WIDTH), self.path)
+            deliver(render(report, self.form, width=PIPED_WIDTH), self.path)
             return
-        text = render(report, self.form, width=screen.width(), colour=screen.coloured(), ascii_only=screen.ascii_only())
+        text = render(report, self.form, width=width(), colour=coloured(), ascii_only=ascii_only())
         deliver(text, None)
 
 
 def deliver(text: str, path: Path | None) -> None:
-    """Write to a file, whole or not at all, or to the screen."""
+    """Write to a file, completely or not at all, or to the screen."""
     if path is None:
         _print(text)
     else:
@@ -63,22 +66,30 @@ def destination(options: dict[str, Any], extra: tuple[str, ...] = ()) -> Destina
     return Destination(form, output_path(path, bool(force)) if path is not None else None)
 
 
+def fail(sentence: str, code: int) -> int:
+    """Print one line on stderr; return `code`."""
+    line = " ".join(sentence.split())
+    encoding = getattr(sys.stderr, "encoding", None) or "utf-8"
+    typer.echo(f"memcalc: {line}".encode(encoding, "backslashreplace").decode(encoding), err=True)
+    return code
+
+
 def picture_targets(options: dict[str, Any], *names: str) -> dict[str, Path]:
     """Take the files of pictures out of `options`, before `destination` does so, and check them: one file each."""
     written = {"output": options["output"]} if options.get("output") else {}
-    found: dict[str, Path] = {}
+    paths: dict[str, Path] = {}
     for name in names:
         value = options.pop(name)
         if value is None:
             continue
-        from memcalc.report.charts.picture import target_of
+        from memcalc.report.charts import target_of
 
-        found[name] = target_of(name, value, bool(options["force"]))
+        paths[name] = target_of(name, value, bool(options["force"]))
         for other, taken in written.items():
-            if Path(taken).absolute() == found[name].absolute():
+            if Path(taken).absolute() == paths[name].absolute():
                 raise InputError(name, value, f"--{other} is written to that file")
         written[name] = value
-    return found
+    return paths
 
 
 def draw(pictures: dict[str, Path], modules: dict[str, str], result: Any) -> None:
@@ -86,7 +97,7 @@ def draw(pictures: dict[str, Path], modules: dict[str, str], result: Any) -> Non
     from importlib import import_module
 
     for name, path in pictures.items():
-        from memcalc.report.charts.picture import save
+        from memcalc.report.charts import save
 
         save(import_module(f"memcalc.report.charts.{modules[name]}").chart(result), path)
 
@@ -98,8 +109,8 @@ def _write(path: Path, text: str) -> None:
 
 def _print(text: str) -> None:
     """Write to the screen or a pipe; a reader that has seen enough is no error."""
-    if not screen.in_encoding(text):
-        from memcalc.report.glyphs import ascii_text
+    if not in_encoding(text):
+        from memcalc.report.palette import ascii_text
 
         text = ascii_text(text)
     try:
@@ -108,3 +119,60 @@ def _print(text: str) -> None:
     except BrokenPipeError:
         with contextlib.suppress(OSError, ValueError):
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+# ------------------------------------------------------------------------------------------------ what the screen shows
+
+
+PIPED_WIDTH = 100
+_DRAWN = "█▏├┃·×⌈→"
+_DUMB = {"dumb", "unknown"}
+_NO = {"", "0", "false", "no"}
+
+
+def width() -> int:
+    """Return the columns of the terminal, those that COLUMNS tells, or a pipe's.
+
+    Behind a pipe on a terminal, as in ``| less``, that terminal's count; a file gets the same on every machine.
+    """
+    return shutil.get_terminal_size((_watched() or PIPED_WIDTH, 24)).columns
+
+
+def _watched() -> int:
+    """Return the columns of the terminal on which a pipe is likely to be read, 0 for none."""
+    with contextlib.suppress(OSError, ValueError, AttributeError):
+        if stat.S_ISFIFO(os.fstat(sys.stdout.fileno()).st_mode) and sys.stderr.isatty():
+            return os.get_terminal_size(sys.stderr.fileno()).columns
+    return 0
+
+
+def coloured() -> bool:
+    """Whether to write colours: NO_COLOR (no-color.org) wins, then FORCE_COLOR (force-color.org), then the terminal."""
+    if os.environ.get("NO_COLOR"):
+        return False
+    forced = os.environ.get("FORCE_COLOR", "")
+    if forced:
+        return forced.lower() not in _NO
+    return sys.stdout.isatty() and os.environ.get("TERM", "").lower() not in _DUMB
+
+
+def ascii_only() -> bool:
+    """Whether nothing but ASCII can be shown: by the stream's encoding, or since the locale is C by name."""
+    return _is_c_locale() or not in_encoding(_DRAWN)
+
+
+def in_encoding(text: str) -> bool:
+    """Whether the screen's encoding has every character of `text`."""
+    try:
+        text.encode(getattr(sys.stdout, "encoding", None) or "utf-8")
+    except (UnicodeEncodeError, LookupError):
+        return False
+    return True
+
+
+def _is_c_locale() -> bool:
+    """Whether a locale was chosen and is C: Python writes UTF-8 there all the same (PEP 538), and terminals may not."""
+    if os.environ.get("PYTHONIOENCODING") or os.environ.get("PYTHONUTF8") == "1":
+        return False
+    locales = (os.environ.get(name) for name in ("LC_ALL", "LC_CTYPE", "LANG"))
+    return next((value for value in locales if value), "") in {"C", "POSIX"}

@@ -4,15 +4,39 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Annotated, Any
 
+import typer
+
+from memcalc.cli.options import DESTINATION, PRESETS
 from memcalc.cli.output import destination
+from memcalc.cli.registry import command
 from memcalc.errors import InputError, UnknownNameError
-
-__all__ = ["show"]
 
 Row = dict[str, Any]
 _NEAREST = 5
+
+
+_Name = Annotated[str | None, typer.Argument(metavar="NAME", help="Show this one in full, with its sources.")]
+_Search = Annotated[str | None, typer.Option(metavar="TEXT", help="Only those with TEXT in a name, or the nearest.")]
+
+
+@command("Presets", *PRESETS, *DESTINATION)
+def models(name: _Name = None, search: _Search = None, **options: Any) -> int:
+    """List the models, or show one with its sources."""
+    return show("models", name, search, options)
+
+
+@command("Presets", *PRESETS, *DESTINATION)
+def gpus(name: _Name = None, search: _Search = None, **options: Any) -> int:
+    """List the GPUs, or show one with its sources."""
+    return show("gpus", name, search, options)
+
+
+@command("Presets", *PRESETS, *DESTINATION)
+def nodes(name: _Name = None, search: _Search = None, **options: Any) -> int:
+    """List the nodes, or show one with its sources."""
+    return show("nodes", name, search, options)
 
 
 def show(kind: str, name: str | None, search: str | None, options: dict[str, Any]) -> int:
@@ -24,14 +48,14 @@ def show(kind: str, name: str | None, search: str | None, options: dict[str, Any
     if name is not None and search is not None:
         raise InputError("search", search, f"must be left out where a name ({name}) is given")
     if name is not None:
-        target.show(report.record(kind, _one(kind, name, dirs)))
+        target.show(report.record(kind, _preset(kind, name, dirs)))
     else:
         rows = _all(kind, dirs)
-        target.show(report.listing(kind, rows if search is None else _found(kind, search, rows)))
+        target.show(report.listing(kind, rows if search is None else _matching(kind, search, rows)))
     return 0
 
 
-def _one(kind: str, name: str, dirs: Sequence[str]) -> Row:
+def _preset(kind: str, name: str, dirs: Sequence[str]) -> Row:
     from memcalc import catalog
 
     loaders: Mapping[str, Any] = {"models": catalog.model, "gpus": catalog.gpu, "nodes": catalog.node}
@@ -45,7 +69,7 @@ def _all(kind: str, dirs: Sequence[str]) -> list[Row]:
     return [_row(kind, preset) for preset in loaders[kind](dirs)]
 
 
-def _found(kind: str, text: str, rows: Sequence[Row]) -> list[Row]:
+def _matching(kind: str, text: str, rows: Sequence[Row]) -> list[Row]:
     """Return the rows with `text` in a name, or else those with the most similar names."""
     wanted = text.casefold()
     within = [row for row in rows if any(wanted in name.casefold() for name in _names(row))]
@@ -74,7 +98,7 @@ def _row(kind: str, preset: Any) -> Row:
 
 
 def _model(preset: Any) -> Row:
-    from memcalc.formulas.census import model_count
+    from memcalc.terms.parameters import model_count
 
     count = model_count(preset)
     keys = ("hidden", "vocab", "max_positions", "positions", "tied", "source", "notes")

@@ -4,13 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from memcalc.cli.errors import fail
-from memcalc.cli.output import Destination, destination
+from memcalc.cli.output import INTERRUPTED, destination, fail
 from memcalc.units import parse_count
-
-__all__ = ["show"]
-
-_INTERRUPTED = 130
 
 
 def show(file: str, *, jobs: str | None, scheduler: str | None, top: str, options: dict[str, Any]) -> int:
@@ -20,7 +15,7 @@ def show(file: str, *, jobs: str | None, scheduler: str | None, top: str, option
     from memcalc.report.sweep import report
 
     output, force = options.pop("output"), bool(options.pop("force"))
-    target: Destination = destination({"output": None, "force": None, "format": options["format"]})
+    target = destination({"output": None, "force": None, "format": options["format"]})
     most = parse_count(top, "top")
     done = 0
 
@@ -31,7 +26,7 @@ def show(file: str, *, jobs: str | None, scheduler: str | None, top: str, option
 
     try:
         with bar() as draw:
-            found = memcalc.sweep(
+            answer = memcalc.sweep(
                 file,
                 output=output,
                 force=force,
@@ -42,7 +37,9 @@ def show(file: str, *, jobs: str | None, scheduler: str | None, top: str, option
                 on_progress=listen,
             )
     except KeyboardInterrupt:
-        kept = f"interrupted after {done:,} jobs; the same command goes on from there." if output else "interrupted."
-        return fail(kept, _INTERRUPTED)
-    target.show(report(found, most, output or ""))
+        sentence = (
+            f"interrupted after {done:,} jobs; the same command goes on from there." if output else "interrupted."
+        )
+        return fail(sentence, INTERRUPTED)
+    target.show(report(answer, most, output or ""))
     return 0

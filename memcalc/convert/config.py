@@ -1,37 +1,38 @@
-"""What one file says of a job, in memcalc's words: the record that every reader gives and the reading that makes it."""
+"""What one file states of a job, under memcalc's names: the record that a reader returns, and how it is made."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from importlib.resources import files
 from typing import Any, Literal
 
-from memcalc.convert.document import Document, Place
-from memcalc.convert.facts import FACTS
+from memcalc.catalog import read_toml
+from memcalc.convert.document import Document
+from memcalc.convert.text import KeyPath
 from memcalc.errors import InputError, nearest, shown
-from memcalc.planner.request import WORDS
-from memcalc.planner.settings import FIELDS
-
-__all__ = ["Config", "Finding", "Reading", "Reference", "Said", "Severity"]
+from memcalc.specs.options import FIELDS, WORDS
 
 Severity = Literal["error", "warning", "note"]
 _ABSENT: Any = object()
-KNOWN_WORDS = frozenset({*WORDS, *FIELDS, *FACTS})
+JOB_KEYS: dict[str, str] = read_toml(files("memcalc.convert") / "job.toml")
+"""What files say of a job that is no option of :func:`memcalc.estimate` itself, but from which options follow."""
+OPTION_NAMES = frozenset({*WORDS, *FIELDS, *JOB_KEYS})
 _TRUE, _FALSE = ("true", "1", "yes", "on"), ("false", "0", "no", "off")
 
 
 @dataclass(frozen=True)
-class Said:
-    """One thing that a file says, or leaves to its framework's default."""
+class Setting:
+    """One setting of a job that a file states or leaves to its framework's default."""
 
-    word: str
-    """A word of :func:`memcalc.estimate`, a dotted field of ``--set``, or a fact of :mod:`memcalc.convert.facts`."""
+    name: str
+    """An option of :func:`memcalc.estimate`, a dotted field of ``--set``, or one of :data:`JOB_KEYS`."""
     value: Any
     field: str
     """As it is called in the file."""
     default: bool = False
     """The framework's default: the file does not say it."""
-    place: Place = ()
+    key_path: KeyPath = ()
     unknown: str = ""
     """The variable that has the value when the script runs; empty where the value is known."""
 
@@ -45,7 +46,7 @@ class Finding:
     field: str
     message: str
     suggestion: str = ""
-    place: Place = ()
+    key_path: KeyPath = ()
 
 
 @dataclass(frozen=True)
@@ -67,18 +68,18 @@ class Config:
 
     document: Document
     format: str
-    said: tuple[Said, ...]
+    settings: tuple[Setting, ...]
     findings: tuple[Finding, ...] = ()
     references: tuple[Reference, ...] = ()
 
-    def get(self, word: str, default: Any = None) -> Any:
+    def get(self, name: str, default: Any = None) -> Any:
         """The value of a word, or the default where the file does not say it."""
-        return next((one.value for one in self.said if one.word == word), default)
+        return next((setting.value for setting in self.settings if setting.name == name), default)
 
 
 @dataclass
-class Reading:
-    """A document as it is read: each key that is asked for is understood, and those that are left are reported.
+class ConfigReader:
+    """Reads a document key by key; keys that were not read are reported.
 
     Keys are dotted, as in ``zero_optimization.stage``. A value of the wrong kind raises
     :class:`memcalc.errors.InputError`; numbers may be texts, since flags and YAML's ``5e-5`` are.
@@ -89,12 +90,10 @@ class Reading:
     """The format's name, for the record."""
     software: str
     """Whose defaults and keys these are, with the version that was read, such as `DeepSpeed 0.19`."""
-    said: list[Said] = field(default_factory=list)
+    settings: list[Setting] = field(default_factory=list)
     findings: list[Finding] = field(default_factory=list)
     references: list[Reference] = field(default_factory=list)
-    taken: set[Place] = field(default_factory=set)
-
-    # --------------------------------------------------------------------------------------------------- values
+    taken: set[KeyPath] = field(default_factory=set)
 
     def has(self, key: str) -> bool:
         """Whether the file has the key, with a value that is not null."""
@@ -102,19 +101,19 @@ class Reading:
 
     def raw(self, key: str, default: Any = None) -> Any:
         """The value as it stands; null is absent."""
-        place = _place(key)
-        found = _at(self.document.data, place)
-        self.taken.add(place)
-        return default if found is _ABSENT or found is None else found
+        key_path = split_key(key)
+        value = _at(self.document.data, key_path)
+        self.taken.add(key_path)
+        return default if value is _ABSENT or value is None else value
 
-    def whole(self, key: str, default: int | None = None, low: int = 0) -> int | None:
+    def integer(self, key: str, default: int | None = None, low: int = 0) -> int | None:
         """A whole number of at least `low`; ``auto`` is absent, as the Trainer fills it in."""
         value = self.raw(key, default)
         if value is None or value == "auto":
             return default
         number = _number(value)
         if number is None or number != int(number) or not low <= number < 10**15:
-            raise self.wrong(key, value, f"must be a whole number from {low}")
+            raise self.error(key, value, f"must be a whole number from {low}")
         return int(number)
 
     def number(self, key: str, default: float | None = None) -> float | None:
@@ -124,7 +123,7 @@ class Reading:
             return default
         number = _number(value)
         if number is None:
-            raise self.wrong(key, value, "must be a number")
+            raise self.error(key, value, "must be a number")
         return number
 
     def flag(self, key: str, default: bool | None = False) -> bool | None:
@@ -134,14 +133,14 @@ class Reading:
             return default
         text = str(value).lower()
         if text not in (*_TRUE, *_FALSE) or isinstance(value, float):
-            raise self.wrong(key, value, "must be true or false")
+            raise self.error(key, value, "must be true or false")
         return text in _TRUE
 
     def text(self, key: str, default: str = "") -> str:
         """A text; numbers and truth values become one."""
         value = self.raw(key, default)
         if isinstance(value, dict | list):
-            raise self.wrong(key, value, "must be a text")
+            raise self.error(key, value, "must be a text")
         return str(value)
 
     def one_of(self, key: str, names: Mapping[str, Any], default: Any = None, *, fold: bool = True) -> Any:
@@ -152,14 +151,14 @@ class Reading:
         wanted = str(value).lower() if fold else str(value)
         table = {(name.lower() if fold else name): meaning for name, meaning in names.items()}
         if wanted not in table:
-            raise InputError(self.called(key), str(value), f"must be one of {', '.join(names)}", names)
+            raise InputError(self.label(key), str(value), f"must be one of {', '.join(names)}", names)
         return table[wanted]
 
     def table(self, key: str) -> dict[str, Any]:
         """A nested table; empty where it is absent."""
         value = self.raw(key, {})
         if not isinstance(value, dict):
-            raise self.wrong(key, value, "must be a table")
+            raise self.error(key, value, "must be a table")
         return value
 
     def items(self, key: str) -> list[Any]:
@@ -169,27 +168,31 @@ class Reading:
             return [part for part in value.replace(",", " ").split() if part]
         return value if isinstance(value, list) else [value]
 
-    # ------------------------------------------------------------------------------------------------- what is said
+    def set(self, name: str, value: Any, key: str, *, default: bool = False) -> None:
+        """Set an option from `key`, or from the framework's default where the file does not have it.
 
-    def say(self, word: str, value: Any, key: str, *, default: bool = False) -> None:
-        """Note what the file says under `key`, or what follows from the framework's default where it does not.
-
-        With ``default`` another file's word goes before it although this one has the key.
+        With ``default`` another file's value goes first although this file has the key.
         """
-        if word not in KNOWN_WORDS:
-            raise KeyError(word)
-        place = _place(key)
-        unknown = self.document.unknown.get(place, "")
-        default = default or (not unknown and _at(self.document.data, place) in (_ABSENT, None))
-        self.said.append(Said(word, value, key, default, place, unknown))
+        if name not in OPTION_NAMES:
+            raise KeyError(name)
+        key_path = split_key(key)
+        unknown = self.document.unknown.get(key_path, "")
+        default = default or (not unknown and _at(self.document.data, key_path) in (_ABSENT, None))
+        self.settings.append(Setting(name, value, key, default, key_path, unknown))
 
-    def ask(self, word: str, key: str, name: str) -> None:
-        """Note that `name`, which is what stands under a key, does not tell a word: it is asked for."""
-        self.said.append(Said(word, None, key, False, _place(key), name))
+    def set_integer(self, name: str, key: str, default: int | None = None, low: int = 1) -> None:
+        """Set an option from a whole number; nothing is set where there is neither a value nor a default."""
+        value = self.integer(key, default, low)
+        if value is not None:
+            self.set(name, value, key)
+
+    def ask(self, name: str, key: str, unknown: str) -> None:
+        """Note that the value of a key, `unknown`, does not determine an option: the user is asked for it."""
+        self.settings.append(Setting(name, None, key, False, split_key(key), unknown))
 
     def note(self, severity: Severity, code: str, key: str, message: str, suggestion: str = "") -> None:
         """Add a finding about a key."""
-        self.findings.append(Finding(severity, code, key, message, suggestion, _place(key)))
+        self.findings.append(Finding(severity, code, key, message, suggestion, split_key(key)))
 
     def refer(
         self, format_name: str, key: str, path: str = "", document: Document | None = None, over: Document | None = None
@@ -199,9 +202,9 @@ class Reading:
 
     def harmless(self, *keys: str) -> None:
         """Keys that change no byte on the GPU; one that ends in a dot stands for its whole table."""
-        for place in _leaves(self.document.data):
-            if any(_under(place, key) for key in keys):
-                self.taken.add(place)
+        for key_path in _leaves(self.document.data):
+            if any(_under(key_path, key) for key in keys):
+                self.taken.add(key_path)
 
     def not_modelled(self, keys: Mapping[str, str], unless: Iterable[Any] = (False, None, 0, "", "none")) -> None:
         """Warn of each key that changes memory in a way that is not modelled, with what it does."""
@@ -214,35 +217,35 @@ class Reading:
 
     def finish(self, known: Iterable[str] = ()) -> Config:
         """The record; a key that was not asked for is a warning, with the nearest one that is known."""
-        names = {*known, *(".".join(map(str, place)) for place in self.taken)}
+        names = {*known, *(".".join(map(str, key_path)) for key_path in self.taken)}
         tables = {taken[:depth] for taken in self.taken for depth in range(1, len(taken))}
-        for place in _leaves(self.document.data):
-            if not any(place[: len(taken)] == taken for taken in self.taken):
-                key = ".".join(map(str, place))
-                value = _at(self.document.data, place)
-                if place in tables and value not in (None, "auto", {}, []):
-                    raise self.wrong(key, value, "must be a table")
+        for key_path in _leaves(self.document.data):
+            if not any(key_path[: len(taken)] == taken for taken in self.taken):
+                key = ".".join(map(str, key_path))
+                value = _at(self.document.data, key_path)
+                if key_path in tables and value not in (None, "auto", {}, []):
+                    raise self.error(key, value, "must be a table")
                 like = nearest(key, names)
                 message = f"{key} is not a setting of {self.software} that memcalc knows, and counts for nothing here"
                 self.note("warning", "MC001", key, message, f"did you mean {like}?" if like else "")
-        listed = tuple(self.said), tuple(self.findings), tuple(self.references)
-        return Config(self.document, self.format, *listed)
+        return Config(self.document, self.format, tuple(self.settings), tuple(self.findings), tuple(self.references))
 
-    def called(self, key: str) -> str:
+    def label(self, key: str) -> str:
         """How a message calls a key: with its file and line."""
-        return f"{self.document.path.name} line {self.document.line(_place(key))}: {key}"
+        return f"{self.document.path.name} line {self.document.line(split_key(key))}: {key}"
 
-    def wrong(self, key: str, value: Any, allowed: str) -> InputError:
+    def error(self, key: str, value: Any, allowed: str) -> InputError:
         """An error about the value of a key."""
-        return InputError(self.called(key), value, allowed)
+        return InputError(self.label(key), value, allowed)
 
 
-def _place(key: str) -> Place:
+def split_key(key: str) -> KeyPath:
+    """Return the path of a dotted key; a number is an index."""
     return tuple(int(part) if part.isdigit() else part for part in key.split("."))
 
 
-def _at(data: Any, place: Place) -> Any:
-    for key in place:
+def _at(data: Any, key_path: KeyPath) -> Any:
+    for key in key_path:
         if isinstance(data, dict):
             data = data.get(key, _ABSENT) if key in data else data.get(str(key), _ABSENT)
         elif isinstance(data, list) and isinstance(key, int) and key < len(data):
@@ -252,22 +255,22 @@ def _at(data: Any, place: Place) -> Any:
     return data
 
 
-def _leaves(data: Any) -> list[Place]:
+def _leaves(data: Any) -> list[KeyPath]:
     """Return the places of all values that are no tables, and of empty tables."""
-    found: list[Place] = []
-    waiting: list[tuple[Place, Any]] = [((), data)]
+    leaves: list[KeyPath] = []
+    waiting: list[tuple[KeyPath, Any]] = [((), data)]
     while waiting:
-        place, value = waiting.pop()
+        key_path, value = waiting.pop()
         if isinstance(value, dict) and value:
-            waiting += [((*place, key), inner) for key, inner in value.items()]
-        elif place:
-            found.append(place)
-    return found[::-1]
+            waiting += [((*key_path, key), inner) for key, inner in value.items()]
+        elif key_path:
+            leaves.append(key_path)
+    return leaves[::-1]
 
 
-def _under(place: Place, key: str) -> bool:
-    begin = _place(key.rstrip("."))
-    return place[: len(begin)] == begin if key.endswith(".") else place == begin
+def _under(key_path: KeyPath, key: str) -> bool:
+    begin = split_key(key.rstrip("."))
+    return key_path[: len(begin)] == begin if key.endswith(".") else key_path == begin
 
 
 def _number(value: Any) -> float | None:

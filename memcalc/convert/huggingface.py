@@ -1,4 +1,4 @@
-"""Read a model from the config.json of Transformers."""
+"""Read a model from the config.json of Transformers, or from the file of a model that was recorded with torch."""
 
 from __future__ import annotations
 
@@ -9,17 +9,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
-from memcalc.convert.huggingface_common import Flat
-from memcalc.convert.huggingface_experts import EXPERTS
-from memcalc.convert.huggingface_gated import GATED
-from memcalc.convert.huggingface_keys import Keys
+from pydantic import ValidationError
+
+from memcalc.convert.huggingface_gated import EXPERTS, GATED
+from memcalc.convert.huggingface_keys import Flat, Keys
 from memcalc.convert.huggingface_plain import PLAIN
 from memcalc.convert.huggingface_towers import TOWERS
 from memcalc.errors import FileError, InputError, MissingError, UnknownNameError
 from memcalc.specs.flat import flat_of, from_flat
 from memcalc.specs.model import Model
-
-__all__ = ["MODEL_TYPES", "flat_table", "from_huggingface", "read_model"]
 
 _LARGEST_FILE = 5 << 20
 _DECODERS = {**PLAIN, **GATED, **EXPERTS}
@@ -78,9 +76,9 @@ def read_model(path: str | os.PathLike[str]) -> Model:
     file = Path(path)
     if stat.S_ISDIR(_mode(file)):
         file = file / "config.json"
-    found = _parsed(file)
+    config = _parsed(file)
     name = file.resolve().parent.name if file.name == "config.json" else file.stem
-    return from_huggingface(found, name=name, source=str(file))
+    return from_huggingface(config, name=name, source=str(file))
 
 
 def _table(mapping: object) -> Mapping[str, Any]:
@@ -110,18 +108,16 @@ def _refuse_quantized(keys: Keys) -> None:
     """Refuse weights that stay quantised in training; fp8 and mxfp4 checkpoints are expanded when they are loaded."""
     table = keys.table("quantization_config")
     if table is not None and table.get("quant_method") not in _FULL_PRECISION:
-        method = table.get("quant_method")
-        raise InputError(
-            "config key quantization_config", method, "quantisation is told by --quantize, not by a config"
-        )
+        allowed = "quantisation is told by --quantize, not by a config"
+        raise InputError("config key quantization_config", table.get("quant_method"), allowed)
 
 
 def _about(mapping: Mapping[str, Any], kind: str, name: str, source: str) -> Flat:
     """Return what the config says about itself, its class among it where it is told."""
-    own = mapping.get("_name_or_path")
+    stated_name = mapping.get("_name_or_path")
     architectures = mapping.get("architectures")
     about = {
-        "name": name or (own if isinstance(own, str) and own else kind),
+        "name": name or (stated_name if isinstance(stated_name, str) and stated_name else kind),
         "family": kind,
         "source": source or "a config.json",
     }
@@ -134,15 +130,12 @@ def _about(mapping: Mapping[str, Any], kind: str, name: str, source: str) -> Fla
 
 def _headed(about: Flat) -> tuple[Flat, Flat]:
     """Split off whether the class has the head of a language model."""
-    said = about.pop("architecture", None)
-    if said is None or said.endswith(_WITH_HEAD):
+    architecture = about.pop("architecture", None)
+    if architecture is None or architecture.endswith(_WITH_HEAD):
         return about, {}
-    if said.endswith("Model"):
+    if architecture.endswith("Model"):
         return about, {"head": False}
-    raise InputError("config key architectures", said, f"must end with {', '.join(_WITH_HEAD)} or Model")
-
-
-# --------------------------------------------------------------------------------------------------------------- files
+    raise InputError("config key architectures", architecture, f"must end with {', '.join(_WITH_HEAD)} or Model")
 
 
 def _mode(path: Path) -> int:
@@ -156,16 +149,16 @@ def _mode(path: Path) -> int:
 def _parsed(path: Path) -> dict[str, Any]:
     """Return the object in a JSON file; whatever else is in there becomes one sentence."""
     try:
-        found = json.loads(_text(path), parse_constant=_refuse_constant)
+        config = json.loads(_text(path), parse_constant=_refuse_constant)
     except RecursionError:
         raise FileError("file", str(path), "its JSON must not be nested so deeply") from None
     except json.JSONDecodeError as error:
         raise FileError("file", str(path), f"must be JSON: {error.msg} at line {error.lineno}") from None
     except ValueError as error:
         raise FileError("file", str(path), f"must hold numbers of a usual size: {error}".split(";")[0]) from None
-    if not isinstance(found, dict):
-        raise FileError("file", str(path), f"must hold a JSON object, not {type(found).__name__}")
-    return found
+    if not isinstance(config, dict):
+        raise FileError("file", str(path), f"must hold a JSON object, not {type(config).__name__}")
+    return config
 
 
 def _refuse_constant(name: str) -> NoReturn:
@@ -186,3 +179,47 @@ def _text(path: Path) -> str:
         raise FileError("file", str(path), "must be UTF-8 text") from None
     except OSError as error:
         raise FileError("file", str(path), error.strerror or "must be readable") from None
+
+
+SCHEMA = "memcalc.module/1"
+LARGEST = 64 << 20
+"""Bytes; a model of a hundred different blocks has a tenth of it."""
+BEGINNING = 64
+"""Characters within which the schema stands."""
+
+
+def is_recorded(path: Path) -> bool:
+    """Whether a file begins as a recorded model does."""
+    try:
+        if not path.is_file():
+            return False
+        with path.open("rb") as stream:
+            return SCHEMA.encode() in stream.read(BEGINNING)
+    except (OSError, ValueError):
+        return False
+
+
+def read_recorded(path: Path) -> Model:
+    """Return the model in a file, checked."""
+    with path.open("rb") as stream:
+        content = stream.read(LARGEST + 1)
+    if len(content) > LARGEST:
+        raise FileError("file", str(path), f"a recorded model has at most {LARGEST >> 20} MiB")
+    try:
+        data = json.loads(content)
+        model = Model.model_validate(data["model"])
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"])
+        raise InputError(f"{path.name}: {where}", first.get("input"), str(first["msg"])) from None
+    except (ValueError, RecursionError, KeyError, TypeError) as error:
+        raise FileError("file", str(path), f"it is no recorded model: {type(error).__name__}") from None
+    if model.recording is None or any(group.block.recorded is None for group in model.groups):
+        raise FileError("file", str(path), "it is no recorded model: a part has no recording")
+    return model
+
+
+def recorded_text(model: Model) -> str:
+    """The text of the file."""
+    data = model.model_dump(mode="json", exclude_defaults=True)
+    return json.dumps({"schema": SCHEMA, "model": data}, separators=(",", ":")) + "\n"

@@ -1,68 +1,26 @@
-"""The keys of a config.json: each is taken with its type checked, and what nobody took is told by name."""
+"""The keys of a config.json, each taken with its type checked, and what the families of Transformers have in common."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from importlib.resources import files
+from typing import Any
 
+from memcalc.catalog import read_toml
 from memcalc.errors import InputError, UnknownNameError
 
 LARGEST = 2**31 - 1
-
-_ABOUT_THE_FILE = {
-    "architectures", "attn_impl", "attn_implementation", "auto_map", "chunk_size_feed_forward", "dtype",
-    "flash_attn", "id2label", "init_device", "is_decoder", "is_encoder_decoder", "label2id", "max_length",
-    "model_type", "num_labels", "pretraining_tp", "problem_type", "return_dict", "task_specific_params",
-    "tokenizer_class", "torch_dtype", "torchscript", "transformers_version", "use_cache", "use_return_dict",
-}  # fmt: skip
-"""About the file, its class and how it is run."""
-_SCALES = {
-    "alibi_bias_max", "attention_multiplier", "attention_softmax_in_fp32", "clip_qkv", "embedding_multiplier",
-    "initial_context_length", "logit_scale", "logit_scale_init_value", "logits_scaling",
-    "original_max_position_embeddings", "partial_rotary_factor", "query_pre_attn_scalar",
-    "relative_attention_max_distance", "residual_multiplier", "rope_interleave", "rope_local_base_freq",
-    "rope_parameters", "rope_scaling", "rope_theta", "rotary_emb_base", "rotary_pct",
-    "scale_attention_softmax_in_fp32", "scale_attn_by_inverse_layer_idx", "scale_attn_weights",
-    "scale_decoder_outputs", "scale_embedding", "softmax_scale", "swiglu_alpha", "swiglu_limit",
-}  # fmt: skip
-"""Rotary embeddings, multipliers and clipping: numbers that scale, with no tensor of their own."""
-_ROUTING = {
-    "aux_loss_alpha", "ep_size", "experts_per_token", "n_group", "norm_topk_prob", "scoring_func", "seq_aux",
-    "topk_group", "topk_method",
-}  # fmt: skip
-"""Routing: which expert, not how large."""
-_WITHOUT_SIZE = {
-    "apply_residual_connection_post_layernorm", "attn_type", "attn_uses_sequence_id", "dense_act_fn",
-    "embedding_fraction", "encoder_stride", "is_gated_act", "learned_pos_emb", "masked_softmax_fusion",
-    "max_window_layers", "n_ctx", "no_rope_layer_interval", "no_rope_layers", "norm_type", "num_mtp_layers",
-    "num_nextn_predict_layers", "offset_alibi", "position_embedding_type", "prefix_lm", "qk_head_dim",
-    "rotary_dim", "slow_but_exact", "use_sliding_window",
-}  # fmt: skip
-"""Layers that no model class builds, or that differ in nothing that has a size."""
-_OTHER_HEADS = {
-    "apply_spec_augment", "begin_suppress_tokens", "classifier_dropout", "classifier_proj_size",
-    "forced_decoder_ids", "gradient_checkpointing", "layerdrop", "median_filter_width", "suppress_tokens",
-    "use_weighted_layer_sum",
-}  # fmt: skip
-"""Other heads' dropout; spectrogram masks, generation."""
-_GENERATION = {
-    "bad_words_ids", "cross_attention_hidden_size", "diversity_penalty", "do_sample", "early_stopping",
-    "encoder_no_repeat_ngram_size", "exponential_decay_length_penalty", "finetuning_task", "length_penalty",
-    "min_length", "no_repeat_ngram_size", "num_beam_groups", "num_beams", "num_return_sequences", "prefix",
-    "pruned_heads", "remove_invalid_values", "repetition_penalty", "return_dict_in_generate", "sep_token",
-    "temperature", "tf_legacy_loss", "tie_encoder_decoder", "top_k", "top_p", "typical_p", "use_bfloat16",
-}  # fmt: skip
-"""What older versions wrote about sampling into every config."""
-_UNREAD = {
-    "bias_dropout_fusion", "cache_implementation", "full_attn_mod", "inference_runner", "init_config",
-    "interpolate_factor", "max_batch_size", "max_sequence_length", "pad_key_length", "pre_allocate_kv_cache",
-    "skip_bias_add", "skip_bias_add_qkv", "sliding_window_size", "use_mrope", "validate_runner_input",
-    "verbose", "z_loss_weight",
-}  # fmt: skip
-"""In configs of the Hub, but read by no model class: left over from the training code, or about inference."""
-_HARMLESS = frozenset({*_UNREAD, *_GENERATION, *_ABOUT_THE_FILE, *_SCALES, *_ROUTING, *_WITHOUT_SIZE, *_OTHER_HEADS})
+_TABLES = read_toml(files("memcalc.convert") / "huggingface.toml")
+_HARMLESS = frozenset(key for text in _TABLES["harmless"].values() for key in text.split())
 _HARMLESS_STARTS = ("_", "init_std", "initializer", "summary_", "output_", "mask_time", "mask_feature", "router_jitter")
 _HARMLESS_ENDS = ("_token_id", "_token_index", "_eps", "_epsilon", "_jitter_noise", "_scaling_factor", "_layerdrop",
                   "_loss_coef")  # fmt: skip
+ACTIVATIONS: dict[str, str] = _TABLES["activations"]
+"""Names of Transformers, and how the class behind each computes."""
+Flat = dict[str, Any]
+Sizes = tuple[int, int, int, int, int, int | None, int | None, int]
+"""Defaults of vocab_size, hidden_size, intermediate_size, num_hidden_layers, num_attention_heads, num_key_value_heads,
+head_dim, max_position_embeddings; None for what follows from the others."""
 
 
 def harmless(key: str) -> bool:
@@ -91,11 +49,11 @@ class Keys:
 
     def get(self, names: str, default: object = None) -> object:
         """Return the value of the first of the space-separated `names` that is there, unchecked."""
-        found: object = default
+        value: object = default
         for name in reversed(names.split()):
             self._taken.add(name)
-            found = self._data.get(name, found)
-        return found
+            value = self._data.get(name, value)
+        return value
 
     def size(self, names: str, default: int | None = None, low: int = 1) -> int:
         """Return a whole number of at least `low`; one without default must be there."""
@@ -156,6 +114,15 @@ class Keys:
             raise self._wrong(name, value, "must be a list of texts")
         return list(value)
 
+    def sizes(self, name: str) -> list[int]:
+        """Return a list of whole numbers; null is an empty one."""
+        value = self.get(name)
+        if value is None:
+            return []
+        if not isinstance(value, list) or not all(type(item) is int and 0 <= item <= LARGEST for item in value):
+            raise self._wrong(name, value, "must be a list of whole numbers from 0")
+        return list(value)
+
     def table(self, name: str) -> Keys | None:
         """Return a nested table, or None."""
         value = self.get(name)
@@ -168,9 +135,9 @@ class Keys:
     def only(self, name: str, *allowed: object) -> None:
         """Refuse a key whose value changes the model in a way that is not modelled; null and absence are fine."""
         value = self.get(name)
-        if value is not None and not any(type(value) is type(one) and value == one for one in allowed):
-            said = " or ".join(str(one).lower() if isinstance(one, bool) else str(one) for one in allowed)
-            raise self._wrong(name, value, f"only {said} is modelled")
+        if value is not None and not any(type(value) is type(item) and value == item for item in allowed):
+            listed = " or ".join(str(item).lower() if isinstance(item, bool) else str(item) for item in allowed)
+            raise self._wrong(name, value, f"only {listed} is modelled")
 
     def activation(self, names: str, default: str) -> str:
         """Return how the activation is computed: its kernel's name, or `…_python` where it is written op by op."""
@@ -192,17 +159,81 @@ class Keys:
         return InputError(f"config key {self._where}{present[0]}", value, allowed)
 
 
-ACTIVATIONS = {
-    "silu": "silu",
-    "swish": "silu",
-    "gelu": "gelu",
-    "gelu_new": "gelu_python",
-    "gelu_fast": "gelu_python",
-    "gelu_python": "gelu_python",
-    "gelu_accurate": "gelu_python",
-    "gelu_pytorch_tanh": "gelu_tanh",
-    "quick_gelu": "quick_gelu",
-    "relu": "relu",
-    "relu2": "relu2",
-}
-"""Transformers' names (activations.py, ACT2FN), and how the class behind each computes."""
+def decoder(c: Keys, defaults: Sizes, *, tied: bool = False, **fixed: Any) -> Flat:
+    """Return the sizes under the names that most families share, and what is `fixed` for the family."""
+    vocab, hidden, ffn, layers, heads, kv_heads, head_dim, positions = defaults
+    flat = {
+        "vocab": c.size("vocab_size", vocab),
+        "hidden": c.size("hidden_size", hidden),
+        "ffn": c.size("intermediate_size", ffn),
+        "n_layers": c.size("num_hidden_layers", layers),
+        "heads": c.size("num_attention_heads", heads),
+        "kv_heads": c.maybe("num_key_value_heads", kv_heads),
+        "head_dim": c.maybe("head_dim", head_dim),
+        "max_positions": c.size("max_position_embeddings", positions),
+        "tied": c.flag("tie_word_embeddings", tied),
+        "rotary_fraction": rotary_fraction(c),
+    }
+    dropout = {"attention": c.rate("attention_dropout attn_pdrop")}
+    return {**flat, "activation": "silu", "dropout": dropout, **fixed}
+
+
+def family(c: Keys, name: str) -> Flat:
+    """Return the sizes, flags, rates of dropout and fixed traits of a family with keys of its own."""
+    table = _TABLES["families"][name]
+    sizes = {part: c.size(*key) for part, key in table["sizes"].items()}
+    flags = {part: c.flag(*key) for part, key in table.get("flags", {}).items()}
+    dropout = {part: c.rate(*key) for part, key in table["dropout"].items()}
+    return {**sizes, **flags, **table["fixed"], "dropout": dropout}
+
+
+def rotary_fraction(c: Keys, default: float = 1.0) -> float:
+    """Return the part of a head that is turned; the key has moved between versions."""
+    rope = c.table("rope_parameters")
+    if rope is not None and "partial_rotary_factor" in rope:
+        return rope.fraction("partial_rotary_factor", default)
+    return c.fraction("partial_rotary_factor rotary_pct", default)
+
+
+def window(c: Keys, default: int | None, full: Callable[[int], bool] | None = None, layers: int = 0) -> Flat:
+    """Return the sliding window and the blocks without it: those that the config lists, else those that ``full`` names.
+
+    ``layers`` is how many blocks there are; 0 for a family without a rule of its own.
+    """
+    width, types = c.maybe("sliding_window", default), c.words("layer_types")
+    if width is None or (types is not None and set(types) == {"full_attention"}):
+        return {}
+    if types is None:
+        is_full = [full is not None and full(index) for index in range(layers)]
+        types = ["full_attention" if each else "sliding_attention" for each in is_full]
+    elif layers and len(types) != layers:
+        raise InputError("config key layer_types", types, f"must name the kind of each of the {layers} layers")
+    unknown = next((kind for kind in types if kind not in {"full_attention", "sliding_attention"}), None)
+    if unknown is not None:
+        allowed = "must be full_attention or sliding_attention to be modelled"
+        raise InputError("config key layer_types", unknown, allowed)
+    full_layers = [index for index, kind in enumerate(types) if kind == "full_attention"]
+    if not full_layers:
+        return {"window": width}
+    return {"window": width, "full_layers": full_layers} if len(full_layers) < len(types) else {}
+
+
+def each_nth(step: int) -> Callable[[int], bool]:
+    """Return whether a block, counted from 0, is the last of each ``step``."""
+    return lambda index: (index + 1) % step == 0
+
+
+def activation(c: Keys, default: str = "silu", names: str = "hidden_act") -> Flat:
+    """Return the activation under its key in this family."""
+    return {"activation": c.activation(names, default)}
+
+
+def biases(qkv: bool = False, o: bool = False, mlp: bool = False, lm_head: bool = False) -> Flat:
+    """Return which linear layers of the family have a bias."""
+    return {"bias": {"qkv": qkv, "o": o, "mlp": mlp, "lm_head": lm_head}}
+
+
+def attention_bias(c: Keys, default: bool = False, mlp: bool = False) -> Flat:
+    """Return the biases of a family whose `attention_bias` holds for all four projections."""
+    biased = c.flag("attention_bias", default)
+    return biases(qkv=biased, o=biased, mlp=c.flag("mlp_bias") if mlp else False)

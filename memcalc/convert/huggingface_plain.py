@@ -8,146 +8,80 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from memcalc.convert.huggingface_common import (
+from memcalc.convert.huggingface_keys import (
     Flat,
+    Keys,
     activation,
     attention_bias,
     biases,
     decoder,
+    family,
     rotary_fraction,
     window,
 )
-from memcalc.convert.huggingface_keys import Keys
 
 
 def gpt2(c: Keys) -> Flat:
     """GPT-2, and all that is shaped like it."""
     c.only("add_cross_attention", False)
     c.only("reorder_and_upcast_attn", False)
-    return {**_gpt2_sizes(c), **biases(True, True, True), **activation(c, "gelu_new", "activation_function"),
+    return {**_gpt2(c), **biases(True, True, True), **activation(c, "gelu_new", "activation_function"),
             "upcast_softmax": False}  # fmt: skip
 
 
 def gpt_bigcode(c: Keys) -> Flat:
     """StarCoder and SantaCoder: GPT-2 with multi-query attention."""
     c.only("add_cross_attention", False)
-    flat = _gpt2_sizes(c)
-    one = c.flag("multi_query", True)
+    flat = _gpt2(c)
+    multi_query = c.flag("multi_query", True)
     c.maybe("num_key_value_heads")
     act = activation(c, "gelu_pytorch_tanh", "activation_function")
-    return {**flat, **biases(True, True, True), **act, "kv_heads": 1 if one else flat["heads"]}
+    return {**flat, **biases(True, True, True), **act, "kv_heads": 1 if multi_query else flat["heads"]}
 
 
-def _gpt2_sizes(c: Keys) -> Flat:
-    hidden = c.size("n_embd hidden_size", 768)
-    return {
-        "vocab": c.size("vocab_size", 50257),
-        "hidden": hidden,
-        "ffn": c.maybe("n_inner") or 4 * hidden,
-        "n_layers": c.size("n_layer num_hidden_layers", 12),
-        "heads": c.size("n_head num_attention_heads", 12),
-        "max_positions": c.size("n_positions max_position_embeddings", 1024),
-        "positions": "learned",
-        "tied": c.flag("tie_word_embeddings", True),
-        "gated": False,
-        "norm": "layernorm",
-        "packed_qkv": True,
-        "dropout": {
-            "attention": c.rate("attn_pdrop", 0.1),
-            "block": c.rate("resid_pdrop", 0.1),
-            "embedding": c.rate("embd_pdrop", 0.1),
-        },
-    }
+def _gpt2(c: Keys, name: str = "gpt2") -> Flat:
+    flat = family(c, name)
+    return {**flat, "ffn": c.maybe("n_inner") or 4 * flat["hidden"]}
 
 
 def gptj(c: Keys) -> Flat:
     """GPT-J: parallel blocks, a bias on the head."""
-    flat = _gpt2_sizes(c)
-    dropout = {place: c.rate(f"{key}_pdrop") for place, key in _PDROP.items()}
-    sizes = {
-        "vocab": c.size("vocab_size", 50400),
-        "hidden": c.size("n_embd hidden_size", 4096),
-        "n_layers": c.size("n_layer num_hidden_layers", 28),
-        "heads": c.size("n_head num_attention_heads", 16),
-        "max_positions": c.size("n_positions max_position_embeddings", 2048),
-    }
-    head_dim = max(1, sizes["hidden"] // sizes["heads"])
-    turned = c.maybe("rotary_dim", 64) or head_dim
-    return {
-        **flat,
-        **sizes,
-        **biases(mlp=True, lm_head=True),
-        **activation(c, "gelu_new", "activation_function"),
-        "ffn": c.maybe("n_inner") or 4 * sizes["hidden"],
-        "tied": c.flag("tie_word_embeddings"),
-        "positions": "rope",
-        "rotary_fraction": min(1.0, turned / head_dim),
-        "packed_qkv": False,
-        "fused": False,
-        "parallel": True,
-        "norms": 1,
-        "dropout": dropout,
-    }
-
-
-_PDROP = {"attention": "attn", "block": "resid", "embedding": "embd"}
+    flat = _gpt2(c, "gptj")
+    head_dim = max(1, flat["hidden"] // flat["heads"])
+    fraction = min(1.0, (c.maybe("rotary_dim", 64) or head_dim) / head_dim)
+    act = activation(c, "gelu_new", "activation_function")
+    return {**flat, **biases(mlp=True, lm_head=True), **act, "rotary_fraction": fraction}
 
 
 def opt(c: Keys) -> Flat:
     """OPT; the 350m model has narrow embeddings and norms after the branches."""
     c.only("layer_norm_elementwise_affine", True)
     c.get("activation_dropout")  # the class has none
-    hidden = c.size("hidden_size", 768)
+    flat = family(c, "opt")
+    hidden, bias = flat["hidden"], c.flag("enable_bias", True)
     width, before = c.maybe("word_embed_proj_dim", 768) or hidden, c.flag("do_layer_norm_before", True)
-    bias, rows = c.flag("enable_bias", True), c.size("max_position_embeddings", 2048)
-    flat = {
-        "vocab": c.size("vocab_size", 50272),
-        "hidden": hidden,
-        "ffn": c.size("ffn_dim", 3072),
-        "n_layers": c.size("num_hidden_layers", 12),
-        "heads": c.size("num_attention_heads", 12),
-        "max_positions": rows,
-        "position_rows": rows + 2,
-        "positions": "learned",
-        "position_index": "token",
-        "tied": c.flag("tie_word_embeddings", True),
-        "gated": False,
-        "norm": "layernorm",
-        "norm_place": "pre" if before else "post",
-        "final_norm": before and not c.flag("_remove_final_layer_norm"),
-        "dropout": {"attention": c.rate("attention_dropout"), "block": c.rate("dropout", 0.1)},
-    }
     if width != hidden:
         flat["embedding_dim"] = width
         flat["outside"] = [
             {"name": "project_in", "parameters": width * hidden},
             {"name": "project_out", "parameters": width * hidden, "place": "last"},
         ]
-    return {**flat, **biases(bias, bias, bias), **activation(c, "relu", "activation_function")}
+    return {
+        **flat,
+        **biases(bias, bias, bias),
+        **activation(c, "relu", "activation_function"),
+        "position_rows": flat["max_positions"] + 2,
+        "norm_place": "pre" if before else "post",
+        "final_norm": before and not c.flag("_remove_final_layer_norm"),
+    }
 
 
 def bloom(c: Keys) -> Flat:
     """BLOOM: ALiBi, and a norm after the embedding."""
-    hidden = c.size("hidden_size n_embed", 64)
-    return {
-        "vocab": c.size("vocab_size", 250880),
-        "hidden": hidden,
-        "ffn": 4 * hidden,
-        "n_layers": c.size("n_layer num_hidden_layers", 2),
-        "heads": c.size("n_head num_attention_heads", 8),
-        "max_positions": c.size("seq_length", 2048),
-        "positions": "alibi",
-        "tied": c.flag("tie_word_embeddings", True),
-        "gated": False,
-        "activation": "gelu_bloom",
-        "norm": "layernorm",
-        "packed_qkv": True,
-        "scores_bias": "in-product",
-        "fused": False,
-        "outside": [{"name": "embedding_norm", "parameters": 2 * hidden}],
-        "dropout": {"attention": c.rate("attention_dropout"), "block": c.rate("hidden_dropout")},
-        **biases(True, True, True),
-    }
+    flat = family(c, "bloom")
+    hidden = flat["hidden"]
+    outside = [{"name": "embedding_norm", "parameters": 2 * hidden}]
+    return {**flat, **biases(True, True, True), "ffn": 4 * hidden, "outside": outside}
 
 
 def mpt(c: Keys) -> Flat:
@@ -157,26 +91,9 @@ def mpt(c: Keys) -> Flat:
     attention = c.table("attn_config") or Keys({})
     attention.only("qk_ln", False)
     attention.only("alibi", True)
-    hidden, dropout = c.size("d_model hidden_size", 2048), attention.rate("attn_pdrop")
+    flat, dropout = family(c, "mpt"), attention.rate("attn_pdrop")
     attention.refuse_rest()
-    return {
-        "vocab": c.size("vocab_size", 50368),
-        "hidden": hidden,
-        "ffn": 4 * hidden,
-        "n_layers": c.size("n_layers num_hidden_layers", 24),
-        "heads": c.size("n_heads num_attention_heads", 16),
-        "max_positions": c.size("max_seq_len", 2048),
-        "positions": "alibi",
-        "tied": c.flag("tie_word_embeddings", True),
-        "gated": False,
-        "activation": "gelu",
-        "norm": "layernorm",
-        "norm_bias": False,
-        "packed_qkv": True,
-        "scores_bias": "added",
-        "fused": False,
-        "dropout": {"attention": dropout, "block": c.rate("resid_pdrop"), "embedding": c.rate("emb_pdrop")},
-    }
+    return {**flat, "ffn": 4 * flat["hidden"], "dropout": {**flat["dropout"], "attention": dropout}}
 
 
 def gpt_neox(c: Keys) -> Flat:
@@ -200,35 +117,25 @@ def _layernorm(packed: bool = False) -> Flat:
 
 def falcon(c: Keys) -> Flat:
     """Falcon: the 7b model has one norm a block, the newer ones have two; dropout of scores is with ALiBi alone."""
-    hidden, heads = c.size("hidden_size n_embed", 4544), c.size("num_attention_heads n_head", 71)
-    new, parallel, one = (c.flag(*key) for key in _FALCON_FLAGS)
-    bias, alibi, norms = c.flag("bias"), c.flag("alibi"), c.maybe("num_ln_in_parallel_attn")
-    kv_heads, attention = c.maybe("num_kv_heads n_head_kv"), c.rate("attention_dropout")
+    flat = family(c, "falcon")
+    new, parallel = c.flag("new_decoder_architecture"), c.flag("parallel_attn", True)
+    multi_query, bias, alibi = c.flag("multi_query", True), c.flag("bias"), c.flag("alibi")
+    norms, kv_heads = c.maybe("num_ln_in_parallel_attn"), c.maybe("num_kv_heads n_head_kv")
+    if not alibi:
+        flat["dropout"]["attention"] = 0.0
     return {
-        "vocab": c.size("vocab_size", 65024),
-        "hidden": hidden,
-        "ffn": c.maybe("ffn_hidden_size") or 4 * hidden,
-        "n_layers": c.size("num_hidden_layers n_layer", 32),
-        "heads": heads,
-        "kv_heads": kv_heads if new else 1 if one else None,
-        "max_positions": c.size("max_position_embeddings", 2048),
-        "positions": "alibi" if alibi else "rope",
-        "tied": c.flag("tie_word_embeddings", True),
-        "parallel": parallel or new,
-        "norms": (2 if norms is None else norms) if new else 1 if parallel else 2,
-        "dropout": {"attention": attention if alibi else 0.0, "block": c.rate("hidden_dropout")},
-        "summed_branches": parallel or new,
-        "kv_form": "expanded" if new else "copied" if one else "views",
-        "scores_bias": "added" if alibi else "none",
-        "explicit_mask": True,
-        "upcast_softmax": False,
-        **_layernorm(packed=True),
+        **flat,
         **biases(bias, bias, bias),
         **activation(c, "gelu", "activation"),
+        "ffn": c.maybe("ffn_hidden_size") or 4 * flat["hidden"],
+        "kv_heads": kv_heads if new else 1 if multi_query else None,
+        "kv_form": "expanded" if new else "copied" if multi_query else "views",
+        "positions": "alibi" if alibi else "rope",
+        "scores_bias": "added" if alibi else "none",
+        "parallel": parallel or new,
+        "summed_branches": parallel or new,
+        "norms": (2 if norms is None else norms) if new else 1 if parallel else 2,
     }
-
-
-_FALCON_FLAGS = (("new_decoder_architecture", False), ("parallel_attn", True), ("multi_query", True))
 
 
 def phi(c: Keys) -> Flat:
@@ -276,6 +183,6 @@ def stablelm(c: Keys) -> Flat:
 
 
 PLAIN: dict[str, Callable[[Keys], Flat]] = {
-    family.__name__: family
-    for family in (gpt2, gpt_bigcode, gptj, opt, bloom, mpt, gpt_neox, falcon, phi, starcoder2, nemotron, stablelm)
+    reader.__name__: reader
+    for reader in (gpt2, gpt_bigcode, gptj, opt, bloom, mpt, gpt_neox, falcon, phi, starcoder2, nemotron, stablelm)
 }

@@ -8,84 +8,52 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from memcalc.convert.huggingface_common import Flat, activation, biases
-from memcalc.convert.huggingface_keys import Keys
+from memcalc.convert.huggingface_keys import Flat, Keys, activation, biases, family
 from memcalc.errors import InputError
 from memcalc.specs import flat as forms
-from memcalc.specs.model import BlockGroup, Model, Norm, Outside, TowerEnds
-
-_LAYERNORM: Flat = {"norm": "layernorm", "gated": False}
-_ALL_BIASES = biases(True, True, True)
+from memcalc.specs import flat_tables
+from memcalc.specs.block import Norm
+from memcalc.specs.model import BlockGroup, Model, Outside, TowerEnds
 
 
 def bert(c: Keys, about: Flat) -> Model:
     """Return BERT: norms after the branches; a pooler, or the head of masked language modelling."""
     c.only("is_decoder", False)
     c.only("add_cross_attention", False)
-    hidden, vocab = c.size("hidden_size", 768), c.size("vocab_size", 30522)
+    flat = family(c, "bert")
+    hidden = flat["hidden"]
     masked = _architecture(about, "Model", "ForMaskedLM") == "ForMaskedLM"
     pooler = {"name": "pooler", "parameters": hidden * hidden + hidden, "place": "last"}
     transform = {"name": "head_transform", "parameters": hidden * hidden + 3 * hidden, "place": "last"}
-    dropout = c.rate("hidden_dropout_prob", 0.1)
     outside = [
         {"name": "token_types", "parameters": c.size("type_vocab_size", 2) * hidden},
         {"name": "embedding_norm", "parameters": 2 * hidden},
         transform if masked else pooler,
     ]
-    flat = {
-        **_LAYERNORM,
-        **biases(True, True, True, lm_head=masked),
-        **activation(c, "gelu"),
-        "vocab": vocab,
-        "hidden": hidden,
-        "ffn": c.size("intermediate_size", 3072),
-        "n_layers": c.size("num_hidden_layers", 12),
-        "heads": c.size("num_attention_heads", 12),
-        "max_positions": c.size("max_position_embeddings", 512),
-        "positions": "learned",
-        "position_index": "buffer",
-        "tied": c.flag("tie_word_embeddings", True),
-        "head": masked,
-        "causal": False,
-        "upcast_softmax": False,
-        "norm_place": "post",
-        "final_norm": False,
-        "tower": "encoder",
-        "outside": outside,
-        "dropout": {"attention": c.rate("attention_probs_dropout_prob", 0.1), "block": dropout, "embedding": dropout},
-    }
-    end = {"transform": flat["activation"] if masked else None, "wide_loss": False}
+    act = activation(c, "gelu")
+    end = {"transform": act["activation"] if masked else None, "wide_loss": False}
+    flat |= {**biases(True, True, True, lm_head=masked), **act, "head": masked, "outside": outside}
     return forms.from_flat({**flat, **about, "tail": end})
 
 
 def vit(c: Keys, about: Flat) -> Model:
     """Return a vision transformer with its classifier."""
-    hidden, labels = c.size("hidden_size", 768), _labels(c)
+    flat, labels = family(c, "vit"), _labels(c)
+    hidden = flat["hidden"]
     patch, pixels, rows = _patches(c, 224, 16)
-    bias, dropout = c.flag("qkv_bias", True), c.rate("hidden_dropout_prob")
     _architecture(about, "ForImageClassification")
     c.get("pooler_output_size pooler_act tie_word_embeddings")
-    flat = {
-        **_LAYERNORM,
-        **biases(bias, True, True),
+    outside = [
+        {"name": "class_token", "parameters": hidden},
+        {"name": "patches", "parameters": patch * hidden + hidden},
+        {"name": "classifier", "parameters": labels * hidden + labels, "place": "last"},
+    ]
+    flat |= {
+        **biases(c.flag("qkv_bias", True), True, True),
         **activation(c, "gelu"),
-        "vocab": 0,
-        "hidden": hidden,
-        "ffn": c.size("intermediate_size", 3072),
-        "n_layers": c.size("num_hidden_layers", 12),
-        "heads": c.size("num_attention_heads", 12),
         "max_positions": rows,
-        "positions": "learned",
-        "head": False,
-        "causal": False,
-        "tower": "vision",
         "fixed_tokens": {"vision": rows},
-        "outside": [
-            {"name": "class_token", "parameters": hidden},
-            {"name": "patches", "parameters": patch * hidden + hidden},
-            {"name": "classifier", "parameters": labels * hidden + labels, "place": "last"},
-        ],
-        "dropout": {"attention": c.rate("attention_probs_dropout_prob"), "block": dropout, "embedding": dropout},
+        "outside": outside,
         "image_values": pixels,
         "patch_values": patch,
         "tail": {"pooled": True, "classes": labels, "wide_loss": False},
@@ -109,12 +77,12 @@ def _patches(c: Keys, image: int, patch: int) -> tuple[int, int, int]:
 
 def _architecture(about: Flat, *known: str) -> str:
     """Return which of the `known` endings the class has; the first where the config does not say."""
-    said = about.pop("architecture", None)
-    if said is None:
+    architecture = about.pop("architecture", None)
+    if architecture is None:
         return known[0]
-    ending = next((ending for ending in known if said.endswith(ending)), None)
+    ending = next((ending for ending in known if architecture.endswith(ending)), None)
     if ending is None:
-        raise InputError("config key architectures", said, f"must end with {' or '.join(known)}")
+        raise InputError("config key architectures", architecture, f"must end with {' or '.join(known)}")
     return ending
 
 
@@ -126,62 +94,32 @@ def t5(c: Keys, about: Flat) -> Model:
     gate, _, name = form.rpartition("-")
     if gate not in {"", "gated"}:
         raise InputError("config key feed_forward_proj", form, "must be an activation, or gated- and an activation")
-    hidden, heads, layers = c.size("d_model hidden_size", 512), c.size("num_heads", 8), c.size("num_layers", 6)
-    rate = c.rate("dropout_rate", 0.1)
-    stack = {
-        "vocab": c.size("vocab_size", 32128),
-        "hidden": hidden,
-        "ffn": c.size("d_ff", 2048),
-        "heads": heads,
-        "head_dim": c.size("d_kv", 64),
-        "max_positions": c.size("n_positions", 512),
-        "positions": "relative",
-        "relative_buckets": buckets,
-        "scores_bias": "relative",
-        "upcast_softmax": False,
-        "norm_rescales_input": True,
-        "cast_before_down": True,
-        "gated": bool(gate),
-        "activation": "gelu_python"
-        if form == "gated-gelu"
-        else Keys({"feed_forward_proj": name}).activation("feed_forward_proj", name),
-        "dropout": {"attention": rate, "block": rate, "mlp": rate, "embedding": rate},
-    }
-    bias = buckets * heads
+    stack = family(c, "t5")
+    hidden, rate = stack["hidden"], stack["dropout"]["block"]
+    written_out = form == "gated-gelu"
+    activated = (
+        "gelu_python" if written_out else Keys({"feed_forward_proj": name}).activation("feed_forward_proj", name)
+    )
+    stack |= {"gated": bool(gate), "activation": activated}
+    bias = buckets * stack["heads"]
     outside = (
         Outside(name="encoder_relative_bias", parameters=bias, tower="encoder"),
         Outside(name="encoder_final_norm", parameters=hidden, tower="encoder", place="last"),
         Outside(name="decoder_relative_bias", parameters=bias),
     )
-    tied = c.flag("tie_word_embeddings", True)
-    decoder = {**stack, "n_layers": c.maybe("num_decoder_layers") or layers, "tied": tied, **about}
-    decoder["tail"] = {"dropout": rate, "wide_loss": False}
+    layers, tied = c.maybe("num_decoder_layers") or stack["n_layers"], c.flag("tie_word_embeddings", True)
+    decoder = {**stack, "n_layers": layers, "tied": tied, **about, "tail": {"dropout": rate, "wide_loss": False}}
     ends = {"end_norm": Norm(rescales_input=True), "end_dropout": rate}
-    return _two_stacks({**stack, "n_layers": layers}, decoder, outside, ends)
+    return _two_stacks(stack, decoder, outside, ends)
 
 
 def whisper(c: Keys, about: Flat) -> Model:
     """Return Whisper: two convolutions, 1500 frames an encoder sees whatever the text, keys without a bias."""
     _architecture(about, "ForConditionalGeneration")
-    hidden, frames = c.size("d_model hidden_size", 384), c.size("max_source_positions", 1500)
+    stack, frames = family(c, "whisper"), c.size("max_source_positions", 1500)
+    hidden = stack["hidden"]
     c.get("num_hidden_layers")  # the encoder's, once more
-    rate = c.rate("dropout")
-    stack = {
-        **_LAYERNORM,
-        "bias": {"qkv": True, "k": False, "o": True, "mlp": True},
-        **activation(c, "gelu", "activation_function"),
-        "vocab": c.size("vocab_size", 51865),
-        "hidden": hidden,
-        "max_positions": c.size("max_target_positions", 448),
-        "contiguous_queries": True,
-        "upcast_softmax": False,
-        "dropout": {
-            "attention": c.rate("attention_dropout"),
-            "block": rate,
-            "mlp": c.rate("activation_dropout"),
-            "embedding": rate,
-        },
-    }
+    stack |= activation(c, "gelu", "activation_function")
     encoder, decoder = ({**stack, **_whisper_stack(c, tower)} for tower in ("encoder", "decoder"))
     mels = c.size("num_mel_bins", 80)
     convolutions = 3 * hidden * (mels + hidden) + 2 * hidden
@@ -190,7 +128,7 @@ def whisper(c: Keys, about: Flat) -> Model:
         Outside(name="encoder_positions", parameters=frames * hidden, tower="encoder"),
         Outside(name="encoder_final_norm", parameters=2 * hidden, tower="encoder", place="last"),
     )
-    own = {
+    settings = {
         "positions": "learned",
         "position_index": "token",
         "tied": c.flag("tie_word_embeddings", True),
@@ -198,7 +136,7 @@ def whisper(c: Keys, about: Flat) -> Model:
         "tail": {"wide_loss": False},
     }
     front = {"mel_bins": mels, "lookups": (), "end_norm": Norm(kind="layernorm", bias=True)}
-    return _two_stacks({**encoder, "positions": "none"}, {**decoder, **own, **about}, outside, front)
+    return _two_stacks({**encoder, "positions": "none"}, {**decoder, **settings, **about}, outside, front)
 
 
 def _whisper_stack(c: Keys, tower: str) -> Flat:
@@ -217,17 +155,11 @@ def _two_stacks(encoder: Flat, decoder: Flat, outside: tuple[Outside, ...], ends
     first = forms.from_flat({**encoder, "tower": "encoder", "causal": False})
     model = forms.from_flat({**decoder, "norms": 3})
     bias = "zeros" if decoder.get("scores_bias") == "relative" else "none"
-    reading = {"causal": False, "relative_buckets": None, "window": None, "scores_bias": bias}
-    last = tuple(
-        group.model_copy(
-            update={
-                "block": group.block.model_copy(
-                    update={"cross_attention": group.block.attention.model_copy(update=reading)}
-                )
-            }
-        )
-        for group in model.groups
-    )
+    reader = {"causal": False, "window": None, "scores_bias": bias}
+    last = []
+    for group in model.groups:
+        cross = {"cross_attention": group.block.attention.model_copy(update=reader)}
+        last.append(group.model_copy(update={"block": group.block.model_copy(update=cross)}))
     towers = (first.ends[0].model_copy(update=ends), *model.ends)
     update = {"groups": (*first.groups, *last), "outside": (*outside, *model.outside), "ends": towers}
     return model.model_copy(update=update)
@@ -240,7 +172,7 @@ def clip(c: Keys, about: Flat) -> Model:
     width = c.size("projection_dim", 512)
     c.get("tie_word_embeddings text_config_dict vision_config_dict")
     image_groups, image_outside, image, tokens = _clip_vision(vision, width)
-    words, text_group, text_outside = _clip_text(text, width)
+    embedding, text_group, text_outside = _clip_text(text, width)
     for tower in (vision, text):
         tower.get("projection_dim tie_word_embeddings")
         tower.only("add_cross_attention", False)
@@ -249,46 +181,26 @@ def clip(c: Keys, about: Flat) -> Model:
     return Model(
         **{key: value for key, value in about.items() if key != "architecture"},
         hidden=image_groups.block.hidden,
-        vocab=words.vocab,
-        embedding_dim=words.hidden,
+        vocab=embedding.vocab,
+        embedding_dim=embedding.hidden,
         head=False,
         positions="learned",
-        max_positions=words.max_positions,
+        max_positions=embedding.max_positions,
         final_norm=image_groups.block.norm,
         groups=(image_groups, text_group),
         outside=(*image_outside, *text_outside, scale),
-        ends=(image, forms.ends_of(words)),
+        ends=(image, forms.ends_of(embedding)),
         fixed_tokens={"vision": tokens},
     )
 
 
-def _clip_tower(c: Keys, **fixed: Any) -> forms.Flat:
-    return forms.flat_of(
-        {
-            **_LAYERNORM,
-            **_ALL_BIASES,
-            **activation(c, "quick_gelu"),
-            "positions": "learned",
-            "dropout": {"attention": c.rate("attention_dropout"), "block": c.rate("dropout")},
-            **fixed,
-        }
-    )
+def _clip_tower(c: Keys, name: str, **sizes: Any) -> flat_tables.Flat:
+    return forms.flat_of({**family(c, name), **biases(True, True, True), **activation(c, "quick_gelu"), **sizes})
 
 
 def _clip_vision(c: Keys, width: int) -> tuple[BlockGroup, tuple[Outside, ...], TowerEnds, int]:
     patch, pixels, rows = _patches(c, 224, 32)
-    flat = _clip_tower(
-        c,
-        vocab=0,
-        hidden=c.size("hidden_size", 768),
-        ffn=c.size("intermediate_size", 3072),
-        n_layers=c.size("num_hidden_layers", 12),
-        heads=c.size("num_attention_heads", 12),
-        max_positions=rows,
-        causal=False,
-        tower="vision",
-        outside=[],
-    )
+    flat = _clip_tower(c, "clip_vision", max_positions=rows, outside=[])
     h = flat.hidden
     named = (
         ("class_token", h, "first"),
@@ -296,32 +208,18 @@ def _clip_vision(c: Keys, width: int) -> tuple[BlockGroup, tuple[Outside, ...], 
         ("pre_norm", 2 * h, "first"),
         ("visual_projection", width * h, "last"),
     )
-    tensors = tuple(Outside(name=name, parameters=n, tower="vision", place=place) for name, n, place in named)
+    tensors = tuple(Outside(name=name, parameters=n, tower="vision", place=position) for name, n, position in named)
     ends = TowerEnds(tower="vision", pixels=pixels, patch=patch, norm=forms.norm_of(flat))
     return forms.groups_of(flat)[0], (*tensors, *forms.outside_of(flat)), ends, rows
 
 
-def _clip_text(c: Keys, width: int) -> tuple[forms.Flat, BlockGroup, tuple[Outside, ...]]:
-    flat = _clip_tower(
-        c,
-        vocab=c.size("vocab_size", 49408),
-        hidden=c.size("hidden_size", 512),
-        ffn=c.size("intermediate_size", 2048),
-        n_layers=c.size("num_hidden_layers", 12),
-        heads=c.size("num_attention_heads", 8),
-        max_positions=c.size("max_position_embeddings", 77),
-        tower="text",
-        position_index="buffer",
-    )
+def _clip_text(c: Keys, width: int) -> tuple[flat_tables.Flat, BlockGroup, tuple[Outside, ...]]:
+    flat = _clip_tower(c, "clip_text")
     norm = Outside(name="text_final_norm", parameters=2 * flat.hidden, tower="text", place="last")
     projection = Outside(name="text_projection", parameters=width * flat.hidden, tower="text", place="last")
     return flat, forms.groups_of(flat)[0], (*forms.outside_of(flat), norm, projection)
 
 
 TOWERS: dict[str, Callable[[Keys, Flat], Model]] = {
-    "bert": bert,
-    "vit": vit,
-    "t5": t5,
-    "whisper": whisper,
-    "clip": clip,
+    reader.__name__: reader for reader in (bert, vit, t5, whisper, clip)
 }

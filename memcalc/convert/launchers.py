@@ -1,4 +1,4 @@
-"""Commands that start a training job, taken apart: what starts it, with which options, which script, its arguments.
+"""Commands that start a training job: the launcher, its options, the script, its arguments, and the number of ranks.
 
 Launchers' options are those of torchrun (torch 2.13, distributed/run.py), `accelerate launch` (Accelerate 1.15,
 commands/launch.py) and `deepspeed` (DeepSpeed 0.19, launcher/runner.py).
@@ -9,52 +9,33 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib.resources import files
 
-from memcalc.convert.shell import Command, Word
+from memcalc.catalog import read_toml
+from memcalc.convert.config import ConfigReader
+from memcalc.convert.shell import Script
+from memcalc.convert.shell_commands import Command
+from memcalc.convert.shell_values import Token
 from memcalc.convert.slurm import Option, options_of
+from memcalc.frameworks.environment import visible_gpus
 
-__all__ = ["Launch", "Setting", "launch_of"]
-
-_THROUGH = frozenset(
-    ("bash", "sh", "zsh",
-     "srun", "mpirun", "mpiexec", "prun", "jsrun", "ibrun", "env", "nohup", "time", "exec", "command", "nice", "ionice",
-     "timeout", "numactl", "taskset", "stdbuf", "setsid", "sudo", "nsys", "ncu", "apptainer", "singularity", "docker",
-     "podman", "enroot", "conda", "micromamba", "mamba", "uv", "poetry", "pixi", "pipenv", "sbatch", "salloc",
-     "unbuffer", "script", "with-contenv", "xargs", "catchsegv", "dcgmi", "ray")
-)  # fmt: skip
-"""Commands that run another command, which is what counts."""
-_TOOLS = frozenset({"axolotl", "llamafactory-cli", "lmf", "tune", "litgpt", "trl"})
+TABLES = read_toml(files("memcalc.convert") / "launchers.toml")
+"""Commands, their options, and how arguments tell their framework."""
+_THROUGH, _TOOLS = (frozenset(TABLES["commands"][part].split()) for part in ("through", "tools"))
+_NAMED = ("-J", "--job-name", "--name", "-o", "--output", "-n", "--comment", "-p", "--label")
+"""Options whose value may read as a starter does."""
 _STARTERS = re.compile(
     r"python(\d(\.\d+)?)?|torchrun|accelerate|accelerate-launch|deepspeed|[\w.-]*\.(py|sh|slurm|sbatch)"
 )
-_MODULES = {
-    "torch.distributed.run": "torchrun",
-    "torch.distributed.launch": "torchrun",
-    "torch.distributed.launcher": "torchrun",
-    "accelerate.commands.launch": "accelerate",
-    "accelerate.commands.accelerate_cli": "accelerate launch",
-    "deepspeed.launcher.runner": "deepspeed",
-}
-_BARE = {
-    "torchrun": "standalone m module no_python run_path use_env virtual_local_rank h help",
-    "accelerate": """m module no_python q quiet cpu multi_gpu tpu use_deepspeed use_fsdp use_megatron_lm use_xpu ipex
-        use_parallelism_config use_mps_device fp16 enable_cpu_affinity same_network tpu_cluster no_tpu_cluster
-        tpu_use_sudo downcast_bf16 debug dynamo_use_fullgraph dynamo_use_dynamic dynamo_use_regional_compilation
-        h help""",
-    "deepspeed": """module no_python no_local_rank no_ssh no_ssh_check force_multi save_pid elastic_training
-        bind_cores_to_rank q quiet h help""",
-    "python": "u O OO B I s S E v q d P b i x",
-}
-_BARE_FLAGS = {name: frozenset(text.split()) for name, text in _BARE.items()}
-_LETTERS = {"m": "module", "i": "include", "e": "exclude", "H": "hostfile", "t": "tee", "r": "redirects", "q": "quiet"}
+_BARE = {name: frozenset(text.split()) for name, text in TABLES["bare"].items()}
 
 
 @dataclass(frozen=True)
-class Setting:
+class LauncherOption:
     """One option of a launcher; its value is None where it has none."""
 
-    flag: Word
-    value: Word | None = None
+    flag: Token
+    value: Token | None = None
 
 
 @dataclass(frozen=True)
@@ -65,9 +46,9 @@ class Launch:
     """torchrun, accelerate, deepspeed, python, shell, or the name of a tool such as axolotl."""
     script: str
     """A file, a module, or a tool's subcommand."""
-    arguments: tuple[Word, ...]
+    arguments: tuple[Token, ...]
     command: Command
-    settings: Mapping[str, Setting] = field(default_factory=dict)
+    options: Mapping[str, LauncherOption] = field(default_factory=dict)
     """The launcher's own options, with underscores."""
     step: Mapping[str, Option] = field(default_factory=dict)
     """Options of the srun that runs it."""
@@ -80,108 +61,212 @@ class Launch:
 
 def launch_of(command: Command) -> Launch | None:
     """Return what a command starts, or None where it starts no script."""
-    words = command.words
-    at = _begin(words)
+    tokens = command.tokens
+    at = _begin(tokens)
     if at is None:
         return None
     step: dict[str, Option] = {}
-    named = [word.text.rpartition("/")[2] for word in words[:at]]
+    named = [token.text.rpartition("/")[2] for token in tokens[:at]]
     if "srun" in named:
         first = named.index("srun") + 1
-        step, _ = options_of((word.text, word.places[0] if word.places else -1) for word in words[first:at])
-    launcher = _base(words[at])
-    launcher = "python" if launcher.startswith("python") else launcher
-    return _started(launcher, words[at + 1 :], command, step, words[at])
+        step, _ = options_of((token.text, token.positions[0] if token.positions else -1) for token in tokens[first:at])
+    launcher = _base(tokens[at])
+    return _started(
+        "python" if launcher.startswith("python") else launcher, tokens[at + 1 :], command, step, tokens[at]
+    )
 
 
-def _base(word: Word) -> str:
-    return word.text.rpartition("/")[2]
+def _base(token: Token) -> str:
+    return token.text.rpartition("/")[2]
 
 
-def _begin(words: Sequence[Word]) -> int | None:
+def _begin(tokens: Sequence[Token]) -> int | None:
     """Where the starter stands: at first, or behind commands that run another one."""
-    if not words:
+    if not tokens:
         return None
-    if _starts(words[0]):
+    if _starts(tokens[0]):
         return 0
-    if _base(words[0]) not in _THROUGH:
+    if _base(tokens[0]) not in _THROUGH:
         return None
-    for at, word in enumerate(words):
-        if at and _starts(word) and not _is_value(words, at):
+    for at, token in enumerate(tokens):
+        if at and _starts(token) and tokens[at - 1].text not in _NAMED:
             return at
     return None
 
 
-def _starts(word: Word) -> bool:
-    return bool(_STARTERS.fullmatch(_base(word))) or _base(word) in _TOOLS
-
-
-def _is_value(words: Sequence[Word], at: int) -> bool:
-    """Whether a word is the value of the option before it: of those that name a thing as a starter is named."""
-    before = words[at - 1].text
-    return before in ("-J", "--job-name", "--name", "-o", "--output", "-n", "--comment", "-p", "--label")
+def _starts(token: Token) -> bool:
+    return bool(_STARTERS.fullmatch(_base(token))) or _base(token) in _TOOLS
 
 
 def _started(
-    launcher: str, words: Sequence[Word], command: Command, step: Mapping[str, Option], starter: Word
+    launcher: str, tokens: Sequence[Token], command: Command, step: Mapping[str, Option], starter: Token
 ) -> Launch | None:
     if launcher == "accelerate-launch":
         launcher = "accelerate"
     elif launcher == "accelerate":
-        if not words or words[0].text != "launch":
+        if not tokens or tokens[0].text != "launch":
             return None
-        words = words[1:]
+        tokens = tokens[1:]
     if launcher in _TOOLS:
-        return _tool(launcher, words, command, step) if words else None
+        return _tool(launcher, tokens, command, step) if tokens else None
     if launcher not in _BARE:
         kind = "python" if launcher.endswith(".py") else "shell"
-        return Launch(kind, starter.text, tuple(words), command, {}, step)
-    settings, rest = _settings(launcher, words)
+        return Launch(kind, starter.text, tuple(tokens), command, {}, step)
+    settings, rest = _settings(launcher, tokens)
     if launcher == "python" and ("c" in settings or "-" in settings):
         return None
     module = settings.get("module") if launcher == "python" else None
     if module is not None:
         name = module.value.text if module.value else ""
-        if name in _MODULES:
-            started, _, lead = _MODULES[name].partition(" ")
-            return _started(started, [Word(lead), *rest] if lead else rest, command, step, starter)
+        if name in TABLES["modules"]:
+            started, _, lead = TABLES["modules"][name].partition(" ")
+            return _started(started, [Token(lead), *rest] if lead else rest, command, step, starter)
         return Launch("python", name, tuple(rest), command, {}, step)
     if not rest:
         return None
     return Launch(launcher, rest[0].text, tuple(rest[1:]), command, settings, step)
 
 
-def _tool(launcher: str, words: Sequence[Word], command: Command, step: Mapping[str, Option]) -> Launch:
+def _tool(launcher: str, tokens: Sequence[Token], command: Command, step: Mapping[str, Option]) -> Launch:
     """A tool's subcommand: `tune run` takes torchrun's options before its recipe, `axolotl train` behind `--`."""
-    settings, rest = dict[str, Setting](), list(words[1:])
+    settings, rest = dict[str, LauncherOption](), list(tokens[1:])
     if launcher == "tune":
         settings, rest = _settings("torchrun", rest)
     elif launcher == "axolotl":
-        cut = next((at for at, word in enumerate(rest) if word.text == "--"), len(rest))
+        cut = next((at for at, token in enumerate(rest) if token.text == "--"), len(rest))
         settings, rest = _settings("torchrun", rest[cut + 1 :])[0], rest[:cut]
-    return Launch(launcher, words[0].text, tuple(rest), command, settings, step)
+    return Launch(launcher, tokens[0].text, tuple(rest), command, settings, step)
 
 
-def _settings(launcher: str, words: Sequence[Word]) -> tuple[dict[str, Setting], list[Word]]:
+def _settings(launcher: str, tokens: Sequence[Token]) -> tuple[dict[str, LauncherOption], list[Token]]:
     """The launcher's own options, and the words from its script on; python's -m ends its options."""
-    bare = _BARE_FLAGS[launcher]
-    found: dict[str, Setting] = {}
+    bare = _BARE[launcher]
+    options: dict[str, LauncherOption] = {}
     at = 0
-    while at < len(words) and words[at].text.startswith("-"):
-        word = words[at]
+    while at < len(tokens) and tokens[at].text.startswith("-"):
+        token = tokens[at]
         at += 1
-        text, equals, _ = word.text.partition("=")
+        text, equals, _ = token.text.partition("=")
         name = text.lstrip("-").replace("-", "_")
-        name = _LETTERS.get(name, name) if not text.startswith("--") else name
-        flag = Word(text, word.places[: len(text)], "" if equals else word.unknown)
+        name = TABLES["letters"].get(name, name) if not text.startswith("--") else name
+        flag = Token(text, token.positions[: len(text)], "" if equals else token.unknown)
         if equals:
             begin = len(text) + 1
-            found[name] = Setting(flag, Word(word.text[begin:], word.places[begin:], word.unknown))
+            options[name] = LauncherOption(flag, Token(token.text[begin:], token.positions[begin:], token.unknown))
         elif (name in bare and launcher != "python") or (launcher == "python" and set(name) <= bare):
-            found[name] = Setting(flag)
-        elif at < len(words):
-            found[name] = Setting(flag, words[at])
+            options[name] = LauncherOption(flag)
+        elif at < len(tokens):
+            options[name] = LauncherOption(flag, tokens[at])
             at += 1
         if launcher == "python" and name in ("module", "c"):
             break
-    return found, list(words[at:])
+    return options, list(tokens[at:])
+
+
+def read_ranks(reader: ConfigReader, launch: Launch, script: Script) -> None:
+    """Set the number of ranks that the launcher starts."""
+    settings = {**script.variables, **launch.command.variables}
+    seen = visible_gpus({name: token.text for name, token in settings.items() if not token.unknown})
+    if launch.launcher == "torchrun" or "nproc_per_node" in launch.options:
+        _torchrun(reader, launch, seen)
+    elif launch.launcher == "deepspeed":
+        _deepspeed(reader, launch, seen)
+    elif launch.launcher == "accelerate":
+        _accelerate(reader, launch, seen)
+    elif launch.launcher == "shell":
+        _set_from(reader, "gpus_per_node", "NGPU")
+    elif launch.launcher == "tune" and any(token.text.endswith("_single_device") for token in launch.arguments[:1]):
+        reader.set("gpus", 1, "tune run")  # torchtune's own recipes for one GPU, whatever it sees
+    elif launch.launcher in ("llamafactory-cli", "axolotl", "lmf", "tune"):
+        _set_from(reader, "gpus", f"{launch.launcher} --num_processes")
+        _set_from(reader, "nodes", "NNODES")
+        _set_from(reader, "gpus_per_node", "NPROC_PER_NODE")
+        if seen is not None and not reader.has("NPROC_PER_NODE"):
+            reader.set("gpus_per_node", seen, "CUDA_VISIBLE_DEVICES")
+    elif launch.launcher == "python" and launch.step:
+        keys = ("#SBATCH --ntasks-per-node", "srun --ntasks-per-node")
+        key = next((key for key in keys if reader.raw(key)), None)
+        if key is not None:
+            reader.set("gpus_per_node", reader.integer(key, low=1), key)
+    elif launch.launcher == "python" and not any(setting.name == "gpus_per_node" for setting in reader.settings):
+        reader.set("gpus", 1, "python")
+
+
+def _set_from(reader: ConfigReader, option: str, key: str) -> None:
+    value = reader.integer(key, low=1)
+    if value is not None:
+        reader.set(option, value, key)
+    elif (key,) in reader.document.unknown and not _is_stated(reader, option):
+        _ask(reader, option, key)
+
+
+def _is_stated(reader: ConfigReader, option: str) -> bool:
+    return any(setting.name == option and setting.value is not None for setting in reader.settings)
+
+
+def _torchrun(reader: ConfigReader, launch: Launch, seen: int | None) -> None:
+    """`--nproc-per-node` is a number, gpu or auto; with `--nnodes 1:4` the fewest nodes count: each then keeps most."""
+    lead = f"{launch.launcher} --"
+    each, nodes = f"{lead}nproc_per_node", f"{lead}nnodes"
+    all_seen = str(reader.raw(each, "")).lower() in ("gpu", "auto")
+    if all_seen and seen is not None:
+        reader.set("gpus_per_node", seen, "CUDA_VISIBLE_DEVICES")
+    elif not all_seen and (each,) not in reader.document.unknown:
+        reader.set("gpus_per_node", reader.integer(each, 1, low=1), each)
+    elif not _is_stated(reader, "gpus_per_node"):
+        _ask(reader, "gpus_per_node", each)
+    text = str(reader.raw(nodes, ""))
+    if re.fullmatch(r"\d{1,7}:\d{1,7}", text):
+        least = int(text.partition(":")[0])
+        reader.set("nodes", max(least, 1), nodes)
+        reader.note("note", "MC004", nodes, f"{nodes} {text}: counted with {least}, where each GPU keeps the most")
+    elif (nodes,) not in reader.document.unknown:
+        reader.set("nodes", reader.integer(nodes, 1, low=1), nodes)
+    elif not _is_stated(reader, "nodes"):
+        _ask(reader, "nodes", nodes)
+    reader.harmless(*(key for key in reader.document.data if key.startswith(lead)))
+
+
+def _accelerate(reader: ConfigReader, launch: Launch, seen: int | None) -> None:
+    """Its own format reads the options; the GPUs that it sees count where no number of processes is said."""
+    if "num_processes" not in launch.options and "config_file" not in launch.options:
+        says = "accelerate reads default_config.yaml of the user's cache, which counts for nothing"
+        reader.note("note", "MC004", "accelerate", f"without --config_file {says}")
+        if seen is not None:
+            reader.set("gpus_per_node", seen, "CUDA_VISIBLE_DEVICES")
+    reader.harmless(*(key for key in reader.document.data if key.startswith("accelerate --")))
+
+
+def _deepspeed(reader: ConfigReader, launch: Launch, seen: int | None) -> None:
+    """`--num_gpus` and `--num_nodes`, or `--include host:0,1@other:0`; else a hostfile, or the GPUs that there are."""
+    lead = "deepspeed --"
+    included = str(reader.raw(f"{lead}include", ""))
+    number = f"{lead}num_gpus" if "num_gpus" in launch.options else f"{lead}num_accelerators"
+    if included:
+        hosts = [host.partition(":") for host in included.split("@")]
+        slots = {len(filter_) for _, _, slot in hosts if (filter_ := [number for number in slot.split(",") if number])}
+        if len(slots) == 1 and all(slot for _, _, slot in hosts):
+            reader.set("gpus_per_node", slots.pop(), f"{lead}include")
+        else:
+            _ask(reader, "gpus_per_node", f"{lead}include")
+        reader.set("nodes", len(hosts), f"{lead}include")
+        reader.harmless(*(key for key in reader.document.data if key.startswith(lead)))
+        return
+    _set_from(reader, "gpus_per_node", number)
+    _set_from(reader, "nodes", f"{lead}num_nodes")
+    if not _is_stated(reader, "gpus_per_node"):
+        if seen is not None:
+            reader.set("gpus_per_node", seen, "CUDA_VISIBLE_DEVICES")
+        elif "hostfile" in launch.options:
+            _ask(reader, "gpus_per_node", f"{lead}hostfile")
+    if not any(setting.name == "nodes" for setting in reader.settings):
+        if "hostfile" in launch.options:
+            _ask(reader, "nodes", f"{lead}hostfile")
+        else:
+            reader.set("nodes", 1, f"{lead}num_nodes")
+    reader.harmless(*(key for key in reader.document.data if key.startswith(lead)))
+
+
+def _ask(reader: ConfigReader, option: str, key: str) -> None:
+    """Leave a word to be asked for: what stands under the key does not tell it."""
+    reader.ask(option, key, reader.document.unknown.get((key,)) or str(reader.raw(key, key)))

@@ -12,13 +12,9 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from memcalc.convert.shell_commands import DECLARING, Command, Effects, Simple, Status, Written, status_of
-from memcalc.convert.shell_flow import Flow, Run
-from memcalc.convert.shell_sums import held, summed
-from memcalc.convert.shell_values import MARK, State, Value, Word
+from memcalc.convert.shell_commands import DECLARING, Command, Effects, Flow, Run, Simple, Status, Written, status_of
+from memcalc.convert.shell_values import MARK, State, Token, Value, arithmetic, condition
 from memcalc.convert.shell_words import ASSIGNED, NAME, Lexer, closing
-
-__all__ = ["Command", "Script", "Word", "Written", "read_script"]
 
 _OPERATORS = (";;&", ";;", ";&", "&&", "||", "|&", "((", "|", "&", ";", "(", ")")
 _REDIRECTED = re.compile(r"(?:\d+|\{[A-Za-z_]\w*\})?(<<<|<<-?|<>|<&|<|&>>?|>>|>&|>\||>)")
@@ -31,7 +27,7 @@ class Script:
     commands: tuple[Command, ...]
     comments: tuple[tuple[int, str], ...]
     """Those that fill a line: place of the #, and the line."""
-    variables: Mapping[str, Word]
+    variables: Mapping[str, Token]
     files: tuple[Written, ...] = ()
 
 
@@ -42,7 +38,7 @@ def read_script(text: str, known: Mapping[str, str | None] | None = None, name: 
     """
     state = State(name)
     for key, value in (known or {}).items():
-        state.scalars[key] = state.missing(key) if value is None else Word(value)
+        state.scalars[key] = state.missing(key) if value is None else Token(value)
     effects = Effects(state, Flow(state), lambda lexer, end: _Reader(lexer, effects, effects.flow).read(end))
     effects.read(Lexer(text.replace(MARK, "?"), state), None)
     variables = {key: value.plain for key, value in state.scalars.items()}
@@ -84,8 +80,6 @@ class _Reader:
             self._word()
             self.lexer.at = max(self.lexer.at, begin + 1)  # whatever it is, it is passed
 
-    # ---------------------------------------------------------------------------------------------------- tokens
-
     def _blank(self) -> bool:
         """Pass blanks, comments and continued lines; say whether a line ended."""
         lexer, text, ended = self.lexer, self.lexer.text, False
@@ -113,7 +107,7 @@ class _Reader:
     def _operator(self) -> str:
         for operator in _OPERATORS:
             if self.lexer.text.startswith(operator, self.lexer.at):
-                if operator == "((" and self.simple.words:
+                if operator == "((" and self.simple.tokens:
                     continue
                 if operator == "&" and self.lexer.text.startswith("&>", self.lexer.at):
                     return ""
@@ -127,7 +121,7 @@ class _Reader:
         elif operator == "(":
             self._opened()
         elif operator == ")":
-            if not self.flow.pattern(self.simple.words):
+            if not self.flow.pattern(self.simple.tokens):
                 self._finish()
                 self.flow.close("(")
             self.simple = Simple()
@@ -144,16 +138,16 @@ class _Reader:
         """Take `(( … ))` as a command that holds, or not."""
         begin = self.lexer.at
         self.lexer.at = closing(self.lexer.text, begin - 2)
-        number = summed(self.lexer.text[begin : max(begin, self.lexer.at - 2)], self.state.scalars)
+        number = arithmetic(self.lexer.text[begin : max(begin, self.lexer.at - 2)], self.state.scalars)
         self._tested(None if number is None else bool(number))
 
     def _opened(self) -> None:
         """Take `(`: a subshell, the brackets of a function's name, or an optional one before a pattern."""
-        words = self.simple.words
-        if len(words) == 1 and NAME.fullmatch(words[0].text.replace("-", "_")):
+        tokens = self.simple.tokens
+        if len(tokens) == 1 and NAME.fullmatch(tokens[0].text.replace("-", "_")):
             self._blank()
             self.lexer.at += self.lexer.text.startswith(")", self.lexer.at)
-            self.function, self.simple = words[0].text, Simple()
+            self.function, self.simple = tokens[0].text, Simple()
         elif not self.flow.in_pattern():
             self._finish()
             self.flow.open("(")
@@ -169,7 +163,7 @@ class _Reader:
                 lexer.at = closing(lexer.text, lexer.at)
             return
         begin = lexer.at
-        target = lexer.value(" \t\r\n;&|()<>").word()
+        target = lexer.value(" \t\r\n;&|()<>").token()
         if operator in ("<<", "<<-"):
             literal = any(mark in lexer.text[begin : lexer.at] for mark in "'\"\\")
             end = target.text if literal or not target.unknown else lexer.text[begin : lexer.at]
@@ -193,85 +187,83 @@ class _Reader:
             simple.heredoc = self._body(begin, stop, literal)
         self.heredocs = []
 
-    def _body(self, begin: int, end: int, literal: bool) -> Word:
+    def _body(self, begin: int, end: int, literal: bool) -> Token:
         """The text of a here-document, its variables put in unless its end was quoted."""
         if literal:
-            return Word(self.lexer.text[begin:end], tuple(self.lexer.places(begin, end)))
+            return Token(self.lexer.text[begin:end], tuple(self.lexer.positions(begin, end)))
         value = Value(self.state)
         inner = Lexer(self.lexer.text[:end], self.state, self.lexer.origin)
         inner.at = begin
         inner.quoted_text(value, "")
-        return value.word()
-
-    # -------------------------------------------------------------------------------------------------- commands
+        return value.token()
 
     def _word(self) -> None:
         """Read one word of a command, which may be a word of the grammar at its begin."""
-        lexer, words = self.lexer, self.simple.words
+        lexer, tokens = self.lexer, self.simple.tokens
         begin = lexer.at
         if self.simple.begin < 0:
-            self.simple.begin = max(next(iter(lexer.places(begin, begin + 1)), 0), 0)
-        open_to_values = all(ASSIGNED.match(one.text) for one in words) or words[0].text in DECLARING
+            self.simple.begin = max(next(iter(lexer.positions(begin, begin + 1)), 0), 0)
+        open_to_values = all(ASSIGNED.match(token.text) for token in tokens) or tokens[0].text in DECLARING
         if open_to_values and not self.flow.in_pattern() and (match := ASSIGNED.match(lexer.text, begin)):
             if lexer.text.startswith("(", match.end()):
                 self._array(match)
             elif match[2] is None:
-                words.append(lexer.assigned(match))
+                tokens.append(lexer.assigned(match))
             else:  # one item of an array
                 lexer.at = match.end()
-                lexer.words()
+                lexer.tokens()
             return
-        if not words and self._keyword():
+        if not tokens and self._keyword():
             return
-        words += lexer.words()
+        tokens += lexer.tokens()
 
     def _keyword(self) -> bool:
         """Take a word of the grammar, if one comes."""
         match = re.compile(r"(\[\[|[a-z]+|[{}!])(?=[\s;&|()]|$)").match(self.lexer.text, self.lexer.at)
-        word = match[1] if match and (match[1] == "esac" or not self.flow.in_pattern()) else ""
-        if word == "[[":
+        keyword = match[1] if match and (match[1] == "esac" or not self.flow.in_pattern()) else ""
+        if keyword == "[[":
             self._test()
-        elif word in {"for", "select"}:
-            self.lexer.at += len(word)
+        elif keyword in {"for", "select"}:
+            self.lexer.at += len(keyword)
             self._loop()
-        elif word == "case":
-            self.lexer.at += len(word)
+        elif keyword == "case":
+            self.lexer.at += len(keyword)
             self._case()
-        elif word == "function":
-            self.lexer.at += len(word)
+        elif keyword == "function":
+            self.lexer.at += len(keyword)
             self._blank()
-            self.function = next(iter(self.lexer.words()), Word("")).text
+            self.function = next(iter(self.lexer.tokens()), Token("")).text
             rest = re.compile(r"[ \t]*\([ \t]*\)").match(self.lexer.text, self.lexer.at)
             self.lexer.at = rest.end() if rest else self.lexer.at
-        elif word == "!":
+        elif keyword == "!":
             self.lexer.at += 1
             self.simple.negated = not self.simple.negated
-        elif word == "{" and self.function:
+        elif keyword == "{" and self.function:
             self._define()
-        elif word in ("if", "elif", "then", "else", "fi", "while", "until", "do", "done", "esac", "{", "}", "time"):
-            self.lexer.at += len(word)
+        elif keyword in ("if", "elif", "then", "else", "fi", "while", "until", "do", "done", "esac", "{", "}", "time"):
+            self.lexer.at += len(keyword)
             negated, self.simple = self.simple.negated, Simple()
-            self.flow.keyword(word, self.status, negated)
+            self.flow.keyword(keyword, self.status, negated)
         else:
             return False
         return True
 
     def _test(self) -> None:
         """Read `[[ … ]]`, in which < > && || ( ) are words."""
-        lexer, words = self.lexer, list[Word]()
+        lexer, tokens = self.lexer, list[Token]()
         lexer.at += 2
         while lexer.at < len(lexer.text):
             self._blank()
             match = re.compile(r"&&|\|\||[()<>;&|]").match(lexer.text, lexer.at)
             if match:
-                words.append(Word(match[0]))
+                tokens.append(Token(match[0]))
                 lexer.at = match.end()
                 continue
-            found = lexer.words() if lexer.at < len(lexer.text) else []
-            if found and found[0].text == "]]":
+            read = lexer.tokens() if lexer.at < len(lexer.text) else []
+            if read and read[0].text == "]]":
                 break
-            words += found or [Word("")]
-        self._tested(held(words))
+            tokens += read or [Token("")]
+        self._tested(condition(tokens))
 
     def _tested(self, holds: bool | None) -> None:
         if holds is not None and self.simple.negated:
@@ -306,9 +298,9 @@ class _Reader:
         self._blank()
         if lexer.text.startswith("((", lexer.at):
             begin, lexer.at = lexer.at, closing(lexer.text, lexer.at)
-            names, items = NAME.findall(lexer.text[begin : lexer.at])[:1], list[Word]()
+            names, items = NAME.findall(lexer.text[begin : lexer.at])[:1], list[Token]()
         else:
-            names, items = [word.text for word in lexer.words()], self._items()
+            names, items = [token.text for token in lexer.tokens()], self._items()
         self.flow.open("loop")
         for name in names:
             only = items[0] if len(items) == 1 else self.state.missing(name)
@@ -316,20 +308,20 @@ class _Reader:
                 self.flow.assign(name, only)
         self.status, self.simple = "yes", Simple()
 
-    def _items(self) -> list[Word]:
-        lexer, items = self.lexer, list[Word]()
+    def _items(self) -> list[Token]:
+        lexer, items = self.lexer, list[Token]()
         self._blank()
         if not re.compile(r"in\b").match(lexer.text, lexer.at):
             return items
         lexer.at += 2
         while not self._blank() and lexer.at < len(lexer.text) and lexer.text[lexer.at] not in ";&|()<>":
-            items += lexer.words()
+            items += lexer.tokens()
         return items
 
     def _case(self) -> None:
         lexer = self.lexer
         self._blank()
-        subject = lexer.value(" \t\r\n;&|()<>").word()
+        subject = lexer.value(" \t\r\n;&|()<>").token()
         self._blank()
         lexer.at += 2 if lexer.text.startswith("in", lexer.at) else 0
         self.simple = Simple()
@@ -339,18 +331,18 @@ class _Reader:
         """Read `NAME=( … )`."""
         lexer, name = self.lexer, match[1]
         lexer.at = match.end() + 1
-        items: list[Word] = list(self.state.arrays.get(name, ())) if match[3] else []
+        items: list[Token] = list(self.state.arrays.get(name, ())) if match[3] else []
         while lexer.at < len(lexer.text):
             while self._blank():
                 pass
             if lexer.at >= len(lexer.text) or lexer.text[lexer.at] == ")":
                 break
-            items += lexer.words()
+            items += lexer.tokens()
         lexer.at += 1
         self.flow.assign(name, tuple(items))
 
     def _finish(self) -> None:
         """End a simple command."""
         simple, self.simple = self.simple, Simple()
-        if simple.words and self.flow.run != Run.OFF:
+        if simple.tokens and self.flow.run != Run.OFF:
             self._ended(self.effects.end(simple))

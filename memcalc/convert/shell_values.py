@@ -1,15 +1,16 @@
-"""Words of a shell script, with the place of each character, the variables that hold them, and the bounds on both."""
+"""Words of a shell script with the place of each character, variables, arithmetic and conditions, within bounds."""
 
 from __future__ import annotations
 
+import ast
+import fnmatch
 import itertools
+import operator
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from memcalc.errors import FileError
-
-__all__ = ["MARK", "State", "Value", "Word", "doubtful"]
 
 LONGEST = 1 << 16
 """Characters of one value; a variable that doubles itself line after line ends here, as unknown."""
@@ -20,14 +21,32 @@ MARK = "\ue000"
 """Stands in a text for a part that only a run can tell; its place says which (:meth:`State.missing`)."""
 _LISTS = re.compile(r"(^|_)(EXTRA|ARGS|ARGUMENTS|OPTS|OPTIONS|FLAGS|OVERRIDES)(_|$)", re.IGNORECASE)
 """Variables that a caller may fill with options; not set, they are none, as in the shell."""
+_ALLOWED = re.compile(r"[0-9+\-*/%() <>=!&|]{1,300}")
+_LARGEST = 10**13
+_OPERATORS = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.FloorDiv: operator.floordiv,
+    ast.Mod: operator.mod,
+}
+_ORDERS = {
+    ast.Lt: operator.lt,
+    ast.LtE: operator.le,
+    ast.Gt: operator.gt,
+    ast.GtE: operator.ge,
+    ast.Eq: operator.eq,
+    ast.NotEq: operator.ne,
+}
+_NUMBERS = {"-eq": "==", "-ne": "!=", "-lt": "<", "-le": "<=", "-gt": ">", "-ge": ">="}
 
 
 @dataclass(frozen=True)
-class Word:
+class Token:
     """One word of a command; `places` are those of its characters in the script, below 0 where it has none."""
 
     text: str
-    places: tuple[int, ...] = ()
+    positions: tuple[int, ...] = ()
     unknown: str = ""
     """The name of the variable, or the text, that only a run could tell; empty where the word is known."""
     unset: bool = False
@@ -36,10 +55,10 @@ class Word:
     @property
     def span(self) -> tuple[int, int] | None:
         """Where it stands in one piece, or None where it was put together."""
-        places = self.places
-        if not places or any(after - before != 1 for before, after in itertools.pairwise(places)):
+        positions = self.positions
+        if not positions or any(after - before != 1 for before, after in itertools.pairwise(positions)):
             return None
-        return (places[0], places[-1] + 1) if places[0] >= 0 else None
+        return (positions[0], positions[-1] + 1) if positions[0] >= 0 else None
 
     @property
     def no_argument(self) -> bool:
@@ -47,17 +66,17 @@ class Word:
         return self.unset and self.unknown.startswith("$")
 
     @property
-    def plain(self) -> Word:
+    def plain(self) -> Token:
         """It without the marks of unknown parts."""
         if MARK not in self.text:
             return self
-        kept = [(letter, place) for letter, place in zip(self.text, self.places, strict=True) if letter != MARK]
-        return replace(self, text="".join(letter for letter, _ in kept), places=tuple(place for _, place in kept))
+        known = [pair for pair in zip(self.text, self.positions, strict=True) if pair[0] != MARK]
+        return replace(self, text="".join(letter for letter, _ in known), positions=tuple(at for _, at in known))
 
 
-def doubtful(word: Word, name: str) -> Word:
+def doubtful(token: Token, name: str) -> Token:
     """Return a word that is there only if a condition holds that a run decides."""
-    return replace(word, unknown=word.unknown or name)
+    return replace(token, unknown=token.unknown or name)
 
 
 @dataclass
@@ -65,35 +84,35 @@ class State:
     """Variables, and what is left of the bounds."""
 
     name: str = "script"
-    scalars: dict[str, Word] = field(default_factory=dict)
-    arrays: dict[str, tuple[Word, ...]] = field(default_factory=dict)
-    arguments: tuple[Word, ...] | None = None
+    scalars: dict[str, Token] = field(default_factory=dict)
+    arrays: dict[str, tuple[Token, ...]] = field(default_factory=dict)
+    arguments: tuple[Token, ...] | None = None
     """Of the function that is read; None in the script itself, whose own are not known."""
-    words: int = MOST_WORDS
+    tokens: int = MOST_WORDS
     characters: int = MOST_CHARACTERS
     missed: list[tuple[str, bool]] = field(default_factory=list)
     """What is not known, and whether that is a variable that the script does not set."""
 
-    def missing(self, name: str, *, unset: bool = False) -> Word:
+    def missing(self, name: str, *, unset: bool = False) -> Token:
         """The word of something that only a run can tell."""
         self.missed.append((name, unset))
-        return Word(MARK, (-1 - len(self.missed),), name, unset)
+        return Token(MARK, (-1 - len(self.missed),), name, unset)
 
-    def part(self, text: str, places: tuple[int, ...]) -> Word:
+    def part(self, text: str, positions: tuple[int, ...]) -> Token:
         """A word of characters and places, with what its marks say."""
         at = text.find(MARK)
         if at < 0:
-            return Word(text, places)
-        marks = [self.missed[-2 - place] for letter, place in zip(text, places, strict=True) if letter == MARK]
-        return Word(text, places, marks[0][0], len(marks) == len(text) and all(unset for _, unset in marks))
+            return Token(text, positions)
+        marks = [self.missed[-2 - position] for letter, position in zip(text, positions, strict=True) if letter == MARK]
+        return Token(text, positions, marks[0][0], len(marks) == len(text) and all(unset for _, unset in marks))
 
-    def spend(self, words: int, characters: int) -> None:
+    def spend(self, tokens: int, characters: int) -> None:
         """Count against the bounds."""
-        self.words -= words
+        self.tokens -= tokens
         self.characters -= characters
-        if self.words < 0 or self.characters < 0:
-            said = f"must be a script of at most {MOST_WORDS:,} words and {MOST_CHARACTERS:,} characters in them"
-            raise FileError("file", self.name, f"{said}, its variables put in")
+        if self.tokens < 0 or self.characters < 0:
+            limit = f"must be a script of at most {MOST_WORDS:,} words and {MOST_CHARACTERS:,} characters in them"
+            raise FileError("file", self.name, f"{limit}, its variables put in")
 
 
 class Value:
@@ -102,47 +121,143 @@ class Value:
     def __init__(self, state: State) -> None:
         self.state = state
         self.text: list[str] = []
-        self.places: list[int] = []
+        self.positions: list[int] = []
         self.quoted = False
         self.cuts: list[int] = []
         """Where an unquoted variable's blanks end a word."""
 
-    def add(self, text: str, places: Iterable[int]) -> None:
+    def add(self, text: str, positions: Iterable[int]) -> None:
         """Append characters with their places."""
         self.state.spend(0, len(text))
         self.text.extend(text)
-        self.places.extend(places)
+        self.positions.extend(positions)
         if len(self.text) > LONGEST:
-            self.text, self.places, self.cuts = [], [], []
+            self.text, self.positions, self.cuts = [], [], []
             self.miss("a value of extraordinary length")
 
     def miss(self, name: str, *, unset: bool = False) -> None:
         """Note that a part is not known."""
         self.put(self.state.missing(name, unset=unset), quoted=True)
 
-    def put(self, word: Word, *, quoted: bool) -> None:
+    def put(self, token: Token, *, quoted: bool) -> None:
         """Append the value of a variable."""
         begin = len(self.text)
-        self.add(word.text, word.places or (-1,) * len(word.text))
-        if word.unknown and MARK not in word.text:
-            self.miss(word.unknown)
+        self.add(token.text, token.positions or (-1,) * len(token.text))
+        if token.unknown and MARK not in token.text:
+            self.miss(token.unknown)
         if not quoted and len(self.text) > begin:
-            self.cuts += [begin + at for at, letter in enumerate(word.text) if letter.isspace()]
+            self.cuts += [begin + at for at, letter in enumerate(token.text) if letter.isspace()]
 
-    def word(self) -> Word:
+    def token(self) -> Token:
         """All of it as one word."""
-        return self.state.part("".join(self.text), tuple(self.places))
+        return self.state.part("".join(self.text), tuple(self.positions))
 
-    def split(self) -> list[Word]:
+    def split(self) -> list[Token]:
         """The words of it: it is cut where an unquoted variable had blanks."""
         if not self.text:
-            return [Word("")] if self.quoted else []
-        whole = self.word()
-        if whole.unset and not self.quoted and _LISTS.search(whole.unknown):
+            return [Token("")] if self.quoted else []
+        token = self.token()
+        if token.unset and not self.quoted and _LISTS.search(token.unknown):
             return []
-        cuts = sorted({at for at in self.cuts if at < len(whole.text)})
+        cuts = sorted({at for at in self.cuts if at < len(token.text)})
         if not cuts:
-            return [whole]
-        edges = [-1, *cuts, len(whole.text)]
+            return [token]
+        edges = [-1, *cuts, len(token.text)]
         pieces = [(a + 1, b) for a, b in itertools.pairwise(edges) if b > a + 1]
-        return [self.state.part(whole.text[a:b], whole.places[a:b]) for a, b in pieces]
+        return [self.state.part(token.text[a:b], token.positions[a:b]) for a, b in pieces]
+
+
+def arithmetic(text: str, variables: Mapping[str, Token]) -> int | None:
+    """Return the value of a sum, product or comparison of whole numbers; None where it is not known.
+
+    The shell divides towards zero, unlike Python; nothing here is negative, so that both agree.
+    """
+
+    def digits(match: re.Match[str]) -> str:
+        value = variables.get(match[1])
+        known = value and not value.unknown and re.fullmatch(r"\s*\d{1,12}\s*", value.text)
+        return f"{int(value.text)}" if value and known else "?"
+
+    filled = re.sub(r"\$?\{?\b([A-Za-z_]\w*)\}?", digits, text.replace("\n", " ").strip()[:1000])
+    if not _ALLOWED.fullmatch(filled):
+        return None
+    plain = re.sub(r"\b0+(?=\d)", "", filled).replace("/", "//").replace("&&", " and ").replace("||", " or ")
+    try:
+        return _evaluated(ast.parse(plain, mode="eval").body)
+    except (SyntaxError, ValueError, ZeroDivisionError, OverflowError, RecursionError, MemoryError):
+        return None
+
+
+def _evaluated(node: object) -> int:
+    number = -1
+    if isinstance(node, ast.Constant) and isinstance(node.value, int):
+        number = node.value
+    elif isinstance(node, ast.BinOp) and type(node.op) in _OPERATORS:
+        number = int(_OPERATORS[type(node.op)](_evaluated(node.left), _evaluated(node.right)))
+    elif isinstance(node, ast.Compare) and len(node.ops) == 1 and type(node.ops[0]) in _ORDERS:
+        number = int(_ORDERS[type(node.ops[0])](_evaluated(node.left), _evaluated(node.comparators[0])))
+    elif isinstance(node, ast.BoolOp):
+        parts = [bool(_evaluated(part)) for part in node.values]
+        number = int(all(parts) if isinstance(node.op, ast.And) else any(parts))
+    if not 0 <= number < _LARGEST:
+        raise ValueError
+    return number
+
+
+def condition(tokens: Sequence[Token]) -> bool | None:
+    """Return whether the words of a test hold; None where only a run can tell.
+
+    A variable that is not set is empty for `-z` and `-n`, as it is for `${NAME:-…}`.
+    """
+    for mark, empty in (("||", False), ("&&", True)):
+        parts = _parted(tokens, mark)
+        if len(parts) > 1:
+            results = [condition(part) for part in parts]
+            if (not empty) in results:
+                return not empty
+            return None if None in results else empty
+    if len(tokens) > 1 and tokens[0].text == "!":
+        inner = condition(tokens[1:])
+        return None if inner is None else not inner
+    if len(tokens) > 2 and tokens[0].text == "(" and tokens[-1].text == ")":
+        return condition(tokens[1:-1])
+    return _single(tokens)
+
+
+def _parted(tokens: Sequence[Token], mark: str) -> list[Sequence[Token]]:
+    """Cut words at a mark, `-o` and `-a` being the old names of the two."""
+    names = {mark, {"||": "-o", "&&": "-a"}[mark]}
+    parts: list[Sequence[Token]] = []
+    depth = begin = 0
+    for at, token in enumerate(tokens):
+        depth += (token.text == "(") - (token.text == ")")
+        if token.text in names and not depth and begin < at < len(tokens) - 1:
+            parts.append(tokens[begin:at])
+            begin = at + 1
+    return [*parts, tokens[begin:]]
+
+
+def _single(tokens: Sequence[Token]) -> bool | None:
+    texts = [token.plain.text for token in tokens]
+    if len(tokens) == 1:
+        return _filled(tokens[0])
+    if len(tokens) == 2 and texts[0] in ("-n", "-z", "-v"):
+        filled = _filled(tokens[1])
+        return None if filled is None or texts[0] == "-v" else filled == (texts[0] == "-n")
+    if len(tokens) != 3 or any(token.unknown and not token.no_argument for token in tokens):
+        return None
+    left, how, right = texts
+    if how in ("=", "==", "!="):
+        if any(letter in right for letter in "*?[") and len(right) > 64:
+            return None
+        return fnmatch.fnmatchcase(left, right) == (how != "!=")
+    if how in _NUMBERS:
+        number = arithmetic(f"{left}{_NUMBERS[how]}{right}", {})
+        return None if number is None else bool(number)
+    return None
+
+
+def _filled(token: Token) -> bool | None:
+    if token.unset:
+        return False
+    return bool(token.plain.text) or (None if token.unknown else False)

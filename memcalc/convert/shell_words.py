@@ -10,11 +10,8 @@ import re
 from collections.abc import Iterable
 from dataclasses import replace
 
-from memcalc.convert.shell_sums import summed
-from memcalc.convert.shell_values import MARK, State, Value, Word, doubtful
+from memcalc.convert.shell_values import MARK, State, Token, Value, arithmetic, doubtful
 from memcalc.errors import FileError
-
-__all__ = ["ASSIGNED", "DEEPEST", "NAME", "Lexer", "closing"]
 
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 ASSIGNED = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)(?:\[([^]\s]{1,40})\])?(\+?)=")
@@ -30,24 +27,24 @@ DEEPEST = 16
 class Lexer:
     """Reads words at a place of a text; `places` are those of its characters in the script that it came from."""
 
-    def __init__(self, text: str, state: State, places: tuple[int, ...] | None = None) -> None:
+    def __init__(self, text: str, state: State, positions: tuple[int, ...] | None = None) -> None:
         self.text, self.at, self.state = text, 0, state
-        self.origin = places
+        self.origin = positions
         self.depth = 0
 
-    def places(self, begin: int, end: int) -> Iterable[int]:
+    def positions(self, begin: int, end: int) -> Iterable[int]:
         """The places in the script of a part of the text."""
         return range(begin, end) if self.origin is None else self.origin[begin:end]
 
-    def words(self) -> list[Word]:
+    def tokens(self) -> list[Token]:
         """Read one word; as an unquoted variable it may become none or several."""
         begin = self.at
         if match := _ARRAY.match(self.text, begin):
             self.at = match.end()
             scalar = self.state.scalars.get(match[1]) or self.state.missing(match[1], unset=True)
-            found = self.state.arrays.get(match[1], (scalar,))
+            items = self.state.arrays.get(match[1], (scalar,))
             quoted = match[0].startswith('"') and not scalar.unset
-            return self._counted(list(found) if quoted else [piece for word in found for piece in self._pieces(word)])
+            return self._counted(list(items) if quoted else [piece for token in items for piece in self._pieces(token)])
         if (match := _ARGUMENTS.match(self.text, begin)) and self.text[match.end() : match.end() + 1] in {"", *ENDS}:
             self.at = match.end()
             return self._counted(list(self.state.arguments or ()))
@@ -56,29 +53,29 @@ class Lexer:
             self.at += 1
         return self._counted(value.split())
 
-    def _pieces(self, word: Word) -> list[Word]:
+    def _pieces(self, token: Token) -> list[Token]:
         value = Value(self.state)
-        value.put(replace(word, unknown=""), quoted=False)
+        value.put(replace(token, unknown=""), quoted=False)
         pieces = value.split()
-        return [doubtful(piece, word.unknown) for piece in pieces] if MARK not in word.text else pieces
+        return [doubtful(piece, token.unknown) for piece in pieces] if MARK not in token.text else pieces
 
-    def _counted(self, words: list[Word]) -> list[Word]:
-        self.state.spend(len(words), 0)
-        return words
+    def _counted(self, tokens: list[Token]) -> list[Token]:
+        self.state.spend(len(tokens), 0)
+        return tokens
 
-    def assigned(self, match: re.Match[str]) -> Word:
+    def assigned(self, match: re.Match[str]) -> Token:
         """Return `NAME=value` as one word, with what `+=` adds to put behind what the name had."""
         self.at = match.end()
         value = self.value(ENDS)
         if match[3] and (before := self.state.scalars.get(match[1])):
             self.state.spend(0, len(before.text))
-            value.text[:0], value.places[:0] = before.text, before.places or (-1,) * len(before.text)
+            value.text[:0], value.positions[:0] = before.text, before.positions or (-1,) * len(before.text)
             value.add("", ())
         name = f"{match[1]}="
-        word = value.word()
-        begin = tuple(self.places(match.start(), match.start() + len(name)))
+        token = value.token()
+        begin = tuple(self.positions(match.start(), match.start() + len(name)))
         self.state.spend(1, len(name))
-        return replace(word, text=name + word.text, places=(*begin, *word.places))
+        return replace(token, text=name + token.text, positions=(*begin, *token.positions))
 
     def value(self, ends: str) -> Value:
         """Read up to an unquoted end character."""
@@ -97,14 +94,15 @@ class Lexer:
             else:
                 match = _PLAIN.match(text, self.at)
                 end = match.end() if match else self.at + 1
-                value.add(text[self.at : end], self.places(self.at, end))
+                value.add(text[self.at : end], self.positions(self.at, end))
                 self.at = end
         return value
 
     def _escaped(self, value: Value) -> None:
         length = 3 if self.text.startswith("\\\r\n", self.at) else 2
         if self.text[self.at + 1 : self.at + length] not in ("\n", "\r\n"):
-            value.add(self.text[self.at + 1 : self.at + 2], self.places(self.at + 1, min(self.at + 2, len(self.text))))
+            begin, end = self.at + 1, min(self.at + 2, len(self.text))
+            value.add(self.text[begin:end], self.positions(begin, end))
             length = 2
         self.at += length
 
@@ -113,7 +111,7 @@ class Lexer:
         if end < 0:
             self._open("quote", self.at)
             end = len(self.text)
-        value.add(self.text[self.at + 1 : end], self.places(self.at + 1, end))
+        value.add(self.text[self.at + 1 : end], self.positions(self.at + 1, end))
         value.quoted, self.at = True, end + 1
 
     def _double(self, value: Value) -> None:
@@ -138,21 +136,19 @@ class Lexer:
         while self.at < len(text) and (not end or text[self.at] != end):
             if text[self.at] == "\\" and text[self.at + 1 : self.at + 2] in tuple(special):
                 if text[self.at + 1] != "\n":
-                    value.add(text[self.at + 1], self.places(self.at + 1, self.at + 2))
+                    value.add(text[self.at + 1], self.positions(self.at + 1, self.at + 2))
                 self.at += 2
             elif text[self.at] in "$`":
                 self.expansion(value, quoted=True)
             else:
-                value.add(text[self.at], self.places(self.at, self.at + 1))
+                value.add(text[self.at], self.positions(self.at, self.at + 1))
                 self.at += 1
-
-    # ----------------------------------------------------------------------------------------------- expansions
 
     def expansion(self, value: Value, *, quoted: bool) -> None:
         """Put a variable's value in; a command's output stays unknown."""
         text, begin = self.text, self.at
-        if text.startswith(("$(", "${"), begin):
-            self._check_closed(begin + 1)
+        if text.startswith(("$(", "${"), begin) and closing(text, begin + 1) > len(text):
+            self._open("bracket", begin + 1)
         if text.startswith("$((", begin):
             self.at = closing(text, begin + 1)
             self._sum(value, text[begin + 3 : self.at - 2])
@@ -168,22 +164,18 @@ class Lexer:
             self.at = begin + 1
         else:
             self.at = begin + 1
-            value.add("$", self.places(begin, begin + 1))
+            value.add("$", self.positions(begin, begin + 1))
 
-    def _check_closed(self, begin: int) -> None:
-        if closing(self.text, begin) > len(self.text):
-            self._open("bracket", begin)
-
-    def _named(self, name: str, index: str = "") -> Word | None:
+    def _named(self, name: str, index: str = "") -> Token | None:
         """The value of a variable, an item of an array, or an argument; None where it is not set."""
         state = self.state
         if name == "#":
-            return Word(str(len(state.arguments or ())))
+            return Token(str(len(state.arguments or ())))
         if name.isdigit():
             at = int(name) if len(name) < 6 else 0
             return state.arguments[at - 1] if state.arguments is not None and 0 < at <= len(state.arguments) else None
         if name in "@*?$!-":
-            return Word("") if name in "@*" and not state.arguments else state.missing(f"${name}")
+            return Token("") if name in "@*" and not state.arguments else state.missing(f"${name}")
         if index in ("@", "*") and name in state.arrays:
             return self._joined(state.arrays[name])
         if index.isdigit() and name in state.arrays:
@@ -191,19 +183,19 @@ class Lexer:
             return items[int(index)] if len(index) < 6 and int(index) < len(items) else None
         return state.scalars.get(name)
 
-    def _joined(self, items: tuple[Word, ...]) -> Word:
+    def _joined(self, items: tuple[Token, ...]) -> Token:
         value = Value(self.state)
         for number, item in enumerate(items):
             if number:
                 value.add(" ", (-1,))
             value.put(item, quoted=True)
-        return value.word()
+        return value.token()
 
-    def _put(self, value: Value, found: Word | None, name: str, quoted: bool) -> None:
-        if found is None:
+    def _put(self, value: Value, variable: Token | None, name: str, quoted: bool) -> None:
+        if variable is None:
             value.miss(f"${name}" if name.isdigit() else name, unset=True)
         else:
-            value.put(found, quoted=quoted)
+            value.put(variable, quoted=quoted)
 
     def _braced(self, value: Value, quoted: bool) -> None:
         """Read `${NAME}`, its length, and its other values: `:-`, `-`, `:=`, `=`, `:+`, `+`, `:?`, `?`."""
@@ -211,12 +203,10 @@ class Lexer:
         match = _PARAMETER.match(text, begin + 2)
         at = match.end() if match else begin + 2
         operator = re.compile(r":?[-=+?]").match(text, at)
-        if match and text.startswith("}", at) and not match[1]:
+        if match and text.startswith("}", at):
             self.at = at + 1
-            self._put(value, self._named(match[2], match[3] or ""), match[2], quoted)
-        elif match and text.startswith("}", at):
-            self.at = at + 1
-            self._put(value, self._length(match[2], match[3] or ""), match[2], quoted)
+            of = self._length if match[1] else self._named
+            self._put(value, of(match[2], match[3] or ""), match[2], quoted)
         elif match and operator and not match[1] and self.depth < DEEPEST:
             self.at = operator.end()
             self.depth += 1
@@ -228,32 +218,32 @@ class Lexer:
             self.at = closing(text, begin + 1)
             value.miss(text[begin : min(self.at, begin + 40)])
 
-    def _other(self, value: Value, found: Word | None, name: str, how: str, other: Value, quoted: bool) -> None:
-        missing = found is None or found.unset or (how[0] == ":" and not found.text)
+    def _other(self, value: Value, variable: Token | None, name: str, how: str, other: Value, quoted: bool) -> None:
+        missing = variable is None or variable.unset or (how[0] == ":" and not variable.text)
         if how[-1] == "+":
-            if found is not None and found.unknown and not found.unset:
-                value.miss(found.unknown)
-            elif not missing and found is not None and not found.unset:
-                value.put(other.word(), quoted=quoted)
+            if variable is not None and variable.unknown and not variable.unset:
+                value.miss(variable.unknown)
+            elif not missing and variable is not None and not variable.unset:
+                value.put(other.token(), quoted=quoted)
             return
         if missing and how[-1] in "-=":
-            value.put(other.word(), quoted=quoted or other.quoted)
+            value.put(other.token(), quoted=quoted or other.quoted)
             value.quoted = value.quoted or other.quoted
             if how[-1] == "=" and NAME.fullmatch(name):
-                self.state.scalars[name] = other.word()
+                self.state.scalars[name] = other.token()
         else:
-            self._put(value, found, name, quoted)
+            self._put(value, variable, name, quoted)
 
-    def _length(self, name: str, index: str) -> Word | None:
+    def _length(self, name: str, index: str) -> Token | None:
         if index in ("@", "*"):
             items = self.state.arrays.get(name)
-            return None if items is None else Word(str(len(items)))
-        found = self._named(name)
-        return None if found is None or found.unknown else Word(str(len(found.text)))
+            return None if items is None else Token(str(len(items)))
+        variable = self._named(name)
+        return None if variable is None or variable.unknown else Token(str(len(variable.text)))
 
     def _sum(self, value: Value, inner: str) -> None:
         """Put in the value of a sum of whole numbers; all else stays unknown."""
-        number = summed(inner, self.state.scalars)
+        number = arithmetic(inner, self.state.scalars)
         if number is None:
             value.miss(inner.strip()[:40])
         else:

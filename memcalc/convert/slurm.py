@@ -5,47 +5,16 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from importlib.resources import files
 from typing import NamedTuple
 
-__all__ = ["OPTIONS", "Option", "Request", "options_of", "sbatch_options", "seconds", "variables"]
+from memcalc.catalog import read_toml
 
-_BARE_NAMES = """\
-    async bell consolidate-segments contiguous debugger-test disable-status exact external get-user-env help hold
-    ignore-pbs interactive label multi-prog no-allocate no-bell no-requeue no-shell overcommit oversubscribe
-    parsable preserve-env quiet quit-on-interrupt reboot spread-job spread-segments stepmgr test-only unbuffered
-    use-min-nodes usage verbose version wait-for-children whole"""
-_PERHAPS_NAMES = """\
-    bcast compress exclusive external-launcher immediate kill-command kill-on-bad-exit oom-kill-step nice no-kill
-    overlap propagate pty requeue resv-ports send-libs x11"""
-_VALUED_NAMES = """\
-    accel-bind account acctg-freq array argv batch bbf autocomplete bcast-exclude begin bb cluster-constraint chdir
-    clusters cluster comment constraint container container-id runtime context core-spec cores-per-socket cpu-bind
-    cpu_bind cpu-freq cpus-per-gpu cpus-per-task deadline delay-boot environment dependency distribution epilog
-    error exclude export export-file extra extra-node-info gid gpu-bind tres-bind gpu-freq gpus gpus-per-node gpus-
-    per-socket gpus-per-task treewidth tres-per-task gres gres-flags hint ignore-signals input jobid job-name kill-
-    on-invalid-dep licenses mail-type mail-user threads mcs-label mem mem-bind mem-per-cpu mem-per-gpu mem-update
-    mincpus mpi msg-timeout network nodefile nodelist nodes ntasks ntasks-per-core ntasks-per-node ntasks-per-socket
-    ntasks-per-tres ntasks-per-gpu open-mode output pack-group het-group partition prefer priority profile prolog
-    qos relative reservation resources segment signal slurmd-debug sockets-per-node switches task-epilog task-prolog
-    tasks-per-node thread-spec threads-per-core time time-min tmp uid wait wait-all-nodes wckey wrap"""
-_BARE, _PERHAPS = frozenset(_BARE_NAMES.split()), frozenset(_PERHAPS_NAMES.split())
-OPTIONS = _BARE | _PERHAPS | frozenset(_VALUED_NAMES.split())
-"""Of sbatch and srun; without a value, with one after =, with one (src/common/slurm_opt.c)."""
-_SHORT = {
-    "X": "disable-status", "h": "help", "H": "hold", "l": "label", "Z": "no-allocate", "O": "overcommit",
-    "s": "oversubscribe", "E": "preserve-env", "Q": "quiet", "u": "unbuffered", "v": "verbose", "V": "version",
-    "I": "immediate", "K": "kill-on-bad-exit", "k": "no-kill", "A": "account", "a": "array", "b": "begin", "D": "chdir",
-    "M": "clusters", "C": "constraint", "S": "core-spec", "c": "cpus-per-task", "d": "dependency", "m": "distribution",
-    "e": "error", "x": "exclude", "B": "extra-node-info", "G": "gpus", "i": "input", "J": "job-name", "L": "licenses",
-    "T": "threads", "F": "nodefile", "w": "nodelist", "N": "nodes", "n": "ntasks", "o": "output", "p": "partition",
-    "q": "qos", "r": "relative", "t": "time", "W": "wait",
-}  # fmt: skip
+_TABLES = read_toml(files("memcalc.convert") / "slurm.toml")
+_BARE, _PERHAPS, _VALUED = (frozenset(_TABLES["options"][kind].split()) for kind in ("bare", "perhaps", "valued"))
+OPTIONS = _BARE | _PERHAPS | _VALUED
+"""Of sbatch and srun; without a value, with one after =, with one."""
 _TOKEN = re.compile(r"(?:\"[^\"]*\"|'[^']*'|\\.|[^\s#\"'\\])+")
-_SET_BY_THE_JOB = (
-    "SLURM_JOB_ID", "SLURM_JOBID", "SLURM_JOB_NODELIST", "SLURM_NODELIST", "SLURM_PROCID", "SLURM_NODEID",
-    "SLURM_LOCALID", "SLURM_JOB_GPUS", "SLURM_SUBMIT_DIR", "SLURM_JOB_PARTITION", "SLURM_CLUSTER_NAME",
-    "SLURMD_NODENAME",
-)  # fmt: skip
 
 
 class Option(NamedTuple):
@@ -59,19 +28,19 @@ class Option(NamedTuple):
 
 def sbatch_options(text: str) -> dict[str, Option]:
     """Return the options of the `#SBATCH` lines; they end at the first line that is neither empty nor a comment."""
-    found: dict[str, Option] = {}
+    options: dict[str, Option] = {}
     at = 0
     for line in text.splitlines(keepends=True):
         if line.startswith("#SBATCH"):
             begin = at + len("#SBATCH")
             body = line[len("#SBATCH") :]
             body = body[: _comment(body)]
-            words = [(match[0], begin + match.start()) for match in _TOKEN.finditer(body)]
-            found |= options_of(words)[0]
+            arguments = [(match[0], begin + match.start()) for match in _TOKEN.finditer(body)]
+            options |= options_of(arguments)[0]
         elif line.strip() and not line.lstrip().startswith("#"):
             break
         at += len(line)
-    return found
+    return options
 
 
 def _comment(body: str) -> int:
@@ -84,34 +53,34 @@ def _comment(body: str) -> int:
     return len(body)
 
 
-def options_of(words: Iterable[tuple[str, int]]) -> tuple[dict[str, Option], int]:
+def options_of(arguments: Iterable[tuple[str, int]]) -> tuple[dict[str, Option], int]:
     """Return the options at the begin of some words, each with its place, and how many of the words they are."""
-    listed = list(words)
-    found: dict[str, Option] = {}
+    listed = list(arguments)
+    options: dict[str, Option] = {}
     at = 0
     while at < len(listed):
-        word, place = listed[at]
+        argument, position = listed[at]
         at += 1
-        if not word.startswith("-") or word == "--":
-            return found, at - (word != "--")
-        name, begin = _named(word)
+        if not argument.startswith("-") or argument == "--":
+            return options, at - (argument != "--")
+        name, begin = _named(argument)
         if begin < 0 and name not in _BARE | _PERHAPS and at < len(listed):
             value, start = listed[at]
             at += 1
         else:
-            value, start = (word[begin:], place + begin) if begin >= 0 else ("", place + len(word))
-        found[name] = Option(re.sub(r"[\"']|\\(?=.)", "", value), place, start, start + len(value))
-    return found, at
+            value, start = (argument[begin:], position + begin) if begin >= 0 else ("", position + len(argument))
+        options[name] = Option(re.sub(r"[\"']|\\(?=.)", "", value), position, start, start + len(value))
+    return options, at
 
 
-def _named(word: str) -> tuple[str, int]:
+def _named(argument: str) -> tuple[str, int]:
     """The name of an option, and where its value begins in the word, below 0 where it is not there."""
-    if word.startswith("--"):
-        name, equals, _ = word[2:].partition("=")
+    if argument.startswith("--"):
+        name, equals, _ = argument[2:].partition("=")
         return name, len(name) + 3 if equals else -1
-    name = _SHORT.get(word[1:2], word[1:2])
-    if len(word) > 2 and name not in _BARE:
-        return name, 3 if word[2] == "=" else 2
+    name = _TABLES["short"].get(argument[1:2], argument[1:2])
+    if len(argument) > 2 and name not in _BARE:
+        return name, 3 if argument[2] == "=" else 2
     return name, -1
 
 
@@ -151,9 +120,9 @@ class Request:
     @property
     def tasks(self) -> int | None:
         """Tasks: as said, or from those of each node."""
-        said = self._count("ntasks")
-        if said is not None or self.per_node is None:
-            return said
+        tasks = self._count("ntasks")
+        if tasks is not None or self.per_node is None:
+            return tasks
         return None if self.nodes is None else self.nodes * self.per_node
 
     @property
@@ -168,9 +137,9 @@ class Request:
         each: int | None = count
         if name in ("gpus", "gpus-per-task", "tres-per-task"):
             tasks = self.tasks or self.nodes
-            whole = count if name == "gpus" else count * tasks if tasks else None
-            each = whole // self.nodes if whole and self.nodes and whole % self.nodes == 0 else None
-            return name, each, whole, types
+            total = count if name == "gpus" else count * tasks if tasks else None
+            each = total // self.nodes if total and self.nodes and total % self.nodes == 0 else None
+            return name, each, total, types
         if name == "gpus-per-socket":
             sockets = self._count("sockets-per-node")
             each = count * sockets if sockets else None
@@ -203,7 +172,7 @@ def _gpus(text: str, *, bare: bool) -> tuple[int, tuple[str, ...]]:
     >>> _gpus("8", bare=True)
     (8, ())
     """
-    whole, types = 0, list[str]()
+    total, types = 0, list[str]()
     for item in filter(None, text.split(",")):
         parts = re.split(r"[:=]", re.sub(r"\(.*", "", item.removeprefix("gres/").removeprefix("gres:")))
         if not bare:
@@ -211,9 +180,9 @@ def _gpus(text: str, *, bare: bool) -> tuple[int, tuple[str, ...]]:
                 continue
             parts = parts[1:]
         count = int(parts.pop()) if parts and re.fullmatch(r"\d{1,6}", parts[-1]) else 1
-        whole += count
+        total += count
         types += [part for part in parts[:1] if part not in types]
-    return whole, tuple(types)
+    return total, tuple(types)
 
 
 def seconds(text: str) -> int | None:
@@ -226,18 +195,16 @@ def seconds(text: str) -> int | None:
     if not match:
         return None
     parts = [int(part) for part in match.groups()[1:] if part is not None]
-    if match[1] is not None:
-        hours, minutes, rest = (*parts, 0, 0)[:3]
-        return int(match[1]) * 86400 + hours * 3600 + minutes * 60 + rest
-    if len(parts) == 1:
-        return parts[0] * 60
-    return parts[0] * 60 + parts[1] if len(parts) == 2 else parts[0] * 3600 + parts[1] * 60 + parts[2]
+    if match[1] is None and len(parts) < 3:
+        parts.insert(0, 0)
+    hours, minutes, rest = (*parts, 0, 0)[:3]
+    return int(match[1] or 0) * 86400 + hours * 3600 + minutes * 60 + rest
 
 
 def variables(request: Request) -> dict[str, str | None]:
     """The variables that Slurm sets in the job; None for those whose value only the job knows."""
     options, each = request.options, request.gpus[1]
-    found: dict[str, str | int | None] = {
+    values: dict[str, str | int | None] = {
         "SLURM_JOB_NUM_NODES": request.nodes,
         "SLURM_NNODES": request.nodes,
         "SLURM_GPUS_ON_NODE": each,
@@ -246,16 +213,13 @@ def variables(request: Request) -> dict[str, str | None]:
         "SLURM_NTASKS_PER_NODE": request.per_node,
         "SLURM_CPUS_ON_NODE": None,
     }
-    found = {name: value for name, value in found.items() if value is not None or name == "SLURM_CPUS_ON_NODE"}
-    for name, option in (
-        ("SLURM_GPUS", "gpus"),
-        ("SLURM_GPUS_PER_NODE", "gpus-per-node"),
-        ("SLURM_GPUS_PER_TASK", "gpus-per-task"),
-        ("SLURM_CPUS_PER_TASK", "cpus-per-task"),
-        ("SLURM_JOB_NAME", "job-name"),
-    ):
+    values = {name: value for name, value in values.items() if value is not None or name == "SLURM_CPUS_ON_NODE"}
+    for option in ("gpus", "gpus-per-node", "gpus-per-task", "cpus-per-task", "job-name"):
         if option in options:
-            found[name] = options[option].value
+            values[f"SLURM_{option.upper().replace('-', '_')}"] = options[option].value
     if "array" in options:
-        found |= {"SLURM_ARRAY_TASK_ID": None, "SLURM_ARRAY_JOB_ID": None}
-    return {**dict.fromkeys(_SET_BY_THE_JOB), **{name: None if v is None else str(v) for name, v in found.items()}}
+        values |= {"SLURM_ARRAY_TASK_ID": None, "SLURM_ARRAY_JOB_ID": None}
+    return {
+        **dict.fromkeys(_TABLES["variables"]["set_by_the_job"].split()),
+        **{name: None if v is None else str(v) for name, v in values.items()},
+    }

@@ -5,27 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from memcalc import __version__
-from memcalc.differences.changes import fields_between, one_of, paired
-from memcalc.differences.costs import cost_between, terms_between
-from memcalc.differences.sides import Given, Side, sides
-from memcalc.differences.steps import Point, Walk
-from memcalc.differences.texts import flat_words, split, text_of
+from memcalc._version import __version__
+from memcalc.differences.changes import align, fields_between, resolve
+from memcalc.differences.inputs import DiffInput, Given, read_inputs, text_of
+from memcalc.differences.steps import DiffState, StepBuilder, cost_between, terms_between
 from memcalc.errors import InputError
-from memcalc.handoff.words import command_line, flags_of
-from memcalc.planner.timed import unvalidated
+from memcalc.planner.finalists import unchecked_warnings
+from memcalc.planner.record import flat_options, split_options
 from memcalc.results.diff import Diff, DiffSide
-
-__all__ = ["diff"]
+from memcalc.specs.job import render
 
 
 def diff(
-    a: Given,
-    b: Given,
-    *,
-    settings: Mapping[str, Any] | None = None,
-    preset_dirs: Iterable[str] = (),
-    **words: Any,
+    a: Given, b: Given, *, settings: Mapping[str, Any] | None = None, preset_dirs: Iterable[str] = (), **options: Any
 ) -> Diff:
     """Compare two jobs: what is different, and what each change costs or saves.
 
@@ -34,65 +26,56 @@ def diff(
     words count for both. Raises :class:`memcalc.errors.InputError` for a side that cannot be read and
     :class:`memcalc.errors.MissingError` for what must be told.
     """
-    dirs, told = tuple(preset_dirs), flat_words({**words, "settings": settings})
-    first, second = sides(a, b, told, dirs)
-    start, end = _point("A", first, dirs), _point("B", second, dirs)
-    walk = Walk(paired(first, second, dirs))
-    steps = walk.steps()
+    shared = flat_options({**options, "settings": settings})
+    first, second, dirs = read_inputs(a, b, shared, tuple(preset_dirs))
+    start, end = _state("A", first, dirs), _state("B", second, dirs)
     return Diff(
         version=__version__,
         a=_side(first, start),
         b=_side(second, end),
-        fields=fields_between(start.one, end.one, first.said | second.said),
+        fields=fields_between(start.job, end.job, first.stated | second.stated),
         total=cost_between(start.figures, end.figures),
-        steps=steps,
+        steps=StepBuilder(align(first, second, dirs)).steps(),
         terms=terms_between(start.estimate, end.estimate),
         warnings=tuple(_warnings(start, end)),
-        command=_command(a, b, told, dirs),
+        command=_command(a, b, shared, dirs),
     )
 
 
-def _point(place: str, side: Side, dirs: tuple[str, ...]) -> Point:
-    """The job of a side; what is impossible says of which."""
+def _state(side: str, job: DiffInput, dirs: tuple[str, ...]) -> DiffState:
+    """A job with its figures; an impossible one is refused by its side."""
     try:
-        return Point(one_of(side.words, dirs))
+        return DiffState(resolve(job.options, dirs))
     except InputError as error:
-        raise error.within(place) from None
+        raise error.within(side) from None
 
 
-def _side(side: Side, point: Point) -> DiffSide:
+def _side(job: DiffInput, state: DiffState) -> DiffSide:
     return DiffSide(
-        name=side.name,
-        kind=side.kind,
-        estimate=point.estimate,
-        time=point.time,
-        figures=point.figures,
-        remarks=side.remarks,
+        name=job.name,
+        kind=job.kind,
+        estimate=state.estimate,
+        time=state.time,
+        figures=state.figures,
+        remarks=job.remarks,
     )
 
 
-def _warnings(start: Point, end: Point) -> Iterator[str]:
+def _warnings(start: DiffState, end: DiffState) -> Iterator[str]:
     """What the figures do not know, each once, and which times no run validates."""
     both = [warning for warning in start.estimate.warnings if warning in end.estimate.warnings]
     yield from both
-    for name, point in (("A", start), ("B", end)):
-        yield from (f"{name}: {warning}" for warning in point.estimate.warnings if warning not in both)
-    yield from unvalidated({"A": start.time, "B": end.time})
+    for name, state in (("A", start), ("B", end)):
+        yield from (f"{name}: {warning}" for warning in state.estimate.warnings if warning not in both)
+    yield from unchecked_warnings({"A": start.time, "B": end.time})
 
 
-def _command(a: Given, b: Given, words: Mapping[str, Any], dirs: tuple[str, ...]) -> str:
-    """The line that reproduces the answer; empty where a side or a word is no text."""
-    names = [name for given in (a, b) if (name := _text(given)) is not None]
-    if len(names) < 2 or not all(isinstance(value, str | int | bool) for value in words.values()):
+def _command(a: Given, b: Given, options: Mapping[str, Any], dirs: tuple[str, ...]) -> str:
+    """The line that reproduces the answer; empty where a job or an option is no text."""
+    names = [text_of(flat_options(given)) if isinstance(given, Mapping) else given for given in (a, b)]
+    texts = [name for name in names if isinstance(name, str)]
+    if len(texts) < 2 or not all(isinstance(value, str | int | bool) for value in options.values()):
         return ""
-    parts = split(words)
-    settings = {name: str(value) for name, value in parts.pop("settings").items()}
-    folders = [part for folder in dirs for part in ("--preset-dir", folder)]
-    return command_line("diff", *names, *flags_of(parts, settings), *folders)
-
-
-def _text(given: Given) -> str | None:
-    """A side as it is typed; None for an answer that is in no file."""
-    if isinstance(given, Mapping):
-        return text_of(flat_words(given))
-    return given if isinstance(given, str) else None
+    parts = split_options(options)
+    settings = parts.pop("settings")
+    return render("diff", *texts, options=parts, settings=settings, dirs=dirs)

@@ -7,30 +7,21 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from memcalc import api
-from memcalc.differences.sides import Side
-from memcalc.differences.texts import split
+from memcalc.differences.inputs import DiffInput
 from memcalc.errors import MemcalcError
-from memcalc.planner.adapters import FIELDS_OF_LORA
-from memcalc.planner.answer import scalar
-from memcalc.planner.settings import FIELDS
+from memcalc.planner.answer import scalar, strategy_of
+from memcalc.planner.record import split_options
 from memcalc.preflight.names import bare
 from memcalc.results.diff import DiffField, Value
 from memcalc.specs.adapters import Lora
 from memcalc.specs.hardware import Node
 from memcalc.specs.model import Model
+from memcalc.specs.option import Option
+from memcalc.specs.options import BY_NAME, FIELDS, OPTIONS
 
 if TYPE_CHECKING:
-    from memcalc.planner.one import One
+    from memcalc.planner.finalists import One
 
-__all__ = ["Change", "Pair", "changes", "facts_of", "fields_between", "one_of", "paired"]
-
-ORDER = (
-    "model", "gpu", "node", "gpus", "calibration", "framework", "precision", "seq_len", "quantize", "lora",
-    "adapter_dtype", "also_train", "autocast", "optimizer", "optimizer_impl", "optimizer_in_backward", "tp", "sp", "pp",
-    "pp_schedule", "vpp", "cp", "cp_kind", "ep", "zero", "offload", "offload_to", "recompute", "attention", "loss",
-    "kernels", "compile", "micro_batch", "global_batch",
-)  # fmt: skip
-"""In which changes are applied: the job, its states, their layout, what is kept and computed again, then the batch."""
 ANCHORS = ("framework", "precision", "optimizer", "zero", "offload", "recompute")
 """What a framework's own defaults depend on; they change with the first of these that does."""
 BATCH = ("micro_batch", "gpus", "tp", "pp", "cp")
@@ -39,91 +30,87 @@ USUAL = (
     "framework", "seq_len", "global_batch", "precision", "optimizer", "optimizer_impl", "zero", "sp", "recompute",
     "attention", "loss", "kernels", "strategy.expandable_segments",
 )  # fmt: skip
-"""Words with a default that may depend on others: where both jobs agree on one, it stays so on the way."""
+"""Options with a default that may depend on others: where both jobs agree on one, it stays so on the way."""
 PARTS = {
     "tp": (("sp",), "1"),
     "pp": (("pp_schedule", "vpp", "strategy.first_stage_layers", "strategy.last_stage_layers"), "1"),
     "cp": (("cp_kind",), "1"),
     "offload": (("offload_to",), "none"),
-    "lora": (
-        ("adapter_dtype", "also_train", *(f"strategy.{name}" for name in FIELDS_OF_LORA), "workload.lora_dropout"),
-        "none",
-    ),
+    # a quantised base is a change of its own
+    "lora": (tuple(row.word for row in OPTIONS if row.needs_lora and row.name != "quantize"), "none"),
 }
-"""By word those that say something only beside it, and its value without them."""
-_SAME = object()
+"""By option those that say something only beside it, and its value without them."""
+_ABSENT = object()
+
+Change = tuple[str, ...]
+"""Options that change at once."""
 
 
 @dataclass(frozen=True)
-class Change:
-    """Words that change at once."""
-
-    words: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class Pair:
-    """Both jobs in words that differ only where the jobs do."""
+class JobPair:
+    """Both jobs as options that differ only where the jobs do."""
 
     a: Mapping[str, Any]
     b: Mapping[str, Any]
     defaults: frozenset[str]
-    """Words that nobody says: they follow from others."""
+    """Options that nobody states: they follow from others."""
     dirs: tuple[str, ...]
+    """Folders with presets of the user's own."""
 
-    def after(self, changed: Iterable[Change]) -> dict[str, Any]:
-        """The words of A with some changes."""
-        words = dict(self.a)
-        for name in (name for change in changed for name in change.words):
-            words.pop(name, None)
+    def after(self, applied: Iterable[Change]) -> dict[str, Any]:
+        """The options of A with some changes."""
+        options = dict(self.a)
+        for name in (name for change in applied for name in change):
+            options.pop(name, None)
             if name in self.b:
-                words[name] = self.b[name]
-        return words
+                options[name] = self.b[name]
+        return options
 
 
-def one_of(words: Mapping[str, Any], dirs: tuple[str, ...]) -> One:
-    """The job of a flat table of words."""
-    return api.single(preset_dirs=dirs, **split(words))
+def resolve(options: Mapping[str, Any], dirs: tuple[str, ...]) -> One:
+    """The job of a flat table of options."""
+    return api.single(preset_dirs=dirs, **split_options(options))
 
 
-def paired(a: Side, b: Side, dirs: tuple[str, ...]) -> Pair:
-    """Say on both sides what is the same, and what a side leaves to a default that the other one does not have.
+def align(a: DiffInput, b: DiffInput, dirs: tuple[str, ...]) -> JobPair:
+    """State for both jobs what is the same, and what one leaves to a default that the other does not have.
 
-    So no step on the way from one to the other changes what both have. A word is only said where the job stays the
-    same with it.
+    So no step on the way from one to the other changes what both have. An option is only stated where the job stays
+    the same with it.
     """
-    first, second = (_Told(dict(side.words), one_of(side.words, dirs)) for side in (a, b))
-    facts = [facts_of(side.one) for side in (first, second)]
-    for name in sorted({*a.words, *b.words, *USUAL}, key=_place):
-        values = [one.get(_fact(name), _SAME) for one in facts]
-        if values[0] == values[1] and values[0] is not _SAME:
-            raw = first.words.get(name, second.words.get(name, values[0]))
-            agreed = first.saying(name, raw, dirs), second.saying(name, raw, dirs)
-            first, second = (agreed[0] or first, agreed[1] or second) if all(agreed) else (first, second)
-        elif name in second.words and name not in first.words:
-            first = first.saying(name, values[0], dirs) or first
-        elif name in first.words and name not in second.words:
-            second = second.saying(name, values[1], dirs) or second
-    return Pair(first.words, second.words, (a.defaults | b.defaults) - a.said - b.said, dirs)
+    first, second = (_Stated(dict(job.options), resolve(job.options, dirs)) for job in (a, b))
+    before, after = facts_of(first.job), facts_of(second.job)
+    for name in sorted({*a.options, *b.options, *USUAL}, key=_turn):
+        was, now = (facts.get(_field(name), _ABSENT) for facts in (before, after))
+        if was == now and was is not _ABSENT:
+            value = first.options.get(name, second.options.get(name, was))
+            both = first.stating(name, value, dirs), second.stating(name, value, dirs)
+            first, second = (both[0] or first, both[1] or second) if all(both) else (first, second)
+        elif name in second.options and name not in first.options:
+            first = first.stating(name, was, dirs) or first
+        elif name in first.options and name not in second.options:
+            second = second.stating(name, now, dirs) or second
+    return JobPair(first.options, second.options, (a.defaults | b.defaults) - a.stated - b.stated, dirs)
 
 
 @dataclass(frozen=True)
-class _Told:
-    """Words, and the job that they come to."""
+class _Stated:
+    """Options, and the job that they come to."""
 
-    words: dict[str, Any]
-    one: One
+    options: dict[str, Any]
+    job: One
 
-    def saying(self, name: str, value: Any, dirs: tuple[str, ...]) -> _Told | None:
-        """The same job with one more word; None where it does not take it, or would be another one with it."""
-        word = _typed(value)
-        if name in self.words and self.words[name] == word:
+    def stating(self, name: str, value: Any, dirs: tuple[str, ...]) -> _Stated | None:
+        """The same job with one more option; None where it does not take it, or would be another one with it."""
+        option = _as_option(value)
+        if name in self.options and self.options[name] == option:
             return self
+        options = {**self.options, name: option}
         try:
-            told = _Told({**self.words, name: word}, one_of({**self.words, name: word}, dirs))
+            stated = _Stated(options, resolve(options, dirs))
         except MemcalcError:
             return None
-        return told if word is not None and _same(self.one, told.one) else None
+        return stated if option is not None and _same(self.job, stated.job) else None
 
 
 def _same(before: One, after: One) -> bool:
@@ -133,8 +120,8 @@ def _same(before: One, after: One) -> bool:
     )
 
 
-def _typed(value: Any) -> Any:
-    """A resolved value as a word; None where there is no word for it."""
+def _as_option(value: Any) -> Any:
+    """A resolved value as an option; None where no option gives it."""
     if isinstance(value, tuple):
         return ",".join(value) or "none"
     if isinstance(value, bool | int | float):
@@ -144,83 +131,77 @@ def _typed(value: Any) -> Any:
     return str(value) if isinstance(value, str | Lora) and str(value) else value if isinstance(value, Model) else None
 
 
-def facts_of(one: One) -> dict[str, Any]:
+def facts_of(single: One) -> dict[str, Any]:
     """All that a job is, by field, every default resolved."""
-    grid, job = one.grid, one.job
-    layout, fixed = grid.layouts[0], dict(vars(grid.fixed))
-    fixed.pop("global_tokens")
-    if fixed["lora"] is None:
-        fixed["adapter_dtype"] = None
+    grid, job = single.grid, single.job
+    fields = {**dict(grid.fixed), **dict(strategy_of(grid))}
+    del fields["global_tokens"]
+    if not fields["lora"]:
+        fields |= {"lora": None, "adapter_dtype": None}
     return {
         "model": bare(job.model).model_copy(update={"name": job.model.name}),
         "gpu": job.gpu.model_copy(update={"calibration": None}),
         "node": job.node,
         "calibration": job.gpu.calibration,
-        "gpus": layout.gpus,
-        "precision": grid.precisions[0],
-        "recompute": grid.recomputes[0],
-        "zero": grid.zeros[0],
-        "offload": grid.offloads[0],
-        "micro_batch": grid.micro_batches[0],
-        **{name: getattr(layout, name) for name in ("dp", "tp", "sp", "pp", "vpp", "cp", "ep")},
-        "pp_schedule": layout.schedule,
-        **fixed,
+        "gpus": grid.layouts[0].gpus,
+        **fields,
         "accumulation_steps": scalar(grid.accumulation),
     }
 
 
-def _fact(name: str) -> str:
-    """The field that a word is resolved to."""
+def _field(name: str) -> str:
+    """The field that an option is resolved to."""
     return name.partition(".")[2] or name
 
 
-_DOTTED = {name.partition(".")[2]: name for name in FIELDS}
+_DOTTED = {option.name: name for name, option in FIELDS.items()}
 
 
-def _place(name: str) -> tuple[int, str]:
-    """Where a word stands in the order; fields of ``--set`` come before the batch."""
-    last = ORDER.index("micro_batch")
-    return (ORDER.index(name) if name in ORDER else last - 1, name)
+def _turn(name: str) -> tuple[int, str]:
+    """Where an option stands in the order in which changes are applied."""
+    option = BY_NAME.get(_field(name))
+    return (option.step if option else Option.step, name)
 
 
-def changes(pair: Pair) -> tuple[Change, ...]:
-    """The words that differ, in the order in which they are applied; some go with another one that differs."""
+def changes(pair: JobPair) -> tuple[Change, ...]:
+    """The options that differ, in the order in which they are applied; some go with another one that differs."""
     differ = sorted(
-        {name for name in (*pair.a, *pair.b) if pair.a.get(name, _SAME) != pair.b.get(name, _SAME)}, key=_place
+        {name for name in (*pair.a, *pair.b) if pair.a.get(name, _ABSENT) != pair.b.get(name, _ABSENT)}, key=_turn
     )
-    own = [name for name in differ if name not in pair.defaults] or differ[:1]
-    heads = {name: _head(name, own, pair) for name in differ}
+    stated = [name for name in differ if name not in pair.defaults] or differ[:1]
+    heads = {name: _head(name, stated, pair) for name in differ}
     groups = {head: tuple(name for name in differ if heads[name] == head) for head in heads.values()}
-    return tuple(Change(groups[name]) for name in differ if name in groups)
+    return tuple(groups[name] for name in differ if name in groups)
 
 
-def _head(name: str, own: list[str], pair: Pair) -> str:
-    """The word that one goes with: what a default or the batch follows from, or what it is a part of; else itself."""
-    if name not in own:
-        anchors = BATCH if name == "global_batch" else (*ANCHORS, own[0])
-        return next((anchor for anchor in anchors if anchor in own), name)
-    sides = (pair.a, pair.b)
+def _head(name: str, stated: list[str], pair: JobPair) -> str:
+    """The option that another goes with: what it follows from, or is a part of; else itself."""
+    if name not in stated:
+        anchors = BATCH if name == "global_batch" else (*ANCHORS, stated[0])
+        return next((anchor for anchor in anchors if anchor in stated), name)
+    jobs = (pair.a, pair.b)
     for owner, (parts, neutral) in PARTS.items():
-        if owner in own and name in parts and any(str(side.get(owner, neutral)) == neutral for side in sides):
+        if owner in stated and name in parts and any(str(job.get(owner, neutral)) == neutral for job in jobs):
             return owner
-    one_sided = any(name not in side for side in sides)
-    return "framework" if "framework" in own and name in FIELDS and one_sided else name
+    one_sided = any(name not in job for job in jobs)
+    return "framework" if "framework" in stated and name in FIELDS and one_sided else name
 
 
-def fields_between(before: One, after: One, told: Iterable[str]) -> tuple[DiffField, ...]:
-    """What is different, what was told first."""
-    return tuple(sorted(_fields(before, after, set(told)), key=lambda one: (one.follows, _place(one.field))))
+def fields_between(before: One, after: One, stated: Iterable[str]) -> tuple[DiffField, ...]:
+    """What is different, what was stated first."""
+    fields = _fields(before, after, set(stated))
+    return tuple(sorted(fields, key=lambda change: (change.follows, _turn(change.field))))
 
 
-def _fields(before: One, after: One, told: set[str]) -> Iterator[DiffField]:
+def _fields(before: One, after: One, stated: set[str]) -> Iterator[DiffField]:
     was, now = facts_of(before), facts_of(after)
     for name, value in was.items():
         if value != now[name]:
-            word = _DOTTED.get(name, name)
+            option = _DOTTED.get(name, name)
             old, new = _value(value), _value(now[name])
             if old == new:  # two of one name, such as a preset of one's own
                 new = f"{new} (another one)"
-            yield DiffField(field=word, before=old, after=new, follows=word not in told)
+            yield DiffField(field=option, before=old, after=new, follows=option not in stated)
 
 
 def _value(value: Any) -> Value:

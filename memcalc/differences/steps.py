@@ -7,34 +7,34 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import combinations
 
-from memcalc.differences.changes import Change, Pair, changes, fields_between, one_of
-from memcalc.differences.costs import cost_between, figures_of
+from memcalc.differences.changes import Change, JobPair, changes, fields_between, resolve
 from memcalc.errors import MemcalcError
-from memcalc.planner.one import One
-from memcalc.results import Estimate, StepTime
-from memcalc.results.diff import DiffField, DiffFigures, DiffStep
-
-__all__ = ["Walk", "named"]
+from memcalc.planner.finalists import One
+from memcalc.results.diff import DiffComponents, DiffCost, DiffField, DiffFigures, DiffStep, DiffTerm
+from memcalc.results.estimates import Estimate
+from memcalc.results.estimates import StepTime
+from memcalc.specs.job import command_line
 
 LARGEST_GROUP = 3
 """Changes of which every combination is tried where none is possible alone; beyond, all that are left go together."""
+_PLAIN = ("allocated", "reserved", "device", "host_memory", "tier_memory", "step", "tokens_per_second_per_gpu")
 
 
 @dataclass(frozen=True)
-class Point:
-    """A job on the way."""
+class DiffState:
+    """A job on the way from one to the other."""
 
-    one: One
+    job: One
 
     @cached_property
     def estimate(self) -> Estimate:
         """Its answer, computed when it is asked for."""
-        return self.one.estimate()
+        return self.job.estimate()
 
     @cached_property
     def time(self) -> StepTime:
         """Its predicted step."""
-        return self.one.time()
+        return self.job.time()
 
     @cached_property
     def figures(self) -> DiffFigures:
@@ -43,75 +43,135 @@ class Point:
 
 
 @dataclass
-class Walk:
-    """The way from A to B; jobs that it meets twice are computed once."""
+class StepBuilder:
+    """The steps from A to B; jobs that are met twice are computed once."""
 
-    pair: Pair
-    known: dict[frozenset[Change], Point | MemcalcError] = field(default_factory=dict)
+    pair: JobPair
+    states: dict[frozenset[Change], DiffState | MemcalcError] = field(default_factory=dict)
+    """By changes that are applied to A: the job, or why it is impossible."""
 
-    def at(self, changed: Iterable[Change]) -> Point | MemcalcError:
+    def after(self, applied: Iterable[Change]) -> DiffState | MemcalcError:
         """The job of A with some changes, or why it is impossible."""
-        place = frozenset(changed)
-        if place not in self.known:
+        key = frozenset(applied)
+        if key not in self.states:
             try:
-                self.known[place] = Point(one_of(self.pair.after(place), self.pair.dirs))
+                self.states[key] = DiffState(resolve(self.pair.after(key), self.pair.dirs))
             except MemcalcError as error:
-                self.known[place] = error
-        return self.known[place]
+                self.states[key] = error
+        return self.states[key]
 
     def steps(self) -> tuple[DiffStep, ...]:
         """Every change in its order; one that is not yet possible waits for those that make it so."""
-        found: list[DiffStep] = []
+        steps: list[DiffStep] = []
         done: list[Change] = []
-        left = list(changes(self.pair))
-        now = self._must(())
-        while left:
-            taken = next(group for group in _groups(left) if isinstance(self.at((*done, *group)), Point))
+        remaining = list(changes(self.pair))
+        now = self._possible(())
+        while remaining:
+            taken = next(group for group in _groups(remaining) if isinstance(self.after((*done, *group)), DiffState))
             done += taken
-            left = [change for change in left if change not in taken]
-            after = self._must(done)
-            if fields_between(now.one, after.one, ()) or now.figures != after.figures:
-                found.append(self._step(taken, now, after))
+            remaining = [change for change in remaining if change not in taken]
+            after = self._possible(done)
+            if fields_between(now.job, after.job, ()) or now.figures != after.figures:
+                steps.append(self._step(taken, now, after))
             now = after
-        return tuple(found)
+        return tuple(steps)
 
-    def _must(self, changed: Iterable[Change]) -> Point:
+    def _possible(self, applied: Iterable[Change]) -> DiffState:
         """A job that is known to be possible."""
-        point = self.at(changed)
-        if isinstance(point, MemcalcError):
-            raise point
-        return point
+        state = self.after(applied)
+        if isinstance(state, MemcalcError):
+            raise state
+        return state
 
-    def _step(self, taken: tuple[Change, ...], before: Point, after: Point) -> DiffStep:
-        told = {name for change in taken for name in change.words} - self.pair.defaults
-        fields = fields_between(before.one, after.one, told)
-        alone = self.at(taken)
-        start = self._must(()).figures
+    def _step(self, taken: tuple[Change, ...], before: DiffState, after: DiffState) -> DiffStep:
+        stated = {name for change in taken for name in change} - self.pair.defaults
+        fields = fields_between(before.job, after.job, stated)
+        isolated = self.after(taken)
+        alone = cost_between(self._possible(()).figures, isolated.figures) if isinstance(isolated, DiffState) else None
         return DiffStep(
             name=named(fields),
             fields=fields,
             together=len(taken) > 1,
             cost=cost_between(before.figures, after.figures),
             after=after.figures,
-            alone=cost_between(start, alone.figures) if isinstance(alone, Point) else None,
-            impossible="" if isinstance(alone, Point) else str(alone),
-            command=after.one.command,
+            alone=alone,
+            impossible=str(isolated) if isinstance(isolated, MemcalcError) else "",
+            job=after.job.record,
+            command=command_line(after.job.record),
         )
 
 
-def _groups(left: list[Change]) -> Iterator[tuple[Change, ...]]:
-    """Yield what may be applied at once: single changes first, small groups, at last all that is left."""
-    for size in range(1, min(LARGEST_GROUP, len(left)) + 1):
-        yield from combinations(left, size)
-    yield tuple(left)
+def _groups(remaining: list[Change]) -> Iterator[tuple[Change, ...]]:
+    """Yield what may be applied at once: single changes first, small groups, at last all that remain."""
+    for size in range(1, min(LARGEST_GROUP, len(remaining)) + 1):
+        yield from combinations(remaining, size)
+    yield tuple(remaining)
 
 
 def named(fields: Iterable[DiffField]) -> str:
-    """Return what was said to change, in a few words; what follows where nothing was said.
+    """Return what was stated to change, in a few words; what follows where nothing was stated.
 
     >>> named([DiffField(field="micro_batch", before=1, after=2, follows=False)])
     'micro-batch 1 → 2'
     """
     listed = list(fields)
-    own = [one for one in listed if not one.follows] or listed
-    return ", ".join(f"{one.option} {one.was} → {one.now}" for one in own)
+    stated = [change for change in listed if not change.follows] or listed
+    return ", ".join(f"{change.option} {change.was} → {change.now}" for change in stated)
+
+
+def figures_of(estimate: Estimate, time: StepTime) -> DiffFigures:
+    """The figures that are compared."""
+    peak = estimate.peak
+    return DiffFigures(
+        verdict=estimate.verdict,
+        allocated=peak.allocated,
+        reserved=peak.reserved,
+        device=peak.device,
+        phase=peak.phase,
+        capacity=estimate.budget.capacity,
+        components=DiffComponents(**estimate.components.model_dump(), context=peak.device - peak.reserved),
+        host_memory=estimate.host_memory,
+        tier_memory=estimate.tier_memory,
+        step=time.step,
+        tokens_per_second_per_gpu=time.tokens_per_second_per_gpu,
+    )
+
+
+def cost_between(before: DiffFigures, after: DiffFigures) -> DiffCost:
+    """What is more after than before."""
+    was, now = before.components.model_dump(), after.components.model_dump()
+    return DiffCost(
+        **{name: getattr(after, name) - getattr(before, name) for name in _PLAIN},
+        components=DiffComponents(**{name: now[name] - was[name] for name in was}),
+        throughput=after.tokens_per_second_per_gpu / before.tokens_per_second_per_gpu - 1,
+    )
+
+
+def terms_between(before: Estimate, after: Estimate) -> tuple[DiffTerm, ...]:
+    """The terms whose bytes at the peak differ, the largest change first."""
+    was, now = _at_peak(before), _at_peak(after)
+    return tuple(sorted(_terms(was, now), key=lambda term: (-abs(term.change), term.component, term.name)))
+
+
+def _terms(was: dict[tuple[str, str], int], now: dict[tuple[str, str], int]) -> Iterator[DiffTerm]:
+    for key in dict.fromkeys((*was, *now)):
+        old, new = was.get(key, 0), now.get(key, 0)
+        if old != new:
+            yield DiffTerm(
+                component=key[0],
+                name=key[1],
+                before=old,
+                after=new,
+                change=new - old,
+                kind="appears" if not old else "vanishes" if not new else "grows" if new > old else "shrinks",
+            )
+
+
+def _at_peak(estimate: Estimate) -> dict[tuple[str, str], int]:
+    """The bytes that are alive at the peak by component and name, which several terms may share."""
+    sizes: dict[tuple[str, str], int] = {}
+    for term in estimate.terms:
+        if estimate.peak.phase in term.phases:
+            key = term.component, term.name
+            sizes[key] = sizes.get(key, 0) + term.bytes
+    return sizes

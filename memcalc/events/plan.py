@@ -6,8 +6,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from memcalc.trace.template import trace
 
 if TYPE_CHECKING:
@@ -25,9 +23,8 @@ def melts(term: Term) -> bool:
 def weights_of(activations: GroupActivations) -> list[int]:
     """Elements of each weight of a block, in the order of the modules."""
     setting = replace(activations.settings[0], trainable=True, lora=None, quantize="none", also_train=frozenset())
-    gradients = [
-        r.size.elements for r in trace(activations.group.block, setting, "none").records if r.kind == "gradient"
-    ]
+    template = activations.census.traces.get(trace, activations.group.block, setting, "none")
+    gradients = [record.size.elements for record in template.records if record.kind == "gradient"]
     return gradients[::-1]
 
 
@@ -43,22 +40,6 @@ def passes(flight: int, count: int) -> Iterator[tuple[bool, int]]:
         yield False, index
         if flight + index < count:
             yield True, flight + index
-
-
-def unit_sizes(kind: str, count: int, layers: int) -> list[int]:
-    """Blocks of each checkpoint unit of a stage, in order; 0 for a block that keeps everything."""
-    if kind in {"none", "parts", "selective-ops", "full"}:
-        return [0 if kind == "none" else 1] * layers
-    if kind == "every":
-        return [1 if (index + 1) % count == 0 else 0 for index in range(layers)]
-    if kind == "block":
-        return [1] * min(count, layers) + [0] * max(layers - count, 0)
-    if kind == "uniform":
-        return [min(count, layers - start) for start in range(0, layers, count)]
-    segments = min(count, layers) if kind == "segments" else int(np.rint(np.sqrt(layers)))
-    size = max(layers // max(segments, 1), 1)
-    checkpointed = max(segments - 1, 0)
-    return [size] * checkpointed + [0] * (layers - size * checkpointed)
 
 
 def storage_bytes(

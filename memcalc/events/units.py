@@ -19,6 +19,8 @@ class Sizes:
     """The flat gradients that are reduced."""
     reduced: int
     """The rank's shard of the gradients."""
+    reduce_output: int = 0
+    """The same in the width of the reduction, where it is kept for an all-reduce between replicas."""
 
 
 @dataclass
@@ -48,9 +50,9 @@ class Whole:
         """Whether a unit's gradients are added to those of an earlier micro-batch as they are made."""
         return unit in self.gradients
 
-    def leave_backward(self, unit: int, own: list[int]) -> None:
+    def leave_backward(self, unit: int, gradients: list[int]) -> None:
         """After a unit's backward, with its weights' gradients."""
-        self.gradients.setdefault(unit, []).extend(own)
+        self.gradients.setdefault(unit, []).extend(gradients)
 
     def finish(self) -> None:
         """After a micro-batch's backward."""
@@ -73,10 +75,10 @@ class Partitioned(Whole):
         """No: new gradients are whole until they are reduced."""
         return False
 
-    def leave_backward(self, unit: int, own: list[int]) -> None:
+    def leave_backward(self, unit: int, gradients: list[int]) -> None:
         """Reduce the gradients."""
         share = self.log.alloc(self.sizes[unit].reduced, COMPUTE, "share of the gradients")
-        self.log.free_all(own)
+        self.log.free_all(gradients)
         if unit in self.gradients:
             self.log.free(share)
         else:
@@ -96,10 +98,13 @@ class PerParameter(Partitioned):
     """Units that are not freed after forward."""
     plain: bool = False
     """Parameters are gathered one by one in the compute stream, without flat buffers (SimpleFSDP)."""
+    copies: bool = False
+    """The gradient is another tensor than what was reduced: cast, or on the host."""
     flat: dict[int, int] = field(default_factory=dict)
     whole: dict[int, int] = field(default_factory=dict)
     passed: list[int] = field(default_factory=list)
     reducing: list[int] = field(default_factory=list)
+    replicating: list[int] = field(default_factory=list)
 
     def enter(self, unit: int, following: int | None, /, *, backward: bool = False) -> None:
         """Gather a unit (unless it is there), then issue the next one where backward prefetches."""
@@ -130,19 +135,24 @@ class PerParameter(Partitioned):
         if unit not in self.keep:
             self.log.free(self.whole.pop(unit))
 
-    def leave_backward(self, unit: int, own: list[int]) -> None:
+    def leave_backward(self, unit: int, gradients: list[int]) -> None:
         """Free the whole weights, and reduce the gradients."""
         self.log.free(self.whole.pop(unit, 0))
-        self.reduce(unit, own)
+        self.reduce(unit, gradients)
 
-    def reduce(self, unit: int, own: list[int]) -> None:
+    def reduce(self, unit: int, gradients: list[int]) -> None:
         """Copy gradients into the flat input of a reduction, whose result stays."""
         self.log.free_all(self.reducing)
         size = self.sizes[unit]
         self.reducing.append(self.log.alloc(size.reduce_input, COMPUTE, "reduce-scatter input"))
-        self.log.free_all(own)
+        self.log.free_all(gradients)
+        again = unit in self.gradients
+        if size.reduce_output and (self.copies or again):
+            self.replicating.append(self.log.alloc(size.reduce_output, REDUCE, "all-reduced between replicas"))
+            if again and not self.copies:
+                return
         share = self.log.alloc(size.reduced, COMPUTE if self.plain else REDUCE, "sharded gradients")
-        if unit in self.gradients:
+        if again:
             self.log.free(share)
         else:
             self.gradients[unit] = [share]
@@ -150,6 +160,7 @@ class PerParameter(Partitioned):
     def finish(self) -> None:
         """The root's last callback waits for the reductions and drops all buffers."""
         self.log.free_all(self.reducing)
+        self.log.free_all(self.replicating)
         self.log.free_all(self.passed)
 
 
@@ -165,11 +176,11 @@ class Pipelined(PerParameter):
     def leave_forward(self, unit: int) -> None:
         """Keep the whole weights."""
 
-    def leave_backward(self, unit: int, own: list[int]) -> None:
+    def leave_backward(self, unit: int, gradients: list[int]) -> None:
         """Add the gradients up in the width of the reduction."""
         if unit not in self.sums:
             self.sums[unit] = [self.log.alloc(self.sizes[unit].reduce_input, COMPUTE, "gradients, added up")]
-        self.log.free_all(own)
+        self.log.free_all(gradients)
 
     def finish(self) -> None:
         """A micro-batch is done: only the gathers' buffers go."""
@@ -225,12 +236,12 @@ class FlatParameter(Partitioned):
         self.leave_forward(unit)
         self._gather(unit)
 
-    def leave_backward(self, unit: int, own: list[int]) -> None:
+    def leave_backward(self, unit: int, gradients: list[int]) -> None:
         """Free the whole weights; the flat gradient is cast and reduced in the post-backward stream."""
         self.waiting.append(self.whole.pop(unit, []))
         size = self.sizes[unit]
-        flat = self.log.alloc(size.whole, COMPUTE, "flat gradient") if own else 0
-        self.log.free_all(own)
+        flat = self.log.alloc(size.whole, COMPUTE, "flat gradient") if gradients else 0
+        self.log.free_all(gradients)
         share = self.log.alloc(size.reduced, REDUCE, "sharded gradients")
         self.log.free(flat)
         if unit in self.gradients:

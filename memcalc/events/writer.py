@@ -10,29 +10,31 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from memcalc.events.log import COMPUTE, STREAMS, Event, Log, Run
-from memcalc.events.plan import melts, passes, storage_bytes, unit_sizes, weights_of
+from memcalc.events.plan import melts, passes, storage_bytes, weights_of
 from memcalc.events.units import FlatParameter, Partitioned, PerParameter, Pipelined, Sizes, Whole
+from memcalc.formulas.recompute import unit_sizes
 from memcalc.ledger import ALWAYS
 from memcalc.terms.activations import GroupActivations, groups_of
 from memcalc.terms.adapters import Base, trained
-from memcalc.terms.first_block import unread
-from memcalc.terms.flat import prefetches
+from memcalc.terms.frozen_first_block import unread
+from memcalc.terms.fsdp1 import prefetches
 from memcalc.terms.fsdp2 import Units
 from memcalc.terms.head import head_templates
 from memcalc.terms.pipeline import in_flight
+from memcalc.terms.replicas import copies_reduced, held_by_replicas
 from memcalc.terms.settings import is_reentrant
 from memcalc.trace.template import Template, trace
 
 if TYPE_CHECKING:
     from memcalc.formulas.types import Array
     from memcalc.ledger import Ledger, Term
-    from memcalc.terms.census import Census
+    from memcalc.terms.model_on_grid import ModelOnGrid
 
 STEPS = 2
 """Optimizer states appear in the first step, so that the second is the first to show the peak."""
 
 
-def step_events(census: Census, ledger: Ledger, stage: int, *, observed: bool = True) -> Iterator[Event]:
+def step_events(census: ModelOnGrid, ledger: Ledger, stage: int, *, observed: bool = True) -> Iterator[Event]:
     """Allocations and frees of two optimizer steps on a stage, with a mark where a phase begins.
 
     Each pass of a micro-batch is written when the replay comes to it, which may end early.
@@ -43,7 +45,7 @@ def step_events(census: Census, ledger: Ledger, stage: int, *, observed: bool = 
 
 
 class _Writer:
-    def __init__(self, census: Census, ledger: Ledger, stage: int, *, observed: bool) -> None:
+    def __init__(self, census: ModelOnGrid, ledger: Ledger, stage: int, *, observed: bool) -> None:
         self.observed = observed
         self.census, self.ledger, self.stage = census, ledger, stage
         self.grid, self.log = census.grid, Log()
@@ -81,15 +83,16 @@ class _Writer:
         total, stream = self.scalar(term.bytes), STREAMS[term.pool]
         if term.component in {"buffers", "activations"}:
             return [self.log.alloc(total, stream, term.name)]
-        whole = sum(self.shares)
-        sizes = [total * share // whole for share in self.shares]
+        shares = sum(self.shares)
+        sizes = [total * share // shares for share in self.shares]
         sizes[0] += total - sum(sizes)
         return [self.log.alloc(size, stream, term.name) for size in sizes]
 
     @cached_property
     def layers(self) -> list[GroupActivations]:
         """The group of each block of the stage, in order."""
-        return [a for a in groups_of(self.census) for _ in range(self.scalar(a.layers))]
+        rows, groups = self.census.rows, groups_of(self.census)
+        return [groups[index] for index in rows.distinct[self.scalar(rows.index)]]
 
     @cached_property
     def shares(self) -> list[int]:
@@ -115,7 +118,7 @@ class _Writer:
         return self.last_unit + 1 if self.split else self.last_unit
 
     @cached_property
-    def trained(self) -> Census:
+    def trained(self) -> ModelOnGrid:
         """The census of what is trained."""
         return trained(self.census)
 
@@ -152,14 +155,14 @@ class _Writer:
         yield self.log.taken()
 
     @cached_property
-    def plan(self) -> list[tuple[GroupActivations, int]]:
-        """Checkpoint units of the stage: group and number of blocks; 0 where a block keeps everything."""
-        out: list[tuple[GroupActivations, int]] = []
-        for activations in groups_of(self.census):
-            layers = self.scalar(activations.layers)
-            out += [
-                (activations, n) for n in unit_sizes(self.grid.policies[0].kind, self.grid.policies[0].count, layers)
-            ]
+    def plan(self) -> list[tuple[list[GroupActivations], bool]]:
+        """Checkpoint units of the stage: their blocks, and whether these are computed again."""
+        out: list[tuple[list[GroupActivations], bool]] = []
+        for indices in self.census.stacks:
+            blocks = [a for a in self.layers if a.index in indices]
+            for size in unit_sizes(self.grid.policies[0], len(blocks)):
+                out.append((blocks[: max(size, 1)], size > 0))
+                del blocks[: max(size, 1)]
         return out
 
     def _forward(self, index: int) -> None:
@@ -171,13 +174,13 @@ class _Writer:
             self.units.leave_forward(self.first_unit)
         self.runs[index] = []
         unit = 0
-        for activations, blocks in self.plan:
+        for blocks, again in self.plan:
             runs: list[Run] = []
-            for position in range(max(blocks, 1)):
+            for position, activations in enumerate(blocks):
                 self.units.enter(unit, None)
-                run = self._run(activations, whole=blocks == 0, first=unit == 0)
+                run = self._run(activations, untreated=not again, first=unit == 0)
                 x_in, x = x, run.forward(self.log, x)
-                if blocks > 1 and position:
+                if position:
                     self.log.free(x_in)
                     run.keys.pop(0, None)
                 runs.append(run)
@@ -195,11 +198,11 @@ class _Writer:
                 self.sent.leave(self.log, flowing)
             self.sent = run
 
-    def _run(self, activations: GroupActivations, *, whole: bool, first: bool = False) -> Run:
+    def _run(self, activations: GroupActivations, *, untreated: bool, first: bool = False) -> Run:
         """A block; the stage's ``first`` where no gradient flows to its input keeps less."""
-        template = activations.template(self.grid.policies[0], activations.settings[0], whole=whole)
-        if first and self.scalar(self.grid.is_first) and unread(activations):
-            template = trace(activations.group.block, activations.settings[0], wanted=False)
+        template = activations.template(self.grid.policies[0], activations.settings[0], untreated=untreated)
+        if first and self.scalar(self.grid.is_first) and unread(activations.census, activations.index):
+            template = self.census.traces.get(trace, activations.group.block, activations.settings[0], wanted=False)
         return Run(template, self._sizes(activations, template))
 
     def _input_bytes(self) -> int:
@@ -241,25 +244,25 @@ class _Writer:
     def _blocks_backward(self, index: int, gradient: int) -> int:
         """Blocks, from the gradient of the last one's output to that of the first one's input."""
         unit = len(self.layers)
-        held: list[int] = []
+        live: list[int] = []
         coming = self.runs.pop(index)
         while coming:
-            runs, (activations, blocks) = coming.pop(), self.plan[len(coming)]
+            runs, (blocks, treated) = coming.pop(), self.plan[len(coming)]
             for run in [*runs, *(coming[-1] if coming else [])]:  # the next ones are fetched ahead
                 run.come_back(self.log)
-            again = self._recompute(activations, runs, unit - blocks) if blocks > 1 else runs
+            again = self._recompute(blocks, runs, unit - len(blocks)) if len(blocks) > 1 else runs
             for run in reversed(again):
                 unit -= 1
                 self.units.enter(unit, self._before(unit), backward=True)
-                own: list[int] = []
-                if self.grid.policies[0].treatment == "full" and blocks:
+                gradients: list[int] = []
+                if self.grid.policies[0].treatment == "full" and treated:
                     self.units.recomputed(unit)
                 pinned = self._pin(run, gradient)
-                gradient = run.backward(self.log, gradient, None if self.units.accumulates(unit) else own)
-                self.units.leave_backward(unit, own)
-                held += pinned
+                gradient = run.backward(self.log, gradient, None if self.units.accumulates(unit) else gradients)
+                self.units.leave_backward(unit, gradients)
+                live += pinned
                 self._melt()
-        self.log.free_all(held)
+        self.log.free_all(live)
         return gradient
 
     def _embedding_backward(self, gradient: int, head: list[int]) -> None:
@@ -293,19 +296,19 @@ class _Writer:
     @cached_property
     def pins(self) -> bool:
         """Whether FSDP holds the inputs of blocks until backward ends."""
-        frozen = self.grid.fixed.lora is not None and is_reentrant(self.grid)
+        frozen = self.grid.fixed.adapters is not None and is_reentrant(self.grid)
         return isinstance(self.units, FlatParameter) and frozen and self.grid.policies[0].treatment == "full"
 
     def _embedding_gradient(self) -> int:
         return self.scalar(self.trained.embedding) * self.scalar(self.layers[0].gradient_width[0])
 
-    def _recompute(self, activations: GroupActivations, runs: list[Run], first: int) -> list[Run]:
+    def _recompute(self, blocks: list[GroupActivations], runs: list[Run], first: int) -> list[Run]:
         """Run a unit of several blocks again, with a graph, from the unit's input."""
         x = runs[0].keys.pop(0, 0)
         again = []
-        for position in range(len(runs)):
+        for position, activations in enumerate(blocks):
             self.units.enter(first + position, None, backward=True)
-            run = self._run(activations, whole=True)
+            run = self._run(activations, untreated=True)
             x = run.forward(self.log, x)
             again.append(run)
             self.units.leave_forward(first + position)
@@ -359,14 +362,13 @@ class _Writer:
         if habits.gather != "blocks" or zero < 2:
             partitioned = zero >= 2 or not self._gradients("backward-end") or self.grid.persistent_gradients
             return Partitioned(self.log, sizes) if partitioned else Whole(self.log, sizes)
-        layers = len(self.layers)
-        kept = frozenset(range(len(sizes)) if zero == 2 else [layers])
+        keep = frozenset(range(len(sizes)) if zero == 2 else [self.last_unit])
         if habits.flat_units:
-            return FlatParameter(self.log, sizes, keep=kept, ahead=bool(self.scalar(prefetches(self.census))))
-        units = Units(self.census)
-        kept |= {layers - 1} if units.keeps_last else set()
+            return FlatParameter(self.log, sizes, keep=keep, ahead=bool(self.scalar(prefetches(self.census))))
+        units, copies = Units(self.census), bool(self.scalar(copies_reduced(self.census)))
+        keep |= {self.last_unit - 1} if units.keeps_last else set()
         kind = Pipelined if self.scalar(units.pipelined) else PerParameter
-        return kind(self.log, sizes, keep=kept, plain=units.pool == "compute")
+        return kind(self.log, sizes, keep=keep, plain=units.pool == "compute", copies=copies)
 
     def _gradients(self, phase: str = "step") -> int:
         """Bytes of all gradients that are on the GPU in a phase; those of the step stay until then."""
@@ -374,24 +376,25 @@ class _Writer:
 
     def _unit_sizes(self) -> list[Sizes]:
         """Bytes of each block of the stage as a unit, and of the root unit."""
-        base, own, groups = Base(self.census), self.trained, groups_of(self.census)
-        gathered = [self.scalar(base.blocks[groups.index(a)]) for a in self.layers]
+        base, model = Base(self.census), self.trained
+        gathered = [self.scalar(base.blocks[a.index]) for a in self.layers]
         if self.grid.fixed.float8_all_gather:
-            gathered = [whole // self.scalar(self.grid.width("compute")) for whole in gathered]
-        first = self.scalar(own.embedding) * self.split
+            gathered = [size // self.scalar(self.grid.width("compute")) for size in gathered]
+        first = self.scalar(model.embedding) * self.split
         outside = [self.scalar(base.root) - first * self.scalar(self.grid.width("compute"))]
-        dense = [self.scalar(d) + self.scalar(e) for d, e in zip(own.block_dense, own.block_experts, strict=True)]
-        updated = [*(dense[groups.index(a)] for a in self.layers), self.scalar(own.root) - first]
-        found = [self._sizes_of(w, elements) for w, elements in zip([*gathered, *outside], updated, strict=True)]
-        return [*found, self._sizes_of(first * self.scalar(self.grid.width("compute")), first)]
+        dense = [self.scalar(d) + self.scalar(e) for d, e in zip(model.block_dense, model.block_experts, strict=True)]
+        updated = [*(dense[a.index] for a in self.layers), self.scalar(model.root) - first]
+        sizes = [self._sizes_of(w, elements) for w, elements in zip([*gathered, *outside], updated, strict=True)]
+        return [*sizes, self._sizes_of(first * self.scalar(self.grid.width("compute")), first)]
 
-    def _sizes_of(self, whole: int, updated: int) -> Sizes:
-        grid, ranks = self.grid, self.scalar(self.grid.ranks)
+    def _sizes_of(self, gathered: int, updated: int) -> Sizes:
+        grid, ranks, reduce_width = self.grid, self.scalar(self.grid.ranks), self.scalar(self.grid.reduce_width)
         narrowed = self.scalar(grid.width("parameter")) != self.scalar(grid.width("compute"))
         elsewhere = grid.persistent_gradients or not self._gradients("backward-end")
         return Sizes(
-            whole=whole,
-            shard_copy=-(-whole // ranks) if narrowed else 0,
-            reduce_input=updated * self.scalar(grid.reduce_width),
+            whole=gathered,
+            shard_copy=-(-gathered // ranks) if narrowed else 0,
+            reduce_input=updated * reduce_width,
             reduced=0 if elsewhere else -(-updated * self.scalar(self.trained.width("gradient")) // ranks),
+            reduce_output=-(-updated * reduce_width // ranks) * self.scalar(held_by_replicas(grid)),
         )

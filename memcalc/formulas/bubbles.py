@@ -202,8 +202,8 @@ def bubble(
 
     """
     names, times = np.asarray(schedule), (forward, backward, weight)
-    once, whole = np.isin(names, ONCE), np.isin(names, WHOLE)
+    once, unsplit = np.isin(names, ONCE), np.isin(names, WHOLE)
     few = microbatches < np.where(once, stages, 2 * stages - 1)
     twice = np.where(names == "zb-v", bubble_zb_v(stages, *times, joint), bubble_zb_h2(stages, *times, joint))
     zero = np.where(once, bubble_zb_h1(stages, *times, chunks, joint), twice)
-    return np.where(whole | few, bubble_1f1b(stages, *times, np.where(whole, chunks, 1)), zero)
+    return np.where(unsplit | few, bubble_1f1b(stages, *times, np.where(unsplit, chunks, 1)), zero)

@@ -147,10 +147,10 @@ def zero_bytes(parameters: Number, gradients: Number, ranks: Number, stage: Numb
     [1] Rajbhandari et al., "ZeRO", 2020, arXiv:1910.02054, section 7.
 
     """
-    every = 1 + (stage == 3) * (microbatches - 1)
+    repeats = 1 + (stage == 3) * (microbatches - 1)
     gathers = (stage + 1) // 2
     reductions = 1 + (stage == 0)
-    return all_gather_bytes(every * (gathers * parameters + reductions * gradients), ranks)
+    return all_gather_bytes(repeats * (gathers * parameters + reductions * gradients), ranks)
 
 
 def tensor_parallel_bytes(
@@ -247,6 +247,33 @@ def expert_parallel_bytes(
 
     """
     return exchanges * all_to_all_bytes(width * tokens * topk * hidden, ranks)
+
+
+def distinct_targets(topk: Number, targets: Number) -> Number:
+    r"""Return how many different ones of some targets a token's experts are on, where all are alike.
+
+    .. math:: D = n \left( 1 - \left(1 - \frac{1}{n}\right)^k \right)
+
+    Parameters
+    ----------
+    topk : experts a token k, [1]
+    targets : ranks or nodes n, [1]
+
+    Returns
+    -------
+    expected number of different targets D, [1]
+
+    Examples
+    --------
+    >>> distinct_targets(1, 8), distinct_targets(2, 2)
+    (1.0, 1.5)
+
+    References
+    ----------
+    [1] Feller, "An Introduction to Probability Theory", 1968, volume 1, section IV.2 (occupancy).
+
+    """
+    return targets * (1 - (1 - 1 / targets) ** topk)
 
 
 def pipeline_bytes(tokens: Number, hidden: Number, width: Number, chunks: Number = 1, shards: Number = 1) -> Number:
@@ -366,7 +393,7 @@ def group_bandwidth(inside: Number, between: Number, ranks: Number, in_node: Num
     [1] Narayanan et al., "Efficient Large-Scale Language Model Training", 2021, arXiv:2104.04473, section 3.
 
     """
-    whole = ranks <= in_node
+    one_node = ranks <= in_node
     outside = in_node * between
     narrow = (inside + outside - abs(inside - outside)) / 2
-    return whole * inside + (1 - whole) * narrow
+    return one_node * inside + (1 - one_node) * narrow

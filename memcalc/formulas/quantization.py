@@ -129,6 +129,40 @@ def gptq_state_bytes(inputs: Number, outputs: Number, group: Number) -> Number:
     return 2 * groups * outputs + 4 * inputs
 
 
+def dequantisation_bytes(stored: Number, elements: Number, double: Number = 0, casts: Number = 0) -> Number:
+    r"""Return the memory traffic of turning a quantised matrix into 16 bits.
+
+    .. math:: B = M + (2 + 4 c) n + 16 d \lceil n / 64 \rceil
+
+    The kernel reads the weights and scales as they are stored and writes 16 bits a weight. Scales that are quantised
+    themselves are made fp32 before, and have their offset added. A cast reads and writes all once more.
+
+    Parameters
+    ----------
+    stored : weights and scales as they are stored M, [bytes]
+    elements : weights of the matrix n, [1]
+    double : 1 where the scales of NF4 are quantised too d, else 0, [1]
+    casts : casts of the 16-bit weight to the other 16-bit dtype, or products with its scales c, [1]
+
+    Returns
+    -------
+    traffic B, [bytes]
+
+    Examples
+    --------
+    >>> n = 4096 * 4096
+    >>> dequantisation_bytes(four_bit_bytes(n) + nf4_state_bytes(n), n) / n
+    2.5625
+
+    References
+    ----------
+    [1] bitsandbytes, csrc/kernels.cu, ``kDequantizeBlockwise``, and functional.py@0.43.3, ``dequantize_4bit``.
+    [2] bitsandbytes, autograd/_functions.py@0.43.3: ``MatMul8bitLt.backward`` converts, then multiplies by the scales.
+
+    """
+    return stored + (2 + 4 * casts) * elements + 16 * double * -(-elements // NF4_BLOCK)
+
+
 def int8_bytes(inputs: Number, outputs: Number) -> Number:
     r"""Return the bytes of a linear layer of 8-bit integers with one fp32 scale a row.
 

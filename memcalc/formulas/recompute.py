@@ -22,7 +22,7 @@ PARTS: dict[str, frozenset[str]] = {
     "mlp": frozenset({"mlp", "moe"}),
     "selective-core-attn": frozenset({"core_attn"}),
 }
-"""Policies that compute parts of each block again, by the parts that :class:`memcalc.trace.layers.Setting` names."""
+"""Policies that compute parts of blocks again, by the parts that :class:`memcalc.trace.layers.BlockConfig` names."""
 MODULES = ("core_attn", "mlp", "moe", "layernorm", "moe_act", "mla_up_proj")
 """Megatron-LM's ``--recompute-modules``."""
 
@@ -33,12 +33,18 @@ _COUNTED = re.compile(r"(every|segments|block|uniform)-([1-9]\d{0,3})")
 
 @dataclass(frozen=True)
 class Policy:
-    """A parsed policy: ``kind`` is how blocks are treated, ``count`` its K or N, ``parts`` what is recomputed."""
+    """A parsed policy."""
 
     name: str
+    """As typed."""
     kind: str
+    """How blocks are treated."""
     count: int = 1
+    """Its K or N."""
+    skipped: int = 0
+    """Of every-K the blocks before the first that is checkpointed: K - 1, or none where a framework begins with it."""
     parts: frozenset[str] = frozenset()
+    """What is computed again, where that is a part of a block."""
 
     @property
     def treatment(self) -> str:
@@ -53,7 +59,8 @@ def parse_policy(name: str) -> Policy:
     2
     """
     if match := _COUNTED.fullmatch(name):
-        return Policy(name, match[1], int(match[2]))
+        count = int(match[2])
+        return Policy(name, match[1], count, skipped=count - 1 if match[1] == "every" else 0)
     if name in ("none", "full", "sqrt", "selective-ops"):
         return Policy(name, name)
     if name in PARTS:
@@ -90,20 +97,22 @@ class Counts:
 def counts(policy: Policy, layers: Array) -> Counts:
     """Blocks of a stage by treatment; ``layers`` may be an array."""
     zero = np.zeros_like(layers)
-    one = np.minimum(layers, 1)
+    single = np.minimum(layers, 1)
     if policy.kind in {"parts", "selective-ops"}:
-        return Counts(layers, zero, one, zero)
+        return Counts(layers, zero, single, zero)
     if policy.kind == "none":
         return Counts(zero, layers, zero, zero)
     if policy.kind == "full":
-        return Counts(layers, zero, one, layers)
+        return Counts(layers, zero, single, layers)
+    if policy.kind == "every":
+        return _every(policy, layers)
     return _COUNTERS[policy.kind](policy.count, layers)
 
 
-def _every(k: int, layers: Array) -> Counts:
-    """Blocks k, 2k, … are checkpointed whole (torchtitan counts from one)."""
-    done = layers // k
-    last = np.minimum(done, 1) * (layers % k == 0)
+def _every(policy: Policy, layers: Array) -> Counts:
+    """Blocks k, 2k, … are checkpointed whole (torchtitan counts from one), or 1, k + 1, … (Transformers from zero)."""
+    done = np.maximum(-(-(layers - policy.skipped) // policy.count), 0)
+    last = np.minimum(done, 1) * ((layers - 1 - policy.skipped) % policy.count == 0)
     return Counts(done, layers - done, last, done)
 
 
@@ -135,4 +144,25 @@ def _uniform(n: int, layers: Array) -> Counts:
     return Counts(-(-layers // n), np.zeros_like(layers), np.minimum(n, layers), layers)
 
 
-_COUNTERS = {"every": _every, "segments": _segments, "sqrt": _sqrt, "block": _block, "uniform": _uniform}
+_COUNTERS = {"segments": _segments, "sqrt": _sqrt, "block": _block, "uniform": _uniform}
+
+
+def unit_sizes(policy: Policy, layers: int) -> list[int]:
+    """Blocks of each checkpoint unit of a stage, in order; 0 for a block that keeps everything.
+
+    >>> unit_sizes(parse_policy("segments-3"), 12)
+    [4, 4, 0, 0, 0, 0]
+    """
+    kind, count = policy.kind, policy.count
+    if kind in {"none", "parts", "selective-ops", "full"}:
+        return [0 if kind == "none" else 1] * layers
+    if kind == "every":
+        return [int(index >= policy.skipped and (index - policy.skipped) % count == 0) for index in range(layers)]
+    if kind == "block":
+        return [1] * min(count, layers) + [0] * max(layers - count, 0)
+    if kind == "uniform":
+        return [min(count, layers - start) for start in range(0, layers, count)]
+    segments = min(count, layers) if kind == "segments" else int(np.rint(np.sqrt(layers)))
+    size = max(layers // max(segments, 1), 1)
+    checkpointed = max(segments - 1, 0)
+    return [size] * checkpointed + [0] * (layers - size * checkpointed)

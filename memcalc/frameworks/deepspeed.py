@@ -6,25 +6,27 @@ Megatron-DeepSpeed trained, so their blocks and losses are Megatron's; later one
 
 from __future__ import annotations
 
-from memcalc.frameworks import losses
-from memcalc.frameworks.habits import Habits, Widths, like
+from memcalc.frameworks import losses, support
+from memcalc.frameworks.habits import Bucket, Habits, Widths, Zero, like
 from memcalc.frameworks.megatron import VOCAB_MULTIPLE
 from memcalc.frameworks.plain import MASTER
-from memcalc.frameworks.zero import Zero
 
 WIDTHS = {**MASTER, "bf16-mixed": Widths(2, 2, 4, 4, 2, 0), "fp16-mixed": Widths(2, 2, 4, 4, 2, 0)}
 
 DEEPSPEED = Habits(
     name="deepspeed",
     zero=(3, 2, 1, 0),
+    capabilities=support.DEEPSPEED,
     widths=WIDTHS,
     gather="live",
+    bucket=Bucket(elements=500_000_000),  # reduce_bucket_size
     tensor_parallel=True,
     lacks=("sp", "cp", "ep"),
     zero_optimizer=Zero(contiguous_from=1),
     pipeline_engine="pipelines",
     gradients_follow_optimizer=True,
     optimizer_impl="fused",
+    checkpoints_first=True,  # the Trainer's own
     reentrant=True,
     losses={**losses.HUGGING_FACE, "parallel": losses.MEGATRON_PIPE},
     source="deepspeed/runtime/zero/config.py edaa722: reduce_bucket_size, overlap_comm, max_live_parameters",
@@ -40,6 +42,7 @@ DEEPSPEED_06 = like(
 MEGATRON_DEEPSPEED = like(
     DEEPSPEED_06,
     "deepspeed",
+    capabilities=support.MEGATRON_DEEPSPEED,
     zero_optimizer=Zero(flat_partitions=False, fp32_accumulation=False, staged_weights=False),
     pipeline_engine="always",
     overlaps_reduction=False,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from memcalc.frameworks import losses
+from memcalc.frameworks import losses, support
 from memcalc.frameworks.habits import Habits, Widths, like
 from memcalc.frameworks.own_code import OwnCode
 
@@ -25,13 +25,14 @@ LOSSES = {
 FSDP2 = Habits(
     name="fsdp2",
     zero=(3, 2),
+    capabilities=support.FSDP2,
     widths=SHARDED,
     tensor_parallel=True,
     full_shard=True,
     gather="blocks",
     gathers_inputs=True,
     # torch 2.13 distributed/pipelining/schedules.py, get_schedule_class
-    schedules=("1f1b", "interleaved", "gpipe", "interleaved-zb", "zb-v"),
+    schedules=support.PYTORCH_SCHEDULES,
     equal_rounds=True,
     pipeline_accumulates_whole=True,
     losses=LOSSES,
@@ -40,10 +41,13 @@ FSDP2 = Habits(
 FSDP1 = like(
     FSDP2,
     "fsdp1",
+    capabilities=support.FSDP1,
     widths=FLOAT8,
     tensor_parallel=False,
     schedules=("1f1b",),
     flat_units=True,
+    # Transformers 5.23 modeling_utils.py, _set_gradient_checkpointing: layer_index % every_n_layers == 0
+    checkpoints_first=True,
     losses=losses.HUGGING_FACE,
     source="torch/distributed/fsdp/api.py, torch 2.13",
 )
@@ -51,12 +55,17 @@ _TITAN = "torchtitan {} parallelize_llama.py, model.py, components/loss.py, run_
 TITAN_2024_03 = like(
     FSDP2,
     "torchtitan",
+    capabilities=support.TITAN_2024,
     widths=FLOAT8,
     schedules=("1f1b", "gpipe"),
     pipeline_keeps_outputs=True,
     keeps_last_block=True,
     repeats_keys=True,
     rotary="fused",
+    # config/job_config.py: loss parallel unless it is disabled, selective "2", allgather
+    tensor_loss="parallel",
+    recompute="every-2",
+    cp_kind="allgather",
     own_code=OwnCode(),
     losses={**LOSSES, "standard": losses.TITAN_2024_03},
     source=_TITAN.format("83c879f18"),
@@ -68,8 +77,9 @@ TITAN_2024_06 = like(
     losses=LOSSES,
     source=_TITAN.format("e29b6b4d4"),
 )
+TITAN_2024_09 = like(TITAN_2024_06, "torchtitan", capabilities=support.TITAN, source=_TITAN.format("db6b39acd"))
 TITAN_2024_11 = like(
-    TITAN_2024_06,
+    TITAN_2024_09,
     "torchtitan",
     schedules=(*TITAN_2024_06.schedules, "interleaved-zb"),  # a88dc4125 of October 2024: get_schedule_class
     expandable_segments=True,
@@ -89,15 +99,13 @@ TITAN_2025_11 = like(
     TITAN_2025_08, "torchtitan", pipeline_keeps_outputs=False, source="torchtitan e5ef99aab: step(return_outputs=False)"
 )
 TITAN_2025_12 = like(
-    TITAN_2025_11,
-    "torchtitan",
-    saved_attention=(*FSDP2.saved_attention, "cudnn"),
-    source=_TITAN.format("b39377f9f"),
+    TITAN_2025_11, "torchtitan", saved_attention=(*FSDP2.saved_attention, "cudnn"), source=_TITAN.format("b39377f9f")
 )
 TITAN_2026_02 = like(TITAN_2025_12, "torchtitan", repeats_keys=False, source=_TITAN.format("ff0829c10"))
 TORCHTITAN = like(
     TITAN_2026_02,
     "torchtitan",
+    capabilities=support.TITAN_CHUNKED,
     own_code=OwnCode(attention={"packed_qkv": True}),
     # experiments/graph_trainer/memory_policy.py of 27aa49077
     graph_keeps_matmuls=True,
@@ -111,6 +119,7 @@ ERAS = {
     "torchtitan": (
         ("2024-03", TITAN_2024_03),
         ("2024-06", TITAN_2024_06),
+        ("2024-09", TITAN_2024_09),
         ("2024-11", TITAN_2024_11),
         ("2025-08", TITAN_2025_08),
         ("2025-11", TITAN_2025_11),

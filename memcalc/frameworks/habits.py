@@ -1,13 +1,16 @@
-"""The columns by which frameworks differ. A formula never asks which framework it serves: it reads them."""
+"""The columns by which frameworks differ. A formula never asks which framework it serves: it reads them.
+
+What the eras of DeepSpeed's ZeRO optimizers differ in.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
+from memcalc.frameworks.capability import Capabilities
 from memcalc.frameworks.losses import Loss
 from memcalc.frameworks.own_code import OwnCode
-from memcalc.frameworks.zero import Zero
 
 
 @dataclass(frozen=True)
@@ -17,6 +20,7 @@ class Widths:
     parameter: int
     """The persistent weight (the shard, under FSDP)."""
     gradient: int
+    """What backward leaves for the optimizer; of a shard, under FSDP."""
     master: int
     """A second, fp32 weight held by the optimizer; 0 where the parameter itself is fp32 or there is none."""
     moment: int
@@ -29,16 +33,29 @@ class Widths:
     """An fp32 copy of the gradient shard that the step makes."""
 
 
+class Bucket(NamedTuple):
+    """How large a part of the gradients is that is reduced at once: the largest that is given."""
+
+    elements: int = 0
+    elements_per_rank: int = 0
+    """For each rank that takes part."""
+    bytes: int = 0
+
+
 @dataclass(frozen=True)
 class Habits:
     """What one framework does, as columns for the formulas."""
 
     name: str
+    """The word of ``--framework``."""
     zero: tuple[int, ...]
     """Sharding stages that exist; the first is the default of `estimate`."""
     widths: dict[str, Widths]
     """By precision; a precision that is absent does not exist in the framework."""
     source: str
+    """The code that was read, with its version."""
+    capabilities: Capabilities
+    """What the framework can be told."""
     tensor_parallel: bool = False
     """Whether TP, SP, PP, CP and EP exist."""
     lacks: tuple[str, ...] = ()
@@ -58,6 +75,7 @@ class Habits:
     fork_schedules: tuple[str, ...] = ()
     """What a public fork of it runs besides."""
     fork: str = ""
+    """The name of that fork."""
     equal_rounds: bool = False
     """Interleaved micro-batches are shared out over equal rounds (PyTorch); else a group has one for each stage."""
     even_chunks: bool = False
@@ -81,6 +99,8 @@ class Habits:
     """One contiguous gradient buffer lives all the time (Megatron)."""
     adds_gradients: bool = False
     """Weight gradients are added to earlier ones, or to the buffer, as soon as they are made."""
+    bucket: Bucket = Bucket(bytes=25 * 2**20)
+    """Gradients are reduced in parts of this size; by default that of torch's DDP (``bucket_cap_mb``)."""
     overlaps_reduction: bool = True
     """Gradients are reduced over data-parallel ranks while backward still runs."""
     overlaps_input_gradients: bool = False
@@ -103,21 +123,48 @@ class Habits:
     engine: bool = False
     """TransformerEngine's modules run, with workspaces and dummy weight gradients of their own."""
     kernels: str = "model"
+    """Who writes norms, rotary embedding and activations by default: `model`, `fused` or `te`."""
     rotary: str = ""
     """`fused`: the rotary embedding in one step whatever ``kernels`` says, as complex numbers (torchtitan)."""
     repeats_keys: bool = False
     """Keys and values are repeated to all query heads before a fused attention kernel."""
     gathers_inputs: bool = False
     """With sequence parallelism, a column-parallel layer keeps its gathered input (DTensor)."""
-    saved_attention: tuple[str, ...] = ("flash", "efficient", "math", "eager")
+    saved_attention: tuple[str, ...] = ("flash", "efficient", "math", "eager", "sdpa")
     """Attention kernels whose outputs selective recomputation of operators keeps."""
     graph_keeps_matmuls: bool = False
     """A captured step's selective recomputation keeps the outputs of all matmuls (torchtitan's graph trainer)."""
+    packed_weights: bool = False
+    """Queries, keys and values are one weight and so are gate and up, whatever the architecture (Megatron-LM)."""
+    layer_wise: bool = False
+    """Muon and SOAP are those of NVIDIA's Emerging-Optimizers, which update whole tensors: ranks that share the states
+    have different ones (Megatron-LM)."""
     optimizer_impl: str = "foreach"
+    """The form of the optimizer's step by default: `foreach`, `fused` or `loop`."""
+    loss: str = "standard"
+    """How its own configuration computes the loss where nothing is said."""
+    tensor_loss: str = ""
+    """The same under tensor parallelism; empty where it does not differ."""
+    recompute: str = "none"
+    """What its own configuration recomputes where nothing is said."""
+    sharded_recompute: str = ""
+    """The same where ranks share the states; empty where it does not differ."""
+    shards_over_ranks: bool = False
+    """Without a stage, several GPUs share all states and a single one trains plainly."""
+    cp_kind: str = "ring"
+    """How context parallelism exchanges keys and values where nothing is said."""
+    attention_library: str = ""
+    """`te`: Transformer Engine picks the attention kernel by the GPU; empty for flash attention where it can be had."""
+    reduces_as: str = ""
+    """In which dtype FSDP reduces gradients by default: `compute` (Accelerate), `weights` (no policy); else fp32."""
+    autocast_over_shards: bool = False
+    """Autocast runs over FSDP's own mixed precision (Accelerate)."""
     vocab_parallel: bool = False
     """Logits are divided by TP whatever the loss."""
     reentrant: bool = False
     """Checkpoints are autograd functions of their own, which hold output and incoming gradient through backward."""
+    checkpoints_first: bool = False
+    """Of every K blocks the first is checkpointed, not the last (Transformers)."""
     zeroes_gradients: bool = False
     """Gradients are filled with zeros after a step, and so never go (``zero_grad`` before PyTorch 2.0)."""
     whole_accumulation: bool = False
@@ -125,6 +172,8 @@ class Habits:
     added up whole on each rank (``no_sync``)."""
     mixed_units: bool = False
     """Adapters are in one flat parameter with the frozen weights of their block (FSDP 1, ``use_orig_params``)."""
+    lora_rank: int = 16
+    """Of adapters whose rank is not given (TRL ``ModelConfig.lora_r``)."""
     adapters_follow_base: bool = False
     """Adapters are made in the dtype of the model, whatever PEFT's version."""
     splits_packed: bool = False
@@ -135,6 +184,8 @@ class Habits:
     """Weights are quantised from fp16 whatever the precision (Lightning)."""
     expert_loop: bool = False
     """Routed experts run one after another (Transformers before 5.0)."""
+    expert_modules: bool = False
+    """Each routed expert is a module with weights of its own, not a part of stacked ones (litgpt)."""
     in_place_kernels: bool = False
     """Fused norms and rotary embeddings write over the memory of their input or gradient (Liger, unsloth)."""
     own_code: OwnCode | None = None
@@ -145,7 +196,52 @@ class Habits:
     losses: dict[str, Loss] = field(default_factory=dict)
     """How each loss of the interface is computed."""
 
+    def moved(self, choice: tuple[str, ...]) -> tuple[str, ...]:
+        """What leaves the GPU by one name: where states go with the parameters, the parameters alone are named."""
+        with_states = self.full_shard and "params" in choice
+        return tuple(part for part in choice if part != "optimizer") if with_states else choice
+
 
 def like(base: Habits, name: str, **changes: Any) -> Habits:
     """The habits of a framework that differs from another in a few columns."""
     return replace(base, name=name, **changes)
+
+
+@dataclass(frozen=True)
+class Zero:
+    """The habits of one era; sizes are DeepSpeed's own defaults [elements], where a job's configuration names none."""
+
+    contiguous_from: int = 2
+    """The lowest stage whose gradients are copied into a contiguous bucket that is allocated whole."""
+    flat_gradients: bool = False
+    """Stage 1 makes a flat copy of all gradients before it reduces them (until 0.3)."""
+    flat_partitions: bool = True
+    """Stage 3 keeps its bucket and the shares of the gradients in buffers that live all the time (since 0.6)."""
+    fp32_accumulation: bool = True
+    """bf16 gradients can be accumulated in fp32: at stage 1 by an optimizer of its own (``BF16_Optimizer``)."""
+    bucket: int = 500_000_000
+    """``reduce_bucket_size``."""
+    gather_bucket: int = 500_000_000
+    """``allgather_bucket_size``."""
+    overlap_from: int = 3
+    """The lowest stage at which ``overlap_comm`` is on by default."""
+    prefetch_bucket: int = 50_000_000
+    """``stage3_prefetch_bucket_size``."""
+    persistence: int = 100_000
+    """``stage3_param_persistence_threshold``: smaller parameters stay whole."""
+    max_live: int = 1_000_000_000
+    """``stage3_max_live_parameters``: no prefetch beyond it."""
+    max_reuse: int = 1_000_000_000
+    """``stage3_max_reuse_distance``: parameters used again within it are not released."""
+    sub_group: int = 1_000_000_000
+    """``sub_group_size``: elements of a shard that stage 3 updates at a time."""
+    staged_weights: bool = True
+    """With an offloaded optimizer, stages 1 and 2 have a copy of their new weights on the host (since 0.16.10)."""
+    swap_buffers: int = 4
+    """``offload_optimizer.buffer_count``: each as large as a sub-group in fp32."""
+    weight_buffers: int = 5
+    """``offload_param.buffer_count``."""
+    weight_buffer: int = 100_000_000
+    """``offload_param.buffer_size``."""
+    weights_in_host: int = 1_000_000_000
+    """``offload_param.max_in_cpu``: of weights whose place is NVMe, what host memory keeps."""

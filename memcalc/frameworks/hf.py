@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from memcalc.frameworks import losses
+from memcalc.frameworks import losses, support
 from memcalc.frameworks.fsdp import FSDP1
 from memcalc.frameworks.habits import like
 
@@ -10,13 +10,20 @@ HF = like(
     FSDP1,
     "hf",
     zero=(0, 3, 2),
+    capabilities=support.HF,
     in_place_kernels=True,
+    optimizer_impl="fused",  # training_args.py: adamw_torch_fused
+    # Accelerate 1.15, utils/dataclasses.py (set_mixed_precision) and accelerator.py (prepare_model, no_sync)
+    reduces_as="compute",
+    autocast_over_shards=True,
+    whole_accumulation=True,
     losses=losses.HUGGING_FACE,
     source="transformers 5.23 loss/loss_utils.py, integrations/moe.py; 5.0 modeling_utils.py: use_reentrant is False",
 )
 HF_449 = like(
     HF,
     "hf",
+    optimizer_impl="foreach",  # adamw_torch
     reentrant=True,
     expert_loop=True,
     source="transformers 4.49 loss/loss_utils.py, modeling_utils.py (gradient_checkpointing_enable)",
@@ -38,8 +45,6 @@ HF_40 = like(
     HF_445, "hf", zeroes_gradients=True, source="transformers 4.26 trainer.py: model.zero_grad(), before torch 2.0"
 )
 
-ERAS = {
-    "hf": (("4.0", HF_40), ("4.27", HF_445), ("4.46", HF_446), ("4.49", HF_449), ("5.0", HF)),
-}
+ERAS = {"hf": (("4.0", HF_40), ("4.27", HF_445), ("4.46", HF_446), ("4.49", HF_449), ("5.0", HF))}
 RELEASED = {"4.0": "2020-11", "4.27": "2023-03", "4.46": "2024-10", "4.49": "2025-02", "5.0": "2026-01"}
 """The months of the releases with which the eras begin (pypi.org/project/transformers), for an era given as a month."""

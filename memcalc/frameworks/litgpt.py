@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from memcalc.frameworks import support
 from memcalc.frameworks.fsdp import FSDP1
 from memcalc.frameworks.habits import like
 from memcalc.frameworks.losses import Loss
@@ -60,22 +61,25 @@ LITGPT_2023 = like(
     FSDP1,
     "litgpt",
     zero=(0, 3, 2),
+    capabilities=support.LITGPT,
     whole_accumulation=True,
     mixed_units=True,
     adapters_follow_base=True,
+    lora_rank=8,  # litgpt finetune/lora.py: lora_r
     splits_packed=True,
     quantised_head=True,
     quantises_half=True,
+    loss="chunked",  # utils.py: chunked_cross_entropy, of every command
+    sharded_recompute="full",  # finetune/full.py: activation_checkpointing_policy={Block}
+    shards_over_ranks=True,
+    reduces_as="weights",
+    expert_modules=True,
     own_code=CODE,
     losses={"standard": _FULL_2023, "chunked": _FULL_2023},
     source=_FULL_2023.source,
 )
 LITGPT_GEMMA = like(
-    LITGPT_2023,
-    "litgpt",
-    own_code=CODE_NARROW,
-    losses={"standard": _FULL, "chunked": _FULL},
-    source=_FULL.source,
+    LITGPT_2023, "litgpt", own_code=CODE_NARROW, losses={"standard": _FULL, "chunked": _FULL}, source=_FULL.source
 )
 LITGPT = like(LITGPT_GEMMA, "litgpt", own_code=CODE)
 

@@ -35,19 +35,20 @@ class Loss:
     frozen: Loss | None = None
     """How it is computed where the base is frozen, if otherwise."""
     source: str = ""
+    """The code that was read, with its version."""
 
     def of(self, seq_len: int, *, trainable: bool, compiled: bool = False, again: bool = False) -> Loss:
         """The loss of sequences of a length [tokens], with its number of parts; a compiled one casts inside its kernel.
 
         ``again`` says that a micro-batch of the same length came before.
         """
-        one = self if trainable or self.frozen is None else self.frozen
-        one = replace(
-            one, frozen=None, again=again and one.held, chunks=-(-seq_len // one.rows) if one.rows else one.chunks
+        loss = self if trainable or self.frozen is None else self.frozen
+        loss = replace(
+            loss, frozen=None, again=again and loss.held, chunks=-(-seq_len // loss.rows) if loss.rows else loss.chunks
         )
-        if not (compiled and one.compiles) or one.kernel != "log-softmax":
-            return one
-        return replace(one, kernel="compiled", upcast="none" if one.upcast == "loss" else one.upcast)
+        if not (compiled and loss.compiles) or loss.kernel != "log-softmax":
+            return loss
+        return replace(loss, kernel="compiled", upcast="none" if loss.upcast == "loss" else loss.upcast)
 
 
 _OLD = "Transformers 4.45, modeling_llama.py: logits.float(), shift_logits.contiguous()"

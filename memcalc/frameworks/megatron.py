@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from memcalc.frameworks import losses
-from memcalc.frameworks.habits import Habits, Widths, like
+from memcalc.frameworks import losses, support
+from memcalc.frameworks.habits import Bucket, Habits, Widths, like
 
 WIDTHS = {
     "fp32": Widths(4, 4, 0, 4, 4, 0),
@@ -24,14 +24,20 @@ VOCAB_MULTIPLE = 128
 CORE = Habits(
     name="megatron",
     zero=(1, 0),
+    capabilities=support.MEGATRON,
     widths=WIDTHS,
     tensor_parallel=True,
     persistent_gradients=True,
+    # core/distributed/distributed_data_parallel.py: max(40000000, 1000000 * dp_size) where reductions overlap
+    bucket=Bucket(elements=40_000_000, elements_per_rank=1_000_000),
     # core/tensor_parallel/layers.py, linear_with_grad_accumulation_and_async_allreduce; from early 2022 on
     overlaps_input_gradients=True,
     adds_gradients=True,
     kernels="te",
+    attention_library="te",
     engine=True,
+    packed_weights=True,
+    layer_wise=True,
     optimizer_impl="fused",
     vocab_parallel=True,
     vocab_multiple=VOCAB_MULTIPLE,
@@ -44,14 +50,17 @@ CORE = Habits(
     losses=LOSSES,
     source="Megatron-LM 23e00ed (core 0.14), d98e8a64 (core 0.20): core/distributed, core/optimizer",
 )
+CORE_05 = like(CORE, "megatron", capabilities=support.MEGATRON_CORE_05)
 CONTIGUOUS = like(
     CORE,
     "megatron",
     zero=(0,),
+    capabilities=support.MEGATRON_2021,
     fork_schedules=(),
     makes_masks=True,
     overlaps_reduction=False,
     engine=False,
+    attention_library="",
     handle_workspaces=False,
     losses={"standard": losses.MEGATRON, "parallel": losses.MEGATRON},
     source="Megatron-LM of January 2022 (c1e4526): megatron/schedules.py frees outputs that were sent",
@@ -75,5 +84,11 @@ LOCAL = like(
 )
 
 ERAS = {
-    "megatron": (("2021-03", LOCAL), ("2021-08", OUTPUTS_KEPT), ("2022-01", CONTIGUOUS), ("core-0.5", CORE)),
+    "megatron": (
+        ("2021-03", LOCAL),
+        ("2021-08", OUTPUTS_KEPT),
+        ("2022-01", CONTIGUOUS),
+        ("core-0.5", CORE_05),
+        ("core-0.10", CORE),
+    )
 }

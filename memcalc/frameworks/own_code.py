@@ -6,7 +6,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from memcalc.specs.model import Block, BlockGroup, MixtureOfExperts, Mlp, Model, Norm
+    from memcalc.specs.block import Block, MixtureOfExperts, Mlp, Norm
+    from memcalc.specs.model import BlockGroup, Model
 
 ONE_KERNEL = {"gelu_new": "gelu_tanh", "gelu_python": "gelu", "gelu_fast": "gelu_tanh", "gelu_bloom": "gelu",
               "quick_gelu": "gelu"}  # fmt: skip
@@ -18,10 +19,15 @@ class OwnCode:
     """Fields of the model's records that the framework's code decides, whatever the architecture."""
 
     attention: dict[str, Any] = field(default_factory=dict)
+    """Fields of :class:`memcalc.specs.block.Attention`."""
     mlp: dict[str, Any] = field(default_factory=dict)
+    """Of a dense MLP."""
     norm: dict[str, Any] = field(default_factory=dict)
+    """Of a norm."""
     block: dict[str, Any] = field(default_factory=dict)
+    """Of a block."""
     model: dict[str, Any] = field(default_factory=dict)
+    """Of the model."""
 
 
 def rewritten(model: Model, code: OwnCode | None) -> Model:

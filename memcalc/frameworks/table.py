@@ -40,16 +40,16 @@ def habits_of(framework: str) -> Habits:
     eras = FRAMEWORKS[name]
     if not at:
         return eras[-1][1]
-    asked = _order(framework, era)
-    begun = [habits for known, habits in eras if _order(framework, _like(known, asked)) <= asked]
+    requested = _order(framework, era)
+    begun = [habits for known, habits in eras if _order(framework, _like(known, requested)) <= requested]
     if not begun:
         raise InputError("framework", framework, f"the oldest era modelled is {name}@{eras[0][0]}")
     return begun[-1]
 
 
-def _like(known: str, asked: tuple[int, ...]) -> str:
+def _like(known: str, requested: tuple[int, ...]) -> str:
     """The beginning of an era as a month where a month was asked for and the era is named for a release."""
-    return hf.RELEASED.get(known, known) if asked[1] > LAST_VERSION else known
+    return hf.RELEASED.get(known, known) if requested[1] > LAST_VERSION else known
 
 
 def _order(framework: str, era: str) -> tuple[int, ...]:

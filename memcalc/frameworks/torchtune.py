@@ -6,6 +6,7 @@ modules/loss/ce_chunked_output_loss.py, training/_compile.py and recipes/full_fi
 
 from __future__ import annotations
 
+from memcalc.frameworks import support
 from memcalc.frameworks.fsdp import FSDP2
 from memcalc.frameworks.habits import like
 from memcalc.frameworks.losses import Loss
@@ -31,7 +32,14 @@ LINEAR = Loss(
     source="torchtune c9861c94a (2025-05-07) modules/loss/cross_entropy_loss.py: logits.float() of a chunk",
 )
 CODE = OwnCode(
-    attention={"packed_qkv": False, "kv_form": "views", "fused": True, "scores_bias": "none", "explicit_mask": False},
+    attention={
+        "packed_qkv": False,
+        "kv_form": "views",
+        "fused": True,
+        "sdpa": True,
+        "scores_bias": "none",
+        "explicit_mask": False,
+    },
     mlp={"packed": False},
     norm={"scale": "narrow"},
 )
@@ -40,10 +48,14 @@ TORCHTUNE = like(
     FSDP2,
     "torchtune",
     zero=(3, 2, 0),
+    capabilities=support.TORCHTUNE_2024,
     tensor_parallel=False,
     repeats_keys=True,
     adapters_follow_base=True,
+    lora_rank=8,  # recipes/configs/llama3/8B_lora.yaml, and most of the others
     rotary="fused",
+    loss="chunked",  # of all full and LoRA recipes' configs
+    reduces_as="weights",
     own_code=CODE,
     losses={"standard": WHOLE, "chunked": CHUNKED},
     source="torchtune 1814feb17, recipes/full_finetune_distributed.py",
@@ -52,6 +64,7 @@ TORCHTUNE = like(
 TORCHTUNE_2025 = like(
     TORCHTUNE,
     "torchtune",
+    capabilities=support.TORCHTUNE,
     losses={"standard": WHOLE, "chunked": LINEAR},
     source=f"torchtune bd2a0fc7c; {LINEAR.source}",
 )

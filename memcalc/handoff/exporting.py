@@ -2,43 +2,50 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import memcalc
+from memcalc._version import __version__
 from memcalc.api import load_model
-from memcalc.convert.document import parsed
-from memcalc.convert.formats import Format, format_named, written
+from memcalc.convert.document import parse_document
+from memcalc.convert.formats import FORMATS_OF, Format, get_format, render_config
 from memcalc.convert.formats.base import WRITABLE
-from memcalc.convert.job import Job
-from memcalc.errors import UnknownNameError
-from memcalc.files import output_path, replacing
-from memcalc.handoff.closing import check_command
-from memcalc.handoff.launch import launch, script
-from memcalc.handoff.saved import chosen, estimate_of, saved_plan
-from memcalc.results import Estimate, Plan, Plans, SavedPlan
-from memcalc.units import GIB
-
-__all__ = ["Exported", "export", "exported", "write_files"]
+from memcalc.convert.job import ConfigJob
+from memcalc.errors import CombinationError, UnknownNameError
+from memcalc.files import output_path, replacing, write_folder
+from memcalc.frameworks import habits_of
+from memcalc.handoff.launching import SCRIPT, launch, start
+from memcalc.handoff.round_trip import check_command
+from memcalc.handoff.saved import chosen, dirs_of, estimated_again, saved_plan
+from memcalc.results.estimates import Estimate
+from memcalc.results.plans import Plan, Plans
+from memcalc.results.saved import SavedPlan
+from memcalc.specs.job import command_line
+from memcalc.specs.other_words import meant
+from memcalc.units import GIB, parse_bytes
 
 
 @dataclass(frozen=True)
 class Exported:
-    """What was written for a plan, and what is said beside it."""
+    """The files of a plan under a framework, and the lines to start and check them."""
 
     files: dict[Path, str]
+    """The text of each file."""
     launch: str
     """The line that starts the job."""
     check: str
     """The line that checks the file before every start."""
     notes: tuple[str, ...]
+    """What the files no longer hold, or hold for another release."""
+    format: str = ""
+    """The name of the format."""
 
 
 def export(
     plan: SavedPlan | Plans,
     *,
-    to: str,
+    to: str | None = None,
     rank: int | str = 1,
     fallback: int = 0,
     preset_dirs: Iterable[str] = (),
@@ -50,13 +57,13 @@ def export(
     plan
         A saved plan, or what :func:`memcalc.plan` returned.
     to
-        The format, a name of ``memcalc export --help``.
+        The format, a name of ``memcalc export --help``; that of the plan's own framework when left out.
     rank
         Which of several plans, from 1.
     fallback
         Which of a saved plan's fallbacks, from 1; 0 for the plan itself.
     preset_dirs
-        Folders with presets of your own, looked up first.
+        Folders with presets of your own, looked up first; those of the search when left out.
 
     Returns
     -------
@@ -66,7 +73,7 @@ def export(
     Raises
     ------
     memcalc.errors.CombinationError
-        Naming what the format cannot say.
+        Naming what the format cannot say, and the nearest plan that it can.
     """
     dirs = tuple(preset_dirs)
     saved = saved_plan(plan, rank, dirs) if isinstance(plan, Plans) else plan
@@ -74,19 +81,94 @@ def export(
 
 
 def exported(
-    saved: SavedPlan, to: str, *, fallback: int = 0, path: Path | None = None, preset_dirs: Iterable[str] = ()
+    saved: SavedPlan,
+    to: str | None = None,
+    *,
+    fallback: int = 0,
+    path: Path | None = None,
+    preset_dirs: Iterable[str] = (),
 ) -> Exported:
-    """Write a saved plan in a format, read it back, and find the lines that launch and check it."""
-    if to not in WRITABLE:
-        raise UnknownNameError("to", to, f"must be one of {', '.join(WRITABLE)}", WRITABLE)
-    form, dirs = format_named(to), tuple(preset_dirs)
-    target = path or Path(usual_name(form))
-    found = estimate_of(saved, fallback, dirs)
-    job = replace(Job.of(found), model=saved.job.model, spec=load_model(saved.job.model, dirs))
-    line, said = check_command(form, _files(form, job, target), saved.job, found, dirs)
-    files = _files(form, replace(job, check=line), target)
-    notes = (*saved.notes, *_moved(chosen(saved, fallback), found), *said)
-    return Exported(files, launch(to, job, target), line, notes)
+    """Write a saved plan in a format, read it back, and find the lines that launch and check it.
+
+    ``path`` is a file, or a folder, in which files have their usual names. Without a format those of the plan's
+    framework are tried, the usual one first.
+    """
+    plan = chosen(saved, fallback)
+    if path is not None:
+        plan = anchored(plan)
+    dirs = dirs_of(plan.job, preset_dirs)
+    names = formats_of(plan.strategy.framework) if to is None else (known_format(to),)
+    try:
+        result = first_written(plan, names, path, dirs)
+    except CombinationError as error:
+        allowed = f"{error.allowed}; {_way_out(saved, fallback, names[0], dirs)}"
+        raise CombinationError(error.field, error.value, allowed) from None
+    return replace(result, notes=(*saved.notes, *result.notes))
+
+
+def anchored(plan: Plan) -> Plan:
+    """A plan whose model, where that is a path, is found from whatever folder its files lie in or are started from."""
+    path = Path(plan.job.model or "")
+    if path.is_absolute() or not path.exists():
+        return plan
+    job = plan.job.model_copy(update={"model": str(path.resolve())})
+    return plan.model_copy(update={"job": job, "command": command_line(job)})
+
+
+def first_written(plan: Plan, names: Sequence[str], path: Path | None, dirs: tuple[str, ...]) -> Exported:
+    """Write a plan in the first of some formats that says it, or refuse it as the first of them does."""
+    refusals = []
+    for name in names:
+        try:
+            return written(plan, name, path, dirs)
+        except CombinationError as error:
+            refusals.append(error)
+    raise refusals[0]
+
+
+def written(plan: Plan | Estimate, to: str, path: Path | None, dirs: tuple[str, ...]) -> Exported:
+    """Write one plan in a format, and prove that what is written is the plan."""
+    form = get_format(to)
+    target = Path(usual_name(form)) if path is None else path / usual_name(form) if path.is_dir() else path
+    estimate = estimated_again(plan, dirs)
+    job = _job(plan, estimate, form, target, dirs)
+    check, runs = check_command(form, _files(form, job, target), plan.job, estimate, dirs)
+    files = _files(form, replace(job, check=check), target)
+    line = launch(to, job, target, several=len(files) > 1)
+    return Exported(files, line, check, tuple(_moved(plan, estimate, runs, form.title)), to)
+
+
+def formats_of(framework: str) -> tuple[str, ...]:
+    """The formats that run a framework's plans, the usual one first."""
+    name = framework.partition("@")[0]
+    if name not in FORMATS_OF:
+        able = ", ".join(FORMATS_OF)
+        raise CombinationError("framework", framework, f"memcalc writes no config of it; plan again with {able}")
+    if habits_of(framework).pipeline_engine == "always":
+        allowed = "memcalc writes no arguments of Megatron-DeepSpeed; plan again with deepspeed, or megatron"
+        raise CombinationError("framework", framework, allowed)
+    return FORMATS_OF[name]
+
+
+def known_format(to: str) -> str:
+    """A format that can be written, or the error that names those of a framework that was named instead."""
+    if to in WRITABLE:
+        return to
+    if to in FORMATS_OF:
+        raise UnknownNameError("to", to, f"{to} is a framework; its formats are {', '.join(FORMATS_OF[to])}")
+    allowed = f"must be one of {', '.join(WRITABLE)}"
+    raise UnknownNameError("to", to, allowed, WRITABLE, suggestion=meant("to", to))
+
+
+def _job(plan: Plan | Estimate, estimate: Estimate, form: Format, target: Path, dirs: tuple[str, ...]) -> ConfigJob:
+    model = str(plan.job.model)
+    workspace = plan.job.settings.get("strategy.blas_workspace")
+    return replace(
+        ConfigJob.of(estimate, load_model(model, dirs)),
+        model=model,
+        blas_workspace=None if workspace is None else parse_bytes(workspace),
+        beside={form.name: target.name, **{name: usual_name(get_format(name)) for name in form.beside}},
+    )
 
 
 def usual_name(form: Format) -> str:
@@ -94,39 +176,78 @@ def usual_name(form: Format) -> str:
     return f"{Path(form.filename).stem}.sh" if form.kind == "flags" else form.filename
 
 
-def _files(form: Format, job: Job, target: Path) -> dict[Path, str]:
-    """The file of a format, and beside it those that it names."""
-    text = written(form, job)
+def _files(form: Format, job: ConfigJob, target: Path) -> dict[Path, str]:
+    """The file of a format, those beside it and those that they name, and the script that reads them."""
+    text = render_config(form, job)
     if form.kind == "flags":
-        return {target: script(form.name, job, text)}
+        return {target: start(form.name, job, text)}
     files = {target: text}
     if form.kind != "shell":
-        for other in form.read(parsed(target, text, form.kind)).references:
-            if other.format in WRITABLE and other.path and Path(other.path).name == other.path:
-                files[target.parent / other.path] = written(format_named(other.format), job)
+        for other in (*form.beside, *_named(form, target, text)):
+            path = target.parent / job.beside.get(other, usual_name(get_format(other)))
+            files.setdefault(path, render_config(get_format(other), job))
+    script = next((get_format(name).script for name in (form.name, *form.beside) if get_format(name).script), None)
+    if script is not None:
+        files[target.parent / SCRIPT] = script(job)
     return files
 
 
-def _moved(plan: Plan, found: Estimate) -> list[str]:
-    """Say where the figures are no longer those that were saved."""
-    was, now = plan.peak.device, found.peak.device
-    if was == now:
-        return []
-    said = f"saved with {was / GIB:.2f} GiB on each GPU, now estimated at {now / GIB:.2f} GiB ({found.verdict})"
-    return [f"{said} by memcalc {memcalc.__version__}."]
+def _named(form: Format, target: Path, text: str) -> Iterator[str]:
+    """Yield the formats of the files that a config names."""
+    for other in form.read(parse_document(target, text, form.kind)).references:
+        if other.format in WRITABLE and other.path and Path(other.path).name == other.path:
+            yield other.format
 
 
-def target_of(name: str, to: str, *, force: bool) -> Path:
-    """Return where a file goes: into a directory under its usual name, or to the path itself."""
-    folder = Path(name)
-    inside = folder / usual_name(format_named(to)) if folder.is_dir() else folder
-    output_path(str(inside), force)
-    return inside
+def _moved(plan: Plan | Estimate, estimate: Estimate, runs: Estimate, title: str) -> Iterator[str]:
+    """Yield a sentence where the figures are no longer those that were saved, or what runs has others by itself."""
+    was, now = plan.peak.device, estimate.peak.device
+    if was != now:
+        text = f"saved with {was / GIB:.2f} GiB on each GPU, now estimated at {now / GIB:.2f} GiB ({estimate.verdict})"
+        yield f"{text} by memcalc {__version__}."
+    if runs is estimate:
+        return
+    before, after = estimate.strategy.model_dump(), runs.strategy.model_dump()
+    other = ", ".join(f"{name.replace('_', '-')} {after[name]}" for name in after if after[name] != before[name])
+    text = f"{title}: what runs has {other}, and takes {runs.peak.device / GIB:.2f} GiB on each GPU, not the planned "
+    text += f"{now / GIB:.2f}"
+    if runs.verdict == "does-not-fit":
+        raise CombinationError("to", title, f"{text}, which does not fit")
+    yield f"{text} ({runs.verdict})."
 
 
-def write_files(done: Exported, *, force: bool) -> None:
-    """Write what was exported: files that are whole or not there, replaced with ``force`` alone."""
-    targets = {output_path(str(path), force): text for path, text in done.files.items()}
+def _way_out(saved: SavedPlan, fallback: int, to: str, dirs: tuple[str, ...]) -> str:
+    """Which plan the format can say: one to go back to, or the line that searches what it writes."""
+    for number, plan in enumerate(saved.fallback, 1):
+        if number != fallback and _takes(plan, to, dirs):
+            return f"its fallback {number} can be written: --fallback {number}"
+    job = saved.job.model_copy(update={"query": {**saved.job.query, "to": to}})
+    framework = saved.plan.strategy.framework.partition("@")[0]
+    if to not in FORMATS_OF.get(framework, ()):
+        other = next(name for name, formats in FORMATS_OF.items() if to in formats)
+        job = job.with_options(framework=other)
+    return f"plan what it can say: {command_line(job)}"
+
+
+def _takes(plan: Plan, to: str, dirs: tuple[str, ...]) -> bool:
+    try:
+        written(plan, to, None, dirs)
+    except CombinationError:
+        return False
+    return True
+
+
+def write_files(result: Exported, *, force: bool) -> None:
+    """Write what was exported: files that are complete or not there, replaced with ``force`` alone."""
+    targets = {output_path(str(path), force): text for path, text in result.files.items()}
     for path, text in targets.items():
         with replacing(path) as stream:
             stream.write(text.encode())
+
+
+def write_job(result: Exported, folder: Path, *, force: bool) -> None:
+    """Write what was exported into a folder, with a script that starts it from there and says how to check it."""
+    texts = {path.name: text for path, text in result.files.items()}
+    head = "#!/bin/bash", "# Written by memcalc; check it before every start with:", f"# {result.check}"
+    texts["launch.sh"] = "\n".join([*head, 'cd "$(dirname "$0")" || exit 1', result.launch, ""])
+    write_folder(folder, texts, force=force)

@@ -5,22 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-import memcalc
+from memcalc import api
 from memcalc.errors import InputError, MissingError
 from memcalc.evidence import evidence_for
-from memcalc.handoff.saved import estimate_of
-from memcalc.handoff.words import typed
-from memcalc.results import Estimate, Plans, Review, SavedPlan
+from memcalc.handoff.saved import dirs_of, estimate_of
+from memcalc.results.estimates import Estimate
+from memcalc.results.plans import Plans
+from memcalc.results.saved import Review, SavedPlan
+from memcalc.specs.job import JobRecord, command_line
 from memcalc.units import parse_count
 
 if TYPE_CHECKING:
-    from memcalc.results.saved import Word
     from memcalc.specs.model import Model
-
-__all__ = ["review_of"]
-
-_RECORDING = ("module", "inputs", "loss_fn", "block_class")
-"""Words that say what a model was recorded from; the model itself is told."""
 
 
 def review_of(
@@ -43,8 +39,8 @@ def review_of(
         return _of_plans(answer, rank, model, dirs)
     if isinstance(answer, SavedPlan):
         return _of_saved(answer, dirs)
-    command = answer.command.replace("memcalc estimate", "memcalc report --estimate", 1)
-    given = _without(_said(answer.command), answer.assumptions)
+    command = command_line(answer.job, "report", "--estimate")
+    given = _without(_texts(answer.job), answer.assumptions)
     return _review("strategy", answer, given=given, searched={}, command=command)
 
 
@@ -58,9 +54,9 @@ def _review(
     **more: Any,
 ) -> Review:
     """Return a review; warnings and defaults are the estimate's, and those of `more` that it does not have."""
-    own = {} if estimate is None else estimate.assumptions
+    defaults = {} if estimate is None else estimate.assumptions
     warned = () if estimate is None else estimate.warnings
-    assumed = _without(_without(more.pop("assumptions", {}), searched) | _without(own, given), searched)
+    assumed = _without(_without(more.pop("assumptions", {}), searched) | _without(defaults, given), searched)
     values = {
         "subject": subject,
         "estimate": estimate,
@@ -77,35 +73,33 @@ def _review(
 
 
 def _of_plans(plans: Plans, rank: int | str | None, model: Model | None, dirs: tuple[str, ...]) -> Review:
-    given = _said(plans.command)
-    command = plans.command.replace("memcalc plan", "memcalc report", 1)
+    given, command = _texts(plans.job), _page(plans.job, rank)
     shared: dict[str, Any] = {"plans": plans, "assumptions": plans.assumptions, "warnings": plans.warnings}
     if not plans.plans:
         if rank is not None:
             raise MissingError("nothing fits, so there is no plan to show: leave --rank out for what is closest.")
-        estimate = _estimated(plans.closest, model, dirs) if plans.closest else None
-        searched = _searched(plans.closest, given, plans.assumptions) if plans.closest else {}
+        closest = plans.closest_job
+        estimate = _estimated(closest, model, dirs) if closest else None
+        searched = _searched(closest, given, plans.assumptions) if closest else {}
         return _review("closest", estimate, given=given, searched=searched, command=command, **shared)
-    place = 1 if rank is None else parse_count(rank, "rank")
-    plan = next((one for one in plans.plans if one.rank == place), None)
+    number = 1 if rank is None else parse_count(rank, "rank")
+    plan = next((plan for plan in plans.plans if plan.rank == number), None)
     if plan is None:
-        raise InputError("rank", place, f"must be from 1 to {len(plans.plans)}, the plans that are listed")
-    estimate = _estimated(plan.command, model, dirs)
-    command += "" if rank is None else f" --rank {place}"
-    searched = _searched(plan.command, given, plans.assumptions)
+        raise InputError("rank", number, f"must be from 1 to {len(plans.plans)}, the plans that are listed")
+    estimate = _estimated(plan.job, model, dirs)
+    searched = _searched(plan.job, given, plans.assumptions)
     return _review("plan", estimate, given=given, searched=searched, command=command, chosen=plan, **shared)
 
 
 def _of_saved(saved: SavedPlan, dirs: tuple[str, ...]) -> Review:
-    given, plan = _said(saved.asked), saved.plan
-    command = saved.asked.replace("memcalc plan", "memcalc report", 1)
+    given, plan = _texts(saved.job), saved.plan
     estimate = estimate_of(saved, preset_dirs=dirs, timeline=True)
     return _review(
         "saved",
         estimate,
         given=given,
-        searched=_searched(plan.command, given, {}),
-        command=command + (f" --rank {plan.rank}" if plan.rank > 1 else ""),
+        searched=_searched(plan.job, given, {}),
+        command=_page(saved.job, plan.rank if plan.rank > 1 else None),
         chosen=plan,
         fallback=saved.fallback,
         no_fallback=saved.no_fallback,
@@ -113,38 +107,34 @@ def _of_saved(saved: SavedPlan, dirs: tuple[str, ...]) -> Review:
     )
 
 
-def _estimated(command: str, model: Model | None, dirs: tuple[str, ...]) -> Estimate:
-    """Return the estimate that a line asks for; `model` in the place of its words for one."""
-    line = typed(command)
-    words: dict[str, Word] = {name: value for name, value in line.words.items() if name not in _RECORDING}
-    return memcalc.estimate(
-        model=line.model if model is None else model,
-        gpu=line.gpu,
-        node=line.node,
-        settings=line.settings,
-        preset_dirs=dirs,
-        timeline=True,
-        **words,
-    )
+def _page(job: JobRecord, rank: int | str | None) -> str:
+    """The ``memcalc report`` line of a search."""
+    query = {name: value for name, value in job.query.items() if name != "recipe"}
+    if rank is not None:
+        query["rank"] = parse_count(rank, "rank")
+    return command_line(job.model_copy(update={"query": query}), "report")
 
 
-def _said(command: str) -> dict[str, str]:
-    """Return the words of a line, as they were typed."""
-    line = typed(command)
-    head = {"model": line.model, "gpu": line.gpu, **({} if line.node is None else {"node": line.node})}
-    named = {
-        name: "yes" if value is True else "no" if value is False else str(value) for name, value in line.words.items()
-    }
-    if "module" in named:
-        head.pop("model")
-    return {**head, **named, **line.settings}
+def _estimated(job: JobRecord, model: Model | None, dirs: tuple[str, ...]) -> Estimate:
+    """Return the estimate of a job; `model` is what its module was recorded as."""
+    return api.estimate(**{**job.keywords(model), "preset_dirs": dirs_of(job, dirs)}, timeline=True)
 
 
-def _searched(command: str, given: dict[str, str], assumed: dict[str, str]) -> dict[str, str]:
-    """Return what a search chose: the words of its line that were left open, by what was typed or by default."""
-    words = _said(command)
+def _texts(job: JobRecord) -> dict[str, str]:
+    """Return what was given for a job, by option, as text."""
+    places = {"model": job.model, "gpu": job.gpu, "node": job.node, **job.module, **job.options, **job.query}
+    texts = {name: _text(value) for name, value in places.items() if value is not None}
+    return {**texts, **{name: str(value) for name, value in job.settings.items()}}
+
+
+def _text(value: Any) -> str:
+    return ("yes" if value else "no") if isinstance(value, bool) else str(value)
+
+
+def _searched(job: JobRecord, given: dict[str, str], assumed: dict[str, str]) -> dict[str, str]:
+    """Return what a search chose: the options of a plan that were left open, by the user or by default."""
     fixed = {name for name, value in assumed.items() if not value.startswith("searched")}
-    return {name: value for name, value in words.items() if given.get(name) != value and name not in fixed}
+    return {name: value for name, value in _texts(job).items() if given.get(name) != value and name not in fixed}
 
 
 def _without(values: dict[str, str], others: dict[str, str]) -> dict[str, str]:

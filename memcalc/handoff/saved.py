@@ -1,4 +1,4 @@
-"""Saved plans: written whole with what to go back to, and read back with every check."""
+"""Saved plans: written with what to go back to, and read back with every check."""
 
 from __future__ import annotations
 
@@ -9,36 +9,31 @@ from typing import Any, NoReturn, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-import memcalc
-from memcalc.api import CHOSEN
+from memcalc import api
+from memcalc._version import __version__
 from memcalc.calibrations import NONE
-from memcalc.convert.document import parsed
-from memcalc.convert.reading import read_text
+from memcalc.convert.document import parse_document
+from memcalc.convert.text import read_text
 from memcalc.errors import FileError, InputError, MissingError, UnknownNameError
 from memcalc.files import output_path, replacing
 from memcalc.handoff.fallback import fallbacks
-from memcalc.handoff.words import command_line, flags_of, typed
-from memcalc.planner.plans import chosen_words
-from memcalc.results import Estimate, Plan, Plans, SavedJob, SavedPlan
-from memcalc.results.saved import Word
+from memcalc.planner.record import CHOSEN, with_query
+from memcalc.results.estimates import Estimate
+from memcalc.results.plans import Plan, Plans
+from memcalc.results.saved import SavedPlan
+from memcalc.specs.job import JobRecord, command_line
 from memcalc.units import parse_count
-
-__all__ = ["estimate_of", "load", "load_answer", "record_of", "save", "saved_alone", "saved_plan", "words_of"]
 
 Record = TypeVar("Record", bound=BaseModel)
 PINNED = "what was typed leaves no plan with the same layout and global batch that is smaller by a tenth and fits"
 SMALLEST = "no plan with the same layout and global batch is smaller by a tenth and fits"
+_SCHEMA, _OLDER = "memcalc.saved-plan/2", "memcalc.saved-plan/1"
 
 
 def save(
-    plans: Plans,
-    path: str,
-    rank: int | str = 1,
-    *,
-    preset_dirs: Iterable[str] = (),
-    force: bool = False,
+    plans: Plans, path: str, rank: int | str = 1, *, preset_dirs: Iterable[str] = (), force: bool = False
 ) -> SavedPlan:
-    """Write the plan of a rank to a file, with what to go back to if it does not run; the file is whole or not there.
+    """Write the plan of a rank to a file, with what to go back to if it does not run.
 
     Parameters
     ----------
@@ -49,7 +44,7 @@ def save(
     rank
         Which of the plans, from 1.
     preset_dirs
-        Folders with presets of your own, looked up first.
+        Folders with presets of your own, looked up first; those of the search when left out.
     force
         Whether a file that exists is replaced.
 
@@ -64,63 +59,68 @@ def save(
         For a rank that is not listed, and for a file that exists, unless ``force`` is true.
     """
     target = output_path(path, force)
-    found = saved_plan(plans, rank, preset_dirs)
+    saved = saved_plan(plans, rank, preset_dirs)
     with replacing(target) as stream:
-        stream.write((json.dumps(found.model_dump(mode="json", by_alias=True), indent=2) + "\n").encode())
-    return found
+        stream.write((json.dumps(saved.model_dump(mode="json", by_alias=True), indent=2) + "\n").encode())
+    return saved
 
 
 def saved_plan(plans: Plans, rank: int | str = 1, preset_dirs: Iterable[str] = ()) -> SavedPlan:
     """Return the plan of a rank as it is saved."""
-    place, dirs = parse_count(rank, "rank"), tuple(preset_dirs)
+    number = parse_count(rank, "rank")
     if not plans.plans:
         raise MissingError("nothing fits, so there is no plan to save: memcalc plan lists the smallest changes.")
-    plan = next((one for one in plans.plans if one.rank == place), None)
+    plan = next((plan for plan in plans.plans if plan.rank == number), None)
     if plan is None:
         raise InputError("rank", rank, f"must be from 1 to {len(plans.plans)}, the plans that are listed")
-    return _saved(plan, plans.seq_len, plans.command, dirs)
+    return _saved(plan, plans.job, preset_dirs)
 
 
 def saved_alone(plan: Plan, preset_dirs: Iterable[str] = ()) -> SavedPlan:
-    """Return one plan as it is saved, as if nothing but the job had been typed where it was found."""
-    line = typed(plan.command)
-    own = {"gpus", "seq_len", "global_batch"} | (set(line.words) - set(CHOSEN))
-    node = [] if line.node is None else ["--node", line.node]
-    flags = flags_of({name: value for name, value in line.words.items() if name in own}, line.settings)
-    asked = command_line("plan", "--model", line.model, "--gpu", line.gpu, *node, *flags)
-    return _saved(plan, parse_count(line.words["seq_len"], "seq_len"), asked, tuple(preset_dirs))
+    """Return one plan as it is saved, as if nothing but the job had been given where it was found."""
+    names = {"gpus", "seq_len", "global_batch"} | (plan.job.options.keys() - CHOSEN)
+    options = {name: value for name, value in plan.job.options.items() if name in names}
+    return _saved(plan, with_query(plan.job.model_copy(update={"options": options}), "plan"), preset_dirs)
 
 
-def _saved(plan: Plan, seq_len: int, command: str, dirs: tuple[str, ...]) -> SavedPlan:
-    """Return a plan that a command found, with what to go back to."""
-    line, asked = typed(plan.command), typed(command)
-    words = {name: value for name, value in line.words.items() if name not in CHOSEN}
-    job = SavedJob(model=line.model, gpu=line.gpu, node=line.node, seq_len=seq_len, words=words, settings=line.settings)
-    safer = fallbacks(job, plan, asked.words, dirs)
-    pinned = {"micro_batch", "recompute", "zero", "offload"} & set(asked.words)
-    found = SavedPlan(
-        version=memcalc.__version__,
-        asked=command,
+def _saved(plan: Plan, job: JobRecord, preset_dirs: Iterable[str]) -> SavedPlan:
+    """Return a plan that a search found, with what to go back to."""
+    dirs = dirs_of(job, preset_dirs)
+    if job.module:
+        raise InputError(
+            "plan", job.module["module"], "a module trains by code of its own, to which nothing is exported"
+        )
+    safer = fallbacks(plan, job.options, dirs)
+    pinned = {"micro_batch", "recompute", "zero", "offload"} & job.options.keys()
+    saved = SavedPlan(
+        version=__version__,
         job=job,
+        asked=command_line(job),
         plan=plan,
         fallback=safer,
         no_fallback="" if safer else PINNED if pinned else SMALLEST,
-        notes=tuple(_not_carried(line.model, dirs, words.get("calibration"))),
+        notes=tuple(_not_carried(plan.job, dirs)),
     )
-    estimate_of(found, preset_dirs=dirs)  # a file never holds a plan that its own words do not come to
-    return found
+    estimate_of(saved, preset_dirs=dirs)  # a file never holds a plan that its own job does not come to
+    return saved
 
 
-def _not_carried(model: str, dirs: tuple[str, ...], calibration: Word | None) -> list[str]:
+def dirs_of(job: JobRecord, preset_dirs: Iterable[str]) -> tuple[str, ...]:
+    """Return the folders with presets of the user's own: those given, or those of the job."""
+    return tuple(preset_dirs) or job.preset_dirs
+
+
+def _not_carried(job: JobRecord, dirs: tuple[str, ...]) -> list[str]:
     """What must be there where the plan is exported, since its file does not have it."""
-    said = []
+    notes = []
     if dirs:
-        said.append("presets of your own are not in this file: give --preset-dir where it is exported.")
-    if Path(model).suffix in {".json", ".toml"} or Path(model).is_dir():
-        said.append("the model is a path, which must lead to the same model where this file is exported.")
-    if calibration not in {None, NONE}:
-        said.append("the calibration is a file, which must be there too where this file is exported.")
-    return said
+        notes.append("presets of your own are not in this file: have them where it is exported, or give --preset-dir.")
+    path = Path(job.model or "")
+    if path.suffix in {".json", ".toml"} or path.is_dir():
+        notes.append("the model is a path, which must lead to the same model where this file is exported.")
+    if job.options.get("calibration", NONE) != NONE:
+        notes.append("the calibration is a file, which must be there too where this file is exported.")
+    return notes
 
 
 def load(
@@ -135,7 +135,7 @@ def load(
     rank
         Which of a list of plans, from 1; the first when left out.
     preset_dirs
-        Folders with presets of your own, looked up first.
+        Folders with presets of your own, looked up first; those of the search when left out.
     calibration
         A file, or ``none``, in place of the one with which the plan was found.
 
@@ -149,20 +149,21 @@ def load(
     memcalc.errors.InputError
         For whatever is neither of them.
     """
-    found = _read(path, rank, tuple(preset_dirs))
+    answer = load_answer(path)
+    if isinstance(answer, Plans):
+        answer = saved_plan(answer, 1 if rank is None else rank, preset_dirs)
+    elif rank is not None and parse_count(rank, "rank") != answer.plan.rank:
+        raise InputError("rank", rank, f"{Path(path).name} holds plan {answer.plan.rank} alone")
     if calibration is None:
-        return found
-    words = {**found.job.words, "calibration": calibration}
-    return found.model_copy(update={"job": found.job.model_copy(update={"words": words})})
+        return answer
+    job = answer.job.with_options(calibration=calibration)
+    plan, *safer = (_calibrated(plan, calibration) for plan in (answer.plan, *answer.fallback))
+    return answer.model_copy(update={"job": job, "asked": command_line(job), "plan": plan, "fallback": tuple(safer)})
 
 
-def _read(path: str, rank: int | str | None, preset_dirs: tuple[str, ...]) -> SavedPlan:
-    found = load_answer(path)
-    if isinstance(found, Plans):
-        return saved_plan(found, 1 if rank is None else rank, preset_dirs)
-    if rank is not None and parse_count(rank, "rank") != found.plan.rank:
-        raise InputError("rank", rank, f"{Path(path).name} holds plan {found.plan.rank} alone")
-    return found
+def _calibrated(plan: Plan, calibration: str) -> Plan:
+    job = plan.job.with_options(calibration=calibration)
+    return plan.model_copy(update={"job": job, "command": command_line(job)})
 
 
 def load_answer(path: str) -> Plans | SavedPlan:
@@ -171,21 +172,24 @@ def load_answer(path: str) -> Plans | SavedPlan:
     Raises :class:`memcalc.errors.InputError` for whatever is not one of them.
     """
     text = read_text(Path(path))
-    data = parsed(Path(path), text, "json").data
-    if isinstance(data, dict) and data.get("schema") == "memcalc.plan/1":
-        return record_of(Plans, path, text)
-    if not isinstance(data, dict) or data.get("schema") != "memcalc.saved-plan/1":
-        schema = data.get("schema") if isinstance(data, dict) else None
-        said = "must be a plan that memcalc plan --save wrote, with the schema memcalc.saved-plan/1"
-        raise FileError("file", path, said if schema is None else f"{said}, not {str(schema)[:40]!r}")
-    found = record_of(SavedPlan, path, text)
-    if found.version != memcalc.__version__:
-        said = f"saved by memcalc {found.version}, read by {memcalc.__version__}."
-        return found.model_copy(update={"notes": (*found.notes, said)})
-    return found
+    data = parse_document(Path(path), text, "json").data
+    schema = data.get("schema") if isinstance(data, dict) else None
+    if schema == "memcalc.plan/1":
+        return record_from(Plans, path, text)
+    if schema == _OLDER:
+        again = f"its line under asked, given again with --save and --force, writes it as {_SCHEMA}"
+        raise FileError("file", path, f"must not be of the older schema {_OLDER}, whose plans have no job: {again}")
+    if schema != _SCHEMA:
+        allowed = f"must be a plan that memcalc plan --save wrote, with the schema {_SCHEMA}"
+        raise FileError("file", path, allowed if schema is None else f"{allowed}, not {str(schema)[:40]!r}")
+    saved = record_from(SavedPlan, path, text)
+    if saved.version != __version__:
+        note = f"saved by memcalc {saved.version}, read by {__version__}."
+        return saved.model_copy(update={"notes": (*saved.notes, note)})
+    return saved
 
 
-def record_of(kind: type[Record], path: str, text: str) -> Record:
+def record_from(kind: type[Record], path: str, text: str) -> Record:
     """Return the record that the JSON of a file holds, checked."""
     try:
         json.loads(text, parse_constant=lambda name: _no_number(path, name))
@@ -201,36 +205,29 @@ def _no_number(path: str, name: str) -> NoReturn:
 def _sentence(error: ValidationError, path: str, kind: type[BaseModel]) -> InputError:
     """Return the first thing that is wrong with a file as one sentence."""
     first = error.errors(include_url=False)[0]
-    place = [str(part) for part in first["loc"]]
-    key = f"{Path(path).name}: {'.'.join(place)}"
+    location = [str(part) for part in first["loc"]]
+    key = f"{Path(path).name}: {'.'.join(location)}"
     if first["type"] == "extra_forbidden":
-        known = sorted(_fields(kind, place[:-1]))
-        return UnknownNameError(f"{Path(path).name} key", ".".join(place), "must be a key of the schema", known)
+        names = sorted(_fields(kind, location[:-1]))
+        return UnknownNameError(f"{Path(path).name} key", ".".join(location), "must be a key of the schema", names)
     if first["type"] == "missing":
-        return InputError(key, None, "must be given")
-    said = first["msg"].removeprefix("Value error, ").replace("Input should be", "must be").rstrip(".")
-    return InputError(key, first["input"], said)
+        older = ": an older memcalc wrote none, so ask again with this one" if location[-1] == "job" else ""
+        return InputError(key, None, f"must be given{older}")
+    message = first["msg"].removeprefix("Value error, ").replace("Input should be", "must be").rstrip(".")
+    return InputError(key, first["input"], message)
 
 
-def _fields(kind: Any, place: list[str]) -> list[str]:
-    """Return the keys of the table that a place leads to."""
-    for part in place:
+def _fields(kind: Any, location: list[str]) -> list[str]:
+    """Return the keys of the table that a location leads to."""
+    for part in location:
         if part.isdigit():
             continue
         kind = kind.model_fields[part].annotation
-        inner = [one for one in getattr(kind, "__args__", ()) if isinstance(one, type) and issubclass(one, BaseModel)]
+        inner = [
+            item for item in getattr(kind, "__args__", ()) if isinstance(item, type) and issubclass(item, BaseModel)
+        ]
         kind = inner[0] if inner else kind
     return [field.alias or name for name, field in kind.model_fields.items()]
-
-
-def words_of(saved: SavedPlan, fallback: int = 0) -> dict[str, Any]:
-    """The words of :func:`memcalc.estimate` for a saved plan, or for one that it can go back to.
-
-    Raises :class:`memcalc.errors.InputError` for a fallback that it does not have.
-    """
-    plan = chosen(saved, fallback)
-    own = chosen_words(plan.strategy, plan.gpus, saved.job.seq_len, plan.global_batch)
-    return {**saved.job.words, **own}
 
 
 def chosen(saved: SavedPlan, fallback: int) -> Plan:
@@ -246,23 +243,20 @@ def chosen(saved: SavedPlan, fallback: int) -> Plan:
 def estimate_of(
     saved: SavedPlan, fallback: int = 0, preset_dirs: Iterable[str] = (), *, timeline: bool = False
 ) -> Estimate:
-    """Estimate a saved plan again; ``timeline`` adds one step over time.
+    """Estimate a saved plan again, or what it can go back to; ``timeline`` adds one step over time.
 
-    Raises :class:`memcalc.errors.InputError` where its words no longer come to the strategy that was saved.
+    Raises :class:`memcalc.errors.InputError` where its job no longer comes to the strategy that was saved.
     """
-    job, plan = saved.job, chosen(saved, fallback)
-    found = memcalc.estimate(
-        model=job.model,
-        gpu=job.gpu,
-        node=job.node,
-        settings=job.settings,
-        preset_dirs=preset_dirs,
-        timeline=timeline,
-        **words_of(saved, fallback),
-    )
-    was, now = plan.strategy.model_dump(), found.strategy.model_dump()
+    plan = chosen(saved, fallback)
+    return estimated_again(plan, dirs_of(plan.job, preset_dirs), timeline=timeline)
+
+
+def estimated_again(plan: Plan | Estimate, dirs: tuple[str, ...], *, timeline: bool = False) -> Estimate:
+    """Estimate a plan by its own job, which must come to its strategy."""
+    estimate = api.estimate(**{**plan.job.keywords(), "preset_dirs": dirs}, timeline=timeline)
+    was, now = plan.strategy.model_dump(), estimate.strategy.model_dump()
     other = next((name for name in was if was[name] != now[name]), None)
     if other is not None:
-        allowed = f"its words come to {now[other]!r} with memcalc {memcalc.__version__}: type it, and plan again"
+        allowed = f"its job comes to {now[other]!r} with memcalc {__version__}: give it, and plan again"
         raise InputError(f"strategy.{other} of the saved plan", was[other], allowed)
-    return found
+    return estimate

@@ -2,71 +2,53 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from memcalc import __version__, results
-from memcalc.formulas.census import model_count
+from memcalc import catalog
+from memcalc._version import __version__
 from memcalc.frameworks import habits_of
+from memcalc.frameworks.capabilities import own_code
+from memcalc.grid import layout_of
 from memcalc.ledger import COMPONENTS, PHASES, Ledger, Term
-from memcalc.planner.peaks import Peaks, at_stage, peaks_of
+from memcalc.planner.activation_budget import activation_budget_of, recompute_warnings
+from memcalc.planner.direct import OWN_CODE
+from memcalc.planner.offload_memory import NO_SWAPPER, OffloadNeed, lacks_nvme_swap, offload_need, shortages
 from memcalc.planner.recorded import notes_of
-from memcalc.planner.rooms import NO_SWAPPER, Need, has_no_swapper, need_of, shortages
+from memcalc.planner.stage_peaks import Peaks, at_stage, peaks_of, timelines
+from memcalc.results.estimates import (
+    Budget,
+    Components,
+    Estimate,
+    HardwareFacts,
+    ModelFacts,
+    OffGpuTerm,
+    Peak,
+    Saved,
+    StagePeak,
+    TermFacts,
+    WorkloadFacts,
+)
+from memcalc.specs.job import command_line
 from memcalc.specs.strategy import Strategy
 from memcalc.sums import add_up
 from memcalc.terms import build_ledger, off_gpu_terms
 from memcalc.terms.activations import groups_of
-from memcalc.terms.census import Census
 from memcalc.terms.head import head_kept
+from memcalc.terms.model_on_grid import ModelOnGrid
+from memcalc.terms.overhead import NAMES, STAND_IN, borrowed_of
+from memcalc.terms.parameters import model_count
 from memcalc.terms.pipeline import in_flight
 
 if TYPE_CHECKING:
     from memcalc.grid import Grid
     from memcalc.planner.request import Request
     from memcalc.specs.hardware import GPU, Node
+    from memcalc.specs.job import JobRecord
     from memcalc.specs.model import Model
     from memcalc.terms import Overhead
-
-
-EXTRA = (
-    "compile",
-    "cp_kind",
-    "etp",
-    "mtp",
-    "microbatch_group",
-    "first_stage_layers",
-    "last_stage_layers",
-    "embedding_in_split",
-    "loss_in_split",
-    "wgrad_fusion",
-    "float8",
-    "float8_all_gather",
-    "async_tp",
-    "fsdp_schedule",
-    "reshard",
-    "expandable_segments",
-    "adapter_dtype",
-    "autocast",
-    "also_train",
-    "quantize",
-    "lora_dropout",
-    "lora_kernels",
-    "gptq_group",
-    "prepare_kbit",
-    "wide_embedding_moments",
-    "bucket_view",
-    "whole_accumulation",
-    "partition_activations",
-    "grad_accum_dtype",
-    "reduce_bucket_size",
-    "overlap_comm",
-    "zero_prefetch_bucket",
-    "persistence_threshold",
-    "max_live_parameters",
-    "sub_group_size",
-)
-"""Fields of the strategy that are the same in a whole grid, beyond those named one by one."""
 
 
 def scalar(value: object, stage: int = 0) -> Any:
@@ -80,103 +62,80 @@ def scalar(value: object, stage: int = 0) -> Any:
 
 def strategy_of(grid: Grid, index: tuple[int, ...] = (0,) * 7) -> Strategy:
     """The strategy at an index of the grid, every field resolved."""
-    layout, fixed = grid.layouts[index[0]], grid.fixed
-    return Strategy.model_validate(
-        {
-            "framework": fixed.framework,
-            "precision": grid.precisions[index[2]],
-            "optimizer": fixed.optimizer,
-            "optimizer_impl": fixed.optimizer_impl,
-            "optimizer_in_backward": fixed.optimizer_in_backward,
-            "zero": grid.zeros[index[4]],
-            "dp": layout.dp,
-            "tp": layout.tp,
-            "sp": layout.sp,
-            "pp": layout.pp,
-            "pp_schedule": layout.schedule,
-            "vpp": layout.vpp,
-            "cp": layout.cp,
-            "ep": layout.ep,
-            "recompute": grid.recomputes[index[3]],
-            "offload": grid.offloads[index[5]],
-            "offload_to": fixed.offload_to,
-            "attention": fixed.attention,
-            "loss": fixed.loss,
-            "kernels": fixed.kernels,
-            "reduce_dtype": fixed.reduce_dtype,
-            "checkpoint": fixed.checkpoint,
-            **{name: getattr(fixed, name) for name in EXTRA},
-            "lora": str(fixed.lora or ""),
-            "micro_batch": grid.micro_batches[index[6]],
-        }
-    )
+    layout = vars(grid.layouts[index[0]])
+    axes = {
+        **{name: layout[name] for name in layout.keys() & Strategy.model_fields.keys()},
+        "pp_schedule": layout["schedule"],
+        "precision": grid.precisions[index[2]],
+        "recompute": grid.recomputes[index[3]],
+        "zero": grid.zeros[index[4]],
+        "offload": grid.offloads[index[5]],
+        "micro_batch": grid.micro_batches[index[6]],
+    }
+    return Strategy.model_validate({name: getattr(grid.fixed, name) for name in Strategy.model_fields} | axes)
 
 
-def model_facts(model: Model) -> results.ModelFacts:
+def model_facts(model: Model) -> ModelFacts:
     """Name and size."""
     count = model_count(model)
-    return results.ModelFacts(name=model.name, parameters=count.total, active_parameters=count.active)
+    return ModelFacts(name=model.name, parameters=count.total, active_parameters=count.active)
 
 
-def hardware_facts(gpu: GPU, node: Node, gpus: int) -> results.HardwareFacts:
+def hardware_facts(gpu: GPU, node: Node, gpus: int) -> HardwareFacts:
     """The hardware by name."""
-    return results.HardwareFacts(
-        gpu=gpu.name, gpus=gpus, node=node.name, nodes=-(-gpus // node.gpus), gpus_per_node=node.gpus
-    )
+    return HardwareFacts(gpu=gpu.name, gpus=gpus, node=node.name, nodes=-(-gpus // node.gpus), gpus_per_node=node.gpus)
 
 
 def estimate_of(
-    model: Model,
-    grid: Grid,
+    census: ModelOnGrid,
     gpu: GPU,
     node: Node,
     overhead: Overhead,
     request: Request,
-    command: str,
+    record: JobRecord,
     *,
     timeline: bool = False,
-) -> results.Estimate:
+) -> Estimate:
     """The answer for a grid of one strategy; with ``timeline`` also one step, allocation by allocation."""
-    census = Census(model, grid)
+    model, grid = census.model, census.grid
     ledger = build_ledger(census, overhead.workspaces)
     peaks = peaks_of(census, ledger, overhead)
     top, layout, strategy = peaks.top, grid.layouts[0], strategy_of(grid)
-    need = need_of(census, node)
-    return results.Estimate(
+    need = offload_need(census, node)
+    return Estimate(
         version=__version__,
         model=model_facts(model),
         workload=_workload_facts(grid),
         hardware=hardware_facts(gpu, node, layout.gpus),
         strategy=strategy,
-        peak=results.Peak(
-            allocated=peaks.allocated,
-            reserved=top.reserved,
-            device=top.device,
-            phase=top.phase,
-            stage=top.stage,
-        ),
+        peak=peaks.at(Peak),
         interval=peaks.interval,
         budget=budget_of(overhead),
+        activation_budget=activation_budget_of(census, gpu, ledger, overhead, top),
         verdict=peaks.verdict,
         components=components_of(ledger, grid, top),
         saved=saved_of(census),
         phases={phase: at_stage(ledger.phase(phase), top.stage, grid.num_stages) for phase in PHASES},
         stages=staged(census, ledger, peaks),
-        timeline=_timeline(census, ledger, overhead, top.stage) if timeline else (),
+        timeline=timelines(census, ledger, overhead, top.stage) if timeline else (),
         terms=tuple(fact for fact in (term_fact(term, top.stage, grid) for term in ledger.terms) if fact.bytes),
         off_gpu=off_gpu_of(census),
         host_memory=need.host,
         tier_memory=need.tier,
-        warnings=(*warnings_for(model, gpu, node, overhead, need, strategy), *retry_warnings(peaks)),
+        warnings=(
+            *warnings_for(model, gpu, node, overhead, need, strategy),
+            *retry_warnings(peaks),
+            *recompute_warnings(census, gpu, node, overhead),
+        ),
         assumptions=request.assumptions,
-        command=command,
+        job=record,
+        command=command_line(record),
     )
 
 
-def _workload_facts(grid: Grid) -> results.WorkloadFacts:
-    """What is fed to a grid of one strategy."""
+def _workload_facts(grid: Grid) -> WorkloadFacts:
     seq_len, global_batch = grid.fixed.seq_len, grid.fixed.global_batch
-    return results.WorkloadFacts(
+    return WorkloadFacts(
         seq_len=seq_len,
         micro_batch=grid.micro_batches[0],
         global_batch=global_batch,
@@ -185,10 +144,10 @@ def _workload_facts(grid: Grid) -> results.WorkloadFacts:
     )
 
 
-def budget_of(overhead: Overhead) -> results.Budget:
+def budget_of(overhead: Overhead) -> Budget:
     """What the GPU has for tensors."""
     usable = overhead.usable
-    return results.Budget(
+    return Budget(
         capacity=overhead.capacity,
         context=overhead.context,
         libraries=overhead.libraries,
@@ -197,19 +156,19 @@ def budget_of(overhead: Overhead) -> results.Budget:
     )
 
 
-def components_of(ledger: Ledger, grid: Grid, top: results.StagePeak) -> results.Components:
+def components_of(ledger: Ledger, grid: Grid, top: StagePeak) -> Components:
     """Bytes by component at the peak phase of the peak stage; the reserve is all that is reserved beyond them."""
     named = {
         name: at_stage(ledger.component(name, top.phase), top.stage, grid.num_stages)
         for name in COMPONENTS
         if name != "reserve"
     }
-    return results.Components(**named, reserve=top.reserved - top.allocated)
+    return Components(**named, reserve=top.reserved - top.allocated)
 
 
-def staged(census: Census, ledger: Ledger, peaks: Peaks) -> tuple[results.StagePeak, ...]:
+def staged(census: ModelOnGrid, ledger: Ledger, peaks: Peaks) -> tuple[StagePeak, ...]:
     """Every stage with its allocated bytes by phase and component."""
-    count, held = census.grid.num_stages, in_flight(census.grid)
+    count, live = census.grid.num_stages, in_flight(census.grid)
     phases: list[dict[str, dict[str, int]]] = [{phase: {} for phase in PHASES} for _ in range(count)]
     for phase in PHASES:
         for name in COMPONENTS[:-1]:
@@ -217,31 +176,25 @@ def staged(census: Census, ledger: Ledger, peaks: Peaks) -> tuple[results.StageP
             for stage, size in zip(phases, column, strict=True):
                 stage[phase][name] = int(size)
     return tuple(
-        peak.model_copy(update={"phases": phases[peak.stage], "in_flight": at_stage(held, peak.stage, count)})
+        peak.model_copy(update={"phases": phases[peak.stage], "in_flight": at_stage(live, peak.stage, count)})
         for peak in peaks.stages
     )
 
 
-def _timeline(census: Census, ledger: Ledger, overhead: Overhead, top: int) -> tuple[results.Timeline, ...]:
-    from memcalc.planner.timeline import timelines
-
-    return timelines(census, ledger, overhead, top)
-
-
-def saved_of(census: Census) -> results.Saved:
+def saved_of(census: ModelOnGrid) -> Saved:
     """What one micro-batch keeps for backward: one block of the main group, outside the blocks, the fullest stage."""
     groups = groups_of(census)
     main = next(g for g in groups if g.group is census.model.main)
-    kept, blocks = main.kept, main.layers
-    per_block = int(np.max(kept // np.maximum(blocks, 1)))
+    saved, blocks = main.kept, main.layers
+    per_block = int(np.max(saved // np.maximum(blocks, 1)))
     outside = head_kept(census)
     total = add_up([*(np.asarray(g.kept) for g in groups), outside])
-    return results.Saved(per_block=per_block, outside_blocks=int(np.max(outside)), total=int(np.max(total)))
+    return Saved(per_block=per_block, outside_blocks=int(np.max(outside)), total=int(np.max(total)))
 
 
-def term_fact(term: Term, stage: int, grid: Grid) -> results.TermFacts:
+def term_fact(term: Term, stage: int, grid: Grid) -> TermFacts:
     """A term of a grid of one strategy."""
-    return results.TermFacts(
+    return TermFacts(
         component=term.component,
         name=term.name,
         bytes=at_stage(term.bytes, stage, grid.num_stages),
@@ -252,35 +205,53 @@ def term_fact(term: Term, stage: int, grid: Grid) -> results.TermFacts:
     )
 
 
-def off_gpu_of(census: Census) -> tuple[results.OffGpuTerm, ...]:
+def off_gpu_of(census: ModelOnGrid) -> tuple[OffGpuTerm, ...]:
     """What a rank keeps off the GPU, on the stage that keeps most there."""
     grid, terms = census.grid, off_gpu_terms(census)
     sizes = [sum(at_stage(term.bytes, stage, grid.num_stages) for term in terms) for stage in range(grid.num_stages)]
     stage = sizes.index(max(sizes))
     facts = [(term_fact(term, stage, grid), term.tier) for term in terms]
-    return tuple(results.OffGpuTerm(**fact.model_dump(), tier=tier) for fact, tier in facts if fact.bytes)
+    return tuple(OffGpuTerm(**fact.model_dump(), tier=tier) for fact, tier in facts if fact.bytes)
 
 
-def warnings_for(model: Model, gpu: GPU, node: Node, overhead: Overhead, need: Need, strategy: Strategy) -> list[str]:
+def warnings_for(
+    model: Model, gpu: GPU, node: Node, overhead: Overhead, need: OffloadNeed, strategy: Strategy
+) -> list[str]:
     """What the figure does not know."""
-    said = []
+    text = []
     if overhead.context_assumed:
-        said.append(f"no measured context size of {gpu.name} is known: 0.5 GiB assumed (published: 0.13 to 0.70 GiB).")
-    said += shortages(need, node)
-    if has_no_swapper(strategy):
-        said.append(NO_SWAPPER)
-    forked = habits_of(strategy.framework)
-    if strategy.pp_schedule in forked.fork_schedules:
-        said.append(f"{strategy.pp_schedule} is not in {forked.name} itself but in a fork of it, {forked.fork}.")
+        text.append(f"no measured context size of {gpu.name} is known: 0.5 GiB assumed (published: 0.13 to 0.70 GiB).")
+    text += borrowed_warnings(gpu, overhead.borrowed)
+    text += [f"{strategy.framework} needs {OWN_CODE}: {sentence}." for sentence in own_code(strategy, model)]
+    text += shortages(need, node)
+    if lacks_nvme_swap(strategy):
+        text.append(NO_SWAPPER)
     for wrong in gpu.calibration.residual if gpu.calibration else ():
         if wrong.speaks_of(strategy.model_dump()):
             less = f"{abs(wrong.error):.1%} {'less' if wrong.error > 0 else 'more'}"
             where = f"runs of the calibration with {wrong.where}" if wrong.shared else "the calibration's runs"
-            said.append(f"{where} allocated {less} than predicted ({len(wrong.rows)} rows): no figure here has that.")
-    said += notes_of(model, strategy.precision, strategy.recompute, strategy.micro_batch)
+            text.append(f"{where} allocated {less} than predicted ({len(wrong.rows)} rows): no figure here has that.")
+    text += notes_of(model, strategy.precision, strategy.recompute, strategy.micro_batch)
     if model.is_moe:
-        said.append("experts are assumed to be balanced; buffers of the token exchange are not modelled.")
-    return said
+        text.append("experts are assumed to be balanced; buffers of the token exchange are not modelled.")
+    return text
+
+
+def borrowed_warnings(gpu: GPU, parts: Iterable[str]) -> list[str]:
+    """A warning where figures beside the tensors are another vendor's."""
+    *most, last = dict.fromkeys(parts) or ("",)
+    if not last:
+        return []
+    listed = f"{', '.join(most)} and {last}" if most else last
+    theirs, vendor = catalog.vendor(STAND_IN).title, catalog.vendor(gpu.vendor).title
+    return [f"{listed}: no figure measured on {vendor} is known; those of {theirs} are counted for {gpu.name}."]
+
+
+def borrowed_by(gpu: GPU, strategies: Iterable[Strategy]) -> list[str]:
+    """The same for what several strategies count."""
+    layouts = [(s, layout_of(s)) for s in strategies]
+    parts = [part for s, layout in layouts for part in borrowed_of(gpu, habits_of(s.framework), layout)]
+    return borrowed_warnings(gpu, sorted(parts, key=list(NAMES.values()).index))
 
 
 def retry_warnings(peaks: Peaks) -> tuple[str, ...]:

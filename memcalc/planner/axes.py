@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any
 
 from memcalc.errors import CombinationError, InputError
 from memcalc.frameworks import Habits
-from memcalc.grid import Fixed, Grid, Layout
-from memcalc.layouts import check_layout, check_split, layouts_for
+from memcalc.frameworks.capabilities import check_told, usual_form
+from memcalc.grid import Grid, Layout
+from memcalc.planner import defaults
 from memcalc.planner import pipelines as pipes
-from memcalc.planner import request as rq
-from memcalc.planner.adapters import adapter_fields
+from memcalc.planner.answer import strategy_of
+from memcalc.planner.direct import check_direct, clashes_for, kinds, usual
+from memcalc.planner.global_batch import MICRO_BATCHES, batch_of
+from memcalc.planner.grid_parts import by_defaults, by_loss
+from memcalc.planner.optimizers import GALORE, adapter_fields, check_optimizer, check_widths, galore_fields, possible
+from memcalc.planner.pipelines import check_layout, check_split, layouts_for
 from memcalc.planner.recorded import policies_for, recorded_optimizers, recorded_precisions
+from memcalc.planner.replicas import check_replicated, with_replicas
 from memcalc.planner.request import Request
-from memcalc.specs import strategy as words
+from memcalc.planner.uneven import splits_for
+from memcalc.specs.options import BY_NAME, DEGREES, SHARED, SharedSettings
+from memcalc.specs.strategy import OPTIMIZERS
 
 if TYPE_CHECKING:
     from memcalc.specs.hardware import GPU, Node
@@ -26,44 +34,52 @@ OFFLOADS: tuple[tuple[str, ...], ...] = (
     ("optimizer",),
     ("params",),
     ("activations",),
+    ("optimizer", "params"),
     ("optimizer", "activations"),
     ("params", "activations"),
 )
-MICRO_BATCHES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
-DEGREES = ("tp", "pp", "cp", "ep")
-"""Of these, what is possible depends on the number of GPUs, so that one of several may leave nothing."""
 SHORTEST_PART = 1024
 """Tokens a rank below which a search does not cut sequences by itself."""
 
 
 def fixed_part(
-    request: Request, habits: Habits, model: Model, gpu: GPU, precisions: list[str], micro_steps: int
-) -> Fixed:
-    """What all strategies of the request share."""
-    seq_len = rq.sequence_length(request, model)
+    request: Request,
+    habits: Habits,
+    model: Model,
+    gpu: GPU,
+    precisions: list[str],
+    micro_steps: int,
+    *,
+    sharded: bool = True,
+) -> SharedSettings:
+    """What all strategies of the request share: options as given, and those whose default depends on others."""
+    seq_len = defaults.sequence_length(request, model)
 
-    def recorded(said: str) -> str:
-        return "" if model.recording is None else said
+    def recorded(text: str) -> str:
+        return "" if model.recording is None else text
 
-    return Fixed(
-        framework=request.given.get("framework", habits.name),
-        seq_len=seq_len,
-        global_batch=rq.batch_of(request, seq_len, micro_steps),
-        optimizer=request.get("optimizer", "adamw"),
-        optimizer_impl=request.get("optimizer_impl", habits.optimizer_impl),
-        optimizer_in_backward=bool(request.given.get("optimizer_in_backward", False)),
-        attention=rq.attention_for(request, habits, model, gpu, precisions, seq_len),
-        loss=str(request.get("loss", "standard", recorded("as the module computes it"))),
-        kernels=request.get("kernels", habits.kernels, recorded("as the module calls them")),
-        offload_to=request.given.get("offload_to", "cpu"),
-        compile=request.given.get("compile", "none"),
-        cp_kind=request.given.get("cp_kind", "ring"),
+    given = {name: request.given[name] for name in SHARED if name in request.given}
+    optimizer = str(request.given.get("optimizer", BY_NAME["optimizer"].default))
+    resolved = {
+        "framework": request.given.get("framework", habits.name),
+        "seq_len": seq_len,
+        "global_batch": batch_of(request, seq_len, micro_steps),
+        "optimizer": request.get("optimizer", optimizer),
+        "optimizer_impl": request.get("optimizer_impl", usual_form(habits, optimizer)),
+        "attention": defaults.attention_for(request, habits, model, gpu, precisions, seq_len),
+        "loss": request.get("loss", habits.loss, recorded("as the module computes it")),
+        "kernels": request.get("kernels", habits.kernels, recorded("as the module calls them")),
         **adapter_fields(request, model, habits, precisions),
-        **{"expandable_segments": habits.expandable_segments and gpu.vendor == "nvidia", **request.given["fields"]},
-    )
+        **defaults.runtime_fields(request, habits, precisions, sharded=sharded),
+        "expandable_segments": habits.expandable_segments and gpu.vendor == "nvidia",
+        **request.given["fields"],
+    }
+    check_widths(resolved["optimizer"], habits, precisions)
+    resolved |= galore_fields(resolved["optimizer"], request, model, habits)
+    return SharedSettings.model_construct(**{**given, **resolved})
 
 
-def check_fsdp(fixed: Fixed, precision: str, zero: int) -> None:
+def check_fsdp(fixed: SharedSettings, precision: str, zero: int) -> None:
     """Refuse fields of FSDP that contradict the precision or the sharding stage."""
     if (fixed.float8 or fixed.float8_all_gather) and precision != "fp8-mixed":
         name = "strategy.float8" if fixed.float8 else "strategy.float8_all_gather"
@@ -73,18 +89,24 @@ def check_fsdp(fixed: Fixed, precision: str, zero: int) -> None:
         raise CombinationError("strategy.reshard", fixed.reshard, f"is zero {stage}, not {zero}")
 
 
-def one_strategy(request: Request, model: Model, gpu: GPU, node: Node) -> Grid:
+def single_strategy(request: Request, model: Model, gpu: GPU, node: Node) -> Grid:
     """The grid of the one strategy of ``estimate``: every default resolved, every impossibility refused."""
-    _, habits = rq.habits_for(request)
-    check_pinned(request, habits, node)
-    zero = int(request.get("zero", rq.zero_stages(request, habits)[0]))
-    able = rq.precisions_for(gpu, habits, zero)
+    _, habits = defaults.habits_for(request)
+    check_pinned(request, habits, node, model)
+    layout = one_layout(request, habits, model)
+    zero = int(request.get("zero", defaults.usual_stage(request, habits, layout.gpus)))
+    frozen = defaults.is_frozen(request)
+    able = defaults.precisions_for(gpu, habits, zero, frozen=frozen)
     precision = str(request.get("precision", [*recorded_precisions(model, able), *able][0]))
-    rq.check_precision(precision, gpu, habits, zero)
-    layout = one_layout(request, habits)
+    defaults.check_precision(precision, gpu, habits, zero, frozen=frozen)
     micro_batch = int(request.get("micro_batch", 1))
-    fixed = fixed_part(request, habits, model, gpu, [precision], layout.dp * micro_batch)
+    sharded = zero > 0 and layout.dp > 1
+    fixed = fixed_part(request, habits, model, gpu, [precision], layout.dp * micro_batch, sharded=sharded)
+    if layout.tp > 1 and habits.tensor_loss and request.given.get("loss") is None:
+        request.assumptions["loss"] = habits.tensor_loss
+        fixed = fixed.model_copy(update={"loss": habits.tensor_loss})
     check_layout(model, layout, fixed.seq_len, fixed.etp)
+    check_replicated(layout.dp_replicate, zero, habits)
     check_split(model, fixed, layout.pp)
     pipes.check_chunks(model, fixed, layout, habits)
     check_fsdp(fixed, precision, zero)
@@ -102,28 +124,33 @@ def one_strategy(request: Request, model: Model, gpu: GPU, node: Node) -> Grid:
         fixed,
         (layout,),
         (precision,),
-        (request.get("recompute", "none"),),
+        (request.get("recompute", defaults.usual_recompute(habits, model, layout.gpus, zero)),),
         (zero,),
-        (request.given.get("offload", ()),),
+        (habits.moved(request.given.get("offload", ())),),
         (micro_batch,),
         every_stage=True,
     )
     pipes.check_rounds(grid)
+    check_told(strategy_of(grid), model)
     return grid
 
 
-def one_layout(request: Request, habits: Habits) -> Layout:
-    """The layout that the degrees leave for data parallelism."""
-    tp, pp, cp, ep = (request.given.get(name, 1) for name in ("tp", "pp", "cp", "ep"))
+def one_layout(request: Request, habits: Habits, model: Model) -> Layout:
+    """The layout that the degrees leave for data parallelism; TP with sequence parallelism if that can be told."""
+    tp, pp, cp, ep, replicas = (request.given.get(name, 1) for name in DEGREES)
     ranks = tp * pp * cp
     gpus = int(request.get("gpus", ranks))
     if gpus % ranks:
+        alone = next((name for name in DEGREES[:3] if request.given.get(name, 1) == ranks), None)
+        if alone is not None:
+            raise CombinationError(alone, ranks, f"it does not divide {gpus} GPUs (--gpus)")
         raise CombinationError("gpus", gpus, f"must be a multiple of tp x pp x cp = {ranks}")
     if str(request.given.get("framework")).partition("@")[0] == "plain" and gpus > 1:
         raise CombinationError("gpus", gpus, "plain trains on one GPU; use ddp, fsdp2, deepspeed or megatron")
     sp = _sequence(request, habits)
+    sp = _ways(request, habits, model)[0] if sp is None else sp
     schedule, chunks = pipes.one_pipeline(request, habits)
-    return Layout(gpus // ranks, tp, tp > 1 if sp is None else sp, pp, cp, ep, schedule, chunks)
+    return Layout(gpus // ranks, tp, sp and tp > 1, pp, cp, ep, schedule, chunks, replicas)
 
 
 def _sequence(request: Request, habits: Habits) -> bool | None:
@@ -134,24 +161,29 @@ def _sequence(request: Request, habits: Habits) -> bool | None:
 def space(request: Request, model: Model, gpu: GPU, node: Node, gpus: int) -> tuple[Grid, ...]:
     """The grids of everything that the request leaves open on a number of GPUs; none where no layout is legal.
 
-    What all strategies of a grid share (optimizer, tier, global batch) makes one grid for each of its values.
+    What all strategies of a grid share (optimizer, tier, global batch, loss, unequal stages) makes one grid for each
+    of its values.
     """
-    _, habits = rq.habits_for(request)
+    _, habits = defaults.habits_for(request)
     for name, value in ((n, v) for n, choice in request.choices.items() for v in choice.listed):
-        check_pinned(Request({**request.given, name: value}), habits, node)
-    check_pinned(request, habits, node)
-    found = []
-    for optimizer in _values(request, "optimizer", ["adamw"], recorded_optimizers(model, get_args(words.Optimizer))):
+        check_pinned(Request({**request.given, name: value}), habits, node, model)
+    check_pinned(request, habits, node, model)
+    splits = splits_for(request, habits, model, _degrees(request, "pp", model, gpus, node, habits))
+    grids = []
+    able = possible(request, model, habits, recorded_optimizers(model, OPTIMIZERS))
+    for optimizer in _values(request, "optimizer", ["adamw"], able):
         tiers = _values(request, "offload_to", ["cpu"], _tiers(node))
-        for place, tier in enumerate(tiers):
+        for index, tier in enumerate(tiers):
             for batch in batches(request, model, gpus):
                 pinned = {"optimizer": optimizer, "offload_to": tier, "global_batch": batch}
-                kept = {name: value for name, value in pinned.items() if value is not None}
-                grid = _grid(request, kept, model, gpu, node, gpus, habits)
-                if grid is not None:
-                    own = tuple(choice for choice in grid.offloads if not repeats(choice, tier, tiers[:place]))
-                    found.append(replace(grid, offloads=own))
-    return tuple(grid for grid in found if grid.offloads)
+                options = {name: value for name, value in pinned.items() if value is not None}
+                grids += [
+                    replace(part, offloads=tuple(c for c in part.offloads if not repeats(c, tier, tiers[:index])))
+                    for grid in _grids(request, options, splits, model, gpu, node, gpus, habits)
+                    for alike in by_loss(grid, request, habits)
+                    for part in by_defaults(alike, request, habits, model, gpu)
+                ]
+    return tuple(grid for grid in grids if grid.offloads)
 
 
 def repeats(choice: tuple[str, ...], tier: str, earlier: Sequence[str]) -> bool:
@@ -164,10 +196,12 @@ def repeats(choice: tuple[str, ...], tier: str, earlier: Sequence[str]) -> bool:
     return bool(earlier) and (not choice or alike)
 
 
-def check_pinned(request: Request, habits: Habits, node: Node) -> None:
+def check_pinned(request: Request, habits: Habits, node: Node, model: Model) -> None:
     """Refuse what the framework or the node does not have."""
-    rq.check_framework(request, habits)
-    rq.check_offload(request, habits, node)
+    defaults.check_framework(request, habits)
+    check_direct(request, habits, model)
+    check_optimizer(request, habits, habits.zero)
+    defaults.check_offload(request, habits, node)
 
 
 def batches(request: Request, model: Model, gpus: int) -> list[Any]:
@@ -177,8 +211,8 @@ def batches(request: Request, model: Model, gpus: int) -> list[Any]:
         return [request.given.get("global_batch")]
     if choice.listed:
         return list(choice.listed)
-    seq_len = rq.sequence_length(request, model)
-    usual = rq.batch_of(Request({}), seq_len, gpus)
+    seq_len = defaults.sequence_length(request, model)
+    usual = batch_of(Request({}), seq_len, gpus)
     return [usual * factor // 4 for factor in (1, 2, 4, 8, 16, 32) if usual * factor % 4 == 0]
 
 
@@ -186,39 +220,80 @@ def _tiers(node: Node) -> list[str]:
     return ["cpu", *(tier.name for tier in node.tiers if tier.name != "host")]
 
 
+def _grids(
+    request: Request,
+    pinned: dict[str, Any],
+    splits: Sequence[tuple[dict[str, Any], tuple[int, ...]]],
+    model: Model,
+    gpu: GPU,
+    node: Node,
+    gpus: int,
+    habits: Habits,
+) -> Iterator[Grid]:
+    """The grid whose stages are as the request says, and those of unequal stages for depths that need them."""
+    grid = _grid(request, pinned, model, gpu, node, gpus, habits, refuses=not splits)
+    if grid is not None:
+        yield grid
+    for fields, depths in splits:
+        given = {**request.given, "fields": {**request.given["fields"], **fields}}
+        grid = _grid(replace(request, given=given), pinned, model, gpu, node, gpus, habits, refuses=False)
+        layouts = [layout for layout in grid.layouts if layout.pp in depths] if grid is not None else []
+        if grid is not None and layouts:
+            yield grid.with_layouts(tuple(layouts))
+
+
 def _grid(
-    request: Request, pinned: dict[str, Any], model: Model, gpu: GPU, node: Node, gpus: int, habits: Habits
+    request: Request,
+    pinned: dict[str, Any],
+    model: Model,
+    gpu: GPU,
+    node: Node,
+    gpus: int,
+    habits: Habits,
+    *,
+    refuses: bool,
 ) -> Grid | None:
-    """The grid of one optimizer, tier and global batch."""
-    own = Request({**request.given, **pinned}, request.assumptions, request.choices)
+    job_request = replace(request, given={**request.given, **pinned})
     for name in ("optimizer", "offload_to"):
         if name not in request.given and name not in request.choices:
-            del own.given[name]
-    able = [name for name in rq.precisions_for(gpu, habits) if name != "fp32" or not rq.grouped(model)]
-    able = recorded_precisions(model, able)
-    precisions = _values(own, "precision", able, list(habits.widths), "searched: {}")
+            del job_request.given[name]
+    frozen = defaults.is_frozen(request)
+    able = defaults.precisions_for(gpu, habits, job_request.given.get("zero", 3), frozen=frozen)
+    able = [name for name in able if name != "fp32" or not defaults.grouped(model)]
+    able = usual(request, habits, model, "precision", recorded_precisions(model, able))
+    runs = [name for name in habits.widths if gpu.supports(name.split("-")[0])]
+    precisions = _values(job_request, "precision", able, runs, "searched: {}")
     for precision in precisions:
-        rq.check_precision(precision, gpu, habits, own.given.get("zero", 3))
-    fixed = fixed_part(own, habits, model, gpu, precisions, gpus)
-    layouts = layouts_of(own, model, node, gpus, fixed.seq_len, habits)
+        defaults.check_precision(precision, gpu, habits, job_request.given.get("zero", 3), frozen=frozen)
+    fixed = fixed_part(job_request, habits, model, gpu, precisions, gpus, sharded=False)
+    layouts = layouts_of(job_request, model, node, gpus, fixed.seq_len, habits)
     fitting = [layout for layout in layouts if pipes.can_part(model, fixed, layout, habits)]
-    if layouts and not fitting:
+    if layouts and not fitting and refuses:
         pipes.check_chunks(model, fixed, layouts[0], habits)
     if not fitting:
         return None
     sizes = [m for m in MICRO_BATCHES if fixed.global_batch % m == 0]
-    every = [m for m in range(1, fixed.global_batch + 1) if fixed.global_batch % m == 0]
-    offloads = [choice for choice in OFFLOADS if "params" not in choice or 3 in habits.zero]
+    divisors = [m for m in range(1, fixed.global_batch + 1) if fixed.global_batch % m == 0]
+    recomputes = policies_for(model, policies(model.num_layers))
+    stages = defaults.zero_stages(job_request, habits)
+    offloads = usual(request, habits, model, "offload", offloads_of(habits))
     return Grid(
         fixed,
         tuple(fitting),
         tuple(precisions),
-        tuple(_values(own, "recompute", policies_for(model, policies(model.num_layers)))),
-        tuple(_values(own, "zero", list(rq.zero_stages(own, habits)))),
-        tuple(_values(own, "offload", offloads)),
-        tuple(_values(own, "micro_batch", sizes or [1], every)),
-        model_groups=tuple(group.count for group in model.groups),
+        tuple(_values(job_request, "recompute", usual(request, habits, model, "recompute", recomputes))),
+        tuple(_values(job_request, "zero", usual(request, habits, model, "zero", stages))),
+        tuple(dict.fromkeys(habits.moved(value) for value in _values(job_request, "offload", offloads))),
+        tuple(_values(job_request, "micro_batch", sizes or [1], divisors)),
+        sequence=model.sequence,
+        clashes=clashes_for(request, habits, model),
     )
+
+
+def offloads_of(habits: Habits) -> list[tuple[str, ...]]:
+    """What a framework may move off the GPU, each once."""
+    choices = [choice for choice in OFFLOADS if "params" not in choice or 3 in habits.zero]
+    return list(dict.fromkeys(habits.moved(choice) for choice in choices))
 
 
 def policies(layers: int) -> list[str]:
@@ -236,28 +311,36 @@ def layouts_of(request: Request, model: Model, node: Node, gpus: int, seq_len: i
     """The legal layouts over the degrees that are wanted; sequence parallelism both ways where it is open."""
     if gpus > 1 and habits.name == "plain":
         return []
-    degrees = [_degrees(request, name, model, gpus, node, habits) for name in DEGREES]
-    asked = _sequence(request, habits)
-    ways = [asked] if asked is not None else _values(request, "sp", [True, False])
+    degrees = [_degrees(request, name, model, gpus, node, habits) for name in DEGREES if name != "dp_replicate"]
+    sp = _sequence(request, habits)
+    ways: list[bool | None] = [sp]
+    if sp is None:  # a framework that always has it beside TP has it nowhere else
+        ways = [None if way else False for way in _values(request, "sp", _ways(request, habits, model))]
     pipelines = pipes.pipelines_for(request, habits)
-    found = [layouts_for(model, gpus, degrees, seq_len, sp=way, pipelines=pipelines) for way in ways]
-    return list(dict.fromkeys(layout for some in found for layout in some if layout.tp > 1 or not layout.sp))
+    layouts = [layouts_for(model, gpus, degrees, seq_len, sp=way, pipelines=pipelines) for way in ways]
+    alone = dict.fromkeys(layout for some in layouts for layout in some if layout.tp > 1 or not layout.sp)
+    return with_replicas(alone, request, habits, model, node, seq_len)
+
+
+def _ways(request: Request, habits: Habits, model: Model) -> list[bool]:
+    """With sequence parallelism and without, as the framework can be told; both ways where it can be told neither."""
+    able = kinds(request, habits, model)
+    return [way for way, kind in ((True, "tp+sp"), (False, "tp")) if kind in able] or [True, False]
 
 
 def _values(
-    request: Request, name: str, usual: list[Any], every: Sequence[Any] | None = None, said: str = ""
+    request: Request, name: str, usual: list[Any], allowed: Sequence[Any] | None = None, note: str = ""
 ) -> list[Any]:
-    """The pinned value, those that were chosen, or all that a search tries."""
     if request.given.get(name) is not None:
         return [request.given[name]]
     choice = request.choices.get(name)
-    values = choice.of(usual, every) if choice is not None else usual
-    if not values and name not in DEGREES:
+    values = choice.of(usual, allowed) if choice is not None else usual
+    if not values and name not in DEGREES:  # what is possible of these depends on the number of GPUs
         raise InputError(
-            name.replace("_", "-"), choice.said if choice else "", f"nothing of {_listed(every or usual)} is left"
+            name.replace("_", "-"), choice.text if choice else "", f"nothing of {_listed(allowed or usual)} is left"
         )
-    if said and choice is None:
-        request.assumptions[name] = said.format(_listed(values))
+    if note and choice is None:
+        request.assumptions[name] = note.format(_listed(values)) if len(values) > 1 else _listed(values)
     return values
 
 
@@ -270,18 +353,20 @@ def _degrees(request: Request, name: str, model: Model, gpus: int, node: Node, h
 
     TP within a node; no more stages than blocks; no sequence cut below :data:`SHORTEST_PART` tokens.
     """
-    every = [n for n in range(1, gpus + 1) if gpus % n == 0]
-    usual = [n for n in every if n <= _most(request, name, model, node)]
-    if name in habits.lacks or not habits.tensor_parallel or request.given.get("lora") is not None:
-        usual = every = [1]
-    return _values(request, name, usual, every)
+    divisors = [n for n in range(1, gpus + 1) if gpus % n == 0]
+    tried = [n for n in divisors if n <= _most(request, name, model, node)]
+    alone = request.given.get("lora") is not None or (name == "tp" and request.given.get("optimizer") == GALORE)
+    if name in habits.lacks or not habits.tensor_parallel or alone:
+        divisors = [1]
+    if divisors == [1] or not any(kind.partition("+")[0] == name for kind in kinds(request, habits, model)):
+        tried = [1]
+    return _values(request, name, tried, divisors)
 
 
 def _most(request: Request, name: str, model: Model, node: Node) -> int:
-    """The largest degree that a search tries by itself."""
     if name == "tp":
         return node.gpus
     if name == "cp":
-        return max(rq.sequence_length(request, model) // SHORTEST_PART, 1)
+        return max(defaults.sequence_length(request, model) // SHORTEST_PART, 1)
     experts = max(getattr(group.block.mlp, "experts", 1) for group in model.groups)
     return model.num_layers if name == "pp" else experts

@@ -2,33 +2,48 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
-from itertools import islice
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from memcalc.grid import Grid
+from memcalc.planner import answer, axes
 from memcalc.planner.answer import strategy_of
-from memcalc.planner.peaks import Peaks, peaks_of
-from memcalc.planner.replayed import UnsafeError
-from memcalc.terms import build_ledger, overhead_of
-from memcalc.terms.census import Census
+from memcalc.planner.job import PlanJob
+from memcalc.planner.stage_peaks import Peaks, peaks_of
+from memcalc.errors import MissingError
+from memcalc.results.estimates import StepTime
+from memcalc.terms import ModelOnGrid, build_ledger, overhead_of
+from memcalc.timing import rates_for, step_times
+from memcalc.timing.forecast import forecast
 
 if TYPE_CHECKING:
     from memcalc.ledger import Ledger
-    from memcalc.planner.job import Job
-    from memcalc.planner.search import Found
+    from memcalc.planner.job import PlanJob
+    from memcalc.planner.search import Candidate
+    from memcalc.results.estimates import Estimate
+    from memcalc.specs.hardware import GPU, Node
+    from memcalc.specs.job import JobRecord
     from memcalc.specs.strategy import Strategy
     from memcalc.terms import Overhead
 
 
 @dataclass(frozen=True)
-class Finalist:
+class SimulatedPlan:
     """A strategy that the search found, with its replayed figures."""
 
-    found: Found
-    single: Grid
+    candidate: Candidate
+    census: ModelOnGrid
+    """The model on the grid of this strategy alone, with all its pipeline stages."""
     peaks: Peaks
+
+    @property
+    def single(self) -> Grid:
+        """The grid of this strategy alone."""
+        return self.census.grid
 
     @property
     def is_tight(self) -> bool:
@@ -38,59 +53,25 @@ class Finalist:
     @property
     def strategy(self) -> Strategy:
         """The strategy, every field resolved."""
-        return strategy_of(self.found.grid, self.found.index)
+        return strategy_of(self.candidate.grid, self.candidate.index)
 
 
-def finalists(job: Job, candidates: Iterable[Found], wanted: int) -> list[Finalist]:
-    """The first that a replay lets run, in their order; tight ones come last, and only where too few fit.
-
-    From an iterator no more is taken than is needed.
-    """
-    safe: list[Finalist] = []
-    others: list[Found | Finalist] = []
-    for found in candidates if wanted else ():
-        one = _replayed(job, found)
-        if isinstance(one, Finalist) and one.peaks.verdict == "fits":
-            safe.append(one)
-        else:
-            others.append(one)
-        if len(safe) == wanted:
-            return safe
-    whole = (one if isinstance(one, Finalist) else finalist(job, one) for one in others)
-    tight = (one for one in whole if one.is_tight)
-    return [*safe, *islice(tight, wanted - len(safe))]
-
-
-def safe_ones(job: Job, candidates: Iterable[Found]) -> list[Finalist]:
-    """Those that a replay calls safe."""
-    found = (_replayed(job, candidate) for candidate in candidates)
-    return [one for one in found if isinstance(one, Finalist) and one.peaks.verdict == "fits"]
-
-
-def _replayed(job: Job, found: Found) -> Finalist | Found:
-    """One found strategy, replayed; as it was where the replay ended since it is tight or does not fit."""
-    try:
-        return finalist(job, found, only_safe=True)
-    except UnsafeError:
-        return found
-
-
-def finalist(job: Job, found: Found, *, only_safe: bool = False) -> Finalist:
+def finalist(job: PlanJob, candidate: Candidate, *, only_safe: bool = False) -> SimulatedPlan:
     """One found strategy, replayed; with ``only_safe`` UnsafeError may say that it is tight or does not fit."""
-    census, ledger, overhead = single_ledger(job, found)
-    return Finalist(found, census.grid, peaks_of(census, ledger, overhead, only_safe=only_safe))
+    census, ledger, overhead = single_ledger(job, candidate)
+    return SimulatedPlan(candidate, census, peaks_of(census, ledger, overhead, only_safe=only_safe))
 
 
-def single_ledger(job: Job, found: Found) -> tuple[Census, Ledger, Overhead]:
+def single_ledger(job: PlanJob, candidate: Candidate) -> tuple[ModelOnGrid, Ledger, Overhead]:
     """The ledger of one found strategy alone, with all its pipeline stages."""
-    overhead = overhead_of(job.gpu, found.grid, found.layout)
-    census = Census(job.model, single_grid(found))
+    overhead = overhead_of(job.gpu, candidate.grid, candidate.layout)
+    census = job.on(single_grid(candidate))
     return census, build_ledger(census, overhead.workspaces, detail=False), overhead
 
 
-def single_grid(found: Found) -> Grid:
+def single_grid(candidate: Candidate) -> Grid:
     """The grid of one found strategy alone, with all its pipeline stages."""
-    grid, i = found.grid, found.index
+    grid, i = candidate.grid, candidate.index
     return Grid(
         grid.fixed,
         (grid.layouts[i[0]],),
@@ -101,3 +82,86 @@ def single_grid(found: Found) -> Grid:
         (grid.micro_batches[i[6]],),
         every_stage=True,
     )
+
+
+def time_of(census: ModelOnGrid, gpu: GPU, node: Node) -> StepTime:
+    """The predicted step of the one strategy of a census by its parts [s], with what is said of it."""
+    times = step_times(census, gpu, node, rates_for(gpu, census.grid))
+    parts = {name: float(np.max(getattr(times, name))) for name in times.PARTS}
+    step = sum(parts.values())
+    return StepTime(step=step, **parts, **asdict(forecast(census, gpu, node, step)))
+
+
+def unchecked_warnings(times: Mapping[str, StepTime]) -> list[str]:
+    """Which times no published run validates, and why, by the names of their plans."""
+    by_text: dict[str, list[str]] = {}
+    for name, time in times.items():
+        if not time.validated:
+            low, high = time.low / time.step, time.high / time.step
+            text = f"{time.basis}; a step may take {low:.1f} to {high:.1f} times as long"
+            by_text.setdefault(text, []).append(name)
+    return [f"times of {_listed(names)} are {text}." for text, names in by_text.items()]
+
+
+def _listed(names: list[str]) -> str:
+    return ", ".join(names)
+
+
+LARGE_CACHE = 0.1
+"""Share of the device figure above which the allocator's cache is worth a remedy."""
+
+
+@dataclass(frozen=True)
+class One:
+    """One strategy of a job, as the grid whose axes have length one."""
+
+    job: PlanJob
+    grid: Grid
+    record: JobRecord
+    """What was asked."""
+
+    @classmethod
+    def of(cls, job: PlanJob, record: JobRecord) -> One:
+        """The one strategy of a job.
+
+        Raises :class:`memcalc.errors.CombinationError` where it is impossible.
+        """
+        return cls(job, axes.single_strategy(job.request, job.model, job.gpu, job.node), record)
+
+    @cached_property
+    def census(self) -> ModelOnGrid:
+        """The model on that grid."""
+        return self.job.on(self.grid)
+
+    def estimate(self, *, timeline: bool = False, advice: bool = False) -> Estimate:
+        """The answer of ``memcalc estimate``; with ``timeline`` also one step, allocation by allocation.
+
+        With ``advice`` a large cache is compared with what expandable segments leave of it.
+        """
+        job, grid = self.job, self.grid
+        overhead = overhead_of(job.gpu, grid, grid.layouts[0])
+        result = answer.estimate_of(
+            self.census, job.gpu, job.node, overhead, job.request, self.record, timeline=timeline
+        )
+        result = result.model_copy(update={"time": self._time})
+        able = job.gpu.vendor == "nvidia" and not grid.fixed.expandable_segments
+        if not advice or not able or result.components.reserve <= LARGE_CACHE * result.peak.device:
+            return result
+        return result.model_copy(update={"expandable_device": self._expandable(overhead)})
+
+    @property
+    def _time(self) -> StepTime | None:
+        try:
+            return self.time()
+        except MissingError:
+            return None
+
+    def _expandable(self, overhead: Overhead) -> int:
+        """The device figure with expandable segments [bytes]."""
+        fixed = self.grid.fixed.model_copy(update={"expandable_segments": True})
+        census = self.job.on(replace(self.grid, fixed=fixed))
+        return peaks_of(census, build_ledger(census, overhead.workspaces, detail=False), overhead).top.device
+
+    def time(self) -> StepTime:
+        """The predicted step, also of a strategy that does not fit."""
+        return time_of(self.census, self.job.gpu, self.job.node)

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
+from math import prod
 from typing import TYPE_CHECKING, Any
 
 from memcalc.errors import MissingError
-from memcalc.layouts import check_layout
 from memcalc.planner import axes
-from memcalc.planner.objectives import Goal
-from memcalc.planner.request import Request, habits_for
-from memcalc.planner.search import Outcome, search
-from memcalc.planner.tally import Tally
+from memcalc.planner.defaults import habits_for
+from memcalc.planner.pipelines import check_layout
+from memcalc.planner.progress import Tally
+from memcalc.planner.request import Request
+from memcalc.planner.search import SearchResult, Wanted, search
+from memcalc.specs.options import RANK_DEGREES
+from memcalc.terms import ModelOnGrid
+from memcalc.trace.template import TraceCache
 
 if TYPE_CHECKING:
     from memcalc.grid import Grid, Layout
@@ -26,7 +30,7 @@ UNLIMITED = 2**50
 
 
 @dataclass(frozen=True)
-class Job:
+class PlanJob:
     """A checked request with its model, GPU and node."""
 
     request: Request
@@ -35,6 +39,12 @@ class Job:
     node: Node
     tally: Tally | None = field(default=None, kw_only=True, compare=False)
     """What is told of how far a search is."""
+    traces: TraceCache = field(default_factory=TraceCache, kw_only=True, compare=False, repr=False)
+    """Blocks that were traced before; jobs that are made from this one share them."""
+
+    def on(self, grid: Grid) -> ModelOnGrid:
+        """The model on a grid."""
+        return ModelOnGrid(self.model, grid, self.traces)
 
     def counts(self) -> list[int]:
         """The numbers of GPUs that are wanted; by default 1, 2, 4, … of one node, as many as pinned degrees need."""
@@ -43,33 +53,32 @@ class Job:
             return [given["gpus"]]
         if choice is not None and choice.listed:
             return list(choice.listed)[:MOST_COUNTS]
-        least = 1
-        for name in ("tp", "pp", "cp"):
-            least *= given.get(name, 1)
+        least = prod(given.get(name, 1) for name in RANK_DEGREES)
         most = max(self.node.gpus, least) if choice is None or choice.most is None else choice.most
         counts = [least << k for k in range(20) if least << k <= most]
         counts = [count for count in counts if choice is None or choice.takes(count)] or [max(most, 1)]
         self.request.assumptions["gpus"] = f"each of {', '.join(map(str, counts))}"
         return counts
 
-    def search(self, counts: Iterable[int], top: int, goal: Goal | None = None) -> dict[int, Outcome]:
+    def search(self, counts: Iterable[int], wanted: Wanted | None = None) -> dict[int, SearchResult]:
         """The best strategies of each number of GPUs."""
         spaces = [axes.space(self.request, self.model, self.gpu, self.node, gpus) for gpus in counts]
         grids = joined([grid for space in spaces for grid in space])
-        return search(self.model, grids, self.gpu, self.node, top, goal, self.tally)
+        return search(self.model, grids, self.gpu, self.node, wanted, self.tally, self.traces)
 
-    def pinned(self, **words: Any) -> Job:
+    def pinned(self, **options: Any) -> PlanJob:
         """The same job with some words pinned; its assumptions are its own."""
-        choices = {name: choice for name, choice in self.request.choices.items() if name not in words}
-        return replace(self, request=Request({**self.request.given, **words}, {}, choices))
+        choices = {name: choice for name, choice in self.request.choices.items() if name not in options}
+        given = {**self.request.given, **options}
+        return replace(self, request=replace(self.request, given=given, assumptions={}, choices=choices))
 
-    def freed(self, *names: str) -> Job:
+    def freed(self, *names: str) -> PlanJob:
         """The same job with some words left open."""
         given = {name: value for name, value in self.request.given.items() if name not in names}
         choices = {name: choice for name, choice in self.request.choices.items() if name not in names}
-        return replace(self, request=Request(given, {}, choices))
+        return replace(self, request=replace(self.request, given=given, assumptions={}, choices=choices))
 
-    def unlimited(self) -> Job:
+    def unlimited(self) -> PlanJob:
         """The same job on a GPU with memory for everything."""
         return replace(self, gpu=self.gpu.model_copy(update={"memory_bytes": UNLIMITED}))
 
@@ -77,7 +86,7 @@ class Job:
         """Say why no layout is legal: the error of the first pinned degree that cannot be."""
         pinned = Request({**self.request.given, "gpus": counts[-1]})
         longest = self.request.given.get("seq_len", self.model.max_positions)
-        check_layout(self.model, axes.one_layout(pinned, habits_for(pinned)[1]), longest)
+        check_layout(self.model, axes.one_layout(pinned, habits_for(pinned)[1], self.model), longest)
         raise MissingError(f"no parallel layout of {counts[-1]} GPUs is legal for {self.model.name}; give --gpus.")
 
 

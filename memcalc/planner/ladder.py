@@ -2,48 +2,54 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from math import prod
 from typing import TYPE_CHECKING, Any
 
-from memcalc import __version__, results
+from memcalc._version import __version__
 from memcalc.errors import CombinationError, InputError, MissingError
 from memcalc.frameworks import habits_of
-from memcalc.planner import axes
+from memcalc.planner import axes, defaults
 from memcalc.planner import request as rq
 from memcalc.planner.answer import estimate_of, hardware_facts, model_facts
-from memcalc.planner.plans import chosen_words
-from memcalc.planner.question import split_words
-from memcalc.planner.readings import READINGS, precision_of, reading_of, storage_of, usual_readings
-from memcalc.planner.recipe import Taken, steps_of
-from memcalc.planner.settings import FIELDS
-from memcalc.planner.timed import time_of, unvalidated
-from memcalc.specs.strategy import FRAMEWORKS
-from memcalc.terms import Census, overhead_of
+from memcalc.planner.direct import offload_of
+from memcalc.planner.finalists import time_of, unchecked_warnings
+from memcalc.planner.precision_modes import PRECISION_MODES, mode_of, precision_of, storage_of, usual_modes
+from memcalc.planner.recipe import AppliedRemedy, steps_of
+from memcalc.planner.record import chosen_options, split_options, with_query
+from memcalc.planner.sentences import split_words
+from memcalc.results.estimates import Estimate
+from memcalc.results.ladder import Ladder, LadderReading, LadderStage
+from memcalc.results.estimates import StepTime
+from memcalc.specs.job import JobRecord, command_line
+from memcalc.specs.options import FIELDS, FLAGS, RANK_DEGREES, WORDS
+from memcalc.terms import ModelOnGrid, overhead_of
 
 if TYPE_CHECKING:
-    from memcalc.planner.job import Job
+    from memcalc.planner.job import PlanJob
 
 SIXTEEN_BIT = "16-bit"
 """As a precision in a stage: that of the reading."""
-STAGES = (f"precision={SIXTEEN_BIT}", "recompute=full", "offload=optimizer")
-"""The usual ladder: 16 bits, whole blocks computed again, optimizer states in host memory."""
-KNOWN = (*(word for word in rq.WORDS if word != "calibration"), *FIELDS)
+STAGES = (f"precision={SIXTEEN_BIT}", "recompute=full")
+"""The usual ladder: 16 bits, whole blocks computed again, and at last what the framework can move to host memory."""
+KNOWN = (*(word for word in WORDS if word != "calibration"), *FIELDS)
 """What a stage may change."""
+AS_ESTIMATED = tuple(LadderStage.model_fields.keys() & Estimate.model_fields.keys() - {"saved", "job"})
+"""Fields that a stage has of its estimate."""
 Words = Mapping[str, Any]
-Resolve = Callable[[Words], tuple["Job", str]]
-"""From words and dotted fields to the job that they make, and its ``memcalc estimate`` line."""
+Resolve = Callable[[Words], tuple["PlanJob", "JobRecord"]]
+"""From words and dotted fields to the job that they make, and the record of its estimate."""
 
 
 @dataclass(frozen=True)
-class Wanted:
+class LadderOptions:
     """What is asked of a ladder."""
 
     stages: tuple[str, ...] = ()
     """As typed after ``--stage``; the usual ones where empty."""
     recipe: bool = False
-    reading: str | None = None
+    mode: str | None = None
 
 
 @dataclass(frozen=True)
@@ -51,18 +57,18 @@ class Change:
     """The words of one stage."""
 
     text: str
-    words: dict[str, Any]
+    options: dict[str, Any]
     usual: bool
     """Whether it is one of the usual stages, which is left out where it is not possible."""
 
 
 @dataclass
-class Climb:
+class LadderRun:
     """One reading's ladder as it is built."""
 
     resolve: Resolve
-    words: dict[str, Any]
-    stages: list[results.LadderStage] = field(default_factory=list)
+    options: dict[str, Any]
+    stages: list[LadderStage] = field(default_factory=list)
     assumed: list[dict[str, str]] = field(default_factory=list)
     left_out: list[str] = field(default_factory=list)
     warnings: dict[str, list[int]] = field(default_factory=dict)
@@ -73,222 +79,186 @@ class Climb:
 
     def take(self, change: Change) -> None:
         """Add a stage; one that is not possible is left out where it is a usual one, and refused by name where not."""
-        words = {**self.words, **change.words}
+        options = {**self.options, **change.options}
         try:
-            job, command = self.resolve(words)
-            found = evaluated(job, command, self.stages, change)
+            job, record = self.resolve(options)
+            result = evaluated(job, record, self.stages, change)
         except InputError as error:
             if not change.usual:
                 raise error.within(f"stage {change.text!r}") if change.text else error from None
             self.refused = error
-            self.left_out.append(f"{change.text or 'the start, ' + words['precision']}: {error}")
+            self.left_out.append(f"{change.text or 'the start, ' + options['precision']}: {error}")
             return
-        stage, said = found
-        also = _also(self.assumed[-1], job.request.assumptions, change.words) if self.assumed else {}
+        stage, text = result
+        also = _also(self.assumed[-1], job.request.assumptions, change.options) if self.assumed else {}
         if self.stages:
-            self.moved |= {*also, *(name for name, value in words.items() if self.words.get(name) != value)}
-        self.words = words
+            self.moved |= {*also, *(name for name, value in options.items() if self.options.get(name) != value)}
+        self.options = options
         self.stages.append(stage.model_copy(update={"also": also}))
         self.assumed.append(job.request.assumptions)
-        for one in said:
-            self.warnings.setdefault(one, []).append(stage.stage)
+        for item in text:
+            self.warnings.setdefault(item, []).append(stage.stage)
 
     @property
     def said(self) -> list[str]:
         """The warnings with their stages, where they are not of all."""
-        every = len(self.stages)
-        return [text if len(of) == every else f"{_stages(of)}: {text}" for text, of in self.warnings.items()]
+        total = len(self.stages)
+        return [text if len(of) == total else f"{_stages(of)}: {text}" for text, of in self.warnings.items()]
 
 
-def ladder_of(resolve: Resolve, own: Words, wanted: Wanted, command: str) -> results.Ladder:
+def ladder_of(resolve: Resolve, options: Words, wanted: LadderOptions) -> Ladder:
     """The stages of a job under each reading."""
-    changes = _changes(wanted, own)
-    job, _ = resolve(own)
+    job, record = resolve(options)
+    changes = _changes(wanted, options, job)
+    record = with_query(record, "ladder", recipe=wanted.recipe, reading=wanted.mode, stages=wanted.stages or None)
     base = _assumed(job)
-    readings, reasons = _readings(job, own, wanted, changes)
-    every = [_climb(resolve, own, wanted, changes, precision) for precision in readings]
-    climbs = [climb for climb in every if climb.stages]
-    if not climbs and every[0].refused is not None:
-        raise every[0].refused
+    readings, reasons = _readings(job, options, wanted, changes)
+    step = [_climb(resolve, options, wanted, changes, precision) for precision in readings]
+    climbs = [climb for climb in step if climb.stages]
+    if not climbs and step[0].refused is not None:
+        raise step[0].refused
     reasons += [
-        f"{name}: {one.refused}".rstrip(".") for name, one in zip(readings, every, strict=True) if not one.stages
+        f"{name}: {item.refused}".rstrip(".") for name, item in zip(readings, step, strict=True) if not item.stages
     ]
     first = climbs[0].stages[0]
-    return results.Ladder(
+    return Ladder(
         version=__version__,
         model=model_facts(job.model),
         hardware=hardware_facts(job.gpu, job.node, first.strategy.gpus),
-        seq_len=rq.sequence_length(rq.Request({**job.request.given}), job.model),
+        seq_len=defaults.sequence_length(rq.Request({**job.request.given}), job.model),
         capacity=job.gpu.memory_bytes,
         recipe=wanted.recipe,
         readings=tuple(_reading(climb) for climb in climbs),
         left_out=tuple(reasons),
         assumptions=_shared(base, climbs),
-        command=command,
+        job=record,
+        command=command_line(record),
     )
-
-
-# ----------------------------------------------------------------------------------------------------- what is asked
 
 
 def parse_stage(text: str) -> dict[str, Any]:
     """The words of ``recompute=full,micro-batch=2``; each is checked as on the command line when the stage is made."""
-    words = split_words(text, "stage", KNOWN, rq.FLAGS)
-    if words.get("precision") != SIXTEEN_BIT:
-        _check(text, words)
-    else:
-        _check(text, {name: value for name, value in words.items() if name != "precision"})
-    return words
-
-
-def _check(text: str, words: dict[str, str]) -> None:
-    """Refuse a value that a word cannot have, before anything is computed."""
-    plain, fields = apart(words)
+    options = split_words(text, "stage", KNOWN, FLAGS)
+    checked = {name: value for name, value in options.items() if (name, value) != ("precision", SIXTEEN_BIT)}
+    given = split_options(checked)
     try:
-        rq.check_words(plain, fields)
+        rq.check_words(given, given.pop("settings"))
     except InputError as error:
         raise error.within(f"stage {text!r}") from None
+    return options
 
 
-def apart(words: Words) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Words with an option of their own, and fields that ``--set`` names."""
-    fields = {name: value for name, value in words.items() if "." in name}
-    return {name: value for name, value in words.items() if name not in fields}, fields
-
-
-def together(words: Words, settings: Words | None) -> dict[str, Any]:
-    """Words and fields as one, a field that is a word under that word's name."""
-    given = {name: value for name, value in words.items() if value is not None}
-    return {**given, **{rq.SETTINGS.get(key, key): value for key, value in (settings or {}).items()}}
-
-
-def typed(stages: Sequence[str]) -> list[str]:
-    """Stages as they are typed.
-
-    >>> typed(["recompute=full"])
-    ['--stage recompute=full']
-    """
-    return [f"--stage {shlex.quote(text)}" for text in stages]
-
-
-def _changes(wanted: Wanted, own: Words) -> tuple[Change, ...]:
+def _changes(wanted: LadderOptions, options: Words, job: PlanJob) -> tuple[Change, ...]:
     """The stages, checked; of the usual ones those that the job's own words leave open."""
     if wanted.recipe and wanted.stages:
         raise CombinationError("recipe", True, "it chooses the stages itself, so --stage must be left out")
     if wanted.stages:
         return tuple(Change(text.strip(), parse_stage(text), usual=False) for text in wanted.stages)
-    usual = [Change(text, parse_stage(text), usual=True) for text in STAGES]
-    return tuple(one for one in usual if not set(one.words) & set(own))
+    moved = offload_of(job.request, defaults.habits_for(rq.Request({**job.request.given}))[1], job.model)
+    texts = [*STAGES, *([f"offload={moved}"] if moved else [])]
+    usual = [Change(text, parse_stage(text), usual=True) for text in texts]
+    return tuple(item for item in usual if not set(item.options) & set(options))
 
 
-def _readings(job: Job, own: Words, wanted: Wanted, changes: Sequence[Change]) -> tuple[list[str], list[str]]:
+def _readings(
+    job: PlanJob, options: Words, wanted: LadderOptions, changes: Sequence[Change]
+) -> tuple[list[str], list[str]]:
     """The 16-bit precision of each reading, or the one precision that is given; and why others are not possible."""
-    habits = habits_of(str(job.request.given.get("framework", FRAMEWORKS[0])))
-    zero = int(job.request.given.get("zero", rq.zero_stages(job.request, habits)[0]))
+    _, habits = defaults.habits_for(rq.Request({**job.request.given}))
+    zero = int(job.request.given.get("zero", defaults.zero_stages(job.request, habits)[0]))
     named = [
-        change.words["precision"] for change in changes if change.words.get("precision", SIXTEEN_BIT) != SIXTEEN_BIT
+        change.options["precision"] for change in changes if change.options.get("precision", SIXTEEN_BIT) != SIXTEEN_BIT
     ]
-    if wanted.reading is not None:
-        rq.one_of(wanted.reading, "reading", READINGS)
-        if named or "precision" in own:
-            said = (named or [own["precision"]])[-1]
-            raise CombinationError("reading", wanted.reading, f"precision {said} is given, which says the reading")
-        return [precision_of(wanted.reading, job.gpu, habits, zero)], []
-    if "precision" in own or named:
-        return [str(own.get("precision", "fp32"))], []
-    found, reasons = usual_readings(job.gpu, habits, zero)
-    if not found:
+    if wanted.mode is not None:
+        rq.one_of(wanted.mode, "reading", PRECISION_MODES)
+        if named or "precision" in options:
+            text = (named or [options["precision"]])[-1]
+            raise CombinationError("reading", wanted.mode, f"precision {text} is given, which says the reading")
+        return [precision_of(wanted.mode, job.gpu, habits, zero)], []
+    if "precision" in options or named:
+        return [str(options.get("precision", "fp32"))], []
+    result, reasons = usual_modes(job.gpu, habits, zero, frozen=defaults.is_frozen(job.request))
+    if not result:
         raise CombinationError("reading", "16-bit", "; ".join(reasons))
-    return list(found.values()), reasons
+    return list(result.values()), reasons
 
 
-# ------------------------------------------------------------------------------------------------------- the stages
-
-
-def _climb(resolve: Resolve, own: Words, wanted: Wanted, changes: Sequence[Change], precision: str) -> Climb:
-    """One reading's stages."""
+def _climb(
+    resolve: Resolve, options: Words, wanted: LadderOptions, changes: Sequence[Change], precision: str
+) -> LadderRun:
     if wanted.recipe:
-        changes = _recipe_changes(resolve, own, precision)
-        climb = Climb(resolve, {name: value for name, value in own.items() if name not in changes[0].words})
+        changes = _recipe_changes(resolve, options, precision)
+        climb = LadderRun(resolve, {name: value for name, value in options.items() if name not in changes[0].options})
     else:
-        climb = Climb(resolve, dict(own))
-        climb.take(Change("", {"precision": _start(own, changes, precision)}, usual=not wanted.stages))
+        climb = LadderRun(resolve, dict(options))
+        climb.take(Change("", {"precision": _start(options, changes, precision)}, usual=not wanted.stages))
         changes = [_under(change, precision) for change in changes]
     for change in changes:
         climb.take(change)
-        if not climb.stages and "precision" in change.words:
+        if not climb.stages and "precision" in change.options:
             break  # without its precision nothing of the reading is left
     return climb
 
 
-def _start(own: Words, changes: Sequence[Change], precision: str) -> str:
+def _start(options: Words, changes: Sequence[Change], precision: str) -> str:
     """fp32 where a stage goes to another precision, else the precision that holds throughout."""
-    goes = any("precision" in change.words for change in changes)
-    return str(own.get("precision", "fp32" if goes else precision))
+    goes = any("precision" in change.options for change in changes)
+    return str(options.get("precision", "fp32" if goes else precision))
 
 
 def _under(change: Change, precision: str) -> Change:
-    """A stage with the precision of a reading in the place of ``16-bit``."""
-    if change.words.get("precision") != SIXTEEN_BIT:
+    if change.options.get("precision") != SIXTEEN_BIT:
         return change
     text = change.text.replace(SIXTEEN_BIT, precision)
-    return Change(text, {**change.words, "precision": precision}, change.usual)
+    return Change(text, {**change.options, "precision": precision}, change.usual)
 
 
-def _recipe_changes(resolve: Resolve, own: Words, precision: str) -> list[Change]:
-    """The usual order of tuning, each step with all that the search chose there."""
-    job, _ = resolve(own)
+def _recipe_changes(resolve: Resolve, options: Words, precision: str) -> list[Change]:
+    job, _ = resolve(options)
     gpus = int(job.request.get("gpus", 1))
-    degrees = {name: job.request.given.get(name, 1) for name in ("tp", "pp", "cp")}
-    gpus = max(gpus, degrees["tp"] * degrees["pp"] * degrees["cp"])
+    gpus = max(gpus, prod(job.request.given.get(name, 1) for name in RANK_DEGREES))
     taken = steps_of(job, gpus, precision)
     if not taken:
         job.refuse([gpus])
-    return [_recipe_change(one, gpus, first=place == 0) for place, one in enumerate(taken)]
+    return [_recipe_change(applied, gpus, first=index == 0) for index, applied in enumerate(taken)]
 
 
-def _recipe_change(taken: Taken, gpus: int, *, first: bool) -> Change:
-    strategy, fixed = taken.one.strategy, taken.one.found.grid.fixed
+def _recipe_change(taken: AppliedRemedy, gpus: int, *, first: bool) -> Change:
+    strategy, fixed = taken.plan.strategy, taken.plan.candidate.grid.fixed
     value = getattr(strategy, taken.word)
     text = "" if first else f"{rq.flag(taken.word)}={','.join(value) if isinstance(value, tuple) else value}"
-    return Change(text, dict(chosen_words(strategy, gpus, fixed.seq_len, fixed.global_batch)), usual=False)
+    return Change(text, dict(chosen_options(strategy, gpus, fixed.seq_len, fixed.global_batch)), usual=False)
 
 
 def evaluated(
-    job: Job, command: str, before: Sequence[results.LadderStage], change: Change
-) -> tuple[results.LadderStage, list[str]]:
+    job: PlanJob, record: JobRecord, before: Sequence[LadderStage], change: Change
+) -> tuple[LadderStage, list[str]]:
     """A stage beside the one before it, and what its figures do not know."""
     request = job.request
-    grid = axes.one_strategy(request, job.model, job.gpu, job.node)
+    grid = axes.single_strategy(request, job.model, job.gpu, job.node)
     overhead = overhead_of(job.gpu, grid, grid.layouts[0])
-    found = estimate_of(job.model, grid, job.gpu, job.node, overhead, request, command)
-    time, unknown = _time(job, Census(job.model, grid))
+    census = job.on(grid)
+    result = estimate_of(census, job.gpu, job.node, overhead, request, record)
+    time, unknown = _time(job, census)
     last = before[-1] if before else None
-    stage = results.LadderStage(
+    stage = LadderStage(
+        **{name: getattr(result, name) for name in AS_ESTIMATED},
         stage=len(before),
         change=change.text,
         also={},
-        storage=storage_of(habits_of(found.strategy.framework), found.strategy),
-        strategy=found.strategy,
-        accumulation_steps=found.workload.accumulation_steps,
-        global_batch=found.workload.global_batch,
-        peak=found.peak,
-        interval=found.interval,
-        verdict=found.verdict,
-        components=found.components,
-        context=found.peak.device - found.peak.reserved,
-        phases=found.phases,
-        saved=last.peak.device - found.peak.device if last else 0,
+        storage=storage_of(habits_of(result.strategy.framework), result.strategy),
+        accumulation_steps=result.workload.accumulation_steps,
+        global_batch=result.workload.global_batch,
+        context=result.peak.device - result.peak.reserved,
+        saved=last.peak.device - result.peak.device if last else 0,
         time=time,
         speed=_speed(time, last),
-        host_memory=found.host_memory,
-        tier_memory=found.tier_memory,
-        command=command,
+        job=record,
     )
-    return stage, [*found.warnings, *unknown]
+    return stage, [*result.warnings, *unknown]
 
 
-def _time(job: Job, census: Census) -> tuple[results.StepTime | None, list[str]]:
+def _time(job: PlanJob, census: ModelOnGrid) -> tuple[StepTime | None, list[str]]:
     """The predicted step; none where the GPU's preset lacks a peak."""
     try:
         return time_of(census, job.gpu, job.node), []
@@ -296,38 +266,34 @@ def _time(job: Job, census: Census) -> tuple[results.StepTime | None, list[str]]
         return None, [str(error)]
 
 
-def _speed(time: results.StepTime | None, last: results.LadderStage | None) -> float | None:
+def _speed(time: StepTime | None, last: LadderStage | None) -> float | None:
     if time is None or last is None or last.time is None:
         return None
     return time.tokens_per_second_per_gpu / last.time.tokens_per_second_per_gpu
 
 
-# ------------------------------------------------------------------------------------------------- what is said of them
-
-
-def _reading(climb: Climb) -> results.LadderReading:
+def _reading(climb: LadderRun) -> LadderReading:
     last = climb.stages[-1]
     times = {f"stage {stage.stage}": stage.time for stage in climb.stages if stage.time is not None}
-    return results.LadderReading(
-        name=reading_of(last.storage),
+    return LadderReading(
+        name=mode_of(last.storage),
         precision=last.strategy.precision,
         storage=last.storage,
         stages=tuple(climb.stages),
         first=next((stage.stage for stage in climb.stages if stage.verdict != "does-not-fit"), None),
         left_out=tuple(climb.left_out),
-        warnings=(*climb.said, *unvalidated(times)),
+        warnings=(*climb.said, *unchecked_warnings(times)),
     )
 
 
-def _also(before: Mapping[str, str], now: Mapping[str, str], words: Words) -> dict[str, str]:
-    """Defaults that a stage changes besides its own words."""
-    return {name: said for name, said in now.items() if name in before and before[name] != said and name not in words}
+def _also(before: Mapping[str, str], now: Mapping[str, str], options: Words) -> dict[str, str]:
+    return {name: text for name, text in now.items() if name in before and before[name] != text and name not in options}
 
 
-def _assumed(job: Job) -> dict[str, str]:
+def _assumed(job: PlanJob) -> dict[str, str]:
     """What the job's words leave to defaults; nothing where they make no strategy without a stage."""
     try:
-        axes.one_strategy(job.request, job.model, job.gpu, job.node)
+        axes.single_strategy(job.request, job.model, job.gpu, job.node)
     except InputError:
         return {}
     return dict(job.request.assumptions)
@@ -342,8 +308,7 @@ def _stages(numbers: Sequence[int]) -> str:
     return f"stage{'s' * (len(numbers) > 1)} {', '.join(map(str, numbers))}"
 
 
-def _shared(base: Mapping[str, str], climbs: Sequence[Climb]) -> dict[str, str]:
-    """Defaults that hold at every stage of every reading."""
+def _shared(base: Mapping[str, str], climbs: Sequence[LadderRun]) -> dict[str, str]:
     moved = {"precision"}.union(*(climb.moved for climb in climbs))
-    every = {**base, **climbs[0].assumed[0]}
-    return {name: said for name, said in every.items() if name not in moved}
+    step = {**base, **climbs[0].assumed[0]}
+    return {name: text for name, text in step.items() if name not in moved}

@@ -1,20 +1,24 @@
-"""Schedules of a pipeline and their model chunks: what a request may ask for, and what a search tries."""
+"""Parallel layouts that are legal for a model, and the schedules and model chunks of a pipeline."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from memcalc.errors import CombinationError
+from memcalc.errors import CombinationError, InputError
+from memcalc.grid import Layout
 from memcalc.terms.pipeline import VIRTUAL, group_of
 
 if TYPE_CHECKING:
     from memcalc.formulas.types import Array
     from memcalc.frameworks import Habits
-    from memcalc.grid import Fixed, Grid, Layout
+    from memcalc.grid import Grid
     from memcalc.planner.request import Request
     from memcalc.specs.model import Model
+    from memcalc.specs.options import SharedSettings
 
 CHUNKS = (2, 4, 8)
 """Model chunks a stage that a search tries."""
@@ -34,15 +38,15 @@ def one_pipeline(request: Request, habits: Habits) -> tuple[str, int]:
 def pipelines_for(request: Request, habits: Habits) -> list[tuple[str, int]]:
     """The schedules and chunks that a search tries: the framework's own, each with several numbers of chunks."""
     known = [*habits.schedules, *habits.fork_schedules]
-    own = [name for name in habits.schedules if name not in NEVER_FASTER]
-    asked, choice = request.given.get("pp_schedule"), request.choices.get("pp_schedule")
+    default = [name for name in habits.schedules if name not in NEVER_FASTER]
+    query, choice = request.given.get("pp_schedule"), request.choices.get("pp_schedule")
     if choice is not None:
-        names = choice.of(own, known)
+        names = choice.of(default, known)
     else:
-        names = own if asked is None and request.given.get("vpp", 1) == 1 else [str(asked or "1f1b")]
+        names = default if query is None and request.given.get("vpp", 1) == 1 else [str(query or "1f1b")]
     for name in names:
         check_schedule(request, habits, name)
-    if asked is None and request.given.get("pp", 1) > 1:
+    if query is None and request.given.get("pp", 1) > 1:
         request.assumptions["pp_schedule"] = f"searched: {', '.join(names)}"
     several = request.choices.get("vpp")
     tried = [request.given["vpp"]] if "vpp" in request.given else several.of(CHUNKS) if several else CHUNKS
@@ -57,13 +61,13 @@ def pipelines_for(request: Request, habits: Habits) -> list[tuple[str, int]]:
 def check_schedule(request: Request, habits: Habits, schedule: str) -> None:
     """Refuse a schedule that the framework does not run, and chunks that the schedule does not have."""
     known = (*habits.schedules, *habits.fork_schedules)
-    asked, vpp = request.given.get("pp_schedule"), request.given.get("vpp")
+    query, vpp = request.given.get("pp_schedule"), request.given.get("vpp")
     if schedule not in known:
         raise CombinationError("pp-schedule", schedule, f"{habits.name} runs {', '.join(known)}", known)
-    if asked in (None, "1f1b") and (vpp or 1) == 1:
+    if query in (None, "1f1b") and (vpp or 1) == 1:
         return
     if request.given.get("pp", 1) == 1:
-        name, value = ("vpp", vpp) if asked in (None, "1f1b") else ("pp-schedule", asked)
+        name, value = ("vpp", vpp) if query in (None, "1f1b") else ("pp-schedule", query)
         raise CombinationError(name, value, "a pipeline's schedule needs pp above 1")
     if vpp is not None and vpp > 1 and schedule not in VIRTUAL:
         having = [name for name in known if name in VIRTUAL] or ["interleaved"]
@@ -74,29 +78,39 @@ def check_schedule(request: Request, habits: Habits, schedule: str) -> None:
         raise CombinationError("vpp", vpp, f"{schedule} has at least 2 model chunks a stage")
 
 
-def check_chunks(model: Model, fixed: Fixed, layout: Layout, habits: Habits) -> None:
-    """Refuse chunks into which the framework cannot part the model."""
-    if layout.vpp == 1:
-        return
-    own = (fixed.first_stage_layers, fixed.last_stage_layers)
-    if layout.schedule == "zb-v" and any(own):
-        name, value = ("first", own[0]) if own[0] else ("last", own[1])
+def check_chunks(model: Model, fixed: SharedSettings, layout: Layout, habits: Habits) -> None:
+    """Refuse stages, and chunks of stages, into which the framework cannot part the model."""
+    ends = (fixed.first_stage_layers, fixed.last_stage_layers)
+    if layout.schedule == "zb-v" and any(ends):
+        name, value = ("first", ends[0]) if ends[0] else ("last", ends[1])
         raise CombinationError(f"strategy.{name}_stage_layers", value, "under zb-v stage 0 has both ends")
     blocks = model.num_layers - fixed.mtp + fixed.embedding_in_split + fixed.loss_in_split
     parts = layout.pp * layout.vpp
-    if parts > blocks:
+    if layout.vpp > 1 and parts > blocks:
         raise CombinationError(
             "vpp", layout.vpp, f"pp x vpp = {parts} must be at most the {blocks} blocks of {model.name}"
         )
-    if not habits.even_chunks:
+    if not habits.even_chunks or layout.pp == 1:
         return
-    rest, stages = blocks - sum(own), layout.pp - sum(map(bool, own))
-    if any(each % layout.vpp for each in own) or rest % max(stages * layout.vpp, 1):
+    rest, stages = blocks - sum(ends), layout.pp - sum(map(bool, ends))
+    if not any(each % layout.vpp for each in ends) and rest % max(stages * layout.vpp, 1) == 0:
+        return
+    if layout.vpp > 1:
         allowed = f"{habits.name} needs pp x vpp = {parts} to be a divisor of the {blocks} blocks of {model.name}"
         raise CombinationError("vpp", layout.vpp, allowed)
+    raise CombinationError("pp", layout.pp, _even(model, blocks, rest, stages, habits))
 
 
-def can_part(model: Model, fixed: Fixed, layout: Layout, habits: Habits) -> bool:
+def _even(model: Model, blocks: int, rest: int, stages: int, habits: Habits) -> str:
+    """What a framework whose stages are alike allows (Megatron-LM d98e8a64, training/arguments.py, validate_args)."""
+    if rest != blocks:
+        return f"the {stages} stages between must share the {rest} blocks that are left of {model.name} alike"
+    fields = [f"strategy.{name}" for name in habits.capabilities.uneven.direct]
+    unequal = f", or unequal stages must be said: --set {' or '.join(fields[:2])}" if fields else ""
+    return f"{habits.name} needs it to be a divisor of the {blocks} blocks of {model.name}{unequal}"
+
+
+def can_part(model: Model, fixed: SharedSettings, layout: Layout, habits: Habits) -> bool:
     """Whether the framework can part the model into a layout's chunks."""
     try:
         check_chunks(model, fixed, layout, habits)
@@ -126,3 +140,90 @@ def check_rounds(grid: Grid) -> None:
         count, stages = int(np.ravel(grid.accumulation)[0]), grid.layouts[0].pp
         allowed = f"{grid.layouts[0].schedule} needs a multiple of pp = {stages} micro-batches, and there are {count}"
         raise CombinationError("global-batch", grid.fixed.global_batch, allowed)
+
+
+def check_layout(model: Model, layout: Layout, seq_len: int, expert_tp: int = 0) -> None:
+    """Raise the error that says why a layout is impossible for a model."""
+    for group in model.groups:
+        _check_tp(group.block.attention.heads, "attention heads", model, layout.tp)
+        _check_tp(group.block.attention.kv_heads, "key-value heads", model, layout.tp)
+    if layout.pp > model.num_layers:
+        raise CombinationError("pp", layout.pp, f"must be at most the {model.num_layers} blocks of {model.name}")
+    if layout.ep > 1 and not model.is_moe:
+        raise CombinationError("ep", layout.ep, f"must be 1, because {model.name} has no experts")
+    for group in model.groups:
+        experts = getattr(group.block.mlp, "experts", layout.ep)
+        if experts % layout.ep:
+            raise CombinationError("ep", layout.ep, f"must be a divisor of the {experts} experts of {model.name}")
+    check_replicas(layout)
+    ranks, part = layout.dp * layout.cp // layout.dp_replicate, " / dp-replicate" * (layout.dp_replicate > 1)
+    if expert_tp and (ranks * layout.tp) % (layout.ep * expert_tp):
+        allowed = f"ep x etp must be a divisor of dp x cp x tp{part} = {ranks * layout.tp}"
+        raise CombinationError("ep", layout.ep, allowed)
+    if not expert_tp and ranks % layout.ep:
+        raise CombinationError("ep", layout.ep, f"must be a divisor of dp x cp{part} = {ranks}")
+    if layout.cp > seq_len:
+        raise CombinationError("cp", layout.cp, f"must be at most the sequence length {seq_len}")
+
+
+def check_replicas(layout: Layout) -> None:
+    """Refuse replicas into which data-parallel ranks cannot be parted, and those of one rank, which share nothing."""
+    replicas = layout.dp_replicate
+    if layout.dp % replicas:
+        raise CombinationError("dp-replicate", replicas, f"must be a divisor of dp = {layout.dp}")
+    if replicas > 1 and layout.dp * layout.cp == replicas:
+        raise CombinationError("dp-replicate", replicas, "must leave each replica several ranks to shard over")
+
+
+def check_split(model: Model, fixed: SharedSettings, stages: int) -> None:
+    """Raise the error that says why blocks cannot be shared out over stages as asked."""
+    for name in ("first_stage_layers", "last_stage_layers"):
+        blocks = getattr(fixed, name)
+        if blocks and stages < 2:
+            raise CombinationError(f"strategy.{name}", blocks, "needs pp above 1")
+        most = model.num_layers - fixed.mtp - (stages - 1)
+        if blocks > most:
+            raise CombinationError(
+                f"strategy.{name}", blocks, f"must be at most {most}, so that {stages} stages have blocks"
+            )
+
+
+def _check_tp(heads: int, what: str, model: Model, tp: int) -> None:
+    if heads % tp:
+        raise CombinationError("tp", tp, f"must be a divisor of the {heads} {what} of {model.name}")
+
+
+def layouts_for(
+    model: Model,
+    gpus: int,
+    degrees: Sequence[Sequence[int]],
+    seq_len: int,
+    *,
+    sp: bool | None,
+    pipelines: Sequence[tuple[str, int]] = (("1f1b", 1),),
+) -> list[Layout]:
+    """All legal layouts of a number of GPUs over the wanted tp, pp, cp and ep degrees, schedules and chunks.
+
+    Sequence parallelism is on wherever TP is, unless ``sp`` says otherwise: it divides activations for no extra volume.
+    """
+    legal = []
+    for tp in degrees[0]:
+        for pp in degrees[1]:
+            for cp in degrees[2]:
+                for ep in degrees[3]:
+                    if gpus % (tp * pp * cp):
+                        continue
+                    layout = Layout(gpus // (tp * pp * cp), tp, tp > 1 if sp is None else sp, pp, cp, ep)
+                    if is_legal(model, layout, seq_len):
+                        runs = pipelines if pp > 1 else (("1f1b", 1),)
+                        legal += [replace(layout, schedule=name, vpp=chunks) for name, chunks in runs]
+    return legal
+
+
+def is_legal(model: Model, layout: Layout, seq_len: int) -> bool:
+    """Whether a layout is possible for a model."""
+    try:
+        check_layout(model, layout, seq_len)
+    except InputError:
+        return False
+    return True

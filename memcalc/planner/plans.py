@@ -3,45 +3,50 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import chain, takewhile
 from typing import TYPE_CHECKING
 
-from memcalc import __version__, results
-from memcalc.planner.answer import hardware_facts, model_facts, scalar, strategy_of
-from memcalc.planner.axes import DEGREES
-from memcalc.planner.finalists import Finalist, finalists, safe_ones
-from memcalc.planner.nearest import nearest
-from memcalc.planner.objectives import Goal, moving_parts
-from memcalc.planner.question import asked
-from memcalc.planner.reasons import too_cramped, too_large, why
+from memcalc._version import __version__
+from memcalc.frameworks.capabilities import own_code
+from memcalc.planner.activation_budget import recompute_warnings
+from memcalc.planner.answer import borrowed_by, hardware_facts, model_facts, scalar, strategy_of
+from memcalc.planner.batch_front import with_batches
+from memcalc.planner.beyond import code_warnings, fits_beyond
+from memcalc.planner.choice import FEW, Choice, chosen, simplest
+from memcalc.planner.finalists import SimulatedPlan, time_of, unchecked_warnings
+from memcalc.planner.offload_memory import NO_SWAPPER, capacity, lacks_nvme_swap, offload_need, unknown_to
+from memcalc.planner.ranking import Objective
 from memcalc.planner.recipe import recipe, remedies
-from memcalc.planner.rooms import NAMES, NO_SWAPPER, capacity, has_no_swapper, need_of
-from memcalc.planner.special import special
-from memcalc.planner.timed import step_time, unvalidated
-from memcalc.terms import Census
+from memcalc.planner.record import strategy_record
+from memcalc.planner.remedies import instead_of_offload, instead_of_tight, nearest
+from memcalc.planner.search import Wanted
+from memcalc.planner.sentences import no_fit_gpu, no_fit_host, why, why_not
+from memcalc.planner.shortlist import Shortlist, resident, shortlists
+from memcalc.results.plans import UNMEASURED_OFFLOAD, Nearest, Plan, PlanPeak, Plans
+from memcalc.specs.job import JobRecord, command_line
 
 if TYPE_CHECKING:
-    from memcalc.planner.job import Job
-    from memcalc.planner.search import Found, Outcome
-    from memcalc.specs.strategy import Strategy
+    from memcalc.planner.job import PlanJob
+    from memcalc.planner.search import Candidate, SearchResult
 
-SPARE = 8
-"""Strategies that a search keeps beyond those wanted, since a replay may find that one does not run, or is tight."""
-SHARE = 3
-"""One in so many listed plans may be of the front rather than among the best."""
-SMALLER = 0.9
-"""Each of them has at most this share of the memory of the one before."""
 BILLION = 10**9
+IMPOSSIBLE = "no strategy is possible on {} GPUs: global batch, data-parallel ranks and micro-batch do not agree."
 
 
 @dataclass(frozen=True)
-class Wish:
+class PlanOptions:
     """How an answer is wanted: the goal, how many plans, and for how many tokens GPU-hours are told."""
 
-    goal: Goal = field(default_factory=Goal)
-    top: int = 10
+    goal: Objective = field(default_factory=Objective)
+    top: int = 6
     tokens: int = BILLION
+    filled: int = FEW
+    """Plans up to which other ideas are listed beside those that have a place of their own."""
+    rank_all: bool = False
+    """Whether all strategies are ranked, not one of each idea."""
     question: str = ""
     """A strategy, as in ``tp=1,zero=3``, of which is wanted why it lost."""
     recipe: bool = False
@@ -50,22 +55,21 @@ class Wish:
     """Whether the smallest changes are looked for where nothing fits."""
 
 
-def plan_for(job: Job, wish: Wish, command: str, base: str) -> results.Plans:
-    """Search everything that a job leaves open.
-
-    ``command`` reproduces the answer, and ``base`` with a strategy's words explains one plan.
-    """
+def plan_for(job: PlanJob, wish: PlanOptions, record: JobRecord) -> Plans:
+    """Search everything that a job leaves open; ``record`` is what was asked."""
     started = time.perf_counter()
     counts = job.counts()
-    wanted = wish.top if len(counts) == 1 else 1
-    outcomes = job.search(counts, wanted + SPARE, wish.goal)
-    if not outcomes:
+    lists = shortlists(job, counts, Wanted(wish.goal))
+    if not lists:
         job.refuse(counts)
-    ready = {gpus: _listed(job, outcome, wanted, several=len(counts) > 1) for gpus, outcome in outcomes.items()}
-    plans = _ranked(job, ready, wish, base)
+    outcomes = {gpus: short.outcome for gpus, short in lists.items()}
+    ready = _chosen(job, lists, wish)
+    several = Several.of(job, lists) if len(counts) > 1 and ready else None
+    plans = _ranked(job, ready, wish, record, several)
     last = max(outcomes)
-    smallest = outcomes[last].smallest or outcomes[last].cramped
-    return results.Plans(
+    smallest = outcomes[last].smallest or outcomes[last].host_limited
+    closest = None if plans or smallest is None else _closest(record, smallest)
+    return Plans(
         version=__version__,
         model=model_facts(job.model),
         hardware=hardware_facts(job.gpu, job.node, last),
@@ -77,159 +81,190 @@ def plan_for(job: Job, wish: Wish, command: str, base: str) -> results.Plans:
         elapsed=round(time.perf_counter() - started, 4),
         plans=plans,
         pareto=pareto_ranks(plans),
-        nearest=() if plans or not wish.advice else tuple(nearest(job, last)),
-        too_large="" if plans else (_too_large(job, outcomes[last]) or _impossible(last)),
-        closest="" if plans or smallest is None else _closest(base, smallest),
+        without_offload=several.without_offload if several else None,
+        tight_without_offload=several.tight_without_offload if several else (),
+        nearest=tuple(_advice(job, plans, last, record, several)) if wish.advice else (),
+        too_large="" if plans else _nothing(job, outcomes[last], last, wish),
+        closest="" if closest is None else command_line(closest),
+        closest_job=closest,
         recipe=recipe(job, last) if wish.recipe else (),
         remedies=remedies(job, last) if wish.recipe else (),
-        asked=asked(job, wish.question, counts, plans) if wish.question else "",
+        asked=why_not(job, wish.question, counts, plans) if wish.question else "",
         capacity=job.gpu.memory_bytes,
-        warnings=tuple(_warnings(job, plans, outcomes)),
+        warnings=(*_warnings(job, plans, outcomes), *_recompute_warnings(job, ready)),
         assumptions=job.request.assumptions,
-        command=command,
+        job=record,
+        command=command_line(record),
     )
 
 
-def _too_large(job: Job, outcome: Outcome) -> str:
+def _advice(
+    job: PlanJob, plans: tuple[Plan, ...], gpus: int, record: JobRecord, several: Several | None
+) -> Iterator[Nearest]:
+    """What else can be done: where nothing fits, where nothing does without offload, and where what does is tight."""
+    if not plans:
+        return nearest(job, gpus, record)
+    if several and several.resident:
+        return instead_of_tight(job, record, plans)
+    return chain(instead_of_offload(job, record, plans), instead_of_tight(job, record, plans))
+
+
+def _nothing(job: PlanJob, outcome: SearchResult, gpus: int, wish: PlanOptions) -> str:
+    """Why there is no plan, and what would be one with code that the framework leaves to its user."""
+    text = _too_large(job, outcome) or IMPOSSIBLE.format(gpus)
+    return " ".join(filter(None, (text, fits_beyond(job, gpus) if wish.advice else "")))
+
+
+def _chosen(job: PlanJob, lists: dict[int, Shortlist], wish: PlanOptions) -> dict[int, list[Choice]]:
+    """What is listed for each number of GPUs: what fits, else what is tight, else what needs memory of unknown size."""
+    listed = partial(chosen, most=wish.top if len(lists) == 1 else 1, filled=wish.filled, rank_all=wish.rank_all)
+    ready = {gpus: listed(short) for gpus, short in lists.items()}
+    unknown = (False, True) if capacity(job.node, "host") is None else (False,)
+    for trusting, tight in ((trusting, tight) for trusting in unknown for tight in (False, True)):
+        empty = [gpus for gpus, rows in ready.items() if not rows]
+        if empty and (trusting or tight):
+            more = shortlists(job, empty, Wanted(wish.goal, tight=tight, trusting=trusting))
+            ready |= {gpus: listed(short) for gpus, short in more.items()}
+    if len(lists) == 1:
+        ready = {gpus: with_batches(job, gpus, rows, wish.goal, wish.top) for gpus, rows in ready.items()}
+    return {gpus: rows for gpus, rows in ready.items() if rows}
+
+
+@dataclass(frozen=True)
+class Several:
+    """What is said of several numbers of GPUs together."""
+
+    without_offload: int | None
+    """The fewest on which a plan fits that offloads nothing."""
+    resident: SimulatedPlan | None
+    """That plan."""
+    tight_without_offload: tuple[int, ...]
+    """The next fewer on which such a plan is tight."""
+
+    @classmethod
+    def of(cls, job: PlanJob, lists: dict[int, Shortlist]) -> Several:
+        """Those of the lists of a job."""
+        fewer: list[int] = []
+        for gpus, short in sorted(lists.items()):
+            plan = simplest(short, resident)
+            if plan is not None:
+                return cls(gpus, plan, cls._tight(job, short.wanted, fewer))
+            fewer.append(gpus)
+        return cls(None, None, cls._tight(job, next(iter(lists.values())).wanted, fewer))
+
+    @staticmethod
+    def _tight(job: PlanJob, wanted: Wanted, counts: list[int]) -> tuple[int, ...]:
+        def runs(gpus: int) -> bool:
+            lists = shortlists(job, [gpus], replace(wanted, tight=True)).values()
+            return any(short.may_run(filter(resident, short.outcome.ideas)) for short in lists)
+
+        return tuple(reversed(list(takewhile(runs, reversed(counts)))))
+
+
+def _too_large(job: PlanJob, outcome: SearchResult) -> str:
     """What is too large: on the GPU, and off it where that alone keeps a strategy from running."""
-    said = [too_large(job, outcome.smallest)] if outcome.smallest else []
-    if outcome.cramped:
-        said.append(too_cramped(job, outcome.cramped))
-    return " ".join(said)
+    text = [no_fit_gpu(job, outcome.smallest)] if outcome.smallest else []
+    if outcome.host_limited:
+        text.append(no_fit_host(job, outcome.host_limited))
+    return " ".join(text)
 
 
-def _impossible(gpus: int) -> str:
-    return f"no strategy is possible on {gpus} GPUs: global batch, data-parallel ranks and micro-batch do not agree."
+def _closest(record: JobRecord, candidate: Candidate) -> JobRecord:
+    fixed = candidate.grid.fixed
+    strategy = strategy_of(candidate.grid, candidate.index)
+    return strategy_record(record, strategy, candidate.layout.gpus, fixed.seq_len, fixed.global_batch)
 
 
-def _closest(base: str, found: Found) -> str:
-    """The line that explains the strategy closest to fitting."""
-    fixed = found.grid.fixed
-    strategy = strategy_of(found.grid, found.index)
-    return command_of(base, strategy, found.layout.gpus, fixed.seq_len, fixed.global_batch)
-
-
-def _listed(job: Job, outcome: Outcome, wanted: int, *, several: bool) -> list[Finalist]:
-    """The best plans of one number of GPUs, and some of the front that are smaller still."""
-    candidates = iter(outcome.best)
-    share = 0 if several else wanted // SHARE
-    bold = safe_ones(job, outcome.bold)[:wanted]
-    best = bold + finalists(job, candidates, max(wanted - share - len(bold), 0))
-    more = _smaller(job, outcome, best, share)
-    more = finalists(job, candidates, max(wanted - len(best) - len(more), 0)) + more
-    return sorted([*best, *more], key=lambda one: one.is_tight)[:wanted]
-
-
-def _smaller(job: Job, outcome: Outcome, best: list[Finalist], most: int) -> list[Finalist]:
-    """Plans of the front, each clearly smaller than all before it, by the closed form and by the replay."""
-    least = min((one.found.reserved for one in best), default=0)
-    more: list[Finalist] = []
-    for found in outcome.front:
-        if found.reserved < SMALLER * least and len(more) < most:
-            least = found.reserved
-            known = [one.peaks.top.device for one in (*best, *more)]
-            more += [one for one in finalists(job, [found], 1) if one.peaks.top.device < SMALLER * min(known)]
-    return more
-
-
-def _ranked(job: Job, ready: Mapping[int, list[Finalist]], wish: Wish, base: str) -> tuple[results.Plan, ...]:
-    """All plans in order: by number of GPUs, or by cost."""
-    found = [(some[0], one) for some in ready.values() for one in some]
-    plans = [_plan(job, one, wish, base) for _, one in found]
-    front = pareto_ranks(tuple(replace_rank(plan, rank) for rank, plan in enumerate(plans)))
-    said = [
-        plan.model_copy(update={"why": why(one, first, wish.goal, on_front=place in front)})
-        for place, (plan, (first, one)) in enumerate(zip(plans, found, strict=True))
-    ]
+def _ranked(
+    job: PlanJob, ready: Mapping[int, list[Choice]], wish: PlanOptions, record: JobRecord, several: Several | None
+) -> tuple[Plan, ...]:
+    if several and several.resident:
+        ready = {**ready, several.without_offload or 0: [Choice(several.resident, ("without offload",))]}
+    plans = [_plan(job, row, rows[0], wish, record) for _, rows in sorted(ready.items()) for row in rows]
     if wish.goal.name == "cost":
-        said.sort(key=lambda plan: (plan.verdict == "tight", plan.gpu_hours))
-    ranked = tuple(replace_rank(plan, rank) for rank, plan in enumerate(said, 1))
-    return special(ranked, pareto_ranks(ranked))
+        plans.sort(key=lambda plan: (plan.verdict == "tight", plan.gpu_hours))
+    elif several:
+        plans.sort(key=lambda plan: (bool(plan.unknown), plan.verdict == "tight", plan.gpus != several.without_offload))
+    return tuple(replace_rank(plan, rank) for rank, plan in enumerate(plans, 1))
 
 
-def replace_rank(plan: results.Plan, rank: int) -> results.Plan:
+def replace_rank(plan: Plan, rank: int) -> Plan:
     """The same plan at another place."""
     return plan.model_copy(update={"rank": rank})
 
 
-def _plan(job: Job, one: Finalist, wish: Wish, base: str) -> results.Plan:
-    """One plan, with the same figures that ``estimate`` gives for it."""
-    found, peaks, strategy = one.found, one.peaks, one.strategy
-    top, fixed = peaks.top, found.grid.fixed
+def _plan(job: PlanJob, row: Choice, first: Choice, wish: PlanOptions, record: JobRecord) -> Plan:
+    simulated = row.plan
+    candidate, peaks, strategy = simulated.candidate, simulated.peaks, simulated.strategy
+    fixed = candidate.grid.fixed
     waste = wish.goal.waste(fixed.global_batch, fixed.seq_len)
-    need = need_of(Census(job.model, one.single), job.node)
-    return results.Plan(
+    need, seconds = offload_need(simulated.census, job.node), time_of(simulated.census, job.gpu, job.node)
+    estimate = strategy_record(record, strategy, candidate.layout.gpus, fixed.seq_len, fixed.global_batch)
+    return Plan(
         rank=1,
-        gpus=found.layout.gpus,
+        gpus=candidate.layout.gpus,
         strategy=strategy,
-        accumulation_steps=scalar(one.single.accumulation),
+        accumulation_steps=scalar(simulated.single.accumulation),
         global_batch=fixed.global_batch,
-        data_parallel=found.layout.dp,
-        peak=results.PlanPeak(
-            allocated=peaks.allocated, reserved=top.reserved, device=top.device, phase=top.phase, stage=top.stage
-        ),
+        data_parallel=candidate.layout.dp,
+        peak=peaks.at(PlanPeak),
         verdict=peaks.verdict,
-        time=step_time(job, one.single, found.times),
+        time=seconds,
         host_memory=need.host,
         tier_memory=need.tier,
-        gpu_hours=wish.tokens * waste / found.tokens_per_second_per_gpu / 3600,
+        unknown=unknown_to(need, job.node),
+        gpu_hours=wish.tokens * waste / candidate.tokens_per_second_per_gpu / 3600,
         statistical_efficiency=1 / waste,
-        why="",
-        parts=scalar(moving_parts(one.single)),
-        command=command_of(base, strategy, found.layout.gpus, fixed.seq_len, fixed.global_batch),
+        why=why(simulated, first.plan, wish.goal, seconds),
+        parts=candidate.idea.parts,
+        special=row.roles,
+        own_code=own_code(strategy, job.model),
+        job=estimate,
+        command=command_line(estimate),
     )
 
 
-def command_of(base: str, s: Strategy, gpus: int, seq_len: int, global_batch: int) -> str:
-    """The ``memcalc estimate`` line of a strategy: ``base`` with what a search chose."""
-    chosen = chosen_words(s, gpus, seq_len, global_batch)
-    flags = [f"--{name.replace('_', '-')} {value}" for name, value in chosen.items() if name != "sp"]
-    return " ".join([base, *flags, *(["--no-sp"] if "sp" in chosen else [])])
-
-
-def chosen_words(s: Strategy, gpus: int, seq_len: int, global_batch: int) -> dict[str, str | int | bool]:
-    """What a search chose of a strategy, as words of :func:`memcalc.estimate`: those that its defaults do not give."""
-    return {
-        "gpus": gpus,
-        "seq_len": seq_len,
-        "global_batch": global_batch,
-        "micro_batch": s.micro_batch,
-        "framework": s.framework,
-        "precision": s.precision,
-        **({"optimizer": s.optimizer} if s.optimizer != "adamw" else {}),
-        "zero": s.zero,
-        "recompute": s.recompute,
-        **{name: getattr(s, name) for name in DEGREES if getattr(s, name) > 1},
-        **({"pp_schedule": s.pp_schedule} if s.pp > 1 and s.pp_schedule != "1f1b" else {}),
-        **({"vpp": s.vpp} if s.vpp > 1 else {}),
-        **({"offload": ",".join(s.offload)} if s.offload else {}),
-        **({"offload_to": s.offload_to} if s.offload and s.offload_to != "cpu" else {}),
-        **({"sp": False} if s.tp > 1 and not s.sp else {}),
-    }
-
-
-def pareto_ranks(plans: tuple[results.Plan, ...]) -> tuple[int, ...]:
+def pareto_ranks(plans: tuple[Plan, ...]) -> tuple[int, ...]:
     """Ranks that no other plan beats in device memory, throughput, GPU count and statistical efficiency at once."""
 
-    def figures(plan: results.Plan) -> tuple[float, ...]:
+    def figures(plan: Plan) -> tuple[float, ...]:
         speed = plan.time.tokens_per_second_per_gpu
         return plan.peak.device, -speed, plan.gpus, -plan.statistical_efficiency
 
-    def beats(a: results.Plan, b: results.Plan) -> bool:
+    def beats(a: Plan, b: Plan) -> bool:
         ours, theirs = figures(a), figures(b)
         return ours != theirs and all(x <= y for x, y in zip(ours, theirs, strict=True))
 
     return tuple(p.rank for p in plans if not any(beats(other, p) for other in plans))
 
 
-def _warnings(job: Job, plans: tuple[results.Plan, ...], outcomes: Mapping[int, Outcome]) -> list[str]:
-    """What the ranking does not know."""
-    said = unvalidated({f"#{plan.rank}": plan.time for plan in plans})
-    if any(plan.host_memory for plan in plans) and capacity(job.node, "host") is None:
-        said.append(f"{NAMES['host']} of node {job.node.name} is unknown: offloaded plans assume that it suffices.")
-    if any(has_no_swapper(plan.strategy) for plan in plans):
-        said.append(NO_SWAPPER)
+def _unchecked(plans: tuple[Plan, ...]) -> list[str]:
+    """Which speeds no published run supports."""
+    offloaded = [plan for plan in plans if plan.strategy.offload and not plan.time.validated]
+    names = "all plans" if len(offloaded) == len(plans) else ", ".join(f"#{plan.rank}" for plan in offloaded)
+    text = [f"{names}: {UNMEASURED_OFFLOAD}."] if offloaded else []
+    return text + unchecked_warnings({f"#{plan.rank}": plan.time for plan in plans if plan not in offloaded})
+
+
+def _recompute_warnings(job: PlanJob, ready: Mapping[int, list[Choice]]) -> tuple[str, ...]:
+    """Of recomputation that was asked for, where the first plan gains little by it."""
+    if "recompute" not in job.request.given or not ready:
+        return ()
+    plan = ready[max(ready)][0].plan
+    return recompute_warnings(plan.census, job.gpu, job.node, plan.peaks.overhead)
+
+
+def _warnings(job: PlanJob, plans: tuple[Plan, ...], outcomes: Mapping[int, SearchResult]) -> list[str]:
+    text = code_warnings({f"#{plan.rank}": plan.own_code for plan in plans})
+    text += _unchecked(plans)
+    text += borrowed_by(job.gpu, (plan.strategy for plan in plans))
+    text += [
+        f"{name.capitalize()} of node {job.node.name} is unknown: plans with offload fit only if it is large enough."
+        for name in sorted({name for plan in plans for name in plan.unknown})
+    ]
+    if any(lacks_nvme_swap(plan.strategy) for plan in plans):
+        text.append(NO_SWAPPER)
     missing = [gpus for gpus in outcomes if not any(plan.gpus == gpus for plan in plans)]
     if missing and plans:
-        said.append(f"nothing fits on {', '.join(map(str, missing))} GPU{'s' * (len(missing) > 1 or missing[0] > 1)}.")
-    return said
+        text.append(f"nothing fits on {', '.join(map(str, missing))} GPU{'s' * (len(missing) > 1 or missing[0] > 1)}.")
+    return text

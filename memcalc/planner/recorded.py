@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from memcalc.errors import CombinationError
 from memcalc.formulas.optimizer import OPTIMIZERS
 from memcalc.formulas.recompute import parse_policy
+from memcalc.planner.optimizers import named_in
 
 if TYPE_CHECKING:
     from memcalc.planner.request import Request
@@ -25,8 +26,8 @@ WHOLE = {
 }
 LEFT_OUT = {
     "sp": "sequence parallelism stands beside tensor parallelism, which a recording cannot have",
-    "lora": "adapters change what the blocks keep: let the factory add them",
     "quantize": "quantised weights change what the blocks keep: let the factory do it",
+    "lora": "adapters change what the blocks keep: let the factory add them",
     "attention": "attention is recorded as the module calls it",
     "kernels": "kernels are recorded as the module calls them",
     "loss": "the loss is recorded as the module computes it",
@@ -43,13 +44,13 @@ def check_recorded(request: Request, model: Model) -> None:
         return
     for name, why in {**WHOLE, **LEFT_OUT}.items():
         choice = request.choices.get(name)
-        value = choice.said if choice is not None else request.given.get(name)
+        value = choice.text if choice is not None else request.given.get(name)
         if value not in (*HARMLESS, *((1,) if name in WHOLE else ())):
             raise CombinationError(name.replace("_", "-"), value if isinstance(value, int) else str(value), why)
     _check_framework(request)
-    for name in optimizers_of(request):
-        check_optimizer(name)
-    for policy in _policies(request):
+    for name in named_in(request, "optimizer"):
+        _check_optimizer(name)
+    for policy in named_in(request, "recompute"):
         check_policy(policy, model)
     request.given.update(dict.fromkeys(WHOLE, 1))
     if not model.recording.per_sequence:
@@ -64,42 +65,28 @@ def _check_framework(request: Request) -> None:
         raise CombinationError("strategy.checkpoint", "reentrant", "checkpoints were recorded in their other form")
 
 
-def optimizers_of(request: Request) -> list[str]:
-    """The optimizers that are named."""
-    choice = request.choices.get("optimizer")
-    named: list[Any] = [request.given.get("optimizer"), *(choice.listed if choice is not None else ())]
-    return [str(name) for name in named if name is not None]
-
-
-def check_optimizer(name: str) -> None:
+def _check_optimizer(name: str) -> None:
     """Refuse an optimizer whose states follow from the shapes of tensors."""
-    if OPTIMIZERS[name].factored:
-        raise CombinationError("optimizer", name, "its factors need the shapes of all matrices: a recording has sizes")
+    if OPTIMIZERS[name].states is not None:
+        raise CombinationError("optimizer", name, "its states need the shapes of all tensors: a recording has sizes")
 
 
-def recorded_optimizers(model: Model, every: tuple[str, ...]) -> tuple[str, ...]:
+def recorded_optimizers(model: Model, optimizer: tuple[str, ...]) -> tuple[str, ...]:
     """Of all optimizers those that a model can have."""
-    return every if model.recording is None else tuple(n for n in every if not OPTIMIZERS[n].factored)
-
-
-def _policies(request: Request) -> list[str]:
-    choice = request.choices.get("recompute")
-    named: list[Any] = [request.given.get("recompute"), *(choice.listed if choice is not None else ())]
-    return [str(name) for name in named if name is not None]
+    return optimizer if model.recording is None else tuple(n for n in optimizer if OPTIMIZERS[n].states is None)
 
 
 def check_policy(name: str, model: Model) -> None:
     """Whole blocks are computed again or not; of several kinds of blocks all, or none."""
     kind = parse_policy(name).kind
     if kind in {"parts", "selective-ops"}:
-        whole = "recorded blocks are computed again as a whole: none, full or every-K"
-        raise CombinationError("recompute", name, whole)
+        allowed = "recorded blocks are computed again as a whole: none, full or every-K"
+        raise CombinationError("recompute", name, allowed)
     if kind not in {"none", "full"} and len(model.groups) > 1:
         raise CombinationError("recompute", name, "of blocks that are not alike all are computed again or none")
 
 
 def _check_samples(request: Request) -> None:
-    """Samples have no length."""
     if request.given.get("seq_len") not in {None, 1}:
         raise CombinationError("seq-len", request.given["seq_len"], "the module's inputs do not depend on a length")
     if "global_batch" not in request.choices:

@@ -1,101 +1,25 @@
-"""A request: the words of the interface, checked one by one, and the defaults that fill what was left out."""
+"""A request: the options of a job, each read and checked by itself."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, get_args
+from typing import Any, get_args
 
 from memcalc import calibrations
-from memcalc.errors import CombinationError, InputError, MissingError, UnknownNameError
-from memcalc.formulas.recompute import parse_policy
-from memcalc.frameworks import Habits, habits_of
-from memcalc.planner.choices import Choice, parse_choice
-from memcalc.planner.settings import FIELDS, check_fields
+from memcalc.errors import InputError, UnknownNameError
+from memcalc.formulas.recompute import NAMES, PATTERNS, parse_policy
+from memcalc.frameworks import habits_of
 from memcalc.specs import adapters
-from memcalc.specs import strategy as words
-from memcalc.units import parse_count
+from memcalc.specs.options import BY_NAME, COMMAND_LINE, FIELDS, NOT_MODELLED, SEARCHED, SETTINGS, WORDS
+from memcalc.specs.other_words import meant
+from memcalc.specs.strategy import FRAMEWORKS, Offload
+from memcalc.units import parse_bytes, parse_count, parse_tokens
 
-if TYPE_CHECKING:
-    from memcalc.specs.hardware import GPU, Node
-    from memcalc.specs.model import Model
-
-CHOICES = {
-    "precision": words.Precision,
-    "optimizer": words.Optimizer,
-    "optimizer_impl": words.OptimizerImpl,
-    "pp_schedule": words.Schedule,
-    "attention": words.AttentionImpl,
-    "loss": words.Loss,
-    "kernels": words.Kernels,
-    "offload_to": words.Tier,
-    "compile": words.Compile,
-    "cp_kind": words.ContextParallel,
-    "adapter_dtype": adapters.AdapterDtype,
-    "quantize": adapters.Quantization,
-}
-FLAGS = ("sp", "optimizer_in_backward", "autocast")
-NUMBERS = ("gpus", "seq_len", "micro_batch", "tp", "pp", "vpp", "cp", "ep")
-NOT_MODELLED = {
-    "compress_activations": ("none",),
-}
-"""Words of the interface that this version does not model, with the values that change nothing."""
-LARGEST_NUMBER = {
-    "gpus": 1_000_000,
-    "seq_len": 100_000_000,
-    "micro_batch": 1_000_000,
-    "global_batch": 100_000_000,
-    "critical_batch": 10**12,
-    "tokens": 10**15,
-}
-SETTINGS = {
-    f"strategy.{name}": name
-    for name in (
-        *CHOICES,
-        "zero",
-        "tp",
-        "sp",
-        "pp",
-        "vpp",
-        "cp",
-        "ep",
-        "recompute",
-        "offload",
-        "framework",
-        "optimizer_in_backward",
-        "micro_batch",
-        "lora",
-        "autocast",
-        "also_train",
-    )
-} | {
-    "workload.seq_len": "seq_len",
-    "workload.global_batch": "global_batch",
-    "hardware.gpus": "gpus",
-}
-WORDS = tuple(sorted({*SETTINGS.values(), *NOT_MODELLED, "calibration"}))
-"""What :func:`memcalc.estimate` and :func:`memcalc.plan` take besides model, gpu, node, settings and preset_dirs."""
-SEARCHED = (
-    "gpus",
-    "global_batch",
-    "precision",
-    "optimizer",
-    "recompute",
-    "zero",
-    "tp",
-    "sp",
-    "pp",
-    "pp_schedule",
-    "vpp",
-    "cp",
-    "ep",
-    "offload",
-    "offload_to",
-    "micro_batch",
-)
-"""Words of which a search takes several values (:mod:`memcalc.planner.choices`)."""
-DEFAULT_TOKENS = 524_288
-"""Tokens of the default global batch: half a million, a common size for pretraining and continued training."""
+LARGEST_NUMBER = {"critical_batch": 10**12, "tokens": 10**15} | {row.name: row.most for row in COMMAND_LINE}
+"""By keyword, also of a search's own."""
 
 
 @dataclass
@@ -108,12 +32,14 @@ class Request:
     """Words of which several values were given."""
     calibration: str = ""
     """What names the calibration again: a file, or none where it is switched off; empty where there is none."""
+    beyond: bool = False
+    """Whether a search also tries what the framework cannot be told, which needs code of one's own."""
 
-    def get(self, name: str, default: Any, said: str = "") -> Any:
+    def get(self, name: str, default: Any, note: str = "") -> Any:
         """The user's value, or the default, which is then noted as an assumption."""
         if self.given.get(name) is not None:
             return self.given[name]
-        self.assumptions[name] = said or str(default)
+        self.assumptions[name] = note or str(default)
         return default
 
 
@@ -127,7 +53,7 @@ def check_words(raw: Mapping[str, Any], settings: Mapping[str, Any] | None, *, s
         raise UnknownNameError("word", unknown, f"must be one of {', '.join(WORDS)}", WORDS)
     merged = {**raw, **_settings(settings or {})}
     given: dict[str, Any] = {name: value for name, value in merged.items() if value is not None}
-    given["fields"] = check_fields(settings or {})
+    given["fields"] = _fields(settings or {})
     for name, harmless in NOT_MODELLED.items():
         if name in given and given.pop(name) not in harmless:
             raise InputError(flag(name), raw.get(name), "this version does not model it, so it must be left out")
@@ -141,29 +67,36 @@ def check_words(raw: Mapping[str, Any], settings: Mapping[str, Any] | None, *, s
             del given[name]
         else:
             given[name] = value
+    if given.get("quantize", "none") != "none":  # a base that is not trained: adapters of the usual rank are
+        given.setdefault("lora", adapters.parse_lora(adapters.USUAL))
     return Request(given, choices=choices)
 
 
 def _read(name: str, value: Any) -> Any:
-    """One word's value, or several where a search takes them."""
     if name not in SEARCHED or (name == "offload" and not isinstance(value, str)):
-        return _one(name, value)
-    return parse_choice(flag(name), value, lambda one: _one(name, one), number=name in (*NUMBERS, "zero"))
+        return _value(name, value)
+    number = BY_NAME[name].kind in ("count", "stage")
+    return parse_choice(flag(name), value, lambda text: _value(name, text), number=number)
 
 
-def _one(name: str, value: Any) -> Any:
-    """One value of a word."""
-    if name in NUMBERS:
+def _value(name: str, value: Any) -> Any:
+    option = BY_NAME[name]
+    if option.kind == "count":
         return positive(value, name)
-    if name in CHOICES:
-        return one_of(value, name, get_args(CHOICES[name]))
-    if name in PARSERS:
-        return PARSERS[name](value)
-    return boolean(value, name) if name in FLAGS else value
+    if option.kind == "name":
+        return one_of(value, name, option.values)
+    if option.kind == "flag":
+        return boolean(value, name)
+    return PARSERS[option.kind](value) if option.kind in PARSERS else value
+
+
+def _fields(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The values of the options that ``--set`` alone takes, by the name after the dot."""
+    stated = {FIELDS[key]: value for key, value in settings.items() if key in FIELDS}
+    return {option.name: FIELD_PARSERS[option.kind](option.key, value) for option, value in stated.items()}
 
 
 def _settings(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """``--set`` keys as the words they stand for."""
     known = (*SETTINGS, *FIELDS)
     unknown = next((key for key in settings if key not in known), None)
     if unknown is not None:
@@ -172,23 +105,26 @@ def _settings(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def flag(name: str) -> str:
-    """The option's name as typed."""
-    return name.replace("_", "-")
+    """The name of an option, or of a dotted field, as typed."""
+    return name if "." in name else name.replace("_", "-")
 
 
 def positive(value: object, name: str) -> int:
     """A whole number above zero."""
-    number = parse_count(value, flag(name))
     most = LARGEST_NUMBER.get(name, 1_000_000)
-    if not 0 < number <= most:
-        raise InputError(flag(name), value, f"must be a whole number from 1 to {most:,}")
-    return number
+    parse = parse_tokens if name == "seq_len" else parse_count
+    with suppress(InputError):
+        number = parse(value, flag(name))
+        if 0 < number <= most:
+            return number
+    raise InputError(flag(name), value, f"must be a whole number from 1 to {most:,}")
 
 
 def one_of(value: object, name: str, allowed: tuple[str, ...]) -> str:
     """One of the allowed names."""
     if not isinstance(value, str) or value not in allowed:
-        raise InputError(flag(name), value, f"must be one of {', '.join(allowed)}", allowed)
+        sentence = f"must be one of {', '.join(allowed)}"
+        raise InputError(flag(name), value, sentence, allowed, suggestion=meant(name, value))
     return value
 
 
@@ -203,6 +139,11 @@ def boolean(value: object, name: str) -> bool:
 
 def framework(value: object) -> str:
     """A framework's name, with an era where one is given."""
+    if value == ANY:
+        raise InputError("framework", value, f"it is not searched: name one of {', '.join(FRAMEWORKS)}")
+    if instead := meant("framework", value):
+        allowed = f"must be one of {', '.join(FRAMEWORKS)}"
+        raise UnknownNameError("framework", value, allowed, suggestion=instead)
     habits_of(str(value))
     return str(value)
 
@@ -210,12 +151,14 @@ def framework(value: object) -> str:
 def zero(value: object) -> int:
     """A ZeRO stage."""
     if str(value) not in {"0", "1", "2", "3"}:
-        raise InputError("zero", value, "must be 0, 1, 2 or 3")
+        raise InputError("zero", value, "must be 0, 1, 2 or 3", suggestion=meant("zero", value))
     return int(str(value))
 
 
 def recompute(value: object) -> str:
     """A recompute policy's name."""
+    if instead := meant("recompute", value):
+        raise InputError("recompute", value, f"must be one of {', '.join((*NAMES, *PATTERNS))}", suggestion=instead)
     return parse_policy(str(value)).name
 
 
@@ -223,178 +166,122 @@ def offload(value: object) -> tuple[str, ...]:
     """A comma-separated list of what leaves the GPU, in a fixed order."""
     listed = [part.strip() for part in value.split(",")] if isinstance(value, str) else list(value)  # type: ignore[call-overload]
     for part in listed:
-        one_of(part, "offload", ("none", *get_args(words.Offload)))
+        if part == "cpu":
+            allowed = f"says what leaves the GPU: {', '.join(get_args(Offload))}; where to is --offload-to cpu"
+            raise InputError("offload", part, allowed, suggestion=meant("offload", part))
+        one_of(part, "offload", ("none", *get_args(Offload)))
     if "none" in listed and len(listed) > 1:
         raise InputError("offload", ",".join(listed), "none stands alone")
-    return tuple(name for name in get_args(words.Offload) if name in listed)
+    return tuple(name for name in get_args(Offload) if name in listed)
 
 
 PARSERS: dict[str, Callable[[object], Any]] = {
     "calibration": calibrations.word,
     "framework": framework,
-    "zero": zero,
-    "recompute": recompute,
+    "stage": zero,
+    "policy": recompute,
     "offload": offload,
     "lora": adapters.parse_lora,
-    "also_train": adapters.parse_also_train,
+    "parts": adapters.parse_also_train,
 }
-"""How a word becomes a value, where it is neither a number nor a name."""
+"""How a kind of option is read that is neither a number nor a name; the global batch is, once the length is known."""
 
 
-def batch_of(request: Request, seq_len: int, micro_steps: int = 1) -> int:
-    """Global batch in sequences; a number with the word tokens is divided by the sequence length."""
-    raw = request.given.get("global_batch")
-    if raw is None:
-        sequences = max(DEFAULT_TOKENS // seq_len, 1)
-        sequences = max(1 << (sequences.bit_length() - 1), micro_steps)
-        sequences = -(-sequences // micro_steps) * micro_steps
-        return int(request.get("global_batch", sequences, f"{sequences} sequences ({sequences * seq_len:,} tokens)"))
-    number = parse_count(raw, "global-batch")
-    if isinstance(raw, str) and raw.strip().lower().endswith(("token", "tokens")):
-        number //= seq_len
-        request.assumptions["global_batch"] = f"{number} sequences ({number * seq_len:,} tokens)"
-    if not 0 < number <= LARGEST_NUMBER["global_batch"]:
-        raise InputError(
-            "global-batch",
-            raw,
-            f"must be from one sequence of {seq_len:,} tokens to {LARGEST_NUMBER['global_batch']:,} sequences",
-        )
+def _version(key: str, value: Any) -> str:
+    if not re.fullmatch(r"\d+(\.\d+)*", str(value)):
+        raise InputError(key, str(value), "must be a version, such as 0.43")
+    return str(value)
+
+
+def _fraction(key: str, value: Any) -> float:
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        number = -1.0
+    if not 0.0 <= number < 1.0:
+        raise InputError(key, value, "must be a number from 0 to below 1")
     return number
 
 
-def precisions_for(gpu: GPU, habits: Habits, zero: int = 3) -> list[str]:
-    """Precisions with fp32 accuracy of the update that the GPU and the framework have, the usual one first."""
-    unsharded = habits.full_shard and zero == 0
-    wanted = (
-        ["bf16-mixed", "bf16-autocast", "fp32"] if gpu.supports("bf16") else ["fp16-mixed", "fp16-autocast", "fp32"]
-    )
-    known = [name for name in wanted if name in habits.widths and gpu.supports(name.split("-")[0])]
-    return [name for name in known if not (unsharded and name.endswith("-mixed"))]
+FIELD_PARSERS: dict[str, Callable[[str, Any], Any]] = {
+    "name": lambda key, value: one_of(str(value), key, FIELDS[key].values),
+    "flag": lambda key, value: boolean(value, key),
+    "count": lambda key, value: parse_count(value, key),
+    "bytes": lambda key, value: parse_bytes(value, key),
+    "fraction": _fraction,
+    "version": _version,
+    "targets": adapters.parse_layers,
+}
+"""How a kind of option is read that ``--set`` alone takes."""
 
 
-def check_precision(name: str, gpu: GPU, habits: Habits, zero: int) -> None:
-    """Refuse a precision that the GPU or the framework does not have."""
-    dtype = name.split("-", maxsplit=1)[0]
-    if dtype in {"bf16", "fp8"} and not gpu.supports(dtype):
-        able = [p for p in habits.widths if gpu.supports(p.split("-")[0])]
-        raise CombinationError("precision", name, f"{gpu.name} has no {dtype} arithmetic; it can run {', '.join(able)}")
-    if name not in habits.widths:
-        raise CombinationError("precision", name, f"{habits.name} is modelled with {', '.join(habits.widths)}")
-    if habits.full_shard and zero == 0 and name.endswith("-mixed"):
-        autocast = name.replace("-mixed", "-autocast")
-        raise CombinationError(
-            "precision", name, f"{habits.name} has it at --zero 2 and 3 alone; use {autocast} or bf16"
-        )
+ANY, NOT, BETWEEN, OR = "any", "not:", "..", "/"
 
 
-def grouped(model: Model) -> bool:
-    """Whether several query heads share a key-value head; in fp32 PyTorch then has the math kernel alone."""
-    return any(g.block.attention.kv_heads < g.block.attention.heads for g in model.groups)
+@dataclass(frozen=True)
+class Choice:
+    """Several values of one axis."""
+
+    text: str
+    listed: tuple[Any, ...] = ()
+    """These and no others; empty where a range, an exclusion or ``any`` was given."""
+    without: tuple[Any, ...] = ()
+    least: int | None = None
+    most: int | None = None
+    unbounded: bool = False
+    """All values there are, beyond those that a search tries by itself."""
+
+    def of(self, usual: Iterable[Any], allowed: Iterable[Any] | None = None) -> list[Any]:
+        """Those of the usual values that are wanted; ``every`` is all there are, in the order of preference."""
+        if self.listed:
+            return list(self.listed)
+        if self.unbounded:
+            return list(usual if allowed is None else allowed)
+        bounded = self.least is not None or self.most is not None
+        known = list(allowed) if bounded and allowed is not None else list(usual)
+        return [value for value in known if self.takes(value)]
+
+    def takes(self, value: Any) -> bool:
+        """Whether a value is wanted."""
+        if self.listed:
+            return value in self.listed
+        low = self.least is None or value >= self.least
+        return low and (self.most is None or value <= self.most) and value not in self.without
 
 
-def classes_kernel(model: Model, seq_len: int) -> str:
-    """The kernel that the model's own class in Transformers gets where none is asked for.
+def parse_choice(name: str, value: Any, parse: Callable[[Any], Any], *, number: bool = False) -> Any:
+    """One value, read by ``one``, or a :class:`Choice`.
 
-    Some classes have no fused one (Gemma 2, BLOOM, MPT, GPT-J); a mask, which a window needs as soon as sequences reach
-    its width, leaves PyTorch's memory-efficient one.
+    Raises the error of ``one`` for a wrong value, and :class:`InputError` for a range that is none.
+
+    >>> parse_choice("tp", "2/4", int).listed
+    (2, 4)
+    >>> parse_choice("tp", "..4", int, number=True).most
+    4
     """
-    kinds = [group.block.attention for group in model.groups]
-    if not all(kind.fused for kind in kinds):
-        return "eager"
-    masked = any(kind.explicit_mask or (kind.window or seq_len + 1) <= seq_len for kind in kinds)
-    return "efficient" if masked else "flash"
+    if isinstance(value, list | set | frozenset):
+        return Choice(OR.join(map(str, value)), listed=_unique(map(parse, value))) if len(value) != 1 else parse(*value)
+    if not isinstance(value, str):
+        return parse(value)
+    text = value.strip()
+    if text == ANY:
+        return Choice(text, unbounded=True)
+    if text.startswith(NOT):
+        return Choice(text, without=_unique(map(parse, text.removeprefix(NOT).split(OR))))
+    if number and BETWEEN in text:
+        return _range(name, text, parse)
+    if OR in text:
+        return Choice(text, listed=_unique(map(parse, text.split(OR))))
+    return parse(value)
 
 
-def attention_for(request: Request, habits: Habits, model: Model, gpu: GPU, precisions: list[str], seq_len: int) -> str:
-    """The attention kernel: flash where GPU, precision and model have it, else memory-efficient, math or eager."""
-    able = gpu.flash_attention
-    asked = request.given.get("attention")
-    if asked in {"flash", "cudnn"} and not able:
-        raise CombinationError(
-            "attention", asked, f"{gpu.name} ({gpu.arch}) has no flash attention 2; use efficient, math or eager"
-        )
-    if asked in {"flash", "cudnn"} and precisions == ["fp32"]:
-        raise CombinationError("attention", asked, "flash attention has no fp32 kernel; use efficient, math or eager")
-    if asked == "efficient" and precisions == ["fp32"] and grouped(model):
-        raise CombinationError("attention", asked, "in fp32 it has no grouped-query kernel; use math or eager")
-    fallback = "math" if precisions == ["fp32"] and grouped(model) else "efficient"
-    default = "flash" if able and precisions != ["fp32"] else fallback
-    if habits.kernels == "model" and habits.own_code is None and default in ("flash", "efficient"):
-        own = classes_kernel(model, seq_len)
-        default = default if own == "flash" else own
-    said = "as the module calls it" if model.recording is not None else ""
-    return str(request.get("attention", default, said))
+def _unique(values: Iterable[Any]) -> tuple[Any, ...]:
+    return tuple(dict.fromkeys(values))
 
 
-def check_framework(request: Request, habits: Habits) -> None:
-    """Refuse what the framework does not have."""
-    for name in ("tp", "pp", "cp", "ep"):
-        if request.given.get(name, 1) > 1 and (not habits.tensor_parallel or name in habits.lacks):
-            raise CombinationError(
-                name, request.given[name], f"{habits.name} is modelled without it; use fsdp2, torchtitan or megatron"
-            )
-    if request.given.get("sp") and "sp" in habits.lacks:
-        raise CombinationError("sp", True, f"{habits.name} is modelled without sequence parallelism; use megatron")
-    if habits.pipeline_engine != "none" and request.given.get("pp", 1) > 1:
-        check_engine(request, habits)
-    stage = request.given.get("zero")
-    if stage is not None and stage not in habits.zero:
-        raise CombinationError("zero", stage, f"{habits.name} has {', '.join(map(str, sorted(habits.zero)))}")
-    loss = request.given.get("loss")
-    if loss not in {None, "fused-linear"} and loss not in habits.losses:
-        raise CombinationError(
-            "loss", loss, f"{habits.name} is modelled with {', '.join([*habits.losses, 'fused-linear'])}"
-        )
-    if request.given.get("sp") and request.given.get("tp", 1) == 1:
-        raise CombinationError("sp", True, "sequence parallelism needs tp above 1")
-
-
-def check_engine(request: Request, habits: Habits) -> None:
-    """Refuse what DeepSpeed's pipeline engine does not run (runtime/pipe/engine.py)."""
-    stage = request.given.get("zero", 1)
-    if stage > 1:
-        raise CombinationError("zero", stage, f"{habits.name}'s pipeline engine has stages 0 and 1 alone")
-
-
-def zero_stages(request: Request, habits: Habits) -> tuple[int, ...]:
-    """The sharding stages that can be had with the pipeline asked for, the default first."""
-    piped = habits.pipeline_engine != "none" and request.given.get("pp", 1) > 1
-    return tuple(stage for stage in habits.zero if stage <= 1 or not piped)
-
-
-def check_offload(request: Request, habits: Habits, node: Node) -> None:
-    """Refuse an offload that the framework or the node does not have."""
-    choice, tier = request.given.get("offload", ()), request.given.get("offload_to", "cpu")
-    if "params" in choice and 3 not in habits.zero:
-        raise CombinationError("offload", "params", f"{habits.name} has no sharded parameters to offload")
-    if "params" in choice and request.given.get("zero", 3) not in {2, 3}:
-        raise CombinationError("offload", "params", "parameters are offloaded at --zero 3 (fsdp: 2 or 3)")
-    if "optimizer" in choice and habits.zero_optimizer is not None and "zero" in request.given:
-        lowest = 3 if tier == "nvme" else 1
-        if request.given["zero"] < lowest:
-            allowed = "DeepSpeed swaps to NVMe at --zero 3 alone" if lowest == 3 else "needs --zero 1, 2 or 3"
-            raise CombinationError("offload", "optimizer", allowed)
-    if tier != "cpu" and not any(known.name == tier for known in node.tiers):
-        raise MissingError(
-            f"offload-to {tier!r} needs a node with that tier; node {node.name} lists "
-            f"{', '.join(t.name for t in node.tiers) or 'none'}: give --node."
-        )
-
-
-def habits_for(request: Request) -> tuple[str, Habits]:
-    """The framework and its habits."""
-    name = str(request.get("framework", "fsdp2"))
-    return name, habits_of(name)
-
-
-def sequence_length(request: Request, model: Model) -> int:
-    """The sequence length; by default the model's own, at most 4096. A vision model sees its patches."""
-    fixed = model.fixed_tokens.get(model.main.tower)
-    if fixed is not None:
-        return int(request.get("seq_len", fixed, f"{fixed} (tokens that the model sees a sample)"))
-    length = int(request.get("seq_len", min(model.max_positions, 4096)))
-    if model.positions == "learned" and length > model.max_positions:
-        raise CombinationError(
-            "seq-len", length, f"{model.name} has learned positions for {model.max_positions} tokens"
-        )
-    return length
+def _range(name: str, text: str, parse: Callable[[Any], Any]) -> Choice:
+    low, _, high = text.partition(BETWEEN)
+    least, most = (parse(end) if end.strip() else None for end in (low, high))
+    if (least is None and most is None) or (least is not None and most is not None and least > most):
+        raise InputError(name, text, "a range is low..high, low.. or ..high, such as 2..8")
+    return Choice(text, least=least, most=most)

@@ -1,4 +1,4 @@
-"""Pre-flight: a job's own config files, joined to one job, estimated, and the smallest edit that makes it fit."""
+"""Pre-flight: a job's own config files, joined to one job, estimate_merged, and the smallest edit that makes it fit."""
 
 from __future__ import annotations
 

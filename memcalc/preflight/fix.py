@@ -10,32 +10,35 @@ from typing import Any
 
 from memcalc import api
 from memcalc.convert.config import Config
-from memcalc.convert.document import Document, Place
-from memcalc.convert.edits import edited, edited_parts
-from memcalc.convert.formats import format_named
-from memcalc.convert.formats.base import Format, changes
-from memcalc.convert.job import Job
+from memcalc.convert.document import Document
+from memcalc.convert.edits import edit_document, edit_parts
+from memcalc.convert.formats import get_format
+from memcalc.convert.formats.base import Format, config_changes
+from memcalc.convert.job import ConfigJob
+from memcalc.convert.text import KeyPath
 from memcalc.errors import MemcalcError
-from memcalc.preflight.gather import gathered
-from memcalc.preflight.join import Joined, joined
-from memcalc.results import CheckEdit, CheckFix, Estimate, Plan
+from memcalc.preflight.job import MergedJob, estimate_merged
+from memcalc.preflight.merge import merge
+from memcalc.preflight.read_files import read_files
+from memcalc.results.check import CheckEdit, CheckFix
+from memcalc.results.estimates import Estimate
+from memcalc.results.plans import Plan
+from memcalc.specs.options import DEGREES
 
-__all__ = ["smallest_fix"]
-
-_WORDS = ("micro_batch", "recompute", "zero", "offload")
+_EDITED = ("micro_batch", "recompute", "zero", "offload")
 """What an edit may change, in the order in which equal edits are preferred: none changes what is learned."""
 _UNTOUCHED = (
-    "framework", "precision", "optimizer", "tp", "pp", "cp", "ep", "attention", "loss", "kernels", "lora", "quantize",
+    "framework", "precision", "optimizer", *DEGREES, "attention", "loss", "kernels", "lora", "quantize",
 )  # fmt: skip
 """What the edited files must say as before."""
-_STAY = ("precision", "optimizer", "recompute", "zero", "tp", "pp", "cp", "ep", "micro_batch")
-"""What a search would try, and an edit leaves as it is unless it is one of the words above."""
+_STAY = ("precision", "optimizer", "recompute", "zero", *DEGREES, "micro_batch")
+"""What a search would try, and an edit leaves as it is unless it is one of those above."""
 
 
 def smallest_fix(
     paths: tuple[str, ...],
     configs: tuple[Config, ...],
-    job: Joined,
+    job: MergedJob,
     estimate: Estimate,
     given: Mapping[str, Any],
     dirs: tuple[str, ...],
@@ -44,14 +47,14 @@ def smallest_fix(
 
     What is predicted to be fast by times that no run has validated, such as those of offload, comes after the others.
 
-    The global batch stays. Each edit is proved: the files as edited are read, joined and estimated again. One that is
-    tight is taken where none fits.
+    The global batch stays. Each edit is proved: the files as edited are read, merged and estimated again. One
+    that is tight is taken where none fits.
     """
     tight: CheckFix | None = None
-    open_words = _choices(configs, estimate, given)
-    for count in range(1, len(open_words) + 1):
-        sets = combinations(open_words, count)
-        plans = [plan for words in sets for plan in _plans(words, open_words, job, estimate, dirs)]
+    choices = _choices(configs, estimate, given)
+    for count in range(1, len(choices) + 1):
+        sets = combinations(choices, count)
+        plans = [plan for names in sets for plan in _plans(names, choices, job, estimate, dirs)]
         for plan in sorted(plans, key=lambda plan: (not plan.time.validated, plan.time.step)):
             fix = _proved(plan, paths, configs, estimate, given, dirs)
             if fix is not None and fix.verdict == "fits":
@@ -61,16 +64,16 @@ def smallest_fix(
 
 
 def _choices(configs: tuple[Config, ...], estimate: Estimate, given: Mapping[str, Any]) -> dict[str, tuple[Any, ...]]:
-    """The words that some file of the job can say, and the user did not pin, with the values that are tried."""
-    found: dict[str, tuple[Any, ...]] = {}
-    for word in _WORDS:
-        if given.get(word) is not None:
+    """The options that some file of the job can state, and the user did not pin, with the values that are tried."""
+    choices: dict[str, tuple[Any, ...]] = {}
+    for name in _EDITED:
+        if given.get(name) is not None:
             continue
         for config in configs:
-            values = format_named(config.format).choices
-            if word in values:
-                found[word] = found.get(word) or (_smaller(estimate) if word == "micro_batch" else values[word])
-    return {word: values for word, values in found.items() if values}
+            values = get_format(config.format).choices
+            if name in values:
+                choices[name] = choices.get(name) or (_smaller(estimate) if name == "micro_batch" else values[name])
+    return {name: values for name, values in choices.items() if values}
 
 
 def _smaller(estimate: Estimate) -> tuple[int, ...]:
@@ -80,22 +83,22 @@ def _smaller(estimate: Estimate) -> tuple[int, ...]:
 
 
 def _plans(
-    words: tuple[str, ...],
+    names: tuple[str, ...],
     choices: Mapping[str, tuple[Any, ...]],
-    job: Joined,
+    job: MergedJob,
     estimate: Estimate,
     dirs: tuple[str, ...],
 ) -> Iterator[Plan]:
-    """Yield the fastest strategy that fits when some words are free and all else stays."""
-    own = {name: job.facts[name] for name in ("model", "gpu", "node") if job.facts.get(name) is not None}
-    said = {name: value for name, value in job.words.items() if value not in (None, ())}
+    """Yield the fastest strategy that fits when some options are free and all else stays."""
     stays = {name: getattr(estimate.strategy, name) for name in _STAY}
     stays["offload"] = ",".join(estimate.strategy.offload) or "none"
-    whole = "zero" in words or estimate.strategy.zero >= 2  # what is not sharded does not leave the GPU
-    free = {word: "/".join(str(one) for one in choices[word] if whole or "params" not in str(one)) for word in words}
-    asked = {**stays, **said, "global_batch": estimate.workload.global_batch, **free}
+    sharded = "zero" in names or estimate.strategy.zero >= 2  # what is not sharded does not leave the GPU
+    free = {
+        name: "/".join(str(value) for value in choices[name] if sharded or "params" not in str(value)) for name in names
+    }
+    keywords = {**stays, **job.keywords, "global_batch": estimate.workload.global_batch, **free}
     try:
-        answer = api.plan(**own, **asked, settings=job.settings, preset_dirs=dirs, top=1, advice=False)
+        answer = api.plan(**keywords, preset_dirs=dirs, top=1, advice=False)
     except MemcalcError:  # the framework does not have that combination
         return
     yield from answer.plans
@@ -110,21 +113,19 @@ def _proved(
     dirs: tuple[str, ...],
 ) -> CheckFix | None:
     """Return the edit that makes the files say a plan, if they then do."""
-    from memcalc.preflight.answer import estimated
-
-    old = Job.of(before)
-    new = Job.of(before.model_copy(update={
+    old = ConfigJob.of(before)
+    new = ConfigJob.of(before.model_copy(update={
         "strategy": plan.strategy,
         "workload": before.workload.model_copy(update={
             "micro_batch": plan.strategy.micro_batch, "accumulation_steps": plan.accumulation_steps,
         }),
     }))  # fmt: skip
     try:
-        wanted = [(config.document, _own(config.document, format_named(config.format), old, new)) for config in configs]
-        if not any(found for _, found in wanted):
+        wanted = [(config.document, _edits(config.document, get_format(config.format), old, new)) for config in configs]
+        if not any(values for _, values in wanted):
             return None
-        texts = _needed(wanted, lambda texts: joined(gathered(paths, texts), given, dirs))
-        after = estimated(joined(gathered(paths, texts), given, dirs), dirs)
+        texts = _needed(wanted, lambda texts: merge(read_files(paths, texts), given, dirs))
+        after = estimate_merged(merge(read_files(paths, texts), given, dirs), dirs)
     except MemcalcError:
         return None
     if after.verdict == "does-not-fit" or after.workload.global_batch != before.workload.global_batch:
@@ -139,44 +140,46 @@ def _proved(
     )
 
 
-Wanted = list[tuple[Document, dict[Place, Any]]]
+Wanted = list[tuple[Document, dict[KeyPath, Any]]]
 
 
 def _texts(wanted: Wanted) -> dict[Path, str]:
     """Return the edited text of each file that says something differently for the new job."""
     files: dict[Path, Wanted] = {}
-    for document, found in wanted:
-        if found:
-            files.setdefault(document.path, []).append((document, found))
-    return {path: edited_parts(parts) if len(parts) > 1 else edited(*parts[0]) for path, parts in files.items()}
+    for document, values in wanted:
+        if values:
+            files.setdefault(document.path, []).append((document, values))
+    return {path: edit_parts(parts) if len(parts) > 1 else edit_document(*parts[0]) for path, parts in files.items()}
 
 
-def _needed(wanted: Wanted, read: Callable[[dict[Path, str]], Joined]) -> dict[Path, str]:
+def _needed(wanted: Wanted, read: Callable[[dict[Path, str]], MergedJob]) -> dict[Path, str]:
     """Return the edited texts, without changes that say nothing which the files do not say anyhow.
 
     What would be added goes first; a value that the file leaves to another one (`auto`) stays so.
     """
-    whole = _said(read(_texts(wanted)))
-    for at, (document, found) in enumerate(wanted):
-        for place in sorted(found, key=lambda place: place in document.spans):
+    complete = _stated(read(_texts(wanted)))
+    for index, (document, values) in enumerate(wanted):
+        for key_path in sorted(values, key=lambda key_path: key_path in document.spans):
             fewer = [*wanted]
-            fewer[at] = document, {key: value for key, value in wanted[at][1].items() if key != place}
-            if _said(read(_texts(fewer))) == whole:
+            fewer[index] = document, {key: value for key, value in wanted[index][1].items() if key != key_path}
+            if _stated(read(_texts(fewer))) == complete:
                 wanted = fewer
     return _texts(wanted)
 
 
-def _said(job: Joined) -> tuple[Any, ...]:
+def _stated(job: MergedJob) -> tuple[Any, ...]:
     facts = {name: value for name, value in job.facts.items() if name != "checkpoints_wrapped"}
-    return job.words, job.settings, facts, sorted((finding.code, finding.field) for _, finding in job.findings)
+    return job.options, job.settings, facts, sorted((finding.code, finding.field) for _, finding in job.findings)
 
 
-def _own(document: Document, form: Format, old: Job, new: Job) -> dict[Place, Any]:
+def _edits(document: Document, form: Format, old: ConfigJob, new: ConfigJob) -> dict[KeyPath, Any]:
+    """What a document would state differently for the new job."""
     named = {
-        form.spelling(document, ".".join(map(str, place))): value for place, value in changes(form, old, new).items()
+        form.spelling(document, ".".join(map(str, key_path))): value
+        for key_path, value in config_changes(form, old, new).items()
     }
-    places = {tuple(key.split(".")): value for key, value in named.items() if key}
-    return {place: value for place, value in places.items() if value is not None or place in document.spans}
+    values = {tuple(key.split(".")): value for key, value in named.items() if key}
+    return {path: value for path, value in values.items() if value is not None or path in document.spans}
 
 
 def _changes(before: Estimate, after: Estimate) -> Iterator[str]:

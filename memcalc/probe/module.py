@@ -13,15 +13,16 @@ from memcalc.errors import CombinationError, InputError, MissingError
 from memcalc.formulas.recompute import parse_policy
 from memcalc.probe.module_fit import counts, execution_of, fitted, polynomial, relative_error
 from memcalc.probe.module_parts import parts_of
-from memcalc.specs.model import Attention, Block, BlockGroup, Mlp, Model, Outside
-from memcalc.specs.recorded import Execution, Mode, Recording, Segment, Treatment
+from memcalc.specs.block import Attention, Block, Mlp
+from memcalc.specs.model import BlockGroup, Model, Outside
+from memcalc.specs.recorded import Execution, Mode, Recording, Segment, Source, Treatment
 from memcalc.specs.strategy import OptimizerImpl, Precision
 
 if TYPE_CHECKING:
     from memcalc.probe.live.modules_run import Run
     from memcalc.probe.module_fit import Point
     from memcalc.probe.module_parts import Part
-    from memcalc.results.module import ModuleProbe
+    from memcalc.results.probe import ModuleProbe
 
 MODES: tuple[Mode, ...] = ("fp32", "half", "autocast")
 TREATMENTS: tuple[Treatment, ...] = ("none", "full")
@@ -30,25 +31,7 @@ GRAIN = 32
 """Lengths are multiples of it where they can be: kernels fill rows up to it, which no polynomial follows."""
 ABSENT = "a module is run by torch, which is not installed: pip install 'memcalc[probe]'."
 MOST_ERROR = 0.01
-"""Share of a part's bytes by which a further run may differ from what the fitted sizes say."""
-
-
-@dataclass(frozen=True)
-class Source:
-    """A module in the user's words."""
-
-    module: str
-    inputs: str = ""
-    loss: str = ""
-    block_class: str = ""
-    seq_len: int = 0
-    """The length around which sizes are fitted; 0 for the usual one."""
-
-    @property
-    def words(self) -> tuple[tuple[str, str], ...]:
-        """The further options, as typed."""
-        named = (("inputs", self.inputs), ("loss-fn", self.loss), ("block-class", self.block_class))
-        return tuple((name, value) for name, value in named if value)
+"""Share of a part's bytes by which a further run may differ from the fitted sizes."""
 
 
 @dataclass(frozen=True)
@@ -86,13 +69,13 @@ def record_model(
     by_length = takes_length(called)
     points = points_of(source.seq_len or USUAL_LENGTH, by_length=by_length)
     pairs = list(product(modes, treatments))
-    every = []
+    all_series = []
     for done, (mode, treatment) in enumerate(pairs):
         if on_progress is not None:
             on_progress(done, len(pairs))
-        every.append(_series(source, mode, treatment, points))
-    segments, notes = _segments(every, by_length=by_length)
-    return _model(source, every[0].runs[0], segments, notes, torch.__version__, by_length=by_length)
+        all_series.append(_series(source, mode, treatment, points))
+    segments, notes = _segments(all_series, by_length=by_length)
+    return _model(source, all_series[0].runs[0], segments, notes, torch.__version__, by_length=by_length)
 
 
 def probe(
@@ -104,10 +87,10 @@ def probe(
     optimizer_impl: str | None = None,
     micro_batch: str | None = None,
     seq_len: str | None = None,
-    whole: bool = False,
+    with_model: bool = False,
     on_progress: Callable[[int, int], None] | None = None,
 ) -> tuple[ModuleProbe, str]:
-    """What two steps of a module keep and hold; with ``whole`` also the text of the model that it is recorded as."""
+    """What two steps of a module save and use; with ``with_model`` also the text of the recorded model."""
     if not has_torch():
         raise MissingError(ABSENT)
     from memcalc.planner.recorded import mode_of
@@ -119,7 +102,7 @@ def probe(
     if parse_policy(kind).kind not in {"none", "full", "every", "segments"}:
         raise CombinationError("recompute", kind, "a module's own steps are run with none, full, every-K or segments-K")
     length = positive(seq_len, "seq_len") if seq_len is not None else USUAL_LENGTH
-    found = probe_module(
+    result = probe_module(
         source,
         precision=name,
         mode=mode_of(name),
@@ -129,13 +112,13 @@ def probe(
         micro_batch=positive(micro_batch, "micro_batch") if micro_batch is not None else 1,
         seq_len=length,
     )
-    if not whole:
-        return found, ""
-    from memcalc.convert.recorded import recorded_text
+    if not with_model:
+        return result, ""
+    from memcalc.convert.huggingface import recorded_text
 
     model = record_model(source, on_progress=on_progress)
     notes = () if model.recording is None else model.recording.notes
-    return found.model_copy(update={"notes": notes}), recorded_text(model)
+    return result.model_copy(update={"notes": notes}), recorded_text(model)
 
 
 def modes_for(precision: str | None) -> tuple[Mode, ...]:
@@ -152,7 +135,7 @@ def has_torch() -> bool:
 
 
 def points_of(seq_len: int, *, by_length: bool) -> tuple[Point, ...]:
-    """Where a module is run: six points fix six coefficients, a seventh tests them; an eighth is one sequence alone."""
+    """Micro-batches and lengths to run: six points fix six coefficients, one tests them; the last is one sequence."""
     if not by_length:
         return (2, 1), (3, 1), (5, 1), (1, 1)
     if seq_len < 4:
@@ -176,30 +159,30 @@ def _series(source: Source, mode: Mode, treatment: Treatment, points: tuple[Poin
     return Series(mode, treatment, points, tuple(runs))
 
 
-def _segments(every: list[Series], *, by_length: bool) -> tuple[list[Segment], list[str]]:
+def _segments(all_series: list[Series], *, by_length: bool) -> tuple[list[Segment], list[str]]:
     """Each part over all modes and treatments, and what is to be said of them."""
     notes: list[str] = []
     executions: list[list[Execution]] = []
     last: list[list[Part]] = []
-    for series in every:
+    for series in all_series:
         last = series.parts
-        found = _executions(series, last, notes, by_length=by_length)
-        executions = executions or [[] for _ in found]
-        if len(found) != len(executions):
+        new_executions = _executions(series, last, notes, by_length=by_length)
+        executions = executions or [[] for _ in new_executions]
+        if len(new_executions) != len(executions):
             raise InputError("module", "", "its blocks are not the same in every precision")
-        for known, new in zip(executions, found, strict=True):
-            known.append(new)
-    run, points = every[-1].runs[0], every[-1].points
+        for executions_of_part, new in zip(executions, new_executions, strict=True):
+            executions_of_part.append(new)
+    run, points = all_series[-1].runs[0], all_series[-1].points
     segments = []
     for number, runs in enumerate(executions):
-        place = last[0][number].place
+        path = last[0][number].path
         flops = polynomial(
             points, [float(parts[number].flops) for parts in last[: len(points) - 1]], by_length=by_length
         )
         segments.append(
             Segment(
-                name=run.classes.get(place, place),
-                tensors=tuple(run.tensors[place]),
+                name=run.classes.get(path, path),
+                tensors=tuple(run.tensors[path]),
                 flops={unit: max(round(value), 0) for unit, value in flops.items() if round(value) > 0},
                 runs=tuple(runs),
             )
@@ -210,35 +193,37 @@ def _segments(every: list[Series], *, by_length: bool) -> tuple[list[Segment], l
 def _executions(series: Series, parts: list[list[Part]], notes: list[str], *, by_length: bool) -> list[Execution]:
     """The parts of one mode and treatment, with sizes fitted over the runs; the last but one run tests them."""
     points, several = series.points[:-1], parts[:-1]
-    found = []
+    executions = []
     for number, part in enumerate(several[0]):
         same = [run[number] for run in several if len(run) == len(several[0])]
         if len(same) < len(several) or any(other.structure != part.structure for other in same):
-            where = part.place or "the module"
+            where = part.path or "the module"
             raise CombinationError(
                 "module", where, "it allocates in another order at another micro-batch or length, so no sizes follow"
             )
-        sizes = fitted(points[:-1], [one.bytes for one in same[:-1]], part.kinds, part.dtypes, by_length=by_length)
+        sizes = fitted(points[:-1], [run.bytes for run in same[:-1]], part.kinds, part.dtypes, by_length=by_length)
         error = relative_error(sizes, points[-1], same[-1].bytes, part.kinds, part.dtypes)
         if error > MOST_ERROR:
-            said = f"its sizes follow no law of micro-batch and length: at {points[-1]} they are {error:.0%} off"
-            raise CombinationError("module", part.place or "the module", said)
-        found.append(execution_of(part, sizes, series.mode, series.treatment))
-    alone, predicted = _alone(series.points[-1], parts[-1], found)
+            reason = f"its sizes follow no law of micro-batch and length: at {points[-1]} they are {error:.0%} off"
+            raise CombinationError("module", part.path or "the module", reason)
+        executions.append(execution_of(part, sizes, series.mode, series.treatment))
+    alone, predicted = _alone(series.points[-1], parts[-1], executions)
     if abs(predicted - alone) > MOST_ERROR * alone:
         notes.append(
             f"at micro-batch 1 ({series.mode}, recompute {series.treatment}) a run made tensors of {alone:,} bytes, "
             f"and the sizes of larger ones say {predicted:,}"
         )
-    return found
+    return executions
 
 
 def _alone(point: Point, parts: list[Part], executions: list[Execution]) -> tuple[int, int]:
-    """Bytes made in a run of one sequence, and those that the sizes of larger micro-batches say."""
+    """Bytes made in a run of one sequence, and those predicted from the sizes of larger micro-batches."""
     units = counts(point)
     made = sum(size for part in parts for size, kind in zip(part.bytes, part.kinds, strict=True) if kind != "gradient")
-    said = sum(r.elements * r.width * units[r.unit] for run in executions for r in run.records if r.kind != "gradient")
-    return made, said
+    predicted = sum(
+        r.elements * r.width * units[r.unit] for run in executions for r in run.records if r.kind != "gradient"
+    )
+    return made, predicted
 
 
 def _model(
@@ -253,7 +238,7 @@ def _model(
         else:
             groups.append(BlockGroup(count=1, block=block_of(segment)))
     rows, columns = run.tied or (0, 0)
-    beside = (
+    outside = (
         ("before the blocks", entry.parameters - rows * columns, "first"),
         ("after the blocks", head.parameters, "last"),
     )
@@ -269,7 +254,7 @@ def _model(
         "max_positions": (source.seq_len or USUAL_LENGTH) if by_length else 1,
         "final_norm": None,
         "groups": tuple(groups),
-        "outside": tuple(Outside(name=n, parameters=count, place=place) for n, count, place in beside if count > 0),
+        "outside": tuple(Outside(name=n, parameters=count, place=at) for n, count, at in outside if count > 0),
         "source": f"{source.module}, run on fake tensors by torch {torch}",
         "recording": Recording(
             origin=source.module, words=source.words, entry=entry, head=head, loss=run.taken, per_sequence=by_length,
@@ -279,7 +264,7 @@ def _model(
 
 
 def block_of(segment: Segment) -> Block:
-    """A recorded block: its other fields stand for nothing, and are as small as they can be."""
+    """A recorded block; its other fields are unused and as small as they can be."""
     return Block(
         hidden=1,
         attention=Attention(heads=1, kv_heads=1, head_dim=8, causal=False, rotary=False),

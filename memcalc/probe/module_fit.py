@@ -45,18 +45,18 @@ def polynomial(points: Sequence[Point], values: Sequence[float], *, by_length: b
     {'sample': 6, 'token': 4}
     """
     if not by_length:
-        (one, first), (other, second) = zip((points[0][0], points[1][0]), values, strict=False)
-        slope = Fraction(second - first) / (other - one)
-        return {"once": Fraction(first) - one * slope, "sample": slope}
-    (one, other), lengths = (points[0][0], points[3][0]), [s for _, s in points[:3]]
+        (low_batch, first), (high_batch, second) = zip((points[0][0], points[1][0]), values, strict=False)
+        slope = Fraction(second - first) / (high_batch - low_batch)
+        return {"once": Fraction(first) - low_batch * slope, "sample": slope}
+    (low_batch, high_batch), lengths = (points[0][0], points[3][0]), [s for _, s in points[:3]]
     rows = [_through(lengths, values[:3]), _through(lengths, values[3:6])]
-    found: dict[Unit, Fraction] = {}
+    coefficients: dict[Unit, Fraction] = {}
     for (alone, with_batch), low, high in zip(
         (("once", "sample"), ("row", "token"), ("square", "pair")), *rows, strict=True
     ):
-        slope = (high - low) / (other - one)
-        found[cast("Unit", alone)], found[cast("Unit", with_batch)] = low - one * slope, slope
-    return found
+        slope = (high - low) / (high_batch - low_batch)
+        coefficients[cast("Unit", alone)], coefficients[cast("Unit", with_batch)] = low - low_batch * slope, slope
+    return coefficients
 
 
 def _through(xs: Sequence[int], ys: Sequence[float]) -> tuple[Fraction, Fraction, Fraction]:
@@ -78,22 +78,22 @@ def fitted(
     by_length: bool,
 ) -> Sizes:
     """The sizes of a part's storages, from their bytes in each run."""
-    found: Sizes = []
-    for place, (kind, dtype) in enumerate(zip(kinds, dtypes, strict=True)):
-        values = [run[place] for run in runs]
+    sizes: Sizes = []
+    for index, (kind, dtype) in enumerate(zip(kinds, dtypes, strict=True)):
+        values = [run[index] for run in runs]
         if kind == "gradient":
-            found.append((("once", max(values) // WIDTHS.get(dtype, 1)),))
+            sizes.append((("once", max(values) // WIDTHS.get(dtype, 1)),))
             continue
         exact = polynomial(points, [float(value) for value in values], by_length=by_length)
-        whole = all(value >= 0 and value.denominator == 1 for value in exact.values())
-        parts = [(unit, int(value)) for unit, value in exact.items() if value] if whole else [bound(points, values)]
+        integral = all(value >= 0 and value.denominator == 1 for value in exact.values())
+        parts = [(unit, int(value)) for unit, value in exact.items() if value] if integral else [bound(points, values)]
         parts.sort(key=lambda part: -part[1] * counts(points[-1])[part[0]])
-        found.append(tuple(parts) or (("once", 0),))
-    return found
+        sizes.append(tuple(parts) or (("once", 0),))
+    return sizes
 
 
 def bound(points: Sequence[Point], values: Sequence[int]) -> tuple[Unit, int]:
-    """The unit that a storage follows best, and the smallest whole number of bytes of it that is enough everywhere.
+    """The unit that a storage follows best, and the smallest integer of bytes per unit that bounds it everywhere.
 
     >>> bound([(2, 10), (3, 20)], [18, 57])
     ('token', 1)
@@ -109,11 +109,11 @@ def bound(points: Sequence[Point], values: Sequence[int]) -> tuple[Unit, int]:
 def relative_error(
     sizes: Sizes, point: Point, values: Sequence[int], kinds: Sequence[str], dtypes: Sequence[str]
 ) -> float:
-    """By what share of all their bytes storages of a further run differ from what their sizes say."""
+    """Difference of a further run's storages from their fitted sizes, as a share of all their bytes."""
     number, off, total = counts(point), 0, 0
     for parts, value, kind, dtype in zip(sizes, values, kinds, dtypes, strict=True):
-        said = sum(size * number[unit] for unit, size in parts)
-        off += abs(said * (WIDTHS.get(dtype, 1) if kind == "gradient" else 1) - value)
+        predicted = sum(size * number[unit] for unit, size in parts)
+        off += abs(predicted * (WIDTHS.get(dtype, 1) if kind == "gradient" else 1) - value)
         total += value
     return off / max(total, 1)
 
@@ -121,21 +121,23 @@ def relative_error(
 def execution_of(part: Part, sizes: Sizes, mode: Mode, treatment: Treatment) -> Execution:
     """A part's events over storages of one unit each: one that grows with several is as many storages."""
     records: list[Storage] = []
-    rest: dict[int, list[int]] = {}
+    further: dict[int, list[int]] = {}
     for name, kind, dtype, (first, *_) in zip(part.names, part.kinds, part.dtypes, sizes, strict=True):
         records.append(_storage(name, cast("Kind", kind), dtype, first))
     for index, (_, *others) in enumerate(sizes):
         for other in others:
-            rest.setdefault(index, []).append(len(records))
+            further.setdefault(index, []).append(len(records))
             records.append(_storage(part.names[index], cast("Kind", part.kinds[index]), part.dtypes[index], other))
-    kept, passing = ([i for index in some for i in (index, *rest.get(index, ()))] for some in (part.kept, part.passing))
-    forward = [*rest.get(0, ()), *_spread(part.forward, rest)]
-    forward += _left(forward, rest, set(kept))
-    backward = [*rest.get(part.incoming, ()), *_spread(part.backward, rest)]
-    backward += _left(backward, rest, set(), set(kept))
+    saved, passing = (
+        [i for index in some for i in (index, *further.get(index, ()))] for some in (part.saved, part.passing)
+    )
+    forward = [*further.get(0, ()), *_spread(part.forward, further)]
+    forward += _left(forward, further, set(saved))
+    backward = [*further.get(part.incoming, ()), *_spread(part.backward, further)]
+    backward += _left(backward, further, set(), set(saved))
     return Execution(
         mode=mode, treatment=treatment, records=tuple(records), forward=tuple(forward), backward=tuple(backward),
-        kept=tuple(kept), passing=tuple(passing), output=part.output, incoming=part.incoming, outgoing=part.outgoing,
+        kept=tuple(saved), passing=tuple(passing), output=part.output, incoming=part.incoming, outgoing=part.outgoing,
     )  # fmt: skip
 
 
@@ -145,22 +147,24 @@ def _storage(name: str, kind: Kind, dtype: str, size: tuple[Unit, int]) -> Stora
     return Storage(name, kind, *((bytes_ // width, width) if bytes_ % width == 0 else (bytes_, 1)), unit)
 
 
-def _spread(events: list[int], rest: dict[int, list[int]]) -> list[int]:
+def _spread(events: list[int], further: dict[int, list[int]]) -> list[int]:
     """Events of storages with those of their further parts."""
     out: list[int] = []
     for event in events:
         index = event if event >= 0 else ~event
-        out += [event, *(i if event >= 0 else ~i for i in rest.get(index, ()))]
+        out += [event, *(i if event >= 0 else ~i for i in further.get(index, ()))]
     return out
 
 
-def _left(events: list[int], rest: dict[int, list[int]], kept: set[int], alive: set[int] | None = None) -> list[int]:
+def _left(
+    events: list[int], further: dict[int, list[int]], saved: set[int], alive: set[int] | None = None
+) -> list[int]:
     """The frees of further parts that are alive at the end, as where the storage itself goes on to the next part."""
-    there = set(alive or ())
-    further = {i for parts in rest.values() for i in parts}
+    alive_now = set(alive or ())
+    all_further = {i for parts in further.values() for i in parts}
     for event in events:
         if event >= 0:
-            there.add(event)
+            alive_now.add(event)
         else:
-            there.discard(~event)
-    return [~index for index in sorted(there & further - kept)]
+            alive_now.discard(~event)
+    return [~index for index in sorted(alive_now & all_further - saved)]

@@ -25,10 +25,10 @@ class Life:
     bytes: int
     phase: str
     """``forward`` or ``backward``, when it was made."""
-    place: str
+    part: str
     start: int
     end: int | None
-    """Places among all events; None where it outlives the step."""
+    """Positions among all events; None where it outlives the step."""
     module: str = ""
     op: str = ""
     node: str = ""
@@ -36,7 +36,7 @@ class Life:
     shape: tuple[int, ...] = ()
     dtype: str = ""
     end_phase: str = ""
-    end_place: str = ""
+    end_part: str = ""
 
 
 @dataclass
@@ -56,14 +56,14 @@ class Raw:
 class Part:
     """One part's storages and events in one run; indices as in :class:`memcalc.specs.recorded.Execution`."""
 
-    place: str
+    path: str
     names: list[str] = field(default_factory=list)
     kinds: list[str] = field(default_factory=list)
     bytes: list[int] = field(default_factory=list)
     dtypes: list[str] = field(default_factory=list)
     forward: list[int] = field(default_factory=list)
     backward: list[int] = field(default_factory=list)
-    kept: list[int] = field(default_factory=list)
+    saved: list[int] = field(default_factory=list)
     passing: list[int] = field(default_factory=list)
     output: int = 0
     incoming: int = 0
@@ -74,7 +74,14 @@ class Part:
     def structure(self) -> tuple[object, ...]:
         """All but the sizes: equal in runs that differ in the batch alone."""
         ends = self.output, self.incoming, self.outgoing
-        return tuple(self.kinds), tuple(self.forward), tuple(self.backward), tuple(self.kept), tuple(self.passing), ends
+        return (
+            tuple(self.kinds),
+            tuple(self.forward),
+            tuple(self.backward),
+            tuple(self.saved),
+            tuple(self.passing),
+            ends,
+        )
 
 
 Moment = tuple[str, int]
@@ -92,29 +99,29 @@ class _Span:
 
 def parts_of(raw: Raw) -> list[Part]:
     """The parts of a run, in the order of forward."""
-    places = [BEFORE, *raw.order, AFTER]
-    spans = _spans(raw, places)
-    return [_Writer(raw, spans, places, index).part() for index in range(len(places))]
+    paths = [BEFORE, *raw.order, AFTER]
+    spans = _spans(raw, paths)
+    return [_Writer(raw, spans, paths, index).part() for index in range(len(paths))]
 
 
-def _spans(raw: Raw, places: list[str]) -> list[_Span]:
-    """The parts in which storages are made and freed; what stands between two blocks belongs to the later one."""
-    numbers = {place: number for number, place in enumerate(places)}
-    ends = [(life.end, life, False) for life in raw.lives if life.end is not None]
-    moments = sorted([*((life.start, life, True) for life in raw.lives), *ends], key=lambda moment: moment[0])
+def _spans(raw: Raw, paths: list[str]) -> list[_Span]:
+    """The parts in which storages are made and freed; those between two blocks belong to the later one."""
+    numbers = {part: number for number, part in enumerate(paths)}
+    deaths = [(life.end, life, False) for life in raw.lives if life.end is not None]
+    moments = sorted([*((life.start, life, True) for life in raw.lives), *deaths], key=lambda moment: moment[0])
     begins: dict[int, Moment] = {}
-    found: dict[int, Moment] = {}
+    ends: dict[int, Moment] = {}
     reached = 0
     for _, life, born in moments:
-        phase, place = (life.phase, life.place) if born else (life.end_phase, life.end_place)
-        if phase == "forward" and place in numbers and place != AFTER:
-            reached = max(reached, numbers[place])
+        phase, part = (life.phase, life.part) if born else (life.end_phase, life.end_part)
+        if phase == "forward" and part in numbers and part != AFTER:
+            reached = max(reached, numbers[part])
         if phase == "end":
             number, phase = 0, "end"
         else:
-            number = min(reached + 1, len(places) - 1) if place == BETWEEN else numbers.get(place, 0)
-        (begins if born else found)[life.number] = (phase, number)
-    return [_Span(life, begins[life.number], found.get(life.number, ("end", 0))) for life in raw.lives]
+            number = min(reached + 1, len(paths) - 1) if part == BETWEEN else numbers.get(part, 0)
+        (begins if born else ends)[life.number] = (phase, number)
+    return [_Span(life, begins[life.number], ends.get(life.number, ("end", 0))) for life in raw.lives]
 
 
 class _Writer:
@@ -122,13 +129,13 @@ class _Writer:
 
     def __init__(self, raw: Raw, spans: list[_Span], places: list[str], index: int) -> None:
         self.raw, self.spans, self.index, self.last = raw, spans, index, len(places) - 1
-        self.place = places[index]
-        self.out = Part(self.place, flops=raw.flops.get(self.place, 0))
+        self.path = places[index]
+        self.out = Part(self.path, flops=raw.flops.get(self.path, 0))
         self.by_number = {span.life.number: span for span in spans}
         self.known: dict[int, int] = {}
         self.input = self._passed(index)
         self.output = self._passed(index + 1)
-        self.coming = raw.coming.get(self.place, 0)
+        self.coming = raw.coming.get(self.path, 0)
         self.going = raw.coming.get(places[index - 1], 0) if index else 0
 
     def _passed(self, index: int) -> int:
@@ -139,14 +146,14 @@ class _Writer:
         return self.raw.given.get(order[0], 0) if index == 1 else self.raw.made.get(order[index - 2], 0)
 
     def part(self) -> Part:
-        """Forward, what is kept, backward."""
+        """Forward, saved storages, backward."""
         out = self.out
         span = self.by_number.get(self.input)
         self._record(span, "input") if span else self._empty("input")
         self._forward()
         out.output = self.known.get(self.output, 0) if self.index < self.last else self._empty("loss")
         incoming = self.by_number.get(self.coming)
-        keeps = set(out.kept)
+        keeps = set(out.saved)
         if incoming is None or self.index == self.last:
             out.incoming = self._empty("gradient of the output")
         else:
@@ -159,7 +166,7 @@ class _Writer:
     def _record(self, span: _Span, title: str = "") -> int:
         """List a storage; its index."""
         life, out = span.life, self.out
-        inside = life.module.removeprefix(self.place).lstrip(".") if self.place else life.module
+        inside = life.module.removeprefix(self.path).lstrip(".") if self.path else life.module
         operator = life.op.split(".")[0].lstrip("_")
         out.names.append(title or ": ".join(part for part in (inside, operator) if part) or "storage")
         out.kinds.append(KINDS.get(life.kind, "activation"))
@@ -180,7 +187,7 @@ class _Writer:
         return [s for s in self.spans if before(s.begin, moment) and not before(s.end, moment)]
 
     def _forward(self) -> None:
-        """Events of forward; what backward frees is kept, unless it goes on to the next part."""
+        """Events of forward; what backward frees is saved, unless it passes on to the next part."""
         here, out = ("forward", self.index), self.out
         passing = [
             span
@@ -202,7 +209,7 @@ class _Writer:
             if freed or number == self.output != self.input:
                 continue
             if span.end[0] != "forward":
-                out.kept.append(index)
+                out.saved.append(index)
                 continue
             out.forward.append(~index)
             if span.end[1] > self.index + 1 and number != self.input:
@@ -215,7 +222,7 @@ class _Writer:
         return sorted(chain(births, deaths), key=lambda moment: moment[0])
 
     def _backward(self, keeps: set[int]) -> None:
-        """Events of backward: kept storages go when they went, or at its end where a later part held them too."""
+        """Events of backward: saved storages are freed as in the run, or at the end where a later part has them too."""
         here, out = ("backward", self.index), self.out
         numbers = {index: number for number, index in self.known.items()}
         early = [i for i in sorted(keeps) if before(self.by_number[numbers[i]].end, here)]
@@ -261,9 +268,9 @@ def in_order(events: list[int]) -> list[int]:
     return out
 
 
-def before(one: Moment, other: Moment) -> bool:
+def before(first: Moment, other: Moment) -> bool:
     """Whether a moment comes before another: forward from the first part to the last, then backward the other way."""
-    return _rank(one) < _rank(other)
+    return _rank(first) < _rank(other)
 
 
 def _rank(moment: Moment) -> tuple[int, int]:

@@ -2,39 +2,21 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from textwrap import shorten
 from typing import Literal
 
-from memcalc.report.tables import Block, Column, Line, Table
-from memcalc.results import ErrorSummary, RunReason, RunScore, TargetResult, Validation
+from memcalc.report.tables import Block, Column, Line, Report, Table, header, made
+from memcalc.results.comparison import ErrorSummary, RunReason, RunScore, TargetResult, Validation
 from memcalc.units import GIB
-
-__all__ = ["ERROR_COLUMNS", "ROW_COLUMNS", "blocks", "brief", "counted", "error_cells", "row_cells", "signed"]
 
 FAR = 0.05
 """A row with a larger |error| is listed by name with its explanation."""
-ERROR_COLUMNS = (
-    Column("figures", right=True),
-    Column("median", "%", right=True),
-    Column("p90", "%", right=True),
-    Column("worst", "%", right=True),
-    Column("worst run", priority=3),
-)
-ROW_COLUMNS = (
-    Column("run"),
-    Column("figure"),
-    Column("measured", "GiB", right=True),
-    Column("predicted", "GiB", right=True),
-    Column("error", "%", right=True),
-    Column("in interval", priority=6),
-    Column("group", priority=2),
-    Column("framework", priority=3),
-    Column("GPUs", priority=4),
-    Column("rank", priority=7),
-    Column("grade", priority=8),
-    Column("software", priority=9),
-    Column("source", priority=10),
+ERROR_COLUMNS = header("figures > | median [%] > | p90 [%] > | worst [%] > | worst run <3")
+ROW_COLUMNS = header(
+    "run | figure | measured [GiB] > | predicted [GiB] > | error [%] > | in interval <6 | "
+    "group <2 | framework <3 | GPUs <4 | rank <7 | grade <8 | software <9 | source <10"
 )
 _LONGEST_REASON = 180
 _PAGE_COLUMNS = ("run", "figure", "measured", "predicted", "error", "framework", "GPUs", "grade")
@@ -82,7 +64,7 @@ def row_cells(score: RunScore) -> tuple[str, ...]:
 def blocks(result: Validation) -> Iterator[Block]:
     """Return the page from top to bottom."""
     yield from _how(result)
-    yield from (Line(f"With the calibration {said}.") for said in result.calibrations)
+    yield from (Line(f"With the calibration {validation}.") for validation in result.calibrations)
     yield from _targets(result.targets)
     yield from _parts(result)
     yield from _verdicts(result)
@@ -116,7 +98,7 @@ def _how(result: Validation) -> Iterator[Block]:
 
 
 def _summaries(title: str, name: str, rows: Sequence[tuple[str, ErrorSummary]]) -> Table:
-    return Table(title, (Column(name), *ERROR_COLUMNS), tuple((said, *error_cells(part)) for said, part in rows))
+    return Table(title, (Column(name), *ERROR_COLUMNS), tuple((text, *error_cells(part)) for text, part in rows))
 
 
 def _targets(targets: Sequence[TargetResult]) -> Iterator[Block]:
@@ -124,8 +106,7 @@ def _targets(targets: Sequence[TargetResult]) -> Iterator[Block]:
         return
     aims = ("figures", "median", "median aimed at", "p90", "p90 aimed at")
     columns = (
-        Column("runs"),
-        Column("figure"),
+        *header("runs | figure"),
         *(Column(title, "%" if title != "figures" else "", right=True) for title in aims),
         Column("met"),
     )
@@ -180,8 +161,8 @@ def _verdicts(result: Validation) -> Iterator[Block]:
         if entry.wrong
     )
     if wrong:
-        sizes = (Column("predicted device", "GiB", right=True), Column("capacity", "GiB", right=True))
-        yield Table("Wrong verdicts", (Column("run"), Column("outcome"), Column("verdict"), *sizes), wrong)
+        sizes = header("predicted device [GiB] > | capacity [GiB] >")
+        yield Table("Wrong verdicts", (*header("run | outcome | verdict"), *sizes), wrong)
 
 
 def _far(result: Validation) -> Iterator[Block]:
@@ -191,12 +172,11 @@ def _far(result: Validation) -> Iterator[Block]:
     if far:
         known = {entry.id: entry.reason for entry in result.explained}
         rows = tuple((s.id, s.figure, signed(s.error), known.get(s.id, "unexplained")) for s in far)
-        columns = (Column("run"), Column("figure"), Column("error", "%", right=True), Column("why"))
-        yield Table("Figures that are far off", columns, rows)
+        yield Table("Figures that are far off", header("run | figure | error [%] > | why"), rows)
 
 
 def _rows(scores: Sequence[RunScore]) -> Iterator[Block]:
-    places = [place for place, column in enumerate(ROW_COLUMNS) if column.title in _PAGE_COLUMNS]
+    places = [index for index, column in enumerate(ROW_COLUMNS) if column.title in _PAGE_COLUMNS]
     yield Line("Every figure", "heading")
     for group in sorted({score.group for score in scores}):
         rows = tuple(row_cells(score) for score in scores if score.group == group)
@@ -213,15 +193,77 @@ def _unknown(result: Validation) -> Iterator[Block]:
     yield Table("Measured, and the three predicted figures; not scored", columns, rows)
 
 
-def _reasons(title: str, said: str, entries: Iterable[RunReason]) -> Iterator[Block]:
+def _reasons(title: str, text: str, entries: Iterable[RunReason]) -> Iterator[Block]:
     """Return runs with their reasons, those with the same reason in one row."""
     together: dict[str, list[str]] = {}
     for entry in entries:
         together.setdefault(entry.reason, []).append(entry.id)
     if together:
-        columns = (Column("runs", right=True), Column("reason"), Column("which"))
         listed = sorted(together.items(), key=lambda item: (-len(item[1]), item[0]))
         rows = tuple((str(len(names)), brief(reason), ", ".join(names)) for reason, names in listed)
         yield Line(title, "heading")
-        yield Line(f"{counted(sum(len(names) for names in together.values()), 'run')}. {said}")
-        yield Table(title, columns, rows)
+        yield Line(f"{counted(sum(len(names) for names in together.values()), 'run')}. {text}")
+        yield Table(title, header("runs > | reason | which"), rows)
+
+
+def validation_report(result: Validation, worst: int = 10, *, full: bool = False) -> Report:
+    """Return the answer of ``memcalc validate``: with the `worst` rows, or in `full` the page of accuracy."""
+    rows = Table("Runs", ROW_COLUMNS, tuple(row_cells(score) for score in result.runs))
+    shown = blocks(result) if full else _brief(result, worst)
+    return made(result, rows, *shown)
+
+
+def _brief(result: Validation, worst: int) -> Iterable[Block]:
+    yield Line(_said(result), "verdict")
+    yield from (Line(f"With the calibration {validation}.", "faint") for validation in result.calibrations)
+    yield from (Line(text, mood=mood) for text, mood in _run_verdicts(result))
+    if result.runs:
+        groups = [group for group in result.groups if group.by == "group"]
+        columns = (*header("group | figure"), *ERROR_COLUMNS)
+        yield Table("By group", columns, tuple((g.name, g.figure, *error_cells(g)) for g in groups))
+    if result.runs and worst:
+        yield _worst(result.runs, worst)
+    if result.not_modelled:
+        yield _run_reasons(result)
+    if result.left_out:
+        yield Line(
+            f"{counted(len(result.left_out), 'published run')} left out, each with its reason (--format markdown).",
+            "faint",
+        )
+
+
+def _said(result: Validation) -> str:
+    total = result.summary
+    if not total.count:
+        return "no figure is scored"
+    runs = len({score.id for score in result.runs})
+    spread = ", ".join(
+        f"{name} {signed(value, sign=False)}%"
+        for name, value in (("median", total.median_abs_error), ("p90", total.p90_abs_error), ("worst", total.worst))
+    )
+    return f"{counted(total.count, 'figure')} of {counted(runs, 'run')}: |error| {spread} ({total.worst_id})"
+
+
+def _run_verdicts(result: Validation) -> Iterable[tuple[str, str]]:
+    """Return the wrong verdicts and the coverage of the interval, each with its mood."""
+    total = result.summary
+    if total.ran_out:
+        mood = "bad" if total.false_fits else "good"
+        yield f"said to fit, ran out of memory: {total.false_fits} of {total.ran_out}", mood
+    if total.ran:
+        yield f"said not to fit, ran: {total.false_rejects} of {total.ran}", "bad" if total.false_rejects else "good"
+    if total.covered_of:
+        claim = "no coverage is claimed" if total.coverage_claim is None else f"claim {100 * total.coverage_claim:.0f}%"
+        yield f"reserved and device figures in the interval: {total.covered} of {total.covered_of} ({claim})", ""
+
+
+def _worst(scores: Sequence[RunScore], count: int) -> Table:
+    ranked = sorted(scores, key=lambda score: -abs(score.error))[:count]
+    shown = [index for index, column in enumerate(ROW_COLUMNS) if column.title not in {"software", "source"}]
+    return Table(f"Worst {len(ranked)}", ROW_COLUMNS, tuple(row_cells(score) for score in ranked)).keep(shown)
+
+
+def _run_reasons(result: Validation) -> Table:
+    counted = Counter(entry.reason for entry in result.not_modelled).most_common()
+    columns = header("runs > | reason")
+    return Table("Not modelled", columns, tuple((str(count), brief(reason)) for reason, count in counted))

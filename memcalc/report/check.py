@@ -2,25 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
+from typing import Any
 
 from memcalc.report.estimate import bar_of, components_of, head_of
-from memcalc.report.render import Report
-from memcalc.report.tables import Block, Code, Column, Document, Line, Listing, Table, facts, gib
-from memcalc.results import Check, CheckedFile, CheckFinding, CheckFix
-
-__all__ = ["report"]
+from memcalc.report.tables import Block, Code, Line, Listing, Report, Table, facts, gib, header, made
+from memcalc.results.check import Check, CheckedFile, CheckFinding, CheckFix
 
 _MOODS = {"error": "bad", "warning": "close", "note": ""}
-_COLUMNS = (
-    Column("file"),
-    Column("line", right=True),
-    Column("severity"),
-    Column("code"),
-    Column("field"),
-    Column("message"),
-    Column("suggestion"),
-)
+_COLUMNS = header("file | line > | severity | code | field | message | suggestion")
 
 
 def report(result: Check) -> Report:
@@ -36,13 +27,13 @@ def report(result: Check) -> Report:
         *_fix(result),
         Code("The job as one estimate, byte by byte", result.command),
     )
-    return Report(Document(blocks, _findings(result)), result.model_dump(mode="json", by_alias=True))
+    return made(result, _findings(result), *blocks)
 
 
 def _file(file: CheckedFile) -> Iterator[Block]:
     count = len(file.findings)
-    said = "nothing to remark" if not count else f"{count} finding{'s' if count > 1 else ''}"
-    yield Line(f"{file.path} ({file.kind}): {said}", "title")
+    text = "nothing to remark" if not count else f"{count} finding{'s' if count > 1 else ''}"
+    yield Line(f"{file.path} ({file.kind}): {text}", "title")
     for finding in file.findings:
         yield Line(_sentence(finding), "text", _MOODS[finding.severity])
     values = {default.field: str(default.value) for default in file.defaults}
@@ -70,8 +61,80 @@ def _fits(fix: CheckFix) -> str:
 
 def _findings(result: Check) -> Table:
     rows = tuple(
-        (file.path, str(one.line), one.severity, one.code, one.field, one.message, one.suggestion)
+        (
+            file.path,
+            str(finding.line),
+            finding.severity,
+            finding.code,
+            finding.field,
+            finding.message,
+            finding.suggestion,
+        )
         for file in result.files
-        for one in file.findings
+        for finding in file.findings
     )
     return Table("Findings", _COLUMNS, rows)
+
+
+PAGE = "docs/traps.md"
+"""Where each code has its section, in memcalc's own documents."""
+_LEVELS = {"error": "error", "warning": "warning", "note": "notice"}
+_VERDICT = "MC100"
+"""The code of the verdict itself."""
+
+
+def github(result: Check) -> str:
+    """Return workflow commands, one a line (docs.github.com, Workflow commands for GitHub Actions)."""
+    lines = [
+        _command(_LEVELS[finding.severity], file, finding.line, finding.code, _said(finding))
+        for file in result.files
+        for finding in file.findings
+    ]
+    level = {"does-not-fit": "error", "tight": "warning", "fits": "notice"}[result.verdict]
+    lines.append(_command(level, result.files[0], 1, _VERDICT, result.summary))
+    return "\n".join(lines) + "\n"
+
+
+def _command(level: str, file: CheckedFile, line: int, title: str, message: str) -> str:
+    return f"::{level} file={_property(file.path)},line={line},title={title}::{_data(message)}"
+
+
+def _data(text: str) -> str:
+    return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
+
+
+def _property(text: str) -> str:
+    return _data(text).replace(":", "%3A").replace(",", "%2C")
+
+
+def _said(finding: CheckFinding) -> str:
+    return f"{finding.message} → {finding.suggestion}" if finding.suggestion else finding.message
+
+
+def sarif(result: Check) -> str:
+    """Return a SARIF 2.1.0 log (OASIS, sarif-v2.1.0-os)."""
+    match = [(file, finding) for file in result.files for finding in file.findings]
+    codes = sorted({_VERDICT, *(finding.code for _, finding in match)})
+    results = [_result(file, item.code, item.severity, item.line, _said(item)) for file, item in match]
+    level = {"does-not-fit": "error", "tight": "warning", "fits": "note"}[result.verdict]
+    results.append(_result(result.files[0], _VERDICT, level, 1, result.summary))
+    driver = {
+        "name": "memcalc",
+        "version": result.version,
+        "rules": [{"id": code, "help": {"text": f"memcalc, {PAGE}#{code.lower()}"}} for code in codes],
+    }
+    log = {
+        "$schema": "https://docs.oasis-open.org/sarif/sarif/v2.1.0/os/schemas/sarif-schema-2.1.0.json",
+        "version": "2.1.0",
+        "runs": [{"tool": {"driver": driver}, "results": results}],
+    }
+    return json.dumps(log, indent=2) + "\n"
+
+
+def _result(file: CheckedFile, code: str, level: str, line: int, message: str) -> dict[str, Any]:
+    index = {"artifactLocation": {"uri": file.path}, "region": {"startLine": line}}
+    return {"ruleId": code, "level": level, "message": {"text": message}, "locations": [{"physicalLocation": index}]}
+
+
+MACHINES = {"github": github, "sarif": sarif}
+"""Formats that only a check has."""

@@ -5,12 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from memcalc.report.estimate import MOODS, head_of
-from memcalc.report.render import Report
-from memcalc.report.tables import Block, Code, Column, Document, Line, Table, gib
-from memcalc.results import Diff, DiffCost, DiffFigures, DiffSide, DiffStep
+from memcalc.report.tables import Block, Code, Column, Line, Report, Table, gib, header, made
+from memcalc.results.diff import Diff, DiffCost, DiffFigures, DiffSide, DiffStep
 from memcalc.units import GIB
-
-__all__ = ["TERMS", "brief", "headline", "report", "signed"]
 
 TERMS = 8
 """Terms that are listed where nothing else is asked for."""
@@ -35,7 +32,7 @@ def report(result: Diff, terms: int | None = TERMS) -> Report:
         *(_bytes(result, terms) if result.fields else ()),
         *_foot(result),
     )
-    return Report(Document(blocks, _data(result)), result.model_dump(mode="json", by_alias=True))
+    return made(result, _data(result), *blocks)
 
 
 def headline(result: Diff) -> str:
@@ -48,13 +45,12 @@ def headline(result: Diff) -> str:
     )
     rooms = {gib(before.capacity, 1), gib(after.capacity, 1)}
     of = f" of {rooms.pop()} GiB" if len(rooms) == 1 else " GiB"
-    verdicts = " → ".join(dict.fromkeys(one.verdict.replace("-", " ") for one in (before, after)))
+    verdicts = " → ".join(dict.fromkeys(item.verdict.replace("-", " ") for item in (before, after)))
     sizes = f"{gib(before.device)} → {gib(after.device)}{of}"
     return f"{verdicts} · B needs {more} A on each GPU: {sizes} · {_speed(total)} on each GPU"
 
 
 def _speed(cost: DiffCost) -> str:
-    """Return how the throughput changes, in words."""
     share = 100 * cost.throughput
     if abs(share) < 0.05:
         return "as many tokens/s"
@@ -76,13 +72,10 @@ def _gib(size: int) -> str:
     return signed(size / GIB)
 
 
-def _side(place: str, side: DiffSide) -> Iterator[Line]:
+def _side(index: str, side: DiffSide) -> Iterator[Line]:
     verdict, title = head_of(side.estimate)
-    yield Line(f"{place} · {side.name}: {verdict.text}", "title", verdict.mood)
+    yield Line(f"{index} · {side.name}: {verdict.text}", "title", verdict.mood)
     yield Line(title.text, "faint")
-
-
-# -------------------------------------------------------------------------------------------------- changes and steps
 
 
 def _changes(result: Diff) -> Iterator[Block]:
@@ -91,50 +84,41 @@ def _changes(result: Diff) -> Iterator[Block]:
 
 
 def _fields(result: Diff) -> Table:
-    """All that differs, with the steps that change it."""
-    columns = (Column("step", right=True), Column("field"), Column("A"), Column("B"), Column("said", priority=1))
     rows = [
-        (_places(result.steps, one.field), one.option, one.was, one.now, "follows" if one.follows else "yes")
-        for one in result.fields
+        (_places(result.steps, field.field), field.option, field.was, field.now, "follows" if field.follows else "yes")
+        for field in result.fields
     ]
     rows.sort(key=lambda row: int(row[0].partition(",")[0] or 0))
-    return Table("What is different", columns, tuple(rows))
+    return Table("What is different", header("step > | field | A | B | said <1"), tuple(rows))
 
 
 def _places(steps: Iterable[DiffStep], field: str) -> str:
-    """The numbers of the steps that change a field."""
     return ", ".join(
-        str(place) for place, step in enumerate(steps, 1) if any(one.field == field for one in step.fields)
+        str(index) for index, step in enumerate(steps, 1) if any(change.field == field for change in step.fields)
     )
 
 
 def brief(step: DiffStep) -> str:
     """Return a change in few words: as it is where it is short, else its first part, else names alone."""
-    fields = [one for one in step.fields if not one.follows] or list(step.fields)
-    names = ", ".join(one.option for one in fields)
+    fields = [field for field in step.fields if not field.follows] or list(step.fields)
+    names = ", ".join(field.option for field in fields)
     more = f", +{len(fields) - 1} more" if len(fields) > 1 else ""
-    first = [f"{one.option} {one.was} → {one.now}{more}" for one in fields[:1]]
+    first = [f"{field.option} {field.was} → {field.now}{more}" for field in fields[:1]]
     last = f"{fields[0].option}{more}" if fields else ""
     return next((text for text in (step.name, *first, names) if len(text) <= _LONGEST), last)
 
 
 def _steps(result: Diff) -> Table:
-    """The way from A to B."""
     points = (result.a.figures, *(step.after for step in result.steps))
     columns = (
-        Column("step", right=True),
-        Column("change"),
-        Column("device", "GiB", right=True),
-        Column("then", "GiB", right=True, meter=True, whole=max(one.device for one in points) / GIB),
-        Column("verdict", priority=3),
-        Column("tok/s/GPU", right=True, priority=1),
-        Column("speed", "%", right=True),
-        Column("alone", "GiB", right=True, priority=2),
+        *header("step > | change | device [GiB] >"),
+        Column("then", "GiB", right=True, meter=True, full=max(point.device for point in points) / GIB),
+        *header("verdict <3 | tok/s/GPU >1 | speed [%] > | alone [GiB] >2"),
     )
     start, end, total = result.a.figures, result.b.figures, result.total
     rows = [
         ("A", "", "", gib(start.device), _words(start.verdict), f"{start.tokens_per_second_per_gpu:.0f}", "", ""),
-        *(_step(place, step) for place, step in enumerate(result.steps, 1)),
+        *(_step(index, step) for index, step in enumerate(result.steps, 1)),
         (
             "B", "in all", _gib(total.device), gib(end.device), _words(end.verdict),
             f"{end.tokens_per_second_per_gpu:.0f}", signed(100 * total.throughput, 1), "",
@@ -143,10 +127,10 @@ def _steps(result: Diff) -> Table:
     return Table("Step by step from A to B", columns, tuple(rows))
 
 
-def _step(place: int, step: DiffStep) -> tuple[str, ...]:
+def _step(index: int, step: DiffStep) -> tuple[str, ...]:
     after, alone = step.after, step.alone
     return (
-        str(place), brief(step), _gib(step.cost.device), gib(after.device), _words(after.verdict),
+        str(index), brief(step), _gib(step.cost.device), gib(after.device), _words(after.verdict),
         f"{after.tokens_per_second_per_gpu:.0f}", signed(100 * step.cost.throughput, 1),
         "impossible" if alone is None else _gib(alone.device),
     )  # fmt: skip
@@ -157,12 +141,11 @@ def _words(verdict: str) -> str:
 
 
 def _notes(result: Diff) -> Iterator[Line]:
-    """What the tables cannot say."""
-    for place, step in enumerate(result.steps, 1):
+    for index, step in enumerate(result.steps, 1):
         if step.together:
-            yield Line(f"Step {place} is several changes of which none is possible here without the others.")
+            yield Line(f"Step {index} is several changes of which none is possible here without the others.")
         if step.impossible:
-            yield Line(f"Step {place} alone: {step.impossible}", "faint")
+            yield Line(f"Step {index} alone: {step.impossible}", "faint")
     if any(step.alone and step.alone.device != step.cost.device for step in result.steps):
         yield Line(
             "Each step is applied to all before it; alone: to A by itself. Changes that meet do not add up.", "faint"
@@ -170,12 +153,12 @@ def _notes(result: Diff) -> Iterator[Line]:
     before, after = result.a.estimate.hardware.gpus, result.b.estimate.hardware.gpus
     if before != after:
         was, now = (
-            one.figures.tokens_per_second_per_gpu * count for one, count in ((result.a, before), (result.b, after))
+            item.figures.tokens_per_second_per_gpu * count for item, count in ((result.a, before), (result.b, after))
         )
         yield Line(f"All GPUs together: {was:.0f} tokens/s on {before}, {now:.0f} tokens/s on {after}.")
     yield from _ranges(result)
     for name, tier in (("host memory", "host_memory"), ("NVMe or CXL memory", "tier_memory")):
-        was_size, now_size = (getattr(one.figures, tier) for one in (result.a, result.b))
+        was_size, now_size = (getattr(item.figures, tier) for item in (result.a, result.b))
         if was_size != now_size:
             yield Line(f"A node needs {gib(was_size)} → {gib(now_size)} GiB of {name}.")
 
@@ -185,11 +168,8 @@ def _ranges(result: Diff) -> Iterator[Line]:
     times = [side.time for side in (result.a, result.b) if side.time.validated]
     for basis, time in {time.basis: time for time in times}.items():
         low, high = time.low / time.step, time.high / time.step
-        said = f"Speeds are predicted, {basis}: a step may take {low:.1f} to {high:.1f} times as long."
-        yield Line(said, "faint")
-
-
-# --------------------------------------------------------------------------------------------------- where bytes went
+        text = f"Speeds are predicted, {basis}: a step may take {low:.1f} to {high:.1f} times as long."
+        yield Line(text, "faint")
 
 
 def _bytes(result: Diff, terms: int | None) -> Iterator[Block]:
@@ -202,9 +182,8 @@ def _components(result: Diff) -> Table:
     """From A to B across, component by component; a single step is the change itself."""
     steps = result.steps if len(result.steps) > 1 else ()
     columns = (
-        Column("component"),
-        Column("A", "GiB", right=True),
-        *(Column(f"step {place}", "GiB", right=True, priority=1) for place in range(1, len(steps) + 1)),
+        *header("component | A [GiB] >"),
+        *(Column(f"step {index}", "GiB", right=True, priority=1) for index in range(1, len(steps) + 1)),
         Column("B", "GiB", right=True),
         Column("change", "GiB", right=True, priority=2 if steps else 0),
     )
@@ -224,16 +203,9 @@ def _sizes(of: DiffFigures | DiffCost) -> dict[str, int]:
 
 def _terms(result: Diff, most: int | None) -> Table:
     shown = result.terms[:most]
-    columns = (
-        Column("component", priority=1),
-        Column("term"),
-        Column("A", "GiB", right=True),
-        Column("B", "GiB", right=True),
-        Column("change", "GiB", right=True),
-        Column("kind", priority=2),
-    )
+    columns = header("component <1 | term | A [GiB] > | B [GiB] > | change [GiB] > | kind <2")
     rows = tuple(
-        (one.component, one.name, gib(one.before), gib(one.after), _gib(one.change), one.kind) for one in shown
+        (item.component, item.name, gib(item.before), gib(item.after), _gib(item.change), item.kind) for item in shown
     )
     count = f"the largest {len(shown)} of {len(result.terms)}" if len(shown) < len(result.terms) else "all"
     return Table(f"Terms at the peak that differ, {count}", columns, rows)
@@ -242,34 +214,30 @@ def _terms(result: Diff, most: int | None) -> Table:
 def _foot(result: Diff) -> Iterator[Block]:
     for warning in result.warnings:
         yield Line(f"Warning: {warning}", "warning")
-    for place, side in (("A", result.a), ("B", result.b)):
-        yield from (Line(f"{place}: {remark}", "warning") for remark in side.remarks)
-    for place, side in (("A", result.a), ("B", result.b)):
-        yield Code(f"{place} byte by byte", side.estimate.command)
+    for index, side in (("A", result.a), ("B", result.b)):
+        yield from (Line(f"{index}: {remark}", "warning") for remark in side.remarks)
+    for index, side in (("A", result.a), ("B", result.b)):
+        yield Code(f"{index} byte by byte", side.estimate.command)
     if result.command:
         yield Code("Reproduce with", result.command)
 
 
-# --------------------------------------------------------------------------------------------------------------- data
-
-
 def _data(result: Diff) -> Table:
-    """One row a step and one for all, in bytes and seconds."""
-    rows = [_row(place, step) for place, step in enumerate(result.steps, 1)]
+    rows = [_row(index, step) for index, step in enumerate(result.steps, 1)]
     end = result.b
     last = (str(end.figures.device), end.figures.verdict, "", "", end.estimate.command)
     rows.append(("all", "", "", *_plain(result.total), *last))
     return Table("Steps", tuple(Column(name) for name in _DATA), tuple(rows))
 
 
-def _row(place: int, step: DiffStep) -> tuple[str, ...]:
-    follows = "; ".join(f"{one.option} {one.was} → {one.now}" for one in step.fields if one.follows)
+def _row(index: int, step: DiffStep) -> tuple[str, ...]:
+    follows = "; ".join(f"{field.option} {field.was} → {field.now}" for field in step.fields if field.follows)
     alone = "" if step.alone is None else str(step.alone.device)
     last = (str(step.after.device), step.after.verdict, alone, step.impossible, step.command)
-    return (str(place), step.name, follows, *_plain(step.cost), *last)
+    return (str(index), step.name, follows, *_plain(step.cost), *last)
 
 
 def _plain(cost: DiffCost) -> tuple[str, ...]:
     parts = cost.components.model_dump().values()
-    whole = (cost.device, cost.allocated, cost.reserved, *parts, cost.host_memory, cost.tier_memory)
-    return (*map(str, whole), f"{cost.step:.6g}", f"{cost.tokens_per_second_per_gpu:.6g}")
+    total = (cost.device, cost.allocated, cost.reserved, *parts, cost.host_memory, cost.tier_memory)
+    return (*map(str, total), f"{cost.step:.6g}", f"{cost.tokens_per_second_per_gpu:.6g}")

@@ -3,54 +3,45 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from memcalc.report.render import Report
+from memcalc.errors import InputError, UnknownNameError
 from memcalc.report.tables import (
     Bar,
     Block,
+    Branch,
     Code,
     Column,
-    Document,
+    Leaf,
     Line,
+    Report,
     Table,
+    Tree,
     facts,
     gib,
+    header,
+    made,
     percent,
 )
-from memcalc.results import Estimate, TermFacts
+from memcalc.results.estimates import ActivationBudget, Components, Estimate, TermFacts
+from memcalc.specs.options import DEGREES
 from memcalc.specs.strategy import Strategy
 from memcalc.units import GIB, KIB, MIB, format_bytes, format_count
-
-__all__ = [
-    "bar_of", "components_of", "foot_of", "head_of", "inputs_of", "made", "off_gpu_name", "on_node", "report", "sized",
-    "strategy_words", "terms",
-]  # fmt: skip
 
 MOODS = {"fits": "good", "tight": "close", "does-not-fit": "bad"}
 TIERS = {"cpu": "host memory", "nvme": "NVMe", "cxl": "CXL memory"}
 _SIZE = Column("size", "GiB", right=True)
 _SHARE = Column("share", "%", right=True, meter=True, priority=1)
-_TERM_COLUMNS = (
-    Column("component"),
-    Column("term"),
-    Column("size", "bytes", right=True),
-    Column("phases"),
-    Column("formula"),
-    Column("values put in"),
-    Column("source"),
-)
+_TERM_COLUMNS = header("component | term | size [bytes] > | phases | formula | values put in | source")
 
 
 def report(result: Estimate) -> Report:
     """Return the answer of ``memcalc estimate``."""
-    return made(result, *head_of(result), bar_of(result), *_tables(result), *_notes(result), *foot_of(result))
-
-
-def made(result: Estimate, *blocks: Block) -> Report:
-    """Return blocks about an estimate with its data: one row a term, and its JSON."""
-    return Report(Document(blocks, terms(result)), result.model_dump(mode="json", by_alias=True))
+    return made(
+        result, terms(result), *head_of(result), bar_of(result), *_tables(result), *_notes(result), *foot_of(result)
+    )
 
 
 def terms(result: Estimate) -> Table:
@@ -76,13 +67,13 @@ def strategy_words(strategy: Strategy) -> str:
 
 
 def _words(strategy: Strategy) -> list[str]:
-    degrees = [f"{name} {getattr(strategy, name)}" for name in ("tp", "pp", "cp", "ep") if getattr(strategy, name) > 1]
+    degrees = [f"{name.replace('_', '-')} {n}" for name in DEGREES if (n := getattr(strategy, name)) > 1]
     tier = "" if strategy.offload_to == "cpu" else f" to {strategy.offload_to}"
     offload = [f"offload {'+'.join(strategy.offload)}{tier}"] if strategy.offload else []
     adapters = [f"lora {strategy.lora}"] if strategy.lora else []
     base = [] if strategy.quantize == "none" else [f"base {strategy.quantize}"]
-    words = [strategy.framework, strategy.precision, strategy.optimizer, *adapters, *base, f"zero {strategy.zero}"]
-    return [*words, *degrees, f"recompute {strategy.recompute}", *offload]
+    text = [strategy.framework, strategy.precision, strategy.optimizer, *adapters, *base, f"zero {strategy.zero}"]
+    return [*text, *degrees, f"recompute {strategy.recompute}", *offload]
 
 
 def head_of(result: Estimate) -> tuple[Line, ...]:
@@ -90,23 +81,23 @@ def head_of(result: Estimate) -> tuple[Line, ...]:
     model, hardware, work = result.model, result.hardware, result.workload
     subject = f"{model.name} ({format_count(model.parameters)} parameters) on {hardware.gpus} × {hardware.gpu}"
     batch = f"micro-batch {work.micro_batch} × {work.seq_len} tokens", f"{work.accumulation_steps} accumulated"
-    words = (*_words(result.strategy), *batch)
-    title = Line(f"{subject}: {', '.join(words)}", "title", items=(subject, *words))
+    text = (*_words(result.strategy), *batch)
+    title = Line(f"{subject}: {', '.join(text)}", "title", items=(subject, *text))
     return (Line(_verdict(result), "verdict", MOODS[result.verdict]), title)
 
 
 def _verdict(result: Estimate) -> str:
     device, capacity = result.peak.device, result.budget.capacity
     used = f"{gib(device, 1)} of {gib(capacity, 1)} GiB ({percent(device, capacity)}%)"
-    said = result.verdict.replace("-", " ")
+    text = result.verdict.replace("-", " ")
     low, high = gib(result.interval.low, 1), gib(result.interval.high, 1)
-    return f"{said} · {used} · between {low} and {high} GiB"
+    return f"{text} · {used} · between {low} and {high} GiB"
 
 
 def bar_of(result: Estimate) -> Bar:
     """Return the GPU as a stacked bar."""
     budget, known = result.budget, result.interval
-    return Bar(_parts(result), budget.capacity, kept=budget.reserve, low=known.low, high=known.high)
+    return Bar(_parts(result), budget.capacity, margin=budget.reserve, low=known.low, high=known.high)
 
 
 def _parts(result: Estimate) -> tuple[tuple[str, int], ...]:
@@ -142,14 +133,7 @@ def _phases(result: Estimate) -> Table:
 
 
 def _stages(result: Estimate) -> Table:
-    columns = (
-        Column("stage", right=True),
-        Column("layers", right=True, priority=2),
-        Column("allocated", "GiB", right=True),
-        Column("reserved", "GiB", right=True, priority=1),
-        Column("device", "GiB", right=True),
-        Column("peak phase", priority=3),
-    )
+    columns = header("stage > | layers >2 | allocated [GiB] > | reserved [GiB] >1 | device [GiB] > | peak phase <3")
     rows = tuple(
         (str(stage.stage), str(stage.layers), gib(stage.allocated), gib(stage.reserved), gib(stage.device), stage.phase)
         for stage in result.stages
@@ -168,10 +152,8 @@ def _figures(result: Estimate) -> Table:
 
 
 def _off_gpu(result: Estimate) -> Table:
-    """What one rank keeps off the GPU."""
-    columns = (Column("memory"), Column("component", priority=1), Column("term"), _SIZE)
     rows = tuple((term.tier, term.component, term.name, gib(term.bytes)) for term in result.off_gpu)
-    return Table("Off the GPU, one rank", columns, rows)
+    return Table("Off the GPU, one rank", (*header("memory | component <1 | term"), _SIZE), rows)
 
 
 def off_gpu_name(tier: str) -> str:
@@ -188,17 +170,37 @@ def _notes(result: Estimate) -> Iterator[Line]:
     budget, saved = result.budget, result.saved
     taken = f"{gib(budget.context)} context - {gib(budget.libraries)} libraries - {gib(budget.reserve)} reserve"
     yield _said("Budget", f"{gib(budget.capacity)} GiB capacity - {taken} = {gib(budget.usable)} GiB usable")
-    kept = f"{sized(saved.per_block)} a block, {sized(saved.outside_blocks)} outside the blocks"
-    yield _said("One micro-batch keeps for backward", f"{kept}, {sized(saved.total)} in all", "Backward")
+    if result.activation_budget is not None:
+        yield _said("Room for activations", room_text(result.activation_budget), "Room")
+    backward = f"{sized(saved.per_block)} a block, {sized(saved.outside_blocks)} outside the blocks"
+    yield _said("One micro-batch keeps for backward", f"{backward}, {sized(saved.total)} in all", "Backward")
+    if result.expandable_device is not None and result.expandable_device < result.peak.device:
+        variable = "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
+        cache = f"{gib(result.components.reserve, 1)} GiB of freed blocks that PyTorch keeps"
+        less = f"with {variable} the device figure is {gib(result.expandable_device, 1)} GiB"
+        yield Line(f"Cache: {cache}; {less}.", label="Cache", items=(cache, less))
     parts = [(result.host_memory, "host memory"), (result.tier_memory, TIERS[result.strategy.offload_to])]
     if any(size for size, _ in parts):
         needed = " and ".join(f"{sized(size)} of {name}" for size, name in parts if size)
         yield Line(f"A node needs {needed} off its GPUs; the system and data loaders take theirs beside it.")
 
 
-def _said(name: str, said: str, label: str = "") -> Line:
+def _said(name: str, text: str, label: str = "") -> Line:
     """Return a sentence that a terminal shows as a label and what belongs to it."""
-    return Line(f"{name}: {said}.", label=label or name, items=(said,) if not label else (f"keeps {said}",))
+    return Line(f"{name}: {text}.", label=label or name, items=(f"keeps {text}" if label == "Backward" else text,))
+
+
+def room_text(budget: ActivationBudget) -> str:
+    """What the states leave of the usable memory, and the micro-batch and segments that fit in there."""
+    taken = [
+        (name, getattr(budget, name)) for name in ("parameters", "gradients", "optimizer", "buffers", "cache", "margin")
+    ]
+    less = "".join(f" - {gib(size)} {name}" for name, size in taken if size)
+    micro = f"micro-batch up to {budget.micro_batch} fits" if budget.micro_batch else "no micro-batch fits"
+    parts = {None: "no segments are enough", 1: ""}
+    segments = parts.get(budget.segments, f"{budget.segments} checkpointed segments would do")
+    left = f"{gib(budget.usable)}{less} = {gib(budget.available)} GiB, {gib(budget.activations)} taken"
+    return "; ".join(filter(None, (left, micro, segments)))
 
 
 def foot_of(result: Estimate) -> Iterator[Block]:
@@ -222,3 +224,128 @@ def sized(size: int) -> str:
     """Return `size` [bytes] in the binary unit that suits it."""
     unit = next((unit for unit, scale in (("GiB", GIB), ("MiB", MIB), ("KiB", KIB)) if size >= scale / 10), "B")
     return format_bytes(size, unit).replace(",", "")
+
+
+OFF_GPU = "off-gpu"
+_BRANCHES = (*(name for name in Components.model_fields if name != "reserve"), OFF_GPU)
+FOLDS = ("others", "none", "all", *_BRANCHES)
+"""What may be folded: terms that are not alive at the peak, nothing, everything, or components by name."""
+
+
+@dataclass(frozen=True)
+class Folding:
+    """What a tree tells in one line."""
+
+    others: bool = True
+    """Terms that are not alive at the peak."""
+    branches: frozenset[str] = frozenset()
+    """Components, and what lies off the GPU."""
+
+
+def folding(fold: str | None = None, only: str | None = None) -> Folding:
+    """Read what is typed.
+
+    >>> folding(only="activations").branches == set(_BRANCHES) - {"activations"}
+    True
+    >>> folding("none").others, folding("others,buffers").branches
+    (False, frozenset({'buffers'}))
+    """
+    names = _names("fold", fold or "others", FOLDS)
+    if len(names) > 1 and {"none", "all"} & set(names):
+        raise InputError("fold", str(fold), "none and all stand alone")
+    folded = set(_BRANCHES) if names == ["all"] else {name for name in names if name in _BRANCHES}
+    if only is not None:
+        folded |= set(_BRANCHES) - set(_names("only", only, _BRANCHES))
+    return Folding("none" not in names, frozenset(folded))
+
+
+def _names(option: str, text: str, known: Sequence[str]) -> list[str]:
+    names = [name.strip() for name in text.split(",")]
+    for name in names:
+        if name not in known:
+            raise UnknownNameError(option, name, f"must be one or several of {', '.join(known)}", known)
+    return names
+
+
+def explanation(result: Estimate, folded: Folding | None = None) -> Report:
+    """Return the answer of ``memcalc explain``: every term with formula, values, phases and source."""
+    return made(result, terms(result), *head_of(result), tree_of(result, folded or Folding()), *foot_of(result))
+
+
+def tree_of(result: Estimate, folded: Folding) -> Tree:
+    """Return the terms by component, the largest at the peak first, then what lies off the GPU."""
+    sources = list(dict.fromkeys(term.source for term in _shown(result, folded)))
+    branches = (*_branches(result, folded, sources), *_sums(result), *_off_gpu_branches(result, folded, sources))
+    title = f"At the peak, in {result.peak.phase}; share of the device figure"
+    return Tree(branches, terms(result), tuple(sources), title, "not at the peak")
+
+
+def _shown(result: Estimate, folded: Folding) -> Iterator[TermFacts]:
+    for component, members in _grouped(result):
+        if component not in folded.branches:
+            yield from (term for term in members if not folded.others or _at_peak(term, result))
+    if OFF_GPU not in folded.branches:
+        yield from result.off_gpu
+
+
+def _grouped(result: Estimate) -> list[tuple[str, list[TermFacts]]]:
+    """Return terms by component; within one those at the peak first, the largest first."""
+    grouped: dict[str, list[TermFacts]] = {}
+    for term in sorted(result.terms, key=lambda term: (not _at_peak(term, result), -term.bytes)):
+        grouped.setdefault(term.component, []).append(term)
+    return sorted(grouped.items(), key=lambda item: -getattr(result.components, item[0]))
+
+
+def _at_peak(term: TermFacts, result: Estimate) -> bool:
+    return not term.phases or result.peak.phase in term.phases
+
+
+def _branches(result: Estimate, folded: Folding, sources: Sequence[str]) -> Iterator[Branch]:
+    """A component's figure is what stands at the peak, since not all terms are alive at once."""
+    device = result.peak.device
+    for component, members in _grouped(result):
+        size = getattr(result.components, component)
+        yield Branch(
+            component, sized(size), tuple(_leaf(term, result, folded, sources) for term in members),
+            percent(size, device), component in folded.branches,
+        )  # fmt: skip
+
+
+def _sums(result: Estimate) -> Iterator[Branch]:
+    peak, device = result.peak, result.peak.device
+    sizes = {"reserve": result.components.reserve, "context": device - peak.reserved, "device": device}
+    for name, size in sizes.items():
+        yield Branch(name, sized(size), (), percent(size, device))
+
+
+def _leaf(term: TermFacts, result: Estimate, folded: Folding, sources: Sequence[str]) -> Leaf:
+    alive = _alive(term.phases, result.phases)
+    here = _at_peak(term, result)
+    aside = folded.others and not here
+    phases = alive if here else f"{alive}, not at the peak"
+    share = percent(term.bytes, result.peak.device) if here else ""
+    return Leaf(term.name, sized(term.bytes), _lines(term, phases, sources), share, alive, aside)
+
+
+def _alive(phases: Sequence[str], known: Iterable[str]) -> str:
+    if not phases or set(known) <= set(phases):
+        return "in every phase"
+    return f"in {', '.join(phases)}"
+
+
+def _lines(term: TermFacts, when: str, sources: Sequence[str]) -> tuple[str, ...]:
+    source = f" [{sources.index(term.source) + 1}]" if term.source in sources else ""
+    lines = (f"= {term.formula}", inputs_of(term), f"{term.bytes} bytes, {when}{source}")
+    return tuple(line for line in lines if line.strip())
+
+
+def _off_gpu_branches(result: Estimate, folded: Folding, sources: Sequence[str]) -> Iterator[Branch]:
+    for tier in sorted({term.tier for term in result.off_gpu}):
+        members = sorted((term for term in result.off_gpu if term.tier == tier), key=lambda term: -term.bytes)
+        leaves = tuple(
+            Leaf(term.name, sized(term.bytes), _lines(term, _alive(term.phases, result.phases), sources))
+            for term in members
+        )
+        says = f"of one rank; {sized(on_node(result, tier))} a node"
+        total = sum(term.bytes for term in members)
+        yield Branch(off_gpu_name(tier), sized(total), leaves, "", OFF_GPU in folded.branches, says)

@@ -5,47 +5,35 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from memcalc.report.estimate import MOODS, strategy_words
-from memcalc.report.render import Report
-from memcalc.report.tables import Block, Code, Column, Document, Line, Table, facts, gib, percent
-from memcalc.results import Fit, Inverse
-from memcalc.units import format_count, format_seconds
-
-__all__ = ["UNITS", "head_of", "report"]
+from memcalc.report.tables import Block, Code, Column, Line, Report, Table, facts, gib, header, made, percent
+from memcalc.results.plans import Fit, Inverse
+from memcalc.units import format_count
 
 UNITS = {"seq-len": "tokens a sequence", "micro-batch": "sequences a micro-batch", "gpus": "GPUs", "model": ""}
-_DATA = (
-    Column("value"),
-    Column("verdict"),
-    Column("device", "bytes", right=True),
-    Column("free", "bytes", right=True),
-    Column("strategy"),
-    Column("tok/s/GPU", right=True),
-    Column("command"),
-)
+_DATA = header("value | verdict | device [bytes] > | free [bytes] > | strategy | tok/s/GPU > | command")
 
 
 def report(result: Inverse) -> Report:
     """Return the answer of ``memcalc max`` and ``memcalc min``."""
     body = _found(result, result.best) if result.best else _nothing(result)
-    document = Document((*head_of(result), *body, *_foot(result)), _data(result))
-    return Report(document, result.model_dump(mode="json", by_alias=True))
+    return made(result, _data(result), *head_of(result), *body, *_foot(result))
 
 
 def head_of(result: Inverse) -> Iterator[Line]:
     """Yield the answer, and the question in one line."""
     hardware, best = result.hardware, result.best
-    wanted = "; verdict fits" if result.safe else ""
+    wanted = "" if result.safe else "; tight ones too"
     subject = (
         ""
         if result.what == "model"
         else f" of {result.model.name} ({format_count(result.model.parameters)} parameters)"
     )
     kind = "largest" if result.schema_ == "memcalc.max/1" else "smallest"
-    place = hardware.gpu if result.what == "gpus" else f"{hardware.gpus} × {hardware.gpu}"
-    said = "nothing fits" if best is None else f"{_value(result, result.answer)} · {best.verdict}"
-    yield Line(said, "verdict", MOODS[best.verdict] if best else "bad")
+    index = hardware.gpu if result.what == "gpus" else f"{hardware.gpus} × {hardware.gpu}"
+    text = "nothing fits" if best is None else f"{_value(result, result.answer)} · {best.verdict}"
+    yield Line(text, "verdict", MOODS[best.verdict] if best else "bad")
     length = f", {best.seq_len} tokens a sequence" if best and result.what != "seq-len" else ""
-    yield Line(f"{kind} {result.what}{subject} on {place}{length}{wanted}", "title")
+    yield Line(f"{kind} {result.what}{subject} on {index}{length}{wanted}", "title")
 
 
 def _value(result: Inverse, value: int | str | None) -> str:
@@ -56,11 +44,11 @@ def _value(result: Inverse, value: int | str | None) -> str:
 
 
 def _found(result: Inverse, best: Fit) -> Iterator[Block]:
-    words = strategy_words(best.strategy)
-    yield Line(f"With {words}, {_batch(best)}.", label="With", items=(*words.split(", "), *_batch(best).split(", ")))
+    label = strategy_words(best.strategy)
+    yield Line(f"With {label}, {_batch(best)}.", label="With", items=(*label.split(", "), *_batch(best).split(", ")))
     if result.limit:
-        said = f"What stands against {'fewer' if result.what == 'gpus' else 'more'}"
-        yield Line(f"{said}: {result.limit}.", label="Limit", items=(f"{said.lower()}: {result.limit}",))
+        text = f"What stands against {'fewer' if result.what == 'gpus' else 'more'}"
+        yield Line(f"{text}: {result.limit}.", label="Limit", items=(f"{text.lower()}: {result.limit}",))
     yield _neighbours(result)
     speed, share = best.time.tokens_per_second_per_gpu, 100 * best.time.mfu
     figures = f"{speed:.0f} tok/s/GPU", f"{share:.1f}% MFU", f"{best.time.step:.4g} s a step"
@@ -82,11 +70,9 @@ def _neighbours(result: Inverse) -> Table:
     """The answer between what fits and what does not."""
     columns = (
         Column(result.what, right=result.what != "model"),
-        Column("verdict"),
-        Column("device", "GiB", right=True),
+        *header("verdict | device [GiB] >"),
         Column("used", "%", right=True, priority=1, meter=True),
-        Column("free", "GiB", right=True),
-        Column("missing", "GiB", right=True),
+        *header("free [GiB] > | missing [GiB] >"),
     )
     best, rows = result.best, []
     if best is not None:
@@ -103,7 +89,7 @@ def _foot(result: Inverse) -> Iterator[Block]:
     for warning in result.warnings:
         yield Line(f"Warning: {warning}", "warning")
     yield from facts("Assumed", result.assumptions)
-    tried = f"{result.searched} strategies evaluated, {result.replayed} replayed, {format_seconds(result.elapsed)}"
+    tried = f"{result.searched} strategies evaluated, {result.replayed} replayed"
     yield Line(f"{tried}; {gib(result.capacity)} GiB a GPU.", "faint")
     yield Code("Reproduce with", result.command)
     if result.best is not None:
@@ -114,7 +100,7 @@ def _data(result: Inverse) -> Table:
     best, rows = result.best, []
     if best is not None:
         speed = f"{best.time.tokens_per_second_per_gpu:.0f}"
-        words = strategy_words(best.strategy)
-        rows = [(str(best.value), best.verdict, str(best.peak.device), str(best.free), words, speed, best.command)]
+        text = strategy_words(best.strategy)
+        rows = [(str(best.value), best.verdict, str(best.peak.device), str(best.free), text, speed, best.command)]
     rows += [(str(m.value), m.verdict, str(m.device), str(-m.missing), "", "", "") for m in result.beyond]
     return Table("Inverse", _DATA, tuple(rows))

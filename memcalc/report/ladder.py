@@ -5,12 +5,23 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from memcalc.report.estimate import MOODS
-from memcalc.report.render import Report
-from memcalc.report.tables import Bars, BarsRow, Block, Code, Column, Document, Line, Listing, Table, facts, gib
-from memcalc.results import Ladder, LadderReading, LadderStage
+from memcalc.report.tables import (
+    Bars,
+    BarsRow,
+    Block,
+    Code,
+    Column,
+    Line,
+    Listing,
+    Report,
+    Table,
+    facts,
+    gib,
+    header,
+    made,
+)
+from memcalc.results.ladder import Ladder, LadderReading, LadderStage
 from memcalc.units import format_count
-
-__all__ = ["NAMES", "bars_of", "label_of", "report", "verdict_of"]
 
 NAMES = {
     "pure-16-bit": "pure 16-bit", "fp32-master": "fp32 master", "autocast": "autocast", "fp32": "fp32",
@@ -19,11 +30,7 @@ NAMES = {
 CUT = 2
 """A bar beyond this many times the larger of the capacity and the middle stage is cut, so that the others are seen."""
 _DATA = (
-    Column("reading"),
-    Column("stage", right=True),
-    Column("change"),
-    Column("precision"),
-    Column("storage"),
+    *header("reading | stage > | change | precision | storage"),
     *(
         Column(name, "bytes", right=True)
         for name in (
@@ -31,38 +38,32 @@ _DATA = (
             "allocated", "reserved", "device", "saved",
         )
     ),
-    Column("peak phase"),
-    Column("verdict"),
-    Column("speed"),
-    Column("tok/s/GPU", right=True),
-    Column("validated"),
-    Column("host memory", "bytes", right=True),
-    Column("command"),
+    *header("peak phase | verdict | speed | tok/s/GPU > | validated | host memory [bytes] > | "
+"command"),
 )  # fmt: skip
 
 
 def report(result: Ladder) -> Report:
     """Return the answer of ``memcalc ladder``."""
     blocks: list[Block] = [*_head(result)]
-    for reading in result.readings:
-        blocks += _reading(result, reading)
-    document = Document((*blocks, *_foot(result)), _data(result))
-    return Report(document, result.model_dump(mode="json", by_alias=True))
+    for mode in result.readings:
+        blocks += _reading(result, mode)
+    return made(result, _data(result), *blocks, *_foot(result))
 
 
-def verdict_of(result: Ladder, reading: LadderReading) -> str:
+def verdict_of(result: Ladder, mode: LadderReading) -> str:
     """Return the first stage that fits, in one sentence, and which do not fit after it."""
-    name, whole = NAMES[reading.name], f"{gib(result.capacity, 1)} GiB"
-    if reading.first is None:
-        least = min(reading.stages, key=lambda stage: stage.peak.device)
-        needed = f"stage {least.stage} needs the least, {gib(least.peak.device, 1)} of {whole}"
+    name, capacity = NAMES[mode.name], f"{gib(result.capacity, 1)} GiB"
+    if mode.first is None:
+        least = min(mode.stages, key=lambda stage: stage.peak.device)
+        needed = f"stage {least.stage} needs the least, {gib(least.peak.device, 1)} of {capacity}"
         return f"does not fit · {name}: no stage fits; {needed}"
-    stage = reading.stages[reading.first]
+    stage = mode.stages[mode.first]
     start = f"from the start, in {stage.strategy.precision}"
-    place = f"first at stage {stage.stage}, {stage.change}" if stage.stage else start
-    after = [str(one.stage) for one in reading.stages[stage.stage :] if one.verdict == "does-not-fit"]
+    where = f"first at stage {stage.stage}, {stage.change}" if stage.stage else start
+    after = [str(later.stage) for later in mode.stages[stage.stage :] if later.verdict == "does-not-fit"]
     but = f"; stage {', '.join(after)} does not" if after else ""
-    return f"{stage.verdict} · {name}: {place}: {gib(stage.peak.device, 1)} of {whole}{but}"
+    return f"{stage.verdict} · {name}: {where}: {gib(stage.peak.device, 1)} of {capacity}{but}"
 
 
 def label_of(stage: LadderStage) -> str:
@@ -78,18 +79,18 @@ def parts_of(stage: LadderStage) -> tuple[tuple[str, int], ...]:
 
 def end_of(result: Ladder) -> int:
     """Return the end of the scale [bytes]: that of the largest stage, but where one dwarfs the others."""
-    sizes = sorted(stage.peak.device for reading in result.readings for stage in reading.stages)
+    sizes = sorted(stage.peak.device for mode in result.readings for stage in mode.stages)
     most = CUT * max(result.capacity, sizes[len(sizes) // 2])
     return max(result.capacity, min(sizes[-1], most))
 
 
-def bars_of(result: Ladder, reading: LadderReading) -> Bars:
+def bars_of(result: Ladder, mode: LadderReading) -> Bars:
     """Return a reading's stages as bars; all readings have the same scale."""
     rows = tuple(
         BarsRow(label_of(stage), parts_of(stage), _short(stage), MOODS[stage.verdict], _effect(stage))
-        for stage in reading.stages
+        for stage in mode.stages
     )
-    return Bars(rows, result.capacity, end_of(result), result.hardware.gpu, legend=reading is result.readings[0])
+    return Bars(rows, result.capacity, end_of(result), result.hardware.gpu, legend=mode is result.readings[0])
 
 
 def _short(stage: LadderStage) -> str:
@@ -109,47 +110,40 @@ def _times(speed: float) -> str:
 
 def _head(result: Ladder) -> Iterator[Line]:
     hardware = result.hardware
-    for reading in result.readings:
-        mood = "bad" if reading.first is None else MOODS[reading.stages[reading.first].verdict]
-        yield Line(verdict_of(result, reading), "verdict", mood)
+    for mode in result.readings:
+        mood = "bad" if mode.first is None else MOODS[mode.stages[mode.first].verdict]
+        yield Line(verdict_of(result, mode), "verdict", mood)
     strategy, unit = result.readings[0].stages[0].strategy, "token" if result.seq_len == 1 else "tokens"
     subject = f"{result.model.name} ({format_count(result.model.parameters)} parameters)"
-    place = f"{hardware.gpus} × {hardware.gpu}: {strategy.framework}, {result.seq_len} {unit} a sequence"
+    index = f"{hardware.gpus} × {hardware.gpu}: {strategy.framework}, {result.seq_len} {unit} a sequence"
     kind = "; the usual order of tuning, which ends where it fits" if result.recipe else ""
-    yield Line(f"{subject} on {place}{kind}", "title")
+    yield Line(f"{subject} on {index}{kind}", "title")
 
 
-def _reading(result: Ladder, reading: LadderReading) -> Iterator[Block]:
-    yield Line(f"{NAMES[reading.name]} ({reading.precision})", "heading")
-    yield Line(f"Keeps {reading.storage.said}. {_widths(reading)}")
-    yield bars_of(result, reading)
-    yield _stages(reading)
-    yield _parts(reading)
+def _reading(result: Ladder, mode: LadderReading) -> Iterator[Block]:
+    yield Line(f"{NAMES[mode.name]} ({mode.precision})", "heading")
+    yield Line(f"Keeps {mode.storage.said}. {_widths(mode)}")
+    yield bars_of(result, mode)
+    yield _stages(mode)
+    yield _parts(mode)
 
 
-def _widths(reading: LadderReading) -> str:
-    kept = reading.storage
-    named = (("weight", kept.parameter), ("fp32 master", kept.master), ("gradient", kept.gradient))
+def _widths(mode: LadderReading) -> str:
+    storage = mode.storage
+    named = (("weight", storage.parameter), ("fp32 master", storage.master), ("gradient", storage.gradient))
     listed = [f"{name} {size}" for name, size in named if size]
-    listed.append(f"AdamW's moments {kept.moment} + {kept.moment}")
-    copies = f"; its copy under autocast {kept.cached}" if kept.cached else ""
-    of = "trained parameter" if reading.stages[-1].strategy.lora else "parameter"
+    listed.append(f"AdamW's moments {storage.moment} + {storage.moment}")
+    copies = f"; its copy under autocast {storage.cached}" if storage.cached else ""
+    of = "trained parameter" if mode.stages[-1].strategy.lora else "parameter"
     return f"Bytes a {of}: {', '.join(listed)}{copies}."
 
 
-def _stages(reading: LadderReading) -> Table:
-    columns = (
-        Column("#", right=True),
-        Column("stage"),
-        Column("device", "GiB", right=True),
-        Column("saved", "GiB", right=True),
-        Column("speed", "×", right=True),
-        Column("tok/s/GPU", right=True, priority=1),
-        Column("host", "GiB a node", right=True, priority=2),
-        Column("peak at", priority=3),
-        Column("verdict"),
+def _stages(mode: LadderReading) -> Table:
+    columns = header(
+        "# > | stage | device [GiB] > | saved [GiB] > | speed [×] > | tok/s/GPU >1 | "
+        "host [GiB a node] >2 | peak at <3 | verdict"
     )
-    return Table(f"Stages, {NAMES[reading.name]}", columns, tuple(_stage(stage) for stage in reading.stages))
+    return Table(f"Stages, {NAMES[mode.name]}", columns, tuple(_stage(stage) for stage in mode.stages))
 
 
 def _stage(stage: LadderStage) -> tuple[str, ...]:
@@ -167,15 +161,13 @@ def _stage(stage: LadderStage) -> tuple[str, ...]:
     )
 
 
-def _parts(reading: LadderReading) -> Table:
+def _parts(mode: LadderReading) -> Table:
     """Components at the peak; what is not GiB stands in the other table."""
     titles = ("params", "grads", "optim", "activ", "buffers", "reserve", "context")
     columns = (
         Column("#", right=True),
         *(Column(title, "GiB", right=True) for title in titles),
-        Column("device", "GiB", right=True),
-        Column("reserved", "GiB", right=True, priority=1),
-        Column("allocated", "GiB", right=True, priority=1),
+        *header("device [GiB] > | reserved [GiB] >1 | allocated [GiB] >1"),
     )
     rows = tuple(
         (
@@ -183,60 +175,60 @@ def _parts(reading: LadderReading) -> Table:
             *(gib(size) for _, size in parts_of(stage)),
             *(gib(size) for size in (stage.peak.device, stage.peak.reserved, stage.peak.allocated)),
         )
-        for stage in reading.stages
+        for stage in mode.stages
     )
-    return Table(f"At the peak, {NAMES[reading.name]}", columns, rows)
+    return Table(f"At the peak, {NAMES[mode.name]}", columns, rows)
 
 
 def _foot(result: Ladder) -> Iterator[Block]:
-    for said in result.left_out:
-        yield Line(f"Left out: {said}.")
-    for reading in result.readings:
-        for said in reading.left_out:
-            yield Line(f"Left out of {NAMES[reading.name]}: {said}")
-    for said in dict.fromkeys(_also(result)):
-        yield Line(said)
+    for note in result.left_out:
+        yield Line(f"Left out: {note}.")
+    for mode in result.readings:
+        for note in mode.left_out:
+            yield Line(f"Left out of {NAMES[mode.name]}: {note}")
+    for note in dict.fromkeys(_also(result)):
+        yield Line(note)
     yield Line("Speed is predicted, beside the stage before, also for stages that do not fit.", "faint")
-    if any(reading.stages[0].strategy.precision == "fp32" for reading in result.readings):
+    if any(mode.stages[0].strategy.precision == "fp32" for mode in result.readings):
         yield Line("fp32 multiplies without TF32, which PyTorch leaves off by default.", "faint")
-    for said, names in _warnings(result).items():
+    for note, names in _warnings(result).items():
         of = "" if len(names) == len(result.readings) else f"{', '.join(names)}: "
-        yield Line(f"Warning: {of}{said}", "warning")
+        yield Line(f"Warning: {of}{note}", "warning")
     yield from facts("Assumed", result.assumptions)
     yield Code("Reproduce with", result.command)
     yield Listing("Each stage by itself", "sh", "\n".join(_commands(result)))
 
 
 def _also(result: Ladder) -> Iterator[str]:
-    for reading in result.readings:
-        for stage in reading.stages:
-            listed = ", ".join(f"{name} {said}" for name, said in stage.also.items())
+    for mode in result.readings:
+        for stage in mode.stages:
+            listed = ", ".join(f"{name} {text}" for name, text in stage.also.items())
             if listed:
                 yield f"Stage {stage.stage} also changes defaults: {listed}."
 
 
 def _warnings(result: Ladder) -> dict[str, list[str]]:
-    found: dict[str, list[str]] = {}
-    for reading in result.readings:
-        for said in reading.warnings:
-            found.setdefault(said, []).append(NAMES[reading.name])
-    return found
+    match: dict[str, list[str]] = {}
+    for mode in result.readings:
+        for note in mode.warnings:
+            match.setdefault(note, []).append(NAMES[mode.name])
+    return match
 
 
 def _commands(result: Ladder) -> list[str]:
     """Return each stage's line once: readings may share their start."""
-    return list(dict.fromkeys(stage.command for reading in result.readings for stage in reading.stages))
+    return list(dict.fromkeys(stage.command for mode in result.readings for stage in mode.stages))
 
 
 def _data(result: Ladder) -> Table:
-    rows = tuple(_row(reading, stage) for reading in result.readings for stage in reading.stages)
+    rows = tuple(_row(mode, stage) for mode in result.readings for stage in mode.stages)
     return Table("Ladder", _DATA, rows)
 
 
-def _row(reading: LadderReading, stage: LadderStage) -> tuple[str, ...]:
+def _row(mode: LadderReading, stage: LadderStage) -> tuple[str, ...]:
     peak, time = stage.peak, stage.time
     return (
-        reading.name,
+        mode.name,
         str(stage.stage),
         stage.change,
         stage.strategy.precision,

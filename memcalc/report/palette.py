@@ -6,9 +6,8 @@ blindness. Neighbours in a stack alternate between dark and light, so that they 
 
 from __future__ import annotations
 
+import unicodedata
 from typing import NamedTuple
-
-__all__ = ["ANYWHERE", "COMPONENTS", "INK", "MOODS", "SERIES", "Shade", "colour_of", "words_on"]
 
 
 class Shade(NamedTuple):
@@ -50,9 +49,9 @@ ANYWHERE = {"good": "#2e8b45", "close": "#9a7400", "bad": "#d0453b"}
 """The same hues where nobody knows whether the page is light or dark: a terminal."""
 
 
-def colour_of(name: str, place: int) -> Shade:
+def colour_of(name: str, index: int) -> Shade:
     """Return the colour of a component, or of the series at a place of a stack."""
-    return COMPONENTS.get(name) or SERIES[place % len(SERIES)]
+    return COMPONENTS.get(name) or SERIES[index % len(SERIES)]
 
 
 def words_on(hue: Shade) -> Shade:
@@ -61,9 +60,77 @@ def words_on(hue: Shade) -> Shade:
     >>> words_on(BLUE).light, words_on(YELLOW).light
     ('#ffffff', '#1f1f1f')
     """
-    red, green, blue = (int(hue.light[place : place + 2], 16) for place in (1, 3, 5))
+    red, green, blue = (int(hue.light[index : index + 2], 16) for index in (1, 3, 5))
     return INK["on"] if 0.299 * red + 0.587 * green + 0.114 * blue > _MIDDLE else INK["page"]
 
 
 _MIDDLE = 125
 """Of 255, in the weights of ITU-R BT.601: dark words are clearer above it."""
+
+
+class Glyphs(NamedTuple):
+    """Each of one cell, but for the branches of a tree and what parts items."""
+
+    full: str
+    parts: str
+    """One to seven eighths of a cell, from the left."""
+    track: str
+    free: str
+    margin: str
+    limit: str
+    left: str
+    right: str
+    across: str
+    middle: str
+    fork: str
+    last: str
+    beside: str
+    between: str
+
+
+FULL = Glyphs("█", "▏▎▍▌▋▊▉", "·", "·", "╱", "┃", "├", "┤", "─", "┼", "├─ ", "└─ ", "│  ", " · ")
+ASCII = Glyphs("#", "", ".", ".", "/", "|", "[", "]", "-", "+", "|- ", "`- ", "|  ", " - ")
+_PLAIN = {
+    "·": "*", "×": "x", "→": "->", "…": "...", "⌈": "ceil(", "⌉": ")", "⌊": "floor(", "⌋": ")", "−": "-", "–": "-",
+    "—": "-", "≤": "<=", "≥": ">=", "≈": "~", "≠": "!=", "√": "sqrt ", "Σ": "sum ", "∑": "sum ", "µ": "u", "μ": "u",
+    "“": '"', "”": '"', "‘": "'", "’": "'", "■": "#", "┃": "|", "├": "|", "└": "`", "─": "-", "│": "|", "█": "#",
+    "░": ".", "═": "=", "±": "+-", "∞": "inf", "�": "?", "╱": "/",
+}  # fmt: skip
+_NO_TEXT = (*range(32), *range(127, 160), *range(0xD800, 0xE000), 0xFFFE, 0xFFFF)  # XML has none; UTF-8 no surrogates
+_UNPRINTABLE = {code: "�" for code in _NO_TEXT if chr(code) != "\n"}
+
+
+def glyphs(ascii_only: bool) -> Glyphs:
+    """Return the signs to draw with."""
+    return ASCII if ascii_only else FULL
+
+
+def printable(text: str, ascii_only: bool = False) -> str:
+    r"""Return `text` without what a terminal would obey, and in ASCII where nothing else can be shown.
+
+    >>> printable("8 × a100 · \x1b[31m", True)
+    '8 x a100 * ?[31m'
+    """
+    text = text.translate(_UNPRINTABLE)
+    return ascii_text(text) if ascii_only else text
+
+
+def ascii_text(text: str) -> str:
+    """Return `text` in ASCII; what has no like is a question mark.
+
+    >>> ascii_text("w · ⌈P / N⌉ é 模")
+    'w * ceil(P / N) e ?'
+    """
+    if text.isascii():
+        return text
+    return "".join(_like(letter) for letter in text)
+
+
+def _like(letter: str) -> str:
+    if letter.isascii():
+        return letter
+    known = _PLAIN.get(letter)
+    if known is not None:
+        return known
+    base = "".join(part for part in unicodedata.normalize("NFKD", letter) if part.isascii())
+    return base or "?"

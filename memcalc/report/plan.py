@@ -1,185 +1,241 @@
-"""Ranked plans as a document: what was assumed, the table, why the first is first, and how to see more."""
+"""Ranked plans as a document: what to run first, the table of plans, what they share, and how to go on."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from typing import NamedTuple
 
-from memcalc.report import recipe
+from memcalc.report import plan_words as say
 from memcalc.report.estimate import MOODS
-from memcalc.report.render import Report
-from memcalc.report.tables import Block, Code, Column, Document, Line, Table, facts, gib, percent
-from memcalc.results import Nearest, Plan, Plans
-from memcalc.units import GIB, format_count, format_seconds
-
-__all__ = ["report"]
+from memcalc.report.plan_data import data
+from memcalc.report.recipe import recipe_blocks
+from memcalc.report.remedies import remedy_blocks
+from memcalc.report.tables import Block, Code, Column, Document, Line, Report, Table, facts, gib, percent
+from memcalc.results.plans import UNMEASURED_OFFLOAD, Plan, Plans
+from memcalc.specs.job import command_line
+from memcalc.units import format_count, format_seconds
 
 
 class _Field(NamedTuple):
-    """A column of the plan table, how a plan fills it, and when a terminal or a page needs it."""
+    """A column of the table, how a plan fills it, and whether it goes where all plans say the same."""
 
     column: Column
     value: Callable[[Plan, Plans], str]
-    shown: str = "always"
-    """always, varies (plans differ in it), used (some plan has not 1), special (some has any), data (in data alone)."""
-
-
-def _count(title: str, name: str, priority: int) -> _Field:
-    column = Column(title, right=True, priority=priority)
-    return _Field(column, lambda plan, _: str(getattr(plan.strategy, name)), "used")
-
-
-def _choice(title: str, name: str, priority: int, shown: str) -> _Field:
-    return _Field(Column(title, priority=priority), lambda plan, _: str(getattr(plan.strategy, name)), shown)
-
-
-def _bytes(title: str, name: str, shown: str) -> _Field:
-    return _Field(Column(title, "GiB", right=True), lambda plan, _: gib(getattr(plan.peak, name)), shown)
-
-
-def _seconds(name: str) -> _Field:
-    return _Field(Column(name, "s", right=True), lambda plan, _: f"{getattr(plan.time, name):.4g}", "data")
+    varies: bool = False
 
 
 def _beside(plan: Plan, result: Plans) -> str:
     """Return a plan's throughput beside that of the first [%]."""
     first = result.plans[0].time.tokens_per_second_per_gpu
-    return "" if plan.rank == 1 else f"{100 * (plan.time.tokens_per_second_per_gpu / first - 1):+.1f}"
+    text = f"{100 * (plan.time.tokens_per_second_per_gpu / first - 1):+.1f}"
+    return "" if plan.rank == 1 else text.replace("-", "−")
 
 
-_PARTS = ("step", "compute", "recompute", "communication", "offload", "optimizer", "bubble", "low", "high")
+def _choice(title: str, name: str) -> _Field:
+    return _Field(Column(title), lambda plan, _: str(getattr(plan.strategy, name)), varies=True)
+
+
 _SHORT = (("optimizer", "opt"), ("activations", "act"), ("modules:", ""), ("selective-", "sel-"))
-_FIELDS = (
-    _Field(Column("#", right=True), lambda plan, _: str(plan.rank)),
-    _Field(Column("GPUs", right=True, priority=1), lambda plan, _: str(plan.gpus)),
-    _choice("framework", "framework", 9, "varies"),
-    _choice("precision", "precision", 5, "always"),
-    _choice("optimizer", "optimizer", 6, "varies"),
-    _Field(Column("ZeRO", right=True, priority=1), lambda plan, _: str(plan.strategy.zero)),
-    _Field(Column("DP", right=True, priority=8), lambda plan, _: str(plan.data_parallel), "used"),
-    _count("TP", "tp", 1),
-    _Field(Column("SP", priority=3), lambda plan, _: "yes" if plan.strategy.sp else "no", "varies"),
-    _count("PP", "pp", 1),
-    _choice("schedule", "pp_schedule", 4, "varies"),
-    _count("VPP", "vpp", 7),
-    _count("CP", "cp", 1),
-    _count("EP", "ep", 1),
-    _Field(Column("recompute", priority=1, short=_SHORT), lambda plan, _: plan.strategy.recompute),
-    _Field(Column("offload", priority=3, short=_SHORT), lambda plan, _: "+".join(plan.strategy.offload) or "none"),
-    _choice("tier", "offload_to", 3, "varies"),
-    _choice("attention", "attention", 8, "varies"),
-    _choice("loss", "loss", 7, "varies"),
-    _Field(
-        Column("batch", "micro × acc.", right=True, priority=2),
-        lambda plan, _: f"{plan.strategy.micro_batch} × {plan.accumulation_steps}",
-    ),
-    _Field(Column("global batch", right=True), lambda plan, _: str(plan.global_batch), "data"),
-    _bytes("allocated", "allocated", "data"),
-    _bytes("reserved", "reserved", "data"),
-    _bytes("peak", "device", "always"),
-    _Field(
-        Column("used", "%", right=True, priority=4),
-        lambda plan, plans: percent(plan.peak.device, plans.capacity),
-    ),
-    _Field(Column("verdict", priority=3), lambda plan, _: plan.verdict, "varies"),
-    _Field(Column("tok/s/GPU", right=True), lambda plan, _: f"{plan.time.tokens_per_second_per_gpu:.0f}"),
-    _Field(Column("beside #1", "%", right=True, priority=4), _beside, "varies"),
-    _Field(Column("MFU", "%", right=True, priority=1), lambda plan, _: f"{100 * plan.time.mfu:.1f}"),
-    *(_seconds(name) for name in _PARTS),
-    _Field(Column("GPU-hours", right=True), lambda plan, _: f"{plan.gpu_hours:.4g}", "data"),
-    _Field(Column("host memory", "GiB", right=True), lambda plan, _: gib(plan.host_memory), "data"),
-    _Field(Column("tier memory", "GiB", right=True), lambda plan, _: gib(plan.tier_memory), "data"),
-    _Field(Column("command"), lambda plan, _: plan.command, "data"),
-    _Field(Column("front", priority=3), lambda plan, plans: "yes" if plan.rank in plans.pareto else "", "varies"),
-    _Field(Column("special", priority=9, below=True), lambda plan, _: ", ".join(plan.special), "special"),
+_ROLES = (("most headroom", "headroom"), ("full recompute", "full rec."), ("with offload", "offload"))
+_ROLE = _Field(
+    Column("plan", short=_ROLES, below=True, priority=1), lambda plan, _: (*plan.special, "")[0], varies=True
 )
-_NARROW = (
-    _Field(
-        Column("#", right=True), lambda plan, plans: f"{plan.rank}{'*' if plan.rank in plans.pareto else ' '}"
-    ),
-    _Field(Column("GPUs", right=True), lambda plan, _: str(plan.gpus), "varies"),
-    _bytes("peak", "device", "always"),
-    _Field(Column("tok/s", "/GPU", right=True), lambda plan, _: f"{plan.time.tokens_per_second_per_gpu:.0f}"),
-    _Field(Column("to #1", "%", right=True, priority=2), _beside, "varies"),
-    _Field(Column("MFU", "%", right=True, priority=4), lambda plan, _: f"{100 * plan.time.mfu:.1f}"),
-    _choice("framework", "framework", 2, "varies"),
-    _choice("precision", "precision", 2, "varies"),
-    _choice("optimizer", "optimizer", 4, "varies"),
-    _Field(Column("layout", "Z = ZeRO"), lambda plan, _: _layout(plan)),
-    _Field(Column("recompute", short=_SHORT, priority=1), lambda plan, _: plan.strategy.recompute),
-    _Field(
-        Column("offload", short=(*_SHORT, ("none", "-")), priority=1),
-        lambda plan, _: "+".join(plan.strategy.offload) or "none", "varies",
-    ),
-    _Field(
-        Column("batch", "mb × acc", right=True, priority=1),
-        lambda plan, _: f"{plan.strategy.micro_batch} × {plan.accumulation_steps}", "varies",
-    ),
-    _Field(Column("special", priority=9, below=True), lambda plan, _: ", ".join(plan.special), "special"),
-)  # fmt: skip
-"""What plans are compared by where there is little room."""
+_LAYOUT = _Field(
+    Column("parallelism", short=(("no-reshard", "no-resh"),)), lambda plan, _: say.parallelism(plan.strategy)
+)
+_TABLE = (
+    _Field(Column("#", right=True), lambda plan, _: str(plan.rank)),
+    _Field(Column("GPUs", right=True), lambda plan, _: str(plan.gpus), varies=True),
+    _ROLE,
+    _choice("framework", "framework"),
+    _choice("precision", "precision"),
+    _choice("optimizer", "optimizer"),
+    _choice("attention", "attention"),
+    _choice("loss", "loss"),
+    _LAYOUT,
+    _Field(Column("recompute", short=_SHORT), lambda plan, _: plan.strategy.recompute),
+    _Field(Column("offload", short=_SHORT), lambda plan, _: say.offload(plan.strategy)),
+    _Field(Column("batch", "micro × accum"), lambda plan, _: say.batch(plan)),
+    _Field(Column("global batch", right=True), lambda plan, _: str(plan.global_batch), varies=True),
+    _Field(Column("GiB", "per GPU", right=True), lambda plan, _: gib(plan.peak.device)),
+    _Field(Column("verdict"), lambda plan, _: _verdict_of(plan), varies=True),
+    _Field(Column("tok/s/GPU", "95% range", right=True), lambda plan, _: say.speed(plan)),
+    _Field(Column("vs #1", "%", right=True), _beside, varies=True),
+    _Field(Column("host", "GiB/node", right=True), lambda plan, _: _host(plan), varies=True),
+    _Field(Column("GPU-hours", right=True), lambda plan, _: f"{plan.gpu_hours:.0f}", varies=True),
+)
+_BRIEF = {
+    "GiB": _Field(Column("GiB", right=True), lambda plan, _: gib(plan.peak.device, 1)),
+    "parallelism": _LAYOUT._replace(column=replace(_LAYOUT.column, title="layout")),
+}
+_WIDE = ("vs #1", "host", "GPU-hours")
+"""Columns for which a narrow terminal has no room."""
 
 
 def report(result: Plans) -> Report:
     """Return the answer of ``memcalc plan``."""
-    body = _found(result) if result.plans else _nothing(result)
-    document = Document(
-        (*_head(result), *body, *recipe.blocks(result), *_asked(result), *_foot(result)), _table(result, _FIELDS)
-    )
-    return Report(document, result.model_dump(mode="json", by_alias=True))
+    head = tuple(_head(result))
+    body = tuple(_found(result) if result.plans else _warnings(result))
+    more = (*remedy_blocks(result), *recipe_blocks(result), *_asked(result))
+    page = (*head, *body, *more, *_foot(result))
+    screen = (*head, *body, *more, *_next(result))
+    return Report(Document(page, data(result), screen), result.model_dump(mode="json", by_alias=True))
 
 
 def _head(result: Plans) -> Iterator[Line]:
-    model, hardware = result.model, result.hardware
-    counts = sorted({plan.gpus for plan in result.plans}) or [hardware.gpus]
-    gpus = ", ".join(map(str, counts[:-1])) + " or " * (len(counts) > 1) + str(counts[-1])
-    subject = f"{model.name} ({format_count(model.parameters)} parameters) on {gpus} × {hardware.gpu}"
-    yield _verdict(result)
-    yield Line(
-        f"{subject}, {result.seq_len} tokens a sequence",
-        "title",
-        items=(subject, f"{result.seq_len} tokens a sequence"),
-    )
+    model = result.model
+    subject = [f"{model.name} ({format_count(model.parameters)})", f"sequence length {result.seq_len}"]
+    if result.plans and len({plan.global_batch for plan in result.plans}) == 1:
+        sequences = result.plans[0].global_batch
+        subject.append(f"global batch {sequences} ({sequences * result.seq_len:,} tokens)")
+    yield from _answer(result)
+    yield Line(" · ".join(subject), "title", items=tuple(subject))
 
 
-def _verdict(result: Plans) -> Line:
+def _answer(result: Plans) -> Iterator[Line]:
     if not result.plans:
-        return Line(f"does not fit · {result.too_large}", "verdict", MOODS["does-not-fit"])
-    first = result.plans[0]
-    used = f"{gib(first.peak.device, 1)} of {gib(result.capacity, 1)} GiB"
-    used += f" ({percent(first.peak.device, result.capacity)}%)"
-    said = f"#1 takes {used} and makes {first.time.tokens_per_second_per_gpu:.0f} tok/s/GPU"
-    return Line(f"{first.verdict} · {said}", "verdict", MOODS[first.verdict])
+        yield Line(f"does not fit · {result.too_large}", "verdict", MOODS["does-not-fit"])
+        return
+    first, several = result.plans[0], len({plan.gpus for plan in result.plans}) > 1
+    mood = "close" if first.unknown else MOODS[first.verdict]
+    strategy = f"{_spread(first)} · recompute {first.strategy.recompute} · micro-batch {say.batch(first)}"
+    where = f"{first.gpus} × {result.hardware.gpu}"
+    figures = f"{gib(first.peak.device, 1)} of {gib(result.capacity, 1)} GiB per GPU"
+    figures += f" ({percent(first.peak.device, result.capacity)}%)"
+    rate = f"{say.speed(first)} tok/s/GPU"
+    if several:
+        yield Line(_counts(result), "verdict", mood)
+        gpus = f"{first.gpus} GPU{'s' * (first.gpus > 1)}"
+        yield Line(f"{gpus}: {strategy}{_off(first)} · {rate}", "verdict")
+        return
+    strategy = strategy.replace(_spread(first), f"{_spread(first)} on {where}", 1)
+    yield Line(f"{_verdict_of(first)}: {strategy}{_off(first) or ' · no offload'}", "verdict", mood)
+    yield Line(f"{figures} · {rate} · {format_seconds(first.time.step)}/step", "verdict")
+
+
+def _spread(plan: Plan) -> str:
+    text = say.parallelism(plan.strategy)
+    return "one GPU" if text == "-" else text
+
+
+def _off(plan: Plan) -> str:
+    """Return what a plan offloads and the memory that this needs, behind a dot; nothing for nothing."""
+    if not plan.strategy.offload:
+        return ""
+    need = say.host([plan])
+    return f" · offload {say.offload(plan.strategy)}" + (f" ({need})" if need else "")
+
+
+def _verdict_of(plan: Plan) -> str:
+    return f"{plan.verdict} if {plan.unknown[0]} suffices" if plan.unknown else plan.verdict
+
+
+def _counts(result: Plans) -> str:
+    """Return from how many GPUs a job fits, with offload and without."""
+    safe = [plan for plan in result.plans if plan.verdict == "fits"] or list(result.plans)
+    fewest = min(safe, key=lambda plan: plan.gpus)
+    gpu, without = result.hardware.gpu, result.without_offload
+    tight = " and ".join(map(str, result.tight_without_offload))
+    near = f" ({tight}: tight)" if tight else ""
+    start = f"{_verdict_of(fewest)}: from {fewest.gpus}"
+    if not fewest.strategy.offload:
+        return f"{start} × {gpu}{near}"
+    tier = say.TIERS.get(fewest.strategy.offload_to, "CPU")
+    if without is None:
+        return f"{start} × {gpu}, only with {tier} offload ({say.host([fewest])})"
+    return f"{start} GPU{'s' * (fewest.gpus > 1)} with {tier} offload · from {without} × {gpu} without{near}"
+
+
+def _host(plan: Plan) -> str:
+    return gib(plan.host_memory, 0) if plan.host_memory else ""
 
 
 def _found(result: Plans) -> Iterator[Block]:
-    wide = _table(result, tuple(field for field in _FIELDS if _needed(field, result)))
-    narrow = _table(result, tuple(field for field in _NARROW if _needed(field, result)))
-    yield replace(wide, narrow=narrow)
-    first = result.plans[0]
-    yield Line(f"Why #{first.rank}: {first.why}", label=f"Why #{first.rank}", items=(first.why,))
-    if result.pareto:
-        ranks = tuple(f"#{rank}" for rank in result.pareto)
-        said = "No other plan is both smaller and faster than"
-        yield Line(f"{said} {', '.join(ranks)}.", label="Front *", items=(f"{said} {', '.join(ranks)}.",))
-
-
-def _nothing(result: Plans) -> Iterator[Block]:
-    if result.nearest:
-        columns = (
-            Column("smallest change that would fit"),
-            Column("peak", "GiB", right=True),
-            Column("tok/s/GPU", right=True),
-            Column("throughput", "%", right=True, priority=1),
+    rows = sorted(result.plans, key=lambda plan: plan.gpus)
+    fields = [field for field in _TABLE if not field.varies or _varies(field, result)]
+    several = len({plan.gpus for plan in result.plans}) > 1
+    fields = [field for field in fields if not (several and field.column.title in {"plan", "vs #1"})]
+    fields = [field for field in fields if several or field.column.title != "GPU-hours"]
+    narrow = [_BRIEF.get(field.column.title, field) for field in fields if field.column.title not in _WIDE]
+    tables = [
+        Table(
+            "Plans",
+            tuple(field.column if chosen is fields else replace(field.column, unit="") for field in chosen),
+            tuple(tuple(field.value(plan, result) for field in chosen) for plan in rows),
+            titled=False,
         )
-        yield Table("Nearest", columns, tuple(_change(change) for change in result.nearest))
-        yield Line("Throughput beside that of the job as asked for, had it fitted.", "faint")
+        for chosen in (fields, narrow)
+    ]
+    yield replace(tables[0], narrow=tables[1])
+    yield from _shared(result)
 
 
-def _change(change: Nearest) -> tuple[str, str, str, str]:
-    share = "unknown" if change.throughput is None else f"{100 * change.throughput:.0f}"
-    return change.change, gib(change.device), f"{change.tokens_per_second_per_gpu:.0f}", share
+def _varies(field: _Field, result: Plans) -> bool:
+    return len({field.value(plan, result) for plan in result.plans}) > 1
+
+
+def _line(label: str, *items: str, role: str = "text") -> Line:
+    return Line(f"{label}: {' · '.join(items)}", role, label=label, items=items)
+
+
+def _shared(result: Plans) -> Iterator[Line]:
+    """Yield what all plans have in common, what words on the screen mean, and what to mind."""
+    yield _line("All plans", *_alike(result))
+    policies = tuple(say.legend(result.plans))
+    if policies:
+        yield _line("Recompute", *policies)
+    yield from _offloads(result)
+    if len({plan.gpus for plan in result.plans}) == 1:
+        first = result.plans[0]
+        yield _line("Why #1", f"{first.why} MFU {100 * first.time.mfu:.1f}%.")
+    for plan in result.plans:
+        if plan.own_code:
+            yield _line("Beyond", f"#{plan.rank} needs your own code: {'; '.join(plan.own_code)}.")
+    yield from _warnings(result)
+
+
+def _alike(result: Plans) -> Iterator[str]:
+    first = result.plans[0].strategy
+    values: dict[str, Callable[[Plan], str]] = {
+        "framework": lambda plan: plan.strategy.framework,
+        "precision": lambda plan: plan.strategy.precision,
+        "optimizer": lambda plan: say.precision(plan.strategy),
+        "attention": lambda plan: f"{plan.strategy.attention} attention",
+    }
+    yield from (value(result.plans[0]) for value in values.values() if len(set(map(value, result.plans))) == 1)
+    if first.lora:
+        yield f"lora {first.lora}" + (f" on {first.quantize}" if first.quantize != "none" else "")
+    if first.loss != "standard" and len({plan.strategy.loss for plan in result.plans}) == 1:
+        yield f"{first.loss} loss"
+    yield f"node {result.hardware.node}"
+
+
+def _offloads(result: Plans) -> Iterator[Line]:
+    offloaded = [plan for plan in result.plans if plan.strategy.offload]
+    if not offloaded:
+        return
+    if len(offloaded) == len(result.plans):
+        names = "all plans"
+    elif len({plan.gpus for plan in result.plans}) > 1:
+        names = "on " + _listed(str(plan.gpus) for plan in sorted(offloaded, key=lambda plan: plan.gpus)) + " GPUs"
+    else:
+        names = _listed(f"#{plan.rank}" for plan in offloaded)
+    unchecked = any(UNMEASURED_OFFLOAD in warning for warning in result.warnings)
+    doubt = "No measured runs to compare with: speed may be half or double." if unchecked else ""
+    need = f"{say.host(offloaded)}." if say.host(offloaded) else ""
+    yield _line("Offload", " ".join(filter(None, (f"{names}:", need, doubt))))
+
+
+def _listed(names: Iterable[str]) -> str:
+    *most, last = names
+    return f"{', '.join(most)} and {last}" if most else last
+
+
+def _warnings(result: Plans) -> Iterator[Line]:
+    for warning in result.warnings:
+        if UNMEASURED_OFFLOAD not in warning and "code of your own" not in warning:
+            yield Line(f"Warning: {warning}", "warning")
 
 
 def _asked(result: Plans) -> Iterator[Line]:
@@ -187,45 +243,28 @@ def _asked(result: Plans) -> Iterator[Line]:
         yield Line(f"Asked: {result.asked}", "verdict")
 
 
+def _tried(result: Plans) -> str:
+    return f"{result.feasible:,} of {result.searched:,} strategies fit"
+
+
+def _next(result: Plans) -> Iterator[Block]:
+    """Yield how to go on, for a terminal."""
+    if not result.plans:
+        yield from facts("Assumed", result.assumptions)
+        yield Line(f"{_tried(result)}; {gib(result.capacity)} GiB a GPU.", "faint")
+        yield Code("Reproduce with", result.command)
+        return
+    first = result.plans[0]
+    if len({plan.gpus for plan in result.plans}) > 1:
+        yield _line("Next", f"{command_line(result.job.with_options(gpus=first.gpus))}    all plans for {first.gpus}")
+    else:
+        yield _line("Next", f"{result.command} --save plan.json    save #1, for memcalc export plan.json")
+    yield Line(f"{_tried(result)} · --all: full ranking", "faint")
+
+
 def _foot(result: Plans) -> Iterator[Block]:
-    for warning in result.warnings:
-        yield Line(f"Warning: {warning}", "warning")
     yield from facts("Assumed", result.assumptions)
-    tried = f"{result.searched} strategies searched, {result.feasible} fit, {format_seconds(result.elapsed)}"
-    yield Line(f"{tried}; {gib(result.capacity)} GiB a GPU.", "faint")
+    yield Line(f"{_tried(result)}; {gib(result.capacity)} GiB per GPU.", "faint")
     yield Code("Reproduce with", result.command)
     if result.plans:
-        yield Code("Byte by byte", result.plans[0].command)
-
-
-def _table(result: Plans, fields: tuple[_Field, ...]) -> Table:
-    rows = tuple(tuple(field.value(plan, result) for field in fields) for plan in result.plans)
-    return Table("Plans", tuple(_drawn(field.column, result) for field in fields), rows)
-
-
-def _drawn(column: Column, result: Plans) -> Column:
-    """Return the column of peaks with a small bar, which the GPU's capacity fills."""
-    return replace(column, meter=True, whole=result.capacity / GIB) if column.title == "peak" else column
-
-
-def _layout(plan: Plan) -> str:
-    """Return how a plan shards, in a few letters.
-
-    >>> from types import SimpleNamespace as Some
-    >>> _layout(Some(strategy=Some(zero=1, tp=8, sp=True, pp=4, vpp=2, cp=1, ep=1)))
-    'Z1 TP8+SP PP4x2'
-    """
-    chosen = plan.strategy
-    words = [f"Z{chosen.zero}"]
-    words += [f"TP{chosen.tp}" + "+SP" * chosen.sp] * (chosen.tp > 1)
-    words += [f"PP{chosen.pp}" + f"x{chosen.vpp}" * (chosen.vpp > 1)] * (chosen.pp > 1)
-    words += [f"{name.upper()}{getattr(chosen, name)}" for name in ("cp", "ep") if getattr(chosen, name) > 1]
-    return " ".join(words)
-
-
-def _needed(field: _Field, result: Plans) -> bool:
-    values = {field.value(plan, result) for plan in result.plans}
-    several = len(values) > 1
-    return {"always": True, "varies": several, "used": values != {"1"}, "special": values != {""}, "data": False}[
-        field.shown
-    ]
+        yield Code("Details of #1", result.plans[0].command)

@@ -5,11 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from memcalc.report.render import Report
-from memcalc.report.tables import Column, Document, Line, Table, gib
+from memcalc.report.tables import Column, Document, Line, Report, Table, gib, header
 from memcalc.units import format_count
-
-__all__ = ["listing", "record"]
 
 Row = Mapping[str, Any]
 
@@ -80,7 +77,7 @@ def listing(kind: str, rows: Sequence[Row]) -> Report:
     fields = _FIELDS[kind]
     cells = tuple(tuple(field.value(row) for field in fields) for row in rows)
     table = Table(_TITLES[kind], tuple(field.column for field in fields), cells)
-    terminal = table.keep([place for place, field in enumerate(fields) if field is not _SOURCE])
+    terminal = table.keep([index for index, field in enumerate(fields) if field is not _SOURCE])
     hint = Line(f"memcalc {kind} NAME shows one with its sources.", "faint")
     return Report(Document((terminal, hint), table), _payload(kind, rows))
 
@@ -89,12 +86,11 @@ def record(kind: str, row: Row) -> Report:
     """Return one preset in full: every field, and where it comes from."""
     shown = {key: value for key, value in row.items() if value not in (None, "", [], {}) and key not in _NOT_SHOWN}
     cells = tuple(_fact(key, value) for key, value in shown.items())
-    table = Table(str(row["name"]), (Column("field"), Column("value")), cells)
+    table = Table(str(row["name"]), header("field | value"), cells)
     return Report(Document((table,), table), _payload(kind, [row]))
 
 
 def _fact(key: str, value: Any) -> tuple[str, str]:
-    """Return a field's name and value, sizes and rates in a unit that people read."""
     name = key.removesuffix("_bytes").replace("_bytes_per_s", "").replace("_", " ")
     if isinstance(value, int | float) and "bytes_per_s" in key:
         return name, f"{value / 1e9:g} GB/s"

@@ -8,34 +8,16 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from memcalc.report.progress_bar import Drawn
-
-__all__ = ["State", "bar", "waiting"]
+    from memcalc.report.progress_bar import Drawn, State
 
 PATIENCE = 0.7
 """Seconds that work may take before a bar is worth its import."""
 _DUMB = {"dumb", "unknown"}
-
-
-class State(Protocol):
-    """How many jobs there are, are done, and were in the journal at the start."""
-
-    @property
-    def done(self) -> int:
-        """Those of the journal included."""
-
-    @property
-    def jobs(self) -> int:
-        """In all."""
-
-    @property
-    def resumed(self) -> int:
-        """From the journal."""
 
 
 @dataclass(frozen=True)
@@ -85,5 +67,4 @@ def waiting(noun: str, unit: str) -> Iterator[Callable[[int, int], None]]:
 
 
 def _on_a_terminal() -> bool:
-    """Whether somebody watches who can see a line drawn anew."""
     return sys.stderr.isatty() and os.environ.get("TERM", "").lower() not in _DUMB

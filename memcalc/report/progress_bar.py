@@ -2,19 +2,30 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.progress import Task as BarTask
 from rich.text import Text
 
-if TYPE_CHECKING:
-    from memcalc.report.progress import State
-
-__all__ = ["Drawn", "rate"]
-
 _SHORT_FROM = 100_000
+
+
+class State(Protocol):
+    """How many jobs there are, are done, and were in the journal at the start."""
+
+    @property
+    def done(self) -> int:
+        """Those of the journal included."""
+
+    @property
+    def jobs(self) -> int:
+        """In all."""
+
+    @property
+    def resumed(self) -> int:
+        """From the journal."""
 
 
 class Drawn:
@@ -33,9 +44,9 @@ class Drawn:
 
     def show(self, state: State) -> None:
         """Draw a state."""
-        said = f"{self._noun} ({state.resumed:,} from the journal)" if state.resumed else self._noun
-        said = " ".join(part for part in (said, getattr(state, "now", "")) if part)
-        self._progress.update(self._task, description=said, total=state.jobs or None, completed=state.done)
+        text = f"{self._noun} ({state.resumed:,} from the journal)" if state.resumed else self._noun
+        text = " ".join(part for part in (text, getattr(state, "now", "")) if part)
+        self._progress.update(self._task, description=text, total=state.jobs or None, completed=state.done)
 
     def end(self) -> None:
         """Remove the bar."""

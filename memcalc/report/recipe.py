@@ -1,26 +1,20 @@
-"""The usual order of tuning and what each remedy returns, as tables."""
+"""The usual order of tuning and what remedies return, as tables."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from memcalc.report.tables import Block, Column, Line, Table, gib
-from memcalc.results import Plans, RecipeStep, Remedy
+from memcalc.report.tables import Block, Line, Table, gib, header
+from memcalc.results.plans import Plans, RecipeStep, Remedy
 
 GOOD = 1.5
 """A return above which a remedy is said to be good."""
 
 
-def blocks(result: Plans) -> Iterator[Block]:
+def recipe_blocks(result: Plans) -> Iterator[Block]:
     """Both tables, where they were asked for."""
     if result.recipe:
-        columns = (
-            Column("step"),
-            Column("change"),
-            Column("peak", "GiB", right=True),
-            Column("fits"),
-            Column("tok/s/GPU", right=True),
-        )
+        columns = header("step | change | peak [GiB] > | fits | tok/s/GPU >")
         rows = tuple(
             (str(step.stage), step.change, gib(step.device), "yes" if step.fits else "no", _speed(step))
             for step in result.recipe
@@ -28,16 +22,16 @@ def blocks(result: Plans) -> Iterator[Block]:
         yield Table("Recipe: the cheapest remedy first", columns, rows)
         yield from _beside_the_best(result)
     if result.remedies:
-        columns = (
-            Column("remedy"),
-            Column("saved", "%", right=True),
-            Column("time added", "%", right=True),
-            Column("ROI", right=True),
-            Column("reserved", "GiB", right=True),
-        )
+        columns = header("remedy | saved [%] > | time added [%] > | ROI > | reserved [GiB] >")
         rows = tuple(
-            (one.change, f"{100 * one.saved:.1f}", f"{100 * one.slower:.1f}", _roi(one), gib(one.reserved))
-            for one in result.remedies
+            (
+                remedy.change,
+                f"{100 * remedy.saved:.1f}",
+                f"{100 * remedy.slower:.1f}",
+                _roi(remedy),
+                gib(remedy.reserved),
+            )
+            for remedy in result.remedies
         )
         yield Table("Remedies: share of memory saved over share of time added", columns, rows)
         yield Line(f"Beside 16-bit training without any of them; a return above {GOOD} is good.", "faint")
@@ -47,10 +41,10 @@ def _speed(step: RecipeStep) -> str:
     return f"{step.tokens_per_second_per_gpu:.0f}"
 
 
-def _roi(one: Remedy) -> str:
-    if one.saved <= 0:
+def _roi(item: Remedy) -> str:
+    if item.saved <= 0:
         return "saves nothing"
-    return "free" if one.roi is None else f"{one.roi:.2f}"
+    return "free" if item.roi is None else f"{item.roi:.2f}"
 
 
 def _beside_the_best(result: Plans) -> Iterator[Line]:

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from memcalc.report.render import Report
-from memcalc.report.tables import Block, Column, Document, Line, Table, gib
-from memcalc.results import Swept
-from memcalc.sweeps.rows import COLUMNS, STATUSES
-from memcalc.sweeps.table import text_of
-
-__all__ = ["report"]
+from memcalc.report.tables import Block, Column, Document, Line, Report, Table, gib, header
+from memcalc.results.plans import Swept
+from memcalc.specs.options import DEGREES
+from memcalc.sweeps.rows import COLUMNS, STATUSES, text_of
 
 _SHOWN = (
     (Column("#", right=True), "job"),
@@ -26,6 +23,7 @@ _SHOWN = (
     (Column("PP", right=True, priority=2), "pp"),
     (Column("CP", right=True, priority=6), "cp"),
     (Column("EP", right=True, priority=6), "ep"),
+    (Column("replicas", right=True, priority=6), "dp_replicate"),
     (Column("recompute", priority=3), "recompute"),
     (Column("offload", priority=5), "offload"),
     (Column("micro", right=True, priority=3), "micro_batch"),
@@ -64,21 +62,19 @@ def _blocks(result: Swept, top: int, written: str) -> Iterator[Block]:
 
 
 def _counts(result: Swept) -> Table:
-    columns = (Column("status"), Column("jobs", right=True))
+    columns = header("status | jobs >")
     return Table("Jobs", columns, tuple((status, str(count)) for status, count in result.counts.items()))
 
 
 def _rows(result: Swept, top: int) -> Table:
     cells = [tuple(_cell(name, row[name]) for _, name in _SHOWN) for row in result.rows[:top]]
     # degrees that no plan uses are not worth a column
-    used = [
-        place for place, (_, name) in enumerate(_SHOWN) if name not in {"tp", "pp", "cp", "ep"} or _used(cells, place)
-    ]
+    used = [index for index, (_, name) in enumerate(_SHOWN) if name not in DEGREES or _used(cells, index)]
     return Table("Jobs", tuple(column for column, _ in _SHOWN), tuple(cells)).keep(used)
 
 
-def _used(cells: Iterable[tuple[str, ...]], place: int) -> bool:
-    return any(row[place] not in {"", "1"} for row in cells)
+def _used(cells: Iterable[tuple[str, ...]], index: int) -> bool:
+    return any(row[index] not in {"", "1"} for row in cells)
 
 
 def _cell(name: str, value: object) -> str:

@@ -5,29 +5,15 @@ Cells are text already, so that every format shows the same figure.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 from memcalc.units import GIB
 
-__all__ = [
-    "Bar",
-    "Bars",
-    "BarsRow",
-    "Block",
-    "Branch",
-    "Code",
-    "Column",
-    "Document",
-    "Leaf",
-    "Line",
-    "Listing",
-    "Table",
-    "Tree",
-    "facts",
-    "gib",
-    "percent",
-]
+if TYPE_CHECKING:
+    from pydantic import BaseModel
 
 
 @dataclass(frozen=True)
@@ -41,7 +27,7 @@ class Column:
     """0 is never left out; the highest goes first."""
     meter: bool = False
     """A terminal draws a small bar before the figure: a share, or a part of `whole`."""
-    whole: float = 100.0
+    full: float = 100.0
     """What fills the bar, in the column's own unit."""
     below: bool = False
     """Told below the table, row by row, where there is no room for the column."""
@@ -54,6 +40,20 @@ class Column:
         return f"{self.title} [{self.unit}]" if self.unit else self.title
 
 
+_HEADING = re.compile(r"(.+?)(?: \[(.+)\])?(?: ([<>])(\d*))?")
+
+
+def header(headings: str) -> tuple[Column, ...]:
+    """Return columns as a line lists them: title [unit], then < or > for the side of the text, then the priority.
+
+    >>> header("step > | device [GiB] >2")[1] == Column("device", "GiB", right=True, priority=2)
+    True
+    """
+    cells = [_HEADING.fullmatch(heading) for heading in headings.split(" | ")]
+    matches = [cell.groups() for cell in cells if cell]
+    return tuple(Column(title, unit or "", side == ">", int(order or 0)) for title, unit, side, order in matches)
+
+
 @dataclass(frozen=True)
 class Table:
     """Rows of text cells under columns."""
@@ -63,21 +63,23 @@ class Table:
     rows: tuple[tuple[str, ...], ...]
     narrow: Table | None = None
     """The same in fewer columns, for a terminal that does not hold these."""
+    titled: bool = True
+    """Whether a terminal says the title too."""
 
     @property
     def headings(self) -> list[str]:
         """The headings from left to right."""
         return [column.heading for column in self.columns]
 
-    def keep(self, kept: Sequence[int]) -> Table:
+    def keep(self, indices: Sequence[int]) -> Table:
         """Return the table with only the columns at the places `kept`."""
-        rows = tuple(tuple(row[place] for place in kept) for row in self.rows)
-        return Table(self.title, tuple(self.columns[place] for place in kept), rows)
+        rows = tuple(tuple(row[index] for index in indices) for row in self.rows)
+        return replace(self, columns=tuple(self.columns[index] for index in indices), rows=rows)
 
     def brief(self) -> Table:
         """Return the table with the words of each column shortened."""
         rows = tuple(tuple(map(_shortened, self.columns, row)) for row in self.rows)
-        return Table(self.title, self.columns, rows)
+        return replace(self, rows=rows)
 
 
 def _shortened(column: Column, cell: str) -> str:
@@ -107,7 +109,7 @@ class Bar:
 
     parts: tuple[tuple[str, int], ...]
     capacity: int
-    kept: int = 0
+    margin: int = 0
     """Of the capacity, what is to stay free."""
     low: int = 0
     high: int = 0
@@ -126,20 +128,20 @@ class Bar:
     @property
     def spared(self) -> int:
         """What is to stay free and does [bytes]."""
-        return min(self.kept, max(0, self.capacity - self.used))
+        return min(self.margin, max(0, self.capacity - self.used))
 
     @property
     def free(self) -> int:
         """What is neither used nor to stay free [bytes]."""
-        return max(0, self.capacity - self.used - self.kept)
+        return max(0, self.capacity - self.used - self.margin)
 
     @property
     def rest(self) -> str:
         """A sentence on what is not among the parts."""
-        kept = f"{gib(self.spared)} GiB are kept free; " if self.kept else ""
+        margin = f"{gib(self.spared)} GiB are kept free; " if self.margin else ""
         if self.over:
-            return f"{kept}{gib(self.over)} GiB lie beyond the limit of {gib(self.capacity)} GiB."
-        return f"{kept}{gib(self.free)} GiB are free below the limit of {gib(self.capacity)} GiB."
+            return f"{margin}{gib(self.over)} GiB lie beyond the limit of {gib(self.capacity)} GiB."
+        return f"{margin}{gib(self.free)} GiB are free below the limit of {gib(self.capacity)} GiB."
 
 
 @dataclass(frozen=True)
@@ -223,8 +225,8 @@ class Tree:
     @property
     def tables(self) -> tuple[Table, ...]:
         """The branches' figures, where the tree has a title for them, and all leaves."""
-        columns = (Column("branch"), Column("size", right=True), Column("share", "%", right=True))
-        rows = tuple((one.name, f"{one.figure} {one.says}".strip(), one.share) for one in self.branches)
+        columns = header("branch | size > | share [%] >")
+        rows = tuple((branch.name, f"{branch.figure} {branch.says}".strip(), branch.share) for branch in self.branches)
         return (*([Table(self.title, columns, rows)] if self.title else []), self.table)
 
 
@@ -254,6 +256,21 @@ class Document:
 
     blocks: tuple[Block, ...]
     data: Table
+    screen: tuple[Block, ...] = ()
+    """What a terminal shows instead, where that is something else."""
+
+
+@dataclass(frozen=True)
+class Report:
+    """An answer as a document, and as the published JSON."""
+
+    document: Document
+    payload: dict[str, Any]
+
+
+def made(result: BaseModel, data: Table, *blocks: Block) -> Report:
+    """Return what a typed result is shown as, with the table that stands for it as CSV."""
+    return Report(Document(blocks, data), result.model_dump(mode="json", by_alias=True))
 
 
 def gib(size: float, digits: int = 2) -> str:
@@ -265,20 +282,20 @@ def gib(size: float, digits: int = 2) -> str:
     return f"{size / GIB:.{digits}f}"
 
 
-def percent(part: float, whole: float) -> str:
+def percent(part: float, total: float) -> str:
     """Return the share of `part` in `whole` [%], and nothing for a share of nothing.
 
     >>> percent(1, 3), percent(1, 0)
     ('33', '')
     """
-    return f"{100 * part / whole:.0f}" if whole else ""
+    return f"{100 * part / total:.0f}" if total else ""
 
 
-def facts(said: str, values: dict[str, str]) -> tuple[Line, ...]:
+def facts(text: str, values: dict[str, str]) -> tuple[Line, ...]:
     """Return a line that lists names with values, or no line for none.
 
     >>> facts("Assumed", {"framework": "fsdp2", "tp": "1"})[0].text
     'Assumed: framework fsdp2, tp 1.'
     """
     items = tuple(f"{name} {value}" for name, value in values.items())
-    return (Line(f"{said}: {', '.join(items)}.", "faint", label=said, items=items),) if items else ()
+    return (Line(f"{text}: {', '.join(items)}.", "faint", label=text, items=items),) if items else ()

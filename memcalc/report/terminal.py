@@ -1,4 +1,4 @@
-"""A document on a terminal, or as text of a given width; in ASCII where a terminal shows nothing else."""
+"""A document on a terminal, as text of a given width (in ASCII where need be), or as one SVG in light and in dark."""
 
 from __future__ import annotations
 
@@ -7,21 +7,19 @@ import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Literal
+from xml.sax.saxutils import escape
 
 from rich.cells import cell_len
 from rich.console import Console
 from rich.style import Style
 from rich.table import Table as RichTable
+from rich.terminal_theme import TerminalTheme
 from rich.text import Text
 
-from memcalc.report.bars import bars_lines
-from memcalc.report.glyphs import Glyphs, glyphs, printable
-from memcalc.report.palette import ANYWHERE, COMPONENTS, MOODS, SERIES
+from memcalc.report.palette import ANYWHERE, COMPONENTS, INK, MOODS, SERIES, Glyphs, glyphs, printable
+from memcalc.report.stacked_bar import bar_lines, bars_lines, packed
 from memcalc.report.tables import Bar, Bars, Block, Code, Column, Document, Line, Listing, Table, Tree
-from memcalc.report.terminal_bar import bar_lines, packed
 from memcalc.report.terminal_tree import drawn_meter, tree_lines
-
-__all__ = ["draw", "fitted", "paint"]
 
 _NARROWEST = 40
 _METER = 8
@@ -47,11 +45,11 @@ class _Screen:
     blank: bool = True
     """Whether nothing, or an empty line, was shown last: there are never two."""
 
-    def show(self, part: Text | RichTable, *, whole: bool = False) -> None:
-        """Print a line or a table; `whole` lines are not broken."""
+    def show(self, part: Text | RichTable, *, unbroken: bool = False) -> None:
+        """Print a line or a table; with `unbroken` a line is not wrapped."""
         empty = isinstance(part, Text) and not part
         if not (empty and self.blank):
-            self.console.print(part, soft_wrap=whole)
+            self.console.print(part, soft_wrap=unbroken)
         self.blank = empty
 
     @property
@@ -92,7 +90,7 @@ def paint(document: Document, console: Console, *, colour: bool, ascii_only: boo
     """Print `document` on a console."""
     screen = _Screen(console, colour, ascii_only, wraps)
     before: Block | None = None
-    for block in document.blocks:
+    for block in document.screen or document.blocks:
         if _begins(block) and before is not None and not (isinstance(before, Line) and before.role == "verdict"):
             screen.show(Text())
         _show(screen, block)
@@ -100,7 +98,6 @@ def paint(document: Document, console: Console, *, colour: bool, ascii_only: boo
 
 
 def _begins(block: Block) -> bool:
-    """Whether a block begins a part of its own."""
     return isinstance(block, Line) and block.role in {"title", "heading"}
 
 
@@ -132,9 +129,6 @@ def _rows(screen: _Screen, block: Bar | Bars | Tree) -> Iterator[Text]:
         yield Text()
 
 
-# ---------------------------------------------------------------------------------------------------------------- lines
-
-
 def _line(screen: _Screen, line: Line) -> Iterator[Text]:
     """Yield the rows of a paragraph; a dot between its parts stands for no product, also in ASCII."""
     line = replace(line, text=line.text.replace(" · ", screen.signs.between))
@@ -143,10 +137,10 @@ def _line(screen: _Screen, line: Line) -> Iterator[Text]:
     if line.role == "verdict" and line.mood:
         yield _verdict(screen, line)
     elif line.role == "warning":
-        said, colon, rest = line.text.partition(": ")
+        text, colon, rest = line.text.partition(": ")
         style = f"bold {ANYWHERE['close']}"
-        if colon and said in {"Warning", "Note"}:
-            yield from _labelled(screen, Line(rest, label=said), style)
+        if colon and text in {"Warning", "Note"}:
+            yield from _labelled(screen, Line(rest, label=text), style)
         else:
             yield screen.text(line.text, style)
     elif line.label or line.items:
@@ -161,21 +155,21 @@ def _hanging(screen: _Screen, text: str, style: str) -> Iterator[Text]:
     first = screen.text(begin[0]) if begin else Text()
     body = screen.text(text[len(begin[0]) if begin else 0 :])
     rows = body.wrap(screen.console, max(screen.width - first.cell_len, _NARROWEST // 2)) or [Text()]
-    for place, row in enumerate(rows):
+    for index, row in enumerate(rows):
         row.rstrip()
-        start = Text(" " * first.cell_len) if place else first
+        start = Text(" " * first.cell_len) if index else first
         yield Text.assemble(start, row, style=style)
 
 
 def _verdict(screen: _Screen, line: Line) -> Text:
     """Return the verdict, its first words on a ground of their colour, which is read on any terminal."""
-    said, dot, rest = line.text.partition(screen.signs.between)
+    text, dot, rest = line.text.partition(screen.signs.between)
     if not dot:
         return screen.text(line.text, f"bold {ANYWHERE[line.mood]}")
     if not screen.colour:
         return screen.text(line.text, "bold")
     badge = Style(color="#ffffff", bgcolor=MOODS[line.mood].light, bold=True)
-    return Text.assemble(screen.text(f" {said} ", badge), screen.text(f"  {rest}", "bold"))
+    return Text.assemble(screen.text(f" {text} ", badge), screen.text(f"  {rest}", "bold"))
 
 
 def _labelled(screen: _Screen, line: Line, accent: str = "dim") -> Iterator[Text]:
@@ -186,17 +180,17 @@ def _labelled(screen: _Screen, line: Line, accent: str = "dim") -> Iterator[Text
         yield label.append(":")
         label = Text(" " * _LABEL)
     style = _STYLES.get(line.role, "") if line.role != "faint" else ""
-    room = max(screen.width - indent, _NARROWEST // 2)
+    space = max(screen.width - indent, _NARROWEST // 2)
     items = [screen.text(item) for item in line.items] or [screen.text(line.text)]
     items[0].stylize(style)
     between = screen.signs.between
-    for place, item in enumerate(items[:-1]):
-        if item.cell_len + len(between) <= room:
-            items[place] = item + Text(between.rstrip(), "dim")
-    rows = [row for one in packed(items, room, 1) for row in one.wrap(screen.console, room)]
-    for place, row in enumerate(rows):
+    for index, item in enumerate(items[:-1]):
+        if item.cell_len + len(between) <= space:
+            items[index] = item + Text(between.rstrip(), "dim")
+    rows = [row for entry in packed(items, space, 1) for row in entry.wrap(screen.console, space)]
+    for index, row in enumerate(rows):
         row.rstrip()
-        if place or not line.label:
+        if index or not line.label:
             yield Text(" " * indent).append_text(row)
         else:
             yield Text.assemble(label, " ", row)
@@ -208,16 +202,13 @@ def _pasted(screen: _Screen, says: str, lines: Iterable[str], diff: bool = False
     for line in lines:
         style = _DIFF.get(line[:1], "") if diff else ""
         if not screen.wraps or diff:
-            screen.show(screen.text(f"  {line}", style), whole=True)
+            screen.show(screen.text(f"  {line}", style), unbroken=True)
             continue
         rows = screen.text(line).wrap(screen.console, screen.width - 6)
-        for place, row in enumerate(rows):
+        for index, row in enumerate(rows):
             row.rstrip()
-            more = " \\" if place < len(rows) - 1 else ""
-            screen.show(Text("    " if place else "  ").append_text(row).append(more))
-
-
-# --------------------------------------------------------------------------------------------------------------- tables
+            more = " \\" if index < len(rows) - 1 else ""
+            screen.show(Text("    " if index else "  ").append_text(row).append(more))
 
 
 def fitted(table: Table, width: int) -> tuple[Table, Table]:
@@ -228,35 +219,33 @@ def fitted(table: Table, width: int) -> tuple[Table, Table]:
     """
     if _total(table) > width and table.narrow is not None:
         table = table.narrow
-    whole = table
+    full = table
     if _total(table) > width:
         table = table.brief()
-    kept = list(range(len(table.columns)))
-    while _total(table.keep(kept)) > width:
-        removable = [place for place in kept if table.columns[place].priority]
+    columns = list(range(len(table.columns)))
+    while _total(table.keep(columns)) > width:
+        removable = [index for index in columns if table.columns[index].priority]
         if not removable:
             break
-        kept.remove(max(removable, key=lambda place: (_same(table, place), table.columns[place].priority, place)))
-    return table.keep(kept), whole.keep([place for place in range(len(table.columns)) if place not in kept])
+        columns.remove(max(removable, key=lambda index: (_same(table, index), table.columns[index].priority, index)))
+    return table.keep(columns), full.keep([index for index in range(len(table.columns)) if index not in columns])
 
 
-def _same(table: Table, place: int) -> bool:
-    """Whether a column says the same in each of several rows."""
-    return len(table.rows) > 1 and len({row[place] for row in table.rows}) == 1
+def _same(table: Table, index: int) -> bool:
+    return len(table.rows) > 1 and len({row[index] for row in table.rows}) == 1
 
 
 def _total(table: Table) -> int:
-    return sum(_width(table, place) + _GAP for place in range(len(table.columns))) - _GAP
+    return sum(_width(table, index) + _GAP for index in range(len(table.columns))) - _GAP
 
 
-def _cells(table: Table, place: int) -> int:
-    """Return the width of a column's figures."""
-    return max([cell_len(row[place]) for row in table.rows], default=0)
+def _cells(table: Table, index: int) -> int:
+    return max([cell_len(row[index]) for row in table.rows], default=0)
 
 
-def _width(table: Table, place: int) -> int:
-    column = table.columns[place]
-    cells = max(_cells(table, place), cell_len(column.unit))
+def _width(table: Table, index: int) -> int:
+    column = table.columns[index]
+    cells = max(_cells(table, index), cell_len(column.unit))
     return max(cell_len(column.title), _METER + 1 + max(cells, _PERCENT) if column.meter else cells)
 
 
@@ -267,11 +256,11 @@ def _table(screen: _Screen, table: Table) -> None:
         grid.add_column(
             _heading(screen, column), justify="right" if column.right else "left", no_wrap=column.right, overflow="fold"
         )
-    wide = [max(_cells(shown, place), _PERCENT) for place in range(len(shown.columns))]
+    wide = [max(_cells(shown, index), _PERCENT) for index in range(len(shown.columns))]
     for row in shown.rows:
         style = (COMPONENTS.get(row[0]) or SERIES[0]).light
-        grid.add_row(*(_cell(screen, *one, style) for one in zip(shown.columns, row, wide, strict=True)))
-    for part in (Text(), screen.text(table.title, "bold"), grid):
+        grid.add_row(*(_cell(screen, *item, style) for item in zip(shown.columns, row, wide, strict=True)))
+    for part in (Text(), screen.text(table.title if table.titled else "", "bold"), grid):
         screen.show(part)
     for line in _left_out(shown, left_out):
         for part in _line(screen, line):
@@ -282,19 +271,19 @@ def _table(screen: _Screen, table: Table) -> None:
 def _left_out(shown: Table, left: Table) -> Iterator[Line]:
     """Yield what columns without room say: in every row, in some, or only that they are left out."""
     places = range(len(left.columns))
-    same = {place for place in places if _same(left, place)}
-    alike = tuple(f"{left.columns[place].heading} {left.rows[0][place] or 'none'}" for place in sorted(same))
+    same = {index for index in places if _same(left, index)}
+    alike = tuple(f"{left.columns[index].heading} {left.rows[0][index] or 'none'}" for index in sorted(same))
     if alike:
         yield Line("", "faint", label="In all", items=alike)
-    below = [place for place in places if left.columns[place].below and place not in same]
-    for place in below:
-        told = [
-            (kept[0].strip(" *"), row[place]) for kept, row in zip(shown.rows, left.rows, strict=True) if row[place]
+    below = [index for index in places if left.columns[index].below and index not in same]
+    for index in below:
+        values = [
+            (names[0].strip(" *"), row[index]) for names, row in zip(shown.rows, left.rows, strict=True) if row[index]
         ]
         mark = "#" if shown.columns[0].title == "#" else ""
-        items = tuple(f"{mark}{name} {said}" for name, said in told)
-        yield Line("", label=left.columns[place].title.capitalize(), items=items)
-    others = [left.columns[place].title for place in places if place not in same and place not in below]
+        items = tuple(f"{mark}{name} {value}" for name, value in values)
+        yield Line("", label=left.columns[index].title.capitalize(), items=items)
+    others = [left.columns[index].title for index in places if index not in same and index not in below]
     if others:
         yield Line(f"Left out at this width: {', '.join(others)}; --format csv has every column.", "faint")
 
@@ -308,4 +297,83 @@ def _cell(screen: _Screen, column: Column, value: str, wide: int, style: str) ->
     if not (column.meter and value):
         parted = len(value) > _LONG and not column.right
         return screen.text(value.replace("; ", ";\n") if parted else value)
-    return Text.assemble(drawn_meter(float(value) / column.whole, screen.signs, style), f" {value:>{wide}}")
+    return Text.assemble(drawn_meter(float(value) / column.full, screen.signs, style), f" {value:>{wide}}")
+
+
+_FONT = "ui-monospace, SFMono-Regular, Menlo, Consolas, 'DejaVu Sans Mono', 'Liberation Mono', monospace"
+_FORMAT = """\
+<svg class="memcalc-terminal" role="img" @SIZE@ xmlns="http://www.w3.org/2000/svg">
+<title>@TITLE@</title>
+<style>
+.{unique_id}-matrix {{ font-family: @FONT@; font-size: {char_height}px; white-space: pre }}
+.{unique_id}-page {{ fill: @PAGE@; stroke: @RULE@ }}
+{styles}
+@DARK@</style>
+<rect class="{unique_id}-page" x="0.5" y="0.5" @FRAME@ rx="6"/>
+<g transform="translate(@EDGE@, @EDGE@)" data-size="{terminal_width} {terminal_height}">
+{backgrounds}
+<g class="{unique_id}-matrix">
+{matrix}
+</g>
+</g>
+</svg>
+"""
+_UNIQUE = "memcalc"
+_SCALE = 0.65
+_EDGE = 12
+
+
+def picture(document: Document, width: int) -> str:
+    """Return the SVG of `document` on a terminal of `width` columns."""
+    light, dark = (_drawn(document, width, theme) for theme in (_theme("light"), _theme("dark")))
+    rules = "\n".join((_page("dark"), _styles(dark)))
+    svg = light.replace("@DARK@", f"@media screen and (prefers-color-scheme: dark) {{\n{rules}\n}}\n")
+    svg = svg.replace("@PAGE@", INK["page"].light).replace("@RULE@", INK["rule"].light).replace("@FONT@", _FONT)
+    return _sized(svg).replace("@TITLE@", escape(printable(_title(document))))
+
+
+def _sized(svg: str) -> str:
+    """Return the picture with an edge around what rich has drawn, its letters as large as a page's."""
+    result = re.search(r' data-size="([\d.]+) ([\d.]+)"', svg)
+    sides = [float(side) + 2 * _EDGE for side in result.groups()] if result else [0.0, 0.0]
+    svg = re.sub(r' data-size="[^"]*"', "", svg).replace("@EDGE@", str(_EDGE))
+    svg = svg.replace("@FRAME@", 'width="{:g}" height="{:g}"'.format(*sides))
+    wide, high = (side + 1 for side in sides)
+    size = f'width="{_SCALE * wide:.0f}" height="{_SCALE * high:.0f}" viewBox="0 0 {wide:g} {high:g}"'
+    return svg.replace("@SIZE@", size)
+
+
+def _drawn(document: Document, width: int, theme: TerminalTheme) -> str:
+    """Return the picture in one theme, with what both share still to be filled in."""
+    console = Console(
+        file=io.StringIO(), width=width, record=True, force_terminal=True, color_system="truecolor", markup=False,
+        highlight=False, emoji=False, legacy_windows=False,
+    )  # fmt: skip
+    paint(document, console, colour=True, wraps=True)
+    return console.export_svg(title="", theme=theme, code_format=_FORMAT, unique_id=_UNIQUE)
+
+
+def _styles(svg: str) -> str:
+    return "\n".join(re.findall(rf"^\s*\.{_UNIQUE}-r\d+ {{.*$", svg, re.MULTILINE))
+
+
+def _page(mode: str) -> str:
+    page, rule = (getattr(INK[name], mode) for name in ("page", "rule"))
+    return f".{_UNIQUE}-page {{ fill: {page}; stroke: {rule} }}"
+
+
+def _title(document: Document) -> str:
+    """Return the first sentence, for who hears the picture."""
+    return next((block.text for block in document.blocks if isinstance(block, Line)), "memcalc")
+
+
+def _theme(mode: str) -> TerminalTheme:
+    """Return the palette as a terminal's: page, text, and eight colours of which the hues of moods are used."""
+    page, text, muted = (_rgb(getattr(INK[name], mode)) for name in ("page", "text", "muted"))
+    good, close, bad = (_rgb(getattr(MOODS[name], mode)) for name in ("good", "close", "bad"))
+    colours = [page, bad, good, close, muted, muted, muted, text]
+    return TerminalTheme(page, text, colours, colours)
+
+
+def _rgb(colour: str) -> tuple[int, int, int]:
+    return int(colour[1:3], 16), int(colour[3:5], 16), int(colour[5:7], 16)

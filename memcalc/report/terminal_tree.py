@@ -8,11 +8,8 @@ from rich.cells import cell_len
 from rich.console import Console
 from rich.text import Text
 
-from memcalc.report.glyphs import Glyphs, printable
-from memcalc.report.palette import COMPONENTS, SERIES
+from memcalc.report.palette import COMPONENTS, SERIES, Glyphs, printable
 from memcalc.report.tables import Branch, Leaf, Tree
-
-__all__ = ["drawn_meter", "meter", "tree_lines"]
 
 _METER = 8
 _SHARE = _METER + 6
@@ -24,14 +21,14 @@ _INDENT = 3
 def meter(share: float, signs: Glyphs, cells: int = _METER) -> str:
     """Return a small bar for a share between 0 and 1.
 
-    >>> from memcalc.report.glyphs import ASCII
+    >>> from memcalc.report.palette import ASCII
     >>> meter(0.5, ASCII), meter(0.001, ASCII), meter(7, ASCII)
     ('####....', '........', '########')
     """
     each = len(signs.parts) + 1
     units = round(min(max(share, 0.0), 1.0) * cells * each)
-    whole, part = divmod(units, each)
-    bar = signs.full * whole + (signs.parts[part - 1] if part else "")
+    total, part = divmod(units, each)
+    bar = signs.full * total + (signs.parts[part - 1] if part else "")
     return bar + signs.track * (cells - len(bar))
 
 
@@ -68,15 +65,15 @@ class _Drawn:
         """Yield a group: its own row, its leaves, and those that stand aside."""
         folded = branch.folded and branch.leaves
         count = f"{len(branch.leaves)} term{'s' * (len(branch.leaves) != 1)}" if folded else ""
-        said = ", ".join(part for part in (branch.says, count) if part)
+        text = ", ".join(part for part in (branch.says, count) if part)
         self.shade = (COMPONENTS.get(branch.name) or SERIES[0]).light
-        yield from self.row("", "", branch.name, said, branch.figure, branch.share, "bold")
+        yield from self.row("", "", branch.name, text, branch.figure, branch.share, "bold")
         if branch.folded:
             return
         leaves = [leaf for leaf in branch.leaves if not leaf.aside]
         others = [leaf for leaf in branch.leaves if leaf.aside]
-        for place, leaf in enumerate(leaves, 1):
-            yield from self.leaf(leaf, *self.limbs(place == len(leaves) and not others))
+        for index, leaf in enumerate(leaves, 1):
+            yield from self.leaf(leaf, *self.limbs(index == len(leaves) and not others))
         if others:
             first, rest = self.limbs(True)
             yield Text(f"{first}{aside}", "dim")
@@ -100,22 +97,22 @@ class _Drawn:
             known[:2] = ["   ".join(known[:2])]
         yield from known
 
-    def row(self, first: str, rest: str, name: str, said: str, figure: str, share: str, style: str) -> Iterator[Text]:
+    def row(self, first: str, rest: str, name: str, text: str, figure: str, share: str, style: str) -> Iterator[Text]:
         """Yield a name with its figure and its share in columns; a long name takes several rows."""
         right = Text(printable(figure, self.ascii_only).rjust(_FIGURE), style)
         if share:
             right = Text.assemble(right, "  ", drawn_meter(float(share) / 100, self.signs, self.shade), f" {share:>3}%")
-        room = max(self.width - _FIGURE - _SHARE - 3, self.width // 3)
+        space = max(self.width - _FIGURE - _SHARE - 3, self.width // 3)
         label = Text(first + printable(name, self.ascii_only), style)
-        if said:
-            label.append(f"  {printable(said, self.ascii_only)}", "dim")
-        wrapped = self.lines(label, room, rest + "  ")
+        if text:
+            label.append(f"  {printable(text, self.ascii_only)}", "dim")
+        wrapped = self.lines(label, space, rest + "  ")
         head = wrapped[0]
-        place = self.width - _SHARE - 1 - max(_FIGURE, cell_len(figure))
-        if head.cell_len + 2 > place:
+        index = self.width - _SHARE - 1 - max(_FIGURE, cell_len(figure))
+        if head.cell_len + 2 > index:
             yield head
             head = Text(rest)
-        head.append(" " * (place - head.cell_len))
+        head.append(" " * (index - head.cell_len))
         yield head.append_text(right)
         yield from wrapped[1:]
 
@@ -126,12 +123,12 @@ class _Drawn:
     def lines(self, text: Text, width: int, rest: str) -> list[Text]:
         """Return a text in rows, those after the first with `rest` before them."""
         first, *more = text.wrap(self.console, width) or [Text()]
-        found = [first]
+        result = [first]
         left = Text(" ").join(part for part in more) if more else None
         while left is not None and left.cell_len:
             head, *others = left.wrap(self.console, max(width - cell_len(rest), 8)) or [Text()]
-            found.append(Text(rest).append_text(head))
+            result.append(Text(rest).append_text(head))
             left = Text(" ").join(others) if others else None
-        for row in found:
+        for row in result:
             row.rstrip()
-        return found
+        return result

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from memcalc.report.render import Report
-from memcalc.report.tables import Block, Code, Column, Document, Line, Listing, Table, gib, percent
-from memcalc.results import Triage, TriageCause, TriageFailure, TriageShare, TriageSite
+from memcalc.report.tables import Block, Code, Column, Line, Listing, Report, Table, gib, header, made, percent
+from memcalc.results.triage import Triage, TriageCause, TriageFailure, TriageShare, TriageSite
 from memcalc.units import GIB, KIB, MIB, format_bytes
-
-__all__ = ["report"]
 
 _MOODS = {"certain": "bad", "likely": "bad", "possible": "close"}
 _SHARE = Column("share", "%", right=True, meter=True, priority=1)
@@ -25,10 +22,10 @@ def report(result: Triage) -> Report:
         *_causes(result),
         *_memory(result),
         *_job(result),
-        *(Line(f"Not known: {one}.", "faint") for one in result.unknown),
+        *(Line(f"Not known: {item}.", "faint") for item in result.unknown),
         *_record(result),
     )
-    return Report(Document(blocks, _data(result)), result.model_dump(mode="json", by_alias=True))
+    return made(result, _data(result), *blocks)
 
 
 def _what(result: Triage) -> str:
@@ -38,9 +35,9 @@ def _what(result: Triage) -> str:
     memory = result.memory
     assert memory is not None  # noqa: S101  # a snapshot has one
     count = f"{memory.steps} step{'s' if memory.steps > 1 else ''}"
-    found = f", {count} found by {memory.steps_by}" if memory.steps else ""
+    match = f", {count} found by {memory.steps_by}" if memory.steps else ""
     entries = f"{memory.entries:,} trace entries" if memory.entries else "no trace"
-    return f"{result.source}: memory snapshot of device {memory.device}, {memory.segments} segments, {entries}{found}"
+    return f"{result.source}: memory snapshot of device {memory.device}, {memory.segments} segments, {entries}{match}"
 
 
 def _size(size: int | None) -> str:
@@ -72,34 +69,40 @@ _FACTS = (
 
 
 def _failures(result: Triage) -> Iterator[Block]:
-    for one in result.failures[:_MOST_RANKS]:
-        named = f"rank {one.rank}, " if one.rank else ""
-        device = f"device {one.device}" if one.device is not None else "device not said"
-        facts = [f"{label} {_size(getattr(one, name))}" for name, label in _FACTS if getattr(one, name) is not None]
-        others = [f"process {other.pid} {_size(other.bytes)}" for other in one.others]
-        told = [*facts, *others] or ["no figures"]
-        yield Line(f"Read ({named}{device}): {', '.join(told)}.", label="Read", items=(f"{named}{device}", *told))
-        yield from _place(one)
+    for failure in result.failures[:_MOST_RANKS]:
+        named = f"rank {failure.rank}, " if failure.rank else ""
+        device = f"device {failure.device}" if failure.device is not None else "device not said"
+        facts = [
+            f"{label} {_size(getattr(failure, name))}" for name, label in _FACTS if getattr(failure, name) is not None
+        ]
+        others = [f"process {other.pid} {_size(other.bytes)}" for other in failure.others]
+        figures_read = [*facts, *others] or ["no figures"]
+        yield Line(
+            f"Read ({named}{device}): {', '.join(figures_read)}.",
+            label="Read",
+            items=(f"{named}{device}", *figures_read),
+        )
+        yield from _place(failure)
     if len(result.failures) > _MOST_RANKS:
         yield Line(f"… and {len(result.failures) - _MOST_RANKS} more.", "faint")
 
 
-def _place(one: TriageFailure) -> Iterator[Block]:
-    if one.phase or one.site:
-        by = f", by {one.evidence}" if one.evidence else ", since autograd's engine has no Python frame"
-        during = f"Phase: {one.phase}{by}" if one.phase else "Phase: not told by the stack"
-        said = f"{during}; called at {one.site}" if one.site else during
-        yield Line(f"{said}.", label="Phase", items=(said.removeprefix("Phase: "),))
+def _place(item: TriageFailure) -> Iterator[Block]:
+    if item.phase or item.site:
+        by = f", by {item.evidence}" if item.evidence else ", since autograd's engine has no Python frame"
+        during = f"Phase: {item.phase}{by}" if item.phase else "Phase: not told by the stack"
+        text = f"{during}; called at {item.site}" if item.site else during
+        yield Line(f"{text}.", label="Phase", items=(text.removeprefix("Phase: "),))
 
 
 def _causes(result: Triage) -> Iterator[Block]:
     if result.causes:
         yield Line("Causes", "title")
-    for number, one in enumerate(result.causes, 1):
-        yield Line(f"{number}. {one.confidence}: {one.title} ({one.code})", "text", _MOODS[one.confidence])
-        yield from (Line(f"   {evidence}") for evidence in one.evidence)
-        if one.confidence != "possible" or number == 1:
-            yield Line(f"   → {one.remedy}")
+    for number, cause in enumerate(result.causes, 1):
+        yield Line(f"{number}. {cause.confidence}: {cause.title} ({cause.code})", "text", _MOODS[cause.confidence])
+        yield from (Line(f"   {evidence}") for evidence in cause.evidence)
+        if cause.confidence != "possible" or number == 1:
+            yield Line(f"   → {cause.remedy}")
 
 
 def _memory(result: Triage) -> Iterator[Block]:
@@ -109,8 +112,8 @@ def _memory(result: Triage) -> Iterator[Block]:
     yield from _shares(result)
     if result.growth:
         rows = tuple(
-            (one.site, _size(round(one.bytes_per_step)), f"{one.blocks_per_step:.3g}", str(one.steps))
-            for one in result.growth
+            (item.site, _size(round(item.bytes_per_step)), f"{item.blocks_per_step:.3g}", str(item.steps))
+            for item in result.growth
         )
         titles = ("growth a step", "blocks a step", "steps")
         yield Table(
@@ -136,19 +139,18 @@ def _replay(result: Triage) -> str:
 
 
 def _shares(result: Triage) -> Iterator[Block]:
-    """Where the bytes stand, by category and by call site."""
     memory = result.memory
     assert memory is not None  # noqa: S101  # a snapshot has one
-    unit, whole = ("GiB", GIB) if memory.allocated >= 4 * GIB else ("MiB", MIB)
+    unit, total = ("GiB", GIB) if memory.allocated >= 4 * GIB else ("MiB", MIB)
     columns = (Column("size", unit, right=True), _SHARE, Column("blocks", right=True))
 
-    def figures(one: TriageShare | TriageSite) -> tuple[str, ...]:
-        return f"{one.bytes / whole:.2f}", percent(one.bytes, memory.allocated), f"{one.blocks:,}"
+    def figures(share: TriageShare | TriageSite) -> tuple[str, ...]:
+        return f"{share.bytes / total:.2f}", percent(share.bytes, memory.allocated), f"{share.blocks:,}"
 
-    rows = tuple((one.category, *figures(one)) for one in result.shares)
+    rows = tuple((share.category, *figures(share)) for share in result.shares)
     yield Table(f"Alive at {memory.moment}", (Column("category"), *columns), rows)
-    rows = tuple((one.site, one.category, *figures(one)) for one in result.sites)
-    yield Table("By call site", (Column("call site"), Column("category"), *columns), rows)
+    rows = tuple((share.site, share.category, *figures(share)) for share in result.sites)
+    yield Table("By call site", (*header("call site | category"), *columns), rows)
 
 
 def _job(result: Triage) -> Iterator[Block]:
@@ -156,8 +158,8 @@ def _job(result: Triage) -> Iterator[Block]:
         return
     yield Line(f"The job: {result.estimate}.")
     rows = tuple(
-        (one.name, gib(one.measured, 3), gib(one.estimated, 3), gib(one.measured - one.estimated, 3))
-        for one in result.comparison
+        (change.name, gib(change.measured, 3), gib(change.estimated, 3), gib(change.measured - change.estimated, 3))
+        for change in result.comparison
     )
     columns = tuple(
         Column(name, "GiB" if at else "", right=bool(at))
@@ -166,13 +168,16 @@ def _job(result: Triage) -> Iterator[Block]:
     yield Table("Measured beside the estimate", columns, rows)
     if result.changes:
         changes = tuple(
-            (one.change, gib(one.device), gib(one.saves), str(one.verdict), "yes" if one.enough else "no")
-            for one in result.changes
+            (
+                change.change,
+                gib(change.device),
+                gib(change.saves),
+                str(change.verdict),
+                "yes" if change.enough else "no",
+            )
+            for change in result.changes
         )
-        columns = (
-            Column("change"), Column("peak", "GiB", right=True), Column("saves", "GiB", right=True), Column("verdict"),
-            Column("enough"),
-        )  # fmt: skip
+        columns = header("change | peak [GiB] > | saves [GiB] > | verdict | enough")
         yield Table("Changes, proved by the estimate", columns, changes)
     else:
         yield Line(
@@ -192,14 +197,10 @@ def _record(result: Triage) -> Iterator[Block]:
 
 
 def _data(result: Triage) -> Table:
-    """The causes, as CSV."""
-    columns = (
-        Column("rank", right=True), Column("code"), Column("confidence"), Column("size", "bytes", right=True),
-        Column("cause"), Column("evidence"), Column("remedy"),
-    )  # fmt: skip
-    return Table("Causes", columns, tuple(_row(number, one) for number, one in enumerate(result.causes, 1)))
+    columns = header("rank > | code | confidence | size [bytes] > | cause | evidence | remedy")
+    return Table("Causes", columns, tuple(_row(number, cause) for number, cause in enumerate(result.causes, 1)))
 
 
-def _row(number: int, one: TriageCause) -> tuple[str, ...]:
-    size = "" if one.bytes is None else str(one.bytes)
-    return str(number), one.code, one.confidence, size, one.title, "; ".join(one.evidence), one.remedy
+def _row(number: int, cause: TriageCause) -> tuple[str, ...]:
+    size = "" if cause.bytes is None else str(cause.bytes)
+    return str(number), cause.code, cause.confidence, size, cause.title, "; ".join(cause.evidence), cause.remedy

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import Field
-
-from memcalc.results.estimates import Estimate, Verdict
-from memcalc.specs.model import Frozen
+from memcalc.results.estimates import Answer, Estimate, Verdict, schema
+from memcalc.specs.strict import Frozen
 
 Severity = Literal["error", "warning", "note"]
 
@@ -77,13 +75,10 @@ class CheckFix(Frozen):
     """Of the job as edited."""
 
 
-class Check(Frozen):
+class Check(Answer):
     """The answer of ``memcalc check``."""
 
-    schema_: Literal["memcalc.check/1"] = Field(default="memcalc.check/1", alias="schema", serialization_alias="schema")
-    """The name and version of this record."""
-    version: str
-    """Of memcalc."""
+    schema_: Literal["memcalc.check/1"] = schema("memcalc.check/1")
     verdict: Verdict
     """Of the job as its files have it."""
     files: tuple[CheckedFile, ...]

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import Field
-
-from memcalc.results.estimates import Verdict
-from memcalc.specs.model import Frozen
+from memcalc.results.estimates import Answer, Verdict, schema
+from memcalc.specs.evidence import Kind
 from memcalc.specs.runs import Figure
+from memcalc.specs.strict import Frozen
 
 
 class RunScore(Frozen):
@@ -102,6 +101,57 @@ class ErrorSummary(Frozen):
     """The run with the largest |error|; ``None`` also where errors are kept without their runs."""
 
 
+class RunThroughput(Frozen):
+    """Measured throughput beside the predicted one [tokens/s per GPU]; ``error`` is predicted / measured - 1."""
+
+    id: str
+    """Of the run."""
+    group: str
+    """The part of the runs that it counts in, as the file gives it."""
+    measured: float
+    """As read, or from the time of a step [tokens/s per GPU]."""
+    predicted: float
+    """At the predicted step [tokens/s per GPU]."""
+    error: float
+    """predicted / measured - 1 [-]."""
+    low: float
+    """At the longest step of the range [tokens/s per GPU]."""
+    high: float
+    """At the shortest [tokens/s per GPU]."""
+    within: bool
+    """Whether the measured throughput lies within that range."""
+    sweep: str
+    """Runs of one sweep differ in layout and micro-batch alone; empty where it is of none."""
+
+
+class ThroughputGroup(ErrorSummary):
+    """The errors of throughput in a part of the runs."""
+
+    name: str
+    """The group, or ``all``."""
+    covered: int
+    """Runs whose throughput lies within the range."""
+
+
+class SweepOrder(Frozen):
+    """How the layouts of one sweep are put in order."""
+
+    group: str
+    """The part of the runs that it counts in."""
+    sweep: str
+    """Its name, as the file gives it."""
+    layouts: int
+    """Layouts that ran and have a prediction."""
+    pairs: int
+    """Pairs of layouts whose measured speeds differ by more than 3%."""
+    right: int
+    """Of these, how many are predicted in the measured order."""
+    regret: float
+    """Speed that is lost by taking the layout that is predicted to be fastest [-]."""
+    place: int
+    """Where the fastest layout stands among the predictions, from 1."""
+
+
 class ErrorGroup(ErrorSummary):
     """The errors of a part of the runs and one figure."""
 
@@ -147,15 +197,10 @@ class ValidationSummary(ErrorSummary):
     """The coverage that the interval claims; ``None`` where it claims none."""
 
 
-class Validation(Frozen):
+class Validation(Answer):
     """The answer of ``memcalc validate``."""
 
-    schema_: Literal["memcalc.validate/1"] = Field(
-        default="memcalc.validate/1", alias="schema", serialization_alias="schema"
-    )
-    """The name and version of this record."""
-    version: str
-    """Of memcalc."""
+    schema_: Literal["memcalc.validate/1"] = schema("memcalc.validate/1")
     runs: tuple[RunScore, ...]
     """One for each scored figure; a run that ran out of memory has none."""
     summary: ValidationSummary
@@ -166,6 +211,12 @@ class Validation(Frozen):
     """The aims of the runs file."""
     verdicts: tuple[RunVerdict, ...]
     """One for each run that has a prediction."""
+    throughput: tuple[RunThroughput, ...]
+    """One for each run that ran with a throughput, and has a prediction."""
+    throughput_groups: tuple[ThroughputGroup, ...]
+    """Its errors by group, then over all."""
+    orders: tuple[SweepOrder, ...]
+    """One for each sweep of several layouts."""
     unknown: tuple[RunUnknown, ...]
     """Figures that are listed without a score."""
     explained: tuple[RunReason, ...]
@@ -176,3 +227,47 @@ class Validation(Frozen):
     """Runs that the runs file leaves out."""
     calibrations: tuple[str, ...] = ()
     """Those that count for some of the runs."""
+
+
+class FigureErrors(ErrorSummary):
+    """The errors of one figure."""
+
+    figure: Figure
+    """The one whose errors these are."""
+
+
+class Evidence(Frozen):
+    """Measured runs of a kind of job, or of the nearest kind that has any."""
+
+    kind: Kind
+    """Of the job."""
+    nearest: Kind | None
+    """Of the runs; ``None`` where no run is near."""
+    differs: tuple[str, ...]
+    """In what the runs differ from the job, each in a few words; empty where they are of its kind."""
+    runs: int
+    """Runs with a scored figure; 0 where no run is near."""
+    figures: tuple[FigureErrors, ...]
+    """One for each figure that was measured; empty where no run is near."""
+    ran: int
+    """Runs that fitted, and have a prediction."""
+    false_rejects: int
+    """Of those that ran, how many were said not to fit."""
+    ran_out: int
+    """Runs that ran out of memory, and have a prediction."""
+    false_fits: int
+    """Of those that ran out of memory, how many were said to fit."""
+    allocator: str
+    """The class of allocator whose runs gave the range."""
+    low: float
+    """Lower end of the range of reserved and device memory [-]."""
+    high: float
+    """Upper end of that range [-]."""
+    coverage: float
+    """Share of measured figures that the range was made to hold [-]."""
+    crossed: float
+    """Share within ranges that were fitted without the figure's own document [-]."""
+    ranged: int
+    """Figures that the range stands on."""
+    documents: int
+    """Documents that they were read from."""

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import Field
-
-from memcalc.results.estimates import Components, Estimate, Verdict
-from memcalc.results.plans import StepTime
-from memcalc.specs.model import Frozen
+from memcalc.results.estimates import Answer, Components, Estimate, Verdict, schema
+from memcalc.results.estimates import StepTime
+from memcalc.specs.job import JobRecord
+from memcalc.specs.strict import Frozen
 
 SideKind = Literal["words", "files", "saved plan", "plans", "estimate"]
 Value = bool | int | float | str | None
@@ -122,8 +121,10 @@ class DiffStep(Frozen):
     """The same change applied to A by itself; None where that is impossible."""
     impossible: str
     """Why it is impossible alone; empty where it is not."""
+    job: JobRecord
+    """The estimate of the job after this step."""
     command: str
-    """The ``memcalc estimate`` line of the job after this step."""
+    """The command line of ``job``."""
 
 
 class DiffTerm(Frozen):
@@ -160,13 +161,10 @@ class DiffSide(Frozen):
     """What was found while its files were read."""
 
 
-class Diff(Frozen):
+class Diff(Answer):
     """The answer of ``memcalc diff``; the costs of all steps add up to the total, byte by byte."""
 
-    schema_: Literal["memcalc.diff/1"] = Field(default="memcalc.diff/1", alias="schema", serialization_alias="schema")
-    """The name and version of this record."""
-    version: str
-    """Of memcalc."""
+    schema_: Literal["memcalc.diff/1"] = schema("memcalc.diff/1")
     a: DiffSide
     """The job from which the changes start."""
     b: DiffSide

@@ -6,10 +6,25 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from memcalc.specs.model import Frozen
+from memcalc.specs.job import JobRecord
 from memcalc.specs.strategy import Strategy
+from memcalc.specs.strict import Frozen
 
 Verdict = Literal["fits", "tight", "does-not-fit"]
+
+
+class Answer(Frozen):
+    """Base of what a command answers."""
+
+    schema_: str
+    """The name and version of this record."""
+    version: str
+    """Of memcalc."""
+
+
+def schema(name: str) -> Any:
+    """The field that names a record: ``schema`` in JSON."""
+    return Field(default=name, alias="schema", serialization_alias="schema")
 
 
 class ModelFacts(Frozen):
@@ -95,6 +110,37 @@ class Budget(Frozen):
     """Kept for what the allocator reserves beyond every prediction."""
     usable: int
     """The largest prediction of ``reserved`` that fits."""
+
+
+class ActivationBudget(Frozen):
+    """The budget worked backwards [bytes]: ``available`` is ``usable`` less states, buffers, cache and margin."""
+
+    phase: str
+    """In which activations are largest; all is counted there."""
+    usable: int
+    """The largest prediction of ``reserved`` that fits."""
+    parameters: int
+    """Weights, as the framework keeps them."""
+    gradients: int
+    """Whole or sharded, as the framework keeps them."""
+    optimizer: int
+    """Moments, and master weights where the optimizer keeps them."""
+    buffers: int
+    """Buckets, gathered weights, workspaces."""
+    cache: int
+    """Reserved by the allocator at the peak, and unused."""
+    margin: int
+    """For what measured runs needed beyond their prediction: all but one of twenty."""
+    available: int
+    """What is left for activations; below zero where the rest alone is too much."""
+    activations: int
+    """What they take of it."""
+    micro_batch: int
+    """The largest that fits with the margin and divides the global batch; 0 for none. Of the sizes that a search tries,
+    and by the closed form: ``memcalc max micro-batch`` asks every size of a replay."""
+    segments: int | None
+    """The fewest checkpointed segments of the blocks with which this micro-batch fits with the margin; 1 needs no
+    checkpoint, None where no number of them is enough."""
 
 
 class Components(Frozen):
@@ -210,15 +256,45 @@ class Timeline(Frozen):
     """In order."""
 
 
-class Estimate(Frozen):
+class StepTime(Frozen):
+    """A step's time and its parts [s]."""
+
+    step: float
+    """One optimizer step [s]."""
+    tokens_per_second_per_gpu: float
+    """Throughput [tokens/s]."""
+    mfu: float
+    """Share of the GPU's peak that the model's own operations reach, [1]."""
+    compute: float
+    """Forward and backward [s]."""
+    host: float
+    """What the device waits for launches, and what a step takes beside its micro-batches and its update [s]."""
+    recompute: float
+    """Forward passes that backward runs again [s]."""
+    communication: float
+    """Messages that nothing hides [s]."""
+    offload: float
+    """Transfers that nothing hides, and steps on the CPU [s]."""
+    optimizer: float
+    """On the GPU [s]."""
+    bubble: float
+    """Waiting for other stages of the pipeline [s]."""
+    hfu: float
+    """Share of the peak that the device multiplies at, recomputation included [-]."""
+    low: float
+    """The shortest step of the range [s]."""
+    high: float
+    """Range of the step that published runs support [s]."""
+    validated: bool
+    """Whether published runs of this kind support it."""
+    basis: str
+    """What the range stands on."""
+
+
+class Estimate(Answer):
     """The answer of ``memcalc estimate``."""
 
-    schema_: Literal["memcalc.estimate/1"] = Field(
-        default="memcalc.estimate/1", alias="schema", serialization_alias="schema"
-    )
-    """The name and version of this record."""
-    version: str
-    """Of memcalc."""
+    schema_: Literal["memcalc.estimate/1"] = schema("memcalc.estimate/1")
     model: ModelFacts
     """Name and size."""
     workload: WorkloadFacts
@@ -233,6 +309,8 @@ class Estimate(Frozen):
     """Where measured runs lie beside the prediction."""
     budget: Budget
     """What the GPU has."""
+    activation_budget: ActivationBudget | None = None
+    """What of it is left for activations; None for a recorded module."""
     verdict: Verdict
     """``tight``: fits, but one measured run of twenty would not have."""
     components: Components
@@ -249,13 +327,19 @@ class Estimate(Frozen):
     """Of the stage where the peak stands: all that are not zero."""
     off_gpu: tuple[OffGpuTerm, ...]
     """What one rank keeps off the GPU, on the stage that keeps most there."""
+    time: StepTime | None = None
+    """The predicted step, with its range; None where the GPU's preset has no peak for the precision."""
     host_memory: int
     """Bytes of host memory that one node needs for what is offloaded, buffers included."""
     tier_memory: int
     """Bytes that one node needs of NVMe or CXL memory, where that is the tier; 0 elsewhere."""
+    expandable_device: int | None = None
+    """The device figure with expandable segments [bytes], where the allocator's cache is large and advice is wanted."""
     warnings: tuple[str, ...]
     """Sentences."""
     assumptions: dict[str, str]
     """Every default that the user did not give: field and the value taken."""
+    job: JobRecord
+    """What was asked, to ask it again."""
     command: str
-    """A command line that reproduces the answer."""
+    """The command line of ``job``."""

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import Field
-
-from memcalc.results.estimates import Components, HardwareFacts, Interval, ModelFacts, Peak, Verdict
-from memcalc.results.plans import StepTime
-from memcalc.specs.model import Frozen
+from memcalc.results.estimates import Answer, Components, HardwareFacts, Interval, ModelFacts, Peak, Verdict, schema
+from memcalc.results.estimates import StepTime
+from memcalc.specs.job import JobRecord
 from memcalc.specs.strategy import Strategy
+from memcalc.specs.strict import Frozen
 
 Kind = Literal["fp32", "pure-16-bit", "fp32-master", "fp32-shards", "autocast"]
 
@@ -72,8 +71,10 @@ class LadderStage(Frozen):
     """Bytes of host memory that one node needs for what is offloaded."""
     tier_memory: int
     """Bytes that one node needs of NVMe or CXL memory; 0 where that is not the tier."""
+    job: JobRecord
+    """The estimate of this stage."""
     command: str
-    """A ``memcalc estimate`` line that reproduces it."""
+    """The command line of ``job``."""
 
 
 class LadderReading(Frozen):
@@ -95,15 +96,10 @@ class LadderReading(Frozen):
     """What the figures do not know; one that is not of all stages names its own."""
 
 
-class Ladder(Frozen):
+class Ladder(Answer):
     """The answer of ``memcalc ladder``."""
 
-    schema_: Literal["memcalc.ladder/1"] = Field(
-        default="memcalc.ladder/1", alias="schema", serialization_alias="schema"
-    )
-    """The name and version of this record."""
-    version: str
-    """Of memcalc."""
+    schema_: Literal["memcalc.ladder/1"] = schema("memcalc.ladder/1")
     model: ModelFacts
     """Name and size."""
     hardware: HardwareFacts
@@ -120,5 +116,7 @@ class Ladder(Frozen):
     """Readings that are not possible here, and why."""
     assumptions: dict[str, str]
     """Defaults that hold at every stage of every reading: field and value."""
+    job: JobRecord
+    """What was asked, to ask it again."""
     command: str
-    """A ``memcalc ladder`` line that reproduces the answer."""
+    """The command line of ``job``."""

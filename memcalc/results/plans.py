@@ -1,62 +1,23 @@
-"""The answer of a search: ranked plans, and what is said beside them."""
+"""What a search answers: ranked plans, the table of a sweep, and the last value that fits."""
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import Field
 
-from memcalc.results.estimates import HardwareFacts, ModelFacts, Verdict
-from memcalc.specs.model import Frozen
+from memcalc.results.estimates import Answer, Components, HardwareFacts, ModelFacts, Peak, StepTime, Verdict, schema
+from memcalc.specs.job import JobRecord
 from memcalc.specs.strategy import Strategy
+from memcalc.specs.strict import Frozen
+from memcalc.specs.sweep import Mode
+
+UNMEASURED_OFFLOAD = "no measured offload runs to compare with; speed may be half or double"
+"""What is said of the time of plans that offload."""
 
 
-class StepTime(Frozen):
-    """A step's time and its parts [s]."""
-
-    step: float
-    """One optimizer step [s]."""
-    tokens_per_second_per_gpu: float
-    """Throughput [tokens/s]."""
-    mfu: float
-    """Share of the GPU's peak that the model's own operations reach, [1]."""
-    compute: float
-    """Forward and backward [s]."""
-    recompute: float
-    """Forward passes that backward runs again [s]."""
-    communication: float
-    """Messages that nothing hides [s]."""
-    offload: float
-    """Transfers that nothing hides, and steps on the CPU [s]."""
-    optimizer: float
-    """On the GPU [s]."""
-    bubble: float
-    """Waiting for other stages of the pipeline [s]."""
-    hfu: float
-    """Share of the peak that the device multiplies at, recomputation included [-]."""
-    low: float
-    """The shortest step of the range [s]."""
-    high: float
-    """Range of the step that published runs support [s]."""
-    validated: bool
-    """Whether published runs of this kind support it."""
-    basis: str
-    """What the range stands on."""
-
-
-class PlanPeak(Frozen):
+class PlanPeak(Peak):
     """The three figures of a plan [bytes]."""
-
-    allocated: int
-    """``torch.cuda.max_memory_allocated()``."""
-    reserved: int
-    """``torch.cuda.max_memory_reserved()``."""
-    device: int
-    """What nvidia-smi shows for the process."""
-    phase: str
-    """Of the step, in which the most is allocated."""
-    stage: int
-    """Of the pipeline, from 0."""
 
 
 class Plan(Frozen):
@@ -84,6 +45,8 @@ class Plan(Frozen):
     """Bytes of host memory that one node needs for what is offloaded."""
     tier_memory: int
     """Bytes that one node needs of NVMe or CXL memory; 0 where that is not the tier."""
+    unknown: tuple[str, ...] = ()
+    """Memories off the GPU that it needs and whose size is unknown, so that nobody can say whether it runs."""
     gpu_hours: float
     """For the answer's token budget; more where a large batch needs more tokens."""
     statistical_efficiency: float
@@ -91,15 +54,26 @@ class Plan(Frozen):
     why: str
     """One sentence: why it is listed."""
     parts: int = 0
-    """How many things it has that plain training on one GPU has not: degrees, shards, recomputation, offloads."""
+    """How many things it has that plain data parallelism has not: degrees, shards, recomputation, offloads; what is
+    seldom done counts twice."""
+    own_code: tuple[str, ...] = ()
+    """What has to be written that the framework cannot be told, a sentence for each part."""
     special: tuple[str, ...] = ()
-    """What it has before the other plans, or how it differs from one, in a few words each."""
+    """What it is listed for: ``best``, ``fastest``, ``simplest``, ``smallest``, ``most headroom``, …"""
+    job: JobRecord
+    """The estimate of this plan."""
     command: str
-    """A ``memcalc estimate`` line that explains this plan byte by byte."""
+    """The command line of ``job``, which explains the plan byte by byte."""
+
+
+RemedyGroup = Literal[
+    "same training", "numerics", "fewer trained parameters", "shorter sequences", "other hardware", "not enough"
+]
+"""What a change costs the user, the least first; ``not enough`` are those that come near and do not fit."""
 
 
 class Nearest(Frozen):
-    """A change that would make the job fit."""
+    """A change with which the job fits, or nearly does."""
 
     change: str
     """As it is typed."""
@@ -109,6 +83,24 @@ class Nearest(Frozen):
     """With the change [tokens/s]."""
     throughput: float | None
     """Over that of the job as asked for, had it fitted; ``None`` where that cannot run at all."""
+    verdict: Verdict = "fits"
+    """As ``estimate`` gives it for the fastest plan with the change."""
+    group: RemedyGroup = "same training"
+    """What it costs."""
+    slowest: float = 0.0
+    """Throughput at the long end of the range of its step [tokens/s]."""
+    fastest: float = 0.0
+    """At the short end [tokens/s]."""
+    host_memory: int = 0
+    """Bytes of host memory that one node needs for what is offloaded."""
+    unknown: tuple[str, ...] = ()
+    """Memories off the GPU that it needs and whose size is unknown, so that nobody can say whether it runs."""
+    job: JobRecord | None = None
+    """The job with the change."""
+    command: str = ""
+    """The command line of ``job``."""
+    estimate: JobRecord | None = Field(default=None, exclude=True)
+    """The strategy of which the figures are, as the job of its estimate; not written."""
 
 
 class Remedy(Frozen):
@@ -145,13 +137,10 @@ class RecipeStep(Frozen):
     """After it [tokens/s]."""
 
 
-class Plans(Frozen):
+class Plans(Answer):
     """The answer of ``memcalc plan``."""
 
-    schema_: Literal["memcalc.plan/1"] = Field(default="memcalc.plan/1", alias="schema", serialization_alias="schema")
-    """The name and version of this record."""
-    version: str
-    """Of memcalc."""
+    schema_: Literal["memcalc.plan/1"] = schema("memcalc.plan/1")
     model: ModelFacts
     """Name and size."""
     hardware: HardwareFacts
@@ -166,18 +155,24 @@ class Plans(Frozen):
     """Strategies, [1]."""
     feasible: int
     """Those of them that fit, [1]."""
-    elapsed: float
-    """Time of the search [s]."""
+    elapsed: float = Field(default=0.0, exclude=True)
+    """Time of the search [s]; not written, so that the same question has the same answer byte for byte."""
     plans: tuple[Plan, ...]
     """The best first; empty where nothing fits."""
     pareto: tuple[int, ...]
     """Ranks of the plans than which no other is better in everything."""
+    without_offload: int | None = None
+    """Of several numbers of GPUs the fewest on which a plan without offload fits."""
+    tight_without_offload: tuple[int, ...] = ()
+    """The next fewer, as far as such a plan is tight."""
     nearest: tuple[Nearest, ...]
     """Smallest changes that would make the job fit, where nothing does."""
     too_large: str
     """When nothing fits: the component that is too large, in one sentence; empty otherwise."""
     closest: str = ""
     """When nothing fits: a ``memcalc estimate`` line of the strategy that is closest to fitting; empty otherwise."""
+    closest_job: JobRecord | None = None
+    """The job of that line; ``None`` where there is none."""
     recipe: tuple[RecipeStep, ...]
     """The usual order of tuning, where it was asked for."""
     remedies: tuple[Remedy, ...]
@@ -190,5 +185,132 @@ class Plans(Frozen):
     """Sentences."""
     assumptions: dict[str, str]
     """Every default that the user did not give: field and the value taken."""
+    job: JobRecord
+    """What was asked, to ask it again."""
     command: str
-    """A command line that reproduces the answer."""
+    """The command line of ``job``."""
+
+
+class Swept(Answer):
+    """The answer of a sweep."""
+
+    schema_: Literal["memcalc.sweep/1"] = schema("memcalc.sweep/1")
+    mode: Mode
+    """What is asked of each job: its best plan, or the estimate of its one strategy."""
+    jobs: int
+    """In all, [1]."""
+    product: str
+    """The lists that were multiplied."""
+    counts: dict[str, int]
+    """Jobs by status: fits, tight, does-not-fit, error."""
+    columns: tuple[str, ...]
+    """Names, in the order of a written table."""
+    rows: tuple[dict[str, Any], ...] = ()
+    """One for each job, by column; none where they were written to a file."""
+
+
+class Fit(Frozen):
+    """The strategy of an inverse question's answer, with the figures that ``estimate`` gives for it."""
+
+    value: int | str
+    """The answer."""
+    strategy: Strategy
+    """Every field resolved."""
+    seq_len: int
+    """Tokens a sequence."""
+    accumulation_steps: int
+    """Micro-batches of one rank in an optimizer step, [1]."""
+    global_batch: int
+    """Sequences an optimizer step, over all ranks."""
+    peak: PlanPeak
+    """The three figures."""
+    component: str
+    """The largest component at the peak."""
+    free: int
+    """Bytes of the GPU that stay free."""
+    verdict: Verdict
+    """As ``estimate`` gives it."""
+    time: StepTime
+    """Predicted."""
+    host_memory: int
+    """Bytes of host memory that one node needs for what is offloaded."""
+    tier_memory: int
+    """Bytes that one node needs of NVMe or CXL memory; 0 where that is not the tier."""
+    job: JobRecord
+    """The estimate of the strategy."""
+    command: str
+    """The command line of ``job``, which explains it byte by byte."""
+
+
+class Miss(Frozen):
+    """A value that does not get the wanted verdict, and how many bytes it lacks."""
+
+    value: int | str
+    """Beyond the answer."""
+    verdict: Verdict
+    """As ``estimate`` gives it."""
+    device: int
+    """Bytes on the device."""
+    missing: int
+    """Bytes by which it is above the capacity: the device figure, or of what is tight the one of its margin."""
+    parameters: int | None = None
+    """Of a model, [1]."""
+
+
+class CurvePoint(Frozen):
+    """What ``estimate`` gives for the answer's strategy at another value [bytes]."""
+
+    value: int
+    """Of what was asked for."""
+    global_batch: int
+    """Sequences an optimizer step, over all ranks."""
+    components: Components
+    """At the peak."""
+    device: int
+    """What nvidia-smi shows for the process."""
+    verdict: Verdict
+    """As ``estimate`` gives it."""
+    retries: int
+    """How often the allocator gave its cache back in two steps: less is reserved then."""
+
+
+class Inverse(Answer):
+    """The answer of an inverse question: the last value that fits, and the first that does not."""
+
+    schema_: Literal["memcalc.max/1", "memcalc.min/1"] = Field(alias="schema", serialization_alias="schema")
+    what: str
+    """What was asked for."""
+    answer: int | str | None
+    """The last value that fits; None where none does."""
+    step: int
+    """Only multiples of it were asked for."""
+    safe: bool
+    """Whether the verdict had to be ``fits``."""
+    model: ModelFacts
+    """Name and size."""
+    hardware: HardwareFacts
+    """What it runs on."""
+    best: Fit | None
+    """The answer's fastest strategy."""
+    beyond: tuple[Miss, ...]
+    """The next values, which do not fit."""
+    curve: tuple[CurvePoint, ...] = ()
+    """The answer's strategy at values below and above it, where it was asked for."""
+    limit: str
+    """What stands against more, in one sentence."""
+    searched: int
+    """Strategies, [1]."""
+    replayed: int
+    """Of them through the allocator, [1]."""
+    elapsed: float = Field(default=0.0, exclude=True)
+    """Time of the search [s]; not written, so that the same question has the same answer byte for byte."""
+    capacity: int
+    """Of the GPU [bytes]."""
+    warnings: tuple[str, ...]
+    """Sentences."""
+    assumptions: dict[str, str]
+    """Every default that the user did not give: field and the value taken."""
+    job: JobRecord
+    """What was asked, to ask it again."""
+    command: str
+    """The command line of ``job``."""

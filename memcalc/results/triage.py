@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import Field
-
-from memcalc.results.estimates import Verdict
-from memcalc.specs.model import Frozen
+from memcalc.results.estimates import Answer, Verdict, schema
+from memcalc.specs.strict import Frozen
 
 Confidence = Literal["certain", "likely", "possible"]
 
@@ -190,15 +188,10 @@ class TriageChange(Frozen):
     """Whether it fits, and saves what the failed request lacked, where that is known."""
 
 
-class Triage(Frozen):
+class Triage(Answer):
     """The answer of ``memcalc triage``."""
 
-    schema_: Literal["memcalc.triage/1"] = Field(
-        default="memcalc.triage/1", alias="schema", serialization_alias="schema"
-    )
-    """The name and version of this record."""
-    version: str
-    """Of memcalc."""
+    schema_: Literal["memcalc.triage/1"] = schema("memcalc.triage/1")
     kind: Literal["message", "snapshot"]
     """What was read: a message, or a log that holds one; or a snapshot."""
     source: str

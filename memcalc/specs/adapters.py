@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Literal, get_args
 
 from pydantic import Field
 
 from memcalc.errors import InputError
-from memcalc.specs.model import Frozen
+from memcalc.specs.strict import Frozen
 
 Quantization = Literal["none", "nf4", "nf4-dq", "int8", "gptq-int4", "gptq-int8"]
 AdapterDtype = Literal["fp32", "bf16"]
@@ -19,12 +20,20 @@ Target = Literal[
 EVERY = ("all", "all-linear")
 """All linear layers with the head, or without it."""
 LARGEST_RANK = 65_536
+USUAL = "usual"
+"""In the place of a rank: the one that the framework has by itself."""
+PARTS_OF_A_BLOCK = {
+    "attention": ("q", "k", "v", "qkv", "o", "q_a", "q_b", "kv_a", "kv_b"),
+    "mlp": ("gate", "up", "gate_up", "down", "router", "shared_gate"),
+}
+"""Linear layers of each half of a block."""
 
 
 class Lora(Frozen):
     """Low-rank adapters."""
 
-    rank: int = Field(gt=0)
+    rank: int = Field(ge=0)
+    """Columns of A and rows of B [-]; 0 for the usual one of the framework."""
     targets: tuple[str, ...] = ()
     """Layers that have an adapter; empty for the usual ones of the architecture."""
 
@@ -33,22 +42,44 @@ class Lora(Frozen):
 
 
 def parse_lora(value: object) -> Lora:
-    """Adapters from ``RANK`` or ``RANK:TARGETS``.
+    """Adapters from ``RANK`` or ``RANK:TARGETS``, or the usual ones from ``usual`` or True.
 
     >>> parse_lora("16:q,v").targets
     ('q', 'v')
+    >>> parse_lora("usual").rank
+    0
     """
     rank, _, targets = str(value).partition(":")
+    if value is True or rank.strip() == USUAL:
+        return Lora(rank=0, targets=parse_targets("lora", targets, value))
     if not rank.strip().isdigit() or not 0 < int(rank) <= LARGEST_RANK:
         raise InputError("lora", value, f"the rank must be a whole number from 1 to {LARGEST_RANK:,}, as in 16:q,k,v,o")
-    named = tuple(dict.fromkeys(part.strip() for part in targets.split(",") if part.strip()))
-    known = (*get_args(Target), *EVERY)
-    for name in named:
-        if name not in known:
-            raise InputError("lora", value, f"a target is one of {', '.join(known)}, and {name!r} is none", known)
-    if len(named) > 1 and any(name in EVERY for name in named):
-        raise InputError("lora", value, f"{' and '.join(n for n in named if n in EVERY)} stands alone")
-    return Lora(rank=int(rank), targets=named)
+    return Lora(rank=int(rank), targets=parse_targets("lora", targets, value))
+
+
+def parse_targets(name: str, targets: object, value: object = None, further: tuple[str, ...] = ()) -> tuple[str, ...]:
+    """Linear layers from a comma-separated list, as part of the ``value`` of an option; some have ``further`` names."""
+    listed = targets.split(",") if isinstance(targets, str) else [str(part) for part in targets]  # type: ignore[attr-defined]
+    named = tuple(dict.fromkeys(part.strip() for part in listed if part.strip()))
+    known, shown = (*get_args(Target), *further, *EVERY), targets if value is None else value
+    for target in named:
+        if target not in known:
+            raise InputError(name, shown, f"a target is one of {', '.join(known)}, and {target!r} is none", known)
+    if len(named) > 1 and any(target in EVERY for target in named):
+        raise InputError(name, shown, f"{' and '.join(n for n in named if n in EVERY)} stands alone")
+    return named
+
+
+@lru_cache(maxsize=64)
+def lora_of(text: str) -> Lora | None:
+    """The adapters that a resolved strategy names; None where the text is empty."""
+    rank, _, targets = text.partition(":")
+    return Lora(rank=int(rank), targets=tuple(filter(None, targets.split(",")))) if text else None
+
+
+def parse_layers(name: str, value: object) -> tuple[str, ...]:
+    """Linear layers, or all of attention or of the MLP, from a comma-separated list."""
+    return parse_targets(name, value, further=(*PARTS_OF_A_BLOCK, "shared_gate"))
 
 
 def parse_also_train(value: object) -> tuple[str, ...]:

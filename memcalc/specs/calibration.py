@@ -16,10 +16,8 @@ from memcalc.specs.reserve import Reserve
 from memcalc.specs.step_time import Constant
 from memcalc.specs.strict import Strict, Text, Texts
 
-__all__ = ["Calibration", "FittedConstant", "FittedReserve", "Gain", "Left", "Measure", "Residual"]
-
 _LARGEST = 2**40
-_SHARES = ("matmul", "attention", "inside", "between", "overlap", "overlap_step", "float8")
+_SHARES = ("matmul", "attention", "inside", "between", "inside_tensor", "between_tensor", "hidden", "window", "float8")
 """Constants that are a share of something: none is above 1.5, which leaves room for a boost clock."""
 
 
@@ -68,6 +66,7 @@ class FittedConstant(Constant):
     """One constant of the step-time model, as measured here."""
 
     value: float = Field(gt=0, allow_inf_nan=False)
+    """In the constant's unit."""
     rows: int = Field(gt=0)
     """Timed runs or operations that it was fitted on."""
 
@@ -82,6 +81,7 @@ class Gain(Strict):
     """Errors of rows that were held back, by the shipped figures and by the calibration."""
 
     part: Part
+    """The part of the calibration that is judged."""
     figure: Text
     """What was predicted: device, reserved, step time, or device - reserved."""
     unit: Literal["share", "bytes"]
@@ -91,6 +91,7 @@ class Gain(Strict):
     median: tuple[float, float]
     """|error| before and after."""
     p90: tuple[float, float]
+    """90th percentile of |error| before and after."""
     covered: tuple[int, int] | None = None
     """Rows within the range, before and after; none where there is no range."""
     width: tuple[float, float] | None = None
@@ -110,13 +111,16 @@ class Left(Strict):
     """A part that stays at the shipped value."""
 
     part: Part
+    """The part's name."""
     reason: Text
+    """Why, in one sentence."""
 
 
 class Residual(Strict):
     """An error that is structural: reported, and not absorbed in any figure."""
 
     kind: Literal["allocated", "phase", "step time", "correlation", "workspace"]
+    """What the error is of."""
     where: Text
     """What the rows share, such as attention = eager; all rows where nothing is."""
     error: float
@@ -126,6 +130,7 @@ class Residual(Strict):
     shared: dict[str, str] = Field(default_factory=dict)
     """Fields of a strategy that the rows share, with their values."""
     says: Text
+    """The finding, in one sentence."""
 
     def speaks_of(self, strategy: Mapping[str, Any]) -> bool:
         """Whether a job with the fields of a strategy is one of those whose allocated bytes are wrong.
@@ -142,7 +147,9 @@ class Calibration(Strict):
     """The content of a file."""
 
     schema_: Literal["memcalc.calibration/1"] = Field(alias="schema", serialization_alias="schema")
+    """Names the form of the file."""
     gpu: Text
+    """The preset of the GPU that it is of."""
     memcalc: Text
     """Version that fitted it."""
     rows: Annotated[int, Field(ge=0)]
@@ -152,12 +159,17 @@ class Calibration(Strict):
     first: Day = ""
     """When the first probe ran; empty where no row says a date."""
     last: Day = ""
+    """When the last one ran."""
     probes: Texts = ()
+    """Names of the probes whose rows it was fitted on."""
     sources: Texts = ()
     """Documents of rows that no probe measured."""
     torch: Texts = ()
+    """Versions of PyTorch on which they were measured."""
     cuda: Texts = ()
+    """Versions of CUDA."""
     driver: Texts = ()
+    """Versions of the driver."""
     context: Measure | None = None
     """Memory of a process outside its allocator, without communicators."""
     workspace: Measure | None = None
@@ -167,11 +179,17 @@ class Calibration(Strict):
     group: Measure | None = None
     """Of each further one."""
     reserve: Annotated[tuple[FittedReserve, ...], Field(strict=False)] = ()
+    """Ranges of reserved and device memory."""
     constant: Annotated[tuple[FittedConstant, ...], Field(strict=False)] = ()
+    """Constants of the step-time model."""
     left: Annotated[tuple[Left, ...], Field(strict=False)] = ()
+    """Parts that stay as shipped."""
     gain: Annotated[tuple[Gain, ...], Field(strict=False)] = ()
+    """How much better held-back rows are predicted."""
     residual: Annotated[tuple[Residual, ...], Field(strict=False)] = ()
+    """Errors that no figure absorbs."""
     note: Texts = ()
+    """What else its user should know."""
 
     @property
     def empty(self) -> bool:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from memcalc.specs.model import Frozen
 from memcalc.specs.runs import Figure
+from memcalc.specs.strict import Frozen
 
 
 class Kind(Frozen):
@@ -27,9 +27,11 @@ class KindErrors(Kind):
     runs: int = Field(ge=0)
     """Runs with a scored figure."""
     ran: int = Field(ge=0)
+    """Runs that ran."""
     false_rejects: int = Field(ge=0)
     """Of those that ran, how many were said not to fit."""
     ran_out: int = Field(ge=0)
+    """Runs that ran out of memory."""
     false_fits: int = Field(ge=0)
     """Of those that ran out of memory, how many were said to fit."""
     errors: dict[Figure, tuple[float, ...]]

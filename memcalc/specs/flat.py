@@ -6,177 +6,23 @@ A runs file's inline model, a preset of a plain decoder and what is read from an
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ValidationError
 
 from memcalc.errors import CombinationError, InputError, UnknownNameError
-from memcalc.specs.model import (
+from memcalc.specs.block import (
     Attention,
+    AttentionForm,
     Block,
-    BlockGroup,
     LatentAttention,
-    Lookup,
     MixtureOfExperts,
     Mlp,
-    Model,
     Norm,
-    Outside,
-    Tail,
-    TowerEnds,
+    RouterForm,
 )
-
-Size = Annotated[int, Field(gt=0, lt=2**31)]
-Count = Annotated[int, Field(ge=0, lt=2**31)]
-Rate = Annotated[float, Field(ge=0.0, lt=1.0)]
-
-
-class _Strict(BaseModel):
-    """No text is taken for a number, and no truth value for a one."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, defer_build=True)
-
-
-class FlatBias(_Strict):
-    """Which linear layers have a bias; `q`, `k` and `v` default to `qkv`."""
-
-    qkv: bool = False
-    q: bool | None = None
-    k: bool | None = None
-    v: bool | None = None
-    o: bool = False
-    mlp: bool = False
-    lm_head: bool = False
-
-
-class FlatDropout(_Strict):
-    """Probabilities of the dropouts, by place."""
-
-    attention: Rate = 0.0
-    block: Rate = 0.0
-    mlp: Rate = 0.0
-    embedding: Rate = 0.0
-
-
-class FlatExperts(_Strict):
-    """The routed part of the MLPs."""
-
-    experts: Size
-    topk: Size
-    ffn: Size | None = None
-    """Width of one routed expert; the model's `ffn` where absent."""
-    shared: Count = 0
-    """Number of shared experts."""
-    shared_ffn: Count | None = None
-    """Width of the shared experts together; `shared` times `ffn` where absent."""
-    first_dense: Count = 0
-    """Leading blocks with a dense MLP of the model's `ffn`."""
-    shared_gate: bool = False
-    router_bias: bool = False
-    expert_bias: bool = False
-    scores: Literal["softmax", "sigmoid"] = "softmax"
-    fp32_router: bool = False
-    group_limited: bool = False
-    normalised: bool = False
-    narrow_weights: bool = False
-    scaled: bool = False
-
-
-class FlatLatent(_Strict):
-    """Multi-head latent attention."""
-
-    q_lora_rank: Size | None = None
-    kv_lora_rank: Size
-    qk_nope_head_dim: Size
-    qk_rope_head_dim: Size
-    v_head_dim: Size
-    rotation: Literal["complex", "pairs"] = "pairs"
-
-
-class FlatOutside(_Strict):
-    """A tensor outside the blocks."""
-
-    name: str
-    parameters: Annotated[int, Field(gt=0, lt=2**62)]
-    place: Literal["first", "last"] = "first"
-
-
-class Flat(_Strict):
-    """A stack of equal blocks (after a few dense ones in some mixtures of experts), its embedding and its head."""
-
-    name: str = "inline"
-    family: str = "custom"
-    aliases: Annotated[tuple[str, ...], Field(strict=False)] = ()
-    n_layers: Size
-    hidden: Size
-    heads: Size
-    kv_heads: Size | None = None
-    head_dim: Size | None = None
-    ffn: Size | None = None
-    vocab: Count
-    gated: bool = True
-    activation: str | None = None
-    packed_mlp: bool = False
-    cast_before_down: bool = False
-    norm: Literal["rmsnorm", "layernorm"] = "rmsnorm"
-    norm_weight: bool = True
-    norm_bias: bool | None = None
-    """Whether norms have a bias; as usual for `norm` where absent."""
-    norm_scale: Literal["narrow", "wide", "plus-one"] = "narrow"
-    norm_rescales_input: bool = False
-    norms: Count = 2
-    norm_place: Literal["pre", "post", "branch", "both"] = "pre"
-    final_norm: bool = True
-    parallel: bool = False
-    summed_branches: bool = False
-    bias: FlatBias = FlatBias()
-    tied: bool = False
-    head: bool = True
-    head_scaled: bool = False
-    head_softcap: bool = False
-    positions: Literal["rope", "learned", "alibi", "relative", "none"] = "rope"
-    position_index: Literal["token", "row", "buffer"] = "row"
-    """What holds the numbers of learned positions (see :class:`memcalc.specs.model.Lookup`)."""
-    image_values: Count = 0
-    """Values of a sample's image, for a vision tower; with `patch_values`, those of one of its patches."""
-    patch_values: Count = 0
-    tail: Annotated[Tail, Field(strict=False)] = Tail()
-    position_rows: Size | None = None
-    """Rows of the learned positions; `max_positions` where absent."""
-    max_positions: Size
-    embedding_dim: Size | None = None
-    embedding_scaled: bool = False
-    """The embedding is multiplied by a constant (Granite, Gemma)."""
-    qk_norm: Literal["none", "head", "full"] = "none"
-    packed_qkv: bool = False
-    returns_cache: bool = False
-    kv_form: Literal["views", "copied", "expanded", "broadcast"] = "views"
-    sinks: bool = False
-    causal: bool = True
-    window: Size | None = None
-    full_every: Annotated[int, Field(gt=1)] | None = None
-    softcap: bool = False
-    rotary_fraction: Annotated[float, Field(gt=0.0, le=1.0)] = 1.0
-    rotary_joined: bool = False
-    rotary_tables: Size = 1
-    wide_rotary: bool = False
-    scores_bias: Literal["none", "in-product", "added", "relative", "zeros"] = "none"
-    contiguous_queries: bool = False
-    fused: bool = True
-    explicit_mask: bool = False
-    upcast_softmax: bool = True
-    relative_buckets: Size | None = None
-    dropout: FlatDropout = FlatDropout()
-    moe: FlatExperts | None = None
-    mla: FlatLatent | None = None
-    outside: Annotated[tuple[FlatOutside, ...], Field(strict=False)] = ()
-    tower: Literal["decoder", "encoder", "vision", "text"] = "decoder"
-    fixed_tokens: dict[str, Size] = Field(default_factory=dict)
-    hf_class: str | None = None
-    hf_config: dict[str, object] = Field(default_factory=dict)
-    published_parameters: Annotated[int, Field(gt=0)] | None = None
-    source: Annotated[str, Field(min_length=1)] = "given by the user"
-    notes: str = ""
+from memcalc.specs.flat_tables import Flat, FlatBias, FlatDropout, FlatExperts, FlatLatent, FlatOutside
+from memcalc.specs.model import BlockGroup, Lookup, Model, Outside, Pattern, TowerEnds, patterns
 
 
 def from_flat(mapping: Mapping[str, Any]) -> Model:
@@ -198,16 +44,45 @@ def flat_of(mapping: Mapping[str, Any]) -> Flat:
 
 
 def groups_of(flat: Flat) -> tuple[BlockGroup, ...]:
-    """Return the block groups of a flat model: the leading dense blocks of a mixture of experts come first."""
-    if flat.moe is None:
-        return (BlockGroup(count=flat.n_layers, tower=flat.tower, block=_block(flat, _dense(flat))),)
-    dense, routed = flat.moe.first_dense, flat.n_layers - flat.moe.first_dense
-    if routed <= 0:
-        raise CombinationError("moe.first_dense", dense, f"must be below n_layers {flat.n_layers}")
-    groups = [BlockGroup(count=routed, tower=flat.tower, block=_block(flat, _experts(flat, flat.moe)))]
-    if dense:
-        groups.insert(0, BlockGroup(count=dense, tower=flat.tower, block=_block(flat, _dense(flat))))
-    return tuple(groups)
+    """Return the blocks of a flat model by kind, in the order in which the kinds appear."""
+    kinds = _kinds(flat)
+    return tuple(
+        BlockGroup(count=kinds.count(kind), tower=flat.tower, block=_block(flat, *kind))
+        for kind in dict.fromkeys(kinds)
+    )
+
+
+def order_of(flat: Flat) -> tuple[Pattern, ...]:
+    """Return where the blocks of each group stand; nothing where they stand one group after another."""
+    kinds = _kinds(flat)
+    places = {kind: index for index, kind in enumerate(dict.fromkeys(kinds))}
+    sequence = [places[kind] for kind in kinds]
+    return () if sequence == sorted(sequence) else patterns(sequence)
+
+
+def _kinds(flat: Flat) -> list[tuple[bool, bool]]:
+    """Of each block whether it has a window, and whether it is routed."""
+    layers = range(flat.n_layers)
+    full = set(_listed(flat.full_layers, "full_layers", flat.n_layers))
+    if flat.full_layers is None and flat.full_every is not None:
+        full = set(layers[flat.full_every - 1 :: flat.full_every])
+    dense = set(layers)
+    if flat.moe is not None:
+        if not flat.moe.first_dense < flat.n_layers:
+            raise CombinationError("moe.first_dense", flat.moe.first_dense, f"must be below n_layers {flat.n_layers}")
+        listed = flat.moe.dense_layers
+        dense = set(
+            layers[: flat.moe.first_dense] if listed is None else _listed(listed, "moe.dense_layers", flat.n_layers)
+        )
+    return [(flat.window is not None and index not in full, index not in dense) for index in layers]
+
+
+def _listed(indices: tuple[int, ...] | None, key: str, layers: int) -> tuple[int, ...]:
+    """Return the indices of some blocks, each of which the model has."""
+    beyond = next((index for index in indices or () if index >= layers), None)
+    if beyond is not None:
+        raise CombinationError(key, beyond, f"must be below n_layers {layers}")
+    return indices or ()
 
 
 def norm_of(flat: Flat) -> Norm:
@@ -243,6 +118,7 @@ def _model(flat: Flat) -> Model:
         embedding_dropout=flat.dropout.embedding,
         final_norm=norm_of(flat) if flat.final_norm else None,
         groups=groups_of(flat),
+        order=order_of(flat),
         outside=outside_of(flat),
         ends=(ends_of(flat),),
         tail=flat.tail,
@@ -274,11 +150,12 @@ def _lookups(flat: Flat) -> tuple[Lookup, ...]:
     return tuple(tables)
 
 
-def _block(flat: Flat, mlp: Mlp | MixtureOfExperts) -> Block:
+def _block(flat: Flat, windowed: bool, routed: bool) -> Block:
+    attention = _attention(flat)
     return Block(
         hidden=flat.hidden,
-        attention=_attention(flat),
-        mlp=mlp,
+        attention=attention if windowed else attention.model_copy(update={"window": None}),
+        mlp=_experts(flat, flat.moe) if routed and flat.moe is not None else _dense(flat),
         norm=norm_of(flat),
         norms=flat.norms,
         norm_place=flat.norm_place,
@@ -292,12 +169,10 @@ def _attention(flat: Flat) -> Attention:
     bias, kv_heads = flat.bias, flat.kv_heads or flat.heads
     if flat.heads % kv_heads:
         raise CombinationError("kv_heads", kv_heads, f"must divide heads {flat.heads}")
-    q, k, v = (bias.qkv if own is None else own for own in (bias.q, bias.k, bias.v))
-    same = ("heads", "qk_norm", "packed_qkv", "returns_cache", "sinks", "causal", "window", "full_every", "softcap",
-            "rotary_fraction", "relative_buckets", "kv_form", "rotary_joined", "rotary_tables", "wide_rotary",
-            "scores_bias", "fused", "explicit_mask", "upcast_softmax", "contiguous_queries")  # fmt: skip
+    q, k, v = (bias.qkv if given is None else given for given in (bias.q, bias.k, bias.v))
     return Attention(
-        **{key: getattr(flat, key) for key in same},
+        **{key: getattr(flat, key) for key in AttentionForm.model_fields},
+        heads=flat.heads,
         kv_heads=kv_heads,
         head_dim=_head_dim(flat),
         q_bias=q,
@@ -343,10 +218,10 @@ def _experts(flat: Flat, moe: FlatExperts) -> MixtureOfExperts:
         raise CombinationError("moe.topk", moe.topk, f"must be at most moe.experts {moe.experts}")
     if ffn is None:
         raise InputError("moe.ffn", None, "must be given: the inner width of one expert")
-    same = ("experts", "topk", "shared_gate", "router_bias", "expert_bias", "scores", "fp32_router", "group_limited",
-            "normalised", "narrow_weights", "scaled")  # fmt: skip
     return MixtureOfExperts(
-        **{key: getattr(moe, key) for key in same},
+        **{key: getattr(moe, key) for key in RouterForm.model_fields},
+        experts=moe.experts,
+        topk=moe.topk,
         ffn=ffn,
         gated=flat.gated,
         activation=_activation(flat),
@@ -364,8 +239,8 @@ def _sentence(error: ValidationError) -> InputError:
         return UnknownNameError("model key", path[-1], f"must be one of {', '.join(known)}", known)
     if first["type"] == "missing":
         return InputError(key, None, "must be given")
-    said = first["msg"].removeprefix("Value error, ").replace("Input should be", "must be").rstrip(".")
-    return InputError(key, first["input"], said.partition(" or instance of")[0])
+    message = first["msg"].removeprefix("Value error, ").replace("Input should be", "must be").rstrip(".")
+    return InputError(key, first["input"], message.partition(" or instance of")[0])
 
 
 def _table(path: list[str]) -> type[BaseModel]:

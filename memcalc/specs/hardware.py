@@ -12,8 +12,6 @@ from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, field_validator
 if TYPE_CHECKING:
     from memcalc.specs.calibration import Calibration
 
-__all__ = ["GPU", "ComputeDtype", "MemoryTier", "Node"]
-
 ComputeDtype = Literal["fp32", "tf32", "bf16", "fp16", "fp8", "fp4", "int8"]
 """What a matrix unit multiplies in; tf32 is fp32 data at reduced precision."""
 
@@ -33,6 +31,12 @@ class _Record(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
 
+VendorName = Literal["nvidia", "amd", "intel", "huawei"]
+Part = Literal["context", "world", "group", "handle", "engine"]
+"""What a process has beside its tensors: its context, the communicator of all ranks and each further one, and the
+workspaces of a BLAS handle and of TransformerEngine."""
+
+
 class GPU(_Record):
     """One accelerator as a process sees it.
 
@@ -47,7 +51,7 @@ class GPU(_Record):
     """The preset's name, as typed after --gpu."""
     aliases: tuple[str, ...] = ()
     """Other names for it."""
-    vendor: Literal["nvidia", "amd", "intel", "huawei"]
+    vendor: VendorName
     """Who makes it."""
     arch: str
     """Architecture, such as "Ampere"."""
@@ -111,6 +115,53 @@ class GPU(_Record):
         return self.nvlink_bytes_per_s or self.pcie_bytes_per_s
 
 
+class VendorFigure(_Record):
+    """A size that software takes on the GPUs of a vendor, or on some of them."""
+
+    bytes: Bytes
+    """As usual [bytes]."""
+    high: Bytes | None = None
+    """The most that was seen [bytes]; as usual where none is known."""
+    capability: str | None = None
+    """CUDA compute capability of the GPUs that it is for."""
+    from_capability: str | None = None
+    """The lowest of them, where it is for all from one on."""
+    arch: tuple[str, ...] = ()
+    """Parts of the name of their architecture, where it is for some alone."""
+    source: Annotated[str, Field(min_length=1)]
+    """Where the figure comes from."""
+
+    def fits(self, gpu: GPU) -> bool:
+        """Whether it is for a GPU."""
+        given = float(gpu.compute_capability or 0)
+        exact = self.capability is None or given == float(self.capability)
+        above = self.from_capability is None or given >= float(self.from_capability)
+        return exact and above and (not self.arch or any(part in gpu.arch for part in self.arch))
+
+
+class Vendor(_Record):
+    """What a vendor's software takes beside the tensors of a process; a figure that is absent is not known."""
+
+    title: Name
+    """The vendor and its software, for sentences."""
+    context: VendorFigure | None = None
+    """Context of one process, where the GPU's preset has none."""
+    world: VendorFigure | None = None
+    """The communicator of all ranks."""
+    group: VendorFigure | None = None
+    """Each further communicator."""
+    handle: tuple[VendorFigure, ...] = ()
+    """Workspace of one BLAS handle: the last that fits the GPU."""
+    engine: tuple[VendorFigure, ...] = ()
+    """Workspace of TransformerEngine, likewise."""
+
+    def figure(self, part: Part, gpu: GPU) -> VendorFigure | None:
+        """Return the size of a part on a GPU, or None where it is not known."""
+        known = getattr(self, part)
+        rows = known if isinstance(known, tuple) else (known,)
+        return next((row for row in reversed(rows) if row is not None and row.fits(gpu)), None)
+
+
 class MemoryTier(_Record):
     """Memory of a node that is slower than the GPU's own: host memory, a CXL expander, NVMe drives."""
 
@@ -120,8 +171,6 @@ class MemoryTier(_Record):
     """Size [bytes] for the whole node."""
     bandwidth_bytes_per_s: Rate
     """Rate [bytes/s] for the whole node, in its slower direction; an upper limit."""
-    latency_s: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
-    """Time [s] to the first byte; none where no figure was found."""
     source: Annotated[str, Field(min_length=1)]
     """Where the figures come from."""
 

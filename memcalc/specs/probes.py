@@ -8,8 +8,6 @@ from pydantic import Field
 
 from memcalc.specs.strict import Size, Strict, Text
 
-__all__ = ["Communicator", "Probe", "Rate", "RateKind"]
-
 RateKind = Literal[
     "matmul",
     "attention",
@@ -29,19 +27,25 @@ class Probe(Strict):
     """One probe of one kind of GPU: where its runs and rates come from, and what a process needs beside tensors."""
 
     id: Text
+    """Its name in the file, to which rows refer."""
     gpu: Text
     """A preset's name."""
     name: Text
     """What the driver calls the GPU."""
     date: Annotated[str, Field(pattern=r"^\d{4}-\d{2}-\d{2}$")]
+    """The day on which it ran, as 2026-11-22."""
     driver: str = ""
+    """The driver's version."""
     cuda: str = ""
     """That torch was built for."""
     torch: Text
+    """PyTorch's version."""
     software: str = ""
     """Further packages with their versions."""
     memcalc: Text
+    """The version that measured."""
     gpus: Annotated[int, Field(gt=0)] = 1
+    """GPUs of the machine that took part."""
     memory: Size | None = None
     """Capacity that torch reports [bytes]."""
     settings: dict[str, str] = Field(default_factory=dict)
@@ -55,6 +59,7 @@ class Probe(Strict):
     allocator: dict[str, Size] = Field(default_factory=dict)
     """Sizes that the allocator was seen to use, such as rounding, small_segment, large_segment [bytes]."""
     comment: str = ""
+    """What else was noted."""
 
 
 class Rate(Strict):
@@ -63,7 +68,9 @@ class Rate(Strict):
     probe: Text
     """The `[[probe]]` in which it was timed."""
     kind: RateKind
+    """What was timed."""
     dtype: str = ""
+    """Of the operands; empty where it has none."""
     shape: dict[str, Annotated[int, Field(gt=0)]] = Field(default_factory=dict)
     """Such as m, n, k; or batch, heads, seq, head_dim; or bytes."""
     work: Annotated[float, Field(gt=0)]
@@ -71,15 +78,18 @@ class Rate(Strict):
     seconds: Annotated[float, Field(gt=0)]
     """Of one operation: the median of several."""
     gpus: Annotated[int, Field(gt=0)] = 1
+    """GPUs that took part."""
 
 
 class Communicator(Strict):
     """Device memory that appeared outside the allocator with the first use of a process group."""
 
     probe: Text
+    """The `[[probe]]` in which it was measured."""
     kind: Literal["world", "group"]
     """All ranks, or a further group of some or all of them."""
     ranks: Annotated[int, Field(gt=1)]
+    """Of the process group."""
     gpus: Annotated[int, Field(gt=1)]
     """Of the job."""
     collective: Text

@@ -6,6 +6,7 @@ forward and backward allocate and free them. It has no tensor in it and needs no
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
 from typing import Annotated, Literal, NamedTuple
@@ -23,6 +24,28 @@ Count = Annotated[int, Field(ge=0, le=2**48)]
 Index = Annotated[int, Field(ge=-(2**20), lt=2**20)]
 
 
+@dataclass(frozen=True)
+class Source:
+    """A module that is to be recorded, in the user's words."""
+
+    module: str
+    """The factory, as ``package.module:function``."""
+    inputs: str = ""
+    """The function that makes a batch."""
+    loss: str = ""
+    """The function that makes the loss of the output; the output's own where empty."""
+    block_class: str = ""
+    """The class of its blocks; detected where empty."""
+    seq_len: int = 0
+    """The length around which sizes are fitted; 0 for the usual one."""
+
+    @property
+    def words(self) -> tuple[tuple[str, str], ...]:
+        """The further options, as typed."""
+        named = (("inputs", self.inputs), ("loss-fn", self.loss), ("block-class", self.block_class))
+        return tuple((name, value) for name, value in named if value)
+
+
 class Frozen(BaseModel):
     """Base of the records: immutable, and an unknown key is an error."""
 
@@ -33,26 +56,40 @@ class Storage(NamedTuple):
     """One storage; that of a weight's gradient is counted in elements of width 1, whatever its dtype."""
 
     name: Annotated[str, Field(max_length=400)]
+    """What made it."""
     kind: Kind
+    """What it is: an activation, a gradient, a weight's copy."""
     elements: Count
+    """For each of ``unit`` [-]."""
     width: Annotated[int, Field(ge=0, le=16)]
+    """Bytes of an element."""
     unit: Unit
+    """What its size grows with: tokens, samples, or nothing."""
 
 
 class Execution(Frozen):
     """One part's forward and backward, as :class:`memcalc.trace.template.Template` has it."""
 
     mode: Mode
+    """Widths in which it ran."""
     treatment: Treatment
+    """What of it is computed again."""
     records: tuple[Storage, ...] = Field(min_length=1, max_length=100_000)
+    """Its storages; the first is its input."""
     forward: tuple[Index, ...]
+    """Storages in the order in which forward allocates (n) and frees (~n) them."""
     backward: tuple[Index, ...]
+    """The same of backward."""
     kept: tuple[Index, ...]
+    """What autograd keeps from forward to backward."""
     passing: tuple[Index, ...] = ()
     """What a local variable holds until the whole forward ends, while later parts run; here it is freed at once."""
     output: Index
+    """The storage of its output."""
     incoming: Index
+    """The gradient of its output."""
     outgoing: Index | None = None
+    """The gradient of its input; none where nothing before it is trained."""
 
     @model_validator(mode="after")
     def _consistent(self) -> Execution:
@@ -84,6 +121,7 @@ class Segment(Frozen):
     flops: dict[Unit, Count] = Field(default_factory=dict)
     """Operations of one forward, by what they grow with [FLOP]."""
     runs: tuple[Execution, ...] = Field(min_length=1)
+    """Its execution in each mode and treatment."""
 
     def __hash__(self) -> int:
         """Cheap: a segment is a part of the keys of caches, and its records are many."""
@@ -115,6 +153,7 @@ class Recording(Frozen):
     notes: tuple[str, ...] = ()
     """What the user should know of the figures."""
     torch: str = ""
+    """The version of PyTorch that recorded it."""
 
     def __hash__(self) -> int:
         """As cheap as that of its segments."""

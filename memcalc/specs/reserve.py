@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from memcalc.specs.model import Frozen
+from memcalc.specs.strict import Frozen
 
 
 class Reserve(Frozen):
     """One class: the range of measured / predicted - 1, of reserved or device memory."""
 
     name: str
+    """The class of jobs."""
     low: float = Field(gt=-1.0)
     """Lower end of the range [-]."""
     middle: float = 0.0

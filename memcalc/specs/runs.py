@@ -1,13 +1,15 @@
 """Measured runs: what was trained, on what, how, and the memory that somebody read.
 
-A runs file holds `[[run]]` tables; it may also say which published runs were left out (`[[left_out]]`), why a run is
-far off (`[[explained]]`), and which accuracy is aimed at (`[[target]]`). What `memcalc probe` measures beside runs
-stands in `[[probe]]`, `[[rate]]` and `[[communicator]]`.
+A runs file holds `[[run]]` tables, or `[[sweep]]` tables of runs that share most of their fields, with where they were
+published (`[[publication]]`); it may also say which published runs were left out (`[[left_out]]`), why a run is far off
+(`[[explained]]`), and which accuracy is aimed at (`[[target]]`). What `memcalc probe` measures beside runs stands in
+`[[probe]]`, `[[rate]]` and `[[communicator]]`.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
@@ -16,22 +18,10 @@ from memcalc.errors import InputError, UnknownNameError
 from memcalc.specs.probes import Communicator, Probe, Rate
 from memcalc.specs.strict import Size, Strict, Text, Texts
 
-__all__ = [
-    "FIGURES",
-    "GRADES",
-    "Explained",
-    "Figure",
-    "LeftOut",
-    "Measured",
-    "MeasuredPhase",
-    "Run",
-    "RunsFile",
-    "Target",
-]
-
 Figure = Literal["allocated", "reserved", "device"]
 """What `torch.cuda.max_memory_allocated()`, `torch.cuda.max_memory_reserved()` and nvidia-smi read."""
 FIGURES: tuple[Figure, ...] = ("allocated", "reserved", "device")
+Outcome = Literal["fits", "oom", "failed"]
 Grade = Literal["A", "A-", "B"]
 """A and A-: every setting was read in the source; B: something is assumed, or was read coarsely."""
 GRADES: tuple[str, ...] = ("A", "A-", "B")
@@ -46,8 +36,8 @@ _RANK_ALLOWED = 'must be max, last, first stage, a rank number, or such as "stag
 def _rank(value: object) -> str:
     """Check which rank was read; a number may stand as one."""
     text = str(value) if isinstance(value, int | str) and not isinstance(value, bool) else ""
-    found = _RANK.fullmatch(text)
-    if found is None or (found[1] and int(found[1]) > int(found[2])):
+    match = _RANK.fullmatch(text)
+    if match is None or (match[1] and int(match[1]) > int(match[2])):
         raise InputError("rank", value, _RANK_ALLOWED)
     return text
 
@@ -56,8 +46,11 @@ class Measured(Strict):
     """The figures that were read [bytes]."""
 
     allocated: Size | None = None
+    """What ``max_memory_allocated`` read [bytes]."""
     reserved: Size | None = None
+    """What ``max_memory_reserved`` read [bytes]."""
     device: Size | None = None
+    """What nvidia-smi showed for the process [bytes]."""
     unknown: Size | None = None
     """A figure whose source does not say which of the three it is: listed, never scored."""
 
@@ -72,30 +65,51 @@ class Run(Strict):
     """One run."""
 
     id: Text
+    """Its name, unique over all files."""
     source: Text
     """Where the figure was read, with a commit or a date."""
     grade: Grade
+    """A, A-: every setting was read; B: something was assumed, or read coarsely."""
     model: Text | dict[str, Any]
     """A preset, a config.json, or an inline table."""
     gpu: Text
+    """A preset's name."""
     gpu_memory: Size | None = None
     """Replaces the preset's capacity [bytes]."""
     context: Size | None = None
     """Replaces the preset's CUDA context [bytes], where a campaign states its own."""
     gpus: Annotated[int, Field(gt=0)] = 1
+    """GPUs of the job."""
+    network: Annotated[float, Field(gt=0)] | None = None
+    """Replaces the node's rate from one GPU to other nodes, one direction [bytes/s]."""
     workload: dict[str, Any] = Field(default_factory=dict)
+    """seq_len, micro_batch, global_batch and the like, as options with underscores."""
     strategy: dict[str, Any] = Field(default_factory=dict)
     """Options of the command line with underscores, or any further field of a strategy."""
     software: str = ""
+    """Versions, as free text."""
     measured: Measured = Measured()
+    """The figures."""
     rank: Annotated[str, BeforeValidator(_rank)] = "max"
     """Which rank was read."""
-    outcome: Literal["fits", "oom"] = "fits"
+    outcome: Outcome = "fits"
+    """Whether it ran, or ran out of memory: then a figure is a bound; what failed ran out of memory or crashed."""
     tokens_per_second_per_gpu: Annotated[float, Field(gt=0)] | None = None
+    """Measured throughput [tokens/s]."""
+    mfu: Annotated[float, Field(gt=0, lt=1)] | None = None
+    """Model FLOP/s over the GPU's dense peak, as published [-]."""
+    tflops: Annotated[float, Field(gt=0)] | None = None
+    """Model FLOP/s of a GPU, as published [TFLOP/s]."""
+    not_fitted: str = ""
+    """Why no model of step time may be fitted on it; empty where it may."""
     assumed: Texts = ()
     """Fields filled from context."""
     group: Text = "other"
+    """How the report groups it."""
+    sweep: str = ""
+    """Runs of one sweep differ in layout alone, so that their order says something; empty without one."""
     comment: str = ""
+    """What else the source says."""
     probe: Text | None = None
     """The `[[probe]]` in which it was measured."""
     phases: dict[MeasuredPhase, Size] = Field(default_factory=dict)
@@ -108,19 +122,64 @@ class Run(Strict):
     """Time of one optimizer step, the median of several after the first two [s]."""
 
 
+class Sweep(Strict):
+    """Runs as the rows of a table; what they share stands beside it, as fields of a run."""
+
+    columns: Texts
+    """Which field each column holds, dotted inside a table: ``strategy.tp``."""
+    rows: Annotated[tuple[Annotated[tuple[Any, ...], Field(strict=False)], ...], Field(strict=False)]
+    """A row a run; an empty text stands for what a run does not give."""
+
+    @model_validator(mode="after")
+    def _as_wide_as_the_columns(self) -> Sweep:
+        wrong = next((number for number, row in enumerate(self.rows, 1) if len(row) != len(self.columns)), None)
+        if wrong is not None:
+            raise ValueError(f"row {wrong} must have {len(self.columns)} values, one a column")
+        return self
+
+    def tables(self, shared: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+        """Each row as the table of a run, over what all share."""
+        for row in self.rows:
+            table = dict(shared)
+            for column, value in zip(self.columns, row, strict=True):
+                if value == "":
+                    continue
+                name, _, key = column.partition(".")
+                table[name] = {**table.get(name, {}), key: value} if key else value
+            yield table
+
+
+class Publication(Strict):
+    """Where the runs of a group were published, and what to know before they are used."""
+
+    group: Text
+    """The group of its runs."""
+    citation: Text
+    """Who, what, when."""
+    address: Text
+    """Where it is read."""
+    caveats: Texts = ()
+    """What it does not say, and what was assumed."""
+
+
 class LeftOut(Strict):
     """A published run that cannot be compared, and why."""
 
     id: Text
+    """The run's name."""
     reason: Text
+    """Why, in one sentence."""
 
 
 class Explained(Strict):
     """Why one or several runs are far from the prediction."""
 
     id: Text | None = None
+    """One run's name."""
     ids: Texts = ()
+    """Several runs' names."""
     reason: Text
+    """Why, in one sentence."""
 
     @model_validator(mode="after")
     def _names_a_run(self) -> Explained:
@@ -138,9 +197,13 @@ class Target(Strict):
     """An accuracy that is aimed at for some of the runs: the largest median and 90th percentile of |error|."""
 
     name: Text
+    """What the report calls it."""
     figure: Figure
+    """Which of the figures."""
     median: Annotated[float, Field(gt=0)]
+    """The largest median of |error| [-]."""
     p90: Annotated[float, Field(gt=0)]
+    """The largest 90th percentile of |error| [-]."""
     only: dict[str, list[Any]] = Field(default_factory=dict)
     """Field of a run, such as `group` or `strategy.quantize`, and the values that count; "" stands for not given."""
     never: dict[str, list[Any]] = Field(default_factory=dict)
@@ -155,12 +218,21 @@ class Target(Strict):
 
 
 class RunsFile(Strict):
-    """The content of one file, or of several taken together."""
+    """The content of one file, or of several taken together; a sweep stands as its runs."""
 
     run: Annotated[tuple[Run, ...], Field(strict=False)] = ()
+    """The runs."""
+    publication: Annotated[tuple[Publication, ...], Field(strict=False)] = ()
+    """Where groups of runs were published."""
     left_out: Annotated[tuple[LeftOut, ...], Field(strict=False)] = ()
+    """Published runs that cannot be compared."""
     explained: Annotated[tuple[Explained, ...], Field(strict=False)] = ()
+    """Reasons of runs far from their prediction."""
     target: Annotated[tuple[Target, ...], Field(strict=False)] = ()
+    """Accuracies that are aimed at."""
     probe: Annotated[tuple[Probe, ...], Field(strict=False)] = ()
+    """Probes in which runs and rates were measured."""
     rate: Annotated[tuple[Rate, ...], Field(strict=False)] = ()
+    """Timed operations."""
     communicator: Annotated[tuple[Communicator, ...], Field(strict=False)] = ()
+    """Device memory of process groups."""

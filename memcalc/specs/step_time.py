@@ -6,9 +6,7 @@ from collections.abc import Sequence
 
 from pydantic import Field
 
-from memcalc.specs.model import Frozen
-
-__all__ = ["Constant", "ErrorRow", "LeftOut", "Order", "Span", "StepTimeTable"]
+from memcalc.specs.strict import Frozen
 
 
 class Constant(Frozen):
@@ -21,6 +19,7 @@ class Constant(Frozen):
     value: float = Field(ge=0)
     """In its unit."""
     unit: str
+    """Of ``value``, ``low`` and ``high``."""
     low: float
     """The least value in refits that leave a source out; the value itself where nothing was fitted."""
     high: float
@@ -33,6 +32,7 @@ class Span(Frozen):
     """How far measured steps lie from predicted ones, for one kind of job."""
 
     name: str
+    """The kind of job."""
     low: float = Field(gt=-1.0)
     """Lower end of measured / predicted - 1 [-]."""
     high: float
@@ -51,40 +51,58 @@ class ErrorRow(Frozen):
     """|predicted / measured - 1| of the published runs of one source, or of all."""
 
     name: str
+    """The source, or all."""
     runs: int
+    """Published runs with throughput."""
     median: float
+    """Of |error| [-]."""
     p90: float
+    """90th percentile of |error| [-]."""
     crossed_median: float
     """The same by constants that were fitted without the source."""
     crossed_p90: float
+    """Its 90th percentile."""
 
 
 class Order(Frozen):
     """Pairs of comparable runs, and how many of them the model puts in the right order."""
 
     name: str
+    """Which pairs: all that compare, or those that differ in layout alone."""
     pairs: int
+    """How many there are."""
     right: int
+    """Of these, how many are in the measured order."""
     crossed_right: int
+    """The same by constants that were fitted without the source."""
 
 
 class LeftOut(Frozen):
     """Runs that were not fitted on."""
 
     runs: int
+    """How many."""
     reason: str
+    """Why, in one sentence."""
 
 
 class StepTimeTable(Frozen):
     """All of them."""
 
     constant: tuple[Constant, ...]
+    """The fitted constants."""
     span: tuple[Span, ...]
+    """Ranges of a step by kind of job."""
     error: tuple[ErrorRow, ...] = ()
+    """Errors by source."""
     order: tuple[Order, ...] = ()
+    """Right orders by source."""
     left_out: tuple[LeftOut, ...] = ()
+    """Runs that were not fitted on."""
     gpus: dict[str, int]
     """Published runs by the GPU that they were measured on."""
+    adapters: dict[str, int] = Field(default_factory=dict)
+    """Those with adapters, by architecture and by how the frozen base is stored."""
 
     def with_measured(self, gpu: str, constants: Sequence[Constant], runs: int) -> StepTimeTable:
         """Return the table of one GPU, with constants that were measured on it in a number of runs."""

@@ -1,13 +1,18 @@
-"""What is fed (workload) and one candidate way to train (strategy)."""
+"""One candidate way to train, as the table of its options.
+
+A field's type, default and annotation say all there is to say of an option. The command line, ``--set``, the library's
+keywords, the grid, the references and ``diff`` are computed from them (:mod:`memcalc.specs.options`).
+"""
 
 from __future__ import annotations
 
-from typing import Literal, get_args
+from typing import Annotated, Literal, get_args
 
 from pydantic import Field
 
-from memcalc.specs.adapters import AdapterDtype, AlsoTrained, Quantization
-from memcalc.specs.model import Frozen
+from memcalc.specs.adapters import AdapterDtype, AlsoTrained, Lora, Quantization, lora_of
+from memcalc.specs.option import ADAPTERS, JOB, MEMORY, PARALLELISM, Option
+from memcalc.specs.strict import Frozen
 
 FrameworkName = Literal[
     "fsdp2", "fsdp1", "ddp", "deepspeed", "megatron", "hf", "torchtitan", "torchtune", "litgpt", "plain"
@@ -24,10 +29,12 @@ Optimizer = Literal[
     "sgd",
     "sgd-momentum",
     "muon",
+    "soap",
+    "galore-adamw",
 ]
 OptimizerImpl = Literal["fused", "foreach", "loop"]
 Schedule = Literal["1f1b", "interleaved", "gpipe", "interleaved-zb", "zb-h1", "zb-h2", "zb-1p", "zb-2p", "zb-v"]
-AttentionImpl = Literal["flash", "efficient", "cudnn", "math", "eager"]
+AttentionImpl = Literal["flash", "efficient", "cudnn", "math", "eager", "sdpa"]
 Loss = Literal["standard", "chunked", "fused-kernel", "fused-linear", "parallel", "triton"]
 Kernels = Literal["model", "fused", "te"]
 Compile = Literal["none", "blocks", "blocks+loss", "model", "loss"]
@@ -41,15 +48,6 @@ SCHEDULES: tuple[str, ...] = get_args(Schedule)
 OPTIMIZERS: tuple[str, ...] = get_args(Optimizer)
 
 
-class Workload(Frozen):
-    """What one optimizer step is fed."""
-
-    seq_len: int = Field(gt=0)
-    """Tokens a sequence."""
-    global_batch: int = Field(gt=0)
-    """Sequences an optimizer step, over all ranks."""
-
-
 Largest = Literal["seq-len", "micro-batch", "model"]
 """What ``memcalc max`` is asked for."""
 Smallest = Literal["gpus"]
@@ -59,90 +57,304 @@ Smallest = Literal["gpus"]
 class Strategy(Frozen):
     """One way to train, every field resolved. Degrees are numbers of ranks; ``dp`` follows from the rest."""
 
-    framework: str = "fsdp2"
-    """A name of :data:`FRAMEWORKS`, with an era where one was given (``hf@4.46``)."""
-    precision: Precision = "bf16-mixed"
-    optimizer: Optimizer = "adamw"
-    optimizer_impl: OptimizerImpl = "foreach"
-    optimizer_in_backward: bool = False
-    zero: Literal[0, 1, 2, 3] = 0
-    dp: int = Field(default=1, gt=0)
-    """Data-parallel ranks, context parallelism left out."""
-    tp: int = Field(default=1, gt=0)
-    sp: bool = False
-    pp: int = Field(default=1, gt=0)
-    pp_schedule: Schedule = "1f1b"
-    vpp: int = Field(default=1, gt=0)
-    cp: int = Field(default=1, gt=0)
-    ep: int = Field(default=1, gt=0)
-    recompute: str = "none"
-    """A policy of :mod:`memcalc.formulas.recompute`, such as ``full``, ``every-2`` or ``modules:mlp``."""
-    offload: tuple[Offload, ...] = ()
-    offload_to: Tier = "cpu"
-    attention: AttentionImpl = "flash"
-    loss: Loss = "standard"
-    kernels: Kernels = "model"
-    reduce_dtype: Literal["fp32", "bf16"] = "fp32"
-    checkpoint: Literal["", "reentrant", "non-reentrant"] = ""
-    """How checkpoints run; as the framework does it where empty."""
-    compile: Compile = "none"
-    cp_kind: ContextParallel = "ring"
-    etp: int = Field(default=0, ge=0)
-    """Tensor-parallel ranks of an expert; as many as of the rest where 0."""
-    mtp: int = Field(default=0, ge=0)
-    """Blocks that predict further tokens."""
-    microbatch_group: int = Field(default=0, ge=0)
-    """Micro-batches that pass one model chunk before the next chunk's turn; as many as stages where 0."""
-    first_stage_layers: int = Field(default=0, ge=0)
-    last_stage_layers: int = Field(default=0, ge=0)
-    """Blocks of the first and last stage of a pipeline; an equal share where 0."""
-    embedding_in_split: bool = False
-    loss_in_split: bool = False
-    wgrad_fusion: bool = True
-    """Weight gradients are added to the gradient buffer by the matmul itself (Megatron-LM)."""
-    float8: Literal["", "tensorwise", "rowwise", "rowwise_with_gw_hp", "mxfp8"] = ""
-    """How float8 matmuls scale their inputs, which they keep in 16 bits; empty without float8."""
-    float8_all_gather: bool = False
-    async_tp: bool = False
-    fsdp_schedule: Literal["default", "simple"] = "default"
-    """`simple`: gathers and reductions are part of the compiled graph, on the compute stream (SimpleFSDP)."""
-    reshard: Literal["default", "always", "never"] = "default"
-    """Which blocks FSDP shards again after forward; by default as the framework does it."""
-    expandable_segments: bool = False
-    lora: str = ""
-    """Rank and targets of the adapters, as in ``16:q,k,v,o``; empty where the weights themselves are trained."""
-    adapter_dtype: AdapterDtype = "fp32"
-    autocast: bool = False
-    """Autocast over 16-bit weights."""
-    also_train: tuple[AlsoTrained, ...] = ()
-    quantize: Quantization = "none"
-    """How the frozen base is stored."""
-    lora_dropout: float = Field(default=0.0, ge=0.0, lt=1.0)
-    lora_kernels: Kernels = "model"
-    gptq_group: int = Field(default=128, ge=0)
-    prepare_kbit: bool = False
-    """Norms are cast to fp32 over a quantised base, and with them the residual stream."""
-    wide_embedding_moments: bool = False
-    """Embedding tables keep 32-bit moments under an 8-bit optimizer (Transformers' Trainer)."""
-    bucket_view: bool = False
-    """DDP's gradients are views of its buckets, not copied into them (``gradient_as_bucket_view``)."""
-    whole_accumulation: bool | None = None
-    """FSDP adds up the gradients of all micro-batches but the last unsharded; as the framework does it where None."""
-    partition_activations: bool = False
-    """Checkpointed inputs are kept in parts, one on each tensor-parallel rank (DeepSpeed)."""
-    grad_accum_dtype: Literal["", "fp32", "bf16", "fp16"] = ""
-    """Width in which DeepSpeed adds gradients up; that of the weights where empty."""
-    reduce_bucket_size: int | None = None
-    """Elements; like the following, DeepSpeed's own default where absent."""
-    overlap_comm: bool | None = None
-    zero_prefetch_bucket: int | None = None
-    persistence_threshold: int | None = None
-    max_live_parameters: int | None = None
-    sub_group_size: int | None = None
-    micro_batch: int = Field(default=1, gt=0)
-    """Sequences a forward pass on one data-parallel rank."""
+    # fmt: off
+    framework: Annotated[
+        str,
+        Option("A name of :data:`FRAMEWORKS`, with an era where one was given (``hf@4.46``).", panel=JOB,
+            metavar="NAME[@ERA]", help="{values}; an era is a version or a month.", kind="framework",
+            values=FRAMEWORKS, step=15),
+    ] = "fsdp2"
+    precision: Annotated[
+        Precision,
+        Option("Widths of weights, master copies and arithmetic; autocast where the name says so.", panel=JOB,
+            metavar="NAME", help="{values}.", axis=True, searched=True, step=16, remedy=10),
+    ] = "bf16-mixed"
+    optimizer: Annotated[
+        Optimizer,
+        Option("Which states stand beside each trained parameter.", panel=MEMORY, metavar="NAME", help="{values}.",
+            searched=True, step=25),
+    ] = "adamw"
+    optimizer_impl: Annotated[
+        OptimizerImpl,
+        Option("One kernel for all tensors, one for each list of them, or one for each tensor.", panel=MEMORY,
+            metavar="NAME", help="{values}.", step=26),
+    ] = "foreach"
+    optimizer_in_backward: Annotated[
+        bool, Option("Step each tensor as its gradient arrives.", panel=MEMORY, step=27)
+    ] = False
+    zero: Annotated[
+        Literal[0, 1, 2, 3],
+        Option("ZeRO stage; under FSDP 2 is not resharded after forward, 3 is.", panel=PARALLELISM, metavar="0|1|2|3",
+            kind="stage", axis=True, searched=True, step=40, remedy=3),
+    ] = 0
+    dp: Annotated[
+        int, Option("Data-parallel ranks, context parallelism left out.", "ranks", derived=True, axis=True), Field(gt=0)
+    ] = 1
+    tp: Annotated[
+        int,
+        Option("Tensor-parallel ranks.", "ranks", PARALLELISM, "N",
+            axis=True, searched=True, degree="ranks", step=31, remedy=4),
+        Field(gt=0),
+    ] = 1
+    sp: Annotated[
+        bool,
+        Option("Sequence parallelism beside tensor parallelism.", panel=PARALLELISM,
+            axis=True, searched=True, negative=True, step=32, remedy=5),
+    ] = False
+    pp: Annotated[
+        int,
+        Option("Pipeline stages.", "ranks", PARALLELISM, "N",
+            axis=True, searched=True, degree="ranks", step=33, remedy=6),
+        Field(gt=0),
+    ] = 1
+    pp_schedule: Annotated[
+        Schedule,
+        Option("In which order a pipeline runs its passes.", panel=PARALLELISM, metavar="NAME",
+            help="{values}; what the framework runs.", axis=True, searched=True, step=34, remedy=11),
+    ] = "1f1b"
+    vpp: Annotated[
+        int,
+        Option("Model chunks a pipeline stage, under interleaved, interleaved-zb or zb-v.", "chunks", PARALLELISM, "N",
+            axis=True, searched=True, step=35, remedy=12),
+        Field(gt=0),
+    ] = 1
+    cp: Annotated[
+        int,
+        Option("Context-parallel ranks.", "ranks", PARALLELISM, "N",
+            axis=True, searched=True, degree="ranks", step=36, remedy=7),
+        Field(gt=0),
+    ] = 1
+    ep: Annotated[
+        int,
+        Option("Expert-parallel ranks.", "ranks", PARALLELISM, "N",
+            axis=True, searched=True, degree="experts", step=38, remedy=8),
+        Field(gt=0),
+    ] = 1
+    dp_replicate: Annotated[
+        int,
+        Option("Replicas of the shards (HSDP): ZeRO and FSDP shard over dp / dp-replicate ranks, and all-reduce "
+            "between the replicas.", "replicas", PARALLELISM, "N",
+            axis=True, searched=True, degree="replicas", step=43, remedy=13),
+        Field(gt=0),
+    ] = 1
+    recompute: Annotated[
+        str,
+        Option("A policy of :mod:`memcalc.formulas.recompute`, such as ``full``, ``every-2`` or ``modules:mlp``.",
+            panel=MEMORY, metavar="POLICY", kind="policy", axis=True, searched=True, step=50, remedy=1,
+            help="none, full, every-K, segments-K, sqrt, attention, mlp, selective-ops, selective-core-attn, "
+            "modules:A,B, block-N or uniform-N."),
+    ] = "none"
+    offload: Annotated[
+        tuple[Offload, ...],
+        Option("What leaves the GPU while it is not needed.", panel=MEMORY, metavar="LIST", kind="offload",
+            help="none, or any of {list}, with commas.", axis=True, searched=True, step=41, remedy=9),
+    ] = ()
+    offload_to: Annotated[
+        Tier,
+        Option("Where what is offloaded goes: host memory, NVMe or CXL memory.", panel=MEMORY, metavar="TIER",
+            help="{values}.", searched=True, step=42),
+    ] = "cpu"
+    attention: Annotated[
+        AttentionImpl,
+        Option("The attention kernel; `sdpa` is what PyTorch picks for each block.", panel=MEMORY, metavar="NAME",
+            help="{values}.", step=51),
+    ] = "flash"
+    loss: Annotated[
+        Loss, Option("How the loss is computed from the last hidden states.", panel=MEMORY, metavar="NAME",
+            help="{values}.", step=52),
+    ] = "standard"
+    kernels: Annotated[
+        Kernels,
+        Option("Norms, rotary and activations as the model writes them (model), fused, or in TransformerEngine modules "
+            "(te).", panel=MEMORY, metavar="NAME", step=53),
+    ] = "model"
+    reduce_dtype: Annotated[
+        Literal["fp32", "bf16"], Option("Width in which FSDP reduces gradients.")
+    ] = "fp32"
+    checkpoint: Annotated[
+        Literal["", "reentrant", "non-reentrant"],
+        Option("How checkpoints run; as the framework does it where empty."),
+    ] = ""
+    compile: Annotated[
+        Compile,
+        Option("What ``torch.compile`` compiles.", panel=MEMORY, metavar="NAME", help="{values}.", step=54),
+    ] = "none"
+    cp_kind: Annotated[
+        ContextParallel,
+        Option("How context-parallel ranks share keys and values.", panel=PARALLELISM, metavar="NAME",
+            help="{values}.", after="cp", step=37),
+    ] = "ring"
+    etp: Annotated[
+        int, Option("Tensor-parallel ranks of an expert; as many as of the rest where 0.", "ranks"), Field(ge=0)
+    ] = 0
+    moe_dispatcher: Annotated[
+        Literal["alltoall", "deepep", "allgather"],
+        Option("How tokens reach their experts: a copy to each expert, one to each node and from there to each rank "
+            "(DeepEP, HybridEP), or all tokens to all ranks. It changes time alone."),
+    ] = "alltoall"
+    expert_imbalance: Annotated[
+        float,
+        Option("Tokens of the busiest expert-parallel rank over the mean; 1 for forced balance. It changes time alone.",
+            "-"),
+        Field(ge=1),
+    ] = 1.1
+    ep_overlap: Annotated[
+        bool,
+        Option("Tokens of one micro-batch travel while another computes (Megatron-LM, "
+            "``--overlap-moe-expert-parallel-comm``; DualPipe). It changes time alone."),
+    ] = False
+    cuda_graphs: Annotated[
+        Literal["none", "partial", "full"],
+        Option("How much of a block is launched as a CUDA graph. It changes time alone."),
+    ] = "none"
+    tp_comm_overlap: Annotated[
+        bool,
+        Option("TransformerEngine splits products to overlap them with their TP messages (``--tp-comm-overlap``). It "
+            "changes time alone."),
+    ] = False
+    mtp: Annotated[int, Option("Blocks that predict further tokens.", "blocks"), Field(ge=0)] = 0
+    microbatch_group: Annotated[
+        int,
+        Option("Micro-batches that pass one model chunk before the next chunk's turn; as many as stages where 0.",
+            "micro-batches"),
+        Field(ge=0),
+    ] = 0
+    first_stage_layers: Annotated[
+        int, Option("Blocks of the first pipeline stage; an equal share where 0.", "blocks"), Field(ge=0)
+    ] = 0
+    last_stage_layers: Annotated[
+        int, Option("Blocks of the last pipeline stage; an equal share where 0.", "blocks"), Field(ge=0)
+    ] = 0
+    embedding_in_split: Annotated[
+        bool, Option("The embedding counts as a block where blocks are shared out over stages.")
+    ] = False
+    loss_in_split: Annotated[
+        bool, Option("The loss counts as a block where blocks are shared out over stages.")
+    ] = False
+    wgrad_fusion: Annotated[
+        bool, Option("Weight gradients are added to the gradient buffer by the matmul itself (Megatron-LM).")
+    ] = True
+    float8: Annotated[
+        Literal["", "tensorwise", "rowwise", "rowwise_with_gw_hp", "mxfp8"],
+        Option("How float8 matmuls scale their inputs, which they keep in 16 bits; empty without float8."),
+    ] = ""
+    float8_all_gather: Annotated[bool, Option("FSDP gathers blocks in float8.")] = False
+    fsdp_schedule: Annotated[
+        Literal["default", "simple"],
+        Option("`simple`: gathers and reductions are part of the compiled graph, on the compute stream (SimpleFSDP)."),
+    ] = "default"
+    reshard: Annotated[
+        Literal["default", "always", "never"],
+        Option("Which blocks FSDP shards again after forward; by default as the framework does it."),
+    ] = "default"
+    expandable_segments: Annotated[
+        bool, Option("The caching allocator grows its segments (``PYTORCH_CUDA_ALLOC_CONF``).")
+    ] = False
+    lora: Annotated[
+        str,
+        Option("Rank and targets of the adapters, as in ``16:q,k,v,o``; empty where the weights are trained.",
+            panel=ADAPTERS, metavar="R[:TARGETS]", alone="usual", kind="lora", step=21,
+            help="Train LoRA adapters of rank R instead of the weights; alone those of the usual rank."),
+    ] = ""
+    adapter_dtype: Annotated[
+        AdapterDtype,
+        Option("Width of the adapters and their states.", panel=ADAPTERS, metavar="DTYPE",
+            help="{values}: the adapters and their states.", needs_lora=True, step=22),
+    ] = "fp32"
+    autocast: Annotated[
+        bool,
+        Option("Autocast over 16-bit weights.", panel=ADAPTERS, help="Autocast over a 16-bit base.", negative=True,
+            step=24),
+    ] = False
+    also_train: Annotated[
+        tuple[AlsoTrained, ...],
+        Option("What is trained in full beside the adapters.", panel=ADAPTERS, metavar="LIST", kind="parts",
+            help="What is trained in full beside the adapters: {list}.", needs_lora=True, step=23),
+    ] = ()
+    quantize: Annotated[
+        Quantization,
+        Option("How the frozen base is stored.", panel=ADAPTERS, metavar="NAME", help="Base weights: {values}.",
+            needs_lora=True, step=20),
+    ] = "none"
+    lora_dropout: Annotated[
+        float,
+        Option("Probability of the dropout before an adapter.", "probability", group="workload", needs_lora=True),
+        Field(ge=0.0, lt=1.0),
+    ] = 0.0
+    lora_kernels: Annotated[
+        Literal["model", "fused"], Option("Adapters op by op, or one fused function each.", needs_lora=True)
+    ] = "model"
+    gptq_group: Annotated[
+        int, Option("Inputs that share a scale under GPTQ; 0 for all.", "elements", needs_lora=True), Field(ge=0)
+    ] = 128
+    prepare_kbit: Annotated[
+        bool,
+        Option("Norms are cast to fp32 over a quantised base, and with them the residual stream (PEFT, TRL).",
+            needs_lora=True),
+    ] = False
+    wide_embedding_moments: Annotated[
+        bool, Option("Embedding tables keep 32-bit moments under an 8-bit optimizer (Transformers' Trainer).")
+    ] = False
+    galore_rank: Annotated[
+        int | None, Option("Rank of the gradients that GaLore projects; 128 where None.", "rows"), Field(gt=0)
+    ] = None
+    galore_targets: Annotated[
+        tuple[str, ...],
+        Option("Linear layers whose gradients GaLore projects, as in ``q,k,v,o`` or ``attention``; all in the blocks "
+            "where empty.",
+            kind="targets"),
+    ] = ()
+    bucket_view: Annotated[
+        bool, Option("DDP's gradients are views of its buckets, not copied into them (``gradient_as_bucket_view``).")
+    ] = False
+    whole_accumulation: Annotated[
+        bool | None,
+        Option("FSDP adds up the gradients of all micro-batches but the last unsharded (``no_sync``); as the framework "
+            "does it where None."),
+    ] = None
+    partition_activations: Annotated[
+        bool, Option("Checkpointed inputs are kept in parts, one on each tensor-parallel rank (DeepSpeed).")
+    ] = False
+    grad_accum_dtype: Annotated[
+        Literal["", "fp32", "bf16", "fp16"],
+        Option("Width in which DeepSpeed adds gradients up; that of the weights where empty."),
+    ] = ""
+    reduce_bucket_size: Annotated[
+        int | None, Option("A bucket of ZeRO's reductions; like the following, DeepSpeed's own default where None.",
+            "elements"),
+    ] = None
+    zero_gather: Annotated[
+        Literal["allgather", "broadcast"],
+        Option("How updated weights reach all ranks: from all at once, or rank by rank (InternEvo, PyTorch's "
+            "ZeroRedundancyOptimizer). It changes time alone."),
+    ] = "allgather"
+    overlap_comm: Annotated[
+        bool | None, Option("ZeRO reduces one bucket while the next one is filled.")
+    ] = None
+    zero_prefetch_bucket: Annotated[int | None, Option("What ZeRO-3 gathers ahead.", "elements")] = None
+    persistence_threshold: Annotated[
+        int | None, Option("Size below which ZeRO-3 keeps a parameter whole.", "elements")
+    ] = None
+    max_live_parameters: Annotated[
+        int | None, Option("Gathered parameters beyond which ZeRO-3 gathers nothing ahead.", "elements")
+    ] = None
+    sub_group_size: Annotated[
+        int | None, Option("Part of its shard that ZeRO-3 updates at a time.", "elements")
+    ] = None
+    micro_batch: Annotated[
+        int,
+        Option("Sequences one data-parallel rank passes at a time.", "sequences", JOB, "N", axis=True, searched=True,
+            after="seq_len", step=90, remedy=2),
+        Field(gt=0),
+    ] = 1
+    # fmt: on
 
     @property
     def gpus(self) -> int:
         """Ranks in all [-]."""
         return self.dp * self.tp * self.pp * self.cp
+
+    @property
+    def adapters(self) -> Lora | None:
+        """The adapters; None where the weights themselves are trained."""
+        return lora_of(self.lora)

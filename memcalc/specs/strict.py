@@ -1,4 +1,4 @@
-"""Records of what was measured: no text is taken for a number, and an unknown key is an error."""
+"""Bases of the records, and fields of those that hold measurements."""
 
 from __future__ import annotations
 
@@ -9,11 +9,15 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationIn
 from memcalc.errors import InputError
 from memcalc.units import parse_bytes
 
-__all__ = ["Size", "Strict", "Text", "Texts"]
+
+class Frozen(BaseModel):
+    """Base of the records: immutable, and an unknown key is an error."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
 
 class Strict(BaseModel):
-    """Base of the records."""
+    """Base of the records of what was measured: besides, no text is taken for a number."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, defer_build=True)
 

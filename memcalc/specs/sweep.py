@@ -28,8 +28,6 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from memcalc.errors import InputError
 
-__all__ = ["MODES", "SETTING", "Mode", "Sweep", "SweepSettings", "Value"]
-
 Mode = Literal["plan", "estimate"]
 """What is asked of each job: its best plan, or the one strategy that its words describe."""
 MODES: tuple[Mode, ...] = ("plan", "estimate")
@@ -86,6 +84,7 @@ class SweepSettings(_Strict):
     """What is asked of each job."""
 
     mode: Mode = "plan"
+    """`plan`: the best plans; `estimate`: the one strategy that is given."""
 
 
 class Sweep(_Strict):
@@ -96,6 +95,7 @@ class Sweep(_Strict):
     """
 
     sweep: SweepSettings = Field(default_factory=SweepSettings)
+    """The mode."""
     jobs: Words
     """Each word with its values; the first varies slowest."""
     exclude: Annotated[tuple[Words, ...], Field(strict=False, max_length=_MOST_EXCLUDED)] = ()

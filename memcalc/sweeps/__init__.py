@@ -1,4 +1,4 @@
-"""Many jobs at once: every combination of lists of words, to one table."""
+"""Many jobs at once: every combination of lists of options, to one table."""
 
 from memcalc.sweeps.run import sweep
 

@@ -20,8 +20,6 @@ from typing import Any, Protocol
 from memcalc.errors import InputError
 from memcalc.planner.request import positive
 
-__all__ = ["Backend", "backend_for"]
-
 _STARTS = 3
 """Times that a pool is started in a row without a process that answers."""
 _PAYS_FROM = 8
@@ -53,8 +51,6 @@ class Backend(Protocol):
 
 
 class _Inline(Executor):
-    """Runs each task as it is submitted."""
-
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
         """Return a future that is done."""
         future: Future[Any] = Future()
@@ -63,8 +59,6 @@ class _Inline(Executor):
 
 
 class _Here:
-    """The process itself."""
-
     deaths: tuple[type[BaseException], ...] = ()
     breaks = False
     width = 1
@@ -77,7 +71,7 @@ class _Here:
 
 
 class _Processes:
-    """Processes of this machine, started anew rather than forked: the same on every platform."""
+    """Processes of this machine, spawned rather than forked: the same on every platform."""
 
     deaths: tuple[type[BaseException], ...] = (BrokenProcessPool,)
     breaks = True
@@ -91,7 +85,6 @@ class _Processes:
         self.executor = self._started()
 
     def _started(self) -> ProcessPoolExecutor:
-        """Return a pool of which one process has answered."""
         for _ in range(_STARTS):
             pool = ProcessPoolExecutor(self.width, multiprocessing.get_context("spawn"), initializer=_prepare)
             try:
@@ -131,15 +124,15 @@ class _Dask:
 
 @contextmanager
 def backend_for(jobs: int | str | None, scheduler: str | None, waiting: int) -> Iterator[Backend]:
-    """Return where to run: the processes asked for or all cores, but no more than the waiting jobs pay for."""
-    wanted = None if jobs is None else positive(jobs, "jobs")
-    if wanted is not None and wanted > _MOST_PROCESSES:
+    """Yield where to run: the requested processes or all cores, at most one for every few waiting jobs."""
+    requested = None if jobs is None else positive(jobs, "jobs")
+    if requested is not None and requested > _MOST_PROCESSES:
         raise InputError("jobs", jobs, f"must be a whole number from 1 to {_MOST_PROCESSES:,}")
     if scheduler is not None:
-        with _cluster(scheduler, wanted or _cores()) as client:
+        with _cluster(scheduler, requested or _cores()) as client:
             yield _Dask(client)
         return
-    processes = min(_cores(), math.ceil(waiting / _PAYS_FROM)) if wanted is None else min(wanted, waiting)
+    processes = min(_cores(), math.ceil(waiting / _PAYS_FROM)) if requested is None else min(requested, waiting)
     if processes <= 1:
         yield _Here()
         return
@@ -151,7 +144,6 @@ def backend_for(jobs: int | str | None, scheduler: str | None, waiting: int) -> 
 
 
 def _cores() -> int:
-    """Return the cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
@@ -173,13 +165,15 @@ def _cluster(scheduler: str, processes: int) -> Iterator[Any]:
         try:
             client = Client(address, set_as_default=False, timeout=_CONNECT_S)
         except (OSError, ValueError, TypeError) as error:
-            said = str(error) or type(error).__name__
-            raise InputError("scheduler", scheduler, f"must be `local` or the address of a scheduler: {said}") from None
+            reason = str(error) or type(error).__name__
+            raise InputError(
+                "scheduler", scheduler, f"must be `local` or the address of a scheduler: {reason}"
+            ) from None
         yield stack.enter_context(client)
 
 
 def _prepare() -> None:
-    """Make a process ready: an interrupt is for its parent alone, and without a parent it ends."""
+    """Prepare a worker: it ignores interrupts, which its parent handles, and ends with its parent."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     gc.set_threshold(_OBJECTS)
     parent = multiprocessing.parent_process()
@@ -188,6 +182,5 @@ def _prepare() -> None:
 
 
 def _end_with(sentinel: int) -> None:
-    """End this process when its parent has ended, be it by a kill."""
     wait([sentinel])
     os._exit(1)

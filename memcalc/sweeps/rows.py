@@ -1,88 +1,84 @@
-"""One job, one row: what its columns are, and how an answer or an error fills them."""
+"""The row of a job, filled from an answer or an error; and the table as a file, row by row for a million rows."""
 
 from __future__ import annotations
 
 import contextlib
+import csv
+import io
+import json
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from importlib.util import find_spec
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO, Literal
 
-from memcalc import __version__, api
-from memcalc.errors import CombinationError, MemcalcError
-from memcalc.planner.request import batch_of, check_words
+from memcalc import api
+from memcalc._version import __version__
+from memcalc.errors import CombinationError, MemcalcError, UnknownNameError
+from memcalc.files import OutputError, output_path, replacing
+from memcalc.planner.global_batch import batch_of, in_tokens
+from memcalc.planner.record import value_text
+from memcalc.planner.request import check_words
 from memcalc.specs.sweep import SETTING, Mode
 from memcalc.sweeps.space import PRESETS
 
 if TYPE_CHECKING:
-    from memcalc.results import Estimate, Plans
-    from memcalc.specs.strategy import Strategy
-    from memcalc.sweeps.space import Job
+    from pyarrow import DataType
 
-__all__ = ["COLUMNS", "STATUSES", "Column", "Kind", "Row", "Task", "columns_of", "error_row", "rows_of"]
+    from memcalc.results.estimates import Estimate
+    from memcalc.results.plans import Plan, Plans
+    from memcalc.specs.strategy import Strategy
+    from memcalc.sweeps.space import SweepJob
 
 Kind = Literal["text", "whole", "number", "flag"]
 Row = list[Any]
 """The values of one job in the order of the columns; None where there is none."""
+_SECONDS = ("step", "compute", "host", "recompute", "communication", "offload", "bubble")
 STATUSES = ("fits", "tight", "does-not-fit", "error")
 
 
 @dataclass(frozen=True)
 class Column:
-    """A name that carries its unit, what its values are, and what it says."""
+    """A name that carries its unit, and what its values are; docs/cli.md has the meaning of each."""
 
     name: str
     kind: Kind
-    says: str
 
 
-def _several(kind: Kind, says: str, names: str) -> list[Column]:
-    return [Column(name, kind, says) for name in names.split()]
-
-
-COLUMNS: tuple[Column, ...] = (
-    Column("job", "whole", "number of the job, from 1, in the order of the product"),
-    Column("status", "text", "fits, tight, does-not-fit (then with a reason) or error (then with the sentence)"),
-    Column("reason", "text", "why it does not fit, and the smallest change that would; or what is wrong with the job"),
-    Column("asked", "text", "the words that differ between the jobs, as they were written"),
-    *_several("text", "the job, as it was written", "model gpu"),
-    Column("gpus", "whole", "the job"),
-    Column("node", "text", "the job, or the usual one"),
-    *_several("whole", "the job; sequences are counted", "seq_len global_batch"),
-    *_several("text", "the strategy", "framework precision optimizer optimizer_impl"),
-    Column("optimizer_in_backward", "flag", "the strategy"),
-    *_several("whole", "the strategy", "zero dp tp"),
-    Column("sp", "flag", "the strategy"),
-    Column("pp", "whole", "the strategy"),
-    Column("pp_schedule", "text", "the strategy"),
-    *_several("whole", "the strategy", "vpp cp"),
-    Column("cp_kind", "text", "the strategy"),
-    Column("ep", "whole", "the strategy"),
-    *_several("text", "the strategy", "recompute offload offload_to attention loss kernels compile"),
-    *_several("text", "the strategy", "lora adapter_dtype also_train quantize"),
-    Column("autocast", "flag", "the strategy"),
-    *_several("whole", "the strategy", "micro_batch accumulation_steps"),
-    *_several("whole", "parameters of the model", "parameters active_parameters"),
-    *_several("whole", "the peak of the fullest stage, as each is read", "allocated_bytes reserved_bytes device_bytes"),
-    Column("peak_phase", "text", "where the peak stands"),
-    Column("peak_stage", "whole", "where the peak stands"),
-    *_several("whole", "the range of `device_bytes`; estimate only", "device_low_bytes device_high_bytes"),
-    Column("capacity_bytes", "whole", "what the GPU has"),
-    Column("host_memory_bytes", "whole", "host memory that a node needs"),
-    Column("tier_memory_bytes", "whole", "NVMe or CXL memory that a node needs"),
-    *_several("number", "a step's time; plan only", "step_s"),
-    *_several("number", "speed; plan only", "tokens_per_second_per_gpu mfu"),
-    *_several("number", "parts of a step; plan only", "compute_s recompute_s communication_s offload_s bubble_s"),
-    *_several("whole", "strategies of the search; plan only", "searched feasible"),
-    Column("warnings", "text", "what the answer does not know"),
-    Column("command", "text", "the estimate that explains the row; where nothing fits, the plan that was asked for"),
+_BY_KIND: tuple[tuple[Kind, str], ...] = (
+    ("whole", "job"),
+    ("text", "status reason asked model gpu"),
+    ("whole", "gpus"),
+    ("text", "node"),
+    ("whole", "seq_len global_batch"),
+    ("text", "framework precision optimizer optimizer_impl"),
+    ("flag", "optimizer_in_backward"),
+    ("whole", "zero dp tp"),
+    ("flag", "sp"),
+    ("whole", "pp"),
+    ("text", "pp_schedule"),
+    ("whole", "vpp cp"),
+    ("text", "cp_kind"),
+    ("whole", "ep dp_replicate"),
+    ("text", "recompute offload offload_to attention loss kernels compile lora adapter_dtype also_train quantize"),
+    ("flag", "autocast"),
+    ("whole", "micro_batch accumulation_steps parameters active_parameters"),
+    ("whole", "allocated_bytes reserved_bytes device_bytes"),
+    ("text", "peak_phase"),
+    ("whole", "peak_stage device_low_bytes device_high_bytes capacity_bytes host_memory_bytes tier_memory_bytes"),
+    ("number", "step_s tokens_per_second_per_gpu mfu compute_s host_s recompute_s communication_s offload_s bubble_s"),
+    ("whole", "searched feasible"),
+    ("text", "warnings command"),
 )
+COLUMNS = tuple(Column(name, kind) for kind, names in _BY_KIND for name in names.split())
 """The same for both modes and every sweep; fields below `set` follow, under their own names."""
 
 
 def columns_of(settings: Iterable[str]) -> tuple[Column, ...]:
     """Return the columns of a sweep that names these fields without an option."""
-    return (*COLUMNS, *(Column(name, "text", "a field without an option") for name in settings))
+    return (*COLUMNS, *(Column(name, "text") for name in settings))
 
 
 @dataclass(frozen=True)
@@ -92,7 +88,7 @@ class Task:
     mode: Mode
     preset_dirs: tuple[str, ...]
     columns: tuple[str, ...]
-    jobs: tuple[Job, ...]
+    jobs: tuple[SweepJob, ...]
     version: str = __version__
 
 
@@ -103,40 +99,40 @@ def rows_of(task: Task) -> tuple[float, list[Row]]:
             "scheduler", __version__, f"its workers must have memcalc {task.version}, as this process has"
         )
     started = time.perf_counter()
-    rows = [_row(task, job) for job in task.jobs]
+    rows = [_answered_row(task, job) for job in task.jobs]
     return time.perf_counter() - started, rows
 
 
-def error_row(task: Task, job: Job, sentence: str) -> Row:
+def error_row(task: Task, job: SweepJob, sentence: str) -> Row:
     """Return the row of a job that has no answer."""
-    return _arranged(task, job, {**_asked(job), "status": "error", "reason": sentence})
+    return _row_of(task, job, {**_given_columns(job), "status": "error", "reason": sentence})
 
 
-def _row(task: Task, job: Job) -> Row:
+def _answered_row(task: Task, job: SweepJob) -> Row:
     try:
-        values = (_planned if task.mode == "plan" else _estimated)(task, job)
+        values = (_plan_columns if task.mode == "plan" else _estimate_columns)(task, job)
     except MemcalcError as error:
         return error_row(task, job, " ".join(str(error).split()))
     except Exception as error:  # noqa: BLE001 - one job that the program cannot answer must not end the other million
         return error_row(task, job, " ".join(f"unexpected {type(error).__name__}: {error}".split()))
-    return _arranged(task, job, {**_asked(job), **values, **job.presets})
+    return _row_of(task, job, {**_given_columns(job), **values, **job.presets})
 
 
-def _arranged(task: Task, job: Job, values: Mapping[str, Any]) -> Row:
-    named = {"job": job.place + 1, "asked": job.asked, "reason": "", "warnings": "", "command": "", **values}
+def _row_of(task: Task, job: SweepJob, values: Mapping[str, Any]) -> Row:
+    named = {"job": job.index + 1, "asked": job.varied, "reason": "", "warnings": "", "command": "", **values}
     return [named.get(name) for name in task.columns]
 
 
-def _asked(job: Job) -> dict[str, Any]:
-    """Return the words of a job as columns; what the answer resolves replaces them."""
-    request = check_words({name: value for name, value in job.words.items() if name not in PRESETS}, job.settings)
+def _given_columns(job: SweepJob) -> dict[str, Any]:
+    request = check_words({name: value for name, value in job.options.items() if name not in PRESETS}, job.settings)
     columns: dict[str, Any] = {f"{SETTING}{name}": str(value) for name, value in job.settings.items()}
     columns |= job.presets
     columns |= {name: _cell(value) for name, value in request.given.items() if name not in {"fields", "global_batch"}}
     # a number of tokens is sequences only where their length is known
     with contextlib.suppress(MemcalcError):
-        in_tokens = "token" in str(request.given.get("global_batch"))
-        if "global_batch" in request.given and ("seq_len" in request.given or not in_tokens):
+        if "global_batch" in request.given and (
+            "seq_len" in request.given or not in_tokens(request.given["global_batch"])
+        ):
             columns["global_batch"] = batch_of(request, request.given.get("seq_len", 1))
     return columns
 
@@ -148,83 +144,154 @@ def _cell(value: object) -> Any:
     return value if isinstance(value, bool | int | float) else str(value)
 
 
-def _planned(task: Task, job: Job) -> dict[str, Any]:
-    found = api.plan(**job.words, settings=job.settings, preset_dirs=task.preset_dirs, top=1)  # type: ignore[arg-type]
-    facts = {
-        **_facts(found),
-        "gpus": found.hardware.gpus,
-        "seq_len": found.seq_len,
-        "capacity_bytes": found.capacity,
-        "searched": found.searched,
-        "feasible": found.feasible,
+def _plan_columns(task: Task, job: SweepJob) -> dict[str, Any]:
+    answer = api.plan(**job.options, settings=job.settings, preset_dirs=task.preset_dirs, top=1)  # type: ignore[arg-type]
+    columns = {
+        **_common_columns(answer),
+        "gpus": answer.hardware.gpus,
+        "seq_len": answer.seq_len,
+        "capacity_bytes": answer.capacity,
+        "searched": answer.searched,
+        "feasible": answer.feasible,
     }
-    if not found.plans:
-        changes = [f"nearest: {change.change}" for change in found.nearest[:1]]
-        reason = "; ".join([found.too_large.rstrip("."), *changes])
-        return {**facts, "status": "does-not-fit", "reason": reason, "command": found.command}
-    best = found.plans[0]
+    if not answer.plans:
+        enough = (change for change in answer.nearest if change.verdict != "does-not-fit")
+        changes = [f"nearest: {change.change}" for change in islice(enough, 1)]
+        reason = "; ".join([answer.too_large.rstrip("."), *changes])
+        return {**columns, "status": "does-not-fit", "reason": reason, "command": answer.command}
+    best = answer.plans[0]
     return {
-        **facts,
-        **_strategy(best.strategy),
+        **columns,
+        **_strategy_columns(best.strategy),
         "status": best.verdict,
         "gpus": best.gpus,
         "global_batch": best.global_batch,
         "accumulation_steps": best.accumulation_steps,
-        **_peak(best.peak),
-        "host_memory_bytes": best.host_memory,
-        "tier_memory_bytes": best.tier_memory,
-        "step_s": best.time.step,
+        **_memory_columns(best),
+        **{f"{name}_s": getattr(best.time, name) for name in _SECONDS},
         "tokens_per_second_per_gpu": best.time.tokens_per_second_per_gpu,
         "mfu": best.time.mfu,
-        **{
-            f"{name}_s": getattr(best.time, name)
-            for name in ("compute", "recompute", "communication", "offload", "bubble")
-        },
         "command": best.command,
     }
 
 
-def _estimated(task: Task, job: Job) -> dict[str, Any]:
-    found = api.estimate(**job.words, settings=job.settings, preset_dirs=task.preset_dirs)  # type: ignore[arg-type]
-    too_large = f"needs {found.peak.device:,} bytes a GPU of {found.budget.capacity:,}"
+def _estimate_columns(task: Task, job: SweepJob) -> dict[str, Any]:
+    answer = api.estimate(**job.options, settings=job.settings, preset_dirs=task.preset_dirs, advice=False)  # type: ignore[arg-type]
+    too_large = f"needs {answer.peak.device:,} bytes a GPU of {answer.budget.capacity:,}"
     return {
-        **_facts(found),
-        **_strategy(found.strategy),
-        "status": found.verdict,
-        "reason": too_large if found.verdict == "does-not-fit" else "",
-        "gpus": found.hardware.gpus,
-        "seq_len": found.workload.seq_len,
-        "global_batch": found.workload.global_batch,
-        "accumulation_steps": found.workload.accumulation_steps,
-        **_peak(found.peak),
-        "device_low_bytes": found.interval.low,
-        "device_high_bytes": found.interval.high,
-        "capacity_bytes": found.budget.capacity,
-        "host_memory_bytes": found.host_memory,
-        "tier_memory_bytes": found.tier_memory,
-        "command": found.command,
+        **_common_columns(answer),
+        **_strategy_columns(answer.strategy),
+        "status": answer.verdict,
+        "reason": too_large if answer.verdict == "does-not-fit" else "",
+        "gpus": answer.hardware.gpus,
+        "seq_len": answer.workload.seq_len,
+        "global_batch": answer.workload.global_batch,
+        "accumulation_steps": answer.workload.accumulation_steps,
+        **_memory_columns(answer),
+        "device_low_bytes": answer.interval.low,
+        "device_high_bytes": answer.interval.high,
+        "capacity_bytes": answer.budget.capacity,
+        "command": answer.command,
     }
 
 
-def _facts(found: Plans | Estimate) -> dict[str, Any]:
-    """Return what both answers say of model and hardware."""
+def _common_columns(answer: Plans | Estimate) -> dict[str, Any]:
     return {
-        "node": found.hardware.node,
-        "parameters": found.model.parameters,
-        "active_parameters": found.model.active_parameters,
-        "warnings": " ".join(found.warnings),
+        "node": answer.hardware.node,
+        "parameters": answer.model.parameters,
+        "active_parameters": answer.model.active_parameters,
+        "warnings": " ".join(answer.warnings),
     }
 
 
-def _strategy(strategy: Strategy) -> dict[str, Any]:
+def _strategy_columns(strategy: Strategy) -> dict[str, Any]:
     return {name: _cell(value) for name, value in strategy if value is not None}
 
 
-def _peak(peak: Any) -> dict[str, Any]:
-    return {
-        "allocated_bytes": peak.allocated,
-        "reserved_bytes": peak.reserved,
-        "device_bytes": peak.device,
-        "peak_phase": peak.phase,
-        "peak_stage": peak.stage,
-    }
+def _memory_columns(answer: Plan | Estimate) -> dict[str, Any]:
+    sizes = {f"{name}_bytes": getattr(answer.peak, name) for name in ("allocated", "reserved", "device")}
+    beside = {f"{name}_bytes": getattr(answer, name) for name in ("host_memory", "tier_memory")}
+    return {**sizes, **beside, "peak_phase": answer.peak.phase, "peak_stage": answer.peak.stage}
+
+
+_GROUP = 10_000
+"""Rows of a group of a Parquet file."""
+Head = dict[str, Any]
+"""The fields of a JSON file before its rows."""
+
+
+def table_path(name: str, force: bool) -> Path:
+    """Return the place of a table, before anything is computed: the ending is known, and can be written here."""
+    path = output_path(name, force)
+    ending = Path(name).suffix.lower()
+    if ending not in FORMATS:
+        raise UnknownNameError("output ending", ending, f"must be one of {', '.join(FORMATS)}", FORMATS)
+    if ending == ".parquet" and find_spec("pyarrow") is None:
+        raise OutputError(
+            "output", name, "Parquet needs pyarrow (pip install 'memcalc[parquet]'); .csv and .json do not"
+        )
+    return path
+
+
+def write_table(path: Path, ending: str, head: Head, columns: Sequence[Column], rows: Iterable[Row]) -> None:
+    """Write a table beside `path`, and move it into place."""
+    with replacing(path) as stream:
+        FORMATS[ending](stream, head, columns, rows)
+
+
+def text_of(value: object) -> str:
+    """Return a cell as text; nothing where there is no value.
+
+    >>> text_of(None), text_of(True), text_of(0.25)
+    ('', 'true', '0.25')
+    """
+    return "" if value is None else value_text(value)
+
+
+def _csv(stream: BinaryIO, _: Head, columns: Sequence[Column], rows: Iterable[Row]) -> None:
+    text = io.TextIOWrapper(stream, encoding="utf-8", errors="backslashreplace", newline="")
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow([column.name for column in columns])
+    writer.writerows([text_of(value) for value in row] for row in rows)
+    text.flush()
+    text.detach()
+
+
+def _json(stream: BinaryIO, head: Head, columns: Sequence[Column], rows: Iterable[Row]) -> None:
+    stream.write(json.dumps(head, indent=2).removesuffix("\n}").encode() + b',\n  "rows": [')
+    between = b"\n    "
+    for line in _objects(columns, rows):
+        stream.write(between + line)
+        between = b",\n    "
+    stream.write(b"\n  ]\n}\n")
+
+
+def _jsonl(stream: BinaryIO, _: Head, columns: Sequence[Column], rows: Iterable[Row]) -> None:
+    stream.writelines(line + b"\n" for line in _objects(columns, rows))
+
+
+def _objects(columns: Sequence[Column], rows: Iterable[Row]) -> Iterator[bytes]:
+    names = [column.name for column in columns]
+    return (json.dumps(dict(zip(names, row, strict=True))).encode() for row in rows)
+
+
+def _parquet(stream: BinaryIO, _: Head, columns: Sequence[Column], rows: Iterable[Row]) -> None:
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    kinds: dict[str, DataType] = {"text": pa.string(), "whole": pa.int64(), "number": pa.float64(), "flag": pa.bool_()}
+    schema = pa.schema([(column.name, kinds[column.kind]) for column in columns])
+    left = iter(rows)
+    with parquet.ParquetWriter(stream, schema) as writer:
+        while group := list(islice(left, _GROUP)):
+            cells = zip(schema, zip(*group, strict=True), strict=True)
+            writer.write_table(pa.table([pa.array(values, field.type) for field, values in cells], schema))
+
+
+FORMATS: dict[str, Callable[[BinaryIO, Head, Sequence[Column], Iterable[Row]], None]] = {
+    ".csv": _csv,
+    ".json": _json,
+    ".jsonl": _jsonl,
+    ".parquet": _parquet,
+}
+"""By the ending of the file."""

@@ -3,56 +3,34 @@
 from __future__ import annotations
 
 import os
-import tempfile
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, CancelledError, Future, wait
-from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from memcalc import __version__
+from memcalc._version import __version__
 from memcalc.errors import InputError, MemcalcError
-from memcalc.results import Swept
+from memcalc.journal import SUFFIX, Journal, Listener, Progress
+from memcalc.results.plans import Swept
 from memcalc.specs.sweep import Sweep
-from memcalc.sweeps import table
 from memcalc.sweeps.executors import Backend, backend_for
-from memcalc.sweeps.journal import Journal
-from memcalc.sweeps.rows import STATUSES, Row, Task, columns_of, error_row, rows_of
+from memcalc.sweeps.rows import STATUSES, Row, Task, columns_of, error_row, rows_of, table_path, write_table
 from memcalc.sweeps.space import Space, space_of
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["JOURNAL", "MOST_ROWS", "Progress", "sweep"]
-
-JOURNAL = ".partial.jsonl"
-"""What the name of a journal adds to that of its table."""
 MOST_ROWS = 10_000
 """Rows that are answered in memory; more need a file."""
 _TASK_S = 1.0
-"""What a task should last [s]: long beside its overhead, short beside the patience of who watches or interrupts."""
+"""Target length of a task [s]: long compared with its overhead, short enough for progress and interrupts."""
 _MOST_JOBS = 256
 _FIRST_JOBS = 4
 _DEATHS = 3
 """Workers that one job may take with it before it is an error."""
-
-
-@dataclass(frozen=True)
-class Progress:
-    """How far a sweep is."""
-
-    done: int
-    """Rows that there are, with those of the journal."""
-    jobs: int
-    resumed: int
-    """Rows that the journal had at the start."""
-
-
-Listener = Callable[[Progress], None]
 
 
 def sweep(
@@ -103,10 +81,10 @@ def sweep(
         raise InputError(
             "output", None, f"must be given for more than {MOST_ROWS:,} jobs, and these are {space.size:,}"
         )
-    path = None if output is None else table.checked(os.fspath(output), force)
+    path = None if output is None else table_path(os.fspath(output), force)
     columns = columns_of(space.settings)
     names = tuple(column.name for column in columns)
-    with _journal(space, path) as journal:
+    with _journal_of(space, path) as journal:
         _fill(space, names, journal, jobs, scheduler, on_progress)
         head = {
             "schema": "memcalc.sweep/1",
@@ -114,37 +92,32 @@ def sweep(
             "mode": space.mode,
             "jobs": space.size,
             "product": space.described(),
-            "counts": _counted(journal.rows()),
+            "counts": _counted(journal.values()),
             "columns": names,
         }
         rows: list[dict[str, Any]] = []
         if path is None:
-            rows = [dict(zip(names, row, strict=True)) for row in journal.rows()]
+            rows = [dict(zip(names, row, strict=True)) for row in journal.values()]
         else:
-            table.write(path, Path(os.fspath(output or "")).suffix.lower(), head, columns, journal.rows())
-            journal.path.unlink()
+            write_table(path, Path(os.fspath(output or "")).suffix.lower(), head, columns, journal.values())
+            journal.remove()
     return Swept.model_validate({**head, "rows": rows})
 
 
-@contextmanager
-def _journal(space: Space, path: Path | None) -> Iterator[Journal]:
-    """Open the journal beside the table, or one that ends with the call."""
-    if path is None:
-        with (
-            tempfile.TemporaryDirectory(prefix="memcalc-") as place,
-            Journal(Path(place) / "rows.jsonl", space.fingerprint, space.size) as journal,
-        ):
-            yield journal
-    else:
-        with Journal(path.with_name(path.name + JOURNAL), space.fingerprint, space.size) as journal:
-            yield journal
+def _journal_of(space: Space, path: Path | None) -> Journal:
+    job = {"fingerprint": space.fingerprint, "version": __version__, "jobs": space.size}
+    return Journal(None if path is None else path.with_name(path.name + SUFFIX), "sweep", job, _other_sweep)
+
+
+def _other_sweep(job: Mapping[str, Any]) -> str:
+    version = job.get("version")
+    other = f", of memcalc {version} and not {__version__}" if version != __version__ else ""
+    return f"it belongs to another sweep{other}; delete it, or name another --output"
 
 
 def _counted(rows: Iterable[Row]) -> dict[str, int]:
-    counts = dict.fromkeys(STATUSES, 0)
-    for row in rows:
-        counts[row[1]] += 1
-    return counts
+    counts = Counter(row[1] for row in rows)
+    return {status: counts[status] for status in STATUSES}
 
 
 def _fill(
@@ -155,11 +128,10 @@ def _fill(
     scheduler: str | None,
     on_progress: Listener | None,
 ) -> None:
-    """Compute the rows that the journal lacks."""
     resumed = journal.done
 
-    def store(places: Sequence[int], rows: Sequence[Row]) -> None:
-        journal.append(list(zip(places, rows, strict=True)))
+    def store(indices: Sequence[int], rows: Sequence[Row]) -> None:
+        journal.append(zip(indices, rows, strict=True))
         if on_progress is not None:
             on_progress(Progress(journal.done, space.size, resumed))
 
@@ -172,12 +144,14 @@ def _fill(
 
 def _ordered(space: Space, journal: Journal) -> NDArray[np.int64]:
     """Return the jobs without a row, those of one model together for the sake of its caches."""
+    waiting = np.ones(space.size, dtype=bool)
+    waiting[journal.keys()] = False
     order = np.argsort(space.models(), kind="stable")
-    return order[~journal.held()[order]]
+    return order[waiting[order]]
 
 
 class _Loop:
-    """Tasks go out, rows come in; a job whose worker dies goes out again, alone, and not for ever.
+    """Submits tasks and stores rows; a job whose worker dies is submitted again, isolated, at most three times.
 
     Nobody says which of the jobs in flight has killed a worker. So each becomes a suspect: suspects run with nothing
     beside them, in halves until one job is alone. Only a job that was alone is counted for a death.
@@ -207,20 +181,20 @@ class _Loop:
                 if lost:
                     self._recover(lost)
         except (CancelledError, OSError) as error:  # a scheduler that is gone, a machine without room for processes
-            said = str(error) or type(error).__name__
-            raise MemcalcError(f"the workers were lost ({said}); the same call goes on from the journal.") from None
+            reason = str(error) or type(error).__name__
+            raise MemcalcError(f"the workers were lost ({reason}); the same call goes on from the journal.") from None
 
     def _send(self) -> list[list[int]]:
-        """Keep every worker busy; return what was lost because the executor is broken."""
+        """Submit tasks to every free worker; return the jobs that were lost because the executor is broken."""
         while self._more():
             suspect = bool(self._suspects)
-            places = self._suspects.popleft() if suspect else self._next()
+            indices = self._suspects.popleft() if suspect else self._next()
             try:
-                future = self._backend.executor.submit(rows_of, self._task(places))
+                future = self._backend.executor.submit(rows_of, self._task(indices))
             except self._backend.deaths:
                 self._suspect_flies = False
-                return [places]
-            self._flying[future], self._suspect_flies = places, suspect
+                return [indices]
+            self._flying[future], self._suspect_flies = indices, suspect
         return []
 
     def _more(self) -> bool:
@@ -230,36 +204,33 @@ class _Loop:
         return self._sent < self._waiting.size and len(self._flying) < 2 * self._backend.width
 
     def _next(self) -> list[int]:
-        """Return the next jobs of one model, as many as last for a task."""
         paced = int(_TASK_S / self._seconds_a_job) if self._seconds_a_job else _FIRST_JOBS
-        end = self._sent + max(1, min(paced, _MOST_JOBS))
-        models = self._models[self._sent : end]
+        stop = self._sent + max(1, min(paced, _MOST_JOBS))
+        models = self._models[self._sent : stop]
         count = int(np.argmax(models != models[0])) or models.size
-        places = self._waiting[self._sent : self._sent + count]
+        indices = self._waiting[self._sent : self._sent + count]
         self._sent += count
-        return [int(place) for place in places]
+        return [int(index) for index in indices]
 
-    def _task(self, places: Iterable[int]) -> Task:
+    def _task(self, indices: Iterable[int]) -> Task:
         space = self._space
-        return Task(space.mode, space.preset_dirs, self._columns, tuple(space.job(place) for place in places))
+        return Task(space.mode, space.preset_dirs, self._columns, tuple(space.job(index) for index in indices))
 
     def _receive(self) -> list[list[int]]:
-        """Store what has come; return the jobs whose worker died."""
         done, _ = wait(self._flying, return_when=FIRST_COMPLETED)
         lost = []
         for future in done:
-            places = self._flying.pop(future)
+            indices = self._flying.pop(future)
             try:
                 seconds, rows = future.result()
             except self._backend.deaths:
-                lost.append(places)
+                lost.append(indices)
             else:
-                self._seconds_a_job = seconds / len(places)
-                self._store(places, rows)
+                self._seconds_a_job = seconds / len(indices)
+                self._store(indices, rows)
         return lost
 
     def _recover(self, lost: list[list[int]]) -> None:
-        """Send out again what was lost, as suspects."""
         if self._backend.breaks:
             while self._flying:
                 lost += self._receive()
@@ -272,12 +243,12 @@ class _Loop:
         else:
             self._blame(lost[0][0])
 
-    def _blame(self, place: int) -> None:
-        """Count a death for a job that was alone; the last one makes it a row."""
-        self._deaths[place] = self._deaths.get(place, 0) + 1
-        if self._deaths[place] < _DEATHS:
-            self._suspects.appendleft([place])
+    def _blame(self, index: int) -> None:
+        """Count a death for a job that ran isolated; the last one makes it an error row."""
+        self._deaths[index] = self._deaths.get(index, 0) + 1
+        if self._deaths[index] < _DEATHS:
+            self._suspects.appendleft([index])
             return
-        task = self._task([place])
+        task = self._task([index])
         sentence = f"its worker process died {_DEATHS} times, the system may have been out of memory"
-        self._store([place], [error_row(task, task.jobs[0], sentence)])
+        self._store([index], [error_row(task, task.jobs[0], sentence)])

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
@@ -14,19 +13,20 @@ from memcalc.formulas.activations import saved_bytes
 from memcalc.formulas.recompute import Counts, Policy, counts
 from memcalc.grid import column
 from memcalc.terms import shards
-from memcalc.terms.adapters import AdapterCensus
-from memcalc.terms.first_block import spared
+from memcalc.terms.adapters import AdaptersOnGrid
+from memcalc.terms.frozen_first_block import spared_records
 from memcalc.terms.lengths import alike
+from memcalc.terms.model_on_grid import BlockCache
+from memcalc.terms.order import Stack, ahead, behind, from_first, from_start
 from memcalc.terms.pipeline import blocks_in_flight
-from memcalc.terms.settings import block_settings, gathering
-from memcalc.trace.template import Sum, Template, trace
+from memcalc.trace.template import Sum, Template, total, trace
 
 if TYPE_CHECKING:
     from memcalc.formulas.types import Array
     from memcalc.grid import Grid
-    from memcalc.specs.model import BlockGroup, Model
-    from memcalc.terms.census import Census
-    from memcalc.trace.layers import Setting
+    from memcalc.specs.model import BlockGroup
+    from memcalc.terms.model_on_grid import ModelOnGrid
+    from memcalc.trace.layers import BlockConfig
     from memcalc.trace.tape import Shard, Unit
 
 MASK_FILL, ROW_FILL = 16, 32
@@ -34,17 +34,26 @@ MASK_FILL, ROW_FILL = 16, 32
 cuda/attention.cu, ``kAlignLSE``)."""
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class GroupActivations:
-    """Activations of one group of equal blocks over a grid."""
+    """Activations of one group of equal blocks over a grid; what is computed once is kept as long as this is."""
 
     group: BlockGroup
+    index: int
+    """Place of the group among the model's."""
     layers: Array
-    census: Census
-
-    def is_of(self, model: Model, grid: Grid) -> bool:
-        """Whether these are blocks of that model on that grid."""
-        return self.census.model is model and self.grid == grid and self.grid.rows == grid.rows
+    """Blocks of the group on each stage."""
+    census: ModelOnGrid
+    groups: list[GroupActivations]
+    """Those of all groups of the model."""
+    _ranks: dict[Shard, Array] = field(default_factory=dict, init=False, repr=False)
+    _products: dict[tuple[Unit, Shard, int], Array] = field(default_factory=dict, init=False, repr=False)
+    """Bytes of tensors of one unit and shard: the sums of a block share most of them."""
+    _templates: dict[tuple[BlockConfig, frozenset[str], str], Template] = field(
+        default_factory=dict, init=False, repr=False
+    )
+    _sums: dict[tuple[str, bool], Array] = field(default_factory=dict, init=False, repr=False)
+    _fields: dict[str, Array] = field(default_factory=dict, init=False, repr=False)
 
     @cached_property
     def grid(self) -> Grid:
@@ -77,6 +86,7 @@ class GroupActivations:
         return {
             "token": self.tokens,
             "pair": self.tokens * keys,
+            "sink_pair": self.tokens * (keys + 1),
             "filled_pair": self.tokens * filled(keys, MASK_FILL),
             "cross": self._tokens_of("encoder"),
             "cross_pair": self.tokens * cross_keys,
@@ -97,10 +107,6 @@ class GroupActivations:
             self._ranks[shard] = shards.ranks(self.grid, shard)
         return self._ranks[shard]
 
-    @cached_property
-    def _ranks(self) -> dict[Shard, Array]:
-        return {}
-
     def present(self, shard: Shard) -> Array:
         """1 where a tensor exists."""
         return shards.present(self.grid, shard, self.group.block)
@@ -117,38 +123,29 @@ class GroupActivations:
             out = out + product
         return out
 
-    @cached_property
-    def _products(self) -> dict[tuple[Unit, Shard, int], Array]:
-        """Bytes of tensors of one unit and shard, computed once: the sums of a block share most of them."""
-        return {}
-
     def _product(self, unit: Unit, shard: Shard, coefficient: int) -> Array:
-        whole = saved_bytes(np.int64(coefficient), self.units[unit], np.int64(1), self.ranks(shard))
-        return whole * self.present(shard)
+        bytes_ = saved_bytes(np.int64(coefficient), self.units[unit], np.int64(1), self.ranks(shard))
+        return bytes_ * self.present(shard)
 
     def largest(self, sums: Sequence[Sum], gradient: Array) -> Array:
         """The largest of several sums [bytes]."""
         return largest([self.evaluate(total, gradient) for total in sums])
 
     @cached_property
-    def settings(self) -> tuple[Setting, ...]:
+    def settings(self) -> tuple[BlockConfig, ...]:
         """How these blocks run, by precision."""
         window = self.group.block.attention.window
         long = window is not None and alike(self.keys >= window)
-        return tuple(replace(setting, windowed=long) for setting in block_settings(self.grid))
+        return tuple(replace(setting, windowed=long) for setting in self.census.settings)
 
-    def template(self, policy: Policy, setting: Setting, *, whole: bool = False) -> Template:
+    def template(self, policy: Policy, setting: BlockConfig, *, untreated: bool = False) -> Template:
         """One block's execution under a policy, or (``whole``) where the policy leaves a block alone."""
-        parts, treatment = (setting.checkpointed, "none") if whole else (policy.parts, policy.treatment)
+        parts, treatment = (setting.checkpointed, "none") if untreated else (policy.parts, policy.treatment)
         key = setting, parts, treatment
         if key not in self._templates:
             setting = setting if parts == setting.checkpointed else replace(setting, checkpointed=parts)
-            self._templates[key] = trace(self.group.block, setting, treatment)
+            self._templates[key] = self.census.traces.get(trace, self.group.block, setting, treatment)
         return self._templates[key]
-
-    @cached_property
-    def _templates(self) -> dict[tuple[Setting, frozenset[str], str], Template]:
-        return {}
 
     def stacked(self, value: list[list[Array]]) -> Array:
         """Values by precision and policy, as an array over the grid's axes."""
@@ -161,8 +158,8 @@ class GroupActivations:
         habits = self.grid.habits
         if habits.persistent_gradients and self.grid.fixed.wgrad_fusion:
             return [np.int64(0) for _ in self.grid.precisions]
-        if self.grid.fixed.lora is not None:
-            return [np.int64(w) for w in AdapterCensus(self.census.model, self.grid).width("gradient").reshape(-1)]
+        if self.grid.fixed.adapters is not None:
+            return [np.int64(w) for w in AdaptersOnGrid(self.census.model, self.grid).width("gradient").reshape(-1)]
         widths = [habits.widths[p] for p in self.grid.precisions]
         narrow = habits.gather == "blocks" or habits.persistent_gradients
         return [np.int64(w.compute if narrow else w.gradient) for w in widths]
@@ -172,45 +169,48 @@ class GroupActivations:
         """The same blocks over the ways of sharding them, where layouts have some in common."""
         if len(self.grid.layouts) == 1 or self.grid.ways.layouts == self.grid.layouts:
             return None
-        model = self.census.model
-        place = next(i for i, group in enumerate(model.groups) if group is self.group)
-        return _known(_ALONE, type(self.census)(model, self.grid.ways))[place]
+        by_sharding = self.census.blocks_cache.by_sharding
+        if not by_sharding:
+            by_sharding += groups_of(replace(self.census, grid=self.grid.ways, blocks_cache=BlockCache()))
+        return cast(GroupActivations, by_sharding[self.index])
 
     @cached_property
-    def _sums(self) -> dict[tuple[str, bool], Array]:
-        return {}
+    def stack(self) -> Stack[GroupActivations] | None:
+        """The groups whose blocks run in one loop with these; None where there are no others."""
+        indices = next(indices for indices in self.census.stacks if self.index in indices)
+        return Stack([self.groups[index] for index in indices], self.census) if len(indices) > 1 else None
 
-    def over(self, sums: str, *, whole: bool = False) -> Array:
+    def over(self, sums: str, *, untreated: bool = False) -> Array:
         """A sum of the template, or the largest of its sums, over precision and policy [bytes]."""
-        if (sums, whole) not in self._sums and self.alone is not None:
-            found = self.alone.over(sums, whole=whole)
-            self._sums[sums, whole] = found if len(found) == 1 else found[self.grid.way]
-        elif (sums, whole) not in self._sums:
-            plain, gathers = self._over(sums, self.settings, whole=whole), gathering(self.grid)
+        if (sums, untreated) not in self._sums and self.alone is not None:
+            values = self.alone.over(sums, untreated=untreated)
+            self._sums[sums, untreated] = values if len(values) == 1 else values[self.grid.way]
+        elif (sums, untreated) not in self._sums:
+            plain, gathers = self._over(sums, self.settings, untreated=untreated), self.census.gathering_settings
             if gathers is not None:
-                plain = np.where(self.grid.sequence_shard > 1, self._over(sums, gathers, whole=whole), plain)
-            self._sums[sums, whole] = plain
-        return self._sums[sums, whole]
+                plain = np.where(self.grid.sequence_shard > 1, self._over(sums, gathers, untreated=untreated), plain)
+            self._sums[sums, untreated] = plain
+        return self._sums[sums, untreated]
 
-    def _over(self, sums: str, settings: tuple[Setting, ...], *, whole: bool) -> Array:
+    def _over(self, sums: str, settings: tuple[BlockConfig, ...], *, untreated: bool) -> Array:
         """The same under some settings, one a precision; blocks that are left alone do not depend on the policy."""
-        policies = self.grid.policies[:1] if whole else self.grid.policies
-        rows: dict[tuple[Setting, int], list[Array]] = {}
+        policies = self.grid.policies[:1] if untreated else self.grid.policies
+        rows: dict[tuple[BlockConfig, int], list[Array]] = {}
         for setting, width in zip(settings, self.gradient_width, strict=True):
             if (setting, int(width)) not in rows:
-                rows[setting, int(width)] = self._row(sums, setting, width, policies, whole=whole)
+                rows[setting, int(width)] = self._row(sums, setting, width, policies, untreated=untreated)
         return self.stacked([rows[setting, int(w)] for setting, w in zip(settings, self.gradient_width, strict=True)])
 
     def _row(
-        self, sums: str, setting: Setting, width: Array, policies: tuple[Policy, ...], *, whole: bool
+        self, sums: str, setting: BlockConfig, width: Array, policies: tuple[Policy, ...], *, untreated: bool
     ) -> list[Array]:
         """The same under one setting, by policy: many policies treat a block alike."""
         alike = {(policy.treatment, policy.parts): policy for policy in policies}
-        found = {
-            treatment: self._of(getattr(self.template(policy, setting, whole=whole), sums), width)
+        values = {
+            treatment: self._of(getattr(self.template(policy, setting, untreated=untreated), sums), width)
             for treatment, policy in alike.items()
         }
-        return [found[policy.treatment, policy.parts] for policy in policies]
+        return [values[policy.treatment, policy.parts] for policy in policies]
 
     def _of(self, value: Sum | tuple[Sum, ...], width: Array) -> Array:
         return self.evaluate(value, width) if isinstance(value, dict) else self.largest(value, width)
@@ -218,6 +218,8 @@ class GroupActivations:
     @cached_property
     def counts(self) -> tuple[Counts, ...]:
         """How each policy of the grid treats these blocks."""
+        if self.stack is not None:
+            return self.stack.counts(self)
         return tuple(counts(policy, self.layers) for policy in self.grid.policies)
 
     def field(self, name: str) -> Array:
@@ -228,13 +230,9 @@ class GroupActivations:
         return self._fields[name]
 
     @cached_property
-    def _fields(self) -> dict[str, Array]:
-        return {}
-
-    @cached_property
     def whole_block(self) -> Array:
         """Bytes that one block keeps without recomputation, for one micro-batch."""
-        return self.over("kept_sum", whole=True)
+        return self.over("kept_sum", untreated=True)
 
     @cached_property
     def treated_block(self) -> Array:
@@ -244,13 +242,23 @@ class GroupActivations:
     @cached_property
     def kept(self) -> Array:
         """Bytes that the stage's blocks keep for one micro-batch."""
-        kept = self.field("whole") * self.whole_block + self.field("treated") * self.treated_block
-        return kept - spared(self)
+        saved = self.field("whole") * self.whole_block + self.field("treated") * self.treated_block
+        return saved - self._spared
+
+    @property
+    def _spared(self) -> Array:
+        """Bytes that the stage's first block does not keep, by precision."""
+        records = [spared_records(self.census, self.index, setting) for setting in self.settings]
+        if not any(records):
+            return np.int64(0)
+        sizes = [np.asarray(self.evaluate(total(each), np.int64(0))) for each in records]
+        rows = [size.reshape(size.shape or (1,) * 7) for size in sizes]
+        return np.concatenate(np.broadcast_arrays(*rows), axis=2) * self.grid.is_first
 
     @cached_property
     def flight(self) -> tuple[Array, Array]:
         """Blocks in flight and blocks of the stage: what one micro-batch keeps is held as often as their ratio."""
-        return blocks_in_flight(self), np.maximum(self.layers, 1)
+        return blocks_in_flight(self.census, self.index), np.maximum(self.layers, 1)
 
     @cached_property
     def kept_in_flight(self) -> Array:
@@ -265,6 +273,8 @@ class GroupActivations:
     @cached_property
     def unit_extra(self) -> Array:
         """Bytes of the other blocks of a unit that is computed again at once."""
+        if self.stack is not None:
+            return self.stack.unit_extra(self)
         return np.maximum(self.field("unit") - 1, 0) * self.whole_block
 
     @cached_property
@@ -273,17 +283,17 @@ class GroupActivations:
         treated = self.over("backward_peaks") - self.treated_block + self.unit_extra
         if not np.any(self.is_treated == 0):
             return treated * self.exists
-        whole = self.over("backward_peaks", whole=True) - self.whole_block
-        return np.where(self.is_treated == 1, treated, whole) * self.exists
+        untreated = self.over("backward_peaks", untreated=True) - self.whole_block
+        return np.where(self.is_treated == 1, treated, untreated) * self.exists
 
     @cached_property
     def first(self) -> Array:
         """Bytes of the first block's backward, when no other block keeps anything."""
         treated = self.over("backward_peaks") + self.unit_extra
-        untreated = self.field("treated") == 0
+        untreated = (self.field("treated") == 0) & (self.field("recomputed") == 0)
         if not np.any(untreated):
             return treated * self.exists
-        return np.where(untreated, self.over("backward_peaks", whole=True), treated) * self.exists
+        return np.where(untreated, self.over("backward_peaks", untreated=True), treated) * self.exists
 
     @cached_property
     def forward(self) -> Array:
@@ -291,8 +301,26 @@ class GroupActivations:
         treated = self.over("forward_peaks") - self.treated_block
         if not np.any(self.is_treated == 0):
             return treated * self.exists
-        whole = self.over("forward_peaks", whole=True) - self.whole_block
-        return np.where(self.is_treated == 1, treated, whole) * self.exists
+        untreated = self.over("forward_peaks", untreated=True) - self.whole_block
+        return np.where(self.is_treated == 1, treated, untreated) * self.exists
+
+    @cached_property
+    def in_order(self) -> tuple[Array, Array, Array]:
+        """The three of them beyond what stands before it (forward, last block) or comes after it (first block).
+
+        Of several kinds of blocks only one stands last, or first: where the last one of another kind runs, those behind
+        it keep nothing yet, or nothing any more and have left gradients; where its first one runs backward, those
+        before it keep what they do, and have no gradients yet.
+        """
+        stack = self.stack
+        if stack is None:
+            return self.forward, self.last, self.first
+        after, between = stack.kept(behind(self.index)), stack.left(from_first(self.index))
+        before = [stack.left(ahead(self.index, skipped)) for skipped in (0, 1)]
+        # Memory falls or rises by as much with each pattern: its first or its last block of a kind needs most
+        most = (between <= 0) | (stack.number(self, from_start(0, 1)) == 1)
+        first = (self.first + np.where(first_apart(self.grid), before[1], before[0])) * most
+        return self.forward - after, self.last - stack.left(behind(self.index)), first
 
     @cached_property
     def keeps_weights(self) -> Array:
@@ -303,6 +331,11 @@ class GroupActivations:
     def exists(self) -> Array:
         """1 where the stage has such a block."""
         return np.minimum(self.layers, 1)
+
+
+def first_apart(grid: Grid) -> Array:
+    """Whether what the first block keeps is counted of its own accord (:func:`memcalc.terms.fsdp2.reduction_terms`)."""
+    return grid.zero_from(2) & (grid.habits.gather == "blocks") & (not grid.habits.flat_units)
 
 
 def filled(length: Array | int, multiple: int) -> Array:
@@ -331,23 +364,11 @@ def add_all(arrays: Sequence[Array]) -> Array:
     return total
 
 
-_LATEST: deque[list[GroupActivations]] = deque(maxlen=2)
-_ALONE: deque[list[GroupActivations]] = deque(maxlen=1)
-
-
-@lru_cache(maxsize=4)
-def groups_of(census: Census) -> list[GroupActivations]:
-    """The activations of each group of blocks, computed once for grids that differ in what is offloaded alone.
-
-    A block's own tensors do not depend on that.
-    """
-    return _known(_LATEST, type(census)(census.model, census.grid.with_offloads(((),))))
-
-
-def _known(latest: deque[list[GroupActivations]], census: Census) -> list[GroupActivations]:
-    """The groups of a census, if they are among the latest, else new ones."""
-    known = next((groups for groups in latest if groups[0].is_of(census.model, census.grid)), None)
-    if known is None:
-        known = [GroupActivations(g, n, census) for g, n in zip(census.model.groups, census.layers, strict=True)]
-        latest.append(known)
-    return known
+def groups_of(census: ModelOnGrid) -> list[GroupActivations]:
+    """The activations of each group of blocks, computed once for grids that differ in what is offloaded alone."""
+    groups: list[GroupActivations] = census.blocks_cache.groups
+    if not groups:
+        resident = census.with_offloads(((),))
+        for index, (group, layers) in enumerate(zip(census.model.groups, resident.layers, strict=True)):
+            groups.append(GroupActivations(group, index, layers, resident, groups))
+    return groups

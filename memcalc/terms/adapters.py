@@ -2,32 +2,118 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from memcalc.formulas.adapters import Quantised, block_adapters, block_quantised, outside_adapters, quantised
-from memcalc.formulas.matrices import outside_matrices
-from memcalc.formulas.optimizer import shard
+from memcalc.formulas import quantization as q
+from memcalc.formulas.optimizer_states import shard
+from memcalc.formulas.parameters import lora_parameters
 from memcalc.grid import column
 from memcalc.ledger import ALWAYS, Term
-from memcalc.terms.census import Census
+from memcalc.specs.block import MixtureOfExperts
+from memcalc.terms.matrices import Matrix, block_matrices, outside_matrices
+from memcalc.terms.model_on_grid import ModelOnGrid
 
 if TYPE_CHECKING:
     from memcalc.formulas.types import Array
     from memcalc.grid import Grid
     from memcalc.specs.adapters import Lora
+    from memcalc.specs.block import Block
+    from memcalc.specs.model import Model
 
 ADAPTERS = "PEFT 0.13.2 tuners/lora/layer.py (update_layer) and utils/other.py (ModulesToSaveWrapper)"
 QUANTISED = "bitsandbytes 0.43.3 nn/modules.py; AutoGPTQ 0.7.1 nn_modules/qlinear/qlinear_tritonv2.py"
+
+
+@dataclass(frozen=True, slots=True)
+class Quantised:
+    """Bytes of the quantised matrices of a block, or of the head."""
+
+    elements: int
+    """Weights that are quantised [elements]."""
+    payload: int
+    """What FSDP shards: the weights themselves, and under GPTQ their zeros [bytes]."""
+    state: int
+    """Scales that every rank holds in full [bytes]."""
+    largest: int
+    """Weights of the largest matrix [elements]."""
+
+
+def adapter_parameters(matrices: Iterable[Matrix], rank: int, targets: Iterable[str]) -> int:
+    """Return the parameters of the adapters on the matrices that the targets name [elements]."""
+    named, linears = set(targets), list(matrices)
+    full = [(m, m.outputs) for m in linears if m.target in named]
+    parts = [(m, outputs) for m in linears for target, outputs in m.parts if target in named]
+    return sum(m.count * lora_parameters(rank, m.inputs, outputs) for m, outputs in (*full, *parts))
+
+
+@lru_cache(maxsize=256)
+def block_adapters(block: Block, rank: int, targets: tuple[str, ...]) -> tuple[int, int]:
+    """Return the adapters' parameters of one block: outside the routed experts, and in them [elements]."""
+    matrices = block_matrices(block)
+    parameters = adapter_parameters(matrices, rank, targets)
+    routed = adapter_parameters((m for m in matrices if m.routed), rank, targets)
+    return parameters - routed, routed
+
+
+def active_adapters(model: Model, lora: Lora) -> int:
+    """Return the adapters' parameters that one token passes [elements]."""
+    inside = sum(group.count * _active(group.block, lora) for group in model.groups)
+    ends = sum(outside_adapters(model, lora.rank, lora.targets, name) for name in ("embedding", "head"))
+    return inside + ends
+
+
+def _active(block: Block, lora: Lora) -> int:
+    dense, routed = block_adapters(block, lora.rank, lora.targets)
+    experts = block.mlp if isinstance(block.mlp, MixtureOfExperts) else None
+    return dense + (routed * experts.topk // experts.experts if experts else 0)
+
+
+def outside_adapters(model: Model, rank: int, targets: Iterable[str], name: str) -> int:
+    """Return the adapter's parameters of the ``embedding`` or the ``head`` [elements]."""
+    wanted = {name} & set(targets)
+    return adapter_parameters(outside_matrices(model), rank, wanted)
+
+
+@lru_cache(maxsize=256)
+def block_quantised(block: Block, kind: str, group: int) -> Quantised:
+    """Return the quantised matrices of one block; GPTQ leaves the router alone."""
+    named = [m for m in block_matrices(block) if not (m.target == "router" and kind.startswith("gptq"))]
+    return quantised(named, kind, group)
+
+
+def quantised(matrices: Iterable[Matrix], kind: str, group: int) -> Quantised:
+    """Return the bytes of matrices under one of the quantisations of the interface."""
+    linears = list(matrices)
+    sizes = [(m.count, *matrix_bytes(m.inputs, m.outputs, kind, group)) for m in linears]
+    return Quantised(
+        elements=sum(m.elements for m in linears),
+        payload=sum(count * payload for count, payload, _ in sizes),
+        state=sum(count * state for count, _, state in sizes),
+        largest=max((m.inputs * m.outputs for m in linears), default=0),
+    )
+
+
+def matrix_bytes(inputs: int, outputs: int, kind: str, group: int) -> tuple[int, int]:
+    """Return the weights and the scales of one matrix [bytes]; ``kind`` is a word of ``--quantize``."""
+    elements = inputs * outputs
+    if kind.startswith("gptq"):
+        bits = 4 if kind.endswith("int4") else 8
+        return q.gptq_bytes(inputs, outputs, bits, group), q.gptq_state_bytes(inputs, outputs, group)
+    if kind == "int8":
+        return elements, q.int8_bytes(inputs, outputs) - elements
+    return q.four_bit_bytes(elements), q.nf4_state_bytes(elements, int(kind == "nf4-dq"))
+
+
 NONE = Quantised(0, 0, 0, 0)
 
 
 @dataclass(frozen=True, eq=False)
-class AdapterCensus(Census):
+class AdaptersOnGrid(ModelOnGrid):
     """What is trained on a rank where the base is frozen: adapters, and copies of whole layers [elements]."""
 
     part: Literal["all", "adapters", "copies"] = "all"
@@ -38,16 +124,18 @@ class AdapterCensus(Census):
         return " of the trained copies" if self.part == "copies" else ""
 
     @property
-    def _lora(self) -> Lora | None:
-        return None if self.part == "copies" else self.grid.fixed.lora
+    def lora(self) -> Lora | None:
+        """Rank and targets of its adapters; None where it is copies alone."""
+        return None if self.part == "copies" else self.grid.fixed.adapters
 
     @property
-    def _copied(self) -> tuple[str, ...]:
+    def copied(self) -> tuple[str, ...]:
+        """What is trained as a copy: embedding, head."""
         return () if self.part == "adapters" else self.grid.fixed.also_train
 
     @cached_property
     def _blocks(self) -> list[tuple[int, int]]:
-        lora = self._lora
+        lora = self.lora
         return [block_adapters(g.block, lora.rank, lora.targets) if lora else (0, 0) for g in self.model.groups]
 
     @cached_property
@@ -62,7 +150,7 @@ class AdapterCensus(Census):
 
     def _outside(self, name: str) -> int:
         """Trained beside the embedding or the head: an adapter, and a copy of the whole."""
-        lora, saved = self._lora, name in self._copied
+        lora, saved = self.lora, name in self.copied
         adapter = outside_adapters(self.model, lora.rank, lora.targets, name) if lora else 0
         return adapter + saved * sum(m.elements for m in outside_matrices(self.model) if m.target == name)
 
@@ -84,9 +172,9 @@ class AdapterCensus(Census):
     @cached_property
     def largest_tensor(self) -> Array:
         """Elements of the largest trained tensor."""
-        lora = self._lora
+        lora = self.lora
         widest = max(max(g.block.hidden, getattr(g.block.mlp, "ffn", 0)) for g in self.model.groups)
-        saved = [m.elements for m in outside_matrices(self.model) if m.target in self._copied]
+        saved = [m.elements for m in outside_matrices(self.model) if m.target in self.copied]
         return np.int64(max([(lora.rank if lora else 0) * widest, *saved]))
 
     def sharded(self, dense: Array, experts: Array, where: Array | bool) -> Array:
@@ -114,26 +202,30 @@ class AdapterCensus(Census):
 TRAINED_WIDTHS = ("parameter", "gradient", "moment")
 
 
-def trained(census: Census) -> Census:
+def _adapters_on_grid(census: ModelOnGrid, part: Literal["all", "adapters", "copies"]) -> AdaptersOnGrid:
+    return AdaptersOnGrid(census.model, census.grid, census.traces, census.blocks_cache, part)
+
+
+def trained(census: ModelOnGrid) -> ModelOnGrid:
     """The census of what is trained: the model's own where nothing is frozen."""
-    return census if census.grid.fixed.lora is None else AdapterCensus(census.model, census.grid)
+    return census if census.grid.fixed.adapters is None else _adapters_on_grid(census, "all")
 
 
-def trained_parts(census: Census) -> tuple[Census, ...]:
+def trained_parts(census: ModelOnGrid) -> tuple[ModelOnGrid, ...]:
     """The same, apart by the width in which it is trained: adapters, and copies of whole layers."""
-    if census.grid.fixed.lora is None:
+    if census.grid.fixed.adapters is None:
         return (census,)
     parts: tuple[Literal["adapters", "copies"], ...] = (
         ("adapters", "copies") if census.grid.fixed.also_train else ("adapters",)
     )
-    return tuple(AdapterCensus(census.model, census.grid, part) for part in parts)
+    return tuple(_adapters_on_grid(census, part) for part in parts)
 
 
 @dataclass(frozen=True, eq=False)
 class Base:
     """The bytes of the frozen weights of a rank."""
 
-    census: Census
+    census: ModelOnGrid
 
     @cached_property
     def grid(self) -> Grid:
@@ -161,8 +253,8 @@ class Base:
     def blocks(self) -> tuple[Array, ...]:
         """Bytes of one block of each group, the scales of quantised weights left out."""
         pairs = zip(self.census.block_dense, self.census.block_experts, strict=True)
-        found = [(self._quantised(i), dense + experts) for i, (dense, experts) in enumerate(pairs)]
-        return tuple(q.payload + self.width * (elements - q.elements) for q, elements in found)
+        results = [(self._quantised(i), dense + experts) for i, (dense, experts) in enumerate(pairs)]
+        return tuple(q.payload + self.width * (elements - q.elements) for q, elements in results)
 
     @cached_property
     def root(self) -> Array:
@@ -189,22 +281,22 @@ class Base:
         return sum((n * b for n, b in zip(self.census.layers, self.blocks, strict=True)), np.int64(0))
 
 
-def scales_term(census: Census) -> Term:
+def scales_term(census: ModelOnGrid) -> Term:
     """The scales of NF4, which are no parameters: neither sharded nor offloaded with them."""
     return Term("parameters", "scales of the frozen weights", Base(census).state, ALWAYS, "not sharded", QUANTISED)
 
 
-def frozen_terms(census: Census, ranks: Array, here: Array) -> Iterator[Term]:
+def frozen_terms(census: ModelOnGrid, ranks: Array, here: Array) -> Iterator[Term]:
     """The weights under adapters: the base without its scales, and the adapters; ``ranks`` divide both."""
     base = Base(census)
     inputs = {"P": census.parameters, "w": base.width, "N": ranks}
-    whole = shard(base.all_blocks + base.root, ranks) * here
+    frozen = shard(base.all_blocks + base.root, ranks) * here
     quantised_as = census.grid.fixed.quantize
     title = "frozen weights" if quantised_as == "none" else f"frozen weights, {quantised_as}"
-    yield Term("parameters", title, whole, ALWAYS, "bytes of the base / N", QUANTISED, inputs)
-    for own in trained_parts(census):
-        width = own.width("parameter")
-        bytes_ = width * own.sharded(own.blocks + own.root, own.experts_or_none, ranks > 1) * here
-        inputs = {"w": width, "P_trained": own.parameters, "N": ranks}
-        title = f"weights{own.suffix}" if own.suffix else "adapters"
+    yield Term("parameters", title, frozen, ALWAYS, "bytes of the base / N", QUANTISED, inputs)
+    for part in trained_parts(census):
+        width = part.width("parameter")
+        bytes_ = width * part.sharded(part.blocks + part.root, part.experts_or_none, ranks > 1) * here
+        inputs = {"w": width, "P_trained": part.parameters, "N": ranks}
+        title = f"weights{part.suffix}" if part.suffix else "adapters"
         yield Term("parameters", title, bytes_, ALWAYS, "w · ⌈P_trained / N⌉", ADAPTERS, inputs)

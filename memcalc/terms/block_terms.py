@@ -10,17 +10,17 @@ import numpy as np
 from memcalc.grid import column
 from memcalc.ledger import KEPT, Term
 from memcalc.terms.activations import GroupActivations, add_all, groups_of, largest
-from memcalc.terms.ends import entry_terms
-from memcalc.terms.kept import INVENTORY, kept_terms
+from memcalc.terms.block_boundary import entry_terms
 from memcalc.terms.pipeline import SPLIT, in_flight, waiting_logits
 from memcalc.terms.recorded import widest
+from memcalc.terms.saved_tensors import INVENTORY, kept_terms
 
 if TYPE_CHECKING:
     from memcalc.formulas.types import Array
-    from memcalc.terms.census import Census
+    from memcalc.terms.model_on_grid import ModelOnGrid
 
 
-def activation_terms(census: Census, *, detail: bool) -> Iterator[Term]:
+def activation_terms(census: ModelOnGrid, *, detail: bool) -> Iterator[Term]:
     """All terms of the activations; without ``detail`` the saved tensors of a group of blocks are one term."""
     groups, grid = groups_of(census), census.grid
     flight, here = in_flight(grid), 1 - grid.offloaded("activations")
@@ -58,7 +58,7 @@ def activation_terms(census: Census, *, detail: bool) -> Iterator[Term]:
     yield from mask_terms(census, flight)
 
 
-def mask_terms(census: Census, flight: Array) -> Iterator[Term]:
+def mask_terms(census: ModelOnGrid, flight: Array) -> Iterator[Term]:
     """The mask that comes with a batch: a local of the forward step, unless a checkpoint has it among its inputs."""
     grid = census.grid
     if not (grid.fixed.attention_mask or grid.habits.makes_masks):
@@ -76,26 +76,10 @@ def working_sets(groups: list[GroupActivations]) -> Iterator[Term]:
     if groups[0].census.model.recording is not None:
         forward, last, first = widest(groups)
     else:
-        forward, last, first = (largest([getattr(a, name) for a in groups]) for name in ("forward", "last", "first"))
+        forward, last, first = (largest(of) for of in zip(*(a.in_order for a in groups), strict=True))
     title, formula = "working set of the last block's forward", "largest sum alive in forward - A_kept"
-    yield Term(
-        "activations",
-        title,
-        forward,
-        ("forward-last",),
-        formula,
-        INVENTORY,
-        in_events=True,
-    )
+    yield Term("activations", title, forward, ("forward-last",), formula, INVENTORY, in_events=True)
     title, formula = "working set of the last block's backward", "largest sum alive in backward - A_kept"
     yield Term("activations", title, last, ("backward-last",), formula, INVENTORY, in_events=True)
     title, formula = "first block and the working set of its backward", "largest sum alive in backward"
-    yield Term(
-        "activations",
-        title,
-        first,
-        ("backward-first",),
-        formula,
-        INVENTORY,
-        in_events=True,
-    )
+    yield Term("activations", title, first, ("backward-first",), formula, INVENTORY, in_events=True)

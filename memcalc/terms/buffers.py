@@ -11,60 +11,60 @@ from memcalc.grid import column
 from memcalc.ledger import Term
 from memcalc.terms.activations import add_all, groups_of
 from memcalc.terms.adapters import trained
-from memcalc.terms.every import block_copies
-from memcalc.terms.flat import flat_unit_terms
+from memcalc.terms.every_k_blocks import block_copies
+from memcalc.terms.fsdp1 import flat_unit_terms
 from memcalc.terms.fsdp2 import fsdp2_terms
-from memcalc.terms.pipeline import schedule_terms
-from memcalc.terms.pipeline_engine import engine_terms
+from memcalc.terms.pipeline import engine_terms, schedule_terms
+from memcalc.terms.replicas import replica_terms
 from memcalc.terms.workspaces import workspace_terms
 from memcalc.terms.zero import zero_terms
 
 if TYPE_CHECKING:
     from memcalc.formulas.types import Array
-    from memcalc.terms.census import Census
+    from memcalc.terms.model_on_grid import ModelOnGrid
     from memcalc.terms.overhead import Workspaces
 
 
-def buffer_terms(census: Census, workspaces: Workspaces) -> Iterator[Term]:
+def buffer_terms(census: ModelOnGrid, workspaces: Workspaces) -> Iterator[Term]:
     """All terms of the buffers."""
     gather = census.grid.habits.gather
     if gather == "blocks":
-        yield from flat_unit_terms(census) if census.grid.habits.flat_units else fsdp2_terms(census)
+        if census.grid.habits.flat_units:
+            yield from flat_unit_terms(census)
+        else:
+            yield from (*fsdp2_terms(census), *replica_terms(census))
     if census.grid.habits.zero_optimizer is not None:
         yield from zero_terms(census)
     if census.grid.habits.pipeline_engine != "none":
         yield from engine_terms(census)
     if census.grid.width("cached").any():
         yield from autocast_terms(census)
-    if census.grid.fixed.lora is not None:
+    if census.grid.fixed.adapters is not None:
         yield from adapter_copies_terms(census)
     yield from workspace_terms(census, workspaces)
     yield from schedule_terms(census)
 
 
-def adapter_copies_terms(census: Census) -> Iterator[Term]:
+def adapter_copies_terms(census: ModelOnGrid) -> Iterator[Term]:
     """16-bit copies of fp32 adapters: kept while autocast is on, until the loss; backward needs some for longer.
 
     FSDP's views are no leaves, and only leaves are kept (``cached_cast``); fused functions drop copies of their own.
     """
-    grid, own, groups = census.grid, trained(census), groups_of(census)
+    grid, trained_model, groups = census.grid, trained(census), groups_of(census)
     on = column([grid.fixed.autocast or name.endswith("-autocast") for name in grid.precisions], "precision")
-    made = on * (own.width("parameter") == 4) * (grid.fixed.lora_kernels != "fused")
+    made = on * (trained_model.width("parameter") == 4) * (grid.fixed.lora_kernels != "fused")
     leaves = 1 - (grid.zero_from(2) & grid.habits.full_shard)
     source, phases = "PyTorch aten/src/ATen/autocast_mode.cpp, cached_cast", ("forward-last", "forward")
-    title, inputs = "autocast's copies of the adapters", {"P_trained": own.parameters}
-    yield Term("buffers", title, 2 * own.parameters * made * leaves, phases, "2 · P_trained", source, inputs)
-    per_block = [d + e for d, e in zip(own.block_dense, own.block_experts, strict=True)]
-    kept = add_all([a.field("whole") * size for a, size in zip(groups, per_block, strict=True)])
-    title, formula = (
-        "autocast's copies of the adapters, for backward",
-        "2 · P_trained of blocks without a checkpoint",
-    )
-    inputs = {"P_trained": kept}
-    yield Term("buffers", title, 2 * kept * made, ("loss", "backward-last"), formula, source, inputs)
+    title, inputs = "autocast's copies of the adapters", {"P_trained": trained_model.parameters}
+    yield Term("buffers", title, 2 * trained_model.parameters * made * leaves, phases, "2 · P_trained", source, inputs)
+    per_block = [d + e for d, e in zip(trained_model.block_dense, trained_model.block_experts, strict=True)]
+    saved = add_all([a.field("whole") * size for a, size in zip(groups, per_block, strict=True)])
+    title, formula = ("autocast's copies of the adapters, for backward", "2 · P_trained of blocks without a checkpoint")
+    inputs = {"P_trained": saved}
+    yield Term("buffers", title, 2 * saved * made, ("loss", "backward-last"), formula, source, inputs)
 
 
-def autocast_terms(census: Census) -> Iterator[Term]:
+def autocast_terms(census: ModelOnGrid) -> Iterator[Term]:
     """16-bit copies of fp32 matrices: those that backward needs, and in forward, until autocast ends, the cache of all.
 
     A checkpointed block's graph keeps none. FSDP's views are no leaves, and only copies of leaves are cached. Rows of
@@ -73,14 +73,14 @@ def autocast_terms(census: Census) -> Iterator[Term]:
     grid, groups, source = census.grid, groups_of(census), "PyTorch aten/src/ATen/autocast_mode.cpp, cached_cast"
     graph = [a.field("whole") + a.field("treated") * a.keeps_weights for a in groups]
     copies = [block_copies(activations) for activations in groups]
-    kept = add_all([blocks * size for blocks, size in zip(graph, copies, strict=True)])
+    saved = add_all([blocks * size for blocks, size in zip(graph, copies, strict=True)])
     cached = add_all([a.layers * size for a, size in zip(groups, copies, strict=True)])
     leaves = 1 - (grid.zero_from(2) & grid.habits.full_shard)
-    in_forward: Array = np.where(leaves == 1, cached, kept)
+    in_forward: Array = np.where(leaves == 1, cached, saved)
     title, formula = "autocast's cache of 16-bit weight copies", "2 · P_cast"
     yield Term("buffers", title, in_forward, ("forward-last", "forward"), formula, source, {"P_cast": in_forward // 2})
     title, formula = "autocast's 16-bit weight copies", "2 · P_cast of blocks that are not checkpointed"
-    yield Term("buffers", title, kept, ("loss", "backward-last"), formula, source, {"P_cast": kept // 2})
+    yield Term("buffers", title, saved, ("loss", "backward-last"), formula, source, {"P_cast": saved // 2})
     head, width = census.head * (grid.width("cached") > 0), grid.width("cached")
     title, phases = "autocast's 16-bit copy of the head", ("forward", "loss")
     yield Term("buffers", title, width * head, phases, "2 · P_head", source, {"P_head": census.head})

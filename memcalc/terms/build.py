@@ -9,26 +9,22 @@ import numpy as np
 
 from memcalc.grid import AXES
 from memcalc.ledger import Ledger, Term
-from memcalc.terms.between import between_terms
+from memcalc.terms.block_boundary import between_terms
 from memcalc.terms.block_terms import activation_terms
 from memcalc.terms.buffers import buffer_terms
-from memcalc.terms.every import every_terms
-from memcalc.terms.head import head_terms
-from memcalc.terms.held import held_terms
-from memcalc.terms.local_gradients import local_gradient_terms
-from memcalc.terms.prediction import prediction_terms
+from memcalc.terms.every_k_blocks import every_terms
+from memcalc.terms.gradients import block_gradient_terms, local_gradient_terms, tied_terms, whole_gradient_terms
+from memcalc.terms.head import head_terms, held_terms, prediction_terms
 from memcalc.terms.recorded import recorded_terms
 from memcalc.terms.states import state_terms
-from memcalc.terms.tied import tied_terms
-from memcalc.terms.whole_gradients import block_gradient_terms, whole_gradient_terms
 
 if TYPE_CHECKING:
     from memcalc.formulas.types import Array
-    from memcalc.terms.census import Census
+    from memcalc.terms.model_on_grid import ModelOnGrid
     from memcalc.terms.overhead import Workspaces
 
 
-def build_ledger(census: Census, workspaces: Workspaces, *, detail: bool = True) -> Ledger:
+def build_ledger(census: ModelOnGrid, workspaces: Workspaces, *, detail: bool = True) -> Ledger:
     """Every term of every strategy of a grid, on a rank of each pipeline stage.
 
     Without ``detail`` the tensors that blocks keep are one term: the same sum, for a search.
@@ -36,7 +32,7 @@ def build_ledger(census: Census, workspaces: Workspaces, *, detail: bool = True)
     return Ledger([*activation_terms(census, detail=detail), *other_terms(census, workspaces)])
 
 
-def other_terms(census: Census, workspaces: Workspaces) -> list[Term]:
+def other_terms(census: ModelOnGrid, workspaces: Workspaces) -> list[Term]:
     """The terms that do not depend on whether activations are offloaded."""
     return [
         *state_terms(census),

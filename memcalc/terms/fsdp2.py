@@ -21,13 +21,13 @@ from memcalc.formulas.gradients import reduce_scatter_input_bytes
 from memcalc.grid import column
 from memcalc.ledger import COMPUTING, Term
 from memcalc.terms.activations import groups_of, largest
-from memcalc.terms.adapters import AdapterCensus, Base, trained
-from memcalc.terms.every import gone_before, kept_by_first, made_by_last
+from memcalc.terms.adapters import AdaptersOnGrid, Base, trained
+from memcalc.terms.every_k_blocks import allocated_by_last, freed_before, kept_by_first
 from memcalc.terms.pipeline import received, sent_on
 
 if TYPE_CHECKING:
     from memcalc.formulas.types import Array
-    from memcalc.terms.census import Census
+    from memcalc.terms.model_on_grid import ModelOnGrid
 
 FSDP = "torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py and _fsdp_collectives.py, torch 2.13"
 PIPELINE = "torch/distributed/pipelining/stage.py, torch 2.13: backward_maybe_with_nosync"
@@ -39,7 +39,7 @@ UNTIL_LAST = ("forward-last", "forward", "loss", "backward-last")
 class Units:
     """The units of a rank, as bytes where they are gathered, over the grid."""
 
-    census: Census
+    census: ModelOnGrid
 
     @cached_property
     def sharded(self) -> Array:
@@ -82,7 +82,7 @@ class Units:
     @cached_property
     def is_frozen(self) -> bool:
         """Whether these are the units of a frozen base, which may be quantised."""
-        return self.census.grid.fixed.lora is not None and not isinstance(self.census, AdapterCensus)
+        return self.census.grid.fixed.adapters is not None and not isinstance(self.census, AdaptersOnGrid)
 
     @cached_property
     def block(self) -> Array:
@@ -117,8 +117,8 @@ class Units:
     def pipelined(self) -> Array:
         """1 where units stay whole, and their gradients too, from micro-batch to micro-batch of a pipeline."""
         grid = self.census.grid
-        whole = grid.habits.pipeline_accumulates_whole & (grid.degree("pp") > 1) & (grid.accumulation > 1)
-        return whole * self.sharded
+        accumulates = grid.habits.pipeline_accumulates_whole & (grid.degree("pp") > 1) & (grid.accumulation > 1)
+        return accumulates * self.sharded
 
     def scatter_input(self, gathered: Array, width: Array) -> Array:
         """The flat buffer of a unit's gradients before they are reduced."""
@@ -127,10 +127,10 @@ class Units:
         return reduce_scatter_input_bytes(elements, grid.reduce_width, grid.ranks) * self.sharded
 
 
-def fsdp2_terms(census: Census) -> Iterator[Term]:
+def fsdp2_terms(census: ModelOnGrid) -> Iterator[Term]:
     """All terms of FSDP 2's buffers."""
     units = Units(census)
-    updated = units if census.grid.fixed.lora is None else Units(trained(census))
+    updated = units if census.grid.fixed.adapters is None else Units(trained(census))
     for term in (*gathered_terms(units), *gather_terms(units), *reduction_terms(updated)):
         yield replace(term, in_events=True)
     if census.grid.fixed.cp_kind == "allgather" and np.any(census.grid.degree("cp") > 1):
@@ -141,7 +141,7 @@ def fsdp2_terms(census: Census) -> Iterator[Term]:
 
 def gathered_terms(units: Units) -> Iterator[Term]:
     """Weights that are whole, in the compute stream."""
-    whole, pipelined = units.sharded - units.resharded, units.pipelined
+    stays, pipelined = units.sharded - units.resharded, units.pipelined
     inputs = {"w": units.width, "P_block": units.census.largest_block, "P_root": units.census.root}
     title, formula = "gathered norm and head", "w · P_head"
     phases: tuple[str, ...] = ("forward", "loss")
@@ -149,13 +149,15 @@ def gathered_terms(units: Units) -> Iterator[Term]:
         title, formula, phases = "gathered embedding, norm and head", "w · P_root", COMPUTING[:-1]
     yield Term("buffers", title, units.root, phases, formula, FSDP, inputs)
     if units.split:
-        kept = units.root * pipelined
-        yield Term("buffers", title, kept, ("backward-last", "backward-first", "backward-end"), formula, FSDP, inputs)
-        kept = units.embedding * whole
-        yield Term("buffers", "gathered embedding", kept, COMPUTING[:-1], "w · P_embedding", FSDP, inputs)
-    yield Term("buffers", "gathered blocks", units.blocks * whole, UNTIL_LAST, "w · P_blocks", FSDP, inputs)
+        gathered = units.root * pipelined
+        yield Term(
+            "buffers", title, gathered, ("backward-last", "backward-first", "backward-end"), formula, FSDP, inputs
+        )
+        gathered = units.embedding * stays
+        yield Term("buffers", "gathered embedding", gathered, COMPUTING[:-1], "w · P_embedding", FSDP, inputs)
+    yield Term("buffers", "gathered blocks", units.blocks * stays, UNTIL_LAST, "w · P_blocks", FSDP, inputs)
     # A block goes after its backward whether or not it stayed after its forward: the first two are left at the end
-    first = np.where(pipelined == 1, units.blocks, 2 * units.block) * whole
+    first = np.where(pipelined == 1, units.blocks, 2 * units.block) * stays
     yield Term("buffers", "gathered first blocks", first, ("backward-first",), "2 · w · P_block", FSDP, inputs)
     yield Term("buffers", "gathered blocks", units.blocks * pipelined, ("backward-end",), "w · P_blocks", FSDP, inputs)
     alive = ("forward-last", "backward-last", "backward-first", *(("forward", "loss") if units.keeps_last else ()))
@@ -169,7 +171,7 @@ def gather_terms(units: Units) -> Iterator[Term]:
     ahead = ("backward-last", "backward-first", *(() if units.keeps_last else ("loss",)))
     title = "flat buffer of a gathered block"
     # While a block is copied out there are two, the one before it being a local of wait_for_unshard still
-    two = np.maximum(block - largest([made_by_last(a) for a in groups_of(units.census)]), 0)
+    two = np.maximum(block - largest([allocated_by_last(a) for a in groups_of(units.census)]), 0)
     for phases, bytes_ in ((("forward-last",), block + two), (ahead, block * units.resharded)):
         yield Term("buffers", title, bytes_, phases, "w · P_block", FSDP, inputs, pool=pool)
     last = np.where(units.census.grid.is_last == 1, units.root, 0) if units.split else block
@@ -220,7 +222,7 @@ def second_backward_terms(units: Units, block: Array) -> Iterator[Term]:
     census, grid = units.census, units.census.grid
     head = units.scatter_input(units.root, grid.width("compute")) * units.split
     reduced = block // grid.ranks * (grid.accumulation == 1)
-    gone = largest([gone_before(a) for a in groups_of(census)])
+    gone = largest([freed_before(a) for a in groups_of(census)])
     gone = gone + units.block * (units.sharded - units.resharded) * (1 - units.pipelined)
     later = block + reduced - gone > head
     flat, inputs = np.where(later, np.maximum(block - gone, 0), head), {"w_reduce": grid.reduce_width}
@@ -230,25 +232,25 @@ def second_backward_terms(units: Units, block: Array) -> Iterator[Term]:
     yield from in_reduce_pool(last, census)
 
 
-def context_term(census: Census) -> Term:
+def context_term(census: ModelOnGrid) -> Term:
     """Keys and values of all context-parallel ranks while one block's attention runs."""
     grid, attention = census.grid, census.model.main.block.attention
     elements = 2 * (attention.q_dim if grid.habits.repeats_keys else attention.kv_dim)
     ranks = grid.degree("cp")
-    held = grid.width("compute") * grid.tokens * elements // grid.degree("tp") * ranks * (ranks > 1)
+    bytes_ = grid.width("compute") * grid.tokens * elements // grid.degree("tp") * ranks * (ranks > 1)
     inputs = {"c": ranks, "T": grid.tokens, "k": elements // 2}
     phases, title = ("forward-last", "backward-last", "backward-first"), "keys and values of all context-parallel ranks"
-    return Term("buffers", title, held, phases, "c · w · T · 2 · k / t", ROTATER, inputs)
+    return Term("buffers", title, bytes_, phases, "c · w · T · 2 · k / t", ROTATER, inputs)
 
 
 def pipeline_terms(units: Units) -> Iterator[Term]:
     """Under a pipeline: gradients that are added up whole, and the tensors that pass between stages."""
     census, grid = units.census, units.census.grid
-    kept = COMPUTING[:-1]
-    whole = grid.reduce_width * census.parameters * units.pipelined
+    phases = COMPUTING[:-1]
+    gradients = grid.reduce_width * census.parameters * units.pipelined
     inputs = {"w_reduce": grid.reduce_width, "P": census.parameters}
     title = "unsharded gradients of earlier micro-batches"
-    yield Term("gradients", title, whole, kept, "w_reduce · P", PIPELINE, inputs)
+    yield Term("gradients", title, gradients, phases, "w_reduce · P", PIPELINE, inputs)
     outer, many = groups_of(census)[-1], grid.accumulation * (grid.degree("pp") > 1)
     passed = grid.width("compute") * outer.tokens * census.model.hidden // grid.sequence_shard
     inputs = {"m": grid.accumulation, "T": outer.tokens, "h": census.model.hidden}
@@ -264,7 +266,7 @@ def pipeline_terms(units: Units) -> Iterator[Term]:
     yield Term("activations", title, earlier, COMPUTING, "(m - 1) · w · T · V", PIPELINE, inputs)
 
 
-def in_reduce_pool(term: Term, census: Census) -> Iterator[Term]:
+def in_reduce_pool(term: Term, census: ModelOnGrid) -> Iterator[Term]:
     """Sharded gradients: they are the reduce-scatters' outputs, in that stream's pool wherever FSDP shards."""
     grid = census.grid
     if grid.habits.gather != "blocks" or grid.fixed.fsdp_schedule == "simple":

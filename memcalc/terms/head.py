@@ -1,4 +1,13 @@
-"""Terms of a model's end: final norm, head and loss."""
+"""Terms of a model's end: final norm, head and loss.
+
+Blocks that predict further tokens (multi-token prediction), each with the head's loss of its own.
+
+A model has them as its last group of blocks; they stand on the last stage, in its last chunk.
+
+Source: Megatron-LM 23e00ed ``core/transformer/multi_token_prediction.py``, ``core/models/gpt/gpt_model.py``.
+
+Terms of what stays alive after backward, because a training script still refers to the loss or to the logits.
+"""
 
 from __future__ import annotations
 
@@ -10,18 +19,22 @@ import numpy as np
 
 from memcalc.formulas.activations import fused_linear_loss_bytes
 from memcalc.grid import column
-from memcalc.ledger import Term
-from memcalc.terms.activations import full, groups_of, largest
+from memcalc.ledger import KEPT, Term
+from memcalc.specs.model import BlockGroup, Pattern
+from memcalc.terms.activations import add_all, full, groups_of, largest
+from memcalc.terms.every_k_blocks import forward_of_last
 from memcalc.terms.lengths import one_length
-from memcalc.terms.settings import COMPILED_LOSS, block_settings, gathering
+from memcalc.terms.pipeline import boundary
+from memcalc.terms.settings import COMPILED_LOSS
 from memcalc.trace.template import recorded, trace_head
 
 if TYPE_CHECKING:
     from memcalc.formulas.types import Array
     from memcalc.frameworks.losses import Loss
     from memcalc.grid import Grid
-    from memcalc.terms.census import Census
-    from memcalc.trace.layers import Setting
+    from memcalc.specs.model import Model
+    from memcalc.terms.model_on_grid import ModelOnGrid
+    from memcalc.trace.layers import BlockConfig
     from memcalc.trace.template import Template
 
 
@@ -32,7 +45,7 @@ OBSERVED = "observed in all runs of presets/runs with this loss and room for it 
 
 
 def head_templates(
-    census: Census, rows: int | None = None, settings: tuple[Setting, ...] | None = None
+    census: ModelOnGrid, rows: int | None = None, settings: tuple[BlockConfig, ...] | None = None
 ) -> list[Template]:
     """The execution of final norm, head and loss, by precision; ``rows`` are the head's, by default the most."""
     grid, model = census.grid, census.model
@@ -41,27 +54,30 @@ def head_templates(
     vocab = rows if model.head and grid.fixed.loss != "fused-linear" else model.tail.classes
     again, compiled = not grid.fixed.longest_first, grid.fixed.compile in COMPILED_LOSS
     if model.recording is not None:
-        return [recorded(model.recording.head, setting) for setting in settings or head_settings(grid)]
+        return [
+            census.traces.get(recorded, model.recording.head, setting) for setting in settings or head_settings(census)
+        ]
     one_length(loss_of(grid), grid)
     return [
-        trace_head(
+        census.traces.get(
+            trace_head,
             model.hidden,
             model.final_norm,
             vocab,
             setting,
             loss_of(grid).of(grid.lengths[0], trainable=setting.trainable, compiled=compiled, again=again),
-            "tp" if divided else "none",
+            "tp" if divided else "gathered",
             model.tail,
             softcap=model.head_softcap,
             scaled=model.head_scaled,
         )
-        for setting in settings or head_settings(grid)
+        for setting in settings or head_settings(census)
     ]
 
 
-def head_settings(grid: Grid) -> tuple[Setting, ...]:
+def head_settings(census: ModelOnGrid) -> tuple[BlockConfig, ...]:
     """How the head runs: frozen where the base is, also where blocks' frozen weights are given gradients."""
-    return tuple(replace(s, trainable=grid.fixed.lora is None) for s in block_settings(grid))
+    return tuple(replace(s, trainable=census.grid.fixed.adapters is None) for s in census.settings)
 
 
 def loss_of(grid: Grid) -> Loss:
@@ -69,10 +85,10 @@ def loss_of(grid: Grid) -> Loss:
     return grid.habits.losses.get(grid.fixed.loss, grid.habits.losses["standard"])
 
 
-def over_vocabularies(census: Census, sums: str) -> Array:
+def over_vocabularies(census: ModelOnGrid, sums: str) -> Array:
     """The largest of the templates' sums on the last stage [bytes]; layouts may differ in the head's padded rows."""
     total: Array = np.int64(0)
-    gathers = gathering(census.grid)
+    gathers = census.gathering_settings
     for rows in sorted(set(census.vocab.flat)):
         bytes_ = of_templates(census, head_templates(census, int(rows)), sums)
         if gathers is not None:
@@ -82,17 +98,17 @@ def over_vocabularies(census: Census, sums: str) -> Array:
     return total * census.grid.is_last
 
 
-def of_templates(census: Census, templates: list[Template], name: str) -> Array:
+def of_templates(census: ModelOnGrid, templates: list[Template], name: str) -> Array:
     """A sum of each precision's template, or the largest of its sums [bytes]."""
     outer = groups_of(census)[-1]
-    found = []
+    results = []
     for template, width in zip(templates, outer.gradient_width, strict=True):
         value = getattr(template, name)
-        found.append(full(outer.evaluate(value, width) if isinstance(value, dict) else outer.largest(value, width)))
-    return np.concatenate(np.broadcast_arrays(*found), axis=2)
+        results.append(full(outer.evaluate(value, width) if isinstance(value, dict) else outer.largest(value, width)))
+    return np.concatenate(np.broadcast_arrays(*results), axis=2)
 
 
-def head_terms(census: Census) -> Iterator[Term]:
+def head_terms(census: ModelOnGrid) -> Iterator[Term]:
     """The final norm, the logits and the generations of them that the loss holds."""
     grid = census.grid
     source = f"{grid.habits.name}'s {grid.fixed.loss} loss: {loss_source(grid)}"
@@ -111,10 +127,10 @@ def head_terms(census: Census) -> Iterator[Term]:
     if census.model.head and not grid.fixed.expandable_segments:
         # Segments do not merge: those of a block's tensors stay, and none has room for logits
         title, formula = "dead tensors of the last block's forward", "largest sum alive in forward - A_kept"
-        left = largest([a.forward for a in groups_of(census)]) * grid.is_last
+        left = largest([forward_of_last(a) for a in groups_of(census)]) * grid.is_last
         yield Term("activations", title, left, ("forward", "loss"), formula, BEST_FIT, inputs, hole=True)
     if grid.fixed.loss == "fused-linear" and census.model.vocab:
-        width = column([setting.compute for setting in block_settings(grid)], "precision")
+        width = column([setting.compute for setting in census.settings], "precision")
         chunk = fused_linear_loss_bytes(grid.tokens, census.model.vocab, census.model.hidden, width) * grid.is_last
         liger = "Liger-Kernel ops/fused_linear_cross_entropy.py v0.5.0"
         formula = "(w + 4) · V · c + w · T · h"
@@ -126,6 +142,61 @@ def loss_source(grid: Grid) -> str:
     return grid.habits.losses[grid.fixed.loss].source if grid.fixed.loss in grid.habits.losses else "Liger-Kernel"
 
 
-def head_kept(census: Census) -> Array:
+def head_kept(census: ModelOnGrid) -> Array:
     """Bytes that final norm, head and loss keep for backward, over the grid."""
     return over_vocabularies(census, "kept_sum")
+
+
+SOURCE = "Megatron-LM 23e00ed core/transformer/multi_token_prediction.py"
+
+
+def with_predictors(model: Model, count: int) -> Model:
+    """The model with ``count`` more blocks, equal to its last one."""
+    if not count:
+        return model
+    last = model.groups[model.sequence[-1]]
+    extra = BlockGroup(count=count, tower=last.tower, block=last.block)
+    order = (*model.order, Pattern(runs=((len(model.groups), count),))) if model.order else ()
+    return model.model_copy(update={"groups": (*model.groups, extra), "order": order})
+
+
+def prediction_terms(census: ModelOnGrid) -> Iterator[Term]:
+    """What the prediction of further tokens keeps beside its blocks: their two inputs, joined, and a loss each."""
+    count = census.grid.fixed.mtp
+    if not count:
+        return
+    joined = 4 * count * boundary(census) * census.grid.is_last
+    title = "hidden states and embeddings, joined for prediction"
+    yield Term("activations", title, joined, KEPT, "4 · w · T · h / t", SOURCE, {"n": count})
+    losses = np.asarray(count * head_kept(census))
+    title = "losses of the predicted tokens"
+    yield Term("activations", title, losses, ("forward", "loss"), "n · kept by the head", SOURCE, {"n": count})
+
+
+AFTER = ("backward-last", "backward-first", "backward-end", "step")
+GRAPH = "bitsandbytes 0.42 autograd/_functions.py (MatMul4Bit: ctx.tensors); torch/csrc/autograd/python_function.cpp"
+
+
+def held_terms(census: ModelOnGrid) -> Iterator[Term]:
+    """The logits until they are bound anew, and what nodes of the graph hold as attributes until the loss is."""
+    loss = loss_of(census.grid)
+    if loss.held:
+        logits = over_vocabularies(census, "held_sum")
+        source = loss_source(census.grid)
+        yield Term("activations", "logits that the script holds", logits, AFTER, "4 · V · T", source)
+        before = logits * (not census.grid.fixed.longest_first)
+        title = "logits of the micro-batch before"
+        yield Term("activations", title, before, ("forward-last",), "4 · V · T", source)
+    blocks = graph_bytes(census)
+    if not np.any(blocks):
+        return
+    title, formula = "inputs of quantised products, held by the graph", "attributes of its nodes"
+    yield Term("activations", title, blocks, ("backward-first", "backward-end", "step"), formula, GRAPH)
+    if loss.held and not census.grid.fixed.longest_first:
+        title = "inputs of quantised products, of the micro-batch before"
+        yield Term("activations", title, blocks, ("forward-last", "forward"), formula, GRAPH)
+
+
+def graph_bytes(census: ModelOnGrid) -> Array:
+    """Bytes of the blocks that the graph holds beyond backward."""
+    return add_all([group.field("whole") * group.over("held_sum", untreated=True) for group in groups_of(census)])

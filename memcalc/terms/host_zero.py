@@ -5,6 +5,11 @@ of the optimizer's states, gradients and weights to NVMe, through pinned buffers
 rounded up to powers of two where they are pinned (``pin_memory``, the default since 0.19.5), those of the swapper are
 not (``csrc/pin_memory/page_alloc.cpp``). What is freed before the first step is not counted, such as the buffer of
 gradients with which stage 3 initialises its states.
+
+The tensors of a rank one by one: what the caching host allocator rounds up, and what is large enough to swap.
+
+Linear layers, embedding and head are counted; norms and biases are too small to matter. Adapters are left out. Of a
+recorded model all tensors are counted.
 """
 
 from __future__ import annotations
@@ -16,18 +21,22 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from memcalc.formulas.optimizer import OPTIMIZERS
+from memcalc.formulas.offload import pinned_bytes
+from memcalc.formulas.optimizer_states import shard
 from memcalc.ledger import ALWAYS, Term
 from memcalc.terms.adapters import trained, trained_parts
-from memcalc.terms.pinned import SMALLEST_SWAP, beyond, swappable
-from memcalc.terms.states import optimizer_moments, weight_terms
-from memcalc.terms.zero import adds_in_fp32, share, sub_group
-from memcalc.terms.zero_gather import era
+from memcalc.terms.matrices import block_matrices, outside_matrices
+from memcalc.terms.moments import kind_of, optimizer_moments
+from memcalc.terms.states import weight_terms
+from memcalc.terms.zero import adds_in_fp32, era, share, sub_group
 
 if TYPE_CHECKING:
     from memcalc.formulas.types import Array
     from memcalc.grid import Grid
-    from memcalc.terms.census import Census
+    from memcalc.specs.recorded import Recording
+    from memcalc.terms.matrices import Matrix
+    from memcalc.terms.model_on_grid import ModelOnGrid
+
 
 STAGES = "DeepSpeed edaa722 runtime/zero/stage_1_and_2.py"
 STAGE3 = "DeepSpeed edaa722 runtime/zero/stage3.py"
@@ -43,7 +52,7 @@ SHARE, PART = "w · ⌈P / N⌉", "w · min(⌈P / N⌉, G)"
 class Parts:
     """Where the parts of a rank's states lie, and in which pieces."""
 
-    census: Census
+    census: ModelOnGrid
 
     @cached_property
     def grid(self) -> Grid:
@@ -92,20 +101,20 @@ class Parts:
 
     def in_parts(self, width: int) -> Array:
         """What sub-groups that are pinned one by one take beyond their bytes."""
-        whole, rest = self.own // sub_group(self.grid), self.own % sub_group(self.grid)
-        return whole * beyond(width * np.int64(sub_group(self.grid))) + beyond(width * rest)
+        full, rest = self.own // sub_group(self.grid), self.own % sub_group(self.grid)
+        return full * beyond(width * np.int64(sub_group(self.grid))) + beyond(width * rest)
 
 
-def zero_states(census: Census) -> Iterator[Term]:
+def zero_states(census: ModelOnGrid) -> Iterator[Term]:
     """All terms of the states off the GPU."""
-    whole = Parts(trained(census))
+    unsharded = Parts(trained(census))
     near = "cxl" if census.grid.fixed.offload_to == "cxl" else "host"
     for updated in trained_parts(census):
         parts = Parts(updated)
         for term in (*_states(parts), *_gradients(parts)):
             yield replace(term, name=f"{term.name}{updated.suffix}", tier=near if term.tier == "gpu" else term.tier)
-    found = (*_weights(census, whole), *_buffers(whole), _rounded(whole))
-    for term in found:
+    terms = (*_weights(census, unsharded), *_buffers(unsharded), _rounded(unsharded))
+    for term in terms:
         yield replace(term, tier=near if term.tier == "gpu" else term.tier)
 
 
@@ -117,25 +126,25 @@ def _placed(term: Term, swapped: Array) -> Iterator[Term]:
 
 def _states(parts: Parts) -> Iterator[Term]:
     """fp32 weights and moments."""
-    kind = OPTIMIZERS[parts.grid.fixed.optimizer]
+    kind = kind_of(parts.grid)
     away, inputs = parts.below + parts.third, {"w": 4, **parts.inputs}
     source = f"{STAGES}: single_partition_of_fp32_groups; {STAGE3}: _create_fp32_partitions"
     title = "fp32 master weights"
     yield from _placed(Term("optimizer", title, 4 * parts.own * away, ALWAYS, SHARE, source, inputs), parts.swapped)
     if not kind.paged:
-        held = optimizer_moments(parts.census) * away
+        bytes_ = optimizer_moments(parts.census) * away
         inputs = {**inputs, "n": kind.moments, "w": parts.census.width("moment")}
-        moments = Term("optimizer", f"{kind.name} moments", held, ALWAYS, f"n · {SHARE}", kind.source, inputs)
+        moments = Term("optimizer", f"{kind.name} moments", bytes_, ALWAYS, f"n · {SHARE}", kind.source, inputs)
         yield from _placed(moments, parts.swapped)
 
 
 def _gradients(parts: Parts) -> Iterator[Term]:
     """Gradients in fp32 for the optimizer, and those that accumulate."""
-    grid, own, inputs = parts.grid, parts.own, parts.inputs
+    grid, local, inputs = parts.grid, parts.own, parts.inputs
     source = f"{STAGES}: initialize_optimizer_states; {STAGE3}: subgroup_gradient_buffer"
-    title, read = "fp32 gradients of the optimizer", 4 * own * (parts.below + parts.third)
+    title, read = "fp32 gradients of the optimizer", 4 * local * (parts.below + parts.third)
     if parts.swaps:
-        written = np.minimum(swappable(parts.census, np.int64(4), parts.third == 1), own) * 4 * parts.swapped
+        written = np.minimum(swappable(parts.census, np.int64(4), parts.third == 1), local) * 4 * parts.swapped
         small = f"{SWAPPER}/optimizer_utils.py: unswapped_gradients"
         yield Term("gradients", title, read - written, ALWAYS, "4 · elements of tensors below 1 MiB", small, inputs)
         formula = "4 · elements of tensors from 1 MiB on"
@@ -143,14 +152,14 @@ def _gradients(parts: Parts) -> Iterator[Term]:
     else:
         yield Term("gradients", title, read, ALWAYS, SHARE, source, {"w": 4, **inputs})
     width = parts.census.width("gradient")
-    several = width * own * parts.below * (grid.accumulation > 1)
+    several = width * local * parts.below * (grid.accumulation > 1)
     source = f"{STAGES}: accumulated_grads_in_cpu"
     yield Term("gradients", "accumulated gradients", several, ALWAYS, SHARE, source, {"w": width, **inputs})
     if era(grid).flat_partitions:
         wide = _share_width(parts)
         source = f"{STAGE3}: grad_partitions_flat_buffer"
-        held, inputs = wide * own * parts.third, {"w": wide, **inputs}
-        yield Term("gradients", "shares of the gradients", held, ALWAYS, SHARE, source, inputs)
+        bytes_, inputs = wide * local * parts.third, {"w": wide, **inputs}
+        yield Term("gradients", "shares of the gradients", bytes_, ALWAYS, SHARE, source, inputs)
 
 
 def _share_width(parts: Parts) -> Array:
@@ -158,7 +167,7 @@ def _share_width(parts: Parts) -> Array:
     return np.where(adds_in_fp32(parts.grid) == 1, 4, parts.census.width("gradient"))
 
 
-def _weights(census: Census, parts: Parts) -> Iterator[Term]:
+def _weights(census: ModelOnGrid, parts: Parts) -> Iterator[Term]:
     """Weights: in one pinned buffer, or in swap files and, up to a number of elements, in host memory besides."""
     grid, source = census.grid, f"{STAGE3}: param_groups_fp16_flat_cpu_memory"
     if not parts.swaps:
@@ -166,41 +175,41 @@ def _weights(census: Census, parts: Parts) -> Iterator[Term]:
         return
     yield from _swapped_weights(census, parts)
     width, zero = census.width("compute"), era(grid)
-    own = share(census, 3)
+    part = share(census, 3)
     inputs = {"w": width, "P": census.parameters, "N": grid.ranks, "M": zero.weights_in_host}
-    held = width * np.minimum(own, zero.weights_in_host) * parts.weights
+    bytes_ = width * np.minimum(part, zero.weights_in_host) * parts.weights
     title = "buffer of weights that host memory keeps"
-    yield Term("buffers", title, held, ALWAYS, "w · min(⌈P / N⌉, M)", source, inputs)
-    held = width * np.minimum(own, sub_group(grid)) * (own > zero.weights_in_host) * parts.weights
+    yield Term("buffers", title, bytes_, ALWAYS, "w · min(⌈P / N⌉, M)", source, inputs)
+    bytes_ = width * np.minimum(part, sub_group(grid)) * (part > zero.weights_in_host) * parts.weights
     title, inputs = "buffer of one sub-group's new weights", {**inputs, "G": sub_group(grid)}
     yield Term(
         "buffers",
         title,
-        held,
+        bytes_,
         ALWAYS,
         f"{PART} where ⌈P / N⌉ > M",
         f"{SWAPPED}: reserve_partitioned_swap_space",
         inputs,
     )
-    held = width * zero.weight_buffers * _aligned(zero.weight_buffer, width) * parts.weights
+    bytes_ = width * zero.weight_buffers * _aligned(zero.weight_buffer, width) * parts.weights
     inputs = {"n": zero.weight_buffers, "w": width, "E": zero.weight_buffer}
     title = "buffers of the weights' swapper"
-    yield Term("buffers", title, held, ALWAYS, "n · w · E, in whole KiB", f"{SWAPPED}: _configure_aio", inputs)
+    yield Term("buffers", title, bytes_, ALWAYS, "n · w · E, in whole KiB", f"{SWAPPED}: _configure_aio", inputs)
 
 
-def _swapped_weights(census: Census, parts: Parts) -> Iterator[Term]:
+def _swapped_weights(census: ModelOnGrid, parts: Parts) -> Iterator[Term]:
     """Swap files of the weights, and the tensors that are too small for one."""
-    if census.grid.fixed.lora is not None:
+    if census.grid.fixed.adapters is not None:
         yield from (replace(term, tier="nvme", source=SWAPPED) for term in weight_terms(census, parts.weights))
         return
-    width, own = census.width("parameter"), share(census, 3)
-    files = np.minimum(swappable(census, width, parts.weights == 1), own)
+    width, part = census.width("parameter"), share(census, 3)
+    files = np.minimum(swappable(census, width, parts.weights == 1), part)
     inputs = {"w": width, "P": census.parameters, "N": census.grid.ranks}
-    held, formula = width * files * parts.weights, "w · elements of tensors from 1 MiB on"
-    yield Term("parameters", "weights", held, ALWAYS, formula, SWAPPED, inputs, tier="nvme")
-    alone = own > era(census.grid).weights_in_host  # else they lie in the buffer of what host memory keeps
-    held, formula = width * (own - files) * alone * parts.weights, "w · elements of tensors below 1 MiB"
-    yield Term("parameters", "weights too small to swap", held, ALWAYS, formula, SWAPPED, inputs)
+    bytes_, formula = width * files * parts.weights, "w · elements of tensors from 1 MiB on"
+    yield Term("parameters", "weights", bytes_, ALWAYS, formula, SWAPPED, inputs, tier="nvme")
+    alone = part > era(census.grid).weights_in_host  # else they lie in the buffer of what host memory keeps
+    bytes_, formula = width * (part - files) * alone * parts.weights, "w · elements of tensors below 1 MiB"
+    yield Term("parameters", "weights too small to swap", bytes_, ALWAYS, formula, SWAPPED, inputs)
 
 
 def _buffers(parts: Parts) -> Iterator[Term]:
@@ -208,18 +217,18 @@ def _buffers(parts: Parts) -> Iterator[Term]:
     grid, inputs = parts.grid, parts.inputs
     width, zero = parts.census.width("gradient"), era(grid)
     largest = parts.census.largest_tensor
-    held, source = width * largest * parts.below, f"{STAGES}: temp_grad_buffer_for_cpu_offload"
+    bytes_, source = width * largest * parts.below, f"{STAGES}: temp_grad_buffer_for_cpu_offload"
     title = "gradient on its way from the GPU"
-    yield Term("buffers", title, held, ALWAYS, "w · P_max", source, {"w": width, "P_max": largest})
+    yield Term("buffers", title, bytes_, ALWAYS, "w · P_max", source, {"w": width, "P_max": largest})
     if zero.staged_weights:
         narrow = parts.census.width("parameter")
-        held, source = narrow * parts.own * parts.below, f"{STAGES}: param_buffer_of_bit16_for_cpu_offload_groups"
+        bytes_, source = narrow * parts.own * parts.below, f"{STAGES}: param_buffer_of_bit16_for_cpu_offload_groups"
         title = "new weights on their way to the GPU"
-        yield Term("buffers", title, held, ALWAYS, SHARE, source, {"w": narrow, **inputs})
-    held = zero.swap_buffers * 4 * _aligned(parts.part, 4) * parts.swapped
+        yield Term("buffers", title, bytes_, ALWAYS, SHARE, source, {"w": narrow, **inputs})
+    bytes_ = zero.swap_buffers * 4 * _aligned(parts.part, 4) * parts.swapped
     source, inputs = f"{SWAPPER}/utils.py: SwapBufferManager", {"n": zero.swap_buffers, "G": sub_group(grid), **inputs}
     formula = "n · 4 · min(⌈P / N⌉, G), in whole KiB"
-    yield Term("buffers", "buffers of the optimizer's swapper", held, ALWAYS, formula, source, inputs)
+    yield Term("buffers", "buffers of the optimizer's swapper", bytes_, ALWAYS, formula, source, inputs)
 
 
 def _aligned(elements: Array, width: Array) -> Array:
@@ -232,10 +241,80 @@ def _rounded(parts: Parts) -> Term:
 
     Gradients that accumulate below stage 3 have a buffer a tensor, and are left out.
     """
-    census, own, zero = parts.census, parts.own, era(parts.grid)
+    census, part, zero = parts.census, parts.own, era(parts.grid)
     narrow, width = census.width("parameter"), census.width("gradient")
-    flat = 2 * beyond(4 * own) + beyond(width * census.largest_tensor) + beyond(narrow * own) * zero.staged_weights
-    third = parts.in_parts(4) * (1 - parts.swapped) + beyond(_share_width(parts) * own) * zero.flat_partitions
-    kept = np.minimum(own, zero.weights_in_host) if parts.swaps else own
-    size = flat * parts.below + third * parts.third + beyond(narrow * kept) * parts.weights
+    flat = 2 * beyond(4 * part) + beyond(width * census.largest_tensor) + beyond(narrow * part) * zero.staged_weights
+    third = parts.in_parts(4) * (1 - parts.swapped) + beyond(_share_width(parts) * part) * zero.flat_partitions
+    in_host = np.minimum(part, zero.weights_in_host) if parts.swaps else part
+    size = flat * parts.below + third * parts.third + beyond(narrow * in_host) * parts.weights
     return Term("buffers", "pinned buffers rounded up", size, ALWAYS, "2^⌈log₂ S⌉ - S of each", PINNED, {})
+
+
+SMALLEST_SWAP = 1 << 20
+"""Bytes below which DeepSpeed does not swap a tensor (``MIN_AIO_BYTES``, and the block size of its requests)."""
+
+
+def tensors(census: ModelOnGrid, where: Array | bool) -> Iterator[tuple[Array, Array]]:
+    """How many tensors of a kind a rank has, and the elements of its part of each; divided where ``where`` holds."""
+    for group, layers in zip(census.model.groups, census.layers, strict=True):
+        for matrix in block_matrices(group.block):
+            count, elements, ranks = _on_rank(census, matrix, where)
+            yield layers * count, shard(elements, ranks)
+    grid = census.grid
+    ranks = grid.degree("tp") * np.where(where, grid.ranks, 1)
+    if census.model.recording is not None:
+        yield from recorded_tensors(census, census.model.recording, ranks)
+        return
+    for matrix in outside_matrices(census.model):
+        first = matrix.target == "embedding"
+        if first or not census.model.tied:
+            yield grid.is_first if first else grid.is_last, shard(matrix.elements, ranks)
+
+
+def recorded_tensors(census: ModelOnGrid, recording: Recording, ranks: Array) -> Iterator[tuple[Array, Array]]:
+    """The same of a recorded model, whose tensors are known one by one."""
+    single = np.int64(1)
+    for layers, part in zip(census.layers, census.model.recorded_blocks, strict=True):
+        yield from ((layers, shard(elements, ranks)) for elements in part.tensors)
+    for end in (recording.entry, recording.head):
+        yield from ((single, shard(elements, ranks)) for elements in end.tensors)
+
+
+def _on_rank(census: ModelOnGrid, matrix: Matrix, where: Array | bool) -> tuple[Array, int, Array]:
+    """Tensors of one block, the elements of each before sharding, and what divides them.
+
+    The routed experts of a layer are one tensor, unless the framework has a module for each.
+    """
+    grid, elements = census.grid, matrix.inputs * matrix.outputs
+    if not matrix.routed:
+        return np.int64(matrix.count), elements, grid.degree("tp") * np.where(where, grid.ranks, 1)
+    ranks = grid.expert_tp * np.where(where, grid.expert_ranks, 1)
+    if grid.habits.expert_loop:
+        return matrix.count // grid.degree("ep"), elements, ranks
+    return np.int64(1), elements * matrix.count, ranks * grid.degree("ep")
+
+
+def units(census: ModelOnGrid, where: Array | bool) -> Iterator[tuple[Array, Array]]:
+    """The same for FSDP 1, whose tensors are the flat parameters of blocks and root."""
+    for layers, dense, experts in zip(census.layers, census.block_dense, census.block_experts, strict=True):
+        yield layers, census.sharded(dense, experts if census.model.is_moe else np.int64(0), where)
+    yield np.int64(1), census.sharded(census.root, np.int64(0), where)
+
+
+def rounding(census: ModelOnGrid, width: Array, where: Array | bool) -> Array:
+    """What one pinned copy of a rank's tensors takes beyond their bytes [bytes]."""
+    if census.grid.fixed.adapters is not None:
+        return np.int64(0)
+    each = (units if census.grid.habits.flat_units else tensors)(census, where)
+    return sum((count * beyond(width * size) for count, size in each), np.int64(0))
+
+
+def beyond(size: Array) -> Array:
+    """What one pinned tensor takes beyond its bytes [bytes]."""
+    return pinned_bytes(size) - size
+
+
+def swappable(census: ModelOnGrid, width: Array, where: Array | bool) -> Array:
+    """Elements of a rank in tensors that are large enough to be swapped, of ``width`` bytes each."""
+    each = tensors(census, where)
+    return sum((count * size * (width * size >= SMALLEST_SWAP) for count, size in each), np.int64(0))

@@ -42,7 +42,7 @@ def runs(model: Model, loss: Loss, lengths: Sequence[int]) -> list[tuple[int, ..
 def rows_of(loss: Loss) -> tuple[int, ...]:
     """Positions of a loss's parts, with a trained base and with a frozen one, where they are fixed."""
     kinds = (loss, loss.frozen) if loss.frozen is not None else (loss,)
-    return tuple(sorted({one.rows for one in kinds if one.rows}))
+    return tuple(sorted({item.rows for item in kinds if item.rows}))
 
 
 def alike(branch: Array) -> bool:

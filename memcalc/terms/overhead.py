@@ -7,23 +7,23 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from memcalc import catalog
 from memcalc.grid import column
-from memcalc.units import MIB
 
 if TYPE_CHECKING:
     from memcalc.formulas.types import Array
+    from memcalc.frameworks import Habits
     from memcalc.grid import Grid, Layout
-    from memcalc.specs.hardware import GPU
+    from memcalc.specs.hardware import GPU, Part, VendorFigure
     from memcalc.specs.reserve import Reserve
 
-DEFAULT_CONTEXT = 512 * MIB
-"""Context with lazy module loading where a preset has no measured figure: published ones span 0.13 to 0.70 GiB."""
-NCCL = 819 * MIB
-"""The world's communicator: 0.8 GiB, as fitted on 34 FSDP1 runs; published figures span 0.5 to 2 GiB."""
-NCCL_GROUP = 512 * MIB
-"""Each further communicator (TP, PP, CP, EP): 0.3 to 0.7 GiB on A100, up to 1 GiB with NVLS on H100 (NVIDIA/nccl#964,
-#864; src/transport/nvls.cc at 5067397)."""
-NCCL_HIGH = 2048 * MIB
-NCCL_GROUP_HIGH = 1024 * MIB
+STAND_IN = "nvidia"
+"""Whose figures stand for those that another vendor lacks."""
+NAMES = {
+    "context": "the context",
+    "world": "communicators",
+    "group": "communicators",
+    "handle": "BLAS workspaces",
+    "engine": "TransformerEngine's workspace",
+}
 
 
 class Workspaces(NamedTuple):
@@ -60,6 +60,8 @@ class Overhead:
     workspaces: Workspaces
     context_assumed: bool
     unexplained: Reserve
+    borrowed: tuple[str, ...] = ()
+    """Parts whose figures are another vendor's."""
 
     @property
     def room(self) -> int:
@@ -99,24 +101,44 @@ class Overhead:
         return int(device * (1 + self.unexplained.low)), int(high)
 
 
+def figure_of(gpu: GPU, part: Part) -> VendorFigure:
+    """The size of a part on a GPU: its vendor's, or that of :data:`STAND_IN` where none is known."""
+    figure = catalog.vendor(gpu.vendor).figure(part, gpu) or catalog.vendor(STAND_IN).figure(part, gpu)
+    if figure is None:
+        raise KeyError(part)
+    return figure
+
+
+def is_borrowed(gpu: GPU, part: Part) -> bool:
+    """Whether the size of a part is another vendor's."""
+    return catalog.vendor(gpu.vendor).figure(part, gpu) is None
+
+
 def workspaces_of(gpu: GPU) -> Workspaces:
-    """By compute capability: PyTorch knows Hopper by its exact number, TransformerEngine all that came after it."""
-    capability = float(gpu.compute_capability) if gpu.compute_capability is not None else 0.0
-    handle, engine = 32 * MIB if capability == 9.0 else 8320 * 1024, 32 * MIB if capability >= 9.0 else 4 * MIB
+    """As measured on the GPU, or as the libraries' sources have them."""
     known = gpu.calibration and gpu.calibration.workspace
-    return Workspaces(known.bytes if known else handle, engine)
+    return Workspaces(known.bytes if known else figure_of(gpu, "handle").bytes, figure_of(gpu, "engine").bytes)
 
 
 def libraries_of(gpu: GPU) -> Libraries:
     """As measured on the GPU, or as published."""
-    world = gpu.calibration and gpu.calibration.world
-    group = gpu.calibration and gpu.calibration.group
-    return Libraries(
-        world.bytes if world else NCCL,
-        group.bytes if group else NCCL_GROUP,
-        world.high if world else NCCL_HIGH,
-        group.high if group else NCCL_GROUP_HIGH,
-    )
+    sizes = gpu.calibration
+    world = (sizes and sizes.world) or figure_of(gpu, "world")
+    group = (sizes and sizes.group) or figure_of(gpu, "group")
+    return Libraries(world.bytes, group.bytes, world.high or world.bytes, group.high or group.bytes)
+
+
+def borrowed_of(gpu: GPU, habits: Habits, layout: Layout, *, handle: bool = True) -> tuple[str, ...]:
+    """What counts in a layout's overhead and is another vendor's figure; ``handle`` where PyTorch sizes workspaces."""
+    sizes = gpu.calibration
+    counted: dict[Part, bool] = {
+        "context": gpu.context_bytes is None,
+        "world": layout.gpus > 1 and not (sizes and sizes.world),
+        "group": groups_of(layout) > 0 and not (sizes and sizes.group),
+        "handle": handle and habits.handle_workspaces and not (sizes and sizes.workspace),
+        "engine": habits.engine,
+    }
+    return tuple(dict.fromkeys(NAMES[part] for part, counts in counted.items() if counts and is_borrowed(gpu, part)))
 
 
 def reserve_of(gpu: GPU, grid: Grid) -> Reserve:
@@ -127,7 +149,8 @@ def reserve_of(gpu: GPU, grid: Grid) -> Reserve:
 
 def groups_of(layout: Layout) -> int:
     """Communicators of a layout beside the world's."""
-    return sum(1 for degree in (layout.tp, layout.pp, layout.cp, layout.ep) if 1 < degree < layout.gpus)
+    degrees = (layout.tp, layout.pp, layout.cp, layout.ep, layout.dp_replicate)
+    return sum(1 for degree in degrees if 1 < degree < layout.gpus)
 
 
 def group_bytes(gpu: GPU, grid: Grid) -> Array:
@@ -149,10 +172,11 @@ def overhead_of(gpu: GPU, grid: Grid, layout: Layout | None = None) -> Overhead:
         context = gpu.eager_context_bytes or context
     return Overhead(
         capacity=gpu.memory_bytes,
-        context=context or DEFAULT_CONTEXT,
+        context=context or figure_of(gpu, "context").bytes,
         libraries=usual,
         libraries_high=high,
         workspaces=workspaces_of(gpu),
         context_assumed=context is None,
         unexplained=reserve_of(gpu, grid),
+        borrowed=borrowed_of(gpu, grid.habits, layout or grid.layouts[0], handle=grid.fixed.blas_workspace is None),
     )

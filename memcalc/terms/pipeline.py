@@ -1,6 +1,10 @@
 """Pipeline schedules: what a stage holds of several micro-batches, and what the schedule's own variables keep alive.
 
 Source: Megatron-LM 23e00ed ``core/pipeline_parallel/schedules.py`` (core 0.14; core 0.20 d98e8a64 is alike).
+
+What DeepSpeed's pipeline engine holds beside the blocks: inputs and outputs of stages, and old logits.
+
+Source: DeepSpeed v0.5.10 (the same at v0.12.3 and edaa722) ``runtime/pipe/engine.py``.
 """
 
 from __future__ import annotations
@@ -20,13 +24,13 @@ from memcalc.formulas.pipeline import (
     in_flight_zb_v_first,
     in_flight_zb_v_second,
 )
-from memcalc.ledger import COMPUTING, Term
+from memcalc.ledger import ALWAYS, BACKWARD, COMPUTING, Term
 
 if TYPE_CHECKING:
     from memcalc.formulas.types import Array
     from memcalc.grid import Grid
-    from memcalc.terms.activations import GroupActivations
-    from memcalc.terms.census import Census
+    from memcalc.terms.model_on_grid import ModelOnGrid
+
 
 ZERO_BUBBLE = "torch 2.13 distributed/pipelining/_backward.py, stage_backward_input: param_group['grads']"
 SCHEDULES = "Megatron-LM 23e00ed core/pipeline_parallel/schedules.py"
@@ -52,10 +56,10 @@ def group_of(grid: Grid) -> Array:
 def chunks_in_flight(grid: Grid) -> Array:
     """Model chunks whose activations a stage holds at once under a schedule with virtual stages."""
     stages, m, chunks, group = grid.degree("pp"), grid.accumulation, grid.degree("vpp"), group_of(grid)
-    held = in_flight_interleaved(grid.stage, stages, m, chunks, group)
-    held = np.where(grid.runs("interleaved-zb"), in_flight_zb_h1(stages, m, chunks, group), held)
+    live = in_flight_interleaved(grid.stage, stages, m, chunks, group)
+    live = np.where(grid.runs("interleaved-zb"), in_flight_zb_h1(stages, m, chunks, group), live)
     after_first, after_second = (first + second for first, second in _turned(grid))
-    return np.where(grid.runs("zb-v"), np.maximum(after_first, after_second), held)
+    return np.where(grid.runs("zb-v"), np.maximum(after_first, after_second), live)
 
 
 def _turned(grid: Grid) -> list[tuple[Array, Array]]:
@@ -69,7 +73,7 @@ def _turned(grid: Grid) -> list[tuple[Array, Array]]:
 def in_flight(grid: Grid) -> Array:
     """Micro-batches whose activations a stage holds at once, in units of the stage's own blocks."""
     stages, m = grid.degree("pp"), grid.accumulation
-    held = in_flight_1f1b(grid.stage, stages, m)
+    live = in_flight_1f1b(grid.stage, stages, m)
     others = {
         ("gpipe",): in_flight_gpipe(m),
         ("zb-h1", "zb-1p"): in_flight_zb_h1(stages, m),
@@ -77,10 +81,10 @@ def in_flight(grid: Grid) -> Array:
         ("zb-2p",): in_flight_zb_2p(stages, m),
     }
     for names, value in others.items():
-        held = np.where(grid.runs(*names), value, held)
+        live = np.where(grid.runs(*names), value, live)
     if not np.any(grid.runs(*VIRTUAL)):
-        return held
-    return np.where(grid.runs(*VIRTUAL), -(-chunks_in_flight(grid) // grid.degree("vpp")), held)
+        return live
+    return np.where(grid.runs(*VIRTUAL), -(-chunks_in_flight(grid) // grid.degree("vpp")), live)
 
 
 def visits(grid: Grid) -> list[list[Array]]:
@@ -94,22 +98,22 @@ def visits(grid: Grid) -> list[list[Array]]:
     if not np.any(grid.runs("zb-v")):
         return [turn]
     pairs = [(*pair, *turn[2:]) for pair in _turned(grid)]
-    return [[np.where(grid.runs("zb-v"), own, other) for own, other in zip(pair, turn, strict=True)] for pair in pairs]
+    return [
+        [np.where(grid.runs("zb-v"), first, other) for first, other in zip(pair, turn, strict=True)] for pair in pairs
+    ]
 
 
-def blocks_in_flight(activations: GroupActivations) -> Array:
+def blocks_in_flight(census: ModelOnGrid, index: int) -> Array:
     """Blocks of a group that keep their activations, each counted for every micro-batch in flight."""
-    grid = activations.grid
-    whole = in_flight(grid) * activations.layers
+    grid = census.grid
+    total = in_flight(grid) * census.layers[index]
     if not np.any(grid.runs(*VIRTUAL)):
-        return whole
-    census = activations.census
-    place = next(i for i, group in enumerate(census.model.groups) if group is activations.group)
+        return total
     moments = [
-        sum((count * blocks for count, blocks in zip(moment, census.chunks[place], strict=True)), np.int64(0))
+        sum((count * blocks for count, blocks in zip(moment, census.chunks[index], strict=True)), np.int64(0))
         for moment in visits(grid)
     ]
-    return np.where(grid.runs(*VIRTUAL), np.maximum.reduce(np.broadcast_arrays(*moments)), whole)
+    return np.where(grid.runs(*VIRTUAL), np.maximum.reduce(np.broadcast_arrays(*moments)), total)
 
 
 def waiting(grid: Grid) -> Array:
@@ -135,7 +139,7 @@ def sent_on(grid: Grid) -> Array:
     return 1 - grid.is_last * ~grid.runs("zb-v")
 
 
-def waiting_logits(census: Census) -> Iterator[Term]:
+def waiting_logits(census: ModelOnGrid) -> Iterator[Term]:
     """Gradients of logits, which the head's weight gradient reads when its turn comes."""
     grid = census.grid
     late = waiting(grid) * grid.is_last
@@ -148,14 +152,14 @@ def waiting_logits(census: Census) -> Iterator[Term]:
     yield Term("activations", title, bytes_, COMPUTING, "n · w · T · V / t", ZERO_BUBBLE, inputs)
 
 
-def boundary(census: Census) -> Array:
+def boundary(census: ModelOnGrid) -> Array:
     """Bytes of the hidden states that one stage sends to the next."""
     grid = census.grid
     width = np.where(grid.width("compute") == 4, 4, 2)
     return width * grid.tokens * census.model.hidden // grid.sequence_shard
 
 
-def schedule_terms(census: Census) -> Iterator[Term]:
+def schedule_terms(census: ModelOnGrid) -> Iterator[Term]:
     """Tensors of the stage's boundary that the schedule's variables keep alive."""
     grid, habits = census.grid, census.grid.habits
     if not habits.schedule_variables or not np.any(grid.degree("pp") > 1):
@@ -175,8 +179,63 @@ def schedule_terms(census: Census) -> Iterator[Term]:
         yield kept_outputs(census, sent * many)
 
 
-def kept_outputs(census: Census, sent: Array) -> Term:
+def kept_outputs(census: ModelOnGrid, sent: Array) -> Term:
     """Outputs of a stage that wait for their backward, where they are not freed once they have been sent."""
     flight, source = in_flight(census.grid), "Megatron-LM b4bc51b megatron/schedules.py"
     phases = ("forward-last", "forward", "loss", "backward-last")
     return Term("activations", "outputs of the stage", sent * flight, phases, "w · T · h · n", source, {"n": flight})
+
+
+ENGINE = "DeepSpeed v0.5.10 runtime/pipe/engine.py"
+SLOTS = 2
+"""Pipeline buffers of the last stage: ``TrainSchedule.num_pipe_buffers``."""
+
+
+def engine_terms(census: ModelOnGrid) -> Iterator[Term]:
+    """All terms of the engine."""
+    yield from boundary_terms(census)
+    yield from logits_terms(census)
+
+
+def runs(grid: Grid) -> Array:
+    """1 where the engine runs the model: its stages of ZeRO are 0 and 1."""
+    piped = grid.degree("pp") > 1 if grid.habits.pipeline_engine == "pipelines" else grid.degree("pp") > 0
+    return piped * (grid.zero <= 1)
+
+
+def hidden_states(census: ModelOnGrid) -> Array:
+    """Bytes of the hidden states of one micro-batch."""
+    return census.grid.width("compute") * census.grid.tokens * census.model.hidden
+
+
+def boundary_terms(census: ModelOnGrid) -> Iterator[Term]:
+    """What arrives and what leaves: without TP both stay beside the blocks' tensors; with it the output in a part."""
+    grid, u = census.grid, hidden_states(census) * runs(census.grid)
+    tp, flight = grid.degree("tp"), in_flight(grid)
+    inner, outer = 1 - grid.is_first, 1 - grid.is_last
+    inputs = {"u": u, "n": flight, "t": tp}
+    title, source = "received inputs, of which the blocks keep a copy", f"{ENGINE}: _exec_forward_pass"
+    yield Term("buffers", title, u * flight * inner * (tp == 1), COMPUTING, "n · u", source, inputs)
+    title, formula = "outputs of the stage", "n · u / t"
+    yield Term("buffers", title, u * flight * outer // tp, COMPUTING, formula, source, inputs)
+    title, source = "buffers to receive into", f"{ENGINE}: pipe_recv_buf, grad_layer"
+    yield Term("buffers", title, u * (inner + outer) // tp, ALWAYS, "u / t each", source, inputs)
+    restored, title = u * outer * (tp > 1), "output, gathered again"
+    source = f"{ENGINE}: _exec_backward_pass"
+    yield Term("buffers", title, restored, BACKWARD, "u", source, inputs)
+
+
+def logits_terms(census: ModelOnGrid) -> Iterator[Term]:
+    """fp32 logits of earlier micro-batches: the last stage's buffers keep them until they are written again."""
+    grid = census.grid
+    divided = grid.degree("tp") if grid.habits.vocab_parallel or grid.fixed.loss == "parallel" else np.int64(1)
+    logits = 4 * grid.tokens * census.vocab // divided * grid.is_last * runs(grid) * census.model.head
+    earlier = grid.accumulation - 1
+    inputs = {"T": grid.tokens, "V": census.vocab, "t": divided, "m": grid.accumulation}
+    formula, source = "4 · T · V / t · slots", f"{ENGINE}: pipe_buffers['outputs']"
+    title, before = "logits of earlier micro-batches", ("forward-last", "forward")
+    yield Term("buffers", title, logits * np.minimum(earlier, SLOTS), before, formula, source, inputs)
+    title = "logits of the micro-batch before"
+    yield Term("buffers", title, logits * np.minimum(earlier, SLOTS - 1), ("loss",), formula, source, inputs)
+    title, after = "logits of this micro-batch and of earlier ones", (*BACKWARD, "backward-end", "step")
+    yield Term("buffers", title, logits * np.minimum(earlier + 1, SLOTS), after, formula, source, inputs)

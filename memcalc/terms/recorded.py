@@ -17,16 +17,16 @@ if TYPE_CHECKING:
     from memcalc.formulas.types import Array
     from memcalc.specs.recorded import Segment
     from memcalc.terms.activations import GroupActivations
-    from memcalc.terms.census import Census
-    from memcalc.trace.layers import Setting
-    from memcalc.trace.template import Sum
+    from memcalc.terms.model_on_grid import ModelOnGrid
+    from memcalc.trace.layers import BlockConfig
+    from memcalc.trace.template import Sum, TraceCache
 
-    Sums = Callable[[Setting, Policy], tuple[Sum, ...]]
+    Sums = Callable[[TraceCache, BlockConfig, Policy], tuple[Sum, ...]]
 
 RUN = "a run of the module on fake tensors"
 
 
-def recorded_terms(census: Census) -> Iterator[Term]:
+def recorded_terms(census: ModelOnGrid) -> Iterator[Term]:
     """Buffers; what local variables hold through forward; the backward of what stands before the blocks."""
     recording = census.model.recording
     if recording is None:
@@ -36,9 +36,9 @@ def recorded_terms(census: Census) -> Iterator[Term]:
     groups = groups_of(census)
     parts = [(groups[0], recording.entry, np.int64(1))]
     parts += [(a, a.group.block.recorded, a.layers) for a in groups if a.group.block.recorded is not None]
-    held = add_all([count * over(a, partial(passing, part)) for a, part, count in parts])
+    live = add_all([count * over(a, partial(passing, part)) for a, part, count in parts])
     title, formula = "tensors that local variables hold through forward", "alive until forward ends, not kept"
-    yield Term("activations", title, held, ("forward-last",), formula, RUN)
+    yield Term("activations", title, live, ("forward-last",), formula, RUN)
     entry = over(groups[0], partial(ending, recording.entry))
     title, formula = "backward of what stands before the blocks", "largest sum alive, weight gradients apart"
     yield Term("activations", title, entry, ("backward-end",), formula, RUN)
@@ -47,21 +47,24 @@ def recorded_terms(census: Census) -> Iterator[Term]:
 def over(activations: GroupActivations, sums: Sums) -> Array:
     """The largest of some sums over the grid's precisions and policies [bytes]."""
     rows = [
-        [activations.largest(sums(setting, policy), np.int64(0)) for policy in activations.grid.policies]
+        [
+            activations.largest(sums(activations.census.traces, setting, policy), np.int64(0))
+            for policy in activations.grid.policies
+        ]
         for setting in activations.settings
     ]
     return activations.stacked(rows)
 
 
-def passing(segment: Segment, setting: Setting, policy: Policy) -> tuple[Sum, ...]:
+def passing(segment: Segment, traces: TraceCache, setting: BlockConfig, policy: Policy) -> tuple[Sum, ...]:
     """What local variables hold of a part while later ones run."""
-    template = recorded(segment, setting, policy.treatment)
+    template = traces.get(recorded, segment, setting, policy.treatment)
     return (total(template.records[index] for index in template.passing),)
 
 
-def ending(segment: Segment, setting: Setting, policy: Policy) -> tuple[Sum, ...]:
+def ending(segment: Segment, traces: TraceCache, setting: BlockConfig, policy: Policy) -> tuple[Sum, ...]:
     """Working sets of a part's backward without the gradients of its weights, which are terms of their own."""
-    template = recorded(segment, setting, policy.treatment)
+    template = traces.get(recorded, segment, setting, policy.treatment)
     plain = {i for i, record in enumerate(template.records) if record.kind != "gradient"}
     events = tuple(event for event in template.backward if (event if event >= 0 else ~event) in plain)
     return peaks(template.records, events, template.kept | {template.incoming})
@@ -73,13 +76,13 @@ def after(groups: Sequence[GroupActivations]) -> list[Array]:
     grid = census.grid
     sharded = grid.zero_from(2) & (grid.habits.full_shard or not grid.persistent_gradients)
     once = (grid.accumulation == 1) & (not grid.persistent_gradients)
-    found: list[Array] = []
+    results: list[Array] = []
     later: Array = np.int64(0)
     for index in reversed(range(len(groups))):
-        found.append(later)
-        own = census.sharded(census.block_dense[index], census.block_experts[index], sharded)
-        later = later + groups[index].kept - census.width("gradient") * own * once * groups[index].layers
-    return found[::-1]
+        results.append(later)
+        local = census.sharded(census.block_dense[index], census.block_experts[index], sharded)
+        later = later + groups[index].kept - census.width("gradient") * local * once * groups[index].layers
+    return results[::-1]
 
 
 def widest(groups: Sequence[GroupActivations]) -> tuple[Array, Array, Array]:
@@ -87,7 +90,7 @@ def widest(groups: Sequence[GroupActivations]) -> tuple[Array, Array, Array]:
 
     Blocks that are not alike peak at different moments: while an early one runs, later ones keep nothing.
     """
-    kept = [add_all([a.kept for a in groups[place + 1 :]]) for place in range(len(groups))]
-    forward = largest([a.forward - gone for a, gone in zip(groups, kept, strict=True)])
+    later = [add_all([a.kept for a in groups[index + 1 :]]) for index in range(len(groups))]
+    forward = largest([a.forward - gone for a, gone in zip(groups, later, strict=True)])
     last = largest([a.last - gone for a, gone in zip(groups, after(groups), strict=True)])
     return forward, last, groups[0].first

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from memcalc.specs.adapters import release
 from memcalc.trace.adapters import Lora
-from memcalc.trace.layers import Setting
+from memcalc.trace.layers import BlockConfig
 
 if TYPE_CHECKING:
     from memcalc.grid import Grid
@@ -20,8 +19,7 @@ COMPILED_BLOCKS = ("blocks", "blocks+loss", "model")
 COMPILED_LOSS = ("blocks+loss", "loss")
 
 
-@lru_cache(maxsize=16)
-def block_settings(grid: Grid) -> tuple[Setting, ...]:
+def block_settings(grid: Grid) -> tuple[BlockConfig, ...]:
     """How blocks run under each precision of the grid.
 
     With the gathers of sequence parallelism where all layouts have it.
@@ -30,8 +28,7 @@ def block_settings(grid: Grid) -> tuple[Setting, ...]:
     return tuple(replace(_setting(grid, precision), gathered_input_saved=sequence) for precision in grid.precisions)
 
 
-@lru_cache(maxsize=16)
-def gathering(grid: Grid) -> tuple[Setting, ...] | None:
+def gathering_settings(grid: Grid) -> tuple[BlockConfig, ...] | None:
     """The same with the gathers, where only some layouts have sequence parallelism; else None."""
     some = grid.habits.gathers_inputs and bool(np.any(grid.sequence_shard > 1))
     if not some or bool(np.all(grid.sequence_shard > 1)):
@@ -39,20 +36,21 @@ def gathering(grid: Grid) -> tuple[Setting, ...] | None:
     return tuple(replace(setting, gathered_input_saved=True) for setting in block_settings(grid))
 
 
-def _setting(grid: Grid, precision: str) -> Setting:
+def _setting(grid: Grid, precision: str) -> BlockConfig:
     fixed, habits = grid.fixed, grid.habits
     width = 4 if precision == "fp32" or precision.endswith("-autocast") else 2
     wide_norms = fixed.prepare_kbit and fixed.quantize != "none"
-    return Setting(
+    return BlockConfig(
         weight=width,
         residual=4 if wide_norms else width,
         autocast=precision.endswith("-autocast") or fixed.autocast,
         kernels=fixed.kernels,
         cp_kind=fixed.cp_kind,
         adds_gradients=habits.adds_gradients,
-        attention=fixed.attention,
+        attention="flash" if fixed.attention == "sdpa" else fixed.attention,
         # A kernel of another name than flash is PyTorch's own, called as the model's class does
-        sdpa=fixed.kernels == "model" and fixed.attention in ("efficient", "math"),
+        sdpa=fixed.kernels == "model" and fixed.attention in ("efficient", "math", "sdpa"),
+        gathers_logits=habits.gathers_inputs,
         rotary=habits.rotary,
         compiled=fixed.compile in COMPILED_BLOCKS,
         grouped_kernel=not habits.repeats_keys,
@@ -60,7 +58,7 @@ def _setting(grid: Grid, precision: str) -> Setting:
         keeps_attention=fixed.attention in habits.saved_attention,
         reentrant=is_reentrant(grid),
         partitioned=fixed.partition_activations,
-        trainable=fixed.lora is None or mixed(grid),
+        trainable=fixed.adapters is None or mixed(grid),
         lora=_adapters(grid),
         also_train=frozenset(fixed.also_train),
         quantize=fixed.quantize,
@@ -69,7 +67,7 @@ def _setting(grid: Grid, precision: str) -> Setting:
         quantised_copy_kept=fixed.quantize == "int8" and release(fixed.bnb) < KEEPS_NO_COPY,
         quantised_from_half=habits.quantises_half and fixed.quantize.startswith("nf4") and precision.startswith("bf16"),
         norm_weight=4 if wide_norms else 0,
-        embedding_leaf=fixed.lora is not None and is_reentrant(grid),
+        embedding_leaf=fixed.adapters is not None and is_reentrant(grid),
         expert_loop=habits.expert_loop,
         in_place=habits.in_place_kernels,
     )
@@ -87,7 +85,7 @@ def is_reentrant(grid: Grid) -> bool:
 
 def mixed(grid: Grid) -> bool:
     """Whether frozen weights are views of flat parameters that need a gradient, and so are given one."""
-    return grid.fixed.lora is not None and grid.habits.mixed_units and min(grid.zeros) >= 2
+    return grid.fixed.adapters is not None and grid.habits.mixed_units and min(grid.zeros) >= 2
 
 
 KEEPS_NO_INPUT = (0, 43)
@@ -98,7 +96,7 @@ KEEPS_NO_COPY = (0, 45)
 
 def _adapters(grid: Grid) -> Lora | None:
     fixed = grid.fixed
-    if fixed.lora is None:
+    if fixed.adapters is None:
         return None
-    targets, width = frozenset(fixed.lora.targets), 4 if fixed.adapter_dtype == "fp32" else 2
-    return Lora(fixed.lora.rank, targets, width, dropout=fixed.lora_dropout > 0, kernels=fixed.lora_kernels)
+    targets, width = frozenset(fixed.adapters.targets), 4 if fixed.adapter_dtype == "fp32" else 2
+    return Lora(fixed.adapters.rank, targets, width, dropout=fixed.lora_dropout > 0, kernels=fixed.lora_kernels)

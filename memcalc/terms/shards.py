@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from memcalc.specs.model import MixtureOfExperts
+from memcalc.specs.block import MixtureOfExperts
 
 if TYPE_CHECKING:
     from memcalc.formulas.types import Array
     from memcalc.grid import Grid
-    from memcalc.specs.model import Block
+    from memcalc.specs.block import Block
     from memcalc.trace.tape import Shard
 
 
@@ -23,6 +23,9 @@ def ranks(grid: Grid, shard: Shard) -> Array:
         "tp": tp,
         "tp if batched": tp,
         "tp if cp": tp,
+        "gathered": np.int64(1),
+        "part if tp": tp,
+        "full if tp": np.int64(1),
         "routed ffn": tp,
         "sp": grid.sequence_shard,
         "rows if ep": grid.sequence_shard,
@@ -41,6 +44,8 @@ def present(grid: Grid, shard: Shard, block: Block) -> Array:
         "full if sp": lambda: grid.sequence_shard > 1,
         "tp if batched": lambda: grid.micro_batch > 1,
         "tp if cp": lambda: grid.degree("cp") > 1,
+        "part if tp": lambda: grid.degree("tp") > 1,
+        "full if tp": lambda: grid.degree("tp") > 1,
         "rows if ep": lambda: (grid.degree("ep") > 1) | (grid.expert_tp > 1),
         "rows if sorted": lambda: (grid.degree("ep") > 1) & (local_experts(grid, block) > 1),
     }

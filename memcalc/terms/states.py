@@ -9,22 +9,27 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from memcalc.formulas import gradients as g
-from memcalc.formulas.optimizer import OPTIMIZERS, factored_bytes, master_bytes, moment_bytes, shard, step_temporary
+from memcalc.formulas.optimizer_states import master_bytes
 from memcalc.ledger import ALWAYS, KEPT, Term
 from memcalc.terms.adapters import frozen_terms, scales_term, trained_parts
 from memcalc.terms.fsdp2 import Units, in_reduce_pool
-from memcalc.terms.local_gradients import traded
-from memcalc.terms.whole_gradients import accumulates_whole
-from memcalc.terms.zero import sub_group
+from memcalc.terms.gradients import accumulates_whole, traded
+from memcalc.terms.moments import (
+    kind_of,
+    largest_share,
+    optimizer_moments,
+    sharded_from,
+    temporary_bytes,
+    updated_elements,
+)
 
 if TYPE_CHECKING:
     from memcalc.formulas.types import Array
     from memcalc.grid import Grid
-    from memcalc.specs.model import Model
-    from memcalc.terms.census import Census
+    from memcalc.terms.model_on_grid import ModelOnGrid
 
 
-def state_terms(census: Census) -> Iterator[Term]:
+def state_terms(census: ModelOnGrid) -> Iterator[Term]:
     """All terms of the states."""
     yield from parameter_terms(census)
     for updated in trained_parts(census):
@@ -32,7 +37,7 @@ def state_terms(census: Census) -> Iterator[Term]:
             yield replace(term, name=f"{term.name}{updated.suffix}") if updated.suffix else term
 
 
-def updated_terms(census: Census) -> Iterator[Term]:
+def updated_terms(census: ModelOnGrid) -> Iterator[Term]:
     """The states of what is trained: gradients, optimizer, and what the step adds."""
     yield from gradient_terms(census)
     if census.grid.habits.gradient_copy and not census.grid.fixed.bucket_view:
@@ -42,37 +47,27 @@ def updated_terms(census: Census) -> Iterator[Term]:
         yield from step_terms(census)
 
 
-def sharded_from(grid: Grid, stage: int) -> Array:
-    """Where a ZeRO stage of at least ``stage`` shards over the data-parallel ranks; all states wherever FSDP is on."""
-    return grid.zero_from(stage) | (grid.habits.full_shard & grid.zero_from(2))
-
-
-def parameter_elements(census: Census) -> Array:
+def parameter_elements(census: ModelOnGrid) -> Array:
     """Weights that a rank keeps between steps [elements]."""
     return census.sharded(census.blocks + census.root, census.experts_or_none, sharded_from(census.grid, 3))
 
 
-def gradient_elements(census: Census) -> Array:
+def gradient_elements(census: ModelOnGrid) -> Array:
     """Gradients that a rank keeps for the step [elements]."""
     return census.sharded(census.blocks + census.root, census.experts_or_none, sharded_from(census.grid, 2))
 
 
-def updated_elements(census: Census) -> Array:
-    """Parameters whose optimizer states a rank holds [elements]."""
-    return census.sharded(census.blocks + census.root, census.experts_or_none, sharded_from(census.grid, 1))
-
-
-def parameter_terms(census: Census) -> Iterator[Term]:
+def parameter_terms(census: ModelOnGrid) -> Iterator[Term]:
     """The persistent weights on the GPU."""
     yield from weight_terms(census, 1 - census.grid.offloaded("params"))
     if census.grid.fixed.quantize != "none":
         yield scales_term(census)
 
 
-def weight_terms(census: Census, here: Array) -> Iterator[Term]:
+def weight_terms(census: ModelOnGrid, here: Array) -> Iterator[Term]:
     """The persistent weights where ``here`` is 1."""
     grid = census.grid
-    if grid.fixed.lora is not None:
+    if grid.fixed.adapters is not None:
         yield from frozen_terms(census, shards(grid, 3), here)
         return
     yield Term(
@@ -91,28 +86,28 @@ def shards(grid: Grid, stage: int) -> Array:
     return np.where(sharded_from(grid, stage), grid.ranks, 1)
 
 
-def gradient_terms(census: Census) -> Iterator[Term]:
+def gradient_terms(census: ModelOnGrid) -> Iterator[Term]:
     """Gradients by phase: one block's where the optimizer steps in backward, else all that have been reduced."""
     grid = census.grid
     if grid.fixed.optimizer_in_backward:
         yield _block_gradients(census)
         return
     here = 1 - offloaded_gradients(grid)
-    whole = g.gradient_bytes(gradient_elements(census), census.width("gradient"))
-    reduced = whole * (1 - accumulates_whole(census))
+    gradients = g.gradient_bytes(gradient_elements(census), census.width("gradient"))
+    reduced = gradients * (1 - accumulates_whole(census))
     for term in _reduced_gradients(census, reduced * here, here):
         yield from in_reduce_pool(term, census)
     if grid.habits.zero_optimizer is None:  # DeepSpeed's step reads a share of them (memcalc.terms.zero)
-        yield from in_reduce_pool(_gradients(census, "gradients", whole * here, ("step",)), census)
-    kept = (grid.accumulation > 1) & (not grid.fixed.longest_first)
-    kept = kept | grid.persistent_gradients | grid.habits.zeroes_gradients | in_one_buffer(grid)
-    for term in _earlier_gradients(census, reduced * kept, here):
+        yield from in_reduce_pool(_gradients(census, "gradients", gradients * here, ("step",)), census)
+    remain = (grid.accumulation > 1) & (not grid.fixed.longest_first)
+    remain = remain | grid.persistent_gradients | grid.habits.zeroes_gradients | in_one_buffer(grid)
+    for term in _earlier_gradients(census, reduced * remain, here):
         yield from in_reduce_pool(term, census)
     if not grid.persistent_gradients:
-        yield from _head_gradients(census, kept)
+        yield from _head_gradients(census, remain)
 
 
-def _block_gradients(census: Census) -> Term:
+def _block_gradients(census: ModelOnGrid) -> Term:
     width = census.width("gradient")
     block = g.gradient_bytes(census.largest_block, width)
     inputs = {"w": width, "P_block": census.largest_block}
@@ -120,26 +115,28 @@ def _block_gradients(census: Census) -> Term:
     return Term("gradients", "gradients of one block", block, during, "w · P_block", census.grid.habits.source, inputs)
 
 
-def _gradients(census: Census, name: str, size: Array, phases: tuple[str, ...], formula: str = "w · ⌈P / N⌉") -> Term:
+def _gradients(
+    census: ModelOnGrid, name: str, size: Array, phases: tuple[str, ...], formula: str = "w · ⌈P / N⌉"
+) -> Term:
     """Some or all of a rank's gradients, of ``size`` bytes."""
     inputs = {"w": census.width("gradient"), "P": census.parameters, "N": shards(census.grid, 2)}
     return Term("gradients", name, size, phases, formula, census.grid.habits.source, inputs)
 
 
-def _reduced_gradients(census: Census, reduced: Array, here: Array) -> Iterator[Term]:
+def _reduced_gradients(census: ModelOnGrid, reduced: Array, here: Array) -> Iterator[Term]:
     """What backward has reduced when the first block's runs, and when it ends."""
-    found = np.maximum(reduced - late_gradients(census) * here, 0)
+    bytes_ = np.maximum(reduced - late_gradients(census) * here, 0)
     formula = "w · ⌈(P - P_late) / N⌉ in the first micro-batch, w · ⌈P / N⌉ after it"
-    yield _gradients(census, "gradients at the first block's backward", found, ("backward-first",), formula)
+    yield _gradients(census, "gradients at the first block's backward", bytes_, ("backward-first",), formula)
     done = np.maximum(reduced - last_gradients(census) * here, 0)
     yield _gradients(census, "gradients at the end of backward", done, ("backward-end",))
 
 
-def _earlier_gradients(census: Census, kept: Array, here: Array) -> Iterator[Term]:
+def _earlier_gradients(census: ModelOnGrid, remaining: Array, here: Array) -> Iterator[Term]:
     """Gradients of earlier micro-batches, less what a stage has let go of once the first of them are made."""
     grid = census.grid
     apart = 1 - Units(census).pipelined if grid.habits.gather == "blocks" else np.int64(1)
-    earlier, alone = kept * apart, traded(census, in_one_buffer(grid))
+    earlier, alone = remaining * apart, traded(census, in_one_buffer(grid))
     title = "gradients of earlier micro-batches"
     formula = "w · ⌈P / N⌉ where gradients accumulate or live in one buffer"
     if alone is None:
@@ -152,7 +149,7 @@ def _earlier_gradients(census: Census, kept: Array, here: Array) -> Iterator[Ter
         yield _gradients(census, title, rest * here, KEPT, formula)
 
 
-def _head_gradients(census: Census, accumulates: Array) -> Iterator[Term]:
+def _head_gradients(census: ModelOnGrid, accumulates: Array) -> Iterator[Term]:
     head = head_gradient_term(census, accumulates)
     if head.phases[-1] == "backward-first":
         # Without sharding the head's gradient is one of those that the first block's backward finds
@@ -162,7 +159,7 @@ def _head_gradients(census: Census, accumulates: Array) -> Iterator[Term]:
         yield from in_reduce_pool(head, census)
 
 
-def last_gradients(census: Census) -> Array:
+def last_gradients(census: ModelOnGrid) -> Array:
     """Bytes of the gradients of FSDP 2's last unit, which are not reduced yet when their flat copy is made."""
     grid = census.grid
     if grid.habits.gather != "blocks" or grid.habits.flat_units:
@@ -178,7 +175,7 @@ def in_one_buffer(grid: Grid) -> Array:
     return (grid.zero == 3) & (zero is not None and zero.flat_partitions)
 
 
-def late_gradients(census: Census) -> Array:
+def late_gradients(census: ModelOnGrid) -> Array:
     """Bytes of gradients that are not there yet when the first block's backward runs, in the first micro-batch.
 
     FSDP has not reduced the root's and two blocks' (FSDP 1: one's); without it the first block's and the embedding's
@@ -201,14 +198,14 @@ def late_gradients(census: Census) -> Array:
     return first * census.width("gradient") * late
 
 
-def head_gradient_term(census: Census, accumulates: Array) -> Term:
+def head_gradient_term(census: ModelOnGrid, accumulates: Array) -> Term:
     """The head's gradient from the loss on: whole under FSDP where its unit is the root, which is reduced last."""
     grid = census.grid
-    whole = grid.habits.gather == "blocks" and not Units(census).split
-    unsharded = grid.zero_from(2) & whole
+    in_units = grid.habits.gather == "blocks" and not Units(census).split
+    unsharded = grid.zero_from(2) & in_units
     elements = np.where(unsharded, census.head, census.sharded(census.head, np.int64(0), sharded_from(grid, 2)))
     width = np.where(unsharded, grid.width("compute"), census.width("gradient") * (1 - accumulates))
-    phases = ("backward-last", "backward-first") if whole else ("backward-last",)
+    phases = ("backward-last", "backward-first") if in_units else ("backward-last",)
     if grid.fixed.loss == "fused-linear":  # it is made in the loss's forward
         phases = ("forward", "loss", *phases)
     here = 1 - offloaded_gradients(grid)
@@ -218,7 +215,7 @@ def head_gradient_term(census: Census, accumulates: Array) -> Term:
     )
 
 
-def bucket_term(census: Census) -> Term:
+def bucket_term(census: ModelOnGrid) -> Term:
     """DDP's all-reduce buckets, a second copy of all gradients."""
     width = census.width("gradient")
     copy = g.ddp_bucket_bytes(census.parameters, width)
@@ -237,10 +234,11 @@ def offloaded_states(grid: Grid) -> Array:
     return np.maximum(grid.offloaded("optimizer"), grid.offloaded("params") * grid.habits.full_shard)
 
 
-def optimizer_terms(census: Census) -> Iterator[Term]:
+def optimizer_terms(census: ModelOnGrid) -> Iterator[Term]:
     """Master weights and moments."""
-    grid, kind = census.grid, OPTIMIZERS[census.grid.fixed.optimizer]
+    grid, kind = census.grid, kind_of(census.grid)
     here = 1 - offloaded_states(grid)
+    formula = "n · w · ⌈P / N⌉, with the scales of 8-bit states"
     inputs = {"P": census.parameters, "N": shards(grid, 1)}
     master = master_bytes(updated_elements(census), census.width("master"))
     width = {"w": census.width("master")}
@@ -251,67 +249,28 @@ def optimizer_terms(census: Census) -> Iterator[Term]:
         f"{kind.name} moments",
         optimizer_moments(census) * (0 if kind.paged else here),
         ("step",) if grid.fixed.longest_first else ALWAYS,
-        "n · w · ⌈P / N⌉, with the scales of 8-bit states",
+        formula if kind.states is None else "w · states of each tensor, by its shape",
         kind.source,
         {"n": kind.moments, "w": kind.width or census.width("moment"), **inputs},
     )
 
 
-def step_terms(census: Census) -> Iterator[Term]:
+def step_terms(census: ModelOnGrid) -> Iterator[Term]:
     """What the optimizer step allocates and frees again: its temporaries, and DeepSpeed's fp32 gradient copy."""
-    grid, kind = census.grid, OPTIMIZERS[census.grid.fixed.optimizer]
+    grid, kind = census.grid, kind_of(census.grid)
     local, here = updated_elements(census), 1 - offloaded_states(grid)
     inputs = {"P": census.parameters, "N": shards(grid, 1)}
-    tensor = np.minimum(shard(census.largest_tensor, shards(grid, 1)), local)
-    stepped = local
-    if grid.habits.zero_optimizer is not None:  # stage 3 steps one sub-group after another (stage3.py, _optimizer_step)
-        stepped = np.where(grid.zero == 3, np.minimum(local, sub_group(grid)), local)
-    temporary = step_temporary(stepped, tensor, census.width("moment"), impl=grid.fixed.optimizer_impl, kind=kind)
     yield Term(
         "optimizer",
         "temporaries of the step",
-        temporary * here,
+        temporary_bytes(census) * here,
         ("step",),
-        "w · (c_all · ⌈P / N⌉ + c_max · P_max); at ZeRO-3 of one sub-group",
+        "w · (c_all · ⌈P / N⌉ + c_max · P_max); at ZeRO-3 of one sub-group"
+        if kind.temporary is None
+        else "w · the most that the step of one tensor takes, by its shape",
         kind.source,
-        {"w": census.width("moment"), "P_max": tensor, **inputs},
+        {"w": census.width("moment"), "P_max": largest_share(census), **inputs},
     )
     copy = census.width("step_gradient") * np.minimum(local, 10**9) * here
     source = "DeepSpeed v0.12.3 runtime/zero/stage3.py, _prepare_fp32_grad_for_sub_group"
     yield Term("optimizer", "fp32 copy of the gradients", copy, ("step",), "4 · min(⌈P / N⌉, 10⁹)", source, inputs)
-
-
-def optimizer_moments(census: Census) -> Array:
-    """Bytes of the moments of one rank, wherever they live."""
-    grid, kind = census.grid, OPTIMIZERS[census.grid.fixed.optimizer]
-    width = census.width("moment")
-    moments = moment_bytes(updated_elements(census), kind, width)
-    if kind.matrices_only:
-        moments = moments + width * shard(census.root, shards(grid, 1))
-    if kind.factored:
-        moments = moments + factored_bytes(*_rows_and_columns(census), width)
-    if kind.block and grid.fixed.wide_embedding_moments and grid.fixed.lora is None:
-        tables = _embedding_elements(census.model)
-        moments = moments + ~sharded_from(grid, 1) * (kind.moments * 4 * tables - moment_bytes(tables, kind))
-    return moments
-
-
-def _embedding_elements(model: Model) -> int:
-    """Elements of all tables that are looked up, whose moments bitsandbytes can be told to keep in 32 bits.
-
-    Transformers 5.23, trainer.py, create_optimizer: ``register_module_override(module, "weight", {"optim_bits": 32})``
-    for each ``nn.Embedding``; sharded tables are other tensors, and stay in 8 bits.
-    """
-    return sum(table.parameters for end in model.ends for table in end.lookups)
-
-
-def _rows_and_columns(census: Census) -> tuple[int, int]:
-    """Sums of the rows and columns of all matrices of the model."""
-    model, rows, columns = census.model, census.model.vocab, census.model.hidden
-    for group in model.groups:
-        block, experts = group.block, getattr(group.block.mlp, "experts", 1)
-        attention = block.attention.q_dim * 2 + 2 * block.attention.kv_dim
-        matrices = (2 + bool(block.mlp.gated)) * experts
-        rows += group.count * (attention + matrices * block.mlp.ffn)
-        columns += group.count * (4 + matrices) * block.hidden
-    return rows, columns

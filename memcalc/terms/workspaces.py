@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from memcalc.ledger import ALWAYS, Term
-from memcalc.specs.model import MixtureOfExperts, Mlp
+from memcalc.specs.block import MixtureOfExperts, Mlp
 
 if TYPE_CHECKING:
     from memcalc.formulas.types import Array
-    from memcalc.specs.model import Attention, Block
-    from memcalc.terms.census import Census
+    from memcalc.specs.block import Attention, Block
+    from memcalc.terms.model_on_grid import ModelOnGrid
     from memcalc.terms.overhead import Workspaces
 
 HANDLES = "PyTorch aten/src/ATen/cuda/CublasHandlePool.cpp: 8.125 MiB, 32 MiB on compute capability 9.0"
@@ -25,26 +25,26 @@ Shape = tuple[int, int, str]
 """Rows and columns of a weight, and which of the two tensor parallelism divides: rows, columns, experts' rows …"""
 
 
-def workspace_terms(census: Census, workspaces: Workspaces) -> Iterator[Term]:
+def workspace_terms(census: ModelOnGrid, workspaces: Workspaces) -> Iterator[Term]:
     """Everything of a process that its matrix products keep."""
     grid = census.grid
-    own = workspaces.handle if grid.fixed.blas_workspace is None else grid.fixed.blas_workspace
+    handle = workspaces.handle if grid.fixed.blas_workspace is None else grid.fixed.blas_workspace
     used = plain_products(census) if grid.habits.engine else np.ones((1,) * 7, dtype=np.int64)
-    handles = 2 * own * used * grid.habits.handle_workspaces
-    yield Term("buffers", "BLAS workspaces", handles, ALWAYS, "2 handles · W", HANDLES, {"W": own})
+    handles = 2 * handle * used * grid.habits.handle_workspaces
+    yield Term("buffers", "BLAS workspaces", handles, ALWAYS, "2 handles · W", HANDLES, {"W": handle})
     if grid.fixed.kernels == "te":
         yield gather_buffer_term(census)
     if grid.habits.engine:
         yield from engine_terms(census, workspaces.engine)
 
 
-def plain_products(census: Census) -> Array:
+def plain_products(census: ModelOnGrid) -> Array:
     """1 where PyTorch itself multiplies matrices: the output layer, and materialised scores."""
     grid = census.grid
     return np.maximum(grid.is_last, int(grid.fixed.attention in ("eager", "math")))
 
 
-def gather_buffer_term(census: Census) -> Term:
+def gather_buffer_term(census: ModelOnGrid) -> Term:
     """The output layer's input, gathered under sequence parallelism into a buffer that is never freed."""
     grid = census.grid
     gathered = grid.width("compute") * grid.tokens * census.model.hidden * (grid.sequence_shard > 1)
@@ -53,7 +53,7 @@ def gather_buffer_term(census: Census) -> Term:
     return Term("buffers", title, gathered * grid.is_last, ALWAYS, formula, BUFFER, inputs)
 
 
-def engine_terms(census: Census, engine: int) -> Iterator[Term]:
+def engine_terms(census: ModelOnGrid, engine: int) -> Iterator[Term]:
     """TransformerEngine's workspaces and dummy weight gradients."""
     grid = census.grid
     yield Term("buffers", "TransformerEngine's workspace", np.full((1,) * 7, engine), ALWAYS, "W", ENGINE)
@@ -66,13 +66,13 @@ def engine_terms(census: Census, engine: int) -> Iterator[Term]:
         yield Term("buffers", title, bytes_, ALWAYS, formula, DUMMIES, {"w": grid.width("compute")})
 
 
-def routed_here(census: Census) -> Array:
+def routed_here(census: ModelOnGrid) -> Array:
     """1 on stages with experts."""
     layers = zip(census.model.groups, census.layers, strict=True)
     return np.minimum(sum((n for group, n in layers if group.block.is_moe), np.int64(0)), 1)
 
 
-def dummy_elements(census: Census) -> Array:
+def dummy_elements(census: ModelOnGrid) -> Array:
     """Elements of one weight of each distinct shape that a rank has."""
     here: dict[Shape, Array] = {}
     for group, layers in zip(census.model.groups, census.layers, strict=True):

@@ -1,4 +1,7 @@
-"""Terms of DeepSpeed's ZeRO: the buckets of its reductions, and the copies of the gradients that its step makes."""
+"""Terms of DeepSpeed's ZeRO: the buckets of its reductions, and the copies of the gradients that its step makes.
+
+What ZeRO's stage 3 holds of the whole weights.
+"""
 
 from __future__ import annotations
 
@@ -8,14 +11,16 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from memcalc.formulas.gradients import reduce_bucket_bytes
+from memcalc.frameworks.habits import Zero
 from memcalc.ledger import ALWAYS, BACKWARD, COMPUTING, Term
 from memcalc.terms.adapters import trained
-from memcalc.terms.zero_gather import era, gather_terms
+from memcalc.terms.parameters import model_count
 
 if TYPE_CHECKING:
     from memcalc.formulas.types import Array
     from memcalc.grid import Grid
-    from memcalc.terms.census import Census
+    from memcalc.terms.model_on_grid import ModelOnGrid
+
 
 STAGES = "DeepSpeed v0.12.3 runtime/zero/stage_1_and_2.py"
 STAGE1 = "DeepSpeed v0.3.16 runtime/zero/stage1.py"
@@ -29,19 +34,19 @@ BF16 = "DeepSpeed v0.12.3 runtime/bf16_optimizer.py"
 FLAT_OUTPUT = "PyTorch 1.11 ProcessGroupNCCL.cpp, allgather into a list goes through one flat tensor"
 
 
-def zero_terms(census: Census) -> Iterator[Term]:
+def zero_terms(census: ModelOnGrid) -> Iterator[Term]:
     """All terms of ZeRO, whatever the stage."""
-    own = trained(census)
-    yield from bucket_terms(own)
-    yield from reduction_terms(own)
-    yield from accumulation_terms(own)
-    yield from step_terms(own)
-    yield segment_term(own)
-    yield staging_term(own)
+    trained_model = trained(census)
+    yield from bucket_terms(trained_model)
+    yield from reduction_terms(trained_model)
+    yield from accumulation_terms(trained_model)
+    yield from step_terms(trained_model)
+    yield segment_term(trained_model)
+    yield staging_term(trained_model)
     yield from gather_terms(census)
 
 
-def share(census: Census, stage: int) -> Array:
+def share(census: ModelOnGrid, stage: int) -> Array:
     """Elements of a state that is divided over the data-parallel ranks from a stage on."""
     return census.sharded(census.blocks + census.root, census.experts_or_none, census.grid.zero >= stage)
 
@@ -58,31 +63,33 @@ def is_contiguous(grid: Grid) -> Array:
 
 def num_buckets(grid: Grid) -> Array:
     """Two where one is reduced while the other is filled: in no pipeline, and not where stage 3 keeps one for life."""
-    told = grid.fixed.overlap_comm
-    overlaps = grid.zero >= era(grid).overlap_from if told is None else np.full_like(grid.zero, told, dtype=np.bool_)
+    stated = grid.fixed.overlap_comm
+    overlaps = (
+        grid.zero >= era(grid).overlap_from if stated is None else np.full_like(grid.zero, stated, dtype=np.bool_)
+    )
     return 1 + (overlaps & ((grid.zero < 3) | (not era(grid).flat_partitions)) & (grid.degree("pp") == 1))
 
 
-def bucket_terms(census: Census) -> Iterator[Term]:
+def bucket_terms(census: ModelOnGrid) -> Iterator[Term]:
     """Contiguous buckets: from the first backward on at stage 3, during backward below."""
     grid, width = census.grid, census.width("gradient")
     inputs = {"n": num_buckets(grid), "w": width, "E": bucket_elements(grid)}
-    held = reduce_bucket_bytes(bucket_elements(grid), width, num_buckets(grid)) * is_contiguous(grid)
+    bucket = reduce_bucket_bytes(bucket_elements(grid), width, num_buckets(grid)) * is_contiguous(grid)
     title, formula = "contiguous gradient buckets", "n · w · E"
     lives = (grid.zero == 3) & era(grid).flat_partitions
-    yield Term("buffers", title, held * lives, ALWAYS, formula, f"{STAGE3}: ipg_bucket_flat_buffer", inputs)
-    during, lower = ("loss", *BACKWARD, "backward-end"), held * ~lives
+    yield Term("buffers", title, bucket * lives, ALWAYS, formula, f"{STAGE3}: ipg_bucket_flat_buffer", inputs)
+    during, lower = ("loss", *BACKWARD, "backward-end"), bucket * ~lives
     yield Term("buffers", f"{title} of one backward", lower, during, formula, f"{STAGES}: ipg_buffer", inputs)
 
 
-def reduction_terms(census: Census) -> Iterator[Term]:
+def reduction_terms(census: ModelOnGrid) -> Iterator[Term]:
     """What a reduction allocates: a flat copy of its bucket, and room for this rank's share of the result."""
     grid, width = census.grid, census.width("gradient")
-    one = width * np.minimum(census.parameters, bucket_elements(grid))
+    bucket = width * np.minimum(census.parameters, bucket_elements(grid))
     inputs = {"w": width, "P": census.parameters, "E": bucket_elements(grid), "N": grid.ranks}
-    flat, formula = one * ~is_contiguous(grid), "w · min(P, E)"
+    flat, formula = bucket * ~is_contiguous(grid), "w · min(P, E)"
     yield Term("buffers", "flattened bucket", flat, ("backward-end",), formula, f"{STAGES}: allreduce_bucket", inputs)
-    scattered, title = one * (grid.zero == 3), "reduce-scatter input of a bucket"
+    scattered, title = bucket * (grid.zero == 3), "reduce-scatter input of a bucket"
     yield Term("buffers", title, scattered, BACKWARD, formula, COALESCED, inputs, pool="reduce-scatter")
     again = width * share(census, 2) * (grid.zero == 2) * (grid.accumulation > 1) * (1 - grid.offloaded("optimizer"))
     title, formula = "this micro-batch's share of the gradients", "w · ⌈P / N⌉"
@@ -90,11 +97,11 @@ def reduction_terms(census: Census) -> Iterator[Term]:
     yield Term("buffers", title, again, during, formula, f"{STAGES}: grads_in_partition", inputs)
     yield whole_share_term(census)
     if era(grid).flat_gradients:
-        every = width * census.parameters * (grid.zero == 1)
-        yield Term("buffers", "flat copy of all gradients", every, ("backward-end",), "w · P", STAGE1, inputs)
+        flat_copy = width * census.parameters * (grid.zero == 1)
+        yield Term("buffers", "flat copy of all gradients", flat_copy, ("backward-end",), "w · P", STAGE1, inputs)
 
 
-def whole_share_term(census: Census) -> Term:
+def whole_share_term(census: ModelOnGrid) -> Term:
     """The rank's share of the gradients is allocated whole with the first of them, in the first micro-batch."""
     grid, width = census.grid, census.width("gradient")
     apart = grid.zero_from(2) & is_contiguous(grid) & ~((grid.zero == 3) & era(grid).flat_partitions)
@@ -108,22 +115,22 @@ def whole_share_term(census: Census) -> Term:
 
 def adds_in_fp32(grid: Grid) -> Array:
     """1 by precision where 16-bit gradients are added up in fp32."""
-    asked = grid.fixed.grad_accum_dtype == "fp32" and era(grid).fp32_accumulation
-    return grid.is_mixed * asked
+    requested = grid.fixed.grad_accum_dtype == "fp32" and era(grid).fp32_accumulation
+    return grid.is_mixed * requested
 
 
-def accumulation_terms(census: Census) -> Iterator[Term]:
+def accumulation_terms(census: ModelOnGrid) -> Iterator[Term]:
     """Gradients added up in fp32: at stage 1 whole, by an optimizer of its own, else in the share of the rank."""
     grid, wide = census.grid, adds_in_fp32(census.grid)
     inputs = {"P": census.parameters, "N": grid.ranks}
-    whole, title = 4 * census.parameters * (grid.zero <= 1) * wide, "gradients in fp32"
-    yield Term("gradients", title, whole, ALWAYS, "4 · P", f"{BF16}: fp32_groups_gradients_flat", inputs)
+    gradients, title = 4 * census.parameters * (grid.zero <= 1) * wide, "gradients in fp32"
+    yield Term("gradients", title, gradients, ALWAYS, "4 · P", f"{BF16}: fp32_groups_gradients_flat", inputs)
     more = 2 * share(census, 2) * grid.zero_from(2) * wide * (1 - grid.offloaded("optimizer"))
     title = "shares of the gradients in fp32, beyond 16 bits"
     yield Term("gradients", title, more, ALWAYS, "2 · ⌈P / N⌉", f"{STAGE3}: grad_partitions_flat_buffer", inputs)
 
 
-def step_terms(census: Census) -> Iterator[Term]:
+def step_terms(census: ModelOnGrid) -> Iterator[Term]:
     """The gradients that the step reads, and its flat and its fp32 copy of them.
 
     Stage 3 makes the copies for one part of its shard (``sub_group_size``) after another; stage 0 makes an fp32 copy of
@@ -150,47 +157,122 @@ def sub_group(grid: Grid) -> int:
     return grid.fixed.sub_group_size or era(grid).sub_group
 
 
-def copied_elements(census: Census) -> Array:
+def copied_elements(census: ModelOnGrid) -> Array:
     """Gradients of which the step makes copies at one time."""
-    grid, own = census.grid, share(census, 1)
-    part = np.where(grid.zero == 3, np.minimum(own, sub_group(grid)), own)
+    grid, local = census.grid, share(census, 1)
+    part = np.where(grid.zero == 3, np.minimum(local, sub_group(grid)), local)
     return np.where((adds_in_fp32(grid) == 1) & (grid.zero <= 1), 0, part)
 
 
-def norm_term(census: Census, copies: Array) -> Term:
+def norm_term(census: ModelOnGrid, copies: Array) -> Term:
     """The gradients' norm, which reads one after another in fp64 before the copies are made."""
-    grid, own = census.grid, share(census, 1)
+    grid, local = census.grid, share(census, 1)
     there = grid.zero_from(1) * (1 - grid.offloaded("optimizer"))
-    beyond = np.maximum(8 * np.minimum(census.largest_tensor, own) * there - copies, 0)
+    beyond = np.maximum(8 * np.minimum(census.largest_tensor, local) * there - copies, 0)
     inputs = {"P_max": census.largest_tensor, "P": census.parameters, "N": grid.ranks}
     formula, source = "8 · min(P_max, ⌈P / N⌉) - copies", f"{STAGES}: get_grad_norm_direct"
     return Term("buffers", "fp64 copy for the norm, beyond the copies", beyond, ("step",), formula, source, inputs)
 
 
-def staging_term(census: Census) -> Term:
+def staging_term(census: ModelOnGrid) -> Term:
     """Room for one gradient on its way to the host, below stage 3."""
     grid = census.grid
     away = grid.offloaded("optimizer") * ((grid.zero == 1) | (grid.zero == 2))
-    held = census.width("gradient") * census.largest_tensor * away
+    bytes_ = census.width("gradient") * census.largest_tensor * away
     inputs, source = {"P_max": census.largest_tensor}, f"{STAGES}: temp_grad_buffer_for_gpu_offload"
-    return Term("buffers", "gradient on its way to the host", held, ALWAYS, "w · P_max", source, inputs)
+    return Term("buffers", "gradient on its way to the host", bytes_, ALWAYS, "w · P_max", source, inputs)
 
 
-def segment_term(census: Census) -> Term:
+def segment_term(census: ModelOnGrid) -> Term:
     """Contiguous buffers of the reduction and the step, too large for what blocks and gradients leave free.
 
     Each stands in a segment of its own, which stays reserved: the bucket or the flat copy of the shard's gradients, and
     their fp32 copy or the flat output of the weights' all-gather.
     """
     grid, width = census.grid, census.grid.width("compute")
-    own = share(census, 1)
+    part = share(census, 1)
     bucket = width * np.minimum(census.parameters, bucket_elements(grid))
     parts = np.maximum(census.parameters // era(grid).gather_bucket, 1)
     gathered = width * -(-census.parameters // parts)
-    first = np.maximum(bucket, width * own)
-    second = np.maximum(4 * own, gathered)
+    first = np.maximum(bucket, width * part)
+    second = np.maximum(4 * part, gathered)
     below = ((grid.zero == 1) | (grid.zero == 2)) * (1 - grid.offloaded("optimizer"))
     inputs = {"w": width, "P": census.parameters, "N": grid.ranks, "E": bucket_elements(grid), "n": parts}
     formula = "max(w · min(P, E), w · ⌈P / N⌉) + max(4 · ⌈P / N⌉, w · P / n)"
-    held, title = (first + second) * below, "segments of the step's contiguous buffers"
-    return Term("buffers", title, held, COMPUTING, formula, FLAT_OUTPUT, inputs, hole=True)
+    bytes_, title = (first + second) * below, "segments of the step's contiguous buffers"
+    return Term("buffers", title, bytes_, COMPUTING, formula, FLAT_OUTPUT, inputs, hole=True)
+
+
+COORDINATOR = "DeepSpeed v0.12.3 runtime/zero/partitioned_param_coordinator.py"
+AROUND = ("forward", "loss")
+
+
+def era(grid: Grid) -> Zero:
+    """The habits of the framework's ZeRO."""
+    return grid.habits.zero_optimizer or Zero()
+
+
+def gather_terms(census: ModelOnGrid) -> Iterator[Term]:
+    """Whole weights: those used again soon, the module at work and the prefetch, and the small ones all the time."""
+    grid, width = census.grid, census.grid.width("compute")
+    # one rank has all of it: a gather is then a view (NoGatherHandle), unless weights come from the host
+    copied = (grid.ranks > 1) | (grid.offloaded("params") == 1)
+    on = width * ((grid.zero == 3) & copied)
+    small = persistent(census)
+    inputs = {
+        "w": width,
+        "P_small": small,
+        "P": census.parameters,
+        "P_block": census.largest_block,
+        "W": window(census),
+    }
+    title, source = "parameters that stay whole", f"{COORDINATOR}: ds_persist"
+    yield Term("buffers", title, on * small, ALWAYS, "w · P_small", source, inputs)
+    ahead = prefetched(grid)
+    most = np.maximum(census.parameters - small, 0)
+    around = np.minimum(census.head + window(census) + ahead, most)
+    title, formula = "gathered head and the blocks used again soon", "w · min(P, P_head + W + prefetch)"
+    yield Term("buffers", title, on * around, AROUND, formula, f"{COORDINATOR}: __params_to_release", inputs)
+    block = np.minimum(census.largest_block + ahead, most)
+    title, formula = "gathered block and the prefetch", "w · min(P, P_block + prefetch)"
+    yield Term("buffers", title, on * block, ("forward-last", "backward-first"), formula, COORDINATOR, inputs)
+    last = np.minimum(np.maximum(window(census), census.largest_block) + ahead, most)
+    title, formula = "gathered last blocks and the prefetch", "w · min(P, max(W, P_block) + prefetch)"
+    yield Term("buffers", title, on * last, BACKWARD[:1], formula, COORDINATOR, inputs)
+
+
+def prefetched(grid: Grid) -> int:
+    """Elements gathered ahead: a bucket, where so many may be live."""
+    zero = era(grid)
+    bucket = zero.prefetch_bucket if grid.fixed.zero_prefetch_bucket is None else grid.fixed.zero_prefetch_bucket
+    live = zero.max_live if grid.fixed.max_live_parameters is None else grid.fixed.max_live_parameters
+    return min(bucket, live)
+
+
+def window(census: ModelOnGrid) -> Array:
+    """Elements of the last blocks that are not released between forward and backward.
+
+    A block is kept where what is used between its forward and its backward, head and later blocks each twice, is less
+    than ``stage3_max_reuse_distance``.
+    """
+    return np.minimum(
+        np.maximum(era(census.grid).max_reuse // 2 - census.head, 0), census.blocks + census.experts_or_none
+    )
+
+
+def persistent(census: ModelOnGrid) -> Array:
+    """Elements of norms and biases, which are below ``stage3_param_persistence_threshold`` where the hidden size is.
+
+    Of a recorded model those of all tensors of the blocks that are.
+    """
+    grid, model = census.grid, census.model
+    zero = era(grid)
+    stated = grid.fixed.persistence_threshold
+    least = zero.persistence if stated is None else stated
+    if model.recording is not None:
+        small = [sum(n for n in block.tensors if n < least) for block in model.recorded_blocks]
+        return sum((n * size for n, size in zip(census.layers, small, strict=True)), np.int64(0))
+    if model.hidden >= least:
+        return np.int64(0)
+    counts = [n * c.replicated for n, (_, c) in zip(census.layers, model_count(model).groups, strict=True)]
+    return sum(counts, np.int64(0))

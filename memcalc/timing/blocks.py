@@ -15,9 +15,10 @@ import numpy as np
 
 from memcalc.formulas import flops as fl
 from memcalc.formulas.kernels import attention_backward_flops, matmul_bytes
-from memcalc.formulas.matrices import Matrix, block_matrices
-from memcalc.terms.settings import gathering, is_reentrant
+from memcalc.terms.matrices import Matrix, block_matrices
+from memcalc.terms.settings import is_reentrant
 from memcalc.terms.shards import local_experts
+from memcalc.timing.dequantisation import FORWARD, STEP, dequantised_bytes
 
 if TYPE_CHECKING:
     from memcalc.formulas.recompute import Policy
@@ -25,11 +26,13 @@ if TYPE_CHECKING:
     from memcalc.grid import Grid
     from memcalc.specs.recorded import Segment
     from memcalc.terms.activations import GroupActivations
-    from memcalc.trace.layers import Setting
+    from memcalc.trace.layers import BlockConfig
 
 ROW_PARALLEL = ("o", "down")
 ATTENTION = ("q", "k", "v", "qkv", "o", "q_a", "q_b", "kv_a", "kv_b")
-FUSED = ("flash", "efficient", "cudnn")
+TILE = 128
+"""Rows of a tile of grouped products (DeepGEMM, CUTLASS)."""
+FUSED = ("flash", "efficient", "cudnn", "sdpa")
 """Attention kernels that never store the scores."""
 
 
@@ -70,16 +73,23 @@ class BlockWork:
         return self.activations.group.block.recorded
 
     def _rows(self, matrix: Matrix) -> Array:
-        """Tokens that pass all its copies together."""
-        return self.activations.units["routed"] if matrix.routed else self.activations.tokens
+        """Tokens that pass all its copies together; experts that TP does not split see its ranks' own tokens."""
+        if not matrix.routed:
+            return self.activations.tokens
+        return self.activations.units["routed"] * self.grid.expert_tp // self.grid.degree("tp")
 
     def _ranks(self, matrix: Matrix) -> Array:
         """Ranks that share one such matrix."""
         return self.grid.expert_tp if matrix.routed else self.grid.degree("tp")
 
     def flops_of(self, matrix: Matrix) -> Array:
-        """Operations of its forward on a rank [FLOP]."""
-        return fl.matmul_flops(self._rows(matrix), matrix.inputs, matrix.outputs) // self._ranks(matrix)
+        """Operations of its forward on a rank [FLOP]; rows of an expert fill whole tiles."""
+        rows = self._rows(matrix)
+        if matrix.routed:
+            many = local_experts(self.grid, self.activations.group.block)
+            busy = (rows * self.grid.fixed.expert_imbalance / many).astype(np.int64)
+            rows = many * (-(-busy // TILE) * TILE)
+        return fl.matmul_flops(rows, matrix.inputs, matrix.outputs) // self._ranks(matrix)
 
     def operands_of(self, matrix: Matrix) -> Array:
         """Bytes that one of its products reads and writes at the least [bytes]."""
@@ -104,7 +114,7 @@ class BlockWork:
     @cached_property
     def products(self) -> int:
         """Products of one linear layer for each of its forwards: forward, and the gradients of input and weight."""
-        return 3 if self.grid.fixed.lora is None else 2
+        return 3 if self.grid.fixed.adapters is None else 2
 
     @cached_property
     def linear(self) -> tuple[Array, Array]:
@@ -114,10 +124,24 @@ class BlockWork:
         flops, operands = (self._sum(name, self.matrices) for name in ("flops_of", "operands_of"))
         return self.products * flops + self._adapters, self.products * operands
 
+    def _dequantised(self, matrices: tuple[Matrix, ...], products: int) -> Array:
+        setting, group = self.activations.settings[0], self.grid.fixed.gptq_group
+        return np.int64(dequantised_bytes(matrices, setting, group, products))
+
+    @cached_property
+    def dequantised(self) -> Array:
+        """Traffic of dequantisation in one block, forward and backward [bytes]."""
+        return self._dequantised(self.matrices, STEP)
+
+    @cached_property
+    def dequantised_again(self) -> Array:
+        """The same for the stage's products that run again [bytes]."""
+        return self._again([self._dequantised(self.again(policy)[0], FORWARD) for policy in self.grid.policies])
+
     @cached_property
     def _adapters(self) -> Array:
         """Operations of the adapters, forward and backward [FLOP]."""
-        lora = self.grid.fixed.lora
+        lora = self.grid.fixed.adapters
         if lora is None:
             return np.int64(0)
         wide = sum(m.inputs + m.outputs for m in self.matrices if m.target in lora.targets)
@@ -132,11 +156,11 @@ class BlockWork:
         keys = self.activations.keys
         causal = int(attention.causal and self.is_fused)
         width = attention.q_dim
-        whole = fl.attention_flops(self.activations.tokens, keys, width, causal) // self.grid.degree("tp")
+        full = fl.attention_flops(self.activations.tokens, keys, width, causal) // self.grid.degree("tp")
         if attention.window is None or not self.is_fused:
-            return whole
+            return full
         near = fl.attention_flops(self.activations.tokens, attention.window, width) // self.grid.degree("tp")
-        return np.minimum(whole, near)
+        return np.minimum(full, near)
 
     @cached_property
     def attention(self) -> Array:
@@ -176,19 +200,19 @@ class BlockWork:
         chosen: list[Matrix] = []
         for matrix in self.matrices:
             in_attention = matrix.target in ATTENTION
-            whole = "attention" in parts if in_attention else bool({"mlp", "moe"} & parts)
-            if whole or ("mla_up_proj" in parts and matrix.target in {"q_b", "kv_b"}):
+            runs_again = "attention" in parts if in_attention else bool({"mlp", "moe"} & parts)
+            if runs_again or ("mla_up_proj" in parts and matrix.target in {"q_b", "kv_b"}):
                 chosen.append(matrix)
         return self._unfinished(tuple(chosen)), bool({"core_attn", "attention"} & parts)
 
     def _again(self, each: list[Array]) -> Array:
         """A quantity of treated blocks by policy, for all blocks of the stage that run again."""
-        found = []
+        values = []
         for policy, counts, value in zip(self.grid.policies, self.activations.counts, each, strict=True):
-            whole = policy.kind not in {"selective-ops", "parts"}
-            found.append(np.asarray((counts.recomputed if whole else counts.treated) * value))
-        shape = np.broadcast_shapes(*(one.shape for one in found))
-        return np.concatenate([np.broadcast_to(one, shape) for one in found], axis=3)
+            all_runs = policy.kind not in {"selective-ops", "parts"}
+            values.append(np.asarray((counts.recomputed if all_runs else counts.treated) * value))
+        shape = np.broadcast_shapes(*(array.shape for array in values))
+        return np.concatenate([np.broadcast_to(array, shape) for array in values], axis=3)
 
     @cached_property
     def linear_again(self) -> tuple[Array, Array]:
@@ -197,8 +221,8 @@ class BlockWork:
             forward = recorded_flops(self.activations, self.recorded)
             return self._again([forward * (policy.kind != "none") for policy in self.grid.policies]), np.int64(0)
         chosen = [self.again(policy)[0] for policy in self.grid.policies]
-        flops = self._again([self._sum("flops_of", one) for one in chosen])
-        return flops, self._again([self._sum("operands_of", one) for one in chosen])
+        flops = self._again([self._sum("flops_of", matrices) for matrices in chosen])
+        return flops, self._again([self._sum("operands_of", matrices) for matrices in chosen])
 
     @cached_property
     def attention_again(self) -> Array:
@@ -208,35 +232,36 @@ class BlockWork:
     @cached_property
     def reductions_again(self) -> Array:
         """Reductions over tensor-parallel ranks that run again, by the stage's blocks."""
-        found = []
+        reductions = []
         for policy in self.grid.policies:
             targets = {matrix.target for matrix in self.again(policy)[0]}
             full = policy.kind not in {"none", "parts", "selective-ops"}
-            found.append(np.int64(2 if full else 1 if {"o", "down"} & targets else 0))
-        return self._again(found)
+            reductions.append(np.int64(2 if full else 1 if {"o", "down"} & targets else 0))
+        return self._again(reductions)
 
     # ---------------------------------------------------------------------------------------- traffic and launches
 
     @cached_property
     def written(self) -> Array:
         """Bytes that one block without recomputation writes, forward and backward."""
-        return self.activations.over("written_sum", whole=True)
+        return self.activations.over("written_sum", untreated=True)
 
     @cached_property
     def launches(self) -> Array:
         """Kernels of one block without recomputation, forward and backward."""
-        return self._launches(whole=True)
+        return self._launches(untreated=True)
 
-    def _launches(self, *, whole: bool) -> Array:
-        plain, gathers = self._launches_under(self.activations.settings, whole=whole), gathering(self.grid)
+    def _launches(self, *, untreated: bool) -> Array:
+        plain = self._launches_under(self.activations.settings, untreated=untreated)
+        gathers = self.activations.census.gathering_settings
         if gathers is None:
             return plain
-        return np.where(self.grid.sequence_shard > 1, self._launches_under(gathers, whole=whole), plain)
+        return np.where(self.grid.sequence_shard > 1, self._launches_under(gathers, untreated=untreated), plain)
 
-    def _launches_under(self, settings: tuple[Setting, ...], *, whole: bool) -> Array:
-        policies = self.grid.policies[:1] if whole else self.grid.policies
+    def _launches_under(self, settings: tuple[BlockConfig, ...], *, untreated: bool) -> Array:
+        policies = self.grid.policies[:1] if untreated else self.grid.policies
         rows = [
-            [np.int64(self.activations.template(policy, setting, whole=whole).launches) for policy in policies]
+            [np.int64(self.activations.template(policy, setting, untreated=untreated).launches) for policy in policies]
             for setting in settings
         ]
         return self.activations.stacked(rows)
@@ -249,7 +274,7 @@ class BlockWork:
     @cached_property
     def launches_again(self) -> Array:
         """Kernels of the stage's blocks because of recomputation."""
-        return self._beyond(self._launches(whole=False) - self.launches)
+        return self._beyond(self._launches(untreated=False) - self.launches)
 
     def _beyond(self, each: Array) -> Array:
         """What treated blocks do beyond others, times the blocks that run again."""

@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from memcalc.formulas import flops as fl
-from memcalc.formulas.census import model_count
+from memcalc.terms.adapters import active_adapters
+from memcalc.terms.matrices import outside_matrices
+from memcalc.terms.parameters import model_count
 from memcalc.timing.rates import peak_flops, table_for
 from memcalc.timing.work import work_of
 
@@ -16,8 +18,9 @@ if TYPE_CHECKING:
     from memcalc.grid import Grid
     from memcalc.specs.hardware import GPU, Node
     from memcalc.specs.model import Model
+    from memcalc.specs.options import SharedSettings
     from memcalc.specs.step_time import Span
-    from memcalc.terms import Census
+    from memcalc.terms import ModelOnGrid
 
 FEWEST = 10
 """Published runs of a GPU below which its times count as not validated."""
@@ -39,12 +42,12 @@ class Forecast:
     basis: str
 
 
-def forecast(census: Census, gpu: GPU, node: Node, step: float) -> Forecast:
+def forecast(census: ModelOnGrid, gpu: GPU, node: Node, step: float) -> Forecast:
     """The figures of the grid's one strategy, whose step takes ``step`` seconds."""
     grid, gpus = census.grid, census.grid.layouts[0].gpus
     fixed, peak = grid.fixed, peak_flops(gpu, grid.precisions[0])
     speed = fixed.global_batch * fixed.seq_len / step / gpus
-    needed = model_flops_per_token(census.model, fixed.seq_len)
+    needed = model_flops_per_token(census.model, fixed)
     span, basis = span_of(census.model, grid, gpu)
     return Forecast(
         tokens_per_second_per_gpu=speed,
@@ -57,7 +60,7 @@ def forecast(census: Census, gpu: GPU, node: Node, step: float) -> Forecast:
     )
 
 
-def hardware_flops(census: Census, node: Node) -> float:
+def hardware_flops(census: ModelOnGrid, node: Node) -> float:
     """Operations that all devices of a job multiply in one step, recomputation included [FLOP]."""
     work = work_of(census, node)
     total: float = 0.0
@@ -68,12 +71,29 @@ def hardware_flops(census: Census, node: Node) -> float:
     return total * float(work.micro_batches.reshape(-1)[0]) * layout.dp * layout.cp * layout.tp
 
 
-def model_flops_per_token(model: Model, seq_len: int) -> float:
-    """Model FLOPs a token, forward and backward, attention counted in full (arXiv:2204.02311 appendix B)."""
+def model_flops_per_token(model: Model, fixed: SharedSettings) -> float:
+    """Model FLOPs a token, forward and backward; it attends to all that a window lets it (arXiv:2204.02311 appendix B).
+
+    Under adapters the weights are frozen, and have no gradients of their own.
+    """
     if model.recording is not None:
-        return recorded_flops_per_token(model, seq_len)
-    width = model.main.block.attention.q_dim
-    return float(fl.model_flops_per_token(model_count(model).active, model.num_layers, width, seq_len))
+        return recorded_flops_per_token(model, fixed.seq_len)
+    kinds = [(group.count, group.block.attention) for group in model.groups]
+    attention = sum(
+        fl.model_flops_per_token(0, count, kind.q_dim, min(kind.window or fixed.seq_len, fixed.seq_len))
+        for count, kind in kinds
+    )
+    return float(attention + fl.model_flops_per_token(*_passed(model, fixed)))
+
+
+def _passed(model: Model, fixed: SharedSettings) -> tuple[int, int, int, int, int]:
+    """What :func:`memcalc.formulas.flops.model_flops_per_token` takes of a model without its attention."""
+    active = model_count(model).active
+    if fixed.adapters is None:
+        return active, 0, 0, 0, 0
+    copies = sum(m.elements for m in outside_matrices(model) if m.target in fixed.also_train)
+    adapters = active_adapters(model, fixed.adapters)
+    return copies + adapters, 0, 0, 0, active - copies
 
 
 def recorded_flops_per_token(model: Model, seq_len: int) -> float:
@@ -102,8 +122,25 @@ def span_of(model: Model, grid: Grid, gpu: GPU) -> tuple[Span, str]:
         ("model parallel", layout.tp * layout.pp * layout.cp > 1),
     ]
     named = [table.span_of(name) for name, applies in kinds if applies] or [table.span_of("data parallel")]
-    widest = max(named, key=lambda span: span.high - span.low)
     doubts = [span.name for span in named if not span.basis.startswith("validated")]
+    if grid.fixed.adapters is not None:
+        base = base_of(gpu, grid.fixed)
+        seen = table.adapters.get(base, 0) >= FEWEST
+        named += [table.span_of("adapters"), *([] if seen else [table.span_of("unseen GPU")])]
+        doubts += [] if seen else [f"adapters on {base}"]
+    widest = max(named, key=lambda span: span.high - span.low)
     if doubts:
         return widest, f"not validated: {', '.join(doubts)}"
     return widest, widest.basis
+
+
+def base_of(gpu: GPU, fixed: SharedSettings) -> str:
+    """The architecture and the kind of frozen base by which runs with adapters are counted.
+
+    >>> from memcalc import catalog
+    >>> from memcalc.specs.options import SharedSettings
+    >>> base_of(catalog.gpu("rtx-3090"), SharedSettings(seq_len=1, global_batch=1, quantize="nf4-dq"))
+    'Ampere, nf4'
+    """
+    stored = "16-bit" if fixed.quantize == "none" else fixed.quantize.partition("-")[0]
+    return f"{gpu.arch.split()[0]}, {stored}"

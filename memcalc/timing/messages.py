@@ -12,14 +12,17 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from memcalc.formulas import communication as comm
-from memcalc.terms.adapters import AdapterCensus
+from memcalc.terms.adapters import trained
+from memcalc.timing.experts import exchanges
+from memcalc.timing.groups import in_node
 
 if TYPE_CHECKING:
     from memcalc.formulas.types import Array
     from memcalc.grid import Grid
     from memcalc.specs.hardware import Node
-    from memcalc.terms import Census
+    from memcalc.terms import ModelOnGrid
     from memcalc.timing.blocks import BlockWork
+    from memcalc.timing.experts import Exchange
 
 
 @dataclass(frozen=True)
@@ -47,30 +50,47 @@ class Messages:
     tensor_again: Message
     """The same of what is computed again."""
     context: Message
-    expert: Message
-    expert_again: Message
+    expert: Exchange
+    expert_again: Exchange
     pipeline: Message
-    sharding: Message
-    """Gathers and reductions over data-parallel ranks of a micro-batch (FSDP, ZeRO-3)."""
+    gather: Message
+    """One gather of all weights over the ranks that share them, unit by unit (FSDP, ZeRO-3)."""
+    reduction: Message
+    """One reduction of all gradients over those ranks, unit by unit."""
+    between: Message
+    """What joins replicas behind it: all-reduces of the reduced shards."""
+    repeats: Repeats
+    """How often each micro-batch has these."""
     gradients: Message
-    """Reductions over data-parallel ranks of a step."""
+    """Reductions over data-parallel ranks of a step, bucket by bucket."""
+    gradients_between: Message
+    """What joins replicas behind them."""
+    parameters: Message
+    """Gathers of updated weights of a step."""
+    broadcasts: Array
+    """Ranks that send their part of them one after another."""
 
 
-def messages_of(census: Census, blocks: list[BlockWork], node: Node) -> Messages:
+@dataclass(frozen=True)
+class Repeats:
+    """Gathers and reductions of one micro-batch, or of a step, by sharding stage."""
+
+    forward: Array
+    """Gathers before or in forward."""
+    backward: Array
+    """Gathers in backward."""
+    reductions: Array
+
+
+def messages_of(census: ModelOnGrid, blocks: list[BlockWork], node: Node) -> Messages:
     """The traffic of every strategy of a grid."""
     grid = census.grid
     tensor, beside, tensor_again = _tensor(census, blocks, node)
-    expert, expert_again = _expert(grid, blocks, node)
-    sharding, gradients = _data(census, blocks, node)
+    expert, expert_again = exchanges(grid, blocks, node)
     return Messages(
         tensor, beside, tensor_again, _context(grid, blocks, node), expert, expert_again,
-        _pipeline(census, node), sharding, gradients,
+        _pipeline(census, node), *_data(census, blocks, node),
     )  # fmt: skip
-
-
-def in_node(grid: Grid, node: Node, ranks: Array, stride: Array) -> Array:
-    """Ranks of a group that share a node, where neighbours of the group are ``stride`` ranks apart."""
-    return np.maximum(np.minimum(ranks, node.gpus // np.minimum(stride, node.gpus)), 1) + 0 * grid.degree("tp")
 
 
 def _message(grid: Grid, node: Node, volume: Array, calls: Array, ranks: Array, stride: Array) -> Message:
@@ -81,16 +101,16 @@ def _width(grid: Grid) -> Array:
     return np.minimum(grid.width("compute"), 4)
 
 
-def _tensor(census: Census, blocks: list[BlockWork], node: Node) -> tuple[Message, Message, Message]:
+def _tensor(census: ModelOnGrid, blocks: list[BlockWork], node: Node) -> tuple[Message, Message, Message]:
     """Two reductions forward and two backward for each block, one for embedding and one for head."""
     grid, ranks = census.grid, census.grid.degree("tp")
     volume: Array = np.zeros((1,) * 7, dtype=np.int64)
     volume_again, calls, calls_again = volume, volume, volume
     many = (ranks > 1).astype(np.int64)
     for b in blocks:
-        one = comm.tensor_parallel_bytes(b.activations.tokens, b.activations.group.block.hidden, 2, ranks, 1)
-        volume, calls = volume + 2 * b.layers * one, calls + 2 * b.layers * many
-        volume_again, calls_again = volume_again + b.reductions_again * one, calls_again + b.reductions_again * many
+        sent = comm.tensor_parallel_bytes(b.activations.tokens, b.activations.group.block.hidden, 2, ranks, 1)
+        volume, calls = volume + 2 * b.layers * sent, calls + 2 * b.layers * many
+        volume_again, calls_again = volume_again + b.reductions_again * sent, calls_again + b.reductions_again * many
     ends = comm.tensor_parallel_bytes(grid.tokens, census.model.hidden, 2, ranks, 1) * (grid.is_first + grid.is_last)
     stride = np.int64(1)
     beside = int(grid.habits.overlaps_input_gradients)
@@ -107,61 +127,69 @@ def _context(grid: Grid, blocks: list[BlockWork], node: Node) -> Message:
     volume: Array = np.zeros((1,) * 7, dtype=np.int64)
     calls = volume
     for b in blocks:
-        own = 2 * 2 * b.activations.tokens * b.activations.group.block.attention.kv_dim // tp
-        volume = volume + b.layers * comm.context_parallel_bytes(own, ranks)
+        local = 2 * 2 * b.activations.tokens * b.activations.group.block.attention.kv_dim // tp
+        volume = volume + b.layers * comm.context_parallel_bytes(local, ranks)
         calls = calls + 3 * b.layers * (ranks > 1)
     return _message(grid, node, volume, calls, ranks, tp)
 
 
-def _expert(grid: Grid, blocks: list[BlockWork], node: Node) -> tuple[Message, Message]:
-    """Tokens to their experts and back, forward and backward."""
-    ranks = grid.degree("ep")
-    volume: Array = np.zeros((1,) * 7, dtype=np.int64)
-    volume_again, calls, calls_again = volume, volume, volume
-    many = (ranks > 1).astype(np.int64)
-    for b in blocks:
-        block = b.activations.group.block
-        if not block.is_moe:
-            continue
-        topk = getattr(block.mlp, "topk", 1)
-        own = b.activations.tokens // grid.sequence_shard
-        one = comm.expert_parallel_bytes(own, block.hidden, 2, ranks, topk=topk, exchanges=1)
-        volume, calls = volume + 4 * b.layers * one, calls + 4 * b.layers * many
-        volume_again, calls_again = volume_again + b.reductions_again * one, calls_again + b.reductions_again * many
-    stride = grid.degree("tp")
-    return (
-        _message(grid, node, volume, calls, ranks, stride),
-        _message(grid, node, volume_again, calls_again, ranks, stride),
-    )
-
-
-def _pipeline(census: Census, node: Node) -> Message:
+def _pipeline(census: ModelOnGrid, node: Node) -> Message:
     """Activations to the next stage and gradients back; ranks of two stages are as far apart as a stage is large."""
     grid = census.grid
     stages, chunks = grid.degree("pp"), grid.degree("vpp")
     engine = grid.habits.pipeline_engine != "none"
     shards = grid.sequence_shard if engine or not grid.habits.vocab_parallel else grid.degree("tp")
     volume = comm.pipeline_bytes(grid.tokens, census.model.hidden, 2, chunks, shards) * (stages > 1)
-    stride = grid.degree("tp") * grid.ranks
+    stride = grid.degree("tp") * grid.degree("cp") * grid.degree("dp")
     return _message(grid, node, volume, 2 * chunks * (stages > 1), np.minimum(stages, 2), stride)
 
 
 # ------------------------------------------------------------------------------------------------------- data parallel
 
 
-def _data(census: Census, blocks: list[BlockWork], node: Node) -> tuple[Message, Message]:
-    """Gathers and reductions over data-parallel ranks: those of each micro-batch, and those of a step."""
+def _data(
+    census: ModelOnGrid, blocks: list[BlockWork], node: Node
+) -> tuple[Message, Message, Message, Repeats, Message, Message, Message, Array]:
+    """Gathers and reductions over data-parallel ranks: those of a micro-batch by unit, those of a step by bucket."""
     grid = census.grid
     ranks, stride = grid.ranks, grid.degree("tp")
     gathered, reduced = _volumes(census)
-    each, every = _repeats(grid)
+    each, step = _repeats(grid)
     layers = sum((b.layers for b in blocks), np.int64(0)) + 1
     many = (ranks > 1).astype(np.int64)
-    units = _units(grid, blocks, layers)
+    units = _units(grid, blocks, layers) * many
+    replicas, apart, joined = _between(census)
+    buckets = _buckets(census)
     return (
-        _message(grid, node, each[0] * gathered + each[1] * reduced, (each[0] + each[1]) * units * many, ranks, stride),
-        _message(grid, node, every[0] * gathered + every[1] * reduced, (every[0] + every[1]) * many, ranks, stride),
+        _message(grid, node, gathered, units, ranks, stride),
+        _message(grid, node, reduced, units, ranks, stride),
+        _message(grid, node, joined, layers * (replicas > 1), replicas, apart),
+        each,
+        _message(grid, node, step.reductions * reduced, step.reductions * many * buckets, ranks, stride),
+        _message(grid, node, step.reductions * joined, step.reductions * (replicas > 1) * buckets, replicas, apart),
+        _message(grid, node, step.forward * gathered, step.forward * many * buckets, ranks, stride),
+        step.forward * many * ranks * (grid.fixed.zero_gather == "broadcast"),
     )
+
+
+def _between(census: ModelOnGrid) -> tuple[Array, Array, Array]:
+    """Replicas, how many ranks two of the same shard are apart, and bytes that a rank sends to join their shards."""
+    grid, updated = census.grid, trained(census)
+    replicas = grid.degree("dp_replicate")
+    width = grid.reduce_width if grid.habits.full_shard else updated.width("gradient")
+    shard = updated.sharded(updated.blocks + updated.root, updated.experts_or_none, where=True)
+    return replicas, grid.degree("tp") * grid.ranks, comm.all_reduce_bytes(shard, replicas) * width
+
+
+def _buckets(census: ModelOnGrid) -> Array:
+    """Collectives in which the gradients of a step are reduced."""
+    grid, updated = census.grid, trained(census)
+    bucket, asked = grid.habits.bucket, grid.fixed.reduce_bucket_size
+    size = np.maximum(bucket.elements, bucket.elements_per_rank * grid.ranks) if asked is None else np.int64(asked)
+    if bucket.bytes and asked is None:
+        size = bucket.bytes // np.maximum(updated.width("gradient"), 1)
+    elements = updated.blocks + updated.root + updated.experts_or_none
+    return np.maximum(-(-elements // np.maximum(size, 1)), 1)
 
 
 def _units(grid: Grid, blocks: list[BlockWork], layers: Array) -> Array:
@@ -171,7 +199,7 @@ def _units(grid: Grid, blocks: list[BlockWork], layers: Array) -> Array:
     return layers + sum((b.layers * (2 * len(b.matrices) + 4) for b in blocks), np.int64(0))
 
 
-def _volumes(census: Census) -> tuple[Array, Array]:
+def _volumes(census: ModelOnGrid) -> tuple[Array, Array]:
     """Bytes that a rank sends in one gather of all its weights, and in one reduction of all gradients."""
     grid = census.grid
     width = grid.width("compute") * (0.5 if grid.fixed.float8_all_gather else 1.0)
@@ -179,31 +207,31 @@ def _volumes(census: Census) -> tuple[Array, Array]:
         width = np.full(width.shape, 0.5)
     elif grid.fixed.quantize in {"int8", "gptq-int8"}:
         width = np.full(width.shape, 1.0)
-    trained = census if grid.fixed.lora is None else AdapterCensus(census.model, grid)
-    reduce = grid.reduce_width if grid.habits.full_shard else trained.width("gradient")
-    return _over(census) * width, _over(trained) * reduce
+    updated = trained(census)
+    reduce = grid.reduce_width if grid.habits.full_shard else updated.width("gradient")
+    return _over(census) * width, _over(updated) * reduce
 
 
-def _over(census: Census) -> Array:
+def _over(census: ModelOnGrid) -> Array:
     """Elements that one rank sends where all are gathered over its data-parallel ranks."""
     grid = census.grid
     dense = comm.all_gather_bytes(census.blocks + census.root, grid.ranks)
     return dense + comm.all_gather_bytes(census.experts_or_none, grid.expert_ranks)
 
 
-def _repeats(grid: Grid) -> tuple[tuple[Array, Array], tuple[Array, Array]]:
+def _repeats(grid: Grid) -> tuple[Repeats, Repeats]:
     """Gathers and reductions of each micro-batch, and of each step, by sharding stage.
 
     FSDP 2 under a pipeline gathers once a step and reduces after the last micro-batch. Stage 2 of DeepSpeed reduces
     each micro-batch, its stage 3 and FSDP's gather before forward and backward of each.
     """
-    zero, full = grid.zero, grid.habits.full_shard
-    alone = (grid.degree("pp") == 1).astype(np.int64)
-    if full:
-        gathers, sharded = np.where(zero == 3, 2, 1), (zero >= 2).astype(np.int64)
-        each = sharded * alone * gathers, sharded * alone
-        return each, (sharded * (1 - alone), sharded * (1 - alone) + 2 * (1 - sharded))
-    third = (zero == 3).astype(np.int64)
+    zero, none = grid.zero, 0 * grid.zero
+    alone, third = (grid.degree("pp") == 1).astype(np.int64), (zero == 3).astype(np.int64)
+    if grid.habits.full_shard:
+        sharded = (zero >= 2).astype(np.int64)
+        each = Repeats(sharded * alone, third * alone, sharded * alone)
+        return each, Repeats(sharded * (1 - alone), none, sharded * (1 - alone) + 2 * (1 - sharded))
     second = ((zero == 2) & (grid.habits.zero_optimizer is not None)).astype(np.int64) * alone
     reductions = np.where(zero == 0, 2, 1) * (1 - third) * (1 - second)
-    return (2 * third, third + second), (((zero == 1) | (zero == 2)).astype(np.int64), reductions)
+    gathers = ((zero == 1) | (zero == 2)).astype(np.int64)
+    return Repeats(third, third, third + second), Repeats(gathers, none, reductions)

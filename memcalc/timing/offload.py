@@ -12,30 +12,25 @@ import numpy as np
 from memcalc import catalog
 from memcalc.formulas import communication as comm
 from memcalc.formulas import offload as off
-from memcalc.formulas.optimizer import master_bytes
+from memcalc.formulas.optimizer_states import master_bytes
 from memcalc.terms.activations import groups_of
-from memcalc.terms.states import (
-    gradient_elements,
-    offloaded_states,
-    optimizer_moments,
-    parameter_elements,
-    updated_elements,
-)
+from memcalc.terms.adapters import trained
+from memcalc.terms.moments import optimizer_moments, updated_elements
+from memcalc.terms.states import gradient_elements, offloaded_states, parameter_elements
 from memcalc.timing.rates import ANY, SLOWEST_LINK
-from memcalc.timing.work import trained_census
 
 if TYPE_CHECKING:
     from memcalc.formulas.types import Array
     from memcalc.grid import Grid
     from memcalc.specs.hardware import GPU, Node
-    from memcalc.terms import Census
+    from memcalc.terms import ModelOnGrid
     from memcalc.timing.rates import Rates
 
 
-def offload_part(census: Census, gpu: GPU, node: Node, compute: Array, rates: Rates) -> Array:
+def offload_part(census: ModelOnGrid, gpu: GPU, node: Node, compute: Array, rates: Rates) -> Array:
     """Seconds that offloading adds to a step: transfers that compute does not hide, then the optimizer's own time.
 
-    Transfers are taken to hide behind compute as far as sharding traffic does.
+    Half of the transfers are taken to hide behind compute.
     """
     grid = census.grid
     link, tier = link_rate(gpu), tier_rate(grid, gpu, node)
@@ -43,7 +38,8 @@ def offload_part(census: Census, gpu: GPU, node: Node, compute: Array, rates: Ra
     parts = (_parameters(census), _gradients(census), _activations(census))
     streamed = sum((off.offload_seconds(slowest(part), tier) for part in parts), np.float64(0))
     host = slowest(optimizer_seconds(census, node, link, tier)) * offloaded_states(grid)
-    return comm.exposed_seconds(streamed, compute, rates.overlap) + host
+    overlap = catalog.step_time().value("overlap", ANY)
+    return comm.exposed_seconds(streamed, compute, overlap) + host
 
 
 def slowest(part: Array) -> Array:
@@ -65,36 +61,36 @@ def tier_rate(grid: Grid, gpu: GPU, node: Node) -> Array:
     return np.minimum(link_rate(gpu), tier.bandwidth_bytes_per_s / sharing)
 
 
-def optimizer_seconds(census: Census, node: Node, link: float, tier: Array) -> Array:
+def optimizer_seconds(census: ModelOnGrid, node: Node, link: float, tier: Array) -> Array:
     """The update on the host: its arithmetic, states in and out of a slower tier, and new weights to the device."""
-    trained, grid = trained_census(census), census.grid
-    local = updated_elements(trained)
+    updated, grid = trained(census), census.grid
+    local = updated_elements(updated)
     sharing = np.minimum(grid.degree("gpus"), node.gpus)
     arithmetic = local * sharing / catalog.step_time().value("host_optimizer", ANY)
-    back = off.offload_seconds(local * trained.width("compute"), link)
+    back = off.offload_seconds(local * updated.width("compute"), link)
     if grid.fixed.offload_to == "cpu":
         return np.asarray(arithmetic + back)
-    states = master_bytes(local, trained.width("master")) + optimizer_moments(trained)
+    states = master_bytes(local, updated.width("master")) + optimizer_moments(updated)
     return np.asarray(arithmetic + back + off.offload_seconds(off.optimizer_swap_bytes(states), tier))
 
 
-def _gradients(census: Census) -> Array:
+def _gradients(census: ModelOnGrid) -> Array:
     """Gradients on their way out, once a step [bytes]."""
-    trained = trained_census(census)
-    return np.asarray(gradient_elements(trained) * trained.width("gradient") * offloaded_states(census.grid))
+    updated = trained(census)
+    return np.asarray(gradient_elements(updated) * updated.width("gradient") * offloaded_states(census.grid))
 
 
-def _parameters(census: Census) -> Array:
+def _parameters(census: ModelOnGrid) -> Array:
     """Weights that each pass of each micro-batch fetches [bytes]."""
     grid = census.grid
     local = parameter_elements(census) * grid.width("compute")
     return np.asarray(off.parameter_offload_bytes(local, grid.accumulation) * grid.offloaded("params"))
 
 
-def _activations(census: Census) -> Array:
+def _activations(census: ModelOnGrid) -> Array:
     """What blocks keep, out in forward and back for backward [bytes]."""
     grid = census.grid
     if not any("activations" in choice for choice in grid.offloads):
         return np.int64(0)
-    kept = sum((group.kept for group in groups_of(census)), np.int64(0))
-    return np.asarray(off.activation_offload_bytes(kept, grid.accumulation) * grid.offloaded("activations"))
+    saved = sum((group.kept for group in groups_of(census)), np.int64(0))
+    return np.asarray(off.activation_offload_bytes(saved, grid.accumulation) * grid.offloaded("activations"))

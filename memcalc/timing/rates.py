@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
@@ -24,6 +24,12 @@ SLOWEST_NETWORK = 12.5e9
 """Of a node whose preset has no network [bytes/s a GPU]: one port of 100 Gb/s."""
 ANY = "any"
 """What a constant speaks of where nothing closer is known."""
+
+
+GRAPHS = {"none": 1.0, "partial": 0.5, "full": 0.1}
+"""Share of the host's time that is left with CUDA graphs; assumed, since no public run states them."""
+SINGLE = ("exposed_tensor", "exposed_exchange", "wait", "operand_passes", "latency", "latency_between", "call", "hidden", "fixed", "casts", "broadcast", "dequantisation")
+"""Constants with one value for all."""
 
 
 class Constants(Protocol):
@@ -73,10 +79,38 @@ class Rates:
     """Share of the network between nodes [-]."""
     latency: float | Array
     """Of a collective, for each rank of its group [s]."""
-    overlap: float | Array
-    """Share of the sharding traffic that compute can hide [-]."""
-    overlap_step: float | Array
-    """Share of the reduction of a step's gradients that compute can hide [-]."""
+    latency_between: float | Array
+    """The same where the group spans nodes [s]."""
+    call: float | Array
+    """Of a collective, whatever its ranks [s]."""
+    inside_tensor: float | Array
+    """Share of the link that messages reach which kernels wait for [-]."""
+    between_tensor: float | Array
+    """Share of the network that they reach [-]."""
+    exposed_tensor: float | Array
+    """Share of tensor-parallel messages that split products do not hide [-]."""
+    exchange_inside: float | Array
+    """Share of the link in the node that tokens reach on their way to experts [-]."""
+    exchange_between: float | Array
+    """Share of the rank's own network adapter that they reach [-]."""
+    exchange_call: float | Array
+    """Of one exchange of tokens, whatever it sends [s]."""
+    exposed_exchange: float | Array
+    """Share of it that another micro-batch's computation does not hide [-]."""
+    wait: float | Array
+    """What a block of routed experts waits for the numbers of tokens on their way [s]."""
+    hidden: float | Array
+    """Share of hidden traffic's time by which it slows the kernels beside it [-]."""
+    window: float | Array
+    """Share of a pass of one micro-batch that a step's traffic may hide behind [-]."""
+    broadcast: float | Array
+    """Of one rank's broadcast of its updated weights [s]."""
+    fixed: float | Array
+    """Time of a step for clipping, data and the loop itself [s]."""
+    dequantisation: float | Array
+    """Share of the memory's bandwidth that dequantisation reaches [-]."""
+    casts: float | Array
+    """Traffic of 8-bit products with their casts over that of 16-bit ones [-]."""
     float8: float | Array
     """Share of the 16-bit products' fraction that 8-bit ones reach [-]."""
     blocking: float | Array = 0.0
@@ -98,31 +132,80 @@ def rates_for(gpu: GPU, grid: Grid) -> Rates:
 
 def rates_by(table: Constants, gpu: GPU, grid: Grid) -> Rates:
     """The same by given constants."""
-    fixed = grid.fixed
-    values = {name: table.value(name, ANY) for name in ("operand_passes", "launch", "inside", "between", "latency")}
-    return Rates(
-        matmul=table.value("matmul", gpu.name, gpu.arch.split()[0], ANY),
-        attention=table.value("attention", gpu.name, gpu.arch.split()[0], ANY),
-        passes=table.value("passes", kernels_of(grid)),
-        step_passes=table.value("step_passes", "fused" if fixed.optimizer_impl == "fused" else "foreach"),
-        overlap=table.value("overlap", ANY),
-        overlap_step=table.value("overlap_step", ANY) * grid.habits.overlaps_reduction,
-        float8=_float8(table, grid),
-        **values,
-    )
+    scopes = scopes_of(gpu, grid)
+    value: dict[str, Any] = {name: table.value(name, *of) for name, of in scopes.items()}
+    value |= {name: value[name] * factor for name, factor in factors_of(grid).items()} | without(grid)
+    float8 = value.pop("float8")
+    value["attention"] *= attention_share(grid.fixed.seq_len, value.pop("attention_half"))
+    narrow = column([name.startswith("fp8") for name in grid.precisions], "precision")
+    value |= {"float8": np.where(narrow, float8, 1.0), "casts": 1.0 + narrow * value["casts"]}
+    return Rates(**value)
+
+
+def factors_of(grid: Grid) -> dict[str, Any]:
+    """What the stack makes of some constants."""
+    graphs = GRAPHS[grid.fixed.cuda_graphs]
+    return {"window": overlaps(grid), "launch": graphs, "wait": graphs}
+
+
+def overlaps(grid: Grid) -> Array:
+    """1 where a step's reductions run beside backward; DeepSpeed's stages 1 and 2 do so where they are asked to."""
+    zero, engine = grid.zero, grid.habits.zero_optimizer
+    able: Array = np.full(zero.shape, grid.habits.overlaps_reduction, dtype=np.int64)
+    if engine is None or grid.fixed.overlap_comm is not None:
+        return able * int(grid.fixed.overlap_comm is not False)
+    return able * (zero >= engine.overlap_from)
+
+
+def without(grid: Grid) -> dict[str, float]:
+    """Shares that are whole because the stack does not overlap the messages in question."""
+    overlapped = {"exposed_tensor": grid.fixed.tp_comm_overlap, "exposed_exchange": grid.fixed.ep_overlap}
+    return {name: 1.0 for name, hides in overlapped.items() if not hides}
+
+
+def scopes_of(gpu: GPU, grid: Grid) -> dict[str, tuple[str, ...]]:
+    """What each constant is looked up by for a GPU and a stack of kernels, the closest first."""
+    arch, kernels = gpu.arch.split()[0], kernels_of(grid)
+    engine = "TransformerEngine" if kernels == "te" else "PyTorch"
+    dispatcher = grid.fixed.moe_dispatcher
+    waits = "Megatron" if grid.habits.overlaps_input_gradients else "PyTorch"
+    library = "cuDNN" if grid.habits.attention_library == "te" else "FlashAttention"
+    return {
+        **{name: (ANY,) for name in SINGLE},
+        "matmul": (gpu.name, f"{arch}, {engine}", arch, ANY),
+        "attention": (gpu.name, f"{arch}, {library}", arch, ANY),
+        "attention_half": (ANY,),
+        "passes": (kernels,),
+        "launch": (kernels, ANY),
+        "step_passes": ("fused" if grid.fixed.optimizer_impl == "fused" else "foreach",),
+        "inside": (ANY,),
+        "between": (ANY,),
+        "inside_tensor": (f"{arch}, {waits}", arch, ANY),
+        "between_tensor": (ANY,),
+        "window": (ANY,),
+        "exchange_inside": (f"{dispatcher}, {arch}", dispatcher),
+        "exchange_between": (dispatcher,),
+        "exchange_call": (dispatcher,),
+        "float8": (_float8_kind(grid, engine),),
+    }
+
+
+def attention_share(seq_len: float | Array, half: float | Array) -> Any:
+    """Share of its rate that fused attention reaches on short sequences: tiles on the diagonal are half empty."""
+    return seq_len / (seq_len + half)
+
+
+def _float8_kind(grid: Grid, engine: str) -> str:
+    if engine == "TransformerEngine":
+        return engine
+    return "tensorwise" if grid.fixed.float8 == "tensorwise" else "rowwise"
 
 
 def kernels_of(grid: Grid) -> str:
-    """How elementwise work runs: compiled, in fused kernels, or operator by operator."""
+    """How elementwise work runs: compiled, in fused kernels, in TransformerEngine's, or operator by operator."""
     if grid.fixed.compile in COMPILED_BLOCKS:
         return "compiled"
-    return "model" if grid.fixed.kernels == "model" else "fused"
-
-
-def _float8(table: Constants, grid: Grid) -> Array:
-    """By precision: 1 for products in 16 bits and more."""
-    share = table.value("float8", "tensorwise" if grid.fixed.float8 == "tensorwise" else "rowwise")
-    return column([share if name.startswith("fp8") else 1.0 for name in grid.precisions], "precision", dtype=float)
+    return "fused" if grid.fixed.kernels == "te" and not grid.habits.engine else grid.fixed.kernels
 
 
 def hardware_of(gpu: GPU, node: Node, grid: Grid) -> Hardware:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Protocol
 
 import numpy as np
 
@@ -19,10 +19,20 @@ from memcalc.timing.work import work_of
 if TYPE_CHECKING:
     from memcalc.formulas.types import Array
     from memcalc.specs.hardware import GPU, Node
-    from memcalc.terms import Census
-    from memcalc.timing.messages import Message
+    from memcalc.terms import ModelOnGrid
+    from memcalc.timing.experts import Exchange
+    from memcalc.timing.messages import Message, Messages
     from memcalc.timing.rates import Hardware, Rates
     from memcalc.timing.work import Part, Pipeline, Work
+
+    class Seconds(Protocol):
+        """The time of a message."""
+
+        def __call__(self, message: Message, *, wide: bool = False) -> Array: ...
+
+
+HIDING = 0.8
+"""Share of another micro-batch's computation beside which tokens travel, where the two overlap."""
 
 
 @dataclass(frozen=True)
@@ -31,6 +41,8 @@ class Times:
 
     compute: Array
     """Forward and backward of the slowest stage."""
+    host: Array
+    """What the device waits for launches, and what a step takes beside its micro-batches and its update."""
     recompute: Array
     """What the slowest stage does more because of recomputation, its messages included."""
     communication: Array
@@ -42,7 +54,7 @@ class Times:
     bubble: Array
     """What the slowest stage waits for the others."""
 
-    PARTS: ClassVar = ("compute", "recompute", "communication", "offload", "optimizer", "bubble")
+    PARTS: ClassVar = ("compute", "host", "recompute", "communication", "offload", "optimizer", "bubble")
 
     @property
     def parts(self) -> tuple[Array, ...]:
@@ -52,54 +64,102 @@ class Times:
     @property
     def step(self) -> Array:
         """The whole step: the sum of its parts, small ones first."""
-        return self.optimizer + self.communication + self.compute + self.recompute + self.bubble + self.offload
+        on_device = self.optimizer + self.host + self.compute
+        return on_device + self.recompute + self.communication + self.bubble + self.offload
 
 
-def step_times(census: Census, gpu: GPU, node: Node, rates: Rates) -> Times:
+def step_times(census: ModelOnGrid, gpu: GPU, node: Node, rates: Rates) -> Times:
     """The times of every strategy of a grid."""
     return with_offload(resident_times(census, gpu, node, rates), census, gpu, node, rates)
 
 
-def resident_times(census: Census, gpu: GPU, node: Node, rates: Rates) -> Times:
+def resident_times(census: ModelOnGrid, gpu: GPU, node: Node, rates: Rates) -> Times:
     """The times of a grid's strategies where nothing is offloaded."""
     return seconds(work_of(census, node), hardware_of(gpu, node, census.grid), rates)
 
 
-def with_offload(times: Times, census: Census, gpu: GPU, node: Node, rates: Rates) -> Times:
+def with_offload(times: Times, census: ModelOnGrid, gpu: GPU, node: Node, rates: Rates) -> Times:
     """The same where the grid's offload choices take their time."""
     if not any(census.grid.offloads):
         return times
     on_device = 1 - offloaded_states(census.grid)
     return replace(
-        times, optimizer=times.optimizer * on_device, offload=offload_part(census, gpu, node, times.compute, rates)
+        times, optimizer=times.optimizer * on_device, offload=offload_part(census, gpu, node, times.compute + times.host, rates)
     )
 
 
 def seconds(work: Work, hardware: Hardware, rates: Rates) -> Times:
-    """The times of work whose data stays on the device."""
+    """The times of work whose data stays on the device.
+
+    One host thread launches kernels and collectives alike: where it is the slower, it hides what messages take too.
+    """
     m, messages = work.micro_batches, work.messages
     first, again = (device_seconds(part, hardware, rates) for part in (work.once, work.again))
     host, host_again = rates.launch * work.once.launches, rates.launch * work.again.launches
-    compute = slower(first, host) + rates.blocking * host
-    both = slower(first + again, host + host_again) + rates.blocking * (host + host_again)
+    waits, waits_again = rates.wait * work.once.waits, rates.wait * work.again.waits
 
-    def of(message: Message) -> Array:
-        return message_seconds(message, hardware, rates)
+    def of(message: Message, *, wide: bool = False) -> Array:
+        return message_seconds(message, hardware, rates, wide=wide)
 
-    local = of(messages.tensor) + of(messages.expert) + of(messages.pipeline)
-    local = local + (1 - rates.overlap) * (of(messages.context) + of(messages.tensor_beside))
-    busy = both + local + of(messages.tensor_again) + of(messages.expert_again)
-    alone, talking, top = largest(compute), largest(compute + local), largest(busy)
-    sharding = comm.exposed_seconds(largest(of(messages.sharding)), alone, rates.overlap)
-    gradients = comm.exposed_seconds(largest(of(messages.gradients)), alone, rates.overlap_step)
+    local = rates.exposed_tensor * (of(messages.tensor) + rates.hidden * of(messages.tensor_beside))
+    local = local + exchange_seconds(messages.expert, first, hardware, rates) + of(messages.pipeline)
+    local = local + _ring_exposed(of(messages.context, wide=True), attention_seconds(work.once, hardware, rates), rates)
+    compute = slower(first, host) + rates.blocking * host + waits
+    talking = slower(first + local, host) + rates.blocking * host + waits
+    local_again = local + rates.exposed_tensor * of(messages.tensor_again)
+    local_again = local_again + exchange_seconds(messages.expert_again, again, hardware, rates)
+    busy = slower(first + again + local_again, host + host_again) + rates.blocking * (host + host_again)
+    busy = busy + waits + waits_again
+    device, alone, spoken, top = largest(first), largest(compute), largest(talking), largest(busy)
+    forward = alone / 3
+    backward = top - forward
+    sharding = _sharding_exposed(messages, forward, backward, of, rates)
+    gradients = _step_exposed(messages.gradients, messages.gradients_between, backward, of, rates)
+    parameters = _step_exposed(messages.parameters, None, forward, of, rates) + rates.broadcast * messages.broadcasts
     return Times(
-        compute=m * alone,
-        recompute=m * (top - talking),
-        communication=m * (talking - alone + sharding) + gradients,
+        compute=m * device,
+        host=m * (alone - device) + rates.fixed,
+        recompute=m * (top - spoken),
+        communication=m * (spoken - alone + sharding) + gradients + parameters,
         offload=np.zeros((1,) * 7),
         optimizer=largest(rates.step_passes * work.updated / hardware.bandwidth),
-        bubble=idle(work.pipeline, m, *(others(t, largest(t), work.weights) for t in (compute + local, busy))),
+        bubble=idle(work.pipeline, m, *(others(t, largest(t), work.weights) for t in (talking, busy))),
     )
+
+
+def positive(value: Array) -> Array:
+    """The value where it is above 0."""
+    return np.asarray((value + np.abs(value)) / 2)
+
+
+def _ring_exposed(ring: Array, attention: Array, rates: Rates) -> Array:
+    """What a ring of keys and values takes beyond the attention that runs beside it, and slows of it."""
+    over = positive(ring - attention)
+    return np.asarray(over + rates.hidden * (ring - over))
+
+
+def _sharding_exposed(messages: Messages, forward: Array, backward: Array, of: Seconds, rates: Rates) -> Array:
+    """What gathers and reductions of one micro-batch add: gathers hide behind forward, both behind backward.
+
+    What is hidden slows kernels all the same: a collective takes multiprocessors and memory. Nothing runs beside the
+    first unit's gather and the last one's reduction.
+    """
+    repeats = messages.repeats
+    gather, reduction = (largest(of(message, wide=True)) for message in (messages.gather, messages.reduction))
+    reduction = reduction + largest(of(messages.between, wide=True))
+    before, after = repeats.forward * gather, repeats.backward * gather + repeats.reductions * reduction
+    over = positive(before - forward) + positive(after - backward)
+    ends = (before + after / 2) / np.maximum(largest(messages.gather.calls), 1)
+    return np.asarray(over + rates.hidden * (before + after - over) + ends)
+
+
+def _step_exposed(message: Message, joined: Message | None, window: Array, of: Seconds, rates: Rates) -> Array:
+    """What a step's reductions or gathers add: all but the last bucket may hide behind one micro-batch's pass."""
+    whole = largest(of(message, wide=True)) + (largest(of(joined, wide=True)) if joined is not None else 0)
+    able = whole - whole / np.maximum(largest(message.calls), 1)
+    room = rates.window * window
+    hidden = able - positive(able - room)
+    return np.asarray(whole - (1 - rates.hidden) * hidden)
 
 
 def idle(pipeline: Pipeline, micro_batches: Array, once: Array, busy: Array) -> Array:
@@ -109,33 +169,52 @@ def idle(pipeline: Pipeline, micro_batches: Array, once: Array, busy: Array) -> 
     second.
     """
     names = np.asarray(SCHEDULES)[pipeline.schedule.astype(np.int64)]
-    whole = np.isin(names, WHOLE)
-    plain = bubble_1f1b(pipeline.stages, busy, 0, 0, np.where(whole, pipeline.chunks, 1))
-    if whole.all():
+    unsplit = np.isin(names, WHOLE)
+    plain = bubble_1f1b(pipeline.stages, busy, 0, 0, np.where(unsplit, pipeline.chunks, 1))
+    if unsplit.all():
         return np.asarray(plain)
     third = once / 3
     passes = third, busy - 2 * third, third
-    return np.where(whole, plain, bubble(names, pipeline.stages, micro_batches, pipeline.chunks, *passes))
+    return np.where(unsplit, plain, bubble(names, pipeline.stages, micro_batches, pipeline.chunks, *passes))
 
 
 def device_seconds(part: Part, hardware: Hardware, rates: Rates) -> Array:
     """Time of a part's kernels on the device [s]."""
     narrow = rates.matmul * rates.float8 * hardware.peak
-    blocks = kernel_seconds(part.linear, narrow, rates.operand_passes * part.operands, hardware.bandwidth)
+    blocks = kernel_seconds(part.linear, narrow, rates.operand_passes * rates.casts * part.operands, hardware.bandwidth)
     plain = kernel_seconds(
         part.plain, rates.matmul * hardware.plain_peak, rates.passes * part.written, hardware.bandwidth
     )
     unaligned = kernel_seconds(part.unaligned, rates.matmul * hardware.vector_peak)
-    return np.asarray(
-        blocks + plain + unaligned + kernel_seconds(part.attention, rates.attention * hardware.plain_peak)
+    copies = kernel_seconds(0, 1, part.dequantised, rates.dequantisation * hardware.bandwidth)
+    return np.asarray(blocks + plain + unaligned + copies + attention_seconds(part, hardware, rates))
+
+
+def attention_seconds(part: Part, hardware: Hardware, rates: Rates) -> Array:
+    """Time of a part's fused attention on the device [s]."""
+    return np.asarray(kernel_seconds(part.attention, rates.attention * hardware.plain_peak))
+
+
+def message_seconds(message: Message, hardware: Hardware, rates: Rates, *, wide: bool = False) -> Array:
+    """Time of one kind of traffic where nothing hides it [s]; ``wide`` is that of large messages that stream."""
+    share_inside, share_between = (
+        (rates.inside, rates.between) if wide else (rates.inside_tensor, rates.between_tensor)
     )
-
-
-def message_seconds(message: Message, hardware: Hardware, rates: Rates) -> Array:
-    """Time of one kind of traffic where nothing hides it [s]."""
-    inside, between = rates.inside * hardware.inside, rates.between * hardware.between
+    inside, between = share_inside * hardware.inside, share_between * hardware.between
     rate = comm.group_bandwidth(inside, between, message.ranks, message.in_node)
-    return np.asarray(comm.transfer_seconds(message.volume, rate, rates.latency, message.calls * message.ranks))
+    step = np.where(message.ranks <= message.in_node, rates.latency, rates.latency_between)
+    each = message.calls * (rates.call + step * message.ranks)
+    return np.asarray(message.volume / rate + each)
+
+
+def exchange_seconds(exchange: Exchange, compute: Array, hardware: Hardware, rates: Rates) -> Array:
+    """Time of tokens on their way that computation does not hide [s]."""
+    inside = exchange.inside / (rates.exchange_inside * hardware.inside)
+    outside = exchange.outside / (rates.exchange_between * hardware.between)
+    longer = slower(inside, outside)
+    taken = longer + exchange.apart * (inside + outside - longer) + exchange.calls * rates.exchange_call
+    over = positive(taken - HIDING * compute)
+    return np.asarray(over + rates.exposed_exchange * (taken - over))
 
 
 def largest(array: Array) -> Array:

@@ -12,21 +12,22 @@ import numpy as np
 
 from memcalc.formulas import flops as fl
 from memcalc.formulas.kernels import matmul_bytes
-from memcalc.formulas.optimizer import OPTIMIZERS
 from memcalc.grid import column
 from memcalc.specs.strategy import SCHEDULES
 from memcalc.terms.activations import groups_of
-from memcalc.terms.adapters import AdapterCensus
+from memcalc.terms.adapters import trained
 from memcalc.terms.head import over_vocabularies
-from memcalc.terms.states import updated_elements
+from memcalc.terms.matrices import outside_matrices
+from memcalc.terms.moments import kind_of, optimizer_moments, updated_elements
 from memcalc.timing.blocks import BlockWork, recorded_flops
+from memcalc.timing.dequantisation import STEP, dequantised_bytes
 from memcalc.timing.messages import Messages, messages_of
 
 if TYPE_CHECKING:
     from memcalc.formulas.types import Array
     from memcalc.grid import Grid
     from memcalc.specs.hardware import Node
-    from memcalc.terms import Census
+    from memcalc.terms import ModelOnGrid
 
 
 @dataclass(frozen=True)
@@ -43,10 +44,14 @@ class Part:
     """Operations of fused attention [FLOP]."""
     operands: Array
     """Compulsory traffic of the products [bytes]."""
+    dequantised: Array
+    """Traffic of turning quantised weights into 16 bits [bytes]."""
     written: Array
     """Bytes that kernels write outside them."""
     launches: Array
     """Kernels that the host launches."""
+    waits: Array
+    """Blocks of routed experts whose host waits for the numbers of tokens, forward and backward, as passes."""
 
 
 @dataclass(frozen=True)
@@ -77,7 +82,7 @@ class Work:
     """How many stages each entry of the stage axis stands for."""
 
 
-def work_of(census: Census, node: Node) -> Work:
+def work_of(census: ModelOnGrid, node: Node) -> Work:
     """The work of every strategy of a grid."""
     grid = census.grid
     blocks = [BlockWork(group) for group in groups_of(census)]
@@ -107,7 +112,7 @@ def _add(parts: list[Array]) -> Array:
     return total
 
 
-def _once(census: Census, blocks: list[BlockWork]) -> Part:
+def _once(census: ModelOnGrid, blocks: list[BlockWork]) -> Part:
     head, head_bytes = head_work(census)
     return Part(
         linear=_add([b.layers * b.linear[0] for b in blocks]),
@@ -115,8 +120,10 @@ def _once(census: Census, blocks: list[BlockWork]) -> Part:
         unaligned=_add([b.layers * b.attention for b in blocks if not b.is_fused and not b.is_aligned]),
         attention=_add([b.layers * b.attention for b in blocks if b.is_fused]),
         operands=_add([head_bytes, *(b.layers * b.linear[1] for b in blocks)]),
+        dequantised=_add([head_dequantised(census), *(b.layers * b.dequantised for b in blocks)]),
         written=_add([head_written(census), accumulated(census), *(b.layers * b.written for b in blocks)]),
         launches=_add([b.layers * b.launches for b in blocks]),
+        waits=_add([b.layers for b in blocks if b.activations.group.block.is_moe]),
     )
 
 
@@ -127,12 +134,14 @@ def _again(blocks: list[BlockWork]) -> Part:
         unaligned=_add([b.attention_again for b in blocks if not b.is_fused and not b.is_aligned]),
         attention=_add([b.attention_again for b in blocks if b.is_fused]),
         operands=_add([b.linear_again[1] for b in blocks]),
+        dequantised=_add([b.dequantised_again for b in blocks]),
         written=_add([b.written_again for b in blocks]),
         launches=_add([b.launches_again for b in blocks]),
+        waits=_add([b.reductions_again / 6 for b in blocks if b.activations.group.block.is_moe]),
     )
 
 
-def head_work(census: Census) -> tuple[Array, Array]:
+def head_work(census: ModelOnGrid) -> tuple[Array, Array]:
     """Operations [FLOP] and operand bytes of the output projection, forward and backward, on its stage."""
     grid, model = census.grid, census.model
     if model.recording is not None:
@@ -141,7 +150,7 @@ def head_work(census: Census) -> tuple[Array, Array]:
         return fl.step_flops(sum((recorded_flops(outer, end) for end in ends), np.int64(0))), np.int64(0)
     if not (model.head and model.vocab):
         return np.int64(0), np.int64(0)
-    trained = grid.fixed.lora is None or "head" in grid.fixed.also_train
+    trained = grid.fixed.adapters is None or "head" in grid.fixed.also_train
     products = 3 if trained else 2
     divided = grid.habits.tensor_parallel
     columns = census.vocab // grid.degree("tp") if divided else census.vocab
@@ -150,7 +159,16 @@ def head_work(census: Census) -> tuple[Array, Array]:
     return flops * grid.is_last, products * matmul_bytes(grid.tokens, width, columns) * grid.is_last
 
 
-def head_written(census: Census) -> Array:
+def head_dequantised(census: ModelOnGrid) -> Array:
+    """Traffic of dequantising the head, where a framework quantises it, on its stage [bytes]."""
+    if not census.grid.habits.quantised_head or census.model.tied:
+        return np.int64(0)
+    setting, group = census.settings[0], census.grid.fixed.gptq_group
+    heads = [matrix for matrix in outside_matrices(census.model) if matrix.target == "head"]
+    return dequantised_bytes(heads, setting, group, STEP) * census.grid.is_last
+
+
+def head_written(census: ModelOnGrid) -> Array:
     """Bytes that final norm, logits and loss write, forward and backward, on their stage."""
     grid = census.grid
     written = over_vocabularies(census, "written_sum")
@@ -159,7 +177,7 @@ def head_written(census: Census) -> Array:
     return written
 
 
-def accumulated(census: Census) -> Array:
+def accumulated(census: ModelOnGrid) -> Array:
     """Bytes that adding weight gradients up writes, where matmuls add them to a buffer that stays."""
     grid = census.grid
     if not (grid.habits.persistent_gradients and grid.fixed.wgrad_fusion):
@@ -170,19 +188,16 @@ def accumulated(census: Census) -> Array:
 # ------------------------------------------------------------------------------------------------------- the optimizer
 
 
-def trained_census(census: Census) -> Census:
-    """What the optimizer updates."""
-    return census if census.grid.fixed.lora is None else AdapterCensus(census.model, census.grid)
-
-
-def optimizer_traffic(census: Census) -> Array:
+def optimizer_traffic(census: ModelOnGrid) -> Array:
     """Bytes that the step reads and writes once: states and weights both ways, gradients, the 16-bit copy."""
-    trained = trained_census(census)
-    kind = OPTIMIZERS[census.grid.fixed.optimizer]
-    moments = kind.moments * (kind.width or trained.width("moment"))
-    master, parameter = trained.width("master"), trained.width("parameter")
-    each = 2 * moments + trained.width("gradient") + np.where(master > 0, 2 * master + parameter, 2 * parameter)
-    return np.asarray(updated_elements(trained) * each)
+    updated = trained(census)
+    kind = kind_of(census.grid)
+    master, parameter = updated.width("master"), updated.width("parameter")
+    each = updated.width("gradient") + np.where(master > 0, 2 * master + parameter, 2 * parameter)
+    if kind.states is not None:
+        return np.asarray(updated_elements(updated) * each + 2 * optimizer_moments(updated))
+    moments = kind.moments * (kind.width or updated.width("moment"))
+    return np.asarray(updated_elements(updated) * (2 * moments + each))
 
 
 def weights_of(block: BlockWork) -> int:
@@ -192,7 +207,7 @@ def weights_of(block: BlockWork) -> int:
     return sum(m.count if m.routed else 1 for m in block.matrices) + 2
 
 
-def parameter_tensors(census: Census, blocks: list[BlockWork]) -> Array:
+def parameter_tensors(census: ModelOnGrid, blocks: list[BlockWork]) -> Array:
     """Parameter tensors of a stage, about: each linear layer's weight, the norms, embedding and head."""
     each = [b.layers * weights_of(b) for b in blocks]
     return _add([*each, np.int64(3)]) + 0 * census.grid.stage

@@ -1,4 +1,9 @@
-"""Attention, as the operators between the norm and the residual sum."""
+"""Attention, as the operators between the norm and the residual sum.
+
+Multi-head latent attention: queries, keys and values out of low-rank projections (DeepSeek-V2, arXiv:2405.04434).
+
+Source: Transformers 5.23 ``models/{deepseek_v2,deepseek_v3}/modeling_*.py``.
+"""
 
 from __future__ import annotations
 
@@ -6,20 +11,19 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from memcalc.trace import ops
+from memcalc.trace.adapters import PARTS, Packed, adapted_parts
 from memcalc.trace.checkpoint import region
-from memcalc.trace.latent import latent_projections
-from memcalc.trace.layers import Setting, linear, norm
-from memcalc.trace.packed_adapter import PARTS, Packed, adapted_parts
+from memcalc.trace.layers import BlockConfig, linear, norm
 from memcalc.trace.projection import Product
 from memcalc.trace.scores import core, joined, repeated
-from memcalc.trace.tape import Tape, Tensor
+from memcalc.trace.tape import Grads, Tape, Tensor
 
 if TYPE_CHECKING:
-    from memcalc.specs.model import Attention, Norm
+    from memcalc.specs.block import Attention, LatentAttention, Norm
 
 
 def attention(
-    tape: Tape, x: Tensor, spec: Attention, setting: Setting, hidden: int, *, context: Tensor | None = None
+    tape: Tape, x: Tensor, spec: Attention, setting: BlockConfig, hidden: int, *, context: Tensor | None = None
 ) -> Tensor:
     """Multi-head attention with its projections; ``context`` is what cross attention reads instead of x."""
     prefix = "" if context is None else "cross-"
@@ -34,7 +38,7 @@ def attention(
 
 
 def projections(
-    tape: Tape, x: Tensor, spec: Attention, setting: Setting, context: Tensor, prefix: str
+    tape: Tape, x: Tensor, spec: Attention, setting: BlockConfig, context: Tensor, prefix: str
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Queries, keys and values after their norms and the rotary embedding."""
     if spec.latent is not None:
@@ -64,7 +68,7 @@ def projections(
     return q, k, v
 
 
-def packed_projection(tape: Tape, x: Tensor, spec: Attention, setting: Setting, name: str) -> Tensor:
+def packed_projection(tape: Tape, x: Tensor, spec: Attention, setting: BlockConfig, name: str) -> Tensor:
     """One projection for queries, keys and values, with an adapter on all of it or on some of the three."""
     elements, label, lora = spec.q_dim + 2 * spec.kv_dim, "q + 2·k", setting.lora
     if lora is None or lora.targets.isdisjoint(PARTS):
@@ -94,14 +98,14 @@ def copied(tape: Tape, x: Tensor, spec: Attention, name: str) -> Tensor:
     return repeated(tape, x, spec, name) if spec.kv_form == "expanded" else x
 
 
-def head_norm(tape: Tape, x: Tensor, spec: Attention, setting: Setting, heads: int, name: str) -> Tensor:
+def head_norm(tape: Tape, x: Tensor, spec: Attention, setting: BlockConfig, heads: int, name: str) -> Tensor:
     """The norm of queries or keys: over each head, or over the whole projection."""
     kind: Norm = spec.qk_norm_kind
     groups = heads if spec.qk_norm == "head" else 1
     return norm(tape, x, kind, setting, name, groups=groups)
 
 
-def rotary(tape: Tape, x: Tensor, spec: Attention, setting: Setting, name: str) -> Tensor:
+def rotary(tape: Tape, x: Tensor, spec: Attention, setting: BlockConfig, name: str) -> Tensor:
     """The rotary embedding: only its result stays, since cosine and sine need no gradient."""
     if setting.kernels != "model" and setting.in_place:
         return ops.shifted(tape, x, name, in_place=True)
@@ -127,3 +131,81 @@ def _rotate(tape: Tape, x: Tensor, width: int, name: str) -> Tensor:
     swapped = ops.cat(tape, [second, first], f"{name}, halves swapped", label)
     del second, first
     return ops.add(tape, cosine, ops.scaled(tape, swapped, width, f"{name} · sin"), name)
+
+
+def latent_projections(
+    tape: Tape, x: Tensor, spec: Attention, latent: LatentAttention, setting: BlockConfig
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Queries, keys and values; the rotated part of a key is one for all heads."""
+    nope, rope = latent.qk_nope_head_dim * spec.heads, latent.qk_rope_head_dim
+    q = queries(tape, x, spec, latent, setting)
+    q_pass, q_turn = ops.split(tape, q, [nope, rope * spec.heads], ["a·d_n", "a·d_r"], "queries")
+    del q
+    low = linear(tape, x, setting, "key-value down projection", latent.kv_lora_rank + rope, "r_kv + d_r")
+    kv_low, k_turn = ops.split(tape, low, [latent.kv_lora_rank, rope], ["r_kv", "d_r"], "latent keys and values")
+    del low
+    kv_low = norm(tape, kv_low, spec.qk_norm_kind, setting, "key-value latent norm")
+    q_turn = turned(tape, q_turn, latent, setting, "queries' rotated part")
+    k_turn = turned(tape, k_turn, latent, setting, "keys' rotated part")
+    q = _joined(tape, q_pass, q_turn)
+    k, v = keys_and_values(tape, kv_low, k_turn, spec, latent, setting)
+    return q, k, v
+
+
+def queries(tape: Tape, x: Tensor, spec: Attention, latent: LatentAttention, setting: BlockConfig) -> Tensor:
+    """Queries through their low rank, or by one projection where there is none."""
+    if latent.q_lora_rank is None:
+        return linear(tape, x, setting, "query projection", spec.q_dim, "q", "tp")
+    low = linear(tape, x, setting, "query down projection", latent.q_lora_rank, "r_q")
+    low = norm(tape, low, spec.qk_norm_kind, setting, "query latent norm")
+    return linear(tape, low, setting, "query up projection", spec.q_dim, "q", "tp")
+
+
+def keys_and_values(
+    tape: Tape, low: Tensor, k_turn: Tensor, spec: Attention, latent: LatentAttention, setting: BlockConfig
+) -> tuple[Tensor, Tensor]:
+    """Keys are copied into a new tensor beside their rotated part; values stay a view of the projection."""
+    nope, values = latent.qk_nope_head_dim * spec.heads, latent.v_head_dim * spec.heads
+    both = linear(tape, low, setting, "key-value up projection", nope + values, "a·(d_n + d_v)", "tp")
+    k_pass, v = ops.split(tape, both, [nope, values], ["a·d_n", "a·d_v"], "keys and values")
+    sizes = (k_pass.size, k_turn.size)
+
+    def rule(grads: Grads) -> Grads:
+        full = tape.new("gradient of keys", grads[0].size) if grads[0] else None
+        del full
+        return [tape.new("gradient of a part of keys", size) for size in sizes]
+
+    keys = tape.new("keys", k_pass.size._replace(elements=spec.q_dim, label="q"))
+    return tape.record(keys, [k_pass, k_turn], rule), v
+
+
+def turned(tape: Tape, x: Tensor, latent: LatentAttention, setting: BlockConfig, name: str) -> Tensor:
+    """The rotary embedding of the part that carries positions."""
+    if latent.rotation == "complex":
+        return _complex(tape, x, name)
+    # Cosine and sine have the dtype of the residual stream, to which the product is promoted
+    width, half, label = max(x.size.width, setting.residual), x.size.elements // 2, x.size.label
+    even = ops.slice_of(tape, x, half, label, f"{name}, even")
+    odd = ops.slice_of(tape, x, half, label, f"{name}, odd")
+    first = _sum_of_products(tape, (even, odd), width, f"{name}, first half")
+    second = _sum_of_products(tape, (odd, even), width, f"{name}, second half")
+    return ops.cat(tape, [first, second], name, label)
+
+
+def _complex(tape: Tape, x: Tensor, name: str) -> Tensor:
+    """A product of complex fp32 numbers, cast back."""
+    wide = ops.plain(tape, ops.cast(tape, x, 4, f"{name}, fp32"), f"{name}, fp32, rotated")
+    return ops.cast(tape, wide, x.size.width, name)
+
+
+def _sum_of_products(tape: Tape, pair: tuple[Tensor, Tensor], width: int, name: str) -> Tensor:
+    """``a * cos ± b * sin``."""
+    a, b = (ops.scaled(tape, part, width, f"{name}, product") for part in pair)
+    return ops.add(tape, a, b, name)
+
+
+def _joined(tape: Tape, first: Tensor, second: Tensor) -> Tensor:
+    """Queries whole again: ``cat`` takes the wider of both dtypes."""
+    width = max(first.size.width, second.size.width)
+    first, second = (ops.cast(tape, part, width, "part of queries, cast") for part in (first, second))
+    return ops.cat(tape, [first, second], "queries", "q")

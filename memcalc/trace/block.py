@@ -5,38 +5,38 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from memcalc.specs.model import MixtureOfExperts
+from memcalc.specs.block import MixtureOfExperts
 from memcalc.trace import ops, transformer_engine
 from memcalc.trace.attention import attention
 from memcalc.trace.checkpoint import discarding, region
-from memcalc.trace.layers import Setting, norm
+from memcalc.trace.layers import BlockConfig, norm
 from memcalc.trace.mlp import dense
+from memcalc.trace.parallel_linear import gathered, scattered
 from memcalc.trace.routed import routed
-from memcalc.trace.sequence import gathered, scattered
 from memcalc.trace.tape import Tape, Tensor
 
 if TYPE_CHECKING:
-    from memcalc.specs.model import Block
+    from memcalc.specs.block import Block
 
 Branch = Callable[[Tensor], Tensor]
 
 
-def run_block(tape: Tape, x: Tensor, block: Block, setting: Setting, context: Tensor | None = None) -> Tensor:
+def run_block(tape: Tape, x: Tensor, block: Block, setting: BlockConfig, context: Tensor | None = None) -> Tensor:
     """The block's output from its input; ``context`` is the other tower's output (cross attention)."""
     if setting.kernels == "te" and transformer_engine.is_written(block, setting):
         return transformer_engine.run(tape, x, block, setting)
 
     def self_attention(y: Tensor) -> Tensor:
-        whole = attention(tape, gathered(tape, y, setting), block.attention, setting, block.hidden)
-        return scattered(tape, whole, y.size, setting)
+        out = attention(tape, gathered(tape, y, setting), block.attention, setting, block.hidden)
+        return scattered(tape, out, y.size, setting)
 
     def cross_attention(y: Tensor, other: Tensor) -> Tensor:
         spec = block.cross_attention or block.attention
         return attention(tape, y, spec, setting, block.hidden, context=other)
 
     def feed_forward(y: Tensor) -> Tensor:
-        whole = mlp(tape, gathered(tape, y, setting), block, setting)
-        return scattered(tape, whole, y.size, setting, last=True)
+        out = mlp(tape, gathered(tape, y, setting), block, setting)
+        return scattered(tape, out, y.size, setting, last=True)
 
     again, moe = setting.checkpointed, "moe" if block.is_moe else "mlp"
     parts: list[tuple[str, Branch]] = [
@@ -53,14 +53,14 @@ def run_block(tape: Tape, x: Tensor, block: Block, setting: Setting, context: Te
     return x
 
 
-def mlp(tape: Tape, x: Tensor, block: Block, setting: Setting) -> Tensor:
+def mlp(tape: Tape, x: Tensor, block: Block, setting: BlockConfig) -> Tensor:
     """The MLP, dense or routed."""
     if isinstance(block.mlp, MixtureOfExperts):
         return routed(tape, x, block.mlp, setting, block.hidden)
     return dense(tape, x, block.mlp, setting, block.hidden)
 
 
-def residual(tape: Tape, x: Tensor, block: Block, setting: Setting, name: str, part: Branch) -> Tensor:
+def residual(tape: Tape, x: Tensor, block: Block, setting: BlockConfig, name: str, part: Branch) -> Tensor:
     """One branch with its norms, dropout and residual sum."""
     before = block.norms > 0 and block.norm_place in ("pre", "both")
     y = norm(tape, x, block.norm, setting, f"{name} norm") if before else x
@@ -73,7 +73,7 @@ def residual(tape: Tape, x: Tensor, block: Block, setting: Setting, name: str, p
     return norm(tape, total, block.norm, setting, f"{name} norm") if block.norm_place == "post" else total
 
 
-def parallel(tape: Tape, x: Tensor, block: Block, setting: Setting, parts: list[tuple[str, Branch]]) -> Tensor:
+def parallel(tape: Tape, x: Tensor, block: Block, setting: BlockConfig, parts: list[tuple[str, Branch]]) -> Tensor:
     """Attention and MLP side by side, on one norm or on one each."""
     y = norm(tape, x, block.norm, setting, "attention norm") if block.norms else x
     if block.summed_branches:
@@ -88,7 +88,7 @@ def parallel(tape: Tape, x: Tensor, block: Block, setting: Setting, parts: list[
     return total
 
 
-def summed(tape: Tape, x: Tensor, y: Tensor, block: Block, setting: Setting, parts: list[Branch]) -> Tensor:
+def summed(tape: Tape, x: Tensor, y: Tensor, block: Block, setting: BlockConfig, parts: list[Branch]) -> Tensor:
     """The branches' sum, made in place, with one dropout."""
     other = norm(tape, x, block.norm, setting, "MLP norm") if block.norms > 1 else y
     attended = parts[0](y)

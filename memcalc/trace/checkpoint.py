@@ -1,12 +1,18 @@
 """Activation checkpoints: a function run without a graph in forward and again, with one, in backward.
 
 Source: ``torch/utils/checkpoint.py`` of PyTorch 2.13.
+
+A checkpoint whose outputs are dropped as well, once the operator that read them is done.
+
+Source: Megatron-LM 23e00ed ``core/tensor_parallel/random.py``, ``CheckpointWithoutOutput``: the gradient of a later
+tensor triggers the recomputation, whose results are copied into the storages that were emptied and kept beside them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import nullcontext
+from dataclasses import dataclass, field
 
 from memcalc.trace.tape import Grads, Leaf, Recorder, Size, Storage, Tape, Tensor
 
@@ -49,21 +55,21 @@ def _checkpoint(
     with tape.no_grad(), tape.recording(recorder) if recorder else nullcontext():
         out = function(*(Tensor(i.storage, i.size) for i in inputs))
     out = Tensor(out.storage, out.size)
-    held: list[tuple[Storage, Size]] = [(_part(tape, i) if partitioned else i.storage, i.size) for i in inputs]
+    inputs_saved: list[tuple[Storage, Size]] = [(_part(tape, i) if partitioned else i.storage, i.size) for i in inputs]
     wanted = [i.requires_grad for i in inputs]
 
     def rule(grads: Grads) -> Grads:
         grad = [Tensor(g.storage, g.size) for g in grads if g is not None]
         if not reentrant:
             grads.clear()
-        whole = [(_whole(tape, size), size) for _, size in held] if partitioned else held
-        again = _recompute(tape, function, whole, wanted, recorder)
+        full = [(_whole(tape, size), size) for _, size in inputs_saved] if partitioned else inputs_saved
+        again = _recompute(tape, function, full, wanted, recorder)
         edge = again.edge
         if not reentrant:
             del again
         ended = tape.backward(edge, grad)
-        held.clear()
-        whole.clear()
+        inputs_saved.clear()
+        full.clear()
         return [ended.get(str(index)) for index in range(len(wanted))]
 
     return tape.record(out, inputs, rule)
@@ -78,12 +84,16 @@ def _whole(tape: Tape, size: Size) -> Storage:
 
 
 def _recompute(
-    tape: Tape, function: Function, held: list[tuple[Storage, Size]], wanted: list[bool], recorder: Recorder | None
+    tape: Tape,
+    function: Function,
+    inputs_saved: list[tuple[Storage, Size]],
+    wanted: list[bool],
+    recorder: Recorder | None,
 ) -> Tensor:
     """Run the function again with a graph that ends at its inputs."""
     leaves = [
         Tensor(storage, size, Leaf(str(index), keep=False) if need else None)
-        for index, ((storage, size), need) in enumerate(zip(held, wanted, strict=True))
+        for index, ((storage, size), need) in enumerate(zip(inputs_saved, wanted, strict=True))
     ]
     if recorder is None:
         with tape.enable_grad():
@@ -106,3 +116,47 @@ def discarding(tape: Tape, out: Tensor, after: Tensor) -> Tensor:
         return grads
 
     return tape.record(Tensor(after.storage, size), [after], rule)
+
+
+Functions = Callable[..., list[Tensor]]
+
+
+@dataclass
+class WithoutOutput:
+    """A function run without a graph, whose outputs can be discarded and made again."""
+
+    tape: Tape
+    function: Functions
+    held: list[tuple[Storage, Size]] = field(default_factory=list)
+    made: list[Storage] = field(default_factory=list)
+    again: list[Tensor] = field(default_factory=list)
+
+    def run(self, inputs: list[Tensor]) -> list[Tensor]:
+        """The outputs; only the inputs are kept for backward."""
+        with self.tape.no_grad():
+            made = self.function(*(Tensor(i.storage, i.size) for i in inputs))
+        self.held = [(i.storage, i.size) for i in inputs]
+        self.made = [out.storage for out in made]
+        outs = [Tensor(out.storage, out.size) for out in made]
+        return self.tape.record_many(outs, inputs, self._backward)
+
+    def discard(self, after: Tensor) -> Tensor:
+        """Drop the outputs; the gradient of ``after`` brings them back."""
+        self.tape.events += [~storage.index for storage in self.made]
+        return self.tape.record(Tensor(after.storage, after.size), [after], self._restore)
+
+    def _restore(self, grads: Grads) -> Grads:
+        leaves = [Tensor(storage, size, Leaf(str(i), keep=False)) for i, (storage, size) in enumerate(self.held)]
+        with self.tape.enable_grad():
+            self.again = self.function(*leaves)
+        self.tape.events += [storage.index for storage in self.made]
+        self.made = []
+        return grads
+
+    def _backward(self, grads: Grads) -> Grads:
+        given, again = list(grads), self.again
+        with self.tape.enable_grad():
+            joined = self.tape.record(Tensor(again[0].storage, again[0].size), again, lambda _: given)
+        ended = self.tape.backward(joined.edge, [Tensor(again[0].storage, again[0].size)])
+        names, self.held, self.again = [str(i) for i in range(len(self.held))], [], []
+        return [ended.get(name) for name in names]

@@ -10,20 +10,23 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from memcalc.trace import ops
-from memcalc.trace.layers import Setting, linear, norm
+from memcalc.trace.layers import BlockConfig, linear, norm
 from memcalc.trace.mlp import activation
 from memcalc.trace.scores import kernel
 from memcalc.trace.tape import Grads, Leaf, Size, Tape, Tensor, Unit
 
 if TYPE_CHECKING:
-    from memcalc.specs.model import Attention, Block, Lookup, Tail, TowerEnds
+    from memcalc.specs.block import Attention, Block
+    from memcalc.specs.model import Lookup, Tail, TowerEnds
 
 INDEX = 8
 """Bytes of a token's number or position: 64-bit integers."""
+MASK = "attention mask"
+"""What the mask is called that blocks under checkpoints have among their inputs."""
 POSITION_UNITS: dict[str, Unit] = {"token": "token", "row": "row"}
 
 
-def run_entry(tape: Tape, ends: TowerEnds, block: Block, setting: Setting, policy: str) -> Tensor:
+def run_entry(tape: Tape, ends: TowerEnds, block: Block, setting: BlockConfig, policy: str) -> Tensor:
     """From a tower's inputs to its first block, and what all its blocks share under a policy of recomputation."""
     hidden, token = block.hidden, None
     setting = replace(setting, embedding_leaf=setting.embedding_leaf and policy == "full")
@@ -49,7 +52,7 @@ def run_entry(tape: Tape, ends: TowerEnds, block: Block, setting: Setting, polic
     return tape.record(Tensor(x.storage, x.size), [x], lambda grads: grads, [t.storage for t in shared])
 
 
-def run_exit(tape: Tape, x: Tensor, ends: TowerEnds, setting: Setting, *, read: bool) -> Tensor:
+def run_exit(tape: Tape, x: Tensor, ends: TowerEnds, setting: BlockConfig, *, read: bool) -> Tensor:
     """From the last block of a tower that is not the last to its output; ``read``: a block of the next one keeps it."""
     if ends.end_norm is not None:
         x = norm(tape, x, ends.end_norm, setting, "tower's final norm")
@@ -57,7 +60,7 @@ def run_exit(tape: Tape, x: Tensor, ends: TowerEnds, setting: Setting, *, read: 
     return tape.record(Tensor(x.storage, x.size), [x], lambda grads: grads, [x.storage if read else None])
 
 
-def run_tail(tape: Tape, x: Tensor, tail: Tail, setting: Setting) -> Tensor:
+def run_tail(tape: Tape, x: Tensor, tail: Tail, setting: BlockConfig) -> Tensor:
     """What stands between the final norm and the logits."""
     x = ops.dropout(tape, x, "final dropout", active=bool(tail.dropout) and setting.dropout)
     if tail.transform is not None:
@@ -66,12 +69,12 @@ def run_tail(tape: Tape, x: Tensor, tail: Tail, setting: Setting) -> Tensor:
         x = norm(tape, x, tail.transform_norm, setting, "head transform norm")
     if not tail.pooled:
         return x
-    whole = x.size
-    first = Tensor(x.storage, whole._replace(unit="sample"))
-    return tape.record(first, [x], lambda _: [tape.new("gradient of the first token", whole)])
+    size = x.size
+    first = Tensor(x.storage, size._replace(unit="sample"))
+    return tape.record(first, [x], lambda _: [tape.new("gradient of the first token", size)])
 
 
-def after_lookup(tape: Tape, x: Tensor, ends: TowerEnds, hidden: int, setting: Setting) -> Tensor:
+def after_lookup(tape: Tape, x: Tensor, ends: TowerEnds, hidden: int, setting: BlockConfig) -> Tensor:
     """From the rows of the first table to the sum with those of the others."""
     if ends.scaled:
         x = ops.plain(tape, x, "scaled embedding")
@@ -82,7 +85,7 @@ def after_lookup(tape: Tape, x: Tensor, ends: TowerEnds, hidden: int, setting: S
     return x
 
 
-def lookup(tape: Tape, table: Lookup, width: int, setting: Setting) -> Tensor:
+def lookup(tape: Tape, table: Lookup, width: int, setting: BlockConfig) -> Tensor:
     """One table, whose backward keeps the numbers that were looked up; a buffer's are not kept for this pass alone."""
     index = None
     if table.index != "buffer":
@@ -100,7 +103,7 @@ def lookup(tape: Tape, table: Lookup, width: int, setting: Setting) -> Tensor:
     return tape.record(out, [leaf], rule, [index.storage if index else None])
 
 
-def patches(tape: Tape, ends: TowerEnds, hidden: int, setting: Setting) -> Tensor:
+def patches(tape: Tape, ends: TowerEnds, hidden: int, setting: BlockConfig) -> Tensor:
     """A convolution that cuts an image into patches, with a class token before them and positions added."""
     image = ops.cast(
         tape, tape.leaf("image", Size(ends.pixels, setting.residual, "sample", "none", "pixels"), requires_grad=False),
@@ -109,14 +112,12 @@ def patches(tape: Tape, ends: TowerEnds, hidden: int, setting: Setting) -> Tenso
     x = convolution(
         tape, image, Size(hidden, setting.compute, "token", "none", "h"), ends.patch * hidden, setting, "patches"
     )
-    whole = x.size.wide(setting.residual)
-    x = tape.record(
-        tape.new("patches with class token", whole), [x], lambda _: [tape.new("gradient of patches", whole)]
-    )
+    size = x.size.wide(setting.residual)
+    x = tape.record(tape.new("patches with class token", size), [x], lambda _: [tape.new("gradient of patches", size)])
     return ops.shifted(tape, x, "patches with positions")
 
 
-def convolutions(tape: Tape, ends: TowerEnds, hidden: int, setting: Setting) -> Tensor:
+def convolutions(tape: Tape, ends: TowerEnds, hidden: int, setting: BlockConfig) -> Tensor:
     """Two convolutions with GELU over the frames of a spectrogram, the second of which halves them (Whisper)."""
     frames = tape.leaf(
         "frames", Size(2 * ends.mel_bins, setting.residual, "token", "none", "2·mel"), requires_grad=False
@@ -131,7 +132,7 @@ def convolutions(tape: Tape, ends: TowerEnds, hidden: int, setting: Setting) -> 
     return ops.scaled(tape, x, setting.residual, "frames with positions")
 
 
-def convolution(tape: Tape, x: Tensor, out: Size, weights: int, setting: Setting, name: str) -> Tensor:
+def convolution(tape: Tape, x: Tensor, out: Size, weights: int, setting: BlockConfig, name: str) -> Tensor:
     """A convolution keeps its input."""
     size, wanted = x.size, x.requires_grad
     leaf = Leaf(f"{name} weight", keep=True) if setting.trainable else None
@@ -143,7 +144,7 @@ def convolution(tape: Tape, x: Tensor, out: Size, weights: int, setting: Setting
     return tape.record(tape.new(f"{name} output", out), [x, leaf], rule, [x.storage if leaf else None])
 
 
-def tables(tape: Tape, spec: Attention, setting: Setting) -> list[Tensor]:
+def tables(tape: Tape, spec: Attention, setting: BlockConfig) -> list[Tensor]:
     """Cosine and sine of the rotary embedding, which each block's products keep; one complex table in fp32."""
     if not spec.rotary or setting.kernels != "model":
         return []
@@ -151,23 +152,23 @@ def tables(tape: Tape, spec: Attention, setting: Setting) -> list[Tensor]:
     if latent is not None and latent.rotation == "complex":
         return [tape.new("rotary table, complex", Size(latent.qk_rope_head_dim, 4, "row", "none", "d_r"))]
     turned = latent.qk_rope_head_dim if latent else round(spec.head_dim * spec.rotary_fraction)
-    size = Size(turned, 4 if spec.wide_rotary else setting.residual, "row", "none", "d")
+    size = Size(turned // (1 + spec.half_rotary), 4 if spec.wide_rotary else setting.residual, "row", "none", "d")
     return [tape.new(f"rotary table, {name}", size) for name in ("cosine", "sine") for _ in range(spec.rotary_tables)]
 
 
-def biases(tape: Tape, block: Block, setting: Setting, *, checkpointed: bool) -> list[Tensor]:
+def biases(tape: Tape, block: Block, setting: BlockConfig, *, checkpointed: bool) -> list[Tensor]:
     """What the blocks share of masks and position biases.
 
     Where blocks are checkpointed, the causal mask of written-out attention, the position bias and the zeros of cross
     attention are among their inputs. Else the first block looks the bias up, and keeps the numbers of relative
     positions, and the zeros are one mask for all blocks if the kernel need not fill them up.
     """
-    own, cross, out = block.attention, block.cross_attention, list[Tensor]()
-    if checkpointed and own.causal and kernel(own, setting) == "eager":
-        out.append(tape.new("attention mask", Size(1, setting.residual, "pair", "none", "s")))
-    if own.scores_bias == "relative":
+    attention, cross, out = block.attention, block.cross_attention, list[Tensor]()
+    if checkpointed and attention.causal and kernel(attention, setting) == "eager":
+        out.append(tape.new(MASK, Size(1, setting.residual, "pair", "none", "s")))
+    if attention.scores_bias == "relative":
         looked_up = Size(1, INDEX, "square", "none", "1")
-        bias = Size(own.heads, setting.residual, "square", "tp", "a·s")
+        bias = Size(attention.heads, setting.residual, "square", "tp", "a·s")
         out.append(
             tape.new("position bias" if checkpointed else "relative positions", bias if checkpointed else looked_up)
         )

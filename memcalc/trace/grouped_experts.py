@@ -18,11 +18,11 @@ from memcalc.trace.parallel_linear import column_parallel, row_parallel
 from memcalc.trace.tape import Grads, Leaf, Shard, Size, Tape, Tensor
 
 if TYPE_CHECKING:
-    from memcalc.specs.model import MixtureOfExperts
-    from memcalc.trace.layers import Setting
+    from memcalc.specs.block import MixtureOfExperts
+    from memcalc.trace.layers import BlockConfig
 
 
-def experts(tape: Tape, x: Tensor, spec: MixtureOfExperts, setting: Setting, hidden: int) -> Tensor:
+def experts(tape: Tape, x: Tensor, spec: MixtureOfExperts, setting: BlockConfig, hidden: int) -> Tensor:
     """Router, exchange, experts, exchange back, and the sum with the shared experts."""
     width = x.size.width
     rows = Size(hidden, width, "routed", "rows", "h")
@@ -48,20 +48,20 @@ def experts(tape: Tape, x: Tensor, spec: MixtureOfExperts, setting: Setting, hid
 def router(tape: Tape, x: Tensor, spec: MixtureOfExperts) -> Tensor:
     """Two fp32 softmaxes (of the choice and of the balancing loss), two masks, the map of rows and the choice."""
     size, experts_ = x.size, spec.experts
-    kept = [
+    saved = [
         tape.new("router scores", size._replace(elements=2 * experts_, width=4, label="2·E")),
         tape.new("router masks", size._replace(elements=2 * experts_, width=1, label="2·E")),
         tape.new("map of routed rows", size._replace(elements=2 * experts_ + 1, width=4, label="2·E + 1")),
         tape.new("chosen experts", size._replace(elements=3 * spec.topk, width=8, label="3·topk")),
     ]
-    probs = Tensor(kept[0].storage, kept[0].size)
+    probs = Tensor(saved[0].storage, saved[0].size)
     weight = Size(experts_ * size.elements, 1, "once", "none")
 
     def rule(_: Grads) -> Grads:
         return [tape.new("gradient of router input", size), tape.new("gradient of router weight", weight, "gradient")]
 
     leaf = Leaf("router weight", keep=True)
-    return tape.record(probs, [x, leaf], rule, [x.storage, *(tensor.storage for tensor in kept)])
+    return tape.record(probs, [x, leaf], rule, [x.storage, *(tensor.storage for tensor in saved)])
 
 
 def permute(tape: Tape, x: Tensor, probs: Tensor, rows: Size) -> Tensor:
@@ -83,7 +83,7 @@ def moved(tape: Tape, x: Tensor, name: str, shard: Shard, before: Shard) -> Tens
     )
 
 
-def grouped(tape: Tape, x: Tensor, probs: Tensor, spec: MixtureOfExperts, setting: Setting, hidden: int) -> Tensor:
+def grouped(tape: Tape, x: Tensor, probs: Tensor, spec: MixtureOfExperts, setting: BlockConfig, hidden: int) -> Tensor:
     """Two grouped products around an activation that is weighted by the tokens' probabilities."""
     wide = (2 if spec.gated else 1) * spec.ffn
     up = grouped_linear(tape, x, "experts' up projection", Size(wide, x.size.width, "routed", "routed ffn", "f_e"))
@@ -101,10 +101,10 @@ def grouped(tape: Tape, x: Tensor, probs: Tensor, spec: MixtureOfExperts, settin
 def grouped_linear(tape: Tape, x: Tensor, name: str, size: Size) -> Tensor:
     """``GroupedLinear``: keeps its input; backward copies the gradient to be contiguous."""
     given, weight = x.size, Size(x.size.elements * size.elements, 1, "once", "experts")
-    whole = size._replace(shard="rows" if size.shard == "rows if sorted" else size.shard)
+    full = size._replace(shard="rows" if size.shard == "rows if sorted" else size.shard)
 
     def rule(_: Grads) -> Grads:
-        copied = tape.new(f"gradient of {name} output, contiguous", whole)
+        copied = tape.new(f"gradient of {name} output, contiguous", full)
         inner = tape.new(f"gradient of {name} input", given)
         grad = tape.new(f"gradient of {name} weight", weight, "gradient")
         del copied
@@ -134,7 +134,7 @@ def unpermute(tape: Tape, x: Tensor, size: Size) -> Tensor:
     )
 
 
-def shared_experts(tape: Tape, x: Tensor, spec: MixtureOfExperts, setting: Setting, hidden: int) -> Tensor | None:
+def shared_experts(tape: Tape, x: Tensor, spec: MixtureOfExperts, setting: BlockConfig, hidden: int) -> Tensor | None:
     """A dense MLP on the same normalised input."""
     if not spec.shared_ffn:
         return None
@@ -142,7 +142,7 @@ def shared_experts(tape: Tape, x: Tensor, spec: MixtureOfExperts, setting: Setti
     up = column_parallel(tape, x, setting, "shared experts' up projection", wide, "f_s")
     size = up.size
     inner = tape.new("shared experts' activation", size._replace(elements=spec.shared_ffn, label="f_s"))
-    kept = [up.storage]
-    inner = tape.record(inner, [up], lambda _: [tape.new("gradient before shared experts' activation", size)], kept)
-    del up, kept
+    saved = [up.storage]
+    inner = tape.record(inner, [up], lambda _: [tape.new("gradient before shared experts' activation", size)], saved)
+    del up, saved
     return row_parallel(tape, inner, setting, "shared experts' down projection", hidden)

@@ -7,20 +7,20 @@ from typing import TYPE_CHECKING
 
 from memcalc.trace import ops
 from memcalc.trace.entry import run_tail
-from memcalc.trace.layers import Setting, linear, norm
-from memcalc.trace.parallel_linear import output_layer
-from memcalc.trace.sequence import gathered
+from memcalc.trace.layers import BlockConfig, linear, norm
+from memcalc.trace.parallel_linear import gathered, output_layer
 from memcalc.trace.tape import Grads, Leaf, Shard, Size, Tape, Tensor
 
 if TYPE_CHECKING:
     from memcalc.frameworks.losses import Loss
-    from memcalc.specs.model import Norm, Tail
+    from memcalc.specs.block import Norm
+    from memcalc.specs.model import Tail
 
 SCALAR = Size(0, 4, "once")
 
 
 def run_head(
-    tape: Tape, x: Tensor, final_norm: Norm | None, vocab: int, setting: Setting, loss: Loss, shard: Shard,
+    tape: Tape, x: Tensor, final_norm: Norm | None, vocab: int, setting: BlockConfig, loss: Loss, shard: Shard,
     tail: Tail | None = None, *, softcap: bool = False, scaled: bool = False,
 ) -> Tensor:  # fmt: skip
     """From the last block's output to the loss; a model without a head ends after its norm."""
@@ -39,19 +39,26 @@ def run_head(
     return cross_entropy(tape, _logits(tape, x, vocab, setting, shard, softcap=softcap, scaled=scaled), loss, before)
 
 
-def own_width(loss: Loss, tail: Tail, setting: Setting) -> Loss:
+def own_width(loss: Loss, tail: Tail, setting: BlockConfig) -> Loss:
     """The loss of a class that leaves 16-bit logits as they are; autocast computes it in fp32 all the same."""
     narrow = loss.kernel == "log-softmax" and not tail.wide_loss and not setting.autocast
     return replace(loss, upcast="none") if narrow else loss
 
 
 def _logits(
-    tape: Tape, x: Tensor, vocab: int, setting: Setting, shard: Shard, *, softcap: bool, scaled: bool
+    tape: Tape, x: Tensor, vocab: int, setting: BlockConfig, shard: Shard, *, softcap: bool, scaled: bool
 ) -> Tensor:
     if setting.kernels == "te":
         logits = output_layer(tape, x, setting, vocab)
     else:
+        # A rank's own logits and those of all, rank by rank, are there until a copy has them token by token
+        parts: tuple[Shard, ...] = (
+            ("part if tp", "full if tp") if setting.gathers_logits and shard == "gathered" else ()
+        )
+        size = x.size._replace(elements=vocab, width=setting.compute, label="V")
+        before = [tape.new("logits before their gather", size._replace(shard=part)) for part in parts]
         logits = linear(tape, x, setting, "logits", vocab, "V", shard)
+        before.clear()
     if scaled:
         logits = ops.plain(tape, logits, "logits, scaled")
     return ops.softcap(tape, logits, "logits") if softcap else logits
@@ -59,13 +66,13 @@ def _logits(
 
 def cross_entropy(tape: Tape, logits: Tensor, loss: Loss, before: list[Tensor] | None = None) -> Tensor:
     """The loss of the logits; the caller holds them until the loss is known, and ``before`` until it is given them."""
-    held = [] if loss.upcast == "model" else [logits]
-    whole = loss.upcast == "model" or (loss.upcast == "loss" and loss.chunks == 1)
-    wide = ops.cast(tape, logits, 4, "logits, fp32") if whole else logits
+    live = [] if loss.upcast == "model" else [logits]
+    all_rows = loss.upcast == "model" or (loss.upcast == "loss" and loss.chunks == 1)
+    wide = ops.cast(tape, logits, 4, "logits, fp32") if all_rows else logits
     del logits
     if before is not None:
         before.clear()
-    held.append(wide)
+    live.append(wide)
     if loss.held:
         tape.hold(wide)
     if loss.shifted_copy:
@@ -73,7 +80,7 @@ def cross_entropy(tape: Tape, logits: Tensor, loss: Loss, before: list[Tensor] |
     out = KERNELS[loss.kernel](tape, wide) if loss.chunks == 1 else _in_chunks(tape, wide, loss)
     if loss.observed:
         tape.new("one more generation of logits", wide.size, "observed")
-    held.clear()
+    live.clear()
     return out
 
 
@@ -84,7 +91,7 @@ def _in_chunks(tape: Tape, logits: Tensor, loss: Loss) -> Tensor:
 
 
 def _head_in_parts(
-    tape: Tape, x: Tensor, vocab: int, setting: Setting, loss: Loss, shard: Shard, before: list[Tensor]
+    tape: Tape, x: Tensor, vocab: int, setting: BlockConfig, loss: Loss, shard: Shard, before: list[Tensor]
 ) -> Tensor:
     """The head on one part of the rows after another; the caller is given the list of their logits."""
     count = loss.chunks
@@ -100,7 +107,7 @@ def _head_in_parts(
     return _sum_of_parts(tape, logits, loss)
 
 
-def _head_in_turns(tape: Tape, x: Tensor, vocab: int, setting: Setting, loss: Loss, shard: Shard) -> Tensor:
+def _head_in_turns(tape: Tape, x: Tensor, vocab: int, setting: BlockConfig, loss: Loss, shard: Shard) -> Tensor:
     """Head, loss and backward of one part after another, on contiguous copies of the parts.
 
     The hidden states' gradient is collected in fp32 and goes back as one tensor (torchtitan components/loss.py,

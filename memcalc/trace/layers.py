@@ -11,11 +11,11 @@ from memcalc.trace.projection import Product, Quantised, project, project_quanti
 from memcalc.trace.tape import Grads, Leaf, Shard, Size, Tape, Tensor
 
 if TYPE_CHECKING:
-    from memcalc.specs.model import Norm
+    from memcalc.specs.block import Norm
 
 
 @dataclass(frozen=True)
-class Setting:
+class BlockConfig:
     """How a block is run: what decides which operators there are and in which width."""
 
     weight: int = 2
@@ -50,6 +50,8 @@ class Setting:
     gathered_input_saved: bool = False
     """With sequence parallelism a column-parallel matmul keeps the gathered input (DTensor) instead of gathering it
     again in backward (Megatron)."""
+    gathers_logits: bool = False
+    """Whole logits under TP are put together from the ranks' parts of the vocabulary (DTensor)."""
     cp_kind: str = "ring"
     adds_gradients: bool = False
     """Weight gradients are added to a buffer as soon as they are made."""
@@ -104,7 +106,7 @@ class Setting:
 def linear(
     tape: Tape,
     x: Tensor,
-    setting: Setting,
+    setting: BlockConfig,
     name: str,
     elements: int,
     label: str,
@@ -120,8 +122,8 @@ def linear(
 
     def base() -> Tensor:
         if quantised:
-            kept = setting.quantised_input_kept, setting.quantised_copy_kept
-            how = Quantised(setting.quantize, *kept, cast_again=setting.quantised_from_half)
+            keeps = setting.quantised_input_kept, setting.quantised_copy_kept
+            how = Quantised(setting.quantize, *keeps, cast_again=setting.quantised_from_half)
             return project_quantised(tape, x, to, how)
         trained = setting.trainable or target in setting.also_train
         return project(tape, x, to, trained=trained, autocast=setting.compute != setting.weight)
@@ -131,7 +133,7 @@ def linear(
     return adapted(tape, x, setting.lora, to, base, quantised=quantised, autocast=setting.autocast)
 
 
-def norm(tape: Tape, x: Tensor, spec: Norm, setting: Setting, name: str, groups: int = 1) -> Tensor:
+def norm(tape: Tape, x: Tensor, spec: Norm, setting: BlockConfig, name: str, groups: int = 1) -> Tensor:
     """A norm over the last dimension, or over each of ``groups`` parts of it (heads)."""
     if spec.kind == "layernorm":
         return _one_kernel(tape, x, spec, setting, name, statistics=2 * groups)
@@ -140,7 +142,7 @@ def norm(tape: Tape, x: Tensor, spec: Norm, setting: Setting, name: str, groups:
     return _written_out(tape, x, spec, setting, name, groups)
 
 
-def _one_kernel(tape: Tape, x: Tensor, spec: Norm, setting: Setting, name: str, statistics: int) -> Tensor:
+def _one_kernel(tape: Tape, x: Tensor, spec: Norm, setting: BlockConfig, name: str, statistics: int) -> Tensor:
     """``native_layer_norm`` or a fused RMSNorm: keeps its input and one or two fp32 numbers a token."""
     if setting.autocast and not (setting.in_place and spec.kind == "rmsnorm"):
         x = ops.cast(tape, x, 4, f"{name} input, fp32")
@@ -158,7 +160,7 @@ def _one_kernel(tape: Tape, x: Tensor, spec: Norm, setting: Setting, name: str, 
     return tape.record(out, [x, leaf], rule, [x.storage, stats.storage])
 
 
-def _written_out(tape: Tape, x: Tensor, spec: Norm, setting: Setting, name: str, groups: int) -> Tensor:
+def _written_out(tape: Tape, x: Tensor, spec: Norm, setting: BlockConfig, name: str, groups: int) -> Tensor:
     """An RMSNorm op by op, in fp32 (Transformers ``LlamaRMSNorm``)."""
     width = x.size.width
     wide = ops.cast(tape, x, 4, f"{name} fp32 copy")
@@ -173,7 +175,7 @@ def _written_out(tape: Tape, x: Tensor, spec: Norm, setting: Setting, name: str,
     return ops.cast(tape, weighted(tape, normalised, spec, setting, name, groups), width, f"{name} output, cast")
 
 
-def weighted(tape: Tape, x: Tensor, spec: Norm, setting: Setting, name: str, groups: int = 1) -> Tensor:
+def weighted(tape: Tape, x: Tensor, spec: Norm, setting: BlockConfig, name: str, groups: int = 1) -> Tensor:
     """The product with the learned scale, or with 1 + w: keeps x where the scale is trained, and the new 1 + w."""
     if not spec.weight:
         return x

@@ -50,9 +50,9 @@ def saves_output(tape: Tape, x: Tensor, name: str, width: int | None = None) -> 
 
 
 def _with_temporaries(tape: Tape, grads: Grads, size: Size, name: str, count: int) -> Grads:
-    held = [tape.new(f"temporary of {name}'s backward", size) for _ in range(count)]
+    temporaries = [tape.new(f"temporary of {name}'s backward", size) for _ in range(count)]
     grad = tape.new(f"gradient before {name}", size)
-    del held, grads
+    del temporaries, grads
     return [grad]
 
 
@@ -92,9 +92,9 @@ def mul(tape: Tape, a: Tensor, b: Tensor, name: str) -> Tensor:
     parts = [(a.size, a.requires_grad), (b.size, b.requires_grad)]
 
     def rule(grads: Grads) -> Grads:
-        whole = grads[0]
+        grad = grads[0]
         wanted = reversed([needed for _, needed in parts])
-        full = [tape.new(f"gradient of a factor of {name}", whole.size) if whole and w else None for w in wanted]
+        full = [tape.new(f"gradient of a factor of {name}", grad.size) if grad and w else None for w in wanted]
         return [_reduced(tape, full.pop(), size, name) for size, _ in parts]
 
     saved = [b.storage if a.requires_grad else None, a.storage if b.requires_grad else None]

@@ -5,21 +5,28 @@ and again in backward; a row-parallel layer's whole output is reduced and scatte
 
 Sources: TransformerEngine c188b533 ``pytorch/module/layernorm_linear.py`` and ``linear.py``; Megatron-LM 23e00ed
 ``core/tensor_parallel/layers.py``.
+
+Sequence parallelism as DTensor runs it: gathers before a branch, reduce-scatters after it.
+
+Source: ``torch/distributed/tensor/parallel/style.py`` (PrepareModuleInput, RowwiseParallel) of PyTorch 2.13, with the
+plan of torchtitan ``parallelize_llama.py`` (9dec370): each branch of a block gathers its input once, and its matmuls
+keep that.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from memcalc.trace.layers import BlockConfig
 from memcalc.trace.tape import Grads, Leaf, Shard, Size, Tape, Tensor
 
 if TYPE_CHECKING:
-    from memcalc.specs.model import Norm
-    from memcalc.trace.layers import Setting
+    from memcalc.specs.block import Norm
+    from memcalc.trace.layers import BlockConfig
 
 
 def normalised_linear(
-    tape: Tape, x: Tensor, spec: Norm, setting: Setting, name: str, elements: int, label: str, shard: Shard = "tp"
+    tape: Tape, x: Tensor, spec: Norm, setting: BlockConfig, name: str, elements: int, label: str, shard: Shard = "tp"
 ) -> Tensor:
     """``LayerNormLinear``, one autograd node: keeps its input, the normalised tensor and the norm's statistics."""
     size = x.size
@@ -42,7 +49,7 @@ def normalised_linear(
 def column_parallel(
     tape: Tape,
     x: Tensor,
-    setting: Setting,
+    setting: BlockConfig,
     name: str,
     elements: int,
     label: str,
@@ -62,18 +69,20 @@ def column_parallel(
     return tape.record(out, [x, leaf], rule, [x.storage])
 
 
-def output_layer(tape: Tape, x: Tensor, setting: Setting, vocab: int) -> Tensor:
+def output_layer(tape: Tape, x: Tensor, setting: BlockConfig, vocab: int) -> Tensor:
     """The logits; the gathered input lies in a buffer that lives all the time (``GlobalMemoryBuffer``)."""
     return column_parallel(tape, x, setting, "logits", vocab, "V", gathers=False)
 
 
-def row_parallel(tape: Tape, x: Tensor, setting: Setting, name: str, hidden: int) -> Tensor:
+def row_parallel(tape: Tape, x: Tensor, setting: BlockConfig, name: str, hidden: int) -> Tensor:
     """A row-parallel linear layer: keeps its input; the output's gradient is gathered in backward."""
     size = x.size
-    whole = tape.new(f"{name} output before its reduction", Size(hidden, size.width, size.unit, "full if sp", "h"))
+    partial_sum = tape.new(
+        f"{name} output before its reduction", Size(hidden, size.width, size.unit, "full if sp", "h")
+    )
     result = Size(hidden, size.width, size.unit, "sp", "h")
     out, weight = tape.operator("mm", lambda: tape.new(f"{name} output", result)), weight_of(hidden, size, "tp")
-    del whole
+    del partial_sum
 
     def rule(_: Grads) -> Grads:
         gathered = tape.new(f"gradient of {name} output, gathered", result._replace(shard="full if sp"))
@@ -95,12 +104,12 @@ def product(
     tape: Tape, size: Size, name: str, elements: int, label: str, shard: Shard, *, gathers: bool = True
 ) -> Tensor:
     """The output of a column-parallel product, with its input gathered as long as it runs."""
-    whole = (
+    gathered_input = (
         [tape.new(f"{name} input, gathered", size._replace(shard="full if sp"))] if gathers and shard == "tp" else []
     )
     out_size = size._replace(elements=elements, label=label, shard=shard)
     out = tape.operator("mm", lambda: tape.new(f"{name} output", out_size))
-    whole.clear()
+    gathered_input.clear()
     return out
 
 
@@ -109,10 +118,34 @@ def backward_of_column(
 ) -> tuple[Tensor, Tensor]:
     """Gradients of input and weight: the whole input gradient is reduced and scattered while the weight's is made."""
     shared = weight.shard == "tp"
-    whole = [tape.new(f"{name} input, gathered", size._replace(shard="full if sp"))] if gathers and shared else []
+    gathered_input = (
+        [tape.new(f"{name} input, gathered", size._replace(shard="full if sp"))] if gathers and shared else []
+    )
     if shared:
-        whole.append(tape.new(f"gradient of {name} input, whole", size._replace(shard="full if sp")))
+        gathered_input.append(tape.new(f"gradient of {name} input, whole", size._replace(shard="full if sp")))
     inner = tape.new(f"gradient of {name} input", size)
     grad = tape.new(f"gradient of {name} weight", weight, "gradient")
-    whole.clear()
+    gathered_input.clear()
     return inner, grad
+
+
+def gathered(tape: Tape, x: Tensor, setting: BlockConfig) -> Tensor:
+    """The whole sequence on each rank; x itself without sequence parallelism."""
+    if not setting.gathered_input_saved:
+        return x
+    back = x.size
+    out = tape.new("gathered sequence", back._replace(shard="none"))
+    return tape.record(out, [x], lambda _: [tape.new("gradient before the gather", back)])
+
+
+def scattered(tape: Tape, x: Tensor, size: Size, setting: BlockConfig, *, last: bool = False) -> Tensor:
+    """The sum over ranks of partial outputs, each rank its part of the sequence, of ``size``.
+
+    ``last``: it ends the block.
+    """
+    if not setting.gathered_input_saved:
+        return x
+    back = x.size
+    with tape.unread(active=last and setting.compiled):
+        out = tape.operator("reduce-scatter", lambda: tape.new("reduced branch output", size))
+    return tape.record(out, [x], lambda _: [tape.new("gradient of the branch output, gathered", back)])

@@ -27,7 +27,7 @@ class Product:
 
     def weight(self, given: Tensor, width: int = 1) -> Size:
         """The extent of the weight."""
-        shard: Shard = "tp" if "tp" in (self.shard, given.size.shard) else "none"
+        shard: Shard = "tp" if {"tp", "gathered"} & {self.shard, given.size.shard} else "none"
         return Size(self.elements * given.size.elements * self.parts, width, "once", shard)
 
 
@@ -78,12 +78,12 @@ def project_quantised(tape: Tape, x: Tensor, to: Product, how: Quantised) -> Ten
     in_size, wanted, name = given.size, given.requires_grad, to.name
     weight, scales = to.weight(given, 2), _scales(to.weight(given), how.kind)
     copies = 1 + how.cast_again
-    kept = [given.storage] if how.keeps_input else []
+    saved = [given.storage] if how.keeps_input else []
     if how.keeps_input and wanted:
         tape.hold_with_graph(given.storage)
     narrow = tape.new(f"{name} input, 8-bit", in_size.wide(1)) if how.kind == "int8" else None
     if narrow is not None and how.keeps_narrow:
-        kept.append(narrow.storage)
+        saved.append(narrow.storage)
 
     def rule(_: Grads) -> Grads:
         return [_with_weight(tape, f"gradient of {name} input", in_size, weight, scales, copies) if wanted else None]
@@ -93,16 +93,16 @@ def project_quantised(tape: Tape, x: Tensor, to: Product, how: Quantised) -> Ten
     else:
         out = _of_integers(tape, f"{name} output", to.output(given))
     del narrow
-    return ops.cast(tape, tape.record(out, [given], rule, kept), x.size.width, f"{name} output, cast")
+    return ops.cast(tape, tape.record(out, [given], rule, saved), x.size.width, f"{name} output, cast")
 
 
 def _with_weight(tape: Tape, name: str, size: Size, weight: Size, scales: Size | None, copies: int) -> Tensor:
     """A product that first makes the 16-bit weight, with the help of fp32 scales where those are quantised too."""
-    wide = tape.new("scales, fp32", scales, "weight copy") if scales else None
-    copy = tape.new("weight, dequantised", weight, "weight copy")
+    wide = tape.new("scales, fp32", scales, "dequantised") if scales else None
+    copy = tape.new("weight, dequantised", weight, "dequantised")
     del wide
     for _ in range(copies - 1):
-        copy = tape.new("weight, dequantised and cast", weight, "weight copy")
+        copy = tape.new("weight, dequantised and cast", weight, "dequantised")
     out = tape.operator("mm", lambda: tape.new(name, size))
     del copy
     return out

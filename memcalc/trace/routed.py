@@ -2,25 +2,35 @@
 
 Source: Transformers 5.23 ``integrations/moe.py`` (``grouped_mm_experts_forward``) and the routers of
 ``models/{mixtral,qwen3_moe,deepseek_v2,deepseek_v3}/modeling_*.py``; PyTorch 2.13 ``tools/autograd/derivatives.yaml``.
+
+Routed experts one after another, each with modules of its own and the tokens sent to it.
+
+Source: Transformers 4.48 models/mixtral/modeling_mixtral.py (``MixtralSparseMoeBlock.forward``).
+
+The router of a mixture of experts: scores, the choice of experts, and their weights.
+
+Source: Transformers 5.23 ``models/{mixtral,qwen3_moe,deepseek_v2,deepseek_v3}/modeling_*.py``; PyTorch 2.13
+``tools/autograd/derivatives.yaml``.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from memcalc.specs.model import Mlp
+from memcalc.specs.block import Mlp
 from memcalc.trace import ops
-from memcalc.trace.expert_loop import looped
-from memcalc.trace.layers import Setting, linear
+from memcalc.trace.layers import BlockConfig, linear
 from memcalc.trace.mlp import activation, dense
-from memcalc.trace.router import INDEX, indexed, router
 from memcalc.trace.tape import Grads, Leaf, Size, Tape, Tensor
 
 if TYPE_CHECKING:
-    from memcalc.specs.model import MixtureOfExperts
+    from memcalc.specs.block import MixtureOfExperts
+
+INDEX = 8
+"""Bytes of an index: ``torch.topk``, ``sort`` and advanced indexing use 64-bit integers."""
 
 
-def routed(tape: Tape, x: Tensor, spec: MixtureOfExperts, setting: Setting, hidden: int) -> Tensor:
+def routed(tape: Tape, x: Tensor, spec: MixtureOfExperts, setting: BlockConfig, hidden: int) -> Tensor:
     """The experts' weighted sum and the shared experts' output."""
     writing = looped if setting.expert_loop else WRITINGS.get(setting.kernels, grouped)
     total = writing(tape, x, spec, setting, hidden)
@@ -35,7 +45,7 @@ def routed(tape: Tape, x: Tensor, spec: MixtureOfExperts, setting: Setting, hidd
     return ops.add(tape, total, shared, "experts' sum")
 
 
-def grouped(tape: Tape, x: Tensor, spec: MixtureOfExperts, setting: Setting, hidden: int) -> Tensor:
+def grouped(tape: Tape, x: Tensor, spec: MixtureOfExperts, setting: BlockConfig, hidden: int) -> Tensor:
     """Tokens sorted by expert and multiplied by grouped matmuls; each token passes ``topk`` experts."""
     weights, experts, logits = router(tape, x, spec, setting)
     by_expert, order, counted, token = (tape.new(name, _rows(x, spec, 1, width)) for name, width in ROW_NUMBERS.items())
@@ -43,13 +53,11 @@ def grouped(tape: Tape, x: Tensor, spec: MixtureOfExperts, setting: Setting, hid
     del token
     row_weights = indexed(tape, weights, order, weights.size, "weights of rows")
     ends = tape.new("ends of experts' rows", Size(spec.experts, 4, "once", "none", "E"))
-    out = experts_mlp(tape, tokens, spec, setting, hidden, ends)
-    if spec.expert_bias:  # both biases are gathered by expert and added in place
-        out = tape.record(Tensor(out.storage, out.size), [out], lambda grads: grads, [by_expert.storage])
+    out, bias = experts_mlp(tape, tokens, spec, setting, hidden, (ends, by_expert))
     out = ops.mul(tape, out, row_weights, "weighted expert outputs")
     back = tape.new("rows in the tokens' order", _rows(x, spec, 1, INDEX))
     out = indexed(tape, out, back, out.size, "expert outputs in the tokens' order")
-    del back, weights, experts, logits, counted  # as variables of the functions that run, they live until here
+    del back, weights, experts, logits, counted, bias  # as variables of the functions that run, they live until here
     return ops.cast(tape, summed(tape, out, x.size.wide(out.size.width)), x.size.width, "sum of expert outputs, cast")
 
 
@@ -65,23 +73,65 @@ WRITINGS = {"model": grouped}
 
 
 def experts_mlp(
-    tape: Tape, tokens: Tensor, spec: MixtureOfExperts, setting: Setting, hidden: int, ends: Tensor
-) -> Tensor:
-    """The experts' MLPs over rows sorted by expert."""
-    name, k, ffn = "experts'", spec.topk, spec.ffn
-    up = grouped_linear(tape, tokens, setting, f"{name} up projection", (spec, hidden, ffn * (1 + spec.gated)), ends)
-    if spec.gated:
+    tape: Tape, tokens: Tensor, spec: MixtureOfExperts, setting: BlockConfig, hidden: int, rows: tuple[Tensor, Tensor]
+) -> tuple[Tensor, Tensor | None]:
+    """The experts' MLPs over rows sorted by expert, and the biases of the last ones, which the caller holds.
+
+    ``rows`` are the ends of the experts' rows and the expert of each row.
+    """
+    name, k, ffn, (ends, by_expert) = "experts'", spec.topk, spec.ffn, rows
+    width = ffn * (1 + spec.gated)
+    bias = biases(tape, tokens, spec, width)
+    up = grouped_linear(tape, tokens, setting, f"{name} up projection", (spec, hidden, width), ends)
+    up = biased(tape, up, spec, setting, f"{name} up projection", by_expert)
+    if spec.activation == "swiglu_clamped" and not setting.compiled:
+        inner = swiglu_clamped(tape, up, k * ffn, name)
+    elif spec.gated:
         gate, value = ops.split(tape, up, [k * ffn] * 2, ["k·f"] * 2, f"{name} gate and up")
         inner = ops.mul(tape, activation(tape, gate, spec.activation, setting, name), value, f"{name} product")
         del gate, value
     else:
         inner = activation(tape, up, spec.activation, setting, name)
     del up
-    return grouped_linear(tape, inner, setting, f"{name} down projection", (spec, ffn, hidden), ends)
+    bias = biases(tape, tokens, spec, hidden)
+    out = grouped_linear(tape, inner, setting, f"{name} down projection", (spec, ffn, hidden), ends)
+    return biased(tape, out, spec, setting, f"{name} down projection", by_expert), bias
+
+
+def biases(tape: Tape, tokens: Tensor, spec: MixtureOfExperts, elements: int) -> Tensor | None:
+    """The biases of each row's expert, gathered: a variable until the next ones are, or the experts are done."""
+    size = tokens.size._replace(elements=spec.topk * elements, label="k·f")
+    return tape.new("biases of rows", size) if spec.expert_bias else None
+
+
+def biased(tape: Tape, x: Tensor, spec: MixtureOfExperts, setting: BlockConfig, name: str, by_expert: Tensor) -> Tensor:
+    """A sum with the biases of each row's expert, in place: keeps which expert it is, to add up their gradients."""
+    if not spec.expert_bias:
+        return x
+    size = Size(spec.experts * x.size.elements // spec.topk, 1, "once", "ep")
+    leaf = Leaf(f"{name} bias", keep=True) if setting.trainable else None
+
+    def rule(grads: Grads) -> Grads:
+        return [grads[0], tape.new(f"gradient of {name} bias", size, "gradient") if leaf else None]
+
+    return tape.record(Tensor(x.storage, x.size), [x, leaf], rule, [by_expert.storage if leaf else None])
+
+
+def swiglu_clamped(tape: Tape, both: Tensor, elements: int, name: str) -> Tensor:
+    """``(clamp(up) + 1) * gate * sigmoid(alpha * gate)`` op by op, of interleaved columns.
+
+    Source: Transformers 5.23 ``models/gpt_oss/modeling_gpt_oss.py``, ``GptOssExperts._apply_gate``.
+    """
+    gate, up = (ops.slice_of(tape, both, elements, "k·f", f"{name} {part}") for part in ("gate", "up"))
+    gate = ops.saves_input(tape, gate, f"{name} gate, clamped")
+    up = ops.saves_input(tape, up, f"{name} up, clamped")
+    turned = ops.saves_output(tape, ops.plain(tape, gate, f"{name} gate, scaled"), f"{name} sigmoid")
+    glu = ops.mul(tape, gate, turned, f"{name} activation")
+    return ops.mul(tape, ops.shifted(tape, up, f"{name} up and one"), glu, f"{name} product")
 
 
 def grouped_linear(
-    tape: Tape, x: Tensor, setting: Setting, name: str, shape: tuple[MixtureOfExperts, int, int], ends: Tensor
+    tape: Tape, x: Tensor, setting: BlockConfig, name: str, shape: tuple[MixtureOfExperts, int, int], ends: Tensor
 ) -> Tensor:
     """``torch.nn.functional.grouped_mm``, which autocast leaves alone: the input takes the weight's dtype.
 
@@ -121,3 +171,131 @@ def _rows(x: Tensor, spec: MixtureOfExperts, elements: int, width: int, label: s
 
 def _like(spec: MixtureOfExperts, ffn: int) -> Mlp:
     return Mlp(ffn=ffn, gated=spec.gated, activation=spec.activation)
+
+
+def looped(tape: Tape, x: Tensor, spec: MixtureOfExperts, setting: BlockConfig, hidden: int) -> Tensor:
+    """The experts' weighted sum, for balanced experts: each has one of ``experts / topk`` parts of the rows."""
+    weights, chosen, logits = router(tape, x, spec, setting)
+    total = tape.new("sum of expert outputs", x.size._replace(elements=hidden))
+    mask = tape.new("chosen experts, one-hot", Size(spec.topk * spec.experts, INDEX, "token", "none", "k·E"))
+    del chosen
+    for number in range(spec.experts):
+        total = _add_expert(tape, x, weights, total, spec, setting, f"expert {number}")
+    del mask, logits
+    return total
+
+
+def _add_expert(
+    tape: Tape, x: Tensor, weights: Tensor, total: Tensor, spec: MixtureOfExperts, setting: BlockConfig, name: str
+) -> Tensor:
+    """Add one expert's outputs into the sum, in place: ``index_add_`` keeps what it adds."""
+    parts = max(spec.experts // spec.topk, 1)
+    index = tape.new(f"{name} tokens' numbers", Size(2, INDEX, "token", "none", "2").part(parts))
+    rows = indexed(tape, x, index, x.size.part(parts), f"{name} tokens")
+    out = _expert(tape, rows, spec, setting, x.size.elements, parts)
+    share = indexed(tape, weights, index, weights.size._replace(elements=1).part(parts), f"{name} weights")
+    out = ops.cast(tape, ops.mul(tape, out, share, f"{name} outputs, weighted"), x.size.width, f"{name} outputs, cast")
+    size = out.size
+
+    def rule(grads: Grads) -> Grads:
+        return [grads[0], tape.new(f"gradient of {name} outputs", size)]
+
+    return tape.record(Tensor(total.storage, total.size), [total, out], rule, [index.storage, out.storage])
+
+
+def _expert(tape: Tape, x: Tensor, spec: MixtureOfExperts, setting: BlockConfig, hidden: int, parts: int) -> Tensor:
+    """An expert's MLP over its part of the rows."""
+    up = linear(tape, x, setting, "expert gate" if spec.gated else "expert up", spec.ffn, "f", parts=parts)
+    inner = activation(tape, up, spec.activation, setting, "expert")
+    del up
+    if spec.gated:
+        inner = ops.mul(
+            tape, inner, linear(tape, x, setting, "expert up", spec.ffn, "f", parts=parts), "expert product"
+        )
+    return linear(tape, inner, setting, "expert down projection", hidden, "h", parts=parts)
+
+
+def router(tape: Tape, x: Tensor, spec: MixtureOfExperts, setting: BlockConfig) -> tuple[Tensor, Tensor, Tensor]:
+    """The weights of the chosen experts, their numbers, and the logits, which the caller holds while experts run."""
+    logits = router_logits(tape, x, spec, setting)
+    width = logits.size.width
+    numbers = Size(spec.topk, INDEX, "token", "none", "k")
+    if spec.scores == "sigmoid":
+        scores = ops.saves_output(tape, logits, "router scores")
+        experts = tape.new("chosen experts", numbers)
+        weights = picked(tape, scores, experts, "weights of experts", [scores, experts])
+    elif spec.scores == "chosen":
+        scores = logits
+        experts = tape.new("chosen experts", numbers)
+        weights = ops.saves_output(tape, picked(tape, logits, experts, "chosen logits", [experts]), "router scores")
+    else:
+        scores = ops.saves_output(tape, logits, "router scores", 4)
+        if spec.group_limited:
+            scores = masked(tape, scores, "router scores of the best groups")
+        experts = tape.new("chosen experts", numbers)
+        weights = picked(tape, scores, experts, "weights of experts", [experts])
+    del scores
+    if spec.normalised:
+        weights = normalised(tape, weights, setting)
+    if spec.narrow_weights:
+        weights = ops.cast(tape, weights, width, "weights of experts, cast")
+    return ops.plain(tape, weights, "weights of experts, scaled") if spec.scaled else weights, experts, logits
+
+
+def router_logits(tape: Tape, x: Tensor, spec: MixtureOfExperts, setting: BlockConfig) -> Tensor:
+    """One number an expert; where the model asks for fp32, of fp32 copies of input and weight."""
+    if not spec.fp32_router:
+        return linear(tape, x, setting, "router", spec.experts, "E")
+    wide = ops.cast(tape, x, 4, "router input, fp32")
+    if setting.weight == 4:
+        return linear(tape, wide, setting, "router", spec.experts, "E")
+    elements, in_size = spec.experts * x.size.elements, wide.size
+    copy = tape.new("router weight, fp32", Size(elements, 4, "once", "none", "E·h"), "weight copy")
+    leaf = Leaf("router weight", keep=True) if setting.trainable else None
+
+    def rule(_: Grads) -> Grads:
+        grad = tape.new("gradient of router input", in_size)
+        if leaf is None:
+            return [grad, None]
+        wide_gradient = tape.new("gradient of router weight, fp32", Size(elements, 4, "once"))
+        del wide_gradient
+        return [grad, tape.new("gradient of router weight", Size(elements, 1, "once"), "gradient")]
+
+    out = tape.new("router output", wide.size._replace(elements=spec.experts, label="E"))
+    return tape.record(out, [wide, leaf], rule, [wide.storage if leaf else None, copy.storage])
+
+
+def picked(tape: Tape, scores: Tensor, experts: Tensor, name: str, saved: list[Tensor]) -> Tensor:
+    """``topk`` or ``gather``: the backward scatters into zeros."""
+    size = scores.size
+    out = tape.new(name, experts.size.wide(size.width))
+    return tape.record(out, [scores], lambda _: [tape.new(f"gradient before {name}", size)], [t.storage for t in saved])
+
+
+def masked(tape: Tape, x: Tensor, name: str) -> Tensor:
+    """``masked_fill``: keeps the mask."""
+    mask, size = tape.new(f"{name}, mask", x.size.wide(1)), x.size
+    return tape.record(tape.new(name, size), [x], lambda _: [tape.new(f"gradient before {name}", size)], [mask.storage])
+
+
+def normalised(tape: Tape, weights: Tensor, setting: BlockConfig) -> Tensor:
+    """``weights /= weights.sum()``: in place, so that autograd keeps a clone of what is overwritten, and the sum."""
+    size = weights.size
+    width = 4 if setting.autocast else size.width  # autocast sums in fp32
+    total = tape.new("sum of weights", size._replace(elements=1, width=width, label="1"))
+    before = tape.new("weights before their division", size)
+
+    def rule(_: Grads) -> Grads:
+        quotient, product = (tape.new(f"gradient of weights, {part}", size) for part in ("divided", "of the sum"))
+        del product
+        return [quotient]
+
+    return tape.record(Tensor(weights.storage, size), [weights], rule, [total.storage, before.storage])
+
+
+def indexed(tape: Tape, x: Tensor, index: Tensor, size: Size, name: str) -> Tensor:
+    """``x[index]``: keeps the index; the backward adds rows into zeros."""
+    back = x.size
+    return tape.record(
+        tape.new(name, size), [x], lambda _: [tape.new(f"gradient before {name}", back)], [index.storage]
+    )

@@ -3,6 +3,11 @@
 Rules: PyTorch 2.13 ``aten/src/ATen/native/transformers/cuda/sdp_utils.cpp`` (which kernel runs) and ``attention.cpp``
 (what the memory-efficient and the math kernel do); Transformers 5.23 ``integrations/sdpa_attention.py`` and
 ``eager_attention_forward`` of each model.
+
+Position biases on the scores, as the mask that PyTorch's attention takes (T5).
+
+Source: Transformers 5.23 ``integrations/sdpa_attention.py``, ``create_position_bias_mask``, and
+``models/t5/modeling_t5.py``; PyTorch 2.13 ``attention.cpp``, ``preprocess_mask``.
 """
 
 from __future__ import annotations
@@ -10,23 +15,25 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from memcalc.trace import ops
-from memcalc.trace.bias import BIASES, position_bias
-from memcalc.trace.layers import Setting
-from memcalc.trace.tape import Grads, Size, Tape, Tensor, Unit
+from memcalc.trace.layers import BlockConfig
+from memcalc.trace.tape import Grads, Leaf, Size, Tape, Tensor, Unit
 
 if TYPE_CHECKING:
-    from memcalc.specs.model import Attention
-
-LARGEST_FLASH_HEAD = 256
+    from memcalc.specs.block import Attention
 
 
-def core(tape: Tape, q: Tensor, k: Tensor, v: Tensor, spec: Attention, setting: Setting, prefix: str) -> Tensor:
+LARGEST_FLASH_HEAD, INDEX = 256, 8
+"""Widest head of PyTorch's flash kernel [elements]; bytes of an index that a maximum keeps."""
+
+
+def core(tape: Tape, q: Tensor, k: Tensor, v: Tensor, spec: Attention, setting: BlockConfig, prefix: str) -> Tensor:
     """Attention of projected queries, keys and values; the output is contiguous a token."""
     kind = kernel(spec, setting)
     grouped = k.size.elements < q.size.elements and spec.kv_form != "copied"
     projected = q.size.width
     if grouped and (kind in ("eager", "efficient") or not setting.grouped_kernel):
-        k, v = repeated(tape, k, spec, f"{prefix}keys"), repeated(tape, v, spec, f"{prefix}values")
+        view = kind == "efficient" and spec.kv_heads == 1 and setting.sdpa
+        k, v = (repeated(tape, x, spec, f"{prefix}{name}", view=view) for x, name in ((k, "keys"), (v, "values")))
     q, k, v = narrowed(tape, q, k, v, setting, prefix)
     if kind == "eager":
         return written_out(tape, q, k, v, spec, setting, prefix, projected)
@@ -39,22 +46,22 @@ def core(tape: Tape, q: Tensor, k: Tensor, v: Tensor, spec: Attention, setting: 
     return out
 
 
-def kernel(spec: Attention, setting: Setting) -> str:
+def kernel(spec: Attention, setting: BlockConfig) -> str:
     """``flash``, ``efficient``, ``math`` or ``eager``: what was asked for, or what PyTorch falls back on."""
-    asked, mask = setting.attention, masked(spec, setting)
-    if asked in ("eager", "math"):
-        return asked
+    requested, mask = setting.attention, masked(spec, setting)
+    if requested in ("eager", "math"):
+        return requested
     if setting.sdpa and spec.kv_form == "copied":
         return "math"
     alike = spec.head_dim == spec.value_dim or not setting.sdpa
-    if asked != "efficient" and setting.compute == 2 and not mask and alike and spec.head_dim <= LARGEST_FLASH_HEAD:
+    if requested != "efficient" and setting.compute == 2 and not mask and alike and spec.head_dim <= LARGEST_FLASH_HEAD:
         return "flash"
     # Where there is a mask, Transformers repeats the key-value heads instead of announcing groups
     grouped = spec.kv_heads < spec.heads and spec.kv_form not in ("expanded", "broadcast")
     return "math" if grouped and setting.grouped_kernel and not mask else "efficient"
 
 
-def masked(spec: Attention, setting: Setting) -> bool:
+def masked(spec: Attention, setting: BlockConfig) -> bool:
     """Whether the kernel is given a mask."""
     windowed = setting.windowed and spec.window is not None
     return spec.scores_bias in BIASES or (setting.sdpa and (spec.explicit_mask or windowed))
@@ -65,14 +72,14 @@ def joined(spec: Attention) -> bool:
     return spec.rotary and (spec.rotary_joined or spec.rotary_fraction < 1.0) and spec.latent is None
 
 
-def repeated(tape: Tape, x: Tensor, spec: Attention, name: str) -> Tensor:
-    """Keys or values for all query heads."""
-    elements = x.size.elements * spec.heads // spec.kv_heads
-    return ops.copy(tape, x, f"{name}, repeated", x.size._replace(elements=elements, label="q"))
+def repeated(tape: Tape, x: Tensor, spec: Attention, name: str, *, view: bool = False) -> Tensor:
+    """Keys or values for all query heads: a copy, or a view where a fused kernel repeats a single head."""
+    size = x.size._replace(elements=x.size.elements * spec.heads // spec.kv_heads, label="q")
+    return ops.expanded(tape, x, size, name) if view else ops.copy(tape, x, f"{name}, repeated", size)
 
 
 def narrowed(
-    tape: Tape, q: Tensor, k: Tensor, v: Tensor, setting: Setting, prefix: str
+    tape: Tape, q: Tensor, k: Tensor, v: Tensor, setting: BlockConfig, prefix: str
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Autocast's copies of a kernel's inputs."""
     width = setting.compute
@@ -83,7 +90,7 @@ def narrowed(
     )
 
 
-def fused(tape: Tape, q: Tensor, k: Tensor, v: Tensor, spec: Attention, setting: Setting, prefix: str) -> Tensor:
+def fused(tape: Tape, q: Tensor, k: Tensor, v: Tensor, spec: Attention, setting: BlockConfig, prefix: str) -> Tensor:
     """A fused kernel keeps its inputs, its mask, its output and the logsumexp of each row."""
     mask = additive(tape, k, spec, setting, setting.compute, prefix)
     sizes = (q.size, k.size, v.size)
@@ -103,7 +110,7 @@ def fused(tape: Tape, q: Tensor, k: Tensor, v: Tensor, spec: Attention, setting:
     return tape.record(out, [q, k, v, mask], rule, saved)
 
 
-def additive(tape: Tape, k: Tensor, spec: Attention, setting: Setting, width: int, prefix: str) -> Tensor | None:
+def additive(tape: Tape, k: Tensor, spec: Attention, setting: BlockConfig, width: int, prefix: str) -> Tensor | None:
     """The numbers that each call makes of a Boolean mask, to add to the scores (``convert_boolean_attn_mask``)."""
     if masked(spec, setting) and spec.scores_bias in BIASES:
         return position_bias(tape, spec, setting, prefix)
@@ -118,7 +125,7 @@ def pairs_of(k: Tensor) -> Unit:
     return "pair" if k.size.unit == "token" else "cross_pair"
 
 
-def math(tape: Tape, q: Tensor, k: Tensor, v: Tensor, spec: Attention, setting: Setting, prefix: str) -> Tensor:
+def math(tape: Tape, q: Tensor, k: Tensor, v: Tensor, spec: Attention, setting: BlockConfig, prefix: str) -> Tensor:
     """``_scaled_dot_product_attention_math``: computes in fp32 whatever its inputs are."""
     narrow = q.size.width
     q = ops.plain(tape, ops.cast(tape, q, 4, f"{prefix}queries, fp32"), f"{prefix}queries, scaled")
@@ -137,7 +144,7 @@ def math(tape: Tape, q: Tensor, k: Tensor, v: Tensor, spec: Attention, setting: 
 
 
 def written_out(
-    tape: Tape, q: Tensor, k: Tensor, v: Tensor, spec: Attention, setting: Setting, prefix: str, projected: int
+    tape: Tape, q: Tensor, k: Tensor, v: Tensor, spec: Attention, setting: BlockConfig, prefix: str, projected: int
 ) -> Tensor:
     """Materialised scores, as ``eager_attention_forward``; ``projected`` is the width of the queries as projected."""
     width = q.size.width
@@ -156,12 +163,56 @@ def written_out(
         scores = ops.shifted(tape, scores, f"{prefix}attention scores with their bias")
     if spec.causal:
         scores = ops.shifted(tape, scores, f"{prefix}attention scores, masked")
+    if spec.sinks:
+        weights, joined_ = with_sinks(tape, scores, spec, setting, prefix)
+        del scores
+        out = weighted_values(tape, weights, v, spec, setting, prefix)
+        del joined_  # a variable of the function that runs, it lives until here
+        return out
     scores = ops.cast(tape, scores, 4 if spec.upcast_softmax or setting.autocast else width, f"{prefix}scores, fp32")
     weights = ops.saves_output(tape, scores, f"{prefix}attention softmax")
     del scores
     # Cast back to the queries' width, which under autocast is fp32 where the rotary embedding made them so
     weights = ops.cast(tape, weights, projected if spec.upcast_softmax else width, f"{prefix}attention weights")
     return weighted_values(tape, weights, v, spec, setting, prefix)
+
+
+def with_sinks(tape: Tape, scores: Tensor, spec: Attention, setting: BlockConfig, prefix: str) -> tuple[Tensor, Tensor]:
+    """The softmax over a row's scores and its head's sink, without the sink's column; and what went into it.
+
+    Source: Transformers 5.23 ``models/gpt_oss/modeling_gpt_oss.py``, ``eager_attention_forward``: a concatenation, a
+    subtraction of the row's maximum, and a softmax in the width of the scores.
+    """
+    narrow = scores.size.wide(max(scores.size.width, setting.weight))  # autocast promotes what is concatenated
+    wide, logits = narrow._replace(unit="sink_pair", label="a·(s + 1)"), scores.size
+    row = narrow._replace(elements=spec.heads, unit="token", label="a")
+    leaf = Leaf(f"{prefix}sinks", keep=True) if setting.trainable else None
+
+    def apart(grads: Grads) -> Grads:
+        sink = tape.new(f"gradient of {prefix}sinks", Size(spec.heads, 1, "once"), "gradient") if leaf else None
+        if grads[0] is None or logits == narrow:
+            return [Tensor(grads[0].storage, narrow) if grads[0] else None, sink]
+        return [tape.new(f"gradient of {prefix}attention scores, cast", logits), sink]
+
+    def reduced(grads: Grads) -> Grads:
+        negated = tape.new(f"gradient of {prefix}largest scores, before its sum", wide)
+        small = tape.new(f"gradient of {prefix}largest scores", row)
+        del negated
+        return [grads[0], small]
+
+    joined_ = tape.record(tape.new(f"{prefix}attention scores with sinks", wide), [scores, leaf], apart)
+    places = tape.new(f"{prefix}places of the largest scores", row.wide(INDEX))
+    largest = tape.record(
+        tape.new(f"{prefix}largest scores", row), [joined_], lambda _: [tape.new("gradient of all scores", wide)],
+        [places.storage],
+    )  # fmt: skip
+    less = tape.record(tape.new(f"{prefix}attention scores less the largest", wide), [joined_, largest], reduced)
+    del joined_, largest
+    weights = ops.saves_output(tape, less, f"{prefix}attention softmax")
+    sliced = tape.record(
+        Tensor(weights.storage, narrow), [weights], lambda _: [tape.new(f"gradient of {prefix}softmax, filled", wide)]
+    )
+    return sliced, less
 
 
 def product(tape: Tape, q: Tensor, k: Tensor, spec: Attention, prefix: str) -> Tensor:
@@ -171,7 +222,9 @@ def product(tape: Tape, q: Tensor, k: Tensor, spec: Attention, prefix: str) -> T
     return ops.matmul(tape, q, k, size, f"{prefix}attention scores")
 
 
-def weighted_values(tape: Tape, weights: Tensor, v: Tensor, spec: Attention, setting: Setting, prefix: str) -> Tensor:
+def weighted_values(
+    tape: Tape, weights: Tensor, v: Tensor, spec: Attention, setting: BlockConfig, prefix: str
+) -> Tensor:
     """Dropout of the weights and their product with the values, made contiguous a token."""
     weights = ops.dropout(tape, weights, f"{prefix}attention dropout", active=bool(spec.dropout) and setting.dropout)
     weights = ops.cast(tape, weights, v.size.width, f"{prefix}attention weights, 16-bit copy")
@@ -186,3 +239,26 @@ def weighted_values(tape: Tape, weights: Tensor, v: Tensor, spec: Attention, set
 def by_head(tape: Tape, x: Tensor, spec: Attention, elements: int, name: str) -> Tensor:
     """Keys or values contiguous a head; a product expands to all heads those that are shared without being repeated."""
     return repeated(tape, x, spec, name) if x.size.elements < elements else ops.copy(tape, x, f"{name}, contiguous")
+
+
+BIASES = ("relative", "zeros")
+
+
+def position_bias(tape: Tape, spec: Attention, setting: BlockConfig, prefix: str) -> Tensor:
+    """The bias of each head, without the batch, with its keys filled up as the memory-efficient kernel wants them.
+
+    Each block makes its own, of the one that the first block looked up: a contiguous copy, or one with a causal mask in
+    it. Zeros are shared by all blocks unless they must be filled up.
+    """
+    cross = spec.scores_bias == "zeros"
+    size = Size(spec.heads, setting.compute, "filled_cross" if cross else "filled_square", "tp", "a·s")
+    bias = tape.new(f"{prefix}attention bias", size)
+    if cross:
+        return bias
+    mask = tape.new("causal mask", Size(1, 1, "square", "none", "1")) if spec.causal else None
+    leaf = Leaf("position bias", keep=True) if setting.trainable else None
+
+    def rule(_: Grads) -> Grads:
+        return [tape.new("gradient of position bias", size._replace(unit="square"))]
+
+    return tape.record(bias, [leaf], rule, [mask.storage if mask else None])

@@ -5,6 +5,8 @@ derivative rule needs, and its backward allocates gradients. A storage lives for
 it, as in PyTorch, so what is kept for backward, the working set of a block's backward and the sequence of allocations
 are all read from one execution.
 
+That needs CPython's reference counts, see :func:`counts_references`.
+
 Rules followed: PyTorch 2.13 ``tools/autograd/derivatives.yaml`` (what each operator saves),
 ``torch/csrc/autograd/engine.cpp`` (nodes run by falling sequence number; saved tensors are released after a node) and
 ``torch/csrc/autograd/input_buffer.cpp`` (gradients are added in place where nobody else holds the storage).
@@ -21,8 +23,8 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 Unit = Literal[
-    "token", "pair", "filled_pair", "cross", "cross_pair", "square", "filled_square", "filled_cross", "even_cross",
-    "filled_token", "row", "sample", "routed", "once",
+    "token", "pair", "sink_pair", "filled_pair", "cross", "cross_pair", "square", "filled_square", "filled_cross",
+    "even_cross", "filled_token", "row", "sample", "routed", "once",
 ]  # fmt: skip
 """What a size is counted by: a token; a token and key, also with the keys filled up to a multiple of 16; a token, or a
 token and key, of the other tower (cross attention); a query and key without the batch (a position bias shared by all
@@ -32,15 +34,16 @@ memory-efficient kernel has them); a position of one sequence; a sequence; a tok
 weight's gradient)."""
 Shard = Literal[
     "tp", "sp", "ep", "none", "full if sp", "tp if batched", "tp if cp", "rows", "rows if ep", "rows if sorted",
-    "routed ffn", "experts",
+    "routed ffn", "experts", "gathered", "part if tp", "full if tp",
 ]  # fmt: skip
 """`tp`: divided by tensor parallelism; `sp`: by TP where sequence parallelism is on; `ep`: by expert parallelism;
 `none`: whole on each rank. Some tensors exist under a condition alone: a whole one where sequence parallelism shards
 what it was made from (`full if sp`), a copy where there are several sequences or context-parallel ranks. `rows` are
 routed tokens: divided by TP where the experts are not, copied again where they are exchanged (`rows if ep`) and where a
 rank has several experts to sort them by (`rows if sorted`); `routed ffn` are the same rows with the experts' width
-divided instead; `experts` is a weight of all experts."""
-Kind = Literal["activation", "gradient", "weight copy", "external", "observed"]
+divided instead; `experts` is a weight of all experts. `gathered` is whole, of a product whose weight TP divides;
+on the way to it there are, under TP, a rank's part (`part if tp`) and those of all ranks (`full if tp`)."""
+Kind = Literal["activation", "gradient", "weight copy", "dequantised", "external", "observed"]
 """`observed`: memory that measured runs reserve, for which no tensor was found; no sum of tensors counts it."""
 
 
@@ -176,9 +179,9 @@ class Tape:
 
     def let_go(self) -> list[int]:
         """Drop what :meth:`hold` and :meth:`hold_with_graph` were given; the storages that were alive for it."""
-        held = list(dict.fromkeys(storage.index for storage in self._held))
+        live = list(dict.fromkeys(storage.index for storage in self._held))
         self._held.clear()
-        return held
+        return live
 
     def leaf(self, name: str, size: Size, *, requires_grad: bool = True) -> Tensor:
         """A tensor from outside, whose gradient ends here."""
@@ -339,6 +342,30 @@ def _spent(_: Grads) -> Grads:
 
 ALONE = 2
 """References to a storage that only one tensor holds, as :func:`sys.getrefcount` counts its own argument too."""
+
+
+def counts_references() -> bool:
+    """Whether this interpreter ends an object with its last reference, and counts those to a storage as CPython does.
+
+    A call must hand over an argument that its caller has no name for, so that the function can let it go.
+    """
+
+    def run(x: Tensor) -> bool:
+        alone = sys.getrefcount(x.storage) <= ALONE
+        view = x.view()
+        shared = sys.getrefcount(x.storage) > ALONE
+        del x, view
+        return alone and shared and tape.events == [0, ~0]
+
+    tape = Tape()
+    return run(tape.new("tensor", Size(1, 1)))
+
+
+if not counts_references():
+    raise ImportError(
+        "memcalc reads the lifetimes of tensors off Python's reference counts, and this interpreter does not keep them"
+        " as CPython 3.11 to 3.13 does, so that every figure would be wrong: run memcalc with one of these."
+    )
 
 
 class Recorder:

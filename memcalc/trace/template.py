@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import threading
 import weakref
 from dataclasses import dataclass
-from functools import cached_property, lru_cache, partial
+from functools import cached_property, partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -14,17 +15,21 @@ from memcalc.trace.block import run_block
 from memcalc.trace.checkpoint import checkpoint, selective
 from memcalc.trace.entry import run_entry, run_exit
 from memcalc.trace.head import run_head
-from memcalc.trace.layers import Setting
+from memcalc.trace.layers import BlockConfig
 from memcalc.trace.layout import hole
 from memcalc.trace.tape import Record, Shard, Size, Tape, Tensor, Unit
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
+    from typing import Any, ParamSpec
 
     from memcalc.formulas.types import Array
     from memcalc.frameworks.losses import Loss
-    from memcalc.specs.model import Block, Norm, Tail, TowerEnds
+    from memcalc.specs.block import Block, Norm
+    from memcalc.specs.model import Tail, TowerEnds
     from memcalc.specs.recorded import Segment
+
+    Arguments = ParamSpec("Arguments")
 
 Key = tuple[Unit, Shard, bool]
 """What a coefficient is multiplied by; true marks the gradient of a weight, counted in elements."""
@@ -95,8 +100,9 @@ class Template:
 
     @cached_property
     def written_sum(self) -> Sum:
-        """Bytes of all tensors that forward and backward make: what their kernels write."""
-        return total(self.records[index] for index in (*self.forward, *self.backward) if index >= 0)
+        """Bytes of all tensors that forward and backward make: what their kernels write, dequantisation left out."""
+        made = (self.records[index] for index in (*self.forward, *self.backward) if index >= 0)
+        return total(record for record in made if record.kind != "dequantised")
 
     @cached_property
     def launches(self) -> int:
@@ -119,6 +125,36 @@ class Template:
         return peaks(self.records, self.backward, self.kept | {self.incoming})
 
 
+class TraceCache:
+    """Executions that were traced before: whoever traces hands it along, and it goes with the job that made it."""
+
+    def __init__(self) -> None:
+        self._templates: dict[tuple[Any, ...], Template] = {}
+
+    def get(
+        self, function: Callable[Arguments, Template], *args: Arguments.args, **kwargs: Arguments.kwargs
+    ) -> Template:
+        """The template of one of the functions below for these arguments, traced once."""
+        key = function, args, *kwargs.items()
+        if key not in self._templates:
+            self._templates[key] = _undisturbed(lambda: function(*args, **kwargs))
+        return self._templates[key]
+
+
+def _undisturbed(run: Callable[[], Template]) -> Template:
+    """The template that two executions in a row give, where another thread could have changed one.
+
+    A storage is freed with its last reference, and a thread that samples the frames of others (a profiler; each worker
+    of Dask has one) holds all that stands in a frame for a moment longer.
+    """
+    template = run()
+    while threading.active_count() > 1:
+        before, template = template, run()
+        if before == template:
+            break
+    return template
+
+
 def key_of(record: Record) -> Key:
     """What the record's coefficient is multiplied by."""
     return record.size.unit, record.size.shard, record.kind == "gradient"
@@ -136,7 +172,7 @@ def total(records: Iterable[Record]) -> Sum:
 def peaks(records: tuple[Record, ...], events: tuple[int, ...], start: frozenset[int]) -> tuple[Sum, ...]:
     """The sums over time that no other sum exceeds in every coefficient."""
     keys = sorted({key_of(record) for record in records})
-    places = {key: place for place, key in enumerate(keys)}
+    places = {key: index for index, key in enumerate(keys)}
     columns = [places[key_of(record)] for record in records]
     sizes = [0 if record.kind == "observed" else record.size.bytes for record in records]
     now, moments, rising = [0] * len(keys), set(), True
@@ -166,9 +202,8 @@ def undominated(rows: list[tuple[int, ...]]) -> list[tuple[int, ...]]:
     return [row for row, lost in zip(rows, beaten.any(axis=1), strict=True) if not lost]
 
 
-@lru_cache(maxsize=256)
 def trace(
-    block: Block, setting: Setting, policy: str = "none", *, accumulating: bool = False, wanted: bool = True
+    block: Block, setting: BlockConfig, policy: str = "none", *, accumulating: bool = False, wanted: bool = True
 ) -> Template:
     """Run one block forward and backward; ``policy`` is none, full (checkpointed whole) or selective-ops.
 
@@ -184,8 +219,7 @@ def trace(
     return _execute(tape, start, lambda: _forward(tape, block, setting, policy, start))
 
 
-@lru_cache(maxsize=256)
-def recorded(segment: Segment, setting: Setting, policy: str = "none") -> Template:
+def recorded(segment: Segment, setting: BlockConfig, policy: str = "none") -> Template:
     """What was recorded of a part of a model, in the width of the setting; ``policy`` is none or full."""
     mode = "autocast" if setting.autocast else "fp32" if setting.weight == 4 else "half"
     run = next((run for run in segment.runs if (run.mode, run.treatment) == (mode, policy)), None)
@@ -208,9 +242,8 @@ def recorded(segment: Segment, setting: Setting, policy: str = "none") -> Templa
     )
 
 
-@lru_cache(maxsize=64)
 def trace_head(
-    hidden: int, final_norm: Norm | None, vocab: int, setting: Setting, loss: Loss, shard: Shard,
+    hidden: int, final_norm: Norm | None, vocab: int, setting: BlockConfig, loss: Loss, shard: Shard,
     tail: Tail | None = None, *, softcap: bool = False, scaled: bool = False,
 ) -> Template:  # fmt: skip
     """Run final norm, head and loss forward and backward; ``shard`` is that of the logits."""
@@ -226,15 +259,13 @@ def trace_head(
     )
 
 
-@lru_cache(maxsize=64)
-def trace_entry(ends: TowerEnds, block: Block, setting: Setting, policy: str = "none") -> Template:
+def trace_entry(ends: TowerEnds, block: Block, setting: BlockConfig, policy: str = "none") -> Template:
     """Run a tower's inputs up to its first block, forward and backward, with what its blocks share."""
     tape = Tape()
     return _execute(tape, [], lambda: run_entry(tape, ends, block, setting, policy))
 
 
-@lru_cache(maxsize=64)
-def trace_exit(ends: TowerEnds, hidden: int, setting: Setting, *, read: bool) -> Template:
+def trace_exit(ends: TowerEnds, hidden: int, setting: BlockConfig, *, read: bool) -> Template:
     """Run the end of a tower that another reads; ``read`` says whether a block keeps its output."""
     tape = Tape()
     start = [tape.leaf("last block's output", Size(hidden, setting.residual, "token", "sp", "h"))]
@@ -252,11 +283,11 @@ def _execute(tape: Tape, start: list[Tensor], forward: Callable[[], Tensor]) -> 
     del out
     start.clear()
     context = [other() for other in others]
-    kept = frozenset(alive(tape.events)) - shared
+    saved = frozenset(alive(tape.events)) - shared
     grad = [tape.new("gradient of the block's output", size, "external")]
     incoming, middle = len(tape.records) - 1, len(tape.events)
     ended = tape.backward(edge, grad)
-    held = frozenset(tape.let_go())
+    live = frozenset(tape.let_go())
     stop = len(tape.events)
     outgoing = ended[tape.records[0].name].storage.index if tape.records[0].name in ended else None
     return Template(
@@ -264,8 +295,8 @@ def _execute(tape: Tape, start: list[Tensor], forward: Callable[[], Tensor]) -> 
         forward=tuple(tape.events[begin:end]),
         backward=tuple(tape.events[middle:stop]),
         at_start=at_start,
-        kept=kept,
-        held=held,
+        kept=saved,
+        held=live,
         keeps_context=any(context),
         output=output,
         incoming=incoming,
@@ -273,7 +304,7 @@ def _execute(tape: Tape, start: list[Tensor], forward: Callable[[], Tensor]) -> 
     )
 
 
-def _forward(tape: Tape, block: Block, setting: Setting, policy: str, start: list[Tensor]) -> Tensor:
+def _forward(tape: Tape, block: Block, setting: BlockConfig, policy: str, start: list[Tensor]) -> Tensor:
     def run(*inputs: Tensor) -> Tensor:
         return run_block(tape, inputs[0], block, setting, *inputs[1:])
 
@@ -285,7 +316,7 @@ def _forward(tape: Tape, block: Block, setting: Setting, policy: str, start: lis
     return run(*start)
 
 
-def kept_operator(setting: Setting, kind: str, number: int) -> bool:
+def kept_operator(setting: BlockConfig, kind: str, number: int) -> bool:
     """The operators whose outputs torchtitan keeps: communication, attention, every second matmul from the first on.
 
     Source: torchtitan ``parallelize_llama.py`` (9dec370), ``_save_list`` and ``_custom_policy``.

@@ -7,6 +7,12 @@ same tensors.
 
 Sources: NVIDIA/Megatron-LM 23e00ed (core 0.14) ``core/transformer``; TransformerEngine c188b533 (2.11)
 ``pytorch/module/layernorm_linear.py``, ``linear.py`` and ``pytorch/attention/dot_product_attention``.
+
+Multi-head latent attention as Megatron-LM writes it with TransformerEngine's modules.
+
+Sources: Megatron-LM 23e00ed ``core/transformer/multi_latent_attention.py`` and
+``core/fusions/fused_mla_yarn_rope_apply.py``: the queries are rotated in place; keys and values are new, and the packed
+projection they come from is freed.
 """
 
 from __future__ import annotations
@@ -14,37 +20,37 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from memcalc.specs.model import MixtureOfExperts
+from memcalc.specs.block import MixtureOfExperts
 from memcalc.trace import ops
-from memcalc.trace.checkpoint import checkpoint, discarding
+from memcalc.trace.checkpoint import WithoutOutput, checkpoint, discarding
 from memcalc.trace.grouped_experts import experts
-from memcalc.trace.latent_fused import latent_attention
 from memcalc.trace.layers import norm
-from memcalc.trace.parallel_linear import normalised_linear, row_parallel
+from memcalc.trace.parallel_linear import column_parallel, normalised_linear, row_parallel
 from memcalc.trace.tape import Grads, Shard, Size, Tape, Tensor
 
 if TYPE_CHECKING:
-    from memcalc.specs.model import Attention, Block, Mlp
-    from memcalc.trace.layers import Setting
+    from memcalc.specs.block import Attention, Block, LatentAttention, Mlp
+    from memcalc.trace.layers import BlockConfig
+
 
 MATERIALISED = ("eager", "math")
 EXCHANGED: dict[str, Shard] = {"a2a": "tp if cp"}
 """Where context parallelism keeps the attention output twice, before and after its all-to-all."""
 
 
-def is_written(block: Block, setting: Setting) -> bool:
+def is_written(block: Block, setting: BlockConfig) -> bool:
     """Whether Megatron-LM has such a block."""
-    own = setting.lora is None and setting.quantize == "none" and block.cross_attention is None
-    return own and block.norm_place == "pre" and not block.parallel and block.norms == 2
+    plain = setting.lora is None and setting.quantize == "none" and block.cross_attention is None
+    return plain and block.norm_place == "pre" and not block.parallel and block.norms == 2
 
 
-def run(tape: Tape, x: Tensor, block: Block, setting: Setting) -> Tensor:
+def run(tape: Tape, x: Tensor, block: Block, setting: BlockConfig) -> Tensor:
     """The block's output from its input."""
     x = summed(tape, x, attention_branch(tape, x, block, setting), block, setting, "attention")
     return summed(tape, x, mlp_branch(tape, x, block, setting), block, setting, "MLP")
 
 
-def summed(tape: Tape, x: Tensor, y: Tensor, block: Block, setting: Setting, name: str) -> Tensor:
+def summed(tape: Tape, x: Tensor, y: Tensor, block: Block, setting: BlockConfig, name: str) -> Tensor:
     """``bias_dropout_add``, one kernel: keeps the dropout's mask alone."""
     active, size = bool(block.dropout) and setting.dropout, x.size
     mask = [tape.new(f"{name} dropout mask", size.wide(1)).storage] if active else []
@@ -56,14 +62,14 @@ def summed(tape: Tape, x: Tensor, y: Tensor, block: Block, setting: Setting, nam
     return tape.record(tape.new(f"{name} residual sum", size), [x, y], rule, mask)
 
 
-def again(tape: Tape, setting: Setting, name: str, function: Callable[..., Tensor], inputs: list[Tensor]) -> Tensor:
+def again(tape: Tape, setting: BlockConfig, name: str, function: Callable[..., Tensor], inputs: list[Tensor]) -> Tensor:
     """A part of the block, under Megatron's own checkpoint where the policy names it."""
     if name in setting.checkpointed:
         return checkpoint(tape, function, inputs, reentrant=setting.reentrant)
     return function(*inputs)
 
 
-def attention_branch(tape: Tape, x: Tensor, block: Block, setting: Setting) -> Tensor:
+def attention_branch(tape: Tape, x: Tensor, block: Block, setting: BlockConfig) -> Tensor:
     """Norm, projections, attention and its output projection."""
 
     def part(y: Tensor) -> Tensor:
@@ -74,7 +80,7 @@ def attention_branch(tape: Tape, x: Tensor, block: Block, setting: Setting) -> T
     return again(tape, setting, "attention", part, [x])
 
 
-def mlp_branch(tape: Tape, x: Tensor, block: Block, setting: Setting) -> Tensor:
+def mlp_branch(tape: Tape, x: Tensor, block: Block, setting: BlockConfig) -> Tensor:
     """Norm and MLP; the norm stands outside a checkpoint of the experts, and inside one of the dense MLP."""
     spec = block.mlp
     if isinstance(spec, MixtureOfExperts):
@@ -84,12 +90,12 @@ def mlp_branch(tape: Tape, x: Tensor, block: Block, setting: Setting) -> Tensor:
     return again(tape, setting, "mlp", lambda z: dense(tape, z, spec, block, setting), [x])
 
 
-def discarded(tape: Tape, setting: Setting, normalised: Tensor, out: Tensor) -> Tensor:
+def discarded(tape: Tape, setting: BlockConfig, normalised: Tensor, out: Tensor) -> Tensor:
     """Drop the output of a norm that stands alone, where the policy says ``layernorm``."""
     return discarding(tape, normalised, out) if "layernorm" in setting.checkpointed else out
 
 
-def grouped_query(tape: Tape, x: Tensor, block: Block, setting: Setting) -> Tensor:
+def grouped_query(tape: Tape, x: Tensor, block: Block, setting: BlockConfig) -> Tensor:
     """Attention from the block's input to its output projection."""
     spec = block.attention
     width = spec.q_dim + 2 * spec.kv_dim
@@ -106,7 +112,7 @@ def grouped_query(tape: Tape, x: Tensor, block: Block, setting: Setting) -> Tens
     return row_parallel(tape, out, setting, "attention projection", block.hidden)
 
 
-def attend(tape: Tape, q: Tensor, k: Tensor, v: Tensor, spec: Attention, setting: Setting) -> Tensor:
+def attend(tape: Tape, q: Tensor, k: Tensor, v: Tensor, spec: Attention, setting: BlockConfig) -> Tensor:
     """Core attention, under a checkpoint of its own where the policy says so."""
 
     def part(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -115,7 +121,7 @@ def attend(tape: Tape, q: Tensor, k: Tensor, v: Tensor, spec: Attention, setting
     return again(tape, setting, "core_attn", part, [q, k, v])
 
 
-def core(tape: Tape, q: Tensor, k: Tensor, v: Tensor, spec: Attention, setting: Setting) -> Tensor:
+def core(tape: Tape, q: Tensor, k: Tensor, v: Tensor, spec: Attention, setting: BlockConfig) -> Tensor:
     """Fused attention keeps q, k, v, its output and the logsumexp; else the scores are materialised."""
     values = q.size._replace(elements=spec.heads * spec.value_dim, label="a·d")
     if setting.attention in MATERIALISED:
@@ -148,7 +154,7 @@ def beside(tape: Tape, x: Tensor, name: str, shard: Shard) -> Tensor:
     return tape.record(Tensor(made.storage, size), [x], rule)
 
 
-def scores(tape: Tape, q: Tensor, k: Tensor, v: Tensor, spec: Attention, setting: Setting, values: Size) -> Tensor:
+def scores(tape: Tape, q: Tensor, k: Tensor, v: Tensor, spec: Attention, setting: BlockConfig, values: Size) -> Tensor:
     """Materialised scores: the masked softmax is one kernel that keeps its output (``fused_softmax.py``)."""
     square = Size(spec.heads, setting.compute, "pair", "tp", "a·s")
     if spec.kv_heads < spec.heads:
@@ -174,7 +180,7 @@ def masked_softmax(tape: Tape, x: Tensor) -> Tensor:
     return tape.record(out, [x], rule, [out.storage])
 
 
-def dense(tape: Tape, x: Tensor, spec: Mlp, block: Block, setting: Setting) -> Tensor:
+def dense(tape: Tape, x: Tensor, spec: Mlp, block: Block, setting: BlockConfig) -> Tensor:
     """A dense MLP with its norm."""
     width, label = (2 * spec.ffn, "2·f") if spec.gated else (spec.ffn, "f")
     up = normalised_linear(tape, x, block.norm, setting, "MLP up projection", width, label)
@@ -188,3 +194,64 @@ def activated(tape: Tape, x: Tensor, elements: int, name: str) -> Tensor:
     size = x.size
     out = tape.new(name, size._replace(elements=elements, label="f"))
     return tape.record(out, [x], lambda _: [tape.new(f"gradient before {name}", size)], [x.storage])
+
+
+Core = Callable[[Tape, Tensor, Tensor, Tensor, "Attention", "BlockConfig"], Tensor]
+
+
+def latent_attention(tape: Tape, x: Tensor, block: Block, setting: BlockConfig, core: Core) -> Tensor:
+    """From the block's input to the output projection; the input's norm stands alone here."""
+    spec, latent = block.attention, block.attention.latent
+    if latent is None:
+        raise ValueError("latent_attention needs an attention with a latent space")
+    y = norm(tape, x, block.norm, setting, "attention norm")
+
+    def up(query: Tensor, key: Tensor, turned: Tensor) -> list[Tensor]:
+        return projected_up(tape, query, key, turned, block, latent, setting)
+
+    again = WithoutOutput(tape, up) if "mla_up_proj" in setting.checkpointed else None
+    downs = projected_down(tape, y, latent, setting)
+    q, k, v = again.run(downs) if again else up(*downs)
+    del downs
+    out = core(tape, q, k, v, spec, setting)
+    del q, k, v
+    if again:
+        out = again.discard(out)
+    out = row_parallel(tape, out, setting, "attention projection", block.hidden)
+    return discarding(tape, y, out) if "layernorm" in setting.checkpointed else out
+
+
+def projected_down(tape: Tape, y: Tensor, latent: LatentAttention, setting: BlockConfig) -> list[Tensor]:
+    """What queries, keys and values are made from: latent vectors, and the keys' rotary part, shared by all heads."""
+    rank, turned = latent.q_lora_rank, latent.qk_rope_head_dim
+    query = y if rank is None else column_parallel(tape, y, setting, "query down projection", rank, "r_q", "sp")
+    both = latent.kv_lora_rank + turned
+    down = column_parallel(tape, y, setting, "key-value down projection", both, "r_kv + d_r", "sp")
+    return [query, *ops.split(tape, down, [latent.kv_lora_rank, turned], ["r_kv", "d_r"], "key-value down projection")]
+
+
+def projected_up(
+    tape: Tape, query: Tensor, key: Tensor, turned: Tensor, block: Block, latent: LatentAttention, setting: BlockConfig
+) -> list[Tensor]:
+    """Queries, keys and values of all heads, rotated."""
+    spec, name = block.attention, "query projection" if latent.q_lora_rank is None else "query up projection"
+    if latent.q_lora_rank is None:
+        q = column_parallel(tape, query, setting, name, spec.q_dim, "q")
+    else:
+        q = normalised_linear(tape, query, block.norm, setting, name, spec.q_dim, "q")
+    width = spec.heads * (latent.qk_nope_head_dim + latent.v_head_dim)
+    up = normalised_linear(tape, key, block.norm, setting, "key-value up projection", width, "a·(d_n + d_v)")
+    return [q, *rotated(tape, up, turned, spec, latent)]
+
+
+def rotated(tape: Tape, up: Tensor, shared: Tensor, spec: Attention, latent: LatentAttention) -> tuple[Tensor, Tensor]:
+    """Keys and values as new tensors: keeps nothing but cosine and sine."""
+    sizes = (up.size, shared.size)
+    keys = tape.new("keys", up.size._replace(elements=spec.q_dim, label="a·(d_n + d_r)"))
+    values = tape.new("values", up.size._replace(elements=spec.heads * latent.v_head_dim, label="a·d_v"))
+
+    def rule(_: Grads) -> Grads:
+        return [tape.new("gradient before rotated keys and values", size) for size in sizes]
+
+    k, v = tape.record_many([keys, values], [up, shared], rule)
+    return k, v

@@ -9,20 +9,32 @@ import torch
 from torch import nn
 
 from autograd import models
-from memcalc.probe.live import saved
-from memcalc.probe.live.checkpoints import wrap_blocks
 from memcalc.probe.live.cuda_like import cuda_like
-from memcalc.probe.live.saved import Kept, node_names, recording
-
-__all__ = ["Kept"]
+from memcalc.probe.live.saved import SavedStorage, node_names, recording
+from memcalc.probe.live.step_models import wrap_blocks
 
 
 @dataclasses.dataclass
-class Saved(saved.Saved):
-    """What one forward pass keeps, with the model that ran."""
+class Saved:
+    """Everything that one forward pass saves, parameters and buffers left out, with the model that ran."""
 
+    storages: list[SavedStorage]
+    blocks: list[str]
     config: Any
     model: nn.Module
+
+    def at(self, part: str | int) -> list[SavedStorage]:
+        """Return what ``part`` keeps: a block's number, its path, ``embedding``, ``between`` or ``head``."""
+        name = self.blocks[part] if isinstance(part, int) else part
+        return [s for s in self.storages if s.part == name]
+
+    def bytes_at(self, part: str | int, *, weights: bool = False) -> int:
+        """Return the bytes saved at ``part``; ``weights`` counts autocast's copies of weights too."""
+        return sum(s.nbytes for s in self.at(part) if weights or s.weight is None)
+
+    def total(self, *, weights: bool = False) -> int:
+        """Return the bytes saved everywhere."""
+        return sum(s.nbytes for s in self.storages if weights or s.weight is None)
 
 
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32, "fp32+autocast": torch.float32}

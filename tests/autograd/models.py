@@ -117,6 +117,15 @@ FAMILIES: dict[str, Family] = {
     "starcoder2": Family(
         "starcoder2", TINY | KV, dropout=("attention_dropout", "residual_dropout", "embedding_dropout")
     ),
+    "gpt-oss": Family(
+        "gpt_oss",
+        TINY
+        | KV
+        | {key: MOE[key] for key in ("num_local_experts", "num_experts_per_tok")}
+        | {"head_dim": 32, "sliding_window": 16},
+        dropout=("attention_dropout",),
+        eager_only=True,
+    ),
     "mixtral": Family("mixtral", TINY | KV | MOE, dropout=("attention_dropout",)),
     "qwen3-moe": Family("qwen3_moe", TINY | KV | MOE | {"head_dim": 32}, dropout=("attention_dropout",)),
     "deepseek-v2": Family("deepseek_v2", MLA | {"topk_method": "greedy"}, dropout=("attention_dropout",)),

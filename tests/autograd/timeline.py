@@ -9,9 +9,7 @@ from torch import nn
 from autograd import measure, models
 from memcalc.probe.live import timeline
 from memcalc.probe.live.cuda_like import cuda_like
-from memcalc.probe.live.timeline import Event, Steps, Timeline, adamw, resizing
-
-__all__ = ["Event", "Steps", "Timeline", "adamw", "resizing"]
+from memcalc.probe.live.timeline import Steps, adamw
 
 
 def train(

@@ -27,7 +27,7 @@ def timed(name: str, model: str, grids: tuple[Grid, ...], gpu: str, runs: int) -
     node, seconds = catalog.node_for(chip), []
     for _ in range(runs):
         started = time.process_time()
-        found = search(spec, grids, chip, node, 10)
+        found = search(spec, grids, chip, node)
         seconds.append(time.process_time() - started)
     searched = sum(outcome.searched for outcome in found.values())
     memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20

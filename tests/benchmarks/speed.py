@@ -10,9 +10,10 @@ for _threads in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ.setdefault(_threads, "1")
 
 from memcalc import catalog
-from memcalc.grid import Fixed, Grid
-from memcalc.layouts import layouts_for
+from memcalc.grid import Grid
+from memcalc.planner.pipelines import layouts_for
 from memcalc.planner.search import search
+from memcalc.specs.options import SharedSettings
 
 RECOMPUTES = (
     *("none", "full", "sqrt", "attention", "mlp", "selective-ops", "selective-core-attn"),
@@ -32,7 +33,15 @@ def large_space(name: str, gpus: int) -> Grid:
     layouts += layouts_for(model, gpus, (powers[1:4], powers[:6], powers[:5], [1]), 4096, sp=False)
     precisions = ("bf16-mixed", "bf16-autocast", "fp32", "bf16")
     micro_batches = tuple(1 << k for k in range(8))
-    return Grid(Fixed("fsdp2", 4096, 1024), tuple(layouts), precisions, RECOMPUTES, (3, 2), OFFLOADS, micro_batches)
+    return Grid(
+        SharedSettings(framework="fsdp2", seq_len=4096, global_batch=1024),
+        tuple(layouts),
+        precisions,
+        RECOMPUTES,
+        (3, 2),
+        OFFLOADS,
+        micro_batches,
+    )
 
 
 def main() -> None:
@@ -49,10 +58,10 @@ def main() -> None:
     profile = cProfile.Profile()
     for _ in range(options.runs):
         started = time.process_time()
-        found = search(model, (grid,), gpu, node, 10)
+        found = search(model, (grid,), gpu, node)
         seconds.append(time.process_time() - started)
     if options.profile:
-        profile.runcall(search, model, (grid,), gpu, node, 10)
+        profile.runcall(search, model, (grid,), gpu, node)
         pstats.Stats(profile).sort_stats("tottime").print_stats(25)
     rate = grid.size / min(seconds)
     print(f"{grid.size:,} strategies ({len(grid.layouts)} layouts), {found[options.gpus].feasible:,} fit")

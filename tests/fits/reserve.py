@@ -14,10 +14,10 @@ from pathlib import Path
 import numpy as np
 
 from memcalc import catalog, validation
-from memcalc.convert.runs import read_runs
 from memcalc.errors import MemcalcError
-from memcalc.probe.calibrate.ranges import COVERAGE, FEWEST, Slack, fitted_range, slack_of
-from memcalc.results import Estimate
+from memcalc.probe.calibrate.reserves import COVERAGE, FEWEST, ReserveSample, fitted_range, reserve_sample
+from memcalc.results.estimates import Estimate
+from memcalc.runs import read_runs
 from memcalc.specs.runs import Run
 
 FILE = Path(__file__).resolve().parents[2] / "presets" / "reserve.toml"
@@ -26,7 +26,7 @@ SHIFTED = ("2021",)
 """Classes whose allocator is not replayed, so that its slack is added to the prediction."""
 
 
-def residuals() -> list[Slack]:
+def residuals() -> list[ReserveSample]:
     """Residuals of all shipped runs that have a reserved or a device figure."""
     runs, presets, found = read_runs().run, validation.Presets(), []
     for run in runs:
@@ -39,8 +39,8 @@ def residuals() -> list[Slack]:
     return found
 
 
-def _residual(run: Run, estimate: Estimate) -> Slack:
-    return slack_of(run, estimate, document(run.source), catalog.reserve(estimate.interval.allocator).middle)
+def _residual(run: Run, estimate: Estimate) -> ReserveSample:
+    return reserve_sample(run, estimate, document(run.source), catalog.reserve(estimate.interval.allocator).middle)
 
 
 def document(source: str) -> str:
@@ -50,7 +50,7 @@ def document(source: str) -> str:
     return f"{repository.partition('@')[0]} {path.rpartition('/')[0] if path.endswith('.out') else path}"
 
 
-def fit(rows: Iterable[Slack]) -> str:
+def fit(rows: Iterable[ReserveSample]) -> str:
     """The text of presets/reserve.toml."""
     rows = list(rows)
     parts = ["# Written by tests/fits/reserve.py from presets/runs; do not edit.\n"]

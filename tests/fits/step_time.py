@@ -17,11 +17,13 @@ from typing import Any
 
 import numpy as np
 
-from fits.throughput import Job, comparable, jobs, layout_only
+from fits.throughput import Job, comparable, jobs, layout_only, layout_runs
 from memcalc import catalog
 from memcalc.formulas.types import Array
-from memcalc.probe.calibrate.jobs import Stack, along
-from memcalc.timing.rates import Rates, kernels_of
+from memcalc.probe.calibrate.times import Stack, along
+from memcalc.runs import read_runs
+from memcalc.timing.forecast import base_of
+from memcalc.timing.rates import Rates, attention_share, factors_of, scopes_of, without
 from memcalc.timing.times import Times, seconds
 
 FILE = Path(__file__).resolve().parents[2] / "presets" / "step_time.toml"
@@ -49,38 +51,76 @@ class Prior:
 
 MAMF = "fitted; prior: best matmul measured on the card, stas00/ml-engineering compute/accelerator/README.md"
 FLASH2 = "fitted; prior: FlashAttention-2, arXiv:2307.08691, figure 6 and README"
+DEQUANTISED = (
+    "fitted; prior: between a profile of Llama 3 8B on an L40S (kDequantizeBlockwise, 59.8 ms a micro-batch for 3 x "
+    "6.98e9 weights of 2.56 bytes: all of the bandwidth) and fixed costs of A100 runs"
+)
 PRIORS = (
     Prior("matmul", "Ampere", 0.86, 0.1, "-", MAMF),
     Prior("matmul", "Hopper", 0.80, 0.1, "-", MAMF),
+    Prior("matmul", "Hopper, TransformerEngine", 0.82, 0.05, "-", MAMF),
     Prior("matmul", "h100-96g", 0.72, 0.1, "-"),
     Prior("matmul", "Volta", 0.75, 0.1, "-"),
     Prior("matmul", "Blackwell", 0.775, 0.1, "-", MAMF),
     Prior("matmul", "CDNA3", 0.60, 0.1, "-", MAMF),
     Prior("attention", "Ampere", 0.58, 0.15, "-", FLASH2),
     Prior("attention", "Hopper", 0.34, 0.15, "-", FLASH2),
+    Prior("attention", "Hopper, cuDNN", 0.45, 0.15, "-"),
     Prior("attention", "h100-96g", 0.34, 0.15, "-"),
     Prior("attention", "Blackwell", 0.40, 0.3, "-"),
+    Prior("attention", "Blackwell, cuDNN", 0.50, 0.15, "-"),
     Prior("attention", "CDNA3", 0.25, 0.3, "-"),
+    Prior("attention_half", "any", 300, 0.3, "tokens"),
     Prior("operand_passes", "any", 1.0, 0.5, "-"),
     Prior("passes", "model", 2.5, 0.4, "-"),
     Prior("passes", "compiled", 1.5, 0.4, "-"),
     Prior("passes", "fused", 2.0, 0.4, "-"),
+    Prior("passes", "te", 2.0, 0.2, "-"),
     Prior("launch", "any", 12e-6, 0.4, "s"),
-    Prior("step_passes", "fused", 1.3, 0.4, "-"),
-    Prior("step_passes", "foreach", 2.5, 0.4, "-"),
-    Prior("inside", "any", 0.6, 0.4, "-"),
-    Prior("between", "any", 0.6, 0.4, "-"),
+    Prior("launch", "nanotron", 40e-6, 0.7, "s"),
+    Prior("window", "nanotron", 0.3, 0.7, "-"),
+    Prior("step_passes", "fused", 1.0, 0.2, "-"),
+    Prior("step_passes", "foreach", 2.0, 0.3, "-"),
+    Prior("inside", "any", 0.7, 0.3, "-"),
+    Prior("between", "any", 0.8, 0.3, "-"),
+    Prior("inside_tensor", "Ampere, Megatron", 0.7, 0.3, "-"),
+    Prior("inside_tensor", "Ampere", 0.5, 0.4, "-"),
+    Prior("broadcast", "any", 3e-3, 0.7, "s"),
+    Prior("inside_tensor", "any", 0.7, 0.3, "-"),
+    Prior("between_tensor", "any", 0.7, 0.3, "-"),
+    Prior("call", "any", 30e-6, 0.7, "s"),
     Prior("latency", "any", 2e-6, 0.7, "s"),
-    Prior("overlap", "any", 0.5, 0.7, "-"),
-    Prior("overlap_step", "any", 0.5, 0.7, "-"),
+    Prior("latency_between", "any", 4e-6, 0.4, "s"),
+    Prior("hidden", "any", 0.2, 0.4, "-"),
+    Prior("window", "any", 0.7, 0.4, "-"),
+    Prior("fixed", "any", 30e-3, 0.5, "s"),
+    Prior("dequantisation", "any", 0.6, 0.5, "-", DEQUANTISED),
+    Prior("casts", "any", 0.45, 0.4, "-"),
     Prior("float8", "tensorwise", 0.8, 0.2, "-"),
     Prior("float8", "rowwise", 0.6, 0.2, "-"),
+    Prior("float8", "TransformerEngine", 0.8, 0.2, "-"),
 )
+MOE = "Megatron-Core MoE report, arXiv:2603.07685, table 7; DeepEP README"
 GIVEN = (
+    Prior("exposed_tensor", "any", 0.28, 0, "-", "not identified without NVIDIA's recipes, which set it"),
+    Prior("exposed_exchange", "any", 0.12, 0, "-", "Megatron-Core MoE report, arXiv:2603.07685: 93% hidden"),
+    Prior("wait", "any", 3e-3, 0, "s", "no run isolates it: host-bound dropless blocks, 3 to 5 ms"),
+    Prior("exchange_inside", "alltoall", 0.72 / 1.05, 0, "-", MOE),
+    Prior("exchange_inside", "alltoall, Blackwell", 0.58 / 1.05, 0, "-", MOE),
+    Prior("exchange_inside", "deepep", 0.90 / 1.05, 0, "-", MOE),
+    Prior("exchange_inside", "deepep, Blackwell", 0.75 / 1.05, 0, "-", MOE),
+    Prior("exchange_inside", "allgather", 0.70, 0, "-", "as large gathers"),
+    Prior("exchange_between", "alltoall", 0.90 / 1.10, 0, "-", MOE),
+    Prior("exchange_between", "deepep", 0.82 / 1.10, 0, "-", MOE),
+    Prior("exchange_between", "allgather", 0.80, 0, "-", "as large gathers"),
+    Prior("exchange_call", "alltoall", 30e-6, 0, "s", MOE),
+    Prior("exchange_call", "deepep", 40e-6, 0, "s", MOE),
+    Prior("exchange_call", "allgather", 30e-6, 0, "s", MOE),
+    Prior("overlap", "any", 0.5, 0, "-", "no published run: half of what offload transfers"),
     Prior("host_optimizer", "any", 4.1e9, 0, "parameters/s a node",
           "ZeRO-Offload, arXiv:2101.06840, table 4, as recalled: CPU-Adam updates 10^9 parameters in 0.24 s"),
 )  # fmt: skip
-SHARES = ("overlap", "overlap_step")
+SHARES = ("hidden", "window", "between", "between_tensor", "inside", "inside_tensor")
 """Constants between 0 and 1: their odds are fitted."""
 FIRST_FLASH = 0.5
 """FlashAttention 1 over 2 (arXiv:2307.08691, abstract: "around 2x speedup")."""
@@ -106,40 +146,40 @@ class Fit:
         self.sources = np.array([job.source for job in jobs])
         self.gpus = [job.gpu.name for job in jobs]
         self.stack = Stack.of(jobs)
+        self.places = self._places(jobs)
+        self.lengths = along(job.grid.fixed.seq_len for job in jobs)
+        self.flash = along(FIRST_FLASH if job.first_flash else 1.0 for job in jobs)
+        self.factors = {name: along(np.asarray(factors_of(job.grid)[name]).item() for job in jobs) for name in factors_of(jobs[0].grid)}
+        shares = ("exposed_tensor", "exposed_exchange")
+        self.without = {name: along(without(job.grid).get(name, np.nan) for job in jobs) for name in shares}
+        self.narrow = along(job.grid.precisions[0].startswith("fp8") for job in jobs) == 1
+        self.blocking = along(job.blocking for job in jobs)
 
     def rates(self, x: Array) -> Rates:
         """The rates of every job."""
-        values = {(p.name, p.of): _lowered(p.name, each) for p, each in zip(PRIORS, x, strict=True)}
-
-        def each(name: str, *of: Any) -> Array:
-            return along(next(values[name, o(job)] for o in of if (name, o(job)) in values) for job in self.jobs)
-
-        def named(name: str) -> float:
-            return values[name, "any"]
-
-        gpu, arch = (lambda j: j.gpu.name), (lambda j: j.gpu.arch.split()[0])
-        values.setdefault(("attention", "Volta"), 0.3)
-        return Rates(
-            matmul=each("matmul", gpu, arch),
-            attention=each("attention", gpu, arch) * along(FIRST_FLASH if j.first_flash else 1.0 for j in self.jobs),
-            passes=each("passes", lambda j: kernels_of(j.grid)),
-            step_passes=each("step_passes", lambda j: "fused" if j.grid.fixed.optimizer_impl == "fused" else "foreach"),
-            float8=along(self._float8(job, values) for job in self.jobs),
-            overlap_step=named("overlap_step") * along(j.grid.habits.overlaps_reduction for j in self.jobs),
-            blocking=along(j.blocking for j in self.jobs),
-            operand_passes=named("operand_passes"),
-            launch=named("launch"),
-            inside=named("inside"),
-            between=named("between"),
-            latency=named("latency"),
-            overlap=named("overlap"),
-        )
+        fitted = [_lowered(p.name, each) for p, each in zip(PRIORS, x, strict=True)]
+        values = np.array([*fitted, *(prior.value for prior in GIVEN)])
+        found = {name: along(values[places]) for name, places in self.places.items()}
+        found |= {name: found[name] * factor for name, factor in self.factors.items()}
+        found |= {name: np.where(np.isnan(whole), found[name], whole) for name, whole in self.without.items()}
+        found["attention"] = found["attention"] * self.flash * attention_share(self.lengths, found.pop("attention_half"))
+        found["float8"] = np.where(self.narrow, found["float8"], 1.0)
+        found["casts"] = 1.0 + self.narrow * found["casts"]
+        return Rates(blocking=self.blocking, **found)
 
     @staticmethod
-    def _float8(job: Job, values: dict[tuple[str, str], float]) -> float:
-        if not job.grid.precisions[0].startswith("fp8"):
-            return 1.0
-        return values["float8", "tensorwise" if job.grid.fixed.float8 == "tensorwise" else "rowwise"]
+    def _places(jobs: Sequence[Job]) -> dict[str, list[int]]:
+        """Of each job the place of each of its constants among the priors."""
+        known = {(prior.name, prior.of): place for place, prior in enumerate((*PRIORS, *GIVEN))}
+        known[("attention", "Volta")] = known[("attention", "Ampere")]
+        scopes = [
+            {name: (job.source, *of) if (name, job.source) in known else of for name, of in scopes_of(job.gpu, job.grid).items()}
+            for job in jobs
+        ]
+        return {
+            name: [next(known[name, one] for one in each[name] if (name, one) in known) for each in scopes]
+            for name in scopes[0]
+        }
 
     def times(self, x: Array) -> Times:
         """The times of every job."""
@@ -264,7 +304,7 @@ class Fitted:
 
 def fitted() -> Fitted:
     """Fit everything."""
-    kept, experts, left = jobs()
+    kept, experts, left = jobs((*read_runs().run, *layout_runs()))
     fit = Fit(kept)
     x = fit.solve()
     crossed, refits = fit.left_out(fit.sources, x)
@@ -308,6 +348,10 @@ def spans(found: Fitted) -> Iterator[str]:
         sources = len(set(found.fit.sources[own]))
         basis = f"validated on {own.sum()} {name} runs of {sources} sources"
         yield _span(name, range_of(found.crossed[own]), COVERAGE, int(own.sum()), sources, basis)
+    frozen = np.array([job.grid.fixed.adapters is not None for job in found.fit.jobs])
+    sources = len(set(found.fit.sources[frozen]))
+    basis = f"validated on {frozen.sum()} runs with adapters of {sources} source{'s' * (sources > 1)}"
+    yield _span("adapters", range_of(found.crossed[frozen]), COVERAGE, int(frozen.sum()), sources, basis)
     runs, sources = len(found.unseen), len(set(found.fit.sources))
     basis = "runs of each architecture by what was fitted without it"
     yield _span("unseen GPU", range_of(found.unseen), COVERAGE, runs, sources, basis)
@@ -354,7 +398,9 @@ def text(found: Fitted) -> str:
     gpus = [f"{name} = {counts[name]}" for name in sorted(counts)]
     head = "# Written by `python -m fits.step_time` in tests from presets/runs; do not edit.\n"
     parts = [head, *constants(found), *spans(found), *errors(found), *orders(found), *left]
-    return "\n".join([*parts, "[gpus]", *gpus]) + "\n"
+    bases = Counter(base_of(job.gpu, job.grid.fixed) for job in found.fit.jobs if job.grid.fixed.adapters)
+    frozen = [f'"{name}" = {bases[name]}' for name in sorted(bases)]
+    return "\n".join([*parts, "[gpus]", *gpus, "", "[adapters]", *frozen]) + "\n"
 
 
 if __name__ == "__main__":

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import replace
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 
 from memcalc import catalog, validation
-from memcalc.convert.runs import read_runs
-from memcalc.errors import MemcalcError
-from memcalc.formulas.census import model_count
-from memcalc.probe.calibrate.jobs import TimedJob, timed_job
+from memcalc.errors import InputError, MemcalcError
+from memcalc.planner.stage_peaks import stage_peaks
+from memcalc.probe.calibrate.times import TimedJob, timed_job
+from memcalc.runs import read_layouts, read_runs
 from memcalc.specs.runs import Run
+from memcalc.terms import ModelOnGrid, build_ledger, overhead_of
+from memcalc.terms.parameters import model_count
 
 SOURCES = {
     "llm-foundry": "llm-foundry", "foundation-model-stack": "fms-acceleration", "SimuMax": "SimuMax",
@@ -27,6 +29,8 @@ LATER_TITAN = ("d9bdfbb20", "27aa49077", "6a74d747c", "fca8ab7be", "36a4b6942", 
 
 def source_of(run: Run) -> str:
     """The source that a run counts with; torchtitan's commit messages are two, by their stack."""
+    if run.sweep:
+        return run.group
     for word, name in SOURCES.items():
         if word in run.source:
             return name
@@ -44,7 +48,7 @@ class Job(TimedJob):
     @property
     def first_flash(self) -> bool:
         """Fused attention is FlashAttention 1 or its Triton version (llm-foundry, ``submit_benchmarks.py`` 12a6319)."""
-        return self.source == "llm-foundry"
+        return self.source == "llm-foundry" or "FlashAttention 1." in self.run.software
 
     @property
     def blocking(self) -> bool:
@@ -72,6 +76,8 @@ def job_of(run: Run, presets: validation.Presets) -> Job:
 def reason_out(job: Job) -> str:
     """Why a run is not fitted on; empty where it is. No rule looks at a prediction of time."""
     run, count = job.run, model_count(job.model)
+    if run.not_fitted:
+        return run.not_fitted
     least = 6 * (count.active - (0 if job.model.tied else count.embedding)) * job.speed
     if job.grid.offloads[0]:
         return "offloads"
@@ -83,25 +89,65 @@ def reason_out(job: Job) -> str:
         return "power-limited GPUs, by their source"
     if least > max(job.gpu.peak_flops.get("bf16", 0), job.gpu.peak_flops.get("fp16", 0)):
         return "more than the peak of the GPU: its source contradicts itself about the global batch"
+    if job.source == "Hagemann 2023" and share_of_card(job) > NEAR:
+        return "said to take more than 95% of the card: slower than its neighbours"
     return ""
 
 
-def jobs() -> tuple[list[Job], list[Job], Counter[str]]:
-    """The jobs that are fitted on, those of mixtures of experts, and why others are left out."""
+NEAR = 0.95
+"""Share of a card beyond which runs of Hagemann et al. are 20 to 50% slower than their neighbours."""
+
+
+def share_of_card(job: Job) -> float:
+    """What the fullest stage takes of its GPU, by the closed form."""
+    census = ModelOnGrid(job.model, job.grid)
+    overhead = overhead_of(job.gpu, job.grid, job.grid.layouts[0])
+    stages = stage_peaks(census, build_ledger(census, overhead.workspaces, detail=False), overhead)
+    return max(stage.device for stage in stages) / job.gpu.memory_bytes
+
+
+SKIPPED = {
+    "precision": "8-bit and 4-bit recipes of Megatron-LM",
+    "dp-replicate": "ZeRO-1 over a part of the ranks, with gradients in 16 bits",
+    "zero": "FSDP of Megatron-LM",
+    "model": "a model whose shape its source does not give",
+    "pp": "pipeline stages without a block",
+}
+"""What a row of a sweep asks for that cannot be said, by the field that is refused."""
+
+
+def skipped(run: Run, error: MemcalcError) -> str:
+    """Why a run has no job; of a sweep one of :data:`SKIPPED`."""
+    if not (run.sweep and isinstance(error, InputError)):
+        return "a setting that is not modelled"
+    return SKIPPED[error.field]
+
+
+def built(runs: Iterable[Run], left: Counter[str]) -> Iterator[Job]:
+    """The jobs of runs that carry throughput, each once; ``left`` counts why others have none."""
     presets, seen = validation.Presets(), set()
-    kept, experts, left = [], [], Counter[str]()
-    for run in read_runs().run:
+    for run in runs:
         if run.tokens_per_second_per_gpu is None:
             continue
         try:
             job = job_of(run, presets)
-        except MemcalcError:
-            left["a setting that is not modelled"] += 1
+        except MemcalcError as error:
+            left[skipped(run, error)] += 1
             continue
         if job.key in seen:
             left["the same run again"] += 1
             continue
         seen.add(job.key)
+        yield job
+
+
+def jobs(runs: Iterable[Run] | None = None) -> tuple[list[Job], list[Job], Counter[str]]:
+    """The jobs that are fitted on, those of mixtures of experts, and why others are left out.
+
+    ``runs`` are the shipped ones where none are given; :func:`layout_runs` are those of the published sweeps.
+    """
+    kept, experts, left = [], [], Counter[str]()
+    for job in built(read_runs().run if runs is None else runs, left):
         reason = reason_out(job)
         if reason:
             left[reason] += 1
@@ -111,17 +157,23 @@ def jobs() -> tuple[list[Job], list[Job], Counter[str]]:
     return kept, experts, left
 
 
+def layout_runs() -> tuple[Run, ...]:
+    """The runs of the published sweeps over layouts."""
+    return read_layouts().run
+
+
 APART = 0.03
 """Measured steps of a pair that counts are further apart than this."""
 
 
 def comparable(a: Job, b: Job) -> bool:
-    """Whether two runs are of the same source, model and GPU, and measurably apart."""
+    """Whether two runs are of the same source, model and GPU, of one sweep if of any, and measurably apart."""
     same = (a.source, a.model.name, a.gpu.name) == (b.source, b.model.name, b.gpu.name)
+    same = same and (a.run.sweep, a.first_flash) == (b.run.sweep, b.first_flash)
     return same and abs(np.log(a.speed / b.speed)) > APART
 
 
 def layout_only(a: Job, b: Job) -> bool:
     """Whether they differ in layout, micro-batch, sharding and batch alone."""
-    plain = [replace(job.grid.fixed, global_batch=0) for job in (a, b)]
+    plain = [job.grid.fixed.model_copy(update={"global_batch": 0}) for job in (a, b)]
     return plain[0] == plain[1] and (a.grid.recomputes, a.grid.precisions) == (b.grid.recomputes, b.grid.precisions)

@@ -6,16 +6,26 @@ utils/config/__init__.py (normalize_config, resolve_dtype), utils/trainer.py (se
 
 from __future__ import annotations
 
-from typing import Any
-
-from memcalc.convert.config import Config, Reading
+from memcalc.convert.config import Config, ConfigReader
 from memcalc.convert.document import Document
-from memcalc.convert.formats import axolotl_keys as keys
 from memcalc.convert.formats.axolotl_write import write
-from memcalc.convert.formats.base import Format, inner_document
-from memcalc.convert.formats.optimizers import say_optimizer
-from memcalc.convert.formats.tuning import fsdp_keys, say_fsdp, say_lora, say_stored, say_trained_besides
+from memcalc.convert.formats.base import Format, key_table
+from memcalc.convert.formats.fsdp_config import ACCELERATED
+from memcalc.convert.formats.tuning import (
+    fsdp_keys,
+    optimizers_of,
+    refer_deepspeed,
+    set_also_trained,
+    set_fsdp,
+    set_lora,
+    set_optimizer,
+    set_stored,
+)
 
+KEYS = key_table("axolotl")
+KNOWN = ("harmless", "not_modelled", "degrees", "lora_kernels", "liger")
+"""What of the keys is offered as the nearest name of one that is unknown."""
+_OPTIMIZERS = optimizers_of(KEYS)
 _ATTENTION = {
     "flash_attention_2": "flash", "flash_attention_3": "flash", "sdpa": "", "eager": "eager", "flex_attention": "flash",
     "xformers": "efficient", "sage": "flash", "fp8": "flash",
@@ -31,278 +41,272 @@ _REFERENCES = ("dpo", "ipo", "kto", "gdpo", "grpo")
 
 def read(document: Document) -> Config:
     """Return what an axolotl config says of a job."""
-    reading = Reading(document, "axolotl", "axolotl 0.18")
-    reading.say("engine", "trainer", "base_model")
-    reading.say("model", reading.text("base_model"), "base_model")
-    reading.say("strategy.expandable_segments", True, "PYTORCH_ALLOC_CONF")
-    _batch(reading)
-    adapter = _adapter(reading)
-    _precision(reading, adapter)
-    sharded = _engine(reading)
-    _checkpointing(reading, adapter)
-    _attention(reading, adapter, sharded)
-    _kernels(reading, adapter)
-    say_optimizer(reading, "optimizer", "adamw_torch_fused", keys.OPTIMIZERS)
-    _degrees(reading)
-    _objective(reading)
-    reading.harmless(*keys.HARMLESS, *(() if adapter else keys.WITHOUT_ADAPTER))
-    reading.not_modelled(keys.NOT_MODELLED)
-    return reading.finish(known=keys.KNOWN)
+    reader = ConfigReader(document, "axolotl", "axolotl 0.18")
+    reader.set("engine", "trainer", "base_model")
+    reader.set("model", reader.text("base_model"), "base_model")
+    reader.set("strategy.expandable_segments", True, "PYTORCH_ALLOC_CONF")
+    _batch(reader)
+    adapter = _adapter(reader)
+    _precision(reader, adapter)
+    sharded = _engine(reader)
+    _checkpointing(reader, adapter)
+    _attention(reader, adapter, sharded)
+    _kernels(reader, adapter)
+    set_optimizer(reader, "optimizer", "adamw_torch_fused", _OPTIMIZERS)
+    _degrees(reader)
+    _objective(reader)
+    reader.harmless(*KEYS.harmless, *(() if adapter else KEYS.names("of_adapters", "lora_kernels")))
+    reader.not_modelled(KEYS.not_modelled)
+    return reader.finish(known=KEYS.names(*KNOWN))
 
 
-def _batch(reading: Reading) -> None:
-    reading.say("seq_len", reading.whole("sequence_len", 512, low=1), "sequence_len")
-    micro = reading.whole("micro_batch_size", 1, low=1)
-    reading.say("micro_batch", micro, "micro_batch_size")
-    reading.say("accumulation", reading.whole("gradient_accumulation_steps", 1, low=1), "gradient_accumulation_steps")
-    if reading.has("batch_size"):
-        said = "batch_size has no effect: gradient_accumulation_steps, 1 where it is left out, has its way"
-        reading.note("note", "MC004", "batch_size", said)
-    packed = bool(reading.flag("sample_packing"))
-    reading.say("varying_lengths", not reading.flag("pad_to_sequence_len", packed), "pad_to_sequence_len")
-    reading.say("eval_micro_batch", reading.whole("eval_batch_size", micro, low=1), "eval_batch_size")
-    share = reading.number("val_set_size", 0.0) or 0.0
-    tests = bool(reading.raw("test_datasets"))
-    reading.harmless("test_datasets")
-    reading.say("evaluates", share > 0 or tests, "test_datasets" if tests else "val_set_size")
+def _batch(reader: ConfigReader) -> None:
+    reader.set_integer("seq_len", "sequence_len", 512)
+    micro = reader.integer("micro_batch_size", 1, low=1)
+    reader.set("micro_batch", micro, "micro_batch_size")
+    reader.set_integer("accumulation", "gradient_accumulation_steps", 1)
+    if reader.has("batch_size"):
+        message = "batch_size has no effect: gradient_accumulation_steps, 1 where it is left out, has its way"
+        reader.note("note", "MC004", "batch_size", message)
+    packed = bool(reader.flag("sample_packing"))
+    reader.set("varying_lengths", not reader.flag("pad_to_sequence_len", packed), "pad_to_sequence_len")
+    reader.set_integer("eval_micro_batch", "eval_batch_size", micro)
+    share = reader.number("val_set_size", 0.0) or 0.0
+    tests = bool(reader.raw("test_datasets"))
+    reader.harmless("test_datasets")
+    reader.set("evaluates", share > 0 or tests, "test_datasets" if tests else "val_set_size")
 
 
-def _adapter(reading: Reading) -> str:
+def _adapter(reader: ConfigReader) -> str:
     """Adapters, and how the frozen base is stored; empty where the weights themselves are trained."""
-    adapter = reading.text("adapter")
+    adapter = reader.text("adapter")
     if adapter and adapter not in ("lora", "qlora"):
-        raise reading.wrong("adapter", adapter, "must be lora or qlora to be modelled")
-    narrow = {bits: bool(reading.flag(f"load_in_{bits}bit")) for bits in (4, 8)}
-    gptq = bool(reading.flag("gptq"))
+        raise reader.error("adapter", adapter, "must be lora or qlora to be modelled")
+    narrow = {bits: bool(reader.flag(f"load_in_{bits}bit")) for bits in (4, 8)}
+    gptq = bool(reader.flag("gptq"))
+    if not adapter and any(narrow.values()):
+        raise reader.error(f"load_in_{4 if narrow[4] else 8}bit", True, "must be false where adapter is not set")
     if not adapter:
-        if any(narrow.values()):
-            key = f"load_in_{4 if narrow[4] else 8}bit"
-            raise reading.wrong(key, True, "must be false where adapter is not set")
         return ""
     if adapter == "qlora" and not narrow[4]:
-        raise reading.wrong("load_in_4bit", False, "must be true with adapter: qlora")
-    rank = reading.whole("lora_r", low=1)
-    if rank is None and not reading.has("lora_model_dir"):
-        raise reading.wrong("lora_r", None, f"must be the rank of the adapters of adapter: {adapter}")
-    every = bool(reading.flag("lora_target_linear"))
+        raise reader.error("load_in_4bit", False, "must be true with adapter: qlora")
+    rank = reader.integer("lora_r", low=1)
+    if rank is None and not reader.has("lora_model_dir"):
+        raise reader.error("lora_r", None, f"must be the rank of the adapters of adapter: {adapter}")
+    all_linear = bool(reader.flag("lora_target_linear"))
     if rank is None:
-        reading.ask("lora", "lora_model_dir", reading.text("lora_model_dir"))
+        reader.ask("lora", "lora_model_dir", reader.text("lora_model_dir"))
     else:
-        say_lora(reading, rank, "lora_target_linear" if every else "lora_target_modules", every)
-    reading.say("workload.lora_dropout", reading.number("lora_dropout", 0.0), "lora_dropout")
-    if reading.flag("peft_autocast_adapter_dtype", True) is False:
-        reading.say("adapter_dtype", "bf16", "peft_autocast_adapter_dtype")
-    if reading.has("lora_modules_to_save"):
-        say_trained_besides(reading, "lora_modules_to_save")
-    _quantised(reading, adapter, narrow, gptq)
+        set_lora(reader, rank, "lora_target_linear" if all_linear else "lora_target_modules", all_linear)
+    reader.set("workload.lora_dropout", reader.number("lora_dropout", 0.0), "lora_dropout")
+    if reader.flag("peft_autocast_adapter_dtype", True) is False:
+        reader.set("adapter_dtype", "bf16", "peft_autocast_adapter_dtype")
+    if reader.has("lora_modules_to_save"):
+        set_also_trained(reader, "lora_modules_to_save")
+    _quantised(reader, adapter, narrow, gptq)
     return adapter
 
 
-def _quantised(reading: Reading, adapter: str, narrow: dict[int, bool], gptq: bool) -> None:
+def _quantised(reader: ConfigReader, adapter: str, narrow: dict[int, bool], gptq: bool) -> None:
     """What bitsandbytes stores (loaders/model.py); norms are cast back afterwards, so that none stays in fp32."""
-    doubled = reading.flag("bnb_config_kwargs.bnb_4bit_use_double_quant", True)
-    kind = reading.text("bnb_config_kwargs.bnb_4bit_quant_type", "nf4")
-    reading.raw("bnb_config_kwargs.bnb_4bit_quant_storage")
+    doubled = reader.flag("bnb_config_kwargs.bnb_4bit_use_double_quant", True)
+    kind = reader.text("bnb_config_kwargs.bnb_4bit_quant_type", "nf4")
+    reader.raw("bnb_config_kwargs.bnb_4bit_quant_storage")
     if kind not in ("nf4", "fp4"):
-        raise reading.wrong("bnb_config_kwargs.bnb_4bit_quant_type", kind, "must be nf4 or fp4")
-    if say_stored(reading, "base_model") or gptq:
-        if gptq and not any(one.word == "quantize" for one in reading.said):
-            reading.ask("quantize", "gptq", "the checkpoint's own bits")
+        raise reader.error("bnb_config_kwargs.bnb_4bit_quant_type", kind, "must be nf4 or fp4")
+    if set_stored(reader, "base_model") or gptq:
+        if gptq and not any(setting.name == "quantize" for setting in reader.settings):
+            reader.ask("quantize", "gptq", "the checkpoint's own bits")
     elif adapter == "qlora":
-        reading.say("quantize", "nf4-dq" if doubled else "nf4", "load_in_4bit")
+        reader.set("quantize", "nf4-dq" if doubled else "nf4", "load_in_4bit")
     elif narrow[8]:
-        reading.say("quantize", "int8", "load_in_8bit")
+        reader.set("quantize", "int8", "load_in_8bit")
     elif narrow[4]:
-        reading.note("note", "MC004", "load_in_4bit", "load_in_4bit quantises nothing with adapter: lora; qlora does")
+        reader.note("note", "MC004", "load_in_4bit", "load_in_4bit quantises nothing with adapter: lora; qlora does")
 
 
-def _precision(reading: Reading, adapter: str) -> None:
+def _precision(reader: ConfigReader, adapter: str) -> None:
     """resolve_dtype: bf16 unless it is false, or fp16 is true and bf16 is left to itself; weights are loaded so."""
-    asked = reading.raw("bf16", "auto")
-    narrow = bool(reading.flag("fp16"))
-    bf16 = not narrow if asked == "auto" else bool(reading.flag("bf16"))
-    bfloat16, half = bool(reading.flag("bfloat16")), bool(reading.flag("float16"))
+    requested = reader.raw("bf16", "auto")
+    narrow = bool(reader.flag("fp16"))
+    bf16 = not narrow if requested == "auto" else bool(reader.flag("bf16"))
+    bfloat16, half = bool(reader.flag("bfloat16")), bool(reader.flag("float16"))
     if bf16 or bfloat16:
         weights, mixed, key = "bf16", "bf16", "bf16" if bf16 else "bfloat16"
     elif narrow:
         weights, mixed, key = "fp16", "fp16", "fp16"
-    elif half or (adapter and bool(reading.flag("load_in_8bit"))):
+    elif half or (adapter and bool(reader.flag("load_in_8bit"))):
         weights, mixed, key = "fp16", "no", "float16" if half else "load_in_8bit"
     else:
         weights, mixed, key = "fp32", "no", "bf16"
-    reading.say("weights", weights, key)
-    reading.say("mixed", mixed, key)
-    reading.harmless("float32", "tf32")
+    reader.set("weights", weights, key)
+    reader.set("mixed", mixed, key)
+    reader.harmless("float32", "tf32")
 
 
-def _engine(reading: Reading) -> bool:
+def _engine(reader: ConfigReader) -> bool:
     """Who shares out the states: FSDP, DeepSpeed, or nobody; true where somebody does."""
-    listed = [str(item).lower() for item in reading.items("fsdp") if str(item).lower() not in ("false", "")]
-    if listed or reading.raw("fsdp_config"):
-        _fsdp(reading, listed)
+    listed = [str(item).lower() for item in reader.items("fsdp") if str(item).lower() not in ("false", "")]
+    if listed or reader.raw("fsdp_config"):
+        _fsdp(reader, listed)
         return True
-    reading.harmless("fsdp_version")
-    reading.say("zero", 0, "fsdp")
-    found = reading.raw("deepspeed")
-    if isinstance(found, dict):
-        reading.refer("deepspeed", "deepspeed", document=inner_document(reading.document, ("deepspeed",)))
-        reading.harmless("deepspeed.")
-    elif found:
-        reading.refer("deepspeed", "deepspeed", path=reading.text("deepspeed"))
-    return bool(found)
+    reader.harmless("fsdp_version")
+    reader.set("zero", 0, "fsdp")
+    return refer_deepspeed(reader)
 
 
-def _fsdp(reading: Reading, listed: list[str]) -> None:
+def _fsdp(reader: ConfigReader, listed: list[str]) -> None:
     """``fsdp_config`` with or without the old prefix of its keys; ``fsdp`` lists what Transformers took before 5.0."""
-    where = fsdp_keys(reading)
-    version_key = "fsdp_version" if reading.has("fsdp_version") else where["version"]
-    reading.raw(where["version"])
-    say_fsdp(reading, version_key, 1, listed, where, "offload_params")
+    where = fsdp_keys(reader)
+    version_key = "fsdp_version" if reader.has("fsdp_version") else where["version"]
+    reader.raw(where["version"])
+    set_fsdp(reader, version_key, 1, listed, where, "offload_params")
     dropped = where["sharding_strategy"]
-    if str(reading.raw(dropped, "FULL_SHARD")).upper() not in ("FULL_SHARD", "1"):
-        said = f"{dropped} has no effect: axolotl 0.18 drops it, and shards in full"
-        reading.note("warning", "MC004", dropped, said, "reshard_after_forward: false")
-    reading.not_modelled({where["mixed_precision_policy"]: "FSDP computes in that dtype; counted as bf16 says"})
+    if str(reader.raw(dropped, "FULL_SHARD")).upper() not in ("FULL_SHARD", "1"):
+        message = f"{dropped} has no effect: axolotl 0.18 drops it, and shards in full"
+        reader.note("warning", "MC004", dropped, message, "reshard_after_forward: false")
+    reader.not_modelled({where["mixed_precision_policy"]: "FSDP computes in that dtype; counted as bf16 says"})
 
 
-def _checkpointing(reading: Reading, adapter: str) -> None:
+def _checkpointing(reader: ConfigReader, adapter: str) -> None:
     """Recomputation and offloaded activations, which with adapters replace it (loaders/model.py)."""
-    raw = reading.raw("gradient_checkpointing", False)
-    offloading = reading.raw("activation_offloading", False)
-    reading.harmless("gradient_checkpointing_kwargs.")
+    raw = reader.raw("gradient_checkpointing", False)
+    offloading = reader.raw("activation_offloading", False)
+    reader.harmless("gradient_checkpointing_kwargs.")
     if str(raw) in ("offload", "offload_disk"):
         raw, offloading = True, True
     on = str(raw).lower() == "true"
     if str(raw).lower() not in ("true", "false"):
-        raise reading.wrong("gradient_checkpointing", raw, "must be true, false, offload or offload_disk")
-    key = "activation_offloading" if reading.raw("activation_offloading") else "gradient_checkpointing"
+        raise reader.error("gradient_checkpointing", raw, "must be true, false, offload or offload_disk")
+    key = "activation_offloading" if reader.raw("activation_offloading") else "gradient_checkpointing"
     moved = str(offloading).lower() not in ("false", "none", "")
     if moved:
-        reading.say("offload", ("activations",), key)
+        reader.set("offload", ("activations",), key)
     replaced = moved and bool(adapter) and offloading != "hidden_states"
-    if any(said.word == "recompute" for said in reading.said) and not on:
+    if any(setting.name == "recompute" for setting in reader.settings) and not on:
         return  # FSDP's own checkpointing
-    reading.say("recompute", "full" if on and not replaced else "none", "gradient_checkpointing")
-    engines = {said.value for said in reading.said if said.word == "engine"}
+    reader.set("recompute", "full" if on and not replaced else "none", "gradient_checkpointing")
+    engines = {setting.value for setting in reader.settings if setting.name == "engine"}
     if on and not replaced and engines & {"fsdp1", "fsdp2"}:
-        reading.say("checkpoints_wrapped", True, "gradient_checkpointing")
+        reader.set("checkpoints_wrapped", True, "gradient_checkpointing")
     if on and not replaced:
-        reentrant = _reentrant(reading) and (not moved or offloading == "hidden_states")
-        reading.say("strategy.checkpoint", "reentrant" if reentrant else "non-reentrant", "gradient_checkpointing")
+        reentrant = _reentrant(reader) and (not moved or offloading == "hidden_states")
+        reader.set("strategy.checkpoint", "reentrant" if reentrant else "non-reentrant", "gradient_checkpointing")
 
 
-def _reentrant(reading: Reading) -> bool:
+def _reentrant(reader: ConfigReader) -> bool:
     """normalize_config: reentrant, unless a part is frozen, or a policy is learned, or it is said otherwise."""
-    if reading.raw("gradient_checkpointing_kwargs") is not None:
-        return bool(reading.flag("gradient_checkpointing_kwargs.use_reentrant", False))
-    hidden = reading.raw("activation_offloading") == "hidden_states"
-    return not hidden and not reading.has("rl") and not reading.has("unfrozen_parameters")
+    if reader.raw("gradient_checkpointing_kwargs") is not None:
+        return bool(reader.flag("gradient_checkpointing_kwargs.use_reentrant", False))
+    hidden = reader.raw("activation_offloading") == "hidden_states"
+    return not hidden and not reader.has("rl") and not reader.has("unfrozen_parameters")
 
 
-def _attention(reading: Reading, adapter: str, sharded: bool) -> None:
-    key, asked = "attn_implementation", reading.text("attn_implementation")
+def _attention(reader: ConfigReader, adapter: str, sharded: bool) -> None:
+    key, requested = "attn_implementation", reader.text("attn_implementation")
     for flag, name in _OLD_ATTENTION.items():
-        if reading.flag(flag) and not asked:
-            key, asked = flag, name
-    if asked and asked not in _ATTENTION and "/" not in asked:
-        reading.one_of(key, _ATTENTION)
-    kernel = "flash" if "/" in asked else _ATTENTION[asked or "sdpa"]
+        if reader.flag(flag) and not requested:
+            key, requested = flag, name
+    if requested and requested not in _ATTENTION and "/" not in requested:
+        reader.one_of(key, _ATTENTION)
+    kernel = "flash" if "/" in requested else _ATTENTION[requested or "sdpa"]
     if kernel:
-        reading.say("attention", kernel, key)
-    if asked in ("sage", "fp8"):
-        reading.not_modelled({key: "inputs of attention are quantised"})
-    if not adapter and not sharded and asked in ("", "sdpa", "eager"):
-        said = "embedding, head and norms are cast to fp32 unless attention is flash attention (loaders/model.py)"
-        where = key if asked else "adapter"
-        reading.note("warning", "MC002", where, f"without {key}: flash_attention_2, {said}, and counted in 16 bits")
+        reader.set("attention", kernel, key)
+    if requested in ("sage", "fp8"):
+        reader.not_modelled({key: "inputs of attention are quantised"})
+    if not adapter and not sharded and requested in ("", "sdpa", "eager"):
+        effect = "embedding, head and norms are cast to fp32 unless attention is flash attention (loaders/model.py)"
+        where = key if requested else "adapter"
+        reader.note("warning", "MC002", where, f"without {key}: flash_attention_2, {effect}, and counted in 16 bits")
 
 
-def _kernels(reading: Reading, adapter: str) -> None:
+def _kernels(reader: ConfigReader, adapter: str) -> None:
     """What plugins replace, and the adapters' own kernels, which axolotl turns on by itself."""
-    plugins = " ".join(map(str, reading.items("plugins"))).lower()
+    plugins = " ".join(map(str, reader.items("plugins"))).lower()
     liger = "ligerplugin" in plugins
-    fused = {name: bool(reading.flag(f"liger_{name}")) and liger for name in keys.LIGER}
+    fused = {key.removeprefix("liger_"): bool(reader.flag(key)) and liger for key in KEYS.lists["liger"]}
     if fused["rms_norm"] and fused["rope"]:
-        reading.say("kernels", "fused", "liger_rms_norm")
+        reader.set("kernels", "fused", "liger_rms_norm")
     elif fused["rms_norm"] or fused["rope"]:
         alone = "liger_rms_norm" if fused["rms_norm"] else "liger_rope"
-        reading.not_modelled({alone: "norms and rotary embeddings are modelled as both fused or both not"})
+        reader.not_modelled({alone: "norms and rotary embeddings are modelled as both fused or both not"})
     else:
-        reading.say("kernels", "model", "liger_rms_norm")
+        reader.set("kernels", "model", "liger_rms_norm")
     if fused["fused_linear_cross_entropy"]:
-        reading.say("loss", "fused-linear", "liger_fused_linear_cross_entropy")
+        reader.set("loss", "fused-linear", "liger_fused_linear_cross_entropy")
     elif fused["cross_entropy"]:
-        reading.say("loss", "fused-kernel", "liger_cross_entropy")
-    elif reading.flag("cut_cross_entropy", "cutcrossentropy" in plugins) and "cutcrossentropy" in plugins:
-        reading.say("loss", "fused-linear", "cut_cross_entropy" if reading.has("cut_cross_entropy") else "plugins")
-    elif reading.flag("chunked_cross_entropy"):
-        reading.say("loss", "chunked", "chunked_cross_entropy")
+        reader.set("loss", "fused-kernel", "liger_cross_entropy")
+    elif reader.flag("cut_cross_entropy", "cutcrossentropy" in plugins) and "cutcrossentropy" in plugins:
+        reader.set("loss", "fused-linear", "cut_cross_entropy" if reader.has("cut_cross_entropy") else "plugins")
+    elif reader.flag("chunked_cross_entropy"):
+        reader.set("loss", "chunked", "chunked_cross_entropy")
     else:
-        reading.say("loss", "standard", "liger_fused_linear_cross_entropy")
-    compiled = reading.raw("torch_compile", False)
-    if compiled != "auto":
-        compiled = reading.flag("torch_compile")
-    reading.say("compile", "model" if compiled else "none", "torch_compile")
+        reader.set("loss", "standard", "liger_fused_linear_cross_entropy")
+    compiled = reader.raw("torch_compile") == "auto" or reader.flag("torch_compile")
+    reader.set("compile", "model" if compiled else "none", "torch_compile")
     if adapter:
-        _adapter_kernels(reading, adapter)
+        _adapter_kernels(reader, adapter)
 
 
-def _adapter_kernels(reading: Reading, adapter: str) -> None:
+def _adapter_kernels(reader: ConfigReader, adapter: str) -> None:
     """check_auto_enable_lora_kernels: on unless one is said, or 8 bits, foreign code, RL or FSDP 1 stand against it."""
-    said = [key for key in keys.LORA_KERNELS if reading.raw(key) is not None]
-    engines = {one.value for one in reading.said if one.word == "engine"}
-    against = reading.has("rl") or reading.flag("trust_remote_code") or "fsdp1" in engines
-    eight = adapter == "lora" and reading.flag("load_in_8bit")
-    on = any(reading.flag(key) for key in said) if said else not (against or eight)
-    where = next(iter(said), "lora_qkv_kernel")
+    stated = [key for key in KEYS.lists["lora_kernels"] if reader.raw(key) is not None]
+    engines = {setting.value for setting in reader.settings if setting.name == "engine"}
+    against = reader.has("rl") or reader.flag("trust_remote_code") or "fsdp1" in engines
+    eight = adapter == "lora" and reader.flag("load_in_8bit")
+    on = any(reader.flag(key) for key in stated) if stated else not (against or eight)
+    where = next(iter(stated), "lora_qkv_kernel")
     if "fsdp2" in engines and on:
         says = f"{where}: adapters run in fused kernels, which keep less than is counted here under FSDP 2"
-        reading.note("warning", "MC002", where, says)
+        reader.note("warning", "MC002", where, says)
         on = False
-    reading.say("strategy.lora_kernels", "fused" if on else "model", where)
+    reader.set("strategy.lora_kernels", "fused" if on else "model", where)
 
 
-def _degrees(reading: Reading) -> None:
-    tensor = reading.whole("tensor_parallel_size", 1, low=1)
+def _degrees(reader: ConfigReader) -> None:
+    tensor = reader.integer("tensor_parallel_size", 1, low=1)
     context = "context_parallel_size"
-    if not reading.has(context) and reading.has("sequence_parallel_degree"):
+    if not reader.has(context) and reader.has("sequence_parallel_degree"):
         context = "sequence_parallel_degree"
-    ranks = reading.whole(context, 1, low=1)
+    ranks = reader.integer(context, 1, low=1)
     if tensor != 1:
-        reading.say("tp", tensor, "tensor_parallel_size")
+        reader.set("tp", tensor, "tensor_parallel_size")
     if ranks != 1:
-        reading.say("cp", ranks, context)
-    if reading.flag("use_ray"):
-        reading.say("gpus", reading.whole("ray_num_workers", 1, low=1), "ray_num_workers")
-    if (reading.whole("dp_replicate_size", 1, low=1) or 1) > 1:
-        reading.not_modelled({"dp_replicate_size": "states are shared out over a part of the ranks (hybrid sharding)"})
-    reading.harmless("dp_shard_size")
-    reading.not_modelled(keys.DEGREES, unless=(False, None, 0, 1, "", "none"))
+        reader.set("cp", ranks, context)
+    if reader.flag("use_ray"):
+        reader.set_integer("gpus", "ray_num_workers", 1)
+    _replicas(reader)
+    reader.not_modelled(KEYS.tables["degrees"], unless=(False, None, 0, 1, "", "none"))
 
 
-def _objective(reading: Reading) -> None:
+def _replicas(reader: ConfigReader) -> None:
+    """Replicas as stated, or those that the stated ranks of each leave (utils/distributed.py)."""
+    replicas, shards = reader.integer("dp_replicate_size", 1, low=1), reader.integer("dp_shard_size", low=1)
+    if (replicas or 1) > 1:
+        reader.set("dp_replicate", replicas, "dp_replicate_size")
+    elif (shards or 1) > 1:
+        reader.set("dp_shard", shards, "dp_shard_size")
+
+
+def _objective(reader: ConfigReader) -> None:
     """Anything but the next token needs memory of its own."""
-    name = reading.text("rl").lower()
-    if name:
+    if name := reader.text("rl").lower():
         besides = "chosen and rejected samples pass together" + (", beside a frozen reference" * (name in _REFERENCES))
-        reading.not_modelled({"rl": besides})
-    reading.harmless("trl.", "vllm.", "ebft.", "rl_beta")
+        reader.not_modelled({"rl": besides})
+    reader.harmless("trl.", "vllm.", "ebft.", "rl_beta")
 
 
 def _recognise(document: Document) -> bool:
-    data: Any = document.data
-    return document.kind == "yaml" and isinstance(data, dict) and "base_model" in data and bool(keys.SIGNS & set(data))
+    data = document.data
+    return document.kind == "yaml" and "base_model" in data and not data.keys().isdisjoint(KEYS.lists["signs"])
 
 
 FORMAT = Format(
-    name="axolotl",
-    title="axolotl YAML",
-    software="axolotl 0.18",
-    recognise=_recognise,
-    read=read,
-    write=write,
-    kind="yaml",
-    filename="config.yaml",
+    "axolotl", "axolotl YAML", "axolotl 0.18", _recognise, read, write, kind="yaml", filename="config.yaml",
+    decided=(*ACCELERATED, "whole_accumulation", "expandable_segments", "wide_embedding_moments"), launched=True,
+    adds={
+        "loss": ("chunked",), "optimizer": ("muon",), "parallel": ("tp", "cp"), "zero": ("2",),
+        "offload": ("activations", "params,activations", "optimizer,params,activations"),
+    },
     choices={"micro_batch": (), "recompute": ("none", "full"), "offload": ("none", "params,optimizer")},
-)
-"""axolotl's own file."""
+)  # fmt: skip

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from memcalc.convert.formats.axolotl_keys import LORA_KERNELS
-from memcalc.convert.job import Job
-
-__all__ = ["write"]
+from memcalc.convert.formats.base import key_table
+from memcalc.convert.formats.trainer_writer import galore
+from memcalc.convert.formats.transformers_model import hub_name
+from memcalc.convert.formats.tuning import LAYER_NAMES
+from memcalc.convert.job import ConfigJob
+from memcalc.frameworks import habits_of
 
 _OPTIMIZERS = {
     ("adamw", "fused"): "adamw_torch_fused", ("adamw", "foreach"): "adamw_torch", ("adamw", "loop"): "stable_adamw",
@@ -16,28 +18,19 @@ _OPTIMIZERS = {
     ("lion", "loop"): "lion_32bit", ("lion-8bit", "loop"): "lion_8bit", ("sgd", "foreach"): "sgd",
     ("sgd-momentum", "foreach"): "rmsprop", ("muon", "loop"): "muon",
 }  # fmt: skip
-_ATTENTION = {"flash": "flash_attention_2", "eager": "eager", "efficient": "xformers"}
-_LAYERS = {
-    "q": "q_proj", "k": "k_proj", "v": "v_proj", "o": "o_proj", "gate": "gate_proj", "up": "up_proj",
-    "down": "down_proj", "embedding": "embed_tokens", "head": "lm_head",
-}  # fmt: skip
-"""As the architectures that keep each projection apart call their layers; packed ones differ from model to model."""
-_PLUGIN = "axolotl.integrations.liger.LigerPlugin"
-_FRAMEWORKS = ("hf", "ddp", "fsdp2", "deepspeed")
+_ATTENTION = {"flash": "flash_attention_2", "eager": "eager", "efficient": "xformers", "sdpa": "sdpa"}
 
 
-def write(job: Job) -> dict[str, Any]:
+def write(job: ConfigJob) -> dict[str, Any]:
     """Return the config that runs a job. A DeepSpeed JSON is named, and is a file of its own.
 
     Data and learning rate, without which axolotl does not start, stand for those of the user.
     """
     plan = job.strategy
-    job.must(job.framework in _FRAMEWORKS, "framework", job.framework, f"axolotl runs {', '.join(_FRAMEWORKS)}")
-    for word in ("pp", "ep"):
-        job.must(getattr(plan, word) == 1, word, getattr(plan, word), "axolotl YAML is written without it")
-    job.must(not plan.optimizer_in_backward, "optimizer-in-backward", True, "axolotl steps after backward")
+    job.require_one_of("framework", ("hf", "ddp", "fsdp2", "deepspeed"), "axolotl runs")
+    job.require(not plan.optimizer_in_backward, "optimizer-in-backward", "axolotl steps after backward")
     return {
-        "base_model": job.model,
+        "base_model": hub_name(job),
         "sequence_len": job.seq_len,
         "sample_packing": True,
         "pad_to_sequence_len": True,
@@ -51,17 +44,19 @@ def write(job: Job) -> dict[str, Any]:
         **_engine(job),
         **_recomputation(job),
         **_kernels(job),
-        "optimizer": _optimizer(job),
+        **_optimizer(job),
         "tensor_parallel_size": plan.tp if plan.tp > 1 else None,
         "context_parallel_size": plan.cp if plan.cp > 1 else None,
+        "dp_replicate_size": plan.dp_replicate if plan.dp_replicate > 1 else None,
+        "dp_shard_size": plan.dp // plan.dp_replicate if plan.dp_replicate > 1 else None,
     }
 
 
-def _sharded(job: Job) -> bool:
+def _sharded(job: ConfigJob) -> bool:
     return job.framework == "fsdp2" or (job.framework == "hf" and job.strategy.zero > 0)
 
 
-def _precision(job: Job) -> dict[str, Any]:
+def _precision(job: ConfigJob) -> dict[str, Any]:
     """Weights are loaded in the dtype of the arithmetic, and 16-bit arithmetic is autocast."""
     plan = job.strategy
     kind = plan.precision
@@ -71,84 +66,78 @@ def _precision(job: Job) -> dict[str, Any]:
     wide = job.framework == "deepspeed" or (_sharded(job) and not plan.lora)
     mixed, half = kind == "bf16-mixed" and wide, kind == "fp16-mixed" and wide
     allowed = "axolotl loads weights in the dtype that it computes in, under autocast"
-    job.must(narrow or mixed or half, "precision", kind, allowed)
+    job.require(narrow or mixed or half, "precision", allowed)
     return {"bf16": not half, "fp16": half}
 
 
-def _adapter(job: Job) -> dict[str, Any]:
+def _adapter(job: ConfigJob) -> dict[str, Any]:
     plan = job.strategy
     if not plan.lora:
         return {}
     rank, _, listed = plan.lora.partition(":")
-    targets = [target for target in listed.split(",") if target]
+    targets = list(filter(None, listed.split(",")))
     for target in targets:
-        job.must(target in _LAYERS, "lora", plan.lora, f"axolotl YAML is written for {', '.join(_LAYERS)}")
-    stored = ("none", "nf4", "nf4-dq", "int8")
-    job.must(plan.quantize in stored, "quantize", plan.quantize, f"axolotl has {', '.join(stored)}")
-    job.must(not plan.prepare_kbit, "strategy.prepare_kbit", True, "axolotl casts norms back to 16 bits")
-    four = plan.quantize.startswith("nf4")
-    fused = plan.lora_kernels == "fused"
-    job.must(not (fused and _sharded(job)), "strategy.lora_kernels", plan.lora_kernels, "under FSDP they are not said")
+        job.require(target in LAYER_NAMES, "lora", f"axolotl YAML is written for {', '.join(LAYER_NAMES)}")
+    job.require_one_of("quantize", ("none", "nf4", "nf4-dq", "int8"), "axolotl has")
+    job.require(not plan.prepare_kbit, "strategy.prepare_kbit", "axolotl casts norms back to 16 bits")
+    four, fused = plan.quantize.startswith("nf4"), plan.lora_kernels == "fused"
+    job.require(not (fused and _sharded(job)), "strategy.lora_kernels", "under FSDP they are not said")
     return {
         "adapter": "qlora" if four else "lora",
         "lora_r": int(rank),
         "lora_alpha": 2 * int(rank),
         "lora_dropout": plan.lora_dropout,
-        "lora_target_modules": [_LAYERS[target] for target in targets],
-        "lora_modules_to_save": [_LAYERS[target] for target in plan.also_train] or None,
+        "lora_target_modules": [LAYER_NAMES[target] for target in targets],
+        "lora_modules_to_save": [LAYER_NAMES[target] for target in plan.also_train] or None,
         "load_in_4bit": four,
         "load_in_8bit": plan.quantize == "int8",
         "bnb_config_kwargs.bnb_4bit_use_double_quant": False if plan.quantize == "nf4" else None,
         "peft_autocast_adapter_dtype": None if plan.adapter_dtype == "fp32" else False,
-        **dict.fromkeys(LORA_KERNELS, fused),
+        **dict.fromkeys(key_table("axolotl").lists["lora_kernels"], fused),
     }
 
 
-def _engine(job: Job) -> dict[str, Any]:
+def _engine(job: ConfigJob) -> dict[str, Any]:
     plan = job.strategy
     if job.framework == "deepspeed":
         return {"deepspeed": "ds_config.json"}
-    held = {"optimizer", "params"} & set(plan.offload)
     if not _sharded(job):
-        job.must(not held, "offload", ",".join(plan.offload), "without FSDP or DeepSpeed axolotl offloads activations")
         return {}
-    moved = "params" in held
-    job.must(moved or not held, "offload", ",".join(plan.offload), "FSDP moves states with the parameters: params")
     return {
         "fsdp_version": 2 if job.framework == "fsdp2" else 1,
         "fsdp_config.auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
         "fsdp_config.reshard_after_forward": plan.zero == 3,
-        "fsdp_config.offload_params": moved,
+        "fsdp_config.offload_params": "params" in plan.offload,
     }
 
 
-def _recomputation(job: Job) -> dict[str, Any]:
+def _recomputation(job: ConfigJob) -> dict[str, Any]:
     plan = job.strategy
-    job.must(plan.recompute in ("none", "full"), "recompute", plan.recompute, "axolotl recomputes none or full")
+    job.require(plan.recompute in ("none", "full"), "recompute", "axolotl recomputes none or full")
     full = plan.recompute == "full"
+    kind = plan.checkpoint or ("reentrant" if habits_of(plan.framework).reentrant else "")
     moved = "activations" in plan.offload and job.framework != "deepspeed"
     alone = full or not moved or bool(plan.lora)
-    job.must(alone, "offload", "activations", "without adapters axolotl offloads them beside recompute full")
+    job.require(alone, "offload", "without adapters axolotl offloads them beside recompute full", value="activations")
     return {
         "gradient_checkpointing": full or moved,
-        "gradient_checkpointing_kwargs.use_reentrant": plan.checkpoint == "reentrant" if full else None,
+        "gradient_checkpointing_kwargs.use_reentrant": kind == "reentrant" if full else None,
         "activation_offloading": ("hidden_states" if full else True) if moved else None,
     }
 
 
-def _kernels(job: Job) -> dict[str, Any]:
+def _kernels(job: ConfigJob) -> dict[str, Any]:
     """Attention, and what plugins replace; a kernel of PyTorch's own choice is not said."""
     plan = job.strategy
-    job.must(plan.attention in _ATTENTION, "attention", plan.attention, f"axolotl has {', '.join(_ATTENTION)}")
-    job.must(plan.compile in ("none", "model"), "compile", plan.compile, "axolotl compiles none or model")
-    losses = ("standard", "chunked", "fused-kernel", "fused-linear")
-    job.must(plan.loss in losses, "loss", plan.loss, f"axolotl has {', '.join(losses)}")
-    job.must(plan.kernels in ("model", "fused"), "kernels", plan.kernels, "axolotl has model and fused")
+    job.require_one_of("attention", _ATTENTION, "axolotl has")
+    job.require(plan.compile in ("none", "model"), "compile", "axolotl compiles none or model")
+    job.require_one_of("loss", ("standard", "chunked", "fused-kernel", "fused-linear"), "axolotl has")
+    job.require(plan.kernels in ("model", "fused"), "kernels", "axolotl has model and fused")
     fused = plan.kernels == "fused" or None
     liger = fused or plan.loss in ("fused-linear", "fused-kernel")
     return {
         "attn_implementation": _ATTENTION[plan.attention],
-        "plugins": [_PLUGIN] if liger else None,
+        "plugins": ["axolotl.integrations.liger.LigerPlugin"] if liger else None,
         "liger_rope": fused,
         "liger_rms_norm": fused,
         "liger_glu_activation": fused,
@@ -159,9 +148,11 @@ def _kernels(job: Job) -> dict[str, Any]:
     }
 
 
-def _optimizer(job: Job) -> str:
+def _optimizer(job: ConfigJob) -> dict[str, Any]:
     plan = job.strategy
-    key = plan.optimizer, plan.optimizer_impl
-    allowed = ", ".join(f"{name} ({impl})" for name, impl in _OPTIMIZERS)
-    job.must(key in _OPTIMIZERS, "optimizer", f"{plan.optimizer} ({plan.optimizer_impl})", f"axolotl has {allowed}")
-    return _OPTIMIZERS[key]
+    if plan.optimizer == "galore-adamw":
+        return galore(job, "optimizer")
+    names = {f"{kind} ({impl})": name for (kind, impl), name in _OPTIMIZERS.items()}
+    value = f"{plan.optimizer} ({plan.optimizer_impl})"
+    job.require(value in names, "optimizer", f"axolotl has {', '.join(names)}", value)
+    return {"optimizer": names[value]}

@@ -7,33 +7,39 @@ import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from importlib import import_module
+from importlib.resources import files
 from typing import Any
 
+from memcalc.catalog import read_toml
 from memcalc.convert.config import Config
-from memcalc.convert.document import Document, Kind, Place, Span
-from memcalc.convert.job import Job
-from memcalc.errors import FileError, UnknownNameError
-
-__all__ = ["FORMATS", "Format", "format_named", "inner_document", "nested", "recognised", "written"]
+from memcalc.convert.document import Document, Kind, write_yaml
+from memcalc.convert.job import ConfigJob
+from memcalc.convert.text import KeyPath, Span
+from memcalc.errors import CombinationError, FileError, UnknownNameError
+from memcalc.frameworks.capabilities import capabilities_of, needs_of
+from memcalc.toml_text import document_text
 
 FORMATS: dict[str, tuple[Kind, ...]] = {
-    "fsdp2": ("shell",),
-    "torchtitan": ("toml",),
-    "megatron": ("yaml",),
-    "axolotl": ("yaml",),
-    "llamafactory": ("yaml", "json"),
-    "torchtune": ("yaml", "flags"),
-    "litgpt": ("yaml", "flags"),
-    "deepspeed": ("json",),
-    "accelerate": ("yaml", "json"),
-    "trainer": ("json", "yaml", "flags"),
-    "fsdp_config": ("json",),
-    "launch": ("shell",),
-}
+    "fsdp2": ("shell",), "torchtitan": ("toml",), "megatron": ("yaml",), "axolotl": ("yaml",),
+    "llamafactory": ("yaml", "json"), "torchtune": ("yaml", "flags"), "litgpt": ("yaml", "flags"),
+    "deepspeed": ("json",), "accelerate": ("yaml", "json"), "trainer": ("json", "yaml", "flags"),
+    "fsdp_config": ("json",), "launch": ("shell",),
+}  # fmt: skip
 """Names of the formats, each a module of this package, and the kinds of document that it is known by; the most
 particular first, since the first that knows a document reads it. A module is imported for its own kinds alone."""
 WRITABLE = ("deepspeed", "accelerate", "trainer", "torchtitan", "megatron", "axolotl", "fsdp2")
 """Those that `memcalc export` writes."""
+FORMATS_OF = {
+    "fsdp2": ("fsdp2", "trainer", "accelerate", "axolotl"),
+    "torchtitan": ("torchtitan",),
+    "megatron": ("megatron",),
+    "deepspeed": ("deepspeed", "trainer", "accelerate", "axolotl"),
+    "hf": ("trainer", "accelerate", "axolotl"),
+    "ddp": ("trainer", "accelerate", "axolotl"),
+    "fsdp1": ("accelerate",),
+    "plain": ("accelerate",),
+}
+"""By framework the formats that run its plans, the usual one first."""
 
 
 @dataclass(frozen=True)
@@ -47,9 +53,9 @@ class Format:
     """The version whose schema and defaults these are."""
     recognise: Callable[[Document], bool]
     read: Callable[[Document], Config]
-    write: Callable[[Job], dict[str, Any]] | None = None
+    write: Callable[[ConfigJob], dict[str, Any]] | None = None
     """Dotted keys and values of the config that runs a job; None where the format is only read."""
-    text: Callable[[Job], str] | None = None
+    text: Callable[[ConfigJob], str] | None = None
     """The whole text, where that is more than the fields."""
     kind: Kind = "json"
     """What is written."""
@@ -57,37 +63,49 @@ class Format:
     """Whether flags have hyphens between their words, not underscores."""
     filename: str = ""
     """As its framework's own examples call it."""
+    era: str = ""
+    """The framework's era for which it is written, where the newest has no such file."""
+    decided: tuple[str, ...] = ()
+    """Fields of a strategy that its framework decides, whatever the file says."""
+    beside: tuple[str, ...] = ()
+    """Formats of the files that hold what this one leaves to the training code."""
+    launched: bool = False
+    """Whether a launcher runs the model's own training, not a script of memcalc's over the framework itself."""
+    adds: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """What it says beyond what its frameworks can be told, by option (:mod:`memcalc.frameworks.capability`)."""
+    script: Callable[[ConfigJob], str] | None = None
+    """The training script that reads what is written; None where the framework has a program of its own."""
     choices: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     """Words that the file can say, with the values that it can say of each: what an edit may change."""
     spelling: Callable[[Document, str], str] = lambda _, key: key
     """How a document calls a key of `write`, where versions or forms differ; empty where it has no name for it."""
 
 
-def format_named(name: str) -> Format:
+def get_format(name: str) -> Format:
     """The format of a name."""
     if name not in FORMATS:
         raise UnknownNameError("format", name, f"must be one of {', '.join(FORMATS)}", FORMATS)
-    found: Format = import_module(f"memcalc.convert.formats.{name}").FORMAT
-    return found
+    form: Format = import_module(f"memcalc.convert.formats.{name}").FORMAT
+    return form
 
 
-def recognised(document: Document) -> Format:
+def recognise(document: Document) -> Format:
     """The format that a document is of; refused by name where it is none that is known."""
     for name, kinds in FORMATS.items():
-        if document.kind in kinds and (found := format_named(name)).recognise(document):
-            return found
-    titles = ", ".join(format_named(name).title for name in FORMATS)
+        if document.kind in kinds and (form := get_format(name)).recognise(document):
+            return form
+    titles = ", ".join(get_format(name).title for name in FORMATS)
     raise FileError("file", str(document.path), f"must be one of: {titles}")
 
 
-def inner_document(document: Document, place: Place) -> Document:
+def inner_document(document: Document, key_path: KeyPath) -> Document:
     """A table of a document as a document of its own, which still knows where its values stand."""
     data: Any = document.data
-    for key in place:
+    for key in key_path:
         data = data[key]
 
-    def spans() -> dict[Place, Span]:
-        return {at[len(place) :]: span for at, span in document.spans.items() if at[: len(place)] == place}
+    def spans() -> dict[KeyPath, Span]:
+        return {at[len(key_path) :]: span for at, span in document.spans.items() if at[: len(key_path)] == key_path}
 
     return Document(document.path, document.kind, document.text, data, spans)
 
@@ -98,25 +116,26 @@ def nested(fields: Mapping[str, Any]) -> dict[str, Any]:
     >>> nested({"a.b": 1, "a.c": None, "d": 2})
     {'a': {'b': 1}, 'd': 2}
     """
-    found: dict[str, Any] = {}
+    result: dict[str, Any] = {}
     for key, value in fields.items():
         if value is None:
             continue
         *tables, last = key.split(".")
-        table = found
+        table = result
         for name in tables:
             table = table.setdefault(name, {})
         table[last] = value
-    return found
+    return result
 
 
-def written(form: Format, job: Job) -> str:
+def render_config(form: Format, job: ConfigJob) -> str:
     """Return the text of the config that runs a job.
 
     Raises :class:`memcalc.errors.CombinationError` for what the format cannot say.
     """
     if form.write is None:
         raise UnknownNameError("to", form.name, f"must be one of {', '.join(WRITABLE)}", WRITABLE)
+    check_written(get_format(next(iter(job.beside), form.name)), job)
     if form.text is not None:
         return form.text(job)
     fields = form.write(job)
@@ -124,21 +143,28 @@ def written(form: Format, job: Job) -> str:
     if form.kind == "json":
         return json.dumps(nested(fields), indent=2) + "\n"
     if form.kind == "toml":
-        return f"# {head}\n\n{_toml(nested(fields))}"
+        return f"# {head}\n\n{document_text(nested(fields))}"
     if form.kind == "yaml":
-        return f"# {head}\n{_yaml(nested(fields))}"
-    return (
-        f"# {head}\n"
-        + " \\\n".join(
-            f"--{key.replace('_', '-') if form.hyphens else key}{_flag_value(value)}"
-            for key, value in fields.items()
-            if value is not None and value is not False
-        )
-        + "\n"
-    )
+        return f"# {head}\n{write_yaml(nested(fields))}"
+    stated = {key: value for key, value in fields.items() if value is not None and value is not False}
+    names = {key: key.replace("_", "-") if form.hyphens else key for key in stated}
+    flags = " \\\n".join(f"--{names[key]}{_flag_value(value)}" for key, value in stated.items())
+    return f"# {head}\n{flags}\n"
 
 
-def changes(form: Format, before: Job, after: Job) -> dict[Place, Any]:
+def check_written(form: Format, job: ConfigJob) -> None:
+    """Refuse what the framework is not told, neither by its configuration nor by what a format says beyond it."""
+    plan = job.strategy
+    able = capabilities_of(plan.framework, job.spec, adapters=bool(plan.lora))
+    able = able.tuned if form.launched and able.tuned is not None else able
+    for need in needs_of(plan, able, job.spec):
+        if all(value not in form.adds.get(option, ()) for option, value in need.sides):
+            field, value = need.field(plan)
+            needs = f"{need.beside(plan)}{plan.framework} needs code of your own: {need.code}"
+            raise CombinationError(field, value, needs)
+
+
+def config_changes(form: Format, before: ConfigJob, after: ConfigJob) -> dict[KeyPath, Any]:
     """Return what a config must say differently for another job: None for what it must no longer say."""
     if form.write is None:
         return {}
@@ -157,22 +183,30 @@ def _flag_value(value: Any) -> str:
     return "".join(f" {shlex.quote(str(part))}" for part in parts)
 
 
-def _yaml(data: Mapping[str, Any]) -> str:
-    from memcalc.convert.yaml_text import write_yaml
+@dataclass(frozen=True)
+class KeyTable:
+    """Lists of keys, and tables of keys with what each does, by name."""
 
-    return write_yaml(data)
+    lists: Mapping[str, tuple[str, ...]]
+    tables: Mapping[str, dict[str, Any]]
+
+    @property
+    def harmless(self) -> tuple[str, ...]:
+        """Keys that change no byte on a GPU while training runs."""
+        return self.lists["harmless"]
+
+    @property
+    def not_modelled(self) -> dict[str, str]:
+        """Keys that change memory in a way that is not modelled, with what each does."""
+        return self.tables["not_modelled"]
+
+    def names(self, *parts: str) -> tuple[str, ...]:
+        """The keys of some lists and tables."""
+        return tuple(key for part in parts for key in (self.lists.get(part) or self.tables[part]))
 
 
-def _toml(data: Mapping[str, Any]) -> str:
-    lines: list[str] = []
-    for key, value in data.items():
-        if not isinstance(value, dict):
-            lines.append(f"{key} = {json.dumps(value)}")
-    for key, value in data.items():
-        if isinstance(value, dict):
-            lines += ["", f"[{key}]"] if lines else [f"[{key}]"]
-            lines += [f"{name} = {json.dumps(inner)}" for name, inner in value.items() if not isinstance(inner, dict)]
-            for name, inner in value.items():
-                if isinstance(inner, dict):
-                    lines += ["", f"[{key}.{name}]", *(f"{k} = {json.dumps(v)}" for k, v in inner.items())]
-    return "\n".join(lines) + "\n"
+def key_table(name: str) -> KeyTable:
+    """Return the keys of a format."""
+    tables = read_toml(files(__name__.removesuffix(".base")) / f"{name}.toml")
+    lists = {part: tuple(text.split()) for part, text in tables.pop("lists").items()}
+    return KeyTable(lists, tables)

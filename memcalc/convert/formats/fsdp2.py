@@ -8,16 +8,20 @@ from __future__ import annotations
 
 import ast
 import json
+import re
 import textwrap
 import warnings
 from dataclasses import replace
+from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
-from memcalc.convert.config import Config, Reading
-from memcalc.convert.document import Document, Place, Span
+from memcalc import catalog
+from memcalc.convert.config import Config, ConfigReader
+from memcalc.convert.document import Document
 from memcalc.convert.formats.base import Format
-from memcalc.convert.formats.fsdp2_script import BODY, MARKER, TOP
-from memcalc.convert.job import Job
+from memcalc.convert.formats.transformers_model import sizes
+from memcalc.convert.job import ConfigJob
+from memcalc.convert.text import KeyPath, Span
 from memcalc.errors import FileError, MemcalcError
 from memcalc.formulas.recompute import parse_policy
 from memcalc.specs.strategy import Strategy
@@ -25,6 +29,8 @@ from memcalc.specs.strategy import Strategy
 if TYPE_CHECKING:
     from memcalc.specs.model import Model
 
+MARKER = "# memcalc fsdp2 script 1"
+"""First line of the script, by which it is known again."""
 _DTYPES = {"float32": "fp32", "bfloat16": "bf16"}
 _PRECISIONS = {
     "bf16-mixed": ("float32", "bfloat16", False),
@@ -34,56 +40,44 @@ _PRECISIONS = {
 }
 """Dtypes of the shards and of what is gathered, and whether autocast runs over them."""
 _OPTIMIZERS: dict[str, tuple[str, dict[str, Any]]] = {
-    "adamw": ("AdamW", {}),
-    "sgd": ("SGD", {}),
-    "sgd-momentum": ("SGD", {"momentum": 0.9}),
-}
+    "adamw": ("AdamW", {}), "sgd": ("SGD", {}), "sgd-momentum": ("SGD", {"momentum": 0.9}),
+}  # fmt: skip
 _ATTENTION = {
-    "flash": "FLASH_ATTENTION",
-    "efficient": "EFFICIENT_ATTENTION",
-    "cudnn": "CUDNN_ATTENTION",
-    "math": "MATH",
-    "eager": "EAGER",
-}
+    "flash": "FLASH_ATTENTION", "efficient": "EFFICIENT_ATTENTION", "cudnn": "CUDNN_ATTENTION", "math": "MATH",
+    "eager": "EAGER", "sdpa": "SDPA",
+}  # fmt: skip
 _PARTS = {"mlp": "mlp", "attention": "self_attn"}
 """Modules of a block that a policy computes again, as most classes of Transformers call them."""
-WITH_PARTS = (
-    "CohereForCausalLM", "Gemma2ForCausalLM", "Gemma3ForCausalLM", "GemmaForCausalLM", "GlmForCausalLM",
-    "LlamaForCausalLM", "MistralForCausalLM", "Olmo2ForCausalLM", "OlmoForCausalLM", "Phi3ForCausalLM",
-    "PhiForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM", "SmolLM3ForCausalLM", "Starcoder2ForCausalLM",
-)  # fmt: skip
-"""Classes whose blocks have both under these names."""
-_SAID = frozenset(
-    [
-        "framework", "precision", "optimizer", "optimizer_impl", "zero", "dp", "recompute", "offload", "attention",
-        "reduce_dtype", "reshard", "expandable_segments", "micro_batch", "checkpoint", "offload_to",
-    ]
+_OFFLOADS = {"params": "OFFLOAD", "activations": "OFFLOAD_ACTIVATIONS"}
+"""What leaves the GPU, and the constant that says so; states go where the weights are."""
+_STATED = (
+    "framework", "precision", "optimizer", "optimizer_impl", "zero", "dp", "dp_replicate", "tp", "recompute", "offload",
+    "attention", "reduce_dtype", "reshard", "expandable_segments", "micro_batch", "checkpoint", "offload_to", "compile",
 )  # fmt: skip
 """Fields of a strategy that the script follows; it is written for no other value of the rest than the default."""
 
 
 def read(document: Document) -> Config:
     """Return what the constants of a script say of a job."""
-    reading = Reading(_constants(document), "fsdp2", "the script of memcalc export")
-    reading.say("framework", "fsdp2", "MODEL")
-    for key, word in (
-        ("GPUS", "gpus"),
-        ("SEQ_LEN", "seq_len"),
-        ("MICRO_BATCH", "micro_batch"),
-        ("ACCUMULATION", "accumulation"),
-    ):
-        reading.say(word, reading.whole(key, 1, low=1), key)
-    _model(reading)
-    _precision(reading)
-    _recompute(reading)
-    reading.say("zero", 3 if reading.flag("RESHARD", True) else 2, "RESHARD")
-    reading.say("offload", ("params",) if reading.flag("OFFLOAD") else (), "OFFLOAD")
-    _optimizer(reading)
-    kernel = reading.one_of("ATTENTION", {name: word for word, name in _ATTENTION.items()}, "flash", fold=False)
-    reading.say("attention", kernel, "ATTENTION")
-    reading.say("strategy.expandable_segments", reading.flag("EXPANDABLE_SEGMENTS"), "EXPANDABLE_SEGMENTS")
-    reading.harmless("STEPS", "PREDICTED.")
-    return reading.finish()
+    reader = ConfigReader(_constants(document), "fsdp2", "the script of memcalc export")
+    reader.set("framework", "fsdp2", "MODEL")
+    for key in ("GPUS", "TP", "SEQ_LEN", "MICRO_BATCH", "ACCUMULATION"):
+        reader.set_integer(key.lower(), key, 1)
+    if reader.integer("TP", 1, 1) != 1:
+        reader.set("sp", False, "TP")
+    _model(reader)
+    _precision(reader)
+    _recompute(reader)
+    reader.set("zero", 3 if reader.flag("RESHARD", True) else 2, "RESHARD")
+    reader.set_integer("dp_replicate", "REPLICAS", 1)
+    _offload(reader)
+    reader.set("compile", "blocks" if reader.flag("COMPILE") else "none", "COMPILE")
+    _optimizer(reader)
+    kernel = reader.one_of("ATTENTION", {name: word for word, name in _ATTENTION.items()}, "flash", fold=False)
+    reader.set("attention", kernel, "ATTENTION")
+    reader.set("strategy.expandable_segments", reader.flag("EXPANDABLE_SEGMENTS"), "EXPANDABLE_SEGMENTS")
+    reader.harmless("STEPS", "PREDICTED.")
+    return reader.finish()
 
 
 def _constants(document: Document) -> Document:
@@ -93,20 +87,20 @@ def _constants(document: Document) -> Document:
         with warnings.catch_warnings():  # the parser's doubts about a text are no reader's business
             warnings.simplefilter("ignore", SyntaxWarning)
             tree = ast.parse(head)
-        pairs = [(one, ast.literal_eval(one.value)) for one in tree.body if isinstance(one, ast.Assign)]
+        pairs = [(node, ast.literal_eval(node.value)) for node in tree.body if isinstance(node, ast.Assign)]
     except (SyntaxError, ValueError, TypeError, MemoryError, RecursionError):
-        said = "must assign plain values, as memcalc export writes them"
-        raise FileError("file", str(document.path), said) from None
+        message = "must assign plain values, as memcalc export writes them"
+        raise FileError("file", str(document.path), message) from None
     starts = [0]
     for line in head.splitlines(keepends=True):
         starts.append(starts[-1] + len(line.encode()))
     data: dict[str, Any] = {}
-    spans: dict[Place, Span] = {}
-    for one, value in pairs:
-        name = ast.unparse(one.targets[0])
-        begin, end = (starts[line - 1] + column for line, column in _ends(one.value))
+    spans: dict[KeyPath, Span] = {}
+    for assignment, value in pairs:
+        name = ast.unparse(assignment.targets[0])
+        begin, end = (starts[line - 1] + column for line, column in _ends(assignment.value))
         data[name] = list(value) if isinstance(value, tuple) else value
-        spans[(name,)] = Span(starts[one.lineno - 1], begin, end)
+        spans[(name,)] = Span(starts[assignment.lineno - 1], begin, end)
     return replace(document, data=data, find_spans=lambda: spans)
 
 
@@ -114,96 +108,98 @@ def _ends(node: ast.expr) -> tuple[tuple[int, int], tuple[int, int]]:
     return (node.lineno, node.col_offset), (node.end_lineno or node.lineno, node.end_col_offset or node.col_offset)
 
 
-def _model(reading: Reading) -> None:
+def _model(reader: ConfigReader) -> None:
     """The preset by name, whose sizes stand beside it, or a path."""
-    name = reading.text("MODEL")
-    reading.say("model", name or None, "MODEL")
-    sizes = reading.table("CONFIG")
-    reading.harmless("CONFIG.")
-    spec = _preset(name) if sizes else None
-    if spec is not None and _config(spec) != sizes:
+    name = reader.text("MODEL")
+    reader.set("model", name or None, "MODEL")
+    stated = reader.table("CONFIG")
+    reader.harmless("CONFIG.")
+    spec = _preset(name) if stated else None
+    if spec is not None and sizes(spec) != stated:
         says = f"CONFIG is not that of {name}, whose sizes count here: give --model a config.json of your own"
-        reading.note("warning", "MC002", "CONFIG", says)
-
-
-def _config(spec: Model) -> dict[str, Any]:
-    """The sizes that the model's class in Transformers takes; TOML has no null, and `null` stands for it."""
-    return {key: None if value == "null" else value for key, value in spec.hf_config.items()}
+        reader.note("warning", "MC002", "CONFIG", says)
 
 
 def _preset(name: str) -> Model | None:
-    from memcalc import catalog
-
     try:
         return catalog.model(name)
     except MemcalcError:  # one of the user's own
         return None
 
 
-def _precision(reading: Reading) -> None:
+def _precision(reader: ConfigReader) -> None:
     names = {name: name for name in _DTYPES}
     weights, compute, reduce = (
-        reading.one_of(key, names, default)
+        reader.one_of(key, names, default)
         for key, default in (("WEIGHTS", "float32"), ("COMPUTE", "bfloat16"), ("REDUCE", "float32"))
     )
     known = {dtypes: name for name, dtypes in _PRECISIONS.items()}
-    chosen = (weights, compute, bool(reading.flag("AUTOCAST")))
+    chosen = (weights, compute, bool(reader.flag("AUTOCAST")))
     if chosen not in known:
-        raise reading.wrong("COMPUTE", compute, f"with WEIGHTS {weights} and this AUTOCAST, memcalc knows no precision")
-    reading.say("precision", known[chosen], "COMPUTE")
+        raise reader.error("COMPUTE", compute, f"with WEIGHTS {weights} and this AUTOCAST, memcalc knows no precision")
+    reader.set("precision", known[chosen], "COMPUTE")
     if known[chosen] == "bf16-mixed":
-        reading.say("strategy.reduce_dtype", _DTYPES[reduce], "REDUCE")
+        reader.set("strategy.reduce_dtype", _DTYPES[reduce], "REDUCE")
     elif reduce != compute:
-        raise reading.wrong("REDUCE", reduce, f"must be {compute}, like COMPUTE")
+        raise reader.error("REDUCE", reduce, f"must be {compute}, like COMPUTE")
 
 
-def _recompute(reading: Reading) -> None:
+def _recompute(reader: ConfigReader) -> None:
     """A slice of the blocks, and the part of each that is computed again."""
-    chosen, part = reading.items("CHECKPOINTED_BLOCKS"), reading.text("CHECKPOINTED_PART")
+    chosen, part = reader.items("CHECKPOINTED_BLOCKS"), reader.text("CHECKPOINTED_PART")
     policies = {name: policy for policy, name in _PARTS.items()}
     first, stop, step = chosen if len(chosen) == 3 else (None, None, None)
-    if part in policies and (first, stop, step) == (0, None, 1):
+    keeps = reader.one_of("CHECKPOINTS_KEEP", {"": "", "operators": "selective-ops"}, "")
+    if keeps and (part, first, stop, step) == ("", 0, None, 1):
+        policy = keeps
+    elif keeps:
+        raise reader.error("CHECKPOINTS_KEEP", "operators", "must be of all blocks: CHECKPOINTED_BLOCKS (0, None, 1)")
+    elif part in policies and (first, stop, step) == (0, None, 1):
         policy = policies[part]
     elif part == "" and isinstance(step, int) and step > 0 and stop is None and first == step - 1:
         policy = "full" if step == 1 else f"every-{step}"
     elif part == "" and first == 0 and step == 1 and isinstance(stop, int) and stop >= 0:
         policy = f"block-{stop}" if stop else "none"
     else:
-        raise reading.wrong("CHECKPOINTED_BLOCKS", chosen, "must be (0, N, 1), (K - 1, None, K) or (0, None, 1)")
-    reading.say("recompute", policy, "CHECKPOINTED_BLOCKS")
+        raise reader.error("CHECKPOINTED_BLOCKS", chosen, "must be (0, N, 1), (K - 1, None, K) or (0, None, 1)")
+    reader.set("recompute", policy, "CHECKPOINTED_BLOCKS")
 
 
-def _optimizer(reading: Reading) -> None:
-    name = reading.one_of("OPTIMIZER", {"AdamW": "adamw", "SGD": "sgd"}, "adamw", fold=False)
+def _offload(reader: ConfigReader) -> None:
+    parts = [part for part, key in _OFFLOADS.items() if reader.flag(key)]
+    reader.set("offload", tuple(parts), "OFFLOAD")
+
+
+def _optimizer(reader: ConfigReader) -> None:
+    name = reader.one_of("OPTIMIZER", {"AdamW": "adamw", "SGD": "sgd"}, "adamw", fold=False)
     options = "OPTIMIZER_OPTIONS"
-    momentum = name == "sgd" and bool(reading.number(f"{options}.momentum", 0.0))
-    reading.say("optimizer", "sgd-momentum" if momentum else name, "OPTIMIZER")
-    kernel = [kind for kind in ("fused", "foreach") if reading.flag(f"{options}.{kind}")]
-    reading.say("optimizer_impl", kernel[0] if kernel else "loop", options)
+    momentum = name == "sgd" and bool(reader.number(f"{options}.momentum", 0.0))
+    reader.set("optimizer", "sgd-momentum" if momentum else name, "OPTIMIZER")
+    kernel = [kind for kind in ("fused", "foreach") if reader.flag(f"{options}.{kind}")]
+    reader.set("optimizer_impl", kernel[0] if kernel else "loop", options)
 
 
-def write(job: Job) -> dict[str, Any]:
+def write(job: ConfigJob) -> dict[str, Any]:
     """Return the constants of the script that runs a job."""
     plan = job.strategy
-    job.must(job.framework == "fsdp2", "framework", job.framework, "this script is written for --framework fsdp2")
-    job.must(plan.precision in _PRECISIONS, "precision", plan.precision, f"the script has {', '.join(_PRECISIONS)}")
-    job.must(plan.optimizer in _OPTIMIZERS, "optimizer", plan.optimizer, f"the script has {', '.join(_OPTIMIZERS)}")
-    job.must(plan.offload in {(), ("params",)}, "offload", ",".join(plan.offload), "FSDP2 itself offloads params alone")
+    job.require(job.framework == "fsdp2", "framework", "this script is written for --framework fsdp2")
     usual = Strategy()
     for name in Strategy.model_fields:
         value = getattr(plan, name)
-        fine = name in _SAID or value == getattr(usual, name)
-        job.must(fine, name.replace("_", "-"), value, "the script of memcalc export does not have it")
+        fine = name in _STATED or value == getattr(usual, name)
+        job.require(fine, name.replace("_", "-"), "the script of memcalc export does not have it", value)
     spec = _spec(job)
+    _check_split(job, spec)
     weights, compute, autocast = _PRECISIONS[plan.precision]
     optimizer, options = _OPTIMIZERS[plan.optimizer]
-    blocks, part = _checkpointed(job, spec)
+    blocks, part = _checkpointed(job)
     kernels = {"foreach": plan.optimizer_impl == "foreach", "fused": plan.optimizer_impl == "fused"}
     reduce = compute if plan.precision != "bf16-mixed" or plan.reduce_dtype == "bf16" else "float32"
     return {
         "MODEL": job.model,
-        "CONFIG": _config(spec),
+        "CONFIG": sizes(spec),
         "GPUS": job.gpus,
+        "TP": plan.tp,
         "SEQ_LEN": job.seq_len,
         "MICRO_BATCH": plan.micro_batch,
         "ACCUMULATION": job.accumulation,
@@ -212,9 +208,12 @@ def write(job: Job) -> dict[str, Any]:
         "REDUCE": reduce,
         "AUTOCAST": autocast,
         "RESHARD": plan.zero == 3,
+        "REPLICAS": plan.dp_replicate,
         "CHECKPOINTED_BLOCKS": blocks,
         "CHECKPOINTED_PART": part,
-        "OFFLOAD": bool(plan.offload),
+        "CHECKPOINTS_KEEP": "operators" if plan.recompute == "selective-ops" else "",
+        **{key: part in plan.offload for part, key in _OFFLOADS.items()},
+        "COMPILE": plan.compile == "blocks",
         "OPTIMIZER": optimizer,
         "OPTIMIZER_OPTIONS": {**options, **kernels},
         "ATTENTION": _ATTENTION[plan.attention],
@@ -222,46 +221,54 @@ def write(job: Job) -> dict[str, Any]:
     }
 
 
-def _spec(job: Job) -> Model:
+def _spec(job: ConfigJob) -> Model:
     """The model: a decoder that one of Transformers' classes runs."""
-    from memcalc.api import load_model
-
-    spec = job.spec or load_model(job.model)
+    spec = job.sized()
     dense = not spec.is_moe and all(group.tower == "decoder" for group in spec.groups)
-    job.must(dense, "model", job.model, "the script is written for dense decoders")
+    job.require(dense, "model", "the script is written for dense decoders")
     path = not spec.hf_class and ("/" in job.model or job.model.endswith(".json")) and not job.model.endswith(".toml")
     known = path or bool(spec.hf_class and spec.hf_config)
-    job.must(known, "model", job.model, "the script needs a class of Transformers: a preset with one, or a config.json")
+    job.require(known, "model", "the script needs a class of Transformers: a preset with one, or a config.json")
     return spec
 
 
-def _checkpointed(job: Job, spec: Model) -> tuple[tuple[int | None, ...], str]:
+def _check_split(job: ConfigJob, spec: Model) -> None:
+    """Refuse tensor parallelism that would leave ranks MLPs of different widths."""
+    tp = job.strategy.tp
+    widths = {getattr(group.block.mlp, "ffn", tp) for group in spec.groups}
+    job.require(not any(width % tp for width in widths), "tp", f"must be a divisor of the MLP's width of {job.model}")
+
+
+def _checkpointed(job: ConfigJob) -> tuple[tuple[int | None, ...], str]:
     """The slice of the blocks that are computed again, and which part of each."""
     name = job.strategy.recompute
     policy = parse_policy(name)
     if name in _PARTS:
-        job.must(spec.hf_class in WITH_PARTS, "recompute", name, f"blocks of {job.model} may not have it as one module")
         return (0, None, 1), _PARTS[name]
     slices = {"none": (0, 0, 1), "full": (0, None, 1), "every": (policy.count - 1, None, policy.count)}
-    slices["block"] = (0, policy.count, 1)
-    job.must(policy.kind in slices, "recompute", name, "the script has none, full, every-K, block-N, mlp and attention")
+    slices |= {"block": (0, policy.count, 1), "selective-ops": (0, None, 1)}
     return slices[policy.kind], ""
 
 
 _SAYS = {
     "GPUS": "processes, one for each GPU",
+    "TP": "ranks that share a data-parallel rank's matrices (tensor parallelism); 1 for none",
     "MICRO_BATCH": "sequences that a rank passes at a time",
     "WEIGHTS": "dtype of the shards, of gradients and of the optimizer's states",
     "COMPUTE": "dtype of what is gathered",
     "REDUCE": "dtype in which gradients are reduced",
     "RESHARD": "whether blocks are sharded again after forward (ZeRO 3) or stay whole until backward (ZeRO 2)",
+    "REPLICAS": "groups of ranks each of which has all shards, between which gradients are all-reduced (HSDP)",
     "CHECKPOINTED_BLOCKS": "which blocks are computed again in backward: first, end and step of a slice",
     "CHECKPOINTED_PART": "the module of such a block that is; empty for the whole block",
+    "CHECKPOINTS_KEEP": "operators: attention and every second matrix product are not computed again",
     "OFFLOAD": "whether weights, gradients and the optimizer's states stay in host memory",
+    "OFFLOAD_ACTIVATIONS": "whether what blocks keep for backward waits there",
+    "COMPILE": "whether each block is compiled",
 }
 
 
-def text(job: Job) -> str:
+def text(job: ConfigJob) -> str:
     """Return the script that runs a job."""
     fields = write(job)
     spec = _spec(job)
@@ -270,11 +277,12 @@ def text(job: Job) -> str:
         config = f"transformers.{spec.hf_class}.config_class(**CONFIG)"
     lines = [f"{name} = {_value(value)}{_comment(name, job)}" for name, value in fields.items()]
     lines += [f"PREDICTED = {_value(dict(job.predicted))}  # bytes", "STEPS = 10"]
-    head = TOP.replace("{title}", f"{job.model} on {job.gpus} x {job.gpu}")
-    return head + "\n".join(lines) + "\n" + BODY.replace("{config}", config)
+    parts = {"title": f"{job.model} on {job.gpus} x {job.gpu}", "constants": "\n".join(lines) + "\n", "config": config}
+    template = (files("memcalc.convert.formats") / "fsdp2_script.txt").read_text(encoding="utf-8")
+    return re.sub(r"\{(title|constants|config)\}", lambda match: parts[match[1]], template)
 
 
-def _comment(name: str, job: Job) -> str:
+def _comment(name: str, job: ConfigJob) -> str:
     if name == "ACCUMULATION":
         return f"  # micro-batches a step, which has {job.global_batch} sequences in all"
     return f"  # {_SAYS[name]}" if name in _SAYS else ""
@@ -282,21 +290,15 @@ def _comment(name: str, job: Job) -> str:
 
 def _value(value: Any) -> str:
     if isinstance(value, dict):
-        return (
-            "{" + textwrap.fill(", ".join(f"{_value(key)}: {_value(inner)}" for key, inner in value.items()), 100) + "}"
-        )
+        pairs = ", ".join(f"{_value(key)}: {_value(inner)}" for key, inner in value.items())
+        return f"{{{textwrap.fill(pairs, 100)}}}"
     return json.dumps(value) if isinstance(value, str) else repr(value)
 
 
+def _recognise(document: Document) -> bool:
+    return document.kind == "shell" and document.text.startswith(MARKER)
+
+
 FORMAT = Format(
-    name="fsdp2",
-    title="FSDP2 script",
-    software="PyTorch 2.13",
-    recognise=lambda document: document.kind == "shell" and document.text.startswith(MARKER),
-    read=read,
-    write=write,
-    text=text,
-    kind="shell",
-    filename="train_fsdp2.py",
+    "fsdp2", "FSDP2 script", "PyTorch 2.13", _recognise, read, write, text, kind="shell", filename="train_fsdp2.py"
 )
-"""A training loop of its own, not a config of a framework."""

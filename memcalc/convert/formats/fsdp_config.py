@@ -1,27 +1,140 @@
-"""The JSON file that the Trainer's `fsdp_config` names (Transformers 5.23, training_args.py, _process_fsdp_args)."""
+"""FSDP's options, as Accelerate's YAML and the Trainer's `fsdp_config` spell them, and the file that the latter names.
+
+Accelerate 1.15: utils/dataclasses.py (FullyShardedDataParallelPlugin), utils/fsdp_utils.py, commands/launch.py;
+Transformers 5.23: training_args.py (_process_fsdp_args).
+"""
 
 from __future__ import annotations
 
-from memcalc.convert.config import Config, Reading
+from memcalc.convert.config import Config, ConfigReader
 from memcalc.convert.document import Document
 from memcalc.convert.formats.base import Format
-from memcalc.convert.formats.fsdp_options import read_options, said_version
 
 _SIGNS = frozenset({"transformer_layer_cls_to_wrap", "fsdp_transformer_layer_cls_to_wrap", "fsdp_version"})
+STRATEGIES = {
+    "full_shard": "full", "1": "full", "shard_grad_op": "grads", "2": "grads", "no_shard": "none", "3": "none",
+    "hybrid_shard": "hybrid", "4": "hybrid", "hybrid_shard_zero2": "hybrid-grads", "5": "hybrid-grads",
+}  # fmt: skip
+"""FSDP 1's sharding strategies, by name and by number."""
+_HARMLESS = (
+    "use_orig_params", "sync_module_states", "state_dict_type", "cpu_ram_efficient_loading", "min_num_params",
+    "transformer_layer_cls_to_wrap", "xla", "xla_fsdp_v2", "xla_fsdp_grad_ckpt",
+)  # fmt: skip
+_NOT_MODELLED = {
+    "ignored_modules": "modules that are left out stay whole on each rank",
+    "xla_fsdp_settings": "XLA's own FSDP",
+}
+NODE = 0
+"""Of ranks that share the states (``dp_shard``): those of a node (FSDP 1's hybrid strategies)."""
+_WRAPS = "transformer_based_wrap"
+ACCELERATED = ("autocast", "reduce_dtype")
+"""What Accelerate decides of FSDP by itself (accelerator.py, prepare_model; FullyShardedDataParallelPlugin)."""
 
 
 def read(document: Document) -> Config:
     """Return what the file says of FSDP; without a version it is the second."""
-    reading = Reading(document, "fsdp_config", "Transformers 5.23")
-    read_options(reading, "", said_version(reading, "", 2), wraps="transformer_based_wrap")
-    return reading.finish()
+    reader = ConfigReader(document, "fsdp_config", "Transformers 5.23")
+    read_options(reader, "", fsdp_version(reader, "", 2), wraps="transformer_based_wrap")
+    return reader.finish()
 
 
-FORMAT = Format(
-    name="fsdp_config",
-    title="the Trainer's FSDP JSON",
-    software="Transformers 5.23",
-    recognise=lambda document: document.kind == "json" and bool(_SIGNS & set(document.data)),
-    read=read,
-)
+def fsdp_version(reader: ConfigReader, table: str, default: int) -> int:
+    """Return FSDP's version, which decides what the other options mean."""
+    version: int = reader.one_of(_key(reader, table, "version"), {"1": 1, "2": 2}, default)
+    return version
+
+
+def read_options(reader: ConfigReader, table: str, version: int, wraps: str, legacy: str = "") -> None:
+    """Set how FSDP runs the job, from a table of options.
+
+    ``wraps`` is the wrapping policy where none is said; ``legacy`` the strategy that the Trainer's `fsdp` names.
+    """
+    reader.set("engine", f"fsdp{version}", _key(reader, table, "version"))
+    _sharding(reader, table, version, legacy, trainer=wraps == _WRAPS)
+    key = _key(reader, table, "offload_params")
+    if reader.has(other := _key(reader, table, "cpu_offload")):
+        key = other
+    moved = _key(reader, table, "activation_checkpointing_offload")
+    parts = [part for part, name in (("params", key), ("activations", moved)) if reader.flag(name)]
+    if parts:
+        reader.set("offload", tuple(parts), key if reader.flag(key) else moved)
+    _checkpoints(reader, table)
+    _wrapping(reader, table, wraps)
+    _prefetch(reader, table, version)
+    reader.harmless(*(_key(reader, table, name) for name in _HARMLESS))
+    reader.not_modelled({_key(reader, table, name): says for name, says in _NOT_MODELLED.items()})
+
+
+def _key(reader: ConfigReader, table: str, name: str) -> str:
+    """Return an option's key: with `fsdp_` before it or without, as it stands in the file."""
+    lead = f"{table}." if table else ""
+    plain = f"{lead}{name}"
+    return plain if reader.has(plain) else f"{lead}fsdp_{name}"
+
+
+def _sharding(reader: ConfigReader, table: str, version: int, legacy: str, *, trainer: bool) -> None:
+    """FSDP 2 has a truth value; FSDP 1 a strategy, which Accelerate reads from `sharding_strategy` alone.
+
+    The Trainer's table (``own``) passes no `sharding_strategy` on, so that its FSDP 1 shards all.
+    """
+    again, strategy = (_key(reader, table, name) for name in ("reshard_after_forward", "sharding_strategy"))
+    if version == 2:
+        default = legacy != "grads"
+        reader.set("zero", 3 if reader.flag(again, default) else 2, again)
+        reader.harmless(strategy)
+        return
+    kind = "full" if trainer else reader.one_of(strategy, STRATEGIES, "full")
+    wanted = reader.one_of(again, {**STRATEGIES, "true": "full", "false": "grads"}, legacy or kind)
+    if wanted != kind:
+        stays = "FULL_SHARD" if kind == "full" else kind
+        message = (
+            f"FSDP 1 under Accelerate takes fsdp_sharding_strategy, which stays {stays}: "
+            f"{'the strategy' if legacy else 'reshard_after_forward'} that is said here changes nothing"
+        )
+        reader.note("warning", "MC115", again, message, "fsdp_version 2 with reshard_after_forward: false")
+    if kind == "none":
+        reader.not_modelled({strategy: "nothing is sharded; here it counts as FULL_SHARD"}, unless=())
+    if kind.startswith("hybrid"):
+        reader.set("dp_shard", NODE, strategy)
+    reader.set("zero", 2 if kind.endswith("grads") else 3, strategy)
+
+
+def _checkpoints(reader: ConfigReader, table: str) -> None:
+    key = _key(reader, table, "activation_checkpointing")
+    if reader.flag(key):
+        reader.set("recompute", "full", key)
+        reader.set("strategy.checkpoint", "non-reentrant", key)
+
+
+def _wrapping(reader: ConfigReader, table: str, wraps: str) -> None:
+    key = _key(reader, table, "auto_wrap_policy")
+    policy = reader.text(key, wraps).lower()
+    if policy != _WRAPS:
+        says = "the whole model is one unit, gathered at once" if policy == "no_wrap" else "units are cut by their size"
+        message = f"{key} {policy.upper()}: {says}; here each block is a unit of its own"
+        reader.note("warning", "MC002", key, message, "TRANSFORMER_BASED_WRAP")
+
+
+def _prefetch(reader: ConfigReader, table: str, version: int) -> None:
+    """BACKWARD_PRE is what is counted; the rest gathers a block less, or one more."""
+    backward, forward, limit = (
+        _key(reader, table, name) for name in ("backward_prefetch", "forward_prefetch", "limit_all_gathers")
+    )
+    if version == 2:
+        reader.harmless(backward, forward, limit)
+        return
+    reader.not_modelled(
+        {backward: "a gathered block fewer than with BACKWARD_PRE, which is what is counted"},
+        unless=("backward_pre", "1"),
+    )
+    reader.not_modelled({forward: "a gathered block more than is counted in forward"})
+    if reader.flag(limit, True) is False:
+        reader.not_modelled({limit: "gathers run ahead of compute without a bound"}, unless=())
+
+
+def _recognise(document: Document) -> bool:
+    return document.kind == "json" and bool(_SIGNS & set(document.data))
+
+
+FORMAT = Format("fsdp_config", "the Trainer's FSDP JSON", "Transformers 5.23", _recognise, read)
 """FSDP's options, beside the Trainer's own arguments."""

@@ -12,17 +12,18 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from memcalc import catalog
-from memcalc.convert.config import Config, Reading
-from memcalc.convert.document import Document, Place, Span
-from memcalc.convert.environment import KNOWN, read_environment
+from memcalc.convert.argument_source import ArgumentSource, format_of, is_other_work
+from memcalc.convert.config import Config, ConfigReader
+from memcalc.convert.document import Document
 from memcalc.convert.formats.base import Format
-from memcalc.convert.handover import Handover, family, is_other_work
-from memcalc.convert.launchers import Launch, launch_of
-from memcalc.convert.own_words import own_lines, own_words
-from memcalc.convert.ranks import read_ranks
-from memcalc.convert.shell import Script, Word, read_script
+from memcalc.convert.launchers import Launch, launch_of, read_ranks
+from memcalc.convert.memcalc_directives import directives, read_directives
+from memcalc.convert.shell import Script, read_script
+from memcalc.convert.shell_values import Token
 from memcalc.convert.slurm import OPTIONS, Option, Request, sbatch_options, seconds, variables
+from memcalc.convert.text import KeyPath, Span
 from memcalc.errors import FileError, InputError, MissingError, shown
+from memcalc.frameworks import environment
 
 _DISTRIBUTED = ("torchrun", "accelerate", "deepspeed")
 _RANKS = ("NGPU", "NNODES", "NPROC_PER_NODE")
@@ -36,42 +37,41 @@ _SLURM_COUNTS = (
 def read(document: Document) -> Config:
     """Return what a launch script says of a job, and which configs it hands over."""
     if document.kind == "flags":
-        return own_words(document)
+        return read_directives(document)
     text, name = document.text, document.path.name
     options = sbatch_options(text)
     script = read_script(text, variables(Request(options)) if options else {}, name)
-    own = own_lines(document)
-    launch = _chosen(script, name, text, own)
-    facts = _Facts(text)
+    directive_lines = directives(document)
+    launch = _chosen(script, name, text, directive_lines)
+    values = _ScriptValues(text)
     for key, option in options.items():
-        facts.add(f"#SBATCH --{key}", option.value or True, Span(option.key, option.begin, option.end))
-    _collect(facts, launch, script, bool(options))
-    reading = Reading(facts.document(document), "launch", "Slurm 26.11 and the launchers")
-    _slurm(reading, _request(options, launch), bool(options))
+        values.add(f"#SBATCH --{key}", option.value or True, Span(option.key, option.begin, option.end))
+    _collect(values, launch, script, bool(options))
+    reader = ConfigReader(values.document(document), "launch", "Slurm 26.11 and the launchers")
+    _slurm(reader, _request(options, launch), bool(options))
     if launch is not None:
-        read_ranks(reading, launch, script)
-        for one in Handover(document.path, text, script, launch).references():
-            reading.references.append(one)
-        if not reading.references and launch.launcher != "shell":
+        read_ranks(reader, launch, script)
+        reader.references += ArgumentSource(document.path, text, script, launch).references()
+        if not reader.references and launch.launcher != "shell":
             says = f"{launch.script}'s own arguments are of no framework that memcalc knows, and count for nothing here"
-            reading.note("warning", "MC001", "", says)
-        if launch.launcher == "shell" and not reading.references:
-            reading.refer("launch", launch.script, path=launch.script)
-    read_environment(reading)
-    reading.harmless(*_RANKS)
-    if own.data:
-        reading.refer("launch", "#MEMCALC", document=own)
-    return reading.finish(known=[f"#SBATCH --{name}" for name in OPTIONS])
+            reader.note("warning", "MC001", "", says)
+        if launch.launcher == "shell" and not reader.references:
+            reader.refer("launch", launch.script, path=launch.script)
+    _read_environment(reader)
+    reader.harmless(*_RANKS)
+    if directive_lines.data:
+        reader.refer("launch", "#MEMCALC", document=directive_lines)
+    return reader.finish(known=[f"#SBATCH --{name}" for name in OPTIONS])
 
 
 @dataclass
-class _Facts:
+class _ScriptValues:
     """What was found, each under a name as the script has it, with its place."""
 
     text: str
     data: dict[str, Any] = field(default_factory=dict)
-    spans: dict[Place, Span] = field(default_factory=dict)
-    unknown: dict[Place, str] = field(default_factory=dict)
+    spans: dict[KeyPath, Span] = field(default_factory=dict)
+    unknown: dict[KeyPath, str] = field(default_factory=dict)
 
     def add(self, key: str, value: Any, span: Span | None, unknown: str = "") -> None:
         """Note one."""
@@ -82,31 +82,31 @@ class _Facts:
         if span is not None:
             self.spans[(key,)] = span
 
-    def word(self, key: str, word: Word) -> None:
+    def token(self, key: str, token: Token) -> None:
         """Note the word that is an option's or a variable's value."""
-        begin = next((place for place in word.places if place >= 0), None)
-        span = None if begin is None else Span(begin, *(word.span or (-1, -1)))
-        self.add(key, word.text, span, word.unknown)
+        begin = next((position for position in token.positions if position >= 0), None)
+        span = None if begin is None else Span(begin, *(token.span or (-1, -1)))
+        self.add(key, token.text, span, token.unknown)
 
     def document(self, origin: Document) -> Document:
         """All of it as a document."""
         return Document(origin.path, "shell", origin.text, self.data, lambda: self.spans, self.unknown)
 
 
-def _collect(facts: _Facts, launch: Launch | None, script: Script, sbatch: bool) -> None:
+def _collect(values: _ScriptValues, launch: Launch | None, script: Script, sbatch: bool) -> None:
     """Note the launcher's options, those of its srun, and the variables that change memory."""
-    settings = {**script.variables, **(launch.command.settings if launch else {})}
-    for name in (*KNOWN, *_RANKS):
+    settings = {**script.variables, **(launch.command.variables if launch else {})}
+    for name in (*environment.VARIABLES, *_RANKS):
         if name in settings:
-            facts.word(name, settings[name])
+            values.token(name, settings[name])
     if launch is None:
         return
-    for name, setting in launch.settings.items():
+    for name, setting in launch.options.items():
         key = f"{launch.launcher} --{name}"
-        facts.word(key, setting.value or Word("True", setting.flag.places, setting.flag.unknown))
+        values.token(key, setting.value or Token("True", setting.flag.positions, setting.flag.unknown))
     for key, option in launch.step.items():
         if not sbatch and key in _SLURM_COUNTS:
-            facts.add(f"srun --{key}", option.value, Span(option.key, option.begin, option.end))
+            values.add(f"srun --{key}", option.value, Span(option.key, option.begin, option.end))
 
 
 def _request(options: dict[str, Option], launch: Launch | None) -> Request:
@@ -115,114 +115,146 @@ def _request(options: dict[str, Option], launch: Launch | None) -> Request:
     return Request(options or {key: option for key, option in step.items() if key in _SLURM_COUNTS})
 
 
-# -------------------------------------------------------------------------------------------------------- the launch
-
-
-def _chosen(script: Script, name: str, text: str, own: Document) -> Launch | None:
+def _chosen(script: Script, name: str, text: str, directive_lines: Document) -> Launch | None:
     """The training command. Of several the one that a line `#MEMCALC --launch N` names; else it is asked for."""
     launches = [launch for command in script.commands if (launch := launch_of(command)) is not None]
-    likely = [one for one in launches if not is_other_work(one)]
-    trains = [one for one in likely if one.launcher in _DISTRIBUTED or family(one)]
-    found = _different(trains or [one for one in likely if one.launcher != "shell"] or likely)
-    if not found and not launches and not own.data and "#SBATCH" not in text:
+    likely = [launch for launch in launches if not is_other_work(launch)]
+    trains = [launch for launch in likely if launch.launcher in _DISTRIBUTED or format_of(launch)]
+    candidates = _different(trains or [launch for launch in likely if launch.launcher != "shell"] or likely)
+    if not candidates and not launches and not directive_lines.data and "#SBATCH" not in text:
         raise FileError("file", name, "must start a training: it has no command that memcalc knows")
-    wanted = own.data.pop("launch", None)
+    wanted = directive_lines.data.pop("launch", None)
     if wanted is not None:
-        if not str(wanted).isdecimal() or len(str(wanted)) > 4 or not 1 <= int(wanted) <= len(found):
-            raise InputError("#MEMCALC --launch", wanted, f"must be from 1 to {len(found)}, the launches of {name}")
-        return found[int(wanted) - 1]
-    if len(found) > 1:
-        lines = [text.count("\n", 0, one.command.begin) + 1 for one in found]
+        if not str(wanted).isdecimal() or len(str(wanted)) > 4 or not 1 <= int(wanted) <= len(candidates):
+            allowed = f"must be from 1 to {len(candidates)}, the launches of {name}"
+            raise InputError("#MEMCALC --launch", wanted, allowed)
+        return candidates[int(wanted) - 1]
+    if len(candidates) > 1:
+        lines = [text.count("\n", 0, launch.command.begin) + 1 for launch in candidates]
         listed = "; ".join(
-            f"{number}: {one.launcher} {shown(one.script)[1:-1]} of line {line}"
-            for number, (one, line) in enumerate(zip(found[:9], lines, strict=False), 1)
+            f"{number}: {launch.launcher} {shown(launch.script)[1:-1]} of line {line}"
+            for number, (launch, line) in enumerate(zip(candidates[:9], lines, strict=False), 1)
         )
         raise MissingError(
-            f"{name} starts {len(found)} trainings ({listed}), each of which must fit: choose one by a line "
+            f"{name} starts {len(candidates)} trainings ({listed}), each of which must fit: choose one by a line "
             f"`#MEMCALC --launch 1` in {name}, or give each a script of its own."
         )
-    return found[0] if found else None
+    return candidates[0] if candidates else None
 
 
 def _different(launches: list[Launch]) -> list[Launch]:
     """Each launch once: branches of a condition often start the same one."""
-    found: dict[tuple[str, ...], Launch] = {}
-    for one in launches:
-        found.setdefault(tuple(word.text for word in one.command.words), one)
-    return list(found.values())
+    distinct: dict[tuple[str, ...], Launch] = {}
+    for launch in launches:
+        distinct.setdefault(tuple(token.text for token in launch.command.tokens), launch)
+    return list(distinct.values())
 
 
-# -------------------------------------------------------------------------------------------------------------- Slurm
-
-
-def _slurm(reading: Reading, request: Request, sbatch: bool) -> None:
-    """State what the job asks the queue for."""
+def _slurm(reader: ConfigReader, request: Request, sbatch: bool) -> None:
+    """Set nodes, GPUs, host memory and time limit from the job's request to Slurm."""
     lead = "#SBATCH --" if sbatch else "srun --"
     if not request.options:
         return
-    name, each, whole, types = request.gpus
-    if request.nodes is not None or whole is None or "nodes" in request.options:
-        _count(reading, "nodes", request.nodes, lead + (request.value("nodes", "ntasks")[0] or "nodes"), 1)
+    name, each, total, types = request.gpus
+    if request.nodes is not None or total is None or "nodes" in request.options:
+        _nodes(reader, request.nodes, lead + (request.value("nodes", "ntasks")[0] or "nodes"))
     if each is not None:
-        reading.say("gpus_per_node", each, lead + name)
-    elif whole is not None:
-        reading.say("gpus", whole, lead + name)
+        reader.set("gpus_per_node", each, lead + name)
+    elif total is not None:
+        reader.set("gpus", total, lead + name)
     elif name:
-        reading.ask("gpus_per_node", lead + name, str(reading.raw(lead + name)))
+        reader.ask("gpus_per_node", lead + name, str(reader.raw(lead + name)))
     if types:
-        _gpu(reading, types, lead + request.value("gpus-per-node", "gres", "gpus", "gpus-per-task", "tres-per-task")[0])
+        key = lead + request.value("gpus-per-node", "gres", "gpus", "gpus-per-task", "tres-per-task")[0]
+        if len(types) > 1:
+            allowed = f"asks for GPUs of {len(types)} types: memcalc counts one type a job"
+            raise reader.error(key, reader.raw(key), allowed)
+        reader.set("gpu", types[0], key)
     else:
-        _constraint(reading, request, lead)
+        _constraint(reader, request, lead)
     key, memory = request.memory
     if memory is not None:
-        reading.say("host_memory", memory, lead + key)
+        reader.set("host_memory", memory, lead + key)
     limit = request.value("time")[1]
     if limit and seconds(limit) is not None:
-        reading.say("time_limit", seconds(limit), f"{lead}time")
-    reading.harmless(*(lead + option for option in OPTIONS))
+        reader.set("time_limit", seconds(limit), f"{lead}time")
+    reader.harmless(*(lead + option for option in OPTIONS))
 
 
-def _count(reading: Reading, word: str, value: int | None, key: str, least: int) -> None:
+def _nodes(reader: ConfigReader, value: int | None, key: str) -> None:
     if value is None:
-        reading.ask(word, key, str(reading.raw(key, key)))
-    elif value < least:
-        raise reading.wrong(key, value, f"must be a whole number from {least}")
+        reader.ask("nodes", key, str(reader.raw(key, key)))
+    elif value < 1:
+        raise reader.error(key, value, "must be a whole number from 1")
     else:
-        reading.say(word, value, key)
+        reader.set("nodes", value, key)
 
 
-def _gpu(reading: Reading, types: tuple[str, ...], key: str) -> None:
-    if len(types) > 1:
-        raise reading.wrong(
-            key, reading.raw(key), f"asks for GPUs of {len(types)} types: memcalc counts one type a job"
-        )
-    reading.say("gpu", types[0], key)
-
-
-def _constraint(reading: Reading, request: Request, lead: str) -> None:
+def _constraint(reader: ConfigReader, request: Request, lead: str) -> None:
     """A feature that is called as a GPU is, such as `a100-80g` or `v100-32g`, names the GPU."""
     presets = [re.sub(r"[\s_]+", "-", name.lower()) for name in catalog.names("gpu")]
     features = re.split(r"[&|,*()\[\]]+", request.value("constraint")[1])
-    found = [one for one in features if any(_begins(name, one.lower().replace("_", "-")) for name in presets)]
-    if len(found) == 1:
-        reading.say("gpu", found[0], f"{lead}constraint")
+    alike = {feature: feature.lower().replace("_", "-") for feature in features}
+    matches = [feature for feature in features if any(_begins(name, alike[feature]) for name in presets)]
+    if len(matches) == 1:
+        reader.set("gpu", matches[0], f"{lead}constraint")
 
 
 def _begins(name: str, feature: str) -> bool:
     return bool(re.match(r"[a-z]+\d", feature)) and (name == feature or name.startswith(f"{feature}-"))
 
 
-def _recognise(document: Document) -> bool:
-    """Whether a text is a script that starts something, or that asks Slurm for something."""
-    return document.kind == "shell" and bool(document.text.strip())
+def _read_environment(reader: ConfigReader) -> None:
+    """Set what the variables among a document's keys say."""
+    for name in environment.ALLOCATOR:
+        _allocator(reader, name)
+    _workspace(reader)
+    usual = {"CUDA_LAUNCH_BLOCKING": "0"}
+    for name, says in environment.NOT_MODELLED.items():
+        value = reader.raw(name)
+        if value is not None and str(value) not in ("", usual.get(name, "0" if "ENABLE" in name else "")):
+            message = f"{name} {value} changes memory and is not modelled: {says}"
+            reader.note("warning", "MC002", name, message)
+    if reader.text("CUDA_MODULE_LOADING").upper() == "EAGER":
+        says = "all kernels are loaded into the context"
+        message = f"CUDA_MODULE_LOADING EAGER changes memory and is not modelled: {says}"
+        reader.note("warning", "MC002", "CUDA_MODULE_LOADING", message)
+    reader.raw("CUDA_VISIBLE_DEVICES")
+
+
+def _allocator(reader: ConfigReader, name: str) -> None:
+    text = reader.text(name)
+    for part in filter(None, re.split(r",(?![^\[]*\])", text)):
+        option, _, value = map(str.strip, part.partition(":"))
+        if option == "expandable_segments" and value.lower() in ("true", "false"):
+            reader.set("strategy.expandable_segments", value.lower() == "true", name)
+        elif option == "expandable_segments":
+            raise reader.error(name, text, "expandable_segments must be True or False")
+        elif option in environment.ALLOCATOR_OPTIONS and (option, value) != ("backend", "native"):
+            effect = environment.ALLOCATOR_OPTIONS[option]
+            message = f"{option}:{value} of {name} changes memory and is not modelled: {effect}"
+            reader.note("warning", "MC002", name, message)
+        elif option not in environment.HARMLESS_OPTIONS and option != "backend":
+            says = "is not an option of PyTorch 2.13 that memcalc knows, and counts for nothing"
+            reader.note("warning", "MC001", name, f"{option[:60]} of {name} {says}")
+
+
+def _workspace(reader: ConfigReader) -> None:
+    """`:SIZE:COUNT` pairs, sizes in KiB (aten/src/ATen/cuda/CublasHandlePool.cpp)."""
+    name = "CUBLAS_WORKSPACE_CONFIG"
+    text = reader.text(name)
+    size = environment.workspace_bytes(text)
+    if text and size is None:
+        raise reader.error(name, text, "must be pairs of a size in KiB and a count, as in :4096:8")
+    if size is not None:
+        reader.set("strategy.blas_workspace", size, name)
 
 
 FORMAT = Format(
-    name="launch",
-    title="launch script",
-    software="Slurm 26.11, torchrun 2.13, Accelerate 1.15, DeepSpeed 0.19",
-    recognise=_recognise,
-    read=read,
+    "launch",
+    "launch script",
+    "Slurm 26.11, torchrun 2.13, Accelerate 1.15, DeepSpeed 0.19",
+    lambda document: document.kind == "shell" and bool(document.text.strip()),
+    read,
     kind="shell",
 )
-"""An sbatch script or a plain one."""

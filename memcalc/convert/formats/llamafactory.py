@@ -9,192 +9,190 @@ from __future__ import annotations
 
 from typing import Any
 
-from memcalc.convert.config import Config, Reading
+from memcalc.convert.config import Config, ConfigReader
 from memcalc.convert.document import Document
-from memcalc.convert.formats import llamafactory_keys as keys
-from memcalc.convert.formats.base import Format, inner_document
-from memcalc.convert.formats.optimizers import say_optimizer
-from memcalc.convert.formats.tuning import fsdp_keys, say_fsdp, say_lora, say_stored, say_trained_besides
+from memcalc.convert.formats.base import Format, key_table
+from memcalc.convert.formats.tuning import (
+    fsdp_keys,
+    refer_deepspeed,
+    set_also_trained,
+    set_fsdp,
+    set_galore,
+    set_lora,
+    set_optimizer,
+    set_stored,
+)
 
-_TYPES = {"full": "full", "freeze": "freeze", "lora": "lora", "oft": "oft"}
+_KEYS = key_table("llamafactory")
+_TYPES = {name: name for name in ("full", "freeze", "lora", "oft")}
 _STAGES = {name: name for name in ("pt", "sft", "rm", "ppo", "dpo", "kto")}
 _ATTENTION = {"auto": "", "sdpa": "", "disabled": "eager", "fa2": "flash", "fa3": "flash"}
 """``flash_attn``; PyTorch's own choice follows from the model's class."""
-_METHODS = {"bnb": "bnb", "gptq": "gptq", "awq": "awq", "aqlm": "aqlm", "quanto": "quanto", "eetq": "eetq",
-            "hqq": "hqq", "mxfp4": "mxfp4", "fp8": "fp8"}  # fmt: skip
+_METHODS = {name: name for name in ("bnb", "gptq", "awq", "aqlm", "quanto", "eetq", "hqq", "mxfp4", "fp8")}
 _PADDED = 8
 """Batches are padded to a multiple of this (train/sft/workflow.py)."""
 
 
 def read(document: Document) -> Config:
     """Return what a LLaMA-Factory config says of a job."""
-    reading = Reading(document, "llamafactory", "LLaMA-Factory 0.9.6.dev0")
-    reading.say("engine", "trainer", "model_name_or_path")
-    reading.say("model", reading.text("model_name_or_path"), "model_name_or_path")
-    stage = reading.one_of("stage", _STAGES, "sft")
-    _batch(reading, stage)
-    kind = reading.one_of("finetuning_type", _TYPES, "lora")
-    quantised = _adapter(reading, kind)
-    _precision(reading, kind)
-    sharded = _engine(reading)
-    _checkpointing(reading, sharded)
-    _kernels(reading, stage, quantised)
-    _optimizer(reading)
-    if reading.has("ray_num_workers"):
-        reading.say("gpus", reading.whole("ray_num_workers", 1, low=1), "ray_num_workers")
+    reader = ConfigReader(document, "llamafactory", "LLaMA-Factory 0.9.6.dev0")
+    reader.set("engine", "trainer", "model_name_or_path")
+    reader.set("model", reader.text("model_name_or_path"), "model_name_or_path")
+    stage = reader.one_of("stage", _STAGES, "sft")
+    _batch(reader, stage)
+    kind = reader.one_of("finetuning_type", _TYPES, "lora")
+    quantised = _adapter(reader, kind)
+    _precision(reader, kind)
+    sharded = _engine(reader)
+    _checkpointing(reader, sharded)
+    _kernels(reader, stage, quantised)
+    _optimizer(reader)
+    if reader.has("ray_num_workers"):
+        reader.set_integer("gpus", "ray_num_workers", 1)
     if stage not in ("pt", "sft"):
-        reading.not_modelled({"stage": "pairs of samples, and models beside the one that is trained"})
-    reading.harmless(*keys.HARMLESS)
-    reading.not_modelled(keys.NOT_MODELLED, unless=(False, None, 0, 0.0, 1, "", "none"))
-    return reading.finish(known=keys.KNOWN)
+        reader.not_modelled({"stage": "pairs of samples, and models beside the one that is trained"})
+    reader.harmless(*_KEYS.harmless)
+    reader.not_modelled(_KEYS.not_modelled, unless=(False, None, 0, 0.0, 1, "", "none"))
+    return reader.finish(known=_KEYS.names("of_lora", "not_modelled", "harmless"))
 
 
-def _batch(reading: Reading, stage: str) -> None:
+def _batch(reader: ConfigReader, stage: str) -> None:
     """Packed rows of supervised fine-tuning have one token more than ``cutoff_len``, then padding."""
-    cut = reading.whole("cutoff_len", 2048, low=1) or 2048
-    packed = bool(reading.flag("packing", stage == "pt")) or bool(reading.flag("neat_packing"))
+    cut = reader.integer("cutoff_len", 2048, low=1) or 2048
+    packed = bool(reader.flag("packing", stage == "pt")) or bool(reader.flag("neat_packing"))
     length = cut + 1 if packed and stage == "sft" else cut
     if not (packed and stage == "pt"):
         length = -(-length // _PADDED) * _PADDED
-    reading.say("seq_len", length, "cutoff_len")
+    reader.set("seq_len", length, "cutoff_len")
     if length != cut:
-        said = f"cutoff_len {cut} becomes {length} tokens: rows are padded to a multiple of {_PADDED}"
-        reading.note("note", "MC004", "cutoff_len", said)
-    reading.say("varying_lengths", not packed, "packing")
-    micro = reading.whole("per_device_train_batch_size", 8, low=1)
-    reading.say("micro_batch", micro, "per_device_train_batch_size")
-    steps = reading.whole("gradient_accumulation_steps", 1, low=1)
-    reading.say("accumulation", steps, "gradient_accumulation_steps")
-    evaluated = reading.whole("per_device_eval_batch_size", 8, low=1)
-    reading.say("eval_micro_batch", evaluated, "per_device_eval_batch_size")
-    reading.say("evaluates", reading.text("eval_strategy", "no") != "no", "eval_strategy")
+        message = f"cutoff_len {cut} becomes {length} tokens: rows are padded to a multiple of {_PADDED}"
+        reader.note("note", "MC004", "cutoff_len", message)
+    reader.set("varying_lengths", not packed, "packing")
+    reader.set_integer("micro_batch", "per_device_train_batch_size", 8)
+    reader.set_integer("accumulation", "gradient_accumulation_steps", 1)
+    reader.set_integer("eval_micro_batch", "per_device_eval_batch_size", 8)
+    reader.set("evaluates", reader.text("eval_strategy", "no") != "no", "eval_strategy")
 
 
-def _adapter(reading: Reading, kind: str) -> bool:
+def _adapter(reader: ConfigReader, kind: str) -> bool:
     """Adapters, and whether the frozen base is quantised."""
     if kind == "oft":
-        reading.ask("lora", "finetuning_type", "oft, whose rotations are not modelled,")
+        reader.ask("lora", "finetuning_type", "oft, whose rotations are not modelled,")
     if kind == "freeze":
-        reading.not_modelled({"finetuning_type": "a few blocks are trained; all are counted as trained"})
+        reader.not_modelled({"finetuning_type": "a few blocks are trained; all are counted as trained"})
     if kind not in ("lora", "oft"):
-        reading.harmless(*keys.OF_LORA)
+        reader.harmless(*_KEYS.lists["of_lora"])
         return False
     if kind == "lora":
-        rank = reading.whole("lora_rank", 8, low=1) or 8
-        say_lora(reading, rank, "lora_target", every=reading.text("lora_target", "all") == "all")
-        reading.say("workload.lora_dropout", reading.number("lora_dropout", 0.0), "lora_dropout")
-        if reading.has("additional_target"):
-            say_trained_besides(reading, "additional_target")
-    reading.harmless(*keys.OF_LORA)
-    return _quantised(reading)
+        rank = reader.integer("lora_rank", 8, low=1) or 8
+        set_lora(reader, rank, "lora_target", all_linear=reader.text("lora_target", "all") == "all")
+        reader.set("workload.lora_dropout", reader.number("lora_dropout", 0.0), "lora_dropout")
+        if reader.has("additional_target"):
+            set_also_trained(reader, "additional_target")
+    reader.harmless(*_KEYS.lists["of_lora"])
+    return _quantised(reader)
 
 
-def _quantised(reading: Reading) -> bool:
+def _quantised(reader: ConfigReader) -> bool:
     """On-the-fly quantisation (configure_quantization); a checkpoint that is quantised already has its way."""
-    bits = reading.whole("quantization_bit", low=1)
-    method = reading.one_of("quantization_method", _METHODS, "bnb")
-    double = reading.flag("double_quantization", True)
-    reading.one_of("quantization_type", {"fp4": 0, "nf4": 0}, 0)
-    if say_stored(reading, "model_name_or_path"):
+    bits = reader.integer("quantization_bit", low=1)
+    method = reader.one_of("quantization_method", _METHODS, "bnb")
+    double = reader.flag("double_quantization", True)
+    reader.one_of("quantization_type", {"fp4": 0, "nf4": 0}, 0)
+    if set_stored(reader, "model_name_or_path"):
         return True
     if bits is None:
         return False
     if method == "bnb" and bits not in (4, 8):
-        raise reading.wrong("quantization_bit", bits, "must be 4 or 8 with bitsandbytes")
+        raise reader.error("quantization_bit", bits, "must be 4 or 8 with bitsandbytes")
     if bits not in (4, 8):
-        reading.ask("quantize", "quantization_bit", f"{bits} bits of {method}")
+        reader.ask("quantize", "quantization_bit", f"{bits} bits of {method}")
         return True
     four = "nf4-dq" if double and method == "bnb" else "nf4"
-    reading.say("quantize", four if bits == 4 else "int8", "quantization_bit")
+    reader.set("quantize", four if bits == 4 else "int8", "quantization_bit")
     if method != "bnb":
-        reading.not_modelled({"quantization_method": f"weights of {method} are counted as those of bitsandbytes"})
+        reader.not_modelled({"quantization_method": f"weights of {method} are counted as those of bitsandbytes"})
     return True
 
 
-def _precision(reading: Reading, kind: str) -> None:
+def _precision(reader: ConfigReader, kind: str) -> None:
     """What is trained is cast to fp32, unless pure_bf16 or BAdam forbids it; what is frozen stays, mostly in bf16."""
-    pure, blocks = bool(reading.flag("pure_bf16")), bool(reading.flag("use_badam"))
+    pure, blocks = bool(reader.flag("pure_bf16")), bool(reader.flag("use_badam"))
     frozen = kind in ("lora", "oft")
     key = "use_badam" if blocks else "pure_bf16"
-    reading.say("weights", "bf16" if frozen or pure or blocks else "fp32", key)
-    mixed = "bf16" if reading.flag("bf16") else "fp16" if reading.flag("fp16") else "no"
-    reading.say("mixed", mixed, "fp16" if mixed == "fp16" else "bf16")
+    reader.set("weights", "bf16" if frozen or pure or blocks else "fp32", key)
+    mixed = "bf16" if reader.flag("bf16") else "fp16" if reader.flag("fp16") else "no"
+    reader.set("mixed", mixed, "fp16" if mixed == "fp16" else "bf16")
 
 
-def _engine(reading: Reading) -> int:
+def _engine(reader: ConfigReader) -> int:
     """Who shares out the states; the version of FSDP, if it does."""
-    listed = [part for item in reading.items("fsdp") if (part := str(item).lower()) not in ("false", "")]
-    found = reading.raw("deepspeed")
+    listed = [part for item in reader.items("fsdp") if (part := str(item).lower()) not in ("false", "")]
     if listed:
-        where = fsdp_keys(reading)
-        say_fsdp(reading, where["version"], 2, listed, where, "cpu_offload")
-        return reading.whole(where["version"], 2) or 2
-    reading.harmless("fsdp_config.", "fsdp_config")
-    reading.say("zero", 0, "fsdp")
-    if isinstance(found, dict):
-        reading.refer("deepspeed", "deepspeed", document=inner_document(reading.document, ("deepspeed",)))
-        reading.harmless("deepspeed.")
-    elif found:
-        reading.refer("deepspeed", "deepspeed", path=reading.text("deepspeed"))
+        where = fsdp_keys(reader)
+        set_fsdp(reader, where["version"], 2, listed, where, "cpu_offload")
+        return reader.integer(where["version"], 2) or 2
+    reader.harmless("fsdp_config.", "fsdp_config")
+    reader.set("zero", 0, "fsdp")
+    refer_deepspeed(reader)
     return 0
 
 
-def _checkpointing(reading: Reading, fsdp: int) -> None:
+def _checkpointing(reader: ConfigReader, fsdp: int) -> None:
     """Every block is computed again unless told otherwise; checkpoints are reentrant, except under FSDP 2."""
-    off = bool(reading.flag("disable_gradient_checkpointing"))
-    on = not off or bool(reading.flag("gradient_checkpointing"))
-    reading.harmless("gradient_checkpointing", "gradient_checkpointing_kwargs.", "gradient_checkpointing_kwargs")
-    reading.say("recompute", "full" if on else "none", "disable_gradient_checkpointing")
-    reentrant = bool(reading.flag("use_reentrant_gc", True))
-    moved = bool(reading.flag("use_unsloth_gc"))
+    off = bool(reader.flag("disable_gradient_checkpointing"))
+    on = not off or bool(reader.flag("gradient_checkpointing"))
+    reader.harmless("gradient_checkpointing", "gradient_checkpointing_kwargs.", "gradient_checkpointing_kwargs")
+    reader.set("recompute", "full" if on else "none", "disable_gradient_checkpointing")
+    reentrant = bool(reader.flag("use_reentrant_gc", True))
+    moved = bool(reader.flag("use_unsloth_gc"))
     if not on:
         return
     kind = "reentrant" if (reentrant and fsdp != 2 and not off) or moved else "non-reentrant"
-    reading.say("strategy.checkpoint", kind, "use_unsloth_gc" if moved else "use_reentrant_gc")
+    reader.set("strategy.checkpoint", kind, "use_unsloth_gc" if moved else "use_reentrant_gc")
     if moved:
-        reading.say("offload", ("activations",), "use_unsloth_gc")
+        reader.set("offload", ("activations",), "use_unsloth_gc")
     if fsdp:
-        reading.say("checkpoints_wrapped", True, "disable_gradient_checkpointing")
+        reader.set("checkpoints_wrapped", True, "disable_gradient_checkpointing")
 
 
-def _kernels(reading: Reading, stage: str, quantised: bool) -> None:
-    kernel = reading.one_of("flash_attn", _ATTENTION, "")
-    if kernel:
-        reading.say("attention", kernel, "flash_attn")
-    liger = "enable_liger_kernel" if reading.flag("enable_liger_kernel") else "use_liger_kernel"
-    fused = bool(reading.flag(liger))
-    reading.harmless("use_liger_kernel", "liger_kernel_config.", "liger_kernel_config")
-    reading.say("kernels", "fused" if fused else "model", liger if fused else "enable_liger_kernel")
+def _kernels(reader: ConfigReader, stage: str, quantised: bool) -> None:
+    if kernel := reader.one_of("flash_attn", _ATTENTION, ""):
+        reader.set("attention", kernel, "flash_attn")
+    liger = "enable_liger_kernel" if reader.flag("enable_liger_kernel") else "use_liger_kernel"
+    fused = bool(reader.flag(liger))
+    liger = liger if fused else "enable_liger_kernel"
+    reader.harmless("use_liger_kernel", "liger_kernel_config.", "liger_kernel_config")
+    reader.set("kernels", "fused" if fused else "model", liger)
     loss = ("fused-linear" if stage in ("pt", "sft") else "fused-kernel") if fused else "standard"
-    reading.say("loss", loss, liger if fused else "enable_liger_kernel")
-    reading.say("compile", "model" if reading.flag("torch_compile") else "none", "torch_compile")
-    if reading.flag("upcast_layernorm") and quantised:
-        reading.say("strategy.prepare_kbit", True, "upcast_layernorm")
-    elif reading.flag("upcast_layernorm"):
-        reading.not_modelled({"upcast_layernorm": "norms in fp32 are modelled over a quantised base alone"})
+    reader.set("loss", loss, liger)
+    reader.set("compile", "model" if reader.flag("torch_compile") else "none", "torch_compile")
+    if reader.flag("upcast_layernorm") and quantised:
+        reader.set("strategy.prepare_kbit", True, "upcast_layernorm")
+    elif reader.flag("upcast_layernorm"):
+        reader.not_modelled({"upcast_layernorm": "norms in fp32 are modelled over a quantised base alone"})
 
 
-def _optimizer(reading: Reading) -> None:
-    if reading.flag("use_muon"):
-        reading.say("optimizer", "muon", "use_muon")
-        reading.harmless("optim")
+def _optimizer(reader: ConfigReader) -> None:
+    if reader.flag("use_muon"):
+        reader.set("optimizer", "muon", "use_muon")
+        reader.harmless("optim")
+    elif reader.flag("use_galore") and reader.text("optim", "adamw_torch").startswith("adamw_torch"):
+        reader.set("optimizer", "galore-adamw", "use_galore")
+        reader.set("optimizer_impl", "loop", "use_galore")
+        reader.set("strategy.galore_rank", reader.integer("galore_rank", 16, low=1), "galore_rank")
+        in_backward = bool(reader.flag("galore_layerwise"))
+        set_galore(reader, "galore_layerwise", "galore_target", "all-linear", in_backward=in_backward)
     else:
-        say_optimizer(reading, "optim", "adamw_torch_fused")
+        set_optimizer(reader, "optim", "adamw_torch_fused")
+        reader.not_modelled({"use_galore": "gradients and moments are projected to a low rank (GaLore); counted whole"})
 
 
 def _recognise(document: Document) -> bool:
     data: Any = document.data
     of_kind = document.kind in ("yaml", "json") and isinstance(data, dict)
-    return of_kind and "model_name_or_path" in data and bool(keys.SIGNS & set(data))
+    return of_kind and "model_name_or_path" in data and not data.keys().isdisjoint(_KEYS.lists["signs"])
 
 
-FORMAT = Format(
-    name="llamafactory",
-    title="LLaMA-Factory YAML",
-    software="LLaMA-Factory 0.9.6.dev0",
-    recognise=_recognise,
-    read=read,
-    kind="yaml",
-    filename="train.yaml",
-)
-"""LLaMA-Factory's own file."""
+_SOFTWARE = "LLaMA-Factory 0.9.6.dev0"
+FORMAT = Format("llamafactory", "LLaMA-Factory YAML", _SOFTWARE, _recognise, read, kind="yaml", filename="train.yaml")

@@ -7,18 +7,20 @@ megatron/core/distributed/distributed_data_parallel.py.
 
 from __future__ import annotations
 
-from memcalc.convert.config import Config, Reading
+from typing import Any
+
+from memcalc.convert.config import Config, ConfigReader
 from memcalc.convert.document import Document
 from memcalc.convert.formats.base import Format
-from memcalc.convert.formats.megatron_flags import NOT_MODELLED
-from memcalc.convert.formats.megatron_keys import Flags, key_in
-from memcalc.convert.formats.megatron_model import say_model
-from memcalc.convert.formats.megatron_write import write
+from memcalc.convert.formats.megatron_flags import KEYS, Flags, key_in, set_model
+from memcalc.convert.job import ConfigJob
+from memcalc.specs.block import MixtureOfExperts
+from memcalc.specs.model import BlockGroup, Model
 
 _SOFTWARE = "Megatron-LM d98e8a64 (core 0.20)"
 _OPTIMIZERS = {
     "adam": "adamw", "sgd": "sgd-momentum", "lion": "lion", "muon": "muon", "dist_muon": "muon",
-    "adaptive_muon": "muon", "soap": "adamw",
+    "adaptive_muon": "muon", "soap": "soap",
 }  # fmt: skip
 _ATTENTION = {"flash": "flash", "fused": "cudnn", "unfused": "eager", "local": "eager", "auto": ""}
 _RING = {"p2p": "ring", "a2a": "a2a", "allgather": "allgather", "all_gather": "allgather", "a2a+p2p": "ring"}
@@ -27,14 +29,14 @@ _MODULES = ("core_attn", "mlp", "moe", "layernorm", "moe_act", "mla_up_proj")
 
 def read(document: Document) -> Config:
     """Return what flags of Megatron-LM, or its YAML, say of a job."""
-    reading = Reading(document, "megatron", _SOFTWARE)
-    path = reading.raw("yaml_cfg") if document.kind == "flags" else None
+    reader = ConfigReader(document, "megatron", _SOFTWARE)
+    path = reader.raw("yaml_cfg") if document.kind == "flags" else None
     if path is not None:  # the other flags are then ignored (yaml_arguments.py, load_yaml)
-        reading.refer("megatron", "yaml_cfg", path=str(path))
-        return Config(document, "megatron", (), (), tuple(reading.references))
-    flags = Flags(reading)
-    flags.say("framework", "megatron", "num_layers")
-    say_model(flags)
+        reader.refer("megatron", "yaml_cfg", path=str(path))
+        return Config(document, "megatron", (), (), tuple(reader.references))
+    flags = Flags(reader)
+    flags.set("framework", "megatron", "num_layers")
+    set_model(flags)
     _precision(flags)
     _optimizer(flags)
     _parallelism(flags)
@@ -43,116 +45,107 @@ def read(document: Document) -> Config:
     _recompute(flags)
     _kernels(flags)
     _experts(flags)
-    flags.not_modelled(NOT_MODELLED)
-    reading.harmless(*flags.rest())
-    return reading.finish(known=flags.rest())
+    flags.not_modelled(KEYS.not_modelled)
+    reader.harmless(*flags.rest())
+    return reader.finish(known=flags.rest())
 
 
 def _precision(flags: Flags) -> None:
     narrow = [name for name in ("bf16", "fp16") if flags.on(name)]
     if len(narrow) > 1:
-        raise flags.reading.wrong(flags.key("fp16"), True, "bf16 is on too, and Megatron-LM takes one")
-    flags.say("precision", f"{narrow[0]}-mixed" if narrow else "fp32", narrow[0] if narrow else "bf16")
+        raise flags.reader.error(flags.key("fp16"), True, "bf16 is on too, and Megatron-LM takes one")
+    flags.set("precision", f"{narrow[0]}-mixed" if narrow else "fp32", narrow[0] if narrow else "bf16")
     if narrow == ["fp16"] and flags.on("accumulate_allreduce_grads_in_fp32"):
         flags.warn("accumulate_allreduce_grads_in_fp32", "gradients are kept in fp32; counted as fp16, which is less")
     unfused = "no_gradient_accumulation_fusion"
-    flags.say("strategy.wgrad_fusion", not flags.on(unfused), unfused)
+    flags.set("strategy.wgrad_fusion", not flags.on(unfused), unfused)
 
 
 def _optimizer(flags: Flags) -> None:
     name = flags.text("optimizer") or "adam"
-    flags.say("optimizer", flags.one_of("optimizer", _OPTIMIZERS, "adamw"), "optimizer")
-    if name in ("soap", "adaptive_muon"):
+    flags.set("optimizer", flags.one_of("optimizer", _OPTIMIZERS, "adamw"), "optimizer")
+    if name == "adaptive_muon":
         flags.warn("optimizer", "it keeps more states than are counted")
     if name == "sgd" and flags.number("sgd_momentum", 0.9) == 0:
         flags.warn("sgd_momentum", "the momentum is counted all the same")
-    flags.say("zero", int(flags.on("use_distributed_optimizer")), "use_distributed_optimizer")
+    flags.set("zero", int(flags.on("use_distributed_optimizer")), "use_distributed_optimizer")
     if flags.on("optimizer_cpu_offload"):
-        flags.say("offload", ("optimizer",), "optimizer_cpu_offload")
+        flags.set("offload", ("optimizer",), "optimizer_cpu_offload")
         if flags.number("optimizer_offload_fraction", 1.0) < 1:
             flags.warn("optimizer_offload_fraction", "only a part of the states leaves the GPU; counted as all")
 
 
 def _parallelism(flags: Flags) -> None:
     tensor = flags.count("tensor_model_parallel_size")
-    flags.say("tp", tensor, "tensor_model_parallel_size")
-    flags.say("sp", flags.on("sequence_parallel") and tensor > 1, "sequence_parallel")
+    flags.set("tp", tensor, "tensor_model_parallel_size")
+    flags.set("sp", flags.on("sequence_parallel") and tensor > 1, "sequence_parallel")
     ring = flags.count("context_parallel_size")
-    flags.say("cp", ring, "context_parallel_size")
-    kinds = [flags.reading.one_of(flags.key("cp_comm_type"), _RING, "ring")] if not _several(flags) else ["ring"]
+    flags.set("cp", ring, "context_parallel_size")
+    several = isinstance(flags.reader.raw(flags.key("cp_comm_type")), list)
+    kind = "ring" if several else flags.one_of("cp_comm_type", _RING, "ring")
     if ring > 1:
-        flags.say("cp_kind", kinds[0], "cp_comm_type")
-        if _several(flags) or flags.text("cp_comm_type") == "a2a+p2p":
+        flags.set("cp_kind", kind, "cp_comm_type")
+        if several or flags.text("cp_comm_type") == "a2a+p2p":
             flags.warn("cp_comm_type", "counted as a ring")
-    flags.say("ep", flags.count("expert_model_parallel_size"), "expert_model_parallel_size")
+    instances = "num_distributed_optimizer_instances"
+    if flags.count(instances) > 1:
+        flags.set("dp_replicate", flags.count(instances), instances)
+    flags.set("ep", flags.count("expert_model_parallel_size"), "expert_model_parallel_size")
     if flags.has("expert_tensor_parallel_size"):
-        flags.say("strategy.etp", flags.count("expert_tensor_parallel_size"), "expert_tensor_parallel_size")
+        flags.set("strategy.etp", flags.count("expert_tensor_parallel_size"), "expert_tensor_parallel_size")
     if flags.has("mtp_num_layers"):
-        flags.say("strategy.mtp", flags.whole("mtp_num_layers"), "mtp_num_layers")
-
-
-def _several(flags: Flags) -> bool:
-    return isinstance(flags.reading.raw(flags.key("cp_comm_type")), list)
+        flags.set("strategy.mtp", flags.integer("mtp_num_layers"), "mtp_num_layers")
 
 
 def _pipeline(flags: Flags) -> None:
     stages = flags.count("pipeline_model_parallel_size")
-    flags.say("pp", stages, "pipeline_model_parallel_size")
-    each = flags.whole("num_layers_per_virtual_pipeline_stage", low=1)
-    chunks = flags.whole("num_virtual_stages_per_pipeline_rank", low=1)
-    layers = flags.whole("num_layers", 0) or 0
+    flags.set("pp", stages, "pipeline_model_parallel_size")
+    each = flags.integer("num_layers_per_virtual_pipeline_stage", low=1)
+    chunks = flags.integer("num_virtual_stages_per_pipeline_rank", low=1)
+    layers = flags.integer("num_layers", 0) or 0
     ends = {}
     for end, word in (("embedding", "strategy.embedding_in_split"), ("loss", "strategy.loss_in_split")):
         name = f"account_for_{end}_in_pipeline_split"
         ends[end] = flags.on(name)
         if ends[end]:
-            flags.say(word, True, name)
+            flags.set(word, True, name)
     for end in ("first", "last"):
         name = f"decoder_{end}_pipeline_num_layers"
         if flags.has(name):
-            flags.say(f"strategy.{end}_stage_layers", flags.whole(name, low=1), name)
-    group = flags.whole("microbatch_group_size_per_virtual_pipeline_stage", low=1)
+            flags.set(f"strategy.{end}_stage_layers", flags.integer(name, low=1), name)
+    group = flags.integer("microbatch_group_size_per_virtual_pipeline_stage", low=1)
     if each and layers:
-        whole = layers + ends["embedding"] + ends["loss"]
-        if whole % (stages * each):
-            raise flags.reading.wrong(
-                flags.key("num_layers_per_virtual_pipeline_stage"),
-                each,
-                f"must part {whole} blocks over {stages} stages",
-            )
-        chunks = whole // (stages * each)
+        parts = layers + ends["embedding"] + ends["loss"]
+        if parts % (stages * each):
+            key = flags.key("num_layers_per_virtual_pipeline_stage")
+            raise flags.reader.error(key, each, f"must part {parts} blocks over {stages} stages")
+        chunks = parts // (stages * each)
     if stages == 1:
         return
     name = "num_layers_per_virtual_pipeline_stage" if each else "num_virtual_stages_per_pipeline_rank"
-    flags.say("pp_schedule", "interleaved" if (chunks or 1) > 1 else "1f1b", name)
+    flags.set("pp_schedule", "interleaved" if (chunks or 1) > 1 else "1f1b", name)
     if (chunks or 1) > 1:
-        flags.say("vpp", chunks, name)
+        flags.set("vpp", chunks, name)
         if group:
-            flags.say("strategy.microbatch_group", group, "microbatch_group_size_per_virtual_pipeline_stage")
+            flags.set("strategy.microbatch_group", group, "microbatch_group_size_per_virtual_pipeline_stage")
 
 
 def _batch(flags: Flags) -> None:
     """Without --global-batch-size a step is one micro-batch on each rank."""
     name = "seq_length" if flags.has("seq_length") or not flags.has("encoder_seq_length") else "encoder_seq_length"
-    length = flags.whole(name, low=1)
-    if length is not None:
-        flags.say("seq_len", length, name)
-    micro = flags.whole("micro_batch_size", low=1)
-    if micro is not None:
-        flags.say("micro_batch", micro, "micro_batch_size")
-    whole = flags.whole("global_batch_size", low=1)
+    flags.reader.set_integer("seq_len", flags.key(name))
+    flags.reader.set_integer("micro_batch", flags.key("micro_batch_size"))
+    global_batch = flags.integer("global_batch_size", low=1)
     steps = [part.partition(":")[2] for part in flags.text("step_batch_size_schedule").strip("'\"").split()]
-    if whole is None and steps and steps[-1].isdecimal():
-        flags.say("global_batch", max(int(step) for step in steps if step.isdecimal()), "step_batch_size_schedule")
-    elif whole is None:
-        flags.say("accumulation", 1, "global_batch_size")
+    if global_batch is None and steps and steps[-1].isdecimal():
+        flags.set("global_batch", max(int(step) for step in steps if step.isdecimal()), "step_batch_size_schedule")
+    elif global_batch is None:
+        flags.set("accumulation", 1, "global_batch_size")
     else:
-        flags.say("global_batch", whole, "global_batch_size")
+        flags.set("global_batch", global_batch, "global_batch_size")
     if flags.has("eval_interval"):
-        flags.say("evaluates", not flags.on("skip_train") and flags.whole("eval_iters", 100) != 0, "eval_interval")
-    batch = flags.whole("eval_micro_batch_size", low=1)
-    if batch:
-        flags.say("eval_micro_batch", batch, "eval_micro_batch_size")
+        flags.set("evaluates", not flags.on("skip_train") and flags.integer("eval_iters", 100) != 0, "eval_interval")
+    flags.reader.set_integer("eval_micro_batch", flags.key("eval_micro_batch_size"))
 
 
 def _recompute(flags: Flags) -> None:
@@ -161,76 +154,228 @@ def _recompute(flags: Flags) -> None:
     if flags.on("recompute_activations"):
         kind, name = "selective", "recompute_activations"
     method = flags.one_of("recompute_method", {"uniform": "uniform", "block": "block"}, "uniform")
-    count = flags.whole("recompute_num_layers", 1)
-    modules = [str(one) for one in flags.items("recompute_modules")] or ["core_attn"]
+    count = flags.integer("recompute_num_layers", 1)
+    modules = [str(module) for module in flags.items("recompute_modules")] or ["core_attn"]
     if flags.on("moe_layer_recompute"):
         kind, modules = "selective", [*(modules if kind == "selective" else []), "moe"]
-    if kind == "full":
-        policy = "none" if not count else "full" if (method, count) == ("uniform", 1) else f"{method}-{count}"
-        flags.say("recompute", policy, name)
+    if kind != "selective":
+        policy = "full" if (method, count) == ("uniform", 1) else f"{method}-{count}"
+        flags.set("recompute", policy if kind == "full" and count else "none", name)
         return
-    if kind == "none":
-        flags.say("recompute", "none", name)
-        return
-    others = [one for one in modules if one not in _MODULES]
-    if others:
+    if others := [module for module in modules if module not in _MODULES]:
         flags.warn("recompute_modules", f"{', '.join(others)} is counted as kept")
-    known = [one for one in dict.fromkeys(modules) if one in _MODULES]
+    known = [module for module in dict.fromkeys(modules) if module in _MODULES]
     policy = "selective-core-attn" if known == ["core_attn"] else f"modules:{','.join(known)}" if known else "none"
-    flags.say("recompute", policy, "recompute_modules" if flags.has("recompute_modules") else name)
+    flags.set("recompute", policy, "recompute_modules" if flags.has("recompute_modules") else name)
 
 
 def _kernels(flags: Flags) -> None:
     """What decides the attention kernel under `auto` is Transformer Engine, by the GPU."""
-    attention = flags.one_of("attention_backend", _ATTENTION, "")
-    if attention:
-        flags.say("attention", attention, "attention_backend")
+    if attention := flags.one_of("attention_backend", _ATTENTION, ""):
+        flags.set("attention", attention, "attention_backend")
     else:
-        flags.say("attention_library", "te", "attention_backend")
+        flags.set("attention_library", "te", "attention_backend")
     names = {"native": "fused-kernel", "te": "triton"}
     implementation = flags.one_of("cross_entropy_fusion_impl", names, "fused-kernel")
     fused = flags.on("cross_entropy_loss_fusion")
-    flags.say("loss", implementation if fused else "standard", "cross_entropy_loss_fusion")
+    flags.set("loss", implementation if fused else "standard", "cross_entropy_loss_fusion")
     mask = not flags.on("no_create_attention_mask_in_dataloader")
-    flags.say("workload.attention_mask", mask, "no_create_attention_mask_in_dataloader")
+    flags.set("workload.attention_mask", mask, "no_create_attention_mask_in_dataloader")
     if flags.text("transformer_impl") == "local":
         flags.warn("transformer_impl", "Megatron-LM's own modules; counted as Transformer Engine's")
 
 
 def _experts(flags: Flags) -> None:
-    if (flags.whole("num_experts", 0) or 0) < 2:
+    if (flags.integer("num_experts", 0) or 0) < 2:
         return
     if not flags.on("moe_grouped_gemm"):
         flags.warn("num_experts", "without --moe-grouped-gemm experts run one after another; counted as grouped")
-    if (
-        flags.one_of("moe_token_dispatcher_type", {n: n for n in ("allgather", "alltoall", "flex")}, "allgather")
-        != "alltoall"
-    ):
+    dispatchers = {name: name for name in ("allgather", "alltoall", "flex")}
+    if flags.one_of("moe_token_dispatcher_type", dispatchers, "allgather") != "alltoall":
         flags.warn("moe_token_dispatcher_type", "counted as alltoall")
     if flags.number("moe_expert_capacity_factor", 1.0) != 1.0:
         flags.warn("moe_expert_capacity_factor", "every expert is counted with its equal share of the tokens")
 
 
+_OPTIMIZER_NAMES = {"adamw": "adam", "sgd-momentum": "sgd", "lion": "lion", "muon": "muon", "soap": "soap"}
+_ATTENTION_NAMES = {"flash": "flash", "cudnn": "fused", "eager": "unfused"}
+_RING_NAMES = {"ring": "p2p", "a2a": "a2a", "allgather": "allgather"}
+
+
+def write(job: ConfigJob) -> dict[str, Any]:
+    """Return the flags, with underscores as their documents have them."""
+    plan = job.strategy
+    job.require(job.framework == "megatron", "framework", "Megatron-LM's flags are for --framework megatron")
+    plain = not (plan.lora or plan.quantize != "none" or plan.optimizer_in_backward)
+    job.require(plain, "lora", "Megatron-LM's flags train all weights", value=plan.lora or plan.quantize)
+    return {
+        # a model that came from flags keeps its own
+        **({} if job.editing or " " in job.model else model_flags(job, job.sized())),
+        "seq_length": job.seq_len,
+        "micro_batch_size": plan.micro_batch,
+        "global_batch_size": job.global_batch,
+        **_precision_flags(job),
+        **_parallel_flags(job),
+        **_pipeline_flags(job),
+        **_recompute_flags(job),
+        **_kernel_flags(job),
+    }
+
+
+def model_flags(job: ConfigJob, model: Model) -> dict[str, Any]:
+    """Return the flags that describe a decoder of equal blocks, after a few dense ones where the rest is routed."""
+    group = next((group for group in reversed(model.groups) if group.block.is_moe), model.groups[-1])
+    block, attention = group.block, group.block.attention
+    fine = (
+        len(model.groups) <= 2
+        and all(group.tower == "decoder" and group.block.attention == attention for group in model.groups)
+        and not attention.sinks
+        and block.norms == 2
+        and block.norm_place == "pre"
+        and not block.parallel
+        and model.positions in ("rope", "learned", "none")
+        and attention.qk_norm in ("none", "head")
+    )
+    job.require(fine, "model", "Megatron-LM's flags describe decoders with a norm before attention and MLP", model.name)
+    dense = next((group.block.mlp for group in model.groups if not isinstance(group.block.mlp, MixtureOfExperts)), None)
+    mlp = block.mlp
+    biased, grouped = attention.o_bias, attention.kv_heads != attention.heads
+    return {
+        "num_layers": model.num_layers,
+        "hidden_size": model.hidden,
+        "num_attention_heads": attention.heads,
+        "ffn_hidden_size": dense.ffn if dense is not None else mlp.ffn,
+        "kv_channels": None if attention.latent else attention.head_dim,
+        "group_query_attention": grouped or None,
+        "num_query_groups": attention.kv_heads if grouped else None,
+        "max_position_embeddings": max(model.max_positions, job.seq_len),
+        "swiglu": mlp.gated or None,
+        "squared_relu": mlp.activation == "relu2" or None,
+        "normalization": "RMSNorm" if block.norm.kind == "rmsnorm" else "LayerNorm",
+        "position_embedding_type": "learned_absolute" if model.positions == "learned" else model.positions,
+        "untie_embeddings_and_output_weights": not model.tied or None,
+        "disable_bias_linear": not biased or None,
+        "add_qkv_bias": True if attention.q_bias and not biased else None,
+        "qk_layernorm": attention.qk_norm == "head" or None,
+        "attention_dropout": attention.dropout,
+        "hidden_dropout": block.dropout,
+        "vocab_size": model.vocab,
+        "make_vocab_size_divisible_by": 128,
+        **_expert_flags(model, mlp),
+        **_latent_flags(group),
+    }
+
+
+def _expert_flags(model: Model, mlp: Any) -> dict[str, Any]:
+    if not isinstance(mlp, MixtureOfExperts):
+        return {}
+    routed = [model.groups[index].block.is_moe for index in model.sequence]
+    dense, listed = routed.count(False), ",".join(str(int(count)) for count in routed)
+    return {
+        "num_experts": mlp.experts,
+        "moe_router_topk": mlp.topk,
+        "moe_ffn_hidden_size": mlp.ffn,
+        "moe_shared_expert_intermediate_size": mlp.shared_ffn or None,
+        "moe_shared_expert_gate": mlp.shared_gate or None,
+        "moe_router_score_function": mlp.scores,
+        "moe_layer_freq": f"[{listed}]"
+        if model.order
+        else f"([0]*{dense}+[1]*{len(routed) - dense})"
+        if dense
+        else None,
+        "moe_grouped_gemm": True,
+        "moe_token_dispatcher_type": "alltoall",
+    }
+
+
+def _latent_flags(group: BlockGroup) -> dict[str, Any]:
+    latent = group.block.attention.latent
+    if latent is None:
+        return {}
+    return {
+        "multi_latent_attention": True,
+        "q_lora_rank": latent.q_lora_rank,
+        "kv_lora_rank": latent.kv_lora_rank,
+        "qk_head_dim": latent.qk_nope_head_dim,
+        "qk_pos_emb_head_dim": latent.qk_rope_head_dim,
+        "v_head_dim": latent.v_head_dim,
+    }
+
+
+def _precision_flags(job: ConfigJob) -> dict[str, Any]:
+    plan = job.strategy
+    return {
+        "bf16": plan.precision == "bf16-mixed" or None,
+        "fp16": plan.precision == "fp16-mixed" or None,
+        "no_gradient_accumulation_fusion": not plan.wgrad_fusion or None,
+        "optimizer": _OPTIMIZER_NAMES[plan.optimizer],
+        "use_distributed_optimizer": plan.zero == 1 or None,
+        "optimizer_cpu_offload": True if plan.offload else None,
+        "use_precision_aware_optimizer": True if plan.offload else None,  # validate_args asks for it beside the former
+    }
+
+
+def _parallel_flags(job: ConfigJob) -> dict[str, Any]:
+    plan = job.strategy
+    return {
+        "tensor_model_parallel_size": plan.tp,
+        "sequence_parallel": plan.sp or None,
+        "context_parallel_size": plan.cp,
+        "cp_comm_type": _RING_NAMES[plan.cp_kind] if plan.cp > 1 else None,
+        "num_distributed_optimizer_instances": plan.dp_replicate if plan.dp_replicate > 1 else None,
+        "expert_model_parallel_size": plan.ep,
+        "expert_tensor_parallel_size": plan.etp or None,
+        "mtp_num_layers": plan.mtp or None,
+    }
+
+
+def _pipeline_flags(job: ConfigJob) -> dict[str, Any]:
+    plan = job.strategy
+    return {
+        "pipeline_model_parallel_size": plan.pp,
+        "num_virtual_stages_per_pipeline_rank": plan.vpp if plan.vpp > 1 else None,
+        "microbatch_group_size_per_virtual_pipeline_stage": plan.microbatch_group or None,
+        "decoder_first_pipeline_num_layers": plan.first_stage_layers or None,
+        "decoder_last_pipeline_num_layers": plan.last_stage_layers or None,
+        "account_for_embedding_in_pipeline_split": plan.embedding_in_split or None,
+        "account_for_loss_in_pipeline_split": plan.loss_in_split or None,
+    }
+
+
+def _recompute_flags(job: ConfigJob) -> dict[str, Any]:
+    policy = job.strategy.recompute
+    if policy == "none":
+        return {}
+    method, _, count = ("uniform-1" if policy == "full" else policy).rpartition("-")
+    if method in ("uniform", "block"):
+        return {"recompute_granularity": "full", "recompute_method": method, "recompute_num_layers": int(count)}
+    modules = "core_attn" if policy == "selective-core-attn" else policy.removeprefix("modules:")
+    return {"recompute_granularity": "selective", "recompute_modules": modules.split(",")}
+
+
+def _kernel_flags(job: ConfigJob) -> dict[str, Any]:
+    plan = job.strategy
+    job.require_one_of("attention", _ATTENTION_NAMES, "Megatron-LM's flags say")
+    fused = plan.loss in ("fused-kernel", "triton")
+    return {
+        "attention_backend": _ATTENTION_NAMES[plan.attention],
+        "cross_entropy_loss_fusion": fused or None,
+        "cross_entropy_fusion_impl": ("te" if plan.loss == "triton" else "native") if fused else None,
+        "no_create_attention_mask_in_dataloader": True,
+    }
+
+
+def _recognise(document: Document) -> bool:
+    tables = {"language_model", "model_parallel"}
+    return document.kind == "yaml" and isinstance(document.data, dict) and tables <= set(document.data)
+
+
 FORMAT = Format(
-    name="megatron",
-    title="Megatron-LM arguments",
-    software=_SOFTWARE,
-    recognise=lambda document: (
-        document.kind == "yaml"
-        and isinstance(document.data, dict)
-        and {"language_model", "model_parallel"} <= set(document.data)
-    ),
-    read=read,
-    write=write,
-    kind="flags",
-    hyphens=True,
-    filename="pretrain_gpt.flags",
+    "megatron", "Megatron-LM arguments", _SOFTWARE, _recognise, read, write,
+    kind="flags", hyphens=True, filename="pretrain_gpt.flags", spelling=key_in,
     choices={
-        "micro_batch": (),
-        "recompute": ("none", "selective-core-attn", "full"),
-        "zero": (0, 1),
+        "micro_batch": (), "recompute": ("none", "selective-core-attn", "full"), "zero": (0, 1),
         "offload": ("none", "optimizer"),
     },
-    spelling=key_in,
-)
+)  # fmt: skip
 """Flags of ``pretrain_gpt.py``, which a launch script names, or the YAML of --yaml-cfg."""

@@ -1,20 +1,24 @@
 """torchtitan's TOML, as 0.2.2 reads it, the last release that does (config/job_config.py), and as earlier ones did.
 
 Its overrides, such as ``--training.local_batch_size 4``, are the same keys as flags. Which month's torchtitan takes a
-file follows from keys that were removed later (:mod:`memcalc.convert.formats.torchtitan_keys`); what follows from the
+file follows from keys that were removed later (:mod:`memcalc.convert.formats.torchtitan_names`); what follows from the
 settings was read in distributed/pipeline_parallel.py, models/llama3/infra/parallelize.py, components/loss.py and
 distributed/activation_checkpoint.py of 0.2.2, and in their ancestors at 9dec370 of December 2024.
 """
 
 from __future__ import annotations
 
-from memcalc.convert.config import Config, Reading
+from dataclasses import replace
+from typing import Any
+
+from memcalc import catalog
+from memcalc.convert.config import Config, ConfigReader
 from memcalc.convert.document import Document
 from memcalc.convert.formats.base import Format
-from memcalc.convert.formats.torchtitan_batch import degree, key_of, say_batch, say_pipeline
-from memcalc.convert.formats.torchtitan_keys import KEYS, spelling, until
-from memcalc.convert.formats.torchtitan_models import FLEXIBLE, model_of
-from memcalc.convert.formats.torchtitan_write import write
+from memcalc.convert.formats.torchtitan_batch import degree, key_of, set_batch, set_pipeline
+from memcalc.convert.formats.torchtitan_names import CURRENT, FLEXIBLE, KEYS, flavor_of, model_of, spelling, until
+from memcalc.convert.job import ConfigJob
+from memcalc.frameworks.fsdp import TORCHTITAN
 
 _DTYPES = {"bfloat16": "bf16", "float32": "fp32"}
 _FLOAT8 = ("float8", "quantize.linear.float8", "quantize.dense.float8")
@@ -23,280 +27,337 @@ _IMPLEMENTATION = "2025-02-24"
 """Until then ``optimizer.fused`` was off by default; since, the implementation is fused."""
 _LOSS_COMPILED, _LOSS_NOT_COMPILED, _LOSS_COMPILED_AGAIN = "2024-10-22", "2024-12-18", "2025-04-02"
 """``training.compile`` took in the loss (e10cb9494), then not (e8977b007), then again (bbb1b616e)."""
-_HARMLESS = (
-    "job.", "profiling.", "metrics.", "lr_scheduler.", "checkpoint.", "comm.", "memory_estimation.", "debug.",
-    "validation.", "model.hf_assets_path", "model.tokenizer_path", "model.print_after_conversion",
-    "training.dataset", "training.dataset_path", "training.dataloader.", "training.max_norm", "training.steps",
-    "training.gc_freq", "training.gc_debug", "training.warmup_steps", "training.warmup_pct", "training.seed",
-    "training.deterministic", "training.debug_moe_force_load_balance", "training.checkpoint_folder",
-    "training.checkpoint_interval", "training.checkpoint_interval_type", "optimizer.lr", "optimizer.beta1",
-    "optimizer.beta2", "optimizer.eps", "optimizer.weight_decay", "activation_checkpoint.early_stop",
-    "activation_checkpoint.preserve_rng_state", "activation_checkpoint.determinism_check",
-    "activation_checkpoint.debug", "activation_checkpoint.per_op_sac_force_recompute_mm_shapes_by_fqns",
-    "activation_checkpoint.visualize_memory_budget_pareto", "activation_checkpoint.memory_budget", "compile.backend",
-    "quantize.linear.float8.filter_fqns", "quantize.linear.float8.precompute_float8_dynamic_scale_for_fsdp",
-    "quantize.dense.float8.filter_fqns", "quantize.dense.float8.precompute_float8_dynamic_scale_for_fsdp",
-    "float8.filter_fqns", "float8.precompute_float8_dynamic_scale_for_fsdp", "float8.scaling_type_input",
-    "float8.scaling_type_weight", "float8.scaling_type_grad_output", "quantize.linear.mx.", "quantize.dense.mx.", "mx.",
-    "quantize.grouped_mm.mx.recipe_name", "parallelism.context_parallel_load_balancer",
-    "parallelism.pipeline_parallel_expert_parallel_overlap", "fault_tolerance.", "experimental.custom_import",
-    "experimental.custom_model_path",
-)  # fmt: skip
-_NOT_MODELLED = {
-    "fault_tolerance.enable": "replicas keep buffers of their own (TorchFT)",
-    "comm.mode": "communication is simulated",
-    "parallelism.expert_parallel_comm_backend": "DeepEP has communication buffers of its own",
-    "parallelism.pipeline_parallel_schedule_csv": "the schedule is read from a file",
-    "parallelism.module_fqns_per_model_part": "blocks are shared out over stages by name",
-    "parallelism.enable_compiled_autograd": "the backward is compiled as a whole",
-    "quantize.grouped_mm.float8.fqns": "experts are computed in float8",
-    "quantize.grouped_mm.mx.fqns": "experts are computed in MXFP8",
-    "quantize.moe.float8.fqns": "experts are computed in float8",
-    "quantize.moe.mx.fqns": "experts are computed in MXFP8",
-    "float8.moe_fqns_prototype": "experts are computed in float8",
-    "mx.moe_fqns_prototype": "experts are computed in MXFP8",
-    "float8.force_recompute_fp8_weight_in_bwd": "float8 weights are made again in backward",
-    "job.custom_config_module": "the settings are extended by a module",
-    "experimental.custom_args_module": "the settings are extended by a module",
-    "model.use_flex_attn": "FlexAttention is counted as flash attention",
-    "model.attn_mask_type": "FlexAttention is counted as flash attention",
-}
 
 
 def read(document: Document) -> Config:
     """Return what a torchtitan TOML says of a job, or flags of its command over the file that they name."""
     if document.kind == "flags":
-        document = _plain_flags(document)
-        reading = Reading(document, "torchtitan", "torchtitan 0.2.2")
-        named = reading.text("job.config_file")
-        if named:
-            reading.refer("torchtitan", "job.config_file", path=named, over=document)
-            return Config(document, "torchtitan", (), (), tuple(reading.references))
-    reading = Reading(document, "torchtitan", "torchtitan 0.2.2")
-    day = _era(reading)
-    _model(reading)
-    _precision(reading)
-    _optimizer(reading, day)
-    _parallelism(reading)
-    say_batch(reading)
-    say_pipeline(reading, day)
-    _recompute(reading)
-    _compile(reading, day)
-    _validation(reading)
-    reading.not_modelled(_NOT_MODELLED, unless=(False, None, "", "none", "default", "standard", "causal"))
-    reading.harmless(*_HARMLESS)
-    return reading.finish(known=KEYS)
-
-
-def _plain_flags(document: Document) -> Document:
-    """``--compile.no-enable`` is ``compile.enable`` false (tyro's form of a truth value)."""
-    from dataclasses import replace
-
-    data = {
-        table: {
-            (name.removeprefix("no_") if name.startswith("no_") and value is True else name): (
-                False if name.startswith("no_") and value is True else value
-            )
-            for name, value in inner.items()
+        data = {
+            table: dict(_positive(*item) for item in inner.items()) if isinstance(inner, dict) else inner
+            for table, inner in document.data.items()
         }
-        if isinstance(inner, dict)
-        else inner
-        for table, inner in document.data.items()
-    }
-    return replace(document, data=data)
+        document = replace(document, data=data)
+        reader = ConfigReader(document, "torchtitan", "torchtitan 0.2.2")
+        named = reader.text("job.config_file")
+        if named:
+            reader.refer("torchtitan", "job.config_file", path=named, over=document)
+            return Config(document, "torchtitan", (), (), tuple(reader.references))
+    reader = ConfigReader(document, "torchtitan", "torchtitan 0.2.2")
+    day, decisive = until(document)  # the last day on which torchtitan took all keys; its month is the era
+    reader.set("framework", f"torchtitan@{day[:7]}", decisive or "job")
+    _model(reader)
+    _precision(reader)
+    _optimizer(reader, day)
+    _parallelism(reader)
+    set_batch(reader)
+    set_pipeline(reader, day)
+    _recompute(reader)
+    _compile(reader, day)
+    _validation(reader)
+    reader.not_modelled(KEYS.not_modelled, unless=(False, None, "", "none", "default", "standard", "causal"))
+    reader.harmless(*KEYS.harmless)
+    return reader.finish(known=CURRENT)
 
 
-def _era(reading: Reading) -> str:
-    """The last day on which torchtitan took all keys of the file; its month is the era."""
-    day, key = until(reading.document)
-    reading.say("framework", f"torchtitan@{day[:7]}", key or "job")
-    return day
+def _positive(name: str, value: Any) -> tuple[str, Any]:
+    """A flag and its value: ``--compile.no-enable`` is ``compile.enable`` false (tyro's form of a truth value)."""
+    return (name.removeprefix("no_"), False) if name.startswith("no_") and value is True else (name, value)
 
 
-def _model(reading: Reading) -> None:
-    name, flavor = reading.text("model.name", "llama3"), reading.text("model.flavor", "debugmodel")
-    simple = name.startswith("simple_fsdp.")
+def _model(reader: ConfigReader) -> None:
+    name, flavor = reader.text("model.name", "llama3"), reader.text("model.flavor", "debugmodel")
     plain = name.removeprefix("simple_fsdp.")
-    if simple:
-        reading.say("strategy.fsdp_schedule", "simple", "model.name")
-    reading.say("model", model_of(plain, flavor), "model.flavor")
-    if reading.text("model.norm_type", "rmsnorm") not in {"rmsnorm", "fused_rmsnorm", "compiled_rmsnorm"}:
-        reading.not_modelled({"model.norm_type": "the norms of the preset are counted"})
+    if plain != name:
+        reader.set("strategy.fsdp_schedule", "simple", "model.name")
+    reader.set("model", model_of(plain, flavor), "model.flavor")
+    if reader.text("model.norm_type", "rmsnorm") not in {"rmsnorm", "fused_rmsnorm", "compiled_rmsnorm"}:
+        reader.not_modelled({"model.norm_type": "the norms of the preset are counted"})
     if plain in FLEXIBLE or "flex" in flavor or "varlen" in flavor:
         says = "its flavor runs FlexAttention or variable lengths, which are counted as flash attention"
-        reading.note("warning", "MC002", "model.flavor", f"model.flavor {flavor} changes memory: {says}")
+        reader.note("warning", "MC002", "model.flavor", f"model.flavor {flavor} changes memory: {says}")
 
 
-def _precision(reading: Reading) -> None:
+def _precision(reader: ConfigReader) -> None:
     """Shards in fp32 computed in 16 bits; with ``training.dtype`` bfloat16 everything is 16-bit."""
-    whole = reading.one_of("training.dtype", _DTYPES, "fp32")
-    narrow = reading.one_of("training.mixed_precision_param", _DTYPES, "bf16")
-    reduced = reading.one_of("training.mixed_precision_reduce", {"float32": "fp32", "bfloat16": "bf16"}, "fp32")
-    converters = reading.items("model.converters")
+    dtype = reader.one_of("training.dtype", _DTYPES, "fp32")
+    narrow = reader.one_of("training.mixed_precision_param", _DTYPES, "bf16")
+    reduced = reader.one_of("training.mixed_precision_reduce", _DTYPES, "fp32")
+    converters = reader.items("model.converters")
     old = "float8.enable_float8_linear"
-    eight = next((name for name in converters if name in _FLOAT8), "") or (old if reading.flag(old) else "")
+    eight = next((name for name in converters if name in _FLOAT8), "") or (old if reader.flag(old) else "")
     mx = next((name for name in converters if name in _MX), "")
-    key = "model.converters" if converters else old if reading.flag(old) else "training.mixed_precision_param"
+    key = "model.converters" if converters else old if reader.flag(old) else "training.mixed_precision_param"
     if eight or mx:
-        recipe = key_of(reading, "quantize.linear.float8.recipe_name")
-        scaling = reading.one_of(recipe, {name: name for name in ("tensorwise", "rowwise", "rowwise_with_gw_hp")})
-        gather = key_of(reading, "quantize.linear.float8.enable_fsdp_float8_all_gather")
-        reading.say("precision", "fp8-mixed", key)
-        reading.say("strategy.float8", "mxfp8" if mx else scaling or "tensorwise", key if mx else recipe)
-        if reading.flag(gather) and not mx:
-            reading.say("strategy.float8_all_gather", True, gather)
-        emulate = key_of(reading, "quantize.linear.float8.emulate")
-        reading.not_modelled({emulate: "float8 products are computed in 16 bits"})
-    elif whole == "bf16":
-        reading.say("precision", "bf16", "training.dtype")
+        recipe = key_of(reader, "quantize.linear.float8.recipe_name")
+        scaling = reader.one_of(recipe, {name: name for name in ("tensorwise", "rowwise", "rowwise_with_gw_hp")})
+        gather = key_of(reader, "quantize.linear.float8.enable_fsdp_float8_all_gather")
+        reader.set("precision", "fp8-mixed", key)
+        reader.set("strategy.float8", "mxfp8" if mx else scaling or "tensorwise", key if mx else recipe)
+        if reader.flag(gather) and not mx:
+            reader.set("strategy.float8_all_gather", True, gather)
+        emulate = key_of(reader, "quantize.linear.float8.emulate")
+        reader.not_modelled({emulate: "float8 products are computed in 16 bits"})
+        if dtype == "bf16":
+            reader.not_modelled({"training.dtype": "float8 products over 16-bit weights are counted over fp32 ones"})
+    elif dtype == "bf16":
+        reader.set("precision", "bf16", "training.dtype")
     else:
-        reading.say("precision", "fp32" if narrow == "fp32" else "bf16-mixed", "training.mixed_precision_param")
-    if whole == "bf16" and (eight or mx):
-        reading.not_modelled({"training.dtype": "float8 products over 16-bit weights are counted over fp32 ones"})
-    reading.say("strategy.reduce_dtype", reduced, "training.mixed_precision_reduce")
-    others = [name for name in converters if name not in (*_FLOAT8, *_MX)]
-    if others:
-        says = f"the converter {others[0]} is not modelled"
-        reading.note("warning", "MC002", "model.converters", f"model.converters changes memory: {says}")
-    reading.harmless("quantize.linear.", "quantize.dense.", "float8.enable_fsdp_float8_all_gather", "float8.emulate",
+        reader.set("precision", "fp32" if narrow == "fp32" else "bf16-mixed", "training.mixed_precision_param")
+    reader.set("strategy.reduce_dtype", reduced, "training.mixed_precision_reduce")
+    if others := [name for name in converters if name not in (*_FLOAT8, *_MX)]:
+        message = f"model.converters changes memory: the converter {others[0]} is not modelled"
+        reader.note("warning", "MC002", "model.converters", message)
+    reader.harmless("quantize.linear.", "quantize.dense.", "float8.enable_fsdp_float8_all_gather", "float8.emulate",
                      "float8.recipe_name")  # fmt: skip
 
 
-def _optimizer(reading: Reading, day: str) -> None:
-    reading.say(
-        "optimizer", reading.one_of("optimizer.name", {"AdamW": "adamw", "Adam": "adamw"}, "adamw"), "optimizer.name"
-    )
-    names = {"for-loop": "loop", "foreach": "foreach", "fused": "fused"}
-    if reading.has("optimizer.fused") or day <= _IMPLEMENTATION:
-        way = "fused" if reading.flag("optimizer.fused") else "foreach"
-        reading.say("optimizer_impl", way, "optimizer.fused")
+def _optimizer(reader: ConfigReader, day: str) -> None:
+    optimizer = reader.one_of("optimizer.name", {"AdamW": "adamw", "Adam": "adamw"}, "adamw")
+    reader.set("optimizer", optimizer, "optimizer.name")
+    if reader.has("optimizer.fused") or day <= _IMPLEMENTATION:
+        key, kernels = "optimizer.fused", "fused" if reader.flag("optimizer.fused") else "foreach"
     else:
-        reading.say(
-            "optimizer_impl", reading.one_of("optimizer.implementation", names, "fused"), "optimizer.implementation"
-        )
-    if reading.flag("optimizer.early_step_in_backward"):
-        reading.say("optimizer_in_backward", True, "optimizer.early_step_in_backward")
-    if reading.flag("training.enable_cpu_offload"):
-        reading.say("offload", ("optimizer", "params"), "training.enable_cpu_offload")
+        key, names = "optimizer.implementation", {"for-loop": "loop", "foreach": "foreach", "fused": "fused"}
+        kernels = reader.one_of(key, names, "fused")
+    reader.set("optimizer_impl", kernels, key)
+    if reader.flag(key := "optimizer.early_step_in_backward"):
+        reader.set("optimizer_in_backward", True, key)
+    if reader.flag(key := "training.enable_cpu_offload"):
+        reader.set("offload", ("optimizer", "params"), key)
 
 
-def _parallelism(reading: Reading) -> None:
+def _parallelism(reader: ConfigReader) -> None:
     degrees = {}
     for word, name in (("tp", "tensor"), ("pp", "pipeline"), ("cp", "context")):
-        key, degrees[word] = degree(reading, f"parallelism.{name}_parallel_degree")
-        reading.say(word, degrees[word], key)
-    tp_key = key_of(reading, "parallelism.tensor_parallel_degree")
-    off = key_of(reading, "parallelism.disable_loss_parallel")
-    whole = reading.flag(off) or reading.flag("training.enable_loss_parallel", True) is False
-    reading.say(
-        "loss", "parallel" if degrees["tp"] > 1 and not whole else "standard", off if reading.has(off) else tp_key
-    )
+        key, degrees[word] = degree(reader, f"parallelism.{name}_parallel_degree")
+        reader.set(word, degrees[word], key)
+    tp_key = key_of(reader, "parallelism.tensor_parallel_degree")
+    off = key_of(reader, "parallelism.disable_loss_parallel")
+    unsharded = reader.flag(off) or reader.flag("training.enable_loss_parallel", True) is False
+    loss = TORCHTITAN.tensor_loss if degrees["tp"] > 1 and not unsharded else TORCHTITAN.loss
+    reader.set("loss", loss, off if reader.has(off) else tp_key)
     if degrees["tp"] > 1:
-        reading.say("sp", True, tp_key)
-    wait = key_of(reading, "parallelism.enable_async_tensor_parallel")
-    if reading.flag(wait):
-        reading.say("strategy.async_tp", True, wait)
-    ring = key_of(reading, "parallelism.context_parallel_rotate_method")
-    kind = reading.one_of(ring, {"allgather": "allgather", "alltoall": "ring"}, "allgather")
+        reader.set("sp", True, tp_key)
+    parts = key_of(reader, "parallelism.enable_async_tensor_parallel")
+    reader.not_modelled({parts: "products and messages run in parts, in symmetric memory of their own"})
+    ring = key_of(reader, "parallelism.context_parallel_rotate_method")
+    kind = reader.one_of(ring, {"allgather": "allgather", "alltoall": "ring"}, TORCHTITAN.cp_kind)
     if degrees["cp"] > 1:
-        reading.say("cp_kind", kind, ring)
-    expert = reading.whole("parallelism.expert_parallel_degree", 1, low=1) or 1
-    reading.say("ep", expert, "parallelism.expert_parallel_degree")
-    part = reading.whole("parallelism.expert_tensor_parallel_degree", 1, low=1)
+        reader.set("cp_kind", kind, ring)
+    expert = reader.integer("parallelism.expert_parallel_degree", 1, low=1) or 1
+    reader.set("ep", expert, "parallelism.expert_parallel_degree")
+    part = reader.integer("parallelism.expert_tensor_parallel_degree", 1, low=1)
     if expert > 1:
-        reading.say("strategy.etp", part, "parallelism.expert_tensor_parallel_degree")
-    _sharding(reading, degrees)
+        reader.set("strategy.etp", part, "parallelism.expert_tensor_parallel_degree")
+    _sharding(reader, degrees)
 
 
-def _sharding(reading: Reading, degrees: dict[str, int]) -> None:
+def _sharding(reader: ConfigReader, degrees: dict[str, int]) -> None:
     """FSDP shards over ``data_parallel_shard_degree`` times CP; -1 is what the other degrees leave."""
-    key = key_of(reading, "parallelism.fsdp_reshard_after_forward")
-    policy = reading.one_of(key, {name: name for name in ("default", "always", "never")}, "default")
-    kept = policy == "never" or (policy == "default" and degrees["pp"] > 1)
-    why = key if reading.has(key) else key_of(reading, "parallelism.pipeline_parallel_degree") if kept else key
-    reading.say("zero", 2 if kept else 3, why)
-    reading.say("strategy.reshard", policy, key)
-    shard_key = key_of(reading, "parallelism.data_parallel_shard_degree")
-    shards = reading.number(shard_key, -1)
+    key = key_of(reader, "parallelism.fsdp_reshard_after_forward")
+    policy = reader.one_of(key, {name: name for name in ("default", "always", "never")}, "default")
+    unsharded = policy == "never" or (policy == "default" and degrees["pp"] > 1)
+    why = key if reader.has(key) else key_of(reader, "parallelism.pipeline_parallel_degree") if unsharded else key
+    reader.set("zero", 2 if unsharded else 3, why)
+    reader.set("strategy.reshard", policy, key)
+    shard_key = key_of(reader, "parallelism.data_parallel_shard_degree")
+    shards = reader.number(shard_key, -1)
     if shards is None or shards != int(shards) or (shards < 1 and shards != -1):
-        raise reading.wrong(shard_key, reading.raw(shard_key), "must be -1 or a whole number from 1")
-    copies_key, copies = degree(reading, "parallelism.data_parallel_replicate_degree")
+        raise reader.error(shard_key, reader.raw(shard_key), "must be -1 or a whole number from 1")
+    copies_key, copies = degree(reader, "parallelism.data_parallel_replicate_degree")
     if shards > 0:
         gpus = int(shards) * copies * degrees["tp"] * degrees["pp"] * degrees["cp"]
-        reading.say("gpus", gpus, shard_key)
-    if copies > 1:
-        less = "counted as sharded over all data-parallel ranks, which is less"
-        says = f"weights are whole on each rank; {less}" if shards == 1 else f"shards are kept {copies} times; {less}"
-        reading.note(
-            "warning", "MC002", copies_key, f"{copies_key} {copies} changes memory and is not modelled: {says}"
-        )
-    kind = reading.text("training.data_parallel_type", "fsdp")
+        reader.set("gpus", gpus, shard_key)
+    if copies > 1 and shards == 1 and degrees["cp"] == 1:
+        says = "weights are whole on each rank; counted as sharded over all data-parallel ranks, which is less"
+        reader.note("warning", "MC002", copies_key, f"{copies_key} {copies} changes memory and is not modelled: {says}")
+    elif copies > 1:
+        reader.set("dp_replicate", copies, copies_key)
+    kind = reader.text("training.data_parallel_type", "fsdp")
     if kind != "fsdp":
-        reading.not_modelled({"training.data_parallel_type": "weights are whole on every rank; counted as FSDP"})
+        reader.not_modelled({"training.data_parallel_type": "weights are whole on every rank; counted as FSDP"})
 
 
-def _recompute(reading: Reading) -> None:
+def _recompute(reader: ConfigReader) -> None:
     key = "activation_checkpoint.mode"
-    mode = reading.one_of(key, {name: name for name in ("selective", "full", "none", "memory_budget")}, "selective")
-    option = reading.text("activation_checkpoint.selective_ac_option", "2")
-    if reading.has("training.enable_selective_ac"):  # one flag, until March 2024
+    mode = reader.one_of(key, {name: name for name in ("selective", "full", "none", "memory_budget")}, "selective")
+    option = reader.text("activation_checkpoint.selective_ac_option", TORCHTITAN.recompute.removeprefix("every-"))
+    if reader.has("training.enable_selective_ac"):  # one flag, until March 2024
         key = "training.enable_selective_ac"
-        mode = "selective" if reading.flag(key) else "full"
+        mode = "selective" if reader.flag(key) else "full"
     if mode == "memory_budget":
         says = "the compiler decides what is kept; counted as everything"
-        reading.note("warning", "MC002", key, f"{key} memory_budget changes memory and is not modelled: {says}")
+        reader.note("warning", "MC002", key, f"{key} memory_budget changes memory and is not modelled: {says}")
     if mode == "selective" and option != "op":
         if not option.isdecimal():
-            raise reading.wrong("activation_checkpoint.selective_ac_option", option, "must be op or a whole number")
+            raise reader.error("activation_checkpoint.selective_ac_option", option, "must be op or a whole number")
         policy = f"every-{option}" if int(option) else "full"
-        reading.say("recompute", policy, "activation_checkpoint.selective_ac_option")
-        return
-    policy = {"selective": "selective-ops", "full": "full"}.get(mode, "none")
-    reading.say("recompute", policy, "activation_checkpoint.selective_ac_option" if mode == "selective" else key)
+    else:
+        policy = {"selective": "selective-ops", "full": "full"}.get(mode, "none")
+    reader.set("recompute", policy, "activation_checkpoint.selective_ac_option" if mode == "selective" else key)
 
 
-def _compile(reading: Reading, day: str) -> None:
+def _compile(reader: ConfigReader, day: str) -> None:
     """What ``components`` names; before it was there blocks, and the loss in some months."""
-    key = key_of(reading, "compile.enable")
-    parts = set(map(str, reading.items("compile.components"))) or {"model", "loss"}
+    key = key_of(reader, "compile.enable")
+    parts = set(map(str, reader.items("compile.components"))) or {"model", "loss"}
     if key != "compile.enable":
         loss = _LOSS_COMPILED < day <= _LOSS_NOT_COMPILED or day > _LOSS_COMPILED_AGAIN
         parts = {"model", "loss"} if loss else {"model"}
-    if not reading.flag(key):
+    if not reader.flag(key):
         parts = set()
-    names = {frozenset({"model", "loss"}): "blocks+loss", frozenset({"model"}): "blocks", frozenset({"loss"}): "loss"}
-    way = names.get(frozenset(parts & {"model", "loss"}), "none")
-    simple = any(one.word == "strategy.fsdp_schedule" for one in reading.said)
-    reading.say("compile", "model" if simple and "model" in parts else way, key)
+    names = {"model": "blocks", "loss": "loss"}
+    compiled = "+".join(name for part, name in names.items() if part in parts) or "none"
+    simple = any(setting.name == "strategy.fsdp_schedule" for setting in reader.settings)
+    reader.set("compile", "model" if simple and "model" in parts else compiled, key)
 
 
-def _validation(reading: Reading) -> None:
-    key = "validation.enable" if reading.has("validation.enable") else "validation.enabled"
-    if reading.flag(key):
-        reading.say("evaluates", True, key)
-        batch = reading.whole("validation.local_batch_size", 8, low=1)
-        reading.say("eval_micro_batch", batch, "validation.local_batch_size")
+def _validation(reader: ConfigReader) -> None:
+    key = "validation.enable" if reader.has("validation.enable") else "validation.enabled"
+    if reader.flag(key):
+        reader.set("evaluates", True, key)
+        reader.set_integer("eval_micro_batch", "validation.local_batch_size", 8)
+
+
+def write(job: ConfigJob) -> dict[str, Any]:
+    """Return the keys of 0.2.2 that run a job."""
+    plan = job.strategy
+    job.require(job.framework == "torchtitan", "framework", "torchtitan TOML is for --framework torchtitan")
+    named = flavor_of(job.model)
+    job.require(named is not None, "model", "torchtitan 0.2.2 has no flavor of these sizes")
+    name, flavor = named or ("", "")
+    simple = plan.fsdp_schedule == "simple"
+    return {
+        "model.name": f"simple_fsdp.{name}" if simple else name,
+        "model.flavor": flavor,
+        **_optimizer_fields(job),
+        "training.seq_len": job.seq_len,
+        **_precision_fields(job),
+        # FSDP's policy takes weights, gradients and optimizer states to the host together
+        "training.enable_cpu_offload": True if plan.offload else None,
+        **_parallel_fields(job),
+        **_recompute_fields(job),
+        "compile.enable": plan.compile != "none",
+        "compile.components": _components(job),
+    }
+
+
+def _optimizer_fields(job: ConfigJob) -> dict[str, Any]:
+    plan = job.strategy
+    return {
+        "optimizer.name": "AdamW",
+        "optimizer.implementation": "for-loop" if plan.optimizer_impl == "loop" else plan.optimizer_impl,
+        "optimizer.early_step_in_backward": plan.optimizer_in_backward or None,
+    }
+
+
+def _precision_fields(job: ConfigJob) -> dict[str, Any]:
+    plan = job.strategy
+    eight, mx = plan.precision == "fp8-mixed", plan.float8 == "mxfp8"
+    recipe = plan.float8 if eight and plan.float8 not in ("", "tensorwise", "mxfp8") else None
+    gather = plan.float8_all_gather
+    job.require(not (gather and recipe), "strategy.float8_all_gather", "torchtitan has it under tensorwise scaling")
+    return {
+        "model.converters": [f"quantize.linear.{'mx' if mx else 'float8'}"] if eight else None,
+        "training.dtype": "bfloat16" if plan.precision == "bf16" else "float32",
+        "training.mixed_precision_param": "float32" if plan.precision == "fp32" else "bfloat16",
+        "quantize.linear.float8.recipe_name": recipe,
+        "quantize.linear.float8.enable_fsdp_float8_all_gather": gather or None,
+    }
+
+
+def _parallel_fields(job: ConfigJob) -> dict[str, Any]:
+    plan = job.strategy
+    job.require(plan.loss != "parallel" or plan.tp > 1, "loss", "needs tp above 1")
+    job.require(plan.cp == 1 or plan.cp_kind != "a2a", "cp-kind", "torchtitan has ring and allgather")
+    policy = plan.reshard if plan.reshard != "default" else "default" if plan.zero == 3 or plan.pp > 1 else "never"
+    job.require(plan.zero == 3 or policy != "always", "zero", "always resharding is --zero 3")
+    policy = "always" if plan.zero == 3 and plan.pp > 1 and policy == "default" else policy
+    rotation, prefix = "alltoall" if plan.cp_kind == "ring" else "allgather", "parallelism"
+    return {
+        f"{prefix}.data_parallel_shard_degree": plan.dp // plan.dp_replicate,
+        f"{prefix}.data_parallel_replicate_degree": plan.dp_replicate if plan.dp_replicate > 1 else None,
+        f"{prefix}.fsdp_reshard_after_forward": policy,
+        f"{prefix}.tensor_parallel_degree": plan.tp,
+        f"{prefix}.pipeline_parallel_degree": plan.pp,
+        f"{prefix}.context_parallel_degree": plan.cp,
+        f"{prefix}.disable_loss_parallel": True if plan.tp > 1 and plan.loss == "standard" else None,
+        f"{prefix}.context_parallel_rotate_method": rotation if plan.cp > 1 else None,
+        f"{prefix}.expert_parallel_degree": plan.ep,
+        f"{prefix}.expert_tensor_parallel_degree": (plan.etp or plan.tp) if plan.ep > 1 else None,
+        **_batch_fields(job),
+    }
+
+
+def _batch_fields(job: ConfigJob) -> dict[str, Any]:
+    plan = job.strategy
+    if plan.pp == 1:  # the global batch is that of one micro-batch on each rank where it is not stated
+        global_batch = job.global_batch if job.accumulation > 1 else None
+        return {"training.local_batch_size": plan.micro_batch, "training.global_batch_size": global_batch}
+    names = {"1f1b": "1F1B", "gpipe": "GPipe", "interleaved": "Interleaved1F1B",
+             "interleaved-zb": "InterleavedZeroBubble", "zb-v": "ZBVZeroBubble"}  # fmt: skip
+    blocks = catalog.model(job.model).num_layers
+    first, last = _less(job, blocks)
+    prefix = "parallelism.pipeline_parallel"
+    fields = {
+        "training.local_batch_size": plan.micro_batch * job.accumulation,
+        f"{prefix}_schedule": names[plan.pp_schedule],
+        f"{prefix}_microbatch_size": plan.micro_batch,
+        f"{prefix}_first_stage_less_layers": first,
+        f"{prefix}_last_stage_less_layers": last,
+    }
+    if plan.vpp > 2:
+        blocks += first + last
+        each = -(-blocks // (plan.pp * plan.vpp))
+        job.require(-(-blocks // each) == plan.pp * plan.vpp, "vpp", "no whole number of blocks a stage gives it")
+        fields[f"{prefix}_layers_per_stage"] = each
+    return fields
+
+
+def _less(job: ConfigJob, blocks: int) -> tuple[int, int]:
+    """How many blocks less than another stage the first and the last one hold (pipeline_parallel.py, generate_llm).
+
+    Below two the file's numbers are embedding and loss, which count as a block.
+    """
+    plan = job.strategy
+    ends = plan.first_stage_layers, plan.last_stage_layers
+    if not any(ends):
+        return int(plan.embedding_in_split), int(plan.loss_in_split)
+    stages = plan.pp
+    given = [end for end in ends if end]
+    inner, rest = divmod(blocks - sum(given), max(stages - len(given), 1))
+    share = max(inner if stages > len(given) else 0, *ends)
+    less = tuple(share - (end or inner) for end in ends)
+    fine = rest == 0 and plan.vpp == 1 and max(less) > 1 and (stages == len(given) or inner == share)
+    allowed = "torchtitan takes two or more blocks less in the first or the last stage, beside others that are alike"
+    job.require(fine, "strategy.first_stage_layers", allowed, ends[0] or ends[1])
+    return less[0], less[1]
+
+
+def _recompute_fields(job: ConfigJob) -> dict[str, Any]:
+    policy = job.strategy.recompute
+    if policy in ("none", "full"):
+        return {"activation_checkpoint.mode": policy}
+    option = "op" if policy == "selective-ops" else policy.removeprefix("every-")
+    return {"activation_checkpoint.mode": "selective", "activation_checkpoint.selective_ac_option": option}
+
+
+def _components(job: ConfigJob) -> list[str] | None:
+    named = {"blocks": ["model"], "loss": ["loss"], "blocks+loss": ["model", "loss"], "model": ["model"]}
+    return named.get(job.strategy.compile)
+
+
+def _recognise(document: Document) -> bool:
+    table = document.kind == "toml" and bool({"model", "parallelism", "job"} & set(document.data))
+    return table and isinstance(document.data.get("training"), dict)
 
 
 FORMAT = Format(
-    name="torchtitan",
-    title="torchtitan TOML",
-    software="torchtitan 0.2.2",
-    recognise=lambda document: (
-        document.kind == "toml"
-        and bool({"model", "parallelism", "job"} & set(document.data))
-        and isinstance(document.data.get("training"), dict)
-    ),
-    read=read,
-    write=write,
-    kind="toml",
-    filename="train.toml",
+    "torchtitan", "torchtitan TOML", "torchtitan 0.2.2", _recognise, read, write,
+    kind="toml", filename="train.toml", spelling=spelling, era="torchtitan@2026-02", decided=("framework", "reshard"),
     choices={
-        "micro_batch": (),
-        "recompute": ("none", "selective-ops", "full"),
-        "zero": (2, 3),
+        "micro_batch": (), "recompute": ("none", "selective-ops", "full"), "zero": (2, 3),
         "offload": ("none", "optimizer,params"),
     },
-    spelling=spelling,
-)
+)  # fmt: skip
 """The job's own TOML; flags of the command have their way over it."""

@@ -7,16 +7,23 @@ the file: with one GPU it is the one for a single device, with more it is FSDP 2
 
 from __future__ import annotations
 
+import re
+from dataclasses import replace
 from typing import Any
 
-from memcalc.convert.config import Config, Reading
+from memcalc.convert.config import Config, ConfigReader
 from memcalc.convert.document import Document
-from memcalc.convert.formats import torchtune_keys as keys
-from memcalc.convert.formats.base import Format
-from memcalc.convert.formats.interpolation import interpolated
-from memcalc.convert.formats.optimizers import Optimizer
+from memcalc.convert.formats.base import Format, key_table
+from memcalc.convert.formats.tuning import Optimizer, optimizers_of
+from memcalc.convert.text import KeyPath
+from memcalc.errors import FileError
+from memcalc.frameworks.torchtune import TORCHTUNE
 
-_PRECISIONS = {"bf16": "bf16", "fp32": "fp32"}
+_KEYS = key_table("torchtune")
+MODELS = _KEYS.tables["models"]
+_LAYERS = {"q_proj": "q", "k_proj": "k", "v_proj": "v", "output_proj": "o"}
+"""``lora_attn_modules``."""
+OPTIMIZERS = optimizers_of(_KEYS)
 _LINEAR = "torchtune.modules.loss.LinearCrossEntropyLoss"
 _CHUNKED = "torchtune.modules.loss.CEWithChunkedOutputLoss"
 _LOSSES = {
@@ -27,154 +34,155 @@ _LOSSES = {
 }
 """By component: the loss, and the release whose code computes it so."""
 _CHUNKS = 8
+_NODE = re.compile(r"\$\{([^${}]*)\}")
+_PATH = re.compile(r"\.*[A-Za-z_][\w\-]*(?:(?:\.[\w\-]+)|(?:\[\w+\]))*")
+DEEPEST = 16
+"""Interpolations that lead to one another."""
+LONGEST = 1 << 16
+"""Characters that a text may become."""
 
 
 def read(document: Document) -> Config:
     """Return what a torchtune config says of a job."""
-    reading = Reading(interpolated(document), "torchtune", "torchtune 0.7")
-    _model(reading)
-    _data(reading)
-    reading.say("precision", reading.one_of("dtype", _PRECISIONS, "fp32"), "dtype")
-    _sharding(reading)
-    _checkpointing(reading)
-    _optimizer(reading)
-    _loss(reading)
-    reading.harmless(*keys.HARMLESS)
-    reading.not_modelled(keys.NOT_MODELLED, unless=(False, None, 0, 1, -1, "", "none"))
-    return reading.finish(known=keys.KNOWN)
+    reader = ConfigReader(resolve_interpolations(document), "torchtune", "torchtune 0.7")
+    _model(reader)
+    _data(reader)
+    reader.set("precision", reader.one_of("dtype", {"bf16": "bf16", "fp32": "fp32"}, "fp32"), "dtype")
+    _sharding(reader)
+    _checkpointing(reader)
+    _optimizer(reader)
+    _loss(reader)
+    reader.harmless(*_KEYS.harmless)
+    reader.not_modelled(_KEYS.not_modelled, unless=(False, None, 0, 1, -1, "", "none"))
+    return reader.finish(known=_KEYS.names("harmless", "not_modelled", "read"))
 
 
-def _component(reading: Reading, key: str) -> tuple[str, str]:
+def _component(reader: ConfigReader, key: str) -> tuple[str, str]:
     """The name of a component, and the key under which it stands: a table of its own, or a bare text."""
     inner = f"{key}._component_"
-    return (reading.text(inner), inner) if isinstance(reading.raw(key), dict) else (reading.text(key), key)
+    return (reader.text(inner), inner) if isinstance(reader.raw(key), dict) else (reader.text(key), key)
 
 
-def _model(reading: Reading) -> None:
+def _model(reader: ConfigReader) -> None:
     """A builder's name has the model, and by what it begins the adapters and whether their base is NF4."""
-    name, key = _component(reading, "model")
+    name, key = _component(reader, "model")
     builder = name.rpartition(".")[2]
     kind = next((kind for kind in ("qlora_", "lora_") if builder.startswith(kind)), "")
     plain = builder.removeprefix(kind).removesuffix("_instruct").removesuffix("_base")
-    if plain in keys.MODELS:
-        reading.say("model", keys.MODELS[plain], key)
+    if plain in MODELS:
+        reader.set("model", MODELS[plain], key)
     elif name:
-        reading.ask("model", key, name)
+        reader.ask("model", key, name)
     if kind:
-        _adapters(reading, quantised=kind == "qlora_")
-    elif isinstance(reading.raw("model"), dict):
-        reading.harmless("model.")
+        _adapters(reader, quantised=kind == "qlora_")
+    elif isinstance(reader.raw("model"), dict):
+        reader.harmless("model.")
 
 
-def _adapters(reading: Reading, *, quantised: bool) -> None:
+def _adapters(reader: ConfigReader, *, quantised: bool) -> None:
     """Builders take the layers of attention by name, those of the MLP and the head by a truth value each."""
     key = "model.lora_attn_modules"
-    names = [str(name) for name in reading.items(key)]
+    names = [str(name) for name in reader.items(key)]
     for name in names:
-        if name not in keys.LAYERS:
-            raise reading.wrong(key, name, f"must be one of {', '.join(keys.LAYERS)}")
-    targets = [keys.LAYERS[name] for name in names]
-    if reading.flag("model.apply_lora_to_mlp"):
+        if name not in _LAYERS:
+            raise reader.error(key, name, f"must be one of {', '.join(_LAYERS)}")
+    targets = [_LAYERS[name] for name in names]
+    if reader.flag("model.apply_lora_to_mlp"):
         targets += ["gate", "up", "down"]
-    if reading.flag("model.apply_lora_to_output"):
+    if reader.flag("model.apply_lora_to_output"):
         targets.append("head")
     if not targets:
-        raise reading.wrong(key, names, "must name the layers that get adapters")
-    rank = reading.whole("model.lora_rank", 8, low=1)
-    reading.say("lora", f"{rank}:{','.join(targets)}", key)
-    reading.say("workload.lora_dropout", reading.number("model.lora_dropout", 0.0), "model.lora_dropout")
-    stored = bool(reading.flag("model.quantize_base", quantised))
-    reading.say("quantize", "nf4-dq" if stored else "none", "model.quantize_base" if not quantised else "model")
-    reading.not_modelled({"model.use_dora": "DoRA keeps the norms of the merged weights"})
-    reading.harmless("model.lora_alpha", "model._component_", "model.quantization_kwargs.")
+        raise reader.error(key, names, "must name the layers that get adapters")
+    rank = reader.integer("model.lora_rank", 8, low=1)
+    reader.set("lora", f"{rank}:{','.join(targets)}", key)
+    reader.set("workload.lora_dropout", reader.number("model.lora_dropout", 0.0), "model.lora_dropout")
+    stored = bool(reader.flag("model.quantize_base", quantised))
+    reader.set("quantize", "nf4-dq" if stored else "none", "model.quantize_base" if not quantised else "model")
+    reader.not_modelled({"model.use_dora": "DoRA keeps the norms of the merged weights"})
+    reader.harmless("model.lora_alpha", "model._component_", "model.quantization_kwargs.")
 
 
-def _data(reading: Reading) -> None:
+def _data(reader: ConfigReader) -> None:
     """Without ``tokenizer.max_seq_len`` samples are as long as they are, and the longest decides: it is asked for."""
-    for key, word in (
-        ("tokenizer.max_seq_len", "seq_len"),
-        ("batch_size", "micro_batch"),
-    ):
-        value = reading.whole(key, low=1)
-        if value is not None or tuple(key.split(".")) in reading.document.unknown:
-            reading.say(word, value, key)
-    steps = "gradient_accumulation_steps"
-    reading.say("accumulation", reading.whole(steps, 1, low=1), steps)
-    packed = bool(reading.flag("dataset.packed")) if isinstance(reading.raw("dataset"), dict) else False
-    reading.say("varying_lengths", not packed, "dataset.packed")
-    reading.say("evaluates", reading.has("run_val_every_n_steps"), "run_val_every_n_steps")
-    size = reading.whole("batch_size_val", low=1)
-    if size is not None:
-        reading.say("eval_micro_batch", size, "batch_size_val")
-    reading.harmless("dataset.", "dataset_val.", "tokenizer.", "dataset", "dataset_val")
+    for key, word in (("tokenizer.max_seq_len", "seq_len"), ("batch_size", "micro_batch")):
+        value = reader.integer(key, low=1)
+        if value is not None or tuple(key.split(".")) in reader.document.unknown:
+            reader.set(word, value, key)
+    reader.set_integer("accumulation", "gradient_accumulation_steps", 1)
+    packed = bool(reader.flag("dataset.packed")) if isinstance(reader.raw("dataset"), dict) else False
+    reader.set("varying_lengths", not packed, "dataset.packed")
+    reader.set("evaluates", reader.has("run_val_every_n_steps"), "run_val_every_n_steps")
+    reader.set_integer("eval_micro_batch", "batch_size_val")
+    reader.harmless("dataset.", "dataset_val.", "tokenizer.", "dataset", "dataset_val")
 
 
-def _sharding(reading: Reading) -> None:
+def _sharding(reader: ConfigReader) -> None:
     """``sharded`` is what happens where there are several GPUs; FSDP's offload takes the states along."""
-    whole = reading.flag("fsdp_reshard_after_forward", True)
-    recipe = reading.text("recipe")  # of a launch line
+    reshard = reader.flag("fsdp_reshard_after_forward", True)
+    recipe = reader.text("recipe")  # of a launch line
     if recipe:
-        reading.say("zero", 0 if "single_device" in recipe else 3 if whole else 2, "recipe")
-    reading.say("sharded", 3 if whole else 2, "fsdp_reshard_after_forward")
-    if reading.flag("fsdp_cpu_offload"):
-        reading.say("offload", ("params",), "fsdp_cpu_offload")
-    for key, word in (("tensor_parallel_dim", "tp"), ("context_parallel_dim", "cp")):
-        degree = reading.whole(key, 1, low=1)
+        reader.set("zero", 0 if "single_device" in recipe else 3 if reshard else 2, "recipe")
+    reader.set("sharded", 3 if reshard else 2, "fsdp_reshard_after_forward")
+    if reader.flag("fsdp_cpu_offload"):
+        reader.set("offload", ("params",), "fsdp_cpu_offload")
+    ranks = {"tensor_parallel_dim": "tp", "context_parallel_dim": "cp", "data_parallel_replicate_dim": "dp_replicate"}
+    for key, word in ranks.items():
+        degree = reader.integer(key, 1, low=1)
         if degree != 1:
-            reading.say(word, degree, key)
+            reader.set(word, degree, key)
 
 
-def _checkpointing(reading: Reading) -> None:
+def _checkpointing(reader: ConfigReader) -> None:
     """``ac_mode`` counts where ``enable_activation_checkpointing`` is off (full_finetune_distributed.py)."""
-    key, mode = "enable_activation_checkpointing", reading.text("ac_mode", "none").lower()
-    option = reading.text("ac_option", "")
-    policy = "full" if reading.flag(key) else "none"
+    key, mode = "enable_activation_checkpointing", reader.text("ac_mode", "none").lower()
+    option = reader.text("ac_option", "")
+    policy = "full" if reader.flag(key) else "none"
     if policy == "none" and mode == "full":
         policy, key = "full", "ac_mode"
     elif policy == "none" and mode == "selective":
         policy, key = ("selective-ops" if option == "op" else f"every-{option}"), "ac_option"
         if option != "op" and not option.isdigit():
-            raise reading.wrong("ac_option", option, "must be op, or how many blocks have one checkpoint")
+            raise reader.error("ac_option", option, "must be op, or how many blocks have one checkpoint")
     elif policy == "full" and mode != "none":
         policy = "none"  # each of the two waits for the other to be left out
-    reading.say("recompute", policy, key)
+    reader.set("recompute", policy, key)
     if policy not in ("none", "selective-ops"):
-        reading.say("strategy.checkpoint", "non-reentrant", key)
-    if reading.flag("enable_activation_offloading"):
-        reading.say("offload", ("activations",), "enable_activation_offloading")
+        reader.set("strategy.checkpoint", "non-reentrant", key)
+    if reader.flag("enable_activation_offloading"):
+        reader.set("offload", ("activations",), "enable_activation_offloading")
 
 
-def _optimizer(reading: Reading) -> None:
-    name, key = _component(reading, "optimizer")
+def _optimizer(reader: ConfigReader) -> None:
+    name, key = _component(reader, "optimizer")
     if name:
-        found: Optimizer = reading.one_of(key, keys.OPTIMIZERS, fold=False)
-        momentum = found.name == "sgd" and bool(reading.number("optimizer.momentum", 0.0))
-        reading.say("optimizer", "sgd-momentum" if momentum else found.name, key)
-        fused = found.impl == "foreach" and bool(reading.flag("optimizer.fused"))
-        reading.say("optimizer_impl", "fused" if fused else found.impl, key)
-        if found.missing:
-            reading.not_modelled({key: found.missing})
-    reading.say("optimizer_in_backward", bool(reading.flag("optimizer_in_bwd")), "optimizer_in_bwd")
-    reading.harmless("optimizer.")
+        optimizer: Optimizer = reader.one_of(key, OPTIMIZERS, fold=False)
+        momentum = optimizer.name == "sgd" and bool(reader.number("optimizer.momentum", 0.0))
+        reader.set("optimizer", "sgd-momentum" if momentum else optimizer.name, key)
+        fused = optimizer.impl == "foreach" and bool(reader.flag("optimizer.fused"))
+        reader.set("optimizer_impl", "fused" if fused else optimizer.impl, key)
+        if optimizer.missing:
+            reader.not_modelled({key: optimizer.missing})
+    reader.set("optimizer_in_backward", bool(reader.flag("optimizer_in_bwd")), "optimizer_in_bwd")
+    reader.harmless("optimizer.")
 
 
-def _loss(reading: Reading) -> None:
+def _loss(reader: ConfigReader) -> None:
     """The loss's component, and what is compiled: one truth value for blocks and loss, or a table."""
-    name, key = _component(reading, "loss")
-    loss, framework = _LOSSES.get(name, ("chunked", "torchtune"))
-    reading.say("framework", framework, key)
-    reading.say("loss", loss, key)
+    name, key = _component(reader, "loss")
+    loss, framework = _LOSSES.get(name, (TORCHTUNE.loss, "torchtune"))
+    reader.set("framework", framework, key)
+    reader.set("loss", loss, key)
     if name and name not in _LOSSES:
-        reading.not_modelled({key: "a loss with tensors of its own; counted as LinearCrossEntropyLoss"})
-    if (reading.whole("loss.num_output_chunks", _CHUNKS) or _CHUNKS) != _CHUNKS:
-        reading.not_modelled({"loss.num_output_chunks": f"counted as {_CHUNKS} chunks"})
-    reading.harmless("loss.")
-    table = isinstance(reading.raw("compile"), dict)
-    blocks = bool(reading.flag("compile.model", True) if table else reading.flag("compile"))
-    head = bool(reading.flag("compile.loss", True) if table else blocks)
+        reader.not_modelled({key: "a loss with tensors of its own; counted as LinearCrossEntropyLoss"})
+    if (reader.integer("loss.num_output_chunks", _CHUNKS) or _CHUNKS) != _CHUNKS:
+        reader.not_modelled({"loss.num_output_chunks": f"counted as {_CHUNKS} chunks"})
+    reader.harmless("loss.")
+    table = isinstance(reader.raw("compile"), dict)
+    blocks = bool(reader.flag("compile.model", True) if table else reader.flag("compile"))
+    head = bool(reader.flag("compile.loss", True) if table else blocks)
     compiled = {(True, True): "blocks+loss", (True, False): "blocks", (False, True): "loss", (False, False): "none"}
-    reading.say("compile", compiled[blocks, head], "compile")
-    reading.harmless("compile.")
+    reader.set("compile", compiled[blocks, head], "compile")
+    reader.harmless("compile.")
 
 
 def _recognise(document: Document) -> bool:
@@ -185,13 +193,77 @@ def _recognise(document: Document) -> bool:
     return str(model).startswith("torchtune.") or ("checkpointer" in data and "_component_" in str(data["model"]))
 
 
-FORMAT = Format(
-    name="torchtune",
-    title="torchtune YAML",
-    software="torchtune 0.7",
-    recognise=_recognise,
-    read=read,
-    kind="yaml",
-    filename="recipe.yaml",
-)
-"""torchtune's own file."""
+def resolve_interpolations(document: Document) -> Document:
+    """Return a document with what its interpolations lead to.
+
+    A resolver (``${oc.env:NAME}``), or a key that is not there, is what only a run tells: the value is unknown.
+    """
+    walk = _Walk(document)
+    data = walk.value(document.data, ())
+    return replace(document, data=data, unknown={**document.unknown, **walk.unknown})
+
+
+class _Walk:
+    """Through the tables, each text put together."""
+
+    def __init__(self, document: Document) -> None:
+        self.document = document
+        self.unknown: dict[KeyPath, str] = {}
+
+    def value(self, value: Any, key_path: KeyPath) -> Any:
+        """Return a value with its texts put together."""
+        if isinstance(value, dict):
+            return {key: self.value(inner, (*key_path, key)) for key, inner in value.items()}
+        if isinstance(value, list):
+            return [self.value(inner, (*key_path, index)) for index, inner in enumerate(value)]
+        if not isinstance(value, str) or "${" not in value:
+            return value
+        try:
+            return self.text(value, key_path, 0)
+        except LookupError as error:
+            self.unknown[key_path] = str(error.args[0])
+            return None
+
+    def text(self, text: str, key_path: KeyPath, depth: int) -> Any:
+        """Put one text together; an interpolation that stands alone keeps the kind of its value."""
+        if depth > DEEPEST:
+            raise self._wrong(key_path, "must not refer to itself")
+        alone = _NODE.fullmatch(text.strip())
+        if alone:
+            return self.node(alone[1], key_path, depth)
+        result = _NODE.sub(lambda match: str(self.node(match[1], key_path, depth)), text)
+        if len(result) > LONGEST:
+            raise self._wrong(key_path, "must come to a text of a usual length")
+        if "${" in result:
+            raise LookupError(text[:60])
+        return result
+
+    def node(self, inner: str, key_path: KeyPath, depth: int) -> Any:
+        """Return what one interpolation leads to."""
+        path = inner.strip()
+        if not _PATH.fullmatch(path):
+            raise LookupError(f"${{{inner[:60]}}}")
+        value: Any = self.document.data
+        climbed = len(path) - len(path.lstrip("."))
+        keys = [key for key in re.split(r"[.\[\]]", path) if key]
+        if climbed > len(key_path):
+            raise LookupError(f"${{{inner[:60]}}}")
+        if climbed:
+            keys = [*map(str, key_path[: len(key_path) - climbed]), *keys]
+        for key in keys:
+            if isinstance(value, dict) and key in value:
+                value = value[key]
+            elif isinstance(value, list) and key.isdigit() and int(key) < len(value):
+                value = value[int(key)]
+            else:
+                raise LookupError(f"${{{inner[:60]}}}")
+        if isinstance(value, dict | list):
+            raise LookupError(f"${{{inner[:60]}}}")  # noqa: TRY004 (it is what the run would look up)
+        return self.text(value, tuple(keys), depth + 1) if isinstance(value, str) and "${" in value else value
+
+    def _wrong(self, key_path: KeyPath, message: str) -> FileError:
+        key = ".".join(map(str, key_path))
+        return FileError("file", str(self.document.path), f"{message} (line {self.document.line(key_path)}: {key})")
+
+
+FORMAT = Format("torchtune", "torchtune YAML", "torchtune 0.7", _recognise, read, kind="yaml", filename="recipe.yaml")

@@ -1,235 +1,319 @@
-"""Arguments of the Trainer, as JSON, as YAML, or as flags: Transformers 5.23, training_args.py and trainer.py.
+"""Arguments of the Trainer and of a training script beside it, as JSON, as YAML, or as flags.
 
-Beside them stand those of a training script, TRL's among others (:mod:`memcalc.convert.formats.trainer_script`). What
+Transformers 5.23: training_args.py, trainer.py, examples/pytorch/language-modeling/run_clm.py; TRL 1.16:
+trainer/sft_config.py, model_config.py, base_config.py, sft_trainer.py, scripts/sft.py. From 5.0 on from_pretrained()
+takes the checkpoint's own dtype where none is given (modeling_utils.py); SFTTrainer and its script take float32. What
 runs the ranks follows from the launcher's file: FSDP and DeepSpeed may be said here or there.
 """
 
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
-from memcalc.convert.config import Config, Reading
+from memcalc.convert.config import Config, ConfigReader
 from memcalc.convert.document import Document
-from memcalc.convert.formats.base import Format
-from memcalc.convert.formats.fsdp_options import STRATEGIES, read_options, said_version
-from memcalc.convert.formats.optimizers import say_optimizer
-from memcalc.convert.formats.trainer_keys import (
-    HARMLESS,
-    NOT_MODELLED,
-    SCRIPT,
-    SIGNS,
-    TRL_SIGNS,
-)
-from memcalc.convert.formats.trainer_script import is_trl, read_script
+from memcalc.convert.formats.base import Format, inner_document, key_table
+from memcalc.convert.formats.fsdp_config import ACCELERATED, STRATEGIES, fsdp_version, read_options
+from memcalc.convert.formats.trainer_script import script_text
 from memcalc.convert.formats.trainer_writer import spelling, write
+from memcalc.convert.formats.tuning import LIGER_KERNELS, set_optimizer
+
+KEYS = key_table("trainer")
+TRL_SIGNS = frozenset(KEYS.lists["trl_signs"])
+_SCRIPT_DTYPES = {
+    "float32": "fp32", "fp32": "fp32", "bfloat16": "bf16", "bf16": "bf16", "float16": "fp16", "fp16": "fp16",
+    "half": "fp16", "torch.bfloat16": "bf16", "torch.float16": "fp16", "torch.float32": "fp32", "auto": "auto",
+    "none": "auto",
+}  # fmt: skip
+_ATTENTION = {
+    "flash_attention_2": "flash", "flash_attention_3": "flash", "kernels-community/flash-attn2": "flash",
+    "kernels-community/flash-attn": "flash", "eager": "eager", "sdpa": "", "flex_attention": "flex", "none": "",
+}  # fmt: skip
+_LENGTHS = ("max_length", "max_seq_length", "max_seq_len", "block_size", "model_max_length")
+"""`max_seq_len` is how PEFT's scripts abbreviate `max_seq_length`: argparse takes a beginning that is unique."""
 
 
 def read(document: Document) -> Config:
     """Return what the Trainer's arguments say of a job."""
-    reading = Reading(document, "trainer", "Transformers 5.23")
-    trl = is_trl(reading)
-    reading.say("engine", "trainer", "per_device_train_batch_size")
-    reading.say("accelerated", True, "per_device_train_batch_size")
-    _batch(reading)
-    _precision(reading, trl)
-    _checkpoints(reading, trl)
-    _optimizer(reading)
-    _compile(reading)
-    _kernels(reading, trl)
-    _fsdp(reading)
-    _deepspeed(reading)
-    read_script(reading, trl)
-    if reading.flag("activation_offloading"):
-        reading.say("offload", ("activations",), "activation_offloading")
-    reading.harmless(*HARMLESS, *SCRIPT)
-    reading.not_modelled(NOT_MODELLED, unless=(False, None, 0, 0.0, "", "none"))
-    return reading.finish()
+    reader = ConfigReader(document, "trainer", "Transformers 5.23")
+    trl = is_trl(reader)
+    reader.set("engine", "trainer", "per_device_train_batch_size")
+    reader.set("accelerated", True, "per_device_train_batch_size")
+    _batch(reader)
+    _precision(reader, trl)
+    _checkpoints(reader, trl)
+    momentum = "momentum=" in reader.text("optim_args").replace(" ", "")
+    set_optimizer(reader, "optim", "adamw_torch_fused", momentum=momentum, any_form=False)
+    _compile(reader)
+    _kernels(reader, trl)
+    _fsdp(reader)
+    _deepspeed(reader)
+    read_script(reader, trl)
+    if reader.flag("activation_offloading"):
+        reader.set("offload", ("activations",), "activation_offloading")
+    reader.harmless(*KEYS.names("harmless", "script"))
+    reader.not_modelled(KEYS.not_modelled, unless=(False, None, 0, 0.0, "", "none"))
+    return reader.finish()
 
 
-def _batch(reading: Reading) -> None:
-    size = reading.whole("per_device_train_batch_size", 8, low=1)
-    reading.say("micro_batch", size, "per_device_train_batch_size")
-    steps = reading.whole("gradient_accumulation_steps", 1, low=1)
-    reading.say("accumulation", steps, "gradient_accumulation_steps")
-    if reading.flag("accelerator_config.gradient_accumulation_kwargs.sync_each_batch"):
-        reading.say("sync_each_batch", True, "accelerator_config.gradient_accumulation_kwargs.sync_each_batch")
-    reading.harmless("accelerator_config.gradient_accumulation_kwargs.sync_with_dataloader")
-    if reading.flag("auto_find_batch_size"):
+def _batch(reader: ConfigReader) -> None:
+    reader.set_integer("micro_batch", "per_device_train_batch_size", 8)
+    reader.set_integer("accumulation", "gradient_accumulation_steps", 1)
+    if reader.flag(key := "accelerator_config.gradient_accumulation_kwargs.sync_each_batch"):
+        reader.set("sync_each_batch", True, key)
+    reader.harmless("accelerator_config.gradient_accumulation_kwargs.sync_with_dataloader")
+    if reader.flag("auto_find_batch_size"):
         message = "the batch is halved after an out-of-memory error: this is the first one that is tried"
-        reading.note("note", "MC004", "auto_find_batch_size", message)
-    said = reading.text("eval_strategy", "no").lower() if reading.has("eval_strategy") else ""
-    said = said or reading.text("evaluation_strategy", "no").lower()
-    reading.say("evaluates", said != "no", "eval_strategy")
-    size = reading.whole("per_device_eval_batch_size", 8, low=1)
-    reading.say("eval_micro_batch", size, "per_device_eval_batch_size")
+        reader.note("note", "MC004", "auto_find_batch_size", message)
+    strategy = reader.text("eval_strategy", "no").lower() if reader.has("eval_strategy") else ""
+    strategy = strategy or reader.text("evaluation_strategy", "no").lower()
+    reader.set("evaluates", strategy != "no", "eval_strategy")
+    reader.set_integer("eval_micro_batch", "per_device_eval_batch_size", 8)
 
 
-def _precision(reading: Reading, trl: bool) -> None:
+def _precision(reader: ConfigReader, trl: bool) -> None:
     """TRL turns bf16 on where nothing is said (base_config.py). What is off here another file may turn on."""
-    half, full = reading.flag("fp16"), reading.flag("bf16", None)
-    off = bool(reading.flag("no_bf16"))
+    half, full = reader.flag("fp16"), reader.flag("bf16", None)
+    off = bool(reader.flag("no_bf16"))
     full = (trl and not half and not off) if full is None else full
     if half and full:
-        raise reading.wrong("fp16", True, "bf16 is true too, and the Trainer takes one")
-    if half:
-        reading.say("mixed", "fp16", "fp16")
-    elif full:
-        reading.say("mixed", "bf16", "bf16")
-    else:
-        reading.say("mixed", "no", "bf16", default=True)
+        raise reader.error("fp16", True, "bf16 is true too, and the Trainer takes one")
+    dtype = "fp16" if half else "bf16"
+    reader.set("mixed", dtype if half or full else "no", dtype, default=not (half or full))
 
 
-def _options(reading: Reading, key: str) -> dict[str, Any]:
+def _options(reader: ConfigReader, key: str) -> dict[str, Any]:
     """A table, which flags have as JSON."""
-    value = reading.raw(key)
+    value = reader.raw(key)
     if isinstance(value, str) and value.strip().startswith("{"):
         try:
             value = json.loads(value)
         except (ValueError, RecursionError):
-            raise reading.wrong(key, value, "must be JSON") from None
+            raise reader.error(key, value, "must be JSON") from None
     if value is not None and not isinstance(value, dict):
-        raise reading.wrong(key, value, "must be a table")
-    words = {"true": True, "false": False}  # a flag's values are texts
-    return {name: words.get(str(one).lower(), one) for name, one in (value or {}).items()}
+        raise reader.error(key, value, "must be a table")
+    booleans = {"true": True, "false": False}  # a flag's values are texts
+    return {name: booleans.get(str(option).lower(), option) for name, option in (value or {}).items()}
 
 
-def _every(reading: Reading, key: str, value: Any) -> int:
+def _every(reader: ConfigReader, key: str, value: Any) -> int:
     """How many blocks stand between checkpoints."""
     if isinstance(value, bool) or not str(value).isdecimal() or not 0 < int(str(value)) < 10_000:
-        raise reading.wrong(key, value, "must be a whole number from 1")
+        raise reader.error(key, value, "must be a whole number from 1")
     return int(str(value))
 
 
-def _checkpoints(reading: Reading, trl: bool) -> None:
+def _checkpoints(reader: ConfigReader, trl: bool) -> None:
     """`gradient_checkpointing` is the older name; checkpoints are not reentrant unless asked to be."""
-    new = reading.has("activation_checkpointing")
+    new = reader.has("activation_checkpointing")
     key = "activation_checkpointing" if new else "gradient_checkpointing"
-    on = reading.flag(key, trl and not reading.flag("no_gradient_checkpointing"))
-    kwargs = _options(reading, f"{key}_kwargs")
-    reading.harmless("activation_checkpointing", "activation_checkpointing_kwargs.", "activation_checkpointing_kwargs")
-    reading.harmless("gradient_checkpointing", "gradient_checkpointing_kwargs.", "gradient_checkpointing_kwargs")
-    every = _every(reading, f"{key}_kwargs.every_n_layers", kwargs.get("every_n_layers", 1))
-    policy = "selective-ops" if kwargs.get("selective") else "full" if every == 1 else f"every-{every}"
+    on = reader.flag(key, trl and not reader.flag("no_gradient_checkpointing"))
+    kwargs = _options(reader, f"{key}_kwargs")
+    reader.harmless("activation_checkpointing", "activation_checkpointing_kwargs.", "activation_checkpointing_kwargs")
+    reader.harmless("gradient_checkpointing", "gradient_checkpointing_kwargs.", "gradient_checkpointing_kwargs")
+    interval = _every(reader, f"{key}_kwargs.every_n_layers", kwargs.get("every_n_layers", 1))
+    policy = "selective-ops" if kwargs.get("selective") else "full" if interval == 1 else f"every-{interval}"
     # said as a default, FSDP's own checkpointing goes before a Trainer that does none
-    reading.say("recompute", policy if on else "none", key, default=not on)
+    reader.set("recompute", policy if on else "none", key, default=not on)
     if not on:
         return
-    reading.say("checkpoints_wrapped", True, key)
+    if not {"every_n_layers", "offload"} & set(kwargs):  # releases that have these checkpoint inside of FSDP's hooks
+        reader.set("checkpoints_wrapped", True, key)
     # torch.utils.checkpoint takes True where keywords are given without it
     reentrant = kwargs.get("use_reentrant", bool(set(kwargs) - {"selective", "every_n_layers", "offload"}))
-    reading.say("strategy.checkpoint", "reentrant" if reentrant else "non-reentrant", f"{key}_kwargs.use_reentrant")
+    reader.set("strategy.checkpoint", "reentrant" if reentrant else "non-reentrant", f"{key}_kwargs.use_reentrant")
     if kwargs.get("offload"):
-        reading.say("offload", ("activations",), f"{key}_kwargs.offload")
+        reader.set("offload", ("activations",), f"{key}_kwargs.offload")
 
 
-def _optimizer(reading: Reading) -> None:
-    momentum = "momentum=" in reading.text("optim_args").replace(" ", "")
-    say_optimizer(reading, "optim", "adamw_torch_fused", momentum=momentum, every_form=False)
-
-
-def _compile(reading: Reading) -> None:
-    on = reading.flag("torch_compile") or reading.has("torch_compile_backend") or reading.has("torch_compile_mode")
-    backend = reading.text("torch_compile_backend", "inductor")
+def _compile(reader: ConfigReader) -> None:
+    on = reader.flag("torch_compile") or reader.has("torch_compile_backend") or reader.has("torch_compile_mode")
+    backend = reader.text("torch_compile_backend", "inductor")
     if on and backend == "inductor":
-        reading.say("compile", "model", "torch_compile")
+        reader.set("compile", "model", "torch_compile")
     elif on:
-        reading.not_modelled({"torch_compile_backend": "it is counted as running without a compiler"})
+        reader.not_modelled({"torch_compile_backend": "it is counted as running without a compiler"})
 
 
-def _kernels(reading: Reading, trl: bool) -> None:
+def _kernels(reader: ConfigReader, trl: bool) -> None:
     """Liger's kernels, by default with the loss that makes no logits; TRL's trainer makes none in any case."""
-    table = _options(reading, "liger_kernel_config")
-    reading.harmless("liger_kernel_config.", "liger_kernel_config")
-    on = reading.flag("use_liger_kernel")
+    table = _options(reader, "liger_kernel_config")
+    reader.harmless("liger_kernel_config.", "liger_kernel_config")
+    on = reader.flag("use_liger_kernel")
     if on:
-        reading.say("kernels", "fused", "use_liger_kernel")
-        if any(table.get(name) is False for name in ("rope", "rms_norm", "swiglu")):
-            reading.note("warning", "MC002", "liger_kernel_config", "kernels that are left out count as fused too")
+        left_out = [name for name in LIGER_KERNELS if table.get(name) is False]
+        reader.set("kernels", "model" if len(left_out) == len(LIGER_KERNELS) else "fused", "use_liger_kernel")
+        if 0 < len(left_out) < len(LIGER_KERNELS):
+            reader.note("warning", "MC002", "liger_kernel_config", "kernels that are left out count as fused too")
     if trl:
         message = "SFTTrainer makes no whole logits: its loss is counted as Liger's fused one"
-        reading.note("note", "MC004", "loss_type", message)
-        reading.say("loss", "fused-linear", "loss_type")
+        reader.note("note", "MC004", "loss_type", message)
+        reader.set("loss", "fused-linear", "loss_type")
     elif on:
         linear = table.get("fused_linear_cross_entropy", True)
         kernel = "fused-kernel" if table.get("cross_entropy") else "standard"
-        reading.say("loss", "fused-linear" if linear else kernel, "use_liger_kernel")
+        reader.set("loss", "fused-linear" if linear else kernel, "use_liger_kernel")
 
 
-def _fsdp(reading: Reading) -> None:
+def _fsdp(reader: ConfigReader) -> None:
     """`fsdp` turns it on; its older form is a text of options, of which `fsdp_config` goes first."""
-    value = reading.raw("fsdp", "")
+    value = reader.raw("fsdp", "")
     names = value if isinstance(value, list) else str(value).replace(",", " ").split()
     names = [str(name).lower() for name in names]
-    table = reading.raw("fsdp_config")
+    table = reader.raw("fsdp_config")
     if not names or names == ["false"]:
-        reading.harmless("fsdp_config.", "fsdp_config")
+        reader.harmless("fsdp_config.", "fsdp_config")
         return
-    for name in names:
-        if name not in {*STRATEGIES, "offload", "auto_wrap", "true"}:
-            allowed = "must be true, or some of full_shard, shard_grad_op, offload, auto_wrap"
-            raise reading.wrong("fsdp", value, allowed)
+    if not {*STRATEGIES, "offload", "auto_wrap", "true"}.issuperset(names):
+        raise reader.error("fsdp", value, "must be true, or some of full_shard, shard_grad_op, offload, auto_wrap")
     legacy = next((STRATEGIES[name] for name in names if name in STRATEGIES), "")
     if "offload" in names:
-        reading.say("offload", ("params",), "fsdp")
+        reader.set("offload", ("params",), "fsdp")
     if isinstance(table, str) and not table.strip().startswith("{"):
-        reading.refer("fsdp_config", "fsdp_config", path=table)
+        reader.refer("fsdp_config", "fsdp_config", path=table)
     elif isinstance(table, str):
-        inner = Document(reading.document.path, "json", table, _options(reading, "fsdp_config"))
-        reading.refer("fsdp_config", "fsdp_config", document=inner)
+        inner = Document(reader.document.path, "json", table, _options(reader, "fsdp_config"))
+        reader.refer("fsdp_config", "fsdp_config", document=inner)
     else:
-        version = said_version(reading, "fsdp_config", 2)
-        read_options(reading, "fsdp_config", version, wraps="transformer_based_wrap", legacy=legacy)
+        version = fsdp_version(reader, "fsdp_config", 2)
+        read_options(reader, "fsdp_config", version, wraps="transformer_based_wrap", legacy=legacy)
 
 
-def _deepspeed(reading: Reading) -> None:
-    value = reading.raw("deepspeed")
+def _deepspeed(reader: ConfigReader) -> None:
+    value = reader.raw("deepspeed")
     if not value:
         return
     if isinstance(value, str) and not value.strip().startswith("{"):
-        reading.refer("deepspeed", "deepspeed", path=value)
+        reader.refer("deepspeed", "deepspeed", path=value)
         return
-    outer = reading.document
-    place = ("deepspeed",)
-
-    def spans() -> dict[Any, Any]:
-        """The places of the inner table's values."""
-        return {at[1:]: span for at, span in outer.spans.items() if at[:1] == place}
-
-    inner = Document(outer.path, outer.kind, outer.text, _options(reading, "deepspeed"), spans)
-    reading.refer("deepspeed", "deepspeed", document=inner)
+    data = {**reader.document.data, "deepspeed": _options(reader, "deepspeed")}
+    inner = inner_document(replace(reader.document, data=data), ("deepspeed",))
+    reader.refer("deepspeed", "deepspeed", document=inner)
 
 
 def _recognise(document: Document) -> bool:
     if document.kind not in {"json", "yaml", "flags"} or not isinstance(document.data, dict):
         return False
-    found = set(document.data)
-    return len(SIGNS & found) > 1 or bool(SIGNS & found and TRL_SIGNS & found)
+    keys = set(document.data)
+    signs = keys.intersection(KEYS.lists["signs"])
+    return len(signs) > 1 or bool(signs and TRL_SIGNS & keys)
 
 
+def is_trl(reader: ConfigReader) -> bool:
+    """Whether TRL's own defaults hold: keys of its newest release, none of those that it no longer has."""
+    old = reader.has("max_seq_length") or reader.has("max_seq_len")
+    return bool(TRL_SIGNS & set(reader.document.data)) and not old
+
+
+def read_script(reader: ConfigReader, trl: bool) -> None:
+    """Set what model the script loads, how, and what it feeds."""
+    for key in ("model_name_or_path", "model_name", "model_id", "model"):
+        if isinstance(reader.raw(key), str):
+            reader.set("model", reader.text(key), key)
+            break
+    if trl:
+        reader.set("trl", True, next(key for key in reader.document.data if key in TRL_SIGNS))
+    quantized = _adapters(reader)
+    _weights(reader, trl, quantized)
+    _attention(reader)
+    _length(reader, trl)
+    reader.harmless("model_init_kwargs.")
+
+
+def _weights(reader: ConfigReader, trl: bool, quantized: bool) -> None:
+    keys = ("dtype", "torch_dtype", "model_init_kwargs.dtype", "model_init_kwargs.torch_dtype")
+    key = next((key for key in keys if reader.has(key)), "")
+    if not key and not trl:
+        if not quantized:
+            reader.set("script_loads", "not said", "dtype")
+        return
+    name = reader.one_of(key, _SCRIPT_DTYPES, "fp32") if key else "fp32"
+    key = key or "dtype"
+    if quantized and name == "fp32":
+        says = f"with {key} float32 what is not quantised is fp32, and products are; here both count as bf16"
+        reader.note("warning", "MC002", key, says, f"{key} bfloat16")
+        return
+    if name == "auto":
+        reader.note("note", "MC004", key, f"{key} auto is the checkpoint's own dtype: counted as bf16")
+    reader.set("weights", "bf16" if name == "auto" else name, key)
+
+
+def _attention(reader: ConfigReader) -> None:
+    """`sdpa`, the default, takes the kernel that the model's class allows, which memcalc knows."""
+    for key in ("attn_implementation", "model_init_kwargs.attn_implementation"):
+        name = reader.one_of(key, _ATTENTION, "")
+        if name == "flex":
+            reader.not_modelled({key: "it counts as a fused kernel"})
+        elif name:
+            reader.set("attention", name, key)
+
+
+def _length(reader: ConfigReader, trl: bool) -> None:
+    """Tokens of a sequence, and whether batches differ in length: packed and cut ones do not."""
+    key = next((key for key in _LENGTHS if reader.integer(key, low=1) is not None), "")
+    if key:
+        reader.set("seq_len", reader.integer(key), key)
+    elif trl:
+        reader.set("seq_len", 1024, "max_length")
+    if reader.flag("packing") or reader.flag("pad_to_max_length") or reader.has("block_size"):
+        same = next(key for key in ("packing", "pad_to_max_length", "block_size") if reader.has(key))
+        reader.set("varying_lengths", False, same)
+    elif reader.flag("group_by_length") or reader.text("train_sampling_strategy") == "group_by_length":
+        named = "group_by_length" if reader.has("group_by_length") else "train_sampling_strategy"
+        reader.set("varying_lengths", True, named)
+    elif trl:
+        reader.set("varying_lengths", True, "packing")
+
+
+def _adapters(reader: ConfigReader) -> bool:
+    """Say adapters and a quantised base; return whether it is quantised."""
+    four, eight = reader.flag("load_in_4bit"), reader.flag("load_in_8bit")
+    narrow = "load_in_4bit" if four else "load_in_8bit"
+    nested = next((key for key in ("use_bnb_nested_quant", "bnb_4bit_use_double_quant") if reader.flag(key)), "")
+    ranks = next((key for key in ("lora_r", "lora_rank") if reader.has(key)), "")
+    reader.flag("use_bnb_nested_quant"), reader.flag("bnb_4bit_use_double_quant")
+    switches = ("use_peft", "use_lora", "use_peft_lora")
+    if not any(reader.flag(key) for key in switches):
+        switched = any(reader.has(key) for key in switches)
+        if switched or not ranks:
+            reader.harmless("lora_r", "lora_rank", "lora_dropout", "lora_target_modules", "lora_modules_to_save")
+            if four or eight:
+                message = "a quantised base is trained with adapters: without them its weights stay as they are"
+                reader.note("warning", "MC002", narrow, message, "use_peft true")
+            return False
+    key = ranks or "lora_r"
+    rank = reader.integer(key, 16, low=1)
+    targets = _layers(reader, "lora_target_modules")
+    reader.set("lora", f"{rank}:{','.join(targets)}" if targets else str(rank), key)
+    reader.set("workload.lora_dropout", reader.number("lora_dropout", 0.05), "lora_dropout")
+    if saved := [name for name in _layers(reader, "lora_modules_to_save") if name in {"embedding", "head"}]:
+        reader.set("also_train", tuple(saved), "lora_modules_to_save")
+    if four or eight:
+        reader.set("quantize", ("nf4-dq" if nested else "nf4") if four else "int8", narrow)
+        # sft_trainer.py: adapters over a quantised base are cast to bf16; norms are left as they are
+        reader.set("adapter_dtype", "bf16", narrow)
+    return bool(four or eight)
+
+
+def _layers(reader: ConfigReader, key: str) -> list[str]:
+    """The layers that a list of modules names; what memcalc has no word for is a warning."""
+    layers: dict[str, Any] = {}
+    for name in reader.items(key):
+        known = KEYS.tables["modules"].get(str(name).lower())
+        if known is None:
+            reader.note("warning", "MC002", key, f"{key} has {name!r}, whose adapters are not counted")
+        else:
+            layers[known] = True
+    return list(layers)
+
+
+_OPTIMIZERS = ("adamw", "adamw-8bit", "paged-adamw", "paged-adamw-8bit", "adafactor", "lion", "lion-8bit", "sgd")
 FORMAT = Format(
-    name="trainer",
-    title="arguments of Transformers' Trainer",
-    software="Transformers 5.23",
-    recognise=_recognise,
-    read=read,
-    write=write,
-    spelling=spelling,
-    kind="json",
-    filename="training_args.json",
-    choices={
-        "micro_batch": (),
-        "recompute": ("none", "full"),
-        "optimizer": (
-            "adamw",
-            "adamw-8bit",
-            "paged-adamw",
-            "paged-adamw-8bit",
-            "adafactor",
-            "lion",
-            "lion-8bit",
-            "sgd",
-        ),
-    },
-)
+    "trainer", "arguments of Transformers' Trainer", "Transformers 5.23", _recognise, read, write,
+    spelling=spelling, filename="training_args.json", script=script_text, launched=True,
+    decided=(*ACCELERATED, "wide_embedding_moments"),
+    choices={"micro_batch": (), "recompute": ("none", "full"), "optimizer": _OPTIMIZERS},
+)  # fmt: skip
 """The Trainer's arguments, whatever form they have."""

@@ -2,115 +2,177 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 from memcalc.convert.document import Document
-from memcalc.convert.formats.optimizers import ANY_FORM, OPTIMIZERS
-from memcalc.convert.job import Job
+from memcalc.convert.formats.transformers_model import hub_name
+from memcalc.convert.formats.tuning import ANY_FORM, LAYER_NAMES, LIGER_KERNELS, TRAINER_OPTIMIZERS
+from memcalc.convert.job import ConfigJob
+from memcalc.formulas.recompute import parse_policy
 from memcalc.frameworks import habits_of
 
-__all__ = ["spelling", "write"]
-
 _WRITTEN = ("adamw_torch_fused", "adamw_torch", "adafactor", "sgd")
-_NAMES = {(OPTIMIZERS[name].name, OPTIMIZERS[name].impl): name for name in _WRITTEN}
-_EVERY = re.compile(r"every-(\d+)")
+_NAMES = {TRAINER_OPTIMIZERS[name][:2]: name for name in _WRITTEN}
 
 
-def write(job: Job) -> dict[str, Any]:
-    """Return the arguments that run a job; model, adapters and lengths are the script's own to load."""
+def write(job: ConfigJob) -> dict[str, Any]:
+    """Return the arguments that run a job, and those of the script beside them, which loads model and adapters."""
     plan = job.strategy
+    beside = "accelerate" in job.beside
+    runs = (*_RUNS, "fsdp1", "plain") if beside else _RUNS
     allowed = "the Trainer runs hf (with FSDP 1 where --zero says so), fsdp2, ddp and deepspeed"
-    job.must(job.framework in {"hf", "fsdp2", "ddp", "deepspeed"}, "framework", job.framework, allowed)
-    alone = (job.gpus == 1) == (job.framework == "hf") or plan.zero > 0 or job.framework in {"fsdp2", "deepspeed"}
-    job.must(alone, "framework", job.framework, "without sharding it is hf on one GPU, and ddp on several")
-    job.must(plan.pp == plan.ep == 1, "pp", plan.pp, "the Trainer has no pipeline and no expert parallelism")
-    job.must(plan.tp == plan.cp == 1, "tp", plan.tp, "its device mesh stands in Accelerate's YAML")
-    dtype, _, kind = plan.precision.partition("-")
-    job.must(dtype in {"fp32", "bf16", "fp16"}, "precision", plan.precision, "the Trainer has fp32, bf16 and fp16")
-    mixed = bool(kind) or plan.autocast
-    master = kind == "mixed" and plan.zero == 0 and job.framework != "deepspeed"
-    job.must(not master, "precision", plan.precision, "without sharding the Trainer has autocast: bf16-autocast")
-    fields: dict[str, Any] = {
+    job.require(job.framework in runs, "framework", allowed)
+    job.require(job.framework != "ddp" or job.gpus > 1, "framework", "on one GPU the Trainer runs hf")
+    return {
+        **({} if job.editing else script_fields(job)),
         "per_device_train_batch_size": plan.micro_batch,
         "gradient_accumulation_steps": job.accumulation,
-        "bf16": mixed and dtype == "bf16",
-        "fp16": mixed and dtype == "fp16",
+        **_precision(job),
         **_optimizer(job),
         **_kernels(job),
-        "torch_compile": plan.compile == "model",
+        **_compile(job, beside=beside),
+        **_engine(job, beside=beside),
     }
-    job.must(plan.compile in {"none", "model"}, "compile", plan.compile, "the Trainer compiles the whole model")
-    sharded = job.framework == "fsdp2" or (job.framework == "hf" and plan.zero > 0)
-    return fields | (_fsdp(job) if sharded else _checkpoints(job))
 
 
-def _optimizer(job: Job) -> dict[str, Any]:
+_RUNS = ("hf", "fsdp2", "ddp", "deepspeed")
+
+
+def script_fields(job: ConfigJob) -> dict[str, Any]:
+    """What the script beside the arguments loads, and how: the model, its dtype, the kernel, tokens of a sequence."""
     plan = job.strategy
+    return {
+        "model_name_or_path": hub_name(job),
+        "block_size": job.seq_len,
+        "dtype": "bfloat16" if plan.precision == "bf16" else "float32",
+        # of the kernels of `sdpa` PyTorch picks the one that the GPU and the model's class have
+        "attn_implementation": "eager" if plan.attention == "eager" else "sdpa",
+        **_adapters(job),
+    }
+
+
+def _adapters(job: ConfigJob) -> dict[str, Any]:
+    """Adapters under the names that PEFT's and TRL's scripts have for them."""
+    plan = job.strategy
+    job.require(not plan.lora, "lora", "adapters stand in axolotl's YAML: --to axolotl")
+    return {}
+
+
+def _precision(job: ConfigJob) -> dict[str, Any]:
+    plan = job.strategy
+    dtype, _, kind = plan.precision.partition("-")
+    # a DeepSpeed config with 16-bit weights must find the Trainer's own switch on (integrations/deepspeed.py)
+    mixed = bool(kind) or plan.autocast or (job.framework == "deepspeed" and dtype != "fp32")
+    return {"bf16": mixed and dtype == "bf16", "fp16": mixed and dtype == "fp16"}
+
+
+def _compile(job: ConfigJob, *, beside: bool) -> dict[str, Any]:
+    plan = job.strategy
+    if beside:  # Accelerate's own YAML has it
+        return {}
+    job.require(plan.compile in {"none", "model"}, "compile", "the Trainer compiles the whole model")
+    return {"torch_compile": plan.compile == "model"}
+
+
+def _engine(job: ConfigJob, *, beside: bool) -> dict[str, Any]:
+    """What runs the ranks, where that is not the launcher's file, and recomputation."""
+    if job.framework in {"fsdp1", "fsdp2"} or (job.framework == "hf" and job.strategy.zero > 0):
+        return (_fsdp_beside if beside else _fsdp)(job)
+    named = job.framework == "deepspeed" and bool(job.beside) and not beside
+    config = {"deepspeed": job.beside.get("deepspeed", "ds_config.json")} if named else {}
+    return {**config, **_checkpoints(job)}
+
+
+def _optimizer(job: ConfigJob) -> dict[str, Any]:
+    plan = job.strategy
+    if job.framework == "deepspeed" and job.beside:  # its own JSON names the optimizer, which then runs
+        return {}
     kind = "sgd" if plan.optimizer == "sgd-momentum" else plan.optimizer
-    name = _NAMES.get((kind, plan.optimizer_impl)) or ANY_FORM.get(kind)
-    allowed = f"the Trainer has {', '.join((*_WRITTEN, *ANY_FORM.values()))}"
-    job.must(name is not None, "optimizer", f"{plan.optimizer} ({plan.optimizer_impl})", allowed)
+    if kind == "galore-adamw":
+        return galore(job, "optim")
+    name = ANY_FORM.get(kind) or _NAMES[kind, plan.optimizer_impl]
     return {"optim": name, "optim_args": "momentum=0.9" if plan.optimizer == "sgd-momentum" else None}
 
 
-def _kernels(job: Job) -> dict[str, Any]:
+def galore(job: ConfigJob, key: str) -> dict[str, Any]:
+    """GaLore under the key of the optimizer; a layer's name of the list matches every path that it is a part of."""
+    plan = job.strategy
+    named = all(target in LAYER_NAMES for target in plan.galore_targets)
+    job.require(named, "strategy.galore_targets", f"names are known of {', '.join(LAYER_NAMES)}")
+    return {
+        key: "galore_adamw_layerwise" if plan.optimizer_in_backward else "galore_adamw",
+        "optim_args": f"rank={plan.galore_rank}",
+        "optim_target_modules": [LAYER_NAMES[target] for target in plan.galore_targets],
+    }
+
+
+def _kernels(job: ConfigJob) -> dict[str, Any]:
     plan = job.strategy
     fused = plan.kernels == "fused"
-    job.must(plan.kernels in {"model", "fused"}, "kernels", plan.kernels, "the Trainer has Liger's, or the model's own")
+    job.require(plan.kernels in {"model", "fused"}, "kernels", "the Trainer has Liger's, or the model's own")
     losses = {"fused-linear": {}, "fused-kernel": {"cross_entropy": True}, "standard": {"cross_entropy": False}}
-    job.must(plan.loss in losses, "loss", plan.loss, "the Trainer has standard, fused-kernel and fused-linear")
-    job.must(fused or plan.loss == "standard", "loss", plan.loss, "it comes with Liger's kernels: --kernels fused")
-    fields: dict[str, Any] = {"use_liger_kernel": fused}
-    if fused and plan.loss != "fused-linear":
-        fields["liger_kernel_config.fused_linear_cross_entropy"] = False
-        fields |= {f"liger_kernel_config.{name}": on for name, on in losses[plan.loss].items()}
-    return fields
+    job.require(plan.loss in losses, "loss", "the Trainer has standard, fused-kernel and fused-linear")
+    if not fused and plan.loss == "standard":
+        return {"use_liger_kernel": False}
+    chosen = {name: False for name in LIGER_KERNELS if not fused}
+    if plan.loss != "fused-linear":
+        chosen = {**chosen, "fused_linear_cross_entropy": False, **losses[plan.loss]}
+    return {"use_liger_kernel": True, **{f"liger_kernel_config.{name}": on for name, on in chosen.items()}}
 
 
-def _policy(job: Job) -> tuple[bool, int]:
-    plan = job.strategy
-    every = _EVERY.fullmatch(plan.recompute)
-    fine = plan.recompute in {"none", "full"} or every is not None
-    job.must(fine, "recompute", plan.recompute, "the Trainer has none, full and every-N")
-    return plan.recompute != "none", int(every[1]) if every else 1
+def checkpoints_itself(job: ConfigJob) -> bool:
+    """Whether the Trainer checkpoints what FSDP shards: FSDP takes every block, and version 1 offloads nothing.
+
+    The Trainer's checkpoints stand inside of FSDP's hooks, so that no block is gathered once more (5.23
+    modeling_layers.py, GradientCheckpointingLayer).
+    """
+    plan, yaml = job.strategy, "accelerate" in job.beside and job.framework == "fsdp2"
+    return plan.recompute.startswith("every-") or ("activations" in plan.offload and not yaml)
 
 
-def _checkpoints(job: Job) -> dict[str, Any]:
+def _checkpoints(job: ConfigJob) -> dict[str, Any]:
     """Checkpoints of the Trainer's own; those of DeepSpeed's configs are not the Trainer's."""
     plan = job.strategy
-    on, every = _policy(job)
-    fields: dict[str, Any] = {"gradient_checkpointing": on}
-    if on:
+    fields: dict[str, Any] = {"gradient_checkpointing": plan.recompute != "none"}
+    if plan.recompute != "none":
         habit = "reentrant" if habits_of(plan.framework).reentrant else "non-reentrant"
         fields["gradient_checkpointing_kwargs.use_reentrant"] = (plan.checkpoint or habit) == "reentrant"
-        fields["gradient_checkpointing_kwargs.every_n_layers"] = every if every > 1 else None
-    if job.framework != "deepspeed":
-        job.must(not plan.offload, "offload", ",".join(plan.offload), "without sharding the Trainer offloads nothing")
+        fields["gradient_checkpointing_kwargs.every_n_layers"] = parse_policy(plan.recompute).count
+        if plan.recompute == "full":
+            del fields["gradient_checkpointing_kwargs.every_n_layers"]
+    moved = "activations" in plan.offload and job.framework != "deepspeed"
+    fields["gradient_checkpointing_kwargs.offload"] = True if moved else None
     return fields
 
 
-def _fsdp(job: Job) -> dict[str, Any]:
-    """FSDP, with its own checkpointing: the Trainer's would gather each block once more."""
-    plan = job.strategy
-    on, every = _policy(job)
-    job.must(every == 1, "recompute", plan.recompute, "FSDP's checkpointing takes none or full")
+def _fsdp(job: ConfigJob) -> dict[str, Any]:
+    """FSDP, with its own checkpointing where it has what is wanted."""
+    plan, itself = job.strategy, checkpoints_itself(job)
     version = 2 if job.framework == "fsdp2" else 1
-    job.must(version == 2 or plan.zero == 3, "zero", plan.zero, "the Trainer's FSDP 1 shards all: --framework fsdp2")
-    job.must("optimizer" not in plan.offload, "offload", "optimizer", "FSDP moves states with the parameters: params")
     fields: dict[str, Any] = {
         "fsdp": True if version == 2 else "full_shard",
         "fsdp_config.version": version,
-        "fsdp_config.activation_checkpointing": on,
+        "fsdp_config.activation_checkpointing": plan.recompute != "none" and not itself,
         "fsdp_config.cpu_offload": "params" in plan.offload,
+        **(_checkpoints(job) if itself else {}),
     }
     if version == 2:
         fields["fsdp_config.reshard_after_forward"] = plan.zero == 3
     else:
         fields["fsdp_config.backward_prefetch"] = "backward_pre"
-    if job.accumulation > 1 and not plan.whole_accumulation:
-        fields["accelerator_config.gradient_accumulation_kwargs.sync_each_batch"] = True
-    return fields
+    return fields | _accumulated(job)
+
+
+def _fsdp_beside(job: ConfigJob) -> dict[str, Any]:
+    """Accelerate's YAML has FSDP and its checkpointing."""
+    return {**(_checkpoints(job) if checkpoints_itself(job) else {}), **_accumulated(job)}
+
+
+def _accumulated(job: ConfigJob) -> dict[str, Any]:
+    """Whether gradients are reduced after each micro-batch, not after the last alone."""
+    if job.accumulation == 1 or job.strategy.whole_accumulation:
+        return {}
+    return {"accelerator_config.gradient_accumulation_kwargs.sync_each_batch": True}
 
 
 def spelling(document: Document, key: str) -> str:

@@ -1,4 +1,4 @@
-"""What the fine-tuning frameworks have in common: layers by name, checkpoints by name, FSDP.
+"""What the fine-tuning frameworks have in common: layers, checkpoints and optimizers by name, FSDP.
 
 Names: transformers 5.23 ``models/*/modeling_*.py``; PEFT 0.19 ``tuners/tuners_utils.py``: a listed name is the last
 part of a layer's path.
@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
+from typing import NamedTuple
 
-from memcalc.convert.config import Reading
-
-__all__ = ["fsdp_keys", "say_fsdp", "say_lora", "say_stored", "say_trained_besides", "targets_of"]
+from memcalc.convert.config import ConfigReader
+from memcalc.convert.formats.base import KeyTable, inner_document, key_table
+from memcalc.convert.formats.fsdp_config import NODE
 
 LAYERS: dict[str, tuple[str, ...]] = {
     "q_proj": ("q",), "k_proj": ("k",), "v_proj": ("v",), "o_proj": ("o",), "out_proj": ("o",), "wo": ("o",),
@@ -25,65 +26,17 @@ LAYERS: dict[str, tuple[str, ...]] = {
 }  # fmt: skip
 """By the name of a layer: which of memcalc's targets it is. GPT-2's ``c_proj`` is in attention and in the MLP."""
 _ALL = ("all", "all-linear")
-
-
-def targets_of(names: Iterable[object]) -> tuple[str, ...] | None:
-    """The targets of some layer names; None where one is unknown, or a pattern.
-
-    >>> targets_of(["q_proj", "v_proj"])
-    ('q', 'v')
-    """
-    found: dict[str, None] = {}
-    for name in names:
-        if str(name) not in LAYERS:
-            return None
-        found |= dict.fromkeys(LAYERS[str(name)])
-    return tuple(found)
-
-
-def say_lora(reading: Reading, rank: int, key: str, every: bool = False) -> None:
-    """Say the adapters whose layers a key lists; `every` where all linear layers have one, the head apart."""
-    names = reading.items(key)
-    if every or [str(name) for name in names] in ([one] for one in _ALL):
-        reading.say("lora", f"{rank}:all-linear", key)
-        return
-    targets = targets_of(names)
-    if targets:
-        reading.say("lora", f"{rank}:{','.join(targets)}", key)
-    else:
-        reading.ask("lora", key, ",".join(map(str, names))[:60] or "no layer at all")
-
-
-def say_trained_besides(reading: Reading, key: str) -> None:
-    """Say which layers are trained whole beside the adapters."""
-    names = reading.items(key)
-    known = [LAYERS.get(str(name), ("",))[0] for name in names]
-    found = tuple(target for target in ("embedding", "head") if target in known)
-    if found:
-        reading.say("also_train", found, key)
-    if len(known) > len(found):
-        reading.not_modelled({key: "of layers trained whole beside adapters, embedding and head are modelled"})
-
-
+_GALORE = {"attn": ("attention",), "self_attn": ("attention",), "attention": ("attention",), "mlp": ("mlp",)}
+"""Parts of a block's path that ``optim_target_modules`` matches (5.23 trainer_utils.py, check_target_module_exists)."""
+LAYER_NAMES = {
+    "q": "q_proj", "k": "k_proj", "v": "v_proj", "o": "o_proj", "gate": "gate_proj", "up": "up_proj",
+    "down": "down_proj", "embedding": "embed_tokens", "head": "lm_head",
+}  # fmt: skip
+"""As the architectures that keep each projection apart call their layers; packed ones differ from model to model."""
 _STORED = {
     r"gptq.*int4": "gptq-int4", r"gptq.*int8": "gptq-int8", r"(bnb|unsloth)-4bit": "nf4-dq", r"gptq|awq|aqlm|mxfp4": "",
 }  # fmt: skip
 """How a checkpoint's own name says that it is quantised; empty where it does not say in how many bits."""
-
-
-def say_stored(reading: Reading, key: str) -> bool:
-    """Say how a model is stored that was quantised before; return whether it was."""
-    name = reading.text(key).lower()
-    for pattern, stored in _STORED.items():
-        if re.search(pattern, name):
-            if stored:
-                reading.say("quantize", stored, key)
-            else:
-                reading.ask("quantize", key, name.rpartition("/")[2])
-            return True
-    return False
-
-
 STRATEGIES = {"full_shard": 3, "shard_grad_op": 2, "no_shard": 0, "hybrid_shard": 3, "hybrid_shard_zero2": 2}
 """Items of ``fsdp`` before Transformers 5.0 (5.23 training_args.py, _apply_legacy_fsdp_to_config)."""
 _FSDP_HARMLESS = (
@@ -95,35 +48,168 @@ _FSDP = (
     "version", "activation_checkpointing", "offload_params", "cpu_offload", "reshard_after_forward",
     "sharding_strategy", "mixed_precision_policy", *_FSDP_HARMLESS,
 )  # fmt: skip
+LIGER_KERNELS = ("rope", "rms_norm", "layer_norm", "swiglu", "geglu")
+"""Liger's kernels apart from those of the loss, as its functions name them; each takes those that it has."""
+ANY_FORM = {
+    "adamw-8bit": "adamw_bnb_8bit", "paged-adamw": "paged_adamw_32bit", "paged-adamw-8bit": "paged_adamw_8bit",
+    "lion": "lion_32bit", "lion-8bit": "lion_8bit",
+}  # fmt: skip
+"""Those of bitsandbytes, which needs no temporaries in whatever form it steps, and their names."""
 
 
-def fsdp_keys(reading: Reading) -> dict[str, str]:
-    """The keys of ``fsdp_config`` as they stand in the file: each may begin with ``fsdp_``."""
-    own = {name.removeprefix("fsdp_"): f"fsdp_config.{name}" for name in reading.table("fsdp_config")}
-    return {name: own.get(name, f"fsdp_config.{name}") for name in _FSDP}
+def targets_of(names: Iterable[object]) -> tuple[str, ...] | None:
+    """The targets of some layer names; None where one is unknown, or a pattern.
+
+    >>> targets_of(["q_proj", "v_proj"])
+    ('q', 'v')
+    """
+    targets: dict[str, None] = {}
+    for name in names:
+        if str(name) not in LAYERS:
+            return None
+        targets |= dict.fromkeys(LAYERS[str(name)])
+    return tuple(targets)
 
 
-def say_fsdp(
-    reading: Reading, version_key: str, default: int, listed: list[str], where: Mapping[str, str], offload: str
-) -> None:
-    """Say how FSDP keeps the states, from ``fsdp_config`` and from the items of ``fsdp``; ``offload`` is its key."""
-    version = reading.whole(version_key, default)
-    if version not in (1, 2):
-        raise reading.wrong(version_key, version, "must be 1 or 2")
-    reading.say("engine", f"fsdp{version}", version_key)
-    strategy = next((item for item in listed if item in STRATEGIES), "")
-    resharded = where["reshard_after_forward"]
-    whole = reading.text(resharded).lower()
-    if whole:
-        stages = {**STRATEGIES, "true": 3, "false": 2}
-        reading.say("zero", reading.one_of(resharded, stages), resharded)
+def set_lora(reader: ConfigReader, rank: int, key: str, all_linear: bool = False) -> None:
+    """Set the adapters whose layers a key lists; `all_linear` where all linear layers have one, the head apart."""
+    names = reader.items(key)
+    if all_linear or [str(name) for name in names] in ([name] for name in _ALL):
+        reader.set("lora", f"{rank}:all-linear", key)
+        return
+    if targets := targets_of(names):
+        reader.set("lora", f"{rank}:{','.join(targets)}", key)
     else:
-        reading.say("zero", STRATEGIES.get(strategy, 3), "fsdp" if strategy else resharded)
-    if reading.flag(where[offload]) or "offload" in listed:
-        reading.say("offload", ("params",), where[offload])
-    if reading.flag(where["activation_checkpointing"]):
-        reading.say("recompute", "full", where["activation_checkpointing"])
-        reading.say("strategy.checkpoint", "non-reentrant", where["activation_checkpointing"])
-    if "hybrid" in f"{strategy} {whole}":
-        reading.not_modelled({"fsdp": "each group of ranks keeps all states (hybrid sharding)"})
-    reading.harmless(*(where[name] for name in _FSDP_HARMLESS))
+        reader.ask("lora", key, ",".join(map(str, names))[:60] or "no layer at all")
+
+
+def set_also_trained(reader: ConfigReader, key: str) -> None:
+    """Set which layers are trained whole beside the adapters."""
+    names = reader.items(key)
+    known = [LAYERS.get(str(name), ("",))[0] for name in names]
+    targets = tuple(target for target in ("embedding", "head") if target in known)
+    if targets:
+        reader.set("also_train", targets, key)
+    if len(known) > len(targets):
+        reader.not_modelled({key: "of layers trained whole beside adapters, embedding and head are modelled"})
+
+
+def set_stored(reader: ConfigReader, key: str) -> bool:
+    """Set how a model is stored that was quantised before; return whether it was."""
+    name = reader.text(key).lower()
+    for pattern, stored in _STORED.items():
+        if re.search(pattern, name):
+            if stored:
+                reader.set("quantize", stored, key)
+            else:
+                reader.ask("quantize", key, name.rpartition("/")[2])
+            return True
+    return False
+
+
+def fsdp_keys(reader: ConfigReader) -> dict[str, str]:
+    """The keys of ``fsdp_config`` as they stand in the file: each may begin with ``fsdp_``."""
+    stated = {name.removeprefix("fsdp_"): f"fsdp_config.{name}" for name in reader.table("fsdp_config")}
+    return {name: stated.get(name, f"fsdp_config.{name}") for name in _FSDP}
+
+
+def set_fsdp(
+    reader: ConfigReader, version_key: str, default: int, listed: list[str], where: Mapping[str, str], offload: str
+) -> None:
+    """Set how FSDP keeps the states, from ``fsdp_config`` and from the items of ``fsdp``; ``offload`` is its key."""
+    version = reader.integer(version_key, default)
+    if version not in (1, 2):
+        raise reader.error(version_key, version, "must be 1 or 2")
+    reader.set("engine", f"fsdp{version}", version_key)
+    strategy = next((item for item in listed if item in STRATEGIES), "")
+    resharded, recomputed = where["reshard_after_forward"], where["activation_checkpointing"]
+    reshard = reader.text(resharded).lower()
+    if reshard:
+        reader.set("zero", reader.one_of(resharded, {**STRATEGIES, "true": 3, "false": 2}), resharded)
+    else:
+        reader.set("zero", STRATEGIES.get(strategy, 3), "fsdp" if strategy else resharded)
+    if reader.flag(where[offload]) or "offload" in listed:
+        reader.set("offload", ("params",), where[offload])
+    if reader.flag(recomputed):
+        reader.set("recompute", "full", recomputed)
+        reader.set("strategy.checkpoint", "non-reentrant", recomputed)
+    if "hybrid" in f"{strategy} {reshard}":
+        reader.set("dp_shard", NODE, resharded if "hybrid" in reshard else "fsdp")
+    reader.harmless(*(where[name] for name in _FSDP_HARMLESS))
+
+
+def refer_deepspeed(reader: ConfigReader) -> bool:
+    """Note DeepSpeed's own config, a table or a file, where there is one; return whether there is."""
+    value = reader.raw("deepspeed")
+    if isinstance(value, dict):
+        reader.refer("deepspeed", "deepspeed", document=inner_document(reader.document, ("deepspeed",)))
+        reader.harmless("deepspeed.")
+    elif value:
+        reader.refer("deepspeed", "deepspeed", path=reader.text("deepspeed"))
+    return bool(value)
+
+
+class Optimizer(NamedTuple):
+    """An optimizer in memcalc's words."""
+
+    name: str
+    impl: str
+    missing: str = ""
+    """What it keeps that is not modelled."""
+    wide_embeddings: bool = False
+    """The Trainer has it keep 32-bit moments for embedding tables (trainer.py, create_optimizer)."""
+
+
+def optimizers_of(keys: KeyTable) -> dict[str, Optimizer]:
+    """Return the optimizers of a format by its names."""
+    return {name: Optimizer(**row) for name, row in keys.tables["optimizers"].items()}
+
+
+TRAINER_OPTIMIZERS = optimizers_of(key_table("trainer"))
+"""Those that the Trainer knows by name."""
+
+
+def set_galore(reader: ConfigReader, key: str, layers: str, all_layers: str, *, in_backward: bool) -> None:
+    """Set whose gradients GaLore projects, from the key ``layers``, where ``all`` stands for ``all_layers``."""
+    names = [str(name).replace(".*", "").strip(".").replace("_linear", "-linear") for name in reader.items(layers)]
+    targets = [target for name in names for target in _GALORE.get(name, LAYERS.get(name, ("",)))]
+    if not names or names in ([name] for name in _ALL):
+        reader.set("strategy.galore_targets", all_layers, layers)
+    elif all(targets):
+        reader.set("strategy.galore_targets", ",".join(dict.fromkeys(targets)), layers)
+    else:
+        reader.not_modelled({layers: "these names are not known; GaLore is counted on all linear layers of the blocks"})
+    if in_backward:
+        reader.set("optimizer_in_backward", True, key)
+
+
+def set_optimizer(
+    reader: ConfigReader,
+    key: str,
+    default: str,
+    further: dict[str, Optimizer] | None = None,
+    *,
+    momentum: bool = False,
+    any_form: bool = True,
+) -> None:
+    """Set which optimizer a key names, with a warning for what it keeps and is not modelled.
+
+    With ``momentum``, SGD has it; without ``any_form``, nothing is set for a form that changes no byte.
+    """
+    known = {**TRAINER_OPTIMIZERS, **(further or {})}
+    optimizer: Optimizer = reader.one_of(key, known, known[default])
+    reader.set("optimizer", "sgd-momentum" if momentum and optimizer.name == "sgd" else optimizer.name, key)
+    if any_form or optimizer.name not in ANY_FORM:
+        reader.set("optimizer_impl", optimizer.impl, key)
+    if optimizer.wide_embeddings:
+        reader.set("strategy.wide_embedding_moments", True, key)
+    if optimizer.missing:
+        reader.not_modelled({key: optimizer.missing})
+    if optimizer.name == "galore-adamw":
+        arguments = reader.raw("optim_args", "")
+        if not isinstance(arguments, dict):
+            arguments = dict(part.split("=", 1) for part in reader.items("optim_args") if "=" in str(part))
+        if "rank" in arguments:
+            reader.set("strategy.galore_rank", arguments["rank"], "optim_args")
+        layerwise = reader.text(key).endswith("layerwise")
+        set_galore(reader, key, "optim_target_modules", "all", in_backward=layerwise)

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from memcalc.errors import InputError
 
 if TYPE_CHECKING:
-    from memcalc.probe.calibrate.fit import Progress
-    from memcalc.results import Calibrated
-
-__all__ = ["calibrate"]
+    from memcalc.journal import Listener
+    from memcalc.results.probe import Calibrated
 
 
 def calibrate(
@@ -20,7 +18,7 @@ def calibrate(
     *,
     gpu: str | None = None,
     preset_dirs: Iterable[str] = (),
-    on_progress: Callable[[Progress], None] | None = None,
+    on_progress: Listener | None = None,
 ) -> Calibrated:
     """Fit a calibration of one GPU to files of measured runs, or to the shipped ones.
 
@@ -49,9 +47,9 @@ def calibrate(
     """
     if importlib.util.find_spec("scipy") is None:
         raise InputError("calibrate", "SciPy", "fitting needs it: pip install 'memcalc[calibrate]'")
-    from memcalc.convert.runs import read_runs
-    from memcalc.probe.calibrate.fit import calibrated, refused
+    from memcalc.probe.calibrate.fit import calibrated, check_fitted
+    from memcalc.runs import read_runs
 
-    found = calibrated(read_runs(runs), gpu, tuple(preset_dirs), on_progress)
-    refused(found)
-    return found
+    result = calibrated(read_runs(runs), gpu, tuple(preset_dirs), on_progress)
+    check_fitted(result)
+    return result

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from memcalc.specs.probes import Rate
     from memcalc.specs.runs import RunsFile
 
-__all__ = ["constants_of", "priors_with", "unused"]
-
 FEWEST = 3
 """Sizes that must have been timed."""
 LARGE_PRODUCT = 1024
@@ -31,26 +29,26 @@ LONG = 2048
 LARGE_MESSAGE = 16 * MIB
 """Least message that counts: below it latency and not the rate is seen [bytes]."""
 SPREAD = 0.1
-"""Of the logarithm of a constant that operations gave: a job's kernels reach less, or more, than they do alone."""
+"""Standard deviation of the logarithm of a constant from timed operations: in a job a kernel's rate differs."""
 WIDTH = {"bf16": 2, "fp16": 2, "fp32": 4, "tf32": 4, "fp8": 1}
 COLLECTIVES = ("all-reduce", "all-gather", "reduce-scatter")
 READ = ("matmul", "attention", "attention-backward", *COLLECTIVES)
 
 
-def constants_of(runs: RunsFile, chip: GPU) -> list[FittedConstant]:
+def constants_of(runs: RunsFile, gpu: GPU) -> list[FittedConstant]:
     """The constants that timed operations give: medians over the sizes that jobs have."""
-    own = {probe.id for probe in runs.probe if probe.gpu == chip.name}
-    rates = [rate for rate in runs.rate if rate.probe in own]
-    node = catalog.node_for(chip)
-    inside, between = links(chip, node)
-    talks = [rate for rate in rates if rate.kind in COLLECTIVES and rate.work >= LARGE_MESSAGE]
+    probes = {probe.id for probe in runs.probe if probe.gpu == gpu.name}
+    rates = [rate for rate in runs.rate if rate.probe in probes]
+    node = catalog.node_for(gpu)
+    inside, between = links(gpu, node)
+    messages = [rate for rate in rates if rate.kind in COLLECTIVES and rate.work >= LARGE_MESSAGE]
     shares = {
-        ("matmul", chip.name): list(_products(rates, chip)),
-        ("attention", chip.name): list(_attention(rates, chip)),
-        ("inside", "any"): [_speed(rate) / inside for rate in talks if 1 < rate.gpus <= node.gpus],
-        ("between", "any"): [_speed(rate) / between for rate in talks if rate.gpus > node.gpus],
+        ("matmul", gpu.name): list(_matmul_shares(rates, gpu)),
+        ("attention", gpu.name): list(_attention_shares(rates, gpu)),
+        ("inside", "any"): [_speed(rate) / inside for rate in messages if 1 < rate.gpus <= node.gpus],
+        ("between", "any"): [_speed(rate) / between for rate in messages if rate.gpus > node.gpus],
     }
-    return [_constant(name, of, found) for (name, of), found in shares.items() if len(found) >= FEWEST]
+    return [_constant(name, of, values) for (name, of), values in shares.items() if len(values) >= FEWEST]
 
 
 def _constant(name: str, of: str, shares: Sequence[float]) -> FittedConstant:
@@ -71,8 +69,8 @@ def _speed(rate: Rate) -> float:
     return rate.work / rate.seconds
 
 
-def _products(rates: Iterable[Rate], chip: GPU) -> Iterator[float]:
-    """The share of the peak that products reach beside their operands' traffic, as the model counts both."""
+def _matmul_shares(rates: Iterable[Rate], gpu: GPU) -> Iterator[float]:
+    """The share of the peak that products reach, without their operands' traffic, as the model counts both."""
     passes = catalog.step_time().value("operand_passes", "any")
     for rate in rates:
         sizes = [rate.shape.get(name, 0) for name in ("m", "n", "k")]
@@ -80,11 +78,11 @@ def _products(rates: Iterable[Rate], chip: GPU) -> Iterator[float]:
             continue
         m, n, k = sizes
         operands = WIDTH[rate.dtype] * (m * n + n * k + m * k)
-        alone = rate.seconds - passes * operands / chip.bandwidth_bytes_per_s
-        yield rate.work / max(alone, rate.seconds / 2) / peak_flops(chip, rate.dtype)
+        compute_seconds = rate.seconds - passes * operands / gpu.bandwidth_bytes_per_s
+        yield rate.work / max(compute_seconds, rate.seconds / 2) / peak_flops(gpu, rate.dtype)
 
 
-def _attention(rates: Iterable[Rate], chip: GPU) -> Iterator[float]:
+def _attention_shares(rates: Iterable[Rate], gpu: GPU) -> Iterator[float]:
     """The share of the peak that attention reaches, forward and backward together, as a step runs it."""
     pairs: dict[tuple[str, tuple[tuple[str, int], ...]], dict[str, Rate]] = defaultdict(dict)
     for rate in rates:
@@ -93,27 +91,27 @@ def _attention(rates: Iterable[Rate], chip: GPU) -> Iterator[float]:
     for (dtype, _), both in sorted(pairs.items()):
         if len(both) == 2 and dtype in {"bf16", "fp16"}:
             yield (
-                sum(one.work for one in both.values())
-                / sum(one.seconds for one in both.values())
-                / peak_flops(chip, dtype)
+                sum(rate.work for rate in both.values())
+                / sum(rate.seconds for rate in both.values())
+                / peak_flops(gpu, dtype)
             )
 
 
 def priors_with(priors: Iterable[Prior], constants: Iterable[FittedConstant]) -> list[Prior]:
     """The priors, moved to where operations were timed."""
-    known = {(one.name, one.of): one for one in constants}
+    known = {(constant.name, constant.of): constant for constant in constants}
     return [
-        replace(prior, value=one.value, spread=SPREAD, source=one.source, rows=one.rows)
-        if (one := known.get(prior.key))
+        replace(prior, value=constant.value, spread=SPREAD, source=constant.source, rows=constant.rows)
+        if (constant := known.get(prior.key))
         else prior
         for prior in priors
     ]
 
 
-def unused(runs: RunsFile, chip: GPU) -> list[str]:
-    """Say which timed operations no constant of the model stands for."""
-    own = {probe.id for probe in runs.probe if probe.gpu == chip.name}
-    kinds = sorted({rate.kind for rate in runs.rate if rate.probe in own and rate.kind not in READ})
+def unused(runs: RunsFile, gpu: GPU) -> list[str]:
+    """Name the timed operations that no constant of the model uses."""
+    probes = {probe.id for probe in runs.probe if probe.gpu == gpu.name}
+    kinds = sorted({rate.kind for rate in runs.rate if rate.probe in probes and rate.kind not in READ})
     if not kinds:
         return []
     return [f"rates of {', '.join(kinds)} were read and not used: the model takes them from the data sheet."]

@@ -1,4 +1,4 @@
-"""What a process holds beside its tensors, read directly: context, workspaces, communicators."""
+"""Memory of a process outside its tensors, as measured: context, workspaces, communicators."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from memcalc.grid import Layout
+from memcalc.grid import layout_of
 from memcalc.specs.calibration import Gain, Left, Measure, Residual
 from memcalc.terms.overhead import groups_of, workspaces_of
 from memcalc.units import MIB
@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from memcalc.probe.calibrate.rows import Row
     from memcalc.specs.hardware import GPU
     from memcalc.specs.runs import RunsFile
-
-__all__ = ["FEWEST", "Overheads", "Reading", "gains_of", "measure_of", "overheads_of"]
 
 FEWEST = {"context": 3, "world": 3, "group": 3, "workspace": 1}
 """Readings of each size below which it is left as it is; a workspace is a constant of the library, read exactly."""
@@ -29,7 +27,7 @@ GRAIN = 16 * MIB
 
 
 @dataclass(frozen=True)
-class Reading:
+class Sample:
     """One figure and where it was read."""
 
     value: int
@@ -38,7 +36,7 @@ class Reading:
 
 @dataclass(frozen=True)
 class Overheads:
-    """What was found."""
+    """Fitted sizes, and what is to be reported of them."""
 
     sizes: dict[str, Measure]
     """By field of a calibration: context, workspace, world, group."""
@@ -47,76 +45,71 @@ class Overheads:
     notes: tuple[str, ...]
 
 
-def measure_of(readings: Sequence[Reading]) -> tuple[Measure, list[str]]:
+def measure_of(samples: Sequence[Sample]) -> tuple[Measure, list[str]]:
     """Return the median of readings with the range of those that are no outliers, and where the outliers were read.
 
-    >>> measure_of([Reading(size, str(size)) for size in (500, 501, 502, 10**9)])[0].high
+    >>> measure_of([Sample(size, str(size)) for size in (500, 501, 502, 10**9)])[0].high
     502
     """
-    values = np.array([reading.value for reading in readings], dtype=float)
-    middle = float(np.median(values))
-    width = max(OUTLIER * float(np.median(np.abs(values - middle))), GRAIN)
-    kept = np.abs(values - middle) <= width
-    middle = float(np.median(values[kept]))
-    found = Measure(
-        bytes=round(middle), low=int(values[kept].min()), high=int(values[kept].max()), rows=int(kept.sum())
+    values = np.array([sample.value for sample in samples], dtype=float)
+    median = float(np.median(values))
+    width = max(OUTLIER * float(np.median(np.abs(values - median))), GRAIN)
+    within = np.abs(values - median) <= width
+    median = float(np.median(values[within]))
+    measure = Measure(
+        bytes=round(median), low=int(values[within].min()), high=int(values[within].max()), rows=int(within.sum())
     )
-    return found, [reading.origin for reading, inside in zip(readings, kept, strict=True) if not inside]
+    return measure, [sample.origin for sample, near in zip(samples, within, strict=True) if not near]
 
 
-def layout_of(row: Row) -> Layout:
-    """The parallel layout of a row."""
-    s = row.estimate.strategy
-    return Layout(dp=s.dp, tp=s.tp, sp=s.sp, pp=s.pp, cp=s.cp, ep=s.ep, schedule=s.pp_schedule, vpp=s.vpp)
-
-
-def overheads_of(rows: Sequence[Row], runs: RunsFile, chip: GPU) -> Overheads:
+def overheads_of(rows: Sequence[Row], runs: RunsFile, gpu: GPU) -> Overheads:
     """Fit the sizes from probes and communicators of the GPU, and from rows with a reserved and a device figure."""
-    probes = [probe for probe in runs.probe if probe.gpu == chip.name]
-    own = {probe.id for probe in probes}
-    talks = [one for one in runs.communicator if one.probe in own]
-    contexts = [Reading(probe.context, probe.id) for probe in probes if probe.context]
-    contexts += [Reading(row.beside, row.run.id) for row in rows if row.beside is not None and row.run.gpus == 1]
-    readings = {
+    probes = [probe for probe in runs.probe if probe.gpu == gpu.name]
+    probe_ids = {probe.id for probe in probes}
+    communicators = [communicator for communicator in runs.communicator if communicator.probe in probe_ids]
+    contexts = [Sample(probe.context, probe.id) for probe in probes if probe.context]
+    contexts += [Sample(row.beside, row.run.id) for row in rows if row.beside is not None and row.run.gpus == 1]
+    samples = {
         "context": contexts,
-        "workspace": [Reading(probe.blas_workspace, probe.id) for probe in probes if probe.blas_workspace],
-        "world": [Reading(one.bytes, one.probe) for one in talks if one.kind == "world"],
-        "group": [Reading(one.bytes, one.probe) for one in talks if one.kind == "group"],
+        "workspace": [Sample(probe.blas_workspace, probe.id) for probe in probes if probe.blas_workspace],
+        **{kind: [Sample(c.bytes, c.probe) for c in communicators if c.kind == kind] for kind in ("world", "group")},
     }
-    sizes, outliers = _measured(readings)
+    sizes, outliers = _measured(samples)
     for name, further in (("world", 0), ("group", 1)):
         if "context" in sizes and name not in sizes:
-            readings[name] += _communicators(rows, sizes, further)
-            more, beyond = _measured({name: readings[name]})
+            samples[name] += _communicators(rows, sizes, further)
+            more, beyond = _measured({name: samples[name]})
             sizes, outliers = sizes | more, outliers | beyond
     notes = [f"outliers among readings of {name}: {', '.join(sorted(ids))}." for name, ids in outliers.items() if ids]
-    return Overheads(sizes, tuple(_left(readings, sizes)), tuple(_workspace(sizes, chip, own)), tuple(notes))
+    return Overheads(
+        sizes, tuple(_too_few(samples, sizes)), tuple(_workspace_residual(sizes, gpu, probe_ids)), tuple(notes)
+    )
 
 
-def _measured(readings: Mapping[str, Sequence[Reading]]) -> tuple[dict[str, Measure], dict[str, list[str]]]:
-    found = {name: measure_of(listed) for name, listed in readings.items() if len(listed) >= FEWEST[name]}
-    kept = {name: one for name, (one, _) in found.items() if one.rows >= FEWEST[name]}
-    return kept, {name: out for name, (_, out) in found.items()}
+def _measured(samples: Mapping[str, Sequence[Sample]]) -> tuple[dict[str, Measure], dict[str, list[str]]]:
+    measures = {name: measure_of(listed) for name, listed in samples.items() if len(listed) >= FEWEST[name]}
+    enough = {name: measure for name, (measure, _) in measures.items() if measure.rows >= FEWEST[name]}
+    return enough, {name: outliers for name, (_, outliers) in measures.items()}
 
 
-def _communicators(rows: Iterable[Row], sizes: Mapping[str, Measure], further: int) -> list[Reading]:
+def _communicators(rows: Iterable[Row], sizes: Mapping[str, Measure], beyond_world: int) -> list[Sample]:
     """What rows on several GPUs hold beyond the context: the world's communicator, or each further one."""
-    found = []
+    samples = []
     for row in rows:
-        layout = layout_of(row)
+        layout = layout_of(row.estimate.strategy)
         groups = groups_of(layout)
-        if row.beside is None or layout.gpus == 1 or bool(groups) != bool(further):
+        if row.beside is None or layout.gpus == 1 or bool(groups) != bool(beyond_world):
             continue
-        if further and "world" not in sizes:
+        if beyond_world and "world" not in sizes:
             continue
-        rest = row.beside - sizes["context"].bytes - (sizes["world"].bytes if further else 0)
-        found.append(Reading(max(rest // max(groups, 1), 0), row.run.id))
-    return found
+        remaining = row.beside - sizes["context"].bytes - (sizes["world"].bytes if beyond_world else 0)
+        samples.append(Sample(max(remaining // max(groups, 1), 0), row.run.id))
+    return samples
 
 
-def _left(readings: Mapping[str, Sequence[Reading]], sizes: Mapping[str, Measure]) -> Iterable[Left]:
-    """Say what has too few readings."""
-    where = {
+def _too_few(samples: Mapping[str, Sequence[Sample]], sizes: Mapping[str, Measure]) -> Iterable[Left]:
+    """Name the sizes with too few readings."""
+    sources = {
         "context": "of probes, or of runs on one GPU with reserved and device figures",
         "workspace": "of probes",
         "world": "of [[communicator]], or of runs on several GPUs with both figures",
@@ -125,33 +118,33 @@ def _left(readings: Mapping[str, Sequence[Reading]], sizes: Mapping[str, Measure
     for name, needed in FEWEST.items():
         if name not in sizes:
             part = "communicators" if name in {"world", "group"} else name
-            said = f"{name}: {len(readings[name])} readings {where[name]}, {needed} needed"
-            yield Left.model_validate({"part": part, "reason": said})
+            reason = f"{name}: {len(samples[name])} readings {sources[name]}, {needed} needed"
+            yield Left.model_validate({"part": part, "reason": reason})
 
 
-def _workspace(sizes: Mapping[str, Measure], chip: GPU, probes: Iterable[str]) -> Iterable[Residual]:
-    """Say where a workspace is not what PyTorch's source says."""
-    found, source = sizes.get("workspace"), workspaces_of(chip).handle
-    if found is None or found.bytes == source:
+def _workspace_residual(sizes: Mapping[str, Measure], gpu: GPU, probes: Iterable[str]) -> Iterable[Residual]:
+    """Report a workspace that differs from the size in PyTorch's source."""
+    measured, source = sizes.get("workspace"), workspaces_of(gpu).handle
+    if measured is None or measured.bytes == source:
         return
     yield Residual(
         kind="workspace",
         where="all rows",
-        error=round(source / found.bytes - 1, 4),
+        error=round(source / measured.bytes - 1, 4),
         rows=tuple(sorted(probes)),
-        says=f"a cuBLAS handle keeps {found.bytes:,} bytes, and PyTorch's source says {source:,} "
+        says=f"a cuBLAS handle keeps {measured.bytes:,} bytes, and PyTorch's source says {source:,} "
         "(CUBLAS_WORKSPACE_CONFIG changes it)",
     )
 
 
 def gains_of(before: Sequence[Row], after: Sequence[Row]) -> Iterable[Gain]:
     """Errors of device - reserved of rows that were held back: of the context on one GPU, else of the libraries."""
-    for part, alone in (("context", True), ("communicators", False)):
+    for part, one_gpu in (("context", True), ("communicators", False)):
         pairs = [(a, b) for a, b in zip(before, after, strict=True) if a.beside is not None]
-        pairs = [pair for pair in pairs if (pair[0].run.gpus == 1) is alone]
+        pairs = [pair for pair in pairs if (pair[0].run.gpus == 1) is one_gpu]
         if not pairs:
             continue
-        errors = np.abs([[_missed(a), _missed(b)] for a, b in pairs])
+        errors = np.abs([[_overhead_error(a), _overhead_error(b)] for a, b in pairs])
         medians, p90 = np.median(errors, axis=0), np.quantile(errors, 0.9, axis=0)
         yield Gain.model_validate(
             {
@@ -166,6 +159,6 @@ def gains_of(before: Sequence[Row], after: Sequence[Row]) -> Iterable[Gain]:
         )
 
 
-def _missed(row: Row) -> int:
+def _overhead_error(row: Row) -> int:
     budget = row.estimate.budget
     return budget.context + budget.libraries - (row.beside or 0)

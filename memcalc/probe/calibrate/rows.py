@@ -15,11 +15,9 @@ from memcalc.errors import CombinationError, MemcalcError, MissingError, Unknown
 from memcalc.units import GIB
 
 if TYPE_CHECKING:
-    from memcalc.results import Estimate
+    from memcalc.results.estimates import Estimate
     from memcalc.specs.hardware import GPU
     from memcalc.specs.runs import Run, RunsFile
-
-__all__ = ["Row", "check", "counted", "family_of", "gpu_of", "listed", "predicted", "split"]
 
 HELD = 0.2
 """Share of the rows that is held back at least."""
@@ -55,7 +53,7 @@ def gpu_of(runs: RunsFile, name: str | None, presets: validation.Presets) -> GPU
     Raises :class:`memcalc.errors.CombinationError` for rows of several GPUs where none is named, and
     :class:`memcalc.errors.UnknownNameError` for one that no row has.
     """
-    used = [presets.gpu(one).name for one in (*(run.gpu for run in runs.run), *(probe.gpu for probe in runs.probe))]
+    used = [presets.gpu(gpu).name for gpu in [*(run.gpu for run in runs.run), *(probe.gpu for probe in runs.probe)]]
     counts = Counter(used).most_common()
     if not counts:
         raise MissingError("a calibration needs rows: the files have no [[run]] and no [[probe]].")
@@ -66,39 +64,39 @@ def gpu_of(runs: RunsFile, name: str | None, presets: validation.Presets) -> GPU
                 "runs", len(used), f"a calibration is of one GPU, and --gpu must say which: {listed}"
             )
         return presets.gpu(counts[0][0])
-    chip = presets.gpu(name)
-    if chip.name not in dict(counts):
+    preset = presets.gpu(name)
+    if preset.name not in dict(counts):
         raise UnknownNameError("gpu", name, f"the rows are of {listed}", dict(counts))
-    return chip
+    return preset
 
 
-def check(runs: Sequence[Run], chip: GPU) -> None:
+def check(runs: Sequence[Run], gpu: GPU) -> None:
     """Refuse rows that cannot be true together, naming them."""
     for run in runs:
-        _possible(run, chip)
-    alike: dict[str, list[Run]] = defaultdict(list)
+        _check_figures(run, gpu)
+    by_settings: dict[str, list[Run]] = defaultdict(list)
     for run in runs:
-        alike[_key(run)].append(run)
-    for same in alike.values():
+        by_settings[_settings_key(run)].append(run)
+    for same in by_settings.values():
         for first, other in pairwise(same):
-            _agree(first, other)
+            _check_pair(first, other)
 
 
-def _possible(run: Run, chip: GPU) -> None:
+def _check_figures(run: Run, gpu: GPU) -> None:
     """Refuse figures that no process can have."""
     figures = run.measured.figures
     for low, high in (("allocated", "reserved"), ("reserved", "device"), ("allocated", "device")):
         if low in figures and high in figures and figures[low] > figures[high]:
-            said = f"{low} is {_gib(figures[low])} and {high} {_gib(figures[high])} GiB, which no process can have"
-            raise CombinationError("run", run.id, said)
-    capacity = max(run.gpu_memory or chip.memory_bytes, chip.nvidia_smi_bytes or 0)
+            message = f"{low} is {_gib(figures[low])} and {high} {_gib(figures[high])} GiB, which no process can have"
+            raise CombinationError("run", run.id, message)
+    capacity = max(run.gpu_memory or gpu.memory_bytes, gpu.nvidia_smi_bytes or 0)
     largest = max(figures.values(), default=0)
     if largest > capacity * (1 + COARSE if run.grade == "B" else 1):
-        said = f"{_gib(largest)} GiB were measured, and {chip.name} has {_gib(capacity)}"
-        raise CombinationError("run", run.id, said)
+        message = f"{_gib(largest)} GiB were measured, and {gpu.name} has {_gib(capacity)}"
+        raise CombinationError("run", run.id, message)
 
 
-def _agree(first: Run, other: Run) -> None:
+def _check_pair(first: Run, other: Run) -> None:
     """Refuse two figures of one job that are too far apart."""
     pairs: dict[str, tuple[float | None, float | None]] = {
         name: (getattr(first.measured, name), getattr(other.measured, name)) for name in APART if name != "time"
@@ -106,18 +104,18 @@ def _agree(first: Run, other: Run) -> None:
     pairs["time"] = (_speed(first), _speed(other))
     for name, (a, b) in pairs.items():
         if a and b and abs(a / b - 1) > APART[name]:
-            said = f"it is the same job as {first.id}, and their {name} figures are {abs(a / b - 1):.0%} apart"
-            raise CombinationError("run", other.id, f"{said}: leave one out")
+            message = f"it is the same job as {first.id}, and their {name} figures are {abs(a / b - 1):.0%} apart"
+            raise CombinationError("run", other.id, f"{message}: leave one out")
 
 
 def _speed(run: Run) -> float | None:
     return 1 / run.seconds if run.seconds else run.tokens_per_second_per_gpu
 
 
-def _key(run: Run) -> str:
+def _settings_key(run: Run) -> str:
     """Equal for the same job measured twice in the same campaign: all that was set, and where it was read."""
     # A comment says what no setting can, such as the commit that made the same job faster
-    told = (
+    settings = (
         run.model,
         run.gpu_memory,
         run.gpus,
@@ -128,11 +126,11 @@ def _key(run: Run) -> str:
         run.probe,
         run.comment,
     )
-    return json.dumps(told, sort_keys=True, default=str)
+    return json.dumps(settings, sort_keys=True, default=str)
 
 
 def predicted(runs: Iterable[Run], presets: validation.Presets) -> Iterator[Row]:
-    """Yield each run that memcalc can predict; the others are told by ``memcalc validate``."""
+    """Yield each run that memcalc can predict; ``memcalc validate`` lists the others."""
     for run in runs:
         try:
             estimate = validation.predict(run, presets)
@@ -147,8 +145,8 @@ def family_of(run: Run) -> str:
     strategy = {name: value for name, value in run.strategy.items() if name not in _VARIED}
     workload = {name: value for name, value in run.workload.items() if name not in _VARIED}
     model = run.model if isinstance(run.model, str) else {k: v for k, v in run.model.items() if k != "max_positions"}
-    said = json.dumps([model, run.gpus, strategy, workload], sort_keys=True, default=str)
-    return hashlib.sha256(said.encode()).hexdigest()
+    settings = json.dumps([model, run.gpus, strategy, workload], sort_keys=True, default=str)
+    return hashlib.sha256(settings.encode()).hexdigest()
 
 
 def split(rows: Sequence[Row]) -> tuple[list[Row], list[Row]]:
@@ -157,14 +155,14 @@ def split(rows: Sequence[Row]) -> tuple[list[Row], list[Row]]:
     The same rows always split alike, in whatever order they are read.
     """
     sizes = Counter(row.family for row in rows)
-    held: set[str] = set()
+    held_back: set[str] = set()
     count = 0
     for family in sorted(sizes):
         if count < HELD * len(rows) and count + sizes[family] <= HELD_MOST * len(rows):
-            held.add(family)
+            held_back.add(family)
             count += sizes[family]
     ordered = sorted(rows, key=lambda row: row.run.id)
-    return [r for r in ordered if r.family not in held], [r for r in ordered if r.family in held]
+    return [r for r in ordered if r.family not in held_back], [r for r in ordered if r.family in held_back]
 
 
 def listed(names: Iterable[str], most: int = 4) -> str:
@@ -173,9 +171,9 @@ def listed(names: Iterable[str], most: int = 4) -> str:
     >>> listed(["a", "b", "c"], 2)
     'a, b and 1 more'
     """
-    every = list(names)
-    rest = len(every) - most
-    return ", ".join(every[:most]) + (f" and {rest} more" if rest > 0 else "")
+    all_names = list(names)
+    remaining = len(all_names) - most
+    return ", ".join(all_names[:most]) + (f" and {remaining} more" if remaining > 0 else "")
 
 
 def counted(rows: Collection[object]) -> str:

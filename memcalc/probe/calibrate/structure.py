@@ -11,13 +11,12 @@ import numpy as np
 
 from memcalc import validation
 from memcalc.probe.calibrate.rows import Row, counted, listed
+from memcalc.probe.measure.records import PHASES
 from memcalc.specs.calibration import Residual
 
 if TYPE_CHECKING:
     from memcalc.formulas.types import Array
     from memcalc.validation import Presets
-
-__all__ = ["Error", "allocated_errors", "correlations", "phase_errors", "structural"]
 
 TOLERANCE = {"allocated": 0.03, "phase": 0.05, "step time": 0.15}
 """|predicted / measured - 1| from which a common error is structural."""
@@ -26,24 +25,17 @@ FEWEST = 4
 PURE = 0.8
 """Share of them on the same side, beyond half of the tolerance."""
 MOST = 6
-"""Findings of one kind that are told."""
+"""Residuals of one kind that are reported."""
 CORRELATED = 12
 """Rows from which a correlation is looked for."""
 COEFFICIENT = 0.6
-"""Spearman's coefficient from which a correlation is told."""
+"""Spearman's coefficient from which a correlation is reported."""
 CHANCE = 2.58
 """Standard errors, 1 / sqrt(rows - 1), that it must have at least: chance gives as much once in a hundred times."""
 FIELDS = (
     "framework", "precision", "recompute", "attention", "optimizer", "optimizer_impl", "zero", "tp", "pp", "cp", "ep",
     "loss", "kernels", "compile", "quantize", "lora", "offload",
 )  # fmt: skip
-PHASES = {
-    "forward": ("forward-last",),
-    "loss": ("forward",),
-    "backward": ("loss", "backward-last", "backward-first", "backward-end"),
-    "step": ("step",),
-}
-"""The phases of an estimate in each phase that a probe can tell apart."""
 Kind = Literal["allocated", "phase", "step time"]
 
 
@@ -57,37 +49,37 @@ class Error:
 
 def allocated_errors(rows: Iterable[Row]) -> list[Error]:
     """The errors of the allocated figure, which is a sum of mechanisms and is never fitted."""
-    found = []
+    errors = []
     for row in rows:
         measured = row.run.measured.allocated
         if measured:
-            found.append(Error(row, validation.figures_of(row.run, row.estimate)["allocated"] / measured - 1))
-    return found
+            errors.append(Error(row, validation.figures_of(row.run, row.estimate)["allocated"] / measured - 1))
+    return errors
 
 
 def phase_errors(rows: Iterable[Row]) -> dict[str, list[Error]]:
     """The same by phase, where a probe read them."""
-    found: dict[str, list[Error]] = defaultdict(list)
+    errors: dict[str, list[Error]] = defaultdict(list)
     for row in rows:
         for phase, size in row.run.phases.items():
             predicted = max(row.estimate.phases[name] for name in PHASES[phase])
-            found[phase].append(Error(row, predicted / size - 1))
-    return found
+            errors[phase].append(Error(row, predicted / size - 1))
+    return errors
 
 
 def structural(errors: Sequence[Error], kind: Kind, where: str = "") -> Iterator[Residual]:
     """Yield the errors that rows share, those that most rows share first; each row counts in one of them."""
-    rest = list(errors)
+    remaining = list(errors)
     for _ in range(MOST):
-        sets = _subsets(rest)
+        sets = _subsets(remaining)
         best = max(sets, key=lambda name: _weight(sets[name], kind), default="")
         if not best or not _weight(sets[best], kind):
             return
-        own = sets[best]
-        ids = {error.row.run.id for error in own}
+        shared = sets[best]
+        ids = {error.row.run.id for error in shared}
         alike = [name for name in sets if {error.row.run.id for error in sets[name]} == ids]
-        yield _residual(own, kind, f"{where}{', '.join(alike[:3])}", dict(map(_parts, alike[:1])))
-        rest = [error for error in rest if error.row.run.id not in ids]
+        yield _residual(shared, kind, f"{where}{', '.join(alike[:3])}", dict(map(_parts, alike[:1])))
+        remaining = [error for error in remaining if error.row.run.id not in ids]
 
 
 def _parts(name: str) -> tuple[str, str]:
@@ -97,11 +89,11 @@ def _parts(name: str) -> tuple[str, str]:
 
 def _subsets(errors: Sequence[Error]) -> dict[str, list[Error]]:
     """The rows that share something, by what they share."""
-    found: dict[str, list[Error]] = {"all rows": list(errors)}
+    subsets: dict[str, list[Error]] = {"all rows": list(errors)}
     for error in errors:
         for name, value in _shared(error.row).items():
-            found.setdefault(f"{name} = {value}", []).append(error)
-    return found
+            subsets.setdefault(f"{name} = {value}", []).append(error)
+    return subsets
 
 
 def _shared(row: Row) -> dict[str, Any]:
@@ -128,9 +120,9 @@ def _residual(errors: Sequence[Error], kind: Kind, where: str, shared: dict[str,
     what = {"allocated": "allocated bytes are", "phase": "allocated bytes are", "step time": "step times are"}[kind]
     ids = sorted(error.row.run.id for error in errors)
     side = "above" if middle > 0 else "below"
-    said = f"{what} predicted {abs(middle):.1%} {side} the measured in {counted(ids)} ({where}): {listed(ids)}"
+    message = f"{what} predicted {abs(middle):.1%} {side} the measured in {counted(ids)} ({where}): {listed(ids)}"
     of_strategy = {name: value for name, value in shared.items() if name in FIELDS}
-    return Residual(kind=kind, where=where, error=round(middle, 4), rows=tuple(ids), shared=of_strategy, says=said)
+    return Residual(kind=kind, where=where, error=round(middle, 4), rows=tuple(ids), shared=of_strategy, says=message)
 
 
 def correlations(errors: Sequence[Error], presets: Presets) -> Iterator[Residual]:
@@ -146,10 +138,10 @@ def correlations(errors: Sequence[Error], presets: Presets) -> Iterator[Residual
         coefficient = float(np.corrcoef(ranks(column), ranks(values))[0, 1])
         if abs(coefficient) >= max(COEFFICIENT, CHANCE / np.sqrt(len(values) - 1)):
             ids = tuple(sorted(error.row.run.id for error in errors))
-            said = f"the error of allocated bytes {'grows' if coefficient > 0 else 'falls'} with {name}"
+            message = f"the error of allocated bytes {'grows' if coefficient > 0 else 'falls'} with {name}"
             yield Residual(
                 kind="correlation", where=name, error=round(coefficient, 3), rows=ids,
-                says=f"{said}: rank correlation {coefficient:.2f} over {len(ids)} rows",
+                says=f"{message}: rank correlation {coefficient:.2f} over {len(ids)} rows",
             )  # fmt: skip
 
 
@@ -159,9 +151,9 @@ def ranks(values: Array) -> Array:
     >>> ranks(np.array([30.0, 10.0, 30.0, 20.0])).tolist()
     [3.5, 1.0, 3.5, 2.0]
     """
-    _, place, counts = np.unique(values, return_inverse=True, return_counts=True)
+    _, position, counts = np.unique(values, return_inverse=True, return_counts=True)
     last = np.cumsum(counts)
-    return np.asarray((last - (counts - 1) / 2)[place])
+    return np.asarray((last - (counts - 1) / 2)[position])
 
 
 def _sizes(row: Row, presets: Presets) -> Mapping[str, float]:

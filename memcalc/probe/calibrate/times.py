@@ -1,47 +1,125 @@
-"""The constants of the step-time model on one GPU: those that its timed steps and operations tell."""
+"""The constants of the step-time model on one GPU, fitted to its timed steps."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, is_dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from memcalc import catalog
+from memcalc import api, catalog, validation
 from memcalc.calibrations import OF_GPU
-from memcalc.probe.calibrate.jobs import Stack, along
 from memcalc.specs.calibration import FittedConstant
-from memcalc.timing.rates import Rates, rates_by
+from memcalc.terms import ModelOnGrid
+from memcalc.timing.rates import Rates, hardware_of, rates_by
 from memcalc.timing.times import seconds
+from memcalc.timing.work import Work, work_of
 
 if TYPE_CHECKING:
     from memcalc.formulas.types import Array
-    from memcalc.probe.calibrate.jobs import TimedJob
-    from memcalc.specs.hardware import GPU
+    from memcalc.grid import Grid
+    from memcalc.specs.hardware import GPU, Node
+    from memcalc.specs.model import Model
+    from memcalc.specs.runs import Run
     from memcalc.specs.step_time import StepTimeTable
+    from memcalc.timing.rates import Hardware
 
-__all__ = ["FEWEST", "Prior", "TimeFit", "priors_of", "rounded"]
+
+@dataclass(frozen=True)
+class TimedJob:
+    """One timed run as a grid of one strategy."""
+
+    run: Run
+    model: Model
+    grid: Grid
+    gpu: GPU
+    node: Node
+
+    @property
+    def speed(self) -> float:
+        """Throughput as published [tokens/s a GPU]."""
+        return self.run.tokens_per_second_per_gpu or np.nan
+
+    @property
+    def measured(self) -> float:
+        """The step [s]."""
+        fixed = self.grid.fixed
+        if self.run.tokens_per_second_per_gpu is None and self.run.seconds is not None:
+            return self.run.seconds
+        return fixed.global_batch * fixed.seq_len / self.run.gpus / self.speed
+
+    @cached_property
+    def work(self) -> Work:
+        """What a step does."""
+        return work_of(ModelOnGrid(self.model, self.grid), self.node)
+
+
+def timed_job(run: Run, gpu: GPU, presets: validation.Presets) -> TimedJob:
+    """A run on a GPU as a job."""
+    options, settings = validation.job_of(run)
+    strategy = api.single(model=validation.model_of(run, presets), gpu=gpu, settings=settings, **options)
+    job = validation.on_network(strategy.job, run)
+    return TimedJob(run, job.model, strategy.grid, job.gpu, job.node)
+
+
+@dataclass(frozen=True)
+class Stack:
+    """Jobs along the layout axis of one grid."""
+
+    work: Work
+    hardware: Hardware
+
+    @classmethod
+    def of(cls, jobs: Sequence[TimedJob]) -> Stack:
+        """All jobs at once."""
+        stages = max(job.grid.num_stages for job in jobs)
+        hardware = [hardware_of(job.gpu, job.node, job.grid) for job in jobs]
+        return cls(stacked([job.work for job in jobs], stages), stacked(hardware, 1))
+
+
+def stacked(parts: Sequence[Any], stages: int) -> Any:
+    """Records of arrays as one record whose arrays have the jobs along the layout axis."""
+    if is_dataclass(parts[0]):
+        made: Any = type(parts[0])
+        return made(**{f.name: stacked([getattr(p, f.name) for p in parts], stages) for f in fields(parts[0])})
+    arrays = [np.asarray(part, dtype=float) for part in parts]
+    arrays = [array.reshape((1,) * 7) if array.ndim == 0 else array for array in arrays]
+    wide = any(array.shape[1] > 1 for array in arrays)
+    return np.concatenate([_padded(array, stages if wide else 1) for array in arrays])
+
+
+def _padded(array: Array, stages: int) -> Array:
+    """Stages that a job lacks do nothing."""
+    if array.shape[1] in {1, stages}:
+        return np.broadcast_to(array, (1, stages, 1, 1, 1, 1, 1))
+    return np.pad(array, [(0, stages - array.shape[1]) if axis == 1 else (0, 0) for axis in range(7)])
+
+
+def along(values: Iterable[float]) -> Array:
+    """A column over jobs."""
+    return np.asarray(list(values), dtype=float).reshape(-1, 1, 1, 1, 1, 1, 1)
+
 
 FEWEST = 10
 """Timed rows below which no constant is fitted on them."""
 NOISE = (0.01, 0.05, 0.3)
 """|ln(predicted / measured)| beyond which an error counts as its size, not as its square: at least, before the rows
 are fitted, and at most. The rows' own median deviation, as a standard deviation, stands between."""
-TOLD = 0.5
-"""A constant is told by the rows where they leave at most this share of the spread that it had before."""
+DETERMINED = 0.5
+"""The rows determine a constant where they leave at most this share of the spread that it had before."""
 LEAST_SPREAD = 0.15
 """Of the logarithm of a constant before any row of this GPU: cards of one kind differ by cooling and power."""
 LEAST_ROWS = 5
 """Rows whose time a constant must change."""
 STEADY = 1.5
-"""Refits in which a constant differs by more than this factor do not tell it."""
+"""A constant whose refits differ by more than this factor is not determined."""
 NEAR = 3.0
-"""A constant further than this factor from the shipped one stands for something that the model lacks."""
+"""A constant further than this factor from the shipped one is rejected: it compensates for something not modelled."""
 FOLDS = 5
 """Refits, each without a part of the rows' families, that give a constant's range."""
-SHARES = ("overlap", "overlap_step")
+SHARES = ("hidden", "window")
 """Constants between 0 and 1: their odds are fitted."""
 
 Key = tuple[str, str]
@@ -75,18 +153,18 @@ class Prior:
         return float(1 / (1 + np.exp(-x)) if self.name in SHARES else np.exp(x))
 
 
-def priors_of(chip: GPU) -> list[Prior]:
+def priors_of(gpu: GPU) -> list[Prior]:
     """The shipped constants that count for a GPU, those of kinds of kernels and links as they are."""
     table = catalog.step_time()
-    of_chip = [Prior(name, chip.name, *_shipped(table, name, chip), "-") for name in OF_GPU]
+    of_gpu = [Prior(name, gpu.name, *_shipped(table, name, gpu), "-") for name in OF_GPU]
     others = [row for row in table.constant if row.name not in OF_GPU and row.low < row.high]
-    return of_chip + [Prior(row.name, row.of, row.value, _spread(row.low, row.high), row.unit) for row in others]
+    return of_gpu + [Prior(row.name, row.of, row.value, _spread(row.low, row.high), row.unit) for row in others]
 
 
-def _shipped(table: StepTimeTable, name: str, chip: GPU) -> tuple[float, float]:
+def _shipped(table: StepTimeTable, name: str, gpu: GPU) -> tuple[float, float]:
     """A constant of the GPU, of its architecture, or of any, with its spread."""
     rows = {row.of: row for row in table.constant if row.name == name}
-    row = next(rows[one] for one in (chip.name, chip.arch.split()[0], "any") if one in rows)
+    row = next(rows[scope] for scope in (gpu.name, gpu.arch.split()[0], "any") if scope in rows)
     return row.value, _spread(row.low, row.high)
 
 
@@ -95,18 +173,18 @@ def _spread(low: float, high: float) -> float:
 
 
 @dataclass(frozen=True)
-class Values:
-    """Constants by name, as :func:`memcalc.timing.rates.rates_by` asks for them."""
+class ConstantLookup:
+    """Constants by name, as :func:`memcalc.timing.rates.rates_by` looks them up."""
 
-    known: Mapping[Key, float]
-    asked: set[Key] = field(default_factory=set)
+    by_key: Mapping[Key, float]
+    used: set[Key] = field(default_factory=set)
     """Those that were read."""
 
     def value(self, name: str, *of: str) -> float:
         """The value of the first of the things named."""
-        key = next((name, one) for one in of if (name, one) in self.known)
-        self.asked.add(key)
-        return self.known[key]
+        key = next((name, scope) for scope in of if (name, scope) in self.by_key)
+        self.used.add(key)
+        return self.by_key[key]
 
 
 class TimeFit:
@@ -121,20 +199,20 @@ class TimeFit:
 
     def residuals(self, values: Mapping[Key, float]) -> Array:
         """ln(predicted / measured) of every job by constants; what is not given is as shipped."""
-        lookup = Values({**self.shipped, **values})
-        every = [rates_by(lookup, job.gpu, job.grid) for job in self.jobs]
+        lookup = ConstantLookup({**self.shipped, **values})
+        rates = [rates_by(lookup, job.gpu, job.grid) for job in self.jobs]
         # Each is a number, or a column over the one precision of its job
-        columns = {f.name: along(np.asarray(getattr(one, f.name)).item() for one in every) for f in fields(Rates)}
-        rates = Rates(**columns)
-        return np.asarray(np.log(seconds(self.stack.work, self.stack.hardware, rates).step.reshape(-1) / self.measured))
+        columns = {f.name: along(np.asarray(getattr(r, f.name)).item() for r in rates) for f in fields(Rates)}
+        times = seconds(self.stack.work, self.stack.hardware, Rates(**columns))
+        return np.asarray(np.log(times.step.reshape(-1) / self.measured))
 
     @cached_property
     def used(self) -> list[Prior]:
         """The constants that some job asks for."""
-        lookup = Values(self.shipped)
+        lookup = ConstantLookup(self.shipped)
         for job in self.jobs:
             rates_by(lookup, job.gpu, job.grid)
-        return [prior for prior in self.priors if prior.key in lookup.asked]
+        return [prior for prior in self.priors if prior.key in lookup.used]
 
     def solve(self, free: Sequence[Prior], used: Array, fixed: Mapping[Key, float]) -> tuple[Array, Array]:
         """The free constants, raised, by the jobs that are used, and the spread that is left of each.
@@ -151,39 +229,43 @@ class TimeFit:
             errors = self.residuals({**fixed, **values})[used] / self.noise
             return np.concatenate([errors, (x - start) / spread])
 
-        found = least_squares(rows, start, loss="soft_l1", x_scale=spread, ftol=1e-10, xtol=1e-10, max_nfev=200)
-        left = np.sqrt(np.diag(np.linalg.inv(found.jac.T @ found.jac)))
-        return np.asarray(found.x), left
+        solution = least_squares(rows, start, loss="soft_l1", x_scale=spread, ftol=1e-10, xtol=1e-10, max_nfev=200)
+        deviation = np.sqrt(np.diag(np.linalg.inv(solution.jac.T @ solution.jac)))
+        return np.asarray(solution.x), deviation
 
     def fit(self) -> list[FittedConstant]:
-        """The constants that the jobs tell, each with its range over refits that leave families out."""
-        every = np.ones(len(self.jobs), dtype=bool)
-        known = {prior.key: prior.value for prior in self.priors}
-        x, _ = self.solve(self.used, every, known)
-        away = self.residuals({prior.key: prior.lowered(one) for prior, one in zip(self.used, x, strict=True)})
-        self.noise = float(np.clip(1.4826 * np.median(np.abs(away)), NOISE[0], NOISE[2]))
-        x, left = self.solve(self.used, every, known)
-        told = [prior for prior, share in zip(self.used, left, strict=True) if share <= TOLD * prior.spread]
-        told = [prior for prior in told if self._asking(prior) >= LEAST_ROWS]
-        while told:
-            x, _ = self.solve(told, every, known)
-            refits = self._refits(told, known)
-            firm = [_firm(prior, [x[place], *(one[place] for one in refits)]) for place, prior in enumerate(told)]
-            if all(firm):
-                return [self._constant(one, x[place], [r[place] for r in refits]) for place, one in enumerate(told)]
-            told = [prior for prior, stays in zip(told, firm, strict=True) if stays]
+        """The constants that the jobs determine, each with its range over refits that leave families out."""
+        all_jobs = np.ones(len(self.jobs), dtype=bool)
+        shipped = {prior.key: prior.value for prior in self.priors}
+        x, _ = self.solve(self.used, all_jobs, shipped)
+        residuals = self.residuals({prior.key: prior.lowered(each) for prior, each in zip(self.used, x, strict=True)})
+        self.noise = float(np.clip(1.4826 * np.median(np.abs(residuals)), NOISE[0], NOISE[2]))
+        x, deviations = self.solve(self.used, all_jobs, shipped)
+        determined = [
+            prior
+            for prior, deviation in zip(self.used, deviations, strict=True)
+            if deviation <= DETERMINED * prior.spread and self._rows_using(prior) >= LEAST_ROWS
+        ]
+        while determined:
+            x, _ = self.solve(determined, all_jobs, shipped)
+            by_prior = list(zip(determined, zip(x, *self._refits(determined, shipped), strict=True), strict=True))
+            firm = [prior for prior, fitted in by_prior if _is_firm(prior, fitted)]
+            if len(firm) == len(determined):
+                return [self._constant(prior, fitted) for prior, fitted in by_prior]
+            determined = firm
         return []
 
-    def _refits(self, told: Sequence[Prior], known: Mapping[Key, float]) -> list[Array]:
+    def _refits(self, determined: Sequence[Prior], shipped: Mapping[Key, float]) -> list[Array]:
         """The same constants without a part of the families in turn."""
         names = sorted(set(self.families))
         parts = [np.isin(self.families, names[fold::FOLDS]) for fold in range(min(FOLDS, len(names)))]
-        return [self.solve(told, ~part, known)[0] for part in parts if not part.all()]
+        return [self.solve(determined, ~part, shipped)[0] for part in parts if not part.all()]
 
-    def _constant(self, prior: Prior, x: float, refits: Sequence[float]) -> FittedConstant:
-        values = [prior.lowered(each) for each in (x, *refits)]
-        rows = self._asking(prior)
-        beside = f", with {prior.source} as prior" if prior.source else ""
+    def _constant(self, prior: Prior, fitted: Sequence[float]) -> FittedConstant:
+        """The constant of the fit, with the range of the refits behind it."""
+        values = [prior.lowered(each) for each in fitted]
+        rows = self._rows_using(prior)
+        prior_note = f", with {prior.source} as prior" if prior.source else ""
         return FittedConstant(
             name=prior.name,
             of=prior.of,
@@ -191,19 +273,19 @@ class TimeFit:
             unit=prior.unit,
             low=rounded(min(values)),
             high=rounded(max(values)),
-            source=f"fitted on {rows} timed steps{beside}",
+            source=f"fitted on {rows} timed steps{prior_note}",
             rows=rows,
         )
 
-    def _asking(self, prior: Prior) -> int:
+    def _rows_using(self, prior: Prior) -> int:
         """Jobs whose time depends on a constant."""
         higher = {prior.key: prior.lowered(prior.raised(self.shipped[prior.key]) + 0.1)}
         return int(np.sum(np.abs(self.residuals(higher) - self.residuals({})) > 1e-9))
 
 
-def _firm(prior: Prior, found: Sequence[float]) -> bool:
+def _is_firm(prior: Prior, fitted: Sequence[float]) -> bool:
     """Whether a constant is the same in all refits, and near enough to be the same thing that was shipped."""
-    values = [prior.lowered(x) for x in found]
+    values = [prior.lowered(x) for x in fitted]
     return max(values) <= STEADY * min(values) and max(values[0] / prior.value, prior.value / values[0]) <= NEAR
 
 

@@ -8,16 +8,15 @@ from pathlib import Path
 
 from memcalc.errors import CombinationError, InputError
 from memcalc.formulas.recompute import parse_policy
-from memcalc.results import Plan, Plans, SavedPlan
-
-__all__ = ["Ladder", "May", "ladder_of", "opened"]
+from memcalc.results.plans import Plan, Plans
+from memcalc.results.saved import SavedPlan
 
 Given = SavedPlan | Plans | Plan | str | Path
 """What a run can be guarded by."""
 
 
 @dataclass(frozen=True)
-class May:
+class AllowedActions:
     """What can be changed while the job runs."""
 
     micro_batch: bool
@@ -38,33 +37,35 @@ class Ladder:
     path: str = ""
     """The file that the plan was read from."""
 
-    def live(self, now: Plan, may: May) -> Plan | None:
+    def live(self, now: Plan, allowed: AllowedActions) -> Plan | None:
         """The fastest plan that is clearly smaller than the one in force and needs no restart, else any smaller one."""
         from memcalc.handoff.fallback import is_smaller
 
-        found = [one for one in self.steps if one.peak.device < now.peak.device and _is_open(now, one, may)]
-        return next((one for one in found if is_smaller(one, now)), next(iter(found), None))
+        smaller = [
+            plan for plan in self.steps if plan.peak.device < now.peak.device and _is_reachable(now, plan, allowed)
+        ]
+        return next((plan for plan in smaller if is_smaller(plan, now)), next(iter(smaller), None))
 
     def restarts(self, now: Plan) -> Iterator[tuple[int, Plan]]:
         """The fallbacks that are clearly smaller than the plan in force, with their numbers."""
         from memcalc.handoff.fallback import is_smaller
 
-        for number, one in enumerate(self.saved.fallback, 1):
-            if is_smaller(one, now):
-                yield number, one
+        for number, plan in enumerate(self.saved.fallback, 1):
+            if is_smaller(plan, now):
+                yield number, plan
 
 
-def _is_open(now: Plan, one: Plan, may: May) -> bool:
+def _is_reachable(now: Plan, plan: Plan, allowed: AllowedActions) -> bool:
     """Whether a running job can go from one plan to another, which keeps no more than it in either respect."""
-    before, after = now.strategy, one.strategy
-    smaller = after.micro_batch < before.micro_batch and may.micro_batch
-    more = _share(after.recompute) > _share(before.recompute) and may.recompute(after.recompute)
+    before, after = now.strategy, plan.strategy
+    smaller = after.micro_batch < before.micro_batch and allowed.micro_batch
+    more = _share(after.recompute) > _share(before.recompute) and allowed.recompute(after.recompute)
     same_size, same_policy = after.micro_batch == before.micro_batch, after.recompute == before.recompute
     return (smaller or same_size) and (more or same_policy)
 
 
 def _share(recompute: str) -> float:
-    """Share of the blocks that a policy computes again, where it is one of whole blocks; 0 for any other."""
+    """Share of the blocks that a policy recomputes; 0 for one that is not made of full blocks."""
     policy = parse_policy(recompute)
     return {"full": 1.0, "every": 1 / policy.count}.get(policy.kind, 0.0)
 
@@ -90,27 +91,26 @@ def ladder_of(plan: Given, preset_dirs: Iterable[str] = (), *, live: bool = True
     Raises :class:`memcalc.errors.CombinationError` for a plan whose micro-batches do not make up its global batch.
     """
     from memcalc.handoff.fallback import steps
-    from memcalc.handoff.saved import estimate_of
-    from memcalc.handoff.words import typed
+    from memcalc.handoff.saved import dirs_of, estimate_of
 
-    dirs = tuple(preset_dirs)
-    saved = opened(plan, dirs)
-    others = steps(saved.job, saved.plan, typed(saved.asked).words, dirs) if live else ()
-    for name, one in _named(saved, others):
-        _check_batch(name, one, saved.plan)
-    usable = estimate_of(saved, preset_dirs=dirs).budget.usable
+    folders = tuple(preset_dirs)
+    saved = opened(plan, folders)
+    others = steps(saved.plan, saved.job.options, dirs_of(saved.job, folders)) if live else ()
+    for name, other in _all_plans(saved, others):
+        _check_batch(name, other, saved.plan)
+    usable = estimate_of(saved, preset_dirs=folders).budget.usable
     return Ladder(saved, others, usable, str(plan) if isinstance(plan, str | Path) else "")
 
 
-def _named(saved: SavedPlan, others: tuple[Plan, ...]) -> Iterator[tuple[str, Plan]]:
+def _all_plans(saved: SavedPlan, others: tuple[Plan, ...]) -> Iterator[tuple[str, Plan]]:
     yield "plan", saved.plan
-    yield from ((f"fallback {number}", one) for number, one in enumerate(saved.fallback, 1))
-    yield from (("step", one) for one in others)
+    yield from ((f"fallback {number}", fallback) for number, fallback in enumerate(saved.fallback, 1))
+    yield from (("step", fallback) for fallback in others)
 
 
-def _check_batch(name: str, one: Plan, first: Plan) -> None:
+def _check_batch(name: str, plan: Plan, first: Plan) -> None:
     """Refuse a plan that would train on another global batch."""
-    size = one.strategy.micro_batch * one.accumulation_steps * one.data_parallel
-    if size != first.global_batch or one.data_parallel != first.data_parallel:
-        said = f"its micro-batches make {size} sequences a step on {one.data_parallel} data-parallel ranks"
-        raise CombinationError(f"global_batch of {name}", first.global_batch, said)
+    size = plan.strategy.micro_batch * plan.accumulation_steps * plan.data_parallel
+    if size != first.global_batch or plan.data_parallel != first.data_parallel:
+        message = f"its micro-batches make {size} sequences a step on {plan.data_parallel} data-parallel ranks"
+        raise CombinationError(f"global_batch of {name}", first.global_batch, message)

@@ -10,9 +10,7 @@ from memcalc.errors import CombinationError, InputError, UnknownNameError
 from memcalc.units import parse_bytes, parse_count
 
 if TYPE_CHECKING:
-    from memcalc.probe.guard.meter import Meter
-
-__all__ = ["KEPT_FREE", "OnPressure", "Options", "limit_of"]
+    from memcalc.probe.guard.pressure import Meter
 
 OnPressure = Literal["report", "step", "restart"]
 Stop = Literal["raise", "flag"]
@@ -25,7 +23,7 @@ WINDOWS = 3
 
 @dataclass(frozen=True)
 class Options:
-    """What :func:`memcalc.guard` was asked for."""
+    """The options of :func:`memcalc.guard`."""
 
     model: Any = None
     """The module in which recomputation is switched."""

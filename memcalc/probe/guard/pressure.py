@@ -3,25 +3,64 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol
 
-from memcalc.probe.guard.meter import Reading
 from memcalc.units import GIB
-
-__all__ = ["Judge", "Judgement"]
 
 
 @dataclass(frozen=True)
-class Judgement:
-    """What a window says."""
+class Reading:
+    """The allocator's figures at one moment [bytes]; peaks are since the last reset."""
+
+    allocated: int
+    allocated_peak: int
+    reserved: int
+    reserved_peak: int
+    retries: int = 0
+    """Allocations so far that succeeded only after the cache had been given back."""
+    ooms: int = 0
+    """Allocations so far that failed."""
+
+
+class Meter(Protocol):
+    """Where readings come from."""
+
+    def read(self) -> Reading | None:
+        """Return the figures without waiting for the device; None where there is nothing to read yet."""
+
+    def reset_peaks(self) -> None:
+        """Begin a new window."""
+
+    def release(self) -> None:
+        """Give cached memory back, so that what is reserved falls to what a smaller step needs."""
+
+
+class NoMeter:
+    """The meter of a run without a device allocator: it reads nothing."""
+
+    def read(self) -> Reading | None:
+        """Return nothing."""
+        return None
+
+    def reset_peaks(self) -> None:
+        """Do nothing."""
+
+    def release(self) -> None:
+        """Do nothing."""
+
+
+@dataclass(frozen=True)
+class PressureLevel:
+    """Whether memory is short in one window, and what was reserved."""
 
     short: str = ""
     """Why memory is short; empty where it is not."""
-    level: int = 0
+    reserved: int = 0
     """Bytes that were reserved in the window."""
     retries: int = 0
 
 
-class Judge:
+class PressureRule:
     """Compares each window's readings with the limit, and with those of the window before."""
 
     def __init__(self, limit: int, *, peaks: bool = True) -> None:
@@ -29,24 +68,24 @@ class Judge:
         self._peaks = peaks
         self._last: Reading | None = None
 
-    def of(self, reading: Reading | None) -> Judgement:
+    def level(self, sample: Reading | None) -> PressureLevel:
         """Judge a window: short where more is reserved than the limit, or where the allocator ran out on the way.
 
         Peaks that are never reset say nothing about one window; then what is reserved at its end counts.
         """
-        if reading is None:
-            return Judgement()
-        last, self._last = self._last, reading
-        level = reading.reserved_peak if self._peaks else reading.reserved
-        retries = reading.retries - last.retries if last else 0
-        failed = reading.ooms - last.ooms if last else 0
-        said = []
-        if level > self.limit:
-            said.append(f"reserved {level / GIB:.2f} GiB, above {self.limit / GIB:.2f} GiB")
+        if sample is None:
+            return PressureLevel()
+        last, self._last = self._last, sample
+        reserved = sample.reserved_peak if self._peaks else sample.reserved
+        retries = sample.retries - last.retries if last else 0
+        failed = sample.ooms - last.ooms if last else 0
+        reasons = []
+        if reserved > self.limit:
+            reasons.append(f"reserved {reserved / GIB:.2f} GiB, above {self.limit / GIB:.2f} GiB")
         if retries > 0 or failed > 0:
-            said.append(f"the allocator gave its cache back {retries} times to find room, and failed {failed} times")
-        return Judgement("; ".join(said), level, retries)
+            reasons.append(f"the allocator gave its cache back {retries} times to find room, and failed {failed} times")
+        return PressureLevel("; ".join(reasons), reserved, retries)
 
-    def has_room(self, level: int, more: int) -> bool:
+    def has_room(self, reserved: int, more: int) -> bool:
         """Whether a plan that needs so much more than the one in force would stay below the limit."""
-        return level > 0 and level + more <= self.limit
+        return reserved > 0 and reserved + more <= self.limit

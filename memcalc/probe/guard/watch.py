@@ -7,47 +7,43 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from memcalc.errors import InputError, MemcalcError, RestartNeeded
-from memcalc.probe.guard.ladder import May, ladder_of
+from memcalc.probe.guard.ladder import AllowedActions, ladder_of
 from memcalc.probe.guard.options import WINDOWS, Options, limit_of
-from memcalc.probe.guard.pressure import Judge, Judgement
-from memcalc.probe.guard.record import Value, Window
-from memcalc.probe.guard.reporter import LOG, Reporter
-from memcalc.probe.guard.restart import Way, restarts_of
-from memcalc.results import Plan
+from memcalc.probe.guard.pressure import PressureLevel, PressureRule
+from memcalc.probe.guard.reporter import LOG, Reporter, Value, Window
+from memcalc.probe.guard.restart import RestartOption, restarts_of
+from memcalc.results.plans import Plan
 
 if TYPE_CHECKING:
     from memcalc.probe.guard.ladder import Given
-    from memcalc.probe.guard.meter import Reading
-    from memcalc.probe.live.guard_ranks import Ranks
-    from memcalc.probe.live.guard_recompute import RecomputeTimer
+    from memcalc.probe.guard.pressure import Reading
+    from memcalc.probe.live.guard_meter import Ranks, RecomputeTimer
     from memcalc.probe.live.guard_switch import Switch
-
-__all__ = ["Watch"]
 
 
 class Watch:
-    """What :func:`memcalc.guard` returns: a context manager that the training loop tells of each optimizer step."""
+    """What :func:`memcalc.guard` returns: a context manager with a call for each optimizer step."""
 
     def __init__(self, plan: Given, options: Options) -> None:
         self.options = options
         dirs = tuple(options.preset_dirs)
         self._ladder = ladder_of(plan, dirs, live=options.on_pressure == "step")
         self._restarts = restarts_of(self._ladder, options.restart_dir, options.to, dirs)
-        if options.on_pressure == "restart" and not self._restarts.ways:
-            raise InputError("on_pressure", "restart", self._restarts.none)
+        if options.on_pressure == "restart" and not self._restarts.options:
+            raise InputError("on_pressure", "restart", self._restarts.refusal)
         self.limit = limit_of(options.threshold, self._ladder.usable)
         """Reserved bytes above which memory is short."""
         self.plan = self._ladder.saved.plan
         """The plan in force."""
-        self.name = options.name or self._ladder.saved.job.model
+        self.name = options.name or self._ladder.saved.job.model or ""
         self.step = 0
         self.restart: RestartNeeded | None = None
-        """What is asked for, once a restart is."""
-        self._judge = Judge(self.limit, peaks=options.reset_peaks)
+        """The restart that is needed, if one is."""
+        self._rule = PressureRule(self.limit, peaks=options.reset_peaks)
         self._before: list[Plan] = []
         self._not_again: list[Plan] = []
         self._calm = 0
-        self._told = False
+        self._warned = False
         self._reads = False
         self._open = False
 
@@ -69,13 +65,13 @@ class Watch:
         micro, count = self.micro_batch, self.accumulation_steps
         size = _length(batch)
         if size != micro * count:
-            said = f"a rank is fed {micro * count} sequences in each optimizer step of the plan"
-            raise InputError("batch", size, said)
+            allowed = f"a rank is fed {micro * count} sequences in each optimizer step of the plan"
+            raise InputError("batch", size, allowed)
         for start in range(0, size, micro):
             yield _part(batch, start, start + micro)
 
     def step_done(self) -> None:
-        """Say that an optimizer step is done: all ranks must, in the same step.
+        """Count an optimizer step; all ranks must call this in the same step.
 
         Raises :class:`memcalc.errors.RestartNeeded` where memory is short and no other step is left, unless
         ``stop="flag"`` was given.
@@ -103,9 +99,7 @@ class Watch:
 
     def start(self, model: Any = None) -> None:
         """Begin to watch; ``model`` is what recomputation can be switched in."""
-        from memcalc.probe.live.guard_meter import usual_meter
-        from memcalc.probe.live.guard_ranks import Ranks
-        from memcalc.probe.live.guard_recompute import RecomputeTimer
+        from memcalc.probe.live.guard_meter import Ranks, RecomputeTimer, usual_meter
         from memcalc.probe.live.guard_switch import Switch
 
         if self._open:
@@ -117,14 +111,14 @@ class Watch:
         if self._switch is not None and self._switch.refusal:
             LOG.warning("recomputation stays as it is: %s.", self._switch.refusal)
         self._meter = self.options.meter or usual_meter(resets=self.options.reset_peaks)
-        if self._restarts.folder is not None and not self._restarts.ways:
-            LOG.warning("no restart is ready: %s.", self._restarts.none.rstrip("."))
+        if self._restarts.folder is not None and not self._restarts.options:
+            LOG.warning("no restart is ready: %s.", self._restarts.refusal.rstrip("."))
         self._reporter = Reporter(self.options, self._ranks.rank, self._ranks.local_rank, self._ranks.world)
         self._timer: RecomputeTimer = RecomputeTimer()
         self._timer.install()
         self._open = True
         self._meter.reset_peaks()
-        self._judge.of(self._meter.read())
+        self._rule.level(self._meter.read())
         self._sample(-self.step % self.options.every)
 
     def close(self) -> None:
@@ -141,52 +135,52 @@ class Watch:
 
         if not self._open or not is_out_of_memory(error):
             return
-        values = self._record(self._meter.read(), Judgement("out of memory"))
-        way = self._restarts.next(self.plan)
-        if way is None:
-            LOG.error("out of memory in step %d; %s.", self.step + 1, self._nothing())
+        values = self._record(self._meter.read(), PressureLevel("out of memory"))
+        option = self._restarts.next(self.plan)
+        if option is None:
+            LOG.error("out of memory in step %d; %s.", self.step + 1, self._nothing_safer())
             return
-        self._write(way, values)
-        self.restart = RestartNeeded(f"out of memory in step {self.step + 1}", way.command, way.number)
-        LOG.error("%s (%s)", self.restart, way.plan.why.rstrip("."))
+        self._write(option, values)
+        self.restart = RestartNeeded(f"out of memory in step {self.step + 1}", option.command, option.number)
+        LOG.error("%s (%s)", self.restart, option.plan.why.rstrip("."))
 
     # -------------------------------------------------------------------------------------------------------- a window
 
     def _sample(self, left: int) -> None:
-        """Time recomputation in one step of a window: the last but one, which the device has done when it is asked."""
-        every = self.options.every
-        if every == 1 or left == 2 % every:
+        """Time recomputation in the last step but one of a window, which the device has finished when it is read."""
+        interval = self.options.every
+        if interval == 1 or left == 2 % interval:
             self._timer.arm()
         elif self._timer.armed:
             self._timer.disarm()
 
     def _window(self) -> None:
         """Report, and do what the ranks agree on."""
-        reading = self._meter.read()
-        judgement = self._judge.of(reading)
-        short, unread, level = self._ranks.largest([bool(judgement.short), not self._reads, judgement.level])
-        values = self._record(reading, judgement)
+        sample = self._meter.read()
+        pressure = self._rule.level(sample)
+        short, unread, reserved = self._ranks.largest([bool(pressure.short), not self._reads, pressure.reserved])
+        values = self._record(sample, pressure)
         self._reads = False
         if short:
             self._calm = 0
-            reason = judgement.short or "memory is short on another rank"
+            reason = pressure.short or "memory is short on another rank"
             self._act(f"step {self.step}: {reason}", values, micro_batch=not unread)
         elif self.options.relax:
-            self._relax(level, micro_batch=not unread)
+            self._relax(reserved, micro_batch=not unread)
         self._meter.reset_peaks()
 
-    def _record(self, reading: Reading | None, judgement: Judgement) -> dict[str, Value]:
-        """Report what this rank knows."""
+    def _record(self, sample: Reading | None, pressure: PressureLevel) -> dict[str, Value]:
+        """Report the window of this rank."""
         values = Window(
             name=self.name,
             step=self.step,
             rank=self._ranks.rank,
             plan=self.plan,
             steps_taken=len(self._before),
-            reading=reading,
-            retries=judgement.retries,
+            sample=sample,
+            retries=pressure.retries,
             recompute_ms=self._timer.collect(),
-            pressure=bool(judgement.short),
+            pressure=bool(pressure.short),
         ).values()
         self._reporter.report(values)
         return values
@@ -195,68 +189,74 @@ class Watch:
 
     def _act(self, reason: str, values: dict[str, Value], *, micro_batch: bool) -> None:
         """Take the next step that is wanted: a live one, a restart, or a word of warning."""
-        asked = self.options.on_pressure
-        found = self._ladder.live(self.plan, self._may(micro_batch=micro_batch)) if asked == "step" else None
-        if found is not None:
+        on_pressure = self.options.on_pressure
+        plan = (
+            self._ladder.live(self.plan, self._allowed_actions(micro_batch=micro_batch))
+            if on_pressure == "step"
+            else None
+        )
+        if plan is not None:
             self._before.append(self.plan)
-            self._go(found, reason)
+            self._go(plan, reason)
             return
-        way = self._restarts.next(self.plan)
-        if way is not None and (asked == "restart" or (asked == "step" and self._restarts.folder is not None)):
-            self._ask(way, reason, values)
-        elif not self._told:
-            self._told = True
-            LOG.warning("%s; %s.", reason, self._nothing() if way is None else f"next: {way.plan.why} {way.command}")
+        option = self._restarts.next(self.plan)
+        wanted = on_pressure == "restart" or (on_pressure == "step" and self._restarts.folder is not None)
+        if option is not None and wanted:
+            self._ask(option, reason, values)
+        elif not self._warned:
+            self._warned = True
+            then = self._nothing_safer() if option is None else f"next: {option.plan.why} {option.command}"
+            LOG.warning("%s; %s.", reason, then)
 
-    def _may(self, *, micro_batch: bool) -> May:
+    def _allowed_actions(self, *, micro_batch: bool) -> AllowedActions:
         switch = self._switch
-        return May(micro_batch, lambda policy: switch is not None and switch.can(policy))
+        return AllowedActions(micro_batch, lambda policy: switch is not None and switch.can(policy))
 
     def _go(self, plan: Plan, reason: str) -> None:
         """Go over to another plan in the running job."""
         if self._switch is not None and plan.strategy.recompute != self.plan.strategy.recompute:
             self._switch.apply(plan.strategy.recompute)
         self.plan = plan
-        self._told = False
+        self._warned = False
         self._meter.release()
-        self._judge.of(self._meter.read())
+        self._rule.level(self._meter.read())
         strategy = plan.strategy
         LOG.warning(
             "%s; now recompute %s, micro-batch %d, %d accumulated: the global batch stays %d.",
             *(reason, strategy.recompute, strategy.micro_batch, plan.accumulation_steps, plan.global_batch),
         )
 
-    def _ask(self, way: Way, reason: str, values: dict[str, Value]) -> None:
+    def _ask(self, option: RestartOption, reason: str, values: dict[str, Value]) -> None:
         """Ask for a restart."""
         if self.restart is not None:
             return
         if self._ranks.rank == 0:
-            self._write(way, values)
-        self.restart = RestartNeeded(reason, way.command, way.number)
-        LOG.warning("%s (%s)", self.restart, way.plan.why.rstrip("."))
+            self._write(option, values)
+        self.restart = RestartNeeded(reason, option.command, option.number)
+        LOG.warning("%s (%s)", self.restart, option.plan.why.rstrip("."))
         if self.options.stop == "raise":
             raise self.restart
 
-    def _write(self, way: Way, values: dict[str, Value]) -> None:
+    def _write(self, option: RestartOption, values: dict[str, Value]) -> None:
         """Write a restart's files; a disk that is full is no reason to hide why they are needed."""
         try:
-            self._restarts.write(way, values)
+            self._restarts.write(option, values)
         except MemcalcError as error:
             LOG.error("the restart was not written: %s", error)
 
-    def _nothing(self) -> str:
+    def _nothing_safer(self) -> str:
         """Why there is no safer plan to go on with."""
-        none = self._restarts.none or "no saved plan is clearly smaller than the one in force"
+        none = self._restarts.refusal or "no saved plan is clearly smaller than the one in force"
         return f"nothing safer is left: {none.rstrip('.')}"
 
-    def _relax(self, level: int, *, micro_batch: bool) -> None:
+    def _relax(self, reserved: int, *, micro_batch: bool) -> None:
         """Take the last step back once several windows in a row had room for it; each only once."""
         if not self._before:
             return
         last = self._before[-1]
-        room = self._judge.has_room(level, last.peak.reserved - self.plan.peak.reserved)
+        has_room = self._rule.has_room(reserved, last.peak.reserved - self.plan.peak.reserved)
         follows = micro_batch or last.strategy.micro_batch == self.plan.strategy.micro_batch
-        self._calm = self._calm + 1 if room and follows and last not in self._not_again else 0
+        self._calm = self._calm + 1 if has_room and follows and last not in self._not_again else 0
         if self._calm >= WINDOWS:
             self._calm = 0
             self._before.pop()

@@ -28,32 +28,12 @@ ALIGN = 16
 """Last-dimension multiple of the memory-efficient kernel's bias (``preprocess_mask`` in attention.cpp)."""
 
 AUTOCAST_TO_FP32 = (
-    # AT_FORALL_FP32 of autocast_mode.h, as far as transformers use it
-    "pow.Tensor_Scalar",
-    "pow.Tensor_Tensor",
-    "pow.Scalar",
-    "exp",
-    "log",
-    "rsqrt",
-    "reciprocal",
-    "softplus",
-    "layer_norm",
-    "native_layer_norm",
-    "group_norm",
-    "rms_norm",
-    "norm.Scalar",
-    "norm.ScalarOpt_dim",
-    "nll_loss",
-    "nll_loss_nd",
-    "cross_entropy_loss",
-    "mse_loss",
-    "cosine_similarity",
-    "binary_cross_entropy_with_logits",
-    "renorm",
-    "cumsum",
-    "cumprod",
-    "prod",
-)
+    "pow.Tensor_Scalar", "pow.Tensor_Tensor", "pow.Scalar", "exp", "log", "rsqrt", "reciprocal", "softplus",
+    "layer_norm", "native_layer_norm", "group_norm", "rms_norm", "norm.Scalar", "norm.ScalarOpt_dim",
+    "nll_loss", "nll_loss_nd", "cross_entropy_loss", "mse_loss", "cosine_similarity",
+    "binary_cross_entropy_with_logits", "renorm", "cumsum", "cumprod", "prod",
+)  # fmt: skip
+"""AT_FORALL_FP32 of autocast_mode.h, as far as transformers use it."""
 AUTOCAST_SET_DTYPE = ("softmax.int", "log_softmax.int", "sum", "sum.dim_IntList")
 """Operators whose ``dtype`` argument autocast fills in with fp32 (AT_FORALL_FP32_SET_OPT_DTYPE)."""
 
@@ -76,8 +56,8 @@ class _CudaShapes(TorchDispatchMode):
             return _grouped(*args, **(kwargs or {}))
         out = func(*args, **(kwargs or {}))
         if func in WHOLE_STORAGE and not out.dim():
-            whole = out.new_empty(torch.broadcast_shapes(args[0].shape, args[1].shape))
-            return whole.as_strided((), ())
+            elements = out.new_empty(torch.broadcast_shapes(args[0].shape, args[1].shape))
+            return elements.as_strided((), ())
         if func is aten.native_layer_norm.default and out[1].dtype in HALF:
             return (
                 out[0],
@@ -199,16 +179,16 @@ def _apply(module: nn.Module, change: Callable[[torch.Tensor], torch.Tensor], re
 
     A weight that several modules share stays one.
     """
-    known: dict[nn.Parameter, nn.Parameter] = {}
+    replaced: dict[nn.Parameter, nn.Parameter] = {}
     for part in module.modules() if recurse else (module,):
         for name, old in part._parameters.items():
             if old is None:
                 continue
-            if old not in known:
+            if old not in replaced:
                 new = change(old.data)
                 alike = (new.dtype, new.device) == (old.dtype, old.device)
-                known[old] = old if alike else nn.Parameter(new, old.requires_grad)
-            part._parameters[name] = known[old]
+                replaced[old] = old if alike else nn.Parameter(new, old.requires_grad)
+            part._parameters[name] = replaced[old]
         part._buffers.update({name: change(old) for name, old in part._buffers.items() if old is not None})
     return module
 

@@ -17,8 +17,6 @@ from memcalc.probe.guard.ladder import Given
 from memcalc.probe.guard.options import Options
 from memcalc.probe.guard.watch import Watch
 
-__all__ = ["CHECKPOINT", "GuardCallback"]
-
 CHECKPOINT = "restart.ckpt"
 
 
@@ -33,11 +31,11 @@ class GuardCallback(Callback):
         """Compare the trainer with the plan, and begin."""
         plan = self.watch.plan
         loader = getattr(trainer.train_dataloader, "batch_size", None)
-        asked = {
+        settings = {
             "accumulate_grad_batches": (trainer.accumulate_grad_batches, plan.accumulation_steps),
             "batch_size": (loader or plan.strategy.micro_batch, plan.strategy.micro_batch),
         }
-        for name, (given, planned) in asked.items():
+        for name, (given, planned) in settings.items():
             if given != planned:
                 raise CombinationError(name, given, f"the plan has {planned}")
         self.watch.step = self._seen = trainer.global_step

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -10,10 +11,9 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from memcalc.errors import CombinationError, MemcalcError
-from memcalc.formulas.recompute import parse_policy
+from memcalc.formulas.recompute import parse_policy, unit_sizes
+from memcalc.frameworks import habits_of
 from memcalc.specs.strategy import Strategy
-
-__all__ = ["Switch", "is_out_of_memory"]
 
 _OWN = {"megatron": "Megatron-LM's recomputation is its own", "deepspeed": "DeepSpeed's engine was not tried"}
 """Frameworks in which nothing is switched, and why."""
@@ -35,6 +35,7 @@ class Switch:
 
     def __init__(self, model: Any, blocks: Any, strategy: Strategy) -> None:
         self._blocks: list[_Block] = []
+        self._first = habits_of(strategy.framework).checkpoints_first
         self.refusal = _refusal(model, strategy)
         if self.refusal:
             return
@@ -42,35 +43,36 @@ class Switch:
         if not self._blocks:
             self.refusal = "no list of blocks was found in the model: name them by blocks="
             return
-        wanted = _chosen(strategy.recompute, len(self._blocks))
+        planned = self._chosen(strategy.recompute)
         on = [block.on for block in self._blocks]
-        if wanted is None:
+        if planned is None:
             self.refusal = f"recompute {strategy.recompute} is not made of whole blocks"
-        elif on != wanted and (any(on) or any(isinstance(block, _Layer) for block in self._blocks)):
-            said = f"the model checkpoints {sum(on)} of its {len(on)} blocks, the plan {sum(wanted)}"
-            raise CombinationError("recompute", strategy.recompute, said)
-        elif on != wanted:
+        elif on != planned and (any(on) or any(isinstance(block, _Layer) for block in self._blocks)):
+            allowed = f"the model checkpoints {sum(on)} of its {len(on)} blocks, the plan {sum(planned)}"
+            raise CombinationError("recompute", strategy.recompute, allowed)
+        elif on != planned:
             self.refusal = "the model's checkpoints are in its own code"
 
     def can(self, policy: str) -> bool:
         """Whether a policy can be switched to."""
         try:
-            return not self.refusal and _chosen(policy, len(self._blocks)) is not None
+            return not self.refusal and self._chosen(policy) is not None
         except MemcalcError:
             return False
 
     def apply(self, policy: str) -> None:
         """Checkpoint the blocks of a policy from the next forward on."""
-        wanted = _chosen(policy, len(self._blocks)) or []
-        for block, on in zip(self._blocks, wanted, strict=True):
+        planned = self._chosen(policy) or []
+        for block, on in zip(self._blocks, planned, strict=True):
             block.turn(on=on)
 
-
-def _chosen(policy: str, count: int) -> list[bool] | None:
-    """Which of so many blocks a policy checkpoints, every k-th counted from one; None where not whole blocks."""
-    found = parse_policy(policy)
-    every = {"none": count + 1, "full": 1, "every": found.count}.get(found.kind)
-    return None if every is None else [place % every == 0 for place in range(1, count + 1)]
+    def _chosen(self, policy: str) -> list[bool] | None:
+        """Which blocks a policy checkpoints, every k-th as the framework counts; None where not whole blocks."""
+        parsed = parse_policy(policy)
+        if parsed.kind not in {"none", "full", "every"}:
+            return None
+        parsed = replace(parsed, skipped=0) if self._first else parsed
+        return [size > 0 for size in unit_sizes(parsed, len(self._blocks))]
 
 
 def _refusal(model: Any, strategy: Strategy) -> str:
@@ -80,7 +82,7 @@ def _refusal(model: Any, strategy: Strategy) -> str:
     framework = strategy.framework.partition("@")[0]
     if framework in _OWN:
         return _OWN[framework]
-    if any(hasattr(one, "_orig_mod") or one._compiled_call_impl is not None for one in model.modules()):
+    if any(hasattr(module, "_orig_mod") or module._compiled_call_impl is not None for module in model.modules()):
         return "the model is compiled, and another policy would compile it again"
     if getattr(model, "static_graph", False):
         return "DistributedDataParallel was told that the graph is static"
@@ -153,13 +155,13 @@ def _checkpointed(module: nn.Module, forward: Callable[..., Any]) -> Callable[..
 
 def _blocks_of(model: nn.Module, named: Any) -> Iterator[Any]:
     """Yield the blocks of a model."""
-    inside = {id(one._checkpoint_wrapped_module) for one in model.modules() if _is_wrapped(one)}
-    layers = [one for one in model.modules() if _is_layer(one)]
-    for one in named if named is not None else layers or _largest_list(model):
-        if _is_wrapped(one) or id(one) in inside:
-            yield _Wrapped(one)
+    wrapped = {id(module._checkpoint_wrapped_module) for module in model.modules() if _is_wrapped(module)}
+    layers = [module for module in model.modules() if _is_layer(module)]
+    for module in named if named is not None else layers or _largest_list(model):
+        if _is_wrapped(module) or id(module) in wrapped:
+            yield _Wrapped(module)
         else:
-            yield _Layer(one) if _is_layer(one) else _Block(one)
+            yield _Layer(module) if _is_layer(module) else _Block(module)
 
 
 def _is_layer(module: nn.Module) -> bool:
@@ -173,10 +175,10 @@ def _is_wrapped(module: nn.Module) -> bool:
 
 def _largest_list(model: nn.Module) -> Sequence[nn.Module]:
     """The list of modules of one class that holds most parameters."""
-    found: list[Sequence[nn.Module]] = []
-    for one in model.modules():
-        inside = list(one.children())
-        kinds = {type(getattr(m, "_checkpoint_wrapped_module", m)) for m in inside}
-        if isinstance(one, nn.ModuleList | nn.Sequential | nn.ModuleDict) and len(kinds) == 1:
-            found.append(inside)
-    return max(found, key=lambda some: sum(p.numel() for m in some for p in m.parameters()), default=())
+    lists: list[Sequence[nn.Module]] = []
+    for module in model.modules():
+        children = list(module.children())
+        kinds = {type(getattr(m, "_checkpoint_wrapped_module", m)) for m in children}
+        if isinstance(module, nn.ModuleList | nn.Sequential | nn.ModuleDict) and len(kinds) == 1:
+            lists.append(children)
+    return max(lists, key=lambda some: sum(p.numel() for m in some for p in m.parameters()), default=())

@@ -18,8 +18,6 @@ from memcalc.probe.guard.ladder import Given
 from memcalc.probe.guard.options import Options
 from memcalc.probe.guard.watch import Watch
 
-__all__ = ["GuardCallback"]
-
 
 class GuardCallback(TrainerCallback):
     """Watches each optimizer step; as a context manager around ``train`` it also reports out of memory."""
@@ -40,13 +38,13 @@ class GuardCallback(TrainerCallback):
         del control
         plan = self.watch.plan
         if args.auto_find_batch_size:
-            said = "it halves the batch size and not the accumulation, and so the global batch"
-            raise CombinationError("auto_find_batch_size", args.auto_find_batch_size, said)
-        asked = {
+            allowed = "it halves the batch size and not the accumulation, and so the global batch"
+            raise CombinationError("auto_find_batch_size", args.auto_find_batch_size, allowed)
+        settings = {
             "per_device_train_batch_size": (args.train_batch_size, plan.strategy.micro_batch),
             "gradient_accumulation_steps": (args.gradient_accumulation_steps, plan.accumulation_steps),
         }
-        for name, (given, planned) in asked.items():
+        for name, (given, planned) in settings.items():
             if given != planned:
                 raise CombinationError(name, given, f"the plan has {planned}")
         self.watch.step = state.global_step

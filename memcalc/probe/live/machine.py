@@ -1,7 +1,10 @@
-"""What a process needs beside its tensors: CUDA context, BLAS workspaces, and the habits of the caching allocator."""
+"""Memory of a process outside its tensors: CUDA context, BLAS workspaces, and the caching allocator's rounding."""
 
 from __future__ import annotations
 
+import os
+import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,14 +13,13 @@ from torch import nn
 from torch.nn import functional as fn
 
 from memcalc.probe.live.machine_allocator import differences, on_stream, sizes, watch
-from memcalc.probe.live.machine_meter import Meter, UnsteadyError
-
-__all__ = ["Found", "allocator", "contexts", "load", "run_machine", "workspaces"]
+from memcalc.probe.live.steps import own_uuid, version_of
+from memcalc.probe.measure import smi
 
 
 @dataclass
-class Found:
-    """Fields of a `[[probe]]`: what could not be read is not there, and a note says why."""
+class MachineRecord:
+    """Fields of a `[[probe]]`; those that could not be read are absent, with a note why."""
 
     bare_context: int | None = None
     context: int | None = None
@@ -27,59 +29,59 @@ class Found:
 
     def fields(self) -> dict[str, Any]:
         """Return the fields that are known; notes become the comment."""
-        known = {name: getattr(self, name) for name in ("bare_context", "context", "blas_workspace", "allocator")}
-        said = "; ".join(dict.fromkeys(self.notes))
-        return {name: value for name, value in known.items() if value} | ({"comment": said} if said else {})
+        measured = {name: getattr(self, name) for name in ("bare_context", "context", "blas_workspace", "allocator")}
+        comment = "; ".join(dict.fromkeys(self.notes))
+        return {name: value for name, value in measured.items() if value} | ({"comment": comment} if comment else {})
 
 
 def run_machine(job: dict[str, Any]) -> dict[str, Any]:
     """Measure them on this process's GPU; a CPU has none of them."""
     if job["device"] != "cuda":
-        found = Found(notes=["a CPU has no context, no BLAS workspaces and no caching allocator"])
-        return {"machine": found.fields()}
-    found = Found()
-    contexts(found, Meter())
-    allocator(found)
-    return {"machine": found.fields()}
+        record = MachineRecord(notes=["a CPU has no context, no BLAS workspaces and no caching allocator"])
+        return {"machine": record.fields()}
+    record = MachineRecord()
+    contexts(record, Meter())
+    allocator(record)
+    return {"machine": record.fields()}
 
 
-def contexts(found: Found, meter: Meter, cuda: Any = torch.cuda, device: str = "cuda") -> None:
+def contexts(record: MachineRecord, meter: Meter, cuda: Any = torch.cuda, device: str = "cuda") -> None:
     """Read the context before any kernel, the workspaces at their first use, and the context after training steps."""
     meter.begin()
     cuda.synchronize()  # makes the context
-    bare = _beside(found, meter, cuda)
-    _workspaces_into(found, cuda, device)
-    load(found, half(cuda), device)
-    loaded = _beside(found, meter, cuda)
+    bare = _outside_allocator(record, meter, cuda)
+    _record_workspaces(record, cuda, device)
+    load(record, half(cuda), device)
+    loaded = _outside_allocator(record, meter, cuda)
     if bare is None or loaded is None:
         return
-    found.bare_context, found.context = bare, loaded
-    found.notes.append(f"context: {meter.source}")
+    record.bare_context, record.context = bare, loaded
+    record.notes.append(f"context: {meter.source}")
 
 
-def _beside(found: Found, meter: Meter, cuda: Any) -> int | None:
+def _outside_allocator(record: MachineRecord, meter: Meter, cuda: Any) -> int | None:
     """Return what this process holds beyond what its allocator reserves [bytes], or note why that is not known."""
     try:
-        held = meter.held()
+        used = meter.in_use()
     except UnsteadyError as error:
-        found.notes.append(f"no context: {error}")
+        record.notes.append(f"no context: {error}")
         return None
-    if held is None:
-        found.notes.append("no context: nvidia-smi does not show this process's memory")
+    if used is None:
+        record.notes.append("no context: nvidia-smi does not show this process's memory")
         return None
-    return held - int(cuda.memory_reserved())
+    return used - int(cuda.memory_reserved())
 
 
 # ---------------------------------------------------------------------------------------------------------- workspaces
 
 
-def _workspaces_into(found: Found, cuda: Any, device: str) -> None:
-    kept, cleared = workspaces(half(cuda), cuda, device)
-    found.blas_workspace = kept.pop("first", None)
-    found.allocator |= {f"blas_{name}": size for name, size in kept.items() if size > 0}
-    total = (found.blas_workspace or 0) + sum(kept.values())
+def _record_workspaces(record: MachineRecord, cuda: Any, device: str) -> None:
+    sizes, cleared = workspaces(half(cuda), cuda, device)
+    record.blas_workspace = sizes.pop("first", None)
+    record.allocator |= {f"blas_{name}": size for name, size in sizes.items() if size > 0}
+    total = (record.blas_workspace or 0) + sum(sizes.values())
     if cleared != total:
-        found.notes.append(f"products keep {total} bytes, of which clearing the BLAS workspaces gives back {cleared}")
+        record.notes.append(f"products keep {total} bytes, of which clearing the BLAS workspaces gives back {cleared}")
 
 
 def half(cuda: Any = torch.cuda) -> torch.dtype:
@@ -96,28 +98,28 @@ def workspaces(dtype: torch.dtype, cuda: Any = torch.cuda, device: str = "cuda")
     """
     left, right, bias = (torch.ones(shape, dtype=dtype, device=device) for shape in ((256, 256), (256, 256), (256,)))
     left.requires_grad_()
-    kept: dict[str, int] = {}
+    sizes: dict[str, int] = {}
     side = cuda.Stream()
 
     def note(name: str, before: int) -> int:
         cuda.synchronize()
-        kept[name] = cuda.memory_allocated() - before
-        return before + kept[name]
+        sizes[name] = cuda.memory_allocated() - before
+        return before + sizes[name]
 
-    held = cuda.memory_allocated()
+    allocated = cuda.memory_allocated()
     with torch.no_grad():
         left @ right
-        held = note("first", held)
+        allocated = note("first", allocated)
         with cuda.stream(side):
             left @ right
-        held = note("second_stream", held)
+        allocated = note("second_stream", allocated)
         fn.linear(left, right, bias)
-        held = note("with_bias", held)
+        allocated = note("with_bias", allocated)
     (left @ right).sum().backward()
     left.grad = None
-    held = note("backward_thread", held)
+    allocated = note("backward_thread", allocated)
     torch._C._cuda_clearCublasWorkspaces()
-    return kept, held - cuda.memory_allocated()
+    return sizes, allocated - cuda.memory_allocated()
 
 
 # ---------------------------------------------------------------------------------------------------------------- load
@@ -145,14 +147,14 @@ class _Block(nn.Module):
         return x + self.down(fn.silu(self.gate(y)) * fn.gelu(self.up(y)))
 
 
-def load(found: Found, dtype: torch.dtype, device: str = "cuda") -> None:
+def load(record: MachineRecord, dtype: torch.dtype, device: str = "cuda") -> None:
     """Train a small model for two steps under autocast and in 16 bits, by each implementation of AdamW."""
     for pure in (False, True):
         for fused in (False, True):
             try:
                 _train(device, dtype, pure=pure, fused=fused)
             except RuntimeError as error:
-                found.notes.append(f"not run before the context was read: {str(error).splitlines()[0]}")
+                record.notes.append(f"not run before the context was read: {str(error).splitlines()[0]}")
 
 
 def _train(device: str, dtype: torch.dtype, *, pure: bool, fused: bool) -> None:
@@ -175,15 +177,104 @@ def _train(device: str, dtype: torch.dtype, *, pure: bool, fused: bool) -> None:
 # ----------------------------------------------------------------------------------------------------------- allocator
 
 
-def allocator(found: Found, cuda: Any = torch.cuda, allocate: Any = on_stream) -> None:
+def allocator(record: MachineRecord, cuda: Any = torch.cuda, allocate: Any = on_stream) -> None:
     """Play planned requests, and note every difference from the replay."""
     backend = cuda.get_allocator_backend()
     if backend != "native":
-        found.notes.append(f"the allocator is {backend}, which is not the one that is replayed")
+        record.notes.append(f"the allocator is {backend}, which is not the one that is replayed")
         return
-    seen = watch(allocate, cuda)
+    observed = watch(allocate, cuda)
     expandable = any(segment.get("is_expandable", False) for segment in cuda.memory_snapshot())
-    found.allocator |= sizes(seen)
+    record.allocator |= sizes(observed)
     if expandable:
-        found.notes.append("segments are expandable")
-    found.notes += [f"structural: {said}" for said in differences(seen, expandable=expandable)]
+        record.notes.append("segments are expandable")
+    record.notes += [f"structural: {difference}" for difference in differences(observed, expandable=expandable)]
+
+
+# --------------------------------------------------------------------------------------------------- the driver's count
+
+
+_READINGS = 3
+_PAUSE_S = 0.1
+
+
+class UnsteadyError(RuntimeError):
+    """Two readings differ although this process did nothing in between."""
+
+
+def steady(read: Callable[[], int], *, pause: float = _PAUSE_S, readings: int = _READINGS) -> int:
+    """Return the value of `read` if several calls agree; else raise :class:`UnsteadyError`."""
+    first = read()
+    for _ in range(readings - 1):
+        time.sleep(pause)
+        again = read()
+        if again != first:
+            raise UnsteadyError(
+                f"device memory changed by {again - first} bytes while nothing ran here: another process uses the GPU"
+            )
+    return first
+
+
+def outside(cuda: Any = torch.cuda, *, pause: float = _PAUSE_S) -> int:
+    """Return what all processes use on the device, without this process's allocator [bytes]."""
+    cuda.synchronize()
+    return steady(lambda: _in_use(cuda), pause=pause) - int(cuda.memory_reserved())
+
+
+def _in_use(cuda: Any) -> int:
+    free, total = cuda.mem_get_info()
+    return int(total - free)
+
+
+@dataclass
+class Meter:
+    """What nvidia-smi shows of this process, the context included; it makes no context by looking."""
+
+    cuda: Any = torch.cuda
+    pause: float = _PAUSE_S
+    before: dict[str, int] = field(default_factory=dict)
+    """By GPU, before this process had a context [bytes]."""
+    source: str = ""
+    """How the last figure was read."""
+
+    def begin(self) -> None:
+        """Read what each GPU holds before."""
+        self.before = {card.uuid: card.used for card in smi.cards()}
+
+    def in_use(self) -> int | None:
+        """Return what this process has on its GPU, all kernels done [bytes]; None where nvidia-smi does not show it.
+
+        Where it does not list the process, as in many containers, the growth of the whole GPU stands for it.
+        """
+        self.cuda.synchronize()
+        uuid = own_uuid(list(self.before))
+        if uuid is None:
+            return None
+        if smi.used_by_process(os.getpid(), uuid) is not None:
+            self.source = "nvidia-smi's figure of the process"
+            return steady(lambda: smi.used_by_process(os.getpid(), uuid) or 0, pause=self.pause)
+        self.source = "growth of nvidia-smi's figure of the GPU"
+        grown = steady(lambda: self._used(uuid), pause=self.pause) - self.before[uuid]
+        return grown if grown > 0 else None
+
+    @staticmethod
+    def _used(uuid: str) -> int:
+        return next((card.used for card in smi.cards() if card.uuid == uuid), 0)
+
+
+# ---------------------------------------------------------------------------------------------------------------- look
+
+
+def run_look(job: Mapping[str, Any]) -> dict[str, Any]:
+    """Return versions, and torch's properties of the first visible GPU; a CPU is not described."""
+    facts: dict[str, Any] = {"torch": torch.__version__, "cuda": torch.version.cuda or "", "gpus": 0}
+    facts |= {name: version_of(name) for name in ("transformers", "peft")}
+    if job["device"] == "cuda" and torch.cuda.is_available():
+        first = torch.cuda.get_device_properties(0)
+        facts |= {
+            "gpus": torch.cuda.device_count(),
+            "name": first.name,
+            "memory": first.total_memory,
+            "uuid": str(getattr(first, "uuid", "")),
+        }
+    return {"look": facts}

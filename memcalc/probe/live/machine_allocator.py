@@ -1,4 +1,4 @@
-"""What the caching allocator does with planned requests, beside what :mod:`memcalc.allocator` says that it does."""
+"""The caching allocator's answers to planned requests, compared with those of :mod:`memcalc.allocator`."""
 
 from __future__ import annotations
 
@@ -10,8 +10,6 @@ import torch
 
 from memcalc.allocator import replay
 from memcalc.units import MIB
-
-__all__ = ["SCENES", "Scene", "Seen", "differences", "played", "sizes", "watch"]
 
 Counters = tuple[int, int]
 """Allocated and reserved [bytes]."""
@@ -54,13 +52,13 @@ def watch(allocate: Callable[[Any, int], Any], cuda: Any = torch.cuda) -> list[S
 
 
 def _steps(scene: Scene, allocate: Callable[[Any, int], Any], cuda: Any) -> Iterator[Counters]:
-    stream, kept = cuda.Stream(), list[Any]()
+    stream, tensors = cuda.Stream(), list[Any]()
     allocated, reserved = cuda.memory_allocated(), cuda.memory_reserved()
     for step in scene.steps:
         if step > 0:
-            kept.append(allocate(stream, step))
+            tensors.append(allocate(stream, step))
         else:
-            kept[-step - 1] = None
+            tensors[-step - 1] = None
         yield cuda.memory_allocated() - allocated, cuda.memory_reserved() - reserved
 
 
@@ -71,7 +69,7 @@ def on_stream(stream: Any, size: int) -> torch.Tensor:
 
 
 def played(scene: Scene, *, expandable: bool) -> tuple[Counters, ...]:
-    """Return what the replay says of a scene."""
+    """Return the counters of a scene in the replay."""
     events: list[tuple[str, int, int, int, str]] = []
     counters, allocations = [], 0
     for step in scene.steps:
@@ -83,28 +81,28 @@ def played(scene: Scene, *, expandable: bool) -> tuple[Counters, ...]:
 
 
 def differences(seen: list[Seen], *, expandable: bool) -> list[str]:
-    """Say where the allocator does something else than the replay: a rule that is wrong, not noise."""
-    said = []
-    for one in seen:
-        expected = played(one.scene, expandable=expandable)
-        at = next((i for i, pair in enumerate(zip(one.counters, expected, strict=True)) if pair[0] != pair[1]), None)
-        if at is not None:
-            (allocated, reserved), (ours, held) = one.counters[at], expected[at]
-            said.append(
-                f"{one.scene.name}: after step {at + 1} of {list(one.scene.steps)} the allocator has {allocated} bytes "
-                f"allocated and {reserved} reserved, the replay {ours} and {held}"
+    """Describe each difference between the allocator and the replay: a wrong rule, not noise."""
+    sentences = []
+    for scene, counters in ((observed.scene, observed.counters) for observed in seen):
+        expected = played(scene, expandable=expandable)
+        step = next((i for i, pair in enumerate(zip(counters, expected, strict=True)) if pair[0] != pair[1]), None)
+        if step is not None:
+            real, replayed = counters[step], expected[step]
+            sentences.append(
+                f"{scene.name}: after step {step + 1} of {list(scene.steps)} the allocator has {real[0]} bytes "
+                f"allocated and {real[1]} reserved, the replay {replayed[0]} and {replayed[1]}"
             )
-    return said
+    return sentences
 
 
 def sizes(seen: list[Seen]) -> dict[str, int]:
     """Return the sizes that the scenes show [bytes]."""
-    first = {one.scene.name: one.counters[0] for one in seen}
+    first = {observed.scene.name: observed.counters[0] for observed in seen}
     rounding, small = first["rounding of a small request"]
-    found = {
+    sizes_by_name = {
         "rounding": rounding,
         "small_segment": small,
         "large_segment": first["the smallest large request"][1],
         "segment_of_10_mib_and_1": first["rounding of a segment"][1],
     }
-    return {name: size for name, size in found.items() if size > 0}
+    return {name: size for name, size in sizes_by_name.items() if size > 0}

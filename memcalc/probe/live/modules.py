@@ -20,7 +20,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from memcalc.errors import InputError, MissingError
 from memcalc.probe.live.cuda_like import cuda_like, unpacked
-from memcalc.probe.module import Source
+from memcalc.specs.recorded import Source
 
 DTYPES = {"fp32": torch.float32, "half": torch.bfloat16, "autocast": torch.float32}
 LISTS = (nn.ModuleList, nn.Sequential)
@@ -40,29 +40,29 @@ class Functions:
 def functions(source: Source) -> Functions:
     """Import what a source names; the module of the factory may bring the inputs itself."""
     factory = _imported(source.module, "module")
-    own = getattr(sys.modules.get(factory.__module__), INPUTS, None) if hasattr(factory, "__module__") else None
-    inputs = _imported(source.inputs, "inputs") if source.inputs else own
+    beside = sys.modules.get(getattr(factory, "__module__", ""))
+    inputs = _imported(source.inputs, "inputs") if source.inputs else getattr(beside, INPUTS, None)
     return Functions(factory, inputs, _imported(source.loss, "loss-fn") if source.loss else None)
 
 
 def _imported(name: str, field: str) -> Callable[..., Any]:
     """The function that ``package.module:function`` or ``path/file.py:function`` names."""
-    place, _, function = name.rpartition(":")
-    if not place or not function.isidentifier():
+    module_name, _, function = name.rpartition(":")
+    if not module_name or not function.isidentifier():
         raise InputError(field, name, "must be package.module:function or path/to/file.py:function")
     try:
-        module = _file(Path(place)) if place.endswith(".py") else importlib.import_module(place)
+        module = _file(Path(module_name)) if module_name.endswith(".py") else importlib.import_module(module_name)
     except Exception as error:
-        raise InputError(field, name, f"importing {place} failed: {_said(error)}") from error
-    found = getattr(module, function, None)
-    if not callable(found):
-        known = [key for key, value in vars(module).items() if callable(value)]
-        raise InputError(field, function, f"{place} has no function of that name", known)
-    return found  # type: ignore[no-any-return]
+        raise InputError(field, name, f"importing {module_name} failed: {_one_line(error)}") from error
+    value = getattr(module, function, None)
+    if not callable(value):
+        names = [key for key, value in vars(module).items() if callable(value)]
+        raise InputError(field, function, f"{module_name} has no function of that name", names)
+    return value  # type: ignore[no-any-return]
 
 
 def _file(path: Path) -> Any:
-    """A Python file as a module of its own; what lies beside it can be imported by it."""
+    """Import a Python file as a module; it can import the files in its folder."""
     name = f"memcalc_module_{path.stem}_{abs(hash(str(path.resolve()))):x}"
     if name in sys.modules:
         return sys.modules[name]
@@ -84,10 +84,21 @@ def _file(path: Path) -> Any:
     return module
 
 
-def _said(error: BaseException) -> str:
+def _one_line(error: BaseException, most: int = 200) -> str:
     """An exception on one line."""
     text = " ".join(str(error).split())
-    return f"{type(error).__name__}: {text[:200]}" if text else type(error).__name__
+    return f"{type(error).__name__}: {text[:most]}" if text else type(error).__name__
+
+
+@contextlib.contextmanager
+def running(model: nn.Module) -> Iterator[None]:
+    """Run steps of a user's module, whose errors are the user's."""
+    try:
+        yield
+    except InputError:
+        raise
+    except Exception as error:
+        raise InputError("module", type(model).__name__, f"a step of it failed: {_one_line(error, 300)}") from error
 
 
 @dataclass
@@ -169,18 +180,19 @@ def _imitate(model: nn.Module) -> None:
     mode = torch._guards.detect_fake_mode()
     if mode is None:
         return
-    known: dict[torch.Tensor, torch.Tensor] = {}
+    replaced: dict[torch.Tensor, torch.Tensor] = {}
 
     def fake(tensor: torch.Tensor) -> torch.Tensor:
-        if tensor not in known:
+        if tensor not in replaced:
             like = mode.from_tensor(tensor.detach()) if not isinstance(tensor, FakeTensor) else tensor.detach()
             like = torch.empty_like(like, device="cpu") if like.device.type == "meta" else like
-            known[tensor] = nn.Parameter(like, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else like
-        return known[tensor]
+            replaced[tensor] = nn.Parameter(like, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else like
+        return replaced[tensor]
 
     for part in model.modules():
         for group in (part._parameters, part._buffers):
-            group.update({name: fake(one) for name, one in group.items() if one is not None and _needs(one)})
+            real = {name: tensor for name, tensor in group.items() if tensor is not None and _needs(tensor)}
+            group.update({name: fake(tensor) for name, tensor in real.items()})
 
 
 def _needs(tensor: torch.Tensor) -> bool:
@@ -198,7 +210,7 @@ def _called(function: Callable[..., Any], name: str, field: str, *values: int) -
     except InputError:
         raise
     except Exception as error:
-        raise InputError(field, name, f"calling it failed: {_said(error)}") from error
+        raise InputError(field, name, f"calling it failed: {_one_line(error)}") from error
 
 
 def _batch(example: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -216,26 +228,26 @@ def _cast(leaf: Any, dtype: torch.dtype) -> Any:
     return leaf.to(dtype) if isinstance(leaf, torch.Tensor) and leaf.is_floating_point() else leaf
 
 
-def blocks_of(model: nn.Module, named: str | None) -> dict[str, nn.Module]:
+def blocks_of(model: nn.Module, class_name: str | None) -> dict[str, nn.Module]:
     """The repeated blocks by path: those of a class, or the members of lists in which a class stands more than once.
 
     Only the outermost count; a module without any is a block as a whole.
     """
-    found: dict[str, nn.Module] = {}
+    blocks: dict[str, nn.Module] = {}
     for path, module in model.named_modules():
-        inside = any(path == done or path.startswith(done + ".") for done in found)
+        inside = any(path == done or path.startswith(done + ".") for done in blocks)
         if inside or not path:
             continue
-        if named is None and isinstance(module, LISTS):
-            found |= {f"{path}.{name}": child for name, child in _repeated(module)}
-        elif type(module).__name__ == named:
-            found[path] = module
-    if named is not None and not found:
+        if class_name is None and isinstance(module, LISTS):
+            blocks |= {f"{path}.{name}": child for name, child in _repeated(module)}
+        elif type(module).__name__ == class_name:
+            blocks[path] = module
+    if class_name is not None and not blocks:
         classes = sorted({type(module).__name__ for module in model.modules()})
-        raise InputError("block-class", named, "no module of the model is of that class", classes)
-    if not found and isinstance(model, LISTS):
-        found = dict(_repeated(model))
-    return found or {"": model}
+        raise InputError("block-class", class_name, "no module of the model is of that class", classes)
+    if not blocks and isinstance(model, LISTS):
+        blocks = dict(_repeated(model))
+    return blocks or {"": model}
 
 
 def _repeated(members: nn.Module) -> list[tuple[str, nn.Module]]:

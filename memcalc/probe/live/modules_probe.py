@@ -8,20 +8,19 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_leaves
 
-from memcalc import __version__
-from memcalc.errors import CombinationError, InputError
-from memcalc.probe.live.checkpoints import wrap_blocks
-from memcalc.probe.live.modules import Built, blocks_of, build, functions, takes_length, tensors
-from memcalc.probe.live.saved import Kept, node_names, recording
+from memcalc._version import __version__
+from memcalc.errors import CombinationError
+from memcalc.probe.live.modules import Built, blocks_of, build, functions, running, takes_length, tensors
+from memcalc.probe.live.saved import SavedStorage, node_names, recording
+from memcalc.probe.live.step_models import wrap_blocks
 from memcalc.probe.live.timeline import Steps, adamw, train
-from memcalc.results.module import ModuleComponents, ModulePart, ModuleProbe, SavedTensor
+from memcalc.results.probe import ModuleComponents, ModulePart, ModuleProbe, SavedTensor
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
 
     from memcalc.probe.live.timeline import Event
-    from memcalc.probe.module import Source
-    from memcalc.specs.recorded import Mode
+    from memcalc.specs.recorded import Mode, Source
 
 OPTIMIZERS = ("adamw", "sgd", "sgd-momentum")
 PHASES = ("forward", "loss", "backward", "step")
@@ -52,14 +51,15 @@ def probe_module(
 
     with tensors(fake=fake):
         built, blocks = make()
-        kept = _saved(built, blocks)
+        saved = _saved(built, blocks)
     with tensors(fake=fake):
         built, blocks = make()
         leaves = [leaf for leaf in tree_leaves((built.args, built.kwargs)) if isinstance(leaf, torch.Tensor)]
         chosen = optimizer_of(built.model, optimizer, implementation)
-        steps = _guarded(built, lambda: train(built.model, blocks, built.run, chosen, inputs=leaves))
+        with running(built.model):
+            steps = train(built.model, blocks, built.run, chosen, inputs=leaves)
         parameters = sum(p.numel() for p in built.model.parameters() if p.requires_grad)
-        parts = _parts(built.model, blocks, kept)
+        parts = _parts(built.model, blocks, saved)
     peak = steps.peak()
     return ModuleProbe(
         version=__version__,
@@ -74,13 +74,13 @@ def probe_module(
         parameters=parameters,
         peak=peak.live,
         peak_phase=phase_of(peak),
-        peak_at=f"{peak.place or 'the optimizer'}: {peak.op}",
+        peak_at=f"{peak.part or 'the optimizer'}: {peak.op}",
         components=_components(steps, peak),
         phases=phases_of(steps, 2),
         first_phases=phases_of(steps, 1),
-        saved=sum(one.nbytes for one in kept if one.weight is None),
+        saved=sum(storage.nbytes for storage in saved if storage.weight is None),
         parts=parts,
-        tensors=tuple(_tensor(one) for one in kept),
+        tensors=tuple(_tensor(storage) for storage in saved),
         file="",
         notes=(),
     )
@@ -99,33 +99,17 @@ def optimizer_of(model: nn.Module, name: str, implementation: str) -> torch.opti
     return torch.optim.SGD(trained, lr=1e-3, momentum=momentum, **choice)
 
 
-def _guarded(built: Built, act: Callable[[], Any]) -> Any:
-    """Do something with a user's module, whose errors are the user's."""
-    try:
-        return act()
-    except InputError:
-        raise
-    except Exception as error:
-        text = " ".join(str(error).split())[:300]
-        said = f"a step of it failed: {type(error).__name__}: {text}"
-        raise InputError("module", type(built.model).__name__, said) from error
-
-
-def _saved(built: Built, blocks: Mapping[str, nn.Module]) -> list[Kept]:
-    def run() -> list[Kept]:
-        with recording(built.model, blocks) as recorder:
-            loss = built.run()
-        return recorder.result(node_names(loss.grad_fn))
-
-    found: list[Kept] = _guarded(built, run)
-    return found
+def _saved(built: Built, blocks: Mapping[str, nn.Module]) -> list[SavedStorage]:
+    with running(built.model), recording(built.model, blocks) as recorder:
+        loss = built.run()
+    return recorder.result(node_names(loss.grad_fn))
 
 
 def phase_of(event: Event) -> str:
     """The phase of an event: the loss is what runs after the last block, forward and backward."""
     if event.phase == "optimizer":
         return "step"
-    return "loss" if event.place == "head" else event.phase
+    return "loss" if event.part == "head" else event.phase
 
 
 def phases_of(steps: Steps, step: int) -> dict[str, int]:
@@ -145,23 +129,23 @@ def _components(steps: Steps, peak: Event) -> ModuleComponents:
     return ModuleComponents(**sums)
 
 
-def _parts(model: nn.Module, blocks: Mapping[str, nn.Module], kept: list[Kept]) -> tuple[ModulePart, ...]:
-    """The blocks with their sizes, and what stands around them."""
+def _parts(model: nn.Module, blocks: Mapping[str, nn.Module], storages: list[SavedStorage]) -> tuple[ModulePart, ...]:
+    """The blocks with their parameters and saved bytes, after the parts outside of them."""
     inside = {id(p) for block in blocks.values() for p in block.parameters()}
     outside = sum(p.numel() for p in model.parameters() if p.requires_grad and id(p) not in inside)
 
-    def saved(place: str) -> int:
-        return sum(one.nbytes for one in kept if one.place == place and one.weight is None)
+    def saved(part: str) -> int:
+        return sum(storage.nbytes for storage in storages if storage.part == part and storage.weight is None)
 
-    rows = [("outside the blocks", "", outside, sum(saved(place) for place in ("embedding", "between", "head")))]
+    rows = [("outside the blocks", "", outside, sum(saved(part) for part in ("embedding", "between", "head")))]
     for path, block in blocks.items():
         size = sum(p.numel() for p in block.parameters() if p.requires_grad)
         rows.append((path or "the module", type(block).__name__, size, saved(path)))
     return tuple(ModulePart(path=a, name=b, parameters=c, saved=d) for a, b, c, d in rows)
 
 
-def _tensor(kept: Kept) -> SavedTensor:
+def _tensor(storage: SavedStorage) -> SavedTensor:
     return SavedTensor(
-        part=kept.place, module=kept.module, node=kept.node, shape=kept.shape, dtype=str(kept.dtype)[6:],
-        bytes=kept.nbytes, weight=kept.weight or "",
+        part=storage.part, module=storage.module, node=storage.node, shape=storage.shape, dtype=str(storage.dtype)[6:],
+        bytes=storage.nbytes, weight=storage.weight or "",
     )  # fmt: skip

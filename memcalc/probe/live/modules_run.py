@@ -13,9 +13,9 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
 from memcalc.errors import InputError
-from memcalc.probe.live.checkpoints import wrap_blocks
-from memcalc.probe.live.modules import Built, blocks_of
+from memcalc.probe.live.modules import Built, blocks_of, running
 from memcalc.probe.live.saved import Where
+from memcalc.probe.live.step_models import wrap_blocks
 from memcalc.probe.live.timeline import Timeline, resizing
 from memcalc.probe.module_parts import Life, Raw
 
@@ -23,7 +23,7 @@ BEFORE, AFTER = "embedding", "head"
 
 
 class Follower(Timeline):
-    """A timeline that knows the module of each birth, autocast's copies of weights, and the operations of each part."""
+    """A timeline with the module of each allocation, autocast's copies of weights, and the operations of each part."""
 
     def __init__(self, where: Where) -> None:
         super().__init__(where)
@@ -43,13 +43,13 @@ class Follower(Timeline):
             self.mark(out, "weight copy")
         count = flop_registry.get(getattr(func, "overloadpacket", None))
         if count is not None and self.phase == "forward":
-            self.flops[self.place] = self.flops.get(self.place, 0) + int(count(*args, **(kwargs or {}), out_val=out))
+            self.flops[self.part] = self.flops.get(self.part, 0) + int(count(*args, **(kwargs or {}), out_val=out))
         return out
 
     @property
-    def place(self) -> str:
-        """In forward the block that runs; in backward the part that it has come to, also where a checkpoint reruns."""
-        return self.backward_place if self.phase == "backward" else self.where.place
+    def part(self) -> str:
+        """In forward the block that runs; in backward the part that it has reached, also where a checkpoint reruns."""
+        return self.backward_part if self.phase == "backward" else self.where.part
 
     def add(self, tensor: torch.Tensor, kind: str = "") -> None:
         """Note the module that makes it."""
@@ -71,12 +71,12 @@ def _first(things: Any) -> torch.Tensor | None:
 
 
 def _watch(line: Follower, path: str, block: nn.Module) -> None:
-    """Note what a block is given and gives, and when backward comes to it and leaves it."""
+    """Record a block's input and output, and when backward reaches it and leaves it."""
 
-    def arrive(place: str) -> Callable[[torch.Tensor], None]:
+    def arrive(part: str) -> Callable[[torch.Tensor], None]:
         def hook(grad: torch.Tensor) -> None:
-            line.backward_place = place
-            line.coming.setdefault(place, line.number(grad))
+            line.backward_part = part
+            line.coming.setdefault(part, line.number(grad))
 
         return hook
 
@@ -118,10 +118,10 @@ class Run:
     """Bytes of buffers and frozen weights."""
 
 
-def follow(build: Callable[[], Built], named: str | None, treatment: str) -> Run:
+def follow(build: Callable[[], Built], class_name: str | None, treatment: str) -> Run:
     """Build a module and run it forward and backward once; ``treatment`` none, or full: each block checkpointed."""
     built = build()
-    model, blocks = built.model, blocks_of(built.model, named)
+    model, blocks = built.model, blocks_of(built.model, class_name)
     if not any(p.requires_grad for p in model.parameters()):
         raise InputError("module", type(model).__name__, "it has no parameter that is trained")
     wrap_blocks(blocks, treatment)
@@ -141,30 +141,23 @@ def follow(build: Callable[[], Built], named: str | None, treatment: str) -> Run
     raw = Raw(line.order, _lives(line), dict(line.given), dict(line.made), dict(line.coming), line.flops)
     classes = {path: type(blocks[path]).__name__ for path in line.order}
     frozen = [*(p for p in model.parameters() if not p.requires_grad), *model.buffers()]
-    beside = sum({t.untyped_storage()._cdata: t.untyped_storage().nbytes() for t in frozen}.values())
-    return Run(raw, _parameters(model, line.order, grown), classes, built.taken, _tied(model, raw, grown), beside)
+    buffer_bytes = sum({t.untyped_storage()._cdata: t.untyped_storage().nbytes() for t in frozen}.values())
+    return Run(raw, _parameters(model, line.order, grown), classes, built.taken, _tied(model, raw, grown), buffer_bytes)
 
 
 def _step(line: Follower, built: Built) -> None:
     """Forward and backward, on the line."""
     gc.disable()  # nothing that was garbage before may go in between
     try:
-        with line, resizing(line):
+        with running(built.model), line, resizing(line):
             for leaf in tree_leaves((built.args, built.kwargs)):
                 if isinstance(leaf, torch.Tensor):
                     line.add(leaf, "input")
             loss = built.run()
-            line.phase, line.backward_place = "backward", AFTER
+            line.phase, line.backward_part = "backward", AFTER
             loss.backward()
             line.phase = "end"
             del loss
-    except InputError:
-        raise
-    except Exception as error:
-        text = " ".join(str(error).split())[:300]
-        raise InputError(
-            "module", type(built.model).__name__, f"a step of it failed: {type(error).__name__}: {text}"
-        ) from error
     finally:
         gc.enable()
 
@@ -187,11 +180,11 @@ def _lives(line: Follower) -> list[Life]:
             name = event.op.partition(" < ")[0]
             node = event.op.partition(" < ")[2]
             lives[event.storage] = Life(
-                event.storage, event.delta, event.phase, event.place, time, None, line.modules.get(event.storage, ""),
+                event.storage, event.delta, event.phase, event.part, time, None, line.modules.get(event.storage, ""),
                 name, node, "", event.shape, event.dtype,
             )  # fmt: skip
         elif event.delta < 0 and line.sizes[event.storage] == 0:
-            life.end, life.end_phase, life.end_place = time, event.phase, event.place
+            life.end, life.end_phase, life.end_part = time, event.phase, event.part
         else:
             life.bytes += event.delta
     for number, kind in line.kinds.items():
@@ -204,23 +197,23 @@ def _lives(line: Follower) -> list[Life]:
 class Grown:
     """Where a parameter's gradient was completed, and its storage."""
 
-    place: str
+    part: str
     storage: int
 
 
 def _grown(line: Follower, grown: dict[int, Grown], parameter: torch.Tensor) -> None:
     """Note where a parameter's gradient was made."""
     line.mark(parameter.grad, "gradient")
-    grown[id(parameter)] = Grown(line.backward_place, line.number(parameter.grad))
+    grown[id(parameter)] = Grown(line.backward_part, line.number(parameter.grad))
 
 
 def _parameters(model: nn.Module, order: list[str], grown: Mapping[int, Grown]) -> dict[str, list[int]]:
     """Elements of the trained parameters by part: of a block its own, of the others those whose gradients it makes."""
     parts: dict[str, list[int]] = {path: [] for path in (BEFORE, *order, AFTER)}
     for path, parameter in model.named_parameters():
-        block = next((one for one in order if not one or path.startswith(one + ".")), None)
+        block = next((name for name in order if not name or path.startswith(name + ".")), None)
         if parameter.requires_grad:
-            outside = grown[id(parameter)].place if id(parameter) in grown else BEFORE
+            outside = grown[id(parameter)].part if id(parameter) in grown else BEFORE
             parts[outside if block is None else block].append(parameter.numel())
     return parts
 
@@ -228,15 +221,15 @@ def _parameters(model: nn.Module, order: list[str], grown: Mapping[int, Grown]) 
 def _tied(model: nn.Module, raw: Raw, grown: Mapping[int, Grown]) -> tuple[int, int] | None:
     """Rows and columns of a weight that is used before and after the blocks: the first gradient waits for the other."""
     for parameter in model.parameters():
-        own = grown.get(id(parameter))
-        if parameter.dim() != 2 or own is None or own.place != BEFORE:
+        gradient = grown.get(id(parameter))
+        if parameter.dim() != 2 or gradient is None or gradient.part != BEFORE:
             continue
         size = parameter.untyped_storage().nbytes()
         alike = [life for life in raw.lives if life.phase == "backward" and life.bytes == size]
         # the engine adds the second gradient to the first, or both in a third
-        first = [f for f in alike if f.place == AFTER and (f.number == own.storage or f.end_place == BEFORE)]
+        first = [f for f in alike if f.part == AFTER and (f.number == gradient.storage or f.end_part == BEFORE)]
         if first:
-            for life in (first[0], *(life for life in alike if life.place == BEFORE)):
+            for life in (first[0], *(life for life in alike if life.part == BEFORE)):
                 life.kind = "tied"
             return parameter.shape[0], parameter.shape[1]
     return None

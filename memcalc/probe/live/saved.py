@@ -16,50 +16,23 @@ aten = torch.ops.aten
 
 
 @dataclasses.dataclass
-class Kept:
+class SavedStorage:
     """One storage saved for backward, as its first saver saw it."""
 
-    place: str
+    part: str
     """Path of the block; ``embedding``, ``between`` or ``head`` outside the blocks."""
     module: str
     shape: tuple[int, ...]
     dtype: torch.dtype
     nbytes: int
     node: str = ""
-    """Autograd nodes that keep it, as ``MmBackward0.self``; several if they share the storage."""
+    """Autograd nodes that hold it, as ``MmBackward0.self``; several if they share the storage."""
     weight: str | None = None
     """The parameter that it is a low-precision copy of (autocast)."""
 
-    def line(self) -> str:
-        """Return one row of a listing."""
-        copy = f"  [copy of {self.weight}]" if self.weight else ""
-        shape = "x".join(map(str, self.shape)) or "scalar"
-        return f"{self.nbytes:>9}  {shape:<18} {str(self.dtype)[6:]:<9} {self.node:<58} {self.module}{copy}"
-
-
-@dataclasses.dataclass
-class Saved:
-    """Everything that one forward pass keeps; parameters and buffers are left out."""
-
-    kept: list[Kept]
-    blocks: list[str]
-
-    def at(self, place: str | int) -> list[Kept]:
-        """Return what ``place`` keeps: a block's number, its path, ``embedding``, ``between`` or ``head``."""
-        name = self.blocks[place] if isinstance(place, int) else place
-        return [k for k in self.kept if k.place == name]
-
-    def bytes_at(self, place: str | int, *, weights: bool = False) -> int:
-        """Return the bytes kept at ``place``; ``weights`` counts autocast's copies of weights too."""
-        return sum(k.nbytes for k in self.at(place) if weights or k.weight is None)
-
-    def total(self, *, weights: bool = False) -> int:
-        """Return the bytes kept everywhere."""
-        return sum(k.nbytes for k in self.kept if weights or k.weight is None)
-
 
 class Where:
-    """Follows which module runs, by hooks; ``place`` names the block or the part before, between or after blocks."""
+    """Follows which module runs, by hooks; ``part`` names the block or the part before, between or after blocks."""
 
     def __init__(self, model: nn.Module, blocks: Iterable[str]) -> None:
         self.stack: list[str] = []
@@ -83,7 +56,7 @@ class Where:
         return self.stack[-1] if self.stack else ""
 
     @property
-    def place(self) -> str:
+    def part(self) -> str:
         """The block that runs, or the part outside the blocks."""
         inside = next((p for p in reversed(self.stack) if p in self.blocks), None)
         if inside is not None:
@@ -92,7 +65,7 @@ class Where:
 
 
 class _Token:
-    """Stands for a packed tensor, so that the nodes which keep it can be found without unpacking."""
+    """A packed tensor's placeholder, so that the nodes that save it can be found without unpacking."""
 
     def __init__(self, tensor: torch.Tensor) -> None:
         self.tensor = tensor
@@ -135,10 +108,10 @@ def node_names(root: Any) -> dict[int, list[str]]:
 
 def _note(names: dict[int, list[str]], node: Any, attribute: str) -> None:
     raw = getattr(node, attribute)
-    for one in raw if isinstance(raw, (tuple, list)) else (raw,):
+    for item in raw if isinstance(raw, (tuple, list)) else (raw,):
         data = None
         with contextlib.suppress(RuntimeError, AttributeError):
-            data = one.data
+            data = item.data
         if isinstance(data, _Token):
             names.setdefault(id(data), []).append(f"{node.name()}.{attribute.removeprefix('_raw_saved_')}")
 
@@ -148,7 +121,7 @@ class Recorder:
 
     def __init__(self, where: Where, skip: set[int], copies: WeightCopies) -> None:
         self.where, self.skip, self.copies = where, skip, copies
-        self.by_storage: dict[int, Kept] = {}
+        self.by_storage: dict[int, SavedStorage] = {}
         self.tokens: dict[int, list[weakref.ref[_Token]]] = {}
         self.alive: list[Any] = []
 
@@ -158,8 +131,8 @@ class Recorder:
         key = storage._cdata
         if key not in self.skip:
             if key not in self.by_storage:
-                self.by_storage[key] = Kept(
-                    self.where.place,
+                self.by_storage[key] = SavedStorage(
+                    self.where.part,
                     self.where.module,
                     tuple(tensor.shape),
                     tensor.dtype,
@@ -175,20 +148,20 @@ class Recorder:
         """Give the tensor back to backward."""
         return token.tensor
 
-    def result(self, names: dict[int, list[str]]) -> list[Kept]:
-        """Return what is still kept, with its nodes; a branch that does not reach the loss is gone by now."""
-        still = {key: [t for ref in refs if (t := ref()) is not None] for key, refs in self.tokens.items()}
-        for key, kept in self.by_storage.items():
-            found = [name for token in still[key] for name in names.get(id(token), [])]
-            kept.node = ", ".join(dict.fromkeys(found)) or "input of a checkpoint"
-        return [kept for key, kept in self.by_storage.items() if still[key]]
+    def result(self, names: dict[int, list[str]]) -> list[SavedStorage]:
+        """Return what is still saved, with its nodes; branches that do not reach the loss are freed by now."""
+        alive = {key: [t for ref in refs if (t := ref()) is not None] for key, refs in self.tokens.items()}
+        for key, saved in self.by_storage.items():
+            nodes = [name for token in alive[key] for name in names.get(id(token), [])]
+            saved.node = ", ".join(dict.fromkeys(nodes)) or "input of a checkpoint"
+        return [saved for key, saved in self.by_storage.items() if alive[key]]
 
 
 @contextlib.contextmanager
 def recording(model: nn.Module, blocks: Iterable[str]) -> Iterator[Recorder]:
     """Record what the body's forward pass saves; ``blocks`` are the paths of the blocks."""
-    known = {t.untyped_storage()._cdata for t in (*model.parameters(), *model.buffers())}
+    skip = {t.untyped_storage()._cdata for t in (*model.parameters(), *model.buffers())}
     copies = WeightCopies(model)
-    recorder = Recorder(Where(model, blocks), known, copies)
+    recorder = Recorder(Where(model, blocks), skip, copies)
     with copies, torch.autograd.graph.saved_tensors_hooks(recorder.pack, recorder.unpack):
         yield recorder

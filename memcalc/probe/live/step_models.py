@@ -1,4 +1,4 @@
-"""A real model with its optimizer and one batch, built as a row of the suite says it."""
+"""A real model with its optimizer and one batch, built from a row of the suite."""
 
 from __future__ import annotations
 
@@ -12,9 +12,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
-from memcalc.probe.live.checkpoints import wrap_blocks
-
-__all__ = ["Training", "build", "choose_attention", "decoder_blocks"]
+from memcalc.frameworks import habits_of
 
 DTYPES = {
     "fp32": torch.float32,
@@ -62,7 +60,7 @@ def build(job: Mapping[str, Any], device: str, adapt: Adapt | None = None) -> Tr
         for block in blocks.values():
             _selective(block)
     else:
-        wrap_blocks(blocks, recompute)
+        wrap_blocks(blocks, recompute, first=habits_of(strategy["framework"]).checkpoints_first)
     if adapt:
         model = adapt(model, blocks)
     micro_batch, seq_len = workload["micro_batch"], workload["seq_len"]
@@ -78,14 +76,14 @@ def build(job: Mapping[str, Any], device: str, adapt: Adapt | None = None) -> Tr
 
 
 def choose_attention(name: str) -> None:
-    """Leave PyTorch only the kernel that a row asks for: a row that cannot have it fails, and says so.
+    """Leave PyTorch only the kernel of a row; a row whose kernel is not available fails.
 
     The switches hold for the process, so that what is computed again in backward has the same kernel.
     """
     switches = torch.backends.cuda
-    switches.enable_flash_sdp(name in {"flash", "eager"})
-    switches.enable_mem_efficient_sdp(name in {"efficient", "eager"})
-    switches.enable_math_sdp(name in {"math", "eager"})
+    switches.enable_flash_sdp(name in {"flash", "eager", "sdpa"})
+    switches.enable_mem_efficient_sdp(name in {"efficient", "eager", "sdpa"})
+    switches.enable_math_sdp(name in {"math", "eager", "sdpa"})
     if hasattr(switches, "enable_cudnn_sdp"):
         switches.enable_cudnn_sdp(name == "cudnn")
 
@@ -99,7 +97,7 @@ def decoder_blocks(model: nn.Module) -> dict[str, nn.Module]:
         if len(blocks) and all(type(block).__name__.endswith(("Layer", "Block")) for block in blocks)
     }
     path = min(layered, key=lambda path: path.count("."))
-    return {f"{path}.{place}": block for place, block in enumerate(layered[path])}
+    return {f"{path}.{index}": block for index, block in enumerate(layered[path])}
 
 
 def _model(
@@ -181,7 +179,7 @@ def _policy() -> Callable[..., CheckpointPolicy]:
     """Return a policy that keeps attention, and every second matrix product from the first on."""
     counts = {True: 0, False: 0}
     aten = torch.ops.aten
-    kept = {
+    saved_operators = {
         aten._scaled_dot_product_flash_attention.default,
         aten._scaled_dot_product_efficient_attention.default,
         aten._scaled_dot_product_flash_attention_for_cpu.default,
@@ -191,6 +189,58 @@ def _policy() -> Callable[..., CheckpointPolicy]:
         if operator is aten.mm.default:
             counts[context.is_recompute] += 1
         odd = operator is aten.mm.default and counts[context.is_recompute] % 2 == 1
-        return CheckpointPolicy.MUST_SAVE if odd or operator in kept else CheckpointPolicy.PREFER_RECOMPUTE
+        return CheckpointPolicy.MUST_SAVE if odd or operator in saved_operators else CheckpointPolicy.PREFER_RECOMPUTE
 
     return decide
+
+
+def recompute_groups(policy: str, count: int, *, first: bool = False) -> list[range]:
+    """Return the runs of blocks that share one checkpoint: ``none``, ``full``, ``every-N`` or ``segments-K``.
+
+    Of every N blocks the last has one, as in torchtitan, or the ``first``, as in Transformers.
+    """
+    if policy == "none":
+        return []
+    if policy == "full":
+        return [range(i, i + 1) for i in range(count)]
+    word, _, number = policy.rpartition("-")
+    if word == "every":
+        return [range(i, i + 1) for i in range(0 if first else int(number) - 1, count, int(number))]
+    size = -(-count // int(number))
+    return [range(i, min(i + size, count)) for i in range(0, count, size)]
+
+
+def wrap_blocks(blocks_by_path: Mapping[str, nn.Module], policy: str, *, first: bool = False) -> None:
+    """Checkpoint blocks, given by path, by ``policy``: separately in each list of blocks (encoder, decoder)."""
+    lists: dict[str, list[nn.Module]] = {}
+    for path, block in blocks_by_path.items():
+        lists.setdefault(path.rpartition(".")[0], []).append(block)
+    for blocks in lists.values():
+        for group in recompute_groups(policy, len(blocks), first=first):
+            _wrap([blocks[i] for i in group])
+
+
+def _wrap(group: list[nn.Module]) -> None:
+    if len(group) == 1:
+        forward = group[0].forward
+        # Transformers binds the keyword arguments to the function, and so does this: they are not saved as inputs
+        group[0].forward = lambda *args, **kwargs: checkpoint(
+            lambda *inputs: forward(*inputs, **kwargs), *args, use_reentrant=False
+        )
+        return
+    forwards = [block.forward for block in group]
+    tuples: list[bool] = []
+
+    def run(hidden: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        for forward in forwards:
+            out = forward(hidden, *args, **kwargs)
+            hidden = out[0] if isinstance(out, tuple) else out
+        tuples[:] = [isinstance(out, tuple)]
+        return out
+
+    def first(hidden: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        return checkpoint(lambda *inputs: run(*inputs, **kwargs), hidden, *args, use_reentrant=False)
+
+    group[0].forward = first
+    for block in group[1:]:
+        block.forward = lambda hidden, *_, **__: (hidden,) if tuples[0] else hidden

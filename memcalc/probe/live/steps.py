@@ -18,19 +18,6 @@ from memcalc.probe.live.step_models import Training, build
 from memcalc.probe.live.timeline import Timeline
 from memcalc.probe.measure import smi
 
-__all__ = [
-    "CountingMeter",
-    "CudaMeter",
-    "Meter",
-    "Phases",
-    "device_figure",
-    "figures_of",
-    "own_uuid",
-    "run_step",
-    "software",
-    "train",
-]
-
 FORWARD, LOSS, BACKWARD, STEP = "forward", "loss", "backward", "step"
 _KINDS = {FORWARD: "forward", LOSS: "forward", BACKWARD: "backward", STEP: "optimizer"}
 """How a timeline calls the phases."""
@@ -40,7 +27,7 @@ TIMED_AT_LEAST, TIMED_AT_MOST, TIMED_S = 3, 10, 2.0
 
 
 class Meter(Protocol):
-    """Peaks of live memory since it was last told to begin."""
+    """Peaks of live memory since the last `begin`."""
 
     def begin(self, phase: str) -> None:
         """Forget the peaks so far; what is live counts on."""
@@ -141,8 +128,8 @@ class Phases:
 
     def largest(self, figure: str) -> int | None:
         """Return the largest peak of all steps [bytes]."""
-        found = [peaks[figure] for step in self.steps for peaks in step.values() if figure in peaks]
-        return max(found, default=None)
+        largest = [peaks[figure] for step in self.steps for peaks in step.values() if figure in peaks]
+        return max(largest, default=None)
 
 
 def run_step(job: Mapping[str, Any]) -> dict[str, Any]:
@@ -151,7 +138,7 @@ def run_step(job: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def train(training: Training, meter: Meter, after: Callable[[int], bool]) -> Phases:
-    """Train until `after`, told how many steps there were, says that it is enough; nothing runs before the first."""
+    """Train until `after`, called with the number of steps, returns True; nothing runs before the first step."""
     phases = Phases(meter)
     last = list(training.blocks.values())[-1]
     border = last.register_forward_hook(lambda *_: phases.head_begins())
@@ -206,11 +193,11 @@ def _on_cuda(job: Mapping[str, Any]) -> dict[str, Any]:
     if device is not None:
         figures["measured"]["device"] = device
     retries = int(torch.cuda.memory_stats().get("num_alloc_retries", 0))
-    said = [how, f"the allocator gave its cache back {retries} times" if retries else ""]
+    comment = [how, f"the allocator gave its cache back {retries} times" if retries else ""]
     return figures | {
         "seconds": statistics.median(watch.seconds),
         "software": software(),
-        "comment": "; ".join(part for part in said if part),
+        "comment": "; ".join(part for part in comment if part),
     }
 
 
@@ -247,9 +234,9 @@ def device_figure(before: Mapping[str, int]) -> tuple[int | None, str]:
     uuid = own_uuid(list(before))
     if uuid is None:
         return None, "no device figure: nvidia-smi does not show this GPU"
-    own = smi.used_by_process(os.getpid(), uuid)
-    if own is not None:
-        return own, "device: nvidia-smi's figure of the process"
+    used = smi.used_by_process(os.getpid(), uuid)
+    if used is not None:
+        return used, "device: nvidia-smi's figure of the process"
     now = next((card.used for card in smi.cards() if card.uuid == uuid), 0)
     if now <= before[uuid]:
         return None, "no device figure: nvidia-smi shows no growth"
@@ -257,23 +244,22 @@ def device_figure(before: Mapping[str, int]) -> tuple[int | None, str]:
 
 
 def own_uuid(listed: list[str]) -> str | None:
-    """Return which of nvidia-smi's GPUs torch uses; older releases of torch do not tell."""
-    own = getattr(torch.cuda.get_device_properties(torch.cuda.current_device()), "uuid", None)
-    if own is None:
+    """Return which of nvidia-smi's GPUs torch uses; older releases of torch have no UUID."""
+    uuid = getattr(torch.cuda.get_device_properties(torch.cuda.current_device()), "uuid", None)
+    if uuid is None:
         return listed[0] if len(listed) == 1 else None
-    return next((uuid for uuid in listed if uuid.removeprefix("GPU-") == str(own)), None)
+    return next((name for name in listed if name.removeprefix("GPU-") == str(uuid)), None)
 
 
 def software() -> str:
     """Return the packages that decide what a step holds, with their versions."""
-    names = ["torch", "transformers", "peft"]
-    versions = {name: metadata.version(name) for name in names if _installed(name)}
-    return ", ".join(f"{name} {version}" for name, version in versions.items())
+    versions = {name: version_of(name) for name in ("torch", "transformers", "peft")}
+    return ", ".join(f"{name} {version}" for name, version in versions.items() if version)
 
 
-def _installed(name: str) -> bool:
+def version_of(package: str) -> str:
+    """Return the version of a package, empty where it is not installed."""
     try:
-        metadata.version(name)
+        return metadata.version(package)
     except metadata.PackageNotFoundError:
-        return False
-    return True
+        return ""

@@ -1,4 +1,4 @@
-"""Counts live bytes after every operator of a training step, through dispatch and the death of storages."""
+"""Counts live bytes after every operator of a training step, by dispatch and finalizers of storages."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Event:
     step: int
     phase: str
     """``forward``, ``backward`` or ``optimizer``."""
-    place: str
+    part: str
     """Block, ``embedding``, ``head``; in backward that of the gradient last seen."""
     op: str
     """The operator that ran, and in backward the autograd node."""
@@ -48,7 +48,7 @@ class Timeline(TorchDispatchMode):
         self.live, self.step, self.phase, self.op = 0, 0, "init", ""
         self.sizes: dict[int, int] = {}
         self.kinds: dict[int, str] = {}
-        self.backward_place = ""
+        self.backward_part = ""
         self.serial, self.ids = 0, dict[int, int]()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -67,11 +67,11 @@ class Timeline(TorchDispatchMode):
         return out
 
     @property
-    def place(self) -> str:
-        """The block that runs forward, or that backward has come to."""
+    def part(self) -> str:
+        """The block that runs forward, or that backward has reached."""
         if self.phase == "backward" and not self.where.stack:
-            return self.backward_place
-        return self.where.place if self.phase in {"forward", "backward"} else ""
+            return self.backward_part
+        return self.where.part if self.phase in {"forward", "backward"} else ""
 
     def add(self, tensor: torch.Tensor, kind: str = "") -> None:
         """Start to follow the storage of ``tensor``, unless it is known."""
@@ -91,7 +91,7 @@ class Timeline(TorchDispatchMode):
         self.sizes[serial] = self.sizes.get(serial, 0) + delta
         if kind:
             self.kinds[serial] = kind
-        event = Event(self.step, self.phase, self.place, self.op, serial, delta, self.live, shape, dtype, kind)
+        event = Event(self.step, self.phase, self.part, self.op, serial, delta, self.live, shape, dtype, kind)
         self.events.append(event)
 
     def _freed(self, key: int) -> None:
@@ -106,7 +106,7 @@ class Timeline(TorchDispatchMode):
             self._note(serial, storage.nbytes() - before)
 
     def mark(self, tensor: torch.Tensor | None, kind: str) -> None:
-        """Say what the storage of ``tensor`` is, if it is followed."""
+        """Set the kind of the storage of ``tensor``, if it is followed."""
         if tensor is None:
             return
         local = tensor._local_tensor if isinstance(tensor, DTensor) else tensor
@@ -120,7 +120,7 @@ ALONE = (4, 2)
 
 
 def _sole_owner(old: torch.Tensor, new: Any) -> bool:
-    """Tell whether the engine would add ``new`` into ``old`` in place.
+    """Return whether the engine would add ``new`` into ``old`` in place.
 
     ``accumulate`` of input_buffer.cpp does so when nothing else holds the old gradient, but never under a dispatch
     mode: without this, every residual connection would hold one gradient too many. Profiles of real tensors show the
@@ -141,10 +141,6 @@ class Steps:
     def peak(self, step: int = 2) -> Event:
         """Return the first event of ``step`` at which most bytes are live."""
         return max((e for e in self.events if e.step == step), key=lambda e: e.live)
-
-    def peak_in(self, phase: str, step: int = 2) -> Event:
-        """Return the first event of ``phase`` in ``step`` at which most bytes are live."""
-        return max((e for e in self.events if e.step == step and e.phase == phase), key=lambda e: e.live)
 
     def alive_at(self, event: Event) -> list[tuple[str, Event, int]]:
         """Return (kind, birth, bytes) of all storages alive right after ``event``, largest first."""
@@ -186,7 +182,7 @@ def _follow_backward(line: Timeline, model: nn.Module, blocks: Mapping[str, nn.M
         def hook(_module: nn.Module, _args: Any, out: Any) -> None:
             first = next((t for t in tree_leaves(out) if isinstance(t, torch.Tensor) and t.requires_grad), None)
             if first is not None and line.phase == "forward":
-                first.register_hook(lambda _: setattr(line, "backward_place", path))
+                first.register_hook(lambda _: setattr(line, "backward_part", path))
 
         return hook
 
@@ -231,7 +227,7 @@ def _one_step(
         line.where.seen.clear()
         line.phase = "forward"
         loss = run()
-        line.phase, line.backward_place = "backward", "head"
+        line.phase, line.backward_part = "backward", "head"
         loss.backward()
     line.phase = "optimizer"
     optimizer.step()

@@ -6,11 +6,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from memcalc.probe.measure.jobs import Job
-from memcalc.probe.measure.shapes import config_of
+from memcalc.probe.measure.process import ProbeJob
+from memcalc.probe.measure.suite import SHARDED, config_of
 from memcalc.units import GIB
-
-__all__ = ["CPU", "CUDA", "ShardedRow", "machine_jobs"]
 
 RATES_S = 45.0
 """Time in which rates are measured [s]."""
@@ -22,7 +20,7 @@ class ShardedRow:
     """One training step on several ranks."""
 
     model: str
-    """A name of :data:`memcalc.probe.measure.shapes.SHAPES`."""
+    """A name of :data:`memcalc.probe.measure.suite.SHAPES`."""
     framework: str
     zero: int
     precision: str
@@ -31,7 +29,7 @@ class ShardedRow:
     micro_batch: int
     seq_len: int
 
-    def job(self, device: str, ranks: int) -> Job:
+    def job(self, device: str, ranks: int) -> ProbeJob:
         """Return the job of the row; `ranks` is the number of GPUs."""
         from memcalc.convert.huggingface import flat_table
 
@@ -47,7 +45,7 @@ class ShardedRow:
             "strategy": self.strategy(device),
             "group": f"probe {self.framework}" if device == "cuda" else "cpu steps",
         }
-        return Job("sharded", self.id(ranks), {"config": config, "run": run}, ranks)
+        return ProbeJob("sharded", self.id(ranks), {"config": config, "run": run}, ranks)
 
     def id(self, ranks: int) -> str:
         """The row in words.
@@ -55,12 +53,12 @@ class ShardedRow:
         >>> CPU[0].id(2)
         'tiny-llama/fsdp2-3/bf16-mixed/full/foreach/2x128/2-ranks'
         """
-        words = (self.model, f"{self.framework}-{self.zero}", self.precision, self.recompute, self.optimizer_impl)
-        return "/".join((*words, f"{self.micro_batch}x{self.seq_len}", f"{ranks}-ranks"))
+        parts = (self.model, f"{self.framework}-{self.zero}", self.precision, self.recompute, self.optimizer_impl)
+        return "/".join((*parts, f"{self.micro_batch}x{self.seq_len}", f"{ranks}-ranks"))
 
     def strategy(self, device: str) -> dict[str, Any]:
         """Return the strategy of a run; checkpoints are those that are not reentrant."""
-        words: dict[str, Any] = {
+        fields: dict[str, Any] = {
             "framework": self.framework,
             "zero": self.zero,
             "precision": self.precision,
@@ -70,45 +68,32 @@ class ShardedRow:
             "optimizer_impl": self.optimizer_impl,
             "kernels": "model",
         }
-        words |= {"checkpoint": "non-reentrant"} if self.recompute != "none" else {}
-        words |= {"reduce_dtype": "fp32"} if self.framework == "fsdp2" else {}
-        return words | ({"blas_workspace": 0} if device == "cpu" else {})
+        fields |= {"checkpoint": "non-reentrant"} if self.recompute != "none" else {}
+        fields |= {"reduce_dtype": "fp32"} if self.framework == "fsdp2" else {}
+        return fields | ({"blas_workspace": 0} if device == "cpu" else {})
 
 
-CUDA = (
-    ShardedRow("llama-130m", "fsdp2", 3, "bf16-mixed", "none", "fused", 4, 1024),
-    ShardedRow("llama-8b-blocks", "fsdp2", 3, "bf16-mixed", "full", "foreach", 2, 2048),
-    ShardedRow("llama-8b-blocks", "fsdp2", 2, "bf16-mixed", "none", "fused", 1, 2048),
-    ShardedRow("llama-1b", "fsdp2", 3, "bf16-mixed", "every-2", "fused", 1, 2048),
-    ShardedRow("llama-130m", "ddp", 0, "bf16-autocast", "none", "fused", 4, 1024),
-    ShardedRow("llama-1b", "ddp", 0, "bf16", "full", "foreach", 1, 2048),
-)
-CPU = (
-    ShardedRow("tiny-llama", "fsdp2", 3, "bf16-mixed", "full", "foreach", 2, 128),
-    ShardedRow("tiny-llama", "fsdp2", 2, "bf16-mixed", "none", "fused", 2, 128),
-    ShardedRow("tiny-llama", "ddp", 0, "bf16", "none", "foreach", 2, 128),
-)
-"""Tiny, and with materialised scores, as on one rank."""
+CUDA, CPU = (tuple(ShardedRow(*values) for values in SHARDED[device]) for device in ("cuda", "cpu"))
 
 
-def machine_jobs(device: str, gpus: int) -> list[Job]:
+def machine_jobs(device: str, gpus: int) -> list[ProbeJob]:
     """Return them in their order; those of several ranks only where there are several GPUs.
 
     >>> [job.kind for job in machine_jobs("cuda", 1)]
     ['machine', 'rates']
     """
-    return [*_alone(device), *(_together(device, gpus) if gpus > 1 else ())]
+    return [*_single_process_jobs(device), *(_collective_jobs(device, gpus) if gpus > 1 else ())]
 
 
-def _alone(device: str) -> Iterator[Job]:
+def _single_process_jobs(device: str) -> Iterator[ProbeJob]:
     """Yield what one process measures; the needs of memory are those of the largest operands."""
     on_gpu = device == "cuda"
-    yield Job("machine", "machine", {}, seconds=_START_S + 10, memory=2 * GIB if on_gpu else 0)
-    yield Job("rates", "rates", {"seconds": RATES_S}, seconds=_START_S + RATES_S, memory=6 * GIB if on_gpu else 0)
+    yield ProbeJob("machine", "machine", {}, seconds=_START_S + 10, memory=2 * GIB if on_gpu else 0)
+    yield ProbeJob("rates", "rates", {"seconds": RATES_S}, seconds=_START_S + RATES_S, memory=6 * GIB if on_gpu else 0)
 
 
-def _together(device: str, ranks: int) -> Iterator[Job]:
+def _collective_jobs(device: str, ranks: int) -> Iterator[ProbeJob]:
     memory = 4 * GIB if device == "cuda" else 0
-    yield Job("collectives", f"collectives/{ranks}-ranks", {}, ranks, seconds=_START_S + 30, memory=memory)
+    yield ProbeJob("collectives", f"collectives/{ranks}-ranks", {}, ranks, seconds=_START_S + 30, memory=memory)
     for row in CUDA if device == "cuda" else CPU:
         yield row.job(device, ranks)

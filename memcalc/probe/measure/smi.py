@@ -1,4 +1,4 @@
-"""What nvidia-smi says: read only, and empty where there is none."""
+"""Queries of nvidia-smi: read only, and empty where there is none."""
 
 from __future__ import annotations
 
@@ -7,8 +7,6 @@ import subprocess
 from dataclasses import dataclass
 
 from memcalc.units import MIB
-
-__all__ = ["Card", "cards", "used_by_process"]
 
 _TIMEOUT_S = 30
 _FIELDS = "uuid,name,driver_version,memory.total,memory.used"
@@ -29,31 +27,31 @@ class Card:
 
 def cards() -> list[Card]:
     """Return every GPU of the machine."""
-    found = (_card(row) for row in _asked(f"--query-gpu={_FIELDS}"))
-    return [card for card in found if card is not None]
+    rows = (_parse_card(row) for row in _query(f"--query-gpu={_FIELDS}"))
+    return [card for card in rows if card is not None]
 
 
 def used_by_process(pid: int, uuid: str) -> int | None:
     """Return what a process has on a GPU [bytes], or None where the driver does not show it (as in many containers)."""
-    for row in _asked("--query-compute-apps=pid,gpu_uuid,used_memory"):
+    for row in _query("--query-compute-apps=pid,gpu_uuid,used_memory"):
         if len(row) == 3 and row[:2] == [str(pid), uuid] and row[2].isdigit():
             return int(row[2]) * MIB
     return None
 
 
-def _card(row: list[str]) -> Card | None:
+def _parse_card(row: list[str]) -> Card | None:
     if len(row) != len(_FIELDS.split(",")) or not (row[3].isdigit() and row[4].isdigit()):
         return None
     return Card(row[0], row[1], row[2], int(row[3]) * MIB, int(row[4]) * MIB)
 
 
-def _asked(query: str) -> list[list[str]]:
+def _query(query: str) -> list[list[str]]:
     """Return the rows of an answer, one list of cells each."""
     program = shutil.which("nvidia-smi")
     if program is None:
         return []
     try:
-        said = subprocess.run(  # noqa: S603 - found on the PATH, with fixed words
+        process = subprocess.run(  # noqa: S603 - found on the PATH, with fixed words
             [program, query, "--format=csv,noheader,nounits"],
             capture_output=True,
             text=True,
@@ -62,4 +60,4 @@ def _asked(query: str) -> list[list[str]]:
         )
     except (OSError, subprocess.TimeoutExpired):
         return []
-    return [[cell.strip() for cell in line.split(",")] for line in said.stdout.splitlines() if line.strip()]
+    return [[cell.strip() for cell in line.split(",")] for line in process.stdout.splitlines() if line.strip()]

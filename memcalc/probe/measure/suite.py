@@ -2,16 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from importlib.resources import files
 from typing import TYPE_CHECKING, Any, Literal
 
+from memcalc.catalog import read_toml
 from memcalc.errors import UnknownNameError
 
 if TYPE_CHECKING:
     from memcalc.specs.hardware import GPU
 
-__all__ = ["CPU", "CUDA", "SMALL", "SUITES", "TELLING", "Row", "rows_of"]
+Config = dict[str, Any]
+
+
+_TABLES = read_toml(files("memcalc.probe.measure") / "suite.toml")
+SHAPES: dict[str, Config] = _TABLES["shapes"]
+"""Configs of the models by name."""
+LAYERS = {"gpt2": "n_layer"}
+"""The key of the number of blocks where a model type has one of its own."""
+
+
+def config_of(name: str, layers: int | None = None) -> Config:
+    """Return the config of a model, with another number of blocks where one is given.
+
+    >>> config_of("gpt2", 3)["n_layer"]
+    3
+    """
+    config = dict(SHAPES[name])
+    if layers is not None:
+        config[LAYERS.get(config["model_type"], "num_hidden_layers")] = layers
+    return config
+
 
 SUITES = ("full", "small", "steps", "machine")
 """Everything; a quick look; training steps alone; the machine alone."""
@@ -24,7 +46,7 @@ class Row:
     """One training step to measure."""
 
     model: str
-    """A name of :data:`memcalc.probe.measure.shapes.SHAPES`."""
+    """A name of :data:`memcalc.probe.measure.suite.SHAPES`."""
     precision: str
     recompute: str
     attention: str
@@ -70,7 +92,7 @@ class Row:
 
     def strategy(self, framework: str) -> dict[str, Any]:
         """Return the strategy of a run."""
-        words = {
+        fields = {
             "framework": framework,
             "precision": self.precision,
             "zero": 0,
@@ -79,9 +101,9 @@ class Row:
             "optimizer": "adamw",
             "optimizer_impl": self.optimizer_impl,
         }
-        words |= {"checkpoint": "non-reentrant"} if self.recompute != "none" else {}
+        fields |= {"checkpoint": "non-reentrant"} if self.recompute != "none" else {}
         adapters = {"lora": self.lora, "adapter_dtype": "fp32", "autocast": self.autocast} if self.lora else {}
-        return words | adapters
+        return fields | adapters
 
     def workload(self) -> dict[str, Any]:
         """Return the workload of a run."""
@@ -93,123 +115,22 @@ class Row:
         return fed | ({"lora_dropout": self.lora_dropout} if self.lora_dropout else {})
 
 
-TELLING = (
-    Row("llama-1b", "bf16", "none", "flash", "foreach", 1, 2048),
-    Row("llama-130m", "bf16-autocast", "none", "flash", "fused", 8, 1024),
-    Row("gpt2", "bf16-autocast", "none", "flash", "foreach", 8, 1024),
-    Row("mixtral-blocks", "bf16", "none", "flash", "foreach", 4, 1024),
-    Row("llama-8b-blocks", "bf16", "full", "flash", "fused", 4, 2048),
-    Row("llama-130m", "bf16", "none", "eager", "foreach", 4, 1024),
-    Row("llama-wide-vocab", "bf16", "full", "flash", "fused", 2, 2048),
-    Row("llama-7b-blocks", "bf16", "none", "flash", "fused", 2, 2048, lora="16:q,k,v,o"),
-    Row("qwen2-0.5b", "bf16", "every-2", "flash", "foreach", 2, 2048),
-    Row("llama-8b-blocks", "bf16", "selective-ops", "flash", "fused", 2, 2048),
-    Row("llama-130m", "fp32", "none", "efficient", "loop", 4, 1024),
-    Row("llama-8b-blocks", "bf16", "full", "flash", "fused", 1, 4096, grows="layers", fill=0.8),
-    Row("llama-1b", "bf16", "none", "flash", "fused", 1, 512, grows="micro_batch", fill=0.85),
-    Row("llama-1b", "bf16", "none", "flash", "fused", 1, 512, grows="micro_batch", fill=1.2),
-    Row("qwen3-0.6b", "bf16-autocast", "full", "flash", "foreach", 2, 2048),
-    Row("olmoe-blocks", "bf16-autocast", "none", "flash", "fused", 2, 1024),
-)
-"""Each factor of the suite at least once; these come first."""
-
-_LLAMA = tuple(
-    Row("llama-130m", precision, recompute, attention, impl, micro_batch, 1024)
-    for precision, recompute, attention, impl, micro_batch in (
-        ("bf16", "none", "flash", "foreach", 8),
-        ("bf16", "full", "flash", "foreach", 8),
-        ("bf16", "every-2", "flash", "fused", 16),
-        ("bf16", "selective-ops", "flash", "foreach", 8),
-        ("bf16-autocast", "full", "flash", "loop", 16),
-        ("bf16-autocast", "every-2", "flash", "foreach", 8),
-        ("bf16-autocast", "none", "eager", "fused", 4),
-        ("bf16-autocast", "full", "eager", "foreach", 4),
-        ("bf16", "full", "eager", "loop", 8),
-        ("fp32", "full", "efficient", "fused", 8),
-        ("fp32", "every-2", "math", "foreach", 2),
-        ("fp32", "none", "eager", "fused", 2),
-    )
-)
-_LARGER = (
-    Row("llama-1b", "bf16", "full", "flash", "fused", 4, 2048),
-    Row("llama-1b", "bf16", "every-2", "flash", "foreach", 1, 4096),
-    Row("llama-1b", "bf16", "selective-ops", "flash", "loop", 1, 2048),
-    Row("llama-1b", "bf16", "full", "flash", "loop", 1, 8192),
-    Row("llama-1b", "bf16", "none", "flash", "fused", 1, 1024, accumulation=2),
-    Row("llama-8b-blocks", "bf16", "none", "flash", "foreach", 1, 4096),
-    Row("llama-8b-blocks", "bf16", "every-2", "flash", "loop", 2, 2048),
-    Row("llama-8b-blocks", "bf16-autocast", "none", "flash", "fused", 1, 1024),
-    Row("llama-8b-blocks", "bf16", "full", "eager", "fused", 1, 2048),
-    Row("llama-7b-blocks", "bf16", "none", "flash", "loop", 2, 2048),
-    Row("llama-7b-blocks", "bf16", "full", "flash", "foreach", 1, 8192),
-    Row("llama-7b-blocks", "fp32", "full", "efficient", "fused", 1, 2048),
-)
-_LOGITS = (
-    Row("llama-wide-vocab", "bf16", "none", "flash", "foreach", 4, 1024),
-    Row("llama-wide-vocab", "bf16-autocast", "full", "flash", "fused", 1, 2048),
-    Row("llama-wide-vocab", "bf16", "none", "flash", "fused", 1, 1024, accumulation=4),
-    Row("qwen2-0.5b", "bf16-autocast", "none", "flash", "fused", 2, 1024),
-    Row("qwen2-0.5b", "bf16", "full", "flash", "foreach", 4, 1024),
-    Row("qwen2-0.5b", "bf16", "none", "eager", "loop", 2, 1024),
-    Row("qwen3-0.6b", "bf16", "none", "flash", "fused", 2, 1024),
-    Row("qwen3-0.6b", "bf16", "selective-ops", "flash", "foreach", 2, 1024),
-    Row("qwen3-0.6b", "bf16", "every-2", "flash", "loop", 4, 1024),
-)
-_GPT2 = (
-    Row("gpt2", "bf16", "none", "flash", "fused", 8, 1024),
-    Row("gpt2", "bf16", "full", "flash", "foreach", 16, 1024),
-    Row("gpt2", "bf16-autocast", "none", "eager", "fused", 4, 1024),
-    Row("gpt2", "fp32", "none", "efficient", "foreach", 4, 1024),
-    Row("gpt2-medium", "bf16-autocast", "full", "flash", "fused", 8, 1024),
-    Row("gpt2-medium", "bf16", "every-2", "flash", "foreach", 8, 1024),
-    Row("gpt2-medium", "bf16", "none", "eager", "loop", 2, 1024),
-)
-_EXPERTS = (
-    Row("mixtral-blocks", "bf16", "full", "flash", "fused", 8, 1024),
-    Row("mixtral-blocks", "bf16-autocast", "every-2", "flash", "foreach", 2, 1024),
-    Row("olmoe-blocks", "bf16", "none", "flash", "foreach", 4, 1024),
-    Row("olmoe-blocks", "bf16", "full", "flash", "loop", 4, 2048),
-    Row("qwen3-moe-blocks", "bf16", "none", "flash", "fused", 2, 1024),
-    Row("qwen3-moe-blocks", "bf16", "full", "flash", "foreach", 4, 1024),
-    Row("qwen3-moe-blocks", "bf16-autocast", "none", "flash", "fused", 1, 2048),
-)
-_ADAPTERS = (
-    Row("llama-7b-blocks", "bf16", "full", "flash", "fused", 4, 2048, lora="16:all-linear", lora_dropout=0.05),
-    Row("llama-7b-blocks", "bf16", "none", "flash", "foreach", 1, 2048, lora="64:all-linear", autocast=True),
-    Row("llama-130m", "bf16", "none", "flash", "fused", 8, 1024, lora="8:q,v", lora_dropout=0.05),
-)
-_FILLING = (
-    Row("llama-8b-blocks", "bf16", "full", "flash", "fused", 1, 4096, grows="layers", fill=1.15),
-    Row("llama-wide-vocab", "bf16", "full", "flash", "fused", 1, 512, grows="micro_batch", fill=0.8),
-    Row("gpt2-medium", "bf16-autocast", "none", "flash", "foreach", 1, 1024, grows="micro_batch", fill=0.85),
-    Row("mixtral-blocks", "bf16", "full", "flash", "fused", 4, 1024, grows="layers", fill=0.85),
-)
+def _rows(lists: Iterable[Sequence[Any]]) -> tuple[Row, ...]:
+    """Return rows of the file: seven values in order, then a table of what else is set."""
+    return tuple(Row(*values[:7], **(values[7] if len(values) > 7 else {})) for values in lists)
 
 
-def _in_turn(*lists: tuple[Row, ...]) -> Iterator[Row]:
+def _interleaved(*lists: tuple[Row, ...]) -> Iterator[Row]:
     """Yield the first of each list, then the second of each, so that what a budget cuts is of every kind."""
-    for place in range(max(map(len, lists))):
+    for index in range(max(map(len, lists))):
         for rows in lists:
-            yield from rows[place : place + 1]
+            yield from rows[index : index + 1]
 
 
-CUDA = (*TELLING, *_in_turn(_LLAMA, _LARGER, _LOGITS, _GPT2, _EXPERTS, _ADAPTERS, _FILLING))
-
-CPU = (
-    Row("tiny-llama", "fp32", "none", "eager", "foreach", 2, 128),
-    Row("tiny-gpt2", "bf16", "none", "eager", "fused", 2, 128),
-    Row("tiny-wide-vocab", "bf16", "full", "eager", "loop", 2, 128),
-    Row("tiny-qwen2", "fp32", "every-2", "eager", "fused", 2, 128),
-    Row("tiny-llama", "bf16", "full", "eager", "foreach", 4, 128),
-    Row("tiny-llama", "bf16", "selective-ops", "eager", "loop", 2, 128),
-    Row("tiny-mixtral", "bf16", "none", "eager", "foreach", 2, 128),
-    Row("tiny-llama", "bf16-autocast", "every-2", "eager", "loop", 2, 128),
-    Row("tiny-llama", "bf16", "none", "eager", "fused", 2, 128, lora="16:q,k,v,o"),
-    Row("tiny-llama", "fp32", "none", "math", "foreach", 2, 128),
-    Row("tiny-gpt2", "fp32", "full", "eager", "foreach", 2, 128),
-    Row("tiny-llama", "fp32", "none", "eager", "fused", 2, 128, accumulation=2),
-)
-"""Tiny, and with materialised scores: the fused kernels of a CPU keep other tensors than those of a GPU."""
+TELLING, CPU = _rows(_TABLES["telling"]), _rows(_TABLES["cpu"])
+CUDA = (*TELLING, *_interleaved(*map(_rows, _TABLES["groups"].values())))
+SHARDED: dict[str, list[list[Any]]] = _TABLES["sharded"]
+"""Values of the rows of several ranks, by device."""
 
 
 def rows_of(suite: str, device: str, gpu: GPU) -> tuple[Row, ...]:
@@ -218,12 +139,12 @@ def rows_of(suite: str, device: str, gpu: GPU) -> tuple[Row, ...]:
         raise UnknownNameError("suite", suite, f"must be one of {', '.join(SUITES)}", SUITES)
     if suite == "machine":
         return ()
-    rows = tuple({row.id: row for row in (_possible(row, gpu) for row in CUDA)}.values()) if device == "cuda" else CPU
+    rows = tuple({row.id: row for row in (_runnable(row, gpu) for row in CUDA)}.values()) if device == "cuda" else CPU
     return rows[:SMALL] if suite == "small" else rows
 
 
-def _possible(row: Row, gpu: GPU) -> Row:
-    """Return the row in what stands in for its dtype and kernel where a GPU has no bf16 or no flash attention."""
+def _runnable(row: Row, gpu: GPU) -> Row:
+    """Return the row with fp16 or another kernel where a GPU has no bf16 or no flash attention."""
     if row.precision.startswith("bf16") and not gpu.supports("bf16"):
         row = replace(row, precision="fp16-autocast", autocast=bool(row.lora))
     if row.attention == "flash" and not gpu.flash_attention:

@@ -17,23 +17,21 @@ from typing import Any
 
 from memcalc.files import replacing
 
-__all__ = ["KINDS", "main", "result_of"]
-
 KINDS = {
-    "look": "memcalc.probe.live.look:run_look",
+    "look": "memcalc.probe.live.machine:run_look",
     "step": "memcalc.probe.live.steps:run_step",
     "machine": "memcalc.probe.live.machine:run_machine",
     "rates": "memcalc.probe.live.rates:run_rates",
     "collectives": "memcalc.probe.live.ranks:run_collectives",
     "sharded": "memcalc.probe.live.ranks:run_sharded",
 }
-"""The function that measures each kind of job; it takes the job and returns what stands beside `ok`."""
+"""The function that measures each kind of job; it takes the job and returns the result without `ok`."""
 
 _LONGEST_MESSAGE = 2000
 _PARENT_DEATH_SIGNAL = 1
 """PR_SET_PDEATHSIG of Linux's prctl: it outlives an exec."""
 _NO_MEMORY = ("out of memory", "CUBLAS_STATUS_ALLOC_FAILED", "can't allocate memory")
-"""What torch, libraries that ask the driver themselves, and torch's allocator of a CPU say."""
+"""Messages of torch, of libraries that call the driver, and of torch's allocator of a CPU."""
 
 
 def result_of(job: dict[str, Any]) -> dict[str, Any]:
@@ -69,7 +67,7 @@ def _function(kind: str) -> Callable[[dict[str, Any]], dict[str, Any]]:
 
 
 def _out_of_memory(error: Exception) -> bool:
-    """Say whether memory was short; torch's own error is a RuntimeError that says so."""
+    """Whether memory was short; torch's own error is a RuntimeError with such a message."""
     return isinstance(error, MemoryError) or (
         isinstance(error, RuntimeError) and any(text in str(error) for text in _NO_MEMORY)
     )

@@ -1,25 +1,77 @@
-"""The answer of triage: what was read becomes facts, causes and changes."""
+"""``memcalc triage``: a message, log or snapshot read within bounds, and the answer of facts, causes and changes."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from memcalc import __version__
-from memcalc.errors import MemcalcError, MissingError
-from memcalc.probe.triage.causes import cause, ranked, said
+from memcalc._version import __version__
+from memcalc.errors import FileError, MemcalcError, MissingError
+from memcalc.files import regular, there
+from memcalc.probe.triage.causes import cause, ranked, shown
 from memcalc.probe.triage.frames import read_stack, site_of
-from memcalc.probe.triage.job import Job, changes_of, comparison_of, job_of, verdict_of
-from memcalc.probe.triage.logs import Incident, read_log
+from memcalc.probe.triage.job import TriageJob, changes_of, comparison_of, job_of, verdict_of
+from memcalc.probe.triage.logs import Figures, OomEvent, read_log
 from memcalc.probe.triage.message_causes import causes_of, other_processes, outside_of
-from memcalc.probe.triage.messages import Figures
-from memcalc.probe.triage.snapshot import read_snapshot
-from memcalc.probe.triage.snapshot_causes import Explained, explained
-from memcalc.probe.triage.source import content_of, is_snapshot, log_text
+from memcalc.probe.triage.plain_pickle import looks_like_pickle
+from memcalc.probe.triage.snapshot import LARGEST_SNAPSHOT, read_snapshot
+from memcalc.probe.triage.snapshot_causes import SnapshotEvidence, evidence_of
 from memcalc.results.triage import GpuProcess, Triage, TriageCause, TriageFailure
 
-__all__ = ["triage"]
+LARGEST_LOG = 256 << 20
+"""Bytes of a log."""
+_LONGEST_NAME = 4096
+
+
+def content_of(source: str | bytes | Path) -> tuple[bytes, str]:
+    """Return the bytes of a source, and what it is called; a str that is no file's name but a message is itself.
+
+    Raises :class:`memcalc.errors.FileError` for a file that cannot be read.
+    """
+    if isinstance(source, bytes):
+        return source, "data"
+    if isinstance(source, str) and ("\n" in source or len(source) > _LONGEST_NAME or _is_message(source)):
+        return source.encode("utf-8", "replace"), "text"
+    return _read(Path(source)), Path(source).name
+
+
+def _is_message(text: str) -> bool:
+    """Whether a line is a message rather than a name: names of files that exist are names."""
+    return " " in text and not there(Path(text)) and bool(read_log(text).events)
+
+
+def _read(path: Path) -> bytes:
+    """Read a regular file; its size is looked at first."""
+    with regular(path) as stream:
+        head = stream.read(2)
+        most = LARGEST_SNAPSHOT if head[:1] in {b"\x80", b"{", b"["} else LARGEST_LOG
+        if os.fstat(stream.fileno()).st_size > most:
+            raise FileError("file", str(path), f"must be at most {most >> 20} MiB; of a log, give its end")
+        return head + stream.read(most)
+
+
+def is_snapshot(content: bytes) -> bool:
+    """Return whether content is a memory snapshot: a pickle, or JSON with segments.
+
+    >>> is_snapshot(b'{"segments": []}'), is_snapshot(b"{} CUDA out of memory")
+    (True, False)
+    """
+    return looks_like_pickle(content) or ((content[:1] in {b"{", b"["} and b'"segments"' in content) or _bare(content))
+
+
+def _bare(content: bytes) -> bool:
+    """Whether it is a list of segments in JSON, without a table around it."""
+    return content[:1] == b"[" and b'"total_size"' in content[:4096]
+
+
+def log_text(content: bytes, name: str) -> str:
+    """Return a log as text; what is no UTF-8 in it is replaced, since logs hold all kinds of bytes."""
+    if b"\0" in content[:65536]:
+        raise FileError("file", name, "must be a log or a memory snapshot, not another binary file")
+    return content.decode("utf-8", "replace")
+
 
 _RECORD = (
     "torch.cuda.memory._record_memory_history(max_entries=200_000)  # before the model is built",
@@ -31,7 +83,7 @@ _RECORD = (
 )
 _RECORD_HOST = ("/usr/bin/time -v python train.py", "sacct -j JOB --format=JobID,State,MaxRSS,ReqMem")
 _MORE = 1.15
-"""Times the estimate's allocated peak above which the job as told does not explain what is held."""
+"""Times the estimate's allocated peak above which the given job does not explain the memory in use."""
 _UNTOLD = frozenset({"too-large", "longer-batch", "unexplained"})
 
 
@@ -42,11 +94,11 @@ def triage(
     plan: str | None = None,
     settings: Mapping[str, Any] | None = None,
     preset_dirs: Iterable[str] = (),
-    **words: Any,
+    **options: Any,
 ) -> Triage:
     """Explain an out-of-memory message, a log that holds one, or a memory snapshot.
 
-    With a job, told by ``words``, by its ``config`` files or by a saved ``plan``, what was measured stands beside the
+    With a job, told by ``options``, by its ``config`` files or by a saved ``plan``, what was measured stands beside the
     estimate, and each change that is proposed is proved by it. Snapshots are read as plain data: nothing in them runs.
 
     Parameters
@@ -59,7 +111,7 @@ def triage(
         The path of a saved plan.
     settings, preset_dirs
         As for :func:`memcalc.estimate`.
-    **words
+    **options
         The job, as for :func:`memcalc.estimate`.
 
     Returns
@@ -75,24 +127,24 @@ def triage(
         Where there is no failure to explain.
     """
     content, name = content_of(source)
-    job = job_of(tuple(config), plan, words, dict(settings or {}), tuple(preset_dirs))
+    job = job_of(tuple(config), plan, options, dict(settings or {}), tuple(preset_dirs))
     if is_snapshot(content):
-        return _of_snapshot(explained(read_snapshot(content, name)), name, job)
+        return _of_snapshot(evidence_of(read_snapshot(content, name)), name, job)
     return _of_log(log_text(content, name), name, job)
 
 
-def _of_log(text: str, name: str, job: Job | None) -> Triage:
+def _of_log(text: str, name: str, job: TriageJob | None) -> Triage:
     log = read_log(text)
-    if not log.incidents:
+    if not log.events:
         raise MissingError(
             f"{name} has no out-of-memory message: give the log of the rank that failed, with its traceback, or a "
             "snapshot of torch.cuda.memory._dump_snapshot."
         )
-    first = _worst(log.incidents)
-    reading, figures = read_stack(first.stack), first.figures
+    first = _worst(log.events)
+    context, figures = read_stack(first.stack), first.figures
     causes = causes_of(first)
     if log.expandable:
-        causes = [_already(one) if one.code == "fragmentation" else one for one in causes]
+        causes = [_already(item) if item.code == "fragmentation" else item for item in causes]
     measured = {
         "allocated": None if figures.allocated is None else figures.allocated + (figures.tried or 0),
         "reserved": figures.reserved,
@@ -101,41 +153,43 @@ def _of_log(text: str, name: str, job: Job | None) -> Triage:
         "capacity": figures.capacity,
     }
     unknown = ["which tensors hold the memory: a message has totals alone"] if figures.backend != "host" else []
-    if reading.evidence is None:
+    if context.evidence is None:
         unknown.append("what ran: no traceback stands above the message")
     if figures.backend != "host" and figures.this_process is None and not figures.processes:
         unknown.append("what other processes held: this message does not list them")
     return _answer(
-        kind="message", name=name, job=job, causes=causes, figures=figures, phase=reading.phase, measured=measured,
-        failures=tuple(_failure(one) for one in log.incidents), unknown=unknown, explained=None,
+        kind="message", name=name, job=job, causes=causes, figures=figures, phase=context.phase, measured=measured,
+        failures=tuple(_failure(incident) for incident in log.events), unknown=unknown, snapshot=None,
     )  # fmt: skip
 
 
-def _worst(incidents: tuple[Incident, ...]) -> Incident:
-    """The failure that is explained: of those with figures the first."""
-    return next((one for one in incidents if one.figures.tried is not None), incidents[0])
+def _worst(events: tuple[OomEvent, ...]) -> OomEvent:
+    """The failure that is explained: the first with figures."""
+    return next((incident for incident in events if incident.figures.tried is not None), events[0])
 
 
-def _already(one: TriageCause) -> TriageCause:
+def _already(fragmentation: TriageCause) -> TriageCause:
     says = "expandable segments were on already, as the log shows"
-    return one.model_copy(update={"confidence": "possible", "evidence": (*one.evidence, says)})
+    return fragmentation.model_copy(update={"confidence": "possible", "evidence": (*fragmentation.evidence, says)})
 
 
-def _of_snapshot(found: Explained, name: str, job: Job | None) -> Triage:
-    memory = found.memory
+def _of_snapshot(snapshot: SnapshotEvidence, name: str, job: TriageJob | None) -> Triage:
+    memory = snapshot.memory
     unknown = []
-    unread = sum(one.bytes for one in found.shares if one.category in {"before the recording", "unknown"})
-    if unread > 0.05 * max(memory.allocated, 1):
-        unknown.append(f"what {said(unread)} are: they have no stack, or were made before the recording began")
+    without_stack = {"before the recording", "unknown"}
+    unidentified = sum(share.bytes for share in snapshot.shares if share.category in without_stack)
+    if unidentified > 0.05 * max(memory.allocated, 1):
+        unknown.append(f"what {shown(unidentified)} are: they have no stack, or were made before the recording began")
     if not memory.entries:
         unknown.append("what was freed, and when: the snapshot has no trace (record with enabled='all')")
     elif not memory.steps:
         unknown.append("what grows from step to step: no steps were found in the trace")
-    failed = found.figures.tried is not None
+    failed = snapshot.figures.tried is not None
     measured = {"allocated": memory.allocated, "reserved": memory.end_reserved}
     return _answer(
-        kind="snapshot", name=name, job=job, causes=found.causes, figures=found.figures, phase=found.reading.phase,
-        measured=measured, failures=(_snapshot_failure(found),) if failed else (), unknown=unknown, explained=found,
+        kind="snapshot", name=name, job=job, causes=snapshot.causes, figures=snapshot.figures,
+        phase=snapshot.context.phase, measured=measured, unknown=unknown, snapshot=snapshot,
+        failures=(_snapshot_failure(snapshot),) if failed else (),
     )  # fmt: skip
 
 
@@ -143,48 +197,48 @@ def _answer(
     *,
     kind: Any,
     name: str,
-    job: Job | None,
+    job: TriageJob | None,
     causes: list[TriageCause],
     figures: Figures,
     phase: str,
     measured: Mapping[str, int | None],
     failures: tuple[TriageFailure, ...],
     unknown: list[str],
-    explained: Explained | None,
+    snapshot: SnapshotEvidence | None,
 ) -> Triage:
     lacking = None if figures.tried is None else max(figures.tried - (figures.free or 0), 1)
     if job is not None:
-        causes = [*_of_job(job, figures, measured, explained), *causes]
+        causes = [*_of_job(job, figures, measured, snapshot), *causes]
         unknown += _mismatch(job, figures)
-    listed = ranked(causes)
-    sure = any(one.confidence != "possible" for one in listed)
-    told = explained is not None and not failures and not unknown
-    changes = changes_of(job, listed, lacking) if job is not None and figures.backend != "host" else ()
+    ordered = ranked(causes)
+    is_sure = any(item.confidence != "possible" for item in ordered)
+    nothing_failed = snapshot is not None and not failures and not unknown
+    changes = changes_of(job, ordered, lacking) if job is not None and figures.backend != "host" else ()
     return Triage(
         version=__version__,
         kind=kind,
         source=name,
-        answered=sure or told,
-        summary=_summary(listed, failures, explained),
+        answered=is_sure or nothing_failed,
+        summary=_summary(ordered, failures, snapshot),
         failures=failures,
-        memory=explained.memory if explained else None,
-        shares=explained.shares if explained else (),
-        sites=explained.sites if explained else (),
-        growth=explained.growth if explained else (),
-        comparison=comparison_of(job.estimate, explained.shares if explained else (), phase, measured) if job else (),
+        memory=snapshot.memory if snapshot else None,
+        shares=snapshot.shares if snapshot else (),
+        sites=snapshot.sites if snapshot else (),
+        growth=snapshot.growth if snapshot else (),
+        comparison=comparison_of(job.estimate, snapshot.shares if snapshot else (), phase, measured) if job else (),
         estimate=verdict_of(job.estimate) if job else "",
-        causes=listed,
+        causes=ordered,
         changes=changes,
         unknown=tuple(unknown),
-        record=_lines(listed, sure or told, kind, figures, job),
+        record=_lines(ordered, is_sure or nothing_failed, kind, figures, job),
         command=job.estimate.command if job else "",
     )
 
 
 def _lines(
-    causes: tuple[TriageCause, ...], answered: bool, kind: str, figures: Figures, job: Job | None
+    causes: tuple[TriageCause, ...], answered: bool, kind: str, figures: Figures, job: TriageJob | None
 ) -> tuple[str, ...]:
-    """What to record: where nothing is likely, or where a message alone cannot say what fills the card."""
+    """Lines that record more: where no cause is likely, or where a message cannot show what fills the GPU."""
     if figures.backend == "host":
         return () if answered else _RECORD_HOST
     vague = kind == "message" and job is None and bool(causes) and causes[0].code in _UNTOLD
@@ -192,28 +246,29 @@ def _lines(
 
 
 def _of_job(
-    job: Job, figures: Figures, measured: Mapping[str, int | None], explained: Explained | None
+    job: TriageJob, figures: Figures, measured: Mapping[str, int | None], snapshot: SnapshotEvidence | None
 ) -> Iterable[TriageCause]:
-    """What the estimate says of the failure."""
-    estimate, held = job.estimate, measured.get("allocated")
+    """Causes that the estimate of the job suggests."""
+    estimate, allocated = job.estimate, measured.get("allocated")
     failed = figures.tried is not None
     if failed and estimate.verdict == "does-not-fit":
         yield cause("too-large", "likely", verdict_of(estimate), size=estimate.peak.device)
     peak = estimate.peak.allocated
-    if held is not None and held > _MORE * peak:
-        evidence = f"{said(held)} are held or asked for, {said(peak)} is the estimate's peak: {said(held - peak)} more"
-        yield cause("unexplained", "likely" if failed else "possible", evidence, size=held - peak)
-    if figures.tried is not None and explained is None:
+    if allocated is not None and allocated > _MORE * peak:
+        more = allocated - peak
+        evidence = f"{shown(allocated)} are held or asked for, {shown(peak)} is the estimate's peak: {shown(more)} more"
+        yield cause("unexplained", "likely" if failed else "possible", evidence, size=more)
+    if figures.tried is not None and snapshot is None:
         yield from _like_logits(job, figures.tried)
 
 
-def _like_logits(job: Job, tried: int) -> Iterable[TriageCause]:
+def _like_logits(job: TriageJob, tried: int) -> Iterable[TriageCause]:
     """Whether the request is as large as the job's logits, to the digits that the message prints."""
     from memcalc.api import load_model
 
-    model, work = job.words.get("model"), job.estimate.workload
+    model, work = job.options.get("model"), job.estimate.workload
     try:
-        vocab = load_model(model, job.dirs).vocab if isinstance(model, str) else getattr(model, "vocab", 0)
+        vocab = load_model(model, job.preset_dirs).vocab if isinstance(model, str) else getattr(model, "vocab", 0)
     except MemcalcError:
         return
     tokens = work.seq_len * work.micro_batch
@@ -222,54 +277,56 @@ def _like_logits(job: Job, tried: int) -> Iterable[TriageCause]:
         size = tokens * vocab * width
         if size >= 1 << 26 and abs(-(-size // (1 << 21)) * (1 << 21) - tried) <= digits:
             evidence = (
-                f"{said(tried)} were asked for: {tokens:,} tokens times {vocab:,} words in {name}, the logits' size"
+                f"{shown(tried)} were asked for: {tokens:,} tokens times {vocab:,} words in {name}, the logits' size"
             )
             yield cause("logits", "likely", evidence, size=tried)
 
 
-def _mismatch(job: Job, figures: Figures) -> list[str]:
-    capacity, told = figures.capacity, job.estimate.budget.capacity
-    if capacity is None or abs(capacity - told) <= 0.03 * told:
+def _mismatch(job: TriageJob, figures: Figures) -> list[str]:
+    capacity, planned = figures.capacity, job.estimate.budget.capacity
+    if capacity is None or abs(capacity - planned) <= 0.03 * planned:
         return []
-    return [f"whether this is the job: its GPU has {said(told)}, the one that failed {said(capacity)}"]
+    return [f"whether this is the job: its GPU has {shown(planned)}, the one that failed {shown(capacity)}"]
 
 
-def _summary(causes: tuple[TriageCause, ...], failures: tuple[TriageFailure, ...], explained: Explained | None) -> str:
-    ranks = len({one.rank for one in failures})
+def _summary(
+    causes: tuple[TriageCause, ...], failures: tuple[TriageFailure, ...], snapshot: SnapshotEvidence | None
+) -> str:
+    ranks = len({failure.rank for failure in failures})
     several = f"{ranks} ranks failed; " if ranks > 1 else ""
-    likely = [one for one in causes if one.confidence != "possible"]
+    likely = [item for item in causes if item.confidence != "possible"]
     if likely:
-        nothing = "nothing failed in this snapshot, but " if explained is not None and not failures else ""
+        nothing = "nothing failed in this snapshot, but " if snapshot is not None and not failures else ""
         return f"{several}{nothing}{likely[0].confidence}: {likely[0].title}"
-    if explained is not None and not failures:
-        largest = explained.shares[0] if explained.shares else None
-        most = f": most of {said(explained.memory.allocated)} are {largest.category}" if largest else ""
+    if snapshot is not None and not failures:
+        largest = snapshot.shares[0] if snapshot.shares else None
+        most = f": most of {shown(snapshot.memory.allocated)} are {largest.category}" if largest else ""
         return f"nothing failed in this snapshot{most}"
     if causes:
         return f"{several}cannot tell; possible: {causes[0].title}"
     return f"{several}cannot tell from this message"
 
 
-def _failure(one: Incident) -> TriageFailure:
-    figures, reading = one.figures, read_stack(one.stack)
-    others, own = other_processes(figures)
-    evidence = reading.evidence
+def _failure(incident: OomEvent) -> TriageFailure:
+    figures, context = incident.figures, read_stack(incident.stack)
+    others, this_process = other_processes(figures)
+    frame = context.evidence
     return TriageFailure(
-        form=figures.form, backend=figures.backend, rank=one.rank, device=figures.device, line=one.line,
+        form=figures.form, backend=figures.backend, rank=incident.rank, device=figures.device, line=incident.line,
         tried=figures.tried, capacity=figures.capacity, free=figures.free, allocated=figures.allocated,
         unallocated=figures.unallocated, reserved=figures.reserved, private_pools=figures.private_pools,
-        limit=figures.limit, this_process=own, outside=outside_of(figures),
+        limit=figures.limit, this_process=this_process, outside=outside_of(figures),
         others=tuple(GpuProcess(pid=pid, bytes=size) for pid, size in others),
-        phase=reading.phase, site=site_of(one.stack) if one.stack else "",
-        evidence="" if evidence is None else f"{evidence.short}{': ' if evidence.code else ''}{evidence.code}",
+        phase=context.phase, site=site_of(incident.stack) if incident.stack else "",
+        evidence="" if frame is None else f"{frame.short}{': ' if frame.code else ''}{frame.code}",
     )  # fmt: skip
 
 
-def _snapshot_failure(found: Explained) -> TriageFailure:
-    figures, evidence = found.figures, found.reading.evidence
+def _snapshot_failure(snapshot: SnapshotEvidence) -> TriageFailure:
+    figures, evidence = snapshot.figures, snapshot.context.evidence
     return TriageFailure(
         form="snapshot", backend=figures.backend, rank="", device=figures.device, line=0, tried=figures.tried,
         capacity=None, free=figures.free, allocated=figures.allocated, unallocated=figures.unallocated,
         reserved=figures.reserved, private_pools=None, limit=None, this_process=None, outside=None, others=(),
-        phase=found.reading.phase, evidence=evidence.short if evidence else "", site=found.site,
+        phase=snapshot.context.phase, evidence=evidence.short if evidence else "", site=snapshot.site,
     )  # fmt: skip

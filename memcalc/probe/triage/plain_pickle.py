@@ -16,8 +16,6 @@ import pickletools
 import re
 from typing import Any, NoReturn
 
-__all__ = ["PlainPickleError", "load_plain", "looks_like_pickle"]
-
 
 class PlainPickleError(Exception):
     """A pickle that is no plain data; the message is what the file must be."""
@@ -76,31 +74,31 @@ def _inspect(content: bytes) -> None:
     if not looks_like_pickle(content):
         raise PlainPickleError("must be a pickle of protocol 2 to 5, as torch writes it")
     run = _run_of_fixed(len(content))
-    at, size = 2, len(content)
-    while at < size:
-        found = run.match(content, at)
-        at = found.end() if found else at
-        if at >= size:
+    index, size = 2, len(content)
+    while index < size:
+        match = run.match(content, index)
+        index = match.end() if match else index
+        if index >= size:
             break
-        code = content[at]
+        code = content[index]
         if code == _STOP:
-            if at + 1 != size:
+            if index + 1 != size:
                 raise PlainPickleError("must be one pickle, with nothing after it")
             return
-        at = _past_text(content, at, code)
+        index = _past_text(content, index, code)
     raise PlainPickleError("is cut off")
 
 
 def _run_of_fixed(size: int) -> re.Pattern[bytes]:
     """A pattern of one or more allowed opcodes of fixed length; places in the memo stay below the file's size."""
     builds = re.escape(_BUILDS.replace(b".", b""))
-    place = rb"[\x00-\xff]%b" % _up_to(size >> 24) if size >> 24 else rb"%b\x00" % _up_to(size >> 16)
+    memo_index = rb"[\x00-\xff]%b" % _up_to(size >> 24) if size >> 24 else rb"%b\x00" % _up_to(size >> 16)
     longs = b"|".join(rb"\x8a\x%02x[\x00-\xff]{%d}" % (length, length) for length in (6, 8, 5, 7, 4, 3, 2, 1, 9, 0))
     parts = (
         rb"[%b]" % builds,
         rb"[hqK][\x00-\xff]",  # from and to the memo, and a number of one byte
-        rb"j[\x00-\xff]{2}(?:%b)" % place,
-        rb"r[\x00-\xff]{2}(?:%b)" % place,
+        rb"j[\x00-\xff]{2}(?:%b)" % memo_index,
+        rb"r[\x00-\xff]{2}(?:%b)" % memo_index,
         rb"M[\x00-\xff]{2}",
         rb"J[\x00-\xff]{4}",
         rb"G[\x00-\xff]{8}",
@@ -115,21 +113,21 @@ def _up_to(most: int) -> bytes:
     return rb"[\x00-\x%02x]" % min(most, 255)
 
 
-def _past_text(content: bytes, at: int, code: int) -> int:
+def _past_text(content: bytes, index: int, code: int) -> int:
     """Return where the opcode after a string begins, or refuse any other opcode."""
-    if code == _SHORT_TEXT and at + 1 < len(content):
-        after = at + 2 + content[at + 1]
+    if code == _SHORT_TEXT and index + 1 < len(content):
+        after = index + 2 + content[index + 1]
     elif code == _TEXT:
-        after = at + 5 + int.from_bytes(content[at + 1 : at + 5], "little")
+        after = index + 5 + int.from_bytes(content[index + 1 : index + 5], "little")
     else:
-        raise PlainPickleError(_refusal(content[at : at + 1]))
+        raise PlainPickleError(_refusal(content[index : index + 1]))
     if after > len(content):
         raise PlainPickleError("is cut off")
     return after
 
 
 def _refusal(code: bytes) -> str:
-    names = {one.code.encode("latin-1"): one.name for one in pickletools.opcodes}
+    names = {opcode.code.encode("latin-1"): opcode.name for opcode in pickletools.opcodes}
     name = names.get(code)
     if name is None:
         return "is no pickle"

@@ -15,19 +15,6 @@ from memcalc.errors import FileError
 from memcalc.probe.triage.frames import Frame
 from memcalc.probe.triage.plain_pickle import PlainPickleError, load_plain, looks_like_pickle
 
-__all__ = [
-    "ALLOC",
-    "FREE",
-    "LARGEST_SNAPSHOT",
-    "OOM",
-    "Block",
-    "Entry",
-    "Segment",
-    "Snapshot",
-    "Stack",
-    "read_snapshot",
-]
-
 LARGEST_SNAPSHOT = 4 << 30
 """Bytes of a file that is read; a snapshot takes three to ten times its size in memory."""
 ALLOC, FREE, OOM = 0, 1, 2
@@ -87,13 +74,14 @@ class Snapshot:
     @property
     def device(self) -> int:
         """The device that holds most, of those with a trace if there is one."""
-        held: dict[int, int] = {}
+        total_by_device: dict[int, int] = {}
         for segment in self.segments:
-            held[segment.device] = held.get(segment.device, 0) + segment.total
+            total_by_device[segment.device] = total_by_device.get(segment.device, 0) + segment.total
         for device, trace in enumerate(self.traces):
             if trace:
-                held[device] = held.get(device, 0) + (1 << 62 if any(entry[0] == OOM for entry in trace[-100:]) else 0)
-        return max(held, key=lambda device: held[device], default=0)
+                failed = any(entry[0] == OOM for entry in trace[-100:])
+                total_by_device[device] = total_by_device.get(device, 0) + (1 << 62 if failed else 0)
+        return max(total_by_device, key=lambda device: total_by_device[device], default=0)
 
 
 def read_snapshot(content: bytes, name: str) -> Snapshot:
@@ -104,8 +92,8 @@ def read_snapshot(content: bytes, name: str) -> Snapshot:
     except PlainPickleError as error:
         raise FileError("file", name, f"the pickle {error}") from None
     except (UnicodeDecodeError, RecursionError, ValueError) as error:
-        said = error if isinstance(error, _FormError) else "must be a memory snapshot, as a pickle or as JSON"
-        raise FileError("file", name, str(said)) from None
+        reason = error if isinstance(error, _FormError) else "must be a memory snapshot, as a pickle or as JSON"
+        raise FileError("file", name, str(reason)) from None
 
 
 class _FormError(ValueError):
@@ -121,8 +109,8 @@ class _Reader:
     def __init__(self, size: int) -> None:
         self.left = size
         self.out = Snapshot()
-        self.known: dict[int, int] = {}
-        self.equal: dict[Any, int] = {(): 0}
+        self.index_by_id: dict[int, int] = {}
+        self.index_by_frames: dict[Any, int] = {(): 0}
 
     def read(self, data: Any) -> Snapshot:
         if isinstance(data, list):  # torch.cuda.memory_snapshot() and 1.13: the segments alone
@@ -135,8 +123,8 @@ class _Reader:
             self.out.traces.append(self._trace(trace))
         settings = data.get("allocator_settings")
         if isinstance(settings, dict):
-            said = settings.get("PYTORCH_CUDA_ALLOC_CONF") or settings.get("PYTORCH_ALLOC_CONF") or ""
-            self.out.settings = str(said)[:200] if isinstance(said, str) else ""
+            configured = settings.get("PYTORCH_CUDA_ALLOC_CONF") or settings.get("PYTORCH_ALLOC_CONF") or ""
+            self.out.settings = str(configured)[:200] if isinstance(configured, str) else ""
             self.out.expandable = settings.get("expandable_segments") is True
         return self.out
 
@@ -151,33 +139,33 @@ class _Reader:
             raise _FormError(f"must have {what} that are {'lists' if kind is list else 'tables'}")
         return items
 
-    def _segment(self, said: dict[Any, Any]) -> Segment:
-        address = at = _number(said, "address", 0)
+    def _segment(self, table: dict[Any, Any]) -> Segment:
+        address = next_address = _number(table, "address", 0)
         blocks = []
-        for block in self._each(said.get("blocks", []), "blocks"):
+        for block in self._each(table.get("blocks", []), "blocks"):
             size = _number(block, "size")
-            at = _number(block, "address", at)
+            next_address = _number(block, "address", next_address)
             state = block.get("state")
             active = state != "inactive"
             requested, frames = _number(block, "requested_size", size), block.get("frames")
             history = block.get("history")
             if frames is None and type(history) is list and history and type(history[0]) is dict:
                 frames, requested = history[0].get("frames"), _number(history[0], "real_size", requested)
-            blocks.append(Block(at, size, min(requested, size) or size, active, self._stack(frames)))
-            at += size
-        pool = said.get("segment_pool_id")
+            blocks.append(Block(next_address, size, min(requested, size) or size, active, self._stack(frames)))
+            next_address += size
+        pool = table.get("segment_pool_id")
         return Segment(
-            device=_number(said, "device", 0),
-            total=_number(said, "total_size", at - address),
-            stream=_number(said, "stream", 0, least=-_LARGEST),
-            expandable=said.get("is_expandable") is True,
+            device=_number(table, "device", 0),
+            total=_number(table, "total_size", next_address - address),
+            stream=_number(table, "stream", 0, least=-_LARGEST),
+            expandable=table.get("is_expandable") is True,
             private=isinstance(pool, tuple | list) and any(pool),
             blocks=tuple(blocks),
         )
 
     def _trace(self, entries: list[Any]) -> list[Entry]:
-        found: list[Entry] = []
-        known, kinds, out = self.known, _KINDS, found.append
+        records: list[Entry] = []
+        known, kinds, out = self.index_by_id, _KINDS, records.append
         for entry in self._each(entries, "trace entries"):
             action = entry.get("action")
             kind = kinds.get(action) if type(action) is str else None
@@ -197,7 +185,7 @@ class _Reader:
             ):
                 raise _FormError("must have trace entries with whole numbers for addr and size")
             out((kind, address, size, stream, stack))
-        return found
+        return records
 
     def _stack(self, frames: Any) -> int:
         if not frames:
@@ -205,18 +193,18 @@ class _Reader:
         if type(frames) is not list:
             raise _FormError("must have lists of frames")
         key = id(frames)  # the data outlives the reader, so that no other list gets this number
-        if key not in self.known:
+        if key not in self.index_by_id:
             self.left -= 2 * min(len(frames), _MOST_FRAMES)
             stack = self._made(frames[:_MOST_FRAMES])
-            plain = tuple((one.file, one.line, one.name) for one in stack.frames), stack.engine, stack.blas
-            if plain not in self.equal:
-                self.equal[plain] = len(self.out.stacks)
+            plain = tuple((frame.file, frame.line, frame.name) for frame in stack.frames), stack.engine, stack.blas
+            if plain not in self.index_by_frames:
+                self.index_by_frames[plain] = len(self.out.stacks)
                 self.out.stacks.append(stack)
-            self.known[key] = self.equal[plain]
-        return self.known[key]
+            self.index_by_id[key] = self.index_by_frames[plain]
+        return self.index_by_id[key]
 
     def _made(self, frames: list[Any]) -> Stack:
-        kept, engine, blas = [], False, False
+        python_frames, engine, blas = [], False, False
         for frame in frames:
             if type(frame) is not dict:
                 raise _FormError("must have frames that are tables")
@@ -224,17 +212,17 @@ class _Reader:
             if not (type(file) is str and type(name) is str and type(line) is int and -1 <= line < 1 << 31):
                 raise _FormError("must have frames with filename, name and line")
             if file.endswith(_PYTHON) or file.startswith("<"):
-                kept.append(Frame(file[:400], line, name[:200]))
+                python_frames.append(Frame(file[:400], line, name[:200]))
             else:
                 engine = engine or "autograd::Engine" in name or "evaluate_function" in name
                 blas = blas or "CUDABlas" in name or "cublas" in name or "Workspace" in name
-        return Stack(tuple(kept), engine, blas)
+        return Stack(tuple(python_frames), engine, blas)
 
 
 def _number(table: dict[Any, Any], key: str, default: int | None = None, least: int = 0) -> int:
-    found = table.get(key, default)
-    if type(found) is not int or not least <= found < _LARGEST:
-        if found is None and default is not None:
+    value = table.get(key, default)
+    if type(value) is not int or not least <= value < _LARGEST:
+        if value is None and default is not None:
             return default
         raise _FormError(f"must have whole numbers for {key}")
-    return found
+    return value

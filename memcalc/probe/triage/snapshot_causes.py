@@ -8,18 +8,15 @@ from itertools import pairwise
 
 import numpy as np
 
-from memcalc.probe.triage.causes import cause, said
-from memcalc.probe.triage.frames import Reading, site_of
-from memcalc.probe.triage.holes import Holes, holes_of, replayed
-from memcalc.probe.triage.lives import Ints, Lives, lives_of
+from memcalc.probe.triage.categories import CATEGORIES, KNOWN_BY, category_codes, growth_of, stack_contexts, steps_of
+from memcalc.probe.triage.causes import cause, shown
+from memcalc.probe.triage.fragmentation import SegmentUsage, replayed, segment_usage
+from memcalc.probe.triage.frames import StackContext, site_of
+from memcalc.probe.triage.lifetimes import Bools, Ints, Lifetimes, lifetimes_of
+from memcalc.probe.triage.logs import Figures
 from memcalc.probe.triage.message_causes import holes_cause, stack_causes
-from memcalc.probe.triage.messages import Figures
 from memcalc.probe.triage.snapshot import Snapshot
-from memcalc.probe.triage.sorts import CATEGORIES, KNOWN_BY, categories, readings
-from memcalc.probe.triage.steps import growth_of, steps_of
 from memcalc.results.triage import Confidence, TriageCause, TriageGrowth, TriageMemory, TriageShare, TriageSite
-
-__all__ = ["Explained", "explained"]
 
 _MOST_SITES = 12
 _MUCH, _SOME = 0.25, 0.10
@@ -30,11 +27,11 @@ _LEAST_GROWTH = 1024
 
 
 @dataclass(frozen=True)
-class Explained:
-    """What a snapshot says."""
+class SnapshotEvidence:
+    """What a snapshot shows, and the causes that it speaks for."""
 
     figures: Figures
-    reading: Reading
+    context: StackContext
     site: str
     memory: TriageMemory
     shares: tuple[TriageShare, ...]
@@ -43,81 +40,85 @@ class Explained:
     causes: list[TriageCause]
 
 
-def explained(snapshot: Snapshot) -> Explained:
+def evidence_of(snapshot: Snapshot) -> SnapshotEvidence:
     """Explain the device of a snapshot that ran out of memory, or that holds most."""
     device = snapshot.device
-    lives = lives_of(snapshot, device)
-    read = readings(snapshot, lives)
-    steps, by = steps_of(snapshot, lives, read)
-    sorts = categories(lives, read, steps)
-    moment, name = lives.moment()
-    alive = lives.alive_at(moment)
-    holes = holes_of(snapshot, device)
-    growth = growth_of(snapshot, lives, steps)
-    stack = int(lives.stacks[moment]) if lives.entries else 0
-    reading = read.reading(stack) if lives.entries else Reading()
+    lifetimes = lifetimes_of(snapshot, device)
+    contexts = stack_contexts(snapshot, lifetimes)
+    steps, by = steps_of(snapshot, lifetimes, contexts)
+    category_of = category_codes(lifetimes, contexts, steps)
+    moment, name = lifetimes.moment()
+    alive = lifetimes.alive_at(moment)
+    usage = segment_usage(snapshot, device)
+    growth = growth_of(snapshot, lifetimes, steps)
+    stack = int(lifetimes.stacks[moment]) if lifetimes.entries else 0
+    context = contexts.context_of(stack) if lifetimes.entries else StackContext()
+    allocated = int(lifetimes.size[alive].sum())
     figures = Figures(
-        form="snapshot", device=device, tried=lives.tried, free=lives.free, allocated=int(lives.size[alive].sum()),
-        reserved=holes.reserved, unallocated=holes.free if lives.failed is not None else None,
+        form="snapshot", device=device, tried=lifetimes.tried, free=lifetimes.free, allocated=allocated,
+        reserved=usage.reserved, unallocated=usage.free if lifetimes.failed is not None else None,
     )  # fmt: skip
-    room = None if lives.free is None else holes.reserved + lives.free
-    played = replayed(lives, room)
+    capacity = None if lifetimes.free is None else usage.reserved + lifetimes.free
+    replay = replayed(lifetimes, capacity)
     memory = TriageMemory(
-        device=device, moment=name, allocated=int(lives.size[alive].sum()), end_allocated=holes.allocated,
-        end_reserved=holes.reserved, holes=holes.free, largest_hole=holes.largest, segments=holes.segments,
-        entries=lives.entries, steps=len(steps), steps_by=by, step_peaks=_peaks(lives, steps),
-        replay_reserved=played and played.reserved, replay_expandable=played and played.expandable,
-        replay_repeats=played is not None and played.repeats, replay_serves=played is not None and played.serves,
+        device=device, moment=name, allocated=allocated, end_allocated=usage.allocated,
+        end_reserved=usage.reserved, holes=usage.free, largest_hole=usage.largest, segments=usage.segments,
+        entries=lifetimes.entries, steps=len(steps), steps_by=by, step_peaks=_peaks(lifetimes, steps),
+        replay_reserved=replay and replay.reserved, replay_expandable=replay and replay.expandable,
+        replay_repeats=replay is not None and replay.repeats, replay_serves=replay is not None and replay.serves,
         settings=snapshot.settings,
     )  # fmt: skip
-    shares = _shares(lives, sorts, alive)
-    case = _Case(snapshot, lives, sorts, steps, alive, moment, memory, shares, growth, figures, reading, holes)
-    return Explained(
+    shares = _shares(lifetimes, category_of, alive)
+    in_context = SnapshotContext(
+        snapshot, lifetimes, category_of, steps, alive, memory, shares, growth, figures, context, usage
+    )
+    return SnapshotEvidence(
         figures=figures,
-        reading=reading,
+        context=context,
         site=site_of(snapshot.stacks[stack].frames) if stack else "",
         memory=memory,
         shares=shares,
-        sites=_sites(snapshot, lives, sorts, alive),
+        sites=_sites(snapshot, lifetimes, category_of, alive),
         growth=growth,
-        causes=list(case.causes()),
+        causes=list(in_context.causes()),
     )
 
 
-def _peaks(lives: Lives, steps: Ints) -> tuple[int, ...]:
+def _peaks(lifetimes: Lifetimes, steps: Ints) -> tuple[int, ...]:
     """The peak of each step, of the last 64."""
-    running = lives.running()
+    running = lifetimes.running()
     edges = [0, *(int(step) + 1 for step in steps)]
     pairs = list(pairwise(edges))[-64:]
     return tuple(int(running[first : last + 1].max()) for first, last in pairs)
 
 
-def _shares(lives: Lives, sorts: Ints, alive: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> tuple[TriageShare, ...]:
-    size = np.bincount(sorts[alive], weights=lives.size[alive], minlength=len(CATEGORIES))
-    count = np.bincount(sorts[alive], minlength=len(CATEGORIES))
+def _shares(lifetimes: Lifetimes, category_of: Ints, alive: Bools) -> tuple[TriageShare, ...]:
+    size = np.bincount(category_of[alive], weights=lifetimes.size[alive], minlength=len(CATEGORIES))
+    count = np.bincount(category_of[alive], minlength=len(CATEGORIES))
     return tuple(
         TriageShare(
-            category=CATEGORIES[at], bytes=int(size[at]), blocks=int(count[at]), known_by=KNOWN_BY[CATEGORIES[at]]
+            category=CATEGORIES[index],
+            bytes=int(size[index]),
+            blocks=int(count[index]),
+            known_by=KNOWN_BY[CATEGORIES[index]],
         )
-        for at in np.argsort(-size, kind="stable")
-        if count[at]
+        for index in np.argsort(-size, kind="stable")
+        if count[index]
     )
 
 
-def _sites(
-    snapshot: Snapshot, lives: Lives, sorts: Ints, alive: np.ndarray[tuple[int], np.dtype[np.bool_]]
-) -> tuple[TriageSite, ...]:
+def _sites(snapshot: Snapshot, lifetimes: Lifetimes, category_of: Ints, alive: Bools) -> tuple[TriageSite, ...]:
     """The call sites that hold most, each with the category of most of its bytes."""
-    held: dict[tuple[str, int], list[int]] = {}
-    key = lives.stack[alive] * len(CATEGORIES) + sorts[alive]
-    kinds, place = np.unique(key, return_inverse=True)
-    size, count = np.bincount(place, weights=lives.size[alive]), np.bincount(place)
-    for at, kind in enumerate(kinds):
-        stack, category = divmod(int(kind), len(CATEGORIES))
-        entry = held.setdefault((site_of(snapshot.stacks[stack].frames), category), [0, 0, stack])
-        entry[0] += int(size[at])
-        entry[1] += int(count[at])
-    best = sorted(held.items(), key=lambda item: -item[1][0])[:_MOST_SITES]
+    by_site: dict[tuple[str, int], list[int]] = {}
+    key = lifetimes.stack[alive] * len(CATEGORIES) + category_of[alive]
+    keys, position = np.unique(key, return_inverse=True)
+    size, count = np.bincount(position, weights=lifetimes.size[alive]), np.bincount(position)
+    for index, combined in enumerate(keys):
+        stack, category = divmod(int(combined), len(CATEGORIES))
+        entry = by_site.setdefault((site_of(snapshot.stacks[stack].frames), category), [0, 0, stack])
+        entry[0] += int(size[index])
+        entry[1] += int(count[index])
+    best = sorted(by_site.items(), key=lambda item: -item[1][0])[:_MOST_SITES]
     return tuple(
         TriageSite(
             site=site, category=CATEGORIES[category], bytes=size, blocks=count,
@@ -128,116 +129,115 @@ def _sites(
 
 
 @dataclass(frozen=True)
-class _Case:
-    """What the causes are looked for in."""
+class SnapshotContext:
+    """A snapshot with its categories, steps and figures, in which causes are looked for."""
 
     snapshot: Snapshot
-    lives: Lives
-    sorts: Ints
+    lifetimes: Lifetimes
+    category_of: Ints
     steps: Ints
-    alive: np.ndarray[tuple[int], np.dtype[np.bool_]]
-    moment: int
+    alive: Bools
     memory: TriageMemory
     shares: tuple[TriageShare, ...]
     growth: tuple[TriageGrowth, ...]
     figures: Figures
-    reading: Reading
-    holes: Holes
+    context: StackContext
+    usage: SegmentUsage
 
     def share(self, *names: str) -> tuple[int, float]:
         """Bytes of some categories, and their share."""
-        size = sum(one.bytes for one in self.shares if one.category in names)
+        size = sum(item.bytes for item in self.shares if item.category in names)
         return size, size / max(self.memory.allocated, 1)
 
     def causes(self) -> Iterator[TriageCause]:
         """Everything that speaks for itself; what fills the card where nothing else does."""
-        found = [*self._grown(), *self._evaluated(), *self._optimized(), *self._pieces(), *self._categories()]
-        if self.lives.failed is not None and self.reading.evidence is not None:
-            known = {one.code for one in found}
-            found += [
-                one for one in stack_causes(self.figures, self.reading) if one.code not in known | {"evaluation-graph"}
-            ]
-        yield from found
-        if self.lives.failed is not None and self.shares:
+        causes = [*self._grown(), *self._evaluated(), *self._optimized(), *self._pieces(), *self._categories()]
+        if self.lifetimes.failed is not None and self.context.evidence is not None:
+            codes = {item.code for item in causes} | {"evaluation-graph"}
+            causes += [item for item in stack_causes(self.figures, self.context) if item.code not in codes]
+        yield from causes
+        if self.lifetimes.failed is not None and self.shares:
             first = self.shares[0]
-            whole = max(self.memory.allocated, 1)
-            listed = ", ".join(f"{one.category} {said(one.bytes)} ({one.bytes / whole:.0%})" for one in self.shares[:4])
-            sure: Confidence = "possible" if any(one.confidence != "possible" for one in found) else "likely"
+            total = max(self.memory.allocated, 1)
+            listed = ", ".join(f"{s.category} {shown(s.bytes)} ({s.bytes / total:.0%})" for s in self.shares[:4])
+            sure: Confidence = "possible" if any(item.confidence != "possible" for item in causes) else "likely"
             yield cause("too-large", sure, f"alive at {self.memory.moment}: {listed}", size=first.bytes)
 
     def _grown(self) -> Iterator[TriageCause]:
-        rate = sum(one.bytes_per_step for one in self.growth)
+        rate = sum(site.bytes_per_step for site in self.growth)
         if rate < _LEAST_GROWTH:
             return
         intervals = self.growth[0].steps
         grown = rate * intervals
         share = grown / max(self.memory.allocated, 1)
         listed = [
-            f"{one.site}: {said(one.bytes_per_step)} and {one.blocks_per_step:.3g} blocks a step"
-            for one in self.growth[:3]
+            f"{site.site}: {shown(site.bytes_per_step)} and {site.blocks_per_step:.3g} blocks a step"
+            for site in self.growth[:3]
         ]
         total = (
-            f"{said(rate)} a step over {intervals} steps, {said(grown)} ({share:.0%}) of what is alive at "
+            f"{shown(rate)} a step over {intervals} steps, {shown(grown)} ({share:.0%}) of what is alive at "
             f"{self.memory.moment}"
         )
-        failed = self.lives.failed is not None
+        failed = self.lifetimes.failed is not None
         sure = share >= _SOME if failed else intervals >= 4
         yield cause("growth", "likely" if sure else "possible", total, *listed, size=round(grown))
 
     def _evaluated(self) -> Iterator[TriageCause]:
-        if not self.reading.evaluating and self.lives.failed is not None:
+        if not self.context.evaluating and self.lifetimes.failed is not None:
             return
         size, _ = self.share("evaluation")
-        mine = self.alive & (self.sorts == CATEGORIES.index("evaluation")) & (self.lives.born >= 0)
-        kinds, counts = np.unique(np.stack((self.lives.stack[mine], self.lives.size[mine])), axis=1, return_counts=True)
+        mine = self.alive & (self.category_of == CATEGORIES.index("evaluation")) & (self.lifetimes.born >= 0)
+        kinds, counts = np.unique(
+            np.stack((self.lifetimes.stack[mine], self.lifetimes.size[mine])), axis=1, return_counts=True
+        )
         lines = int((counts >= _AT_ONCE).sum())
         if not lines:
             return
         most = int(kinds[0, np.argmax(counts)])
         evidence = (
-            f"{said(size)} made by evaluation are alive at once, {int(counts.max())} blocks of one line "
+            f"{shown(size)} made by evaluation are alive at once, {int(counts.max())} blocks of one line "
             f"({site_of(self.snapshot.stacks[most].frames)}): layers that are done keep their outputs"
         )
         yield cause("evaluation-graph", "likely" if lines > 1 else "possible", evidence, size=size)
 
     def _optimized(self) -> Iterator[TriageCause]:
         size, share = self.share("optimizer temporaries")
-        if share >= _SOME and self.reading.phase == "optimizer":
-            evidence = f"{said(size)} ({share:.0%}) are freed by the optimizer itself"
+        if share >= _SOME and self.context.phase == "optimizer":
+            evidence = f"{shown(size)} ({share:.0%}) are freed by the optimizer itself"
             yield cause("optimizer-temporaries", "likely" if share >= _MUCH else "possible", evidence, size=size)
-        if self.reading.phase == "optimizer" and self.lives.failed is not None and len(self.steps) <= 1:
+        if self.context.phase == "optimizer" and self.lifetimes.failed is not None and len(self.steps) <= 1:
             size, _ = self.share("optimizer states")
-            evidence = f"no step had ended before it; {said(size)} of states were there when it failed"
+            evidence = f"no step had ended before it; {shown(size)} of states were there when it failed"
             yield cause("first-step", "likely", evidence, size=size)
 
     def _pieces(self) -> Iterator[TriageCause]:
         before, after = self.memory.replay_reserved, self.memory.replay_expandable
-        if self.lives.failed is not None:
-            for one in holes_cause(self.figures):
-                yield self._replayed(one)
+        if self.lifetimes.failed is not None:
+            for fragmentation in holes_cause(self.figures):
+                yield self._replayed(fragmentation)
         elif before is not None and after is not None and after < (1 - _SOME) * before:
             evidence = (
-                f"a replay of the trace reserves {said(before)} at its peak, with expandable segments {said(after)}"
+                f"a replay of the trace reserves {shown(before)} at its peak, with expandable segments {shown(after)}"
             )
             yield cause("fragmentation", "possible", evidence, size=before - after)
 
-    def _replayed(self, one: TriageCause) -> TriageCause:
+    def _replayed(self, fragmentation: TriageCause) -> TriageCause:
         """Fragmentation as the replay sees it: what expandable segments would not have served is not cured by them."""
         memory = self.memory
-        evidence = (*one.evidence, f"the largest hole has {said(self.holes.largest)}")
+        evidence = (*fragmentation.evidence, f"the largest hole has {shown(self.usage.largest)}")
         if memory.replay_reserved is None:
-            return one.model_copy(update={"evidence": evidence})
+            return fragmentation.model_copy(update={"evidence": evidence})
         if memory.replay_serves:
             says = "replayed with expandable segments, the trace and the failed request fit"
-            return one.model_copy(update={"evidence": (*evidence, says)})
+            return fragmentation.model_copy(update={"evidence": (*evidence, says)})
         says = "replayed with expandable segments, the request fails too"
         remedy = "not expandable segments; make what stays before what goes, or ask for less at once"
         sure = (
-            one.confidence
-            if self.holes.largest and one.bytes and one.bytes > _MUCH * self.holes.reserved
+            fragmentation.confidence
+            if self.usage.largest and fragmentation.bytes and fragmentation.bytes > _MUCH * self.usage.reserved
             else "possible"
         )
-        return one.model_copy(update={"evidence": (*evidence, says), "remedy": remedy, "confidence": sure})
+        return fragmentation.model_copy(update={"evidence": (*evidence, says), "remedy": remedy, "confidence": sure})
 
     def _categories(self) -> Iterator[TriageCause]:
         for code, name in (
@@ -247,6 +247,6 @@ class _Case:
         ):
             size, share = self.share(name)
             if share >= _SOME:
-                evidence = f"{said(size)} ({share:.0%}) of what is alive at {self.memory.moment}"
-                sure = share >= _MUCH and self.lives.failed is not None
+                evidence = f"{shown(size)} ({share:.0%}) of what is alive at {self.memory.moment}"
+                sure = share >= _MUCH and self.lifetimes.failed is not None
                 yield cause(code, "likely" if sure else "possible", evidence, size=size)

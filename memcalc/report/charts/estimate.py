@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from memcalc.report.charts import Chart
 from memcalc.report.charts.parts import (
     LIMIT,
     USABLE,
@@ -16,7 +17,6 @@ from memcalc.report.charts.parts import (
     patch_key,
     stacked,
 )
-from memcalc.report.charts.picture import Chart
 from memcalc.report.estimate import MOODS, bar_of, head_of
 from memcalc.report.palette import COMPONENTS, INK
 from memcalc.report.palette import MOODS as SHADES
@@ -29,9 +29,7 @@ if TYPE_CHECKING:
     from matplotlib.patches import Rectangle
     from matplotlib.text import Text
 
-    from memcalc.results import Estimate
-
-__all__ = ["chart"]
+    from memcalc.results.estimates import Estimate
 
 _BAR, _PHASE = 1.2, 0.62
 _FIRST = 1.9
@@ -54,11 +52,11 @@ def chart(result: Estimate) -> Chart:
         heading(figure, verdict, title, MOODS[result.verdict])
         _frame(axes, result)
         device = stacked(axes, 0, bar_of(result).parts, _BAR, "part-")
-        free, said = _limits(axes, result)
+        free, text = _limits(axes, result)
         _phases(axes, result)
         legend(figure, _keys(result))
         keep_inside(axes, [*device, *free], result.budget.capacity / GIB)
-        drop_overlaps(said)
+        drop_overlaps(text)
 
     tips = {f"part-{name}": _sized(result, name, size) for name, size in bar_of(result).parts}
     tips |= {
@@ -87,7 +85,7 @@ def _frame(axes: Axes, result: Estimate) -> None:
     phases = _by_phase(result)
     marked = {result.peak.phase: " (peak)"}
     axes.set_yticks(
-        [0, _FIRST - 0.85, *(_FIRST + place for place in range(len(phases)))],
+        [0, _FIRST - 0.85, *(_FIRST + index for index in range(len(phases)))],
         [f"one GPU  {gib(result.peak.device)}", "allocated in"]
         + [f"{name}{marked.get(name, '')}  {gib(sum(sizes.values()))}" for name, sizes in phases.items()],
     )
@@ -106,9 +104,9 @@ def _limits(axes: Axes, result: Estimate) -> tuple[list[tuple[str, int, Rectangl
     low, high = result.interval.low / GIB, result.interval.high / GIB
     axes.plot([low, high], [-0.82, -0.82], gid="range", **_RANGE)
     right = capacity / GIB < _reach(result) / 2
-    words, side = f"GPU: {gib(capacity)} GiB", "left" if right else "right"
+    text, side = f"GPU: {gib(capacity)} GiB", "left" if right else "right"
     named = axes.annotate(
-        words, (capacity / GIB, -1.32), (4 if right else -4, 0), textcoords="offset points", ha=side, va="center",
+        text, (capacity / GIB, -1.32), (4 if right else -4, 0), textcoords="offset points", ha=side, va="center",
         fontsize=8.5,
     )  # fmt: skip
     if device >= capacity:
@@ -125,14 +123,13 @@ def _limits(axes: Axes, result: Estimate) -> tuple[list[tuple[str, int, Rectangl
 
 def _phases(axes: Axes, result: Estimate) -> None:
     phases = _by_phase(result)
-    for place, (phase, sizes) in enumerate(phases.items()):
-        stacked(axes, _FIRST + place, sizes.items(), _PHASE, f"phase-{phase}-")
+    for index, (phase, sizes) in enumerate(phases.items()):
+        stacked(axes, _FIRST + index, sizes.items(), _PHASE, f"phase-{phase}-")
     ends = (_FIRST - 0.5, _FIRST + len(phases) - 0.5)
     axes.vlines(result.budget.usable / GIB, *ends, **USABLE)
 
 
 def _keys(result: Estimate) -> list[object]:
-    """The legend: every part with its figure, then the lines."""
     budget, device = result.budget, result.peak.device
     keys = [patch_key(_sized(result, name, size), COMPONENTS[name].light) for name, size in bar_of(result).parts]
     if device < budget.capacity:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
+from memcalc.report.charts import Chart
 from memcalc.report.charts.parts import LIMIT, drop_overlaps, heading, legend, line_key, patch_key
-from memcalc.report.charts.picture import Chart
 from memcalc.report.estimate import MOODS, strategy_words
 from memcalc.report.inverse import UNITS, head_of
 from memcalc.report.palette import COMPONENTS, INK, SERIES
@@ -19,9 +19,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from matplotlib.text import Text
 
-    from memcalc.results import CurvePoint, Inverse
-
-__all__ = ["chart"]
+    from memcalc.results.plans import CurvePoint, Inverse
 
 _DOTS: dict[str, Any] = {"color": INK["text"].light, "marker": "o", "markersize": 4, "linewidth": 1}
 _FLUSHED: dict[str, Any] = {
@@ -41,23 +39,22 @@ def chart(result: Inverse) -> Chart:
 
 
 def _heading(figure: Figure, result: Inverse) -> None:
-    said, subject = (line.text for line in head_of(result))
+    text, subject = (line.text for line in head_of(result))
     best = result.best
-    words = f"; {strategy_words(best.strategy)}" if best else f"; {result.limit}"
-    heading(figure, said, subject + words, MOODS[best.verdict] if best else "bad")
+    label = f"; {strategy_words(best.strategy)}" if best else f"; {result.limit}"
+    heading(figure, text, subject + label, MOODS[best.verdict] if best else "bad")
 
 
 def _alt(result: Inverse) -> str:
-    said, subject = (line.text for line in head_of(result))
+    text, subject = (line.text for line in head_of(result))
     known = [(best.value, best.peak.device, best.verdict) for best in (result.best,) if best is not None]
     known += [(miss.value, miss.device, miss.verdict) for miss in result.beyond]
     values = [(point.value, point.device, point.verdict) for point in result.curve] or known
-    told = "; ".join(f"{value}: {gib(size)} GiB, {verdict.replace('-', ' ')}" for value, size, verdict in values)
-    return f"{subject}: {said}. One GPU has {gib(result.capacity)} GiB. {told}."
+    points = "; ".join(f"{value}: {gib(size)} GiB, {verdict.replace('-', ' ')}" for value, size, verdict in values)
+    return f"{subject}: {text}. One GPU has {gib(result.capacity)} GiB. {points}."
 
 
 def _curve(result: Inverse) -> Chart:
-    """The answer's strategy below and above the answer, stacked by component."""
     points = result.curve
 
     def draw(figure: Figure) -> None:
@@ -76,7 +73,7 @@ def _curve(result: Inverse) -> Chart:
         legend(figure, _keys(result))
         drop_overlaps(texts)
 
-    tips = {f"point-{place}": _told(result, point) for place, point in enumerate(points)}
+    tips = {f"point-{index}": _told(result, point) for index, point in enumerate(points)}
     return Chart("max", _alt(result), draw, (9, 5), (4, 5.6), tips)
 
 
@@ -95,19 +92,18 @@ def _areas(axes: Axes, points: tuple[CurvePoint, ...]) -> None:
     values = [point.value for point in points]
     rows = [_stack(point) for point in points]
     heights = [[*accumulate(row.values())] for row in rows]
-    for place, name in reversed([*enumerate(rows[0])]):  # the lowest part covers the others
+    for index, name in reversed([*enumerate(rows[0])]):  # the lowest part covers the others
         if any(row[name] for row in rows):
-            tops = [height[place] / GIB for height in heights]
+            tops = [height[index] / GIB for height in heights]
             axes.fill_between(values, tops, color=COMPONENTS[name].light, linewidth=0, gid=f"area-{name}")
 
 
 def _marks(axes: Axes, result: Inverse) -> list[Text]:
-    """Draw the computed values, the answer, and the first value that does not fit."""
     points = result.curve
     axes.plot([point.value for point in points], [point.device / GIB for point in points], gid="device", **_DOTS)
-    for place, point in enumerate(points):
+    for index, point in enumerate(points):
         look = _FLUSHED if point.retries and point.verdict != "does-not-fit" else _DOTS
-        axes.plot([point.value], [point.device / GIB], gid=f"point-{place}", **look)
+        axes.plot([point.value], [point.device / GIB], gid=f"point-{index}", **look)
     texts: list[Text] = []
     top, right = axes.get_xaxis_transform(), points[-1].value
     if result.best is not None:
@@ -115,11 +111,11 @@ def _marks(axes: Axes, result: Inverse) -> list[Text]:
         axes.axvspan(value, 1.02 * right, color=INK["free"].light, linewidth=0, zorder=0)
         axes.axvline(value, gid="answer", **_ANSWER)
         left = value > right / 2
-        said = axes.annotate(
+        text = axes.annotate(
             f"{value} fits", (value, 0.985), (-5 if left else 5, 0), xycoords=top, textcoords="offset points",
             ha="right" if left else "left", va="top", fontweight="bold",
         )  # fmt: skip
-        texts.append(said)
+        texts.append(text)
     for miss in result.beyond:
         axes.plot([int(miss.value)], [miss.device / GIB], gid="miss", zorder=4, **_MISS)
     return texts
@@ -141,18 +137,17 @@ def _keys(result: Inverse) -> list[Any]:
 
 
 def _bars(result: Inverse) -> Chart:
-    """The answer and what lies beyond it, one bar each."""
     rows = [(best.value, best.peak.device, True) for best in (result.best,) if best is not None]
     rows += [(miss.value, miss.device, False) for miss in result.beyond]
 
     def draw(figure: Figure) -> None:
         axes = figure.subplots()
         _heading(figure, result)
-        for place, (_, size, fits) in enumerate(rows):
+        for index, (_, size, fits) in enumerate(rows):
             look: dict[str, Any] = {"color": SERIES[0].light}
             if not fits:
                 look = {"facecolor": "none", "edgecolor": SHADES["bad"].light, "hatch": "////"}
-            axes.barh(place, size / GIB, 0.6, gid=f"value-{place}", **look)
+            axes.barh(index, size / GIB, 0.6, gid=f"value-{index}", **look)
         axes.axvline(result.capacity / GIB, **LIMIT)
         names = [f"{value}  {gib(size)}" for value, size, _ in rows]
         axes.set_yticks(range(len(rows)), names)
@@ -168,7 +163,7 @@ def _bars(result: Inverse) -> Chart:
         legend(figure, [*keys, line_key(f"the GPU has {gib(result.capacity)} GiB", **LIMIT)])
 
     tips = {
-        f"value-{place}": f"{value}: {gib(size)} GiB, {'fits' if fits else 'does not fit'}"
-        for place, (value, size, fits) in enumerate(rows)
+        f"value-{index}": f"{value}: {gib(size)} GiB, {'fits' if fits else 'does not fit'}"
+        for index, (value, size, fits) in enumerate(rows)
     }
     return Chart("max", _alt(result), draw, (9, 2.4 + 0.4 * len(rows)), (4, 3.2 + 0.4 * len(rows)), tips)

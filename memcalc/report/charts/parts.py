@@ -3,34 +3,22 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from math import cos, hypot, pi, sin
 from typing import TYPE_CHECKING, Any
 
-from memcalc.report.glyphs import printable
-from memcalc.report.palette import COMPONENTS, INK, MOODS, words_on
+from memcalc.report.palette import COMPONENTS, INK, MOODS, printable, words_on
 from memcalc.report.tables import gib
 from memcalc.units import GIB
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+    from matplotlib.lines import Line2D
     from matplotlib.patches import Rectangle
     from matplotlib.text import Text
-
-__all__ = [
-    "LIMIT",
-    "USABLE",
-    "beyond",
-    "drop_overlaps",
-    "heading",
-    "is_narrow",
-    "keep_inside",
-    "legend",
-    "legible",
-    "line_key",
-    "patch_key",
-    "stacked",
-]
 
 _NARROW = 6.0
 """Inches below which a figure is one for a narrow screen."""
@@ -50,10 +38,10 @@ def is_narrow(figure: Figure) -> bool:
     return bool(figure.get_figwidth() < _NARROW)
 
 
-def heading(figure: Figure, said: str, subject: str, mood: str = "") -> None:
+def heading(figure: Figure, text: str, subject: str, mood: str = "") -> None:
     """Write what a chart says, bold, and under it what it is about, both wrapped to the figure's width."""
     width, height = figure.get_figwidth() * 72, figure.get_figheight() * 72
-    first = textwrap.wrap(said, int(width / (10.5 * 0.64)))
+    first = textwrap.wrap(text, int(width / (10.5 * 0.64)))
     lines = textwrap.wrap(subject, int(width / (_SMALL * 0.56)))
     top = 1 - _PAD / height
     figure.suptitle(
@@ -71,8 +59,8 @@ def legible(figure: Figure) -> None:
     from matplotlib.text import Text
 
     for text in figure.findobj(Text):
-        if (said := printable(text.get_text())) != text.get_text():
-            text.set_text(said)
+        if (label := printable(text.get_text())) != text.get_text():
+            text.set_text(label)
 
 
 def stacked(
@@ -100,12 +88,12 @@ def keep_inside(axes: Axes, drawn: Sequence[tuple[str, int, Rectangle]], limit: 
         left, right = patch.get_x(), patch.get_x() + patch.get_width()
         if left < limit < right:
             left, right = (left, limit) if limit - left > right - limit else (limit, right)
-        room = axes.transData.transform([(left, 0), (right, 0)])
-        width, height = 0.94 * (room[1][0] - room[0][0]), 0.96 * patch.get_window_extent().height
+        space = axes.transData.transform([(left, 0), (right, 0)])
+        width, height = 0.94 * (space[1][0] - space[0][0]), 0.96 * patch.get_window_extent().height
         ink = words_on(COMPONENTS[name]) if name in COMPONENTS else INK["text"]
-        for words in (f"{name}\n{gib(size)}", gib(size)):
+        for label in (f"{name}\n{gib(size)}", gib(size)):
             text = axes.text(
-                (left + right) / 2, patch.get_y() + patch.get_height() / 2, words, ha="center", va="center",
+                (left + right) / 2, patch.get_y() + patch.get_height() / 2, label, ha="center", va="center",
                 fontsize=_SMALL, color=ink.light, linespacing=1.25,
                 bbox={"facecolor": _HUES[name].light, "edgecolor": "none", "pad": 1.2},
             )  # fmt: skip
@@ -117,14 +105,14 @@ def keep_inside(axes: Axes, drawn: Sequence[tuple[str, int, Rectangle]], limit: 
 
 def drop_overlaps(texts: Sequence[Text]) -> list[Text]:
     """Take away words that lie on earlier ones, once the figure is laid out; return those that stay."""
-    kept: list[Text] = []
+    visible: list[Text] = []
     for text in texts:
         box = text.get_window_extent().padded(2)
-        if any(box.overlaps(other.get_window_extent()) for other in kept):
+        if any(box.overlaps(other.get_window_extent()) for other in visible):
             text.remove()
         else:
-            kept.append(text)
-    return kept
+            visible.append(text)
+    return visible
 
 
 def beyond(axes: Axes, at: float, height: float, capacity: int, reached: int) -> None:
@@ -157,11 +145,92 @@ def legend(figure: Figure, handles: Sequence[Any]) -> None:
     kinds = {handle: kind for handle, kind in both_ends.items() if handle.get_marker() == "|"}
     legible(figure)  # before anything is measured: Matplotlib refuses half a pair
     for columns in range(min(len(handles), 6), 0, -1):
-        found = figure.legend(
+        result = figure.legend(
             handles=handles, loc="outside lower left", ncols=columns, fontsize=_SMALL, handlelength=2,
             columnspacing=1.4, handler_map=kinds,
         )  # fmt: skip
-        if columns == 1 or found.get_window_extent().width < figure.bbox.width * 0.985:
+        if columns == 1 or result.get_window_extent().width < figure.bbox.width * 0.985:
             break
-        found.remove()
+        result.remove()
     figure.draw_without_rendering()
+
+
+_SIZE = 8.5
+_MARK = 5.0
+"""Half the side of a point's box [points of 1/72 inch], as all lengths here."""
+_TURNS = 16
+_REACHES = (10, 14, 19, 25, 32, 40, 50, 62, 76, 92)
+_LINE = 13
+"""Distance from which a line joins a name to its point."""
+
+_Box = tuple[float, float, float, float]
+
+
+@dataclass(frozen=True)
+class Placed:
+    """A point with a name; without ``named`` it only takes room."""
+
+    axes: Axes
+    name: str
+    x: float
+    y: float
+    named: bool = True
+
+
+def place(figure: Figure, points: Sequence[Placed], lines: Sequence[Line2D] = ()) -> None:
+    """Write the names of points of a panel that is laid out, beside points and lines; one without room is left out."""
+    scale = 72 / figure.dpi
+    shown = [
+        (point, *(scale * part for part in point.axes.transData.transform((point.x, point.y)))) for point in points
+    ]
+    taken = [_around(x, y, _MARK, _MARK) for _, x, y in shown]
+    taken += [_around(scale * x, scale * y, 1, 1) for line in lines for x, y in _along(line)]
+    for point, x, y in shown:
+        if not point.named:
+            continue
+        frame = point.axes.get_window_extent()
+        edges = (scale * frame.x0, scale * frame.y0, scale * frame.x1, scale * frame.y1)
+        width, height = 0.37 * _SIZE * len(point.name) + 1.5, 0.5 * _SIZE
+        result = next(
+            (spot for spot in _spots() if _is_free(_around(x + spot[0], y + spot[1], width, height), taken, edges)),
+            None,
+        )
+        if result is not None:
+            taken.append(_around(x + result[0], y + result[1], width, height))
+            _write(point, result)
+
+
+def _along(line: Line2D) -> Iterator[tuple[float, float]]:
+    """Points of a line on the screen, a few units apart."""
+    corners = line.get_transform().transform(line.get_xydata())
+    for (x, y), (to_x, to_y) in pairwise(corners):
+        steps = max(int(hypot(to_x - x, to_y - y) / 5), 1)
+        yield from ((x + (to_x - x) * step / steps, y + (to_y - y) * step / steps) for step in range(steps + 1))
+
+
+def _write(point: Placed, spot: tuple[float, float]) -> None:
+    joined = hypot(*spot) >= _LINE
+    arrow = {"arrowstyle": "-", "color": INK["muted"].light, "linewidth": 0.6, "shrinkA": 4, "shrinkB": 3}
+    point.axes.annotate(
+        point.name, (point.x, point.y), spot, textcoords="offset points", ha="center", va="center", fontsize=_SIZE,
+        fontweight="bold", arrowprops=arrow if joined else None,
+    )  # fmt: skip
+
+
+def _spots() -> Iterator[tuple[float, float]]:
+    """Offsets from a point, near ones first, from the right upwards."""
+    for reach in _REACHES:
+        for turn in range(_TURNS):
+            angle = 2 * pi * turn / _TURNS
+            yield reach * cos(angle), reach * sin(angle)
+
+
+def _around(x: float, y: float, width: float, height: float) -> _Box:
+    return x - width, y - height, x + width, y + height
+
+
+def _is_free(wanted: _Box, taken: Sequence[_Box], edges: _Box) -> bool:
+    left, low, right, high = wanted
+    if left < edges[0] + 1 or low < edges[1] + 1 or right > edges[2] - 1 or high > edges[3] - 1:
+        return False
+    return not any(left < box[2] and box[0] < right and low < box[3] and box[1] < high for box in taken)

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import textwrap
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from memcalc.report.charts.labels import Placed, place
-from memcalc.report.charts.parts import LIMIT, heading, is_narrow, legend, line_key
-from memcalc.report.charts.picture import Chart
+from memcalc.report.charts import Chart
+from memcalc.report.charts.parts import LIMIT, Placed, heading, is_narrow, legend, line_key, patch_key, place
 from memcalc.report.palette import INK, SERIES
 from memcalc.report.tables import gib
+from memcalc.specs.options import DEGREES
 from memcalc.units import GIB, format_count
 
 if TYPE_CHECKING:
@@ -17,9 +18,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from matplotlib.lines import Line2D
 
-    from memcalc.results import Plan, Plans
-
-__all__ = ["chart"]
+    from memcalc.results.plans import Plan, Plans
 
 _CLOSE, _CROWD = 0.85, 6
 """Share of the highest throughput from which plans are drawn again, larger, where there are as many."""
@@ -41,25 +40,22 @@ _SHAPES = {"o": "time validated", "s": "time not validated", "D": "offloaded, ti
 def chart(result: Plans) -> Chart:
     """Return the chart of ``memcalc plan``."""
     if not result.plans:
-        from memcalc.report.charts.nothing import chart as nearest
-
-        return nearest(result)
-
+        return nothing_chart(result)
     first = result.plans[0]
-    said = f"{len(result.plans)} of {result.feasible} strategies that fit" if len(result.plans) > 1 else "one plan"
+    text = f"{len(result.plans)} of {result.feasible} strategies that fit" if len(result.plans) > 1 else "one plan"
     subject, hues = _subject(result), _hues(result)
     crowd = [plan for plan in result.plans if _speed(plan) >= _CLOSE * max(map(_speed, result.plans))]
     zoomed = crowd if len(crowd) >= _CROWD else []
 
     def draw(figure: Figure) -> None:
-        heading(figure, f"Memory and throughput: {said}", subject)
+        heading(figure, f"Memory and throughput: {text}", subject)
         panels = 2 if zoomed else 1
         shape = (panels, 1) if is_narrow(figure) else (1, panels)
-        whole, *close = figure.subplots(*shape, squeeze=False).flat
-        fronts = _whole(whole, result)
-        closer = [_closer(axes, whole, result, zoomed) for axes in close]
+        total, *close = figure.subplots(*shape, squeeze=False).flat
+        fronts = _whole(total, result)
+        closer = [_closer(axes, total, result, zoomed) for axes in close]
         legend(figure, _keys(result, fronts))
-        placed = [Placed(whole, name(plan), *_at(plan), named=plan not in zoomed) for plan in result.plans]
+        placed = [Placed(total, name(plan), *_at(plan), named=plan not in zoomed) for plan in result.plans]
         place(figure, placed, fronts)
         for axes, lines in zip(close, closer, strict=True):
             place(figure, [Placed(axes, name(plan), *_at(plan)) for plan in zoomed], lines)
@@ -72,7 +68,7 @@ def chart(result: Plans) -> Chart:
     tips |= {f"close-{plan.rank}": _told(plan) for plan in zoomed}
     listed = " ".join(f"{_told(plan)}." for plan in result.plans)
     front = ", ".join(f"#{rank}" for rank in result.pareto)
-    alt = f"{subject}. {said}, the first with {_speed(first):.0f} tok/s/GPU. On the front: {front}. {listed}"
+    alt = f"{subject}. {text}, the first with {_speed(first):.0f} tok/s/GPU. On the front: {front}. {listed}"
     rows = 2 if zoomed else 1
     return Chart("plan", alt, draw, (9, 5.4), (4, 4.6 + 3.2 * rows), tips)
 
@@ -100,9 +96,8 @@ def _kind(plan: Plan) -> _Kind:
 
 
 def _hues(result: Plans) -> dict[int, str]:
-    """A colour for each number of GPUs."""
     counts = sorted({plan.gpus for plan in result.plans})
-    return {count: SERIES[place % len(SERIES)].light for place, count in enumerate(counts)}
+    return {count: SERIES[index % len(SERIES)].light for index, count in enumerate(counts)}
 
 
 def _look(kind: _Kind, hue: str) -> dict[str, Any]:
@@ -139,7 +134,7 @@ def _whole(axes: Axes, result: Plans) -> list[Line2D]:
     return fronts
 
 
-def _closer(axes: Axes, whole: Axes, result: Plans, plans: list[Plan]) -> list[Line2D]:
+def _closer(axes: Axes, total: Axes, result: Plans, plans: list[Plan]) -> list[Line2D]:
     """Draw the crowd again, and say that its axes do not begin at zero; return the fronts."""
     from matplotlib.patches import Rectangle
 
@@ -153,19 +148,17 @@ def _closer(axes: Axes, whole: Axes, result: Plans, plans: list[Plan]) -> list[L
     axes.set_xlabel("tokens a second and GPU [tok/s]")
     axes.set_title("the box, larger: its axes do not begin at 0", fontsize=8.5, fontweight="normal")
     box = Rectangle((left, low), right - left, high - low, fill=False, edgecolor=INK["muted"].light, linewidth=0.9)
-    whole.add_patch(box)
+    total.add_patch(box)
     return fronts
 
 
 def _span(values: tuple[float, ...]) -> tuple[float, float]:
-    """The ends of an axis around values, with room for words."""
     low, high = min(values), max(values)
-    room = 0.14 * (high - low) or 0.02 * high
-    return low - room, high + room
+    space = 0.14 * (high - low) or 0.02 * high
+    return low - space, high + space
 
 
 def _keys(result: Plans, fronts: list[Line2D]) -> list[Any]:
-    """The legend: shapes, GPU counts, the capacity, and the plans of the front."""
     hues, keys = _hues(result), []
     text = INK["text"].light
     for kind in sorted({_kind(plan) for plan in result.plans}):
@@ -188,14 +181,44 @@ def _factors(plans: list[Plan]) -> str:
 
 
 def _told(plan: Plan) -> str:
-    """One plan in words."""
     tight = ", tight" if plan.verdict == "tight" else ""
     return f"#{plan.rank} ({_words(plan)}) {_speed(plan):.0f} tok/s/GPU, {gib(plan.peak.device)} GiB{tight}"
 
 
 def _words(plan: Plan) -> str:
     strategy = plan.strategy
-    degrees = [f"{name} {getattr(strategy, name)}" for name in ("tp", "pp", "cp", "ep") if getattr(strategy, name) > 1]
+    degrees = [f"{name.replace('_', '-')} {n}" for name in DEGREES if (n := getattr(strategy, name)) > 1]
     offload = [f"offload {'+'.join(strategy.offload)}"] if strategy.offload else []
-    words = [f"{plan.gpus} GPU{'s' * (plan.gpus > 1)}", f"zero {strategy.zero}", *degrees]
-    return ", ".join([*words, f"recompute {strategy.recompute}", *offload, f"micro-batch {strategy.micro_batch}"])
+    text = [f"{plan.gpus} GPU{'s' * (plan.gpus > 1)}", f"zero {strategy.zero}", *degrees]
+    return ", ".join([*text, f"recompute {strategy.recompute}", *offload, f"micro-batch {strategy.micro_batch}"])
+
+
+_OTHER_GPU = "--gpu "
+
+
+def nothing_chart(result: Plans) -> Chart:
+    """Return the chart of ``memcalc plan`` where nothing fits."""
+    changes = [change for change in result.nearest if change.verdict != "does-not-fit"]
+    here = [index for index, change in enumerate(changes) if _OTHER_GPU not in change.change]
+
+    def draw_nothing(figure: Figure) -> None:
+        axes = figure.subplots()
+        heading(figure, "Nothing fits; these changes would", result.too_large, "bad")
+        for index, change in enumerate(changes):
+            axes.barh(index, change.device / GIB, 0.6, color=SERIES[0].light, gid=f"change-{index}")
+        for index in here:
+            axes.vlines(result.capacity / GIB, index - 0.42, index + 0.42, **LIMIT)
+        names = [textwrap.fill(change.change, 18 if is_narrow(figure) else 44) for change in changes]
+        axes.set_yticks(range(len(changes)), [f"{n}  {gib(c.device)}" for n, c in zip(names, changes, strict=True)])
+        axes.set_ylim(len(changes) - 0.4, -0.6)
+        axes.set_xlim(0, max([result.capacity, *(change.device for change in changes)]) / GIB * 1.05)
+        axes.set_xlabel("memory of one GPU [GiB]", loc="right")
+        axes.xaxis.grid(visible=True)
+        keys = [patch_key("with the change", SERIES[0].light)]
+        limit = f"the GPU has {gib(result.capacity)} GiB; another GPU has its own"
+        legend(figure, [*keys, line_key(limit, **LIMIT)])
+
+    listed = "; ".join(f"{change.change} {gib(change.device)} GiB" for change in changes) or "none is known"
+    alt = f"Nothing fits: {result.too_large} Changes that would: {listed}."
+    tips = {f"change-{index}": f"{c.change}: {gib(c.device)} GiB" for index, c in enumerate(changes)}
+    return Chart("plan", alt, draw_nothing, (9, 2.4 + 0.4 * len(changes)), (4, 3.2 + 0.6 * len(changes)), tips)

@@ -7,8 +7,8 @@ from itertools import accumulate, pairwise
 from operator import add
 from typing import TYPE_CHECKING, Any
 
+from memcalc.report.charts import Chart
 from memcalc.report.charts.parts import LIMIT, USABLE, drop_overlaps, heading, is_narrow, legend, line_key, patch_key
-from memcalc.report.charts.picture import Chart
 from memcalc.report.estimate import head_of
 from memcalc.report.palette import COMPONENTS, INK
 from memcalc.report.tables import gib
@@ -19,9 +19,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from matplotlib.text import Text
 
-    from memcalc.results import Estimate, StagePeak, Timeline
-
-__all__ = ["chart"]
+    from memcalc.results.estimates import Estimate, StagePeak, Timeline
 
 _PARTS = {
     "forward-last": "forward", "forward": "loss", "loss": "loss", "backward-last": "backward",
@@ -37,11 +35,11 @@ def chart(result: Estimate) -> Chart:
     """Return the memory timeline of an estimate that was asked for one."""
     shown = result.timeline
     title = head_of(result)[1].text
-    said = f"one step on {_where(result)}"
+    text = f"one step on {_where(result)}"
 
     def draw(figure: Figure) -> None:
         narrow = is_narrow(figure)
-        heading(figure, f"Memory over {said}{_beyond(result)}", title, "bad" if _beyond(result) else "")
+        heading(figure, f"Memory over {text}{_beyond(result)}", title, "bad" if _beyond(result) else "")
         axes = _panels(figure, result, narrow=narrow)
         texts = []
         for (bars, curve), line in zip(axes, shown, strict=True):
@@ -56,7 +54,7 @@ def chart(result: Estimate) -> Chart:
 
     rows = len(shown)
     return Chart(
-        "timeline", _alt(result, said, title), draw, (9, 2.6 + 1.9 * rows), (4, 2.4 + 4.2 * rows), _tips(result)
+        "timeline", _alt(result, text, title), draw, (9, 2.6 + 1.9 * rows), (4, 2.4 + 4.2 * rows), _tips(result)
     )
 
 
@@ -88,12 +86,11 @@ def _panels(figure: Figure, result: Estimate, *, narrow: bool) -> list[tuple[Axe
 
 
 def _bars(axes: Axes, stage: StagePeak) -> None:
-    """Draw what is allocated in each phase."""
-    for place, (phase, sizes) in enumerate(stage.phases.items()):
+    for index, (phase, sizes) in enumerate(stage.phases.items()):
         reached = 0
         for name, size in sizes.items():
             (patch,) = axes.bar(
-                place, size / GIB, 0.72, bottom=reached / GIB, color=COMPONENTS[name].light,
+                index, size / GIB, 0.72, bottom=reached / GIB, color=COMPONENTS[name].light,
                 edgecolor=INK["page"].light, linewidth=0.5,
             )  # fmt: skip
             patch.set_gid(f"stage-{stage.stage}-{phase}-{name}")
@@ -118,7 +115,6 @@ def _curve(axes: Axes, line: Timeline) -> list[Text]:
 
 
 def _parts(axes: Axes, line: Timeline) -> list[Text]:
-    """Mark where the parts of the step begin; shade the backward ones."""
     has_head = any(part.phase == "forward" for part in line.parts)
     starts: list[tuple[int, str, int]] = []
     for part in line.parts:
@@ -130,12 +126,12 @@ def _parts(axes: Axes, line: Timeline) -> list[Text]:
         if name == "backward":
             axes.axvspan(start, end, color=INK["free"].light, linewidth=0, zorder=0)
         axes.axvline(start, color=INK["muted"].light, linewidth=0.6, zorder=0.5)
-        words = "step" if micro_batch < 0 else f"{name[0].upper()}{micro_batch + 1}"
+        text = "step" if micro_batch < 0 else f"{name[0].upper()}{micro_batch + 1}"
         texts.append(
             axes.text(
                 end if micro_batch < 0 else (start + end) / 2,
                 1.01,
-                words,
+                text,
                 transform=axes.get_xaxis_transform(),
                 ha="right" if micro_batch < 0 else "center",
                 va="bottom",
@@ -147,10 +143,9 @@ def _parts(axes: Axes, line: Timeline) -> list[Text]:
 
 
 def _frame(bars: Axes, curve: Axes, result: Estimate, line: Timeline) -> None:
-    """Write limits, axes and titles; all panels have the same y axis from zero."""
     budget, stage = result.budget, result.stages[line.stage]
-    reserved = [max(one.reserved, default=0) for one in result.timeline]
-    top = max(budget.capacity, *reserved, *(one.allocated for one in result.stages)) / GIB * 1.04
+    reserved = [max(other.reserved, default=0) for other in result.timeline]
+    top = max(budget.capacity, *reserved, *(other.allocated for other in result.stages)) / GIB * 1.04
     for axes in (bars, curve):
         axes.axhline(budget.capacity / GIB, **LIMIT)
         axes.axhline(budget.usable / GIB, **USABLE)
@@ -175,9 +170,9 @@ def _below(axes: list[tuple[Axes, Axes]], result: Estimate, *, narrow: bool) -> 
     count = result.workload.accumulation_steps
     some = f"; of {count} micro-batches up to {drawn}" if count > drawn else ""
     first = f"allocations and frees in the order of a step{some}"
-    words = "\n".join([*textwrap.wrap(first, 48 if narrow else 80), "F forward, L head and loss, B backward"])
+    text = "\n".join([*textwrap.wrap(first, 48 if narrow else 80), "F forward, L head and loss, B backward"])
     for _, curve in axes if narrow else axes[-1:]:
-        curve.set_xlabel(words, fontsize=8.5)
+        curve.set_xlabel(text, fontsize=8.5)
 
 
 def _named(result: Estimate, stage: StagePeak) -> str:
@@ -207,7 +202,7 @@ def _tips(result: Estimate) -> dict[str, str]:
     }
 
 
-def _alt(result: Estimate, said: str, title: str) -> str:
+def _alt(result: Estimate, text: str, title: str) -> str:
     stages = []
     for line in result.timeline:
         stage = result.stages[line.stage]
@@ -215,4 +210,4 @@ def _alt(result: Estimate, said: str, title: str) -> str:
         curve = f"; a replay reserves up to {gib(line.peak_reserved)}" if line.events else ""
         stages.append(f"Stage {stage.stage}, allocated by phase in GiB: {phases}{curve}.")
     figures = f"{' '.join(stages)} The GPU has {gib(result.budget.capacity)} GiB."
-    return f"{title}. Memory over {said}{_beyond(result)}. {figures}"
+    return f"{title}. Memory over {text}{_beyond(result)}. {figures}"

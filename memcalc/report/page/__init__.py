@@ -4,20 +4,19 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from memcalc import __version__
-from memcalc.report.page import drawn, foot, head, style
-from memcalc.report.page.breakdown import breakdown
+from memcalc._version import __version__
+from memcalc.report.page import head, markup, sections
 from memcalc.report.page.markup import Html, el
 from memcalc.report.page.plans import plans
-from memcalc.report.page.step import step
+from memcalc.report.page.sections import breakdown, step
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from memcalc.results import Estimate, Plans, Review, SavedPlan
+    from memcalc.results.estimates import Estimate
+    from memcalc.results.plans import Plans
+    from memcalc.results.saved import Review, SavedPlan
     from memcalc.specs.model import Model
-
-__all__ = ["page", "page_of", "said_of"]
 
 
 def page(
@@ -41,16 +40,18 @@ def page(
 
 def page_of(review: Review, *, title: str = "", note: str = "") -> str:
     """Return a review as a page."""
-    said = title or head.title_of(review)
+    text = title or head.title_of(review)
     sections = _sections(review)
     links = head.contents([(name, label) for name, label, _ in sections])
     main = el("main", head.answer(review), links, *(part for _, _, part in sections), id="main")
     skip = el("a", "Skip to the answer", href="#main", class_="skip")
-    undrawn = "" if drawn.draws() else el("p", drawn.UNDRAWN)
+    undrawn = "" if markup.draws() else el("p", markup.UNDRAWN)
     closing = el("footer", el("p", f"Made by memcalc {__version__}. Figures are predictions."), undrawn)
     status = el("p", id="status", role="status", class_="status")
-    body = el("body", skip, head.header(review, said, note), main, closing, status, el("script", Html(style.script())))
-    return f"<!doctype html>\n{el('html', _head(said), body, lang='en')}\n"
+    body = el(
+        "body", skip, head.heading(review, text, note), main, closing, status, el("script", Html(markup.script()))
+    )
+    return f"<!doctype html>\n{el('html', _head(text), body, lang='en')}\n"
 
 
 def said_of(review: Review) -> tuple[bool, str]:
@@ -65,32 +66,33 @@ def _head(title: str) -> Html:
     return el(
         "head",
         el("meta", charset="utf-8"),
-        el("meta", http_equiv="Content-Security-Policy", content=style.policy()),
+        el("meta", http_equiv="Content-Security-Policy", content=markup.policy()),
         el("meta", name="viewport", content="width=device-width, initial-scale=1"),
         el("meta", name="color-scheme", content="light dark"),
         el("title", title),
-        el("style", Html(style.style())),
-        el("style", Html(drawn.rules())),
+        el("style", Html(markup.style())),
+        el("style", Html(markup.rules())),
     )
 
 
 def _front(review: Review) -> Html:
-    """Return the plans as a chart, where there are several."""
-    found = review.plans
-    return drawn.chart("plan", found) if found is not None and len(found.plans) > 1 else Html("")
+    result = review.plans
+    return markup.chart("plan", result) if result is not None and len(result.plans) > 1 else Html("")
 
 
 def _sections(review: Review) -> list[tuple[str, str, Html]]:
     """Return the parts below the answer: id, name in the contents, element."""
-    found, parts = review.estimate, []
+    result, parts = review.estimate, []
     if review.chosen is not None:
         parts.append(("plans", "Plans", plans(review, _front(review))))
-    if found is not None:
-        parts.append(("bytes", "Bytes", breakdown(found)))
-        parts.append(("step", "One step", step(found, drawn.chart("timeline", found) if found.timeline else Html(""))))
-    parts.append(("assumed", "Assumptions", foot.settings(review)))
+    if result is not None:
+        parts.append(("bytes", "Bytes", breakdown(result)))
+        parts.append(
+            ("step", "One step", step(result, markup.chart("timeline", result) if result.timeline else Html("")))
+        )
+    parts.append(("assumed", "Assumptions", sections.settings(review)))
     if review.evidence is not None:
-        parts.append(("accuracy", "Accuracy", foot.accuracy(review.evidence)))
-    parts.append(("reproduce", "Reproduce", foot.reproduce(review)))
-    parts.append(("copy", "Copy", foot.copies(review)))
+        parts.append(("accuracy", "Accuracy", sections.accuracy(review.evidence)))
+    parts.append(("reproduce", "Reproduce", sections.reproduce(review)))
+    parts.append(("copy", "Copy", sections.copies(review)))
     return parts

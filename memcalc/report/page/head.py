@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from memcalc.report.estimate import MOODS, bar_of, head_of
-from memcalc.report.page.markup import Html, begun, cell, el, gib, join, percent, swatch, table
-from memcalc.results import Estimate, Plan, Plans, Review
+from memcalc.report.page.markup import Html, begun, cell, el, join, swatch, table
+from memcalc.report.tables import gib, header, percent
+from memcalc.results.estimates import Estimate
+from memcalc.results.plans import Plan, Plans
+from memcalc.results.saved import Review
 from memcalc.units import format_count, format_seconds
-
-__all__ = ["answer", "contents", "header", "spoken", "title_of", "verdict_of"]
 
 _SAID = {"fits": "Fits", "tight": "Tight", "does-not-fit": "Does not fit"}
 _SIGNS = {"fits": "✓", "tight": "!", "does-not-fit": "✕"}
@@ -26,11 +27,11 @@ _READ = {
 
 def title_of(review: Review) -> str:
     """Return the heading where none is given."""
-    found = review.estimate or review.plans
-    if found is None:  # a review holds one of them
+    result = review.estimate or review.plans
+    if result is None:  # a review holds one of them
         return "Memory"
-    gpus = review.estimate.hardware.gpus if review.estimate else found.hardware.gpus
-    return f"{found.model.name} on {gpus} × {found.hardware.gpu}"
+    gpus = review.estimate.hardware.gpus if review.estimate else result.hardware.gpus
+    return f"{result.model.name} on {gpus} × {result.hardware.gpu}"
 
 
 def verdict_of(review: Review) -> str:
@@ -40,7 +41,7 @@ def verdict_of(review: Review) -> str:
     return review.estimate.verdict
 
 
-def header(review: Review, title: str, note: str) -> Html:
+def heading(review: Review, title: str, note: str) -> Html:
     """Return the heading, the job in one sentence and a note of the user's own."""
     return el(
         "header",
@@ -50,33 +51,33 @@ def header(review: Review, title: str, note: str) -> Html:
     )
 
 
-def spoken(found: Estimate) -> str:
+def spoken(estimate: Estimate) -> str:
     """Return the verdict in one line, as a terminal has it."""
-    return next(line.text for line in head_of(found) if line.role == "verdict")
+    return next(line.text for line in head_of(estimate) if line.role == "verdict")
 
 
 def _sentence(review: Review) -> Iterator[str]:
-    found = review.estimate
-    if found is None:
+    result = review.estimate
+    if result is None:
         plans = review.plans
         if plans is not None:
             parameters = format_count(plans.model.parameters)
             yield f"{plans.model.name} ({parameters} parameters), {plans.seq_len} tokens a sequence."
         return
-    job = next(line.text for line in head_of(found) if line.role == "title")
-    yield f"{job}; {found.workload.tokens_per_step:,} tokens a step."
+    job = next(line.text for line in head_of(result) if line.role == "title")
+    yield f"{job}; {result.workload.tokens_per_step:,} tokens a step."
 
 
 def answer(review: Review) -> Html:
     """Return the verdict, the figures, the bar, and what to know before anything else."""
-    verdict, found, plans = verdict_of(review), review.estimate, review.plans
+    verdict, result, plans = verdict_of(review), review.estimate, review.plans
     failed = review.subject == "closest"
     parts: list[str] = [_said(review, verdict)]
     if plans is not None and failed:
         parts += [el("p", begun(plans.too_large), class_="lead"), *_nearest(plans)]
-    if found is not None:
+    if result is not None:
         closest = el("h3", "The strategy closest to fitting") if failed else ""
-        parts += [closest, _figures(found, review.chosen), _bar(found)]
+        parts += [closest, _figures(result, review.chosen), _bar(result)]
     if review.chosen is not None:
         parts.append(el("p", el("strong", "Why this plan: "), review.chosen.why, class_="why-plan"))
     if plans is not None and plans.asked:
@@ -88,28 +89,28 @@ def answer(review: Review) -> Html:
 
 
 def _said(review: Review, verdict: str) -> Html:
-    found = review.estimate
+    result = review.estimate
     mark = el("span", _SIGNS[verdict], class_="mark", aria_hidden="true")
     head = el("h2", mark, _SAID[verdict], id="answer-title")
-    if found is None or review.subject == "closest":
+    if result is None or review.subject == "closest":
         return head
-    device, capacity = found.peak.device, found.budget.capacity
+    device, capacity = result.peak.device, result.budget.capacity
     used = el("strong", f"{gib(device)} of {gib(capacity)} GiB")
-    place = "each GPU" if len(found.stages) < 2 else f"the fullest GPU, in pipeline stage {found.peak.stage}"
-    said = f" on {place} ({percent(device, capacity)}%). {_MEANS.get(verdict) or _missing(found)}"
-    return join(head, el("p", used, said, class_="lead"))
+    index = "each GPU" if len(result.stages) < 2 else f"the fullest GPU, in pipeline stage {result.peak.stage}"
+    text = f" on {index} ({percent(device, capacity)}%). {_MEANS.get(verdict) or _missing(result)}"
+    return join(head, el("p", used, text, class_="lead"))
 
 
-def _missing(found: Estimate) -> str:
-    over = found.peak.device - found.budget.capacity
+def _missing(estimate: Estimate) -> str:
+    over = estimate.peak.device - estimate.budget.capacity
     return f"{gib(over)} GiB are missing." if over > 0 else "The allocator runs out of memory on its way there."
 
 
-def _figures(found: Estimate, plan: Plan | None) -> Html:
-    peak, interval = found.peak, found.interval
+def _figures(estimate: Estimate, plan: Plan | None) -> Html:
+    peak, interval = estimate.peak, estimate.interval
     tiles = [(name, gib(getattr(peak, name)), "GiB", read) for name, read in _READ.items()]
-    held = "" if interval.coverage is None else f"of device; holds {100 * interval.coverage:.0f}% of measured runs"
-    tiles.append(("range", f"{gib(interval.low)} – {gib(interval.high)}", "GiB", held))
+    live = "" if interval.coverage is None else f"of device; holds {100 * interval.coverage:.0f}% of measured runs"
+    tiles.append(("range", f"{gib(interval.low)} – {gib(interval.high)}", "GiB", live))
     if plan is not None:
         time = plan.time
         tiles += [
@@ -129,21 +130,21 @@ def _tile(name: str, value: str, unit: str, note: str) -> Html:
     return el("div", el("dt", name), figure, el("dd", note, class_="small"))
 
 
-def _bar(found: Estimate) -> Html:
+def _bar(estimate: Estimate) -> Html:
     """Return the GPU as a stacked bar, its range below, its limit marked, and the parts named with their figures."""
-    bar, interval = bar_of(found), found.interval
+    bar, interval = bar_of(estimate), estimate.interval
     used = sum(size for _, size in bar.parts)
-    whole = max(bar.capacity, used, interval.high)
-    width = [(name, f"width:{100 * size / whole:.3f}%") for name, size in bar.parts]
+    total = max(bar.capacity, used, interval.high)
+    width = [(name, f"width:{100 * size / total:.3f}%") for name, size in bar.parts]
     pieces = [
         el("span", class_=f"c-{name}", style=style, title=_part(name, dict(bar.parts)[name])) for name, style in width
     ]
-    limit = f"left:{100 * bar.capacity / whole:.3f}%"
-    span = f"left:{100 * interval.low / whole:.3f}%;width:{100 * (interval.high - interval.low) / whole:.3f}%"
-    side = " flip" if bar.capacity > 0.6 * whole else ""
+    limit = f"left:{100 * bar.capacity / total:.3f}%"
+    span = f"left:{100 * interval.low / total:.3f}%;width:{100 * (interval.high - interval.low) / total:.3f}%"
+    side = " flip" if bar.capacity > 0.6 * total else ""
     drawn = el(
         "div",
-        el("div", *pieces, class_="stack", style=f"--end:{100 * bar.capacity / whole:.3f}%"),
+        el("div", *pieces, class_="stack", style=f"--end:{100 * bar.capacity / total:.3f}%"),
         el("div", el("span", f"GPU {gib(bar.capacity)}"), class_=f"limit{side}", style=limit),
         el("div", class_="range", style=span),
         class_="bar",
@@ -153,8 +154,10 @@ def _bar(found: Estimate) -> Html:
     free = bar.capacity - used
     word = "free " if free >= 0 else "missing "
     keys.append(el("li", el("span", class_="swatch free", aria_hidden="true"), word, el("b", gib(abs(free)))))
-    said = el("figcaption", f"One GPU at the peak, {found.peak.phase} [GiB]; the bracket below the bar is the range.")
-    return el("figure", said, drawn, el("ul", *keys, class_="legend"), class_="gpu")
+    text = el(
+        "figcaption", f"One GPU at the peak, {estimate.peak.phase} [GiB]; the bracket below the bar is the range."
+    )
+    return el("figure", text, drawn, el("ul", *keys, class_="legend"), class_="gpu")
 
 
 def _part(name: str, size: int) -> str:
@@ -167,26 +170,22 @@ def _nearest(plans: Plans) -> Iterator[Html]:
     rows = [
         el(
             "tr",
-            cell(one.change, head=True),
-            cell(gib(one.device), right=True),
-            cell(f"{one.tokens_per_second_per_gpu:.0f}", right=True),
-            cell("unknown" if one.throughput is None else f"{100 * one.throughput:.0f}%", right=True),
+            cell(item.change, head=True),
+            cell(gib(item.device), right=True),
+            cell(f"{item.tokens_per_second_per_gpu:.0f}", right=True),
+            cell("unknown" if item.throughput is None else f"{100 * item.throughput:.0f}%", right=True),
         )
-        for one in plans.nearest
+        for item in plans.nearest
+        if item.verdict != "does-not-fit"
     ]
-    heads = [
-        ("change", "", False),
-        ("device", "GiB", True),
-        ("throughput", "tokens/s per GPU", True),
-        ("kept", "", True),
-    ]
+    columns = header("change | device [GiB] > | throughput [tokens/s per GPU] > | kept >")
     yield el("h3", "What would fit")
     yield table(
-        "The smallest changes; kept is throughput beside that of the job as asked for.", heads, rows, name="nearest"
+        "The smallest changes; kept is throughput beside that of the job as asked for.", columns, rows, name="nearest"
     )
 
 
 def contents(parts: list[tuple[str, str]]) -> Html:
     """Return links to the parts of the page."""
-    links = (el("li", el("a", said, href=f"#{name}")) for name, said in parts)
+    links = (el("li", el("a", text, href=f"#{name}")) for name, text in parts)
     return el("nav", el("ul", *links), aria_label="Contents")

@@ -2,29 +2,26 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import html
+import re
+from functools import cache
+from importlib import import_module
+from importlib.resources import files
+from importlib.util import find_spec
+from typing import TYPE_CHECKING
 
-from memcalc.report.tables import gib, percent
+from memcalc.report.palette import COMPONENTS, INK, MOODS, SERIES
 
-__all__ = [
-    "Head",
-    "Html",
-    "begun",
-    "cell",
-    "code",
-    "el",
-    "facts",
-    "gib",
-    "join",
-    "percent",
-    "section",
-    "swatch",
-    "table",
-]
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from memcalc.report.tables import Column
+    from memcalc.results.estimates import Estimate
+    from memcalc.results.plans import Plans
 
 _UNPRINTABLE = {code: "�" for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\r\t\x85"}
-Head = tuple[str, str, bool]
-"""The heading of a column: title, unit, and whether its figures stand to the right."""
 _VOID = {"meta", "wbr"}
 
 
@@ -68,8 +65,8 @@ def _attribute(name: str, value: str | bool | None) -> str:
 
 def section(name: str, heading: str, *children: str, intro: str = "", class_: str | None = None) -> Html:
     """Return a part of the page under its heading, which names it for a screen reader."""
-    said = el("p", intro, class_="intro") if intro else ""
-    body = [el("h2", heading, id=f"{name}-title"), said, *children]
+    text = el("p", intro, class_="intro") if intro else ""
+    body = [el("h2", heading, id=f"{name}-title"), text, *children]
     return el("section", *body, id=name, aria_labelledby=f"{name}-title", class_=class_)
 
 
@@ -86,11 +83,11 @@ def facts(values: dict[str, str], class_: str = "facts") -> Html:
 
 def code(text: str, name: str) -> Html:
     """Return a command line with a button that copies it; `name` is the id of its text."""
-    words = [part if place == 0 else f"--{part}" for place, part in enumerate(text.split(" --"))]
-    whole = Html(" ".join(el("span", word, class_="word") for word in words))  # a line breaks between options alone
+    label = [part if index == 0 else f"--{part}" for index, part in enumerate(text.split(" --"))]
+    total = Html(" ".join(el("span", word, class_="word") for word in label))  # a line breaks between options alone
     return el(
         "div",
-        el("pre", el("code", whole, id=name), tabindex="0", role="region", aria_label="command line"),
+        el("pre", el("code", total, id=name), tabindex="0", role="region", aria_label="command line"),
         el("button", "Copy", type="button", class_="copy", data_copies=name, hidden=True),
         class_="code",
     )
@@ -103,18 +100,15 @@ def cell(text: str, *, right: bool = False, head: bool = False, sort: str | None
     return el("td", text, class_="number" if right else None, data_sort=sort)
 
 
-def table(caption: str, heads: list[Head], rows: list[Html], *, name: str, sortable: bool = False) -> Html:
+def table(caption: str, columns: Iterable[Column], rows: list[Html], *, name: str, sortable: bool = False) -> Html:
     """Return a table below what is said of it; it scrolls by itself where there is little room."""
     cells = (
         el(
-            "th",
-            title,
-            el("span", unit, class_="unit") if unit else "",
-            scope="col",
-            class_="number" if right else None,
+            "th", column.title, el("span", column.unit, class_="unit") if column.unit else "", scope="col",
+            class_="number" if column.right else None,
         )
-        for title, unit, right in heads
-    )
+        for column in columns
+    )  # fmt: skip
     body = el(
         "table",
         el("thead", el("tr", *cells)),
@@ -136,3 +130,100 @@ def begun(sentence: str) -> str:
     ('Nothing fits.', '#1 is tight.')
     """
     return sentence[:1].upper() + sentence[1:]
+
+
+# ---------------------------------------------------------------------------------------------------------------- style
+
+
+_NAMED = {**{f"c-{name}": shade for name, shade in COMPONENTS.items()}, **INK, **MOODS, "accent": SERIES[0]}
+
+
+@cache
+def style() -> str:
+    """Return the style sheet, light, and dark on screens that ask for it."""
+    light, dark = (
+        "".join(f"--{name}:{getattr(shade, side)};" for name, shade in _NAMED.items()) for side in ("light", "dark")
+    )
+    parts = "".join(f".c-{name}{{--colour:var(--c-{name})}}\n" for name in COMPONENTS)
+    screens = f"@media screen and (prefers-color-scheme:dark){{:root{{{dark}}}}}"
+    return f":root{{{light}}}\n{screens}\n{parts}{_read('page.css')}"
+
+
+@cache
+def script() -> str:
+    """Return what the page does beyond showing: copying, sorting, choosing a plan in a chart."""
+    return _read("page.js")
+
+
+@cache
+def policy() -> str:
+    """Return the content security policy: nothing from anywhere, and no script but the page's own."""
+    digest = base64.b64encode(hashlib.sha256(script().encode()).digest()).decode()
+    return (
+        "default-src 'none'; style-src 'unsafe-inline'; "
+        f"script-src 'sha256-{digest}'; base-uri 'none'; form-action 'none'"
+    )
+
+
+def _read(name: str) -> str:
+    return (files(__package__) / name).read_text(encoding="utf-8")
+
+
+# --------------------------------------------------------------------------------------------------------------- charts
+
+
+UNDRAWN = "Charts are left out: pip install 'memcalc[charts]' draws them. The bars and tables have the same figures."
+_PATH = re.compile(r'(?<= d=")[^"]*(?=")')
+_STRAIGHT = re.compile(r"(?:[ML] [-\d.]+ [-\d.]+\s*|z\s*)+")
+
+
+def draws() -> bool:
+    """Return whether there is something to draw with."""
+    return find_spec("matplotlib") is not None
+
+
+def rules() -> str:
+    """Return the style rules of charts; none without something to draw with."""
+    if not draws():
+        return ""
+    from memcalc.report import charts
+
+    return charts.rules()
+
+
+def chart(name: str, answer: Estimate | Plans) -> Html:
+    """Return the chart of a kind of answer in a frame; nothing without something to draw with."""
+    if not draws():
+        return Html("")
+    from memcalc.report.charts import responsive
+
+    drawn = import_module(f"memcalc.report.charts.{name}").chart(answer)
+    return el("figure", Html(_PATH.sub(lambda path: shortened(path[0]), responsive(drawn))), class_="chart")
+
+
+def shortened(path: str) -> str:
+    """Return a path of straight lines in steps of a tenth of a point; any other as it is.
+
+    >>> shortened("M 0 12.34 L 10.26 12.34 L 10.26 7.1 z")
+    'm0 12.3h10.3v-5.2z'
+    """
+    if not _STRAIGHT.fullmatch(path):
+        return path
+    parts, at = [], (0, 0)
+    for command, x, y in re.findall(r"([MLz])(?: ([-\d.]+) ([-\d.]+))?", path):
+        if command == "z":
+            parts.append("z")
+            continue
+        to = (round(10 * float(x)), round(10 * float(y)))
+        parts.append(_step(command, to[0] - at[0], to[1] - at[1]))
+        at = to
+    return "".join(parts)
+
+
+def _step(command: str, right: int, down: int) -> str:
+    """Return one line, tenths of a point from where the last one ended."""
+    if command == "M":
+        return f"m{right / 10:g} {down / 10:g}"
+    if not down:
+        return f"h{right / 10:g}" if right else ""
+    return f"l{right / 10:g} {down / 10:g}" if right else f"v{down / 10:g}"

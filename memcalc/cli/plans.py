@@ -1,0 +1,189 @@
+"""What becomes of plans: ``plan --save`` and ``export`` give one to a framework, ``report`` puts it on a page."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+import memcalc
+from memcalc.cli.options import with_model
+from memcalc.cli.output import deliver, fail
+from memcalc.errors import CombinationError, InputError
+from memcalc.files import output_path
+from memcalc.units import format_seconds
+
+if TYPE_CHECKING:
+    from memcalc.handoff.exporting import Exported
+    from memcalc.results.estimates import Estimate
+    from memcalc.results.plans import Plans
+    from memcalc.results.saved import SavedPlan
+    from memcalc.specs.model import Model
+
+PAGE = "report.html"
+"""Where a page goes when no file is named."""
+_ALWAYS = {"objective": "simplicity", "rank_all": False}
+"""Options of a search that are always there."""
+
+
+def search(to: str | None) -> Callable[..., Plans]:
+    """Return the search of all plans, or of those that a format says."""
+    if to is None:
+        return memcalc.plan
+    from memcalc.handoff.planning import plan_to
+
+    return partial(plan_to, to)
+
+
+def check_target(save: str | None, write: str | None, rank: str | None, options: Mapping[str, Any]) -> None:
+    """Refuse a file that could not be written before anything is computed."""
+    if save is None:
+        if rank is not None and write is None:
+            raise InputError("rank", rank, "says which plan --save writes, so --save FILE must be given")
+        return
+    target = output_path(save, bool(options["force"]))
+    if options.get("module") is not None or _is_recorded(str(options["model"])):
+        raise InputError("save", save, "a recorded module is trained by code of its own, to which nothing is exported")
+    if options["output"] is not None and target == Path(options["output"]).resolve():
+        raise InputError("save", save, "must be another file than --output")
+
+
+def _is_recorded(model: str) -> bool:
+    from memcalc.convert.huggingface import is_recorded
+
+    return model.endswith(".json") and is_recorded(Path(model))
+
+
+def say_time(elapsed: float) -> None:
+    """Say on a terminal how long a search took [s]; no file has it, so that the same question has the same answer."""
+    if sys.stderr.isatty():
+        typer.echo(f"Searched in {format_seconds(elapsed)}.", err=True)
+
+
+def save_plan(plans: Plans, path: str, rank: str | None, *, force: bool, dirs: tuple[str, ...]) -> int:
+    """Save a plan, and say on stderr what was saved, so that any format can be piped; return the exit code."""
+    if not plans.plans:
+        return fail(f"nothing fits, so nothing was saved in {path}.", 1)
+    saved = memcalc.save(plans, path, 1 if rank is None else rank, preset_dirs=dirs, force=force)
+    typer.echo(f"Saved plan {saved.plan.rank} in {path}.", err=True)
+    for plan in saved.fallback:
+        typer.echo(f"Fallback {plan.rank}: {plan.why}", err=True)
+    for sentence in (*([f"No fallback: {saved.no_fallback}."] if saved.no_fallback else []), *saved.notes):
+        typer.echo(sentence, err=True)
+    return 0
+
+
+def export(plan: str, *, to: str | None, rank: str | None, fallback: str | None, options: Mapping[str, Any]) -> int:
+    """Write a plan for a framework, and say how to launch and to check it; return the exit code."""
+    from memcalc.handoff.exporting import exported
+    from memcalc.handoff.saved import load
+    from memcalc.units import parse_count
+
+    dirs, output = tuple(options["preset_dir"] or ()), options["output"]
+    path = None if output is None else Path(output)
+    saved = load(plan, rank=rank, preset_dirs=dirs, calibration=options["calibration"])
+    number = 0 if fallback is None else parse_count(fallback, "fallback")
+    result = exported(saved, to, fallback=number, path=path, preset_dirs=dirs)
+    if path is None:
+        several = len(result.files) > 1
+        parts = (f"==> {name} <==\n{text}" if several else text for name, text in result.files.items())
+        deliver("\n".join(parts), None)
+        for sentence in _said(result):
+            typer.echo(sentence, err=True)
+    else:
+        _written(result, force=bool(options["force"]))
+    return 0
+
+
+def write_plan(
+    plans: Plans, folder: str, to: str | None, rank: str | None, *, force: bool, dirs: tuple[str, ...]
+) -> int:
+    """Write a plan's files into a folder, and say how to launch and to check them; return the exit code."""
+    from memcalc.handoff.exporting import anchored, first_written, formats_of, write_job
+    from memcalc.units import parse_count
+
+    if not plans.plans:
+        return fail(f"nothing fits, so nothing was written in {folder}.", 1)
+    number = 1 if rank is None else parse_count(rank, "rank")
+    plan = next((plan for plan in plans.plans if plan.rank == number), None)
+    if plan is None:
+        raise InputError("rank", rank, f"must be from 1 to {len(plans.plans)}, the plans that are listed")
+    names = formats_of(plan.strategy.framework) if to is None else (to,)
+    result = first_written(anchored(plan), names, None, dirs or plan.job.preset_dirs)
+    write_job(result, Path(folder), force=force)
+    lines = f"Launch: bash {shlex.quote(f'{folder}/launch.sh')}", f"Check:  cd {shlex.quote(folder)} && {result.check}"
+    for sentence in (f"Wrote plan {number} in {folder}.", *(f"Note: {note}" for note in result.notes), *lines):
+        typer.echo(sentence, err=True)
+    return 0
+
+
+def _written(result: Exported, *, force: bool) -> None:
+    """Write the files of a plan, and say how to launch and to check them."""
+    from memcalc.handoff.exporting import write_files
+
+    write_files(result, force=force)
+    for sentence in _said(result):
+        deliver(f"{sentence}\n", None)
+
+
+def _said(result: Exported) -> tuple[str, ...]:
+    return (*(f"Note: {note}" for note in result.notes), f"Launch: {result.launch}", f"Check:  {result.check}")
+
+
+def report(
+    saved: str | None,
+    *,
+    alone: bool,
+    rank: str | None,
+    title: str,
+    note: str,
+    search: dict[str, Any],
+    options: dict[str, Any],
+) -> int:
+    """Write the page of a job or of a saved plan, and say where it is; return the exit code."""
+    from memcalc.handoff.review import review_of
+    from memcalc.report.page import markup, page_of, said_of
+
+    name = options.pop("output") or PAGE
+    if not name.lower().endswith((".html", ".htm")):
+        raise InputError("output", name, "the page is HTML, so its name must end in .html or .htm")
+    path = output_path(name, bool(options.pop("force")))
+    dirs = tuple(options["preset_dir"] or ())
+    model: Model | None = None
+    answer: Estimate | Plans | SavedPlan
+    if saved is not None:
+        answer = _loaded(saved, {"estimate": alone or None, **search}, options)
+    elif options["gpu"] is None:
+        raise InputError("gpu", "", "give --gpu, or a plan's file")
+    else:
+        keywords = with_model(options)
+        model = None if isinstance(keywords["model"], str) else keywords["model"]
+        if alone:
+            _refuse(search, "ranks plans, and --estimate searches none")
+        answer = memcalc.estimate(**keywords, timeline=True) if alone else memcalc.plan(**keywords, **search)
+    review = review_of(answer, rank=rank, model=model, preset_dirs=dirs)
+    deliver(page_of(review, title=title, note=note), path)
+    fits, sentence = said_of(review)
+    without = "" if markup.draws() else f" {markup.UNDRAWN}"
+    deliver(f"{sentence}\nWrote {name}, {path.stat().st_size / 1024:.0f} KiB.{without}\n", None)
+    return int(not fits)
+
+
+def _loaded(saved: str, search: dict[str, Any], options: dict[str, Any]) -> Plans | SavedPlan:
+    """Return what a file holds; options of a job are refused beside it."""
+    job = {name: value for name, value in options.items() if name != "preset_dir"}
+    _refuse({**search, **job}, f"{saved} tells the job")
+    from memcalc.handoff.saved import load_answer
+
+    return load_answer(saved)
+
+
+def _refuse(options: dict[str, Any], why: str) -> None:
+    for name, value in options.items():
+        if value is not None and value != [] and value != _ALWAYS.get(name):
+            raise CombinationError(name.replace("_", "-"), str(value), why)

@@ -1,0 +1,350 @@
+"""Whose arguments a training script takes: its framework, the configs that it hands over, and those that it writes."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from memcalc.convert.config import Reference
+from memcalc.convert.document import Document, kind_of, parse_document
+from memcalc.convert.launchers import TABLES, Launch, LauncherOption
+from memcalc.convert.shell import Script
+from memcalc.convert.shell_commands import Written
+from memcalc.convert.shell_values import MARK, Token
+from memcalc.convert.text import KeyPath, Span
+
+_TRAINER, _DEEPSPEED = (frozenset(TABLES["arguments"][part].split()) for part in ("trainer", "deepspeed"))
+_OTHER_WORK = re.compile(
+    r"(^|[_./-])(eval\w*|convert\w*|preprocess\w*|merge\w*|export\w*|generat\w*|infer\w*|download\w*|prepare\w*|"
+    r"tokeniz\w*|serve\w*|server|chat|bench\w*|test\w*|pytest|setup|upload\w*|consolidate\w*|install|combine\w*)($|[_./-])"
+)
+_DEEPSPEED_FLAGS = ("--deepspeed_config", "--deepspeed-config")
+_CONFIG = re.compile(r".*\.(ya?ml|json|toml)")
+
+
+def is_other_work(launch: Launch) -> bool:
+    """Whether a command's name says that it does not train: it evaluates, converts, prepares data."""
+    if launch.launcher in TABLES["trains"]:
+        return not re.fullmatch(TABLES["trains"][launch.launcher], launch.script)
+    return bool(_OTHER_WORK.search(launch.script.lower()))
+
+
+def format_of(launch: Launch) -> str:
+    """The format that a launch's arguments are of; empty where nothing tells it."""
+    if launch.launcher in TABLES["trains"]:
+        return str(TABLES["formats"].get(launch.launcher, launch.launcher))
+    if launch.launcher == "shell":
+        return "torchtitan" if launch.name.startswith("run_train") or "CONFIG_FILE" in launch.command.variables else ""
+    script, flags = launch.script, _flags(launch.arguments)
+    for name in ("axolotl", "llamafactory", "torchtitan", "litgpt"):
+        if name in script.lower().replace("-", "").split("/")[-1] or script.startswith(f"{name}."):
+            return name
+    if "job.config_file" in flags or {"module", "config"} <= flags:
+        return "torchtitan"
+    if "/torchtitan/" in f"/{script}":
+        return "torchtitan"
+    if script.endswith(("src/train.py", "src/train_bash.py", "llamafactory/launcher.py")) or "finetuning_type" in flags:
+        return "llamafactory"
+    if launch.name.startswith("pretrain_") or {"num_layers", "hidden_size"} <= flags or "micro_batch_size" in flags:
+        return "megatron"
+    if re.search(r"(^|/)(lora|full|qlora|qat|knowledge_distillation)\w*_(single_device|distributed)(\.py)?$", script):
+        return "torchtune"
+    if len(_TRAINER & flags) > 1 or _positional(launch.arguments) or _trl(launch):
+        return "trainer"
+    return ""
+
+
+def _flags(tokens: Sequence[Token]) -> set[str]:
+    return {
+        token.text.partition("=")[0].lstrip("-").replace("-", "_") for token in tokens if token.text.startswith("--")
+    }
+
+
+def _positional(tokens: Sequence[Token]) -> Token | None:
+    """A config file that is the first argument, as HfArgumentParser takes it."""
+    return tokens[0] if tokens and _CONFIG.fullmatch(tokens[0].text) else None
+
+
+def _valued(tokens: Sequence[Token], *names: str) -> Token | None:
+    """The value of a flag."""
+    for at, token in enumerate(tokens):
+        name, equals, _ = token.text.partition("=")
+        if name in names and equals:
+            begin = len(name) + 1
+            return replace(token, text=token.text[begin:], positions=token.positions[begin:])
+        if name in names and at + 1 < len(tokens) and not tokens[at + 1].text.startswith("-"):
+            return tokens[at + 1]
+    return None
+
+
+def _trl(launch: Launch) -> bool:
+    """Whether it takes `--config FILE.yaml`, as TRL's parser does."""
+    config = _valued(launch.arguments, "--config")
+    return config is not None and bool(_CONFIG.fullmatch(config.text))
+
+
+@dataclass(frozen=True)
+class ArgumentSource:
+    """A launch among the rest of its script, and what it hands over to other formats."""
+
+    path: Path
+    text: str
+    script: Script
+    launch: Launch
+
+    def references(self) -> list[Reference]:
+        """The configs and flags of the launcher, then those of the script."""
+        name = format_of(self.launch)
+        references = self._accelerate() if self.launch.launcher == "accelerate" else []
+        particular = {
+            "megatron": self._megatron, "axolotl": self._axolotl, "torchtune": self._torchtune,
+            "torchtitan": self._torchtitan, "litgpt": self._litgpt,
+        }  # fmt: skip
+        references += particular.get(name, self._plain)(name) if name else []
+        config = _valued(self.launch.arguments, *_DEEPSPEED_FLAGS)
+        if config is None and name != "megatron":
+            config = _valued(self.launch.arguments, "--deepspeed")
+        if config is not None and _CONFIG.fullmatch(config.text):
+            references.append(self._file("deepspeed", config, "--deepspeed"))
+        return references
+
+    def _document(self, tokens: Sequence[Token], *, pairs: bool = False) -> Document:
+        return flag_document(self.path, self.text, tokens, pairs=pairs)
+
+    def _file(self, name: str, token: Token, key: str, over: Document | None = None) -> Reference:
+        """A file that is named, which the script itself may write."""
+        for written in self.script.files:
+            if Path(written.name) == Path(token.text):
+                return Reference(name, document=written_document(self.path, self.text, written), field=key)
+        return Reference(name, path=token.text, field=key, over=over if over and (over.data or over.unknown) else None)
+
+    def _without_written(self, tokens: Sequence[Token]) -> list[Token]:
+        """Arguments without DeepSpeed's config where the script itself writes it: it is handed over as it is."""
+        names = {Path(written.name) for written in self.script.files}
+        remaining: list[Token] = []
+        for token in tokens:
+            named = Path(token.text.rpartition("=")[2]) in names
+            if named and remaining and remaining[-1].text.startswith("--deepspeed"):
+                remaining.pop()
+            elif not (named and token.text.startswith("--deepspeed")):
+                remaining.append(token)
+        return remaining
+
+    def _plain(self, name: str) -> list[Reference]:
+        """A file as first argument or as `--config`, with flags over it, or flags alone."""
+        tokens = self._without_written(self.launch.arguments)
+        config = _positional(tokens)
+        if config is not None:
+            over = self._document(tokens[1:], pairs=name == "llamafactory")
+            return [self._file(name, config, "config", over)]
+        config = _valued(tokens, "--config")
+        if config is not None and _CONFIG.fullmatch(config.text):
+            return self._over_config(name, config, tokens)
+        return [Reference(name, document=self._document(tokens), field=self.launch.script)]
+
+    def _megatron(self, name: str) -> list[Reference]:
+        tokens = self.launch.arguments
+        config = _valued(tokens, *_DEEPSPEED_FLAGS)
+        dropped = {"--deepspeed", *_DEEPSPEED_FLAGS}
+        remaining = [token for token in tokens if token is not config and token.text.partition("=")[0] not in dropped]
+        return [Reference(name, document=self._document(remaining), field=self.launch.script)]
+
+    def _axolotl(self, name: str) -> list[Reference]:
+        """`axolotl train FILE --flags`."""
+        tokens = [token for token in self.launch.arguments if token.text != "train"]
+        config = _positional(tokens)
+        return [] if config is None else [self._file(name, config, "config", self._document(tokens[1:]))]
+
+    def _torchtune(self, name: str) -> list[Reference]:
+        """`RECIPE --config NAME key=value`."""
+        tokens = list(self.launch.arguments)
+        config = _valued(tokens, "--config")
+        if config is None:
+            return [Reference(name, document=self._document(tokens, pairs=True), field=self.launch.script)]
+        tokens = [Token("--recipe"), *tokens] if not tokens[0].text.startswith("-") else tokens
+        return self._over_config(name, config, tokens)
+
+    def _over_config(self, name: str, config: Token, tokens: Sequence[Token]) -> list[Reference]:
+        """The file that `--config` names, with the other flags over it."""
+        names = ("--config", f"--config={config.text}")
+        rest = [token for token in tokens if token is not config and token.text not in names]
+        return [self._file(name, config, "--config", self._document(rest, pairs=name == "torchtune"))]
+
+    def _torchtitan(self, name: str) -> list[Reference]:
+        """Flags, with the config file from CONFIG_FILE where a launch script takes it from there."""
+        tokens = list(self.launch.arguments)
+        named = self.launch.command.variables.get("CONFIG_FILE") or self.script.variables.get("CONFIG_FILE")
+        if named is not None and "job.config_file" not in _flags(tokens):
+            tokens = [Token("--job.config_file"), named, *tokens]
+        return [Reference(name, document=self._document(tokens), field=self.launch.script)]
+
+    def _litgpt(self, name: str) -> list[Reference]:
+        """`litgpt SUBCOMMAND [CHECKPOINT] --config FILE --flags`; the subcommand has defaults of its own."""
+        tokens = list(self.launch.arguments)
+        command = self.launch.script
+        if self.launch.launcher != "litgpt" and tokens and not tokens[0].text.startswith("-"):
+            command, tokens = tokens[0].text, tokens[1:]
+        if tokens and not tokens[0].text.startswith("-"):
+            tokens = [Token("--model_name" if command == "pretrain" else "--checkpoint_dir"), *tokens]
+        config = _valued(tokens, "--config")
+        over = [token for token in tokens if token is not config and token.text.partition("=")[0] != "--config"]
+        flags = self._document([Token("--command"), Token(command), *over])
+        if config is None:
+            return [Reference(name, document=flags, field=self.launch.script)]
+        return [self._file(name, config, "--config", flags)]
+
+    def _accelerate(self) -> list[Reference]:
+        """Options of `accelerate launch`, under the names that its YAML has, over the YAML that they name."""
+        settings = dict(self.launch.options)
+        config = settings.pop("config_file", None)
+        over = _as_yaml(self._document(_tokens(settings)))
+        if config is not None and config.value is not None:
+            return [self._file("accelerate", config.value, "--config_file", over)]
+        return [Reference("accelerate", document=over, field="accelerate launch")] if over.data or over.unknown else []
+
+
+def _tokens(settings: Mapping[str, LauncherOption]) -> list[Token]:
+    """A launcher's options as words again, under the names with underscores."""
+    tokens: list[Token] = []
+    for name, setting in settings.items():
+        positions = setting.flag.positions[:1] * (len(name) + 2)
+        tokens += [Token(f"--{name}", positions, setting.flag.unknown), *([setting.value] if setting.value else [])]
+    return tokens
+
+
+def _as_yaml(flags: Document) -> Document:
+    """Put the options of `accelerate launch` where its YAML has them."""
+    data: dict[str, object] = {}
+    tables: dict[str, dict[str, object]] = {}
+    names: dict[str, KeyPath] = {}
+    for name in (*flags.data, *(str(key_path[0]) for key_path in flags.unknown)):
+        table = (
+            "fsdp_config" if name.startswith("fsdp_") else "deepspeed_config" if name in _DEEPSPEED
+            else "megatron_lm_config" if name.startswith("megatron_lm_")
+            else "dynamo_config" if name.startswith("dynamo_")
+            else "parallelism_config" if name.startswith("parallelism_config_") else ""
+        )  # fmt: skip
+        names[name] = (table, name) if table else ("distributed_type",) if name in TABLES["engines"] else (name,)
+        if name in flags.data:
+            value = TABLES["engines"].get(name, flags.data[name])
+            (tables.setdefault(table, {}) if table else data)[str(names[name][-1])] = value
+    flag_spans = flags.find_spans()
+    spans = {names[name]: span for path, span in flag_spans.items() if (name := str(path[0])) in names}
+    unknown = {names[str(path[0])]: name for path, name in flags.unknown.items()}
+    return replace(flags, data={**data, **tables}, find_spans=lambda: spans, unknown=unknown)
+
+
+_QUOTED = re.compile(r'"(?:[^"\\\n]|\\.)*"|\'[^\'\n]*\'|' + MARK)
+
+
+def flag_path(flag: str) -> KeyPath:
+    """The place of a flag: a hyphen is an underscore, a dot leads into a table.
+
+    >>> flag_path("--training.seq-len")
+    ('training', 'seq_len')
+    """
+    return tuple(flag.lstrip("-+~").replace("-", "_").split("."))
+
+
+def flag_document(path: Path, text: str, tokens: Iterable[Token], *, pairs: bool = False) -> Document:
+    """Return the flags among some words of a script; words before the first flag belong to nobody.
+
+    A flag without a value is True, one with several has a list, of one that stands twice the last holds. With `pairs`,
+    `key=value` is a flag too. A flag that is there only if a run decides so is unknown.
+    """
+    data: dict[str, Any] = {}
+    spans: dict[KeyPath, Span] = {}
+    unknown: dict[KeyPath, str] = {}
+    for flag, values in _grouped(tokens, pairs):
+        key_path = flag_path(flag.text)
+        doubts = [token.unknown for token in (flag, *values) if token.unknown]
+        if doubts:
+            unknown[key_path] = doubts[0]
+        else:
+            unknown.pop(key_path, None)
+            _put(data, key_path, [value.text for value in values])
+        spans[key_path] = _span(flag, values)
+    return Document(path, "flags", text, data, lambda: spans, unknown, part=True)
+
+
+def _grouped(tokens: Iterable[Token], pairs: bool) -> list[tuple[Token, list[Token]]]:
+    groups: list[tuple[Token, list[Token]]] = []
+    for token in tokens:
+        name, equals, _ = token.text.partition("=")
+        if re.match(r"--\w", name) or (pairs and equals and re.fullmatch(r"[+~]{0,2}[A-Za-z_][\w.]*", name)):
+            at = len(name) + 1
+            value = [Token(token.text[at:], token.positions[at:], token.unknown)] if equals else []
+            groups.append((Token(name, token.positions[: len(name)], "" if equals else token.unknown), value))
+        elif groups:
+            groups[-1][1].append(token)
+    return groups
+
+
+def _put(data: dict[str, Any], key_path: KeyPath, values: list[str]) -> None:
+    table = data
+    for key in key_path[:-1]:
+        inner = table.setdefault(str(key), {})
+        table = inner if isinstance(inner, dict) else {}
+    table[str(key_path[-1])] = True if not values else values[0] if len(values) == 1 else values
+
+
+def _span(flag: Token, values: list[Token]) -> Span:
+    """Where flag and value stand; begin is -1 where the value cannot be edited in one piece."""
+    key = flag.positions[0] if flag.positions else -1
+    pieces = [value.span for value in values]
+    if not values:
+        end = flag.positions[-1] + 1 if flag.positions else -1
+        return Span(key, end, end)
+    if any(piece is None or piece[0] < 0 for piece in pieces):
+        return Span(key, -1, -1)
+    return Span(key, pieces[0][0], pieces[-1][1])  # type: ignore[index]
+
+
+def written_document(path: Path, text: str, written: Written) -> Document:
+    """Return what a script writes to a file; `path` and `text` are the script's own.
+
+    A value that only a run can tell is unknown, and an edit of a value goes where it stands in the script.
+    """
+    kind = kind_of(Path(written.name), written.text.text)
+    body = _quoted(written.text) if kind in ("json", "toml") else written.text
+    inner = parse_document(Path(f"{path.name}: {Path(written.name).name}"), body.text, kind)
+    unknown: dict[KeyPath, str] = {}
+    data = _known(inner.data, (), unknown, written.text.unknown)
+    return Document(path, kind, text, data, lambda: _moved(inner.spans, body.positions), unknown, part=True)
+
+
+def _quoted(token: Token) -> Token:
+    """Put quotes around the marks of unknown parts that have none: JSON and TOML need them."""
+    if MARK not in token.text:
+        return token
+    text, positions, at = list[str](), list[int](), 0
+    for match in _QUOTED.finditer(token.text):
+        if match[0] == MARK:
+            text += [token.text[at : match.start()], f'"{MARK}"']
+            positions += [*token.positions[at : match.start()], -1, -1, -1]
+            at = match.end()
+    return replace(token, text="".join([*text, token.text[at:]]), positions=(*positions, *token.positions[at:]))
+
+
+def _known(data: Any, key_path: KeyPath, unknown: dict[KeyPath, str], name: str) -> Any:
+    """The data without what is not known, whose places are noted."""
+    if isinstance(data, dict):
+        inner = {key: _known(value, (*key_path, key), unknown, name) for key, value in data.items()}
+        return {key: value for key, value in inner.items() if (*key_path, key) not in unknown}
+    if isinstance(data, str) and MARK in data:
+        unknown[key_path] = name
+    return data
+
+
+def _moved(spans: dict[KeyPath, Span], positions: tuple[int, ...]) -> dict[KeyPath, Span]:
+    """Spans in the script of values in what it writes; begin is -1 where a value is not written in one piece."""
+    moved: dict[KeyPath, Span] = {}
+    for key_path, span in spans.items():
+        inner = positions[span.begin : span.end]
+        contiguous = bool(inner) and inner[0] >= 0 and inner == tuple(range(inner[0], inner[0] + len(inner)))
+        key = positions[span.key] if span.key < len(positions) else -1
+        moved[key_path] = Span(max(key, 0), *((inner[0], inner[-1] + 1) if contiguous else (-1, -1)))
+    return moved

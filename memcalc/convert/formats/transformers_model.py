@@ -1,0 +1,35 @@
+"""A model as a script of Transformers makes it: from the sizes of its class, or from a config.json."""
+
+from __future__ import annotations
+
+import textwrap
+from importlib.resources import files
+from typing import TYPE_CHECKING, Any
+
+from memcalc.catalog import read_toml
+
+if TYPE_CHECKING:
+    from memcalc.convert.job import ConfigJob
+    from memcalc.specs.model import Model
+
+
+def hub_name(job: ConfigJob) -> str:
+    """The name by which the Hub has a preset, where it is known; else the model as the user named it, as a path is."""
+    names: dict[str, str] = read_toml(files("memcalc.convert.formats") / "hub.toml")["names"]
+    preset = job.model if job.spec is None else job.spec.name
+    is_path = "/" in job.model or job.model.endswith((".json", ".toml"))
+    return job.model if is_path else names.get(preset, job.model)
+
+
+def sizes(spec: Model) -> dict[str, Any]:
+    """The sizes that the model's class in Transformers takes; TOML has no null, and `null` stands for it."""
+    return {key: None if value == "null" else value for key, value in spec.hf_config.items()}
+
+
+def configuration(spec: Model, name: str) -> str:
+    """Return the expression that makes the configuration; ``name`` is that of its path or name on the Hub."""
+    if not spec.hf_class or not spec.hf_config:
+        return f"transformers.AutoConfig.from_pretrained({name})"
+    pairs = ", ".join(f"{key}={value!r}" for key, value in sizes(spec).items())
+    filled = textwrap.indent(textwrap.fill(pairs, 106), " " * 8)
+    return f"transformers.{spec.hf_class}.config_class(\n{filled}\n    )"

@@ -1,0 +1,137 @@
+"""Which plans are listed: the one to run first, then one of each idea that is worth a look."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from itertools import islice
+from math import inf
+from typing import TYPE_CHECKING
+
+from memcalc.planner.offload_memory import capacity
+from memcalc.planner.ranking import Objective
+from memcalc.planner.search import Wanted
+from memcalc.planner.shortlist import any_idea, resident, shortlists
+
+if TYPE_CHECKING:
+    from memcalc.planner.finalists import SimulatedPlan
+    from memcalc.planner.job import PlanJob
+    from memcalc.planner.search import Candidate
+    from memcalc.planner.shortlist import Among, Shortlist
+
+NEARLY = 1.05
+"""Among plans up to so much slower than the fastest the simplest is chosen."""
+GAIN = 1.25
+"""How much faster than plans without it one must be that has what buys less than the error of its predicted time.
+
+A step of a model-parallel run took up to 1.57 times what was predicted, one with offload is not measured at all.
+"""
+SMALLER = 0.9
+"""A plan listed for its small peak has at most this share of the memory of every other one."""
+SLOW = 2.5
+"""How much slower than the best the smallest may be: with fp32 and TP over slow links anything can be made small."""
+FEW = 4
+"""Plans up to which other ideas are listed too."""
+FASTEST_ONLY = Wanted(Objective("throughput"), each=1)
+"""What is kept of a search where only the fastest strategy is wanted."""
+BEST, FASTEST, SIMPLEST, SMALLEST = "best", "fastest", "simplest", "smallest"
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A plan that is listed, and what for."""
+
+    plan: SimulatedPlan
+    roles: tuple[str, ...] = ()
+    """What it has before all others, the most important first."""
+
+
+def simplest(short: Shortlist, among: Among = any_idea) -> SimulatedPlan | None:
+    """The simplest of those nearly as fast as the fastest.
+
+    What buys less than the error of its time counts only where nothing without it comes near.
+    """
+    plain = short.first(lambda idea: among(idea) and not idea.doubtful)
+    limit = _times(1 / GAIN, plain) if plain else inf
+    base = short.first(lambda idea: among(idea) and idea.doubtful, limit) or plain
+    if base is None:
+        return None
+    best, limit, doubtful = base, _times(NEARLY, base), base.candidate.idea.doubtful
+    while simpler := short.first(_simpler_than(best, among, doubtful=doubtful), limit):
+        best = simpler
+    return best
+
+
+def best_plan(job: PlanJob, gpus: int, *, trusting: bool = True) -> SimulatedPlan | None:
+    """What a plan of the job lists first on so many GPUs; None where nothing fits.
+
+    What offloads into memory of unknown size comes last, and only where ``trusting``.
+    """
+    for trusts in (False, True)[: 1 + (trusting and capacity(job.node, "host") is None)]:
+        for tight in (False, True):
+            short = shortlists(job, [gpus], Wanted(tight=tight, trusting=trusts)).get(gpus)
+            plan = short and simplest(short)
+            if plan:
+                return plan
+    return None
+
+
+def _simpler_than(plan: SimulatedPlan, among: Among, *, doubtful: bool) -> Among:
+    parts = plan.candidate.idea.parts
+    return lambda idea: among(idea) and idea.doubtful <= doubtful and idea.parts < parts
+
+
+def _times(factor: float, plan: SimulatedPlan) -> float:
+    return factor * plan.candidate.key
+
+
+def chosen(short: Shortlist, most: int, *, filled: int = FEW, rank_all: bool = False) -> list[Choice]:
+    """The plans of one number of GPUs, the one to run first; other ideas fill the list up to ``filled``."""
+    goal = short.wanted.goal.name
+    best = short.first() if goal in {"throughput", "memory"} else simplest(short)
+    if best is None:
+        return []
+    rows = [Choice(best, ({"throughput": FASTEST, "memory": SMALLEST}.get(goal, BEST),))]
+    if most == 1:
+        return rows
+    if rank_all:
+        others = (plan for plan in short.in_order(rank_all=True) if plan.candidate.axes != best.candidate.axes)
+        return rows + [Choice(plan) for plan in islice(others, most - 1)]
+    for role, plan in _roles(short, best) if goal != "memory" else ():
+        rows = _with(rows, role, plan, most)
+    ideas = {row.plan.candidate.idea for row in rows}
+    fill = short.in_order(lambda idea: idea not in ideas, inf if goal == "memory" else _times(GAIN, best))
+    rows += [Choice(plan) for plan in islice(fill, max(min(filled, most) - len(rows), 0))]
+    return [rows[0], *sorted(rows[1:], key=lambda row: row.plan.candidate.key)]
+
+
+def _with(rows: list[Choice], role: str, plan: SimulatedPlan | None, most: int) -> list[Choice]:
+    """The rows with what a plan is listed for, in a row of its own where it has none."""
+    if plan is None:
+        return rows
+    listed = [row.plan.candidate.axes == plan.candidate.axes for row in rows]
+    if not any(listed):
+        return [*rows, Choice(plan, (role,))] if len(rows) < most else rows
+    return [replace(row, roles=(*row.roles, role)) if same else row for row, same in zip(rows, listed, strict=True)]
+
+
+def _roles(short: Shortlist, best: SimulatedPlan) -> Iterator[tuple[str, SimulatedPlan | None]]:
+    """What is listed beside the best, the most important first."""
+    yield FASTEST, short.first()
+    usable = [candidate for candidate in short.outcome.front if candidate.key <= _times(SLOW, best)]
+    yield SMALLEST, _smallest(short, usable, inf)
+    if short.wanted.goal.name == "throughput":
+        yield SIMPLEST, simplest(short)
+    limit = _times(GAIN, best)
+    yield "full recompute", short.first(lambda idea: resident(idea) and idea.recompute == "blocks", limit)
+    near = [candidate for candidate in short.outcome.resident if candidate.key <= limit]
+    yield "most headroom", _smallest(short, near, SMALLER * best.peaks.top.device)
+    yield "with offload", short.first(lambda idea: not resident(idea), 2 * limit)
+
+
+def _smallest(short: Shortlist, candidates: Iterable[Candidate], most: float) -> SimulatedPlan | None:
+    """The smallest of some candidates that runs, and takes no more than so many bytes."""
+    ordered = sorted(candidates, key=lambda candidate: (candidate.reserved, candidate.key))
+    runs = (plan for candidate in ordered if (plan := short.replayed(candidate)) is not None)
+    plan = next(runs, None)
+    return plan if plan is not None and plan.peaks.top.device <= most else None

@@ -1,0 +1,223 @@
+"""The defaults that fill what a request leaves out, and the refusals of what framework, GPU and model do not have."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from memcalc.errors import CombinationError, MissingError
+from memcalc.frameworks import Habits, habits_of
+from memcalc.planner.optimizers import runs_on
+from memcalc.specs.options import BY_NAME, DEGREES
+
+if TYPE_CHECKING:
+    from memcalc.planner.request import Request
+    from memcalc.specs.hardware import GPU, Node
+    from memcalc.specs.model import Model
+
+
+def precisions_for(gpu: GPU, habits: Habits, zero: int = 3, *, frozen: bool = False) -> list[str]:
+    """Precisions with fp32 accuracy of the update that the GPU and the framework have, the usual one first.
+
+    What the framework can be told goes before what needs code of one's own, and where none of it computes in 16 bits,
+    16-bit weights do.
+    A ``frozen`` base has 16 bits, since nothing is added to it: adapters have a width of their own.
+    """
+    dtype = "bf16" if gpu.supports("bf16") else "fp16"
+    narrow = next((name for name in (dtype, f"{dtype}-mixed") if name in habits.widths), "")
+    if frozen and narrow:
+        return [narrow]
+    unsharded = habits.full_shard and zero == 0
+    direct = habits.capabilities.precision.direct
+    wanted = [f"{dtype}-mixed", f"{dtype}-autocast", "fp32"]
+    wanted = wanted if {*wanted[:2]} & {*direct} else [dtype, *wanted]
+    known = [name for name in wanted if name in habits.widths and gpu.supports(name.split("-")[0])]
+    known = [name for name in known if not (unsharded and name.endswith("-mixed"))]
+    return sorted(known, key=lambda name: name not in direct)
+
+
+def check_precision(name: str, gpu: GPU, habits: Habits, zero: int, *, frozen: bool = False) -> None:
+    """Refuse a precision that the GPU or the framework does not have; over a ``frozen`` base none needs shards."""
+    dtype = name.split("-", maxsplit=1)[0]
+    if dtype in {"bf16", "fp8"} and not gpu.supports(dtype):
+        able = [p for p in habits.widths if gpu.supports(p.split("-")[0])]
+        raise CombinationError("precision", name, f"{gpu.name} has no {dtype} arithmetic; it can run {', '.join(able)}")
+    if name not in habits.widths:
+        raise CombinationError("precision", name, f"{habits.name} is modelled with {', '.join(habits.widths)}")
+    if habits.full_shard and zero == 0 and name.endswith("-mixed") and not frozen:
+        autocast = name.replace("-mixed", "-autocast")
+        raise CombinationError(
+            "precision", name, f"{habits.name} has it at --zero 2 and 3 alone; use {autocast} or bf16"
+        )
+
+
+def grouped(model: Model) -> bool:
+    """Whether several query heads share a key-value head; in fp32 PyTorch then has the math kernel alone."""
+    return any(g.block.attention.kv_heads < g.block.attention.heads for g in model.groups)
+
+
+def classes_kernel(model: Model, seq_len: int) -> str:
+    """The kernel that the model's own class in Transformers gets where none is asked for.
+
+    Some classes have none of PyTorch's (Gemma 2, gpt-oss, BLOOM, MPT, GPT-J); a mask, which a window needs as soon as
+    sequences reach its width, leaves the memory-efficient one to the blocks that have it.
+    """
+    kinds = [group.block.attention for group in model.groups]
+    if not all(kind.fused and kind.sdpa for kind in kinds):
+        return "eager"
+    masked = [kind.explicit_mask or (kind.window or seq_len + 1) <= seq_len for kind in kinds]
+    return "efficient" if all(masked) else "sdpa" if any(masked) else "flash"
+
+
+def attention_for(request: Request, habits: Habits, model: Model, gpu: GPU, precisions: list[str], seq_len: int) -> str:
+    """The attention kernel: flash where GPU, precision and model have it, else memory-efficient, math or eager."""
+    able = gpu.flash_attention
+    query = request.given.get("attention")
+    if query in {"flash", "cudnn", "sdpa"} and not able:
+        raise CombinationError(
+            "attention", query, f"{gpu.name} ({gpu.arch}) has no flash attention 2; use efficient, math or eager"
+        )
+    if query in {"flash", "cudnn"} and precisions == ["fp32"]:
+        raise CombinationError("attention", query, "flash attention has no fp32 kernel; use efficient, math or eager")
+    if query == "efficient" and precisions == ["fp32"] and grouped(model):
+        raise CombinationError("attention", query, "in fp32 it has no grouped-query kernel; use math or eager")
+    fallback = "math" if precisions == ["fp32"] and grouped(model) else "efficient"
+    default = (te_kernel(gpu) if habits.attention_library == "te" else "flash") if able else fallback
+    if precisions == ["fp32"]:  # Megatron's own attention, where Transformer Engine has no kernel
+        default = "eager" if habits.kernels == "te" else fallback
+    if habits.kernels == "model" and habits.own_code is None and default in ("flash", "efficient"):
+        usual = classes_kernel(model, seq_len)
+        if query in {"efficient", "math", "sdpa", "cudnn"} and not all(g.block.attention.sdpa for g in model.groups):
+            allowed = f"the class of {model.name} has none of PyTorch's kernels; use eager or flash"
+            raise CombinationError("attention", query, allowed)
+        default = default if usual == "flash" or (usual == "sdpa" and default != "flash") else usual
+    note = "as the module calls it" if model.recording is not None else ""
+    return str(request.get("attention", default, note))
+
+
+def te_kernel(gpu: GPU) -> str:
+    """Transformer Engine's choice: cuDNN from Hopper on, flash attention on Ampere; it has no fused kernel for fp32.
+
+    Its release 2.11, attention/dot_product_attention/utils.py, get_attention_backend.
+    """
+    capability = gpu.compute_capability
+    return "cudnn" if capability is not None and float(capability) >= 9 else "flash"
+
+
+def runtime_fields(request: Request, habits: Habits, precisions: list[str], *, sharded: bool) -> dict[str, Any]:
+    """Fields that the framework's own launcher decides where nothing is said, as its reader fills them."""
+    fields: dict[str, Any] = {}
+    if "cp_kind" not in request.given:
+        fields["cp_kind"] = habits.cp_kind
+    kinds = {name if name == "fp32" else name.partition("-")[2] for name in precisions}
+    narrow = {"compute": {"", "mixed", "autocast"}, "weights": {""}}.get(habits.reduces_as, set())
+    if sharded and kinds <= narrow:
+        fields["reduce_dtype"] = "bf16"
+    stated = {"autocast", "lora"} & request.given.keys()
+    if sharded and habits.autocast_over_shards and kinds <= {"mixed", "autocast"} and not stated:
+        fields["autocast"] = True
+    return fields
+
+
+def usual_stage(request: Request, habits: Habits, gpus: int) -> int:
+    """The sharding stage where none is given."""
+    stages = zero_stages(request, habits)
+    return 3 if habits.shards_over_ranks and gpus > 1 and 3 in stages else stages[0]
+
+
+def usual_recompute(habits: Habits, model: Model, gpus: int, zero: int) -> str:
+    """The recompute policy where none is given; a recorded module runs as it was recorded."""
+    if model.recording is not None:
+        return "none"
+    return habits.sharded_recompute if habits.sharded_recompute and gpus > 1 and zero >= 2 else habits.recompute
+
+
+def check_framework(request: Request, habits: Habits) -> None:
+    """Refuse what the framework does not have."""
+    for name in (name for name in DEGREES if request.given.get(name, 1) > 1):
+        if name == "dp_replicate":
+            check_hybrid(request, habits)
+        elif not habits.tensor_parallel or name in habits.lacks:
+            raise CombinationError(
+                name, request.given[name], f"{habits.name} is modelled without it; use fsdp2, torchtitan or megatron"
+            )
+    if request.given.get("sp") and "sp" in habits.lacks:
+        raise CombinationError("sp", True, f"{habits.name} is modelled without sequence parallelism; use megatron")
+    if habits.pipeline_engine != "none" and request.given.get("pp", 1) > 1:
+        check_engine(request, habits)
+    stage = request.given.get("zero")
+    if stage is not None and stage not in habits.zero:
+        raise CombinationError("zero", stage, f"{habits.name} has {', '.join(map(str, sorted(habits.zero)))}")
+    loss = request.given.get("loss")
+    if loss not in {None, "fused-linear"} and loss not in habits.losses:
+        raise CombinationError(
+            "loss", loss, f"{habits.name} is modelled with {', '.join([*habits.losses, 'fused-linear'])}"
+        )
+    if request.given.get("sp") and request.given.get("tp", 1) == 1:
+        raise CombinationError("sp", True, "sequence parallelism needs tp above 1")
+
+
+def check_hybrid(request: Request, habits: Habits) -> None:
+    """Refuse replicas of the shards where the framework has none, and what DeepSpeed has in their place by its name."""
+    if habits.capabilities.parallel.needs("hsdp") is not None:
+        return
+    allowed = f"{habits.name} is modelled without it; use fsdp2, torchtitan or megatron"
+    if habits.zero_optimizer is not None:
+        allowed = "DeepSpeed's MiCS (mics_shard_size) and hpZ (zero_hpz_partition_size) are not modelled; use fsdp2"
+    raise CombinationError("dp-replicate", request.given["dp_replicate"], allowed)
+
+
+def check_engine(request: Request, habits: Habits) -> None:
+    """Refuse what DeepSpeed's pipeline engine does not run (runtime/pipe/engine.py)."""
+    stage = request.given.get("zero", 1)
+    if stage > 1:
+        raise CombinationError("zero", stage, f"{habits.name}'s pipeline engine has stages 0 and 1 alone")
+
+
+def zero_stages(request: Request, habits: Habits) -> tuple[int, ...]:
+    """The sharding stages that can be had with the pipeline and optimizer asked for, the default first."""
+    piped = habits.pipeline_engine != "none" and request.given.get("pp", 1) > 1
+    name = str(request.given.get("optimizer", BY_NAME["optimizer"].default))
+    return tuple(stage for stage in habits.zero if (stage <= 1 or not piped) and runs_on(name, habits, stage))
+
+
+def check_offload(request: Request, habits: Habits, node: Node) -> None:
+    """Refuse an offload that the framework or the node does not have."""
+    choice, tier = request.given.get("offload", ()), request.given.get("offload_to", "cpu")
+    if "params" in choice and 3 not in habits.zero:
+        raise CombinationError("offload", "params", f"{habits.name} has no sharded parameters to offload")
+    if "params" in choice and request.given.get("zero", 3) not in {2, 3}:
+        raise CombinationError("offload", "params", "parameters are offloaded at --zero 3 (fsdp: 2 or 3)")
+    if "optimizer" in choice and habits.zero_optimizer is not None and "zero" in request.given:
+        lowest = 3 if tier == "nvme" else 1
+        if request.given["zero"] < lowest:
+            allowed = "DeepSpeed swaps to NVMe at --zero 3 alone" if lowest == 3 else "needs --zero 1, 2 or 3"
+            raise CombinationError("offload", "optimizer", allowed)
+    if tier != "cpu" and not any(known.name == tier for known in node.tiers):
+        raise MissingError(
+            f"offload-to {tier!r} needs a node with that tier; node {node.name} lists "
+            f"{', '.join(t.name for t in node.tiers) or 'none'}: give --node."
+        )
+
+
+def is_frozen(request: Request) -> bool:
+    """Whether the weights are frozen under adapters."""
+    return request.given.get("lora") is not None
+
+
+def habits_for(request: Request) -> tuple[str, Habits]:
+    """The framework and its habits; by default FSDP 2, and for adapters the Trainer, beside which PEFT stands."""
+    name = str(request.get("framework", "hf" if is_frozen(request) else "fsdp2"))
+    return name, habits_of(name)
+
+
+def sequence_length(request: Request, model: Model) -> int:
+    """The sequence length; by default the model's own, at most 4096. A vision model sees its patches."""
+    fixed = model.fixed_tokens.get(model.main.tower)
+    if fixed is not None:
+        return int(request.get("seq_len", fixed, f"{fixed} (tokens that the model sees a sample)"))
+    length = int(request.get("seq_len", min(model.max_positions, 4096)))
+    if model.positions == "learned" and length > model.max_positions:
+        raise CombinationError(
+            "seq-len", length, f"{model.name} has learned positions for {model.max_positions} tokens"
+        )
+    return length

@@ -1,0 +1,111 @@
+"""What a search tries of what is left open: what the framework can be told, unless more is asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from memcalc.errors import CombinationError
+from memcalc.frameworks.capabilities import OFFLOADS, OPTIONS, Clash, fitting, kinds_of, policy_kind
+from memcalc.grid import column
+from memcalc.specs.options import DEGREES
+
+if TYPE_CHECKING:
+    from memcalc.formulas.types import Array
+    from memcalc.frameworks import Habits
+    from memcalc.frameworks.capabilities import Capabilities
+    from memcalc.grid import Grid
+    from memcalc.planner.request import Request
+    from memcalc.specs.model import Model
+
+KEYS: dict[str, Callable[[Any], str]] = {"recompute": policy_kind, "offload": lambda parts: ",".join(parts) or "none"}
+"""How the table of frameworks names a value, where that is not its text."""
+OWN_CODE = "code of your own"
+"""In every warning of what a framework cannot be told."""
+_ELSEWHERE = ("precision", "parallel", "uneven")
+"""What :mod:`memcalc.planner.defaults` and the layouts check."""
+_SEARCHED = ("zero", "precision", "recompute", "offload", "parallel")
+"""Options that are axes of a grid; the others are the same for all its strategies."""
+_PINNED_BY = {"parallel": (*DEGREES, "sp", "gpus")}
+"""The options that say whether there is a kind of parallelism."""
+
+
+def capabilities_for(request: Request, habits: Habits, model: Model) -> Capabilities:
+    """What the framework of a request can be told for a model."""
+    return fitting(habits.capabilities, model, adapters=request.given.get("lora") is not None)
+
+
+def usual(request: Request, habits: Habits, model: Model, option: str, values: Iterable[Any]) -> list[Any]:
+    """Of the values that a search would try those that need no code, or all where it may go beyond.
+
+    Where none is left, as of a framework whose only value of an option needs some, all are tried.
+    """
+    values = list(values)
+    able, key = getattr(capabilities_for(request, habits, model), option), KEYS.get(option, str)
+    direct = values if request.beyond else [value for value in values if able.needs(key(value), model) == ""]
+    return direct or values
+
+
+def kinds(request: Request, habits: Habits, model: Model) -> frozenset[str]:
+    """The kinds of parallelism that a search may try by itself."""
+    able = capabilities_for(request, habits, model).parallel
+    return frozenset(able.values if request.beyond else (kind for kind in able.direct if able.needs(kind, model) == ""))
+
+
+def clashes_for(request: Request, habits: Habits, model: Model) -> tuple[Clash, ...]:
+    """What a search leaves out because the framework cannot be told both, unless both are asked for."""
+    clashes = capabilities_for(request, habits, model).clashes
+    return tuple(
+        clash
+        for clash in clashes
+        if not clash.code
+        or not (request.beyond or all(_pinned(request, side[0]) for side in (clash.first, clash.second)))
+    )
+
+
+def _pinned(request: Request, option: str) -> bool:
+    """Whether the request decides an option, which what all strategies share is in any case."""
+    if option not in _SEARCHED:
+        return True
+    names = _PINNED_BY.get(option, (option,))
+    return any(request.given.get(name) is not None or name in request.choices for name in names)
+
+
+def check_direct(request: Request, habits: Habits, model: Model) -> None:
+    """Refuse what is asked for and does not exist in the framework."""
+    able = capabilities_for(request, habits, model)
+    for option in (name for name in OPTIONS if name not in _ELSEWHERE):
+        value, support = request.given.get(option), getattr(able, option)
+        value = habits.moved(value) if option == "offload" and value is not None else value
+        if value is not None and support.needs(KEYS.get(option, str)(value), model) is None:
+            shown = ",".join(value) if isinstance(value, tuple) else value
+            allowed = f"{habits.name} has {', '.join(support.values)}"
+            raise CombinationError(option.replace("_", "-"), shown, allowed, support.values)
+
+
+def free_of(grid: Grid) -> Array:
+    """Strategies in which nothing meets that the framework cannot be told together."""
+    able: Array = np.ones((1,) * len(grid.shape), dtype=np.bool_)
+    for clash in grid.clashes:
+        able = able & ~(_side(grid, *clash.first) & _side(grid, *clash.second))
+    return able
+
+
+def _side(grid: Grid, option: str, values: tuple[str, ...]) -> Array:
+    """Whether a strategy has one of some values of an option, along the option's axis."""
+    if option == "parallel":
+        return column([bool(set(values) & set(kinds_of(layout))) for layout in grid.layouts], "layout", np.bool_)
+    key = KEYS.get(option, str)
+    if option not in _SEARCHED:
+        return np.full((1,) * len(grid.shape), str(getattr(grid.fixed, option)) in values)
+    return column([key(value) in values for value in getattr(grid, f"{option}s")], option, np.bool_)
+
+
+def offload_of(request: Request, habits: Habits, model: Model) -> str:
+    """What a framework can be told to move to host memory, the parts that training misses least first; or nothing."""
+    able = capabilities_for(request, habits, model).offload
+    sharded = int(request.given.get("zero", habits.zero[0])) in (2, 3)
+    parts = [part for part in OFFLOADS if part != "params" or sharded]
+    return next((part for part in parts if able.needs(part, model) == ""), "")

@@ -1,0 +1,152 @@
+"""The answer of an inverse question as typed results, every figure that of ``estimate``."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from memcalc._version import __version__
+from memcalc.frameworks.capabilities import own_code
+from memcalc.planner.answer import borrowed_by, components_of, hardware_facts, model_facts, scalar, strategy_of
+from memcalc.planner.beyond import code_warnings
+from memcalc.planner.finalists import time_of, unchecked_warnings
+from memcalc.planner.limit_grid import BATCH, LimitJob, SimulatedLimit
+from memcalc.planner.offload_memory import capacity, offload_need
+from memcalc.planner.record import strategy_record
+from memcalc.results.plans import CurvePoint, Fit, Inverse, Miss, PlanPeak
+from memcalc.specs.job import JobRecord, command_line
+
+
+@dataclass(frozen=True)
+class LimitQuery:
+    """An inverse question."""
+
+    record: JobRecord
+    base: JobRecord
+    """The estimate of what was pinned, with the model."""
+    step: int
+    """Only multiples of it are asked."""
+    started: float
+    """A clock [s]."""
+    curve: bool = False
+    """Whether the answer's strategy is also wanted at other values."""
+
+
+def fit_of(job: LimitJob, limit: SimulatedLimit, value: int | str, base: JobRecord) -> Fit:
+    """A confirmed strategy as a result."""
+    grid, top, chosen = limit.census.grid, limit.peaks.top, limit.candidate
+    parts = components_of(limit.ledger, grid, top).model_dump()
+    need = offload_need(limit.census, job.node)
+    strategy = strategy_of(grid)
+    estimate = strategy_record(base, strategy, chosen.layout.gpus, chosen.seq_len, chosen.global_batch)
+    return Fit(
+        value=value,
+        strategy=strategy,
+        seq_len=chosen.seq_len,
+        accumulation_steps=scalar(grid.accumulation),
+        global_batch=chosen.global_batch,
+        peak=limit.peaks.at(PlanPeak),
+        component=max(parts, key=lambda name: parts[name]),
+        free=limit.peaks.overhead.capacity - top.device,
+        verdict=limit.peaks.verdict,
+        time=time_of(limit.census, job.gpu, job.node),
+        host_memory=need.host,
+        tier_memory=need.tier,
+        job=estimate,
+        command=command_line(estimate),
+    )
+
+
+def miss_of(limit: SimulatedLimit, value: int | str, *, parameters: int | None = None) -> Miss:
+    """A strategy that does not get the wanted verdict, and by how much its size is above the capacity."""
+    peaks, overhead = limit.peaks, limit.peaks.overhead
+    size = overhead.limit(peaks.predicted) if peaks.verdict == "tight" else peaks.top.device
+    # a fragmented allocator fails a request although all of it would have been small enough
+    least = peaks.replayed.short if peaks.replayed and not peaks.replayed.runs else 0
+    missing = size - overhead.capacity if size > overhead.capacity else least
+    return Miss(value=value, verdict=peaks.verdict, device=peaks.top.device, missing=missing, parameters=parameters)
+
+
+def point_of(limit: SimulatedLimit, value: int) -> CurvePoint:
+    """A strategy at one value."""
+    return CurvePoint(
+        value=value,
+        global_batch=limit.candidate.global_batch,
+        components=components_of(limit.ledger, limit.census.grid, limit.peaks.top),
+        device=limit.peaks.top.device,
+        verdict=limit.peaks.verdict,
+        retries=limit.peaks.replayed.retries if limit.peaks.replayed else 0,
+    )
+
+
+def limit_of(fit: Fit | None, beyond: tuple[Miss, ...], outside: str) -> str:
+    """What stands against more: memory at the peak of the answer, or what is ``outside`` of memory."""
+    if fit is None:
+        return outside or "even the smallest strategy does not fit"
+    if not beyond:
+        return outside
+    return f"{fit.component} at {fit.peak.phase}, where the peak stands"
+
+
+def answer_of(
+    job: LimitJob,
+    query: LimitQuery,
+    fit: Fit | None,
+    beyond: tuple[Miss, ...],
+    *,
+    gpus: int,
+    outside: str = "",
+    curve: tuple[CurvePoint, ...] = (),
+    searched: int,
+    replayed: int,
+    warnings: tuple[str, ...] = (),
+) -> Inverse:
+    """The whole answer."""
+    schema: dict[str, Any] = {"schema": f"memcalc.{query.record.command}/1"}
+    return Inverse(
+        **schema,
+        version=__version__,
+        what=query.record.what,
+        answer=None if fit is None else fit.value,
+        step=query.step,
+        safe=job.safe,
+        model=model_facts(job.model),
+        hardware=hardware_facts(job.gpu, job.node, gpus),
+        best=fit,
+        beyond=beyond,
+        curve=curve,
+        limit=limit_of(fit, beyond, outside),
+        searched=searched,
+        replayed=replayed,
+        elapsed=round(time.perf_counter() - query.started, 4),
+        capacity=job.gpu.memory_bytes,
+        warnings=(*warnings, *_warnings(job, fit)),
+        assumptions=_assumptions(job, query.record.what),
+        job=query.record,
+        command=command_line(query.record),
+    )
+
+
+def _warnings(job: LimitJob, fit: Fit | None) -> list[str]:
+    text = borrowed_by(job.gpu, [] if fit is None else [fit.strategy])
+    if fit is not None and fit.host_memory and capacity(job.node, "host") is None:
+        text.append(f"host memory of node {job.node.name} is unknown: the answer assumes that it suffices.")
+    text += code_warnings({"the answer": own_code(fit.strategy, job.model)} if fit is not None else {})
+    if fit is not None and fit.verdict == "tight":
+        text.append(
+            "the answer is tight and may run out of memory; without --tight it has the margin that measured runs need."
+        )
+    if fit is not None and job.model.positions != "none" and fit.seq_len > job.model.max_positions:
+        text.append(f"{job.model.name} was made for {job.model.max_positions} tokens: only memory was asked here.")
+    return [*text, *(unchecked_warnings({"the answer": fit.time}) if fit is not None else [])]
+
+
+def _assumptions(job: LimitJob, what: str) -> dict[str, str]:
+    """What the search noted, less what the answer itself says."""
+    query = {what.replace("-", "_"), "global_batch"}
+    noted = {name: assumption for name, assumption in job.request.assumptions.items() if name not in query}
+    sequences, tokens = job.batch
+    if not sequences:
+        noted["global_batch"] = f"at most {tokens:,} tokens, in whole steps of micro-batch x ranks" if tokens else BATCH
+    return noted

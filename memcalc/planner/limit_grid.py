@@ -1,0 +1,301 @@
+"""Strategies of an inverse question, evaluated for many values of what is asked at once, and confirmed by replays."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from memcalc.errors import InputError
+from memcalc.frameworks.capability import SPLITS
+from memcalc.ledger import Ledger
+from memcalc.planner import axes, defaults
+from memcalc.planner import request as rq
+from memcalc.planner.costs import legal
+from memcalc.planner.global_batch import batch_of, in_tokens, tokens_of
+from memcalc.planner.job import PlanJob
+from memcalc.planner.offload_memory import pools_of
+from memcalc.planner.stage_peaks import Peaks, peaks_of
+from memcalc.specs.options import DEGREES
+from memcalc.sums import computed
+from memcalc.terms import ModelOnGrid, build_ledger, overhead_of
+from memcalc.terms.head import loss_of
+from memcalc.terms.lengths import runs
+from memcalc.terms.overhead import group_bytes
+from memcalc.terms.states import state_terms
+from memcalc.timing import rates_for, step_times
+
+if TYPE_CHECKING:
+    from memcalc.formulas.types import Array
+    from memcalc.grid import Grid, Layout
+    from memcalc.planner.request import Request
+    from memcalc.specs.hardware import GPU, Node
+    from memcalc.specs.options import SharedSettings
+    from memcalc.terms import Overhead
+
+DECIDED = ("loss", "reduce_dtype", "autocast", *SPLITS)
+"""Fields that follow from layout, precision and sharding, so that a space has them for each."""
+ROUNDING = 16
+"""Bytes by which limits that are rounded to whole bytes may differ."""
+BATCH = "micro-batch x data-parallel ranks, one micro-batch a step: more need no less memory"
+
+
+@dataclass(frozen=True)
+class LimitJob(PlanJob):
+    """A job of which an inverse question is asked; ``safe`` asks for the verdict fits, not tight."""
+
+    safe: bool = True
+
+    @cached_property
+    def batch(self) -> tuple[int, int]:
+        """What an optimizer step is fed: sequences, or where they follow from the micro-batch 0, and tokens."""
+        raw = self.request.given.get("global_batch")
+        if raw is None:
+            return 0, 0
+        if in_tokens(raw):
+            return 0, max(tokens_of(raw, self.request.given.get("seq_len", 0)), 1)
+        return batch_of(self.request, self.request.given.get("seq_len", 1)), 0
+
+    def with_words(self, split: Mapping[str, Any] | None = None, **options: Any) -> Request:
+        """The request with some words given, as a copy that takes notes of its own; without the batch.
+
+        ``split`` has the fields by which pipeline stages are unequal.
+        """
+        fields = {**self.request.given["fields"], **(split or {})}
+        given = {**self.request.given, "global_batch": None, **options, "fields": fields}
+        return rq.Request(given, beyond=self.request.beyond)
+
+    def open(self, gpus: Sequence[int], seq_len: int) -> list[Grid]:
+        """All that the request leaves open on any of some numbers of GPUs: a grid for each precision.
+
+        A precision stands alone, because attention kernels and defaults follow from it.
+        """
+        request = self.with_words(seq_len=seq_len)
+        spaces = [grid for count in gpus for grid in axes.space(request, self.model, self.gpu, self.node, count)]
+        self.request.assumptions.update(request.assumptions)
+        if not spaces:
+            return []
+        parts: dict[tuple[Any, ...], dict[Layout, None]] = {}
+        for space in spaces:
+            decided = tuple((name, getattr(space.fixed, name)) for name in DECIDED)
+            for precision in space.precisions:
+                parts.setdefault((precision, space.zeros, decided), {}).update(dict.fromkeys(space.layouts))
+        grids = []
+        for (precision, zeros, decided), layouts in parts.items():
+            fixed = self.fixed(precision, seq_len, dict(decided))
+            if fixed is not None:
+                grids.append(
+                    replace(spaces[0], fixed=fixed, precisions=(precision,), zeros=zeros, layouts=tuple(layouts))
+                )
+        return grids
+
+    def fixed(self, precision: str, seq_len: int, decided: Mapping[str, Any]) -> SharedSettings | None:
+        """What strategies of a precision share at a length; None where they are impossible and others are open."""
+        request = self.with_words(precision=precision, seq_len=seq_len)
+        _, habits = defaults.habits_for(request)
+        try:
+            fixed = axes.fixed_part(request, habits, self.model, self.gpu, [precision], 1)
+        except InputError:
+            if self.request.given.get("precision") is not None:
+                raise
+            return None
+        sequences, tokens = self.batch
+        return fixed.model_copy(update={"global_batch": sequences, "global_tokens": tokens, **decided})
+
+
+@dataclass(frozen=True)
+class LimitCandidate:
+    """One strategy with all that it is fed."""
+
+    framework: str
+    layout: Layout
+    precision: str
+    recompute: str
+    zero: int
+    offload: tuple[str, ...]
+    micro_batch: int
+    seq_len: int
+    global_batch: int
+    split: tuple[tuple[str, Any], ...] = ()
+    """The fields by which pipeline stages are unequal."""
+    least: int = field(compare=False, default=0)
+    """Lower bound of what is reserved, with the communicators [bytes]."""
+
+    @property
+    def words(self) -> dict[str, Any]:
+        """The words of ``estimate`` that a search has chosen."""
+        layout = self.layout
+        return {
+            "gpus": layout.gpus,
+            "seq_len": self.seq_len,
+            "global_batch": self.global_batch,
+            "micro_batch": self.micro_batch,
+            "framework": self.framework,
+            "precision": self.precision,
+            "zero": self.zero,
+            "recompute": self.recompute,
+            **{n: d for n in DEGREES if (d := getattr(layout, n)) > 1},
+            **({"sp": layout.sp} if layout.tp > 1 else {}),
+            **({"pp_schedule": layout.schedule} if layout.pp > 1 else {}),
+            **({"vpp": layout.vpp} if layout.vpp > 1 else {}),
+            "offload": self.offload,
+        }
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """A grid of one precision and one run of lengths, evaluated."""
+
+    grid: Grid
+    census: ModelOnGrid
+    reserved: Array
+    """Closed form, with the communicators [bytes]."""
+    least: Array
+    """Allocated at the peak, with the communicators: no replay reserves less [bytes]."""
+    allowed: Array
+    """Legal, and within the host's memory."""
+    overhead: Overhead
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Length of each axis, one stage."""
+        return (self.grid.shape[0], 1, *self.grid.shape[2:])
+
+    def limit(self, *, safe: bool) -> int:
+        """The largest prediction that gets the wanted verdict [bytes]."""
+        return self.overhead.safe if safe else self.overhead.usable
+
+    def fitting(self, *, safe: bool, closed: bool) -> Array:
+        """Strategies that fit by the closed form, or (not ``closed``) that no lower bound rules out."""
+        size = self.reserved if closed else self.least - ROUNDING
+        return np.broadcast_to(self.allowed & (size <= self.limit(safe=safe)), self.shape)
+
+    def candidate(self, index: Sequence[int]) -> LimitCandidate:
+        """The strategy at an index."""
+        grid, i = self.grid, tuple(index)
+        batch = np.broadcast_to(grid.global_batch, self.shape)[i]
+        split = tuple((name, value) for name in SPLITS if (value := getattr(grid.fixed, name)))
+        return LimitCandidate(
+            grid.fixed.framework, grid.layouts[i[0]], grid.precisions[i[2]], grid.recomputes[i[3]], grid.zeros[i[4]],
+            grid.offloads[i[5]], grid.micro_batches[i[6]], grid.lengths[i[6]], int(batch), split,
+            int(np.broadcast_to(self.least, self.shape)[i]),
+        )  # fmt: skip
+
+    def candidates(self, mask: Array) -> Iterator[LimitCandidate]:
+        """The strategies of a mask."""
+        return (self.candidate(index) for index in np.argwhere(mask).tolist())
+
+    def speeds(self, gpu: GPU, node: Node) -> Array:
+        """Tokens a second and GPU of each strategy."""
+        grid = self.grid
+        tokens = grid.global_batch * grid.seq_len / grid.degree("gpus")
+        return np.broadcast_to(tokens / step_times(self.census, gpu, node, rates_for(gpu, grid)).step, self.shape)
+
+    def narrowed(self, mask: Array) -> Grid | None:
+        """The grid with only those values of its axes that some strategy of the mask has."""
+        if not mask.any():
+            return None
+        remaining = [np.flatnonzero(mask.any(axis=tuple(a for a in range(7) if a != axis))) for axis in (0, 3, 4, 5)]
+        names = ("layouts", "recomputes", "zeros", "offloads")
+        values: Any = {n: tuple(getattr(self.grid, n)[i] for i in k) for n, k in zip(names, remaining, strict=True)}
+        return replace(self.grid, **values)
+
+
+def evaluate(job: LimitJob, grids: Sequence[Grid], pairs: Sequence[tuple[int, int]]) -> list[Chunk]:
+    """Every strategy of some grids at each pair of micro-batch and sequence length; the lengths ascend."""
+    return [_part(job, grid) for open_ in grids for grid in _runs(job, open_, pairs)]
+
+
+def _runs(job: LimitJob, grid: Grid, pairs: Sequence[tuple[int, int]]) -> Iterator[Grid]:
+    """A grid for each run of lengths on which the same code runs."""
+    lengths = sorted({length for _, length in pairs})
+    for run in runs(job.model, loss_of(grid), lengths):
+        decided = {name: getattr(grid.fixed, name) for name in DECIDED}
+        fixed = job.fixed(grid.precisions[0], run[0], decided)
+        if fixed is not None:
+            here = [pair for pair in pairs if run[0] <= pair[1] <= run[-1]]
+            micro, seq_lens = (tuple(column) for column in zip(*here, strict=True))
+            yield replace(grid, fixed=fixed, micro_batches=micro, seq_lens=seq_lens)
+
+
+def _part(job: LimitJob, grid: Grid) -> Chunk:
+    overhead = overhead_of(job.gpu, grid)
+    census = job.on(grid)
+    ledger = build_ledger(census, overhead.workspaces, detail=False)
+    reserved, least = _figures(ledger)
+    beside = group_bytes(job.gpu, grid)
+    allowed = legal(grid) & (grid.degree("cp") <= grid.seq_len)
+    for pool in pools_of(census, job.node):
+        allowed = allowed & (np.max(computed(pool.need), axis=1, keepdims=True) <= pool.most)
+    return Chunk(grid, census, reserved + beside, least + beside, allowed, overhead)
+
+
+def _figures(ledger: Ledger) -> tuple[Array, Array]:
+    reserved, allocated = np.broadcast_arrays(ledger.reserved(), ledger.peak())
+    top = np.argmax(reserved, axis=1, keepdims=True)
+    return np.take_along_axis(reserved, top, axis=1), np.take_along_axis(allocated, top, axis=1)
+
+
+def ordered(parts: Sequence[Chunk], mask: Callable[[Chunk], Array]) -> list[LimitCandidate]:
+    """The strategies of a mask, those with the smallest lower bound first."""
+    return sorted((c for part in parts for c in part.candidates(mask(part))), key=lambda c: c.least)
+
+
+@dataclass(frozen=True)
+class SimulatedLimit:
+    """A candidate with the figures that ``estimate`` gives for it."""
+
+    candidate: LimitCandidate
+    census: ModelOnGrid
+    ledger: Ledger
+    peaks: Peaks
+    assumptions: dict[str, str]
+
+
+class SimulationCache:
+    """Candidates confirmed as ``estimate`` would, each once."""
+
+    def __init__(self, job: LimitJob) -> None:
+        self.job = job
+        self.known: dict[LimitCandidate, SimulatedLimit | None] = {}
+
+    def of(self, candidate: LimitCandidate) -> SimulatedLimit | None:
+        """The figures of a candidate; None where ``estimate`` refuses it."""
+        if candidate not in self.known:
+            self.known[candidate] = self._run(candidate, detail=False)
+        return self.known[candidate]
+
+    def reported(self, candidate: LimitCandidate) -> SimulatedLimit | None:
+        """The same, tensor by tensor as ``estimate`` adds them up, to the last byte."""
+        return self._run(candidate, detail=True)
+
+    def fits(self, candidate: LimitCandidate) -> bool:
+        """Whether a candidate gets the wanted verdict."""
+        limit = self.of(candidate)
+        return limit is not None and limit.peaks.verdict in (("fits",) if self.job.safe else ("fits", "tight"))
+
+    def _run(self, candidate: LimitCandidate, *, detail: bool) -> SimulatedLimit | None:
+        job, request = self.job, self.job.with_words(dict(candidate.split), **candidate.words)
+        try:
+            grid = axes.single_strategy(request, job.model, job.gpu, job.node)
+        except InputError:
+            return None
+        overhead = overhead_of(job.gpu, grid, grid.layouts[0])
+        census = job.on(grid)
+        ledger = build_ledger(census, overhead.workspaces, detail=detail)
+        return SimulatedLimit(candidate, census, ledger, peaks_of(census, ledger, overhead), request.assumptions)
+
+
+def states_fit(job: LimitJob, grids: Sequence[Grid], micro_batch: int, seq_len: int) -> bool:
+    """Whether the states alone leave any strategy possible: they are a part of every phase's sum."""
+    for grid in grids:
+        item = replace(grid, recomputes=grid.recomputes[:1], micro_batches=(micro_batch,), seq_lens=(seq_len,))
+        overhead = overhead_of(job.gpu, item)
+        least = Ledger(state_terms(job.on(item))).peak() + group_bytes(job.gpu, item) - ROUNDING
+        limit = overhead.safe if job.safe else overhead.usable
+        if np.any(np.min(least, axis=1) <= limit):
+            return True
+    return False

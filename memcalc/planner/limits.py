@@ -1,0 +1,271 @@
+"""Each inverse question: which values are asked, and what is open beside them."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from memcalc import catalog
+from memcalc.errors import CombinationError, InputError, UnknownNameError
+from memcalc.planner import defaults
+from memcalc.planner import request as rq
+from memcalc.planner.axes import SHORTEST_PART
+from memcalc.planner.global_batch import MICRO_BATCHES
+from memcalc.planner.limit_answer import LimitQuery, answer_of, fit_of, miss_of, point_of
+from memcalc.planner.limit_grid import Chunk, LimitJob, SimulatedLimit, SimulationCache, evaluate, ordered, states_fit
+from memcalc.planner.limit_search import LimitQuestion, LimitSearch, LimitSolution, fastest
+from memcalc.terms.parameters import model_count
+
+if TYPE_CHECKING:
+    from memcalc.formulas.types import Array
+    from memcalc.grid import Grid
+    from memcalc.planner.progress import Listener
+    from memcalc.results.plans import CurvePoint, Inverse, Miss
+    from memcalc.specs.model import Model
+
+LISTED = 5
+"""Models listed that are larger than the one that fits."""
+POINTS = 16
+"""Values of a curve between the first and the last."""
+FURTHER = 1.25
+"""How far a curve goes beyond the answer."""
+NODES = 8
+"""Nodes up to which the fewest GPUs are searched for."""
+
+
+def max_seq_len(job: LimitJob, query: LimitQuery, gpus: int) -> Inverse:
+    """The largest sequence length that fits."""
+    if job.model.fixed_tokens.get(job.model.main.tower) is not None:
+        raise InputError("max", "seq-len", f"{job.model.name} sees the same number of tokens of every sample")
+    learned = job.model.positions == "learned"
+    most = job.model.max_positions if learned else rq.LARGEST_NUMBER["seq_len"]
+    grids = opened(job, gpus, min(most, gpus * SHORTEST_PART))  # long enough for every number of parts
+    least = min(layout.cp for grid in grids for layout in grid.layouts)
+    first = -(-least // query.step) * query.step
+    values = range(first, most + 1, query.step)
+    if not values:
+        raise InputError("step", query.step, f"must be at most the {most:,} positions of {job.model.name}")
+    outside = (
+        f"{job.model.name} has learned positions for {most} tokens" if learned else f"no more than {most:,} are asked"
+    )
+    return _over(job, query, LimitQuestion(values, micro_batches=smallest_batches(job)), grids, gpus, outside)
+
+
+def max_micro_batch(job: LimitJob, query: LimitQuery, gpus: int) -> Inverse:
+    """The largest micro-batch that fits."""
+    seq_len = defaults.sequence_length(job.request, job.model)
+    grids = opened(job, gpus, seq_len)
+    batch = job.batch[0]
+    values: Sequence[int] = range(query.step, rq.LARGEST_NUMBER["micro_batch"] + 1, query.step)
+    if batch:
+        ranks = {layout.dp for grid in grids for layout in grid.layouts}
+        values = [m for m in divisors(batch) if m % query.step == 0 and any(batch % (m * dp) == 0 for dp in ranks)]
+    outside = f"a larger one does not divide the global batch of {batch}" if batch else "no more are asked"
+    if not values:
+        allowed = "no micro-batch times the data-parallel ranks divides it"
+        raise CombinationError("global-batch", batch, allowed)
+    return _over(job, query, LimitQuestion(values, seq_len=seq_len), grids, gpus, outside)
+
+
+def divisors(number: int) -> list[int]:
+    """All divisors, ascending.
+
+    >>> divisors(12)
+    [1, 2, 3, 4, 6, 12]
+    """
+    small = [n for n in range(1, int(number**0.5) + 1) if number % n == 0]
+    return sorted({*small, *(number // n for n in small)})
+
+
+def opened(job: LimitJob, gpus: int, seq_len: int) -> list[Grid]:
+    """The grids of what is open, or the reason why nothing is."""
+    grids = job.open([gpus], seq_len)
+    if not grids:
+        raise CombinationError(
+            "gpus", gpus, f"no parallel layout of them with these words is legal for {job.model.name}"
+        )
+    return grids
+
+
+def smallest_batches(job: LimitJob) -> tuple[int, ...]:
+    """Micro-batches that may need least memory: one sequence, unless the batch is given, where accumulation counts."""
+    pinned, batch = job.request.given.get("micro_batch"), job.batch[0]
+    if pinned is not None:
+        return (pinned,)
+    return tuple(m for m in MICRO_BATCHES if batch % m == 0) if batch else (1,)
+
+
+def _over(
+    job: LimitJob, query: LimitQuery, question: LimitQuestion, grids: list[Grid], gpus: int, outside: str
+) -> Inverse:
+    search = LimitSearch(job, question, grids)
+    solution = search.solve()
+    if solution.best is None and solution.beyond is None:
+        raise CombinationError("gpus", gpus, "no strategy of these words is legal on them; leave one of them open")
+    fit = None
+    if solution.best is not None:
+        fit = fit_of(job, solution.best, question.values[solution.index], query.base)
+    beyond: tuple[Miss, ...] = ()
+    if solution.beyond is not None:
+        beyond = (miss_of(solution.beyond, question.values[solution.index + 1]),)
+    curve = tuple(_curve(search, solution)) if query.curve else ()
+    return answer_of(
+        job, query, fit, beyond, gpus=gpus, outside="" if beyond else outside, curve=curve,
+        searched=solution.searched, replayed=solution.replayed,
+    )  # fmt: skip
+
+
+def _curve(search: LimitSearch, solution: LimitSolution) -> Iterator[CurvePoint]:
+    """The answer's strategy at values from the first to some beyond the answer."""
+    known, values, last = solution.best, search.question.values, solution.index
+    if known is None:
+        return
+    most = FURTHER * values[last]
+    spread = {bisect_left(values, round(values[0] + (most - values[0]) * k / POINTS)) for k in range(POINTS + 1)}
+    for index in sorted({0, last, last + 1, last + 2} | spread):
+        result = search.at(known.candidate, index) if index < len(values) else None
+        if result is not None:
+            yield point_of(result, values[index])
+
+
+class Tried:
+    """One model, or one number of GPUs: whether any open strategy fits, and which is the fastest."""
+
+    def __init__(self, job: LimitJob, grids: Sequence[Grid], seq_len: int) -> None:
+        self.job, self.grids, self.seq_len = job, grids, seq_len
+        self.replays = SimulationCache(job)
+        self.searched = 0
+
+    def parts(self, micro_batches: Sequence[int]) -> list[Chunk]:
+        """All open strategies at some micro-batches."""
+        result = evaluate(self.job, self.grids, [(micro, self.seq_len) for micro in micro_batches])
+        self.searched += (size := sum(part.reserved.size for part in result))
+        if self.job.tally is not None:
+            self.job.tally.add(size)
+        return result
+
+    def first(self, parts: Sequence[Chunk], gpus: int = 0) -> SimulatedLimit | None:
+        """A strategy that fits."""
+        open_ = ordered(parts, lambda part: part.fitting(safe=self.job.safe, closed=False) & _of(part, gpus))
+        result = next((c for c in open_ if self.replays.fits(c)), None)
+        return self.replays.of(result) if result else None
+
+    def nearest(self, parts: Sequence[Chunk], gpus: int = 0) -> SimulatedLimit | None:
+        """The strategy that needs least."""
+        open_ = ordered(parts, lambda part: np.broadcast_to(part.allowed, part.shape) & _of(part, gpus))
+        return next((result for c in open_ if (result := self.replays.reported(c))), None)
+
+    def best(self, known: SimulatedLimit) -> SimulatedLimit:
+        """The fastest on as many GPUs as a strategy that is known to fit, over all micro-batches."""
+        gpus = known.candidate.layout.gpus
+        pinned = self.job.request.given.get("micro_batch")
+        here = [
+            replace(grid, layouts=tuple(layout for layout in grid.layouts if layout.gpus == gpus))
+            for grid in self.grids
+            if any(layout.gpus == gpus for layout in grid.layouts)
+        ]
+        parts = Tried(self.job, here, self.seq_len).parts(MICRO_BATCHES if pinned is None else [pinned])
+        result = fastest(self.job, self.replays, parts) or known.candidate
+        return self.replays.reported(result) or known
+
+
+def _of(part: Chunk, gpus: int) -> Array:
+    return np.asarray(part.grid.degree("gpus") == gpus) if gpus else np.ones((1,) * 7, dtype=bool)
+
+
+def min_gpus(job: LimitJob, query: LimitQuery, counts: Sequence[int]) -> Inverse:
+    """The smallest number of GPUs on which a strategy fits: one grid over all of them."""
+    seq_len = defaults.sequence_length(job.request, job.model)
+    grids = job.open(counts, seq_len)
+    tried = Tried(job, grids, seq_len)
+    parts = tried.parts(smallest_batches(job))
+    known = next((result for gpus in counts if (result := tried.first(parts, gpus))), None)
+    fewer = [gpus for gpus in counts if known is None or gpus < known.candidate.layout.gpus]
+    near = next((result for gpus in reversed(fewer) if (result := tried.nearest(parts, gpus))), None)
+    if known is None and near is None:
+        raise CombinationError("gpus", counts[-1], f"no strategy of these words is legal for {job.model.name}")
+    beyond = (miss_of(near, near.candidate.layout.gpus),) if near else ()
+    best = tried.best(known) if known else None
+    fit = fit_of(job, best, best.candidate.layout.gpus, query.base) if best else None
+    return answer_of(
+        job, query, fit, beyond, gpus=int(fit.value) if fit else counts[-1],
+        outside="fewer GPUs are not asked" if fit else f"nothing fits on up to {counts[-1]} GPUs",
+        searched=tried.searched, replayed=len(tried.replays.known),
+    )  # fmt: skip
+
+
+def counts_up_to(most: int, node_gpus: int, *, any_count: bool) -> list[int]:
+    """Numbers of GPUs that are asked: powers of two within a node, then whole nodes, or all.
+
+    >>> counts_up_to(32, 8, any_count=False), counts_up_to(3, 8, any_count=True)
+    ([1, 2, 4, 8, 16, 24, 32], [1, 2, 3])
+    """
+    if any_count:
+        return list(range(1, most + 1))
+    within = [1 << k for k in range(node_gpus.bit_length()) if 1 << k < node_gpus]
+    return [n for n in [*within, *range(node_gpus, most + 1, node_gpus)] if n <= most]
+
+
+def max_model(jobs: Sequence[tuple[LimitJob, LimitQuery]], gpus: int, listener: Listener | None = None) -> Inverse:
+    """The model with most parameters that fits; ``jobs`` come with the largest first.
+
+    ``listener`` is told of each model that is begun.
+    """
+    missed: list[tuple[LimitJob, Tried, list[Grid]]] = []
+    searched = replayed = 0
+    result: tuple[LimitJob, LimitQuery, SimulatedLimit] | None = None
+    for index, (job, query) in enumerate(jobs):
+        if listener is not None:
+            listener(index, len(jobs))
+        try:
+            seq_len = defaults.sequence_length(job.request, job.model)
+            grids = job.open([gpus], seq_len)
+        except CombinationError:
+            continue
+        tried = Tried(job, grids, seq_len)
+        if grids and states_fit(job, grids, smallest_batches(job)[0], seq_len):
+            known = tried.first(tried.parts(smallest_batches(job)))
+            searched, replayed = searched + tried.searched, replayed + len(tried.replays.known)
+            if known is not None:
+                result = job, query, tried.best(known)
+                break
+        if grids:
+            missed.append((job, tried, grids))
+    if result is None and not missed:
+        raise CombinationError("max", "model", "no model is possible with these words")
+    beyond = tuple(miss for job, tried, _ in missed[-LISTED:][::-1] if (miss := _missed(job, tried)))
+    job, query = result[:2] if result else (missed[-1][0], jobs[-1][1])
+    query = replace(query, started=jobs[0][1].started)
+    fit = fit_of(job, result[2], job.model.name, query.base) if result else None
+    return answer_of(
+        job, query, fit, beyond, gpus=gpus, outside="" if beyond else "no larger model is among those asked",
+        searched=searched, replayed=replayed,
+    )  # fmt: skip
+
+
+def _missed(job: LimitJob, tried: Tried) -> Miss | None:
+    near = tried.nearest(tried.parts(smallest_batches(job)))
+    count = model_count(job.model).total
+    return miss_of(near, job.model.name, parameters=count) if near else None
+
+
+def candidates(search: str | None, family: str | None, dirs: tuple[str, ...]) -> list[Model]:
+    """Shipped and own models, the largest first, narrowed by a text in a name and by a family."""
+    result = catalog.models(dirs)
+    if family is not None:
+        families = sorted({model.family for model in result})
+        if family not in families:
+            raise UnknownNameError("family", family, f"must be one of {', '.join(families)}", families)
+        result = [model for model in result if model.family == family]
+    if search is not None:
+        text = search.casefold()
+        remaining = [m for m in result if any(text in name.casefold() for name in (m.name, *m.aliases))]
+        if not remaining:
+            names = [model.name for model in result]
+            raise UnknownNameError("search", search, "must be part of a name that `memcalc models` lists", names)
+        result = remaining
+    return sorted(result, key=lambda model: -model_count(model).total)

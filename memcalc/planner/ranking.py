@@ -1,0 +1,157 @@
+"""What a search ranks by, and what it keeps: the best few, and the front of memory and time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import TYPE_CHECKING, Generic, Literal, TypeVar
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from memcalc.formulas.types import Array
+    from memcalc.grid import Grid
+    from memcalc.planner.ideas import Idea
+
+Thing = TypeVar("Thing")
+ArrayOrFloat = TypeVar("ArrayOrFloat", "Array", float)
+
+
+@dataclass(frozen=True)
+class Ranked(Generic[Thing]):
+    """A strategy that was kept: what it is ranked by, and its bytes beyond what fits."""
+
+    key: float
+    over: int
+    make: Callable[[], Thing]
+    is_settled: bool = False
+
+    @property
+    def order(self) -> tuple[float, int]:
+        """The lower key first, then the smaller."""
+        return self.key, self.over
+
+    def settled(self) -> Ranked[Thing]:
+        """The same with its figures read, so that the arrays they came from can go."""
+        if self.is_settled:
+            return self
+        thing = self.make()
+        return replace(self, make=lambda: thing, is_settled=True)
+
+
+class TopK(Generic[Thing]):
+    """The ``count`` best of all that were offered."""
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+        self.entries: list[Ranked[Thing]] = []
+
+    @property
+    def bound(self) -> float:
+        """A key at which, or above, nothing can be among the best any more."""
+        return self.entries[-1].key if len(self.entries) == self.count else np.inf
+
+    def offer(self, key: Array, over: Array, make: Callable[[int], Thing]) -> None:
+        """Take in some of the offered; ``make`` reads the figures of one of them by its place."""
+        best = np.lexsort((over, key))[: self.count]
+        new = [Ranked(float(key[i]), int(over[i]), _at(make, int(i))) for i in best]
+        self.entries = sorted([*self.entries, *new], key=lambda entry: entry.order)[: self.count]
+
+
+class TopByIdea(Generic[Thing]):
+    """Of each idea the ``count`` strategies with the lowest keys of all that were offered."""
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+        self.entries: dict[Idea, list[Ranked[Thing]]] = {}
+
+    def bounds(self, ideas: Sequence[Idea]) -> Array:
+        """A key for each idea, at which or above nothing can be among its best any more."""
+        lists = (self.entries.get(idea, []) for idea in ideas)
+        return np.array([known[-1].key if len(known) == self.count else np.inf for known in lists])
+
+    def offer(
+        self, ideas: Sequence[Idea], numbers: Array, key: Array, over: Array, make: Callable[[int], Thing]
+    ) -> None:
+        """Take in some of the offered; ``numbers`` say which idea each has, ``make`` reads one by its place."""
+        for number, places in _lowest_of_each(numbers, key, over, self.count):
+            new = [Ranked(float(key[i]), int(over[i]), _at(make, int(i))) for i in places]
+            known = self.entries.get(ideas[number], [])
+            merged = sorted([*known, *new], key=lambda entry: entry.order)
+            self.entries[ideas[number]] = merged[: self.count]
+
+    def settle(self) -> None:
+        """Read the figures of what was kept, so that the arrays of the part can go."""
+        self.entries = {idea: [entry.settled() for entry in known] for idea, known in self.entries.items()}
+
+
+def _lowest_of_each(numbers: Array, key: Array, over: Array, count: int) -> Iterator[tuple[int, Array]]:
+    """The places of the lowest keys of each number, and of equal ones of the smallest."""
+    order = np.lexsort((over, key, numbers))
+    starts = np.flatnonzero(np.concatenate([[True], np.diff(numbers[order]) != 0]))
+    for start, end in pairwise((*starts.tolist(), len(order))):
+        yield int(numbers[order[start]]), order[start : min(start + count, end)]
+
+
+class ParetoFront(Generic[Thing]):
+    """Those of all that were offered which no other beats in both bytes and key; the smallest first."""
+
+    BINS = 1024
+
+    def __init__(self, capacity: int) -> None:
+        self.entries: list[Ranked[Thing]] = []
+        self.shift = max(capacity.bit_length() - self.BINS.bit_length() + 1, 0)
+        self.below = np.full(self.BINS + 1, np.inf)
+        """By bytes: the lowest key of all entries that are smaller than any strategy in this bin."""
+
+    def ahead(self, over: Array, key: Array) -> Array:
+        """Places of those that may be on the front; nothing that is on it is left out."""
+        return np.flatnonzero(key < self.below.take(self._bin(over), mode="clip"))
+
+    def _bin(self, over: Array) -> Array:
+        return np.asarray((over >> self.shift) + self.BINS)
+
+    def offer(self, key: Array, over: Array, make: Callable[[int], Thing]) -> None:
+        """Take in those of the offered that nothing beats, and let go of what they beat."""
+        order = np.lexsort((key, over))
+        lowest = np.minimum.accumulate(key[order])
+        first = np.concatenate([[True], lowest[1:] < lowest[:-1]])
+        new = [Ranked(float(key[i]), int(over[i]), _at(make, int(i))) for i in order[first]]
+        entries = sorted([*self.entries, *new], key=lambda entry: (entry.over, entry.key))
+        self.entries = []
+        for entry in entries:
+            if not self.entries or entry.key < self.entries[-1].key:
+                self.entries.append(entry)
+        self.below.fill(np.inf)
+        for entry in self.entries:
+            self.below[int(self._bin(np.int64(entry.over))) + 1 :] = entry.key
+
+
+def _at(make: Callable[[int], Thing], index: int) -> Callable[[], Thing]:
+    return lambda: make(index)
+
+
+ObjectiveName = Literal["simplicity", "throughput", "memory", "gpus", "cost"]
+
+
+@dataclass(frozen=True)
+class Objective:
+    """An objective, and the critical batch size [tokens] where statistical efficiency counts too."""
+
+    name: ObjectiveName = "simplicity"
+    critical_batch: float | None = None
+
+    def waste(self, global_batch: int, seq_len: int) -> float:
+        """Tokens needed for the same loss, over those at a small batch: 1 + B / B_crit (arXiv:1812.06162, eq. 2.11)."""
+        return 1.0 + (global_batch * seq_len / self.critical_batch if self.critical_batch else 0.0)
+
+    def key(self, grid: Grid, reserved: ArrayOrFloat, time: ArrayOrFloat) -> ArrayOrFloat:
+        """What strategies are ranked by, the lower, the better, from their bytes and seconds.
+
+        Bytes where memory is what counts, else GPU-seconds for one useful token and GPU.
+        """
+        if self.name == "memory":
+            return reserved
+        fixed = grid.fixed
+        return time * (self.waste(fixed.global_batch, fixed.seq_len) / (fixed.global_batch * fixed.seq_len))

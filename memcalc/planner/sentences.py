@@ -1,0 +1,201 @@
+"""Sentences: a strategy in a few words, why a plan is listed, why a strategy lost, what is too large."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from memcalc.errors import CombinationError, InputError
+from memcalc.planner.answer import components_of, strategy_of
+from memcalc.planner.choice import best_plan
+from memcalc.planner.finalists import SimulatedPlan, single_grid, single_ledger, time_of
+from memcalc.planner.offload_memory import offload_need, shortages
+from memcalc.planner.request import check_words, flag
+from memcalc.planner.stage_peaks import stage_peaks
+from memcalc.specs.options import DEGREES, SEARCHED
+from memcalc.units import GIB
+
+if TYPE_CHECKING:
+    from memcalc.planner.job import PlanJob
+    from memcalc.planner.ranking import Objective
+    from memcalc.planner.search import Candidate
+    from memcalc.results.estimates import StepTime
+    from memcalc.results.plans import Plan
+    from memcalc.specs.strategy import Strategy
+
+
+def describe_parts(strategy: Strategy) -> list[str]:
+    """What a search decides of a strategy, in a few words."""
+    degrees = [f"{flag(name)} {n}" for name in DEGREES if (n := getattr(strategy, name)) > 1]
+    if strategy.pp > 1 and strategy.pp_schedule != "1f1b":
+        degrees.append(strategy.pp_schedule + (f" with {strategy.vpp} chunks" if strategy.vpp > 1 else ""))
+    if strategy.tp > 1 and not strategy.sp:
+        degrees.append("no sp")
+    return [
+        strategy.precision,
+        f"zero {strategy.zero}",
+        *degrees,
+        f"recompute {strategy.recompute}",
+        *([f"offload {'+'.join(strategy.offload)}{_tier(strategy)}"] if strategy.offload else []),
+        f"micro-batch {strategy.micro_batch}",
+    ]
+
+
+def _tier(strategy: Strategy) -> str:
+    return "" if strategy.offload_to == "cpu" else f" to {strategy.offload_to}"
+
+
+def describe(candidate: Candidate) -> str:
+    """A found strategy in a few words."""
+    return ", ".join(describe_parts(strategy_of(candidate.grid, candidate.index)))
+
+
+PHASES = {
+    "forward-last": "forward, last block",
+    "forward": "forward, loss",
+    "loss": "backward, loss and head",
+    "backward-last": "backward, last block",
+    "backward-first": "backward, first block",
+    "backward-end": "backward, embedding",
+    "step": "optimizer step",
+}
+"""Phases as they are said."""
+
+
+def why(plan: SimulatedPlan, first: SimulatedPlan, goal: Objective, seconds: StepTime) -> str:
+    """Why a plan is listed, what its time is spent on, where its peak stands."""
+    top, overhead = plan.peaks.top, plan.peaks.overhead
+    free = f"Peak: {PHASES[top.phase]}, {gib(overhead.capacity - top.device)} GiB headroom."
+    caution = " Tight: fits as predicted, not with the 95% margin." if plan.is_tight else ""
+    return f"{_role(plan, first, goal)}. {largest_cost(seconds)}. {free}{caution}"
+
+
+def _role(plan: SimulatedPlan, first: SimulatedPlan, goal: Objective) -> str:
+    gpus = plan.candidate.layout.gpus
+    where = f"on {gpus} GPU{'s' * (gpus > 1)}"
+    if plan is first:
+        best = {"memory": f"Smallest plan {where}", "throughput": f"Fastest plan {where}"}
+        return best.get(goal.name, "Simplest plan within 5% of the fastest")
+    speed = plan.candidate.tokens_per_second_per_gpu / first.candidate.tokens_per_second_per_gpu - 1
+    less = (plan.peaks.top.device - first.peaks.top.device) / GIB
+    return f"{less:+.1f} GiB, {speed:+.1%} speed vs #1".replace("-", "\N{MINUS SIGN}")
+
+
+def largest_cost(time: StepTime) -> str:
+    """What takes most of the step beside computing."""
+    others = ("host", "recompute", "communication", "offload", "optimizer", "bubble")
+    largest = max(others, key=lambda name: float(getattr(time, name)))
+    name = largest if getattr(time, largest) >= 0.01 * time.step else "compute"
+    return f"{name.capitalize()}: {getattr(time, name) / time.step:.0%} of the step"
+
+
+def gib(size: int) -> str:
+    """A size in GiB with one decimal."""
+    return f"{size / GIB:.1f}"
+
+
+def no_fit_gpu(job: PlanJob, smallest: Candidate) -> str:
+    """Which component is too large even in the smallest strategy."""
+    name, size, device, capacity = largest_component(job, smallest)
+    return (
+        f"nothing fits on {smallest.layout.gpus} x {job.gpu.name}: even the smallest strategy "
+        f"({describe(smallest)}) needs {gib(device)} of {gib(capacity)} GiB, of which {name} {gib(size)} GiB."
+    )
+
+
+def no_fit_host(job: PlanJob, candidate: Candidate) -> str:
+    """Which memory off the GPU keeps a strategy from running, and whether the GPU does too."""
+    need = offload_need(job.on(single_grid(candidate)), job.node)
+    lacking = " ".join(shortages(need, job.node))
+    _, _, device, capacity = largest_component(job, candidate)
+    beside = f" On the GPU it needs {gib(device)} of {gib(capacity)} GiB." if device > capacity else ""
+    return f"memory off the GPU is too small for {describe(candidate)}: {lacking}{beside}"
+
+
+def largest_component(job: PlanJob, candidate: Candidate) -> tuple[str, int, int, int]:
+    """The largest component of a strategy's peak, its bytes, and the bytes on the device and of its capacity."""
+    census, ledger, overhead = single_ledger(job, candidate)
+    top = max(stage_peaks(census, ledger, overhead), key=lambda stage: stage.reserved)
+    parts = components_of(ledger, census.grid, top).model_dump()
+    name = max(parts, key=lambda key: parts[key])
+    return name, parts[name], top.device, overhead.capacity
+
+
+def why_not(job: PlanJob, question: str, counts: list[int], plans: tuple[Plan, ...]) -> str:
+    """One sentence about the best strategy with the words of ``question``, beside the first plan."""
+    options = parse_question(question)
+    gpus = options.pop("gpus", plans[0].gpus if plans else counts[-1])
+    pinned = job.pinned(**options)
+    try:
+        outcome = pinned.search([gpus]).get(gpus)
+    except CombinationError as error:
+        return f"{question} cannot run: {error}"
+    if outcome is None or outcome.smallest is None:
+        return f"{question} cannot run on {gpus} GPUs: no legal layout and micro-batch has it."
+    best = best_plan(pinned, gpus)
+    if best is None:
+        return _too_large(pinned, question, outcome.smallest)
+    same = [plan for plan in plans if plan.gpus == gpus]
+    time = time_of(best.census, job.gpu, job.node)
+    return _slower(question, best, time, same[0]) if same else f"{question} fits: {describe(best.candidate)}."
+
+
+def parse_question(question: str) -> dict[str, Any]:
+    """The words of ``tp=1,zero=3``, each checked as on the command line."""
+    raw = split_words(question, "why", SEARCHED)
+    return {key: value for key, value in check_words(raw, None).given.items() if key != "fields"}
+
+
+def split_words(text: str, field: str, known: tuple[str, ...], flags: tuple[str, ...] = ()) -> dict[str, str]:
+    """Words with values as typed after an option ``field``; a value may have commas, and a flag needs no value.
+
+    >>> split_words("tp=1,offload=optimizer,params", "why", ("tp", "offload"))
+    {'tp': '1', 'offload': 'optimizer,params'}
+    """
+    raw: dict[str, str] = {}
+    name = ""
+    for part in text.split(","):
+        key, equals, value = part.partition("=")
+        word = key.strip().removeprefix("--")
+        word = word if "." in word else word.replace("-", "_")
+        if equals or word in flags:
+            name = word
+            if name not in known:
+                raise InputError(field, key.strip(), *_allowed(known))
+            if name in raw:
+                raise InputError(field, key.strip(), "must stand once: its values, if several, behind one =")
+            raw[name] = value.strip() if equals else "true"
+        elif name:
+            raw[name] += f",{part.strip()}"
+        else:
+            raise InputError(field, text, "must be words with values, such as tp=1,zero=3")
+    return raw
+
+
+def _allowed(known: tuple[str, ...]) -> tuple[str, list[str]]:
+    """What a word may be, and all its names; fields with a dot are too many to list."""
+    names = [flag(name) for name in known]
+    plain = ", ".join(name for name in names if "." not in name)
+    return f"a word is one of {plain}{', or a field of --set' if len(plain) < len(', '.join(names)) else ''}", names
+
+
+def _too_large(job: PlanJob, question: str, candidate: Candidate) -> str:
+    name, size, device, capacity = largest_component(job, candidate)
+    return (
+        f"{question} does not fit: its smallest strategy ({describe(candidate)}) needs {gib(device)} of "
+        f"{gib(capacity)} GiB, of which {name} {gib(size)} GiB."
+    )
+
+
+def _slower(question: str, plan: SimulatedPlan, time: StepTime, first: Plan) -> str:
+    batch, text = plan.candidate.grid.fixed.global_batch, describe(plan.candidate)
+    lost = time.step / batch - first.time.step / first.global_batch
+    if lost <= 0:
+        return f"{question} is as fast as the first plan: {text}."
+    parts = ("compute", "host", "recompute", "communication", "offload", "optimizer", "bubble")
+    each = {name: getattr(time, name) / batch - getattr(first.time, name) / first.global_batch for name in parts}
+    worst = max(each, key=lambda name: each[name])
+    share = time.step * first.global_batch / (first.time.step * batch) - 1
+    return (
+        f"{question} fits and is {share:.1%} slower than the first plan: its best strategy ({text}) "
+        f"takes {time.step:.3g} s a step, and {each[worst] * batch:+.3g} s of the difference is {worst}."
+    )

@@ -1,0 +1,342 @@
+"""The three figures of a strategy, and one step over time: the ledger, and what a replay of the allocator holds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, TypeVar
+
+import numpy as np
+
+from memcalc.allocator import Replay, replay
+from memcalc.events import step_events
+from memcalc.ledger import COMPONENTS, PHASES, Ledger
+from memcalc.results.estimates import Interval, Peak, StagePeak, Timeline, TimelinePart, Verdict
+from memcalc.sums import add_up
+from memcalc.terms.head import OBSERVED
+from memcalc.terms.model_on_grid import ModelOnGrid
+
+if TYPE_CHECKING:
+    from memcalc.allocator import Replay
+    from memcalc.formulas.types import Array
+    from memcalc.grid import Grid
+    from memcalc.ledger import Ledger
+    from memcalc.terms import ModelOnGrid, Overhead
+
+
+P = TypeVar("P", bound=Peak)
+
+
+def at_stage(array: Array, stage: int, stages: int) -> int:
+    """A grid array of one strategy, on a stage [bytes]."""
+    return int(np.broadcast_to(array, (1, stages, 1, 1, 1, 1, 1))[0, stage].item())
+
+
+@dataclass(frozen=True)
+class Peaks:
+    """The figures of a grid of one strategy, by stage and on the stage that reserves most."""
+
+    stages: tuple[StagePeak, ...]
+    top: StagePeak
+    replayed: Replayed | None
+    predicted: int
+    """Reserved bytes of the top stage that mechanisms predict."""
+    overhead: Overhead
+
+    @property
+    def allocated(self) -> int:
+        """The largest allocated peak of all stages [bytes]."""
+        return max(stage.allocated for stage in self.stages)
+
+    def at(self, kind: type[P]) -> P:
+        """The three figures, and where the peak stands, as a record."""
+        top = self.top
+        return kind(
+            allocated=self.allocated, reserved=top.reserved, device=top.device, phase=top.phase, stage=top.stage
+        )
+
+    @property
+    def interval(self) -> Interval:
+        """The range of the device figure that measured runs support, and all that was seen where there were retries."""
+        low, high = self.overhead.range(self.predicted)
+        if self.replayed and self.replayed.retries:
+            low = min(low, self.allocated + self.overhead.context)
+            high = max(high, self.overhead.device(self.replayed.most))
+        known = self.overhead.unexplained
+        return Interval(low=low, high=high, coverage=known.coverage, allocator=known.name)
+
+    @property
+    def verdict(self) -> Verdict:
+        """Fits; tight where one run of twenty would not, or the allocator had to retry; or does not."""
+        if self.overhead.device(self.predicted) > self.overhead.capacity or (self.replayed and not self.replayed.runs):
+            return "does-not-fit"
+        retried = self.replayed is not None and self.replayed.retries > 0
+        return "tight" if retried or self.overhead.limit(self.predicted) > self.overhead.capacity else "fits"
+
+
+REPLAYED_STAGES = 4
+"""Stages of a pipeline up to which each is replayed on its own; of deeper ones only that which reserves most."""
+
+
+def peaks_of(census: ModelOnGrid, ledger: Ledger, overhead: Overhead, *, only_safe: bool = False) -> Peaks:
+    """The figures of a grid of one strategy, replayed on each stage of a short pipeline.
+
+    With ``only_safe`` it may end with UnsafeError where the strategy is tight or does not fit.
+    """
+    stages = stage_peaks(census, ledger, overhead)
+    closed = ledger.reserved()
+    wanted = range(len(stages)) if len(stages) <= REPLAYED_STAGES else [_largest(stages)]
+    by_stage = {stage: replayed(census, ledger, overhead, stage, only_safe=only_safe) for stage in wanted}
+    predicted = {stage: at_stage(closed, stage, len(stages)) for stage in range(len(stages))}
+    for stage, played in by_stage.items():
+        if played is not None:
+            # Where a request fails nothing was measured beyond it, and the closed form says how much is wanted
+            least = played.reserved if played.runs else predicted[stage]
+            predicted[stage] = max(least, stages[stage].allocated)
+            stages[stage] = _with_reserved(stages[stage], predicted[stage], overhead)
+    top = max(by_stage, key=lambda stage: predicted[stage])
+    return Peaks(tuple(stages), stages[top], by_stage[top], predicted[top], overhead)
+
+
+def _largest(stages: list[StagePeak]) -> int:
+    return max(range(len(stages)), key=lambda stage: stages[stage].reserved)
+
+
+def _with_reserved(peak: StagePeak, predicted: int, overhead: Overhead) -> StagePeak:
+    return peak.model_copy(update={"reserved": overhead.reserved(predicted), "device": overhead.device(predicted)})
+
+
+def stage_peaks(census: ModelOnGrid, ledger: Ledger, overhead: Overhead) -> list[StagePeak]:
+    """Every stage's own peak, with the closed form of what is reserved."""
+    grid = census.grid
+    layers, pools = add_up(list(census.layers)), ledger.reserved()
+    phases = {phase: ledger.phase(phase) for phase in PHASES}
+    return [_stage_peak(phases, pools, layers, grid, overhead, stage) for stage in range(grid.num_stages)]
+
+
+def _stage_peak(
+    phases: dict[str, Array], pools: Array, layers: Array, grid: Grid, overhead: Overhead, stage: int
+) -> StagePeak:
+    count = grid.num_stages
+    by_phase = {phase: at_stage(bytes_, stage, count) for phase, bytes_ in phases.items()}
+    phase = max(by_phase, key=lambda name: by_phase[name])
+    reserved = at_stage(pools, stage, count)
+    return StagePeak(
+        stage=stage,
+        allocated=by_phase[phase],
+        reserved=overhead.reserved(reserved),
+        device=overhead.device(reserved),
+        phase=phase,
+        layers=at_stage(layers, stage, count),
+    )
+
+
+Watch = Callable[[tuple[str, int, int, int, str], int, int], None]
+"""What is told each event, and the bytes that are allocated and reserved after it."""
+
+
+class UnsafeError(Exception):
+    """A strategy is tight or does not fit; only safe ones were wanted, so that nothing more is known of it."""
+
+
+@dataclass(frozen=True)
+class Replayed:
+    """What a replay on one pipeline stage shows."""
+
+    reserved: int
+    """The peak; after the last time that the allocator gave its cache back, where it had to [bytes]."""
+    most: int
+    """The largest figure at any time [bytes]."""
+    retries: int
+    """Requests for which cached segments were given back to the driver."""
+    runs: bool
+    """Whether every request was met."""
+    short: int
+    """What the driver lacked for the request that was not met [bytes]."""
+
+
+def replayed(
+    census: ModelOnGrid, ledger: Ledger, overhead: Overhead, stage: int, *, only_safe: bool = False
+) -> Replayed | None:
+    """Replay two steps on the card that the overhead leaves; None where the era's allocator had other rules.
+
+    With ``only_safe`` it may end with UnsafeError, as soon as more is reserved than is safe or the cache is given back.
+    """
+    if census.grid.habits.allocator != "caching":
+        return None
+
+    def is_unsafe(reserved: int) -> bool:
+        return overhead.limit(reserved) > overhead.capacity
+
+    until = is_unsafe if only_safe and not has_observed(ledger) else None
+    two_steps = simulate(census, ledger, overhead, stage, until=until)
+    if until and (two_steps.retries or until(two_steps.peak_reserved)):
+        raise UnsafeError
+    reserved = two_steps.reserved_after_flush if two_steps.retries else two_steps.peak_reserved
+    failed = two_steps.out_of_memory
+    short = max(failed.reserved + failed.segment - overhead.room, 0) if failed else 0
+    return Replayed(reserved, two_steps.peak_reserved, two_steps.retries, failed is None, short)
+
+
+def simulate(
+    census: ModelOnGrid,
+    ledger: Ledger,
+    overhead: Overhead,
+    stage: int,
+    *,
+    until: Callable[[int], bool] | None = None,
+    watch: Callable[[], Watch] | None = None,
+    limited: bool = True,
+) -> Replay:
+    """Two steps through the allocator, on the card that the overhead leaves or (not ``limited``) without an end.
+
+    ``watch`` makes what each replay tells its events to; the last one counts.
+    """
+    space, expandable = overhead.room if limited else None, bool(census.grid.fixed.expandable_segments)
+    result = replay(
+        step_events(census, ledger, stage), capacity=space, expandable=expandable, until=until, watch=watch and watch()
+    )
+    if result.out_of_memory and has_observed(ledger):
+        # What was only ever seen as reserved can be given back, so that it never stops a run
+        events = step_events(census, ledger, stage, observed=False)
+        result = replay(events, capacity=space, expandable=expandable, watch=watch and watch())
+    return result
+
+
+def has_observed(ledger: Ledger) -> bool:
+    """Whether there is memory that measured runs reserve although no tensor was found for it."""
+    return any(term.source == OBSERVED for term in ledger.holes)
+
+
+RUNS = 160
+"""Runs of events of which the least and the most are kept."""
+GRADIENTS = {
+    "gradient buffer", "gradient of the embedding", "gradient of the tied embedding", "gradients that the step reads",
+    "gradients, added up", "sum of gradients", "share of the gradients", "sharded gradients",
+}  # fmt: skip
+OF_WEIGHTS = (" weight", " table", " adapter")
+"""How the gradient of a weight is called in a block's own order; others are of what flows between operators."""
+BUFFERS = {
+    "all-gather output", "flat gradient", "gathered flat parameter", "gathered weights", "reduce-scatter input",
+    "shard, cast",
+}  # fmt: skip
+"""Names that the units of sharded weights give what they allocate; other names are terms, or tensors of a block."""
+
+_Event = tuple[str, int, int, int, str]
+
+
+@dataclass
+class Recorder:
+    """The second step of a replay, event by event."""
+
+    terms: dict[str, str]
+    """Component of each term, by name."""
+    allocated: list[int] = field(default_factory=list)
+    reserved: list[int] = field(default_factory=list)
+    parts: list[TimelinePart] = field(default_factory=list)
+    live: dict[str, int] = field(default_factory=lambda: dict.fromkeys(COMPONENTS[:-1], 0))
+    stacked: list[tuple[int, ...]] = field(default_factory=list)
+    _alive: dict[int, tuple[str, int]] = field(default_factory=dict)
+    _seen: dict[str, int] = field(default_factory=dict)
+    _phase: str = ""
+    _records: bool = False
+
+    def __call__(self, event: _Event, allocated: int, reserved: int) -> None:
+        """Take note of what is held after an event."""
+        kind, key, size, _, name = event
+        if kind == "mark":
+            self._begin(name)
+            return
+        if kind == "alloc":
+            component = self.component(name)
+            self._alive[key] = component, size
+            self.live[component] += size
+        else:
+            component, size = self._alive.pop(key)
+            self.live[component] -= size
+        if self._records:
+            self.allocated.append(allocated)
+            self.reserved.append(reserved)
+            self.stacked.append(tuple(self.live.values()))
+
+    def component(self, name: str) -> str:
+        """The component of what an event allocates."""
+        if name in GRADIENTS or (name.startswith("gradient of ") and name.endswith(OF_WEIGHTS)):
+            return "gradients"
+        return "buffers" if name in BUFFERS else self.terms.get(name, "activations")
+
+    def _begin(self, phase: str) -> None:
+        """A phase begins; the second step begins with the first forward after an optimizer's step."""
+        if phase == "forward-last" and self._phase == "step":
+            self._records, self._seen = True, {}
+        self._phase = phase
+        index = self._seen.get(phase, 0)
+        self._seen[phase] = index + 1
+        if self._records:
+            micro_batch = -1 if phase == "step" else index
+            self.parts.append(TimelinePart(position=len(self.allocated), phase=phase, micro_batch=micro_batch))
+
+    def kept(self) -> list[int]:
+        """The events that are drawn: of each run those where least and most is allocated, and most reserved."""
+        count = len(self.allocated)
+        starts = sorted({count * run // RUNS for run in range(RUNS)} | {part.position for part in self.parts})
+        result: set[int] = set()
+        for start, end in zip(starts, [*starts[1:], count], strict=True):
+            if start < end:
+                run = range(start, end)
+                result |= {start, end - 1, min(run, key=self.allocated.__getitem__)}
+                result |= {max(run, key=figures.__getitem__) for figures in (self.allocated, self.reserved)}
+        return sorted(result)
+
+    def result(self, stage: int, replay: Replay | None, *, limited: bool) -> Timeline:
+        """What is drawn of a stage."""
+        remaining, reserved = self.kept(), 0
+        if replay is not None:
+            reserved = replay.reserved_after_flush if replay.retries else replay.peak_reserved
+        return Timeline(
+            stage=stage,
+            events=len(self.allocated),
+            micro_batches=self._seen.get("loss", 0),
+            limited=limited,
+            peak_allocated=max(self.allocated, default=0),
+            peak_reserved=reserved,
+            position=tuple(remaining),
+            allocated=tuple(self.allocated[index] for index in remaining),
+            reserved=tuple(self.reserved[index] for index in remaining),
+            components={
+                name: tuple(self.stacked[index][position] for index in remaining)
+                for position, name in enumerate(self.live)
+            },
+            parts=tuple(self.parts),
+        )
+
+
+def shown_stages(count: int, top: int) -> list[int]:
+    """The stages that stand for all: each of a few; else the first, the middle, the last and that of the peak.
+
+    >>> shown_stages(4, 0), shown_stages(16, 0), shown_stages(16, 3)
+    ([0, 1, 2, 3], [0, 8, 15], [0, 3, 8, 15])
+    """
+    return list(range(count)) if count <= REPLAYED_STAGES else sorted({0, count // 2, count - 1, top})
+
+
+def timelines(census: ModelOnGrid, ledger: Ledger, overhead: Overhead, top: int) -> tuple[Timeline, ...]:
+    """One step on the stages that stand for all; without figures where the era's allocator had other rules."""
+    return tuple(_timeline(census, ledger, overhead, stage) for stage in shown_stages(census.grid.num_stages, top))
+
+
+def _timeline(census: ModelOnGrid, ledger: Ledger, overhead: Overhead, stage: int) -> Timeline:
+    terms = {term.name: term.component for term in ledger.terms}
+    recorders = [Recorder(terms)]
+    if census.grid.habits.allocator != "caching":
+        return recorders[0].result(stage, None, limited=False)
+
+    def watch() -> Recorder:
+        recorders.append(Recorder(terms))
+        return recorders[-1]
+
+    replay = simulate(census, ledger, overhead, stage, watch=watch)
+    limited = replay.out_of_memory is None
+    if not limited:
+        replay = simulate(census, ledger, overhead, stage, watch=watch, limited=False)
+    return recorders[-1].result(stage, replay, limited=limited)

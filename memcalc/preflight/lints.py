@@ -1,0 +1,278 @@
+"""Lints: what a configuration does that its author may not mean, each with a stable code.
+
+A lint is a function of the merged job and its estimate; it adds no estimate of its own, so that a check stays one.
+Sources stand in docs/traps.md, one section a code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from memcalc import catalog
+from memcalc.convert.config import Config, Finding, Severity
+from memcalc.preflight.job import MergedJob
+from memcalc.results.estimates import Estimate
+from memcalc.specs.strategy import Strategy
+from memcalc.units import GIB
+
+LARGE_VOCABULARY = 100_000
+MANY_STEPS = 8
+"""Accumulated micro-batches from which gathering all parameters for each is worth a word."""
+ROOM = 0.9
+"""Share of the usable memory up to which a larger micro-batch is worth a word."""
+
+
+@dataclass(frozen=True)
+class LintContext:
+    """A job as a lint takes it."""
+
+    job: MergedJob
+    configs: tuple[Config, ...]
+    estimate: Estimate
+
+    @property
+    def strategy(self) -> Strategy:
+        """The strategy, every field resolved."""
+        return self.estimate.strategy
+
+    @property
+    def framework(self) -> str:
+        """The framework's name without its era."""
+        return self.strategy.framework.partition("@")[0]
+
+    @property
+    def sharded(self) -> bool:
+        """Whether parameters are sharded between their uses."""
+        return self.strategy.zero == 3 and self.strategy.dp * self.strategy.cp > 1
+
+    def size(self, *names: str) -> int:
+        """Bytes of the terms whose names contain one of the texts."""
+        return sum(term.bytes for term in self.estimate.terms if any(name in term.name for name in names))
+
+    def finding(
+        self, severity: Severity, code: str, option: str, message: str, hint: str = ""
+    ) -> tuple[Config, Finding]:
+        """Return a finding where an option is set; on the first file where the user typed it or nobody set it."""
+        origin = self.job.origins.get(option)
+        if origin is None:
+            return self.configs[0], Finding(severity, code, option.replace("_", "-"), message, hint)
+        config, setting = origin
+        return config, Finding(severity, code, setting.field, message, hint, setting.key_path)
+
+
+Findings = Iterator[tuple[Config, Finding]]
+
+
+def lints(ctx: LintContext) -> Findings:
+    """Yield what the lints find in a job."""
+    for lint in LINTS.values():
+        yield from lint(ctx)
+
+
+def _gib(size: float) -> str:
+    return f"{size / GIB:.1f} GiB"
+
+
+def autocast_keeps_fp32(ctx: LintContext) -> Findings:
+    """Autocast over fp32 weights: their author often counts 16-bit ones."""
+    plan = ctx.strategy
+    if not plan.precision.endswith("-autocast") or plan.lora:
+        return
+    fp32 = ctx.size("weights") + max(ctx.estimate.components.gradients, ctx.size("gradients at the end"))
+    copies = ctx.size("autocast's cache")
+    message = (
+        f"under autocast weights and gradients stay fp32 ({_gib(fp32)}), and 16-bit copies of the weights are cached "
+        f"from forward to backward ({_gib(copies)}); a 16-bit model has half of the first and none of the second"
+    )
+    severity: Severity = "warning" if ctx.estimate.verdict == "does-not-fit" else "note"
+    yield ctx.finding(severity, "MC101", _first(ctx, "mixed", "precision"), message, "load the weights in 16 bits")
+
+
+def _first(ctx: LintContext, *options: str) -> str:
+    return next((option for option in options if option in ctx.job.origins), options[-1])
+
+
+def shards_are_fp32(ctx: LintContext) -> Findings:
+    """FSDP's mixed precision keeps fp32 shards, whatever the weights were loaded in."""
+    weights = ctx.job.facts.get("weights")
+    fsdp = ctx.framework in {"fsdp1", "fsdp2"} or (ctx.framework == "hf" and ctx.strategy.zero > 0)
+    if fsdp and ctx.strategy.precision.endswith("-mixed") and weights in {"bf16", "fp16"} and not ctx.strategy.lora:
+        message = (
+            f"weights are loaded in {weights} and cast up: with mixed precision FSDP keeps fp32 shards, gradients and "
+            "moments, 16 bytes a parameter over the ranks instead of 8"
+        )
+        yield ctx.finding("warning", "MC102", "weights", message, "mixed_precision: no trains the 16-bit weights")
+
+
+def states_stay_wide(ctx: LintContext) -> Findings:
+    """An 8-bit optimizer that is not 8-bit for all it updates, or not the one that runs."""
+    stated = [
+        (config, setting)
+        for config in ctx.configs
+        for setting in config.settings
+        if setting.name == "optimizer" and str(setting.value).endswith("8bit") and not setting.default
+    ]
+    if stated and not ctx.strategy.optimizer.endswith("8bit"):
+        config, setting = stated[0]
+        message = (
+            f"{setting.value} is asked for, but {ctx.strategy.optimizer} of another file is what runs: "
+            "its states are 32-bit"
+        )
+        yield config, Finding("warning", "MC103", setting.field, message, "say the optimizer once", setting.key_path)
+    elif ctx.strategy.wide_embedding_moments and ctx.strategy.optimizer.endswith("8bit") and not ctx.strategy.zero:
+        message = "the Trainer keeps 32-bit moments for embedding tables under an 8-bit optimizer; they are counted"
+        yield ctx.finding("note", "MC103", "optimizer", message)
+
+
+def checkpoints_reentrant(ctx: LintContext) -> Findings:
+    """Reentrant checkpoints, and checkpointing applied to what FSDP has wrapped."""
+    plan = ctx.strategy
+    if plan.recompute == "none":
+        return
+    origin = ctx.job.origins.get("strategy.checkpoint")
+    if plan.checkpoint == "reentrant" or (origin is not None and origin[1].value == "reentrant"):
+        message = (
+            "checkpoints are reentrant: each holds its output and incoming gradient through its backward, and inputs "
+            "that need no gradient (frozen embeddings) cut the graph"
+        )
+        yield ctx.finding("note", "MC104", "strategy.checkpoint", message, "use_reentrant: false")
+    if ctx.job.facts.get("checkpoints_wrapped"):
+        message = (
+            "checkpointing is applied inside of what FSDP wraps: each block is gathered once more for its recomputation"
+        )
+        yield ctx.finding(
+            "warning", "MC104", "checkpoints_wrapped", message, "fsdp_config activation_checkpointing: true"
+        )
+
+
+def second_gradients(ctx: LintContext) -> Findings:
+    """DDP's buckets hold a second copy of all gradients."""
+    copy = ctx.size("all-reduce buckets")
+    if ctx.framework == "ddp" and copy:
+        message = f"DDP's buckets are a second copy of all gradients: {_gib(copy)}"
+        yield ctx.finding("note", "MC105", "strategy.bucket_view", message, "gradient_as_bucket_view=True")
+
+
+def logits_stored(ctx: LintContext) -> Findings:
+    """Logits of a large vocabulary with a loss that keeps them."""
+    from memcalc.api import load_model
+
+    model = ctx.job.facts["model"]
+    vocab = (load_model(model) if isinstance(model, str) else model).vocab
+    plan = ctx.strategy
+    if vocab < LARGE_VOCABULARY or plan.loss in {"fused-linear", "chunked"}:
+        return
+    size = ctx.size("logits and their gradients")
+    at_peak = ctx.estimate.peak.phase in {"loss", "forward"}
+    message = (
+        f"the logits of {vocab:,} words and their gradients take {_gib(size)} with a loss that stores them"
+        f"{', and the peak stands there' if at_peak else ''}"
+    )
+    severity: Severity = "warning" if at_peak and ctx.estimate.verdict != "fits" else "note"
+    yield ctx.finding(severity, "MC108", "loss", message, "a fused or chunked loss (Liger, cut cross-entropy)")
+
+
+def gathers_again(ctx: LintContext) -> Findings:
+    """Sharded parameters are gathered for every micro-batch."""
+    steps = ctx.estimate.workload.accumulation_steps
+    if ctx.sharded and steps >= MANY_STEPS:
+        times = 3 if ctx.framework == "deepspeed" and ctx.strategy.recompute != "none" else 2
+        message = (
+            f"stage 3 gathers all parameters for each of {steps} accumulated micro-batches, {times} times each: "
+            f"{steps * times} gathers of the model a step"
+        )
+        hint = "a larger micro-batch with fewer steps, or stage 2 where it fits"
+        yield ctx.finding("note", "MC109", "accumulation", message, hint)
+
+
+def compiled_recompute(ctx: LintContext) -> Findings:
+    """The compiler decides anew what is recomputed."""
+    plan = ctx.strategy
+    if plan.compile in {"model", "blocks+loss"} and plan.recompute != "none":
+        message = (
+            f"compile {plan.compile} with recompute {plan.recompute}: the partitioner decides anew what is kept, so "
+            "that the plan may not be what runs"
+        )
+        yield ctx.finding("warning", "MC110", "compile", message, "measure one step, or compile block by block")
+
+
+def evaluation_larger(ctx: LintContext) -> Findings:
+    """Evaluation with more sequences at a time than training."""
+    size, evaluates = ctx.job.facts.get("eval_micro_batch"), ctx.job.facts.get("evaluates")
+    micro = ctx.estimate.workload.micro_batch
+    if evaluates and size and int(size) > micro:
+        message = (
+            f"evaluation takes {size} sequences at a time, training {micro}: its logits alone are "
+            f"{int(size) / micro:.3g} times training's, which this estimate does not count"
+        )
+        yield ctx.finding("warning", "MC111", "eval_micro_batch", message, f"an evaluation batch of {micro}")
+
+
+def lengths_vary(ctx: LintContext) -> Findings:
+    """Batches of varying length without expandable segments leave holes."""
+    if ctx.job.facts.get("varying_lengths") and not ctx.strategy.expandable_segments:
+        message = (
+            "batches vary in length, and the allocator's segments do not grow: holes of past lengths stay reserved; "
+            "the figure is that of the longest batch"
+        )
+        yield ctx.finding(
+            "note", "MC112", "varying_lengths", message, "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
+        )
+
+
+def host_too_small(ctx: LintContext) -> Findings:
+    """Offload without the host memory for it."""
+    need = ctx.estimate.host_memory
+    if not ctx.strategy.offload or not need:
+        return
+    requested = ctx.job.facts.get("host_memory")
+    if requested is not None and int(requested) < need:
+        message = (
+            f"what is offloaded takes {_gib(need)} of a node's host memory, and the job asks for {_gib(int(requested))}"
+        )
+        yield ctx.finding(
+            "error", "MC113", "host_memory", message, f"at least {_gib(need)} beside what the loaders take"
+        )
+        return
+    hardware = ctx.estimate.hardware
+    usual = catalog.node_for(catalog.gpu(hardware.gpu))
+    node = usual if usual.name == hardware.node else catalog.node(hardware.node)
+    if node.host_memory_bytes is None:
+        message = f"what is offloaded takes {_gib(need)} of a node's host memory, and {node.name}'s is not known"
+        yield ctx.finding("note", "MC113", "offload", message)
+    elif node.host_memory_bytes < need:
+        have = _gib(node.host_memory_bytes)
+        message = f"what is offloaded takes {_gib(need)} of a node's host memory, and {node.name} has {have}"
+        yield ctx.finding("error", "MC113", "offload", message)
+
+
+def room_left(ctx: LintContext) -> Findings:
+    """Micro-batch 1 with accumulation to spare, and room for more."""
+    work, estimate = ctx.estimate.workload, ctx.estimate
+    each = max(estimate.saved.total, estimate.components.activations)
+    inside = estimate.peak.reserved + each <= ROOM * estimate.budget.usable
+    if work.micro_batch == 1 and work.accumulation_steps > 1 and estimate.verdict == "fits" and inside:
+        free = _gib(estimate.budget.usable - estimate.peak.reserved)
+        message = (
+            f"micro-batch 1 with {work.accumulation_steps} accumulated, and {free} free: 2 fit with half the steps"
+        )
+        yield ctx.finding("note", "MC114", "micro_batch", message, "memcalc max micro-batch")
+
+
+LINTS: dict[str, Callable[[LintContext], Findings]] = {
+    "MC101": autocast_keeps_fp32,
+    "MC102": shards_are_fp32,
+    "MC103": states_stay_wide,
+    "MC104": checkpoints_reentrant,
+    "MC105": second_gradients,
+    "MC108": logits_stored,
+    "MC109": gathers_again,
+    "MC110": compiled_recompute,
+    "MC111": evaluation_larger,
+    "MC112": lengths_vary,
+    "MC113": host_too_small,
+    "MC114": room_left,
+}
+"""By code; MC106 (a batch that is not the product of its parts) and MC107 (sequence parallelism without tensor
+parallelism) are found while the files are merged."""

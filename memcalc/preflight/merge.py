@@ -1,0 +1,355 @@
+"""Several configs as one job: what each states, which setting counts, and what follows from the runtime."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from memcalc import catalog
+from memcalc.convert.config import JOB_KEYS, Config, Finding, Setting
+from memcalc.errors import MissingError
+from memcalc.frameworks import habits_of
+from memcalc.planner.defaults import te_kernel
+from memcalc.planner.request import check_words
+from memcalc.preflight.job import COMPARED, MergedJob
+from memcalc.preflight.names import gpu_named, model_named, preset_like
+from memcalc.specs.flat import from_flat
+from memcalc.specs.model import Model
+from memcalc.specs.options import FIELDS, NUMBERS, SETTINGS
+from memcalc.units import parse_count
+
+_ENGINES = ("deepspeed", "fsdp2", "fsdp1", "ddp", "trainer")
+"""What decides how states are stored, the most particular first."""
+_NEEDED = ("model", "gpu", "gpus", "seq_len", "micro_batch")
+"""What no default can stand for: each changes the answer by as much as the job is large."""
+
+
+def merge(configs: Iterable[Config], given: Mapping[str, Any], dirs: tuple[str, ...] = ()) -> MergedJob:
+    """Merge configs; ``given`` are the options that the user typed, with ``settings``.
+
+    Raises :class:`memcalc.errors.MissingError` that names all that must be given.
+    """
+    job, configs = MergedJob(), tuple(configs)
+    for config in configs:
+        for setting in config.settings:
+            job.take(config, setting)
+    job.override({name: value for name, value in given.items() if name != "settings"})
+    for name, value in given.get("settings", {}).items():
+        if value is None:
+            continue
+        option = SETTINGS.get(name, name)
+        job.origins.pop(option, None)
+        (job.settings if option == name and name not in JOB_KEYS else job.table(option))[option] = value
+    _checked(job)
+    _sequence_parallel(job)
+    _counts(job)
+    _framework(job)
+    _sharded(job)
+    _precision(job)
+    _mismatches(job, configs)
+    _trimmed(job)
+    _tell(job)
+    if "gpu" in job.origins:
+        job.facts["gpu"] = gpu_named(job.facts["gpu"], dirs)
+    _replicas(job, dirs)
+    if "model" in job.origins:
+        job.facts["model"] = _model(job, dirs)
+    _attention(job, dirs)
+    _filled_in(job, dirs)
+    _unsharded(job)
+    _batch(job)
+    return job
+
+
+def _checked(job: MergedJob) -> None:
+    """Check each option by itself, as an estimate does, before anything is derived from it; texts become numbers."""
+    settings = {name: value for name, value in job.settings.items() if value is not None}
+    checked = check_words({name: value for name, value in job.options.items() if value is not None}, settings).given
+    job.options |= {name: checked[name] for name in (*NUMBERS, "zero") if name in checked}
+
+
+def _model(job: MergedJob, dirs: tuple[str, ...]) -> str | Model:
+    """The model that a file names, or describes by its sizes."""
+    model = job.facts["model"]
+    if not isinstance(model, Mapping):
+        return model_named(str(model), _folder(job), dirs)
+    vocab = job.facts.get("model.vocab", model.get("vocab"))
+    return preset_like(from_flat({**model, "vocab": parse_count(vocab, "model.vocab")}), dirs)
+
+
+def _attention(job: MergedJob, dirs: tuple[str, ...]) -> None:
+    """The kernel that Transformer Engine picks, where it does."""
+    stated = job.options.get("attention") or job.options.get("precision") == "fp32"
+    if job.facts.get("attention_library") == "te" and not stated:
+        gpu = catalog.gpu(str(job.facts["gpu"]), dirs)
+        if gpu.flash_attention:
+            job.options["attention"] = te_kernel(gpu)
+
+
+def _unsharded(job: MergedJob) -> None:
+    """Warn of torchtitan on a single data-parallel rank: without FSDP it trains fp32 weights (parallelize_llama)."""
+    origin = job.origins.get("framework")
+    if origin is None or origin[1].value.partition("@")[0] != "torchtitan" or int(job.options.get("cp", 1)) > 1:
+        return
+    if int(job.options["gpus"]) <= job.ways:
+        why = "FSDP and its mixed precision need two data-parallel ranks; counted as FSDP on one"
+        job.note("warning", "MC002", "framework", f"one data-parallel rank changes memory and is not modelled: {why}")
+
+
+def _folder(job: MergedJob) -> str:
+    """Where a path to a model starts: the folder of the file that names it."""
+    origin = job.origins.get("model")
+    return str(origin[0].document.path.parent) if origin else "."
+
+
+def _sequence_parallel(job: MergedJob) -> None:
+    """Without tensor parallelism a sequence is shared with nobody: frameworks switch it off, and so it counts."""
+    if job.options.get("sp") and int(job.options.get("tp", 1)) == 1 and "sp" in job.origins:
+        message = (
+            "sequence parallelism shares a sequence out over tensor-parallel ranks, and there is one: it saves nothing"
+        )
+        job.note("warning", "MC107", "sp", message, "tensor parallelism of 2 or more")
+        job.options["sp"] = False
+
+
+def _counts(job: MergedJob) -> None:
+    """GPUs in all: as stated, or from nodes and GPUs of each, or from the parts of the batch; or the micro-batch."""
+    if job.options.get("gpus") is not None:
+        _share(job)
+        return
+    each, nodes = job.facts.get("gpus_per_node"), job.facts.get("nodes")
+    if each is not None:
+        job.options["gpus"] = int(each) * int(nodes or 1)
+        _share(job)
+        return
+    total, micro, steps = job.facts.get("train_batch"), job.options.get("micro_batch"), job.facts.get("accumulation")
+    if total and micro and steps and int(total) % (int(micro) * int(steps)) == 0:
+        job.options["gpus"] = int(total) // (int(micro) * int(steps)) * job.ways
+
+
+def _share(job: MergedJob) -> None:
+    """The micro-batch where only the total is stated (DeepSpeed 0.19, config.py, _set_batch_related_parameters)."""
+    total = job.facts.get("train_batch")
+    if total is not None and job.options.get("micro_batch") is None and "micro_batch" not in job.origins:
+        ranks = max(int(job.options["gpus"]) // job.ways, 1)
+        job.options["micro_batch"] = max(int(total) // ranks // int(job.facts.get("accumulation") or 1), 1)
+
+
+def _replicas(job: MergedJob, dirs: tuple[str, ...]) -> None:
+    """Replicas of the shards, from the ranks that share the states: as stated, or where that is 0 those of a node."""
+    shards = job.facts.get("dp_shard")
+    if shards is None or job.options.get("dp_replicate") is not None:
+        return
+    name = job.facts.get("node")
+    node = catalog.node(str(name), dirs) if name else catalog.node_for(catalog.gpu(str(job.facts["gpu"]), dirs), dirs)
+    each = int(job.facts.get("gpus_per_node") or node.gpus)
+    replicas = int(job.options["gpus"]) // (int(shards) * job.ways or each)
+    if replicas > 1:
+        job.options["dp_replicate"] = replicas
+
+
+def _framework(job: MergedJob) -> None:
+    """Which runtime stores the states: stated by name, or following from the engines that the files name."""
+    if job.options.get("framework") is not None or not job.engines:
+        return
+    engine = next(name for name in _ENGINES if name in job.engines)
+    if engine == "fsdp1" and "trainer" in job.engines:
+        engine = "hf"
+    elif engine == "trainer":
+        engine = "ddp" if int(job.options.get("gpus", 1)) > 1 else "hf"
+    job.options["framework"] = engine
+
+
+def _tell(job: MergedJob) -> None:
+    """Ask at once for all that no file says and no default can stand for."""
+    missing = [
+        f"{_flag(name)} (line of {config.document.path.name}: {setting.field} comes from {setting.unknown!r}, "
+        "which only a run tells)"
+        for name, (config, setting) in job.origins.items()
+        if setting.unknown
+    ]
+    known = {**job.options, **job.facts}
+    missing += [_flag(name) for name in _NEEDED if known.get(name) is None and name not in job.origins]
+    sizes = job.facts.get("model")
+    if isinstance(sizes, Mapping) and sizes.get("vocab") is None and known.get("model.vocab") is None:
+        missing.append("--set model.vocab=… (the tokenizer's)")
+    if missing:
+        raise MissingError(f"the files do not say all that the answer depends on: give {', '.join(missing)}.")
+
+
+def _flag(name: str) -> str:
+    return f"--set {name}=…" if name in FIELDS else f"--{name.replace('_', '-')}"
+
+
+def _batch(job: MergedJob) -> None:
+    """The global batch, from its parts; a stated total that is not the product of its parts is an error."""
+    gpus, micro = int(job.options["gpus"]), int(job.options["micro_batch"])
+    ranks = max(gpus // job.ways, 1)
+    total, steps = job.facts.get("train_batch"), job.facts.get("accumulation")
+    if job.options.get("global_batch") is not None or (total is None and steps is None):
+        return
+    if total is None:
+        job.options["global_batch"] = micro * int(steps or 1) * ranks
+        return
+    if steps is not None and int(total) != micro * int(steps) * ranks and "train_batch" in job.origins:
+        field = job.origins["train_batch"][1].field
+        message = (
+            f"{field} is {total}, and micro-batch {micro} × accumulation {steps} × {ranks} data-parallel ranks "
+            f"is {micro * int(steps) * ranks}: the job stops at its start"
+        )
+        total = micro * int(steps) * ranks
+        job.note("error", "MC106", "train_batch", message, f"{field} {total}")
+    job.options["global_batch"] = int(total)
+
+
+# ------------------------------------------------------------------------------------- what follows from the runtime
+
+# Accelerate 1.15: accelerator.py (prepare_model, no_sync), utils/fsdp_utils.py (fsdp2_prepare_model) and
+# utils/dataclasses.py (set_mixed_precision of both plugins). Transformers 5.23: trainer.py, integrations/deepspeed.py.
+# DeepSpeed 0.19: runtime/engine.py (_configure_distributed_model).
+
+
+def _precision(job: MergedJob) -> None:
+    """Say the precision: its name depends on the runtime.
+
+    FSDP under Accelerate keeps fp32 shards of what it trains, whatever they were loaded in, and computes and reduces in
+    16 bits; a frozen base stays as it was loaded. DeepSpeed casts all weights, adapters too, and keeps an fp32 master.
+    Else autocast runs over the weights as they are.
+    """
+    if job.options.get("precision") is not None or not {"mixed", "weights"} & set(job.facts):
+        return
+    mixed, weights = job.facts.get("mixed", "no"), _weights(job)
+    name = str(job.options.get("framework", "")).partition("@")[0]
+    fsdp = name in {"fsdp1", "fsdp2"} or (name == "hf" and int(job.options.get("zero", 0)) > 0)
+    if mixed == "no":
+        job.options["precision"] = weights
+    elif name == "deepspeed":
+        job.options["precision"] = f"{mixed}-mixed"
+        if job.options.get("lora"):
+            job.options.setdefault("adapter_dtype", "bf16")
+    elif fsdp and not (job.options.get("lora") and weights != "fp32"):
+        job.options["precision"] = f"{mixed}-mixed"
+        if _accelerated(job):
+            job.options.setdefault("autocast", True)
+    elif weights == "fp32":
+        job.options["precision"] = f"{mixed}-autocast"
+        _assumed(job)
+    else:
+        job.options["precision"] = weights
+        job.options.setdefault("autocast", True)
+    if fsdp and _accelerated(job):
+        _reductions(job, narrow=mixed != "no" or weights != "fp32")
+
+
+def _accelerated(job: MergedJob) -> bool:
+    """Whether Accelerate wraps the model, as the Trainer lets it."""
+    return bool(job.facts.get("accelerated")) or "trainer" in job.engines
+
+
+def _sharded(job: MergedJob) -> None:
+    """Say the stage of a runtime that shards over several GPUs and runs plainly on one; 16-bit weights reduce in 16."""
+    stage = job.facts.get("sharded")
+    if stage is None or job.options.get("gpus") is None:
+        return
+    several = int(job.options["gpus"]) > 1
+    if job.options.get("zero") is None:
+        job.options["zero"] = int(stage) if several else 0
+    if several and job.options.get("precision") == "bf16":
+        job.settings.setdefault("strategy.reduce_dtype", "bf16")
+
+
+def _weights(job: MergedJob) -> str:
+    """The dtype of the weights where autocast or FSDP finds them; fp16's arithmetic has the widths of bf16's."""
+    if job.options.get("quantize") not in {None, "none"}:
+        return "bf16"
+    weights = job.facts.get("weights", "fp32")
+    return "bf16" if weights == "fp16" else str(weights)
+
+
+def _assumed(job: MergedJob) -> None:
+    """A script of one's own may load 16-bit weights, as from_pretrained() does since Transformers 5.0."""
+    if "weights" in job.facts or "script_loads" not in job.origins:
+        return
+    config, setting = job.origins["script_loads"]
+    message = (
+        "no file says in which dtype the script loads the weights: counted as fp32, with autocast over them. "
+        "from_pretrained() without a dtype takes the checkpoint's own since Transformers 5.0, mostly bf16"
+    )
+    suggestion = "--precision bf16 --set strategy.autocast=true"
+    job.findings.append((config, Finding("note", "MC004", setting.field, message, suggestion)))
+
+
+def _reductions(job: MergedJob, *, narrow: bool) -> None:
+    """Gradients are reduced in the dtype of compute, and by no_sync for a step's last micro-batch alone."""
+    job.settings.setdefault("strategy.reduce_dtype", "bf16" if narrow else "fp32")
+    if int(job.facts.get("accumulation") or 1) > 1 and not job.facts.get("sync_each_batch"):
+        job.settings.setdefault("strategy.whole_accumulation", True)
+
+
+def _filled_in(job: MergedJob, dirs: tuple[str, ...]) -> None:
+    """Sizes that are `auto`: from the model's width (Accelerate 1.15, accelerator.py, hidden_size_based_keys)."""
+    fields = job.facts.get("filled_in")
+    if not fields or job.facts.get("model") is None:
+        return
+    from memcalc.api import load_model
+
+    model = job.facts["model"]
+    hidden = (load_model(model, dirs) if isinstance(model, str) else model).hidden
+    sizes = {
+        "strategy.reduce_bucket_size": hidden * hidden,
+        "strategy.zero_prefetch_bucket": int(0.9 * hidden * hidden),
+        "strategy.persistence_threshold": 10 * hidden,
+    }
+    for field in fields:
+        if field in sizes and (field == "strategy.reduce_bucket_size" or int(job.options.get("zero", 0)) == 3):
+            job.settings.setdefault(field, sizes[field])
+
+
+def _mismatches(job: MergedJob, configs: tuple[Config, ...]) -> None:
+    """Values on which a Trainer and its DeepSpeed config must agree: else it stops before the first step."""
+    trainer = next((config for config in configs if config.format == "trainer"), None)
+    if trainer is None or "deepspeed" not in job.engines:
+        return
+    for name, formats in COMPARED.items():
+        expected = next((setting for setting in trainer.settings if setting.name == name), None)
+        for config in configs:
+            stated = next((entry for entry in config.settings if entry.name == name and not entry.default), None)
+            if expected is None or stated is None or config.format not in formats:
+                continue
+            if stated.value != expected.value:
+                job.findings.append((config, _mismatch(stated, expected, trainer)))
+
+
+def _trimmed(job: MergedJob) -> None:
+    """Take away what a Trainer says of an optimizer that DeepSpeed replaces, or of wrapping where there is no FSDP."""
+    if not str(job.options.get("optimizer", "")).endswith("8bit"):
+        job.settings.pop("strategy.wide_embedding_moments", None)
+    if job.facts.get("trl") and job.options.get("lora") and job.options.get("framework") == "deepspeed":
+        _adapters_under_zero3(job)
+    _checkpoints_as_usual(job)
+    if not job.engines & {"fsdp1", "fsdp2"}:
+        job.facts.pop("checkpoints_wrapped", None)
+
+
+def _checkpoints_as_usual(job: MergedJob) -> None:
+    """What a file says of checkpoints that is the framework's habit anyhow is no setting of its own."""
+    stated = job.settings.get("strategy.checkpoint")
+    if stated is None or "strategy.checkpoint" not in job.origins or job.options.get("framework") is None:
+        return
+    if stated == ("reentrant" if habits_of(str(job.options["framework"])).reentrant else "non-reentrant"):
+        del job.settings["strategy.checkpoint"]
+
+
+def _adapters_under_zero3(job: MergedJob) -> None:
+    """TRL 1.16 makes checkpoints reentrant there, whatever is asked for (sft_trainer.py)."""
+    if int(job.options.get("zero", 0)) == 3 and job.options.get("recompute", "none") != "none":
+        job.settings["strategy.checkpoint"] = "reentrant"
+
+
+def _mismatch(stated: Setting, expected: Setting, trainer: Config) -> Finding:
+    default = ", its default" if expected.default else ""
+    message = (
+        f"{stated.field} says {stated.value}, and {expected.field} of {trainer.document.path.name} {expected.value}"
+        f"{default}: the Trainer stops at its start"
+    )
+    return Finding("error", "MC106", stated.field, message, f'"{stated.field}": "auto"', stated.key_path)

@@ -1,0 +1,95 @@
+"""The files of one job: those that are given, and those that they name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from memcalc.convert.config import Config, Reference
+from memcalc.convert.document import Document, overlay, parse_document, read_document
+from memcalc.convert.formats import get_format, recognise
+from memcalc.convert.text import inside
+from memcalc.errors import FileError, MissingError, shown
+from memcalc.files import there
+
+MOST_FILES = 16
+"""Of one job; the most that a known launch names is four."""
+
+
+def read_files(paths: Iterable[str], texts: Mapping[Path, str] | None = None) -> tuple[Config, ...]:
+    """Return the configs of the files and of all that they name, each once, in the order in which they are met.
+
+    ``texts`` stands in for files: that is how an edit is checked before it is written. A file that is named by another
+    one must lie in the folder of that file, in the working directory, or below: what leads elsewhere must be given.
+    """
+    reader = _References(dict(texts or {}))
+    for path in paths:
+        reader.read(Path(path), None)
+    return tuple(reader.configs)
+
+
+class _References:
+    """Follows references, each file once: a loop ends where it began."""
+
+    def __init__(self, texts: dict[Path, str]) -> None:
+        self.texts = texts
+        self.configs: list[Config] = []
+        self.seen: set[Path] = set()
+
+    def read(self, path: Path, reference: Reference | None) -> None:
+        """Read a file, then what it names."""
+        real = _real(path)
+        over = reference.over if reference else None
+        if real in self.seen and over is None:
+            return
+        self.seen.add(real)
+        if len(self.seen) > MOST_FILES:
+            raise FileError("file", str(path), f"a job may have at most {MOST_FILES} files")
+        text = self.loaded(path)
+        if over is not None:
+            self.configs = [config for config in self.configs if _real(config.document.path) != real]
+            text = overlay(text, over)
+        self.take(text, reference.format if reference else "")
+
+    def loaded(self, path: Path) -> Document:
+        """The document of a file, as on disk or as it would be after an edit."""
+        if path in self.texts:
+            kind = read_document(path).kind
+            return parse_document(path, self.texts[path], kind)
+        return read_document(path)
+
+    def take(self, text: Document, name: str) -> None:
+        """Keep the config of a document, and go on to its references."""
+        form = get_format(name) if name else recognise(text)
+        config = form.read(text)
+        self.configs.append(config)
+        for reference in config.references:
+            if reference.document is not None:
+                self.take(reference.document, reference.format)
+            else:
+                self.follow(text.path, reference)
+
+    def follow(self, origin: Path, reference: Reference) -> None:
+        """Read a file that another one names."""
+        folder = origin.parent
+        named = Path(reference.path)
+        candidates = [named] if named.is_absolute() else [folder / named, named]
+        path = next((candidate for candidate in candidates if there(candidate)), candidates[0])
+        message = f"{origin.name} names {shown(reference.path)}"
+        if not any(inside(path, root) for root in (folder, Path())):
+            if there(path) and path.is_symlink():
+                raise FileError("file", str(path), f"it leads out of {folder}")
+            raise MissingError(
+                f"{message}, which lies outside of its folder and is not opened unasked: give it as a FILE too."
+            )
+        if not there(path):
+            raise MissingError(f"{message}, which is not there: give the FILE, or run memcalc beside it.")
+        self.read(path, reference)
+
+
+def _real(path: Path) -> Path:
+    """Where a path leads; itself where it leads nowhere, for reading it says why."""
+    try:
+        return path.resolve()
+    except (OSError, RuntimeError, ValueError):  # a loop of links; a name that is no name
+        return path

@@ -1,0 +1,122 @@
+"""What a plan is called on a screen: its parallelism, recomputation, offload, batch, speed with its range."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+
+from memcalc.frameworks import habits_of
+from memcalc.report.tables import gib
+from memcalc.results.plans import Plan
+from memcalc.specs.strategy import Strategy
+
+TIERS = {"cpu": "CPU", "nvme": "NVMe", "cxl": "CXL"}
+_POLICIES = {
+    "attention": "the attention of each block",
+    "mlp": "the MLP of each block",
+    "selective-core-attn": "core attention",
+    "selective-ops": "all but attention, collectives and every second matmul",
+    "sqrt": "√n segments",
+}
+_COUNTED = {
+    "every": "one block in {}",
+    "segments": "{} segments",
+    "block": "the first {} blocks",
+    "uniform": "{} blocks per checkpoint",
+}
+
+
+def parallelism(strategy: Strategy) -> str:
+    """Return how a plan is spread over GPUs, as its framework calls it; a dash where there is one GPU.
+
+    >>> parallelism(Strategy(framework="megatron", zero=1, dp=4, tp=8, sp=True, pp=4, vpp=2))
+    'dist-opt TP8+SP PP4(×2)'
+    >>> parallelism(Strategy(framework="fsdp2", zero=3, dp=16, dp_replicate=2))
+    'HSDP2×8'
+    >>> parallelism(Strategy(framework="fsdp2", zero=3, dp=1))
+    '-'
+    """
+    parts = [_data(strategy)] if strategy.dp * strategy.cp > 1 else []
+    parts += [f"TP{strategy.tp}" + "+SP" * strategy.sp] * (strategy.tp > 1)
+    if strategy.pp > 1:
+        schedule = "" if strategy.pp_schedule in {"1f1b", "interleaved"} else f" {strategy.pp_schedule}"
+        parts.append(f"PP{strategy.pp}" + f"(×{strategy.vpp})" * (strategy.vpp > 1) + schedule)
+    parts += [f"{name.upper()}{getattr(strategy, name)}" for name in ("cp", "ep") if getattr(strategy, name) > 1]
+    return " ".join(parts) or "-"
+
+
+def _data(strategy: Strategy) -> str:
+    habits = habits_of(strategy.framework)
+    replicas = strategy.dp_replicate
+    parts = f"{replicas}×{strategy.dp // replicas}"
+    if habits.full_shard:
+        name = {3: "FSDP", 2: "FSDP no-reshard"}.get(strategy.zero, "DDP")
+        return name if replicas == 1 else name.replace("FSDP", f"HSDP{parts}")
+    if habits.name == "megatron":
+        return f"dist-opt {parts}" if replicas > 1 else "dist-opt" if strategy.zero else "DP"
+    return f"ZeRO-{strategy.zero}" if strategy.zero else "DDP"
+
+
+def offload(strategy: Strategy) -> str:
+    """Return what leaves the GPU, and where to if that is not the CPU; a dash for nothing."""
+    tier = "" if strategy.offload_to == "cpu" else f" to {TIERS.get(strategy.offload_to, strategy.offload_to)}"
+    return "+".join(strategy.offload) + tier if strategy.offload else "-"
+
+
+def batch(plan: Plan) -> str:
+    """Return the micro-batch and how often it is accumulated."""
+    return f"{plan.strategy.micro_batch} × {plan.accumulation_steps}"
+
+
+def speed(plan: Plan) -> str:
+    """Return the throughput with its 95% range."""
+    rate, time = plan.time.tokens_per_second_per_gpu, plan.time
+    low, high = (_rounded(rate * time.step / end) if end else "?" for end in (time.high, time.low))
+    return f"{rate:.0f} ({low}–{high})"
+
+
+def _rounded(rate: float) -> str:
+    """Return a rate to ten where that is finer than one percent.
+
+    >>> _rounded(3697.2), _rounded(87.4)
+    ('3700', '87')
+    """
+    return f"{rate:.0f}" if rate < 1000 else f"{10 * round(rate / 10)}"
+
+
+def precision(strategy: Strategy) -> str:
+    """Return the optimizer with how it is run."""
+    return f"{strategy.optimizer} ({strategy.optimizer_impl})"
+
+
+def legend(plans: Iterable[Plan]) -> Iterator[str]:
+    """Yield what each recompute policy of some plans computes again, where its name does not say so.
+
+    >>> from types import SimpleNamespace as Some
+    >>> list(legend([Some(strategy=Some(recompute=name)) for name in ("full", "block-8", "none")]))
+    ['block-8: the first 8 blocks']
+    """
+    for name in dict.fromkeys(plan.strategy.recompute for plan in plans):
+        counted = re.fullmatch(r"(every|segments|block|uniform)-(\d+)", name)
+        text = _COUNTED[counted[1]].format(counted[2]) if counted else _POLICIES.get(name)
+        if text:
+            yield f"{name}: {text}"
+
+
+def host(plans: Iterable[Plan]) -> str:
+    """Return the memory off the GPU that plans need; nothing where they need none.
+
+    >>> from types import SimpleNamespace as Some
+    >>> host([Some(host_memory=2**30, tier_memory=0, strategy=Some(offload_to="cpu"))])
+    '1 GiB of host memory per node'
+    """
+    needs = {"host memory": [plan.host_memory for plan in plans]}
+    for plan in plans:
+        needs.setdefault(TIERS.get(plan.strategy.offload_to, ""), []).append(plan.tier_memory)
+    text = " and ".join(f"{_span(sizes)} of {name}" for name, sizes in needs.items() if any(sizes))
+    return f"{text} per node" if text else ""
+
+
+def _span(sizes: list[int]) -> str:
+    ends = [gib(size, 0) for size in (min(size for size in sizes if size), max(sizes))]
+    return f"{'–'.join(dict.fromkeys(ends))} GiB"

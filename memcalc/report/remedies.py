@@ -1,0 +1,95 @@
+"""What would make a job fit, as a table: grouped by what it costs where there is little room."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import groupby
+
+from memcalc.report.tables import Block, Code, Column, Line, Table, gib
+from memcalc.results.plans import Nearest, Plans
+from memcalc.units import GIB
+
+VARIABLE = "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
+FIELD = "strategy.expandable_segments=true"
+_VERDICT = {"does-not-fit": "over by {}"}
+_COLUMNS = (
+    Column("change"),
+    Column("costs"),
+    Column("peak", "GiB", right=True),
+    Column("verdict"),
+    Column("host", "GiB a node", right=True),
+    Column("tok/s/GPU", right=True),
+    Column("range", "90%"),
+    Column("speed", "% of the job's", right=True),
+)
+_NARROW = (
+    Column("change"),
+    Column("GiB", right=True),
+    Column("host", right=True),
+    Column("verdict"),
+    Column("tok/s/GPU", right=True),
+)
+
+
+def remedy_blocks(result: Plans) -> Iterator[Block]:
+    """The table, what an environment variable is called, and the first remedy as a command."""
+    if not result.nearest:
+        return
+    rows = tuple(_row(answer, result.capacity) for answer in result.nearest)
+    title = _title(result)
+    narrow = Table(title, _NARROW, tuple(_grouped(result)))
+    yield replace(Table(title, _COLUMNS, rows), narrow=narrow)
+    if any(FIELD in answer.change for answer in result.nearest):
+        yield Line(f"{FIELD} is the environment variable {VARIABLE}.", "faint")
+    unknown = sorted({name for answer in result.nearest for name in answer.unknown})
+    if unknown:
+        yield Line(f"?: {' and '.join(unknown)} of node {result.hardware.node} is unknown.", "warning")
+    known = (answer for answer in result.nearest if answer.verdict == "fits" and not answer.unknown)
+    first = None if result.plans else next(known, None)
+    if first is not None:
+        yield Code("Next", first.command)
+
+
+def _title(result: Plans) -> str:
+    fewest = min((plan.gpus for plan in result.plans), default=0)
+    offloads = all(plan.strategy.offload for plan in result.plans if plan.gpus == fewest)
+    why = "Alternatives to offload" if offloads else "To fit safely"
+    return f"{why} on {fewest} GPU{'s' * (fewest > 1)}" if result.plans else "What would fit"
+
+
+def _row(answer: Nearest, capacity: int) -> tuple[str, ...]:
+    share = "" if answer.throughput is None else f"{100 * answer.throughput:.0f}"
+    fits = answer.verdict != "does-not-fit"
+    speed, span = (_speed(answer), _range(answer)) if fits else ("", "")
+    return (
+        answer.change, answer.group, gib(answer.device, 1), _verdict(answer, capacity), _host(answer), speed, span,
+        share if fits else "",
+    )  # fmt: skip
+
+
+def _grouped(result: Plans) -> Iterator[tuple[str, ...]]:
+    for group, answers in groupby(result.nearest, key=lambda answer: answer.group):
+        yield group, "", "", "", ""
+        for answer in answers:
+            change = answer.change.replace(f"--set {FIELD}", "expandable segments")
+            speed = f"{_speed(answer)} {_range(answer)}" if answer.verdict != "does-not-fit" else ""
+            yield f"  {change}", gib(answer.device, 1), _host(answer), _verdict(answer, result.capacity), speed
+
+
+def _host(answer: Nearest) -> str:
+    return gib(answer.host_memory, 0) + "?" * bool(answer.unknown) if answer.host_memory else ""
+
+
+def _verdict(answer: Nearest, capacity: int) -> str:
+    over = f"{(answer.device - capacity) / GIB:.1f}"
+    return _VERDICT.get(answer.verdict, answer.verdict).format(over)
+
+
+def _speed(answer: Nearest) -> str:
+    return f"{answer.tokens_per_second_per_gpu:.0f}"
+
+
+def _range(answer: Nearest) -> str:
+    low, high = (10 * round(value / 10) for value in (answer.slowest, answer.fastest))
+    return f"({low}–{high})"

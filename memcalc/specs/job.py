@@ -1,0 +1,103 @@
+"""The record of a job: all that is needed to ask for its answer again, and the command line that does so."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterable, Mapping
+from typing import Any, Literal
+
+from pydantic import Field, model_validator
+
+from memcalc.errors import MissingError
+from memcalc.specs.model import Model
+from memcalc.specs.strict import Frozen
+
+Command = Literal["estimate", "plan", "ladder", "max", "min"]
+Value = str | int | float | bool
+
+
+class JobRecord(Frozen):
+    """A question as it was asked; an answer's ``command`` is rendered from it and never read back."""
+
+    command: Command
+    """The command of memcalc that answers it."""
+    what: str = ""
+    """Of ``max`` and ``min`` what is asked for, such as ``seq-len``; empty elsewhere."""
+    model: str | None
+    """A preset's name or a path; None for a recorded module, and where the model is what is asked for."""
+    module: dict[str, str] = Field(default_factory=dict)
+    """Of a recorded module ``module``, ``inputs``, ``loss_fn`` and ``block_class``; empty for a model with a name."""
+    gpu: str
+    """A preset's name."""
+    node: str | None = None
+    """A preset's name; None for the usual host of the GPU."""
+    options: dict[str, Value] = Field(default_factory=dict)
+    """Keywords of :func:`memcalc.estimate` that were given, the calibration that was taken among them."""
+    settings: dict[str, Value] = Field(default_factory=dict)
+    """Fields that have no option of their own, by dotted name."""
+    query: dict[str, Value | tuple[str, ...]] = Field(default_factory=dict)
+    """Options of the command itself, such as ``objective``."""
+    preset_dirs: tuple[str, ...] = ()
+    """Folders with presets of the user's own."""
+
+    @model_validator(mode="after")
+    def _of_a_model(self) -> JobRecord:
+        """Only where the model is what is asked for, none is named."""
+        if self.model is None and not self.module and self.what != "model":
+            raise ValueError("a job must name its model")
+        return self
+
+    def keywords(self, model: Model | None = None) -> dict[str, Any]:
+        """The keywords with which the library's function gives the same answer; ``model`` stands for a module."""
+        if self.module and model is None:
+            raise MissingError(f"the job is of the module {self.module['module']}: give the model recorded from it.")
+        named = {"model": model or self.model} if model or self.model is not None else {}
+        places = {"gpu": self.gpu, "node": self.node, "settings": self.settings, "preset_dirs": self.preset_dirs}
+        return {**named, **places, **self.options, **self.query}
+
+    def with_options(self, **options: Value) -> JobRecord:
+        """The same job with some options set."""
+        return self.model_copy(update={"options": {**self.options, **options}})
+
+
+def command_line(job: JobRecord, command: str = "", *flags: str) -> str:
+    """Return the line that asks for a job again, of its own command or of another one that takes the same options.
+
+    >>> command_line(JobRecord(command="plan", model="gpt2", gpu="h100", options={"tp": "2/4", "sp": False}))
+    'memcalc plan --model gpt2 --gpu h100 --tp 2/4 --no-sp'
+    """
+    head = [command or job.command, *([job.what] if job.what else []), *flags]
+    places = {"model": job.model, **job.module, "gpu": job.gpu, "node": job.node}
+    return render(*head, options={**places, **job.options, **job.query}, settings=job.settings, dirs=job.preset_dirs)
+
+
+def _option(option: str, text: str) -> tuple[str, ...]:
+    """An option and its value, which is a part of it where it could be taken for another option."""
+    return (f"--{option}={text}",) if text.startswith("-") else (f"--{option}", text)
+
+
+_TYPED = {"stages": "stage", "rank_all": "all"}
+"""Options that are typed by another word than their keyword."""
+
+
+def render(
+    *arguments: str, options: Mapping[str, Any], settings: Mapping[str, Any] | None = None, dirs: Iterable[str] = ()
+) -> str:
+    """Return a ``memcalc`` line that a shell takes apart into these arguments and options, those of None left out.
+
+    >>> render("check", "my config.json", options={"autocast": False}, settings={"workload.lora_dropout": 0.1})
+    "memcalc check 'my config.json' --no-autocast --set workload.lora_dropout=0.1"
+    """
+    parts = ["memcalc", *arguments]
+    for name, value in options.items():
+        option = _TYPED.get(name, name).replace("_", "-")
+        if isinstance(value, bool):
+            parts.append(f"--{option}" if value else f"--no-{option}")
+        elif value is not None:
+            values = [str(item) for item in (value if isinstance(value, tuple) else (value,))]
+            parts += [part for text in values for part in _option(option, text)]
+    for key, value in (settings or {}).items():
+        parts += ["--set", f"{key}={str(value).lower() if isinstance(value, bool) else value}"]
+    for folder in dirs:
+        parts += ["--preset-dir", folder]
+    return shlex.join(parts)

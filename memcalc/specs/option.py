@@ -1,0 +1,87 @@
+"""One option of a job, as the annotation of the field that holds its value."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+Kind = Literal[
+    "name", "flag", "count", "bytes", "fraction", "version", "text", "list",
+    "framework", "stage", "policy", "offload", "lora", "parts", "targets", "batch", "calibration",
+]  # fmt: skip
+"""How a value is read; those of the second line have a form of their own (:data:`memcalc.planner.request.PARSERS`)."""
+JOB, PARALLELISM, MEMORY, ADAPTERS = PANELS = ("Job", "Parallelism", "Memory", "Adapters")
+"""The panels of ``--help``, in their order."""
+
+
+@dataclass(frozen=True)
+class Option:
+    """What a field's own name, type and default do not say of the option that sets it."""
+
+    meaning: str
+    """One sentence, for the reference and, where ``help`` is empty, for ``--help``."""
+    unit: str = ""
+    """What a number counts; empty for what is no number."""
+    panel: str = ""
+    """The panel of ``--help``; empty for what ``--set`` alone takes."""
+    metavar: str = ""
+    """What stands for the value in ``--help``."""
+    help: str = ""
+    """What ``--help`` says; ``{values}`` are the allowed values as in a sentence, ``{list}`` with commas alone."""
+    kind: Kind | Literal[""] = ""
+    """How a value is read, where the field's type does not say it."""
+    group: str = "strategy"
+    """First part of the dotted name for ``--set``; empty where ``--set`` does not take it."""
+    derived: bool = False
+    """It follows from others, so that nobody sets it."""
+    axis: bool = False
+    """The strategies of one grid differ in it: an axis of the grid, or a column of its layouts."""
+    searched: bool = False
+    """``plan`` takes several values of it."""
+    degree: Literal["", "ranks", "experts", "replicas"] = ""
+    """A degree of the parallel layout: one that multiplies the number of GPUs, one that shares out the experts, or one
+    that parts the data-parallel ranks."""
+    needs_lora: bool = False
+    """It says something beside adapters alone."""
+    negative: bool = False
+    """It has a ``--no-`` form."""
+    required: bool = False
+    """The command cannot run without it."""
+    completed_by: str = ""
+    """The presets whose names complete it on the command line."""
+    most: int = 1_000_000
+    """The largest number that is taken."""
+    harmless: tuple[str, ...] = ()
+    """Of an option that is not modelled, the values that change nothing."""
+    after: str = ""
+    """The option that it follows on the command line, where that is not the one declared before it."""
+    step: int = 80
+    """Its turn where ``diff`` applies changes: job, states, layout, what is saved or recomputed, batch."""
+    alone: str = ""
+    """Its value on the command line where the flag stands without one; it needs one where empty."""
+    remedy: int = 0
+    """Its turn to be left open where nothing fits; 0 where it stays as given."""
+    name: str = ""
+    """The field's name; this and all below are read from the declaration."""
+    values: tuple[str, ...] = ()
+    """Allowed values; empty where they are no list of names."""
+    default: Any = None
+    """Its value where it is not given."""
+
+    @property
+    def word(self) -> str:
+        """What names it in a job's record: the library's keyword, or the dotted name of ``--set``."""
+        return self.name if self.panel else self.key
+
+    @property
+    def key(self) -> str:
+        """The dotted name for ``--set``; empty where it has none."""
+        return f"{self.group}.{self.name}" if self.group else ""
+
+    @property
+    def text(self) -> str:
+        """What ``--help`` says."""
+        *most, last = self.values or ("",)
+        listed = ", ".join(self.values)
+        values = f"{', '.join(most)} or {last}" if most else last
+        return (self.help or self.meaning).format(values=values, list=listed)

@@ -1,0 +1,148 @@
+"""Terms of what passes between blocks: inputs that hooks hold, a narrower first input, returned keys and values.
+
+Terms of what stands before the blocks of a tower, and after them where another tower follows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from memcalc.grid import column
+from memcalc.ledger import KEPT, Term
+from memcalc.terms.activations import groups_of
+from memcalc.terms.fsdp1 import FLAT
+from memcalc.terms.order import from_start
+from memcalc.terms.settings import is_reentrant
+from memcalc.trace.entry import MASK
+from memcalc.trace.template import recorded, total, trace_entry, trace_exit
+
+if TYPE_CHECKING:
+    from memcalc.formulas.recompute import Policy
+    from memcalc.formulas.types import Array
+    from memcalc.terms.activations import GroupActivations
+    from memcalc.terms.model_on_grid import ModelOnGrid
+    from memcalc.trace.layers import BlockConfig
+    from memcalc.trace.template import Sum
+
+    Sums = Callable[[GroupActivations, BlockConfig, Policy], Sum]
+
+
+KBIT = (
+    "TRL 0.13.0 trainer/sft_trainer.py and utils.py, peft_module_casting_to_bf16: norms in fp32, embeddings in 16 bits"
+)
+CACHE = "Transformers 4.48.1 models/gpt_bigcode/modeling_gpt_bigcode.py, GPTBigCodeModel.forward: presents"
+
+
+def between_terms(census: ModelOnGrid) -> Iterator[Term]:
+    """All of them."""
+    grid, groups = census.grid, groups_of(census)
+    if grid.habits.flat_units and grid.fixed.adapters is not None and is_reentrant(grid):
+        yield from (replace(pinned_term(census, group), in_events=True) for group in groups)
+    if any(setting.embedding != setting.residual for setting in groups[0].settings):
+        yield first_input_term(census, groups[0])
+    for group in groups:
+        if group.group.block.attention.returns_cache:
+            yield cache_term(group)
+
+
+def pinned_term(census: ModelOnGrid, group: GroupActivations) -> Term:
+    """The inputs of all blocks, and the gradients of these, where FSDP 1 has a frozen base under reentrant checkpoints.
+
+    The hook that shards a frozen unit again (``_register_post_backward_reshard_only_hook``) holds the nodes of the
+    block's detached input until backward ends. At the first block's largest moment its own input is counted with the
+    block, its input's gradient is not there yet, and the second block's is the incoming one.
+    """
+    input_ = group.over("input_sum") * np.minimum(group.field("treated"), 1) * census.grid.zero_from(2)
+    live = 2 * group.layers - leading(group, 1) - leading(group, 2)
+    title, formula = "inputs of blocks and their gradients, held by FSDP's hooks", "((L - 1) + (L - 2)) · w · h · T"
+    inputs = {"L": group.layers, "T": group.tokens}
+    return Term("activations", title, input_ * live, ("backward-first",), formula, FLAT, inputs)
+
+
+def leading(group: GroupActivations, blocks: int) -> Array:
+    """How many of the first few blocks of a stage's stack are of a group."""
+    if group.stack is not None:
+        return group.stack.number(group, from_start(0, blocks))
+    return np.minimum(group.layers, blocks)
+
+
+def first_input_term(census: ModelOnGrid, group: GroupActivations) -> Term:
+    """The first block's input is the embedding's 16-bit output, although the residual stream is fp32 from there on."""
+    widths = [setting.embedding - setting.residual for setting in group.settings]
+    saved_input = np.minimum(group.field("treated") + group.field("whole"), 1) * census.grid.is_first
+    saved = column(widths, "precision") * group.tokens * group.group.block.hidden * saved_input
+    inputs = {"w": column(widths, "precision"), "T": group.tokens, "h": group.group.block.hidden}
+    return Term("activations", "first block's input, which is 16-bit", saved, KEPT, "w · h · T, w < 0", KBIT, inputs)
+
+
+def cache_term(group: GroupActivations) -> Term:
+    """Keys and values that checkpointed blocks return for a cache: as views, they hold the whole packed projection."""
+    spec = group.group.block.attention
+    elements = spec.q_dim * spec.packed_qkv + 2 * spec.kv_dim
+    width = column([setting.compute for setting in group.settings], "precision")
+    live = width * elements * group.tokens * group.field("treated")
+    title, formula = "keys and values returned by checkpointed blocks", "w · (q + 2·k) · T · blocks"
+    inputs = {"w": width, "q + 2·k": elements, "T": group.tokens, "blocks": group.field("treated")}
+    return Term("activations", title, live, ("forward-last", "forward"), formula, CACHE, inputs)
+
+
+PHASES = (*KEPT, "backward-first")
+SOURCE = "Transformers 5.23 models/*/modeling_*.py; PyTorch 2.13 tools/autograd/derivatives.yaml"
+
+
+def entry_terms(census: ModelOnGrid, groups: list[GroupActivations], flight: Array) -> Iterator[Term]:
+    """What embeddings keep until the first block's backward is over, and what a tower keeps at its end for its readers.
+
+    On the first stage of a pipeline; ``flight`` micro-batches keep it.
+    """
+    towers = {activations.group.tower: activations for activations in reversed(groups)}
+    for tower, activations in reversed(towers.items()):
+        saved = over(activations, lambda a, s, p: entry_sum(census, a, s, p)) * census.grid.is_first * flight
+        title = "kept by the embedding" if len(towers) == 1 else f"kept by the {tower}'s embedding"
+        yield Term("activations", title, saved, PHASES, "sum of the entry's kept tensors", SOURCE)
+    readers = [a for a in groups if a.group.block.cross_attention is not None]
+    if readers:
+        last = [a for a in groups if a.group.tower == "encoder"][-1]
+        saved = over(last, lambda a, s, p: exit_sum(census, a, readers[0], s, p)) * census.grid.is_first * flight
+        yield Term("activations", "kept at the encoder's end", saved, PHASES, "sum of the exit's kept tensors", SOURCE)
+
+
+def over(activations: GroupActivations, sums: Sums) -> Array:
+    """A sum over the grid's precisions and policies [bytes]."""
+    policies, rows = activations.grid.policies, []
+    alike = {(policy.treatment, policy.parts): policy for policy in policies}
+    for setting in activations.settings:
+        results = {
+            treatment: activations.evaluate(sums(activations, setting, policy), np.int64(0))
+            for treatment, policy in alike.items()
+        }
+        rows.append([results[policy.treatment, policy.parts] for policy in policies])
+    return activations.stacked(rows)
+
+
+def entry_sum(census: ModelOnGrid, activations: GroupActivations, setting: BlockConfig, policy: Policy) -> Sum:
+    """What a tower's entry keeps."""
+    if census.model.recording is not None:
+        return census.traces.get(recorded, census.model.recording.entry, setting, policy.treatment).kept_sum
+    ends, block = census.model.ends_of(activations.group.tower), activations.group.block
+    records = list(census.traces.get(trace_entry, ends, block, setting, policy.treatment).kept_records)
+    windows = {block.attention.window}
+    for group in activations.stack.groups if activations.stack else ():
+        if group.group.block.attention.window not in windows:  # blocks with another window have a mask of their own
+            windows.add(group.group.block.attention.window)
+            other = census.traces.get(trace_entry, ends, group.group.block, setting, policy.treatment)
+            records += [record for record in other.kept_records if record.name == MASK]
+    return total(records)
+
+
+def exit_sum(
+    census: ModelOnGrid, activations: GroupActivations, reader: GroupActivations, setting: BlockConfig, policy: Policy
+) -> Sum:
+    """What the encoder's end keeps, with its output where a block that reads it keeps it."""
+    ends, read = census.model.ends_of(activations.group.tower), reader.template(policy, setting)
+    hidden = activations.group.block.hidden
+    return census.traces.get(trace_exit, ends, hidden, setting, read=read.keeps_context).kept_sum

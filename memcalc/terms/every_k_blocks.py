@@ -1,0 +1,155 @@
+"""Blocks that keep everything between checkpointed ones: where the largest moments of backward are then."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from memcalc.grid import AXES, column
+from memcalc.ledger import Term
+from memcalc.terms.activations import first_apart, full, groups_of, largest
+from memcalc.terms.order import from_end, from_start
+from memcalc.terms.saved_tensors import INVENTORY
+from memcalc.trace.template import total, trace
+
+if TYPE_CHECKING:
+    from memcalc.formulas.types import Array
+    from memcalc.grid import Grid
+    from memcalc.terms.activations import GroupActivations
+    from memcalc.terms.model_on_grid import ModelOnGrid
+    from memcalc.terms.order import Part, Stack
+
+
+def block_copies(activations: GroupActivations) -> Array:
+    """Bytes of the 16-bit weight copies that autocast makes for one block, by precision."""
+    results = []
+    for setting in activations.settings:
+        records = activations.census.traces.get(trace, activations.group.block, setting, "full").records
+        copies = total(record for record in records if record.kind == "weight copy" and setting.autocast)
+        results.append(full(activations.evaluate(copies, np.int64(0))))
+    return np.concatenate(np.broadcast_arrays(*results), axis=AXES.index("precision"))
+
+
+def spacing(grid: Grid) -> Array:
+    """Of how many blocks one is checkpointed, along the recompute axis; 1 where blocks are alike."""
+    return column([p.count if p.kind == "every" else 1 for p in grid.policies], "recompute")
+
+
+def first_checkpointed(grid: Grid) -> Array:
+    """Blocks before the first that is checkpointed, along the recompute axis; 0 where blocks are alike."""
+    return column([p.skipped for p in grid.policies], "recompute")
+
+
+def every_terms(census: ModelOnGrid) -> Iterator[Term]:
+    """The first checkpointed block's backward, where it needs more than the first block's.
+
+    Before it are blocks that keep everything, whose gradients are still to come.
+    """
+    groups, number = groups_of(census), spacing(census.grid)
+    if np.all(number == 1):
+        return
+    more = largest([after_first_segment(census, a) if a.stack is None else beyond_in_order(a, a.stack) for a in groups])
+    title, formula = "blocks that keep everything, before the first checkpointed one", "(k - 1) · (A_kept - G_block)"
+    yield Term("activations", title, more, ("backward-first",), formula, INVENTORY, {"k": number}, in_events=True)
+
+
+def beyond_in_order(activations: GroupActivations, stack: Stack[GroupActivations]) -> Array:
+    """The same where a stack has several kinds of blocks: the largest of the moments from the first checkpoint on."""
+    grid, number = activations.grid, spacing(activations.grid)
+    apart, moments = first_apart(grid), []
+    for index in range(int(number.max())):
+        here, before = from_start(index, index + 1), [from_start(skipped, index) for skipped in (0, 1)]
+        saved = [stack.left(part) + weight_copies(stack, part) for part in before]
+        moment = stack.each(
+            here, lambda a: a.over("backward_peaks"), lambda a: a.over("backward_peaks", untreated=True)
+        )
+        moments.append((moment + np.where(apart, saved[1], saved[0])) * np.minimum(moment, 1))
+    return (largest(moments) - largest([a.in_order[2] for a in stack.groups])) * (number > 1)
+
+
+def weight_copies(stack: Stack[GroupActivations], part: Part) -> Array:
+    """Bytes of the 16-bit weight copies that autocast makes for those of some blocks that keep everything."""
+    return stack.each(part, lambda _: np.int64(0), block_copies)
+
+
+def after_first_segment(census: ModelOnGrid, activations: GroupActivations) -> Array:
+    """Bytes by which that moment exceeds a checkpointed block's backward alone; negative where no moment needs those.
+
+    FSDP 2 counts the first block's kept tensors of its own accord (:func:`memcalc.terms.fsdp2.reduction_terms`).
+    """
+    grid, number, skipped = census.grid, spacing(census.grid), first_checkpointed(census.grid)
+    chosen = np.flatnonzero(number > 1)
+
+    def of(array: Array) -> Array:
+        return array if array.shape[AXES.index("recompute")] == 1 else array[:, :, :, chosen]
+
+    skipped = of(skipped)
+    counted, index = first_apart(grid).astype(np.int64), activations.index
+    before = skipped - np.minimum(counted, skipped)
+    sharded = grid.zero_from(2) & (grid.habits.full_shard or not grid.persistent_gradients)
+    local = census.sharded(census.block_dense[index], census.block_experts[index], sharded)
+    gradients = census.width("gradient") * local * ((grid.accumulation == 1) & (not grid.persistent_gradients))
+    treated, untreated = of(activations.over("backward_peaks")), activations.over("backward_peaks", untreated=True)
+    each = activations.whole_block + block_copies(activations) - gradients
+    there = np.minimum(of(activations.field("treated")), 1) * activations.exists
+    second = np.minimum(activations.layers - 1, 1) * (of(activations.treated_block) - gradients)
+    more = np.maximum(untreated - treated + np.where(skipped == 0, second, 0), before * each) * there
+    result = np.zeros((*more.shape[:3], len(grid.policies), *more.shape[4:]), dtype=np.int64)
+    result[:, :, :, chosen] = more
+    return result
+
+
+def kept_by_first(activations: GroupActivations) -> Array:
+    """Bytes that a stage's first block keeps for backward, for one micro-batch."""
+    if activations.stack is not None:
+        return activations.stack.kept(from_start(0, 1))
+    treated = (activations.field("treated") > 0) & (first_checkpointed(activations.grid) == 0)
+    return np.where(treated, activations.treated_block, activations.whole_block) * activations.exists
+
+
+def kept_by_last(activations: GroupActivations) -> Array:
+    """Bytes that a stage's last block keeps for backward, for one micro-batch."""
+    if activations.stack is not None:
+        return activations.stack.each(from_end(1), lambda a: a.treated_block, lambda a: a.whole_block)
+    treated = activations.is_treated == 1
+    return np.where(treated, activations.treated_block, activations.whole_block) * activations.exists
+
+
+def allocated_by_last(activations: GroupActivations) -> Array:
+    """Bytes that the last block's forward adds to what stands before it, at its largest moment."""
+    return kept_by_last(activations) + forward_of_last(activations)
+
+
+def forward_of_last(activations: GroupActivations) -> Array:
+    """Bytes that the last block's forward holds beyond what all blocks keep."""
+    if activations.stack is not None:
+        return activations.stack.each(from_end(1), lambda a: a.forward, lambda a: a.forward)
+    return activations.forward
+
+
+def freed_before(activations: GroupActivations) -> Array:
+    """Bytes less in the working set and the kept tensors, once the last block's backward is over."""
+    saved, number = kept_by_last(activations), spacing(activations.grid)
+    if activations.stack is not None:
+        work = activations.stack.each(from_end(1), run_again, run_once)
+        return saved + work - activations.stack.each(from_end(2), run_again, run_once)
+    if np.all(number == 1):
+        return saved
+    again, once = run_again(activations), run_once(activations)
+    skipped = first_checkpointed(activations.grid)
+    before = np.where(number == 1, activations.is_treated, (activations.layers - 2 - skipped) % number == 0)
+    last: Array = np.where(activations.is_treated == 1, again, once)
+    then: Array = np.where(before == 1, again, once)
+    return saved + (last - then) * activations.exists
+
+
+def run_again(activations: GroupActivations) -> Array:
+    """Bytes of a checkpointed block's backward beyond what it keeps."""
+    return activations.over("backward_peaks") - activations.treated_block
+
+
+def run_once(activations: GroupActivations) -> Array:
+    """Bytes of the backward of a block that keeps everything, beyond that."""
+    return activations.over("backward_peaks", untreated=True) - activations.whole_block

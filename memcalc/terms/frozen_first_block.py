@@ -1,0 +1,32 @@
+"""The first block of a frozen model: no gradient flows to its input, so that it keeps less."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from memcalc.trace.template import trace
+
+if TYPE_CHECKING:
+    from memcalc.terms.model_on_grid import ModelOnGrid
+    from memcalc.trace.layers import BlockConfig
+    from memcalc.trace.tape import Record
+
+
+def unread(census: ModelOnGrid, index: int) -> bool:
+    """Whether no gradient flows to the input of a group's first block: nothing before it is trained or checkpointed.
+
+    PEFT and Transformers call ``enable_input_require_grads`` where checkpoints are on, and only there.
+    """
+    fixed, first = census.grid.fixed, index == census.sequence[0]
+    if fixed.adapters is None or not first or "embedding" in (*fixed.also_train, *fixed.adapters.targets):
+        return False
+    return all(policy.kind == "none" for policy in census.grid.policies)
+
+
+def spared_records(census: ModelOnGrid, index: int, setting: BlockConfig) -> tuple[Record, ...]:
+    """What the first block of a group does not keep: what it would keep only if a gradient flowed to its input."""
+    if not unread(census, index):
+        return ()
+    block = census.model.groups[index].block
+    names = {record.name for record in census.traces.get(trace, block, setting, wanted=False).kept_records}
+    return tuple(record for record in census.traces.get(trace, block, setting).kept_records if record.name not in names)

@@ -1,0 +1,182 @@
+"""Gradients beside the sharded ones: those of a local DDP, of a tied weight, and those that FSDP leaves unsharded.
+
+Gradients of the local DDP that Megatron-LM had in 2021, without contiguous buffers.
+
+After its all-reduce each parameter refers to its gradient a second time (``param.main_grad = param.grad``), and
+``zero_grad`` drops the first reference alone: the gradients of the step before live until the next all-reduce. The fp32
+gradients of the optimizer's own parameters are replaced, never dropped.
+
+Source: Megatron-LM b4bc51b ``megatron/model/distributed.py`` (``allreduce_gradients``) and
+``megatron/optimizer/optimizer.py`` (``zero_grad``, ``_copy_model_grads_to_main_grads``).
+
+Gradients of a weight that is both embedding and head, on ranks that keep it whole.
+
+Autograd hands a weight's gradient on when all its uses have given theirs: the head's waits for the embedding's through
+the whole of backward. The engine adds the two out of place, since the head's is a transposed view.
+
+Source: PyTorch 2.13 ``torch/csrc/autograd/input_buffer.cpp`` (accumulate) and ``functions/accumulate_grad.h``.
+
+Gradients that FSDP leaves whole on each rank: those not synchronised yet, and those of mixed flat parameters.
+
+Source: torch/distributed/fsdp/_runtime_utils.py of PyTorch 2.1 to 2.13 (``_post_backward_hook`` returns before the
+reduction under ``no_sync``) and _flat_param.py (with ``use_orig_params`` a flat parameter needs a gradient where one of
+its parameters does, and the views' backward makes it whole).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from memcalc.formulas.optimizer_states import shard
+from memcalc.ledger import ALWAYS, KEPT, Term
+from memcalc.terms.activations import add_all, groups_of, largest
+from memcalc.terms.adapters import trained
+from memcalc.terms.parameters import model_count
+from memcalc.terms.pipeline import boundary, in_flight
+
+if TYPE_CHECKING:
+    from memcalc.formulas.types import Array
+    from memcalc.grid import Grid
+    from memcalc.terms.model_on_grid import ModelOnGrid
+
+
+BEFORE_REDUCTION = ("forward-last", "forward", "loss", "backward-last", "backward-first")
+
+
+def traded(census: ModelOnGrid, in_one_buffer: Array | bool) -> tuple[Array, Array] | None:
+    """Where gradients are made by the first backward of a stage alone, and the bytes that it has let go of by then.
+
+    Where every micro-batch is in flight before that, none comes in for the one that has gone.
+    """
+    grid = census.grid
+    made = ~np.asarray(in_one_buffer, dtype=bool) & (not grid.persistent_gradients)
+    alone = made & (grid.degree("pp") > 1) & (grid.accumulation > 1) & (grid.accumulation == in_flight(grid))
+    if not np.any(alone):
+        return None
+    sent = boundary(census) * grid.habits.keeps_stage_outputs
+    return alone.astype(np.int64), (add_all([group.kept for group in groups_of(census)]) + sent) * alone
+
+
+def local_gradient_terms(census: ModelOnGrid) -> Iterator[Term]:
+    """What the local DDP and its optimizer keep besides the gradients themselves."""
+    habits, width, count = census.grid.habits, census.width("gradient"), census.parameters
+    inputs = {"w": width, "P": count}
+    if habits.main_gradients:
+        title, bytes_ = "gradients of the optimizer's parameters", habits.main_gradients * count
+        yield Term("gradients", title, bytes_, ALWAYS, "4 · P", habits.source, {"P": count})
+    if habits.flattened_gradients:
+        title = "gradients of the step before"
+        yield Term("gradients", title, width * count, BEFORE_REDUCTION, "w · P", habits.source, inputs)
+        title = "gradients, flattened for their all-reduce"
+        yield Term("gradients", title, width * count, ("backward-end",), "w · P", habits.source, inputs)
+
+
+SOURCE = "torch/csrc/autograd/input_buffer.cpp (accumulate), torch 2.13"
+
+
+def tied_terms(census: ModelOnGrid) -> Iterator[Term]:
+    """What waits, and the sum beside its two parts where it is made; the first part is counted as the head's."""
+    grid = census.grid
+    elsewhere = grid.persistent_gradients or grid.habits.zero_optimizer is not None
+    if not census.model.tied or elsewhere or grid.fixed.adapters is not None or grid.fixed.optimizer_in_backward:
+        return
+    matrix = shard(model_count(census.model).embedding + census.padding, grid.degree("tp"))
+    here = whole(grid) * matrix * census.width("gradient") * bool(census.model.head)
+    earlier = accumulating(grid)
+    # The term of the head has it in the first micro-batch's backward-last
+    waiting = (("backward-last", earlier), ("backward-first", np.int64(1)))
+    inputs = {"w": census.width("gradient"), "P_head": matrix}
+    title, formula = "gradient of the head, which waits for the embedding's", "w · P_head"
+    for phase, where in waiting:
+        yield Term("gradients", title, here * where, (phase,), formula, SOURCE, inputs)
+    title, formula = "gradients of embedding and head, and their sum", "w · P_head · (2, or 3 beside an earlier one)"
+    yield Term("gradients", title, here * (2 + earlier), ("backward-end",), formula, SOURCE, inputs)
+
+
+def whole(grid: Grid) -> Array:
+    """1 where embedding and head are one weight of a rank, and not a part of one."""
+    sharded = grid.zero_from(2) & (grid.habits.gather == "blocks")
+    return np.asarray((~grid.ends_apart & ~sharded) * grid.is_first)
+
+
+def accumulating(grid: Grid) -> Array:
+    """1 where gradients of earlier micro-batches, or zeros, are there."""
+    remain = ((grid.accumulation > 1) & (not grid.fixed.longest_first)) | grid.habits.zeroes_gradients
+    return np.asarray(remain).astype(np.int64)
+
+
+UNSHARDED = "torch/distributed/fsdp/_runtime_utils.py, _post_backward_hook; _flat_param.py, use_orig_params"
+
+
+def accumulates_whole(census: ModelOnGrid) -> Array:
+    """1 where gradients of earlier micro-batches are whole."""
+    grid = census.grid
+    stated = grid.fixed.whole_accumulation
+    unsharded = grid.habits.whole_accumulation if stated is None else stated
+    return np.asarray((grid.accumulation > 1) & grid.zero_from(2) & grid.habits.full_shard & unsharded).astype(np.int64)
+
+
+def whole_gradient_terms(census: ModelOnGrid) -> Iterator[Term]:
+    """Unsharded gradients, beside which sharded ones do not exist yet."""
+    grid, where = census.grid, accumulates_whole(census)
+    if not np.any(where):
+        return
+    # FSDP 2 casts what it adds up to the dtype of the reduction (_fsdp_param.py, to_accumulated_grad_if_needed)
+    width = grid.width("compute") if grid.habits.flat_units else grid.reduce_width
+    blocks, root = flat_blocks(census), flat_root(census)
+    inputs = {"w": width, "P_blocks": blocks, "P_root": root}
+    bytes_ = width * (blocks + root) * where
+    title, formula = "unsharded gradients of earlier micro-batches", "w · P of flat parameters that are trained"
+    if not grid.fixed.longest_first:
+        yield Term("buffers", title, bytes_, (*KEPT, "backward-first", "backward-end"), formula, UNSHARDED, inputs)
+        return
+    first = width * (blocks - census.largest_block) * where
+    title = "unsharded gradients of the first micro-batch"
+    yield Term("buffers", title, first, ("backward-first",), f"{formula} - w · P_block", UNSHARDED, inputs)
+    # A later micro-batch has hardly any activations, but all of these: two gathered blocks, and one's gradient twice
+    later = bytes_ + 4 * width * census.largest_block * where
+    title, formula = "whole gradients and the running block in a later, short micro-batch", "w · (P + 4 · P_block)"
+    yield Term("buffers", title, later, ("backward-end",), formula, UNSHARDED, inputs)
+
+
+def flat_blocks(census: ModelOnGrid) -> Array:
+    """Parameters of the blocks' units whose gradients are whole [elements].
+
+    Frozen ones stand beside adapters where a flat parameter has both; PEFT's wrapping policy keeps them apart.
+    """
+    updated = trained(census)
+    inside = census.blocks + census.experts_or_none
+    if not census.grid.habits.mixed_units:
+        return updated.blocks + updated.experts_or_none
+    return inside if updated is census else (inside + updated.blocks) * (updated.blocks > 0)
+
+
+def flat_root(census: ModelOnGrid) -> Array:
+    """Parameters of the root's flat parameter, where one of them is trained [elements]."""
+    updated = trained(census)
+    if not census.grid.habits.mixed_units:
+        return updated.root
+    return census.root if updated is census else (census.root + updated.root) * (updated.root > 0)
+
+
+def block_gradient_terms(census: ModelOnGrid) -> Iterator[Term]:
+    """The gradients of a block's weights, the frozen ones among them, and the flat tensor that is made of all.
+
+    They stand together when the block's backward is over, so that only what is more than its working set counts.
+    """
+    grid, updated = census.grid, trained(census)
+    if updated is census or not grid.habits.mixed_units:
+        return
+    flat = 2 * grid.width("compute") * census.largest_block * grid.zero_from(2)
+    groups = groups_of(census)
+    inputs = {"w": grid.width("compute"), "P_block": census.largest_block}
+    title, formula = (
+        "gradient of a block's flat parameter and its parts",
+        "2 · w · P_block - working set of its backward",
+    )
+    for phase, working in (("backward-last", [g.last for g in groups]), ("backward-first", [g.first for g in groups])):
+        bytes_ = np.maximum(flat - largest(working), 0)
+        yield Term("buffers", title, bytes_, (phase,), formula, UNSHARDED, inputs)

@@ -1,0 +1,241 @@
+"""States of the optimizer on one rank, and the temporaries of its step, from the shapes of the tensors it updates."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from memcalc.formulas.optimizer import (
+    MEGATRON_SOAP,
+    OPTIMIZERS,
+    TORCH_ADAFACTOR,
+    Form,
+    OptimizerKind,
+    States,
+    Weight,
+    moment_bytes,
+    step_temporary,
+)
+from memcalc.formulas.optimizer_states import GALORE_RANK, shard
+from memcalc.terms.adapters import AdaptersOnGrid
+from memcalc.terms.matrices import Matrix, block_matrices, outside_matrices
+from memcalc.terms.tensors import Layout, Tensor, block_tensors, end_tensors
+from memcalc.terms.zero import sub_group
+
+if TYPE_CHECKING:
+    from memcalc.formulas.types import Array
+    from memcalc.frameworks import Habits
+    from memcalc.grid import Grid
+    from memcalc.specs.model import Model
+    from memcalc.terms.model_on_grid import ModelOnGrid
+
+
+@dataclass(frozen=True)
+class RankWeight:
+    """Equal tensors of one rank."""
+
+    weight: Weight
+    number: Array
+    """How many of them a rank has, before data-parallel ranks share them [1]."""
+    routed: bool = False
+    """Whether experts' ranks share them."""
+
+
+def optimizer_of(name: str, impl: str, habits: Habits) -> OptimizerKind:
+    """The optimizer that a framework takes by that name: Megatron-LM and PyTorch have some of their own."""
+    if name == "soap" and habits.layer_wise:
+        return MEGATRON_SOAP
+    return TORCH_ADAFACTOR if name == "adafactor" and impl == "foreach" else OPTIMIZERS[name]
+
+
+def kind_of(grid: Grid) -> OptimizerKind:
+    """The optimizer of a grid."""
+    return optimizer_of(grid.fixed.optimizer, grid.fixed.optimizer_impl, grid.habits)
+
+
+def form_of(habits: Habits, kind: OptimizerKind) -> Form:
+    """What an optimizer sees of weights that data-parallel ranks share."""
+    if habits.zero_optimizer is not None:
+        return "zero"
+    if habits.layer_wise and "layers" in kind.shards:
+        return "layers"
+    return "rows" if habits.gather == "blocks" and not habits.flat_units else "flat"
+
+
+def layout_of(habits: Habits) -> Layout:
+    """How a framework's classes lay weights out."""
+    stacked = not (habits.packed_weights or habits.expert_loop or habits.expert_modules)
+    return Layout(packed=habits.packed_weights, stacked=stacked, joined=stacked and habits.own_code is None)
+
+
+def sharded_from(grid: Grid, stage: int) -> Array:
+    """Where a ZeRO stage of at least ``stage`` shards over the data-parallel ranks; all states wherever FSDP is on."""
+    return grid.zero_from(stage) | (grid.habits.full_shard & grid.zero_from(2))
+
+
+def updated_elements(census: ModelOnGrid) -> Array:
+    """Parameters whose optimizer states a rank holds [elements]."""
+    return census.sharded(census.blocks + census.root, census.experts_or_none, sharded_from(census.grid, 1))
+
+
+# ------------------------------------------------------------------------------------------------- tensors of one rank
+
+
+def rank_weights(census: ModelOnGrid) -> Iterator[RankWeight]:
+    """What the optimizer updates on a rank, vectors left out."""
+    yield from _adapters(census) if isinstance(census, AdaptersOnGrid) else _own(census)
+
+
+def _own(census: ModelOnGrid) -> Iterator[RankWeight]:
+    grid, layout = census.grid, layout_of(census.grid.habits)
+    for group, layers in zip(census.model.groups, census.layers, strict=True):
+        for tensor in block_tensors(group.block, layout):
+            yield _of_block(census, tensor, layers)
+    tp = grid.degree("tp")
+    for position, tensor in end_tensors(census.model):
+        number = grid.is_first if position == "first" else grid.is_last
+        shape: tuple[Array | int, ...] = tensor.shape
+        if tensor.target in ("embedding", "head"):
+            shape = (shard(census.vocab, tp), *tensor.shape[1:])
+        if tensor.target == "embedding":
+            again = bool(census.model.tied) | (bool(grid.fixed.mtp) & (not census.model.tied))
+            number = number + grid.ends_apart * again * grid.is_last
+        yield RankWeight(_weight(census, tensor, shape), number)
+    if grid.fixed.mtp:
+        hidden = census.model.hidden
+        joined = Tensor("mtp_projection", (hidden, 2 * hidden))
+        yield RankWeight(_weight(census, joined, (shard(hidden, tp), 2 * hidden)), grid.fixed.mtp * grid.is_last)
+
+
+def _of_block(census: ModelOnGrid, tensor: Tensor, layers: Array) -> RankWeight:
+    """One block's tensors, divided by tensor and expert parallelism."""
+    grid = census.grid
+    ranks = grid.expert_tp if tensor.routed else grid.degree("tp")
+    *stack, rows, columns = tensor.shape
+    rows = shard(rows, ranks) if tensor.divided == "rows" else rows
+    columns = shard(columns, ranks) if tensor.divided == "columns" else columns
+    count: Array = np.int64(tensor.count)
+    if tensor.routed and tensor.target == "expert_bias":
+        rows = shard(rows, grid.degree("ep"))
+    elif tensor.routed and stack:
+        stack = [shard(stack[0], grid.degree("ep"))]
+    elif tensor.routed:
+        count = shard(count, grid.degree("ep"))
+    return RankWeight(_weight(census, tensor, (*stack, rows, columns)), layers * count, tensor.routed)
+
+
+def _weight(census: ModelOnGrid, tensor: Tensor, shape: tuple[Array | int, ...]) -> Weight:
+    fixed = census.grid.fixed
+    return Weight(
+        tensor.target,
+        shape,
+        linear=tensor.linear,
+        width=census.width("moment"),
+        rank=fixed.galore_rank or GALORE_RANK,
+        targets=fixed.galore_targets,
+    )
+
+
+def _adapters(census: AdaptersOnGrid) -> Iterator[RankWeight]:
+    """Low-rank pairs, and copies of embedding and head."""
+    lora, grid = census.lora, census.grid
+    ends = {"embedding": grid.is_first, "head": grid.is_last}
+    outside = [(m, ends[m.target]) for m in outside_matrices(census.model)]
+    for matrix, number in outside:
+        if matrix.target in census.copied:
+            tensor = Tensor(matrix.target, (matrix.outputs, matrix.inputs))
+            yield RankWeight(_weight(census, tensor, tensor.shape), number)
+    if lora is None:
+        return
+    blocks = zip(census.model.groups, census.layers, strict=True)
+    inside = [(m, layers) for group, layers in blocks for m in block_matrices(group.block)]
+    for matrix, number in (*inside, *outside):
+        for outputs in _adapted(matrix, lora.targets):
+            for shape in ((lora.rank, matrix.inputs), (outputs, lora.rank)):
+                weight = _weight(census, Tensor("adapter", shape), shape)
+                yield RankWeight(weight, number * matrix.count, matrix.routed)
+
+
+def _adapted(matrix: Matrix, targets: tuple[str, ...]) -> list[int]:
+    """Outputs of the adapters on a matrix, or on the layers that are packed in it."""
+    direct = [matrix.outputs] if matrix.target in targets else []
+    return direct + [outputs for target, outputs in matrix.parts if target in targets]
+
+
+# ----------------------------------------------------------------------------------------------- states and temporaries
+
+
+def optimizer_moments(census: ModelOnGrid) -> Array:
+    """Bytes of the moments of one rank, wherever they live."""
+    grid, kind = census.grid, kind_of(census.grid)
+    width = census.width("moment")
+    if kind.states is not None:
+        return (kind.width or width) * _state_elements(census, kind, kind.states)
+    moments = moment_bytes(updated_elements(census), kind, width)
+    if kind.block and grid.fixed.wide_embedding_moments and grid.fixed.adapters is None:
+        tables = _embedding_elements(census.model)
+        moments = moments + ~sharded_from(grid, 1) * (kind.moments * 4 * tables - moment_bytes(tables, kind))
+    return moments
+
+
+def _state_elements(census: ModelOnGrid, kind: OptimizerKind, states: States) -> Array:
+    """State elements of a rank: of each weight by its shape, and of the rest as of vectors."""
+    grid = census.grid
+    sharded, rule = sharded_from(grid, 1), kind.shards.get(form_of(grid.habits, kind))
+    dense, routed = _states(census, kind, states, np.int64(1))
+    unsharded = dense + routed
+    if rule == "as vectors":
+        return np.where(sharded, kind.moments * updated_elements(census), unsharded)
+    if rule == "by rows":
+        cut, experts = _states(census, kind, states, np.where(sharded, grid.ranks, 1))
+        return cut + experts
+    return np.where(sharded, census.sharded(dense, routed, sharded), unsharded)
+
+
+def _states(census: ModelOnGrid, kind: OptimizerKind, states: States, ranks: Array) -> tuple[Array, Array]:
+    """State elements outside the routed experts and in them, where ``ranks`` share the rows of each tensor."""
+    rest = {False: census.blocks + census.root, True: census.experts_or_none}
+    total: dict[bool, Array] = {False: np.int64(0), True: np.int64(0)}
+    for each in rank_weights(census):
+        weight = replace(each.weight, ranks=ranks)
+        total[each.routed] = total[each.routed] + each.number * states(weight)
+        rest[each.routed] = rest[each.routed] - each.number * weight.elements
+    dense, routed = (total[key] + kind.moments * shard(np.maximum(rest[key], 0), ranks) for key in (False, True))
+    return dense, routed
+
+
+def _embedding_elements(model: Model) -> int:
+    """Elements of all tables that are looked up, whose moments bitsandbytes can be told to keep in 32 bits.
+
+    Transformers 5.23, trainer.py, create_optimizer: ``register_module_override(module, "weight", {"optim_bits": 32})``
+    for each ``nn.Embedding``; sharded tables are other tensors, and stay in 8 bits.
+    """
+    return sum(table.parameters for end in model.ends for table in end.lookups)
+
+
+def temporary_bytes(census: ModelOnGrid) -> Array:
+    """Bytes that the optimizer step of a rank allocates and frees again."""
+    grid, kind = census.grid, kind_of(census.grid)
+    if kind.temporary is not None:
+        sharded = kind.shards.get(form_of(grid.habits, kind)) == "by rows"
+        ranks = np.where(sharded_from(grid, 1), grid.ranks, 1) if sharded else np.int64(1)
+        largest: Array = np.int64(0)
+        for each in rank_weights(census):
+            bytes_ = kind.temporary(replace(each.weight, ranks=ranks)) * np.minimum(each.number, 1)
+            largest = np.maximum(largest, bytes_)
+        return (kind.width or census.width("moment")) * largest
+    local = updated_elements(census)
+    tensor = largest_share(census)
+    stepped = local
+    if grid.habits.zero_optimizer is not None:  # stage 3 steps one sub-group after another (stage3.py, _optimizer_step)
+        stepped = np.where(grid.zero == 3, np.minimum(local, sub_group(grid)), local)
+    return step_temporary(stepped, tensor, census.width("moment"), impl=grid.fixed.optimizer_impl, kind=kind)
+
+
+def largest_share(census: ModelOnGrid) -> Array:
+    """Elements of the largest tensor that a rank updates."""
+    ranks = np.where(sharded_from(census.grid, 1), census.grid.ranks, 1)
+    return np.minimum(shard(census.largest_tensor, ranks), updated_elements(census))

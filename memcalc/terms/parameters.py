@@ -1,0 +1,164 @@
+"""The parameters of a model, walked block by block and sorted by what divides them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from memcalc.formulas import parameters as p
+from memcalc.specs.block import Attention, Block, LatentAttention, MixtureOfExperts, Mlp
+from memcalc.specs.model import Model
+
+
+@dataclass(frozen=True, slots=True)
+class BlockCount:
+    """Parameters of one block by the parallelism that divides them [elements]."""
+
+    attention: int
+    """Matrices and biases that tensor parallelism shards by heads."""
+    mlp: int
+    """A dense MLP or the shared experts, sharded by tensor parallelism."""
+    experts: int
+    """Routed experts, divided by expert and tensor parallelism."""
+    replicated: int
+    """Norms, biases added after a row-parallel matrix, routers, gates, sinks, latent down-projections."""
+    active_experts: int
+    """The part of `experts` that one token passes."""
+
+    @property
+    def total(self) -> int:
+        """All parameters of the block [elements]."""
+        return self.attention + self.mlp + self.experts + self.replicated
+
+    @property
+    def active(self) -> int:
+        """Parameters that one token passes [elements]."""
+        return self.total - self.experts + self.active_experts
+
+
+@dataclass(frozen=True, slots=True)
+class ParameterCount:
+    """Parameters of a model by place [elements]; `head` holds what the head has of its own (0 where tied)."""
+
+    embedding: int
+    head: int
+    outside_first: int
+    outside_last: int
+    final_norm: int
+    groups: tuple[tuple[int, BlockCount], ...]
+    largest_tensor: int
+    """Elements of the largest single matrix, each expert's matrices apart."""
+
+    @property
+    def blocks_total(self) -> int:
+        """All parameters inside blocks [elements]."""
+        return sum(count * block.total for count, block in self.groups)
+
+    @property
+    def outside_blocks(self) -> int:
+        """All parameters outside blocks [elements]."""
+        return self.embedding + self.head + self.outside_first + self.outside_last + self.final_norm
+
+    @property
+    def total(self) -> int:
+        """Unique parameters of the model [elements]."""
+        return self.outside_blocks + self.blocks_total
+
+    @property
+    def active(self) -> int:
+        """Parameters that one token passes, embedding and head included [elements]."""
+        return self.outside_blocks + sum(count * block.active for count, block in self.groups)
+
+
+def block_count(block: Block) -> BlockCount:
+    """Return the parameters of one block [elements]."""
+    if block.recorded is not None:
+        return BlockCount(0, 0, 0, block.recorded.parameters, 0)
+    sharded, replicated = _attention(block.attention, block.hidden, block.hidden)
+    if block.cross_attention is not None:
+        cross = _attention(block.cross_attention, block.hidden, block.cross_hidden or block.hidden)
+        sharded, replicated = sharded + cross[0], replicated + cross[1]
+    replicated += block.norms * p.norm_parameters(block.hidden, block.norm.vectors)
+    mlp, experts, active, beside = _mlp(block.mlp, block.hidden)
+    return BlockCount(sharded, mlp, experts, replicated + beside, active)
+
+
+def model_count(model: Model) -> ParameterCount:
+    """Return the parameters of `model` by place [elements]."""
+    width = model.embedding_dim or model.hidden
+    embedding: int = p.embedding_parameters(model.vocab, width)
+    own_head = 0 if model.tied or not model.head else embedding
+    outside = {
+        position: sum(o.parameters for o in model.outside if o.place == position) for position in ("first", "last")
+    }
+    return ParameterCount(
+        embedding=embedding,
+        head=own_head + (model.vocab if model.head and model.head_bias else 0),
+        outside_first=outside["first"],
+        outside_last=outside["last"],
+        final_norm=p.norm_parameters(model.hidden, model.final_norm.vectors) if model.final_norm else 0,
+        groups=tuple((group.count, block_count(group.block)) for group in model.groups),
+        largest_tensor=_largest(model, embedding),
+    )
+
+
+def _attention(attention: Attention, hidden: int, kv_hidden: int) -> tuple[int, int]:
+    """Return what tensor parallelism shards and what it replicates."""
+    if attention.latent is not None:
+        return _latent(attention, attention.latent, hidden)
+    sharded = p.attention_parameters(hidden, attention.q_dim, attention.kv_dim, kv_hidden)
+    sharded += p.qkv_bias_parameters(
+        attention.q_dim, attention.kv_dim, attention.q_bias, attention.k_bias, attention.v_bias
+    )
+    return sharded, attention.o_bias * hidden + attention.sinks * attention.heads + _qk_norm(attention)
+
+
+def _qk_norm(attention: Attention) -> int:
+    widths = {"none": 0, "head": 2 * attention.head_dim, "full": attention.q_dim + attention.kv_dim}
+    norm: int = p.norm_parameters(widths[attention.qk_norm], attention.qk_norm_kind.vectors)
+    return norm
+
+
+def _latent(attention: Attention, latent: LatentAttention, hidden: int) -> tuple[int, int]:
+    """Return the counts of latent attention: what all heads share is computed, and kept, on every rank."""
+    rank = latent.q_lora_rank or 0
+    up = p.latent_up_parameters(
+        attention.heads,
+        query_rank=rank or hidden,
+        kv_rank=latent.kv_lora_rank,
+        nope_dim=latent.qk_nope_head_dim,
+        rope_dim=latent.qk_rope_head_dim,
+        value_dim=latent.v_head_dim,
+    )
+    out = p.linear_parameters(attention.heads * latent.v_head_dim, hidden)
+    down = p.latent_down_parameters(hidden, rank, latent.kv_lora_rank, latent.qk_rope_head_dim)
+    biases = attention.q_bias * rank + attention.k_bias * (latent.kv_lora_rank + latent.qk_rope_head_dim)
+    return up + out, down + biases + attention.o_bias * hidden
+
+
+def _mlp(mlp: Mlp | MixtureOfExperts, hidden: int) -> tuple[int, int, int, int]:
+    """Return dense or shared, routed, routed and active, and replicated parameters."""
+    if isinstance(mlp, Mlp):
+        inner = mlp.bias * p.mlp_bias_parameters(mlp.ffn, mlp.gated)
+        return p.mlp_parameters(hidden, mlp.ffn, mlp.gated) + inner, 0, 0, mlp.bias * hidden
+    routed, active = (
+        p.experts_parameters(experts, hidden, mlp.ffn, mlp.gated, mlp.expert_bias)
+        for experts in (mlp.experts, mlp.topk)
+    )
+    router = p.linear_parameters(hidden, mlp.experts, mlp.router_bias)
+    return p.mlp_parameters(hidden, mlp.shared_ffn, mlp.gated), routed, active, router + mlp.shared_gate * hidden
+
+
+def _largest(model: Model, embedding: int) -> int:
+    blocks = (_largest_in_block(group.block) for group in model.groups)
+    return max(embedding, *blocks, *(outside.parameters for outside in model.outside))
+
+
+def _largest_in_block(block: Block) -> int:
+    if block.recorded is not None:
+        return max(block.recorded.tensors, default=0)
+    attention, mlp = block.attention, block.mlp
+    out = attention.heads * (attention.latent.v_head_dim if attention.latent else attention.head_dim)
+    q_in = block.hidden if attention.latent is None else attention.latent.q_lora_rank or block.hidden
+    q = q_in * (attention.q_dim + (2 * attention.kv_dim if attention.packed_qkv else 0))
+    widest = max(mlp.ffn, mlp.shared_ffn) if isinstance(mlp, MixtureOfExperts) else mlp.ffn
+    return max(q, out * block.hidden, widest * block.hidden)

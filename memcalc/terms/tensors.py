@@ -1,0 +1,158 @@
+"""The parameter tensors of a model by their shapes, for optimizers whose states depend on them.
+
+Tensors of two dimensions and more are listed one by one; of vectors (norms, biases, sinks) only their elements count,
+so that they are what the census has beyond the listed ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from math import prod
+from typing import TYPE_CHECKING, Literal
+
+from memcalc.specs.block import MixtureOfExperts
+from memcalc.terms.matrices import Matrix, block_matrices, outside_matrices
+
+if TYPE_CHECKING:
+    from memcalc.specs.block import Block
+    from memcalc.specs.model import Model, Outside
+
+Division = Literal["none", "rows", "columns"]
+"""Which dimension of a weight tensor parallelism divides."""
+Place = Literal["first", "last"]
+
+BY_COLUMNS = ("o", "down")
+"""Linear layers whose inputs tensor parallelism divides; of all others but those below it divides the outputs."""
+UNDIVIDED = ("q_a", "kv_a", "router", "shared_gate")
+LINEAR = ("pooler", "projection", "project_in", "project_out", "head_transform", "classifier")
+"""Endings of the names of linear layers outside the blocks."""
+VECTORS = {"pooler": 1, "head_transform": 3}
+"""Vectors as wide as the model that are counted with a linear layer: its bias, and a norm."""
+TABLES = ("positions", "token_types")
+CHANNELS = 3
+"""Colours of an image."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """Equal parameter tensors of two dimensions or more."""
+
+    target: str
+    """As :class:`memcalc.terms.matrices.Matrix` names it, or that of a tensor outside the blocks."""
+    shape: tuple[int, ...]
+    """Sizes of its dimensions, rows before columns [1]."""
+    count: int = 1
+    """Tensors of this kind in one block [1]."""
+    routed: bool = False
+    """Of the routed experts: one tensor an expert, or all stacked where the shape has three dimensions."""
+    divided: Division = "none"
+    linear: bool = False
+    """The weight of an ``nn.Linear`` in Transformers' class."""
+
+    @property
+    def elements(self) -> int:
+        """Elements of all of them [1]."""
+        return self.count * prod(self.shape)
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """How a framework's classes lay their weights out."""
+
+    packed: bool = False
+    """Queries, keys and values are one weight, and so are gate and up, whatever the architecture (Megatron-LM)."""
+    stacked: bool = False
+    """All routed experts are one tensor of three dimensions (Transformers from 5.0 on, torchtitan, torchtune)."""
+    joined: bool = False
+    """Gate and up of stacked experts are one tensor (Transformers)."""
+
+
+@lru_cache(maxsize=256)
+def block_tensors(block: Block, layout: Layout) -> tuple[Tensor, ...]:
+    """Return the tensors of one block that are no vectors."""
+    matrices = block_matrices(block)
+    if layout.packed:
+        matrices = tuple(_packed(matrices))
+    dense = [_tensor(m) for m in matrices if not (m.routed and layout.stacked)]
+    routed = [m for m in matrices if m.routed and layout.stacked]
+    mlp, beside = block.mlp, []
+    if isinstance(mlp, MixtureOfExperts):
+        if layout.stacked:  # the router is no nn.Linear there either
+            dense = [replace(t, linear=False) if t.target == "router" else t for t in dense]
+        if mlp.shared_gate:
+            beside.append(Tensor("shared_gate", (1, block.hidden), linear=True))
+    return (*dense, *_stacked(routed, layout, mlp), *beside)
+
+
+def _tensor(matrix: Matrix) -> Tensor:
+    divided: Division = "columns" if matrix.target in BY_COLUMNS else "rows"
+    return Tensor(
+        matrix.target,
+        (matrix.outputs, matrix.inputs),
+        matrix.count,
+        matrix.routed,
+        "none" if matrix.target in UNDIVIDED else divided,
+        linear=True,
+    )
+
+
+def _packed(matrices: tuple[Matrix, ...]) -> Iterator[Matrix]:
+    """Weights of one input side by side: queries with keys and values, gate with up."""
+    rest = list(matrices)
+    while rest:
+        matrix = rest.pop(0)
+        for first, others, name in (("q", ("k", "v"), "qkv"), ("gate", ("up",), "gate_up")):
+            beside = rest[: len(others)]
+            if matrix.target == first and tuple(m.target for m in beside) == others:
+                del rest[: len(others)]
+                matrix = replace(matrix, target=name, outputs=matrix.outputs + sum(m.outputs for m in beside))
+        yield matrix
+
+
+def _stacked(matrices: list[Matrix], layout: Layout, mlp: object) -> Iterator[Tensor]:
+    """The routed experts' weights, and their biases, as one tensor for each linear layer of an expert."""
+    for matrix in _packed(tuple(matrices)) if layout.joined else matrices:
+        shape = (matrix.count, matrix.outputs, matrix.inputs)
+        divided: Division = "columns" if matrix.target in BY_COLUMNS else "rows"
+        yield Tensor(matrix.target, shape, 1, routed=True, divided=divided)
+        if isinstance(mlp, MixtureOfExperts) and mlp.expert_bias:
+            yield Tensor("expert_bias", (matrix.count, matrix.outputs), 1, routed=True)
+
+
+def end_tensors(model: Model) -> tuple[tuple[Place, Tensor], ...]:
+    """Return the tensors outside the blocks that are no vectors, each with the end that owns it.
+
+    A tied head is the embedding's tensor, and not listed again.
+    """
+    listed: list[tuple[Place, Tensor]] = []
+    for matrix in outside_matrices(model):
+        head = matrix.target == "head"
+        if not (head and model.tied):
+            shape = (matrix.outputs, matrix.inputs) if head else (matrix.inputs, matrix.outputs)
+            listed.append(("last" if head else "first", Tensor(matrix.target, shape, divided="rows", linear=head)))
+    for tensor in model.outside:
+        listed += [(tensor.place, each) for each in _outside(model, tensor)]
+    return tuple(listed)
+
+
+def _outside(model: Model, tensor: Outside) -> Iterator[Tensor]:
+    """What a named tensor outside the blocks stands for; nothing where it is a vector."""
+    group = next((g for g in model.groups if g.tower == tensor.tower), model.groups[0])
+    width, ends = group.block.hidden, model.ends_of(tensor.tower)
+    shapes: list[tuple[int, ...]] = []
+    if tensor.name.endswith("relative_bias"):
+        heads = group.block.attention.heads
+        shapes = [(tensor.parameters // heads, heads)]
+    elif tensor.name == "convolutions":
+        shapes = [(width, ends.mel_bins, 3), (width, width, 3)]
+    elif tensor.name == "patches":
+        side = round((ends.patch / CHANNELS) ** 0.5)
+        shapes = [(width, CHANNELS, side, side)]
+    elif tensor.name.endswith((*LINEAR, *TABLES)):
+        vectors = VECTORS.get(tensor.name, 0) * width
+        biased = tensor.name == "classifier"
+        shapes = [((tensor.parameters - vectors) // (width + biased), width)]
+    for shape in shapes:
+        yield Tensor(tensor.name, shape, linear=tensor.name.endswith(LINEAR))

@@ -1,0 +1,73 @@
+"""Tokens on their way to routed experts and back: bytes of one micro-batch by link, and calls.
+
+An all-to-all sends one copy for each expert a token goes to, over the link in its node and over the one network adapter
+of its GPU. DeepEP and HybridEP send one copy a node, and from there one a rank. Sources: DeepEP ``README.md``; the
+Megatron-Core MoE report, arXiv:2603.07685, table 7.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from memcalc.formulas.communication import distinct_targets
+from memcalc.timing.groups import in_node
+
+if TYPE_CHECKING:
+    from memcalc.formulas.types import Array
+    from memcalc.grid import Grid
+    from memcalc.specs.hardware import Node
+    from memcalc.timing.blocks import BlockWork
+
+ONE_COPY_A_NODE = 0.25
+"""Share of the shorter of the two ways that the longer does not hide, where a copy travels both (DeepEP, HybridEP)."""
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """One kind of exchange of tokens of a rank."""
+
+    inside: Array
+    """Bytes over the link in the node."""
+    outside: Array
+    """Bytes over the rank's own network adapter."""
+    calls: Array
+    """Exchanges."""
+    apart: Array
+    """Share of the shorter way's time that stands beside the longer's: 1 where both take turns."""
+
+
+def exchanges(grid: Grid, blocks: list[BlockWork], node: Node) -> tuple[Exchange, Exchange]:
+    """Dispatch and combine, forward and backward, of all blocks of a stage; and those of what is computed again."""
+    ranks, stride = grid.degree("ep"), grid.degree("tp")
+    here = in_node(grid, node, ranks, stride)
+    zero: Array = np.zeros((1,) * 7)
+    inside, outside, calls = zero, zero, zero
+    inside_again, outside_again, calls_again = zero, zero, zero
+    many = (ranks > 1).astype(np.int64)
+    for b in blocks:
+        if not b.activations.group.block.is_moe:
+            continue
+        near, far = _copies(grid, b, ranks, here)
+        each, again = 4 * b.layers, b.reductions_again
+        inside, outside, calls = inside + each * near, outside + each * far, calls + each * many
+        inside_again, outside_again = inside_again + again * near, outside_again + again * far
+        calls_again = calls_again + again * many
+    apart = np.full((1,) * 7, ONE_COPY_A_NODE if grid.fixed.moe_dispatcher == "deepep" else 1.0)
+    return Exchange(inside, outside, calls, apart), Exchange(inside_again, outside_again, calls_again, apart)
+
+
+def _copies(grid: Grid, block: BlockWork, ranks: Array, here: Array) -> tuple[Array, Array]:
+    """Bytes of one exchange of one block over each kind of link."""
+    own = 2 * block.activations.tokens // grid.sequence_shard * block.activations.group.block.hidden
+    own = own * grid.fixed.expert_imbalance
+    topk = getattr(block.activations.group.block.mlp, "topk", 1)
+    if grid.fixed.moe_dispatcher == "allgather":
+        return own * (here - 1), own * (ranks - here)
+    if grid.fixed.moe_dispatcher == "alltoall":
+        return own * topk * (here - 1) / ranks, own * topk * (ranks - here) / ranks
+    nodes = ranks / here
+    near = own * distinct_targets(topk, ranks) * (ranks - 1) / ranks
+    return near, own * distinct_targets(topk, nodes) * (nodes - 1) / nodes

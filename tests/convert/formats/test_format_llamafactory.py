@@ -1,0 +1,221 @@
+"""LLaMA-Factory's YAML: what is read from configs in the shape of its examples, against its source at ff6d4d12e.
+
+Expected words are derived from hparams/*.py, model/adapter.py (init_adapter), model/model_utils/checkpointing.py,
+quantization.py, attention.py and liger_kernel.py, train/sft/workflow.py and data/processor/supervised.py.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import finetuning
+import pytest
+
+from memcalc.convert.formats.base import key_table
+from memcalc.errors import InputError, MissingError
+
+HERE = finetuning.CONFIGS / "llamafactory"
+SCHEMA = json.loads((Path(__file__).parents[2] / "schemas" / "llamafactory.json").read_text())["fields"]
+
+LORA = {"lora": "8:all-linear", "weights": "bf16", "mixed": "bf16", "workload.lora_dropout": 0.0}
+FULL = {"lora": None, "weights": "fp32", "mixed": "bf16"}  # what is trained is cast to fp32
+RUN = {
+    "recompute": "full", "strategy.checkpoint": "reentrant", "seq_len": 2048, "micro_batch": 1,
+    "varying_lengths": True, "attention": None, "kernels": "model", "loss": "standard",
+}  # fmt: skip
+"""Of all examples: each block is computed again, and nothing is packed."""
+
+EXPECTED: dict[str, tuple[dict[str, Any], list[tuple[str, str]]]] = {
+    "qwen3-lora": ({**LORA, "accumulation": 8, "optimizer": "adamw", "optimizer_impl": "fused"}, []),
+    "qwen3-lora-ds3": ({**LORA, "accumulation": 2}, []),
+    "qwen3-qlora": ({**LORA, "quantize": "nf4-dq", "strategy.prepare_kbit": None}, []),
+    "qwen3-full-ds3": (FULL, []),
+    "fsdp-qlora": ({**LORA, "quantize": "nf4-dq"}, []),
+    "badam": ({"weights": "bf16", "mixed": "no", "lora": None}, [("MC002", "use_badam")]),
+    "galore": (
+        {
+            "weights": "bf16",
+            "mixed": "no",
+            "accumulation": 1,
+            "optimizer": "galore-adamw",
+            "strategy.galore_rank": 128,
+            "strategy.galore_targets": "all-linear",
+            "optimizer_in_backward": True,
+        },
+        [],
+    ),
+    "llama-pro-freeze": (FULL, [("MC002", "finetuning_type"), ("MC002", "use_llama_pro")]),
+    "oft": ({"lora": None, "weights": "bf16"}, []),
+    "gptq": ({**LORA, "quantize": None}, []),
+    "dpo": (LORA, [("MC002", "stage")]),
+    "pretrain": ({**LORA, "varying_lengths": False}, []),  # stage pt packs
+    "fp8-ds3": ({**FULL, "seq_len": 1024}, [("MC002", "fp8")]),
+    "muon": ({**FULL, "optimizer": "muon"}, []),
+    "ray": ({**LORA, "gpus": 4}, []),
+}
+
+
+def test_every_example_has_its_expectation() -> None:
+    assert {path.stem for path in HERE.glob("*.yaml")} == set(EXPECTED)
+
+
+@pytest.mark.parametrize("name", sorted(EXPECTED))
+def test_examples_are_read_as_llamafactory_reads_them(name: str) -> None:
+    words, findings = EXPECTED[name]
+    config = finetuning.read(HERE / f"{name}.yaml")
+    found = finetuning.said(config)
+    expected = {**RUN, **words}
+    assert {word: found.get(word) for word in expected} == expected
+    assert finetuning.engines(config) == {"trainer"}
+    assert finetuning.codes(config) == findings
+
+
+@pytest.mark.parametrize(
+    ("lines", "words"),
+    [
+        ("finetuning_type: full\nbf16: true", {"weights": "fp32", "mixed": "bf16"}),
+        ("finetuning_type: full\npure_bf16: true", {"weights": "bf16", "mixed": "no"}),
+        ("finetuning_type: full\nfp16: true", {"weights": "fp32", "mixed": "fp16"}),
+        ("quantization_bit: 8", {"quantize": "int8"}),
+        ("quantization_bit: 4\ndouble_quantization: false", {"quantize": "nf4"}),
+        ("quantization_bit: 4\nupcast_layernorm: true", {"strategy.prepare_kbit": True}),
+        ("flash_attn: fa2", {"attention": "flash"}),
+        ("flash_attn: disabled", {"attention": "eager"}),
+        ("enable_liger_kernel: true", {"kernels": "fused", "loss": "fused-linear"}),
+        ("enable_liger_kernel: true\nstage: dpo", {"kernels": "fused", "loss": "fused-kernel"}),
+        ("disable_gradient_checkpointing: true", {"recompute": "none", "strategy.checkpoint": None}),
+        ("use_reentrant_gc: false", {"strategy.checkpoint": "non-reentrant"}),
+        ("use_unsloth_gc: true", {"offload": ("activations",), "recompute": "full"}),
+        # rows of 2048 + 1 tokens are padded to a multiple of 8
+        ("packing: true", {"seq_len": 2056, "varying_lengths": False}),
+        ("cutoff_len: 1000\nneat_packing: true", {"seq_len": 1008}),
+        ("stage: pt", {"seq_len": 2048, "varying_lengths": False}),
+        ("fsdp: full_shard auto_wrap", {"zero": 3, "strategy.checkpoint": "non-reentrant"}),
+        ("fsdp: [shard_grad_op]\nfsdp_config: {fsdp_version: 1}", {"zero": 2, "strategy.checkpoint": "reentrant"}),
+        ("additional_target: embed_tokens,lm_head", {"also_train": ("embedding", "head")}),
+        ("lora_target: q_proj, v_proj\nlora_rank: 64", {"lora": "64:q,v"}),
+        ("", {"micro_batch": 8, "accumulation": 1, "lora": "8:all-linear", "mixed": "no", "weights": "bf16"}),
+    ],
+)
+def test_settings_one_by_one(lines: str, words: dict[str, Any]) -> None:
+    config = finetuning.read_text(f"model_name_or_path: x\ntemplate: llama3\n{lines}\n")
+    found = finetuning.said(config)
+    assert {word: found.get(word) for word in words} == words
+
+
+@pytest.mark.parametrize(
+    ("lines", "named"),
+    [
+        ("finetuning_type: lora2", "lora"),
+        ("quantization_bit: 3", "quantization_bit"),
+        ("flash_attn: fa4", "fa3"),
+        ("cutoff_len: many", "cutoff_len"),
+        ("optim: adamw_bnb_8bits", "adamw_bnb_8bit"),
+        ("stage: grpo", "stage"),
+        ("bf16: 3", "bf16"),
+    ],
+)
+def test_wrong_values_are_refused_by_name(lines: str, named: str) -> None:
+    with pytest.raises(InputError, match=named):
+        finetuning.read_text(f"model_name_or_path: x\ntemplate: llama3\n{lines}\n")
+
+
+def test_unknown_keys_are_named_with_the_nearest() -> None:
+    (finding,) = finetuning.read_text("model_name_or_path: x\ntemplate: y\nlora_ranks: 8\n").findings
+    assert (finding.code, finding.field, finding.suggestion) == ("MC001", "lora_ranks", "did you mean lora_rank?")
+
+
+@pytest.mark.parametrize(("name", "asked"), [("gptq", "--quantize"), ("oft", "--lora")])
+def test_what_a_file_cannot_tell_is_asked_for(name: str, asked: str) -> None:
+    with pytest.raises(MissingError, match=asked):
+        finetuning.checked([HERE / f"{name}.yaml"], gpu="h100", gpus=1)
+
+
+def test_deepspeed_that_it_names_decides_the_sharding() -> None:
+    estimate = finetuning.checked([HERE / "qwen3-full-ds3.yaml"], gpu="h100", gpus=8)
+    assert (estimate.strategy.framework, estimate.strategy.zero) == ("deepspeed", 3)
+    assert estimate.strategy.precision == "bf16-mixed"
+    assert estimate.workload.global_batch == 1 * 2 * 8
+
+
+# ------------------------------------------------------------------------------------------------------- public runs
+
+PLAIN = """
+model_name_or_path: {model}
+template: default
+finetuning_type: lora
+lora_rank: 16
+lora_dropout: 0.1
+lora_target: q_proj,k_proj,v_proj,o_proj
+cutoff_len: {length}
+per_device_train_batch_size: {micro}
+flash_attn: fa2
+optim: adamw_torch
+"""
+
+
+@pytest.mark.parametrize(("run_id", "more", "fields"), [
+    ("fms-021", "", {}),
+    ("fms-037", "bf16: true\nquantization_bit: 4\nupcast_layernorm: true\n", {"strategy.bnb": "0.43"}),
+])  # fmt: skip
+def test_public_runs_in_its_form(run_id: str, more: str, fields: dict[str, str], tmp_path: Path) -> None:
+    """Runs of the Hugging Face Trainer, for none of LLaMA-Factory's own is published with its memory."""
+    run = finetuning.runs()[run_id]
+    path = tmp_path / "run.yaml"
+    work = run.workload
+    path.write_text(PLAIN.format(model=run.model, length=work["seq_len"], micro=work["micro_batch"]) + more)
+    typed = {"strategy.peft": "0.13", **fields}
+    finetuning.same_as_run(run_id, path, framework="hf@4.48", settings=typed)
+
+
+# -------------------------------------------------------------------------------------------------------- its schema
+
+OLD = {
+    "warmup_ratio", "save_safetensors", "evaluation_strategy", "logging_dir", "group_by_length",
+    "include_tokens_per_second", "fp16_opt_level", "half_precision_backend", "use_liger_kernel",
+}  # fmt: skip
+"""Arguments of Transformers before 5.0, which LLaMA-Factory takes with those releases."""
+
+
+def _trainer() -> set[str]:
+    from transformers import Seq2SeqTrainingArguments
+
+    return {field.name for field in dataclasses.fields(Seq2SeqTrainingArguments) if field.init}
+
+
+def test_keys_are_fields_and_fields_are_keys() -> None:
+    known = {key.rstrip(".") for key in key_table("llamafactory").names("of_lora", "not_modelled", "harmless")}
+    fields = set(SCHEMA) | _trainer()
+    assert known - fields <= OLD
+    lines = "".join(f"{name}: null\n" for name in sorted(fields - {"model_name_or_path"}))
+    assert not finetuning.read_text(f"model_name_or_path: x\n{lines}").findings
+
+
+def test_stated_defaults_are_those_of_the_source() -> None:
+    found = finetuning.said(finetuning.read_text("model_name_or_path: x\ntemplate: y\n"))
+    default = {name: value for name, (_, value) in SCHEMA.items()}
+    assert found["seq_len"] == default["cutoff_len"]
+    assert found["lora"] == f"{default['lora_rank']}:all-linear"
+    assert default["lora_target"] == "all"
+    assert found["workload.lora_dropout"] == default["lora_dropout"]
+    assert (default["finetuning_type"], default["stage"], default["packing"]) == ("lora", "sft", None)
+    assert default["use_reentrant_gc"] is True
+    assert default["disable_gradient_checkpointing"] is False
+    assert default["quantization_type"] == "nf4"
+    assert default["double_quantization"] is True
+    assert not any(default[name] for name in ("pure_bf16", "upcast_layernorm", "enable_liger_kernel"))
+
+
+def test_trainers_defaults_are_those_of_transformers() -> None:
+    from transformers import Seq2SeqTrainingArguments
+
+    theirs = {field.name: field.default for field in dataclasses.fields(Seq2SeqTrainingArguments)}
+    found = finetuning.said(finetuning.read_text("model_name_or_path: x\ntemplate: y\n"))
+    assert found["micro_batch"] == theirs["per_device_train_batch_size"]
+    assert found["eval_micro_batch"] == theirs["per_device_eval_batch_size"]
+    assert found["accumulation"] == theirs["gradient_accumulation_steps"]
+    assert theirs["optim"] == "adamw_torch_fused"
+    assert found["optimizer_impl"] == "fused"

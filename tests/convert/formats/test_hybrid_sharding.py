@@ -1,0 +1,97 @@
+"""Replicas of the shards in every config that has them: read, written, and the same plan to the byte."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from command_lines import keywords
+from config_files import config_of
+
+import memcalc
+from memcalc.errors import CombinationError
+from memcalc.handoff.exporting import exported
+from memcalc.handoff.saved import estimate_of, saved_plan
+from memcalc.preflight import check
+
+JOB: dict[str, Any] = {
+    "model": "llama-3-8b", "gpu": "h100", "gpus": 32, "seq_len": 2048, "global_batch": 64, "micro_batch": 1,
+    "recompute": "full", "offload": "none", "tp": 1, "pp": 1, "cp": 1,
+}  # fmt: skip
+WRITTEN = [
+    # format, framework, replicas, what is written in which file
+    ("fsdp2", "fsdp2", 4, "REPLICAS = 4"),
+    ("torchtitan", "torchtitan@2026-02", 4, "data_parallel_shard_degree = 8\ndata_parallel_replicate_degree = 4"),
+    ("accelerate", "fsdp2", 2, "dp_replicate_size: 2, parallelism_config_dp_shard_size: 16"),
+    ("accelerate", "fsdp1", 4, "fsdp_sharding_strategy: HYBRID_SHARD,"),
+    ("axolotl", "fsdp2", 4, "dp_replicate_size: 4\ndp_shard_size: 8"),
+    ("megatron", "megatron", 4, "--num-distributed-optimizer-instances 4"),
+]
+
+
+@pytest.mark.parametrize(("to", "framework", "replicas", "said"), WRITTEN)
+def test_what_is_written_is_read_back_as_the_plan(
+    to: str, framework: str, replicas: int, said: str, tmp_path: Path
+) -> None:
+    words = {**JOB, "framework": framework, "dp_replicate": replicas}
+    words |= {"zero": 1} if framework == "megatron" else {"zero": 3}
+    saved = saved_plan(memcalc.plan(**words, top=1), 1)
+    done = exported(saved, to)
+    assert any(said in text for text in done.files.values())
+    for path, text in done.files.items():
+        (tmp_path / path).write_text(text, encoding="utf-8")
+    given = keywords(done.check)
+    assert not {"dp_replicate", "strategy.dp_replicate"} & {*given, *given["settings"]}
+    again = check([str(tmp_path / name) for name in given.pop("files")], **given).estimate
+    plan = estimate_of(saved)
+    assert again.strategy.dp_replicate == plan.strategy.dp_replicate == replicas
+    assert again.strategy.dp == 32
+    decided = {"peak", "components"} if to in ("axolotl", "accelerate") else set()  # how gradients accumulate
+    for part in {"peak", "components", "workload", "hardware"} - decided:
+        assert getattr(again, part) == getattr(plan, part), part
+
+
+READ = [
+    # format, text, flags of the check, replicas
+    ("accelerate", ("distributed_type: FSDP\nnum_processes: 16\nnum_machines: 2\nfsdp_config:\n"
+        "  fsdp_sharding_strategy: HYBRID_SHARD_ZERO2\n"), {"zero": 2}, 2),
+    ("accelerate", ("distributed_type: FSDP\nnum_processes: 16\nnum_machines: 2\nfsdp_config:\n  fsdp_version: 2\n"
+        "parallelism_config:\n  parallelism_config_dp_replicate_size: 4\n"
+        "  parallelism_config_dp_shard_size: 4\n"), {"zero": 3}, 4),
+    ("axolotl", ("base_model: meta-llama/Meta-Llama-3-8B\nmicro_batch_size: 1\nfsdp_version: 2\ndp_shard_size: 4\n"
+        "fsdp_config:\n  offload_params: false\n"), {"zero": 3}, 4),
+    ("axolotl", ("base_model: meta-llama/Meta-Llama-3-8B\nmicro_batch_size: 1\nfsdp_version: 2\ndp_replicate_size: 2\n"
+        "fsdp_config:\n  offload_params: false\n"), {"zero": 3}, 2),
+    ("torchtune", ("model:\n  _component_: torchtune.models.llama3.llama3_8b\ndata_parallel_replicate_dim: 2\n"
+        "data_parallel_shard_dim: 8\nbatch_size: 1\n"), {"framework": "torchtune"}, 2),
+    ("litgpt", ("model_name: Meta-Llama-3-8B\ncommand: pretrain\ndevices: 8\nnum_nodes: 2\ntrain:\n"
+        "  micro_batch_size: 1\n  global_batch_size: 16\nprecision: bf16-true\n"), {"framework": "litgpt"}, 2),
+    ("torchtitan", ('[model]\nname = "llama3"\nflavor = "8B"\n[training]\nlocal_batch_size = 1\n[parallelism]\n'
+        "data_parallel_replicate_degree = 4\n"), {"zero": 3}, 4),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("form", "text", "found", "replicas"), READ)
+def test_what_is_said_is_read(form: str, text: str, found: dict[str, Any], replicas: int, tmp_path: Path) -> None:
+    path = tmp_path / f"job.{'toml' if form == 'torchtitan' else 'yaml'}"
+    path.write_text(text, encoding="utf-8")
+    given = {"model": "llama-3-8b", "gpus": 16, "seq_len": 2048, "micro_batch": 1, "global_batch": 16}
+    answer = check([str(path)], gpu="h100", **given)
+    assert answer.estimate.strategy.dp_replicate == replicas
+    assert {name: getattr(answer.estimate.strategy, name) for name in found} == found
+    assert not [one for file in answer.files for one in file.findings if "replicate" in one.field]
+
+
+def test_torchtitans_replicas_without_shards_are_ddp(tmp_path: Path) -> None:
+    text = '[model]\nname = "llama3"\n[training]\nlocal_batch_size = 1\n[parallelism]\n'
+    text += "data_parallel_replicate_degree = 8\ndata_parallel_shard_degree = 1\n"
+    config = config_of(tmp_path / "train.toml", text, "torchtitan")
+    assert [finding.code for finding in config.findings if "replicate" in finding.field] == ["MC002"]
+    assert "dp_replicate" not in {said.name for said in config.settings}
+
+
+def test_fsdp1_has_one_replica_a_node() -> None:
+    words = {**JOB, "framework": "fsdp1", "zero": 3, "dp_replicate": 2}
+    with pytest.raises(CombinationError, match="one replica a node: 4"):
+        exported(saved_plan(memcalc.plan(**words, top=1), 1), "accelerate")

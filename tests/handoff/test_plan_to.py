@@ -1,0 +1,122 @@
+"""Plans that are searched for a format, and written at once: what is listed is what can be started."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+import memcalc
+from memcalc.cli.app import app
+from memcalc.errors import CombinationError, FileError
+from memcalc.files import write_folder
+from memcalc.handoff.planning import plan_to
+
+JOB: dict[str, Any] = {"model": "llama-3.2-1b", "gpu": "h100", "gpus": 2}
+
+
+def test_every_plan_that_is_listed_for_a_format_is_written_by_it() -> None:
+    plans = plan_to("trainer", top=3, **JOB)
+    assert [plan.rank for plan in plans.plans] == [1, 2, 3]
+    assert {plan.strategy.framework for plan in plans.plans} == {"hf"}
+    assert "--to trainer" in plans.command
+    for plan in plans.plans:
+        assert "training_args.json" in memcalc.export(plans, to="trainer", rank=plan.rank)
+
+
+def test_a_format_of_another_framework_is_refused() -> None:
+    with pytest.raises(CombinationError, match="Megatron-LM arguments is for --framework megatron"):
+        plan_to("megatron", framework="fsdp2", **JOB)
+
+
+def test_torchtitans_toml_is_planned_for_the_release_that_reads_it() -> None:
+    found = plan_to("torchtitan", top=1, model="llama-3.1-8b", gpu="h100", gpus=8, recompute="full", pp=1, cp=1)
+    assert found.plans[0].strategy.framework == "torchtitan@2026-02"
+
+
+def run(*parts: str) -> Any:
+    return CliRunner().invoke(app, [*parts], prog_name="memcalc")
+
+
+def test_a_plan_is_written_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    words = ("--model", "llama-3.2-1b", "--gpu", "h100", "--gpus", "2", "--framework", "deepspeed", "--top", "1")
+    done = run("plan", *words, "--write", "job")
+    assert done.exit_code == 0, done.stderr
+    files = {path.name for path in (tmp_path / "job").iterdir()}
+    assert files == {"ds_config.json", "training_args.json", "train.py", "launch.sh"}
+    launcher = (tmp_path / "job" / "launch.sh").read_text(encoding="utf-8")
+    assert "\ndeepspeed --num_gpus 2 train.py training_args.json\n" in launcher
+    line = re.search(r"^# memcalc (check .*)$", launcher, re.MULTILINE)
+    assert line is not None
+    monkeypatch.chdir(tmp_path / "job")
+    assert run(*line[1].split()).exit_code == 0
+    monkeypatch.chdir(tmp_path)
+    again = run("plan", *words, "--write", "job")
+    assert (again.exit_code, "--force" in again.stderr) == (2, True)
+    assert run("plan", *words, "--write", "job", "--force").exit_code == 0
+
+
+CONFIG = {
+    "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 512, "intermediate_size": 1376,
+    "num_attention_heads": 8, "num_key_value_heads": 4, "num_hidden_layers": 4, "vocab_size": 4096,
+    "max_position_embeddings": 2048, "tie_word_embeddings": True, "rms_norm_eps": 1e-5, "hidden_act": "silu",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("framework", ["ddp", "deepspeed", "fsdp2"])
+def test_a_model_that_is_a_relative_path_is_found_from_the_jobs_folder_and_from_elsewhere(
+    framework: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "models").mkdir()
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "models" / "config.json").write_text(json.dumps(CONFIG), encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    words = ("--model", "models/config.json", "--gpu", "h100", "--gpus", "2", "--framework", framework, "--top", "1")
+    done = run("plan", *words, "--write", "job")
+    assert done.exit_code == 0, done.stderr
+    texts = "".join(path.read_text(encoding="utf-8") for path in (tmp_path / "job").iterdir())
+    named = {name.removesuffix("config.json") for name in re.findall(r'[^"\s]*models/config\.json', texts)}
+    assert named == {f"{tmp_path}/models/"}
+    launcher = (tmp_path / "job" / "launch.sh").read_text(encoding="utf-8")
+    line = re.search(r"^# memcalc (check .*)$", launcher, re.MULTILINE)
+    assert line is not None
+    monkeypatch.chdir(tmp_path / "job")
+    assert run(*line[1].split()).exit_code == 0
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    words_there = [
+        str(tmp_path / "job" / word) if (tmp_path / "job" / word).is_file() else word for word in line[1].split()
+    ]
+    assert run(*words_there).exit_code == 0
+
+
+def test_a_new_folder_is_there_with_all_its_files_or_not_at_all(tmp_path: Path) -> None:
+    with pytest.raises(FileError):
+        write_folder(tmp_path / "job", {"a": "1", "no/such": "2"}, force=False)
+    assert list(tmp_path.iterdir()) == []
+    write_folder(tmp_path / "job", {"a": "1", "b": "2"}, force=False)
+    assert {path.name: path.read_text() for path in (tmp_path / "job").iterdir()} == {"a": "1", "b": "2"}
+    with pytest.raises(FileError, match="must be a folder"):
+        write_folder(tmp_path / "job" / "a", {"a": "1"}, force=False)
+
+
+def test_what_would_fit_is_what_the_format_says() -> None:
+    """Neither torchtitan nor Megatron-LM is told adapters, a quantised base or 8-bit states."""
+    large = {"model": "llama-3.1-70b", "gpu": "a100-80g", "gpus": 8, "offload": "none", "pp": 1, "cp": 1}
+    for to in ("torchtitan", "megatron"):
+        found = plan_to(to, **large)
+        assert not found.plans
+        changes = [answer.change for answer in found.nearest]
+        assert any("--gpus" in change for change in changes), changes
+        assert not any(re.search("adamw-8bit|--lora|--quantize", change) for change in changes), changes
+        assert all(f"--to {to}" in answer.command for answer in found.nearest)
+
+
+def test_each_format_is_of_a_framework_where_none_is_named() -> None:
+    for to, framework in (("axolotl", "hf"), ("accelerate", "fsdp1"), ("deepspeed", "deepspeed")):
+        (plan,) = plan_to(to, **{**JOB, "model": "gpt2"}, precision="fp32", top=1).plans
+        assert plan.strategy.framework == framework

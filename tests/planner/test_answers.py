@@ -1,0 +1,162 @@
+"""What a plan says beyond its ranking: objectives, the front, why a strategy lost, what would fit, the recipe."""
+
+import pytest
+
+import memcalc
+from memcalc.errors import InputError
+from memcalc.planner.sentences import parse_question
+from memcalc.specs.strategy import Strategy
+
+JOB = {"model": "llama-2-7b", "gpu": "a100-40g", "gpus": 8, "global_batch": 128}
+SMALL = {**JOB, "model": "llama-3.2-1b", "seq_len": 1024}
+PINNED = {"zero": 3, "tp": 1, "pp": 1, "cp": 1, "recompute": "none", "offload": "none", "micro_batch": 4}
+
+
+def test_each_objective_wins_at_its_own() -> None:
+    first = {
+        name: memcalc.plan(**SMALL, objective=name, top=1).plans[0] for name in ("throughput", "memory", "simplicity")
+    }
+    speed = {name: plan.time.tokens_per_second_per_gpu for name, plan in first.items()}
+    assert first["memory"].peak.device <= min(plan.peak.device for plan in first.values())
+    assert speed["throughput"] >= max(speed.values())
+    assert speed["simplicity"] >= speed["throughput"] / 1.25
+    assert parts(first["simplicity"].strategy) <= parts(first["throughput"].strategy)
+
+
+def parts(s: Strategy) -> int:
+    """Count what plain data parallelism has not; CP on short sequences and PP inside a node count twice."""
+    degrees = sum(degree > 1 for degree in (s.tp, s.pp, s.cp, s.ep))
+    other_schedule = s.pp > 1 and s.pp_schedule != "1f1b"
+    own = s.sp + (s.recompute != "none") + (s.zero > 0) + len(s.offload) + other_schedule
+    return degrees + own + unusual(s)
+
+
+def unusual(s: Strategy) -> int:
+    """Count what is seldom done at 4,096 tokens on one node."""
+    return (s.cp > 1) + (s.pp > 1)
+
+
+@pytest.mark.parametrize("model", ["llama-2-7b", "llama-3.1-8b", "qwen2.5-3b"])
+def test_the_first_is_the_simplest_of_those_within_five_percent(model: str) -> None:
+    """What buys less than the error of its time counts only where nothing else is within a quarter of the fastest."""
+    words = {**JOB, "model": model, "gpu": "a100-40g"}
+    first = memcalc.plan(**words, top=1, seq_len=4096).plans[0]
+    fast = memcalc.plan(**words, objective="throughput", rank_all=True, top=40, seq_len=4096).plans
+    assert not unusual(first.strategy)
+    assert not first.strategy.offload
+    plain = [plan for plan in fast if not (unusual(plan.strategy) or plan.strategy.offload)]
+    bound = plain[0].time.tokens_per_second_per_gpu / 1.05
+    near = [plan for plan in plain if plan.time.tokens_per_second_per_gpu >= bound]
+    assert first.parts == parts(first.strategy) <= min(parts(plan.strategy) for plan in near)
+    assert first.time.tokens_per_second_per_gpu >= bound
+
+
+def test_a_list_has_one_row_of_an_idea_the_fastest_and_the_smallest() -> None:
+    answer = memcalc.plan(**JOB)
+    assert len(answer.plans) <= 6
+    roles = {role: plan for plan in answer.plans for role in plan.special}
+    assert {"best", "fastest", "smallest", "full recompute", "with offload"} <= set(roles)
+    assert answer.plans[0] is roles["best"]
+    assert roles["fastest"] is max(answer.plans, key=lambda plan: plan.time.tokens_per_second_per_gpu)
+    assert roles["smallest"] is min(answer.plans, key=lambda plan: plan.peak.device)
+    ranked = memcalc.plan(**JOB, rank_all=True, top=12).plans
+    assert [plan.strategy for plan in ranked[:1]] == [answer.plans[0].strategy]
+    speeds = [plan.time.tokens_per_second_per_gpu for plan in ranked]
+    assert speeds[1:] == sorted(speeds[1:], reverse=True)
+    assert max(speeds) == pytest.approx(roles["fastest"].time.tokens_per_second_per_gpu)
+
+
+def test_gpu_hours_are_those_of_the_token_budget() -> None:
+    answer = memcalc.plan(**{**SMALL, "gpus": None}, objective="cost", tokens="2T")
+    assert answer.token_budget == 2 * 10**12
+    for plan in answer.plans:
+        seconds = 2e12 / (plan.time.tokens_per_second_per_gpu * plan.gpus)
+        assert plan.gpu_hours == pytest.approx(seconds * plan.gpus / 3600)
+    hours = [plan.gpu_hours for plan in answer.plans if plan.verdict != "tight"]
+    assert hours == sorted(hours)
+
+
+def test_a_critical_batch_makes_large_batches_count_for_less() -> None:
+    def best(critical: str | None) -> int:
+        return (
+            memcalc.plan(**{**SMALL, "global_batch": "64/1024"}, critical_batch=critical, top=1).plans[0].global_batch
+        )
+
+    assert best(None) == 1024
+    assert best("10k") == 64
+    plan = memcalc.plan(**SMALL, critical_batch=128 * 1024, top=1).plans[0]
+    assert plan.statistical_efficiency == pytest.approx(0.5)
+
+
+def test_why_names_what_costs_the_time() -> None:
+    said = memcalc.plan(**JOB, top=1, why="tp=1,recompute=full,offload=none").asked
+    assert "slower than the first plan" in said
+    said = memcalc.plan(**JOB, top=1, why="tp=1,pp=1,cp=1,recompute=none,offload=none,micro-batch=8").asked
+    assert "does not fit" in said
+    assert "activations" in said
+
+
+def test_why_of_the_first_plan_itself() -> None:
+    plan = memcalc.plan(**SMALL, top=1).plans[0]
+    s = plan.strategy
+    words = f"zero={s.zero},tp={s.tp},pp={s.pp},cp={s.cp},recompute={s.recompute},micro-batch={s.micro_batch}"
+    assert "as fast as the first plan" in memcalc.plan(**SMALL, top=1, why=words).asked
+
+
+@pytest.mark.parametrize("question", ["tp", "tensor=2", "tp=x", "=", "tp=2,color=red"])
+def test_a_wrong_question_is_refused(question: str) -> None:
+    with pytest.raises(InputError):
+        memcalc.plan(**SMALL, top=1, why=question)
+
+
+def test_a_question_may_hold_a_list_of_offloads() -> None:
+    assert parse_question("offload=optimizer,activations,tp=2") == {"offload": ("optimizer", "activations"), "tp": 2}
+
+
+def test_what_cannot_run_is_said_in_its_own_words() -> None:
+    assert "cannot run" in memcalc.plan(**SMALL, top=1, why="ep=2").asked
+
+
+def test_the_smallest_changes_fit_and_have_a_price() -> None:
+    job = {**JOB, "gpus": 2, **PINNED, "micro_batch": 1}
+    answer = memcalc.plan(**job)
+    assert not answer.plans
+    changes = {change.change: change for change in answer.nearest}
+    assert any(name.startswith("--gpu ") for name in changes)
+    assert any(name.startswith("--gpus ") for name in changes)
+    for change in (change for change in answer.nearest if change.group != "not enough"):
+        assert change.job is not None
+        found = memcalc.plan(**change.job.keywords(), top=1).plans[0]
+        assert found.verdict == change.verdict
+        assert found.time.tokens_per_second_per_gpu == pytest.approx(change.tokens_per_second_per_gpu)
+        assert found.peak.device == change.device
+        assert change.throughput is not None
+        assert change.throughput > 0
+
+
+def test_two_words_are_changed_only_where_one_is_not_enough() -> None:
+    answer = memcalc.plan(model="llama-2-13b", gpu="rtx-3090", gpus=1, **PINNED)
+    own = [change.change for change in answer.nearest if "--gpu" not in change.change]
+    assert own
+    assert all(text.count("--") == 2 for text in own if "recompute" in text)
+
+
+def test_the_recipe_takes_no_remedy_that_it_does_not_need() -> None:
+    roomy = memcalc.plan(**{**SMALL, "gpu": "a100-80g"}, recipe=True, top=1).recipe
+    assert [step.stage for step in roomy] == ["start", "16-bit compute", "fill the card"]
+    scarce = memcalc.plan(**{**JOB, "gpus": 1, "pp": 1}, recipe=True, top=1).recipe
+    assert [step.stage for step in scarce][:4] == ["start", "16-bit compute", "recompute", "offload"]
+    assert not scarce[0].fits
+    assert scarce[-1].fits
+    capacity = memcalc.plan(**JOB, top=1).capacity
+    assert all(step.fits == (step.device <= capacity) for step in scarce)
+
+
+def test_the_return_of_a_remedy_is_memory_over_time() -> None:
+    found = {remedy.change: remedy for remedy in memcalc.plan(**JOB, recipe=True, top=1).remedies}
+    full, some = found["--recompute full"], found["--recompute every-2"]
+    assert full.saved > some.saved > 0
+    assert full.slower > some.slower > 0
+    assert full.roi == pytest.approx(full.saved / full.slower)
+    plain = memcalc.plan(**JOB, **{**PINNED, "micro_batch": 1, "zero": 2}, top=1, precision="bf16-mixed")
+    assert plain.searched == 1

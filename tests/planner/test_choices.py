@@ -1,0 +1,90 @@
+"""Several values on one axis: listed, a range, all but some, any."""
+
+import pytest
+
+import memcalc
+from memcalc.errors import InputError, MemcalcError
+from memcalc.planner.request import Choice, check_words, parse_choice
+from memcalc.specs.options import SEARCHED
+
+JOB = {"model": "llama-3.2-1b", "gpu": "a100-80g", "gpus": 8, "seq_len": 1024, "global_batch": 64}
+
+
+def taken(name: str, **words: object) -> set[object]:
+    """Return the values of an axis among the listed plans."""
+    return {getattr(plan.strategy, name) for plan in memcalc.plan(**JOB, **words, top=40, rank_all=True).plans}
+
+
+@pytest.mark.parametrize(
+    ("typed", "kept"),
+    [("2/8", [2, 8]), ("2..4", [2, 4]), ("..2", [1, 2]), ("4..", [4, 8]), ("not:1/4", [2, 8]), ("any", [1, 2, 4, 8])],
+)
+def test_what_is_typed(typed: str, kept: list[int]) -> None:
+    choice = parse_choice("tp", typed, int, number=True)
+    assert isinstance(choice, Choice)
+    assert choice.of([1, 2, 4, 8]) == kept
+
+
+@pytest.mark.parametrize("typed", ["2", 2, " 2 "])
+def test_one_value_is_no_choice(typed: object) -> None:
+    assert parse_choice("tp", typed, lambda value: int(str(value)), number=True) == 2
+
+
+def test_a_list_is_several_values() -> None:
+    request = check_words({"tp": [1, 2], "recompute": ["none", "full"], "zero": [3]}, None, several=True)
+    assert request.choices["tp"].listed == (1, 2)
+    assert request.choices["recompute"].listed == ("none", "full")
+    assert request.given["zero"] == 3
+
+
+@pytest.mark.parametrize("typed", ["8..2", "..", "2..x", "2/x", "not:x", "0..2", "/", "2//4"])
+def test_a_wrong_choice_is_one_sentence(typed: str) -> None:
+    with pytest.raises(InputError) as refused:
+        memcalc.plan(**JOB, tp=typed)
+    assert "tp" in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+def test_an_estimate_takes_one_value() -> None:
+    with pytest.raises(InputError, match="must be one value here"):
+        memcalc.estimate(**{**JOB, "tp": "1/2"})
+
+
+def test_every_searched_word_takes_several_values() -> None:
+    values = {
+        "gpus": "1/2", "global_batch": "8/16", "precision": "bf16/fp32", "optimizer": "adamw/lion", "zero": "2/3",
+        "recompute": "none/full", "tp": "1/2", "sp": "true/false", "pp": "1/2", "pp_schedule": "1f1b/gpipe",
+        "vpp": "1/2", "cp": "1/2", "ep": "1/2", "dp_replicate": "1/2", "offload": "none/optimizer,activations",
+        "offload_to": "cpu/nvme", "micro_batch": "1/2",
+    }  # fmt: skip
+    assert set(values) == set(SEARCHED)
+    assert set(check_words(values, None, several=True).choices) == set(SEARCHED)
+
+
+def test_bounds_and_exclusions_hold() -> None:
+    assert taken("tp", tp="2..4") <= {2, 4}
+    assert "none" not in taken("recompute", recompute="not:none")
+    assert taken("offload", offload="none/optimizer") <= {(), ("optimizer",)}
+    assert taken("precision", precision="bf16/bf16-mixed") <= {"bf16", "bf16-mixed"}
+
+
+def test_an_optimizer_that_is_left_open_is_searched() -> None:
+    smallest = memcalc.plan(**JOB, optimizer="adamw/sgd", offload="none", objective="memory", top=1).plans[0]
+    assert smallest.strategy.optimizer == "sgd"
+    assert "--optimizer sgd" in smallest.command
+    alone = memcalc.plan(**JOB, optimizer="sgd").searched
+    assert memcalc.plan(**JOB, optimizer="adamw/sgd").searched == 2 * alone
+
+
+def test_a_choice_that_leaves_nothing_is_refused() -> None:
+    with pytest.raises(InputError, match="is left"):
+        memcalc.plan(**JOB, micro_batch="1000..2000")
+
+
+def test_a_bound_leaves_out_the_numbers_of_gpus_that_cannot_meet_it() -> None:
+    words = {name: value for name, value in JOB.items() if name != "gpus"}
+    answer = memcalc.plan(**words, tp="3..")
+    assert {plan.gpus for plan in answer.plans} == {4, 8}
+    assert all(plan.strategy.tp >= 3 for plan in answer.plans)
+    with pytest.raises(MemcalcError, match="no parallel layout"):
+        memcalc.plan(**{**JOB, "gpus": 2}, tp="3..")

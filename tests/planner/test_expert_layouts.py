@@ -1,0 +1,21 @@
+"""For published layouts, what is said first is as good, or a sentence says what the layout lacks."""
+
+import expert_layouts as experts
+import pytest
+
+EXPERTS = experts.experts()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("expert", EXPERTS, ids=[expert["name"] for expert in EXPERTS])
+def test_a_published_layout_is_near_the_first_or_explained(expert: dict) -> None:
+    row = experts.compared(expert)
+    assert row.behind >= -1e-9, "a pin found a faster plan than the whole search"
+    assert row.behind <= experts.NEAR or len(row.why) > 40, row.why
+    page = experts.PAGE.read_text(encoding="utf-8")
+    assert experts.table([row]).splitlines()[-1] in page.splitlines(), "run tests/expert_layouts.py"
+
+
+def test_there_are_twenty_with_a_source() -> None:
+    assert len({expert["name"] for expert in EXPERTS}) >= 20
+    assert all(expert["source"] and expert["job"]["framework"] for expert in EXPERTS)

@@ -1,0 +1,63 @@
+"""The global batch as people say it: sequences, tokens, and what is most likely a slip."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import memcalc
+from memcalc.errors import InputError
+from memcalc.planner.global_batch import MOST_TOKENS, batch_of, sequences_of
+from memcalc.planner.request import Request
+
+
+def batch(raw: object, seq_len: int, ranks: int = 1) -> int:
+    return batch_of(Request({"global_batch": raw}), seq_len, ranks)
+
+
+@pytest.mark.parametrize(
+    ("raw", "seq_len", "ranks", "sequences"),
+    [
+        ("4M tokens", 4096, 8, 1024),  # Llama 2: a global batch size of 4M tokens, at 4096 of them a sequence
+        ("4M tokens", 4000, 8, 1000),  # 4000 x 8 x 125 = 4M
+        ("4_000_000 tokens", 4096, 8, 1024),
+        ("16M tokens", 8192, 16, 2048),  # Llama 3.1: 16M tokens at 8192
+        ("0.5M tokens", 2048, 8, 256),  # GPT-3 Small: 0.5M, at 2048 tokens a sequence
+        ("512k tokens", 4096, 8, 128),
+        ("500k tokens", 4096, 8, 128),  # 125 is no whole step of eight ranks
+        ("1.5M tokens", 4096, 1, 384),
+        ("4M tokens", 4096, 24, 1056),  # 24 x 44: of the multiples of 24 within 5% that with most twos
+        ("4M sequences", 4096, 1, 4_000_000),
+        (1024, 4096, 1, 1024),
+    ],
+)
+def test_what_people_mean(raw: object, seq_len: int, ranks: int, sequences: int) -> None:
+    assert batch(raw, seq_len, ranks) == sequences
+
+
+def test_a_bare_number_of_tokens_is_asked_back() -> None:
+    with pytest.raises(InputError, match=r"these are sequences.*'4M tokens' or '4M sequences'"):
+        batch("4M", 4096)
+    with pytest.raises(InputError, match="sequences"):
+        memcalc.estimate(model="gpt2", gpu="a100-80g", global_batch=4_000_000)
+    assert batch(MOST_TOKENS // 4096, 4096) == 2**17
+
+
+def test_less_than_a_sequence_is_refused() -> None:
+    with pytest.raises(InputError, match="from one sequence of 4,096 tokens"):
+        batch("100 tokens", 4096)
+
+
+@given(tokens=st.integers(1, 10**9), seq_len=st.integers(1, 200_000), ranks=st.sampled_from([1, 2, 3, 8, 24, 96, 1024]))
+def test_tokens_become_sequences_within_a_twentieth(tokens: int, seq_len: int, ranks: int) -> None:
+    sequences = sequences_of(tokens, seq_len, ranks)
+    assert abs(sequences - tokens / seq_len) <= max(0.05 * tokens / seq_len, 1)
+    if tokens % (seq_len * ranks) == 0:
+        assert sequences * seq_len == tokens
+
+
+def test_an_estimate_says_what_it_took() -> None:
+    found = memcalc.estimate(model="llama-2-7b", gpu="a100-80g", gpus=8, seq_len="4k", global_batch="4M tokens")
+    assert (found.workload.seq_len, found.workload.global_batch, found.workload.accumulation_steps) == (4096, 1024, 128)
+    assert found.assumptions["global_batch"] == "1024 sequences (4,194,304 tokens)"

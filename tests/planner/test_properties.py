@@ -1,0 +1,235 @@
+"""What holds of every strategy, whatever its figures are."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import memcalc
+from memcalc import catalog
+from memcalc.api import load_model
+from memcalc.formulas.pipeline import in_flight_1f1b
+from memcalc.grid import Grid, Layout
+from memcalc.planner.costs import costs_of
+from memcalc.specs.options import SharedSettings
+from memcalc.sums import ZERO, computed
+from memcalc.terms import ModelOnGrid, build_ledger
+from memcalc.terms.overhead import Workspaces
+from memcalc.terms.pipeline import in_flight
+
+NO_WORKSPACES = Workspaces(0, 0)
+MODELS = ("llama-3.2-1b", "gpt2", "bert-large", "mixtral-8x7b", "t5-base", "deepseek-v2-lite")
+RECOMPUTES = (
+    *("none", "full", "sqrt", "attention", "mlp", "selective-ops", "selective-core-attn"),
+    *("every-2", "segments-3", "block-4", "uniform-2"),
+)
+OFFLOADS = ((), ("optimizer",), ("params",), ("activations",), ("params", "activations"))
+PRECISIONS = ("bf16-mixed", "bf16-autocast", "bf16")
+
+few = settings(max_examples=40, derandomize=True, deadline=None)
+words = st.fixed_dictionaries(
+    {
+        "model": st.sampled_from(MODELS),
+        "framework": st.sampled_from(["fsdp2", "hf", "deepspeed"]),
+        "gpus": st.sampled_from([1, 2, 8]),
+        "micro_batch": st.sampled_from([1, 2, 4]),
+        "recompute": st.sampled_from(RECOMPUTES),
+        "precision": st.sampled_from(["bf16-mixed", "fp32"]),
+        "optimizer": st.sampled_from(["adamw", "adamw-8bit", "sgd", "lion"]),
+        "offload": st.sampled_from(OFFLOADS),
+    }
+)
+
+
+def answer_of(chosen: dict[str, Any], **changes: Any) -> Any:
+    """Return the estimate of one strategy of 32 x 512 tokens on A100s."""
+    return memcalc.estimate(**{"gpu": "a100-80g", "zero": 3, "seq_len": 512, "global_batch": 32, **chosen, **changes})
+
+
+@few
+@given(chosen=words)
+def test_parts_make_the_whole(chosen: dict[str, Any]) -> None:
+    answer = answer_of(chosen)
+    assert sum(answer.components.model_dump().values()) == answer.peak.reserved
+    assert max(answer.phases.values()) == answer.phases[answer.peak.phase] == answer.peak.allocated
+    assert answer.peak.allocated <= answer.peak.reserved <= answer.peak.device
+    assert answer.interval.low <= answer.peak.device <= answer.interval.high
+    for phase, bytes_ in answer.phases.items():
+        assert sum(term.bytes for term in answer.terms if phase in term.phases) == bytes_
+
+
+def grid_of(name: str, micro_batches: tuple[int, ...] = (1,), **changes: Any) -> tuple[Any, Grid]:
+    """Return a model and a grid of one strategy, or of several micro-batches."""
+    axes: dict[str, Any] = {
+        "layouts": (Layout(dp=8),),
+        "precisions": ("bf16-mixed",),
+        "recomputes": ("none",),
+        "zeros": (3,),
+        "offloads": ((),),
+    }
+    fixed = SharedSettings(
+        framework=changes.pop("framework", "fsdp2"),
+        seq_len=changes.pop("seq_len", 512),
+        global_batch=128,
+        **changes.pop("fixed", {}),
+    )
+    return load_model(name), Grid(fixed, micro_batches=micro_batches, **{**axes, **changes})
+
+
+def states(name: str, component: str, **changes: Any) -> int:
+    """Return the bytes of a component of the states at the step."""
+    model, grid = grid_of(name, **changes)
+    return int(np.max(build_ledger(ModelOnGrid(model, grid), NO_WORKSPACES).component(component, "step")))
+
+
+@few
+@given(
+    name=st.sampled_from(MODELS),
+    component=st.sampled_from(["parameters", "gradients", "optimizer"]),
+    ranks=st.sampled_from([2, 4, 8]),
+)
+def test_more_sharding_never_costs_more(name: str, component: str, ranks: int) -> None:
+    layouts = (Layout(dp=ranks),)
+    by_stage = [states(name, component, framework="deepspeed", layouts=layouts, zeros=(zero,)) for zero in (0, 1, 2, 3)]
+    assert by_stage == sorted(by_stage, reverse=True)
+    by_ranks = [states(name, component, layouts=(Layout(dp=dp),)) for dp in (1, ranks, 2 * ranks)]
+    assert by_ranks == sorted(by_ranks, reverse=True)
+
+
+@few
+@given(name=st.sampled_from(["llama-3.2-1b", "gpt2", "mixtral-8x7b"]), sp=st.booleans())
+def test_more_tensor_parallelism_never_costs_more(name: str, sp: bool) -> None:
+    degrees = (1, 2, 4)
+    for component in ("parameters", "gradients", "optimizer"):
+        held = [states(name, component, layouts=(Layout(tp=tp, sp=sp and tp > 1),)) for tp in degrees]
+        assert held == sorted(held, reverse=True)
+
+
+def forward_activations(name: str, recompute: str) -> int:
+    """Return the bytes of activations at the end of the forward pass."""
+    model, grid = grid_of(name, recomputes=(recompute,))
+    return int(np.max(build_ledger(ModelOnGrid(model, grid), NO_WORKSPACES).component("activations", "forward")))
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_recomputation_never_keeps_more(name: str) -> None:
+    everything, least = forward_activations(name, "none"), forward_activations(name, "full")
+    for recompute in RECOMPUTES:
+        kept = forward_activations(name, recompute)
+        # plain autograd keeps no output of a matmul that only the selective-operator policy stores
+        assert kept <= everything or recompute == "selective-ops"
+        assert least <= kept or recompute in {"uniform-2", "segments-3", "sqrt"}
+
+
+def peaks(model: Any, grid: Grid) -> list[int]:
+    """Return the largest peak over the stages, in the order of the grid."""
+    peak = build_ledger(ModelOnGrid(model, grid), NO_WORKSPACES).peak().max(axis=1, keepdims=True)
+    shape = (grid.shape[0], 1, *grid.shape[2:])
+    return [int(value) for value in np.broadcast_to(peak, shape).reshape(-1)]
+
+
+@few
+@given(name=st.sampled_from(MODELS), recompute=st.sampled_from(RECOMPUTES), precision=st.sampled_from(PRECISIONS))
+def test_memory_grows_with_the_work(name: str, recompute: str, precision: str) -> None:
+    pinned = {"recomputes": (recompute,), "precisions": (precision,)}
+    by_batch = peaks(*grid_of(name, (1, 2, 4, 8), **pinned))
+    assert by_batch == sorted(by_batch)
+    by_length = [peaks(*grid_of(name, seq_len=length, **pinned))[0] for length in (128, 256, 512)]
+    assert by_length == sorted(by_length)
+    model, grid = grid_of(name, recomputes=(recompute,), precisions=(precision,))
+    last = model.groups[-1]
+    deeper = model.model_copy(
+        update={"groups": (*model.groups[:-1], last.model_copy(update={"count": 2 * last.count}))}
+    )
+    # twice the depth: one block more may move sqrt to more segments
+    assert peaks(model, grid)[0] <= peaks(deeper, grid)[0]
+
+
+LAYOUTS = (
+    Layout(dp=8),
+    Layout(dp=4, tp=2, sp=True),
+    Layout(dp=2, tp=2, cp=2),
+    Layout(dp=2, pp=4),
+    Layout(dp=1, tp=2, sp=True, pp=4),
+)
+
+
+@pytest.mark.parametrize("name", ["llama-3.2-1b", "mixtral-8x7b"])
+@pytest.mark.parametrize("every_stage", [False, True])
+@pytest.mark.parametrize("attention", ["flash", "eager"])
+def test_one_strategy_is_the_same_alone_and_in_a_space(name: str, every_stage: bool, attention: str) -> None:
+    """Bit for bit: bytes on the GPU, bytes on the host, and each part of the step's time."""
+    model, gpu = load_model(name), catalog.gpu("a100-80g")
+    fixed = SharedSettings(framework="fsdp2", seq_len=512, global_batch=32, attention=attention)
+    space = Grid(fixed, LAYOUTS, PRECISIONS, RECOMPUTES, (3, 2), OFFLOADS, (1, 2, 4), every_stage=every_stage)
+    node = catalog.node_for(gpu)
+    shape = (len(LAYOUTS), 1, *space.shape[2:])
+
+    def figures(grid: Grid) -> list[Any]:
+        costs = costs_of(model, grid, gpu, node)
+        reserved = computed(costs.reserved).max(axis=1, keepdims=True)
+        host = sum((computed(held).max(axis=1, keepdims=True) for held, _ in costs.rooms), ZERO)
+        return [reserved, host, costs.allowed, *costs.times.parts]
+
+    together = [np.broadcast_to(array, shape) for array in figures(space)]
+    random = np.random.default_rng(0)
+    for _ in range(60):
+        index = tuple(int(random.integers(length)) for length in shape)
+        i, _, p, r, z, o, m = index
+        one = Grid(
+            fixed,
+            (space.layouts[i],),
+            (space.precisions[p],),
+            (space.recomputes[r],),
+            (space.zeros[z],),
+            (space.offloads[o],),
+            (space.micro_batches[m],),
+            every_stage=every_stage,
+        )
+        assert [array.item() for array in figures(one)] == [array[index].item() for array in together]
+
+
+@few
+@given(
+    gpus=st.sampled_from([1, 4, 8]),
+    model=st.sampled_from(["llama-3.2-1b", "gpt2", "mixtral-8x7b"]),
+    gpu=st.sampled_from(["a100-80g", "rtx-4090"]),
+)
+def test_a_plan_is_its_own_estimate(gpus: int, model: str, gpu: str) -> None:
+    plans = memcalc.plan(model=model, gpu=gpu, gpus=gpus, seq_len=512, global_batch=32, top=3)
+    for plan in plans.plans:
+        s = plan.strategy
+        answer = memcalc.estimate(
+            model=model,
+            gpu=gpu,
+            gpus=gpus,
+            seq_len=512,
+            global_batch=32,
+            framework=s.framework,
+            precision=s.precision,
+            zero=s.zero,
+            tp=s.tp,
+            sp=s.sp,
+            pp=s.pp,
+            cp=s.cp,
+            ep=s.ep,
+            recompute=s.recompute,
+            offload=s.offload,
+            attention=s.attention,
+            micro_batch=s.micro_batch,
+        )
+        assert answer.strategy == s
+        assert answer.peak.model_dump() == plan.peak.model_dump()
+        assert answer.verdict == plan.verdict
+        assert answer.workload.accumulation_steps == plan.accumulation_steps
+
+
+@few
+@given(pp=st.sampled_from([2, 4, 8]), batch=st.sampled_from([1, 2, 4, 32]), schedule=st.sampled_from(["1f1b", "gpipe"]))
+def test_micro_batches_in_flight(pp: int, batch: int, schedule: str) -> None:
+    fixed = SharedSettings(framework="fsdp2", seq_len=512, global_batch=batch)
+    grid = Grid(fixed, (Layout(pp=pp, schedule=schedule),), ("bf16",), ("none",), (3,), ((),), (1,), every_stage=True)
+    held = [int(n) for n in np.broadcast_to(in_flight(grid), (1, pp, 1, 1, 1, 1, 1)).reshape(-1)]
+    assert held == [batch if schedule == "gpipe" else in_flight_1f1b(stage, pp, batch) for stage in range(pp)]

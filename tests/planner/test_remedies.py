@@ -1,0 +1,92 @@
+"""Remedies where nothing fits: what each costs, in which order, and that each is what its command answers."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any, get_args
+
+import pytest
+
+import memcalc
+from memcalc.results.plans import Nearest, RemedyGroup
+
+JOB: dict[str, Any] = {"model": "gpt2-xl", "gpu": "v100-16g", "gpus": 1, "seq_len": 1024, "offload": "none"}
+
+
+@pytest.fixture(scope="module")
+def answer() -> Any:
+    return memcalc.plan(**JOB)
+
+
+def by_group(answer: Any, group: str) -> list[Nearest]:
+    """Return the remedies of a group."""
+    return [remedy for remedy in answer.nearest if remedy.group == group]
+
+
+def test_groups_stand_in_the_order_of_what_they_cost(answer: Any) -> None:
+    assert not answer.plans
+    order = [get_args(RemedyGroup).index(remedy.group) for remedy in answer.nearest]
+    assert all(before <= after for before, after in pairwise(order))
+
+
+def test_adapters_are_among_them_with_their_command(answer: Any) -> None:
+    changes = {remedy.change for remedy in by_group(answer, "fewer trained parameters")}
+    assert {"--lora 16", "--lora 16 --quantize nf4"} <= changes
+
+
+def test_offload_says_its_host_memory(answer: Any) -> None:
+    offloaded = next(remedy for remedy in by_group(answer, "same training") if "--offload" in remedy.change)
+    assert offloaded.host_memory > 0
+
+
+def test_each_is_what_its_command_answers(answer: Any) -> None:
+    for remedy in (remedy for remedy in answer.nearest if remedy.group != "not enough"):
+        assert remedy.job is not None
+        first = memcalc.plan(**remedy.job.keywords(), top=1, advice=False).plans[0]
+        assert (first.verdict, first.peak.device) == (remedy.verdict, remedy.device)
+        assert remedy.slowest < first.time.tokens_per_second_per_gpu < remedy.fastest
+
+
+def test_what_is_not_enough_does_not_fit(answer: Any) -> None:
+    for remedy in by_group(answer, "not enough"):
+        assert remedy.verdict == "does-not-fit"
+        assert remedy.device > answer.capacity
+
+
+def test_memory_of_unknown_size_is_said() -> None:
+    """The node of the RTX 3090 has no host memory on file: nobody can say whether the offload has room."""
+    result = memcalc.plan(model="llama-3.2-3b", gpu="rtx-3090", gpus=1, offload="none")
+    offloaded = [remedy for remedy in result.nearest if "--offload" in remedy.change]
+    assert offloaded
+    assert all(remedy.unknown for remedy in offloaded)
+    assert all(not remedy.unknown for remedy in result.nearest if "--gpu " in remedy.change)
+
+
+def test_a_plan_that_is_tight_has_what_makes_it_safe() -> None:
+    """LoRA of an 8B on a 24 GB card: logits of 128,256 words stand at the peak, which a fused loss never makes."""
+    result = memcalc.plan(model="llama-3-8b", gpu="rtx-3090", gpus=1, lora=True, offload="none")
+    assert {plan.verdict for plan in result.plans} == {"tight"}
+    assert [remedy.verdict for remedy in result.nearest] == ["fits"] * len(result.nearest)
+    assert "--loss fused-linear" in {remedy.change for remedy in result.nearest}
+
+
+def test_a_plan_that_fits_has_no_remedies() -> None:
+    result = memcalc.plan(model="llama-3-8b", gpu="a100-80g", gpus=1, lora=True, top=1)
+    assert result.plans[0].verdict == "fits"
+    assert not result.nearest
+
+
+def test_a_large_cache_is_compared_with_expandable_segments() -> None:
+    job = {"model": "llama-2-7b", "gpu": "a100-40g", "gpus": 8, "zero": 3, "recompute": "full"}
+    result = memcalc.estimate(**job, advice=True)
+    expandable = memcalc.estimate(**job, settings={"strategy.expandable_segments": True})
+    assert result.components.reserve > 0.1 * result.peak.device
+    assert result.expandable_device == expandable.peak.device < result.peak.device
+    assert expandable.expandable_device is None
+    assert memcalc.estimate(**job, advice=False).expandable_device is None
+
+
+def test_a_small_cache_is_not_spoken_of() -> None:
+    result = memcalc.estimate(model="llama-3-8b", gpu="a100-80g", gpus=1, lora=True, recompute="full", advice=True)
+    assert result.components.reserve <= 0.1 * result.peak.device
+    assert result.expandable_device is None

@@ -1,0 +1,130 @@
+"""Each trap is found where a configuration stands in it, and not beside it."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import memcalc
+from memcalc.convert.config import JOB_KEYS, Config, Setting
+from memcalc.convert.document import Document
+from memcalc.preflight.job import estimate_merged
+from memcalc.preflight.lints import LINTS, LintContext, lints
+from memcalc.preflight.merge import merge
+
+ROOT = Path(__file__).resolve().parents[2]
+TRAPS_PAGE = ROOT / "docs" / "traps.md"
+PACKAGE = ROOT / "memcalc"
+JOB = {"model": "llama-2-7b", "gpu": "a100-80g", "gpus": 8, "seq_len": 2048, "micro_batch": 2, "accumulation": 2}
+
+
+def scene(*more: dict[str, Any], **words: Any) -> LintContext:
+    """A job of one file that says some words, and further files that say more."""
+    files = [{**JOB, **words}, *more]
+    configs = [
+        Config(
+            Document(Path(f"{place}.json"), "json", "{}", {}),
+            "deepspeed",
+            tuple(Setting(name, value, name) for name, value in said.items()),
+        )
+        for place, said in enumerate(files)
+    ]
+    job = merge(configs, {})
+    return LintContext(job, tuple(configs), estimate_merged(job, ()))
+
+
+def found(*more: dict[str, Any], **words: Any) -> dict[str, str]:
+    """Codes with messages of what is found in a job."""
+    asked = scene(*more, **words)
+    listed = [*asked.job.findings, *lints(asked)]
+    return {finding.code: finding.message for _, finding in listed}
+
+
+ZERO3 = {"framework": "deepspeed", "zero": 3, "precision": "bf16-mixed"}
+FSDP = {"framework": "fsdp2", "zero": 3}
+STANDS_IN = {
+    "MC101": {"framework": "ddp", "mixed": "bf16", "weights": "fp32"},
+    "MC102": {**FSDP, "mixed": "bf16", "weights": "bf16"},
+    "MC103": {"framework": "hf", "gpus": 1, "precision": "bf16", "optimizer": "adamw-8bit", "recompute": "full",
+              "strategy.wide_embedding_moments": True},
+    "MC104": {**FSDP, "precision": "bf16-mixed", "recompute": "full", "strategy.checkpoint": "reentrant"},
+    "MC105": {"framework": "ddp", "precision": "bf16"},
+    "MC106": {**ZERO3, "train_batch": 48},
+    "MC107": {"framework": "megatron", "precision": "bf16-mixed", "sp": True},
+    "MC108": {**FSDP, "precision": "bf16-mixed", "model": "llama-3-8b"},
+    "MC109": {**ZERO3, "accumulation": 8},
+    "MC110": {"framework": "torchtitan", "zero": 3, "precision": "bf16-mixed", "compile": "model", "recompute": "full"},
+    "MC111": {**FSDP, "precision": "bf16-mixed", "evaluates": True, "eval_micro_batch": 8},
+    "MC112": {**FSDP, "precision": "bf16-mixed", "varying_lengths": True},
+    "MC113": {**ZERO3, "offload": ("optimizer",), "host_memory": 64 * 2**30},
+    "MC114": {**FSDP, "precision": "bf16-mixed", "micro_batch": 1, "accumulation": 4, "recompute": "full"},
+}  # fmt: skip
+STANDS_BESIDE = {
+    "MC101": {"mixed": "no", "weights": "bf16"},
+    "MC102": {"weights": "fp32"},
+    "MC103": {"strategy.wide_embedding_moments": False},
+    "MC104": {"strategy.checkpoint": "non-reentrant"},
+    "MC105": {"framework": "hf", "zero": 3},
+    "MC106": {"train_batch": 32},
+    "MC107": {"tp": 2},
+    "MC108": {"loss": "chunked"},
+    "MC109": {"zero": 2},
+    "MC110": {"compile": "blocks"},
+    "MC111": {"eval_micro_batch": 2},
+    "MC112": {"strategy.expandable_segments": True},
+    "MC113": {"host_memory": 512 * 2**30},
+    "MC114": {"accumulation": 1},
+}
+"""What takes each job out of its trap."""
+
+
+@pytest.mark.parametrize("code", STANDS_IN)
+def test_a_trap_is_found_where_the_job_stands_in_it_alone(code: str) -> None:
+    assert code in found(**STANDS_IN[code])
+    assert code not in found(**{**STANDS_IN[code], **STANDS_BESIDE[code]})
+
+
+def test_the_optimizer_that_runs_is_that_of_the_later_file() -> None:
+    said = found({"optimizer": "adamw", "engine": "deepspeed"}, optimizer="adamw-8bit", precision="bf16-mixed", zero=2)
+    assert "adamw-8bit is asked for, but adamw of another file is what runs" in said["MC103"]
+    assert "adamw-8bit" in said["MC003"]
+
+
+def test_wide_moments_of_embeddings_are_six_bytes_a_weight_more() -> None:
+    words = {"gpu": "a100-80g", "framework": "hf", "zero": 0, "precision": "bf16", "optimizer": "adamw-8bit"}
+    narrow = memcalc.estimate(model="llama-3-8b", **words)
+    wide = memcalc.estimate(model="llama-3-8b", **words, settings={"strategy.wide_embedding_moments": True})
+    table = 128256 * 4096
+    # two moments of 4 bytes for two of 1 byte with an fp32 scale for each 256 elements
+    assert wide.components.optimizer - narrow.components.optimizer == table * 8 - table * 2 - 2 * 4 * table // 256
+
+
+def test_host_memory_is_what_the_estimate_says_it_needs() -> None:
+    asked = scene(**STANDS_IN["MC113"])
+    # 6.74e9 parameters with an fp32 master and two moments, over 8 ranks of one node
+    assert asked.estimate.host_memory > 12 * 6_738_415_616
+    messages = [finding.message for _, finding in lints(asked) if finding.code == "MC113"]
+    assert f"{asked.estimate.host_memory / 2**30:.1f} GiB" in messages[0]
+    assert "64.0 GiB" in messages[0]
+
+
+def test_second_gradients_are_as_large_as_the_gradients() -> None:
+    said = found(**STANDS_IN["MC105"])["MC105"]
+    assert f"{2 * 6_738_415_616 / 2**30:.1f} GiB" in said
+
+
+def test_every_code_has_its_section() -> None:
+    page = TRAPS_PAGE.read_text(encoding="utf-8")
+    sections = re.findall(r"^## (MC\d+)$", page, re.MULTILINE)
+    source = "".join(path.read_text(encoding="utf-8") for path in PACKAGE.rglob("*.py"))
+    assert sections == sorted(set(re.findall(r"\bMC\d{3}\b", source)))
+    assert {*LINTS, *STANDS_IN} <= set(sections)
+
+
+def test_facts_are_no_words_of_an_estimate() -> None:
+    from memcalc.specs.options import WORDS
+
+    assert not set(JOB_KEYS) & set(WORDS)

@@ -1,0 +1,400 @@
+"""Adapters and quantised bases: counts against PEFT, bytes against the buffers themselves, tensors against autograd."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+import memcalc
+from memcalc.api import load_model
+from memcalc.cli.app import app
+from memcalc.errors import CombinationError, InputError
+from memcalc.formulas import quantization as q
+from memcalc.frameworks import habits_of
+from memcalc.planner.optimizers import resolved_targets
+from memcalc.results.estimates import Estimate
+from memcalc.specs.adapters import Lora as Words
+from memcalc.specs.adapters import parse_lora
+from memcalc.specs.model import Model
+from memcalc.terms.adapters import adapter_parameters, block_adapters, block_quantised
+from memcalc.terms.matrices import block_matrices, outside_matrices
+from memcalc.terms.parameters import block_count, model_count
+from memcalc.trace.adapters import Lora
+from memcalc.trace.layers import BlockConfig
+from memcalc.trace.template import Template, trace
+
+MISTRAL = load_model("mistral-7b-v0.1")
+H, FFN, KV, HEADS, RANK = 4096, 14336, 1024, 32, 16
+
+
+# -------------------------------------------------------------------------------------------------------------- counts
+
+
+def test_adapters_of_one_block_are_rank_times_inputs_and_outputs() -> None:
+    """Hu et al., arXiv:2106.09685: A is r by n_in, B is n_out by r; the sizes of Mistral 7B are of its paper."""
+    q_and_o, k_and_v = 2 * (H + H), 2 * (H + KV)
+    assert block_adapters(MISTRAL.main.block, RANK, ("q", "k", "v", "o")) == (RANK * (q_and_o + k_and_v), 0)
+    mlp = RANK * 3 * (H + FFN)
+    assert block_adapters(MISTRAL.main.block, RANK, ("gate", "up", "down")) == (mlp, 0)
+
+
+def test_published_count_of_trainable_parameters() -> None:
+    """PEFT prints 4,194,304 for Llama-2-7B with r = 8 on q and v (all_linear with r = 16: 39,976,960)."""
+    model = load_model("llama-2-7b")
+    count = model.num_layers * block_adapters(model.main.block, 8, ("q", "v"))[0]
+    assert count == 4_194_304
+    every = ("q", "k", "v", "o", "gate", "up", "down")
+    assert model.num_layers * block_adapters(model.main.block, 16, every)[0] == 39_976_960
+
+
+def test_each_expert_has_its_own_adapters() -> None:
+    block = load_model("mixtral-8x7b").main.block
+    assert block_adapters(block, RANK, ("gate", "up", "down")) == (0, 8 * RANK * 3 * (H + FFN))
+
+
+@pytest.mark.parametrize(
+    "name", ["llama-2-7b", "gpt2", "phi-3-mini-3.8b", "mixtral-8x7b", "qwen2-7b", "deepseek-v2-lite"]
+)
+def test_matrices_are_what_the_census_counts_less_vectors(name: str) -> None:
+    model = load_model(name)
+    for group in model.groups:
+        matrices = sum(m.elements for m in block_matrices(group.block))
+        vectors = block_count(group.block).total - matrices
+        assert 0 <= vectors < 0.01 * matrices
+    assert outside_matrices(model)[0].elements == model_count(model).embedding
+
+
+@pytest.mark.parametrize(
+    ("name", "targets"),
+    [("llama-2-7b", ("q", "v")), ("mixtral-8x7b", ("q", "v")), ("gpt2", ("qkv",)), ("phi-3-mini-3.8b", ("qkv",))],
+)
+def test_targets_that_peft_takes_by_default(name: str, targets: tuple[str, ...]) -> None:
+    assert resolved_targets(Words(rank=8), load_model(name), habits_of("hf")) == targets
+
+
+PEFT_NAMES = {"q": "q_proj", "k": "k_proj", "v": "v_proj", "o": "o_proj"} | {
+    name: f"{name}_proj" for name in ("gate", "up", "down")
+}
+
+
+@pytest.mark.parametrize("targets", [("q", "v"), ("q", "k", "v", "o"), tuple(PEFT_NAMES)])
+@pytest.mark.parametrize("also", [(), ("embedding", "head")])
+def test_counts_of_real_peft(targets: tuple[str, ...], also: tuple[str, ...]) -> None:
+    peft = pytest.importorskip("peft")
+    real = real_peft(peft, "mistral-7b-v0.1", targets, also, rank=8)
+    model = MISTRAL
+    saved = sum(m.elements for m in outside_matrices(model) if m.target in also)
+    inside = adapter_parameters(block_matrices(model.main.block), 8, targets)
+    assert sum(p.numel() for p in real.parameters() if p.requires_grad) == model.num_layers * inside + saved
+
+
+def real_peft(peft: Any, name: str, targets: tuple[str, ...], also: tuple[str, ...], rank: int) -> Any:
+    """Return the real class with real adapters, on the meta device."""
+    import torch
+    import transformers
+
+    model = load_model(name)
+    keys = {key: None if value == "null" else value for key, value in model.hf_config.items()}
+    with torch.device("meta"):
+        kind = getattr(transformers, str(model.hf_class))
+        base = kind(kind.config_class(**keys))
+        saved = [{"embedding": "embed_tokens", "head": "lm_head"}[part] for part in also]
+        names = [PEFT_NAMES[target] for target in targets]
+        config = peft.LoraConfig(r=rank, target_modules=names, modules_to_save=saved or None)
+        return peft.get_peft_model(base, config)
+
+
+# --------------------------------------------------------------------------------------------------------------- bytes
+
+
+def nf4_buffers(elements: int, *, double: bool) -> tuple[int, int]:
+    """Return the bytes of the arrays that bitsandbytes 0.43.3 ``quantize_4bit`` allocates: weights, scales."""
+    packed = np.zeros((elements + 1) // 2, np.uint8)
+    blocks = -(-elements // 64)
+    if not double:
+        return packed.nbytes, np.zeros(blocks, np.float32).nbytes
+    return packed.nbytes, np.zeros(blocks, np.uint8).nbytes + np.zeros(-(-blocks // 256), np.float32).nbytes
+
+
+@pytest.mark.parametrize("elements", [4096 * 4096, 4096 * 14336, 1000 * 77, 63])
+@pytest.mark.parametrize("double", [False, True])
+def test_nf4_bytes_are_those_of_its_arrays(elements: int, double: bool) -> None:
+    assert (q.four_bit_bytes(elements), q.nf4_state_bytes(elements, int(double))) == nf4_buffers(
+        elements, double=double
+    )
+
+
+@pytest.mark.parametrize(("group", "bits"), [(128, 4), (64, 8), (0, 4)])
+def test_gptq_bytes_are_those_of_its_buffers(group: int, bits: int) -> None:
+    """Shapes of AutoGPTQ 0.7.1 qlinear_tritonv2.py, ``QuantLinear.__init__``."""
+    inputs, outputs = 4096, 1024
+    groups = -(-inputs // (group or inputs))
+    qweight = np.zeros((inputs // 32 * bits, outputs), np.int32)
+    qzeros = np.zeros((groups, outputs // 32 * bits), np.int32)
+    scales, g_idx = np.zeros((groups, outputs), np.float16), np.zeros(inputs, np.int32)
+    assert q.gptq_bytes(inputs, outputs, bits, group) == qweight.nbytes + qzeros.nbytes
+    assert q.gptq_state_bytes(inputs, outputs, group) == scales.nbytes + g_idx.nbytes
+
+
+def test_quantisation_takes_in_every_linear_layer_of_a_block_but_no_router_under_gptq() -> None:
+    block = load_model("mixtral-8x7b").main.block
+    router = H * 8
+    assert block_quantised(block, "nf4", 0).elements - block_quantised(block, "gptq-int4", 128).elements == router
+
+
+def test_qlora_paper_figures() -> None:
+    """Dettmers et al., arXiv:2305.14314, section 3: scales cost 0.5 bits a weight, 0.127 after double quantisation."""
+    n = 4096 * 4096
+    assert q.nf4_state_bytes(n) * 8 / n == 0.5
+    assert q.nf4_state_bytes(n, 1) * 8 / n == pytest.approx(0.127, abs=5e-4)
+
+
+# ------------------------------------------------------------------------------------------- largest moment of a block
+
+
+def token_bytes(template: Template) -> float:
+    """Return the largest number of bytes a token, in units of the hidden size, less the block's own input."""
+    largest = max(sum(n for (unit, *_), n in total.items() if unit == "token") for total in template.backward_peaks)
+    return largest / H - sum(template.input_sum.values()) / H
+
+
+def block_backward(*, norms: float, adapters: float) -> float:
+    """Return the sum at the gradient of ``silu(gate) * up`` under a reentrant checkpoint, in bytes a token over h.
+
+    Six tensors of width f; queries, keys, values and attention's output; the logsumexp; the block's output and the
+    incoming gradient.
+    """
+    return (12 * FFN + 4 * H + 4 * KV + 4 * HEADS) / H + norms + adapters + 2 + 2
+
+
+# Each of four targets: a mask of one byte, the dropped input, and the low-rank product.
+AUTOCAST = 4 * (1 + 2 + 2 * RANK / H)
+PLAIN = 4 * (1 + 4 + 4 * RANK / H)
+FUSED_NORM, WRITTEN_NORM = 2 + 2 * 4 / H, 2 * (4 + 4 / H)
+
+
+@pytest.mark.parametrize(
+    ("autocast", "kernels", "expected"),
+    [
+        (True, "fused", block_backward(norms=FUSED_NORM, adapters=AUTOCAST)),
+        (False, "fused", block_backward(norms=FUSED_NORM, adapters=PLAIN)),
+        (False, "model", block_backward(norms=WRITTEN_NORM, adapters=PLAIN)),
+    ],
+)
+def test_largest_moment_of_a_block_with_adapters(autocast: bool, kernels: str, expected: float) -> None:
+    """Slopes that three campaigns of measured runs show for these sizes: 65.1, 73.1 and 79.1 h a token."""
+    setting = BlockConfig(
+        autocast=autocast,
+        kernels=kernels,
+        in_place=kernels == "fused",
+        trainable=False,
+        lora=Lora(RANK, frozenset("qkvo"), 4, dropout=True),
+    )
+    assert token_bytes(trace(MISTRAL.main.block, setting, "full")) == pytest.approx(expected, abs=2e-3)
+
+
+@pytest.mark.parametrize(
+    ("autocast", "kernels", "slope"), [(True, "fused", 65.1), (False, "fused", 73.1), (False, "model", 79.1)]
+)
+def test_expected_slopes_are_the_measured_ones(autocast: bool, kernels: str, slope: float) -> None:
+    expected = block_backward(
+        norms=FUSED_NORM if kernels == "fused" else WRITTEN_NORM, adapters=AUTOCAST if autocast else PLAIN
+    )
+    assert expected == pytest.approx(slope, abs=0.1)
+
+
+def test_frozen_base_keeps_no_input_of_its_linear_layers() -> None:
+    names = {r.name for r in trace(MISTRAL.main.block, BlockConfig(trainable=False)).kept_records}
+    assert "attention norm output" not in names
+    assert "MLP product" not in names
+
+
+def test_dequantised_weight_is_there_in_forward_and_backward() -> None:
+    template = trace(MISTRAL.main.block, BlockConfig(trainable=False, quantize="nf4-dq"))
+    copies = [r for r in template.records if r.kind == "dequantised" and r.size.bytes == 2 * H * FFN]
+    assert len(copies) == 2 * 3
+    assert not any(r.kind == "dequantised" for r in template.kept_records)
+
+
+def test_experts_one_after_another_keep_what_their_loop_writes() -> None:
+    """Mixtral in Transformers 4.48, frozen: what each of two experts a token keeps.
+
+    Gate, its activation and up (6 f together), the output (for the routing weight's gradient) and the weighted output
+    (for ``index_add_``).
+    """
+    block = load_model("mixtral-8x7b").main.block
+    kept = trace(block, BlockConfig(trainable=False, expert_loop=True)).kept_records
+    experts = [r for r in kept if r.name.startswith("expert") and "numbers" not in r.name and "weights" not in r.name]
+    assert sum(r.size.bytes for r in experts) == 2 * (6 * FFN + 2 * H + 2 * H)
+
+
+def test_residual_stream_is_wide_over_a_prepared_quantised_base_but_not_before_the_first_block() -> None:
+    """Norms in fp32 give fp32 to ``Linear4bit``, which returns its input's dtype; the embedding stays in 16 bits."""
+    tokens, words = 4096, {"lora": "16", "quantize": "nf4", "recompute": "full", "autocast": True, "zero": 0}
+    narrow, wide = ({t.name: t.bytes for t in estimate(**words, settings=extra).terms} for extra in ({}, PREPARED))
+    assert wide["block input"] == 2 * narrow["block input"] == 32 * 4 * H * tokens
+    assert wide["first block's input, which is 16-bit"] == -2 * H * tokens
+
+
+PREPARED = {"strategy.prepare_kbit": True}
+
+
+def test_hooks_of_fsdp_1_hold_the_checkpoints_of_a_frozen_base() -> None:
+    words = {"recompute": "full", "gpus": 2, "zero": 3}
+    with_adapters, full = ({t.name: t.bytes for t in estimate(**words, **w).terms} for w in ({"lora": "16"}, {}))
+    name = "inputs of blocks and their gradients, held by FSDP's hooks"
+    assert with_adapters[name] == (31 + 30) * 2 * H * 4096
+    assert name not in full
+    later = estimate(**words, lora="16", settings={"strategy.checkpoint": "non-reentrant"})
+    assert name not in {t.name for t in later.terms}
+
+
+@pytest.mark.parametrize(
+    ("era", "reentrant", "shifted", "upcast"),
+    [
+        ("4.45", True, True, "model"),
+        ("4.48", True, True, "loss"),
+        ("4.49", True, False, "loss"),
+        ("5.0", False, False, "loss"),
+    ],
+)
+def test_eras_of_transformers(era: str, reentrant: bool, shifted: bool, upcast: str) -> None:
+    """``loss/loss_utils.py`` and ``modeling_utils.py`` of those releases."""
+    habits = habits_of(f"hf@{era}")
+    loss = habits.losses["standard"]
+    assert (habits.reentrant, loss.shifted_copy, loss.upcast) == (reentrant, shifted, upcast)
+
+
+def test_adapters_of_old_peft_have_the_dtype_of_their_base() -> None:
+    old = {"strategy.peft": "0.11"}
+    assert estimate(lora="8", settings=old).strategy.adapter_dtype == "bf16"
+    assert estimate(lora="8", quantize="nf4", settings=old).strategy.adapter_dtype == "fp32"
+    assert estimate(lora="8").strategy.adapter_dtype == "fp32"
+
+
+# ---------------------------------------------------------------------------------------------- tensors, on real PEFT
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("precision", ["bf16", "fp32+autocast"])
+@pytest.mark.parametrize("dropout", [0.0, 0.1])
+@pytest.mark.parametrize("family", ["llama-3", "gpt2", "phi3"])
+def test_a_block_keeps_what_real_peft_keeps(family: str, precision: str, dropout: float) -> None:
+    """A middle block, whose input needs a gradient, on fake tensors; copies of weights are left out."""
+    peft = pytest.importorskip("peft")
+    from autograd import measure, models
+
+    from memcalc.convert.huggingface import from_huggingface
+
+    targets = {"llama-3": ("q", "v", "down"), "gpt2": ("qkv", "up"), "phi3": ("qkv", "gate_up", "down")}[family]
+    names = {
+        "llama-3": ["q_proj", "v_proj", "down_proj"],
+        "gpt2": ["c_attn", "c_fc"],
+        "phi3": ["qkv_proj", "gate_up_proj", "down_proj"],
+    }[family]
+    config = peft.LoraConfig(r=8, target_modules=names, lora_dropout=dropout, fan_in_fan_out=family == "gpt2")
+    saved = measure.saved_bytes(
+        family, precision=precision, dropout=False, adapt=lambda model: peft.get_peft_model(model, config)
+    )
+    model: Model = from_huggingface(saved.config.to_dict())
+    width = 2 if precision == "bf16" else 4
+    setting = BlockConfig(
+        weight=width, residual=width, autocast=precision == "fp32+autocast", sdpa=True, dropout=True, reentrant=False,
+        trainable=False, lora=Lora(8, frozenset(targets), 4, dropout=dropout > 0),
+    )  # fmt: skip
+    block = model.main.block.model_copy(update={"dropout": 0.0})
+    kept = trace(block, setting).kept_records
+    tokens = models.BATCH * models.SEQ
+    ours = sum(r.size.bytes * tokens for r in kept if r.size.unit == "token" and r.kind != "weight copy")
+    theirs = sum(
+        k.nbytes for k in saved.at(1) if k.weight is None and k.shape and k.dtype.is_floating_point | (k.nbytes > 64)
+    )
+    assert ours == theirs
+
+
+# -------------------------------------------------------------------------------------------------------- the interface
+
+
+def estimate(**words: Any) -> Estimate:
+    """Return an estimate of Mistral 7B on one or more A100."""
+    job = {"gpus": 1, "seq_len": 4096, "micro_batch": 1, "global_batch": 8, "framework": "hf@4.48", "precision": "bf16"}
+    return memcalc.estimate(model="mistral-7b-v0.1", gpu="a100-80g", **{**job, **words})
+
+
+def test_states_are_of_the_adapters_alone() -> None:
+    found = {t.name: t.bytes for t in estimate(lora="16:q,k,v,o", zero=0).terms}
+    adapters = 32 * RANK * (2 * (H + H) + 2 * (H + KV))
+    assert found["adapters"] == 4 * adapters
+    assert found["adamw moments"] == 8 * adapters
+    assert found["gradients"] == 4 * adapters
+    assert found["frozen weights"] == 2 * model_count(MISTRAL).total
+
+
+def test_quantised_base_is_sharded_and_its_scales_are_not() -> None:
+    one, two = (
+        {t.name: t.bytes for t in estimate(lora="16", quantize="nf4-dq", gpus=n, zero=3 if n > 1 else 0).terms}
+        for n in (1, 2)
+    )
+    assert two["scales of the frozen weights"] == one["scales of the frozen weights"] > 0
+    assert two["frozen weights, nf4-dq"] == pytest.approx(one["frozen weights, nf4-dq"] / 2, abs=1)
+
+
+def test_saved_copies_are_trained_in_full() -> None:
+    """PEFT casts adapters to fp32 and leaves copies of layers, with their states, in the dtype of the base."""
+    without, with_ = (
+        {t.name: t.bytes for t in estimate(lora="8", zero=0, also_train=also).terms}
+        for also in (None, "embedding,head")
+    )
+    copies = 2 * 32000 * H
+    assert with_["adamw moments"] == without["adamw moments"]
+    assert with_["adamw moments of the trained copies"] == 2 * 2 * copies
+    assert with_["weights of the trained copies"] == with_["gradients of the trained copies"] == 2 * copies
+
+
+def test_resolved_words_are_shown() -> None:
+    strategy = estimate(lora="16", quantize="nf4", adapter_dtype="bf16").strategy
+    assert (strategy.lora, strategy.quantize, strategy.adapter_dtype) == ("16:q,v", "nf4", "bf16")
+
+
+@pytest.mark.parametrize("lora", ["0", "-1", "q,v", "16:query", "16:all,q", ""])
+def test_impossible_adapters_are_refused(lora: str) -> None:
+    with pytest.raises(InputError, match="lora"):
+        parse_lora(lora)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ({"lora": "16:qkv"}, "mistral-7b-v0.1 has q, k, v, o, gate, up, down, embedding, head"),
+        ({"also_train": "head"}, "it needs --lora"),
+        ({"lora": "16", "quantize": "nf4", "precision": "fp32"}, "a quantised base needs"),
+        ({"lora": "16", "precision": "fp32", "autocast": True}, "bf16-autocast"),
+        ({"lora": "16", "framework": "fsdp2", "precision": "bf16-mixed", "tp": 2, "gpus": 2}, "without tensor"),
+    ],
+)
+def test_combinations_that_cannot_be_are_refused(words: dict[str, Any], said: str) -> None:
+    with pytest.raises(CombinationError, match=said):
+        estimate(**words)
+
+
+def test_command_line_takes_them() -> None:
+    line = "estimate --model llama-3-8b --gpu a100-80g --gpus 1 --framework hf --precision bf16 --lora 16:all-linear"
+    result = CliRunner().invoke(app, [*line.split(), "--quantize", "nf4-dq", "--set", "workload.lora_dropout=0.1"])
+    assert result.exit_code == 0, result.output
+    assert "nf4-dq" in result.output
+
+
+def test_a_search_with_adapters_fits_where_full_training_does_not() -> None:
+    job: dict[str, Any] = {
+        "model": "llama-3-8b",
+        "gpu": "rtx-3090",
+        "gpus": 1,
+        "seq_len": 1024,
+        "framework": "hf",
+        "offload": "none",
+    }
+    assert not memcalc.plan(**job, precision="bf16").plans
+    assert memcalc.plan(**job, precision="bf16", lora="16", quantize="nf4").plans

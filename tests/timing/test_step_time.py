@@ -1,0 +1,273 @@
+"""The step-time model: published throughput, published step times, and what must hold for any strategy."""
+
+from __future__ import annotations
+
+from dataclasses import fields, replace
+from typing import Any
+
+import numpy as np
+import pytest
+from fits import step_time
+
+from memcalc import api, catalog
+from memcalc.formulas.types import Array
+from memcalc.grid import Grid, Layout
+from memcalc.specs.options import SharedSettings
+from memcalc.terms import ModelOnGrid
+from memcalc.timing import Times, rates_for, step_times
+from memcalc.timing.forecast import forecast
+
+JOBS = step_time.jobs()[0]
+FIT = step_time.Fit(JOBS)
+RESIDUALS = FIT.residuals(step_time.shipped())
+
+
+def times_of(model: str, gpu: str, node: str | None = None, **words: Any) -> dict[str, float]:
+    """Parts of the step of one strategy [s]."""
+    single = api.single(model=model, gpu=gpu, node=node, **words)
+    job, grid = single.job, single.grid
+    times = step_times(ModelOnGrid(job.model, grid), job.gpu, job.node, rates_for(job.gpu, grid))
+    return {part.name: float(getattr(times, part.name).max()) for part in fields(times)}
+
+
+# ------------------------------------------------------------------------------------------------- published throughput
+
+
+def test_errors_on_published_runs() -> None:
+    """Median 6% and 90% within 15%, each run counted once."""
+    sizes = np.abs(np.expm1(RESIDUALS))
+    assert len(sizes) > 300
+    assert np.median(sizes) <= 0.06
+    assert np.quantile(sizes, 0.9) <= 0.15
+
+
+def test_order_of_published_runs() -> None:
+    """Pairs of the same source, model and GPU more than 3% apart."""
+    (right, pairs), (right_layout, layouts) = step_time.ordered(FIT, RESIDUALS)
+    assert pairs > 1000
+    assert right / pairs >= 0.92
+    assert layouts > 150
+    assert right_layout / layouts >= 0.85
+
+
+@pytest.mark.slow
+def test_the_shipped_constants_are_a_fresh_fit_and_hold_for_a_source_left_out() -> None:
+    found = step_time.fitted()
+    assert step_time.FILE.read_text() == step_time.text(found)
+    assert np.median(np.abs(np.expm1(found.crossed))) <= 0.09
+    assert sum(found.left.values()) + len(found.fit.jobs) == 370
+
+
+def test_no_run_is_left_out_for_its_error() -> None:
+    """The rules look at what a source says; what they leave out is said and counted."""
+    left = step_time.jobs()[2]
+    assert sum(left.values()) == 370 - len(JOBS)
+    assert all(reason for reason in left)
+
+
+@pytest.mark.parametrize(
+    ("model", "layout", "full", "selective"),
+    [
+        ("megatron-22b", {"gpus": 8, "tp": 8, "micro_batch": 4, "global_batch": 4}, 1.42, 1.10),
+        ("gpt3-175b", {"gpus": 64, "tp": 8, "pp": 8, "vpp": 3, "global_batch": 64}, 18.13, 13.75),
+        ("megatron-530b", {"gpus": 280, "tp": 8, "pp": 35, "vpp": 3, "global_batch": 280}, 49.05, 37.83),
+        ("megatron-1t", {"gpus": 512, "tp": 8, "pp": 64, "global_batch": 512}, 94.42, 71.49),
+    ],
+)
+def test_iteration_times_of_table_5(model: str, layout: dict[str, Any], full: float, selective: float) -> None:
+    """Seconds of arXiv:2205.05198, table 5: full recomputation, and selective with sequence parallelism."""
+    schedule = {"pp_schedule": "interleaved"} if "vpp" in layout else {}
+    words = {"framework": "megatron@2022-05", "precision": "fp16-mixed", "attention": "eager", "seq_len": 2048}
+    for recompute, sp, published in (("full", False, full), ("selective-core-attn", True, selective)):
+        found = times_of(model, "a100-80g", recompute=recompute, sp=sp, **words, **schedule, **layout)
+        assert sum(found.values()) == pytest.approx(published, rel=0.10)
+
+
+@pytest.mark.parametrize("run", [job.run.id for job in JOBS if job.source == "Korthikanti et al."])
+def test_iteration_times_of_korthikanti(run: str) -> None:
+    """Table 5 of arXiv:2205.05198 (22B, 175B, 530B and 1T parameters), within 10%."""
+    index = next(i for i, job in enumerate(JOBS) if job.run.id == run)
+    assert abs(np.expm1(RESIDUALS[index])) <= 0.10
+
+
+@pytest.mark.parametrize(("recompute", "published"), [("full", 0.39), ("selective-core-attn", 0.07)])
+def test_overhead_of_recomputation_in_a_layer_of_22b(recompute: str, published: float) -> None:
+    """Table 4 of arXiv:2205.05198: 39% for full recomputation of a layer, 7% for the core of attention."""
+    words = {"gpus": 8, "tp": 8, "sp": False, "seq_len": 2048, "micro_batch": 4, "global_batch": 4, "zero": 0,
+             "framework": "megatron@2022-05", "precision": "fp16-mixed", "attention": "eager"}  # fmt: skip
+    plain = times_of("megatron-22b", "a100-80g", recompute="none", **words)
+    again = times_of("megatron-22b", "a100-80g", recompute=recompute, **words)
+    work = plain["compute"] + plain["communication"]
+    assert again["recompute"] / work == pytest.approx(published, abs=0.05)
+
+
+# ----------------------------------------------------------------------------------------------------- what must hold
+
+DENSE: dict[str, Any] = {"gpus": 8, "zero": 3, "seq_len": 4096, "micro_batch": 1, "global_batch": 64,
+                         "recompute": "none"}  # fmt: skip
+
+
+def test_parts_add_up_to_the_step_exactly() -> None:
+    times = grid_times(wide_grid())
+    shape = np.broadcast_shapes(*(getattr(times, part.name).shape for part in fields(times)))
+    total: Array = np.zeros(shape)
+    for name in ("optimizer", "communication", "compute", "recompute", "bubble", "offload"):
+        total = total + getattr(times, name)
+    assert np.array_equal(times.step, total)
+
+
+@pytest.mark.parametrize("model", ["llama-2-7b", "llama-2-13b", "llama-3-70b"])
+def test_full_recomputation_costs_about_a_third_of_compute(model: str) -> None:
+    """A forward is a third of forward and backward; a checkpoint that stops early leaves out its last product."""
+    parts = times_of(model, "h100", **{**DENSE, "gpus": 64, "recompute": "full"})
+    assert 0.25 <= parts["recompute"] / parts["compute"] <= 0.40
+
+
+def test_time_falls_with_the_peak_and_rises_with_layers() -> None:
+    chip, model = catalog.gpu("h100"), api.load_model("llama-2-7b")
+    faster = chip.model_copy(update={"peak_flops": {k: 2 * v for k, v in chip.peak_flops.items()}})
+    group = model.groups[0]
+    deeper = model.model_copy(update={"groups": (group.model_copy(update={"count": 2 * group.count}),)})
+    grid, node = wide_grid(), catalog.node_for(chip)
+
+    def step(spec: Any, gpu: Any) -> Array:
+        return step_times(ModelOnGrid(spec, grid), gpu, node, rates_for(gpu, grid)).step
+
+    plain, quick = step(model, chip), step(model, faster)
+    # Where the host launches too slowly the device's peak counts for nothing
+    assert np.all(quick <= plain * (1 + 1e-9))
+    assert np.mean(quick < plain) > 0.9
+    assert np.all(step(deeper, chip) > step(model, chip))
+
+
+def test_the_bubble_is_that_of_the_schedule() -> None:
+    """(p - 1) / m of the ideal time where stages are alike, and 1 / v of it interleaved (arXiv:2104.04473 2.2)."""
+    words = {"gpus": 64, "tp": 8, "pp": 8, "seq_len": 2048, "micro_batch": 1, "global_batch": 64, "zero": 0,
+             "framework": "megatron", "recompute": "full"}  # fmt: skip
+    plain = times_of("gpt3-175b", "a100-80g", **words)
+    woven = times_of("gpt3-175b", "a100-80g", pp_schedule="interleaved", vpp=3, **words)
+    busy = plain["compute"] + plain["recompute"] + plain["communication"]
+    assert plain["bubble"] / busy == pytest.approx(7 / 64, rel=0.08)
+    assert woven["bubble"] / plain["bubble"] == pytest.approx(1 / 3, rel=0.03)
+
+
+def test_a_slower_network_costs_time_between_nodes_alone() -> None:
+    fast, chip = catalog.node("hgx-h100"), catalog.gpu("h100")
+    slow = fast.model_copy(update={"internode_bytes_per_s_per_gpu": 5e9})
+    for gpus, costs in ((8, False), (64, True)):
+        grid = one(replace_layout(gpus))
+        times = [
+            step_times(ModelOnGrid(api.load_model("llama-2-7b"), grid), chip, node, rates_for(chip, grid))
+            for node in (fast, slow)
+        ]
+        assert (times[1].step > times[0].step).all() == costs
+
+
+def test_offload_is_never_faster_and_is_not_called_validated() -> None:
+    chip, model = catalog.gpu("h100"), api.load_model("llama-2-7b")
+    node = catalog.node_for(chip)
+    choices: tuple[tuple[str, ...], ...] = ((), ("activations",), ("optimizer",), ("optimizer", "params"))
+    steps = []
+    for choice in choices:
+        grid = replace(one(replace_layout(8)), offloads=(choice,))
+        census = ModelOnGrid(model, grid)
+        steps.append(float(step_times(census, chip, node, rates_for(chip, grid)).step.max()))
+        said = forecast(census, chip, node, steps[-1])
+        assert said.validated == (not choice)
+        assert said.low < steps[-1] < said.high
+        assert ("offload" in said.basis) == bool(choice)
+    assert steps[0] <= min(steps[1:])
+
+
+@pytest.mark.parametrize(
+    ("model", "gpu", "word"), [("mixtral-8x7b", "h100", "MoE"), ("llama-2-7b", "rtx-4090", "unseen GPU")]
+)
+def test_what_no_run_validates_is_said(model: str, gpu: str, word: str) -> None:
+    chip, grid = catalog.gpu(gpu), one(replace_layout(8))
+    said = forecast(ModelOnGrid(api.load_model(model), grid), chip, catalog.node_for(chip), 1.0)
+    assert not said.validated
+    assert said.basis == f"not validated: {word}"
+
+
+def test_hardware_utilisation_counts_what_is_computed_again() -> None:
+    """Three forwards' worth of products without recomputation, four with it; at the same step HFU grows by a third."""
+    chip, model = catalog.gpu("a100-80g"), api.load_model("gpt3-175b")
+    found = {}
+    for recompute in ("none", "full"):
+        grid = replace(
+            one(replace_layout(64), framework="megatron"), recomputes=(recompute,), precisions=("bf16-mixed",)
+        )
+        found[recompute] = forecast(ModelOnGrid(model, replace(grid, zeros=(1,))), chip, catalog.node_for(chip), 10.0)
+    assert found["full"].mfu == found["none"].mfu
+    assert found["full"].hfu / found["none"].hfu == pytest.approx(4 / 3, rel=0.02)
+
+
+# ---------------------------------------------------------------------------------------------- one strategy and many
+
+
+def replace_layout(gpus: int) -> Layout:
+    return Layout(dp=gpus)
+
+
+def one(layout: Layout, framework: str = "fsdp2") -> Grid:
+    """The grid of one strategy."""
+    return Grid(
+        SharedSettings(framework=framework, seq_len=4096, global_batch=64),
+        (layout,),
+        ("bf16-mixed",),
+        ("none",),
+        (3,),
+        ((),),
+        (1,),
+    )
+
+
+def wide_grid() -> Grid:
+    """A grid with several values on each axis."""
+    layouts = (Layout(8), Layout(4, 2, True), Layout(2, 2, False, 2), Layout(4, 1, False, 2), Layout(4, cp=2))
+    return Grid(
+        SharedSettings(framework="torchtitan", seq_len=4096, global_batch=64),
+        layouts,
+        ("bf16-mixed", "fp8-mixed"),
+        ("none", "full", "selective-ops", "every-2", "sqrt"),
+        (2, 3),
+        ((), ("activations",), ("params",)),
+        (1, 2, 4),
+    )
+
+
+def grid_times(grid: Grid) -> Times:
+    chip = catalog.gpu("h100")
+    census = ModelOnGrid(api.load_model("llama-2-7b"), grid)
+    return step_times(census, chip, catalog.node_for(chip), rates_for(chip, grid))
+
+
+def test_a_grid_of_many_gives_each_strategy_the_time_that_it_has_alone() -> None:
+    grid = wide_grid()
+    shape = (grid.shape[0], 1, *grid.shape[2:])
+    step = np.broadcast_to(grid_times(grid).step, shape)
+    chosen = np.random.default_rng(7).choice(step.size, 60, replace=False)
+    for flat in chosen:
+        i = tuple(int(n) for n in np.unravel_index(flat, shape))
+        alone = Grid(
+            grid.fixed, (grid.layouts[i[0]],), (grid.precisions[i[2]],), (grid.recomputes[i[3]],),
+            (grid.zeros[i[4]],), (grid.offloads[i[5]],), (grid.micro_batches[i[6]],),
+        )  # fmt: skip
+        assert float(grid_times(alone).step.max()) == pytest.approx(float(step[i]), rel=1e-12)
+
+
+def test_no_part_spans_an_axis_that_it_does_not_depend_on() -> None:
+    """What keeps a search fast: only offload may span the whole space."""
+    times = grid_times(replace(wide_grid(), offloads=((), ("optimizer",))))
+    axis = {"precision": 2, "recompute": 3, "zero": 4, "offload": 5, "micro_batch": 6}
+    free = {
+        "compute": ("recompute", "zero", "offload"),
+        "recompute": ("zero", "offload"),
+        "communication": ("recompute", "offload"),
+        "optimizer": ("recompute", "micro_batch"),
+        "bubble": ("zero", "offload"),
+    }
+    for name, names in free.items():
+        part = getattr(times, name)
+        assert part.shape[1] == 1
+        assert all(part.shape[axis[each]] == 1 for each in names), name

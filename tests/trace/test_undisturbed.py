@@ -1,0 +1,60 @@
+"""An execution is the same whatever other threads of the process do."""
+
+import sys
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+
+import memcalc
+from memcalc.trace.template import Template, TraceCache
+
+
+@pytest.fixture
+def sampled() -> Iterator[None]:
+    """Let another thread hold every frame of this one for a moment, as sampling profilers do."""
+    ended = threading.Event()
+
+    def sample() -> None:
+        while not ended.is_set():
+            frames = sys._current_frames()
+            time.sleep(0.0005)
+            del frames
+            time.sleep(0.001)
+
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-4)
+    thread = threading.Thread(target=sample)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+        sys.setswitchinterval(before)
+
+
+LENGTHS = range(64, 1024, 32)
+
+
+def _peaks() -> list[object]:
+    return [memcalc.estimate(model="gpt2", gpu="a100-40g", gpus=1, seq_len=n, framework="ddp").peak for n in LENGTHS]
+
+
+def test_a_profilers_thread_changes_no_estimate(request: pytest.FixtureRequest) -> None:
+    alone = _peaks()
+    request.getfixturevalue("sampled")
+    assert _peaks() == alone
+
+
+@pytest.mark.usefixtures("sampled")
+def test_an_execution_beside_a_thread_is_repeated_until_two_agree() -> None:
+    def made(number: int) -> Template:
+        nothing: frozenset[int] = frozenset()
+        return Template(
+            (), (), (), nothing, nothing, nothing, keeps_context=False, output=number, incoming=0, outgoing=0
+        )
+
+    given = iter([made(1), made(2), made(3), made(3), made(4)])
+    assert TraceCache().get(lambda: next(given)) == made(3)
