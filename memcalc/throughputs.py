@@ -45,17 +45,17 @@ def orders_of(runs: Sequence[RunThroughput]) -> Iterator[SweepOrder]:
     for run in runs:
         if run.sweep:
             sweeps.setdefault((run.group, run.sweep), []).append(run)
-    for (group, sweep), own in sorted(sweeps.items()):
-        if len(own) < LEAST:
+    for (group, sweep), layouts in sorted(sweeps.items()):
+        if len(layouts) < LEAST:
             continue
-        pairs = [(a, b) for a, b in combinations(own, 2) if abs(log(a.measured / b.measured)) > APART]
-        best, first = max(own, key=lambda run: run.measured), max(own, key=lambda run: run.predicted)
+        pairs = [(a, b) for a, b in combinations(layouts, 2) if abs(log(a.measured / b.measured)) > APART]
+        best, first = max(layouts, key=lambda run: run.measured), max(layouts, key=lambda run: run.predicted)
         yield SweepOrder(
             group=group,
             sweep=sweep,
-            layouts=len(own),
+            layouts=len(layouts),
             pairs=len(pairs),
             right=sum((a.measured > b.measured) == (a.predicted > b.predicted) for a, b in pairs),
             regret=1 - first.measured / best.measured,
-            place=1 + sum(run.predicted > best.predicted for run in own),
+            rank=1 + sum(run.predicted > best.predicted for run in layouts),
         )

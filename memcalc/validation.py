@@ -331,9 +331,9 @@ def _groups(scores: Sequence[RunScore]) -> list[ErrorGroup]:
 def _speed_groups(speeds: Sequence[RunThroughput]) -> Iterator[ThroughputGroup]:
     """Return the errors of throughput by group, then of all."""
     for name in (*sorted({speed.group for speed in speeds}), "all"):
-        own = [speed for speed in speeds if name in {speed.group, "all"}]
-        covered = sum(speed.within for speed in own)
-        yield ThroughputGroup(**summary_of([(speed.error, speed.id) for speed in own]), name=name, covered=covered)
+        of_group = [speed for speed in speeds if name in {speed.group, "all"}]
+        covered = sum(speed.within for speed in of_group)
+        yield ThroughputGroup(**summary_of([(speed.error, speed.id) for speed in of_group]), name=name, covered=covered)
 
 
 def _target(target: Target, scores: Iterable[RunScore], runs: RunsFile) -> TargetResult:

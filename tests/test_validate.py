@@ -76,7 +76,7 @@ def said(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
                 "strategy": real.strategy.model_copy(update={"pp": pp}),
             }
         )
-        monkeypatch.setattr(api, "estimate", lambda **_: changed)
+        monkeypatch.setattr(validation, "predict", lambda *_: changed)
 
     return say
 

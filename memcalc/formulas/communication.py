@@ -249,33 +249,6 @@ def expert_parallel_bytes(
     return exchanges * all_to_all_bytes(width * tokens * topk * hidden, ranks)
 
 
-def distinct_targets(topk: Number, targets: Number) -> Number:
-    r"""Return how many different ones of some targets a token's experts are on, where all are alike.
-
-    .. math:: D = n \left( 1 - \left(1 - \frac{1}{n}\right)^k \right)
-
-    Parameters
-    ----------
-    topk : experts a token k, [1]
-    targets : ranks or nodes n, [1]
-
-    Returns
-    -------
-    expected number of different targets D, [1]
-
-    Examples
-    --------
-    >>> distinct_targets(1, 8), distinct_targets(2, 2)
-    (1.0, 1.5)
-
-    References
-    ----------
-    [1] Feller, "An Introduction to Probability Theory", 1968, volume 1, section IV.2 (occupancy).
-
-    """
-    return targets * (1 - (1 - 1 / targets) ** topk)
-
-
 def pipeline_bytes(tokens: Number, hidden: Number, width: Number, chunks: Number = 1, shards: Number = 1) -> Number:
     r"""Return the bytes one inner pipeline stage sends for one micro-batch: activations on, gradients back.
 

@@ -37,9 +37,11 @@ class Bucket(NamedTuple):
     """How large a part of the gradients is that is reduced at once: the largest that is given."""
 
     elements: int = 0
+    """However many ranks take part."""
     elements_per_rank: int = 0
     """For each rank that takes part."""
     bytes: int = 0
+    """Where the framework states it so."""
 
 
 @dataclass(frozen=True)

@@ -112,6 +112,6 @@ def recompute_warnings(census: ModelOnGrid, gpu: GPU, node: Node, overhead: Over
     if slower <= 0 or saved / slower >= SHORTEST:
         return ()
     length = f"{grid.fixed.seq_len} tokens a sequence"
-    text = f"recompute {policy} saves {saved:.0%} of the memory for {slower:.0%} more time at {length}"
+    text = f"recompute {policy} saves {max(saved, 0.0):.0%} of the memory for {slower:.0%} more time at {length}"
     fits = "; the job fits without it" if without <= overhead.safe else ""
     return (f"{text}, which is seldom worth it{fits}.",)

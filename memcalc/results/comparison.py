@@ -148,7 +148,7 @@ class SweepOrder(Frozen):
     """Of these, how many are predicted in the measured order."""
     regret: float
     """Speed that is lost by taking the layout that is predicted to be fastest [-]."""
-    place: int
+    rank: int
     """Where the fastest layout stands among the predictions, from 1."""
 
 

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from memcalc.formulas.communication import distinct_targets
 from memcalc.timing.groups import in_node
 
 if TYPE_CHECKING:
@@ -59,15 +58,26 @@ def exchanges(grid: Grid, blocks: list[BlockWork], node: Node) -> tuple[Exchange
     return Exchange(inside, outside, calls, apart), Exchange(inside_again, outside_again, calls_again, apart)
 
 
+def distinct_targets(topk: int, targets: int | Array) -> Array:
+    """Return on how many different ones of some ranks or nodes a token's experts are, where all are alike.
+
+    Source: Feller, "An Introduction to Probability Theory", 1968, volume 1, section IV.2 (occupancy).
+
+    >>> distinct_targets(1, 8).item(), distinct_targets(2, 2).item()
+    (1.0, 1.5)
+    """
+    return np.asarray(targets * (1 - (1 - 1 / targets) ** topk))
+
+
 def _copies(grid: Grid, block: BlockWork, ranks: Array, here: Array) -> tuple[Array, Array]:
     """Bytes of one exchange of one block over each kind of link."""
-    own = 2 * block.activations.tokens // grid.sequence_shard * block.activations.group.block.hidden
-    own = own * grid.fixed.expert_imbalance
+    sent = 2 * block.activations.tokens // grid.sequence_shard * block.activations.group.block.hidden
+    sent = sent * grid.fixed.expert_imbalance
     topk = getattr(block.activations.group.block.mlp, "topk", 1)
     if grid.fixed.moe_dispatcher == "allgather":
-        return own * (here - 1), own * (ranks - here)
+        return sent * (here - 1), sent * (ranks - here)
     if grid.fixed.moe_dispatcher == "alltoall":
-        return own * topk * (here - 1) / ranks, own * topk * (ranks - here) / ranks
+        return sent * topk * (here - 1) / ranks, sent * topk * (ranks - here) / ranks
     nodes = ranks / here
-    near = own * distinct_targets(topk, ranks) * (ranks - 1) / ranks
-    return near, own * distinct_targets(topk, nodes) * (nodes - 1) / nodes
+    near = sent * distinct_targets(topk, ranks) * (ranks - 1) / ranks
+    return near, sent * distinct_targets(topk, nodes) * (nodes - 1) / nodes

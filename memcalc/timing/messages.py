@@ -184,10 +184,11 @@ def _between(census: ModelOnGrid) -> tuple[Array, Array, Array]:
 def _buckets(census: ModelOnGrid) -> Array:
     """Collectives in which the gradients of a step are reduced."""
     grid, updated = census.grid, trained(census)
-    bucket, asked = grid.habits.bucket, grid.fixed.reduce_bucket_size
-    size = np.maximum(bucket.elements, bucket.elements_per_rank * grid.ranks) if asked is None else np.int64(asked)
-    if bucket.bytes and asked is None:
-        size = bucket.bytes // np.maximum(updated.width("gradient"), 1)
+    bucket, size = grid.habits.bucket, np.asarray(grid.fixed.reduce_bucket_size)
+    if grid.fixed.reduce_bucket_size is None:
+        width = np.maximum(updated.width("gradient"), 1)
+        size = np.maximum(bucket.elements, bucket.elements_per_rank * grid.ranks)
+        size = np.maximum(size, bucket.bytes // width)
     elements = updated.blocks + updated.root + updated.experts_or_none
     return np.maximum(-(-elements // np.maximum(size, 1)), 1)
 

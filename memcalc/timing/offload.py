@@ -24,10 +24,9 @@ if TYPE_CHECKING:
     from memcalc.grid import Grid
     from memcalc.specs.hardware import GPU, Node
     from memcalc.terms import ModelOnGrid
-    from memcalc.timing.rates import Rates
 
 
-def offload_part(census: ModelOnGrid, gpu: GPU, node: Node, compute: Array, rates: Rates) -> Array:
+def offload_part(census: ModelOnGrid, gpu: GPU, node: Node, compute: Array) -> Array:
     """Seconds that offloading adds to a step: transfers that compute does not hide, then the optimizer's own time.
 
     Half of the transfers are taken to hide behind compute.

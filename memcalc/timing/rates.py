@@ -28,7 +28,20 @@ ANY = "any"
 
 GRAPHS = {"none": 1.0, "partial": 0.5, "full": 0.1}
 """Share of the host's time that is left with CUDA graphs; assumed, since no public run states them."""
-SINGLE = ("exposed_tensor", "exposed_exchange", "wait", "operand_passes", "latency", "latency_between", "call", "hidden", "fixed", "casts", "broadcast", "dequantisation")
+SINGLE = (
+    "exposed_tensor",
+    "exposed_exchange",
+    "wait",
+    "operand_passes",
+    "latency",
+    "latency_between",
+    "call",
+    "hidden",
+    "fixed",
+    "casts",
+    "broadcast",
+    "dequantisation",
+)
 """Constants with one value for all."""
 
 
@@ -171,7 +184,7 @@ def scopes_of(gpu: GPU, grid: Grid) -> dict[str, tuple[str, ...]]:
     waits = "Megatron" if grid.habits.overlaps_input_gradients else "PyTorch"
     library = "cuDNN" if grid.habits.attention_library == "te" else "FlashAttention"
     return {
-        **{name: (ANY,) for name in SINGLE},
+        **dict.fromkeys(SINGLE, (ANY,)),
         "matmul": (gpu.name, f"{arch}, {engine}", arch, ANY),
         "attention": (gpu.name, f"{arch}, {library}", arch, ANY),
         "attention_half": (ANY,),

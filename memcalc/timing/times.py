@@ -28,7 +28,9 @@ if TYPE_CHECKING:
     class Seconds(Protocol):
         """The time of a message."""
 
-        def __call__(self, message: Message, *, wide: bool = False) -> Array: ...
+        def __call__(self, message: Message, *, wide: bool = False) -> Array:
+            """Of a message; ``wide`` of large ones that stream [s]."""
+            ...
 
 
 HIDING = 0.8
@@ -83,9 +85,10 @@ def with_offload(times: Times, census: ModelOnGrid, gpu: GPU, node: Node, rates:
     if not any(census.grid.offloads):
         return times
     on_device = 1 - offloaded_states(census.grid)
-    return replace(
-        times, optimizer=times.optimizer * on_device, offload=offload_part(census, gpu, node, times.compute + times.host, rates)
-    )
+    # The host's link is free while the device computes, and while it waits for other ranks
+    beside = times.compute + times.host + times.communication
+    offload = offload_part(census, gpu, node, beside)
+    return replace(times, optimizer=times.optimizer * on_device, offload=offload)
 
 
 def seconds(work: Work, hardware: Hardware, rates: Rates) -> Times:
@@ -155,11 +158,10 @@ def _sharding_exposed(messages: Messages, forward: Array, backward: Array, of: S
 
 def _step_exposed(message: Message, joined: Message | None, window: Array, of: Seconds, rates: Rates) -> Array:
     """What a step's reductions or gathers add: all but the last bucket may hide behind one micro-batch's pass."""
-    whole = largest(of(message, wide=True)) + (largest(of(joined, wide=True)) if joined is not None else 0)
-    able = whole - whole / np.maximum(largest(message.calls), 1)
-    room = rates.window * window
-    hidden = able - positive(able - room)
-    return np.asarray(whole - (1 - rates.hidden) * hidden)
+    total = largest(of(message, wide=True)) + (largest(of(joined, wide=True)) if joined is not None else 0)
+    able = total - total / np.maximum(largest(message.calls), 1)
+    hidden = able - positive(able - rates.window * window)
+    return np.asarray(total - (1 - rates.hidden) * hidden)
 
 
 def idle(pipeline: Pipeline, micro_batches: Array, once: Array, busy: Array) -> Array:
@@ -197,9 +199,7 @@ def attention_seconds(part: Part, hardware: Hardware, rates: Rates) -> Array:
 
 def message_seconds(message: Message, hardware: Hardware, rates: Rates, *, wide: bool = False) -> Array:
     """Time of one kind of traffic where nothing hides it [s]; ``wide`` is that of large messages that stream."""
-    share_inside, share_between = (
-        (rates.inside, rates.between) if wide else (rates.inside_tensor, rates.between_tensor)
-    )
+    share_inside, share_between = (rates.inside, rates.between) if wide else (rates.inside_tensor, rates.between_tensor)
     inside, between = share_inside * hardware.inside, share_between * hardware.between
     rate = comm.group_bandwidth(inside, between, message.ranks, message.in_node)
     step = np.where(message.ranks <= message.in_node, rates.latency, rates.latency_between)

@@ -149,7 +149,10 @@ class Fit:
         self.places = self._places(jobs)
         self.lengths = along(job.grid.fixed.seq_len for job in jobs)
         self.flash = along(FIRST_FLASH if job.first_flash else 1.0 for job in jobs)
-        self.factors = {name: along(np.asarray(factors_of(job.grid)[name]).item() for job in jobs) for name in factors_of(jobs[0].grid)}
+        self.factors = {
+            name: along(np.asarray(factors_of(job.grid)[name]).item() for job in jobs)
+            for name in factors_of(jobs[0].grid)
+        }
         shares = ("exposed_tensor", "exposed_exchange")
         self.without = {name: along(without(job.grid).get(name, np.nan) for job in jobs) for name in shares}
         self.narrow = along(job.grid.precisions[0].startswith("fp8") for job in jobs) == 1
@@ -162,7 +165,9 @@ class Fit:
         found = {name: along(values[places]) for name, places in self.places.items()}
         found |= {name: found[name] * factor for name, factor in self.factors.items()}
         found |= {name: np.where(np.isnan(whole), found[name], whole) for name, whole in self.without.items()}
-        found["attention"] = found["attention"] * self.flash * attention_share(self.lengths, found.pop("attention_half"))
+        found["attention"] = (
+            found["attention"] * self.flash * attention_share(self.lengths, found.pop("attention_half"))
+        )
         found["float8"] = np.where(self.narrow, found["float8"], 1.0)
         found["casts"] = 1.0 + self.narrow * found["casts"]
         return Rates(blocking=self.blocking, **found)
@@ -173,7 +178,10 @@ class Fit:
         known = {(prior.name, prior.of): place for place, prior in enumerate((*PRIORS, *GIVEN))}
         known[("attention", "Volta")] = known[("attention", "Ampere")]
         scopes = [
-            {name: (job.source, *of) if (name, job.source) in known else of for name, of in scopes_of(job.gpu, job.grid).items()}
+            {
+                name: (job.source, *of) if (name, job.source) in known else of
+                for name, of in scopes_of(job.gpu, job.grid).items()
+            }
             for job in jobs
         ]
         return {

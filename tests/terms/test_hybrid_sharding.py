@@ -12,9 +12,6 @@ from memcalc.errors import CombinationError, InputError
 from memcalc.grid import Layout
 from memcalc.planner.pipelines import is_legal
 from memcalc.terms import ModelOnGrid
-from memcalc.timing import rates_for
-from memcalc.timing.forecast import forecast
-from memcalc.timing.times import step_times
 from memcalc.timing.work import work_of
 from memcalc.units import MIB
 
@@ -111,38 +108,14 @@ def test_what_is_sent() -> None:
     one = single(**{**JOB, "dp_replicate": 2})
     census = ModelOnGrid(one.job.model, one.grid)
     sent = work_of(census, one.job.node).messages
-    shared = 7 / 8 * PARAMETERS * (2 * 2 + 4)
-    assert sent.sharding.volume.item() == pytest.approx(shared, rel=1e-6)
-    assert (sent.sharding.ranks.item(), sent.sharding.in_node.item()) == (8, 8)
-    assert sent.replicas.volume.item() == pytest.approx(2 * 1 / 2 * PARAMETERS / 8 * 4, rel=1e-6)
-    assert (sent.replicas.ranks.item(), sent.replicas.in_node.item()) == (2, 1)
-    assert sent.replicas_step.volume.item() == 0
-
-
-MEASURED = [
-    # fms-fsdp's README: HSDP, bf16 reductions, no recomputation; tokens a second on each GPU
-    ("llama-2-7b", "a100-80g", 128, 2, "none", 3760),
-    ("llama-2-7b", "h100", 96, 2, "none", 7500),
-    ("llama-2-13b", "a100-80g", 128, 1, "none", 1700),
-    ("llama-2-13b", "h100", 96, 1, "none", 3700),
-    ("llama-2-7b", "a100-80g", 128, 2, "blocks", 4550),
-    ("llama-2-7b", "h100", 96, 2, "blocks", 9600),
-]
-
-
-@pytest.mark.parametrize(("model", "gpu", "gpus", "micro_batch", "compiled", "measured"), MEASURED)
-def test_published_throughput(
-    model: str, gpu: str, gpus: int, micro_batch: int, compiled: str, measured: float
-) -> None:
-    """On none of these runs a constant of the step time was fitted."""
-    job = single(
-        model=model, gpu=gpu, gpus=gpus, seq_len=4096, micro_batch=micro_batch, global_batch=micro_batch * gpus,
-        framework="fsdp2", zero=3, precision="bf16-mixed", recompute="none", compile=compiled, dp_replicate=gpus // 8,
-        settings={"strategy.reduce_dtype": "bf16"},
-    )  # fmt: skip
-    census, chip, node = ModelOnGrid(job.job.model, job.grid), job.job.gpu, job.job.node
-    step = step_times(census, chip, node, rates_for(chip, job.grid)).step.item()
-    assert forecast(census, chip, node, step).tokens_per_second_per_gpu == pytest.approx(measured, rel=0.1)
+    assert sent.gather.volume.item() == pytest.approx(7 / 8 * PARAMETERS * 2, rel=1e-6)
+    assert sent.reduction.volume.item() == pytest.approx(7 / 8 * PARAMETERS * 4, rel=1e-6)
+    repeats = sent.repeats
+    assert (repeats.forward.item(), repeats.backward.item(), repeats.reductions.item()) == (1, 1, 1)
+    assert (sent.gather.ranks.item(), sent.gather.in_node.item()) == (8, 8)
+    assert sent.between.volume.item() == pytest.approx(2 * 1 / 2 * PARAMETERS / 8 * 4, rel=1e-6)
+    assert (sent.between.ranks.item(), sent.between.in_node.item()) == (2, 1)
+    assert sent.gradients_between.volume.item() == 0
 
 
 # ------------------------------------------------------------------------------------------------- what is possible

@@ -195,7 +195,8 @@ class TimeFit:
         self.measured = np.array([job.measured for job in jobs])
         self.stack = Stack.of(jobs)
         self.noise = NOISE[1]
-        self.shipped = {prior.key: prior.value for prior in priors_of(jobs[0].gpu)}
+        given = {(row.name, row.of): row.value for row in catalog.step_time().constant}
+        self.shipped = given | {prior.key: prior.value for prior in priors_of(jobs[0].gpu)}
 
     def residuals(self, values: Mapping[Key, float]) -> Array:
         """ln(predicted / measured) of every job by constants; what is not given is as shipped."""
