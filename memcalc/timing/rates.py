@@ -37,6 +37,7 @@ SINGLE = (
     "latency_between",
     "call",
     "hidden",
+    "hidden_between",
     "fixed",
     "casts",
     "broadcast",
@@ -114,6 +115,8 @@ class Rates:
     """What a block of routed experts waits for the numbers of tokens on their way [s]."""
     hidden: float | Array
     """Share of hidden traffic's time by which it slows the kernels beside it [-]."""
+    hidden_between: float | Array
+    """The same of traffic over ranks of several nodes [-]."""
     window: float | Array
     """Share of a pass of one micro-batch that a step's traffic may hide behind [-]."""
     broadcast: float | Array

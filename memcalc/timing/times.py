@@ -135,6 +135,11 @@ def positive(value: Array) -> Array:
     return np.asarray((value + np.abs(value)) / 2)
 
 
+def slowing(message: Message, rates: Rates) -> Array:
+    """Share of the time of hidden traffic by which it slows the kernels beside it."""
+    return np.where(message.ranks <= message.in_node, rates.hidden, rates.hidden_between)
+
+
 def _ring_exposed(ring: Array, attention: Array, rates: Rates) -> Array:
     """What a ring of keys and values takes beyond the attention that runs beside it, and slows of it."""
     over = positive(ring - attention)
@@ -153,7 +158,7 @@ def _sharding_exposed(messages: Messages, forward: Array, backward: Array, of: S
     before, after = repeats.forward * gather, repeats.backward * gather + repeats.reductions * reduction
     over = positive(before - forward) + positive(after - backward)
     ends = (before + after / 2) / np.maximum(largest(messages.gather.calls), 1)
-    return np.asarray(over + rates.hidden * (before + after - over) + ends)
+    return np.asarray(over + slowing(messages.gather, rates) * (before + after - over) + ends)
 
 
 def _step_exposed(message: Message, joined: Message | None, window: Array, of: Seconds, rates: Rates) -> Array:
@@ -161,7 +166,7 @@ def _step_exposed(message: Message, joined: Message | None, window: Array, of: S
     total = largest(of(message, wide=True)) + (largest(of(joined, wide=True)) if joined is not None else 0)
     able = total - total / np.maximum(largest(message.calls), 1)
     hidden = able - positive(able - rates.window * window)
-    return np.asarray(total - (1 - rates.hidden) * hidden)
+    return np.asarray(total - (1 - slowing(message, rates)) * hidden)
 
 
 def idle(pipeline: Pipeline, micro_batches: Array, once: Array, busy: Array) -> Array:

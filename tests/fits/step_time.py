@@ -92,6 +92,8 @@ PRIORS = (
     Prior("latency", "any", 2e-6, 0.7, "s"),
     Prior("latency_between", "any", 4e-6, 0.4, "s"),
     Prior("hidden", "any", 0.2, 0.4, "-"),
+    Prior("hidden_between", "any", 0.2, 0.4, "-"),
+    Prior("hidden_tensor", "any", 0.15, 0.7, "-"),
     Prior("window", "any", 0.7, 0.4, "-"),
     Prior("fixed", "any", 30e-3, 0.5, "s"),
     Prior("dequantisation", "any", 0.6, 0.5, "-", DEQUANTISED),
@@ -120,7 +122,7 @@ GIVEN = (
     Prior("host_optimizer", "any", 4.1e9, 0, "parameters/s a node",
           "ZeRO-Offload, arXiv:2101.06840, table 4, as recalled: CPU-Adam updates 10^9 parameters in 0.24 s"),
 )  # fmt: skip
-SHARES = ("hidden", "window", "between", "between_tensor", "inside", "inside_tensor")
+SHARES = ("hidden", "hidden_between", "hidden_tensor", "window", "between", "between_tensor", "inside", "inside_tensor")
 """Constants between 0 and 1: their odds are fitted."""
 FIRST_FLASH = 0.5
 """FlashAttention 1 over 2 (arXiv:2307.08691, abstract: "around 2x speedup")."""

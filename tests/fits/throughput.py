@@ -141,14 +141,32 @@ def built(runs: Iterable[Run], left: Counter[str]) -> Iterator[Job]:
         yield job
 
 
+def best_of_sweeps(runs: Iterable[Run]) -> dict[tuple[str, str, str], float]:
+    """The fastest measured layout of each model in each sweep [tokens/s a GPU]."""
+    fastest: dict[tuple[str, str, str], float] = {}
+    for run in runs:
+        if run.sweep:
+            key = run.group, run.sweep, str(run.model)
+            fastest[key] = max(fastest.get(key, 0.0), run.tokens_per_second_per_gpu or 0.0)
+    return fastest
+
+
+def slow(job: Job, fastest: dict[tuple[str, str, str], float]) -> str:
+    """Why a run that is far from the best of its sweep is not fitted on: something else than its layout holds it up."""
+    best = fastest.get((job.run.group, job.run.sweep, str(job.run.model)), 0.0)
+    return "slower than half of the best of its sweep" if job.speed < best / 2 else ""
+
+
 def jobs(runs: Iterable[Run] | None = None) -> tuple[list[Job], list[Job], Counter[str]]:
     """The jobs that are fitted on, those of mixtures of experts, and why others are left out.
 
     ``runs`` are the shipped ones where none are given; :func:`layout_runs` are those of the published sweeps.
     """
     kept, experts, left = [], [], Counter[str]()
-    for job in built(read_runs().run if runs is None else runs, left):
-        reason = reason_out(job)
+    given = tuple(read_runs().run if runs is None else runs)
+    fastest = best_of_sweeps(given)
+    for job in built(given, left):
+        reason = reason_out(job) or slow(job, fastest)
         if reason:
             left[reason] += 1
             experts += [job] if job.model.is_moe and not job.grid.offloads[0] else []
