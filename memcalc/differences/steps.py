@@ -11,8 +11,7 @@ from memcalc.differences.changes import Change, JobPair, changes, fields_between
 from memcalc.errors import MemcalcError
 from memcalc.planner.finalists import One
 from memcalc.results.diff import DiffComponents, DiffCost, DiffField, DiffFigures, DiffStep, DiffTerm
-from memcalc.results.estimates import Estimate
-from memcalc.results.estimates import StepTime
+from memcalc.results.estimates import Estimate, StepTime
 from memcalc.specs.job import command_line
 
 LARGEST_GROUP = 3

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from memcalc.results.estimates import Answer, Components, Estimate, Verdict, schema
-from memcalc.results.estimates import StepTime
+from memcalc.results.estimates import Answer, Components, Estimate, StepTime, Verdict, schema
 from memcalc.specs.job import JobRecord
 from memcalc.specs.strict import Frozen
 

@@ -256,6 +256,24 @@ class Timeline(Frozen):
     """In order."""
 
 
+class ExposedMessages(Frozen):
+    """What a step waits for messages [s], by the ranks that they go between; their sum is ``communication``.
+
+    Kinds share the computation that hides them: each is what is added to those before it.
+    """
+
+    tensor: float
+    """Between tensor-parallel ranks [s]."""
+    context: float
+    """Keys and values between context-parallel ranks, beyond the attention that runs beside them [s]."""
+    expert: float
+    """Tokens on their way to experts and back [s]."""
+    pipeline: float
+    """Between stages of the pipeline [s]."""
+    data: float
+    """Gathers of weights and reductions of gradients between data-parallel ranks, sharded or not [s]."""
+
+
 class StepTime(Frozen):
     """A step's time and its parts [s]."""
 
@@ -273,6 +291,8 @@ class StepTime(Frozen):
     """Forward passes that backward runs again [s]."""
     communication: float
     """Messages that nothing hides [s]."""
+    messages: ExposedMessages
+    """The same by kind [s]."""
     offload: float
     """Transfers that nothing hides, and steps on the CPU [s]."""
     optimizer: float
