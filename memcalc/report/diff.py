@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from memcalc.report.estimate import MOODS, head_of
+from memcalc.report.step_time import time_lines
 from memcalc.report.tables import Block, Code, Column, Line, Report, Table, gib, header, made
 from memcalc.results.diff import Diff, DiffCost, DiffFigures, DiffSide, DiffStep
 from memcalc.units import GIB
@@ -75,6 +76,7 @@ def _gib(size: int) -> str:
 def _side(index: str, side: DiffSide) -> Iterator[Line]:
     verdict, title = head_of(side.estimate)
     yield Line(f"{index} · {side.name}: {verdict.text}", "title", verdict.mood)
+    yield from (Line(line.text, items=line.items) for line in time_lines(side.estimate))
     yield Line(title.text, "faint")
 
 
