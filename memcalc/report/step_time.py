@@ -26,7 +26,7 @@ _PARTS = {
     "optimizer": "the update, on the GPU",
     "offload": "transfers, and an update on the CPU",
 }
-"""What a step is spent on, in the order of a table."""
+"""What a step is spent on."""
 _NAMES = {
     "tensor": "TP messages",
     "context": "CP messages",
@@ -48,8 +48,16 @@ class StepPart(NamedTuple):
 
 def parts_of(time: StepTime) -> tuple[StepPart, ...]:
     """Return what a step is spent on, messages by kind: all parts, which add up to the step."""
-    seconds = {**time.model_dump(include={*_PARTS}), **time.messages.model_dump()}
-    return tuple(StepPart(_NAMES.get(name, name), seconds[name], says) for name, says in _PARTS.items())
+    return tuple(StepPart(part_name(name), seconds, _PARTS[name]) for name, seconds in time.parts.items())
+
+
+def part_name(name: str) -> str:
+    """Return a part of a step as it is said.
+
+    >>> part_name("bubble"), part_name("tensor")
+    ('bubble', 'TP messages')
+    """
+    return _NAMES.get(name, name)
 
 
 def speed(time: StepTime) -> str:
@@ -111,3 +119,17 @@ def stands_on(time: StepTime) -> Line:
         time.basis,
     )
     return Line(f"Time: {', '.join(items)}.", label="Time", items=items)
+
+
+def time_facts(time: StepTime) -> dict[str, str]:
+    """Return all that is said of a step by name: its range, its parts, throughput, how busy the GPU is, the basis."""
+    values = {"step": f"{format_seconds(time.step)} ({format_seconds(time.low)} to {format_seconds(time.high)})"}
+    for part in parts_of(time):
+        if part.seconds:
+            values[part.name] = f"{format_seconds(part.seconds)}, {percent(part.seconds, time.step)}%"
+    return {
+        **values,
+        "throughput": f"{time.tokens_per_second_per_gpu:.0f} tokens/s per GPU",
+        "MFU": f"{100 * time.mfu:.1f}%",
+        "basis": time.basis,
+    }

@@ -78,6 +78,8 @@ class DiffFigures(Frozen):
     """Predicted time of one optimizer step [s]."""
     tokens_per_second_per_gpu: float
     """Predicted throughput [tokens/s]."""
+    parts: dict[str, float]
+    """What adds up to ``step``, by name, messages by kind [s]."""
 
 
 class DiffCost(Frozen):
@@ -99,6 +101,8 @@ class DiffCost(Frozen):
     """Time of one optimizer step [s]."""
     tokens_per_second_per_gpu: float
     """Throughput [tokens/s]."""
+    parts: dict[str, float]
+    """What adds up to ``step``, by name, messages by kind [s]."""
     throughput: float
     """Share by which tokens a second on each GPU grow."""
 

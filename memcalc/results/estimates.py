@@ -310,6 +310,13 @@ class StepTime(Frozen):
     basis: str
     """What the range stands on."""
 
+    @property
+    def parts(self) -> dict[str, float]:
+        """What adds up to the step, messages by kind [s]."""
+        messages = self.messages.model_dump()
+        before = {name: getattr(self, name) for name in ("compute", "host", "recompute")}
+        return {**before, **messages, **{name: getattr(self, name) for name in ("bubble", "optimizer", "offload")}}
+
 
 class Estimate(Answer):
     """The answer of ``memcalc estimate``."""
