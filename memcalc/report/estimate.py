@@ -275,7 +275,7 @@ def _names(option: str, text: str, known: Sequence[str]) -> list[str]:
 
 
 def explanation(result: Estimate, folded: Folding | None = None) -> Report:
-    """Return the answer of ``memcalc explain``: every term with formula, values, phases and source, and the parts of a step."""
+    """Return the answer of ``memcalc explain``: every term with formula, values and source, and the parts of a step."""
     blocks = (*answer_of(result), tree_of(result, folded or Folding()), *_time(result), *foot_of(result))
     return made(result, terms(result), *blocks)
 

@@ -99,7 +99,7 @@ def parts_table(time: StepTime) -> Table:
         Column("part"),
         Column("time", right=True),
         Column("share", "%", right=True, meter=True, priority=1),
-        Column("what it is", priority=2),
+        Column("spent on", priority=2),
     )
     rows = [
         (part.name, format_seconds(part.seconds), percent(part.seconds, time.step), part.says)
