@@ -82,8 +82,8 @@ def time_lines(result: Estimate) -> Iterator[Line]:
     if time is None:
         return
     unmet = "if it fit: " if result.verdict == "does-not-fit" else ""
-    items = (f"{unmet}{speed(time)} tok/s/GPU", f"{format_seconds(time.step)}/step", _spent(time))
-    items = items if time.validated else (*items, time.basis)
+    doubt = () if time.validated else (time.basis,)
+    items = (f"{unmet}{speed(time)} tok/s/GPU", f"{format_seconds(time.step)}/step", _spent(time), *doubt)
     yield Line(" · ".join(items), "verdict", items=items)
 
 
