@@ -9,6 +9,7 @@ from memcalc.results.estimates import (
     Budget,
     Components,
     Estimate,
+    ExposedMessages,
     HardwareFacts,
     Interval,
     ModelFacts,
@@ -24,6 +25,7 @@ from memcalc.units import GIB
 
 MODEL = ModelFacts(name="llama-2-7b", parameters=6738415616, active_parameters=6738415616)
 HARDWARE = HardwareFacts(gpu="a100-40g", gpus=8, node="8x a100-40g", nodes=1, gpus_per_node=8)
+MESSAGES = ExposedMessages(tensor=0.0, context=0.0, expert=0.0, pipeline=0.0, data=0.3)
 STRATEGY = Strategy(zero=3, dp=8, recompute="full")
 
 
@@ -83,7 +85,7 @@ def make_plan(rank: int, peak: float, rate: float, **strategy: Any) -> Plan:
         statistical_efficiency=1.0, why="it recomputes least among those that fit.",
         peak=PlanPeak(allocated=device - GIB, reserved=device - GIB // 2, device=device, phase="loss", stage=0),
         time=StepTime(step=8.0, tokens_per_second_per_gpu=rate, mfu=0.415, compute=6.5, recompute=1.1,
-                              communication=0.3, offload=0.0, optimizer=0.1,
+                              communication=0.3, host=0.0, messages=MESSAGES, offload=0.0, optimizer=0.1,
                               bubble=0.1, hfu=0.6, low=7.5, high=9.0, validated=True, basis="validated on 3 runs"),
         job=JobRecord(
             command="estimate", model="llama-2-7b", gpu="a100-40g",

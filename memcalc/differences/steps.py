@@ -11,8 +11,7 @@ from memcalc.differences.changes import Change, JobPair, changes, fields_between
 from memcalc.errors import MemcalcError
 from memcalc.planner.finalists import One
 from memcalc.results.diff import DiffComponents, DiffCost, DiffField, DiffFigures, DiffStep, DiffTerm
-from memcalc.results.estimates import Estimate
-from memcalc.results.estimates import StepTime
+from memcalc.results.estimates import Estimate, StepTime
 from memcalc.specs.job import command_line
 
 LARGEST_GROUP = 3
@@ -134,6 +133,7 @@ def figures_of(estimate: Estimate, time: StepTime) -> DiffFigures:
         tier_memory=estimate.tier_memory,
         step=time.step,
         tokens_per_second_per_gpu=time.tokens_per_second_per_gpu,
+        parts=time.parts,
     )
 
 
@@ -143,6 +143,7 @@ def cost_between(before: DiffFigures, after: DiffFigures) -> DiffCost:
     return DiffCost(
         **{name: getattr(after, name) - getattr(before, name) for name in _PLAIN},
         components=DiffComponents(**{name: now[name] - was[name] for name in was}),
+        parts={name: after.parts[name] - seconds for name, seconds in before.parts.items()},
         throughput=after.tokens_per_second_per_gpu / before.tokens_per_second_per_gpu - 1,
     )
 

@@ -9,15 +9,16 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from memcalc.errors import MissingError
 from memcalc.grid import Grid
 from memcalc.planner import answer, axes
 from memcalc.planner.answer import strategy_of
 from memcalc.planner.job import PlanJob
 from memcalc.planner.stage_peaks import Peaks, peaks_of
-from memcalc.errors import MissingError
-from memcalc.results.estimates import StepTime
+from memcalc.results.estimates import ExposedMessages, StepTime
 from memcalc.terms import ModelOnGrid, build_ledger, overhead_of
 from memcalc.timing import rates_for, step_times
+from memcalc.timing.exposed import exposed_by_kind
 from memcalc.timing.forecast import forecast
 
 if TYPE_CHECKING:
@@ -86,10 +87,11 @@ def single_grid(candidate: Candidate) -> Grid:
 
 def time_of(census: ModelOnGrid, gpu: GPU, node: Node) -> StepTime:
     """The predicted step of the one strategy of a census by its parts [s], with what is said of it."""
-    times = step_times(census, gpu, node, rates_for(gpu, census.grid))
+    rates = rates_for(gpu, census.grid)
+    times = step_times(census, gpu, node, rates)
     parts = {name: float(np.max(getattr(times, name))) for name in times.PARTS}
-    step = sum(parts.values())
-    return StepTime(step=step, **parts, **asdict(forecast(census, gpu, node, step)))
+    step, messages = sum(parts.values()), ExposedMessages(**exposed_by_kind(census, gpu, node, rates))
+    return StepTime(step=step, **parts, messages=messages, **asdict(forecast(census, gpu, node, step)))
 
 
 def unchecked_warnings(times: Mapping[str, StepTime]) -> list[str]:

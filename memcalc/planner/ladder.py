@@ -19,9 +19,8 @@ from memcalc.planner.precision_modes import PRECISION_MODES, mode_of, precision_
 from memcalc.planner.recipe import AppliedRemedy, steps_of
 from memcalc.planner.record import chosen_options, split_options, with_query
 from memcalc.planner.sentences import split_words
-from memcalc.results.estimates import Estimate
+from memcalc.results.estimates import Estimate, StepTime
 from memcalc.results.ladder import Ladder, LadderReading, LadderStage
-from memcalc.results.estimates import StepTime
 from memcalc.specs.job import JobRecord, command_line
 from memcalc.specs.options import FIELDS, FLAGS, RANK_DEGREES, WORDS
 from memcalc.terms import ModelOnGrid, overhead_of
@@ -35,8 +34,8 @@ STAGES = (f"precision={SIXTEEN_BIT}", "recompute=full")
 """The usual ladder: 16 bits, whole blocks computed again, and at last what the framework can move to host memory."""
 KNOWN = (*(word for word in WORDS if word != "calibration"), *FIELDS)
 """What a stage may change."""
-AS_ESTIMATED = tuple(LadderStage.model_fields.keys() & Estimate.model_fields.keys() - {"saved", "job"})
-"""Fields that a stage has of its estimate."""
+AS_ESTIMATED = tuple(LadderStage.model_fields.keys() & Estimate.model_fields.keys() - {"saved", "job", "time"})
+"""Fields that a stage has of its estimate as they are."""
 Words = Mapping[str, Any]
 Resolve = Callable[[Words], tuple["PlanJob", "JobRecord"]]
 """From words and dotted fields to the job that they make, and the record of its estimate."""

@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from memcalc.report.estimate import bar_of, components_of, head_of
+from memcalc.report.estimate import answer_of, bar_of, components_of
 from memcalc.report.tables import Block, Code, Line, Listing, Report, Table, facts, gib, header, made
 from memcalc.results.check import Check, CheckedFile, CheckFinding, CheckFix
 
@@ -18,7 +18,7 @@ def report(result: Check) -> Report:
     """Return the answer of ``memcalc check``."""
     estimate = result.estimate
     blocks = (
-        *head_of(estimate),
+        *answer_of(estimate),
         bar_of(estimate),
         components_of(estimate),
         *(block for file in result.files for block in _file(file)),

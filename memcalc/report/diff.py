@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from math import floor, log10
 
 from memcalc.report.estimate import MOODS, head_of
+from memcalc.report.step_time import part_name, time_lines
 from memcalc.report.tables import Block, Code, Column, Line, Report, Table, gib, header, made
 from memcalc.results.diff import Diff, DiffCost, DiffFigures, DiffSide, DiffStep
 from memcalc.units import GIB
@@ -16,8 +18,10 @@ _LONGEST = 36
 _DATA = (
     "step", "change", "follows", "device_bytes", "allocated_bytes", "reserved_bytes", "parameters_bytes",
     "gradients_bytes", "optimizer_bytes", "activations_bytes", "buffers_bytes", "reserve_bytes", "context_bytes",
-    "host_memory_bytes", "tier_memory_bytes", "step_s", "tokens_per_second_per_gpu", "device_bytes_after",
-    "verdict_after", "device_bytes_alone", "impossible_alone", "command_after",
+    "host_memory_bytes", "tier_memory_bytes", "step_s", "tokens_per_second_per_gpu", "compute_s", "host_s",
+    "recompute_s", "tensor_messages_s", "context_messages_s", "expert_messages_s", "pipeline_messages_s",
+    "data_messages_s", "bubble_s", "optimizer_s", "offload_s", "device_bytes_after", "verdict_after",
+    "device_bytes_alone", "impossible_alone", "command_after",
 )  # fmt: skip
 
 
@@ -30,6 +34,7 @@ def report(result: Diff, terms: int | None = TERMS) -> Report:
         *(_changes(result) if result.fields else ()),
         *_notes(result),
         *(_bytes(result, terms) if result.fields else ()),
+        *(_time(result) if result.fields else ()),
         *_foot(result),
     )
     return made(result, _data(result), *blocks)
@@ -75,6 +80,7 @@ def _gib(size: int) -> str:
 def _side(index: str, side: DiffSide) -> Iterator[Line]:
     verdict, title = head_of(side.estimate)
     yield Line(f"{index} · {side.name}: {verdict.text}", "title", verdict.mood)
+    yield from (Line(line.text, items=line.items) for line in time_lines(side.estimate))
     yield Line(title.text, "faint")
 
 
@@ -179,22 +185,54 @@ def _bytes(result: Diff, terms: int | None) -> Iterator[Block]:
 
 
 def _components(result: Diff) -> Table:
-    """From A to B across, component by component; a single step is the change itself."""
-    steps = result.steps if len(result.steps) > 1 else ()
-    columns = (
-        *header("component | A [GiB] >"),
-        *(Column(f"step {index}", "GiB", right=True, priority=1) for index in range(1, len(steps) + 1)),
-        Column("B", "GiB", right=True),
-        Column("change", "GiB", right=True, priority=2 if steps else 0),
-    )
+    """From A to B across, component by component."""
     before, after = _sizes(result.a.figures), _sizes(result.b.figures)
-    costs = [_sizes(step.cost) for step in steps]
+    costs = [_sizes(step.cost) for step in result.steps]
     rows = tuple(
-        (name, gib(was), *(_gib(cost[name]) for cost in costs), gib(after[name]), _gib(after[name] - was))
+        (name, gib(was), [_gib(cost[name]) for cost in costs], gib(after[name]), _gib(after[name] - was))
         for name, was in before.items()
     )
     places = " → ".join(dict.fromkeys((result.a.figures.phase, result.b.figures.phase)))
-    return Table(f"At the peak, which stands at {places}", columns, rows)
+    return _across("component", "GiB", f"At the peak, which stands at {places}", rows)
+
+
+def _time(result: Diff) -> Iterator[Block]:
+    """From A to B across, part of the step by part; those that take no time in any are left out."""
+    points = (result.a.figures, *(step.after for step in result.steps), result.b.figures)
+    names = [name for name in result.total.parts if any(point.parts[name] for point in points)]
+    before, after = _seconds(result.a.figures), _seconds(result.b.figures)
+    costs = [_seconds(step.cost) for step in result.steps]
+    digits = max(0, 3 - floor(log10(max(point.step for point in points))))
+    rows = tuple(
+        (part_name(name), f"{before[name]:.{digits}f}", [_change(cost[name], digits) for cost in costs],
+         f"{after[name]:.{digits}f}", _change(after[name] - before[name], digits))
+        for name in (*names, "step")
+    )  # fmt: skip
+    yield _across("part", "s", "Time of a step", rows)
+
+
+def _change(seconds: float, digits: int) -> str:
+    """Return a change of time; one that rounds to nothing has no sign."""
+    return signed(round(seconds, digits), digits)
+
+
+def _across(name: str, unit: str, title: str, rows: Iterable[tuple[str, str, list[str], str, str]]) -> Table:
+    """Return figures of A and B with every step between them; a single step is the change itself."""
+    listed = list(rows)
+    steps = range(1, len(listed[0][2]) + 1) if len(listed[0][2]) > 1 else range(0)
+    columns = (
+        Column(name),
+        Column("A", unit, right=True),
+        *(Column(f"step {index}", unit, right=True, priority=1) for index in steps),
+        Column("B", unit, right=True),
+        Column("change", unit, right=True, priority=2 if steps else 0),
+    )
+    filled = tuple((head, was, *(costs if steps else ()), now, change) for head, was, costs, now, change in listed)
+    return Table(title, columns, filled)
+
+
+def _seconds(of: DiffFigures | DiffCost) -> dict[str, float]:
+    return {**of.parts, "step": of.step}
 
 
 def _sizes(of: DiffFigures | DiffCost) -> dict[str, int]:
@@ -240,4 +278,5 @@ def _row(index: int, step: DiffStep) -> tuple[str, ...]:
 def _plain(cost: DiffCost) -> tuple[str, ...]:
     parts = cost.components.model_dump().values()
     total = (cost.device, cost.allocated, cost.reserved, *parts, cost.host_memory, cost.tier_memory)
-    return (*map(str, total), f"{cost.step:.6g}", f"{cost.tokens_per_second_per_gpu:.6g}")
+    times = (cost.step, cost.tokens_per_second_per_gpu, *cost.parts.values())
+    return (*map(str, total), *(f"{value:.6g}" for value in times))

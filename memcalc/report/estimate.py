@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from memcalc.errors import InputError, UnknownNameError
+from memcalc.report.step_time import parts_table, stands_on, time_lines
 from memcalc.report.tables import (
     Bar,
     Block,
@@ -40,7 +41,7 @@ _TERM_COLUMNS = header("component | term | size [bytes] > | phases | formula | v
 def report(result: Estimate) -> Report:
     """Return the answer of ``memcalc estimate``."""
     return made(
-        result, terms(result), *head_of(result), bar_of(result), *_tables(result), *_notes(result), *foot_of(result)
+        result, terms(result), *answer_of(result), bar_of(result), *_tables(result), *_notes(result), *foot_of(result)
     )
 
 
@@ -84,6 +85,12 @@ def head_of(result: Estimate) -> tuple[Line, ...]:
     text = (*_words(result.strategy), *batch)
     title = Line(f"{subject}: {', '.join(text)}", "title", items=(subject, *text))
     return (Line(_verdict(result), "verdict", MOODS[result.verdict]), title)
+
+
+def answer_of(result: Estimate) -> tuple[Line, ...]:
+    """Return the verdict, the time of a step where one is known, and the job."""
+    verdict, title = head_of(result)
+    return (verdict, *time_lines(result), title)
 
 
 def _verdict(result: Estimate) -> str:
@@ -268,8 +275,15 @@ def _names(option: str, text: str, known: Sequence[str]) -> list[str]:
 
 
 def explanation(result: Estimate, folded: Folding | None = None) -> Report:
-    """Return the answer of ``memcalc explain``: every term with formula, values, phases and source."""
-    return made(result, terms(result), *head_of(result), tree_of(result, folded or Folding()), *foot_of(result))
+    """Return the answer of ``memcalc explain``: every term with formula, values and source, and the parts of a step."""
+    blocks = (*answer_of(result), tree_of(result, folded or Folding()), *_time(result), *foot_of(result))
+    return made(result, terms(result), *blocks)
+
+
+def _time(result: Estimate) -> Iterator[Block]:
+    if result.time is not None:
+        yield parts_table(result.time)
+        yield stands_on(result.time)
 
 
 def tree_of(result: Estimate, folded: Folding) -> Tree:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from memcalc.report.estimate import MOODS
+from memcalc.report.step_time import speed as rate_of
 from memcalc.report.tables import (
     Bars,
     BarsRow,
@@ -20,6 +21,7 @@ from memcalc.report.tables import (
     header,
     made,
 )
+from memcalc.results.estimates import StepTime
 from memcalc.results.ladder import Ladder, LadderReading, LadderStage
 from memcalc.units import format_count
 
@@ -38,8 +40,9 @@ _DATA = (
             "allocated", "reserved", "device", "saved",
         )
     ),
-    *header("peak phase | verdict | speed | tok/s/GPU > | validated | host memory [bytes] > | "
-"command"),
+    *header("peak phase | verdict | speed | tok/s/GPU >"),
+    *(Column(name, "s", right=True) for name in ("step", "low", "high")),
+    *header("MFU [%] > | validated | host memory [bytes] > | command"),
 )  # fmt: skip
 
 
@@ -140,7 +143,7 @@ def _widths(mode: LadderReading) -> str:
 
 def _stages(mode: LadderReading) -> Table:
     columns = header(
-        "# > | stage | device [GiB] > | saved [GiB] > | speed [×] > | tok/s/GPU >1 | "
+        "# > | stage | device [GiB] > | saved [GiB] > | speed [×] > | tok/s/GPU [95% range] > | "
         "host [GiB a node] >2 | peak at <3 | verdict"
     )
     return Table(f"Stages, {NAMES[mode.name]}", columns, tuple(_stage(stage) for stage in mode.stages))
@@ -154,7 +157,7 @@ def _stage(stage: LadderStage) -> tuple[str, ...]:
         gib(stage.peak.device),
         gib(stage.saved) if stage.stage else "",
         speed,
-        "" if stage.time is None else f"{stage.time.tokens_per_second_per_gpu:.0f}",
+        "" if stage.time is None else rate_of(stage.time),
         gib(stage.host_memory, 1),
         stage.peak.phase,
         stage.verdict.replace("-", " "),
@@ -225,6 +228,13 @@ def _data(result: Ladder) -> Table:
     return Table("Ladder", _DATA, rows)
 
 
+def _timed(time: StepTime) -> list[str]:
+    """Return the throughput, the step with its range [s], the share of the peak, and whether runs validate it."""
+    seconds = [f"{end:.4g}" for end in (time.step, time.low, time.high)]
+    rate, share = f"{time.tokens_per_second_per_gpu:.0f}", f"{100 * time.mfu:.1f}"
+    return [rate, *seconds, share, str(time.validated).lower()]
+
+
 def _row(mode: LadderReading, stage: LadderStage) -> tuple[str, ...]:
     peak, time = stage.peak, stage.time
     return (
@@ -241,8 +251,7 @@ def _row(mode: LadderReading, stage: LadderStage) -> tuple[str, ...]:
         peak.phase,
         stage.verdict,
         "" if stage.speed is None else f"{stage.speed:.4f}",
-        "" if time is None else f"{time.tokens_per_second_per_gpu:.0f}",
-        "" if time is None else str(time.validated).lower(),
+        *(_timed(time) if time is not None else [""] * 6),
         str(stage.host_memory),
         stage.command,
     )

@@ -11,6 +11,7 @@ from memcalc.report.estimate import MOODS
 from memcalc.report.plan_data import data
 from memcalc.report.recipe import recipe_blocks
 from memcalc.report.remedies import remedy_blocks
+from memcalc.report.step_time import speed
 from memcalc.report.tables import Block, Code, Column, Document, Line, Report, Table, facts, gib, percent
 from memcalc.results.plans import UNMEASURED_OFFLOAD, Plan, Plans
 from memcalc.specs.job import command_line
@@ -60,7 +61,7 @@ _TABLE = (
     _Field(Column("global batch", right=True), lambda plan, _: str(plan.global_batch), varies=True),
     _Field(Column("GiB", "per GPU", right=True), lambda plan, _: gib(plan.peak.device)),
     _Field(Column("verdict"), lambda plan, _: _verdict_of(plan), varies=True),
-    _Field(Column("tok/s/GPU", "95% range", right=True), lambda plan, _: say.speed(plan)),
+    _Field(Column("tok/s/GPU", "95% range", right=True), lambda plan, _: speed(plan.time)),
     _Field(Column("vs #1", "%", right=True), _beside, varies=True),
     _Field(Column("host", "GiB/node", right=True), lambda plan, _: _host(plan), varies=True),
     _Field(Column("GPU-hours", right=True), lambda plan, _: f"{plan.gpu_hours:.0f}", varies=True),
@@ -103,7 +104,7 @@ def _answer(result: Plans) -> Iterator[Line]:
     where = f"{first.gpus} × {result.hardware.gpu}"
     figures = f"{gib(first.peak.device, 1)} of {gib(result.capacity, 1)} GiB per GPU"
     figures += f" ({percent(first.peak.device, result.capacity)}%)"
-    rate = f"{say.speed(first)} tok/s/GPU"
+    rate = f"{speed(first.time)} tok/s/GPU"
     if several:
         yield Line(_counts(result), "verdict", mood)
         gpus = f"{first.gpus} GPU{'s' * (first.gpus > 1)}"

@@ -1,4 +1,4 @@
-"""What a plan is called on a screen: its parallelism, recomputation, offload, batch, speed with its range."""
+"""What a plan is called on a screen: its parallelism, recomputation, offload, batch."""
 
 from __future__ import annotations
 
@@ -66,22 +66,6 @@ def offload(strategy: Strategy) -> str:
 def batch(plan: Plan) -> str:
     """Return the micro-batch and how often it is accumulated."""
     return f"{plan.strategy.micro_batch} × {plan.accumulation_steps}"
-
-
-def speed(plan: Plan) -> str:
-    """Return the throughput with its 95% range."""
-    rate, time = plan.time.tokens_per_second_per_gpu, plan.time
-    low, high = (_rounded(rate * time.step / end) if end else "?" for end in (time.high, time.low))
-    return f"{rate:.0f} ({low}–{high})"
-
-
-def _rounded(rate: float) -> str:
-    """Return a rate to ten where that is finer than one percent.
-
-    >>> _rounded(3697.2), _rounded(87.4)
-    ('3700', '87')
-    """
-    return f"{rate:.0f}" if rate < 1000 else f"{10 * round(rate / 10)}"
 
 
 def precision(strategy: Strategy) -> str:

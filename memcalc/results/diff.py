@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from memcalc.results.estimates import Answer, Components, Estimate, Verdict, schema
-from memcalc.results.estimates import StepTime
+from memcalc.results.estimates import Answer, Components, Estimate, StepTime, Verdict, schema
 from memcalc.specs.job import JobRecord
 from memcalc.specs.strict import Frozen
 
@@ -79,6 +78,8 @@ class DiffFigures(Frozen):
     """Predicted time of one optimizer step [s]."""
     tokens_per_second_per_gpu: float
     """Predicted throughput [tokens/s]."""
+    parts: dict[str, float]
+    """What adds up to ``step``, by name, messages by kind [s]."""
 
 
 class DiffCost(Frozen):
@@ -100,6 +101,8 @@ class DiffCost(Frozen):
     """Time of one optimizer step [s]."""
     tokens_per_second_per_gpu: float
     """Throughput [tokens/s]."""
+    parts: dict[str, float]
+    """What adds up to ``step``, by name, messages by kind [s]."""
     throughput: float
     """Share by which tokens a second on each GPU grow."""
 

@@ -256,6 +256,24 @@ class Timeline(Frozen):
     """In order."""
 
 
+class ExposedMessages(Frozen):
+    """What a step waits for messages [s], by the ranks that they go between; their sum is ``communication``.
+
+    Kinds share the computation that hides them: each is what is added to those before it.
+    """
+
+    tensor: float
+    """Between tensor-parallel ranks [s]."""
+    context: float
+    """Keys and values between context-parallel ranks, beyond the attention that runs beside them [s]."""
+    expert: float
+    """Tokens on their way to experts and back [s]."""
+    pipeline: float
+    """Between stages of the pipeline [s]."""
+    data: float
+    """Gathers of weights and reductions of gradients between data-parallel ranks, sharded or not [s]."""
+
+
 class StepTime(Frozen):
     """A step's time and its parts [s]."""
 
@@ -273,6 +291,8 @@ class StepTime(Frozen):
     """Forward passes that backward runs again [s]."""
     communication: float
     """Messages that nothing hides [s]."""
+    messages: ExposedMessages
+    """The same by kind [s]."""
     offload: float
     """Transfers that nothing hides, and steps on the CPU [s]."""
     optimizer: float
@@ -289,6 +309,13 @@ class StepTime(Frozen):
     """Whether published runs of this kind support it."""
     basis: str
     """What the range stands on."""
+
+    @property
+    def parts(self) -> dict[str, float]:
+        """What adds up to the step, messages by kind [s]."""
+        messages = self.messages.model_dump()
+        before = {name: getattr(self, name) for name in ("compute", "host", "recompute")}
+        return {**before, **messages, **{name: getattr(self, name) for name in ("bubble", "optimizer", "offload")}}
 
 
 class Estimate(Answer):

@@ -4,8 +4,17 @@ from __future__ import annotations
 
 from typing import Literal
 
-from memcalc.results.estimates import Answer, Components, HardwareFacts, Interval, ModelFacts, Peak, Verdict, schema
-from memcalc.results.estimates import StepTime
+from memcalc.results.estimates import (
+    Answer,
+    Components,
+    HardwareFacts,
+    Interval,
+    ModelFacts,
+    Peak,
+    StepTime,
+    Verdict,
+    schema,
+)
 from memcalc.specs.job import JobRecord
 from memcalc.specs.strategy import Strategy
 from memcalc.specs.strict import Frozen

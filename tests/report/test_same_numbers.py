@@ -7,6 +7,7 @@ import io
 import json
 import re
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,12 +15,13 @@ import pytest
 import memcalc
 from memcalc import report
 from memcalc.handoff.review import review_of
-from memcalc.report import charts
+from memcalc.report import charts, diff, ladder
 from memcalc.report.page import markup, page_of
 from memcalc.results.estimates import Estimate
 from memcalc.results.plans import Plans
 
 GIB = 1 << 30
+JOB = {"model": "gpt2", "gpu": "rtx-4090"}
 COMPONENTS = ("parameters", "gradients", "optimizer", "activations", "buffers", "reserve", "context")
 FIGURES = ("allocated", "reserved", "device")
 ROWS = {
@@ -183,4 +185,127 @@ def test_a_plan_has_the_figures_of_its_own_estimate(plans: Plans) -> None:
         alone = review_of(plans, rank=plan.rank).estimate
         assert alone is not None
         assert alone.peak.model_dump() == plan.peak.model_dump()
+        assert alone.time == plan.time
         assert alone.command == plan.command
+
+
+# ------------------------------------------------------------------------------------------------------ time of a step
+
+
+def speed_of(answer: Plans | Estimate) -> str:
+    """Return what is to be printed of a throughput, from the JSON: the rate, and those at the ends of the range."""
+    data = json.loads(report.render(made_of(answer), "json"))
+    time = data["plans"][0]["time"] if "plans" in data else data["time"]
+    tokens = time["tokens_per_second_per_gpu"] * time["step"]
+    low, high = (f"{10 * round(tokens / time[end] / 10)}" for end in ("high", "low"))
+    return f"{tokens / time['step']:.0f} ({low}–{high})"
+
+
+def made_of(answer: Any) -> report.Report:
+    return report.of_plans(answer) if isinstance(answer, Plans) else report.of_terms(answer)
+
+
+@pytest.fixture(scope="module")
+def first(plans: Plans) -> Estimate:
+    """The first plan's own estimate."""
+    options = {**plans.plans[0].job.keywords()}
+    return memcalc.estimate(**options)
+
+
+@pytest.mark.parametrize("form", ["rich", "plain", "markdown", "latex", "html"])
+def test_the_speed_of_a_job_is_said_alike_by_every_command(plans: Plans, first: Estimate, form: str) -> None:
+    """Every screen that speaks of one job has the throughput and the range that ``plan`` gives it."""
+    words = first.job.options
+    same = memcalc.diff(words | JOB, words | JOB | {"recompute": "full"})
+    climbed = memcalc.ladder(**JOB, **{**words, "recompute": None}, stages=["recompute=none"])
+    assert speed_of(plans) == speed_of(first)
+    documents = [
+        report.of_plans(plans), report.of_estimate(first), report.of_terms(first), diff.report(same),
+        ladder.report(climbed),
+    ]  # fmt: skip
+    for document in documents:
+        assert speed_of(first) in report.render(document, form, width=80)
+
+
+def test_the_speed_of_a_job_that_files_make(tmp_path: Path) -> None:
+    config = tmp_path / "ds.json"
+    config.write_text(
+        '{"train_micro_batch_size_per_gpu": 4, "zero_optimization": {"stage": 2}, "bf16": {"enabled": true}}'
+    )
+    found = memcalc.check([str(config)], **JOB, gpus=4, seq_len=1024)
+    alone = memcalc.estimate(**found.estimate.job.keywords())
+    assert found.estimate.time == alone.time
+    assert speed_of(alone) in report.render(report.of_check(found), "plain")
+
+
+def seconds(text: str) -> float:
+    """Return a duration with its unit in seconds."""
+    value, unit = text.split()
+    return float(value) * {"s": 1.0, "ms": 1e-3, "µs": 1e-6}[unit]
+
+
+def test_the_parts_of_a_step_add_up_to_it(first: Estimate) -> None:
+    """What ``explain`` lists is the whole step, and the same as ``plan`` and the page say."""
+    text = report.render(report.of_terms(first), "plain")
+    rows = re.findall(r"^([\w ]+): time ([\d.]+ \w+);", text, re.MULTILINE)
+    *parts, (last, step) = [(name, seconds(value)) for name, value in rows]
+    assert last == "step"
+    assert sum(value for _, value in parts) == pytest.approx(step, rel=0.005)
+    assert first.time is not None
+    assert step == pytest.approx(first.time.step, rel=0.005)
+    assert dict(parts)["DP messages"] == pytest.approx(first.time.communication, rel=0.005)
+
+
+def test_the_step_on_a_page_is_that_of_the_plan(plans: Plans, first: Estimate, monkeypatch: pytest.MonkeyPatch) -> None:
+    rate = speed_of(plans).partition(" ")[0]
+    for answer in (plans, first):
+        text = pages(answer, monkeypatch)
+        tiles = dict(re.findall(r'<dt>(\w+)</dt><dd class="figure"><span class="value">([^<]*)</span>', text))
+        assert tiles["throughput"] == rate
+        panel = text.partition("<h3>Time of a step</h3>")[2]
+        assert f"<dd>{rate} tokens/s per GPU</dd>" in panel
+
+
+def test_a_change_of_the_step_is_that_of_its_parts() -> None:
+    """From A to B across every step, in the JSON and in the table of seconds."""
+    found = memcalc.diff({**JOB, "gpus": 8, "zero": 3}, {**JOB, "gpus": 8, "zero": 3, "recompute": "full", "tp": 2})
+    ends = [memcalc.estimate(**side.estimate.job.keywords()).time for side in (found.a, found.b)]
+    assert ends == [found.a.time, found.b.time]
+    assert sum(step.cost.step for step in found.steps) == pytest.approx(found.total.step)
+    for cost in (found.total, *(step.cost for step in found.steps)):
+        assert sum(cost.parts.values()) == pytest.approx(cost.step)
+    assert found.total.parts["recompute"] > 0
+    assert found.total.parts["tensor"] > 0
+    rows = list(csv.DictReader(io.StringIO(report.render(diff.report(found), "csv"))))
+    assert float(rows[-1]["recompute_s"]) == pytest.approx(found.total.parts["recompute"], rel=1e-5)
+    text = report.render(diff.report(found), "markdown")
+    (row,) = re.findall(r"^\| step +\|(.*)\|$", text, re.MULTILINE)
+    figures = [float(cell.replace("−", "-")) for cell in row.split("|")]
+    assert figures[-1] == pytest.approx(found.total.step, abs=0.01)
+    assert sum(figures[1:-2]) == pytest.approx(figures[-1], abs=0.01)
+
+
+def test_nothing_is_said_of_a_time_that_is_not_known(found: Estimate) -> None:
+    silent = found.model_copy(update={"time": None})
+    for document in (report.of_estimate(silent), report.of_terms(silent)):
+        text = report.render(document, "rich", width=80)
+        assert "tok/s" not in text
+        assert "Time of a step" not in text
+
+
+def test_a_job_that_does_not_fit_would_have_its_speed_if_it_did() -> None:
+    found = memcalc.estimate(model="llama-2-7b", gpu="rtx-4090")
+    assert found.verdict == "does-not-fit"
+    line = report.render(report.of_estimate(found), "rich", width=80).splitlines()[1]
+    assert line.startswith("if it fit: ")
+
+
+@pytest.mark.parametrize("gpus", [1, 64])
+def test_an_estimate_says_its_time_in_two_lines(gpus: int) -> None:
+    words = {"tp": 8, "pp": 2, "ep": 4, "framework": "megatron"} if gpus > 1 else {}
+    found = memcalc.estimate(model="mixtral-8x7b", gpu="h100", gpus=gpus, **words)
+    texts = [
+        report.render(report.of_estimate(item), "rich", width=80).splitlines()
+        for item in (found, found.model_copy(update={"time": None}))
+    ]
+    assert 1 <= len(texts[0]) - len(texts[1]) <= 2

@@ -8,7 +8,7 @@ from memcalc.report.estimate import MOODS, bar_of, head_of
 from memcalc.report.page.markup import Html, begun, cell, el, join, swatch, table
 from memcalc.report.tables import gib, header, percent
 from memcalc.results.estimates import Estimate
-from memcalc.results.plans import Plan, Plans
+from memcalc.results.plans import Plans
 from memcalc.results.saved import Review
 from memcalc.units import format_count, format_seconds
 
@@ -77,7 +77,7 @@ def answer(review: Review) -> Html:
         parts += [el("p", begun(plans.too_large), class_="lead"), *_nearest(plans)]
     if result is not None:
         closest = el("h3", "The strategy closest to fitting") if failed else ""
-        parts += [closest, _figures(result, review.chosen), _bar(result)]
+        parts += [closest, _figures(result), _bar(result)]
     if review.chosen is not None:
         parts.append(el("p", el("strong", "Why this plan: "), review.chosen.why, class_="why-plan"))
     if plans is not None and plans.asked:
@@ -106,15 +106,17 @@ def _missing(estimate: Estimate) -> str:
     return f"{gib(over)} GiB are missing." if over > 0 else "The allocator runs out of memory on its way there."
 
 
-def _figures(estimate: Estimate, plan: Plan | None) -> Html:
+def _figures(estimate: Estimate) -> Html:
     peak, interval = estimate.peak, estimate.interval
     tiles = [(name, gib(getattr(peak, name)), "GiB", read) for name, read in _READ.items()]
     live = "" if interval.coverage is None else f"of device; holds {100 * interval.coverage:.0f}% of measured runs"
     tiles.append(("range", f"{gib(interval.low)} – {gib(interval.high)}", "GiB", live))
-    if plan is not None:
-        time = plan.time
+    time = estimate.time
+    if time is not None:
+        unmet = "if it fit; " if estimate.verdict == "does-not-fit" else ""
+        rate, busy = f"{time.tokens_per_second_per_gpu:.0f}", f"{unmet}MFU {100 * time.mfu:.1f}%"
         tiles += [
-            ("throughput", f"{time.tokens_per_second_per_gpu:.0f}", "tokens/s per GPU", f"MFU {100 * time.mfu:.1f}%"),
+            ("throughput", rate, "tokens/s per GPU", busy),
             (
                 "step",
                 format_seconds(time.step),

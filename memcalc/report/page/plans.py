@@ -7,17 +7,16 @@ from collections.abc import Iterator, Sequence
 from memcalc import report
 from memcalc.report.estimate import strategy_words
 from memcalc.report.page.markup import Html, begun, cell, code, el, facts, join, section, table
-from memcalc.report.tables import Table, gib, percent
+from memcalc.report.step_time import time_facts
+from memcalc.report.tables import Table, gib
 from memcalc.results.plans import Plan, Plans
 from memcalc.results.saved import Review
 from memcalc.specs.options import DEGREES
 from memcalc.specs.strategy import Strategy
-from memcalc.units import format_seconds
 
 _AFTER = "allocated"
 """The first column of the data that is a figure of the plan, not a part of its strategy."""
 _FIGURES = ("peak", "used", "verdict", "tok/s/GPU", "MFU")
-_TIMES = ("compute", "host", "recompute", "communication", "offload", "optimizer", "bubble")
 _CORE = ("framework", "precision", "optimizer", "zero", "recompute", "offload")
 _DEGREES = ("dp", *DEGREES)
 _DEFAULT = Strategy().model_dump()
@@ -179,16 +178,6 @@ def _memory(plan: Plan) -> Html:
 
 
 def _time(plan: Plan) -> Html:
-    time = plan.time
-    values = {"step": f"{format_seconds(time.step)} ({format_seconds(time.low)} to {format_seconds(time.high)})"}
-    for name in _TIMES:
-        seconds = getattr(time, name)
-        if seconds:
-            values[name] = f"{format_seconds(seconds)}, {percent(seconds, time.step)}%"
-    values |= {
-        "throughput": f"{time.tokens_per_second_per_gpu:.0f} tokens/s per GPU",
-        "MFU": f"{100 * time.mfu:.1f}%",
-        "GPU-hours": f"{plan.gpu_hours:.4g}",
-        "basis": time.basis,
-    }
-    return facts(values)
+    values = time_facts(plan.time)
+    basis = values.pop("basis")
+    return facts({**values, "GPU-hours": f"{plan.gpu_hours:.4g}", "basis": basis})

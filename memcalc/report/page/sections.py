@@ -10,6 +10,7 @@ from memcalc.evidence import words_of
 from memcalc.report.accuracy import signed
 from memcalc.report.estimate import inputs_of, sized
 from memcalc.report.page.markup import Html, cell, code, el, facts, join, section, swatch, table
+from memcalc.report.step_time import time_facts
 from memcalc.report.tables import Column, gib, header, percent
 from memcalc.results.comparison import Evidence
 from memcalc.results.estimates import Estimate, OffGpuTerm, TermFacts
@@ -119,10 +120,12 @@ def _off_gpu(estimate: Estimate, entries: list[_Term]) -> Iterator[Html]:
 
 
 def step(estimate: Estimate, chart: Html) -> Html:
-    """Return the phases of a step, drawn where something draws, and as tables."""
+    """Return the phases of a step, drawn where something draws, and as tables; then what its time is spent on."""
     parts = [_phases(estimate, closed=bool(chart))]
     if len(estimate.stages) > 1:
         parts.append(_stages(estimate))
+    if estimate.time is not None:
+        parts += [el("h3", "Time of a step"), facts(time_facts(estimate.time))]
     intro = f"Allocated memory rises and falls with the phases; the peak stands at {estimate.peak.phase}."
     return section("step", "Over one step", chart, *parts, intro=intro)
 
