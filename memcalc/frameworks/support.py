@@ -252,6 +252,11 @@ MEGATRON = Capabilities(
             why="Megatron-LM overlaps the exchange of tokens without full recomputation alone",
         ),
         Clash(
+            ("ep_overlap", ("true",)),
+            ("precision", ("fp32",)),
+            why="Megatron-LM overlaps the exchange of tokens in 16 bits alone",
+        ),
+        Clash(
             ("cuda_graphs", ("partial",)),
             ("recompute", WHOLE_BLOCKS),
             why="Megatron-LM recomputes whole blocks in a CUDA graph of the whole pass alone: --cuda-graphs full",

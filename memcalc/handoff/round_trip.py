@@ -129,7 +129,8 @@ def _options(job: JobRecord, estimate: Estimate) -> dict[str, Any]:
     """The options of the job itself, of the software that runs it, and of its environment."""
     workload, hardware = estimate.workload, estimate.hardware
     given = {**pinned(job).options, **job.settings}
-    installed = {name: value for name, value in given.items() if name in {*_SOFTWARE, *ENVIRONMENT, *_PLACED, *_ASSUMED}}
+    beside = {*_SOFTWARE, *ENVIRONMENT, *_PLACED, *_ASSUMED}
+    installed = {name: value for name, value in given.items() if name in beside}
     framework = estimate.strategy.framework
     options = {
         **installed,

@@ -199,7 +199,7 @@ class Strategy(Frozen):
     expert_imbalance: Annotated[
         float,
         Option("Tokens of the busiest expert-parallel rank over the mean of all.", "-", STEP_TIME, "X",
-            "Tokens of the busiest expert-parallel rank over the mean; 1 where balance is forced, {default} by default.",
+            "Tokens of the busiest expert-parallel rank over the mean: {default}, or 1 where balance is forced.",
             kind="factor", most=1000, needs="experts"),
         Field(ge=1),
     ] = 1.1

@@ -1,7 +1,7 @@
 """Flags of Megatron-LM that change a step's time: how tokens travel, what overlaps, what is a CUDA graph.
 
-megatron/training/arguments.py and megatron/core/transformer/transformer_config.py of d98e8a64 (core 0.20), and the names
-that core 0.11 to 0.18 have for the same.
+megatron/training/arguments.py and megatron/core/transformer/transformer_config.py of d98e8a64 (core 0.20), and the
+names that core 0.11 to 0.18 have for the same.
 """
 
 from __future__ import annotations
@@ -71,6 +71,8 @@ def time_flags(job: ConfigJob) -> dict[str, Any]:
     full = plan.cuda_graphs == "full"
     allowed = "Megatron-LM has no whole CUDA graph of experts whose share of the tokens varies: partial"
     job.require(not (full and routed), "cuda-graphs", allowed)
+    chunked = not plan.ep_overlap or plan.pp == 1 or plan.vpp > 1
+    job.require(chunked, "ep-overlap", "under a pipeline Megatron-LM has it with several chunks a stage alone: vpp")
     parts = ["attn", "moe_router", "moe_preprocess"] if routed else ["attn"]
     return {
         "moe_token_dispatcher_type": _TYPES[plan.moe_dispatcher] if routed else None,
