@@ -32,7 +32,7 @@ from memcalc.results.estimates import (
     WorkloadFacts,
 )
 from memcalc.specs.job import command_line
-from memcalc.specs.options import NEEDING
+from memcalc.specs.options import NEEDING, OPTIONS
 from memcalc.specs.strategy import Strategy
 from memcalc.sums import add_up
 from memcalc.terms import build_ledger, off_gpu_terms
@@ -236,6 +236,9 @@ def warnings_for(
     text += notes_of(model, strategy.precision, strategy.recompute, strategy.micro_batch)
     if model.is_moe:
         text.append("experts are assumed to be balanced; buffers of the token exchange are not modelled.")
+    extra = [row.uncounted for row in OPTIONS if row.uncounted and getattr(strategy, row.name) != row.default]
+    if extra:
+        text.append(f"not counted in memory: {', '.join(extra)}.")
     return text
 
 

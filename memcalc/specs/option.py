@@ -47,6 +47,8 @@ class Option:
     """It says something beside adapters alone."""
     needs: Literal["", "tp", "ep", "experts"] = ""
     """What it says nothing without: a degree above 1, or a model with routed experts."""
+    uncounted: str = ""
+    """What it takes in memory that is not modelled, where it is not at its default."""
     negative: bool = False
     """It has a ``--no-`` form."""
     required: bool = False

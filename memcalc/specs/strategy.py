@@ -207,18 +207,21 @@ class Strategy(Frozen):
         bool,
         Option("Tokens of one micro-batch travel while another computes (Megatron-LM's "
             "``--overlap-moe-expert-parallel-comm``, DualPipe).", panel=STEP_TIME, needs="ep",
+            uncounted="tensors of the micro-batch whose tokens travel",
             help="Tokens of one micro-batch travel while another computes (Megatron-LM)."),
     ] = False
     tp_comm_overlap: Annotated[
         bool,
         Option("Products are cut into parts that overlap with their tensor-parallel messages (Megatron-LM's "
             "``--tp-comm-overlap``, torchtitan's async TP).", panel=STEP_TIME, needs="tp",
+            uncounted="buffers for the messages of split products",
             help="Products are cut into parts that overlap with their tensor-parallel messages (Megatron-LM, "
             "torchtitan's async TP)."),
     ] = False
     cuda_graphs: Annotated[
         CudaGraphs,
         Option("How much of a block is launched as a CUDA graph.", panel=STEP_TIME, metavar="NAME",
+            uncounted="pools of CUDA graphs",
             help="How much of a block is launched as a CUDA graph: {values}."),
     ] = "none"
     zero_gather: Annotated[

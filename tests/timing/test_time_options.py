@@ -148,3 +148,12 @@ def test_a_difference_of_degrees_takes_along_what_says_nothing_without_them() ->
         model="deepseek-v2-lite", gpu="h100", gpus=16, framework="megatron",
     )  # fmt: skip
     assert answer.b.estimate.strategy.tp_comm_overlap
+
+
+def test_memory_that_is_not_counted_is_named() -> None:
+    """Pools of CUDA graphs are bytes in reality (torch.cuda.CUDAGraph): no figure here has them."""
+    assert not any("not counted" in warning for warning in estimated(SPLIT).warnings)
+    answer = estimated(SPLIT, cuda_graphs="full", tp_comm_overlap=True)
+    (warning,) = [warning for warning in answer.warnings if "not counted in memory" in warning]
+    assert "pools of CUDA graphs" in warning
+    assert "buffers for the messages of split products" in warning
