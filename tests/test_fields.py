@@ -18,7 +18,7 @@ from pydantic import BaseModel
 
 import memcalc
 from memcalc.api import single
-from memcalc.frameworks.habits import Habits
+from memcalc.frameworks.habits import Bucket, Habits
 from memcalc.grid import Grid
 from memcalc.planner.costs import limits
 from memcalc.planner.offload_memory import pools_of
@@ -114,6 +114,8 @@ JOBS: dict[str, dict[str, Any]] = {
                      "pp": 4, "seq_len": 2048, "global_batch": 32},
     "ring": {"model": "llama-3.2-1b", "gpu": "h100", "gpus": 16, "framework": "megatron", "kernels": "te", "cp": 4,
              "seq_len": 8192},
+    "experts": {"model": "deepseek-v2-lite", "gpu": "h100", "gpus": 16, "framework": "megatron", "ep": 16, "sp": False,
+                "seq_len": 2048},
     "muon": {"model": "mixtral-8x7b", "gpu": "h100", "gpus": 64, "framework": "megatron", "seq_len": 1024,
              "optimizer": "muon"},
     "soap": {"model": "llama-3.2-1b", "gpu": "h100", "gpus": 8, "framework": "megatron", "seq_len": 1024,
@@ -210,6 +212,9 @@ MOVES: dict[str, dict[str, tuple[Any, ...]]] = {
         "offload_to": ("offload", "nvme"), "attention": ("llama", "efficient"), "loss": ("llama", "chunked"),
         "kernels": ("llama", "fused"), "reduce_dtype": ("llama", "bf16"), "checkpoint": ("cache", "non-reentrant"),
         "compile": ("llama", "blocks"), "cp_kind": ("ring", "a2a"), "etp": ("moe", 8), "mtp": ("llama", 1),
+        "moe_dispatcher": ("experts", "deepep"), "expert_imbalance": ("experts", 2.0), "ep_overlap": ("experts", True),
+        "tp_comm_overlap": ("megatron", True), "cuda_graphs": ("experts", "full"),
+        "zero_gather": ("deepspeed", "broadcast"),
         "microbatch_group": ("chunks", 1), "first_stage_layers": ("megatron", 1), "last_stage_layers": ("megatron", 1),
         "embedding_in_split": ("megatron", True, {"loss_in_split": True}), "loss_in_split": ("megatron", True),
         "wgrad_fusion": ("megatron", False), "float8_all_gather": ("llama", True), "fsdp_schedule": ("llama", "simple"),
@@ -232,7 +237,8 @@ MOVES: dict[str, dict[str, tuple[Any, ...]]] = {
         "pipeline_accumulates_whole": ("chunks", False), "pipeline_keeps_outputs": ("chunks", True),
         "pipeline_engine": ("megatron", "1f1b"), "gradients_follow_optimizer": ("offload", False),
         "gradient_copy": ("llama", True), "persistent_gradients": ("llama", True), "adds_gradients": ("llama", True),
-        "overlaps_reduction": ("falcon", False), "overlaps_input_gradients": ("megatron", False),
+        "bucket": ("megatron", Bucket(elements=10**6)), "overlaps_reduction": ("falcon", False),
+        "overlaps_input_gradients": ("megatron", False),
         "flattened_gradients": ("llama", True), "main_gradients": ("llama", 1), "vocab_multiple": ("gpt2", 8),
         "schedule_variables": ("megatron", False), "makes_masks": ("llama", True),
         "keeps_stage_outputs": ("megatron", True), "handle_workspaces": ("llama", False), "engine": ("llama", True),
@@ -405,6 +411,17 @@ def test_another_way_to_run_a_block_moves_a_byte_or_a_second(field: str, monkeyp
         assert figures(model, replace(grid), gpu, node) != plain
     finally:
         clear()
+
+
+@pytest.mark.parametrize(
+    ("field", "name", "value"),
+    [("elements", "deepspeed", 10**6), ("elements_per_rank", "megatron", 10**9), ("bytes", "ddp", 2**20)],
+)
+def test_another_size_of_buckets_moves_a_second(field: str, name: str, value: int) -> None:
+    """DeepSpeed's and Megatron-LM's count elements, Megatron-LM's by rank too, DDP's bytes."""
+    own = job(name)[1].habits.bucket
+    assert getattr(own, field)
+    assert with_value("Habits", name, {"bucket": own._replace(**{field: value})}) != with_value("Habits", name, {})
 
 
 @pytest.mark.parametrize("field", BY_WORDS)

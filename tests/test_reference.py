@@ -174,6 +174,7 @@ def words() -> str:
     for option in COMMAND_LINE:
         if option.name in WORDS:
             kind = "int" if option.name in NUMBERS else "bool" if option.name in FLAGS else "str"
+            kind = "float" if option.kind == "factor" else kind
             kind = {"zero": "int", "global_batch": "int or str", "offload": "str or tuple"}.get(option.name, kind)
             several = "yes" if option.name in SEARCHED else ""
             lines.append(f"| `{option.name}` | {kind} | {prose(option.text)} | {several} |")

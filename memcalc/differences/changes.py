@@ -17,7 +17,7 @@ from memcalc.specs.adapters import Lora
 from memcalc.specs.hardware import Node
 from memcalc.specs.model import Model
 from memcalc.specs.option import Option
-from memcalc.specs.options import BY_NAME, FIELDS, OPTIONS
+from memcalc.specs.options import BY_NAME, FIELDS, NEEDING, OPTIONS
 
 if TYPE_CHECKING:
     from memcalc.planner.finalists import One
@@ -32,9 +32,10 @@ USUAL = (
 )  # fmt: skip
 """Options with a default that may depend on others: where both jobs agree on one, it stays so on the way."""
 PARTS = {
-    "tp": (("sp",), "1"),
+    "tp": (("sp", *(row.name for row in NEEDING if row.needs == "tp")), "1"),
     "pp": (("pp_schedule", "vpp", "strategy.first_stage_layers", "strategy.last_stage_layers"), "1"),
     "cp": (("cp_kind",), "1"),
+    "ep": (tuple(row.name for row in NEEDING if row.needs == "ep"), "1"),
     "offload": (("offload_to",), "none"),
     # a quantised base is a change of its own
     "lora": (tuple(row.word for row in OPTIONS if row.needs_lora and row.name != "quantize"), "none"),

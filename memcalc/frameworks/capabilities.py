@@ -15,6 +15,7 @@ from memcalc.frameworks.capability import (
     Support,
     kinds_of,
     policy_kind,
+    text_of,
     values_of,
 )
 from memcalc.frameworks.table import habits_of
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "OFFLOADS", "OPTIONS", "Capabilities", "Clash", "Need", "Support", "capabilities_of", "check_told", "fitting",
-    "kinds_of", "needs_of", "own_code", "policy_kind", "usual_form", "values_of",
+    "kinds_of", "needs_of", "own_code", "policy_kind", "text_of", "usual_form", "values_of",
 ]  # fmt: skip
 _SHOWN = {
     "parallel": "", "uneven": "strategy.", "grad_accum_dtype": "strategy.", "reduce_dtype": "strategy.",
@@ -128,8 +129,7 @@ def check_told(strategy: Strategy, model: Model | None = None) -> None:
     for option, value in stated:
         entry: Support = getattr(able, option)
         if entry.needs(value, model) is None:
-            listed = ", ".join(text or "none" for text in entry.values) or "none"
-            raise CombinationError(*_field(strategy, option, value), f"{strategy.framework} has {listed}", entry.values)
+            raise CombinationError(*_field(strategy, option, value), entry.said_by(strategy.framework), entry.values)
     for clash in able.clashes:
         pair = _pair(clash, stated)
         if pair and not clash.code:

@@ -40,12 +40,21 @@ class Support:
         """All that exists."""
         return (*self.direct, *(value for value in self.code if value not in self.direct))
 
+    def said_by(self, framework: str) -> str:
+        """What there is, as a sentence's end about a framework."""
+        listed = ", ".join(text or "none" for text in self.values) or "none"
+        return f"{framework} cannot be told to" if self.values == ("false",) else f"{framework} has {listed}"
+
     def needs(self, value: str, model: Model | None = None) -> str | None:
         """What has to be written for a value: nothing where it is told; None where it does not exist."""
         classes = self.classes.get(value)
         if value in self.direct and (classes is None or model is None or model.hf_class in classes):
             return ""
         return self.code.get(value)
+
+
+NEVER, EITHER = Support(("false",)), Support(("false", "true"))
+"""Of a flag: always off, or as told."""
 
 
 def support_of(direct: Iterable[str], values: Iterable[str] = (), code: str = "", **special: str) -> Support:
@@ -124,6 +133,16 @@ class Capabilities:
     """Width in which gradients are reduced."""
     grad_accum_dtype: Support = Support(("",))
     """Width in which gradients are added up."""
+    moe_dispatcher: Support = Support(("alltoall",))
+    """How tokens reach their experts."""
+    ep_overlap: Support = NEVER
+    """Whether tokens of one micro-batch travel while another computes."""
+    tp_comm_overlap: Support = NEVER
+    """Whether products are cut into parts that overlap with their tensor-parallel messages."""
+    cuda_graphs: Support = Support(("none",))
+    """How much of a block is a CUDA graph."""
+    zero_gather: Support = Support(("allgather",))
+    """How updated weights reach all ranks."""
     clashes: tuple[Clash, ...] = ()
     """What cannot be told together."""
     tuned: Capabilities | None = None
@@ -134,6 +153,15 @@ class Capabilities:
 
 OPTIONS = tuple(name for name in Capabilities.__dataclass_fields__ if name not in ("clashes", "tuned", "script"))
 """The fields that are options."""
+
+
+def text_of(value: object) -> str:
+    """How :class:`Capabilities` names a value.
+
+    >>> text_of(3), text_of(True)
+    ('3', 'true')
+    """
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def policy_kind(name: str) -> str:
@@ -159,6 +187,7 @@ def values_of(strategy: Strategy) -> Iterator[tuple[str, str]]:
         "recompute": policy_kind(strategy.recompute),
         "offload": ",".join(strategy.offload) or "none",
         "offload_to": strategy.offload_to if strategy.offload else "cpu",
+        "zero_gather": strategy.zero_gather if strategy.zero else "allgather",
     }
     for option in OPTIONS:
         if option == "parallel":
@@ -166,4 +195,4 @@ def values_of(strategy: Strategy) -> Iterator[tuple[str, str]]:
         elif option == "uneven":
             yield from ((option, name) for name in SPLITS if strategy.pp > 1 and getattr(strategy, name))
         else:
-            yield option, joined.get(option) or str(getattr(strategy, option))
+            yield option, joined.get(option) or text_of(getattr(strategy, option))

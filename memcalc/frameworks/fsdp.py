@@ -99,7 +99,11 @@ TITAN_2025_11 = like(
     TITAN_2025_08, "torchtitan", pipeline_keeps_outputs=False, source="torchtitan e5ef99aab: step(return_outputs=False)"
 )
 TITAN_2025_12 = like(
-    TITAN_2025_11, "torchtitan", saved_attention=(*FSDP2.saved_attention, "cudnn"), source=_TITAN.format("b39377f9f")
+    TITAN_2025_11,
+    "torchtitan",
+    capabilities=support.TITAN_DEEPEP,
+    saved_attention=(*FSDP2.saved_attention, "cudnn"),
+    source=_TITAN.format("b39377f9f"),
 )
 TITAN_2026_02 = like(TITAN_2025_12, "torchtitan", repeats_keys=False, source=_TITAN.format("ff0829c10"))
 TORCHTITAN = like(

@@ -44,6 +44,10 @@ class Bucket(NamedTuple):
     """Where the framework states it so."""
 
 
+TORCH_BUCKET = Bucket(bytes=25 * 2**20)
+"""Of torch's DDP: ``bucket_cap_mb``."""
+
+
 @dataclass(frozen=True)
 class Habits:
     """What one framework does, as columns for the formulas."""
@@ -101,8 +105,8 @@ class Habits:
     """One contiguous gradient buffer lives all the time (Megatron)."""
     adds_gradients: bool = False
     """Weight gradients are added to earlier ones, or to the buffer, as soon as they are made."""
-    bucket: Bucket = Bucket(bytes=25 * 2**20)
-    """Gradients are reduced in parts of this size; by default that of torch's DDP (``bucket_cap_mb``)."""
+    bucket: Bucket = TORCH_BUCKET
+    """Gradients are reduced in parts of this size; by default that of torch's DDP."""
     overlaps_reduction: bool = True
     """Gradients are reduced over data-parallel ranks while backward still runs."""
     overlaps_input_gradients: bool = False

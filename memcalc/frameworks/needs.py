@@ -44,6 +44,7 @@ CHUNKED = "train under axolotl (chunked_cross_entropy), or compute the loss on p
 MUON = "train under axolotl, or hand it to the trainer yourself (optimizer_cls_and_kwargs)"
 COMPILE = "call torch.compile on that part of the model yourself"
 REDUCE = "set the reduction's dtype in the framework's mixed-precision policy yourself"
+BROADCAST = "write a ZeRO optimizer whose ranks broadcast their updated weights (as InternEvo's do)"
 TIER = {
     "nvme": "write a swapper between host memory and NVMe",
     "cxl": "start the ranks under numactl, so that host allocations lie in CXL memory",

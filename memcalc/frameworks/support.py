@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from memcalc.frameworks import needs
-from memcalc.frameworks.capability import SPLITS, Capabilities, Clash, Support, offloads, support_of
+from memcalc.frameworks.capability import EITHER, NEVER, SPLITS, Capabilities, Clash, Support, offloads, support_of
 from memcalc.frameworks.transformers_classes import TENSOR_PARALLEL, WITH_PARTS
 from memcalc.specs.strategy import OPTIMIZERS
 
@@ -120,7 +120,13 @@ TITAN = Capabilities(
     compile=support_of(("none", "blocks", "blocks+loss", "model", "loss"), EVERY_COMPILE, needs.COMPILE),
     fsdp_schedule=Support(("default", "simple")),
     reduce_dtype=Support(("fp32",), {"bf16": needs.REDUCE}),
+    tp_comm_overlap=EITHER,
     clashes=(
+        Clash(
+            ("tp_comm_overlap", ("true",)),
+            ("compile", ("none", "loss")),
+            why="torchtitan's async TP is a pass of the compiled model: --compile blocks or model",
+        ),
         Clash(("compile", ("model",)), ("fsdp_schedule", ("default",)), needs.COMPILE),
         Clash(
             ("compile", ("blocks", "blocks+loss", "loss")),
@@ -134,9 +140,11 @@ TITAN_2024 = replace(
     TITAN, parallel=Support(TITAN.parallel.direct[:-1], {**TITAN.parallel.code, "hsdp": needs.REPLICAS})
 )
 """Before ``data_parallel_replicate_degree`` (db6b39acd of September 2024)."""
+TITAN_DEEPEP = replace(TITAN, moe_dispatcher=Support(("alltoall", "deepep")))
+"""With ``expert_parallel_comm_backend`` (distributed/deepep of December 2025)."""
 _CODE = {name: text for name, text in needs.LOSS.items() if name not in ("chunked", "parallel")}
 _CHUNKED = "write the configuration of a torchtitan after 0.2.2 in Python (loss=ChunkedCELoss.Config()) yourself"
-TITAN_CHUNKED = replace(TITAN, loss=Support(("standard", "parallel"), {**_CODE, "chunked": _CHUNKED}))
+TITAN_CHUNKED = replace(TITAN_DEEPEP, loss=Support(("standard", "parallel"), {**_CODE, "chunked": _CHUNKED}))
 """With the chunked loss of components/loss.py at 786e26f8e, whose configurations are no TOML."""
 _AUTOCAST = support_of(
     ("fp32", "bf16-autocast", "fp16-autocast", "bf16"), (), **{"bf16-mixed": needs.MASTER, "fp16-mixed": needs.MASTER}
@@ -189,6 +197,7 @@ DEEPSPEED = Capabilities(
     uneven=support_of((), SPLITS, "give the PipelineModule a partition_method of its own"),
     compile=LAUNCHED.compile,
     grad_accum_dtype=Support(("", "fp32", "bf16", "fp16")),
+    zero_gather=Support(("allgather",), {"broadcast": needs.BROADCAST}),  # no program reads allgather_partitions
     clashes=(
         Clash(("optimizer", ("sgd", "sgd-momentum")), ("optimizer_impl", ("fused",)), _INITIALIZE),
         Clash(("optimizer", ("lion", "muon")), ("optimizer_impl", ("foreach",)), _INITIALIZE),
@@ -203,6 +212,7 @@ MEGATRON_DEEPSPEED = replace(
     loss=Support(("standard", "parallel"), {"fused-linear": needs.LOSS["fused-linear"]}),
 )
 """Megatron-DeepSpeed 541b967: ``--checkpoint-activations --checkpoint-num-layers``."""
+WHOLE_BLOCKS = ("full", "uniform", "block")
 _MEGATRON_POLICIES = ("none", "full", "uniform", "block", "selective-core-attn", "modules")
 _MEGATRON_CODE = "change the blocks' forward (core/transformer/transformer_block.py) yourself"
 MEGATRON = Capabilities(
@@ -221,7 +231,36 @@ MEGATRON = Capabilities(
     loss=Support(("standard", "parallel", "fused-kernel", "triton"), {"fused-linear": needs.LOSS["fused-linear"]}),
     parallel=Support(("dp", "tp", "tp+sp", "pp", "cp", "ep", "hsdp")),
     uneven=Support(SPLITS),
+    moe_dispatcher=Support(("alltoall", "deepep", "allgather")),
+    ep_overlap=EITHER,
+    tp_comm_overlap=EITHER,
+    cuda_graphs=Support(("none", "partial", "full")),
     clashes=(
+        Clash(
+            ("tp_comm_overlap", ("true",)),
+            ("parallel", ("tp",)),
+            why="Megatron-LM overlaps tensor-parallel messages with sequence parallelism alone: --sp",
+        ),
+        Clash(
+            ("ep_overlap", ("true",)),
+            ("moe_dispatcher", ("allgather",)),
+            why="Megatron-LM overlaps the exchange of tokens under alltoall and deepep alone",
+        ),
+        Clash(
+            ("ep_overlap", ("true",)),
+            ("recompute", WHOLE_BLOCKS),
+            why="Megatron-LM overlaps the exchange of tokens without full recomputation alone",
+        ),
+        Clash(
+            ("ep_overlap", ("true",)),
+            ("precision", ("fp32",)),
+            why="Megatron-LM overlaps the exchange of tokens in 16 bits alone",
+        ),
+        Clash(
+            ("cuda_graphs", ("partial",)),
+            ("recompute", WHOLE_BLOCKS),
+            why="Megatron-LM recomputes whole blocks in a CUDA graph of the whole pass alone: --cuda-graphs full",
+        ),
         Clash(
             ("zero", ("0",)),
             ("offload", ("optimizer", "optimizer,activations")),
@@ -240,13 +279,27 @@ MEGATRON = Capabilities(
     ),
 )
 """Megatron-LM's flags at d98e8a64 (core 0.20): training/arguments.py, validate_args; core/optimizer/__init__.py."""
-MEGATRON_CORE_05 = replace(MEGATRON, parallel=Support(MEGATRON.parallel.direct[:-1]), clashes=MEGATRON.clashes[:-1])
-"""Before ``--num-distributed-optimizer-instances`` (bb84eb93fa, core 0.10)."""
+MEGATRON_CORE_05 = replace(
+    MEGATRON,
+    parallel=Support(MEGATRON.parallel.direct[:-1]),
+    moe_dispatcher=Support(("alltoall", "allgather")),
+    ep_overlap=NEVER,
+    cuda_graphs=Support(("none",)),
+    clashes=tuple(clash for clash in MEGATRON.clashes[:-1] if clash.first[0] not in ("ep_overlap", "cuda_graphs")),
+)
+"""Before ``--num-distributed-optimizer-instances`` (bb84eb93fa, core 0.10).
+
+Core 0.11 has CUDA graphs, core 0.12 DeepEP, core 0.14 ``--overlap-moe-expert-parallel-comm``.
+"""
 MEGATRON_2021 = replace(
     MEGATRON,
     zero=Support(("0",)),
     offload=offloads(("none",), {"optimizer": needs.OPTIMIZER_OFFLOAD, **MEGATRON.offload.code}),
     parallel=MEGATRON_CORE_05.parallel,
+    moe_dispatcher=Support(("alltoall",)),
+    ep_overlap=NEVER,
+    tp_comm_overlap=NEVER,
+    cuda_graphs=Support(("none",)),
     loss=Support(("standard", "parallel"), {"fused-linear": needs.LOSS["fused-linear"]}),
     optimizer=support_of(("adamw", "sgd-momentum"), OPTIMIZERS, "add it to megatron/optimizer yourself"),
     uneven=Support(),

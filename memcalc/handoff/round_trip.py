@@ -36,6 +36,8 @@ _SOFTWARE = ("calibration", "strategy.bnb", "strategy.peft")
 _FIRST = ("model", "gpu", "node", "gpus", "seq_len")
 """Options that come first on the line."""
 _PLACED = frozenset(row.key for row in OPTIONS if row.group == "workload" and not row.searched)
+_ASSUMED = frozenset(row.name for row in OPTIONS if row.kind == "factor")
+"""What is measured or assumed of a run, and so stands in no file."""
 _PROOF = ("model", "hardware", "workload", "peak", "components")
 """What must be the same beside the strategy."""
 _MUTE = frozenset({"reduce_dtype", "reshard", "vpp", "whole_accumulation"})
@@ -127,7 +129,8 @@ def _options(job: JobRecord, estimate: Estimate) -> dict[str, Any]:
     """The options of the job itself, of the software that runs it, and of its environment."""
     workload, hardware = estimate.workload, estimate.hardware
     given = {**pinned(job).options, **job.settings}
-    installed = {name: value for name, value in given.items() if name in {*_SOFTWARE, *ENVIRONMENT, *_PLACED}}
+    beside = {*_SOFTWARE, *ENVIRONMENT, *_PLACED, *_ASSUMED}
+    installed = {name: value for name, value in given.items() if name in beside}
     framework = estimate.strategy.framework
     options = {
         **installed,

@@ -32,6 +32,7 @@ from memcalc.results.estimates import (
     WorkloadFacts,
 )
 from memcalc.specs.job import command_line
+from memcalc.specs.options import NEEDING, OPTIONS
 from memcalc.specs.strategy import Strategy
 from memcalc.sums import add_up
 from memcalc.terms import build_ledger, off_gpu_terms
@@ -71,6 +72,7 @@ def strategy_of(grid: Grid, index: tuple[int, ...] = (0,) * 7) -> Strategy:
         "zero": grid.zeros[index[4]],
         "offload": grid.offloads[index[5]],
         "micro_batch": grid.micro_batches[index[6]],
+        **{row.name: row.default for row in NEEDING if layout.get(row.needs) == 1},
     }
     return Strategy.model_validate({name: getattr(grid.fixed, name) for name in Strategy.model_fields} | axes)
 
@@ -234,6 +236,9 @@ def warnings_for(
     text += notes_of(model, strategy.precision, strategy.recompute, strategy.micro_batch)
     if model.is_moe:
         text.append("experts are assumed to be balanced; buffers of the token exchange are not modelled.")
+    extra = [row.uncounted for row in OPTIONS if row.uncounted and getattr(strategy, row.name) != row.default]
+    if extra:
+        text.append(f"not counted in memory: {', '.join(extra)}.")
     return text
 
 

@@ -66,7 +66,7 @@ def costs_apart(
         by_stage, by_layout = flat.with_offloads(offloads), census.with_offloads(offloads)
         part = by_layout.grid
         terms = [*activation_terms(by_stage, detail=False), *chosen_offloads(others, chosen)]
-        times = with_offload(resident, by_layout, gpu, node, rates)
+        times = with_offload(resident, by_layout, gpu, node)
         step = total([leaf(seconds) for seconds in times.parts])
         pools = pools_of(by_stage, node, part, trusting=trusting)
         rooms = tuple((MaxOverStages(pool.need, owners), pool.most) for pool in pools)

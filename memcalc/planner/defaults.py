@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from memcalc.errors import CombinationError, MissingError
 from memcalc.frameworks import Habits, habits_of
 from memcalc.planner.optimizers import runs_on
-from memcalc.specs.options import BY_NAME, DEGREES
+from memcalc.specs.options import BY_NAME, DEGREES, NEEDING
 
 if TYPE_CHECKING:
     from memcalc.planner.request import Request
@@ -154,6 +154,22 @@ def check_framework(request: Request, habits: Habits) -> None:
         )
     if request.given.get("sp") and request.given.get("tp", 1) == 1:
         raise CombinationError("sp", True, "sequence parallelism needs tp above 1")
+
+
+def check_needs(request: Request, model: Model, *, searched: bool) -> None:
+    """Refuse an option that says nothing here: of experts for a model without, or of a degree that is 1.
+
+    In a search a degree that nothing pins is open.
+    """
+    for option in NEEDING:
+        value, degree = request.given.get(option.name), option.needs
+        if value is None or value == option.default:
+            continue
+        if degree != "tp" and not model.is_moe:
+            raise CombinationError(option.name.replace("_", "-"), value, f"{model.name} has no routed experts")
+        pinned = request.given.get(degree, None if searched or degree in request.choices else 1)
+        if degree in DEGREES and pinned == 1:
+            raise CombinationError(option.name.replace("_", "-"), value, f"needs {degree} above 1")
 
 
 def check_hybrid(request: Request, habits: Habits) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from memcalc.errors import CombinationError
-from memcalc.frameworks.capabilities import OFFLOADS, OPTIONS, Clash, fitting, kinds_of, policy_kind
+from memcalc.frameworks.capabilities import OFFLOADS, OPTIONS, Clash, fitting, kinds_of, policy_kind, text_of
 from memcalc.grid import column
 from memcalc.specs.options import DEGREES
 
@@ -79,10 +79,9 @@ def check_direct(request: Request, habits: Habits, model: Model) -> None:
     for option in (name for name in OPTIONS if name not in _ELSEWHERE):
         value, support = request.given.get(option), getattr(able, option)
         value = habits.moved(value) if option == "offload" and value is not None else value
-        if value is not None and support.needs(KEYS.get(option, str)(value), model) is None:
+        if value is not None and support.needs(KEYS.get(option, text_of)(value), model) is None:
             shown = ",".join(value) if isinstance(value, tuple) else value
-            allowed = f"{habits.name} has {', '.join(support.values)}"
-            raise CombinationError(option.replace("_", "-"), shown, allowed, support.values)
+            raise CombinationError(option.replace("_", "-"), shown, support.said_by(habits.name), support.values)
 
 
 def free_of(grid: Grid) -> Array:
@@ -99,7 +98,7 @@ def _side(grid: Grid, option: str, values: tuple[str, ...]) -> Array:
         return column([bool(set(values) & set(kinds_of(layout))) for layout in grid.layouts], "layout", np.bool_)
     key = KEYS.get(option, str)
     if option not in _SEARCHED:
-        return np.full((1,) * len(grid.shape), str(getattr(grid.fixed, option)) in values)
+        return np.full((1,) * len(grid.shape), text_of(getattr(grid.fixed, option)) in values)
     return column([key(value) in values for value in getattr(grid, f"{option}s")], option, np.bool_)
 
 

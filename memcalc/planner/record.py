@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from memcalc.frameworks.capabilities import capabilities_of
 from memcalc.frameworks.capability import SPLITS
-from memcalc.planner.request import OR, boolean
+from memcalc.planner.request import OR, boolean, factor
 from memcalc.specs.job import Command, JobRecord, Value
-from memcalc.specs.options import BY_NAME, DEGREES, FLAGS, SEARCHED, SETTINGS
+from memcalc.specs.options import BY_NAME, DEGREES, FLAGS, NEEDING, SEARCHED, SETTINGS
 
 if TYPE_CHECKING:
     from memcalc.planner.request import Request
@@ -97,8 +97,10 @@ def as_option(name: str, value: Any) -> Any:
     if isinstance(value, tuple | list | set | frozenset):
         between = OR if name in SEARCHED and name != "offload" else ","
         return between.join(map(str, value)) or "none"
+    row = BY_NAME.get(name.rpartition(".")[2])
+    if row and row.kind == "factor":
+        return factor(value, row.name)
     if isinstance(value, str):
-        row = BY_NAME.get(name.rpartition(".")[2])
         return int(value) if row and row.kind in _NUMBERS and value.isascii() and value.isdigit() else value
     if isinstance(value, bool | float):
         return value
@@ -149,6 +151,8 @@ def strategy_record(job: JobRecord, strategy: Strategy, gpus: int, seq_len: int,
     """The estimate of a strategy that a search found for a job."""
     chosen = split_options(chosen_options(strategy, gpus, seq_len, global_batch))
     alone = pinned(job)
+    idle = {row.name for row in NEEDING if row.needs in DEGREES and getattr(strategy, row.needs) == 1}
+    alone = alone.model_copy(update={"options": {name: v for name, v in alone.options.items() if name not in idle}})
     alone = alone.model_copy(update={"settings": {**alone.settings, **chosen.pop("settings")}})
     return alone.with_options(**chosen)
 

@@ -87,6 +87,8 @@ def _value(name: str, value: Any) -> Any:
         return one_of(value, name, option.values)
     if option.kind == "flag":
         return boolean(value, name)
+    if option.kind == "factor":
+        return factor(value, name)
     return PARSERS[option.kind](value) if option.kind in PARSERS else value
 
 
@@ -118,6 +120,16 @@ def positive(value: object, name: str) -> int:
         if 0 < number <= most:
             return number
     raise InputError(flag(name), value, f"must be a whole number from 1 to {most:,}")
+
+
+def factor(value: object, name: str) -> float:
+    """A number from 1."""
+    most = LARGEST_NUMBER[name]
+    with suppress(TypeError, ValueError):
+        number = float(str(value))
+        if 1.0 <= number <= most:
+            return number
+    raise InputError(flag(name), value, f"must be a number from 1 to {most:,}")
 
 
 def one_of(value: object, name: str, allowed: tuple[str, ...]) -> str:

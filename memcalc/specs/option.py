@@ -6,12 +6,13 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 Kind = Literal[
-    "name", "flag", "count", "bytes", "fraction", "version", "text", "list",
+    "name", "flag", "count", "bytes", "fraction", "factor", "version", "text", "list",
     "framework", "stage", "policy", "offload", "lora", "parts", "targets", "batch", "calibration",
 ]  # fmt: skip
 """How a value is read; those of the second line have a form of their own (:data:`memcalc.planner.request.PARSERS`)."""
-JOB, PARALLELISM, MEMORY, ADAPTERS = PANELS = ("Job", "Parallelism", "Memory", "Adapters")
-"""The panels of ``--help``, in their order."""
+PANELS = ("Job", "Parallelism", "Memory", "Step time only", "Adapters")
+"""The panels of ``--help``, in their order; options of the fourth change no byte."""
+JOB, PARALLELISM, MEMORY, STEP_TIME, ADAPTERS = PANELS
 
 
 @dataclass(frozen=True)
@@ -27,7 +28,8 @@ class Option:
     metavar: str = ""
     """What stands for the value in ``--help``."""
     help: str = ""
-    """What ``--help`` says; ``{values}`` are the allowed values as in a sentence, ``{list}`` with commas alone."""
+    """What ``--help`` says; ``{values}`` are the allowed values as in a sentence, ``{list}`` with commas alone,
+    ``{default}`` is the default."""
     kind: Kind | Literal[""] = ""
     """How a value is read, where the field's type does not say it."""
     group: str = "strategy"
@@ -43,6 +45,10 @@ class Option:
     that parts the data-parallel ranks."""
     needs_lora: bool = False
     """It says something beside adapters alone."""
+    needs: Literal["", "tp", "ep", "experts"] = ""
+    """What it says nothing without: a degree above 1, or a model with routed experts."""
+    uncounted: str = ""
+    """What it takes in memory that is not modelled, where it is not at its default."""
     negative: bool = False
     """It has a ``--no-`` form."""
     required: bool = False
@@ -84,4 +90,4 @@ class Option:
         *most, last = self.values or ("",)
         listed = ", ".join(self.values)
         values = f"{', '.join(most)} or {last}" if most else last
-        return (self.help or self.meaning).format(values=values, list=listed)
+        return (self.help or self.meaning).format(values=values, list=listed, default=self.default)

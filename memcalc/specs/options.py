@@ -148,6 +148,8 @@ FLAGS = tuple(row.name for row in COMMAND_LINE if row.kind == "flag")
 """Keywords that are true or false."""
 NUMBERS = tuple(row.name for row in COMMAND_LINE if row.kind == "count")
 """Keywords with a whole number above zero."""
+NEEDING = tuple(row for row in COMMAND_LINE if row.needs)
+"""Options that say nothing without a degree above 1, or without routed experts."""
 SEARCHED = tuple(row.name for row in COMMAND_LINE if row.searched)
 """Keywords of which a search takes several values (:mod:`memcalc.planner.request`)."""
 DEGREES = tuple(row.name for row in COMMAND_LINE if row.degree)

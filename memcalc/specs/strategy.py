@@ -11,7 +11,7 @@ from typing import Annotated, Literal, get_args
 from pydantic import Field
 
 from memcalc.specs.adapters import AdapterDtype, AlsoTrained, Lora, Quantization, lora_of
-from memcalc.specs.option import ADAPTERS, JOB, MEMORY, PARALLELISM, Option
+from memcalc.specs.option import ADAPTERS, JOB, MEMORY, PARALLELISM, STEP_TIME, Option
 from memcalc.specs.strict import Frozen
 
 FrameworkName = Literal[
@@ -39,6 +39,9 @@ Loss = Literal["standard", "chunked", "fused-kernel", "fused-linear", "parallel"
 Kernels = Literal["model", "fused", "te"]
 Compile = Literal["none", "blocks", "blocks+loss", "model", "loss"]
 ContextParallel = Literal["ring", "allgather", "a2a"]
+Dispatcher = Literal["alltoall", "deepep", "allgather"]
+CudaGraphs = Literal["none", "partial", "full"]
+ZeroGather = Literal["allgather", "broadcast"]
 Offload = Literal["optimizer", "params", "activations"]
 Tier = Literal["cpu", "nvme", "cxl"]
 
@@ -188,30 +191,45 @@ class Strategy(Frozen):
         int, Option("Tensor-parallel ranks of an expert; as many as of the rest where 0.", "ranks"), Field(ge=0)
     ] = 0
     moe_dispatcher: Annotated[
-        Literal["alltoall", "deepep", "allgather"],
-        Option("How tokens reach their experts: a copy to each expert, one to each node and from there to each rank "
-            "(DeepEP, HybridEP), or all tokens to all ranks. It changes time alone."),
+        Dispatcher,
+        Option("How tokens reach their experts: one copy for each expert (alltoall), one for each node and from there "
+            "for each rank (deepep: DeepEP, HybridEP), or all tokens to all ranks (allgather).", panel=STEP_TIME,
+            metavar="NAME", needs="ep"),
     ] = "alltoall"
     expert_imbalance: Annotated[
         float,
-        Option("Tokens of the busiest expert-parallel rank over the mean; 1 for forced balance. It changes time alone.",
-            "-"),
+        Option("Tokens of the busiest expert-parallel rank over the mean of all.", "-", STEP_TIME, "X",
+            "Tokens of the busiest expert-parallel rank over the mean: {default}, or 1 where balance is forced.",
+            kind="factor", most=1000, needs="experts"),
         Field(ge=1),
     ] = 1.1
     ep_overlap: Annotated[
         bool,
-        Option("Tokens of one micro-batch travel while another computes (Megatron-LM, "
-            "``--overlap-moe-expert-parallel-comm``; DualPipe). It changes time alone."),
+        Option("Tokens of one micro-batch travel while another computes (Megatron-LM's "
+            "``--overlap-moe-expert-parallel-comm``, DualPipe).", panel=STEP_TIME, needs="ep",
+            uncounted="tensors of the micro-batch whose tokens travel",
+            help="Tokens of one micro-batch travel while another computes (Megatron-LM)."),
     ] = False
-    cuda_graphs: Annotated[
-        Literal["none", "partial", "full"],
-        Option("How much of a block is launched as a CUDA graph. It changes time alone."),
-    ] = "none"
     tp_comm_overlap: Annotated[
         bool,
-        Option("TransformerEngine splits products to overlap them with their TP messages (``--tp-comm-overlap``). It "
-            "changes time alone."),
+        Option("Products are cut into parts that overlap with their tensor-parallel messages (Megatron-LM's "
+            "``--tp-comm-overlap``, torchtitan's async TP).", panel=STEP_TIME, needs="tp",
+            uncounted="buffers for the messages of split products",
+            help="Products are cut into parts that overlap with their tensor-parallel messages (Megatron-LM, "
+            "torchtitan's async TP)."),
     ] = False
+    cuda_graphs: Annotated[
+        CudaGraphs,
+        Option("How much of a block is launched as a CUDA graph.", panel=STEP_TIME, metavar="NAME",
+            uncounted="pools of CUDA graphs",
+            help="How much of a block is launched as a CUDA graph: {values}."),
+    ] = "none"
+    zero_gather: Annotated[
+        ZeroGather,
+        Option("How updated weights reach all ranks under ZeRO-1 and 2: from all at once, or rank by rank (InternEvo, "
+            "PyTorch's ZeroRedundancyOptimizer).", panel=STEP_TIME, metavar="NAME",
+            help="How updated weights reach all ranks under ZeRO-1 and 2: {values} (rank by rank, as in InternEvo)."),
+    ] = "allgather"
     mtp: Annotated[int, Option("Blocks that predict further tokens.", "blocks"), Field(ge=0)] = 0
     microbatch_group: Annotated[
         int,
@@ -323,11 +341,6 @@ class Strategy(Frozen):
         int | None, Option("A bucket of ZeRO's reductions; like the following, DeepSpeed's own default where None.",
             "elements"),
     ] = None
-    zero_gather: Annotated[
-        Literal["allgather", "broadcast"],
-        Option("How updated weights reach all ranks: from all at once, or rank by rank (InternEvo, PyTorch's "
-            "ZeroRedundancyOptimizer). It changes time alone."),
-    ] = "allgather"
     overlap_comm: Annotated[
         bool | None, Option("ZeRO reduces one bucket while the next one is filled.")
     ] = None

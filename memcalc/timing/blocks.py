@@ -156,10 +156,12 @@ class BlockWork:
         keys = self.activations.keys
         causal = int(attention.causal and self.is_fused)
         width = attention.q_dim
-        full = fl.attention_flops(self.activations.tokens, keys, width, causal) // self.grid.degree("tp")
+        # In floats: of a million tokens the count is beyond 64 bits
+        tokens = np.asarray(self.activations.tokens, dtype=float)
+        full = fl.attention_flops(tokens, keys, width, causal) // self.grid.degree("tp")
         if attention.window is None or not self.is_fused:
             return full
-        near = fl.attention_flops(self.activations.tokens, attention.window, width) // self.grid.degree("tp")
+        near = fl.attention_flops(tokens, attention.window, width) // self.grid.degree("tp")
         return np.minimum(full, near)
 
     @cached_property

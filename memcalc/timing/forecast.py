@@ -32,7 +32,11 @@ class Forecast:
 
     tokens_per_second_per_gpu: float
     mfu: float
-    """Model FLOPs utilisation: attention in full, recomputation not at all (PaLM)."""
+    """Model FLOPs utilisation: attention in full, recomputation not at all (PaLM).
+
+    Beyond some 200,000 tokens attention in full is more than the device could multiply, as a causal mask skips half:
+    then that of the hardware.
+    """
     hfu: float
     """Hardware FLOPs utilisation: what the device multiplies, recomputation included."""
     low: float
@@ -49,10 +53,11 @@ def forecast(census: ModelOnGrid, gpu: GPU, node: Node, step: float) -> Forecast
     speed = fixed.global_batch * fixed.seq_len / step / gpus
     needed = model_flops_per_token(census.model, fixed)
     span, basis = span_of(census.model, grid, gpu)
+    mfu, hfu = float(fl.model_flops_utilization(speed, needed, peak)), hardware_flops(census, node) / step / gpus / peak
     return Forecast(
         tokens_per_second_per_gpu=speed,
-        mfu=float(fl.model_flops_utilization(speed, needed, peak)),
-        hfu=hardware_flops(census, node) / step / gpus / peak,
+        mfu=mfu if mfu <= 1 else hfu,
+        hfu=hfu,
         low=step * (1 + span.low),
         high=step * (1 + span.high),
         validated=span.coverage > 0 and not basis.startswith("not validated"),

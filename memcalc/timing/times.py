@@ -72,7 +72,7 @@ class Times:
 
 def step_times(census: ModelOnGrid, gpu: GPU, node: Node, rates: Rates) -> Times:
     """The times of every strategy of a grid."""
-    return with_offload(resident_times(census, gpu, node, rates), census, gpu, node, rates)
+    return with_offload(resident_times(census, gpu, node, rates), census, gpu, node)
 
 
 def resident_times(census: ModelOnGrid, gpu: GPU, node: Node, rates: Rates) -> Times:
@@ -80,7 +80,7 @@ def resident_times(census: ModelOnGrid, gpu: GPU, node: Node, rates: Rates) -> T
     return seconds(work_of(census, node), hardware_of(gpu, node, census.grid), rates)
 
 
-def with_offload(times: Times, census: ModelOnGrid, gpu: GPU, node: Node, rates: Rates) -> Times:
+def with_offload(times: Times, census: ModelOnGrid, gpu: GPU, node: Node) -> Times:
     """The same where the grid's offload choices take their time."""
     if not any(census.grid.offloads):
         return times

@@ -26,7 +26,8 @@ LINE = ("--model", "llama-2-7b", "--gpu", "a100-80g", "--gpus", "8", "--zero", "
 OPTIONS = """\
 --model --gpu --gpus --node --seq-len --micro-batch --global-batch --framework --precision --optimizer
 --optimizer-in-backward --optimizer-impl --zero --tp --sp --no-sp --pp --pp-schedule --vpp --cp --cp-kind --ep
---dp-replicate --recompute --offload --offload-to --compress-activations --attention --loss --lora --adapter-dtype
+--dp-replicate --moe-dispatcher --expert-imbalance --ep-overlap --tp-comm-overlap --cuda-graphs --zero-gather
+--recompute --offload --offload-to --compress-activations --attention --loss --lora --adapter-dtype
 --autocast --no-autocast --also-train --quantize --kernels --compile --calibration --format --output --set --preset-dir
 --force --module --inputs --loss-fn --block-class
 """

@@ -13,7 +13,6 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -77,8 +76,6 @@ PRIORS = (
     Prior("passes", "fused", 2.0, 0.4, "-"),
     Prior("passes", "te", 2.0, 0.2, "-"),
     Prior("launch", "any", 12e-6, 0.4, "s"),
-    Prior("launch", "nanotron", 40e-6, 0.7, "s"),
-    Prior("window", "nanotron", 0.3, 0.7, "-"),
     Prior("step_passes", "fused", 1.0, 0.2, "-"),
     Prior("step_passes", "foreach", 2.0, 0.3, "-"),
     Prior("inside", "any", 0.7, 0.3, "-"),
@@ -93,7 +90,6 @@ PRIORS = (
     Prior("latency_between", "any", 4e-6, 0.4, "s"),
     Prior("hidden", "any", 0.2, 0.4, "-"),
     Prior("hidden_between", "any", 0.2, 0.4, "-"),
-    Prior("hidden_tensor", "any", 0.15, 0.7, "-"),
     Prior("window", "any", 0.7, 0.4, "-"),
     Prior("fixed", "any", 30e-3, 0.5, "s"),
     Prior("dequantisation", "any", 0.6, 0.5, "-", DEQUANTISED),
@@ -122,7 +118,7 @@ GIVEN = (
     Prior("host_optimizer", "any", 4.1e9, 0, "parameters/s a node",
           "ZeRO-Offload, arXiv:2101.06840, table 4, as recalled: CPU-Adam updates 10^9 parameters in 0.24 s"),
 )  # fmt: skip
-SHARES = ("hidden", "hidden_between", "hidden_tensor", "window", "between", "between_tensor", "inside", "inside_tensor")
+SHARES = ("hidden", "hidden_between", "window", "between", "between_tensor", "inside", "inside_tensor")
 """Constants between 0 and 1: their odds are fitted."""
 FIRST_FLASH = 0.5
 """FlashAttention 1 over 2 (arXiv:2307.08691, abstract: "around 2x speedup")."""
@@ -179,13 +175,7 @@ class Fit:
         """Of each job the place of each of its constants among the priors."""
         known = {(prior.name, prior.of): place for place, prior in enumerate((*PRIORS, *GIVEN))}
         known[("attention", "Volta")] = known[("attention", "Ampere")]
-        scopes = [
-            {
-                name: (job.source, *of) if (name, job.source) in known else of
-                for name, of in scopes_of(job.gpu, job.grid).items()
-            }
-            for job in jobs
-        ]
+        scopes = [scopes_of(job.gpu, job.grid) for job in jobs]
         return {
             name: [next(known[name, one] for one in each[name] if (name, one) in known) for each in scopes]
             for name in scopes[0]

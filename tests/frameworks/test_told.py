@@ -15,9 +15,10 @@ from memcalc.convert.formats import FORMATS_OF, get_format
 from memcalc.errors import CombinationError, MemcalcError
 from memcalc.formulas.recompute import unit_sizes
 from memcalc.frameworks import FRAMEWORKS
-from memcalc.frameworks.capabilities import OPTIONS, Capabilities, own_code, values_of
+from memcalc.frameworks.capabilities import OPTIONS, Capabilities, own_code, text_of, values_of
 from memcalc.handoff.exporting import Exported, first_written, formats_of
 from memcalc.results.estimates import Estimate
+from memcalc.specs.options import BY_NAME
 from memcalc.units import GIB
 
 COUNTED = {"every": "every-2", "block": "block-4", "uniform": "uniform-2", "segments": "segments-4"}
@@ -79,6 +80,11 @@ def words_of(framework: str, model: str, option: str, value: str) -> dict[str, A
     if option == "offload_to":
         part = {"megatron": "optimizer", "ddp": "activations", "plain": "activations"}.get(name, "params")
         return {**words, option: value, "offload": part}
+    known = BY_NAME[option]
+    if known.needs and value != text_of(known.default):
+        words |= {"model": "deepseek-v2-lite", "ep": 2} if known.needs == "ep" else {"tp": 2}
+        words |= {"compile": "blocks"} if (name, option) == ("torchtitan", "tp_comm_overlap") else {}
+        words |= {"strategy.etp": 1} if (name, option) == ("torchtitan", "moe_dispatcher") else {}
     return {**words, f"strategy.{option}" if option in FIELDS else option: value}
 
 

@@ -13,6 +13,7 @@ from memcalc.convert.config import Config, ConfigReader
 from memcalc.convert.document import Document
 from memcalc.convert.formats.base import Format
 from memcalc.convert.formats.megatron_flags import KEYS, Flags, key_in, set_model
+from memcalc.convert.formats.megatron_time import set_time, time_flags
 from memcalc.convert.job import ConfigJob
 from memcalc.specs.block import MixtureOfExperts
 from memcalc.specs.model import BlockGroup, Model
@@ -45,6 +46,7 @@ def read(document: Document) -> Config:
     _recompute(flags)
     _kernels(flags)
     _experts(flags)
+    set_time(flags)
     flags.not_modelled(KEYS.not_modelled)
     reader.harmless(*flags.rest())
     return reader.finish(known=flags.rest())
@@ -190,9 +192,6 @@ def _experts(flags: Flags) -> None:
         return
     if not flags.on("moe_grouped_gemm"):
         flags.warn("num_experts", "without --moe-grouped-gemm experts run one after another; counted as grouped")
-    dispatchers = {name: name for name in ("allgather", "alltoall", "flex")}
-    if flags.one_of("moe_token_dispatcher_type", dispatchers, "allgather") != "alltoall":
-        flags.warn("moe_token_dispatcher_type", "counted as alltoall")
     if flags.number("moe_expert_capacity_factor", 1.0) != 1.0:
         flags.warn("moe_expert_capacity_factor", "every expert is counted with its equal share of the tokens")
 
@@ -219,6 +218,7 @@ def write(job: ConfigJob) -> dict[str, Any]:
         **_pipeline_flags(job),
         **_recompute_flags(job),
         **_kernel_flags(job),
+        **time_flags(job),
     }
 
 
@@ -284,7 +284,6 @@ def _expert_flags(model: Model, mlp: Any) -> dict[str, Any]:
         if dense
         else None,
         "moe_grouped_gemm": True,
-        "moe_token_dispatcher_type": "alltoall",
     }
 
 

@@ -23,6 +23,7 @@ from memcalc.frameworks.fsdp import TORCHTITAN
 _DTYPES = {"bfloat16": "bf16", "float32": "fp32"}
 _FLOAT8 = ("float8", "quantize.linear.float8", "quantize.dense.float8")
 _MX = ("mx", "quantize.linear.mx", "quantize.dense.mx")
+_DISPATCHERS = {"standard": "alltoall", "deepep": "deepep", "hybridep": "deepep"}
 _IMPLEMENTATION = "2025-02-24"
 """Until then ``optimizer.fused`` was off by default; since, the implementation is fused."""
 _LOSS_COMPILED, _LOSS_NOT_COMPILED, _LOSS_COMPILED_AGAIN = "2024-10-22", "2024-12-18", "2025-04-02"
@@ -139,6 +140,8 @@ def _parallelism(reader: ConfigReader) -> None:
     if degrees["tp"] > 1:
         reader.set("sp", True, tp_key)
     parts = key_of(reader, "parallelism.enable_async_tensor_parallel")
+    if reader.flag(parts) and degrees["tp"] > 1:
+        reader.set("tp_comm_overlap", True, parts)
     reader.not_modelled({parts: "products and messages run in parts, in symmetric memory of their own"})
     ring = key_of(reader, "parallelism.context_parallel_rotate_method")
     kind = reader.one_of(ring, {"allgather": "allgather", "alltoall": "ring"}, TORCHTITAN.cp_kind)
@@ -149,6 +152,10 @@ def _parallelism(reader: ConfigReader) -> None:
     part = reader.integer("parallelism.expert_tensor_parallel_degree", 1, low=1)
     if expert > 1:
         reader.set("strategy.etp", part, "parallelism.expert_tensor_parallel_degree")
+        backend = "parallelism.expert_parallel_comm_backend"
+        reader.set("moe_dispatcher", reader.one_of(backend, _DISPATCHERS, "alltoall"), backend)
+        if reader.flag(balanced := key_of(reader, "debug.moe_force_load_balance")):
+            reader.set("expert_imbalance", 1.0, balanced)
     _sharding(reader, degrees)
 
 
@@ -270,6 +277,8 @@ def _parallel_fields(job: ConfigJob) -> dict[str, Any]:
     plan = job.strategy
     job.require(plan.loss != "parallel" or plan.tp > 1, "loss", "needs tp above 1")
     job.require(plan.cp == 1 or plan.cp_kind != "a2a", "cp-kind", "torchtitan has ring and allgather")
+    unsplit = plan.moe_dispatcher != "deepep" or (plan.etp or plan.tp) == 1
+    job.require(unsplit, "moe-dispatcher", "torchtitan runs DeepEP over experts that TP does not split: strategy.etp 1")
     policy = plan.reshard if plan.reshard != "default" else "default" if plan.zero == 3 or plan.pp > 1 else "never"
     job.require(plan.zero == 3 or policy != "always", "zero", "always resharding is --zero 3")
     policy = "always" if plan.zero == 3 and plan.pp > 1 and policy == "default" else policy
@@ -283,7 +292,9 @@ def _parallel_fields(job: ConfigJob) -> dict[str, Any]:
         f"{prefix}.context_parallel_degree": plan.cp,
         f"{prefix}.disable_loss_parallel": True if plan.tp > 1 and plan.loss == "standard" else None,
         f"{prefix}.context_parallel_rotate_method": rotation if plan.cp > 1 else None,
+        f"{prefix}.enable_async_tensor_parallel": plan.tp_comm_overlap or None,
         f"{prefix}.expert_parallel_degree": plan.ep,
+        f"{prefix}.expert_parallel_comm_backend": "deepep" if plan.moe_dispatcher == "deepep" else None,
         f"{prefix}.expert_tensor_parallel_degree": (plan.etp or plan.tp) if plan.ep > 1 else None,
         **_batch_fields(job),
     }

@@ -27,6 +27,8 @@ from memcalc.convert.formats.megatron_flags import KEYS, KNOWN
 from memcalc.convert.job import ConfigJob
 from memcalc.convert.shell import read_script
 from memcalc.errors import CombinationError, InputError, MemcalcError, MissingError
+from memcalc.handoff.exporting import exported
+from memcalc.handoff.saved import saved_plan
 from memcalc.preflight.answer import check
 from memcalc.preflight.job import estimate_merged
 from memcalc.preflight.merge import merge
@@ -154,6 +156,7 @@ def published(name: str) -> Run:
 
 
 SIZES = "--num-layers 4 --hidden-size 256 --num-attention-heads 8 --vocab-size 1000 --max-position-embeddings 512 "
+SPREAD = "--num-experts 4 --moe-grouped-gemm --expert-model-parallel-size 2 "
 PIPED = "--pipeline-model-parallel-size 2 "
 JOB = SIZES + "--seq-length 512 --micro-batch-size 1 --bf16 "
 
@@ -228,6 +231,37 @@ def test_a_published_run_as_flags_is_predicted_as_the_run(run: str, file: tuple[
         ("--cross-entropy-fusion-impl te", {"loss": "standard"}),
         ("--context-parallel-size 2 --cp-comm-type a2a", {"cp_kind": "a2a"}),
         ("--expert-tensor-parallel-size 1", {"strategy.etp": 1}),
+        (SPREAD, {"moe_dispatcher": "allgather", "ep_overlap": None, "expert_imbalance": None}),
+        (SPREAD + "--moe-token-dispatcher-type alltoall", {"moe_dispatcher": "alltoall"}),
+        (SPREAD + "--moe-token-dispatcher-type alltoall_seq", {"moe_dispatcher": "alltoall"}),
+        (SPREAD + "--moe-token-dispatcher-type flex --moe-enable-deepep", {"moe_dispatcher": "deepep"}),
+        (
+            SPREAD + "--moe-token-dispatcher-type flex --moe-flex-dispatcher-backend hybridep",
+            {"moe_dispatcher": "deepep"},
+        ),
+        ("--num-experts 4 --moe-token-dispatcher-type flex", {"moe_dispatcher": None}),
+        ("--moe-token-dispatcher-type alltoall --expert-model-parallel-size 2", {"moe_dispatcher": None}),
+        (SPREAD + "--overlap-moe-expert-parallel-comm", {"ep_overlap": True}),
+        ("--num-experts 4 --overlap-moe-expert-parallel-comm", {"ep_overlap": None}),
+        (SPREAD + "--moe-router-force-load-balancing", {"expert_imbalance": 1.0}),
+        ("--moe-router-force-load-balancing", {"expert_imbalance": None}),
+        ("--tp-comm-overlap", {"tp_comm_overlap": None}),
+        ("--tp-comm-overlap --tensor-model-parallel-size 2 --sequence-parallel", {"tp_comm_overlap": True}),
+        ("", {"cuda_graphs": None}),
+        ("--enable-cuda-graph", {"cuda_graphs": "full"}),
+        ("--enable-cuda-graph --cuda-graph-scope attn", {"cuda_graphs": "partial"}),
+        ("--external-cuda-graph --cuda-graph-scope full", {"cuda_graphs": "full"}),
+        ("--cuda-graph-impl none --cuda-graph-modules attn", {"cuda_graphs": None}),
+        ("--cuda-graph-impl local", {"cuda_graphs": "full"}),
+        ("--cuda-graph-impl local --cuda-graph-scope full_iteration", {"cuda_graphs": "full"}),
+        ("--cuda-graph-impl local --cuda-graph-scope full_iteration_inference", {"cuda_graphs": None}),
+        ("--cuda-graph-impl full_iteration", {"cuda_graphs": "full"}),
+        ("--cuda-graph-impl transformer_engine --cuda-graph-modules attn", {"cuda_graphs": "partial"}),
+        ("--cuda-graph-impl transformer_engine --cuda-graph-modules attn mlp", {"cuda_graphs": "full"}),
+        (
+            "--cuda-graph-impl transformer_engine --cuda-graph-modules attn moe_router moe_preprocess",
+            {"cuda_graphs": "partial"},
+        ),
         (PIPED + "--num-layers-per-virtual-pipeline-stage 1", {"vpp": 2, "pp_schedule": "interleaved"}),
         (PIPED + "--num-layers-per-virtual-pipeline-stage 2", {"vpp": None, "pp_schedule": "1f1b"}),
         (
@@ -274,6 +308,8 @@ def test_sizes(flags: str, sizes: dict[str, Any]) -> None:
     (PIPED + "--num-layers-per-virtual-pipeline-stage 3", "must part 4 blocks over 2 stages"),
     ("--position-embedding-type sinus", "must be one of learned_absolute"),
     ("--bf16 maybe", "must be true or false"),
+    ("--num-experts 4 --moe-token-dispatcher-type ring", "must be one of allgather, alltoall, alltoall_seq, flex"),
+    ("--cuda-graph-impl global", "must be one of none, local, transformer_engine, full_iteration"),
 ])  # fmt: skip
 def test_wrong_values(flags: str, says: str) -> None:
     with pytest.raises(InputError, match=says):
@@ -448,6 +484,8 @@ WORDS = st.fixed_dictionaries({
     "loss": st.sampled_from(("standard", "fused-kernel", "triton")),
     "attention": st.sampled_from(("flash", "cudnn", "eager")),
     "micro_batch": st.sampled_from((1, 2)),
+    "cuda_graphs": st.sampled_from(("none", "partial", "full")),
+    "tp_comm_overlap": st.booleans(),
     "split": st.sampled_from(({}, {"strategy.wgrad_fusion": False}, {"strategy.first_stage_layers": 4})),
 })  # fmt: skip
 
@@ -456,7 +494,10 @@ def job_words(drawn: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """Words and settings of a job that Megatron-LM can run."""
     tp, pp, cp, sp = drawn["layout"]
     words = {key: drawn[key] for key in ("precision", "optimizer", "zero", "recompute", "offload", "loss", "attention",
-                                         "micro_batch")}  # fmt: skip
+                                         "micro_batch", "cuda_graphs")}  # fmt: skip
+    if drawn["cuda_graphs"] == "partial" and drawn["recompute"] in ("full", "uniform-2", "block-3"):
+        words["cuda_graphs"] = "none"  # only a graph of the whole pass takes in full recomputation
+    words |= {"tp_comm_overlap": True} if sp and drawn["tp_comm_overlap"] else {}
     words |= {"tp": tp, "pp": pp, "cp": cp, "sp": sp, "gpus": 16}
     words["global_batch"] = 16 // (tp * pp * cp) * words["micro_batch"] * 8
     words["zero"] = 1 if words["offload"] == "optimizer" else words["zero"]  # it needs the distributed optimizer
@@ -500,7 +541,51 @@ def test_a_preset_written_as_flags_has_the_same_parameters(name: str) -> None:
     assert after.strategy == before.strategy
 
 
+EXPERTS: dict[str, Any] = {
+    "model": "mixtral-8x7b", "gpu": "h100", "gpus": 16, "framework": "megatron", "seq_len": 2048, "ep": 8,
+    "micro_batch": 1, "recompute": "none",
+}  # fmt: skip
+TIMED: list[dict[str, Any]] = [
+    {"moe_dispatcher": "alltoall"},
+    {"moe_dispatcher": "deepep"},
+    {"moe_dispatcher": "allgather"},
+    {"moe_dispatcher": "deepep", "ep_overlap": True},
+    {"ep_overlap": True, "pp": 2, "pp_schedule": "interleaved", "vpp": 2, "ep": 4},
+    {"cuda_graphs": "partial"},
+    {"tp": 2, "sp": True, "tp_comm_overlap": True},
+]
+"""Options that change a step's time alone."""
+
+
+@pytest.mark.parametrize("words", TIMED, ids=str)
+def test_what_changes_time_alone_is_written_and_read_back(words: dict[str, Any]) -> None:
+    before = memcalc.estimate(**{**EXPERTS, **words})
+    text = render_config(FORMAT, ConfigJob.of(before, load_model(before.model.name)))
+    after = estimate_of(read_flags(f"pretrain_gpt.py {text.partition(chr(10))[2]}"), gpu="h100", gpus=16)
+    assert {name: getattr(after.strategy, name) for name in words} == words
+    assert after.strategy == before.strategy
+    assert after.time == before.time
+
+
+def test_a_graph_of_the_whole_pass_is_written_as_megatron_asks_for_it() -> None:
+    """validate_args refuses it with a check for NaN, and with modules of a block."""
+    before = memcalc.estimate(model="llama-2-7b", gpu="h100", gpus=8, framework="megatron", cuda_graphs="full")
+    flags = render_config(FORMAT, ConfigJob.of(before, load_model("llama-2-7b"))).split()
+    assert "full_iteration" in flags
+    assert "--no-check-for-nan-in-loss-and-grad" in flags
+    assert "--cuda-graph-modules" not in flags
+
+
+def test_what_is_assumed_of_the_experts_stands_beside_the_flags() -> None:
+    """No flag says how uneven the tokens are, so the line that checks the flags does."""
+    found = memcalc.plan(**{**EXPERTS, "expert_imbalance": 1.5}, top=1)
+    done = exported(saved_plan(found), "megatron")
+    assert "--expert-imbalance 1.5" in done.check
+
+
 @pytest.mark.parametrize(("words", "says"), [
+    ({"framework": "megatron", **EXPERTS, "cuda_graphs": "full"}, "cuda-graphs"),
+    ({"framework": "megatron", **EXPERTS, "ep": 4, "pp": 2, "ep_overlap": True}, "ep-overlap"),
     ({"framework": "fsdp2"}, "framework"),
     ({"framework": "megatron", "recompute": "every-2"}, "recompute"),
     ({"framework": "megatron", "pp": 2, "pp_schedule": "zb-h1"}, "pp-schedule"),

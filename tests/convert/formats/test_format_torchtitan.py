@@ -248,6 +248,25 @@ PIPED = "[model]\nflavor = '8B'\n[parallelism]\npipeline_parallel_degree = "
             {"cp_kind": "ring"},
         ),
         (
+            "[parallelism]\nexpert_parallel_degree = 4\nexpert_parallel_comm_backend = 'deepep'\n[training]",
+            {"moe_dispatcher": "deepep", "framework": NEWEST},
+        ),
+        ("[parallelism]\nexpert_parallel_degree = 4\n[training]", {"moe_dispatcher": "alltoall"}),
+        ("[parallelism]\nexpert_parallel_comm_backend = 'deepep'\n[training]", {"moe_dispatcher": None}),
+        (
+            "[parallelism]\nexpert_parallel_degree = 4\n[debug]\nmoe_force_load_balance = true\n[training]",
+            {"expert_imbalance": 1.0},
+        ),
+        (
+            "[parallelism]\nexpert_parallel_degree = 4\n[training]\ndebug_moe_force_load_balance = true",
+            {"expert_imbalance": 1.0},
+        ),
+        (
+            "[parallelism]\ntensor_parallel_degree = 4\nenable_async_tensor_parallel = true\n[training]",
+            {"tp_comm_overlap": True},
+        ),
+        ("[parallelism]\nenable_async_tensor_parallel = true\n[training]", {"tp_comm_overlap": None}),
+        (
             "[optimizer]\nimplementation = 'for-loop'\nearly_step_in_backward = true",
             {"optimizer_impl": "loop", "optimizer_in_backward": True},
         ),
@@ -503,6 +522,28 @@ def test_what_is_written_reads_as_the_same_job(drawn: dict[str, Any]) -> None:
     assert after.strategy == before.strategy
     assert after.workload == before.workload
     assert after.peak == before.peak
+
+
+@pytest.mark.parametrize("words", [
+    {"model": "deepseek-v2-lite", "ep": 8, "moe_dispatcher": "deepep"},
+    {"model": "deepseek-v2-lite", "ep": 8},
+    {"tp": 2, "tp_comm_overlap": True, "compile": "blocks"},
+], ids=str)  # fmt: skip
+def test_what_changes_time_alone_is_written_and_read_back(words: dict[str, Any]) -> None:
+    job = {"model": "qwen3-8b", "gpu": "h100", "gpus": 16, "framework": NEWEST, "seq_len": 2048, "recompute": "none"}
+    before = memcalc.estimate(**{**job, **words}, settings={"strategy.etp": 1} if "ep" in words else {})
+    after = read_again(render_config(FORMAT, ConfigJob.of(before)), before)
+    assert after.strategy == before.strategy
+    assert after.time == before.time
+
+
+def test_deepep_is_written_of_experts_that_tensor_parallelism_does_not_split() -> None:
+    """parallelize.py refuses it beside expert tensor parallelism."""
+    estimate = memcalc.estimate(
+        model="deepseek-v2-lite", gpu="h100", gpus=16, framework=NEWEST, ep=4, tp=2, moe_dispatcher="deepep"
+    )
+    with pytest.raises(CombinationError, match=r"strategy\.etp 1"):
+        render_config(FORMAT, ConfigJob.of(estimate))
 
 
 @pytest.mark.parametrize(("words", "says"), [

@@ -1,0 +1,206 @@
+"""Commands that answer for one job: plans, an estimate, its terms, a page.
+
+Each parses, makes one library call, and renders; what it returns is the exit code.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Annotated, Any
+
+import typer
+
+import memcalc
+from memcalc.cli import plans
+from memcalc.cli.options import CHART, DESTINATION, MODULE, PRESETS, TIMELINE, free, model_or_module, with_model
+from memcalc.cli.output import destination, draw, picture_targets
+from memcalc.cli.registry import command
+
+SEARCH = "Search"
+"""The panel of options that say what is searched, and how."""
+_Top = Annotated[
+    str | None, typer.Option(metavar="N", rich_help_panel="Output", help="Number of plans [default: 6, with --all 30]")
+]
+_All = Annotated[
+    bool, typer.Option("--all", rich_help_panel="Output", help="Rank every strategy, not one plan of each idea.")
+]
+_Objective = Annotated[
+    str,
+    typer.Option(
+        metavar="NAME",
+        rich_help_panel=SEARCH,
+        help="simplicity (the simplest within 5% of the fastest), throughput, memory, gpus or cost (GPU-hours).",
+    ),
+]
+_Critical = Annotated[
+    str | None,
+    typer.Option(metavar="TOKENS", rich_help_panel=SEARCH, help="Critical batch size: larger batches count for less."),
+]
+_Tokens = Annotated[
+    str | None, typer.Option(metavar="TOKENS", rich_help_panel=SEARCH, help="Budget that GPU-hours are told for.")
+]
+_Recipe = Annotated[
+    bool,
+    typer.Option("--recipe", rich_help_panel=SEARCH, help="Also the usual order of tuning, and what remedies return."),
+]
+Beyond = Annotated[
+    bool,
+    typer.Option(
+        "--beyond", rich_help_panel=SEARCH, help="Search also what the framework cannot be told; plans say the code."
+    ),
+]
+"""The option of every search that goes beyond what the framework can be told."""
+_Why = Annotated[
+    str | None,
+    typer.Option(metavar="WORDS", rich_help_panel=SEARCH, help='Why a strategy is not the plan, as in "tp=1,zero=3".'),
+]
+_Save = Annotated[
+    str | None, typer.Option(metavar="FILE", rich_help_panel="Output", help="Save a plan and its fallback, for export.")
+]
+_For = Annotated[
+    str | None,
+    typer.Option("--to", metavar="FORMAT", rich_help_panel=SEARCH, help="Only plans that this format of export says."),
+]
+_Write = Annotated[
+    str | None,
+    typer.Option(metavar="DIR", rich_help_panel="Output", help="Write a plan's files there, and a script to start it."),
+]
+_Rank = Annotated[
+    str | None,
+    typer.Option(
+        metavar="N", rich_help_panel="Output", help="Which plan is saved or written; the first when left out."
+    ),
+]
+
+
+@command("Jobs", model_or_module, *PRESETS, *DESTINATION, *CHART)
+def plan(
+    *,
+    objective: _Objective = "simplicity",
+    critical_batch: _Critical = None,
+    tokens: _Tokens = None,
+    why: _Why = None,
+    recipe: _Recipe = False,
+    beyond: Beyond = False,
+    to: _For = None,
+    top: _Top = None,
+    rank_all: _All = False,
+    save: _Save = None,
+    write: _Write = None,
+    rank: _Rank = None,
+    **options: Any,
+) -> int:
+    """List the strategies that fit, best first; what you do not pin is searched.
+
+    What is searched may be left open in part: 2/4, 2..8, not:8, any.
+    """
+    from memcalc import report
+    from memcalc.report.progress import waiting
+
+    plans.check_target(save, write, rank, options)
+    force, dirs = bool(options["force"]), tuple(options["preset_dir"] or ())
+    pictures = picture_targets(options, "chart")
+    target = destination(options)
+    keywords = with_model(options)
+    with waiting("plan", "strategies") as listen:
+        answer = plans.search(to)(
+            **keywords,
+            objective=objective,
+            critical_batch=critical_batch,
+            tokens=tokens,
+            why=why,
+            recipe=recipe,
+            beyond=beyond,
+            top=top,
+            rank_all=rank_all,
+            on_progress=listen,
+        )
+    target.show(report.of_plans(answer))
+    plans.say_time(answer.elapsed)
+    draw(pictures, {"chart": "plan"}, answer)
+    code = 0 if answer.plans else 1
+    if save is not None:
+        code = plans.save_plan(answer, save, rank, force=force, dirs=dirs)
+    if write is not None:
+        code = plans.write_plan(answer, write, to, rank, force=force, dirs=dirs)
+    return code
+
+
+@command("Jobs", model_or_module, *PRESETS, *DESTINATION, *CHART, *TIMELINE)
+def estimate(**options: Any) -> int:
+    """Say whether one strategy fits, and where the bytes stand."""
+    from memcalc import report
+
+    pictures = picture_targets(options, "chart", "timeline")
+    target = destination(options)
+    answer = memcalc.estimate(**with_model(options), timeline="timeline" in pictures)
+    target.show(report.of_estimate(answer))
+    draw(pictures, {"chart": "estimate", "timeline": "timeline"}, answer)
+    return int(answer.verdict == "does-not-fit")
+
+
+_Fold = Annotated[
+    str | None,
+    typer.Option(
+        metavar="LIST",
+        rich_help_panel="Output",
+        help="In one line: others (not alive at the peak; the default), none, all, or components by name.",
+    ),
+]
+_Only = Annotated[
+    str | None, typer.Option(metavar="LIST", rich_help_panel="Output", help="Fold all components but these.")
+]
+
+
+@command("Jobs", model_or_module, *PRESETS, *DESTINATION)
+def explain(*, fold: _Fold = None, only: _Only = None, **options: Any) -> int:
+    """Show every term of an estimate: formula, the values put in, bytes, phases, source."""
+    from memcalc import report
+    from memcalc.report.estimate import folding
+
+    target, folded = destination(options), folding(fold, only)
+    answer = memcalc.estimate(**with_model(options))
+    target.show(report.of_terms(answer, folded))
+    return int(answer.verdict == "does-not-fit")
+
+
+_Shown = Annotated[
+    str | None, typer.Argument(metavar="PLAN", help="What plan --save wrote, or plans in JSON, in the place of a job.")
+]
+_Alone = Annotated[
+    bool, typer.Option("--estimate", rich_help_panel=SEARCH, help="Show the strategy that is typed; search nothing.")
+]
+_Which = Annotated[
+    str | None,
+    typer.Option(
+        metavar="N", rich_help_panel="Output", help="Which plan is shown term by term; the first when left out."
+    ),
+]
+_Title = Annotated[str, typer.Option(metavar="TEXT", rich_help_panel="Output", help="The page's heading.")]
+_Note = Annotated[str, typer.Option(metavar="TEXT", rich_help_panel="Output", help="What stands below the heading.")]
+_PAGE = (replace(DESTINATION[1], metavar="FILE", help=f"Write there; {plans.PAGE} when left out."), DESTINATION[2])
+
+
+@command("Jobs", free, *MODULE, *PRESETS, *_PAGE)
+def report_(
+    plan: _Shown = None,
+    *,
+    alone: _Alone = False,
+    objective: _Objective = "simplicity",
+    critical_batch: _Critical = None,
+    tokens: _Tokens = None,
+    why: _Why = None,
+    top: _Top = None,
+    rank_all: _All = False,
+    rank: _Which = None,
+    title: _Title = "",
+    note: _Note = "",
+    **options: Any,
+) -> int:
+    """Write a page of HTML for a design document: the best plan term by term, the others, and how right it is.
+
+    It needs no network. A job is searched as plan does; --estimate shows the strategy that is typed.
+    """
+    search: dict[str, Any] = {"objective": objective, "critical_batch": critical_batch, "tokens": tokens, "why": why}
+    search |= {"top": top, "rank_all": rank_all}
+    return plans.report(plan, alone=alone, rank=rank, title=title, note=note, search=search, options=options)
