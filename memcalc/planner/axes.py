@@ -94,6 +94,7 @@ def single_strategy(request: Request, model: Model, gpu: GPU, node: Node) -> Gri
     _, habits = defaults.habits_for(request)
     check_pinned(request, habits, node, model)
     layout = one_layout(request, habits, model)
+    defaults.note_network(request, node, layout.gpus)
     zero = int(request.get("zero", defaults.usual_stage(request, habits, layout.gpus)))
     frozen = defaults.is_frozen(request)
     able = defaults.precisions_for(gpu, habits, zero, frozen=frozen)
@@ -168,6 +169,7 @@ def space(request: Request, model: Model, gpu: GPU, node: Node, gpus: int) -> tu
     for name, value in ((n, v) for n, choice in request.choices.items() for v in choice.listed):
         check_pinned(Request({**request.given, name: value}), habits, node, model)
     check_pinned(request, habits, node, model)
+    defaults.note_network(request, node, gpus)
     splits = splits_for(request, habits, model, _degrees(request, "pp", model, gpus, node, habits))
     grids = []
     able = possible(request, model, habits, recorded_optimizers(model, OPTIMIZERS))

@@ -57,15 +57,15 @@ def tier_rate(grid: Grid, gpu: GPU, node: Node) -> Array:
     tier = node.tier("host" if grid.fixed.offload_to == "cpu" else grid.fixed.offload_to)
     if tier is None:
         return np.float64(link_rate(gpu))
-    sharing = np.minimum(grid.degree("gpus"), node.gpus)
-    return np.minimum(link_rate(gpu), tier.bandwidth_bytes_per_s / sharing)
+    sharing = np.minimum(grid.degree("gpus"), node.gpus_per_host)
+    return np.minimum(link_rate(gpu), tier.bandwidth_bytes_per_s / node.hosts / sharing)
 
 
 def optimizer_seconds(census: ModelOnGrid, node: Node, link: float, tier: Array) -> Array:
     """The update on the host: its arithmetic, states in and out of a slower tier, and new weights to the device."""
     updated, grid = trained(census), census.grid
     local = updated_elements(updated)
-    sharing = np.minimum(grid.degree("gpus"), node.gpus)
+    sharing = np.minimum(grid.degree("gpus"), node.gpus_per_host)
     arithmetic = local * sharing / catalog.step_time().value("host_optimizer", ANY)
     back = off.offload_seconds(local * updated.width("compute"), link)
     if grid.fixed.offload_to == "cpu":
