@@ -265,8 +265,9 @@ MOVES: dict[str, dict[str, tuple[Any, ...]]] = {
         "pcie_bytes_per_s": ("offload", 1e9), "c2c_bytes_per_s": ("offload", 4e11),
     },
     "Node": {
-        "gpus": ("llama", 4), "host_memory_bytes": ("offload", 2**36, {"tiers": ()}), "tiers": ("offload", ()),
-        "intra_link_bytes_per_s": ("llama", 1e10), "internode_bytes_per_s_per_gpu": ("megatron", 1e9),
+        "gpus": ("llama", 4), "hosts": ("offload", 2), "tiers": ("offload", ()),
+        "host_memory_bytes": ("offload", 2**36, {"tiers": ()}), "intra_link_bytes_per_s": ("llama", 1e10),
+        "internode_bytes_per_s_per_gpu": ("megatron", 1e9),
     },
     "MemoryTier": {
         "name": ("offload", "cxl"), "capacity_bytes": ("offload", 2**36), "bandwidth_bytes_per_s": ("offload", 1e9),

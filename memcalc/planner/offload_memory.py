@@ -58,7 +58,10 @@ class OffloadNeed:
 
 def capacity(node: Node, tier: str) -> int | None:
     """What each host of a node has of a memory [bytes], or None where that is unknown."""
-    return node.capacity_of_host(tier)
+    known = node.tier(tier)
+    if known is not None:
+        return known.capacity_bytes // node.hosts
+    return node.host_memory_bytes // node.hosts if tier == "host" and node.host_memory_bytes else None
 
 
 def tier_of(grid: Grid) -> str:

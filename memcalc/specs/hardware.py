@@ -227,9 +227,3 @@ class Node(_Record):
     def tier(self, name: str) -> MemoryTier | None:
         """Return the tier called `name`, or None where the node has none."""
         return next((tier for tier in self.tiers if tier.name == name), None)
-
-    def capacity_of_host(self, tier: str) -> int | None:
-        """Return what one machine has of a memory [bytes], or None where that is unknown."""
-        known = self.tier(tier)
-        size = known.capacity_bytes if known is not None else self.host_memory_bytes if tier == "host" else None
-        return None if size is None else size // self.hosts
