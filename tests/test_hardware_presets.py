@@ -103,6 +103,7 @@ def test_node_preset(path: Path) -> None:
     assert node.source["links"]
     assert (node.internode_bytes_per_s_per_gpu is None) or "network" in node.source
     assert (node.host_memory_bytes is None) or "host" in node.source
+    assert (node.host_memory_bytes_per_s is None) or {"host", "host_rate"} <= node.source.keys()
     assert node.gpus_per_host * node.hosts == node.gpus
     assert node.intra_link_bytes_per_s in {gpu.nvlink_bytes_per_s, gpu.pcie_bytes_per_s}
     host = node.tier("host")
@@ -230,6 +231,21 @@ def test_network_is_that_of_the_adapters(name: str, adapters: int, gigabits: int
 )
 def test_host_memory_is_that_of_the_modules(name: str, size: int) -> None:
     assert catalog.node(name).host_memory_bytes == size
+
+
+@pytest.mark.parametrize(
+    ("name", "channels", "transfers_per_s"),
+    [
+        ("hgx-h100", 2 * 8, 4.8e9),  # MLPerf, H200-SXM-141GBx8: modules of DDR5-4800, two Xeon 8480C
+        ("dgx-a100-80g", 2 * 8, 3.2e9),  # DDR4-3200, two EPYC 7742
+        ("dgx-1-v100", 2 * 4, 2.133e9),  # DDR4-2133, two Xeon E5-2698 v4
+        ("hgx-b300", 2 * 8, 6.4e9),  # MLPerf, Lenovo SR680aV4: DDR5-6400, two Xeon 6747P
+        ("8xmi355x", 24, 6.0e9),  # MLPerf, Supermicro 8xMI355X_2xEPYC_9575F: 24 modules at 6000 MT/s
+    ],
+)
+def test_host_rate_follows_from_channels(name: str, channels: int, transfers_per_s: float) -> None:
+    """A channel moves eight bytes a transfer."""
+    assert catalog.node(name).host_memory_bytes_per_s == pytest.approx(8 * channels * transfers_per_s, rel=1e-3)
 
 
 @pytest.mark.parametrize(("name", "tray_terabytes"), [("gb200-nvl72", 1.7), ("gb300-nvl72", 2.0)])

@@ -192,6 +192,8 @@ class Node(_Record):
     """Whether a job that names only this GPU is taken to run on such nodes."""
     host_memory_bytes: Bytes | None = None
     """Host memory [bytes]; none where it is the owner's choice."""
+    host_memory_bytes_per_s: Rate | None = None
+    """Rate [bytes/s] of that memory, all channels of the node; none where it is not known."""
     tiers: tuple[MemoryTier, ...] = ()
     """Slower memory behind the GPUs, fastest first."""
     intra_link_bytes_per_s: Rate | None = None
