@@ -128,6 +128,12 @@ JOBS: dict[str, dict[str, Any]] = {
                   "seq_len": 2048, "global_batch": 64},
     "adapters": {"model": "llama-3.2-1b", "gpu": "a100-80g", "gpus": 8, "framework": "fsdp1", "seq_len": 2048,
                  "lora": "16", "recompute": "full", "global_batch": 64},
+    "alone": {"model": "llama-3.2-1b", "gpu": "a100-80g", "framework": "deepspeed", "zero": 2, "seq_len": 2048,
+              "offload": "optimizer"},
+    "waits": {"model": "llama-3.2-1b", "gpu": "a100-80g", "gpus": 8, "framework": "fsdp2", "seq_len": 2048,
+              "offload": "activations"},
+    "streams": {"model": "llama-3.2-1b", "gpu": "a100-80g", "framework": "torchtune", "seq_len": 2048,
+                "offload": "activations"},
     "leaf": {"model": "gemma-2b", "gpu": "a100-80g", "framework": "hf", "seq_len": 1024, "lora": "16",
              "recompute": "full", "settings": {"strategy.checkpoint": "reentrant"}},
     "ddp": {"model": "llama-3.2-1b", "gpu": "a100-80g", "gpus": 8, "framework": "ddp", "seq_len": 2048,
@@ -236,6 +242,7 @@ MOVES: dict[str, dict[str, tuple[Any, ...]]] = {
         "split_root": ("moe", True), "keeps_last_block": ("llama", True),
         "pipeline_accumulates_whole": ("chunks", False), "pipeline_keeps_outputs": ("chunks", True),
         "pipeline_engine": ("megatron", "1f1b"), "gradients_follow_optimizer": ("offload", False),
+        "offload_streams": ("streams", None),
         "gradient_copy": ("llama", True), "persistent_gradients": ("llama", True), "adds_gradients": ("llama", True),
         "bucket": ("megatron", Bucket(elements=10**6)), "overlaps_reduction": ("falcon", False),
         "overlaps_input_gradients": ("megatron", False),
@@ -271,11 +278,12 @@ MOVES: dict[str, dict[str, tuple[Any, ...]]] = {
         "pcie_bytes_per_s": ("offload", 1e9), "c2c_bytes_per_s": ("offload", 4e11),
     },
     "Node": {
-        "gpus": ("llama", 4), "host_memory_bytes": ("offload", 2**36, {"tiers": ()}), "tiers": ("offload", ()),
+        "gpus": ("llama", 4), "hosts": ("alone", 2), "tiers": ("waits", ()),
+        "host_memory_bytes": ("offload", 2**36, {"tiers": ()}), "host_memory_bytes_per_s": ("offload", 1e12),
         "intra_link_bytes_per_s": ("llama", 1e10), "internode_bytes_per_s_per_gpu": ("megatron", 1e9),
     },
     "MemoryTier": {
-        "name": ("offload", "cxl"), "capacity_bytes": ("offload", 2**36), "bandwidth_bytes_per_s": ("offload", 1e9),
+        "name": ("waits", "cxl"), "capacity_bytes": ("offload", 2**36), "bandwidth_bytes_per_s": ("offload", 1e9),
     },
 }  # fmt: skip
 """A job in which each field counts, and another value than the job's (for a flag without one, the other); with a third

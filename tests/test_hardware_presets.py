@@ -9,10 +9,13 @@ from typing import Any
 
 import pytest
 from pydantic import ValidationError
+from typer.testing import CliRunner
 
 import memcalc
 from memcalc import catalog
+from memcalc.cli.app import app
 from memcalc.errors import FileError, InputError, MemcalcError, UnknownNameError
+from memcalc.planner.offload_memory import capacity
 from memcalc.specs.hardware import GPU, Node
 from memcalc.terms.overhead import workspaces_of
 from memcalc.units import GIB
@@ -98,6 +101,10 @@ def test_node_preset(path: Path) -> None:
     assert node.name == path.stem
     assert node.gpu == gpu.name, "a node names its GPU by the preset's own name"
     assert node.source["links"]
+    assert (node.internode_bytes_per_s_per_gpu is None) or "network" in node.source
+    assert (node.host_memory_bytes is None) or "host" in node.source
+    assert (node.host_memory_bytes_per_s is None) or {"host", "host_rate"} <= node.source.keys()
+    assert node.gpus_per_host * node.hosts == node.gpus
     assert node.intra_link_bytes_per_s in {gpu.nvlink_bytes_per_s, gpu.pcie_bytes_per_s}
     host = node.tier("host")
     assert (host.capacity_bytes if host else None) == node.host_memory_bytes
@@ -170,10 +177,142 @@ def test_bandwidth_follows_from_bus_and_clock(name: str, width_bits: int, transf
         ("mi300x", 196_592 * 2**20, 2**20),  # ROCm/ROCm#4203: total_memory=196592MB
         ("rtx-4090", 23.64 * GIB, 0.01 * GIB),  # 3DTopia/Phidias-Diffusion#8: "total capacity of 23.64 GiB"
         ("a30", 23.53 * GIB, 0.04 * GIB),  # google/RB-Modulation#5: "24G in A30", 23.53 GiB
+        ("gb300", 276.50 * GIB, 0.006 * GIB),  # stas00/ml-engineering debug/pytorch.md: "total capacity of 276.50 GiB"
+        ("mi355x", 287.98 * GIB, 0.006 * GIB),  # public logs of ROCm: "total capacity of 287.98 GiB"
     ],
 )
 def test_capacity_is_what_public_reports_show(name: str, total_bytes: float, tolerance: float) -> None:
     assert catalog.gpu(name).memory_bytes == pytest.approx(total_bytes, abs=tolerance)
+
+
+# MLPerf: mlcommons/training_results_v5.1 at 4da2d1cd, the files of systems that are named below
+
+
+@pytest.mark.parametrize(
+    ("name", "mebibytes"),
+    [
+        ("gb200", 189_471),  # NVIDIA/systems/tyche_ngpu72_ngc25.09_nemo.json
+        ("gb300", 284_208),  # NVIDIA/systems/theia_ngpu72_ngc25.09_nemo.json
+        ("b300", 275_040),  # Supermicro/systems/SYS-822GS-NB3RT.json
+    ],
+)
+def test_total_is_what_mlperf_lists(name: str, mebibytes: int) -> None:
+    assert catalog.gpu(name).nvidia_smi_bytes == mebibytes * 2**20
+
+
+@pytest.mark.parametrize(
+    ("name", "adapters", "gigabits", "gpus"),
+    [
+        ("gb200-nvl72", 4, 400, 4),  # MLPerf, NVIDIA tyche_ngpu72: four ConnectX-7 NDR a tray of four GPUs
+        ("gb300-nvl72", 4, 800, 4),  # MLPerf, NVIDIA theia_ngpu72: four ConnectX-8 XDR a tray of four GPUs
+        ("hgx-b300", 8, 800, 8),  # MLPerf, Supermicro SYS-822GS-NB3RT: eight ConnectX-8 XDR
+        ("2xh100-nvl", 1, 80, 2),  # Azure, Standard_NC80adis_H100_v5: 80,000 Mb/s
+        ("8xmi300x", 8, 400, 8),  # Azure, ND MI300X v5: 8 x 400 Gb/s NDR
+        ("8xmi325x", 8, 400, 8),  # ROCm docs, vLLM with MoRI: eight ConnectX-7, one a GPU
+        ("8xmi355x", 8, 400, 8),  # MLPerf Inference 6.1, Crusoe: eight Pollara 400
+    ],
+)
+def test_network_is_that_of_the_adapters(name: str, adapters: int, gigabits: int, gpus: int) -> None:
+    node = catalog.node(name)
+    assert node.internode_bytes_per_s_per_gpu == adapters * gigabits * 1e9 / 8 / gpus
+    assert node.default
+    assert catalog.node_for(catalog.gpu(node.gpu)).name == name
+
+
+@pytest.mark.parametrize(
+    ("name", "size"),
+    [
+        ("hgx-b300", 32 * 96 * GIB),  # MLPerf, Supermicro SYS-822GS-NB3RT: 32 x 96 GB
+        ("8xmi300x", 1850 * GIB),  # Azure, ND MI300X v5
+        ("8xmi325x", 24 * 96 * GIB),  # MLPerf, AMD MI325X_EPYC_9575F_pytorch_llama2_70b: 24 x 96 GB
+        ("8xmi355x", 24 * 128 * GIB),  # MLPerf, AMD MI355X_EPYC_9575F_pytorch: 24 x 128 GB
+        ("2xh100-nvl", 640 * GIB),  # Azure, Standard_NC80adis_H100_v5
+    ],
+)
+def test_host_memory_is_that_of_the_modules(name: str, size: int) -> None:
+    assert catalog.node(name).host_memory_bytes == size
+
+
+@pytest.mark.parametrize(
+    ("name", "channels", "transfers_per_s"),
+    [
+        ("hgx-h100", 2 * 8, 4.8e9),  # MLPerf, H200-SXM-141GBx8: modules of DDR5-4800, two Xeon 8480C
+        ("dgx-a100-80g", 2 * 8, 3.2e9),  # DDR4-3200, two EPYC 7742
+        ("dgx-1-v100", 2 * 4, 2.133e9),  # DDR4-2133, two Xeon E5-2698 v4
+        ("hgx-b300", 2 * 8, 6.4e9),  # MLPerf, Lenovo SR680aV4: DDR5-6400, two Xeon 6747P
+        ("8xmi355x", 24, 6.0e9),  # MLPerf, Supermicro 8xMI355X_2xEPYC_9575F: 24 modules at 6000 MT/s
+    ],
+)
+def test_host_rate_follows_from_channels(name: str, channels: int, transfers_per_s: float) -> None:
+    """A channel moves eight bytes a transfer."""
+    assert catalog.node(name).host_memory_bytes_per_s == pytest.approx(8 * channels * transfers_per_s, rel=1e-3)
+
+
+@pytest.mark.parametrize(("name", "tray_terabytes"), [("gb200-nvl72", 1.7), ("gb300-nvl72", 2.0)])
+def test_a_rack_is_one_nvlink_domain_of_18_trays(name: str, tray_terabytes: float) -> None:
+    """72 GPUs with 130 TB/s both ways in all (NVIDIA); a tray's coherent memory, GPUs included, is MLPerf's figure."""
+    node = catalog.node(name)
+    gpu = catalog.gpu(node.gpu)
+    assert (node.gpus, node.hosts, node.gpus_per_host) == (72, 18, gpu.gpus_per_node)
+    assert 2 * 72 * (node.intra_link_bytes_per_s or 0) == pytest.approx(130e12, rel=0.01)
+    tray = (capacity(node, "host") or 0) + 4 * (gpu.nvidia_smi_bytes or 0)
+    assert round(tray / 2**40, 1) == tray_terabytes
+
+
+@pytest.mark.parametrize(("dtype", "rack_petaflops"), [("bf16", 180), ("fp8", 360), ("fp4", 1080)])
+def test_gb300_makes_up_its_rack(dtype: str, rack_petaflops: int) -> None:
+    """The rack's dense figures: https://verda.com/blog/gb300-nvl72-architecture."""
+    assert 72 * catalog.gpu("gb300").peak_flops[dtype] == rack_petaflops * 1e15  # type: ignore[index]
+
+
+def test_h100_nvl_is_its_data_sheet() -> None:
+    """NVIDIA H100 data sheet, column H100 NVL: 1671 and 3341 TFLOP/s with sparsity, 3.9 TB/s, 600 GB/s both ways."""
+    gpu = catalog.gpu("h100-nvl")
+    assert [gpu.peak_flops[name] for name in ("bf16", "fp8")] == pytest.approx([1671e12 / 2, 3341e12 / 2], rel=1e-3)
+    assert gpu.bandwidth_bytes_per_s == pytest.approx(3.9e12, rel=0.02)
+    assert catalog.node("2xh100-nvl").intra_link_bytes_per_s == gpu.nvlink_bytes_per_s == 600e9 / 2
+
+
+# ---------------------------------------------------------- what a node's figures decide
+
+
+@pytest.mark.parametrize("path", NODE_FILES, ids=lambda path: path.stem)
+def test_a_network_that_is_not_known_is_said_to_be_assumed(path: Path) -> None:
+    """On two nodes it is, where the preset has none; on one node there is nothing to assume."""
+    node = catalog.node(path.stem)
+    words: dict[str, Any] = {"model": "gpt2", "gpu": node.gpu, "node": node.name, "precision": "fp32"}
+    one, two = (memcalc.estimate(**words, gpus=count * node.gpus) for count in (1, 2))
+    assert "network" not in one.assumptions
+    assert ("network" in two.assumptions) == (node.internode_bytes_per_s_per_gpu is None)
+    if node.internode_bytes_per_s_per_gpu is None:
+        assert two.assumptions["network"] == f"12.5 GB/s a GPU (of {node.name} none is known)"
+
+
+def test_a_plan_over_nodes_says_which_network_it_assumes() -> None:
+    words = ["plan", "--model", "gpt2", "--gpu", "rtx-3090", "--precision", "fp32", "--recompute", "none"]
+    one, two = (CliRunner().invoke(app, [*words, "--gpus", gpus, "--format", "plain"]) for gpus in ("4", "8"))
+    assert one.exit_code == two.exit_code == 0
+    assert "network" not in one.output
+    assert "network assumed: 12.5 GB/s a GPU (of 4x3090 none is known)" in " ".join(two.output.split())
+
+
+def test_a_rack_is_launched_and_offloaded_to_by_the_tray() -> None:
+    """Eight GPUs of a rack are two trays: what is offloaded has to fit into the 960 GiB of one."""
+    words: dict[str, Any] = {"model": "llama-3.1-8b", "gpu": "gb200", "gpus": 8, "framework": "deepspeed", "zero": 3}
+    found = memcalc.estimate(**words, offload="optimizer")
+    facts = found.hardware
+    assert (facts.node, facts.nodes, facts.gpus_per_node) == ("gb200-nvl72", 2, 4)
+    alone = memcalc.estimate(**words, offload="optimizer", node="gb200-nvl72")
+    rank = sum(term.bytes for term in found.off_gpu if term.tier == "host")
+    assert alone.host_memory == found.host_memory == 4 * rank
+    large = memcalc.estimate(**{**words, "model": "llama-3.1-405b"}, offload="optimizer")
+    assert any("960.0 GiB in each of the 18 hosts of gb200-nvl72" in text for text in large.warnings)
+
+
+def test_hosts_share_the_gpus_of_a_node_alike() -> None:
+    data = catalog.node("gb300-nvl72").model_dump() | {"hosts": 16}
+    with pytest.raises(InputError, match="hosts must divide the 72 GPUs"):
+        catalog.validated(Node, data, "node preset odd")
 
 
 # ---------------------------------------------------------- lookup
@@ -246,7 +385,7 @@ def test_a_file_of_ones_own(elsewhere: Path) -> None:
 
 def test_node_for_a_gpu_with_and_without_a_named_node(elsewhere: Path) -> None:
     assert catalog.node_for(catalog.gpu("h100")).name == "hgx-h100"
-    made = catalog.node_for(catalog.gpu("mi300x"))
+    made = catalog.node_for(catalog.gpu("gaudi2"))
     assert (made.gpus, made.host_memory_bytes, made.tiers) == (8, None, ())
     path = write(elsewhere / "mine.toml", MINE)
     assert catalog.node_for(catalog.gpu(str(path))).gpus == 4

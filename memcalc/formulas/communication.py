@@ -308,36 +308,6 @@ def transfer_seconds(volume: Number, bandwidth: Number, latency: Number = 0.0, s
     return volume / bandwidth + steps * latency
 
 
-def exposed_seconds(communication: Number, compute: Number, overlap: Number) -> Number:
-    r"""Return the part of communication that computation does not hide.
-
-    .. math:: t = (1 - o) t_x + \max(0,\; o\, t_x - t_c)
-
-    Parameters
-    ----------
-    communication : time of the communication t_x, [s]
-    compute : computation that may run beside it t_c, [s]
-    overlap : share of the communication that may overlap o, from 0 to 1, [1]
-
-    Returns
-    -------
-    exposed time t, [s]
-
-    Examples
-    --------
-    >>> exposed_seconds(1.0, 2.0, 0.5), exposed_seconds(4.0, 1.0, 0.5)
-    (0.5, 3.0)
-
-    References
-    ----------
-    [1] Rajbhandari et al., "ZeRO-Infinity", 2021, arXiv:2104.07857, the overlap-centric design.
-
-    """
-    hideable = overlap * communication
-    excess = hideable - compute
-    return communication - hideable + (excess + abs(excess)) / 2
-
-
 def group_bandwidth(inside: Number, between: Number, ranks: Number, in_node: Number) -> Number:
     r"""Return the rate at which one rank of a group takes part in a ring or an all-to-all over nodes.
 

@@ -52,6 +52,7 @@ TORCHTUNE = like(
     tensor_parallel=False,
     repeats_keys=True,
     adapters_follow_base=True,
+    offload_streams=True,  # training/_activation_offloading.py, OffloadActivations: use_streams where PyTorch has them
     lora_rank=8,  # recipes/configs/llama3/8B_lora.yaml, and most of the others
     rotary="fused",
     loss="chunked",  # of all full and LoRA recipes' configs

@@ -85,7 +85,8 @@ def model_facts(model: Model) -> ModelFacts:
 
 def hardware_facts(gpu: GPU, node: Node, gpus: int) -> HardwareFacts:
     """The hardware by name."""
-    return HardwareFacts(gpu=gpu.name, gpus=gpus, node=node.name, nodes=-(-gpus // node.gpus), gpus_per_node=node.gpus)
+    each = node.gpus_per_host
+    return HardwareFacts(gpu=gpu.name, gpus=gpus, node=node.name, nodes=-(-gpus // each), gpus_per_node=each)
 
 
 def estimate_of(

@@ -95,6 +95,7 @@ def single_strategy(request: Request, model: Model, gpu: GPU, node: Node) -> Gri
     check_pinned(request, habits, node, model)
     defaults.check_needs(request, model, searched=False)
     layout = one_layout(request, habits, model)
+    defaults.note_network(request, node, layout.gpus)
     zero = int(request.get("zero", defaults.usual_stage(request, habits, layout.gpus)))
     frozen = defaults.is_frozen(request)
     able = defaults.precisions_for(gpu, habits, zero, frozen=frozen)
@@ -170,6 +171,7 @@ def space(request: Request, model: Model, gpu: GPU, node: Node, gpus: int) -> tu
         check_pinned(Request({**request.given, name: value}), habits, node, model)
     check_pinned(request, habits, node, model)
     defaults.check_needs(request, model, searched=True)
+    defaults.note_network(request, node, gpus)
     splits = splits_for(request, habits, model, _degrees(request, "pp", model, gpus, node, habits))
     grids = []
     able = possible(request, model, habits, recorded_optimizers(model, OPTIMIZERS))

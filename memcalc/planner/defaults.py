@@ -8,6 +8,7 @@ from memcalc.errors import CombinationError, MissingError
 from memcalc.frameworks import Habits, habits_of
 from memcalc.planner.optimizers import runs_on
 from memcalc.specs.options import BY_NAME, DEGREES, NEEDING
+from memcalc.timing.rates import SLOWEST_NETWORK
 
 if TYPE_CHECKING:
     from memcalc.planner.request import Request
@@ -213,6 +214,12 @@ def check_offload(request: Request, habits: Habits, node: Node) -> None:
             f"offload-to {tier!r} needs a node with that tier; node {node.name} lists "
             f"{', '.join(t.name for t in node.tiers) or 'none'}: give --node."
         )
+
+
+def note_network(request: Request, node: Node, gpus: int) -> None:
+    """Note the network that times take where a job spans nodes of which none is known."""
+    if gpus > node.gpus and node.internode_bytes_per_s_per_gpu is None:
+        request.assumptions["network"] = f"{SLOWEST_NETWORK / 1e9:g} GB/s a GPU (of {node.name} none is known)"
 
 
 def is_frozen(request: Request) -> bool:

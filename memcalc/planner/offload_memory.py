@@ -1,4 +1,4 @@
-"""What strategies keep off the GPU, against what a node has of it.
+"""What strategies keep off the GPU, against what a host has of it.
 
 The need is that of memcalc's terms alone: the system, data loaders and the page cache take theirs beside it.
 """
@@ -43,7 +43,7 @@ class MemoryPool:
 
 @dataclass(frozen=True)
 class OffloadNeed:
-    """What one node needs off its GPUs, each with what the stage needs that keeps most [bytes]."""
+    """What one host needs off its GPUs, each with what the stage needs that keeps most [bytes]."""
 
     host: int
     tier: int
@@ -57,11 +57,11 @@ class OffloadNeed:
 
 
 def capacity(node: Node, tier: str) -> int | None:
-    """What a node has of a memory [bytes], or None where that is unknown."""
+    """What each host of a node has of a memory [bytes], or None where that is unknown."""
     known = node.tier(tier)
     if known is not None:
-        return known.capacity_bytes
-    return node.host_memory_bytes if tier == "host" else None
+        return known.capacity_bytes // node.hosts
+    return node.host_memory_bytes // node.hosts if tier == "host" and node.host_memory_bytes else None
 
 
 def tier_of(grid: Grid) -> str:
@@ -80,7 +80,7 @@ def pools_of(
     grid = grid or census.grid
     if not any(grid.offloads) and not kind_of(grid).paged:
         return ()
-    live, ranks = off_gpu_bytes(census), np.minimum(grid.degree("gpus"), node.gpus)
+    live, ranks = off_gpu_bytes(census), np.minimum(grid.degree("gpus"), node.gpus_per_host)
     trees = {"host": live.host} | ({} if tier_of(grid) == "host" else {tier_of(grid): live.tier})
     sizes = {tier: capacity(node, tier) for tier in trees}
     sizes = {tier: 0 if size is None and not trusting else size for tier, size in sizes.items()}
@@ -93,9 +93,9 @@ def unknown_to(need: OffloadNeed, node: Node) -> tuple[str, ...]:
 
 
 def offload_need(census: ModelOnGrid, node: Node) -> OffloadNeed:
-    """What a grid of one strategy needs of a node: each of its ranks as much as the stage that keeps most."""
+    """What a grid of one strategy needs of a host: each of its ranks as much as the stage that keeps most."""
     grid, live = census.grid, off_gpu_bytes(census)
-    ranks = min(grid.layouts[0].gpus, node.gpus)
+    ranks = min(grid.layouts[0].gpus, node.gpus_per_host)
     return OffloadNeed(int(computed(live.host).max()) * ranks, int(computed(live.tier).max()) * ranks, tier_of(grid))
 
 
@@ -106,7 +106,8 @@ def shortages(need: OffloadNeed, node: Node) -> Iterator[str]:
         if wanted and size is None:
             yield f"{name} of node {node.name} is unknown: this strategy needs {wanted / GIB:.1f} GiB of it."
         elif size is not None and wanted > size:
-            yield f"{name}: {wanted / GIB:.1f} GiB needed, {size / GIB:.1f} GiB in node {node.name}."
+            where = f"node {node.name}" if node.hosts == 1 else f"each of the {node.hosts} hosts of {node.name}"
+            yield f"{name}: {wanted / GIB:.1f} GiB needed, {size / GIB:.1f} GiB in {where}."
 
 
 def lacks_nvme_swap(strategy: Strategy) -> bool:

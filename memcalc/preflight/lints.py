@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from memcalc import catalog
 from memcalc.convert.config import Config, Finding, Severity
+from memcalc.planner.offload_memory import capacity
 from memcalc.preflight.job import MergedJob
 from memcalc.results.estimates import Estimate
 from memcalc.specs.strategy import Strategy
@@ -238,11 +239,12 @@ def host_too_small(ctx: LintContext) -> Findings:
     hardware = ctx.estimate.hardware
     usual = catalog.node_for(catalog.gpu(hardware.gpu))
     node = usual if usual.name == hardware.node else catalog.node(hardware.node)
-    if node.host_memory_bytes is None:
+    size = capacity(node, "host")
+    if size is None:
         message = f"what is offloaded takes {_gib(need)} of a node's host memory, and {node.name}'s is not known"
         yield ctx.finding("note", "MC113", "offload", message)
-    elif node.host_memory_bytes < need:
-        have = _gib(node.host_memory_bytes)
+    elif size < need:
+        have = _gib(size)
         message = f"what is offloaded takes {_gib(need)} of a node's host memory, and {node.name} has {have}"
         yield ctx.finding("error", "MC113", "offload", message)
 

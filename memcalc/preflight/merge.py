@@ -142,7 +142,7 @@ def _replicas(job: MergedJob, dirs: tuple[str, ...]) -> None:
         return
     name = job.facts.get("node")
     node = catalog.node(str(name), dirs) if name else catalog.node_for(catalog.gpu(str(job.facts["gpu"]), dirs), dirs)
-    each = int(job.facts.get("gpus_per_node") or node.gpus)
+    each = int(job.facts.get("gpus_per_node") or node.gpus_per_host)
     replicas = int(job.options["gpus"]) // (int(shards) * job.ways or each)
     if replicas > 1:
         job.options["dp_replicate"] = replicas

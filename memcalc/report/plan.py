@@ -210,6 +210,8 @@ def _alike(result: Plans) -> Iterator[str]:
     if first.loss != "standard" and len({plan.strategy.loss for plan in result.plans}) == 1:
         yield f"{first.loss} loss"
     yield f"node {result.hardware.node}"
+    if "network" in result.assumptions:
+        yield f"network assumed: {result.assumptions['network']}"
 
 
 def _offloads(result: Plans) -> Iterator[Line]:

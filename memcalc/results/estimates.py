@@ -46,7 +46,7 @@ class HardwareFacts(Frozen):
     gpus: int
     """In all, [1]."""
     node: str
-    """The preset of the host."""
+    """The preset of the host, or of the rack that it stands in."""
     nodes: int
     """Hosts, [1]."""
     gpus_per_node: int

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, field_validator
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, field_validator, model_validator
 
 if TYPE_CHECKING:
     from memcalc.specs.calibration import Calibration
@@ -176,7 +176,7 @@ class MemoryTier(_Record):
 
 
 class Node(_Record):
-    """A host and its GPUs."""
+    """GPUs that reach each other without the cluster's network: a host of them, or a rack of several hosts."""
 
     name: Name
     """The preset's name, as typed after --node."""
@@ -186,10 +186,14 @@ class Node(_Record):
     """Name of the GPU preset that it holds."""
     gpus: Count
     """Number of GPUs [-]."""
+    hosts: Count = 1
+    """Machines that they sit in [-]: more than one in a rack, where each has its share of the GPUs and memory."""
     default: bool = False
     """Whether a job that names only this GPU is taken to run on such nodes."""
     host_memory_bytes: Bytes | None = None
     """Host memory [bytes]; none where it is the owner's choice."""
+    host_memory_bytes_per_s: Rate | None = None
+    """Rate [bytes/s] of that memory, all channels of the node; none where it is not known."""
     tiers: tuple[MemoryTier, ...] = ()
     """Slower memory behind the GPUs, fastest first."""
     intra_link_bytes_per_s: Rate | None = None
@@ -210,6 +214,17 @@ class Node(_Record):
         if len(set(names)) < len(names):
             raise ValueError(f"each of host, cxl, nvme may stand once, not {', '.join(names)}")
         return tiers
+
+    @model_validator(mode="after")
+    def _hosts_alike(self) -> Node:
+        if self.gpus % self.hosts:
+            raise ValueError(f"hosts must divide the {self.gpus} GPUs, not be {self.hosts}")
+        return self
+
+    @property
+    def gpus_per_host(self) -> int:
+        """Number of GPUs that one machine starts processes on [-]."""
+        return self.gpus // self.hosts
 
     def tier(self, name: str) -> MemoryTier | None:
         """Return the tier called `name`, or None where the node has none."""

@@ -1,6 +1,6 @@
 """Time of what leaves the device: transfers over the host's link and the slower tier, and an optimizer on the host.
 
-No published run validates it: the rates are those of links and tiers, and of one table of the paper.
+No published run validates it: the rates are those of links, tiers and host memory, and of one table of a paper.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from memcalc import catalog
-from memcalc.formulas import communication as comm
 from memcalc.formulas import offload as off
 from memcalc.formulas.optimizer_states import master_bytes
 from memcalc.terms.activations import groups_of
@@ -25,20 +24,29 @@ if TYPE_CHECKING:
     from memcalc.specs.hardware import GPU, Node
     from memcalc.terms import ModelOnGrid
 
+SLOWEST_HOST = 256e9
+"""Of a node whose preset has no rate of host memory [bytes/s]: 12 channels of DDR4-2666, as in a DGX-2."""
+
 
 def offload_part(census: ModelOnGrid, gpu: GPU, node: Node, compute: Array) -> Array:
     """Seconds that offloading adds to a step: transfers that compute does not hide, then the optimizer's own time.
 
-    Half of the transfers are taken to hide behind compute.
+    Weights are fetched ahead and gradients leave as they are made, so what fits beside a pass is hidden; activations do
+    so where the framework moves them on a stream of their own.
     """
     grid = census.grid
     link, tier = link_rate(gpu), tier_rate(grid, gpu, node)
     # Each over its own axes, so that only their sum spans the space
-    parts = (_parameters(census), _gradients(census), _activations(census))
-    streamed = sum((off.offload_seconds(slowest(part), tier) for part in parts), np.float64(0))
-    host = slowest(optimizer_seconds(census, node, link, tier)) * offloaded_states(grid)
-    overlap = catalog.step_time().value("overlap", ANY)
-    return comm.exposed_seconds(streamed, compute, overlap) + host
+    parts = (_parameters(census), _gradients(census), moved_activations(census))
+    weights, gradients, activations = (off.offload_seconds(slowest(part), tier) for part in parts)
+    beside = grid.habits.offload_streams
+    streamed = (weights + beside * activations) / 2  # as much in forward as in backward
+    forward = compute / 3
+    backward = compute - forward
+    room = off.exposed_offload_seconds(backward, streamed) / grid.accumulation  # the last micro-batch's
+    exposed = off.exposed_offload_seconds(streamed, forward) + off.exposed_offload_seconds(streamed, backward)
+    exposed = exposed + off.exposed_offload_seconds(gradients, room) + (1 - beside) * activations
+    return exposed + slowest(optimizer_seconds(census, node, link, tier)) * offloaded_states(grid)
 
 
 def slowest(part: Array) -> Array:
@@ -56,21 +64,32 @@ def tier_rate(grid: Grid, gpu: GPU, node: Node) -> Array:
     tier = node.tier("host" if grid.fixed.offload_to == "cpu" else grid.fixed.offload_to)
     if tier is None:
         return np.float64(link_rate(gpu))
-    sharing = np.minimum(grid.degree("gpus"), node.gpus)
-    return np.minimum(link_rate(gpu), tier.bandwidth_bytes_per_s / sharing)
+    sharing = np.minimum(grid.degree("gpus"), node.gpus_per_host)
+    return np.minimum(link_rate(gpu), tier.bandwidth_bytes_per_s / node.hosts / sharing)
 
 
 def optimizer_seconds(census: ModelOnGrid, node: Node, link: float, tier: Array) -> Array:
-    """The update on the host: its arithmetic, states in and out of a slower tier, and new weights to the device."""
+    """The update on the host: its pass over host memory, states in and out of a slower tier, new weights to the device.
+
+    The ranks of a host share its memory: an update does a few operations on each byte that it moves.
+    """
     updated, grid = trained(census), census.grid
     local = updated_elements(updated)
-    sharing = np.minimum(grid.degree("gpus"), node.gpus)
-    arithmetic = local * sharing / catalog.step_time().value("host_optimizer", ANY)
-    back = off.offload_seconds(local * updated.width("compute"), link)
-    if grid.fixed.offload_to == "cpu":
-        return np.asarray(arithmetic + back)
     states = master_bytes(local, updated.width("master")) + optimizer_moments(updated)
-    return np.asarray(arithmetic + back + off.offload_seconds(off.optimizer_swap_bytes(states), tier))
+    weights = local * updated.width("compute")
+    moved = off.optimizer_swap_bytes(states) + off.optimizer_offload_bytes(local * updated.width("gradient"), weights)
+    sharing = np.minimum(grid.degree("gpus"), node.gpus_per_host)
+    update = off.offload_seconds(moved * sharing, host_rate(node))
+    back = off.offload_seconds(weights, link)
+    if grid.fixed.offload_to == "cpu":
+        return np.asarray(update + back)
+    return np.asarray(update + back + off.offload_seconds(off.optimizer_swap_bytes(states), tier))
+
+
+def host_rate(node: Node) -> float:
+    """Rate at which an optimizer on one host passes over its memory [bytes/s]."""
+    share = catalog.step_time().value("host_memory", ANY)
+    return share * (node.host_memory_bytes_per_s or SLOWEST_HOST) / node.hosts
 
 
 def _gradients(census: ModelOnGrid) -> Array:
@@ -86,7 +105,7 @@ def _parameters(census: ModelOnGrid) -> Array:
     return np.asarray(off.parameter_offload_bytes(local, grid.accumulation) * grid.offloaded("params"))
 
 
-def _activations(census: ModelOnGrid) -> Array:
+def moved_activations(census: ModelOnGrid) -> Array:
     """What blocks keep, out in forward and back for backward [bytes]."""
     grid = census.grid
     if not any("activations" in choice for choice in grid.offloads):

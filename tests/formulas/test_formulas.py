@@ -40,7 +40,7 @@ FORMULAS = {
 """All but the bits of a quantised format, which is one number a model, and no column."""
 NOT_NUMBERS = {"kind", "impl", "schedule"}
 SECONDS = {
-    *("transfer_seconds", "exposed_seconds", "offload_seconds", "exposed_offload_seconds"),
+    *("transfer_seconds", "offload_seconds", "exposed_offload_seconds"),
     *("group_bandwidth", "kernel_seconds", "slower"),
     *("bubble", "bubble_1f1b", "bubble_zb_h1", "bubble_zb_h2", "bubble_zb_v"),
 }
@@ -63,8 +63,6 @@ def bound(function: Callable[..., Any], row: dict[str, Any]) -> dict[str, Any]:
 
 def values(name: str, parameter: str) -> st.SearchStrategy[Any]:
     """Return what a parameter may be: integers of a realistic size, or seconds."""
-    if parameter == "overlap":
-        return st.sampled_from([0.0, 0.25, 0.5, 0.75, 1.0])
     if name.startswith("bubbles") and parameter in {"stages", "microbatches", "chunks"}:
         return st.integers(1, 512)
     if name.partition(".")[2] in SECONDS and parameter not in FLAGS:
@@ -148,8 +146,6 @@ FALLING = {
     ("pipeline.bubble_fraction", "microbatches"),
     ("pipeline.bubble_fraction", "chunks"),
     ("communication.transfer_seconds", "bandwidth"),
-    ("communication.exposed_seconds", "compute"),
-    ("communication.exposed_seconds", "overlap"),
     ("offload.offload_seconds", "bandwidth"),
     ("offload.exposed_offload_seconds", "compute"),
     ("flops.model_flops_utilization", "peak"),

@@ -372,7 +372,7 @@ def test_too_few_rows_are_check_fitted_with_how_many_are_needed() -> None:
         ({"constant": [constant("matmull", GPU, 0.5)]}, "matmul"),
         ({"constant": [constant("matmul", "any", 0.5)]}, f"must be of {GPU}"),
         ({"constant": [constant("launch", GPU, 1e-5)]}, "must be of any"),
-        ({"constant": [constant("host_optimizer", "any", 1.0)]}, "host_optimizer"),
+        ({"constant": [constant("host_memory", "any", 1.0)]}, "host_memory"),
         ({"constant": [constant("matmul", GPU, 2.0)]}, "at most 1.5"),
         ({"context": {"bytes": 2**50, "low": 1, "high": 2**50, "rows": 1}}, "context"),
         ({"context": {"bytes": 1, "low": 2, "high": 3, "rows": 1}}, "low <= bytes <= high"),
