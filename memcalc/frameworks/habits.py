@@ -95,6 +95,8 @@ class Habits:
     """With an offloaded optimizer, gradient shards go to the host as they are reduced (DeepSpeed, stages 2 and 3)."""
     gradient_copy: bool = False
     """Bucket buffers hold a second copy of all gradients (DDP without ``gradient_as_bucket_view``)."""
+    narrow_gradients: bool = False
+    """Gradients are added up and reduced in 16 bits where ``reduce_dtype`` says so (Megatron)."""
     persistent_gradients: bool = False
     """One contiguous gradient buffer lives all the time (Megatron)."""
     adds_gradients: bool = False
@@ -120,6 +122,8 @@ class Habits:
     """A stage's outputs wait for their backward whole, after they were sent."""
     handle_workspaces: bool = True
     """cuBLAS workspaces lie in the caching allocator (PyTorch 1.13 and later, ``CublasHandlePool.cpp``)."""
+    float8: tuple[str, ...] = ()
+    """How it scales the inputs of 8-bit products; the first is its default."""
     engine: bool = False
     """TransformerEngine's modules run, with workspaces and dummy weight gradients of their own."""
     kernels: str = "model"
