@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from memcalc.formulas.float8 import RECIPES, Recipe
 from memcalc.formulas.recompute import Policy, parse_policy
 from memcalc.frameworks import Habits, habits_of
+from memcalc.frameworks.float8 import RECIPES, Recipe
 from memcalc.frameworks.habits import Widths
 from memcalc.stages import Chunks, Rows, Split, peak_stages, rows_of
 

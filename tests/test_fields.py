@@ -298,7 +298,8 @@ CHOICES = {
     "Attention": {"sdpa"},
     "TowerEnds": {"patch"},
     "Habits": {
-        "name", "zero", "lacks", "schedules", "fork_schedules", "fork", "even_chunks", "expandable_segments", "float8", "kernels",
+        "name", "zero", "lacks", "schedules", "fork_schedules", "fork", "even_chunks", "expandable_segments",
+        "float8", "kernels",
         "optimizer_impl", "adapters_follow_base", "splits_packed", "expert_modules", "own_code", "allocator",
         "capabilities", "loss", "tensor_loss", "recompute", "sharded_recompute", "shards_over_ranks", "cp_kind",
         "attention_library", "reduces_as", "autocast_over_shards", "lora_rank",

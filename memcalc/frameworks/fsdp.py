@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from memcalc.formulas.float8 import TORCHAO
 from memcalc.frameworks import losses, support
+from memcalc.frameworks.float8 import TORCHAO
 from memcalc.frameworks.habits import Habits, Widths, like
 from memcalc.frameworks.own_code import OwnCode
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from memcalc.formulas.float8 import RECIPES
 from memcalc.frameworks import losses, support
+from memcalc.frameworks.float8 import RECIPES
 from memcalc.frameworks.habits import Bucket, Habits, Widths, like
 
 WIDTHS = {

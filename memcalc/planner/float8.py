@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from memcalc.errors import CombinationError
-from memcalc.formulas.float8 import RECIPES, needs_transposes
+from memcalc.frameworks.float8 import RECIPES, needs_transposes
 
 if TYPE_CHECKING:
     from memcalc.frameworks import Habits

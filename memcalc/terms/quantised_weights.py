@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from memcalc.formulas.float8 import quantised
 from memcalc.formulas.optimizer_states import shard
+from memcalc.formulas.quantization import narrow_bytes
 from memcalc.grid import column
 from memcalc.ledger import ALWAYS, Term
 from memcalc.terms.matrices import block_matrices
@@ -40,7 +40,7 @@ def quantised_weight_terms(census: ModelOnGrid) -> Iterator[Term]:
         return
     width = recipe.weight_bytes(transposes=grid.fixed.float8_transposes)
     elements = quantised_elements(census)
-    bytes_ = narrow * np.asarray(quantised(elements, width))
+    bytes_ = narrow * np.asarray(narrow_bytes(elements, width.numerator, width.denominator))
     inputs = {"w": float(width), "P_linear": elements}
     yield Term("parameters", "quantised weights", bytes_, ALWAYS, "w · P_linear", SOURCE, inputs)
 

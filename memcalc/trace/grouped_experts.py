@@ -106,7 +106,7 @@ def grouped_linear(
     """``GroupedLinear``: keeps its input, as it is with ``original``; backward makes the gradient contiguous."""
     given, weight = x.size, Size(x.size.elements * size.elements, 1, "once", "experts")
     full = size._replace(shard="rows" if size.shard == "rows if sorted" else size.shard)
-    kept, other = kept_input(tape, x, name, narrow, original=original)
+    saved, other = kept_input(tape, x, name, narrow, original=original)
 
     def rule(_: Grads) -> Grads:
         copied = [tape.new(f"gradient of {name} output, contiguous", full)]
@@ -119,7 +119,7 @@ def grouped_linear(
 
     leaf, out = Leaf(f"{name} weight", keep=True), tape.new(f"{name} output", size)
     other.clear()
-    return tape.record(out, [x, leaf], rule, [kept.storage])
+    return tape.record(out, [x, leaf], rule, [saved.storage])
 
 
 def weighted_activation(tape: Tape, x: Tensor, probs: Tensor, ffn: int) -> Tensor:

@@ -12,7 +12,7 @@ from __future__ import annotations
 from fractions import Fraction
 from typing import NamedTuple
 
-from memcalc.formulas.float8 import quantised
+from memcalc.formulas.quantization import narrow_bytes
 from memcalc.trace.tape import Shard, Size, Tape, Tensor
 
 
@@ -30,7 +30,7 @@ class Narrow(NamedTuple):
 
     def size(self, size: Size, copies: int = 1, shard: Shard | None = None) -> Size:
         """The extent of so many quantised copies."""
-        each = quantised(size.elements, self.width)
+        each = narrow_bytes(size.elements, self.width.numerator, self.width.denominator)
         return size._replace(elements=copies * each, width=1, shard=size.shard if shard is None else shard)
 
 
@@ -68,8 +68,8 @@ def operands(tape: Tape, size: Size, name: str, narrow: Narrow | None) -> list[T
 
 def gathered_input(tape: Tape, size: Size, name: str, narrow: Narrow | None, *, again: bool = False) -> list[Tensor]:
     """A column-parallel layer's input from all ranks; ``again`` for backward, which reads it along the other way."""
-    whole = size._replace(shard="full if sp")
+    full = size._replace(shard="full if sp")
     if narrow is None:
-        return [tape.new(f"{name} input, gathered", whole)]
+        return [tape.new(f"{name} input, gathered", full)]
     copies = narrow.copies if again and narrow.gathers_rows else 1
-    return [tape.new(f"{name} input, gathered", narrow.size(whole, copies))]
+    return [tape.new(f"{name} input, gathered", narrow.size(full, copies))]

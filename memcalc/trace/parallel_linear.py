@@ -65,19 +65,19 @@ def column_parallel(
 ) -> Tensor:
     """A column-parallel linear layer: keeps its (sharded) input, as it is with ``original``."""
     size, narrow = x.size, setting.narrow
-    kept, other = kept_input(tape, x, name, narrow, original=original)
+    saved, other = kept_input(tape, x, name, narrow, original=original)
     out = product(tape, size, name, elements, label, shard, narrow, gathers=gathers)
     other.clear()
     weight, made = weight_of(elements, size, shard), out.size
 
     def rule(_: Grads) -> Grads:
         again = input_again(tape, size, name, narrow, original=original)
-        grads = list(backward_of_column(tape, size, weight, name, made, narrow, gathers=gathers))
+        grads: Grads = list(backward_of_column(tape, size, weight, name, made, narrow, gathers=gathers))
         again.clear()
         return grads
 
     leaf = Leaf(f"{name} weight", keep=True) if setting.trainable else None
-    return tape.record(out, [x, leaf], rule, [kept.storage])
+    return tape.record(out, [x, leaf], rule, [saved.storage])
 
 
 def output_layer(tape: Tape, x: Tensor, setting: BlockConfig, vocab: int) -> Tensor:
@@ -90,7 +90,7 @@ def row_parallel(
 ) -> Tensor:
     """A row-parallel linear layer: keeps its input; the output's gradient is gathered in backward."""
     size, narrow = x.size, setting.narrow
-    kept, other = kept_input(tape, x, name, narrow, original=original)
+    saved, other = kept_input(tape, x, name, narrow, original=original)
     partial_sum = tape.new(
         f"{name} output before its reduction", Size(hidden, size.width, size.unit, "full if sp", "h")
     )
@@ -110,7 +110,7 @@ def row_parallel(
         return [inner, grad]
 
     leaf = Leaf(f"{name} weight", keep=True) if setting.trainable else None
-    return tape.record(out, [x, leaf], rule, [kept.storage])
+    return tape.record(out, [x, leaf], rule, [saved.storage])
 
 
 def weight_of(elements: int, size: Size, shard: Shard) -> Size:

@@ -15,7 +15,7 @@ import memcalc
 from memcalc import catalog
 from memcalc.api import single
 from memcalc.errors import CombinationError
-from memcalc.formulas.float8 import RECIPES
+from memcalc.frameworks.float8 import RECIPES
 from memcalc.terms import ModelOnGrid, build_ledger, overhead_of
 from memcalc.timing.rates import peak_flops
 from memcalc.trace.template import trace

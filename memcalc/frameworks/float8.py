@@ -76,12 +76,3 @@ def needs_transposes(capability: float) -> bool:
     (True, False, True)
     """
     return not (10 <= capability < 12 or capability >= 13)
-
-
-def quantised(elements: int, width: Fraction) -> int:
-    """Bytes of so many elements [bytes].
-
-    >>> quantised(4096, Fraction(33, 32))
-    4224
-    """
-    return -(-elements * width.numerator // width.denominator)
