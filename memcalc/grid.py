@@ -17,6 +17,8 @@ import numpy as np
 
 from memcalc.formulas.recompute import Policy, parse_policy
 from memcalc.frameworks import Habits, habits_of
+from memcalc.frameworks.float8 import RECIPES, Recipe
+from memcalc.frameworks.habits import Widths
 from memcalc.stages import Chunks, Rows, Split, peak_stages, rows_of
 
 if TYPE_CHECKING:
@@ -110,6 +112,18 @@ class Grid:
     def habits(self) -> Habits:
         """The framework's habits."""
         return habits_of(self.fixed.framework)
+
+    @cached_property
+    def recipe(self) -> Recipe | None:
+        """How TransformerEngine quantises the operands of 8-bit products; None where other libraries multiply."""
+        habits = self.habits
+        return RECIPES[self.fixed.float8 or habits.float8[0]] if habits.engine and habits.float8 else None
+
+    @cached_property
+    def narrow_weights(self) -> Array:
+        """1 where the weights of linear layers are kept in 8 or 4 bits (``--fp8-param-gather``)."""
+        stored = self.recipe is not None and self.fixed.float8_all_gather
+        return column([stored and name.startswith("fp8") for name in self.precisions], "precision")
 
     @cached_property
     def persistent_gradients(self) -> bool:
@@ -316,7 +330,17 @@ class Grid:
 
     def width(self, name: str) -> Array:
         """Bytes an element of one copy of a parameter, by precision (see :class:`memcalc.frameworks.Widths`)."""
-        return column([getattr(self.habits.widths[p], name) for p in self.precisions], "precision")
+        return column([getattr(self._widths(p), name) for p in self.precisions], "precision")
+
+    def _widths(self, precision: str) -> Widths:
+        """A framework's own, or with its gradients in 16 bits (Megatron-LM, ``--grad-reduce-in-bf16``).
+
+        The optimizer then makes an fp32 copy of its share of them (core/optimizer/distrib_optimizer.py d98e8a64,
+        ``_copy_model_grads_to_main_grads``).
+        """
+        widths = self.habits.widths[precision]
+        narrows = self.habits.narrow_gradients and self.fixed.reduce_dtype == "bf16" and widths.compute == 2
+        return replace(widths, gradient=2, step_gradient=4) if narrows and widths.gradient == 4 else widths
 
     @cached_property
     def reduce_width(self) -> Array:

@@ -45,7 +45,8 @@ _ANSWERS: dict[str, tuple[str, ...]] = {
         "context-length", "cutoff-len", "block-size", "model-max-length", "context", "ctx", "seqlen", "seq",
     ),
     _BF16: ("bf16", "bfloat16", "use-bf16"), _FP16: ("fp16", "half", "use-fp16"),
-    "--precision fp8-mixed": ("fp8", "use-fp8", "fp8-format"), "--precision fp32": ("fp32", "float32", "tf32"),
+    "--precision fp8-mixed": ("fp8", "use-fp8", "fp8-format", "fp4-format"),
+    "--precision fp32": ("fp32", "float32", "tf32"),
     "--precision NAME": ("mixed-precision", "dtype", "torch-dtype", "amp", "param-dtype", "model-dtype"),
     _GPUS: (
         "num-gpus", "n-gpus", "ngpus", "gpu-count", "num-devices", "devices", "nproc-per-node", "world-size", "n-gpu",

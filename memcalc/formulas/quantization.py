@@ -39,6 +39,34 @@ def four_bit_bytes(elements: Number) -> Number:
     return -(-elements // 2)
 
 
+def narrow_bytes(elements: Number, size: Number, block: Number) -> Number:
+    r"""Return the bytes of a tensor in 8 or 4 bits with a scale for each block of elements.
+
+    .. math:: M = \lceil n c / m \rceil
+
+    Parameters
+    ----------
+    elements : elements n of the tensor, [1]
+    size : bytes c of a block with its scale, [bytes]
+    block : elements m of a block, [1]
+
+    Returns
+    -------
+    data and scales M, [bytes]
+
+    Examples
+    --------
+    >>> narrow_bytes(4096, 33, 32)
+    4224
+
+    References
+    ----------
+    [1] NVIDIA/TransformerEngine@d0067d0d, transformer_engine/pytorch/tensor/mxfp8_tensor.py, get_scale_shape.
+
+    """
+    return -(-elements * size // block)
+
+
 def nf4_state_bytes(elements: Number, double: Number = 0) -> Number:
     r"""Return the bytes of the scales of NF4 weights, one for 64 weights.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from memcalc.frameworks import losses, support
+from memcalc.frameworks.float8 import TORCHAO
 from memcalc.frameworks.habits import Habits, Widths, like
 from memcalc.frameworks.own_code import OwnCode
 
@@ -43,6 +44,7 @@ FSDP1 = like(
     "fsdp1",
     capabilities=support.FSDP1,
     widths=FLOAT8,
+    float8=TORCHAO,
     tensor_parallel=False,
     schedules=("1f1b",),
     flat_units=True,
@@ -57,6 +59,7 @@ TITAN_2024_03 = like(
     "torchtitan",
     capabilities=support.TITAN_2024,
     widths=FLOAT8,
+    float8=TORCHAO,
     schedules=("1f1b", "gpipe"),
     pipeline_keeps_outputs=True,
     keeps_last_block=True,
@@ -118,7 +121,7 @@ TORCHTITAN = like(
 )
 
 ERAS = {
-    "fsdp2": (("2.4", like(FSDP2, "fsdp2", widths=FLOAT8)),),
+    "fsdp2": (("2.4", like(FSDP2, "fsdp2", widths=FLOAT8, float8=TORCHAO)),),
     "fsdp1": (("2.0", FSDP1),),
     "torchtitan": (
         ("2024-03", TITAN_2024_03),

@@ -104,6 +104,8 @@ class Habits:
     ``torch.autograd.graph.save_on_cpu`` and the FSDP2 script."""
     gradient_copy: bool = False
     """Bucket buffers hold a second copy of all gradients (DDP without ``gradient_as_bucket_view``)."""
+    narrow_gradients: bool = False
+    """Gradients are added up and reduced in 16 bits where ``reduce_dtype`` says so (Megatron)."""
     persistent_gradients: bool = False
     """One contiguous gradient buffer lives all the time (Megatron)."""
     adds_gradients: bool = False
@@ -129,6 +131,8 @@ class Habits:
     """A stage's outputs wait for their backward whole, after they were sent."""
     handle_workspaces: bool = True
     """cuBLAS workspaces lie in the caching allocator (PyTorch 1.13 and later, ``CublasHandlePool.cpp``)."""
+    float8: tuple[str, ...] = ()
+    """How it scales the inputs of 8-bit products; the first is its default."""
     engine: bool = False
     """TransformerEngine's modules run, with workspaces and dummy weight gradients of their own."""
     kernels: str = "model"

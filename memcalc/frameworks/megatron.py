@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from memcalc.frameworks import losses, support
+from memcalc.frameworks.float8 import RECIPES
 from memcalc.frameworks.habits import Bucket, Habits, Widths, like
 
 WIDTHS = {
@@ -10,6 +11,8 @@ WIDTHS = {
     "bf16-mixed": Widths(2, 4, 4, 4, 2, 0),
     "fp16-mixed": Widths(2, 2, 4, 4, 2, 0, 4),
 }
+ENGINE_WIDTHS = {**WIDTHS, "fp8-mixed": WIDTHS["bf16-mixed"]}
+"""TransformerEngine quantises 16-bit weights, of which it keeps copies (:mod:`memcalc.terms.quantised_weights`)."""
 LOSSES = {
     "standard": losses.MEGATRON,
     "parallel": losses.MEGATRON,
@@ -25,9 +28,11 @@ CORE = Habits(
     name="megatron",
     zero=(1, 0),
     capabilities=support.MEGATRON,
-    widths=WIDTHS,
+    widths=ENGINE_WIDTHS,
+    float8=tuple(RECIPES),
     tensor_parallel=True,
     persistent_gradients=True,
+    narrow_gradients=True,
     # core/distributed/distributed_data_parallel.py: max(40000000, 1000000 * dp_size) where reductions overlap
     bucket=Bucket(elements=40_000_000, elements_per_rank=1_000_000),
     # core/tensor_parallel/layers.py, linear_with_grad_accumulation_and_async_allreduce; from early 2022 on
@@ -57,6 +62,9 @@ CONTIGUOUS = like(
     zero=(0,),
     capabilities=support.MEGATRON_2021,
     fork_schedules=(),
+    widths=WIDTHS,
+    float8=(),
+    narrow_gradients=False,
     makes_masks=True,
     overlaps_reduction=False,
     engine=False,

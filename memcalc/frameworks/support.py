@@ -217,7 +217,7 @@ _MEGATRON_POLICIES = ("none", "full", "uniform", "block", "selective-core-attn",
 _MEGATRON_CODE = "change the blocks' forward (core/transformer/transformer_block.py) yourself"
 MEGATRON = Capabilities(
     zero=Support(("1", "0")),
-    precision=Support(("bf16-mixed", "fp16-mixed", "fp32")),
+    precision=Support(("bf16-mixed", "fp16-mixed", "fp32", "fp8-mixed")),
     recompute=support_of(_MEGATRON_POLICIES, needs.RECOMPUTE, _MEGATRON_CODE),
     offload=offloads(
         ("none", "optimizer"),
@@ -294,6 +294,8 @@ Core 0.11 has CUDA graphs, core 0.12 DeepEP, core 0.14 ``--overlap-moe-expert-pa
 MEGATRON_2021 = replace(
     MEGATRON,
     zero=Support(("0",)),
+    precision=Support(("bf16-mixed", "fp16-mixed", "fp32")),
+    reduce_dtype=Support(("fp32",)),
     offload=offloads(("none",), {"optimizer": needs.OPTIMIZER_OFFLOAD, **MEGATRON.offload.code}),
     parallel=MEGATRON_CORE_05.parallel,
     moe_dispatcher=Support(("alltoall",)),

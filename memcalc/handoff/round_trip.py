@@ -163,7 +163,7 @@ def _resolved(estimate: Estimate) -> dict[str, Any]:
     if habits.full_shard and "params" in strategy.offload:  # FSDP takes the states along
         fields["offload"] = tuple(part for part in strategy.offload if part != "optimizer")
     if strategy.precision == "fp8-mixed":
-        fields["float8"] = strategy.float8 or "tensorwise"
+        fields["float8"] = strategy.float8 or habits.float8[0]
     if strategy.optimizer in ANY_FORM:
         fields["optimizer_impl"] = ""
     return fields

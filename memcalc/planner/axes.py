@@ -14,6 +14,7 @@ from memcalc.planner import defaults
 from memcalc.planner import pipelines as pipes
 from memcalc.planner.answer import strategy_of
 from memcalc.planner.direct import check_direct, clashes_for, kinds, usual
+from memcalc.planner.float8 import check_recipe, transposes
 from memcalc.planner.global_batch import MICRO_BATCHES, batch_of
 from memcalc.planner.grid_parts import by_defaults, by_loss
 from memcalc.planner.optimizers import GALORE, adapter_fields, check_optimizer, check_widths, galore_fields, possible
@@ -72,15 +73,20 @@ def fixed_part(
         **adapter_fields(request, model, habits, precisions),
         **defaults.runtime_fields(request, habits, precisions, sharded=sharded),
         "expandable_segments": habits.expandable_segments and gpu.vendor == "nvidia",
+        "float8_transposes": transposes(gpu, habits, precisions),
         **request.given["fields"],
     }
     check_widths(resolved["optimizer"], habits, precisions)
+    if any(name.startswith("fp8") for name in precisions):
+        check_recipe(str(resolved.get("float8", "")), gpu, habits, resolved["kernels"])
     resolved |= galore_fields(resolved["optimizer"], request, model, habits)
     return SharedSettings.model_construct(**{**given, **resolved})
 
 
-def check_fsdp(fixed: SharedSettings, precision: str, zero: int) -> None:
-    """Refuse fields of FSDP that contradict the precision or the sharding stage."""
+def check_stage(fixed: SharedSettings, habits: Habits, precision: str, zero: int) -> None:
+    """Refuse fields that contradict the precision or the sharding stage."""
+    if fixed.float8_all_gather and habits.engine and zero == 0:
+        raise CombinationError("strategy.float8_all_gather", True, "Megatron-LM has it at --zero 1")
     if (fixed.float8 or fixed.float8_all_gather) and precision != "fp8-mixed":
         name = "strategy.float8" if fixed.float8 else "strategy.float8_all_gather"
         raise CombinationError(name, fixed.float8 or True, f"needs precision fp8-mixed, not {precision}")
@@ -111,7 +117,7 @@ def single_strategy(request: Request, model: Model, gpu: GPU, node: Node) -> Gri
     check_replicated(layout.dp_replicate, zero, habits)
     check_split(model, fixed, layout.pp)
     pipes.check_chunks(model, fixed, layout, habits)
-    check_fsdp(fixed, precision, zero)
+    check_stage(fixed, habits, precision, zero)
     if fixed.global_batch % (layout.dp * micro_batch):
         product = f"{micro_batch} x {layout.dp} = {layout.dp * micro_batch}"
         allowed = f"micro-batch x data-parallel ranks = {product} must divide it"

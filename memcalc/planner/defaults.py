@@ -194,7 +194,9 @@ def zero_stages(request: Request, habits: Habits) -> tuple[int, ...]:
     """The sharding stages that can be had with the pipeline and optimizer asked for, the default first."""
     piped = habits.pipeline_engine != "none" and request.given.get("pp", 1) > 1
     name = str(request.given.get("optimizer", BY_NAME["optimizer"].default))
-    return tuple(stage for stage in habits.zero if (stage <= 1 or not piped) and runs_on(name, habits, stage))
+    gathers = habits.engine and request.given.get("fields", {}).get("float8_all_gather", False)
+    able = tuple(stage for stage in habits.zero if stage or not gathers)
+    return tuple(stage for stage in able if (stage <= 1 or not piped) and runs_on(name, habits, stage))
 
 
 def check_offload(request: Request, habits: Habits, node: Node) -> None:

@@ -80,6 +80,10 @@ class SharedSettings(Strategy):
     blas_workspace: Annotated[
         int | None, Option("Workspace of one cuBLAS handle; PyTorch's default where None.", "bytes", kind="bytes")
     ] = None
+    float8_transposes: Annotated[
+        bool, Option("The GPU takes 8-bit operands in one layout alone, so that weights are kept transposed too.",
+            derived=True)
+    ] = False
     attention_mask: Annotated[bool, Option("The data loader makes an attention mask.", group="workload")] = False
     longest_first: Annotated[
         bool,

@@ -12,6 +12,7 @@ MEANT: dict[str, dict[str, str]] = {
     "precision": {
         "amp": "bf16-autocast", "mixed": "bf16-mixed", "bf16_mixed": "bf16-mixed", "bfloat16": "bf16",
         "float32": "fp32", "float16": "fp16-mixed", "fp16": "fp16-mixed", "fp8": "fp8-mixed", "tf32": "fp32",
+        "mxfp8": "fp8-mixed", "nvfp4": "fp8-mixed", "fp4": "fp8-mixed",
     },
     "optimizer": {
         "adam": "adamw", "adamw_torch": "adamw", "adamw_torch_fused": "adamw", "adam8bit": "adamw-8bit",

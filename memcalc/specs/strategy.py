@@ -253,10 +253,15 @@ class Strategy(Frozen):
         bool, Option("Weight gradients are added to the gradient buffer by the matmul itself (Megatron-LM).")
     ] = True
     float8: Annotated[
-        Literal["", "tensorwise", "rowwise", "rowwise_with_gw_hp", "mxfp8"],
-        Option("How float8 matmuls scale their inputs, which they keep in 16 bits; empty without float8."),
+        Literal[
+            "", "tensorwise", "rowwise", "rowwise_with_gw_hp", "delayed", "blockwise", "mxfp8", "nvfp4"
+        ],
+        Option("How products in 8 bits (under nvfp4 in 4) scale their inputs; as the framework does it where empty. "
+            "torchao keeps those inputs in 16 bits, TransformerEngine as it multiplies them."),
     ] = ""
-    float8_all_gather: Annotated[bool, Option("FSDP gathers blocks in float8.")] = False
+    float8_all_gather: Annotated[bool, Option("FSDP gathers blocks in float8; Megatron-LM's weights are 8-bit "
+        "themselves (``--fp8-param-gather``)."),
+    ] = False
     fsdp_schedule: Annotated[
         Literal["default", "simple"],
         Option("`simple`: gathers and reductions are part of the compiled graph, on the compute stream (SimpleFSDP)."),

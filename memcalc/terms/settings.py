@@ -10,6 +10,7 @@ import numpy as np
 from memcalc.specs.adapters import release
 from memcalc.trace.adapters import Lora
 from memcalc.trace.layers import BlockConfig
+from memcalc.trace.narrow import Narrow
 
 if TYPE_CHECKING:
     from memcalc.grid import Grid
@@ -67,10 +68,20 @@ def _setting(grid: Grid, precision: str) -> BlockConfig:
         quantised_copy_kept=fixed.quantize == "int8" and release(fixed.bnb) < KEEPS_NO_COPY,
         quantised_from_half=habits.quantises_half and fixed.quantize.startswith("nf4") and precision.startswith("bf16"),
         norm_weight=4 if wide_norms else 0,
+        narrow=_narrow(grid, precision),
         embedding_leaf=fixed.adapters is not None and is_reentrant(grid),
         expert_loop=habits.expert_loop,
         in_place=habits.in_place_kernels,
     )
+
+
+def _narrow(grid: Grid, precision: str) -> Narrow | None:
+    """How TransformerEngine quantises operands; None where it does not."""
+    recipe = grid.recipe if precision.startswith("fp8") and grid.fixed.kernels == "te" else None
+    if recipe is None:
+        return None
+    copies = recipe.stored(transposes=grid.fixed.float8_transposes)
+    return Narrow(recipe.direction, copies, recipe.per_tensor, recipe.keeps_original)
 
 
 def keeps_input(kind: str, bitsandbytes: str) -> bool:

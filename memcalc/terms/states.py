@@ -22,6 +22,7 @@ from memcalc.terms.moments import (
     temporary_bytes,
     updated_elements,
 )
+from memcalc.terms.quantised_weights import quantised_weight_terms, replaced_elements
 
 if TYPE_CHECKING:
     from memcalc.formulas.types import Array
@@ -62,6 +63,7 @@ def parameter_terms(census: ModelOnGrid) -> Iterator[Term]:
     yield from weight_terms(census, 1 - census.grid.offloaded("params"))
     if census.grid.fixed.quantize != "none":
         yield scales_term(census)
+    yield from quantised_weight_terms(census)
 
 
 def weight_terms(census: ModelOnGrid, here: Array) -> Iterator[Term]:
@@ -70,12 +72,13 @@ def weight_terms(census: ModelOnGrid, here: Array) -> Iterator[Term]:
     if grid.fixed.adapters is not None:
         yield from frozen_terms(census, shards(grid, 3), here)
         return
+    elements = parameter_elements(census) - replaced_elements(census)
     yield Term(
         "parameters",
         "weights",
-        grid.width("parameter") * parameter_elements(census) * here,
+        grid.width("parameter") * elements * here,
         ALWAYS,
-        "w · ⌈P / N⌉",
+        "w · (P - P_linear)" if grid.narrow_weights.any() else "w · ⌈P / N⌉",
         grid.habits.source,
         {"w": grid.width("parameter"), "P": census.parameters, "N": shards(grid, 3)},
     )
@@ -271,6 +274,10 @@ def step_terms(census: ModelOnGrid) -> Iterator[Term]:
         kind.source,
         {"w": census.width("moment"), "P_max": largest_share(census), **inputs},
     )
-    copy = census.width("step_gradient") * np.minimum(local, 10**9) * here
+    most, formula = np.minimum(local, 10**9), "4 · min(⌈P / N⌉, 10⁹)"
     source = "DeepSpeed v0.12.3 runtime/zero/stage3.py, _prepare_fp32_grad_for_sub_group"
-    yield Term("optimizer", "fp32 copy of the gradients", copy, ("step",), "4 · min(⌈P / N⌉, 10⁹)", source, inputs)
+    if grid.habits.narrow_gradients and grid.fixed.reduce_dtype == "bf16":  # all shards before any is updated
+        most, formula = local, "4 · ⌈P / N⌉"
+        source = "Megatron-LM d98e8a64 core/optimizer/distrib_optimizer.py, _copy_model_grads_to_main_grads"
+    copy = census.width("step_gradient") * most * here
+    yield Term("optimizer", "fp32 copy of the gradients", copy, ("step",), formula, source, inputs)

@@ -49,7 +49,7 @@ class Forecast:
 def forecast(census: ModelOnGrid, gpu: GPU, node: Node, step: float) -> Forecast:
     """The figures of the grid's one strategy, whose step takes ``step`` seconds."""
     grid, gpus = census.grid, census.grid.layouts[0].gpus
-    fixed, peak = grid.fixed, peak_flops(gpu, grid.precisions[0])
+    fixed, peak = grid.fixed, peak_flops(gpu, grid.precisions[0], grid.recipe)
     speed = fixed.global_batch * fixed.seq_len / step / gpus
     needed = model_flops_per_token(census.model, fixed)
     span, basis = span_of(census.model, grid, gpu)

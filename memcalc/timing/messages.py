@@ -203,7 +203,8 @@ def _units(grid: Grid, blocks: list[BlockWork], layers: Array) -> Array:
 def _volumes(census: ModelOnGrid) -> tuple[Array, Array]:
     """Bytes that a rank sends in one gather of all its weights, and in one reduction of all gradients."""
     grid = census.grid
-    width = grid.width("compute") * (0.5 if grid.fixed.float8_all_gather else 1.0)
+    share = 0.5 if grid.recipe is None else grid.recipe.gathered
+    width = grid.width("compute") * (share if grid.fixed.float8_all_gather else 1.0)
     if grid.fixed.quantize.startswith(("nf4", "gptq-int4")):
         width = np.full(width.shape, 0.5)
     elif grid.fixed.quantize in {"int8", "gptq-int8"}:

@@ -14,6 +14,7 @@ from memcalc.terms.settings import COMPILED_BLOCKS
 
 if TYPE_CHECKING:
     from memcalc.formulas.types import Array
+    from memcalc.frameworks.float8 import Recipe
     from memcalc.grid import Grid
     from memcalc.specs.hardware import GPU, Node
     from memcalc.specs.step_time import StepTimeTable
@@ -161,7 +162,9 @@ def rates_by(table: Constants, gpu: GPU, grid: Grid) -> Rates:
 def factors_of(grid: Grid) -> dict[str, Any]:
     """What the stack makes of some constants."""
     graphs = GRAPHS[grid.fixed.cuda_graphs]
-    return {"window": overlaps(grid), "launch": graphs, "wait": graphs}
+    # TransformerEngine's quantised operands are tensors of a block, so that their writes are counted with all others
+    casts = 1.0 if grid.recipe is None else 0.0
+    return {"window": overlaps(grid), "launch": graphs, "wait": graphs, "casts": casts}
 
 
 def overlaps(grid: Grid) -> Array:
@@ -202,7 +205,7 @@ def scopes_of(gpu: GPU, grid: Grid) -> dict[str, tuple[str, ...]]:
         "exchange_inside": (f"{dispatcher}, {arch}", dispatcher),
         "exchange_between": (dispatcher,),
         "exchange_call": (dispatcher,),
-        "float8": (_float8_kind(grid, engine),),
+        "float8": _float8_kind(grid),
     }
 
 
@@ -211,10 +214,10 @@ def attention_share(seq_len: float | Array, half: float | Array) -> Any:
     return seq_len / (seq_len + half)
 
 
-def _float8_kind(grid: Grid, engine: str) -> str:
-    if engine == "TransformerEngine":
-        return engine
-    return "tensorwise" if grid.fixed.float8 == "tensorwise" else "rowwise"
+def _float8_kind(grid: Grid) -> tuple[str, ...]:
+    if grid.recipe is not None:
+        return grid.recipe.scope, "TransformerEngine"
+    return ("tensorwise" if grid.fixed.float8 == "tensorwise" else "rowwise",)
 
 
 def kernels_of(grid: Grid) -> str:
@@ -226,7 +229,7 @@ def kernels_of(grid: Grid) -> str:
 
 def hardware_of(gpu: GPU, node: Node, grid: Grid) -> Hardware:
     """The data sheet's figures for a grid's precisions."""
-    peaks = column([peak_flops(gpu, name) for name in grid.precisions], "precision", dtype=float)
+    peaks = column([peak_flops(gpu, name, grid.recipe) for name in grid.precisions], "precision", dtype=float)
     half = gpu.peak_flops.get("bf16") or gpu.peak_flops.get("fp16")
     link, network = links(gpu, node)
     return Hardware(
@@ -239,10 +242,15 @@ def hardware_of(gpu: GPU, node: Node, grid: Grid) -> Hardware:
     )
 
 
-def peak_flops(gpu: GPU, precision: str) -> float:
-    """Dense peak of the dtype in which a precision multiplies [FLOP/s]; an error where the preset has none."""
+def peak_flops(gpu: GPU, precision: str, recipe: Recipe | None = None) -> float:
+    """Dense peak of the dtype in which a precision multiplies [FLOP/s]; an error where the preset has none.
+
+    Of a GPU whose 4-bit peak is not known the 8-bit one counts.
+    """
     peaks: dict[str, float] = {str(dtype): peak for dtype, peak in gpu.peak_flops.items()}
     dtype = precision.split("-", maxsplit=1)[0]
+    if recipe is not None and dtype == "fp8" and recipe.dtype in peaks:
+        dtype = recipe.dtype
     if dtype not in peaks:
         raise MissingError(
             f"no {dtype} peak of {gpu.name} is known, which the time of {precision} needs: give a preset."

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from memcalc.trace import ops
 from memcalc.trace.checkpoint import discarding
+from memcalc.trace.narrow import Narrow, input_again, kept_input, operands
 from memcalc.trace.parallel_linear import column_parallel, row_parallel
 from memcalc.trace.tape import Grads, Leaf, Shard, Size, Tape, Tensor
 
@@ -86,32 +87,39 @@ def moved(tape: Tape, x: Tensor, name: str, shard: Shard, before: Shard) -> Tens
 def grouped(tape: Tape, x: Tensor, probs: Tensor, spec: MixtureOfExperts, setting: BlockConfig, hidden: int) -> Tensor:
     """Two grouped products around an activation that is weighted by the tokens' probabilities."""
     wide = (2 if spec.gated else 1) * spec.ffn
-    up = grouped_linear(tape, x, "experts' up projection", Size(wide, x.size.width, "routed", "routed ffn", "f_e"))
+    narrow = setting.narrow
+    size = Size(wide, x.size.width, "routed", "routed ffn", "f_e")
+    up = grouped_linear(tape, x, "experts' up projection", size, narrow)
     again = "moe_act" in setting.checkpointed
     inner = weighted_activation(tape, up, probs, spec.ffn)
     del up
-    out = grouped_linear(
-        tape, inner, "experts' down projection", Size(hidden, x.size.width, "routed", "rows if sorted", "h")
-    )
+    size = Size(hidden, x.size.width, "routed", "rows if sorted", "h")
+    out = grouped_linear(tape, inner, "experts' down projection", size, narrow, original=again)
     if again:
         return discarding(tape, inner, out)
     return out
 
 
-def grouped_linear(tape: Tape, x: Tensor, name: str, size: Size) -> Tensor:
-    """``GroupedLinear``: keeps its input; backward copies the gradient to be contiguous."""
+def grouped_linear(
+    tape: Tape, x: Tensor, name: str, size: Size, narrow: Narrow | None, *, original: bool = False
+) -> Tensor:
+    """``GroupedLinear``: keeps its input, as it is with ``original``; backward makes the gradient contiguous."""
     given, weight = x.size, Size(x.size.elements * size.elements, 1, "once", "experts")
     full = size._replace(shard="rows" if size.shard == "rows if sorted" else size.shard)
+    saved, other = kept_input(tape, x, name, narrow, original=original)
 
     def rule(_: Grads) -> Grads:
-        copied = tape.new(f"gradient of {name} output, contiguous", full)
+        copied = [tape.new(f"gradient of {name} output, contiguous", full)]
+        copied += operands(tape, full, name, narrow)
+        copied += input_again(tape, given, name, narrow, original=original)
         inner = tape.new(f"gradient of {name} input", given)
         grad = tape.new(f"gradient of {name} weight", weight, "gradient")
-        del copied
+        copied.clear()
         return [inner, grad]
 
-    leaf = Leaf(f"{name} weight", keep=True)
-    return tape.record(tape.new(f"{name} output", size), [x, leaf], rule, [x.storage])
+    leaf, out = Leaf(f"{name} weight", keep=True), tape.new(f"{name} output", size)
+    other.clear()
+    return tape.record(out, [x, leaf], rule, [saved.storage])
 
 
 def weighted_activation(tape: Tape, x: Tensor, probs: Tensor, ffn: int) -> Tensor:
@@ -139,7 +147,8 @@ def shared_experts(tape: Tape, x: Tensor, spec: MixtureOfExperts, setting: Block
     if not spec.shared_ffn:
         return None
     wide = (2 if spec.gated else 1) * spec.shared_ffn
-    up = column_parallel(tape, x, setting, "shared experts' up projection", wide, "f_s")
+    original = "layernorm" in setting.checkpointed
+    up = column_parallel(tape, x, setting, "shared experts' up projection", wide, "f_s", original=original)
     size = up.size
     inner = tape.new("shared experts' activation", size._replace(elements=spec.shared_ffn, label="f_s"))
     saved = [up.storage]

@@ -12,6 +12,7 @@ from memcalc.trace.tape import Grads, Leaf, Shard, Size, Tape, Tensor
 
 if TYPE_CHECKING:
     from memcalc.specs.block import Norm
+    from memcalc.trace.narrow import Narrow
 
 
 @dataclass(frozen=True)
@@ -78,6 +79,8 @@ class BlockConfig:
     follows (Transformers ``enable_input_require_grads``, for adapters under reentrant checkpoints)."""
     expert_loop: bool = False
     """Routed experts run one after another."""
+    narrow: Narrow | None = None
+    """How TransformerEngine quantises the operands of linear layers; None where products are in 16 or 32 bits."""
     in_place: bool = False
     """Fused norms and rotary embeddings write over their input's memory, in forward or backward (Liger, unsloth)."""
 

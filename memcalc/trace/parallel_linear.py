@@ -4,7 +4,8 @@ Under sequence parallelism a column-parallel layer keeps its sharded input and g
 and again in backward; a row-parallel layer's whole output is reduced and scattered. Both whole tensors are short-lived.
 
 Sources: TransformerEngine c188b533 ``pytorch/module/layernorm_linear.py`` and ``linear.py``; Megatron-LM 23e00ed
-``core/tensor_parallel/layers.py``.
+``core/tensor_parallel/layers.py``. Where products are 8-bit or 4-bit, operands are quantised
+(:mod:`memcalc.trace.narrow`).
 
 Sequence parallelism as DTensor runs it: gathers before a branch, reduce-scatters after it.
 
@@ -15,14 +16,16 @@ keep that.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from memcalc.trace.layers import BlockConfig
+from memcalc.trace.narrow import gathered_input, input_again, kept_input, operands
 from memcalc.trace.tape import Grads, Leaf, Shard, Size, Tape, Tensor
 
 if TYPE_CHECKING:
     from memcalc.specs.block import Norm
-    from memcalc.trace.layers import BlockConfig
+    from memcalc.trace.narrow import Narrow
 
 
 def normalised_linear(
@@ -32,12 +35,14 @@ def normalised_linear(
     size = x.size
     numbers = 2 if spec.kind == "layernorm" else 1
     stats = tape.new(f"{name} norm statistics", size._replace(elements=numbers, width=4, label=str(numbers)))
-    normalised = tape.new(f"{name} input", size)
-    out = product(tape, size, name, elements, label, shard)
-    weight = weight_of(elements, size, shard)
+    narrow = setting.narrow
+    normalised, other = kept_input(tape, tape.new(f"{name} input", size), name, narrow)
+    out = product(tape, size, name, elements, label, shard, narrow)
+    other.clear()
+    weight, made = weight_of(elements, size, shard), out.size
 
     def rule(_: Grads) -> Grads:
-        inner, grad = backward_of_column(tape, size, weight, name)
+        inner, grad = backward_of_column(tape, size, weight, name, made, narrow)
         before = tape.new(f"gradient before {name}'s norm", size)
         del inner
         return [before, grad]
@@ -56,43 +61,56 @@ def column_parallel(
     shard: Shard = "tp",
     *,
     gathers: bool = True,
+    original: bool = False,
 ) -> Tensor:
-    """A column-parallel linear layer: keeps its (sharded) input."""
-    size = x.size
-    out = product(tape, size, name, elements, label, shard, gathers=gathers)
-    weight = weight_of(elements, size, shard)
+    """A column-parallel linear layer: keeps its (sharded) input, as it is with ``original``."""
+    size, narrow = x.size, setting.narrow
+    saved, other = kept_input(tape, x, name, narrow, original=original)
+    out = product(tape, size, name, elements, label, shard, narrow, gathers=gathers)
+    other.clear()
+    weight, made = weight_of(elements, size, shard), out.size
 
     def rule(_: Grads) -> Grads:
-        return list(backward_of_column(tape, size, weight, name, gathers=gathers))
+        again = input_again(tape, size, name, narrow, original=original)
+        grads: Grads = list(backward_of_column(tape, size, weight, name, made, narrow, gathers=gathers))
+        again.clear()
+        return grads
 
     leaf = Leaf(f"{name} weight", keep=True) if setting.trainable else None
-    return tape.record(out, [x, leaf], rule, [x.storage])
+    return tape.record(out, [x, leaf], rule, [saved.storage])
 
 
 def output_layer(tape: Tape, x: Tensor, setting: BlockConfig, vocab: int) -> Tensor:
     """The logits; the gathered input lies in a buffer that lives all the time (``GlobalMemoryBuffer``)."""
-    return column_parallel(tape, x, setting, "logits", vocab, "V", gathers=False)
+    return column_parallel(tape, x, replace(setting, narrow=None), "logits", vocab, "V", gathers=False)
 
 
-def row_parallel(tape: Tape, x: Tensor, setting: BlockConfig, name: str, hidden: int) -> Tensor:
+def row_parallel(
+    tape: Tape, x: Tensor, setting: BlockConfig, name: str, hidden: int, *, original: bool = False
+) -> Tensor:
     """A row-parallel linear layer: keeps its input; the output's gradient is gathered in backward."""
-    size = x.size
+    size, narrow = x.size, setting.narrow
+    saved, other = kept_input(tape, x, name, narrow, original=original)
     partial_sum = tape.new(
         f"{name} output before its reduction", Size(hidden, size.width, size.unit, "full if sp", "h")
     )
     result = Size(hidden, size.width, size.unit, "sp", "h")
     out, weight = tape.operator("mm", lambda: tape.new(f"{name} output", result)), weight_of(hidden, size, "tp")
     del partial_sum
+    other.clear()
 
     def rule(_: Grads) -> Grads:
-        gathered = tape.new(f"gradient of {name} output, gathered", result._replace(shard="full if sp"))
+        gathered = operands(tape, result._replace(shard="none"), name, narrow)
+        if not gathered:
+            gathered = [tape.new(f"gradient of {name} output, gathered", result._replace(shard="full if sp"))]
+        gathered += input_again(tape, size, name, narrow, original=original)
         inner = tape.new(f"gradient of {name} input", size)
         grad = tape.new(f"gradient of {name} weight", weight, "gradient")
-        del gathered
+        gathered.clear()
         return [inner, grad]
 
     leaf = Leaf(f"{name} weight", keep=True) if setting.trainable else None
-    return tape.record(out, [x, leaf], rule, [x.storage])
+    return tape.record(out, [x, leaf], rule, [saved.storage])
 
 
 def weight_of(elements: int, size: Size, shard: Shard) -> Size:
@@ -101,31 +119,33 @@ def weight_of(elements: int, size: Size, shard: Shard) -> Size:
 
 
 def product(
-    tape: Tape, size: Size, name: str, elements: int, label: str, shard: Shard, *, gathers: bool = True
-) -> Tensor:
+    tape: Tape, size: Size, name: str, elements: int, label: str, shard: Shard, narrow: Narrow | None = None, *,
+    gathers: bool = True,
+) -> Tensor:  # fmt: skip
     """The output of a column-parallel product, with its input gathered as long as it runs."""
-    gathered_input = (
-        [tape.new(f"{name} input, gathered", size._replace(shard="full if sp"))] if gathers and shard == "tp" else []
-    )
+    inputs = gathered_input(tape, size, name, narrow) if gathers and shard == "tp" else []
     out_size = size._replace(elements=elements, label=label, shard=shard)
     out = tape.operator("mm", lambda: tape.new(f"{name} output", out_size))
-    gathered_input.clear()
+    inputs.clear()
     return out
 
 
 def backward_of_column(
-    tape: Tape, size: Size, weight: Size, name: str, *, gathers: bool = True
+    tape: Tape, size: Size, weight: Size, name: str, made: Size, narrow: Narrow | None = None, *, gathers: bool = True
 ) -> tuple[Tensor, Tensor]:
-    """Gradients of input and weight: the whole input gradient is reduced and scattered while the weight's is made."""
+    """Gradients of input and weight: the whole input gradient is reduced and scattered while the weight's is made.
+
+    ``made`` is the extent of the output.
+    """
     shared = weight.shard == "tp"
-    gathered_input = (
-        [tape.new(f"{name} input, gathered", size._replace(shard="full if sp"))] if gathers and shared else []
-    )
+    passing = operands(tape, made, name, narrow)
+    if gathers and shared:
+        passing += gathered_input(tape, size, name, narrow, again=True)
     if shared:
-        gathered_input.append(tape.new(f"gradient of {name} input, whole", size._replace(shard="full if sp")))
+        passing.append(tape.new(f"gradient of {name} input, whole", size._replace(shard="full if sp")))
     inner = tape.new(f"gradient of {name} input", size)
     grad = tape.new(f"gradient of {name} weight", weight, "gradient")
-    gathered_input.clear()
+    passing.clear()
     return inner, grad
 
 

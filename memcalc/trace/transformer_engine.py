@@ -18,6 +18,7 @@ projection they come from is freed.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING
 
 from memcalc.specs.block import MixtureOfExperts
@@ -109,7 +110,13 @@ def grouped_query(tape: Tape, x: Tensor, block: Block, setting: BlockConfig) -> 
         v = ops.copy(tape, v, "values")
     out = attend(tape, q, k, v, spec, setting)
     del q, k, v
-    return row_parallel(tape, out, setting, "attention projection", block.hidden)
+    return attention_projection(tape, out, setting, block.hidden)
+
+
+def attention_projection(tape: Tape, x: Tensor, setting: BlockConfig, hidden: int) -> Tensor:
+    """The output projection, which may keep what attention keeps in place of a quantised copy."""
+    original = setting.narrow is not None and setting.narrow.keeps_original
+    return row_parallel(tape, x, setting, "attention projection", hidden, original=original)
 
 
 def attend(tape: Tape, q: Tensor, k: Tensor, v: Tensor, spec: Attention, setting: BlockConfig) -> Tensor:
@@ -217,16 +224,17 @@ def latent_attention(tape: Tape, x: Tensor, block: Block, setting: BlockConfig, 
     del q, k, v
     if again:
         out = again.discard(out)
-    out = row_parallel(tape, out, setting, "attention projection", block.hidden)
+    out = attention_projection(tape, out, setting, block.hidden)
     return discarding(tape, y, out) if "layernorm" in setting.checkpointed else out
 
 
 def projected_down(tape: Tape, y: Tensor, latent: LatentAttention, setting: BlockConfig) -> list[Tensor]:
     """What queries, keys and values are made from: latent vectors, and the keys' rotary part, shared by all heads."""
     rank, turned = latent.q_lora_rank, latent.qk_rope_head_dim
-    query = y if rank is None else column_parallel(tape, y, setting, "query down projection", rank, "r_q", "sp")
+    project = partial(column_parallel, original="layernorm" in setting.checkpointed)
+    query = y if rank is None else project(tape, y, setting, "query down projection", rank, "r_q", "sp")
     both = latent.kv_lora_rank + turned
-    down = column_parallel(tape, y, setting, "key-value down projection", both, "r_kv + d_r", "sp")
+    down = project(tape, y, setting, "key-value down projection", both, "r_kv + d_r", "sp")
     return [query, *ops.split(tape, down, [latent.kv_lora_rank, turned], ["r_kv", "d_r"], "key-value down projection")]
 
 

@@ -97,6 +97,11 @@ PRIORS = (
     Prior("float8", "tensorwise", 0.8, 0.2, "-"),
     Prior("float8", "rowwise", 0.6, 0.2, "-"),
     Prior("float8", "TransformerEngine", 0.8, 0.2, "-"),
+    Prior("float8", "TransformerEngine delayed", 0.8, 0.2, "-"),
+    Prior("float8", "TransformerEngine tensorwise", 0.8, 0.2, "-"),
+    Prior("float8", "blockwise", 0.7, 0.2, "-"),
+    Prior("float8", "mxfp8", 0.75, 0.2, "-"),
+    Prior("float8", "nvfp4", 0.55, 0.3, "-"),
 )
 MOE = "Megatron-Core MoE report, arXiv:2603.07685, table 7; DeepEP README"
 GIVEN = (

@@ -107,11 +107,13 @@ def share_of_card(job: Job) -> float:
 
 
 SKIPPED = {
-    "precision": "8-bit and 4-bit recipes of Megatron-LM",
+    "strategy.float8": "an 8-bit or 4-bit recipe that the GPU does not have",
     "dp-replicate": "ZeRO-1 over a part of the ranks, with gradients in 16 bits",
     "zero": "FSDP of Megatron-LM",
     "model": "a model whose shape its source does not give",
     "pp": "pipeline stages without a block",
+    "vpp": "stages that have blocks by a list of their own",
+    "lora": "adapters beside tensor parallelism",
 }
 """What a row of a sweep asks for that cannot be said, by the field that is refused."""
 

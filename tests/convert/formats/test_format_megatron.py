@@ -69,7 +69,8 @@ EXPECTED: dict[str, dict[str, Any]] = {
         "zero": 0, "strategy.wgrad_fusion": True, "attention_library": "te",
     },
     "llama3_8b_fp8.sh": {
-        **ONE, "precision": "bf16-mixed", "zero": 1, "loss": "fused-kernel", "attention": "cudnn",
+        **ONE, "precision": "fp8-mixed", "strategy.float8": "delayed", "strategy.float8_all_gather": True,
+        "strategy.reduce_dtype": "bf16", "zero": 1, "loss": "fused-kernel", "attention": "cudnn",
         "workload.attention_mask": False, "micro_batch": 1, "global_batch": 128, "seq_len": 8192,
     },
     "mixtral_8x7b.sh": {**ONE, "pp": 4, "ep": 8, "zero": 1, "precision": "bf16-mixed", "seq_len": 4096},
@@ -183,7 +184,7 @@ def test_nothing_of_its_own_files_is_unknown(name: str) -> None:
 
 
 @pytest.mark.parametrize(("name", "fields"), [
-    ("llama3_8b_fp8.sh", {"fp8_format", "fp8_param_gather", "grad_reduce_in_bf16"}),
+    ("llama3_8b_fp8.sh", set()),
     ("gpt_config.yaml", {"transformer_impl"}),
     ("mixtral_8x7b.sh", set()),
     ("ci_tp2_cp2.sh", set()),
@@ -270,6 +271,19 @@ def test_a_published_run_as_flags_is_predicted_as_the_run(run: str, file: tuple[
         ),
         ("--step-batch-size-schedule '0:16 2.4B:320'", {"global_batch": 320}),
         ("--eval-interval 100", {"evaluates": True}),
+        # transformer_config.py: delayed scaling where no recipe is named
+        ("--bf16 --fp8-format hybrid", {"precision": "fp8-mixed", "strategy.float8": "delayed"}),
+        (
+            "--bf16 --fp8-format e4m3 --fp8-recipe mxfp8 --fp8-param-gather",
+            {"precision": "fp8-mixed", "strategy.float8": "mxfp8", "strategy.float8_all_gather": True},
+        ),
+        (
+            "--bf16 --fp4-format e2m1 --fp8-param-gather",
+            {"precision": "fp8-mixed", "strategy.float8": "nvfp4", "strategy.float8_all_gather": None},
+        ),
+        ("--fp16 --fp8-format hybrid", {"precision": "fp16-mixed", "strategy.float8": None}),
+        ("--bf16 --grad-reduce-in-bf16", {"strategy.reduce_dtype": "bf16"}),
+        ("--fp16 --grad-reduce-in-bf16", {"strategy.reduce_dtype": None}),
         ("--eval-interval 100 --eval-iters 0", {"evaluates": False}),
     ],
 )
@@ -302,6 +316,8 @@ def test_sizes(flags: str, sizes: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize(("flags", "says"), [
     ("--bf16 --fp16", "bf16 is on too"),
+    ("--bf16 --fp8-format hybrid --fp4-format e2m1", "Megatron-LM takes one"),
+    ("--bf16 --fp8-format hybrid --fp8-recipe tensor", "must be one of delayed, tensorwise"),
     ("--micro-batch-size many", "micro_batch_size 'many' cannot be used: must be a whole number from 1"),
     ("--optimizer adamw", "must be one of adam, sgd"),
     ("--attention-backend flesh", "did you mean 'flash'"),
@@ -325,6 +341,8 @@ def test_an_unknown_flag_is_a_warning_with_the_nearest_one() -> None:
     "--use-torch-fsdp2",
     "--cpu-offloading-num-layers 2",
     "--tp-comm-overlap",
+    "--fp8-format hybrid",
+    "--first-last-layers-bf16",
     "--exp-avg-dtype bf16",
     "--num-experts 4",
     "--cp-comm-type p2p a2a --context-parallel-size 2",
@@ -486,8 +504,20 @@ WORDS = st.fixed_dictionaries({
     "micro_batch": st.sampled_from((1, 2)),
     "cuda_graphs": st.sampled_from(("none", "partial", "full")),
     "tp_comm_overlap": st.booleans(),
+    "eight": st.sampled_from((
+        {}, {"strategy.reduce_dtype": "bf16"}, {"strategy.float8": "delayed"},
+        {"strategy.float8": "tensorwise", "strategy.float8_all_gather": True}, {"strategy.float8": "blockwise"},
+        {"strategy.float8": "mxfp8", "strategy.float8_all_gather": True}, {"strategy.float8": "mxfp8"},
+        {"strategy.float8": "nvfp4", "strategy.reduce_dtype": "bf16"},
+        {"strategy.float8": "nvfp4", "strategy.float8_all_gather": True},
+    )),
     "split": st.sampled_from(({}, {"strategy.wgrad_fusion": False}, {"strategy.first_stage_layers": 4})),
 })  # fmt: skip
+
+
+def gpu_of(fields: dict[str, Any]) -> str:
+    """A GPU that has the recipe of 8-bit products."""
+    return "b200" if fields.get("strategy.float8") in ("mxfp8", "nvfp4") else "h100"
 
 
 def job_words(drawn: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -503,6 +533,12 @@ def job_words(drawn: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     words["zero"] = 1 if words["offload"] == "optimizer" else words["zero"]  # it needs the distributed optimizer
     words["attention"] = "eager" if words["precision"] == "fp32" else words["attention"]
     fields: dict[str, Any] = dict(drawn["split"])
+    if "strategy.float8" in drawn["eight"]:
+        words["precision"] = "fp8-mixed"
+    if words["precision"] in ("bf16-mixed", "fp8-mixed"):
+        fields |= drawn["eight"]
+    if "strategy.float8_all_gather" in fields:
+        words["zero"] = 1
     if cp > 1:
         words["cp_kind"] = drawn["cp_kind"]
     if pp == 1 or drawn["vpp"] > 1:
@@ -515,15 +551,15 @@ def job_words(drawn: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     return words, fields
 
 
-@settings(max_examples=25, deadline=None, derandomize=True)
+@settings(max_examples=40, deadline=None, derandomize=True)
 @given(drawn=WORDS)
 def test_what_is_written_reads_as_the_same_job(drawn: dict[str, Any]) -> None:
     words, fields = job_words(drawn)
     before = memcalc.estimate(
-        model="llama-2-7b", gpu="h100", framework="megatron", seq_len=2048, settings=fields, **words
+        model="llama-2-7b", gpu=gpu_of(fields), framework="megatron", seq_len=2048, settings=fields, **words
     )
     text = render_config(FORMAT, ConfigJob.of(before, load_model(before.model.name)))
-    after = estimate_of(read_flags(f"pretrain_gpt.py {text.partition(chr(10))[2]}"), gpu="h100", gpus=16)
+    after = estimate_of(read_flags(f"pretrain_gpt.py {text.partition(chr(10))[2]}"), gpu=gpu_of(fields), gpus=16)
     assert after.strategy == before.strategy
     assert after.workload == before.workload
     assert after.model == before.model
@@ -634,7 +670,7 @@ def test_all_its_flags_are_known() -> None:
 def test_its_parser_takes_what_is_written(drawn: dict[str, Any]) -> None:
     words, fields = job_words(drawn)
     estimate = memcalc.estimate(
-        model="llama-2-7b", gpu="h100", framework="megatron", seq_len=2048, settings=fields, **words
+        model="llama-2-7b", gpu=gpu_of(fields), framework="megatron", seq_len=2048, settings=fields, **words
     )
     text = (
         render_config(FORMAT, ConfigJob.of(estimate, load_model(estimate.model.name)))
