@@ -13,8 +13,8 @@ from memcalc.convert.config import Config, ConfigReader
 from memcalc.convert.document import Document
 from memcalc.convert.formats.base import Format
 from memcalc.convert.formats.megatron_flags import KEYS, Flags, key_in, set_model
-from memcalc.convert.formats.megatron_time import set_time, time_flags
 from memcalc.convert.formats.megatron_float8 import float8_flags, set_float8
+from memcalc.convert.formats.megatron_time import set_time, time_flags
 from memcalc.convert.job import ConfigJob
 from memcalc.specs.block import MixtureOfExperts
 from memcalc.specs.model import BlockGroup, Model
