@@ -38,6 +38,15 @@ class Recipe(NamedTuple):
     """Bytes of a gathered weight that is quantised itself, over those of 16 bits. MXFP8's travel in 16 bits, through
     the gradient buffer (``reuse_grad_buf_for_mxfp8_param_ag``)."""
 
+    @property
+    def operand_share(self) -> float:
+        """Bytes that a product reads and writes over those of 16 bits: two operands are narrow, the result is not.
+
+        >>> RECIPES["delayed"].operand_share
+        0.6666666666666666
+        """
+        return float(2 * self.direction + 2) / 6
+
     def stored(self, *, transposes: bool) -> int:
         """Copies of an operand that is read along both directions: the second one is transposed.
 

@@ -151,7 +151,7 @@ def rates_by(table: Constants, gpu: GPU, grid: Grid) -> Rates:
     """The same by given constants."""
     scopes = scopes_of(gpu, grid)
     value: dict[str, Any] = {name: table.value(name, *of) for name, of in scopes.items()}
-    value |= {name: value[name] * factor for name, factor in factors_of(grid).items()} | without(grid)
+    value |= {name: value[name] * factor for name, factor in factors_of(grid).items()} | given_by(grid)
     float8 = value.pop("float8")
     value["attention"] *= attention_share(grid.fixed.seq_len, value.pop("attention_half"))
     narrow = column([name.startswith("fp8") for name in grid.precisions], "precision")
@@ -162,9 +162,7 @@ def rates_by(table: Constants, gpu: GPU, grid: Grid) -> Rates:
 def factors_of(grid: Grid) -> dict[str, Any]:
     """What the stack makes of some constants."""
     graphs = GRAPHS[grid.fixed.cuda_graphs]
-    # TransformerEngine's quantised operands are tensors of a block, so that their writes are counted with all others
-    casts = 1.0 if grid.recipe is None else 0.0
-    return {"window": overlaps(grid), "launch": graphs, "wait": graphs, "casts": casts}
+    return {"window": overlaps(grid), "launch": graphs, "wait": graphs}
 
 
 def overlaps(grid: Grid) -> Array:
@@ -176,10 +174,18 @@ def overlaps(grid: Grid) -> Array:
     return able * (zero >= engine.overlap_from)
 
 
-def without(grid: Grid) -> dict[str, float]:
-    """Shares that are whole because the stack does not overlap the messages in question."""
+GIVEN = ("exposed_tensor", "exposed_exchange", "casts")
+"""Constants that some stacks give themselves."""
+
+
+def given_by(grid: Grid) -> dict[str, float]:
+    """Constants that the stack gives: all of a message is exposed where nothing overlaps it.
+
+    TransformerEngine's quantised operands are tensors of a block, and written with all others; its products read them.
+    """
     overlapped = {"exposed_tensor": grid.fixed.tp_comm_overlap, "exposed_exchange": grid.fixed.ep_overlap}
-    return {name: 1.0 for name, hides in overlapped.items() if not hides}
+    given = {name: 1.0 for name, hides in overlapped.items() if not hides}
+    return given if grid.recipe is None else given | {"casts": grid.recipe.operand_share - 1}
 
 
 def scopes_of(gpu: GPU, grid: Grid) -> dict[str, tuple[str, ...]]:
@@ -216,7 +222,7 @@ def attention_share(seq_len: float | Array, half: float | Array) -> Any:
 
 def _float8_kind(grid: Grid) -> tuple[str, ...]:
     if grid.recipe is not None:
-        return grid.recipe.scope, "TransformerEngine"
+        return (grid.recipe.scope,)
     return ("tensorwise" if grid.fixed.float8 == "tensorwise" else "rowwise",)
 
 

@@ -22,7 +22,8 @@ from memcalc.formulas.types import Array
 from memcalc.probe.calibrate.times import Stack, along
 from memcalc.runs import read_runs
 from memcalc.timing.forecast import base_of
-from memcalc.timing.rates import Rates, attention_share, factors_of, scopes_of, without
+from memcalc.timing.rates import GIVEN as BY_STACK
+from memcalc.timing.rates import Rates, attention_share, factors_of, given_by, scopes_of
 from memcalc.timing.times import Times, seconds
 
 FILE = Path(__file__).resolve().parents[2] / "presets" / "step_time.toml"
@@ -49,6 +50,7 @@ class Prior:
 
 
 MAMF = "fitted; prior: best matmul measured on the card, stas00/ml-engineering compute/accelerator/README.md"
+CUDNN = "fitted; prior: cuDNN beside FlashAttention-3, arXiv:2407.08608, figures 5 and 6, head size 128"
 FLASH2 = "fitted; prior: FlashAttention-2, arXiv:2307.08691, figure 6 and README"
 DEQUANTISED = (
     "fitted; prior: between a profile of Llama 3 8B on an L40S (kDequantizeBlockwise, 59.8 ms a micro-batch for 3 x "
@@ -61,10 +63,11 @@ PRIORS = (
     Prior("matmul", "h100-96g", 0.72, 0.1, "-"),
     Prior("matmul", "Volta", 0.75, 0.1, "-"),
     Prior("matmul", "Blackwell", 0.775, 0.1, "-", MAMF),
+    Prior("matmul", "Blackwell, TransformerEngine", 0.775, 0.1, "-", MAMF),
     Prior("matmul", "CDNA3", 0.60, 0.1, "-", MAMF),
     Prior("attention", "Ampere", 0.58, 0.15, "-", FLASH2),
     Prior("attention", "Hopper", 0.34, 0.15, "-", FLASH2),
-    Prior("attention", "Hopper, cuDNN", 0.45, 0.15, "-"),
+    Prior("attention", "Hopper, cuDNN", 0.52, 0.1, "-", CUDNN),
     Prior("attention", "h100-96g", 0.34, 0.15, "-"),
     Prior("attention", "Blackwell", 0.40, 0.3, "-"),
     Prior("attention", "Blackwell, cuDNN", 0.50, 0.15, "-"),
@@ -96,9 +99,8 @@ PRIORS = (
     Prior("casts", "any", 0.45, 0.4, "-"),
     Prior("float8", "tensorwise", 0.8, 0.2, "-"),
     Prior("float8", "rowwise", 0.6, 0.2, "-"),
-    Prior("float8", "TransformerEngine", 0.8, 0.2, "-"),
-    Prior("float8", "TransformerEngine delayed", 0.8, 0.2, "-"),
-    Prior("float8", "TransformerEngine tensorwise", 0.8, 0.2, "-"),
+    Prior("float8", "TransformerEngine delayed", 0.95, 0.1, "-"),
+    Prior("float8", "TransformerEngine tensorwise", 0.95, 0.1, "-"),
     Prior("float8", "blockwise", 0.7, 0.2, "-"),
     Prior("float8", "mxfp8", 0.75, 0.2, "-"),
     Prior("float8", "nvfp4", 0.55, 0.3, "-"),
@@ -156,8 +158,7 @@ class Fit:
             name: along(np.asarray(factors_of(job.grid)[name]).item() for job in jobs)
             for name in factors_of(jobs[0].grid)
         }
-        shares = ("exposed_tensor", "exposed_exchange")
-        self.without = {name: along(without(job.grid).get(name, np.nan) for job in jobs) for name in shares}
+        self.by_stack = {name: along(given_by(job.grid).get(name, np.nan) for job in jobs) for name in BY_STACK}
         self.narrow = along(job.grid.precisions[0].startswith("fp8") for job in jobs) == 1
         self.blocking = along(job.blocking for job in jobs)
 
@@ -167,7 +168,7 @@ class Fit:
         values = np.array([*fitted, *(prior.value for prior in GIVEN)])
         found = {name: along(values[places]) for name, places in self.places.items()}
         found |= {name: found[name] * factor for name, factor in self.factors.items()}
-        found |= {name: np.where(np.isnan(whole), found[name], whole) for name, whole in self.without.items()}
+        found |= {name: np.where(np.isnan(whole), found[name], whole) for name, whole in self.by_stack.items()}
         found["attention"] = (
             found["attention"] * self.flash * attention_share(self.lengths, found.pop("attention_half"))
         )
