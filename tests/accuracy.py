@@ -120,6 +120,13 @@ def throughput() -> Iterator[Block]:
         for row in table.error
     ]
     yield Table("By source", _aligned(names), tuple(rows))
+    sweeps = tuple(
+        (row.name, str(row.sweeps), str(row.layouts), f"{100 * row.right / max(row.pairs, 1):.1f}% of {row.pairs}",
+         f"{100 * row.regret:.1f}%", f"{row.first} of {row.sweeps}")
+        for row in table.sweeps
+    )  # fmt: skip
+    heads = ("source", "sweeps", "layouts", "pairs in order", "speed lost by the first", "best among the first three")
+    yield Table("Published sweeps over layouts, by constants fitted without their source", _aligned(heads), sweeps)
     left = tuple((row.reason, str(row.runs)) for row in table.left_out)
     yield Table("Not fitted on, by rules that look at no prediction", _aligned(("reason", "runs")), left)
     kinds = tuple(

@@ -77,6 +77,25 @@ class Order(Frozen):
     """The same by constants that were fitted without the source."""
 
 
+class Sweeps(Frozen):
+    """How the layouts of a source's sweeps are put in order, by constants that were fitted without the source."""
+
+    name: str
+    """The source."""
+    sweeps: int
+    """Of one model on one number of GPUs with one kernel of attention, each of at least three layouts."""
+    layouts: int
+    """Of all of them."""
+    pairs: int
+    """Pairs of layouts of a sweep that are more than 3% apart."""
+    right: int
+    """Of these, how many are in the measured order."""
+    regret: float
+    """Speed that is lost by taking the layout that is said to be fastest, mean over sweeps [-]."""
+    first: int
+    """Sweeps whose fastest layout is among the three that are said to be fastest."""
+
+
 class LeftOut(Frozen):
     """Runs that were not fitted on."""
 
@@ -97,6 +116,8 @@ class StepTimeTable(Frozen):
     """Errors by source."""
     order: tuple[Order, ...] = ()
     """Right orders by source."""
+    sweeps: tuple[Sweeps, ...] = ()
+    """Order within published sweeps over layouts, by source."""
     left_out: tuple[LeftOut, ...] = ()
     """Runs that were not fitted on."""
     gpus: dict[str, int]
@@ -114,6 +135,7 @@ class StepTimeTable(Frozen):
         known = {row.of: row.value for row in self.constant if row.name == name}
         return next(known[one] for one in of if one in known)
 
-    def span_of(self, name: str) -> Span:
-        """The range of one kind of job."""
-        return next(row for row in self.span if row.name == name)
+    def span_of(self, name: str, stack: str = "") -> Span:
+        """The range of one kind of job; that of its kernels where there are runs enough of them."""
+        known = {row.name: row for row in self.span}
+        return known.get(f"{name}, {stack}") or known[name]

@@ -11,7 +11,7 @@ from memcalc.formulas import flops as fl
 from memcalc.terms.adapters import active_adapters
 from memcalc.terms.matrices import outside_matrices
 from memcalc.terms.parameters import model_count
-from memcalc.timing.rates import peak_flops, table_for
+from memcalc.timing.rates import STACKS, kernels_of, peak_flops, table_for
 from memcalc.timing.work import work_of
 
 if TYPE_CHECKING:
@@ -126,7 +126,8 @@ def span_of(model: Model, grid: Grid, gpu: GPU) -> tuple[Span, str]:
         ("fp8", grid.precisions[0].startswith("fp8")),
         ("model parallel", layout.tp * layout.pp * layout.cp > 1),
     ]
-    named = [table.span_of(name) for name, applies in kinds if applies] or [table.span_of("data parallel")]
+    names = [name for name, applies in kinds if applies] or ["data parallel"]
+    named = [table.span_of(name, STACKS[kernels_of(grid)]) for name in names]
     doubts = [span.name for span in named if not span.basis.startswith("validated")]
     if grid.fixed.adapters is not None:
         base = base_of(gpu, grid.fixed)

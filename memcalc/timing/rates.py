@@ -233,6 +233,15 @@ def kernels_of(grid: Grid) -> str:
     return "fused" if grid.fixed.kernels == "te" and not grid.habits.engine else grid.fixed.kernels
 
 
+STACKS = {
+    "model": "operators one by one",
+    "fused": "fused kernels",
+    "compiled": "compiled blocks",
+    "te": "TransformerEngine",
+}
+"""What kinds of kernels are called where ranges of times are told."""
+
+
 def hardware_of(gpu: GPU, node: Node, grid: Grid) -> Hardware:
     """The data sheet's figures for a grid's precisions."""
     peaks = column([peak_flops(gpu, name, grid.recipe) for name in grid.precisions], "precision", dtype=float)

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
+from fits.orders import FIRST, LEAST, Order
 from fits.throughput import Job, comparable, jobs, layout_only, layout_runs
 from memcalc import catalog
 from memcalc.formulas.types import Array
@@ -23,7 +24,7 @@ from memcalc.probe.calibrate.times import Stack, along
 from memcalc.runs import read_runs
 from memcalc.timing.forecast import base_of
 from memcalc.timing.rates import GIVEN as BY_STACK
-from memcalc.timing.rates import Rates, attention_share, factors_of, given_by, scopes_of
+from memcalc.timing.rates import STACKS, Rates, attention_share, factors_of, given_by, kernels_of, scopes_of
 from memcalc.timing.times import Times, seconds
 
 FILE = Path(__file__).resolve().parents[2] / "presets" / "step_time.toml"
@@ -32,6 +33,8 @@ ROUNDING = 0.03
 COVERAGE = 0.9
 OFFLOAD = (-0.5, 1.0)
 """Range of a time that no run validates: from half to twice."""
+STACK_RUNS, STACK_SOURCES = 30, 3
+"""Runs and sources from which on a kind of kernels has a range of its own."""
 TYPICAL = 0.08
 """What the priors are weighed against."""
 
@@ -349,11 +352,19 @@ def _constant(prior: Prior, value: float, low: float, high: float) -> str:
 def spans(found: Fitted) -> Iterator[str]:
     """The ranges as TOML."""
     kinds = np.array([kind_of(job) for job in found.fit.jobs])
+    stacks = np.array([STACKS[kernels_of(job.grid)] for job in found.fit.jobs])
     for name in ("data parallel", "model parallel", "fp8"):
         own = kinds == name
         sources = len(set(found.fit.sources[own]))
         basis = f"validated on {own.sum()} {name} runs of {sources} sources"
         yield _span(name, range_of(found.crossed[own]), COVERAGE, int(own.sum()), sources, basis)
+        for stack in sorted(set(stacks[own])):
+            near = own & (stacks == stack)
+            sources = len(set(found.fit.sources[near]))
+            if near.sum() >= STACK_RUNS and sources >= STACK_SOURCES:
+                basis = f"validated on {near.sum()} {name} runs of {sources} sources with {stack}"
+                runs = int(near.sum())
+                yield _span(f"{name}, {stack}", range_of(found.crossed[near]), COVERAGE, runs, sources, basis)
     frozen = np.array([job.grid.fixed.adapters is not None for job in found.fit.jobs])
     sources = len(set(found.fit.sources[frozen]))
     basis = f"validated on {frozen.sum()} runs with adapters of {sources} source{'s' * (sources > 1)}"
@@ -391,6 +402,31 @@ def orders(found: Fitted) -> Iterator[str]:
         yield table("order", name=name, pairs=own[1], right=own[0], crossed_right=other[0])
 
 
+def sweeps(found: Fitted) -> Iterator[str]:
+    """How the layouts of each published sweep are put in order by constants fitted without its source, as TOML."""
+    rows: dict[tuple[str, str, str], list[int]] = {}
+    for index, job in enumerate(found.fit.jobs):
+        if job.run.sweep:
+            rows.setdefault((job.source, job.run.sweep, job.run.software), []).append(index)
+    measured = found.fit.measured
+    predicted = measured * np.exp(found.crossed)
+    by_source: dict[str, list[Order]] = {}
+    for (source, *_), own in rows.items():
+        if len(own) >= LEAST:
+            by_source.setdefault(source, []).append(Order.of(measured[own], predicted[own]))
+    for name, orders_of in by_source.items():
+        yield table(
+            "sweeps",
+            name=name,
+            sweeps=len(orders_of),
+            layouts=sum(order.layouts for order in orders_of),
+            pairs=sum(order.pairs for order in orders_of),
+            right=sum(order.right for order in orders_of),
+            regret=round(float(np.mean([order.regret for order in orders_of])), 4),
+            first=sum(order.place <= FIRST for order in orders_of),
+        )
+
+
 def table(kind: str, **values: float | str) -> str:
     """One table of an array as TOML."""
     lines = [f'{key} = "{value}"' if isinstance(value, str) else f"{key} = {value}" for key, value in values.items()]
@@ -403,7 +439,7 @@ def text(found: Fitted) -> str:
     left = [table("left_out", runs=count, reason=reason) for reason, count in sorted(found.left.items())]
     gpus = [f"{name} = {counts[name]}" for name in sorted(counts)]
     head = "# Written by `python -m fits.step_time` in tests from presets/runs; do not edit.\n"
-    parts = [head, *constants(found), *spans(found), *errors(found), *orders(found), *left]
+    parts = [head, *constants(found), *spans(found), *errors(found), *orders(found), *sweeps(found), *left]
     bases = Counter(base_of(job.gpu, job.grid.fixed) for job in found.fit.jobs if job.grid.fixed.adapters)
     frozen = [f'"{name}" = {bases[name]}' for name in sorted(bases)]
     return "\n".join([*parts, "[gpus]", *gpus, "", "[adapters]", *frozen]) + "\n"
