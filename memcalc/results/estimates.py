@@ -285,7 +285,7 @@ class StepTime(Frozen):
     """Share of the GPU's peak that the model's own operations reach, [1]."""
     compute: float
     """Forward and backward [s]."""
-    host: float = 0.0
+    host: float
     """What the device waits for launches, and what a step takes beside its micro-batches and its update [s]."""
     recompute: float
     """Forward passes that backward runs again [s]."""

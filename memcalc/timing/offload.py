@@ -43,9 +43,9 @@ def offload_part(census: ModelOnGrid, gpu: GPU, node: Node, compute: Array) -> A
     streamed = (weights + beside * activations) / 2  # as much in forward as in backward
     forward = compute / 3
     backward = compute - forward
-    room = off.exposed_offload_seconds(backward, streamed) / grid.accumulation  # the last micro-batch's
+    last = off.exposed_offload_seconds(backward, streamed) / grid.accumulation  # the last micro-batch's
     exposed = off.exposed_offload_seconds(streamed, forward) + off.exposed_offload_seconds(streamed, backward)
-    exposed = exposed + off.exposed_offload_seconds(gradients, room) + (1 - beside) * activations
+    exposed = exposed + off.exposed_offload_seconds(gradients, last) + (1 - beside) * activations
     return exposed + slowest(optimizer_seconds(census, node, link, tier)) * offloaded_states(grid)
 
 
