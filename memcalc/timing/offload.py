@@ -32,7 +32,8 @@ def offload_part(census: ModelOnGrid, gpu: GPU, node: Node, compute: Array) -> A
     """Seconds that offloading adds to a step: transfers that compute does not hide, then the optimizer's own time.
 
     Weights are fetched ahead and gradients leave as they are made, so what fits beside a pass is hidden; activations do
-    so where the framework moves them on a stream of their own.
+    so where the framework moves them on a stream of their own. Gradients that are added on the host to those of earlier
+    micro-batches are waited for (``_fsdp_collectives.py`` of torch 2.13, ``foreach_reduce``).
     """
     grid = census.grid
     link, tier = link_rate(gpu), tier_rate(grid, gpu, node)
@@ -46,6 +47,7 @@ def offload_part(census: ModelOnGrid, gpu: GPU, node: Node, compute: Array) -> A
     last = off.exposed_offload_seconds(backward, streamed) / grid.accumulation  # the last micro-batch's
     exposed = off.exposed_offload_seconds(streamed, forward) + off.exposed_offload_seconds(streamed, backward)
     exposed = exposed + off.exposed_offload_seconds(gradients, last) + (1 - beside) * activations
+    exposed = exposed + (grid.accumulation - 1) * (gradients + slowest(_added_seconds(census, node)))
     return exposed + slowest(optimizer_seconds(census, node, link, tier)) * offloaded_states(grid)
 
 
@@ -96,6 +98,12 @@ def _gradients(census: ModelOnGrid) -> Array:
     """Gradients on their way out, once a step [bytes]."""
     updated = trained(census)
     return np.asarray(gradient_elements(updated) * updated.width("gradient") * offloaded_states(census.grid))
+
+
+def _added_seconds(census: ModelOnGrid, node: Node) -> Array:
+    """Adding one micro-batch's gradients to earlier ones: two are read and one is written."""
+    sharing = np.minimum(census.grid.degree("gpus"), node.gpus_per_host)
+    return np.asarray(off.offload_seconds(3 * _gradients(census) * sharing, host_rate(node)))
 
 
 def _parameters(census: ModelOnGrid) -> Array:

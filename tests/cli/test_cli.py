@@ -45,8 +45,8 @@ ESTIMATE = {
 TERM = "component name bytes phases formula inputs source"
 PLAN = "rank strategy accumulation_steps global_batch data_parallel peak verdict time host_memory tier_memory"
 TIME = """\
-step tokens_per_second_per_gpu mfu hfu compute host recompute communication messages offload optimizer bubble low high validated
-basis"""
+step tokens_per_second_per_gpu mfu hfu compute host recompute communication messages offload optimizer bubble low high
+validated basis"""
 
 OWN_GPU = """
 vendor = "nvidia"
