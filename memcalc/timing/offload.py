@@ -78,8 +78,10 @@ def optimizer_seconds(census: ModelOnGrid, node: Node, link: float, tier: Array)
     updated, grid = trained(census), census.grid
     local = updated_elements(updated)
     states = master_bytes(local, updated.width("master")) + optimizer_moments(updated)
-    weights = local * updated.width("compute")
-    moved = off.optimizer_swap_bytes(states) + off.optimizer_offload_bytes(local * updated.width("gradient"), weights)
+    master, weights = updated.width("master"), local * updated.width("compute")
+    # Where the weight itself is what is updated, it is read and written
+    written = np.where(master > 0, weights, 2 * local * updated.width("parameter"))
+    moved = off.optimizer_swap_bytes(states) + off.optimizer_offload_bytes(local * updated.width("gradient"), written)
     sharing = np.minimum(grid.degree("gpus"), node.gpus_per_host)
     update = off.offload_seconds(moved * sharing, host_rate(node))
     back = off.offload_seconds(weights, link)
