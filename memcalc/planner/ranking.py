@@ -65,6 +65,8 @@ class TopByIdea(Generic[Thing]):
     def __init__(self, count: int) -> None:
         self.count = count
         self.entries: dict[Idea, list[Ranked[Thing]]] = {}
+        self.changed: set[Idea] = set()
+        """Ideas that something was offered to since figures were last read."""
 
     def bounds(self, ideas: Sequence[Idea]) -> Array:
         """A key for each idea, at which or above nothing can be among its best any more."""
@@ -80,10 +82,12 @@ class TopByIdea(Generic[Thing]):
             known = self.entries.get(ideas[number], [])
             merged = sorted([*known, *new], key=lambda entry: entry.order)
             self.entries[ideas[number]] = merged[: self.count]
+            self.changed.add(ideas[number])
 
     def settle(self) -> None:
         """Read the figures of what was kept, so that the arrays of the part can go."""
-        self.entries = {idea: [entry.settled() for entry in known] for idea, known in self.entries.items()}
+        self.entries |= {idea: [entry.settled() for entry in self.entries[idea]] for idea in self.changed}
+        self.changed.clear()
 
 
 def _lowest_of_each(numbers: Array, key: Array, over: Array, count: int) -> Iterator[tuple[int, Array]]:

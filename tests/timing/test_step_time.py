@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import fields, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,7 @@ LEFT_OUT = {
     "nanotron": 0.10,
 }  # fmt: skip
 """What the median error on a source may be by constants that were fitted without it."""
+ROOT = Path(__file__).resolve().parents[2]
 JOBS = step_time.jobs()[0]
 FIT = step_time.Fit(JOBS)
 RESIDUALS = FIT.residuals(step_time.shipped())
@@ -68,6 +70,16 @@ def test_the_shipped_constants_are_a_fresh_fit_and_hold_for_a_source_left_out() 
     for source, most in LEFT_OUT.items():
         assert crossed[source].crossed_median <= most, source
     assert crossed["all"].crossed_p90 <= 0.18
+
+
+def test_pages_say_what_the_fit_found() -> None:
+    """Runs, sources and errors in the prose are those of presets/step_time.toml."""
+    *sources, every = sorted(catalog.step_time().error, key=lambda row: row.name == "all")
+    counted = f"{every.runs} published runs of {len(sources)} sources"
+    for name in ("evidence", "planning"):
+        assert counted in (ROOT / "docs" / f"{name}.md").read_text(encoding="utf-8")
+    errors = f"median error {100 * every.crossed_median:.1f}%, 9 of\n10 within {100 * every.crossed_p90:.0f}%"
+    assert errors in (ROOT / "docs" / "evidence.md").read_text(encoding="utf-8")
 
 
 def test_no_run_is_left_out_for_its_error() -> None:
