@@ -13,6 +13,7 @@ import numpy as np
 
 from memcalc.formulas import communication as comm
 from memcalc.terms.adapters import trained
+from memcalc.terms.zero import prefetched
 from memcalc.timing.experts import exchanges
 from memcalc.timing.groups import in_node
 
@@ -157,7 +158,7 @@ def _data(
     each, step = _repeats(grid)
     layers = sum((b.layers for b in blocks), np.int64(0)) + 1
     many = (ranks > 1).astype(np.int64)
-    units = _units(grid, blocks, layers) * many
+    units = _units(census, blocks, layers) * many
     replicas, apart, joined = _between(census)
     buckets = _buckets(census)
     return (
@@ -193,11 +194,18 @@ def _buckets(census: ModelOnGrid) -> Array:
     return np.maximum(-(-elements // np.maximum(size, 1)), 1)
 
 
-def _units(grid: Grid, blocks: list[BlockWork], layers: Array) -> Array:
-    """Collectives of one pass: one for each block under FSDP, one for each parameter under ZeRO-3 of DeepSpeed."""
+def _units(census: ModelOnGrid, blocks: list[BlockWork], layers: Array) -> Array:
+    """Collectives of one pass: one for each block under FSDP.
+
+    ZeRO-3 of DeepSpeed gathers ahead what fills its prefetch bucket, in one collective
+    (``partitioned_param_coordinator.py``: ``fetch_sub_module``), and at most parameter by parameter.
+    """
+    grid = census.grid
     if grid.habits.gather != "live":
         return layers
-    return layers + sum((b.layers * (2 * len(b.matrices) + 4) for b in blocks), np.int64(0))
+    each = sum((b.layers * (2 * len(b.matrices) + 4) for b in blocks), np.int64(0))
+    elements = census.blocks + census.root + census.experts_or_none
+    return layers + np.minimum(each, -(-elements // max(prefetched(grid), 1)))
 
 
 def _volumes(census: ModelOnGrid) -> tuple[Array, Array]:
