@@ -164,7 +164,8 @@ def _cluster(scheduler: str, processes: int) -> Iterator[Any]:
             )
         try:
             client = Client(address, set_as_default=False, timeout=_CONNECT_S)
-        except (OSError, ValueError, TypeError) as error:
+        except (OSError, ValueError, TypeError, RuntimeError, ArithmeticError) as error:
+            # An address can be refused by the socket (a port beyond 65535 overflows) before or after the time is out
             reason = str(error) or type(error).__name__
             raise InputError(
                 "scheduler", scheduler, f"must be `local` or the address of a scheduler: {reason}"

@@ -303,7 +303,7 @@ def test_what_is_no_file_of_text_is_one_sentence(kind: str, tmp_path: Path) -> N
     if kind == "latin":
         path.write_bytes("[jobs] # größer".encode("utf-16"))
     result = cli(str(path))
-    assert (result.exit_code, result.stderr.count("\n")) == (2, 1)
+    assert (result.exit_code, result.stderr.count("\n")) == (2, 1), repr(result.exception)
 
 
 @pytest.mark.parametrize(
@@ -608,7 +608,7 @@ def test_workers_that_are_lost_are_one_sentence_and_cost_no_row(
 def test_a_wrong_scheduler_is_one_sentence(mixed: Path, address: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("memcalc.sweeps.executors._CONNECT_S", 1)
     result = cli(str(mixed), "--scheduler", address)
-    assert (result.exit_code, result.stderr.count("\n")) == (2, 1)
+    assert (result.exit_code, result.stderr.count("\n")) == (2, 1), repr(result.exception)
     assert "must be `local` or the address of a scheduler" in result.stderr
 
 
