@@ -35,10 +35,10 @@ def timed(name: str, model: str, grids: tuple[Grid, ...], gpu: str, runs: int) -
     print(f"{name:>24}: {searched:>12,} strategies in {min(seconds):8.4f} s, {rate:>13,.0f}/s, {memory:.2f} GiB in all")
 
 
-def whole(model: str, gpu: str, gpus: int, **words: object) -> tuple[Grid, ...]:
+def whole(model: str, gpu: str, gpus: int, beyond: bool = False, **words: object) -> tuple[Grid, ...]:
     """Return the space that ``memcalc plan`` searches."""
     chip = catalog.gpu(gpu)
-    request = check_words(words, None, several=True)
+    request = replace(check_words(words, None, several=True), beyond=beyond)
     return axes.space(request, catalog.model(model), chip, catalog.node_for(chip), gpus)
 
 
@@ -52,7 +52,7 @@ def main() -> None:
         ("175B on 64 GPUs", "gpt3-175b", 64, {"framework": "megatron", "global_batch": 512, "cp": "any"}),
     ):
         timed(name, model, whole(model, "a100-80g", gpus, **words), "a100-80g", runs)
-    large = whole("llama-2-70b", "h100", 4096, global_batch=4096, sp="any", cp="any")[0]
+    large = whole("llama-2-70b", "h100", 4096, global_batch=4096, sp="any", cp="any", beyond=True)[0]
     for size in (10**3, 10**4, 10**5, 10**6, 10**7):
         each = large.size // len(large.layouts)
         count = max(min(size // each, len(large.layouts)), 1)
