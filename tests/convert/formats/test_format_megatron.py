@@ -605,6 +605,39 @@ def test_a_preset_written_as_flags_has_the_same_parameters(name: str) -> None:
     assert after.strategy == before.strategy
 
 
+STATES: list[dict[str, Any]] = [
+    {},
+    {"strategy.exp_avg_dtype": "bf16", "strategy.exp_avg_sq_dtype": "bf16", "strategy.reduce_dtype": "bf16"},
+    {"strategy.main_params_dtype": "fp16", "strategy.exp_avg_dtype": "fp8", "strategy.exp_avg_sq_dtype": "fp16"},
+    {"strategy.float8": "tensorwise", "strategy.float8_all_gather": True, "strategy.exp_avg_sq_dtype": "bf16"},
+    {"strategy.float8": "blockwise", "strategy.main_params_dtype": "fp16", "strategy.reduce_dtype": "bf16"},
+]
+
+
+@pytest.mark.parametrize("fields", STATES, ids=str)
+def test_narrow_states_are_written_and_read_back(fields: dict[str, Any]) -> None:
+    precision = "fp8-mixed" if "strategy.float8" in fields else "bf16-mixed"
+    before = memcalc.estimate(
+        model="llama-2-7b", gpu="h100", gpus=8, framework="megatron", seq_len=2048, precision=precision,
+        settings={"strategy.precision_aware": True, **fields},
+    )  # fmt: skip
+    text = render_config(FORMAT, ConfigJob.of(before, load_model(before.model.name)))
+    assert "--use-precision-aware-optimizer" in text
+    assert ("--main-grads-dtype bf16" in text) == (fields.get("strategy.reduce_dtype") == "bf16")
+    assert "--grad-reduce-in-bf16" not in text
+    after = estimate_of(read_flags(f"pretrain_gpt.py {text.partition(chr(10))[2]}"), gpu="h100", gpus=8)
+    assert (after.strategy, after.peak, after.time) == (before.strategy, before.peak, before.time)
+
+
+def test_an_optimizer_on_the_host_counts_as_before_and_says_so() -> None:
+    """Its states are fp32 (hybrid_optimizer.py), and the buffer of gradients is as wide as it is told."""
+    flags = JOB + "--use-distributed-optimizer --optimizer-cpu-offload --use-precision-aware-optimizer "
+    plain, narrow = of(flags), of(flags + "--exp-avg-dtype bf16 --main-params-dtype fp16")
+    estimates = [estimate_of(config, gpu="h100", gpus=2) for config in (plain, narrow)]
+    assert estimates[0].peak == estimates[1].peak
+    assert [finding.code for finding in narrow.findings if "counts for nothing" in finding.message] == ["MC004"] * 2
+
+
 EXPERTS: dict[str, Any] = {
     "model": "mixtral-8x7b", "gpu": "h100", "gpus": 16, "framework": "megatron", "seq_len": 2048, "ep": 8,
     "micro_batch": 1, "recompute": "none",
