@@ -82,8 +82,10 @@ def check_direct(request: Request, habits: Habits, model: Model) -> None:
         value = habits.moved(value) if option == "offload" and value is not None else value
         if value is not None and support.needs(KEYS.get(option, text_of)(value), model) is None:
             shown = ",".join(value) if isinstance(value, tuple) else value
-            name = f"strategy.{option}" if option in fields else option.replace("_", "-")
-            raise CombinationError(name, shown, support.said_by(habits.name), support.values)
+            name, framework = option.replace("_", "-"), habits.name
+            if option in fields:
+                name, framework = f"strategy.{option}", str(request.given.get("framework", habits.name))
+            raise CombinationError(name, shown, support.said_by(framework), support.values)
 
 
 def free_of(grid: Grid) -> Array:
