@@ -39,7 +39,7 @@ def widened_bytes(group: Number, largest: Number, states: Number, through_bf16: 
 
     References
     ----------
-    [1] NVIDIA/TransformerEngine v2.13, transformer_engine/pytorch/optimizers/fused_adam.py, step, _apply_scale.
+    [1] NVIDIA/TransformerEngine@d0067d0d, transformer_engine/pytorch/optimizers/fused_adam.py, step, _apply_scale.
 
     """
     return FULL * states * group + 2 * largest * through_bf16
@@ -68,7 +68,7 @@ def state_traffic(dtype: str, *, widened: bool) -> int:
 
     References
     ----------
-    [1] NVIDIA/TransformerEngine d0067d0d, transformer_engine/pytorch/optimizers/fused_adam.py, get_unscaled_state,
+    [1] NVIDIA/TransformerEngine@d0067d0d, transformer_engine/pytorch/optimizers/fused_adam.py, get_unscaled_state,
         step, _apply_scale.
 
     """
