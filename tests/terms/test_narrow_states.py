@@ -30,7 +30,7 @@ COPIES, GRADIENTS = "fp32 copies of narrow states", "fp32 copy of the gradients"
 
 
 def census_of(settings: dict[str, Any], **words: Any) -> tuple[Any, ModelOnGrid]:
-    words = {"model": "llama-3-8b", "gpus": RANKS, "seq_len": 4096, "gpu": "h100", **words}
+    words: dict[str, Any] = {"model": "llama-3-8b", "gpus": RANKS, "seq_len": 4096, "gpu": "h100", **words}
     gpu = catalog.gpu(words.pop("gpu"))
     one = single(gpu=gpu, framework=words.pop("framework", "megatron"), settings=settings, **words)
     return one, ModelOnGrid(one.job.model, one.grid)
@@ -105,7 +105,7 @@ def test_copies_of_the_step(settings: dict[str, Any], copies: int) -> None:
 def test_dense_weights_and_experts_step_one_after_another() -> None:
     """The copies of the larger group, not of both: of Mixtral on 16 ranks with EP 8 that of the experts."""
     experts = 32 * 3 * 4096 * 14336  # one of the eight
-    words = {"model": "mixtral-8x7b", "gpus": 16, "zero": 1}
+    words: dict[str, Any] = {"model": "mixtral-8x7b", "gpus": 16, "zero": 1}
     fields = {**AWARE, "strategy.exp_avg_dtype": "fp8"}
     assert in_step(fields, passing=True, ep=8, **words) == pytest.approx(4 * experts / 2, abs=64)
     # with all experts on each rank both are divided by the same 16, and the experts are eight times as many
@@ -160,7 +160,13 @@ def test_what_the_update_reads_and_writes() -> None:
 
 
 def test_a_shorter_update_is_a_shorter_step() -> None:
-    words = {"model": "llama-3-8b", "gpu": "h100", "gpus": RANKS, "framework": "megatron", "seq_len": 4096}
+    words: dict[str, Any] = {
+        "model": "llama-3-8b",
+        "gpu": "h100",
+        "gpus": RANKS,
+        "framework": "megatron",
+        "seq_len": 4096,
+    }
     plain, narrow = (memcalc.estimate(**words, settings=s) for s in ({}, {**AWARE, **BF16, **REDUCED}))
     assert narrow.time.optimizer < plain.time.optimizer
     assert narrow.peak.device < plain.peak.device
@@ -193,7 +199,13 @@ def test_eight_bit_weights_beside_the_frameworks_own_main_weights() -> None:
 
 
 def test_a_search_with_narrow_states_takes_the_distributed_optimizer() -> None:
-    words = {"model": "llama-3.2-1b", "gpu": "h100", "gpus": 2, "framework": "megatron", "seq_len": 2048}
+    words: dict[str, Any] = {
+        "model": "llama-3.2-1b",
+        "gpu": "h100",
+        "gpus": 2,
+        "framework": "megatron",
+        "seq_len": 2048,
+    }
     plans = memcalc.plan(**words, settings={**AWARE, **BF16, **REDUCED}).plans
     assert plans
     assert {(plan.strategy.zero, plan.strategy.offload, plan.strategy.exp_avg_dtype) for plan in plans} == {
