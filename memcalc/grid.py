@@ -19,6 +19,7 @@ from memcalc.formulas.recompute import Policy, parse_policy
 from memcalc.frameworks import Habits, habits_of
 from memcalc.frameworks.float8 import RECIPES, Recipe
 from memcalc.frameworks.habits import Widths
+from memcalc.frameworks.precision_aware import narrowed
 from memcalc.stages import Chunks, Rows, Split, peak_stages, rows_of
 
 if TYPE_CHECKING:
@@ -336,11 +337,13 @@ class Grid:
         """A framework's own, or with its gradients in 16 bits (Megatron-LM, ``--grad-reduce-in-bf16``).
 
         The optimizer then makes an fp32 copy of its share of them (core/optimizer/distrib_optimizer.py d98e8a64,
-        ``_copy_model_grads_to_main_grads``).
+        ``_copy_model_grads_to_main_grads``), unless they are read as they are (--use-precision-aware-optimizer).
         """
         widths = self.habits.widths[precision]
         narrows = self.habits.narrow_gradients and self.fixed.reduce_dtype == "bf16" and widths.compute == 2
-        return replace(widths, gradient=2, step_gradient=4) if narrows and widths.gradient == 4 else widths
+        if narrows and widths.gradient == 4:
+            widths = replace(widths, gradient=2, step_gradient=4)
+        return narrowed(widths, self.fixed, precision, self.habits)
 
     @cached_property
     def reduce_width(self) -> Array:

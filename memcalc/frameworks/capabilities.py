@@ -19,6 +19,7 @@ from memcalc.frameworks.capability import (
     values_of,
 )
 from memcalc.frameworks.table import habits_of
+from memcalc.specs.options import FIELDS
 
 if TYPE_CHECKING:
     from memcalc.frameworks.habits import Habits
@@ -29,11 +30,8 @@ __all__ = [
     "OFFLOADS", "OPTIONS", "Capabilities", "Clash", "Need", "Support", "capabilities_of", "check_told", "fitting",
     "kinds_of", "needs_of", "own_code", "policy_kind", "text_of", "usual_form", "values_of",
 ]  # fmt: skip
-_SHOWN = {
-    "parallel": "", "uneven": "strategy.", "grad_accum_dtype": "strategy.", "reduce_dtype": "strategy.",
-    "fsdp_schedule": "strategy.",
-}  # fmt: skip
-"""What stands before an option's value, where that is not the option's name."""
+_FIELDS = frozenset(row.name for row in FIELDS.values())
+"""Options that ``--set`` alone takes, by their dotted name."""
 
 
 def capabilities_of(framework: str, model: Model | None = None, *, adapters: bool = False) -> Capabilities:
@@ -154,7 +152,7 @@ def _field(strategy: Strategy, option: str, value: str) -> tuple[str, object]:
         return f"strategy.{value}", getattr(strategy, value)
     if option == "recompute":
         return option, strategy.recompute
-    return _SHOWN.get(option, "") + option.replace("_", "-" if option not in _SHOWN else "_"), value
+    return f"strategy.{option}" if option in _FIELDS else option.replace("_", "-"), value
 
 
 def _shown(strategy: Strategy, option: str, value: str) -> str:

@@ -131,6 +131,14 @@ class Capabilities:
     """Where FSDP gathers and reduces: around blocks, or as part of the compiled graph."""
     reduce_dtype: Support = Support(("fp32", "bf16"))
     """Width in which gradients are reduced."""
+    precision_aware: Support = NEVER
+    """Whether the optimizer's library holds the main weights, and its states can be narrow."""
+    main_params_dtype: Support = Support(("fp32",))
+    """Width of the main weights that it holds."""
+    exp_avg_dtype: Support = Support(("fp32",))
+    """Width of its first moment."""
+    exp_avg_sq_dtype: Support = Support(("fp32",))
+    """Width of its second moment."""
     grad_accum_dtype: Support = Support(("",))
     """Width in which gradients are added up."""
     moe_dispatcher: Support = Support(("alltoall",))

@@ -24,13 +24,15 @@ class Widths:
     master: int
     """A second, fp32 weight held by the optimizer; 0 where the parameter itself is fp32 or there is none."""
     moment: int
-    """Each of the optimizer's moments."""
+    """Each of the optimizer's moments; the first where the second has a width of its own."""
     compute: int
     """The weight that takes part in a matmul; what FSDP and ZeRO-3 gather."""
     cached: int
     """16-bit copies that autocast keeps from forward to backward."""
     step_gradient: int = 0
     """An fp32 copy of the gradient shard that the step makes."""
+    second_moment: int = 0
+    """Adam's second moment where it may differ from the first; else 0."""
 
 
 class Bucket(NamedTuple):
@@ -106,6 +108,9 @@ class Habits:
     """Bucket buffers hold a second copy of all gradients (DDP without ``gradient_as_bucket_view``)."""
     narrow_gradients: bool = False
     """Gradients are added up and reduced in 16 bits where ``reduce_dtype`` says so (Megatron)."""
+    own_main_weights: bool = False
+    """Under 8-bit recipes other than delayed, fp32 main weights stay with Megatron-LM's own optimizer, whatever the
+    precision-aware one holds (core 0.13 and later)."""
     persistent_gradients: bool = False
     """One contiguous gradient buffer lives all the time (Megatron)."""
     adds_gradients: bool = False

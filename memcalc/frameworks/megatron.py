@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from memcalc.frameworks import losses, support
+from memcalc.frameworks import losses, megatron_support
 from memcalc.frameworks.float8 import RECIPES
 from memcalc.frameworks.habits import Bucket, Habits, Widths, like
 
@@ -27,12 +27,13 @@ VOCAB_MULTIPLE = 128
 CORE = Habits(
     name="megatron",
     zero=(1, 0),
-    capabilities=support.MEGATRON,
+    capabilities=megatron_support.MEGATRON,
     widths=ENGINE_WIDTHS,
     float8=tuple(RECIPES),
     tensor_parallel=True,
     persistent_gradients=True,
     narrow_gradients=True,
+    own_main_weights=True,
     # core/distributed/distributed_data_parallel.py: max(40000000, 1000000 * dp_size) where reductions overlap
     bucket=Bucket(elements=40_000_000, elements_per_rank=1_000_000),
     # core/tensor_parallel/layers.py, linear_with_grad_accumulation_and_async_allreduce; from early 2022 on
@@ -55,16 +56,19 @@ CORE = Habits(
     losses=LOSSES,
     source="Megatron-LM 23e00ed (core 0.14), d98e8a64 (core 0.20): core/distributed, core/optimizer",
 )
-CORE_05 = like(CORE, "megatron", capabilities=support.MEGATRON_CORE_05)
+CORE_11 = like(CORE, "megatron", own_main_weights=False, capabilities=megatron_support.MEGATRON_CORE_11)
+CORE_10 = like(CORE_11, "megatron", capabilities=megatron_support.MEGATRON_CORE_10)
+CORE_05 = like(CORE_10, "megatron", capabilities=megatron_support.MEGATRON_CORE_05)
 CONTIGUOUS = like(
     CORE,
     "megatron",
     zero=(0,),
-    capabilities=support.MEGATRON_2021,
+    capabilities=megatron_support.MEGATRON_2021,
     fork_schedules=(),
     widths=WIDTHS,
     float8=(),
     narrow_gradients=False,
+    own_main_weights=False,
     makes_masks=True,
     overlaps_reduction=False,
     engine=False,
@@ -97,6 +101,8 @@ ERAS = {
         ("2021-08", OUTPUTS_KEPT),
         ("2022-01", CONTIGUOUS),
         ("core-0.5", CORE_05),
-        ("core-0.10", CORE),
+        ("core-0.10", CORE_10),
+        ("core-0.11", CORE_11),
+        ("core-0.13", CORE),
     )
 }

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 ENVIRONMENT = ("strategy.expandable_segments", "strategy.blas_workspace")
 """Fields that an environment variable sets, which the launch line has (:mod:`memcalc.handoff.launching`)."""
-_SOFTWARE = ("calibration", "strategy.bnb", "strategy.peft")
+_SOFTWARE = ("calibration", "strategy.bnb", "strategy.peft", "strategy.te")
 """What is installed where the job runs."""
 _FIRST = ("model", "gpu", "node", "gpus", "seq_len")
 """Options that come first on the line."""

@@ -17,7 +17,15 @@ from memcalc.planner.direct import check_direct, clashes_for, kinds, usual
 from memcalc.planner.float8 import check_recipe, transposes
 from memcalc.planner.global_batch import MICRO_BATCHES, batch_of
 from memcalc.planner.grid_parts import by_defaults, by_loss
-from memcalc.planner.optimizers import GALORE, adapter_fields, check_optimizer, check_widths, galore_fields, possible
+from memcalc.planner.optimizers import (
+    GALORE,
+    adapter_fields,
+    check_main_weights,
+    check_optimizer,
+    check_widths,
+    galore_fields,
+    possible,
+)
 from memcalc.planner.pipelines import check_layout, check_split, layouts_for
 from memcalc.planner.recorded import policies_for, recorded_optimizers, recorded_precisions
 from memcalc.planner.replicas import check_replicated, with_replicas
@@ -77,6 +85,7 @@ def fixed_part(
         **request.given["fields"],
     }
     check_widths(resolved["optimizer"], habits, precisions)
+    check_main_weights(request, resolved, habits)
     if any(name.startswith("fp8") for name in precisions):
         check_recipe(str(resolved.get("float8", "")), gpu, habits, resolved["kernels"])
     resolved |= galore_fields(resolved["optimizer"], request, model, habits)

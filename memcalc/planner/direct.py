@@ -76,12 +76,16 @@ def _pinned(request: Request, option: str) -> bool:
 def check_direct(request: Request, habits: Habits, model: Model) -> None:
     """Refuse what is asked for and does not exist in the framework."""
     able = capabilities_for(request, habits, model)
+    fields = request.given.get("fields", {})
     for option in (name for name in OPTIONS if name not in _ELSEWHERE):
-        value, support = request.given.get(option), getattr(able, option)
+        value, support = request.given.get(option, fields.get(option)), getattr(able, option)
         value = habits.moved(value) if option == "offload" and value is not None else value
         if value is not None and support.needs(KEYS.get(option, text_of)(value), model) is None:
             shown = ",".join(value) if isinstance(value, tuple) else value
-            raise CombinationError(option.replace("_", "-"), shown, support.said_by(habits.name), support.values)
+            name, framework = option.replace("_", "-"), habits.name
+            if option in fields:
+                name, framework = f"strategy.{option}", str(request.given.get("framework", habits.name))
+            raise CombinationError(name, shown, support.said_by(framework), support.values)
 
 
 def free_of(grid: Grid) -> Array:

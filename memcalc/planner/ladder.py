@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 from memcalc._version import __version__
 from memcalc.errors import CombinationError, InputError, MissingError
-from memcalc.frameworks import habits_of
 from memcalc.planner import axes, defaults
 from memcalc.planner import request as rq
 from memcalc.planner.answer import estimate_of, hardware_facts, model_facts
@@ -245,7 +244,7 @@ def evaluated(
         stage=len(before),
         change=change.text,
         also={},
-        storage=storage_of(habits_of(result.strategy.framework), result.strategy),
+        storage=storage_of(grid, result.strategy),
         accumulation_steps=result.workload.accumulation_steps,
         global_batch=result.workload.global_batch,
         context=result.peak.device - result.peak.reserved,

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any, get_args
 from memcalc.errors import CombinationError
 from memcalc.formulas.optimizer import OptimizerKind
 from memcalc.formulas.optimizer_states import FULL, GALORE_RANK
+from memcalc.frameworks.precision_aware import holds_main_weights
 from memcalc.specs.adapters import PARTS_OF_A_BLOCK, AlsoTrained, Lora, release
-from memcalc.specs.options import OPTIONS
+from memcalc.specs.options import OPTIONS, SharedSettings
 from memcalc.terms.matrices import block_matrices, outside_matrices
 from memcalc.terms.moments import form_of, layout_of, optimizer_of
 from memcalc.terms.tensors import block_tensors, end_tensors
@@ -79,6 +80,25 @@ def check_widths(name: str, habits: Habits, precisions: list[str]) -> None:
         if habits.widths[precision].moment < FULL:
             allowed = f"{name} multiplies gradients by fp32 preconditioners, and stops where they have 16 bits"
             raise CombinationError("precision", precision, f"{allowed}; use bf16-autocast or fp32")
+
+
+def check_main_weights(request: Request, fields: dict[str, Any], habits: Habits) -> None:
+    """Refuse the precision-aware optimizer where it has no weights that it can hold.
+
+    It stores the low 16 bits of a main weight, of which an 8-bit weight is not the rest (TransformerEngine d0067d0d
+    fused_adam.py, ``store_param_remainders``; Megatron-LM's ``shard_model_param`` is None under other recipes).
+    """
+    if not fields.get("precision_aware"):
+        return
+    if request.given.get("lora") is not None:
+        raise CombinationError("strategy.precision_aware", True, "Megatron-LM trains all weights: no --lora")
+    fixed = SharedSettings.model_construct(**fields)
+    if fixed.float8_all_gather and holds_main_weights(fixed, "fp8-mixed", habits):
+        allowed = (
+            "beside strategy.precision_aware 8-bit weights are modelled with main_params_dtype fp32, and "
+            "float8 tensorwise, blockwise or mxfp8"
+        )
+        raise CombinationError("strategy.float8_all_gather", True, allowed)
 
 
 def galore_fields(name: str, request: Request, model: Model, habits: Habits) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from memcalc.results.ladder import Kind, Storage
 
 if TYPE_CHECKING:
     from memcalc.frameworks import Habits, Widths
+    from memcalc.grid import Grid
     from memcalc.specs.hardware import GPU
     from memcalc.specs.strategy import Strategy
 
@@ -47,11 +48,15 @@ def kind_of(widths: Widths) -> Kind:
     return "fp32-shards" if widths.compute < widths.parameter else "fp32"
 
 
-def storage_of(habits: Habits, strategy: Strategy) -> Storage:
+def storage_of(grid: Grid, strategy: Strategy) -> Storage:
     """What is kept of a trained parameter, in numbers and in words; of adapters, where they are what is trained."""
-    widths = habits.widths[strategy.precision]
+    widths = grid.habits.widths[strategy.precision]
     kind = kind_of(widths)
-    text, sizes = _SAID[kind], {name: getattr(widths, name) for name in ("parameter", "gradient", "master", "moment")}
+    sizes = {name: int(grid.width(name).max()) for name in ("parameter", "gradient", "master", "moment")}
+    text = _SAID[kind]
+    if strategy.precision_aware:
+        moments = f"a first moment in {strategy.exp_avg_dtype} and a second in {strategy.exp_avg_sq_dtype}"
+        text = f"16-bit weights with main weights that the precision-aware optimizer updates, {moments}"
     if strategy.lora:
         base = f"{8 * widths.compute}-bit" if strategy.quantize == "none" else strategy.quantize
         text = f"a frozen {base} base; adapters, their gradients and states in {strategy.adapter_dtype}"

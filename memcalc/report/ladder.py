@@ -132,12 +132,14 @@ def _reading(result: Ladder, mode: LadderReading) -> Iterator[Block]:
 
 
 def _widths(mode: LadderReading) -> str:
-    storage = mode.storage
-    named = (("weight", storage.parameter), ("fp32 master", storage.master), ("gradient", storage.gradient))
+    storage, strategy = mode.storage, mode.stages[-1].strategy
+    main = "main weight" if strategy.precision_aware else "fp32 master"
+    named = (("weight", storage.parameter), (main, storage.master), ("gradient", storage.gradient))
     listed = [f"{name} {size}" for name, size in named if size]
-    listed.append(f"AdamW's moments {storage.moment} + {storage.moment}")
+    if not strategy.precision_aware:  # whose moments the sentence before names
+        listed.append(f"AdamW's moments {storage.moment} + {storage.moment}")
     copies = f"; its copy under autocast {storage.cached}" if storage.cached else ""
-    of = "trained parameter" if mode.stages[-1].strategy.lora else "parameter"
+    of = "trained parameter" if strategy.lora else "parameter"
     return f"Bytes a {of}: {', '.join(listed)}{copies}."
 
 

@@ -92,6 +92,7 @@ class SharedSettings(Strategy):
     ] = False
     bnb: Annotated[str, Option("Version of bitsandbytes.", kind="version", needs_lora=True)] = "0.45"
     peft: Annotated[str, Option("Version of PEFT.", kind="version", needs_lora=True)] = "0.13"
+    te: Annotated[str, Option("Version of TransformerEngine.", kind="version")] = "2.14"
     # fmt: on
 
 

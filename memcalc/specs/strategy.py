@@ -18,6 +18,7 @@ FrameworkName = Literal[
     "fsdp2", "fsdp1", "ddp", "deepspeed", "megatron", "hf", "torchtitan", "torchtune", "litgpt", "plain"
 ]
 Precision = Literal["fp32", "fp16-mixed", "bf16-mixed", "fp16-autocast", "bf16-autocast", "bf16", "fp8-mixed"]
+MomentType = Literal["fp32", "bf16", "fp16", "fp8"]
 Optimizer = Literal[
     "adamw",
     "adamw-8bit",
@@ -172,8 +173,17 @@ class Strategy(Frozen):
             "(te).", panel=MEMORY, metavar="NAME", step=53),
     ] = "model"
     reduce_dtype: Annotated[
-        Literal["fp32", "bf16"], Option("Width in which FSDP reduces gradients.")
+        Literal["fp32", "bf16"],
+        Option("Width in which FSDP and Megatron-LM reduce gradients; Megatron-LM also keeps them so."),
     ] = "fp32"
+    precision_aware: Annotated[
+        bool, Option("TransformerEngine's Adam holds the main weights and narrow states (Megatron-LM).")
+    ] = False
+    main_params_dtype: Annotated[
+        Literal["fp32", "fp16"], Option("Width of its main weights; beside bf16 weights fp32 is their low 16 bits.")
+    ] = "fp32"
+    exp_avg_dtype: Annotated[MomentType, Option("Width of its first moment.")] = "fp32"
+    exp_avg_sq_dtype: Annotated[MomentType, Option("Width of its second moment.")] = "fp32"
     checkpoint: Annotated[
         Literal["", "reentrant", "non-reentrant"],
         Option("How checkpoints run; as the framework does it where empty."),

@@ -174,6 +174,8 @@ def optimizer_moments(census: ModelOnGrid) -> Array:
     width = census.width("moment")
     if kind.states is not None:
         return (kind.width or width) * _state_elements(census, kind, kind.states)
+    if grid.fixed.precision_aware:
+        return np.asarray((width + census.width("second_moment")) * updated_elements(census))
     moments = moment_bytes(updated_elements(census), kind, width)
     if kind.block and grid.fixed.wide_embedding_moments and grid.fixed.adapters is None:
         tables = _embedding_elements(census.model)

@@ -22,6 +22,7 @@ from memcalc.terms.moments import (
     temporary_bytes,
     updated_elements,
 )
+from memcalc.terms.narrow_states import narrow_moments_term, widened_term
 from memcalc.terms.quantised_weights import quantised_weight_terms, replaced_elements
 
 if TYPE_CHECKING:
@@ -243,10 +244,15 @@ def optimizer_terms(census: ModelOnGrid) -> Iterator[Term]:
     here = 1 - offloaded_states(grid)
     formula = "n · w · ⌈P / N⌉, with the scales of 8-bit states"
     inputs = {"P": census.parameters, "N": shards(grid, 1)}
+    aware = grid.fixed.precision_aware
     master = master_bytes(updated_elements(census), census.width("master"))
     width = {"w": census.width("master")}
     source = grid.habits.source
-    yield Term("optimizer", "fp32 master weights", master * here, ALWAYS, "w · ⌈P / N⌉", source, {**width, **inputs})
+    title = "main weights" if aware else "fp32 master weights"
+    yield Term("optimizer", title, master * here, ALWAYS, "w · ⌈P / N⌉", source, {**width, **inputs})
+    if aware:
+        yield narrow_moments_term(census)
+        return
     yield Term(
         "optimizer",
         f"{kind.name} moments",
@@ -279,5 +285,7 @@ def step_terms(census: ModelOnGrid) -> Iterator[Term]:
     if grid.habits.narrow_gradients and grid.fixed.reduce_dtype == "bf16":  # all shards before any is updated
         most, formula = local, "4 · ⌈P / N⌉"
         source = "Megatron-LM d98e8a64 core/optimizer/distrib_optimizer.py, _copy_model_grads_to_main_grads"
+    if grid.fixed.precision_aware:
+        yield widened_term(census)
     copy = census.width("step_gradient") * most * here
     yield Term("optimizer", "fp32 copy of the gradients", copy, ("step",), formula, source, inputs)

@@ -19,6 +19,7 @@ from memcalc.terms.adapters import trained
 from memcalc.terms.head import over_vocabularies
 from memcalc.terms.matrices import outside_matrices
 from memcalc.terms.moments import kind_of, optimizer_moments, updated_elements
+from memcalc.terms.narrow_states import update_traffic
 from memcalc.timing.blocks import BlockWork, recorded_flops
 from memcalc.timing.dequantisation import STEP, dequantised_bytes
 from memcalc.timing.messages import Messages, messages_of
@@ -192,6 +193,8 @@ def optimizer_traffic(census: ModelOnGrid) -> Array:
     """Bytes that the step reads and writes once: states and weights both ways, gradients, the 16-bit copy."""
     updated = trained(census)
     kind = kind_of(census.grid)
+    if census.grid.fixed.precision_aware:
+        return updated.width("gradient") * updated_elements(updated) + update_traffic(updated)
     master, parameter = updated.width("master"), updated.width("parameter")
     each = updated.width("gradient") + np.where(master > 0, 2 * master + parameter, 2 * parameter)
     if kind.states is not None:

@@ -22,7 +22,8 @@ from memcalc.specs.options import BY_NAME
 from memcalc.units import GIB
 
 COUNTED = {"every": "every-2", "block": "block-4", "uniform": "uniform-2", "segments": "segments-4"}
-FIELDS = ("reduce_dtype", "grad_accum_dtype", "fsdp_schedule")
+STATES = ("main_params_dtype", "exp_avg_dtype", "exp_avg_sq_dtype")
+FIELDS = ("reduce_dtype", "grad_accum_dtype", "fsdp_schedule", "precision_aware", *STATES)
 BESIDE: list[dict[str, Any]] = [
     {}, {"recompute": "full"}, {"zero": 3}, {"zero": 3, "recompute": "full"}, {"zero": 1}, {"tp": 2},
     {"gpus": 1}, {"gpus": 1, "recompute": "full"}, {"strategy.fsdp_schedule": "simple"}, {"compile": "model"},
@@ -85,6 +86,8 @@ def words_of(framework: str, model: str, option: str, value: str) -> dict[str, A
         words |= {"model": "deepseek-v2-lite", "ep": 2} if known.needs == "ep" else {"tp": 2}
         words |= {"compile": "blocks"} if (name, option) == ("torchtitan", "tp_comm_overlap") else {}
         words |= {"strategy.etp": 1} if (name, option) == ("torchtitan", "moe_dispatcher") else {}
+    words |= {"strategy.precision_aware": True} if option in STATES and value != "fp32" else {}
+    value = value == "true" if option == "precision_aware" else value
     return {**words, f"strategy.{option}" if option in FIELDS else option: value}
 
 

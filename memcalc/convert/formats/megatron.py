@@ -14,6 +14,7 @@ from memcalc.convert.document import Document
 from memcalc.convert.formats.base import Format
 from memcalc.convert.formats.megatron_flags import KEYS, Flags, key_in, set_model
 from memcalc.convert.formats.megatron_float8 import float8_flags, set_float8
+from memcalc.convert.formats.megatron_states import set_states, state_flags
 from memcalc.convert.formats.megatron_time import set_time, time_flags
 from memcalc.convert.job import ConfigJob
 from memcalc.specs.block import MixtureOfExperts
@@ -59,9 +60,7 @@ def _precision(flags: Flags) -> None:
         raise flags.reader.error(flags.key("fp16"), True, "bf16 is on too, and Megatron-LM takes one")
     flags.set("precision", f"{narrow[0]}-mixed" if narrow else "fp32", narrow[0] if narrow else "bf16")
     set_float8(flags, narrow)
-    reduced = "grad_reduce_in_bf16"
-    if flags.on(reduced) and narrow == ["bf16"]:
-        flags.set("strategy.reduce_dtype", "bf16", reduced)
+    set_states(flags, narrow)
     if narrow == ["fp16"] and flags.on("accumulate_allreduce_grads_in_fp32"):
         flags.warn("accumulate_allreduce_grads_in_fp32", "gradients are kept in fp32; counted as fp16, which is less")
     unfused = "no_gradient_accumulation_fusion"
@@ -312,12 +311,11 @@ def _precision_flags(job: ConfigJob) -> dict[str, Any]:
         "bf16": plan.precision in ("bf16-mixed", "fp8-mixed") or None,
         "fp16": plan.precision == "fp16-mixed" or None,
         **float8_flags(plan),
-        "grad_reduce_in_bf16": (plan.reduce_dtype == "bf16" and plan.precision != "fp32") or None,
         "no_gradient_accumulation_fusion": not plan.wgrad_fusion or None,
         "optimizer": _OPTIMIZER_NAMES[plan.optimizer],
         "use_distributed_optimizer": plan.zero == 1 or None,
         "optimizer_cpu_offload": True if plan.offload else None,
-        "use_precision_aware_optimizer": True if plan.offload else None,  # validate_args asks for it beside the former
+        **state_flags(plan),
     }
 
 

@@ -159,6 +159,7 @@ def published(name: str) -> Run:
 SIZES = "--num-layers 4 --hidden-size 256 --num-attention-heads 8 --vocab-size 1000 --max-position-embeddings 512 "
 SPREAD = "--num-experts 4 --moe-grouped-gemm --expert-model-parallel-size 2 "
 PIPED = "--pipeline-model-parallel-size 2 "
+AWARE = "--bf16 --use-distributed-optimizer --use-precision-aware-optimizer "
 JOB = SIZES + "--seq-length 512 --micro-batch-size 1 --bf16 "
 
 
@@ -284,6 +285,23 @@ def test_a_published_run_as_flags_is_predicted_as_the_run(run: str, file: tuple[
         ("--fp16 --fp8-format hybrid", {"precision": "fp16-mixed", "strategy.float8": None}),
         ("--bf16 --grad-reduce-in-bf16", {"strategy.reduce_dtype": "bf16"}),
         ("--fp16 --grad-reduce-in-bf16", {"strategy.reduce_dtype": None}),
+        (
+            AWARE + "--main-grads-dtype bf16 --exp-avg-dtype bf16 --exp-avg-sq-dtype fp8",
+            {
+                "strategy.precision_aware": True,
+                "strategy.reduce_dtype": "bf16",
+                "strategy.exp_avg_dtype": "bf16",
+                "strategy.exp_avg_sq_dtype": "fp8",
+                "strategy.main_params_dtype": None,
+            },
+        ),
+        (AWARE + "--main-params-dtype fp16", {"strategy.main_params_dtype": "fp16", "strategy.reduce_dtype": None}),
+        (AWARE + "--grad-reduce-in-bf16", {"strategy.precision_aware": True, "strategy.reduce_dtype": "bf16"}),
+        # HybridDeviceOptimizer has fp32 states, and a gradient buffer of the same width
+        (
+            AWARE + "--optimizer-cpu-offload --exp-avg-dtype bf16 --main-grads-dtype bf16",
+            {"strategy.precision_aware": None, "strategy.exp_avg_dtype": None, "strategy.reduce_dtype": "bf16"},
+        ),
         ("--eval-interval 100 --eval-iters 0", {"evaluates": False}),
     ],
 )
@@ -316,6 +334,9 @@ def test_sizes(flags: str, sizes: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize(("flags", "says"), [
     ("--bf16 --fp16", "bf16 is on too"),
+    ("--bf16 --exp-avg-dtype bf16", "needs use_precision_aware_optimizer, as Megatron-LM does"),
+    (AWARE + "--exp-avg-sq-dtype int8", "must be one of fp32, bf16, fp16, fp8"),
+    (AWARE + "--main-grads-dtype bf16 --accumulate-allreduce-grads-in-fp32", "must be fp32 with accumulate"),
     ("--bf16 --fp8-format hybrid --fp4-format e2m1", "Megatron-LM takes one"),
     ("--bf16 --fp8-format hybrid --fp8-recipe tensor", "must be one of delayed, tensorwise"),
     ("--micro-batch-size many", "micro_batch_size 'many' cannot be used: must be a whole number from 1"),
@@ -343,7 +364,6 @@ def test_an_unknown_flag_is_a_warning_with_the_nearest_one() -> None:
     "--tp-comm-overlap",
     "--fp8-format hybrid",
     "--first-last-layers-bf16",
-    "--exp-avg-dtype bf16",
     "--num-experts 4",
     "--cp-comm-type p2p a2a --context-parallel-size 2",
     "--transformer-impl local",
@@ -511,6 +531,11 @@ WORDS = st.fixed_dictionaries({
         {"strategy.float8": "nvfp4", "strategy.reduce_dtype": "bf16"},
         {"strategy.float8": "nvfp4", "strategy.float8_all_gather": True},
     )),
+    "states": st.sampled_from((
+        {}, {"strategy.precision_aware": True},
+        {"strategy.precision_aware": True, "strategy.exp_avg_dtype": "bf16", "strategy.exp_avg_sq_dtype": "bf16"},
+        {"strategy.precision_aware": True, "strategy.main_params_dtype": "fp16", "strategy.exp_avg_dtype": "fp8"},
+    )),
     "split": st.sampled_from(({}, {"strategy.wgrad_fusion": False}, {"strategy.first_stage_layers": 4})),
 })  # fmt: skip
 
@@ -537,6 +562,9 @@ def job_words(drawn: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
         words["precision"] = "fp8-mixed"
     if words["precision"] in ("bf16-mixed", "fp8-mixed"):
         fields |= drawn["eight"]
+    distributed = (words["zero"], words["offload"], words["optimizer"]) == (1, "none", "adamw")
+    if distributed and words["precision"] != "fp32" and "strategy.float8_all_gather" not in fields:
+        fields |= drawn["states"]
     if "strategy.float8_all_gather" in fields:
         words["zero"] = 1
     if cp > 1:
@@ -575,6 +603,39 @@ def test_a_preset_written_as_flags_has_the_same_parameters(name: str) -> None:
     after = estimate_of(read_flags(f"pretrain_gpt.py {text.partition(chr(10))[2]}"), gpu="h100", gpus=8)
     assert after.model.parameters == before.model.parameters
     assert after.strategy == before.strategy
+
+
+STATES: list[dict[str, Any]] = [
+    {},
+    {"strategy.exp_avg_dtype": "bf16", "strategy.exp_avg_sq_dtype": "bf16", "strategy.reduce_dtype": "bf16"},
+    {"strategy.main_params_dtype": "fp16", "strategy.exp_avg_dtype": "fp8", "strategy.exp_avg_sq_dtype": "fp16"},
+    {"strategy.float8": "tensorwise", "strategy.float8_all_gather": True, "strategy.exp_avg_sq_dtype": "bf16"},
+    {"strategy.float8": "blockwise", "strategy.main_params_dtype": "fp16", "strategy.reduce_dtype": "bf16"},
+]
+
+
+@pytest.mark.parametrize("fields", STATES, ids=str)
+def test_narrow_states_are_written_and_read_back(fields: dict[str, Any]) -> None:
+    precision = "fp8-mixed" if "strategy.float8" in fields else "bf16-mixed"
+    before = memcalc.estimate(
+        model="llama-2-7b", gpu="h100", gpus=8, framework="megatron", seq_len=2048, precision=precision,
+        settings={"strategy.precision_aware": True, **fields},
+    )  # fmt: skip
+    text = render_config(FORMAT, ConfigJob.of(before, load_model(before.model.name)))
+    assert "--use-precision-aware-optimizer" in text
+    assert ("--main-grads-dtype bf16" in text) == (fields.get("strategy.reduce_dtype") == "bf16")
+    assert "--grad-reduce-in-bf16" not in text
+    after = estimate_of(read_flags(f"pretrain_gpt.py {text.partition(chr(10))[2]}"), gpu="h100", gpus=8)
+    assert (after.strategy, after.peak, after.time) == (before.strategy, before.peak, before.time)
+
+
+def test_an_optimizer_on_the_host_counts_as_before_and_says_so() -> None:
+    """Its states are fp32 (hybrid_optimizer.py), and the buffer of gradients is as wide as it is told."""
+    flags = JOB + "--use-distributed-optimizer --optimizer-cpu-offload --use-precision-aware-optimizer "
+    plain, narrow = of(flags), of(flags + "--exp-avg-dtype bf16 --main-params-dtype fp16")
+    estimates = [estimate_of(config, gpu="h100", gpus=2) for config in (plain, narrow)]
+    assert estimates[0].peak == estimates[1].peak
+    assert [finding.code for finding in narrow.findings if "counts for nothing" in finding.message] == ["MC004"] * 2
 
 
 EXPERTS: dict[str, Any] = {
