@@ -76,6 +76,8 @@ class Habits:
     """The embedding is a unit of its own, apart from final norm and head; else the three are one (FSDP)."""
     keeps_last_block: bool = False
     """Under default resharding the last block stays whole from forward to backward (FSDP)."""
+    reshards_root: bool = False
+    """Resharding ``always`` takes in the unit of the head (FSDP 2 since torch 2.8)."""
     schedules: tuple[str, ...] = ("1f1b",)
     """What its pipelines run."""
     fork_schedules: tuple[str, ...] = ()

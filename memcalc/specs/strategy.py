@@ -268,7 +268,8 @@ class Strategy(Frozen):
     ] = "default"
     reshard: Annotated[
         Literal["default", "always", "never"],
-        Option("Which blocks FSDP shards again after forward; by default as the framework does it."),
+        Option("Which blocks FSDP shards again after forward; by default as the framework does it. `always` takes in "
+            "the unit of the head (FSDP 2 from PyTorch 2.8 on), so that a loss outside of the model runs without it."),
     ] = "default"
     expandable_segments: Annotated[
         bool, Option("The caching allocator grows its segments (``PYTORCH_CUDA_ALLOC_CONF``).")
