@@ -106,6 +106,8 @@ class Habits:
     ``torch.autograd.graph.save_on_cpu`` and the FSDP2 script."""
     gradient_copy: bool = False
     """Bucket buffers hold a second copy of all gradients (DDP without ``gradient_as_bucket_view``)."""
+    wraps_replicas: bool = False
+    """Several ranks that share no state are wrapped in DDP, whose buckets are such a copy."""
     narrow_gradients: bool = False
     """Gradients are added up and reduced in 16 bits where ``reduce_dtype`` says so (Megatron)."""
     persistent_gradients: bool = False
