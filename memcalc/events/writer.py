@@ -23,7 +23,7 @@ from memcalc.terms.head import head_templates
 from memcalc.terms.pipeline import in_flight
 from memcalc.terms.replicas import copies_reduced, held_by_replicas
 from memcalc.terms.resharded_root import reshards_root
-from memcalc.terms.settings import is_reentrant
+from memcalc.terms.settings import enters_units_again
 from memcalc.trace.template import Template, trace
 
 if TYPE_CHECKING:
@@ -257,7 +257,8 @@ class _Writer:
                 unit -= 1
                 self.units.enter(unit, self._before(unit), backward=True)
                 gradients: list[int] = []
-                if self.grid.policies[0].treatment == "full" and treated:
+                inside = self.grid.fixed.checkpoint == "reentrant-inside"
+                if self.grid.policies[0].treatment == "full" and treated and not inside:
                     self.units.recomputed(unit)
                 pinned = run.pin(0, gradient) if self.pins else []
                 gradient = run.backward(self.log, gradient, None if self.units.accumulates(unit) else gradients)
@@ -294,7 +295,7 @@ class _Writer:
     @cached_property
     def pins(self) -> bool:
         """Whether FSDP 1's hooks hold inputs of frozen checkpoints, and their gradients, until backward ends."""
-        frozen = self.grid.fixed.adapters is not None and is_reentrant(self.grid)
+        frozen = self.grid.fixed.adapters is not None and enters_units_again(self.grid)
         return isinstance(self.units, FlatParameter) and frozen and self.grid.policies[0].treatment == "full"
 
     def _embedding_gradient(self) -> int:

@@ -175,8 +175,9 @@ class Strategy(Frozen):
         Literal["fp32", "bf16"], Option("Width in which FSDP reduces gradients.")
     ] = "fp32"
     checkpoint: Annotated[
-        Literal["", "reentrant", "non-reentrant"],
-        Option("How checkpoints run; as the framework does it where empty."),
+        Literal["", "reentrant", "reentrant-inside", "non-reentrant"],
+        Option("How checkpoints run; as the framework does it where empty. Reentrant ones stand around FSDP 1's units, "
+            "as Transformers calls them, or inside of these (reentrant-inside)."),
     ] = ""
     compile: Annotated[
         Compile,
