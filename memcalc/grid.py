@@ -136,6 +136,14 @@ class Grid:
         return self.habits.persistent_gradients or (self.habits.gradient_copy and self.fixed.bucket_view)
 
     @cached_property
+    def copied_gradients(self) -> Array:
+        """1 where DDP copies gradients into its buckets; of length one where that is so, or not, in the whole grid."""
+        if self.habits.gradient_copy:
+            return np.int64(not self.fixed.bucket_view)
+        replicas = self.degree("dp") * self.degree("cp") > 1
+        return (self.habits.wraps_replicas & ~self.zero_from(1) & replicas).astype(np.int64)
+
+    @cached_property
     def policies(self) -> tuple[Policy, ...]:
         """The parsed recompute policies."""
         parsed = tuple(parse_policy(name) for name in self.recomputes)

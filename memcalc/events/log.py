@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from memcalc.trace.template import Template
 
 Event = tuple[str, int, int, int, str]
@@ -62,10 +64,13 @@ class Run:
     away: list[int] = field(default_factory=list)
     """Storages that are in the host's memory."""
 
-    def forward(self, log: Log, given: int) -> int:
-        """Write forward; ``given`` is the key of the input, and the output's is returned."""
+    def forward(self, log: Log, given: int, crossing: Callable[[], None] | None = None) -> int:
+        """Write forward; ``given`` is the key of the input, and the output's is returned.
+
+        ``crossing`` is called where a head's logits leave the model for the loss.
+        """
         self.keys[0] = given
-        self._play(log, self.template.forward, None)
+        self._cross(log, self.template.forward, None, 0, crossing)
         out = self.keys.get(self.template.output, 0)
         if self.template.output not in self.template.kept:
             self.keys.pop(self.template.output, None)
@@ -73,13 +78,16 @@ class Run:
             log.free(self.keys.pop(0, 0))
         return out
 
-    def backward(self, log: Log, given: int, gradients: list[int] | None) -> int:
+    def backward(
+        self, log: Log, given: int, gradients: list[int] | None, crossing: Callable[[], None] | None = None
+    ) -> int:
         """Write backward from the output's gradient; weight gradients go to ``gradients``, whose owner frees them.
 
-        Without an owner each is added to that of an earlier micro-batch and freed at once.
+        Without an owner each is added to that of an earlier micro-batch and freed at once. ``crossing`` is called where
+        the gradient of a head's logits comes back to the model.
         """
         self.keys[self.template.incoming] = given
-        self._play(log, self.template.backward, gradients)
+        self._cross(log, self.template.backward, gradients, 1, crossing)
         outgoing = self.template.outgoing
         return 0 if outgoing is None else self.keys.pop(outgoing, 0)
 
@@ -100,6 +108,23 @@ class Run:
         """Take a storage, and a gradient, out of the run's hands: their owner frees them."""
         self.pinned = {self.keys.get(storage, 0), gradient} - {0}
         return sorted(self.pinned)
+
+    def _cross(
+        self,
+        log: Log,
+        events: tuple[int, ...],
+        gradients: list[int] | None,
+        direction: int,
+        crossing: Callable[[], None] | None,
+    ) -> None:
+        """Write events, and call ``crossing`` at that of the direction: 0 for forward, 1 for backward."""
+        if crossing is None or not self.template.crossings:
+            self._play(log, events, gradients)
+            return
+        at = self.template.crossings[direction]
+        self._play(log, events[:at], gradients)
+        crossing()
+        self._play(log, events[at:], gradients)
 
     def _play(self, log: Log, events: tuple[int, ...], gradients: list[int] | None) -> None:
         keys, sizes, template, write = self.keys, self.sizes, self.template, log.events.append

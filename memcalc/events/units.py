@@ -43,6 +43,9 @@ class Whole:
     def leave_forward(self, unit: int) -> None:
         """After a unit's forward."""
 
+    def hand_over(self, unit: int, /) -> None:
+        """Where the logits of the head's unit leave the model for the loss."""
+
     def recomputed(self, unit: int) -> None:
         """After a checkpoint has run the unit's forward again."""
 
@@ -134,6 +137,12 @@ class PerParameter(Partitioned):
         """Free the whole weights."""
         if unit not in self.keep:
             self.log.free(self.whole.pop(unit))
+
+    def hand_over(self, unit: int, /) -> None:
+        """A root that reshards is freed before the loss, and with it the last buffer of forward."""
+        if unit not in self.keep:
+            self.leave_forward(unit)
+            self.forwarded()
 
     def leave_backward(self, unit: int, gradients: list[int]) -> None:
         """Free the whole weights, and reduce the gradients."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import chain
 from typing import TYPE_CHECKING
 
@@ -22,7 +22,8 @@ from memcalc.terms.fsdp2 import Units
 from memcalc.terms.head import head_templates
 from memcalc.terms.pipeline import in_flight
 from memcalc.terms.replicas import copies_reduced, held_by_replicas
-from memcalc.terms.settings import is_reentrant
+from memcalc.terms.resharded_root import reshards_root
+from memcalc.terms.settings import enters_units_again
 from memcalc.trace.template import Template, trace
 
 if TYPE_CHECKING:
@@ -215,9 +216,8 @@ class _Writer:
             return
         self._begin("forward")
         self.units.enter(self.last_unit, None)
-        run = Run(self.head, self._sizes(self.layers[-1], self.head))
-        self.log.free(run.forward(self.log, x))
-        self.heads[index] = run
+        self.heads[index] = run = Run(self.head, self._sizes(self.layers[-1], self.head))
+        self.log.free(run.forward(self.log, x, partial(self.units.hand_over, self.last_unit)))
 
     def _backward(self, index: int) -> None:
         """Head and blocks of one micro-batch, last first."""
@@ -229,11 +229,13 @@ class _Writer:
         """Loss and head: the gradient of what the last block gives, and those of the head's weights."""
         self._begin("loss")
         head: list[int] = []
-        self.units.enter(self.last_unit, self._before(self.last_unit), backward=True)
+        gather = partial(self.units.enter, self.last_unit, self._before(self.last_unit), backward=True)
+        if not reshards_root(self.census):
+            gather()
         if index in self.heads:
             # A tied weight's gradient waits for that of its other use, the embedding
             owner = None if self.units.accumulates(self.last_unit) and not self.tied else head
-            gradient = self.heads.pop(index).backward(self.log, 0, owner)
+            gradient = self.heads.pop(index).backward(self.log, 0, owner, gather)
         else:
             gradient = self.log.alloc(self._input_bytes(), COMPUTE, "gradient from the next stage")
         self._begin("backward-last")
@@ -255,9 +257,10 @@ class _Writer:
                 unit -= 1
                 self.units.enter(unit, self._before(unit), backward=True)
                 gradients: list[int] = []
-                if self.grid.policies[0].treatment == "full" and treated:
+                inside = self.grid.fixed.checkpoint == "reentrant-inside"
+                if self.grid.policies[0].treatment == "full" and treated and not inside:
                     self.units.recomputed(unit)
-                pinned = self._pin(run, gradient)
+                pinned = run.pin(0, gradient) if self.pins else []
                 gradient = run.backward(self.log, gradient, None if self.units.accumulates(unit) else gradients)
                 self.units.leave_backward(unit, gradients)
                 live += pinned
@@ -289,14 +292,10 @@ class _Writer:
             return self.first_unit if self.split else None
         return min(unit, len(self.layers)) - 1
 
-    def _pin(self, run: Run, gradient: int) -> list[int]:
-        """What backward may not free: FSDP 1's hooks hold inputs, and their gradients, of frozen checkpoints."""
-        return run.pin(0, gradient) if self.pins else []
-
     @cached_property
     def pins(self) -> bool:
-        """Whether FSDP holds the inputs of blocks until backward ends."""
-        frozen = self.grid.fixed.adapters is not None and is_reentrant(self.grid)
+        """Whether FSDP 1's hooks hold inputs of frozen checkpoints, and their gradients, until backward ends."""
+        frozen = self.grid.fixed.adapters is not None and enters_units_again(self.grid)
         return isinstance(self.units, FlatParameter) and frozen and self.grid.policies[0].treatment == "full"
 
     def _embedding_gradient(self) -> int:
@@ -367,6 +366,7 @@ class _Writer:
             return FlatParameter(self.log, sizes, keep=keep, ahead=bool(self.scalar(prefetches(self.census))))
         units, copies = Units(self.census), bool(self.scalar(copies_reduced(self.census)))
         keep |= {self.last_unit - 1} if units.keeps_last else set()
+        keep -= {self.last_unit} if units.reshards_root else set()
         kind = Pipelined if self.scalar(units.pipelined) else PerParameter
         return kind(self.log, sizes, keep=keep, plain=units.pool == "compute", copies=copies)
 

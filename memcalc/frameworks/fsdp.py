@@ -31,6 +31,7 @@ FSDP2 = Habits(
     tensor_parallel=True,
     full_shard=True,
     gather="blocks",
+    reshards_root=True,
     gathers_inputs=True,
     # torch 2.13 distributed/pipelining/schedules.py, get_schedule_class
     schedules=support.PYTORCH_SCHEDULES,
@@ -46,6 +47,7 @@ FSDP1 = like(
     widths=FLOAT8,
     float8=TORCHAO,
     tensor_parallel=False,
+    reshards_root=False,
     schedules=("1f1b",),
     flat_units=True,
     # Transformers 5.23 modeling_utils.py, _set_gradient_checkpointing: layer_index % every_n_layers == 0
@@ -63,6 +65,7 @@ TITAN_2024_03 = like(
     schedules=("1f1b", "gpipe"),
     pipeline_keeps_outputs=True,
     keeps_last_block=True,
+    reshards_root=False,  # torch before 2.8 keeps a root whatever it is told
     repeats_keys=True,
     rotary="fused",
     # config/job_config.py: loss parallel unless it is disabled, selective "2", allgather
@@ -96,6 +99,7 @@ TITAN_2025_08 = like(
     optimizer_impl="fused",
     keeps_last_block=False,
     split_root=True,
+    reshards_root=True,
     source=_TITAN.format("83e694105"),
 )
 TITAN_2025_11 = like(

@@ -78,6 +78,8 @@ class Habits:
     """The embedding is a unit of its own, apart from final norm and head; else the three are one (FSDP)."""
     keeps_last_block: bool = False
     """Under default resharding the last block stays whole from forward to backward (FSDP)."""
+    reshards_root: bool = False
+    """Resharding ``always`` takes in the unit of the head (FSDP 2 since torch 2.8)."""
     schedules: tuple[str, ...] = ("1f1b",)
     """What its pipelines run."""
     fork_schedules: tuple[str, ...] = ()
@@ -106,6 +108,8 @@ class Habits:
     ``torch.autograd.graph.save_on_cpu`` and the FSDP2 script."""
     gradient_copy: bool = False
     """Bucket buffers hold a second copy of all gradients (DDP without ``gradient_as_bucket_view``)."""
+    wraps_replicas: bool = False
+    """Several ranks that share no state are wrapped in DDP, whose buckets are such a copy."""
     narrow_gradients: bool = False
     """Gradients are added up and reduced in 16 bits where ``reduce_dtype`` says so (Megatron)."""
     own_main_weights: bool = False

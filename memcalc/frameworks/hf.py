@@ -17,6 +17,7 @@ HF = like(
     reduces_as="compute",
     autocast_over_shards=True,
     whole_accumulation=True,
+    wraps_replicas=True,  # trainer.py passes no gradient_as_bucket_view on; False in Accelerate's own default
     losses=losses.HUGGING_FACE,
     source="transformers 5.23 loss/loss_utils.py, integrations/moe.py; 5.0 modeling_utils.py: use_reentrant is False",
 )

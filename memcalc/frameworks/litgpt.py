@@ -63,6 +63,7 @@ LITGPT_2023 = like(
     zero=(0, 3, 2),
     capabilities=support.LITGPT,
     whole_accumulation=True,
+    wraps_replicas=True,  # Lightning fabric/strategies/ddp.py: DistributedDataParallel with its own defaults
     mixed_units=True,
     adapters_follow_base=True,
     lora_rank=8,  # litgpt finetune/lora.py: lora_r

@@ -99,6 +99,8 @@ def check_stage(fixed: SharedSettings, habits: Habits, precision: str, zero: int
     if (fixed.float8 or fixed.float8_all_gather) and precision != "fp8-mixed":
         name = "strategy.float8" if fixed.float8 else "strategy.float8_all_gather"
         raise CombinationError(name, fixed.float8 or True, f"needs precision fp8-mixed, not {precision}")
+    if fixed.checkpoint == "reentrant-inside" and not habits.flat_units:
+        raise CombinationError("strategy.checkpoint", fixed.checkpoint, f"needs FSDP 1's units, not {habits.name}")
     if (fixed.reshard == "never") != (zero == 2) and fixed.reshard != "default":
         stage = 2 if fixed.reshard == "never" else 3
         raise CombinationError("strategy.reshard", fixed.reshard, f"is zero {stage}, not {zero}")

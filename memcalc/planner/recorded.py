@@ -61,8 +61,9 @@ def _check_framework(request: Request) -> None:
     named = str(request.given.get("framework", "fsdp2"))
     if named.partition("@")[0] not in FRAMEWORKS:
         raise CombinationError("framework", named, f"a recorded module is modelled under {', '.join(FRAMEWORKS)}")
-    if request.given["fields"].get("checkpoint") == "reentrant":
-        raise CombinationError("strategy.checkpoint", "reentrant", "checkpoints were recorded in their other form")
+    form = str(request.given["fields"].get("checkpoint", ""))
+    if form.startswith("reentrant"):
+        raise CombinationError("strategy.checkpoint", form, "checkpoints were recorded in their other form")
 
 
 def _check_optimizer(name: str) -> None:

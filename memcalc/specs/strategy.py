@@ -185,8 +185,9 @@ class Strategy(Frozen):
     exp_avg_dtype: Annotated[MomentType, Option("Width of its first moment.")] = "fp32"
     exp_avg_sq_dtype: Annotated[MomentType, Option("Width of its second moment.")] = "fp32"
     checkpoint: Annotated[
-        Literal["", "reentrant", "non-reentrant"],
-        Option("How checkpoints run; as the framework does it where empty."),
+        Literal["", "reentrant", "reentrant-inside", "non-reentrant"],
+        Option("How checkpoints run; as the framework does it where empty. Reentrant ones stand around FSDP 1's units, "
+            "as Transformers calls them, or inside of these (reentrant-inside)."),
     ] = ""
     compile: Annotated[
         Compile,
@@ -278,7 +279,8 @@ class Strategy(Frozen):
     ] = "default"
     reshard: Annotated[
         Literal["default", "always", "never"],
-        Option("Which blocks FSDP shards again after forward; by default as the framework does it."),
+        Option("Which blocks FSDP shards again after forward; by default as the framework does it. `always` takes in "
+            "the unit of the head (FSDP 2 from PyTorch 2.8 on), so that a loss outside of the model runs without it."),
     ] = "default"
     expandable_segments: Annotated[
         bool, Option("The caching allocator grows its segments (``PYTORCH_CUDA_ALLOC_CONF``).")

@@ -16,7 +16,7 @@ from memcalc.ledger import KEPT, Term
 from memcalc.terms.activations import groups_of
 from memcalc.terms.fsdp1 import FLAT
 from memcalc.terms.order import from_start
-from memcalc.terms.settings import is_reentrant
+from memcalc.terms.settings import enters_units_again
 from memcalc.trace.entry import MASK
 from memcalc.trace.template import recorded, total, trace_entry, trace_exit
 
@@ -40,7 +40,7 @@ CACHE = "Transformers 4.48.1 models/gpt_bigcode/modeling_gpt_bigcode.py, GPTBigC
 def between_terms(census: ModelOnGrid) -> Iterator[Term]:
     """All of them."""
     grid, groups = census.grid, groups_of(census)
-    if grid.habits.flat_units and grid.fixed.adapters is not None and is_reentrant(grid):
+    if grid.habits.flat_units and grid.fixed.adapters is not None and enters_units_again(grid):
         yield from (replace(pinned_term(census, group), in_events=True) for group in groups)
     if any(setting.embedding != setting.residual for setting in groups[0].settings):
         yield first_input_term(census, groups[0])

@@ -11,7 +11,7 @@ import numpy as np
 from memcalc.ledger import COMPUTING, Term
 from memcalc.terms.activations import add_all, groups_of
 from memcalc.terms.adapters import Base, trained
-from memcalc.terms.settings import is_reentrant
+from memcalc.terms.settings import enters_units_again
 
 if TYPE_CHECKING:
     from memcalc.formulas.types import Array
@@ -24,12 +24,13 @@ def prefetches(census: ModelOnGrid) -> Array:
     """1 where backward gathers the next block beside the running one.
 
     Only blocks whose forward built a graph are gathered ahead (``_needs_pre_backward_unshard``), which those under a
-    reentrant checkpoint have not; and where adapters are units of their own, the next unit is one of them.
+    reentrant checkpoint around the unit have not; and where adapters are units of their own, the next unit is one of
+    them.
     """
     grid = census.grid
     if grid.fixed.adapters is not None and not grid.habits.mixed_units:
         return np.int64(0)
-    return 1 - checkpointed(census) if is_reentrant(grid) else np.int64(1)
+    return 1 - checkpointed(census) if enters_units_again(grid) else np.int64(1)
 
 
 def checkpointed(census: ModelOnGrid) -> Array:

@@ -24,6 +24,7 @@ from memcalc.terms.activations import groups_of, largest
 from memcalc.terms.adapters import AdaptersOnGrid, Base, trained
 from memcalc.terms.every_k_blocks import allocated_by_last, freed_before, kept_by_first
 from memcalc.terms.pipeline import received, sent_on
+from memcalc.terms.resharded_root import reshards_root, root_terms
 
 if TYPE_CHECKING:
     from memcalc.formulas.types import Array
@@ -61,6 +62,11 @@ class Units:
         """Whether the last block stays whole from forward to backward although others do not."""
         grid = self.census.grid
         return grid.habits.keeps_last_block and grid.fixed.reshard == "default"
+
+    @cached_property
+    def reshards_root(self) -> bool:
+        """Whether the root's weights are gone while the loss runs."""
+        return reshards_root(self.census)
 
     @cached_property
     def pool(self) -> str:
@@ -147,6 +153,10 @@ def gathered_terms(units: Units) -> Iterator[Term]:
     phases: tuple[str, ...] = ("forward", "loss")
     if not units.split:
         title, formula, phases = "gathered embedding, norm and head", "w · P_root", COMPUTING[:-1]
+    if units.reshards_root:
+        phases = tuple(phase for phase in phases if phase not in ("forward", "loss"))
+        before = units.root if units.split else units.block
+        yield from root_terms(units.census, title, units.root, before, units.block)
     yield Term("buffers", title, units.root, phases, formula, FSDP, inputs)
     if units.split:
         gathered = units.root * pipelined
@@ -168,7 +178,7 @@ def gather_terms(units: Units) -> Iterator[Term]:
     """The flat buffers of the all-gathers: alive until the next unit's copy is out, in backward one unit ahead."""
     block, pool = units.block, units.pool
     inputs = {"w": units.block_width, "P_block": units.census.largest_block, "P_root": units.census.root}
-    ahead = ("backward-last", "backward-first", *(() if units.keeps_last else ("loss",)))
+    ahead = ("backward-last", "backward-first", *(() if units.keeps_last or units.reshards_root else ("loss",)))
     title = "flat buffer of a gathered block"
     # While a block is copied out there are two, the one before it being a local of wait_for_unshard still
     two = np.maximum(block - largest([allocated_by_last(a) for a in groups_of(units.census)]), 0)
@@ -176,7 +186,8 @@ def gather_terms(units: Units) -> Iterator[Term]:
         yield Term("buffers", title, bytes_, phases, "w · P_block", FSDP, inputs, pool=pool)
     last = np.where(units.census.grid.is_last == 1, units.root, 0) if units.split else block
     title = "flat buffer of the unit gathered last"
-    yield Term("buffers", title, last, ("forward",), "w · P_unit", FSDP, inputs, pool=pool)
+    if not units.reshards_root:
+        yield Term("buffers", title, last, ("forward",), "w · P_unit", FSDP, inputs, pool=pool)
     if pool == "compute":
         return
     rest = np.maximum(largest_gather(units) - block, 0)

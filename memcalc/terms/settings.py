@@ -91,7 +91,15 @@ def keeps_input(kind: str, bitsandbytes: str) -> bool:
 
 def is_reentrant(grid: Grid) -> bool:
     """Whether checkpoints are autograd functions of their own."""
-    return grid.fixed.checkpoint == "reentrant" if grid.fixed.checkpoint else grid.habits.reentrant
+    return grid.fixed.checkpoint.startswith("reentrant") if grid.fixed.checkpoint else grid.habits.reentrant
+
+
+def enters_units_again(grid: Grid) -> bool:
+    """Whether recomputation runs FSDP 1's hooks a second time, on a detached input: reentrant checkpoints around units.
+
+    A checkpoint inside of a unit, as AnswerDotAI/fsdp_qlora 05ed9f2 wraps blocks (train.py), runs its module alone.
+    """
+    return is_reentrant(grid) and grid.fixed.checkpoint != "reentrant-inside"
 
 
 def mixed(grid: Grid) -> bool:

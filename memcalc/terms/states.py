@@ -42,8 +42,9 @@ def state_terms(census: ModelOnGrid) -> Iterator[Term]:
 def updated_terms(census: ModelOnGrid) -> Iterator[Term]:
     """The states of what is trained: gradients, optimizer, and what the step adds."""
     yield from gradient_terms(census)
-    if census.grid.habits.gradient_copy and not census.grid.fixed.bucket_view:
-        yield bucket_term(census)
+    copied = census.grid.copied_gradients
+    if np.any(copied):
+        yield bucket_term(census, copied)
     yield from optimizer_terms(census)
     if not census.grid.fixed.optimizer_in_backward:
         yield from step_terms(census)
@@ -219,10 +220,10 @@ def head_gradient_term(census: ModelOnGrid, accumulates: Array) -> Term:
     )
 
 
-def bucket_term(census: ModelOnGrid) -> Term:
-    """DDP's all-reduce buckets, a second copy of all gradients."""
+def bucket_term(census: ModelOnGrid, copied: Array) -> Term:
+    """DDP's all-reduce buckets, a second copy of all gradients where ``copied`` is 1."""
     width = census.width("gradient")
-    copy = g.ddp_bucket_bytes(census.parameters, width)
+    copy = g.ddp_bucket_bytes(census.parameters, width) * copied
     inputs = {"w": width, "P": census.parameters}
     return Term("buffers", "all-reduce buckets", copy, ALWAYS, "w · P", census.grid.habits.source, inputs)
 

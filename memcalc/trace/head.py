@@ -36,7 +36,21 @@ def run_head(
     before = [tape.new("logits of the micro-batch before", Size(vocab, 4, "token", shard, "V"))] if loss.again else []
     if loss.head_in_parts:
         return _head_in_parts(tape, x, vocab, setting, loss, shard, before)
-    return cross_entropy(tape, _logits(tape, x, vocab, setting, shard, softcap=softcap, scaled=scaled), loss, before)
+    logits = [_logits(tape, x, vocab, setting, shard, softcap=softcap, scaled=scaled)]
+    if loss.upcast != "model":
+        logits.append(_handed_over(tape, logits.pop()))
+    return cross_entropy(tape, logits.pop(), loss, before)
+
+
+def _handed_over(tape: Tape, logits: Tensor) -> Tensor:
+    """The logits as the loss is given them, noting where they leave the model and where their gradient comes back."""
+    tape.crossings.append(len(tape.events))
+
+    def rule(grads: Grads) -> Grads:
+        tape.crossings.append(len(tape.events))
+        return grads
+
+    return tape.record(Tensor(logits.storage, logits.size), [logits], rule)
 
 
 def own_width(loss: Loss, tail: Tail, setting: BlockConfig) -> Loss:

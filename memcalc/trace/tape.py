@@ -146,6 +146,8 @@ class Tape:
         self.records: list[Record] = []
         self.events: list[int] = []
         """Index of a storage where it is allocated, its complement (~index) where it is freed."""
+        self.crossings: list[int] = []
+        """Events so far when the head's logits were handed to the loss, and when their gradient came back."""
         self.gradients: dict[str, Tensor] = {}
         self.accumulating = accumulating
         """Weight gradients are added to those of an earlier micro-batch, so that new ones go at once."""

@@ -20,7 +20,7 @@ from memcalc.trace.layout import hole
 from memcalc.trace.tape import Record, Shard, Size, Tape, Tensor, Unit
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Sequence
     from typing import Any, ParamSpec
 
     from memcalc.formulas.types import Array
@@ -61,6 +61,9 @@ class Template:
     """The gradient of the block's input; None where it needs none."""
     passing: tuple[int, ...] = ()
     """What is freed with the whole forward; for the block's own order it is gone when the block ends."""
+    crossings: tuple[int, ...] = ()
+    """Events of forward until the logits leave the model, and of backward until their gradient comes back to it; empty
+    where the loss is a part of the model or uses the head's weights."""
 
     @cached_property
     def names(self) -> tuple[str, ...]:
@@ -123,6 +126,36 @@ class Template:
     def backward_peaks(self) -> tuple[Sum, ...]:
         """Working sets of backward, of which one is the largest, all that the block keeps included."""
         return peaks(self.records, self.backward, self.kept | {self.incoming})
+
+    @cached_property
+    def forward_peaks_in_model(self) -> tuple[Sum, ...]:
+        """Working sets of forward until the logits leave the model."""
+        return peaks(self.records, self.forward[: self.crossings[0]], self.at_start)
+
+    @cached_property
+    def forward_peaks_in_loss(self) -> tuple[Sum, ...]:
+        """Working sets of the loss's forward."""
+        start = alive(self.forward[: self.crossings[0]], self.at_start)
+        return peaks(self.records, self.forward[self.crossings[0] :], start)
+
+    @cached_property
+    def backward_peaks_in_loss(self) -> tuple[Sum, ...]:
+        """Working sets of the loss's backward."""
+        return peaks(self.records, self.backward[: self.crossings[1]], self.kept | {self.incoming})
+
+    @cached_property
+    def crossing_sum(self) -> Sum:
+        """Bytes alive when the logits' gradient comes back to the model."""
+        return total(self.records[index] for index in self._at_crossing)
+
+    @cached_property
+    def backward_peaks_in_model(self) -> tuple[Sum, ...]:
+        """Working sets of backward from then on."""
+        return peaks(self.records, self.backward[self.crossings[1] :], self._at_crossing)
+
+    @cached_property
+    def _at_crossing(self) -> frozenset[int]:
+        return alive(self.backward[: self.crossings[1]], self.kept | {self.incoming})
 
 
 class TraceCache:
@@ -283,7 +316,7 @@ def _execute(tape: Tape, start: list[Tensor], forward: Callable[[], Tensor]) -> 
     del out
     start.clear()
     context = [other() for other in others]
-    saved = frozenset(alive(tape.events)) - shared
+    saved = alive(tape.events) - shared
     grad = [tape.new("gradient of the block's output", size, "external")]
     incoming, middle = len(tape.records) - 1, len(tape.events)
     ended = tape.backward(edge, grad)
@@ -301,6 +334,7 @@ def _execute(tape: Tape, start: list[Tensor], forward: Callable[[], Tensor]) -> 
         output=output,
         incoming=incoming,
         outgoing=outgoing,
+        crossings=tuple(event - since for event, since in zip(tape.crossings, (begin, middle), strict=False)),
     )
 
 
@@ -326,12 +360,12 @@ def kept_operator(setting: BlockConfig, kind: str, number: int) -> bool:
     return kind == "reduce-scatter" or (kind == "sdpa" and setting.keeps_attention)
 
 
-def alive(events: list[int]) -> set[int]:
-    """Storages allocated and not freed."""
-    living: set[int] = set()
+def alive(events: Sequence[int], start: frozenset[int] = frozenset()) -> frozenset[int]:
+    """Storages allocated, or there at the ``start``, and not freed."""
+    living = set(start)
     for event in events:
         if event >= 0:
             living.add(event)
         else:
             living.discard(~event)
-    return living
+    return frozenset(living)

@@ -29,12 +29,20 @@ def fake_ranks(world: int) -> Iterator[None]:
         dist.destroy_process_group()
 
 
-def shard(model: nn.Module, mesh: DeviceMesh, *, reshard: bool, compute: torch.dtype, reduce: torch.dtype) -> None:
-    """Apply FSDP2 to every block, then to the root, as torchtitan does."""
+def shard(
+    model: nn.Module,
+    mesh: DeviceMesh,
+    *,
+    reshard: bool,
+    root: bool | None = None,
+    compute: torch.dtype,
+    reduce: torch.dtype,
+) -> None:
+    """Apply FSDP2 to every block, then to the root, which keeps its weights after forward unless ``root`` is true."""
     policy = MixedPrecisionPolicy(param_dtype=compute, reduce_dtype=reduce)
     for block in models.blocks_of(model).values():
         fully_shard(block, mesh=mesh, mp_policy=policy, reshard_after_forward=reshard)
-    fully_shard(model, mesh=mesh, mp_policy=policy, reshard_after_forward=reshard)
+    fully_shard(model, mesh=mesh, mp_policy=policy, reshard_after_forward=root)
 
 
 def fsdp_timeline(
@@ -42,6 +50,7 @@ def fsdp_timeline(
     world: int,
     *,
     reshard: bool = True,
+    root: bool | None = None,
     compute: torch.dtype = torch.bfloat16,
     reduce: torch.dtype = torch.float32,
     recompute: str = "none",
@@ -70,7 +79,7 @@ def fsdp_timeline(
             layers=layers,
             **changes,
         )
-        shard(model, mesh, reshard=reshard, compute=compute, reduce=reduce)
+        shard(model, mesh, reshard=reshard, root=root, compute=compute, reduce=reduce)
         return timeline.train(model, run, timeline.adamw(model, optimizer), steps, micro_batches)
 
 

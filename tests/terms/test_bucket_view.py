@@ -77,3 +77,41 @@ def test_torch_keeps_gradients_in_its_buckets(tmp_path: Path, as_view: bool) -> 
     assert len(storages) == 3
     assert len(storages[-1]) == (1 if as_view else 4)
     assert (storages[1] == storages[2]) or not as_view
+
+
+WRAPPED = [
+    # framework, GPUs, ZeRO stage, adapters, parameters whose gradients are copied
+    ("ddp", 8, 0, None, GRADIENTS // 2),
+    ("hf", 8, 0, None, GRADIENTS // 2),
+    ("hf@4.45", 2, 0, None, GRADIENTS // 2),
+    ("litgpt", 8, 0, None, GRADIENTS // 2),
+    # two matrices of 4096 to 8 and back in each of 32 blocks: litgpt's adapters are in the dtype of its weights
+    ("litgpt", 8, 0, "8:q,v", 32 * 2 * 2 * 8 * 4096),
+    ("hf", 1, 0, None, 0),
+    ("litgpt", 1, 0, None, 0),
+    ("hf", 8, 3, None, 0),
+    ("litgpt", 8, 2, None, 0),
+]
+
+
+@pytest.mark.parametrize(("framework", "gpus", "zero", "lora", "copied"), WRAPPED)
+def test_who_has_the_second_copy(framework: str, gpus: int, zero: int, lora: str | None, copied: int) -> None:
+    """Whoever wraps whole replicas in DDP has it; nobody on one GPU or where FSDP shards."""
+    job = {**JOB, "framework": framework, "gpus": gpus, "optimizer": "adamw"}
+    answer = memcalc.estimate(**job, zero=zero, lora=lora, global_batch=gpus)
+    assert sum(term.bytes for term in answer.terms if term.name == "all-reduce buckets") == 2 * copied
+
+
+def test_no_program_asks_for_views_by_itself() -> None:
+    """Accelerate 1.15, on which the Trainer stands, and Lightning 2.6, on which litgpt does, as installed."""
+    utils = pytest.importorskip("accelerate.utils")
+    strategies = pytest.importorskip("lightning.fabric.strategies")
+    assert utils.DistributedDataParallelKwargs().gradient_as_bucket_view is False
+    assert strategies.DDPStrategy()._ddp_kwargs == {}
+
+
+def test_views_stay_an_option_of_ddp() -> None:
+    """The Trainer cannot ask for them, and what is said there changes nothing."""
+    job = {**JOB, "framework": "hf", "zero": 0}
+    plain, views = (memcalc.estimate(**job, settings={"strategy.bucket_view": view}).peak for view in (False, True))
+    assert plain == views

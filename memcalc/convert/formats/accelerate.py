@@ -11,7 +11,7 @@ from typing import Any
 from memcalc.convert.config import Config, ConfigReader
 from memcalc.convert.document import Document
 from memcalc.convert.formats.base import Format, key_table
-from memcalc.convert.formats.fsdp_config import ACCELERATED, fsdp_version, read_options
+from memcalc.convert.formats.fsdp_config import ACCELERATED, LOSS_INSIDE, PLACED, fsdp_version, read_options
 from memcalc.convert.formats.trainer_writer import checkpoints_itself
 from memcalc.convert.job import ConfigJob
 
@@ -164,7 +164,9 @@ def _fsdp(job: ConfigJob, engine: str) -> dict[str, Any]:
         f"{table}.fsdp_offload_params": "params" in plan.offload,
         f"{table}.fsdp_activation_checkpointing": plan.recompute == "full" and not checkpoints_itself(job),
     }
+    job.require(plan.checkpoint != "reentrant-inside", "strategy.checkpoint", PLACED)
     if engine == "fsdp2":
+        job.require(plan.reshard != "always", "strategy.reshard", LOSS_INSIDE)
         fields[f"{table}.fsdp_reshard_after_forward"] = plan.zero == 3
         fields[f"{table}.fsdp_activation_checkpointing_offload"] = True if "activations" in plan.offload else None
         return fields

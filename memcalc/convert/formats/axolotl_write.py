@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from memcalc.convert.formats.base import key_table
+from memcalc.convert.formats.fsdp_config import LOSS_INSIDE, PLACED
 from memcalc.convert.formats.trainer_writer import galore
 from memcalc.convert.formats.transformers_model import hub_name
 from memcalc.convert.formats.tuning import LAYER_NAMES
@@ -103,6 +104,7 @@ def _engine(job: ConfigJob) -> dict[str, Any]:
         return {"deepspeed": "ds_config.json"}
     if not _sharded(job):
         return {}
+    job.require(plan.reshard != "always" or job.framework != "fsdp2", "strategy.reshard", LOSS_INSIDE)
     return {
         "fsdp_version": 2 if job.framework == "fsdp2" else 1,
         "fsdp_config.auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
@@ -114,6 +116,7 @@ def _engine(job: ConfigJob) -> dict[str, Any]:
 def _recomputation(job: ConfigJob) -> dict[str, Any]:
     plan = job.strategy
     job.require(plan.recompute in ("none", "full"), "recompute", "axolotl recomputes none or full")
+    job.require(plan.checkpoint != "reentrant-inside", "strategy.checkpoint", PLACED)
     full = plan.recompute == "full"
     kind = plan.checkpoint or ("reentrant" if habits_of(plan.framework).reentrant else "")
     moved = "activations" in plan.offload and job.framework != "deepspeed"

@@ -69,6 +69,8 @@ def read(document: Document) -> Config:
     _precision(reader)
     _recompute(reader)
     reader.set("zero", 3 if reader.flag("RESHARD", True) else 2, "RESHARD")
+    if reader.flag("RESHARD_ROOT"):
+        reader.set("strategy.reshard", "always", "RESHARD_ROOT")
     reader.set_integer("dp_replicate", "REPLICAS", 1)
     _offload(reader)
     reader.set("compile", "blocks" if reader.flag("COMPILE") else "none", "COMPILE")
@@ -208,6 +210,7 @@ def write(job: ConfigJob) -> dict[str, Any]:
         "REDUCE": reduce,
         "AUTOCAST": autocast,
         "RESHARD": plan.zero == 3,
+        "RESHARD_ROOT": plan.reshard == "always",
         "REPLICAS": plan.dp_replicate,
         "CHECKPOINTED_BLOCKS": blocks,
         "CHECKPOINTED_PART": part,
@@ -258,6 +261,7 @@ _SAYS = {
     "COMPUTE": "dtype of what is gathered",
     "REDUCE": "dtype in which gradients are reduced",
     "RESHARD": "whether blocks are sharded again after forward (ZeRO 3) or stay whole until backward (ZeRO 2)",
+    "RESHARD_ROOT": "whether the root is, too, so that the loss, outside of the model, runs without it (PyTorch 2.8)",
     "REPLICAS": "groups of ranks each of which has all shards, between which gradients are all-reduced (HSDP)",
     "CHECKPOINTED_BLOCKS": "which blocks are computed again in backward: first, end and step of a slice",
     "CHECKPOINTED_PART": "the module of such a block that is; empty for the whole block",

@@ -26,6 +26,8 @@ _NOT_MODELLED = {
 }
 NODE = 0
 """Of ranks that share the states (``dp_shard``): those of a node (FSDP 1's hybrid strategies)."""
+LOSS_INSIDE = "the model computes its loss, for which the root is gathered: resharding it gains nothing here"
+PLACED = "no option says where a reentrant checkpoint stands; a training script of your own does"
 _WRAPS = "transformer_based_wrap"
 ACCELERATED = ("autocast", "reduce_dtype")
 """What Accelerate decides of FSDP by itself (accelerator.py, prepare_model; FullyShardedDataParallelPlugin)."""

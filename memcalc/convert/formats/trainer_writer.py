@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from memcalc.convert.document import Document
+from memcalc.convert.formats.fsdp_config import LOSS_INSIDE, PLACED
 from memcalc.convert.formats.transformers_model import hub_name
 from memcalc.convert.formats.tuning import ANY_FORM, LAYER_NAMES, LIGER_KERNELS, TRAINER_OPTIMIZERS
 from memcalc.convert.job import ConfigJob
@@ -135,6 +136,7 @@ def _checkpoints(job: ConfigJob) -> dict[str, Any]:
     plan = job.strategy
     fields: dict[str, Any] = {"gradient_checkpointing": plan.recompute != "none"}
     if plan.recompute != "none":
+        job.require(plan.checkpoint != "reentrant-inside", "strategy.checkpoint", PLACED)
         habit = "reentrant" if habits_of(plan.framework).reentrant else "non-reentrant"
         fields["gradient_checkpointing_kwargs.use_reentrant"] = (plan.checkpoint or habit) == "reentrant"
         fields["gradient_checkpointing_kwargs.every_n_layers"] = parse_policy(plan.recompute).count
@@ -157,6 +159,7 @@ def _fsdp(job: ConfigJob) -> dict[str, Any]:
         **(_checkpoints(job) if itself else {}),
     }
     if version == 2:
+        job.require(plan.reshard != "always", "strategy.reshard", LOSS_INSIDE)
         fields["fsdp_config.reshard_after_forward"] = plan.zero == 3
     else:
         fields["fsdp_config.backward_prefetch"] = "backward_pre"

@@ -72,6 +72,7 @@ SAID = [
     # words of the plan, constants of the script
     ({}, {"RESHARD": True, "CHECKPOINTED_BLOCKS": (0, 0, 1), "OFFLOAD": False, "ATTENTION": "FLASH_ATTENTION"}),
     ({"zero": 2, "recompute": "full"}, {"RESHARD": False, "CHECKPOINTED_BLOCKS": (0, None, 1)}),
+    ({"settings": {"strategy.reshard": "always"}}, {"RESHARD": True, "RESHARD_ROOT": True}),
     ({"recompute": "every-4"}, {"CHECKPOINTED_BLOCKS": (3, None, 4), "CHECKPOINTED_PART": ""}),
     ({"recompute": "block-5"}, {"CHECKPOINTED_BLOCKS": (0, 5, 1)}),
     ({"recompute": "attention"}, {"CHECKPOINTED_BLOCKS": (0, None, 1), "CHECKPOINTED_PART": "self_attn"}),
@@ -325,6 +326,7 @@ ALLOCATED: list[dict[str, Any]] = [
     {"recompute": "full"},
     {"zero": 2},
     {"zero": 2, "recompute": "full", "optimizer_impl": "fused", "gpus": 64, "global_batch": 64, "seq_len": 512},
+    {"settings": {"strategy.reshard": "always"}, "recompute": "full", "micro_batch": 8, "global_batch": 64},
     {"recompute": "every-2"},
     {"recompute": "block-3"},
     {"recompute": "mlp"},
@@ -361,6 +363,7 @@ def test_the_script_allocates_what_the_plan_says(words: dict[str, Any]) -> None:
 
 RUNS = [
     (1, {"recompute": "full"}),
+    (2, {"recompute": "full", "settings": {"strategy.reshard": "always"}}),
     (2, {"recompute": "every-2", "zero": 2}),
     (2, {"offload": "params", "optimizer_impl": "fused", "recompute": "mlp"}),
     (2, {"precision": "bf16-autocast", "attention": "math", "optimizer": "sgd-momentum", "optimizer_impl": "loop"}),
