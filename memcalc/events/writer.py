@@ -19,6 +19,7 @@ from memcalc.terms.adapters import Base, trained
 from memcalc.terms.frozen_first_block import unread
 from memcalc.terms.fsdp1 import prefetches
 from memcalc.terms.fsdp2 import Units
+from memcalc.terms.gradients import added_in_place, tied_matrix
 from memcalc.terms.head import head_templates
 from memcalc.terms.pipeline import in_flight
 from memcalc.terms.replicas import copies_reduced, held_by_replicas
@@ -271,18 +272,29 @@ class _Writer:
     def _embedding_backward(self, gradient: int, head: list[int]) -> None:
         """The gradient of the embedding, and with it that of a head that is tied to it or of its unit."""
         self._begin("backward-end")
-        embedding = self.log.alloc(self._embedding_gradient(), COMPUTE, "gradient of the embedding")
+        adds = self.units.accumulates(self.first_unit)
+        gradients = self._embedding_gradient()
+        matrix = min(self.scalar(tied_matrix(self.census)) * self.gradient_width, gradients) if self.tied else 0
+        made = [self.log.alloc(gradients - matrix, COMPUTE, "gradient of the embedding")]
+        if matrix:
+            # Positions are added after the tokens' rows, so that backward comes to them first
+            if adds:
+                self.log.free_all(made)
+            made.append(self._added(head, matrix))
+            head = []
         self.log.free(gradient)
-        if self.tied:
-            head, embedding = [], self._added(embedding, head)
-        if self.units.accumulates(self.first_unit):
-            self.log.free(embedding)
-            embedding = 0
-        self.units.leave_backward(self.first_unit, [embedding, *([] if self.split else head)])
+        if adds:
+            self.log.free_all(made)
+            made = []
+        self.units.leave_backward(self.first_unit, [*made, *([] if self.split else head)])
 
-    def _added(self, embedding: int, head: list[int]) -> int:
-        """The sum of a tied weight's two gradients, which is made out of place."""
-        both = self.log.alloc(self._embedding_gradient(), COMPUTE, "gradient of the tied embedding")
+    def _added(self, head: list[int], matrix: int) -> int:
+        """The sum of a tied weight's two gradients, out of place unless autocast has made one of them by a cast."""
+        embedding = self.log.alloc(matrix, COMPUTE, "gradient of the tied embedding")
+        if added_in_place(self.census):
+            self.log.free_all(head)
+            return embedding
+        both = self.log.alloc(matrix, COMPUTE, "gradient of the tied embedding")
         self.log.free_all([embedding, *head])
         return both
 
@@ -298,8 +310,13 @@ class _Writer:
         frozen = self.grid.fixed.adapters is not None and enters_units_again(self.grid)
         return isinstance(self.units, FlatParameter) and frozen and self.grid.policies[0].treatment == "full"
 
+    @property
+    def gradient_width(self) -> int:
+        """Bytes of a weight's gradient as backward makes it."""
+        return self.scalar(self.layers[0].gradient_width[0])
+
     def _embedding_gradient(self) -> int:
-        return self.scalar(self.trained.embedding) * self.scalar(self.layers[0].gradient_width[0])
+        return self.scalar(self.trained.embedding) * self.gradient_width
 
     def _recompute(self, blocks: list[GroupActivations], runs: list[Run], first: int) -> list[Run]:
         """Run a unit of several blocks again, with a graph, from the unit's input."""

@@ -33,6 +33,9 @@ FSDP2 = Habits(
     gather="blocks",
     reshards_root=True,
     gathers_inputs=True,
+    # _fsdp_param.py of torch 2.13, _init_sharded_param: Shard(0), chunks padded to the first rank's; Transformers 5 and
+    # gpt-oss have all experts of a block in one tensor
+    fills_experts=True,
     # torch 2.13 distributed/pipelining/schedules.py, get_schedule_class
     schedules=support.PYTORCH_SCHEDULES,
     equal_rounds=True,
@@ -48,6 +51,7 @@ FSDP1 = like(
     float8=TORCHAO,
     tensor_parallel=False,
     reshards_root=False,
+    fills_experts=False,
     schedules=("1f1b",),
     flat_units=True,
     # Transformers 5.23 modeling_utils.py, _set_gradient_checkpointing: layer_index % every_n_layers == 0
@@ -66,6 +70,7 @@ TITAN_2024_03 = like(
     pipeline_keeps_outputs=True,
     keeps_last_block=True,
     reshards_root=False,  # torch before 2.8 keeps a root whatever it is told
+    fills_experts=False,  # models/llama4/infra/parallelize.py, apply_fsdp: Shard(1) where ranks outnumber experts
     repeats_keys=True,
     rotary="fused",
     # config/job_config.py: loss parallel unless it is disabled, selective "2", allgather

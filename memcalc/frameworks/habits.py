@@ -185,6 +185,8 @@ class Habits:
     """Logits are divided by TP whatever the loss."""
     reentrant: bool = False
     """Checkpoints are autograd functions of their own, which hold output and incoming gradient through backward."""
+    fills_experts: bool = False
+    """Stacked experts are divided by their number, which is filled up to a multiple of the ranks (FSDP 2)."""
     checkpoints_first: bool = False
     """Of every K blocks the first is checkpointed, not the last (Transformers)."""
     zeroes_gradients: bool = False

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from memcalc import catalog
 from memcalc.convert.config import Config, Finding, Severity
+from memcalc.frameworks.table import habits_of
 from memcalc.planner.offload_memory import capacity
 from memcalc.preflight.job import MergedJob
 from memcalc.results.estimates import Estimate
@@ -262,6 +263,25 @@ def room_left(ctx: LintContext) -> Findings:
         yield ctx.finding("note", "MC114", "micro_batch", message, "memcalc max micro-batch")
 
 
+def experts_filled(ctx: LintContext) -> Findings:
+    """Fewer experts than ranks, or a number of them that the ranks do not divide, under FSDP 2."""
+    from memcalc.api import load_model
+
+    plan, model = ctx.strategy, ctx.job.facts["model"]
+    spec = load_model(model) if isinstance(model, str) else model
+    if not (spec.is_moe and habits_of(plan.framework).fills_experts and plan.zero >= 2):
+        return
+    experts = max(getattr(group.block.mlp, "experts", 0) for group in spec.groups) // plan.ep
+    ranks = plan.dp * plan.cp // plan.dp_replicate
+    filled = -(-experts // ranks) * ranks
+    if filled > experts:
+        message = (
+            f"a block's {experts} experts are one tensor, which FSDP 2 divides by experts: over {ranks} ranks it is "
+            f"filled up to {filled}, {filled / experts:.3g} times their weights, gradients and states"
+        )
+        yield ctx.finding("warning", "MC116", "gpus", message, "replicas of as many ranks as divide the experts")
+
+
 LINTS: dict[str, Callable[[LintContext], Findings]] = {
     "MC101": autocast_keeps_fp32,
     "MC102": shards_are_fp32,
@@ -275,6 +295,7 @@ LINTS: dict[str, Callable[[LintContext], Findings]] = {
     "MC112": lengths_vary,
     "MC113": host_too_small,
     "MC114": room_left,
+    "MC116": experts_filled,
 }
 """By code; MC106 (a batch that is not the product of its parts) and MC107 (sequence parallelism without tensor
 parallelism) are found while the files are merged."""

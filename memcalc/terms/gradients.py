@@ -83,7 +83,7 @@ def tied_terms(census: ModelOnGrid) -> Iterator[Term]:
     elsewhere = grid.persistent_gradients or grid.habits.zero_optimizer is not None
     if not census.model.tied or elsewhere or grid.fixed.adapters is not None or grid.fixed.optimizer_in_backward:
         return
-    matrix = shard(model_count(census.model).embedding + census.padding, grid.degree("tp"))
+    matrix = tied_matrix(census)
     here = whole(grid) * matrix * census.width("gradient") * bool(census.model.head)
     earlier = accumulating(grid)
     # The term of the head has it in the first micro-batch's backward-last
@@ -93,7 +93,18 @@ def tied_terms(census: ModelOnGrid) -> Iterator[Term]:
     for phase, where in waiting:
         yield Term("gradients", title, here * where, (phase,), formula, SOURCE, inputs)
     title, formula = "gradients of embedding and head, and their sum", "w · P_head · (2, or 3 beside an earlier one)"
-    yield Term("gradients", title, here * (2 + earlier), ("backward-end",), formula, SOURCE, inputs)
+    parts = 2 + earlier - added_in_place(census)
+    yield Term("gradients", title, here * parts, ("backward-end",), formula, SOURCE, inputs)
+
+
+def tied_matrix(census: ModelOnGrid) -> Array:
+    """Elements of the weight that is both embedding and head."""
+    return shard(model_count(census.model).embedding + census.padding, census.grid.degree("tp"))
+
+
+def added_in_place(census: ModelOnGrid) -> bool:
+    """Whether the engine adds a tied weight's gradients into the head's: a cast under autocast has made that anew."""
+    return all(setting.autocast for setting in census.settings)
 
 
 def whole(grid: Grid) -> Array:

@@ -11,6 +11,7 @@ import numpy as np
 from memcalc.formulas.optimizer_states import shard
 from memcalc.terms.parameters import model_count
 from memcalc.terms.settings import block_settings, gathering_settings
+from memcalc.terms.shards import local_experts
 from memcalc.trace.template import TraceCache
 
 if TYPE_CHECKING:
@@ -115,9 +116,13 @@ class ModelOnGrid:
 
     @cached_property
     def block_experts(self) -> tuple[Array, ...]:
-        """Routed experts' parameters of one block of each group on a rank."""
+        """Routed experts' parameters of one block of each group on a rank, filled up where FSDP 2 does so."""
         ranks = self.grid.expert_tp * self.grid.degree("ep")
-        return tuple(shard(c.experts, ranks) for _, c in self.count.groups)
+        experts = [shard(c.experts, ranks) for _, c in self.count.groups]
+        if not self.grid.habits.fills_experts:
+            return tuple(experts)
+        rows, ranks = [local_experts(self.grid, g.block) for g in self.model.groups], self.grid.expert_ranks
+        return tuple(all_ // n * shard(n, ranks) * ranks for all_, n in zip(experts, rows, strict=True))
 
     @cached_property
     def largest_block(self) -> Array:

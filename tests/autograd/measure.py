@@ -56,15 +56,19 @@ def build(
     seq: int,
     layers: int | None,
     adapt: Callable[[nn.Module], nn.Module] | None = None,
+    first: bool = False,
     **changes: Any,
 ) -> tuple[nn.Module, Callable[[], torch.Tensor], Any]:
-    """Build a model and a function that runs its forward pass and loss. Call it inside :func:`cuda_like`."""
+    """Build a model and a function that runs its forward pass and loss. Call it inside :func:`cuda_like`.
+
+    Of every N blocks the last is checkpointed, or the ``first``.
+    """
     dtype = DTYPES[precision]
     if family == "titan":
         sizes = changes | ({} if layers is None else {"layers": layers})
         model: nn.Module = models.TitanLlama(**sizes, dtype=dtype)
         tokens, labels = (torch.zeros(batch, seq, dtype=torch.long) for _ in range(2))
-        wrap_blocks(models.blocks_of(model), recompute)
+        wrap_blocks(models.blocks_of(model), recompute, first=first)
         model = adapt(model) if adapt else model
 
         def titan() -> torch.Tensor:
@@ -75,7 +79,7 @@ def build(
     config = models.hf_config(family, layers=layers, dropout=dropout, **changes)
     model = models.hf_model(family, config, dtype=dtype, eager=attention == "eager")
     inputs = models.hf_inputs(family, config, batch, seq, dtype)
-    wrap_blocks(models.blocks_of(model), recompute)
+    wrap_blocks(models.blocks_of(model), recompute, first=first)
     model = adapt(model) if adapt else model
 
     def run() -> torch.Tensor:

@@ -1,0 +1,269 @@
+"""Random small training jobs: the peak of a whole step, by memcalc and by PyTorch itself on fake tensors.
+
+    python tests/differential.py --jobs 500 --seed 1
+
+Each job is a family of Transformers (or torchtitan's plain Llama) with sizes, precision, recomputation, sharding,
+optimizer, adapters and accumulation drawn at random. The real class is trained for two steps; the second step's peak is
+compared with the replay of the same config. Jobs that differ by more than a hundredth are printed, largest first.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from autograd import measure, models, parallel, timeline
+
+from memcalc import api
+from memcalc.allocator import replay
+from memcalc.convert.huggingface import from_huggingface
+from memcalc.events import step_events
+from memcalc.frameworks.table import habits_of
+from memcalc.probe.live.cuda_like import cuda_like
+from memcalc.specs.flat import from_flat
+from memcalc.specs.model import Model
+from memcalc.terms import ModelOnGrid, build_ledger
+from memcalc.terms.overhead import Workspaces
+
+DECODERS = (
+    "gpt2", "gpt-neox", "opt", "bloom", "falcon-7b", "falcon-40b", "llama-2", "llama-3", "smollm2", "mistral",
+    "mistral-window", "qwen2", "qwen3", "gemma", "gemma2", "gemma3", "gemma3-wide", "phi3", "olmo2", "starcoder2",
+    "mixtral", "qwen3-moe", "gpt-oss", "deepseek-v2", "deepseek-v3", "titan",
+)  # fmt: skip
+PRECISIONS = {"bf16": "bf16", "fp32": "fp32", "fp32+autocast": "bf16-autocast"}
+LAYERS_OF = {
+    "attention": ["q_proj", "k_proj", "v_proj", "o_proj"],
+    "all": ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"],
+}
+ADAPTED = ("llama-2", "llama-3", "mistral", "qwen2", "qwen3", "gemma")
+EVERY_ONLY_PLAIN = ("none", "full", "every-2", "every-3")
+
+
+@dataclass(frozen=True)
+class Job:
+    """One training job; ``sizes`` are fields of the family's own config."""
+
+    family: str
+    sizes: dict[str, Any]
+    layers: int
+    batch: int
+    seq: int
+    precision: str
+    recompute: str
+    optimizer: str
+    attention: str
+    framework: str
+    ranks: int = 1
+    micro_batches: int = 1
+    reshard: bool = True
+    reduce: str = "fp32"
+    adapters: str = ""
+    rank: int = 8
+    dropout: float = 0.0
+    words: dict[str, Any] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        shown = {name: value for name, value in vars(self).items() if name != "words"}
+        return " ".join(f"{name}={value}" for name, value in shown.items())
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Peaks [bytes] of the second step, workspaces left out."""
+
+    real: int
+    closed: int
+    replayed: int
+
+    @property
+    def error(self) -> float:
+        """The replay's relative error."""
+        return self.replayed / self.real - 1
+
+
+# -------------------------------------------------------------------------------------------------------------- drawing
+
+
+def sizes(family: str, draw: random.Random) -> dict[str, Any]:
+    """Return sizes in the names of the family's config."""
+    width, heads = draw.choice((128, 192, 256, 384)), draw.choice((4, 8))
+    ffn, vocab = draw.choice((2, 3, 4)) * width + draw.choice((0, 16)), draw.choice((613, 1088, 2048, 4096))
+    kv = draw.choice([n for n in (1, 2, 4, 8) if heads % n == 0])
+    if family == "titan":
+        return {"dim": width, "heads": heads, "kv": kv, "ffn": ffn, "vocab": vocab}
+    if family == "gpt2":
+        return {"n_embd": width, "n_head": heads, "n_inner": ffn, "vocab_size": vocab, "n_positions": 512}
+    if family == "bloom":
+        return {"hidden_size": width, "n_head": heads, "vocab_size": vocab}
+    common = {"hidden_size": width, "num_attention_heads": heads, "vocab_size": vocab}
+    if family == "opt":
+        return common | {"word_embed_proj_dim": width, "ffn_dim": ffn}
+    if family.startswith("falcon"):
+        return common | {"ffn_hidden_size": ffn} | ({"num_kv_heads": kv} if family == "falcon-40b" else {})
+    if family.startswith("deepseek"):
+        return common | {"num_key_value_heads": heads, "intermediate_size": ffn}
+    if family == "gpt-neox":
+        return common | {"intermediate_size": ffn}
+    tied = {"tie_word_embeddings": draw.random() < 0.3}
+    return common | {"num_key_value_heads": kv, "intermediate_size": ffn} | tied
+
+
+def draw_job(draw: random.Random) -> Job:
+    """Return a job that the harness and memcalc can both run."""
+    family = draw.choice(DECODERS)
+    adapters = draw.choice(("", "attention", "all")) if family in ADAPTED else ""
+    sharding = "none" if adapters else draw.choice(("none", "none", "ddp", "fsdp2"))
+    eager = family in {"bloom", "gemma2", "gpt-oss"}
+    micro_batches = 1 if adapters else draw.choice((1, 1, 2, 3))
+    return Job(
+        family=family,
+        sizes=sizes(family, draw),
+        layers=draw.choice((2, 3, 4, 6)),
+        batch=draw.choice((1, 2, 3)),
+        seq=draw.choice((32, 64, 128, 192)),
+        precision="bf16" if adapters else ("fp32" if sharding == "fsdp2" else draw.choice(tuple(PRECISIONS))),
+        recompute=draw.choice(("none", "full")) if adapters else draw.choice(EVERY_ONLY_PLAIN),
+        optimizer="fused" if adapters else draw.choice(("foreach", "fused", "loop")),
+        attention="eager" if eager or (family != "titan" and draw.random() < 0.2) else "flash",
+        framework="hf" if adapters else ("plain" if sharding == "none" else sharding),
+        ranks=1 if sharding == "none" else draw.choice((2, 8)),
+        micro_batches=micro_batches,
+        reshard=draw.random() < 0.7,
+        reduce=draw.choice(("fp32", "bf16")),
+        adapters=adapters,
+        rank=draw.choice((4, 8, 16)),
+        dropout=draw.choice((0.0, 0.05)),
+    )
+
+
+def draw_jobs(count: int, seed: int) -> Iterator[Job]:
+    """Return ``count`` jobs, the same for the same seed."""
+    draw = random.Random(seed)  # noqa: S311
+    for _ in range(count):
+        yield draw_job(draw)
+
+
+# -------------------------------------------------------------------------------------------------------------- PyTorch
+
+
+def real_steps(job: Job) -> timeline.Steps:
+    """Train the real class for two steps on fake tensors."""
+    common: dict[str, Any] = {
+        "recompute": job.recompute, "optimizer": job.optimizer, "batch": job.batch, "seq": job.seq,
+        "layers": job.layers, "attention": job.attention, "micro_batches": job.micro_batches,
+        "first": habits_of(job.framework).checkpoints_first,
+    }  # fmt: skip
+    if job.family == "titan":  # the table of rotations is as long as the sequence
+        common["longest"] = job.seq
+    if job.adapters:
+        return adapted_steps(job)
+    if job.framework == "fsdp2":
+        reduce = torch.float32 if job.reduce == "fp32" else torch.bfloat16
+        return parallel.fsdp_timeline(job.family, job.ranks, reshard=job.reshard, reduce=reduce, **common, **job.sizes)
+    if job.framework == "ddp":
+        return parallel.ddp_timeline(job.family, job.ranks, precision=job.precision, **common, **job.sizes)
+    return timeline.step_timeline(job.family, precision=job.precision, **common, **job.sizes)
+
+
+def adapted_steps(job: Job) -> timeline.Steps:
+    """Train fp32 adapters of PEFT over a frozen 16-bit base."""
+    import peft
+
+    with cuda_like("auto" if job.attention == "flash" else job.attention):
+        base, _, config = measure.build(
+            job.family, precision="bf16", attention=job.attention, dropout=None, recompute="none", batch=job.batch,
+            seq=job.seq, layers=job.layers, **job.sizes,
+        )  # fmt: skip
+        if job.recompute == "full":
+            base.gradient_checkpointing_enable({"use_reentrant": False})
+        wanted = peft.LoraConfig(
+            r=job.rank, target_modules=LAYERS_OF[job.adapters], lora_dropout=job.dropout, init_lora_weights=False
+        )
+        model = peft.get_peft_model(base, wanted).train()
+        if job.recompute == "full":
+            model.enable_input_require_grads()
+        inputs = models.hf_inputs(job.family, config, job.batch, job.seq, torch.bfloat16)
+        return timeline.train(model, lambda: model(**inputs).loss, timeline.adamw(model, job.optimizer))
+
+
+# -------------------------------------------------------------------------------------------------------------- memcalc
+
+
+def model_of(job: Job) -> Model:
+    """Return the model as a user's config.json, or an inline table, gives it."""
+    if job.family == "titan":
+        s = job.sizes
+        return from_flat({
+            "n_layers": job.layers, "hidden": s["dim"], "heads": s["heads"], "kv_heads": s["kv"], "ffn": s["ffn"],
+            "vocab": s["vocab"], "max_positions": 4096,
+        })  # fmt: skip
+    config = models.hf_config(job.family, layers=job.layers, **job.sizes)
+    known = {*type(config)().to_dict(), "head_dim"}
+    return from_huggingface({name: value for name, value in config.to_dict().items() if name in known})
+
+
+def words_of(job: Job) -> dict[str, Any]:
+    """Return the job in memcalc's words."""
+    words: dict[str, Any] = {
+        "framework": job.framework, "gpus": job.ranks, "seq_len": job.seq, "micro_batch": job.batch,
+        "global_batch": job.batch * job.ranks * job.micro_batches, "recompute": job.recompute,
+        "optimizer_impl": job.optimizer, "kernels": "fused" if job.family == "titan" else "model",
+        "precision": PRECISIONS[job.precision], "zero": 0,
+        "settings": {"strategy.checkpoint": "non-reentrant"},
+    }  # fmt: skip
+    if job.attention != "flash":
+        words["attention"] = job.attention
+    if job.framework == "fsdp2":
+        words |= {"precision": "bf16-mixed", "zero": 3 if job.reshard else 2}
+        words["settings"] = words["settings"] | {"strategy.reduce_dtype": job.reduce}
+    if job.adapters:
+        which = "q,k,v,o" if job.adapters == "attention" else "all-linear"
+        words |= {"lora": f"{job.rank}:{which}", "adapter_dtype": "fp32", "autocast": False}
+        words["settings"] = words["settings"] | {"workload.lora_dropout": job.dropout}
+    return words
+
+
+def outcome(job: Job) -> Outcome:
+    """Return the peaks of one job by both."""
+    single = api.single(model=model_of(job), gpu="h100", **words_of(job))
+    census = ModelOnGrid(single.job.model, single.grid)
+    ledger = build_ledger(census, Workspaces(0, 0))
+    replayed = replay(step_events(census, ledger, 0, observed=False)).peak_requested
+    return Outcome(real_steps(job).peak().live, int(np.max(ledger.peak())), replayed)
+
+
+def told(job: Job, peaks: Outcome) -> str:
+    """Return one job's errors in a line."""
+    closed = peaks.closed / peaks.real - 1
+    return f"{peaks.error:+8.2%} replayed, {closed:+8.2%} closed, of {peaks.real:,} bytes: {job}\n"
+
+
+def main() -> None:
+    """Run jobs and print those that differ."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--jobs", type=int, default=500)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--within", type=float, default=0.01)
+    asked = parser.parse_args()
+    rows, write = [], sys.stdout.write
+    for number, job in enumerate(draw_jobs(asked.jobs, asked.seed)):
+        try:
+            rows.append((job, outcome(job)))
+        except Exception as error:  # noqa: BLE001  # a job that cannot be run is told with the others
+            write(f"{number}: {type(error).__name__}: {str(error)[:300]}: {job}\n")
+    far = sorted((row for row in rows if abs(row[1].error) > asked.within), key=lambda row: -abs(row[1].error))
+    for job, peaks in far:
+        write(told(job, peaks))
+    median = np.median([abs(peaks.error) for _, peaks in rows])
+    share = 1 - len(far) / len(rows)
+    write(f"{len(rows)} jobs, {share:.1%} within {asked.within:.0%}; median {median:.3%}\n")
+
+
+if __name__ == "__main__":
+    main()
