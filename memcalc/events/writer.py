@@ -16,6 +16,7 @@ from memcalc.formulas.recompute import unit_sizes
 from memcalc.ledger import ALWAYS
 from memcalc.terms.activations import GroupActivations, groups_of
 from memcalc.terms.adapters import Base, trained
+from memcalc.terms.buffers import copies_in_events
 from memcalc.terms.frozen_first_block import unread
 from memcalc.terms.fsdp1 import prefetches
 from memcalc.terms.fsdp2 import Units
@@ -133,7 +134,12 @@ class _Writer:
     @cached_property
     def head(self) -> Template:
         """The execution of final norm, head and loss."""
-        return head_templates(self.census)[0]
+        return head_templates(self.census, copies=self.copies)[0]
+
+    @cached_property
+    def copies(self) -> bool:
+        """Whether autocast's 16-bit weights come and go with the tensors of blocks and head."""
+        return bool(self.grid.width("cached").any()) and copies_in_events(self.census)
 
     def _sizes(self, activations: GroupActivations, template: Template) -> list[int]:
         """Bytes of each storage of a template, computed once for all blocks that share it."""
@@ -202,9 +208,10 @@ class _Writer:
 
     def _run(self, activations: GroupActivations, *, untreated: bool, first: bool = False) -> Run:
         """A block; the stage's ``first`` where no gradient flows to its input keeps less."""
-        template = activations.template(self.grid.policies[0], activations.settings[0], untreated=untreated)
+        policy, setting, copies = self.grid.policies[0], activations.settings[0], self.copies
+        template = activations.template(policy, setting, untreated=untreated, copies=copies)
         if first and self.scalar(self.grid.is_first) and unread(activations.census, activations.index):
-            template = self.census.traces.get(trace, activations.group.block, activations.settings[0], wanted=False)
+            template = self.census.traces.get(trace, activations.group.block, setting, wanted=False, copies=copies)
         return Run(template, self._sizes(activations, template))
 
     def _input_bytes(self) -> int:

@@ -82,7 +82,7 @@ def autocast_keeps_fp32(ctx: LintContext) -> Findings:
     if not plan.precision.endswith("-autocast") or plan.lora:
         return
     fp32 = ctx.size("weights") + max(ctx.estimate.components.gradients, ctx.size("gradients at the end"))
-    copies = ctx.size("autocast's cache")
+    copies = ctx.size("16-bit weight copies")
     message = (
         f"under autocast weights and gradients stay fp32 ({_gib(fp32)}), and 16-bit copies of the weights are cached "
         f"from forward to backward ({_gib(copies)}); a 16-bit model has half of the first and none of the second"

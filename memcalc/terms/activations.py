@@ -11,7 +11,6 @@ import numpy as np
 
 from memcalc.formulas.activations import saved_bytes
 from memcalc.formulas.recompute import Counts, Policy, counts
-from memcalc.grid import column
 from memcalc.terms import shards
 from memcalc.terms.adapters import AdaptersOnGrid
 from memcalc.terms.frozen_first_block import spared_records
@@ -49,7 +48,7 @@ class GroupActivations:
     _ranks: dict[Shard, Array] = field(default_factory=dict, init=False, repr=False)
     _products: dict[tuple[Unit, Shard, int], Array] = field(default_factory=dict, init=False, repr=False)
     """Bytes of tensors of one unit and shard: the sums of a block share most of them."""
-    _templates: dict[tuple[BlockConfig, frozenset[str], str], Template] = field(
+    _templates: dict[tuple[BlockConfig, frozenset[str], str, bool], Template] = field(
         default_factory=dict, init=False, repr=False
     )
     _sums: dict[tuple[str, bool], Array] = field(default_factory=dict, init=False, repr=False)
@@ -138,13 +137,19 @@ class GroupActivations:
         long = window is not None and alike(self.keys >= window)
         return tuple(replace(setting, windowed=long) for setting in self.census.settings)
 
-    def template(self, policy: Policy, setting: BlockConfig, *, untreated: bool = False) -> Template:
-        """One block's execution under a policy, or (``whole``) where the policy leaves a block alone."""
+    def template(
+        self, policy: Policy, setting: BlockConfig, *, untreated: bool = False, copies: bool = False
+    ) -> Template:
+        """One block's execution under a policy, or where the policy leaves a block alone (``untreated``).
+
+        ``copies`` says whether autocast's 16-bit weights are among its tensors.
+        """
         parts, treatment = (setting.checkpointed, "none") if untreated else (policy.parts, policy.treatment)
-        key = setting, parts, treatment
+        key = setting, parts, treatment, copies
         if key not in self._templates:
             setting = setting if parts == setting.checkpointed else replace(setting, checkpointed=parts)
-            self._templates[key] = self.census.traces.get(trace, self.group.block, setting, treatment)
+            more = {"copies": True} if copies else {}
+            self._templates[key] = self.census.traces.get(trace, self.group.block, setting, treatment, **more)
         return self._templates[key]
 
     def stacked(self, value: list[list[Array]]) -> Array:
@@ -321,11 +326,6 @@ class GroupActivations:
         most = (between <= 0) | (stack.number(self, from_start(0, 1)) == 1)
         first = (self.first + np.where(first_apart(self.grid), before[1], before[0])) * most
         return self.forward - after, self.last - stack.left(behind(self.index)), first
-
-    @cached_property
-    def keeps_weights(self) -> Array:
-        """1 along the recompute axis where a treated block keeps its 16-bit weight copies: only parts run again."""
-        return column([policy.kind == "parts" for policy in self.grid.policies], "recompute")
 
     @cached_property
     def exists(self) -> Array:

@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from memcalc.grid import column
 from memcalc.ledger import Term
 from memcalc.terms.activations import add_all, groups_of
 from memcalc.terms.adapters import trained
-from memcalc.terms.every_k_blocks import block_copies
+from memcalc.terms.every_k_blocks import block_copies, copies_in_part
 from memcalc.terms.fsdp1 import flat_unit_terms
 from memcalc.terms.fsdp2 import fsdp2_terms
 from memcalc.terms.pipeline import engine_terms, schedule_terms
@@ -71,16 +69,28 @@ def autocast_terms(census: ModelOnGrid) -> Iterator[Term]:
     an embedding are looked up, not multiplied, and grouped products of experts are on no list of autocast's.
     """
     grid, groups, source = census.grid, groups_of(census), "PyTorch aten/src/ATen/autocast_mode.cpp, cached_cast"
-    graph = [a.field("whole") + a.field("treated") * a.keeps_weights for a in groups]
     copies = [block_copies(activations) for activations in groups]
-    saved = add_all([blocks * size for blocks, size in zip(graph, copies, strict=True)])
+    saved = add_all(
+        [
+            a.field("whole") * size + a.field("treated") * copies_in_part(a)
+            for a, size in zip(groups, copies, strict=True)
+        ]
+    )
     cached = add_all([a.layers * size for a, size in zip(groups, copies, strict=True)])
     leaves = 1 - (grid.zero_from(2) & grid.habits.full_shard)
-    in_forward: Array = np.where(leaves == 1, cached, saved)
-    title, formula = "autocast's cache of 16-bit weight copies", "2 · P_cast"
-    yield Term("buffers", title, in_forward, ("forward-last", "forward"), formula, source, {"P_cast": in_forward // 2})
+    in_events, phases = copies_in_events(census), ("forward-last", "forward")
+    cache: Array = (cached - saved) * leaves
+    title, formula = "autocast's cache of 16-bit weight copies", "2 · P_cast of checkpointed blocks"
+    yield Term("buffers", title, cache, phases, formula, source, {"P_cast": cache // 2})
     title, formula = "autocast's 16-bit weight copies", "2 · P_cast of blocks that are not checkpointed"
-    yield Term("buffers", title, saved, ("loss", "backward-last"), formula, source, {"P_cast": saved // 2})
+    inputs, longer = {"P_cast": saved // 2}, (*phases, "loss", "backward-last")
+    yield Term("buffers", title, saved, longer, formula, source, inputs, in_events=in_events)
     head, width = census.head * (grid.width("cached") > 0), grid.width("cached")
-    title, phases = "autocast's 16-bit copy of the head", ("forward", "loss")
-    yield Term("buffers", title, width * head, phases, "2 · P_head", source, {"P_head": census.head})
+    title, phases, inputs = "autocast's 16-bit copy of the head", ("forward", "loss"), {"P_head": census.head}
+    yield Term("buffers", title, width * head, phases, "2 · P_head", source, inputs, in_events=in_events)
+
+
+def copies_in_events(census: ModelOnGrid) -> bool:
+    """Whether executions of blocks and head have autocast's copies among their tensors: not those of recorded parts."""
+    recorded = census.model.recording is not None or any(g.block.recorded is not None for g in census.model.groups)
+    return not recorded and all(setting.autocast for setting in census.settings)

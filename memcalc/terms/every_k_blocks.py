@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from memcalc.terms.activations import GroupActivations
     from memcalc.terms.model_on_grid import ModelOnGrid
     from memcalc.terms.order import Part, Stack
+    from memcalc.trace.template import Sum
 
 
 def block_copies(activations: GroupActivations) -> Array:
@@ -30,6 +31,21 @@ def block_copies(activations: GroupActivations) -> Array:
         copies = total(record for record in records if record.kind == "weight copy" and setting.autocast)
         results.append(full(activations.evaluate(copies, np.int64(0))))
     return np.concatenate(np.broadcast_arrays(*results), axis=AXES.index("precision"))
+
+
+def copies_in_part(activations: GroupActivations) -> Array:
+    """Bytes of those copies that a treated block keeps, of which parts alone run again, by precision and policy."""
+    rows = []
+    for setting in activations.settings:
+        row = []
+        for policy in activations.grid.policies:
+            copies: Sum = {}
+            if policy.kind == "parts" and setting.autocast:
+                records = activations.template(policy, setting, copies=True).kept_records
+                copies = total(record for record in records if record.kind == "weight copy")
+            row.append(activations.evaluate(copies, np.int64(0)))
+        rows.append(row)
+    return activations.stacked(rows)
 
 
 def spacing(grid: Grid) -> Array:

@@ -45,9 +45,13 @@ OBSERVED = "observed in all runs of presets/runs with this loss and room for it 
 
 
 def head_templates(
-    census: ModelOnGrid, rows: int | None = None, settings: tuple[BlockConfig, ...] | None = None
-) -> list[Template]:
-    """The execution of final norm, head and loss, by precision; ``rows`` are the head's, by default the most."""
+    census: ModelOnGrid, rows: int | None = None, settings: tuple[BlockConfig, ...] | None = None, *,
+    copies: bool = False,
+) -> list[Template]:  # fmt: skip
+    """The execution of final norm, head and loss, by precision; ``rows`` are the head's, by default the most.
+
+    ``copies`` says whether autocast's 16-bit weight is among its tensors.
+    """
     grid, model = census.grid, census.model
     divided = grid.habits.vocab_parallel or grid.fixed.loss == "parallel"
     rows = int(census.vocab.max()) if rows is None else rows
@@ -70,6 +74,7 @@ def head_templates(
             model.tail,
             softcap=model.head_softcap,
             scaled=model.head_scaled,
+            **({"copies": True} if copies else {}),
         )
         for setting in settings or head_settings(census)
     ]

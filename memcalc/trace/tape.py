@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import heapq
 import sys
+import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -151,8 +152,9 @@ class Tape:
         self.gradients: dict[str, Tensor] = {}
         self.accumulating = accumulating
         """Weight gradients are added to those of an earlier micro-batch, so that new ones go at once."""
-        self.recomputes_weights = False
-        """The block is computed again under autocast, which makes its 16-bit weights anew."""
+        self.copies_weights = False
+        """Autocast's 16-bit weights are tensors of this execution: a block computed again makes them anew."""
+        self._copies: dict[str, weakref.ref[Storage]] = {}
         self._held: list[Storage] = []
         self._uses: Counter[str] = Counter()
         self._summed: set[str] = set()
@@ -192,10 +194,15 @@ class Tape:
         return tensor
 
     def weight_copy(self, name: str, size: Size) -> Storage | None:
-        """A 16-bit weight of a block computed again; those of the first forward are a term of their own."""
-        if not (self.recomputes_weights and self._grad):
+        """A 16-bit weight, made at its first use; where executions do not make them they are a term of their own."""
+        if not (self.copies_weights and self._grad):
             return None
-        return self.new(f"{name} weight, 16-bit copy", size, "weight copy").storage
+        before = self._copies.get(name)
+        made = before() if before is not None else None
+        if made is None:
+            made = self.new(f"{name} weight, 16-bit copy", size, "weight copy").storage
+            self._copies[name] = weakref.ref(made)
+        return made
 
     def cast_weight(self, leaf: Leaf, weight: Size) -> Edge:
         """The edge of a weight's copy in another width: its gradient is cast back after the product's backward."""

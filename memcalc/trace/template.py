@@ -236,15 +236,18 @@ def undominated(rows: list[tuple[int, ...]]) -> list[tuple[int, ...]]:
 
 
 def trace(
-    block: Block, setting: BlockConfig, policy: str = "none", *, accumulating: bool = False, wanted: bool = True
-) -> Template:
+    block: Block, setting: BlockConfig, policy: str = "none", *, accumulating: bool = False, wanted: bool = True,
+    copies: bool = False,
+) -> Template:  # fmt: skip
     """Run one block forward and backward; ``policy`` is none, full (checkpointed whole) or selective-ops.
 
-    ``wanted`` says whether a gradient flows to the block's input.
+    ``wanted`` says whether a gradient flows to the block's input, ``copies`` whether autocast's 16-bit weights are
+    among its tensors where it is not computed again.
     """
     if block.recorded is not None:
         return recorded(block.recorded, setting, policy)
     tape = Tape(accumulating=accumulating or setting.adds_gradients)
+    tape.copies_weights = copies and setting.autocast
     start = [tape.leaf("block input", Size(block.hidden, setting.residual, "token", "sp", "h"), requires_grad=wanted)]
     if block.cross_attention is not None:
         width = block.cross_hidden or block.hidden
@@ -277,10 +280,14 @@ def recorded(segment: Segment, setting: BlockConfig, policy: str = "none") -> Te
 
 def trace_head(
     hidden: int, final_norm: Norm | None, vocab: int, setting: BlockConfig, loss: Loss, shard: Shard,
-    tail: Tail | None = None, *, softcap: bool = False, scaled: bool = False,
+    tail: Tail | None = None, *, softcap: bool = False, scaled: bool = False, copies: bool = False,
 ) -> Template:  # fmt: skip
-    """Run final norm, head and loss forward and backward; ``shard`` is that of the logits."""
+    """Run final norm, head and loss forward and backward; ``shard`` is that of the logits.
+
+    ``copies`` says whether autocast's 16-bit weight is among its tensors.
+    """
     tape = Tape(accumulating=setting.adds_gradients)
+    tape.copies_weights = copies and setting.autocast
     start = [tape.leaf("last block's output", Size(hidden, setting.residual, "token", "sp", "h"))]
     # A direct call hands its arguments over; a partial would hold the block's output until the loss is known
     return _execute(
@@ -343,7 +350,7 @@ def _forward(tape: Tape, block: Block, setting: BlockConfig, policy: str, start:
         return run_block(tape, inputs[0], block, setting, *inputs[1:])
 
     if policy == "full":
-        tape.recomputes_weights = setting.autocast
+        tape.copies_weights = setting.autocast
         return checkpoint(tape, run, start, reentrant=setting.reentrant, partitioned=setting.partitioned)
     if policy == "selective-ops":
         return selective(tape, run, start, partial(kept_operator, setting))
