@@ -65,8 +65,9 @@ def finalist(job: PlanJob, candidate: Candidate, *, only_safe: bool = False) -> 
 
 def single_ledger(job: PlanJob, candidate: Candidate) -> tuple[ModelOnGrid, Ledger, Overhead]:
     """The ledger of one found strategy alone, with all its pipeline stages."""
-    overhead = overhead_of(job.gpu, candidate.grid, candidate.layout)
-    census = job.on(single_grid(candidate))
+    grid = single_grid(candidate)
+    overhead = overhead_of(job.gpu, grid, candidate.layout)
+    census = job.on(grid)
     return census, build_ledger(census, overhead.workspaces, detail=False), overhead
 
 

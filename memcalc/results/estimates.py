@@ -95,6 +95,8 @@ class Interval(Frozen):
 
     allocator: str = "caching"
     """The class of allocator whose measured runs gave the range."""
+    kind: str = ""
+    """The kind of job on it; empty where the range is that of all kinds, or of the allocator of 2021."""
 
 
 class Budget(Frozen):
