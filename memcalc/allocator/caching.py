@@ -67,8 +67,9 @@ class Replay:
     `peak_requested` what was asked for. `phases` gives each mark's peaks (allocated, reserved) up to the next mark, the
     larger where a name comes twice; what happens before the first mark has the name "". `pools` gives each stream's
     own peak reserved. `largest_hole` is reserved − allocated when `peak_reserved` was first reached. `retries_at` gives
-    each mark in order, and the retries before it. `reserved_after_flush` is the largest reserved since the last retry (`peak_reserved` without one). `retries` counts
-    ``num_alloc_retries``, the last one of an out-of-memory included; the replay ends at the request that fails.
+    each mark in order, and the retries before it. `reserved_after_flush` is the largest reserved since the last retry
+    (`peak_reserved` without one). `retries` counts ``num_alloc_retries``, the last one of an out-of-memory included;
+    the replay ends at the request that fails.
     """
 
     peak_allocated: int

@@ -95,14 +95,15 @@ def safe_limits(grid: Grid, gpu: GPU, overheads: Sequence[Overhead]) -> Array:
     Over layouts, sharding stages and offloads; ``overheads`` are those of the layouts, or one for all of them.
     """
     kinds = kinds_of(grid)
-    every = overheads if len(overheads) > 1 else [*overheads] * len(grid.layouts)
+    by_layout = overheads if len(overheads) > 1 else [*overheads] * len(grid.layouts)
     known: dict[tuple[int, bool], list[list[int]]] = {}
-    for overhead, layout in zip(every, grid.layouts, strict=True):
-        one = layout.gpus == 1
-        if (id(overhead), one) not in known:
+    rows = []
+    for overhead, layout in zip(by_layout, grid.layouts, strict=True):
+        alone = layout.gpus == 1
+        if (id(overhead), alone) not in known:
             safe = {kind: overhead.of_kind(gpu, kind).safe for kind in set(kinds.values())}
-            known[id(overhead), one] = [[safe[kinds[one, z, o]] for o in grid.offloads] for z in grid.zeros]
-    rows = [known[id(overhead), layout.gpus == 1] for overhead, layout in zip(every, grid.layouts, strict=True)]
+            known[id(overhead), alone] = [[safe[kinds[alone, z, o]] for o in grid.offloads] for z in grid.zeros]
+        rows.append(known[id(overhead), alone])
     return np.array(rows, dtype=np.int64)[:, None, None, None, :, :, None]
 
 

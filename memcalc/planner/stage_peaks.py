@@ -60,9 +60,9 @@ class Peaks:
 
     def on_card(self) -> Peaks:
         """The same with no stage above what the card has: the allocator gives its cache back before it asks again."""
-        room, capacity = self.overhead.room, self.overhead.capacity
+        most, capacity = self.overhead.room, self.overhead.capacity
         stages = tuple(
-            stage.model_copy(update={"reserved": min(stage.reserved, room), "device": min(stage.device, capacity)})
+            stage.model_copy(update={"reserved": min(stage.reserved, most), "device": min(stage.device, capacity)})
             for stage in self.stages
         )
         return replace(self, stages=stages, top=stages[self.top.stage])

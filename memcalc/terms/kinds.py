@@ -59,12 +59,12 @@ def kind_of(habits: Habits, choice: Choice) -> str:
 
 def kinds_of(grid: Grid) -> dict[tuple[bool, int, tuple[str, ...]], str]:
     """The kinds of a grid's strategies: by whether they have one GPU, by sharding stage and by what is offloaded."""
-    fixed, alone = grid.fixed, {layout.gpus == 1 for layout in grid.layouts}
+    fixed = grid.fixed
     return {
-        (one, zero, offload): kind_of(
-            grid.habits, Choice(2 - one, zero, offload, fixed.compile, fixed.expandable_segments)
+        (alone, zero, offload): kind_of(
+            grid.habits, Choice(2 - alone, zero, offload, fixed.compile, fixed.expandable_segments)
         )
-        for one in alone
+        for alone in {layout.gpus == 1 for layout in grid.layouts}
         for zero in grid.zeros
         for offload in grid.offloads
     }
