@@ -14,7 +14,8 @@ def flushes_of(replay: Replay, accumulation: int) -> int:
     A replay has a few micro-batches of a step with many: those that it leaves out flush as its last whole one does.
     """
     marks = replay.retries_at
-    begin = next((index for index, (name, _) in enumerate(marks) if name == "step"), len(marks))
+    updates = [index for index, (name, _) in enumerate(marks) if name == "step"]
+    begin = updates[-2] if len(updates) > 1 else updates[0] if updates else len(marks)
     forwards = [index for index in range(begin, len(marks)) if marks[index][0] == "forward-last"]
     if not forwards:
         return replay.retries

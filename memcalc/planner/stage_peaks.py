@@ -261,7 +261,7 @@ _Event = tuple[str, int, int, int, str]
 
 @dataclass
 class Recorder:
-    """The second step of a replay, event by event."""
+    """The last step of a replay, event by event."""
 
     terms: dict[str, str]
     """Component of each term, by name."""
@@ -300,9 +300,11 @@ class Recorder:
         return "buffers" if name in BUFFERS else self.terms.get(name, "activations")
 
     def _begin(self, phase: str) -> None:
-        """A phase begins; the second step begins with the first forward after an optimizer's step."""
+        """A phase begins; a step after the first begins with the first forward after an optimizer's step."""
         if phase == "forward-last" and self._phase == "step":
             self._records, self._seen = True, {}
+            for record in (self.allocated, self.reserved, self.parts, self.stacked):
+                record.clear()
         self._phase = phase
         index = self._seen.get(phase, 0)
         self._seen[phase] = index + 1

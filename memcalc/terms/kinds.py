@@ -13,12 +13,13 @@ FSDP1 = "FSDP 1"
 FSDP2 = "FSDP 2"
 GROWING = "FSDP 2, expandable segments"
 ENGINE = "TransformerEngine"
+EARLY = "PyTorch before 1.13"
 BLOCKS = "compiled blocks"
 GRAPH = "compiled graph"
 OFFLOADED = "offloaded"
 OTHERS = "others"
-KINDS = (ONE_GPU, FSDP1, FSDP2, GROWING, ENGINE, BLOCKS, GRAPH, OFFLOADED, OTHERS)
-"""Kinds of jobs on today's allocator; that of 2021 is one by itself, and has no name here."""
+KINDS = (ONE_GPU, FSDP1, FSDP2, GROWING, ENGINE, EARLY, BLOCKS, GRAPH, OFFLOADED, OTHERS)
+"""Kinds of jobs whose allocator is replayed; those of 2021 whose is not are one by themselves, without a name here."""
 SHARDED = 2
 """The stage of ZeRO from which FSDP shards."""
 
@@ -34,7 +35,7 @@ class Choice(NamedTuple):
 
 
 def kind_of(habits: Habits, choice: Choice) -> str:
-    """The kind of a strategy: what its mechanisms are least known for comes first; empty on the allocator of 2021.
+    """The kind of a strategy: what its mechanisms are least known for comes first; empty where nothing is replayed.
 
     >>> from memcalc.frameworks import habits_of
     >>> [kind_of(habits_of("hf"), Choice(2, zero, (), "none", False)) for zero in (3, 0)]
@@ -42,6 +43,8 @@ def kind_of(habits: Habits, choice: Choice) -> str:
     """
     if habits.allocator != "caching":
         return ""
+    if not habits.lazy_kernels:
+        return EARLY
     if choice.offload:
         return OFFLOADED
     if choice.compile != "none":

@@ -178,7 +178,7 @@ def overhead_of(gpu: GPU, grid: Grid, layout: Layout | None = None) -> Overhead:
     libraries = libraries_of(gpu)
     usual, high = libraries.of(layout) if layout else (0, everywhere * (libraries.world_high - libraries.world))
     context = gpu.context_bytes
-    if grid.habits.allocator == "2021":
+    if not grid.habits.lazy_kernels:
         context = gpu.eager_context_bytes or context
     return Overhead(
         capacity=gpu.memory_bytes,
