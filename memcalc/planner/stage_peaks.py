@@ -79,9 +79,8 @@ class Peaks:
     @property
     def runs(self) -> bool:
         """Whether every request is met: what is live fits, and where it is replayed the holes between it do too."""
-        if self.replays:
-            return all(stage.runs for stage in self.replays)
-        return self.overhead.beside(self.allocated) <= self.overhead.capacity
+        served = all(stage.runs for stage in self.replays)
+        return served and self.overhead.beside(self.allocated) <= self.overhead.capacity
 
     @property
     def is_flushed(self) -> bool:
