@@ -110,3 +110,16 @@ def test_expandable_segments_are_not_named_before_pytorch_has_them() -> None:
     assert not grows_segments("deepspeed@0.10")
     assert grows_segments("megatron@core-0.5")
     assert predicted("B13-015").expandable_verdict is None
+
+
+def test_a_plan_says_that_the_cache_goes_and_what_keeps_it() -> None:
+    """The run fms-007, left to the search."""
+    found = memcalc.plan(
+        model="mistral-7b-v0.1", gpu="a100-80g", gpus=1, framework="hf@4.48", seq_len=4096, micro_batch=8,
+        global_batch=8, precision="bf16", zero=0, recompute="full", attention="flash", loss="standard", kernels="model",
+        offload="none", settings={"strategy.checkpoint": "reentrant", "strategy.autocast": False},
+    )  # fmt: skip
+    (plan,) = found.plans
+    assert (plan.verdict, plan.flushes) == ("tight", 1)
+    assert plan.why.endswith(f"Tight: the allocator {FREED} once per step.")
+    assert "--set strategy.expandable_segments=true" in {remedy.change for remedy in found.nearest}
