@@ -108,6 +108,13 @@ def ranges() -> Iterator[Block]:
     yield Table(
         "By kind of job, where the allocator is replayed", (Column("kind"), Column("Z", right=True), *numbers), rows
     )
+    apart = [known for _, known in kinds if known.kind]
+    figures = sum(known.figures for known in apart)
+    held = sum(known.crossed * known.figures for known in apart) / figures
+    yield Line(
+        f"Of the {figures} figures of kinds with a range of their own {100 * held:.1f}% lie in the range that was "
+        "fitted without their document."
+    )
 
 
 def throughput() -> Iterator[Block]:
