@@ -119,16 +119,19 @@ def models_of(layers: int, hidden: int, preset_dirs: Dirs = ()) -> list[str]:
 
 
 @cache
-def reserve(name: str) -> Reserve:
-    """Return the range of measured over predicted memory for a class of allocator."""
+def reserve(name: str, kind: str = "") -> Reserve:
+    """Return the range of measured over predicted memory for a class of allocator, or for one kind of job on it.
+
+    A kind of which nothing is known has the range of its class.
+    """
     from memcalc.specs.reserve import Reserve
 
     table = read_toml(shipped() / "reserve.toml")
     rows = [validated(Reserve, row, "reserve") for row in table["reserve"] if row["name"] == name]
     if not rows:
-        known = [row["name"] for row in table["reserve"]]
+        known = list(dict.fromkeys(row["name"] for row in table["reserve"]))
         raise UnknownNameError("reserve", name, f"must be one of {', '.join(known)}", known)
-    return rows[0]
+    return next((row for row in rows if row.kind == kind), rows[0])
 
 
 @cache

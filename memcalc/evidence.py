@@ -57,7 +57,7 @@ def evidence_for(estimate: Estimate, known: tuple[KindErrors, ...] | None = None
     """Return what measured runs say of an estimate's kind of job; `known` are the shipped errors when left out."""
     kind = kind_of(estimate)
     entry = _nearest(kind, errors_by_kind() if known is None else known)
-    reserve = catalog.reserve(estimate.interval.allocator)
+    reserve = catalog.reserve(estimate.interval.allocator, estimate.interval.kind)
     counts = ("runs", "ran", "false_rejects", "ran_out", "false_fits")
     return Evidence(
         kind=kind,
@@ -66,6 +66,7 @@ def evidence_for(estimate: Estimate, known: tuple[KindErrors, ...] | None = None
         figures=() if entry is None else tuple(_summary(name, errors) for name, errors in sorted(entry.errors.items())),
         **{name: 0 if entry is None else getattr(entry, name) for name in counts},
         allocator=reserve.name,
+        ranged_kind=reserve.kind,
         **{name: getattr(reserve, name) for name in ("low", "high", "coverage", "crossed")},
         ranged=reserve.figures,
         documents=reserve.sources,

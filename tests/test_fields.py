@@ -265,6 +265,7 @@ MOVES: dict[str, dict[str, tuple[Any, ...]]] = {
         "flattened_gradients": ("llama", True), "main_gradients": ("llama", 1), "vocab_multiple": ("gpt2", 8),
         "schedule_variables": ("megatron", False), "makes_masks": ("llama", True),
         "keeps_stage_outputs": ("megatron", True), "handle_workspaces": ("llama", False), "engine": ("llama", True),
+        "lazy_kernels": ("llama", False),
         "rotary": ("llama", "fused"), "repeats_keys": ("llama", True), "gathers_inputs": ("megatron", True),
         "saved_attention": ("titan", ()), "graph_keeps_matmuls": ("simple", None), "packed_weights": ("muon", None),
         "layer_wise": ("soap", None), "vocab_parallel": ("titan-tp", True), "reentrant": ("cache", False),

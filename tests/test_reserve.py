@@ -7,6 +7,7 @@ from fits import reserve
 import memcalc
 from memcalc import catalog
 from memcalc.probe.calibrate import reserves
+from memcalc.terms.kinds import KINDS
 from memcalc.validation import Presets
 
 RESIDUALS = reserve.residuals()
@@ -29,6 +30,73 @@ def test_coverage_is_within_three_points_of_its_claim() -> None:
         assert abs(known.crossed - known.coverage) <= 0.03
 
 
+def test_each_kind_has_its_own_range() -> None:
+    """One with enough figures holds 95% of those of documents left out; all of them together do too."""
+    held, counted = 0.0, 0
+    for kind in KINDS:
+        known = catalog.reserve("caching", kind)
+        own = [r for r in RESIDUALS if r.allocator == "caching" and r.kind == kind]
+        strict = [r for r in own if r.strict]
+        rows = strict if len(strict) >= reserve.FEW else own
+        if len(rows) < reserve.FEW:
+            assert known == catalog.reserve("caching")
+            continue
+        assert (known.kind, known.figures) == (kind, len(rows))
+        assert known.low <= 0 <= known.limit <= known.high
+        assert sum(known.low <= r.error(0.0) <= known.high for r in rows) >= 0.95 * len(rows) - 1
+        if len(rows) >= reserves.FEWEST:
+            assert known.crossed >= known.coverage
+        if rows is strict:
+            held, counted = held + known.crossed * len(rows), counted + len(rows)
+    assert held / counted >= 0.95
+
+
+def sample(kind: str, source: str, error: float) -> reserves.ReserveSample:
+    size = 1 << 40
+    return reserves.ReserveSample("", source, "caching", round(size * (1 + error)), size, 0, strict=True, kind=kind)
+
+
+def test_a_kind_is_shrunk_toward_all_by_its_credibility() -> None:
+    """Figures that differ in each document count one each, so that n are n / (n + m) of the range (Buehlmann 1967)."""
+    others = [sample("others", f"d{i // 2}", 0.2 * (-1) ** i * (i // 2 % 5) / 4) for i in range(40)]
+    own = [sample("one GPU", f"o{i}", error) for i, error in enumerate((-0.01, 0.0, 0.0, 0.01, 0.02))]
+    kinds = reserve.Kinds([*others, *own])
+    assert kinds.correlation == 0
+    known = kinds.range_of("one GPU", 5.0)
+    low, high = reserves.range_of([row.error(0.0) for row in (*others, *own)])
+    assert known.weight == 0.5
+    assert math.isclose(known.low, (low - 0.01) / 2, abs_tol=1e-6)
+    assert math.isclose(known.high, (high + 0.02) / 2, abs_tol=1e-6)
+
+
+def test_figures_of_one_document_count_less_the_more_they_are_alike() -> None:
+    """Two documents whose figures agree within each are two figures: the design effect is their number (Kish 1965)."""
+    alike = [sample("FSDP 1", name, error) for name, error in (("a", 0.1), ("b", -0.1)) for _ in range(30)]
+    assert reserve.correlation(alike) == 1
+    kinds = reserve.Kinds(alike)
+    assert math.isclose(kinds.range_of("FSDP 1", 2.0).weight, 2 / (2 + 2))
+
+
+def test_a_kind_decides_what_is_tight() -> None:
+    """Trained alone a job needs a narrower margin than the same with FSDP 1, which is known less well."""
+    words = {"framework": "hf", "precision": "bf16", "recompute": "full", "micro_batch": 1}
+    for kind, job in (("one GPU", {"gpus": 1, "zero": 0}), ("FSDP 1", {"gpus": 2, "zero": 3})):
+        chip = Presets().gpu("a100-80g")
+        found = memcalc.estimate(model="llama-2-7b", gpu=chip, **words, **job)
+        assert found.interval.kind == kind
+        known = catalog.reserve("caching", kind)
+        assert found.interval.high >= int(found.peak.device * (1 + known.high))
+        assert found.interval.low == int(found.peak.device * (1 + known.low))
+        edge = (1 + known.limit) * found.peak.device
+        verdicts = [
+            memcalc.estimate(
+                model="llama-2-7b", gpu=chip.model_copy(update={"memory_bytes": int(size)}), **words, **job
+            ).verdict
+            for size in (0.99 * edge, 1.02 * edge)
+        ]
+        assert verdicts == ["tight", "fits"]
+
+
 def test_a_range_holds_the_middle_of_its_errors() -> None:
     """Of the numbers 1 to 199, 2.5% of 200 are below 5 and above 195: ranks 5 and 195."""
     low, high = reserves.range_of([float(n) for n in range(1, 200)])
@@ -48,7 +116,7 @@ def test_the_verdict_asks_for_the_limit() -> None:
     words = {"gpus": 1, "framework": "hf", "zero": 0, "precision": "bf16", "recompute": "full", "micro_batch": 1}
     chip = Presets().gpu("a100-80g")
     device = memcalc.estimate(model="llama-2-7b", gpu=chip, **words).peak.device
-    limit = 1 + catalog.reserve("caching").limit
+    limit = 1 + catalog.reserve("caching", "one GPU").limit
     verdicts = [
         memcalc.estimate(model="llama-2-7b", gpu=chip.model_copy(update={"memory_bytes": int(size)}), **words).verdict
         for size in (0.8 * device, 1.02 * device, 1.01 * limit * device)

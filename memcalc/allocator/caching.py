@@ -66,9 +66,10 @@ class Replay:
     `peak_allocated` counts whole blocks (``max_memory_allocated``: a block that was not split counts with its rest),
     `peak_requested` what was asked for. `phases` gives each mark's peaks (allocated, reserved) up to the next mark, the
     larger where a name comes twice; what happens before the first mark has the name "". `pools` gives each stream's
-    own peak reserved. `largest_hole` is reserved − allocated when `peak_reserved` was first reached.
-    `reserved_after_flush` is the largest reserved since the last retry (`peak_reserved` without one). `retries` counts
-    ``num_alloc_retries``, the last one of an out-of-memory included; the replay ends at the request that fails.
+    own peak reserved. `largest_hole` is reserved − allocated when `peak_reserved` was first reached. `retries_at` gives
+    each mark in order, and the retries before it. `reserved_after_flush` is the largest reserved since the last retry
+    (`peak_reserved` without one). `retries` counts ``num_alloc_retries``, the last one of an out-of-memory included;
+    the replay ends at the request that fails.
     """
 
     peak_allocated: int
@@ -82,6 +83,7 @@ class Replay:
     pools: dict[int, int]
     reserved_after_flush: int
     largest_hole: int
+    retries_at: tuple[tuple[str, int], ...]
 
 
 _Block = tuple[Pool, int, int, int]  # pool, start, end, bytes requested
@@ -119,6 +121,7 @@ class _Allocator:
         self.hole_at = self.largest_hole = 0
         self.phase = ""
         self.phases: dict[str, tuple[int, int]] = {}
+        self.retries_at: list[tuple[str, int]] = []
 
     def play(self, events: Iterable[tuple[str, int, int, int, str]]) -> tuple[int, int, int, int] | None:
         """Put events through; return position, key, size and stream of a request that fails (`malloc`, `free`).
@@ -235,6 +238,7 @@ class _Allocator:
 
     def begin(self, name: str) -> None:
         """Close the phase, as ``reset_peak_memory_stats`` does, and begin the next."""
+        self.retries_at.append((name, self.retries))
         allocated, reserved = self.phases.get(self.phase, (0, 0))
         self.phases[self.phase] = max(allocated, self.phase_allocated), max(reserved, self.device.phase_peak)
         self.phase, self.phase_allocated, self.device.phase_peak = name, self.allocated, self.device.reserved
@@ -311,4 +315,5 @@ def _result(allocator: _Allocator, failed: OutOfMemory | None) -> Replay:
         pools=device.peaks,
         reserved_after_flush=device.flush_peak,
         largest_hole=allocator.largest_hole,
+        retries_at=tuple(allocator.retries_at[:-1]),
     )

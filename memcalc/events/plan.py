@@ -14,6 +14,11 @@ if TYPE_CHECKING:
     from memcalc.terms.activations import GroupActivations
     from memcalc.trace.template import Template
 
+STEPS = 2
+"""Optimizer states appear in the first step, so that the second is the first to show the peak."""
+ALTERNATING = 3
+"""Where gradients are flattened, they take the place of the step's before: the third is like all that follow."""
+
 
 def melts(term: Term) -> bool:
     """Whether a term is there in the last block's backward and gone in the first's, and goes block by block."""
@@ -57,3 +62,15 @@ def storage_bytes(
         * (r.kind != "observed" or observed)
         for r in template.records
     ]
+
+
+def in_shares(total: int, shares: list[int]) -> list[int]:
+    """A total in proportion to shares; the first has the rest.
+
+    >>> in_shares(10, [1, 2])
+    [4, 6]
+    """
+    count = sum(shares)
+    sizes = [total * share // count for share in shares]
+    sizes[0] += total - sum(sizes)
+    return sizes

@@ -63,10 +63,48 @@ class Whole:
     def end(self) -> None:
         """After the last micro-batch's backward."""
 
+    def update(self) -> None:
+        """Before the optimizer steps."""
+
     def zero_grad(self) -> None:
         """After the step."""
         for keys in self.gradients.values():
             self.log.free_all(keys)
+        self.gradients.clear()
+
+
+@dataclass
+class Flattened(Whole):
+    """The local DDP of Megatron-LM in 2021, and the gradients of the optimizer's own parameters.
+
+    The gradients of the step before go when those of this one are complete, which are then copied into one tensor for
+    their all-reduce. The optimizer's fp32 gradients are made one by one, each before that of the last step goes.
+    Source: Megatron-LM b4bc51b megatron/model/distributed.py (allreduce_gradients) and megatron/optimizer/optimizer.py
+    (_copy_model_grads_to_main_grads, zero_grad).
+    """
+
+    flat: int = 0
+    """Bytes of the tensor that is reduced."""
+    main: list[int] = field(default_factory=list)
+    """Bytes of the optimizer's gradient of each weight."""
+    before: list[int] = field(default_factory=list)
+    copied: list[int] = field(default_factory=list)
+
+    def end(self) -> None:
+        """Let go of the gradients of the step before, and reduce a copy of the new ones."""
+        self.log.free_all(self.before)
+        self.log.free(self.log.alloc(self.flat, COMPUTE, "gradients, flattened for their all-reduce"))
+
+    def update(self) -> None:
+        """Copy the gradients to those of the optimizer."""
+        past, self.copied = self.copied, []
+        for index, size in enumerate(self.main):
+            self.copied.append(self.log.alloc(size, COMPUTE, "gradients of the optimizer's parameters"))
+            self.log.free(past[index] if past else 0)
+
+    def zero_grad(self) -> None:
+        """Drop the first reference alone."""
+        self.before = [key for keys in self.gradients.values() for key in keys]
         self.gradients.clear()
 
 

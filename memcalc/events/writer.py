@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from memcalc.events.log import COMPUTE, STREAMS, Event, Log, Run
-from memcalc.events.plan import melts, passes, storage_bytes, weights_of
-from memcalc.events.units import FlatParameter, Partitioned, PerParameter, Pipelined, Sizes, Whole
+from memcalc.events.plan import ALTERNATING, STEPS, in_shares, melts, passes, storage_bytes, weights_of
+from memcalc.events.units import FlatParameter, Flattened, Partitioned, PerParameter, Pipelined, Sizes, Whole
 from memcalc.formulas.recompute import unit_sizes
 from memcalc.ledger import ALWAYS
 from memcalc.terms.activations import GroupActivations, groups_of
@@ -33,12 +33,9 @@ if TYPE_CHECKING:
     from memcalc.ledger import Ledger, Term
     from memcalc.terms.model_on_grid import ModelOnGrid
 
-STEPS = 2
-"""Optimizer states appear in the first step, so that the second is the first to show the peak."""
-
 
 def step_events(census: ModelOnGrid, ledger: Ledger, stage: int, *, observed: bool = True) -> Iterator[Event]:
-    """Allocations and frees of two optimizer steps on a stage, with a mark where a phase begins.
+    """Allocations and frees of a few optimizer steps on a stage, with a mark where a phase begins.
 
     Each pass of a micro-batch is written when the replay comes to it, which may end early.
 
@@ -67,7 +64,7 @@ class _Writer:
                 self._split(term)
         if self.grid.persistent_gradients:
             self.log.alloc(self._gradients(), COMPUTE, "gradient buffer")
-        for index in range(STEPS):
+        for index in range(ALTERNATING if self.grid.habits.flattened_gradients else STEPS):
             yield from self._step(first=index == 0)
 
     def _terms(self) -> Iterator[Term]:
@@ -86,10 +83,7 @@ class _Writer:
         total, stream = self.scalar(term.bytes), STREAMS[term.pool]
         if term.component in {"buffers", "activations"}:
             return [self.log.alloc(total, stream, term.name)]
-        shares = sum(self.shares)
-        sizes = [total * share // shares for share in self.shares]
-        sizes[0] += total - sum(sizes)
-        return [self.log.alloc(size, stream, term.name) for size in sizes]
+        return [self.log.alloc(size, stream, term.name) for size in in_shares(total, self.shares)]
 
     @cached_property
     def layers(self) -> list[GroupActivations]:
@@ -343,6 +337,7 @@ class _Writer:
         for name in tuple(self.during):
             self.log.free_all(self.during.pop(name))
         self.log.mark("step")
+        self.units.update()
         temporaries: list[int] = []
         if self.grid.habits.zero_optimizer is not None:
             self.units.zero_grad()
@@ -383,6 +378,10 @@ class _Writer:
         habits, zero = self.grid.habits, self.scalar(self.grid.zero)
         sizes = self._unit_sizes()
         if habits.gather != "blocks" or zero < 2:
+            if habits.flattened_gradients:
+                count, width = self.scalar(self.census.parameters), self.scalar(self.grid.width("gradient"))
+                main = in_shares(count * habits.main_gradients, self.shares)
+                return Flattened(self.log, sizes, flat=count * width, main=main)
             partitioned = zero >= 2 or not self._gradients("backward-end") or self.grid.persistent_gradients
             return Partitioned(self.log, sizes) if partitioned else Whole(self.log, sizes)
         keep = frozenset(range(len(sizes)) if zero == 2 else [self.last_unit])

@@ -1,6 +1,6 @@
 """Each runtime's habits as data: which terms exist, in which dtype, alive in which phase."""
 
 from memcalc.frameworks.habits import Habits, Widths
-from memcalc.frameworks.table import FRAMEWORKS, habits_of
+from memcalc.frameworks.table import FRAMEWORKS, grows_segments, habits_of
 
-__all__ = ["FRAMEWORKS", "Habits", "Widths", "habits_of"]
+__all__ = ["FRAMEWORKS", "Habits", "Widths", "grows_segments", "habits_of"]

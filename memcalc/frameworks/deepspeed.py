@@ -50,6 +50,7 @@ MEGATRON_DEEPSPEED = like(
     kernels="te",
     vocab_multiple=VOCAB_MULTIPLE,
     allocator="2021",
+    lazy_kernels=False,
     losses={"standard": losses.MEGATRON_PIPE, "parallel": losses.MEGATRON_PIPE},
     source="DeepSpeed v0.5.10 runtime/zero/stage_1_and_2.py; Megatron-DeepSpeed 541b967 megatron/model/gpt_model.py",
 )

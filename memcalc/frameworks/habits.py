@@ -215,8 +215,10 @@ class Habits:
     own_code: OwnCode | None = None
     """How the framework's own model code writes every architecture; None where it runs the model's own class."""
     allocator: str = "caching"
-    """caching: today's, whose rules are replayed; 2021: that of PyTorch before 1.13, on CUDA before 11.7, whose context
-    holds all kernels, since none is loaded lazily."""
+    """caching: PyTorch's, which is replayed; 2021: the same, under a framework of PyTorch before 1.13 whose order of
+    requests is not known well enough for that."""
+    lazy_kernels: bool = True
+    """CUDA 11.7 or later, which loads kernels when they are first used: before, the context holds all of them."""
     losses: dict[str, Loss] = field(default_factory=dict)
     """How each loss of the interface is computed."""
 

@@ -91,7 +91,7 @@ LOCAL = like(
     persistent_gradients=False,
     flattened_gradients=True,
     main_gradients=4,
-    allocator="2021",
+    lazy_kernels=False,
     source="Megatron-LM b4bc51b megatron/model/distributed.py, megatron/optimizer/optimizer.py, megatron/schedules.py",
 )
 

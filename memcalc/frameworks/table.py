@@ -21,6 +21,10 @@ FRAMEWORKS: dict[str, tuple[tuple[str, Habits], ...]] = {
 """By name: the eras, oldest first, each with the version or month in which its habits began."""
 LAST_VERSION = 1900
 """What is above this is a year."""
+SEGMENTS_GROW = (2023, 10)
+"""The month of PyTorch 2.1, the first with expandable segments (``c10/cuda/CUDAAllocatorConfig.cpp`` of v2.1.0)."""
+GROWING_FROM = {"hf": "4.34", "deepspeed": "0.11", "fsdp1": "2.1"}
+"""Releases of that month, of frameworks that have older ones by version; the version of FSDP 1 is PyTorch's own."""
 _ERA = re.compile(r"(core-)?v?(\d+)(?:[.-](\d+))?(?:[.-](\d+))?")
 
 
@@ -45,6 +49,21 @@ def habits_of(framework: str) -> Habits:
     if not begun:
         raise InputError("framework", framework, f"the oldest era modelled is {name}@{eras[0][0]}")
     return begun[-1]
+
+
+def grows_segments(framework: str) -> bool:
+    """Whether the PyTorch of a framework's era can grow its segments (``expandable_segments``).
+
+    >>> grows_segments("hf"), grows_segments("hf@4.30"), grows_segments("megatron@2021-05")
+    (True, False, False)
+    """
+    name, at, era = framework.partition("@")
+    if not at:
+        return True
+    requested = _order(framework, era)
+    if requested[1] > LAST_VERSION:
+        return requested[1:3] >= SEGMENTS_GROW
+    return requested >= _order(framework, GROWING_FROM.get(name, "0"))
 
 
 def _like(known: str, requested: tuple[int, ...]) -> str:

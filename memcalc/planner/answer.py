@@ -30,6 +30,7 @@ from memcalc.results.estimates import (
     StagePeak,
     TermFacts,
     WorkloadFacts,
+    flushed,
 )
 from memcalc.specs.job import command_line
 from memcalc.specs.options import NEEDING, OPTIONS
@@ -42,6 +43,7 @@ from memcalc.terms.model_on_grid import ModelOnGrid
 from memcalc.terms.overhead import NAMES, STAND_IN, borrowed_of
 from memcalc.terms.parameters import model_count
 from memcalc.terms.pipeline import in_flight
+from memcalc.units import GIB
 
 if TYPE_CHECKING:
     from memcalc.grid import Grid
@@ -116,6 +118,7 @@ def estimate_of(
         budget=budget_of(overhead),
         activation_budget=activation_budget_of(census, gpu, ledger, overhead, top),
         verdict=peaks.verdict,
+        flushes=peaks.flushes,
         components=components_of(ledger, grid, top),
         saved=saved_of(census),
         phases={phase: at_stage(ledger.phase(phase), top.stage, grid.num_stages) for phase in PHASES},
@@ -127,7 +130,7 @@ def estimate_of(
         tier_memory=need.tier,
         warnings=(
             *warnings_for(model, gpu, node, overhead, need, strategy),
-            *retry_warnings(peaks),
+            *flush_warnings(peaks),
             *recompute_warnings(census, gpu, node, overhead),
         ),
         assumptions=request.assumptions,
@@ -260,11 +263,12 @@ def borrowed_by(gpu: GPU, strategies: Iterable[Strategy]) -> list[str]:
     return borrowed_warnings(gpu, sorted(parts, key=list(NAMES.values()).index))
 
 
-def retry_warnings(peaks: Peaks) -> tuple[str, ...]:
+def flush_warnings(peaks: Peaks) -> tuple[str, ...]:
     """What a full card does to the allocator."""
-    played = peaks.replayed
-    if played is None or not played.retries or peaks.verdict == "does-not-fit":
+    if not peaks.is_flushed:
         return ()
-    low, high = peaks.allocated / 2**30, played.most / 2**30
-    slow = f"fits with retries: in two steps the allocator gave its cache back {played.retries} times, which is slow"
-    return (f"{slow}; reserved is between {low:.1f} and {high:.1f} GiB.",)
+    most = max((stage.most for stage in peaks.replays), default=peaks.overhead.room)
+    low, high = peaks.allocated / GIB, most / GIB
+    often = f"{flushed(peaks.flushes)}, which is slow" if peaks.flushes else "in the first step"
+    how = f"fits only because the allocator frees its cache {often}"
+    return (f"{how}; reserved is between {low:.1f} and {high:.1f} GiB.",)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from memcalc.grid import column
+from memcalc.grid import AXES, column
 from memcalc.ledger import Ledger
 from memcalc.planner.direct import free_of
 from memcalc.planner.offload_memory import pools_of
@@ -17,6 +17,7 @@ from memcalc.sums import MaxOverStages, Tree, leaf, total
 from memcalc.terms import ModelOnGrid, overhead_of
 from memcalc.terms.block_terms import activation_terms
 from memcalc.terms.build import chosen_offloads, other_terms
+from memcalc.terms.kinds import kinds_of
 from memcalc.terms.overhead import libraries_of
 from memcalc.timing import Times, rates_for
 from memcalc.timing.times import resident_times, with_offload
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from memcalc.grid import Grid
     from memcalc.specs.hardware import GPU, Node
     from memcalc.specs.model import Model
+    from memcalc.terms import Overhead
 
 
 @dataclass(frozen=True)
@@ -37,7 +39,7 @@ class Costs:
     usable: Array
     """The largest reserved figure that fits, over the layouts."""
     safe: Array
-    """The same at the upper end of the range."""
+    """The same at the upper end of the range, over layouts, sharding stages and offloads."""
     times: Times
     step: Tree
     rooms: tuple[tuple[MaxOverStages, Array], ...]
@@ -71,18 +73,38 @@ def costs_apart(
         pools = pools_of(by_stage, node, part, trusting=trusting)
         rooms = tuple((MaxOverStages(pool.need, owners), pool.most) for pool in pools)
         reserved = MaxOverStages(Ledger(terms).tree(), owners)
-        yield Costs(part, reserved, usable, safe, times, step, rooms, legal(part))
+        here = np.take(safe, range(len(grid.offloads))[chosen], axis=AXES.index("offload"))
+        yield Costs(part, reserved, usable, here, times, step, rooms, legal(part))
 
 
 def limits(grid: Grid, gpu: GPU) -> tuple[Array, Array]:
-    """The largest predictions that fit, and that fit at the upper end of their range, over the layouts [bytes]."""
+    """The largest predictions that fit, and that fit at the upper end of the range of their kind of job [bytes].
+
+    The former over the layouts, the latter over sharding stages and offloads too.
+    """
     libraries = libraries_of(gpu)
     known = {libraries.of(layout): layout for layout in grid.layouts}
     alike = {key: overhead_of(gpu, grid, layout) for key, layout in known.items()}
     overheads = [alike[libraries.of(layout)] for layout in grid.layouts]
-    shape = (len(overheads), 1, 1, 1, 1, 1, 1)
-    usable = np.array([overhead.usable for overhead in overheads], dtype=np.int64).reshape(shape)
-    return usable, np.array([overhead.safe for overhead in overheads], dtype=np.int64).reshape(shape)
+    return column([overhead.usable for overhead in overheads], "layout"), safe_limits(grid, gpu, overheads)
+
+
+def safe_limits(grid: Grid, gpu: GPU, overheads: Sequence[Overhead]) -> Array:
+    """The largest predictions that fit at the upper end of the range of their kind of job [bytes].
+
+    Over layouts, sharding stages and offloads; ``overheads`` are those of the layouts, or one for all of them.
+    """
+    kinds = kinds_of(grid)
+    by_layout = overheads if len(overheads) > 1 else [*overheads] * len(grid.layouts)
+    known: dict[tuple[int, bool], list[list[int]]] = {}
+    rows = []
+    for overhead, layout in zip(by_layout, grid.layouts, strict=True):
+        alone = layout.gpus == 1
+        if (id(overhead), alone) not in known:
+            safe = {kind: overhead.of_kind(gpu, kind).safe for kind in set(kinds.values())}
+            known[id(overhead), alone] = [[safe[kinds[alone, z, o]] for o in grid.offloads] for z in grid.zeros]
+        rows.append(known[id(overhead), alone])
+    return np.array(rows, dtype=np.int64)[:, None, None, None, :, :, None]
 
 
 def legal(grid: Grid) -> Array:

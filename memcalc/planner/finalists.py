@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from memcalc.errors import MissingError
+from memcalc.frameworks import grows_segments
 from memcalc.grid import Grid
 from memcalc.planner import answer, axes
 from memcalc.planner.answer import strategy_of
@@ -65,8 +66,9 @@ def finalist(job: PlanJob, candidate: Candidate, *, only_safe: bool = False) -> 
 
 def single_ledger(job: PlanJob, candidate: Candidate) -> tuple[ModelOnGrid, Ledger, Overhead]:
     """The ledger of one found strategy alone, with all its pipeline stages."""
-    overhead = overhead_of(job.gpu, candidate.grid, candidate.layout)
-    census = job.on(single_grid(candidate))
+    grid = single_grid(candidate)
+    overhead = overhead_of(job.gpu, grid, candidate.layout)
+    census = job.on(grid)
     return census, build_ledger(census, overhead.workspaces, detail=False), overhead
 
 
@@ -138,7 +140,7 @@ class One:
     def estimate(self, *, timeline: bool = False, advice: bool = False) -> Estimate:
         """The answer of ``memcalc estimate``; with ``timeline`` also one step, allocation by allocation.
 
-        With ``advice`` a large cache is compared with what expandable segments leave of it.
+        With ``advice`` a large cache, or one on a full card, is compared with what expandable segments leave of it.
         """
         job, grid = self.job, self.grid
         overhead = overhead_of(job.gpu, grid, grid.layouts[0])
@@ -146,10 +148,12 @@ class One:
             self.census, job.gpu, job.node, overhead, job.request, self.record, timeline=timeline
         )
         result = result.model_copy(update={"time": self._time})
-        able = job.gpu.vendor == "nvidia" and not grid.fixed.expandable_segments
-        if not advice or not able or result.components.reserve <= LARGE_CACHE * result.peak.device:
+        able = job.gpu.vendor == "nvidia" and grows_segments(grid.fixed.framework)
+        large = result.components.reserve > LARGE_CACHE * result.peak.device or result.verdict == "tight"
+        if not advice or not able or grid.fixed.expandable_segments or not large:
             return result
-        return result.model_copy(update={"expandable_device": self._expandable(overhead)})
+        peaks = self._expandable()
+        return result.model_copy(update={"expandable_device": peaks.top.device, "expandable_verdict": peaks.verdict})
 
     @property
     def _time(self) -> StepTime | None:
@@ -158,11 +162,12 @@ class One:
         except MissingError:
             return None
 
-    def _expandable(self, overhead: Overhead) -> int:
-        """The device figure with expandable segments [bytes]."""
+    def _expandable(self) -> Peaks:
+        """The figures with expandable segments."""
         fixed = self.grid.fixed.model_copy(update={"expandable_segments": True})
-        census = self.job.on(replace(self.grid, fixed=fixed))
-        return peaks_of(census, build_ledger(census, overhead.workspaces, detail=False), overhead).top.device
+        grid = replace(self.grid, fixed=fixed)
+        census, overhead = self.job.on(grid), overhead_of(self.job.gpu, grid, grid.layouts[0])
+        return peaks_of(census, build_ledger(census, overhead.workspaces, detail=False), overhead)
 
     def time(self) -> StepTime:
         """The predicted step, also of a strategy that does not fit."""

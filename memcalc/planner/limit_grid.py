@@ -14,7 +14,7 @@ from memcalc.frameworks.capability import SPLITS
 from memcalc.ledger import Ledger
 from memcalc.planner import axes, defaults
 from memcalc.planner import request as rq
-from memcalc.planner.costs import legal
+from memcalc.planner.costs import legal, safe_limits
 from memcalc.planner.global_batch import batch_of, in_tokens, tokens_of
 from memcalc.planner.job import PlanJob
 from memcalc.planner.offload_memory import pools_of
@@ -158,15 +158,17 @@ class Chunk:
     allowed: Array
     """Legal, and within the host's memory."""
     overhead: Overhead
+    safe: Array
+    """The largest prediction that fits at the upper end of the range of its kind of job [bytes]."""
 
     @property
     def shape(self) -> tuple[int, ...]:
         """Length of each axis, one stage."""
         return (self.grid.shape[0], 1, *self.grid.shape[2:])
 
-    def limit(self, *, safe: bool) -> int:
+    def limit(self, *, safe: bool) -> Array:
         """The largest prediction that gets the wanted verdict [bytes]."""
-        return self.overhead.safe if safe else self.overhead.usable
+        return self.safe if safe else np.int64(self.overhead.usable)
 
     def fitting(self, *, safe: bool, closed: bool) -> Array:
         """Strategies that fit by the closed form, or (not ``closed``) that no lower bound rules out."""
@@ -230,7 +232,8 @@ def _part(job: LimitJob, grid: Grid) -> Chunk:
     allowed = legal(grid) & (grid.degree("cp") <= grid.seq_len)
     for pool in pools_of(census, job.node):
         allowed = allowed & (np.max(computed(pool.need), axis=1, keepdims=True) <= pool.most)
-    return Chunk(grid, census, reserved + beside, least + beside, allowed, overhead)
+    safe = safe_limits(grid, job.gpu, [overhead])
+    return Chunk(grid, census, reserved + beside, least + beside, allowed, overhead, safe)
 
 
 def _figures(ledger: Ledger) -> tuple[Array, Array]:
@@ -295,7 +298,7 @@ def states_fit(job: LimitJob, grids: Sequence[Grid], micro_batch: int, seq_len: 
         item = replace(grid, recomputes=grid.recomputes[:1], micro_batches=(micro_batch,), seq_lens=(seq_len,))
         overhead = overhead_of(job.gpu, item)
         least = Ledger(state_terms(job.on(item))).peak() + group_bytes(job.gpu, item) - ROUNDING
-        limit = overhead.safe if job.safe else overhead.usable
-        if np.any(np.min(least, axis=1) <= limit):
+        limit = safe_limits(item, job.gpu, [overhead]) if job.safe else overhead.usable
+        if np.any(np.min(least, axis=1, keepdims=True) <= limit):
             return True
     return False

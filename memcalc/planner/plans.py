@@ -209,6 +209,7 @@ def _plan(job: PlanJob, row: Choice, first: Choice, wish: PlanOptions, record: J
         data_parallel=candidate.layout.dp,
         peak=peaks.at(PlanPeak),
         verdict=peaks.verdict,
+        flushes=peaks.flushes,
         time=seconds,
         host_memory=need.host,
         tier_memory=need.tier,

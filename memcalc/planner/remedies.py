@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from memcalc import catalog
 from memcalc.errors import MemcalcError
+from memcalc.frameworks import grows_segments
 from memcalc.frameworks.capabilities import capabilities_of
 from memcalc.planner import defaults
 from memcalc.planner.choice import FASTEST_ONLY, best_plan
@@ -176,9 +177,10 @@ class Search:
     @cached_property
     def expandable(self) -> Change | None:
         """Expandable segments, where they are not on."""
-        _, habits = defaults.habits_for(self.job.request)
+        name, habits = defaults.habits_for(self.job.request)
         known = "expandable_segments" in self.given["fields"] or habits.expandable_segments
-        return None if known or self.job.gpu.vendor != "nvidia" else Change("same training", {}, EXPANDABLE)
+        able = self.job.gpu.vendor == "nvidia" and grows_segments(name)
+        return Change("same training", {}, EXPANDABLE) if able and not known else None
 
     @cached_property
     def free(self) -> list[Change]:

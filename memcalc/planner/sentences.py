@@ -11,6 +11,7 @@ from memcalc.planner.finalists import SimulatedPlan, single_grid, single_ledger,
 from memcalc.planner.offload_memory import offload_need, shortages
 from memcalc.planner.request import check_words, flag
 from memcalc.planner.stage_peaks import stage_peaks
+from memcalc.results.estimates import flushed
 from memcalc.specs.options import DEGREES, SEARCHED
 from memcalc.units import GIB
 
@@ -65,8 +66,15 @@ def why(plan: SimulatedPlan, first: SimulatedPlan, goal: Objective, seconds: Ste
     """Why a plan is listed, what its time is spent on, where its peak stands."""
     top, overhead = plan.peaks.top, plan.peaks.overhead
     free = f"Peak: {PHASES[top.phase]}, {gib(overhead.capacity - top.device)} GiB headroom."
-    caution = " Tight: fits as predicted, not with the 95% margin." if plan.is_tight else ""
+    caution = f" Tight: {_tight(plan)}." if plan.is_tight else ""
     return f"{_role(plan, first, goal)}. {largest_cost(seconds)}. {free}{caution}"
+
+
+def _tight(plan: SimulatedPlan) -> str:
+    if plan.peaks.is_flushed:
+        often = flushed(plan.peaks.flushes) if plan.peaks.flushes else "in the first step"
+        return f"the allocator frees its cache {often}"
+    return "fits as predicted, not with the 95% margin"
 
 
 def _role(plan: SimulatedPlan, first: SimulatedPlan, goal: Objective) -> str:

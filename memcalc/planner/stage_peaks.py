@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
@@ -11,6 +11,7 @@ import numpy as np
 from memcalc.allocator import Replay, replay
 from memcalc.events import step_events
 from memcalc.ledger import COMPONENTS, PHASES, Ledger
+from memcalc.planner.flushes import flushes_of
 from memcalc.results.estimates import Interval, Peak, StagePeak, Timeline, TimelinePart, Verdict
 from memcalc.sums import add_up
 from memcalc.terms.head import OBSERVED
@@ -40,8 +41,10 @@ class Peaks:
     top: StagePeak
     replayed: Replayed | None
     predicted: int
-    """Reserved bytes of the top stage that mechanisms predict."""
+    """Reserved bytes of the top stage that mechanisms predict; on a full card more than it can reserve."""
     overhead: Overhead
+    replays: tuple[Replayed, ...] = ()
+    """Of all stages that were replayed."""
 
     @property
     def allocated(self) -> int:
@@ -55,23 +58,47 @@ class Peaks:
             allocated=self.allocated, reserved=top.reserved, device=top.device, phase=top.phase, stage=top.stage
         )
 
+    def on_card(self) -> Peaks:
+        """The same with no stage above what the card has: the allocator gives its cache back before it asks again."""
+        most, capacity = self.overhead.room, self.overhead.capacity
+        stages = tuple(
+            stage.model_copy(update={"reserved": min(stage.reserved, most), "device": min(stage.device, capacity)})
+            for stage in self.stages
+        )
+        return replace(self, stages=stages, top=stages[self.top.stage])
+
     @property
     def interval(self) -> Interval:
         """The range of the device figure that measured runs support, and all that was seen where there were retries."""
         low, high = self.overhead.range(self.predicted)
-        if self.replayed and self.replayed.retries:
-            low = min(low, self.allocated + self.overhead.context)
-            high = max(high, self.overhead.device(self.replayed.most))
+        if self.is_flushed:  # what a sampler reads lies between what is live and the whole card
+            low, high = min(low, self.overhead.beside(self.allocated)), self.overhead.capacity
         known = self.overhead.unexplained
-        return Interval(low=low, high=high, coverage=known.coverage, allocator=known.name)
+        return Interval(low=low, high=high, coverage=known.coverage, allocator=known.name, kind=known.kind)
+
+    @property
+    def runs(self) -> bool:
+        """Whether every request is met: what is live fits, and where it is replayed the holes between it do too."""
+        served = all(stage.runs for stage in self.replays)
+        return served and self.overhead.beside(self.allocated) <= self.overhead.capacity
+
+    @property
+    def is_flushed(self) -> bool:
+        """Whether it runs only because the allocator gives its cache back."""
+        retried = any(stage.retries for stage in self.replays)
+        return self.runs and (retried or self.overhead.device(self.predicted) > self.overhead.capacity)
+
+    @property
+    def flushes(self) -> int:
+        """How often a step gives the cache back; where that is not replayed at least once, on a card that is full."""
+        return 0 if not self.is_flushed else max((stage.flushes for stage in self.replays), default=1)
 
     @property
     def verdict(self) -> Verdict:
-        """Fits; tight where one run of twenty would not, or the allocator had to retry; or does not."""
-        if self.overhead.device(self.predicted) > self.overhead.capacity or (self.replayed and not self.replayed.runs):
+        """Fits; tight where one run of twenty would not, or the cache has to be given back; or does not."""
+        if not self.runs:
             return "does-not-fit"
-        retried = self.replayed is not None and self.replayed.retries > 0
-        return "tight" if retried or self.overhead.limit(self.predicted) > self.overhead.capacity else "fits"
+        return "tight" if self.is_flushed or self.overhead.limit(self.predicted) > self.overhead.capacity else "fits"
 
 
 REPLAYED_STAGES = 4
@@ -94,8 +121,11 @@ def peaks_of(census: ModelOnGrid, ledger: Ledger, overhead: Overhead, *, only_sa
             least = played.reserved if played.runs else predicted[stage]
             predicted[stage] = max(least, stages[stage].allocated)
             stages[stage] = _with_reserved(stages[stage], predicted[stage], overhead)
-    top = max(by_stage, key=lambda stage: predicted[stage])
-    return Peaks(tuple(stages), stages[top], by_stage[top], predicted[top], overhead)
+    replays = {stage: played for stage, played in by_stage.items() if played is not None}
+    failing = [stage for stage, played in replays.items() if not played.runs]
+    top = max(failing or by_stage, key=lambda stage: predicted[stage])
+    peaks = Peaks(tuple(stages), stages[top], by_stage[top], predicted[top], overhead, tuple(replays.values()))
+    return peaks.on_card() if peaks.runs else peaks
 
 
 def _largest(stages: list[StagePeak]) -> int:
@@ -148,7 +178,9 @@ class Replayed:
     most: int
     """The largest figure at any time [bytes]."""
     retries: int
-    """Requests for which cached segments were given back to the driver."""
+    """Requests of two steps for which cached segments were given back to the driver."""
+    flushes: int
+    """Of them those of the second step, with the micro-batches that it stands for."""
     runs: bool
     """Whether every request was met."""
     short: int
@@ -175,7 +207,8 @@ def replayed(
     reserved = two_steps.reserved_after_flush if two_steps.retries else two_steps.peak_reserved
     failed = two_steps.out_of_memory
     short = max(failed.reserved + failed.segment - overhead.room, 0) if failed else 0
-    return Replayed(reserved, two_steps.peak_reserved, two_steps.retries, failed is None, short)
+    flushes = flushes_of(two_steps, at_stage(census.grid.accumulation, stage, census.grid.num_stages))
+    return Replayed(reserved, two_steps.peak_reserved, two_steps.retries, flushes, failed is None, short)
 
 
 def simulate(
@@ -227,7 +260,7 @@ _Event = tuple[str, int, int, int, str]
 
 @dataclass
 class Recorder:
-    """The second step of a replay, event by event."""
+    """The last step of a replay, event by event."""
 
     terms: dict[str, str]
     """Component of each term, by name."""
@@ -266,9 +299,11 @@ class Recorder:
         return "buffers" if name in BUFFERS else self.terms.get(name, "activations")
 
     def _begin(self, phase: str) -> None:
-        """A phase begins; the second step begins with the first forward after an optimizer's step."""
+        """A phase begins; a step after the first begins with the first forward after an optimizer's step."""
         if phase == "forward-last" and self._phase == "step":
             self._records, self._seen = True, {}
+            for record in (self.allocated, self.reserved, self.parts, self.stacked):
+                record.clear()
         self._phase = phase
         index = self._seen.get(phase, 0)
         self._seen[phase] = index + 1

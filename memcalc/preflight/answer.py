@@ -14,7 +14,7 @@ from memcalc.preflight.job import MergedJob, estimate_merged
 from memcalc.preflight.merge import merge
 from memcalc.preflight.read_files import read_files
 from memcalc.results.check import Check, CheckDefault, CheckedFile, CheckFinding, CheckFix
-from memcalc.results.estimates import Estimate
+from memcalc.results.estimates import EXPANDABLE, Estimate, flushed
 from memcalc.units import GIB
 
 
@@ -52,7 +52,7 @@ def check(
     given = {**options, "settings": dict(settings or {})}
     configs = read_files(paths)
     job = merge(configs, given, dirs)
-    estimate = estimate_merged(job, dirs)
+    estimate = estimate_merged(job, dirs, advice=True)
     findings = [*job.findings, *lints(LintContext(job, configs, estimate))]
     fix: CheckFix | None = None
     if estimate.verdict == "does-not-fit":
@@ -114,6 +114,10 @@ def _summary(estimate: Estimate, fix: CheckFix | None) -> str:
         f"{verdict}: {estimate.model.name} needs {peak:.1f} of {capacity:.1f} GiB on each of {hardware.gpus} "
         f"{hardware.gpu}"
     )
+    if estimate.flushes:
+        line += f", and frees its cache {flushed(estimate.flushes)}"
+    if estimate.expandable_verdict == "fits" and estimate.verdict == "tight":
+        line += f"; with {EXPANDABLE} it fits"
     if fix is not None:
         return f"{line}; smallest edit: {', '.join(fix.changes)}"
     return line

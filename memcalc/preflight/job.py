@@ -107,9 +107,9 @@ class MergedJob:
         return int(self.options.get("tp", 1)) * int(self.options.get("pp", 1)) * int(self.options.get("cp", 1))
 
 
-def estimate_merged(job: MergedJob, dirs: tuple[str, ...]) -> Estimate:
+def estimate_merged(job: MergedJob, dirs: tuple[str, ...], *, advice: bool = False) -> Estimate:
     """The estimate of a merged job, whose own files are what runs it: no code is missing."""
-    estimate = api.estimate(**job.keywords, preset_dirs=dirs, advice=False)
+    estimate = api.estimate(**job.keywords, preset_dirs=dirs, advice=advice)
     warnings = tuple(warning for warning in estimate.warnings if OWN_CODE not in warning)
     return estimate.model_copy(update={"warnings": warnings})
 

@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from memcalc.report.estimate import answer_of, bar_of, components_of
+from memcalc.report.estimate import answer_of, bar_of, cache_of, components_of
 from memcalc.report.tables import Block, Code, Line, Listing, Report, Table, facts, gib, header, made
 from memcalc.results.check import Check, CheckedFile, CheckFinding, CheckFix
 
@@ -21,6 +21,7 @@ def report(result: Check) -> Report:
         *answer_of(estimate),
         bar_of(estimate),
         components_of(estimate),
+        *cache_of(estimate),
         *(block for file in result.files for block in _file(file)),
         *(Line(f"Warning: {warning}", "warning") for warning in estimate.warnings),
         *facts("Assumed, since no file says it", estimate.assumptions),

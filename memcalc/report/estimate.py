@@ -26,7 +26,7 @@ from memcalc.report.tables import (
     made,
     percent,
 )
-from memcalc.results.estimates import ActivationBudget, Components, Estimate, TermFacts
+from memcalc.results.estimates import EXPANDABLE, ActivationBudget, Components, Estimate, TermFacts, flushed
 from memcalc.specs.options import DEGREES
 from memcalc.specs.strategy import Strategy
 from memcalc.units import GIB, KIB, MIB, format_bytes, format_count
@@ -98,7 +98,8 @@ def _verdict(result: Estimate) -> str:
     used = f"{gib(device, 1)} of {gib(capacity, 1)} GiB ({percent(device, capacity)}%)"
     text = result.verdict.replace("-", " ")
     low, high = gib(result.interval.low, 1), gib(result.interval.high, 1)
-    return f"{text} · {used} · between {low} and {high} GiB"
+    full = f" · frees its cache {flushed(result.flushes)}" if result.flushes else ""
+    return f"{text} · {used} · between {low} and {high} GiB{full}"
 
 
 def bar_of(result: Estimate) -> Bar:
@@ -181,15 +182,21 @@ def _notes(result: Estimate) -> Iterator[Line]:
         yield _said("Room for activations", room_text(result.activation_budget), "Room")
     backward = f"{sized(saved.per_block)} a block, {sized(saved.outside_blocks)} outside the blocks"
     yield _said("One micro-batch keeps for backward", f"{backward}, {sized(saved.total)} in all", "Backward")
-    if result.expandable_device is not None and result.expandable_device < result.peak.device:
-        variable = "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
-        cache = f"{gib(result.components.reserve, 1)} GiB of freed blocks that PyTorch keeps"
-        less = f"with {variable} the device figure is {gib(result.expandable_device, 1)} GiB"
-        yield Line(f"Cache: {cache}; {less}.", label="Cache", items=(cache, less))
+    yield from cache_of(result)
     parts = [(result.host_memory, "host memory"), (result.tier_memory, TIERS[result.strategy.offload_to])]
     if any(size for size, _ in parts):
         needed = " and ".join(f"{sized(size)} of {name}" for size, name in parts if size)
         yield Line(f"A node needs {needed} off its GPUs; the system and data loaders take theirs beside it.")
+
+
+def cache_of(result: Estimate) -> Iterator[Line]:
+    """Yield what expandable segments leave of the allocator's cache where that is less, and whether it fits then."""
+    fits = result.expandable_verdict == "fits" and result.verdict != "fits"
+    if result.expandable_device is None or not (fits or result.expandable_device < result.peak.device):
+        return
+    cache = f"{gib(result.components.reserve, 1)} GiB of freed blocks that PyTorch keeps"
+    less = f"with {EXPANDABLE} the device figure is {gib(result.expandable_device, 1)} GiB{', which fits' * fits}"
+    yield Line(f"Cache: {cache}; {less}.", label="Cache", items=(cache, less))
 
 
 def _said(name: str, text: str, label: str = "") -> Line:

@@ -259,6 +259,8 @@ class Evidence(Frozen):
     """Of those that ran out of memory, how many were said to fit."""
     allocator: str
     """The class of allocator whose runs gave the range."""
+    ranged_kind: str = ""
+    """The kind of job on it whose range it is; empty where it is that of all kinds."""
     low: float
     """Lower end of the range of reserved and device memory [-]."""
     high: float

@@ -11,6 +11,8 @@ from memcalc.specs.strategy import Strategy
 from memcalc.specs.strict import Frozen
 
 Verdict = Literal["fits", "tight", "does-not-fit"]
+EXPANDABLE = "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
+"""What turns expandable segments on."""
 
 
 class Answer(Frozen):
@@ -20,6 +22,15 @@ class Answer(Frozen):
     """The name and version of this record."""
     version: str
     """Of memcalc."""
+
+
+def flushed(flushes: int) -> str:
+    """How often the allocator frees its cache, in words.
+
+    >>> flushed(1), flushed(3)
+    ('once per step', '3 times per step')
+    """
+    return "once per step" if flushes == 1 else f"{flushes} times per step"
 
 
 def schema(name: str) -> Any:
@@ -95,6 +106,8 @@ class Interval(Frozen):
 
     allocator: str = "caching"
     """The class of allocator whose measured runs gave the range."""
+    kind: str = ""
+    """The kind of job on it; empty where the range is that of all kinds, or of the allocator of 2021."""
 
 
 class Budget(Frozen):
@@ -339,7 +352,10 @@ class Estimate(Answer):
     activation_budget: ActivationBudget | None = None
     """What of it is left for activations; None for a recorded module."""
     verdict: Verdict
-    """``tight``: fits, but one measured run of twenty would not have."""
+    """``tight``: fits, but one measured run of twenty would not have, or only after the cache was given back."""
+    flushes: int = 0
+    """How often a step makes the allocator give its cache back; where its rules are not replayed 1 stands for one or
+    more."""
     components: Components
     """At the peak."""
     saved: Saved
@@ -361,7 +377,10 @@ class Estimate(Answer):
     tier_memory: int
     """Bytes that one node needs of NVMe or CXL memory, where that is the tier; 0 elsewhere."""
     expandable_device: int | None = None
-    """The device figure with expandable segments [bytes], where the allocator's cache is large and advice is wanted."""
+    """The device figure with expandable segments [bytes], where the allocator's cache is large or the card full, the
+    framework's PyTorch has them, and advice is wanted."""
+    expandable_verdict: Verdict | None = None
+    """The verdict with them."""
     warnings: tuple[str, ...]
     """Sentences."""
     assumptions: dict[str, str]

@@ -39,6 +39,8 @@ class Plan(Frozen):
     """The three figures."""
     verdict: Verdict
     """As ``estimate`` gives it."""
+    flushes: int = 0
+    """How often a step makes the allocator give its cache back."""
     time: StepTime
     """Predicted."""
     host_memory: int

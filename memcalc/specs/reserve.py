@@ -1,4 +1,4 @@
-"""What no mechanism predicts: how far measured memory lies from the prediction, by class of allocator."""
+"""What no mechanism predicts: how far measured memory lies from the prediction, by allocator and kind of job."""
 
 from __future__ import annotations
 
@@ -11,7 +11,11 @@ class Reserve(Frozen):
     """One class: the range of measured / predicted - 1, of reserved or device memory."""
 
     name: str
-    """The class of jobs."""
+    """The class of allocator."""
+    kind: str = ""
+    """The kind of job on it; empty where the range is that of all kinds."""
+    weight: float = Field(default=1.0, ge=0.0, le=1.0)
+    """Share of the range that the kind's own figures make; the rest is that of all kinds [-]."""
     low: float = Field(gt=-1.0)
     """Lower end of the range [-]."""
     middle: float = 0.0

@@ -43,6 +43,12 @@ if TYPE_CHECKING:
     from memcalc.terms.model_on_grid import ModelOnGrid
 
 
+BEST_FIT = "c10/cuda/CUDACachingAllocator.cpp, get_free_block"
+"""The fp32 gradients, each too large for the place of its fp16 one, are cut from the flattened tensor's segment.
+
+So the next step's finds no place as long as they live: two such segments take turns, beside those of both steps'
+gradients, and none of them is live at the peak.
+"""
 BEFORE_REDUCTION = ("forward-last", "forward", "loss", "backward-last", "backward-first")
 
 
@@ -72,6 +78,8 @@ def local_gradient_terms(census: ModelOnGrid) -> Iterator[Term]:
         yield Term("gradients", title, width * count, BEFORE_REDUCTION, "w · P", habits.source, inputs)
         title = "gradients, flattened for their all-reduce"
         yield Term("gradients", title, width * count, ("backward-end",), "w · P", habits.source, inputs)
+        title, formula = "holes of two flattened tensors that take turns", "2 · w · P"
+        yield Term("gradients", title, 2 * width * count, BEFORE_REDUCTION, formula, BEST_FIT, inputs, hole=True)
 
 
 SOURCE = "torch/csrc/autograd/input_buffer.cpp (accumulate), torch 2.13"

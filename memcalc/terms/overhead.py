@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from memcalc import catalog
 from memcalc.grid import column
+from memcalc.terms.kinds import kinds_of
 
 if TYPE_CHECKING:
     from memcalc.formulas.types import Array
@@ -81,9 +82,17 @@ class Overhead:
         by_libraries = self.capacity - self.context - self.libraries_high
         return max(int(min(by_share, by_libraries) / (1 + self.unexplained.middle)), 0)
 
+    def of_kind(self, gpu: GPU, kind: str) -> Overhead:
+        """The same with the range of one kind of job on its allocator."""
+        return replace(self, unexplained=reserve_of(gpu, self.unexplained.name, kind))
+
     def reserved(self, predicted: int) -> int:
         """Reserved bytes with what no mechanism predicts."""
         return predicted + int(predicted * self.unexplained.middle)
+
+    def beside(self, allocated: int) -> int:
+        """What nvidia-smi shows where nothing is reserved beyond so many bytes."""
+        return allocated + self.context + self.libraries
 
     def device(self, predicted: int) -> int:
         """What nvidia-smi shows for a reserved prediction."""
@@ -141,10 +150,9 @@ def borrowed_of(gpu: GPU, habits: Habits, layout: Layout, *, handle: bool = True
     return tuple(dict.fromkeys(NAMES[part] for part, counts in counted.items() if counts and is_borrowed(gpu, part)))
 
 
-def reserve_of(gpu: GPU, grid: Grid) -> Reserve:
-    """What no mechanism predicts under a grid's allocator: as measured on the GPU, or as shipped."""
-    name = grid.habits.allocator
-    return (gpu.calibration and gpu.calibration.reserve_of(name)) or catalog.reserve(name)
+def reserve_of(gpu: GPU, allocator: str, kind: str = "") -> Reserve:
+    """What no mechanism predicts under an allocator: as measured on the GPU, or as shipped for a kind of job."""
+    return (gpu.calibration and gpu.calibration.reserve_of(allocator)) or catalog.reserve(allocator, kind)
 
 
 def groups_of(layout: Layout) -> int:
@@ -155,20 +163,22 @@ def groups_of(layout: Layout) -> int:
 
 def group_bytes(gpu: GPU, grid: Grid) -> Array:
     """Bytes of the communicators, over the layouts, as a part of what an overhead without a layout compares."""
-    middle, libraries = reserve_of(gpu, grid).middle, libraries_of(gpu)
+    middle, libraries = reserve_of(gpu, grid.habits.allocator).middle, libraries_of(gpu)
     return column([int(libraries.of(layout)[0] / (1 + middle)) for layout in grid.layouts], "layout")
 
 
 def overhead_of(gpu: GPU, grid: Grid, layout: Layout | None = None) -> Overhead:
     """The overhead of one process of a layout; without one, that of a search, which adds :func:`group_bytes`.
 
-    The layouts of a search may have several numbers of GPUs; what is known of all of them stays with the overhead.
+    The layouts of a search may have several numbers of GPUs; what is known of all of them stays with the overhead. Its
+    range is that of its kind of job, where all its strategies are of one kind.
     """
+    kinds = set(kinds_of(grid).values())
     everywhere = all(layout.gpus > 1 for layout in grid.layouts)
     libraries = libraries_of(gpu)
     usual, high = libraries.of(layout) if layout else (0, everywhere * (libraries.world_high - libraries.world))
     context = gpu.context_bytes
-    if grid.habits.allocator == "2021":
+    if not grid.habits.lazy_kernels:
         context = gpu.eager_context_bytes or context
     return Overhead(
         capacity=gpu.memory_bytes,
@@ -177,6 +187,6 @@ def overhead_of(gpu: GPU, grid: Grid, layout: Layout | None = None) -> Overhead:
         libraries_high=high,
         workspaces=workspaces_of(gpu),
         context_assumed=context is None,
-        unexplained=reserve_of(gpu, grid),
+        unexplained=reserve_of(gpu, grid.habits.allocator, kinds.pop() if len(kinds) == 1 else ""),
         borrowed=borrowed_of(gpu, grid.habits, layout or grid.layouts[0], handle=grid.fixed.blas_workspace is None),
     )

@@ -139,6 +139,13 @@ def test_a_full_card_gives_back_whole_free_segments() -> None:
     assert (found.peak_reserved, found.reserved_end) == (94 * MIB, 94 * MIB)
 
 
+def test_each_mark_knows_the_retries_before_it() -> None:
+    marks = [("mark", 0, 0, 0, name) for name in ("a", "b", "c")]
+    freed = [alloc(1, 40), alloc(2, 44), free(1)]
+    found = run(marks[0], *freed, marks[1], alloc(3, 50), marks[2], capacity=100 * MIB)
+    assert found.retries_at == (("a", 0), ("b", 0), ("c", 1))
+
+
 def test_reserved_after_the_flush() -> None:
     held = [alloc(1, 60), alloc(2, 36), free(1), free(2), alloc(3, 70), free(3)]
     found = run(*held, capacity=100 * MIB)

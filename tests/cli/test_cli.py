@@ -37,7 +37,7 @@ ESTIMATE = {
     "terms off_gpu host_memory tier_memory warnings",
     "model": "name parameters active_parameters",
     "peak": "allocated reserved device phase stage",
-    "interval": "low high coverage allocator",
+    "interval": "low high coverage allocator kind",
     "budget": "capacity context libraries reserve usable",
     "components": "parameters gradients optimizer activations buffers reserve",
     "saved": "per_block outside_blocks total",

@@ -98,7 +98,8 @@ def test_a_safe_answer_is_safe_and_the_next_is_not() -> None:
     assert safe.answer < all_.answer
     following = estimated(safe.best.command, seq_len=safe.answer + 1)
     assert following.verdict == safe.beyond[0].verdict == "tight"
-    assert 0 < safe.beyond[0].missing < 2**24  # one token beyond the margin
+    # one token beyond the margin: where it takes a block's input over a round size, 2 MiB more of each of 32 blocks
+    assert 0 < safe.beyond[0].missing < 1.2 * 32 * 2**21
     assert following.interval.high > following.budget.capacity
     beyond = all_.beyond[0]
     assert beyond.verdict == "does-not-fit"

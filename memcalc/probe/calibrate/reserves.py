@@ -44,6 +44,8 @@ class ReserveSample:
     """Context and libraries in the measured figure [bytes]."""
     strict: bool
     """Every setting is stated by the source, as in a user's own job."""
+    kind: str = ""
+    """The kind of job, where ranges are told apart by it."""
 
     def error(self, middle: float) -> float:
         """Measured / predicted - 1, with a slack of the allocator added to the prediction."""

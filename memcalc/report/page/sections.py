@@ -246,9 +246,10 @@ def _was(number: int) -> str:
 
 
 def _range(evidence: Evidence) -> str:
+    of_kind = f"of the kind {evidence.ranged_kind}" if evidence.ranged_kind else "whatever the kind of job"
     return (
         f"The range of reserved and device memory ({_signed(evidence.low)} to {_signed(evidence.high)}) stands on "
-        f"{evidence.ranged} measured figures of {evidence.documents} documents, whatever the kind of job, and was made "
+        f"{evidence.ranged} measured figures of {evidence.documents} documents, {of_kind}, and was made "
         f"to hold {100 * evidence.coverage:.0f}% of them; ranges fitted without a document held "
         f"{100 * evidence.crossed:.1f}% of that document's."
     )
