@@ -46,6 +46,7 @@ from memcalc.terms.pipeline import in_flight
 if TYPE_CHECKING:
     from memcalc.grid import Grid
     from memcalc.planner.request import Request
+    from memcalc.planner.varying import Sequence
     from memcalc.specs.hardware import GPU, Node
     from memcalc.specs.job import JobRecord
     from memcalc.specs.model import Model
@@ -98,11 +99,17 @@ def estimate_of(
     record: JobRecord,
     *,
     timeline: bool = False,
+    sequence: Sequence | None = None,
 ) -> Estimate:
-    """The answer for a grid of one strategy; with ``timeline`` also one step, allocation by allocation."""
+    """The answer for a grid of one strategy; with ``timeline`` also one step, allocation by allocation.
+
+    ``sequence`` are micro-batches that differ in length, of which the grid has the longest.
+    """
     model, grid = census.model, census.grid
     ledger = build_ledger(census, overhead.workspaces)
-    peaks = peaks_of(census, ledger, overhead)
+    alone = peaks = peaks_of(census, ledger, overhead)
+    if sequence is not None and alone.verdict != "does-not-fit":
+        peaks = peaks_of(census, ledger, overhead, also=sequence.played)
     top, layout, strategy = peaks.top, grid.layouts[0], strategy_of(grid)
     need = offload_need(census, node)
     return Estimate(
@@ -125,9 +132,10 @@ def estimate_of(
         off_gpu=off_gpu_of(census),
         host_memory=need.host,
         tier_memory=need.tier,
+        lengths=sequence and sequence.facts(alone, peaks),
         warnings=(
             *warnings_for(model, gpu, node, overhead, need, strategy),
-            *retry_warnings(peaks),
+            *retry_warnings(peaks, "in two steps" if sequence is None else "over micro-batches of varying length"),
             *recompute_warnings(census, gpu, node, overhead),
         ),
         assumptions=request.assumptions,
@@ -260,11 +268,11 @@ def borrowed_by(gpu: GPU, strategies: Iterable[Strategy]) -> list[str]:
     return borrowed_warnings(gpu, sorted(parts, key=list(NAMES.values()).index))
 
 
-def retry_warnings(peaks: Peaks) -> tuple[str, ...]:
+def retry_warnings(peaks: Peaks, when: str) -> tuple[str, ...]:
     """What a full card does to the allocator."""
     played = peaks.replayed
     if played is None or not played.retries or peaks.verdict == "does-not-fit":
         return ()
     low, high = peaks.allocated / 2**30, played.most / 2**30
-    slow = f"fits with retries: in two steps the allocator gave its cache back {played.retries} times, which is slow"
+    slow = f"fits with retries: {when} the allocator gave its cache back {played.retries} times, which is slow"
     return (f"{slow}; reserved is between {low:.1f} and {high:.1f} GiB.",)

@@ -20,6 +20,8 @@ from memcalc.units import parse_bytes, parse_count, parse_tokens
 
 LARGEST_NUMBER = {"critical_batch": 10**12, "tokens": 10**15} | {row.name: row.most for row in COMMAND_LINE}
 """By keyword, also of a search's own."""
+TOKENS = frozenset(row.name for row in COMMAND_LINE if row.unit == "tokens")
+"""Options that count tokens, of which 4k are 4096."""
 
 
 @dataclass
@@ -114,7 +116,7 @@ def flag(name: str) -> str:
 def positive(value: object, name: str) -> int:
     """A whole number above zero."""
     most = LARGEST_NUMBER.get(name, 1_000_000)
-    parse = parse_tokens if name == "seq_len" else parse_count
+    parse = parse_tokens if name in TOKENS else parse_count
     with suppress(InputError):
         number = parse(value, flag(name))
         if 0 < number <= most:

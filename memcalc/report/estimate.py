@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from memcalc.errors import InputError, UnknownNameError
+from memcalc.report.lengths import length_lines
 from memcalc.report.step_time import parts_table, stands_on, time_lines
 from memcalc.report.tables import (
     Bar,
@@ -180,6 +181,7 @@ def _notes(result: Estimate) -> Iterator[Line]:
     if result.activation_budget is not None:
         yield _said("Room for activations", room_text(result.activation_budget), "Room")
     backward = f"{sized(saved.per_block)} a block, {sized(saved.outside_blocks)} outside the blocks"
+    yield from length_lines(result.lengths, result.verdict)
     yield _said("One micro-batch keeps for backward", f"{backward}, {sized(saved.total)} in all", "Backward")
     if result.expandable_device is not None and result.expandable_device < result.peak.device:
         variable = "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"

@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
+from memcalc.results.lengths import LengthFacts
 from memcalc.specs.job import JobRecord
 from memcalc.specs.strategy import Strategy
 from memcalc.specs.strict import Frozen
@@ -362,6 +363,8 @@ class Estimate(Answer):
     """Bytes that one node needs of NVMe or CXL memory, where that is the tier; 0 elsewhere."""
     expandable_device: int | None = None
     """The device figure with expandable segments [bytes], where the allocator's cache is large and advice is wanted."""
+    lengths: LengthFacts | None = None
+    """Where sequences differ in length (``--lengths``): the micro-batches, and how many steps fit."""
     warnings: tuple[str, ...]
     """Sentences."""
     assumptions: dict[str, str]
