@@ -88,7 +88,8 @@ def log_normal(text: str) -> NDArray[np.int64]:
     """Lengths at even steps of a log-normal's probability, what is longer than the largest cut there [tokens].
 
     ``text`` is ``p50:p99:max``: the median gives the mean of the logarithm, and the 99th percentile its deviation. The
-    lengths are quantiles and no draws, so that they are the same on each machine.
+    lengths are quantiles and no draws, so that they are the same on each machine; the last of them is the largest,
+    whether or not the distribution comes near it.
     """
     median, high, most = (parse_tokens(part, "lengths") for part in text.split(":"))
     if not 1 <= median <= high <= most <= LONGEST:
@@ -97,7 +98,8 @@ def log_normal(text: str) -> NDArray[np.int64]:
     normal = NormalDist(centre, deviation) if deviation else None
     at = ((index + 0.5) / QUANTILES for index in range(QUANTILES))
     logs = (normal.inv_cdf(share) if normal else centre for share in at)
-    return np.array([min(max(round(exp(min(value, log(LONGEST)))), 1), most) for value in logs], dtype=np.int64)
+    lengths = [min(max(round(exp(min(value, log(LONGEST)))), 1), most) for value in logs]
+    return np.array([*lengths[:-1], most], dtype=np.int64)
 
 
 def read_file(path: Path) -> NDArray[np.int64]:

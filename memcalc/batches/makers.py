@@ -67,6 +67,11 @@ class Sampling:
         """A length as it is padded [tokens]."""
         return -(-tokens // self.multiple) * self.multiple
 
+    def epochs(self, count: int) -> int:
+        """Times that so few sequences are taken at once, for a few steps to come of them [1]."""
+        several = self.micro_batch * self.accumulation * self.ranks
+        return max(-(-4 * min(several, EXAMPLES) // count), 1)
+
 
 @dataclass(frozen=True, eq=False)
 class MicroBatches:
@@ -117,8 +122,8 @@ def longest_of(lengths: Lengths, sampling: Sampling) -> Shape:
         return rows, sampling.rounded(min(lengths.most, sampling.length))
     if rule == "flatten":
         most = lengths.cut(sampling.length)
-        several = np.sort(most)[::-1][:rows]
-        total = int(several.sum()) + int(several[0]) * (rows - len(several))
+        again = sampling.epochs(len(most)) > 1
+        total = rows * int(most.max()) if again else int(np.sort(most)[-rows:].sum())
         return rows, -(-sampling.rounded(total) // rows)
     return rows, sampling.rounded(sampling.length)
 
@@ -129,11 +134,10 @@ def make(lengths: Lengths, sampling: Sampling) -> MicroBatches:
     tokens = lengths.tokens if sampling.rule in SPLITTING else lengths.cut(sampling.length)
     if sampling.rule == "multipack":  # axolotl leaves out what is longer (excess_length_strategy, drop)
         tokens = tokens[lengths.tokens <= sampling.length]
-    several = sampling.micro_batch * sampling.accumulation * sampling.ranks
     if not len(tokens):
         allowed = f"no sequence of {lengths.text} is that short"
         raise CombinationError("seq-len", sampling.length, allowed)
-    tokens = np.tile(tokens, -(-4 * min(several, EXAMPLES) // len(tokens)))
+    tokens = np.tile(tokens, sampling.epochs(len(tokens)))
     rng = random.Random(SEED)  # noqa: S311 - a sequence that is the same each time
     if sampling.rule == "token-budget":
         return _budgeted(tokens, sampling, rng)
