@@ -47,10 +47,15 @@ if TYPE_CHECKING:
     from memcalc.grid import Grid
     from memcalc.planner.request import Request
     from memcalc.planner.varying import Sequence
+    from memcalc.results.lengths import LengthFacts
     from memcalc.specs.hardware import GPU, Node
     from memcalc.specs.job import JobRecord
     from memcalc.specs.model import Model
     from memcalc.terms import Overhead
+
+
+NEARLY_ALL = 0.98
+"""Share of the longest micro-batch's tokens from which the mean one takes as long."""
 
 
 def scalar(value: object, stage: int = 0) -> Any:
@@ -110,6 +115,7 @@ def estimate_of(
     alone = peaks = peaks_of(census, ledger, overhead)
     if sequence is not None and alone.verdict != "does-not-fit":
         peaks = peaks_of(census, ledger, overhead, also=sequence.played)
+    facts = None if sequence is None else sequence.facts(alone, peaks)
     top, layout, strategy = peaks.top, grid.layouts[0], strategy_of(grid)
     need = offload_need(census, node)
     return Estimate(
@@ -132,11 +138,12 @@ def estimate_of(
         off_gpu=off_gpu_of(census),
         host_memory=need.host,
         tier_memory=need.tier,
-        lengths=sequence and sequence.facts(alone, peaks),
+        lengths=facts,
         warnings=(
             *warnings_for(model, gpu, node, overhead, need, strategy),
             *retry_warnings(peaks, "in two steps" if sequence is None else "over micro-batches of varying length"),
             *recompute_warnings(census, gpu, node, overhead),
+            *time_warnings(facts),
         ),
         assumptions=request.assumptions,
         job=record,
@@ -266,6 +273,14 @@ def borrowed_by(gpu: GPU, strategies: Iterable[Strategy]) -> list[str]:
     layouts = [(s, layout_of(s)) for s in strategies]
     parts = [part for s, layout in layouts for part in borrowed_of(gpu, habits_of(s.framework), layout)]
     return borrowed_warnings(gpu, sorted(parts, key=list(NAMES.values()).index))
+
+
+def time_warnings(facts: LengthFacts | None) -> tuple[str, ...]:
+    """What the time of a step is not, where micro-batches differ in length."""
+    if facts is None or facts.mean_tokens > NEARLY_ALL * facts.rows * facts.tokens:
+        return ()
+    share = facts.mean_tokens / (facts.rows * facts.tokens)
+    return (f"the step's time is that of longest micro-batches; the mean one has {share:.0%} of their tokens.",)
 
 
 def retry_warnings(peaks: Peaks, when: str) -> tuple[str, ...]:

@@ -41,9 +41,9 @@ _TERM_COLUMNS = header("component | term | size [bytes] > | phases | formula | v
 
 def report(result: Estimate) -> Report:
     """Return the answer of ``memcalc estimate``."""
-    return made(
-        result, terms(result), *answer_of(result), bar_of(result), *_tables(result), *_notes(result), *foot_of(result)
-    )
+    lengths = length_lines(result.lengths, result.verdict)
+    blocks = (*answer_of(result), *lengths, bar_of(result), *_tables(result), *_notes(result), *foot_of(result))
+    return made(result, terms(result), *blocks)
 
 
 def terms(result: Estimate) -> Table:
@@ -181,7 +181,6 @@ def _notes(result: Estimate) -> Iterator[Line]:
     if result.activation_budget is not None:
         yield _said("Room for activations", room_text(result.activation_budget), "Room")
     backward = f"{sized(saved.per_block)} a block, {sized(saved.outside_blocks)} outside the blocks"
-    yield from length_lines(result.lengths, result.verdict)
     yield _said("One micro-batch keeps for backward", f"{backward}, {sized(saved.total)} in all", "Backward")
     if result.expandable_device is not None and result.expandable_device < result.peak.device:
         variable = "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
