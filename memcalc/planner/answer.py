@@ -251,7 +251,9 @@ def warnings_for(
             text.append(f"{where} allocated {less} than predicted ({len(wrong.rows)} rows): no figure here has that.")
     text += notes_of(model, strategy.precision, strategy.recompute, strategy.micro_batch)
     if model.is_moe:
-        text.append("experts are assumed to be balanced; buffers of the token exchange are not modelled.")
+        rows = f"{strategy.expert_overload:g} times" if strategy.expert_overload > 1 else ""
+        share = f"counted with {rows} an equal share of the tokens" if rows else "assumed to be balanced"
+        text.append(f"experts are {share}; buffers of the token exchange are not modelled.")
     extra = [row.uncounted for row in OPTIONS if row.uncounted and getattr(strategy, row.name) != row.default]
     if extra:
         text.append(f"not counted in memory: {', '.join(extra)}.")

@@ -126,7 +126,7 @@ def positive(value: object, name: str) -> int:
 
 def factor(value: object, name: str) -> float:
     """A number from 1."""
-    most = LARGEST_NUMBER[name]
+    most = BY_NAME[name.rpartition(".")[2]].most
     with suppress(TypeError, ValueError):
         number = float(str(value))
         if 1.0 <= number <= most:
@@ -223,6 +223,7 @@ FIELD_PARSERS: dict[str, Callable[[str, Any], Any]] = {
     "count": lambda key, value: parse_count(value, key),
     "bytes": lambda key, value: parse_bytes(value, key),
     "fraction": _fraction,
+    "factor": lambda key, value: factor(value, key),
     "version": _version,
     "targets": adapters.parse_layers,
 }
