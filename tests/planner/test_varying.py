@@ -186,3 +186,29 @@ def test_a_pipeline_holds_micro_batches_of_several_shapes() -> None:
     plain = memcalc.estimate(**words, seq_len=2048)
     assert [stage.allocated for stage in answer.stages] == [stage.allocated for stage in plain.stages]
     assert all(a.reserved >= b.reserved for a, b in zip(answer.stages, plain.stages, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("lines", "batching"),
+    [
+        ("group_by_length: true", "grouped"),
+        ("sample_packing: true", "pad-max"),
+        ("sample_packing: true\npad_to_sequence_len: false", "multipack"),
+        ("", "pad"),
+    ],
+)
+def test_check_reads_how_batches_are_made(tmp_path: Path, lines: str, batching: str) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_text(
+        f"base_model: EleutherAI/pythia-70m\nsequence_len: 1000\nmicro_batch_size: 2\nbf16: true\n{lines}\n",
+        encoding="utf-8",
+    )
+    words = {"model": "pythia-70m", "gpu": "a100-80g", "gpus": 1}
+    facts = memcalc.check([str(path)], **words, lengths="300:1500:4k").estimate.lengths
+    assert facts is not None
+    assert facts.batching == batching
+    assert facts.tokens == (1000 if batching == "multipack" else 1024)  # 64 × 16
+    assert memcalc.check([str(path)], **words).estimate.lengths is None
+    typed = memcalc.check([str(path)], **words, lengths="300:1500:4k", batching="flatten").estimate.lengths
+    assert typed is not None
+    assert typed.batching == "flatten"

@@ -81,8 +81,8 @@ def _batch(reader: ConfigReader) -> None:
 def _batching(reader: ConfigReader, *, packed: bool) -> None:
     """What becomes of sequences of several lengths.
 
-    Padding is to multiples of 64 where nothing is said, and packed rows are then padded to the end (0.18.0,
-    core/builders/causal.py and utils/schemas/validation.py).
+    Padding is to multiples of 64, the end of a row among them, and packed rows are padded to the end unless the file
+    says no (0.18.0, core/builders/causal.py and utils/schemas/validation.py).
     """
     if reader.flag("pad_to_sequence_len", packed):
         rule = "pad-max"
@@ -92,7 +92,7 @@ def _batching(reader: ConfigReader, *, packed: bool) -> None:
         rule = "grouped" if reader.flag("group_by_length") else "pad"
     stated = {"multipack": "sample_packing", "grouped": "group_by_length"}.get(rule, "pad_to_sequence_len")
     reader.set("batch_rule", rule, stated)
-    if not reader.has("pad_to_sequence_len"):
+    if reader.flag("pad_to_sequence_len", True):
         reader.set("padded_to", reader.integer("pad_to_multiple_of", 64, low=1), "pad_to_multiple_of")
 
 

@@ -214,7 +214,6 @@ def write(job: ConfigJob) -> dict[str, Any]:
     job.require(job.framework == "megatron", "framework", "Megatron-LM's flags are for --framework megatron")
     plain = not (plan.lora or plan.quantize != "none" or plan.optimizer_in_backward)
     job.require(plain, "lora", "Megatron-LM's flags train all weights", value=plan.lora or plan.quantize)
-    job.require(plan.expert_overload == 1, "strategy.expert_overload", "no flag says how uneven routing is")
     return {
         # a model that came from flags keeps its own
         **({} if job.editing or " " in job.model else model_flags(job, job.sized())),
