@@ -212,3 +212,12 @@ def test_check_reads_how_batches_are_made(tmp_path: Path, lines: str, batching: 
     typed = memcalc.check([str(path)], **words, lengths="300:1500:4k", batching="flatten").estimate.lengths
     assert typed is not None
     assert typed.batching == "flatten"
+
+
+def test_a_plan_with_lengths_is_exported() -> None:
+    """The files have no lengths: they are proven with those of the plan, whatever batches the format itself makes."""
+    plans = memcalc.plan(
+        model="llama-3.2-1b", gpu="a100-80g", gpus=1, framework="fsdp2", micro_batch=2, recompute="full",
+        offload="none", global_batch=4, lengths="300:1500:2k", top=1,
+    )  # fmt: skip
+    assert list(memcalc.export(plans, to="fsdp2")) == ["train_fsdp2.py"]
