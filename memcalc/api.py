@@ -20,6 +20,7 @@ from memcalc.planner.ranking import Objective, ObjectiveName
 from memcalc.planner.record import flat_options, pinned, record_of, split_options
 from memcalc.planner.recorded import check_recorded
 from memcalc.planner.request import check_words, one_of, positive
+from memcalc.planner.varying import lengths_of, refuse_lengths
 from memcalc.specs.strategy import Largest, Smallest
 from memcalc.terms.head import with_predictors
 from memcalc.trace.template import TraceCache
@@ -335,6 +336,7 @@ class _Ask:
         job = resolve(
             model, gpu, self.options, node=self.node, settings=self.settings, preset_dirs=self.dirs, beyond=self.beyond
         )
+        refuse_lengths(job.lengths, self.command, self.what)
         given = job.request.given.get(self.what.replace("-", "_"))
         if given is not None:
             raise InputError(self.what, given, f"{self.command} {self.what} answers it, so leave it out")
@@ -382,6 +384,7 @@ def resolve(
     chip, request.calibration = calibrations.applied(chip, word, look=isinstance(gpu, str))
     if chip.calibration is not None:
         request.assumptions["calibration"] = chip.calibration.said
+    lengths = lengths_of(request, searched=several)
     spec = model if isinstance(model, Model) else load_model(model, dirs)
     check_recorded(request, spec)
     if "framework" in request.given:
@@ -389,4 +392,4 @@ def resolve(
     spec = with_predictors(spec, int(request.given["fields"].get("mtp", 0)))
     if not node:
         request.assumptions["node"] = host.name
-    return PlanJob(request, spec, chip, host)
+    return PlanJob(request, spec, chip, host, lengths=lengths)

@@ -120,7 +120,8 @@ def row(option: Any) -> str:
     """Return the table's row of one option."""
     names = ", ".join(f"`{name}`" for name in (*option.opts, *option.secondary_opts))
     value = "" if option.is_flag else f"`{option.metavar}`"
-    return f"| {names} | {value} | {option.help} |".replace("N|", "N\\|").replace("NAME|FILE|", "NAME\\|FILE\\|")
+    text = f"| {names} | {value} | {option.help} |".replace("N|", "N\\|").replace("NAME|FILE|", "NAME\\|FILE\\|")
+    return text.replace("FILE|P50", "FILE\\|P50")
 
 
 def options(command: str) -> list[Any]:

@@ -48,6 +48,7 @@ VALUES: dict[str, list[tuple[Any, Any]]] = {
     "count": [("3", 3)],
     "bytes": [("64 MiB", 64 * 2**20)],
     "fraction": [("0.25", 0.25)],
+    "factor": [("1.5", 1.5)],
     "version": [("0.40", "0.40")],
     "targets": [("q,v", ("q", "v"))],
 }

@@ -38,6 +38,7 @@ VALUES = {
     "count": "a whole number",
     "bytes": "a size, such as `64 MiB`",
     "fraction": "a number from 0 to below 1",
+    "factor": "a number from 1",
     "version": "a version, such as `0.43`",
     "targets": "layers, as in `q,k,v,o`",
 }

@@ -14,10 +14,11 @@ from memcalc.planner.record import split_options
 from memcalc.preflight.names import bare
 from memcalc.results.diff import DiffField, Value
 from memcalc.specs.adapters import Lora
+from memcalc.specs.batching import BatchInputs
 from memcalc.specs.hardware import Node
 from memcalc.specs.model import Model
 from memcalc.specs.option import Option
-from memcalc.specs.options import BY_NAME, FIELDS, NEEDING, OPTIONS
+from memcalc.specs.options import BATCHING, BY_NAME, FIELDS, NEEDING, OPTIONS
 
 if TYPE_CHECKING:
     from memcalc.planner.finalists import One
@@ -37,6 +38,7 @@ PARTS = {
     "cp": (("cp_kind",), "1"),
     "ep": (tuple(row.name for row in NEEDING if row.needs == "ep"), "1"),
     "offload": (("offload_to",), "none"),
+    "lengths": (tuple(name for name in BATCHING if name != "lengths"), ""),
     # a quantised base is a change of its own
     "lora": (tuple(row.word for row in OPTIONS if row.needs_lora and row.name != "quantize"), "none"),
 }
@@ -144,6 +146,7 @@ def facts_of(single: One) -> dict[str, Any]:
         "gpu": job.gpu.model_copy(update={"calibration": None}),
         "node": job.node,
         "calibration": job.gpu.calibration,
+        **dict(BatchInputs() if job.lengths is None else job.lengths.inputs),
         "gpus": grid.layouts[0].gpus,
         **fields,
         "accumulation_steps": scalar(grid.accumulation),

@@ -37,14 +37,15 @@ if TYPE_CHECKING:
 def step_events(census: ModelOnGrid, ledger: Ledger, stage: int, *, observed: bool = True) -> Iterator[Event]:
     """Allocations and frees of a few optimizer steps on a stage, with a mark where a phase begins.
 
-    Each pass of a micro-batch is written when the replay comes to it, which may end early.
-
-    ``observed``: with memory that measured runs reserve although no tensor was found for it.
+    Each pass of a micro-batch is written when the replay comes to it, which may end early. ``observed``: with memory
+    that measured runs reserve although no tensor was found for it.
     """
-    return chain.from_iterable(_Writer(census, ledger, stage, observed=observed).parts())
+    return chain.from_iterable(StepWriter(census, ledger, stage, observed=observed).parts())
 
 
-class _Writer:
+class StepWriter:
+    """Writes two steps of one stage."""
+
     def __init__(self, census: ModelOnGrid, ledger: Ledger, stage: int, *, observed: bool) -> None:
         self.observed = observed
         self.census, self.ledger, self.stage = census, ledger, stage
@@ -234,8 +235,7 @@ class _Writer:
         gather = partial(self.units.enter, self.last_unit, self._before(self.last_unit), backward=True)
         if not reshards_root(self.census):
             gather()
-        if index in self.heads:
-            # A tied weight's gradient waits for that of its other use, the embedding
+        if index in self.heads:  # a tied weight's gradient waits for that of its other use, the embedding
             owner = None if self.units.accumulates(self.last_unit) and not self.tied else head
             gradient = self.heads.pop(index).backward(self.log, 0, owner, gather)
         else:

@@ -21,7 +21,7 @@ from memcalc.preflight.job import estimate_merged
 from memcalc.preflight.merge import merge
 from memcalc.preflight.read_files import read_files
 from memcalc.specs.job import render
-from memcalc.specs.options import OPTIONS, WORDS
+from memcalc.specs.options import BATCHING, BY_NAME, OPTIONS, WORDS
 
 if TYPE_CHECKING:
     from memcalc.convert.config import Config
@@ -36,7 +36,7 @@ _SOFTWARE = ("calibration", "strategy.bnb", "strategy.peft", "strategy.te")
 _FIRST = ("model", "gpu", "node", "gpus", "seq_len")
 """Options that come first on the line."""
 _PLACED = frozenset(row.key for row in OPTIONS if row.group == "workload" and not row.searched)
-_ASSUMED = frozenset(row.name for row in OPTIONS if row.kind == "factor")
+_ASSUMED = frozenset(row.word for row in OPTIONS if row.kind == "factor")
 """What is measured or assumed of a run, and so stands in no file."""
 _PROOF = ("model", "hardware", "workload", "peak", "components")
 """What must be the same beside the strategy."""
@@ -131,6 +131,8 @@ def _options(job: JobRecord, estimate: Estimate) -> dict[str, Any]:
     given = {**pinned(job).options, **job.settings}
     beside = {*_SOFTWARE, *ENVIRONMENT, *_PLACED, *_ASSUMED}
     installed = {name: value for name, value in given.items() if name in beside}
+    if "lengths" in given:  # a file may make other batches than those that were asked about
+        installed |= {name: given.get(name, BY_NAME[name].default) for name in BATCHING if name != "token_budget"}
     framework = estimate.strategy.framework
     options = {
         **installed,

@@ -48,10 +48,16 @@ from memcalc.units import GIB
 if TYPE_CHECKING:
     from memcalc.grid import Grid
     from memcalc.planner.request import Request
+    from memcalc.planner.varying import Sequence
+    from memcalc.results.lengths import LengthFacts
     from memcalc.specs.hardware import GPU, Node
     from memcalc.specs.job import JobRecord
     from memcalc.specs.model import Model
     from memcalc.terms import Overhead
+
+
+NEARLY_ALL = 0.98
+"""Share of the longest micro-batch's tokens from which the mean one takes as long."""
 
 
 def scalar(value: object, stage: int = 0) -> Any:
@@ -100,11 +106,18 @@ def estimate_of(
     record: JobRecord,
     *,
     timeline: bool = False,
+    sequence: Sequence | None = None,
 ) -> Estimate:
-    """The answer for a grid of one strategy; with ``timeline`` also one step, allocation by allocation."""
+    """The answer for a grid of one strategy; with ``timeline`` also one step, allocation by allocation.
+
+    ``sequence`` are micro-batches that differ in length, of which the grid has the longest.
+    """
     model, grid = census.model, census.grid
     ledger = build_ledger(census, overhead.workspaces)
-    peaks = peaks_of(census, ledger, overhead)
+    alone = peaks = peaks_of(census, ledger, overhead)
+    if sequence is not None and alone.verdict != "does-not-fit":
+        peaks = peaks_of(census, ledger, overhead, also=sequence.played)
+    facts = None if sequence is None else sequence.facts(alone, peaks)
     top, layout, strategy = peaks.top, grid.layouts[0], strategy_of(grid)
     need = offload_need(census, node)
     return Estimate(
@@ -128,10 +141,12 @@ def estimate_of(
         off_gpu=off_gpu_of(census),
         host_memory=need.host,
         tier_memory=need.tier,
+        lengths=facts,
         warnings=(
             *warnings_for(model, gpu, node, overhead, need, strategy),
             *flush_warnings(peaks),
             *recompute_warnings(census, gpu, node, overhead),
+            *time_warnings(facts),
         ),
         assumptions=request.assumptions,
         job=record,
@@ -239,7 +254,9 @@ def warnings_for(
             text.append(f"{where} allocated {less} than predicted ({len(wrong.rows)} rows): no figure here has that.")
     text += notes_of(model, strategy.precision, strategy.recompute, strategy.micro_batch)
     if model.is_moe:
-        text.append("experts are assumed to be balanced; buffers of the token exchange are not modelled.")
+        rows = f"{strategy.expert_overload:g} times" if strategy.expert_overload > 1 else ""
+        share = f"counted with {rows} an equal share of the tokens" if rows else "assumed to be balanced"
+        text.append(f"experts are {share}; buffers of the token exchange are not modelled.")
     extra = [row.uncounted for row in OPTIONS if row.uncounted and getattr(strategy, row.name) != row.default]
     if extra:
         text.append(f"not counted in memory: {', '.join(extra)}.")
@@ -261,6 +278,14 @@ def borrowed_by(gpu: GPU, strategies: Iterable[Strategy]) -> list[str]:
     layouts = [(s, layout_of(s)) for s in strategies]
     parts = [part for s, layout in layouts for part in borrowed_of(gpu, habits_of(s.framework), layout)]
     return borrowed_warnings(gpu, sorted(parts, key=list(NAMES.values()).index))
+
+
+def time_warnings(facts: LengthFacts | None) -> tuple[str, ...]:
+    """What the time of a step is not, where micro-batches differ in length."""
+    if facts is None or facts.mean_tokens > NEARLY_ALL * facts.rows * facts.tokens:
+        return ()
+    share = facts.mean_tokens / (facts.rows * facts.tokens)
+    return (f"the step's time is that of longest micro-batches; the mean one has {share:.0%} of their tokens.",)
 
 
 def flush_warnings(peaks: Peaks) -> tuple[str, ...]:

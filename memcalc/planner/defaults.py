@@ -162,6 +162,12 @@ def check_needs(request: Request, model: Model, *, searched: bool) -> None:
 
     In a search a degree that nothing pins is open.
     """
+    overload = request.given.get("fields", {}).get("expert_overload", 1.0)
+    if overload != 1:
+        kernels = request.given.get("kernels", habits_for(request)[1].kernels)
+        if not model.is_moe or kernels != "te":
+            allowed = "needs Megatron-LM's grouped experts" if model.is_moe else f"{model.name} has no routed experts"
+            raise CombinationError("strategy.expert_overload", overload, allowed)
     for option in NEEDING:
         value, degree = request.given.get(option.name), option.needs
         if value is None or value == option.default:

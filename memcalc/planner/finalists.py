@@ -16,6 +16,7 @@ from memcalc.planner import answer, axes
 from memcalc.planner.answer import strategy_of
 from memcalc.planner.job import PlanJob
 from memcalc.planner.stage_peaks import Peaks, peaks_of
+from memcalc.planner.varying import BatchRun, Sequence
 from memcalc.results.estimates import ExposedMessages, StepTime
 from memcalc.terms import ModelOnGrid, build_ledger, overhead_of
 from memcalc.timing import rates_for, step_times
@@ -123,6 +124,8 @@ class One:
     grid: Grid
     record: JobRecord
     """What was asked."""
+    run: BatchRun | None = None
+    """The micro-batches of sequences that differ in length; the grid has the longest of them."""
 
     @classmethod
     def of(cls, job: PlanJob, record: JobRecord) -> One:
@@ -130,7 +133,11 @@ class One:
 
         Raises :class:`memcalc.errors.CombinationError` where it is impossible.
         """
-        return cls(job, axes.single_strategy(job.request, job.model, job.gpu, job.node), record)
+        grid = axes.single_strategy(job.request, job.model, job.gpu, job.node)
+        if job.lengths is None:
+            return cls(job, grid, record)
+        run = BatchRun.of(job.lengths, grid)
+        return cls(job, run.at_longest(grid), record, run)
 
     @cached_property
     def census(self) -> ModelOnGrid:
@@ -144,8 +151,9 @@ class One:
         """
         job, grid = self.job, self.grid
         overhead = overhead_of(job.gpu, grid, grid.layouts[0])
+        sequence = self._sequence(grid, overhead)
         result = answer.estimate_of(
-            self.census, job.gpu, job.node, overhead, job.request, self.record, timeline=timeline
+            self.census, job.gpu, job.node, overhead, job.request, self.record, timeline=timeline, sequence=sequence
         )
         result = result.model_copy(update={"time": self._time})
         able = job.gpu.vendor == "nvidia" and grows_segments(grid.fixed.framework)
@@ -154,6 +162,9 @@ class One:
             return result
         peaks = self._expandable()
         return result.model_copy(update={"expandable_device": peaks.top.device, "expandable_verdict": peaks.verdict})
+
+    def _sequence(self, grid: Grid, overhead: Overhead) -> Sequence | None:
+        return None if self.run is None else Sequence(self.job.on, grid, overhead, self.run)
 
     @property
     def _time(self) -> StepTime | None:
@@ -166,8 +177,10 @@ class One:
         """The figures with expandable segments."""
         fixed = self.grid.fixed.model_copy(update={"expandable_segments": True})
         grid = replace(self.grid, fixed=fixed)
-        census, overhead = self.job.on(grid), overhead_of(self.job.gpu, grid, grid.layouts[0])
-        return peaks_of(census, build_ledger(census, overhead.workspaces, detail=False), overhead)
+        overhead = overhead_of(self.job.gpu, grid, grid.layouts[0])
+        census, sequence = self.job.on(grid), self._sequence(grid, overhead)
+        ledger = build_ledger(census, overhead.workspaces, detail=False)
+        return peaks_of(census, ledger, overhead, also=sequence.played if sequence else None)
 
     def time(self) -> StepTime:
         """The predicted step, also of a strategy that does not fit."""

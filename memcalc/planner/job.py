@@ -20,6 +20,7 @@ from memcalc.trace.template import TraceCache
 
 if TYPE_CHECKING:
     from memcalc.grid import Grid, Layout
+    from memcalc.planner.varying import JobLengths
     from memcalc.specs.hardware import GPU, Node
     from memcalc.specs.model import Model
 
@@ -37,6 +38,8 @@ class PlanJob:
     model: Model
     gpu: GPU
     node: Node
+    lengths: JobLengths | None = field(default=None, kw_only=True)
+    """Where sequences differ in length: the request is about the longest."""
     tally: Tally | None = field(default=None, kw_only=True, compare=False)
     """What is told of how far a search is."""
     traces: TraceCache = field(default_factory=TraceCache, kw_only=True, compare=False, repr=False)

@@ -20,6 +20,8 @@ from memcalc.units import parse_bytes, parse_count, parse_tokens
 
 LARGEST_NUMBER = {"critical_batch": 10**12, "tokens": 10**15} | {row.name: row.most for row in COMMAND_LINE}
 """By keyword, also of a search's own."""
+TOKENS = frozenset(row.name for row in COMMAND_LINE if row.unit == "tokens")
+"""Options that count tokens, of which 4k are 4096."""
 
 
 @dataclass
@@ -114,7 +116,7 @@ def flag(name: str) -> str:
 def positive(value: object, name: str) -> int:
     """A whole number above zero."""
     most = LARGEST_NUMBER.get(name, 1_000_000)
-    parse = parse_tokens if name == "seq_len" else parse_count
+    parse = parse_tokens if name in TOKENS else parse_count
     with suppress(InputError):
         number = parse(value, flag(name))
         if 0 < number <= most:
@@ -124,7 +126,7 @@ def positive(value: object, name: str) -> int:
 
 def factor(value: object, name: str) -> float:
     """A number from 1."""
-    most = LARGEST_NUMBER[name]
+    most = BY_NAME[name.rpartition(".")[2]].most
     with suppress(TypeError, ValueError):
         number = float(str(value))
         if 1.0 <= number <= most:
@@ -221,6 +223,7 @@ FIELD_PARSERS: dict[str, Callable[[str, Any], Any]] = {
     "count": lambda key, value: parse_count(value, key),
     "bytes": lambda key, value: parse_bytes(value, key),
     "fraction": _fraction,
+    "factor": lambda key, value: factor(value, key),
     "version": _version,
     "targets": adapters.parse_layers,
 }

@@ -105,15 +105,25 @@ REPLAYED_STAGES = 4
 """Stages of a pipeline up to which each is replayed on its own; of deeper ones only that which reserves most."""
 
 
-def peaks_of(census: ModelOnGrid, ledger: Ledger, overhead: Overhead, *, only_safe: bool = False) -> Peaks:
+def peaks_of(
+    census: ModelOnGrid,
+    ledger: Ledger,
+    overhead: Overhead,
+    *,
+    only_safe: bool = False,
+    also: Callable[[int], Replayed | None] | None = None,
+) -> Peaks:
     """The figures of a grid of one strategy, replayed on each stage of a short pipeline.
 
-    With ``only_safe`` it may end with UnsafeError where the strategy is tight or does not fit.
+    With ``only_safe`` it may end with UnsafeError where the strategy is tight or does not fit. ``also`` is another
+    replay of a stage: what is reserved is the larger of both.
     """
     stages = stage_peaks(census, ledger, overhead)
     closed = ledger.reserved()
     wanted = range(len(stages)) if len(stages) <= REPLAYED_STAGES else [_largest(stages)]
     by_stage = {stage: replayed(census, ledger, overhead, stage, only_safe=only_safe) for stage in wanted}
+    if also is not None:
+        by_stage = {stage: larger(one_shape, also(stage)) for stage, one_shape in by_stage.items()}
     predicted = {stage: at_stage(closed, stage, len(stages)) for stage in range(len(stages))}
     for stage, played in by_stage.items():
         if played is not None:
@@ -204,11 +214,23 @@ def replayed(
     two_steps = simulate(census, ledger, overhead, stage, until=until)
     if until and (two_steps.retries or until(two_steps.peak_reserved)):
         raise UnsafeError
-    reserved = two_steps.reserved_after_flush if two_steps.retries else two_steps.peak_reserved
-    failed = two_steps.out_of_memory
-    short = max(failed.reserved + failed.segment - overhead.room, 0) if failed else 0
     flushes = flushes_of(two_steps, at_stage(census.grid.accumulation, stage, census.grid.num_stages))
-    return Replayed(reserved, two_steps.peak_reserved, two_steps.retries, flushes, failed is None, short)
+    return replayed_from(two_steps, overhead, flushes)
+
+
+def replayed_from(result: Replay, overhead: Overhead, flushes: int) -> Replayed:
+    """What a replay on a card shows, in which the cache is given back ``flushes`` times a step."""
+    reserved, failed = result.reserved_after_flush if result.retries else result.peak_reserved, result.out_of_memory
+    short = max(failed.reserved + failed.segment - overhead.room, 0) if failed else 0
+    return Replayed(reserved, result.peak_reserved, result.retries, flushes, failed is None, short)
+
+
+def larger(a: Replayed | None, b: Replayed | None) -> Replayed | None:
+    """The worse of two replays, figure by figure."""
+    if a is None or b is None:
+        return a
+    sizes = max(a.reserved, b.reserved), max(a.most, b.most), max(a.retries, b.retries), max(a.flushes, b.flushes)
+    return Replayed(*sizes, runs=a.runs and b.runs, short=max(a.short, b.short))
 
 
 def simulate(

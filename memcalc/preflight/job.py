@@ -14,6 +14,8 @@ from memcalc.specs.options import FIELDS
 
 PRESETS = ("model", "gpu", "node")
 """Facts that name a preset or a file."""
+BATCHES = {"batching": "batch_rule", "pad_multiple": "padded_to"}
+"""Options that say something beside lengths alone, which no file has, and the facts that files state of them."""
 COMPARED = {
     "micro_batch": ("deepspeed",), "accumulation": ("deepspeed", "accelerate"), "mixed": ("deepspeed",),
 }  # fmt: skip
@@ -99,7 +101,8 @@ class MergedJob:
         """The job as keywords of :func:`memcalc.estimate`."""
         presets = {name: self.facts[name] for name in PRESETS if self.facts.get(name) is not None}
         options = {name: value for name, value in self.options.items() if value not in (None, ())}
-        return {**presets, **options, "settings": self.settings}
+        batches = {option: self.facts[fact] for option, fact in BATCHES.items() if fact in self.facts}
+        return {**presets, **(batches if "lengths" in options else {}), **options, "settings": self.settings}
 
     @property
     def ways(self) -> int:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from memcalc.report.estimate import answer_of, bar_of, cache_of, components_of
+from memcalc.report.lengths import length_lines
 from memcalc.report.tables import Block, Code, Line, Listing, Report, Table, facts, gib, header, made
 from memcalc.results.check import Check, CheckedFile, CheckFinding, CheckFix
 
@@ -19,6 +20,7 @@ def report(result: Check) -> Report:
     estimate = result.estimate
     blocks = (
         *answer_of(estimate),
+        *length_lines(estimate.lengths, estimate.verdict),
         bar_of(estimate),
         components_of(estimate),
         *cache_of(estimate),

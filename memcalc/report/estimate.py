@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from memcalc.errors import InputError, UnknownNameError
+from memcalc.report.lengths import length_lines
 from memcalc.report.step_time import parts_table, stands_on, time_lines
 from memcalc.report.tables import (
     Bar,
@@ -40,9 +41,9 @@ _TERM_COLUMNS = header("component | term | size [bytes] > | phases | formula | v
 
 def report(result: Estimate) -> Report:
     """Return the answer of ``memcalc estimate``."""
-    return made(
-        result, terms(result), *answer_of(result), bar_of(result), *_tables(result), *_notes(result), *foot_of(result)
-    )
+    lengths = length_lines(result.lengths, result.verdict)
+    blocks = (*answer_of(result), *lengths, bar_of(result), *_tables(result), *_notes(result), *foot_of(result))
+    return made(result, terms(result), *blocks)
 
 
 def terms(result: Estimate) -> Table:

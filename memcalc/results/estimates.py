@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
+from memcalc.results.lengths import LengthFacts
 from memcalc.specs.job import JobRecord
 from memcalc.specs.strategy import Strategy
 from memcalc.specs.strict import Frozen
@@ -381,6 +382,8 @@ class Estimate(Answer):
     framework's PyTorch has them, and advice is wanted."""
     expandable_verdict: Verdict | None = None
     """The verdict with them."""
+    lengths: LengthFacts | None = None
+    """Where sequences differ in length (``--lengths``): the micro-batches, and how many steps fit."""
     warnings: tuple[str, ...]
     """Sentences."""
     assumptions: dict[str, str]

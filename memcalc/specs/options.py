@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal, get_args, get_origin
 
 from pydantic import BaseModel, Field
 
+from memcalc.specs.batching import BatchInputs
 from memcalc.specs.option import JOB, MEMORY, PANELS, Kind, Option
 from memcalc.specs.strategy import Strategy
 from memcalc.specs.strict import Frozen
@@ -131,7 +132,10 @@ def _ordered(rows: Iterable[Option]) -> tuple[Option, ...]:
 
 _SHARED = options_of(SharedSettings)
 _OWN = len(Strategy.model_fields)
-OPTIONS = _ordered(row for row in (*options_of(JobInputs), *_SHARED[_OWN:], *_SHARED[:_OWN]) if not row.derived)
+_BATCHES = options_of(BatchInputs)
+OPTIONS = _ordered(
+    row for row in (*options_of(JobInputs), *_SHARED[_OWN:], *_BATCHES, *_SHARED[:_OWN]) if not row.derived
+)
 """All options of a job, in the order of the command line; those that ``--set`` alone takes come last."""
 COMMAND_LINE = tuple(row for row in OPTIONS if row.panel)
 """Those with a flag of their own."""
@@ -143,7 +147,9 @@ SETTINGS = {row.key: row.name for row in COMMAND_LINE if row.group}
 """By dotted name the library's keyword of those that ``--set`` takes besides."""
 NOT_MODELLED = {row.name: row.harmless for row in OPTIONS if row.harmless}
 """Options that this version does not model, with the values that change nothing."""
-WORDS = tuple(sorted({*SETTINGS.values(), *NOT_MODELLED, "calibration"}))
+BATCHING = tuple(row.name for row in _BATCHES)
+"""Keywords that say how long sequences are and how batches are made of them."""
+WORDS = tuple(sorted({*SETTINGS.values(), *NOT_MODELLED, *BATCHING, "calibration"}))
 """What :func:`memcalc.estimate` and :func:`memcalc.plan` take besides model, gpu, node, settings and preset_dirs."""
 BY_NAME = {row.name: row for row in OPTIONS}
 """Each by the library's keyword, or by the last part of its dotted name."""

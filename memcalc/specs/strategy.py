@@ -241,6 +241,12 @@ class Strategy(Frozen):
             "PyTorch's ZeroRedundancyOptimizer).", panel=STEP_TIME, metavar="NAME",
             help="How updated weights reach all ranks under ZeRO-1 and 2: {values} (rank by rank, as in InternEvo)."),
     ] = "allgather"
+    expert_overload: Annotated[
+        float,
+        Option("Rows of the experts on the fullest rank over an equal share: uneven routing, or the capacity to which "
+            "Megatron-LM pads each expert.", "-", kind="factor", most=1000),
+        Field(ge=1),
+    ] = 1.0
     mtp: Annotated[int, Option("Blocks that predict further tokens.", "blocks"), Field(ge=0)] = 0
     microbatch_group: Annotated[
         int,

@@ -96,7 +96,7 @@ class GroupActivations:
             "filled_token": self.grid.micro_batch * filled(queries, ROW_FILL),
             "row": queries,
             "sample": self.grid.micro_batch,
-            "routed": shards.routed_rows(self.tokens, self.group.block),
+            "routed": shards.routed_rows(self.tokens, self.group.block, self.grid.fixed.expert_overload),
             "once": np.int64(1),
         }
 

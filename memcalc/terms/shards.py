@@ -58,9 +58,15 @@ def local_experts(grid: Grid, block: Block) -> Array:
     return np.maximum(experts // grid.degree("ep"), 1)
 
 
-def routed_rows(tokens: Array, block: Block) -> Array:
-    """Tokens that pass the experts, each once for each of its experts, every expert with the same number of them."""
+def routed_rows(tokens: Array, block: Block, overload: float = 1.0) -> Array:
+    """Tokens that pass the experts, each once for each of its experts, every expert with the same number of them.
+
+    With an ``overload`` the experts of the fullest rank have that many times their equal share, rounded up for each as
+    Megatron-LM rounds a capacity (core/transformer/moe/moe_utils.py at d98e8a6, get_capacity).
+    """
     if not isinstance(block.mlp, MixtureOfExperts):
         return np.int64(0)
     experts, topk = block.mlp.experts, block.mlp.topk
-    return experts * -(-tokens * topk // experts)
+    if overload == 1:
+        return experts * -(-tokens * topk // experts)
+    return np.asarray(experts * np.ceil(tokens * topk / experts * overload)).astype(np.int64)

@@ -70,11 +70,30 @@ def _batch(reader: ConfigReader) -> None:
         reader.note("note", "MC004", "batch_size", message)
     packed = bool(reader.flag("sample_packing"))
     reader.set("varying_lengths", not reader.flag("pad_to_sequence_len", packed), "pad_to_sequence_len")
+    _batching(reader, packed=packed)
     reader.set_integer("eval_micro_batch", "eval_batch_size", micro)
     share = reader.number("val_set_size", 0.0) or 0.0
     tests = bool(reader.raw("test_datasets"))
     reader.harmless("test_datasets")
     reader.set("evaluates", share > 0 or tests, "test_datasets" if tests else "val_set_size")
+
+
+def _batching(reader: ConfigReader, *, packed: bool) -> None:
+    """What becomes of sequences of several lengths.
+
+    Padding is to multiples of 64, the end of a row among them, and packed rows are padded to the end unless the file
+    says no (0.18.0, core/builders/causal.py and utils/schemas/validation.py).
+    """
+    if reader.flag("pad_to_sequence_len", packed):
+        rule = "pad-max"
+    elif packed:
+        rule = "multipack"
+    else:
+        rule = "grouped" if reader.flag("group_by_length") else "pad"
+    stated = {"multipack": "sample_packing", "grouped": "group_by_length"}.get(rule, "pad_to_sequence_len")
+    reader.set("batch_rule", rule, stated)
+    if reader.flag("pad_to_sequence_len", True):
+        reader.set("padded_to", reader.integer("pad_to_multiple_of", 64, low=1), "pad_to_multiple_of")
 
 
 def _adapter(reader: ConfigReader) -> str:

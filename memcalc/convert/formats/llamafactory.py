@@ -68,6 +68,8 @@ def _batch(reader: ConfigReader, stage: str) -> None:
         message = f"cutoff_len {cut} becomes {length} tokens: rows are padded to a multiple of {_PADDED}"
         reader.note("note", "MC004", "cutoff_len", message)
     reader.set("varying_lengths", not packed, "packing")
+    reader.set("batch_rule", "pad-max" if packed else "pad", "packing")
+    reader.set("padded_to", _PADDED, "cutoff_len")
     reader.set_integer("micro_batch", "per_device_train_batch_size", 8)
     reader.set_integer("accumulation", "gradient_accumulation_steps", 1)
     reader.set_integer("eval_micro_batch", "per_device_eval_batch_size", 8)

@@ -196,7 +196,10 @@ def _experts(flags: Flags) -> None:
         return
     if not flags.on("moe_grouped_gemm"):
         flags.warn("num_experts", "without --moe-grouped-gemm experts run one after another; counted as grouped")
-    if flags.number("moe_expert_capacity_factor", 1.0) != 1.0:
+    capacity = flags.number("moe_expert_capacity_factor", 1.0) or 1.0
+    if flags.on("moe_pad_expert_input_to_capacity") and capacity >= 1:
+        flags.set("strategy.expert_overload", capacity, "moe_expert_capacity_factor")
+    elif capacity != 1.0:
         flags.warn("moe_expert_capacity_factor", "every expert is counted with its equal share of the tokens")
 
 

@@ -111,6 +111,7 @@ def _data(reader: ConfigReader) -> None:
     reader.set_integer("accumulation", "gradient_accumulation_steps", 1)
     packed = bool(reader.flag("dataset.packed")) if isinstance(reader.raw("dataset"), dict) else False
     reader.set("varying_lengths", not packed, "dataset.packed")
+    reader.set("batch_rule", "pad-max" if packed else "pad", "dataset.packed")
     reader.set("evaluates", reader.has("run_val_every_n_steps"), "run_val_every_n_steps")
     reader.set_integer("eval_micro_batch", "batch_size_val")
     reader.harmless("dataset.", "dataset_val.", "tokenizer.", "dataset", "dataset_val")

@@ -250,6 +250,10 @@ def _attention(reader: ConfigReader) -> None:
             reader.set("attention", name, key)
 
 
+_PACKING = {"bfd": "bfd", "bfd_split": "bfd-split", "bfd-requeue": "bfd-split", "wrapped": "wrapped"}
+"""TRL's packing_strategy as a value of batching (1.10, trainer/sft_config.py)."""
+
+
 def _length(reader: ConfigReader, trl: bool) -> None:
     """Tokens of a sequence, and whether batches differ in length: packed and cut ones do not."""
     key = next((key for key in _LENGTHS if reader.integer(key, low=1) is not None), "")
@@ -260,11 +264,17 @@ def _length(reader: ConfigReader, trl: bool) -> None:
     if reader.flag("packing") or reader.flag("pad_to_max_length") or reader.has("block_size"):
         same = next(key for key in ("packing", "pad_to_max_length", "block_size") if reader.has(key))
         reader.set("varying_lengths", False, same)
+        packs = _PACKING.get(reader.text("packing_strategy") or "bfd") if reader.flag("packing") else None
+        reader.set("batch_rule", packs or "pad-max", same)
     elif reader.flag("group_by_length") or reader.text("train_sampling_strategy") == "group_by_length":
         named = "group_by_length" if reader.has("group_by_length") else "train_sampling_strategy"
         reader.set("varying_lengths", True, named)
+        reader.set("batch_rule", "grouped", named)
     elif trl:
         reader.set("varying_lengths", True, "packing")
+        reader.set("batch_rule", "flatten" if reader.flag("padding_free") else "pad", "padding_free")
+    if reader.integer("pad_to_multiple_of", low=1) is not None:
+        reader.set("padded_to", reader.integer("pad_to_multiple_of"), "pad_to_multiple_of")
 
 
 def _adapters(reader: ConfigReader) -> bool:

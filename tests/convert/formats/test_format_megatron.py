@@ -247,6 +247,11 @@ def test_a_published_run_as_flags_is_predicted_as_the_run(run: str, file: tuple[
         ("--num-experts 4 --overlap-moe-expert-parallel-comm", {"ep_overlap": None}),
         (SPREAD + "--moe-router-force-load-balancing", {"expert_imbalance": 1.0}),
         ("--moe-router-force-load-balancing", {"expert_imbalance": None}),
+        (
+            SPREAD + "--moe-expert-capacity-factor 1.5 --moe-pad-expert-input-to-capacity",
+            {"strategy.expert_overload": 1.5},
+        ),
+        (SPREAD + "--moe-expert-capacity-factor 1.5", {"strategy.expert_overload": None}),
         ("--tp-comm-overlap", {"tp_comm_overlap": None}),
         ("--tp-comm-overlap --tensor-model-parallel-size 2 --sequence-parallel", {"tp_comm_overlap": True}),
         ("", {"cuda_graphs": None}),

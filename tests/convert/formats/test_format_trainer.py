@@ -31,7 +31,7 @@ from memcalc.preflight.merge import merge
 SAID: dict[str, dict[str, Any]] = {
     "run_clm.json": {
         "micro_batch": 4, "eval_micro_batch": 4, "model": "meta-llama/Llama-2-7b-hf", "weights": "bf16",
-        "seq_len": 1024, "varying_lengths": False,
+        "seq_len": 1024, "varying_lengths": False, "batch_rule": "pad-max",
     },
     "fsdp2.json": {
         "micro_batch": 2, "accumulation": 4, "mixed": "bf16", "zero": 2, "recompute": "full",
@@ -44,10 +44,11 @@ SAID: dict[str, dict[str, Any]] = {
     },
     "sft_full.yaml": {
         "micro_batch": 2, "accumulation": 8, "evaluates": True, "model": "Qwen/Qwen2-0.5B", "varying_lengths": False,
+        "batch_rule": "bfd",
     },
     "sft_lora.yaml": {
         "micro_batch": 2, "accumulation": 8, "model": "Qwen/Qwen2-0.5B", "lora": "32:q,v,gate,up,down",
-        "weights": "bf16", "attention": "flash", "seq_len": 2048, "varying_lengths": False,
+        "weights": "bf16", "attention": "flash", "seq_len": 2048, "varying_lengths": False, "batch_rule": "bfd",
     },
     "sft_qlora.yaml": {
         "micro_batch": 4, "recompute": "full", "checkpoints_wrapped": True, "optimizer": "paged-adamw",
@@ -64,7 +65,7 @@ SAID: dict[str, dict[str, Any]] = {
     "liger_compile.yaml": {
         "micro_batch": 8, "mixed": "bf16", "recompute": "every-2",
         "optimizer": "adafactor", "optimizer_impl": "loop", "compile": "model", "kernels": "fused",
-        "loss": "fused-linear", "varying_lengths": True,
+        "loss": "fused-linear", "varying_lengths": True, "batch_rule": "grouped",
     },
     "galore.yaml": {
         "micro_batch": 2, "recompute": "full", "checkpoints_wrapped": True, "strategy.checkpoint": "reentrant",
