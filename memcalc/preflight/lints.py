@@ -279,7 +279,7 @@ def experts_filled(ctx: LintContext) -> Findings:
             f"a block's {experts} experts are one tensor, which FSDP 2 divides by experts: over {ranks} ranks it is "
             f"filled up to {filled}, {filled / experts:.3g} times their weights, gradients and states"
         )
-        yield ctx.finding("warning", "MC116", "gpus", message, "replicas of as many ranks as divide the experts")
+        yield ctx.finding("warning", "MC117", "gpus", message, "replicas of as many ranks as divide the experts")
 
 
 LINTS: dict[str, Callable[[LintContext], Findings]] = {
@@ -295,7 +295,7 @@ LINTS: dict[str, Callable[[LintContext], Findings]] = {
     "MC112": lengths_vary,
     "MC113": host_too_small,
     "MC114": room_left,
-    "MC116": experts_filled,
+    "MC117": experts_filled,
 }
 """By code; MC106 (a batch that is not the product of its parts) and MC107 (sequence parallelism without tensor
 parallelism) are found while the files are merged."""

@@ -61,7 +61,7 @@ STANDS_IN = {
     "MC112": {**FSDP, "precision": "bf16-mixed", "varying_lengths": True},
     "MC113": {**ZERO3, "offload": ("optimizer",), "host_memory": 64 * 2**30},
     "MC114": {**FSDP, "precision": "bf16-mixed", "micro_batch": 1, "accumulation": 4, "recompute": "full"},
-    "MC116": {**FSDP, "precision": "bf16-mixed", "model": "mixtral-8x7b", "gpus": 16},
+    "MC117": {**FSDP, "precision": "bf16-mixed", "model": "mixtral-8x7b", "gpus": 16},
 }  # fmt: skip
 STANDS_BESIDE = {
     "MC101": {"mixed": "no", "weights": "bf16"},
@@ -78,7 +78,7 @@ STANDS_BESIDE = {
     "MC112": {"strategy.expandable_segments": True},
     "MC113": {"host_memory": 512 * 2**30},
     "MC114": {"accumulation": 1},
-    "MC116": {"gpus": 8},
+    "MC117": {"gpus": 8},
 }
 """What takes each job out of its trap."""
 
