@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from memcalc.report.estimate import answer_of, bar_of, components_of
+from memcalc.report.occasions import occasion_lines
 from memcalc.report.tables import Block, Code, Line, Listing, Report, Table, facts, gib, header, made
 from memcalc.results.check import Check, CheckedFile, CheckFinding, CheckFix
 
@@ -21,6 +22,7 @@ def report(result: Check) -> Report:
         *answer_of(estimate),
         bar_of(estimate),
         components_of(estimate),
+        *occasion_lines(estimate),
         *(block for file in result.files for block in _file(file)),
         *(Line(f"Warning: {warning}", "warning") for warning in estimate.warnings),
         *facts("Assumed, since no file says it", estimate.assumptions),

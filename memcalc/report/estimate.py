@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from memcalc.errors import InputError, UnknownNameError
+from memcalc.report.occasions import failing, occasion_lines, occasions_table
 from memcalc.report.step_time import parts_table, stands_on, time_lines
 from memcalc.report.tables import (
     Bar,
@@ -41,7 +42,14 @@ _TERM_COLUMNS = header("component | term | size [bytes] > | phases | formula | v
 def report(result: Estimate) -> Report:
     """Return the answer of ``memcalc estimate``."""
     return made(
-        result, terms(result), *answer_of(result), bar_of(result), *_tables(result), *_notes(result), *foot_of(result)
+        result,
+        terms(result),
+        *answer_of(result),
+        bar_of(result),
+        *_tables(result),
+        *_notes(result),
+        *occasion_lines(result),
+        *foot_of(result),
     )
 
 
@@ -96,7 +104,7 @@ def answer_of(result: Estimate) -> tuple[Line, ...]:
 def _verdict(result: Estimate) -> str:
     device, capacity = result.peak.device, result.budget.capacity
     used = f"{gib(device, 1)} of {gib(capacity, 1)} GiB ({percent(device, capacity)}%)"
-    text = result.verdict.replace("-", " ")
+    text = " · ".join(filter(None, (result.verdict.replace("-", " "), failing(result))))
     low, high = gib(result.interval.low, 1), gib(result.interval.high, 1)
     return f"{text} · {used} · between {low} and {high} GiB"
 
@@ -276,7 +284,8 @@ def _names(option: str, text: str, known: Sequence[str]) -> list[str]:
 
 def explanation(result: Estimate, folded: Folding | None = None) -> Report:
     """Return the answer of ``memcalc explain``: every term with formula, values and source, and the parts of a step."""
-    blocks = (*answer_of(result), tree_of(result, folded or Folding()), *_time(result), *foot_of(result))
+    beside = (*occasion_lines(result), *((occasions_table(result),) if result.occasions else ()))
+    blocks = (*answer_of(result), tree_of(result, folded or Folding()), *_time(result), *beside, *foot_of(result))
     return made(result, terms(result), *blocks)
 
 
