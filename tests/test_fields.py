@@ -473,11 +473,8 @@ def test_another_value_moves_what_is_beside_the_steps_alone(field: str) -> None:
 def tables() -> Iterator[tuple[str, set[str]]]:
     for record in RECORDS:
         name = record.__name__
-        words = set(BY_WORDS) if record is SharedSettings else set()
-        yield (
-            name,
-            {*MOVES.get(name, {}), *BESIDE.get(name, {}), *words, *CHOICES.get(name, ()), *IDENTITY.get(name, ())},
-        )
+        words = {*BY_WORDS, *BESIDE} if record is SharedSettings else set()
+        yield name, {*MOVES.get(name, {}), *words, *CHOICES.get(name, ()), *IDENTITY.get(name, ())}
 
 
 def test_the_tables_name_every_field_once() -> None:
