@@ -54,7 +54,7 @@ def evaluations(census: ModelOnGrid, workspaces: Workspaces) -> Iterator[Occasio
     suffix = f", the logits of {fixed.eval_batches_kept} batches kept" * bool(fixed.eval_batches_kept)
     outputs = int(np.max(outputs_bytes(other)))
     yield Occasion("evaluation", f"{when}{suffix}", tuple(_evaluation(other, ledger)), certain, outputs)
-    if fixed.eval_new_tokens:
+    if fixed.eval_new_tokens and any(group.block.attention.causal for group in census.model.groups):
         text = f"generation of {fixed.eval_new_tokens} tokens for {size} sequence{'s' * (size > 1)} a rank"
         yield Occasion("generation", text, tuple(_generation(other, ledger)), certain)
 
@@ -128,7 +128,10 @@ def outputs_bytes(census: ModelOnGrid) -> Array:
 
 
 def _layer_caches(census: ModelOnGrid, length: Array) -> list[Array]:
-    """Cached keys and values of one block of each group [bytes]; latent attention caches what it expanded."""
+    """Cached keys and values of one block of each group [bytes]; latent attention caches what it expanded.
+
+    A block whose tokens see all others caches nothing: an encoder's.
+    """
     grid, tp = census.grid, census.grid.degree("tp")
     width = np.where(grid.width("compute") == 4, 4, 2)
     sizes = []
@@ -141,7 +144,7 @@ def _layer_caches(census: ModelOnGrid, length: Array) -> list[Array]:
             values = attention.heads * latent.v_head_dim
         if attention.window is not None:
             tokens = grid.micro_batch * np.minimum(length, attention.window)
-        sizes.append(np.asarray(-(-key_value_bytes(keys, values, tokens, width) // tp)))
+        sizes.append(np.asarray(-(-key_value_bytes(keys, values, tokens, width) // tp)) * attention.causal)
     return sizes
 
 

@@ -136,6 +136,13 @@ def test_the_trainer_before_5_returns_keys_and_values() -> None:
     assert cache in {part.bytes for part in before.parts if part.name == "cached keys and values"}
 
 
+def test_an_encoder_has_no_cache_and_generates_nothing() -> None:
+    words = {"model": "bert-base", "gpu": "a100-80g", "seq_len": 128, "settings": {"workload.eval_new_tokens": 8}}
+    now, before = (memcalc.estimate(**words, framework=name) for name in ("hf", "hf@4.49"))
+    assert evaluated(now).allocated == evaluated(before).allocated
+    assert "generation" not in {occasion.name for occasion in now.occasions}
+
+
 @pytest.mark.parametrize("length", [1, 5])
 def test_the_cache_of_a_layer_is_that_of_transformers(length: int) -> None:
     cache = pytest.importorskip("transformers").DynamicCache()
