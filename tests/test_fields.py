@@ -21,6 +21,7 @@ from memcalc.api import single
 from memcalc.frameworks.habits import Bucket, Habits
 from memcalc.grid import Grid
 from memcalc.planner.costs import limits
+from memcalc.planner.occasions import occasions_of
 from memcalc.planner.offload_memory import pools_of
 from memcalc.specs.block import Attention, Block, LatentAttention, MixtureOfExperts, Mlp, Norm
 from memcalc.specs.hardware import GPU, MemoryTier, Node
@@ -318,6 +319,11 @@ BY_WORDS: dict[str, tuple[str, dict[str, Any]]] = {
     "peft": ("bf16", {"lora": "16", "settings": {"strategy.peft": "0.11"}}),
 }  # fmt: skip
 """Settings that are an axis of a grid, or a word that stands for several fields."""
+BESIDE: dict[str, tuple[str, Any]] = {
+    "eval_micro_batch": ("hf", 2), "eval_batches_kept": ("hf", 2), "eval_new_tokens": ("hf", 2),
+    "state_dict": ("llama", "full-on-gpu"),
+}  # fmt: skip
+"""Shared settings that move what a job does beside its steps, and nothing of a step."""
 CHOICES = {
     "Model": {"name", "family", "positions", "max_positions", "groups", "order", "recording"},
     "BlockGroup": {"count", "tower", "block"},
@@ -330,7 +336,7 @@ CHOICES = {
         "float8", "kernels",
         "optimizer_impl", "adapters_follow_base", "splits_packed", "expert_modules", "own_code", "allocator",
         "capabilities", "loss", "tensor_loss", "recompute", "sharded_recompute", "shards_over_ranks", "cp_kind",
-        "attention_library", "reduces_as", "autocast_over_shards", "lora_rank",
+        "attention_library", "evaluation_cache", "reduces_as", "autocast_over_shards", "lora_rank",
     },
     "BlockConfig": {"windowed", "gathered_input_saved"},
     "GPU": {"name", "vendor", "nvidia_smi_bytes", "nvlink_bytes_per_s", "gpus_per_node", "flash_attention"},
@@ -457,10 +463,21 @@ def test_another_word_moves_a_byte_or_a_second(field: str) -> None:
     assert figures(one.job.model, one.grid, one.job.gpu, one.job.node) != figures(*job(name))
 
 
+@pytest.mark.parametrize("field", BESIDE)
+def test_another_value_moves_what_is_beside_the_steps_alone(field: str) -> None:
+    name, value = BESIDE[field]
+    model, grid, gpu, node = job(name)
+    other = replace(grid, fixed=grid.fixed.model_copy(update={field: value}))
+    overhead = overhead_of(gpu, grid, grid.layouts[0])
+    before, after = (occasions_of(ModelOnGrid(model, each), overhead, node) for each in (grid, other))
+    assert before != after
+    assert figures(model, grid, gpu, node) == figures(model, other, gpu, node)
+
+
 def tables() -> Iterator[tuple[str, set[str]]]:
     for record in RECORDS:
         name = record.__name__
-        words = set(BY_WORDS) if record is SharedSettings else set()
+        words = {*BY_WORDS, *BESIDE} if record is SharedSettings else set()
         yield name, {*MOVES.get(name, {}), *words, *CHOICES.get(name, ()), *IDENTITY.get(name, ())}
 
 

@@ -208,6 +208,8 @@ class Habits:
     """Weights are quantised from fp16 whatever the precision (Lightning)."""
     expert_loop: bool = False
     """Routed experts run one after another (Transformers before 5.0)."""
+    evaluation_cache: bool = False
+    """An evaluation's forward returns keys and values of all layers (Transformers' Trainer before 5.0)."""
     expert_modules: bool = False
     """Each routed expert is a module with weights of its own, not a part of stacked ones (litgpt)."""
     in_place_kernels: bool = False

@@ -111,10 +111,15 @@ class MergedJob:
 
 
 def estimate_merged(job: MergedJob, dirs: tuple[str, ...], *, advice: bool = False) -> Estimate:
-    """The estimate of a merged job, whose own files are what runs it: no code is missing."""
+    """The estimate of a merged job, whose own files are what runs it: no code is missing.
+
+    What no file asks for is no evaluation of the job.
+    """
     estimate = api.estimate(**job.keywords, preset_dirs=dirs, advice=advice)
     warnings = tuple(warning for warning in estimate.warnings if OWN_CODE not in warning)
-    return estimate.model_copy(update={"warnings": warnings})
+    silent = job.settings.get("workload.eval_micro_batch") is None
+    occasions = tuple(each for each in estimate.occasions if not (silent and each.name == "evaluation"))
+    return estimate.model_copy(update={"warnings": warnings, "occasions": occasions})
 
 
 def compared(before: tuple[Config, Setting], config: Config, setting: Setting) -> bool:

@@ -11,10 +11,12 @@ from dataclasses import dataclass
 
 from memcalc import catalog
 from memcalc.convert.config import Config, Finding, Severity
+from memcalc.formulas.occasions import joined_outputs_bytes
 from memcalc.frameworks.table import habits_of
 from memcalc.planner.offload_memory import capacity
 from memcalc.preflight.job import MergedJob
 from memcalc.results.estimates import Estimate
+from memcalc.results.occasions import Occasion
 from memcalc.specs.strategy import Strategy
 from memcalc.units import GIB
 
@@ -47,6 +49,10 @@ class LintContext:
     def sharded(self) -> bool:
         """Whether parameters are sharded between their uses."""
         return self.strategy.zero == 3 and self.strategy.dp * self.strategy.cp > 1
+
+    def occasion(self, name: str) -> Occasion | None:
+        """What the job does beside its steps, by name."""
+        return next((occasion for occasion in self.estimate.occasions if occasion.name == name), None)
 
     def size(self, *names: str) -> int:
         """Bytes of the terms whose names contain one of the texts."""
@@ -202,13 +208,33 @@ def compiled_recompute(ctx: LintContext) -> Findings:
 def evaluation_larger(ctx: LintContext) -> Findings:
     """Evaluation with more sequences at a time than training."""
     size, evaluates = ctx.job.facts.get("eval_micro_batch"), ctx.job.facts.get("evaluates")
-    micro = ctx.estimate.workload.micro_batch
+    micro, evaluation = ctx.estimate.workload.micro_batch, ctx.occasion("evaluation")
     if evaluates and size and int(size) > micro:
+        peak = f", {_gib(evaluation.allocated)} at their peak" if evaluation else ""
         message = (
-            f"evaluation takes {size} sequences at a time, training {micro}: its logits alone are "
-            f"{int(size) / micro:.3g} times training's, which this estimate does not count"
+            f"evaluation takes {size} sequences at a time, training {micro}: its logits are {int(size) / micro:.3g} "
+            f"times as large{peak}; a training step has {_gib(ctx.estimate.peak.allocated)}"
         )
         yield ctx.finding("warning", "MC111", "eval_micro_batch", message, f"an evaluation batch of {micro}")
+
+
+def evaluation_keeps_logits(ctx: LintContext) -> Findings:
+    """Logits that the Trainer keeps of each batch where a script gives it ``compute_metrics``, which no file shows."""
+    evaluation = ctx.occasion("evaluation")
+    stated = ctx.job.settings.get("workload.eval_batches_kept") is not None
+    if ctx.framework != "hf" or evaluation is None or not evaluation.certain or stated:
+        return
+    batches = int(ctx.job.facts.get("eval_accumulation") or 0)
+    states = ctx.estimate.components.parameters + ctx.estimate.components.optimizer
+    free = ctx.estimate.budget.usable - states
+    if evaluation.batch_outputs and (not batches or joined_outputs_bytes(evaluation.batch_outputs, batches) > free):
+        flushed = f"{batches} batches at once" if batches else "all of them, since eval_accumulation_steps is not set"
+        message = (
+            "with compute_metrics, which no file shows, the Trainer keeps the logits of each batch on the GPU, "
+            f"{_gib(evaluation.batch_outputs)} of all ranks: {flushed}; they are counted as not kept"
+        )
+        hint = "preprocess_logits_for_metrics or eval_accumulation_steps; workload.eval_batches_kept counts them"
+        yield ctx.finding("note", "MC116", "eval_micro_batch", message, hint)
 
 
 def lengths_vary(ctx: LintContext) -> Findings:
@@ -295,6 +321,7 @@ LINTS: dict[str, Callable[[LintContext], Findings]] = {
     "MC112": lengths_vary,
     "MC113": host_too_small,
     "MC114": room_left,
+    "MC116": evaluation_keeps_logits,
     "MC117": experts_filled,
 }
 """By code; MC106 (a batch that is not the product of its parts) and MC107 (sequence parallelism without tensor

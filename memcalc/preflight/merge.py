@@ -58,7 +58,15 @@ def merge(configs: Iterable[Config], given: Mapping[str, Any], dirs: tuple[str, 
     _filled_in(job, dirs)
     _unsharded(job)
     _batch(job)
+    _evaluation(job)
     return job
+
+
+def _evaluation(job: MergedJob) -> None:
+    """What a job evaluates at a time is a part of it where its files say that it evaluates."""
+    size, key = job.facts.get("eval_micro_batch"), "workload.eval_micro_batch"
+    if job.facts.get("evaluates") and size and job.settings.get(key) is None:
+        job.settings[key] = int(size)
 
 
 def _checked(job: MergedJob) -> None:

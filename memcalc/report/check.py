@@ -8,6 +8,7 @@ from typing import Any
 
 from memcalc.report.estimate import answer_of, bar_of, cache_of, components_of
 from memcalc.report.lengths import length_lines
+from memcalc.report.occasions import occasion_lines
 from memcalc.report.tables import Block, Code, Line, Listing, Report, Table, facts, gib, header, made
 from memcalc.results.check import Check, CheckedFile, CheckFinding, CheckFix
 
@@ -23,6 +24,7 @@ def report(result: Check) -> Report:
         *length_lines(estimate.lengths, estimate.verdict),
         bar_of(estimate),
         components_of(estimate),
+        *occasion_lines(estimate),
         *cache_of(estimate),
         *(block for file in result.files for block in _file(file)),
         *(Line(f"Warning: {warning}", "warning") for warning in estimate.warnings),

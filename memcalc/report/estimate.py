@@ -9,6 +9,7 @@ from typing import Any
 
 from memcalc.errors import InputError, UnknownNameError
 from memcalc.report.lengths import length_lines
+from memcalc.report.occasions import failing, occasion_lines, occasions_table
 from memcalc.report.step_time import parts_table, stands_on, time_lines
 from memcalc.report.tables import (
     Bar,
@@ -41,9 +42,17 @@ _TERM_COLUMNS = header("component | term | size [bytes] > | phases | formula | v
 
 def report(result: Estimate) -> Report:
     """Return the answer of ``memcalc estimate``."""
-    lengths = length_lines(result.lengths, result.verdict)
-    blocks = (*answer_of(result), *lengths, bar_of(result), *_tables(result), *_notes(result), *foot_of(result))
-    return made(result, terms(result), *blocks)
+    return made(
+        result,
+        terms(result),
+        *answer_of(result),
+        *length_lines(result.lengths, result.verdict),
+        bar_of(result),
+        *_tables(result),
+        *_notes(result),
+        *occasion_lines(result),
+        *foot_of(result),
+    )
 
 
 def terms(result: Estimate) -> Table:
@@ -97,7 +106,7 @@ def answer_of(result: Estimate) -> tuple[Line, ...]:
 def _verdict(result: Estimate) -> str:
     device, capacity = result.peak.device, result.budget.capacity
     used = f"{gib(device, 1)} of {gib(capacity, 1)} GiB ({percent(device, capacity)}%)"
-    text = result.verdict.replace("-", " ")
+    text = " · ".join(filter(None, (result.verdict.replace("-", " "), failing(result))))
     low, high = gib(result.interval.low, 1), gib(result.interval.high, 1)
     full = f" · frees its cache {flushed(result.flushes)}" if result.flushes else ""
     return f"{text} · {used} · between {low} and {high} GiB{full}"
@@ -284,7 +293,8 @@ def _names(option: str, text: str, known: Sequence[str]) -> list[str]:
 
 def explanation(result: Estimate, folded: Folding | None = None) -> Report:
     """Return the answer of ``memcalc explain``: every term with formula, values and source, and the parts of a step."""
-    blocks = (*answer_of(result), tree_of(result, folded or Folding()), *_time(result), *foot_of(result))
+    beside = (*occasion_lines(result), *((occasions_table(result),) if result.occasions else ()))
+    blocks = (*answer_of(result), tree_of(result, folded or Folding()), *_time(result), *beside, *foot_of(result))
     return made(result, terms(result), *blocks)
 
 

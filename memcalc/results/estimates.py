@@ -7,6 +7,7 @@ from typing import Any, Literal
 from pydantic import Field
 
 from memcalc.results.lengths import LengthFacts
+from memcalc.results.occasions import Occasion
 from memcalc.specs.job import JobRecord
 from memcalc.specs.strategy import Strategy
 from memcalc.specs.strict import Frozen
@@ -353,7 +354,8 @@ class Estimate(Answer):
     activation_budget: ActivationBudget | None = None
     """What of it is left for activations; None for a recorded module."""
     verdict: Verdict
-    """``tight``: fits, but one measured run of twenty would not have, or only after the cache was given back."""
+    """``tight``: fits, but one measured run of twenty would not have, or only after the cache was given back. What the
+    job is told to do beside its steps has to fit too."""
     flushes: int = 0
     """How often a step makes the allocator give its cache back; where its rules are not replayed 1 stands for one or
     more."""
@@ -377,6 +379,8 @@ class Estimate(Answer):
     """Bytes of host memory that one node needs for what is offloaded, buffers included."""
     tier_memory: int
     """Bytes that one node needs of NVMe or CXL memory, where that is the tier; 0 elsewhere."""
+    occasions: tuple[Occasion, ...] = ()
+    """What the job does beside its steps, each with a peak of its own: loading, resuming, evaluation, saving."""
     expandable_device: int | None = None
     """The device figure with expandable segments [bytes], where the allocator's cache is large or the card full, the
     framework's PyTorch has them, and advice is wanted."""

@@ -91,6 +91,30 @@ class SharedSettings(Strategy):
         Option("The longest sequences come once, in the first micro-batch, before there are gradients and states.",
             group="workload"),
     ] = False
+    eval_micro_batch: Annotated[
+        int | None,
+        Option("Sequences that a rank evaluates at a time, 0 where the job evaluates nothing; where None, the "
+            "framework's default is told without counting for the verdict.", "sequences", group="workload"),
+        Field(ge=0),
+    ] = None
+    eval_batches_kept: Annotated[
+        int,
+        Option("Batches of an evaluation whose logits stay on the GPU at once: ``eval_accumulation_steps``, or all of "
+            "them, where the Trainer has ``compute_metrics``; 0 where it has none.", "batches", group="workload"),
+        Field(ge=0),
+    ] = 0
+    eval_new_tokens: Annotated[
+        int,
+        Option("Tokens that an evaluation generates after each sequence; 0 where it generates none.", "tokens",
+            group="workload"),
+        Field(ge=0),
+    ] = 0
+    state_dict: Annotated[
+        Literal["", "sharded", "full", "full-on-gpu"],
+        Option("What a checkpoint has of sharded weights: each rank its shards; all of them, which leave the GPU as "
+            "they are gathered; or all, gathered on each GPU. The framework's default where empty, without counting "
+            "for the verdict."),
+    ] = ""
     bnb: Annotated[str, Option("Version of bitsandbytes.", kind="version", needs_lora=True)] = "0.45"
     peft: Annotated[str, Option("Version of PEFT.", kind="version", needs_lora=True)] = "0.13"
     te: Annotated[str, Option("Version of TransformerEngine.", kind="version")] = "2.14"

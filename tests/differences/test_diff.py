@@ -218,11 +218,12 @@ def test_several_files_are_one_job(folder: Path) -> None:
 
 
 def test_one_model_at_two_places_is_no_difference() -> None:
-    """Both axolotl examples name their own copy of a config.json."""
+    """Both axolotl examples name their own copy of a config.json; each evaluates with its own micro-batch."""
     folder = EXAMPLES / "preflight"
     files = [str(folder / name) for name in ("axolotl-full-3b/config.yml", "axolotl-lora-3b/lora.yml")]
     found = memcalc.diff(*files, gpu="a100-80g", gpus=1, seq_len=128)
-    assert [one.field for one in found.fields if not one.follows] == ["quantize", "lora", "autocast", "micro_batch"]
+    fields = ["quantize", "lora", "autocast", "workload.eval_micro_batch", "micro_batch"]
+    assert [one.field for one in found.fields if not one.follows] == fields
     check_sums(found)
 
 

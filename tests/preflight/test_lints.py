@@ -61,6 +61,7 @@ STANDS_IN = {
     "MC112": {**FSDP, "precision": "bf16-mixed", "varying_lengths": True},
     "MC113": {**ZERO3, "offload": ("optimizer",), "host_memory": 64 * 2**30},
     "MC114": {**FSDP, "precision": "bf16-mixed", "micro_batch": 1, "accumulation": 4, "recompute": "full"},
+    "MC116": {"framework": "hf", "zero": 3, "precision": "bf16-mixed", "evaluates": True, "eval_micro_batch": 2},
     "MC117": {**FSDP, "precision": "bf16-mixed", "model": "mixtral-8x7b", "gpus": 16},
 }  # fmt: skip
 STANDS_BESIDE = {
@@ -78,6 +79,7 @@ STANDS_BESIDE = {
     "MC112": {"strategy.expandable_segments": True},
     "MC113": {"host_memory": 512 * 2**30},
     "MC114": {"accumulation": 1},
+    "MC116": {"eval_accumulation": 1},
     "MC117": {"gpus": 8},
 }
 """What takes each job out of its trap."""
@@ -87,6 +89,22 @@ STANDS_BESIDE = {
 def test_a_trap_is_found_where_the_job_stands_in_it_alone(code: str) -> None:
     assert code in found(**STANDS_IN[code])
     assert code not in found(**{**STANDS_IN[code], **STANDS_BESIDE[code]})
+
+
+def test_what_the_files_evaluate_is_counted_and_nothing_else() -> None:
+    words = {"framework": "hf", "zero": 3, "precision": "bf16-mixed", "recompute": "full", "eval_micro_batch": 256}
+    silent, evaluating = (scene(**words, evaluates=evaluates).estimate for evaluates in (False, True))
+    assert "evaluation" not in {occasion.name for occasion in silent.occasions}
+    assert (silent.verdict, evaluating.verdict) == ("fits", "does-not-fit")
+    assert silent.peak == evaluating.peak
+    assert "workload.eval_micro_batch=256" in evaluating.command
+    own = scene(**words, evaluates=True, **{"workload.eval_micro_batch": 1})
+    assert own.estimate.verdict == "fits"
+
+
+def test_kept_logits_are_of_all_ranks_in_fp32() -> None:
+    message = found(**STANDS_IN["MC116"])["MC116"]
+    assert f"{8 * 2 * 2048 * 32000 * 4 / 2**30:.1f} GiB of all ranks" in message
 
 
 def test_the_optimizer_that_runs_is_that_of_the_later_file() -> None:

@@ -153,6 +153,23 @@ def test_gradients_that_are_off_in_evaluation_are_seen() -> None:
     assert "evaluation-graph" not in codes(triaged(stack(quiet, own, inner) + FULL))
 
 
+def test_an_evaluation_is_asked_first_for_gradients_and_for_kept_logits() -> None:
+    """Logits of the batch itself are usual there; in training the same line speaks for them."""
+    loss = (TORCH + "nn/functional.py", "cross_entropy", "return cross_entropy_loss(input)")
+    assert codes(triaged(stack(("/job/train.py", "validate", "out = model(x)"), loss) + FULL))[:2] == [
+        "evaluation-graph", "evaluation-outputs",
+    ]  # fmt: skip
+    assert codes(triaged(stack(LOOP, loss) + FULL))[0] == "logits"
+
+
+def test_what_an_evaluation_holds_beyond_its_estimate_is_what_it_keeps() -> None:
+    frames = ("/job/train.py", "validate", "out = model(x)")
+    job = {"model": "gpt2", "gpu": "a100-80g", "framework": "hf", "seq_len": 256, "micro_batch": 1}
+    cause = triaged(stack(frames) + FULL, **job).causes[0]
+    assert cause.code == "evaluation-outputs"
+    assert f"the logits of one batch of all ranks are {8 * 256 * 50257 * 4 / 2**20:.1f} MiB" in cause.evidence[0]
+
+
 def test_ranks_of_one_log_are_kept_apart() -> None:
     """Lines of ranks that alternate, each with its own stack; a message wrapped over lines; the launcher's signals."""
     lines = [

@@ -71,6 +71,7 @@ def _batch(reader: ConfigReader) -> None:
     strategy = strategy or reader.text("evaluation_strategy", "no").lower()
     reader.set("evaluates", strategy != "no", "eval_strategy")
     reader.set_integer("eval_micro_batch", "per_device_eval_batch_size", 8)
+    reader.set_integer("eval_accumulation", "eval_accumulation_steps")
 
 
 def _precision(reader: ConfigReader, trl: bool) -> None:

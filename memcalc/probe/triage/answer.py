@@ -208,7 +208,8 @@ def _answer(
 ) -> Triage:
     lacking = None if figures.tried is None else max(figures.tried - (figures.free or 0), 1)
     if job is not None:
-        causes = [*_of_job(job, figures, measured, snapshot), *causes]
+        beside = _of_evaluation(job, measured.get("allocated")) if phase == "evaluation" else ()
+        causes = [*_of_job(job, figures, measured, snapshot), *beside, *causes]
         unknown += _mismatch(job, figures)
     ordered = ranked(causes)
     is_sure = any(item.confidence != "possible" for item in ordered)
@@ -260,6 +261,21 @@ def _of_job(
         yield cause("unexplained", "likely" if failed else "possible", evidence, size=more)
     if figures.tried is not None and snapshot is None:
         yield from _like_logits(job, figures.tried)
+
+
+def _of_evaluation(job: TriageJob, allocated: int | None) -> Iterable[TriageCause]:
+    """What more than one evaluation's forward is held, beside the logits of a batch that a loop with metrics keeps."""
+    evaluation = next((occasion for occasion in job.estimate.occasions if occasion.name == "evaluation"), None)
+    if evaluation is None or allocated is None or allocated <= _MORE * evaluation.allocated:
+        return
+    more = allocated - evaluation.allocated
+    forward = (
+        f"{shown(evaluation.allocated)} is the estimate of {evaluation.when} without gradients: {shown(more)} more"
+    )
+    outputs = evaluation.batch_outputs
+    batches = f"; the logits of one batch of all ranks are {shown(outputs)}" if outputs else ""
+    evidence = f"{shown(allocated)} are held or asked for, {forward}{batches}"
+    yield cause("evaluation-outputs", "likely", evidence, size=more)
 
 
 def _like_logits(job: TriageJob, tried: int) -> Iterable[TriageCause]:

@@ -39,7 +39,7 @@ def cause(code: str, confidence: Confidence, *evidence: str, size: int | None = 
 def ranked(causes: list[TriageCause]) -> tuple[TriageCause, ...]:
     """Order causes by how sure they are, then by what they account for; each code once, the surest.
 
-    That the job fills the card comes after whatever says more.
+    That the job fills the card comes after whatever says more; in an evaluation what it keeps for nothing comes first.
     """
     by_code: dict[str, TriageCause] = {}
     for item in sorted(causes, key=_order):
@@ -47,8 +47,9 @@ def ranked(causes: list[TriageCause]) -> tuple[TriageCause, ...]:
     return tuple(by_code.values())
 
 
-def _order(item: TriageCause) -> tuple[int, bool, float]:
-    return _RANK[item.confidence], item.code == "too-large", -(float("inf") if item.bytes is None else item.bytes)
+def _order(item: TriageCause) -> tuple[int, bool, bool, float]:
+    size = float("inf") if item.bytes is None else item.bytes
+    return _RANK[item.confidence], item.code == "too-large", not item.code.startswith("evaluation-"), -size
 
 
 def shown(size: float) -> str:

@@ -200,8 +200,13 @@ def stack_causes(figures: Figures, context: StackContext) -> Iterator[TriageCaus
     if code is not None:
         sure: Confidence = "likely" if large or code in {"first-step", "loading"} else "possible"
         yield cause(code, sure, evidence, size=size)
-    if context.phase == "evaluation" and not context.without_grad:
-        yield cause("evaluation-graph", "possible", evidence, "nothing on the stack switches gradients off")
+    if context.phase == "evaluation":
+        # The logits of a batch are usual there: what stands beside them is what an evaluation need not hold
+        asks: Confidence = "likely" if large and context.making == "logits" else "possible"
+        if not context.without_grad:
+            yield cause("evaluation-graph", asks, evidence, "nothing on the stack switches gradients off")
+        if context.making == "logits":
+            yield cause("evaluation-outputs", asks, evidence, "logits of earlier batches may be kept beside these")
 
 
 def _driver(figures: Figures, context: StackContext) -> Iterator[TriageCause]:

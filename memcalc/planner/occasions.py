@@ -1,0 +1,80 @@
+"""What a job does beside its steps, as typed results, and what that does to the verdict."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from memcalc.planner.answer import scalar
+from memcalc.planner.offload_memory import capacity
+from memcalc.planner.stage_peaks import at_stage
+from memcalc.results.occasions import Occasion, OccasionPart
+from memcalc.terms.build import build_ledger
+from memcalc.terms.checkpoints import checkpoints
+from memcalc.terms.evaluation import evaluations
+from memcalc.terms.occasions import on_gpu
+from memcalc.units import GIB
+
+if TYPE_CHECKING:
+    from memcalc.ledger import Term
+    from memcalc.results.estimates import Estimate
+    from memcalc.specs.hardware import Node
+    from memcalc.terms import ModelOnGrid, Overhead
+    from memcalc.terms import occasions as terms
+
+
+def occasions_of(census: ModelOnGrid, overhead: Overhead, node: Node) -> tuple[Occasion, ...]:
+    """Loading, resuming, evaluation and saving of a grid of one strategy, in their order in time."""
+    ledger = build_ledger(census, overhead.workspaces)
+    ranks = min(census.grid.layouts[0].gpus, node.gpus_per_host)
+    *before, saving = (*checkpoints(census, ledger, ranks), None)
+    if before and before[-1].name == "saving":
+        saving = before.pop()
+    ordered = (*before, *evaluations(census, overhead.workspaces), *((saving,) if saving else ()))
+    return tuple(_answered(occasion, census, overhead.usable) for occasion in ordered)
+
+
+def _answered(occasion: terms.Occasion, census: ModelOnGrid, usable: int) -> Occasion:
+    """On the stage that holds most; parts of the host are those of all its ranks."""
+    stages = census.grid.num_stages
+    stage = int(np.argmax(np.broadcast_to(on_gpu(occasion.terms), (1, stages, 1, 1, 1, 1, 1)).reshape(-1)))
+    parts = [_part(term, at_stage(term.bytes, stage, stages), stage) for term in occasion.terms]
+    parts = sorted((part for part in parts if part.bytes), key=lambda part: -part.bytes)
+    allocated, host = (sum(part.bytes for part in parts if part.tier == tier) for tier in ("gpu", "host"))
+    return Occasion(
+        name=occasion.name, when=occasion.when, certain=occasion.certain, allocated=allocated, host=host,
+        fits=allocated <= usable, batch_outputs=occasion.outputs, parts=tuple(parts),
+    )  # fmt: skip
+
+
+def _part(term: Term, size: int, stage: int) -> OccasionPart:
+    inputs = {name: scalar(value, stage) for name, value in term.inputs.items()}
+    return OccasionPart(
+        name=term.name, bytes=size, tier=term.tier, formula=term.formula, inputs=inputs, source=term.source
+    )
+
+
+def with_occasions(estimate: Estimate, occasions: tuple[Occasion, ...], node: Node) -> Estimate:
+    """The estimate with what the job does beside its steps: what it was told to do has to fit too."""
+    failing = [occasion for occasion in occasions if occasion.certain and not occasion.fits]
+    warnings = (*estimate.warnings, *_beyond(failing, estimate.budget.usable), *_on_host(occasions, estimate, node))
+    verdict = "does-not-fit" if failing else estimate.verdict
+    return estimate.model_copy(update={"occasions": occasions, "warnings": warnings, "verdict": verdict})
+
+
+def _beyond(failing: Iterable[Occasion], usable: int) -> Iterable[str]:
+    for occasion in failing:
+        size = f"{occasion.allocated / GIB:.1f} of {usable / GIB:.1f} GiB"
+        yield f"{occasion.name} runs out of memory, whatever training takes: {occasion.when} needs {size}."
+
+
+def _on_host(occasions: Iterable[Occasion], estimate: Estimate, node: Node) -> Iterable[str]:
+    """What the host cannot hold beside what is offloaded to it."""
+    size = capacity(node, "host")
+    for occasion in occasions:
+        need = occasion.host + estimate.host_memory * (occasion.name != "loading")
+        if size is not None and occasion.host and need > size:
+            where = f"{need / GIB:.1f} GiB of host memory, and {node.name} has {size / GIB:.1f}"
+            yield f"{occasion.name} may not fit on the host: {occasion.when} needs {where}."
