@@ -14,6 +14,7 @@ from memcalc.frameworks.capabilities import own_code
 from memcalc.grid import layout_of
 from memcalc.ledger import COMPONENTS, PHASES, Ledger, Term
 from memcalc.planner.activation_budget import activation_budget_of, recompute_warnings
+from memcalc.planner.cache_terms import outside_terms, reserve_terms
 from memcalc.planner.direct import OWN_CODE
 from memcalc.planner.offload_memory import NO_SWAPPER, OffloadNeed, lacks_nvme_swap, offload_need, shortages
 from memcalc.planner.recorded import notes_of
@@ -116,12 +117,14 @@ def estimate_of(
         budget=budget_of(overhead),
         activation_budget=activation_budget_of(census, gpu, ledger, overhead, top),
         verdict=peaks.verdict,
+        reason=peaks.reason,
         components=components_of(ledger, grid, top),
         saved=saved_of(census),
         phases={phase: at_stage(ledger.phase(phase), top.stage, grid.num_stages) for phase in PHASES},
         stages=staged(census, ledger, peaks),
         timeline=timelines(census, ledger, overhead, top.stage) if timeline else (),
-        terms=tuple(fact for fact in (term_fact(term, top.stage, grid) for term in ledger.terms) if fact.bytes),
+        terms=terms_of(ledger, grid, peaks),
+        outside=tuple(outside_terms(overhead)),
         off_gpu=off_gpu_of(census),
         host_memory=need.host,
         tier_memory=need.tier,
@@ -195,6 +198,12 @@ def saved_of(census: ModelOnGrid) -> Saved:
     return Saved(per_block=per_block, outside_blocks=int(np.max(outside)), total=int(np.max(total)))
 
 
+def terms_of(ledger: Ledger, grid: Grid, peaks: Peaks) -> tuple[TermFacts, ...]:
+    """The terms of the stage where the peak stands: those of tensors, and of the reserve."""
+    facts = (*(term_fact(term, peaks.top.stage, grid) for term in ledger.terms), *reserve_terms(peaks))
+    return tuple(fact for fact in facts if fact.bytes)
+
+
 def term_fact(term: Term, stage: int, grid: Grid) -> TermFacts:
     """A term of a grid of one strategy."""
     return TermFacts(
@@ -265,6 +274,6 @@ def retry_warnings(peaks: Peaks) -> tuple[str, ...]:
     played = peaks.replayed
     if played is None or not played.retries or peaks.verdict == "does-not-fit":
         return ()
-    low, high = peaks.allocated / 2**30, played.most / 2**30
+    low, high = peaks.top.allocated / 2**30, played.most / 2**30
     slow = f"fits with retries: in two steps the allocator gave its cache back {played.retries} times, which is slow"
     return (f"{slow}; reserved is between {low:.1f} and {high:.1f} GiB.",)

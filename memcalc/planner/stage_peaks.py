@@ -15,6 +15,7 @@ from memcalc.results.estimates import Interval, Peak, StagePeak, Timeline, Timel
 from memcalc.sums import add_up
 from memcalc.terms.head import OBSERVED
 from memcalc.terms.model_on_grid import ModelOnGrid
+from memcalc.units import GIB
 
 if TYPE_CHECKING:
     from memcalc.allocator import Replay
@@ -43,24 +44,16 @@ class Peaks:
     """Reserved bytes of the top stage that mechanisms predict."""
     overhead: Overhead
 
-    @property
-    def allocated(self) -> int:
-        """The largest allocated peak of all stages [bytes]."""
-        return max(stage.allocated for stage in self.stages)
-
     def at(self, kind: type[P]) -> P:
-        """The three figures, and where the peak stands, as a record."""
-        top = self.top
-        return kind(
-            allocated=self.allocated, reserved=top.reserved, device=top.device, phase=top.phase, stage=top.stage
-        )
+        """The three figures of the stage that reserves most, and where its peak stands, as a record."""
+        return kind(**{name: getattr(self.top, name) for name in Peak.model_fields})
 
     @property
     def interval(self) -> Interval:
         """The range of the device figure that measured runs support, and all that was seen where there were retries."""
         low, high = self.overhead.range(self.predicted)
         if self.replayed and self.replayed.retries:
-            low = min(low, self.allocated + self.overhead.context)
+            low = min(low, self.top.allocated + self.overhead.context)
             high = max(high, self.overhead.device(self.replayed.most))
         known = self.overhead.unexplained
         return Interval(low=low, high=high, coverage=known.coverage, allocator=known.name)
@@ -72,6 +65,19 @@ class Peaks:
             return "does-not-fit"
         retried = self.replayed is not None and self.replayed.retries > 0
         return "tight" if retried or self.overhead.limit(self.predicted) > self.overhead.capacity else "fits"
+
+    @property
+    def reason(self) -> str:
+        """Why it does not fit; empty where it does."""
+        over = self.overhead.device(self.predicted) - self.overhead.capacity
+        if over > 0:
+            return f"the GPU lacks {over / GIB:.1f} GiB"
+        if self.replayed is None or self.replayed.runs:
+            return ""
+        played = self.replayed
+        size, short, cached = (part / GIB for part in (played.request, played.short, played.cached))
+        unusable = f"the allocator has {cached:.2f} GiB free, in pieces that are too small"
+        return f"a request of {size:.2f} GiB fails: {unusable}, and the GPU lacks {short:.2f} GiB"
 
 
 REPLAYED_STAGES = 4
@@ -153,6 +159,10 @@ class Replayed:
     """Whether every request was met."""
     short: int
     """What the driver lacked for the request that was not met [bytes]."""
+    request: int = 0
+    """The request that was not met [bytes]."""
+    cached: int = 0
+    """Free parts of segments in use at that moment, which no flush gives back [bytes]."""
 
 
 def replayed(
@@ -175,7 +185,8 @@ def replayed(
     reserved = two_steps.reserved_after_flush if two_steps.retries else two_steps.peak_reserved
     failed = two_steps.out_of_memory
     short = max(failed.reserved + failed.segment - overhead.room, 0) if failed else 0
-    return Replayed(reserved, two_steps.peak_reserved, two_steps.retries, failed is None, short)
+    request, cached = (failed.size, failed.reserved - failed.allocated) if failed else (0, 0)
+    return Replayed(reserved, two_steps.peak_reserved, two_steps.retries, failed is None, short, request, cached)
 
 
 def simulate(

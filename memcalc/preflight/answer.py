@@ -114,6 +114,8 @@ def _summary(estimate: Estimate, fix: CheckFix | None) -> str:
         f"{verdict}: {estimate.model.name} needs {peak:.1f} of {capacity:.1f} GiB on each of {hardware.gpus} "
         f"{hardware.gpu}"
     )
+    if estimate.reason and estimate.peak.device <= estimate.budget.capacity:
+        line = f"{line}; {estimate.reason}"
     if fix is not None:
         return f"{line}; smallest edit: {', '.join(fix.changes)}"
     return line
