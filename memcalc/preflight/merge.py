@@ -249,14 +249,14 @@ def _upcast(job: MergedJob) -> None:
     Accelerate v1.6.0 to v1.12.0 utils/fsdp_utils.py, fsdp2_prepare_model: ``model.to(torch.float32)``; since v1.13.0
     (PR 3848) parameters that require a gradient alone. Quantised weights are left out since 1.14.
     """
-    place = next((name for name in ("mixed", "lora") if name in job.origins), None)
+    origin = next((name for name in ("mixed", "lora") if name in job.origins), None)
     frozen = job.options.get("lora") and _weights(job) != "fp32" and job.options.get("quantize") in {None, "none"}
-    if place is not None and frozen:
+    if origin is not None and frozen:
         message = (
             "Accelerate 1.6 to 1.12 casts the frozen weights to fp32 too, under FSDP 2 with mixed precision: 2 bytes "
             "more for each, shared by the ranks. Counted is 1.13 and later, which casts what is trained alone"
         )
-        job.note("note", "MC004", place, message, "upgrade accelerate to 1.13")
+        job.note("note", "MC004", origin, message, "upgrade accelerate to 1.13")
 
 
 def _accelerated(job: MergedJob) -> bool:

@@ -34,11 +34,11 @@ def settings_for(sample: Reading | None, strategy: Strategy | None, buffer_bytes
 
 def _allocator(strategy: Strategy | None) -> Iterator[str]:
     """Yield the setting of the allocator that is not in force yet."""
-    told = " ".join(os.environ.get(name, "") for name in ALLOCATOR).lower()
-    expandable = "expandable_segments:true" in told or bool(strategy and strategy.expandable_segments)
-    if expandable or "cudamallocasync" in told:
+    configured = " ".join(os.environ.get(name, "") for name in ALLOCATOR).lower()
+    expandable = "expandable_segments:true" in configured or bool(strategy and strategy.expandable_segments)
+    if expandable or "cudamallocasync" in configured:
         return
     setting = "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
-    if "max_split_size_mb" not in told:
+    if "max_split_size_mb" not in configured:
         setting += ", or max_split_size_mb:512 where the driver has no virtual memory"
     yield setting

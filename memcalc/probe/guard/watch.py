@@ -160,7 +160,7 @@ class Watch:
             self.limit = limit_of(self.options.threshold, size or 0)
             self._rule = PressureRule(self.limit, peaks=self.options.reset_peaks)
 
-    def check_sizes(self, **found: tuple[str, int | None]) -> None:
+    def check_sizes(self, **settings: tuple[str, int | None]) -> None:
         """Compare a trainer's own sizes with the plan's, or take them where there is no plan.
 
         Each is given by its name here, with the trainer's name for it; None is a size that the trainer does not tell.
@@ -168,11 +168,11 @@ class Watch:
         Raises :class:`memcalc.errors.CombinationError` where one is not the plan's.
         """
         if self.plan is None:
-            told: dict[str, Any] = {name: value for name, (_, value) in found.items() if value is not None}
-            self.options = replace(self.options, **told)
+            sizes: dict[str, Any] = {name: value for name, (_, value) in settings.items() if value is not None}
+            self.options = replace(self.options, **sizes)
             return
         planned = {"micro_batch": self.plan.strategy.micro_batch, "accumulation_steps": self.plan.accumulation_steps}
-        for name, (field, value) in found.items():
+        for name, (field, value) in settings.items():
             if value is not None and value != planned[name]:
                 raise CombinationError(field, value, f"the plan has {planned[name]}")
 
@@ -252,13 +252,13 @@ class Watch:
     def _warn_of_limits(self, values: dict[str, Value]) -> None:
         """Say once that recomputation or accumulation is above its limit, and again after it was below."""
         limits = self.options
-        for name, said in (
+        for name, amount in (
             ("recompute", f"{values['checkpoint_recompute_time_ms']} ms a step, above {limits.recompute_limit} ms"),
             ("accumulation", f"{values['accumulation_steps']} micro-batches, above {limits.accumulation_limit}"),
         ):
             over = bool(values[f"{name}_over"])
             if over and name not in self._over:
-                LOG.warning("step %d: %s takes %s.", self.step, name, said)
+                LOG.warning("step %d: %s takes %s.", self.step, name, amount)
             self._over = self._over | {name} if over else self._over - {name}
 
     def _settings(self, sample: Reading | None) -> str:
