@@ -48,8 +48,15 @@ class Term:
     """Memory of dead tensors that the allocator cannot give to anything else: reserved, not allocated."""
     in_events: bool = False
     """The writer of a step's events writes it itself, block by block or unit by unit."""
+    apart: bool = False
+    """Gradients as one piece in a step's events; others come and go there with their weights."""
     tier: str = "gpu"
     """Where it lies: gpu; off it host, nvme or cxl (:mod:`memcalc.terms.host`)."""
+
+    @property
+    def with_weights(self) -> bool:
+        """Whether it is gradients that come and go with their weights."""
+        return self.component == "gradients" and not self.apart
 
 
 class Ledger:

@@ -181,8 +181,12 @@ def job_of(run: Run) -> tuple[dict[str, Any], dict[str, Any]]:
 
 def figures_of(run: Run, estimate: Estimate) -> Mapping[Figure, int]:
     """Return the predicted figures of the rank that was read [bytes]."""
-    peak: Any = estimate.peak if run.rank == "max" else estimate.stages[_stage(run, estimate.strategy.pp)]
-    return {name: getattr(peak, name) for name in FIGURES}
+    fullest = run.rank == "max"
+    peak: Any = estimate.peak if fullest else estimate.stages[_stage(run, estimate.strategy.pp)]
+    figures: dict[Figure, int] = {name: getattr(peak, name) for name in FIGURES}
+    if fullest:  # the rank that allocates most need not be that which reserves most
+        figures["allocated"] = max(stage.allocated for stage in estimate.stages)
+    return figures
 
 
 def _stage(run: Run, stages: int) -> int:

@@ -169,10 +169,10 @@ def _terms(was: dict[tuple[str, str], int], now: dict[tuple[str, str], int]) -> 
 
 
 def _at_peak(estimate: Estimate) -> dict[tuple[str, str], int]:
-    """The bytes that are alive at the peak by component and name, which several terms may share."""
+    """The bytes of tensors at the peak by component and name, which several terms may share."""
     sizes: dict[tuple[str, str], int] = {}
     for term in estimate.terms:
-        if estimate.peak.phase in term.phases:
+        if estimate.peak.phase in term.phases and term.component != "reserve":
             key = term.component, term.name
             sizes[key] = sizes.get(key, 0) + term.bytes
     return sizes

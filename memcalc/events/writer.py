@@ -71,7 +71,7 @@ class StepWriter:
     def _terms(self) -> Iterator[Term]:
         """Terms of which nothing else here writes the events."""
         for term in self.ledger.terms:
-            if term.component != "gradients" and not term.in_events:
+            if not (term.with_weights or term.in_events):
                 yield term
 
     def scalar(self, array: Array | int) -> int:
@@ -82,7 +82,7 @@ class StepWriter:
     def _split(self, term: Term) -> list[int]:
         """Allocate a term as tensors in proportion to the weights; a buffer as one piece."""
         total, stream = self.scalar(term.bytes), STREAMS[term.pool]
-        if term.component in {"buffers", "activations"}:
+        if term.apart or term.component in {"buffers", "activations"}:
             return [self.log.alloc(total, stream, term.name)]
         return [self.log.alloc(size, stream, term.name) for size in in_shares(total, self.shares)]
 
@@ -395,7 +395,7 @@ class StepWriter:
 
     def _gradients(self, phase: str = "step") -> int:
         """Bytes of all gradients that are on the GPU in a phase; those of the step stay until then."""
-        return sum(self.scalar(t.bytes) for t in self.ledger.terms if t.component == "gradients" and phase in t.phases)
+        return sum(self.scalar(t.bytes) for t in self.ledger.terms if t.with_weights and phase in t.phases)
 
     def _unit_sizes(self) -> list[Sizes]:
         """Bytes of each block of the stage as a unit, and of the root unit."""

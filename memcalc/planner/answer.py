@@ -14,6 +14,7 @@ from memcalc.frameworks.capabilities import own_code
 from memcalc.grid import layout_of
 from memcalc.ledger import COMPONENTS, PHASES, Ledger, Term
 from memcalc.planner.activation_budget import activation_budget_of, recompute_warnings
+from memcalc.planner.cache_terms import outside_terms, reserve_terms
 from memcalc.planner.direct import OWN_CODE
 from memcalc.planner.offload_memory import NO_SWAPPER, OffloadNeed, lacks_nvme_swap, offload_need, shortages
 from memcalc.planner.recorded import notes_of
@@ -132,12 +133,14 @@ def estimate_of(
         activation_budget=activation_budget_of(census, gpu, ledger, overhead, top),
         verdict=peaks.verdict,
         flushes=peaks.flushes,
+        reason=peaks.reason,
         components=components_of(ledger, grid, top),
         saved=saved_of(census),
         phases={phase: at_stage(ledger.phase(phase), top.stage, grid.num_stages) for phase in PHASES},
         stages=staged(census, ledger, peaks),
         timeline=timelines(census, ledger, overhead, top.stage) if timeline else (),
-        terms=tuple(fact for fact in (term_fact(term, top.stage, grid) for term in ledger.terms) if fact.bytes),
+        terms=terms_of(ledger, grid, peaks),
+        outside=tuple(outside_terms(overhead)),
         off_gpu=off_gpu_of(census),
         host_memory=need.host,
         tier_memory=need.tier,
@@ -211,6 +214,12 @@ def saved_of(census: ModelOnGrid) -> Saved:
     outside = head_kept(census)
     total = add_up([*(np.asarray(g.kept) for g in groups), outside])
     return Saved(per_block=per_block, outside_blocks=int(np.max(outside)), total=int(np.max(total)))
+
+
+def terms_of(ledger: Ledger, grid: Grid, peaks: Peaks) -> tuple[TermFacts, ...]:
+    """The terms of the stage where the peak stands: those of tensors, and of the reserve."""
+    facts = (*(term_fact(term, peaks.top.stage, grid) for term in ledger.terms), *reserve_terms(peaks))
+    return tuple(fact for fact in facts if fact.bytes)
 
 
 def term_fact(term: Term, stage: int, grid: Grid) -> TermFacts:

@@ -16,6 +16,7 @@ from memcalc.planner.offload_memory import capacity, offload_need
 from memcalc.planner.record import strategy_record
 from memcalc.results.plans import CurvePoint, Fit, Inverse, Miss, PlanPeak
 from memcalc.specs.job import JobRecord, command_line
+from memcalc.units import GIB
 
 
 @dataclass(frozen=True)
@@ -83,7 +84,8 @@ def point_of(limit: SimulatedLimit, value: int) -> CurvePoint:
 def limit_of(fit: Fit | None, beyond: tuple[Miss, ...], outside: str) -> str:
     """What stands against more: memory at the peak of the answer, or what is ``outside`` of memory."""
     if fit is None:
-        return outside or "even the smallest strategy does not fit"
+        lacks = f": the GPU lacks {beyond[0].missing / GIB:.1f} GiB" if beyond and beyond[0].missing else ""
+        return outside or f"even the smallest strategy does not fit{lacks}"
     if not beyond:
         return outside
     return f"{fit.component} at {fit.peak.phase}, where the peak stands"

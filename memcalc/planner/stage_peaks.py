@@ -16,6 +16,7 @@ from memcalc.results.estimates import Interval, Peak, StagePeak, Timeline, Timel
 from memcalc.sums import add_up
 from memcalc.terms.head import OBSERVED
 from memcalc.terms.model_on_grid import ModelOnGrid
+from memcalc.units import GIB
 
 if TYPE_CHECKING:
     from memcalc.allocator import Replay
@@ -52,11 +53,8 @@ class Peaks:
         return max(stage.allocated for stage in self.stages)
 
     def at(self, kind: type[P]) -> P:
-        """The three figures, and where the peak stands, as a record."""
-        top = self.top
-        return kind(
-            allocated=self.allocated, reserved=top.reserved, device=top.device, phase=top.phase, stage=top.stage
-        )
+        """The three figures of the stage that reserves most, and where its peak stands, as a record."""
+        return kind(**{name: getattr(self.top, name) for name in Peak.model_fields})
 
     def on_card(self) -> Peaks:
         """The same with no stage above what the card has: the allocator gives its cache back before it asks again."""
@@ -72,7 +70,7 @@ class Peaks:
         """The range of the device figure that measured runs support, and all that was seen where there were retries."""
         low, high = self.overhead.range(self.predicted)
         if self.is_flushed:  # what a sampler reads lies between what is live and the whole card
-            low, high = min(low, self.overhead.beside(self.allocated)), self.overhead.capacity
+            low, high = min(low, self.overhead.beside(self.top.allocated)), self.overhead.capacity
         known = self.overhead.unexplained
         return Interval(low=low, high=high, coverage=known.coverage, allocator=known.name, kind=known.kind)
 
@@ -99,6 +97,19 @@ class Peaks:
         if not self.runs:
             return "does-not-fit"
         return "tight" if self.is_flushed or self.overhead.limit(self.predicted) > self.overhead.capacity else "fits"
+
+    @property
+    def reason(self) -> str:
+        """Why it does not fit; empty where it does."""
+        if self.runs:
+            return ""
+        over = self.overhead.device(self.predicted) - self.overhead.capacity
+        if over > 0:
+            return f"the GPU lacks {over / GIB:.1f} GiB"
+        played = max(self.replays, key=lambda stage: stage.short)
+        size, short, cached = (part / GIB for part in (played.request, played.short, played.cached))
+        unusable = f"the allocator has {cached:.2f} GiB free, in pieces that are too small"
+        return f"a request of {size:.2f} GiB fails: {unusable}, and the GPU lacks {short:.2f} GiB"
 
 
 REPLAYED_STAGES = 4
@@ -195,6 +206,10 @@ class Replayed:
     """Whether every request was met."""
     short: int
     """What the driver lacked for the request that was not met [bytes]."""
+    request: int = 0
+    """The request that was not met [bytes]."""
+    cached: int = 0
+    """Free parts of segments in use at that moment, which no flush gives back [bytes]."""
 
 
 def replayed(
@@ -222,7 +237,10 @@ def replayed_from(result: Replay, overhead: Overhead, flushes: int) -> Replayed:
     """What a replay on a card shows, in which the cache is given back ``flushes`` times a step."""
     reserved, failed = result.reserved_after_flush if result.retries else result.peak_reserved, result.out_of_memory
     short = max(failed.reserved + failed.segment - overhead.room, 0) if failed else 0
-    return Replayed(reserved, result.peak_reserved, result.retries, flushes, failed is None, short)
+    request, cached = (failed.size, failed.reserved - failed.allocated) if failed else (0, 0)
+    return Replayed(
+        reserved, result.peak_reserved, result.retries, flushes, failed is None, short, request=request, cached=cached
+    )
 
 
 def larger(a: Replayed | None, b: Replayed | None) -> Replayed | None:
@@ -230,7 +248,8 @@ def larger(a: Replayed | None, b: Replayed | None) -> Replayed | None:
     if a is None or b is None:
         return a
     sizes = max(a.reserved, b.reserved), max(a.most, b.most), max(a.retries, b.retries), max(a.flushes, b.flushes)
-    return Replayed(*sizes, runs=a.runs and b.runs, short=max(a.short, b.short))
+    failed = a if a.short >= b.short else b
+    return Replayed(*sizes, a.runs and b.runs, failed.short, request=failed.request, cached=failed.cached)
 
 
 def simulate(

@@ -118,6 +118,8 @@ def _summary(estimate: Estimate, fix: CheckFix | None) -> str:
         line += f", and frees its cache {flushed(estimate.flushes)}"
     if estimate.expandable_verdict == "fits" and estimate.verdict == "tight":
         line += f"; with {EXPANDABLE} it fits"
+    if estimate.reason and estimate.peak.device <= estimate.budget.capacity:
+        line = f"{line}; {estimate.reason}"
     if fix is not None:
         return f"{line}; smallest edit: {', '.join(fix.changes)}"
     return line

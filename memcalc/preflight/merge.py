@@ -245,8 +245,26 @@ def _precision(job: MergedJob) -> None:
     else:
         job.options["precision"] = weights
         job.options.setdefault("autocast", True)
+    if name == "fsdp2" and _accelerated(job) and mixed != "no":
+        _upcast(job)
     if fsdp and _accelerated(job):
         _reductions(job, narrow=mixed != "no" or weights != "fp32")
+
+
+def _upcast(job: MergedJob) -> None:
+    """Say which releases hold a frozen base in fp32: no file names the release that runs.
+
+    Accelerate v1.6.0 to v1.12.0 utils/fsdp_utils.py, fsdp2_prepare_model: ``model.to(torch.float32)``; since v1.13.0
+    (PR 3848) parameters that require a gradient alone. Quantised weights are left out since 1.14.
+    """
+    origin = next((name for name in ("mixed", "lora") if name in job.origins), None)
+    frozen = job.options.get("lora") and _weights(job) != "fp32" and job.options.get("quantize") in {None, "none"}
+    if origin is not None and frozen:
+        message = (
+            "Accelerate 1.6 to 1.12 casts the frozen weights to fp32 too, under FSDP 2 with mixed precision: 2 bytes "
+            "more for each, shared by the ranks. Counted is 1.13 and later, which casts what is trained alone"
+        )
+        job.note("note", "MC004", origin, message, "upgrade accelerate to 1.13")
 
 
 def _accelerated(job: MergedJob) -> bool:

@@ -58,6 +58,7 @@ def report(result: Estimate) -> Report:
 def terms(result: Estimate) -> Table:
     """Return the table with one row a term."""
     named: list[tuple[str, TermFacts]] = [(term.component, term) for term in result.terms]
+    named += [(term.component, term) for term in result.outside]
     named += [(off_gpu_name(term.tier), term) for term in result.off_gpu]
     rows = tuple(
         (name, term.name, str(term.bytes), " ".join(term.phases), term.formula, inputs_of(term), term.source)
@@ -108,8 +109,9 @@ def _verdict(result: Estimate) -> str:
     used = f"{gib(device, 1)} of {gib(capacity, 1)} GiB ({percent(device, capacity)}%)"
     text = " · ".join(filter(None, (result.verdict.replace("-", " "), failing(result))))
     low, high = gib(result.interval.low, 1), gib(result.interval.high, 1)
-    full = f" · frees its cache {flushed(result.flushes)}" if result.flushes else ""
-    return f"{text} · {used} · between {low} and {high} GiB{full}"
+    why = result.reason if device <= capacity else ""
+    full = f"frees its cache {flushed(result.flushes)}" if result.flushes else ""
+    return " · ".join(filter(None, (text, used, why, f"between {low} and {high} GiB", full)))
 
 
 def bar_of(result: Estimate) -> Bar:
@@ -251,7 +253,7 @@ def sized(size: int) -> str:
 
 
 OFF_GPU = "off-gpu"
-_BRANCHES = (*(name for name in Components.model_fields if name != "reserve"), OFF_GPU)
+_BRANCHES = (*Components.model_fields, "context", OFF_GPU)
 FOLDS = ("others", "none", "all", *_BRANCHES)
 """What may be folded: terms that are not alive at the peak, nothing, everything, or components by name."""
 
@@ -307,7 +309,8 @@ def _time(result: Estimate) -> Iterator[Block]:
 def tree_of(result: Estimate, folded: Folding) -> Tree:
     """Return the terms by component, the largest at the peak first, then what lies off the GPU."""
     sources = list(dict.fromkeys(term.source for term in _shown(result, folded)))
-    branches = (*_branches(result, folded, sources), *_sums(result), *_off_gpu_branches(result, folded, sources))
+    inside, outside = _branches(result, folded, sources), _outside(result, folded, sources)
+    branches = (*inside, *outside, *_off_gpu_branches(result, folded, sources))
     title = f"At the peak, in {result.peak.phase}; share of the device figure"
     return Tree(branches, terms(result), tuple(sources), title, "not at the peak")
 
@@ -316,16 +319,19 @@ def _shown(result: Estimate, folded: Folding) -> Iterator[TermFacts]:
     for component, members in _grouped(result):
         if component not in folded.branches:
             yield from (term for term in members if not folded.others or _at_peak(term, result))
+    if "context" not in folded.branches:
+        yield from result.outside
     if OFF_GPU not in folded.branches:
         yield from result.off_gpu
 
 
 def _grouped(result: Estimate) -> list[tuple[str, list[TermFacts]]]:
-    """Return terms by component; within one those at the peak first, the largest first."""
+    """Return terms by component, the reserve last; within one those at the peak first, the largest first."""
     grouped: dict[str, list[TermFacts]] = {}
     for term in sorted(result.terms, key=lambda term: (not _at_peak(term, result), -term.bytes)):
         grouped.setdefault(term.component, []).append(term)
-    return sorted(grouped.items(), key=lambda item: -getattr(result.components, item[0]))
+    grouped.setdefault("reserve", [])
+    return sorted(grouped.items(), key=lambda item: (item[0] == "reserve", -getattr(result.components, item[0])))
 
 
 def _at_peak(term: TermFacts, result: Estimate) -> bool:
@@ -343,11 +349,13 @@ def _branches(result: Estimate, folded: Folding, sources: Sequence[str]) -> Iter
         )  # fmt: skip
 
 
-def _sums(result: Estimate) -> Iterator[Branch]:
-    peak, device = result.peak, result.peak.device
-    sizes = {"reserve": result.components.reserve, "context": device - peak.reserved, "device": device}
-    for name, size in sizes.items():
-        yield Branch(name, sized(size), (), percent(size, device))
+def _outside(result: Estimate, folded: Folding, sources: Sequence[str]) -> Iterator[Branch]:
+    """What the process holds beside the allocator, and the sum of all."""
+    device = result.peak.device
+    size = device - result.peak.reserved
+    leaves = tuple(_leaf(term, result, folded, sources) for term in result.outside)
+    yield Branch("context", sized(size), leaves, percent(size, device), "context" in folded.branches)
+    yield Branch("device", sized(device), (), percent(device, device))
 
 
 def _leaf(term: TermFacts, result: Estimate, folded: Folding, sources: Sequence[str]) -> Leaf:

@@ -82,7 +82,7 @@ class WorkloadFacts(Frozen):
 
 
 class Peak(Frozen):
-    """The three figures, and where the peak stands [bytes]."""
+    """The three figures, and where the peak stands, all of the stage that reserves most [bytes]."""
 
     allocated: int
     """``torch.cuda.max_memory_allocated()``."""
@@ -211,7 +211,7 @@ class TermFacts(Frozen):
     """One named, explained number of bytes."""
 
     component: str
-    """A name of :class:`Components`."""
+    """A name of :class:`Components`; ``context`` for what lies outside of the allocator."""
     name: str
     """What it is."""
     bytes: int
@@ -359,6 +359,8 @@ class Estimate(Answer):
     flushes: int = 0
     """How often a step makes the allocator give its cache back; where its rules are not replayed 1 stands for one or
     more."""
+    reason: str = ""
+    """Why it does not fit; empty where it does."""
     components: Components
     """At the peak."""
     saved: Saved
@@ -371,6 +373,8 @@ class Estimate(Answer):
     """One step over time on a few stages, where it was asked for."""
     terms: tuple[TermFacts, ...]
     """Of the stage where the peak stands: all that are not zero."""
+    outside: tuple[TermFacts, ...] = ()
+    """The context and each communicator; their sum is ``peak.device`` less ``peak.reserved``."""
     off_gpu: tuple[OffGpuTerm, ...]
     """What one rank keeps off the GPU, on the stage that keeps most there."""
     time: StepTime | None = None

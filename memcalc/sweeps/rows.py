@@ -177,12 +177,13 @@ def _plan_columns(task: Task, job: SweepJob) -> dict[str, Any]:
 
 def _estimate_columns(task: Task, job: SweepJob) -> dict[str, Any]:
     answer = api.estimate(**job.options, settings=job.settings, preset_dirs=task.preset_dirs, advice=False)  # type: ignore[arg-type]
-    too_large = f"needs {answer.peak.device:,} bytes a GPU of {answer.budget.capacity:,}"
+    needs = f"needs {answer.peak.device:,} bytes a GPU of {answer.budget.capacity:,}"
+    reason = needs if answer.peak.device > answer.budget.capacity else answer.reason
     return {
         **_common_columns(answer),
         **_strategy_columns(answer.strategy),
         "status": answer.verdict,
-        "reason": too_large if answer.verdict == "does-not-fit" else "",
+        "reason": reason,
         "gpus": answer.hardware.gpus,
         "seq_len": answer.workload.seq_len,
         "global_batch": answer.workload.global_batch,

@@ -150,15 +150,17 @@ def whole_gradient_terms(census: ModelOnGrid) -> Iterator[Term]:
     bytes_ = width * (blocks + root) * where
     title, formula = "unsharded gradients of earlier micro-batches", "w · P of flat parameters that are trained"
     if not grid.fixed.longest_first:
-        yield Term("buffers", title, bytes_, (*KEPT, "backward-first", "backward-end"), formula, UNSHARDED, inputs)
+        phases = (*KEPT, "backward-first", "backward-end")
+        yield Term("gradients", title, bytes_, phases, formula, UNSHARDED, inputs, apart=True)
         return
     first = width * (blocks - census.largest_block) * where
     title = "unsharded gradients of the first micro-batch"
-    yield Term("buffers", title, first, ("backward-first",), f"{formula} - w · P_block", UNSHARDED, inputs)
+    formula = f"{formula} - w · P_block"
+    yield Term("gradients", title, first, ("backward-first",), formula, UNSHARDED, inputs, apart=True)
     # A later micro-batch has hardly any activations, but all of these: two gathered blocks, and one's gradient twice
     later = bytes_ + 4 * width * census.largest_block * where
     title, formula = "whole gradients and the running block in a later, short micro-batch", "w · (P + 4 · P_block)"
-    yield Term("buffers", title, later, ("backward-end",), formula, UNSHARDED, inputs)
+    yield Term("gradients", title, later, ("backward-end",), formula, UNSHARDED, inputs, apart=True)
 
 
 def flat_blocks(census: ModelOnGrid) -> Array:

@@ -7,17 +7,20 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from memcalc import catalog
 from memcalc.grid import column
+from memcalc.specs.hardware import VendorFigure
 from memcalc.terms.kinds import kinds_of
 
 if TYPE_CHECKING:
     from memcalc.formulas.types import Array
     from memcalc.frameworks import Habits
     from memcalc.grid import Grid, Layout
-    from memcalc.specs.hardware import GPU, Part, VendorFigure
+    from memcalc.specs.calibration import Measure
+    from memcalc.specs.hardware import GPU, Part
     from memcalc.specs.reserve import Reserve
 
 STAND_IN = "nvidia"
 """Whose figures stand for those that another vendor lacks."""
+CALIBRATED = "measured on this GPU (memcalc calibrate)"
 NAMES = {
     "context": "the context",
     "world": "communicators",
@@ -36,6 +39,17 @@ class Workspaces(NamedTuple):
     """Of TransformerEngine."""
 
 
+class Communicator(NamedTuple):
+    """One communicator of a process."""
+
+    name: str
+    """``world``, or the parallelism whose ranks it joins."""
+    ranks: int
+    bytes: int
+    source: str
+    """Who says how large it is."""
+
+
 class Libraries(NamedTuple):
     """Bytes of one process for its communicators, and the most that was seen."""
 
@@ -43,11 +57,19 @@ class Libraries(NamedTuple):
     group: int
     world_high: int
     group_high: int
+    world_source: str
+    group_source: str
 
     def of(self, layout: Layout) -> tuple[int, int]:
         """Bytes that the communicators of a layout take, and the most that was seen."""
         several, groups = int(layout.gpus > 1), groups_of(layout)
         return several * self.world + groups * self.group, several * self.world_high + groups * self.group_high
+
+    def each(self, layout: Layout) -> tuple[Communicator, ...]:
+        """The communicators of a layout one by one, the world's first."""
+        world = [Communicator("world", layout.gpus, self.world, self.world_source)] if layout.gpus > 1 else []
+        groups = (Communicator(name, n, self.group, self.group_source) for name, n in group_ranks(layout).items())
+        return (*world, *groups)
 
 
 @dataclass(frozen=True)
@@ -63,6 +85,10 @@ class Overhead:
     unexplained: Reserve
     borrowed: tuple[str, ...] = ()
     """Parts whose figures are another vendor's."""
+    communicators: tuple[Communicator, ...] = ()
+    """What ``libraries`` is made of."""
+    context_source: str = ""
+    """Who says how large the context is."""
 
     @property
     def room(self) -> int:
@@ -134,7 +160,12 @@ def libraries_of(gpu: GPU) -> Libraries:
     sizes = gpu.calibration
     world = (sizes and sizes.world) or figure_of(gpu, "world")
     group = (sizes and sizes.group) or figure_of(gpu, "group")
-    return Libraries(world.bytes, group.bytes, world.high or world.bytes, group.high or group.bytes)
+    high = world.high or world.bytes, group.high or group.bytes
+    return Libraries(world.bytes, group.bytes, *high, _source_of(world), _source_of(group))
+
+
+def _source_of(figure: VendorFigure | Measure) -> str:
+    return figure.source if isinstance(figure, VendorFigure) else CALIBRATED
 
 
 def borrowed_of(gpu: GPU, habits: Habits, layout: Layout, *, handle: bool = True) -> tuple[str, ...]:
@@ -155,10 +186,19 @@ def reserve_of(gpu: GPU, allocator: str, kind: str = "") -> Reserve:
     return (gpu.calibration and gpu.calibration.reserve_of(allocator)) or catalog.reserve(allocator, kind)
 
 
+GROUPS = ("tp", "pp", "cp", "ep", "dp_replicate")
+"""Parallelisms whose ranks have a communicator of their own."""
+
+
+def group_ranks(layout: Layout) -> dict[str, int]:
+    """Ranks of each communicator of a layout beside the world's, by the parallelism that it is for."""
+    degrees = {name: getattr(layout, name) for name in GROUPS}
+    return {name: degree for name, degree in degrees.items() if 1 < degree < layout.gpus}
+
+
 def groups_of(layout: Layout) -> int:
     """Communicators of a layout beside the world's."""
-    degrees = (layout.tp, layout.pp, layout.cp, layout.ep, layout.dp_replicate)
-    return sum(1 for degree in degrees if 1 < degree < layout.gpus)
+    return len(group_ranks(layout))
 
 
 def group_bytes(gpu: GPU, grid: Grid) -> Array:
@@ -177,16 +217,24 @@ def overhead_of(gpu: GPU, grid: Grid, layout: Layout | None = None) -> Overhead:
     everywhere = all(layout.gpus > 1 for layout in grid.layouts)
     libraries = libraries_of(gpu)
     usual, high = libraries.of(layout) if layout else (0, everywhere * (libraries.world_high - libraries.world))
-    context = gpu.context_bytes
+    context, standing = gpu.context_bytes, figure_of(gpu, "context")
     if not grid.habits.lazy_kernels:
         context = gpu.eager_context_bytes or context
     return Overhead(
         capacity=gpu.memory_bytes,
-        context=context or figure_of(gpu, "context").bytes,
+        context=context or standing.bytes,
         libraries=usual,
         libraries_high=high,
         workspaces=workspaces_of(gpu),
         context_assumed=context is None,
         unexplained=reserve_of(gpu, grid.habits.allocator, kinds.pop() if len(kinds) == 1 else ""),
         borrowed=borrowed_of(gpu, grid.habits, layout or grid.layouts[0], handle=grid.fixed.blas_workspace is None),
+        communicators=libraries.each(layout) if layout else (),
+        context_source=_context_source(gpu) if context else standing.source,
     )
+
+
+def _context_source(gpu: GPU) -> str:
+    """Who measured the context."""
+    measured = gpu.calibration and gpu.calibration.context
+    return CALIBRATED if measured else gpu.source.get("context", f"GPU preset {gpu.name}")

@@ -19,19 +19,20 @@ if TYPE_CHECKING:
     from memcalc.probe.guard.watch import Watch
 
 
-def guard(plan: Given, **options: Any) -> Watch:
+def guard(plan: Given | None = None, **options: Any) -> Watch:
     """Return a context manager that watches a run against its plan.
 
     Within the block the loop calls ``step_done()`` after each optimizer step, and takes its micro-batches from
     ``split(batch)``, or their size and number from ``micro_batch`` and ``accumulation_steps``. All ranks must call
     ``step_done`` alike; they decide together. The peaks, the time of recomputation and the accumulation are reported
     beside the plan's figures to the logger ``memcalc.guard``, and wherever else is asked for. Memory is short where
-    more is reserved than ``threshold``, or where the allocator had to give its cache back.
+    more is reserved than ``threshold``, or where the allocator had to give its cache back. Without a plan the run is
+    watched and nothing is changed.
 
     Parameters
     ----------
     plan
-        A saved plan, its path, or what :func:`memcalc.plan` returned.
+        A saved plan, its path, or what :func:`memcalc.plan` returned; None for a run without one.
     model
         The module in which recomputation is switched.
     blocks
@@ -39,7 +40,14 @@ def guard(plan: Given, **options: Any) -> Watch:
     every : int
         Optimizer steps between reports, 10 when left out.
     threshold : float or str
-        A size, or a share of what is usable, that may be reserved; 0.95 when left out.
+        A size, or a share of what is usable (without a plan, of the GPU's memory), that may be reserved; 0.95 when
+        left out.
+    recompute_limit : float
+        Milliseconds of an optimizer step that recomputation may take; above it nothing more is recomputed.
+    accumulation_limit : int
+        Micro-batches that an optimizer step may have; plans with more are left out.
+    micro_batch, accumulation_steps : int
+        What a run without a plan has of them.
     on_pressure : str
         Where memory is short, ``"report"`` says what would be next, ``"step"`` goes over to the plan's next safer step
         in the running job, and asks for a restart once none is left, ``"restart"`` asks for one at once.
@@ -79,7 +87,7 @@ def guard(plan: Given, **options: Any) -> Watch:
     return Watch(plan, _options(options, "torch"))
 
 
-def trainer_callback(plan: Given, **options: Any) -> Any:
+def trainer_callback(plan: Given | None = None, **options: Any) -> Any:
     """Return a ``TrainerCallback`` of Transformers that watches a run against its plan; see :func:`guard`.
 
     Recomputation is switched in the running job; another micro-batch needs a restart, for which the trainer saves a
@@ -91,7 +99,7 @@ def trainer_callback(plan: Given, **options: Any) -> Any:
     return GuardCallback(plan, checked)
 
 
-def lightning_callback(plan: Given, **options: Any) -> Any:
+def lightning_callback(plan: Given | None = None, **options: Any) -> Any:
     """Return a ``Callback`` of Lightning that watches a run against its plan; see :func:`guard`.
 
     Recomputation is switched in the running job; another micro-batch needs a restart, for which the trainer stops after

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
-from memcalc.errors import CombinationError, InputError
+from memcalc.convert.formats import FORMATS_OF
+from memcalc.errors import CombinationError, InputError, MemcalcError
 from memcalc.formulas.recompute import parse_policy
 from memcalc.results.plans import Plan, Plans
 from memcalc.results.saved import SavedPlan
@@ -23,6 +26,8 @@ class AllowedActions:
     """Whether the loop takes its micro-batch from the guard."""
     recompute: Callable[[str], bool]
     """Whether a recompute policy can be switched to."""
+    accumulation: int | None = None
+    """The most micro-batches that an optimizer step may have."""
 
 
 @dataclass(frozen=True)
@@ -36,15 +41,42 @@ class Ladder:
     """Bytes that the allocator can reserve."""
     path: str = ""
     """The file that the plan was read from."""
+    preset_dirs: tuple[str, ...] = ()
 
     def live(self, now: Plan, allowed: AllowedActions) -> Plan | None:
-        """The fastest plan that is clearly smaller than the one in force and needs no restart, else any smaller one."""
+        """The fastest plan that is clearly smaller than the one in force and needs no restart, else any smaller one.
+
+        Each can be exported, where the plan that was saved can.
+        """
         from memcalc.handoff.fallback import is_smaller
 
         smaller = [
             plan for plan in self.steps if plan.peak.device < now.peak.device and _is_reachable(now, plan, allowed)
         ]
-        return next((plan for plan in smaller if is_smaller(plan, now)), next(iter(smaller), None))
+        ordered = sorted(smaller, key=lambda plan: not is_smaller(plan, now))
+        return next((plan for plan in ordered if not self._exportable or self.can_export(plan)), None)
+
+    @cached_property
+    def _exportable(self) -> bool:
+        """Whether a format of the framework can say the plan that was saved."""
+        return self.can_export(self.saved.plan)
+
+    def can_export(self, plan: Plan) -> bool:
+        """Whether a format of the framework can say a plan."""
+        from memcalc.handoff.exporting import export
+
+        formats = FORMATS_OF.get(plan.strategy.framework.partition("@")[0], ())
+        if not formats:
+            return False
+        with suppress(MemcalcError):
+            return bool(export(self.as_saved(plan), to=formats[0], preset_dirs=self.preset_dirs))
+        return False
+
+    def as_saved(self, plan: Plan) -> SavedPlan:
+        """A plan of the ladder as one that can be saved and exported."""
+        from memcalc.handoff.saved import saved_alone
+
+        return self.saved if plan == self.saved.plan else saved_alone(plan, self.preset_dirs)
 
     def restarts(self, now: Plan) -> Iterator[tuple[int, Plan]]:
         """The fallbacks that are clearly smaller than the plan in force, with their numbers."""
@@ -61,7 +93,8 @@ def _is_reachable(now: Plan, plan: Plan, allowed: AllowedActions) -> bool:
     smaller = after.micro_batch < before.micro_batch and allowed.micro_batch
     more = _share(after.recompute) > _share(before.recompute) and allowed.recompute(after.recompute)
     same_size, same_policy = after.micro_batch == before.micro_batch, after.recompute == before.recompute
-    return (smaller or same_size) and (more or same_policy)
+    few = allowed.accumulation is None or plan.accumulation_steps <= allowed.accumulation
+    return (smaller or same_size) and (more or same_policy) and few
 
 
 def _share(recompute: str) -> float:
@@ -99,7 +132,7 @@ def ladder_of(plan: Given, preset_dirs: Iterable[str] = (), *, live: bool = True
     for name, other in _all_plans(saved, others):
         _check_batch(name, other, saved.plan)
     usable = estimate_of(saved, preset_dirs=folders).budget.usable
-    return Ladder(saved, others, usable, str(plan) if isinstance(plan, str | Path) else "")
+    return Ladder(saved, others, usable, str(plan) if isinstance(plan, str | Path) else "", folders)
 
 
 def _all_plans(saved: SavedPlan, others: tuple[Plan, ...]) -> Iterator[tuple[str, Plan]]:

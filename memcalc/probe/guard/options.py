@@ -33,6 +33,14 @@ class Options:
     """Optimizer steps between reports."""
     threshold: float | str | None = None
     """A size, or a share of what is usable, that may be reserved."""
+    recompute_limit: float | None = None
+    """Milliseconds of an optimizer step that recomputation may take."""
+    accumulation_limit: int | None = None
+    """Micro-batches that an optimizer step may have."""
+    micro_batch: int | None = None
+    """Sequences of a micro-batch, where there is no plan."""
+    accumulation_steps: int | None = None
+    """Micro-batches of an optimizer step, where there is no plan."""
     on_pressure: OnPressure = "report"
     restart_dir: str | None = None
     """Where a restart's files are written."""
@@ -59,6 +67,12 @@ class Options:
     def __post_init__(self) -> None:
         if parse_count(self.every, "every") < 1:
             raise InputError("every", self.every, "must be a number of optimizer steps, at least 1")
+        for name in ("accumulation_limit", "micro_batch", "accumulation_steps"):
+            value = getattr(self, name)
+            if value is not None and parse_count(value, name) < 1:
+                raise InputError(name, value, "must be a whole number, at least 1")
+        if self.recompute_limit is not None and not 0 < self.recompute_limit < float("inf"):
+            raise InputError("recompute_limit", self.recompute_limit, "must be milliseconds of a step, above 0")
         for name, allowed in (("on_pressure", get_args(OnPressure)), ("stop", get_args(Stop))):
             if getattr(self, name) not in allowed:
                 raise UnknownNameError(name, getattr(self, name), f"must be one of {', '.join(allowed)}", allowed)
@@ -73,6 +87,18 @@ class Options:
     def renamed(self, textfile: str | None) -> Options:
         """The same with a rank's own file for Prometheus."""
         return replace(self, textfile=textfile)
+
+
+def check_given(options: Options, *, planned: bool) -> None:
+    """Refuse options that belong to a run with a plan, or to one without."""
+    if planned:
+        given = next((name for name in ("micro_batch", "accumulation_steps") if getattr(options, name)), None)
+        if given is not None:
+            raise CombinationError(given, getattr(options, given), "the plan says it")
+        return
+    for name, usual in (("on_pressure", "report"), ("restart_dir", None)):
+        if getattr(options, name) != usual:
+            raise CombinationError(name, getattr(options, name), "there is no plan to go over to: give a saved plan")
 
 
 def limit_of(threshold: float | str | None, usable: int) -> int:

@@ -63,7 +63,7 @@ class PressureLevel:
 class PressureRule:
     """Compares each window's readings with the limit, and with those of the window before."""
 
-    def __init__(self, limit: int, *, peaks: bool = True) -> None:
+    def __init__(self, limit: int | None, *, peaks: bool = True) -> None:
         self.limit = limit
         self._peaks = peaks
         self._last: Reading | None = None
@@ -80,7 +80,7 @@ class PressureRule:
         retries = sample.retries - last.retries if last else 0
         failed = sample.ooms - last.ooms if last else 0
         reasons = []
-        if reserved > self.limit:
+        if self.limit is not None and reserved > self.limit:
             reasons.append(f"reserved {reserved / GIB:.2f} GiB, above {self.limit / GIB:.2f} GiB")
         if retries > 0 or failed > 0:
             reasons.append(f"the allocator gave its cache back {retries} times to find room, and failed {failed} times")
@@ -88,4 +88,4 @@ class PressureRule:
 
     def has_room(self, reserved: int, more: int) -> bool:
         """Whether a plan that needs so much more than the one in force would stay below the limit."""
-        return reserved > 0 and reserved + more <= self.limit
+        return self.limit is not None and reserved > 0 and reserved + more <= self.limit

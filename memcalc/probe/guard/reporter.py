@@ -28,8 +28,8 @@ class Window:
     name: str
     step: int
     rank: int
-    plan: Plan
-    """The plan in force."""
+    plan: Plan | None
+    """The plan in force; None for a run without one."""
     steps_taken: int
     """Steps to safer plans so far, less those that were taken back."""
     sample: Reading | None
@@ -37,29 +37,40 @@ class Window:
     """Of the window."""
     recompute_ms: float | None
     pressure: bool
+    micro_batch: int | None = None
+    """Sequences; None where nobody says it."""
+    accumulation_steps: int | None = None
+    """Micro-batches of an optimizer step, likewise."""
+    recompute_over: bool = False
+    """Whether recomputation took longer than its limit."""
+    accumulation_over: bool = False
+    """Whether a step has more micro-batches than its limit."""
 
     def values(self) -> dict[str, Value]:
         """The record; bytes and milliseconds, None where nothing was measured."""
-        read, plan, peak = self.sample, self.plan, self.plan.peak
+        read, plan = self.sample, self.plan
+        peak = plan.peak if plan is not None else None
         reserved, allocated = (read.reserved_peak, read.allocated_peak) if read else (None, None)
         return {
             "plan": self.name,
             "rank": self.rank,
             "step": self.step,
             "steps_taken": self.steps_taken,
-            "recompute": plan.strategy.recompute,
-            "micro_batch": plan.strategy.micro_batch,
-            "accumulation_steps": plan.accumulation_steps,
+            "recompute": plan.strategy.recompute if plan is not None else None,
+            "micro_batch": self.micro_batch,
+            "accumulation_steps": self.accumulation_steps,
             "cuda_memory_reserved_peak": reserved,
             "cuda_memory_allocated_peak": allocated,
-            "predicted_reserved_peak": peak.reserved,
-            "predicted_allocated_peak": peak.allocated,
-            "predicted_device_peak": peak.device,
-            "reserved_difference": None if reserved is None else reserved - peak.reserved,
-            "allocated_difference": None if allocated is None else allocated - peak.allocated,
+            "predicted_reserved_peak": None if peak is None else peak.reserved,
+            "predicted_allocated_peak": None if peak is None else peak.allocated,
+            "predicted_device_peak": None if peak is None else peak.device,
+            "reserved_difference": None if reserved is None or peak is None else reserved - peak.reserved,
+            "allocated_difference": None if allocated is None or peak is None else allocated - peak.allocated,
             "allocator_retries": self.retries,
             "checkpoint_recompute_time_ms": None if self.recompute_ms is None else round(self.recompute_ms, 3),
             "pressure": int(self.pressure),
+            "recompute_over": int(self.recompute_over),
+            "accumulation_over": int(self.accumulation_over),
         }
 
 
@@ -99,6 +110,8 @@ GAUGES = {
     "steps_taken": ("memcalc_", "Steps to safer plans so far."),
     "step": ("memcalc_", "Optimizer steps so far."),
     "pressure": ("memcalc_", "1 where memory was short in the window, else 0."),
+    "recompute_over": ("memcalc_", "1 where recomputation took longer than its limit, else 0."),
+    "accumulation_over": ("memcalc_", "1 where a step has more micro-batches than its limit, else 0."),
 }
 """Of each number of the record, what its metric's name begins with, and its help."""
 

@@ -41,9 +41,13 @@ class Restarts:
     refusal: str
     """Why there is no option; empty where there is one."""
 
-    def next(self, now: Plan) -> RestartOption | None:
-        """The first option that is clearly smaller than the plan in force."""
-        smaller = {number for number, _ in self.ladder.restarts(now)}
+    def next(self, now: Plan, accumulation: int | None = None) -> RestartOption | None:
+        """The first option that is clearly smaller than the plan in force, with no more accumulation than that."""
+        smaller = {
+            number
+            for number, plan in self.ladder.restarts(now)
+            if accumulation is None or plan.accumulation_steps <= accumulation
+        }
         return next((option for option in self.options if option.number in smaller), None)
 
     def write(self, option: RestartOption, facts: dict[str, Value]) -> None:

@@ -12,7 +12,6 @@ from typing import Any
 
 from lightning.pytorch import Callback
 
-from memcalc.errors import CombinationError
 from memcalc.probe.guard.ladder import Given
 from memcalc.probe.guard.options import Options
 from memcalc.probe.guard.watch import Watch
@@ -23,21 +22,17 @@ CHECKPOINT = "restart.ckpt"
 class GuardCallback(Callback):
     """Watches each optimizer step."""
 
-    def __init__(self, plan: Given, options: Options) -> None:
+    def __init__(self, plan: Given | None, options: Options) -> None:
         self.watch = Watch(plan, options)
         self._seen = 0
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """Compare the trainer with the plan, and begin."""
-        plan = self.watch.plan
         loader = getattr(trainer.train_dataloader, "batch_size", None)
-        settings = {
-            "accumulate_grad_batches": (trainer.accumulate_grad_batches, plan.accumulation_steps),
-            "batch_size": (loader or plan.strategy.micro_batch, plan.strategy.micro_batch),
-        }
-        for name, (given, planned) in settings.items():
-            if given != planned:
-                raise CombinationError(name, given, f"the plan has {planned}")
+        self.watch.check_sizes(
+            accumulation_steps=("accumulate_grad_batches", trainer.accumulate_grad_batches),
+            micro_batch=("batch_size", loader or None),
+        )
         self.watch.step = self._seen = trainer.global_step
         self.watch.start(self.watch.options.model or pl_module)
 

@@ -50,6 +50,17 @@ class CudaMeter:
         torch.cuda.empty_cache()
 
 
+def device_bytes() -> int | None:
+    """Return the memory of this rank's GPU [bytes]; None where there is none."""
+    return torch.cuda.mem_get_info()[1] if torch.cuda.is_available() else None
+
+
+def wide_buffer_bytes(model: Any) -> int:
+    """Return the bytes of a model's fp32 buffers, such as tables of angles; 0 where it is no module."""
+    buffers = model.buffers() if isinstance(model, torch.nn.Module) else ()
+    return sum(each.untyped_storage().nbytes() for each in buffers if each.dtype == torch.float32)
+
+
 def usual_meter(*, resets: bool = True) -> Meter:
     """Return the meter of this machine."""
     return CudaMeter(resets=resets) if torch.cuda.is_available() else NoMeter()

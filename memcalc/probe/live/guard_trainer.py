@@ -22,7 +22,7 @@ from memcalc.probe.guard.watch import Watch
 class GuardCallback(TrainerCallback):
     """Watches each optimizer step; as a context manager around ``train`` it also reports out of memory."""
 
-    def __init__(self, plan: Given, options: Options) -> None:
+    def __init__(self, plan: Given | None, options: Options) -> None:
         self.watch = Watch(plan, options)
 
     def __enter__(self) -> Self:
@@ -36,17 +36,13 @@ class GuardCallback(TrainerCallback):
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Compare the arguments with the plan, and begin."""
         del control
-        plan = self.watch.plan
         if args.auto_find_batch_size:
             allowed = "it halves the batch size and not the accumulation, and so the global batch"
             raise CombinationError("auto_find_batch_size", args.auto_find_batch_size, allowed)
-        settings = {
-            "per_device_train_batch_size": (args.train_batch_size, plan.strategy.micro_batch),
-            "gradient_accumulation_steps": (args.gradient_accumulation_steps, plan.accumulation_steps),
-        }
-        for name, (given, planned) in settings.items():
-            if given != planned:
-                raise CombinationError(name, given, f"the plan has {planned}")
+        self.watch.check_sizes(
+            micro_batch=("per_device_train_batch_size", args.train_batch_size),
+            accumulation_steps=("gradient_accumulation_steps", args.gradient_accumulation_steps),
+        )
         self.watch.step = state.global_step
         self.watch.start(self.watch.options.model or kwargs.get("model"))
 

@@ -29,12 +29,15 @@ _INTRO = join(
 
 def breakdown(estimate: Estimate) -> Html:
     """Return the terms of an estimate by component, and those off the GPU."""
-    entries = [_Term(term, f"term-{index}") for index, term in enumerate((*estimate.terms, *estimate.off_gpu))]
-    on_gpu, off = entries[: len(estimate.terms)], entries[len(estimate.terms) :]
+    terms = (*estimate.terms, *estimate.outside, *estimate.off_gpu)
+    entries = [_Term(term, f"term-{index}") for index, term in enumerate(terms)]
+    inside = len(estimate.terms)
+    beyond = inside + len(estimate.outside)
+    on_gpu, outside, off = entries[:inside], entries[inside:beyond], entries[beyond:]
     parts = sorted(estimate.components.model_dump().items(), key=lambda part: -part[1])
     groups = [_component(estimate, name, size, on_gpu, opened=index < 1) for index, (name, size) in enumerate(parts)]
     return section(
-        "bytes", "Where the bytes stand", *groups, _context(estimate), *_off_gpu(estimate, off), intro=_INTRO
+        "bytes", "Where the bytes stand", *groups, _context(estimate, outside), *_off_gpu(estimate, off), intro=_INTRO
     )
 
 
@@ -76,11 +79,14 @@ def _head(mark: Html, name: str, size: int, device: int) -> Html:
     )
 
 
-def _context(estimate: Estimate) -> Html:
+def _context(estimate: Estimate, entries: list[_Term]) -> Html:
     size, budget = estimate.peak.device - estimate.peak.reserved, estimate.budget
     head = _head(swatch("context"), "context", size, estimate.peak.device)
     text = f"outside the allocator: {gib(budget.context)} GiB CUDA context, {gib(budget.libraries)} GiB libraries"
-    return el("div", head, el("p", text, class_="small"), class_="component plain c-context")
+    note = el("p", text, class_="small")
+    if not entries:
+        return el("div", head, note, class_="component plain c-context")
+    return el("details", el("summary", head), note, _list(entries, estimate), class_="component c-context", open=False)
 
 
 def _list(entries: list[_Term], estimate: Estimate) -> Html:

@@ -225,6 +225,28 @@ def test_fsdp_of_the_trainer_accumulates_whole_gradients() -> None:
     assert estimate.peak.allocated > synced.peak.allocated
 
 
+@pytest.mark.parametrize(
+    ("adapters", "version", "dtype", "noted"),
+    [
+        (True, 2, "bfloat16", True),
+        (True, 1, "bfloat16", False),
+        (False, 2, "bfloat16", False),
+        (True, 2, "float32", False),
+    ],
+)
+def test_who_casts_a_frozen_base_is_noted(
+    tmp_path: Path, *, adapters: bool, version: int, dtype: str, noted: bool
+) -> None:
+    """Accelerate v1.6.0 to v1.12.0: fsdp2_prepare_model, model.to(torch.float32); v1.13.0 casts what is trained."""
+    data = {
+        "output_dir": "x", "dtype": dtype, "bf16": True, "use_peft": adapters, "fsdp": True,
+        "fsdp_config": {"fsdp_version": version, "transformer_layer_cls_to_wrap": ["LlamaDecoderLayer"]},
+    }  # fmt: skip
+    config = config_of(tmp_path / "a.json", json.dumps({**data, "loss_type": "nll"}), "trainer")
+    job = merge((config,), {**JOB, "gpus": 8})
+    assert any("1.6 to 1.12" in finding.message for _, finding in job.findings) == noted
+
+
 def test_the_launcher_decides_what_runs_the_ranks() -> None:
     told = {"trl_fsdp1.yaml": "hf", "cp.yaml": "fsdp2", "multi_gpu.yaml": "ddp", "trl_zero3.yaml": "deepspeed"}
     for name, framework in told.items():
