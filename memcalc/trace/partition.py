@@ -44,7 +44,7 @@ class Step:
 class Cut:
     """What is kept, and what each operator's backward reads of it, by the operator's number."""
 
-    kept: frozenset[int] = frozenset()
+    stored: frozenset[int] = frozenset()
     reads: tuple[tuple[int, ...], ...] = ()
 
 
@@ -97,7 +97,7 @@ class PartitionedTape(Tape):
     def new(self, name: str, size: Size, kind: Kind = "activation") -> Tensor:
         """Allocate a storage."""
         tensor = super().new(name, size, kind)
-        if tensor.storage.index in self.cut.kept:
+        if tensor.storage.index in self.cut.stored:
             self._stored[tensor.storage.index] = tensor.storage
         return tensor
 
@@ -153,22 +153,22 @@ def partition(tape: ObservedTape) -> Cut:
     for index in {index for step in tape.steps for index in step.saved}:
         network.join(f"{index}<", "sink", UNBOUNDED)
     before = network.before_cut("source", "sink")
-    kept = frozenset(i for i in range(len(tape.records)) if f"{i}>" in before and f"{i}<" not in before)
-    reads = tuple(tuple(sorted(_sources(step.saved, kept, makers))) for step in tape.steps)
+    crossing = frozenset(i for i in range(len(tape.records)) if f"{i}>" in before and f"{i}<" not in before)
+    reads = tuple(tuple(sorted(_sources(step.saved, crossing, makers))) for step in tape.steps)
     return Cut(frozenset(index for each in reads for index in each), reads)
 
 
-def _sources(wanted: Iterable[int], kept: frozenset[int], makers: Mapping[int, Step]) -> set[int]:
+def _sources(wanted: Iterable[int], stored: frozenset[int], makers: Mapping[int, Step]) -> set[int]:
     """The kept storages from which some are computed again."""
-    found, waiting, seen = set[int](), list(wanted), set[int]()
+    sources, waiting, seen = set[int](), list(wanted), set[int]()
     while waiting:
         index = waiting.pop()
-        if index in kept:
-            found.add(index)
+        if index in stored:
+            sources.add(index)
         elif index not in seen:
             seen.add(index)
             waiting += makers[index].inputs
-    return found
+    return sources
 
 
 @dataclass

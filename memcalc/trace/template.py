@@ -17,6 +17,7 @@ from memcalc.trace.entry import run_entry, run_exit
 from memcalc.trace.head import run_head
 from memcalc.trace.layers import BlockConfig
 from memcalc.trace.layout import hole
+from memcalc.trace.packing import PackedTape
 from memcalc.trace.partition import ObservedTape, PartitionedTape, partition
 from memcalc.trace.tape import Record, Shard, Size, Tape, Tensor, Unit
 
@@ -248,7 +249,8 @@ def trace(
     accumulating = accumulating or setting.adds_gradients
     if setting.compiled and policy == "none" and not (setting.checkpointed or block.is_moe):
         return _compiled(block, setting, accumulating=accumulating, wanted=wanted)
-    tape = Tape(accumulating=accumulating)
+    bits = setting.compressed
+    tape = PackedTape(bits, accumulating=accumulating) if bits else Tape(accumulating=accumulating)
     start = _inputs(tape, block, setting, wanted=wanted)
     return _execute(tape, start, lambda: _forward(tape, block, setting, policy, start))
 
