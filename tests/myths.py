@@ -494,6 +494,24 @@ def compile_saves(eager: Any, blocks: Any, loss: Any, full: Any, compiled: Any) 
     }
 
 
+@claim("packed-quarter")
+def packed_quarter(plain: Any, eight: Any, four: Any, fused: Any) -> Figures:
+    hidden, ffn, keys, heads = 4096, 14336, 1024, 32
+    plain_kept = 20 + 4 * keys / hidden + 8 * ffn / hidden + 4 * heads / hidden + 8 / hidden
+    units = 8192 * hidden
+    # in 16 bits: norm outputs 3 + 2 times, what the norms scale 2, attention 3.5, gate, its SiLU, up and their product
+    # 3.5 each; in fp32 each norm's input as a power and as a factor
+    packed = (5 + 2 + 3.5 + 4 * 3.5) + 4
+    return {
+        "packed-plain": number(plain.saved.per_block / units, 1, plain_kept, 1e-3),
+        "packed-8": number(eight.saved.per_block / units, 1, packed * 1.03125 + 4 * heads / hidden, 1e-3),
+        "packed-8-by": change(eight.saved.per_block, plain.saved.per_block),
+        "packed-4-by": change(four.saved.per_block, plain.saved.per_block),
+        "packed-peak": change(four.peak.allocated, plain.peak.allocated),
+        "packed-full": gib(32 * fused.saved.per_block, 32 * 2 * units),
+    }
+
+
 # ---------------------------------------------------------------------------------------- adapters and quantised bases
 
 RANK_16 = 32 * 16 * 2 * (4096 + 4096)

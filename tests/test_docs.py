@@ -27,7 +27,6 @@ from typer.testing import CliRunner
 
 from memcalc import catalog
 from memcalc.cli.app import app
-from memcalc.specs.options import NOT_MODELLED
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -257,11 +256,6 @@ def test_headings_begin_with_one_title_and_skip_no_level(path: Path) -> None:
     assert levels[1:].count(1) == 0
     assert levels[:1] == ([] if "```{include}" in text else [1])
     assert all(after <= before + 1 for before, after in pairwise(levels))
-
-
-def test_readme_names_what_is_not_modelled() -> None:
-    page = (ROOT / "README.md").read_text(encoding="utf-8")
-    assert [name for name in NOT_MODELLED if f"`--{name.replace('_', '-')}`" not in page] == []
 
 
 @pytest.mark.parametrize("name", ["README.md", "CHANGELOG.md", "docs/index.md"])

@@ -93,7 +93,7 @@ def needs_of(strategy: Strategy, able: Capabilities, model: Model | None = None)
         entry: Support = getattr(able, option)
         if code := entry.needs(value, model):
             yield Need(((option, value),), code)
-    for clash in able.clashes:
+    for clash in able.apart:
         pair = _pair(clash, stated)
         if clash.code and pair:
             yield Need(pair, clash.code)
@@ -128,7 +128,7 @@ def check_told(strategy: Strategy, model: Model | None = None) -> None:
         entry: Support = getattr(able, option)
         if entry.needs(value, model) is None:
             raise CombinationError(*_field(strategy, option, value), entry.said_by(strategy.framework), entry.values)
-    for clash in able.clashes:
+    for clash in able.apart:
         pair = _pair(clash, stated)
         if pair and not clash.code:
             raise CombinationError(*_field(strategy, *pair[0]), clash.why)

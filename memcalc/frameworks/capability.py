@@ -13,6 +13,7 @@ from itertools import combinations
 from typing import TYPE_CHECKING, Any, get_args
 
 from memcalc.formulas.recompute import PARTS, parse_policy
+from memcalc.frameworks import needs
 from memcalc.specs.strategy import Offload
 
 if TYPE_CHECKING:
@@ -100,6 +101,23 @@ def offloads(direct: Iterable[str], code: Mapping[str, str] | None = None) -> Su
     return Support(direct, {value: says for value, says in needed.items() if value not in direct})
 
 
+_PACKED = ("compress_activations", ("int8", "int4"))
+PACKING = (
+    Clash(
+        _PACKED,
+        ("compile", ("blocks", "blocks+loss", "model")),
+        why="a compiled graph packs what its partitioner keeps, which is not modelled: --compile none or loss",
+    ),
+    Clash(
+        _PACKED,
+        ("offload", tuple(",".join(parts) for n in (1, 2, 3) for parts in combinations(OFFLOADS, n)
+                          if "activations" in parts)),
+        why="of hooks within hooks the inner ones alone run: leave activations out of --offload",
+    ),
+)  # fmt: skip
+"""What packing of saved tensors does not go with, whatever the framework."""
+
+
 @dataclass(frozen=True)
 class Capabilities:
     """What one era of a framework can be told. A field is an option, and its values are those of :func:`values_of`."""
@@ -127,6 +145,8 @@ class Capabilities:
     """Fields by which stages have unequal shares of the blocks (:data:`SPLITS`)."""
     compile: Support = Support(("none",))
     """What ``torch.compile`` compiles."""
+    compress_activations: Support = Support(("none",), dict.fromkeys(("int8", "int4"), needs.PACKING))
+    """What hooks pack saved tensors into."""
     fsdp_schedule: Support = Support(("default",))
     """Where FSDP gathers and reduces: around blocks, or as part of the compiled graph."""
     reduce_dtype: Support = Support(("fp32", "bf16"))
@@ -157,6 +177,11 @@ class Capabilities:
     """What holds instead for adapters, and for models that the script does not run; None where the same does."""
     script: str = ""
     """What the script that memcalc writes for the framework runs; empty where there is a configuration alone."""
+
+    @property
+    def apart(self) -> tuple[Clash, ...]:
+        """What cannot be told together, in this framework or in any."""
+        return (*self.clashes, *PACKING)
 
 
 OPTIONS = tuple(name for name in Capabilities.__dataclass_fields__ if name not in ("clashes", "tuned", "script"))

@@ -59,6 +59,7 @@ MEGATRON = Capabilities(
     loss=Support(("standard", "parallel", "fused-kernel", "triton"), {"fused-linear": needs.LOSS["fused-linear"]}),
     parallel=Support(("dp", "tp", "tp+sp", "pp", "cp", "ep", "hsdp")),
     uneven=Support(SPLITS),
+    compress_activations=Support(("none",)),
     moe_dispatcher=Support(("alltoall", "deepep", "allgather")),
     ep_overlap=EITHER,
     tp_comm_overlap=EITHER,

@@ -43,6 +43,10 @@ FORM = "hand an optimizer of this form to the trainer yourself (optimizer_cls_an
 CHUNKED = "train under axolotl (chunked_cross_entropy), or compute the loss on parts of the logits yourself"
 MUON = "train under axolotl, or hand it to the trainer yourself (optimizer_cls_and_kwargs)"
 COMPILE = "call torch.compile on that part of the model yourself"
+PACKING = (
+    "run the blocks under torch.autograd.graph.saved_tensors_hooks whose pack and unpack quantise all but weights, or "
+    "under GACT (fp16 and fp32 alone)"
+)
 REDUCE = "set the reduction's dtype in the framework's mixed-precision policy yourself"
 BROADCAST = "write a ZeRO optimizer whose ranks broadcast their updated weights (as InternEvo's do)"
 TIER = {

@@ -56,7 +56,7 @@ def kinds(request: Request, habits: Habits, model: Model) -> frozenset[str]:
 
 def clashes_for(request: Request, habits: Habits, model: Model) -> tuple[Clash, ...]:
     """What a search leaves out because the framework cannot be told both, unless both are asked for."""
-    clashes = capabilities_for(request, habits, model).clashes
+    clashes = capabilities_for(request, habits, model).apart
     return tuple(
         clash
         for clash in clashes

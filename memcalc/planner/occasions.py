@@ -61,7 +61,9 @@ def with_occasions(estimate: Estimate, occasions: tuple[Occasion, ...], node: No
     failing = [occasion for occasion in occasions if occasion.certain and not occasion.fits]
     warnings = (*estimate.warnings, *_beyond(failing, estimate.budget.usable), *_on_host(occasions, estimate, node))
     verdict = "does-not-fit" if failing else estimate.verdict
-    return estimate.model_copy(update={"occasions": occasions, "warnings": warnings, "verdict": verdict})
+    reason = estimate.reason or ", ".join(f"{occasion.name} does not fit" for occasion in failing)
+    update = {"occasions": occasions, "warnings": warnings, "verdict": verdict, "reason": reason}
+    return estimate.model_copy(update=update)
 
 
 def _beyond(failing: Iterable[Occasion], usable: int) -> Iterable[str]:

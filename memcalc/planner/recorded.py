@@ -32,6 +32,7 @@ LEFT_OUT = {
     "kernels": "kernels are recorded as the module calls them",
     "loss": "the loss is recorded as the module computes it",
     "compile": "a recording is of the module as it runs without torch.compile",
+    "compress_activations": "a recording is of the module as it runs without hooks",
     "autocast": "of a recording the precision says whether autocast is on: give --precision bf16-autocast",
     "also_train": "what is trained is what the factory leaves with requires_grad",
 }

@@ -13,7 +13,7 @@ from memcalc.errors import InputError, UnknownNameError
 from memcalc.formulas.recompute import NAMES, PATTERNS, parse_policy
 from memcalc.frameworks import habits_of
 from memcalc.specs import adapters
-from memcalc.specs.options import BY_NAME, COMMAND_LINE, FIELDS, NOT_MODELLED, SEARCHED, SETTINGS, WORDS
+from memcalc.specs.options import BY_NAME, COMMAND_LINE, FIELDS, SEARCHED, SETTINGS, WORDS
 from memcalc.specs.other_words import meant
 from memcalc.specs.strategy import FRAMEWORKS, Offload
 from memcalc.units import parse_bytes, parse_count, parse_tokens
@@ -56,9 +56,6 @@ def check_words(raw: Mapping[str, Any], settings: Mapping[str, Any] | None, *, s
     merged = {**raw, **_settings(settings or {})}
     given: dict[str, Any] = {name: value for name, value in merged.items() if value is not None}
     given["fields"] = _fields(settings or {})
-    for name, harmless in NOT_MODELLED.items():
-        if name in given and given.pop(name) not in harmless:
-            raise InputError(flag(name), raw.get(name), "this version does not model it, so it must be left out")
     choices: dict[str, Choice] = {}
     for name in [name for name in given if name != "fields"]:
         value = _read(name, given[name])

@@ -203,6 +203,13 @@ def compiled_recompute(ctx: LintContext) -> Findings:
             "that the plan may not be what runs"
         )
         yield ctx.finding("warning", "MC110", "compile", message, "measure one step, or compile block by block")
+    elif plan.compile == "blocks" and plan.recompute == "selective-ops":
+        message = (
+            "compile blocks with recompute selective-ops: the partitioner obeys MUST_SAVE and the two RECOMPUTE tags, "
+            "and takes PREFER_SAVE for no tag; a policy around a compiled block sees none of its operators"
+        )
+        hint = "wrap first, then compile, and return CheckpointPolicy.MUST_SAVE for what is to be kept"
+        yield ctx.finding("note", "MC110", "compile", message, hint)
 
 
 def evaluation_larger(ctx: LintContext) -> Findings:

@@ -57,8 +57,6 @@ class Option:
     """The presets whose names complete it on the command line."""
     most: int = 1_000_000
     """The largest number that is taken."""
-    harmless: tuple[str, ...] = ()
-    """Of an option that is not modelled, the values that change nothing."""
     after: str = ""
     """The option that it follows on the command line, where that is not the one declared before it."""
     step: int = 80

@@ -39,11 +39,6 @@ class JobInputs(Frozen):
         Option("The kind of host; `memcalc nodes` lists them.", panel=JOB, metavar="NAME", group="",
             completed_by="nodes", step=12),
     ] = ""
-    compress_activations: Annotated[
-        str,
-        Option("none; int8 and int4 are not modelled yet.", panel=MEMORY, metavar="NAME", group="", harmless=("none",),
-            after="offload_to"),
-    ] = "none"
     calibration: Annotated[
         str,
         Option("A calibration of this GPU (memcalc calibrate); by default the installed one; none switches it off.",
@@ -169,11 +164,9 @@ FIELDS = {row.key: row for row in OPTIONS if not row.panel}
 """By dotted name those that ``--set`` alone takes."""
 SETTINGS = {row.key: row.name for row in COMMAND_LINE if row.group}
 """By dotted name the library's keyword of those that ``--set`` takes besides."""
-NOT_MODELLED = {row.name: row.harmless for row in OPTIONS if row.harmless}
-"""Options that this version does not model, with the values that change nothing."""
 BATCHING = tuple(row.name for row in _BATCHES)
 """Keywords that say how long sequences are and how batches are made of them."""
-WORDS = tuple(sorted({*SETTINGS.values(), *NOT_MODELLED, *BATCHING, "calibration"}))
+WORDS = tuple(sorted({*SETTINGS.values(), *BATCHING, "calibration"}))
 """What :func:`memcalc.estimate` and :func:`memcalc.plan` take besides model, gpu, node, settings and preset_dirs."""
 BY_NAME = {row.name: row for row in OPTIONS}
 """Each by the library's keyword, or by the last part of its dotted name."""

@@ -38,6 +38,7 @@ Schedule = Literal["1f1b", "interleaved", "gpipe", "interleaved-zb", "zb-h1", "z
 AttentionImpl = Literal["flash", "efficient", "cudnn", "math", "eager", "sdpa"]
 Loss = Literal["standard", "chunked", "fused-kernel", "fused-linear", "parallel", "triton"]
 Kernels = Literal["model", "fused", "te"]
+Packing = Literal["none", "int8", "int4"]
 Compile = Literal["none", "blocks", "blocks+loss", "model", "loss"]
 ContextParallel = Literal["ring", "allgather", "a2a"]
 Dispatcher = Literal["alltoall", "deepep", "allgather"]
@@ -158,6 +159,11 @@ class Strategy(Frozen):
         Option("Where what is offloaded goes: host memory, NVMe or CXL memory.", panel=MEMORY, metavar="TIER",
             help="{values}.", searched=True, step=42),
     ] = "cpu"
+    compress_activations: Annotated[
+        Packing,
+        Option("What hooks pack the saved tensors of blocks into, with an fp32 scale for each 128 elements.",
+            panel=MEMORY, metavar="NAME", help="{values}: what hooks pack the saved tensors of blocks into.", step=51),
+    ] = "none"
     attention: Annotated[
         AttentionImpl,
         Option("The attention kernel; `sdpa` is what PyTorch picks for each block.", panel=MEMORY, metavar="NAME",

@@ -91,6 +91,6 @@ def autocast_terms(census: ModelOnGrid) -> Iterator[Term]:
 
 
 def copies_in_events(census: ModelOnGrid) -> bool:
-    """Whether executions of blocks and head have autocast's copies among their tensors: not those of recorded parts."""
+    """Whether executions of blocks and head have autocast's copies among their tensors: recorded, compiled ones not."""
     recorded = census.model.recording is not None or any(g.block.recorded is not None for g in census.model.groups)
-    return not recorded and all(setting.autocast for setting in census.settings)
+    return not recorded and all(setting.autocast and not setting.compiled for setting in census.settings)

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 
 COMPILED_BLOCKS = ("blocks", "blocks+loss", "model")
+PACKED_BITS = {"none": 0, "int8": 8, "int4": 4}
+"""Bits of an element that hooks pack."""
 COMPILED_LOSS = ("blocks+loss", "loss")
 
 
@@ -54,6 +56,7 @@ def _setting(grid: Grid, precision: str) -> BlockConfig:
         gathers_logits=habits.gathers_inputs,
         rotary=habits.rotary,
         compiled=fixed.compile in COMPILED_BLOCKS,
+        compressed=PACKED_BITS[fixed.compress_activations],
         grouped_kernel=not habits.repeats_keys,
         keeps_every_matmul=fixed.fsdp_schedule == "simple" and habits.graph_keeps_matmuls,
         keeps_attention=fixed.attention in habits.saved_attention,

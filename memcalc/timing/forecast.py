@@ -134,6 +134,9 @@ def span_of(model: Model, grid: Grid, gpu: GPU) -> tuple[Span, str]:
         seen = table.adapters.get(base, 0) >= FEWEST
         named += [table.span_of("adapters"), *([] if seen else [table.span_of("unseen GPU")])]
         doubts += [] if seen else [f"adapters on {base}"]
+    if grid.fixed.compress_activations != "none":
+        named.append(table.span_of("unseen GPU"))
+        doubts.append("packed activations")
     widest = max(named, key=lambda span: span.high - span.low)
     if doubts:
         return widest, f"not validated: {', '.join(doubts)}"

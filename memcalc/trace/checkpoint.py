@@ -14,6 +14,7 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 
+from memcalc.trace.packing import PackedTape
 from memcalc.trace.tape import Grads, Leaf, Recorder, Size, Storage, Tape, Tensor
 
 Function = Callable[..., Tensor]
@@ -55,18 +56,27 @@ def _checkpoint(
     with tape.no_grad(), tape.recording(recorder) if recorder else nullcontext():
         out = function(*(Tensor(i.storage, i.size) for i in inputs))
     out = Tensor(out.storage, out.size)
-    inputs_saved: list[tuple[Storage, Size]] = [(_part(tape, i) if partitioned else i.storage, i.size) for i in inputs]
+    packed = [tape.pack(i.storage, i.size) if isinstance(tape, PackedTape) and tape.packs else None for i in inputs]
+    apart = [partitioned or narrow is not None for narrow in packed]
+    inputs_saved: list[tuple[Storage, Size]] = [
+        (narrow or (_part(tape, i) if partitioned else i.storage), i.size)
+        for narrow, i in zip(packed, inputs, strict=True)
+    ]
+    packed.clear()
     wanted = [i.requires_grad for i in inputs]
 
     def rule(grads: Grads) -> Grads:
         grad = [Tensor(g.storage, g.size) for g in grads if g is not None]
         if not reentrant:
             grads.clear()
-        full = [(_whole(tape, size), size) for _, size in inputs_saved] if partitioned else inputs_saved
-        again = _recompute(tape, function, full, wanted, recorder)
-        edge = again.edge
+        full = [
+            (_whole(tape, size) if again else storage, size)
+            for (storage, size), again in zip(inputs_saved, apart, strict=True)
+        ]
+        out = _recompute(tape, function, full, wanted, recorder)
+        edge = out.edge
         if not reentrant:
-            del again
+            del out
         ended = tape.backward(edge, grad)
         inputs_saved.clear()
         full.clear()

@@ -42,8 +42,10 @@ class BlockConfig:
     rotary: str = ""
     """`fused`: the rotary embedding in one step whatever ``kernels`` says."""
     compiled: bool = False
-    """Blocks are compiled: norms, rotary embedding and activations are computed again in backward from the inputs and
-    outputs of matmuls (the partitioner of ``torch/_functorch/partitioners.py`` never repeats a matmul)."""
+    """Blocks are compiled: norms, rotary embedding and activations are kernels of their own, and what is kept for
+    backward is what :mod:`memcalc.trace.partition` finds."""
+    compressed: int = 0
+    """Bits an element of what hooks pack of the saved tensors; 0 where these stay as they are."""
     keeps_attention: bool = True
     """Selective recomputation of operators keeps the attention kernel's output."""
     keeps_every_matmul: bool = False

@@ -49,6 +49,15 @@ def saves_output(tape: Tape, x: Tensor, name: str, width: int | None = None) -> 
     return tape.record(out, [x], lambda _: [tape.new(f"gradient before {name}", size)], [out.storage])
 
 
+def fused_softmax(tape: Tape, x: Tensor, rows: Size, name: str) -> Tensor:
+    """A compiled softmax: two reductions, the largest score of each row and the sum, and a quotient made of them."""
+    size = x.size
+    reduced = tape.operator("reduction", lambda: tape.new(f"{name} statistics", rows))
+    reduced = tape.record(reduced, [x], lambda _: [None])
+    out = tape.new(name, size)
+    return tape.record(out, [x, reduced], lambda _: [tape.new(f"gradient before {name}", size), None], [out.storage])
+
+
 def _with_temporaries(tape: Tape, grads: Grads, size: Size, name: str, count: int) -> Grads:
     temporaries = [tape.new(f"temporary of {name}'s backward", size) for _ in range(count)]
     grad = tape.new(f"gradient before {name}", size)

@@ -147,7 +147,7 @@ def written_out(
     tape: Tape, q: Tensor, k: Tensor, v: Tensor, spec: Attention, setting: BlockConfig, prefix: str, projected: int
 ) -> Tensor:
     """Materialised scores, as ``eager_attention_forward``; ``projected`` is the width of the queries as projected."""
-    width = q.size.width
+    width, unit = q.size.width, q.size.unit
     scores = product(tape, q, k, spec, prefix)
     del q, k
     if setting.kernels != "model":
@@ -170,7 +170,11 @@ def written_out(
         del joined_  # a variable of the function that runs, it lives until here
         return out
     scores = ops.cast(tape, scores, 4 if spec.upcast_softmax or setting.autocast else width, f"{prefix}scores, fp32")
-    weights = ops.saves_output(tape, scores, f"{prefix}attention softmax")
+    if setting.compiled:
+        rows = Size(2 * spec.heads, 4, unit, "tp", "2·a")
+        weights = ops.fused_softmax(tape, scores, rows, f"{prefix}attention softmax")
+    else:
+        weights = ops.saves_output(tape, scores, f"{prefix}attention softmax")
     del scores
     # Cast back to the queries' width, which under autocast is fp32 where the rotary embedding made them so
     weights = ops.cast(tape, weights, projected if spec.upcast_softmax else width, f"{prefix}attention weights")

@@ -17,6 +17,8 @@ from memcalc.trace.entry import run_entry, run_exit
 from memcalc.trace.head import run_head
 from memcalc.trace.layers import BlockConfig
 from memcalc.trace.layout import hole
+from memcalc.trace.packing import PackedTape
+from memcalc.trace.partition import ObservedTape, PartitionedTape, partition
 from memcalc.trace.tape import Record, Shard, Size, Tape, Tensor, Unit
 
 if TYPE_CHECKING:
@@ -246,13 +248,38 @@ def trace(
     """
     if block.recorded is not None:
         return recorded(block.recorded, setting, policy)
-    tape = Tape(accumulating=accumulating or setting.adds_gradients)
+    accumulating = accumulating or setting.adds_gradients
+    if setting.compiled and policy == "none" and not (setting.checkpointed or block.is_moe):
+        return _compiled(block, setting, accumulating=accumulating, wanted=wanted)
+    bits = setting.compressed
+    tape = PackedTape(bits, accumulating=accumulating) if bits else Tape(accumulating=accumulating)
     tape.copies_weights = copies and setting.autocast
+    start = _inputs(tape, block, setting, wanted=wanted)
+    return _execute(tape, start, lambda: _forward(tape, block, setting, policy, start))
+
+
+def _inputs(tape: Tape, block: Block, setting: BlockConfig, *, wanted: bool) -> list[Tensor]:
+    """What a block is given."""
     start = [tape.leaf("block input", Size(block.hidden, setting.residual, "token", "sp", "h"), requires_grad=wanted)]
     if block.cross_attention is not None:
         width = block.cross_hidden or block.hidden
         start.append(tape.leaf("encoder's output", Size(width, setting.residual, "cross", "sp", "h")))
-    return _execute(tape, start, lambda: _forward(tape, block, setting, policy, start))
+    return start
+
+
+def _compiled(block: Block, setting: BlockConfig, *, accumulating: bool, wanted: bool) -> Template:
+    """Run one block twice: to find where the partitioner cuts, and so that the cut decides what is kept."""
+    observed = ObservedTape(accumulating=accumulating)
+    _forward(observed, block, setting, "none", _inputs(observed, block, setting, wanted=wanted))
+    tape = PartitionedTape(partition(observed), accumulating=accumulating)
+    start = _inputs(tape, block, setting, wanted=wanted)
+
+    def run() -> Tensor:
+        out = _forward(tape, block, setting, "none", start)
+        tape.settle()
+        return out
+
+    return _execute(tape, start, run)
 
 
 def recorded(segment: Segment, setting: BlockConfig, policy: str = "none") -> Template:

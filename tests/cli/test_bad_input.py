@@ -55,7 +55,7 @@ NAMES = [
         ("offload-to", "nvem", "nvme"),
         ("attention", "flahs", "flash"), ("loss", "chunk", "chunked"), ("kernels", "fussed", "fused"),
         ("pp-schedule", "1f2b", "1f1b"), ("compile", "everything", "blocks"), ("cp-kind", "rng", "ring"),
-        ("quantize", "nf5", "nf4"), ("compress-activations", "int9", "left out"), ("node", "hgx-h10", "hgx-h100"),
+        ("quantize", "nf5", "nf4"), ("compress-activations", "int9", "int8"), ("node", "hgx-h10", "hgx-h100"),
         ("format", "jsn", "json"), ("set", "strategy.zeero=3", "zero"), ("set", "no-equals-sign", "key=value"),
         ("calibration", "/no/such/file.toml", "regular file"), ("preset-dir", "/no/such/folder", "directory"),
         ("output", "/no/such/folder/plan.md", "directory"),

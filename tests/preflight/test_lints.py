@@ -107,6 +107,12 @@ def test_kept_logits_are_of_all_ranks_in_fp32() -> None:
     assert f"{8 * 2 * 2048 * 32000 * 4 / 2**30:.1f} GiB of all ranks" in message
 
 
+def test_a_policy_of_operators_under_compile_is_told_its_tag() -> None:
+    words = {**STANDS_IN["MC110"], "compile": "blocks"}
+    assert "MUST_SAVE" in found(**{**words, "recompute": "selective-ops"})["MC110"]
+    assert "MC110" not in found(**{**words, "recompute": "selective-ops", "compile": "none"})
+
+
 def test_the_optimizer_that_runs_is_that_of_the_later_file() -> None:
     said = found({"optimizer": "adamw", "engine": "deepspeed"}, optimizer="adamw-8bit", precision="bf16-mixed", zero=2)
     assert "adamw-8bit is asked for, but adamw of another file is what runs" in said["MC103"]
