@@ -280,8 +280,8 @@ def window(census: ModelOnGrid) -> Array:
     """
     grid = census.grid
     reused = np.maximum(era(grid).max_reuse // 2 - census.head, 0)
-    kept = np.where(grid.offloaded("params") == 1, live_parameters(grid) * (prefetched(grid) > 0), reused)
-    return np.minimum(kept, census.blocks + census.experts_or_none)
+    live = np.where(grid.offloaded("params") == 1, live_parameters(grid) * (prefetched(grid) > 0), reused)
+    return np.minimum(live, census.blocks + census.experts_or_none)
 
 
 def persistent(census: ModelOnGrid) -> Array:
