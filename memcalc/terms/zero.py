@@ -30,6 +30,7 @@ STEPS = (
     "DeepSpeed v0.5.10 runtime/fp16/fused_optimizer.py; v0.12.3 runtime/zero/stage_1_and_2.py, step, and stage3.py, "
     "_prepare_fp32_grad_for_sub_group"
 )
+OFFLOADED = "DeepSpeed 0.15.4, 0.16.4 and 0.19.8, run on fake CUDA tensors: pool of the stream of the reductions"
 BF16 = "DeepSpeed v0.12.3 runtime/bf16_optimizer.py"
 FLAT_OUTPUT = "PyTorch 1.11 ProcessGroupNCCL.cpp, allgather into a list goes through one flat tensor"
 
@@ -91,6 +92,7 @@ def reduction_terms(census: ModelOnGrid) -> Iterator[Term]:
     yield Term("buffers", "flattened bucket", flat, ("backward-end",), formula, f"{STAGES}: allreduce_bucket", inputs)
     scattered, title = bucket * (grid.zero == 3), "reduce-scatter input of a bucket"
     yield Term("buffers", title, scattered, BACKWARD, formula, COALESCED, inputs, pool="reduce-scatter")
+    yield fetched_norm_term(census)
     again = width * share(census, 2) * (grid.zero == 2) * (grid.accumulation > 1) * (1 - grid.offloaded("optimizer"))
     title, formula = "this micro-batch's share of the gradients", "w · ⌈P / N⌉"
     during = (*BACKWARD, "backward-end")
@@ -99,6 +101,21 @@ def reduction_terms(census: ModelOnGrid) -> Iterator[Term]:
     if era(grid).flat_gradients:
         flat_copy = width * census.parameters * (grid.zero == 1)
         yield Term("buffers", "flat copy of all gradients", flat_copy, ("backward-end",), "w · P", STAGE1, inputs)
+
+
+def fetched_norm_term(census: ModelOnGrid) -> Term:
+    """A reduced share on its way to the host and its fp64 copy for the norm, on the stream of the reductions."""
+    grid = census.grid
+    both = grid.offloaded("params") * grid.offloaded("optimizer") * (grid.zero == 3)
+    bytes_ = (census.width("gradient") + 8) * share_of_largest(census) * both
+    title, formula = "share of a gradient on its way to the host", "(w + 8) · ⌈P_max / N⌉"
+    inputs = {"w": census.width("gradient"), "P_max": census.largest_tensor, "N": grid.ranks}
+    return Term("buffers", title, bytes_, BACKWARD, formula, OFFLOADED, inputs, pool="reduce-scatter")
+
+
+def share_of_largest(census: ModelOnGrid) -> Array:
+    """Elements of the largest tensor that fall to one rank."""
+    return -(-census.largest_tensor // census.grid.ranks)
 
 
 def whole_share_term(census: ModelOnGrid) -> Term:
@@ -228,7 +245,7 @@ def gather_terms(census: ModelOnGrid) -> Iterator[Term]:
     }
     title, source = "parameters that stay whole", f"{COORDINATOR}: ds_persist"
     yield Term("buffers", title, on * small, ALWAYS, "w · P_small", source, inputs)
-    ahead = prefetched(grid)
+    ahead = np.where(grid.offloaded("params") == 1, 0, prefetched(grid))  # the window is what was prefetched
     most = np.maximum(census.parameters - small, 0)
     around = np.minimum(census.head + window(census) + ahead, most)
     title, formula = "gathered head and the blocks used again soon", "w · min(P, P_head + W + prefetch)"
@@ -245,19 +262,26 @@ def prefetched(grid: Grid) -> int:
     """Elements gathered ahead: a bucket, where so many may be live."""
     zero = era(grid)
     bucket = zero.prefetch_bucket if grid.fixed.zero_prefetch_bucket is None else grid.fixed.zero_prefetch_bucket
-    live = zero.max_live if grid.fixed.max_live_parameters is None else grid.fixed.max_live_parameters
-    return min(bucket, live)
+    return min(bucket, live_parameters(grid))
+
+
+def live_parameters(grid: Grid) -> int:
+    """Elements that may be gathered before the prefetch stops."""
+    stated = grid.fixed.max_live_parameters
+    return era(grid).max_live if stated is None else stated
 
 
 def window(census: ModelOnGrid) -> Array:
     """Elements of the last blocks that are not released between forward and backward.
 
     A block is kept where what is used between its forward and its backward, head and later blocks each twice, is less
-    than ``stage3_max_reuse_distance``.
+    than ``stage3_max_reuse_distance``. With weights off the GPU the engine itself was seen to keep what its prefetch
+    fills, up to ``stage3_max_live_parameters`` and whatever the distance, and nothing without a prefetch bucket.
     """
-    return np.minimum(
-        np.maximum(era(census.grid).max_reuse // 2 - census.head, 0), census.blocks + census.experts_or_none
-    )
+    grid = census.grid
+    reused = np.maximum(era(grid).max_reuse // 2 - census.head, 0)
+    live = np.where(grid.offloaded("params") == 1, live_parameters(grid) * (prefetched(grid) > 0), reused)
+    return np.minimum(live, census.blocks + census.experts_or_none)
 
 
 def persistent(census: ModelOnGrid) -> Array:
