@@ -38,9 +38,11 @@ ALLOWED = {
     "planner/recorded.py": "what a recorded module fixes",
     "preflight/fix.py": CHOSEN,
     "specs/other_words.py": "the options whose values have names in other tools",
+    "planner/cache_terms.py": "what each parallelism's communicator is called",
     "probe/calibrate/rows.py": SHOWN,
     "probe/calibrate/structure.py": "what errors of measured runs are grouped by",
     "report/page/plans.py": SHOWN,
+    "terms/overhead.py": "parallelisms with a communicator of their own",
 }
 """Files with lists of three or more options by name, each with the reason why the table does not hold it."""
 VALUES: dict[str, list[tuple[Any, Any]]] = {

@@ -9,7 +9,8 @@ import pytest
 from memcalc import sums
 from memcalc.catalog import model
 from memcalc.trace.layers import BlockConfig
-from memcalc.trace.template import key_of, trace
+from memcalc.trace.template import trace
+from memcalc.trace.working_sets import key_of
 
 PHASES = ("forward", "loss", "backward", "step")
 GRID = (7, 3, 2, 4, 2, 3, 5)

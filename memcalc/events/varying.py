@@ -8,6 +8,7 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from memcalc.events.plan import passes
+from memcalc.events.stage import Stage
 from memcalc.events.writer import StepWriter
 from memcalc.terms.pipeline import in_flight
 
@@ -79,5 +80,7 @@ class _VaryingWriter(StepWriter):
         state.update(self.computed.get(shape, {}))
 
 
-OF_A_SHAPE = tuple(name for name, value in vars(StepWriter).items() if isinstance(value, cached_property))
+OF_A_SHAPE = tuple(
+    name for kind in (Stage, StepWriter) for name, value in vars(kind).items() if isinstance(value, cached_property)
+)
 """What the writer computes once and keeps, of the model on one grid."""

@@ -7,29 +7,25 @@ from functools import cached_property, partial
 from itertools import chain
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from memcalc.events.log import COMPUTE, STREAMS, Event, Log, Run
-from memcalc.events.plan import ALTERNATING, STEPS, in_shares, melts, passes, storage_bytes, weights_of
-from memcalc.events.units import FlatParameter, Flattened, Partitioned, PerParameter, Pipelined, Sizes, Whole
+from memcalc.events.plan import ALTERNATING, STEPS, in_shares, melts, passes, storage_bytes
+from memcalc.events.stage import Stage
+from memcalc.events.units import FlatParameter, Flattened, Partitioned, PerParameter, Pipelined, Whole
 from memcalc.formulas.recompute import unit_sizes
 from memcalc.ledger import ALWAYS
-from memcalc.terms.activations import GroupActivations, groups_of
-from memcalc.terms.adapters import Base, trained
-from memcalc.terms.buffers import copies_in_events
+from memcalc.terms.activations import GroupActivations
 from memcalc.terms.frozen_first_block import unread
 from memcalc.terms.fsdp1 import prefetches
 from memcalc.terms.fsdp2 import Units
 from memcalc.terms.gradients import added_in_place, tied_matrix
 from memcalc.terms.head import head_templates
 from memcalc.terms.pipeline import in_flight
-from memcalc.terms.replicas import copies_reduced, held_by_replicas
+from memcalc.terms.replicas import copies_reduced
 from memcalc.terms.resharded_root import reshards_root
 from memcalc.terms.settings import enters_units_again
 from memcalc.trace.template import Template, trace
 
 if TYPE_CHECKING:
-    from memcalc.formulas.types import Array
     from memcalc.ledger import Ledger, Term
     from memcalc.terms.model_on_grid import ModelOnGrid
 
@@ -43,13 +39,12 @@ def step_events(census: ModelOnGrid, ledger: Ledger, stage: int, *, observed: bo
     return chain.from_iterable(StepWriter(census, ledger, stage, observed=observed).parts())
 
 
-class StepWriter:
+class StepWriter(Stage):
     """Writes two steps of one stage."""
 
     def __init__(self, census: ModelOnGrid, ledger: Ledger, stage: int, *, observed: bool) -> None:
-        self.observed = observed
-        self.census, self.ledger, self.stage = census, ledger, stage
-        self.grid, self.log = census.grid, Log()
+        super().__init__(census, ledger, stage)
+        self.observed, self.log = observed, Log()
         self.during: dict[str, list[int]] = {}
         self.runs: dict[int, list[list[Run]]] = {}
         self.heads: dict[int, Run] = {}
@@ -64,7 +59,7 @@ class StepWriter:
             if len(term.phases) == len(ALWAYS) and term.component != "optimizer":
                 self._split(term)
         if self.grid.persistent_gradients:
-            self.log.alloc(self._gradients(), COMPUTE, "gradient buffer")
+            self.log.alloc(self.gradients(), COMPUTE, "gradient buffer")
         for index in range(ALTERNATING if self.grid.habits.flattened_gradients else STEPS):
             yield from self._step(first=index == 0)
 
@@ -74,11 +69,6 @@ class StepWriter:
             if not (term.with_weights or term.in_events):
                 yield term
 
-    def scalar(self, array: Array | int) -> int:
-        """A value on this stage."""
-        flat = np.asarray(array).reshape(-1)
-        return int(flat[min(self.stage, flat.size - 1)])
-
     def _split(self, term: Term) -> list[int]:
         """Allocate a term as tensors in proportion to the weights; a buffer as one piece."""
         total, stream = self.scalar(term.bytes), STREAMS[term.pool]
@@ -87,54 +77,9 @@ class StepWriter:
         return [self.log.alloc(size, stream, term.name) for size in in_shares(total, self.shares)]
 
     @cached_property
-    def layers(self) -> list[GroupActivations]:
-        """The group of each block of the stage, in order."""
-        rows, groups = self.census.rows, groups_of(self.census)
-        return [groups[index] for index in rows.distinct[self.scalar(rows.index)]]
-
-    @cached_property
-    def shares(self) -> list[int]:
-        """Elements of each weight of the stage, in the order of the modules."""
-        census = self.census
-        blocks = [share for a in self.layers for share in weights_of(a)]
-        own_head = self.scalar(census.head) if not self.tied else 0
-        return [share for share in (self.scalar(census.embedding), *blocks, own_head) if share] or [1]
-
-    @cached_property
-    def split(self) -> bool:
-        """Whether the embedding is a unit of its own."""
-        return self.grid.habits.gather == "blocks" and not self.grid.habits.flat_units and Units(self.census).split
-
-    @property
-    def last_unit(self) -> int:
-        """The unit of norm and head (and, unless it is apart, the embedding), after those of the blocks."""
-        return len(self.layers)
-
-    @property
-    def first_unit(self) -> int:
-        """The unit of the embedding."""
-        return self.last_unit + 1 if self.split else self.last_unit
-
-    @cached_property
-    def trained(self) -> ModelOnGrid:
-        """The census of what is trained."""
-        return trained(self.census)
-
-    @cached_property
-    def tied(self) -> bool:
-        """Whether embedding and head are one weight on this stage, whose gradients are added."""
-        both = self.grid.is_first * self.grid.is_last
-        return bool(self.census.model.tied and self.scalar(both))
-
-    @cached_property
     def head(self) -> Template:
         """The execution of final norm, head and loss."""
         return head_templates(self.census, copies=self.copies)[0]
-
-    @cached_property
-    def copies(self) -> bool:
-        """Whether autocast's 16-bit weights come and go with the tensors of blocks and head."""
-        return bool(self.grid.width("cached").any()) and copies_in_events(self.census)
 
     def _sizes(self, activations: GroupActivations, template: Template) -> list[int]:
         """Bytes of each storage of a template, computed once for all blocks that share it."""
@@ -274,7 +219,7 @@ class StepWriter:
         """The gradient of the embedding, and with it that of a head that is tied to it or of its unit."""
         self._begin("backward-end")
         adds = self.units.accumulates(self.first_unit)
-        gradients = self._embedding_gradient()
+        gradients = self.embedding_gradient()
         matrix = min(self.scalar(tied_matrix(self.census)) * self.gradient_width, gradients) if self.tied else 0
         made = [self.log.alloc(gradients - matrix, COMPUTE, "gradient of the embedding")]
         if matrix:
@@ -311,14 +256,6 @@ class StepWriter:
         frozen = self.grid.fixed.adapters is not None and enters_units_again(self.grid)
         return isinstance(self.units, FlatParameter) and frozen and self.grid.policies[0].treatment == "full"
 
-    @property
-    def gradient_width(self) -> int:
-        """Bytes of a weight's gradient as backward makes it."""
-        return self.scalar(self.layers[0].gradient_width[0])
-
-    def _embedding_gradient(self) -> int:
-        return self.scalar(self.trained.embedding) * self.gradient_width
-
     def _recompute(self, blocks: list[GroupActivations], runs: list[Run], first: int) -> list[Run]:
         """Run a unit of several blocks again, with a graph, from the unit's input."""
         x = runs[0].keys.pop(0, 0)
@@ -341,7 +278,7 @@ class StepWriter:
         temporaries: list[int] = []
         if self.grid.habits.zero_optimizer is not None:
             self.units.zero_grad()
-            temporaries.append(self.log.alloc(self._gradients(), COMPUTE, "gradients that the step reads"))
+            temporaries.append(self.log.alloc(self.gradients(), COMPUTE, "gradients that the step reads"))
         for term in self._terms():
             if len(term.phases) == len(ALWAYS) and term.component == "optimizer" and first:
                 self._split(term)
@@ -376,13 +313,13 @@ class StepWriter:
     def _units(self) -> Whole:
         """How weights and their gradients come and go."""
         habits, zero = self.grid.habits, self.scalar(self.grid.zero)
-        sizes = self._unit_sizes()
+        sizes = self.unit_sizes()
         if habits.gather != "blocks" or zero < 2:
             if habits.flattened_gradients:
                 count, width = self.scalar(self.census.parameters), self.scalar(self.grid.width("gradient"))
                 main = in_shares(count * habits.main_gradients, self.shares)
                 return Flattened(self.log, sizes, flat=count * width, main=main)
-            partitioned = zero >= 2 or not self._gradients("backward-end") or self.grid.persistent_gradients
+            partitioned = zero >= 2 or not self.gradients("backward-end") or self.grid.persistent_gradients
             return Partitioned(self.log, sizes) if partitioned else Whole(self.log, sizes)
         keep = frozenset(range(len(sizes)) if zero == 2 else [self.last_unit])
         if habits.flat_units:
@@ -392,32 +329,3 @@ class StepWriter:
         keep -= {self.last_unit} if units.reshards_root else set()
         kind = Pipelined if self.scalar(units.pipelined) else PerParameter
         return kind(self.log, sizes, keep=keep, plain=units.pool == "compute", copies=copies)
-
-    def _gradients(self, phase: str = "step") -> int:
-        """Bytes of all gradients that are on the GPU in a phase; those of the step stay until then."""
-        return sum(self.scalar(t.bytes) for t in self.ledger.terms if t.with_weights and phase in t.phases)
-
-    def _unit_sizes(self) -> list[Sizes]:
-        """Bytes of each block of the stage as a unit, and of the root unit."""
-        base, model = Base(self.census), self.trained
-        gathered = [self.scalar(base.blocks[a.index]) for a in self.layers]
-        if self.grid.fixed.float8_all_gather:
-            gathered = [size // self.scalar(self.grid.width("compute")) for size in gathered]
-        first = self.scalar(model.embedding) * self.split
-        outside = [self.scalar(base.root) - first * self.scalar(self.grid.width("compute"))]
-        dense = [self.scalar(d) + self.scalar(e) for d, e in zip(model.block_dense, model.block_experts, strict=True)]
-        updated = [*(dense[a.index] for a in self.layers), self.scalar(model.root) - first]
-        sizes = [self._sizes_of(w, elements) for w, elements in zip([*gathered, *outside], updated, strict=True)]
-        return [*sizes, self._sizes_of(first * self.scalar(self.grid.width("compute")), first)]
-
-    def _sizes_of(self, gathered: int, updated: int) -> Sizes:
-        grid, ranks, reduce_width = self.grid, self.scalar(self.grid.ranks), self.scalar(self.grid.reduce_width)
-        narrowed = self.scalar(grid.width("parameter")) != self.scalar(grid.width("compute"))
-        elsewhere = grid.persistent_gradients or not self._gradients("backward-end")
-        return Sizes(
-            whole=gathered,
-            shard_copy=-(-gathered // ranks) if narrowed else 0,
-            reduce_input=updated * reduce_width,
-            reduced=0 if elsewhere else -(-updated * self.scalar(self.trained.width("gradient")) // ranks),
-            reduce_output=-(-updated * reduce_width // ranks) * self.scalar(held_by_replicas(grid)),
-        )

@@ -18,7 +18,8 @@ from memcalc.planner.cache_terms import outside_terms, reserve_terms
 from memcalc.planner.direct import OWN_CODE
 from memcalc.planner.offload_memory import NO_SWAPPER, OffloadNeed, lacks_nvme_swap, offload_need, shortages
 from memcalc.planner.recorded import notes_of
-from memcalc.planner.stage_peaks import Peaks, at_stage, peaks_of, timelines
+from memcalc.planner.stage_peaks import Peaks, at_stage, peaks_of
+from memcalc.planner.timelines import timelines
 from memcalc.results.estimates import (
     Budget,
     Components,

@@ -23,7 +23,8 @@ GROUPS = {
 
 def reserve_terms(peaks: Peaks) -> Iterator[TermFacts]:
     """What makes up the reserve of the stage where the peak stands."""
-    top, predicted = peaks.top, peaks.predicted
+    top = peaks.top
+    predicted = min(peaks.predicted, top.reserved) if peaks.is_flushed else peaks.predicted
     played = peaks.replayed is not None and peaks.replayed.runs
     yield TermFacts(
         component="reserve",

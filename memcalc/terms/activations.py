@@ -18,7 +18,8 @@ from memcalc.terms.lengths import alike
 from memcalc.terms.model_on_grid import BlockCache
 from memcalc.terms.order import Stack, ahead, behind, from_first, from_start
 from memcalc.terms.pipeline import blocks_in_flight
-from memcalc.trace.template import Sum, Template, total, trace
+from memcalc.trace.template import Template, trace
+from memcalc.trace.working_sets import Sum, total
 
 if TYPE_CHECKING:
     from memcalc.formulas.types import Array

@@ -18,7 +18,8 @@ from memcalc.terms.fsdp1 import FLAT
 from memcalc.terms.order import from_start
 from memcalc.terms.settings import enters_units_again
 from memcalc.trace.entry import MASK
-from memcalc.trace.template import recorded, total, trace_entry, trace_exit
+from memcalc.trace.template import recorded, trace_entry, trace_exit
+from memcalc.trace.working_sets import total
 
 if TYPE_CHECKING:
     from memcalc.formulas.recompute import Policy
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from memcalc.terms.activations import GroupActivations
     from memcalc.terms.model_on_grid import ModelOnGrid
     from memcalc.trace.layers import BlockConfig
-    from memcalc.trace.template import Sum
+    from memcalc.trace.working_sets import Sum
 
     Sums = Callable[[GroupActivations, BlockConfig, Policy], Sum]
 

@@ -12,7 +12,8 @@ from memcalc.ledger import Term
 from memcalc.terms.activations import first_apart, full, groups_of, largest
 from memcalc.terms.order import from_end, from_start
 from memcalc.terms.saved_tensors import INVENTORY
-from memcalc.trace.template import total, trace
+from memcalc.trace.template import trace
+from memcalc.trace.working_sets import total
 
 if TYPE_CHECKING:
     from memcalc.formulas.types import Array
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from memcalc.terms.activations import GroupActivations
     from memcalc.terms.model_on_grid import ModelOnGrid
     from memcalc.terms.order import Part, Stack
-    from memcalc.trace.template import Sum
+    from memcalc.trace.working_sets import Sum
 
 
 def block_copies(activations: GroupActivations) -> Array:

@@ -10,7 +10,8 @@ import numpy as np
 
 from memcalc.ledger import ALWAYS, Term
 from memcalc.terms.activations import add_all, full, groups_of, largest
-from memcalc.trace.template import peaks, recorded, total
+from memcalc.trace.template import recorded
+from memcalc.trace.working_sets import peaks, total
 
 if TYPE_CHECKING:
     from memcalc.formulas.recompute import Policy
@@ -19,7 +20,8 @@ if TYPE_CHECKING:
     from memcalc.terms.activations import GroupActivations
     from memcalc.terms.model_on_grid import ModelOnGrid
     from memcalc.trace.layers import BlockConfig
-    from memcalc.trace.template import Sum, TraceCache
+    from memcalc.trace.template import TraceCache
+    from memcalc.trace.working_sets import Sum
 
     Sums = Callable[[TraceCache, BlockConfig, Policy], tuple[Sum, ...]]
 

@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from memcalc.errors import CombinationError
 from memcalc.trace.block import run_block
 from memcalc.trace.checkpoint import checkpoint, selective
@@ -19,23 +17,19 @@ from memcalc.trace.layers import BlockConfig
 from memcalc.trace.layout import hole
 from memcalc.trace.packing import PackedTape
 from memcalc.trace.partition import ObservedTape, PartitionedTape, partition
-from memcalc.trace.tape import Record, Shard, Size, Tape, Tensor, Unit
+from memcalc.trace.tape import Record, Shard, Size, Tape, Tensor
+from memcalc.trace.working_sets import Sum, alive, peaks, total
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable
     from typing import Any, ParamSpec
 
-    from memcalc.formulas.types import Array
     from memcalc.frameworks.losses import Loss
     from memcalc.specs.block import Block, Norm
     from memcalc.specs.model import Tail, TowerEnds
     from memcalc.specs.recorded import Segment
 
     Arguments = ParamSpec("Arguments")
-
-Key = tuple[Unit, Shard, bool]
-"""What a coefficient is multiplied by; true marks the gradient of a weight, counted in elements."""
-Sum = dict[Key, int]
 
 
 @dataclass(frozen=True)
@@ -188,53 +182,6 @@ def _undisturbed(run: Callable[[], Template]) -> Template:
         if before == template:
             break
     return template
-
-
-def key_of(record: Record) -> Key:
-    """What the record's coefficient is multiplied by."""
-    return record.size.unit, record.size.shard, record.kind == "gradient"
-
-
-def total(records: Iterable[Record]) -> Sum:
-    """Coefficients of a set of tensors."""
-    out: Sum = {}
-    for record in records:
-        key = key_of(record)
-        out[key] = out.get(key, 0) + record.size.bytes
-    return out
-
-
-def peaks(records: tuple[Record, ...], events: tuple[int, ...], start: frozenset[int]) -> tuple[Sum, ...]:
-    """The sums over time that no other sum exceeds in every coefficient."""
-    keys = sorted({key_of(record) for record in records})
-    places = {key: index for index, key in enumerate(keys)}
-    columns = [places[key_of(record)] for record in records]
-    sizes = [0 if record.kind == "observed" else record.size.bytes for record in records]
-    now, moments, rising = [0] * len(keys), set(), True
-    for storage in start:
-        now[columns[storage]] += sizes[storage]
-    # The largest moment is one after an allocation, or at the start, that a free or the end follows
-    for event in events:
-        if event >= 0:
-            now[columns[event]] += sizes[event]
-        else:
-            if rising:
-                moments.add(tuple(now))
-            now[columns[~event]] -= sizes[~event]
-        rising = event >= 0
-    if rising:
-        moments.add(tuple(now))
-    return tuple(
-        {key: value for key, value in zip(keys, row, strict=True) if value} for row in undominated(sorted(moments))
-    )
-
-
-def undominated(rows: list[tuple[int, ...]]) -> list[tuple[int, ...]]:
-    """Rows, of which no two are equal, that no other row reaches in every column."""
-    columns: Array = np.array(rows, dtype=np.int64)
-    beaten: Array = (columns[None, :, :] >= columns[:, None, :]).all(axis=2)
-    np.fill_diagonal(beaten, val=False)
-    return [row for row, lost in zip(rows, beaten.any(axis=1), strict=True) if not lost]
 
 
 def trace(
@@ -392,14 +339,3 @@ def kept_operator(setting: BlockConfig, kind: str, number: int) -> bool:
     if kind == "mm":
         return number % 2 == 0 or setting.keeps_every_matmul
     return kind == "reduce-scatter" or (kind == "sdpa" and setting.keeps_attention)
-
-
-def alive(events: Sequence[int], start: frozenset[int] = frozenset()) -> frozenset[int]:
-    """Storages allocated, or there at the ``start``, and not freed."""
-    living = set(start)
-    for event in events:
-        if event >= 0:
-            living.add(event)
-        else:
-            living.discard(~event)
-    return frozenset(living)

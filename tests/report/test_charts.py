@@ -21,7 +21,7 @@ from memcalc import api
 from memcalc.cli.app import app
 from memcalc.ledger import COMPONENTS as NAMES
 from memcalc.ledger import PHASES
-from memcalc.planner.stage_peaks import Recorder
+from memcalc.planner.timelines import Recorder
 from memcalc.report import charts as pictures
 from memcalc.report.charts import Chart, estimate, inverse, plan, timeline
 from memcalc.report.palette import COMPONENTS, INK, MOODS, SERIES

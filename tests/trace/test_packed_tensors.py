@@ -14,7 +14,8 @@ from memcalc.errors import CombinationError
 from memcalc.trace.layers import BlockConfig
 from memcalc.trace.packing import GROUP, SCALE, packed_size
 from memcalc.trace.tape import Size
-from memcalc.trace.template import Sum, Template, trace
+from memcalc.trace.template import Template, trace
+from memcalc.trace.working_sets import Sum
 
 SEQ = 4096
 TABLE = [

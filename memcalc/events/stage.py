@@ -1,0 +1,117 @@
+"""One stage of a strategy, as numbers: its blocks, its units and their sizes."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from memcalc.events.plan import weights_of
+from memcalc.events.units import Sizes
+from memcalc.terms.activations import GroupActivations, groups_of
+from memcalc.terms.adapters import Base, trained
+from memcalc.terms.buffers import copies_in_events
+from memcalc.terms.fsdp2 import Units
+from memcalc.terms.replicas import held_by_replicas
+
+if TYPE_CHECKING:
+    from memcalc.formulas.types import Array
+    from memcalc.ledger import Ledger
+    from memcalc.terms.model_on_grid import ModelOnGrid
+
+
+class Stage:
+    """What one stage holds under one strategy."""
+
+    def __init__(self, census: ModelOnGrid, ledger: Ledger, stage: int) -> None:
+        self.census, self.ledger, self.stage = census, ledger, stage
+        self.grid = census.grid
+
+    def scalar(self, array: Array | int) -> int:
+        """A value on this stage."""
+        flat = np.asarray(array).reshape(-1)
+        return int(flat[min(self.stage, flat.size - 1)])
+
+    @cached_property
+    def layers(self) -> list[GroupActivations]:
+        """The group of each block of the stage, in order."""
+        rows, groups = self.census.rows, groups_of(self.census)
+        return [groups[index] for index in rows.distinct[self.scalar(rows.index)]]
+
+    @cached_property
+    def shares(self) -> list[int]:
+        """Elements of each weight of the stage, in the order of the modules."""
+        census = self.census
+        blocks = [share for a in self.layers for share in weights_of(a)]
+        own_head = self.scalar(census.head) if not self.tied else 0
+        return [share for share in (self.scalar(census.embedding), *blocks, own_head) if share] or [1]
+
+    @cached_property
+    def split(self) -> bool:
+        """Whether the embedding is a unit of its own."""
+        return self.grid.habits.gather == "blocks" and not self.grid.habits.flat_units and Units(self.census).split
+
+    @property
+    def last_unit(self) -> int:
+        """The unit of norm and head (and, unless it is apart, the embedding), after those of the blocks."""
+        return len(self.layers)
+
+    @property
+    def first_unit(self) -> int:
+        """The unit of the embedding."""
+        return self.last_unit + 1 if self.split else self.last_unit
+
+    @cached_property
+    def trained(self) -> ModelOnGrid:
+        """The census of what is trained."""
+        return trained(self.census)
+
+    @cached_property
+    def tied(self) -> bool:
+        """Whether embedding and head are one weight on this stage, whose gradients are added."""
+        both = self.grid.is_first * self.grid.is_last
+        return bool(self.census.model.tied and self.scalar(both))
+
+    @cached_property
+    def copies(self) -> bool:
+        """Whether autocast's 16-bit weights come and go with the tensors of blocks and head."""
+        return bool(self.grid.width("cached").any()) and copies_in_events(self.census)
+
+    @property
+    def gradient_width(self) -> int:
+        """Bytes of a weight's gradient as backward makes it."""
+        return self.scalar(self.layers[0].gradient_width[0])
+
+    def embedding_gradient(self) -> int:
+        """Bytes of the gradients of the embedding and what precedes the blocks."""
+        return self.scalar(self.trained.embedding) * self.gradient_width
+
+    def gradients(self, phase: str = "step") -> int:
+        """Bytes of all gradients that are on the GPU in a phase; those of the step stay until then."""
+        return sum(self.scalar(t.bytes) for t in self.ledger.terms if t.with_weights and phase in t.phases)
+
+    def unit_sizes(self) -> list[Sizes]:
+        """Bytes of each block of the stage as a unit, and of the root unit."""
+        base, model = Base(self.census), self.trained
+        gathered = [self.scalar(base.blocks[a.index]) for a in self.layers]
+        if self.grid.fixed.float8_all_gather:
+            gathered = [size // self.scalar(self.grid.width("compute")) for size in gathered]
+        first = self.scalar(model.embedding) * self.split
+        outside = [self.scalar(base.root) - first * self.scalar(self.grid.width("compute"))]
+        dense = [self.scalar(d) + self.scalar(e) for d, e in zip(model.block_dense, model.block_experts, strict=True)]
+        updated = [*(dense[a.index] for a in self.layers), self.scalar(model.root) - first]
+        sizes = [self._sizes_of(w, elements) for w, elements in zip([*gathered, *outside], updated, strict=True)]
+        return [*sizes, self._sizes_of(first * self.scalar(self.grid.width("compute")), first)]
+
+    def _sizes_of(self, gathered: int, updated: int) -> Sizes:
+        grid, ranks, reduce_width = self.grid, self.scalar(self.grid.ranks), self.scalar(self.grid.reduce_width)
+        narrowed = self.scalar(grid.width("parameter")) != self.scalar(grid.width("compute"))
+        elsewhere = grid.persistent_gradients or not self.gradients("backward-end")
+        return Sizes(
+            whole=gathered,
+            shard_copy=-(-gathered // ranks) if narrowed else 0,
+            reduce_input=updated * reduce_width,
+            reduced=0 if elsewhere else -(-updated * self.scalar(self.trained.width("gradient")) // ranks),
+            reduce_output=-(-updated * reduce_width // ranks) * self.scalar(held_by_replicas(grid)),
+        )
