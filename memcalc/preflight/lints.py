@@ -302,9 +302,9 @@ def experts_filled(ctx: LintContext) -> Findings:
 
     plan, model = ctx.strategy, ctx.job.facts["model"]
     spec = load_model(model) if isinstance(model, str) else model
-    if not (spec.is_moe and habits_of(plan.framework).fills_experts and plan.zero >= 2):
+    if not (spec.is_moe and habits_of(plan.framework).fills_experts and plan.zero >= 2 and plan.ep == 1):
         return
-    experts = max(getattr(group.block.mlp, "experts", 0) for group in spec.groups) // plan.ep
+    experts = max(getattr(group.block.mlp, "experts", 0) for group in spec.groups)
     ranks = plan.dp * plan.cp // plan.dp_replicate
     filled = -(-experts // ranks) * ranks
     if filled > experts:

@@ -116,13 +116,19 @@ class ModelOnGrid:
 
     @cached_property
     def block_experts(self) -> tuple[Array, ...]:
-        """Routed experts' parameters of one block of each group on a rank, filled up where FSDP 2 does so."""
+        """Routed experts' parameters of one block of each group on a rank, filled up where FSDP 2 does so.
+
+        Who writes expert parallelism divides few experts by their columns, as torchtitan does.
+        """
         ranks = self.grid.expert_tp * self.grid.degree("ep")
         experts = [shard(c.experts, ranks) for _, c in self.count.groups]
         if not self.grid.habits.fills_experts:
             return tuple(experts)
         rows, ranks = [local_experts(self.grid, g.block) for g in self.model.groups], self.grid.expert_ranks
-        return tuple(all_ // n * shard(n, ranks) * ranks for all_, n in zip(experts, rows, strict=True))
+        whole = self.grid.degree("ep") == 1
+        return tuple(
+            np.where(whole, count // n * shard(n, ranks) * ranks, count) for count, n in zip(experts, rows, strict=True)
+        )
 
     @cached_property
     def largest_block(self) -> Array:
