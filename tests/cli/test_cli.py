@@ -27,7 +27,8 @@ OPTIONS = """\
 --model --gpu --gpus --node --seq-len --micro-batch --global-batch --framework --precision --optimizer
 --optimizer-in-backward --optimizer-impl --zero --tp --sp --no-sp --pp --pp-schedule --vpp --cp --cp-kind --ep
 --dp-replicate --moe-dispatcher --expert-imbalance --ep-overlap --tp-comm-overlap --cuda-graphs --zero-gather
---recompute --offload --offload-to --compress-activations --attention --loss --lengths --batching --token-budget --pad-multiple --lora --adapter-dtype
+--recompute --offload --offload-to --compress-activations --attention --loss --lora --adapter-dtype
+--lengths --batching --token-budget --pad-multiple
 --autocast --no-autocast --also-train --quantize --kernels --compile --calibration --format --output --set --preset-dir
 --force --module --inputs --loss-fn --block-class
 """
