@@ -387,7 +387,7 @@ def launched(text: str, ranks: int, folder: Path) -> str:
     for old, new in (
         ("STEPS = 10", "STEPS = 4"),
         ("torch.randint(vocabulary, (MICRO_BATCH, SEQ_LEN)", "torch.full((MICRO_BATCH, SEQ_LEN), 7"),
-        ("lr=3e-4", "lr=3e-2"),
+        ("lr=3e-4", "lr=1e-2"),  # three times as much overshoots in bf16 for some initial weights
     ):
         assert text.count(old) == 1
         text = text.replace(old, new)
@@ -405,7 +405,7 @@ def check_output(said: str, found: Estimate) -> None:
     batch = str(found.workload.global_batch)
     assert [(step, sequences) for step, _, sequences in steps] == [(str(step), batch) for step in range(4)]
     losses = [float(loss) for _, loss, _ in steps]
-    assert losses[-1] < losses[0] - 0.5
+    assert losses[-1] < losses[0] - 1
     assert f"allocated: not measured, predicted {found.peak.allocated / 2**30:.2f} GiB" in said
 
 
