@@ -183,14 +183,14 @@ def written_out(
         out = weighted_values(tape, weights, v, spec, setting, prefix, by_heads=by_heads)
         del joined_  # a variable of the function that runs, it lives until here
         return out
-    held = [scores, unmasked]
+    variables = [scores, unmasked]
     scores = ops.cast(tape, scores, 4 if spec.upcast_softmax or setting.autocast else width, f"{prefix}scores, fp32")
     if setting.compiled:
         rows = Size(2 * spec.heads, 4, unit, "tp", "2·a")
         weights = ops.fused_softmax(tape, scores, rows, f"{prefix}attention softmax")
     else:
         weights = ops.saves_output(tape, scores, f"{prefix}attention softmax")
-    held.clear()
+    variables.clear()
     del scores, unmasked
     # Cast back to the queries' width, which under autocast is fp32 where the rotary embedding made them so
     weights = ops.cast(tape, weights, projected if spec.upcast_softmax else width, f"{prefix}attention weights")

@@ -8,12 +8,13 @@ left out. Their run called backward on the block's output and held that output a
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any, Literal
 
 import pytest
 
 pytest.importorskip("transformers")
 
-from autograd import models, timeline
+from autograd import measure, models, timeline
 
 from memcalc.api import load_model
 from memcalc.convert.huggingface import from_huggingface
@@ -144,3 +145,45 @@ def test_a_forward_with_written_out_attention_needs_what_its_class_needs(family:
     template = trace(block, BlockConfig(attention="eager", reentrant=False, dropout=False))
     ours = largest(template, template.forward, 0, BATCH, SEQ)
     assert abs(ours - real) <= ALIGNED * block.is_moe
+
+
+@pytest.mark.parametrize("kernels", ["model", "fused", "te"])
+def test_norms_of_queries_and_keys_lower_nothing(kernels: Literal["model", "fused", "te"]) -> None:
+    """Where one kernel runs each, 2·T·(q + k) and fp32 statistics, 4 bytes a head, are kept beside what was.
+
+    Source: TransformerEngine ``pytorch/ops/basic/rmsnorm.py``: ``save_for_backward(x, rstdevs)``.
+    """
+    block = load_model("llama-3-8b").main.block
+    attention = block.attention
+    normed = block.model_copy(update={"attention": attention.model_copy(update={"qk_norm": "head"})})
+    setting = BlockConfig(kernels=kernels, dropout=False)
+    plain, more = (trace(each, setting) for each in (block, normed))
+    extra = sum(size_of(r, BATCH, SEQ) for r in more.kept_records) - sum(
+        size_of(r, BATCH, SEQ) for r in plain.kept_records
+    )
+    heads = attention.heads + attention.kv_heads
+    least = BATCH * SEQ * (2 * (attention.q_dim + attention.kv_dim) + 4 * heads)
+    assert extra > least if kernels == "model" else extra == least
+    for name in ("forward", "backward"):
+        peaks = []
+        for each in (plain, more):
+            kept = sum(size_of(r, BATCH, SEQ) for r in each.kept_records) if name == "backward" else 0
+            peaks.append(largest(each, getattr(each, name), kept, BATCH, SEQ))
+        assert peaks[1] > peaks[0]
+
+
+def test_written_out_attention_keeps_less_in_fp32_than_in_bf16() -> None:
+    """A softmax in fp32 is kept once where its result is no cast; in bf16 its narrow copy is kept beside it.
+
+    So fp32 lowers what a job allocates where scores rule: it is no fault of the estimate.
+    """
+    kept = {}
+    for precision, width in (("bf16", 2), ("fp32", 4)):
+        sizes: dict[str, Any] = {"attention": "eager", "dropout": False, "batch": BATCH, "seq": SEQ}
+        saved = measure.saved_bytes("bloom", precision=precision, **sizes)
+        model = from_huggingface(saved.config.to_dict())
+        setting = BlockConfig(weight=width, residual=width, attention="eager", reentrant=False, dropout=False)
+        records = trace(model.main.block, setting).kept_records
+        kept[precision] = sum(k.nbytes for k in saved.at(1) if k.weight is None and k.dtype.is_floating_point)
+        assert kept[precision] == sum(size_of(record, BATCH, SEQ) for record in records)
+    assert kept["fp32"] < kept["bf16"]
