@@ -78,7 +78,7 @@ TITAN_2024_03 = like(
     recompute="every-2",
     cp_kind="allgather",
     own_code=OwnCode(),
-    losses={**LOSSES, "standard": losses.TITAN_2024_03},
+    losses={**LOSSES, "standard": losses.TITAN_2024_03, "parallel": losses.LOSS_PARALLEL_2024_03},
     source=_TITAN.format("83c879f18"),
 )
 TITAN_2024_06 = like(

@@ -80,6 +80,13 @@ CHUNKED_HIDDEN = Loss(
     source="torchtitan 786e26f8e: ChunkedCELoss, eight chunks of hidden states",
 )
 LOSS_PARALLEL = Loss("loss-parallel", source="torch/distributed/tensor/parallel/loss.py")
+LOSS_PARALLEL_2024_03 = replace(
+    LOSS_PARALLEL,
+    upcast="model",
+    held=True,
+    source="torchtitan ed04380aa (2024-03-05) to e29b6b4d4 (2024-06-12): loss_parallel of output.float(), which "
+    "train.py holds through backward",
+)
 MEGATRON = Loss("vocab-parallel", source=_MEGATRON)
 _PIPE = "Megatron-DeepSpeed 541b967 model/gpt_model.py: float16_to_fp32 is a layer of the pipeline"
 MEGATRON_PIPE = Loss("vocab-parallel", upcast="model", source=_PIPE)

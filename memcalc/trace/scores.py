@@ -36,7 +36,8 @@ def core(tape: Tape, q: Tensor, k: Tensor, v: Tensor, spec: Attention, setting: 
         k, v = (repeated(tape, x, spec, f"{prefix}{name}", view=view) for x, name in ((k, "keys"), (v, "values")))
     q, k, v = narrowed(tape, q, k, v, setting, prefix)
     if kind == "eager":
-        return written_out(tape, q, k, v, spec, setting, prefix, projected)
+        by_heads = grouped and setting.kernels == "model"  # repeat_kv's copies are contiguous a head
+        return written_out(tape, q, k, v, spec, setting, prefix, projected, by_heads=by_heads)
     if kind == "math":
         return math(tape, q, k, v, spec, setting, prefix)
     out = fused(tape, q, k, v, spec, setting, prefix)
@@ -144,11 +145,21 @@ def math(tape: Tape, q: Tensor, k: Tensor, v: Tensor, spec: Attention, setting: 
 
 
 def written_out(
-    tape: Tape, q: Tensor, k: Tensor, v: Tensor, spec: Attention, setting: BlockConfig, prefix: str, projected: int
-) -> Tensor:
-    """Materialised scores, as ``eager_attention_forward``; ``projected`` is the width of the queries as projected."""
+    tape: Tape, q: Tensor, k: Tensor, v: Tensor, spec: Attention, setting: BlockConfig, prefix: str, projected: int,
+    *, by_heads: bool = False,
+) -> Tensor:  # fmt: skip
+    """Materialised scores, as ``eager_attention_forward``; ``projected`` is the width of the queries as projected.
+
+    ``by_heads`` says that keys and values are contiguous a head; what a concatenation made is so too. Until the softmax
+    is known, a variable holds the scores before their cast to fp32 (``softmax(scores, dtype=float32)``), beside the
+    product itself where that has a name of its own (BLOOM), or the unmasked ones (Falcon masks them in the call).
+    """
     width, unit = q.size.width, q.size.unit
-    scores = product(tape, q, k, spec, prefix)
+    turned = setting.kernels == "model" and (joined(spec) or spec.half_rotary or spec.latent is not None)
+    q = q if turned else ops.copy(tape, q, f"{prefix}queries, contiguous")
+    if not by_heads and not (turned and k.size.elements == q.size.elements):
+        k = by_head(tape, k, spec, spec.q_dim, f"{prefix}keys")
+    scores = scores_of(tape, q, k, spec, prefix)
     del q, k
     if setting.kernels != "model":
         # One kernel scales, masks and normalises in the width of the scores (Megatron, ``FusedScaleMaskSoftmax``)
@@ -161,24 +172,29 @@ def written_out(
         scores = ops.softcap(tape, scores, f"{prefix}attention scores")
     if spec.scores_bias in ("added", *BIASES):
         scores = ops.shifted(tape, scores, f"{prefix}attention scores with their bias")
+    unmasked = scores
     if spec.causal:
         scores = ops.shifted(tape, scores, f"{prefix}attention scores, masked")
+    if spec.scores_bias != "in-product" and not spec.explicit_mask:
+        unmasked = scores
     if spec.sinks:
         weights, joined_ = with_sinks(tape, scores, spec, setting, prefix)
-        del scores
-        out = weighted_values(tape, weights, v, spec, setting, prefix)
+        del scores, unmasked
+        out = weighted_values(tape, weights, v, spec, setting, prefix, by_heads=by_heads)
         del joined_  # a variable of the function that runs, it lives until here
         return out
+    variables = [scores, unmasked]
     scores = ops.cast(tape, scores, 4 if spec.upcast_softmax or setting.autocast else width, f"{prefix}scores, fp32")
     if setting.compiled:
         rows = Size(2 * spec.heads, 4, unit, "tp", "2·a")
         weights = ops.fused_softmax(tape, scores, rows, f"{prefix}attention softmax")
     else:
         weights = ops.saves_output(tape, scores, f"{prefix}attention softmax")
-    del scores
+    variables.clear()
+    del scores, unmasked
     # Cast back to the queries' width, which under autocast is fp32 where the rotary embedding made them so
     weights = ops.cast(tape, weights, projected if spec.upcast_softmax else width, f"{prefix}attention weights")
-    return weighted_values(tape, weights, v, spec, setting, prefix)
+    return weighted_values(tape, weights, v, spec, setting, prefix, by_heads=by_heads)
 
 
 def with_sinks(tape: Tape, scores: Tensor, spec: Attention, setting: BlockConfig, prefix: str) -> tuple[Tensor, Tensor]:
@@ -222,18 +238,24 @@ def with_sinks(tape: Tape, scores: Tensor, spec: Attention, setting: BlockConfig
 def product(tape: Tape, q: Tensor, k: Tensor, spec: Attention, prefix: str) -> Tensor:
     """Queries times keys, both made contiguous a head."""
     q, k = ops.copy(tape, q, f"{prefix}queries, contiguous"), by_head(tape, k, spec, spec.q_dim, f"{prefix}keys")
+    return scores_of(tape, q, k, spec, prefix)
+
+
+def scores_of(tape: Tape, q: Tensor, k: Tensor, spec: Attention, prefix: str) -> Tensor:
+    """The same of what is contiguous."""
     size = Size(spec.heads, q.size.width, pairs_of(k), "tp", "a·s")
     return ops.matmul(tape, q, k, size, f"{prefix}attention scores")
 
 
 def weighted_values(
-    tape: Tape, weights: Tensor, v: Tensor, spec: Attention, setting: BlockConfig, prefix: str
-) -> Tensor:
+    tape: Tape, weights: Tensor, v: Tensor, spec: Attention, setting: BlockConfig, prefix: str,
+    *, by_heads: bool = False,
+) -> Tensor:  # fmt: skip
     """Dropout of the weights and their product with the values, made contiguous a token."""
     weights = ops.dropout(tape, weights, f"{prefix}attention dropout", active=bool(spec.dropout) and setting.dropout)
     weights = ops.cast(tape, weights, v.size.width, f"{prefix}attention weights, 16-bit copy")
     values = spec.heads * spec.value_dim
-    v = by_head(tape, v, spec, values, f"{prefix}values")
+    v = v if by_heads else by_head(tape, v, spec, values, f"{prefix}values")
     size = Size(values, v.size.width, "token", "tp", "q")
     out = ops.matmul(tape, weights, v, size, f"{prefix}attention output")
     del weights, v

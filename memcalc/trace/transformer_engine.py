@@ -108,9 +108,21 @@ def grouped_query(tape: Tape, x: Tensor, block: Block, setting: BlockConfig) -> 
         # views whose layout the kernel does not know are copied
         q, k = (ops.plain(tape, part, name) for part, name in ((q, "queries"), (k, "keys")))
         v = ops.copy(tape, v, "values")
+    if spec.qk_norm != "none":
+        q, k = (normalised(tape, part, spec, setting, name) for part, name in ((q, "queries"), (k, "keys")))
     out = attend(tape, q, k, v, spec, setting)
     del q, k, v
     return attention_projection(tape, out, setting, block.hidden)
+
+
+def normalised(tape: Tape, x: Tensor, spec: Attention, setting: BlockConfig, name: str) -> Tensor:
+    """Queries or keys after a norm of their own, which keeps its input, and the rotary embedding, which keeps nothing.
+
+    Source: TransformerEngine 02dc7709 ``pytorch/ops/basic/rmsnorm.py``: input and statistics are saved.
+    """
+    heads = x.size.elements // spec.head_dim
+    x = norm(tape, x, spec.qk_norm_kind, setting, f"norm of {name}", groups=heads if spec.qk_norm == "head" else 1)
+    return ops.plain(tape, x, f"{name}, rotated") if spec.rotary else x
 
 
 def attention_projection(tape: Tape, x: Tensor, setting: BlockConfig, hidden: int) -> Tensor:
