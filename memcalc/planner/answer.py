@@ -41,6 +41,7 @@ from memcalc.sums import add_up
 from memcalc.terms import build_ledger, off_gpu_terms
 from memcalc.terms.activations import groups_of
 from memcalc.terms.head import head_kept
+from memcalc.terms.kinds import WEIGHTS_AWAY
 from memcalc.terms.model_on_grid import ModelOnGrid
 from memcalc.terms.overhead import NAMES, STAND_IN, borrowed_of
 from memcalc.terms.parameters import model_count
@@ -245,6 +246,9 @@ def off_gpu_of(census: ModelOnGrid) -> tuple[OffGpuTerm, ...]:
     return tuple(OffGpuTerm(**fact.model_dump(), tier=tier) for fact, tier in facts if fact.bytes)
 
 
+REPORTED = "the prediction is a lower bound; its range ends at the highest of the few figures that were reported"
+
+
 def warnings_for(
     model: Model, gpu: GPU, node: Node, overhead: Overhead, need: OffloadNeed, strategy: Strategy
 ) -> list[str]:
@@ -253,6 +257,8 @@ def warnings_for(
     if overhead.context_assumed:
         text.append(f"no measured context size of {gpu.name} is known: 0.5 GiB assumed (published: 0.13 to 0.70 GiB).")
     text += borrowed_warnings(gpu, overhead.borrowed)
+    if overhead.unexplained.kind == WEIGHTS_AWAY:
+        text.append(f"{WEIGHTS_AWAY}: {REPORTED} (+{overhead.unexplained.high:.0%}).")
     text += [f"{strategy.framework} needs {OWN_CODE}: {sentence}." for sentence in own_code(strategy, model)]
     text += shortages(need, node)
     if lacks_nvme_swap(strategy):

@@ -17,8 +17,9 @@ EARLY = "PyTorch before 1.13"
 BLOCKS = "compiled blocks"
 GRAPH = "compiled graph"
 OFFLOADED = "offloaded"
+WEIGHTS_AWAY = "ZeRO-3, weights offloaded"
 OTHERS = "others"
-KINDS = (ONE_GPU, FSDP1, FSDP2, GROWING, ENGINE, EARLY, BLOCKS, GRAPH, OFFLOADED, OTHERS)
+KINDS = (ONE_GPU, FSDP1, FSDP2, GROWING, ENGINE, EARLY, BLOCKS, GRAPH, OFFLOADED, WEIGHTS_AWAY, OTHERS)
 """Kinds of jobs whose allocator is replayed; those of 2021 whose is not are one by themselves, without a name here."""
 SHARDED = 2
 """The stage of ZeRO from which FSDP shards."""
@@ -46,7 +47,8 @@ def kind_of(habits: Habits, choice: Choice) -> str:
     if not habits.lazy_kernels:
         return EARLY
     if choice.offload:
-        return OFFLOADED
+        away = habits.zero_optimizer is not None and "params" in choice.offload
+        return WEIGHTS_AWAY if away else OFFLOADED
     if choice.compile != "none":
         return GRAPH if choice.compile == "model" else BLOCKS
     if choice.gpus == 1:
