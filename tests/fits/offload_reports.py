@@ -33,26 +33,14 @@ REPORTS = (
         "hiyouga/LlamaFactory#5977",
         13.0,
         4096,
-        {
-            "model": "llama-3-8b",
-            "gpu": "rtx-3090",
-            "precision": "fp16-mixed",
-            "global_batch": 16,
-            "seq_len": 1024,
-        },
+        {"model": "llama-3-8b", "gpu": "rtx-3090", "precision": "fp16-mixed", "global_batch": 16, "seq_len": 1024},
     ),
     # the data set "identity": at most 160 tokens; precision not said
     Report(
         "hiyouga/LlamaFactory#7282",
         27.0,
         8192,
-        {
-            "model": "llama-3-70b",
-            "gpu": "h200",
-            "precision": "bf16-mixed",
-            "global_batch": 8,
-            "seq_len": 160,
-        },
+        {"model": "llama-3-70b", "gpu": "h200", "precision": "bf16-mixed", "global_batch": 8, "seq_len": 160},
     ),
 )
 

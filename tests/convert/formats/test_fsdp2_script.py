@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import gc
 import json
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import pytest
 
@@ -212,108 +210,6 @@ def llama(*, layers: int = 6, hidden: int = 1024, ffn: int = 2816, vocab: int = 
     return from_flat({"name": "small", "max_positions": 4096, "hf_config": config, **sizes, **kinds})
 
 
-def peak_of(text: str, ranks: int, kernel: str) -> Any:
-    """Run two steps of a script's own functions on fake tensors; return the moment of the second at which most live."""
-    from autograd import parallel
-
-    from memcalc.probe.live.cuda_like import cuda_like
-    from memcalc.probe.live.saved import Where
-    from memcalc.probe.live.timeline import Steps, Timeline
-
-    names: dict[str, Any] = {"__name__": "script"}
-    exec(compile(text, "script", "exec"), names)  # noqa: S102
-    with parallel.fake_ranks(ranks):
-        data, tensor = names["meshes"]("cpu")
-        with cuda_like("auto" if kernel == "flash" else kernel):
-            model = fake_model(names)
-            with real_meshes():
-                if names["TP"] > 1:
-                    names["split"](model, tensor)
-                names["shard"](model, data)
-            optimizer = names["make_optimizer"](model)
-            line = Timeline(Where(model, {}))
-            for kind, tensors in (("parameter", model.parameters()), ("buffer", model.buffers())):
-                for tensor in tensors:
-                    line.add(tensor, kind)
-            with waiting_in_place():
-                two_steps(line, lambda: names["train_step"](model, optimizer, fake_batches(names)))
-            return Steps(line.events, line.kinds).peak()
-
-
-@contextlib.contextmanager
-def real_meshes() -> Iterator[None]:
-    """Let meshes be put together from tensors with values: ranks are looked up in them."""
-    from torch.distributed.device_mesh import DeviceMesh
-    from torch.utils._python_dispatch import _disable_current_modes
-
-    real = DeviceMesh._concatenate
-
-    def concatenate(meshes: Any) -> Any:
-        with _disable_current_modes():
-            return real(meshes)
-
-    with mock.patch.object(DeviceMesh, "_concatenate", concatenate):
-        yield
-
-
-@contextlib.contextmanager
-def waiting_in_place() -> Iterator[None]:
-    """Return what is waited for, as on a GPU: the fake operator makes a copy (torch _functional_collectives.py)."""
-    import torch
-    from torch.utils._python_dispatch import TorchDispatchMode
-
-    class Waiting(TorchDispatchMode):
-        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            alone = func is torch.ops._c10d_functional.wait_tensor.default
-            return args[0] if alone else func(*args, **(kwargs or {}))
-
-    with Waiting():
-        yield
-
-
-def fake_model(names: dict[str, Any]) -> Any:
-    """Build the model as the script does, but for its meta device and its initial values."""
-    import torch
-    import transformers
-
-    config = transformers.LlamaForCausalLM.config_class(**names["CONFIG"])
-    with mock.patch.object(transformers.PreTrainedModel, "initialize_weights", return_value=None):
-        dtype = getattr(torch, names["WEIGHTS"])
-        model = transformers.AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation="sdpa")
-    return model.train()
-
-
-def fake_batches(names: dict[str, Any]) -> Iterator[Any]:
-    import torch
-
-    while True:
-        yield torch.zeros(names["MICRO_BATCH"], names["SEQ_LEN"], dtype=torch.long)
-
-
-def two_steps(line: Any, step: Callable[[], Any]) -> None:
-    """Count over two steps, backward apart from the rest."""
-    import torch
-
-    from memcalc.probe.live.timeline import resizing
-
-    real = torch.Tensor.backward
-
-    def backward(self: Any, *args: Any, **words: Any) -> None:
-        line.phase = "backward"
-        real(self, *args, **words)
-        line.phase = "forward"
-
-    gc.collect()
-    gc.disable()
-    try:
-        with mock.patch.object(torch.Tensor, "backward", backward), line, resizing(line):
-            for line.step in (1, 2):
-                line.phase = "forward"
-                step()
-    finally:
-        gc.enable()
-
-
 HYBRID: list[dict[str, Any]] = [
     {"gpus": 16, "global_batch": 16},
     {"gpus": 16, "global_batch": 64},
@@ -354,6 +250,8 @@ ALLOCATED: list[dict[str, Any]] = [
 def test_the_script_allocates_what_the_plan_says(words: dict[str, Any]) -> None:
     """PyTorch's own count of the script's second step beside the figure of the plan, less the BLAS workspaces."""
     pytest.importorskip("transformers")
+    from autograd.exported import peak_of
+
     spec = llama()
     found = of(model=spec, **words)
     workspaces = sum(term.bytes for term in found.terms if term.name == "BLAS workspaces")
