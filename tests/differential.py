@@ -3,8 +3,10 @@
     python tests/differential.py --jobs 500 --seed 1
 
 Each job is a family of Transformers (or torchtitan's plain Llama) with sizes, precision, recomputation, sharding,
-optimizer, adapters and accumulation drawn at random. The real class is trained for two steps; the second step's peak is
-compared with the replay of the same config. Jobs that differ by more than a hundredth are printed, largest first.
+tensor parallelism, optimizer, loss, adapters and accumulation drawn at random. The real class is trained for two steps;
+the second step's peak is compared with the replay of the same config. Jobs with tensor parallelism, replicas of shards
+or a policy inside of blocks run the script that is written for them. Jobs that differ by more than a hundredth are
+printed, largest first.
 """
 
 from __future__ import annotations
@@ -13,16 +15,19 @@ import argparse
 import random
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
-from autograd import measure, models, parallel, timeline
+from autograd import exported, measure, models, parallel, timeline
 
+import memcalc
 from memcalc import api
 from memcalc.allocator import replay
+from memcalc.convert.formats import get_format, render_config
 from memcalc.convert.huggingface import from_huggingface
+from memcalc.convert.job import ConfigJob
 from memcalc.events import step_events
 from memcalc.frameworks.table import habits_of
 from memcalc.probe.live.cuda_like import cuda_like
@@ -43,6 +48,12 @@ LAYERS_OF = {
 }
 ADAPTED = ("llama-2", "llama-3", "mistral", "qwen2", "qwen3", "gemma")
 EVERY_ONLY_PLAIN = ("none", "full", "every-2", "every-3")
+WITHIN_BLOCKS = (*EVERY_ONLY_PLAIN, "mlp", "attention", "selective-ops")
+RULES = ("adamw", "adamw", "sgd-momentum", "sgd", "sgd + decay")
+DECAY = " + decay"
+"""Ends the name of a rule with weight decay."""
+SCRIPT = "the FSDP 2 script"
+"""Jobs of a Llama that the exported script trains."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +67,9 @@ class Job:
     seq: int
     precision: str
     recompute: str
+    rule: str
     optimizer: str
+    loss: str
     attention: str
     framework: str
     ranks: int = 1
@@ -66,11 +79,11 @@ class Job:
     adapters: str = ""
     rank: int = 8
     dropout: float = 0.0
-    words: dict[str, Any] = field(default_factory=dict)
+    tp: int = 1
+    dp_replicate: int = 1
 
     def __str__(self) -> str:
-        shown = {name: value for name, value in vars(self).items() if name != "words"}
-        return " ".join(f"{name}={value}" for name, value in shown.items())
+        return " ".join(f"{name}={value}" for name, value in vars(self).items())
 
 
 @dataclass(frozen=True)
@@ -116,11 +129,14 @@ def sizes(family: str, draw: random.Random) -> dict[str, Any]:
 
 def draw_job(draw: random.Random) -> Job:
     """Return a job that the harness and memcalc can both run."""
-    family = draw.choice(DECODERS)
+    family = draw.choice((*DECODERS, SCRIPT, SCRIPT, SCRIPT))
+    if family == SCRIPT:
+        return draw_scripted(draw)
     adapters = draw.choice(("", "attention", "all")) if family in ADAPTED else ""
     sharding = "none" if adapters else draw.choice(("none", "none", "ddp", "fsdp2"))
     eager = family in {"bloom", "gemma2", "gpt-oss"}
     micro_batches = 1 if adapters else draw.choice((1, 1, 2, 3))
+    rule = "adamw" if adapters else draw.choice(RULES)
     return Job(
         family=family,
         sizes=sizes(family, draw),
@@ -129,7 +145,9 @@ def draw_job(draw: random.Random) -> Job:
         seq=draw.choice((32, 64, 128, 192)),
         precision="bf16" if adapters else ("fp32" if sharding == "fsdp2" else draw.choice(tuple(PRECISIONS))),
         recompute=draw.choice(("none", "full")) if adapters else draw.choice(EVERY_ONLY_PLAIN),
-        optimizer="fused" if adapters else draw.choice(("foreach", "fused", "loop")),
+        rule=rule,
+        optimizer="fused" if adapters else draw.choice(forms_of(rule, sharded=sharding == "fsdp2")),
+        loss=draw.choice(("standard", "chunked")) if family == "titan" else "standard",
         attention="eager" if eager or (family != "titan" and draw.random() < 0.2) else "flash",
         framework="hf" if adapters else ("plain" if sharding == "none" else sharding),
         ranks=1 if sharding == "none" else draw.choice((2, 8)),
@@ -139,6 +157,41 @@ def draw_job(draw: random.Random) -> Job:
         adapters=adapters,
         rank=draw.choice((4, 8, 16)),
         dropout=draw.choice((0.0, 0.05)),
+    )
+
+
+def forms_of(rule: str, *, sharded: bool) -> tuple[str, ...]:
+    """How an optimizer can step: DTensor has no fused SGD."""
+    return ("foreach", "loop") if sharded and rule != "adamw" else ("foreach", "fused", "loop")
+
+
+def draw_scripted(draw: random.Random) -> Job:
+    """Return a job of the script that export writes for FSDP 2."""
+    tp, dp_replicate, shards = draw.choice((1, 2, 4)), draw.choice((1, 1, 2)), draw.choice((2, 4))
+    precision, rule = draw.choice(("bf16", "fp32", "bf16-mixed", "bf16-autocast")), draw.choice(RULES)
+    sizes = {
+        "hidden": draw.choice((256, 512)), "ffn": draw.choice((512, 768, 1024)), "vocab": draw.choice((2048, 4096)),
+        "heads": 8, "kv_heads": 8 if precision == "fp32" else draw.choice((4, 8)), "tied": draw.random() < 0.3,
+    }  # fmt: skip
+    return Job(
+        family=SCRIPT,
+        sizes=sizes,
+        layers=draw.choice((2, 3, 4, 6)),
+        batch=draw.choice((1, 2, 3)),
+        seq=draw.choice((32, 64, 128, 192)),
+        precision=precision,
+        recompute=draw.choice(WITHIN_BLOCKS),
+        rule=rule,
+        optimizer=draw.choice(forms_of(rule, sharded=True)),
+        loss="standard",
+        attention="efficient" if precision == "fp32" else "flash",
+        framework="fsdp2",
+        ranks=tp * dp_replicate * shards,
+        micro_batches=draw.choice((1, 1, 2, 3)),
+        reshard=draw.random() < 0.7,
+        reduce=draw.choice(("fp32", "bf16")),
+        tp=tp,
+        dp_replicate=dp_replicate,
     )
 
 
@@ -152,15 +205,24 @@ def draw_jobs(count: int, seed: int) -> Iterator[Job]:
 # -------------------------------------------------------------------------------------------------------------- PyTorch
 
 
+def script(job: Job) -> str:
+    """Return the script that is exported for a job."""
+    spec = model_of(job)
+    found = memcalc.estimate(model=spec, gpu="h100", **words_of(job))
+    return render_config(get_format("fsdp2"), replace(ConfigJob.of(found, spec), model=spec.name))
+
+
 def real_steps(job: Job) -> timeline.Steps:
     """Train the real class for two steps on fake tensors."""
+    if job.family == SCRIPT:
+        return exported.steps_of(script(job), job.ranks, job.attention)
     common: dict[str, Any] = {
         "recompute": job.recompute, "optimizer": job.optimizer, "batch": job.batch, "seq": job.seq,
-        "layers": job.layers, "attention": job.attention, "micro_batches": job.micro_batches,
+        "layers": job.layers, "attention": job.attention, "micro_batches": job.micro_batches, "rule": job.rule,
         "first": habits_of(job.framework).checkpoints_first,
     }  # fmt: skip
     if job.family == "titan":  # the table of rotations is as long as the sequence
-        common["longest"] = job.seq
+        common |= {"longest": job.seq, "loss": job.loss}
     if job.adapters:
         return adapted_steps(job)
     if job.framework == "fsdp2":
@@ -197,6 +259,16 @@ def adapted_steps(job: Job) -> timeline.Steps:
 
 def model_of(job: Job) -> Model:
     """Return the model as a user's config.json, or an inline table, gives it."""
+    if job.family == SCRIPT:
+        config = {
+            "hidden_size": job.sizes["hidden"], "intermediate_size": job.sizes["ffn"], "num_hidden_layers": job.layers,
+            "num_attention_heads": job.sizes["heads"], "num_key_value_heads": job.sizes["kv_heads"],
+            "vocab_size": job.sizes["vocab"], "tie_word_embeddings": job.sizes["tied"],
+        }  # fmt: skip
+        return from_flat({
+            "name": "small", "n_layers": job.layers, "max_positions": 4096, "gated": True, "norm": "rmsnorm",
+            "positions": "rope", "family": "llama", "hf_class": "LlamaForCausalLM", "hf_config": config, **job.sizes,
+        })  # fmt: skip
     if job.family == "titan":
         s = job.sizes
         return from_flat({
@@ -212,13 +284,23 @@ def words_of(job: Job) -> dict[str, Any]:
     """Return the job in memcalc's words."""
     words: dict[str, Any] = {
         "framework": job.framework, "gpus": job.ranks, "seq_len": job.seq, "micro_batch": job.batch,
-        "global_batch": job.batch * job.ranks * job.micro_batches, "recompute": job.recompute,
-        "optimizer_impl": job.optimizer, "kernels": "fused" if job.family == "titan" else "model",
-        "precision": PRECISIONS[job.precision], "zero": 0,
+        "global_batch": job.batch * job.ranks // job.tp * job.micro_batches, "recompute": job.recompute,
+        "optimizer": job.rule.removesuffix(DECAY), "loss": job.loss, "optimizer_impl": job.optimizer,
+        "kernels": "fused" if job.family == "titan" else "model",
+        "precision": PRECISIONS.get(job.precision, job.precision), "zero": 0,
         "settings": {"strategy.checkpoint": "non-reentrant"},
     }  # fmt: skip
-    if job.attention != "flash":
-        words["attention"] = job.attention
+    if job.family == SCRIPT:
+        words |= {"zero": 3 if job.reshard else 2, "attention": job.attention}
+        words |= {"tp": job.tp} if job.tp > 1 else {}
+        words |= {"dp_replicate": job.dp_replicate} if job.dp_replicate > 1 else {}
+        words["settings"] = {"strategy.reduce_dtype": job.reduce}
+    elif job.family != "titan":
+        words["attention"] = "sdpa" if job.attention == "flash" else job.attention
+    if job.rule.endswith(DECAY):
+        words["settings"] = words["settings"] | {"strategy.sgd_weight_decay": True}
+    if job.family == SCRIPT:
+        return words
     if job.framework == "fsdp2":
         words |= {"precision": "bf16-mixed", "zero": 3 if job.reshard else 2}
         words["settings"] = words["settings"] | {"strategy.reduce_dtype": job.reduce}

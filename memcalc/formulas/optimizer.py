@@ -88,6 +88,8 @@ class OptimizerKind:
     """Temporaries of the one-kernel form, or of the loop where there is none."""
     source: str
     """The code that was read, with its version."""
+    decay: bool = False
+    """The temporaries are those of a weight decay: there are none without."""
     block: int | None = None
     """Elements that share one fp32 scale where moments are quantised to 8 bits [1]."""
     width: int | None = None
@@ -248,7 +250,8 @@ _KINDS = (
         foreach=Temporary(local=1),
         loop=Temporary(largest=1),
         fused=_NONE,
-        source="PyTorch, torch/optim/sgd.py@v2.13.0: a copy of the gradients where weight decay is not zero",
+        source="PyTorch, torch/optim/sgd.py@v2.13.0: in place, but for the copy to which a weight decay is added",
+        decay=True,
     ),
     OptimizerKind(
         name="sgd-momentum",
@@ -256,7 +259,8 @@ _KINDS = (
         foreach=Temporary(local=1),
         loop=Temporary(largest=1),
         fused=_NONE,
-        source="PyTorch, torch/optim/sgd.py@v2.13.0: a copy of the gradients where weight decay is not zero",
+        source="PyTorch, torch/optim/sgd.py@v2.13.0: in place, but for the copy to which a weight decay is added",
+        decay=True,
     ),
     OptimizerKind(
         name="muon",

@@ -56,6 +56,12 @@ SCRIPT = Capabilities(
             "compile the blocks yourself (the script offloads activations of blocks that are not compiled)",
         ),
         Clash(("offload", ACTIVATIONS), ("parallel", ("tp",)), needs.TENSOR_OFFLOAD),
+        Clash(
+            ("optimizer", ("sgd", "sgd-momentum")),
+            ("optimizer_impl", ("fused",)),
+            # PyTorch 2.13 torch/distributed/tensor/_ops: aten._fused_adamw_ is there, aten._fused_sgd_ is not
+            why="FSDP 2's sharded tensors have no fused SGD: --optimizer-impl foreach or loop",
+        ),
     ),
     script="dense decoders that are trained whole",
 )

@@ -94,6 +94,8 @@ def fixed_part(
 
 def check_stage(fixed: SharedSettings, habits: Habits, precision: str, zero: int) -> None:
     """Refuse fields that contradict the precision or the sharding stage."""
+    if fixed.sgd_weight_decay and not fixed.optimizer.startswith("sgd"):
+        raise CombinationError("strategy.sgd_weight_decay", True, f"needs sgd or sgd-momentum, not {fixed.optimizer}")
     if fixed.float8_all_gather and habits.engine and zero == 0:
         raise CombinationError("strategy.float8_all_gather", True, "Megatron-LM has it at --zero 1")
     if (fixed.float8 or fixed.float8_all_gather) and precision != "fp8-mixed":

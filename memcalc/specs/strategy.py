@@ -339,6 +339,11 @@ class Strategy(Frozen):
         Option("Norms are cast to fp32 over a quantised base, and with them the residual stream (PEFT, TRL).",
             needs_lora=True),
     ] = False
+    sgd_weight_decay: Annotated[
+        bool,
+        Option("SGD has a weight decay, which PyTorch adds to a copy of the gradients: of all, or of one tensor after "
+            "another in its loop."),
+    ] = False
     wide_embedding_moments: Annotated[
         bool, Option("Embedding tables keep 32-bit moments under an 8-bit optimizer (Transformers' Trainer).")
     ] = False

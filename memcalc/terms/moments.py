@@ -15,6 +15,7 @@ from memcalc.formulas.optimizer import (
     Form,
     OptimizerKind,
     States,
+    Temporary,
     Weight,
     moment_bytes,
     step_temporary,
@@ -53,7 +54,10 @@ def optimizer_of(name: str, impl: str, habits: Habits) -> OptimizerKind:
 
 def kind_of(grid: Grid) -> OptimizerKind:
     """The optimizer of a grid."""
-    return optimizer_of(grid.fixed.optimizer, grid.fixed.optimizer_impl, grid.habits)
+    kind = optimizer_of(grid.fixed.optimizer, grid.fixed.optimizer_impl, grid.habits)
+    if kind.decay and not grid.fixed.sgd_weight_decay:
+        return replace(kind, foreach=Temporary(), loop=Temporary())
+    return kind
 
 
 def form_of(habits: Habits, kind: OptimizerKind) -> Form:

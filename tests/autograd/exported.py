@@ -16,11 +16,11 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 from autograd import parallel
 from memcalc.probe.live.cuda_like import cuda_like
 from memcalc.probe.live.saved import Where
-from memcalc.probe.live.timeline import Event, Steps, Timeline, resizing
+from memcalc.probe.live.timeline import Steps, Timeline, resizing
 
 
-def peak_of(text: str, ranks: int, kernel: str) -> Event:
-    """Run two steps of a script's own functions on fake tensors; return the moment of the second at which most live."""
+def steps_of(text: str, ranks: int, kernel: str) -> Steps:
+    """Run two steps of a script's own functions on fake tensors; return what lived when."""
     names: dict[str, Any] = {"__name__": "script"}
     exec(compile(text, "script", "exec"), names)  # noqa: S102
     with parallel.fake_ranks(ranks):
@@ -38,7 +38,7 @@ def peak_of(text: str, ranks: int, kernel: str) -> Event:
                     line.add(tensor, kind)
             with waiting_in_place():
                 two_steps(line, lambda: names["train_step"](model, optimizer, fake_batches(names)))
-            return Steps(line.events, line.kinds).peak()
+            return Steps(line.events, line.kinds)
 
 
 @contextlib.contextmanager

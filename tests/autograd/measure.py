@@ -57,11 +57,12 @@ def build(
     layers: int | None,
     adapt: Callable[[nn.Module], nn.Module] | None = None,
     first: bool = False,
+    loss: str = "standard",
     **changes: Any,
 ) -> tuple[nn.Module, Callable[[], torch.Tensor], Any]:
     """Build a model and a function that runs its forward pass and loss. Call it inside :func:`cuda_like`.
 
-    Of every N blocks the last is checkpointed, or the ``first``.
+    Of every N blocks the last is checkpointed, or the ``first``. ``loss`` is that of the family ``titan`` alone.
     """
     dtype = DTYPES[precision]
     if family == "titan":
@@ -73,7 +74,7 @@ def build(
 
         def titan() -> torch.Tensor:
             with autocast(precision):
-                return models.titan_loss(model(tokens), labels)
+                return models.LOSSES[loss](model(tokens), labels)
 
         return model, titan, sizes
     config = models.hf_config(family, layers=layers, dropout=dropout, **changes)

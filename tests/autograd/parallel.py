@@ -55,6 +55,7 @@ def fsdp_timeline(
     reduce: torch.dtype = torch.float32,
     recompute: str = "none",
     optimizer: str = "foreach",
+    rule: str = "adamw",
     batch: int = models.BATCH,
     seq: int = models.SEQ,
     layers: int | None = None,
@@ -80,7 +81,7 @@ def fsdp_timeline(
             **changes,
         )
         shard(model, mesh, reshard=reshard, root=root, compute=compute, reduce=reduce)
-        return timeline.train(model, run, timeline.adamw(model, optimizer), steps, micro_batches)
+        return timeline.train(model, run, timeline.optimizer_of(model, optimizer, rule), steps, micro_batches)
 
 
 class _Reducer:
@@ -111,6 +112,7 @@ def ddp_timeline(
     precision: str = "fp32",
     recompute: str = "none",
     optimizer: str = "foreach",
+    rule: str = "adamw",
     bucket_view: bool = False,
     batch: int = models.BATCH,
     seq: int = models.SEQ,
@@ -142,4 +144,4 @@ def ddp_timeline(
             adapt=adapt,
             **changes,
         )
-        return timeline.train(model, run, timeline.adamw(model, optimizer), steps, micro_batches)
+        return timeline.train(model, run, timeline.optimizer_of(model, optimizer, rule), steps, micro_batches)

@@ -23,6 +23,14 @@ def train(
     return timeline.train(model, models.blocks_of(model), run, optimizer, steps, micro_batches)
 
 
+def optimizer_of(model: nn.Module, kind: str, rule: str = "adamw") -> torch.optim.Optimizer:
+    """Return AdamW, or SGD with ``momentum`` and ``decay`` as its rule says; ``foreach``, ``loop`` or ``fused``."""
+    if rule == "adamw":
+        return adamw(model, kind)
+    words = {"momentum": 0.9 * ("momentum" in rule), "weight_decay": 0.1 * ("decay" in rule)}
+    return torch.optim.SGD(model.parameters(), lr=1e-3, foreach=kind == "foreach", fused=kind == "fused", **words)
+
+
 def step_timeline(
     family: str,
     *,
@@ -34,6 +42,7 @@ def step_timeline(
     seq: int = models.SEQ,
     layers: int | None = None,
     optimizer: str = "foreach",
+    rule: str = "adamw",
     steps: int = 2,
     micro_batches: int = 1,
     **changes: Any,
@@ -51,4 +60,4 @@ def step_timeline(
             layers=layers,
             **changes,
         )
-        return train(model, run, adamw(model, optimizer), steps, micro_batches)
+        return train(model, run, optimizer_of(model, optimizer, rule), steps, micro_batches)

@@ -8,7 +8,7 @@ from memcalc.convert.formats.base import key_table
 from memcalc.convert.formats.fsdp_config import LOSS_INSIDE, PLACED
 from memcalc.convert.formats.trainer_writer import galore
 from memcalc.convert.formats.transformers_model import hub_name
-from memcalc.convert.formats.tuning import LAYER_NAMES
+from memcalc.convert.formats.tuning import DECAY, LAYER_NAMES
 from memcalc.convert.job import ConfigJob
 from memcalc.frameworks import habits_of
 
@@ -158,4 +158,4 @@ def _optimizer(job: ConfigJob) -> dict[str, Any]:
     names = {f"{kind} ({impl})": name for (kind, impl), name in _OPTIMIZERS.items()}
     value = f"{plan.optimizer} ({plan.optimizer_impl})"
     job.require(value in names, "optimizer", f"axolotl has {', '.join(names)}", value)
-    return {"optimizer": names[value]}
+    return {"optimizer": names[value], "weight_decay": DECAY if plan.sgd_weight_decay else None}

@@ -7,6 +7,7 @@ from typing import Any
 from memcalc.convert.config import Config, ConfigReader
 from memcalc.convert.document import Document
 from memcalc.convert.formats.base import Format, key_table
+from memcalc.convert.formats.tuning import DECAY, set_decay
 from memcalc.convert.job import ConfigJob
 
 _KEYS = key_table("deepspeed")
@@ -151,6 +152,7 @@ def _rest(reader: ConfigReader) -> None:
         reader.note("warning", "MC002", "optimizer.type", f"optimizer.type {name!r}: {says}")
     momentum = name in {"sgd", "musgd"} and bool(reader.number("optimizer.params.momentum", 0.0))
     reader.set("optimizer", "sgd-momentum" if momentum else _OPTIMIZERS.get(name, "adamw"), "optimizer.type")
+    set_decay(reader, _OPTIMIZERS.get(name, "adamw"), "optimizer.params.weight_decay")
     if name in _EXTRA_STATE:
         reader.not_modelled({"optimizer.type": "it keeps buffers besides the two moments"})
     # get_optimizer_configuration: FusedAdam, else torch.optim
@@ -180,6 +182,7 @@ def write(job: ConfigJob) -> dict[str, Any]:
     fields["optimizer.type"] = _TITLES[plan.optimizer]
     if plan.optimizer == "sgd-momentum":
         fields["optimizer.params.momentum"] = 0.9
+    fields["optimizer.params.weight_decay"] = DECAY if plan.sgd_weight_decay else None
     if plan.optimizer_impl == "foreach":
         fields["optimizer.params.torch_adam"] = True
     fields["data_types.grad_accum_dtype"] = plan.grad_accum_dtype or None

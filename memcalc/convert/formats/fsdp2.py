@@ -20,6 +20,7 @@ from memcalc.convert.config import Config, ConfigReader
 from memcalc.convert.document import Document
 from memcalc.convert.formats.base import Format
 from memcalc.convert.formats.transformers_model import sizes
+from memcalc.convert.formats.tuning import DECAY, set_decay
 from memcalc.convert.job import ConfigJob
 from memcalc.convert.text import KeyPath, Span
 from memcalc.errors import FileError, MemcalcError
@@ -53,6 +54,7 @@ _OFFLOADS = {"params": "OFFLOAD", "activations": "OFFLOAD_ACTIVATIONS"}
 _STATED = (
     "framework", "precision", "optimizer", "optimizer_impl", "zero", "dp", "dp_replicate", "tp", "recompute", "offload",
     "attention", "reduce_dtype", "reshard", "expandable_segments", "micro_batch", "checkpoint", "offload_to", "compile",
+    "sgd_weight_decay",
 )  # fmt: skip
 """Fields of a strategy that the script follows; it is written for no other value of the rest than the default."""
 
@@ -177,6 +179,7 @@ def _optimizer(reader: ConfigReader) -> None:
     options = "OPTIMIZER_OPTIONS"
     momentum = name == "sgd" and bool(reader.number(f"{options}.momentum", 0.0))
     reader.set("optimizer", "sgd-momentum" if momentum else name, "OPTIMIZER")
+    set_decay(reader, name, f"{options}.weight_decay")
     kernel = [kind for kind in ("fused", "foreach") if reader.flag(f"{options}.{kind}")]
     reader.set("optimizer_impl", kernel[0] if kernel else "loop", options)
 
@@ -195,6 +198,8 @@ def write(job: ConfigJob) -> dict[str, Any]:
     weights, compute, autocast = _PRECISIONS[plan.precision]
     optimizer, options = _OPTIMIZERS[plan.optimizer]
     blocks, part = _checkpointed(job)
+    if plan.sgd_weight_decay:
+        options = options | {"weight_decay": DECAY}
     kernels = {"foreach": plan.optimizer_impl == "foreach", "fused": plan.optimizer_impl == "fused"}
     reduce = compute if plan.precision != "bf16-mixed" or plan.reduce_dtype == "bf16" else "float32"
     return {

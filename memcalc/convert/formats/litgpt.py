@@ -13,7 +13,7 @@ from memcalc.convert.config import Config, ConfigReader
 from memcalc.convert.document import Document
 from memcalc.convert.formats.base import Format, key_table
 from memcalc.convert.formats.torchtune import OPTIMIZERS
-from memcalc.convert.formats.tuning import Optimizer
+from memcalc.convert.formats.tuning import Optimizer, set_decay
 from memcalc.frameworks.litgpt import LITGPT
 
 _KEYS = key_table("litgpt")
@@ -135,6 +135,7 @@ def _optimizer(reader: ConfigReader, command: str, quantised: bool) -> None:
     fused = optimizer.impl == "foreach" and (command == "pretrain" or bool(reader.flag("optimizer.init_args.fused")))
     plain = "sgd-momentum" if momentum else optimizer.name
     reader.set("optimizer", "paged-adamw" if quantised else plain, key)
+    set_decay(reader, plain, "optimizer.init_args.weight_decay")
     if not quantised:
         reader.set("optimizer_impl", "fused" if fused else optimizer.impl, key)
 

@@ -14,7 +14,7 @@ from typing import Any
 from memcalc.convert.config import Config, ConfigReader
 from memcalc.convert.document import Document
 from memcalc.convert.formats.base import Format, key_table
-from memcalc.convert.formats.tuning import Optimizer, optimizers_of
+from memcalc.convert.formats.tuning import Optimizer, optimizers_of, set_decay
 from memcalc.convert.text import KeyPath
 from memcalc.errors import FileError
 from memcalc.frameworks.torchtune import TORCHTUNE
@@ -159,6 +159,7 @@ def _optimizer(reader: ConfigReader) -> None:
         optimizer: Optimizer = reader.one_of(key, OPTIMIZERS, fold=False)
         momentum = optimizer.name == "sgd" and bool(reader.number("optimizer.momentum", 0.0))
         reader.set("optimizer", "sgd-momentum" if momentum else optimizer.name, key)
+        set_decay(reader, optimizer.name, "optimizer.weight_decay")
         fused = optimizer.impl == "foreach" and bool(reader.flag("optimizer.fused"))
         reader.set("optimizer_impl", "fused" if fused else optimizer.impl, key)
         if optimizer.missing:

@@ -7,7 +7,7 @@ from typing import Any
 from memcalc.convert.document import Document
 from memcalc.convert.formats.fsdp_config import LOSS_INSIDE, PLACED
 from memcalc.convert.formats.transformers_model import hub_name
-from memcalc.convert.formats.tuning import ANY_FORM, LAYER_NAMES, LIGER_KERNELS, TRAINER_OPTIMIZERS
+from memcalc.convert.formats.tuning import ANY_FORM, DECAY, LAYER_NAMES, LIGER_KERNELS, TRAINER_OPTIMIZERS
 from memcalc.convert.job import ConfigJob
 from memcalc.formulas.recompute import parse_policy
 from memcalc.frameworks import habits_of
@@ -92,7 +92,8 @@ def _optimizer(job: ConfigJob) -> dict[str, Any]:
     if kind == "galore-adamw":
         return galore(job, "optim")
     name = ANY_FORM.get(kind) or _NAMES[kind, plan.optimizer_impl]
-    return {"optim": name, "optim_args": "momentum=0.9" if plan.optimizer == "sgd-momentum" else None}
+    momentum = "momentum=0.9" if plan.optimizer == "sgd-momentum" else None
+    return {"optim": name, "optim_args": momentum, "weight_decay": DECAY if plan.sgd_weight_decay else None}
 
 
 def galore(job: ConfigJob, key: str) -> dict[str, Any]:

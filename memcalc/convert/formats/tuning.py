@@ -183,6 +183,16 @@ def set_galore(reader: ConfigReader, key: str, layers: str, all_layers: str, *, 
         reader.set("optimizer_in_backward", True, key)
 
 
+DECAY = 0.01
+"""What a writer says of a weight decay of which only its presence counts, as torch.optim.AdamW has by default."""
+
+
+def set_decay(reader: ConfigReader, optimizer: str, key: str) -> None:
+    """Set that SGD has a weight decay, from the key that says how much."""
+    if optimizer.startswith("sgd") and reader.number(key, 0.0):
+        reader.set("strategy.sgd_weight_decay", True, key)
+
+
 def set_optimizer(
     reader: ConfigReader,
     key: str,
@@ -201,6 +211,7 @@ def set_optimizer(
     reader.set("optimizer", "sgd-momentum" if momentum and optimizer.name == "sgd" else optimizer.name, key)
     if any_form or optimizer.name not in ANY_FORM:
         reader.set("optimizer_impl", optimizer.impl, key)
+    set_decay(reader, optimizer.name, "weight_decay")
     if optimizer.wide_embeddings:
         reader.set("strategy.wide_embedding_moments", True, key)
     if optimizer.missing:

@@ -68,6 +68,10 @@ BASE = "checkpoint_dir: checkpoints/meta-llama/Llama-3.2-1B\nout_dir: out\n"
         ("train: {}\nlora_r: 4\nlora_mlp: true\nlora_query: false", {"lora": "4:v,gate,up,down"}),
         ("train: {}\nlora_r: 4\nquantize: bnb.nf4-dq", {"quantize": "nf4-dq", "optimizer": "paged-adamw"}),
         ("train: {}\noptimizer: SGD", {"optimizer": "sgd"}),
+        (
+            "train: {}\noptimizer: {class_path: torch.optim.SGD, init_args: {weight_decay: 0.1}}",
+            {"optimizer": "sgd", "strategy.sgd_weight_decay": True},
+        ),
         ("train: {}\noptimizer: {class_path: bitsandbytes.optim.PagedAdamW}", {"optimizer": "paged-adamw"}),
         ("train: {}\ncommand: finetune_lora", {"lora": "8:q,v"}),
         ("train: {}\nprecision: 32-true", {"precision": "fp32"}),

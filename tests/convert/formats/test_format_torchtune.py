@@ -119,6 +119,10 @@ dtype: bf16
         ("run_val_every_n_steps: 10\nbatch_size_val: ${batch_size}", {"evaluates": True, "eval_micro_batch": 4}),
         ("optimizer: {_component_: torch.optim.AdamW}", {"optimizer_impl": "foreach"}),
         ("optimizer: {_component_: torch.optim.SGD, momentum: 0.9}", {"optimizer": "sgd-momentum"}),
+        (
+            "optimizer: {_component_: torch.optim.SGD, weight_decay: 0.1}",
+            {"optimizer": "sgd", "strategy.sgd_weight_decay": True},
+        ),
         ("optimizer: {_component_: torchao.optim.AdamW8bit}", {"optimizer": "adamw-8bit"}),
     ],
 )

@@ -183,6 +183,8 @@ REFUSED = [
     ({"precision": "fp16-mixed"}, "precision"),
     ({"lora": "16"}, "lora"),
     ({"optimizer_in_backward": True}, "optimizer-in-backward"),
+    ({"optimizer": "sgd", "optimizer_impl": "fused"}, "optimizer"),
+    ({"settings": {"strategy.sgd_weight_decay": True}}, "strategy.sgd_weight_decay"),
     ({"model": "mixtral-8x7b"}, "model"),
     ({"model": "bert-large", "seq_len": 512}, "model"),
     ({"model": "gpt2", "seq_len": 1024, "recompute": "mlp"}, "recompute"),
@@ -235,6 +237,7 @@ ALLOCATED: list[dict[str, Any]] = [
     {"precision": "fp32", "attention": "efficient"},
     {"settings": {"strategy.reduce_dtype": "bf16"}, "seq_len": 512},
     {"optimizer": "sgd-momentum"},
+    {"optimizer": "sgd-momentum", "settings": {"strategy.sgd_weight_decay": True}},
     {"optimizer": "sgd", "optimizer_impl": "loop"},
     *({"dp_replicate": 2, "seq_len": 128, "recompute": "full", "optimizer_impl": "fused", **job} for job in HYBRID),
     {"tp": 2},
@@ -250,12 +253,12 @@ ALLOCATED: list[dict[str, Any]] = [
 def test_the_script_allocates_what_the_plan_says(words: dict[str, Any]) -> None:
     """PyTorch's own count of the script's second step beside the figure of the plan, less the BLAS workspaces."""
     pytest.importorskip("transformers")
-    from autograd.exported import peak_of
+    from autograd.exported import steps_of
 
     spec = llama()
     found = of(model=spec, **words)
     workspaces = sum(term.bytes for term in found.terms if term.name == "BLAS workspaces")
-    peak = peak_of(script(found, spec=spec), found.hardware.gpus, found.strategy.attention)
+    peak = steps_of(script(found, spec=spec), found.hardware.gpus, found.strategy.attention).peak()
     assert found.peak.allocated - workspaces == pytest.approx(peak.live, rel=2e-4)
 
 
