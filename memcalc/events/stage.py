@@ -87,6 +87,11 @@ class Stage:
         """Bytes of the gradients of the embedding and what precedes the blocks."""
         return self.scalar(self.trained.embedding) * self.gradient_width
 
+    def undivided_gradient(self) -> int:
+        """Bytes of the embedding's gradient before it is cut into those of tensor-parallel ranks."""
+        sharded = self.grid.habits.gather == "blocks" and not self.grid.habits.flat_units
+        return self.scalar(Units(self.trained).undivided) if sharded and self.scalar(self.grid.zero) >= 2 else 0
+
     def gradients(self, phase: str = "step") -> int:
         """Bytes of all gradients that are on the GPU in a phase; those of the step stay until then."""
         return sum(self.scalar(t.bytes) for t in self.ledger.terms if t.with_weights and phase in t.phases)

@@ -221,6 +221,7 @@ class StepWriter(Stage):
         adds = self.units.accumulates(self.first_unit)
         gradients = self.embedding_gradient()
         matrix = min(self.scalar(tied_matrix(self.census)) * self.gradient_width, gradients) if self.tied else 0
+        undivided = self.log.alloc(self.undivided_gradient(), COMPUTE, "gradient of the embedding, undivided")
         made = [self.log.alloc(gradients - matrix, COMPUTE, "gradient of the embedding")]
         if matrix:
             # Positions are added after the tokens' rows, so that backward comes to them first
@@ -228,6 +229,7 @@ class StepWriter(Stage):
                 self.log.free_all(made)
             made.append(self._added(head, matrix))
             head = []
+        self.log.free(undivided)
         self.log.free(gradient)
         if adds:
             self.log.free_all(made)
@@ -237,7 +239,7 @@ class StepWriter(Stage):
     def _added(self, head: list[int], matrix: int) -> int:
         """The sum of a tied weight's two gradients, out of place unless autocast has made one of them by a cast."""
         embedding = self.log.alloc(matrix, COMPUTE, "gradient of the tied embedding")
-        if added_in_place(self.census):
+        if self.scalar(added_in_place(self.census)):
             self.log.free_all(head)
             return embedding
         both = self.log.alloc(matrix, COMPUTE, "gradient of the tied embedding")

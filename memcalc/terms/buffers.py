@@ -65,8 +65,9 @@ def adapter_copies_terms(census: ModelOnGrid) -> Iterator[Term]:
 def autocast_terms(census: ModelOnGrid) -> Iterator[Term]:
     """16-bit copies of fp32 matrices: those that backward needs, and in forward, until autocast ends, the cache of all.
 
-    A checkpointed block's graph keeps none. FSDP's views are no leaves, and only copies of leaves are cached. Rows of
-    an embedding are looked up, not multiplied, and grouped products of experts are on no list of autocast's.
+    A checkpointed block's graph keeps none. FSDP's views are no leaves, and only copies of leaves are cached; FSDP 2's
+    are where tensor parallelism has made them DTensors. Rows of an embedding are looked up, not multiplied, and grouped
+    products of experts are on no list of autocast's.
     """
     grid, groups, source = census.grid, groups_of(census), "PyTorch aten/src/ATen/autocast_mode.cpp, cached_cast"
     copies = [block_copies(activations) for activations in groups]
@@ -77,7 +78,8 @@ def autocast_terms(census: ModelOnGrid) -> Iterator[Term]:
         ]
     )
     cached = add_all([a.layers * size for a, size in zip(groups, copies, strict=True)])
-    leaves = 1 - (grid.zero_from(2) & grid.habits.full_shard)
+    divided = (grid.degree("tp") > 1) & (grid.habits.gather == "blocks") & (not grid.habits.flat_units)
+    leaves = 1 - (grid.zero_from(2) & grid.habits.full_shard & ~divided)
     in_events, phases = copies_in_events(census), ("forward-last", "forward")
     cache: Array = (cached - saved) * leaves
     title, formula = "autocast's cache of 16-bit weight copies", "2 · P_cast of checkpointed blocks"

@@ -120,6 +120,16 @@ class Units:
         return self.embedding if self.split else self.root
 
     @cached_property
+    def undivided(self) -> Array:
+        """The embedding's gradient as DTensor makes it under tensor parallelism: that of all ranks' rows.
+
+        Source: torch/distributed/tensor/_ops/_embedding_ops.py of PyTorch 2.13 (embedding_dense_backward_strategy): no
+        strategy divides the rows of the result, which are cut from it after.
+        """
+        ranks = self.census.grid.degree("tp")
+        return self.width * self.census.embedding * ranks * (ranks > 1)
+
+    @cached_property
     def pipelined(self) -> Array:
         """1 where units stay whole, and their gradients too, from micro-batch to micro-batch of a pipeline."""
         grid = self.census.grid
@@ -215,7 +225,7 @@ def reduction_terms(units: Units) -> Iterator[Term]:
     yield from second_backward_terms(units, block)
     outer = units.outer
     # A tied weight has a gradient from each of its uses, and their sum
-    grads = outer * np.where(census.model.tied & ~grid.ends_apart, 3, 1)
+    grads = outer * np.where(census.model.tied & ~grid.ends_apart, 3, 1) + units.undivided
     end = outer + np.maximum(grads + block, units.scatter_input(outer, width))
     title, formula = "end of the last unit's backward", "w · P + max(G + w_reduce · P_block, w_reduce · P)"
     yield Term("buffers", title, end, ("backward-end",), formula, FSDP, inputs)

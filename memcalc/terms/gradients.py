@@ -110,9 +110,14 @@ def tied_matrix(census: ModelOnGrid) -> Array:
     return shard(model_count(census.model).embedding + census.padding, census.grid.degree("tp"))
 
 
-def added_in_place(census: ModelOnGrid) -> bool:
-    """Whether the engine adds a tied weight's gradients into the head's: a cast under autocast has made that anew."""
-    return all(setting.autocast for setting in census.settings)
+def added_in_place(census: ModelOnGrid) -> Array:
+    """1 where the engine adds a tied weight's gradients into the head's: a cast under autocast has made that anew.
+
+    DTensors, which FSDP 2's weights are under tensor parallelism, are added out of place.
+    """
+    grid = census.grid
+    tensors = (grid.degree("tp") > 1) & (grid.habits.gather == "blocks") & (not grid.habits.flat_units)
+    return np.asarray(~tensors & all(setting.autocast for setting in census.settings)).astype(np.int64)
 
 
 def whole(grid: Grid) -> Array:

@@ -19,8 +19,6 @@ PACKED = {"phi3", "mixtral", "qwen3-moe", "gpt-oss", "deepseek-v2", "deepseek-v3
 
 def left_out(job: Job) -> str:
     """Return the mechanism by which a job may differ, or nothing."""
-    if job.tp > 1:
-        return "DTensor makes the gradient of a divided embedding whole on each rank"
     if job.optimizer == "loop" and job.family in PACKED:
         return "the loop's temporaries are of the largest matrix, though a class packs several into one tensor"
     if job.family.startswith("falcon") and job.batch == 1:

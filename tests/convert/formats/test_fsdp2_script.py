@@ -184,6 +184,7 @@ REFUSED = [
     ({"lora": "16"}, "lora"),
     ({"optimizer_in_backward": True}, "optimizer-in-backward"),
     ({"optimizer": "sgd", "optimizer_impl": "fused"}, "optimizer"),
+    ({"optimizer": "sgd", "tp": 2}, "optimizer"),
     ({"settings": {"strategy.sgd_weight_decay": True}}, "strategy.sgd_weight_decay"),
     ({"model": "mixtral-8x7b"}, "model"),
     ({"model": "bert-large", "seq_len": 512}, "model"),
@@ -244,6 +245,8 @@ ALLOCATED: list[dict[str, Any]] = [
     {"tp": 4, "recompute": "full", "zero": 2, "global_batch": 2},
     {"tp": 2, "precision": "fp32", "attention": "efficient"},
     {"tp": 2, "precision": "bf16-autocast"},
+    {"tp": 2, "precision": "bf16-autocast", "recompute": "selective-ops"},
+    {"tp": 2, "seq_len": 128, "recompute": "full"},
     {"tp": 2, "dp_replicate": 2, "gpus": 16, "recompute": "full"},
 ]
 
