@@ -15,7 +15,7 @@ from memcalc.grid import Grid
 from memcalc.planner import answer, axes
 from memcalc.planner.answer import strategy_of
 from memcalc.planner.job import PlanJob
-from memcalc.planner.occasions import occasions_of, with_occasions
+from memcalc.planner.occasions import occasions_of, uncounted, with_occasions
 from memcalc.planner.stage_peaks import Peaks, peaks_of
 from memcalc.planner.varying import BatchRun, Sequence
 from memcalc.results.estimates import ExposedMessages, StepTime
@@ -156,7 +156,8 @@ class One:
         result = answer.estimate_of(
             self.census, job.gpu, job.node, overhead, job.request, self.record, timeline=timeline, sequence=sequence
         )
-        result = with_occasions(result, occasions_of(self.census, overhead, job.node), job.node)
+        occasions = occasions_of(self.census, overhead, job.node)
+        result = with_occasions(result, occasions, job.node, uncounted(self.census, occasions))
         result = result.model_copy(update={"time": self._time})
         able = job.gpu.vendor == "nvidia" and grows_segments(grid.fixed.framework)
         large = result.components.reserve > LARGE_CACHE * result.peak.device or result.verdict == "tight"

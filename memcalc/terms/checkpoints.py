@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 QUANTISED = "transformers 5.23 core_model_loading.py; bitsandbytes nn/modules.py: Params4bit._quantize on the GPU"
 FSDP1 = "torch 2.13 distributed/fsdp/_state_dict_utils.py: _full_pre_state_dict_hook, _full_post_state_dict_hook"
 FSDP2 = "torch 2.13 distributed/_state_dict_utils.py: _gather_state_dict, tensor by tensor"
+SENT = "Accelerate 1.15 utils/fsdp_utils.py: fsdp2_load_full_state_dict, tensor by tensor"
 ENGINE = (
     "DeepSpeed 0.19.6 runtime/engine.py: _zero3_consolidated_16bit_state_dict, _get_all_zero_checkpoint_state_dicts"
 )
@@ -37,34 +38,38 @@ def checkpoints(census: ModelOnGrid, ledger: Ledger, ranks: int) -> Iterator[Occ
 
 
 def _loading(census: ModelOnGrid, ledger: Ledger, ranks: int) -> Occasion | None:
-    grid, name = census.grid, census.grid.habits.name
-    if name not in READS or (grid.fixed.quantize != "none" and weights_are_sharded(census)):
+    grid, name, reader = census.grid, census.grid.habits.name, census.grid.fixed.loading
+    if (name not in READS and not reader) or (grid.fixed.quantize != "none" and weights_are_sharded(census)):
         return None
     weights = resident(ledger, census, ["parameters"])
     total = np.sum(whole_weights(census, ledger, off_gpu_terms(census)))
-    source, sharded = READS[name], weights_are_sharded(census)
+    source, sharded = READS.get(name, READS["hf"]), weights_are_sharded(census)
     if grid.fixed.quantize != "none":
         title, tensor = "one 16-bit tensor before it is quantised", 2 * census.largest_tensor
         terms = [*weights, Term("parameters", title, tensor, (), "2 · P_tensor", QUANTISED)]
-        return Occasion("loading", "weights quantised as they are loaded", tuple(terms), certain=False)
-    copies = 1 if name == "deepspeed" and sharded else ranks
+        return Occasion("loading", "weights quantised as they are loaded", tuple(terms), certain=bool(reader))
+    alone = reader == "rank-0" or (name == "deepspeed" and sharded and not reader)
+    copies = 1 if alone else ranks
     title = "weights as they are read, a copy of each rank" if copies > 1 else "weights as they are read"
     inputs = {"P": total, "n": copies}
     host = Term("parameters", title, total * copies, (), "n · w · P", source, inputs, tier="host")
     if not sharded:
-        return Occasion("loading", "weights loaded on the host", (*weights, host), certain=False)
+        return Occasion("loading", "weights loaded on the host", (*weights, host), certain=bool(reader))
     if name == "deepspeed":
         width = census.width("compute")
         unit = Term("buffers", "one whole tensor", width * census.largest_tensor, (), "w · P_tensor", source)
-        return Occasion("loading", "weights loaded under zero.Init", (*weights, unit, host), certain=False)
+        return Occasion("loading", "weights loaded under zero.Init", (*weights, unit, host), certain=bool(reader))
     width = census.width("parameter")
+    if alone and not grid.habits.flat_units:
+        unit = Term("buffers", "one whole tensor", width * census.count.largest_tensor, (), "w · P_tensor", SENT)
+        return Occasion("loading", "weights sent by rank 0 and sharded", (*weights, unit, host), certain=bool(reader))
     unit = Term("buffers", "one whole unit before it is sharded", width * largest_unit(census), (), "w · P_unit", FSDP1)
-    return Occasion("loading", "weights loaded on the host and sharded", (*weights, unit, host), certain=False)
+    return Occasion("loading", "weights loaded on the host and sharded", (*weights, unit, host), certain=bool(reader))
 
 
 def _resuming(census: ModelOnGrid, ledger: Ledger, ranks: int) -> Occasion | None:
     """States read anew: into those that an engine has already made, or in place of none."""
-    grid, name = census.grid, census.grid.habits.name
+    grid, name, certain = census.grid, census.grid.habits.name, census.grid.fixed.resumes
     states = resident(ledger, census, ["parameters", "optimizer"])
     moments = [term for term in states if term.component == "optimizer"]
     read = sum((term.bytes for term in moments), np.int64(0))
@@ -75,16 +80,16 @@ def _resuming(census: ModelOnGrid, ledger: Ledger, ranks: int) -> Occasion | Non
         again = [replace(t, name=f"{t.name}, read anew", source=STAGE3) for t in moments if "moment" in t.name]
         in_place = not weights_are_sharded(census) or grid.offloaded("optimizer").any()
         terms = [*states, host] if in_place else [*states, *again, host]
-        return Occasion("resuming", "DeepSpeed's shards read on the host", tuple(terms), certain=False)
+        return Occasion("resuming", "DeepSpeed's shards read on the host", tuple(terms), certain=certain)
     if name == "hf" and not weights_are_sharded(census):
         on_host = read if int(np.max(grid.degree("gpus"))) == 1 else np.int64(0)
         title = "states as they are read"
         host = Term("optimizer", title, on_host, (), "B_states", TRAINER, {}, tier="host")
-        return Occasion("resuming", "optimizer states read by each rank", (*states, host), certain=False)
+        return Occasion("resuming", "optimizer states read by each rank", (*states, host), certain=certain)
     if name in {"fsdp2", "torchtitan"} and weights_are_sharded(census):
         made = [t for t in ledger.terms if "step" in t.phases and t.component in {"gradients", "optimizer", "buffers"}]
         step = [replace(t, phases=(), source=ZERO_STEP) for t in made if t.name not in {s.name for s in states}]
-        return Occasion("resuming", "a step with gradients of zero makes the states", (*states, *step), certain=False)
+        return Occasion("resuming", "a step with gradients of zero makes the states", (*states, *step), certain=certain)
     return None
 
 
