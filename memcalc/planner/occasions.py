@@ -14,7 +14,7 @@ from memcalc.results.occasions import Occasion, OccasionPart
 from memcalc.terms.build import build_ledger
 from memcalc.terms.checkpoints import checkpoints
 from memcalc.terms.evaluation import evaluations
-from memcalc.terms.occasions import on_gpu, weights_are_sharded
+from memcalc.terms.occasions import on_gpu, writes_together
 from memcalc.units import GIB
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ def uncounted(census: ModelOnGrid, occasions: tuple[Occasion, ...]) -> tuple[str
     """A sentence for each thing that the job is told to do beside its steps, and of which nothing is known here."""
     grid, known = census.grid, {occasion.name for occasion in occasions}
     fields = asked_for(grid.fixed)
-    if not weights_are_sharded(census):
+    if not writes_together(census):
         fields.pop("saving", None)  # each rank writes what it has
     where = "a recorded module" if census.model.recording is not None else grid.fixed.framework
     return tuple(

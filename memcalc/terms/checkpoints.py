@@ -8,10 +8,18 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from memcalc.formulas.optimizer_states import shard
 from memcalc.frameworks.state_dicts import READS, WRITES
 from memcalc.ledger import Term
 from memcalc.terms.host import off_gpu_terms
-from memcalc.terms.occasions import Occasion, largest_unit, resident, weights_are_sharded, whole_weights
+from memcalc.terms.occasions import (
+    Occasion,
+    largest_unit,
+    resident,
+    weights_are_sharded,
+    whole_weights,
+    writes_together,
+)
 
 if TYPE_CHECKING:
     from memcalc.ledger import Ledger
@@ -26,13 +34,20 @@ ENGINE = (
 )
 STAGE3 = "DeepSpeed 0.19.6 runtime/zero/stage3.py: initialize_optimizer_states, _rigid_load_state_dict"
 ZERO_STEP = "torch 2.13 distributed/checkpoint/state_dict.py: _init_optim_state steps once with gradients of zero"
+MEGATRON = "Megatron-LM d98e8a64 core/optimizer/distrib_optimizer.py: get_parameter_state_dp_zero"
+MEGATRON_STATES = {"adamw": 2, "sgd-momentum": 1, "sgd": 0}
+"""By optimizer the states that are gathered beside the weights; of others nobody here knows which [1]."""
 TRAINER = "transformers 5.23 trainer.py: _load_optimizer_and_scheduler"
 
 
 def checkpoints(census: ModelOnGrid, ledger: Ledger, ranks: int) -> Iterator[Occasion]:
     """Loading, resuming and saving as the framework does them; ``ranks`` are those of one host [ranks]."""
     if census.model.recording is None:
-        for occasion in (_loading(census, ledger, ranks), _resuming(census, ledger, ranks), _saving(census, ledger)):
+        for occasion in (
+            _loading(census, ledger, ranks),
+            _resuming(census, ledger, ranks),
+            _saving(census, ledger, ranks),
+        ):
             if occasion is not None:
                 yield occasion
 
@@ -93,11 +108,13 @@ def _resuming(census: ModelOnGrid, ledger: Ledger, ranks: int) -> Occasion | Non
     return None
 
 
-def _saving(census: ModelOnGrid, ledger: Ledger) -> Occasion | None:
+def _saving(census: ModelOnGrid, ledger: Ledger, ranks: int) -> Occasion | None:
     grid, name, form = census.grid, census.grid.habits.name, census.grid.fixed.state_dict
     usual, source = WRITES.get(name, ("", ""))
-    if not weights_are_sharded(census) or not (form or usual):
+    if not writes_together(census) or not (form or usual):
         return None
+    if name == "megatron":
+        return _saving_of_megatron(census, ledger, ranks)
     chosen, states = form or usual, resident(ledger, census)
     total = whole_weights(census, ledger, off_gpu_terms(census))
     if chosen == "sharded":
@@ -119,3 +136,30 @@ def _saving(census: ModelOnGrid, ledger: Ledger) -> Occasion | None:
         return Occasion("saving", "all weights gathered on each GPU", parts, certain=bool(form))
     host = Term("parameters", "all weights on rank 0", np.sum(total) * np.int64(1), (), "w · P", source, tier="host")
     return Occasion("saving", "all weights gathered on rank 0's host", (*states, at_once, host), certain=bool(form))
+
+
+def _saving_of_megatron(census: ModelOnGrid, ledger: Ledger, ranks: int) -> Occasion | None:
+    """The distributed optimizer's states; weights are whole on each data-parallel rank, and are written as they are.
+
+    Whole states go bucket by bucket, in fp32: over gloo to the host of one rank, or over NCCL through the GPU to the
+    hosts of all. Without ``--overlap-grad-reduce`` a bucket is a whole buffer: one of the experts, one of the rest.
+    """
+    grid, form, states = census.grid, census.grid.fixed.state_dict, resident(ledger, census)
+    if form in {"", "sharded"}:
+        return Occasion("saving", "each rank writes its shards", tuple(states), certain=bool(form))
+    if grid.fixed.optimizer not in MEGATRON_STATES:
+        return None
+    dense, experts = census.blocks + census.root, census.experts_or_none
+    width = 4 * (1 + MEGATRON_STATES[grid.fixed.optimizer])
+    through_gpu = form == "full-on-gpu"
+    copies = np.int64(ranks) if through_gpu else grid.degree("tp")  # ranks of a host that hold the states of a stage
+    inputs = {"w": width, "P": dense + experts, "n": copies}
+    size = width * (dense + experts) * copies
+    host = Term("optimizer", "whole states in fp32", size, (), "n · w · P", MEGATRON, inputs, tier="host")
+    if not through_gpu:
+        return Occasion("saving", "states gathered on the host of a rank", (*states, host), certain=True)
+    shares = 4 * shard(dense, grid.ranks), 4 * shard(experts, grid.expert_ranks)
+    gathered = np.maximum(4 * dense + shares[0], 4 * experts + shares[1])
+    formula = "4 · (P_buffer + ⌈P_buffer / N⌉)"
+    bucket = Term("buffers", "one state of a whole buffer, gathered", gathered, (), formula, MEGATRON, inputs)
+    return Occasion("saving", "states gathered through each GPU", (*states, bucket, host), certain=True)

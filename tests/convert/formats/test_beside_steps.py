@@ -10,6 +10,8 @@ from config_files import codes, config_of, defaults, words
 from transformers import TrainingArguments
 
 from memcalc.convert.config import Config
+from memcalc.convert.document import Document
+from memcalc.convert.formats import get_format
 from memcalc.preflight.job import estimate_merged
 from memcalc.preflight.merge import merge
 from memcalc.results.estimates import Estimate
@@ -157,3 +159,36 @@ def test_torchtitan_validates_at_a_length_of_its_own_and_writes_shards() -> None
     assert {("MC002", "validation.seq_len"), ("MC002", "checkpoint.async_mode")} <= codes(config)
     same = config_of(Path("t.toml"), text.replace("[checkpoint]", "seq_len = 8192\n[checkpoint]"), "torchtitan")
     assert ("MC002", "validation.seq_len") not in codes(same)
+
+
+@pytest.mark.parametrize(
+    ("flags", "form"),
+    [
+        ("", "sharded"),
+        ("--ckpt-format torch_dist --use-dist-ckpt", "sharded"),
+        ("--ckpt-format torch", "full"),
+        ("--dist-ckpt-optim-fully-reshardable", "full-on-gpu"),
+        ("--dist-ckpt-optim-fully-reshardable --distrib-optim-fully-reshardable-mem-efficient", "full"),
+        ("--dist-ckpt-optim-fully-reshardable --overlap-grad-reduce", None),
+        ("--ckpt-format fsdp_dtensor", None),
+    ],
+)
+def test_megatron_says_how_its_distributed_optimizer_is_written(flags: str, form: str | None) -> None:
+    stated: dict[str, Any] = dict.fromkeys(("bf16", "async_save", "save", "load"), True)
+    parts = flags.removeprefix("--").split(" --") if flags else []
+    for part in parts:
+        name, _, value = part.partition(" ")
+        stated[name.replace("-", "_")] = value or True
+    shared = megatron({**stated, "use_distributed_optimizer": True})
+    assert words(shared).get("strategy.state_dict") == form
+    warned = {field for code, field in codes(shared) if code == "MC002"}
+    assert bool(warned) is (form is None)
+    assert {("MC004", "async_save"), ("MC004", "load")} <= codes(shared)
+    alone = megatron({**stated, "finetune": True})
+    assert "strategy.state_dict" not in words(alone)
+    assert ("MC004", "load") not in codes(alone)
+
+
+def megatron(stated: dict[str, Any]) -> Config:
+    """The config of some flags of Megatron-LM."""
+    return get_format("megatron").read(Document(Path("m.sh"), "flags", "", {**stated, "num_layers": 2}))
