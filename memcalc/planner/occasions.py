@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -19,6 +20,7 @@ from memcalc.units import GIB
 
 if TYPE_CHECKING:
     from memcalc.ledger import Term
+    from memcalc.planner.stage_peaks import Peaks
     from memcalc.results.estimates import Estimate
     from memcalc.specs.hardware import Node
     from memcalc.specs.options import SharedSettings
@@ -98,6 +100,20 @@ def with_occasions(
     reason = estimate.reason or ", ".join(f"{occasion.name} does not fit" for occasion in failing)
     update = {"occasions": occasions, "warnings": warnings, "verdict": verdict, "reason": reason}
     return estimate.model_copy(update=update)
+
+
+def with_beside(peaks: Peaks, census: ModelOnGrid, node: Node) -> Peaks:
+    """The figures of a strategy, which does not fit where it cannot do what the job is told to do beside its steps."""
+    failing = failing_beside(census, peaks.overhead, node)
+    return replace(peaks, beside=", ".join(f"{occasion.name} does not fit" for occasion in failing))
+
+
+def failing_beside(census: ModelOnGrid, overhead: Overhead, node: Node) -> list[Occasion]:
+    """What the job is told to do beside its steps and cannot; nothing is computed where it is told nothing."""
+    if not asked_for(census.grid.fixed):
+        return []
+    occasions = occasions_of(census, overhead, node)
+    return [occasion for occasion in occasions if occasion.certain and not occasion.fits]
 
 
 def _beyond(failing: Iterable[Occasion], usable: int) -> Iterable[str]:
