@@ -42,7 +42,8 @@ def set_evaluation(reader: ConfigReader) -> None:
 
     A script evaluates with ``do_eval`` after training too, and predicts with ``do_predict`` in the same loop.
     """
-    strategy = "eval_strategy" if reader.has("eval_strategy") else "evaluation_strategy"
+    older = reader.has("evaluation_strategy") and not reader.has("eval_strategy")
+    strategy = "evaluation_strategy" if older else "eval_strategy"
     stated = reader.text(strategy, "no").lower() not in ("no", "false")
     others = [key for key in ("do_eval", "do_predict", "eval_on_start") if reader.flag(key)]
     reader.set("evaluates", stated or bool(others), strategy if stated or not others else others[0])
