@@ -325,7 +325,7 @@ BY_WORDS: dict[str, tuple[str, dict[str, Any]]] = {
 """Settings that are an axis of a grid, or a word that stands for several fields."""
 BESIDE: dict[str, tuple[str, Any]] = {
     "eval_micro_batch": ("hf", 2), "eval_batches_kept": ("hf", 2), "eval_new_tokens": ("hf", 2),
-    "state_dict": ("llama", "full-on-gpu"),
+    "state_dict": ("llama", "full-on-gpu"), "loading": ("llama", "rank-0"), "resumes": ("llama", True),
 }  # fmt: skip
 """Shared settings that move what a job does beside its steps, and nothing of a step."""
 CHOICES = {

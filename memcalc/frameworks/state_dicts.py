@@ -15,6 +15,7 @@ WRITES: dict[str, tuple[StateDict, str]] = {
     "fsdp1": ("full-on-gpu", "torch 2.13 distributed/fsdp/api.py: FullStateDictConfig; _state_dict_utils.py: clone()"),
     "fsdp2": ("sharded", "torch 2.13 distributed/fsdp/_fully_shard: state_dict() has DTensors"),
     "deepspeed": ("sharded", "DeepSpeed 0.19.6 runtime/zero/config.py: stage3_gather_16bit_weights_on_model_save"),
+    "megatron": ("sharded", "Megatron-LM d98e8a64 training/checkpointing.py: torch_dist, dp_reshardable"),
 }
 """By framework: what it writes by default where ranks share the weights, and who says so."""
 READS = {

@@ -15,8 +15,8 @@ from memcalc.grid import Grid
 from memcalc.planner import answer, axes
 from memcalc.planner.answer import strategy_of
 from memcalc.planner.job import PlanJob
-from memcalc.planner.occasions import occasions_of, with_occasions
-from memcalc.planner.stage_peaks import Peaks, peaks_of
+from memcalc.planner.occasions import failing_beside, occasions_of, uncounted, with_beside, with_occasions
+from memcalc.planner.stage_peaks import Peaks, UnsafeError, peaks_of
 from memcalc.planner.varying import BatchRun, Sequence
 from memcalc.results.estimates import ExposedMessages, StepTime
 from memcalc.terms import ModelOnGrid, build_ledger, overhead_of
@@ -60,10 +60,16 @@ class SimulatedPlan:
         return strategy_of(self.candidate.grid, self.candidate.index)
 
 
-def finalist(job: PlanJob, candidate: Candidate, *, only_safe: bool = False) -> SimulatedPlan:
-    """One found strategy, replayed; with ``only_safe`` UnsafeError may say that it is tight or does not fit."""
+def finalist(job: PlanJob, candidate: Candidate, *, only_safe: bool = False, only_whole: bool = False) -> SimulatedPlan:
+    """One found strategy, replayed; with ``only_safe`` UnsafeError may say that it is tight or does not fit.
+
+    With ``only_whole`` it says so of one that cannot do what the job does beside its steps, before any replay.
+    """
     census, ledger, overhead = single_ledger(job, candidate)
-    return SimulatedPlan(candidate, census, peaks_of(census, ledger, overhead, only_safe=only_safe))
+    if only_whole and failing_beside(census, overhead, job.node):
+        raise UnsafeError
+    peaks = peaks_of(census, ledger, overhead, only_safe=only_safe)
+    return SimulatedPlan(candidate, census, peaks if only_whole else with_beside(peaks, census, job.node))
 
 
 def single_ledger(job: PlanJob, candidate: Candidate) -> tuple[ModelOnGrid, Ledger, Overhead]:
@@ -156,7 +162,8 @@ class One:
         result = answer.estimate_of(
             self.census, job.gpu, job.node, overhead, job.request, self.record, timeline=timeline, sequence=sequence
         )
-        result = with_occasions(result, occasions_of(self.census, overhead, job.node), job.node)
+        occasions = occasions_of(self.census, overhead, job.node)
+        result = with_occasions(result, occasions, job.node, uncounted(self.census, occasions))
         result = result.model_copy(update={"time": self._time})
         able = job.gpu.vendor == "nvidia" and grows_segments(grid.fixed.framework)
         large = result.components.reserve > LARGE_CACHE * result.peak.device or result.verdict == "tight"

@@ -17,6 +17,7 @@ from memcalc.planner import request as rq
 from memcalc.planner.costs import legal, safe_limits
 from memcalc.planner.global_batch import batch_of, in_tokens, tokens_of
 from memcalc.planner.job import PlanJob
+from memcalc.planner.occasions import with_beside
 from memcalc.planner.offload_memory import pools_of
 from memcalc.planner.stage_peaks import Peaks, peaks_of
 from memcalc.specs.options import DEGREES
@@ -289,7 +290,8 @@ class SimulationCache:
         overhead = overhead_of(job.gpu, grid, grid.layouts[0])
         census = job.on(grid)
         ledger = build_ledger(census, overhead.workspaces, detail=detail)
-        return SimulatedLimit(candidate, census, ledger, peaks_of(census, ledger, overhead), request.assumptions)
+        peaks = with_beside(peaks_of(census, ledger, overhead), census, job.node)
+        return SimulatedLimit(candidate, census, ledger, peaks, request.assumptions)
 
 
 def states_fit(job: LimitJob, grids: Sequence[Grid], micro_batch: int, seq_len: int) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -14,13 +15,15 @@ from memcalc.results.occasions import Occasion, OccasionPart
 from memcalc.terms.build import build_ledger
 from memcalc.terms.checkpoints import checkpoints
 from memcalc.terms.evaluation import evaluations
-from memcalc.terms.occasions import on_gpu
+from memcalc.terms.occasions import on_gpu, writes_together
 from memcalc.units import GIB
 
 if TYPE_CHECKING:
     from memcalc.ledger import Term
+    from memcalc.planner.stage_peaks import Peaks
     from memcalc.results.estimates import Estimate
     from memcalc.specs.hardware import Node
+    from memcalc.specs.options import SharedSettings
     from memcalc.terms import ModelOnGrid, Overhead
     from memcalc.terms import occasions as terms
 
@@ -34,6 +37,32 @@ def occasions_of(census: ModelOnGrid, overhead: Overhead, node: Node) -> tuple[O
         saving = before.pop()
     ordered = (*before, *evaluations(census, overhead.workspaces), *((saving,) if saving else ()))
     return tuple(_answered(occasion, census, overhead.usable) for occasion in ordered)
+
+
+def asked_for(fixed: SharedSettings) -> dict[str, str]:
+    """What a job is told to do beside its steps: by occasion the field that says so."""
+    fields = {
+        "loading": ("strategy.loading", fixed.loading),
+        "resuming": ("workload.resumes", fixed.resumes),
+        "evaluation": ("workload.eval_micro_batch", fixed.eval_micro_batch),
+        "generation": ("workload.eval_new_tokens", fixed.eval_new_tokens),
+        "saving": ("strategy.state_dict", fixed.state_dict),
+    }
+    return {name: field for name, (field, value) in fields.items() if value}
+
+
+def uncounted(census: ModelOnGrid, occasions: tuple[Occasion, ...]) -> tuple[str, ...]:
+    """A sentence for each thing that the job is told to do beside its steps, and of which nothing is known here."""
+    grid, known = census.grid, {occasion.name for occasion in occasions}
+    fields = asked_for(grid.fixed)
+    if not writes_together(census):
+        fields.pop("saving", None)  # each rank writes what it has
+    where = "a recorded module" if census.model.recording is not None else grid.fixed.framework
+    return tuple(
+        f"{name} is not counted: {field} asks for it, and what {where} holds meanwhile is not modelled."
+        for name, field in fields.items()
+        if name not in known
+    )
 
 
 def _answered(occasion: terms.Occasion, census: ModelOnGrid, usable: int) -> Occasion:
@@ -56,14 +85,35 @@ def _part(term: Term, size: int, stage: int) -> OccasionPart:
     )
 
 
-def with_occasions(estimate: Estimate, occasions: tuple[Occasion, ...], node: Node) -> Estimate:
-    """The estimate with what the job does beside its steps: what it was told to do has to fit too."""
+def with_occasions(
+    estimate: Estimate, occasions: tuple[Occasion, ...], node: Node, uncounted: tuple[str, ...] = ()
+) -> Estimate:
+    """The estimate with what the job does beside its steps: what it was told to do has to fit too.
+
+    ``uncounted`` are sentences on what it was told to do and what is not modelled.
+    """
     failing = [occasion for occasion in occasions if occasion.certain and not occasion.fits]
-    warnings = (*estimate.warnings, *_beyond(failing, estimate.budget.usable), *_on_host(occasions, estimate, node))
+    warnings = (
+        *estimate.warnings, *_beyond(failing, estimate.budget.usable), *_on_host(occasions, estimate, node), *uncounted
+    )  # fmt: skip
     verdict = "does-not-fit" if failing else estimate.verdict
     reason = estimate.reason or ", ".join(f"{occasion.name} does not fit" for occasion in failing)
     update = {"occasions": occasions, "warnings": warnings, "verdict": verdict, "reason": reason}
     return estimate.model_copy(update=update)
+
+
+def with_beside(peaks: Peaks, census: ModelOnGrid, node: Node) -> Peaks:
+    """The figures of a strategy, which does not fit where it cannot do what the job is told to do beside its steps."""
+    failing = failing_beside(census, peaks.overhead, node)
+    return replace(peaks, beside=", ".join(f"{occasion.name} does not fit" for occasion in failing))
+
+
+def failing_beside(census: ModelOnGrid, overhead: Overhead, node: Node) -> list[Occasion]:
+    """What the job is told to do beside its steps and cannot; nothing is computed where it is told nothing."""
+    if not asked_for(census.grid.fixed):
+        return []
+    occasions = occasions_of(census, overhead, node)
+    return [occasion for occasion in occasions if occasion.certain and not occasion.fits]
 
 
 def _beyond(failing: Iterable[Occasion], usable: int) -> Iterable[str]:

@@ -17,6 +17,7 @@ from memcalc.planner.batch_front import with_batches
 from memcalc.planner.beyond import code_warnings, fits_beyond
 from memcalc.planner.choice import FEW, Choice, chosen, simplest
 from memcalc.planner.finalists import SimulatedPlan, time_of, unchecked_warnings
+from memcalc.planner.occasions import asked_for, occasions_of, uncounted
 from memcalc.planner.offload_memory import NO_SWAPPER, capacity, lacks_nvme_swap, offload_need, unknown_to
 from memcalc.planner.ranking import Objective
 from memcalc.planner.recipe import recipe, remedies
@@ -91,7 +92,7 @@ def plan_for(job: PlanJob, wish: PlanOptions, record: JobRecord) -> Plans:
         remedies=remedies(job, last) if wish.recipe else (),
         asked=why_not(job, wish.question, counts, plans) if wish.question else "",
         capacity=job.gpu.memory_bytes,
-        warnings=(*_warnings(job, plans, outcomes), *_recompute_warnings(job, ready)),
+        warnings=(*_warnings(job, plans, outcomes), *_recompute_warnings(job, ready), *_uncounted(job, ready)),
         assumptions=job.request.assumptions,
         job=record,
         command=command_line(record),
@@ -245,6 +246,16 @@ def _unchecked(plans: tuple[Plan, ...]) -> list[str]:
     names = "all plans" if len(offloaded) == len(plans) else ", ".join(f"#{plan.rank}" for plan in offloaded)
     text = [f"{names}: {UNMEASURED_OFFLOAD}."] if offloaded else []
     return text + unchecked_warnings({f"#{plan.rank}": plan.time for plan in plans if plan not in offloaded})
+
+
+def _uncounted(job: PlanJob, ready: Mapping[int, list[Choice]]) -> tuple[str, ...]:
+    """What the job is told to do beside its steps and what nobody here knows, of the first plan."""
+    if not ready:
+        return ()
+    plan = ready[max(ready)][0].plan
+    if not asked_for(plan.single.fixed):
+        return ()
+    return uncounted(plan.census, occasions_of(plan.census, plan.peaks.overhead, job.node))
 
 
 def _recompute_warnings(job: PlanJob, ready: Mapping[int, list[Choice]]) -> tuple[str, ...]:

@@ -8,6 +8,7 @@ from memcalc.errors import CombinationError, InputError
 from memcalc.planner.answer import components_of, strategy_of
 from memcalc.planner.choice import best_plan
 from memcalc.planner.finalists import SimulatedPlan, single_grid, single_ledger, time_of
+from memcalc.planner.occasions import failing_beside
 from memcalc.planner.offload_memory import offload_need, shortages
 from memcalc.planner.request import check_words, flag
 from memcalc.planner.stage_peaks import stage_peaks
@@ -104,10 +105,22 @@ def gib(size: int) -> str:
 def no_fit_gpu(job: PlanJob, smallest: Candidate) -> str:
     """Which component is too large even in the smallest strategy."""
     name, size, device, capacity = largest_component(job, smallest)
+    if device <= capacity and (sentence := _no_fit_beside(job, smallest)):
+        return sentence
     return (
         f"nothing fits on {smallest.layout.gpus} x {job.gpu.name}: even the smallest strategy "
         f"({describe(smallest)}) needs {gib(device)} of {gib(capacity)} GiB, of which {name} {gib(size)} GiB."
     )
+
+
+def _no_fit_beside(job: PlanJob, smallest: Candidate) -> str:
+    """What the job is told to do beside its steps and cannot, although the steps of its smallest strategy fit."""
+    census, _, overhead = single_ledger(job, smallest)
+    failing = failing_beside(census, overhead, job.node)
+    needs = ", ".join(f"{each.name} ({each.when}) {gib(each.allocated)}" for each in failing)
+    beside = f"nothing fits on {smallest.layout.gpus} x {job.gpu.name} with what the job does beside its steps: "
+    usable = f"of {gib(overhead.usable)} GiB"
+    return f"{beside}in the smallest strategy ({describe(smallest)}) {needs} {usable}." if failing else ""
 
 
 def no_fit_host(job: PlanJob, candidate: Candidate) -> str:

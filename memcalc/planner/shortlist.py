@@ -115,7 +115,7 @@ class Shortlist:
     def _replay(self, candidate: Candidate) -> SimulatedPlan | None:
         self.replays += 1
         try:
-            plan = finalist(self.job, candidate, only_safe=not self.wanted.tight)
+            plan = finalist(self.job, candidate, only_safe=not self.wanted.tight, only_whole=True)
         except UnsafeError:
             return None
         allowed = {"fits", "tight"} if self.wanted.tight else {"fits"}

@@ -46,6 +46,8 @@ class Peaks:
     overhead: Overhead
     replays: tuple[Replayed, ...] = ()
     """Of all stages that were replayed."""
+    beside: str = ""
+    """What the job is told to do beside its steps and cannot, in a few words."""
 
     @property
     def allocated(self) -> int:
@@ -94,7 +96,7 @@ class Peaks:
     @property
     def verdict(self) -> Verdict:
         """Fits; tight where one run of twenty would not, or the cache has to be given back; or does not."""
-        if not self.runs:
+        if not self.runs or self.beside:
             return "does-not-fit"
         return "tight" if self.is_flushed or self.overhead.limit(self.predicted) > self.overhead.capacity else "fits"
 
@@ -102,7 +104,7 @@ class Peaks:
     def reason(self) -> str:
         """Why it does not fit; empty where it does."""
         if self.runs:
-            return ""
+            return self.beside
         over = self.overhead.device(self.predicted) - self.overhead.capacity
         if over > 0:
             return f"the GPU lacks {over / GIB:.1f} GiB"

@@ -229,6 +229,8 @@ def evaluation_keeps_logits(ctx: LintContext) -> Findings:
     """Logits that the Trainer keeps of each batch where a script gives it ``compute_metrics``, which no file shows."""
     evaluation = ctx.occasion("evaluation")
     stated = ctx.job.settings.get("workload.eval_batches_kept") is not None
+    if ctx.job.facts.get("eval_keeps") == "nothing":
+        return
     if ctx.framework != "hf" or evaluation is None or not evaluation.certain or stated:
         return
     batches = int(ctx.job.facts.get("eval_accumulation") or 0)

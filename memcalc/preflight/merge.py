@@ -63,8 +63,9 @@ def merge(configs: Iterable[Config], given: Mapping[str, Any], dirs: tuple[str, 
 
 
 def _evaluation(job: MergedJob) -> None:
-    """What a job evaluates at a time is a part of it where its files say that it evaluates."""
-    size, key = job.facts.get("eval_micro_batch"), "workload.eval_micro_batch"
+    """What a job evaluates at a time, by default what it trains, where its files say that it evaluates."""
+    key = "workload.eval_micro_batch"
+    size = job.facts.get("eval_micro_batch") or job.options.get("micro_batch")
     if job.facts.get("evaluates") and size and job.settings.get(key) is None:
         job.settings[key] = int(size)
 

@@ -104,6 +104,16 @@ class SharedSettings(Strategy):
             group="workload"),
         Field(ge=0),
     ] = 0
+    loading: Annotated[
+        Literal["", "every-rank", "rank-0"],
+        Option("Who reads the weights on its host: every rank, or rank 0 of all (``cpu_ram_efficient_loading``). The "
+            "framework's default where empty, without counting for the verdict."),
+    ] = ""
+    resumes: Annotated[
+        bool,
+        Option("The job goes on from a checkpoint, so that what reading its states takes counts for the verdict.",
+            group="workload"),
+    ] = False
     state_dict: Annotated[
         Literal["", "sharded", "full", "full-on-gpu"],
         Option("What a checkpoint has of sharded weights: each rank its shards; all of them, which leave the GPU as "

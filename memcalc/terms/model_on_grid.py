@@ -125,9 +125,10 @@ class ModelOnGrid:
         if not self.grid.habits.fills_experts:
             return tuple(experts)
         rows, ranks = [local_experts(self.grid, g.block) for g in self.model.groups], self.grid.expert_ranks
-        whole = self.grid.degree("ep") == 1
+        undivided = self.grid.degree("ep") == 1
         return tuple(
-            np.where(whole, count // n * shard(n, ranks) * ranks, count) for count, n in zip(experts, rows, strict=True)
+            np.where(undivided, count // n * shard(n, ranks) * ranks, count)
+            for count, n in zip(experts, rows, strict=True)
         )
 
     @cached_property

@@ -70,6 +70,13 @@ def weights_are_sharded(census: ModelOnGrid) -> bool:
     return bool(np.any(grid.zero_from(stage) & (grid.ranks > 1)))
 
 
+def writes_together(census: ModelOnGrid) -> bool:
+    """Whether ranks share what a checkpoint has: weights, or the states of Megatron-LM's distributed optimizer."""
+    grid = census.grid
+    states = grid.habits.name == "megatron" and bool(np.any(grid.zero_from(1) & (grid.ranks > 1)))
+    return states or weights_are_sharded(census)
+
+
 def largest_unit(census: ModelOnGrid) -> Array:
     """Elements of what FSDP 1 gathers at once: a block, or embedding and head together."""
     return np.maximum(census.largest_block, census.root)

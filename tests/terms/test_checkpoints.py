@@ -180,3 +180,46 @@ def test_terms_of_a_step_are_none_of_a_rest() -> None:
     evaluated = gpu_parts(occasion("evaluation", framework="megatron", precision="bf16-mixed"))
     assert evaluated["gradients"] == 4 * PARAMETERS
     assert set(chain(rest, evaluated)) >= {"weights", "gradients"}
+
+
+MEGATRON = {"framework": "megatron", "model": "llama-3.1-8b", "precision": "bf16-mixed", "zero": 1}
+
+
+def test_megatron_writes_shards_and_gathers_nothing_by_default() -> None:
+    """Megatron-LM d98e8a64 training/checkpointing.py, _build_sharded_state_dict_metadata: dp_reshardable."""
+    saved = occasion("saving", **MEGATRON)
+    assert not saved.certain
+    assert saved.host == 0
+    rest = gpu_parts(saved)
+    assert rest["gradients"] == 4 * PARAMETERS  # the buffer of main gradients stays
+    assert "saving" not in {each.name for each in memcalc.estimate(**{**LLAMA, **MEGATRON, "zero": 0}).occasions}
+
+
+def test_whole_states_of_megatron_go_through_the_gpu_with_nccl_alone() -> None:
+    """get_parameter_state_dp_zero: fp32 weights and two moments on the host; over NCCL one of them on the GPU first.
+
+    The receiving ranks' parts make up the whole buffer, and the rank's own part is sent from the GPU too.
+    """
+    forms = ("sharded", "full", "full-on-gpu")
+    shards, gloo, nccl = (
+        occasion("saving", **MEGATRON, settings={"strategy.state_dict": form}) for form in forms
+    )  # fmt: skip
+    assert gloo.allocated == shards.allocated
+    assert gloo.host == 12 * PARAMETERS
+    assert nccl.allocated - shards.allocated == 4 * PARAMETERS + 4 * -(-PARAMETERS // 8)
+    assert nccl.host == 8 * gloo.host
+
+
+def test_states_of_experts_are_gathered_apart() -> None:
+    words = {**MEGATRON, "model": "mixtral-8x7b", "ep": 8}
+    forms = ("sharded", "full-on-gpu")
+    shards, nccl = (occasion("saving", **words, settings={"strategy.state_dict": form}) for form in forms)
+    expert = 32 * 3 * 4096 * 14336  # one expert of each block on a rank, which no other rank has
+    assert nccl.allocated - shards.allocated == 2 * 4 * expert
+
+
+def test_what_nobody_knows_of_a_save_is_said() -> None:
+    words = {**LLAMA, **MEGATRON, "optimizer": "muon", "settings": {"strategy.state_dict": "full"}}
+    result = memcalc.estimate(**words)
+    assert "saving" not in {each.name for each in result.occasions}
+    assert any(warning.startswith("saving is not counted: strategy.state_dict") for warning in result.warnings)

@@ -75,9 +75,17 @@ def _deepspeed(reader: ConfigReader) -> None:
     reader.set("engine", "deepspeed", "distributed_type")
     if reader.has(key := f"{table}.deepspeed_config_file"):
         reader.refer("deepspeed", key, path=reader.text(key))
+        reader.harmless(*(f"{table}.{name}" for name in ("zero3_save_16bit_model", "zero3_init_flag")))
         return
     stages = {str(stage): stage for stage in range(4)}
-    reader.set("zero", reader.one_of(f"{table}.zero_stage", stages, 2), f"{table}.zero_stage")
+    stage = reader.one_of(f"{table}.zero_stage", stages, 2)
+    reader.set("zero", stage, f"{table}.zero_stage")
+    gathers, init = (reader.flag(f"{table}.{key}", None) for key in ("zero3_save_16bit_model", "zero3_init_flag"))
+    if stage == 3 and gathers is not None:
+        reader.set("strategy.state_dict", "full" if gathers else "sharded", f"{table}.zero3_save_16bit_model")
+    if stage == 3 and init is False:
+        says = "each rank loads the whole model onto its GPU before it is sharded; counted as under zero.Init"
+        reader.not_modelled({f"{table}.zero3_init_flag": says}, unless=())
     reader.set_integer("accumulation", f"{table}.gradient_accumulation_steps")
     devices = {"none": "", "cpu": "cpu", "nvme": "nvme"}
     offloads = {}

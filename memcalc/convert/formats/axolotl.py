@@ -10,6 +10,7 @@ from memcalc.convert.config import Config, ConfigReader
 from memcalc.convert.document import Document
 from memcalc.convert.formats.axolotl_write import write
 from memcalc.convert.formats.base import Format, key_table
+from memcalc.convert.formats.beside_steps import STATE_DICTS, set_resumes, set_state_dict
 from memcalc.convert.formats.fsdp_config import ACCELERATED
 from memcalc.convert.formats.tuning import (
     fsdp_keys,
@@ -75,7 +76,16 @@ def _batch(reader: ConfigReader) -> None:
     share = reader.number("val_set_size", 0.0) or 0.0
     tests = bool(reader.raw("test_datasets"))
     reader.harmless("test_datasets")
-    reader.set("evaluates", share > 0 or tests, "test_datasets" if tests else "val_set_size")
+    stated = "evals_per_epoch" if reader.has("evals_per_epoch") else "eval_steps"
+    off = reader.text("eval_strategy").lower() in ("no", "false") and not reader.has(stated)
+    key = "eval_strategy" if off else "test_datasets" if tests else "val_set_size"
+    reader.set("evaluates", (share > 0 or tests) and not off, key)
+    metrics = next((key for key in ("do_causal_lm_eval", "do_bench_eval") if reader.flag(key)), "")
+    reader.set("eval_keeps", "nothing", "do_causal_lm_eval")
+    if metrics:
+        reader.not_modelled({metrics: "samples are generated and compared after an evaluation"})
+    reader.not_modelled({"eval_table_size": "samples are generated for a table of predictions"})
+    set_resumes(reader, "resume_from_checkpoint", "auto_resume_from_checkpoints")
 
 
 def _batching(reader: ConfigReader, *, packed: bool) -> None:
@@ -184,7 +194,19 @@ def _fsdp(reader: ConfigReader, listed: list[str]) -> None:
     if str(reader.raw(dropped, "FULL_SHARD")).upper() not in ("FULL_SHARD", "1"):
         message = f"{dropped} has no effect: axolotl 0.18 drops it, and shards in full"
         reader.note("warning", "MC004", dropped, message, "reshard_after_forward: false")
+    _saved(reader, where)
     reader.not_modelled({where["mixed_precision_policy"]: "FSDP computes in that dtype; counted as bf16 says"})
+
+
+def _saved(reader: ConfigReader, where: dict[str, str]) -> None:
+    """Checkpoints are of one type, the final model of another (train.py, save_trained_model); the larger one counts."""
+    last = where["final_state_dict_type"]
+    last = last if reader.has(last) else "fsdp_final_state_dict_type"
+    kinds = {key: reader.one_of(key, STATE_DICTS) for key in (where["state_dict_type"], last)}
+    gathering = [key for key, kind in kinds.items() if kind == "full"]
+    stated = gathering or [key for key, kind in kinds.items() if kind]
+    if stated:
+        set_state_dict(reader, stated[0])
 
 
 def _checkpointing(reader: ConfigReader, adapter: str) -> None:

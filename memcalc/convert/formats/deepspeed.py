@@ -35,6 +35,13 @@ _SIZES = {
 """Of `zero_optimization`: counts of elements, and the field of memcalc that has them."""
 
 
+_GATHERS = (
+    "stage3_gather_16bit_weights_on_model_save", "gather_16bit_weights_on_model_save",
+    "stage3_gather_fp16_weights_on_model_save",
+)  # fmt: skip
+"""Names by which whole weights are asked for, the newest first."""
+
+
 def read(document: Document) -> Config:
     """Return what a DeepSpeed JSON says of a job."""
     reader = ConfigReader(document, "deepspeed", "DeepSpeed 0.19")
@@ -104,7 +111,15 @@ def _zero(reader: ConfigReader) -> None:
         reader.set_integer(word, f"zero_optimization.{key}", low=0)
     if reader.has(key := "zero_optimization.overlap_comm"):
         reader.set("strategy.overlap_comm", reader.flag(key), key)
+    _saved(reader, stage)
     _offload(reader)
+
+
+def _saved(reader: ConfigReader, stage: int) -> None:
+    """Only stage 3 has weights to gather; at stages below, and without a key, a rank writes what it has."""
+    keys = [f"zero_optimization.{key}" for key in _GATHERS if reader.has(f"zero_optimization.{key}")]
+    if keys and stage == 3 and reader.raw(keys[0]) != "auto":
+        reader.set("strategy.state_dict", "full" if reader.flag(keys[0]) else "sharded", keys[0])
 
 
 def _offload(reader: ConfigReader) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from memcalc.convert.config import Config, ConfigReader
 from memcalc.convert.document import Document
 from memcalc.convert.formats.base import Format
+from memcalc.convert.formats.beside_steps import set_loading, set_state_dict
 
 _SIGNS = frozenset({"transformer_layer_cls_to_wrap", "fsdp_transformer_layer_cls_to_wrap", "fsdp_version"})
 STRATEGIES = {
@@ -17,7 +18,7 @@ STRATEGIES = {
 }  # fmt: skip
 """FSDP 1's sharding strategies, by name and by number."""
 _HARMLESS = (
-    "use_orig_params", "sync_module_states", "state_dict_type", "cpu_ram_efficient_loading", "min_num_params",
+    "use_orig_params", "sync_module_states", "min_num_params",
     "transformer_layer_cls_to_wrap", "xla", "xla_fsdp_v2", "xla_fsdp_grad_ckpt",
 )  # fmt: skip
 _NOT_MODELLED = {
@@ -63,6 +64,7 @@ def read_options(reader: ConfigReader, table: str, version: int, wraps: str, leg
     _checkpoints(reader, table)
     _wrapping(reader, table, wraps)
     _prefetch(reader, table, version)
+    _whole_weights(reader, table, version, trainer=wraps == _WRAPS)
     reader.harmless(*(_key(reader, table, name) for name in _HARMLESS))
     reader.not_modelled({_key(reader, table, name): says for name, says in _NOT_MODELLED.items()})
 
@@ -115,6 +117,12 @@ def _wrapping(reader: ConfigReader, table: str, wraps: str) -> None:
         says = "the whole model is one unit, gathered at once" if policy == "no_wrap" else "units are cut by their size"
         message = f"{key} {policy.upper()}: {says}; here each block is a unit of its own"
         reader.note("warning", "MC002", key, message, "TRANSFORMER_BASED_WRAP")
+
+
+def _whole_weights(reader: ConfigReader, table: str, version: int, *, trainer: bool) -> None:
+    """The Trainer writes whole weights under both versions, and lets each rank read; `accelerate launch` rank 0."""
+    set_state_dict(reader, _key(reader, table, "state_dict_type"), "full" if trainer or version == 1 else "")
+    set_loading(reader, _key(reader, table, "cpu_ram_efficient_loading"), default=None if trainer else True)
 
 
 def _prefetch(reader: ConfigReader, table: str, version: int) -> None:

@@ -12,6 +12,13 @@ from typing import Any
 from memcalc.convert.config import Config, ConfigReader
 from memcalc.convert.document import Document
 from memcalc.convert.formats.base import Format, key_table
+from memcalc.convert.formats.beside_steps import (
+    set_evaluation,
+    set_generation,
+    set_resumes,
+    set_state_dict,
+    tokens_up_to,
+)
 from memcalc.convert.formats.tuning import (
     fsdp_keys,
     refer_deepspeed,
@@ -72,8 +79,25 @@ def _batch(reader: ConfigReader, stage: str) -> None:
     reader.set("padded_to", _PADDED, "cutoff_len")
     reader.set_integer("micro_batch", "per_device_train_batch_size", 8)
     reader.set_integer("accumulation", "gradient_accumulation_steps", 1)
-    reader.set_integer("eval_micro_batch", "per_device_eval_batch_size", 8)
-    reader.set("evaluates", reader.text("eval_strategy", "no") != "no", "eval_strategy")
+    _beside_steps(reader, stage, length)
+
+
+def _beside_steps(reader: ConfigReader, stage: str, prompt: int) -> None:
+    """Without metrics of its own a stage keeps the loss alone; ``compute_accuracy`` the largest logits.
+
+    While it trains, generation ends at ``generation_max_length``, else ``cutoff_len`` (train/sft/workflow.py); after
+    it, ``max_new_tokens`` count (hparams/generating_args.py).
+    """
+    set_evaluation(reader)
+    set_resumes(reader)
+    if stage in ("pt", "sft"):
+        reader.set("eval_keeps", "nothing", "compute_accuracy")
+    longest, key = reader.integer("generation_max_length", low=1), "max_new_tokens"
+    new = reader.integer(key, 1024, low=1) or 1
+    inside = tokens_up_to(longest or prompt, prompt) or 1
+    set_generation(reader, max(new, inside), key if new >= inside else "generation_max_length")
+    beams = "each beam has a cache of its own"
+    reader.not_modelled({"eval_num_beams": beams, "generation_num_beams": beams}, unless=(None, 1))
 
 
 def _adapter(reader: ConfigReader, kind: str) -> bool:
@@ -133,6 +157,8 @@ def _engine(reader: ConfigReader) -> int:
     if listed:
         where = fsdp_keys(reader)
         set_fsdp(reader, where["version"], 2, listed, where, "cpu_offload")
+        set_state_dict(reader, where["state_dict_type"], "full")
+        reader.harmless(where["final_state_dict_type"])
         return reader.integer(where["version"], 2) or 2
     reader.harmless("fsdp_config.", "fsdp_config")
     reader.set("zero", 0, "fsdp")

@@ -14,6 +14,7 @@ from memcalc.convert.document import Document
 from memcalc.convert.formats.base import Format
 from memcalc.convert.formats.megatron_flags import KEYS, Flags, key_in, set_model
 from memcalc.convert.formats.megatron_float8 import float8_flags, set_float8
+from memcalc.convert.formats.megatron_saving import set_saving
 from memcalc.convert.formats.megatron_states import set_states, state_flags
 from memcalc.convert.formats.megatron_time import set_time, time_flags
 from memcalc.convert.job import ConfigJob
@@ -49,6 +50,7 @@ def read(document: Document) -> Config:
     _kernels(flags)
     _experts(flags)
     set_time(flags)
+    set_saving(flags)
     flags.not_modelled(KEYS.not_modelled)
     reader.harmless(*flags.rest())
     return reader.finish(known=flags.rest())

@@ -55,6 +55,7 @@ def read(document: Document) -> Config:
     _recompute(reader)
     _compile(reader, day)
     _validation(reader)
+    _checkpointing(reader)
     reader.not_modelled(KEYS.not_modelled, unless=(False, None, "", "none", "default", "standard", "causal"))
     reader.harmless(*KEYS.harmless)
     return reader.finish(known=CURRENT)
@@ -224,6 +225,19 @@ def _validation(reader: ConfigReader) -> None:
     if reader.flag(key):
         reader.set("evaluates", True, key)
         reader.set_integer("eval_micro_batch", "validation.local_batch_size", 8)
+        length, trained = reader.integer("validation.seq_len", 2048), reader.integer("training.seq_len", 2048)
+        if length != trained:
+            says = f"validation has sequences of {length} tokens; it is counted with those of training, {trained}"
+            reader.note("warning", "MC002", "validation.seq_len", says, f"validation.seq_len {trained}")
+
+
+def _checkpointing(reader: ConfigReader) -> None:
+    """DCP writes what each rank has (components/checkpoint.py)."""
+    key = "checkpoint.enable" if reader.has("checkpoint.enable") else "checkpoint.enable_checkpoint"
+    if reader.flag(key):
+        reader.set("strategy.state_dict", "sharded", key)
+        says = "a copy of the shards on the host, pinned or not, while they are written"
+        reader.not_modelled({"checkpoint.async_mode": says}, unless=(None, "", "disabled"))
 
 
 def write(job: ConfigJob) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from typing import Any
 from memcalc.convert.config import Config, ConfigReader
 from memcalc.convert.document import Document
 from memcalc.convert.formats.base import Format, key_table
+from memcalc.convert.formats.beside_steps import set_resumes
 from memcalc.convert.formats.tuning import Optimizer, optimizers_of, set_decay
 from memcalc.convert.text import KeyPath
 from memcalc.errors import FileError
@@ -114,6 +115,9 @@ def _data(reader: ConfigReader) -> None:
     reader.set("batch_rule", "pad-max" if packed else "pad", "dataset.packed")
     reader.set("evaluates", reader.has("run_val_every_n_steps"), "run_val_every_n_steps")
     reader.set_integer("eval_micro_batch", "batch_size_val")
+    set_resumes(reader)
+    later = "a copy of the shards on the host while they are written"
+    reader.not_modelled({"enable_async_checkpointing": later})
     reader.harmless("dataset.", "dataset_val.", "tokenizer.", "dataset", "dataset_val")
 
 

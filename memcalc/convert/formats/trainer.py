@@ -15,6 +15,7 @@ from typing import Any
 from memcalc.convert.config import Config, ConfigReader
 from memcalc.convert.document import Document
 from memcalc.convert.formats.base import Format, inner_document, key_table
+from memcalc.convert.formats.beside_steps import set_evaluation, set_generation, set_resumes, tokens_up_to
 from memcalc.convert.formats.fsdp_config import ACCELERATED, STRATEGIES, fsdp_version, read_options
 from memcalc.convert.formats.trainer_script import script_text
 from memcalc.convert.formats.trainer_writer import spelling, write
@@ -51,6 +52,7 @@ def read(document: Document) -> Config:
     _fsdp(reader)
     _deepspeed(reader)
     read_script(reader, trl)
+    _generation(reader)
     if reader.flag("activation_offloading"):
         reader.set("offload", ("activations",), "activation_offloading")
     reader.harmless(*KEYS.names("harmless", "script"))
@@ -67,11 +69,16 @@ def _batch(reader: ConfigReader) -> None:
     if reader.flag("auto_find_batch_size"):
         message = "the batch is halved after an out-of-memory error: this is the first one that is tried"
         reader.note("note", "MC004", "auto_find_batch_size", message)
-    strategy = reader.text("eval_strategy", "no").lower() if reader.has("eval_strategy") else ""
-    strategy = strategy or reader.text("evaluation_strategy", "no").lower()
-    reader.set("evaluates", strategy != "no", "eval_strategy")
-    reader.set_integer("eval_micro_batch", "per_device_eval_batch_size", 8)
-    reader.set_integer("eval_accumulation", "eval_accumulation_steps")
+    set_evaluation(reader)
+    set_resumes(reader)
+
+
+def _generation(reader: ConfigReader) -> None:
+    """Seq2SeqTrainer's: ``generation_max_length`` counts the prompt of a decoder too."""
+    key = "generation_max_length"
+    prompt = next((setting.value for setting in reader.settings if setting.name == "seq_len"), None)
+    set_generation(reader, tokens_up_to(reader.integer(key, low=1), prompt), key)
+    reader.not_modelled({"generation_num_beams": "each beam has a cache of its own"}, unless=(None, 1))
 
 
 def _precision(reader: ConfigReader, trl: bool) -> None:

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from memcalc.convert.config import ConfigReader
 from memcalc.convert.formats.base import KeyTable, inner_document, key_table
+from memcalc.convert.formats.beside_steps import set_loading
 from memcalc.convert.formats.fsdp_config import NODE
 
 LAYERS: dict[str, tuple[str, ...]] = {
@@ -40,13 +41,14 @@ _STORED = {
 STRATEGIES = {"full_shard": 3, "shard_grad_op": 2, "no_shard": 0, "hybrid_shard": 3, "hybrid_shard_zero2": 2}
 """Items of ``fsdp`` before Transformers 5.0 (5.23 training_args.py, _apply_legacy_fsdp_to_config)."""
 _FSDP_HARMLESS = (
-    "sync_module_states", "cpu_ram_efficient_loading", "cpu_offload_pin_memory", "use_orig_params", "state_dict_type",
-    "final_state_dict_type", "auto_wrap_policy", "transformer_layer_cls_to_wrap", "min_num_params", "limit_all_gathers",
+    "sync_module_states", "cpu_offload_pin_memory", "use_orig_params",
+    "auto_wrap_policy", "transformer_layer_cls_to_wrap", "min_num_params", "limit_all_gathers",
     "backward_prefetch", "forward_prefetch",
 )  # fmt: skip
 _FSDP = (
     "version", "activation_checkpointing", "offload_params", "cpu_offload", "reshard_after_forward",
-    "sharding_strategy", "mixed_precision_policy", *_FSDP_HARMLESS,
+    "sharding_strategy", "mixed_precision_policy", "cpu_ram_efficient_loading", "state_dict_type",
+    "final_state_dict_type", *_FSDP_HARMLESS,
 )  # fmt: skip
 LIGER_KERNELS = ("rope", "rms_norm", "layer_norm", "swiglu", "geglu")
 """Liger's kernels apart from those of the loss, as its functions name them; each takes those that it has."""
@@ -135,6 +137,7 @@ def set_fsdp(
         reader.set("strategy.checkpoint", "non-reentrant", recomputed)
     if "hybrid" in f"{strategy} {reshard}":
         reader.set("dp_shard", NODE, resharded if "hybrid" in reshard else "fsdp")
+    set_loading(reader, where["cpu_ram_efficient_loading"])
     reader.harmless(*(where[name] for name in _FSDP_HARMLESS))
 
 

@@ -18,19 +18,25 @@ from memcalc.errors import CombinationError, InputError
 
 RANKS = {"gpus": 8, "gpus_per_node": 8, "nodes": 1, "mixed": "bf16"}
 SAID: dict[str, dict[str, Any]] = {
-    "fsdp_template.yaml": {"gpus": 2, "gpus_per_node": 2, "mixed": "bf16", "zero": 3},
+    "fsdp_template.yaml": {
+        "gpus": 2, "gpus_per_node": 2, "mixed": "bf16", "zero": 3, "strategy.loading": "rank-0",
+        "strategy.state_dict": "sharded",
+    },
     "multi_gpu.yaml": {"gpus": 2, "gpus_per_node": 2, "mixed": "bf16", "engine": "ddp"},
     "multi_node.yaml": {"gpus": 16, "gpus_per_node": 8, "nodes": 2, "engine": "ddp"},
     "deepspeed_file.yaml": {"gpus": 2, "gpus_per_node": 2, "engine": "deepspeed"},
     "fp8.yaml": {"gpus": 1, "mixed": "bf16", "engine": "trainer"},
     "cp.yaml": {
         **RANKS, "engine": "fsdp2", "zero": 3, "cp": 8, "recompute": "full", "strategy.checkpoint": "non-reentrant",
+        "strategy.loading": "every-rank", "strategy.state_dict": "sharded",
     },
     "tp_hsdp.yaml": {**RANKS, "engine": "fsdp2", "zero": 2, "tp": 2, "dp_replicate": 2},
-    "trl_fsdp1.yaml": {**RANKS, "engine": "fsdp1", "offload": ("params",)},
+    "trl_fsdp1.yaml": {
+        **RANKS, "engine": "fsdp1", "offload": ("params",), "strategy.loading": "rank-0", "strategy.state_dict": "full",
+    },
     "trl_single_gpu.yaml": {"gpus": 1, "mixed": "bf16", "engine": "trainer"},
     "trl_zero2.yaml": {**RANKS, "engine": "deepspeed", "zero": 2, "offload": ("optimizer",), "offload_to": "cpu"},
-    "trl_zero3.yaml": {**RANKS, "engine": "deepspeed", "zero": 3, "accumulation": 4},
+    "trl_zero3.yaml": {**RANKS, "engine": "deepspeed", "zero": 3, "accumulation": 4, "strategy.state_dict": "full"},
     "compiled.yaml": {**RANKS, "engine": "fsdp2", "zero": 3, "compile": "blocks"},
 }  # fmt: skip
 FOUND = {

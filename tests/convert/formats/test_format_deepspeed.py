@@ -25,7 +25,7 @@ SAID: dict[str, dict[str, Any]] = {
     "zero3_offload_auto.json": {
         "zero": 3, "offload": ("optimizer", "params"), "offload_to": "cpu", "optimizer": "adamw",
         "optimizer_impl": "fused", "strategy.sub_group_size": 10**9, "strategy.max_live_parameters": 10**9,
-        "strategy.overlap_comm": True,
+        "strategy.overlap_comm": True, "strategy.state_dict": "full",
         "filled_in": (
             "strategy.reduce_bucket_size", "strategy.zero_prefetch_bucket", "strategy.persistence_threshold",
         ),

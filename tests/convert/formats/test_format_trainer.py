@@ -30,7 +30,8 @@ from memcalc.preflight.merge import merge
 
 SAID: dict[str, dict[str, Any]] = {
     "run_clm.json": {
-        "micro_batch": 4, "eval_micro_batch": 4, "model": "meta-llama/Llama-2-7b-hf", "weights": "bf16",
+        "micro_batch": 4, "evaluates": True, "eval_micro_batch": 4, "model": "meta-llama/Llama-2-7b-hf",
+        "weights": "bf16",
         "seq_len": 1024, "varying_lengths": False, "batch_rule": "pad-max",
     },
     "fsdp2.json": {
@@ -39,7 +40,8 @@ SAID: dict[str, dict[str, Any]] = {
     },
     "fsdp1.json": {"micro_batch": 2, "mixed": "bf16", "engine": "fsdp1", "offload": ("params",)},
     "alpaca.yaml": {
-        "micro_batch": 4, "eval_micro_batch": 4, "accumulation": 8, "mixed": "bf16", "seq_len": 512,
+        "micro_batch": 4, "evaluates": False, "eval_micro_batch": 4, "accumulation": 8, "mixed": "bf16",
+        "seq_len": 512,
         "model": "meta-llama/Llama-2-7b-hf",
     },
     "sft_full.yaml": {
