@@ -169,7 +169,6 @@ def draw_scripted(draw: random.Random) -> Job:
     """Return a job of the script that export writes for FSDP 2."""
     tp, dp_replicate, shards = draw.choice((1, 2, 4)), draw.choice((1, 1, 2)), draw.choice((2, 4))
     precision, rule = draw.choice(("bf16", "fp32", "bf16-mixed", "bf16-autocast")), draw.choice(RULES)
-    rule = rule if tp == 1 else "adamw"  # another's step gathers weights whole over two meshes
     sizes = {
         "hidden": draw.choice((256, 512)), "ffn": draw.choice((512, 768, 1024)), "vocab": draw.choice((2048, 4096)),
         "heads": 8, "kv_heads": 8 if precision == "fp32" else draw.choice((4, 8)), "tied": draw.random() < 0.3,

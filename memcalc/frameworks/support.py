@@ -62,12 +62,6 @@ SCRIPT = Capabilities(
             # PyTorch 2.13 torch/distributed/tensor/_ops: aten._fused_adamw_ is there, aten._fused_sgd_ is not
             why="FSDP 2's sharded tensors have no fused SGD: --optimizer-impl foreach or loop",
         ),
-        Clash(
-            ("optimizer", ("sgd", "sgd-momentum")),
-            ("parallel", ("tp",)),
-            # Seen on PyTorch 2.13: _foreach_add_ over the meshes of FSDP and tensor parallelism redistributes its input
-            why="its step gathers every weight whole where FSDP 2 and tensor parallelism share them: --optimizer adamw",
-        ),
     ),
     script="dense decoders that are trained whole",
 )

@@ -10,10 +10,22 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor._sharding_prop import ShardingPropagator
 from torch.testing._internal.distributed.fake_pg import FakeStore
+from torch.utils._python_dispatch import _disable_current_modes
 
 from autograd import measure, models, timeline
 from memcalc.probe.live.cuda_like import cuda_like
+
+SHAPES = "_propagate_tensor_meta_non_cached"
+"""DTensor's method that runs an operator on whole fake tensors, for the shape of its result."""
+REAL_SHAPES = getattr(ShardingPropagator, SHAPES)
+
+
+def shapes_apart(self: ShardingPropagator, schema: Any) -> Any:
+    """Run that method outside of the harness's modes: on a GPU its tensors have no memory."""
+    with _disable_current_modes():
+        return REAL_SHAPES(self, schema)
 
 
 @contextlib.contextmanager
@@ -24,6 +36,7 @@ def fake_ranks(world: int) -> Iterator[None]:
         with contextlib.ExitStack() as stack:
             for name in ("_verify_param_shape_across_processes", "_sync_module_states"):  # they read values
                 stack.enter_context(mock.patch.object(nn.parallel.distributed, name, return_value=None))
+            stack.enter_context(mock.patch.object(ShardingPropagator, SHAPES, shapes_apart))
             yield
     finally:
         dist.destroy_process_group()

@@ -25,6 +25,8 @@ def left_out(job: Job) -> str:
         return "of one sequence alone a product reads keys and values that heads share as views"
     if job.framework == "fsdp2" and job.family == "titan":
         return "the last block is gathered ahead before a loss that runs outside of the model, not after it"
+    if job.framework == "fsdp2" and job.ranks // job.tp // job.dp_replicate == 2:
+        return "a name holds the last gradient of a unit until its reduction is issued (foreach_reduce since 2.6)"
     if job.framework == "fsdp2" and any(size % job.ranks for size in job.sizes.values()):
         return "FSDP 2 fills up the first dimension of every weight, not of experts alone"
     return ""

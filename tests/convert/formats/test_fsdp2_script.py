@@ -184,7 +184,6 @@ REFUSED = [
     ({"lora": "16"}, "lora"),
     ({"optimizer_in_backward": True}, "optimizer-in-backward"),
     ({"optimizer": "sgd", "optimizer_impl": "fused"}, "optimizer"),
-    ({"optimizer": "sgd", "tp": 2}, "optimizer"),
     ({"settings": {"strategy.sgd_weight_decay": True}}, "strategy.sgd_weight_decay"),
     ({"model": "mixtral-8x7b"}, "model"),
     ({"model": "bert-large", "seq_len": 512}, "model"),
