@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tomllib
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -59,10 +60,24 @@ def test_order_of_published_runs() -> None:
     assert right_layout / layouts >= 0.85
 
 
+def _same(table: str, old: float | str, new: float | str) -> bool:
+    """Whether two fits say the same; their last digits are the processor's, and decide a tie or two in 5,000 pairs."""
+    if isinstance(old, float):
+        return new == pytest.approx(old, rel=2e-3, abs=0 if table == "constant" else 1e-3)
+    if isinstance(old, int) and table in ("order", "sweeps"):
+        return new == pytest.approx(old, abs=2, rel=0)
+    return new == old
+
+
 @pytest.mark.slow
 def test_the_shipped_constants_are_a_fresh_fit_and_hold_for_a_source_left_out() -> None:
     found = step_time.fitted()
-    assert step_time.FILE.read_text() == step_time.text(found)
+    shipped, fresh = (tomllib.loads(text) for text in (step_time.FILE.read_text(), step_time.text(found)))
+    assert shipped.keys() == fresh.keys()
+    for name, rows in shipped.items():
+        for old, new in zip(*([each] if isinstance(each, dict) else each for each in (rows, fresh[name])), strict=True):
+            assert old.keys() == new.keys(), name
+            assert all(_same(name, old[key], new[key]) for key in old), (name, old, new)
     assert np.median(np.abs(np.expm1(found.crossed))) <= 0.09
     timed = [run for run in (*read_runs().run, *layout_runs()) if run.tokens_per_second_per_gpu is not None]
     assert sum(found.left.values()) + len(found.fit.jobs) == len(timed) > 1200

@@ -179,7 +179,7 @@ def _engine(reader: ConfigReader) -> bool:
     if listed or reader.raw("fsdp_config"):
         _fsdp(reader, listed)
         return True
-    reader.harmless("fsdp_version")
+    reader.harmless("fsdp_version", "fsdp_final_state_dict_type")
     reader.set("zero", 0, "fsdp")
     return refer_deepspeed(reader)
 
@@ -200,8 +200,9 @@ def _fsdp(reader: ConfigReader, listed: list[str]) -> None:
 
 def _saved(reader: ConfigReader, where: dict[str, str]) -> None:
     """Checkpoints are of one type, the final model of another (train.py, save_trained_model); the larger one counts."""
-    last = where["final_state_dict_type"]
-    last = last if reader.has(last) else "fsdp_final_state_dict_type"
+    older = "fsdp_final_state_dict_type"
+    last = where["final_state_dict_type"] if reader.has(where["final_state_dict_type"]) else older
+    reader.harmless(older)
     kinds = {key: reader.one_of(key, STATE_DICTS) for key in (where["state_dict_type"], last)}
     gathering = [key for key, kind in kinds.items() if kind == "full"]
     stated = gathering or [key for key, kind in kinds.items() if kind]
