@@ -32,29 +32,30 @@ exclude_patterns = ["_*", "examples"]
 
 navigation = {
     "index": {
-        "Start": ["The tour <self>", "howto/newcomer", "howto/*", "README <readme>"],
-        "Use": [
-            "cli",
-            "charts",
+        "Start": ["The tour <self>", "README <readme>", "howto/fit-*", "howto/70b-*", "howto/[!a]*"],
+        "Commands": [
+            "planning",
+            "preflight",
+            "limits",
             "ladder",
             "diff",
-            "report",
-            "preflight",
             "export",
-            "integrations/README",
-            "modules",
-            "presets",
-            "probe",
-            "guard",
             "triage",
+            "guard",
+            "probe",
+            "serving",
+            "post-training",
+            "ui",
+            "report",
+            "charts",
         ],
-        "How right it is": ["accuracy", "evidence", "myths", "comparison"],
-        "How it works": ["planning", "formulas", "speed", "architecture"],
-        "Reference": ["python", "reference/*", "schemas", "changelog", "contributing"],
+        "Trust": ["accuracy", "evidence", "myths", "comparison", "reliability"],
+        "Reference": ["cli", "presets", "modules", "python", "reference/*", "formulas", "glossary", "schemas"],
+        "Develop": ["architecture", "howto/add-*", "contributing", "changelog"],
     },
-    "preflight": {"": ["traps", "formats/*"]},
+    "preflight": {"": ["integrations/README", "traps", "formats/*"]},
     "integrations/README": {"": ["integrations/*/README"]},
-    "probe": {"": ["probe-machine", "calibration"]},
+    "probe": {"": ["calibration"]},
 }
 """For a page, what stands below it in the navigation, by caption; a name may be a pattern, and have a title."""
 repository_pages = {"readme": "README.md", "changelog": "CHANGELOG.md", "contributing": "CONTRIBUTING.md"}

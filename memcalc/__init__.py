@@ -16,11 +16,14 @@ if TYPE_CHECKING:
     from memcalc.api import estimate, ladder, largest, plan, smallest
     from memcalc.differences import diff
     from memcalc.handoff import export, load, save
+    from memcalc.posttraining import rl
+    from memcalc.posttraining.plans import plan_rl
     from memcalc.preflight import check
     from memcalc.probe.calibrate import calibrate
     from memcalc.probe.guard import guard, lightning_callback, trainer_callback
     from memcalc.probe.triage import triage
     from memcalc.report.page import page
+    from memcalc.serving import serve
     from memcalc.sweeps import sweep
 
 __all__ = [
@@ -37,7 +40,10 @@ __all__ = [
     "load",
     "page",
     "plan",
+    "plan_rl",
+    "rl",
     "save",
+    "serve",
     "smallest",
     "sweep",
     "trainer_callback",
@@ -51,6 +57,9 @@ _HOMES = {
     "check": "preflight",
     "diff": "differences",
     "page": "report.page",
+    "plan_rl": "posttraining.plans",
+    "rl": "posttraining",
+    "serve": "serving",
     "sweep": "sweeps",
     "triage": "probe.triage",
 }
@@ -62,7 +71,16 @@ def __getattr__(name: str) -> Any:
     if name not in __all__:
         message = f"module {__name__!r} has no attribute {name!r}"
         raise AttributeError(message)
-    return getattr(import_module(f"memcalc.{_HOMES.get(name, 'api')}"), name)
+    value = getattr(import_module(f"memcalc.{_HOMES.get(name, 'api')}"), name)
+    import_module("memcalc.results.estimates").Answer.drawing = staticmethod(_drawn)
+    return value
+
+
+def _drawn(answer: Any) -> str | None:
+    """Draw an answer for a notebook."""
+    from memcalc.report.page.notebook import cell_of
+
+    return cell_of(answer)
 
 
 def __dir__() -> list[str]:

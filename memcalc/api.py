@@ -5,23 +5,22 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, cast, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from memcalc import calibrations, catalog
+from memcalc.convert.named_model import NamedModel, named_model
 from memcalc.errors import CombinationError, InputError, MissingError, UnknownNameError
 from memcalc.frameworks import habits_of
-from memcalc.frameworks.own_code import rewritten
+from memcalc.frameworks.habits import rewritten
 from memcalc.planner.finalists import One
+from memcalc.planner.images import with_images
 from memcalc.planner.job import PlanJob
-from memcalc.planner.plans import BILLION, PlanOptions, plan_for
 from memcalc.planner.progress import Tally
-from memcalc.planner.ranking import Objective, ObjectiveName
 from memcalc.planner.record import flat_options, pinned, record_of, split_options
 from memcalc.planner.recorded import check_recorded
-from memcalc.planner.request import check_words, one_of, positive
-from memcalc.planner.varying import lengths_of, refuse_lengths
-from memcalc.specs.strategy import Largest, Smallest
+from memcalc.planner.request import check_words, positive
+from memcalc.specs.job import Largest, Smallest
+from memcalc.specs.options import BATCHING
 from memcalc.terms.head import with_predictors
 from memcalc.trace.template import TraceCache
 
@@ -29,6 +28,8 @@ if TYPE_CHECKING:
     from memcalc.planner.limit_answer import LimitQuery
     from memcalc.planner.limit_grid import LimitJob
     from memcalc.planner.progress import Listener
+    from memcalc.planner.request import Request
+    from memcalc.planner.varying import JobLengths
     from memcalc.results.estimates import Estimate
     from memcalc.results.ladder import Ladder
     from memcalc.results.plans import Inverse, Plans
@@ -41,22 +42,8 @@ TOP, ALL = 6, 30
 
 
 def load_model(name: str, preset_dirs: Iterable[str] = ()) -> Model:
-    """A preset by its name, or a model from a ``config.json``, a directory that has one, or a TOML file."""
-    if not name:
-        raise InputError("model", name, "must be a preset's name, a config.json, a directory with one, or a .toml file")
-    path, is_json = Path(name), name.endswith(".json")
-    if is_json or (not name.endswith(".toml") and _is_directory(path)):
-        from memcalc.convert.huggingface import is_recorded, read_model, read_recorded
-
-        return read_recorded(path) if is_json and is_recorded(path) else read_model(name)
-    return catalog.model(name, tuple(preset_dirs))
-
-
-def _is_directory(path: Path) -> bool:
-    try:
-        return path.is_dir() and ("/" in str(path) or (path / "config.json").exists() or str(path) == ".")
-    except (OSError, ValueError):
-        return False
+    """A preset, a ``config.json``, a directory with one, a TOML file, or OWNER/NAME that the local Hub cache has."""
+    return named_model(name, tuple(preset_dirs)).model
 
 
 def estimate(
@@ -159,9 +146,11 @@ def plan(
         Is told how many strategies of how many are searched.
     """
     dirs = tuple(preset_dirs)
+    from memcalc.planner.plans import PlanOptions, plan_for
+
     job = resolve(model, gpu, options, node=node, settings=settings, preset_dirs=dirs, several=True, beyond=beyond)
     usual = ALL if rank_all else TOP
-    wish = replace(_wish(top or usual, objective, critical_batch, tokens), question=why or "", recipe=recipe)
+    wish = replace(PlanOptions.of(top or usual, objective, critical_batch, tokens), question=why or "", recipe=recipe)
     wish = replace(wish, advice=advice, rank_all=rank_all, filled=wish.top if top else wish.filled)
     query = {
         "objective": None if objective == "simplicity" else objective,
@@ -175,13 +164,6 @@ def plan(
     }
     record = record_of("plan", model, gpu, node, options, settings, dirs, job.request, query=query)
     return plan_for(replace(job, tally=Tally(on_progress)), wish, record)
-
-
-def _wish(top: int | str, objective: str, critical_batch: Any, tokens: Any) -> PlanOptions:
-    name = one_of(objective, "objective", get_args(ObjectiveName))
-    critical = None if critical_batch is None else positive(critical_batch, "critical_batch")
-    budget = BILLION if tokens is None else positive(tokens, "tokens")
-    return PlanOptions(Objective(cast("ObjectiveName", name), critical), positive(top, "top"), budget)
 
 
 def ladder(
@@ -260,6 +242,8 @@ def largest(
         if model is not None:
             raise InputError("model", model, "max model answers it, so it must be left out")
         specs = limits.candidates(search, family, ask.dirs)
+        if not options.get("image_size"):  # without it, those of which it must be known are left out
+            specs = [spec for spec in specs if spec.images is None or not spec.images.depends_on_size] or specs
         narrowed = {"search": search, "family": family}
         pairs = [ask.of(spec, gpu, positive(step, "step"), **narrowed) for spec in specs]
         return limits.max_model(pairs, ask.gpus(pairs[0][0]), on_progress)
@@ -336,7 +320,10 @@ class _Ask:
         job = resolve(
             model, gpu, self.options, node=self.node, settings=self.settings, preset_dirs=self.dirs, beyond=self.beyond
         )
-        refuse_lengths(job.lengths, self.command, self.what)
+        if job.lengths is not None:
+            from memcalc.planner.varying import refuse_lengths
+
+            refuse_lengths(job.lengths, self.command, self.what)
         given = job.request.given.get(self.what.replace("-", "_"))
         if given is not None:
             raise InputError(self.what, given, f"{self.command} {self.what} answers it, so leave it out")
@@ -384,12 +371,24 @@ def resolve(
     chip, request.calibration = calibrations.applied(chip, word, look=isinstance(gpu, str))
     if chip.calibration is not None:
         request.assumptions["calibration"] = chip.calibration.said
-    lengths = lengths_of(request, searched=several)
-    spec = model if isinstance(model, Model) else load_model(model, dirs)
+    lengths = None if request.given.keys().isdisjoint(BATCHING) else _lengths(request, searched=several)
+    named = NamedModel(model) if isinstance(model, Model) else named_model(model, dirs)
+    spec = named.model
+    if named.origin:
+        request.assumptions["sizes"] = named.origin
+    request.warnings = named.warnings(str(model), request.given.get("quantize"))
     check_recorded(request, spec)
+    spec = with_images(request, spec)
     if "framework" in request.given:
         spec = rewritten(spec, habits_of(request.given["framework"]).own_code)
     spec = with_predictors(spec, int(request.given["fields"].get("mtp", 0)))
     if not node:
         request.assumptions["node"] = host.name
     return PlanJob(request, spec, chip, host, lengths=lengths)
+
+
+def _lengths(request: Request, *, searched: bool) -> JobLengths | None:
+    """What is told of lengths, which few jobs do."""
+    from memcalc.planner.varying import lengths_of
+
+    return lengths_of(request, searched=searched)

@@ -17,34 +17,29 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache, cached_property
 from importlib.resources import files
 from importlib.resources.abc import Traversable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
+from memcalc import shelves
 from memcalc.errors import AbsentError, FileError, InputError, UnknownNameError
-from memcalc.preset_names import is_hub_id, key, shortened, unknown
+from memcalc.preset_names import HubTable, Lookup, by_form, is_hub_id, key, unknown, unlike
+from memcalc.shelves import KINDS, Folder, Kind, Shelf, Tables
 
 if TYPE_CHECKING:
     from pydantic import BaseModel, ValidationError
 
     from memcalc.specs.hardware import GPU, Node, Vendor
     from memcalc.specs.model import Model
-    from memcalc.specs.reserve import Reserve
-    from memcalc.specs.step_time import StepTimeTable
+    from memcalc.specs.step_time import Reserve, StepTimeTable
 
-Kind = Literal["model", "gpu", "node"]
 Dirs = Sequence[str | os.PathLike[str]]
 Spec = TypeVar("Spec", bound="BaseModel")
-
-_KINDS: tuple[Kind, ...] = ("model", "gpu", "node")
-_LARGEST_FILE = 1 << 20
-_MOST_DOTS = 500
-"""In one line: the standard library's parser needs the square of the parts of a dotted key, hours for a megabyte."""
-_ALIASES = "aliases"
+read_toml = shelves.read_toml
 
 
 def gpu(name: str, preset_dirs: Dirs = ()) -> GPU:
@@ -124,7 +119,7 @@ def reserve(name: str, kind: str = "") -> Reserve:
 
     A kind of which nothing is known has the range of its class.
     """
-    from memcalc.specs.reserve import Reserve
+    from memcalc.specs.step_time import Reserve
 
     table = read_toml(shipped() / "reserve.toml")
     rows = [validated(Reserve, row, "reserve") for row in table["reserve"] if row["name"] == name]
@@ -182,22 +177,61 @@ def node_for(gpu: GPU, preset_dirs: Dirs = ()) -> Node:
     )
 
 
+def lookup(name: str, preset_dirs: Dirs = ()) -> Lookup | None:
+    """Return the preset that a model's name leads to, or what the table of the Hub says in place of one.
+
+    >>> lookup("TheBloke/Llama-2-7B-GPTQ").preset, lookup("mistralai/Mistral-7B-v0.9")
+    ('llama-2-7b', None)
+    """
+    return _Names("model", _shelves(preset_dirs)).lookup(name)
+
+
 def _find(kind: Kind, name: str, preset_dirs: Dirs) -> tuple[dict[str, Any], str]:
     """Return what a preset says, with the aliases that lead to it, and what an error about it calls it."""
     if not isinstance(name, str):
         raise InputError(kind, name, "must be the name of a preset, or the path of a TOML file")
-    shelves = _shelves(preset_dirs)
-    aliases = {alias: target for shelf in reversed(shelves) for alias, target in shelf.aliases(kind).items()}
+    listed = _Names(kind, _shelves(preset_dirs))
     path = _is_path(name) and (not is_hub_id(name) or Path(name).exists())
-    typed = [name, *(shortened(name) if kind == "model" and not path else ())]
-    for wanted in [form for text in typed for form in (key(text), aliases.get(key(text), key(text)))]:
-        for shelf in shelves:
-            if wanted in shelf.names(kind):
-                other = {alias for alias, target in aliases.items() if target == wanted}
-                return _complete(shelf.read(kind, wanted), wanted, other), f"{kind} preset {wanted}"
+    lead = listed.as_written(name) if path else listed.lookup(name)
+    if lead is not None and lead.preset:
+        other = {alias for alias, target in listed.aliases.items() if target == lead.preset}
+        shelf = next(shelf for shelf in listed.shelves if lead.preset in shelf.names(kind))
+        return _complete(shelf.read(kind, lead.preset), lead.preset, other), f"{kind} preset {lead.preset}"
     if path:
         return _complete(read_toml(Path(name)), Path(name).stem, set()), f"{kind} preset {name}"
-    raise unknown(kind, name, {known for shelf in shelves for known in shelf.names(kind)}, aliases)
+    if lead is not None:
+        raise unlike(name, lead.entry.differs)
+    raise unknown(kind, name, listed.known, listed.aliases)
+
+
+@dataclass(frozen=True)
+class _Names:
+    """The names of a kind on some shelves, the first shelf that has one before the others."""
+
+    kind: Kind
+    shelves: Sequence[Shelf]
+
+    @cached_property
+    def aliases(self) -> dict[str, str]:
+        return {alias: name for shelf in reversed(self.shelves) for alias, name in shelf.aliases(self.kind).items()}
+
+    @cached_property
+    def known(self) -> set[str]:
+        return {name for shelf in self.shelves for name in shelf.names(self.kind)}
+
+    def as_written(self, name: str) -> Lookup | None:
+        leads = next((form for form in (key(name), self.aliases.get(key(name))) if form in self.known), None)
+        return None if leads is None else Lookup(leads, exact=True)
+
+    def lookup(self, name: str) -> Lookup | None:
+        lead = self.as_written(name)
+        return by_form(name, self.known, self.aliases, hub_table()) if lead is None and self.kind == "model" else lead
+
+
+@cache
+def hub_table() -> HubTable:
+    """Return the table of the Hub's repositories that are presets by another name."""
+    return HubTable.of(read_toml(shipped() / "hub.toml"), "presets/hub.toml")
 
 
 def _complete(data: Mapping[str, Any], name: str, aliases: set[str]) -> dict[str, Any]:
@@ -210,87 +244,14 @@ def _is_path(name: str) -> bool:
     return name.lower().endswith(".toml") or os.sep in name or "/" in name
 
 
-@dataclass(frozen=True)
-class _Folder:
-    """Presets as files. Only names that the folder itself lists are ever opened, so none can lead out of it."""
-
-    root: Traversable
-
-    def names(self, kind: Kind) -> Mapping[str, Traversable]:
-        return self._listed[kind]
-
-    @cached_property
-    def _listed(self) -> dict[Kind, dict[str, Traversable]]:
-        return {kind: dict(self._scan(kind)) for kind in _KINDS}
-
-    def _scan(self, kind: Kind) -> Iterator[tuple[str, Traversable]]:
-        folder = self.root / f"{kind}s"
-        if folder.is_dir():
-            for entry in sorted(folder.iterdir(), key=lambda entry: entry.name):
-                stem, dot, suffix = entry.name.rpartition(".")
-                if dot and suffix == "toml" and stem != _ALIASES:
-                    yield key(stem), entry
-
-    def read(self, kind: Kind, name: str) -> dict[str, Any]:
-        if (kind, name) not in self._parsed:
-            self._parsed[kind, name] = read_toml(self._listed[kind][name])
-        return self._parsed[kind, name]
-
-    @cached_property
-    def _parsed(self) -> dict[tuple[Kind, str], dict[str, Any]]:
-        return {}
-
-    def mentions(self, kind: Kind, name: str, pattern: re.Pattern[bytes]) -> bool:
-        """Whether the text of a preset has something in it: parsing all of them takes a third of a second."""
-        return pattern.search(_read(self._listed[kind][name])) is not None
-
-    def aliases(self, kind: Kind) -> dict[str, str]:
-        if (kind, _ALIASES) not in self._parsed:
-            path = self.root / f"{kind}s" / f"{_ALIASES}.toml"
-            self._parsed[kind, _ALIASES] = self._read_aliases(path) if path.is_file() else {}
-        return self._parsed[kind, _ALIASES]
-
-    @staticmethod
-    def _read_aliases(path: Traversable) -> dict[str, str]:
-        data = read_toml(path)
-        wrong = next((alias for alias, target in data.items() if not isinstance(target, str)), None)
-        if wrong is not None:
-            raise InputError(str(path), wrong, 'must stand as alias = "name"')
-        return {key(alias): key(target) for alias, target in data.items()}
-
-
-@dataclass(frozen=True)
-class _Tables:
-    """Presets as tables of one file, `memcalc.toml`."""
-
-    data: Mapping[str, Any] = field(repr=False)
-
-    def names(self, kind: Kind) -> Mapping[str, Any]:
-        return {key(name): table for name, table in self.data.get(kind, {}).items()}
-
-    def read(self, kind: Kind, name: str) -> dict[str, Any]:
-        return dict(self.names(kind)[name])
-
-    def mentions(self, kind: Kind, name: str, pattern: re.Pattern[bytes]) -> bool:  # noqa: ARG002
-        """Whether a preset may have something in it; tables are parsed already."""
-        return name in self.names(kind)
-
-    def aliases(self, kind: Kind) -> dict[str, str]:
-        listed = {name: table.get("aliases") for name, table in self.names(kind).items()}
-        return {key(str(alias)): name for name, aliases in listed.items() for alias in aliases or ()}
-
-
-_Shelf = _Folder | _Tables
-
-
-def _shelves(preset_dirs: Dirs) -> list[_Shelf]:
-    given: list[_Shelf] = [_given(path) for path in preset_dirs]
+def _shelves(preset_dirs: Dirs) -> list[Shelf]:
+    given: list[Shelf] = [_given(path) for path in preset_dirs]
     project = Path("memcalc.toml")
     if project.is_file():
         given.append(_project(project))
     folder = config_dir()
     if folder is not None and folder.is_dir():
-        given.append(_Folder(folder))
+        given.append(Folder(folder))
     return [*given, _shipped()]
 
 
@@ -309,24 +270,24 @@ def shipped() -> Traversable:
 
 
 @cache
-def _shipped() -> _Folder:
-    return _Folder(shipped())
+def _shipped() -> Folder:
+    return Folder(shipped())
 
 
-def _given(path: str | os.PathLike[str]) -> _Folder:
+def _given(path: str | os.PathLike[str]) -> Folder:
     if not Path(path).is_dir():
         raise FileError("preset-dir", os.fspath(path), "must be a directory with models/, gpus/ or nodes/ in it")
-    return _Folder(Path(path))
+    return Folder(Path(path))
 
 
-def _project(path: Path) -> _Tables:
+def _project(path: Path) -> Tables:
     data = read_toml(path)
     for kind, tables in data.items():
-        if kind not in _KINDS:
-            raise UnknownNameError(f"{path} table", kind, "must be one of model, gpu, node", _KINDS)
+        if kind not in KINDS:
+            raise UnknownNameError(f"{path} table", kind, "must be one of model, gpu, node", KINDS)
         if not isinstance(tables, dict) or not all(isinstance(table, dict) for table in tables.values()):
             raise InputError(f"{path} table", kind, f"must hold one table a preset, such as [{kind}.mine]")
-    return _Tables(data)
+    return Tables(data)
 
 
 def config_dir(platform: str = sys.platform, environ: Mapping[str, str] = os.environ) -> Path | None:
@@ -342,35 +303,6 @@ def config_dir(platform: str = sys.platform, environ: Mapping[str, str] = os.env
     elif platform != "win32" and home and not (base and Path(base).is_absolute()):
         base = f"{home}/.config"
     return Path(base) / "memcalc" / "presets" if base and Path(base).is_absolute() else None
-
-
-def read_toml(path: Traversable) -> dict[str, Any]:
-    """Return the content of a TOML file of at most 1 MiB, or raise FileError saying why it cannot be had."""
-    import tomllib
-
-    try:
-        return tomllib.loads(_read(path).decode())
-    except UnicodeDecodeError:
-        raise FileError("file", str(path), "must be UTF-8 text") from None
-    except tomllib.TOMLDecodeError as error:
-        raise FileError("file", str(path), f"must be TOML: {error}") from None
-    except (ValueError, RecursionError):  # a number of thousands of digits; brackets nested by the thousand
-        raise FileError("file", str(path), "must be TOML with numbers and nesting of a usual size") from None
-
-
-def _read(path: Traversable) -> bytes:
-    if not path.is_file():
-        raise FileError("file", str(path), "must be an existing regular file")
-    try:
-        with path.open("rb") as stream:
-            content = bytes(stream.read(_LARGEST_FILE + 1))
-    except OSError as error:
-        raise FileError("file", str(path), error.strerror or "it must be readable") from None
-    if len(content) > _LARGEST_FILE:
-        raise FileError("file", str(path), "must be at most 1 MiB")
-    if any(line.count(b".") > _MOST_DOTS for line in content.split(b"\n")):
-        raise FileError("file", str(path), f"must have at most {_MOST_DOTS} dots in a line")
-    return content
 
 
 def validated(spec: type[Spec], data: Mapping[str, Any], what: str) -> Spec:

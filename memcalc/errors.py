@@ -6,8 +6,11 @@ MemcalcError              anything the user can put right; exit code 2
 │   ├── UnknownNameError  a name of a preset, option or key that does not exist
 │   ├── CombinationError  each field is fine alone, together they are impossible
 │   ├── AbsentError       a key that must be given is not there
-│   └── FileError         a file cannot be read: absent, too large, not UTF-8, truncated
+│   ├── FileError         a file cannot be read: absent, too large, not UTF-8, truncated
+│   │   └── UnknownFormatError  it is none of the formats that are read
+│   └── IdleError         a file or command that starts no training
 ├── MissingError          the answer depends on something that the user must tell; exit code 3
+│   └── ObjectiveError    what is trained is nothing that there are figures for; likewise
 └── RestartNeeded         a guarded run must be started again with less memory; not a mistake of anyone's
 ```
 """
@@ -135,10 +138,22 @@ class FileError(InputError):
         return _path_shown(self.value)
 
 
+class UnknownFormatError(FileError):
+    """A file is none of the formats that are read."""
+
+
+class IdleError(InputError):
+    """A file or a command starts no training."""
+
+
 class MissingError(MemcalcError):
     """The answer depends on something unknown that only the user can tell; the message names it."""
 
     exit_code = 3
+
+
+class ObjectiveError(MissingError):
+    """What a file or a command trains is nothing that memcalc has figures for."""
 
 
 class RestartNeeded(MemcalcError):  # noqa: N818 - what is needed, not what went wrong

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import stat
 import tempfile
@@ -12,6 +13,8 @@ from pathlib import Path
 from typing import BinaryIO
 
 from memcalc.errors import FileError
+
+_NUMBER = re.compile(r"[+-]?[0-9.,]*(e[+-]?[0-9]+)?%?", re.ASCII)
 
 
 class OutputError(FileError):
@@ -53,7 +56,7 @@ def output_path(name: str, force: bool) -> Path:
         (not name or "\0" in name, "must be the path of a file"),
         (_asks(path.exists) and not path.is_file(), "must be a regular file"),
         (not _asks(path.parent.is_dir), f"the directory {path.parent} must exist"),
-        (not force and _asks(path.exists), "must not exist yet, or --force must be given"),
+        (not force and _asks(path.exists), "exists; use --force to overwrite"),
     ):
         if wrong:
             raise OutputError("output", name, allowed)
@@ -75,8 +78,19 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
             Path(beside).unlink(missing_ok=True)
             raise
     except OSError as error:
-        reason = error.strerror or "must be a file that can be written"
+        reason = error.strerror or "is not writable"
         raise OutputError("output", str(path), reason) from None
+
+
+def plain_cell(text: str) -> str:
+    """Return a cell of CSV that no spreadsheet takes for a formula (owasp.org/www-community/attacks/CSV_Injection).
+
+    >>> plain_cell("=1+2"), plain_cell("-3.5"), plain_cell("-1+2"), plain_cell("-")
+    ("'=1+2", '-3.5', "'-1+2", '-')
+    """
+    if text[:1] in {"=", "@", "\t", "\r"} or (text[:1] in {"+", "-"} and not _NUMBER.fullmatch(text)):
+        return f"'{text}"
+    return text
 
 
 def write_folder(folder: Path, texts: Mapping[str, str], *, force: bool) -> None:

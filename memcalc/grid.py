@@ -19,7 +19,7 @@ from memcalc.formulas.recompute import Policy, parse_policy
 from memcalc.frameworks import Habits, habits_of
 from memcalc.frameworks.float8 import RECIPES, Recipe
 from memcalc.frameworks.habits import Widths
-from memcalc.frameworks.precision_aware import narrowed
+from memcalc.frameworks.megatron import narrowed
 from memcalc.stages import Chunks, Rows, Split, peak_stages, rows_of
 
 if TYPE_CHECKING:
@@ -106,7 +106,7 @@ class Grid:
     clashes: tuple[Clash, ...] = ()
     """What the framework cannot be told together, and a search therefore leaves out."""
     space: tuple[Layout, ...] = field(default=(), compare=False)
-    """All layouts of the space that this grid is a part of; its own where it is empty."""
+    """The ways of sharding a block in the space that this grid is a part of; its own where it is empty."""
     _degrees: dict[str, Array] = field(default_factory=dict, init=False, compare=False, repr=False)
 
     @cached_property
@@ -196,7 +196,7 @@ class Grid:
 
     def with_layouts(self, layouts: tuple[Layout, ...]) -> Grid:
         """The same grid with some of its layouts; parts of a space share what depends on the sharding of blocks."""
-        return replace(self, layouts=layouts, stages_looked_at=(), space=self.space or self.layouts)
+        return replace(self, layouts=layouts, stages_looked_at=(), space=self.space or self.ways.layouts)
 
     @cached_property
     def flat(self) -> tuple[Grid, Array]:
@@ -213,8 +213,8 @@ class Grid:
     @cached_property
     def ways(self) -> Grid:
         """One layout for each way of sharding a block, which is all that a block's own tensors depend on."""
-        space = self.space or self.layouts
-        layouts = tuple(dict.fromkeys(Layout(tp=a.tp, sp=a.sp, cp=a.cp, ep=a.ep) for a in space))
+        known = dict.fromkeys((a.tp, a.sp, a.cp, a.ep) for a in self.layouts) if not self.space else ()
+        layouts = self.space or tuple(Layout(tp=tp, sp=sp, cp=cp, ep=ep) for tp, sp, cp, ep in known)
         return replace(self, layouts=layouts, offloads=((),), sequence=(), stages_looked_at=(), space=())
 
     @cached_property
@@ -336,6 +336,11 @@ class Grid:
     def is_mixed(self) -> Array:
         """1 where 16-bit weights stand beside fp32 ones: a master, or FSDP's shards."""
         return column([name.endswith("-mixed") for name in self.precisions], "precision")
+
+    @property
+    def is_bf16_mixed(self) -> Array:
+        """1 by precision where bf16 weights have fp32 masters."""
+        return column([name == "bf16-mixed" for name in self.precisions], "precision")
 
     def width(self, name: str) -> Array:
         """Bytes an element of one copy of a parameter, by precision (see :class:`memcalc.frameworks.Widths`)."""

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 from memcalc import catalog
 from memcalc.errors import AbsentError, CombinationError, FileError, InputError, UnknownNameError
-from memcalc.specs import probes
 from memcalc.specs import runs as specs
 from memcalc.specs.flat import flat_of
 from memcalc.specs.runs import RunsFile
@@ -24,9 +23,9 @@ _TABLES: dict[str, type[BaseModel]] = {
     "left_out": specs.LeftOut,
     "explained": specs.Explained,
     "target": specs.Target,
-    "probe": probes.Probe,
-    "rate": probes.Rate,
-    "communicator": probes.Communicator,
+    "probe": specs.Probe,
+    "rate": specs.Rate,
+    "communicator": specs.Communicator,
 }
 _SWEEP = "sweep"
 """The table whose rows are runs."""
@@ -105,7 +104,7 @@ def _rows(index: int, table: dict[str, Any], file: str) -> Iterator[dict[str, An
 def _entries(name: str, data: dict[str, Any]) -> Iterator[tuple[int, dict[str, Any]]]:
     listed = data[name]
     if not isinstance(listed, list) or not all(isinstance(table, dict) for table in listed):
-        raise InputError(name, listed, f"must stand as [[{name}]] tables")
+        raise InputError(name, listed, f"must be [[{name}]] tables")
     yield from enumerate(listed, 1)
 
 
@@ -145,11 +144,11 @@ def _sentence(spec: type[BaseModel], error: ValidationError) -> InputError:
 
 
 def _joined(parts: Iterable[RunsFile]) -> RunsFile:
-    """Return several files as one; each run may stand once."""
+    """Return several files as one; each run may occur once."""
     listed = list(parts)
     seen: set[str] = set()
     for run in (run for part in listed for run in part.run):
         if run.id in seen:
-            raise CombinationError("run id", run.id, "each run may stand once")
+            raise CombinationError("run id", run.id, "each run may occur once")
         seen.add(run.id)
     return RunsFile(**{name: tuple(entry for part in listed for entry in getattr(part, name)) for name in _TABLES})

@@ -26,17 +26,19 @@ from memcalc.results.comparison import (
     ValidationSummary,
 )
 from memcalc.results.estimates import Estimate
+from memcalc.specs.figures import FIGURES
 from memcalc.specs.flat import from_flat
 from memcalc.specs.options import WORDS
-from memcalc.specs.runs import FIGURES, GRADES, Measured
+from memcalc.specs.runs import GRADES, Measured
 from memcalc.throughputs import orders_of, throughput_of
 
 if TYPE_CHECKING:
     from memcalc.planner.job import PlanJob
     from memcalc.specs.calibration import Calibration
+    from memcalc.specs.figures import Figure
     from memcalc.specs.hardware import GPU
     from memcalc.specs.model import Model
-    from memcalc.specs.runs import Figure, Run, RunsFile, Target
+    from memcalc.specs.runs import Run, RunsFile, Target
 
 _OF_A_RUN = ("id", "group", "grade", "gpu", "gpus", "rank", "source", "software")
 

@@ -20,24 +20,33 @@ from memcalc.evidence import words_of
 from memcalc.report import Report, render
 from memcalc.report.accuracy import ERROR_COLUMNS, error_cells, validation_report
 from memcalc.report.tables import Block, Column, Document, Line, Table
-from memcalc.results.comparison import ErrorSummary, RunScore, RunVerdict, Validation
+from memcalc.results.comparison import RunScore, RunVerdict, Validation
+from memcalc.results.evidence import ErrorSummary
 from memcalc.runs import read_runs
-from memcalc.specs.evidence import Kind, KindErrors
 from memcalc.specs.flat import from_flat
 from memcalc.specs.model import Model
-from memcalc.specs.reserve import Reserve
 from memcalc.specs.runs import Run, RunsFile
-from memcalc.terms.kinds import KINDS
+from memcalc.specs.step_time import Kind, KindErrors, Reserve
+from memcalc.terms.overhead import KINDS
 from memcalc.toml_text import array_of_tables
 from memcalc.validation import Presets, model_of, summary_of, validate
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "accuracy.md"
+ROWS_PAGE = PAGE.parent / "reference" / "runs.md"
 HEAD = """\
 # Accuracy
 
 Written by `python tests/accuracy.py` from the measured runs in [presets/runs](../presets/runs); a test keeps it \
-current. `memcalc validate` prints the same for the shipped runs, or for a file of your own.
+current. `memcalc validate` prints the same for the shipped runs, or for a file of your own. Every run, with its \
+error: [row by row](reference/runs.md). What else was checked: [evidence](evidence.md).
 """
+ROWS_HEAD = """\
+# Accuracy, row by row
+
+Written by `python tests/accuracy.py`, as [accuracy](../accuracy.md), which has the results in short.
+"""
+IN_SHORT = ("What is compared", "Aims", "By group", "Does it fit?", "The range", "Throughput")
+"""Headings of the first page; what else there is stands on the second."""
 README = PAGE.parents[1] / "README.md"
 EVIDENCE = PAGE.parents[1] / "presets" / "evidence.toml"
 EVIDENCE_HEAD = """\
@@ -45,9 +54,7 @@ EVIDENCE_HEAD = """\
 # Errors of measured runs, predicted / measured - 1, by kind of job and figure: memcalc report tells those of its job.
 """
 START, END = "<!-- accuracy: written by tests/accuracy.py -->", "<!-- end of accuracy -->"
-FEW = 5
-"""Figures from which on a kind of run may be called the weakest."""
-READ_BY = {"allocated": "`max_memory_allocated`", "reserved": "`max_memory_reserved`", "device": "nvidia-smi"}
+READ_BY = {"allocated": "allocated", "reserved": "reserved", "device": "nvidia-smi"}
 CLASSES = ("caching", "2021")
 REPLAYED = "caching"
 Pairs = list[tuple[float, str]]
@@ -69,8 +76,8 @@ def preset(name: str) -> Model:
     return load_model(name)
 
 
-def page(runs: RunsFile, found: Validation) -> str:
-    """Return the whole page."""
+def pages(runs: RunsFile, found: Validation) -> dict[Path, str]:
+    """Return the page of results and that of all rows."""
     blocks = (
         *validation_report(found, full=True).document.blocks,
         *by_kind(kinds(runs, found)),
@@ -78,7 +85,17 @@ def page(runs: RunsFile, found: Validation) -> str:
         *throughput(),
         *beside(found, runs),
     )
-    return f"{HEAD}\n{render(Report(Document(blocks, Table('', (), ())), {}), 'markdown')}"
+    parts: dict[Path, list[Block]] = {PAGE: [], ROWS_PAGE: []}
+    path = PAGE
+    for block in blocks:
+        if isinstance(block, Line) and block.role == "heading":
+            path = PAGE if block.text in IN_SHORT else ROWS_PAGE
+        parts[path].append(block)
+    heads = {PAGE: HEAD, ROWS_PAGE: ROWS_HEAD}
+    return {
+        path: f"{heads[path]}\n{render(Report(Document(tuple(part), Table('', (), ())), {}), 'markdown')}"
+        for path, part in parts.items()
+    }
 
 
 def ranges() -> Iterator[Block]:
@@ -141,6 +158,12 @@ def throughput() -> Iterator[Block]:
         for row in table.error
     ]
     yield Table("By source", _aligned(names), tuple(rows))
+    kinds = tuple(
+        (row.name, f"{100 * row.low:+.0f}%", f"{100 * row.high:+.0f}%", f"{100 * row.coverage:.0f}%", row.basis)
+        for row in table.span
+    )
+    yield Table("Range of a step", _aligned(("kind of job", "low", "high", "coverage", "basis")), kinds)
+    yield Line("Throughput: layouts, runs and constants", "heading")
     sweeps = tuple(
         (row.name, str(row.sweeps), str(row.layouts), f"{100 * row.right / max(row.pairs, 1):.1f}% of {row.pairs}",
          f"{100 * row.regret:.1f}%", f"{row.first} of {row.sweeps}")
@@ -150,11 +173,6 @@ def throughput() -> Iterator[Block]:
     yield Table("Published sweeps over layouts, by constants fitted without their source", _aligned(heads), sweeps)
     left = tuple((row.reason, str(row.runs)) for row in table.left_out)
     yield Table("Not fitted on, by rules that look at no prediction", _aligned(("reason", "runs")), left)
-    kinds = tuple(
-        (row.name, f"{100 * row.low:+.0f}%", f"{100 * row.high:+.0f}%", f"{100 * row.coverage:.0f}%", row.basis)
-        for row in table.span
-    )
-    yield Table("Range of a step", _aligned(("kind of job", "low", "high", "coverage", "basis")), kinds)
     constants = tuple(
         (row.name, row.of, f"{row.value:.3g}", f"{row.low:.3g}", f"{row.high:.3g}", row.unit, row.source)
         for row in table.constant
@@ -185,22 +203,15 @@ def readme(text: str, found: Validation) -> str:
 
 
 def line(found: Validation) -> str:
-    """Return what was reached in one paragraph: each figure's errors, then the verdicts."""
+    """Return what was reached in one sentence: each figure's median error, then the verdicts."""
     total = found.summary
     runs = len({score.id for score in found.runs})
     errors = {group.name: group for group in found.groups if group.by == "figure"}
-    each = "; ".join(f"{said} {_reached(errors[name])}" for name, said in READ_BY.items())
-    worst = max((g for g in found.groups if g.by == "group" and g.count >= FEW), key=lambda g: g.median_abs_error or 0)
+    each = ", ".join(f"{_percent(errors[name].median_abs_error)} ({said})" for name, said in READ_BY.items())
     return (
-        f"**How right:** {total.count} peaks of {runs} published runs, predicted from their settings: {each}. "
-        f"Weakest: {worst.figure} of {worst.name}, {_percent(worst.median_abs_error)} median error. "
-        f"Of {total.ran_out} runs that ran out of memory {total.false_fits} were said to fit; of {total.ran} that ran, "
-        f"{total.false_rejects} were said not to. [Row by row, with sources](docs/accuracy.md)."
+        f"**How right:** median error {each} on {runs} published runs; of {total.ran_out} that ran out of memory "
+        f"{total.false_fits} were predicted to fit ([row by row](docs/accuracy.md))."
     )
-
-
-def _reached(errors: ErrorSummary) -> str:
-    return f"{_percent(errors.median_abs_error)} median error, 9 of 10 within {_percent(errors.p90_abs_error)}"
 
 
 def _percent(error: float | None) -> str:
@@ -326,7 +337,7 @@ def by_kind(entries: list[KindErrors]) -> Iterator[Block]:
         for name, errors in sorted(entry.errors.items())
     ]
     yield Table("Absolute error", (Column("kind of job"), Column("figure"), *ERROR_COLUMNS[:4]), tuple(rows))
-    counts = ("runs that ran", "said not to fit", "ran out of memory", "said to fit")
+    counts = ("runs that ran", "predicted not to fit", "ran out of memory", "predicted to fit")
     told = tuple((words_of(e), *map(str, (e.ran, e.false_rejects, e.ran_out, e.false_fits))) for e in entries)
     yield Table("Verdicts", (Column("kind of job"), *(Column(name, right=True) for name in counts)), told)
 
@@ -337,7 +348,7 @@ def written() -> dict[Path, str]:
     found = validate(runs)
     return {
         EVIDENCE: evidence(kinds(runs, found)),
-        PAGE: page(runs, found),
+        **pages(runs, found),
         README: readme(README.read_text(encoding="utf-8"), found),
     }
 

@@ -10,7 +10,7 @@ import typer
 from memcalc.cli.app import app
 from memcalc.cli.options import DESTINATION, given
 
-SHOWN = {option.name for option in DESTINATION} | {"chart", "timeline", "fix", "brief"}
+SHOWN = {option.name for option in DESTINATION} | {"chart", "timeline", "fix", "edit", "brief"}
 
 
 def keywords(line: str) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """The page `docs/comparison.md`: what other tools say of the same measured runs, beside memcalc.
 
-memcalc's own errors are those of `docs/accuracy.md`, figure by figure. Run as a script, this file writes the table.
+memcalc's own errors are those of `docs/reference/runs.md`, figure by figure. Run as a script, this file writes the
+table.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from memcalc.terms.parameters import model_count
 from memcalc.validation import job_of, summary_of
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
-PAGE, ACCURACY = DOCS / "comparison.md", DOCS / "accuracy.md"
+PAGE, EVERY_RUN = DOCS / "comparison.md", DOCS / "reference" / "runs.md"
 TABLE = re.compile(r"(<!-- errors -->\n).*?(<!-- end -->)", re.DOTALL)
 FIGURE = re.compile(
     r"^\| ([\w-]+)\s*\| (allocated|reserved|device)\s*\|\s*([\d.]+) \|\s*([\d.]+) \|\s*([+-]?[\d.]+) \|", re.MULTILINE
@@ -68,8 +69,8 @@ def simumax(run: Run) -> float | None:
 
 @cache
 def own_errors() -> tuple[tuple[str, str, float], ...]:
-    """Run, figure and memcalc's error, of every figure on the page of accuracy."""
-    page = ACCURACY.read_text(encoding="utf-8")
+    """Run, figure and memcalc's error, of every figure on the page of all runs."""
+    page = EVERY_RUN.read_text(encoding="utf-8")
     every = page[page.index("## Every figure") : page.index("## Figures of an unknown kind")]
     return tuple((match[1], match[2], float(match[5]) / 100) for match in FIGURE.finditer(every))
 

@@ -52,11 +52,13 @@ def compared(expert: dict[str, Any]) -> Compared:
     """One layout beside the fastest plan."""
     job, layout = expert["job"], expert["layout"]
     question = ",".join(f"{name}={_word(value)}" for name, value in layout.items())
-    answer = memcalc.plan(**job, objective="throughput", top=1, why=question)
-    fields = expert.get("settings", {})
+    software, stages = expert.get("software", {}), expert.get("settings", {})
+    answer = memcalc.plan(**job, settings=software, objective="throughput", top=1, why="" if stages else question)
+    fields = {**software, **stages}
     pinned = memcalc.plan(**job, **layout, settings=fields, objective="throughput", top=1, advice=False)
     fastest = pinned.plans[0] if pinned.plans else None
-    return Compared(expert["name"], expert["source"], layout, answer.plans[0], fastest, answer.asked)
+    why = memcalc.plan(**job, settings=fields, objective="throughput", top=1, why=question) if stages else answer
+    return Compared(expert["name"], expert["source"], layout, answer.plans[0], fastest, why.asked)
 
 
 def _word(value: object) -> str:

@@ -484,10 +484,10 @@ def short_sequences(short: Any, long: Any) -> Figures:
 
 @claim("compile-saves")
 def compile_saves(eager: Any, blocks: Any, loss: Any, full: Any, compiled: Any) -> Figures:
-    units = 32 * 8192 * 4096
+    units, keys, ffn = 32 * 8192 * 4096, 1024 / 4096, 14336 / 4096
     return {
         "compile-eager": gib(32 * eager.saved.per_block),
-        "compile-kept": gib(32 * blocks.saved.per_block, units * (12 + 4 + 6 * 14336 / 4096 + 4 * 32 / 4096), 0.02),
+        "compile-kept": gib(32 * blocks.saved.per_block, units * (12 + 4 * keys + 6 * ffn + 4 * 32 / 4096), 0.02),
         "compile-peak": gib(eager.peak.allocated),
         "compile-loss": gib(loss.peak.allocated),
         "compile-full": gib(full.peak.allocated - compiled.peak.allocated, 0, 0),

@@ -18,6 +18,7 @@ from pydantic import BaseModel
 
 import memcalc
 from memcalc.api import single
+from memcalc.convert.huggingface import from_huggingface
 from memcalc.frameworks.habits import Bucket, Habits
 from memcalc.grid import Grid
 from memcalc.planner.costs import limits
@@ -25,7 +26,7 @@ from memcalc.planner.occasions import occasions_of
 from memcalc.planner.offload_memory import pools_of
 from memcalc.specs.block import Attention, Block, LatentAttention, MixtureOfExperts, Mlp, Norm
 from memcalc.specs.hardware import GPU, MemoryTier, Node
-from memcalc.specs.model import BlockGroup, Model, Pattern, Tail, TowerEnds
+from memcalc.specs.model import BlockGroup, Model, Pattern, Projector, Tail, TowerEnds
 from memcalc.specs.options import SharedSettings
 from memcalc.specs.strategy import Strategy
 from memcalc.terms import ModelOnGrid, build_ledger, overhead_of, settings
@@ -91,6 +92,11 @@ def test_something_that_computes_reads_every_field(record: type[Any]) -> None:
 
 # ------------------------------------------------------------------------------------------------------------ movement
 
+WITH_IMAGES = from_huggingface({
+    "model_type": "qwen2_vl", "hidden_size": 512, "num_hidden_layers": 4, "num_attention_heads": 8,
+    "num_key_value_heads": 2, "intermediate_size": 1024, "vocab_size": 4000,
+    "vision_config": {"depth": 4, "embed_dim": 256, "num_heads": 4, "hidden_size": 512},
+})  # fmt: skip
 JOBS: dict[str, dict[str, Any]] = {
     "llama": {"model": "llama-3.2-1b", "gpu": "h100", "gpus": 8, "framework": "fsdp2", "seq_len": 2048,
               "global_batch": 16},
@@ -169,6 +175,8 @@ JOBS: dict[str, dict[str, Any]] = {
                  "tp": 4, "cp": 2, "recompute": "none", "loss": "standard"},
     "simple": {"model": "llama-3.1-8b", "gpu": "h100", "gpus": 8, "framework": "torchtitan", "seq_len": 4096,
                "recompute": "selective-ops", "settings": {"strategy.fsdp_schedule": "simple"}},
+    "images": {"model": WITH_IMAGES, "gpu": "h100", "framework": "hf", "seq_len": 2048, "image_size": "448x448",
+               "attention": "efficient", "images": 2},
 }  # fmt: skip
 
 OTHER_NORM = Norm(kind="layernorm", bias=True)
@@ -179,12 +187,14 @@ MOVES: dict[str, dict[str, tuple[Any, ...]]] = {
         "head_scaled": ("llama", True), "head_softcap": ("llama", True), "final_norm": ("llama", OTHER_NORM),
         "embedding_dropout": ("hf", 0.1, {"ends": ()}), "outside": ("gpt2", ()), "ends": ("t5", ()),
         "tail": ("llama", Tail(dropout=0.1)), "fixed_tokens": ("whisper", {"encoder": 3000}),
+        "views": ("images", 4), "image_tokens": ("images", 300),
     },
     "Block": {
         "hidden": ("llama", 4096), "norm": ("llama", OTHER_NORM), "norms": ("llama", 4),
         "norm_place": ("llama", "both"), "parallel": ("hf", True), "dropout": ("llama", 0.1),
         "summed_branches": ("falcon", False), "cross_attention": ("t5", None), "cross_hidden": ("t5", 64),
         "mlp": ("llama", Mlp(ffn=1024)), "attention": ("llama", Attention(heads=16, kv_heads=16, head_dim=64)),
+        "layer_scale": ("llama", True),
     },
     "Attention": {
         "heads": ("llama", 64), "kv_heads": ("llama", 16), "head_dim": ("llama", 128), "q_bias": ("llama", True),
@@ -195,7 +205,9 @@ MOVES: dict[str, dict[str, tuple[Any, ...]]] = {
         "rotary_joined": ("llama", True), "rotary_tables": ("llama", 2), "half_rotary": ("llama", True),
         "wide_rotary": ("llama", True), "scores_bias": ("llama", "relative"), "contiguous_queries": ("llama", True),
         "fused": ("llama", False), "explicit_mask": ("gemma3", True), "upcast_softmax": ("bf16", False),
-        "dropout": ("hf", 0.1),
+        "dropout": ("hf", 0.1), "wide_scores": ("bf16", True), "rotary_pairs": ("llama", 1),
+        "joins_images": ("images", False), "joins_batch": ("images", True), "chunk": ("images", 16),
+        "late_qk_norm": ("hf", True, {"qk_norm": "head"}),
         "latent": ("llama", LatentAttention(kv_lora_rank=64, qk_nope_head_dim=32, qk_rope_head_dim=32, v_head_dim=64)),
     },
     "LatentAttention": {
@@ -216,11 +228,13 @@ MOVES: dict[str, dict[str, tuple[Any, ...]]] = {
     "Norm": {
         "kind": ("llama", "layernorm"), "weight": ("llama", False), "bias": ("llama", True),
         "scale": ("llama", "wide"), "rescales_input": ("llama", True),
+        "written_out": ("llama", True, {"kind": "layernorm"}),
     },
     "TowerEnds": {
         "tower": ("t5", "vision"), "lookups": ("llama", ()), "embedding_dim": ("llama", 64), "pixels": ("llama", 1),
         "mel_bins": ("llama", 1), "scaled": ("leaf", True), "norm": ("llama", OTHER_NORM), "dropout": ("llama", 0.1),
-        "end_norm": ("t5", OTHER_NORM), "end_dropout": ("whisper", 0.1),
+        "end_norm": ("t5", OTHER_NORM), "end_dropout": ("whisper", 0.1), "position_taps": ("images", 4),
+        "projector": ("images", Projector(linears=(512,))),
     },
     "Tail": {
         "dropout": ("llama", 0.1), "transform": ("llama", "gelu"), "pooled": ("llama", True), "classes": ("vit", 10),
@@ -319,7 +333,10 @@ BY_WORDS: dict[str, tuple[str, dict[str, Any]]] = {
     "pp_schedule": ("megatron", {"pp_schedule": "interleaved"}),
     "vpp": ("chunks", {"vpp": 4}), "recompute": ("llama", {"recompute": "full"}),
     "offload": ("llama", {"offload": "optimizer,params"}), "micro_batch": ("llama", {"micro_batch": 2}),
-    "lora": ("adapters", {"lora": "8"}),
+    "lora": ("adapters", {"lora": "8"}), "images": ("images", {"images": 3}),
+    "image_size": ("images", {"image_size": "224x224"}),
+    "image_pixels": ("images", {"settings": {"workload.image_pixels": 100_000}}),
+    "vision": ("images", {"vision": "frozen"}),
     "peft": ("bf16", {"lora": "16", "settings": {"strategy.peft": "0.11"}}),
 }  # fmt: skip
 """Settings that are an axis of a grid, or a word that stands for several fields."""
@@ -329,10 +346,10 @@ BESIDE: dict[str, tuple[str, Any]] = {
 }  # fmt: skip
 """Shared settings that move what a job does beside its steps, and nothing of a step."""
 CHOICES = {
-    "Model": {"name", "family", "positions", "max_positions", "groups", "order", "recording"},
+    "Model": {"name", "family", "positions", "max_positions", "groups", "order", "recording", "images"},
     "BlockGroup": {"count", "tower", "block"},
     "Pattern": {"count", "runs"},
-    "Block": {"recorded"},
+    "Block": {"recorded", "counted"},
     "Attention": {"sdpa"},
     "TowerEnds": {"patch"},
     "Habits": {
@@ -341,6 +358,7 @@ CHOICES = {
         "optimizer_impl", "adapters_follow_base", "splits_packed", "expert_modules", "own_code", "allocator",
         "capabilities", "loss", "tensor_loss", "recompute", "sharded_recompute", "shards_over_ranks", "cp_kind",
         "attention_library", "evaluation_cache", "reduces_as", "autocast_over_shards", "lora_rank",
+        "ends_in_split", "pipeline_keeps_weights",
     },
     "BlockConfig": {"windowed", "gathered_input_saved"},
     "GPU": {"name", "vendor", "nvidia_smi_bytes", "nvlink_bytes_per_s", "gpus_per_node", "flash_attention"},
@@ -348,7 +366,8 @@ CHOICES = {
 }  # fmt: skip
 """Fields that decide before a figure is computed, and so move none of a job whose defaults are resolved: which layouts,
 kernels and settings exist, what is the default, what is refused (each has tests of its own); and those of a model's
-order, of recorded modules and of windows, whose effect :mod:`test_patterns` and the tests of modules hold."""
+order, of recorded modules, counted blocks and windows, whose effect :mod:`test_patterns` and the tests of modules
+hold."""
 
 
 def total(array: Any) -> float:

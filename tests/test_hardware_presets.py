@@ -306,7 +306,7 @@ def test_a_rack_is_launched_and_offloaded_to_by_the_tray() -> None:
     rank = sum(term.bytes for term in found.off_gpu if term.tier == "host")
     assert alone.host_memory == found.host_memory == 4 * rank
     large = memcalc.estimate(**{**words, "model": "llama-3.1-405b"}, offload="optimizer")
-    assert any("960.0 GiB in each of the 18 hosts of gb200-nvl72" in text for text in large.warnings)
+    assert any("each of the 18 hosts of gb200-nvl72 has 960.0 GiB" in text for text in large.warnings)
 
 
 def test_hosts_share_the_gpus_of_a_node_alike() -> None:
@@ -489,14 +489,14 @@ def test_a_bad_project_file_is_refused(elsewhere: Path, text: str, said: str) ->
 
 def test_a_bad_alias_file_is_refused(elsewhere: Path) -> None:
     write(elsewhere / "given" / "gpus" / "aliases.toml", "mine = 3\n")
-    with pytest.raises(InputError, match="must stand as alias"):
+    with pytest.raises(InputError, match="must be alias"):
         catalog.gpu("mine", [elsewhere / "given"])
 
 
 def test_a_tier_stands_once() -> None:
     node = catalog.node("hgx-h100")
     data = node.model_dump() | {"tiers": [node.tiers[0], node.tiers[0]]}
-    with pytest.raises(InputError, match="may stand once"):
+    with pytest.raises(InputError, match="may occur once"):
         catalog.validated(Node, data, "node preset twice")
 
 

@@ -42,10 +42,11 @@ HOMES = {
     "peft": {"probe"},
     "lightning": {"probe"},
     "prometheus_client": {"probe"},
+    "uvicorn": {"ui"},
 }
 """The only layers that may import each of these, at top level or inside a function."""
 
-ONLY_LATE = {"torch", "transformers", "peft", "lightning", "prometheus_client", "scipy", "matplotlib"}
+ONLY_LATE = {"torch", "transformers", "peft", "lightning", "prometheus_client", "scipy", "matplotlib", "uvicorn"}
 LIVE = PACKAGE / "probe" / "live"
 """Modules that are about torch throughout, which may import it at their top: others import them inside functions."""
 

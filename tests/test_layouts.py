@@ -278,7 +278,7 @@ def test_a_sweep_reads_back_as_its_runs(tmp_path: Path) -> None:
         (('1, 1, "", "", 2000.0', "1, 1"), "row 1 must have 6 values"),
         (("strategy.sp", "stategy.sp"), "did you mean 'strategy'?"),
         (('sweep = "one"', 'sweeep = "one"'), "did you mean 'sweep'?"),
-        (('"b", 2', '"a", 2'), "each run may stand once"),
+        (('"b", 2', '"a", 2'), "each run may occur once"),
         (('"c", 4', '"", 4'), "key 'id' is absent"),
         (('columns = ["id"', 'column = ["id"'), "key 'columns' is absent"),
     ],

@@ -163,7 +163,7 @@ def test_own_file_in_flat_form(tmp_path: Path) -> None:
         ("meta-llama/Llama-2-7b-chat-hf", "llama-2-7b"),
         ("meta-llama/Meta-Llama-3-8B-Instruct", "llama-3-8b"),
         ("mistralai/Mistral-7B-Instruct-v0.3", "mistral-7b-v0.3"),  # whose vocabulary is larger than v0.1's
-        ("mistralai/Mistral-7B-Instruct-v0.2", "mistral-7b-v0.1"),
+        ("mistralai/Mistral-7B-Instruct-v0.2", "mistral-7b-v0.2"),  # which has no window
         ("google/gemma-2-9b-it", "gemma-2-9b"),
         ("llama-3-405b", "llama-3.1-405b"),
     ],

@@ -1,4 +1,4 @@
-"""The newcomer's path: README, a first plan, a config of one's own, an exported config, in at most four commands."""
+"""The newcomer's path through the tour: a first plan, a config of one's own, an exported config, in four commands."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ from test_docs import ROOT, blocks, run, write_files
 
 from memcalc import catalog
 
-PAGE = (ROOT / "docs" / "howto" / "newcomer.md").read_text(encoding="utf-8")
-COMMANDS = [command for block in blocks(PAGE) for command in block.commands]
-CODES = [block.code for block in blocks(PAGE) for _ in block.commands]
+PAGE = (ROOT / "docs" / "index.md").read_text(encoding="utf-8")
+PATH = list(blocks(PAGE[PAGE.index("Or leave the choice") : PAGE.index("## Output formats")]))
+COMMANDS = [command for block in PATH for command in block.commands]
+CODES = [block.code for block in PATH for _ in block.commands]
 
 
 @pytest.fixture

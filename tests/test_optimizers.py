@@ -10,7 +10,8 @@ import pytest
 import memcalc
 from memcalc.convert.huggingface import from_huggingface
 from memcalc.errors import CombinationError, InputError
-from memcalc.formulas.optimizer import MEGATRON_SOAP, OPTIMIZERS, Weight
+from memcalc.formulas.optimizer import MEGATRON_SOAP, OPTIMIZERS
+from memcalc.formulas.optimizer_states import Weight
 from memcalc.results.estimates import Estimate
 from memcalc.specs.model import Model
 

@@ -101,7 +101,8 @@ def test_the_wheel_holds_every_module_and_preset(wheel: Path) -> None:
     content = set(zipfile.ZipFile(wheel).namelist())
     modules = {str(path.relative_to(ROOT)) for path in (ROOT / "memcalc").rglob("*.py")}
     presets = {f"memcalc/{path.relative_to(ROOT)}" for path in (ROOT / "presets").rglob("*.toml")}
-    parts = {f"memcalc/report/page/page.{kind}" for kind in ("css", "js")}
+    kinds = ("css", "js")
+    parts = {str(path.relative_to(ROOT)) for kind in kinds for path in (ROOT / "memcalc").rglob(f"*.{kind}")}
     keys = {str(path.relative_to(ROOT)) for path in (ROOT / "memcalc" / "convert").rglob("*.t*")}
     assert modules | presets | parts | keys | {"memcalc/py.typed", "memcalc/presets/__init__.py"} <= content
     assert not any(name.startswith(("tests", "docs", "presets")) for name in content)

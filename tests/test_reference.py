@@ -163,7 +163,7 @@ def table(record: Record, page: Path) -> str:
     ]  # fmt: skip
     for name, field in record.model_fields.items():
         key = field.alias or name
-        same = of_models().get(name, "") if record.__module__ == "memcalc.specs.flat_tables" else ""
+        same = of_models().get(name, "") if record.__module__ == "memcalc.specs.flat" else ""
         meaning = prose(meanings(record).get(name, same))
         lines.append(f"| `{key}` | {said(field.annotation, page)} | {meaning} |")
     return "\n".join([*lines, "", ""])

@@ -7,7 +7,7 @@ from fits import offload_reports, reserve
 import memcalc
 from memcalc import catalog
 from memcalc.probe.calibrate import reserves
-from memcalc.terms.kinds import KINDS, WEIGHTS_AWAY
+from memcalc.terms.overhead import KINDS, WEIGHTS_AWAY
 from memcalc.validation import Presets
 
 RESIDUALS = reserve.residuals()

@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from memcalc.batches.balance import micro_batches_of
-from memcalc.batches.packing import best_fit_decreasing, first_fit, parts_of
+from memcalc.batches.packing import best_fit_decreasing, first_fit, micro_batches_of, parts_of
 from memcalc.errors import CombinationError
 
 if TYPE_CHECKING:
@@ -34,6 +33,8 @@ MOST_SEQUENCES = {"token-budget": 1 << 14, "bfd": 1 << 17, "bfd-split": 1 << 17,
 USUAL_MOST = 1 << 20
 BUDGETED = ("max-tokens", "token-budget")
 """Rules whose micro-batches have a budget of tokens, and as many sequences as that holds."""
+PACKING = ("bfd", "bfd-split", "wrapped", "multipack")
+"""Rules that fill a row with several sequences."""
 SPLITTING = ("bfd-split", "wrapped")
 """Rules that cut a long sequence into parts and lose none."""
 EXAMPLES = 1000
@@ -67,10 +68,16 @@ class Sampling:
         """A length as it is padded [tokens]."""
         return -(-tokens // self.multiple) * self.multiple
 
-    def epochs(self, count: int) -> int:
-        """Times that so few sequences are taken at once, for a few steps to come of them [1]."""
-        several = self.micro_batch * self.accumulation * self.ranks
-        return max(-(-4 * min(several, EXAMPLES) // count), 1)
+    def epochs(self, tokens: NDArray[np.int64]) -> int:
+        """Times that so few sequences are taken at once, for a few steps to come of them [1].
+
+        `tokens` are the lengths of the sequences [tokens]; a pack has several of them.
+        """
+        several = 4 * min(self.micro_batch * self.accumulation * self.ranks, EXAMPLES)
+        if self.rule in PACKING:
+            several *= min(max(self.length * len(tokens) // int(tokens.sum()), 1), EXAMPLES)
+            several = min(several, MOST_SEQUENCES.get(self.rule, USUAL_MOST))
+        return max(-(-several // len(tokens)), 1)
 
 
 @dataclass(frozen=True, eq=False)
@@ -122,7 +129,7 @@ def longest_of(lengths: Lengths, sampling: Sampling) -> Shape:
         return rows, sampling.rounded(min(lengths.most, sampling.length))
     if rule == "flatten":
         most = lengths.cut(sampling.length)
-        again = sampling.epochs(len(most)) > 1
+        again = sampling.epochs(most) > 1
         total = rows * int(most.max()) if again else int(np.sort(most)[-rows:].sum())
         return rows, -(-sampling.rounded(total) // rows)
     return rows, sampling.rounded(sampling.length)
@@ -137,7 +144,7 @@ def make(lengths: Lengths, sampling: Sampling) -> MicroBatches:
     if not len(tokens):
         allowed = f"no sequence of {lengths.text} is that short"
         raise CombinationError("seq-len", sampling.length, allowed)
-    tokens = np.tile(tokens, sampling.epochs(len(tokens)))
+    tokens = np.tile(tokens, sampling.epochs(tokens))
     rng = random.Random(SEED)  # noqa: S311 - a sequence that is the same each time
     if sampling.rule == "token-budget":
         return _budgeted(tokens, sampling, rng)
@@ -145,6 +152,9 @@ def make(lengths: Lengths, sampling: Sampling) -> MicroBatches:
     rows, cells, count = [], [], 0
     while count < STEPS * per_step and drawn < MOST_SEQUENCES.get(sampling.rule, USUAL_MOST):
         epoch = RULES[sampling.rule](tokens[shuffled(len(tokens), rng)], sampling)
+        if not count + len(epoch):
+            allowed = f"{len(tokens):,} sequences of {lengths.text} do not make one"
+            raise CombinationError("micro-batch", sampling.micro_batch, allowed)
         rows.append(epoch[:, 0])
         cells.append(epoch[:, 1])
         drawn, count = drawn + len(tokens), count + len(epoch)

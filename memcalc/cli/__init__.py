@@ -9,6 +9,26 @@ import sys
 _INTERRUPTED = 130  # 128 + SIGINT, as shells report it
 _OBJECTS = 1_000_000
 """New objects after which cycles are looked for: a replay makes many tuples and no cycle, and waits for the search."""
+_CRASHED = 70
+"""EX_SOFTWARE of sysexits.h: Python's own 1 would say that the job does not fit."""
+_TRACEBACK = "MEMCALC_TRACEBACK"
+"""The variable with which a crash shows where it happened."""
+
+
+def _crashed(error: Exception) -> int:
+    """Say in one line that memcalc itself is wrong, where, and what to do; return the exit code."""
+    from memcalc.cli.output import fail
+
+    frame = error.__traceback__
+    while frame is not None and frame.tb_next is not None:
+        frame = frame.tb_next
+    where = f"{os.path.basename(frame.tb_frame.f_code.co_filename)}:{frame.tb_lineno}" if frame else "?"  # noqa: PTH119
+    message = f"{type(error).__name__}: {error}"[:200] if str(error) else type(error).__name__
+    return fail(
+        f"this is a defect of memcalc, not of your input, and no verdict: {message} ({where}); please report it to "
+        f"memcalc's maintainers with this command, its files and what {_TRACEBACK}=1 shows.",
+        _CRASHED,
+    )
 
 
 def main() -> None:
@@ -24,5 +44,9 @@ def main() -> None:
         app()
     except KeyboardInterrupt:  # while importing; typer answers a later one
         sys.exit(_INTERRUPTED)
+    except Exception as error:
+        if os.environ.get(_TRACEBACK):
+            raise
+        sys.exit(_crashed(error))
     finally:
         gc.freeze()  # the process ends, and need not look for cycles in all that it goes with

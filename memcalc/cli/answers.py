@@ -15,6 +15,7 @@ from memcalc.cli import plans
 from memcalc.cli.options import CHART, DESTINATION, MODULE, PRESETS, TIMELINE, free, model_or_module, with_model
 from memcalc.cli.output import destination, draw, picture_targets
 from memcalc.cli.registry import command
+from memcalc.cli.serving import post_training, refuse_post_training, rl_plans
 
 SEARCH = "Search"
 """The panel of options that say what is searched, and how."""
@@ -32,17 +33,11 @@ _Objective = Annotated[
         help="simplicity (the simplest within 5% of the fastest), throughput, memory, gpus or cost (GPU-hours).",
     ),
 ]
-_Critical = Annotated[
-    str | None,
-    typer.Option(metavar="TOKENS", rich_help_panel=SEARCH, help="Critical batch size: larger batches count for less."),
-]
+_Critical = Annotated[str | None, typer.Option(metavar="TOKENS", rich_help_panel=SEARCH, help="Critical batch size")]
 _Tokens = Annotated[
-    str | None, typer.Option(metavar="TOKENS", rich_help_panel=SEARCH, help="Budget that GPU-hours are told for.")
+    str | None, typer.Option(metavar="TOKENS", rich_help_panel=SEARCH, help="Token budget for GPU-hours")
 ]
-_Recipe = Annotated[
-    bool,
-    typer.Option("--recipe", rich_help_panel=SEARCH, help="Also the usual order of tuning, and what remedies return."),
-]
+_Recipe = Annotated[bool, typer.Option("--recipe", rich_help_panel=SEARCH, help="Also show tuning steps and remedies")]
 Beyond = Annotated[
     bool,
     typer.Option(
@@ -52,11 +47,9 @@ Beyond = Annotated[
 """The option of every search that goes beyond what the framework can be told."""
 _Why = Annotated[
     str | None,
-    typer.Option(metavar="WORDS", rich_help_panel=SEARCH, help='Why a strategy is not the plan, as in "tp=1,zero=3".'),
+    typer.Option(metavar="WORDS", rich_help_panel=SEARCH, help='Explain why a strategy is not #1: "tp=1,zero=3"'),
 ]
-_Save = Annotated[
-    str | None, typer.Option(metavar="FILE", rich_help_panel="Output", help="Save a plan and its fallback, for export.")
-]
+_Save = Annotated[str | None, typer.Option(metavar="FILE", rich_help_panel="Output", help="Save plan #1 for export")]
 _For = Annotated[
     str | None,
     typer.Option("--to", metavar="FORMAT", rich_help_panel=SEARCH, help="Only plans that this format of export says."),
@@ -73,7 +66,7 @@ _Rank = Annotated[
 ]
 
 
-@command("Jobs", model_or_module, *PRESETS, *DESTINATION, *CHART)
+@command("What should I run?", model_or_module, post_training, *PRESETS, *DESTINATION, *CHART)
 def plan(
     *,
     objective: _Objective = "simplicity",
@@ -90,13 +83,24 @@ def plan(
     rank: _Rank = None,
     **options: Any,
 ) -> int:
-    """List the strategies that fit, best first; what you do not pin is searched.
+    """Find the best strategy that fits. Options you leave out are searched.
 
-    What is searched may be left open in part: 2/4, 2..8, not:8, any.
+    What is searched may be left open in part: 2/4, 2..8, not:8, any. With --algorithm it is how to lay out
+    post-training: trainer and engines on the same GPUs or apart, ranks and share of an engine, micro-batches.
     """
     from memcalc import report
     from memcalc.report.progress import waiting
 
+    if options["algorithm"] is not None:
+        searching: dict[str, Any] = {
+            "objective": objective,
+            "critical_batch": critical_batch,
+            "tokens": tokens,
+            "why": why,
+        }
+        searching |= {"recipe": recipe, "beyond": beyond, "to": to, "save": save, "write": write, "rank": rank}
+        return rl_plans(options, {**searching, "all": rank_all, "top": top})
+    refuse_post_training(options)
     plans.check_target(save, write, rank, options)
     force, dirs = bool(options["force"]), tuple(options["preset_dir"] or ())
     pictures = picture_targets(options, "chart")
@@ -126,9 +130,9 @@ def plan(
     return code
 
 
-@command("Jobs", model_or_module, *PRESETS, *DESTINATION, *CHART, *TIMELINE)
+@command("Will it fit?", model_or_module, *PRESETS, *DESTINATION, *CHART, *TIMELINE)
 def estimate(**options: Any) -> int:
-    """Say whether one strategy fits, and where the bytes stand."""
+    """Estimate the memory of one strategy, and whether it fits."""
     from memcalc import report
 
     pictures = picture_targets(options, "chart", "timeline")
@@ -152,11 +156,11 @@ _Only = Annotated[
 ]
 
 
-@command("Jobs", model_or_module, *PRESETS, *DESTINATION)
+@command("Will it fit?", model_or_module, *PRESETS, *DESTINATION)
 def explain(*, fold: _Fold = None, only: _Only = None, **options: Any) -> int:
-    """Show every term of an estimate: formula, the values put in, bytes, phases, source."""
+    """Explain an estimate: every term with formula, values and source."""
     from memcalc import report
-    from memcalc.report.estimate import folding
+    from memcalc.report.explain import folding
 
     target, folded = destination(options), folding(fold, only)
     answer = memcalc.estimate(**with_model(options))
@@ -177,11 +181,11 @@ _Which = Annotated[
     ),
 ]
 _Title = Annotated[str, typer.Option(metavar="TEXT", rich_help_panel="Output", help="The page's heading.")]
-_Note = Annotated[str, typer.Option(metavar="TEXT", rich_help_panel="Output", help="What stands below the heading.")]
+_Note = Annotated[str, typer.Option(metavar="TEXT", rich_help_panel="Output", help="Note below the heading.")]
 _PAGE = (replace(DESTINATION[1], metavar="FILE", help=f"Write there; {plans.PAGE} when left out."), DESTINATION[2])
 
 
-@command("Jobs", free, *MODULE, *PRESETS, *_PAGE)
+@command("To share", free, *MODULE, *PRESETS, *_PAGE)
 def report_(
     plan: _Shown = None,
     *,
@@ -197,7 +201,7 @@ def report_(
     note: _Note = "",
     **options: Any,
 ) -> int:
-    """Write a page of HTML for a design document: the best plan term by term, the others, and how right it is.
+    """Write an HTML report for a design review.
 
     It needs no network. A job is searched as plan does; --estimate shows the strategy that is typed.
     """

@@ -32,19 +32,34 @@ _Files = Annotated[
     list[str] | None,
     typer.Argument(metavar="FILE...", help="The job's own files: configs, an sbatch script, in any order."),
 ]
-_Fix = Annotated[bool, typer.Option("--fix", help="Write the edited file beside the original, as NAME.fits.json.")]
+_Edit = Annotated[int, typer.Option("--edit", metavar="N", help="Which of the listed edits --fix writes [default: 1]")]
+_Fix = Annotated[bool, typer.Option("--fix", help="Write the edited file next to the original, as NAME.fits.json")]
 _Brief = Annotated[bool, typer.Option("--brief", help="One line; so by default in a Slurm prolog.")]
+_Survey = Annotated[
+    str | None,
+    typer.Option("--survey", metavar="DIR", help="Say of each config and script below a folder what it is read as."),
+]
 
 
-@command("Jobs", free, *PRESETS, *DESTINATION)
-def check(files: _Files = None, *, fix: _Fix = False, brief: _Brief = False, **options: Any) -> int:
-    """Say whether a job fits, from its own config files, and show the smallest edit of them that makes it fit.
+@command("Will it fit?", free, *PRESETS, *DESTINATION)
+def check(
+    files: _Files = None,
+    *,
+    fix: _Fix = False,
+    edit: _Edit = 1,
+    brief: _Brief = False,
+    survey: _Survey = None,
+    **options: Any,
+) -> int:
+    """Check a job's config files, and suggest the smallest edits that fit.
 
     --format also takes github (annotations) and sarif.
     """
     from memcalc.cli import check as preflight
 
-    return preflight.show(files or (), fix=fix, brief=brief, options=options)
+    if survey is not None:
+        return preflight.show_survey(survey, files or (), options=options)
+    return preflight.show(files or (), fix=edit if fix else 0, brief=brief, options=options)
 
 
 _A = Annotated[
@@ -64,9 +79,9 @@ _Terms = Annotated[
 ]
 
 
-@command("Jobs", free, *PRESETS, *DESTINATION, *CHART)
+@command("What changed, or failed?", free, *PRESETS, *DESTINATION, *CHART)
 def diff(a: _A, b: _B, *, terms: _Terms = None, **options: Any) -> int:
-    """Say what is different between two jobs, and what each change costs or saves; ends with 0 whichever fits.
+    """Compare two jobs: what each change costs in memory and speed.
 
     Options count for both; words stand on them, or change the other one where that is a file.
     """
@@ -98,7 +113,7 @@ _AnyCount = Annotated[
 ]
 
 
-@command("Jobs", model_or_module, *PRESETS, *DESTINATION, *CHART)
+@command("What should I run?", model_or_module, *PRESETS, *DESTINATION, *CHART)
 def max_(
     what: _Largest,
     *,
@@ -109,11 +124,11 @@ def max_(
     beyond: Beyond = False,
     **options: Any,
 ) -> int:
-    """Find the largest sequence length, micro-batch or model that fits; what you do not pin is searched."""
+    """Find the longest sequence, largest micro-batch or largest model that fits."""
     return _limit("max", what, options, step=step, tight=tight, search=search, family=family, beyond=beyond)
 
 
-@command("Jobs", model_or_module, *PRESETS, *DESTINATION, *CHART)
+@command("What should I run?", model_or_module, *PRESETS, *DESTINATION, *CHART)
 def min_(
     what: _Smallest,
     *,
@@ -123,7 +138,7 @@ def min_(
     beyond: Beyond = False,
     **options: Any,
 ) -> int:
-    """Find the fewest GPUs on which a strategy fits, and the fastest one there."""
+    """Find the fewest GPUs that fit, and the fastest plan on them."""
     return _limit("min", what, options, up_to=up_to, any_count=any_count, tight=tight, beyond=beyond)
 
 
@@ -168,9 +183,9 @@ _INTO = (
 )
 
 
-@command("Jobs", calibration, *PRESETS, *_INTO)
+@command("What should I run?", calibration, *PRESETS, *_INTO)
 def export(plan: _Plan, *, to: _To = None, rank: _Number = None, fallback: _Fallback = None, **options: Any) -> int:
-    """Write a saved plan as a framework's own config, and say how to launch and to check it."""
+    """Write a saved plan as a framework config, with its launch command."""
     return plans.export(plan, to=to, rank=rank, fallback=fallback, options=options)
 
 
@@ -183,9 +198,9 @@ _Scheduler = Annotated[
 _Rows = Annotated[str, typer.Option(metavar="N", rich_help_panel="Output", help="How many rows are listed.")]
 
 
-@command("Jobs", calibration, *PRESETS, *DESTINATION)
+@command("To share", calibration, *PRESETS, *DESTINATION)
 def sweep(file: _File, *, jobs: _Jobs = None, scheduler: _Scheduler = None, top: _Rows = "20", **options: Any) -> int:
-    """Answer many jobs at once, to a table: .csv, .json, .jsonl or .parquet; an interrupted one goes on."""
+    """Estimate or plan many jobs into one table: .csv, .json, .jsonl or .parquet; an interrupted one goes on."""
     return sweeping.show(file, jobs=jobs, scheduler=scheduler, top=top, options=options)
 
 
@@ -210,9 +225,9 @@ _Reading = Annotated[
 ]
 
 
-@command("Jobs", model_or_module, *PRESETS, *DESTINATION, *CHART)
+@command("What should I run?", model_or_module, *PRESETS, *DESTINATION, *CHART)
 def ladder(*, stage: _Stage = None, recipe: _Stages = False, reading: _Reading = None, **options: Any) -> int:
-    """Show what each remedy saves and costs, stage by stage, and the first stage that fits."""
+    """Apply memory savings one by one until the job fits."""
     from memcalc.report.ladder import report
 
     pictures, target = picture_targets(options, "chart"), destination(options)

@@ -52,7 +52,7 @@ def validate(
     worst: _Worst = "10",
     **options: Any,
 ) -> int:
-    """Compare predictions with measured runs: the shipped ones, or your own."""
+    """Compare predictions with measured runs."""
     return _validate(runs or (), strict=strict, group=group, grade=grade, figure=figure, worst=worst, options=options)
 
 
@@ -71,7 +71,7 @@ def _validate(
     from memcalc.report.accuracy import validation_report
     from memcalc.report.progress import waiting
     from memcalc.runs import read_runs
-    from memcalc.specs.runs import FIGURES
+    from memcalc.specs.figures import FIGURES
 
     target, most = destination(options), parse_count(worst, "worst")
     scored = next((name for name in FIGURES if name == figure), None)
@@ -92,7 +92,7 @@ _Gpu = Annotated[
     str | None, typer.Option(metavar="NAME", help="The GPU's preset; by the driver's name of it when left out.")
 ]
 _Suite = Annotated[
-    str, typer.Option(metavar="NAME", help="full, small (a quick look), steps (of training alone) or machine.")
+    str, typer.Option(metavar="NAME", help="full, small (a quick look), steps (of training only) or machine.")
 ]
 _Minutes = Annotated[str | None, typer.Option(metavar="N", help="Begin no job that would end later.")]
 _Ranks = Annotated[
@@ -117,7 +117,7 @@ def probe(
     dry_run: _Dry = False,
     **options: Any,
 ) -> int:
-    """Measure training steps and rates on this machine, to a runs file; an interrupted probe goes on.
+    """Measure this GPU: memory and speed of short runs. Resumable.
 
     --device fake needs none: a module of your own is run on fake tensors.
     """
@@ -148,7 +148,7 @@ def _probe(options: dict[str, Any], **query: Any) -> int:
                 **query, output=output, force=force, preset_dirs=tuple(options["preset_dir"] or ()), on_progress=listen
             )
     except KeyboardInterrupt:
-        return fail(f"interrupted after {done} jobs; the same command goes on from there.", INTERRUPTED)
+        return fail(f"interrupted after {done} jobs; run the same command to resume.", INTERRUPTED)
     target.show(report(answer))
     return 0
 
@@ -178,7 +178,9 @@ def _probe_module(options: dict[str, Any]) -> int:
 _Failure = Annotated[
     str,
     typer.Argument(
-        metavar="FILE|-", help="A log with an out-of-memory message, or a memory snapshot.", show_default=False
+        metavar="FILE|-",
+        help="A log with an out-of-memory message, a memory snapshot, or vLLM's log of its start.",
+        show_default=False,
     ),
 ]
 _Config = Annotated[
@@ -190,9 +192,9 @@ _Planned = Annotated[
 ]
 
 
-@command("Measurements", free, *PRESETS, *DESTINATION)
+@command("What changed, or failed?", free, *PRESETS, *DESTINATION)
 def triage(file: _Failure, *, config: _Config = None, saved: _Planned = None, **options: Any) -> int:
-    """Say why a job ran out of memory, from its message or a snapshot, and what would help.
+    """Explain an out-of-memory error from a log or snapshot.
 
     Exit code 0 where a cause is at least likely, 3 where more must be recorded.
     """
@@ -202,12 +204,18 @@ def triage(file: _Failure, *, config: _Config = None, saved: _Planned = None, **
 def _triage(file: str, *, config: Sequence[str], plan: str | None, options: dict[str, Any]) -> int:
     """Explain a failure, and show the answer; return 3 where something must be recorded or told."""
     from memcalc import report, triage
+    from memcalc.results.serving import EngineLog
 
     target = destination(options)
     answer = triage(_standard_input() if file == "-" else file, config=config, plan=plan, **given(options))
     if file == "-":
         answer = answer.model_copy(update={"source": "standard input"})
-    target.show(report.of_triage(answer))
+    if isinstance(answer, EngineLog):
+        from memcalc.report.engine_log import report as of_engine_log
+
+        target.show(of_engine_log(answer))
+    else:
+        target.show(report.of_triage(answer))
     return 0 if answer.answered else 3
 
 
@@ -228,7 +236,7 @@ _Install = Annotated[
 
 @command("Measurements", *PRESETS, *DESTINATION)
 def calibrate(runs: _Runs = None, *, gpu: _OfGpu = None, install: _Install = False, **options: Any) -> int:
-    """Fit what your own measured runs tell of a GPU, and say how much better held-back runs are predicted.
+    """Fit predictions to your own measured runs.
 
     --output FILE.toml writes the calibration, which commands take with --calibration FILE; other endings the report.
     """

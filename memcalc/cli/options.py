@@ -88,23 +88,23 @@ def calibration() -> tuple[Shared, ...]:
 
 
 MODULE = (
-    Shared("module", _MODULE, "PACKAGE:FACTORY", "In the place of a model: a function that returns a torch.nn.Module."),
+    Shared("module", _MODULE, "PACKAGE:FACTORY", "Your own model: package:function returning an nn.Module"),
     Shared("inputs", _MODULE, "PACKAGE:FUNCTION",
-        "One batch for it: function(micro_batch, seq_len); example_inputs beside the factory when left out.",
+        "One batch for it: function(micro_batch, seq_len); example_inputs next to the factory when left out.",
     ),
-    Shared("loss_fn", _MODULE, "PACKAGE:FUNCTION", "The loss of its output; the output's own when left out."),
-    Shared("block_class", _MODULE, "NAME", "The class of its blocks; found when left out."),
+    Shared("loss_fn", _MODULE, "PACKAGE:FUNCTION", "Loss function [default: output.loss]"),
+    Shared("block_class", _MODULE, "NAME", "Block class [default: detected]"),
 )  # fmt: skip
 PRESETS = (Shared("preset_dir", _OUTPUT, "DIR", "Your own presets, looked up first; repeatable.", kind=list),)
 DESTINATION = (
     Shared("format", _OUTPUT, "NAME",
-        "rich, plain, markdown, csv, json, latex, html or svg; by default from the ending of FILE, else rich.",
+        "rich, plain, markdown, csv, json, latex, html, svg or xlsx; by default from the ending of FILE, else rich.",
     ),
-    Shared("output", _OUTPUT, "FILE", "Write there instead of on the screen."),
-    Shared("force", _OUTPUT, "", "Replace FILE where it exists.", kind=bool),
+    Shared("output", _OUTPUT, "FILE", "Write to FILE"),
+    Shared("force", _OUTPUT, "", "Overwrite FILE", kind=bool),
 )  # fmt: skip
-CHART = (Shared("chart", _OUTPUT, "FILE", "Draw it besides: .svg, .png, .pdf or .html, by the ending of FILE."),)
-TIMELINE = (Shared("timeline", _OUTPUT, "FILE", "Draw memory over one step, by phase and stage, in the same formats."),)
+CHART = (Shared("chart", _OUTPUT, "FILE", "Also write a chart: .svg, .png, .pdf, .html"),)
+TIMELINE = (Shared("timeline", _OUTPUT, "FILE", "Also chart memory over one step"),)
 
 
 Options = Shared | Callable[[], tuple[Shared, ...]]
@@ -194,7 +194,7 @@ def refuse_module(options: dict[str, Any]) -> None:
     """Refuse the options of a module where a device is measured."""
     for name in (*MODULE_OPTIONS, *OF_A_STEP, "save"):
         if options.get(name) is not None:
-            raise CombinationError(name.replace("_", "-"), options[name], "is said with --device fake")
+            raise CombinationError(name.replace("_", "-"), options[name], "is for --device fake")
 
 
 def with_model(options: dict[str, Any], *, needed: bool = True) -> dict[str, Any]:

@@ -8,7 +8,7 @@ _FULL, _NF4, _LORA = "--recompute full", "--quantize nf4", "--lora 16"
 _FSDP, _DEEPSPEED = "--framework fsdp2", "--framework deepspeed"
 
 _ANSWERS: dict[str, tuple[str, ...]] = {
-    "--micro-batch N (sequences of a GPU) or --global-batch N (of a step)": ("batch-size", "batch", "bs"),
+    "--micro-batch N (per GPU) or --global-batch N (per step)": ("batch-size", "batch", "bs"),
     _MICRO: (
         "per-device-train-batch-size", "per-gpu-batch-size", "train-micro-batch-size-per-gpu", "micro-batch-size",
         "local-batch-size", "mbs", "device-batch-size",

@@ -13,12 +13,24 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from memcalc.errors import InputError, UnknownNameError
+from memcalc.errors import InputError, MemcalcError, UnknownNameError
 from memcalc.files import output_path, replacing
 
 if TYPE_CHECKING:
     from memcalc.report import Report
 
+
+class NoOutputError(MemcalcError):
+    """The answer cannot be shown; its exit code says nothing of the job."""
+
+    exit_code = 74  # EX_IOERR of sysexits.h
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(f"the answer could not be written: {reason}.")
+
+
+WORKBOOK = "xlsx"
+"""The one format that is no text, and goes into a file alone."""
 INTERRUPTED = 130
 """The exit code after an interrupt: 128 + SIGINT, as shells report it."""
 _FORMAT = "MEMCALC_FORMAT"
@@ -36,6 +48,12 @@ class Destination:
         """Render `report` and deliver it."""
         from memcalc.report import render
 
+        if self.path is not None and self.form == WORKBOOK:
+            from memcalc.report.workbook import workbook
+
+            with replacing(self.path) as stream:
+                stream.write(workbook(report, str(self.path)))
+            return
         if self.path is not None:
             deliver(render(report, self.form, width=PIPED_WIDTH), self.path)
             return
@@ -60,9 +78,13 @@ def destination(options: dict[str, Any], extra: tuple[str, ...] = ()) -> Destina
 
     form, path, force = options.pop("format"), options.pop("output"), options.pop("force")
     form = form or (format_for(path) if path else os.environ.get(_FORMAT) or "rich")
-    forms = (*FORMATS, *extra)
+    forms = (*FORMATS, WORKBOOK, *extra)
     if form not in forms:
         raise UnknownNameError("format", form, f"must be one of {', '.join(forms)}", forms)
+    if form == WORKBOOK:
+        from memcalc.report.workbook import require
+
+        require(path)
     return Destination(form, output_path(path, bool(force)) if path is not None else None)
 
 
@@ -113,18 +135,30 @@ def _print(text: str) -> None:
         from memcalc.report.palette import ascii_text
 
         text = ascii_text(text)
+    if sys.stdout is None:
+        raise NoOutputError("the standard output is closed")
     try:
         sys.stdout.write(text)
         sys.stdout.flush()
     except BrokenPipeError:
-        with contextlib.suppress(OSError, ValueError):
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _discard()
+    except OSError as error:
+        _discard()
+        raise NoOutputError(error.strerror or "the standard output takes nothing") from None
+
+
+def _discard() -> None:
+    """Let what is still to be written go nowhere: the interpreter would try again at its end."""
+    with contextlib.suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 # ------------------------------------------------------------------------------------------------ what the screen shows
 
 
 PIPED_WIDTH = 100
+WIDEST = 1000
+"""Columns that are drawn at the most; no screen has as many, and a bar takes time by its width."""
 _DRAWN = "█▏├┃·×⌈→"
 _DUMB = {"dumb", "unknown"}
 _NO = {"", "0", "false", "no"}
@@ -135,7 +169,7 @@ def width() -> int:
 
     Behind a pipe on a terminal, as in ``| less``, that terminal's count; a file gets the same on every machine.
     """
-    return shutil.get_terminal_size((_watched() or PIPED_WIDTH, 24)).columns
+    return min(shutil.get_terminal_size((_watched() or PIPED_WIDTH, 24)).columns, WIDEST)
 
 
 def _watched() -> int:
@@ -153,7 +187,7 @@ def coloured() -> bool:
     forced = os.environ.get("FORCE_COLOR", "")
     if forced:
         return forced.lower() not in _NO
-    return sys.stdout.isatty() and os.environ.get("TERM", "").lower() not in _DUMB
+    return bool(sys.stdout and sys.stdout.isatty()) and os.environ.get("TERM", "").lower() not in _DUMB
 
 
 def ascii_only() -> bool:

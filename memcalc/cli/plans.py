@@ -21,8 +21,7 @@ from memcalc.units import format_seconds
 if TYPE_CHECKING:
     from memcalc.handoff.exporting import Exported
     from memcalc.results.estimates import Estimate
-    from memcalc.results.plans import Plans
-    from memcalc.results.saved import SavedPlan
+    from memcalc.results.plans import Plans, SavedPlan
     from memcalc.specs.model import Model
 
 PAGE = "report.html"
@@ -44,11 +43,11 @@ def check_target(save: str | None, write: str | None, rank: str | None, options:
     """Refuse a file that could not be written before anything is computed."""
     if save is None:
         if rank is not None and write is None:
-            raise InputError("rank", rank, "says which plan --save writes, so --save FILE must be given")
+            raise InputError("rank", rank, "needs --save FILE")
         return
     target = output_path(save, bool(options["force"]))
     if options.get("module") is not None or _is_recorded(str(options["model"])):
-        raise InputError("save", save, "a recorded module is trained by code of its own, to which nothing is exported")
+        raise InputError("save", save, "a recorded module trains with its own code; nothing is exported to it")
     if options["output"] is not None and target == Path(options["output"]).resolve():
         raise InputError("save", save, "must be another file than --output")
 
@@ -68,9 +67,9 @@ def say_time(elapsed: float) -> None:
 def save_plan(plans: Plans, path: str, rank: str | None, *, force: bool, dirs: tuple[str, ...]) -> int:
     """Save a plan, and say on stderr what was saved, so that any format can be piped; return the exit code."""
     if not plans.plans:
-        return fail(f"nothing fits, so nothing was saved in {path}.", 1)
+        return fail(f"Nothing fits; {path} not written.", 1)
     saved = memcalc.save(plans, path, 1 if rank is None else rank, preset_dirs=dirs, force=force)
-    typer.echo(f"Saved plan {saved.plan.rank} in {path}.", err=True)
+    typer.echo(f"Saved plan #{saved.plan.rank} to {path}.", err=True)
     for plan in saved.fallback:
         typer.echo(f"Fallback {plan.rank}: {plan.why}", err=True)
     for sentence in (*([f"No fallback: {saved.no_fallback}."] if saved.no_fallback else []), *saved.notes):
@@ -108,7 +107,7 @@ def write_plan(
     from memcalc.units import parse_count
 
     if not plans.plans:
-        return fail(f"nothing fits, so nothing was written in {folder}.", 1)
+        return fail(f"Nothing fits; {folder} not written.", 1)
     number = 1 if rank is None else parse_count(rank, "rank")
     plan = next((plan for plan in plans.plans if plan.rank == number), None)
     if plan is None:
@@ -116,7 +115,8 @@ def write_plan(
     names = formats_of(plan.strategy.framework) if to is None else (to,)
     result = first_written(anchored(plan), names, None, dirs or plan.job.preset_dirs)
     write_job(result, Path(folder), force=force)
-    lines = f"Launch: bash {shlex.quote(f'{folder}/launch.sh')}", f"Check:  cd {shlex.quote(folder)} && {result.check}"
+    launch = shlex.quote(str(Path(folder) / "launch.sh"))
+    lines = f"Launch: bash {launch}", f"Check:  cd {shlex.quote(folder)} && {result.check}"
     for sentence in (f"Wrote plan {number} in {folder}.", *(f"Note: {note}" for note in result.notes), *lines):
         typer.echo(sentence, err=True)
     return 0

@@ -56,9 +56,9 @@ def show(kind: str, name: str | None, search: str | None, options: dict[str, Any
 
 
 def _preset(kind: str, name: str, dirs: Sequence[str]) -> Row:
-    from memcalc import catalog
+    from memcalc import api, catalog
 
-    loaders: Mapping[str, Any] = {"models": catalog.model, "gpus": catalog.gpu, "nodes": catalog.node}
+    loaders: Mapping[str, Any] = {"models": api.load_model, "gpus": catalog.gpu, "nodes": catalog.node}
     return _row(kind, loaders[kind](name, dirs))
 
 

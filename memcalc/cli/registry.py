@@ -5,7 +5,8 @@ from __future__ import annotations
 import inspect
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import textwrap
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Annotated, Any
 
 import typer
@@ -18,16 +19,108 @@ from memcalc.cli.other_flags import answer_for
 from memcalc.cli.output import fail
 from memcalc.errors import MemcalcError, UnknownNameError, shown
 
+# What ``--help`` shows of a command with many options: those that most people need, and examples, on one screen.
+
+_WIDTH = 80
+_MORE = " \\"
+_FLAGS = 25
+"""Columns of an option's name and value; what is longer stands in a line of its own."""
+_SIZES = ("model", "gpu", "gpus", "seq_len", "micro_batch", "global_batch", "framework")
+_STRATEGY = ("precision", "optimizer", "zero", "tp", "pp", "recompute", "offload", "lora", "quantize")
+_RESULT = ("format", "output")
+
+MAIN: dict[str, dict[str, tuple[str, ...]]] = {
+    "plan": {
+        "Job": ("model", "gpu", "gpus", "seq_len", "global_batch", "framework"),
+        "Memory": ("lora", "quantize", "offload"),
+        "Result": ("objective", "top", "save", "write", "output"),
+    },
+    "estimate": {"Job": _SIZES, "Strategy": _STRATEGY, "Result": _RESULT},
+    "explain": {"Job": _SIZES, "Strategy": _STRATEGY, "Result": ("fold", "only", *_RESULT)},
+    "ladder": {"Job": _SIZES, "Strategy": ("precision", "optimizer", "lora"), "Result": ("recipe", "stage", *_RESULT)},
+    "report": {"Job": _SIZES, "Strategy": _STRATEGY[:6], "Result": ("output", "title", "force")},
+    "check": {"Files": ("fix", "edit", "brief"), "Job": _SIZES[:6], "Result": _RESULT},
+    "diff": {"Job": _SIZES, "Strategy": _STRATEGY[:5], "Result": ("terms", *_RESULT)},
+    "max": {"Job": _SIZES, "Strategy": _STRATEGY, "Result": ("step", *_RESULT)},
+    "min": {"Job": _SIZES, "Strategy": _STRATEGY, "Result": _RESULT},
+    "ui": {"Job": _SIZES, "Strategy": _STRATEGY[:6], "Page": ("port", "no_open")},
+    "serve": {
+        "Engine": ("model", "gpu", "tp", "engine", "utilization", "max_len", "max_seqs", "kv_dtype", "quantization"),
+        "Result": _RESULT,
+    },
+    "rl": {
+        "Job": ("model", "gpu", "gpus", "algorithm", "framework", "prompt", "response", "micro_batch", "micro_tokens"),
+        "Memory": ("lora", "logits", "park", "sleep", "utilization", "engine_gpus"),
+        "Result": _RESULT,
+    },
+    "triage": {"Job": _SIZES, "Result": ("config", "saved", *_RESULT)},
+}
+"""The options that ``--help`` shows, by heading; commands that are not here have few and show them all."""
+CLOSING = {
+    "plan": "Pin or limit what is searched with a value (--tp 2), a list (--zero 2/3), a range (--pp 2..8) or not:8. "
+    "--algorithm grpo plans post-training."
+}
+
+
+def short_help(name: str, usage: str, docstring: str, parameters: Iterable[Any], examples: Iterable[str]) -> str:
+    """Return the help of a command: what it does, its main options, examples, and where the others are."""
+    by_name = {part.name: part for part in parameters}
+    options = [part for part in by_name.values() if part.param_type_name == "option" and part.name != "help"]
+    first, *_ = inspect.cleandoc(docstring).split("\n\n")
+    lines = [f"Usage: memcalc {name} {usage}", "", *_wrapped(first)]
+    for heading, names in MAIN[name].items():
+        lines += ["", heading, *(line for option in names for line in _option(by_name[option]))]
+    lines += ["", "Examples", *(line for example in examples for line in _example(example)), ""]
+    all_of_them = f"All {len(options)} options: memcalc {name} --help-all"
+    return "\n".join([*lines, *_wrapped(f"{CLOSING[name]} {all_of_them}" if name in CLOSING else all_of_them), ""])
+
+
+def _wrapped(text: str) -> list[str]:
+    return textwrap.wrap(" ".join(text.split()), _WIDTH)
+
+
+def _option(option: Any) -> Iterator[str]:
+    """Yield an option's lines: its flag, what it takes, and the first sentence of what it is."""
+    flag = f"  {option.opts[0]} {option.metavar or ''}".rstrip()
+    needed = " Required." if option.required else ""
+    text = textwrap.wrap(_sentence(option.help or "") + needed, _WIDTH - _FLAGS - 1)
+    if len(flag) >= _FLAGS:
+        yield flag
+        flag = ""
+    for line in text:
+        yield f"{flag:{_FLAGS}} {line}"
+        flag = ""
+
+
+def _sentence(text: str) -> str:
+    """Return a text up to its first full stop, one on its own line of the table left out.
+
+    >>> _sentence("Tokens a sequence; 4k is 4096. More.")
+    'Tokens a sequence; 4k is 4096.'
+    """
+    return f"{' '.join(text.split()).partition('. ')[0].rstrip('.')}."
+
+
+def _example(command: str) -> list[str]:
+    """Return a command within the screen; where it is longer it goes on behind a backslash."""
+    lines = textwrap.wrap(command, _WIDTH - 6, break_long_words=False, break_on_hyphens=False)
+    return [f"  {'  ' if at else ''}{line}{_MORE if line != lines[-1] else ''}" for at, line in enumerate(lines)]
+
+
 EXAMPLES = {
     "plan": "memcalc plan --model llama-2-7b --gpu a100-40g --gpus 8 --global-batch 512",
     "estimate": "memcalc estimate --model llama-2-7b --gpu a100-80g --gpus 8 --zero 3",
     "explain": "memcalc explain --model llama-2-7b --gpu a100-80g --gpus 8 --zero 3",
     "report": "memcalc report --model llama-2-7b --gpu a100-40g --gpus 8 --output report.html",
+    "ui": "memcalc ui --model llama-2-7b --gpu a100-40g --gpus 8 --zero 3",
     "check": "memcalc check ds_config.json --model llama-2-7b --gpu a100-80g --gpus 8 --seq-len 4096",
     "diff": 'memcalc diff "recompute=none" "recompute=full,micro_batch=2" --model 7b --gpu a100-80g --gpus 8',
     "ladder": "memcalc ladder --model llama-2-7b --gpu a100-80g --gpus 8",
     "max": "memcalc max seq-len --model llama-2-7b --gpu a100-80g --gpus 8 --step 1024",
     "min": "memcalc min gpus --model llama-3-70b --gpu h100-sxm --offload none",
+    "serve": "memcalc serve --model llama-3.1-8b --gpu h100 --max-len 8192",
+    "rl": "memcalc rl --algorithm grpo --framework verl --model qwen2.5-7b --gpu h100 --gpus 8 --prompt 1k "
+    "--response 2k --micro-tokens 16k",
     "export": "memcalc export plan.json --to fsdp2",
     "sweep": "memcalc sweep sweep.toml --output table.csv",
     "calibrate": "memcalc calibrate probes.toml --output a100-80g.toml",
@@ -39,6 +132,24 @@ EXAMPLES = {
     "nodes": "memcalc nodes --format markdown",
 }
 """One for each command: its --help shows it."""
+SECOND_EXAMPLES = {
+    "plan": "memcalc plan --model llama-3-8b --gpu rtx-4090 --lora 16 --quantize nf4",
+    "estimate": "memcalc estimate --model 7b --gpu h100 --gpus 16 --tp 2 --recompute full",
+    "explain": "memcalc explain --model 7b --gpu h100 --gpus 8 --only activations",
+    "check": "memcalc check train.sbatch --brief",
+    "ladder": "memcalc ladder --model llama-3-8b --gpu rtx-4090 --recipe",
+    "max": "memcalc max micro-batch --model llama-3-8b --gpu h100 --gpus 8 --seq-len 8k",
+    "min": "memcalc min gpus --model llama-3-8b --gpu a100-40g --lora 16",
+    "diff": "memcalc diff old.json new.json --model llama-2-7b --gpu a100-80g",
+    "report": "memcalc report plan.json --output report.html",
+    "serve": "memcalc serve --model qwen2.5-72b --gpu h100 --tp 4 --max-len 32k",
+    "rl": "memcalc rl --algorithm dpo --framework trl --model 8b --gpu h100 --gpus 8 --prompt 1k --response 1k",
+    "triage": "memcalc triage snapshot.pickle --gpu h100",
+    "ui": "memcalc ui",
+}
+"""Another, for those whose --help is short."""
+PANELS = ("What should I run?", "Will it fit?", "What changed, or failed?", "To share", "Measurements", "Presets")
+"""What the commands are grouped by, in the order of the list."""
 
 
 _USAGE = 2
@@ -83,11 +194,30 @@ def _usage(error: Exception) -> str:
 
 
 class _Command(TyperCommand):
-    """A command whose options may stand without their value, where the table says what that means."""
+    """A command whose options may stand without their value, where the table says what that means.
+
+    Its ``--help`` shows the main options where there are many, and ``--help-all`` all of them.
+    """
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Put the value in where it is left out."""
+        if _HELP_ALL in args:
+            super().format_help(ctx, ctx.make_formatter())
+            ctx.exit()
         return list(super().parse_args(ctx, list(completed(args))))
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """Show the main options and two examples, or all where they are few."""
+        name = str(self.name)
+        if name not in SECOND_EXAMPLES:
+            super().format_help(ctx, formatter)
+            return
+        from memcalc.cli.registry import short_help
+
+        docstring = str(self.help).partition("\n\nExample:")[0]
+        examples = (EXAMPLES[name], SECOND_EXAMPLES[name])
+        usage = " ".join(self.collect_usage_pieces(ctx))
+        typer.echo(short_help(name, usage, docstring, self.get_params(ctx), examples), nl=False)
 
 
 def completed(args: Sequence[str]) -> Iterator[str]:
@@ -131,6 +261,7 @@ class Commands(Mapping[str, Any]):
         return len(self._makers)
 
 
+_HELP_ALL = "--help-all"
 _HELP = {"help_option_names": ["--help", "-h"]}
 _COMMANDS = Commands()
 _OUTLINES: dict[str, TyperCommand] = {}
@@ -148,9 +279,15 @@ class _OnDemand(Group):
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         """List the commands by what their help begins with; none is built for it."""
-        self.commands = _OUTLINES
+        self.commands = dict(sorted(_OUTLINES.items(), key=_panel))
         super().format_help(ctx, formatter)
         self.commands = _COMMANDS
+
+
+def _panel(entry: tuple[str, Any]) -> tuple[int, bool]:
+    """The turn of a command in the list: that of its group, the one that most people need first in it."""
+    name, outline = entry
+    return PANELS.index(outline.rich_help_panel), name not in {"plan", "check"}
 
 
 app = typer.Typer(cls=_OnDemand, rich_markup_mode="rich", pretty_exceptions_enable=False, invoke_without_command=True)
@@ -187,9 +324,9 @@ _Version = Annotated[bool, typer.Option("--version", callback=_version, is_eager
 
 @app.callback(context_settings=_HELP)
 def start(context: typer.Context, version: _Version = False) -> int:
-    """Memory budgets and training plans for large models, before a GPU is touched.
+    """Will this training job fit in GPU memory, and which strategy is best? No GPU needed.
 
-    Exit codes: 0 it fits or is done, 1 it does not fit, 2 wrong input, 3 something must be told.
+    Exit codes: 0 fits or done, 1 does not fit, 2 invalid input, 3 more information needed.
     """
     if context.invoked_subcommand is None and not version:
         typer.echo(context.get_help())

@@ -37,9 +37,7 @@ def show(file: str, *, jobs: str | None, scheduler: str | None, top: str, option
                 on_progress=listen,
             )
     except KeyboardInterrupt:
-        sentence = (
-            f"interrupted after {done:,} jobs; the same command goes on from there." if output else "interrupted."
-        )
+        sentence = f"interrupted after {done:,} jobs; run the same command to resume." if output else "interrupted."
         return fail(sentence, INTERRUPTED)
     target.show(report(answer, most, output or ""))
     return 0

@@ -19,17 +19,26 @@ from memcalc.convert.text import KeyPath, Span
 _TRAINER, _DEEPSPEED = (frozenset(TABLES["arguments"][part].split()) for part in ("trainer", "deepspeed"))
 _OTHER_WORK = re.compile(
     r"(^|[_./-])(eval\w*|convert\w*|preprocess\w*|merge\w*|export\w*|generat\w*|infer\w*|download\w*|prepare\w*|"
-    r"tokeniz\w*|serve\w*|server|chat|bench\w*|test\w*|pytest|setup|upload\w*|consolidate\w*|install|combine\w*)($|[_./-])"
+    r"tokeniz\w*|quantiz\w*|serve\w*|server|chat|bench\w*|test\w*|pytest|setup|upload\w*|consolidate\w*|install|combine\w*)($|[_./-])"
 )
+_ENGINES = frozenset((*TABLES["engines"], "cpu", "tpu", "use_xpu", "use_mps_device"))
+_SUBCOMMANDS = frozenset(TABLES["trains"]) - {"tune"}
 _DEEPSPEED_FLAGS = ("--deepspeed_config", "--deepspeed-config")
+_SWIFT = re.compile(r"(?:^|[./])swift[./]cli[./](_?megatron[./])?(?P<command>sft|pt|rlhf)(?:\.py)?$")
+"""Scripts of ms-swift's commands, which other launchers start too."""
 _CONFIG = re.compile(r".*\.(ya?ml|json|toml)")
 
 
 def is_other_work(launch: Launch) -> bool:
     """Whether a command's name says that it does not train: it evaluates, converts, prepares data."""
-    if launch.launcher in TABLES["trains"]:
-        return not re.fullmatch(TABLES["trains"][launch.launcher], launch.script)
-    return bool(_OTHER_WORK.search(launch.script.lower()))
+    if launch.launcher in TABLES["trains"] and not re.fullmatch(TABLES["trains"][launch.launcher], launch.script):
+        return True
+    return launch.launcher not in _SUBCOMMANDS and bool(_OTHER_WORK.search(recipe_of(launch).lower()))
+
+
+def recipe_of(launch: Launch) -> str:
+    """What is started: the script, the module, the subcommand, or the recipe of `tune run`."""
+    return launch.arguments[0].text if launch.launcher == "tune" and launch.arguments else launch.script
 
 
 def format_of(launch: Launch) -> str:
@@ -39,6 +48,12 @@ def format_of(launch: Launch) -> str:
     if launch.launcher == "shell":
         return "torchtitan" if launch.name.startswith("run_train") or "CONFIG_FILE" in launch.command.variables else ""
     script, flags = launch.script, _flags(launch.arguments)
+    if match := _SWIFT.search(script):
+        return "swift_megatron" if match[1] else "swift"
+    if any(token.text.lstrip("+").startswith("actor_rollout_ref.") for token in launch.arguments):
+        return "verl"
+    if script.startswith("openrlhf.cli.") or "/openrlhf/cli/" in f"/{script}":
+        return "openrlhf"
     for name in ("axolotl", "llamafactory", "torchtitan", "litgpt"):
         if name in script.lower().replace("-", "").split("/")[-1] or script.startswith(f"{name}."):
             return name
@@ -65,7 +80,8 @@ def _flags(tokens: Sequence[Token]) -> set[str]:
 
 def _positional(tokens: Sequence[Token]) -> Token | None:
     """A config file that is the first argument, as HfArgumentParser takes it."""
-    return tokens[0] if tokens and _CONFIG.fullmatch(tokens[0].text) else None
+    first = tokens[0] if tokens else Token("-")
+    return first if _CONFIG.fullmatch(first.text) and not first.text.startswith("-") else None
 
 
 def _valued(tokens: Sequence[Token], *names: str) -> Token | None:
@@ -101,7 +117,8 @@ class ArgumentSource:
         references = self._accelerate() if self.launch.launcher == "accelerate" else []
         particular = {
             "megatron": self._megatron, "axolotl": self._axolotl, "torchtune": self._torchtune,
-            "torchtitan": self._torchtitan, "litgpt": self._litgpt,
+            "torchtitan": self._torchtitan, "litgpt": self._litgpt, "swift": self._swift,
+            "swift_megatron": self._swift, "verl": self._pairs, "openrlhf": self._commanded,
         }  # fmt: skip
         references += particular.get(name, self._plain)(name) if name else []
         config = _valued(self.launch.arguments, *_DEEPSPEED_FLAGS)
@@ -167,6 +184,16 @@ class ArgumentSource:
         tokens = [Token("--recipe"), *tokens] if not tokens[0].text.startswith("-") else tokens
         return self._over_config(name, config, tokens)
 
+    def _pairs(self, name: str) -> list[Reference]:
+        """`key=value` alone."""
+        return [Reference(name, document=self._document(self.launch.arguments, pairs=True), field=self.launch.script)]
+
+    def _commanded(self, name: str) -> list[Reference]:
+        """Flags beside the name of their command."""
+        command = self.launch.script.removesuffix(".py").replace("/", ".").rpartition(".")[2]
+        flags = self._document([Token("--command"), Token(command), *self.launch.arguments])
+        return [Reference(name, document=flags, field=self.launch.script)]
+
     def _over_config(self, name: str, config: Token, tokens: Sequence[Token]) -> list[Reference]:
         """The file that `--config` names, with the other flags over it."""
         names = ("--config", f"--config={config.text}")
@@ -196,10 +223,24 @@ class ArgumentSource:
             return [Reference(name, document=flags, field=self.launch.script)]
         return [self._file(name, config, "--config", flags)]
 
+    def _swift(self, name: str) -> list[Reference]:
+        """`swift sft FILE --flags`, or flags alone."""
+        match = _SWIFT.search(self.launch.script)
+        command = match["command"] if match else self.launch.script
+        tokens = list(self.launch.arguments)
+        config = _positional(tokens)
+        flags = self._document([Token("--command"), Token(command), *(tokens[1:] if config else tokens)])
+        if config is None:
+            return [Reference(name, document=flags, field=self.launch.script)]
+        return [self._file(name, config, "config", flags)]
+
     def _accelerate(self) -> list[Reference]:
         """Options of `accelerate launch`, under the names that its YAML has, over the YAML that they name."""
         settings = dict(self.launch.options)
         config = settings.pop("config_file", None)
+        if config is None and not _ENGINES & settings.keys():
+            # commands/launch.py, _validate_launch_command: without a config, more than one GPU is multi_gpu
+            settings["multi_gpu"] = LauncherOption(Token("--multi_gpu"))
         over = _as_yaml(self._document(_tokens(settings)))
         if config is not None and config.value is not None:
             return [self._file("accelerate", config.value, "--config_file", over)]
@@ -274,7 +315,7 @@ def _grouped(tokens: Iterable[Token], pairs: bool) -> list[tuple[Token, list[Tok
     groups: list[tuple[Token, list[Token]]] = []
     for token in tokens:
         name, equals, _ = token.text.partition("=")
-        if re.match(r"--\w", name) or (pairs and equals and re.fullmatch(r"[+~]{0,2}[A-Za-z_][\w.]*", name)):
+        if re.match(r"--\w", name) or (pairs and equals and re.fullmatch(r"[+~]{0,2}[A-Za-z_][\w.@/]*", name)):
             at = len(name) + 1
             value = [Token(token.text[at:], token.positions[at:], token.unknown)] if equals else []
             groups.append((Token(name, token.positions[: len(name)], "" if equals else token.unknown), value))

@@ -11,13 +11,18 @@ from memcalc.catalog import read_toml
 from memcalc.convert.document import Document
 from memcalc.convert.text import KeyPath
 from memcalc.errors import InputError, nearest, shown
-from memcalc.specs.options import FIELDS, WORDS
+from memcalc.specs.options import FIELDS, WORDS, options_of
+from memcalc.specs.posttraining import RlInputs
 
 Severity = Literal["error", "warning", "note"]
 _ABSENT: Any = object()
-JOB_KEYS: dict[str, str] = read_toml(files("memcalc.convert") / "job.toml")
+ROLE_KEYS = {f"rl.{option.name}": option.meaning for option in options_of(RlInputs)}
+"""What files say of post-training: the options of ``memcalc rl``."""
+JOB_KEYS: dict[str, str] = {**read_toml(files("memcalc.convert") / "job.toml"), **ROLE_KEYS}
 """What files say of a job that is no option of :func:`memcalc.estimate` itself, but from which options follow."""
 OPTION_NAMES = frozenset({*WORDS, *FIELDS, *JOB_KEYS})
+_OFF: tuple[Any, ...] = (None, False, 0, "", "none", "no", "off", [], {})
+"""Values that turn nothing on."""
 _TRUE, _FALSE = ("true", "1", "yes", "on"), ("false", "0", "no", "off")
 
 
@@ -35,6 +40,10 @@ class Setting:
     key_path: KeyPath = ()
     unknown: str = ""
     """The variable that has the value when the script runs; empty where the value is known."""
+    reason: str = ""
+    """Why the value leaves an option open, as a sentence goes on after the field; empty where only a run knows it."""
+    usual: str = ""
+    """The framework's own value of the field where that is its default, as the file would say it; empty if unknown."""
 
 
 @dataclass(frozen=True)
@@ -94,6 +103,8 @@ class ConfigReader:
     findings: list[Finding] = field(default_factory=list)
     references: list[Reference] = field(default_factory=list)
     taken: set[KeyPath] = field(default_factory=set)
+    usual: dict[str, str] = field(default_factory=dict)
+    """Defaults that were asked for, as the file would say them."""
 
     def has(self, key: str) -> bool:
         """Whether the file has the key, with a value that is not null."""
@@ -108,6 +119,7 @@ class ConfigReader:
 
     def integer(self, key: str, default: int | None = None, low: int = 0) -> int | None:
         """A whole number of at least `low`; ``auto`` is absent, as the Trainer fills it in."""
+        self._usual(key, default)
         value = self.raw(key, default)
         if value is None or value == "auto":
             return default
@@ -118,6 +130,7 @@ class ConfigReader:
 
     def number(self, key: str, default: float | None = None) -> float | None:
         """A finite number."""
+        self._usual(key, default)
         value = self.raw(key, default)
         if value is None or value == "auto":
             return default
@@ -128,6 +141,7 @@ class ConfigReader:
 
     def flag(self, key: str, default: bool | None = False) -> bool | None:
         """A truth value, also as text."""
+        self._usual(key, default)
         value = self.raw(key, default)
         if value is None or value == "auto":
             return default
@@ -138,6 +152,7 @@ class ConfigReader:
 
     def text(self, key: str, default: str = "") -> str:
         """A text; numbers and truth values become one."""
+        self._usual(key, default or None)
         value = self.raw(key, default)
         if isinstance(value, dict | list):
             raise self.error(key, value, "must be a text")
@@ -145,6 +160,7 @@ class ConfigReader:
 
     def one_of(self, key: str, names: Mapping[str, Any], default: Any = None, *, fold: bool = True) -> Any:
         """What one of the known names stands for; the default where the key is absent."""
+        self._usual(key, next((name for name, meaning in names.items() if meaning == default and name), None))
         value = self.raw(key)
         if value is None:
             return default
@@ -153,6 +169,11 @@ class ConfigReader:
         if wanted not in table:
             raise InputError(self.label(key), str(value), f"must be one of {', '.join(names)}", names)
         return table[wanted]
+
+    def _usual(self, key: str, default: Any) -> None:
+        """Note a default of the framework under its key."""
+        if default is not None:
+            self.usual[key] = str(default).lower() if isinstance(default, bool) else str(default)
 
     def table(self, key: str) -> dict[str, Any]:
         """A nested table; empty where it is absent."""
@@ -178,7 +199,8 @@ class ConfigReader:
         key_path = split_key(key)
         unknown = self.document.unknown.get(key_path, "")
         default = default or (not unknown and _at(self.document.data, key_path) in (_ABSENT, None))
-        self.settings.append(Setting(name, value, key, default, key_path, unknown))
+        usual = self.usual.get(key, "")
+        self.settings.append(Setting(name, value, key, default, key_path, unknown, usual=usual))
 
     def set_integer(self, name: str, key: str, default: int | None = None, low: int = 1) -> None:
         """Set an option from a whole number; nothing is set where there is neither a value nor a default."""
@@ -186,9 +208,12 @@ class ConfigReader:
         if value is not None:
             self.set(name, value, key)
 
-    def ask(self, name: str, key: str, unknown: str) -> None:
-        """Note that the value of a key, `unknown`, does not determine an option: the user is asked for it."""
-        self.settings.append(Setting(name, None, key, False, split_key(key), unknown))
+    def ask(self, name: str, key: str, unknown: str, reason: str = "") -> None:
+        """Note that the value of a key, `unknown`, does not determine an option: the user is asked for it.
+
+        ``reason`` says why where it is not that only a run knows the value.
+        """
+        self.settings.append(Setting(name, None, key, False, split_key(key), unknown or "-", reason))
 
     def note(self, severity: Severity, code: str, key: str, message: str, suggestion: str = "") -> None:
         """Add a finding about a key."""
@@ -214,6 +239,27 @@ class ConfigReader:
             if value is not None and value not in ({}, []) and str(value).lower() not in off:
                 message = f"{key} {shown(value)} changes memory and is not modelled: {says}"
                 self.note("warning", "MC002", key, message)
+
+    def not_counted(self, keys: Mapping[str, Mapping[str, Any]], counted: Iterable[str] = ()) -> None:
+        """Say of each key whose value is not its framework's default what it changes, which is not counted.
+
+        A key has what it ``moves``, what it does (``says``), and a ``default`` where that is not off, or several.
+        Nothing is said of those that are ``counted`` all the same, or from which an option was set.
+        """
+        used = {*counted, *(setting.field for setting in self.settings if setting.name != "framework")}
+        for key, row in keys.items():
+            value = _at(self.document.data, split_key(key))
+            if value is _ABSENT:
+                continue
+            self.raw(key)
+            default = row.get("default", _OFF)
+            quiet = [None, "auto", default, *(default if isinstance(default, list | tuple) else ())]
+            if key in used or any(_plain(value) == _plain(other) for other in quiet):
+                continue
+            stated = "" if isinstance(value, dict | list) else f" {shown(value)}"
+            severity: Severity = "warning" if row["moves"].startswith("memory") else "note"
+            message = f"{key}{stated} changes {row['moves']} and is not counted: {row['says']}"
+            self.note(severity, "MC002", key, message)
 
     def finish(self, known: Iterable[str] = ()) -> Config:
         """The record; a key that was not asked for is a warning, with the nearest one that is known."""
@@ -271,6 +317,12 @@ def _leaves(data: Any) -> list[KeyPath]:
 def _under(key_path: KeyPath, key: str) -> bool:
     begin = split_key(key.rstrip("."))
     return key_path[: len(begin)] == begin if key.endswith(".") else key_path == begin
+
+
+def _plain(value: Any) -> Any:
+    """A value as flags, YAML and JSON compare: numbers by their size, all other by their text."""
+    number = _number(value)
+    return str(value).lower() if number is None else number
 
 
 def _number(value: Any) -> float | None:

@@ -254,11 +254,7 @@ class _Walk:
 
     def value(self, node: Any, key_path: KeyPath, key: int | None = None) -> Any:
         """Return one node as plain data."""
-        self.left -= 1
-        if self.left < 0:
-            raise self._wrong(node, f"must stand for at most {MOST_VALUES:,} values")
-        if len(key_path) > DEEPEST:
-            raise self._wrong(node, f"must nest at most {DEEPEST} tables")
+        self._count(node, key_path)
         begin, end = node.start_mark.index, node.end_mark.index
         self.spans.setdefault(key_path, Span(begin if key is None else key, begin, end))
         if not isinstance(node, self.yaml.ScalarNode) and node.tag not in _TABLES:
@@ -268,6 +264,14 @@ class _Walk:
         if isinstance(node, self.yaml.SequenceNode):
             return [self.value(item, (*key_path, index)) for index, item in enumerate(node.value)]
         return self._scalar(node)
+
+    def _count(self, node: Any, key_path: KeyPath) -> None:
+        """Refuse what stands for too many values or too deep; a table that is brought in counts, be it empty."""
+        self.left -= 1
+        if self.left < 0:
+            raise self._wrong(node, f"must be at most {MOST_VALUES:,} values")
+        if len(key_path) > DEEPEST:
+            raise self._wrong(node, f"must nest at most {DEEPEST} tables")
 
     def _table(self, node: Any, key_path: KeyPath) -> dict[str, Any]:
         table: dict[str, Any] = {}
@@ -289,7 +293,9 @@ class _Walk:
         for table in tables:
             if not isinstance(table, self.yaml.MappingNode):
                 raise self._wrong(table, "<<: must bring in a table")
-            merged = {**self._table(table, (*key_path, "<<")), **merged}
+            brought = (*key_path, "<<")
+            self._count(table, brought)
+            merged = {**self._table(table, brought), **merged}
         return merged
 
     def _key(self, node: Any) -> str:

@@ -63,7 +63,7 @@ def table_of(document: Document, key_path: KeyPath, value: Any) -> tuple[KeyPath
         at, data = (*at, key), data[key]
     if data is None:
         return at, {}
-    raise refusal(document, key_path, value, "it would stand in a table, and there is a value")
+    raise refusal(document, key_path, value, "its parent key holds a value, not a table")
 
 
 def in_tables(key_path: KeyPath, value: Any) -> Any:
@@ -90,7 +90,7 @@ def json_piece(document: Document, key_path: KeyPath, value: Any) -> Piece:
     if key_path in spans:
         span = spans[key_path]
         if span.begin < 0:
-            raise refusal(document, key_path, value, "its value is put together and cannot be edited alone")
+            raise refusal(document, key_path, value, "its value is computed in the script")
         if value is None:
             return _without_comma(document, key_path, span.end, None)
         return Piece(span.begin, span.end, json.dumps(value))
@@ -128,7 +128,7 @@ def flag_piece(document: Document, key_path: KeyPath, value: Any) -> Piece:
     if value is None or value is False:
         return _flag_without(document, key_path, span)
     if span.begin < 0:
-        raise refusal(document, key_path, value, "its value is put together in the script and cannot be edited alone")
+        raise refusal(document, key_path, value, "its value is computed in the script")
     text = _flag_text(value)
     if isinstance(value, bool) and not document.text[span.begin : span.begin + 1].isupper():
         text = text.lower()
@@ -338,7 +338,7 @@ def _changed(document: Document, data: Any, key_path: KeyPath, value: Any) -> An
     if data is None:
         data = {}
     if not isinstance(data, dict):
-        raise refusal(document, key_path, value, "it would stand in a table, and there is a value")
+        raise refusal(document, key_path, value, "its parent key holds a value, not a table")
     if rest:
         if value is None and key not in data:
             return data
@@ -357,7 +357,7 @@ def _same(first: Any, other: Any) -> bool:
 
 def _not_editable(document: Document, changes: Mapping[KeyPath, Any]) -> CombinationError:
     listed = ", ".join(dotted(key_path) for key_path in changes)
-    reason = f"it is written in a way in which {listed} cannot be edited alone"
+    reason = f"its form does not allow an edit of {listed}"
     return CombinationError("file", document.path.name, reason)
 
 

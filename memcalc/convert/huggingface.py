@@ -11,20 +11,28 @@ from typing import Any, NoReturn
 
 from pydantic import ValidationError
 
+from memcalc.convert.counted import COUNTED
+from memcalc.convert.counted_parts import COUNTED_PARTS
+from memcalc.convert.huggingface_encoders import ENCODERS
 from memcalc.convert.huggingface_gated import EXPERTS, GATED
 from memcalc.convert.huggingface_keys import Flat, Keys
 from memcalc.convert.huggingface_plain import PLAIN
+from memcalc.convert.huggingface_table import TABLE
 from memcalc.convert.huggingface_towers import TOWERS
+from memcalc.convert.vision_language import VISION_LANGUAGE, read
 from memcalc.errors import FileError, InputError, MissingError, UnknownNameError
 from memcalc.specs.flat import flat_of, from_flat
 from memcalc.specs.model import Model
 
 _LARGEST_FILE = 5 << 20
-_DECODERS = {**PLAIN, **GATED, **EXPERTS}
+_DECODERS = {**PLAIN, **GATED, **EXPERTS, **TABLE}
+_WHOLE = {**COUNTED, **COUNTED_PARTS}
+_BUILT = {**TOWERS, **ENCODERS, **_WHOLE}
 _WITH_HEAD = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
+_NO_TOWERS = frozenset({"text_config", "quantization_config", "generation_config", "compression_config"})
 _FULL_PRECISION = (None, "fp8", "mxfp4")
 
-MODEL_TYPES = tuple(sorted({*_DECODERS, *TOWERS}))
+MODEL_TYPES = tuple(sorted({*_DECODERS, *_BUILT, *VISION_LANGUAGE}))
 """Every `model_type` that is understood."""
 
 
@@ -43,12 +51,18 @@ def from_huggingface(mapping: Mapping[str, Any], name: str = "", source: str = "
     24
 
     """
-    kind, data = _text_part(_table(mapping))
+    of_parts = _table(mapping).get("model_type")
+    if isinstance(of_parts, str) and of_parts in VISION_LANGUAGE:
+        keys = Keys(mapping)
+        _refuse_quantized(keys)
+        about, headed = _headed(_about(mapping, of_parts, name, source))
+        return read(keys, mapping, of_parts, {**headed, **about})
+    kind, data = (of_parts, mapping) if isinstance(of_parts, str) and of_parts in _WHOLE else _text_part(mapping)
     keys = Keys(data)
     _refuse_quantized(keys)
     about = _about(mapping, kind, name, source)
-    if kind in TOWERS:
-        model = TOWERS[kind](keys, about)
+    if kind in _BUILT:
+        model = _BUILT[kind](keys, about)
     else:
         about, headed = _headed(about)
         model = from_flat({**_DECODERS[kind](keys), **headed, **about})
@@ -76,7 +90,7 @@ def read_model(path: str | os.PathLike[str]) -> Model:
     file = Path(path)
     if stat.S_ISDIR(_mode(file)):
         file = file / "config.json"
-    config = _parsed(file)
+    config = read_config(file)
     name = file.resolve().parent.name if file.name == "config.json" else file.stem
     return from_huggingface(config, name=name, source=str(file))
 
@@ -91,9 +105,9 @@ def _text_part(mapping: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
     """Return the model type and the table it is read from: a text model may stand within a config of several."""
     kind, text = mapping.get("model_type"), mapping.get("text_config")
     if kind != "clip" and isinstance(text, Mapping):
-        if mapping.get("vision_config") is not None or mapping.get("audio_config") is not None:
-            allowed = "only its text model is understood; give its text_config as a config.json of its own"
-            raise InputError("config key model_type", kind, allowed)
+        tower = next((key for key, value in mapping.items() if _is_tower(key, value)), "")
+        if tower:
+            raise InputError("config key model_type", kind, _not_understood(tower, kind, text))
         mapping = _table(text)
         kind = mapping.get("model_type", f"{kind}_text")
     if kind is None:
@@ -104,11 +118,25 @@ def _text_part(mapping: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
     return kind, mapping
 
 
+def _not_understood(tower: str, kind: object, text: Mapping[str, Any]) -> str:
+    """What of a model of several parts is not understood, and what can be asked all the same."""
+    inner = text.get("model_type", f"{kind}_text")
+    if not isinstance(inner, str) or inner not in MODEL_TYPES:
+        return f"neither its {tower} nor its text model {inner!r} is understood"
+    alone = "to train that only, give its text_config as a config.json of its own"
+    return f"only its text model is understood, not its {tower}; {alone}"
+
+
+def _is_tower(key: str, value: object) -> bool:
+    """Whether a key holds the config of a part that stands beside the text model: an encoder, a tower, a tokenizer."""
+    return key.endswith("_config") and key not in _NO_TOWERS and isinstance(value, Mapping)
+
+
 def _refuse_quantized(keys: Keys) -> None:
     """Refuse weights that stay quantised in training; fp8 and mxfp4 checkpoints are expanded when they are loaded."""
     table = keys.table("quantization_config")
     if table is not None and table.get("quant_method") not in _FULL_PRECISION:
-        allowed = "quantisation is told by --quantize, not by a config"
+        allowed = "quantization is set by --quantize, not by a config"
         raise InputError("config key quantization_config", table.get("quant_method"), allowed)
 
 
@@ -146,8 +174,8 @@ def _mode(path: Path) -> int:
         return 0
 
 
-def _parsed(path: Path) -> dict[str, Any]:
-    """Return the object in a JSON file; whatever else is in there becomes one sentence."""
+def read_config(path: Path) -> dict[str, Any]:
+    """Return the object in a JSON file of at most 5 MiB; whatever else is in there becomes one sentence."""
     try:
         config = json.loads(_text(path), parse_constant=_refuse_constant)
     except RecursionError:

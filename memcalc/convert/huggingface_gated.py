@@ -38,6 +38,31 @@ def qwen2(c: Keys) -> Flat:
     return {**flat, **_late_window(c, flat["n_layers"])}
 
 
+def qwen2_vl_text(c: Keys) -> Flat:
+    """The text model of Qwen2-VL."""
+    flat = decoder(c, (152064, 8192, 29568, 80, 64, 8, None, 32768), **activation(c), **biases(qkv=True))
+    return {**flat, **_late_window(c, flat["n_layers"])}
+
+
+def qwen2_5_vl_text(c: Keys) -> Flat:
+    """The text model of Qwen2.5-VL, which is Qwen2-VL's."""
+    return qwen2_vl_text(c)
+
+
+def qwen3_vl_text(c: Keys) -> Flat:
+    """The text model of Qwen3-VL."""
+    sizes: Sizes = (151936, 4096, 22016, 32, 32, 32, 128, 128000)
+    return decoder(c, sizes, **activation(c), **attention_bias(c), qk_norm="head")
+
+
+def qwen3_vl_moe_text(c: Keys) -> Flat:
+    """The text model of Qwen3-VL with experts."""
+    sizes: Sizes = (151936, 2048, 5632, 24, 16, 16, 128, 128000)
+    flat = decoder(c, sizes, **activation(c), **attention_bias(c), qk_norm="head")
+    c.get("sliding_window")
+    return {**flat, "moe": {**_qwen_experts(c, 60, 4, 1408, flat["n_layers"]), "normalised": True}}
+
+
 def qwen3(c: Keys) -> Flat:
     """Qwen 3."""
     flat = decoder(
@@ -114,7 +139,7 @@ def phi3(c: Keys) -> Flat:
 def olmo(c: Keys) -> Flat:
     """OLMo 1: norms without learned vectors."""
     flat = decoder(c, (50304, 4096, 11008, 32, 32, None, None, 2048), **activation(c), **attention_bias(c))
-    return {**flat, "norm": "layernorm", "norm_weight": False, "norm_bias": False}
+    return {**flat, "norm": "layernorm", "norm_weight": False, "norm_bias": False, "norm_scale": "wide"}
 
 
 def olmo2(c: Keys) -> Flat:
@@ -150,7 +175,8 @@ def glm(c: Keys) -> Flat:
     """GLM-4 (2024): a bias on q, k and v, gate and up in one projection."""
     flat = decoder(c, (151552, 4096, 13696, 40, 32, 2, 128, 131072), **activation(c))
     bias, fraction = biases(qkv=c.flag("attention_bias", True)), rotary_fraction(c, 0.5)
-    return {**flat, **bias, "packed_mlp": True, "rotary_joined": True, "rotary_fraction": fraction}
+    return {**flat, **bias, "packed_mlp": True, "rotary_joined": True, "rotary_fraction": fraction,
+            "rotary_pairs": 1}  # fmt: skip
 
 
 def glm4(c: Keys) -> Flat:
@@ -162,7 +188,8 @@ def cohere(c: Keys) -> Flat:
     """Command R: parallel blocks after one LayerNorm without bias."""
     flat = decoder(c, (256000, 8192, 22528, 40, 64, None, None, 8192), tied=True, **activation(c), **attention_bias(c))
     qk_norm = "full" if c.flag("use_qk_norm") else "none"
-    return {**flat, "norm": "layernorm", "norm_bias": False, "norms": 1, "parallel": True, "qk_norm": qk_norm}
+    return {**flat, "norm": "layernorm", "norm_bias": False, "norms": 1, "parallel": True, "qk_norm": qk_norm,
+            "norm_written_out": True, "wide_rotary": True}  # fmt: skip
 
 
 def internlm2(c: Keys) -> Flat:
@@ -184,7 +211,8 @@ def baichuan(c: Keys) -> Flat:
 GATED: dict[str, Callable[[Keys], Flat]] = {
     family.__name__: family
     for family in (
-        llama, mistral, qwen2, qwen3, gemma, gemma2, gemma3_text, phi3, olmo, olmo2, smollm3, granite, glm, glm4,
+        llama, mistral, qwen2, qwen2_vl_text, qwen2_5_vl_text, qwen3, qwen3_vl_text, gemma, gemma2, gemma3_text, phi3,
+        olmo, olmo2, smollm3, granite, glm, glm4,
         seed_oss, cohere, internlm2, baichuan,
     )
 }  # fmt: skip
@@ -270,6 +298,7 @@ def gpt_oss(c: Keys) -> Flat:
 def glm4_moe(c: Keys) -> Flat:
     """GLM-4.5."""
     flat = decoder(c, (151552, 4096, 10944, 46, 96, 8, None, 131072), **activation(c))
+    flat["head_dim"] = flat["head_dim"] or max(1, flat["hidden"] // flat["heads"])  # floored, as the class does
     moe = {**_deepseek_experts(c, experts=128, topk=8, ffn=1408, shared=1, dense=1), **_sigmoid(c)}
     qk_norm = "head" if c.flag("use_qk_norm") else "none"
     bias, fraction = biases(qkv=c.flag("attention_bias")), rotary_fraction(c, 0.5)
@@ -324,6 +353,17 @@ EXPERTS: dict[str, Callable[[Keys], Flat]] = {
     "kimi_k2": deepseek_v3,
     **{
         family.__name__: family
-        for family in (mixtral, phimoe, olmoe, qwen2_moe, qwen3_moe, gpt_oss, glm4_moe, deepseek_v2, deepseek_v3)
+        for family in (
+            mixtral,
+            phimoe,
+            olmoe,
+            qwen2_moe,
+            qwen3_moe,
+            qwen3_vl_moe_text,
+            gpt_oss,
+            glm4_moe,
+            deepseek_v2,
+            deepseek_v3,
+        )
     },
 }

@@ -8,6 +8,7 @@ from typing import Any
 
 from memcalc.catalog import read_toml
 from memcalc.errors import InputError, UnknownNameError
+from memcalc.specs.block import MOST_LAYERS
 
 LARGEST = 2**31 - 1
 _TABLES = read_toml(files("memcalc.convert") / "huggingface.toml")
@@ -47,6 +48,11 @@ class Keys:
     def __contains__(self, key: str) -> bool:
         return key in self._data
 
+    @property
+    def taken(self) -> frozenset[str]:
+        """The keys that were asked for."""
+        return frozenset(self._taken)
+
     def get(self, names: str, default: object = None) -> object:
         """Return the value of the first of the space-separated `names` that is there, unchecked."""
         value: object = default
@@ -67,8 +73,10 @@ class Keys:
         value = self.get(names, default)
         if value is None:
             return None
-        if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= LARGEST:
-            raise self._wrong(names, value, f"must be a whole number from {low} to {LARGEST}")
+        # a block takes time and memory by itself, so that their number has a bound of its own
+        most = MOST_LAYERS if names.endswith(("layers", "n_layer")) else LARGEST
+        if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= most:
+            raise self._wrong(names, value, f"must be a whole number from {low} to {most}")
         return value
 
     def flag(self, names: str, default: bool = False) -> bool:
@@ -94,6 +102,15 @@ class Keys:
         value = self.get(names, default)
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= 1:
             raise self._wrong(names, value, "must be a number above 0, at most 1")
+        return float(value)
+
+    def number(self, names: str, default: float) -> float:
+        """Return a number above 0 that need not be whole; null is the default."""
+        value = self.get(names, default)
+        if value is None:
+            return default
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= LARGEST:  # NaN fails here
+            raise self._wrong(names, value, f"must be a number above 0, at most {LARGEST}")
         return float(value)
 
     def text(self, names: str, default: str) -> str:
@@ -137,7 +154,7 @@ class Keys:
         value = self.get(name)
         if value is not None and not any(type(value) is type(item) and value == item for item in allowed):
             listed = " or ".join(str(item).lower() if isinstance(item, bool) else str(item) for item in allowed)
-            raise self._wrong(name, value, f"only {listed} is modelled")
+            raise self._wrong(name, value, f"only {listed or 'null'} is modelled")
 
     def activation(self, names: str, default: str) -> str:
         """Return how the activation is computed: its kernel's name, or `…_python` where it is written op by op."""
@@ -185,6 +202,17 @@ def family(c: Keys, name: str) -> Flat:
     flags = {part: c.flag(*key) for part, key in table.get("flags", {}).items()}
     dropout = {part: c.rate(*key) for part, key in table["dropout"].items()}
     return {**sizes, **flags, **table["fixed"], "dropout": dropout}
+
+
+def architecture(about: Flat, *known: str, default: str = "") -> str:
+    """Return which of the ``known`` endings the class has; the default, or the first, where the config does not say."""
+    stated = about.pop("architecture", None)
+    if stated is None:
+        return default or known[0]
+    ending = next((ending for ending in known if stated.endswith(ending)), None)
+    if ending is None:
+        raise InputError("config key architectures", stated, f"must end with {' or '.join(known)}")
+    return ending
 
 
 def rotary_fraction(c: Keys, default: float = 1.0) -> float:

@@ -167,7 +167,8 @@ def nemotron(c: Keys) -> Flat:
     """Nemotron-4: LayerNorm with scale 1 + w, squared ReLU."""
     flat = decoder(c, (256000, 6144, 24576, 32, 48, None, None, 4096), **activation(c, "relu2"), **_layernorm())
     fraction = rotary_fraction(c, 0.5)
-    return {**flat, **attention_bias(c, mlp=True), "rotary_joined": True, "rotary_fraction": fraction}
+    return {**flat, **attention_bias(c, mlp=True), "rotary_joined": True, "rotary_fraction": fraction,
+            "norm_scale": "plus-one"}  # fmt: skip
 
 
 def stablelm(c: Keys) -> Flat:

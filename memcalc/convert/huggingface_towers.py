@@ -1,4 +1,4 @@
-"""Encoders, encoder-decoders and vision towers of Transformers: blocks built in flat form, put together here.
+"""Encoder-decoders and vision towers of Transformers: blocks built in flat form, put together here.
 
 Defaults of absent keys are those of the config class (Transformers 5.23, models/*/configuration_*.py).
 """
@@ -8,32 +8,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from memcalc.convert.huggingface_keys import Flat, Keys, activation, biases, family
+from memcalc.convert.huggingface_keys import Flat, Keys, activation, architecture, biases, family
 from memcalc.errors import InputError
+from memcalc.specs import flat
 from memcalc.specs import flat as forms
-from memcalc.specs import flat_tables
 from memcalc.specs.block import Norm
 from memcalc.specs.model import BlockGroup, Model, Outside, TowerEnds
-
-
-def bert(c: Keys, about: Flat) -> Model:
-    """Return BERT: norms after the branches; a pooler, or the head of masked language modelling."""
-    c.only("is_decoder", False)
-    c.only("add_cross_attention", False)
-    flat = family(c, "bert")
-    hidden = flat["hidden"]
-    masked = _architecture(about, "Model", "ForMaskedLM") == "ForMaskedLM"
-    pooler = {"name": "pooler", "parameters": hidden * hidden + hidden, "place": "last"}
-    transform = {"name": "head_transform", "parameters": hidden * hidden + 3 * hidden, "place": "last"}
-    outside = [
-        {"name": "token_types", "parameters": c.size("type_vocab_size", 2) * hidden},
-        {"name": "embedding_norm", "parameters": 2 * hidden},
-        transform if masked else pooler,
-    ]
-    act = activation(c, "gelu")
-    end = {"transform": act["activation"] if masked else None, "wide_loss": False}
-    flat |= {**biases(True, True, True, lm_head=masked), **act, "head": masked, "outside": outside}
-    return forms.from_flat({**flat, **about, "tail": end})
 
 
 def vit(c: Keys, about: Flat) -> Model:
@@ -41,7 +21,7 @@ def vit(c: Keys, about: Flat) -> Model:
     flat, labels = family(c, "vit"), _labels(c)
     hidden = flat["hidden"]
     patch, pixels, rows = _patches(c, 224, 16)
-    _architecture(about, "ForImageClassification")
+    architecture(about, "ForImageClassification")
     c.get("pooler_output_size pooler_act tie_word_embeddings")
     outside = [
         {"name": "class_token", "parameters": hidden},
@@ -75,26 +55,24 @@ def _patches(c: Keys, image: int, patch: int) -> tuple[int, int, int]:
     return side * side * channels, size * size * channels, (size // side) ** 2 + 1
 
 
-def _architecture(about: Flat, *known: str) -> str:
-    """Return which of the `known` endings the class has; the first where the config does not say."""
-    architecture = about.pop("architecture", None)
-    if architecture is None:
-        return known[0]
-    ending = next((ending for ending in known if architecture.endswith(ending)), None)
-    if ending is None:
-        raise InputError("config key architectures", architecture, f"must end with {' or '.join(known)}")
-    return ending
-
-
 def t5(c: Keys, about: Flat) -> Model:
-    """Return T5 or mT5: a relative position bias in the first block of each stack."""
-    _architecture(about, "ForConditionalGeneration", "WithLMHeadModel")
+    """Return T5: a relative position bias in the first block of each stack."""
+    return _t5(c, about, "t5", "relu")
+
+
+def mt5(c: Keys, about: Flat) -> Model:
+    """Return mT5: T5 with sizes of its own, and a gate."""
+    return _t5(c, about, "mt5", "gated-gelu")
+
+
+def _t5(c: Keys, about: Flat, kind: str, usual_form: str) -> Model:
+    architecture(about, "ForConditionalGeneration", "WithLMHeadModel")
     c.get("is_encoder_decoder use_cache")
-    form, buckets = c.text("feed_forward_proj", "relu"), c.size("relative_attention_num_buckets", 32)
+    form, buckets = c.text("feed_forward_proj", usual_form), c.size("relative_attention_num_buckets", 32)
     gate, _, name = form.rpartition("-")
     if gate not in {"", "gated"}:
         raise InputError("config key feed_forward_proj", form, "must be an activation, or gated- and an activation")
-    stack = family(c, "t5")
+    stack = family(c, kind)
     hidden, rate = stack["hidden"], stack["dropout"]["block"]
     written_out = form == "gated-gelu"
     activated = (
@@ -115,7 +93,7 @@ def t5(c: Keys, about: Flat) -> Model:
 
 def whisper(c: Keys, about: Flat) -> Model:
     """Return Whisper: two convolutions, 1500 frames an encoder sees whatever the text, keys without a bias."""
-    _architecture(about, "ForConditionalGeneration")
+    architecture(about, "ForConditionalGeneration")
     stack, frames = family(c, "whisper"), c.size("max_source_positions", 1500)
     hidden = stack["hidden"]
     c.get("num_hidden_layers")  # the encoder's, once more
@@ -167,7 +145,7 @@ def _two_stacks(encoder: Flat, decoder: Flat, outside: tuple[Outside, ...], ends
 
 def clip(c: Keys, about: Flat) -> Model:
     """Return CLIP: a vision tower and a text tower, each projected to the common width."""
-    _architecture(about, "Model")
+    architecture(about, "Model")
     vision, text = c.table("vision_config") or Keys({}), c.table("text_config") or Keys({})
     width = c.size("projection_dim", 512)
     c.get("tie_word_embeddings text_config_dict vision_config_dict")
@@ -194,7 +172,7 @@ def clip(c: Keys, about: Flat) -> Model:
     )
 
 
-def _clip_tower(c: Keys, name: str, **sizes: Any) -> flat_tables.Flat:
+def _clip_tower(c: Keys, name: str, **sizes: Any) -> flat.Flat:
     return forms.flat_of({**family(c, name), **biases(True, True, True), **activation(c, "quick_gelu"), **sizes})
 
 
@@ -213,13 +191,11 @@ def _clip_vision(c: Keys, width: int) -> tuple[BlockGroup, tuple[Outside, ...], 
     return forms.groups_of(flat)[0], (*tensors, *forms.outside_of(flat)), ends, rows
 
 
-def _clip_text(c: Keys, width: int) -> tuple[flat_tables.Flat, BlockGroup, tuple[Outside, ...]]:
+def _clip_text(c: Keys, width: int) -> tuple[flat.Flat, BlockGroup, tuple[Outside, ...]]:
     flat = _clip_tower(c, "clip_text")
     norm = Outside(name="text_final_norm", parameters=2 * flat.hidden, tower="text", place="last")
     projection = Outside(name="text_projection", parameters=width * flat.hidden, tower="text", place="last")
     return flat, forms.groups_of(flat)[0], (*forms.outside_of(flat), norm, projection)
 
 
-TOWERS: dict[str, Callable[[Keys, Flat], Model]] = {
-    reader.__name__: reader for reader in (bert, vit, t5, whisper, clip)
-}
+TOWERS: dict[str, Callable[[Keys, Flat], Model]] = {reader.__name__: reader for reader in (vit, t5, mt5, whisper, clip)}

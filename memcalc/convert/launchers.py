@@ -17,6 +17,7 @@ from memcalc.convert.shell import Script
 from memcalc.convert.shell_commands import Command
 from memcalc.convert.shell_values import Token
 from memcalc.convert.slurm import Option, options_of
+from memcalc.errors import ObjectiveError
 from memcalc.frameworks.environment import visible_gpus
 
 TABLES = read_toml(files("memcalc.convert") / "launchers.toml")
@@ -84,18 +85,22 @@ def _begin(tokens: Sequence[Token]) -> int | None:
     """Where the starter stands: at first, or behind commands that run another one."""
     if not tokens:
         return None
-    if _starts(tokens[0]):
+    if _starts(tokens, 0):
         return 0
     if _base(tokens[0]) not in _THROUGH:
         return None
-    for at, token in enumerate(tokens):
-        if at and _starts(token) and tokens[at - 1].text not in _NAMED:
+    for at in range(len(tokens)):
+        if at and _starts(tokens, at) and tokens[at - 1].text not in _NAMED:
             return at
     return None
 
 
-def _starts(token: Token) -> bool:
-    return bool(_STARTERS.fullmatch(_base(token))) or _base(token) in _TOOLS
+def _starts(tokens: Sequence[Token], at: int) -> bool:
+    """Whether a word starts something: of a tool with the name of a package, one with a subcommand behind it."""
+    name = _base(tokens[at])
+    if name in TABLES["ambiguous"]:
+        return at + 1 < len(tokens) and tokens[at + 1].text in TABLES["ambiguous"][name].split()
+    return bool(_STARTERS.fullmatch(name)) or name in _TOOLS
 
 
 def _started(
@@ -177,6 +182,8 @@ def read_ranks(reader: ConfigReader, launch: Launch, script: Script) -> None:
         _set_from(reader, "gpus_per_node", "NGPU")
     elif launch.launcher == "tune" and any(token.text.endswith("_single_device") for token in launch.arguments[:1]):
         reader.set("gpus", 1, "tune run")  # torchtune's own recipes for one GPU, whatever it sees
+    elif launch.launcher in ("swift", "megatron"):
+        _swift(reader, None if launch.script == "rlhf" else seen)
     elif launch.launcher in ("llamafactory-cli", "axolotl", "lmf", "tune"):
         _set_from(reader, "gpus", f"{launch.launcher} --num_processes")
         _set_from(reader, "nodes", "NNODES")
@@ -190,6 +197,28 @@ def read_ranks(reader: ConfigReader, launch: Launch, script: Script) -> None:
             reader.set("gpus_per_node", reader.integer(key, low=1), key)
     elif launch.launcher == "python" and not any(setting.name == "gpus_per_node" for setting in reader.settings):
         reader.set("gpus", 1, "python")
+
+
+def _swift(reader: ConfigReader, seen: int | None) -> None:
+    """`swift` and `megatron` of ms-swift start torchrun where NPROC_PER_NODE or NNODES says so, else one process.
+
+    Each process takes its equal share of the GPUs that it sees, and the layers are laid over them (swift/utils/env.py,
+    is_mp; swift/model/utils.py, get_default_device_map).
+    """
+    each, nodes = reader.integer("NPROC_PER_NODE", low=1), reader.integer("NNODES", low=1)
+    several = [key for key in ("NPROC_PER_NODE", "NNODES") if (key,) in reader.document.unknown]
+    _set_from(reader, "nodes", "NNODES")
+    if each is None and nodes is None and not several:
+        reader.set("gpus", 1, "swift" if seen is None else "CUDA_VISIBLE_DEVICES")
+    else:
+        _set_from(reader, "gpus_per_node", "NPROC_PER_NODE")
+    ranks = each or 1
+    if not several and seen is not None and seen > ranks and reader.text("SWIFT_SINGLE_DEVICE_MODE") != "1":
+        raise ObjectiveError(
+            f"{reader.document.path.name} shows {seen} GPUs to {ranks} process{'es' if ranks > 1 else ''}, over which "
+            "ms-swift lays out the layers (device_map): memcalc has no figures for this, but has for "
+            f"NPROC_PER_NODE={seen}."
+        )
 
 
 def _set_from(reader: ConfigReader, option: str, key: str) -> None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from memcalc.convert.config import OPTION_NAMES, Config, ConfigReader
 from memcalc.convert.document import Document
 from memcalc.convert.shell_values import State, Token
 from memcalc.convert.shell_words import Lexer
-from memcalc.convert.text import KeyPath, Span
+from memcalc.convert.text import KeyPath, Span, inside
 from memcalc.errors import InputError, UnknownNameError
 from memcalc.specs.options import CHOICES, FIELDS, FLAGS, NUMBERS
 from memcalc.units import parse_count
@@ -64,19 +65,21 @@ def _take(document: Document, tokens: list[Token], data: dict[str, Any], spans: 
             raise UnknownNameError(where, flag, "must be an option of memcalc estimate", names)
         if tokens[at].unknown:
             raise InputError(f"{where} {flag}", tokens[at].unknown, "must be a value: nothing expands it")
-        key, setting = _pair(where, name, flag, value)
+        key, setting = _pair(document.path.parent, where, name, flag, value)
         data[key] = setting
         span = tokens[at].span or (0, 0)
         spans[(key,)] = Span(span[0], *span)
         at += 1
 
 
-def _pair(where: str, name: str, flag: str, value: str | None) -> tuple[str, Any]:
+def _pair(folder: Path, where: str, name: str, flag: str, value: str | None) -> tuple[str, Any]:
     """The word that an option is, and its value."""
     if name.removeprefix("no_") in FLAGS:
         return name.removeprefix("no_"), not name.startswith("no_")
     if value is None:
         raise InputError(where, flag, "must have a value")
+    if name == "calibration" and not any(inside(Path(value), root) for root in (folder, Path())):
+        raise InputError(f"{where} {flag}", value, "must lie in the script's folder, or where memcalc runs")
     if name == "set":
         key, equals, value = value.partition("=")
         if not equals:

@@ -7,7 +7,7 @@ word knows its place in the script, so that a value can be edited where it was w
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from memcalc.convert.shell_values import MARK, State, Token, Value, arithmetic, doubtful
@@ -20,6 +20,16 @@ _PLAIN = re.compile(r"[^\s;&|()<>'\"\\$`}~]+")
 _ARRAY = re.compile(r'"?\$\{([A-Za-z_]\w*)\[[@*]\]\}"?')
 _ARGUMENTS = re.compile(r'"?(?:\$[@*]|\$\{[@*][^}]{0,20}\})"?')
 _PARAMETER = re.compile(r"(#?)([A-Za-z_]\w*|\d+|[@*#?$!-])(?:\[(@|\*|\d+)\])?")
+HERE = "."
+"""The script's folder, in which it is taken to be started."""
+_FOLDERS = ("PWD", "SLURM_SUBMIT_DIR")
+_THIS = r'"?\$(?:0|\{0\}|BASH_SOURCE|\{BASH_SOURCE(?:\[0\])?(?::-\$0)?\})"?'
+_DIRNAME = rf'dirname (?:-- )?(?:{_THIS}|"?\$\( ?(?:readlink -f|realpath) {_THIS} ?\)"?)'
+_EXPR = re.compile(r"expr ([\w$ {}*/+%()\\'\"-]{1,200})")
+_FOLDER = re.compile(
+    rf'pwd(?: -[LP])?|{_DIRNAME}|cd (?:-- )?"?(?:\$\( ?{_DIRNAME} ?\)|`{_DIRNAME}`)"?(?P<up>(?:/\.\.?)*)"?'
+    r"(?: ?&?> ?/dev/null(?: 2>&1)?)? ?&& ?pwd(?: -[LP])?"
+)
 DEEPEST = 16
 """Expansions within expansions, functions within functions."""
 
@@ -154,7 +164,12 @@ class Lexer:
             self._sum(value, text[begin + 3 : self.at - 2])
         elif text.startswith("$(", begin) or text[begin] == "`":
             self.at = closing(text, begin + 1) if text[begin] == "$" else text.find("`", begin + 1) + 1 or len(text)
-            value.miss(text[begin : min(self.at, begin + 40)])
+            command = text[begin + (2 if text[begin] == "$" else 1) : self.at - 1]
+            output = folder_of(command) or number_of(command, self.state.scalars)
+            if output:
+                value.add(output, (-1,) * len(output))
+            else:
+                value.miss(text[begin : min(self.at, begin + 40)])
         elif text.startswith("${", begin):
             self._braced(value, quoted)
         elif match := re.compile(r"[A-Za-z_]\w*|[\d@*#?$!-]").match(text, begin + 1):
@@ -181,7 +196,7 @@ class Lexer:
         if index.isdigit() and name in state.arrays:
             items = state.arrays[name]
             return items[int(index)] if len(index) < 6 and int(index) < len(items) else None
-        return state.scalars.get(name)
+        return state.scalars.get(name) or (Token(HERE, (-1,)) if name in _FOLDERS else None)
 
     def _joined(self, items: tuple[Token, ...]) -> Token:
         value = Value(self.state)
@@ -248,6 +263,27 @@ class Lexer:
             value.miss(inner.strip()[:40])
         else:
             value.add(str(number), (-1,) * len(str(number)))
+
+
+def folder_of(command: str) -> str:
+    """The path that a command's output is, from the script's folder, in which it is taken to run; empty for others.
+
+    >>> folder_of('cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.." &> /dev/null && pwd'), folder_of("pwd")
+    ('./..', '.')
+    """
+    match = _FOLDER.fullmatch(" ".join(command[:300].split()))
+    return HERE + (match["up"] or "") if match else ""
+
+
+def number_of(command: str, variables: Mapping[str, Token]) -> str:
+    """What `expr` prints for a sum of whole numbers; empty for other commands.
+
+    >>> number_of("expr 32 / $each / 2", {"each": Token("4")}), number_of("expr length abc", {})
+    ('4', '')
+    """
+    match = _EXPR.fullmatch(" ".join(command[:300].split()))
+    number = arithmetic(re.sub(r"[\\'\"]", "", match[1]), variables) if match else None
+    return "" if number is None else str(number)
 
 
 def closing(text: str, begin: int) -> int:

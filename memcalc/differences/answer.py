@@ -3,17 +3,185 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import combinations
 from typing import Any
 
 from memcalc._version import __version__
-from memcalc.differences.changes import align, fields_between, resolve
+from memcalc.differences.changes import Change, JobPair, align, changes, fields_between, resolve
 from memcalc.differences.inputs import DiffInput, Given, read_inputs, text_of
-from memcalc.differences.steps import DiffState, StepBuilder, cost_between, terms_between
-from memcalc.errors import InputError
-from memcalc.planner.finalists import unchecked_warnings
+from memcalc.errors import InputError, MemcalcError
+from memcalc.planner.finalists import One, unchecked_warnings
 from memcalc.planner.record import flat_options, split_options
-from memcalc.results.diff import Diff, DiffSide
-from memcalc.specs.job import render
+from memcalc.results.diff import Diff, DiffComponents, DiffCost, DiffField, DiffFigures, DiffSide, DiffStep, DiffTerm
+from memcalc.results.estimates import Estimate, StepTime
+from memcalc.specs.job import command_line, render
+
+# From one job to the other, one change after another: each step is a job of its own, estimated like any other.
+
+LARGEST_GROUP = 3
+"""Changes of which every combination is tried where none is possible alone; beyond, all that are left go together."""
+_PLAIN = ("allocated", "reserved", "device", "host_memory", "tier_memory", "step", "tokens_per_second_per_gpu")
+
+
+@dataclass(frozen=True)
+class DiffState:
+    """A job on the way from one to the other."""
+
+    job: One
+
+    @cached_property
+    def estimate(self) -> Estimate:
+        """Its answer, computed when it is asked for."""
+        return self.job.estimate()
+
+    @cached_property
+    def time(self) -> StepTime:
+        """Its predicted step."""
+        return self.job.time()
+
+    @cached_property
+    def figures(self) -> DiffFigures:
+        """What is compared."""
+        return figures_of(self.estimate, self.time)
+
+
+@dataclass
+class StepBuilder:
+    """The steps from A to B; jobs that are met twice are computed once."""
+
+    pair: JobPair
+    states: dict[frozenset[Change], DiffState | MemcalcError] = field(default_factory=dict)
+    """By changes that are applied to A: the job, or why it is impossible."""
+
+    def after(self, applied: Iterable[Change]) -> DiffState | MemcalcError:
+        """The job of A with some changes, or why it is impossible."""
+        key = frozenset(applied)
+        if key not in self.states:
+            try:
+                self.states[key] = DiffState(resolve(self.pair.after(key), self.pair.dirs))
+            except MemcalcError as error:
+                self.states[key] = error
+        return self.states[key]
+
+    def steps(self) -> tuple[DiffStep, ...]:
+        """Every change in its order; one that is not yet possible waits for those that make it so."""
+        steps: list[DiffStep] = []
+        done: list[Change] = []
+        remaining = list(changes(self.pair))
+        now = self._possible(())
+        while remaining:
+            taken = next(group for group in _groups(remaining) if isinstance(self.after((*done, *group)), DiffState))
+            done += taken
+            remaining = [change for change in remaining if change not in taken]
+            after = self._possible(done)
+            if fields_between(now.job, after.job, ()) or now.figures != after.figures:
+                steps.append(self._step(taken, now, after))
+            now = after
+        return tuple(steps)
+
+    def _possible(self, applied: Iterable[Change]) -> DiffState:
+        """A job that is known to be possible."""
+        state = self.after(applied)
+        if isinstance(state, MemcalcError):
+            raise state
+        return state
+
+    def _step(self, taken: tuple[Change, ...], before: DiffState, after: DiffState) -> DiffStep:
+        stated = {name for change in taken for name in change} - self.pair.defaults
+        fields = fields_between(before.job, after.job, stated)
+        isolated = self.after(taken)
+        alone = cost_between(self._possible(()).figures, isolated.figures) if isinstance(isolated, DiffState) else None
+        return DiffStep(
+            name=named(fields),
+            fields=fields,
+            together=len(taken) > 1,
+            cost=cost_between(before.figures, after.figures),
+            after=after.figures,
+            alone=alone,
+            impossible=str(isolated) if isinstance(isolated, MemcalcError) else "",
+            job=after.job.record,
+            command=command_line(after.job.record),
+        )
+
+
+def _groups(remaining: list[Change]) -> Iterator[tuple[Change, ...]]:
+    """Yield what may be applied at once: single changes first, small groups, at last all that remain."""
+    for size in range(1, min(LARGEST_GROUP, len(remaining)) + 1):
+        yield from combinations(remaining, size)
+    yield tuple(remaining)
+
+
+def named(fields: Iterable[DiffField]) -> str:
+    """Return what was stated to change, in a few words; what follows where nothing was stated.
+
+    >>> named([DiffField(field="micro_batch", before=1, after=2, follows=False)])
+    'micro-batch 1 → 2'
+    """
+    listed = list(fields)
+    stated = [change for change in listed if not change.follows] or listed
+    return ", ".join(f"{change.option} {change.was} → {change.now}" for change in stated)
+
+
+def figures_of(estimate: Estimate, time: StepTime) -> DiffFigures:
+    """The figures that are compared."""
+    peak = estimate.peak
+    return DiffFigures(
+        verdict=estimate.verdict,
+        allocated=peak.allocated,
+        reserved=peak.reserved,
+        device=peak.device,
+        phase=peak.phase,
+        capacity=estimate.budget.capacity,
+        components=DiffComponents(**estimate.components.model_dump(), context=peak.device - peak.reserved),
+        host_memory=estimate.host_memory,
+        tier_memory=estimate.tier_memory,
+        step=time.step,
+        tokens_per_second_per_gpu=time.tokens_per_second_per_gpu,
+        parts=time.parts,
+    )
+
+
+def cost_between(before: DiffFigures, after: DiffFigures) -> DiffCost:
+    """What is more after than before."""
+    was, now = before.components.model_dump(), after.components.model_dump()
+    return DiffCost(
+        **{name: getattr(after, name) - getattr(before, name) for name in _PLAIN},
+        components=DiffComponents(**{name: now[name] - was[name] for name in was}),
+        parts={name: after.parts[name] - seconds for name, seconds in before.parts.items()},
+        throughput=after.tokens_per_second_per_gpu / before.tokens_per_second_per_gpu - 1,
+    )
+
+
+def terms_between(before: Estimate, after: Estimate) -> tuple[DiffTerm, ...]:
+    """The terms whose bytes at the peak differ, the largest change first."""
+    was, now = _at_peak(before), _at_peak(after)
+    return tuple(sorted(_terms(was, now), key=lambda term: (-abs(term.change), term.component, term.name)))
+
+
+def _terms(was: dict[tuple[str, str], int], now: dict[tuple[str, str], int]) -> Iterator[DiffTerm]:
+    for key in dict.fromkeys((*was, *now)):
+        old, new = was.get(key, 0), now.get(key, 0)
+        if old != new:
+            yield DiffTerm(
+                component=key[0],
+                name=key[1],
+                before=old,
+                after=new,
+                change=new - old,
+                kind="appears" if not old else "vanishes" if not new else "grows" if new > old else "shrinks",
+            )
+
+
+def _at_peak(estimate: Estimate) -> dict[tuple[str, str], int]:
+    """The bytes of tensors at the peak by component and name, which several terms may share."""
+    sizes: dict[tuple[str, str], int] = {}
+    for term in estimate.terms:
+        if estimate.peak.phase in term.phases and term.component != "reserve":
+            key = term.component, term.name
+            sizes[key] = sizes.get(key, 0) + term.bytes
+    return sizes
 
 
 def diff(

@@ -14,11 +14,10 @@ from memcalc.planner.record import split_options
 from memcalc.preflight.names import bare
 from memcalc.results.diff import DiffField, Value
 from memcalc.specs.adapters import Lora
-from memcalc.specs.batching import BatchInputs
 from memcalc.specs.hardware import Node
 from memcalc.specs.model import Model
 from memcalc.specs.option import Option
-from memcalc.specs.options import BATCHING, BY_NAME, FIELDS, NEEDING, OPTIONS
+from memcalc.specs.options import BATCHING, BY_NAME, FIELDS, NEEDING, OPTIONS, BatchInputs
 
 if TYPE_CHECKING:
     from memcalc.planner.finalists import One

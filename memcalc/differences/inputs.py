@@ -21,8 +21,7 @@ from memcalc.preflight.read_files import read_files
 from memcalc.results.check import Check
 from memcalc.results.diff import SideKind
 from memcalc.results.estimates import Estimate
-from memcalc.results.plans import Plan, Plans
-from memcalc.results.saved import SavedPlan
+from memcalc.results.plans import Plan, Plans, SavedPlan
 from memcalc.specs.job import JobRecord
 from memcalc.specs.options import FIELDS, FLAGS, SETTINGS, WORDS
 from memcalc.specs.strategy import Strategy
@@ -90,7 +89,7 @@ def _read(source: _Source, other: _Source, options: Mapping[str, Any]) -> DiffIn
     result = source.read(options)
     absent = [f"--{name}" for name in ("model", "gpu") if name not in result.options]
     if absent:
-        raise MissingError(f"{result.name} does not say which job it is of: give {' and '.join(absent)}.")
+        raise MissingError(f"{result.name} names no model or GPU. Pass {' and '.join(absent)}.")
     return result
 
 
@@ -162,7 +161,7 @@ def _of_answer(name: str, path: str, schema: str, number: str, dirs: tuple[str, 
             raise InputError("number after #", number or "1", f"must be from 1 to {len(plans)}, the plans of {path}")
         return _of_plan(name, "plans", plan, dirs)
     if index is not None:
-        raise InputError("number after #", number, f"{path} holds one job alone")
+        raise InputError("number after #", number, f"{path} holds one job only")
     if schema == "memcalc.estimate/1":
         estimate = record_from(Estimate, path, text)
     elif schema == "memcalc.check/1":
@@ -188,7 +187,7 @@ def _of_job(name: str, kind: SideKind, job: JobRecord, strategy: Strategy, dirs:
     )
     other = next((field for field in was if was[field] != now[field]), None)
     if other is not None:
-        allowed = f"the options of {name} come to {now[other]!r} with this version of memcalc: make it anew"
+        allowed = f"{name} resolves to {now[other]!r} in this version; create it again"
         raise InputError(f"strategy.{other}", was[other], allowed)
     return _Source(name, kind, lambda shared: DiffInput(name, kind, {**options, **shared}), dirs=dirs)
 
@@ -218,7 +217,7 @@ def parse_options(text: str, side: str) -> dict[str, Any]:
         if equals:
             name = _option_name(key, side)
             if name in options:
-                raise InputError(f"{flag(name)} of {side}", value, "is said twice")
+                raise InputError(f"{flag(name)} of {side}", value, "is given twice")
             options[name] = value.strip()
         elif name:
             options[name] += f",{part.strip()}"
@@ -245,7 +244,7 @@ def file_names(text: str, side: str) -> tuple[str, ...]:
     paths = tuple(part.strip() for part in text.split(","))
     absent = next((path for path in paths if not there(Path(path))), None)
     if absent is not None:
-        allowed = "must be a file that is there, or words with values, such as zero=3,recompute=full"
+        allowed = "is neither a file nor settings such as zero=3,recompute=full"
         raise InputError(side, absent, allowed)
     return paths
 

@@ -11,9 +11,8 @@ from memcalc.events.plan import weights_of
 from memcalc.events.units import Sizes
 from memcalc.terms.activations import GroupActivations, groups_of
 from memcalc.terms.adapters import Base, trained
-from memcalc.terms.buffers import copies_in_events
+from memcalc.terms.buffers import copies_in_events, held_by_replicas
 from memcalc.terms.fsdp2 import Units
-from memcalc.terms.replicas import held_by_replicas
 
 if TYPE_CHECKING:
     from memcalc.formulas.types import Array

@@ -14,14 +14,13 @@ from memcalc.events.units import FlatParameter, Flattened, Partitioned, PerParam
 from memcalc.formulas.recompute import unit_sizes
 from memcalc.ledger import ALWAYS
 from memcalc.terms.activations import GroupActivations
+from memcalc.terms.buffers import copies_reduced
 from memcalc.terms.frozen_first_block import unread
 from memcalc.terms.fsdp1 import prefetches
-from memcalc.terms.fsdp2 import Units
+from memcalc.terms.fsdp2 import Units, reshards_root
 from memcalc.terms.gradients import added_in_place, tied_matrix
 from memcalc.terms.head import head_templates
 from memcalc.terms.pipeline import in_flight
-from memcalc.terms.replicas import copies_reduced
-from memcalc.terms.resharded_root import reshards_root
 from memcalc.terms.settings import enters_units_again
 from memcalc.trace.template import Template, trace
 

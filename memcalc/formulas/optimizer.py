@@ -16,7 +16,7 @@ import numpy as np
 from memcalc.formulas.optimizer_states import (
     BITSANDBYTES_BLOCK,
     FULL,
-    GALORE_RANK,
+    Weight,
     factored_bytes,
     preconditioner_elements,
     projected_elements,
@@ -41,31 +41,6 @@ class Temporary:
     """Copies of all elements that the rank updates [1]."""
     largest: int = 0
     """Copies of the largest tensor alone [1]."""
-
-
-@dataclass(frozen=True, slots=True)
-class Weight:
-    """Equal parameter tensors of two dimensions or more, as the optimizer sees them on one rank."""
-
-    target: str
-    """As :class:`memcalc.terms.tensors.Tensor` names it."""
-    shape: tuple[Number, ...]
-    """Sizes of the dimensions, rows before columns [1]."""
-    linear: bool = False
-    """The weight of an ``nn.Linear``."""
-    width: Number = 4
-    """Bytes of a gradient's element as the optimizer sees it [bytes]."""
-    rank: int = GALORE_RANK
-    """Rank of GaLore's projection [1]."""
-    targets: tuple[str, ...] = ()
-    """Weights that GaLore projects."""
-    ranks: Number = 1
-    """Ranks that share the rows, where they do [1]."""
-
-    @property
-    def elements(self) -> Number:
-        """Elements of one of them [1]."""
-        return prod(self.shape)
 
 
 States: TypeAlias = Callable[[Weight], Number]
@@ -271,7 +246,7 @@ _KINDS = (
         source="PyTorch, torch/optim/_muon.py@v2.13.0: an fp32 update, two 16-bit iterates, two 16-bit Gram matrices",
         states=_momentum,
         shards=MappingProxyType({"zero": "divided", "rows": "divided", "layers": "divided"}),
-        refusal="it takes 2-D parameters alone, and flat shards are vectors",
+        refusal="it takes 2-D parameters only, and flat shards are vectors",
     ),
     OptimizerKind(
         name="soap",

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from math import prod
+
 import numpy as np
 
 from memcalc.formulas.parameters import Number
@@ -12,6 +15,31 @@ GALORE_RANK = 128
 """Transformers 5.23 trainer_optimizer.py, ``_get_galore_optimizer`` [1]."""
 FULL = 4
 """Bytes of an fp32 number [bytes]."""
+
+
+@dataclass(frozen=True, slots=True)
+class Weight:
+    """Equal parameter tensors of two dimensions or more, as the optimizer sees them on one rank."""
+
+    target: str
+    """As :class:`memcalc.terms.tensors.Tensor` names it."""
+    shape: tuple[Number, ...]
+    """Sizes of the dimensions, rows before columns [1]."""
+    linear: bool = False
+    """The weight of an ``nn.Linear``."""
+    width: Number = 4
+    """Bytes of a gradient's element as the optimizer sees it [bytes]."""
+    rank: int = GALORE_RANK
+    """Rank of GaLore's projection [1]."""
+    targets: tuple[str, ...] = ()
+    """Weights that GaLore projects."""
+    ranks: Number = 1
+    """Ranks that share the rows, where they do [1]."""
+
+    @property
+    def elements(self) -> Number:
+        """Elements of one of them [1]."""
+        return prod(self.shape)
 
 
 def shard(total: Number, ranks: Number) -> Number:
@@ -186,3 +214,76 @@ def projected_elements(rows: Number, columns: Number, rank: Number, width: Numbe
     short, long = np.minimum(rows, columns), np.maximum(rows, columns)
     basis = np.minimum(rank, short)
     return 2 * basis * long + short * np.where(width < FULL, basis, short)
+
+
+# Adam's states below fp32, which a kernel in fp32 updates: what the step copies, and what that moves.
+
+STATE_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2, "fp8": 1}
+"""Bytes of an element of a state by its dtype; the fp32 scale of a tensor is not counted [bytes]."""
+SCALING_PASSES = {"bf16": 1, "fp16": 5, "fp8": 1}
+"""fp32 passes over a copied state beside those that widen, update and narrow it: under bf16 a 16-bit copy on the way
+back, written and read; under fp16 and fp8 the search for the largest value; under fp16 a product in place before and
+after the update too [1]."""
+
+
+def widened_bytes(group: Number, largest: Number, states: Number, through_bf16: Number = 0) -> Number:
+    r"""Return the bytes of the fp32 copies that one parameter group's update makes of its narrow states.
+
+    .. math:: B = 4 k P_g + 2 P_{max}
+
+    The copies of all tensors of a group wait until the group is done; the second summand, a 16-bit copy of one tensor
+    on its way back, is there where a copied state is bf16.
+
+    Parameters
+    ----------
+    group : elements of the largest group P_g, [1]
+    largest : elements of the largest tensor P_max, [1]
+    states : narrow states of an element k, [1]
+    through_bf16 : 1 where one of them is bf16, else 0, [1]
+
+    Returns
+    -------
+    copies B, [bytes]
+
+    Examples
+    --------
+    >>> widened_bytes(1_000_000, 250_000, 2, 1), widened_bytes(1_000_000, 250_000, 1)
+    (8500000, 4000000)
+
+    References
+    ----------
+    [1] NVIDIA/TransformerEngine@d0067d0d, transformer_engine/pytorch/optimizers/fused_adam.py, step, _apply_scale.
+
+    """
+    return FULL * states * group + 2 * largest * through_bf16
+
+
+def state_traffic(dtype: str, *, widened: bool) -> int:
+    r"""Return what the update of a state reads and writes of one element.
+
+    .. math:: B = 2 w \quad\text{or, copied to fp32,}\quad B = 2 w + 4 (4 + c)
+
+    A copied state is read and widened, updated in fp32, and read and narrowed: four fp32 passes, and c for its scale.
+
+    Parameters
+    ----------
+    dtype : fp32, bf16, fp16 or fp8, which gives the width w and the passes c, [1]
+    widened : whether the update makes an fp32 copy, [1]
+
+    Returns
+    -------
+    traffic of an element B, [bytes]
+
+    Examples
+    --------
+    >>> state_traffic("fp32", widened=False), state_traffic("bf16", widened=False), state_traffic("bf16", widened=True)
+    (8, 4, 24)
+
+    References
+    ----------
+    [1] NVIDIA/TransformerEngine@d0067d0d, transformer_engine/pytorch/optimizers/fused_adam.py, get_unscaled_state,
+        step, _apply_scale.
+
+    """
+    passes = 4 + SCALING_PASSES[dtype] if widened else 0
+    return 2 * STATE_BYTES[dtype] + FULL * passes

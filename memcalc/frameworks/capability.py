@@ -112,7 +112,7 @@ PACKING = (
         _PACKED,
         ("offload", tuple(",".join(parts) for n in (1, 2, 3) for parts in combinations(OFFLOADS, n)
                           if "activations" in parts)),
-        why="of hooks within hooks the inner ones alone run: leave activations out of --offload",
+        why="of nested hooks only the inner ones run: drop activations from --offload",
     ),
 )  # fmt: skip
 """What packing of saved tensors does not go with, whatever the framework."""

@@ -1,7 +1,9 @@
 """DeepSpeed: the ZeRO stages, and with Megatron-DeepSpeed tensor parallelism and the pipeline engine.
 
 Read at v0.3.16, v0.4.5, v0.5.10, v0.6.0, v0.12.3 and edaa722 (0.19). Its releases of 2021 are those with which
-Megatron-DeepSpeed trained, so their blocks and losses are Megatron's; later ones serve models of Transformers.
+Megatron-DeepSpeed trained, so their blocks and losses are Megatron's; later ones serve models of Transformers. Which
+optimizer runs without ZeRO (engine.py, ``get_data_types`` and ``_do_optimizer_sanity_check``) was read at v0.7.7 to
+v0.19.5 too: it changed in v0.17.6.
 """
 
 from __future__ import annotations
@@ -31,11 +33,14 @@ DEEPSPEED = Habits(
     losses={**losses.HUGGING_FACE, "parallel": losses.MEGATRON_PIPE},
     source="deepspeed/runtime/zero/config.py edaa722: reduce_bucket_size, overlap_comm, max_live_parameters",
 )
-DEEPSPEED_13 = like(DEEPSPEED, "deepspeed", zero_optimizer=Zero(contiguous_from=1, staged_weights=False))
+DEEPSPEED_17 = like(DEEPSPEED, "deepspeed", zero_optimizer=Zero(contiguous_from=1, wide_without_zero=True))
+DEEPSPEED_13 = like(
+    DEEPSPEED, "deepspeed", zero_optimizer=Zero(contiguous_from=1, wide_without_zero=True, staged_weights=False)
+)
 DEEPSPEED_06 = like(
     DEEPSPEED,
     "deepspeed",
-    zero_optimizer=Zero(staged_weights=False),
+    zero_optimizer=Zero(wide_without_zero=True, staged_weights=False),
     losses={**DEEPSPEED.losses, "standard": losses.HF_445},
     source="deepspeed/runtime/engine.py v0.12.3, _configure_zero_optimizer: stage 1 ignores contiguous_gradients",
 )
@@ -67,11 +72,13 @@ ERAS = {
         ("0.4", MEGATRON_DEEPSPEED),
         ("0.6", DEEPSPEED_06),
         ("0.13", DEEPSPEED_13),
-        ("0.17", DEEPSPEED),
+        ("0.17", DEEPSPEED_17),
+        ("0.17.6", DEEPSPEED),
         ("2021-01", MEGATRON_DEEPSPEED),
         ("2022-03", DEEPSPEED_06),
         ("2024-01", DEEPSPEED_13),
-        ("2025-06", DEEPSPEED),
+        ("2025-06", DEEPSPEED_17),
+        ("2025-10", DEEPSPEED),
     )
 }
 """By version, and for those who know only the month of a run by that."""

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 ALLOCATOR = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 ALLOCATOR_OPTIONS = {
-    "garbage_collection_threshold": "cached blocks are given back before the memory is full",
+    "garbage_collection_threshold": "the allocator frees cached blocks early",
     "max_split_size_mb": "large cached blocks are not split, and serve only requests of about their size",
     "roundup_power2_divisions": "sizes are rounded up to parts of a power of two",
     "backend": "another allocator than the one that is replayed",
@@ -20,15 +20,15 @@ HARMLESS_OPTIONS = frozenset(
      "pinned_use_background_threads", "release_lock_on_cudamalloc", "pinned_reserve_segment_size_mb")
 )  # fmt: skip
 NOT_MODELLED = {
-    "PYTORCH_NO_CUDA_MEMORY_CACHING": "nothing is cached, so that reserved memory is what is allocated",
-    "CUDA_LAUNCH_BLOCKING": "streams no longer overlap, so that freed blocks are at hand sooner",
+    "PYTORCH_NO_CUDA_MEMORY_CACHING": "nothing is cached: reserved memory is what is allocated",
+    "CUDA_LAUNCH_BLOCKING": "streams no longer overlap: freed blocks are reusable sooner",
     "NCCL_BUFFSIZE": "the buffers of each channel of NCCL have another size",
     "NCCL_LL_BUFFSIZE": "the buffers of each channel of NCCL have another size",
     "NCCL_LL128_BUFFSIZE": "the buffers of each channel of NCCL have another size",
-    "NCCL_MAX_NCHANNELS": "NCCL has another number of channels, each with buffers",
-    "NCCL_MIN_NCHANNELS": "NCCL has another number of channels, each with buffers",
-    "NCCL_MAX_CTAS": "NCCL has another number of channels, each with buffers",
-    "NCCL_MIN_CTAS": "NCCL has another number of channels, each with buffers",
+    "NCCL_MAX_NCHANNELS": "NCCL uses a different number of channels, each with buffers",
+    "NCCL_MIN_NCHANNELS": "NCCL uses a different number of channels, each with buffers",
+    "NCCL_MAX_CTAS": "NCCL uses a different number of channels, each with buffers",
+    "NCCL_MIN_CTAS": "NCCL uses a different number of channels, each with buffers",
     "NCCL_NVLS_ENABLE": "NVLink SHARP has buffers of its own",
     "NCCL_CUMEM_ENABLE": "NCCL takes its buffers by another call, in other sizes",
     "NVTE_FLASH_ATTN": "Transformer Engine chooses another attention kernel, which keeps other tensors",

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from memcalc.frameworks import losses, support
 from memcalc.frameworks.float8 import TORCHAO
-from memcalc.frameworks.habits import Habits, Widths, like
-from memcalc.frameworks.own_code import OwnCode
+from memcalc.frameworks.habits import Habits, OwnCode, Widths, like
 
 SHARDED = {
     "fp32": Widths(4, 4, 0, 4, 4, 0),
@@ -67,6 +66,8 @@ TITAN_2024_03 = like(
     widths=FLOAT8,
     float8=TORCHAO,
     schedules=("1f1b", "gpipe"),
+    # parallelize_llama.py, apply_fsdp: no resharding per micro-batch
+    pipeline_keeps_weights=True,
     pipeline_keeps_outputs=True,
     keeps_last_block=True,
     reshards_root=False,  # torch before 2.8 keeps a root whatever it is told
@@ -105,6 +106,8 @@ TITAN_2025_08 = like(
     keeps_last_block=False,
     split_root=True,
     reshards_root=True,
+    # July 2025, distributed/pipeline_parallel.py: first_stage_less_layers and last_stage_less_layers are 1
+    ends_in_split=True,
     source=_TITAN.format("83e694105"),
 )
 TITAN_2025_11 = like(

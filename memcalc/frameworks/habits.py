@@ -6,11 +6,66 @@ What the eras of DeepSpeed's ZeRO optimizers differ in.
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from memcalc.frameworks.capability import Capabilities
 from memcalc.frameworks.losses import Loss
-from memcalc.frameworks.own_code import OwnCode
+
+# Frameworks with model code of their own: every architecture is then written in the framework's operators.
+
+if TYPE_CHECKING:
+    from memcalc.specs.block import Block, MixtureOfExperts, Mlp, Norm
+    from memcalc.specs.model import BlockGroup, Model
+
+ONE_KERNEL = {"gelu_new": "gelu_tanh", "gelu_python": "gelu", "gelu_fast": "gelu_tanh", "gelu_bloom": "gelu",
+              "quick_gelu": "gelu"}  # fmt: skip
+"""Activations that Transformers writes out, as the kernel that computes the same function."""
+
+
+@dataclass(frozen=True)
+class OwnCode:
+    """Fields of the model's records that the framework's code decides, whatever the architecture."""
+
+    attention: dict[str, Any] = field(default_factory=dict)
+    """Fields of :class:`memcalc.specs.block.Attention`."""
+    mlp: dict[str, Any] = field(default_factory=dict)
+    """Of a dense MLP."""
+    norm: dict[str, Any] = field(default_factory=dict)
+    """Of a norm."""
+    block: dict[str, Any] = field(default_factory=dict)
+    """Of a block."""
+    model: dict[str, Any] = field(default_factory=dict)
+    """Of the model."""
+
+
+def rewritten(model: Model, code: OwnCode | None) -> Model:
+    """The architecture as the framework writes it; itself where the framework runs the model's own class."""
+    if code is None:
+        return model
+    groups = tuple(_group(group, code) for group in model.groups)
+    final = model.final_norm and _norm(model.final_norm, code)
+    return model.model_copy(update={**code.model, "groups": groups, "final_norm": final})
+
+
+def _group(group: BlockGroup, code: OwnCode) -> BlockGroup:
+    return group.model_copy(update={"block": _block(group.block, code)})
+
+
+def _block(block: Block, code: OwnCode) -> Block:
+    attention = block.attention.model_copy(
+        update={**code.attention, "qk_norm_kind": _norm(block.attention.qk_norm_kind, code)}
+    )
+    changed = {"attention": attention, "mlp": _mlp(block.mlp, code), "norm": _norm(block.norm, code)}
+    return block.model_copy(update={**code.block, **changed})
+
+
+def _mlp(mlp: Mlp | MixtureOfExperts, code: OwnCode) -> Mlp | MixtureOfExperts:
+    fields = code.mlp if hasattr(mlp, "packed") else {}
+    return mlp.model_copy(update={**fields, "activation": ONE_KERNEL.get(mlp.activation, mlp.activation)})
+
+
+def _norm(norm: Norm, code: OwnCode) -> Norm:
+    return norm.model_copy(update=code.norm) if norm.kind == "rmsnorm" else norm
 
 
 @dataclass(frozen=True)
@@ -92,6 +147,10 @@ class Habits:
     """Every model chunk must have as many blocks as the next (Megatron-LM)."""
     pipeline_accumulates_whole: bool = False
     """Under a pipeline, gradients of all micro-batches but the last are added unsharded (FSDP 2)."""
+    pipeline_keeps_weights: bool = False
+    """Under a pipeline, weights are not sharded again after forward unless that is asked for (torchtitan)."""
+    ends_in_split: bool = False
+    """Embedding and head count as a block each where blocks are shared out over stages, unless the job says else."""
     pipeline_keeps_outputs: bool = False
     """A pipeline stage keeps the outputs of all micro-batches until the step ends, the last one the logits."""
     expandable_segments: bool = False
@@ -247,6 +306,8 @@ class Zero:
     """Stage 3 keeps its bucket and the shares of the gradients in buffers that live all the time (since 0.6)."""
     fp32_accumulation: bool = True
     """bf16 gradients can be accumulated in fp32: at stage 1 by an optimizer of its own (``BF16_Optimizer``)."""
+    wide_without_zero: bool = False
+    """That optimizer trains bf16 without ZeRO too, adding up in fp32 (until 0.17.5); later it runs pipelines alone."""
     bucket: int = 500_000_000
     """``reduce_bucket_size``."""
     gather_bucket: int = 500_000_000
@@ -273,3 +334,28 @@ class Zero:
     """``offload_param.buffer_size``."""
     weights_in_host: int = 1_000_000_000
     """``offload_param.max_in_cpu``: of weights whose place is NVMe, what host memory keeps."""
+
+
+# How each framework reads and writes checkpoints where a job's configuration says nothing of it, as data.
+#
+# A framework that is absent here leaves that to a script of its user, which nobody has read.
+
+StateDict = Literal["sharded", "full", "full-on-gpu"]
+"""Each rank its shards; whole weights that leave the GPU as they are gathered; whole weights gathered on each GPU."""
+
+WRITES: dict[str, tuple[StateDict, str]] = {
+    "hf": ("full", "accelerate 1.15 utils/dataclasses.py: FSDP_STATE_DICT_TYPE of FSDP 1, offload_to_cpu, rank0_only"),
+    "fsdp1": ("full-on-gpu", "torch 2.13 distributed/fsdp/api.py: FullStateDictConfig; _state_dict_utils.py: clone()"),
+    "fsdp2": ("sharded", "torch 2.13 distributed/fsdp/_fully_shard: state_dict() has DTensors"),
+    "deepspeed": ("sharded", "DeepSpeed 0.19.6 runtime/zero/config.py: stage3_gather_16bit_weights_on_model_save"),
+    "megatron": ("sharded", "Megatron-LM d98e8a64 training/checkpointing.py: torch_dist, dp_reshardable"),
+}
+"""By framework: what it writes by default where ranks share the weights, and who says so."""
+READS = {
+    "hf": "transformers 5.23 modeling_utils.py: from_pretrained on the host, is_local_dist_rank_0 under FSDP",
+    "deepspeed": "transformers 5.23 modeling_utils.py: zero.Init, map_location cpu on rank 0 and meta elsewhere",
+}
+"""By framework: who says how weights are loaded."""
+EVALUATION_BATCH = {"hf": 8}
+"""By framework: sequences a rank that evaluation takes by default (transformers 5.23 training_args.py,
+``per_device_eval_batch_size``); elsewhere those of training are assumed."""

@@ -12,9 +12,8 @@ from dataclasses import replace
 
 from memcalc.frameworks import support
 from memcalc.frameworks.fsdp import FSDP1
-from memcalc.frameworks.habits import like
+from memcalc.frameworks.habits import OwnCode, like
 from memcalc.frameworks.losses import Loss
-from memcalc.frameworks.own_code import OwnCode
 
 _CHUNKED_HEAD = Loss(
     "log-softmax",

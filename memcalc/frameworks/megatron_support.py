@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from memcalc.formulas.narrow_states import STATE_BYTES
+from memcalc.formulas.optimizer_states import STATE_BYTES
 from memcalc.frameworks import needs
 from memcalc.frameworks.capability import EITHER, NEVER, SPLITS, Capabilities, Clash, Support, offloads, support_of
 from memcalc.frameworks.support import FORMS
@@ -13,7 +13,7 @@ from memcalc.specs.strategy import OPTIMIZERS
 WHOLE_BLOCKS = ("full", "uniform", "block")
 _MEGATRON_POLICIES = ("none", "full", "uniform", "block", "selective-core-attn", "modules")
 _MEGATRON_CODE = "change the blocks' forward (core/transformer/transformer_block.py) yourself"
-_UNDER_IT = "Megatron-LM has it under its precision-aware optimizer alone: strategy.precision_aware=true"
+_UNDER_IT = "Megatron-LM supports it only with its precision-aware optimizer: strategy.precision_aware=true"
 _NARROW = tuple(name for name in STATE_BYTES if name != "fp32")
 _NARROW_STATES = (
     Clash(
@@ -73,27 +73,27 @@ MEGATRON = Capabilities(
         Clash(
             ("tp_comm_overlap", ("true",)),
             ("parallel", ("tp",)),
-            why="Megatron-LM overlaps tensor-parallel messages with sequence parallelism alone: --sp",
+            why="Megatron-LM overlaps tensor-parallel messages only with sequence parallelism: --sp",
         ),
         Clash(
             ("ep_overlap", ("true",)),
             ("moe_dispatcher", ("allgather",)),
-            why="Megatron-LM overlaps the exchange of tokens under alltoall and deepep alone",
+            why="Megatron-LM overlaps the exchange of tokens only with alltoall and deepep",
         ),
         Clash(
             ("ep_overlap", ("true",)),
             ("recompute", WHOLE_BLOCKS),
-            why="Megatron-LM overlaps the exchange of tokens without full recomputation alone",
+            why="Megatron-LM overlaps the exchange of tokens only without full recomputation",
         ),
         Clash(
             ("ep_overlap", ("true",)),
             ("precision", ("fp32",)),
-            why="Megatron-LM overlaps the exchange of tokens in 16 bits alone",
+            why="Megatron-LM overlaps the exchange of tokens only in 16 bits",
         ),
         Clash(
             ("cuda_graphs", ("partial",)),
             ("recompute", WHOLE_BLOCKS),
-            why="Megatron-LM recomputes whole blocks in a CUDA graph of the whole pass alone: --cuda-graphs full",
+            why="Megatron-LM recomputes whole blocks only in a CUDA graph of the whole pass: --cuda-graphs full",
         ),
         Clash(
             ("zero", ("0",)),
@@ -103,7 +103,7 @@ MEGATRON = Capabilities(
         Clash(
             ("parallel", ("tp",)),
             ("parallel", ("ep",)),
-            why="Megatron-LM trains experts beside tensor parallelism with sequence parallelism alone: --sp",
+            why="Megatron-LM trains experts with tensor parallelism only with sequence parallelism: --sp",
         ),
         Clash(
             ("parallel", ("hsdp",)),

@@ -51,5 +51,5 @@ REDUCE = "set the reduction's dtype in the framework's mixed-precision policy yo
 BROADCAST = "write a ZeRO optimizer whose ranks broadcast their updated weights (as InternEvo's do)"
 TIER = {
     "nvme": "write a swapper between host memory and NVMe",
-    "cxl": "start the ranks under numactl, so that host allocations lie in CXL memory",
+    "cxl": "start the ranks under numactl, with host allocations in CXL memory",
 }

@@ -11,8 +11,25 @@ from dataclasses import replace
 
 from memcalc.frameworks import needs
 from memcalc.frameworks.capability import EITHER, SPLITS, Capabilities, Clash, Support, offloads, support_of
-from memcalc.frameworks.transformers_classes import TENSOR_PARALLEL, WITH_PARTS
 from memcalc.specs.strategy import OPTIMIZERS
+
+# What Transformers' classes have (5.23): modules by which a part of a block is computed again, and plans for TP.
+
+WITH_PARTS = (
+    "CohereForCausalLM", "Gemma2ForCausalLM", "Gemma3ForCausalLM", "GemmaForCausalLM", "GlmForCausalLM",
+    "LlamaForCausalLM", "MistralForCausalLM", "Olmo2ForCausalLM", "OlmoForCausalLM", "Phi3ForCausalLM",
+    "PhiForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM", "SmolLM3ForCausalLM", "Starcoder2ForCausalLM",
+)  # fmt: skip
+"""Classes whose blocks have ``self_attn`` and ``mlp``."""
+TENSOR_PARALLEL = (
+    "CohereForCausalLM", "GPTNeoXForCausalLM", "Gemma2ForCausalLM", "Gemma3ForCausalLM", "GemmaForCausalLM",
+    "LlamaForCausalLM", "MistralForCausalLM", "NemotronForCausalLM", "OlmoForCausalLM", "PhiForCausalLM",
+    "Qwen2ForCausalLM", "Qwen3ForCausalLM", "SmolLM3ForCausalLM", "Starcoder2ForCausalLM",
+)  # fmt: skip
+"""Classes whose plan (``base_model_tp_plan``) divides every matrix and what it makes by heads and by width, so that one
+all-reduce ends each branch. Those of GLM, Olmo 2 and Phi 3 gather a branch's tensors whole in between. GPT-J's came
+with 5.24 alone: with an earlier version its script would divide nothing."""
+
 
 PYTORCH_SCHEDULES = ("1f1b", "interleaved", "gpipe", "interleaved-zb", "zb-v")
 PYTORCH_OPTIMIZERS = ("adamw", "sgd", "sgd-momentum")

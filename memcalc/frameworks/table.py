@@ -19,6 +19,9 @@ FRAMEWORKS: dict[str, tuple[tuple[str, Habits], ...]] = {
     **megatron.ERAS,
 }
 """By name: the eras, oldest first, each with the version or month in which its habits began."""
+RELEASED = {"torchtitan": "2026-02"}
+"""The era of a name alone where the newest is of no release: torchtitan 0.2.2 is the last that there is, and is what
+its files are written for."""
 LAST_VERSION = 1900
 """What is above this is a year."""
 SEGMENTS_GROW = (2023, 10)
@@ -30,7 +33,7 @@ _ERA = re.compile(r"(core-)?v?(\d+)(?:[.-](\d+))?(?:[.-](\d+))?")
 
 @lru_cache(maxsize=256)
 def habits_of(framework: str) -> Habits:
-    """The habits of ``name`` or ``name@era``: the newest that had begun by then.
+    """The habits of ``name`` or ``name@era``: the newest that had begun by then; of a name alone, the last release's.
 
     An era is a version (``hf@4.46``) or a month (``torchtitan@2024-12``, ``megatron@2021-05``; ``megatron@core-0.12``
     is younger than any month).
@@ -42,9 +45,9 @@ def habits_of(framework: str) -> Habits:
     if name not in FRAMEWORKS:
         raise UnknownNameError("framework", name, f"must be one of {', '.join(FRAMEWORKS)}", FRAMEWORKS)
     eras = FRAMEWORKS[name]
-    if not at:
+    if not at and name not in RELEASED:
         return eras[-1][1]
-    requested = _order(framework, era)
+    requested = _order(framework, era or RELEASED[name])
     begun = [habits for known, habits in eras if _order(framework, _like(known, requested)) <= requested]
     if not begun:
         raise InputError("framework", framework, f"the oldest era modelled is {name}@{eras[0][0]}")

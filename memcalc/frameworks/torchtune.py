@@ -8,9 +8,8 @@ from __future__ import annotations
 
 from memcalc.frameworks import support
 from memcalc.frameworks.fsdp import FSDP2
-from memcalc.frameworks.habits import like
+from memcalc.frameworks.habits import OwnCode, like
 from memcalc.frameworks.losses import Loss
-from memcalc.frameworks.own_code import OwnCode
 
 WHOLE = Loss(
     "log-softmax",

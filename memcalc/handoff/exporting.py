@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,15 +16,77 @@ from memcalc.convert.job import ConfigJob
 from memcalc.errors import CombinationError, UnknownNameError
 from memcalc.files import output_path, replacing, write_folder
 from memcalc.frameworks import habits_of
-from memcalc.handoff.launching import SCRIPT, launch, start
 from memcalc.handoff.round_trip import check_command
 from memcalc.handoff.saved import chosen, dirs_of, estimated_again, saved_plan
 from memcalc.results.estimates import Estimate
-from memcalc.results.plans import Plan, Plans
-from memcalc.results.saved import SavedPlan
+from memcalc.results.plans import Plan, Plans, SavedPlan
 from memcalc.specs.job import command_line
-from memcalc.specs.other_words import meant
+from memcalc.specs.options import meant
 from memcalc.units import GIB, parse_bytes
+
+# The line that starts a job from the files that were written for it.
+
+PROGRAMS = {"megatron": "pretrain_gpt.py"}
+"""Programs that are started with flags."""
+SCRIPT = "train.py"
+"""The training script beside arguments of the Trainer."""
+_LINES = {
+    "deepspeed": f"deepspeed {{hosts}}--num_gpus {{gpus}} {SCRIPT} {{arguments}}",
+    "accelerate": f"accelerate launch --config_file {{file}} {{machines}}{SCRIPT} {{arguments}}",
+    "trainer": f"{{torchrun}} {SCRIPT} {{file}}",
+    "torchtitan": "{torchrun} -m torchtitan.train --job.config_file {file}",
+    "megatron": "bash {file}",
+    "axolotl": "axolotl train {file} --launcher torchrun -- {nodes}--nproc_per_node={gpus}",
+    "fsdp2": "{torchrun} {file}",
+}
+"""The line that starts a job by its format, where its main file lies."""
+
+
+def launch(form: str, job: ConfigJob, path: Path, *, several: bool = False) -> str:
+    """Return the line that starts a job from the file that was written; of several nodes, the line of each.
+
+    A format without a line of its own is started by torchrun, with the file as an argument of a script. ``several``
+    files name one another, so that the job is started from their folder.
+    """
+    line = _LINES.get(form, f"{{torchrun}} {SCRIPT} {{file}}")
+    before = "" if form == "fsdp2" else _environment(job)
+    if several and path.parent != Path():
+        return f"cd {shlex.quote(str(path.parent))} && {before}{filled(line, job, Path(path.name))}"
+    return before + filled(line, job, path)
+
+
+def _environment(job: ConfigJob) -> str:
+    """What the allocator and cuBLAS read before a program starts; the FSDP2 script sets the first one itself."""
+    settings = {}
+    if job.strategy.expandable_segments:
+        settings["PYTORCH_CUDA_ALLOC_CONF"] = "expandable_segments:True"
+    if job.blas_workspace is not None:
+        settings["CUBLAS_WORKSPACE_CONFIG"] = f":{job.blas_workspace // 1024}:1"
+    return "".join(f"{name}={value} " for name, value in settings.items())
+
+
+def start(form: str, job: ConfigJob, flags: str) -> str:
+    """Return a script that starts a program with flags, one a line; comments stand before them."""
+    lines = flags.splitlines()
+    comments = [line for line in lines if line.startswith("#")]
+    tail = "\n".join(f"  {line}" for line in lines if not line.startswith("#"))
+    program = f"{filled('{torchrun}', job, Path())} {PROGRAMS.get(form, SCRIPT)} \\"
+    return "\n".join(["#!/bin/bash", *comments, program, tail, ""])
+
+
+def filled(line: str, job: ConfigJob, path: Path) -> str:
+    """Return a line with the file, those beside it, and the ranks of a job put in."""
+    several = job.nodes > 1
+    nodes = f"--nnodes {job.nodes} --rdzv-backend c10d --rdzv-endpoint HOST:29500 " if several else ""
+    return line.format(
+        file=shlex.quote(str(path)),
+        arguments=job.beside.get("trainer", ""),
+        gpus=job.gpus_per_node,
+        nodes=nodes,
+        torchrun=f"torchrun {nodes}--nproc-per-node {job.gpus_per_node}",
+        hosts=f"--hostfile hostfile --num_nodes {job.nodes} " if several else "",
+        machines="--machine_rank RANK --main_process_ip HOST " if several else "",
+    )
 
 
 @dataclass(frozen=True)
@@ -203,13 +266,13 @@ def _moved(plan: Plan | Estimate, estimate: Estimate, runs: Estimate, title: str
     """Yield a sentence where the figures are no longer those that were saved, or what runs has others by itself."""
     was, now = plan.peak.device, estimate.peak.device
     if was != now:
-        text = f"saved with {was / GIB:.2f} GiB on each GPU, now estimated at {now / GIB:.2f} GiB ({estimate.verdict})"
+        text = f"{was / GIB:.2f} GiB per GPU when saved; {now / GIB:.2f} GiB now ({estimate.verdict})"
         yield f"{text} by memcalc {__version__}."
     if runs is estimate:
         return
     before, after = estimate.strategy.model_dump(), runs.strategy.model_dump()
     other = ", ".join(f"{name.replace('_', '-')} {after[name]}" for name in after if after[name] != before[name])
-    text = f"{title}: what runs has {other}, and takes {runs.peak.device / GIB:.2f} GiB on each GPU, not the planned "
+    text = f"{title}: what runs has {other}, and takes {runs.peak.device / GIB:.2f} GiB per GPU, not the planned "
     text += f"{now / GIB:.2f}"
     if runs.verdict == "does-not-fit":
         raise CombinationError("to", title, f"{text}, which does not fit")

@@ -143,7 +143,7 @@ def _why(plan: Plan, other: Plan) -> str:
     less = (plan.peak.device - other.peak.device) / GIB
     slower = 1 - other.time.tokens_per_second_per_gpu / plan.time.tokens_per_second_per_gpu
     speed = f"{abs(slower):.1%} {'slower' if slower >= 0 else 'faster'}"
-    return f"{', '.join(changed)}: {less:.1f} GiB less on each GPU, {speed}."
+    return f"{', '.join(changed)}: −{less:.1f} GiB per GPU, {speed}."
 
 
 def _shown(value: object) -> str:

@@ -10,8 +10,7 @@ from memcalc.errors import InputError, MissingError
 from memcalc.evidence import evidence_for
 from memcalc.handoff.saved import dirs_of, estimate_of
 from memcalc.results.estimates import Estimate
-from memcalc.results.plans import Plans
-from memcalc.results.saved import Review, SavedPlan
+from memcalc.results.plans import Plans, Review, SavedPlan
 from memcalc.specs.job import JobRecord, command_line
 from memcalc.units import parse_count
 
@@ -77,7 +76,7 @@ def _of_plans(plans: Plans, rank: int | str | None, model: Model | None, dirs: t
     shared: dict[str, Any] = {"plans": plans, "assumptions": plans.assumptions, "warnings": plans.warnings}
     if not plans.plans:
         if rank is not None:
-            raise MissingError("nothing fits, so there is no plan to show: leave --rank out for what is closest.")
+            raise MissingError("Nothing fits, so there is no plan to show. Drop --rank for the closest strategy.")
         closest = plans.closest_job
         estimate = _estimated(closest, model, dirs) if closest else None
         searched = _searched(closest, given, plans.assumptions) if closest else {}

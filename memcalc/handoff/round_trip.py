@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from memcalc.specs.job import JobRecord
 
 ENVIRONMENT = ("strategy.expandable_segments", "strategy.blas_workspace")
-"""Fields that an environment variable sets, which the launch line has (:mod:`memcalc.handoff.launching`)."""
+"""Fields that an environment variable sets, which the launch line has (:mod:`memcalc.handoff.exporting`)."""
 _SOFTWARE = ("calibration", "strategy.bnb", "strategy.peft", "strategy.te")
 """What is installed where the job runs."""
 _FIRST = ("model", "gpu", "node", "gpus", "seq_len")
@@ -111,7 +111,7 @@ class _RoundTrip:
         try:
             again = estimate_merged(merge(self.configs, split_options(needed), self.dirs), self.dirs)
         except CombinationError as error:
-            allowed = f"what {self.title} says beside it comes to no job that runs: {error}"
+            allowed = f"what {self.title} adds resolves to no job that runs: {error}"
             raise CombinationError("to", self.title, allowed) from None
         wanted, actual = _resolved(estimate), _resolved(again)
         other = [name for name in wanted if actual[name] != wanted[name]]

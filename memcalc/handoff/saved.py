@@ -19,14 +19,13 @@ from memcalc.files import output_path, replacing
 from memcalc.handoff.fallback import fallbacks
 from memcalc.planner.record import CHOSEN, with_query
 from memcalc.results.estimates import Estimate
-from memcalc.results.plans import Plan, Plans
-from memcalc.results.saved import SavedPlan
+from memcalc.results.plans import Plan, Plans, SavedPlan
 from memcalc.specs.job import JobRecord, command_line
 from memcalc.units import parse_count
 
 Record = TypeVar("Record", bound=BaseModel)
-PINNED = "what was typed leaves no plan with the same layout and global batch that is smaller by a tenth and fits"
-SMALLEST = "no plan with the same layout and global batch is smaller by a tenth and fits"
+PINNED = "your options leave no plan that is 10% smaller with the same layout and global batch"
+SMALLEST = "no plan that fits is 10% smaller with the same layout and global batch"
 _SCHEMA, _OLDER = "memcalc.saved-plan/2", "memcalc.saved-plan/1"
 
 
@@ -69,7 +68,7 @@ def saved_plan(plans: Plans, rank: int | str = 1, preset_dirs: Iterable[str] = (
     """Return the plan of a rank as it is saved."""
     number = parse_count(rank, "rank")
     if not plans.plans:
-        raise MissingError("nothing fits, so there is no plan to save: memcalc plan lists the smallest changes.")
+        raise MissingError("Nothing fits, so there is no plan to save. memcalc plan lists the smallest changes.")
     plan = next((plan for plan in plans.plans if plan.rank == number), None)
     if plan is None:
         raise InputError("rank", rank, f"must be from 1 to {len(plans.plans)}, the plans that are listed")
@@ -87,9 +86,7 @@ def _saved(plan: Plan, job: JobRecord, preset_dirs: Iterable[str]) -> SavedPlan:
     """Return a plan that a search found, with what to go back to."""
     dirs = dirs_of(job, preset_dirs)
     if job.module:
-        raise InputError(
-            "plan", job.module["module"], "a module trains by code of its own, to which nothing is exported"
-        )
+        raise InputError("plan", job.module["module"], "a module trains with its own code; nothing is exported to it")
     safer = fallbacks(plan, job.options, dirs)
     pinned = {"micro_batch", "recompute", "zero", "offload"} & job.options.keys()
     saved = SavedPlan(
@@ -114,12 +111,12 @@ def _not_carried(job: JobRecord, dirs: tuple[str, ...]) -> list[str]:
     """What must be there where the plan is exported, since its file does not have it."""
     notes = []
     if dirs:
-        notes.append("presets of your own are not in this file: have them where it is exported, or give --preset-dir.")
+        notes.append("custom presets are not saved. Pass --preset-dir to export.")
     path = Path(job.model or "")
     if path.suffix in {".json", ".toml"} or path.is_dir():
-        notes.append("the model is a path, which must lead to the same model where this file is exported.")
+        notes.append("the model is saved as a path; it must exist where you export.")
     if job.options.get("calibration", NONE) != NONE:
-        notes.append("the calibration is a file, which must be there too where this file is exported.")
+        notes.append("the calibration is saved as a path; it must exist where you export.")
     return notes
 
 
@@ -153,7 +150,7 @@ def load(
     if isinstance(answer, Plans):
         answer = saved_plan(answer, 1 if rank is None else rank, preset_dirs)
     elif rank is not None and parse_count(rank, "rank") != answer.plan.rank:
-        raise InputError("rank", rank, f"{Path(path).name} holds plan {answer.plan.rank} alone")
+        raise InputError("rank", rank, f"{Path(path).name} holds plan {answer.plan.rank} only")
     if calibration is None:
         return answer
     job = answer.job.with_options(calibration=calibration)
@@ -257,6 +254,6 @@ def estimated_again(plan: Plan | Estimate, dirs: tuple[str, ...], *, timeline: b
     was, now = plan.strategy.model_dump(), estimate.strategy.model_dump()
     other = next((name for name in was if was[name] != now[name]), None)
     if other is not None:
-        allowed = f"its job comes to {now[other]!r} with memcalc {__version__}: give it, and plan again"
+        allowed = f"its job resolves to {now[other]!r} with memcalc {__version__}: give it, and plan again"
         raise InputError(f"strategy.{other} of the saved plan", was[other], allowed)
     return estimate

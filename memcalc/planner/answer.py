@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,10 +17,10 @@ from memcalc.ledger import COMPONENTS, PHASES, Ledger, Term
 from memcalc.planner.activation_budget import activation_budget_of, recompute_warnings
 from memcalc.planner.cache_terms import outside_terms, reserve_terms
 from memcalc.planner.direct import OWN_CODE
-from memcalc.planner.offload_memory import NO_SWAPPER, OffloadNeed, lacks_nvme_swap, offload_need, shortages
+from memcalc.planner.idle import idle_warnings
+from memcalc.planner.offload_memory import NO_SWAPPER, OffloadNeed, lacking, lacks_nvme_swap, offload_need, shortages
 from memcalc.planner.recorded import notes_of
 from memcalc.planner.stage_peaks import Peaks, at_stage, peaks_of
-from memcalc.planner.timelines import timelines
 from memcalc.results.estimates import (
     Budget,
     Components,
@@ -41,9 +42,8 @@ from memcalc.sums import add_up
 from memcalc.terms import build_ledger, off_gpu_terms
 from memcalc.terms.activations import groups_of
 from memcalc.terms.head import head_kept
-from memcalc.terms.kinds import WEIGHTS_AWAY
 from memcalc.terms.model_on_grid import ModelOnGrid
-from memcalc.terms.overhead import NAMES, STAND_IN, borrowed_of
+from memcalc.terms.overhead import NAMES, STAND_IN, WEIGHTS_AWAY, borrowed_of
 from memcalc.terms.parameters import model_count
 from memcalc.terms.pipeline import in_flight
 from memcalc.units import GIB
@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from memcalc.grid import Grid
     from memcalc.planner.request import Request
     from memcalc.planner.varying import Sequence
-    from memcalc.results.lengths import LengthFacts
+    from memcalc.results.details import LengthFacts, Timeline
     from memcalc.specs.hardware import GPU, Node
     from memcalc.specs.job import JobRecord
     from memcalc.specs.model import Model
@@ -100,6 +100,12 @@ def hardware_facts(gpu: GPU, node: Node, gpus: int) -> HardwareFacts:
     return HardwareFacts(gpu=gpu.name, gpus=gpus, node=node.name, nodes=-(-gpus // each), gpus_per_node=each)
 
 
+def _timelines(census: ModelOnGrid, ledger: Ledger, overhead: Overhead, top: int) -> tuple[Timeline, ...]:
+    from memcalc.planner.timelines import timelines
+
+    return timelines(census, ledger, overhead, top)
+
+
 def estimate_of(
     census: ModelOnGrid,
     gpu: GPU,
@@ -121,8 +127,9 @@ def estimate_of(
     if sequence is not None and alone.verdict != "does-not-fit":
         peaks = peaks_of(census, ledger, overhead, also=sequence.played)
     facts = None if sequence is None else sequence.facts(alone, peaks)
-    top, layout, strategy = peaks.top, grid.layouts[0], strategy_of(grid)
     need = offload_need(census, node)
+    peaks = replace(peaks, beside=lacking(need, node))
+    top, layout, strategy = peaks.top, grid.layouts[0], strategy_of(grid)
     return Estimate(
         version=__version__,
         model=model_facts(model),
@@ -140,7 +147,7 @@ def estimate_of(
         saved=saved_of(census),
         phases={phase: at_stage(ledger.phase(phase), top.stage, grid.num_stages) for phase in PHASES},
         stages=staged(census, ledger, peaks),
-        timeline=timelines(census, ledger, overhead, top.stage) if timeline else (),
+        timeline=_timelines(census, ledger, overhead, top.stage) if timeline else (),
         terms=terms_of(ledger, grid, peaks),
         outside=tuple(outside_terms(overhead)),
         off_gpu=off_gpu_of(census),
@@ -148,6 +155,8 @@ def estimate_of(
         tier_memory=need.tier,
         lengths=facts,
         warnings=(
+            *request.warnings,
+            *idle_warnings(request, strategy, census),
             *warnings_for(model, gpu, node, overhead, need, strategy),
             *flush_warnings(peaks),
             *recompute_warnings(census, gpu, node, overhead),

@@ -13,24 +13,24 @@ from memcalc.grid import Grid, Layout
 from memcalc.planner import defaults
 from memcalc.planner import pipelines as pipes
 from memcalc.planner.answer import strategy_of
-from memcalc.planner.direct import check_direct, clashes_for, kinds, usual
+from memcalc.planner.bounds import check_countable
+from memcalc.planner.direct import check_direct, check_replicated, clashes_for, kinds, usual, with_replicas
 from memcalc.planner.float8 import check_recipe, transposes
 from memcalc.planner.global_batch import MICRO_BATCHES, batch_of
-from memcalc.planner.grid_parts import by_defaults, by_loss
+from memcalc.planner.grid_parts import by_defaults, by_loss, by_stages
 from memcalc.planner.optimizers import (
     GALORE,
     adapter_fields,
+    check_accumulation,
     check_main_weights,
     check_optimizer,
     check_widths,
     galore_fields,
     possible,
 )
-from memcalc.planner.pipelines import check_layout, check_split, layouts_for
+from memcalc.planner.pipelines import check_layout, check_split, layouts_for, splits_for
 from memcalc.planner.recorded import policies_for, recorded_optimizers, recorded_precisions
-from memcalc.planner.replicas import check_replicated, with_replicas
 from memcalc.planner.request import Request
-from memcalc.planner.uneven import splits_for
 from memcalc.specs.options import BY_NAME, DEGREES, SHARED, SharedSettings
 from memcalc.specs.strategy import OPTIMIZERS
 
@@ -101,6 +101,7 @@ def check_stage(fixed: SharedSettings, habits: Habits, precision: str, zero: int
     if (fixed.float8 or fixed.float8_all_gather) and precision != "fp8-mixed":
         name = "strategy.float8" if fixed.float8 else "strategy.float8_all_gather"
         raise CombinationError(name, fixed.float8 or True, f"needs precision fp8-mixed, not {precision}")
+    check_accumulation(fixed.grad_accum_dtype, habits, precision, zero)
     if fixed.checkpoint == "reentrant-inside" and not habits.flat_units:
         raise CombinationError("strategy.checkpoint", fixed.checkpoint, f"needs FSDP 1's units, not {habits.name}")
     if (fixed.reshard == "never") != (zero == 2) and fixed.reshard != "default":
@@ -121,12 +122,11 @@ def single_strategy(request: Request, model: Model, gpu: GPU, node: Node) -> Gri
     precision = str(request.get("precision", [*recorded_precisions(model, able), *able][0]))
     defaults.check_precision(precision, gpu, habits, zero, frozen=frozen)
     micro_batch = int(request.get("micro_batch", 1))
-    sharded = zero > 0 and layout.dp > 1
+    sharded = defaults.is_sharded(habits, zero, layout.dp)
     fixed = fixed_part(request, habits, model, gpu, [precision], layout.dp * micro_batch, sharded=sharded)
-    if layout.tp > 1 and habits.tensor_loss and request.given.get("loss") is None:
-        request.assumptions["loss"] = habits.tensor_loss
-        fixed = fixed.model_copy(update={"loss": habits.tensor_loss})
-    check_layout(model, layout, fixed.seq_len, fixed.etp)
+    check_countable(model, fixed.seq_len, micro_batch, attention=fixed.attention)
+    fixed = fixed.model_copy(update=defaults.fields_by_layout(request, habits, layout))
+    check_layout(model, layout, fixed.seq_len, fixed.etp, alone=habits.flat_units)
     check_replicated(layout.dp_replicate, zero, habits)
     check_split(model, fixed, layout.pp)
     pipes.check_chunks(model, fixed, layout, habits)
@@ -139,7 +139,7 @@ def single_strategy(request: Request, model: Model, gpu: GPU, node: Node) -> Gri
         raise CombinationError(
             "optimizer-in-backward",
             True,
-            f"gradients cannot accumulate, so global-batch must be {layout.dp * micro_batch}",
+            f"no accumulation is possible, so global-batch must be {layout.dp * micro_batch}",
         )
     grid = Grid(
         fixed,
@@ -203,7 +203,8 @@ def space(request: Request, model: Model, gpu: GPU, node: Node, gpus: int) -> tu
                 grids += [
                     replace(part, offloads=tuple(c for c in part.offloads if not repeats(c, tier, tiers[:index])))
                     for grid in _grids(request, options, splits, model, gpu, node, gpus, habits)
-                    for alike in by_loss(grid, request, habits)
+                    for even in by_stages(grid, request, habits)
+                    for alike in by_loss(even, request, habits)
                     for part in by_defaults(alike, request, habits, model, gpu)
                 ]
     return tuple(grid for grid in grids if grid.offloads)
@@ -289,6 +290,7 @@ def _grid(
     for precision in precisions:
         defaults.check_precision(precision, gpu, habits, job_request.given.get("zero", 3), frozen=frozen)
     fixed = fixed_part(job_request, habits, model, gpu, precisions, gpus, sharded=False)
+    check_countable(model, fixed.seq_len, 1, attention=fixed.attention)
     layouts = layouts_of(job_request, model, node, gpus, fixed.seq_len, habits)
     fitting = [layout for layout in layouts if pipes.can_part(model, fixed, layout, habits)]
     if layouts and not fitting and refuses:

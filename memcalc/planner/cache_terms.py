@@ -31,7 +31,7 @@ def reserve_terms(peaks: Peaks) -> Iterator[TermFacts]:
         name="cached and unused",
         bytes=predicted - top.allocated,
         phases=(top.phase,),
-        formula="R - A",
+        formula="R - A: reserved less allocated",
         inputs={"R": predicted, "A": top.allocated},
         source=REPLAYED if played else SUMMED,
     )

@@ -69,6 +69,8 @@ def best_plan(job: PlanJob, gpus: int, *, trusting: bool = True) -> SimulatedPla
     """
     for trusts in (False, True)[: 1 + (trusting and capacity(job.node, "host") is None)]:
         for tight in (False, True):
+            if not job.is_hopeful(gpus):
+                return None
             short = shortlists(job, [gpus], Wanted(tight=tight, trusting=trusts)).get(gpus)
             plan = short and simplest(short)
             if plan:

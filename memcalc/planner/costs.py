@@ -12,13 +12,12 @@ from memcalc.grid import AXES, column
 from memcalc.ledger import Ledger
 from memcalc.planner.direct import free_of
 from memcalc.planner.offload_memory import pools_of
+from memcalc.planner.optimizers import width_without_zero
 from memcalc.planner.pipelines import rounds_fit
 from memcalc.sums import MaxOverStages, Tree, leaf, total
 from memcalc.terms import ModelOnGrid, overhead_of
-from memcalc.terms.block_terms import activation_terms
-from memcalc.terms.build import chosen_offloads, other_terms
-from memcalc.terms.kinds import kinds_of
-from memcalc.terms.overhead import libraries_of
+from memcalc.terms.build import activation_terms, chosen_offloads, other_terms
+from memcalc.terms.overhead import kinds_of, libraries_of
 from memcalc.timing import Times, rates_for
 from memcalc.timing.times import resident_times, with_offload
 
@@ -111,9 +110,9 @@ def legal(grid: Grid) -> Array:
     """Strategies whose axes agree.
 
     The batch divides, and is one micro-batch where the optimizer steps in backward; parameters are offloaded only where
-    they are sharded, and by DeepSpeed optimizer states too, to NVMe at stage 3 alone; what shards with FSDP alone has
-    mixed precision only there; replicas are of what is sharded; a pipeline engine has stages 0 and 1; micro-batches
-    pass model chunks in whole rounds.
+    they are sharded, and by DeepSpeed optimizer states too, to NVMe at stage 3 alone, and gradients are added up as its
+    engine does without ZeRO; what shards with FSDP alone has mixed precision only there; replicas are of what is
+    sharded; a pipeline engine has stages 0 and 1; micro-batches pass model chunks in whole rounds.
     """
     params = grid.offloaded("params") == 1
     sharded = np.asarray(grid.zero == 3) | (grid.habits.full_shard & (grid.zero == 2))
@@ -130,6 +129,9 @@ def legal(grid: Grid) -> Array:
     if grid.habits.zero_optimizer is not None:
         lowest = 3 if grid.fixed.offload_to == "nvme" else 1
         able = able & ((grid.offloaded("optimizer") == 0) | grid.zero_from(lowest))
+        if width := grid.fixed.grad_accum_dtype:
+            widths = [width_without_zero(grid.habits, name) for name in grid.precisions]
+            able = able & (grid.zero_from(1) | column([fixed in ("", width) for fixed in widths], "precision"))
     return np.asarray(able & (grid.accumulation == 1) if grid.fixed.optimizer_in_backward else able)
 
 

@@ -6,11 +6,15 @@ from typing import TYPE_CHECKING, Any
 
 from memcalc.errors import CombinationError, MissingError
 from memcalc.frameworks import Habits, habits_of
+from memcalc.frameworks.capability import SPLITS
+from memcalc.planner.idle import refuse_lacking
+from memcalc.planner.images import check_length
 from memcalc.planner.optimizers import runs_on
 from memcalc.specs.options import BY_NAME, DEGREES, NEEDING
 from memcalc.timing.rates import SLOWEST_NETWORK
 
 if TYPE_CHECKING:
+    from memcalc.grid import Layout
     from memcalc.planner.request import Request
     from memcalc.specs.hardware import GPU, Node
     from memcalc.specs.model import Model
@@ -47,7 +51,7 @@ def check_precision(name: str, gpu: GPU, habits: Habits, zero: int, *, frozen: b
     if habits.full_shard and zero == 0 and name.endswith("-mixed") and not frozen:
         autocast = name.replace("-mixed", "-autocast")
         raise CombinationError(
-            "precision", name, f"{habits.name} has it at --zero 2 and 3 alone; use {autocast} or bf16"
+            "precision", name, f"{habits.name} supports it with --zero 2 or 3 only; use {autocast} or bf16"
         )
 
 
@@ -104,6 +108,14 @@ def te_kernel(gpu: GPU) -> str:
     return "cudnn" if capability is not None and float(capability) >= 9 else "flash"
 
 
+def is_sharded(habits: Habits, zero: int, dp: int) -> bool:
+    """Whether the framework's launcher wraps the model in its sharding, and decides what comes with it.
+
+    Accelerate prepares a single rank for FSDP as it does several (1.15, accelerator.py, prepare_model).
+    """
+    return zero > 0 and (dp > 1 or habits.autocast_over_shards)
+
+
 def runtime_fields(request: Request, habits: Habits, precisions: list[str], *, sharded: bool) -> dict[str, Any]:
     """Fields that the framework's own launcher decides where nothing is said, as its reader fills them."""
     fields: dict[str, Any] = {}
@@ -117,6 +129,22 @@ def runtime_fields(request: Request, habits: Habits, precisions: list[str], *, s
     if sharded and habits.autocast_over_shards and kinds <= {"mixed", "autocast"} and not stated:
         fields["autocast"] = True
     return fields
+
+
+ENDS_IN_SPLIT = {"embedding_in_split": True, "loss_in_split": True}
+
+
+def fields_by_layout(request: Request, habits: Habits, layout: Layout) -> dict[str, Any]:
+    """Fields whose default is another one under tensor parallelism, or under a pipeline."""
+    fields: dict[str, Any] = {}
+    if layout.tp > 1 and habits.tensor_loss and request.given.get("loss") is None:
+        fields["loss"] = request.assumptions["loss"] = habits.tensor_loss
+    return fields | (ENDS_IN_SPLIT if ends_weigh(request, habits, layout.pp) else {})
+
+
+def ends_weigh(request: Request, habits: Habits, pp: int) -> bool:
+    """Whether embedding and head count as a block each in the split over stages, where nothing is said of it."""
+    return habits.ends_in_split and pp > 1 and not any(name in request.given["fields"] for name in SPLITS)
 
 
 def usual_stage(request: Request, habits: Habits, gpus: int) -> int:
@@ -155,6 +183,7 @@ def check_framework(request: Request, habits: Habits) -> None:
         )
     if request.given.get("sp") and request.given.get("tp", 1) == 1:
         raise CombinationError("sp", True, "sequence parallelism needs tp above 1")
+    refuse_lacking(request, habits)
 
 
 def check_needs(request: Request, model: Model, *, searched: bool) -> None:
@@ -193,7 +222,7 @@ def check_engine(request: Request, habits: Habits) -> None:
     """Refuse what DeepSpeed's pipeline engine does not run (runtime/pipe/engine.py)."""
     stage = request.given.get("zero", 1)
     if stage > 1:
-        raise CombinationError("zero", stage, f"{habits.name}'s pipeline engine has stages 0 and 1 alone")
+        raise CombinationError("zero", stage, f"{habits.name}'s pipeline engine has stages 0 and 1 only")
 
 
 def zero_stages(request: Request, habits: Habits) -> tuple[int, ...]:
@@ -202,6 +231,8 @@ def zero_stages(request: Request, habits: Habits) -> tuple[int, ...]:
     name = str(request.given.get("optimizer", BY_NAME["optimizer"].default))
     gathers = habits.engine and request.given.get("fields", {}).get("float8_all_gather", False)
     able = tuple(stage for stage in habits.zero if stage or not gathers)
+    if habits.pipeline_keeps_weights and request.given.get("pp", 1) > 1:
+        able = tuple(sorted(able))
     return tuple(stage for stage in able if (stage <= 1 or not piped) and runs_on(name, habits, stage))
 
 
@@ -215,7 +246,7 @@ def check_offload(request: Request, habits: Habits, node: Node) -> None:
     if "optimizer" in choice and habits.zero_optimizer is not None and "zero" in request.given:
         lowest = 3 if tier == "nvme" else 1
         if request.given["zero"] < lowest:
-            allowed = "DeepSpeed swaps to NVMe at --zero 3 alone" if lowest == 3 else "needs --zero 1, 2 or 3"
+            allowed = "DeepSpeed swaps to NVMe with --zero 3 only" if lowest == 3 else "needs --zero 1, 2 or 3"
             raise CombinationError("offload", "optimizer", allowed)
     if tier != "cpu" and not any(known.name == tier for known in node.tiers):
         raise MissingError(
@@ -247,6 +278,7 @@ def sequence_length(request: Request, model: Model) -> int:
     if fixed is not None:
         return int(request.get("seq_len", fixed, f"{fixed} (tokens that the model sees a sample)"))
     length = int(request.get("seq_len", min(model.max_positions, 4096)))
+    check_length(model, length)
     if model.positions == "learned" and length > model.max_positions:
         raise CombinationError(
             "seq-len", length, f"{model.name} has learned positions for {model.max_positions} tokens"

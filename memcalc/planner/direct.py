@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -10,15 +11,18 @@ import numpy as np
 from memcalc.errors import CombinationError
 from memcalc.frameworks.capabilities import OFFLOADS, OPTIONS, Clash, fitting, kinds_of, policy_kind, text_of
 from memcalc.grid import column
+from memcalc.planner.pipelines import is_legal
 from memcalc.specs.options import DEGREES
 
 if TYPE_CHECKING:
     from memcalc.formulas.types import Array
     from memcalc.frameworks import Habits
     from memcalc.frameworks.capabilities import Capabilities
-    from memcalc.grid import Grid
+    from memcalc.grid import Grid, Layout
     from memcalc.planner.request import Request
+    from memcalc.specs.hardware import Node
     from memcalc.specs.model import Model
+
 
 KEYS: dict[str, Callable[[Any], str]] = {"recompute": policy_kind, "offload": lambda parts: ",".join(parts) or "none"}
 """How the table of frameworks names a value, where that is not its text."""
@@ -91,15 +95,19 @@ def check_direct(request: Request, habits: Habits, model: Model) -> None:
 def free_of(grid: Grid) -> Array:
     """Strategies in which nothing meets that the framework cannot be told together."""
     able: Array = np.ones((1,) * len(grid.shape), dtype=np.bool_)
+    parallel = [frozenset(kinds_of(layout)) for layout in grid.layouts] if grid.clashes else []
     for clash in grid.clashes:
-        able = able & ~(_side(grid, *clash.first) & _side(grid, *clash.second))
+        able = able & ~(_side(grid, parallel, *clash.first) & _side(grid, parallel, *clash.second))
     return able
 
 
-def _side(grid: Grid, option: str, values: tuple[str, ...]) -> Array:
-    """Whether a strategy has one of some values of an option, along the option's axis."""
+def _side(grid: Grid, parallel: list[frozenset[str]], option: str, values: tuple[str, ...]) -> Array:
+    """Whether a strategy has one of some values of an option, along the option's axis.
+
+    ``parallel`` are the kinds of parallelism of each layout.
+    """
     if option == "parallel":
-        return column([bool(set(values) & set(kinds_of(layout))) for layout in grid.layouts], "layout", np.bool_)
+        return column([not here.isdisjoint(values) for here in parallel], "layout", np.bool_)
     key = KEYS.get(option, str)
     if option not in _SEARCHED:
         return np.full((1,) * len(grid.shape), text_of(getattr(grid.fixed, option)) in values)
@@ -112,3 +120,48 @@ def offload_of(request: Request, habits: Habits, model: Model) -> str:
     sharded = int(request.given.get("zero", habits.zero[0])) in (2, 3)
     parts = [part for part in OFFLOADS if part != "params" or sharded]
     return next((part for part in parts if able.needs(part, model) == ""), "")
+
+
+# Replicas of the shards (HSDP): how many a search tries, and what they need.
+
+
+KIND = "hsdp"
+"""What the table of frameworks calls it among the kinds of parallelism."""
+
+
+def with_replicas(
+    layouts: Iterable[Layout], request: Request, habits: Habits, model: Model, node: Node, seq_len: int
+) -> list[Layout]:
+    """Layouts with each number of replicas that is wanted; by itself a search tries those of :func:`usual_replicas`."""
+    given, choice = request.given.get("dp_replicate"), request.choices.get("dp_replicate")
+    searched = given is None and KIND in kinds(request, habits, model)
+    result = []
+    for layout in layouts:
+        counts = usual_replicas(layout, node.gpus, one_node=habits.flat_units) if searched else [given or 1]
+        if choice is not None:
+            counts = choice.of(counts, [n for n in range(1, layout.dp + 1) if layout.dp % n == 0])
+        several = [layout if n == layout.dp_replicate else replace(layout, dp_replicate=n) for n in counts]
+        result += [each for each in several if each == layout or is_legal(model, each, seq_len)]
+    return result
+
+
+def usual_replicas(layout: Layout, node_gpus: int, *, one_node: bool = False) -> list[int]:
+    """One, and so many that each shares its states within a node, or within 2, 4, 8, … of several.
+
+    FSDP 1 knows the ranks of ``one_node`` and all ranks alone (torch/distributed/fsdp/_init_utils.py).
+
+    >>> from memcalc.grid import Layout
+    >>> usual_replicas(Layout(dp=32), 8), usual_replicas(Layout(dp=8, tp=4), 8), usual_replicas(Layout(dp=8), 8)
+    ([1, 4, 2], [1, 4, 2], [1])
+    """
+    ranks = layout.dp * layout.cp * layout.tp
+    sizes = [node_gpus << power for power in range(1 if one_node else ranks.bit_length())]
+    return [1, *(ranks // size for size in sizes if size < ranks and ranks % size == 0)]
+
+
+def check_replicated(replicas: int, zero: int, habits: Habits) -> None:
+    """Refuse replicas of what is not sharded."""
+    least = 2 if habits.full_shard else 1
+    if replicas > 1 and zero < least:
+        allowed = f"needs --zero {least} or more: without shards all data-parallel ranks are replicas"
+        raise CombinationError("dp-replicate", replicas, allowed)

@@ -16,8 +16,8 @@ from memcalc.planner import answer, axes
 from memcalc.planner.answer import strategy_of
 from memcalc.planner.job import PlanJob
 from memcalc.planner.occasions import failing_beside, occasions_of, uncounted, with_beside, with_occasions
+from memcalc.planner.offload_memory import lacking, offload_need
 from memcalc.planner.stage_peaks import Peaks, UnsafeError, peaks_of
-from memcalc.planner.varying import BatchRun, Sequence
 from memcalc.results.estimates import ExposedMessages, StepTime
 from memcalc.terms import ModelOnGrid, build_ledger, overhead_of
 from memcalc.timing import rates_for, step_times
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from memcalc.ledger import Ledger
     from memcalc.planner.job import PlanJob
     from memcalc.planner.search import Candidate
+    from memcalc.planner.varying import BatchRun, Sequence
     from memcalc.results.estimates import Estimate
     from memcalc.specs.hardware import GPU, Node
     from memcalc.specs.job import JobRecord
@@ -105,18 +106,18 @@ def time_of(census: ModelOnGrid, gpu: GPU, node: Node) -> StepTime:
 
 
 def unchecked_warnings(times: Mapping[str, StepTime]) -> list[str]:
-    """Which times no published run validates, and why, by the names of their plans."""
+    """Which times no published run validates, and why, by the names of their plans; all of them together."""
     by_text: dict[str, list[str]] = {}
     for name, time in times.items():
         if not time.validated:
             low, high = time.low / time.step, time.high / time.step
-            text = f"{time.basis}; a step may take {low:.1f} to {high:.1f} times as long"
+            text = f"{time.basis}; step times × {low:.1f} to × {high:.1f}"
             by_text.setdefault(text, []).append(name)
-    return [f"times of {_listed(names)} are {text}." for text, names in by_text.items()]
-
-
-def _listed(names: list[str]) -> str:
-    return ", ".join(names)
+    everyone = len(times) if len(times) > 1 else 0
+    return [
+        f"times of {'all plans' if len(names) == everyone else ', '.join(names)} are {text}."
+        for text, names in by_text.items()
+    ]
 
 
 LARGE_CACHE = 0.1
@@ -143,6 +144,8 @@ class One:
         grid = axes.single_strategy(job.request, job.model, job.gpu, job.node)
         if job.lengths is None:
             return cls(job, grid, record)
+        from memcalc.planner.varying import BatchRun
+
         run = BatchRun.of(job.lengths, grid)
         return cls(job, run.at_longest(grid), record, run)
 
@@ -173,7 +176,11 @@ class One:
         return result.model_copy(update={"expandable_device": peaks.top.device, "expandable_verdict": peaks.verdict})
 
     def _sequence(self, grid: Grid, overhead: Overhead) -> Sequence | None:
-        return None if self.run is None else Sequence(self.job.on, grid, overhead, self.run)
+        if self.run is None:
+            return None
+        from memcalc.planner.varying import Sequence
+
+        return Sequence(self.job.on, grid, overhead, self.run)
 
     @property
     def _time(self) -> StepTime | None:
@@ -189,7 +196,8 @@ class One:
         overhead = overhead_of(self.job.gpu, grid, grid.layouts[0])
         census, sequence = self.job.on(grid), self._sequence(grid, overhead)
         ledger = build_ledger(census, overhead.workspaces, detail=False)
-        return peaks_of(census, ledger, overhead, also=sequence.played if sequence else None)
+        peaks = peaks_of(census, ledger, overhead, also=sequence.played if sequence else None)
+        return replace(peaks, beside=lacking(offload_need(census, self.job.node), self.job.node))
 
     def time(self) -> StepTime:
         """The predicted step, also of a strategy that does not fit."""

@@ -85,5 +85,5 @@ def _refuse_slip(raw: object, number: int, seq_len: int) -> None:
     """Refuse a bare number of sequences that no one trains with, which is then most likely one of tokens."""
     typed = isinstance(raw, str) and "seq" in raw.lower()
     if number * seq_len > MOST_TOKENS and not typed:
-        allowed = f"these are sequences, {number * seq_len:,} tokens a step; write '{raw} tokens' or '{raw} sequences'"
+        allowed = f"means {number * seq_len:,} tokens per step; write '{raw} tokens' or '{raw} sequences'"
         raise InputError("global-batch", raw, allowed)

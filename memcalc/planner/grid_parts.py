@@ -32,6 +32,15 @@ def by_loss(grid: Grid, request: Request, habits: Habits) -> list[Grid]:
     return grids
 
 
+def by_stages(grid: Grid, request: Request, habits: Habits) -> list[Grid]:
+    """A grid apart for the pipelines where embedding and head count as a block each by default."""
+    piped = tuple(layout for layout in grid.layouts if defaults.ends_weigh(request, habits, layout.pp))
+    alone = tuple(layout for layout in grid.layouts if layout not in piped)
+    split = grid.fixed.model_copy(update=defaults.ENDS_IN_SPLIT)
+    parts = (grid.fixed, alone), (split, piped)
+    return [replace(grid, fixed=fixed, layouts=layouts) for fixed, layouts in parts if layouts]
+
+
 def by_defaults(grid: Grid, request: Request, habits: Habits, model: Model, gpu: GPU) -> list[Grid]:
     """A grid apart for each set of what framework and kernels decide by precision and by whether states are sharded.
 
@@ -40,7 +49,7 @@ def by_defaults(grid: Grid, request: Request, habits: Habits, model: Model, gpu:
     quiet = replace(request, assumptions={})
     parts: dict[tuple[Any, ...], list[str]] = {}
     refusal: CombinationError | None = None
-    for sharded, layouts, zeros in _shardings(grid, quiet, habits):
+    for sharded, layouts, zeros, offloads in _shardings(grid, quiet, habits):
         for precision in grid.precisions:
             try:
                 kernel = defaults.attention_for(quiet, habits, model, gpu, [precision], grid.fixed.seq_len)
@@ -50,7 +59,7 @@ def by_defaults(grid: Grid, request: Request, habits: Habits, model: Model, gpu:
             fields = {"attention": kernel, **defaults.runtime_fields(quiet, habits, [precision], sharded=sharded)}
             given = request.given["fields"]
             decided = tuple(sorted((name, value) for name, value in fields.items() if name not in given))
-            parts.setdefault((decided, layouts, zeros), []).append(precision)
+            parts.setdefault((decided, layouts, zeros, offloads), []).append(precision)
     if not parts and refusal is not None:
         raise refusal
     return [
@@ -59,33 +68,38 @@ def by_defaults(grid: Grid, request: Request, habits: Habits, model: Model, gpu:
             fixed=grid.fixed.model_copy(update=dict(decided)),
             layouts=layouts,
             zeros=zeros,
+            offloads=offloads,
             precisions=tuple(precisions),
         )
-        for (decided, layouts, zeros), precisions in parts.items()
+        for (decided, layouts, zeros, offloads), precisions in parts.items()
     ]
 
 
-def _shardings(
-    grid: Grid, request: Request, habits: Habits
-) -> Iterator[tuple[bool, tuple[Layout, ...], tuple[int, ...]]]:
+Part = tuple[bool, tuple["Layout", ...], tuple[int, ...], tuple[tuple[str, ...], ...]]
+"""Whether states are sharded, and the layouts, stages and offloads of which that holds."""
+
+
+def _shardings(grid: Grid, request: Request, habits: Habits) -> Iterator[Part]:
     """Layouts and stages whose states are sharded, and those whose states are not; all at once where nothing differs.
 
-    What is decided of one precision alone may differ where that of all together does not.
+    What is decided of one precision alone may differ where that of all together does not. Beside a stage without
+    shards one rank has one with them only for what it offloads.
     """
     decided = [
         [defaults.runtime_fields(request, habits, [name], sharded=sharded) for name in grid.precisions]
         for sharded in (False, True)
     ]
+    if decided[0] == decided[1]:
+        yield True, grid.layouts, grid.zeros, grid.offloads
+        return
+    plain = tuple(stage for stage in grid.zeros if stage == 0)
+    stages = tuple(stage for stage in grid.zeros if stage > 0)
     single = tuple(layout for layout in grid.layouts if layout.dp == 1)
     several = tuple(layout for layout in grid.layouts if layout.dp > 1)
-    stages = tuple(stage for stage in grid.zeros if stage > 0)
-    plain = tuple(stage for stage in grid.zeros if stage == 0)
-    if decided[0] == decided[1]:
-        yield True, grid.layouts, grid.zeros
-        return
-    if single:
-        yield False, single, grid.zeros
-    if several and plain:
-        yield False, several, plain
-    if several and stages:
-        yield True, several, stages
+    moved = tuple(offload for offload in grid.offloads if {"params", "optimizer"} & set(offload))
+    parts = [(False, several, plain, grid.offloads), (True, several, stages, grid.offloads)]
+    if defaults.is_sharded(habits, 1, 1):
+        parts += [(False, single, plain, grid.offloads), (True, single, stages, moved if plain else grid.offloads)]
+    else:
+        parts += [(False, single, grid.zeros, grid.offloads)]
+    yield from (part for part in parts if all(part[1:]))

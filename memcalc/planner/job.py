@@ -13,13 +13,13 @@ from memcalc.planner.defaults import habits_for
 from memcalc.planner.pipelines import check_layout
 from memcalc.planner.progress import Tally
 from memcalc.planner.request import Request
-from memcalc.planner.search import SearchResult, Wanted, search
 from memcalc.specs.options import RANK_DEGREES
 from memcalc.terms import ModelOnGrid
 from memcalc.trace.template import TraceCache
 
 if TYPE_CHECKING:
     from memcalc.grid import Grid, Layout
+    from memcalc.planner.search import SearchResult, Wanted
     from memcalc.planner.varying import JobLengths
     from memcalc.specs.hardware import GPU, Node
     from memcalc.specs.model import Model
@@ -44,6 +44,10 @@ class PlanJob:
     """What is told of how far a search is."""
     traces: TraceCache = field(default_factory=TraceCache, kw_only=True, compare=False, repr=False)
     """Blocks that were traced before; jobs that are made from this one share them."""
+    _found: dict[int, SearchResult] = field(default_factory=dict, init=False, compare=False, repr=False)
+    """What the search that wants most has found, by the number of GPUs."""
+    _spaces: dict[int, tuple[Grid, ...]] = field(default_factory=dict, init=False, compare=False, repr=False)
+    """What is searched, by the number of GPUs."""
 
     def on(self, grid: Grid) -> ModelOnGrid:
         """The model on a grid."""
@@ -63,11 +67,35 @@ class PlanJob:
         self.request.assumptions["gpus"] = f"each of {', '.join(map(str, counts))}"
         return counts
 
+    def size(self, gpus: int) -> int:
+        """How many strategies a search on so many GPUs evaluates."""
+        return sum(grid.size for grid in self._space(gpus))
+
     def search(self, counts: Iterable[int], wanted: Wanted | None = None) -> dict[int, SearchResult]:
         """The best strategies of each number of GPUs."""
-        spaces = [axes.space(self.request, self.model, self.gpu, self.node, gpus) for gpus in counts]
+        from memcalc.planner.search import search
+
+        spaces = [self._space(gpus) for gpus in counts]
         grids = joined([grid for space in spaces for grid in space])
-        return search(self.model, grids, self.gpu, self.node, wanted, self.tally, self.traces)
+        outcomes = search(self.model, grids, self.gpu, self.node, wanted, self.tally, self.traces)
+        if wanted is None or not (wanted.tight or wanted.trusting):
+            self._found.update(outcomes)
+        return outcomes
+
+    def _space(self, gpus: int) -> tuple[Grid, ...]:
+        if gpus not in self._spaces:
+            self._spaces[gpus] = axes.space(self.request, self.model, self.gpu, self.node, gpus)
+        return self._spaces[gpus]
+
+    def known(self, gpus: int) -> SearchResult | None:
+        """Counts, and what is nearest to fitting, of a search that wants a plan to fit; None where nothing is legal."""
+        if gpus not in self._found:
+            self.search([gpus])
+        return self._found.get(gpus)
+
+    def is_hopeful(self, gpus: int) -> bool:
+        """Whether a search that wants less may find more than one that was made before found, on so many GPUs."""
+        return gpus not in self._found or self._found[gpus].hopeful
 
     def pinned(self, **options: Any) -> PlanJob:
         """The same job with some words pinned; its assumptions are its own."""
@@ -89,7 +117,8 @@ class PlanJob:
         """Say why no layout is legal: the error of the first pinned degree that cannot be."""
         pinned = Request({**self.request.given, "gpus": counts[-1]})
         longest = self.request.given.get("seq_len", self.model.max_positions)
-        check_layout(self.model, axes.one_layout(pinned, habits_for(pinned)[1], self.model), longest)
+        habits = habits_for(pinned)[1]
+        check_layout(self.model, axes.one_layout(pinned, habits, self.model), longest, alone=habits.flat_units)
         raise MissingError(f"no parallel layout of {counts[-1]} GPUs is legal for {self.model.name}; give --gpus.")
 
 

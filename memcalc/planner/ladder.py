@@ -149,7 +149,7 @@ def parse_stage(text: str) -> dict[str, Any]:
 def _changes(wanted: LadderOptions, options: Words, job: PlanJob) -> tuple[Change, ...]:
     """The stages, checked; of the usual ones those that the job's own words leave open."""
     if wanted.recipe and wanted.stages:
-        raise CombinationError("recipe", True, "it chooses the stages itself, so --stage must be left out")
+        raise CombinationError("recipe", True, "--recipe chooses the stages; drop --stage")
     if wanted.stages:
         return tuple(Change(text.strip(), parse_stage(text), usual=False) for text in wanted.stages)
     moved = offload_of(job.request, defaults.habits_for(rq.Request({**job.request.given}))[1], job.model)

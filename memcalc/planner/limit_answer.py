@@ -12,8 +12,9 @@ from memcalc.planner.answer import borrowed_by, components_of, hardware_facts, m
 from memcalc.planner.beyond import code_warnings
 from memcalc.planner.finalists import time_of, unchecked_warnings
 from memcalc.planner.limit_grid import BATCH, LimitJob, SimulatedLimit
-from memcalc.planner.offload_memory import capacity, offload_need
+from memcalc.planner.offload_memory import capacity, offload_need, unknown_to
 from memcalc.planner.record import strategy_record
+from memcalc.results.names import component_name, phase_name
 from memcalc.results.plans import CurvePoint, Fit, Inverse, Miss, PlanPeak
 from memcalc.specs.job import JobRecord, command_line
 from memcalc.units import GIB
@@ -54,6 +55,7 @@ def fit_of(job: LimitJob, limit: SimulatedLimit, value: int | str, base: JobReco
         time=time_of(limit.census, job.gpu, job.node),
         host_memory=need.host,
         tier_memory=need.tier,
+        unknown=unknown_to(need, job.node),
         job=estimate,
         command=command_line(estimate),
     )
@@ -84,11 +86,11 @@ def point_of(limit: SimulatedLimit, value: int) -> CurvePoint:
 def limit_of(fit: Fit | None, beyond: tuple[Miss, ...], outside: str) -> str:
     """What stands against more: memory at the peak of the answer, or what is ``outside`` of memory."""
     if fit is None:
-        lacks = f": the GPU lacks {beyond[0].missing / GIB:.1f} GiB" if beyond and beyond[0].missing else ""
-        return outside or f"even the smallest strategy does not fit{lacks}"
+        lacks = f", over by {beyond[0].missing / GIB:.1f} GiB" if beyond and beyond[0].missing else ""
+        return outside or f"the smallest strategy does not fit{lacks}"
     if not beyond:
         return outside
-    return f"{fit.component} at {fit.peak.phase}, where the peak stands"
+    return f"{component_name(fit.component)}, at the peak: {phase_name(fit.peak.phase)}"
 
 
 def answer_of(
@@ -123,7 +125,7 @@ def answer_of(
         replayed=replayed,
         elapsed=round(time.perf_counter() - query.started, 4),
         capacity=job.gpu.memory_bytes,
-        warnings=(*warnings, *_warnings(job, fit)),
+        warnings=(*job.request.warnings, *warnings, *_warnings(job, fit)),
         assumptions=_assumptions(job, query.record.what),
         job=query.record,
         command=command_line(query.record),
@@ -136,11 +138,9 @@ def _warnings(job: LimitJob, fit: Fit | None) -> list[str]:
         text.append(f"host memory of node {job.node.name} is unknown: the answer assumes that it suffices.")
     text += code_warnings({"the answer": own_code(fit.strategy, job.model)} if fit is not None else {})
     if fit is not None and fit.verdict == "tight":
-        text.append(
-            "the answer is tight and may run out of memory; without --tight it has the margin that measured runs need."
-        )
+        text.append("the answer is tight: some runs would run out of memory. Without --tight it has the 95% margin.")
     if fit is not None and job.model.positions != "none" and fit.seq_len > job.model.max_positions:
-        text.append(f"{job.model.name} was made for {job.model.max_positions} tokens: only memory was asked here.")
+        text.append(f"beyond {job.model.name}'s {job.model.max_positions}-token context; only memory was checked.")
     return [*text, *(unchecked_warnings({"the answer": fit.time}) if fit is not None else [])]
 
 
@@ -150,5 +150,5 @@ def _assumptions(job: LimitJob, what: str) -> dict[str, str]:
     noted = {name: assumption for name, assumption in job.request.assumptions.items() if name not in query}
     sequences, tokens = job.batch
     if not sequences:
-        noted["global_batch"] = f"at most {tokens:,} tokens, in whole steps of micro-batch x ranks" if tokens else BATCH
+        noted["global_batch"] = f"at most {tokens:,} tokens, a multiple of micro-batch × ranks" if tokens else BATCH
     return noted

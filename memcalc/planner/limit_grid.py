@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from math import prod
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,13 +20,13 @@ from memcalc.planner.global_batch import batch_of, in_tokens, tokens_of
 from memcalc.planner.job import PlanJob
 from memcalc.planner.occasions import with_beside
 from memcalc.planner.offload_memory import pools_of
-from memcalc.planner.stage_peaks import Peaks, peaks_of
+from memcalc.planner.stage_peaks import Peaks, UnsafeError, peaks_of
 from memcalc.specs.options import DEGREES
 from memcalc.sums import computed
 from memcalc.terms import ModelOnGrid, build_ledger, overhead_of
 from memcalc.terms.head import loss_of
-from memcalc.terms.lengths import runs
 from memcalc.terms.overhead import group_bytes
+from memcalc.terms.settings import runs
 from memcalc.terms.states import state_terms
 from memcalc.timing import rates_for, step_times
 
@@ -41,7 +42,7 @@ DECIDED = ("loss", "reduce_dtype", "autocast", *SPLITS)
 """Fields that follow from layout, precision and sharding, so that a space has them for each."""
 ROUNDING = 16
 """Bytes by which limits that are rounded to whole bytes may differ."""
-BATCH = "micro-batch x data-parallel ranks, one micro-batch a step: more need no less memory"
+BATCH = "one micro-batch per rank"
 
 
 @dataclass(frozen=True)
@@ -83,14 +84,14 @@ class LimitJob(PlanJob):
         for space in spaces:
             decided = tuple((name, getattr(space.fixed, name)) for name in DECIDED)
             for precision in space.precisions:
-                parts.setdefault((precision, space.zeros, decided), {}).update(dict.fromkeys(space.layouts))
+                key = (precision, space.zeros, space.offloads, decided)
+                parts.setdefault(key, {}).update(dict.fromkeys(space.layouts))
         grids = []
-        for (precision, zeros, decided), layouts in parts.items():
+        for (precision, zeros, offloads, decided), layouts in parts.items():
             fixed = self.fixed(precision, seq_len, dict(decided))
             if fixed is not None:
-                grids.append(
-                    replace(spaces[0], fixed=fixed, precisions=(precision,), zeros=zeros, layouts=tuple(layouts))
-                )
+                varied = {"zeros": zeros, "offloads": offloads, "layouts": tuple(layouts)}
+                grids.append(replace(spaces[0], fixed=fixed, precisions=(precision,), **varied))
         return grids
 
     def fixed(self, precision: str, seq_len: int, decided: Mapping[str, Any]) -> SharedSettings | None:
@@ -207,9 +208,29 @@ class Chunk:
         return replace(self.grid, **values)
 
 
-def evaluate(job: LimitJob, grids: Sequence[Grid], pairs: Sequence[tuple[int, int]]) -> list[Chunk]:
-    """Every strategy of some grids at each pair of micro-batch and sequence length; the lengths ascend."""
-    return [_part(job, grid) for open_ in grids for grid in _runs(job, open_, pairs)]
+def evaluate(
+    job: LimitJob, grids: Sequence[Grid], pairs: Sequence[tuple[int, int]], gpus: Collection[int] = ()
+) -> list[Chunk]:
+    """Every strategy of some grids at each pair of micro-batch and sequence length; the lengths ascend.
+
+    With ``gpus`` only the layouts of these numbers, with what is common to all of a grid's.
+    """
+    parts = (_part(job, grid, gpus) for open_ in grids for grid in _runs(job, open_, pairs))
+    return [part for part in parts if part is not None]
+
+
+def number_of(job: LimitJob, grids: Sequence[Grid], pairs: Sequence[tuple[int, int]], gpus: Collection[int]) -> int:
+    """How many strategies :func:`evaluate` would look at."""
+    return sum(
+        sum(layout.gpus in gpus for layout in grid.layouts) * _per_layout(grid)
+        for open_ in grids if gpus
+        for grid in _runs(job, open_, pairs)
+    )  # fmt: skip
+
+
+def _per_layout(grid: Grid) -> int:
+    axes_but_layouts = grid.precisions, grid.recomputes, grid.zeros, grid.offloads, grid.micro_batches
+    return prod(map(len, axes_but_layouts))
 
 
 def _runs(job: LimitJob, grid: Grid, pairs: Sequence[tuple[int, int]]) -> Iterator[Grid]:
@@ -224,8 +245,12 @@ def _runs(job: LimitJob, grid: Grid, pairs: Sequence[tuple[int, int]]) -> Iterat
             yield replace(grid, fixed=fixed, micro_batches=micro, seq_lens=seq_lens)
 
 
-def _part(job: LimitJob, grid: Grid) -> Chunk:
+def _part(job: LimitJob, grid: Grid, gpus: Collection[int]) -> Chunk | None:
     overhead = overhead_of(job.gpu, grid)
+    if gpus:
+        grid = replace(grid, layouts=tuple(layout for layout in grid.layouts if layout.gpus in gpus))
+        if not grid.layouts:
+            return None
     census = job.on(grid)
     ledger = build_ledger(census, overhead.workspaces, detail=False)
     reserved, least = _figures(ledger)
@@ -267,7 +292,7 @@ class SimulationCache:
         self.known: dict[LimitCandidate, SimulatedLimit | None] = {}
 
     def of(self, candidate: LimitCandidate) -> SimulatedLimit | None:
-        """The figures of a candidate; None where ``estimate`` refuses it."""
+        """The figures of a candidate; None where ``estimate`` refuses it, or it is not safe and has to be."""
         if candidate not in self.known:
             self.known[candidate] = self._run(candidate, detail=False)
         return self.known[candidate]
@@ -290,7 +315,11 @@ class SimulationCache:
         overhead = overhead_of(job.gpu, grid, grid.layouts[0])
         census = job.on(grid)
         ledger = build_ledger(census, overhead.workspaces, detail=detail)
-        peaks = with_beside(peaks_of(census, ledger, overhead), census, job.node)
+        try:
+            peaks = peaks_of(census, ledger, overhead, only_safe=job.safe and not detail)
+        except UnsafeError:  # whoever asks for its figures has them in detail
+            return None
+        peaks = with_beside(peaks, census, job.node)
         return SimulatedLimit(candidate, census, ledger, peaks, request.assumptions)
 
 

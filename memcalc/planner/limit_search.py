@@ -23,7 +23,7 @@ from memcalc.planner.limit_grid import (
     ordered,
 )
 from memcalc.terms.head import loss_of
-from memcalc.terms.lengths import rows_of
+from memcalc.terms.settings import rows_of
 
 if TYPE_CHECKING:
     from memcalc.grid import Grid

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -16,7 +16,16 @@ from memcalc.planner import request as rq
 from memcalc.planner.axes import SHORTEST_PART
 from memcalc.planner.global_batch import MICRO_BATCHES
 from memcalc.planner.limit_answer import LimitQuery, answer_of, fit_of, miss_of, point_of
-from memcalc.planner.limit_grid import Chunk, LimitJob, SimulatedLimit, SimulationCache, evaluate, ordered, states_fit
+from memcalc.planner.limit_grid import (
+    Chunk,
+    LimitJob,
+    SimulatedLimit,
+    SimulationCache,
+    evaluate,
+    number_of,
+    ordered,
+    states_fit,
+)
 from memcalc.planner.limit_search import LimitQuestion, LimitSearch, LimitSolution, fastest
 from memcalc.terms.parameters import model_count
 
@@ -33,6 +42,8 @@ POINTS = 16
 """Values of a curve between the first and the last."""
 FURTHER = 1.25
 """How far a curve goes beyond the answer."""
+COUNTS = 8
+"""Numbers of GPUs whose strategies are evaluated at once, at first."""
 NODES = 8
 """Nodes up to which the fewest GPUs are searched for."""
 
@@ -40,18 +51,17 @@ NODES = 8
 def max_seq_len(job: LimitJob, query: LimitQuery, gpus: int) -> Inverse:
     """The largest sequence length that fits."""
     if job.model.fixed_tokens.get(job.model.main.tower) is not None:
-        raise InputError("max", "seq-len", f"{job.model.name} sees the same number of tokens of every sample")
+        raise InputError("max", "seq-len", f"{job.model.name} has a fixed number of tokens per sample")
     learned = job.model.positions == "learned"
     most = job.model.max_positions if learned else rq.LARGEST_NUMBER["seq_len"]
-    grids = opened(job, gpus, min(most, gpus * SHORTEST_PART))  # long enough for every number of parts
-    least = min(layout.cp for grid in grids for layout in grid.layouts)
+    longest = max(min(most, gpus * SHORTEST_PART), job.model.image_tokens)  # long enough for every number of parts
+    grids = opened(job, gpus, longest)
+    least = max(min(layout.cp for grid in grids for layout in grid.layouts), job.model.image_tokens)
     first = -(-least // query.step) * query.step
     values = range(first, most + 1, query.step)
     if not values:
         raise InputError("step", query.step, f"must be at most the {most:,} positions of {job.model.name}")
-    outside = (
-        f"{job.model.name} has learned positions for {most} tokens" if learned else f"no more than {most:,} are asked"
-    )
+    outside = f"{job.model.name} has learned positions for {most} tokens" if learned else f"the search ends at {most:,}"
     return _over(job, query, LimitQuestion(values, micro_batches=smallest_batches(job)), grids, gpus, outside)
 
 
@@ -64,7 +74,7 @@ def max_micro_batch(job: LimitJob, query: LimitQuery, gpus: int) -> Inverse:
     if batch:
         ranks = {layout.dp for grid in grids for layout in grid.layouts}
         values = [m for m in divisors(batch) if m % query.step == 0 and any(batch % (m * dp) == 0 for dp in ranks)]
-    outside = f"a larger one does not divide the global batch of {batch}" if batch else "no more are asked"
+    outside = f"a larger one does not divide the global batch of {batch}" if batch else "the search ends there"
     if not values:
         allowed = "no micro-batch times the data-parallel ranks divides it"
         raise CombinationError("global-batch", batch, allowed)
@@ -85,9 +95,7 @@ def opened(job: LimitJob, gpus: int, seq_len: int) -> list[Grid]:
     """The grids of what is open, or the reason why nothing is."""
     grids = job.open([gpus], seq_len)
     if not grids:
-        raise CombinationError(
-            "gpus", gpus, f"no parallel layout of them with these words is legal for {job.model.name}"
-        )
+        raise CombinationError("gpus", gpus, f"no valid layout for {job.model.name} with these options")
     return grids
 
 
@@ -105,7 +113,7 @@ def _over(
     search = LimitSearch(job, question, grids)
     solution = search.solve()
     if solution.best is None and solution.beyond is None:
-        raise CombinationError("gpus", gpus, "no strategy of these words is legal on them; leave one of them open")
+        raise CombinationError("gpus", gpus, "no valid strategy with these options; leave one of them open")
     fit = None
     if solution.best is not None:
         fit = fit_of(job, solution.best, question.values[solution.index], query.base)
@@ -140,13 +148,17 @@ class Tried:
         self.replays = SimulationCache(job)
         self.searched = 0
 
-    def parts(self, micro_batches: Sequence[int]) -> list[Chunk]:
-        """All open strategies at some micro-batches."""
-        result = evaluate(self.job, self.grids, [(micro, self.seq_len) for micro in micro_batches])
+    def parts(self, micro_batches: Sequence[int], gpus: Collection[int] = ()) -> list[Chunk]:
+        """All open strategies at some micro-batches, or those of some numbers of GPUs."""
+        result = evaluate(self.job, self.grids, [(micro, self.seq_len) for micro in micro_batches], gpus)
         self.searched += (size := sum(part.reserved.size for part in result))
         if self.job.tally is not None:
             self.job.tally.add(size)
         return result
+
+    def pass_over(self, micro_batches: Sequence[int], gpus: Collection[int]) -> None:
+        """Count the strategies on some numbers of GPUs that need no evaluation."""
+        self.searched += number_of(self.job, self.grids, [(micro, self.seq_len) for micro in micro_batches], gpus)
 
     def first(self, parts: Sequence[Chunk], gpus: int = 0) -> SimulatedLimit | None:
         """A strategy that fits."""
@@ -182,20 +194,37 @@ def min_gpus(job: LimitJob, query: LimitQuery, counts: Sequence[int]) -> Inverse
     seq_len = defaults.sequence_length(job.request, job.model)
     grids = job.open(counts, seq_len)
     tried = Tried(job, grids, seq_len)
-    parts = tried.parts(smallest_batches(job))
-    known = next((result for gpus in counts if (result := tried.first(parts, gpus))), None)
+    parts, known = _up_to_first(tried, smallest_batches(job), counts)
     fewer = [gpus for gpus in counts if known is None or gpus < known.candidate.layout.gpus]
     near = next((result for gpus in reversed(fewer) if (result := tried.nearest(parts, gpus))), None)
     if known is None and near is None:
-        raise CombinationError("gpus", counts[-1], f"no strategy of these words is legal for {job.model.name}")
+        raise CombinationError("gpus", counts[-1], f"no valid strategy for {job.model.name} with these options")
     beyond = (miss_of(near, near.candidate.layout.gpus),) if near else ()
     best = tried.best(known) if known else None
     fit = fit_of(job, best, best.candidate.layout.gpus, query.base) if best else None
     return answer_of(
         job, query, fit, beyond, gpus=int(fit.value) if fit else counts[-1],
-        outside="fewer GPUs are not asked" if fit else f"nothing fits on up to {counts[-1]} GPUs",
+        outside="no count below it is possible" if fit else f"nothing fits on up to {counts[-1]} GPUs",
         searched=tried.searched, replayed=len(tried.replays.known),
     )  # fmt: skip
+
+
+def _up_to_first(
+    tried: Tried, micro_batches: Sequence[int], counts: Sequence[int]
+) -> tuple[list[Chunk], SimulatedLimit | None]:
+    """A strategy on the fewest GPUs, and what was evaluated for it: some numbers at a time, each time twice as many.
+
+    On more GPUs than that nothing is asked for, so that strategies on them are only counted.
+    """
+    parts: list[Chunk] = []
+    done, known = 0, None
+    while known is None and done < len(counts):
+        some = counts[done : done + max(done, COUNTS)]
+        here = tried.parts(micro_batches, some)
+        parts, done = [*parts, *here], done + len(some)
+        known = next((result for gpus in some if (result := tried.first(here, gpus))), None)
+    tried.pass_over(micro_batches, set(counts[done:]))
+    return parts, known
 
 
 def counts_up_to(most: int, node_gpus: int, *, any_count: bool) -> list[int]:
@@ -236,13 +265,13 @@ def max_model(jobs: Sequence[tuple[LimitJob, LimitQuery]], gpus: int, listener: 
         if grids:
             missed.append((job, tried, grids))
     if result is None and not missed:
-        raise CombinationError("max", "model", "no model is possible with these words")
+        raise CombinationError("max", "model", "no model is possible with these options")
     beyond = tuple(miss for job, tried, _ in missed[-LISTED:][::-1] if (miss := _missed(job, tried)))
     job, query = result[:2] if result else (missed[-1][0], jobs[-1][1])
     query = replace(query, started=jobs[0][1].started)
     fit = fit_of(job, result[2], job.model.name, query.base) if result else None
     return answer_of(
-        job, query, fit, beyond, gpus=gpus, outside="" if beyond else "no larger model is among those asked",
+        job, query, fit, beyond, gpus=gpus, outside="" if beyond else "no larger preset matches",
         searched=searched, replayed=replayed,
     )  # fmt: skip
 

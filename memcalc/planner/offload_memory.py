@@ -25,9 +25,7 @@ if TYPE_CHECKING:
     from memcalc.sums import Tree
     from memcalc.terms import ModelOnGrid
 
-NO_SWAPPER = (
-    "the framework swaps nothing to NVMe by itself: its states are counted there, no buffers for them in host memory."
-)
+NO_SWAPPER = "the framework cannot swap to NVMe itself. Host buffers for it are not counted."
 NAMES = {"host": "host memory", "nvme": "NVMe", "cxl": "CXL memory"}
 
 
@@ -104,10 +102,17 @@ def shortages(need: OffloadNeed, node: Node) -> Iterator[str]:
     for tier, wanted in need.parts():
         size, name = capacity(node, tier), NAMES[tier]
         if wanted and size is None:
-            yield f"{name} of node {node.name} is unknown: this strategy needs {wanted / GIB:.1f} GiB of it."
+            yield f"needs {wanted / GIB:.1f} GiB of {name} per host; node {node.name} does not state its size."
         elif size is not None and wanted > size:
             where = f"node {node.name}" if node.hosts == 1 else f"each of the {node.hosts} hosts of {node.name}"
-            yield f"{name}: {wanted / GIB:.1f} GiB needed, {size / GIB:.1f} GiB in {where}."
+            yield f"needs {wanted / GIB:.1f} GiB of {name} per host; {where} has {size / GIB:.1f} GiB."
+
+
+def lacking(need: OffloadNeed, node: Node) -> str:
+    """What a host does not have of what is needed, in a few words; empty where nothing is known to be short."""
+    sizes = ((NAMES[tier], wanted, capacity(node, tier)) for tier, wanted in need.parts())
+    short = (f"{name} lacks {(wanted - size) / GIB:.1f} GiB" for name, wanted, size in sizes if size and wanted > size)
+    return ", ".join(short)
 
 
 def lacks_nvme_swap(strategy: Strategy) -> bool:

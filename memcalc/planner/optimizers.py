@@ -8,12 +8,11 @@ from typing import TYPE_CHECKING, Any, get_args
 from memcalc.errors import CombinationError
 from memcalc.formulas.optimizer import OptimizerKind
 from memcalc.formulas.optimizer_states import FULL, GALORE_RANK
-from memcalc.frameworks.precision_aware import holds_main_weights
+from memcalc.frameworks.megatron import holds_main_weights
 from memcalc.specs.adapters import PARTS_OF_A_BLOCK, AlsoTrained, Lora, release
 from memcalc.specs.options import OPTIONS, SharedSettings
-from memcalc.terms.matrices import block_matrices, outside_matrices
 from memcalc.terms.moments import form_of, layout_of, optimizer_of
-from memcalc.terms.tensors import block_tensors, end_tensors
+from memcalc.terms.tensors import block_matrices, block_tensors, end_tensors, outside_matrices
 
 if TYPE_CHECKING:
     from memcalc.frameworks import Habits
@@ -80,6 +79,26 @@ def check_widths(name: str, habits: Habits, precisions: list[str]) -> None:
         if habits.widths[precision].moment < FULL:
             allowed = f"{name} multiplies gradients by fp32 preconditioners, and stops where they have 16 bits"
             raise CombinationError("precision", precision, f"{allowed}; use bf16-autocast or fp32")
+
+
+def width_without_zero(habits: Habits, precision: str) -> str:
+    """The width in which DeepSpeed adds gradients up without ZeRO, and refuses another; empty where any is taken.
+
+    ``_do_optimizer_sanity_check`` (runtime/engine.py of v0.12.3 and edaa722).
+    """
+    engine = habits.zero_optimizer
+    if engine is None or not engine.fp32_accumulation:
+        return ""
+    wide = engine.wide_without_zero and precision == "bf16-mixed"
+    return "fp32" if wide else precision.partition("-")[0]
+
+
+def check_accumulation(width: str, habits: Habits, precision: str, zero: int) -> None:
+    """Refuse a width of DeepSpeed's gradients that its engine refuses."""
+    fixed = width_without_zero(habits, precision)
+    if zero == 0 and width and fixed and width != fixed:
+        allowed = f"is {fixed} without ZeRO, where DeepSpeed refuses another; use --zero 1"
+        raise CombinationError("strategy.grad_accum_dtype", width, allowed)
 
 
 def check_main_weights(request: Request, fields: dict[str, Any], habits: Habits) -> None:
@@ -166,7 +185,7 @@ def adapter_fields(request: Request, model: Model, habits: Habits, precisions: l
     quantize = str(request.given.get("quantize", "none"))
     if quantize != "none" and any(not name.startswith(("bf16", "fp16")) or "autocast" in name for name in precisions):
         raise CombinationError(
-            "quantize", quantize, "a quantised base needs --precision bf16, bf16-mixed or fp16-mixed"
+            "quantize", quantize, "a quantized base needs --precision bf16, bf16-mixed or fp16-mixed"
         )
     return {
         **fields,

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from memcalc.errors import CombinationError, InputError
+from memcalc.frameworks.capability import SPLITS
 from memcalc.grid import Layout
 from memcalc.terms.pipeline import VIRTUAL, group_of
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from memcalc.formulas.types import Array
     from memcalc.frameworks import Habits
     from memcalc.grid import Grid
@@ -20,8 +23,12 @@ if TYPE_CHECKING:
     from memcalc.specs.model import Model
     from memcalc.specs.options import SharedSettings
 
+
 CHUNKS = (2, 4, 8)
 """Model chunks a stage that a search tries."""
+EVEN_CHUNKS = tuple(range(2, 13))
+"""The same where only numbers that divide the blocks are legal: few are, and recipes use each of them up to 12
+(NVIDIA/dgxc-benchmarking 8f5cbb3: 5, 6, 7 and 12)."""
 NEVER_FASTER = ("gpipe",)
 """Schedules that idle as long as 1F1B and hold more: a search leaves them out."""
 
@@ -48,8 +55,8 @@ def pipelines_for(request: Request, habits: Habits) -> list[tuple[str, int]]:
         check_schedule(request, habits, name)
     if query is None and request.given.get("pp", 1) > 1:
         request.assumptions["pp_schedule"] = f"searched: {', '.join(names)}"
-    several = request.choices.get("vpp")
-    tried = [request.given["vpp"]] if "vpp" in request.given else several.of(CHUNKS) if several else CHUNKS
+    several, usual = request.choices.get("vpp"), EVEN_CHUNKS if habits.even_chunks else CHUNKS
+    tried = [request.given["vpp"]] if "vpp" in request.given else several.of(usual) if several else usual
     return [
         (name, chunks)
         for name in names
@@ -106,7 +113,7 @@ def _even(model: Model, blocks: int, rest: int, stages: int, habits: Habits) -> 
     if rest != blocks:
         return f"the {stages} stages between must share the {rest} blocks that are left of {model.name} alike"
     fields = [f"strategy.{name}" for name in habits.capabilities.uneven.direct]
-    unequal = f", or unequal stages must be said: --set {' or '.join(fields[:2])}" if fields else ""
+    unequal = f", or set unequal stages: --set {' or '.join(fields[:2])}" if fields else ""
     return f"{habits.name} needs it to be a divisor of the {blocks} blocks of {model.name}{unequal}"
 
 
@@ -142,8 +149,8 @@ def check_rounds(grid: Grid) -> None:
         raise CombinationError("global-batch", grid.fixed.global_batch, allowed)
 
 
-def check_layout(model: Model, layout: Layout, seq_len: int, expert_tp: int = 0) -> None:
-    """Raise the error that says why a layout is impossible for a model."""
+def check_layout(model: Model, layout: Layout, seq_len: int, expert_tp: int = 0, *, alone: bool = False) -> None:
+    """Raise the error that says why a layout is impossible for a model; ``alone`` as for :func:`check_replicas`."""
     for group in model.groups:
         _check_tp(group.block.attention.heads, "attention heads", model, layout.tp)
         _check_tp(group.block.attention.kv_heads, "key-value heads", model, layout.tp)
@@ -155,7 +162,7 @@ def check_layout(model: Model, layout: Layout, seq_len: int, expert_tp: int = 0)
         experts = getattr(group.block.mlp, "experts", layout.ep)
         if experts % layout.ep:
             raise CombinationError("ep", layout.ep, f"must be a divisor of the {experts} experts of {model.name}")
-    check_replicas(layout)
+    check_replicas(layout, alone=alone)
     ranks, part = layout.dp * layout.cp // layout.dp_replicate, " / dp-replicate" * (layout.dp_replicate > 1)
     if expert_tp and (ranks * layout.tp) % (layout.ep * expert_tp):
         allowed = f"ep x etp must be a divisor of dp x cp x tp{part} = {ranks * layout.tp}"
@@ -166,12 +173,15 @@ def check_layout(model: Model, layout: Layout, seq_len: int, expert_tp: int = 0)
         raise CombinationError("cp", layout.cp, f"must be at most the sequence length {seq_len}")
 
 
-def check_replicas(layout: Layout) -> None:
-    """Refuse replicas into which data-parallel ranks cannot be parted, and those of one rank, which share nothing."""
+def check_replicas(layout: Layout, *, alone: bool = False) -> None:
+    """Refuse replicas into which data-parallel ranks cannot be parted, and those of one rank, which share nothing.
+
+    Where replicas of one rank have a mode of their own (FSDP 1's NO_SHARD), they may stand ``alone``.
+    """
     replicas = layout.dp_replicate
     if layout.dp % replicas:
         raise CombinationError("dp-replicate", replicas, f"must be a divisor of dp = {layout.dp}")
-    if replicas > 1 and layout.dp * layout.cp == replicas:
+    if replicas > 1 and layout.dp * layout.cp == replicas and not alone:
         raise CombinationError("dp-replicate", replicas, "must leave each replica several ranks to shard over")
 
 
@@ -227,3 +237,46 @@ def is_legal(model: Model, layout: Layout, seq_len: int) -> bool:
     except InputError:
         return False
     return True
+
+
+# Unequal stages that a search offers where a pipeline's depth does not divide the blocks of a model.
+
+
+def splits_for(
+    request: Request, habits: Habits, model: Model, depths: Iterable[int]
+) -> list[tuple[dict[str, Any], tuple[int, ...]]]:
+    """Fields of a strategy by which stages are unequal, with the numbers of stages that they serve.
+
+    Where a framework's stages are alike by default and neither depth nor fields are given: embedding and loss count as
+    blocks, as Llama 3 was trained (arXiv:2407.21783, section 3.3.2), or first and last stage hold fewer of them.
+    """
+    fields = request.given["fields"]
+    stated = "pp" in request.given or any(name in fields for name in SPLITS)
+    able = habits.even_chunks and {*SPLITS} <= {*habits.capabilities.uneven.direct}
+    if stated or not able or any(group.tower != "decoder" for group in model.groups):
+        return []
+    blocks = model.num_layers - int(fields.get("mtp", 0))
+    served: dict[tuple[tuple[str, Any], ...], list[int]] = {}
+    for stages in depths:
+        if blocks % stages and (split := split_of(blocks, stages)):
+            served.setdefault(tuple(split.items()), []).append(stages)
+    return [(dict(split), tuple(numbers)) for split, numbers in served.items()]
+
+
+def split_of(blocks: int, stages: int) -> dict[str, Any]:
+    """How a number of blocks that the stages do not divide is shared out all the same; empty where it is not.
+
+    >>> split_of(126, 16), split_of(95, 16)
+    ({'embedding_in_split': True, 'loss_in_split': True}, {'loss_in_split': True})
+    >>> split_of(61, 16)
+    {'first_stage_layers': 3, 'last_stage_layers': 2}
+    """
+    if (blocks + 2) % stages == 0:
+        return {"embedding_in_split": True, "loss_in_split": True}
+    if (blocks + 1) % stages == 0:
+        return {"loss_in_split": True}
+    share = -(-blocks // stages)
+    ends = blocks - (stages - 2) * share
+    if stages < 3 or stages & (stages - 1) or ends < 2:  # beyond powers of two nobody cuts so
+        return {}
+    return {"first_stage_layers": -(-ends // 2), "last_stage_layers": ends // 2}

@@ -7,22 +7,24 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain, takewhile
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast, get_args
 
 from memcalc._version import __version__
 from memcalc.frameworks.capabilities import own_code
 from memcalc.planner.activation_budget import recompute_warnings
 from memcalc.planner.answer import borrowed_by, hardware_facts, model_facts, scalar, strategy_of
 from memcalc.planner.batch_front import with_batches
-from memcalc.planner.beyond import code_warnings, fits_beyond
+from memcalc.planner.beyond import code_warnings, fits_beyond, unopened
 from memcalc.planner.choice import FEW, Choice, chosen, simplest
 from memcalc.planner.finalists import SimulatedPlan, time_of, unchecked_warnings
+from memcalc.planner.found import searched_strategies
 from memcalc.planner.occasions import asked_for, occasions_of, uncounted
 from memcalc.planner.offload_memory import NO_SWAPPER, capacity, lacks_nvme_swap, offload_need, unknown_to
-from memcalc.planner.ranking import Objective
+from memcalc.planner.ranking import Objective, ObjectiveName
 from memcalc.planner.recipe import recipe, remedies
 from memcalc.planner.record import strategy_record
 from memcalc.planner.remedies import instead_of_offload, instead_of_tight, nearest
+from memcalc.planner.request import one_of, positive
 from memcalc.planner.search import Wanted
 from memcalc.planner.sentences import no_fit_gpu, no_fit_host, why, why_not
 from memcalc.planner.shortlist import Shortlist, resident, shortlists
@@ -34,7 +36,7 @@ if TYPE_CHECKING:
     from memcalc.planner.search import Candidate, SearchResult
 
 BILLION = 10**9
-IMPOSSIBLE = "no strategy is possible on {} GPUs: global batch, data-parallel ranks and micro-batch do not agree."
+IMPOSSIBLE = "{} GPUs: no micro-batch divides the global batch over the data-parallel ranks."
 
 
 @dataclass(frozen=True)
@@ -55,6 +57,14 @@ class PlanOptions:
     advice: bool = True
     """Whether the smallest changes are looked for where nothing fits."""
 
+    @classmethod
+    def of(cls, top: int | str, objective: str, critical_batch: Any, tokens: Any) -> PlanOptions:
+        """As people write them; InputError or UnknownNameError says what is allowed."""
+        name = one_of(objective, "objective", get_args(ObjectiveName))
+        critical = None if critical_batch is None else positive(critical_batch, "critical_batch")
+        budget = BILLION if tokens is None else positive(tokens, "tokens")
+        return cls(Objective(cast("ObjectiveName", name), critical), positive(top, "top"), budget)
+
 
 def plan_for(job: PlanJob, wish: PlanOptions, record: JobRecord) -> Plans:
     """Search everything that a job leaves open; ``record`` is what was asked."""
@@ -70,6 +80,7 @@ def plan_for(job: PlanJob, wish: PlanOptions, record: JobRecord) -> Plans:
     last = max(outcomes)
     smallest = outcomes[last].smallest or outcomes[last].host_limited
     closest = None if plans or smallest is None else _closest(record, smallest)
+    spared = unopened(job, last) if wish.advice and not plans else 0
     return Plans(
         version=__version__,
         model=model_facts(job.model),
@@ -81,18 +92,24 @@ def plan_for(job: PlanJob, wish: PlanOptions, record: JobRecord) -> Plans:
         feasible=sum(outcome.feasible for outcome in outcomes.values()),
         elapsed=round(time.perf_counter() - started, 4),
         plans=plans,
+        cloud=tuple(searched_strategies(job, outcomes)) if plans else (),
         pareto=pareto_ranks(plans),
         without_offload=several.without_offload if several else None,
         tight_without_offload=several.tight_without_offload if several else (),
-        nearest=tuple(_advice(job, plans, last, record, several)) if wish.advice else (),
-        too_large="" if plans else _nothing(job, outcomes[last], last, wish),
+        nearest=tuple(_advice(job, plans, last, record, several, spared)) if wish.advice else (),
+        too_large="" if plans else _nothing(job, outcomes[last], last, wish, spared),
         closest="" if closest is None else command_line(closest),
         closest_job=closest,
         recipe=recipe(job, last) if wish.recipe else (),
         remedies=remedies(job, last) if wish.recipe else (),
         asked=why_not(job, wish.question, counts, plans) if wish.question else "",
         capacity=job.gpu.memory_bytes,
-        warnings=(*_warnings(job, plans, outcomes), *_recompute_warnings(job, ready), *_uncounted(job, ready)),
+        warnings=(
+            *job.request.warnings,
+            *_warnings(job, plans, outcomes),
+            *_recompute_warnings(job, ready),
+            *_uncounted(job, ready),
+        ),
         assumptions=job.request.assumptions,
         job=record,
         command=command_line(record),
@@ -100,20 +117,23 @@ def plan_for(job: PlanJob, wish: PlanOptions, record: JobRecord) -> Plans:
 
 
 def _advice(
-    job: PlanJob, plans: tuple[Plan, ...], gpus: int, record: JobRecord, several: Several | None
+    job: PlanJob, plans: tuple[Plan, ...], gpus: int, record: JobRecord, several: Several | None, spared: int
 ) -> Iterator[Nearest]:
-    """What else can be done: where nothing fits, where nothing does without offload, and where what does is tight."""
+    """What else can be done: where nothing fits, where nothing does without offload, and where what does is tight.
+
+    Other frameworks are looked at where a search beyond this one's is ``spared``.
+    """
     if not plans:
-        return nearest(job, gpus, record)
+        return nearest(job, gpus, record, elsewhere=spared > 0)
     if several and several.resident:
         return instead_of_tight(job, record, plans)
     return chain(instead_of_offload(job, record, plans), instead_of_tight(job, record, plans))
 
 
-def _nothing(job: PlanJob, outcome: SearchResult, gpus: int, wish: PlanOptions) -> str:
+def _nothing(job: PlanJob, outcome: SearchResult, gpus: int, wish: PlanOptions, spared: int) -> str:
     """Why there is no plan, and what would be one with code that the framework leaves to its user."""
     text = _too_large(job, outcome) or IMPOSSIBLE.format(gpus)
-    return " ".join(filter(None, (text, fits_beyond(job, gpus) if wish.advice else "")))
+    return " ".join(filter(None, (text, fits_beyond(job, gpus, spared) if wish.advice else "")))
 
 
 def _chosen(job: PlanJob, lists: dict[int, Shortlist], wish: PlanOptions) -> dict[int, list[Choice]]:
@@ -122,7 +142,7 @@ def _chosen(job: PlanJob, lists: dict[int, Shortlist], wish: PlanOptions) -> dic
     ready = {gpus: listed(short) for gpus, short in lists.items()}
     unknown = (False, True) if capacity(job.node, "host") is None else (False,)
     for trusting, tight in ((trusting, tight) for trusting in unknown for tight in (False, True)):
-        empty = [gpus for gpus, rows in ready.items() if not rows]
+        empty = [gpus for gpus, rows in ready.items() if not rows and job.is_hopeful(gpus)]
         if empty and (trusting or tight):
             more = shortlists(job, empty, Wanted(wish.goal, tight=tight, trusting=trusting))
             ready |= {gpus: listed(short) for gpus, short in more.items()}
@@ -156,6 +176,8 @@ class Several:
     @staticmethod
     def _tight(job: PlanJob, wanted: Wanted, counts: list[int]) -> tuple[int, ...]:
         def runs(gpus: int) -> bool:
+            if not job.is_hopeful(gpus):
+                return False
             lists = shortlists(job, [gpus], replace(wanted, tight=True)).values()
             return any(short.may_run(filter(resident, short.outcome.ideas)) for short in lists)
 
@@ -243,9 +265,17 @@ def pareto_ranks(plans: tuple[Plan, ...]) -> tuple[int, ...]:
 def _unchecked(plans: tuple[Plan, ...]) -> list[str]:
     """Which speeds no published run supports."""
     offloaded = [plan for plan in plans if plan.strategy.offload and not plan.time.validated]
-    names = "all plans" if len(offloaded) == len(plans) else ", ".join(f"#{plan.rank}" for plan in offloaded)
-    text = [f"{names}: {UNMEASURED_OFFLOAD}."] if offloaded else []
-    return text + unchecked_warnings({f"#{plan.rank}": plan.time for plan in plans if plan not in offloaded})
+    names = _names(plans)
+    listed = "all plans" if len(offloaded) == len(plans) else ", ".join(names[plan.rank] for plan in offloaded)
+    text = [f"{listed}: {UNMEASURED_OFFLOAD}."] if offloaded else []
+    return text + unchecked_warnings({names[plan.rank]: plan.time for plan in plans if plan not in offloaded})
+
+
+def _names(plans: tuple[Plan, ...]) -> dict[int, str]:
+    """What sentences call the plans, by their ranks: by their GPUs where each has a count of its own."""
+    if len(plans) > 1 and len({plan.gpus for plan in plans}) == len(plans):
+        return {plan.rank: f"the {plan.gpus}-GPU plan" for plan in plans}
+    return {plan.rank: f"#{plan.rank}" for plan in plans}
 
 
 def _uncounted(job: PlanJob, ready: Mapping[int, list[Choice]]) -> tuple[str, ...]:
@@ -267,7 +297,7 @@ def _recompute_warnings(job: PlanJob, ready: Mapping[int, list[Choice]]) -> tupl
 
 
 def _warnings(job: PlanJob, plans: tuple[Plan, ...], outcomes: Mapping[int, SearchResult]) -> list[str]:
-    text = code_warnings({f"#{plan.rank}": plan.own_code for plan in plans})
+    text = code_warnings({_names(plans)[plan.rank]: plan.own_code for plan in plans})
     text += _unchecked(plans)
     text += borrowed_by(job.gpu, (plan.strategy for plan in plans))
     text += [

@@ -20,11 +20,10 @@ PRECISION_MODES: tuple[str, ...] = get_args(PrecisionMode)
 _ENDINGS = {"pure-16-bit": "", "fp32-master": "-mixed", "autocast": "-autocast"}
 _SAID = {
     "fp32": "fp32 weights, gradients and optimizer states",
-    "pure-16-bit": "16-bit weights, gradients and optimizer states, and no fp32 copy of the weights",
-    "fp32-master": "16-bit weights with an fp32 copy that the optimizer updates, and fp32 states",
-    "fp32-shards": "fp32 weights, gradients and states in shards; a block is gathered in 16 bits while it computes",
-    "autocast": "fp32 weights, gradients and states as in fp32, and 16-bit copies of the weights on top in forward "
-    "and backward",
+    "pure-16-bit": "16-bit weights, gradients and optimizer states, no fp32 master",
+    "fp32-master": "16-bit weights and gradients, fp32 master weights and optimizer states",
+    "fp32-shards": "fp32 weights, gradients and states, sharded; blocks gathered in 16 bits",
+    "autocast": "fp32 weights, gradients and states, plus 16-bit weight copies during forward and backward",
 }
 FP32 = 4
 """Bytes of a number."""

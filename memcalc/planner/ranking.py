@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Generic, Literal, TypeVar
 
@@ -37,7 +37,7 @@ class Ranked(Generic[Thing]):
         if self.is_settled:
             return self
         thing = self.make()
-        return replace(self, make=lambda: thing, is_settled=True)
+        return Ranked(self.key, self.over, lambda: thing, is_settled=True)
 
 
 class TopK(Generic[Thing]):
@@ -67,22 +67,34 @@ class TopByIdea(Generic[Thing]):
         self.entries: dict[Idea, list[Ranked[Thing]]] = {}
         self.changed: set[Idea] = set()
         """Ideas that something was offered to since figures were last read."""
+        self._ideas: Sequence[Idea] | None = None
+        self._bounds: Array = np.zeros(0)
+        """Of the ideas that were asked for last, which a grid has for all its blocks."""
 
     def bounds(self, ideas: Sequence[Idea]) -> Array:
         """A key for each idea, at which or above nothing can be among its best any more."""
-        lists = (self.entries.get(idea, []) for idea in ideas)
-        return np.array([known[-1].key if len(known) == self.count else np.inf for known in lists])
+        if self._ideas is not ideas:
+            self._ideas, self._bounds = ideas, np.array([self._bound(idea) for idea in ideas])
+        return self._bounds
+
+    def _bound(self, idea: Idea) -> float:
+        known = self.entries.get(idea, [])
+        return known[-1].key if len(known) == self.count else np.inf
 
     def offer(
         self, ideas: Sequence[Idea], numbers: Array, key: Array, over: Array, make: Callable[[int], Thing]
     ) -> None:
         """Take in some of the offered; ``numbers`` say which idea each has, ``make`` reads one by its place."""
         for number, places in _lowest_of_each(numbers, key, over, self.count):
-            new = [Ranked(float(key[i]), int(over[i]), _at(make, int(i))) for i in places]
+            new = [Ranked(float(key[i]), int(over[i]), _at(make, int(i))) for i in places.tolist()]
             known = self.entries.get(ideas[number], [])
             merged = sorted([*known, *new], key=lambda entry: entry.order)
             self.entries[ideas[number]] = merged[: self.count]
             self.changed.add(ideas[number])
+            if self._ideas is ideas:
+                self._bounds[number] = self._bound(ideas[number])
+        if self._ideas is not ideas:
+            self._ideas = None
 
     def settle(self) -> None:
         """Read the figures of what was kept, so that the arrays of the part can go."""

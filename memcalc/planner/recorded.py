@@ -8,6 +8,7 @@ from memcalc.errors import CombinationError
 from memcalc.formulas.optimizer import OPTIMIZERS
 from memcalc.formulas.recompute import parse_policy
 from memcalc.planner.optimizers import named_in
+from memcalc.terms.parameters import refuse_counted
 
 if TYPE_CHECKING:
     from memcalc.planner.request import Request
@@ -19,15 +20,15 @@ FRAMEWORKS = ("plain", "ddp", "fsdp2", "fsdp1", "deepspeed", "hf")
 USUAL_SAMPLES = 256
 """Global batch of a model that has no sequence length, where none is told."""
 WHOLE = {
-    "tp": "tensor parallelism divides tensors whose roles a recording does not know",
-    "pp": "a pipeline's stages are not modelled for recorded blocks",
-    "cp": "context parallelism divides sequences inside attention, which a recording does not know",
-    "ep": "expert parallelism divides experts, which a recording does not know",
+    "tp": "not supported for --module",
+    "pp": "not supported for --module",
+    "cp": "not supported for --module",
+    "ep": "not supported for --module",
 }
 LEFT_OUT = {
-    "sp": "sequence parallelism stands beside tensor parallelism, which a recording cannot have",
-    "quantize": "quantised weights change what the blocks keep: let the factory do it",
-    "lora": "adapters change what the blocks keep: let the factory add them",
+    "sp": "not supported for --module",
+    "quantize": "quantize inside the factory",
+    "lora": "add adapters inside the factory",
     "attention": "attention is recorded as the module calls it",
     "kernels": "kernels are recorded as the module calls them",
     "loss": "the loss is recorded as the module computes it",
@@ -40,7 +41,8 @@ HARMLESS = ("none", None, False)
 
 
 def check_recorded(request: Request, model: Model) -> None:
-    """Refuse what a recorded model cannot be asked, and pin what is therefore not searched."""
+    """Refuse what a recorded or a counted model cannot be asked, and pin what is therefore not searched."""
+    refuse_counted(model, "--module runs its own class on fake tensors instead")
     if model.recording is None:
         return
     for name, why in {**WHOLE, **LEFT_OUT}.items():

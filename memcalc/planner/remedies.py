@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING, Any, cast
 
 from memcalc import catalog
 from memcalc.errors import MemcalcError
-from memcalc.frameworks import grows_segments
-from memcalc.frameworks.capabilities import capabilities_of
+from memcalc.frameworks import grows_segments, habits_of
+from memcalc.frameworks.capabilities import capabilities_of, own_code
+from memcalc.frameworks.habits import rewritten
 from memcalc.planner import defaults
+from memcalc.planner.beyond import is_soon_searched
 from memcalc.planner.choice import FASTEST_ONLY, best_plan
 from memcalc.planner.finalists import SimulatedPlan, finalist, time_of
 from memcalc.planner.offload_memory import offload_need, unknown_to
@@ -27,6 +29,8 @@ if TYPE_CHECKING:
 
 FACTORS = (2, 4, 8, 16, 32, 64)
 """How many times as many GPUs are tried, until one fits."""
+OTHERS = ("megatron", "torchtitan", "deepspeed")
+"""Frameworks that are looked at in place of another one, the one that cuts models in most ways first."""
 HALVINGS = 3
 """How often the sequence is halved, until it fits."""
 SHORTEST = 512
@@ -70,6 +74,8 @@ class Change:
         given = check_words(options, self.settings).given
         fields = {**job.request.given["fields"], **given.pop("fields")}
         changed = job.pinned(**given, fields=fields)
+        if "framework" in options:
+            changed = replace(changed, model=rewritten(job.model, habits_of(options["framework"]).own_code))
         if "gpu" not in self.options:
             return changed
         gpu = catalog.gpu(self.options["gpu"])
@@ -93,6 +99,9 @@ class Search:
     """What was asked."""
     opened: bool = True
     """Whether what is given may be left to the search."""
+    elsewhere: bool = False
+    """Whether other frameworks are looked at."""
+    _changed: dict[str, PlanJob] = field(default_factory=dict, init=False, compare=False, repr=False)
 
     @cached_property
     def baseline(self) -> float | None:
@@ -104,6 +113,12 @@ class Search:
     def given(self) -> Mapping[str, Any]:
         """What the user says."""
         return self.job.request.given
+
+    def changed(self, change: Change) -> PlanJob:
+        """The job with a change, which keeps what was found for it."""
+        if change.text not in self._changed:
+            self._changed[change.text] = change.applied(self.job)
+        return self._changed[change.text]
 
     def fitting(self, change: Change) -> Iterator[Nearest]:
         """The change, where the job fits with it; a tight one with expandable segments too, where it then fits."""
@@ -121,7 +136,7 @@ class Search:
         """The plan that the search lists first with a change; None where nothing fits or it is not possible."""
         gpus, same_gpu = int(change.options.get("gpus", self.gpus)), "gpu" not in change.options
         try:
-            return best_plan(change.applied(self.job), gpus, trusting=same_gpu)
+            return best_plan(self.changed(change), gpus, trusting=same_gpu)
         except MemcalcError:
             return None
 
@@ -162,8 +177,8 @@ class Search:
     def short(self, change: Change) -> Iterator[Nearest]:
         """The change, where the job comes near to fitting with it."""
         try:
-            job = change.applied(self.job)
-            outcome = job.search([self.gpus], FASTEST_ONLY).get(self.gpus)
+            job = self.changed(change)
+            outcome = job.known(self.gpus)
         except MemcalcError:
             return
         if outcome is None or outcome.smallest is None or outcome.feasible:
@@ -237,9 +252,9 @@ def instead_of_tight(job: PlanJob, record: JobRecord, plans: tuple[Plan, ...]) -
         yield from (answer for answer in _of_group(search, search.free) if answer.verdict == "fits")
 
 
-def nearest(job: PlanJob, gpus: int, record: JobRecord) -> Iterator[Nearest]:
+def nearest(job: PlanJob, gpus: int, record: JobRecord, *, elsewhere: bool = False) -> Iterator[Nearest]:
     """What makes a job fit, in the order of what it costs; then what comes near, and does not."""
-    search = Search(job, gpus, record)
+    search = Search(job, gpus, record, elsewhere=elsewhere)
     yield from _remedies(search)
     yield from _larger_gpu(search)
     short = {answer.change: answer for change in _all_tried(search) for answer in search.short(change)}
@@ -251,6 +266,7 @@ def _remedies(search: Search) -> Iterator[Nearest]:
     yield from _of_group(search, search.free)
     yield from _unpinned(search) if search.opened else ()
     yield from _more_gpus(search)
+    yield from _other_framework(search) if search.elsewhere else ()
     yield from _of_group(search, search.numerics)
     yield from _with_adapters(search)
     yield from _shorter(search)
@@ -309,6 +325,23 @@ def _more_gpus(search: Search) -> Iterator[Nearest]:
         answers = list(search.fitting(Change("same training", {"gpus": search.gpus * factor})))
         if answers:
             yield from answers
+            return
+
+
+def _other_framework(search: Search) -> Iterator[Nearest]:
+    """The first of some frameworks with a plan that needs no code, of those whose space is soon searched."""
+    name, habits = defaults.habits_for(search.job.request)
+    if habits.own_code is not None:  # the model is already that framework's own
+        return
+    for other in (other for other in OTHERS if other != name.partition("@")[0]):
+        change = Change("another framework", {"framework": other})
+        try:
+            job = search.changed(change)
+            plan = search.plan(change) if is_soon_searched(job, search.gpus) else None
+        except MemcalcError:
+            continue
+        if plan is not None and not own_code(plan.strategy, job.model):
+            yield search.answer(change, plan)
             return
 
 

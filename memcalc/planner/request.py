@@ -13,8 +13,7 @@ from memcalc.errors import InputError, UnknownNameError
 from memcalc.formulas.recompute import NAMES, PATTERNS, parse_policy
 from memcalc.frameworks import habits_of
 from memcalc.specs import adapters
-from memcalc.specs.options import BY_NAME, COMMAND_LINE, FIELDS, SEARCHED, SETTINGS, WORDS
-from memcalc.specs.other_words import meant
+from memcalc.specs.options import BY_NAME, COMMAND_LINE, FIELDS, SEARCHED, SETTINGS, WORDS, meant
 from memcalc.specs.strategy import FRAMEWORKS, Offload
 from memcalc.units import parse_bytes, parse_count, parse_tokens
 
@@ -34,6 +33,8 @@ class Request:
     """Words of which several values were given."""
     calibration: str = ""
     """What names the calibration again: a file, or none where it is switched off; empty where there is none."""
+    warnings: tuple[str, ...] = ()
+    """What an answer has to say of the model as it was named."""
     beyond: bool = False
     """Whether a search also tries what the framework cannot be told, which needs code of one's own."""
 
@@ -61,7 +62,7 @@ def check_words(raw: Mapping[str, Any], settings: Mapping[str, Any] | None, *, s
         value = _read(name, given[name])
         if isinstance(value, Choice):
             if not several:
-                raise InputError(flag(name), given[name], "must be one value here; memcalc plan takes several")
+                raise InputError(flag(name), given[name], "takes one value; memcalc plan accepts several")
             choices[name] = value
             del given[name]
         else:
@@ -182,7 +183,7 @@ def offload(value: object) -> tuple[str, ...]:
             raise InputError("offload", part, allowed, suggestion=meant("offload", part))
         one_of(part, "offload", ("none", *get_args(Offload)))
     if "none" in listed and len(listed) > 1:
-        raise InputError("offload", ",".join(listed), "none stands alone")
+        raise InputError("offload", ",".join(listed), "use none without other names")
     return tuple(name for name in get_args(Offload) if name in listed)
 
 

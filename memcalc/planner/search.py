@@ -110,6 +110,8 @@ class SearchResult:
     """Where nothing fits: of those for which memory off the GPU does not suffice the nearest, on the GPU if any is."""
     searched: int
     feasible: int
+    hopeful: bool = True
+    """Whether any strategy comes near enough to be let run if tight ones count, and memory off the GPU has no end."""
 
     @property
     def best(self) -> tuple[Candidate, ...]:
@@ -188,6 +190,7 @@ def _outcome(states: list[_State], each: int) -> SearchResult:
         min(host_limited, key=lambda entry: entry.key).make() if host_limited else None,
         sum(state.searched for state in states),
         feasible,
+        any(state.hopeful for state in states),
     )
 
 
@@ -212,6 +215,7 @@ class _State:
         self.nearest: TopK[Candidate] = TopK(1)
         self.host_limited: TopK[Candidate] = TopK(1)
         self.searched = self.feasible = 0
+        self.hopeful = False
 
     def settle(self) -> None:
         """Read the figures of what was kept, so that the arrays of the part can go."""
@@ -271,6 +275,8 @@ def _scan(costs: Costs, rows: slice, wanted: Wanted, ideas: Ideas, state: _State
     edge = (usable if wanted.tight else costs.safe[rows]) - usable + usable // 100 * NEAR
     step = costs.step.rows(rows)
     time, able = np.where((over <= 0) & roomy, step, np.inf), np.where((over <= edge) & roomy, step, np.inf)
+    near = np.maximum(costs.safe[rows] - usable, 0) + usable // 100 * NEAR
+    state.hopeful = state.hopeful or bool(np.any((over <= near) & allowed))
     over, time, able = (np.broadcast_to(array, shape).reshape(-1) for array in (over, time, able))
     block = _Block(costs, rows, over, np.broadcast_to(step, shape).reshape(-1), ideas, wanted.goal)
     block.offer_ideas(state, able)
@@ -327,11 +333,13 @@ class _Block:
 
     def candidate(self, position: int) -> Candidate:
         """One strategy with its figures."""
-        grid, (row, *index) = self.costs.grid, np.unravel_index(position, self._shape)
-        indices = (self.rows.start + int(row), *map(int, index))
+        grid, rest, places = self.costs.grid, position, [0] * len(self._shape)
+        for axis in range(len(places) - 1, 0, -1):
+            rest, places[axis] = divmod(rest, self._shape[axis])
+        indices = (self.rows.start + rest, *places[1:])
         reserved, step = int(self.over[position] + self.costs.usable[indices[0]].item()), float(self.time[position])
         return Candidate(grid, indices, reserved, step, self.goal.key(grid, reserved, step), self.ideas.at(indices))
 
-    @property
+    @cached_property
     def _shape(self) -> tuple[int, ...]:
         return (self.rows.stop - self.rows.start, 1, *self.costs.grid.shape[2:])

@@ -13,6 +13,7 @@ from memcalc.planner.offload_memory import offload_need, shortages
 from memcalc.planner.request import check_words, flag
 from memcalc.planner.stage_peaks import stage_peaks
 from memcalc.results.estimates import flushed
+from memcalc.results.names import component_name, phase_name
 from memcalc.specs.options import DEGREES, SEARCHED
 from memcalc.units import GIB
 
@@ -51,22 +52,10 @@ def describe(candidate: Candidate) -> str:
     return ", ".join(describe_parts(strategy_of(candidate.grid, candidate.index)))
 
 
-PHASES = {
-    "forward-last": "forward, last block",
-    "forward": "forward, loss",
-    "loss": "backward, loss and head",
-    "backward-last": "backward, last block",
-    "backward-first": "backward, first block",
-    "backward-end": "backward, embedding",
-    "step": "optimizer step",
-}
-"""Phases as they are said."""
-
-
 def why(plan: SimulatedPlan, first: SimulatedPlan, goal: Objective, seconds: StepTime) -> str:
     """Why a plan is listed, what its time is spent on, where its peak stands."""
     top, overhead = plan.peaks.top, plan.peaks.overhead
-    free = f"Peak: {PHASES[top.phase]}, {gib(overhead.capacity - top.device)} GiB headroom."
+    free = f"Peak: {phase_name(top.phase)}, {gib(overhead.capacity - top.device)} GiB headroom."
     caution = f" Tight: {_tight(plan)}." if plan.is_tight else ""
     return f"{_role(plan, first, goal)}. {largest_cost(seconds)}. {free}{caution}"
 
@@ -108,8 +97,9 @@ def no_fit_gpu(job: PlanJob, smallest: Candidate) -> str:
     if device <= capacity and (sentence := _no_fit_beside(job, smallest)):
         return sentence
     return (
-        f"nothing fits on {smallest.layout.gpus} x {job.gpu.name}: even the smallest strategy "
-        f"({describe(smallest)}) needs {gib(device)} of {gib(capacity)} GiB, of which {name} {gib(size)} GiB."
+        f"nothing fits on {smallest.layout.gpus} × {job.gpu.name}: the smallest strategy "
+        f"({describe(smallest)}) needs {gib(device)} of {gib(capacity)} GiB. Largest part: "
+        f"{component_name(name)}, {gib(size)} GiB."
     )
 
 
@@ -117,8 +107,8 @@ def _no_fit_beside(job: PlanJob, smallest: Candidate) -> str:
     """What the job is told to do beside its steps and cannot, although the steps of its smallest strategy fit."""
     census, _, overhead = single_ledger(job, smallest)
     failing = failing_beside(census, overhead, job.node)
-    needs = ", ".join(f"{each.name} ({each.when}) {gib(each.allocated)}" for each in failing)
-    beside = f"nothing fits on {smallest.layout.gpus} x {job.gpu.name} with what the job does beside its steps: "
+    needs = ", ".join(f"{each.name} ({each.when}) needs {gib(each.allocated)}" for each in failing)
+    beside = f"nothing fits on {smallest.layout.gpus} × {job.gpu.name} with what the job does between steps: "
     usable = f"of {gib(overhead.usable)} GiB"
     return f"{beside}in the smallest strategy ({describe(smallest)}) {needs} {usable}." if failing else ""
 
@@ -128,8 +118,8 @@ def no_fit_host(job: PlanJob, candidate: Candidate) -> str:
     need = offload_need(job.on(single_grid(candidate)), job.node)
     lacking = " ".join(shortages(need, job.node))
     _, _, device, capacity = largest_component(job, candidate)
-    beside = f" On the GPU it needs {gib(device)} of {gib(capacity)} GiB." if device > capacity else ""
-    return f"memory off the GPU is too small for {describe(candidate)}: {lacking}{beside}"
+    beside = f" It also needs {gib(device)} of {gib(capacity)} GiB of GPU memory." if device > capacity else ""
+    return f"not enough memory off the GPU for {describe(candidate)}: {lacking}{beside}"
 
 
 def largest_component(job: PlanJob, candidate: Candidate) -> tuple[str, int, int, int]:
@@ -149,9 +139,9 @@ def why_not(job: PlanJob, question: str, counts: list[int], plans: tuple[Plan, .
     try:
         outcome = pinned.search([gpus]).get(gpus)
     except CombinationError as error:
-        return f"{question} cannot run: {error}"
+        return f"{question}: not possible: {error}"
     if outcome is None or outcome.smallest is None:
-        return f"{question} cannot run on {gpus} GPUs: no legal layout and micro-batch has it."
+        return f"{question}: no valid layout and micro-batch on {gpus} GPUs."
     best = best_plan(pinned, gpus)
     if best is None:
         return _too_large(pinned, question, outcome.smallest)
@@ -183,7 +173,7 @@ def split_words(text: str, field: str, known: tuple[str, ...], flags: tuple[str,
             if name not in known:
                 raise InputError(field, key.strip(), *_allowed(known))
             if name in raw:
-                raise InputError(field, key.strip(), "must stand once: its values, if several, behind one =")
+                raise InputError(field, key.strip(), "given twice; write several values as tp=1/2")
             raw[name] = value.strip() if equals else "true"
         elif name:
             raw[name] += f",{part.strip()}"
@@ -202,8 +192,8 @@ def _allowed(known: tuple[str, ...]) -> tuple[str, list[str]]:
 def _too_large(job: PlanJob, question: str, candidate: Candidate) -> str:
     name, size, device, capacity = largest_component(job, candidate)
     return (
-        f"{question} does not fit: its smallest strategy ({describe(candidate)}) needs {gib(device)} of "
-        f"{gib(capacity)} GiB, of which {name} {gib(size)} GiB."
+        f"{question} does not fit: it needs at least {gib(device)} of {gib(capacity)} GiB "
+        f"({component_name(name)} {gib(size)} GiB), with {describe(candidate)}."
     )
 
 
@@ -211,12 +201,12 @@ def _slower(question: str, plan: SimulatedPlan, time: StepTime, first: Plan) -> 
     batch, text = plan.candidate.grid.fixed.global_batch, describe(plan.candidate)
     lost = time.step / batch - first.time.step / first.global_batch
     if lost <= 0:
-        return f"{question} is as fast as the first plan: {text}."
+        return f"{question} is as fast as #1: {text}."
     parts = ("compute", "host", "recompute", "communication", "offload", "optimizer", "bubble")
     each = {name: getattr(time, name) / batch - getattr(first.time, name) / first.global_batch for name in parts}
     worst = max(each, key=lambda name: each[name])
     share = time.step * first.global_batch / (first.time.step * batch) - 1
     return (
-        f"{question} fits and is {share:.1%} slower than the first plan: its best strategy ({text}) "
-        f"takes {time.step:.3g} s a step, and {each[worst] * batch:+.3g} s of the difference is {worst}."
+        f"{question} fits, {share:.1%} slower than #1. Best such plan: {text}, "
+        f"{time.step:.3g} s per step ({worst} {each[worst] * batch:+.3g} s)."
     )

@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
-from memcalc.allocator import Replay, replay
+from memcalc.allocator import Replay, replay, reserved_up_to
 from memcalc.events import step_events
 from memcalc.ledger import PHASES, Ledger
-from memcalc.planner.flushes import flushes_of
 from memcalc.results.estimates import Interval, Peak, StagePeak, Verdict
 from memcalc.sums import add_up
 from memcalc.terms.head import OBSERVED
@@ -19,11 +18,32 @@ from memcalc.terms.model_on_grid import ModelOnGrid
 from memcalc.units import GIB
 
 if TYPE_CHECKING:
-    from memcalc.allocator import Replay
     from memcalc.formulas.types import Array
     from memcalc.grid import Grid
-    from memcalc.ledger import Ledger
     from memcalc.terms import ModelOnGrid, Overhead
+
+
+# How often a full card makes the allocator give its cache back, step after step.
+
+
+def flushes_of(replay: Replay, accumulation: int) -> int:
+    """How often the cache is given back in a step after the first, in which the optimizer's states appear.
+
+    A replay has a few micro-batches of a step with many: those that it leaves out flush as its last whole one does.
+    """
+    marks = replay.retries_at
+    updates = [index for index, (name, _) in enumerate(marks) if name == "step"]
+    begin = updates[-2] if len(updates) > 1 else updates[0] if updates else len(marks)
+    forwards = [index for index in range(begin, len(marks)) if marks[index][0] == "forward-last"]
+    if not forwards:
+        return replay.retries
+    last, passed = forwards[-1], 0
+    end = last
+    while end < len(marks) - 1 and passed <= 1 and marks[end][0] != "step":
+        end += 1
+        passed += marks[end][0] == "loss"
+    repeated = max(accumulation - len(forwards), 0)
+    return replay.retries - marks[forwards[0]][1] + repeated * (marks[end][1] - marks[last][1])
 
 
 P = TypeVar("P", bound=Peak)
@@ -47,7 +67,7 @@ class Peaks:
     replays: tuple[Replayed, ...] = ()
     """Of all stages that were replayed."""
     beside: str = ""
-    """What the job is told to do beside its steps and cannot, in a few words."""
+    """What host memory lacks, or what the job is told to do beside its steps and cannot, in a few words."""
 
     @property
     def allocated(self) -> int:
@@ -134,6 +154,9 @@ def peaks_of(
     stages = stage_peaks(census, ledger, overhead)
     closed = ledger.reserved()
     wanted = range(len(stages)) if len(stages) <= REPLAYED_STAGES else [_largest(stages)]
+    # Where more than is safe is allocated, nothing that a replay shows makes it so: what is reserved is never less
+    if only_safe and _is_replayed(census) and max(stages[stage].allocated for stage in wanted) > overhead.most_safe:
+        raise UnsafeError
     by_stage = {stage: replayed(census, ledger, overhead, stage, only_safe=only_safe) for stage in wanted}
     if also is not None:
         by_stage = {stage: larger(one_shape, also(stage)) for stage, one_shape in by_stage.items()}
@@ -149,6 +172,10 @@ def peaks_of(
     top = max(failing or by_stage, key=lambda stage: predicted[stage])
     peaks = Peaks(tuple(stages), stages[top], by_stage[top], predicted[top], overhead, tuple(replays.values()))
     return peaks.on_card() if peaks.runs else peaks
+
+
+def _is_replayed(census: ModelOnGrid) -> bool:
+    return census.grid.habits.allocator == "caching"
 
 
 def _largest(stages: list[StagePeak]) -> int:
@@ -221,16 +248,21 @@ def replayed(
 
     With ``only_safe`` it may end with UnsafeError, as soon as more is reserved than is safe or the cache is given back.
     """
-    if census.grid.habits.allocator != "caching":
+    if not _is_replayed(census):
         return None
-
-    def is_unsafe(reserved: int) -> bool:
-        return overhead.limit(reserved) > overhead.capacity
-
-    until = is_unsafe if only_safe and not has_observed(ledger) else None
-    two_steps = simulate(census, ledger, overhead, stage, until=until)
-    if until and (two_steps.retries or until(two_steps.peak_reserved)):
-        raise UnsafeError
+    ends = only_safe and not has_observed(ledger)
+    most = min(overhead.room, overhead.most_safe) if ends else overhead.room
+    if census.grid.fixed.expandable_segments:
+        two_steps = simulate(census, ledger, overhead, stage, until=(lambda peak: peak > most) if ends else None)
+        if ends and (two_steps.retries or two_steps.peak_reserved > most):
+            raise UnsafeError
+    else:
+        reserved = reserved_up_to(step_events(census, ledger, stage), most)
+        if reserved is not None:
+            return Replayed(reserved, reserved, retries=0, flushes=0, runs=True, short=0)
+        if ends:
+            raise UnsafeError
+        two_steps = simulate(census, ledger, overhead, stage)
     flushes = flushes_of(two_steps, at_stage(census.grid.accumulation, stage, census.grid.num_stages))
     return replayed_from(two_steps, overhead, flushes)
 

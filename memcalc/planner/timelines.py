@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from memcalc.allocator import Replay
 from memcalc.ledger import COMPONENTS, Ledger
 from memcalc.planner.stage_peaks import REPLAYED_STAGES, simulate
-from memcalc.results.estimates import Timeline, TimelinePart
+from memcalc.results.details import Timeline, TimelinePart
 from memcalc.terms.model_on_grid import ModelOnGrid
 
 if TYPE_CHECKING:

@@ -16,9 +16,8 @@ from memcalc.errors import CombinationError
 from memcalc.events.varying import varying_events
 from memcalc.planner.request import flag
 from memcalc.planner.stage_peaks import Peaks, Replayed, at_stage, has_observed, peaks_of, replayed_from
-from memcalc.results.lengths import LengthFacts
-from memcalc.specs.batching import BatchInputs
-from memcalc.specs.options import BATCHING
+from memcalc.results.details import LengthFacts
+from memcalc.specs.options import BATCHING, BatchInputs
 from memcalc.terms import build_ledger
 from memcalc.terms.pipeline import in_flight
 
@@ -108,10 +107,8 @@ def _check(request: Request, job: JobLengths, *, searched: bool) -> None:
         raise CombinationError("micro-batch", request.given["micro_batch"], allowed)
 
 
-def refuse_lengths(job: JobLengths | None, command: str, what: str) -> None:
+def refuse_lengths(job: JobLengths, command: str, what: str) -> None:
     """Refuse lengths where a command answers the length itself, or does not know the micro-batch of a budget."""
-    if job is None:
-        return
     if what == "seq-len":
         raise CombinationError("lengths", job.lengths.text, f"{command} seq-len answers the longest: leave them out")
     if job.budgeted:

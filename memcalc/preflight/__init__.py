@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from memcalc.preflight.answer import check
+from memcalc.preflight.answer import check, check_estimate
 
-__all__ = ["check"]
+__all__ = ["check", "check_estimate"]

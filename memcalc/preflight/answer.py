@@ -9,18 +9,20 @@ from typing import Any
 from memcalc._version import __version__
 from memcalc.convert.config import Config, Finding
 from memcalc.convert.formats import get_format
-from memcalc.errors import MissingError
+from memcalc.errors import MissingError, ObjectiveError
 from memcalc.preflight.job import MergedJob, estimate_merged
 from memcalc.preflight.merge import merge
 from memcalc.preflight.read_files import read_files
+from memcalc.preflight.roles import answer, check_counted
 from memcalc.results.check import Check, CheckDefault, CheckedFile, CheckFinding, CheckFix
 from memcalc.results.estimates import EXPANDABLE, Estimate, flushed
+from memcalc.results.posttraining import Rl
 from memcalc.units import GIB
 
 
 def check(
     files: Iterable[str], *, settings: Mapping[str, Any] | None = None, preset_dirs: Iterable[str] = (), **options: Any
-) -> Check:
+) -> Check | Rl:
     """Check a job from its own config files; options that are given override what the files state.
 
     Parameters
@@ -34,8 +36,9 @@ def check(
 
     Returns
     -------
-    Check
-        The verdict, findings file by file, and the smallest edit that makes the job fit.
+    Check or Rl
+        The verdict, findings file by file, and the smallest edits that make the job fit; of post-training the answer of
+        :func:`memcalc.rl`.
 
     Raises
     ------
@@ -44,27 +47,46 @@ def check(
     memcalc.errors.MissingError
         Naming all that must be given.
     """
-    from memcalc.preflight.lints import LintContext, lints
-
     paths, dirs = tuple(files), tuple(preset_dirs)
     if not paths:
-        raise MissingError("check needs the job's files: give at least one FILE.")
+        raise MissingError("No files. Usage: memcalc check FILE...")
     given = {**options, "settings": dict(settings or {})}
     configs = read_files(paths)
     job = merge(configs, given, dirs)
+    if not job.algorithm:
+        return _checked_job(job, configs, paths, given, dirs)
+    check_counted(job, given)
+    return answer(job, configs, dirs)
+
+
+def check_estimate(files: Iterable[str], **given: Any) -> Check:
+    """Check a job that is no post-training, which alone is one estimate; else as :func:`check`."""
+    result = check(files, **given)
+    if not isinstance(result, Check):
+        raise ObjectiveError(f"the files train by {result.algorithm.upper()}: memcalc check and memcalc rl say more.")
+    return result
+
+
+def _checked_job(
+    job: MergedJob, configs: tuple[Config, ...], paths: tuple[str, ...], given: dict[str, Any], dirs: tuple[str, ...]
+) -> Check:
+    from memcalc.preflight.lints import LintContext, lints
+
     estimate = estimate_merged(job, dirs, advice=True)
     findings = [*job.findings, *lints(LintContext(job, configs, estimate))]
-    fix: CheckFix | None = None
-    if estimate.verdict == "does-not-fit":
-        from memcalc.preflight.fix import smallest_fix
+    fixes: tuple[CheckFix, ...] = ()
+    if estimate.verdict != "fits":
+        from memcalc.preflight.fix import smallest_fixes
 
-        fix = smallest_fix(paths, configs, job, estimate, given, dirs)
+        fixes = smallest_fixes(paths, configs, job, estimate, given, dirs)
+    fix = next(iter(fixes), None)
     return Check(
         version=__version__,
         verdict=estimate.verdict,
         files=tuple(_checked(parts, findings, job) for parts in _files(configs)),
         estimate=estimate,
         fix=fix,
+        fixes=fixes,
         summary=_summary(estimate, fix),
         command=estimate.command,
     )
@@ -98,7 +120,7 @@ def _checked(parts: list[Config], findings: list[tuple[Config, Finding]], job: M
             for config, finding in sorted(listed, key=lambda pair: order[pair[1].severity])
         ),
         defaults=tuple(
-            CheckDefault(field=setting.field, word=setting.name, value=setting.value)
+            CheckDefault(field=setting.field, word=setting.name, value=setting.value, usual=setting.usual)
             for origin, setting in job.origins.values()
             if setting.default and any(origin is config for config in parts)
         ),
@@ -111,8 +133,8 @@ def _summary(estimate: Estimate, fix: CheckFix | None) -> str:
     peak, capacity = estimate.peak.device / GIB, estimate.budget.capacity / GIB
     hardware = estimate.hardware
     line = (
-        f"{verdict}: {estimate.model.name} needs {peak:.1f} of {capacity:.1f} GiB on each of {hardware.gpus} "
-        f"{hardware.gpu}"
+        f"{verdict}: {estimate.model.name} needs {peak:.1f} of {capacity:.1f} GiB per GPU "
+        f"({hardware.gpus} × {hardware.gpu})"
     )
     if estimate.flushes:
         line += f", and frees its cache {flushed(estimate.flushes)}"
@@ -120,6 +142,6 @@ def _summary(estimate: Estimate, fix: CheckFix | None) -> str:
         line += f"; with {EXPANDABLE} it fits"
     if estimate.reason and estimate.peak.device <= estimate.budget.capacity:
         line = f"{line}; {estimate.reason}"
-    if fix is not None:
-        return f"{line}; smallest edit: {', '.join(fix.changes)}"
+    if fix is not None and estimate.verdict == "does-not-fit":
+        return f"{line}. Smallest edit: {', '.join(fix.changes)}"
     return line

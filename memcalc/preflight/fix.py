@@ -1,4 +1,4 @@
-"""The smallest edit of a job's own files that makes it fit."""
+"""The smallest edits of a job's own files that make it fit."""
 
 from __future__ import annotations
 
@@ -27,6 +27,8 @@ from memcalc.specs.options import DEGREES
 
 _EDITED = ("micro_batch", "recompute", "zero", "offload")
 """What an edit may change, in the order in which equal edits are preferred: none changes what is learned."""
+MOST = 3
+"""Edits that are named."""
 _UNTOUCHED = (
     "framework", "precision", "optimizer", *DEGREES, "attention", "loss", "kernels", "lora", "quantize",
 )  # fmt: skip
@@ -35,32 +37,43 @@ _STAY = ("precision", "optimizer", "recompute", "zero", *DEGREES, "micro_batch")
 """What a search would try, and an edit leaves as it is unless it is one of those above."""
 
 
-def smallest_fix(
+def smallest_fixes(
     paths: tuple[str, ...],
     configs: tuple[Config, ...],
     job: MergedJob,
     estimate: Estimate,
     given: Mapping[str, Any],
     dirs: tuple[str, ...],
-) -> CheckFix | None:
-    """Return the edit of the fewest settings that makes the job fit, of those the fastest; None where there is none.
+) -> tuple[CheckFix, ...]:
+    """Return up to :data:`MOST` edits that make the job fit: of the fewest settings first, of those the fastest.
 
     What is predicted to be fast by times that no run has validated, such as those of offload, comes after the others.
+    Edits of one setting more than the first needs are the last that are looked at.
 
     The global batch stays. Each edit is proved: the files as edited are read, merged and estimated again. One
-    that is tight is taken where none fits.
+    that is tight is taken where none fits, unless the job is tight as it is.
     """
+    fixes: list[CheckFix] = []
     tight: CheckFix | None = None
-    choices = _choices(configs, estimate, given)
+    choices, last = _choices(configs, estimate, given), None
     for count in range(1, len(choices) + 1):
-        sets = combinations(choices, count)
-        plans = [plan for names in sets for plan in _plans(names, choices, job, estimate, dirs)]
+        if last is not None and count > last:
+            break
+        plans = [plan for names in combinations(choices, count) for plan in _plans(names, choices, job, estimate, dirs)]
         for plan in sorted(plans, key=lambda plan: (not plan.time.validated, plan.time.step)):
             fix = _proved(plan, paths, configs, estimate, given, dirs)
-            if fix is not None and fix.verdict == "fits":
-                return fix
-            tight = tight or fix
-    return tight
+            if fix is None or any(fix.changes == other.changes for other in fixes):
+                continue
+            if fix.verdict == "fits":
+                fixes.append(fix)
+                last = last or count + 1
+            else:
+                tight = tight or fix
+            if len(fixes) == MOST:
+                return tuple(fixes)
+    if tight is not None and not fixes and estimate.verdict == "does-not-fit":
+        return (tight,)
+    return tuple(fixes)
 
 
 def _choices(configs: tuple[Config, ...], estimate: Estimate, given: Mapping[str, Any]) -> dict[str, tuple[Any, ...]]:
@@ -89,7 +102,7 @@ def _plans(
     estimate: Estimate,
     dirs: tuple[str, ...],
 ) -> Iterator[Plan]:
-    """Yield the fastest strategy that fits when some options are free and all else stays."""
+    """Yield the best strategies that fit when some options are free and all else stays."""
     stays = {name: getattr(estimate.strategy, name) for name in _STAY}
     stays["offload"] = ",".join(estimate.strategy.offload) or "none"
     sharded = "zero" in names or estimate.strategy.zero >= 2  # what is not sharded does not leave the GPU
@@ -98,7 +111,7 @@ def _plans(
     }
     keywords = {**stays, **job.keywords, "global_batch": estimate.workload.global_batch, **free}
     try:
-        answer = api.plan(**keywords, preset_dirs=dirs, top=1, advice=False)
+        answer = api.plan(**keywords, preset_dirs=dirs, top=MOST, advice=False)
     except MemcalcError:  # the framework does not have that combination
         return
     yield from answer.plans
@@ -137,7 +150,22 @@ def _proved(
         edits=tuple(_edit(document, texts[path]) for path, document in _first_of(configs).items() if path in texts),
         peak=after.peak.device,
         verdict=after.verdict,
+        command=after.command,
+        **_speeds(after),
     )
+
+
+def _speeds(estimate: Estimate) -> dict[str, float]:
+    """The throughput and its range, where a time is known [tokens/s]."""
+    time = estimate.time
+    if time is None:
+        return {}
+    speed = time.tokens_per_second_per_gpu
+    return {
+        "tokens_per_second_per_gpu": speed,
+        "slowest": speed * time.step / time.high,
+        "fastest": speed * time.step / time.low,
+    }
 
 
 Wanted = list[tuple[Document, dict[KeyPath, Any]]]

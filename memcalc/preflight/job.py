@@ -8,9 +8,12 @@ from typing import Any
 
 from memcalc import api
 from memcalc.convert.config import JOB_KEYS, Config, Finding, Setting, Severity
+from memcalc.errors import ObjectiveError
+from memcalc.frameworks import habits_of
 from memcalc.planner.direct import OWN_CODE
+from memcalc.planner.idle import IDLE, labelled, lacking
 from memcalc.results.estimates import Estimate
-from memcalc.specs.options import FIELDS
+from memcalc.specs.options import BY_NAME, FIELDS
 
 PRESETS = ("model", "gpu", "node")
 """Facts that name a preset or a file."""
@@ -96,13 +99,40 @@ class MergedJob:
                 self.origins.pop(name, None)
                 self.table(name)[name] = value
 
+    def forget_idle(self) -> None:
+        """Take away what a file states and the runtime has nothing of: it is no setting of the job."""
+        if self.options.get("framework") is None:
+            return
+        stated = {name.rpartition(".")[2]: value for name, value in self.settings.items() if name in self.origins}
+        for name, _ in lacking(stated, habits_of(str(self.options["framework"]))):
+            del self.settings[BY_NAME[name].key]
+
+    def fill_accumulation(self) -> None:
+        """Set the micro-batches of a step that reaches a number of sequences, and what holds for one process alone."""
+        gpus, micro, goal = (self.value(name) for name in ("gpus", "micro_batch", "batch_goal"))
+        stated = self.facts.get("accumulation") or self.options.get("global_batch")
+        if goal and gpus and micro and not stated:
+            self.facts["accumulation"] = max(-(-int(goal) // (int(micro) * max(int(gpus) // self.ways, 1))), 1)
+        if gpus and int(gpus) == 1 and self.facts.get("checkpoint_alone"):
+            self.settings["strategy.checkpoint"] = self.facts["checkpoint_alone"]
+
     @property
     def keywords(self) -> dict[str, Any]:
-        """The job as keywords of :func:`memcalc.estimate`."""
+        """The job as keywords of :func:`memcalc.estimate`; of post-training there are none."""
+        if self.algorithm:
+            raise ObjectiveError(
+                f"the files train by {self.algorithm.upper()}, whose roles have no single estimate: ask memcalc check, "
+                "or memcalc rl."
+            )
         presets = {name: self.facts[name] for name in PRESETS if self.facts.get(name) is not None}
         options = {name: value for name, value in self.options.items() if value not in (None, ())}
         batches = {option: self.facts[fact] for option, fact in BATCHES.items() if fact in self.facts}
         return {**presets, **(batches if "lengths" in options else {}), **options, "settings": self.settings}
+
+    @property
+    def algorithm(self) -> str:
+        """What post-training optimizes; empty for training on the next token."""
+        return str(self.facts.get("rl.algorithm") or "")
 
     @property
     def ways(self) -> int:
@@ -116,7 +146,10 @@ def estimate_merged(job: MergedJob, dirs: tuple[str, ...], *, advice: bool = Fal
     What no file asks for is no evaluation of the job.
     """
     estimate = api.estimate(**job.keywords, preset_dirs=dirs, advice=advice)
-    warnings = tuple(warning for warning in estimate.warnings if OWN_CODE not in warning)
+    labels = tuple(f"{labelled(name)} " for name in job.origins if name in FIELDS or name in BY_NAME)
+    warnings = tuple(
+        text for text in estimate.warnings if OWN_CODE not in text and not (IDLE in text and text.startswith(labels))
+    )
     silent = job.settings.get("workload.eval_micro_batch") is None
     occasions = tuple(each for each in estimate.occasions if not (silent and each.name == "evaluation"))
     return estimate.model_copy(update={"warnings": warnings, "occasions": occasions})

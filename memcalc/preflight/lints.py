@@ -15,8 +15,8 @@ from memcalc.formulas.occasions import joined_outputs_bytes
 from memcalc.frameworks.table import habits_of
 from memcalc.planner.offload_memory import capacity
 from memcalc.preflight.job import MergedJob
+from memcalc.results.details import Occasion
 from memcalc.results.estimates import Estimate
-from memcalc.results.occasions import Occasion
 from memcalc.specs.strategy import Strategy
 from memcalc.units import GIB
 
@@ -90,8 +90,8 @@ def autocast_keeps_fp32(ctx: LintContext) -> Findings:
     fp32 = ctx.size("weights") + max(ctx.estimate.components.gradients, ctx.size("gradients at the end"))
     copies = ctx.size("16-bit weight copies")
     message = (
-        f"under autocast weights and gradients stay fp32 ({_gib(fp32)}), and 16-bit copies of the weights are cached "
-        f"from forward to backward ({_gib(copies)}); a 16-bit model has half of the first and none of the second"
+        f"autocast keeps fp32 weights and gradients ({_gib(fp32)}) and caches 16-bit copies ({_gib(copies)}); "
+        "a 16-bit model needs half and no copies"
     )
     severity: Severity = "warning" if ctx.estimate.verdict == "does-not-fit" else "note"
     yield ctx.finding(severity, "MC101", _first(ctx, "mixed", "precision"), message, "load the weights in 16 bits")
@@ -106,10 +106,7 @@ def shards_are_fp32(ctx: LintContext) -> Findings:
     weights = ctx.job.facts.get("weights")
     fsdp = ctx.framework in {"fsdp1", "fsdp2"} or (ctx.framework == "hf" and ctx.strategy.zero > 0)
     if fsdp and ctx.strategy.precision.endswith("-mixed") and weights in {"bf16", "fp16"} and not ctx.strategy.lora:
-        message = (
-            f"weights are loaded in {weights} and cast up: with mixed precision FSDP keeps fp32 shards, gradients and "
-            "moments, 16 bytes a parameter over the ranks instead of 8"
-        )
+        message = f"FSDP mixed precision casts {weights} weights up to fp32: 16 bytes per parameter instead of 8"
         yield ctx.finding("warning", "MC102", "weights", message, "mixed_precision: no trains the 16-bit weights")
 
 
@@ -123,11 +120,11 @@ def states_stay_wide(ctx: LintContext) -> Findings:
     ]
     if stated and not ctx.strategy.optimizer.endswith("8bit"):
         config, setting = stated[0]
-        message = (
-            f"{setting.value} is asked for, but {ctx.strategy.optimizer} of another file is what runs: "
-            "its states are 32-bit"
+        message = f"{setting.value} is set here, but another file selects {ctx.strategy.optimizer} (32-bit states)"
+        yield (
+            config,
+            Finding("warning", "MC103", setting.field, message, "set the optimizer in one place", setting.key_path),
         )
-        yield config, Finding("warning", "MC103", setting.field, message, "say the optimizer once", setting.key_path)
     elif ctx.strategy.wide_embedding_moments and ctx.strategy.optimizer.endswith("8bit") and not ctx.strategy.zero:
         message = "the Trainer keeps 32-bit moments for embedding tables under an 8-bit optimizer; they are counted"
         yield ctx.finding("note", "MC103", "optimizer", message)
@@ -141,14 +138,12 @@ def checkpoints_reentrant(ctx: LintContext) -> Findings:
     origin = ctx.job.origins.get("strategy.checkpoint")
     if plan.checkpoint == "reentrant" or (origin is not None and origin[1].value == "reentrant"):
         message = (
-            "checkpoints are reentrant: each holds its output and incoming gradient through its backward, and inputs "
-            "that need no gradient (frozen embeddings) cut the graph"
+            "reentrant checkpointing holds outputs and gradients through backward, and breaks the graph for frozen "
+            "embeddings"
         )
         yield ctx.finding("note", "MC104", "strategy.checkpoint", message, "use_reentrant: false")
     if ctx.job.facts.get("checkpoints_wrapped"):
-        message = (
-            "checkpointing is applied inside of what FSDP wraps: each block is gathered once more for its recomputation"
-        )
+        message = "checkpointing is inside the FSDP wrap, so each block is gathered again to recompute it"
         yield ctx.finding(
             "warning", "MC104", "checkpoints_wrapped", message, "fsdp_config activation_checkpointing: true"
         )
@@ -158,7 +153,7 @@ def second_gradients(ctx: LintContext) -> Findings:
     """DDP's buckets hold a second copy of all gradients."""
     copy = ctx.size("all-reduce buckets")
     if ctx.framework == "ddp" and copy:
-        message = f"DDP's buckets are a second copy of all gradients: {_gib(copy)}"
+        message = f"DDP buckets copy all gradients: {_gib(copy)}"
         yield ctx.finding("note", "MC105", "strategy.bucket_view", message, "gradient_as_bucket_view=True")
 
 
@@ -174,8 +169,8 @@ def logits_stored(ctx: LintContext) -> Findings:
     size = ctx.size("logits and their gradients")
     at_peak = ctx.estimate.peak.phase in {"loss", "forward"}
     message = (
-        f"the logits of {vocab:,} words and their gradients take {_gib(size)} with a loss that stores them"
-        f"{', and the peak stands there' if at_peak else ''}"
+        f"logits (vocabulary {vocab:,}) and their gradients take {_gib(size)} with a loss that stores them"
+        f"{', at the peak' if at_peak else ''}"
     )
     severity: Severity = "warning" if at_peak and ctx.estimate.verdict != "fits" else "note"
     yield ctx.finding(severity, "MC108", "loss", message, "a fused or chunked loss (Liger, cut cross-entropy)")
@@ -184,12 +179,10 @@ def logits_stored(ctx: LintContext) -> Findings:
 def gathers_again(ctx: LintContext) -> Findings:
     """Sharded parameters are gathered for every micro-batch."""
     steps = ctx.estimate.workload.accumulation_steps
-    if ctx.sharded and steps >= MANY_STEPS:
+    alone = ctx.strategy.dp_replicate == ctx.strategy.dp * ctx.strategy.cp
+    if ctx.sharded and steps >= MANY_STEPS and not alone:
         times = 3 if ctx.framework == "deepspeed" and ctx.strategy.recompute != "none" else 2
-        message = (
-            f"stage 3 gathers all parameters for each of {steps} accumulated micro-batches, {times} times each: "
-            f"{steps * times} gathers of the model a step"
-        )
+        message = f"stage 3 gathers the model {steps * times} times per step ({times} × {steps} accumulation steps)"
         hint = "a larger micro-batch with fewer steps, or stage 2 where it fits"
         yield ctx.finding("note", "MC109", "accumulation", message, hint)
 
@@ -199,8 +192,8 @@ def compiled_recompute(ctx: LintContext) -> Findings:
     plan = ctx.strategy
     if plan.compile in {"model", "blocks+loss"} and plan.recompute != "none":
         message = (
-            f"compile {plan.compile} with recompute {plan.recompute}: the partitioner decides anew what is kept, so "
-            "that the plan may not be what runs"
+            f"torch.compile of {plan.compile} decides what to recompute; memory may differ from "
+            f"recompute {plan.recompute}"
         )
         yield ctx.finding("warning", "MC110", "compile", message, "measure one step, or compile block by block")
     elif plan.compile == "blocks" and plan.recompute == "selective-ops":
@@ -219,8 +212,8 @@ def evaluation_larger(ctx: LintContext) -> Findings:
     if evaluates and size and int(size) > micro:
         peak = f", {_gib(evaluation.allocated)} at their peak" if evaluation else ""
         message = (
-            f"evaluation takes {size} sequences at a time, training {micro}: its logits are {int(size) / micro:.3g} "
-            f"times as large{peak}; a training step has {_gib(ctx.estimate.peak.allocated)}"
+            f"evaluation batch {size} vs. training {micro}: its logits are {int(size) / micro:.3g}× larger{peak}; "
+            f"a training step has {_gib(ctx.estimate.peak.allocated)}"
         )
         yield ctx.finding("warning", "MC111", "eval_micro_batch", message, f"an evaluation batch of {micro}")
 
@@ -250,8 +243,7 @@ def lengths_vary(ctx: LintContext) -> Findings:
     """Batches of varying length without expandable segments leave holes."""
     if ctx.job.facts.get("varying_lengths") and not ctx.strategy.expandable_segments:
         message = (
-            "batches vary in length, and the allocator's segments do not grow: holes of past lengths stay reserved; "
-            "the figure is that of the longest batch"
+            "variable lengths without expandable_segments fragment the cache; the estimate is for the longest batch"
         )
         yield ctx.finding(
             "note", "MC112", "varying_lengths", message, "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
@@ -265,23 +257,19 @@ def host_too_small(ctx: LintContext) -> Findings:
         return
     requested = ctx.job.facts.get("host_memory")
     if requested is not None and int(requested) < need:
-        message = (
-            f"what is offloaded takes {_gib(need)} of a node's host memory, and the job asks for {_gib(int(requested))}"
-        )
-        yield ctx.finding(
-            "error", "MC113", "host_memory", message, f"at least {_gib(need)} beside what the loaders take"
-        )
+        message = f"offload needs {_gib(need)} of host memory per node; the job requests {_gib(int(requested))}"
+        yield ctx.finding("error", "MC113", "host_memory", message, f"request {_gib(need)} plus data loaders")
         return
     hardware = ctx.estimate.hardware
     usual = catalog.node_for(catalog.gpu(hardware.gpu))
     node = usual if usual.name == hardware.node else catalog.node(hardware.node)
     size = capacity(node, "host")
     if size is None:
-        message = f"what is offloaded takes {_gib(need)} of a node's host memory, and {node.name}'s is not known"
+        message = f"offload needs {_gib(need)} of host memory per node; the size of {node.name} is unknown"
         yield ctx.finding("note", "MC113", "offload", message)
     elif size < need:
         have = _gib(size)
-        message = f"what is offloaded takes {_gib(need)} of a node's host memory, and {node.name} has {have}"
+        message = f"offload needs {_gib(need)} of host memory per node; {node.name} has {have}"
         yield ctx.finding("error", "MC113", "offload", message)
 
 
@@ -293,7 +281,7 @@ def room_left(ctx: LintContext) -> Findings:
     if work.micro_batch == 1 and work.accumulation_steps > 1 and estimate.verdict == "fits" and inside:
         free = _gib(estimate.budget.usable - estimate.peak.reserved)
         message = (
-            f"micro-batch 1 with {work.accumulation_steps} accumulated, and {free} free: 2 fit with half the steps"
+            f"{free} headroom: micro-batch 2 with half of the {work.accumulation_steps} accumulation steps also fits"
         )
         yield ctx.finding("note", "MC114", "micro_batch", message, "memcalc max micro-batch")
 

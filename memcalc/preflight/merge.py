@@ -7,21 +7,24 @@ from typing import Any
 
 from memcalc import catalog
 from memcalc.convert.config import JOB_KEYS, Config, Finding, Setting
-from memcalc.errors import MissingError
 from memcalc.frameworks import habits_of
 from memcalc.planner.defaults import te_kernel
 from memcalc.planner.request import check_words
+from memcalc.preflight.by_model import fill_in, keep_images, keep_targets
 from memcalc.preflight.job import COMPARED, MergedJob
+from memcalc.preflight.missing import tell
 from memcalc.preflight.names import gpu_named, model_named, preset_like
+from memcalc.preflight.roles import stand_in
 from memcalc.specs.flat import from_flat
 from memcalc.specs.model import Model
-from memcalc.specs.options import FIELDS, NUMBERS, SETTINGS
+from memcalc.specs.options import NUMBERS, SETTINGS
 from memcalc.units import parse_count
 
 _ENGINES = ("deepspeed", "fsdp2", "fsdp1", "ddp", "trainer")
 """What decides how states are stored, the most particular first."""
-_NEEDED = ("model", "gpu", "gpus", "seq_len", "micro_batch")
-"""What no default can stand for: each changes the answer by as much as the job is large."""
+_OF_FSDP: dict[str, Any] = {"recompute": "none", "offload": ()}
+_SETTINGS_OF_FSDP = ("strategy.checkpoint", "strategy.reduce_dtype", "strategy.state_dict")
+"""What a trainer takes from FSDP's config alone, and does without where one GPU trains plainly."""
 
 
 def merge(configs: Iterable[Config], given: Mapping[str, Any], dirs: tuple[str, ...] = ()) -> MergedJob:
@@ -40,22 +43,26 @@ def merge(configs: Iterable[Config], given: Mapping[str, Any], dirs: tuple[str, 
         option = SETTINGS.get(name, name)
         job.origins.pop(option, None)
         (job.settings if option == name and name not in JOB_KEYS else job.table(option))[option] = value
+    stand_in(job)
     _checked(job)
     _sequence_parallel(job)
     _counts(job)
+    job.fill_accumulation()
     _framework(job)
     _sharded(job)
     _precision(job)
     _mismatches(job, configs)
     _trimmed(job)
-    _tell(job)
+    tell(job, _folder(job), dirs)
     if "gpu" in job.origins:
         job.facts["gpu"] = gpu_named(job.facts["gpu"], dirs)
     _replicas(job, dirs)
     if "model" in job.origins:
         job.facts["model"] = _model(job, dirs)
+    keep_images(job, dirs)
+    keep_targets(job, dirs)
     _attention(job, dirs)
-    _filled_in(job, dirs)
+    fill_in(job, dirs)
     _unsharded(job)
     _batch(job)
     _evaluation(job)
@@ -101,7 +108,7 @@ def _unsharded(job: MergedJob) -> None:
     if origin is None or origin[1].value.partition("@")[0] != "torchtitan" or int(job.options.get("cp", 1)) > 1:
         return
     if int(job.options["gpus"]) <= job.ways:
-        why = "FSDP and its mixed precision need two data-parallel ranks; counted as FSDP on one"
+        why = "FSDP needs 2 data-parallel ranks; estimated on 1"
         job.note("warning", "MC002", "framework", f"one data-parallel rank changes memory and is not modelled: {why}")
 
 
@@ -114,9 +121,7 @@ def _folder(job: MergedJob) -> str:
 def _sequence_parallel(job: MergedJob) -> None:
     """Without tensor parallelism a sequence is shared with nobody: frameworks switch it off, and so it counts."""
     if job.options.get("sp") and int(job.options.get("tp", 1)) == 1 and "sp" in job.origins:
-        message = (
-            "sequence parallelism shares a sequence out over tensor-parallel ranks, and there is one: it saves nothing"
-        )
+        message = "sequence parallelism needs TP of 2 or more; it saves nothing here"
         job.note("warning", "MC107", "sp", message, "tensor parallelism of 2 or more")
         job.options["sp"] = False
 
@@ -142,6 +147,9 @@ def _share(job: MergedJob) -> None:
     if total is not None and job.options.get("micro_batch") is None and "micro_batch" not in job.origins:
         ranks = max(int(job.options["gpus"]) // job.ways, 1)
         job.options["micro_batch"] = max(int(total) // ranks // int(job.facts.get("accumulation") or 1), 1)
+    elif total is not None and job.facts.get("micro_capped") and job.options.get("micro_batch") is not None:
+        share = max(int(total) // max(int(job.options["gpus"]) // job.ways, 1), 1)
+        job.options["micro_batch"] = min(int(job.options["micro_batch"]), share)
 
 
 def _replicas(job: MergedJob, dirs: tuple[str, ...]) -> None:
@@ -162,32 +170,15 @@ def _framework(job: MergedJob) -> None:
     if job.options.get("framework") is not None or not job.engines:
         return
     engine = next(name for name in _ENGINES if name in job.engines)
+    if job.facts.get("alone_plain") and job.options.get("gpus") is not None and int(job.options["gpus"]) == 1:
+        engine = "plain"
+        job.options |= {name: none for name, none in _OF_FSDP.items() if name in job.origins}
+        job.settings = {name: value for name, value in job.settings.items() if name not in _SETTINGS_OF_FSDP}
     if engine == "fsdp1" and "trainer" in job.engines:
         engine = "hf"
     elif engine == "trainer":
         engine = "ddp" if int(job.options.get("gpus", 1)) > 1 else "hf"
     job.options["framework"] = engine
-
-
-def _tell(job: MergedJob) -> None:
-    """Ask at once for all that no file says and no default can stand for."""
-    missing = [
-        f"{_flag(name)} (line of {config.document.path.name}: {setting.field} comes from {setting.unknown!r}, "
-        "which only a run tells)"
-        for name, (config, setting) in job.origins.items()
-        if setting.unknown
-    ]
-    known = {**job.options, **job.facts}
-    missing += [_flag(name) for name in _NEEDED if known.get(name) is None and name not in job.origins]
-    sizes = job.facts.get("model")
-    if isinstance(sizes, Mapping) and sizes.get("vocab") is None and known.get("model.vocab") is None:
-        missing.append("--set model.vocab=… (the tokenizer's)")
-    if missing:
-        raise MissingError(f"the files do not say all that the answer depends on: give {', '.join(missing)}.")
-
-
-def _flag(name: str) -> str:
-    return f"--set {name}=…" if name in FIELDS else f"--{name.replace('_', '-')}"
 
 
 def _batch(job: MergedJob) -> None:
@@ -203,11 +194,15 @@ def _batch(job: MergedJob) -> None:
     if steps is not None and int(total) != micro * int(steps) * ranks and "train_batch" in job.origins:
         field = job.origins["train_batch"][1].field
         message = (
-            f"{field} is {total}, and micro-batch {micro} × accumulation {steps} × {ranks} data-parallel ranks "
-            f"is {micro * int(steps) * ranks}: the job stops at its start"
+            f"{field} is {total}, but micro-batch {micro} × accumulation {steps} × {ranks} data-parallel ranks "
+            f"= {micro * int(steps) * ranks}; the job fails at startup"
         )
         total = micro * int(steps) * ranks
         job.note("error", "MC106", "train_batch", message, f"{field} {total}")
+    if job.facts.get("batch_floored") and (left_over := int(total) % (micro * ranks)) and left_over < int(total):
+        message = f"{total} sequences per step are {int(total) - left_over}: whole micro-batches on {ranks} ranks"
+        job.note("note", "MC004", "train_batch", message)
+        total = int(total) - left_over
     job.options["global_batch"] = int(total)
 
 
@@ -263,7 +258,7 @@ def _upcast(job: MergedJob) -> None:
     if origin is not None and frozen:
         message = (
             "Accelerate 1.6 to 1.12 casts the frozen weights to fp32 too, under FSDP 2 with mixed precision: 2 bytes "
-            "more for each, shared by the ranks. Counted is 1.13 and later, which casts what is trained alone"
+            "more for each, shared by the ranks. Counted is 1.13 and later, which casts only what is trained"
         )
         job.note("note", "MC004", origin, message, "upgrade accelerate to 1.13")
 
@@ -299,8 +294,8 @@ def _assumed(job: MergedJob) -> None:
         return
     config, setting = job.origins["script_loads"]
     message = (
-        "no file says in which dtype the script loads the weights: counted as fp32, with autocast over them. "
-        "from_pretrained() without a dtype takes the checkpoint's own since Transformers 5.0, mostly bf16"
+        "weight dtype unknown; assuming fp32 with autocast. Since Transformers 5.0 from_pretrained() "
+        "defaults to the checkpoint's dtype, usually bf16"
     )
     suggestion = "--precision bf16 --set strategy.autocast=true"
     job.findings.append((config, Finding("note", "MC004", setting.field, message, suggestion)))
@@ -311,25 +306,6 @@ def _reductions(job: MergedJob, *, narrow: bool) -> None:
     job.settings.setdefault("strategy.reduce_dtype", "bf16" if narrow else "fp32")
     if int(job.facts.get("accumulation") or 1) > 1 and not job.facts.get("sync_each_batch"):
         job.settings.setdefault("strategy.whole_accumulation", True)
-
-
-def _filled_in(job: MergedJob, dirs: tuple[str, ...]) -> None:
-    """Sizes that are `auto`: from the model's width (Accelerate 1.15, accelerator.py, hidden_size_based_keys)."""
-    fields = job.facts.get("filled_in")
-    if not fields or job.facts.get("model") is None:
-        return
-    from memcalc.api import load_model
-
-    model = job.facts["model"]
-    hidden = (load_model(model, dirs) if isinstance(model, str) else model).hidden
-    sizes = {
-        "strategy.reduce_bucket_size": hidden * hidden,
-        "strategy.zero_prefetch_bucket": int(0.9 * hidden * hidden),
-        "strategy.persistence_threshold": 10 * hidden,
-    }
-    for field in fields:
-        if field in sizes and (field == "strategy.reduce_bucket_size" or int(job.options.get("zero", 0)) == 3):
-            job.settings.setdefault(field, sizes[field])
 
 
 def _mismatches(job: MergedJob, configs: tuple[Config, ...]) -> None:
@@ -354,6 +330,7 @@ def _trimmed(job: MergedJob) -> None:
     if job.facts.get("trl") and job.options.get("lora") and job.options.get("framework") == "deepspeed":
         _adapters_under_zero3(job)
     _checkpoints_as_usual(job)
+    job.forget_idle()
     if not job.engines & {"fsdp1", "fsdp2"}:
         job.facts.pop("checkpoints_wrapped", None)
 
@@ -377,6 +354,6 @@ def _mismatch(stated: Setting, expected: Setting, trainer: Config) -> Finding:
     default = ", its default" if expected.default else ""
     message = (
         f"{stated.field} says {stated.value}, and {expected.field} of {trainer.document.path.name} {expected.value}"
-        f"{default}: the Trainer stops at its start"
+        f"{default}; the Trainer fails at startup"
     )
     return Finding("error", "MC106", stated.field, message, f'"{stated.field}": "auto"', stated.key_path)

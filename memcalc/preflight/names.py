@@ -7,25 +7,41 @@ from pathlib import Path
 from typing import Any
 
 from memcalc import catalog
+from memcalc.convert.named_model import named_model
 from memcalc.errors import MissingError, UnknownNameError
-from memcalc.preset_names import shortened
+from memcalc.preset_names import is_hub_id
 from memcalc.specs.model import Model
 
 
 def model_named(name: str, folder: str = ".", dirs: tuple[str, ...] = ()) -> str:
-    """The model of a name: a path beside the file that names it, a preset, or a preset's name on the Hub.
+    """The model of a name: a path beside the file that names it, a preset, or a repository of the Hub.
 
-    >>> model_named("meta-llama/Llama-2-7b-hf")
-    'llama-2-7b'
+    A preset's name stands for a repository that has nothing to be said of beside its sizes.
+
+    >>> model_named("meta-llama/Llama-2-7b-hf"), model_named("/data/Qwen2.5-7B-Instruct/")
+    ('llama-2-7b', 'qwen2.5-7b')
     """
     for path in (Path(folder) / name, Path(name)):
         if _is_model(path):
             return str(path)
+    hub_id = _hub_id(name)
     try:
-        return catalog.model(shortened(name)[0], dirs).name
+        named = named_model(hub_id, dirs)
     except UnknownNameError as error:
+        if error.field != "model":
+            raise
+        reason = error.allowed.partition(":")[0]
         hint = f" (the nearest preset is {error.suggestion})" if error.suggestion else ""
-        raise MissingError(f"the files name the model {name[:80]!r}, which is no preset: give --model{hint}.") from None
+        raise MissingError(f"the files name the model {name[:80]!r}: {reason}; give --model{hint}.") from None
+    return hub_id if named.missing or named.stored or named.model.name == hub_id else named.model.name
+
+
+def _hub_id(name: str) -> str:
+    """The repository that a path leads to by its last parts, or within a cache of the Hub."""
+    if is_hub_id(name):
+        return name
+    cached = re.search(r"models--([\w.-]+?)--([\w.-]+)", name)
+    return "/".join(cached.groups()) if cached else name.rstrip("/").rpartition("/")[2] or name
 
 
 def preset_like(model: Model, dirs: tuple[str, ...] = ()) -> str | Model:
@@ -67,4 +83,4 @@ def gpu_named(name: str, dirs: tuple[str, ...] = ()) -> str:
         like = [gpu for gpu in catalog.names("gpu", dirs) if _folded(gpu).startswith(_folded(name))]
         if not like:
             raise
-        raise MissingError(f"GPU {name!r} may be {', '.join(like)}: give --gpu.") from None
+        raise MissingError(f"GPU {name!r} is ambiguous: {', '.join(like)}. Pass --gpu.") from None

@@ -16,13 +16,16 @@ MOST_FILES = 16
 """Of one job; the most that a known launch names is four."""
 
 
-def read_files(paths: Iterable[str], texts: Mapping[Path, str] | None = None) -> tuple[Config, ...]:
+def read_files(
+    paths: Iterable[str], texts: Mapping[Path, str] | None = None, folders: Iterable[Path] = ()
+) -> tuple[Config, ...]:
     """Return the configs of the files and of all that they name, each once, in the order in which they are met.
 
     ``texts`` stands in for files: that is how an edit is checked before it is written. A file that is named by another
-    one must lie in the folder of that file, in the working directory, or below: what leads elsewhere must be given.
+    one must lie in the folder of that file, in the working directory, in one of ``folders``, or below: what leads
+    elsewhere must be given.
     """
-    reader = _References(dict(texts or {}))
+    reader = _References(dict(texts or {}), tuple(folders))
     for path in paths:
         reader.read(Path(path), None)
     return tuple(reader.configs)
@@ -31,8 +34,9 @@ def read_files(paths: Iterable[str], texts: Mapping[Path, str] | None = None) ->
 class _References:
     """Follows references, each file once: a loop ends where it began."""
 
-    def __init__(self, texts: dict[Path, str]) -> None:
+    def __init__(self, texts: dict[Path, str], folders: tuple[Path, ...] = ()) -> None:
         self.texts = texts
+        self.folders = folders
         self.configs: list[Config] = []
         self.seen: set[Path] = set()
 
@@ -73,17 +77,16 @@ class _References:
         """Read a file that another one names."""
         folder = origin.parent
         named = Path(reference.path)
-        candidates = [named] if named.is_absolute() else [folder / named, named]
+        starts = (folder, Path(), *self.folders)
+        candidates = [named] if named.is_absolute() else [start / named for start in starts]
         path = next((candidate for candidate in candidates if there(candidate)), candidates[0])
         message = f"{origin.name} names {shown(reference.path)}"
-        if not any(inside(path, root) for root in (folder, Path())):
+        if not any(inside(path, root) for root in starts):
             if there(path) and path.is_symlink():
                 raise FileError("file", str(path), f"it leads out of {folder}")
-            raise MissingError(
-                f"{message}, which lies outside of its folder and is not opened unasked: give it as a FILE too."
-            )
+            raise MissingError(f"{message} outside its folder. Pass it as a FILE to read it.")
         if not there(path):
-            raise MissingError(f"{message}, which is not there: give the FILE, or run memcalc beside it.")
+            raise MissingError(f"{message}, which does not exist. Pass it as a FILE.")
         self.read(path, reference)
 
 

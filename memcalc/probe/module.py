@@ -13,7 +13,7 @@ from memcalc.errors import CombinationError, InputError, MissingError
 from memcalc.formulas.recompute import parse_policy
 from memcalc.probe.module_fit import counts, execution_of, fitted, polynomial, relative_error
 from memcalc.probe.module_parts import parts_of
-from memcalc.specs.block import Attention, Block, Mlp
+from memcalc.specs.block import bare_block
 from memcalc.specs.model import BlockGroup, Model, Outside
 from memcalc.specs.recorded import Execution, Mode, Recording, Segment, Source, Treatment
 from memcalc.specs.strategy import OptimizerImpl, Precision
@@ -95,7 +95,7 @@ def probe(
         raise MissingError(ABSENT)
     from memcalc.planner.recorded import mode_of
     from memcalc.planner.request import one_of, positive
-    from memcalc.probe.live.modules_probe import probe_module
+    from memcalc.probe.live.modules_run import probe_module
 
     name = one_of(precision or "fp32", "precision", tuple(p for p in get_args(Precision) if not p.startswith("fp8")))
     kind = recompute or "none"
@@ -236,7 +236,7 @@ def _model(
         if groups and groups[-1].block.recorded == segment:
             groups[-1] = groups[-1].model_copy(update={"count": groups[-1].count + 1})
         else:
-            groups.append(BlockGroup(count=1, block=block_of(segment)))
+            groups.append(BlockGroup(count=1, block=bare_block(recorded=segment)))
     rows, columns = run.tied or (0, 0)
     outside = (
         ("before the blocks", entry.parameters - rows * columns, "first"),
@@ -261,14 +261,3 @@ def _model(
             buffers=run.buffers, notes=tuple(notes), torch=torch,
         ),
     })  # fmt: skip
-
-
-def block_of(segment: Segment) -> Block:
-    """A recorded block; its other fields are unused and as small as they can be."""
-    return Block(
-        hidden=1,
-        attention=Attention(heads=1, kv_heads=1, head_dim=8, causal=False, rotary=False),
-        mlp=Mlp(ffn=1, gated=False),
-        norms=0,
-        recorded=segment,
-    )

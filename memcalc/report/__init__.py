@@ -8,12 +8,13 @@ from pathlib import PurePath
 from typing import TYPE_CHECKING
 
 from memcalc.errors import InputError, UnknownNameError
+from memcalc.files import plain_cell
 from memcalc.report.tables import Report
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from memcalc.report.estimate import Folding
+    from memcalc.report.explain import Folding
     from memcalc.results.check import Check
     from memcalc.results.estimates import Estimate
     from memcalc.results.plans import Plans
@@ -38,7 +39,7 @@ def of_estimate(estimate: Estimate) -> Report:
 
 def of_terms(estimate: Estimate, folded: Folding | None = None) -> Report:
     """Return the report on every term of an estimate; `folded` says what a tree tells in one line."""
-    from memcalc.report.estimate import explanation
+    from memcalc.report.explain import explanation
 
     return explanation(estimate, folded)
 
@@ -59,7 +60,7 @@ def of_triage(triage: Triage) -> Report:
 
 _ENDINGS = {
     ".md": "markdown", ".csv": "csv", ".json": "json", ".tex": "latex", ".html": "html", ".htm": "html",
-    ".svg": "svg", ".txt": "rich", "": "rich",
+    ".svg": "svg", ".xlsx": "xlsx", ".txt": "rich", "": "rich",
 }  # fmt: skip
 _UNPRINTABLE = {code: "�" for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\r\t\x85"}
 
@@ -105,26 +106,31 @@ def _json(report: Report) -> str:
 def _csv(report: Report) -> str:
     stream = io.StringIO()
     table = report.document.data
-    csv.writer(stream, lineterminator="\n").writerows([table.headings, *table.rows])
+    csv.writer(stream, lineterminator="\n").writerows(
+        [plain_cell(cell) for cell in row] for row in [table.headings, *table.rows]
+    )
     return stream.getvalue()
 
 
 def _markdown(report: Report) -> str:
     from memcalc.report.markup import markdown
+    from memcalc.report.palette import printable
 
-    return markdown(report.document)
+    return printable(markdown(report.document))
 
 
 def _latex(report: Report) -> str:
     from memcalc.report.markup import latex
+    from memcalc.report.palette import printable
 
-    return latex(report.document)
+    return printable(latex(report.document))
 
 
 def _html(report: Report) -> str:
     from memcalc.report.markup import fragment
+    from memcalc.report.palette import printable
 
-    return fragment(report.document)
+    return printable(fragment(report.document))
 
 
 FORMATS: dict[str, Callable[[Report], str]] = {

@@ -8,7 +8,8 @@ from textwrap import shorten
 from typing import Literal
 
 from memcalc.report.tables import Block, Column, Line, Report, Table, header, made
-from memcalc.results.comparison import ErrorSummary, RunReason, RunScore, TargetResult, Validation
+from memcalc.results.comparison import RunReason, RunScore, TargetResult, Validation
+from memcalc.results.evidence import ErrorSummary
 from memcalc.units import GIB
 
 FAR = 0.05
@@ -79,7 +80,7 @@ def _how(result: Validation) -> Iterator[Block]:
     total, runs = result.summary, len({score.id for score in result.runs})
     yield Line("What is compared", "heading")
     yield Line(
-        f"{counted(total.count, 'figure')} of {counted(runs, 'measured run')}, each with its source, beside what "
+        f"{counted(total.count, 'figure')} of {counted(runs, 'measured run')}, each with its source, against what "
         "memcalc predicts for the same settings. A figure is one of three: allocated "
         "(torch.cuda.max_memory_allocated()), reserved (torch.cuda.max_memory_reserved()) and device (nvidia-smi, the "
         "process)."
@@ -145,8 +146,8 @@ def _verdicts(result: Validation) -> Iterator[Block]:
     total = result.summary
     yield Line("Does it fit?", "heading")
     yield Line(
-        f"Of {total.ran_out} runs that ran out of memory, {total.false_fits} were said to fit. "
-        f"Of {total.ran} runs that ran, {total.false_rejects} were said not to fit."
+        f"Of {total.ran_out} runs that ran out of memory, {total.false_fits} were predicted to fit. "
+        f"Of {total.ran} runs that ran, {total.false_rejects} were predicted not to fit."
     )
     if total.covered_of:
         claimed = total.coverage_claim
@@ -249,9 +250,12 @@ def _run_verdicts(result: Validation) -> Iterable[tuple[str, str]]:
     total = result.summary
     if total.ran_out:
         mood = "bad" if total.false_fits else "good"
-        yield f"said to fit, ran out of memory: {total.false_fits} of {total.ran_out}", mood
+        yield f"predicted to fit, ran out of memory: {total.false_fits} of {total.ran_out}", mood
     if total.ran:
-        yield f"said not to fit, ran: {total.false_rejects} of {total.ran}", "bad" if total.false_rejects else "good"
+        yield (
+            f"predicted not to fit, ran: {total.false_rejects} of {total.ran}",
+            "bad" if total.false_rejects else "good",
+        )
     if total.covered_of:
         claim = "no coverage is claimed" if total.coverage_claim is None else f"claim {100 * total.coverage_claim:.0f}%"
         yield f"reserved and device figures in the interval: {total.covered} of {total.covered_of} ({claim})", ""

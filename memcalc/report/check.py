@@ -9,6 +9,7 @@ from typing import Any
 from memcalc.report.estimate import answer_of, bar_of, cache_of, components_of
 from memcalc.report.lengths import length_lines
 from memcalc.report.occasions import occasion_lines
+from memcalc.report.step_time import rate_range
 from memcalc.report.tables import Block, Code, Line, Listing, Report, Table, facts, gib, header, made
 from memcalc.results.check import Check, CheckedFile, CheckFinding, CheckFix
 
@@ -23,26 +24,26 @@ def report(result: Check) -> Report:
         *answer_of(estimate),
         *length_lines(estimate.lengths, estimate.verdict),
         bar_of(estimate),
+        *_fix(result),
         components_of(estimate),
         *occasion_lines(estimate),
         *cache_of(estimate),
         *(block for file in result.files for block in _file(file)),
         *(Line(f"Warning: {warning}", "warning") for warning in estimate.warnings),
-        *facts("Assumed, since no file says it", estimate.assumptions),
-        *_fix(result),
-        Code("The job as one estimate, byte by byte", result.command),
+        *facts("Not in your files; assumed", estimate.assumptions),
+        Code("Same job as an estimate", result.command),
     )
     return made(result, _findings(result), *blocks)
 
 
 def _file(file: CheckedFile) -> Iterator[Block]:
     count = len(file.findings)
-    text = "nothing to remark" if not count else f"{count} finding{'s' if count > 1 else ''}"
+    text = "no issues" if not count else f"{count} finding{'s' if count > 1 else ''}"
     yield Line(f"{file.path} ({file.kind}): {text}", "title")
     for finding in file.findings:
         yield Line(_sentence(finding), "text", _MOODS[finding.severity])
-    values = {default.field: str(default.value) for default in file.defaults}
-    yield from facts("  Its framework's defaults", values)
+    values = {default.field: default.usual or f"not set ({default.word} {default.value})" for default in file.defaults}
+    yield from facts("  Framework defaults", values)
 
 
 def _sentence(finding: CheckFinding) -> str:
@@ -53,15 +54,33 @@ def _sentence(finding: CheckFinding) -> str:
 def _fix(result: Check) -> Iterator[Block]:
     fix = result.fix
     if fix is not None:
-        yield Line(f"Smallest edit with which it {_fits(fix)}: {', '.join(fix.changes)}", "verdict", "good")
+        yield Line(f"Smallest edit: {', '.join(fix.changes)}: {_fits(fix)}", "verdict", "good")
+        several = len(result.fixes) > 1
+        if several:
+            yield _fixes(result)
         for edit in fix.edits:
-            yield Listing(f"{edit.path} (--fix writes the edited file beside it)", "diff", edit.diff)
+            yield Listing(f"{edit.path} (write it with --fix{', another with --edit N' * several})", "diff", edit.diff)
+        yield Listing("Each edit as an estimate", "sh", "\n".join(each.command for each in result.fixes))
     elif result.verdict == "does-not-fit":
-        yield Line("No edit of these files alone makes it fit; memcalc plan searches all strategies.", "warning")
+        yield Line("No edit of these files makes it fit; memcalc plan searches all strategies.", "warning")
 
 
 def _fits(fix: CheckFix) -> str:
-    return f"{'fits' if fix.verdict == 'fits' else 'is tight'} ({gib(fix.peak, 1)} GiB)"
+    """What an edit comes to: `fits, 63.6 GiB, 4350 (3410–5060) tok/s/GPU`."""
+    rate = f", {_rate(fix)} tok/s/GPU" if fix.tokens_per_second_per_gpu else ""
+    return f"{fix.verdict}, {gib(fix.peak, 1)} GiB{rate}"
+
+
+def _rate(fix: CheckFix) -> str:
+    return rate_range(fix.tokens_per_second_per_gpu, fix.slowest, fix.fastest) if fix.tokens_per_second_per_gpu else ""
+
+
+def _fixes(result: Check) -> Table:
+    rows = tuple(
+        (str(number), ", ".join(fix.changes), gib(fix.peak, 1), fix.verdict.replace("-", " "), _rate(fix))
+        for number, fix in enumerate(result.fixes, 1)
+    )
+    return Table("Edits", header("# > | edit | total [GiB] > | verdict | speed [tok/s/GPU] >"), rows)
 
 
 def _findings(result: Check) -> Table:

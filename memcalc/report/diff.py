@@ -9,8 +9,10 @@ from memcalc.report.estimate import MOODS, head_of
 from memcalc.report.step_time import part_name, time_lines
 from memcalc.report.tables import Block, Code, Column, Line, Report, Table, gib, header, made
 from memcalc.results.diff import Diff, DiffCost, DiffFigures, DiffSide, DiffStep
+from memcalc.results.names import component_name, phase_name
 from memcalc.units import GIB
 
+_KINDS = {"vanishes": "removed", "appears": "new"}
 TERMS = 8
 """Terms that are listed where nothing else is asked for."""
 _LONGEST = 36
@@ -43,25 +45,23 @@ def report(result: Diff, terms: int | None = TERMS) -> Report:
 def headline(result: Diff) -> str:
     """Return what B costs beside A, in one sentence."""
     if not result.fields:
-        return "No difference: A and B are the same job once every default is resolved."
+        return "No difference: A and B resolve to the same job."
     before, after, total = result.a.figures, result.b.figures, result.total
-    more = (
-        f"{gib(abs(total.device))} GiB {'more' if total.device > 0 else 'less'} than" if total.device else "as much as"
-    )
+    more = f"{_gib(total.device)} GiB" if total.device else "the same memory"
     rooms = {gib(before.capacity, 1), gib(after.capacity, 1)}
     of = f" of {rooms.pop()} GiB" if len(rooms) == 1 else " GiB"
     verdicts = " → ".join(dict.fromkeys(item.verdict.replace("-", " ") for item in (before, after)))
     sizes = f"{gib(before.device)} → {gib(after.device)}{of}"
-    return f"{verdicts} · B needs {more} A on each GPU: {sizes} · {_speed(total)} on each GPU"
+    return f"{verdicts} · B: {more} per GPU ({sizes}), {_speed(total)}"
 
 
 def _speed(cost: DiffCost) -> str:
     share = 100 * cost.throughput
     if abs(share) < 0.05:
-        return "as many tokens/s"
+        return "the same speed"
     if share >= 100:
-        return f"{1 + cost.throughput:.1f} times the tokens/s"
-    return f"{abs(share):.1f}% {'more' if share > 0 else 'fewer'} tokens/s"
+        return f"{1 + cost.throughput:.1f}× speed"
+    return f"{signed(share, 1)}% speed"
 
 
 def signed(value: float, digits: int = 2) -> str:
@@ -91,11 +91,11 @@ def _changes(result: Diff) -> Iterator[Block]:
 
 def _fields(result: Diff) -> Table:
     rows = [
-        (_places(result.steps, field.field), field.option, field.was, field.now, "follows" if field.follows else "yes")
+        (_places(result.steps, field.field), field.option, field.was, field.now, "implied" if field.follows else "you")
         for field in result.fields
     ]
     rows.sort(key=lambda row: int(row[0].partition(",")[0] or 0))
-    return Table("What is different", header("step > | field | A | B | said <1"), tuple(rows))
+    return Table("Differences", header("step > | field | A | B | set by <1"), tuple(rows))
 
 
 def _places(steps: Iterable[DiffStep], field: str) -> str:
@@ -117,7 +117,7 @@ def brief(step: DiffStep) -> str:
 def _steps(result: Diff) -> Table:
     points = (result.a.figures, *(step.after for step in result.steps))
     columns = (
-        *header("step > | change | device [GiB] >"),
+        *header("step > | change | total [GiB] >"),
         Column("then", "GiB", right=True, meter=True, full=max(point.device for point in points) / GIB),
         *header("verdict <3 | tok/s/GPU >1 | speed [%] > | alone [GiB] >2"),
     )
@@ -126,7 +126,7 @@ def _steps(result: Diff) -> Table:
         ("A", "", "", gib(start.device), _words(start.verdict), f"{start.tokens_per_second_per_gpu:.0f}", "", ""),
         *(_step(index, step) for index, step in enumerate(result.steps, 1)),
         (
-            "B", "in all", _gib(total.device), gib(end.device), _words(end.verdict),
+            "B", "total", _gib(total.device), gib(end.device), _words(end.verdict),
             f"{end.tokens_per_second_per_gpu:.0f}", signed(100 * total.throughput, 1), "",
         ),
     ]  # fmt: skip
@@ -149,12 +149,12 @@ def _words(verdict: str) -> str:
 def _notes(result: Diff) -> Iterator[Line]:
     for index, step in enumerate(result.steps, 1):
         if step.together:
-            yield Line(f"Step {index} is several changes of which none is possible here without the others.")
+            yield Line(f"Step {index} groups changes that are only valid together.")
         if step.impossible:
             yield Line(f"Step {index} alone: {step.impossible}", "faint")
     if any(step.alone and step.alone.device != step.cost.device for step in result.steps):
         yield Line(
-            "Each step is applied to all before it; alone: to A by itself. Changes that meet do not add up.", "faint"
+            "Steps are cumulative; alone: the step applied to A only. Savings interact, so they do not add up.", "faint"
         )
     before, after = result.a.estimate.hardware.gpus, result.b.estimate.hardware.gpus
     if before != after:
@@ -166,7 +166,7 @@ def _notes(result: Diff) -> Iterator[Line]:
     for name, tier in (("host memory", "host_memory"), ("NVMe or CXL memory", "tier_memory")):
         was_size, now_size = (getattr(item.figures, tier) for item in (result.a, result.b))
         if was_size != now_size:
-            yield Line(f"A node needs {gib(was_size)} → {gib(now_size)} GiB of {name}.")
+            yield Line(f"{name[:1].upper()}{name[1:]} per node: {gib(was_size)} → {gib(now_size)} GiB.")
 
 
 def _ranges(result: Diff) -> Iterator[Line]:
@@ -174,7 +174,7 @@ def _ranges(result: Diff) -> Iterator[Line]:
     times = [side.time for side in (result.a, result.b) if side.time.validated]
     for basis, time in {time.basis: time for time in times}.items():
         low, high = time.low / time.step, time.high / time.step
-        text = f"Speeds are predicted, {basis}: a step may take {low:.1f} to {high:.1f} times as long."
+        text = f"Step times: × {low:.1f} to × {high:.1f} ({basis})."
         yield Line(text, "faint")
 
 
@@ -189,11 +189,17 @@ def _components(result: Diff) -> Table:
     before, after = _sizes(result.a.figures), _sizes(result.b.figures)
     costs = [_sizes(step.cost) for step in result.steps]
     rows = tuple(
-        (name, gib(was), [_gib(cost[name]) for cost in costs], gib(after[name]), _gib(after[name] - was))
+        (
+            component_name(name),
+            gib(was),
+            [_gib(cost[name]) for cost in costs],
+            gib(after[name]),
+            _gib(after[name] - was),
+        )
         for name, was in before.items()
     )
-    places = " → ".join(dict.fromkeys((result.a.figures.phase, result.b.figures.phase)))
-    return _across("component", "GiB", f"At the peak, which stands at {places}", rows)
+    places = " → ".join(dict.fromkeys(phase_name(item.figures.phase) for item in (result.a, result.b)))
+    return _across("component", "GiB", f"At the peak ({places})", rows)
 
 
 def _time(result: Diff) -> Iterator[Block]:
@@ -243,10 +249,18 @@ def _terms(result: Diff, most: int | None) -> Table:
     shown = result.terms[:most]
     columns = header("component <1 | term | A [GiB] > | B [GiB] > | change [GiB] > | kind <2")
     rows = tuple(
-        (item.component, item.name, gib(item.before), gib(item.after), _gib(item.change), item.kind) for item in shown
+        (
+            component_name(item.component),
+            item.name,
+            gib(item.before),
+            gib(item.after),
+            _gib(item.change),
+            _KINDS.get(item.kind, item.kind),
+        )
+        for item in shown
     )
-    count = f"the largest {len(shown)} of {len(result.terms)}" if len(shown) < len(result.terms) else "all"
-    return Table(f"Terms at the peak that differ, {count}", columns, rows)
+    count = f"{len(shown)} of {len(result.terms)}"
+    return Table(f"Largest changes at the peak ({count})", columns, rows)
 
 
 def _foot(result: Diff) -> Iterator[Block]:
@@ -255,7 +269,7 @@ def _foot(result: Diff) -> Iterator[Block]:
     for index, side in (("A", result.a), ("B", result.b)):
         yield from (Line(f"{index}: {remark}", "warning") for remark in side.remarks)
     for index, side in (("A", result.a), ("B", result.b)):
-        yield Code(f"{index} byte by byte", side.estimate.command)
+        yield Code(f"{index} as an estimate", side.estimate.command)
     if result.command:
         yield Code("Reproduce with", result.command)
 

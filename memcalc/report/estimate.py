@@ -3,32 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator
 from typing import Any
 
-from memcalc.errors import InputError, UnknownNameError
 from memcalc.report.lengths import length_lines
-from memcalc.report.occasions import failing, occasion_lines, occasions_table
-from memcalc.report.step_time import parts_table, stands_on, time_lines
-from memcalc.report.tables import (
-    Bar,
-    Block,
-    Branch,
-    Code,
-    Column,
-    Leaf,
-    Line,
-    Report,
-    Table,
-    Tree,
-    facts,
-    gib,
-    header,
-    made,
-    percent,
-)
-from memcalc.results.estimates import EXPANDABLE, ActivationBudget, Components, Estimate, TermFacts, flushed
+from memcalc.report.occasions import failing, occasion_lines
+from memcalc.report.step_time import time_lines
+from memcalc.report.tables import Bar, Block, Code, Column, Line, Report, Table, facts, gib, header, made, percent
+from memcalc.results.estimates import EXPANDABLE, ActivationBudget, Estimate, TermFacts, flushed
+from memcalc.results.names import component_name, phase_name, phase_range
 from memcalc.specs.options import DEGREES
 from memcalc.specs.strategy import Strategy
 from memcalc.units import GIB, KIB, MIB, format_bytes, format_count
@@ -37,6 +20,7 @@ MOODS = {"fits": "good", "tight": "close", "does-not-fit": "bad"}
 TIERS = {"cpu": "host memory", "nvme": "NVMe", "cxl": "CXL memory"}
 _SIZE = Column("size", "GiB", right=True)
 _SHARE = Column("share", "%", right=True, meter=True, priority=1)
+_REPLICAS = {"dp_replicate": "replicas"}
 _TERM_COLUMNS = header("component | term | size [bytes] > | phases | formula | values put in | source")
 
 
@@ -55,16 +39,22 @@ def report(result: Estimate) -> Report:
     )
 
 
-def terms(result: Estimate) -> Table:
-    """Return the table with one row a term."""
+def terms(result: Estimate, *, readable: bool = False) -> Table:
+    """Return the table with one row a term; `readable`: as people call components and phases."""
     named: list[tuple[str, TermFacts]] = [(term.component, term) for term in result.terms]
     named += [(term.component, term) for term in result.outside]
     named += [(off_gpu_name(term.tier), term) for term in result.off_gpu]
     rows = tuple(
-        (name, term.name, str(term.bytes), " ".join(term.phases), term.formula, inputs_of(term), term.source)
+        (*_named(name, term, result, readable=readable), term.formula, inputs_of(term), term.source)
         for name, term in named
     )
     return Table("Terms", _TERM_COLUMNS, rows)
+
+
+def _named(name: str, term: TermFacts, result: Estimate, *, readable: bool) -> tuple[str, ...]:
+    if not readable:
+        return name, term.name, str(term.bytes), " ".join(term.phases)
+    return component_name(name), term.name, str(term.bytes), phase_range(term.phases, result.phases) or "all phases"
 
 
 def strategy_words(strategy: Strategy) -> str:
@@ -92,7 +82,10 @@ def head_of(result: Estimate) -> tuple[Line, ...]:
     """Return the verdict, and the job in one sentence."""
     model, hardware, work = result.model, result.hardware, result.workload
     subject = f"{model.name} ({format_count(model.parameters)} parameters) on {hardware.gpus} × {hardware.gpu}"
-    batch = f"micro-batch {work.micro_batch} × {work.seq_len} tokens", f"{work.accumulation_steps} accumulated"
+    batch = (
+        f"micro-batch {work.micro_batch} × {work.accumulation_steps} accumulation",
+        f"sequence length {work.seq_len}",
+    )
     text = (*_words(result.strategy), *batch)
     title = Line(f"{subject}: {', '.join(text)}", "title", items=(subject, *text))
     return (Line(_verdict(result), "verdict", MOODS[result.verdict]), title)
@@ -111,7 +104,7 @@ def _verdict(result: Estimate) -> str:
     low, high = gib(result.interval.low, 1), gib(result.interval.high, 1)
     why = result.reason if device <= capacity else ""
     full = f"frees its cache {flushed(result.flushes)}" if result.flushes else ""
-    return " · ".join(filter(None, (text, used, why, f"between {low} and {high} GiB", full)))
+    return " · ".join(filter(None, (text, used, why, f"95% range {low}–{high}", full)))
 
 
 def bar_of(result: Estimate) -> Bar:
@@ -131,33 +124,60 @@ def _tables(result: Estimate) -> Iterator[Block]:
     yield _phases(result)
     if len(result.stages) > 1:
         yield _stages(result)
-    yield _figures(result)
     if result.off_gpu:
         yield _off_gpu(result)
 
 
 def components_of(result: Estimate) -> Table:
     """Return the table of components at the peak."""
-    device = result.peak.device
-    rows = [(name, gib(size), percent(size, device)) for name, size in _parts(result)]
-    return Table(
-        "At the peak", (Column("component"), _SIZE, _SHARE), (*rows, ("device", gib(device), percent(device, device)))
-    )
+    device, rows, parts = result.peak.device, [], []
+    for name, key, size, tool in _components(result):
+        rows.append((name, gib(size), "" if tool and key != "total" else percent(size, device), tool))
+        parts.append(key)
+    columns = (Column("component"), _SIZE, _SHARE, Column("as tools report it", priority=2))
+    title = f"At the peak ({phase_name(result.peak.phase)})"
+    return Table(title, columns, tuple(rows), parts=tuple(parts))
+
+
+def _components(result: Estimate) -> Iterator[tuple[str, str, int, str]]:
+    """Yield what the device holds and the sums on the way: name, component, size [bytes], what reads a sum."""
+    peak = result.peak
+    for name, size in result.components.model_dump().items():
+        if name != "reserve":
+            yield component_name(name), name, size, ""
+    yield "allocated", "", peak.allocated, "max_memory_allocated()"
+    cache = [term for term in result.terms if term.component == "reserve" and term.bytes]
+    if len(cache) > 1:
+        yield from ((f"{component_name('reserve')}: {term.name}", "reserve", term.bytes, "") for term in cache)
+    else:
+        yield component_name("reserve"), "reserve", result.components.reserve, ""
+    yield "reserved", "", peak.reserved, "max_memory_reserved()"
+    for term in result.outside:
+        group, ranks = (term.inputs.get(key, "") for key in ("group", "ranks"))
+        joined = f"all {ranks} ranks" if group == "world" else f"{_REPLICAS.get(group, group.upper())} ({ranks} ranks)"
+        text = f"communicator, {joined}" if group else term.name
+        yield text, "context", term.bytes, ""
+    if not result.outside:
+        yield component_name("context"), "context", peak.device - peak.reserved, ""
+    yield component_name("device"), "total", peak.device, "nvidia-smi"
 
 
 def _phases(result: Estimate) -> Table:
     usable = result.budget.usable
-    rows = tuple((name, gib(size), percent(size, usable)) for name, size in result.phases.items())
+    rows = tuple((phase_name(name), gib(size), percent(size, usable)) for name, size in result.phases.items())
     share = Column("of usable", "%", right=True, meter=True, priority=1)
-    return Table(f"Allocated by phase; the peak stands at {result.peak.phase}", (Column("phase"), _SIZE, share), rows)
+    return Table("Allocated by phase", (Column("phase"), _SIZE, share), rows)
 
 
 def _stages(result: Estimate) -> Table:
-    columns = header("stage > | layers >2 | allocated [GiB] > | reserved [GiB] >1 | device [GiB] > | peak phase <3")
+    columns = header("stage > | layers >2 | allocated [GiB] > | reserved [GiB] >1 | total [GiB] > | peak phase <3")
     rows = tuple(
-        (str(stage.stage), str(stage.layers), gib(stage.allocated), gib(stage.reserved), gib(stage.device), stage.phase)
+        (
+            str(stage.stage), str(stage.layers), gib(stage.allocated), gib(stage.reserved), gib(stage.device),
+            phase_name(stage.phase),
+        )
         for stage in result.stages
-    )
+    )  # fmt: skip
     return Table("Pipeline stages", columns, rows)
 
 
@@ -173,7 +193,7 @@ def _figures(result: Estimate) -> Table:
 
 def _off_gpu(result: Estimate) -> Table:
     rows = tuple((term.tier, term.component, term.name, gib(term.bytes)) for term in result.off_gpu)
-    return Table("Off the GPU, one rank", (*header("memory | component <1 | term"), _SIZE), rows)
+    return Table("Offloaded, per rank", (*header("memory | component <1 | term"), _SIZE), rows)
 
 
 def off_gpu_name(tier: str) -> str:
@@ -188,17 +208,18 @@ def on_node(result: Estimate, tier: str) -> int:
 
 def _notes(result: Estimate) -> Iterator[Line]:
     budget, saved = result.budget, result.saved
-    taken = f"{gib(budget.context)} context - {gib(budget.libraries)} libraries - {gib(budget.reserve)} reserve"
-    yield _said("Budget", f"{gib(budget.capacity)} GiB capacity - {taken} = {gib(budget.usable)} GiB usable")
+    outside = (("context", budget.context), ("communicators", budget.libraries), ("kept free", budget.reserve))
+    taken = "".join(f" − {gib(size)} {name}" for name, size in outside if size)
+    yield _said("Usable", f"{gib(budget.usable)} GiB = {gib(budget.capacity)} capacity{taken}")
     if result.activation_budget is not None:
         yield _said("Room for activations", room_text(result.activation_budget), "Room")
-    backward = f"{sized(saved.per_block)} a block, {sized(saved.outside_blocks)} outside the blocks"
-    yield _said("One micro-batch keeps for backward", f"{backward}, {sized(saved.total)} in all", "Backward")
+    backward = f"{sized(saved.per_block)} per block + {sized(saved.outside_blocks)} outside blocks"
+    yield _said("Saved for backward", f"{sized(saved.total)} per micro-batch: {backward}", "Backward")
     yield from cache_of(result)
     parts = [(result.host_memory, "host memory"), (result.tier_memory, TIERS[result.strategy.offload_to])]
     if any(size for size, _ in parts):
         needed = " and ".join(f"{sized(size)} of {name}" for size, name in parts if size)
-        yield Line(f"A node needs {needed} off its GPUs; the system and data loaders take theirs beside it.")
+        yield _said("Offloaded", f"{needed} per node, plus the OS and data loaders")
 
 
 def cache_of(result: Estimate) -> Iterator[Line]:
@@ -206,14 +227,14 @@ def cache_of(result: Estimate) -> Iterator[Line]:
     fits = result.expandable_verdict == "fits" and result.verdict != "fits"
     if result.expandable_device is None or not (fits or result.expandable_device < result.peak.device):
         return
-    cache = f"{gib(result.components.reserve, 1)} GiB of freed blocks that PyTorch keeps"
-    less = f"with {EXPANDABLE} the device figure is {gib(result.expandable_device, 1)} GiB{', which fits' * fits}"
+    cache = f"{gib(result.components.reserve, 1)} GiB of freed blocks that PyTorch keeps; taken, not a margin"
+    less = f"with {EXPANDABLE} the total is {gib(result.expandable_device, 1)} GiB{', which fits' * fits}"
     yield Line(f"Cache: {cache}; {less}.", label="Cache", items=(cache, less))
 
 
 def _said(name: str, text: str, label: str = "") -> Line:
     """Return a sentence that a terminal shows as a label and what belongs to it."""
-    return Line(f"{name}: {text}.", label=label or name, items=(f"keeps {text}" if label == "Backward" else text,))
+    return Line(f"{name}: {text}.", label=label or name, items=(text,))
 
 
 def room_text(budget: ActivationBudget) -> str:
@@ -221,11 +242,13 @@ def room_text(budget: ActivationBudget) -> str:
     taken = [
         (name, getattr(budget, name)) for name in ("parameters", "gradients", "optimizer", "buffers", "cache", "margin")
     ]
-    less = "".join(f" - {gib(size)} {name}" for name, size in taken if size)
+    less = "".join(f" − {gib(size)} {name}" for name, size in taken if size)
     micro = f"micro-batch up to {budget.micro_batch} fits" if budget.micro_batch else "no micro-batch fits"
-    parts = {None: "no segments are enough", 1: ""}
-    segments = parts.get(budget.segments, f"{budget.segments} checkpointed segments would do")
-    left = f"{gib(budget.usable)}{less} = {gib(budget.available)} GiB, {gib(budget.activations)} taken"
+    parts = {None: "no checkpoint segments suffice", 1: ""}
+    segments = parts.get(budget.segments, f"{budget.segments} checkpoint segments suffice")
+    left = (
+        f"{gib(budget.available)} GiB = {gib(budget.usable)} usable{less}; activations take {gib(budget.activations)}"
+    )
     return "; ".join(filter(None, (left, micro, segments)))
 
 
@@ -250,142 +273,3 @@ def sized(size: int) -> str:
     """Return `size` [bytes] in the binary unit that suits it."""
     unit = next((unit for unit, scale in (("GiB", GIB), ("MiB", MIB), ("KiB", KIB)) if size >= scale / 10), "B")
     return format_bytes(size, unit).replace(",", "")
-
-
-OFF_GPU = "off-gpu"
-_BRANCHES = (*Components.model_fields, "context", OFF_GPU)
-FOLDS = ("others", "none", "all", *_BRANCHES)
-"""What may be folded: terms that are not alive at the peak, nothing, everything, or components by name."""
-
-
-@dataclass(frozen=True)
-class Folding:
-    """What a tree tells in one line."""
-
-    others: bool = True
-    """Terms that are not alive at the peak."""
-    branches: frozenset[str] = frozenset()
-    """Components, and what lies off the GPU."""
-
-
-def folding(fold: str | None = None, only: str | None = None) -> Folding:
-    """Read what is typed.
-
-    >>> folding(only="activations").branches == set(_BRANCHES) - {"activations"}
-    True
-    >>> folding("none").others, folding("others,buffers").branches
-    (False, frozenset({'buffers'}))
-    """
-    names = _names("fold", fold or "others", FOLDS)
-    if len(names) > 1 and {"none", "all"} & set(names):
-        raise InputError("fold", str(fold), "none and all stand alone")
-    folded = set(_BRANCHES) if names == ["all"] else {name for name in names if name in _BRANCHES}
-    if only is not None:
-        folded |= set(_BRANCHES) - set(_names("only", only, _BRANCHES))
-    return Folding("none" not in names, frozenset(folded))
-
-
-def _names(option: str, text: str, known: Sequence[str]) -> list[str]:
-    names = [name.strip() for name in text.split(",")]
-    for name in names:
-        if name not in known:
-            raise UnknownNameError(option, name, f"must be one or several of {', '.join(known)}", known)
-    return names
-
-
-def explanation(result: Estimate, folded: Folding | None = None) -> Report:
-    """Return the answer of ``memcalc explain``: every term with formula, values and source, and the parts of a step."""
-    beside = (*occasion_lines(result), *((occasions_table(result),) if result.occasions else ()))
-    blocks = (*answer_of(result), tree_of(result, folded or Folding()), *_time(result), *beside, *foot_of(result))
-    return made(result, terms(result), *blocks)
-
-
-def _time(result: Estimate) -> Iterator[Block]:
-    if result.time is not None:
-        yield parts_table(result.time)
-        yield stands_on(result.time)
-
-
-def tree_of(result: Estimate, folded: Folding) -> Tree:
-    """Return the terms by component, the largest at the peak first, then what lies off the GPU."""
-    sources = list(dict.fromkeys(term.source for term in _shown(result, folded)))
-    inside, outside = _branches(result, folded, sources), _outside(result, folded, sources)
-    branches = (*inside, *outside, *_off_gpu_branches(result, folded, sources))
-    title = f"At the peak, in {result.peak.phase}; share of the device figure"
-    return Tree(branches, terms(result), tuple(sources), title, "not at the peak")
-
-
-def _shown(result: Estimate, folded: Folding) -> Iterator[TermFacts]:
-    for component, members in _grouped(result):
-        if component not in folded.branches:
-            yield from (term for term in members if not folded.others or _at_peak(term, result))
-    if "context" not in folded.branches:
-        yield from result.outside
-    if OFF_GPU not in folded.branches:
-        yield from result.off_gpu
-
-
-def _grouped(result: Estimate) -> list[tuple[str, list[TermFacts]]]:
-    """Return terms by component, the reserve last; within one those at the peak first, the largest first."""
-    grouped: dict[str, list[TermFacts]] = {}
-    for term in sorted(result.terms, key=lambda term: (not _at_peak(term, result), -term.bytes)):
-        grouped.setdefault(term.component, []).append(term)
-    grouped.setdefault("reserve", [])
-    return sorted(grouped.items(), key=lambda item: (item[0] == "reserve", -getattr(result.components, item[0])))
-
-
-def _at_peak(term: TermFacts, result: Estimate) -> bool:
-    return not term.phases or result.peak.phase in term.phases
-
-
-def _branches(result: Estimate, folded: Folding, sources: Sequence[str]) -> Iterator[Branch]:
-    """A component's figure is what stands at the peak, since not all terms are alive at once."""
-    device = result.peak.device
-    for component, members in _grouped(result):
-        size = getattr(result.components, component)
-        yield Branch(
-            component, sized(size), tuple(_leaf(term, result, folded, sources) for term in members),
-            percent(size, device), component in folded.branches,
-        )  # fmt: skip
-
-
-def _outside(result: Estimate, folded: Folding, sources: Sequence[str]) -> Iterator[Branch]:
-    """What the process holds beside the allocator, and the sum of all."""
-    device = result.peak.device
-    size = device - result.peak.reserved
-    leaves = tuple(_leaf(term, result, folded, sources) for term in result.outside)
-    yield Branch("context", sized(size), leaves, percent(size, device), "context" in folded.branches)
-    yield Branch("device", sized(device), (), percent(device, device))
-
-
-def _leaf(term: TermFacts, result: Estimate, folded: Folding, sources: Sequence[str]) -> Leaf:
-    alive = _alive(term.phases, result.phases)
-    here = _at_peak(term, result)
-    aside = folded.others and not here
-    phases = alive if here else f"{alive}, not at the peak"
-    share = percent(term.bytes, result.peak.device) if here else ""
-    return Leaf(term.name, sized(term.bytes), _lines(term, phases, sources), share, alive, aside)
-
-
-def _alive(phases: Sequence[str], known: Iterable[str]) -> str:
-    if not phases or set(known) <= set(phases):
-        return "in every phase"
-    return f"in {', '.join(phases)}"
-
-
-def _lines(term: TermFacts, when: str, sources: Sequence[str]) -> tuple[str, ...]:
-    source = f" [{sources.index(term.source) + 1}]" if term.source in sources else ""
-    lines = (f"= {term.formula}", inputs_of(term), f"{term.bytes} bytes, {when}{source}")
-    return tuple(line for line in lines if line.strip())
-
-
-def _off_gpu_branches(result: Estimate, folded: Folding, sources: Sequence[str]) -> Iterator[Branch]:
-    for tier in sorted({term.tier for term in result.off_gpu}):
-        members = sorted((term for term in result.off_gpu if term.tier == tier), key=lambda term: -term.bytes)
-        leaves = tuple(
-            Leaf(term.name, sized(term.bytes), _lines(term, _alive(term.phases, result.phases), sources))
-            for term in members
-        )
-        says = f"of one rank; {sized(on_node(result, tier))} a node"
-        total = sum(term.bytes for term in members)
-        yield Branch(off_gpu_name(tier), sized(total), leaves, "", OFF_GPU in folded.branches, says)

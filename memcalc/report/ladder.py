@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from memcalc.report.estimate import MOODS
 from memcalc.report.step_time import speed as rate_of
@@ -20,9 +21,11 @@ from memcalc.report.tables import (
     gib,
     header,
     made,
+    trimmed,
 )
 from memcalc.results.estimates import StepTime
 from memcalc.results.ladder import Ladder, LadderReading, LadderStage
+from memcalc.results.names import phase_name
 from memcalc.units import format_count
 
 NAMES = {
@@ -59,7 +62,7 @@ def verdict_of(result: Ladder, mode: LadderReading) -> str:
     name, capacity = NAMES[mode.name], f"{gib(result.capacity, 1)} GiB"
     if mode.first is None:
         least = min(mode.stages, key=lambda stage: stage.peak.device)
-        needed = f"stage {least.stage} needs the least, {gib(least.peak.device, 1)} of {capacity}"
+        needed = f"smallest is stage {least.stage}, {gib(least.peak.device, 1)} of {capacity}"
         return f"does not fit · {name}: no stage fits; {needed}"
     stage = mode.stages[mode.first]
     start = f"from the start, in {stage.strategy.precision}"
@@ -103,8 +106,8 @@ def _short(stage: LadderStage) -> str:
 def _effect(stage: LadderStage) -> str:
     if not stage.stage:
         return ""
-    less = f"{gib(abs(stage.saved), 1)} GiB {'less' if stage.saved >= 0 else 'more'}"
-    return less if stage.speed is None else f"{less}, speed × {_times(stage.speed)}"
+    less = f"{'−' if stage.saved >= 0 else '+'}{gib(abs(stage.saved), 1)} GiB"
+    return less if stage.speed is None else f"{less}, {_times(stage.speed)}× speed"
 
 
 def _times(speed: float) -> str:
@@ -116,10 +119,10 @@ def _head(result: Ladder) -> Iterator[Line]:
     for mode in result.readings:
         mood = "bad" if mode.first is None else MOODS[mode.stages[mode.first].verdict]
         yield Line(verdict_of(result, mode), "verdict", mood)
-    strategy, unit = result.readings[0].stages[0].strategy, "token" if result.seq_len == 1 else "tokens"
+    strategy = result.readings[0].stages[0].strategy
     subject = f"{result.model.name} ({format_count(result.model.parameters)} parameters)"
-    index = f"{hardware.gpus} × {hardware.gpu}: {strategy.framework}, {result.seq_len} {unit} a sequence"
-    kind = "; the usual order of tuning, which ends where it fits" if result.recipe else ""
+    index = f"{hardware.gpus} × {hardware.gpu}: {strategy.framework}, sequence length {result.seq_len}"
+    kind = " (usual tuning order, until it fits)" if result.recipe else ""
     yield Line(f"{subject} on {index}{kind}", "title")
 
 
@@ -140,15 +143,18 @@ def _widths(mode: LadderReading) -> str:
         listed.append(f"AdamW's moments {storage.moment} + {storage.moment}")
     copies = f"; its copy under autocast {storage.cached}" if storage.cached else ""
     of = "trained parameter" if strategy.lora else "parameter"
-    return f"Bytes a {of}: {', '.join(listed)}{copies}."
+    return f"Bytes per {of}: {', '.join(listed)}{copies}."
 
 
 def _stages(mode: LadderReading) -> Table:
     columns = header(
-        "# > | stage | device [GiB] > | saved [GiB] > | speed [×] > | tok/s/GPU [95% range] > | "
-        "host [GiB a node] >2 | peak at <3 | verdict"
+        "# > | stage | total [GiB] > | saved [GiB] > | speed [×] > | tok/s/GPU [95% range] > | "
+        "host [GiB/node] >2 | peak at <3 | verdict"
     )
-    return Table(f"Stages, {NAMES[mode.name]}", columns, tuple(_stage(stage) for stage in mode.stages))
+    table = Table(f"Stages, {NAMES[mode.name]}", columns, tuple(_stage(stage) for stage in mode.stages))
+    wide = [index for index, column in enumerate(columns) if column.title == "host"]
+    page = table.keep([*(index for index in range(len(columns)) if index not in wide), *wide])
+    return replace(table, pasted=trimmed(page, len(columns) - len(wide), [f"stage {row[0]}" for row in table.rows]))
 
 
 def _stage(stage: LadderStage) -> tuple[str, ...]:
@@ -161,18 +167,18 @@ def _stage(stage: LadderStage) -> tuple[str, ...]:
         speed,
         "" if stage.time is None else rate_of(stage.time),
         gib(stage.host_memory, 1),
-        stage.peak.phase,
+        phase_name(stage.peak.phase),
         stage.verdict.replace("-", " "),
     )
 
 
 def _parts(mode: LadderReading) -> Table:
     """Components at the peak; what is not GiB stands in the other table."""
-    titles = ("params", "grads", "optim", "activ", "buffers", "reserve", "context")
+    titles = ("params", "grads", "optim", "activ", "buffers", "cache", "context, comm.")
     columns = (
         Column("#", right=True),
         *(Column(title, "GiB", right=True) for title in titles),
-        *header("device [GiB] > | reserved [GiB] >1 | allocated [GiB] >1"),
+        *header("total [GiB] > | reserved [GiB] >1 | allocated [GiB] >1"),
     )
     rows = tuple(
         (
@@ -193,15 +199,15 @@ def _foot(result: Ladder) -> Iterator[Block]:
             yield Line(f"Left out of {NAMES[mode.name]}: {note}")
     for note in dict.fromkeys(_also(result)):
         yield Line(note)
-    yield Line("Speed is predicted, beside the stage before, also for stages that do not fit.", "faint")
+    yield Line("Speed is relative to the previous stage, also where a stage does not fit.", "faint")
     if any(mode.stages[0].strategy.precision == "fp32" for mode in result.readings):
-        yield Line("fp32 multiplies without TF32, which PyTorch leaves off by default.", "faint")
+        yield Line("fp32 matmuls run without TF32 (PyTorch's default).", "faint")
     for note, names in _warnings(result).items():
         of = "" if len(names) == len(result.readings) else f"{', '.join(names)}: "
         yield Line(f"Warning: {of}{note}", "warning")
     yield from facts("Assumed", result.assumptions)
     yield Code("Reproduce with", result.command)
-    yield Listing("Each stage by itself", "sh", "\n".join(_commands(result)))
+    yield Listing("Stage commands", "sh", "\n".join(_commands(result)))
 
 
 def _also(result: Ladder) -> Iterator[str]:

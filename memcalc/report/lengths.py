@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from memcalc.report.tables import Line, gib
+from memcalc.results.details import LengthFacts
 from memcalc.results.estimates import Verdict
-from memcalc.results.lengths import LengthFacts
 
 
 def length_lines(facts: LengthFacts | None, verdict: Verdict) -> Iterator[Line]:

@@ -22,6 +22,7 @@ from memcalc.report.tables import (
     Table,
     Tree,
     gib,
+    pages,
     percent,
 )
 
@@ -38,7 +39,7 @@ _LATEX = {
 
 def markdown(document: Document) -> str:
     """Return `document` in Markdown."""
-    return "\n\n".join(text for block in document.blocks if (text := _markdown_block(block)))
+    return "\n\n".join(text for block in pages(document) if (text := _markdown_block(block)))
 
 
 def _markdown_block(block: Block) -> str:
@@ -67,12 +68,14 @@ def _markdown_table(table: Table) -> str:
 
 
 def _markdown_text(text: str) -> str:
-    r"""Escape what Markdown would take for its own; an underscore inside a word is safe.
+    r"""Escape what Markdown would take for its own, links among it; an underscore inside a word is safe.
 
     >>> print(_markdown_text("a*b | core_attn"))
     a\*b \| core_attn
+    >>> print(_markdown_text("[a](b)"))
+    [a]\(b)
     """
-    return re.sub(r"([\\`*|<]|(?<!\w)_|_(?!\w))", r"\\\1", " ".join(text.split()))
+    return re.sub(r"([\\`*|<]|(?<=\])\(|(?<!\w)_|_(?!\w))", r"\\\1", " ".join(text.split()))
 
 
 def _fenced(says: str, language: str, text: str) -> str:
@@ -86,7 +89,7 @@ def _fenced(says: str, language: str, text: str) -> str:
 
 def latex(document: Document) -> str:
     """Return `document` in LaTeX, for the packages inputenc and booktabs."""
-    return "\n\n".join(text for block in document.blocks if (text := _latex_block(block)))
+    return "\n\n".join(text for block in pages(document) if (text := _latex_block(block)))
 
 
 def _latex_block(block: Block) -> str:
@@ -128,7 +131,7 @@ _TAGS = {"heading": "h2", "title": "h3", "verdict": "h2"}
 
 def fragment(document: Document) -> str:
     """Return `document` as one section."""
-    return "\n".join(('<section class="memcalc">', *map(_block, document.blocks), "</section>"))
+    return "\n".join(('<section class="memcalc">', *map(_block, pages(document)), "</section>"))
 
 
 def _block(block: Block) -> str:

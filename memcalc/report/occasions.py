@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from memcalc.report.tables import Line, Table, gib, header
+from memcalc.results.details import Occasion
 from memcalc.results.estimates import Estimate
-from memcalc.results.occasions import Occasion
 
 OPTIONS = {"evaluation": "workload.eval_micro_batch=N", "saving": "strategy.state_dict=NAME"}
 """What says what a job does, by occasion."""
@@ -43,8 +43,8 @@ def occasions_table(result: Estimate) -> Table:
         source = "asked for" if occasion.certain else "by default"
         rows.append((occasion.name, f"{occasion.when} ({source})", gib(occasion.allocated), gib(occasion.host), ""))
         rows += [("", part.name, *_sizes(part.bytes, part.tier), part.source) for part in occasion.parts]
-    columns = header("beside the steps | what | GPU [GiB] > | host of a node [GiB] > | source <3")
-    return Table("Beside the steps, allocated", columns, tuple(rows))
+    columns = header("between steps | what | GPU [GiB] > | host [GiB/node] > | source <3")
+    return Table("Between steps, allocated", columns, tuple(rows))
 
 
 def _sizes(size: int, tier: str) -> tuple[str, str]:

@@ -20,6 +20,8 @@ class Shade(NamedTuple):
 BLUE, CYAN, GREEN = Shade("#4477aa", "#6f9fd0"), Shade("#66ccee", "#66ccef"), Shade("#228833", "#4bb35c")
 YELLOW, RED, PURPLE = Shade("#ccbb44", "#d6c655"), Shade("#ee6677", "#f07f8e"), Shade("#aa3377", "#cf6aa3")
 GREY = Shade("#bbbbbb", "#8d949e")
+BROWN = Shade("#663333", "#b88a8a")
+"""An eighth, of the same author's *dark* scheme."""
 
 COMPONENTS = {
     "parameters": BLUE,
@@ -31,6 +33,17 @@ COMPONENTS = {
     "context": GREY,
 }
 """In the order in which they are stacked; context is what the process holds outside the allocator."""
+ROLES = {
+    "policy": BLUE,
+    "engine": RED,
+    "logits": YELLOW,
+    "critic": CYAN,
+    "reference": GREEN,
+    "reward model": PURPLE,
+    "weights under way": BROWN,
+    "contexts": GREY,
+}
+"""Of post-training, in the order in which they are stacked."""
 SERIES = (BLUE, RED, GREEN, YELLOW, PURPLE, CYAN)
 """Lines and points that are no components."""
 INK = {
@@ -50,8 +63,8 @@ ANYWHERE = {"good": "#2e8b45", "close": "#9a7400", "bad": "#d0453b"}
 
 
 def colour_of(name: str, index: int) -> Shade:
-    """Return the colour of a component, or of the series at a place of a stack."""
-    return COMPONENTS.get(name) or SERIES[index % len(SERIES)]
+    """Return the colour of a component or a role, or of the series at a place of a stack."""
+    return COMPONENTS.get(name) or ROLES.get(name) or SERIES[index % len(SERIES)]
 
 
 def words_on(hue: Shade) -> Shade:
@@ -97,7 +110,9 @@ _PLAIN = {
     "░": ".", "═": "=", "±": "+-", "∞": "inf", "�": "?", "╱": "/",
 }  # fmt: skip
 _NO_TEXT = (*range(32), *range(127, 160), *range(0xD800, 0xE000), 0xFFFE, 0xFFFF)  # XML has none; UTF-8 no surrogates
-_UNPRINTABLE = {code: "�" for code in _NO_TEXT if chr(code) != "\n"}
+# they turn the text around them, so that it reads as what it is not (Unicode Technical Report 36, 2.5)
+BIDIRECTIONAL = (0x061C, 0x200E, 0x200F, *range(0x2028, 0x202F), *range(0x2066, 0x206A))
+_UNPRINTABLE = {code: "�" for code in (*_NO_TEXT, *BIDIRECTIONAL) if chr(code) != "\n"}
 
 
 def glyphs(ascii_only: bool) -> Glyphs:

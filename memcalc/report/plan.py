@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -12,7 +12,7 @@ from memcalc.report.plan_data import data
 from memcalc.report.recipe import recipe_blocks
 from memcalc.report.remedies import remedy_blocks
 from memcalc.report.step_time import speed
-from memcalc.report.tables import Block, Code, Column, Document, Line, Report, Table, facts, gib, percent
+from memcalc.report.tables import MOST, Block, Code, Column, Document, Line, Report, Table, facts, gib, percent, trimmed
 from memcalc.results.plans import UNMEASURED_OFFLOAD, Plan, Plans
 from memcalc.specs.job import command_line
 from memcalc.units import format_count, format_seconds
@@ -70,6 +70,9 @@ _BRIEF = {
     "GiB": _Field(Column("GiB", right=True), lambda plan, _: gib(plan.peak.device, 1)),
     "parallelism": _LAYOUT._replace(column=replace(_LAYOUT.column, title="layout")),
 }
+_NAMED = _Field(Column("plan"), lambda plan, _: f"#{plan.rank} {(*plan.special, '')[0]}".strip())
+_PASTED = ("GPUs", "plan", "parallelism", "recompute", "offload", "batch", "GiB", "tok/s/GPU", "vs #1", "GPU-hours")
+"""Columns of the table in a document, as many as are there and it holds; others are told below it."""
 _WIDE = ("vs #1", "host", "GPU-hours")
 """Columns for which a narrow terminal has no room."""
 
@@ -158,6 +161,8 @@ def _found(result: Plans) -> Iterator[Block]:
     several = len({plan.gpus for plan in result.plans}) > 1
     fields = [field for field in fields if not (several and field.column.title in {"plan", "vs #1"})]
     fields = [field for field in fields if several or field.column.title != "GPU-hours"]
+    if several and len({plan.gpus for plan in result.plans}) == len(rows):  # then the count names a row, not its rank
+        fields = [field for field in fields if field.column.title != "#"]
     narrow = [_BRIEF.get(field.column.title, field) for field in fields if field.column.title not in _WIDE]
     tables = [
         Table(
@@ -168,8 +173,21 @@ def _found(result: Plans) -> Iterator[Block]:
         )
         for chosen in (fields, narrow)
     ]
-    yield replace(tables[0], narrow=tables[1])
+    yield replace(tables[0], narrow=tables[1], pasted=_pasted(fields, rows, result))
     yield from _shared(result)
+
+
+def _pasted(fields: Sequence[_Field], rows: Sequence[Plan], result: Plans) -> tuple[Block, ...]:
+    """Return the table in the columns of a document, which names a plan by its number or its count of GPUs."""
+    ranked = any(field.column.title == "#" for field in fields)
+    scheduled = _LAYOUT._replace(value=lambda plan, _: say.parallelism(plan.strategy, scheduled=True))
+    there = {field.column.title: field for field in fields if field.column.title != "#"}
+    there |= {"parallelism": scheduled, **({"plan": _NAMED} if ranked else {})}
+    shown = [there.pop(title) for title in [title for title in _PASTED if title in there][:MOST]]
+    chosen = [*shown, *there.values()]
+    cells = tuple(tuple(field.value(plan, result) for field in chosen) for plan in rows)
+    names = [f"#{plan.rank}" if ranked else f"{plan.gpus} GPU{'s' * (plan.gpus > 1)}" for plan in rows]
+    return trimmed(Table("Plans", tuple(field.column for field in chosen), cells), len(shown), names)
 
 
 def _varies(field: _Field, result: Plans) -> bool:

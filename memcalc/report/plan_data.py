@@ -71,7 +71,7 @@ _FIELDS = (
     _Field(Column("used", "%", right=True), lambda plan, plans: percent(plan.peak.device, plans.capacity)),
     _Field(Column("verdict"), lambda plan, _: plan.verdict),
     _Field(Column("tok/s/GPU", right=True), lambda plan, _: f"{plan.time.tokens_per_second_per_gpu:.0f}"),
-    _Field(Column("beside #1", "%", right=True), _beside),
+    _Field(Column("vs #1", "%", right=True), _beside),
     _Field(Column("MFU", "%", right=True), lambda plan, _: f"{100 * plan.time.mfu:.1f}"),
     *(_seconds(name) for name in _PARTS),
     _Field(Column("GPU-hours", right=True), lambda plan, _: f"{plan.gpu_hours:.4g}"),

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 
 from memcalc.frameworks import habits_of
 from memcalc.report.tables import gib
-from memcalc.results.plans import Plan
+from memcalc.results.plans import Fit, Plan
 from memcalc.specs.strategy import Strategy
 
 TIERS = {"cpu": "CPU", "nvme": "NVMe", "cxl": "CXL"}
@@ -26,8 +26,10 @@ _COUNTED = {
 }
 
 
-def parallelism(strategy: Strategy) -> str:
+def parallelism(strategy: Strategy, *, scheduled: bool = False) -> str:
     """Return how a plan is spread over GPUs, as its framework calls it; a dash where there is one GPU.
+
+    The usual schedules of a pipeline are named only where `scheduled` asks for it.
 
     >>> parallelism(Strategy(framework="megatron", zero=1, dp=4, tp=8, sp=True, pp=4, vpp=2))
     'dist-opt TP8+SP PP4(×2)'
@@ -39,7 +41,8 @@ def parallelism(strategy: Strategy) -> str:
     parts = [_data(strategy)] if strategy.dp * strategy.cp > 1 else []
     parts += [f"TP{strategy.tp}" + "+SP" * strategy.sp] * (strategy.tp > 1)
     if strategy.pp > 1:
-        schedule = "" if strategy.pp_schedule in {"1f1b", "interleaved"} else f" {strategy.pp_schedule}"
+        usual = strategy.pp_schedule in {"1f1b", "interleaved"} and not scheduled
+        schedule = "" if usual else f" {strategy.pp_schedule}"
         parts.append(f"PP{strategy.pp}" + f"(×{strategy.vpp})" * (strategy.vpp > 1) + schedule)
     parts += [f"{name.upper()}{getattr(strategy, name)}" for name in ("cp", "ep") if getattr(strategy, name) > 1]
     return " ".join(parts) or "-"
@@ -87,7 +90,7 @@ def legend(plans: Iterable[Plan]) -> Iterator[str]:
             yield f"{name}: {text}"
 
 
-def host(plans: Iterable[Plan]) -> str:
+def host(plans: Iterable[Plan | Fit]) -> str:
     """Return the memory off the GPU that plans need; nothing where they need none.
 
     >>> from types import SimpleNamespace as Some

@@ -51,7 +51,7 @@ def _planned(result: Probed) -> Iterator[Block]:
     need = f", the largest {gib(most, 1)} GiB" if most else ""
     text = f"{len(run)} jobs of {len(result.jobs)} would run, in about {_time(result.need)}{need}"
     yield Line(text, "verdict")
-    yield Line("Each runs in a process of its own; nothing on the device is changed.", "faint")
+    yield Line("Each job runs in its own process. The device is not modified.", "faint")
     columns = (*header("job | GPUs >2 | needs [GiB] > | time [s] >1"), Column("note", priority=9, below=True))
     rows = tuple((job.id, str(job.ranks), _size(job.memory), f"{job.need:.0f}", _note(job)) for job in result.jobs)
     yield Table("Jobs", columns, rows)
@@ -72,7 +72,7 @@ def _done(result: Probed) -> Iterator[Block]:
         yield Table("The machine", header("job | found"), tuple((job.id, job.found) for job in match))
     yield from _others(result.jobs)
     if result.counts.get("waiting"):
-        yield Line(f"The same command goes on from here; about {_time(result.need)} are left.")
+        yield Line(f"Run the same command to continue (about {_time(result.need)} left).")
     yield Line(f"Written to {result.output}.")
     for command in result.commands:
         yield Code("Next", command)
@@ -125,7 +125,7 @@ def _others(jobs: Sequence[ProbedJob]) -> Iterator[Block]:
 
 def _data(result: Probed) -> Table:
     names = (*_FIGURES, *_PHASES)
-    columns = [*header("job | kind | status | note | needs [bytes] > | time [s] > | seconds a step >")]
+    columns = [*header("job | kind | status | note | needs [bytes] > | time [s] > | seconds per step >")]
     for name in names:
         columns += [Column(f"{name} {part}", "bytes", right=True) for part in ("measured", "predicted")]
     rows = []
@@ -256,7 +256,7 @@ def _foot(result: ModuleProbe) -> Iterator[Block]:
         yield Code("Plan it, also where there is no torch", command)
 
 
-_KINDS = {"step time": "Structural, by whichever constants hold", "workspace": "Not as the source says"}
+_KINDS = {"step time": "Systematic error", "workspace": "Differs from its source"}
 _COLUMNS = header("part <2 | figure | unit <1 | shipped > | measured > | low >1 | high >1 | rows > | written")
 _GAIN = header("figure | unit | rows > | median > | p90 > | in range >1 | width [%] >1 | better")
 
@@ -288,7 +288,7 @@ def _said(result: Calibrated) -> str:
     match = result.calibration
     rows = f"{match.basis}, {match.held_back} held back"
     if match.empty:
-        return f"{result.gpu}: nothing predicts held-back rows better than what is shipped ({rows})"
+        return f"{result.gpu}: the shipped constants already predict best ({rows})"
     parts = dict.fromkeys(figure.part for figure in result.figures if figure.written)
     return f"{result.gpu} · {', '.join(parts)} · {rows} · {match.dates}"
 

@@ -19,10 +19,10 @@ def recipe_blocks(result: Plans) -> Iterator[Block]:
             (str(step.stage), step.change, gib(step.device), "yes" if step.fits else "no", _speed(step))
             for step in result.recipe
         )
-        yield Table("Recipe: the cheapest remedy first", columns, rows)
+        yield Table("Tuning steps, cheapest first", columns, rows)
         yield from _beside_the_best(result)
     if result.remedies:
-        columns = header("remedy | saved [%] > | time added [%] > | ROI > | reserved [GiB] >")
+        columns = header("remedy | saved [%] > | time added [%] > | ratio > | reserved [GiB] >")
         rows = tuple(
             (
                 remedy.change,
@@ -33,8 +33,8 @@ def recipe_blocks(result: Plans) -> Iterator[Block]:
             )
             for remedy in result.remedies
         )
-        yield Table("Remedies: share of memory saved over share of time added", columns, rows)
-        yield Line(f"Beside 16-bit training without any of them; a return above {GOOD} is good.", "faint")
+        yield Table("Remedies by memory saved per time added", columns, rows)
+        yield Line(f"Baseline: 16-bit training, no remedies. Above {GOOD} is a good trade.", "faint")
 
 
 def _speed(step: RecipeStep) -> str:
@@ -44,7 +44,7 @@ def _speed(step: RecipeStep) -> str:
 def _roi(item: Remedy) -> str:
     if item.saved <= 0:
         return "saves nothing"
-    return "free" if item.roi is None else f"{item.roi:.2f}"
+    return "no cost" if item.roi is None else f"{item.roi:.2f}"
 
 
 def _beside_the_best(result: Plans) -> Iterator[Line]:

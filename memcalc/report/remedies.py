@@ -21,7 +21,6 @@ _COLUMNS = (
     Column("host", "GiB a node", right=True),
     Column("tok/s/GPU", right=True),
     Column("range", "90%"),
-    Column("speed", "% of the job's", right=True),
 )
 _NARROW = (
     Column("change"),
@@ -59,12 +58,10 @@ def _title(result: Plans) -> str:
 
 
 def _row(answer: Nearest, capacity: int) -> tuple[str, ...]:
-    share = "" if answer.throughput is None else f"{100 * answer.throughput:.0f}"
     fits = answer.verdict != "does-not-fit"
     speed, span = (_speed(answer), _range(answer)) if fits else ("", "")
     return (
         answer.change, answer.group, gib(answer.device, 1), _verdict(answer, capacity), _host(answer), speed, span,
-        share if fits else "",
     )  # fmt: skip
 
 
@@ -72,7 +69,8 @@ def _grouped(result: Plans) -> Iterator[tuple[str, ...]]:
     for group, answers in groupby(result.nearest, key=lambda answer: answer.group):
         yield group, "", "", "", ""
         for answer in answers:
-            change = answer.change.replace(f"--set {FIELD}", "expandable segments")
+            change = answer.change.replace(f" --set {FIELD}", ", expandable segments")
+            change = change.replace(f"--set {FIELD}", "expandable segments")
             speed = f"{_speed(answer)} {_range(answer)}" if answer.verdict != "does-not-fit" else ""
             yield f"  {change}", gib(answer.device, 1), _host(answer), _verdict(answer, result.capacity), speed
 

@@ -11,8 +11,11 @@ from rich.text import Text
 
 from memcalc.report.palette import ANYWHERE, ASCII, FULL, Glyphs, Shade, colour_of, printable, words_on
 from memcalc.report.tables import Bar, Bars, BarsRow, gib
+from memcalc.results.names import component_name
 
 _GAP = 3
+_LETTERS = {"reserve": "C", "context": "X"}
+"""Of components that are not called as in the records."""
 
 
 def bar_lines(bar: Bar, width: int, signs: Glyphs, *, colour: bool) -> Iterator[Text]:
@@ -95,13 +98,13 @@ def _legend(bar: Bar, signs: Glyphs, styles: list[Shade], marks: list[str], *, c
     for (name, size), style, mark in zip(bar.parts, styles, marks, strict=True):
         if size > 0:
             swatch = Text(f" {mark} ", letter_on(style)) if colour else Text(mark, "bold")
-            yield Text.assemble(swatch, f" {name} {gib(size)}")
+            yield Text.assemble(swatch, f" {component_name(name)} {gib(size)}")
     if bar.spared:
         yield Text.assemble((signs.margin, "bold"), f" kept free {gib(bar.spared)}")
     if bar.over:
-        yield Text.assemble((signs.limit, "bold"), f" {gib(bar.over)} GiB beyond the limit")
+        yield Text.assemble((signs.limit, "bold"), f" over by {gib(bar.over)} GiB")
     else:
-        yield Text.assemble((signs.free, "bold"), f" free {gib(bar.free)} GiB")
+        yield Text.assemble((signs.free, "bold"), f" headroom {gib(bar.free)} GiB")
 
 
 def packed(items: list[Text], width: int, gap: int) -> Iterator[Text]:
@@ -165,14 +168,14 @@ def spans(bar: Bar, scale: Scale, each: int) -> list[int]:
 
 
 def letters(names: Sequence[str]) -> list[str]:
-    """Return a letter for each name, no two alike: its first where that is free.
+    """Return a letter for each name, no two alike: its own, else its first where that is free.
 
-    >>> letters(["parameters", "gradients", "page cache"])
-    ['P', 'G', 'A']
+    >>> letters(["parameters", "gradients", "page cache", "reserve"])
+    ['P', 'G', 'A', 'C']
     """
     taken: list[str] = []
     for name in names:
-        wanted = [letter for letter in name.upper() if letter.isalnum()]
+        wanted = [*_LETTERS.get(name, ""), *(letter for letter in name.upper() if letter.isalnum())]
         spare = [*wanted, *"ABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789"]
         taken.append(next((letter for letter in spare if letter not in taken), "?"))
     return taken
@@ -276,8 +279,8 @@ def _bars_legend(block: Bars, signs: Glyphs, *, colour: bool) -> Iterator[Text]:
     for index, (name, mark) in enumerate(zip(names, letters(names), strict=True)):
         swatch = Text(f" {mark} ", letter_on(colour_of(name, index))) if colour else Text(mark, "bold")
         if name in seen:
-            yield Text.assemble(swatch, f" {name}")
-    yield Text(f"{signs.free} free")
+            yield Text.assemble(swatch, f" {component_name(name)}")
+    yield Text(f"{signs.free} headroom")
     yield Text(f"{signs.limit} capacity")
     if any(row.size > block.end for row in block.rows):
-        yield Text(f"{_CUT[signs]} goes on")
+        yield Text(f"{_CUT[signs]} bar truncated")

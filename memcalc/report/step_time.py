@@ -63,7 +63,16 @@ def part_name(name: str) -> str:
 def speed(time: StepTime) -> str:
     """Return the throughput with its 95% range."""
     rate = time.tokens_per_second_per_gpu
-    low, high = (_rounded(rate * time.step / end) if end else "?" for end in (time.high, time.low))
+    return rate_range(rate, *(rate * time.step / end if end else None for end in (time.high, time.low)))
+
+
+def rate_range(rate: float, slowest: float | None, fastest: float | None) -> str:
+    """Return a throughput with the ends of its range.
+
+    >>> rate_range(3185.2, 2493.0, 3697.2)
+    '3185 (2490–3700)'
+    """
+    low, high = ("?" if end is None else _rounded(end) for end in (slowest, fastest))
     return f"{rate:.0f} ({low}–{high})"
 
 
@@ -107,13 +116,13 @@ def parts_table(time: StepTime) -> Table:
         if part.seconds
     ]
     rows.append(("step", format_seconds(time.step), percent(time.step, time.step), "one update of the weights"))
-    return Table("Time of a step; of messages and transfers what nothing hides", columns, tuple(rows))
+    return Table("Time of a step (messages and transfers: what is not overlapped)", columns, tuple(rows))
 
 
 def stands_on(time: StepTime) -> Line:
     """Return the range of a step, how busy the GPU is, and what that stands on."""
     items = (
-        f"{format_seconds(time.low)} to {format_seconds(time.high)} a step",
+        f"{format_seconds(time.low)} to {format_seconds(time.high)} per step",
         f"MFU {100 * time.mfu:.1f}%",
         f"HFU {100 * time.hfu:.1f}%",
         time.basis,

@@ -6,7 +6,7 @@ Cells are text already, so that every format shows the same figure.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -65,6 +65,10 @@ class Table:
     """The same in fewer columns, for a terminal that does not hold these."""
     titled: bool = True
     """Whether a terminal says the title too."""
+    pasted: tuple[Block, ...] = ()
+    """What a document shows instead, where the table has more columns than a page."""
+    parts: tuple[str, ...] = ()
+    """The component of each row, in whose colour its small bar is drawn."""
 
     @property
     def headings(self) -> list[str]:
@@ -138,10 +142,10 @@ class Bar:
     @property
     def rest(self) -> str:
         """A sentence on what is not among the parts."""
-        margin = f"{gib(self.spared)} GiB are kept free; " if self.margin else ""
+        margin = f"{gib(self.spared)} GiB kept free. " if self.margin else ""
         if self.over:
-            return f"{margin}{gib(self.over)} GiB lie beyond the limit of {gib(self.capacity)} GiB."
-        return f"{margin}{gib(self.free)} GiB are free below the limit of {gib(self.capacity)} GiB."
+            return f"{margin}Over by {gib(self.over)} GiB: the GPU has {gib(self.capacity)} GiB."
+        return f"{margin}Headroom: {gib(self.free)} of {gib(self.capacity)} GiB."
 
 
 @dataclass(frozen=True)
@@ -208,6 +212,8 @@ class Branch:
     """Told in one line; HTML and JSON have all of it."""
     says: str = ""
     """What stands beside the figure."""
+    part: str = ""
+    """The component whose colour it has."""
 
 
 @dataclass(frozen=True)
@@ -266,6 +272,45 @@ class Report:
 
     document: Document
     payload: dict[str, Any]
+
+
+MOST = 8
+"""Columns of a table that is pasted into a document: what a page holds in a readable size."""
+
+
+def pages(document: Document) -> Iterator[Block]:
+    """Yield the blocks of a document for a page: no table has more than :data:`MOST` columns, and nothing is lost."""
+    for block in document.blocks:
+        yield from _on_a_page(block) if isinstance(block, Table) else (block,)
+
+
+def _on_a_page(table: Table) -> Iterator[Block]:
+    """Yield what stands for a table on a page, else the table in parts that all begin with its first column."""
+    if table.pasted or len(table.columns) <= MOST:
+        yield from table.pasted or (table,)
+        return
+    others = range(1, len(table.columns))
+    for start in range(0, len(others), MOST - 1):
+        part = table.keep((0, *others[start : start + MOST - 1]))
+        yield replace(part, title=f"{table.title}, continued") if start else part
+
+
+def trimmed(table: Table, columns: int, names: Sequence[str]) -> tuple[Block, ...]:
+    """Return a table's first `columns`, and a line for each other that says its values with the names of their rows.
+
+    >>> table = Table("", header("a | b [GiB] >"), (("x", "3"), ("y", ""), ("z", "3")))
+    >>> trimmed(table, 1, ("#1", "#2", "#3"))[1].text
+    'b: 3 GiB (#1, #3)'
+    """
+    blocks: list[Block] = [table.keep(range(columns))]
+    for index, column in enumerate(table.columns[columns:], columns):
+        rows: dict[str, list[str]] = {}
+        for name, row in zip(names, table.rows, strict=True):
+            rows.setdefault(row[index], []).append(name)
+        items = [f"{value} {column.unit}".strip() + f" ({', '.join(of)})" for value, of in rows.items() if value]
+        if items:
+            blocks.append(Line(f"{column.title}: {' · '.join(items)}"))
+    return tuple(blocks)
 
 
 def made(result: BaseModel, data: Table, *blocks: Block) -> Report:

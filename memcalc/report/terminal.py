@@ -6,8 +6,8 @@ import io
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
+from html import escape
 from typing import Literal
-from xml.sax.saxutils import escape
 
 from rich.cells import cell_len
 from rich.console import Console
@@ -257,8 +257,9 @@ def _table(screen: _Screen, table: Table) -> None:
             _heading(screen, column), justify="right" if column.right else "left", no_wrap=column.right, overflow="fold"
         )
     wide = [max(_cells(shown, index), _PERCENT) for index in range(len(shown.columns))]
-    for row in shown.rows:
-        style = (COMPONENTS.get(row[0]) or SERIES[0]).light
+    for index, row in enumerate(shown.rows):
+        component = shown.parts[index] if shown.parts else row[0]
+        style = (COMPONENTS.get(component) or SERIES[0]).light
         grid.add_row(*(_cell(screen, *item, style) for item in zip(shown.columns, row, wide, strict=True)))
     for part in (Text(), screen.text(table.title if table.titled else "", "bold"), grid):
         screen.show(part)
@@ -285,7 +286,7 @@ def _left_out(shown: Table, left: Table) -> Iterator[Line]:
         yield Line("", label=left.columns[index].title.capitalize(), items=items)
     others = [left.columns[index].title for index in places if index not in same and index not in below]
     if others:
-        yield Line(f"Left out at this width: {', '.join(others)}; --format csv has every column.", "faint")
+        yield Line(f"Hidden at this width: {', '.join(others)} (all columns: --format csv)", "faint")
 
 
 def _heading(screen: _Screen, column: Column) -> Text:
@@ -329,7 +330,7 @@ def picture(document: Document, width: int) -> str:
     rules = "\n".join((_page("dark"), _styles(dark)))
     svg = light.replace("@DARK@", f"@media screen and (prefers-color-scheme: dark) {{\n{rules}\n}}\n")
     svg = svg.replace("@PAGE@", INK["page"].light).replace("@RULE@", INK["rule"].light).replace("@FONT@", _FONT)
-    return _sized(svg).replace("@TITLE@", escape(printable(_title(document))))
+    return _sized(svg).replace("@TITLE@", escape(printable(_title(document)), quote=False))
 
 
 def _sized(svg: str) -> str:

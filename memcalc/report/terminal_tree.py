@@ -66,7 +66,7 @@ class _Drawn:
         folded = branch.folded and branch.leaves
         count = f"{len(branch.leaves)} term{'s' * (len(branch.leaves) != 1)}" if folded else ""
         text = ", ".join(part for part in (branch.says, count) if part)
-        self.shade = (COMPONENTS.get(branch.name) or SERIES[0]).light
+        self.shade = (COMPONENTS.get(branch.part) or SERIES[0]).light
         yield from self.row("", "", branch.name, text, branch.figure, branch.share, "bold")
         if branch.folded:
             return

@@ -22,7 +22,7 @@ def report(result: Triage) -> Report:
         *_causes(result),
         *_memory(result),
         *_job(result),
-        *(Line(f"Not known: {item}.", "faint") for item in result.unknown),
+        *(Line(f"Unknown: {item}.", "faint") for item in result.unknown),
         *_record(result),
     )
     return made(result, _data(result), *blocks)
@@ -55,7 +55,7 @@ def _size(size: int | None) -> str:
 
 
 _FACTS = (
-    ("tried", "asked for"),
+    ("tried", "requested"),
     ("capacity", "capacity"),
     ("limit", "allowed"),
     ("free", "free in the driver"),
@@ -71,7 +71,7 @@ _FACTS = (
 def _failures(result: Triage) -> Iterator[Block]:
     for failure in result.failures[:_MOST_RANKS]:
         named = f"rank {failure.rank}, " if failure.rank else ""
-        device = f"device {failure.device}" if failure.device is not None else "device not said"
+        device = f"device {failure.device}" if failure.device is not None else "device unknown"
         facts = [
             f"{label} {_size(getattr(failure, name))}" for name, label in _FACTS if getattr(failure, name) is not None
         ]
@@ -90,7 +90,7 @@ def _failures(result: Triage) -> Iterator[Block]:
 def _place(item: TriageFailure) -> Iterator[Block]:
     if item.phase or item.site:
         by = f", by {item.evidence}" if item.evidence else ", since autograd's engine has no Python frame"
-        during = f"Phase: {item.phase}{by}" if item.phase else "Phase: not told by the stack"
+        during = f"Phase: {item.phase}{by}" if item.phase else "Phase: unknown (no stack trace)"
         text = f"{during}; called at {item.site}" if item.site else during
         yield Line(f"{text}.", label="Phase", items=(text.removeprefix("Phase: "),))
 
@@ -115,7 +115,7 @@ def _memory(result: Triage) -> Iterator[Block]:
             (item.site, _size(round(item.bytes_per_step)), f"{item.blocks_per_step:.3g}", str(item.steps))
             for item in result.growth
         )
-        titles = ("growth a step", "blocks a step", "steps")
+        titles = ("growth per step", "blocks per step", "steps")
         yield Table(
             "Growing in every step", (Column("call site"), *(Column(name, right=True) for name in titles)), rows
         )
@@ -134,7 +134,7 @@ def _replay(result: Triage) -> str:
     memory = result.memory
     if memory is None or not result.failures:
         return ""
-    fails = "fails there too" if memory.replay_repeats else "does not fail there, so that the replay is not the run"
+    fails = "fails there too" if memory.replay_repeats else "does not fail there: the replay is not the run"
     return f"; the failed request {fails}, and with them it is {'served' if memory.replay_serves else 'not served'}"
 
 
@@ -165,7 +165,7 @@ def _job(result: Triage) -> Iterator[Block]:
         Column(name, "GiB" if at else "", right=bool(at))
         for at, name in enumerate(("figure", "measured", "estimate", "difference"))
     )
-    yield Table("Measured beside the estimate", columns, rows)
+    yield Table("Measured vs. estimate", columns, rows)
     if result.changes:
         changes = tuple(
             (
@@ -178,12 +178,10 @@ def _job(result: Triage) -> Iterator[Block]:
             for change in result.changes
         )
         columns = header("change | peak [GiB] > | saves [GiB] > | verdict | enough")
-        yield Table("Changes, proved by the estimate", columns, changes)
+        yield Table("Changes that help (estimated)", columns, changes)
     else:
-        yield Line(
-            "No single change of the job makes its estimate smaller; memcalc plan searches all strategies.", "warning"
-        )
-    yield Code("The job as an estimate, byte by byte", result.command)
+        yield Line("No single change helps; memcalc plan searches all strategies.", "warning")
+    yield Code("Same job as an estimate", result.command)
 
 
 def _record(result: Triage) -> Iterator[Block]:
@@ -191,7 +189,7 @@ def _record(result: Triage) -> Iterator[Block]:
         says = (
             "To know more, record this"
             if result.answered
-            else "Cannot tell from this alone. Record this, and give it to triage"
+            else "Not enough information. Record a snapshot and run memcalc triage on it"
         )
         yield Listing(says, "python", "\n".join(result.record))
 

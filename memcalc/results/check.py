@@ -1,4 +1,4 @@
-"""The answer of ``memcalc check``: verdict, findings file by file, and the smallest edit that makes the job fit."""
+"""The answer of ``memcalc check``: verdict, findings file by file, and the smallest edits that make the job fit."""
 
 from __future__ import annotations
 
@@ -36,6 +36,8 @@ class CheckDefault(Frozen):
     """A word of :func:`memcalc.estimate`, a field of ``--set`` by its dotted name, or a fact of the job."""
     value: Any
     """The default that was taken."""
+    usual: str
+    """The default as the file would say it; empty where the framework's own value is not known."""
 
 
 class CheckedFile(Frozen):
@@ -63,7 +65,7 @@ class CheckEdit(Frozen):
 
 
 class CheckFix(Frozen):
-    """The smallest change that makes the job fit."""
+    """A change of the job's files that makes it fit."""
 
     changes: tuple[str, ...]
     """Each as field, old value and new value."""
@@ -73,6 +75,14 @@ class CheckFix(Frozen):
     """Bytes of device memory after the edit."""
     verdict: Verdict
     """Of the job as edited."""
+    tokens_per_second_per_gpu: float = 0.0
+    """Throughput of the job as edited [tokens/s]; 0 where no time is known."""
+    slowest: float = 0.0
+    """At the long end of the range of its step [tokens/s]."""
+    fastest: float = 0.0
+    """At the short end [tokens/s]."""
+    command: str = ""
+    """The job as edited, as a ``memcalc estimate`` line."""
 
 
 class Check(Answer):
@@ -86,8 +96,42 @@ class Check(Answer):
     estimate: Estimate
     """Of the job as its files have it."""
     fix: CheckFix | None
-    """None where the job fits, or where no edit of its files alone makes it fit."""
+    """The smallest edit, the first of ``fixes``; None where the job fits, or no edit of its files makes it fit."""
+    fixes: tuple[CheckFix, ...] = ()
+    """Up to three edits with which a job fits that does not, or is tight: fewest settings first, then the fastest."""
     summary: str
     """One line: verdict, size and budget, and the edit."""
     command: str
     """The estimate that the files come to, as a command."""
+
+
+# The answer of ``memcalc check --survey``: what a folder's files are read as.
+
+Outcome = Literal["read", "asked", "declined", "no-training", "unknown-format", "refused"]
+
+
+class SurveyedFile(Frozen):
+    """One file of a folder."""
+
+    path: str
+    """Below the folder."""
+    kind: str
+    """The format, such as axolotl YAML; empty where none is known."""
+    outcome: Outcome
+    """`read`: it comes to an estimate. `asked`: something must be told first. `declined`: it trains what memcalc gives
+    no figures for, by name. `no-training`: it starts none. `unknown-format`: none that is read. `refused`: a value that
+    cannot be used."""
+    reason: str
+    """The sentence with which it was not read; empty where it was."""
+
+
+class Survey(Answer):
+    """The answer of ``memcalc check --survey``."""
+
+    schema_: Literal["memcalc.survey/1"] = schema("memcalc.survey/1")
+    folder: str
+    """As it was named."""
+    files: tuple[SurveyedFile, ...]
+    """In the order of their paths."""
+    counts: dict[str, int]
+    """Files by outcome."""

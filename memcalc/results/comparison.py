@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Literal
 
 from memcalc.results.estimates import Answer, Verdict, schema
-from memcalc.specs.evidence import Kind
-from memcalc.specs.runs import Figure
+from memcalc.results.evidence import ErrorSummary
+from memcalc.specs.figures import Figure
 from memcalc.specs.strict import Frozen
 
 
@@ -84,21 +84,6 @@ class RunReason(Frozen):
     """Of the run."""
     reason: str
     """As the file gives it; of a run without a prediction, the sentence that refused it."""
-
-
-class ErrorSummary(Frozen):
-    """The errors of some of the figures; ``None`` where there are none."""
-
-    count: int
-    """Figures that were compared, [1]."""
-    median_abs_error: float | None
-    """Median of |error| [-]."""
-    p90_abs_error: float | None
-    """90th percentile of |error|, interpolated between the two nearest."""
-    worst: float | None
-    """The largest |error|."""
-    worst_id: str | None
-    """The run with the largest |error|; ``None`` also where errors are kept without their runs."""
 
 
 class RunThroughput(Frozen):
@@ -227,49 +212,3 @@ class Validation(Answer):
     """Runs that the runs file leaves out."""
     calibrations: tuple[str, ...] = ()
     """Those that count for some of the runs."""
-
-
-class FigureErrors(ErrorSummary):
-    """The errors of one figure."""
-
-    figure: Figure
-    """The one whose errors these are."""
-
-
-class Evidence(Frozen):
-    """Measured runs of a kind of job, or of the nearest kind that has any."""
-
-    kind: Kind
-    """Of the job."""
-    nearest: Kind | None
-    """Of the runs; ``None`` where no run is near."""
-    differs: tuple[str, ...]
-    """In what the runs differ from the job, each in a few words; empty where they are of its kind."""
-    runs: int
-    """Runs with a scored figure; 0 where no run is near."""
-    figures: tuple[FigureErrors, ...]
-    """One for each figure that was measured; empty where no run is near."""
-    ran: int
-    """Runs that fitted, and have a prediction."""
-    false_rejects: int
-    """Of those that ran, how many were said not to fit."""
-    ran_out: int
-    """Runs that ran out of memory, and have a prediction."""
-    false_fits: int
-    """Of those that ran out of memory, how many were said to fit."""
-    allocator: str
-    """The class of allocator whose runs gave the range."""
-    ranged_kind: str = ""
-    """The kind of job on it whose range it is; empty where it is that of all kinds."""
-    low: float
-    """Lower end of the range of reserved and device memory [-]."""
-    high: float
-    """Upper end of that range [-]."""
-    coverage: float
-    """Share of measured figures that the range was made to hold [-]."""
-    crossed: float
-    """Share within ranges that were fitted without the figure's own document [-]."""
-    ranged: int
-    """Figures that the range stands on."""
-    documents: int
-    """Documents that they were read from."""

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from collections.abc import Callable
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
-from memcalc.results.lengths import LengthFacts
-from memcalc.results.occasions import Occasion
+from memcalc.results.details import LengthFacts, Occasion, Timeline
 from memcalc.specs.job import JobRecord
 from memcalc.specs.strategy import Strategy
 from memcalc.specs.strict import Frozen
@@ -24,6 +24,13 @@ class Answer(Frozen):
     """The name and version of this record."""
     version: str
     """Of memcalc."""
+    drawing: ClassVar[Callable[[Any], str | None] | None] = None
+    """What draws an answer for a notebook; the package sets it, since nothing here can draw."""
+
+    def _repr_html_(self) -> str | None:
+        """The answer as Jupyter shows it; None where only its text is shown."""
+        drawing = type(self).drawing
+        return drawing(self) if drawing else None
 
 
 def flushed(flushes: int) -> str:
@@ -231,44 +238,6 @@ class OffGpuTerm(TermFacts):
 
     tier: Literal["host", "nvme", "cxl"]
     """The memory in which it lies."""
-
-
-class TimelinePart(Frozen):
-    """Where a part of the step begins; it lasts up to the next."""
-
-    position: int
-    """Events from 0."""
-    phase: str
-    """A key of the estimate's ``phases``."""
-    micro_batch: int
-    """From 0 in the order of the schedule; -1 for the optimizer's step."""
-
-
-class Timeline(Frozen):
-    """One stage's memory over a step, allocation by allocation, as a replay of the allocator gives it."""
-
-    stage: int
-    """Of the pipeline, from 0."""
-    events: int
-    """Allocations and frees of the step; 0 where the allocator of the framework's era had other rules."""
-    micro_batches: int
-    """Micro-batches that were replayed; those of a longer accumulation repeat them."""
-    limited: bool
-    """Whether the replay had the GPU's memory; without an end where a request could not be met there."""
-    peak_allocated: int
-    """The largest figure of the step [bytes]; whole blocks of the allocator, so that it is above the ledger's."""
-    peak_reserved: int
-    """The largest of both steps that are replayed, after the last time that the cache was given back [bytes]."""
-    position: tuple[int, ...]
-    """Events from 0 at which the figures below stand: the least and the most of each short run of events."""
-    allocated: tuple[int, ...]
-    """Bytes."""
-    reserved: tuple[int, ...]
-    """Bytes; by mechanisms alone, without the share that measured runs reserve beyond them."""
-    components: dict[str, tuple[int, ...]]
-    """Bytes that were asked for; what is allocated beside their sum is the rounding of blocks."""
-    parts: tuple[TimelinePart, ...]
-    """In order."""
 
 
 class ExposedMessages(Frozen):

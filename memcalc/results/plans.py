@@ -6,7 +6,19 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from memcalc.results.estimates import Answer, Components, HardwareFacts, ModelFacts, Peak, StepTime, Verdict, schema
+from memcalc.results.details import SearchedStrategy
+from memcalc.results.estimates import (
+    Answer,
+    Components,
+    Estimate,
+    HardwareFacts,
+    ModelFacts,
+    Peak,
+    StepTime,
+    Verdict,
+    schema,
+)
+from memcalc.results.evidence import Evidence
 from memcalc.specs.job import JobRecord
 from memcalc.specs.strategy import Strategy
 from memcalc.specs.strict import Frozen
@@ -69,7 +81,13 @@ class Plan(Frozen):
 
 
 RemedyGroup = Literal[
-    "same training", "numerics", "fewer trained parameters", "shorter sequences", "other hardware", "not enough"
+    "same training",
+    "another framework",
+    "numerics",
+    "fewer trained parameters",
+    "shorter sequences",
+    "other hardware",
+    "not enough",
 ]
 """What a change costs the user, the least first; ``not enough`` are those that come near and do not fit."""
 
@@ -84,7 +102,7 @@ class Nearest(Frozen):
     tokens_per_second_per_gpu: float
     """With the change [tokens/s]."""
     throughput: float | None
-    """Over that of the job as asked for, had it fitted; ``None`` where that cannot run at all."""
+    """Over that of the job without its memory limit; ``None`` where that cannot run at all."""
     verdict: Verdict = "fits"
     """As ``estimate`` gives it for the fastest plan with the change."""
     group: RemedyGroup = "same training"
@@ -161,6 +179,8 @@ class Plans(Answer):
     """Time of the search [s]; not written, so that the same question has the same answer byte for byte."""
     plans: tuple[Plan, ...]
     """The best first; empty where nothing fits."""
+    cloud: tuple[SearchedStrategy, ...] = Field(default=(), exclude=True)
+    """Of the strategies that fit the best of each idea and the frontier, for a chart; not written."""
     pareto: tuple[int, ...]
     """Ranks of the plans than which no other is better in everything."""
     without_offload: int | None = None
@@ -238,6 +258,8 @@ class Fit(Frozen):
     """Bytes of host memory that one node needs for what is offloaded."""
     tier_memory: int
     """Bytes that one node needs of NVMe or CXL memory; 0 where that is not the tier."""
+    unknown: tuple[str, ...] = ()
+    """Memories off the GPU that it needs and whose size is unknown, so that nobody can say whether it runs."""
     job: JobRecord
     """The estimate of the strategy."""
     command: str
@@ -316,3 +338,55 @@ class Inverse(Answer):
     """What was asked, to ask it again."""
     command: str
     """The command line of ``job``."""
+
+
+# A plan as a file: what was asked, the plan that was chosen, and what to go back to if it does not run.
+
+
+class SavedPlan(Answer):
+    """What ``memcalc plan --save`` writes and ``memcalc export`` reads."""
+
+    schema_: Literal["memcalc.saved-plan/2"] = schema("memcalc.saved-plan/2")
+    job: JobRecord
+    """The search that found it."""
+    asked: str
+    """The command line of ``job``."""
+    plan: Plan
+    """The one that was chosen, with its own job."""
+    fallback: tuple[Plan, ...]
+    """Safer plans of the same job, GPUs, layout and global batch: each needs clearly less than the one before."""
+    no_fallback: str
+    """Why there is no safer plan; empty where there is one."""
+    notes: tuple[str, ...]
+    """What the file does not carry, or was not written for."""
+
+
+class Review(Frozen):
+    """An answer made ready to be shown."""
+
+    subject: Literal["strategy", "plan", "saved", "closest"]
+    """What the estimate is of: what was typed, a plan of a search, a saved plan, or what is closest to fitting."""
+    estimate: Estimate | None
+    """``None`` where no strategy can run at all."""
+    plans: Plans | None
+    """The search, where there was one."""
+    chosen: Plan | None
+    """The plan that the estimate is of."""
+    fallback: tuple[Plan, ...] = ()
+    """What a saved plan goes back to."""
+    no_fallback: str = ""
+    """Why a saved plan has no safer one; empty elsewhere."""
+    evidence: Evidence | None
+    """What measured runs say of its kind of job; ``None`` without an estimate."""
+    given: dict[str, str]
+    """What was typed: word and value."""
+    searched: dict[str, str]
+    """What the search chose: word and value."""
+    assumptions: dict[str, str]
+    """Every default that was taken: field and value."""
+    warnings: tuple[str, ...]
+    """What the figures do not know."""
+    command: str
+    """The ``memcalc report`` line that makes the page again."""
+    notes: tuple[str, ...] = ()
+    """What is said of a saved plan's file."""

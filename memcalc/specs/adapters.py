@@ -66,7 +66,7 @@ def parse_targets(name: str, targets: object, value: object = None, further: tup
         if target not in known:
             raise InputError(name, shown, f"a target is one of {', '.join(known)}, and {target!r} is none", known)
     if len(named) > 1 and any(target in EVERY for target in named):
-        raise InputError(name, shown, f"{' and '.join(n for n in named if n in EVERY)} stands alone")
+        raise InputError(name, shown, f"{' and '.join(n for n in named if n in EVERY)} goes without other names")
     return named
 
 

@@ -9,6 +9,9 @@ from pydantic import Field, model_validator
 from memcalc.specs.recorded import Segment
 from memcalc.specs.strict import Frozen
 
+MOST_LAYERS = 4096
+"""Blocks of a model at the most [-]: four times the deepest published Transformer (DeepNet, arXiv 2203.00555)."""
+
 
 class Norm(Frozen):
     """A normalisation layer."""
@@ -21,7 +24,10 @@ class Norm(Frozen):
     """A learned shift."""
     scale: Literal["narrow", "wide", "plus-one"] = "narrow"
     """Where an RMSNorm multiplies by its weight: `narrow`, after the cast back to the input's width (Llama); `wide`,
-    before it (OLMo 2); `plus-one`, before it and by a new tensor 1 + w (Gemma)."""
+    before it (OLMo 2); `plus-one`, before it and by a new tensor 1 + w (Gemma). A LayerNorm that is `wide` runs on an
+    fp32 copy (OLMo 1), and one that is `plus-one` has such a tensor too (Nemotron)."""
+    written_out: bool = False
+    """A LayerNorm op by op in fp32, as the class writes it (Cohere)."""
 
     rescales_input: bool = False
     """An RMSNorm whose fp32 statistic multiplies the input itself, not its fp32 copy (T5)."""
@@ -78,6 +84,10 @@ class AttentionForm(Frozen):
     """Pairs of cosine and sine tables: one for each base of the rotary embedding (Gemma 3: 2)."""
     half_rotary: bool = False
     """Cosine and sine are as wide as the half of a head (gpt-oss)."""
+    rotary_pairs: int = Field(default=0, ge=0, lt=2**31)
+    """Pairs of cosine and sine tables that each block makes anew, its elements in pairs (GLM: 1, CodeGen: 2)."""
+    late_qk_norm: bool = False
+    """The norms of q and k follow the rotary embedding (Hunyuan), and read what it is as wide as (autocast: fp32)."""
     wide_rotary: bool = False
     """Cosine and sine are fp32 whatever the queries are (OLMo 2)."""
     scores_bias: Literal["none", "in-product", "added", "relative", "zeros"] = "none"
@@ -93,6 +103,14 @@ class AttentionForm(Frozen):
     tanh, and of gpt-oss, whose sinks none of them has): materialised scores are the default then too."""
     explicit_mask: bool = False
     """The class always builds a mask, with which PyTorch has no flash kernel (Falcon)."""
+    wide_scores: bool = False
+    """Where scores are materialised, queries and keys are cast to fp32 before their product (GPT-Neo)."""
+    joins_images: bool = False
+    """Attention runs image by image, and its outputs are concatenated even where there is one (Qwen2-VL's tower)."""
+    joins_batch: bool = False
+    """All images of a micro-batch stand in one sequence, and one mask keeps them apart in all blocks (Pixtral)."""
+    chunk: int | None = Field(default=None, gt=0, lt=2**31)
+    """Tokens of a square of the image, which see one another alone (Qwen2.5-VL's tower)."""
     upcast_softmax: bool = True
     """Where scores are materialised, the softmax is computed in fp32 and cast back; else in their own width (GPT-2)."""
 
@@ -210,6 +228,17 @@ class MixtureOfExperts(RouterForm):
         return self
 
 
+class Counted(Frozen):
+    """A block of which the parameters are known, and not what it keeps for backward: no estimate is made of it."""
+
+    part: str = Field(min_length=1)
+    """What of it is not modelled, as a sentence names it: `Mamba-2 mixers`."""
+    parameters: int = Field(gt=0)
+    """All that it has [elements]."""
+    idle: int = Field(default=0, ge=0)
+    """Of these, what one token does not pass: the experts that are not chosen [elements]."""
+
+
 class Block(Frozen):
     """One residual block."""
 
@@ -236,10 +265,21 @@ class Block(Frozen):
     """Probability of the residual dropouts."""
     summed_branches: bool = False
     """Parallel branches are added in place, and one dropout is on their sum (Falcon)."""
+    layer_scale: bool = False
+    """Each branch is multiplied by a learned vector before its residual sum (InternVL's tower)."""
     recorded: Segment | None = None
     """What the block allocates, where it was recorded: then attention, MLP and norms stand for nothing."""
+    counted: Counted | None = None
+    """How many parameters it has, where that alone is known: then attention, MLP and norms stand for nothing."""
 
     @property
     def is_moe(self) -> bool:
         """Whether the MLP is routed."""
         return isinstance(self.mlp, MixtureOfExperts)
+
+
+def bare_block(hidden: int = 1, *, recorded: Segment | None = None, counted: Counted | None = None) -> Block:
+    """Return a block of which a recording, or a count, is all; its other fields are unused and as small as can be."""
+    attention = Attention(heads=1, kv_heads=1, head_dim=8, causal=False, rotary=False)
+    mlp = Mlp(ffn=1, gated=False)
+    return Block(hidden=hidden, attention=attention, mlp=mlp, norms=0, recorded=recorded, counted=counted)

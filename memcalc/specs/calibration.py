@@ -12,8 +12,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from memcalc.specs.reserve import Reserve
-from memcalc.specs.step_time import Constant
+from memcalc.specs.step_time import Constant, Reserve
 from memcalc.specs.strict import Strict, Text, Texts
 
 _LARGEST = 2**40
@@ -201,10 +200,10 @@ class Calibration(Strict):
         """When it was measured.
 
         >>> Calibration(schema="memcalc.calibration/1", gpu="h100", memcalc="0.1.0", rows=9, held_back=3).dates
-        'no date said'
+        'no date given'
         """
         days = sorted({day for day in (self.first, self.last) if day})
-        return " to ".join(days) or "no date said"
+        return " to ".join(days) or "no date given"
 
     @property
     def basis(self) -> str:

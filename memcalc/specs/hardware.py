@@ -212,7 +212,7 @@ class Node(_Record):
     def _each_tier_once(cls, tiers: tuple[MemoryTier, ...]) -> tuple[MemoryTier, ...]:
         names = [tier.name for tier in tiers]
         if len(set(names)) < len(names):
-            raise ValueError(f"each of host, cxl, nvme may stand once, not {', '.join(names)}")
+            raise ValueError(f"each of host, cxl, nvme may occur once, not {', '.join(names)}")
         return tiers
 
     @model_validator(mode="after")

@@ -12,6 +12,14 @@ from memcalc.errors import MissingError
 from memcalc.specs.model import Model
 from memcalc.specs.strict import Frozen
 
+Largest = Literal["seq-len", "micro-batch", "model"]
+"""What ``memcalc max`` is asked for."""
+
+
+Smallest = Literal["gpus"]
+"""What ``memcalc min`` is asked for."""
+
+
 Command = Literal["estimate", "plan", "ladder", "max", "min"]
 Value = str | int | float | bool
 

@@ -8,13 +8,69 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import groupby
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from memcalc.specs.block import Block, Norm
+from memcalc.specs.block import MOST_LAYERS, Block, Norm
 from memcalc.specs.recorded import Recording, Segment
 from memcalc.specs.strict import Frozen
+
+# How a model sees images: the rule of its processor, and what joins its tower to the text.
+
+
+class Images(Frozen):
+    """The rule by which an image becomes views, patches and tokens (:mod:`memcalc.formulas.images`)."""
+
+    rule: Literal["square", "scaled", "bounded", "tiled", "split", "unknown"]
+    """`square`: one size whatever the image; `scaled`: its own proportions between two areas (Qwen); `bounded`: its own
+    size up to a longest side (Pixtral); `tiled`: the grid of tiles nearest to its proportions (InternVL); `split`:
+    tiles of the image scaled to a longest side (Idefics 3); `unknown`: the processor's rule is not modelled."""
+    patch: int = Field(gt=0)
+    """Side of a patch [px]."""
+    merge: int = Field(default=1, gt=0)
+    """Patches along a side that become one token [-]."""
+    side: int = Field(default=0, ge=0)
+    """Side of a square view or a tile [px]."""
+    class_tokens: int = Field(default=0, ge=0)
+    """Rows of the tower beside the patches of a view [-]."""
+    least_pixels: int = Field(default=0, ge=0)
+    """Area up to which smaller images grow [px]."""
+    most_pixels: int = Field(default=0, ge=0)
+    """Area down to which larger ones shrink [px]."""
+    longest: int = Field(default=0, ge=0)
+    """The longest side [px]."""
+    most_tiles: int = Field(default=0, ge=0)
+    """Most tiles of one image, the thumbnail left out [-]."""
+
+    @property
+    def depends_on_size(self) -> bool:
+        """Whether images of another size come to another number of tokens."""
+        return self.rule != "square"
+
+
+class Projector(Frozen):
+    """From the rows of a vision tower to tokens of the text."""
+
+    merge: int = Field(default=1, gt=0)
+    """Rows side by side that become one [-]."""
+    pool: int = Field(default=1, gt=0)
+    """Rows of which one is the mean (Gemma 3) [-]."""
+    copied: bool = False
+    """Merging copies (pixel shuffle), where it is no view."""
+    norm: Norm | None = None
+    """Before its first linear layer."""
+    norm_merged: bool = False
+    """That norm is over the merged rows; else over each."""
+    linears: tuple[int, ...] = Field(min_length=1)
+    """Outputs of its linear layers [elements]."""
+    activation: str | None = None
+    """Before the last of them."""
+    deep: int = Field(default=0, ge=0)
+    """Further ones of its kind, which read the output of earlier blocks (Qwen3-VL's DeepStack)."""
+    early: bool = False
+    """It reads what is the input of the last block as well (LLaVA)."""
+
 
 Tower = Literal["decoder", "encoder", "vision", "text"]
 """A stack of blocks that passes its hidden states from one to the next."""
@@ -23,7 +79,7 @@ Tower = Literal["decoder", "encoder", "vision", "text"]
 class BlockGroup(Frozen):
     """Equal blocks of a tower: one after another, or where the model's ``order`` puts them."""
 
-    count: int = Field(gt=0)
+    count: int = Field(gt=0, le=MOST_LAYERS)
     """Blocks of this kind in the model [-]."""
     tower: Tower = "decoder"
     """The stack of blocks that they belong to."""
@@ -34,9 +90,9 @@ class BlockGroup(Frozen):
 class Pattern(Frozen):
     """Blocks of several groups in turn, over and over: local and global attention, dense and routed MLPs."""
 
-    count: int = Field(default=1, gt=0)
+    count: int = Field(default=1, gt=0, le=MOST_LAYERS)
     """How often the pattern is repeated [-]."""
-    runs: tuple[tuple[int, int], ...] = Field(min_length=1)
+    runs: tuple[tuple[int, Annotated[int, Field(gt=0, le=MOST_LAYERS)]], ...] = Field(min_length=1)
     """For each run of equal blocks the index of their group, counted from 0, and how many they are [-]."""
 
 
@@ -90,6 +146,10 @@ class TowerEnds(Frozen):
     """The final norm of a tower that is not the last."""
     end_dropout: float = Field(default=0.0, ge=0.0, lt=1.0)
     """Probability of the dropout after the final norm."""
+    position_taps: int = Field(default=0, ge=0)
+    """Rows of a table of positions that each patch takes by their numbers: 1, or 4 with weights (Qwen3-VL)."""
+    projector: Projector | None = None
+    """What makes tokens of the text of the tower's rows."""
 
 
 class Tail(Frozen):
@@ -158,6 +218,12 @@ class Model(Frozen):
     """Between final norm and loss."""
     fixed_tokens: dict[str, int] = Field(default_factory=dict)
     """Tokens a sample that a tower always sees, whatever the sequence length (vision: 197; Whisper's encoder: 1500)."""
+    images: Images | None = None
+    """How it sees images, where it has a tower for them beside its text model."""
+    views: int = Field(default=1, gt=0)
+    """Views that the vision tower sees of a sample: images, or their tiles [-]."""
+    image_tokens: int = Field(default=0, ge=0)
+    """Places that a sample's images take in its text [tokens]."""
     hf_class: str | None = None
     """Its class in Transformers."""
     hf_config: dict[str, object] = Field(default_factory=dict)
@@ -173,10 +239,14 @@ class Model(Frozen):
 
     @model_validator(mode="after")
     def _order(self) -> Model:
+        if self.num_layers > MOST_LAYERS:
+            raise ValueError(f"a model has at most {MOST_LAYERS:,} blocks, not {self.num_layers:,}")
         if self.order:
+            if sum(part.count * sum(n for _, n in part.runs) for part in self.order) != self.num_layers:
+                raise ValueError("order must name each block of each group once")
             listed = self.sequence
             counts = [listed.count(index) for index in range(len(self.groups))]
-            if counts != [group.count for group in self.groups] or len(listed) != self.num_layers:
+            if counts != [group.count for group in self.groups]:
                 raise ValueError("order must name each block of each group once")
             towers = [tower for tower, _ in groupby(listed, key=lambda index: self.groups[index].tower)]
             if len(towers) != len(set(towers)):
@@ -206,6 +276,12 @@ class Model(Frozen):
     def recorded_blocks(self) -> tuple[Segment, ...]:
         """What was recorded of each group's blocks."""
         return tuple(group.block.recorded for group in self.groups if group.block.recorded is not None)
+
+    @property
+    def counted_parts(self) -> tuple[str, ...]:
+        """What of it is counted and not modelled, each part once."""
+        parts = [group.block.counted.part for group in self.groups if group.block.counted is not None]
+        return tuple(dict.fromkeys(parts))
 
     def ends_of(self, tower: str) -> TowerEnds:
         """How a tower begins and ends."""

@@ -9,10 +9,88 @@ from typing import Annotated, Any, Literal, get_args, get_origin
 
 from pydantic import BaseModel, Field
 
-from memcalc.specs.batching import BatchInputs
 from memcalc.specs.option import JOB, MEMORY, PANELS, Kind, Option
 from memcalc.specs.strategy import Strategy
 from memcalc.specs.strict import Frozen
+
+# How batches are made where sequences differ in length, as options of a job.
+
+Batching = Literal[
+    "pad", "pad-max", "grouped", "flatten", "bfd", "bfd-split", "wrapped", "multipack", "max-tokens", "token-budget"
+]
+
+
+class BatchInputs(Frozen):
+    """The lengths of the data, and what is made of them; without lengths every sequence is the longest."""
+
+    # fmt: off
+    lengths: Annotated[
+        str,
+        Option("Lengths of the sequences: a file (numbers by line, JSON, CSV, .npy), or a log-normal by its median, "
+            "99th percentile and largest, in tokens.", panel=JOB, metavar="FILE|P50:P99:MAX", group="", step=18),
+    ] = ""
+    batching: Annotated[
+        Batching,
+        Option("How --lengths become micro-batches.", panel=JOB, metavar="NAME", help="How --lengths become "
+            "micro-batches: {values}.", group="", step=18),
+    ] = "pad"
+    token_budget: Annotated[
+        int,
+        Option("Tokens of a micro-batch, under the batching max-tokens or token-budget.", "tokens", JOB, "N", group="",
+            most=100_000_000, step=18),
+        Field(ge=0),
+    ] = 0
+    pad_multiple: Annotated[
+        int,
+        Option("What padded lengths are rounded up to a multiple of.", "tokens", JOB, "N", group="", step=18),
+        Field(gt=0),
+    ] = 1
+    # fmt: on
+
+
+# Values as other tools call them, and what they are called here; the one table of them.
+
+MEANT: dict[str, dict[str, str]] = {
+    "framework": {
+        "fsdp": "fsdp2", "fully_shard": "fsdp2", "zero": "deepspeed", "ds": "deepspeed", "zero3": "deepspeed",
+        "huggingface": "hf", "transformers": "hf", "trainer": "hf", "accelerate": "hf", "trl": "hf", "axolotl": "hf",
+        "llamafactory": "hf", "unsloth": "hf", "megatron-lm": "megatron", "megatron-core": "megatron",
+        "nemo": "megatron", "mcore": "megatron", "titan": "torchtitan", "pytorch": "plain", "torch": "plain",
+    },
+    "precision": {
+        "amp": "bf16-autocast", "mixed": "bf16-mixed", "bf16_mixed": "bf16-mixed", "bfloat16": "bf16",
+        "float32": "fp32", "float16": "fp16-mixed", "fp16": "fp16-mixed", "fp8": "fp8-mixed", "tf32": "fp32",
+        "mxfp8": "fp8-mixed", "nvfp4": "fp8-mixed", "fp4": "fp8-mixed",
+    },
+    "optimizer": {
+        "adam": "adamw", "adamw_torch": "adamw", "adamw_torch_fused": "adamw", "adam8bit": "adamw-8bit",
+        "adamw_8bit": "adamw-8bit", "adamw_bnb_8bit": "adamw-8bit", "paged_adamw_8bit": "paged-adamw-8bit",
+        "paged_adamw_32bit": "paged-adamw", "momentum": "sgd-momentum", "galore": "galore-adamw",
+    },
+    "attention": {
+        "flash2": "flash", "fa2": "flash", "flash_attention_2": "flash", "flash-attn": "flash", "xformers": "efficient",
+    },
+    "quantize": {"4bit": "nf4", "int4": "nf4", "fp4": "nf4", "qlora": "nf4", "8bit": "int8", "bnb": "nf4"},
+    "offload": {"cpu": "optimizer", "all": "optimizer,params", "param": "params", "nvme": "optimizer"},
+    "recompute": {
+        "true": "full", "yes": "full", "on": "full", "all": "full", "block": "full", "selective": "selective-core-attn",
+        "false": "none", "no": "none", "off": "none",
+    },
+    "compile": {"true": "blocks", "false": "none"},
+    "loss": {"liger": "fused-linear", "cut-cross-entropy": "fused-linear", "loss-parallel": "parallel"},
+    "zero": {"zero2": "2", "zero3": "3"},
+    "to": {"hf": "trainer", "transformers": "trainer", "ds": "deepspeed", "fsdp": "fsdp2", "titan": "torchtitan"},
+}  # fmt: skip
+"""By option: a value of another tool, in lower case, and the value here that is nearest in meaning."""
+
+
+def meant(option: str, value: object) -> str | None:
+    """The value of an option that a word of another tool stands for; None where none is known.
+
+    >>> meant("framework", "FSDP"), meant("framework", "fsdp3")
+    ('fsdp2', None)
+    """
+    return MEANT.get(option, {}).get(str(value).lower())
 
 
 class JobInputs(Frozen):
@@ -21,7 +99,7 @@ class JobInputs(Frozen):
     # fmt: off
     model: Annotated[
         str,
-        Option("A preset, a config.json, a directory with one, a .toml file, or a recorded module's .json.", panel=JOB,
+        Option("Preset name, config.json or folder (memcalc models).", panel=JOB,
             metavar="NAME|FILE|DIR", group="", required=True, completed_by="models", step=10),
     ]
     gpu: Annotated[
@@ -31,7 +109,7 @@ class JobInputs(Frozen):
     ]
     gpus: Annotated[
         int,
-        Option("GPUs in all; plan tries 1, 2, 4, … of one node when left out.", "GPUs", JOB, "N", group="hardware",
+        Option("Number of GPUs; plan tries 1, 2, 4, … of one node when left out.", "GPUs", JOB, "N", group="hardware",
             searched=True, step=13),
     ] = 1
     node: Annotated[
@@ -41,7 +119,7 @@ class JobInputs(Frozen):
     ] = ""
     calibration: Annotated[
         str,
-        Option("A calibration of this GPU (memcalc calibrate); by default the installed one; none switches it off.",
+        Option("Calibration file; by default the installed one, none for off.",
             panel=MEMORY, metavar="FILE", group="", kind="calibration", after="quantize", step=14),
     ] = ""
     set: Annotated[
@@ -58,13 +136,13 @@ class SharedSettings(Strategy):
     # fmt: off
     seq_len: Annotated[
         int,
-        Option("Tokens a sequence; 4k is 4096.", "tokens", JOB, "N", group="workload", most=100_000_000, step=17),
+        Option("Sequence length; 4k is 4096.", "tokens", JOB, "N", group="workload", most=100_000_000, step=17),
         Field(gt=0),
     ]
     global_batch: Annotated[
         int,
         Option("Sequences an optimizer step; where 0 it follows from the micro-batch, see `Grid.global_batch`.",
-            "sequences", JOB, "N|TOKENS", 'Sequences an optimizer step, or tokens as in "4M tokens".', kind="batch",
+            "sequences", JOB, "N|TOKENS", 'Sequences per optimizer step, or "4M tokens".', kind="batch",
             group="workload", searched=True, most=100_000_000, step=91),
         Field(ge=0),
     ]
@@ -77,9 +155,26 @@ class SharedSettings(Strategy):
         int | None, Option("Workspace of one cuBLAS handle; PyTorch's default where None.", "bytes", kind="bytes")
     ] = None
     float8_transposes: Annotated[
-        bool, Option("The GPU takes 8-bit operands in one layout alone, so that weights are kept transposed too.",
+        bool, Option("The GPU takes 8-bit operands in one layout only, so weights are also kept transposed.",
             derived=True)
     ] = False
+    images: Annotated[
+        int | None,
+        Option("Images of each sequence, for a model with a vision tower; one where left out.", "images", JOB, "N",
+            group="workload", most=10_000, step=18),
+        Field(gt=0),
+    ] = None
+    image_size: Annotated[
+        str,
+        Option("Size of an image before the model's processor resizes it; WIDTHxHEIGHT in pixels.", "px", JOB, "WxH",
+            group="workload", step=19),
+    ] = ""
+    image_pixels: Annotated[
+        int | None,
+        Option("Most pixels that the processor leaves of an image (``max_pixels``); that of the released processor "
+            "where None.", "px", group="workload", most=1_000_000_000),
+        Field(gt=0),
+    ] = None
     attention_mask: Annotated[bool, Option("The data loader makes an attention mask.", group="workload")] = False
     longest_first: Annotated[
         bool,
@@ -88,7 +183,7 @@ class SharedSettings(Strategy):
     ] = False
     eval_micro_batch: Annotated[
         int | None,
-        Option("Sequences that a rank evaluates at a time, 0 where the job evaluates nothing; where None, the "
+        Option("Sequences that one rank evaluates at a time, 0 for no evaluation; where None, the "
             "framework's default is told without counting for the verdict.", "sequences", group="workload"),
         Field(ge=0),
     ] = None
@@ -111,13 +206,13 @@ class SharedSettings(Strategy):
     ] = ""
     resumes: Annotated[
         bool,
-        Option("The job goes on from a checkpoint, so that what reading its states takes counts for the verdict.",
+        Option("The job resumes from a checkpoint: reading its states counts for the verdict.",
             group="workload"),
     ] = False
     state_dict: Annotated[
         Literal["", "sharded", "full", "full-on-gpu"],
         Option("What a checkpoint has of sharded weights: each rank its shards; all of them, which leave the GPU as "
-            "they are gathered; or all, gathered on each GPU. The framework's default where empty, without counting "
+            "they are gathered; or all, gathered on every GPU. The framework's default where empty, without counting "
             "for the verdict."),
     ] = ""
     bnb: Annotated[str, Option("Version of bitsandbytes.", kind="version", needs_lora=True)] = "0.45"

@@ -1,4 +1,4 @@
-"""The constants of the step-time model: each with its unit, where it comes from, and how firmly it is known."""
+"""What is fitted on measured runs and shipped: errors by kind of job, and the constants of the step-time model."""
 
 from __future__ import annotations
 
@@ -6,7 +6,67 @@ from collections.abc import Sequence
 
 from pydantic import Field
 
+from memcalc.specs.figures import Figure
 from memcalc.specs.strict import Frozen
+
+
+class Kind(Frozen):
+    """What sets jobs apart whose predictions were measured apart."""
+
+    framework: str
+    """Without its era."""
+    adapters: bool = False
+    """Adapters are trained beside frozen weights."""
+    experts: bool = False
+    """The model is a mixture of experts."""
+    offload: bool = False
+    """Something is kept off the GPU."""
+
+
+class KindErrors(Kind):
+    """The measured runs of one kind beside their predictions."""
+
+    runs: int = Field(ge=0)
+    """Runs with a scored figure."""
+    ran: int = Field(ge=0)
+    """Runs that ran."""
+    false_rejects: int = Field(ge=0)
+    """Of those that ran, how many were predicted not to fit."""
+    ran_out: int = Field(ge=0)
+    """Runs that ran out of memory."""
+    false_fits: int = Field(ge=0)
+    """Of those that ran out of memory, how many were said to fit."""
+    errors: dict[Figure, tuple[float, ...]]
+    """predicted / measured - 1 of each figure [-]."""
+
+
+class Reserve(Frozen):
+    """One class: the range of measured / predicted - 1, of reserved or device memory."""
+
+    name: str
+    """The class of allocator."""
+    kind: str = ""
+    """The kind of job on it; empty where the range is that of all kinds."""
+    weight: float = Field(default=1.0, ge=0.0, le=1.0)
+    """Share of the range that the kind's own figures make; the rest is that of all kinds [-]."""
+    low: float = Field(gt=-1.0)
+    """Lower end of the range [-]."""
+    middle: float = 0.0
+    """What is added to the prediction: reserved by an allocator whose rules are not replayed [-]."""
+    high: float
+    """Upper end of the range [-]."""
+    limit: float
+    """Upper end that only the part of runs beyond the coverage exceeds: what the verdict asks for [-]."""
+    coverage: float
+    """Share of runs that the range was made to hold [-]."""
+    crossed: float
+    """Share of runs within a range that was fitted without their own source, widened alike [-]."""
+    figures: int
+    """Measured figures that the range was fitted on."""
+    sources: int
+    """Documents that they were read from."""
+    source: str
+    """Where the range comes from."""
 
 
 class Constant(Frozen):

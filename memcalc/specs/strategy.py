@@ -20,19 +20,11 @@ FrameworkName = Literal[
 Precision = Literal["fp32", "fp16-mixed", "bf16-mixed", "fp16-autocast", "bf16-autocast", "bf16", "fp8-mixed"]
 MomentType = Literal["fp32", "bf16", "fp16", "fp8"]
 Optimizer = Literal[
-    "adamw",
-    "adamw-8bit",
-    "paged-adamw",
-    "paged-adamw-8bit",
-    "adafactor",
-    "lion",
-    "lion-8bit",
-    "sgd",
-    "sgd-momentum",
+    "adamw", "adamw-8bit", "paged-adamw", "paged-adamw-8bit", "adafactor", "lion", "lion-8bit", "sgd", "sgd-momentum",
     "muon",
     "soap",
     "galore-adamw",
-]
+]  # fmt: skip
 OptimizerImpl = Literal["fused", "foreach", "loop"]
 Schedule = Literal["1f1b", "interleaved", "gpipe", "interleaved-zb", "zb-h1", "zb-h2", "zb-1p", "zb-2p", "zb-v"]
 AttentionImpl = Literal["flash", "efficient", "cudnn", "math", "eager", "sdpa"]
@@ -44,6 +36,7 @@ ContextParallel = Literal["ring", "allgather", "a2a"]
 Dispatcher = Literal["alltoall", "deepep", "allgather"]
 CudaGraphs = Literal["none", "partial", "full"]
 ZeroGather = Literal["allgather", "broadcast"]
+Vision = Literal["trained", "projector", "frozen"]
 Offload = Literal["optimizer", "params", "activations"]
 Tier = Literal["cpu", "nvme", "cxl"]
 
@@ -51,12 +44,6 @@ FRAMEWORKS: tuple[str, ...] = get_args(FrameworkName)
 PRECISIONS: tuple[str, ...] = get_args(Precision)
 SCHEDULES: tuple[str, ...] = get_args(Schedule)
 OPTIMIZERS: tuple[str, ...] = get_args(Optimizer)
-
-
-Largest = Literal["seq-len", "micro-batch", "model"]
-"""What ``memcalc max`` is asked for."""
-Smallest = Literal["gpus"]
-"""What ``memcalc min`` is asked for."""
 
 
 class Strategy(Frozen):
@@ -76,7 +63,7 @@ class Strategy(Frozen):
     ] = "bf16-mixed"
     optimizer: Annotated[
         Optimizer,
-        Option("Which states stand beside each trained parameter.", panel=MEMORY, metavar="NAME", help="{values}.",
+        Option("Optimizer: the states of each trained parameter.", panel=MEMORY, metavar="NAME", help="{values}.",
             searched=True, step=25),
     ] = "adamw"
     optimizer_impl: Annotated[
@@ -85,11 +72,11 @@ class Strategy(Frozen):
             metavar="NAME", help="{values}.", step=26),
     ] = "foreach"
     optimizer_in_backward: Annotated[
-        bool, Option("Step each tensor as its gradient arrives.", panel=MEMORY, step=27)
+        bool, Option("Update weights during backward (frees gradients).", panel=MEMORY, step=27)
     ] = False
     zero: Annotated[
         Literal[0, 1, 2, 3],
-        Option("ZeRO stage; under FSDP 2 is not resharded after forward, 3 is.", panel=PARALLELISM, metavar="0|1|2|3",
+        Option("ZeRO stage, 0 to 3; FSDP's 3 reshards after forward, 2 not.", panel=PARALLELISM, metavar="0|1|2|3",
             kind="stage", axis=True, searched=True, step=40, remedy=3),
     ] = 0
     dp: Annotated[
@@ -103,7 +90,7 @@ class Strategy(Frozen):
     ] = 1
     sp: Annotated[
         bool,
-        Option("Sequence parallelism beside tensor parallelism.", panel=PARALLELISM,
+        Option("Sequence parallelism with TP.", panel=PARALLELISM,
             axis=True, searched=True, negative=True, step=32, remedy=5),
     ] = False
     pp: Annotated[
@@ -119,7 +106,7 @@ class Strategy(Frozen):
     ] = "1f1b"
     vpp: Annotated[
         int,
-        Option("Model chunks a pipeline stage, under interleaved, interleaved-zb or zb-v.", "chunks", PARALLELISM, "N",
+        Option("Virtual stages per pipeline stage.", "chunks", PARALLELISM, "N",
             axis=True, searched=True, step=35, remedy=12),
         Field(gt=0),
     ] = 1
@@ -175,8 +162,7 @@ class Strategy(Frozen):
     ] = "standard"
     kernels: Annotated[
         Kernels,
-        Option("Norms, rotary and activations as the model writes them (model), fused, or in TransformerEngine modules "
-            "(te).", panel=MEMORY, metavar="NAME", step=53),
+        Option("Norm and activation kernels: model, fused or te.", panel=MEMORY, metavar="NAME", step=53),
     ] = "model"
     reduce_dtype: Annotated[
         Literal["fp32", "bf16"],
@@ -301,7 +287,7 @@ class Strategy(Frozen):
         str,
         Option("Rank and targets of the adapters, as in ``16:q,k,v,o``; empty where the weights are trained.",
             panel=ADAPTERS, metavar="R[:TARGETS]", alone="usual", kind="lora", step=21,
-            help="Train LoRA adapters of rank R instead of the weights; alone those of the usual rank."),
+            help="LoRA rank: train adapters instead of the weights; without R the usual rank."),
     ] = ""
     adapter_dtype: Annotated[
         AdapterDtype,
@@ -315,8 +301,8 @@ class Strategy(Frozen):
     ] = False
     also_train: Annotated[
         tuple[AlsoTrained, ...],
-        Option("What is trained in full beside the adapters.", panel=ADAPTERS, metavar="LIST", kind="parts",
-            help="What is trained in full beside the adapters: {list}.", needs_lora=True, step=23),
+        Option("Layers trained in full.", panel=ADAPTERS, metavar="LIST", kind="parts",
+            help="Layers trained in full: {list}.", needs_lora=True, step=23),
     ] = ()
     quantize: Annotated[
         Quantization,
@@ -336,7 +322,7 @@ class Strategy(Frozen):
     ] = 128
     prepare_kbit: Annotated[
         bool,
-        Option("Norms are cast to fp32 over a quantised base, and with them the residual stream (PEFT, TRL).",
+        Option("Norms are cast to fp32 over a quantized base, and with them the residual stream (PEFT, TRL).",
             needs_lora=True),
     ] = False
     sgd_weight_decay: Annotated[
@@ -347,6 +333,11 @@ class Strategy(Frozen):
     wide_embedding_moments: Annotated[
         bool, Option("Embedding tables keep 32-bit moments under an 8-bit optimizer (Transformers' Trainer).")
     ] = False
+    vision: Annotated[
+        Vision,
+        Option("What is trained of a model's vision part: all of it, its projector only, or nothing.", panel=MEMORY,
+            metavar="NAME", help="What is trained of the vision part: {values}; default {default}.", step=24),
+    ] = "trained"
     galore_rank: Annotated[
         int | None, Option("Rank of the gradients that GaLore projects; 128 where None.", "rows"), Field(gt=0)
     ] = None
@@ -390,7 +381,7 @@ class Strategy(Frozen):
     ] = None
     micro_batch: Annotated[
         int,
-        Option("Sequences one data-parallel rank passes at a time.", "sequences", JOB, "N", axis=True, searched=True,
+        Option("Sequences per forward pass on one rank.", "sequences", JOB, "N", axis=True, searched=True,
             after="seq_len", step=90, remedy=2),
         Field(gt=0),
     ] = 1

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Literal
 from memcalc import api
 from memcalc._version import __version__
 from memcalc.errors import CombinationError, MemcalcError, UnknownNameError
-from memcalc.files import OutputError, output_path, replacing
+from memcalc.files import OutputError, output_path, plain_cell, replacing
 from memcalc.planner.global_batch import batch_of, in_tokens
 from memcalc.planner.record import value_text
 from memcalc.planner.request import check_words
@@ -253,7 +253,7 @@ def _csv(stream: BinaryIO, _: Head, columns: Sequence[Column], rows: Iterable[Ro
     text = io.TextIOWrapper(stream, encoding="utf-8", errors="backslashreplace", newline="")
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow([column.name for column in columns])
-    writer.writerows([text_of(value) for value in row] for row in rows)
+    writer.writerows([plain_cell(text_of(value)) for value in row] for row in rows)
     text.flush()
     text.detach()
 

@@ -182,7 +182,7 @@ class _Loop:
                     self._recover(lost)
         except (CancelledError, OSError) as error:  # a scheduler that is gone, a machine without room for processes
             reason = str(error) or type(error).__name__
-            raise MemcalcError(f"the workers were lost ({reason}); the same call goes on from the journal.") from None
+            raise MemcalcError(f"the workers were lost ({reason}); the same call resumes from the journal.") from None
 
     def _send(self) -> list[list[int]]:
         """Submit tasks to every free worker; return the jobs that were lost because the executor is broken."""

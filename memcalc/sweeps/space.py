@@ -213,7 +213,7 @@ def _check_values(sweep: Sweep, preset_dirs: tuple[str, ...]) -> list[Any]:
         seen: set[tuple[type, Value]] = set()
         for value in values:
             if _with_type(value) in seen:
-                raise InputError(name, value, "each value may stand once")
+                raise InputError(name, value, "each value may occur once")
             seen.add(_with_type(value))
             if name in PRESETS:
                 presets.append(_preset_content(name, value, preset_dirs))

@@ -11,13 +11,13 @@ import numpy as np
 
 from memcalc.formulas.activations import saved_bytes
 from memcalc.formulas.recompute import Counts, Policy, counts
-from memcalc.terms import shards
+from memcalc.terms import model_on_grid
 from memcalc.terms.adapters import AdaptersOnGrid
-from memcalc.terms.frozen_first_block import spared_records
-from memcalc.terms.lengths import alike
+from memcalc.terms.frozen_first_block import checkpoints_need_gradients, spared_records
 from memcalc.terms.model_on_grid import BlockCache
 from memcalc.terms.order import Stack, ahead, behind, from_first, from_start
 from memcalc.terms.pipeline import blocks_in_flight
+from memcalc.terms.settings import alike
 from memcalc.trace.template import Template, trace
 from memcalc.trace.working_sets import Sum, total
 
@@ -67,12 +67,20 @@ class GroupActivations:
 
     def _tokens_of(self, tower: str) -> Array:
         fixed = self.census.model.fixed_tokens.get(tower)
-        return self.grid.tokens if fixed is None else self.grid.micro_batch * -(-fixed // self.grid.degree("cp"))
+        return self.grid.tokens if fixed is None else self._samples_of(tower) * -(-fixed // self.grid.degree("cp"))
+
+    def _samples_of(self, tower: str) -> Array:
+        """Sequences of a micro-batch, or the views of their images."""
+        return self.grid.micro_batch * (self.census.model.views if tower == "vision" else 1)
 
     @cached_property
     def keys(self) -> Array:
         """Keys that a token attends to."""
-        return self._length_of(self.group.tower)
+        spec = self.group.block.attention
+        if spec.joins_batch:
+            return self.tokens
+        length = self._length_of(self.group.tower)
+        return length if spec.chunk is None else np.minimum(length, spec.chunk)
 
     def _length_of(self, tower: str) -> Array:
         fixed = self.census.model.fixed_tokens.get(tower)
@@ -82,7 +90,9 @@ class GroupActivations:
     def units(self) -> dict[Unit, Array]:
         """How many of each unit a micro-batch has on a rank."""
         keys, cross_keys = self.keys, self._length_of("encoder")
-        queries = -(-keys // self.grid.degree("cp"))
+        samples = self._samples_of(self.group.tower)
+        joins = self.group.block.attention.joins_batch
+        queries = -(-(keys if joins else self._length_of(self.group.tower)) // self.grid.degree("cp"))
         return {
             "token": self.tokens,
             "pair": self.tokens * keys,
@@ -94,22 +104,23 @@ class GroupActivations:
             "filled_square": filled(keys, MASK_FILL) * queries,
             "filled_cross": filled(cross_keys, MASK_FILL) * queries * (cross_keys % MASK_FILL != 0),
             "even_cross": cross_keys * queries * (cross_keys % MASK_FILL == 0),
-            "filled_token": self.grid.micro_batch * filled(queries, ROW_FILL),
+            "filled_token": (1 if joins else samples) * filled(queries, ROW_FILL),
             "row": queries,
-            "sample": self.grid.micro_batch,
-            "routed": shards.routed_rows(self.tokens, self.group.block, self.grid.fixed.expert_overload),
+            "sample": samples,
+            "image": self.grid.micro_batch * self.census.model.image_tokens,
+            "routed": model_on_grid.routed_rows(self.tokens, self.group.block, self.grid.fixed.expert_overload),
             "once": np.int64(1),
         }
 
     def ranks(self, shard: Shard) -> Array:
         """What divides a tensor."""
         if shard not in self._ranks:
-            self._ranks[shard] = shards.ranks(self.grid, shard)
+            self._ranks[shard] = model_on_grid.ranks(self.grid, shard)
         return self._ranks[shard]
 
     def present(self, shard: Shard) -> Array:
         """1 where a tensor exists."""
-        return shards.present(self.grid, shard, self.group.block)
+        return model_on_grid.present(self.grid, shard, self.group.block)
 
     def evaluate(self, total: Sum, gradient: Array) -> Array:
         """Bytes of a sum of tensors; ``gradient`` is the width of a weight's gradient."""
@@ -136,7 +147,15 @@ class GroupActivations:
         """How these blocks run, by precision."""
         window = self.group.block.attention.window
         long = window is not None and alike(self.keys >= window)
-        return tuple(replace(setting, windowed=long) for setting in self.census.settings)
+        settings = tuple(replace(setting, windowed=long) for setting in self.census.settings)
+        if not self.is_frozen:
+            return settings
+        return tuple(replace(setting, trainable=False, lora=None) for setting in settings)
+
+    @cached_property
+    def is_frozen(self) -> bool:
+        """Whether these are blocks of a vision tower that is not trained."""
+        return self.group.tower == "vision" and self.grid.fixed.vision != "trained"
 
     def template(
         self, policy: Policy, setting: BlockConfig, *, untreated: bool = False, copies: bool = False
@@ -150,6 +169,8 @@ class GroupActivations:
         if key not in self._templates:
             setting = setting if parts == setting.checkpointed else replace(setting, checkpointed=parts)
             more = {"copies": True} if copies else {}
+            if self.is_frozen and not checkpoints_need_gradients(self.grid, treatment):
+                more["wanted"] = False
             self._templates[key] = self.census.traces.get(trace, self.group.block, setting, treatment, **more)
         return self._templates[key]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Literal
 
@@ -15,8 +15,9 @@ from memcalc.formulas.parameters import lora_parameters
 from memcalc.grid import column
 from memcalc.ledger import ALWAYS, Term
 from memcalc.specs.block import MixtureOfExperts
-from memcalc.terms.matrices import Matrix, block_matrices, outside_matrices
 from memcalc.terms.model_on_grid import ModelOnGrid
+from memcalc.terms.parameters import BlockCount, ParameterCount, model_count
+from memcalc.terms.tensors import Matrix, block_matrices, outside_matrices
 
 if TYPE_CHECKING:
     from memcalc.formulas.types import Array
@@ -135,8 +136,12 @@ class AdaptersOnGrid(ModelOnGrid):
 
     @cached_property
     def _blocks(self) -> list[tuple[int, int]]:
-        lora = self.lora
-        return [block_adapters(g.block, lora.rank, lora.targets) if lora else (0, 0) for g in self.model.groups]
+        lora, frozen = self.lora, self.grid.fixed.vision != "trained"
+        adapted = [lora is not None and not (frozen and group.tower == "vision") for group in self.model.groups]
+        return [
+            block_adapters(group.block, lora.rank, lora.targets) if lora and here else (0, 0)
+            for group, here in zip(self.model.groups, adapted, strict=True)
+        ]
 
     @cached_property
     def block_dense(self) -> tuple[Array, ...]:
@@ -206,15 +211,46 @@ def _adapters_on_grid(census: ModelOnGrid, part: Literal["all", "adapters", "cop
     return AdaptersOnGrid(census.model, census.grid, census.traces, census.blocks_cache, part)
 
 
+@dataclass(frozen=True, eq=False)
+class WithoutTower(ModelOnGrid):
+    """What is trained on a rank where a vision tower, or its projector too, is not."""
+
+    @cached_property
+    def count(self) -> ParameterCount:
+        """Parameters of the trained part by place."""
+        model, counted = self.model, super().count
+        frozen = self.grid.fixed.vision == "frozen"
+        away = [o for o in model.outside if o.tower == "vision" and (frozen or "projector" not in o.name)]
+        groups = [
+            (n, BlockCount(0, 0, 0, 0, 0) if group.tower == "vision" else block)
+            for group, (n, block) in zip(model.groups, counted.groups, strict=True)
+        ]
+        text = model.model_copy(
+            update={
+                "groups": tuple(group for group in model.groups if group.tower != "vision"),
+                "order": (),
+                "outside": tuple(o for o in model.outside if o not in away),
+            }
+        )
+        largest = model_count(text).largest_tensor
+        first = counted.outside_first - sum(o.parameters for o in away if o.place == "first")
+        return replace(counted, outside_first=first, groups=tuple(groups), largest_tensor=largest)
+
+
 def trained(census: ModelOnGrid) -> ModelOnGrid:
     """The census of what is trained: the model's own where nothing is frozen."""
-    return census if census.grid.fixed.adapters is None else _adapters_on_grid(census, "all")
+    fixed = census.grid.fixed
+    if fixed.adapters is not None:
+        return _adapters_on_grid(census, "all")
+    if fixed.vision == "trained":
+        return census
+    return WithoutTower(census.model, census.grid, census.traces, census.blocks_cache)
 
 
 def trained_parts(census: ModelOnGrid) -> tuple[ModelOnGrid, ...]:
     """The same, apart by the width in which it is trained: adapters, and copies of whole layers."""
     if census.grid.fixed.adapters is None:
-        return (census,)
+        return (trained(census),)
     parts: tuple[Literal["adapters", "copies"], ...] = (
         ("adapters", "copies") if census.grid.fixed.also_train else ("adapters",)
     )

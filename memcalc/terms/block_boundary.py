@@ -14,6 +14,7 @@ import numpy as np
 from memcalc.grid import column
 from memcalc.ledger import KEPT, Term
 from memcalc.terms.activations import groups_of
+from memcalc.terms.frozen_first_block import checkpoints_need_gradients
 from memcalc.terms.fsdp1 import FLAT
 from memcalc.terms.order import from_start
 from memcalc.terms.settings import enters_units_again
@@ -105,6 +106,11 @@ def entry_terms(census: ModelOnGrid, groups: list[GroupActivations], flight: Arr
         saved = over(activations, lambda a, s, p: entry_sum(census, a, s, p)) * census.grid.is_first * flight
         title = "kept by the embedding" if len(towers) == 1 else f"kept by the {tower}'s embedding"
         yield Term("activations", title, saved, PHASES, "sum of the entry's kept tensors", SOURCE)
+    for tower in towers:
+        if census.model.ends_of(tower).projector is not None:
+            last = [a for a in groups if a.group.tower == tower][-1]
+            saved = over(last, lambda a, s, p: projector_sum(census, a, s, p)) * census.grid.is_first * flight
+            yield Term("activations", "kept by the projector", saved, PHASES, "sum of the exit's kept tensors", SOURCE)
     readers = [a for a in groups if a.group.block.cross_attention is not None]
     if readers:
         last = [a for a in groups if a.group.tower == "encoder"][-1]
@@ -138,6 +144,17 @@ def entry_sum(census: ModelOnGrid, activations: GroupActivations, setting: Block
             other = census.traces.get(trace_entry, ends, group.group.block, setting, policy.treatment)
             records += [record for record in other.kept_records if record.name == MASK]
     return total(records)
+
+
+def projector_sum(census: ModelOnGrid, activations: GroupActivations, setting: BlockConfig, policy: Policy) -> Sum:
+    """What a vision tower's end and its projector keep; what a block keeps as its input is counted there."""
+    ends, hidden = census.model.ends_of(activations.group.tower), activations.group.block.hidden
+    alone = census.grid.fixed.vision == "projector" and census.grid.fixed.adapters is None
+    setting = replace(setting, trainable=setting.trainable or alone)
+    wanted = not activations.is_frozen or checkpoints_need_gradients(census.grid, policy.treatment)
+    template = census.traces.get(trace_exit, ends, hidden, setting, read=False, wanted=wanted)
+    early = ends.projector is not None and ends.projector.early
+    return total(record for record in template.kept_records if not (early and record.kind == "external"))
 
 
 def exit_sum(

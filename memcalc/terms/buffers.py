@@ -5,22 +5,182 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from memcalc.grid import column
-from memcalc.ledger import Term
+from memcalc.ledger import ALWAYS, Term
+from memcalc.specs.block import MixtureOfExperts, Mlp
 from memcalc.terms.activations import add_all, groups_of
 from memcalc.terms.adapters import trained
 from memcalc.terms.every_k_blocks import block_copies, copies_in_part
 from memcalc.terms.fsdp1 import flat_unit_terms
-from memcalc.terms.fsdp2 import fsdp2_terms
+from memcalc.terms.fsdp2 import Units, fsdp2_terms
+from memcalc.terms.gradients import accumulates_whole
 from memcalc.terms.pipeline import engine_terms, schedule_terms
-from memcalc.terms.replicas import replica_terms
-from memcalc.terms.workspaces import workspace_terms
 from memcalc.terms.zero import zero_terms
 
 if TYPE_CHECKING:
     from memcalc.formulas.types import Array
+    from memcalc.grid import Grid
+    from memcalc.specs.block import Attention, Block
     from memcalc.terms.model_on_grid import ModelOnGrid
     from memcalc.terms.overhead import Workspaces
+
+
+# Memory that libraries take from the caching allocator for good: workspaces, gather buffers, dummy gradients.
+
+
+HANDLES = "PyTorch aten/src/ATen/cuda/CublasHandlePool.cpp: 8.125 MiB, 32 MiB on compute capability 9.0"
+ENGINE = "TransformerEngine c188b533 pytorch/cpp_extensions/gemm.py: 32 MiB from compute capability 9.0, else 4"
+DUMMIES = "TransformerEngine c188b533 pytorch/module/base.py, get_dummy_wgrad: one for each shape in the process"
+BUFFER = "Megatron-LM 23e00ed core/tensor_parallel/layers.py: get_global_memory_buffer, mpu"
+GROUPED_STREAMS = 4
+Shape = tuple[int, int, str]
+"""Rows and columns of a weight, and which of the two tensor parallelism divides: rows, columns, experts' rows …"""
+
+
+def workspace_terms(census: ModelOnGrid, workspaces: Workspaces) -> Iterator[Term]:
+    """Everything of a process that its matrix products keep."""
+    grid = census.grid
+    handle = workspaces.handle if grid.fixed.blas_workspace is None else grid.fixed.blas_workspace
+    used = plain_products(census) if grid.habits.engine else np.ones((1,) * 7, dtype=np.int64)
+    handles = 2 * handle * used * grid.habits.handle_workspaces
+    yield Term("buffers", "BLAS workspaces", handles, ALWAYS, "2 handles · W", HANDLES, {"W": handle})
+    if grid.fixed.kernels == "te":
+        yield gather_buffer_term(census)
+    if grid.habits.engine:
+        yield from library_terms(census, workspaces.engine)
+
+
+def plain_products(census: ModelOnGrid) -> Array:
+    """1 where PyTorch itself multiplies matrices: the output layer, and materialised scores."""
+    grid = census.grid
+    return np.maximum(grid.is_last, int(grid.fixed.attention in ("eager", "math")))
+
+
+def gather_buffer_term(census: ModelOnGrid) -> Term:
+    """The output layer's input, gathered under sequence parallelism into a buffer that is never freed."""
+    grid = census.grid
+    gathered = grid.width("compute") * grid.tokens * census.model.hidden * (grid.sequence_shard > 1)
+    inputs = {"w": grid.width("compute"), "T": grid.tokens, "h": census.model.hidden}
+    title, formula = "gathered input of the output layer", "w · T · h"
+    return Term("buffers", title, gathered * grid.is_last, ALWAYS, formula, BUFFER, inputs)
+
+
+def library_terms(census: ModelOnGrid, engine: int) -> Iterator[Term]:
+    """TransformerEngine's workspaces and dummy weight gradients."""
+    grid = census.grid
+    yield Term("buffers", "TransformerEngine's workspace", np.full((1,) * 7, engine), ALWAYS, "W", ENGINE)
+    routed = routed_here(census)
+    streams = GROUPED_STREAMS * engine * routed
+    yield Term("buffers", "workspaces of the grouped products", streams, ALWAYS, "4 streams · W", ENGINE)
+    if grid.fixed.wgrad_fusion:
+        title, formula = "dummy weight gradients", "w · sum over distinct shapes"
+        bytes_ = grid.width("compute") * dummy_elements(census)
+        yield Term("buffers", title, bytes_, ALWAYS, formula, DUMMIES, {"w": grid.width("compute")})
+
+
+def routed_here(census: ModelOnGrid) -> Array:
+    """1 on stages with experts."""
+    layers = zip(census.model.groups, census.layers, strict=True)
+    return np.minimum(sum((n for group, n in layers if group.block.is_moe), np.int64(0)), 1)
+
+
+def dummy_elements(census: ModelOnGrid) -> Array:
+    """Elements of one weight of each distinct shape that a rank has."""
+    here: dict[Shape, Array] = {}
+    for group, layers in zip(census.model.groups, census.layers, strict=True):
+        for shape in shapes_of(group.block):
+            here[shape] = np.maximum(here.get(shape, np.int64(0)), np.minimum(layers, 1))
+    total: Array = np.int64(0)
+    for (rows, columns, divided), there in here.items():
+        total = total + rows * columns // census.divisor(divided) * there
+    width = census.model.embedding_dim or census.model.hidden
+    return total + census.vocab * width // census.grid.degree("tp") * (census.grid.is_last * census.model.head)
+
+
+def shapes_of(block: Block) -> list[Shape]:
+    """Weights of a block whose gradients are added in place: all but router and norms."""
+    return [*attention_shapes(block.attention, block.hidden), *mlp_shapes(block.mlp, block.hidden)]
+
+
+def attention_shapes(spec: Attention, hidden: int) -> list[Shape]:
+    """Weights of grouped-query or latent attention."""
+    latent = spec.latent
+    if latent is None:
+        return [(spec.q_dim + 2 * spec.kv_dim, hidden, "rows"), (hidden, spec.q_dim, "columns")]
+    rank, up = latent.q_lora_rank, spec.heads * (latent.qk_nope_head_dim + latent.v_head_dim)
+    queries: list[Shape] = (
+        [(rank, hidden, "whole"), (spec.q_dim, rank, "rows")] if rank else [(spec.q_dim, hidden, "rows")]
+    )
+    down: Shape = (latent.kv_lora_rank + latent.qk_rope_head_dim, hidden, "whole")
+    return [*queries, down, (up, latent.kv_lora_rank, "rows"), (hidden, spec.heads * latent.v_head_dim, "columns")]
+
+
+def mlp_shapes(spec: Mlp | MixtureOfExperts, hidden: int) -> list[Shape]:
+    """Weights of a dense MLP, or of one expert and the shared ones."""
+    matrices = 2 if spec.gated else 1
+    if isinstance(spec, Mlp):
+        return [(matrices * spec.ffn, hidden, "rows"), (hidden, spec.ffn, "columns")]
+    listed: list[Shape] = [(matrices * spec.ffn, hidden, "expert rows"), (hidden, spec.ffn, "expert columns")]
+    shared = spec.shared_ffn
+    if shared and shared != spec.ffn:
+        # shared experts as wide as a routed one share its dummies
+        listed += [(matrices * shared, hidden, "rows"), (hidden, shared, "columns")]
+    return listed
+
+
+# Terms of hybrid sharding (HSDP): what FSDP 2 holds while replicas of the shards all-reduce their gradients.
+#
+# The all-reduce is in place, on the output of the reduce-scatter and in the dtype of the reduction. A unit keeps that
+# output until backward ends (``FSDPParamGroup._all_reduce_state``). So it costs nothing where the output becomes the
+# gradient itself, and a second set of sharded gradients where it is cast, copied to the host, or added to those of an
+# earlier micro-batch.
+#
+# Source: ``torch/distributed/fsdp/_fully_shard/`` of PyTorch 2.13: ``_fsdp_collectives.py`` (foreach_reduce) and
+# ``_fsdp_param_group.py`` (post_backward, finalize_backward).
+
+
+ALL_REDUCE = "torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py, torch 2.13: AllReduceState"
+
+
+def held_by_replicas(grid: Grid) -> Array:
+    """1 where units hold what they reduced: FSDP 2's, with replicas between which it is all-reduced."""
+    replicated = (grid.degree("dp_replicate") > 1) & grid.zero_from(2) & (grid.fixed.fsdp_schedule != "simple")
+    return np.asarray(replicated).astype(np.int64)
+
+
+def copies_reduced(census: ModelOnGrid) -> Array:
+    """1 where the gradient is another tensor than what was reduced: cast to the dtype of its shard, or on the host."""
+    cast = census.grid.reduce_width != trained(census).width("gradient")
+    return np.maximum(np.asarray(cast).astype(np.int64), census.grid.offloaded("params"))
+
+
+def keeps_reduced(census: ModelOnGrid) -> Array:
+    """1 where outputs of reduce-scatters stay beside the gradients until a micro-batch's backward ends."""
+    grid = census.grid
+    once = (grid.accumulation == 1) | (accumulates_whole(census) == 1) | (Units(census).pipelined == 1)
+    return held_by_replicas(grid) * np.maximum(np.asarray(~once).astype(np.int64), copies_reduced(census))
+
+
+def replica_terms(census: ModelOnGrid) -> Iterator[Term]:
+    """What is kept of the reduced gradients, of all units but those whose backward is still to come."""
+    grid, updated = census.grid, trained(census)
+    if not np.any(held_by_replicas(grid)):
+        return
+    outer = updated.embedding if Units(updated).split else updated.root
+    blocks = updated.blocks + updated.experts_or_none
+    done = {
+        "backward-first": np.maximum(blocks + updated.root - outer - 2 * updated.largest_block, 0),
+        "backward-end": blocks + updated.root - outer,
+    }
+    title = "reduced gradients, kept until backward ends"
+    for phase, elements in done.items():
+        local = updated.sharded(elements - updated.experts_or_none, updated.experts_or_none, where=True)
+        bytes_ = grid.reduce_width * np.maximum(local, 0) * keeps_reduced(census)
+        inputs = {"w_reduce": grid.reduce_width, "P": elements, "N": grid.ranks}
+        formula = "w_reduce · ⌈P / N⌉"
+        yield Term("buffers", title, bytes_, (phase,), formula, ALL_REDUCE, inputs, "reduce-scatter", in_events=True)
 
 
 def buffer_terms(census: ModelOnGrid, workspaces: Workspaces) -> Iterator[Term]:

@@ -2,26 +2,182 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from memcalc.grid import AXES
-from memcalc.ledger import Ledger, Term
-from memcalc.terms.block_boundary import between_terms
-from memcalc.terms.block_terms import activation_terms
+from memcalc.grid import AXES, column
+from memcalc.ledger import ALWAYS, KEPT, Ledger, Term
+from memcalc.terms.activations import GroupActivations, add_all, full, groups_of, largest
+from memcalc.terms.block_boundary import between_terms, entry_terms
 from memcalc.terms.buffers import buffer_terms
 from memcalc.terms.every_k_blocks import every_terms
 from memcalc.terms.gradients import block_gradient_terms, local_gradient_terms, tied_terms, whole_gradient_terms
 from memcalc.terms.head import head_terms, held_terms, prediction_terms
-from memcalc.terms.recorded import recorded_terms
+from memcalc.terms.pipeline import SPLIT, in_flight, waiting_logits
+from memcalc.terms.saved_tensors import INVENTORY, kept_terms
 from memcalc.terms.states import state_terms
+from memcalc.trace.template import recorded
+from memcalc.trace.working_sets import peaks, total
 
 if TYPE_CHECKING:
+    from memcalc.formulas.recompute import Policy
     from memcalc.formulas.types import Array
+    from memcalc.specs.recorded import Segment
     from memcalc.terms.model_on_grid import ModelOnGrid
+    from memcalc.trace.layers import BlockConfig
+    from memcalc.trace.template import TraceCache
+    from memcalc.trace.working_sets import Sum
+
+    Sums = Callable[[TraceCache, BlockConfig, Policy], tuple[Sum, ...]]
     from memcalc.terms.overhead import Workspaces
+
+
+# Terms of a recorded model: what its parts show beyond those of equal blocks between an embedding and a head.
+
+
+RUN = "a run of the module on fake tensors"
+
+
+def recorded_terms(census: ModelOnGrid) -> Iterator[Term]:
+    """Buffers; what local variables hold through forward; the backward of the layers before the blocks."""
+    recording = census.model.recording
+    if recording is None:
+        return
+    title, formula = "buffers and frozen weights of the module", "bytes in the run"
+    yield Term("parameters", title, full(np.int64(recording.buffers)), ALWAYS, formula, RUN)
+    groups = groups_of(census)
+    parts = [(groups[0], recording.entry, np.int64(1))]
+    parts += [(a, a.group.block.recorded, a.layers) for a in groups if a.group.block.recorded is not None]
+    live = add_all([count * over(a, partial(passing, part)) for a, part, count in parts])
+    title, formula = "tensors that local variables hold through forward", "alive until forward ends, not kept"
+    yield Term("activations", title, live, ("forward-last",), formula, RUN)
+    entry = over(groups[0], partial(ending, recording.entry))
+    title, formula = "backward of the layers before the blocks", "largest sum alive, weight gradients apart"
+    yield Term("activations", title, entry, ("backward-end",), formula, RUN)
+
+
+def over(activations: GroupActivations, sums: Sums) -> Array:
+    """The largest of some sums over the grid's precisions and policies [bytes]."""
+    rows = [
+        [
+            activations.largest(sums(activations.census.traces, setting, policy), np.int64(0))
+            for policy in activations.grid.policies
+        ]
+        for setting in activations.settings
+    ]
+    return activations.stacked(rows)
+
+
+def passing(segment: Segment, traces: TraceCache, setting: BlockConfig, policy: Policy) -> tuple[Sum, ...]:
+    """What local variables hold of a part while later ones run."""
+    template = traces.get(recorded, segment, setting, policy.treatment)
+    return (total(template.records[index] for index in template.passing),)
+
+
+def ending(segment: Segment, traces: TraceCache, setting: BlockConfig, policy: Policy) -> tuple[Sum, ...]:
+    """Working sets of a part's backward without the gradients of its weights, which are terms of their own."""
+    template = traces.get(recorded, segment, setting, policy.treatment)
+    plain = {i for i, record in enumerate(template.records) if record.kind != "gradient"}
+    events = tuple(event for event in template.backward if (event if event >= 0 else ~event) in plain)
+    return peaks(template.records, events, template.kept | {template.incoming})
+
+
+def after(groups: Sequence[GroupActivations]) -> list[Array]:
+    """What the blocks after each group keep, less the gradients that these have left when its backward begins."""
+    census = groups[0].census
+    grid = census.grid
+    sharded = grid.zero_from(2) & (grid.habits.full_shard or not grid.persistent_gradients)
+    once = (grid.accumulation == 1) & (not grid.persistent_gradients)
+    results: list[Array] = []
+    later: Array = np.int64(0)
+    for index in reversed(range(len(groups))):
+        results.append(later)
+        local = census.sharded(census.block_dense[index], census.block_experts[index], sharded)
+        later = later + groups[index].kept - census.width("gradient") * local * once * groups[index].layers
+    return results[::-1]
+
+
+def widest(groups: Sequence[GroupActivations]) -> tuple[Array, Array, Array]:
+    """Largest moments of forward and backward beyond what all blocks keep, and the first block's backward.
+
+    Blocks that are not alike peak at different moments: while an early one runs, later ones keep nothing.
+    """
+    later = [add_all([a.kept for a in groups[index + 1 :]]) for index in range(len(groups))]
+    forward = largest([a.forward - gone for a, gone in zip(groups, later, strict=True)])
+    last = largest([a.last - gone for a, gone in zip(groups, after(groups), strict=True)])
+    return forward, last, groups[0].first
+
+
+# Terms of the blocks: what they keep for backward, the working sets of the largest moments, the batch's mask.
+
+
+def activation_terms(census: ModelOnGrid, *, detail: bool) -> Iterator[Term]:
+    """All terms of the activations; without ``detail`` the saved tensors of a group of blocks are one term."""
+    groups, grid = groups_of(census), census.grid
+    flight, here = in_flight(grid), 1 - grid.offloaded("activations")
+    for activations in groups:
+        if detail:
+            yield from kept_terms(activations, here)
+        else:
+            yield Term(
+                "activations",
+                "kept by blocks",
+                activations.kept_in_flight * here,
+                KEPT,
+                "sum",
+                INVENTORY,
+                in_events=True,
+            )
+    if np.any(here == 0):
+        transit = 2 * largest([np.where(a.field("whole") > 0, a.whole_block, a.treated_block) for a in groups])
+        moving = transit * grid.offloaded("activations")
+        title = "blocks on their way to and from the host"
+        yield Term("activations", title, moving, KEPT, "2 · kept of one block", INVENTORY, in_events=True)
+    yield from entry_terms(census, groups, flight)
+    yield from working_sets(groups)
+    split = grid.runs(*SPLIT)
+    if np.any((flight > 1) | split):
+        # Where weights have a pass of their own, the micro-batch whose backward ends keeps what that pass reads
+        done = np.where(split, 0, 1)
+        others = add_all([a.kept_in_flight - done * (a.kept // grid.degree("vpp")) for a in groups]) * here
+        pipeline = "arXiv:2104.04473 section 2.2"
+        title = "other micro-batches in flight"
+        yield Term(
+            "activations", title, others, ("backward-first", "backward-end"), "kept · (n - 1)", pipeline, in_events=True
+        )
+    yield from waiting_logits(census)
+    yield from mask_terms(census, flight)
+
+
+def mask_terms(census: ModelOnGrid, flight: Array) -> Iterator[Term]:
+    """The mask that comes with a batch: a local of the forward step, unless a checkpoint has it among its inputs."""
+    grid = census.grid
+    if not (grid.fixed.attention_mask or grid.habits.makes_masks):
+        return
+    size, formula = grid.micro_batch * groups_of(census)[-1].units["square"], "b · s · ⌈s / cp⌉"
+    checkpoints = column([policy.treatment == "full" for policy in grid.policies], "recompute")
+    batch = "Megatron-LM d98e8a64 pretrain_gpt.py, get_batch"
+    yield Term("activations", "attention mask", size * (1 - checkpoints), ("forward-last", "forward"), formula, batch)
+    saved = "Megatron-LM b4bc51b megatron/mpu/random.py, CheckpointFunction: save_for_backward(*args)"
+    yield Term("activations", "attention masks kept", size * flight * checkpoints, KEPT, f"{formula} · n", saved)
+
+
+def working_sets(groups: list[GroupActivations]) -> Iterator[Term]:
+    """The largest moment inside one block's forward and backward, beyond what is estimated as kept."""
+    if groups[0].census.model.recording is not None:
+        forward, last, first = widest(groups)
+    else:
+        forward, last, first = (largest(of) for of in zip(*(a.in_order for a in groups), strict=True))
+    title, formula = "working set of the last block's forward", "largest sum alive in forward - A_kept"
+    yield Term("activations", title, forward, ("forward-last",), formula, INVENTORY, in_events=True)
+    title, formula = "working set of the last block's backward", "largest sum alive in backward - A_kept"
+    yield Term("activations", title, last, ("backward-last",), formula, INVENTORY, in_events=True)
+    title, formula = "first block and the working set of its backward", "largest sum alive in backward"
+    yield Term("activations", title, first, ("backward-first",), formula, INVENTORY, in_events=True)
 
 
 def build_ledger(census: ModelOnGrid, workspaces: Workspaces, *, detail: bool = True) -> Ledger:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from memcalc.formulas.occasions import joined_outputs_bytes, key_value_bytes, waiting_outputs_bytes
-from memcalc.frameworks.state_dicts import EVALUATION_BATCH
+from memcalc.frameworks.habits import EVALUATION_BATCH
 from memcalc.ledger import PHASES, Term
 from memcalc.terms.activations import groups_of, largest
 from memcalc.terms.build import build_ledger

@@ -75,7 +75,8 @@ def every_terms(census: ModelOnGrid) -> Iterator[Term]:
 def beyond_in_order(activations: GroupActivations, stack: Stack[GroupActivations]) -> Array:
     """The same where a stack has several kinds of blocks: the largest of the moments from the first checkpoint on."""
     grid, number = activations.grid, spacing(activations.grid)
-    apart, moments = first_apart(grid), []
+    apart, moments, chosen = first_apart(grid), [], np.flatnonzero(number > 1)
+    stack = stack.under(chosen)
     for index in range(int(number.max())):
         here, before = from_start(index, index + 1), [from_start(skipped, index) for skipped in (0, 1)]
         saved = [stack.left(part) + weight_copies(stack, part) for part in before]
@@ -83,7 +84,10 @@ def beyond_in_order(activations: GroupActivations, stack: Stack[GroupActivations
             here, lambda a: a.over("backward_peaks"), lambda a: a.over("backward_peaks", untreated=True)
         )
         moments.append((moment + np.where(apart, saved[1], saved[0])) * np.minimum(moment, 1))
-    return (largest(moments) - largest([a.in_order[2] for a in stack.groups])) * (number > 1)
+    more = largest(moments) - largest([stack.of(a.in_order[2]) for a in stack.groups])
+    result = np.zeros((*more.shape[:3], len(grid.policies), *more.shape[4:]), dtype=np.int64)
+    result[:, :, :, chosen] = more
+    return result
 
 
 def weight_copies(stack: Stack[GroupActivations], part: Part) -> Array:

@@ -7,9 +7,19 @@ from typing import TYPE_CHECKING
 from memcalc.trace.template import trace
 
 if TYPE_CHECKING:
+    from memcalc.grid import Grid
     from memcalc.terms.model_on_grid import ModelOnGrid
     from memcalc.trace.layers import BlockConfig
     from memcalc.trace.tape import Record
+
+
+def checkpoints_need_gradients(grid: Grid, treatment: str) -> bool:
+    """Whether checkpoints make the input of a frozen tower need a gradient: then its blocks keep inputs and run again.
+
+    The Trainer's do: ``enable_input_require_grads`` walks all sub-models and their patches (Transformers 5.23
+    modeling_utils.py).
+    """
+    return grid.fixed.framework.partition("@")[0] == "hf" and treatment == "full"
 
 
 def unread(census: ModelOnGrid, index: int) -> bool:
@@ -19,6 +29,8 @@ def unread(census: ModelOnGrid, index: int) -> bool:
     """
     fixed, first = census.grid.fixed, index == census.sequence[0]
     if fixed.adapters is None or not first or "embedding" in (*fixed.also_train, *fixed.adapters.targets):
+        return False
+    if fixed.vision != "trained" and census.model.groups[index].tower == "vision":  # which keeps nothing at all
         return False
     return all(policy.kind == "none" for policy in census.grid.policies)
 

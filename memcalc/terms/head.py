@@ -23,9 +23,8 @@ from memcalc.ledger import KEPT, Term
 from memcalc.specs.model import BlockGroup, Pattern
 from memcalc.terms.activations import add_all, full, groups_of, largest
 from memcalc.terms.every_k_blocks import forward_of_last
-from memcalc.terms.lengths import one_length
 from memcalc.terms.pipeline import boundary
-from memcalc.terms.settings import COMPILED_LOSS
+from memcalc.terms.settings import COMPILED_LOSS, one_length
 from memcalc.trace.template import recorded, trace_head
 
 if TYPE_CHECKING:

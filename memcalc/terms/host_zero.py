@@ -25,17 +25,17 @@ from memcalc.formulas.offload import pinned_bytes
 from memcalc.formulas.optimizer_states import shard
 from memcalc.ledger import ALWAYS, Term
 from memcalc.terms.adapters import trained, trained_parts
-from memcalc.terms.matrices import block_matrices, outside_matrices
 from memcalc.terms.moments import kind_of, optimizer_moments
 from memcalc.terms.states import weight_terms
+from memcalc.terms.tensors import block_matrices, outside_matrices
 from memcalc.terms.zero import adds_in_fp32, era, share, sub_group
 
 if TYPE_CHECKING:
     from memcalc.formulas.types import Array
     from memcalc.grid import Grid
     from memcalc.specs.recorded import Recording
-    from memcalc.terms.matrices import Matrix
     from memcalc.terms.model_on_grid import ModelOnGrid
+    from memcalc.terms.tensors import Matrix
 
 
 STAGES = "DeepSpeed edaa722 runtime/zero/stage_1_and_2.py"

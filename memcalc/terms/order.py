@@ -6,8 +6,8 @@ Where all blocks of a stack are alike nothing of this is needed: they differ in 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import lru_cache, partial
-from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
+from functools import cached_property, lru_cache
+from typing import TYPE_CHECKING, Generic, Protocol, Self, TypeVar
 
 import numpy as np
 
@@ -44,7 +44,7 @@ class Blocks(Protocol):
 
 Group = TypeVar("Group", bound=Blocks)
 
-WHOLE, INPUT, INNER = "whole", "input", "inner"
+WHOLE, INPUT, INNER = KEPT = ("whole", "input", "inner")
 """What a block keeps: everything; its input alone; or nothing, as a checkpoint before it has the unit's input."""
 
 
@@ -95,33 +95,94 @@ def from_first(group: int) -> Part:
     return lambda row: slice(row.index(group), len(row) - 1 - row[::-1].index(group)) if group in row else slice(0)
 
 
+class States:
+    """What the blocks of some rows keep under some policies, as running counts: a part of a row is a difference."""
+
+    def __init__(self, policies: tuple[Policy, ...], rows: tuple[Row, ...]) -> None:
+        self.policies, self.rows = policies, rows
+        longest = max(map(len, rows), default=0)
+        self._groups = np.array([[*row, *(-1,) * (longest - len(row))] for row in rows], dtype=np.int64)
+        numbers = [[[KEPT.index(state) for state in kept_as(policy, row)] for row in rows] for policy in policies]
+        padded = [[[*states, *(-1,) * (longest - len(states))] for states in each] for each in numbers]
+        self._states = np.array(padded, dtype=np.int8).reshape(len(policies), len(rows), longest)
+        self._before: dict[tuple[int, tuple[str, ...]], Array] = {}
+        self._units: dict[int, list[list[Row]]] = {}
+
+    def before(self, group: int, states: tuple[str, ...]) -> Array:
+        """Blocks of a group that keep so much before each place of a row, by policy and row."""
+        if (group, states) not in self._before:
+            here = (self._groups == group) & np.isin(self._states, [KEPT.index(state) for state in states])
+            count = np.zeros((*here.shape[:2], here.shape[2] + 1), dtype=np.int16)
+            np.cumsum(here, axis=2, out=count[:, :, 1:])
+            self._before[group, states] = count
+        return self._before[group, states]
+
+    def number(self, group: int, states: tuple[str, ...], part: Part) -> Array:
+        """Blocks of a group among a part of each row that keep so much, by policy and row."""
+        before, places = self.before(group, states), np.arange(len(self.rows))
+        bounds = [part(row).indices(len(row)) for row in self.rows]
+        begin = np.array([start for start, _, _ in bounds], dtype=np.int64)
+        end = np.array([max(start, stop) for start, stop, _ in bounds], dtype=np.int64)
+        return (before[:, places, end] - before[:, places, begin]).astype(np.int64)
+
+    def units(self, group: int) -> list[list[Row]]:
+        """The last unit of a group (:func:`last_unit`), by policy and row."""
+        if group not in self._units:
+            self._units[group] = [[last_unit(policy, row, group) for row in self.rows] for policy in self.policies]
+        return self._units[group]
+
+
+@lru_cache(maxsize=16)
+def states_of(policies: tuple[Policy, ...], rows: tuple[Row, ...]) -> States:
+    """The same for searches over the same rows, of which there are many."""
+    return States(policies, rows)
+
+
+def _whole_row(_: Row) -> slice:
+    return slice(None)
+
+
 def counts_in(policy: Policy, rows: Rows, group: int) -> Counts:
     """How a policy treats the blocks of one group among those of its stack."""
-
-    def number(row: Row, *states: str) -> int:
-        return sum(i == group and state in states for i, state in zip(row, kept_as(policy, row), strict=True))
-
+    states = states_of((policy,), rows.distinct)
     again = () if policy.kind in {"parts", "selective-ops"} else (INPUT, INNER)
     return Counts(
-        treated=rows.count(lambda row: number(row, INPUT)),
-        whole=rows.count(lambda row: number(row, WHOLE)),
-        unit=rows.count(lambda row: len(last_unit(policy, row, group))),
-        recomputed=rows.count(lambda row: number(row, *again)),
+        treated=states.number(group, (INPUT,), _whole_row)[0][rows.index],
+        whole=states.number(group, (WHOLE,), _whole_row)[0][rows.index],
+        unit=np.array([len(unit) for unit in states.units(group)[0]], dtype=np.int64)[rows.index],
+        recomputed=states.number(group, again, _whole_row)[0][rows.index],
     )
 
 
 class Stack(Generic[Group]):
     """The groups of a stack that has several, on the stages of a grid."""
 
-    def __init__(self, groups: Sequence[Group], census: ModelOnGrid) -> None:
-        self.groups, self.census, self.policies = groups, trained(census), census.grid.policies
+    def __init__(self, groups: Sequence[Group], census: ModelOnGrid, chosen: Array | None = None) -> None:
+        """``chosen`` are the places of some of the policies; all of them where it is left out."""
+        self.groups, self.census, self._all = groups, trained(census), census
+        policies = census.grid.policies
+        self.policies = policies if chosen is None else tuple(policies[index] for index in chosen)
         self.rows = census.rows.only([group.index for group in groups])
+        self._chosen = chosen
+        self._gradients: dict[int, Array] = {}
 
-    def _by_policy(self, of: Callable[[Policy, Row], int]) -> Array:
-        def count(policy: Policy) -> Array:
-            return self.rows.count(lambda row: of(policy, row))
+    @cached_property
+    def _states(self) -> States:
+        return states_of(self.policies, self.rows.distinct)
 
-        return np.concatenate([count(policy) for policy in self.policies], axis=AXES.index("recompute"))
+    def under(self, chosen: Array) -> Self:
+        """The same under some of the policies, by their places."""
+        return type(self)(self.groups, self._all, chosen)
+
+    def of(self, array: Array) -> Array:
+        """An array of the grid, under the policies of this stack alone."""
+        shared = self._chosen is None or np.ndim(array) == 0 or array.shape[AXES.index("recompute")] == 1
+        return array if shared else array[:, :, :, self._chosen]
+
+    def _by_policy(self, counts: Array) -> Array:
+        """Counts by policy and row, over the stages and along the recompute axis."""
+        by_stage = np.moveaxis(counts.T[self.rows.index], -1, AXES.index("recompute"))
+        return np.ascontiguousarray(by_stage.reshape(by_stage.shape[: len(AXES)]))
 
     def counts(self, group: Group) -> tuple[Counts, ...]:
         """How each policy treats the blocks of a group."""
@@ -133,39 +194,36 @@ class Stack(Generic[Group]):
 
     def places(self, group: Group, part: Part, *states: str) -> Array:
         """Those of them that keep so much, along the recompute axis."""
-
-        def count(policy: Policy, row: Row) -> int:
-            pairs = zip(row[part(row)], kept_as(policy, row)[part(row)], strict=True)
-            return sum(index == group.index and state in states for index, state in pairs)
-
-        return self._by_policy(count)
+        return self._by_policy(self._states.number(group.index, states, part))
 
     def unit_extra(self, group: Group) -> Array:
         """Bytes of the blocks before a group's last one that are computed again at once with it."""
 
-        def count(other: int, policy: Policy, row: Row) -> int:
-            unit = last_unit(policy, row, group.index)
+        def count(unit: Row, other: int) -> int:
             last = len(unit) - 1 - unit[::-1].index(group.index) if unit else 0
             return unit[:last].count(other)
 
-        return sum(
-            (self._by_policy(partial(count, other.index)) * other.whole_block for other in self.groups), np.int64(0)
-        )
+        units, total = self._states.units(group.index), np.int64(0)
+        for other in self.groups:
+            counts = np.array([[count(unit, other.index) for unit in each] for each in units], dtype=np.int64)
+            total = total + self._by_policy(counts) * other.whole_block
+        return total
 
     def each(self, part: Part, again: Callable[[Group], Array], once: Callable[[Group], Array]) -> Array:
         """A quantity of each block among a part of each row: of those that run again, and of those that do not."""
         total: Array = np.int64(0)
         for group in self.groups:
-            total = total + self.places(group, part, INPUT, INNER) * again(group)
-            total = total + self.places(group, part, WHOLE) * once(group)
+            total = total + self.places(group, part, INPUT, INNER) * self.of(again(group))
+            total = total + self.places(group, part, WHOLE) * self.of(once(group))
         return total
 
     def kept(self, part: Part) -> Array:
         """Bytes that the blocks among a part of each row keep for one micro-batch."""
-        total = self.each(part, lambda _: np.int64(0), lambda group: group.whole_block)
-        return total + sum(
-            (self.places(group, part, INPUT) * group.treated_block for group in self.groups), np.int64(0)
-        )
+        total: Array = np.int64(0)
+        for group in self.groups:
+            total = total + self.places(group, part, WHOLE) * self.of(group.whole_block)
+            total = total + self.places(group, part, INPUT) * self.of(group.treated_block)
+        return total
 
     def left(self, part: Part) -> Array:
         """Bytes that they keep, less those of the gradients that their backward leaves."""
@@ -173,11 +231,17 @@ class Stack(Generic[Group]):
 
     def gradients(self, part: Part) -> Array:
         """Bytes of the gradients of the blocks among a part of each row, where backward makes new ones that stay."""
-        grid, census = self.census.grid, self.census
-        sharded = grid.zero_from(2) & (grid.habits.full_shard or not grid.persistent_gradients)
-        once = (grid.accumulation == 1) & (not grid.persistent_gradients)
         total: Array = np.int64(0)
         for group in self.groups:
-            local = census.sharded(census.block_dense[group.index], census.block_experts[group.index], sharded)
-            total = total + census.width("gradient") * local * once * self.number(group, part)
+            total = total + self._gradients_of(group.index) * self.number(group, part)
         return total
+
+    def _gradients_of(self, group: int) -> Array:
+        """Bytes of the gradients of one block of a group, where backward makes new ones that stay."""
+        if group not in self._gradients:
+            grid, census = self.census.grid, self.census
+            sharded = grid.zero_from(2) & (grid.habits.full_shard or not grid.persistent_gradients)
+            once = (grid.accumulation == 1) & (not grid.persistent_gradients)
+            local = census.sharded(census.block_dense[group], census.block_experts[group], sharded)
+            self._gradients[group] = census.width("gradient") * local * once
+        return self._gradients[group]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from memcalc.errors import InputError
 from memcalc.formulas import parameters as p
 from memcalc.specs.block import Attention, Block, LatentAttention, MixtureOfExperts, Mlp
 from memcalc.specs.model import Model
@@ -46,7 +47,7 @@ class ParameterCount:
     final_norm: int
     groups: tuple[tuple[int, BlockCount], ...]
     largest_tensor: int
-    """Elements of the largest single matrix, each expert's matrices apart."""
+    """Elements of the largest single matrix, each expert's matrices apart; blocks that are only counted have none."""
 
     @property
     def blocks_total(self) -> int:
@@ -73,11 +74,14 @@ def block_count(block: Block) -> BlockCount:
     """Return the parameters of one block [elements]."""
     if block.recorded is not None:
         return BlockCount(0, 0, 0, block.recorded.parameters, 0)
+    if block.counted is not None:
+        return BlockCount(0, 0, block.counted.idle, block.counted.parameters - block.counted.idle, 0)
     sharded, replicated = _attention(block.attention, block.hidden, block.hidden)
     if block.cross_attention is not None:
         cross = _attention(block.cross_attention, block.hidden, block.cross_hidden or block.hidden)
         sharded, replicated = sharded + cross[0], replicated + cross[1]
     replicated += block.norms * p.norm_parameters(block.hidden, block.norm.vectors)
+    replicated += block.layer_scale * 2 * block.hidden
     mlp, experts, active, beside = _mlp(block.mlp, block.hidden)
     return BlockCount(sharded, mlp, experts, replicated + beside, active)
 
@@ -99,6 +103,15 @@ def model_count(model: Model) -> ParameterCount:
         groups=tuple((group.count, block_count(group.block)) for group in model.groups),
         largest_tensor=_largest(model, embedding),
     )
+
+
+def refuse_counted(model: Model, instead: str = "") -> None:
+    """Refuse a model with blocks whose parameters alone are known; ``instead`` is what can be done all the same."""
+    if not model.counted_parts:
+        return
+    parts = " and ".join(model.counted_parts)
+    allowed = f"its {parts} are not modelled: its {model_count(model).total:,} parameters are all that is known"
+    raise InputError("model", model.name, f"{allowed}; {instead}" if instead else allowed)
 
 
 def _attention(attention: Attention, hidden: int, kv_hidden: int) -> tuple[int, int]:
@@ -156,6 +169,8 @@ def _largest(model: Model, embedding: int) -> int:
 def _largest_in_block(block: Block) -> int:
     if block.recorded is not None:
         return max(block.recorded.tensors, default=0)
+    if block.counted is not None:
+        return 0
     attention, mlp = block.attention, block.mlp
     out = attention.heads * (attention.latent.v_head_dim if attention.latent else attention.head_dim)
     q_in = block.hidden if attention.latent is None else attention.latent.q_lora_rank or block.hidden

@@ -49,7 +49,19 @@ def zero_terms(census: ModelOnGrid) -> Iterator[Term]:
 
 def share(census: ModelOnGrid, stage: int) -> Array:
     """Elements of a state that is divided over the data-parallel ranks from a stage on."""
-    return census.sharded(census.blocks + census.root, census.experts_or_none, census.grid.zero >= stage)
+    where = census.grid.zero >= stage
+    where = where | partitions_without_zero(census.grid) if stage == 1 else where
+    return census.sharded(census.blocks + census.root, census.experts_or_none, where)
+
+
+def partitions_without_zero(grid: Grid) -> Array:
+    """Where DeepSpeed's ``BF16_Optimizer`` runs without ZeRO: it shares out masters and moments all the same.
+
+    It runs every bf16 job until 0.17.5, and pipelines after it (engine.py, ``_do_optimizer_sanity_check``).
+    """
+    zero = era(grid)
+    runs = zero.wide_without_zero | (grid.degree("pp") > 1)
+    return zero.fp32_accumulation & (grid.zero == 0) & (grid.is_bf16_mixed == 1) & runs
 
 
 def bucket_elements(grid: Grid) -> int:
@@ -133,15 +145,22 @@ def whole_share_term(census: ModelOnGrid) -> Term:
 def adds_in_fp32(grid: Grid) -> Array:
     """1 by precision where 16-bit gradients are added up in fp32."""
     requested = grid.fixed.grad_accum_dtype == "fp32" and era(grid).fp32_accumulation
-    return grid.is_mixed * requested
+    if requested or not era(grid).wide_without_zero:
+        return grid.is_mixed * requested
+    return partitions_without_zero(grid).astype(np.int64)
 
 
 def accumulation_terms(census: ModelOnGrid) -> Iterator[Term]:
-    """Gradients added up in fp32: at stage 1 whole, by an optimizer of its own, else in the share of the rank."""
+    """Gradients added up in fp32: at stage 1 whole, by an optimizer of its own, else in the share of the rank.
+
+    Without ZeRO that optimizer has them whole too, in 16 bits where it runs pipelines since 0.17.6.
+    """
     grid, wide = census.grid, adds_in_fp32(census.grid)
     inputs = {"P": census.parameters, "N": grid.ranks}
     gradients, title = 4 * census.parameters * (grid.zero <= 1) * wide, "gradients in fp32"
     yield Term("gradients", title, gradients, ALWAYS, "4 · P", f"{BF16}: fp32_groups_gradients_flat", inputs)
+    flat = 2 * census.parameters * partitions_without_zero(grid) * (1 - wide)
+    yield Term("gradients", "flat gradients", flat, ALWAYS, "2 · P", f"{BF16}: grad_acc_dtype", inputs)
     more = 2 * share(census, 2) * grid.zero_from(2) * wide * (1 - grid.offloaded("optimizer"))
     title = "shares of the gradients in fp32, beyond 16 bits"
     yield Term("gradients", title, more, ALWAYS, "2 · ⌈P / N⌉", f"{STAGE3}: grad_partitions_flat_buffer", inputs)
@@ -151,22 +170,31 @@ def step_terms(census: ModelOnGrid) -> Iterator[Term]:
     """The gradients that the step reads, and its flat and its fp32 copy of them.
 
     Stage 3 makes the copies for one part of its shard (``sub_group_size``) after another; stage 0 makes an fp32 copy of
-    each gradient and then flattens them; the optimizer that adds up in fp32 needs neither.
+    each gradient, and for FusedAdam then flattens them (24 bytes a parameter, else 20); the optimizer that adds up in
+    fp32 needs neither.
     """
     grid, width, here = census.grid, census.width("gradient"), 1 - census.grid.offloaded("optimizer")
     wide = adds_in_fp32(grid)
     inputs = {"w": width, "P": census.parameters, "N": grid.ranks, "G": sub_group(grid)}
-    read = width * np.where(wide == 1, share(census, 2), share(census, 1)) * here
+    unshared = (wide == 1) | partitions_without_zero(grid)
+    read = width * np.where(unshared, share(census, 2), share(census, 1)) * here
     title, source = "gradients that the step reads", f"{STAGES}: averaged_gradients"
     yield Term("gradients", title, read, ("step",), "w · ⌈P / N⌉", source, inputs)
     part = copied_elements(census) * here
-    flat = np.where((grid.zero == 0) | (wide == 1), 4, width) * part * (grid.is_mixed | (grid.zero > 0))
+    joined = is_fused_adam(grid) & ~partitions_without_zero(grid)
+    flat = np.where(grid.zero == 0, 4 * joined, np.where(wide == 1, 4, width)) * part
+    flat = flat * (grid.is_mixed | (grid.zero > 0))
     formula = "w · min(⌈P / N⌉, G)"
     yield Term("buffers", "flattened gradients", flat, ("step",), formula, STEPS, inputs)
     copy = 4 * part * grid.is_mixed * (1 - wide)
     formula = "4 · min(⌈P / N⌉, G)"
     yield Term("buffers", "fp32 copy of the gradients", copy, ("step",), formula, STEPS, inputs)
     yield norm_term(census, flat + copy)
+
+
+def is_fused_adam(grid: Grid) -> bool:
+    """Whether DeepSpeed wraps its optimizer in ``FP16_Optimizer``; any other is in ``FP16_UnfusedOptimizer``."""
+    return grid.fixed.optimizer == "adamw" and grid.fixed.optimizer_impl == "fused"
 
 
 def sub_group(grid: Grid) -> int:
@@ -236,25 +264,27 @@ def gather_terms(census: ModelOnGrid) -> Iterator[Term]:
     copied = (grid.ranks > 1) | (grid.offloaded("params") == 1)
     on = width * ((grid.zero == 3) & copied)
     small = persistent(census)
+    ahead = np.where(grid.offloaded("params") == 1, 0, prefetched(grid))  # the window is what was prefetched
     inputs = {
         "w": width,
         "P_small": small,
         "P": census.parameters,
+        "P_head": census.head,
         "P_block": census.largest_block,
         "W": window(census),
+        "A": ahead,
     }
     title, source = "parameters that stay whole", f"{COORDINATOR}: ds_persist"
     yield Term("buffers", title, on * small, ALWAYS, "w · P_small", source, inputs)
-    ahead = np.where(grid.offloaded("params") == 1, 0, prefetched(grid))  # the window is what was prefetched
     most = np.maximum(census.parameters - small, 0)
     around = np.minimum(census.head + window(census) + ahead, most)
-    title, formula = "gathered head and the blocks used again soon", "w · min(P, P_head + W + prefetch)"
+    title, formula = "gathered head and the blocks used again soon", "w · min(P - P_small, P_head + W + A)"
     yield Term("buffers", title, on * around, AROUND, formula, f"{COORDINATOR}: __params_to_release", inputs)
     block = np.minimum(census.largest_block + ahead, most)
-    title, formula = "gathered block and the prefetch", "w · min(P, P_block + prefetch)"
+    title, formula = "gathered block and the prefetch", "w · min(P - P_small, P_block + A)"
     yield Term("buffers", title, on * block, ("forward-last", "backward-first"), formula, COORDINATOR, inputs)
     last = np.minimum(np.maximum(window(census), census.largest_block) + ahead, most)
-    title, formula = "gathered last blocks and the prefetch", "w · min(P, max(W, P_block) + prefetch)"
+    title, formula = "gathered last blocks and the prefetch", "w · min(P - P_small, max(W, P_block) + A)"
     yield Term("buffers", title, on * last, BACKWARD[:1], formula, COORDINATOR, inputs)
 
 

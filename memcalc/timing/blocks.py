@@ -15,9 +15,9 @@ import numpy as np
 
 from memcalc.formulas import flops as fl
 from memcalc.formulas.kernels import attention_backward_flops, matmul_bytes
-from memcalc.terms.matrices import Matrix, block_matrices
+from memcalc.terms.model_on_grid import local_experts
 from memcalc.terms.settings import is_reentrant
-from memcalc.terms.shards import local_experts
+from memcalc.terms.tensors import Matrix, block_matrices
 from memcalc.timing.dequantisation import FORWARD, STEP, dequantised_bytes
 
 if TYPE_CHECKING:
@@ -114,6 +114,8 @@ class BlockWork:
     @cached_property
     def products(self) -> int:
         """Products of one linear layer for each of its forwards: forward, and the gradients of input and weight."""
+        if self.activations.is_frozen:
+            return 1
         return 3 if self.grid.fixed.adapters is None else 2
 
     @cached_property

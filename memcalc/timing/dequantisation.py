@@ -9,7 +9,7 @@ from memcalc.formulas.quantization import dequantisation_bytes
 from memcalc.terms.adapters import matrix_bytes
 
 if TYPE_CHECKING:
-    from memcalc.terms.matrices import Matrix
+    from memcalc.terms.tensors import Matrix
     from memcalc.trace.layers import BlockConfig
 
 FORWARD, STEP = 1, 2

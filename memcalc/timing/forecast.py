@@ -9,8 +9,8 @@ import numpy as np
 
 from memcalc.formulas import flops as fl
 from memcalc.terms.adapters import active_adapters
-from memcalc.terms.matrices import outside_matrices
 from memcalc.terms.parameters import model_count
+from memcalc.terms.tensors import outside_matrices
 from memcalc.timing.rates import STACKS, kernels_of, peak_flops, table_for
 from memcalc.timing.work import work_of
 

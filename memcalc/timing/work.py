@@ -17,9 +17,8 @@ from memcalc.specs.strategy import SCHEDULES
 from memcalc.terms.activations import groups_of
 from memcalc.terms.adapters import trained
 from memcalc.terms.head import over_vocabularies
-from memcalc.terms.matrices import outside_matrices
-from memcalc.terms.moments import kind_of, optimizer_moments, updated_elements
-from memcalc.terms.narrow_states import update_traffic
+from memcalc.terms.moments import kind_of, optimizer_moments, update_traffic, updated_elements
+from memcalc.terms.tensors import outside_matrices
 from memcalc.timing.blocks import BlockWork, recorded_flops
 from memcalc.timing.dequantisation import STEP, dequantised_bytes
 from memcalc.timing.messages import Messages, messages_of

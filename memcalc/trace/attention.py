@@ -16,9 +16,11 @@ from memcalc.trace.checkpoint import region
 from memcalc.trace.layers import BlockConfig, linear, norm
 from memcalc.trace.projection import Product
 from memcalc.trace.scores import core, joined, repeated
-from memcalc.trace.tape import Grads, Tape, Tensor
+from memcalc.trace.tape import Grads, Size, Tape, Tensor
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from memcalc.specs.block import Attention, LatentAttention, Norm
 
 
@@ -34,6 +36,8 @@ def attention(
 
     out = region(tape, setting.checkpointed, "core_attn", scores, [q, k, v])
     del q, k, v
+    if spec.joins_images:
+        out = ops.copy(tape, out, f"{prefix}attention output of all images")
     return linear(tape, out, setting, f"{prefix}attention projection", hidden, "h", setting.branch_output)
 
 
@@ -59,13 +63,26 @@ def projections(
     if spec.contiguous_queries:
         q = ops.plain(tape, q, f"{prefix}queries, scaled")
         q = ops.copy(tape, q, f"{prefix}queries, contiguous")
-    if spec.qk_norm != "none":
+    if spec.qk_norm != "none" and not spec.late_qk_norm:
         q = head_norm(tape, q, spec, setting, spec.heads, f"{prefix}query norm")
         k = head_norm(tape, k, spec, setting, spec.kv_heads, f"{prefix}key norm")
     if spec.rotary:
-        q = rotary(tape, q, spec, setting, f"{prefix}queries")
-        k = rotary(tape, k, spec, setting, f"{prefix}keys")
+        pairs = own_tables(tape, spec, setting)
+        q = rotary(tape, q, spec, setting, f"{prefix}queries", pairs)
+        k = rotary(tape, k, spec, setting, f"{prefix}keys", pairs)
+    if spec.qk_norm != "none" and spec.late_qk_norm:
+        q = head_norm(tape, q, spec, setting, spec.heads, f"{prefix}query norm")
+        k = head_norm(tape, k, spec, setting, spec.kv_heads, f"{prefix}key norm")
     return q, k, v
+
+
+def own_tables(tape: Tape, spec: Attention, setting: BlockConfig) -> list[Tensor]:
+    """Cosine and sine as a block repeats their elements for itself; nothing where all blocks read the same ones."""
+    if setting.kernels != "model" or setting.compiled or setting.rotary == "fused":
+        return []
+    width = 4 if spec.wide_rotary else setting.residual
+    size = Size(round(spec.head_dim * spec.rotary_fraction), width, "row", "none", "d")
+    return [tape.new(f"repeated {table}", size) for table in ("cosine", "sine") for _ in range(spec.rotary_pairs)]
 
 
 def packed_projection(tape: Tape, x: Tensor, spec: Attention, setting: BlockConfig, name: str) -> Tensor:
@@ -105,8 +122,10 @@ def head_norm(tape: Tape, x: Tensor, spec: Attention, setting: BlockConfig, head
     return norm(tape, x, kind, setting, name, groups=groups)
 
 
-def rotary(tape: Tape, x: Tensor, spec: Attention, setting: BlockConfig, name: str) -> Tensor:
-    """The rotary embedding: only its result stays, since cosine and sine need no gradient."""
+def rotary(
+    tape: Tape, x: Tensor, spec: Attention, setting: BlockConfig, name: str, tables: Sequence[Tensor] = ()
+) -> Tensor:
+    """The rotary embedding: its result stays, and ``tables`` that the block made, which need no gradient."""
     if setting.kernels != "model" and setting.in_place:
         return ops.shifted(tape, x, name, in_place=True)
     if setting.compiled or setting.kernels != "model" or setting.rotary == "fused":
@@ -117,14 +136,14 @@ def rotary(tape: Tape, x: Tensor, spec: Attention, setting: BlockConfig, name: s
         turned, label = round(x.size.elements * spec.rotary_fraction), x.size.label
         turning = ops.slice_of(tape, x, turned, label, f"{name}, part to rotate")
         rest = ops.slice_of(tape, x, x.size.elements - turned, label, f"{name}, part to pass")
-        return ops.cat(tape, [_rotate(tape, turning, width, f"{name}, rotated part"), rest], name, label)
-    out = _rotate(tape, x, width, name)
+        return ops.cat(tape, [_rotate(tape, turning, width, f"{name}, rotated part", tables), rest], name, label)
+    out = _rotate(tape, x, width, name, tables)
     return ops.cast(tape, out, narrow, f"{name}, cast") if spec.wide_rotary else out
 
 
-def _rotate(tape: Tape, x: Tensor, width: int, name: str) -> Tensor:
+def _rotate(tape: Tape, x: Tensor, width: int, name: str, tables: Sequence[Tensor] = ()) -> Tensor:
     """``x * cos + rotate_half(x) * sin``, in the width of cosine and sine."""
-    cosine = ops.scaled(tape, x, width, f"{name} · cos")
+    cosine = ops.scaled(tape, x, width, f"{name} · cos", tables)
     half, label = x.size.elements // 2, x.size.label
     second = ops.plain(tape, ops.slice_of(tape, x, half, label, f"half of {name}"), f"half of {name}, negated")
     first = ops.slice_of(tape, x, half, label, f"half of {name}")

@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from memcalc.specs.block import MixtureOfExperts
+from memcalc.specs.block import MixtureOfExperts, Norm
 from memcalc.trace import ops, transformer_engine
 from memcalc.trace.attention import attention
 from memcalc.trace.checkpoint import discarding, region
-from memcalc.trace.layers import BlockConfig, norm
-from memcalc.trace.mlp import dense
+from memcalc.trace.layers import BlockConfig, norm, weighted
 from memcalc.trace.parallel_linear import gathered, scattered
-from memcalc.trace.routed import routed
+from memcalc.trace.routed import dense, routed
 from memcalc.trace.tape import Tape, Tensor
 
 if TYPE_CHECKING:
@@ -66,6 +65,8 @@ def residual(tape: Tape, x: Tensor, block: Block, setting: BlockConfig, name: st
     y = norm(tape, x, block.norm, setting, f"{name} norm") if before else x
     y = discarding(tape, y, part(y)) if before and "layernorm" in setting.checkpointed else part(y)
     y = ops.dropout(tape, y, f"{name} dropout", active=bool(block.dropout) and setting.dropout)
+    if block.layer_scale:
+        y = weighted(tape, y, Norm(), setting, f"{name} scale")
     if block.norm_place in ("both", "branch"):
         y = norm(tape, y, block.norm, setting, f"{name} output norm")
     total = ops.add(tape, x, y, f"{name} residual sum")

@@ -10,14 +10,14 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from memcalc.trace import ops
-from memcalc.trace.layers import BlockConfig, linear, norm
-from memcalc.trace.mlp import activation
+from memcalc.trace.layers import WIDE, BlockConfig, linear, norm
+from memcalc.trace.routed import activation
 from memcalc.trace.scores import kernel
 from memcalc.trace.tape import Grads, Leaf, Size, Tape, Tensor, Unit
 
 if TYPE_CHECKING:
     from memcalc.specs.block import Attention, Block
-    from memcalc.specs.model import Lookup, Tail, TowerEnds
+    from memcalc.specs.model import Lookup, Projector, Tail, TowerEnds
 
 INDEX = 8
 """Bytes of a token's number or position: 64-bit integers."""
@@ -57,7 +57,58 @@ def run_exit(tape: Tape, x: Tensor, ends: TowerEnds, setting: BlockConfig, *, re
     if ends.end_norm is not None:
         x = norm(tape, x, ends.end_norm, setting, "tower's final norm")
     x = ops.dropout(tape, x, "tower's final dropout", active=bool(ends.end_dropout) and setting.dropout)
+    if ends.projector is not None:
+        x = project_rows(tape, x, ends.projector, setting)
     return tape.record(Tensor(x.storage, x.size), [x], lambda grads: grads, [x.storage if read else None])
+
+
+def project_rows(tape: Tape, x: Tensor, spec: Projector, setting: BlockConfig) -> Tensor:
+    """From the rows of a vision tower to tokens of the text; further projectors (DeepStack) keep what this one does."""
+    deep = replace_norm(spec)
+    outputs = [projected(tape, x, deep, setting, f"further projector {n + 1}") for n in range(spec.deep)]
+    out = projected(tape, x, spec, setting, "projector")
+    for output in outputs:
+        out = ops.add(tape, out, output, "sum of projectors")
+    return out
+
+
+def replace_norm(spec: Projector) -> Projector:
+    """The same with its norm over merged rows, as those of DeepStack have it."""
+    return spec.model_copy(update={"norm_merged": True})
+
+
+def projected(tape: Tape, x: Tensor, spec: Projector, setting: BlockConfig, name: str) -> Tensor:
+    """One projector: its norm over rows or over what is merged of them, then its linear layers."""
+    width = x.size.elements
+    if spec.pool > 1:
+        x = ops.saves_input(tape, ops.copy(tape, x, f"{name} input, contiguous"), f"{name} mean")
+        x = of_image(tape, x, width)
+    if spec.norm is not None and not spec.norm_merged:
+        x = norm(tape, x, spec.norm, setting, f"{name} norm")
+    merged = x.size._replace(elements=width * spec.merge, unit="image", label=str(width * spec.merge))
+    x = copied_rows(tape, x, merged, f"{name} input") if spec.copied else of_image(tape, x, width * spec.merge)
+    if spec.norm is not None and spec.norm_merged:
+        x = norm(tape, x, spec.norm, setting, f"{name} norm")
+    for number, outputs in enumerate(spec.linears, 1):
+        if number == len(spec.linears) and spec.activation is not None:
+            x = activation(tape, x, spec.activation, setting, name)
+        x = linear(tape, x, setting, f"{name} layer {number}", outputs, "h")
+    return x
+
+
+def copied_rows(tape: Tape, x: Tensor, size: Size, name: str) -> Tensor:
+    """Rows copied side by side (pixel shuffle), or without the class token's."""
+    back = x.size
+    return tape.record(tape.new(name, size), [x], lambda _: [tape.new(f"gradient before {name}", back)])
+
+
+def of_image(tape: Tape, x: Tensor, elements: int) -> Tensor:
+    """A view of a tower's rows as tokens of the text."""
+    back = x.size
+    if back.unit == "image":
+        return x.view(elements, "h")
+    out = Tensor(x.storage, back._replace(elements=elements, unit="image", label=f"{elements}"))
+    return tape.record(out, [x], lambda grads: [Tensor(grads[0].storage, back) if grads[0] else None])
 
 
 def run_tail(tape: Tape, x: Tensor, tail: Tail, setting: BlockConfig) -> Tensor:
@@ -112,9 +163,19 @@ def patches(tape: Tape, ends: TowerEnds, hidden: int, setting: BlockConfig) -> T
     x = convolution(
         tape, image, Size(hidden, setting.compute, "token", "none", "h"), ends.patch * hidden, setting, "patches"
     )
+    if ends.position_taps:
+        x = placed(tape, x, ends.position_taps)
     size = x.size.wide(setting.residual)
     x = tape.record(tape.new("patches with class token", size), [x], lambda _: [tape.new("gradient of patches", size)])
     return ops.shifted(tape, x, "patches with positions")
+
+
+def placed(tape: Tape, x: Tensor, taps: int) -> Tensor:
+    """Learned positions that patches look up: their numbers are kept, and the fp32 weights of several."""
+    numbers = [tape.new("numbers of positions", Size(taps, INDEX, "token", "none", "1"))]
+    if taps > 1:
+        numbers.append(tape.new("weights of positions", Size(taps, WIDE, "token", "none", "1")))
+    return tape.record(Tensor(x.storage, x.size), [x], lambda grads: [grads[0]], [t.storage for t in numbers])
 
 
 def convolutions(tape: Tape, ends: TowerEnds, hidden: int, setting: BlockConfig) -> Tensor:
@@ -152,7 +213,8 @@ def tables(tape: Tape, spec: Attention, setting: BlockConfig) -> list[Tensor]:
     if latent is not None and latent.rotation == "complex":
         return [tape.new("rotary table, complex", Size(latent.qk_rope_head_dim, 4, "row", "none", "d_r"))]
     turned = latent.qk_rope_head_dim if latent else round(spec.head_dim * spec.rotary_fraction)
-    size = Size(turned // (1 + spec.half_rotary), 4 if spec.wide_rotary else setting.residual, "row", "none", "d")
+    unit: Unit = "token" if spec.joins_images else "row"  # each image has positions of its own
+    size = Size(turned // (1 + spec.half_rotary), 4 if spec.wide_rotary else setting.residual, unit, "none", "d")
     return [tape.new(f"rotary table, {name}", size) for name in ("cosine", "sine") for _ in range(spec.rotary_tables)]
 
 
@@ -165,6 +227,10 @@ def biases(tape: Tape, block: Block, setting: BlockConfig, *, checkpointed: bool
     """
     attention, cross, out = block.attention, block.cross_attention, list[Tensor]()
     if checkpointed and attention.causal and kernel(attention, setting) == "eager":
+        out.append(tape.new(MASK, Size(1, setting.residual, "pair", "none", "s")))
+    if attention.chunk is not None:  # squares of the image are put in order, and back at the end
+        out.append(tape.new("order of squares", Size(2, INDEX, "image", "none", "2")))
+    if attention.joins_batch and setting.kernels == "model":
         out.append(tape.new(MASK, Size(1, setting.residual, "pair", "none", "s")))
     if attention.scores_bias == "relative":
         looked_up = Size(1, INDEX, "square", "none", "1")

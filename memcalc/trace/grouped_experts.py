@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from memcalc.trace import ops
 from memcalc.trace.checkpoint import discarding
-from memcalc.trace.narrow import Narrow, input_again, kept_input, operands
+from memcalc.trace.layers import Narrow, input_again, kept_input, operands
 from memcalc.trace.parallel_linear import column_parallel, row_parallel
 from memcalc.trace.tape import Grads, Leaf, Shard, Size, Tape, Tensor
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from fractions import Fraction
+from typing import TYPE_CHECKING, NamedTuple
 
+from memcalc.formulas.quantization import narrow_bytes
 from memcalc.trace import ops
 from memcalc.trace.adapters import Lora, adapted, target_of
 from memcalc.trace.projection import Product, Quantised, project, project_quantised
@@ -12,7 +14,78 @@ from memcalc.trace.tape import Grads, Leaf, Shard, Size, Tape, Tensor
 
 if TYPE_CHECKING:
     from memcalc.specs.block import Norm
-    from memcalc.trace.narrow import Narrow
+
+
+# Operands that TransformerEngine quantises for its products, as tensors of their own.
+#
+# Each linear layer quantises its own input. Of an operand that forward and backward read along different directions
+# there are two copies, the second of which goes with the product; the GPU's matrix units may need only one. What is
+# kept for the gradient of the weight is one direction.
+#
+# Source: TransformerEngine d0067d0d ``pytorch/module/linear.py``, ``layernorm_linear.py`` and ``grouped_linear.py``.
+
+
+class Narrow(NamedTuple):
+    """How operands are quantised."""
+
+    width: Fraction
+    """Bytes an element along one direction."""
+    copies: int
+    """Copies of an operand that is read along both."""
+    gathers_rows: bool
+    """Messages carry row-wise data alone, which is transposed after it has arrived (one scale a tensor)."""
+    keeps_original: bool
+    """The attention projection keeps its input as attention does."""
+
+    def size(self, size: Size, copies: int = 1, shard: Shard | None = None) -> Size:
+        """The extent of so many quantised copies."""
+        each = narrow_bytes(size.elements, self.width.numerator, self.width.denominator)
+        return size._replace(elements=copies * each, width=1, shard=size.shard if shard is None else shard)
+
+
+def kept_input(
+    tape: Tape, x: Tensor, name: str, narrow: Narrow | None, *, original: bool = False
+) -> tuple[Tensor, list[Tensor]]:
+    """What a linear layer keeps of its input, and what goes with its product.
+
+    Nothing is quantised without ``narrow``; with ``original`` the input itself is kept all the same.
+    """
+    if narrow is None:
+        return x, []
+    copies = [tape.new(f"{name} input, quantised", narrow.size(x.size))]
+    if original:
+        return x, copies
+    if narrow.copies > 1:
+        copies.append(tape.new(f"{name} input, quantised the other way", narrow.size(x.size)))
+    return copies.pop(0), copies
+
+
+def input_again(tape: Tape, size: Size, name: str, narrow: Narrow | None, *, original: bool) -> list[Tensor]:
+    """The input of ``size`` for the gradient of the weight, where it was kept as it was: quantised anew."""
+    if narrow is None or not original:
+        return []
+    copies = narrow.copies if narrow.gathers_rows else 1
+    return [tape.new(f"{name} input, quantised again", narrow.size(size, copies))]
+
+
+def operands(tape: Tape, size: Size, name: str, narrow: Narrow | None) -> list[Tensor]:
+    """A gradient of ``size``, quantised along both directions for the two products of backward."""
+    if narrow is None:
+        return []
+    return [tape.new(f"gradient of {name} output, quantised", narrow.size(size, narrow.copies))]
+
+
+def gathered_input(tape: Tape, size: Size, name: str, narrow: Narrow | None, *, again: bool = False) -> list[Tensor]:
+    """A column-parallel layer's input from all ranks; ``again`` for backward, which reads it along the other way."""
+    full = size._replace(shard="full if sp")
+    if narrow is None:
+        return [tape.new(f"{name} input, gathered", full)]
+    copies = narrow.copies if again and narrow.gathers_rows else 1
+    return [tape.new(f"{name} input, gathered", narrow.size(full, copies))]
+
+
+WIDE = 4
+"""Bytes of a number in fp32."""
 
 
 @dataclass(frozen=True)
@@ -140,16 +213,20 @@ def linear(
 
 def norm(tape: Tape, x: Tensor, spec: Norm, setting: BlockConfig, name: str, groups: int = 1) -> Tensor:
     """A norm over the last dimension, or over each of ``groups`` parts of it (heads)."""
+    as_written = setting.kernels == "model" and not setting.compiled
+    if spec.kind == "layernorm" and spec.written_out and as_written:
+        return _centred(tape, x, spec, setting, name, groups)
     if spec.kind == "layernorm":
         return _one_kernel(tape, x, spec, setting, name, statistics=2 * groups)
-    if setting.kernels != "model" or setting.compiled:
+    if not as_written:
         return _one_kernel(tape, x, spec, setting, name, statistics=groups)
     return _written_out(tape, x, spec, setting, name, groups)
 
 
 def _one_kernel(tape: Tape, x: Tensor, spec: Norm, setting: BlockConfig, name: str, statistics: int) -> Tensor:
     """``native_layer_norm`` or a fused RMSNorm: keeps its input and one or two fp32 numbers a token."""
-    if setting.autocast and not (setting.in_place and spec.kind == "rmsnorm"):
+    wide, narrow = spec.kind == "layernorm" and spec.scale == "wide" and not setting.compiled, x.size.width
+    if wide or (setting.autocast and not (setting.in_place and spec.kind == "rmsnorm")):
         x = ops.cast(tape, x, 4, f"{name} input, fp32")
     size, in_place = x.size, setting.in_place and spec.kind == "rmsnorm"
     stats = tape.new(f"{name} statistics", size._replace(elements=statistics, width=4, label=str(statistics)))
@@ -161,8 +238,27 @@ def _one_kernel(tape: Tape, x: Tensor, spec: Norm, setting: BlockConfig, name: s
         grad = Tensor(given.storage, size) if given else tape.new(f"gradient before {name}", size)
         return [grad, tape.new(f"gradient of {name} weight", weights, "gradient") if leaf else None]
 
-    out = tape.new(f"{name} output", size)
-    return tape.record(out, [x, leaf], rule, [x.storage, stats.storage])
+    shifted = spec.kind == "layernorm" and spec.scale == "plus-one" and not setting.compiled
+    scale = tape.new(f"{name} scale", Size(x.size.elements, setting.norm_weight or setting.weight, "once"))
+    saved = [x.storage, stats.storage, scale.storage if shifted else None]
+    out = tape.record(tape.new(f"{name} output", size), [x, leaf], rule, saved)
+    return ops.cast(tape, out, narrow, f"{name} output, cast") if wide else out
+
+
+def _centred(tape: Tape, x: Tensor, spec: Norm, setting: BlockConfig, name: str, groups: int) -> Tensor:
+    """A LayerNorm op by op, in fp32, which subtracts the mean twice (Transformers ``CohereLayerNorm``)."""
+    width = x.size.width
+    wide = ops.cast(tape, x, 4, f"{name} fp32 copy")
+    mean = ops.mean(tape, wide, f"{name} mean", groups)
+    spread = ops.add(tape, wide, mean, f"{name} deviation")
+    variance = ops.mean(
+        tape, ops.saves_input(tape, spread, f"{name} square", temporaries=2), f"{name} variance", groups
+    )
+    del spread
+    rstd = ops.saves_output(tape, variance, f"{name} rstd")
+    normalised = ops.mul(tape, ops.add(tape, wide, mean, f"{name} deviation"), rstd, f"{name} normalised")
+    del wide, mean, rstd, variance
+    return ops.cast(tape, weighted(tape, normalised, spec, setting, name, groups), width, f"{name} output, cast")
 
 
 def _written_out(tape: Tape, x: Tensor, spec: Norm, setting: BlockConfig, name: str, groups: int) -> Tensor:
@@ -181,13 +277,14 @@ def _written_out(tape: Tape, x: Tensor, spec: Norm, setting: BlockConfig, name: 
 
 
 def weighted(tape: Tape, x: Tensor, spec: Norm, setting: BlockConfig, name: str, groups: int = 1) -> Tensor:
-    """The product with the learned scale, or with 1 + w: keeps x where the scale is trained, and the new 1 + w."""
+    """The product with the learned scale, its fp32 copy, or 1 + w: keeps x where it is trained, and what was made."""
     if not spec.weight:
         return x
     size = x.size.wide(max(x.size.width, setting.norm_weight or setting.weight))
     back, vectors = x.size, Size(x.size.elements // groups, 1, "once")
     leaf = Leaf(f"{name} weight", keep=True) if setting.trainable else None
-    scale = tape.new(f"{name} scale", vectors.wide(4)) if spec.scale == "plus-one" else None
+    made = spec.scale == "plus-one" or (spec.written_out and setting.weight < WIDE)
+    scale = tape.new(f"{name} scale", vectors.wide(WIDE)) if made else None
 
     def rule(_: Grads) -> Grads:
         grad = tape.new(f"gradient of {name} normalised", back)

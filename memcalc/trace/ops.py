@@ -5,6 +5,8 @@ Rules: PyTorch 2.13 ``tools/autograd/derivatives.yaml`` and ``torch/csrc/autogra
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from memcalc.trace.tape import Grads, Size, Tape, Tensor
 
 
@@ -23,15 +25,18 @@ def plain(tape: Tape, x: Tensor, name: str) -> Tensor:
     return tape.record(tape.new(name, size), [x], lambda _: [tape.new(f"gradient before {name}", size)])
 
 
-def scaled(tape: Tape, x: Tensor, width: int, name: str) -> Tensor:
-    """A product with a constant tensor of ``width`` bytes: the result and its gradient have the wider width of both."""
+def scaled(tape: Tape, x: Tensor, width: int, name: str, constants: Sequence[Tensor] = ()) -> Tensor:
+    """A product with a constant tensor of ``width`` bytes: the result and its gradient have the wider width of both.
+
+    ``constants`` are tensors that nothing else keeps.
+    """
     size, wide = x.size, x.size.wide(max(width, x.size.width))
 
     def rule(_: Grads) -> Grads:
         grad = tape.new(f"gradient before {name}", wide)
         return [grad if wide == size else tape.new(f"gradient before {name}, cast", size)]
 
-    return tape.record(tape.new(name, wide), [x], rule)
+    return tape.record(tape.new(name, wide), [x], rule, [tensor.storage for tensor in constants])
 
 
 def saves_input(tape: Tape, x: Tensor, name: str, temporaries: int = 0) -> Tensor:

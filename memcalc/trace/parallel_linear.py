@@ -5,7 +5,7 @@ and again in backward; a row-parallel layer's whole output is reduced and scatte
 
 Sources: TransformerEngine c188b533 ``pytorch/module/layernorm_linear.py`` and ``linear.py``; Megatron-LM 23e00ed
 ``core/tensor_parallel/layers.py``. Where products are 8-bit or 4-bit, operands are quantised
-(:mod:`memcalc.trace.narrow`).
+(:mod:`memcalc.trace.layers`).
 
 Sequence parallelism as DTensor runs it: gathers before a branch, reduce-scatters after it.
 
@@ -19,13 +19,12 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from memcalc.trace.layers import BlockConfig
-from memcalc.trace.narrow import gathered_input, input_again, kept_input, operands
+from memcalc.trace.layers import BlockConfig, gathered_input, input_again, kept_input, operands
 from memcalc.trace.tape import Grads, Leaf, Shard, Size, Tape, Tensor
 
 if TYPE_CHECKING:
     from memcalc.specs.block import Norm
-    from memcalc.trace.narrow import Narrow
+    from memcalc.trace.layers import Narrow
 
 
 def normalised_linear(

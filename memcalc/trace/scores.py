@@ -65,7 +65,8 @@ def kernel(spec: Attention, setting: BlockConfig) -> str:
 def masked(spec: Attention, setting: BlockConfig) -> bool:
     """Whether the kernel is given a mask."""
     windowed = setting.windowed and spec.window is not None
-    return spec.scores_bias in BIASES or (setting.sdpa and (spec.explicit_mask or windowed))
+    explicit = spec.explicit_mask or spec.joins_batch
+    return spec.scores_bias in BIASES or (setting.sdpa and (explicit or windowed))
 
 
 def joined(spec: Attention) -> bool:
@@ -115,7 +116,7 @@ def additive(tape: Tape, k: Tensor, spec: Attention, setting: BlockConfig, width
     """The numbers that each call makes of a Boolean mask, to add to the scores (``convert_boolean_attn_mask``)."""
     if masked(spec, setting) and spec.scores_bias in BIASES:
         return position_bias(tape, spec, setting, prefix)
-    if not masked(spec, setting) or spec.scores_bias != "none":
+    if not masked(spec, setting) or spec.scores_bias != "none" or spec.joins_batch:  # that mask is no Boolean one
         return None
     unit: Unit = "filled_pair" if kernel(spec, setting) == "efficient" else pairs_of(k)
     return tape.new(f"{prefix}attention mask", Size(1, width, unit, "none", "s"))
@@ -159,6 +160,8 @@ def written_out(
     q = q if turned else ops.copy(tape, q, f"{prefix}queries, contiguous")
     if not by_heads and not (turned and k.size.elements == q.size.elements):
         k = by_head(tape, k, spec, spec.q_dim, f"{prefix}keys")
+    if spec.wide_scores and setting.kernels == "model" and not setting.autocast:
+        q, k = ops.cast(tape, q, 4, f"{prefix}queries, fp32"), ops.cast(tape, k, 4, f"{prefix}keys, fp32")
     scores = scores_of(tape, q, k, spec, prefix)
     del q, k
     if setting.kernels != "model":

@@ -5,7 +5,7 @@ derivative rule needs, and its backward allocates gradients. A storage lives for
 it, as in PyTorch, so what is kept for backward, the working set of a block's backward and the sequence of allocations
 are all read from one execution.
 
-That needs CPython's reference counts, see :func:`counts_references`.
+That needs CPython's reference counts, see :func:`memcalc.trace.counts_references`.
 
 Rules followed: PyTorch 2.13 ``tools/autograd/derivatives.yaml`` (what each operator saves),
 ``torch/csrc/autograd/engine.cpp`` (nodes run by falling sequence number; saved tensors are released after a node) and
@@ -25,14 +25,14 @@ from typing import Literal, NamedTuple
 
 Unit = Literal[
     "token", "pair", "sink_pair", "filled_pair", "cross", "cross_pair", "square", "filled_square", "filled_cross",
-    "even_cross", "filled_token", "row", "sample", "routed", "once",
+    "even_cross", "filled_token", "row", "sample", "image", "routed", "once",
 ]  # fmt: skip
-"""What a size is counted by: a token; a token and key, also with the keys filled up to a multiple of 16; a token, or a
-token and key, of the other tower (cross attention); a query and key without the batch (a position bias shared by all
-sequences), also with the keys filled up to a multiple of 16, of the own tower, or of the other one where they need it,
-and as they are where they do not; a token where sequences are filled up to a multiple of 32 (all filled as the
-memory-efficient kernel has them); a position of one sequence; a sequence; a token for each of its experts; once (a
-weight's gradient)."""
+"""What a size is counted by: `token`; `pair`, a token and a key, `sink_pair` with the sink among the keys; `cross` and
+`cross_pair`, the same of the other tower; `square`, a query and a key without the batch (a position bias that all
+sequences share); `row`, a position of one sequence; `sample`, a sequence or a view of an image; `image`, a token that
+an image is in the text; `routed`, a token for each of its experts; `once`, a weight's gradient. `filled`: with the keys
+filled up to a multiple of 16 (none in `filled_cross` where they are one already; `even_cross` then has them all), or
+with the tokens of a sequence filled up to one of 32, as the memory-efficient kernel has them."""
 Shard = Literal[
     "tp", "sp", "ep", "none", "full if sp", "tp if batched", "tp if cp", "rows", "rows if ep", "rows if sorted",
     "routed ffn", "experts", "gathered", "part if tp", "full if tp",
@@ -351,30 +351,6 @@ def _spent(_: Grads) -> Grads:
 
 ALONE = 2
 """References to a storage that only one tensor holds, as :func:`sys.getrefcount` counts its own argument too."""
-
-
-def counts_references() -> bool:
-    """Whether this interpreter ends an object with its last reference, and counts those to a storage as CPython does.
-
-    A call must hand over an argument that its caller has no name for, so that the function can let it go.
-    """
-
-    def run(x: Tensor) -> bool:
-        alone = sys.getrefcount(x.storage) <= ALONE
-        view = x.view()
-        shared = sys.getrefcount(x.storage) > ALONE
-        del x, view
-        return alone and shared and tape.events == [0, ~0]
-
-    tape = Tape()
-    return run(tape.new("tensor", Size(1, 1)))
-
-
-if not counts_references():
-    raise ImportError(
-        "memcalc reads the lifetimes of tensors off Python's reference counts, and this interpreter does not keep them"
-        " as CPython 3.11 to 3.13 does, so that every figure would be wrong: run memcalc with one of these."
-    )
 
 
 class Recorder:

@@ -14,11 +14,10 @@ from memcalc.trace.checkpoint import checkpoint, selective
 from memcalc.trace.entry import run_entry, run_exit
 from memcalc.trace.head import run_head
 from memcalc.trace.layers import BlockConfig
-from memcalc.trace.layout import hole
 from memcalc.trace.packing import PackedTape
 from memcalc.trace.partition import ObservedTape, PartitionedTape, partition
 from memcalc.trace.tape import Record, Shard, Size, Tape, Tensor
-from memcalc.trace.working_sets import Sum, alive, peaks, total
+from memcalc.trace.working_sets import Sum, alive, hole, peaks, total
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -279,10 +278,13 @@ def trace_entry(ends: TowerEnds, block: Block, setting: BlockConfig, policy: str
     return _execute(tape, [], lambda: run_entry(tape, ends, block, setting, policy))
 
 
-def trace_exit(ends: TowerEnds, hidden: int, setting: BlockConfig, *, read: bool) -> Template:
-    """Run the end of a tower that another reads; ``read`` says whether a block keeps its output."""
+def trace_exit(ends: TowerEnds, hidden: int, setting: BlockConfig, *, read: bool, wanted: bool = True) -> Template:
+    """Run the end of a tower that another reads; ``read`` says whether a block keeps its output.
+
+    ``wanted`` says whether a gradient flows to the tower.
+    """
     tape = Tape()
-    start = [tape.leaf("last block's output", Size(hidden, setting.residual, "token", "sp", "h"))]
+    start = [tape.leaf("last block's output", Size(hidden, setting.residual, "token", "sp", "h"), requires_grad=wanted)]
     return _execute(tape, start, lambda: run_exit(tape, start.pop(), ends, setting, read=read))
 
 

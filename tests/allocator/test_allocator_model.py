@@ -192,7 +192,7 @@ histories = st.lists(
     ),
     max_size=60,
 )
-many = settings(max_examples=300, derandomize=True, deadline=None)
+many = settings(max_examples=300, deadline=None)
 
 
 def told(history: list[tuple[str, int, int]]) -> list[Event]:

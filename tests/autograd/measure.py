@@ -12,6 +12,7 @@ from autograd import models
 from memcalc.probe.live.cuda_like import cuda_like
 from memcalc.probe.live.saved import SavedStorage, node_names, recording
 from memcalc.probe.live.step_models import wrap_blocks
+from memcalc.trace.template import Template
 
 
 @dataclasses.dataclass
@@ -35,6 +36,16 @@ class Saved:
     def total(self, *, weights: bool = False) -> int:
         """Return the bytes saved everywhere."""
         return sum(s.nbytes for s in self.storages if weights or s.weight is None)
+
+    def as_kept(self, template: Template) -> Template:
+        """Return a trace without fp32 copies of router weights if the class keeps those in fp32 whatever the rest is.
+
+        Transformers does so from 5.24 on (``_keep_in_fp32_modules_strict``): DeepSeek's, GLM-4.5's, dots.1's, ….
+        """
+        if "gate.weight" not in (getattr(self.model, "_keep_in_fp32_modules_strict", None) or ()):
+            return template
+        copies = {i for i in template.kept if template.records[i].name == "router weight, fp32"}
+        return dataclasses.replace(template, kept=template.kept - copies)
 
 
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32, "fp32+autocast": torch.float32}

@@ -9,6 +9,8 @@ import torch
 import transformers.masking_utils  # noqa: F401  # so that cuda_like finds it
 from torch import nn
 
+from autograd import row_families
+
 TINY = {
     "hidden_size": 96,
     "num_hidden_layers": 3,
@@ -63,6 +65,16 @@ WHISPER = {
     "max_target_positions": 64, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 1,
     "suppress_tokens": None, "begin_suppress_tokens": None,
 }  # fmt: skip
+PAIRS = "images and their texts"
+"""The kind of a model whose loss compares both, for which Transformers has no class of its own name."""
+TOWER = {
+    "hidden_size": 96, "num_hidden_layers": 3, "num_attention_heads": 4, "intermediate_size": 176, "projection_dim": 64,
+}  # fmt: skip
+CLIP = {
+    "projection_dim": 64,
+    "text_config": TOWER | {"vocab_size": 613, "max_position_embeddings": 64, "bos_token_id": 1, "eos_token_id": 2},
+    "vision_config": TOWER | {"image_size": 48, "patch_size": 8},
+}
 HIDDEN_ATTENTION = ("hidden_dropout_prob", "attention_probs_dropout_prob")
 
 FAMILIES: dict[str, Family] = {
@@ -147,6 +159,7 @@ FAMILIES: dict[str, Family] = {
         "ImageClassification",
         dropout=HIDDEN_ATTENTION,
     ),
+    "clip": Family("clip", CLIP, PAIRS, layers_field=()),
     "whisper": Family(
         "whisper",
         WHISPER,
@@ -154,6 +167,15 @@ FAMILIES: dict[str, Family] = {
         layers_field=("encoder_layers", "decoder_layers"),
         dropout=("dropout", "attention_dropout", "activation_dropout"),
     ),
+}
+FAMILIES |= {
+    name: Family(
+        name,
+        config,
+        layers_field=(row_families.OTHER_LAYERS.get(name, "num_hidden_layers"),),
+        eager_only=name in row_families.EAGER_ONLY,
+    )
+    for name, config in (row_families.ROWS | row_families.CODED).items()
 }
 
 
@@ -174,7 +196,8 @@ def hf_model(family: str, config: Any, *, dtype: torch.dtype, eager: bool) -> nn
     """Build the real class in training mode, inside whatever tensor mode is on."""
     import transformers
 
-    auto = getattr(transformers, "AutoModelFor" + FAMILIES[family].kind)
+    kind = FAMILIES[family].kind
+    auto = transformers.AutoModel if kind == PAIRS else getattr(transformers, "AutoModelFor" + kind)
     config.use_cache = False
     # Initial values are of no use here, and truncated normals ask a tensor for its values
     with mock.patch.object(transformers.PreTrainedModel, "initialize_weights", return_value=None):
@@ -187,7 +210,7 @@ def hf_model(family: str, config: Any, *, dtype: torch.dtype, eager: bool) -> nn
     return model
 
 
-def hf_inputs(family: str, config: Any, batch: int, seq: int, dtype: torch.dtype) -> dict[str, torch.Tensor]:
+def hf_inputs(family: str, config: Any, batch: int, seq: int, dtype: torch.dtype) -> dict[str, Any]:
     """Return one batch as a data collator gives it, without an attention mask (fixed lengths)."""
     kind = FAMILIES[family].kind
     if kind == "ImageClassification":
@@ -195,6 +218,13 @@ def hf_inputs(family: str, config: Any, batch: int, seq: int, dtype: torch.dtype
         images = torch.empty(batch, config.num_channels, size, size, dtype=dtype)
         return {"pixel_values": images, "labels": torch.zeros(batch, dtype=torch.long)}
     tokens = torch.zeros(batch, seq, dtype=torch.long)
+    if kind == PAIRS:
+        size = config.vision_config.image_size
+        return {
+            "input_ids": tokens,
+            "pixel_values": torch.empty(batch, 3, size, size, dtype=dtype),
+            "return_loss": True,
+        }
     if kind == "SpeechSeq2Seq":
         frames = torch.empty(batch, config.num_mel_bins, 2 * config.max_source_positions, dtype=dtype)
         return {"input_features": frames, "labels": tokens}

@@ -8,13 +8,12 @@ from unittest import mock
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from memcalc.batches import BUDGETED, Lengths, Sampling, longest_of, make, makers
-from memcalc.batches.balance import balanced, micro_batches_of, workload
 from memcalc.batches.makers import RULES, length_grouped, padded, sorted_by_length
-from memcalc.batches.packing import best_fit_decreasing, first_fit, parts_of
+from memcalc.batches.packing import balanced, best_fit_decreasing, first_fit, micro_batches_of, parts_of, workload
 from memcalc.errors import CombinationError
 
 DATA = st.lists(st.integers(1, 300), min_size=1, max_size=80)
@@ -129,6 +128,7 @@ def test_a_budget_below_the_longest_sequence_is_refused(budget: int) -> None:
 
 @pytest.mark.parametrize("rule", [*RULES, "token-budget"])
 @settings(max_examples=15, deadline=None)
+@example(data=[1], rows=2, cut=50, multiple=1, steps=1)  # hundreds of sequences a pack
 @given(
     data=DATA,
     rows=st.integers(1, 5),
@@ -153,6 +153,19 @@ def test_no_micro_batch_is_longer_than_the_longest(
     if not budgeted and made.steps > 1:
         first: Any = np.count_nonzero(made.step == 0)
         assert first == 2 * steps
+
+
+@pytest.mark.parametrize("rule", ["bfd", "wrapped", "multipack"])
+def test_sequences_much_shorter_than_a_pack_are_taken_again_until_packs_come_of_them(rule: str) -> None:
+    """A thousand sequences of one token each are less than a pack of 4,096, whatever the rule."""
+    made = make(lengths(*[1] * 1000), Sampling(rule, 8, 4096))
+    assert made.steps >= 4
+    assert (made.rows == 8).all()
+
+
+def test_more_packs_than_the_sequences_fill_are_refused() -> None:
+    with pytest.raises(CombinationError, match=r"micro-batch 1000000.* sequences of by hand do not make one"):
+        make(lengths(1, 1), Sampling("bfd", 1_000_000, 4096))
 
 
 def test_of_sequences_that_are_joined_the_longest_is_the_sum_of_the_longest() -> None:

@@ -210,7 +210,7 @@ _FUZZED = (
 )
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True)
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.dictionaries(st.sampled_from(_FUZZED.split()), _ANY, min_size=1, max_size=3))
 def test_any_text_is_answered(options: dict[str, str]) -> None:
     words = {"model": "llama-2-7b", "gpu": "a100-80g", **options}

@@ -13,8 +13,7 @@ from memcalc.cli.other_flags import ANSWERS, answer_for
 from memcalc.convert.formats.base import WRITABLE
 from memcalc.errors import InputError
 from memcalc.planner.request import check_words
-from memcalc.specs.options import BY_NAME, COMMAND_LINE
-from memcalc.specs.other_words import MEANT
+from memcalc.specs.options import BY_NAME, COMMAND_LINE, MEANT
 
 FLAGS = {row.name.replace("_", "-") for row in COMMAND_LINE}
 OUTPUTS = {"output", "format", "tight"}
@@ -104,7 +103,7 @@ def test_a_value_of_another_tool_is_no_value_of_ours_and_means_one(option: str, 
         ("--gpus 8 --tp 3", "tp 3 is not possible here: it does not divide 8 GPUs"),
         ("--gpus eight", "must be a whole number from 1 to 1,000,000"),
         ("--gpus 0", "must be a whole number from 1 to 1,000,000"),
-        ("--output plans.xlsx", "a table ends in .md, .csv"),
+        ("--output plans.ods", "a table ends in .md, .csv"),
     ],
 )
 def test_common_slips_lead_on(line: str, says: str) -> None:

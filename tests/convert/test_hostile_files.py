@@ -70,11 +70,11 @@ BOMB = "a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(
 )
 TEXTS: dict[str, tuple[str, str, str]] = {
     # name: file name, text, what the sentence must say
-    "yaml bomb": ("c.yaml", BOMB, "must stand for at most"),
+    "yaml bomb": ("c.yaml", BOMB, "must be at most"),
     "yaml merge bomb": (
         "c.yaml",
         "a: &a {x: 1}\n" + "".join(f"k{at}: &k{at} {{<<: [{', '.join(['*a'] * 50)}]}}\n" for at in range(2000)),
-        "must stand for at most",
+        "must be at most",
     ),
     "yaml loop": ("c.yaml", "a: &a\n  b: *a\n", ""),
     "yaml python": ("c.yaml", "a: !!python/object/apply:os.system ['touch {canary}']\n", "without the tag"),
@@ -86,7 +86,7 @@ TEXTS: dict[str, tuple[str, str, str]] = {
     "yaml keys": ("c.yaml", "[1, 2]: 3\n", "texts as keys"),
     "yaml list": ("c.yaml", "- 1\n- 2\n", "must be a table"),
     "yaml text": ("c.yaml", "hello\n", "must be a table"),
-    "yaml deep": ("c.yaml", "[" * DEEP, "must nest at most"),
+    "yaml deep": ("c.yaml", "[" * DEEP, "nest"),  # PyYAML from 6.0.4 on says it in its own words
     "yaml deep block": ("c.yaml", "".join(f"{' ' * at}a:\n" for at in range(1200)), "must nest at most"),
     "yaml deep keys": ("c.yaml", "? " * DEEP, ""),
     "yaml number": ("c.yaml", f"a: {'9' * 100_000}\n", "usual size"),
@@ -94,7 +94,7 @@ TEXTS: dict[str, tuple[str, str, str]] = {
     "yaml date": ("c.yaml", "a: 9999-99-99\n", "usual size"),
     "yaml tabs": ("c.yaml", "a:\n\tb: 1\n", "must be YAML"),
     "yaml anchor": ("c.yaml", "a: *b\n", "must be YAML"),
-    "yaml wide": ("c.yaml", "".join(f"k{at}: 1\n" for at in range(60_000)), "must stand for at most"),
+    "yaml wide": ("c.yaml", "".join(f"k{at}: 1\n" for at in range(60_000)), "must be at most"),
     "json deep": ("c.json", '{"a":' * DEEP, "nesting"),
     "json deep lists": ("c.json", '{"a": ' + "[" * DEEP + "]" * DEEP + "}", "nesting"),
     "json nested": ("c.json", '{"a":' * 70 + "1" + "}" * 70, "must nest at most"),
@@ -314,10 +314,10 @@ def test_the_command_itself_answers_so(tmp_path: Path) -> None:
     assert done.returncode == 2
     assert not done.stdout
     assert "Traceback" not in done.stderr
-    assert "must stand for at most 50,000 values" in " ".join(done.stderr.split())
+    assert "must be at most 50,000 values" in " ".join(done.stderr.split())
 
 
 def test_a_name_too_long_for_a_file_is_asked_for(tmp_path: Path) -> None:
     (tmp_path / "a.yaml").write_text(f"base_model: x\nmicro_batch_size: 1\ndeepspeed: {'a' * 5000}.json\n")
-    with pytest.raises(MissingError, match="which is not there"):
+    with pytest.raises(MissingError, match="which does not exist"):
         check([str(tmp_path / "a.yaml")], model="llama-2-7b", gpu="h100", gpus=8, seq_len=128)

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import json
 import os
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from memcalc import catalog
+from memcalc.catalog import read_toml
 from memcalc.convert.huggingface import MODEL_TYPES, from_huggingface, read_model
+from memcalc.convert.vision_language import VISION_LANGUAGE
 from memcalc.errors import FileError, InputError, MemcalcError, MissingError, UnknownNameError
 from memcalc.specs.model import Model
 from memcalc.terms.parameters import model_count
 
+SEVERAL = read_toml(files("memcalc.convert") / "counted_parts.toml")
 NAMES = [name for name in catalog.names("model") if catalog.model(name).hf_config]
 LLAMA = {
     "architectures": ["LlamaForCausalLM"],
@@ -72,6 +76,7 @@ UNLIKE_THE_PRESETS = [
     ("BertForMaskedLM", SMALL),
     ("ViTForImageClassification", {**SMALL, "vocab_size": None, "qkv_bias": False, "num_labels": 7, "image_size": 32}),
     ("T5ForConditionalGeneration", {"d_model": 32, "d_ff": 48, "num_layers": 2, "num_decoder_layers": 3}),
+    ("MT5ForConditionalGeneration", {"d_model": 32, "num_layers": 2, "num_decoder_layers": 3}),
     ("WhisperForConditionalGeneration", {"d_model": 48, "encoder_layers": 3, "num_mel_bins": 16}),
 ]
 
@@ -109,15 +114,25 @@ def test_switches_that_no_preset_throws(name: str, keys: dict[str, Any]) -> None
 
 @pytest.mark.parametrize("kind", MODEL_TYPES)
 def test_every_model_type_has_defaults(kind: str) -> None:
-    without_default = {"deepseek_v2": {"num_experts_per_tok": 2}, "glm4_moe": {"head_dim": 128}}
-    assert model_count(from_huggingface({"model_type": kind, **without_default.get(kind, {})})).total > 0
+    experts = {"n_routed_experts": 8, "num_experts_per_tok": 2}
+    without_default: dict[str, dict[str, Any]] = {"deepseek_v2": {"num_experts_per_tok": 2}, "dots1": experts}
+    kinds = dict.fromkeys(("dory", "kimi_linear", "lara_mini", "lfm3", "minimax", "olmo_hybrid"), "layer_types")
+    for each, key in {**kinds, "zamba": "layers_block_type", "zamba2": "layers_block_type"}.items():
+        without_default[each] = {"num_hidden_layers": 1, key: ["linear_attention"]}
+    nested = kind in VISION_LANGUAGE or kind in SEVERAL
+    tables = [part["table"] for part in SEVERAL[kind]["parts"].values()] if kind in SEVERAL else ["vision_config"]
+    parts: dict[str, Any] = {key: {} for key in ("text_config", *tables)} if nested else {}
+    assert model_count(from_huggingface({"model_type": kind, **parts, **without_default.get(kind, {})})).total > 0
 
 
 def test_text_model_within_a_config() -> None:
     nested = from_huggingface({"model_type": "some_wrapper", "text_config": LLAMA})
     assert model_count(nested) == model_count(from_huggingface(LLAMA))
-    with pytest.raises(InputError, match="only its text model"):
-        from_huggingface({"model_type": "gemma3", "text_config": {}, "vision_config": {}})
+    config = {"model_type": "aya_vision", "text_config": LLAMA, "vision_config": {}}
+    with pytest.raises(InputError, match="only its text model is understood, not its vision_config"):
+        from_huggingface(config)
+    with pytest.raises(InputError, match="neither its vision_config nor its text model 'blt' is understood"):
+        from_huggingface({**config, "text_config": {"model_type": "blt"}})
 
 
 def test_class_without_head() -> None:

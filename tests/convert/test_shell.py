@@ -139,7 +139,7 @@ def unknown(script: str, known: dict[str, str | None] | None = None) -> list[tup
     ("script", "expected"),
     [
         ("show $(nproc) a", [("", "$(nproc)"), ("a", "")]),
-        ('C="`pwd`/t.py --n 4"; show $C', [("/t.py", "`pwd`"), ("--n", ""), ("4", "")]),
+        ('C="`pwd`/t.py --n 4"; show $C', [("./t.py", ""), ("--n", ""), ("4", "")]),
         ("if [ -f x ]; then A=1; else A=2; fi; show $A", [("", "A")]),
         ("if [ -f x ]; then A=1; else A=1; fi; show $A", [("1", "")]),
         ("A=1; if [ -f x ]; then A=2; fi; show $A", [("", "A")]),

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from memcalc import api, validation
-from memcalc.allocator import replay
+from memcalc.allocator import replay, reserved_up_to
 from memcalc.errors import InputError
 from memcalc.events import step_events
 from memcalc.formulas.recompute import parse_policy, unit_sizes
@@ -19,6 +19,7 @@ from memcalc.terms import ModelOnGrid, build_ledger
 from memcalc.terms.overhead import Workspaces
 
 WORKSPACE = 8320 * 1024
+UNLIMITED = 1 << 50
 
 
 def job(model: str, **words: Any) -> tuple[ModelOnGrid, Ledger]:
@@ -144,7 +145,9 @@ def test_closed_form_and_replay_agree_on_random_strategies() -> None:
     differences, reserved = [], []
     for model, words in random_jobs(100):
         census, ledger = job(model, **words)
-        played = replay(step_events(census, ledger, 0))
+        events = list(step_events(census, ledger, 0))
+        played = replay(events)
+        assert reserved_up_to(events, UNLIMITED) == played.peak_reserved, (model, words)
         differences.append(int(ledger.peak().reshape(-1)[0]) / played.peak_allocated - 1)
         reserved.append(int(ledger.reserved().reshape(-1)[0]) / played.peak_reserved - 1)
         least, most = (-0.12, 0.001) if words["framework"] == "fsdp1" else (-0.015, 0.035)
@@ -153,6 +156,16 @@ def test_closed_form_and_replay_agree_on_random_strategies() -> None:
         assert played.peak_reserved >= played.peak_allocated
     assert float(np.median(np.abs(differences))) < 0.001
     assert float(np.median(np.abs(reserved))) < 0.055
+
+
+@pytest.mark.slow
+def test_the_short_replay_is_the_whole_one_on_random_strategies() -> None:
+    """What decides whether a strategy runs is the same, to the byte and at the same bound."""
+    for model, words in random_jobs(500)[100:]:
+        events = list(step_events(*job(model, **words), 0))
+        peak = replay(events).peak_reserved
+        assert reserved_up_to(events, peak) == peak, (model, words)
+        assert reserved_up_to(events, peak - 1) is None, (model, words)
 
 
 def test_checkpoint_units_cover_every_block() -> None:

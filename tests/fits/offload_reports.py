@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import memcalc
 from memcalc import catalog
-from memcalc.terms.kinds import WEIGHTS_AWAY
+from memcalc.terms.overhead import WEIGHTS_AWAY
 from memcalc.units import GIB
 
 ALLOCATOR = "caching"

@@ -42,7 +42,7 @@ from memcalc.probe.calibrate.reserves import (
 from memcalc.results.estimates import Estimate
 from memcalc.runs import read_runs
 from memcalc.specs.runs import Run
-from memcalc.terms.kinds import KINDS, WEIGHTS_AWAY, Choice, kind_of
+from memcalc.terms.overhead import KINDS, WEIGHTS_AWAY, Choice, kind_of
 
 FILE = Path(__file__).resolve().parents[2] / "presets" / "reserve.toml"
 CLASSES = ("caching", "2021")

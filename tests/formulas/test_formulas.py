@@ -35,9 +35,10 @@ FORMULAS = {
     f"{module.__name__.rpartition('.')[2]}.{name}": function
     for module in MODULES
     for name, function in inspect.getmembers(module, inspect.isfunction)
-    if function.__module__ == module.__name__ and not name.startswith("_") and name != "quantized_bits"
+    if function.__module__ == module.__name__ and not name.startswith("_")
+    if name not in {"quantized_bits", "state_traffic"}
 }
-"""All but the bits of a quantised format, which is one number a model, and no column."""
+"""All but those that take the name of a format or of a width: one number a job, and no column."""
 NOT_NUMBERS = {"kind", "impl", "schedule"}
 SECONDS = {
     *("transfer_seconds", "offload_seconds", "exposed_offload_seconds"),

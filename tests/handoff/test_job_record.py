@@ -76,7 +76,7 @@ def without_jobs(value: Any) -> Any:
     return [without_jobs(part) for part in value] if isinstance(value, list) else value
 
 
-@settings(max_examples=25, deadline=None, derandomize=True, phases=(Phase.explicit, Phase.generate))
+@settings(max_examples=25, deadline=None, phases=(Phase.explicit, Phase.generate))
 @given(options=some(OPTIONS), fields=some(SETTINGS))
 def test_a_rendered_record_gives_the_same_answer_in_the_program(
     options: dict[str, Any], fields: dict[str, Any]
@@ -91,7 +91,7 @@ def test_a_rendered_record_gives_the_same_answer_in_the_program(
     assert without_jobs(typed_again(answer)) == without_jobs(figures(answer))
 
 
-@settings(max_examples=4, deadline=None, derandomize=True, phases=(Phase.explicit, Phase.generate))
+@settings(max_examples=4, deadline=None, phases=(Phase.explicit, Phase.generate))
 @given(options=some(OPEN), objective=st.sampled_from(["throughput", "memory"]), recipe=st.booleans())
 def test_a_search_is_its_record(options: dict[str, Any], objective: str, recipe: bool) -> None:
     query = {"objective": objective, "recipe": recipe, "top": 3}

@@ -30,7 +30,7 @@ def test_no_plan_is_one_whose_evaluation_does_not_fit() -> None:
     """32 sequences a rank have 32 x 4096 rows of 128256 logits, of which bf16 alone are 31 GiB and fp32 63."""
     refused = planned(LARGE)
     assert not refused.plans
-    assert "beside its steps" in refused.too_large
+    assert "between steps" in refused.too_large
     assert "evaluation of 32 sequences" in refused.too_large
 
 

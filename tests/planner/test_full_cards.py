@@ -10,7 +10,7 @@ import pytest
 
 import memcalc
 from memcalc.frameworks import grows_segments
-from memcalc.planner.flushes import flushes_of
+from memcalc.planner.stage_peaks import flushes_of
 from memcalc.report import render
 from memcalc.report.estimate import report
 from memcalc.results.estimates import Estimate
@@ -100,7 +100,7 @@ def test_expandable_segments_are_named_where_they_make_a_job_fit() -> None:
     assert found.expandable_device == growing.peak.device
     text = " ".join(render(report(found), "plain").split())
     variable, less = "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True", f"{growing.peak.device / GIB:.1f} GiB"
-    assert f"with {variable} the device figure is {less}, which fits" in text
+    assert f"with {variable} the total is {less}, which fits" in text
 
 
 def test_expandable_segments_are_not_named_before_pytorch_has_them() -> None:

@@ -37,7 +37,7 @@ def test_what_people_mean(raw: object, seq_len: int, ranks: int, sequences: int)
 
 
 def test_a_bare_number_of_tokens_is_asked_back() -> None:
-    with pytest.raises(InputError, match=r"these are sequences.*'4M tokens' or '4M sequences'"):
+    with pytest.raises(InputError, match=r"means 16,384,000,000 tokens per step.*'4M tokens' or '4M sequences'"):
         batch("4M", 4096)
     with pytest.raises(InputError, match="sequences"):
         memcalc.estimate(model="gpt2", gpu="a100-80g", global_batch=4_000_000)

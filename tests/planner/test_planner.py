@@ -5,6 +5,8 @@ import json
 import random
 import shlex
 from dataclasses import dataclass
+from operator import itemgetter
+from typing import Any
 
 import numpy as np
 import pytest
@@ -142,14 +144,14 @@ def agrees(seed: int) -> None:
             assert front <= {(f.reserved, round(f.step, 6)) for f in outcome.front}
 
 
-@settings(max_examples=20, deadline=None, derandomize=True)
+@settings(max_examples=20, deadline=None)
 @given(seed=st.integers(0, 10**6))
 def test_search_agrees_with_a_loop(seed: int) -> None:
     agrees(seed)
 
 
 @pytest.mark.slow
-@settings(max_examples=200, deadline=None, derandomize=True)
+@settings(max_examples=200, deadline=None)
 @given(seed=st.integers(10**6, 10**9))
 def test_search_agrees_with_a_loop_for_two_hundred_spaces(seed: int) -> None:
     agrees(seed)
@@ -175,7 +177,7 @@ def test_the_first_plan_is_the_best_that_estimate_lets_run(seed: int) -> None:
         "precision": "bf16-mixed", "pp": 1, **({} if framework == "deepspeed" else {"cp": 1}),
     }  # fmt: skip
     axes = {"micro_batch": [1, 2, 4], "offload": ["none", "optimizer"], **FRAMEWORKS[framework]}
-    best: list[tuple[bool, bool, float]] = []
+    timed: list[tuple[float, dict[str, Any], Node]] = []
     for chosen in itertools.product(*axes.values()):
         words = {**job, **dict(zip(axes, chosen, strict=True))}
         try:
@@ -183,10 +185,16 @@ def test_the_first_plan_is_the_best_that_estimate_lets_run(seed: int) -> None:
             costs = costs_of(single.job.model, single.grid, single.job.gpu, single.job.node)
         except MemcalcError:
             continue
+        if costs.allowed.item():
+            timed.append((sum(part.item() for part in costs.times.parts), words, single.job.node))
+    best: list[tuple[bool, bool, float]] = []
+    for seconds, words, node in sorted(timed, key=itemgetter(0)):
         made = memcalc.estimate(**words)
-        if made.verdict != "does-not-fit" and costs.allowed.item():
-            unknown = made.host_memory > 0 and single.job.node.host_memory_bytes is None
-            best.append((unknown, made.verdict == "tight", sum(part.item() for part in costs.times.parts)))
+        if made.verdict != "does-not-fit":
+            unknown = made.host_memory > 0 and node.host_memory_bytes is None
+            best.append((unknown, made.verdict == "tight", seconds))
+        if best and not any(best[-1][:2]):
+            break  # whatever follows is slower
     open_ = {name: "/".join(map(str, values)) for name, values in axes.items()}
     found = memcalc.plan(**{**job, **open_}, top=1, objective="throughput").plans
     assert bool(found) == bool(best)
@@ -271,7 +279,7 @@ def test_nothing_fits() -> None:
     answer = memcalc.plan(model="llama-2-70b", gpu="rtx-3090", gpus=1, seq_len=2048, precision="bf16-mixed", offload=())
     assert not answer.plans
     assert answer.feasible == 0
-    assert "nothing fits on 1 x rtx-3090" in answer.too_large
+    assert "nothing fits on 1 × rtx-3090" in answer.too_large
     fitting = [near for near in answer.nearest if near.verdict != "does-not-fit"]
     assert fitting
     assert all(0 < near.device <= answer.capacity for near in fitting)
@@ -308,7 +316,7 @@ PINS = {
 
 
 @pytest.mark.slow
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=60, deadline=None)
 @given(
     model=st.sampled_from(["llama-2-7b", "smollm2-360m", "mixtral-8x7b", "bert-base", "t5-small", "whisper-tiny"]),
     gpu=st.sampled_from(["a100-40g", "v100-32g", "ascend-910b", "gaudi2", "rtx-5090", "mi300x"]),

@@ -107,6 +107,18 @@ def test_a_pin_finds_nothing_faster_that_fits(number: int) -> None:
         no_worse(wide, narrow)
 
 
+def test_chunks_that_recipes_use_are_among_those_that_are_searched() -> None:
+    """NVIDIA's recipe for Nemotron-4 340B (dgxc-benchmarking 8f5cbb3): 12 blocks a stage, each a chunk."""
+    words: dict[str, Any] = {"model": "nemotron-4-340b", "gpu": "h100", "gpus": 128, "framework": "megatron"}
+    words |= {"seq_len": 4096, "global_batch": 32, "tp": 8, "pp": 8, "cp": 1, "micro_batch": 1, "recompute": "none"}
+    states = dict.fromkeys(("strategy.reduce_dtype", "strategy.exp_avg_dtype", "strategy.exp_avg_sq_dtype"), "bf16")
+    words |= {"settings": {**states, "strategy.precision_aware": True}, "objective": "throughput", "top": 1}
+    first = memcalc.plan(**words, advice=False).plans[0]
+    pinned = memcalc.plan(**words, advice=False, pp_schedule="interleaved", vpp=12).plans[0]
+    assert pinned.verdict == first.verdict == "fits"
+    assert first.time.step <= pinned.time.step
+
+
 def test_a_space_that_grows_never_gives_a_worse_answer() -> None:
     """With each value of recomputation and of offload that is added."""
     policies, offloads = ("full", "none", "mlp", "every-2"), ("none", "params", "activations")

@@ -106,6 +106,25 @@ def test_a_fix_is_the_fewest_settings(job: Path) -> None:
     assert {change.split()[0] for change in wide.changes} == {"micro-batch", "accumulation"}
 
 
+def test_up_to_three_edits_are_named_each_with_its_memory_and_speed(job: Path) -> None:
+    """The first is the smallest edit; each, written by its number, comes to the figures that it was named with."""
+    answer = memcalc.check(["ds.json"], model="llama-2-7b", gpu="a100-80g", gpus=8, seq_len=2048)
+    assert 2 <= len(answer.fixes) <= 3
+    assert answer.fixes[0] == answer.fix
+    assert len({fix.changes for fix in answer.fixes}) == len(answer.fixes)
+    for number, fix in enumerate(answer.fixes, 1):
+        assert fix.verdict == "fits"
+        assert 0 < fix.slowest < fix.tokens_per_second_per_gpu < fix.fastest
+        (job / "ds.fits.json").unlink(missing_ok=True)
+        assert run("ds.json", *WORDS, "--fix", "--edit", str(number)).exit_code == 1
+        after = memcalc.check(["ds.fits.json"], model="llama-2-7b", gpu="a100-80g", gpus=8, seq_len=2048)
+        assert after.estimate.peak.device == fix.peak
+        assert after.estimate.command == fix.command
+    result = run("ds.json", *WORDS, "--fix", "--edit", "9", "--force")
+    assert result.exit_code == 2
+    assert f"from 1 to {len(answer.fixes)}" in result.stderr
+
+
 def test_nothing_is_overwritten_unasked(job: Path) -> None:
     (job / "ds.fits.json").write_text("mine", encoding="utf-8")
     result = run("ds.json", *WORDS, "--fix")
@@ -210,7 +229,7 @@ def test_a_check_is_the_estimate_that_it_names(job: Path) -> None:
     ("words", "said"),
     [
         (("--tp", "abc"), "tp 'abc'"),
-        (("--tp", "2/4"), "one value here"),
+        (("--tp", "2/4"), "takes one value"),
         (("--zero", "5"), "zero '5'"),
         (("--set", "strategy.x=1"), "set 'strategy.x'"),
         (("--framework", "nope"), "framework 'nope'"),
@@ -228,3 +247,16 @@ def test_a_setting_that_is_a_word_is_that_word(job: Path) -> None:
     del job
     words = [word for word in WORDS if word not in ("--seq-len", "2048")]
     assert run("ds.json", *words, "--set", "workload.seq_len=2048", "--brief").exit_code == 1
+
+
+def test_an_unknown_model_is_asked_for_in_the_sentence_of_all_the_rest(tmp_path: Path) -> None:
+    pytest.importorskip("yaml")
+    (tmp_path / "job.yaml").write_text(
+        "base_model: someone/unknown-9b\nsequence_len: 4096\nmicro_batch_size: 2\ndatasets: []\n"
+        "adapter: lora\nlora_r: 8\nlora_target_modules: [some_layer]\n"
+    )
+    result = run(str(tmp_path / "job.yaml"), "--gpu", "h100", "--gpus", "8")
+    said = " ".join(result.output.split())
+    assert result.exit_code == 3
+    assert "--lora (" in said
+    assert "--model (the model 'someone/unknown-9b'" in said

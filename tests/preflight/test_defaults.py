@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 import memcalc
+from memcalc.frameworks import FRAMEWORKS
 from memcalc.preflight import check
 
 GIB = 2**30
@@ -19,19 +20,30 @@ LLAMA = (
     "--bf16 --use-distributed-optimizer --sequence-parallel --no-create-attention-mask-in-dataloader "
 )
 TITAN = '[model]\nname = "llama3"\nflavor = "8B"\n[training]\nlocal_batch_size = 1\nseq_len = 4096\n[parallelism]\n'
+SCRIPT = """# memcalc fsdp2 script 1
+MODEL = "llama-3-8b"
+GPUS = 8
+SEQ_LEN = 4096
+CHECKPOINTED_BLOCKS = (0, 0, 1)
+
+import torch
+"""
 FSDP1 = '"fsdp": "full_shard auto_wrap", "fsdp_config": {"fsdp_version": 1}'
 HALF = {"precision": "bf16"}
 MIXED = {"precision": "bf16-mixed"}
 CASES: list[tuple[str, str, str, dict[str, Any], dict[str, Any]]] = [
-    ("torchtitan@2026-02", "job.toml", TITAN, {}, MIXED),
+    ("torchtitan", "job.toml", TITAN, {}, MIXED),
+    ("torchtitan", "job.toml", f"{TITAN}pipeline_parallel_degree = 2\n", {}, {"pp": 2}),
     (
-        "torchtitan@2026-02",
+        "torchtitan",
         "job.toml",
         f"{TITAN}tensor_parallel_degree = 2\ncontext_parallel_degree = 2\n",
         {},
         {"tp": 2, "cp": 2},
     ),
     ("megatron", "train.sh", LLAMA, {}, {}),
+    ("megatron", "train.sh", f"{LLAMA} --pipeline-model-parallel-size 2", {}, {"pp": 2}),
+    ("fsdp2", "train_fsdp2.py", SCRIPT, {}, {}),
     (
         "megatron",
         "train.sh",
@@ -86,8 +98,22 @@ def test_a_config_that_says_nothing_is_the_framework_itself(
     alone = memcalc.estimate(
         model="llama-3-8b", gpu="h100", gpus=8, framework=framework, seq_len=4096, global_batch=batch, **options
     )
-    assert alone.strategy == read.strategy
+    named = {"framework": framework}
+    assert alone.strategy == read.strategy.model_copy(update=named)
     assert alone.peak == read.peak
+    searched = ("zero", "tp", "pp", "cp", "precision", "recompute")
+    searched += ("sp",) * (alone.strategy.tp > 1) + ("pp_schedule",) * (alone.strategy.pp > 1)
+    found = memcalc.plan(
+        model="llama-3-8b", gpu="gb300", gpus=8, framework=framework, seq_len=4096, global_batch=batch, micro_batch=1,
+        offload="none", top=1, **{name: getattr(alone.strategy, name) for name in searched},
+    )  # fmt: skip
+    best, kernel = found.plans[0].strategy, {"attention": alone.strategy.attention}
+    assert best.model_copy(update=kernel) == alone.strategy
+
+
+def test_every_framework_with_a_config_of_its_own_is_among_these() -> None:
+    """Accelerate's FSDP 1 is `hf`; torch's FSDP 1, its DDP and its loop on one GPU are code."""
+    assert {case[0].partition("@")[0] for case in CASES} | {"fsdp1", "ddp", "plain"} == set(FRAMEWORKS)
 
 
 def test_torchtitan_shards_the_loss_wherever_there_is_tensor_parallelism() -> None:

@@ -317,7 +317,7 @@ def test_timed_operations_give_the_constants_at_the_sizes_that_jobs_have() -> No
     assert value(found, f"attention ({GPU})") == pytest.approx(7 / (2 / 0.5 + 5 / 0.4), rel=1e-3)
     assert {one.rows for one in found.calibration.constant} == {3}
     assert any("memory were read and not used" in note for note in found.calibration.note)
-    assert any("stand on timed operations alone" in note for note in found.calibration.note)
+    assert any("rest on timed operations only" in note for note in found.calibration.note)
 
 
 # --------------------------------------------------------------------------------------------------- what is refused
@@ -431,12 +431,12 @@ def test_a_search_takes_it_and_a_saved_plan_keeps_it(file: str, tmp_path: Path) 
     assert again["peak"]["device"] == own["plans"][0]["peak"]["device"]
     kept = json.loads(saved.read_text())
     assert kept["plan"]["job"]["options"]["calibration"] == file
-    assert any("calibration is a file" in note for note in kept["notes"])
+    assert any("calibration is saved as a path" in note for note in kept["notes"])
     done = CliRunner().invoke(app, ["export", str(saved), "--to", "deepspeed"], prog_name="memcalc")
     assert f"--calibration {file}" in done.stderr.partition("Check:")[2]
-    assert "now estimated" not in done.stderr
+    assert "GiB per GPU when saved" not in done.stderr
     done = CliRunner().invoke(app, ["export", str(saved), "--to", "deepspeed", "--calibration", "none"])
-    assert "now estimated" in done.stderr
+    assert "GiB per GPU when saved" in done.stderr
     write_exported(done.stdout, tmp_path)
     config = tmp_path / "training_args.json"
     words = (*JOB, "--micro-batch", "1", "--attention", "flash", "--calibration")
@@ -511,10 +511,10 @@ def test_the_command_writes_shows_and_installs(tmp_path: Path) -> None:
     assert "several versions of torch were taken together: 2, 3" in " ".join(shown.split())
     assert answered("calibrate", str(runs), "--format", "toml") == out.read_text()
     assert (tmp_path / "config" / "memcalc" / "calibrations" / f"{GPU}.toml").read_text() == out.read_text()
-    assert "must not exist yet" in answered("calibrate", str(runs), "--output", str(out), code=2)
+    assert "exists; use --force" in answered("calibrate", str(runs), "--output", str(out), code=2)
     with mock.patch("memcalc.calibrate", side_effect=AssertionError("a fit before the place is looked at")):
         said = answered("calibrate", str(runs), "--gpu", GPU, "--install", env=env, code=2)
-    assert "must not exist yet" in said
+    assert "exists; use --force" in said
 
 
 def test_estimates_do_not_load_scipy(file: str) -> None:
@@ -541,7 +541,7 @@ def block(gpu: str) -> re.Pattern[str]:
 @pytest.mark.slow
 @pytest.mark.parametrize("gpu", PUBLISHED)
 def test_the_page_shows_what_published_runs_give(gpu: str) -> None:
-    """Line by line; `python tests/probe/test_calibrate.py` writes it anew."""
+    """Line by line; `PYTHONPATH=tests python tests/probe/test_calibrate.py` writes it anew."""
     assert block(gpu).findall(PAGE.read_text()) == [published(gpu)]
 
 

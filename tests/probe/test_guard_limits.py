@@ -16,12 +16,12 @@ import memcalc
 from memcalc.errors import CombinationError, InputError
 from memcalc.handoff.saved import saved_plan
 from memcalc.probe.guard import Reading
-from memcalc.probe.guard.advice import settings_for
 from memcalc.probe.guard.ladder import AllowedActions, Ladder, ladder_of
 from memcalc.probe.guard.options import Options
+from memcalc.probe.guard.pressure import settings_for
 from memcalc.probe.guard.watch import Watch
 from memcalc.probe.live import guard_meter
-from memcalc.results.saved import SavedPlan
+from memcalc.results.plans import SavedPlan
 from memcalc.specs.strategy import Strategy
 
 GIB = 2**30

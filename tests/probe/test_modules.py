@@ -23,7 +23,7 @@ from memcalc.cli.app import app
 from memcalc.convert.huggingface import SCHEMA, from_huggingface, read_recorded, recorded_text
 from memcalc.errors import CombinationError, InputError, MemcalcError
 from memcalc.planner.recorded import mode_of
-from memcalc.probe.live.modules_probe import probe_module
+from memcalc.probe.live.modules_run import probe_module
 from memcalc.probe.module import modes_for, record_model
 from memcalc.results.estimates import Estimate
 from memcalc.specs.model import Model
@@ -227,10 +227,10 @@ def test_a_factory_that_is_not_there(module: str) -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ({"tp": 2}, "tensor parallelism"),
-        ({"pp": 2}, "pipeline"),
+        ({"tp": 2}, "tp 2 .*not supported for --module"),
+        ({"pp": 2}, "pp 2 .*not supported for --module"),
         ({"lora": "8"}, "adapters"),
-        ({"quantize": "nf4"}, "quantised"),
+        ({"quantize": "nf4"}, "quantize inside the factory"),
         ({"attention": "eager"}, "as the module calls it"),
         ({"compile": "blocks"}, "torch.compile"),
         ({"framework": "megatron"}, "plain, ddp"),

@@ -588,7 +588,7 @@ def test_interrupt_keeps_what_was_measured(machine: Callable[..., Machine], monk
     monkeypatch.setattr(driver, "run_job", stop)
     said = CliRunner().invoke(app, ["probe", "--suite", "small", "--output", "r.toml"])
     assert said.exit_code == 130
-    assert "interrupted after 3 jobs; the same command goes on from there." in said.output
+    assert "interrupted after 3 jobs; run the same command to resume." in said.output
     assert not Path("r.toml").exists()
     rest = machine()
     assert driver.probe(suite="small", output="r.toml").resumed == 3

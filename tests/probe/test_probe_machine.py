@@ -25,11 +25,10 @@ from memcalc.allocator import replay
 from memcalc.convert.huggingface import from_huggingface
 from memcalc.events import step_events
 from memcalc.probe.live import machine, ranks, rates
-from memcalc.probe.live.machine_allocator import SCENES, Seen, differences, played, sizes, watch
+from memcalc.probe.live.machine import SCENES, Seen, differences, played, sizes, watch
 from memcalc.probe.live.rates import sizes_of
 from memcalc.probe.measure.machine import CPU, CUDA, machine_jobs
-from memcalc.specs.probes import Communicator, Probe, Rate
-from memcalc.specs.runs import Run
+from memcalc.specs.runs import Communicator, Probe, Rate, Run
 from memcalc.units import KIB, MIB
 from memcalc.validation import job_of, predict
 

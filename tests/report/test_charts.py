@@ -221,7 +221,7 @@ def test_what_does_not_fit_is_drawn_without_a_limit_and_says_so(too_large: Any) 
     assert "does not fit" in timeline.chart(too_large).alt
     said = [text.get_text() for text in drawn(estimate.chart(too_large)).findobj(mpl.text.Text)]
     missing = (too_large.peak.device - too_large.budget.capacity) / GIB
-    assert f"{missing:.2f} GiB missing" in said
+    assert f"over by {missing:.2f} GiB" in said
 
 
 def test_where_no_allocator_is_replayed_the_phases_are_drawn_alone() -> None:
@@ -239,9 +239,26 @@ def test_plans_are_drawn_where_their_figures_are(plans: Any) -> None:
         (x,), (y,) = found[f"plan-{one.rank}"].get_data()
         assert x == pytest.approx(one.time.tokens_per_second_per_gpu)
         assert y * GIB == pytest.approx(one.peak.device)
-    corners = [*zip(*found["plan-front-2"].get_data(), strict=True)]
-    front = [(p.time.tokens_per_second_per_gpu, p.peak.device / GIB) for p in plans.plans if p.rank in plans.pareto]
-    assert set(front) <= set(corners)
+        assert [*found[f"plan-range-{one.rank}"].get_xdata()] == pytest.approx(
+            [plans.seq_len * one.global_batch / end / one.gpus for end in (one.time.high, one.time.low)]
+        )
+
+
+def test_what_was_searched_is_drawn_as_a_cloud_with_its_frontier(plans: Any) -> None:
+    """Both axes begin at zero and hold all of it; nothing in the cloud is both smaller and faster than the frontier."""
+    axes = drawn(plan.chart(plans)).axes[0]
+    found = parts(drawn(plan.chart(plans)))
+    assert len(plans.cloud) > 10 * len(plans.plans)
+    points = [(item.tokens_per_second_per_gpu, item.device / GIB) for item in plans.cloud]
+    assert sorted(zip(*found["plan-cloud-2"].get_data(), strict=True)) == sorted(points)
+    corners = {*zip(*found["plan-front-2"].get_data(), strict=True)}
+    front = [(item.tokens_per_second_per_gpu, item.device / GIB) for item in plans.cloud if item.frontier]
+    assert set(front) <= corners
+    assert not [(x, y) for x, y in points for speed, size in front if x > speed and y < size]
+    (left, right), (low, high) = axes.get_xlim(), axes.get_ylim()
+    assert (left, low) == (0, 0)
+    assert all(x < right and y < high for x, y in points)
+    assert "cloud" not in plans.model_dump(mode="json")
 
 
 def test_each_point_of_a_curve_is_what_estimate_says(widest: Any) -> None:
@@ -373,9 +390,8 @@ def test_alternatives_say_the_figures(fits: Any, plans: Any, widest: Any) -> Non
     assert f"{fits.peak.device / GIB:.1f} of" in estimate.chart(fits).alt
     assert f"activations {fits.components.activations / GIB:.2f}" in estimate.chart(fits).alt
     first = plans.plans[0]
-    assert (
-        f"{first.time.tokens_per_second_per_gpu:.0f} tok/s/GPU, {first.peak.device / GIB:.2f} GiB"
-        in plan.chart(plans).alt
+    assert f"{first.time.tokens_per_second_per_gpu:.0f} tok/s/GPU, {first.peak.device / GIB:.2f} GiB" in re.sub(
+        r" \(\d+–\d+\)(?= tok)", "", plan.chart(plans).alt
     )
     assert (
         f"{widest.answer}: {widest.best.peak.device / GIB:.2f} GiB, {widest.best.verdict}" in inverse.chart(widest).alt

@@ -20,12 +20,13 @@ from memcalc.cli import output as screen
 from memcalc.cli.app import app
 from memcalc.errors import InputError, UnknownNameError
 from memcalc.report import palette, progress
-from memcalc.report.estimate import folding
+from memcalc.report.explain import folding
 from memcalc.report.palette import ASCII, FULL
 from memcalc.report.progress_bar import Drawn
 from memcalc.report.stacked_bar import bar_lines, letters, scale_of, spans
 from memcalc.report.tables import Bar, Branch, Document, Leaf, Table, Tree
 from memcalc.report.terminal import draw
+from memcalc.results.names import component_name
 from memcalc.units import GIB
 
 ESCAPE = re.compile(r"\x1b\[[0-9;]*m")
@@ -62,7 +63,7 @@ def test_what_lies_beyond_the_limit_is_drawn_and_told() -> None:
     assert set(beyond) == {"G"}
     assert abs(len(beyond) / len(before) - 20 / 40) < 0.03
     assert "limit 40.00 GiB" in below
-    assert "20.00 GiB beyond the limit" in " ".join(legend)
+    assert "over by 20.00 GiB" in " ".join(legend)
 
 
 def test_a_bar_that_fits_by_a_hair_ends_before_the_limit_and_one_byte_more_behind_it() -> None:
@@ -101,7 +102,10 @@ def test_a_legend_names_every_part_and_holds_its_width(colour: bool) -> None:
     for width in (40, 80):
         _, _, *legend = rows(made, width, colour=colour)
         assert all(cell_len(line) <= width for line in legend)
-        assert all(f"{name} " in " ".join(legend) for name in (*NAMES, "kept free 2.00", "free 22.25", "limit 40.00"))
+        assert all(
+            f"{name} " in " ".join(legend)
+            for name in (*map(component_name, NAMES), "kept free 2.00", "headroom 22.25", "limit 40.00")
+        )
 
 
 def test_letters_are_unique() -> None:
@@ -247,15 +251,15 @@ def test_what_can_be_folded() -> None:
     for words in ({"fold": "actvations"}, {"only": "all"}):
         with pytest.raises(UnknownNameError, match="one or several"):
             folding(**words)
-    with pytest.raises(InputError, match="stand alone"):
+    with pytest.raises(InputError, match="without other names"):
         folding("all,buffers")
 
 
 def test_branches_come_to_the_device_figure() -> None:
     shown = next(block for block in report.of_terms(make_estimate()).document.blocks if isinstance(block, Tree))
     sizes = {branch.name: float(branch.figure.split()[0]) for branch in shown.branches}
-    whole = sizes.pop("device")
-    assert sizes["reserve"] == 0.5
+    whole = sizes.pop("total")
+    assert sizes["allocator cache"] == 0.5
     missing = 3.1 + 1.75  # gradients and buffers of the example have no terms
     assert whole == pytest.approx(sum(sizes.values()) + missing, abs=0.02)
 
@@ -266,7 +270,7 @@ def test_html_folds_and_markdown_has_every_branch() -> None:
     assert text.count("<details") == 3
     assert text.count('<details class="component" open>') == 2
     assert "exp_avg" in text.split("<details")[2] + text.split("<details")[3]
-    assert "| reserve" in report.render(shown, "markdown")
+    assert "| allocator cache" in report.render(shown, "markdown")
 
 
 # -------------------------------------------------------------------------------------------------------------- formats
@@ -316,7 +320,7 @@ def test_the_picture_of_the_readme_is_what_the_program_draws(tmp_path: Path) -> 
     assert words(root / "docs" / "images" / "plan-terminal.svg") == words(drawn)
     searched = re.search(r"of ([\d,]+) strategies fit", words(drawn))
     assert searched is not None
-    for page in ("README.md", "docs/speed.md"):
+    for page in ("README.md", "docs/evidence.md"):
         assert searched[1] in (root / page).read_text(encoding="utf-8"), page
 
 

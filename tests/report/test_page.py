@@ -27,7 +27,7 @@ from memcalc.report.palette import INK, MOODS, SERIES
 from memcalc.results.estimates import Estimate
 from memcalc.results.plans import Plans
 from memcalc.runs import read_runs
-from memcalc.specs.evidence import KindErrors
+from memcalc.specs.step_time import KindErrors
 from memcalc.validation import Presets, predict
 
 JOB = {"model": "gpt2", "gpu": "rtx-4090", "gpus": 4, "global_batch": 512}
@@ -243,10 +243,10 @@ def test_where_nothing_fits_it_says_what_would() -> None:
     assert review.estimate is not None
     assert f"{review.estimate.peak.device / 2**30:.1f} of " in found.too_large
     page = sound(page_of(review))
-    assert {"Does not fit", "What would fit", "The strategy closest to fitting"} <= set(page.texts)
+    assert {"Does not fit", "What would fit", "Closest strategy"} <= set(page.texts)
     assert all(one.change in page.texts for one in found.nearest if one.group != "not enough")
     assert found.nearest
-    with pytest.raises(MissingError, match="nothing fits"):
+    with pytest.raises(MissingError, match="Nothing fits"):
         review_of(found, rank=1)
 
 
@@ -337,7 +337,7 @@ def test_shipped_errors_are_those_of_the_page_of_accuracy() -> None:
         r"^\| (allocated|reserved|device) +\| +(\d+) \|", page.split("## Aims")[0], re.MULTILINE
     ):
         assert sum(len(entry.errors.get(name, ())) for entry in errors_by_kind()) == int(count)
-    out, false_fits = re.search(r"Of (\d+) runs that ran out of memory, (\d+) were said to fit", page).groups()  # type: ignore[union-attr]
+    out, false_fits = re.search(r"Of (\d+) runs that ran out of memory, (\d+) were predicted to fit", page).groups()  # type: ignore[union-attr]
     assert sum(entry.ran_out for entry in errors_by_kind()) == int(out)
     assert sum(entry.false_fits for entry in errors_by_kind()) == int(false_fits)
 
@@ -368,11 +368,11 @@ def test_the_nearest_kind_says_in_what_it_differs(found: Estimate) -> None:
 @pytest.mark.usefixtures("undrawn")
 def test_a_page_says_plainly_when_nothing_was_measured(found: Estimate) -> None:
     alone = memcalc.estimate(model="gpt2", gpu="rtx-4090", framework="ddp", gpus=2)
-    assert "No measured run of this kind, nor of its framework, is shipped." in sound(memcalc.page(alone)).texts
+    assert "No measured runs of this kind or framework." in sound(memcalc.page(alone)).texts
     near = sound(memcalc.page(found))
-    assert "No measured run is of this kind." in near.texts
+    assert "No measured runs of this kind." in near.texts
     same = sound(memcalc.page(memcalc.estimate(model="llama-2-7b", gpu="a100-80g", gpus=8, framework="torchtitan")))
-    assert "No measured run is of this kind." not in same.texts
+    assert "No measured runs of this kind." not in same.texts
     assert "errors" in same.by_id
 
 

@@ -16,19 +16,10 @@ from memcalc import report
 from memcalc.handoff.review import review_of
 from memcalc.report.page import page_of
 from memcalc.report.palette import INK
-from memcalc.results.saved import Review
+from memcalc.results.plans import Review
 
 pytestmark = pytest.mark.slow
 
-BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
-FLAGS = [
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-dev-shm-usage",
-    "--no-first-run",
-    "--disable-background-networking",
-]
-BROWSER = next((found for name in BROWSERS if (found := shutil.which(name))), None)
 OVERFLOW = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
 WIDTHS = (360, 800, 1600)
 
@@ -47,17 +38,6 @@ def place(review: Review, tmp_path_factory: pytest.TempPathFactory) -> str:
     path = tmp_path_factory.mktemp("page") / "report.html"
     path.write_text(page_of(review), encoding="utf-8")
     return path.as_uri()
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    if BROWSER is None:
-        pytest.skip(f"no browser: none of {', '.join(BROWSERS)}")
-    api = pytest.importorskip("playwright.sync_api")
-    with api.sync_playwright() as running:
-        opened = running.chromium.launch(executable_path=BROWSER, args=FLAGS)
-        yield opened
-        opened.close()
 
 
 @pytest.fixture

@@ -254,7 +254,7 @@ def test_the_page_shows_the_example_file() -> None:
         ('[jobs]\nmodel = "gpt2"\ngpu = "h10O"\ngpus = 1', "did you mean 'h100'?"),
         ('[jobs]\nmodel = "gpt2"\ngpu = "h100"\ngpus = [1, 0]', "gpus 0 cannot be used"),
         ('[jobs]\nmodel = "gpt2"\ngpu = "h100"\ngpus = [1, true]', "gpus True cannot be used"),
-        ('[jobs]\nmodel = "gpt2"\ngpu = "h100"\ngpus = [1, 1]', "each value may stand once"),
+        ('[jobs]\nmodel = "gpt2"\ngpu = "h100"\ngpus = [1, 1]', "each value may occur once"),
         ('[jobs]\nmodel = "gpt2"\ngpu = "h100"\ngpus = []', "jobs.gpus"),
         ('[jobs]\nmodel = "gpt2"\ngpu = "h100"\ngpus = 1979-05-27', "jobs.gpus"),
         ('[jobs]\nmodel = 7\ngpu = "h100"\ngpus = 1', "must be the name of a preset"),
@@ -441,7 +441,13 @@ SOME_ROWS = 6 * 4096
 def started(path: Path, output: Path) -> subprocess.Popen[bytes]:
     """Return a sweep in a process of its own, with two workers, that has written some rows."""
     line = [sys.executable, "-m", "memcalc", "sweep", str(path), "--output", str(output), "--jobs", "2"]
-    process = subprocess.Popen(line, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+    process = subprocess.Popen(
+        line,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        # a shell's background jobs ignore it, and their children with them
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),  # noqa: PLW1509
+    )
     journal = output.with_name(output.name + JOURNAL)
     while process.poll() is None and (not journal.exists() or journal.stat().st_size < SOME_ROWS):
         time.sleep(0.01)
@@ -484,7 +490,7 @@ def test_an_interrupt_says_how_to_go_on(whole: tuple[Path, bytes], tmp_path: Pat
         if process.returncode:  # on a busy machine a sweep may have ended before the signal came
             break
     assert process.returncode == 130
-    assert b"the same command goes on from there" in said
+    assert b"run the same command to resume" in said
     assert said.count(b"\n") == 1
     memcalc.sweep(path, jobs=1, output=output)
     assert output.read_bytes() == expected
@@ -594,7 +600,9 @@ def test_workers_that_are_lost_are_one_sentence_and_cost_no_row(
     monkeypatch.setattr(runner, "rows_of", lost)
     monkeypatch.setattr("memcalc.sweeps.executors._Here.width", 0.5)  # one task at a time
     output = tmp_path / "t.csv"
-    with pytest.raises(MemcalcError, match=r"the workers were lost .the scheduler is gone.; the same call goes on"):
+    with pytest.raises(
+        MemcalcError, match=r"the workers were lost .the scheduler is gone.; the same call resumes from the journal"
+    ):
         memcalc.sweep(path, jobs=1, output=output)
     states: list[Progress] = []
     memcalc.sweep(path, jobs=1, output=output, on_progress=states.append)

@@ -20,8 +20,8 @@ from memcalc.specs.adapters import Lora as Words
 from memcalc.specs.adapters import parse_lora
 from memcalc.specs.model import Model
 from memcalc.terms.adapters import adapter_parameters, block_adapters, block_quantised
-from memcalc.terms.matrices import block_matrices, outside_matrices
 from memcalc.terms.parameters import block_count, model_count
+from memcalc.terms.tensors import block_matrices, outside_matrices
 from memcalc.trace.adapters import Lora
 from memcalc.trace.layers import BlockConfig
 from memcalc.trace.template import Template, trace
@@ -370,7 +370,7 @@ def test_impossible_adapters_are_refused(lora: str) -> None:
     [
         ({"lora": "16:qkv"}, "mistral-7b-v0.1 has q, k, v, o, gate, up, down, embedding, head"),
         ({"also_train": "head"}, "it needs --lora"),
-        ({"lora": "16", "quantize": "nf4", "precision": "fp32"}, "a quantised base needs"),
+        ({"lora": "16", "quantize": "nf4", "precision": "fp32"}, "a quantized base needs"),
         ({"lora": "16", "precision": "fp32", "autocast": True}, "bf16-autocast"),
         ({"lora": "16", "framework": "fsdp2", "precision": "bf16-mixed", "tp": 2, "gpus": 2}, "without tensor"),
     ],

@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 import memcalc
-from memcalc.results.occasions import Occasion
+from memcalc.results.details import Occasion
 
 RANKS, HIDDEN, WIDE, LAYERS = 8, 512, 2048, 6
 LLAMA = {"model": "llama-3.1-8b", "gpu": "h100", "gpus": 8, "seq_len": 4096, "recompute": "full"}

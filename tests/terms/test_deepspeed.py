@@ -237,6 +237,17 @@ def test_stage_3_keeps_what_it_uses_again_soon() -> None:
     assert amount(ledger(2), "loss", "gathered", "stay whole") == 0
 
 
+def test_the_printed_formula_of_gathered_weights_gives_their_bytes() -> None:
+    """Each symbol has its value, the prefetch among them, and norms stay whole on every rank already."""
+    for changes in ({}, {"zero_prefetch_bucket": 1_000_000}, {"offload": ("optimizer", "params")}):
+        terms = [term for term in ledger(3, **changes).terms if term.name.startswith("gathered")]
+        assert len(terms) == 3
+        for term in terms:
+            values = {name: int(np.max(value)) for name, value in term.inputs.items()}
+            text = term.formula.replace(" · ", " * ")
+            assert eval(text, {"min": min, "max": max}, values) == int(np.max(term.bytes)), term.formula  # noqa: S307
+
+
 def test_one_rank_gathers_nothing() -> None:
     """``_no_gather_coalesced`` (v0.12.3 partition_parameters.py): the weight is a view of its only partition."""
     alone = Layout(dp=1)
@@ -308,7 +319,8 @@ def test_logits_of_the_pipeline() -> None:
 def test_eras_by_version_and_by_month() -> None:
     assert habits_of("deepspeed@2023-12") is habits_of("deepspeed@0.12")
     assert habits_of("deepspeed@2021-11") is habits_of("deepspeed@0.5")
-    assert habits_of("deepspeed") is habits_of("deepspeed@2025-06")
+    assert habits_of("deepspeed") is habits_of("deepspeed@2025-10")
+    assert habits_of("deepspeed@0.17") is habits_of("deepspeed@2025-06")
     assert habits_of("deepspeed@0.16") is habits_of("deepspeed@2025-01")
 
 

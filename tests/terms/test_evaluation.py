@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_leaves
 
 import memcalc
 from memcalc.formulas.occasions import key_value_bytes
-from memcalc.results.occasions import Occasion
+from memcalc.results.details import Occasion
 
 VOCAB, LENGTH, BATCH = 3000, 16, 2
 CONFIG = {

@@ -10,7 +10,7 @@ import pytest
 import memcalc
 from memcalc import catalog
 from memcalc.errors import CombinationError, InputError
-from memcalc.terms.shards import routed_rows
+from memcalc.terms.model_on_grid import routed_rows
 
 JOB: dict[str, Any] = {
     "model": "qwen3-30b-a3b", "gpu": "h200", "gpus": 16, "framework": "megatron", "ep": 8, "seq_len": 4096,

@@ -186,3 +186,16 @@ def test_the_layout_is_called_as_practitioners_do(capsys: pytest.CaptureFixture[
 def test_replicas_count_in_the_device_figure() -> None:
     """One process group more, of at least a few MiB."""
     assert of(dp_replicate=2).budget.libraries - of().budget.libraries >= MIB
+
+
+def test_no_shard_keeps_all_states_on_each_rank() -> None:
+    """FSDP 1's NO_SHARD: fp32 weights, gradients and moments whole; units are cast one by one, so no 16-bit model."""
+    weights = 4 * 1_235_814_400
+    words = {"model": "llama-3.2-1b", "gpu": "h100", "gpus": 8, "framework": "fsdp1", "dp_replicate": 8, "seq_len": 512}
+    answer = memcalc.estimate(**words, micro_batch=1, global_batch=8)
+    sizes = {(term.component, term.name): term.bytes for term in answer.terms}
+    assert sizes["parameters", "weights"] == sizes["gradients", "gradients"] == weights
+    assert sizes["optimizer", "adamw moments"] == 2 * weights
+    assert max(size for (part, _), size in sizes.items() if part == "buffers") < weights / 4
+    with pytest.raises(memcalc.errors.CombinationError, match="several ranks"):
+        memcalc.estimate(**{**words, "framework": "fsdp2"})

@@ -13,10 +13,10 @@ import memcalc
 from memcalc.api import single
 from memcalc.catalog import model as preset
 from memcalc.frameworks import habits_of
-from memcalc.frameworks.own_code import rewritten
+from memcalc.frameworks.habits import rewritten
 from memcalc.results.estimates import Estimate
 from memcalc.specs.block import Block, Mlp, Norm
-from memcalc.terms.saved_tensors import spared_records
+from memcalc.terms.frozen_first_block import spared_records
 from memcalc.trace.adapters import Lora
 from memcalc.trace.layers import BlockConfig
 from memcalc.trace.template import Template, trace, trace_head

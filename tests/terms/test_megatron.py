@@ -24,9 +24,9 @@ from memcalc.specs.options import SharedSettings
 from memcalc.specs.runs import Run
 from memcalc.terms import ModelOnGrid
 from memcalc.terms.activations import GroupActivations, groups_of
+from memcalc.terms.buffers import dummy_elements
 from memcalc.terms.head import with_predictors
 from memcalc.terms.pipeline import visits
-from memcalc.terms.workspaces import dummy_elements
 from memcalc.units import MIB
 from memcalc.validation import predict
 

@@ -271,20 +271,51 @@ def test_an_estimate_says_what_a_node_lacks(tmp_path: Path) -> None:
     words = {"framework": "deepspeed", "zero": 3, "offload": "optimizer", "offload_to": "nvme"}
     found = memcalc.estimate(**job, **words)
     for name, needed, size in (("host memory", found.host_memory, 64), ("NVMe", found.tier_memory, 100)):
-        said = f"{name}: {needed / GIB:.1f} GiB needed, {size}.0 GiB in node small."
+        said = f"needs {needed / GIB:.1f} GiB of {name} per host; node small has {size}.0 GiB."
         assert (said in found.warnings) == (needed > size * GIB)
     ranks = {"host": found.host_memory, "nvme": found.tier_memory}
     for tier, size in ranks.items():
         assert size == 8 * sum(term.bytes for term in found.off_gpu if term.tier == tier)
     assert found.host_memory > 64 * GIB
+    assert (found.verdict, found.reason.split(" lacks ")[0]) == ("does-not-fit", "host memory")
     assert memcalc.estimate(**job).off_gpu == ()
+
+
+@pytest.mark.parametrize("framework", ["deepspeed", "fsdp2"])
+def test_what_the_host_cannot_hold_does_not_fit(tmp_path: Path, framework: str) -> None:
+    """To the byte of what is needed, and as `plan` has it; the GPU alone has room for it either way."""
+    job = {
+        "offload": "params",
+        "zero": 3,
+        "recompute": "full",
+        "framework": framework,
+        "micro_batch": 1,
+        "optimizer_impl": "fused",
+    }
+    need = memcalc.estimate(
+        model="llama-2-7b", gpu="h100", gpus=8, node="hgx-h100-cxl", seq_len=2048, **job
+    ).host_memory
+    verdicts = {}
+    for short in (0, 1):
+        folder = tmp_path / str(short)
+        folder.mkdir()
+        words = {**node_with(folder, host=need - short, nvme=100 * GIB), **job}
+        found = memcalc.estimate(**words)
+        verdicts[short] = found.verdict
+        assert found.peak.device < found.budget.capacity
+        assert bool(found.reason) == bool(short)
+        assert bool(memcalc.plan(**words).plans) == (found.verdict != "does-not-fit")
+    assert verdicts == {0: "fits", 1: "does-not-fit"}
 
 
 def test_an_unknown_host_memory_is_named_with_what_is_needed() -> None:
     found = memcalc.estimate(model="llama-2-7b", gpu="rtx-4090", gpus=8, offload="params")
     node = catalog.node_for(catalog.gpu("rtx-4090"))
     if node.host_memory_bytes is None:
-        assert any(f"this strategy needs {found.host_memory / GIB:.1f} GiB of it" in said for said in found.warnings)
+        assert any(
+            f"needs {found.host_memory / GIB:.1f} GiB of host memory per host; node {node.name}" in said
+            for said in found.warnings
+        )
     else:
         assert found.host_memory > node.host_memory_bytes or not any("host memory" in said for said in found.warnings)
 
@@ -294,17 +325,17 @@ def test_nothing_fits_where_host_memory_is_too_small(tmp_path: Path) -> None:
     job = node_with(tmp_path, host=32 * GIB, nvme=100 * GIB)
     answer = memcalc.plan(**job, offload="params")
     assert not answer.plans
-    assert "memory off the GPU is too small" in answer.too_large
-    assert "32.0 GiB in node small" in answer.too_large
-    assert "On the GPU" not in answer.too_large
+    assert "not enough memory off the GPU" in answer.too_large
+    assert "node small has 32.0 GiB" in answer.too_large
+    assert "GPU memory" not in answer.too_large
     assert memcalc.plan(**{**job, "node": "hgx-h100-cxl"}, offload="params").plans
 
 
 def test_where_both_are_too_small_both_are_named() -> None:
     job = {"model": "llama-2-70b", "gpu": "a100-40g", "gpus": 1, "offload": "optimizer", "zero": 3, "seq_len": 4096}
     said = memcalc.plan(**job, recompute="full").too_large
-    assert "host memory:" in said
-    assert "On the GPU it needs" in said
+    assert "GiB of host memory per host" in said
+    assert "It also needs" in said
 
 
 def test_the_swappers_buffers_count_in_host_memory(tmp_path: Path) -> None:

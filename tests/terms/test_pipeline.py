@@ -412,10 +412,12 @@ def test_chunks_that_cannot_be_are_named_by_a_search() -> None:
 def test_a_search_tries_the_frameworks_own_schedules() -> None:
     plans = memcalc.plan(model="gpt3-1.3b", gpu="h100", gpus=8, framework="megatron", pp=4, global_batch=64, top=40)
     tried = {(p.strategy.pp_schedule, p.strategy.vpp) for p in plans.plans}
-    assert {("1f1b", 1), ("interleaved", 2)} <= tried
-    assert tried <= {("1f1b", 1), ("interleaved", 2)}  # 24 blocks on 4 stages: 6 a stage, in chunks of 3
-    one = next(p for p in plans.plans if p.strategy.vpp == 2)
-    assert "--pp-schedule interleaved --vpp 2" in one.command
+    assert ("1f1b", 1) in tried
+    chunked = {vpp for schedule, vpp in tried if schedule == "interleaved"}
+    assert chunked
+    assert chunked <= {2, 3, 6}  # 24 blocks on 4 stages: 6 a stage, in chunks of 3, 2 or 1
+    one = next(p for p in plans.plans if p.strategy.vpp > 1)
+    assert f"--pp-schedule interleaved --vpp {one.strategy.vpp}" in one.command
 
 
 def test_waiting_gradients_of_logits() -> None:

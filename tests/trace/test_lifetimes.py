@@ -8,7 +8,8 @@ import sys
 import tomllib
 from pathlib import Path
 
-from memcalc.trace.tape import Size, Tape, Tensor, counts_references
+from memcalc.trace import counts_references
+from memcalc.trace.tape import Size, Tape, Tensor
 
 ROOT = Path(__file__).resolve().parents[2]
 SIZE = Size(1, 2)

@@ -155,7 +155,8 @@ def compare(family: str, run: Run, **changes: Any) -> None:
     sequence = model.sequence
     for index, group in enumerate(model.groups):
         place = max(layer for layer, own in enumerate(sequence) if own == index)
-        ours, random = size(model, block_of(group, run), group.tower, run), random_states(saved, place)
+        template = saved.as_kept(block_of(group, run))
+        ours, random = size(model, template, group.tower, run), random_states(saved, place)
         if place > 0:  # the very first block also keeps what all share
             assert (saved.blocks[place], ours) == (saved.blocks[place], bytes_of(saved, place, run) - random)
         assert random <= RANDOM_STATE * (1 + (group.block.cross_attention is not None))
@@ -185,6 +186,17 @@ def test_kept_bytes_equal_pytorch(family: str, run: Run) -> None:
 @pytest.mark.parametrize("precision", ["bf16", "fp32+autocast"])
 def test_what_a_config_changes(family: str, changes: dict[str, Any], precision: str) -> None:
     compare(family, Run(precision), **changes)
+
+
+@pytest.mark.parametrize("run", DEFAULT, ids=lambda run: "-".join(map(str, run)))
+def test_blocks_of_both_towers_of_clip(run: Run) -> None:
+    """QuickGELU is written op by op and keeps three tensors as wide as the MLP."""
+    saved = measure.saved_bytes("clip", **run._replace(dropout=None)._asdict())
+    model = from_huggingface({**saved.config.to_dict(), "architectures": ["CLIPModel"]})
+    for group in model.groups:
+        place = next(path for path in reversed(saved.blocks) if group.tower in path)
+        real = saved.bytes_at(place, weights=run.precision != "fp32+autocast")
+        assert size(model, block_of(group, run), group.tower, run) == real - random_states(saved, place)
 
 
 @pytest.mark.parametrize(

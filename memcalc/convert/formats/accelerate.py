@@ -47,7 +47,9 @@ def read(document: Document) -> Config:
         reader.set("engine", kind, "distributed_type")
     _parallelism(reader)
     _compile(reader)
-    reader.harmless(*_KEYS.harmless, *(f"{table}." for name, table in _TABLES.items() if name != kind))
+    idle = tuple(f"{table}." for name, table in _TABLES.items() if name != kind)
+    reader.not_counted({key: row for key, row in _KEYS.not_counted.items() if not key.startswith(idle)})
+    reader.harmless(*_KEYS.harmless, *idle)
     reader.not_modelled({"fp8_config": "float8 matmuls", "megatron_lm_config": "Megatron-LM's own options"})
     return reader.finish()
 
@@ -191,7 +193,9 @@ def _strategy(job: ConfigJob) -> str:
     plan, resharded = job.strategy, job.strategy.zero == 3
     if plan.dp_replicate == 1:
         return "FULL_SHARD" if resharded else "SHARD_GRAD_OP"
-    job.require(plan.dp_replicate == job.nodes, "dp-replicate", f"FSDP 1 has one replica a node: {job.nodes}")
+    if plan.dp_replicate == plan.dp * plan.cp and resharded:
+        return "NO_SHARD"
+    job.require(plan.dp_replicate == job.nodes, "dp-replicate", f"FSDP 1 has one replica per node: {job.nodes}")
     return "HYBRID_SHARD" if resharded else "HYBRID_SHARD_ZERO2"
 
 

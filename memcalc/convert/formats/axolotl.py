@@ -22,9 +22,10 @@ from memcalc.convert.formats.tuning import (
     set_optimizer,
     set_stored,
 )
+from memcalc.convert.objectives import method_called, refuse_method
 
 KEYS = key_table("axolotl")
-KNOWN = ("harmless", "not_modelled", "degrees", "lora_kernels", "liger")
+KNOWN = ("harmless", "not_modelled", "not_counted", "degrees", "lora_kernels", "liger")
 """What of the keys is offered as the nearest name of one that is unknown."""
 _OPTIMIZERS = optimizers_of(KEYS)
 _ATTENTION = {
@@ -37,7 +38,6 @@ _OLD_ATTENTION = {
     "flash_attention": "flash_attention_2", "sdp_attention": "sdpa", "eager_attention": "eager",
 }  # fmt: skip
 """Deprecated truth values (utils/schemas/enums.py, LEGACY_ATTN_FLAG_TO_IMPL), the one that has its way first."""
-_REFERENCES = ("dpo", "ipo", "kto", "gdpo", "grpo")
 
 
 def read(document: Document) -> Config:
@@ -55,8 +55,9 @@ def read(document: Document) -> Config:
     _kernels(reader, adapter)
     set_optimizer(reader, "optimizer", "adamw_torch_fused", _OPTIMIZERS)
     _degrees(reader)
-    _objective(reader)
+    _check_objective(reader)
     reader.harmless(*KEYS.harmless, *(() if adapter else KEYS.names("of_adapters", "lora_kernels")))
+    reader.not_counted(KEYS.not_counted)
     reader.not_modelled(KEYS.not_modelled)
     return reader.finish(known=KEYS.names(*KNOWN))
 
@@ -86,6 +87,8 @@ def _batch(reader: ConfigReader) -> None:
         reader.not_modelled({metrics: "samples are generated and compared after an evaluation"})
     reader.not_modelled({"eval_table_size": "samples are generated for a table of predictions"})
     set_resumes(reader, "resume_from_checkpoint", "auto_resume_from_checkpoints")
+    if reader.flag("freeze_mm_modules"):
+        reader.set("vision", "frozen", "freeze_mm_modules")
 
 
 def _batching(reader: ConfigReader, *, packed: bool) -> None:
@@ -124,9 +127,10 @@ def _adapter(reader: ConfigReader) -> str:
         raise reader.error("lora_r", None, f"must be the rank of the adapters of adapter: {adapter}")
     all_linear = bool(reader.flag("lora_target_linear"))
     if rank is None:
-        reader.ask("lora", "lora_model_dir", reader.text("lora_model_dir"))
+        reader.ask("lora", "lora_model_dir", "rank", "has adapters whose rank is in another file")
     else:
         set_lora(reader, rank, "lora_target_linear" if all_linear else "lora_target_modules", all_linear)
+        reader.harmless(*(("lora_target_modules",) if all_linear else ()))  # they are among all (loaders/adapter.py)
     reader.set("workload.lora_dropout", reader.number("lora_dropout", 0.0), "lora_dropout")
     if reader.flag("peft_autocast_adapter_dtype", True) is False:
         reader.set("adapter_dtype", "bf16", "peft_autocast_adapter_dtype")
@@ -145,7 +149,7 @@ def _quantised(reader: ConfigReader, adapter: str, narrow: dict[int, bool], gptq
         raise reader.error("bnb_config_kwargs.bnb_4bit_quant_type", kind, "must be nf4 or fp4")
     if set_stored(reader, "base_model") or gptq:
         if gptq and not any(setting.name == "quantize" for setting in reader.settings):
-            reader.ask("quantize", "gptq", "the checkpoint's own bits")
+            reader.ask("quantize", "gptq", "bits", "leaves the bits to the checkpoint")
     elif adapter == "qlora":
         reader.set("quantize", "nf4-dq" if doubled else "nf4", "load_in_4bit")
     elif narrow[8]:
@@ -255,7 +259,7 @@ def _attention(reader: ConfigReader, adapter: str, sharded: bool) -> None:
     if kernel:
         reader.set("attention", kernel, key)
     if requested in ("sage", "fp8"):
-        reader.not_modelled({key: "inputs of attention are quantised"})
+        reader.not_modelled({key: "inputs of attention are quantized"})
     if not adapter and not sharded and requested in ("", "sdpa", "eager"):
         effect = "embedding, head and norms are cast to fp32 unless attention is flash attention (loaders/model.py)"
         where = key if requested else "adapter"
@@ -274,6 +278,7 @@ def _kernels(reader: ConfigReader, adapter: str) -> None:
         reader.not_modelled({alone: "norms and rotary embeddings are modelled as both fused or both not"})
     else:
         reader.set("kernels", "model", "liger_rms_norm")
+    _activation(reader, liger=liger, fused=fused["rms_norm"] and fused["rope"])
     if fused["fused_linear_cross_entropy"]:
         reader.set("loss", "fused-linear", "liger_fused_linear_cross_entropy")
     elif fused["cross_entropy"]:
@@ -288,6 +293,16 @@ def _kernels(reader: ConfigReader, adapter: str) -> None:
     reader.set("compile", "model" if compiled else "none", "torch_compile")
     if adapter:
         _adapter_kernels(reader, adapter)
+
+
+def _activation(reader: ConfigReader, *, liger: bool, fused: bool) -> None:
+    """Liger's activation, which ``kernels`` has together with its norms and rotary embeddings, and its LayerNorm."""
+    if liger and not reader.flag("liger_rms_norm"):
+        reader.not_modelled({"liger_layer_norm": "norms are one kernel"})
+    reader.harmless("liger_layer_norm")
+    key = "liger_swiglu" if reader.has("liger_swiglu") else "liger_glu_activation"
+    if reader.has(key) and (bool(reader.flag(key)) and liger) != fused:
+        reader.not_modelled({key: f"the MLP's activation is counted as {'' if fused else 'not '}fused"}, unless=())
 
 
 def _adapter_kernels(reader: ConfigReader, adapter: str) -> None:
@@ -330,11 +345,13 @@ def _replicas(reader: ConfigReader) -> None:
         reader.set("dp_shard", shards, "dp_shard_size")
 
 
-def _objective(reader: ConfigReader) -> None:
-    """Anything but the next token needs memory of its own."""
-    if name := reader.text("rl").lower():
-        besides = "chosen and rejected samples pass together" + (", beside a frozen reference" * (name in _REFERENCES))
-        reader.not_modelled({"rl": besides})
+def _check_objective(reader: ConfigReader) -> None:
+    """Refuse anything but the next token."""
+    name = reader.document.path.name
+    for key in ("rl", "reward_model", "process_reward_model"):
+        value = reader.text(key).lower()
+        method = method_called(key if value == "true" else value)
+        refuse_method(name, method, f"{key}: {value}")
     reader.harmless("trl.", "vllm.", "ebft.", "rl_beta")
 
 

@@ -82,7 +82,7 @@ def _adapter(job: ConfigJob) -> dict[str, Any]:
     job.require_one_of("quantize", ("none", "nf4", "nf4-dq", "int8"), "axolotl has")
     job.require(not plan.prepare_kbit, "strategy.prepare_kbit", "axolotl casts norms back to 16 bits")
     four, fused = plan.quantize.startswith("nf4"), plan.lora_kernels == "fused"
-    job.require(not (fused and _sharded(job)), "strategy.lora_kernels", "under FSDP they are not said")
+    job.require(not (fused and _sharded(job)), "strategy.lora_kernels", "under FSDP they are not stated")
     return {
         "adapter": "qlora" if four else "lora",
         "lora_r": int(rank),
@@ -121,7 +121,7 @@ def _recomputation(job: ConfigJob) -> dict[str, Any]:
     kind = plan.checkpoint or ("reentrant" if habits_of(plan.framework).reentrant else "")
     moved = "activations" in plan.offload and job.framework != "deepspeed"
     alone = full or not moved or bool(plan.lora)
-    job.require(alone, "offload", "without adapters axolotl offloads them beside recompute full", value="activations")
+    job.require(alone, "offload", "without adapters axolotl offloads them with recompute full", value="activations")
     return {
         "gradient_checkpointing": full or moved,
         "gradient_checkpointing_kwargs.use_reentrant": kind == "reentrant" if full else None,

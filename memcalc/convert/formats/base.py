@@ -15,15 +15,17 @@ from memcalc.convert.config import Config
 from memcalc.convert.document import Document, Kind, write_yaml
 from memcalc.convert.job import ConfigJob
 from memcalc.convert.text import KeyPath, Span
-from memcalc.errors import CombinationError, FileError, UnknownNameError
+from memcalc.errors import CombinationError, UnknownFormatError, UnknownNameError
 from memcalc.frameworks.capabilities import capabilities_of, needs_of
 from memcalc.toml_text import document_text
 
 FORMATS: dict[str, tuple[Kind, ...]] = {
-    "fsdp2": ("shell",), "torchtitan": ("toml",), "megatron": ("yaml",), "axolotl": ("yaml",),
+    "fsdp2": ("shell",), "torchtitan": ("toml",), "megatron": ("yaml",), "swift_megatron": ("yaml", "json"),
+    "swift": ("yaml", "json"), "axolotl": ("yaml",),
     "llamafactory": ("yaml", "json"), "torchtune": ("yaml", "flags"), "litgpt": ("yaml", "flags"),
+    "verl": ("yaml",), "openrlhf": ("flags",),
     "deepspeed": ("json",), "accelerate": ("yaml", "json"), "trainer": ("json", "yaml", "flags"),
-    "fsdp_config": ("json",), "launch": ("shell",),
+    "fsdp_config": ("json",), "foundry": ("yaml",), "unread": ("yaml",), "launch": ("shell",),
 }  # fmt: skip
 """Names of the formats, each a module of this package, and the kinds of document that it is known by; the most
 particular first, since the first that knows a document reads it. A module is imported for its own kinds alone."""
@@ -94,8 +96,8 @@ def recognise(document: Document) -> Format:
     for name, kinds in FORMATS.items():
         if document.kind in kinds and (form := get_format(name)).recognise(document):
             return form
-    titles = ", ".join(get_format(name).title for name in FORMATS)
-    raise FileError("file", str(document.path), f"must be one of: {titles}")
+    titles = ", ".join(get_format(name).title for name in FORMATS if name != "unread")
+    raise UnknownFormatError("file", str(document.path), f"must be one of: {titles}")
 
 
 def inner_document(document: Document, key_path: KeyPath) -> Document:
@@ -199,6 +201,11 @@ class KeyTable:
     def not_modelled(self) -> dict[str, str]:
         """Keys that change memory in a way that is not modelled, with what each does."""
         return self.tables["not_modelled"]
+
+    @property
+    def not_counted(self) -> dict[str, Any]:
+        """Keys that change memory or time and are not counted: what each moves and does, and its default."""
+        return self.tables["not_counted"]
 
     def names(self, *parts: str) -> tuple[str, ...]:
         """The keys of some lists and tables."""

@@ -51,6 +51,7 @@ def read(document: Document) -> Config:
     _zero(reader)
     _rest(reader)
     reader.harmless(*_KEYS.harmless)
+    reader.not_counted(_KEYS.not_counted)
     reader.not_modelled(_KEYS.not_modelled, unless=(False, None, 0, 1, -1, "", "none"))
     for key in _KEYS.lists["removed"]:
         if reader.has(key):
@@ -88,11 +89,19 @@ def _precision(reader: ConfigReader) -> None:
             reader.set("precision", name, f"{narrow[0]}.enabled")
         else:
             reader.set("mixed", name, f"{narrow[0]}.enabled")
-            on = {"bf16_optimizer_states": states, "bf16_master_weights_and_grads": weights}
+            on = {"bf16_optimizer_states": states, f"{name}_master_weights_and_grads": weights}
             says = "only a part of the optimizer's states is 16-bit"
             reader.not_modelled({f"{narrow[0]}.{key}": says for key in on if on[key]})
+        _messages(reader, name)
     if width := reader.one_of("data_types.grad_accum_dtype", _DTYPES):
         reader.set("strategy.grad_accum_dtype", width, "data_types.grad_accum_dtype")
+
+
+def _messages(reader: ConfigReader, width: str) -> None:
+    """The width in which gradients are summed; by default that of the weights (engine.py, communication_data_type)."""
+    key = "communication_data_type"
+    if reader.one_of(key, _DTYPES, width) != width:
+        reader.not_modelled({key: f"each bucket is cast from {width} for its reduction, and sent so"})
 
 
 def _enabled(reader: ConfigReader, name: str) -> bool:
@@ -138,6 +147,9 @@ def _offload(reader: ConfigReader) -> None:
         tiers = {device for _, device in offloads.values()}
         reader.set("offload", tuple(offloads), key)
         reader.set("offload_to", "nvme" if "nvme" in tiers else "cpu", key)
+        reader.not_counted(_KEYS.tables["on_host"])
+        if "nvme" in tiers:
+            reader.not_counted(_KEYS.tables["on_nvme"])
         if len(tiers) > 1:
             says = "what goes to the CPU and what goes to NVMe is counted as one tier; the GPU's share is the same"
             reader.note("warning", "MC002", key, says)

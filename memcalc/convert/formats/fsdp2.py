@@ -180,8 +180,11 @@ def _optimizer(reader: ConfigReader) -> None:
     momentum = name == "sgd" and bool(reader.number(f"{options}.momentum", 0.0))
     reader.set("optimizer", "sgd-momentum" if momentum else name, "OPTIMIZER")
     set_decay(reader, name, f"{options}.weight_decay")
-    kernel = [kind for kind in ("fused", "foreach") if reader.flag(f"{options}.{kind}")]
-    reader.set("optimizer_impl", kernel[0] if kernel else "loop", options)
+    kernels = ("fused", "foreach")
+    chosen_by_torch = not any(reader.has(f"{options}.{kind}") for kind in kernels)
+    usual = "foreach" if chosen_by_torch else "loop"  # torch 2.13 optim/adam.py
+    chosen = [kind for kind in kernels if reader.flag(f"{options}.{kind}")]
+    reader.set("optimizer_impl", chosen[0] if chosen else usual, options)
 
 
 def write(job: ConfigJob) -> dict[str, Any]:
@@ -293,7 +296,7 @@ def text(job: ConfigJob) -> str:
 
 def _comment(name: str, job: ConfigJob) -> str:
     if name == "ACCUMULATION":
-        return f"  # micro-batches a step, which has {job.global_batch} sequences in all"
+        return f"  # micro-batches a step, which has {job.global_batch} sequences in total"
     return f"  # {_SAYS[name]}" if name in _SAYS else ""
 
 

@@ -27,6 +27,8 @@ _NOT_MODELLED = {
 }
 NODE = 0
 """Of ranks that share the states (``dp_shard``): those of a node (FSDP 1's hybrid strategies)."""
+ALONE = 1
+"""The same where nothing is sharded (NO_SHARD): each rank holds all states and casts its units one after another."""
 LOSS_INSIDE = "the model computes its loss, for which the root is gathered: resharding it gains nothing here"
 PLACED = "no option says where a reentrant checkpoint stands; a training script of your own does"
 _WRAPS = "transformer_based_wrap"
@@ -96,10 +98,8 @@ def _sharding(reader: ConfigReader, table: str, version: int, legacy: str, *, tr
             f"{'the strategy' if legacy else 'reshard_after_forward'} that is said here changes nothing"
         )
         reader.note("warning", "MC115", again, message, "fsdp_version 2 with reshard_after_forward: false")
-    if kind == "none":
-        reader.not_modelled({strategy: "nothing is sharded; here it counts as FULL_SHARD"}, unless=())
-    if kind.startswith("hybrid"):
-        reader.set("dp_shard", NODE, strategy)
+    if kind == "none" or kind.startswith("hybrid"):
+        reader.set("dp_shard", ALONE if kind == "none" else NODE, strategy)
     reader.set("zero", 2 if kind.endswith("grads") else 3, strategy)
 
 

@@ -12,22 +12,26 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from memcalc import catalog
-from memcalc.convert.argument_source import ArgumentSource, format_of, is_other_work
-from memcalc.convert.config import Config, ConfigReader
+from memcalc.convert.argument_source import ArgumentSource, format_of, is_other_work, recipe_of
+from memcalc.convert.config import Config, ConfigReader, Setting
 from memcalc.convert.document import Document
 from memcalc.convert.formats.base import Format
+from memcalc.convert.formats.trl_roles import ALGORITHMS
 from memcalc.convert.launchers import Launch, launch_of, read_ranks
 from memcalc.convert.memcalc_directives import directives, read_directives
+from memcalc.convert.objectives import method_of_script, refuse_idle, refuse_library, refuse_megatron, refuse_method
 from memcalc.convert.shell import Script, read_script
 from memcalc.convert.shell_values import Token
 from memcalc.convert.slurm import OPTIONS, Option, Request, sbatch_options, seconds, variables
 from memcalc.convert.text import KeyPath, Span
-from memcalc.errors import FileError, InputError, MissingError, shown
+from memcalc.errors import InputError, MissingError, UnknownFormatError, shown
 from memcalc.frameworks import environment
 
 _DISTRIBUTED = ("torchrun", "accelerate", "deepspeed")
-_RANKS = ("NGPU", "NNODES", "NPROC_PER_NODE")
-"""Variables from which some launch scripts and tools take the number of ranks."""
+_COUNTED = ("verl",)
+"""Formats whose own keys say how many ranks there are, whatever starts them."""
+_RANKS = ("NGPU", "NNODES", "NPROC_PER_NODE", "SWIFT_SINGLE_DEVICE_MODE")
+"""Variables from which some launch scripts and tools take the number of ranks, and the GPUs of each."""
 _SLURM_COUNTS = (
     "nodes", "ntasks", "ntasks-per-node", "tasks-per-node", "gpus", "gpus-per-node", "gres", "gpus-per-task",
     "tres-per-task", "gpus-per-socket", "mem", "mem-per-gpu", "mem-per-cpu", "time", "constraint",
@@ -46,11 +50,15 @@ def read(document: Document) -> Config:
     values = _ScriptValues(text)
     for key, option in options.items():
         values.add(f"#SBATCH --{key}", option.value or True, Span(option.key, option.begin, option.end))
+    if launch is not None:
+        _check_objective(launch, name)
     _collect(values, launch, script, bool(options))
     reader = ConfigReader(values.document(document), "launch", "Slurm 26.11 and the launchers")
     _slurm(reader, _request(options, launch), bool(options))
     if launch is not None:
-        read_ranks(reader, launch, script)
+        if format_of(launch) not in _COUNTED and not launch.script.endswith("train_ppo_ray"):
+            read_ranks(reader, launch, script)
+        _set_algorithm(reader, launch)
         reader.references += ArgumentSource(document.path, text, script, launch).references()
         if not reader.references and launch.launcher != "shell":
             says = f"{launch.script}'s own arguments are of no framework that memcalc knows, and count for nothing here"
@@ -122,7 +130,9 @@ def _chosen(script: Script, name: str, text: str, directive_lines: Document) -> 
     trains = [launch for launch in likely if launch.launcher in _DISTRIBUTED or format_of(launch)]
     candidates = _different(trains or [launch for launch in likely if launch.launcher != "shell"] or likely)
     if not candidates and not launches and not directive_lines.data and "#SBATCH" not in text:
-        raise FileError("file", name, "must start a training: it has no command that memcalc knows")
+        raise UnknownFormatError("file", name, "must start a training: it has no command that memcalc knows")
+    if launches and not likely and not directive_lines.data:
+        refuse_idle(name, map(recipe_of, launches))
     wanted = directive_lines.data.pop("launch", None)
     if wanted is not None:
         if not str(wanted).isdecimal() or len(str(wanted)) > 4 or not 1 <= int(wanted) <= len(candidates):
@@ -140,6 +150,31 @@ def _chosen(script: Script, name: str, text: str, directive_lines: Document) -> 
             f"`#MEMCALC --launch 1` in {name}, or give each a script of its own."
         )
     return candidates[0] if candidates else None
+
+
+def _check_objective(launch: Launch, name: str) -> None:
+    """Refuse what trains something else than the next token of a decoder."""
+    form = format_of(launch)
+    if form in ("verl", "openrlhf"):
+        return
+    refuse_library(name, launch.script)
+    method = method_of_script(recipe_of(launch))
+    if launch.launcher not in ("axolotl", "litgpt", "swift", "megatron") and not _by_trl(form, method):
+        refuse_method(name, method, recipe_of(launch))
+    if form == "megatron":
+        refuse_megatron(name, launch.script)
+
+
+def _by_trl(form: str, method: str) -> bool:
+    """Whether a script's name says a method of TRL's trainers, whose arguments are read."""
+    return form == "trainer" and method in ALGORITHMS
+
+
+def _set_algorithm(reader: ConfigReader, launch: Launch) -> None:
+    """What a script of TRL's trainers optimizes, which its name says before its arguments do."""
+    method = method_of_script(recipe_of(launch))
+    if _by_trl(format_of(launch), method):
+        reader.settings.append(Setting("rl.algorithm", ALGORITHMS[method], recipe_of(launch)))
 
 
 def _different(launches: list[Launch]) -> list[Launch]:

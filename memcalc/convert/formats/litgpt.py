@@ -51,8 +51,8 @@ def read(document: Document) -> Config:
     # mixed precision is autocast over fp32 weights on one GPU, and FSDP's own over several
     precision = reader.one_of("precision", _PRECISIONS, "bf16-autocast")
     reader.set("precision", precision.replace("autocast", "mixed") if several else precision, "precision")
-    quantised = _adapters(reader, command)
-    _optimizer(reader, command, quantised)
+    quantized = _adapters(reader, command)
+    _optimizer(reader, command, quantized)
     recompute = LITGPT.sharded_recompute if several and command != "pretrain" else LITGPT.recompute
     reader.set("recompute", recompute, "devices")
     reader.set("compile", "model" if command == "pretrain" else "none", "command")
@@ -60,8 +60,9 @@ def read(document: Document) -> Config:
         says = "devices: adapters over several GPUs run on FSDP 2, and are counted on FSDP 1"
         reader.note("warning", "MC002", "devices", says)
     reader.harmless(*_KEYS.harmless)
+    reader.not_counted(_KEYS.not_counted)
     reader.not_modelled({"train.tie_embeddings": "embedding and head are one; counted apart"})
-    return reader.finish(known=_KEYS.names("harmless", "read"))
+    return reader.finish(known=_KEYS.names("harmless", "not_counted", "read"))
 
 
 def _command(reader: ConfigReader) -> str:
@@ -77,7 +78,7 @@ def _command(reader: ConfigReader) -> str:
 def _model(reader: ConfigReader, command: str) -> None:
     key = "model_name" if command == "pretrain" else "checkpoint_dir"
     if reader.has("model_config"):
-        reader.ask("model", "model_config", "sizes of its own")
+        reader.ask("model", "model_config", "sizes", "has sizes of its own, which are not read")
     elif reader.has(key):
         reader.set("model", reader.text(key), key)
     reader.harmless("model_config.", "checkpoint_dir", "model_name")
@@ -88,6 +89,7 @@ def _batch(reader: ConfigReader, command: str) -> None:
     micro, global_batch = _BATCHES[command]
     reader.set_integer("micro_batch", "train.micro_batch_size", micro)
     reader.set_integer("train_batch", "train.global_batch_size", global_batch)
+    reader.set("batch_floored", True, "train.global_batch_size")  # args.py, gradient_accumulation_iters
     reader.set_integer("seq_len", "train.max_seq_length")
     reader.set("varying_lengths", command != "pretrain", "command")
 
@@ -109,12 +111,13 @@ def _ranks(reader: ConfigReader, command: str) -> int | None:
 
 def _adapters(reader: ConfigReader, command: str) -> bool:
     if command == "adapter":
-        reader.ask("lora", "command", "adapters that are not LoRA's, which")
+        reader.ask("lora", "command", command, "trains adapters that are not LoRA's, which are not modelled")
     if command != "lora":
         return False
     rank = reader.integer("lora_r", 8, low=1)
     targets = [target for key, targets, on in _PARTS if reader.flag(key, on) for target in targets]
     reader.set("lora", f"{rank}:{','.join(targets)}", "lora_r")
+    reader.set("adapts_what_is_there", True, "lora_r")
     reader.set("workload.lora_dropout", reader.number("lora_dropout", 0.05), "lora_dropout")
     if stored := reader.one_of("quantize", _STORED):
         reader.set("quantize", stored, "quantize")
@@ -122,21 +125,21 @@ def _adapters(reader: ConfigReader, command: str) -> bool:
     return bool(stored)
 
 
-def _optimizer(reader: ConfigReader, command: str, quantised: bool) -> None:
-    """A class, or its name in torch.optim; over a quantised base it is bitsandbytes' paged AdamW whatever is said."""
+def _optimizer(reader: ConfigReader, command: str, quantized: bool) -> None:
+    """A class, or its name in torch.optim; over a quantized base it is bitsandbytes' paged AdamW whatever is said."""
     table = isinstance(reader.raw("optimizer"), dict)
     key = "optimizer.class_path" if table else "optimizer"
     name = reader.text(key, "AdamW")
     known = {**OPTIMIZERS, **{name.removeprefix("torch.optim."): kind for name, kind in OPTIMIZERS.items()}}
     optimizer: Optimizer = reader.one_of(key, known, OPTIMIZERS["torch.optim.AdamW"], fold=False)
-    if quantised and "AdamW" not in name:
-        raise reader.error(key, name, "must be an AdamW over a quantised base")
+    if quantized and "AdamW" not in name:
+        raise reader.error(key, name, "must be an AdamW over a quantized base")
     momentum = optimizer.name == "sgd" and bool(reader.number("optimizer.init_args.momentum", 0.0))
     fused = optimizer.impl == "foreach" and (command == "pretrain" or bool(reader.flag("optimizer.init_args.fused")))
     plain = "sgd-momentum" if momentum else optimizer.name
-    reader.set("optimizer", "paged-adamw" if quantised else plain, key)
+    reader.set("optimizer", "paged-adamw" if quantized else plain, key)
     set_decay(reader, plain, "optimizer.init_args.weight_decay")
-    if not quantised:
+    if not quantized:
         reader.set("optimizer_impl", "fused" if fused else optimizer.impl, key)
 
 

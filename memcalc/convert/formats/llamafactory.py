@@ -29,6 +29,8 @@ from memcalc.convert.formats.tuning import (
     set_optimizer,
     set_stored,
 )
+from memcalc.convert.objectives import method_called, refuse_idle, refuse_method
+from memcalc.errors import MissingError
 
 _KEYS = key_table("llamafactory")
 _TYPES = {name: name for name in ("full", "freeze", "lora", "oft")}
@@ -36,6 +38,11 @@ _STAGES = {name: name for name in ("pt", "sft", "rm", "ppo", "dpo", "kto")}
 _ATTENTION = {"auto": "", "sdpa": "", "disabled": "eager", "fa2": "flash", "fa3": "flash"}
 """``flash_attn``; PyTorch's own choice follows from the model's class."""
 _METHODS = {name: name for name in ("bnb", "gptq", "awq", "aqlm", "quanto", "eetq", "hqq", "mxfp4", "fp8")}
+V1 = ("model_class", "peft_config", "dist_config", "quant_config")
+"""Keys that the files of v1 have and those of 0.9 have not (examples/v1, src/llamafactory/v1/config)."""
+_MEGATRON = ("use_mca", "tensor_model_parallel_size", "pipeline_model_parallel_size", "recompute_granularity")
+_IDLE = ("export_dir", "infer_backend", "do_predict")
+"""Keys of files that merge, infer or predict."""
 _PADDED = 8
 """Batches are padded to a multiple of this (train/sft/workflow.py)."""
 
@@ -43,24 +50,38 @@ _PADDED = 8
 def read(document: Document) -> Config:
     """Return what a LLaMA-Factory config says of a job."""
     reader = ConfigReader(document, "llamafactory", "LLaMA-Factory 0.9.6.dev0")
+    _check_generation(reader)
     reader.set("engine", "trainer", "model_name_or_path")
     reader.set("model", reader.text("model_name_or_path"), "model_name_or_path")
     stage = reader.one_of("stage", _STAGES, "sft")
+    refuse_method(document.path.name, method_called(stage), f"stage: {stage}")
+    idle = [key for key in _IDLE if reader.text(key).lower() not in ("", "false")]
+    if idle and not reader.flag("do_train"):
+        refuse_idle(document.path.name, idle)
     _batch(reader, stage)
     kind = reader.one_of("finetuning_type", _TYPES, "lora")
-    quantised = _adapter(reader, kind)
+    quantized = _adapter(reader, kind)
     _precision(reader, kind)
     sharded = _engine(reader)
     _checkpointing(reader, sharded)
-    _kernels(reader, stage, quantised)
+    _kernels(reader, quantized)
     _optimizer(reader)
     if reader.has("ray_num_workers"):
         reader.set_integer("gpus", "ray_num_workers", 1)
-    if stage not in ("pt", "sft"):
-        reader.not_modelled({"stage": "pairs of samples, and models beside the one that is trained"})
     reader.harmless(*_KEYS.harmless)
+    reader.not_counted(_KEYS.not_counted)
     reader.not_modelled(_KEYS.not_modelled, unless=(False, None, 0, 0.0, 1, "", "none"))
-    return reader.finish(known=_KEYS.names("of_lora", "not_modelled", "harmless"))
+    return reader.finish(known=_KEYS.names("of_lora", "not_modelled", "not_counted", "harmless"))
+
+
+def _check_generation(reader: ConfigReader) -> None:
+    """Refuse files of LLaMA-Factory v1, and those that Megatron (mcore_adapter) trains: neither is read."""
+    for keys, version in ((V1, "LLaMA-Factory v1"), (_MEGATRON, "LLaMA-Factory's Megatron (mcore_adapter)")):
+        if there := [key for key in keys if reader.has(key)]:
+            raise MissingError(
+                f"{reader.document.path.name} is a file of {version} ({', '.join(there)}), whose keys are not read: "
+                "give memcalc estimate what it trains."
+            )
 
 
 def _batch(reader: ConfigReader, stage: str) -> None:
@@ -79,19 +100,19 @@ def _batch(reader: ConfigReader, stage: str) -> None:
     reader.set("padded_to", _PADDED, "cutoff_len")
     reader.set_integer("micro_batch", "per_device_train_batch_size", 8)
     reader.set_integer("accumulation", "gradient_accumulation_steps", 1)
-    _beside_steps(reader, stage, length)
+    _beside_steps(reader, length)
 
 
-def _beside_steps(reader: ConfigReader, stage: str, prompt: int) -> None:
+def _beside_steps(reader: ConfigReader, prompt: int) -> None:
     """Without metrics of its own a stage keeps the loss alone; ``compute_accuracy`` the largest logits.
 
     While it trains, generation ends at ``generation_max_length``, else ``cutoff_len`` (train/sft/workflow.py); after
     it, ``max_new_tokens`` count (hparams/generating_args.py).
     """
+    _images(reader)
     set_evaluation(reader)
     set_resumes(reader)
-    if stage in ("pt", "sft"):
-        reader.set("eval_keeps", "nothing", "compute_accuracy")
+    reader.set("eval_keeps", "nothing", "compute_accuracy")
     longest, key = reader.integer("generation_max_length", low=1), "max_new_tokens"
     new = reader.integer(key, 1024, low=1) or 1
     inside = tokens_up_to(longest or prompt, prompt) or 1
@@ -100,10 +121,21 @@ def _beside_steps(reader: ConfigReader, stage: str, prompt: int) -> None:
     reader.not_modelled({"eval_num_beams": beams, "generation_num_beams": beams}, unless=(None, 1))
 
 
+def _images(reader: ConfigReader) -> None:
+    """What is trained of a vision part, where the model has one, and the size to which images shrink.
+
+    Source: hparams/model_args.py (ProcessorArguments) and finetuning_args.py (FreezeArguments).
+    """
+    tower, projector = reader.flag("freeze_vision_tower", True), reader.flag("freeze_multi_modal_projector", True)
+    trained = "trained" if not tower else "frozen" if projector else "projector"
+    reader.set("vision", trained, "freeze_vision_tower")
+    reader.set("workload.image_pixels", reader.integer("image_max_pixels", 768 * 768, low=1), "image_max_pixels")
+
+
 def _adapter(reader: ConfigReader, kind: str) -> bool:
-    """Adapters, and whether the frozen base is quantised."""
+    """Adapters, and whether the frozen base is quantized."""
     if kind == "oft":
-        reader.ask("lora", "finetuning_type", "oft, whose rotations are not modelled,")
+        reader.ask("lora", "finetuning_type", "oft", "is oft, whose rotations are not modelled")
     if kind == "freeze":
         reader.not_modelled({"finetuning_type": "a few blocks are trained; all are counted as trained"})
     if kind not in ("lora", "oft"):
@@ -120,7 +152,7 @@ def _adapter(reader: ConfigReader, kind: str) -> bool:
 
 
 def _quantised(reader: ConfigReader) -> bool:
-    """On-the-fly quantisation (configure_quantization); a checkpoint that is quantised already has its way."""
+    """On-the-fly quantisation (configure_quantization); a checkpoint that is quantized already has its way."""
     bits = reader.integer("quantization_bit", low=1)
     method = reader.one_of("quantization_method", _METHODS, "bnb")
     double = reader.flag("double_quantization", True)
@@ -132,7 +164,7 @@ def _quantised(reader: ConfigReader) -> bool:
     if method == "bnb" and bits not in (4, 8):
         raise reader.error("quantization_bit", bits, "must be 4 or 8 with bitsandbytes")
     if bits not in (4, 8):
-        reader.ask("quantize", "quantization_bit", f"{bits} bits of {method}")
+        reader.ask("quantize", "quantization_bit", str(bits), f"is {bits} bits of {method}, which are not modelled")
         return True
     four = "nf4-dq" if double and method == "bnb" else "nf4"
     reader.set("quantize", four if bits == 4 else "int8", "quantization_bit")
@@ -184,7 +216,7 @@ def _checkpointing(reader: ConfigReader, fsdp: int) -> None:
         reader.set("checkpoints_wrapped", True, "disable_gradient_checkpointing")
 
 
-def _kernels(reader: ConfigReader, stage: str, quantised: bool) -> None:
+def _kernels(reader: ConfigReader, quantized: bool) -> None:
     if kernel := reader.one_of("flash_attn", _ATTENTION, ""):
         reader.set("attention", kernel, "flash_attn")
     liger = "enable_liger_kernel" if reader.flag("enable_liger_kernel") else "use_liger_kernel"
@@ -192,13 +224,13 @@ def _kernels(reader: ConfigReader, stage: str, quantised: bool) -> None:
     liger = liger if fused else "enable_liger_kernel"
     reader.harmless("use_liger_kernel", "liger_kernel_config.", "liger_kernel_config")
     reader.set("kernels", "fused" if fused else "model", liger)
-    loss = ("fused-linear" if stage in ("pt", "sft") else "fused-kernel") if fused else "standard"
+    loss = "fused-linear" if fused else "standard"
     reader.set("loss", loss, liger)
     reader.set("compile", "model" if reader.flag("torch_compile") else "none", "torch_compile")
-    if reader.flag("upcast_layernorm") and quantised:
+    if reader.flag("upcast_layernorm") and quantized:
         reader.set("strategy.prepare_kbit", True, "upcast_layernorm")
     elif reader.flag("upcast_layernorm"):
-        reader.not_modelled({"upcast_layernorm": "norms in fp32 are modelled over a quantised base alone"})
+        reader.not_modelled({"upcast_layernorm": "norms in fp32 are modelled over a quantized base only"})
 
 
 def _optimizer(reader: ConfigReader) -> None:
@@ -219,7 +251,11 @@ def _optimizer(reader: ConfigReader) -> None:
 def _recognise(document: Document) -> bool:
     data: Any = document.data
     of_kind = document.kind in ("yaml", "json") and isinstance(data, dict)
-    return of_kind and "model_name_or_path" in data and not data.keys().isdisjoint(_KEYS.lists["signs"])
+    if not of_kind:
+        return False
+    if "model" in data and len(data.keys() & set(V1)) > 1:
+        return True
+    return "model_name_or_path" in data and not data.keys().isdisjoint((*_KEYS.lists["signs"], *_MEGATRON))
 
 
 _SOFTWARE = "LLaMA-Factory 0.9.6.dev0"

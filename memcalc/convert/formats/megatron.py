@@ -12,7 +12,7 @@ from typing import Any
 from memcalc.convert.config import Config, ConfigReader
 from memcalc.convert.document import Document
 from memcalc.convert.formats.base import Format
-from memcalc.convert.formats.megatron_flags import KEYS, Flags, key_in, set_model
+from memcalc.convert.formats.megatron_flags import KEYS, WHOLE_BLOCKS, Flags, key_in, note_older, set_model
 from memcalc.convert.formats.megatron_float8 import float8_flags, set_float8
 from memcalc.convert.formats.megatron_saving import set_saving
 from memcalc.convert.formats.megatron_states import set_states, state_flags
@@ -42,16 +42,20 @@ def read(document: Document) -> Config:
     flags.set("framework", "megatron", "num_layers")
     set_model(flags)
     _precision(flags)
-    _optimizer(flags)
-    _parallelism(flags)
-    _pipeline(flags)
+    set_optimizer(flags)
+    set_parallelism(flags)
+    set_pipeline(flags)
     _batch(flags)
-    _recompute(flags)
-    _kernels(flags)
+    set_recompute(flags)
+    set_kernels(flags)
     _experts(flags)
     set_time(flags)
     set_saving(flags)
+    note_older(flags)
     flags.not_modelled(KEYS.not_modelled)
+    written_out = flags.text("attention_backend") in ("unfused", "local")
+    fused = () if written_out else (flags.key("no_masked_softmax_fusion"),)  # other kernels have no such softmax
+    reader.not_counted({flags.key(name): row for name, row in KEYS.not_counted.items()}, counted=fused)
     reader.harmless(*flags.rest())
     return reader.finish(known=flags.rest())
 
@@ -69,7 +73,8 @@ def _precision(flags: Flags) -> None:
     flags.set("strategy.wgrad_fusion", not flags.on(unfused), unfused)
 
 
-def _optimizer(flags: Flags) -> None:
+def set_optimizer(flags: Flags) -> None:
+    """Set the optimizer, and where its states are."""
     name = flags.text("optimizer") or "adam"
     flags.set("optimizer", flags.one_of("optimizer", _OPTIMIZERS, "adamw"), "optimizer")
     if name == "adaptive_muon":
@@ -83,7 +88,8 @@ def _optimizer(flags: Flags) -> None:
             flags.warn("optimizer_offload_fraction", "only a part of the states leaves the GPU; counted as all")
 
 
-def _parallelism(flags: Flags) -> None:
+def set_parallelism(flags: Flags) -> None:
+    """Set the degrees of all kinds of parallelism but the pipeline's."""
     tensor = flags.count("tensor_model_parallel_size")
     flags.set("tp", tensor, "tensor_model_parallel_size")
     flags.set("sp", flags.on("sequence_parallel") and tensor > 1, "sequence_parallel")
@@ -105,7 +111,8 @@ def _parallelism(flags: Flags) -> None:
         flags.set("strategy.mtp", flags.integer("mtp_num_layers"), "mtp_num_layers")
 
 
-def _pipeline(flags: Flags) -> None:
+def set_pipeline(flags: Flags) -> None:
+    """Set stages, their chunks, and which blocks stand on the first and last."""
     stages = flags.count("pipeline_model_parallel_size")
     flags.set("pp", stages, "pipeline_model_parallel_size")
     each = flags.integer("num_layers_per_virtual_pipeline_stage", low=1)
@@ -144,7 +151,7 @@ def _batch(flags: Flags) -> None:
     flags.reader.set_integer("seq_len", flags.key(name))
     flags.reader.set_integer("micro_batch", flags.key("micro_batch_size"))
     global_batch = flags.integer("global_batch_size", low=1)
-    steps = [part.partition(":")[2] for part in flags.text("step_batch_size_schedule").strip("'\"").split()]
+    steps = [str(part).strip("'\"").partition(":")[2] for part in flags.items("step_batch_size_schedule")]
     if global_batch is None and steps and steps[-1].isdecimal():
         flags.set("global_batch", max(int(step) for step in steps if step.isdecimal()), "step_batch_size_schedule")
     elif global_batch is None:
@@ -156,13 +163,17 @@ def _batch(flags: Flags) -> None:
     flags.reader.set_integer("eval_micro_batch", flags.key("eval_micro_batch_size"))
 
 
-def _recompute(flags: Flags) -> None:
+def set_recompute(flags: Flags) -> None:
+    """Set what is computed again."""
     kind = flags.one_of("recompute_granularity", {"full": "full", "selective": "selective"}, "none")
     name = "recompute_granularity"
     if flags.on("recompute_activations"):
         kind, name = "selective", "recompute_activations"
     method = flags.one_of("recompute_method", {"uniform": "uniform", "block": "block"}, "uniform")
     count = flags.integer("recompute_num_layers", 1)
+    for older in WHOLE_BLOCKS:
+        if kind == "none" and flags.has(older) and flags.reader.raw(older) is not False:
+            kind, name = "full", older
     modules = [str(module) for module in flags.items("recompute_modules")] or ["core_attn"]
     if flags.on("moe_layer_recompute"):
         kind, modules = "selective", [*(modules if kind == "selective" else []), "moe"]
@@ -171,22 +182,21 @@ def _recompute(flags: Flags) -> None:
         flags.set("recompute", policy if kind == "full" and count else "none", name)
         return
     if others := [module for module in modules if module not in _MODULES]:
-        flags.warn("recompute_modules", f"{', '.join(others)} is counted as kept")
+        flags.warn("recompute_modules", f"{', '.join(others)} is estimated as kept")
     known = [module for module in dict.fromkeys(modules) if module in _MODULES]
     policy = "selective-core-attn" if known == ["core_attn"] else f"modules:{','.join(known)}" if known else "none"
     flags.set("recompute", policy, "recompute_modules" if flags.has("recompute_modules") else name)
 
 
-def _kernels(flags: Flags) -> None:
-    """What decides the attention kernel under `auto` is Transformer Engine, by the GPU."""
+def set_kernels(flags: Flags) -> None:
+    """Set attention and loss; what decides the attention kernel under `auto` is Transformer Engine, by the GPU."""
     if attention := flags.one_of("attention_backend", _ATTENTION, ""):
         flags.set("attention", attention, "attention_backend")
     else:
         flags.set("attention_library", "te", "attention_backend")
     names = {"native": "fused-kernel", "te": "triton"}
     implementation = flags.one_of("cross_entropy_fusion_impl", names, "fused-kernel")
-    fused = flags.on("cross_entropy_loss_fusion")
-    flags.set("loss", implementation if fused else "standard", "cross_entropy_loss_fusion")
+    flags.set("loss", implementation if flags.on(name := "cross_entropy_loss_fusion") else "standard", name)
     mask = not flags.on("no_create_attention_mask_in_dataloader")
     flags.set("workload.attention_mask", mask, "no_create_attention_mask_in_dataloader")
     if flags.text("transformer_impl") == "local":

@@ -13,11 +13,21 @@ from typing import Any
 from memcalc.convert.config import ConfigReader
 from memcalc.convert.document import Document
 from memcalc.convert.formats.base import key_table
+from memcalc.convert.objectives import refuse_megatron
 
 KEYS = key_table("megatron")
-_PLAIN = frozenset(name.removeprefix("no_").removeprefix("disable_") for name in KEYS.lists["flags"])
-KNOWN = frozenset((*KEYS.names("flags", "older", "yaml"), *_PLAIN))
+_PLAIN = frozenset(name.removeprefix("no_").removeprefix("disable_") for name in KEYS.names("flags", "harmless"))
+KNOWN = frozenset((*KEYS.names("flags", "harmless", "older", "yaml"), *_PLAIN))
 """Every name that flags or YAML have."""
+RENAMED = {
+    "tensor_model_parallel_size": ("model_parallel_size",),
+    "micro_batch_size": ("batch_size",),
+    "recompute_method": ("activations_checkpoint_method",),
+    "recompute_num_layers": ("activations_checkpoint_num_layers", "checkpoint_num_layers"),
+}
+"""Names that flags had in Megatron-LM of 2019 to 2022 (b4bc51b, e156d2fe megatron/arguments.py)."""
+WHOLE_BLOCKS = ("checkpoint_activations", "activations_checkpoint_method")
+"""Flags of those years that checkpoint whole blocks."""
 _TABLES = ("language_model", "model_parallel")
 _OPPOSITES = {
     "no_gradient_accumulation_fusion": "gradient_accumulation_fusion",
@@ -59,8 +69,10 @@ class Flags:
     reader: ConfigReader
 
     def key(self, name: str) -> str:
-        """Where the setting stands."""
-        return key_in(self.reader.document, name)
+        """Where the setting stands, under the name that it had before where that one is there."""
+        key = key_in(self.reader.document, name)
+        older = next((old for old in RENAMED.get(name, ()) if self.reader.has(old)), "")
+        return older if older and not self.reader.has(key) else key
 
     def has(self, name: str) -> bool:
         """Whether the config states it."""
@@ -118,6 +130,19 @@ class Flags:
         """Every known name, in each table where it may stand."""
         tables = ("", *(f"{table}." for table in _TABLES)) if self.reader.document.kind == "yaml" else ("",)
         return tuple(f"{table}{name}" for table in tables for name in KNOWN)
+
+
+def note_older(flags: Flags) -> None:
+    """Say which flags are of earlier years, at which today's Megatron-LM stops; other layers are not what is read."""
+    names = dict.fromkeys((*(old for names in RENAMED.values() for old in names), *WHOLE_BLOCKS))
+    if older := [old for old in names if flags.has(old)]:
+        message = f"flags of Megatron-LM before 2023, counted as then; a newer one stops at them: {', '.join(older)}"
+        flags.reader.note("note", "MC004", older[0], message)
+    spec = " ".join(map(str, flags.items("spec")))
+    if re.search("mamba|hybrid", spec):
+        refuse_megatron(flags.reader.document.path.name, "pretrain_mamba.py")
+    if spec and "gpt_layer_specs" not in spec:
+        flags.warn("spec", "its layers are counted as those of GPT")
 
 
 def set_model(flags: Flags) -> None:

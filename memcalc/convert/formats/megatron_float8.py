@@ -26,7 +26,7 @@ def set_float8(flags: Flags, narrow: list[str]) -> None:
     if not (eight or four):
         return
     if narrow != ["bf16"]:
-        flags.warn(name, "quantised copies of weights that are not bf16; counted without them")
+        flags.warn(name, "quantized copies of weights that are not bf16; counted without them")
         return
     if custom if four else recipe == "custom":
         flags.warn("fp4_recipe" if four else "fp8_recipe", f"counted as {'nvfp4' if four else 'tensorwise'}")

@@ -12,7 +12,7 @@ _BUCKETS = (
     "with --overlap-grad-reduce each bucket of the states is gathered on the GPU, at most max(40 million, a million a "
     "rank) elements and one weight, and each rank's host holds the states of all"
 )
-_LOADED = "what reading a checkpoint holds beside the states is not counted"
+_LOADED = "what reading a checkpoint holds besides the states is not counted"
 
 
 def set_saving(flags: Flags) -> None:

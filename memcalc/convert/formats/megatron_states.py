@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from memcalc.formulas.narrow_states import STATE_BYTES
+from memcalc.formulas.optimizer_states import STATE_BYTES
 
 if TYPE_CHECKING:
     from memcalc.convert.formats.megatron_flags import Flags
@@ -42,7 +42,7 @@ def set_states(flags: Flags, narrow: list[str]) -> None:
         ignored = [name for name, dtype in dtypes.items() if dtype != "fp32"]
         for name in ignored:
             key = flags.key(name)
-            flags.reader.note("note", "MC004", key, f"{key} counts for nothing beside an optimizer on the host")
+            flags.reader.note("note", "MC004", key, f"{key} is ignored with an optimizer on the host")
         return
     flags.set("strategy.precision_aware", True, _AWARE)
     for name, dtype in dtypes.items():

@@ -22,13 +22,16 @@ _WHOLE = ({"attn", "mlp"}, {"attn", "moe"})
 """Modules that are a whole block."""
 
 
-def set_time(flags: Flags) -> None:
-    """Set what says something of the job's layout; without experts or TP these flags change nothing."""
+def set_time(flags: Flags, routed: bool = False) -> None:
+    """Set what says something of the job's layout; without experts or TP these flags change nothing.
+
+    ``routed`` where the model has experts and no flag says so.
+    """
     tensor = flags.count("tensor_model_parallel_size")
     if flags.on("tp_comm_overlap") and tensor > 1:
         flags.set("tp_comm_overlap", True, "tp_comm_overlap")
     _set_graphs(flags)
-    if (flags.integer("num_experts", 0) or 0) > 1:
+    if routed or (flags.integer("num_experts", 0) or 0) > 1:
         _set_exchange(flags)
 
 
@@ -72,7 +75,9 @@ def time_flags(job: ConfigJob) -> dict[str, Any]:
     allowed = "Megatron-LM has no whole CUDA graph of experts whose share of the tokens varies: partial"
     job.require(not (full and routed), "cuda-graphs", allowed)
     chunked = not plan.ep_overlap or plan.pp == 1 or plan.vpp > 1
-    job.require(chunked, "ep-overlap", "under a pipeline Megatron-LM has it with several chunks a stage alone: vpp")
+    job.require(
+        chunked, "ep-overlap", "under a pipeline Megatron-LM supports it only with several chunks per stage: vpp"
+    )
     parts = ["attn", "moe_router", "moe_preprocess"] if routed else ["attn"]
     return {
         "moe_token_dispatcher_type": _TYPES[plan.moe_dispatcher] if routed else None,

@@ -56,6 +56,7 @@ def read(document: Document) -> Config:
     _compile(reader, day)
     _validation(reader)
     _checkpointing(reader)
+    reader.not_counted(KEYS.not_counted)
     reader.not_modelled(KEYS.not_modelled, unless=(False, None, "", "none", "default", "standard", "causal"))
     reader.harmless(*KEYS.harmless)
     return reader.finish(known=CURRENT)

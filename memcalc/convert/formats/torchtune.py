@@ -16,8 +16,9 @@ from memcalc.convert.document import Document
 from memcalc.convert.formats.base import Format, key_table
 from memcalc.convert.formats.beside_steps import set_resumes
 from memcalc.convert.formats.tuning import Optimizer, optimizers_of, set_decay
+from memcalc.convert.objectives import method_of_script, refuse_idle, refuse_method
 from memcalc.convert.text import KeyPath
-from memcalc.errors import FileError
+from memcalc.errors import FileError, shown
 from memcalc.frameworks.torchtune import TORCHTUNE
 
 _KEYS = key_table("torchtune")
@@ -34,6 +35,10 @@ _LOSSES = {
     "torch.nn.CrossEntropyLoss": ("standard", "torchtune"),
 }
 """By component: the loss, and the release whose code computes it so."""
+_METHODS = {"policy_model": "ppo", "reward_and_value_model": "ppo", "teacher_model": "distillation"}
+"""Keys of recipes with further models."""
+_IDLE = ("prompt", "tasks", "quantizer", "max_new_tokens")
+"""Keys of recipes that generate, evaluate or quantise."""
 _CHUNKS = 8
 _NODE = re.compile(r"\$\{([^${}]*)\}")
 _PATH = re.compile(r"\.*[A-Za-z_][\w\-]*(?:(?:\.[\w\-]+)|(?:\[\w+\]))*")
@@ -46,6 +51,7 @@ LONGEST = 1 << 16
 def read(document: Document) -> Config:
     """Return what a torchtune config says of a job."""
     reader = ConfigReader(resolve_interpolations(document), "torchtune", "torchtune 0.7")
+    _check_objective(reader)
     _model(reader)
     _data(reader)
     reader.set("precision", reader.one_of("dtype", {"bf16": "bf16", "fp32": "fp32"}, "fp32"), "dtype")
@@ -54,8 +60,21 @@ def read(document: Document) -> Config:
     _optimizer(reader)
     _loss(reader)
     reader.harmless(*_KEYS.harmless)
+    reader.not_counted(_KEYS.not_counted)
     reader.not_modelled(_KEYS.not_modelled, unless=(False, None, 0, 1, -1, "", "none"))
-    return reader.finish(known=_KEYS.names("harmless", "not_modelled", "read"))
+    return reader.finish(known=_KEYS.names("harmless", "not_modelled", "not_counted", "read"))
+
+
+def _check_objective(reader: ConfigReader) -> None:
+    """Refuse recipes that hold several models, score pairs or train nothing: the file does not name its recipe."""
+    name = reader.document.path.name
+    for key, method in _METHODS.items():
+        if reader.has(key):
+            refuse_method(name, method, key)
+    loss, key = _component(reader, "loss")
+    refuse_method(name, method_of_script(loss.removesuffix("Loss")), f"{key}: {loss}")
+    if not reader.has("optimizer") and (idle := [key for key in _IDLE if reader.has(key)]):
+        refuse_idle(name, idle)
 
 
 def _component(reader: ConfigReader, key: str) -> tuple[str, str]:
@@ -73,7 +92,7 @@ def _model(reader: ConfigReader) -> None:
     if plain in MODELS:
         reader.set("model", MODELS[plain], key)
     elif name:
-        reader.ask("model", key, name)
+        reader.ask("model", key, name, f"is {shown(name)}, which is no model that memcalc has")
     if kind:
         _adapters(reader, quantised=kind == "qlora_")
     elif isinstance(reader.raw("model"), dict):
@@ -193,8 +212,10 @@ def _loss(reader: ConfigReader) -> None:
 
 def _recognise(document: Document) -> bool:
     data: Any = document.data
-    if document.kind not in ("yaml", "flags") or not isinstance(data, dict) or "model" not in data:
+    if document.kind not in ("yaml", "flags") or not isinstance(data, dict):
         return False
+    if "model" not in data:
+        return "policy_model" in data and "reward_and_value_model" in data
     model = data["model"].get("_component_", "") if isinstance(data["model"], dict) else data["model"]
     return str(model).startswith("torchtune.") or ("checkpointer" in data and "_component_" in str(data["model"]))
 
@@ -239,7 +260,7 @@ class _Walk:
             return self.node(alone[1], key_path, depth)
         result = _NODE.sub(lambda match: str(self.node(match[1], key_path, depth)), text)
         if len(result) > LONGEST:
-            raise self._wrong(key_path, "must come to a text of a usual length")
+            raise self._wrong(key_path, "must resolve to a text of a usual length")
         if "${" in result:
             raise LookupError(text[:60])
         return result

@@ -19,7 +19,9 @@ from memcalc.convert.formats.beside_steps import set_evaluation, set_generation,
 from memcalc.convert.formats.fsdp_config import ACCELERATED, STRATEGIES, fsdp_version, read_options
 from memcalc.convert.formats.trainer_script import script_text
 from memcalc.convert.formats.trainer_writer import spelling, write
-from memcalc.convert.formats.tuning import LIGER_KERNELS, set_optimizer
+from memcalc.convert.formats.trl_roles import ALGORITHMS, read_roles
+from memcalc.convert.formats.tuning import LIGER_KERNELS, set_optimizer, set_stored
+from memcalc.convert.objectives import method_of_keys, refuse_method
 
 KEYS = key_table("trainer")
 TRL_SIGNS = frozenset(KEYS.lists["trl_signs"])
@@ -39,7 +41,12 @@ _LENGTHS = ("max_length", "max_seq_length", "max_seq_len", "block_size", "model_
 def read(document: Document) -> Config:
     """Return what the Trainer's arguments say of a job."""
     reader = ConfigReader(document, "trainer", "Transformers 5.23")
-    trl = is_trl(reader)
+    method, evidence = method_of_keys(document.data)
+    if method in ALGORITHMS:
+        reader.set("rl.algorithm", ALGORITHMS[method], evidence.partition(",")[0].partition(" ")[0], default=True)
+    else:
+        refuse_method(document.path.name, method, evidence)
+    trl = is_trl(reader) or bool(method)
     reader.set("engine", "trainer", "per_device_train_batch_size")
     reader.set("accelerated", True, "per_device_train_batch_size")
     _batch(reader)
@@ -48,14 +55,16 @@ def read(document: Document) -> Config:
     momentum = "momentum=" in reader.text("optim_args").replace(" ", "")
     set_optimizer(reader, "optim", "adamw_torch_fused", momentum=momentum, any_form=False)
     _compile(reader)
-    _kernels(reader, trl)
+    _kernels(reader, trl and not method)
     _fsdp(reader)
     _deepspeed(reader)
     read_script(reader, trl)
     _generation(reader)
+    read_roles(reader)
     if reader.flag("activation_offloading"):
         reader.set("offload", ("activations",), "activation_offloading")
     reader.harmless(*KEYS.names("harmless", "script"))
+    reader.not_counted(KEYS.not_counted, counted=("optim_args",) if momentum else ())
     reader.not_modelled(KEYS.not_modelled, unless=(False, None, 0, 0.0, "", "none"))
     return reader.finish()
 
@@ -193,6 +202,11 @@ def _deepspeed(reader: ConfigReader) -> None:
     value = reader.raw("deepspeed")
     if not value:
         return
+    if value is True:  # deepspeed.add_config_arguments: a switch beside --deepspeed_config
+        reader.set("engine", "deepspeed", "deepspeed")
+        if not reader.has("deepspeed_config"):
+            reader.ask("zero", "deepspeed", "config", "is on, and its config is not given")
+        return
     if isinstance(value, str) and not value.strip().startswith("{"):
         reader.refer("deepspeed", "deepspeed", path=value)
         return
@@ -206,7 +220,7 @@ def _recognise(document: Document) -> bool:
         return False
     keys = set(document.data)
     signs = keys.intersection(KEYS.lists["signs"])
-    return len(signs) > 1 or bool(signs and TRL_SIGNS & keys)
+    return len(signs) > 1 or bool(signs and (TRL_SIGNS & keys or method_of_keys(document.data)[0] in ALGORITHMS))
 
 
 def is_trl(reader: ConfigReader) -> bool:
@@ -217,17 +231,20 @@ def is_trl(reader: ConfigReader) -> bool:
 
 def read_script(reader: ConfigReader, trl: bool) -> None:
     """Set what model the script loads, how, and what it feeds."""
-    for key in ("model_name_or_path", "model_name", "model_id", "model"):
-        if isinstance(reader.raw(key), str):
-            reader.set("model", reader.text(key), key)
-            break
+    if key := _model_key(reader):
+        reader.set("model", reader.text(key), key)
     if trl:
-        reader.set("trl", True, next(key for key in reader.document.data if key in TRL_SIGNS))
+        reader.set("trl", True, next((key for key in reader.document.data if key in TRL_SIGNS), "beta"))
     quantized = _adapters(reader)
     _weights(reader, trl, quantized)
     _attention(reader)
     _length(reader, trl)
     reader.harmless("model_init_kwargs.")
+
+
+def _model_key(reader: ConfigReader) -> str:
+    keys = ("model_name_or_path", "model_name", "model_id", "model")
+    return next((key for key in keys if isinstance(reader.raw(key), str)), "")
 
 
 def _weights(reader: ConfigReader, trl: bool, quantized: bool) -> None:
@@ -240,7 +257,7 @@ def _weights(reader: ConfigReader, trl: bool, quantized: bool) -> None:
     name = reader.one_of(key, _SCRIPT_DTYPES, "fp32") if key else "fp32"
     key = key or "dtype"
     if quantized and name == "fp32":
-        says = f"with {key} float32 what is not quantised is fp32, and products are; here both count as bf16"
+        says = f"with {key} float32 what is not quantized is fp32, and products are; here both count as bf16"
         reader.note("warning", "MC002", key, says, f"{key} bfloat16")
         return
     if name == "auto":
@@ -286,7 +303,7 @@ def _length(reader: ConfigReader, trl: bool) -> None:
 
 
 def _adapters(reader: ConfigReader) -> bool:
-    """Say adapters and a quantised base; return whether it is quantised."""
+    """Say adapters and a quantized base; return whether it is quantized."""
     four, eight = reader.flag("load_in_4bit"), reader.flag("load_in_8bit")
     narrow = "load_in_4bit" if four else "load_in_8bit"
     nested = next((key for key in ("use_bnb_nested_quant", "bnb_4bit_use_double_quant") if reader.flag(key)), "")
@@ -298,7 +315,7 @@ def _adapters(reader: ConfigReader) -> bool:
         if switched or not ranks:
             reader.harmless("lora_r", "lora_rank", "lora_dropout", "lora_target_modules", "lora_modules_to_save")
             if four or eight:
-                message = "a quantised base is trained with adapters: without them its weights stay as they are"
+                message = "a quantized base is trained with adapters: without them its weights stay as they are"
                 reader.note("warning", "MC002", narrow, message, "use_peft true")
             return False
     key = ranks or "lora_r"
@@ -308,9 +325,14 @@ def _adapters(reader: ConfigReader) -> bool:
     reader.set("workload.lora_dropout", reader.number("lora_dropout", 0.05), "lora_dropout")
     if saved := [name for name in _layers(reader, "lora_modules_to_save") if name in {"embedding", "head"}]:
         reader.set("also_train", tuple(saved), "lora_modules_to_save")
+    model = _model_key(reader)
+    if model and set_stored(reader, model):  # its own config overrides what is asked for (quantizers/auto.py)
+        if any(setting.name == "quantize" and setting.value == "nf4-dq" for setting in reader.settings):
+            reader.set("adapter_dtype", "bf16", model)
+        return True
     if four or eight:
         reader.set("quantize", ("nf4-dq" if nested else "nf4") if four else "int8", narrow)
-        # sft_trainer.py: adapters over a quantised base are cast to bf16; norms are left as they are
+        # sft_trainer.py: adapters over a quantized base are cast to bf16; norms are left as they are
         reader.set("adapter_dtype", "bf16", narrow)
     return bool(four or eight)
 

@@ -15,10 +15,14 @@ if TYPE_CHECKING:
 
 def hub_name(job: ConfigJob) -> str:
     """The name by which the Hub has a preset, where it is known; else the model as the user named it, as a path is."""
+    return hub_named(job.model, job.model if job.spec is None else job.spec.name)
+
+
+def hub_named(model: str, preset: str) -> str:
+    """The same of a model as the user named it, and the preset that it is."""
     names: dict[str, str] = read_toml(files("memcalc.convert.formats") / "hub.toml")["names"]
-    preset = job.model if job.spec is None else job.spec.name
-    is_path = "/" in job.model or job.model.endswith((".json", ".toml"))
-    return job.model if is_path else names.get(preset, job.model)
+    is_path = "/" in model or model.endswith((".json", ".toml"))
+    return model if is_path else names.get(preset, model)
 
 
 def sizes(spec: Model) -> dict[str, Any]:

@@ -34,6 +34,11 @@ LAYER_NAMES = {
     "down": "down_proj", "embedding": "embed_tokens", "head": "lm_head",
 }  # fmt: skip
 """As the architectures that keep each projection apart call their layers; packed ones differ from model to model."""
+_PATHS = {
+    target: f"{'mlp' if target in ('gate', 'up', 'down') else 'self_attn'}.{name}"
+    for target, name in LAYER_NAMES.items() if target not in ("embedding", "head")
+}  # fmt: skip
+"""Where those layers stand in a block."""
 _STORED = {
     r"gptq.*int4": "gptq-int4", r"gptq.*int8": "gptq-int8", r"(bnb|unsloth)-4bit": "nf4-dq", r"gptq|awq|aqlm|mxfp4": "",
 }  # fmt: skip
@@ -79,10 +84,44 @@ def set_lora(reader: ConfigReader, rank: int, key: str, all_linear: bool = False
     if all_linear or [str(name) for name in names] in ([name] for name in _ALL):
         reader.set("lora", f"{rank}:all-linear", key)
         return
-    if targets := targets_of(names):
+    if targets := targets_of(names) or targets_of_pattern(str(reader.raw(key, ""))):
         reader.set("lora", f"{rank}:{','.join(targets)}", key)
     else:
-        reader.ask("lora", key, ",".join(map(str, names))[:60] or "no layer at all")
+        listed = ",".join(map(str, names))[:60]
+        reason = f"names layers that memcalc does not know ({listed})" if listed else "names no layer at all"
+        reader.ask("lora", key, listed, reason)
+
+
+_BLOCKS = (
+    "model.layers",
+    "model.language_model.layers",
+    "language_model.model.layers",
+    "base_model.model.model.layers",
+)
+_SAFE = re.compile(r"(?:[\w.|()\[\]\\^$?:-]|[.\]dw]\*|[.\]dw]\+){1,200}")
+"""Patterns without repeated groups, which take no time worth speaking of on the names of layers."""
+
+
+def targets_of_pattern(pattern: str) -> tuple[str, ...]:
+    r"""The layers that a pattern matches in every block, as PEFT matches a text; none where blocks differ.
+
+    >>> targets_of_pattern(r"model.layers.[\d]+.(mlp|self_attn).(up|down|q)_proj")
+    ('q', 'up', 'down')
+    """
+    if not _SAFE.fullmatch(pattern) or len(re.findall(r"[*+]", pattern)) > 4:
+        return ()
+    try:
+        compiled = re.compile(pattern)
+    except (re.error, OverflowError, RecursionError):
+        return ()
+    for blocks in _BLOCKS:
+        matches = {
+            tuple(target for target, layer in _PATHS.items() if compiled.fullmatch(f"{blocks}.{number}.{layer}"))
+            for number in (0, 3, 10, 27, 79)
+        }
+        if len(matches) == 1 and (targets := matches.pop()):
+            return targets
+    return ()
 
 
 def set_also_trained(reader: ConfigReader, key: str) -> None:
@@ -93,7 +132,7 @@ def set_also_trained(reader: ConfigReader, key: str) -> None:
     if targets:
         reader.set("also_train", targets, key)
     if len(known) > len(targets):
-        reader.not_modelled({key: "of layers trained whole beside adapters, embedding and head are modelled"})
+        reader.not_modelled({key: "of layers trained in full with adapters, embedding and head are modelled"})
 
 
 def set_stored(reader: ConfigReader, key: str) -> bool:
@@ -104,7 +143,8 @@ def set_stored(reader: ConfigReader, key: str) -> bool:
             if stored:
                 reader.set("quantize", stored, key)
             else:
-                reader.ask("quantize", key, name.rpartition("/")[2])
+                stem = name.rpartition("/")[2]
+                reader.ask("quantize", key, stem, f"is {stem[:60]}, whose bits its name does not say")
             return True
     return False
 

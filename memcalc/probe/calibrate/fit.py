@@ -250,7 +250,7 @@ def _times(result: _FitResult, fitting: Sequence[Row], held_back: Sequence[Row])
         too_few = f"step time: {counts[0]} timed rows to fit on and {counts[1]} held back: {FEWEST} and {JUDGES} needed"
         if timed:
             names = listed(constant.name for constant in timed)
-            result.notes.append(f"{too_few}; {names} stand on timed operations alone.")
+            result.notes.append(f"{too_few}; {names} rest on timed operations only.")
             result.fields["constant"] = tuple(timed)
             _compare_constants(result, timed, written=True)
         else:

@@ -17,8 +17,7 @@ from memcalc.units import MIB
 
 if TYPE_CHECKING:
     from memcalc.specs.hardware import GPU
-    from memcalc.specs.probes import Rate
-    from memcalc.specs.runs import RunsFile
+    from memcalc.specs.runs import Rate, RunsFile
 
 FEWEST = 3
 """Sizes that must have been timed."""

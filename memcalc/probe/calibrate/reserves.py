@@ -14,8 +14,9 @@ from memcalc.specs.calibration import FittedReserve, Gain, Left
 if TYPE_CHECKING:
     from memcalc.probe.calibrate.rows import Row
     from memcalc.results.estimates import Estimate
-    from memcalc.specs.reserve import Reserve
-    from memcalc.specs.runs import Figure, Run
+    from memcalc.specs.figures import Figure
+    from memcalc.specs.runs import Run
+    from memcalc.specs.step_time import Reserve
 
 COVERAGE = 0.95
 FEWEST = 20
@@ -103,7 +104,7 @@ def widening_of(rows: Sequence[ReserveSample], middle: float, fitted: Range) -> 
 
 
 def fitted_range(rows: Sequence[ReserveSample], middle: float) -> Mapping[str, Any]:
-    """The fields of a :class:`~memcalc.specs.reserve.Reserve` for the figures of one class of allocator."""
+    """The fields of a :class:`~memcalc.specs.step_time.Reserve` for the figures of one class of allocator."""
     errors, widening = [row.error(middle) for row in rows], widening_of(rows, middle, range_of)
     low, high = (widening * end for end in range_of(errors))
     limit = widening_of(rows, middle, limit_of) * limit_of(errors)[1]

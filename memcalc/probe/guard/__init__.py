@@ -67,6 +67,8 @@ def guard(plan: Given | None = None, **options: Any) -> Watch:
         A file of JSON lines for the reports.
     prometheus : bool
         Whether there are gauges for Prometheus; with ``port``, ``textfile`` or ``registry``, where they are.
+    address : str
+        Where ``port`` listens: this machine alone when left out; ``"0.0.0.0"`` is every network, for whoever asks.
     preset_dirs
         Folders with presets of your own, looked up first.
 

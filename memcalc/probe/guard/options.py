@@ -57,6 +57,8 @@ class Options:
     jsonl: str | None = None
     prometheus: bool = False
     port: int | None = None
+    address: str | None = None
+    """Where the port listens: this machine alone (127.0.0.1) where None."""
     textfile: str | None = None
     registry: Any = None
     """A registry of prometheus_client."""
@@ -72,10 +74,12 @@ class Options:
             if value is not None and parse_count(value, name) < 1:
                 raise InputError(name, value, "must be a whole number, at least 1")
         if self.recompute_limit is not None and not 0 < self.recompute_limit < float("inf"):
-            raise InputError("recompute_limit", self.recompute_limit, "must be milliseconds of a step, above 0")
+            raise InputError("recompute_limit", self.recompute_limit, "must be milliseconds per step, above 0")
         for name, allowed in (("on_pressure", get_args(OnPressure)), ("stop", get_args(Stop))):
             if getattr(self, name) not in allowed:
                 raise UnknownNameError(name, getattr(self, name), f"must be one of {', '.join(allowed)}", allowed)
+        if self.address is not None and self.port is None:
+            raise CombinationError("address", self.address, "a port listens there: give port too")
         if self.relax and self.on_pressure != "step":
             raise CombinationError("relax", self.relax, "takes back steps: on_pressure='step'")
 

@@ -106,12 +106,12 @@ GAUGES = {
     "predicted_device_peak": ("memcalc_", "Bytes on the device that the plan in force predicts."),
     "reserved_difference": ("memcalc_", "Reserved peak less the predicted one, in bytes."),
     "allocated_difference": ("memcalc_", "Allocated peak less the predicted one, in bytes."),
-    "allocator_retries": ("memcalc_", "Allocations of the window for which the cache had to be given back."),
+    "allocator_retries": ("memcalc_", "Allocations of the window that made the allocator free its cache."),
     "steps_taken": ("memcalc_", "Steps to safer plans so far."),
     "step": ("memcalc_", "Optimizer steps so far."),
     "pressure": ("memcalc_", "1 where memory was short in the window, else 0."),
     "recompute_over": ("memcalc_", "1 where recomputation took longer than its limit, else 0."),
-    "accumulation_over": ("memcalc_", "1 where a step has more micro-batches than its limit, else 0."),
+    "accumulation_over": ("memcalc_", "1 where one step has more micro-batches than its limit, else 0."),
 }
 """Of each number of the record, what its metric's name begins with, and its help."""
 
@@ -135,6 +135,7 @@ class Gauges:
         self._gauges = _KNOWN[self._registry]
         self._names = [GAUGES[key][0] + key for key in GAUGES]
         self._textfile = options.textfile
+        self._address = options.address or "127.0.0.1"
         self._server = None if options.port is None else self._served(options.port, local_rank)
 
     def _made(self, key: str) -> Any:
@@ -158,9 +159,9 @@ class Gauges:
 
     def _listening(self, port: int, registry: Any) -> Any:
         try:
-            return self._client.start_http_server(port, registry=registry)[0]
+            return self._client.start_http_server(port, self._address, registry=registry)[0]
         except (OSError, OverflowError) as error:
-            raise InputError("port", port, f"must be free to listen on ({error})") from None
+            raise InputError("port", port, f"must be free to listen on at {self._address} ({error})") from None
 
     def show(self, values: dict[str, Value]) -> None:
         """Take the values of a record; what was not measured in it keeps its last value."""

@@ -8,21 +8,18 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from memcalc.errors import CombinationError, InputError, MemcalcError, RestartNeeded
-from memcalc.probe.guard.advice import settings_for
-from memcalc.probe.guard.ladder import AllowedActions, ladder_of
+from memcalc.probe.guard.ladder import AllowedActions, RestartOption, ladder_of, restarts_of
 from memcalc.probe.guard.options import WINDOWS, Options, check_given, limit_of
-from memcalc.probe.guard.pressure import PressureLevel, PressureRule
+from memcalc.probe.guard.pressure import PressureLevel, PressureRule, settings_for
 from memcalc.probe.guard.reporter import LOG, Reporter, Value, Window
-from memcalc.probe.guard.restart import RestartOption, restarts_of
 from memcalc.results.plans import Plan
 
 if TYPE_CHECKING:
-    from memcalc.probe.guard.ladder import Given, Ladder
+    from memcalc.probe.guard.ladder import Given, Ladder, Restarts
     from memcalc.probe.guard.pressure import Reading
-    from memcalc.probe.guard.restart import Restarts
     from memcalc.probe.live.guard_meter import Ranks, RecomputeTimer
     from memcalc.probe.live.guard_switch import Switch
-    from memcalc.results.saved import SavedPlan
+    from memcalc.results.plans import SavedPlan
 
 
 class Watch:
@@ -220,7 +217,7 @@ class Watch:
         self._warn_of_limits(values)
         if short:
             self._calm = 0
-            reason = pressure.short or "memory is short on another rank"
+            reason = pressure.short or "low memory on another rank"
             allowed = self._allowed_actions(micro_batch=not unread, recompute=not slow)
             self._act(f"step {self.step}: {reason}", values, allowed, self._settings(sample))
         elif self.options.relax:
@@ -253,7 +250,7 @@ class Watch:
         """Say once that recomputation or accumulation is above its limit, and again after it was below."""
         limits = self.options
         for name, amount in (
-            ("recompute", f"{values['checkpoint_recompute_time_ms']} ms a step, above {limits.recompute_limit} ms"),
+            ("recompute", f"{values['checkpoint_recompute_time_ms']} ms per step, above {limits.recompute_limit} ms"),
             ("accumulation", f"{values['accumulation_steps']} micro-batches, above {limits.accumulation_limit}"),
         ):
             over = bool(values[f"{name}_over"])
@@ -338,7 +335,7 @@ class Watch:
             return "there is no plan to go over to: memcalc plan --save PLAN.json makes one"
         smaller = "no saved plan is clearly smaller than the one in force"
         if self.options.accumulation_limit is not None:
-            smaller += f" with at most {self.options.accumulation_limit} micro-batches a step"
+            smaller += f" with at most {self.options.accumulation_limit} micro-batches per step"
         none = self._restarts.refusal or smaller
         return f"nothing safer is left: {none.rstrip('.')}"
 

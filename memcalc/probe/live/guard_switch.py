@@ -85,7 +85,7 @@ def _refusal(model: Any, strategy: Strategy) -> str:
     if any(hasattr(module, "_orig_mod") or module._compiled_call_impl is not None for module in model.modules()):
         return "the model is compiled, and another policy would compile it again"
     if getattr(model, "static_graph", False):
-        return "DistributedDataParallel was told that the graph is static"
+        return "DistributedDataParallel has static_graph=True"
     return ""
 
 

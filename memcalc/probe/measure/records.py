@@ -13,8 +13,8 @@ from memcalc._version import __version__
 from memcalc.errors import InputError
 from memcalc.probe.measure.planning import Planned, Target, run_without_figures
 from memcalc.results.probe import ProbedJob, ProbeFigure
-from memcalc.specs.probes import Communicator, Probe, Rate
-from memcalc.specs.runs import FIGURES, LeftOut, Run, RunsFile
+from memcalc.specs.figures import FIGURES
+from memcalc.specs.runs import Communicator, LeftOut, Probe, Rate, Run, RunsFile
 from memcalc.units import GIB
 
 if TYPE_CHECKING:

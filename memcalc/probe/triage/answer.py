@@ -11,6 +11,7 @@ from memcalc._version import __version__
 from memcalc.errors import FileError, MemcalcError, MissingError
 from memcalc.files import regular, there
 from memcalc.probe.triage.causes import cause, ranked, shown
+from memcalc.probe.triage.engine_lines import engine_failed, is_engine_log
 from memcalc.probe.triage.frames import read_stack, site_of
 from memcalc.probe.triage.job import TriageJob, changes_of, comparison_of, job_of, verdict_of
 from memcalc.probe.triage.logs import Figures, OomEvent, read_log
@@ -18,6 +19,7 @@ from memcalc.probe.triage.message_causes import causes_of, other_processes, outs
 from memcalc.probe.triage.plain_pickle import looks_like_pickle
 from memcalc.probe.triage.snapshot import LARGEST_SNAPSHOT, read_snapshot
 from memcalc.probe.triage.snapshot_causes import SnapshotEvidence, evidence_of
+from memcalc.results.serving import EngineLog
 from memcalc.results.triage import GpuProcess, Triage, TriageCause, TriageFailure
 
 LARGEST_LOG = 256 << 20
@@ -47,9 +49,11 @@ def _read(path: Path) -> bytes:
     with regular(path) as stream:
         head = stream.read(2)
         most = LARGEST_SNAPSHOT if head[:1] in {b"\x80", b"{", b"["} else LARGEST_LOG
-        if os.fstat(stream.fileno()).st_size > most:
+        size = os.fstat(stream.fileno()).st_size
+        if size > most:
             raise FileError("file", str(path), f"must be at most {most >> 20} MiB; of a log, give its end")
-        return head + stream.read(most)
+        # reading makes room for all that is asked for; a log that grows meanwhile is read as it was
+        return head + stream.read(size)
 
 
 def is_snapshot(content: bytes) -> bool:
@@ -95,8 +99,8 @@ def triage(
     settings: Mapping[str, Any] | None = None,
     preset_dirs: Iterable[str] = (),
     **options: Any,
-) -> Triage:
-    """Explain an out-of-memory message, a log that holds one, or a memory snapshot.
+) -> Triage | EngineLog:
+    """Explain an out-of-memory message, a log that holds one, a memory snapshot, or an inference engine's start-up log.
 
     With a job, told by ``options``, by its ``config`` files or by a saved ``plan``, what was measured stands beside the
     estimate, and each change that is proposed is proved by it. Snapshots are read as plain data: nothing in them runs.
@@ -116,8 +120,9 @@ def triage(
 
     Returns
     -------
-    Triage
-        Causes with their evidence, the most likely first, and the changes that help [bytes].
+    Triage or EngineLog
+        Causes with their evidence, the most likely first, and the changes that help [bytes]; of an engine's log its
+        figures beside their predictions.
 
     Raises
     ------
@@ -127,10 +132,20 @@ def triage(
         Where there is no failure to explain.
     """
     content, name = content_of(source)
+    if not is_snapshot(content) and _of_engine(text := log_text(content, name)):
+        from memcalc.probe.triage.engine import engine_log
+
+        typed = {option: value for option, value in options.items() if value is not None}
+        return engine_log(text, name, typed, tuple(preset_dirs))
     job = job_of(tuple(config), plan, options, dict(settings or {}), tuple(preset_dirs))
     if is_snapshot(content):
         return _of_snapshot(evidence_of(read_snapshot(content, name)), name, job)
     return _of_log(log_text(content, name), name, job)
+
+
+def _of_engine(text: str) -> bool:
+    """Whether a log is of an engine's start; a trainer that ran out beside an engine that runs is none."""
+    return is_engine_log(text) and (engine_failed(text) or not read_log(text).events)
 
 
 def _of_log(text: str, name: str, job: TriageJob | None) -> Triage:
@@ -152,7 +167,7 @@ def _of_log(text: str, name: str, job: TriageJob | None) -> Triage:
         "outside PyTorch": outside_of(figures),
         "capacity": figures.capacity,
     }
-    unknown = ["which tensors hold the memory: a message has totals alone"] if figures.backend != "host" else []
+    unknown = ["which tensors use the memory (the message has totals only)"] if figures.backend != "host" else []
     if context.evidence is None:
         unknown.append("what ran: no traceback stands above the message")
     if figures.backend != "host" and figures.this_process is None and not figures.processes:
@@ -257,7 +272,7 @@ def _of_job(
     peak = estimate.peak.allocated
     if allocated is not None and allocated > _MORE * peak:
         more = allocated - peak
-        evidence = f"{shown(allocated)} are held or asked for, {shown(peak)} is the estimate's peak: {shown(more)} more"
+        evidence = f"{shown(allocated)} held or requested, {shown(peak)} is the estimate's peak: {shown(more)} more"
         yield cause("unexplained", "likely" if failed else "possible", evidence, size=more)
     if figures.tried is not None and snapshot is None:
         yield from _like_logits(job, figures.tried)
@@ -274,7 +289,7 @@ def _of_evaluation(job: TriageJob, allocated: int | None) -> Iterable[TriageCaus
     )
     outputs = evaluation.batch_outputs
     batches = f"; the logits of one batch of all ranks are {shown(outputs)}" if outputs else ""
-    evidence = f"{shown(allocated)} are held or asked for, {forward}{batches}"
+    evidence = f"{shown(allocated)} held or requested, {forward}{batches}"
     yield cause("evaluation-outputs", "likely", evidence, size=more)
 
 
@@ -292,9 +307,7 @@ def _like_logits(job: TriageJob, tried: int) -> Iterable[TriageCause]:
     for width, name in ((4, "fp32"), (2, "16-bit")):
         size = tokens * vocab * width
         if size >= 1 << 26 and abs(-(-size // (1 << 21)) * (1 << 21) - tried) <= digits:
-            evidence = (
-                f"{shown(tried)} were asked for: {tokens:,} tokens times {vocab:,} words in {name}, the logits' size"
-            )
+            evidence = f"the request of {shown(tried)} equals {tokens:,} tokens × {vocab:,} vocabulary in {name}"
             yield cause("logits", "likely", evidence, size=tried)
 
 

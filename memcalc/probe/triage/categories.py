@@ -10,15 +10,14 @@ from __future__ import annotations
 import numpy as np
 
 from memcalc.probe.triage.frames import StackContext, read_stack, site_of
-from memcalc.probe.triage.lifetimes import BEFORE, Bools, Ints, Lifetimes
-from memcalc.probe.triage.snapshot import ALLOC, Snapshot
+from memcalc.probe.triage.snapshot import ALLOC, BEFORE, Bools, Ints, Lifetimes, Snapshot
 from memcalc.results.triage import TriageGrowth
 
 KNOWN_BY = {
     "parameters": "made while a model was built or loaded, and never freed",
-    "gradients": "made in backward, and alive when the optimizer ran or to the end",
+    "gradients": "gradients (created in backward, live at the optimizer step)",
     "optimizer states": "made by the optimizer, and never freed",
-    "activations": "made in forward, and alive into backward or at this moment",
+    "activations": "activations (created in forward, still live)",
     "logits": "made at the loss, or of the size of what was",
     "attention scores": "made where scores or masks of attention are formed",
     "evaluation": "made while evaluating or generating",
@@ -28,10 +27,10 @@ KNOWN_BY = {
     "workspaces": "asked for by a BLAS library, and never freed",
     "temporaries": "freed before backward came",
     "inputs": "made by the data's path",
-    "kept from earlier steps": "made in a step that had ended, and still alive",
-    "backward": "made in backward; no optimizer ran after it, so that gradients are not told from temporaries",
+    "kept from earlier steps": "made in an earlier step, and still alive",
+    "backward": "made in backward; no optimizer ran after it: gradients or temporaries",
     "before the recording": "there when the recording began; no stack is known",
-    "unknown": "nothing says what it is",
+    "unknown": "unclassified",
 }
 CATEGORIES = tuple(KNOWN_BY)
 _WORKSPACES = (8519680, 33554432)

@@ -69,7 +69,7 @@ def job_of(
     paths = tuple(config)
     if plan is not None:
         if paths or options or settings:
-            raise CombinationError("plan", plan, "a saved plan tells the whole job: leave its other options out")
+            raise CombinationError("plan", plan, "--plan describes the whole job; drop the other job options")
         return _planned(plan, preset_dirs)
     if paths:
         return _configured(paths, options, settings, preset_dirs)
@@ -77,7 +77,7 @@ def job_of(
         return None
     absent = [f"--{name}" for name in ("model", "gpu") if options.get(name) is None]
     if absent:
-        raise MissingError(f"the job is told in part: give {' and '.join(absent)} too, or leave the job out.")
+        raise MissingError(f"incomplete job: add {' and '.join(absent)}, or drop the job options.")
     given = {name: value for name, value in options.items() if value is not None}
     return TriageJob(
         api.estimate(**given, settings=settings, preset_dirs=preset_dirs, advice=False), given, settings, preset_dirs
@@ -98,12 +98,12 @@ def _configured(
     paths: tuple[str, ...], options: Mapping[str, Any], settings: Mapping[str, Any], preset_dirs: tuple[str, ...]
 ) -> TriageJob:
     """A job from its own files; what ``memcalc check`` would edit is a change that is proved already."""
-    from memcalc.preflight import check
+    from memcalc.preflight import check_estimate
     from memcalc.preflight.merge import merge
     from memcalc.preflight.read_files import read_files
 
     given = {name: value for name, value in options.items() if value is not None}
-    answer = check(paths, settings=settings, preset_dirs=preset_dirs, **given)
+    answer = check_estimate(paths, settings=settings, preset_dirs=preset_dirs, **given)
     job = merge(read_files(paths), {**given, "settings": dict(settings)}, preset_dirs)
     keywords = {name: value for name, value in job.keywords.items() if name != "settings"}
     edited = None

@@ -93,17 +93,17 @@ def _limits(figures: Figures) -> Iterator[TriageCause]:
     ):
         reserved = figures.reserved if figures.reserved is not None else figures.allocated or 0
         if reserved + tried > figures.limit - _ROUNDING:
-            evidence = f"{shown(figures.limit)} are allowed, {shown(reserved)} held, {shown(tried)} asked for"
+            evidence = f"{shown(figures.limit)} are allowed, {shown(reserved)} held, {shown(tried)} requested"
             yield cause("limit", "certain", evidence)
             return
     if figures.capacity and tried > figures.capacity:
-        evidence = f"{shown(tried)} were asked for at once, of {shown(figures.capacity)} in all"
+        evidence = f"{shown(tried)} requested at once, of {shown(figures.capacity)} in all"
         yield cause("one-tensor", "certain", evidence, size=tried)
     elif free is not None and free > tried + _ROUNDING:
-        evidence = f"{shown(tried)} were asked for with {shown(free)} free"
+        evidence = f"{shown(tried)} requested with {shown(free)} free"
         yield cause("driver-refused", "likely", evidence)
     elif figures.capacity and tried > figures.capacity / 2 and (figures.reserved or 0) < figures.capacity / 2:
-        evidence = f"{shown(tried)} were asked for at once, of {shown(figures.capacity)} in all"
+        evidence = f"{shown(tried)} requested at once, of {shown(figures.capacity)} in all"
         yield cause("one-tensor", "likely", evidence, size=tried)
 
 
@@ -116,16 +116,12 @@ def holes_cause(figures: Figures) -> Iterator[TriageCause]:
     share = holes / reserved
     evidence = (
         f"{shown(holes)} of {shown(reserved)} reserved ({share:.0%}) are free but in pieces, "
-        f"{shown(figures.free or 0)} free in the driver, {shown(tried)} asked for"
+        f"{shown(figures.free or 0)} free in the driver, {shown(tried)} requested"
     )
     if enough and share >= _MUCH:
         yield cause("fragmentation", "likely", evidence, size=holes)
     elif enough or share >= 0.25:
-        says = (
-            "closing the holes would put it off, no more"
-            if enough
-            else "even closed, the holes would not have been enough"
-        )
+        says = "defragmenting would only delay it" if enough else "defragmenting would not have been enough"
         yield cause("fragmentation", "possible", evidence, says, size=holes)
 
 
@@ -152,7 +148,7 @@ def _others(figures: Figures) -> Iterator[TriageCause]:
         return
     unaccounted = capacity - free - used - sum(size for _, size in others)
     if unaccounted > _OUTSIDE and free + unaccounted >= tried:
-        evidence = f"{shown(unaccounted)} of {shown(capacity)} are neither free nor this process's as far as it is told"
+        evidence = f"{shown(unaccounted)} of {shown(capacity)} are neither free nor known to be this process's"
         sure_rest: Confidence = "likely" if unaccounted / capacity >= _MUCH else "possible"
         yield cause(
             "other-process",
@@ -169,7 +165,7 @@ def _outside(figures: Figures) -> Iterator[TriageCause]:
         return
     enough = outside + (figures.free or 0) >= tried
     share = outside / (figures.capacity or outside)
-    evidence = f"this process holds {shown(outside)} beside the {shown(figures.reserved or 0)} that PyTorch reserved"
+    evidence = f"this process holds {shown(outside)} on top of the {shown(figures.reserved or 0)} that PyTorch reserved"
     yield cause("outside-pytorch", "likely" if enough and share >= _MUCH else "possible", evidence, size=outside)
 
 
@@ -191,7 +187,7 @@ def stack_causes(figures: Figures, context: StackContext) -> Iterator[TriageCaus
         return
     size = figures.tried
     large = size is not None and size >= 0.02 * (figures.capacity or 0)
-    request = "" if size is None else f"{shown(size)} were asked for at "
+    request = "" if size is None else f"{shown(size)} requested at "
     evidence = f"{request}{context.evidence.short}" + (f": {context.evidence.code}" if context.evidence.code else "")
     if context.making == "predictions":
         yield cause("evaluation-outputs", "likely", evidence)
@@ -206,7 +202,7 @@ def stack_causes(figures: Figures, context: StackContext) -> Iterator[TriageCaus
         if not context.without_grad:
             yield cause("evaluation-graph", asks, evidence, "nothing on the stack switches gradients off")
         if context.making == "logits":
-            yield cause("evaluation-outputs", asks, evidence, "logits of earlier batches may be kept beside these")
+            yield cause("evaluation-outputs", asks, evidence, "logits of earlier batches may be kept as well")
 
 
 def _driver(figures: Figures, context: StackContext) -> Iterator[TriageCause]:
@@ -230,7 +226,7 @@ def _full(figures: Figures, context: StackContext, explained: bool) -> Iterator[
         return
     where = f", in {context.phase}" if context.phase else ""
     more = shown(figures.tried or 0)
-    evidence = f"PyTorch's tensors hold {shown(allocated)} of {shown(limit)}, {more} more were asked for{where}"
+    evidence = f"PyTorch's tensors hold {shown(allocated)} of {shown(limit)}, {more} more requested{where}"
     if share >= _FULL and allocated >= limit / 2:
         yield cause("too-large", "likely", evidence, size=allocated)
     elif not explained and allocated < limit:

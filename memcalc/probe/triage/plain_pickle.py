@@ -62,11 +62,11 @@ class _Plain(pickle.Unpickler):
 
     def find_class(self, module: str, name: str) -> NoReturn:
         """Refuse every class and function; extension codes come here too."""
-        raise PlainPickleError(f"must hold plain data alone, not {module[:40]}.{name[:40]}")
+        raise PlainPickleError(f"must hold plain data only, not {module[:40]}.{name[:40]}")
 
     def persistent_load(self, _pid: object) -> NoReturn:
         """Refuse what lies outside the file."""
-        raise PlainPickleError("must hold plain data alone, without persistent ids")
+        raise PlainPickleError("must hold plain data only, without persistent ids")
 
 
 def _inspect(content: bytes) -> None:
@@ -144,4 +144,4 @@ def _refusal(code: bytes) -> str:
         "FRAME",
     }:
         return f"must be a whole pickle with numbers that a snapshot can hold ({name})"
-    return f"must hold plain data alone, as torch writes it, without the opcode {name}"
+    return f"must hold plain data only, as torch writes it, without the opcode {name}"

@@ -16,7 +16,7 @@ from xml.etree import ElementTree as ET
 from memcalc.errors import InputError
 from memcalc.files import output_path, replacing
 from memcalc.report.charts.parts import legible
-from memcalc.report.palette import COMPONENTS, INK, MOODS, SERIES, printable
+from memcalc.report.palette import COMPONENTS, INK, MOODS, ROLES, SERIES, printable
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -152,7 +152,7 @@ def rules() -> str:
 
 def dark_rules() -> str:
     """Return the style rules that turn a chart's colours into those for a dark page, on screens that ask for it."""
-    shades = {*COMPONENTS.values(), *SERIES, *INK.values(), *MOODS.values()}
+    shades = {*COMPONENTS.values(), *ROLES.values(), *SERIES, *INK.values(), *MOODS.values()}
     result = "".join(  # without an ancestor: markers are matched apart from the picture that uses them
         f'[style*="{kind}: {shade.light}"], [{kind}="{shade.light}"] {{ {kind}: {shade.dark} !important }}\n'
         for shade in sorted(shades)

@@ -22,6 +22,7 @@ from memcalc.report.diff import brief, headline, signed
 from memcalc.report.estimate import MOODS
 from memcalc.report.palette import COMPONENTS, INK
 from memcalc.report.tables import gib
+from memcalc.results.names import component_name
 from memcalc.units import GIB
 
 if TYPE_CHECKING:
@@ -133,18 +134,19 @@ def _too_large(axes: Axes, result: Diff) -> None:
 def _keys(result: Diff) -> list[object]:
     before, after = dict(_parts(result.a.figures)), dict(_parts(result.b.figures))
     keys = [
-        patch_key(f"{name} {gib(size)} → {gib(after[name])}", COMPONENTS[name].light) for name, size in before.items()
+        patch_key(f"{component_name(name)} {gib(size)} → {gib(after[name])}", COMPONENTS[name].light)
+        for name, size in before.items()
     ]
     if result.steps:
-        keys += [patch_key("adds", **_MORE), patch_key("gives back", **_LESS)]
+        keys += [patch_key("adds", **_MORE), patch_key("saves", **_LESS)]
     rooms = dict.fromkeys(gib(point.capacity) for point in _points(result))
-    return [*keys, line_key(f"the GPU has {' → '.join(rooms)} GiB", **LIMIT)]
+    return [*keys, line_key(f"capacity {' → '.join(rooms)} GiB", **LIMIT)]
 
 
 def _tips(result: Diff) -> dict[str, str]:
     sides = (("a", result.a.figures), ("b", result.b.figures))
     tips = {
-        f"{index}-{name}": f"{index.upper()}: {name} {gib(size)} GiB"
+        f"{index}-{name}": f"{index.upper()}: {component_name(name)} {gib(size)} GiB"
         for index, item in sides
         for name, size in _parts(item)
     }

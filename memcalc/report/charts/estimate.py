@@ -21,6 +21,7 @@ from memcalc.report.estimate import MOODS, bar_of, head_of
 from memcalc.report.palette import COMPONENTS, INK
 from memcalc.report.palette import MOODS as SHADES
 from memcalc.report.tables import gib, percent
+from memcalc.results.names import component_name, phase_name
 from memcalc.units import GIB
 
 if TYPE_CHECKING:
@@ -60,7 +61,7 @@ def chart(result: Estimate) -> Chart:
 
     tips = {f"part-{name}": _sized(result, name, size) for name, size in bar_of(result).parts}
     tips |= {
-        f"phase-{phase}-{name}": f"{phase}: {name} {gib(size)} GiB"
+        f"phase-{phase}-{name}": f"{phase_name(phase)}: {name} {gib(size)} GiB"
         for phase, sizes in _by_phase(result).items()
         for name, size in sizes.items()
     }
@@ -73,7 +74,7 @@ def _by_phase(result: Estimate) -> dict[str, dict[str, int]]:
 
 
 def _sized(result: Estimate, name: str, size: int) -> str:
-    return f"{name} {gib(size)} GiB ({percent(size, result.peak.device)}%)"
+    return f"{component_name(name)} {gib(size)} GiB ({percent(size, result.peak.device)}%)"
 
 
 def _reach(result: Estimate) -> float:
@@ -86,14 +87,14 @@ def _frame(axes: Axes, result: Estimate) -> None:
     marked = {result.peak.phase: " (peak)"}
     axes.set_yticks(
         [0, _FIRST - 0.85, *(_FIRST + index for index in range(len(phases)))],
-        [f"one GPU  {gib(result.peak.device)}", "allocated in"]
-        + [f"{name}{marked.get(name, '')}  {gib(sum(sizes.values()))}" for name, sizes in phases.items()],
+        [f"one GPU  {gib(result.peak.device)}", "allocated, by phase:"]
+        + [f"{phase_name(name)}{marked.get(name, '')}  {gib(sum(sizes.values()))}" for name, sizes in phases.items()],
     )
     axes.tick_params(axis="y", length=0)
     axes.spines["left"].set_visible(False)
     axes.set_ylim(_FIRST + len(phases) - 1 + 0.5, -1.6)
     axes.set_xlim(0, _reach(result))
-    axes.set_xlabel("memory of one GPU [GiB]")
+    axes.set_xlabel("memory [GiB]")
     axes.xaxis.grid(visible=True)
 
 
@@ -112,13 +113,13 @@ def _limits(axes: Axes, result: Estimate) -> tuple[list[tuple[str, int, Rectangl
     if device >= capacity:
         beyond(axes, 0, _BAR, capacity, device)
         missing = axes.text(
-            _reach(result), -1.32, f"{gib(device - capacity)} GiB missing", ha="right", va="center", fontsize=8.5,
+            _reach(result), -1.32, f"over by {gib(device - capacity)} GiB", ha="right", va="center", fontsize=8.5,
             fontweight="bold", color=SHADES["bad"].light,
         )  # fmt: skip
         return [], [named, missing]
     free = capacity - device
     (patch,) = axes.barh(0, free / GIB, _BAR, left=device / GIB, color=INK["free"].light, edgecolor=INK["rule"].light)
-    return [("free", free, patch)], [named]
+    return [("headroom", free, patch)], [named]
 
 
 def _phases(axes: Axes, result: Estimate) -> None:
@@ -134,22 +135,22 @@ def _keys(result: Estimate) -> list[object]:
     keys = [patch_key(_sized(result, name, size), COMPONENTS[name].light) for name, size in bar_of(result).parts]
     if device < budget.capacity:
         free = budget.capacity - device
-        keys.append(patch_key(f"free {gib(free)} GiB", INK["free"].light, edgecolor=INK["rule"].light))
+        keys.append(patch_key(f"headroom {gib(free)} GiB", INK["free"].light, edgecolor=INK["rule"].light))
     else:
-        missing = f"missing {gib(device - budget.capacity)} GiB"
+        missing = f"over by {gib(device - budget.capacity)} GiB"
         keys.append(patch_key(missing, "none", edgecolor=SHADES["bad"].light, hatch="////"))
-    span = f"{gib(result.interval.low)} to {gib(result.interval.high)}"
+    span = f"{gib(result.interval.low)}–{gib(result.interval.high)}"
     return [
         *keys,
-        line_key(f"the GPU has {gib(budget.capacity)} GiB", **LIMIT),
+        line_key(f"capacity {gib(budget.capacity)} GiB", **LIMIT),
         line_key(f"usable for tensors {gib(budget.usable)} GiB", **USABLE),
-        line_key(f"predicted range {span} GiB", **_RANGE),
+        line_key(f"95% range {span} GiB", **_RANGE),
     ]
 
 
 def _alt(result: Estimate, verdict: str, title: str) -> str:
-    parts = ", ".join(f"{name} {gib(size)}" for name, size in bar_of(result).parts)
-    phases = ", ".join(f"{name} {gib(sum(sizes.values()))}" for name, sizes in _by_phase(result).items())
+    parts = ", ".join(f"{component_name(name)} {gib(size)}" for name, size in bar_of(result).parts)
+    phases = "; ".join(f"{phase_name(name)} {gib(sum(sizes.values()))}" for name, sizes in _by_phase(result).items())
     return (
         f"{title}: {verdict}. One GPU at the peak in GiB: {parts}; it has {gib(result.budget.capacity)}, "
         f"of which {gib(result.budget.usable)} for tensors. Allocated by phase in GiB: {phases}."

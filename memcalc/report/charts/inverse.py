@@ -12,6 +12,7 @@ from memcalc.report.inverse import UNITS, head_of
 from memcalc.report.palette import COMPONENTS, INK, SERIES
 from memcalc.report.palette import MOODS as SHADES
 from memcalc.report.tables import gib
+from memcalc.results.names import component_name
 from memcalc.units import GIB
 
 if TYPE_CHECKING:
@@ -124,16 +125,16 @@ def _marks(axes: Axes, result: Inverse) -> list[Text]:
 def _keys(result: Inverse) -> list[Any]:
     points = result.curve
     used = [name for name in _stack(points[0]) if any(_stack(point)[name] for point in points)]
-    keys = [patch_key(name, COMPONENTS[name].light) for name in used]
+    keys = [patch_key(component_name(name), COMPONENTS[name].light) for name in used]
     keys.append(line_key("computed", **_DOTS))
     if any(point.retries and point.verdict != "does-not-fit" for point in points):
-        keys.append(line_key("fits with retries: the cache is given back", **_FLUSHED))
+        keys.append(line_key("fits, but frees its cache (slow)", **_FLUSHED))
     if result.best is not None:
-        keys.append(line_key(f"the largest that fits: {result.best.value}", **_ANSWER))
+        keys.append(line_key(f"limit: {result.best.value}", **_ANSWER))
     for miss in result.beyond:
         missing = gib(miss.missing, 2 if miss.missing > GIB else 4)
-        keys.append(line_key(f"{miss.value} does not: {missing} GiB missing", **_MISS))
-    return [*keys, line_key(f"the GPU has {gib(result.capacity)} GiB", **LIMIT)]
+        keys.append(line_key(f"{miss.value}: over by {missing} GiB", **_MISS))
+    return [*keys, line_key(f"capacity {gib(result.capacity)} GiB", **LIMIT)]
 
 
 def _bars(result: Inverse) -> Chart:
@@ -160,7 +161,7 @@ def _bars(result: Inverse) -> Chart:
         keys = [patch_key("fits", SERIES[0].light)] if result.best else []
         if result.beyond:
             keys.append(patch_key("does not fit", "none", edgecolor=SHADES["bad"].light, hatch="////"))
-        legend(figure, [*keys, line_key(f"the GPU has {gib(result.capacity)} GiB", **LIMIT)])
+        legend(figure, [*keys, line_key(f"capacity {gib(result.capacity)} GiB", **LIMIT)])
 
     tips = {
         f"value-{index}": f"{value}: {gib(size)} GiB, {'fits' if fits else 'does not fit'}"

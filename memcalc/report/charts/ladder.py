@@ -11,6 +11,7 @@ from memcalc.report.charts.parts import LIMIT, heading, is_narrow, legend, line_
 from memcalc.report.ladder import bars_of, verdict_of
 from memcalc.report.palette import COMPONENTS, INK, MOODS
 from memcalc.report.tables import gib
+from memcalc.results.names import component_name
 from memcalc.units import GIB, format_count
 
 if TYPE_CHECKING:
@@ -37,14 +38,14 @@ def chart(result: Ladder) -> Chart:
 
     def draw(figure: Figure) -> None:
         rows = [len(block.rows) for _, block in panels]
-        heading(figure, subject, f"memory of one GPU at the peak of each stage, {result.seq_len} tokens a sequence")
+        heading(figure, subject, f"memory of one GPU at the peak of each stage, sequence length {result.seq_len}")
         match = figure.subplots(len(panels), 1, sharex=True, squeeze=False, height_ratios=rows)[:, 0]
         for axes, (mode, block) in zip(match, panels, strict=True):
             _panel(axes, result, mode, block, narrow=is_narrow(figure))
         match[-1].set_xlabel("memory of one GPU [GiB]")
         names = [name for name, _ in panels[0][1].rows[0].parts]
-        limit = line_key(f"the GPU has {gib(result.capacity)} GiB", **LIMIT)
-        legend(figure, [*(patch_key(name, COMPONENTS[name].light) for name in names), limit])
+        limit = line_key(f"capacity {gib(result.capacity)} GiB", **LIMIT)
+        legend(figure, [*(patch_key(component_name(name), COMPONENTS[name].light) for name in names), limit])
 
     alt = f"{subject}. " + ". ".join(verdict_of(result, mode) for mode in result.readings)
     return Chart("ladder", alt, draw, _size(panels, *_WIDE), _size(panels, *_SLIM), _tips(panels))

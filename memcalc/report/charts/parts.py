@@ -9,8 +9,9 @@ from itertools import pairwise
 from math import cos, hypot, pi, sin
 from typing import TYPE_CHECKING, Any
 
-from memcalc.report.palette import COMPONENTS, INK, MOODS, printable, words_on
+from memcalc.report.palette import COMPONENTS, INK, MOODS, ROLES, printable, words_on
 from memcalc.report.tables import gib
+from memcalc.results.names import component_name
 from memcalc.units import GIB
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ _SMALL = 8.5
 _LEFT = 0.012
 _PAD = 3.0
 """Points above the heading, as Matplotlib's constrained layout leaves them."""
-_HUES = {**COMPONENTS, "free": INK["free"]}
+_HUES = {**COMPONENTS, **ROLES, "headroom": INK["free"]}
 LIMIT: dict[str, Any] = {"color": INK["limit"].light, "linestyle": (0, (5, 2)), "linewidth": 1.5}
 """How the line of a GPU's capacity is drawn everywhere."""
 USABLE: dict[str, Any] = {"color": INK["text"].light, "linestyle": (0, (1, 1.5)), "linewidth": 1.5}
@@ -70,7 +71,7 @@ def stacked(
     drawn, reached = [], 0
     for name, size in parts:
         (patch,) = axes.barh(
-            at, size / GIB, height, left=reached / GIB, color=COMPONENTS[name].light, edgecolor=INK["page"].light
+            at, size / GIB, height, left=reached / GIB, color=_HUES[name].light, edgecolor=INK["page"].light
         )
         if prefix:
             patch.set_gid(f"{prefix}{name}")
@@ -90,8 +91,8 @@ def keep_inside(axes: Axes, drawn: Sequence[tuple[str, int, Rectangle]], limit: 
             left, right = (left, limit) if limit - left > right - limit else (limit, right)
         space = axes.transData.transform([(left, 0), (right, 0)])
         width, height = 0.94 * (space[1][0] - space[0][0]), 0.96 * patch.get_window_extent().height
-        ink = words_on(COMPONENTS[name]) if name in COMPONENTS else INK["text"]
-        for label in (f"{name}\n{gib(size)}", gib(size)):
+        ink = INK["text"] if name == "headroom" else words_on(_HUES[name])
+        for label in (f"{component_name(name)}\n{gib(size)}", gib(size)):
             text = axes.text(
                 (left + right) / 2, patch.get_y() + patch.get_height() / 2, label, ha="center", va="center",
                 fontsize=_SMALL, color=ink.light, linespacing=1.25,

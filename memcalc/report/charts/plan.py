@@ -1,4 +1,4 @@
-"""Plans by memory and throughput, with the front of those that no other beats; the nearest changes where none fits."""
+"""Plans by memory and speed among all that was searched; the nearest changes where none fits."""
 
 from __future__ import annotations
 
@@ -22,19 +22,22 @@ if TYPE_CHECKING:
 
 _CLOSE, _CROWD = 0.85, 6
 """Share of the highest throughput from which plans are drawn again, larger, where there are as many."""
-_COUNTED = 8
-"""Plans up to which each says its number of GPUs, where there are several."""
 _FRONT: dict[str, Any] = {"color": INK["muted"].light, "linewidth": 1.2}
+_CLOUD: dict[str, Any] = {
+    "marker": "o", "markersize": 2.4, "linestyle": "none", "markeredgewidth": 0, "alpha": 0.45, "zorder": 1,
+}  # fmt: skip
+_RANGE: dict[str, Any] = {"linewidth": 1.1, "alpha": 0.55, "solid_capstyle": "butt", "zorder": 1.8}
+_HEADROOM = 1.06
 
 
 class _Kind(NamedTuple):
-    """How a plan is marked: its shape says whether its time is validated, a hollow one that it is tight."""
+    """How a plan is marked: its shape says whether its speed is checked, a hollow one that it is tight."""
 
     shape: str
     hollow: bool
 
 
-_SHAPES = {"o": "time validated", "s": "time not validated", "D": "offloaded, time not validated"}
+_SHAPES = {"o": "plan, speed checked", "s": "plan, speed unchecked", "D": "plan with offload, speed unchecked"}
 
 
 def chart(result: Plans) -> Chart:
@@ -42,48 +45,61 @@ def chart(result: Plans) -> Chart:
     if not result.plans:
         return nothing_chart(result)
     first = result.plans[0]
-    text = f"{len(result.plans)} of {result.feasible} strategies that fit" if len(result.plans) > 1 else "one plan"
+    count = len(result.plans)
+    text = f"{count} plan{'s' * (count > 1)} among {result.feasible:,} strategies that fit"
     subject, hues = _subject(result), _hues(result)
     crowd = [plan for plan in result.plans if _speed(plan) >= _CLOSE * max(map(_speed, result.plans))]
     zoomed = crowd if len(crowd) >= _CROWD else []
 
     def draw(figure: Figure) -> None:
-        heading(figure, f"Memory and throughput: {text}", subject)
+        heading(figure, f"Memory and speed: {text}", subject)
         panels = 2 if zoomed else 1
         shape = (panels, 1) if is_narrow(figure) else (1, panels)
         total, *close = figure.subplots(*shape, squeeze=False).flat
-        fronts = _whole(total, result)
+        lines = _whole(total, result)
         closer = [_closer(axes, total, result, zoomed) for axes in close]
-        legend(figure, _keys(result, fronts))
-        placed = [Placed(total, name(plan), *_at(plan), named=plan not in zoomed) for plan in result.plans]
-        place(figure, placed, fronts)
-        for axes, lines in zip(close, closer, strict=True):
-            place(figure, [Placed(axes, name(plan), *_at(plan)) for plan in zoomed], lines)
-
-    def name(plan: Plan) -> str:
-        counted = len(hues) > 1 and len(result.plans) <= _COUNTED
-        return f"{plan.rank}: {plan.gpus} GPU{'s' * (plan.gpus > 1)}" if counted else str(plan.rank)
+        legend(figure, _keys(result))
+        short = is_narrow(figure) or bool(zoomed)
+        placed = [
+            Placed(total, _name(plan, hues, short=short), *_at(plan), named=plan not in zoomed) for plan in result.plans
+        ]
+        place(figure, placed, lines)
+        for axes, drawn in zip(close, closer, strict=True):
+            place(figure, [Placed(axes, _name(plan, hues, short=True), *_at(plan)) for plan in zoomed], drawn)
 
     tips = {f"plan-{plan.rank}": _told(plan) for plan in result.plans}
     tips |= {f"close-{plan.rank}": _told(plan) for plan in zoomed}
     listed = " ".join(f"{_told(plan)}." for plan in result.plans)
     front = ", ".join(f"#{rank}" for rank in result.pareto)
-    alt = f"{subject}. {text}, the first with {_speed(first):.0f} tok/s/GPU. On the front: {front}. {listed}"
+    alt = f"{subject}. {text}, the first with {_speed(first):.0f} tok/s/GPU. Pareto-optimal: {front}. {listed}"
     rows = 2 if zoomed else 1
     return Chart("plan", alt, draw, (9, 5.4), (4, 4.6 + 3.2 * rows), tips)
+
+
+def _name(plan: Plan, hues: dict[int, str], *, short: bool) -> str:
+    """Return what stands beside a plan: its rank, and what it is listed for or its number of GPUs."""
+    if len(hues) > 1:
+        return f"#{plan.rank}: {plan.gpus} GPU{'s' * (plan.gpus > 1)}"
+    what = "" if short else next(iter(plan.special), "")
+    return f"#{plan.rank} {what}".strip()
 
 
 def _subject(result: Plans) -> str:
     model, counts = result.model, sorted({plan.gpus for plan in result.plans})
     gpus = " or ".join(map(str, counts))
     return (
-        f"{model.name} ({format_count(model.parameters)} parameters) on {gpus} × {result.hardware.gpu}, "
-        f"{result.seq_len} tokens a sequence, ranked by {result.objective}. {_told(result.plans[0])}"
+        f"{model.name} ({format_count(model.parameters)}) on {gpus} × {result.hardware.gpu}, "
+        f"sequence length {result.seq_len}, ranked by {result.objective}. {_told(result.plans[0])}"
     )
 
 
 def _speed(plan: Plan) -> float:
     return plan.time.tokens_per_second_per_gpu
+
+
+def _span(plan: Plan) -> tuple[float, float]:
+    """The range of a plan's throughput [tokens/s]."""
+    return _speed(plan) * plan.time.step / plan.time.high, _speed(plan) * plan.time.step / plan.time.low
 
 
 def _at(plan: Plan) -> tuple[float, float]:
@@ -107,82 +123,96 @@ def _look(kind: _Kind, hue: str) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _points(axes: Axes, result: Plans, plans: list[Plan], prefix: str) -> list[Line2D]:
-    """Draw the front of each number of GPUs, and the plans; return the fronts."""
-    hues, fronts = _hues(result), []
-    for count in hues:
-        front = sorted(_at(plan) for plan in plans if plan.gpus == count and plan.rank in result.pareto)
+def _searched(axes: Axes, result: Plans, prefix: str) -> list[Line2D]:
+    """Draw what the search found for each number of GPUs as a cloud, and its frontier; return the frontiers."""
+    lines = []
+    for count, hue in _hues(result).items():
+        known = [item for item in result.cloud if item.gpus == count]
+        cloud = [(item.tokens_per_second_per_gpu, item.device / GIB) for item in known]
+        if cloud:
+            axes.plot(*zip(*cloud, strict=True), color=hue, gid=f"{prefix}-cloud-{count}", **_CLOUD)
+        front = sorted((item.tokens_per_second_per_gpu, item.device / GIB) for item in known if item.frontier)
         if len(front) > 1:
             steps = [front[0], *((x, y) for (left, _), (right, y) in pairwise(front) for x in (left, right))]
             (line,) = axes.plot(*zip(*steps, strict=True), zorder=1.5, gid=f"{prefix}-front-{count}", **_FRONT)
-            fronts.append(line)
+            lines.append(line)
+    return lines
+
+
+def _points(axes: Axes, result: Plans, plans: list[Plan], prefix: str) -> list[Line2D]:
+    """Draw what was searched, and the plans with the ranges of their speed; return the lines."""
+    hues, lines = _hues(result), _searched(axes, result, prefix)
+    for plan in plans:
+        _, size = _at(plan)
+        lines += axes.plot(
+            _span(plan), (size, size), color=hues[plan.gpus], gid=f"{prefix}-range-{plan.rank}", **_RANGE
+        )
     for plan in plans:
         (drawn,) = axes.plot(*_at(plan), **_look(_kind(plan), hues[plan.gpus]))
         drawn.set_gid(f"{prefix}-{plan.rank}")
-    return fronts
+    return lines
 
 
 def _whole(axes: Axes, result: Plans) -> list[Line2D]:
-    """Draw all plans, both axes from zero; return the fronts."""
-    fronts = _points(axes, result, list(result.plans), "plan")
-    axes.axhline(result.capacity / GIB, **LIMIT)
-    axes.set_xlim(0, max(map(_speed, result.plans)) * 1.12)
+    """Draw all plans, both axes from zero; return the lines."""
+    lines = _points(axes, result, list(result.plans), "plan")
+    lines.append(axes.axhline(result.capacity / GIB, **LIMIT))
+    fastest = [item.tokens_per_second_per_gpu for item in result.cloud]
+    axes.set_xlim(0, max([*(_span(plan)[1] for plan in result.plans), *fastest]) * _HEADROOM)
     axes.set_ylim(0, result.capacity / GIB * 1.1)
     axes.grid(visible=True)
-    axes.set_xlabel("tokens a second and GPU [tok/s]")
-    axes.set_ylabel("memory of one GPU [GiB]")
-    return fronts
+    axes.set_xlabel("speed [tok/s/GPU]")
+    axes.set_ylabel("memory per GPU [GiB]")
+    return lines
 
 
 def _closer(axes: Axes, total: Axes, result: Plans, plans: list[Plan]) -> list[Line2D]:
-    """Draw the crowd again, and say that its axes do not begin at zero; return the fronts."""
+    """Draw the crowd again, and say that its axes do not begin at zero; return the lines."""
     from matplotlib.patches import Rectangle
 
-    fronts = _points(axes, result, plans, "close")
-    (left, right), (low, high) = (_span(values) for values in zip(*map(_at, plans), strict=True))
+    lines = _points(axes, result, plans, "close")
+    (left, right), (low, high) = (_margins(values) for values in zip(*map(_at, plans), strict=True))
     axes.set_xlim(left, right)
     axes.set_ylim(low, high)
     if low < result.capacity / GIB < high:
         axes.axhline(result.capacity / GIB, **LIMIT)
     axes.grid(visible=True)
-    axes.set_xlabel("tokens a second and GPU [tok/s]")
-    axes.set_title("the box, larger: its axes do not begin at 0", fontsize=8.5, fontweight="normal")
+    axes.set_xlabel("speed [tok/s/GPU]")
+    axes.set_title("Zoomed in (axes do not start at 0)", fontsize=8.5, fontweight="normal")
     box = Rectangle((left, low), right - left, high - low, fill=False, edgecolor=INK["muted"].light, linewidth=0.9)
     total.add_patch(box)
-    return fronts
+    return lines
 
 
-def _span(values: tuple[float, ...]) -> tuple[float, float]:
+def _margins(values: tuple[float, ...]) -> tuple[float, float]:
     low, high = min(values), max(values)
     space = 0.14 * (high - low) or 0.02 * high
     return low - space, high + space
 
 
-def _keys(result: Plans, fronts: list[Line2D]) -> list[Any]:
+def _keys(result: Plans) -> list[Any]:
     hues, keys = _hues(result), []
     text = INK["text"].light
-    for kind in sorted({_kind(plan) for plan in result.plans}):
-        of_kind = [plan for plan in result.plans if _kind(plan) == kind]
-        name = f"{_SHAPES[kind.shape]}{', tight' * kind.hollow}: {_factors(of_kind)}"
-        keys.append(line_key(name, **_look(kind, text if len(hues) > 1 else next(iter(hues.values())))))
+    only = text if len(hues) > 1 else next(iter(hues.values()))
+    keys += [
+        line_key(f"{_SHAPES[kind.shape]}{', tight' * kind.hollow}", **_look(kind, only))
+        for kind in sorted({_kind(plan) for plan in result.plans})
+    ]
+    keys.append(line_key("range of its speed", color=only, **_RANGE))
     if len(hues) > 1:
         keys += [line_key(f"{n} GPU{'s' * (n > 1)}", **_look(_Kind("o", False), hue)) for n, hue in hues.items()]
-    keys.append(line_key(f"the GPU has {gib(result.capacity)} GiB", **LIMIT))
-    if fronts:
-        keys.append(line_key("front: no other plan is better in everything", **_FRONT))
+    if result.cloud:
+        keys.append(line_key("searched, fits", color=only, **_CLOUD))
+        keys.append(line_key("Pareto front: no other is both smaller and faster", **_FRONT))
+    keys.append(line_key(f"capacity {gib(result.capacity)} GiB", **LIMIT))
     return keys
-
-
-def _factors(plans: list[Plan]) -> str:
-    """What published runs support of the throughput of some plans, as factors."""
-    low = min(plan.time.step / plan.time.high for plan in plans)
-    high = max(plan.time.step / plan.time.low for plan in plans)
-    return f"throughput × {low:.2g} to × {high:.2g}"
 
 
 def _told(plan: Plan) -> str:
     tight = ", tight" if plan.verdict == "tight" else ""
-    return f"#{plan.rank} ({_words(plan)}) {_speed(plan):.0f} tok/s/GPU, {gib(plan.peak.device)} GiB{tight}"
+    low, high = _span(plan)
+    speed = f"{_speed(plan):.0f} ({low:.0f}–{high:.0f}) tok/s/GPU"
+    return f"#{plan.rank} ({_words(plan)}) {speed}, {gib(plan.peak.device)} GiB{tight}"
 
 
 def _words(plan: Plan) -> str:
@@ -212,10 +242,10 @@ def nothing_chart(result: Plans) -> Chart:
         axes.set_yticks(range(len(changes)), [f"{n}  {gib(c.device)}" for n, c in zip(names, changes, strict=True)])
         axes.set_ylim(len(changes) - 0.4, -0.6)
         axes.set_xlim(0, max([result.capacity, *(change.device for change in changes)]) / GIB * 1.05)
-        axes.set_xlabel("memory of one GPU [GiB]", loc="right")
+        axes.set_xlabel("memory per GPU [GiB]", loc="right")
         axes.xaxis.grid(visible=True)
         keys = [patch_key("with the change", SERIES[0].light)]
-        limit = f"the GPU has {gib(result.capacity)} GiB; another GPU has its own"
+        limit = f"capacity {gib(result.capacity)} GiB; another GPU has its own"
         legend(figure, [*keys, line_key(limit, **LIMIT)])
 
     listed = "; ".join(f"{change.change} {gib(change.device)} GiB" for change in changes) or "none is known"

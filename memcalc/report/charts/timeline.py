@@ -12,6 +12,7 @@ from memcalc.report.charts.parts import LIMIT, USABLE, drop_overlaps, heading, i
 from memcalc.report.estimate import head_of
 from memcalc.report.palette import COMPONENTS, INK
 from memcalc.report.tables import gib
+from memcalc.results.names import phase_name
 from memcalc.units import GIB
 
 if TYPE_CHECKING:
@@ -19,14 +20,15 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from matplotlib.text import Text
 
-    from memcalc.results.estimates import Estimate, StagePeak, Timeline
+    from memcalc.results.details import Timeline
+    from memcalc.results.estimates import Estimate, StagePeak
 
 _PARTS = {
     "forward-last": "forward", "forward": "loss", "loss": "loss", "backward-last": "backward",
     "backward-end": "backward", "step": "step",
 }  # fmt: skip
 """What the parts of a step are called, by the phase that begins."""
-_NO_REPLAY = "no curve: the allocator of this era\nhad rules that are not replayed"
+_NO_REPLAY = "no curve: this era's allocator\nis not simulated"
 _RESERVE: dict[str, Any] = {"facecolor": COMPONENTS["reserve"].light, "alpha": 0.3}
 _TOP: dict[str, Any] = {"color": INK["text"].light, "linewidth": 0.9}
 
@@ -95,7 +97,9 @@ def _bars(axes: Axes, stage: StagePeak) -> None:
             )  # fmt: skip
             patch.set_gid(f"stage-{stage.stage}-{phase}-{name}")
             reached += size
-    axes.set_xticks(range(len(stage.phases)), list(stage.phases), rotation=40, ha="right", rotation_mode="anchor")
+    axes.set_xticks(
+        range(len(stage.phases)), [*map(phase_name, stage.phases)], rotation=40, ha="right", rotation_mode="anchor"
+    )
     axes.tick_params(axis="x", length=0, labelsize=8)
 
 
@@ -168,8 +172,8 @@ def _below(axes: list[tuple[Axes, Axes]], result: Estimate, *, narrow: bool) -> 
         bars.set_xticklabels([])
     drawn = max(line.micro_batches for line in result.timeline)
     count = result.workload.accumulation_steps
-    some = f"; of {count} micro-batches up to {drawn}" if count > drawn else ""
-    first = f"allocations and frees in the order of a step{some}"
+    some = f"; first {drawn} of {count} micro-batches" if count > drawn else ""
+    first = f"allocations and frees, in the order of one step{some}"
     text = "\n".join([*textwrap.wrap(first, 48 if narrow else 80), "F forward, L head and loss, B backward"])
     for _, curve in axes if narrow else axes[-1:]:
         curve.set_xlabel(text, fontsize=8.5)
@@ -178,7 +182,7 @@ def _below(axes: list[tuple[Axes, Axes]], result: Estimate, *, narrow: bool) -> 
 def _named(result: Estimate, stage: StagePeak) -> str:
     flight = f"{stage.in_flight} micro-batch{'es' * (stage.in_flight > 1)} in flight"
     name = f"stage {stage.stage}, {stage.layers} layers, {flight}" if len(result.stages) > 1 else "by phase"
-    return f"{name}\npeak {gib(stage.allocated)} GiB at {stage.phase}"
+    return f"{name}\npeak {gib(stage.allocated)} GiB: {phase_name(stage.phase)}"
 
 
 def _keys(result: Estimate) -> list[object]:
@@ -188,14 +192,14 @@ def _keys(result: Estimate) -> list[object]:
     return [
         *(patch_key(name, COMPONENTS[name].light) for name in result.timeline[0].components),
         *replayed,
-        line_key(f"the GPU has {gib(budget.capacity)} GiB", **LIMIT),
+        line_key(f"capacity {gib(budget.capacity)} GiB", **LIMIT),
         line_key(f"usable for tensors {gib(budget.usable)} GiB", **USABLE),
     ]
 
 
 def _tips(result: Estimate) -> dict[str, str]:
     return {
-        f"stage-{line.stage}-{phase}-{name}": f"{phase}: {name} {gib(size)} GiB"
+        f"stage-{line.stage}-{phase}-{name}": f"{phase_name(phase)}: {name} {gib(size)} GiB"
         for line in result.timeline
         for phase, sizes in result.stages[line.stage].phases.items()
         for name, size in sizes.items()
@@ -206,8 +210,8 @@ def _alt(result: Estimate, text: str, title: str) -> str:
     stages = []
     for line in result.timeline:
         stage = result.stages[line.stage]
-        phases = ", ".join(f"{phase} {gib(sum(sizes.values()))}" for phase, sizes in stage.phases.items())
-        curve = f"; a replay reserves up to {gib(line.peak_reserved)}" if line.events else ""
+        phases = "; ".join(f"{phase_name(phase)} {gib(sum(sizes.values()))}" for phase, sizes in stage.phases.items())
+        curve = f"; simulated, it reserves up to {gib(line.peak_reserved)}" if line.events else ""
         stages.append(f"Stage {stage.stage}, allocated by phase in GiB: {phases}{curve}.")
     figures = f"{' '.join(stages)} The GPU has {gib(result.budget.capacity)} GiB."
     return f"{title}. Memory over {text}{_beyond(result)}. {figures}"

@@ -14,8 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from memcalc.results.estimates import Estimate
-    from memcalc.results.plans import Plans
-    from memcalc.results.saved import Review, SavedPlan
+    from memcalc.results.plans import Plans, Review, SavedPlan
     from memcalc.specs.model import Model
 
 

@@ -8,18 +8,15 @@ from memcalc.report.estimate import MOODS, bar_of, head_of
 from memcalc.report.page.markup import Html, begun, cell, el, join, swatch, table
 from memcalc.report.tables import gib, header, percent
 from memcalc.results.estimates import Estimate
-from memcalc.results.plans import Plans
-from memcalc.results.saved import Review
+from memcalc.results.names import component_name, phase_name
+from memcalc.results.plans import Plans, Review
 from memcalc.units import format_count, format_seconds
 
 _SAID = {"fits": "Fits", "tight": "Tight", "does-not-fit": "Does not fit"}
 _SIGNS = {"fits": "✓", "tight": "!", "does-not-fit": "✕"}
-_MEANS = {
-    "fits": "It would fit still if it needed as much more than predicted as one measured run of twenty did.",
-    "tight": "The prediction fits, but one measured run of twenty needed so much more that it would not have.",
-}
+_MEANS = {"fits": "Fits with the 95% margin.", "tight": "Fits as predicted, but not with the 95% margin."}
 _READ = {
-    "device": "nvidia-smi, this process",
+    "device": "nvidia-smi (this process)",
     "reserved": join("max_memory_", el("wbr"), "reserved()"),
     "allocated": join("max_memory_", el("wbr"), "allocated()"),
 }
@@ -62,10 +59,10 @@ def _sentence(review: Review) -> Iterator[str]:
         plans = review.plans
         if plans is not None:
             parameters = format_count(plans.model.parameters)
-            yield f"{plans.model.name} ({parameters} parameters), {plans.seq_len} tokens a sequence."
+            yield f"{plans.model.name} ({parameters} parameters), sequence length {plans.seq_len}."
         return
     job = next(line.text for line in head_of(result) if line.role == "title")
-    yield f"{job}; {result.workload.tokens_per_step:,} tokens a step."
+    yield f"{job}; {result.workload.tokens_per_step:,} tokens per step."
 
 
 def answer(review: Review) -> Html:
@@ -76,22 +73,26 @@ def answer(review: Review) -> Html:
     if plans is not None and failed:
         parts += [el("p", begun(plans.too_large), class_="lead"), *_nearest(plans)]
     if result is not None:
-        closest = el("h3", "The strategy closest to fitting") if failed else ""
-        parts += [closest, _figures(result), _bar(result)]
+        closest = el("h3", "Closest strategy") if failed else ""
+        parts += [closest, _figures(result), gpu_bar(result)]
     if review.chosen is not None:
         parts.append(el("p", el("strong", "Why this plan: "), review.chosen.why, class_="why-plan"))
     if plans is not None and plans.asked:
-        parts.append(el("p", el("strong", "You asked: "), begun(plans.asked)))
+        parts.append(el("p", el("strong", "Why not? "), begun(plans.asked)))
     if review.warnings:
         rows = (el("li", begun(warning)) for warning in review.warnings)
-        parts.append(el("div", el("h3", "To keep in mind"), el("ul", *rows), class_="warnings"))
+        parts.append(el("div", el("h3", "Notes"), el("ul", *rows), class_="warnings"))
     return el("section", *parts, id="answer", class_=f"answer {MOODS[verdict]}", aria_labelledby="answer-title")
+
+
+def verdict_title(verdict: str) -> tuple[Html, str]:
+    """Return the verdict's sign and its name."""
+    return el("span", _SIGNS[verdict], class_="mark", aria_hidden="true"), _SAID[verdict]
 
 
 def _said(review: Review, verdict: str) -> Html:
     result = review.estimate
-    mark = el("span", _SIGNS[verdict], class_="mark", aria_hidden="true")
-    head = el("h2", mark, _SAID[verdict], id="answer-title")
+    head = el("h2", *verdict_title(verdict), id="answer-title")
     if result is None or review.subject == "closest":
         return head
     device, capacity = result.peak.device, result.budget.capacity
@@ -103,7 +104,7 @@ def _said(review: Review, verdict: str) -> Html:
 
 def _missing(estimate: Estimate) -> str:
     over = estimate.peak.device - estimate.budget.capacity
-    return f"{gib(over)} GiB are missing." if over > 0 else "The allocator runs out of memory on its way there."
+    return f"Over by {gib(over)} GiB." if over > 0 else "The allocator runs out of memory (simulated)."
 
 
 def _figures(estimate: Estimate) -> Html:
@@ -132,7 +133,7 @@ def _tile(name: str, value: str, unit: str, note: str) -> Html:
     return el("div", el("dt", name), figure, el("dd", note, class_="small"))
 
 
-def _bar(estimate: Estimate) -> Html:
+def gpu_bar(estimate: Estimate) -> Html:
     """Return the GPU as a stacked bar, its range below, its limit marked, and the parts named with their figures."""
     bar, interval = bar_of(estimate), estimate.interval
     used = sum(size for _, size in bar.parts)
@@ -152,18 +153,16 @@ def _bar(estimate: Estimate) -> Html:
         class_="bar",
         aria_hidden="true",
     )
-    keys = [el("li", swatch(name), name, " ", el("b", gib(size))) for name, size in bar.parts]
+    keys = [el("li", swatch(name), component_name(name), " ", el("b", gib(size))) for name, size in bar.parts]
     free = bar.capacity - used
-    word = "free " if free >= 0 else "missing "
+    word = "headroom " if free >= 0 else "over by "
     keys.append(el("li", el("span", class_="swatch free", aria_hidden="true"), word, el("b", gib(abs(free)))))
-    text = el(
-        "figcaption", f"One GPU at the peak, {estimate.peak.phase} [GiB]; the bracket below the bar is the range."
-    )
+    text = el("figcaption", f"One GPU at the peak ({phase_name(estimate.peak.phase)}), GiB. Bracket: 95% range.")
     return el("figure", text, drawn, el("ul", *keys, class_="legend"), class_="gpu")
 
 
 def _part(name: str, size: int) -> str:
-    return f"{name} {gib(size)} GiB"
+    return f"{component_name(name)} {gib(size)} GiB"
 
 
 def _nearest(plans: Plans) -> Iterator[Html]:
@@ -180,11 +179,9 @@ def _nearest(plans: Plans) -> Iterator[Html]:
         for item in plans.nearest
         if item.verdict != "does-not-fit"
     ]
-    columns = header("change | device [GiB] > | throughput [tokens/s per GPU] > | kept >")
+    columns = header("change | total [GiB] > | throughput [tokens/s per GPU] > | speed >")
     yield el("h3", "What would fit")
-    yield table(
-        "The smallest changes; kept is throughput beside that of the job as asked for.", columns, rows, name="nearest"
-    )
+    yield table("Smallest changes. Speed: relative to your job.", columns, rows, name="nearest")
 
 
 def contents(parts: list[tuple[str, str]]) -> Html:

@@ -10,9 +10,9 @@ from functools import cache
 from importlib import import_module
 from importlib.resources import files
 from importlib.util import find_spec
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
-from memcalc.report.palette import COMPONENTS, INK, MOODS, SERIES
+from memcalc.report.palette import BIDIRECTIONAL, COMPONENTS, INK, MOODS, SERIES
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from memcalc.results.estimates import Estimate
     from memcalc.results.plans import Plans
 
-_UNPRINTABLE = {code: "�" for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\r\t\x85"}
-_VOID = {"meta", "wbr"}
+_UNPRINTABLE = {code: "�" for code in (*range(32), *range(127, 160), *BIDIRECTIONAL) if chr(code) not in "\n\r\t\x85"}
+_VOID = {"meta", "wbr", "input", "link"}
 
 
 class Html(str):
@@ -141,38 +141,51 @@ _NAMED = {**{f"c-{name}": shade for name, shade in COMPONENTS.items()}, **INK, *
 @cache
 def style() -> str:
     """Return the style sheet, light, and dark on screens that ask for it."""
-    light, dark = (
-        "".join(f"--{name}:{getattr(shade, side)};" for name, shade in _NAMED.items()) for side in ("light", "dark")
-    )
-    parts = "".join(f".c-{name}{{--colour:var(--c-{name})}}\n" for name in COMPONENTS)
-    screens = f"@media screen and (prefers-color-scheme:dark){{:root{{{dark}}}}}"
-    return f":root{{{light}}}\n{screens}\n{parts}{_read('page.css')}"
+    screens = f"@media screen and (prefers-color-scheme:dark){{:root{{{colours('dark')}}}}}"
+    return f":root{{{colours('light')}}}\n{screens}\n{bar_style()}{read('page.css')}"
+
+
+def colours(side: Literal["light", "dark"]) -> str:
+    """Return the declarations of all colours, on paper or on a dark page."""
+    return "".join(f"--{name}:{getattr(shade, side)};" for name, shade in _NAMED.items())
+
+
+@cache
+def bar_style() -> str:
+    """Return the rules of a GPU as a bar, whatever page it stands on."""
+    return "".join(f".c-{name}{{--colour:var(--c-{name})}}\n" for name in COMPONENTS) + read("bar.css")
 
 
 @cache
 def script() -> str:
     """Return what the page does beyond showing: copying, sorting, choosing a plan in a chart."""
-    return _read("page.js")
+    return read("page.js")
 
 
 @cache
 def policy() -> str:
     """Return the content security policy: nothing from anywhere, and no script but the page's own."""
-    digest = base64.b64encode(hashlib.sha256(script().encode()).digest()).decode()
+    return policy_of(script())
+
+
+def policy_of(text: str) -> str:
+    """Return the policy of a page whose one script is `text`."""
+    digest = base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
     return (
         "default-src 'none'; style-src 'unsafe-inline'; "
         f"script-src 'sha256-{digest}'; base-uri 'none'; form-action 'none'"
     )
 
 
-def _read(name: str) -> str:
+def read(name: str) -> str:
+    """Return a file that stands beside this one."""
     return (files(__package__) / name).read_text(encoding="utf-8")
 
 
 # --------------------------------------------------------------------------------------------------------------- charts
 
 
-UNDRAWN = "Charts are left out: pip install 'memcalc[charts]' draws them. The bars and tables have the same figures."
+UNDRAWN = "No charts: pip install 'memcalc[charts]'. The tables have the same numbers."
 _PATH = re.compile(r'(?<= d=")[^"]*(?=")')
 _STRAIGHT = re.compile(r"(?:[ML] [-\d.]+ [-\d.]+\s*|z\s*)+")
 

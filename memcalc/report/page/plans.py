@@ -9,8 +9,8 @@ from memcalc.report.estimate import strategy_words
 from memcalc.report.page.markup import Html, begun, cell, code, el, facts, join, section, table
 from memcalc.report.step_time import time_facts
 from memcalc.report.tables import Table, gib
-from memcalc.results.plans import Plan, Plans
-from memcalc.results.saved import Review
+from memcalc.results.names import phase_name
+from memcalc.results.plans import Plan, Plans, Review
 from memcalc.specs.options import DEGREES
 from memcalc.specs.strategy import Strategy
 
@@ -36,15 +36,15 @@ def plans(review: Review, chart: Html) -> Html:
     first = review.chosen
     panels = [] if first is None else [_panel(first, first, opened=True)]
     fallback = [_panel(plan, first or plan, opened=False, fallback=True) for plan in review.fallback]
-    text = "The saved plan, and what it goes back to where it does not run, in this order."
+    text = "The saved plan and its fallbacks, in order."
     return section("plans", "Plans", *panels, *fallback, intro=review.no_fallback or text, class_="plans")
 
 
 def _intro(result: Plans, *, drawn: bool) -> Html:
     front = ", ".join(f"#{rank}" for rank in result.pareto)
-    text = f"{result.searched:,} strategies searched, {result.feasible:,} fit; below are {len(result.plans)} of them."
-    more = f" No other plan is both smaller and faster than {front}." if front else ""
-    leads = f" Choose one in the {'chart or the ' if drawn else ''}table to see all of it."
+    text = f"{len(result.plans)} of {result.feasible:,} strategies that fit ({result.searched:,} searched)."
+    more = f" Pareto-optimal: {front}." if front else ""
+    leads = f" Select one in the {'chart or the ' if drawn else ''}table for details."
     return join(text, more, el("span", leads, class_="screen"))
 
 
@@ -56,7 +56,7 @@ def _table(result: Plans, chosen: int) -> Html:
         for row, plan in zip(data.rows, result.plans, strict=True)
     ]
     same = ", ".join(_same(data, places))
-    caption = f"Ranked by {result.objective}." + (f" The same in all: {same}." if same else "")
+    caption = f"Ranked by {result.objective}." + (f" All plans: {same}." if same else "")
     return table(caption, data.keep(places).columns, rows, name="plan-table", sortable=True)
 
 
@@ -114,7 +114,7 @@ def _panel(plan: Plan, first: Plan, *, opened: bool, fallback: bool = False) -> 
     body = el(
         "div",
         el("p", begun(plan.why)),
-        el("p", el("strong", "Special: "), "; ".join(plan.special), class_="special") if plan.special else "",
+        el("p", el("strong", "Best at: "), "; ".join(plan.special), class_="special") if plan.special else "",
         el(
             "div",
             el("div", el("h4", "Strategy"), _strategy(plan, first)),
@@ -140,14 +140,14 @@ def _strategy(plan: Plan, first: Plan) -> Html:
         el("div", el("dt", name), el("dd", value), class_=None if others.get(name) == value else "differs")
         for name, value in rows.items()
     )
-    return join(el("dl", *items, class_="facts"), el("p", "Every other field has its default.", class_="small"))
+    return join(el("dl", *items, class_="facts"), el("p", "Other fields: default.", class_="small"))
 
 
 def _rows(plan: Plan) -> Iterator[tuple[str, str]]:
     values = plan.strategy.model_dump()
     yield from ((name, _value(values[name])) for name in _CORE)
     yield "ranks", " · ".join(f"{name}\N{NO-BREAK SPACE}{values[name]}" for name in _DEGREES)
-    batch = f"{plan.strategy.micro_batch} × {plan.accumulation_steps} accumulated × {plan.data_parallel} ranks"
+    batch = f"{plan.strategy.micro_batch} × {plan.accumulation_steps} accumulation × {plan.data_parallel} ranks"
     yield "batch", f"{batch} = {plan.global_batch}"
     known = {*_CORE, *_DEGREES, "micro_batch"}
     yield from (
@@ -166,11 +166,11 @@ def _value(value: object) -> str:
 def _memory(plan: Plan) -> Html:
     peak = plan.peak
     values = {name: f"{gib(getattr(peak, name))} GiB" for name in ("device", "reserved", "allocated")}
-    values |= {"peak at": peak.phase, "verdict": plan.verdict.replace("-", " ")}
+    values |= {"peak at": phase_name(peak.phase), "verdict": plan.verdict.replace("-", " ")}
     if plan.strategy.pp > 1:
         values["peak in stage"] = str(peak.stage)
     values |= {
-        name: f"{gib(size)} GiB a node"
+        name: f"{gib(size)} GiB per node"
         for name, size in (("host memory", plan.host_memory), (plan.strategy.offload_to, plan.tier_memory))
         if size
     }

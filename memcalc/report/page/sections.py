@@ -1,4 +1,4 @@
-"""Where the bytes stand: every term by component, with its formula, the values put in, and its source."""
+"""Memory by component: every term by component, with its formula, the values put in, and its source."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ from memcalc.report.estimate import inputs_of, sized
 from memcalc.report.page.markup import Html, cell, code, el, facts, join, section, swatch, table
 from memcalc.report.step_time import time_facts
 from memcalc.report.tables import Column, gib, header, percent
-from memcalc.results.comparison import Evidence
 from memcalc.results.estimates import Estimate, OffGpuTerm, TermFacts
-from memcalc.results.saved import Review
+from memcalc.results.evidence import Evidence
+from memcalc.results.names import PHASES, component_name, phase_name, phase_range
+from memcalc.results.plans import Review
 from memcalc.specs.job import command_line
 
 _FIRST = 8
@@ -22,8 +23,8 @@ _FIRST = 8
 _TIERS = {"host": "host memory", "nvme": "NVMe", "cxl": "CXL memory"}
 _INTRO = join(
     "At the peak. ",
-    el("span", "Rest on a term, reach it with the keyboard or tap it for its formula and source. ", class_="screen"),
-    "Terms that are not alive at the peak come last, in brackets.",
+    el("span", "Hover, focus or tap a term for its formula and source. ", class_="screen"),
+    "Terms in brackets are not allocated at the peak.",
 )
 
 
@@ -37,7 +38,7 @@ def breakdown(estimate: Estimate) -> Html:
     parts = sorted(estimate.components.model_dump().items(), key=lambda part: -part[1])
     groups = [_component(estimate, name, size, on_gpu, opened=index < 1) for index, (name, size) in enumerate(parts)]
     return section(
-        "bytes", "Where the bytes stand", *groups, _context(estimate, outside), *_off_gpu(estimate, off), intro=_INTRO
+        "bytes", "Memory by component", *groups, _context(estimate, outside), *_off_gpu(estimate, off), intro=_INTRO
     )
 
 
@@ -71,7 +72,7 @@ def _order(term: TermFacts, peak: str) -> tuple[bool, int]:
 def _head(mark: Html, name: str, size: int, device: int) -> Html:
     return el(
         "span",
-        el("span", mark, name, class_="name"),
+        el("span", mark, component_name(name), class_="name"),
         el("span", gib(size), el("span", " GiB", class_="unit"), class_="number"),
         el("span", f"{percent(size, device)}%", class_="number share"),
         el("span", el("span", style=f"width:{100 * size / device:.2f}%"), class_="meter", aria_hidden="true"),
@@ -82,7 +83,7 @@ def _head(mark: Html, name: str, size: int, device: int) -> Html:
 def _context(estimate: Estimate, entries: list[_Term]) -> Html:
     size, budget = estimate.peak.device - estimate.peak.reserved, estimate.budget
     head = _head(swatch("context"), "context", size, estimate.peak.device)
-    text = f"outside the allocator: {gib(budget.context)} GiB CUDA context, {gib(budget.libraries)} GiB libraries"
+    text = f"outside the allocator: {gib(budget.context)} GiB context, {gib(budget.libraries)} GiB communicators"
     note = el("p", text, class_="small")
     if not entries:
         return el("div", head, note, class_="component plain c-context")
@@ -109,9 +110,9 @@ def _row(entry: _Term, estimate: Estimate) -> Html:
 
 def _why(entry: _Term) -> Html:
     term = entry.facts
-    phases = ", ".join(term.phases) if term.phases else "every phase"
+    phases = phase_range(term.phases, PHASES) or "all phases"
     rows = [("formula", term.formula), ("values", inputs_of(term)), ("bytes", f"{term.bytes:,}")]
-    rows += [("alive in", phases), ("source", term.source)]
+    rows += [("allocated in", phases), ("source", term.source)]
     items = (el("div", el("dt", label), el("dd", value)) for label, value in rows if value.strip())
     return el("dl", *items, class_="why", id=entry.name)
 
@@ -121,7 +122,7 @@ def _off_gpu(estimate: Estimate, entries: list[_Term]) -> Iterator[Html]:
         members = [entry for entry in entries if isinstance(entry.facts, OffGpuTerm) and entry.facts.tier == tier]
         if members:
             needed = estimate.host_memory if tier == "host" else estimate.tier_memory
-            text = f"Off the GPU: {label}, {gib(needed)} GiB a node. One rank's terms:"
+            text = f"Offloaded to {label}: {gib(needed)} GiB per node. Per rank:"
             yield el("details", el("summary", text), _list(members, estimate), class_="component off", open=True)
 
 
@@ -132,8 +133,8 @@ def step(estimate: Estimate, chart: Html) -> Html:
         parts.append(_stages(estimate))
     if estimate.time is not None:
         parts += [el("h3", "Time of a step"), facts(time_facts(estimate.time))]
-    intro = f"Allocated memory rises and falls with the phases; the peak stands at {estimate.peak.phase}."
-    return section("step", "Over one step", chart, *parts, intro=intro)
+    intro = f"Peak: {phase_name(estimate.peak.phase)}."
+    return section("step", "One training step", chart, *parts, intro=intro)
 
 
 def _phases(estimate: Estimate, *, closed: bool) -> Html:
@@ -141,7 +142,7 @@ def _phases(estimate: Estimate, *, closed: bool) -> Html:
     rows = [
         el(
             "tr",
-            cell(name, head=True),
+            cell(phase_name(name), head=True),
             cell(gib(size), right=True),
             cell(f"{percent(size, usable)}%", right=True),
             el(
@@ -154,7 +155,7 @@ def _phases(estimate: Estimate, *, closed: bool) -> Html:
         for name, size in estimate.phases.items()
     ]
     columns = (*header("phase | allocated [GiB] > | of usable >"), Column(""))
-    shown = table(f"Allocated by phase; {gib(usable)} GiB are usable.", columns, rows, name="phases")
+    shown = table(f"Allocated by phase; {gib(usable)} GiB usable.", columns, rows, name="phases")
     return el("details", el("summary", "The phases as a table"), shown) if closed else shown
 
 
@@ -165,12 +166,12 @@ def _stages(estimate: Estimate) -> Html:
             cell(str(stage.stage), head=True, right=True),
             cell(str(stage.layers), right=True),
             *(cell(gib(size), right=True) for size in (stage.allocated, stage.reserved, stage.device)),
-            cell(stage.phase),
+            cell(phase_name(stage.phase)),
             class_="peak" if stage.stage == estimate.peak.stage else None,
         )
         for stage in estimate.stages
     ]
-    columns = header("stage > | layers > | allocated [GiB] > | reserved [GiB] > | device [GiB] > | peak phase")
+    columns = header("stage > | layers > | allocated [GiB] > | reserved [GiB] > | total [GiB] > | peak phase")
     return table("Peaks of the pipeline stages.", columns, rows, name="stages")
 
 
@@ -180,17 +181,17 @@ _FORMS = {"markdown": "Markdown", "latex": "LaTeX", "csv": "CSV"}
 def settings(review: Review) -> Html:
     """Return every word of the job by who chose it: the user, the search, or memcalc by default."""
     groups = (
-        ("You said", review.given, "given"),
+        ("You set", review.given, "given"),
         ("The search chose", review.searched, "searched"),
-        ("Taken by default", review.assumptions, "default"),
+        ("Defaults", review.assumptions, "default"),
     )
     lists = [
         el("div", el("h3", text), facts({name.replace("_", " "): value for name, value in values.items()}), class_=kind)
         for text, values, kind in groups
         if values
     ]
-    intro = "A default that is wrong for your job changes the answer: each of them is an option of the same name."
-    return section("assumed", "What is assumed", el("div", *lists, class_="columns"), intro=intro)
+    intro = "Check these; each has an option of the same name."
+    return section("assumed", "Assumptions", el("div", *lists, class_="columns"), intro=intro)
 
 
 def accuracy(evidence: Evidence) -> Html:
@@ -213,7 +214,7 @@ def accuracy(evidence: Evidence) -> Html:
         parts.append(table("Absolute error of the prediction, by figure.", columns, rows, name="errors"))
         parts.append(el("p", *_verdicts(evidence)))
     parts.append(el("p", _range(evidence)))
-    return section("accuracy", "How right is this", *parts)
+    return section("accuracy", "Accuracy for this kind of job", *parts)
 
 
 def _speaks(evidence: Evidence) -> Iterator[str]:
@@ -221,10 +222,10 @@ def _speaks(evidence: Evidence) -> Iterator[str]:
     yield el("b", words_of(evidence.kind))
     yield ". "
     if evidence.nearest is None:
-        yield el("strong", "No measured run of this kind, nor of its framework, is shipped.", class_="none")
+        yield el("strong", "No measured runs of this kind or framework.", class_="none")
     elif evidence.differs:
-        yield el("strong", "No measured run is of this kind.", class_="none")
-        yield f" The nearest are {_counted(evidence.runs)} of another: "
+        yield el("strong", "No measured runs of this kind.", class_="none")
+        yield f" Closest: {_counted(evidence.runs)} of another: "
         for index, word in enumerate(words_of(evidence.nearest).split(", ")):
             yield ", " if index else ""
             yield el("b", word) if word in evidence.differs else word
@@ -240,11 +241,12 @@ def _counted(number: int) -> str:
 def _verdicts(evidence: Evidence) -> Iterator[str]:
     if evidence.ran_out:
         fits = evidence.false_fits
-        yield f"Of {evidence.ran_out} that ran out of memory, {fits} {_was(fits)} said to fit. "
+        yield f"{fits} of {evidence.ran_out} out-of-memory runs {_was(fits)} predicted to fit. "
     else:
-        yield "None of them ran out of memory, so that none tests for a false fit. "
+        yield "None ran out of memory, so false fits are untested. "
     if evidence.ran:
-        yield f"Of {evidence.ran} that ran, {evidence.false_rejects} {_was(evidence.false_rejects)} said not to fit."
+        rejects = evidence.false_rejects
+        yield f"{rejects} of {evidence.ran} that ran {_was(rejects)} predicted not to fit."
 
 
 def _was(number: int) -> str:
@@ -254,10 +256,9 @@ def _was(number: int) -> str:
 def _range(evidence: Evidence) -> str:
     of_kind = f"of the kind {evidence.ranged_kind}" if evidence.ranged_kind else "whatever the kind of job"
     return (
-        f"The range of reserved and device memory ({_signed(evidence.low)} to {_signed(evidence.high)}) stands on "
-        f"{evidence.ranged} measured figures of {evidence.documents} documents, {of_kind}, and was made "
-        f"to hold {100 * evidence.coverage:.0f}% of them; ranges fitted without a document held "
-        f"{100 * evidence.crossed:.1f}% of that document's."
+        f"The {100 * evidence.coverage:.0f}% range ({_signed(evidence.low)} to {_signed(evidence.high)}) is fitted to "
+        f"{evidence.ranged} measurements from {evidence.documents} sources, {of_kind}. "
+        f"On sources left out of the fit it covered {100 * evidence.crossed:.1f}%."
     )
 
 
@@ -307,5 +308,5 @@ def copies(review: Review) -> Html:
             for form, label in _FORMS.items()
         ]
         parts.append(el("div", el("h3", text), el("div", *buttons, class_="buttons"), *shown))
-    intro = "The same as --format markdown, latex and csv write."
-    return section("copy", "Into another document", el("div", *parts, class_="columns"), intro=intro, class_="copies")
+    intro = "As --format markdown, latex and csv write them."
+    return section("copy", "Copy the tables", el("div", *parts, class_="columns"), intro=intro, class_="copies")

@@ -62,7 +62,8 @@ EXPECTED: dict[str, tuple[dict[str, Any], set[str], list[tuple[str, str]]]] = {
     "fp8-fsdp2-3b": (
         {"weights": "bf16", "mixed": "bf16", "zero": 3, "recompute": "none", "compile": "model", "kernels": "fused",
          "loss": "fused-linear", "micro_batch": 16, **FUSED},
-        {"fsdp2", "trainer"}, [("MC002", "fp8"), ("MC002", "fp8_enable_fsdp_float8_all_gather")],
+        {"fsdp2", "trainer"},
+        [("MC002", "flex_attn_compile_kwargs"), ("MC002", "fp8"), ("MC002", "fp8_enable_fsdp_float8_all_gather")],
     ),
     # float16 without fp16: weights in 16 bits, no autocast; adam_eps is not a field of axolotl's
     "gptq-lora": (
@@ -70,7 +71,10 @@ EXPECTED: dict[str, tuple[dict[str, Any], set[str], list[tuple[str, str]]]] = {
          "varying_lengths": True, **FUSED},
         {"trainer"}, [("MC001", "adam_eps")],
     ),
-    "lisa": ({**PLAIN, **EIGHT, "accumulation": 2}, {"trainer"}, [("MC002", "lisa_n_layers")]),
+    "lisa": (
+        {**PLAIN, **EIGHT, "accumulation": 2},
+        {"trainer"}, [("MC002", "flash_attn_fuse_mlp"), ("MC002", "lisa_n_layers")],
+    ),
     # activation_offloading without an adapter: blocks are wrapped again, with checkpoints that are not reentrant
     "alst-deepspeed": (
         {**PLAIN, **EIGHT, "loss": "fused-linear", "cp": 8, "seq_len": 500_000, "recompute": "full",
@@ -87,12 +91,6 @@ EXPECTED: dict[str, tuple[dict[str, Any], set[str], list[tuple[str, str]]]] = {
     "mixtral-qlora": (
         {**PLAIN, **EIGHT, "lora": "32:all-linear", "strategy.lora_kernels": "model", "quantize": "nf4-dq"},
         {"trainer"}, [("MC002", "model_config")],
-    ),
-    # with rl nothing makes checkpoints reentrant, and kernels stay off
-    "dpo-lora-8bit": (
-        {**PLAIN, **EIGHT, "lora": "32:all-linear", "quantize": "int8", "strategy.checkpoint": "non-reentrant",
-         "strategy.lora_kernels": "model", "varying_lengths": True},
-        {"trainer"}, [("MC002", "rl")],
     ),
     "fsdp2-tp-cp": (
         {**PLAIN, "loss": "fused-linear", "zero": 3, "tp": 2, "cp": 2, "recompute": "none", **FUSED},

@@ -64,6 +64,20 @@ SAID: dict[str, dict[str, Any]] = {
     },
 }  # fmt: skip
 
+NOT_COUNTED = {
+    "autotuning_zero3.json": ("zero_optimization.contiguous_gradients",),
+    "compile_zero3.json": ("zero_optimization.contiguous_gradients",),
+    "megatron_zero2.json": (
+        "zero_optimization.allgather_bucket_size", "activation_checkpointing.contiguous_memory_optimization",
+    ),
+    "nvme.json": ("aio.block_size", "aio.queue_depth"),
+    "zero2.json": ("zero_optimization.allgather_bucket_size",),
+    "zeropp.json": tuple(
+        f"zero_optimization.zero_{what}" for what in ("hpz_partition_size", "quantized_weights", "quantized_gradients")
+    ),
+}  # fmt: skip
+"""By file what differs from DeepSpeed's default and is in no figure."""
+
 
 def parser() -> Any:
     """Return DeepSpeed's own parser."""
@@ -80,7 +94,7 @@ def test_reads_what_the_file_says(name: str) -> None:
     found = words(config)
     found.pop("engine", None)
     assert found == SAID[name]
-    assert {code for code, _ in codes(config)} <= ({"MC002"} if name == "zeropp.json" else set())
+    assert codes(config) == {("MC002", field) for field in NOT_COUNTED.get(name, ())}
 
 
 @pytest.mark.parametrize("name", FILES)
@@ -204,7 +218,7 @@ PLANS = st.fixed_dictionaries(
 
 
 @given(plan=PLANS)
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture], derandomize=True)
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_there_and_back(tmp_path: Path, plan: dict[str, Any]) -> None:
     if plan["optimizer"].startswith("sgd"):  # DeepSpeed takes torch's, which is multi-tensor
         plan["optimizer_impl"] = "foreach"

@@ -102,10 +102,6 @@ EXAMPLES: dict[str, tuple[dict[str, Any], list[tuple[str, str, dict[str, Any]]]]
             ("launch", "", {"gpu": "h100-80g"}),
         ],
     ),
-    "megatron-mamba.sh": (
-        {"nodes": 1, "gpus_per_node": 8},
-        [("megatron", "", {"tensor_model_parallel_size": "4", "hidden_size": "4096", "train_samples": "73242187"})],
-    ),
     "torchtitan-multinode.slurm": (
         {
             "nodes": 4,
@@ -468,7 +464,7 @@ def test_what_slurm_says_stands_where_the_launcher_leaves_it_to_the_run() -> Non
         ("litgpt pretrain p --config c.yaml", "litgpt", "c.yaml", {"model_name": "p", "command": "pretrain"}),
         ("torchrun -m torchtitan.train --module m --config 8b", "torchtitan", "", {"module": "m", "config": "8b"}),
         ("torchrun train.py --job.config_file a.toml", "torchtitan", "", {"job": {"config_file": "a.toml"}}),
-        ("torchrun pretrain_bert.py --micro-batch-size 4", "megatron", "", {"micro_batch_size": "4"}),
+        ("torchrun pretrain_gpt.py --micro-batch-size 4", "megatron", "", {"micro_batch_size": "4"}),
     ],
 )  # fmt: skip
 def test_scripts_and_whose_arguments_they_take(command: str, form: str, path: str, over: dict[str, Any] | None) -> None:
@@ -640,3 +636,28 @@ def test_options_in_any_order(nodes: int, each: int, others: list[str], lead: st
     assert launch is not None
     assert launch.script == "t.py"
     assert [launch.options[name].value.text for name in ("nnodes", "nproc_per_node")] == [str(nodes), str(each)]  # type: ignore[union-attr]
+
+
+BARE = (
+    "deepspeed --num_gpus 8 train.py --model_name_or_path gpt2 --do_train --per_device_train_batch_size 4 "
+    "--block_size 512 --output_dir o --fp16 --deepspeed"
+)
+"""DeepSpeed's own switch (deepspeed.add_config_arguments), which its examples pass beside --deepspeed_config."""
+
+
+def test_a_bare_switch_of_deepspeed_takes_its_config_from_beside(tmp_path: Path) -> None:
+    (tmp_path / "ds.json").write_text('{"zero_optimization": {"stage": 2}, "fp16": {"enabled": true}}')
+    (tmp_path / "run.sh").write_text(f"{BARE} --deepspeed_config ds.json\n")
+    strategy = check([str(tmp_path / "run.sh")], gpu="h100").estimate.strategy
+    assert (strategy.framework, strategy.zero) == ("deepspeed", 2)
+    (tmp_path / "run.sh").write_text(f"{BARE}\n")
+    with pytest.raises(MissingError, match=r"--zero .*deepspeed is on, and its config is not given"):
+        check([str(tmp_path / "run.sh")], gpu="h100")
+    assert check([str(tmp_path / "run.sh")], gpu="h100", zero=1).estimate.strategy.zero == 1
+
+
+def test_what_expr_prints_is_worked_out() -> None:
+    text = "each=4\nnodes=2\ntorchrun --nproc_per_node $(expr $each \\* $nodes) t.py --do_train --fp16\n"
+    assert words(of(text))["gpus_per_node"] == 8
+    (asked,) = [one for one in of(text.replace("each=4", "")).settings if one.name == "gpus_per_node"]
+    assert asked.value is None

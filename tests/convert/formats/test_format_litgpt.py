@@ -174,3 +174,20 @@ def test_stated_defaults_are_those_of_setup() -> None:
             assert on == ["query", "value"]
             assert found["lora"] == f"{ast.literal_eval(given['lora_r'])}:q,v"
             assert found["workload.lora_dropout"] == ast.literal_eval(given["lora_dropout"])
+
+
+def test_what_whole_micro_batches_leave_over_is_left_out(tmp_path: Path) -> None:
+    """Litgpt 0.5.13 args.py: 125 // 8 // 5 = 3 micro-batches of 5 on 8 ranks, as its pretrain/debug.yaml asks for."""
+    (tmp_path / "debug.yaml").write_text(
+        "model_name: pythia-14m\ndevices: 8\n"
+        "train: {global_batch_size: 125, micro_batch_size: 5, max_seq_length: 512, max_tokens: 1000}\n"
+    )
+    assert finetuning.checked([tmp_path / "debug.yaml"], gpu="h100").workload.global_batch == 120
+
+
+def test_adapters_of_an_mlp_without_a_gate_are_those_that_it_has() -> None:
+    """lora.py: ``lora_mlp`` of phi-2's GptNeoxMLP is fc and proj, of a LLaMAMLP also its gate."""
+    of_phi = finetuning.checked([HERE / "phi-2-lora.yaml"], gpu="h100", seq_len=512)
+    assert of_phi.strategy.lora == "8:q,k,v,o,up,down,head"
+    of_gemma = finetuning.checked([HERE / "gemma2-9b-qlora.yaml"], gpu="h100", seq_len=512)
+    assert "gate" in of_gemma.strategy.lora

@@ -50,7 +50,6 @@ EXPECTED: dict[str, tuple[dict[str, Any], list[tuple[str, str]]]] = {
     "llama-pro-freeze": (FULL, [("MC002", "finetuning_type"), ("MC002", "use_llama_pro")]),
     "oft": ({"lora": None, "weights": "bf16"}, []),
     "gptq": ({**LORA, "quantize": None}, []),
-    "dpo": (LORA, [("MC002", "stage")]),
     "pretrain": ({**LORA, "varying_lengths": False}, []),  # stage pt packs
     "fp8-ds3": ({**FULL, "seq_len": 1024}, [("MC002", "fp8")]),
     "muon": ({**FULL, "optimizer": "muon"}, []),
@@ -85,7 +84,6 @@ def test_examples_are_read_as_llamafactory_reads_them(name: str) -> None:
         ("flash_attn: fa2", {"attention": "flash"}),
         ("flash_attn: disabled", {"attention": "eager"}),
         ("enable_liger_kernel: true", {"kernels": "fused", "loss": "fused-linear"}),
-        ("enable_liger_kernel: true\nstage: dpo", {"kernels": "fused", "loss": "fused-kernel"}),
         ("disable_gradient_checkpointing: true", {"recompute": "none", "strategy.checkpoint": None}),
         ("use_reentrant_gc: false", {"strategy.checkpoint": "non-reentrant"}),
         ("use_unsloth_gc: true", {"offload": ("activations",), "recompute": "full"}),

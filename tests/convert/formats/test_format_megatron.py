@@ -185,7 +185,7 @@ def test_nothing_of_its_own_files_is_unknown(name: str) -> None:
 
 
 @pytest.mark.parametrize(("name", "fields"), [
-    ("llama3_8b_fp8.sh", set()),
+    ("llama3_8b_fp8.sh", {"empty_unused_memory_level"}),
     ("gpt_config.yaml", {"transformer_impl"}),
     ("mixtral_8x7b.sh", set()),
     ("ci_tp2_cp2.sh", set()),
@@ -397,7 +397,7 @@ KINDS = st.one_of(
 )  # fmt: skip
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=60, deadline=None)
 @given(
     values=st.dictionaries(st.sampled_from(sorted(KNOWN)), KINDS, max_size=6), kind=st.sampled_from(("flags", "yaml"))
 )
@@ -584,7 +584,7 @@ def job_words(drawn: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     return words, fields
 
 
-@settings(max_examples=40, deadline=None, derandomize=True)
+@settings(max_examples=40, deadline=None)
 @given(drawn=WORDS)
 def test_what_is_written_reads_as_the_same_job(drawn: dict[str, Any]) -> None:
     words, fields = job_words(drawn)
@@ -640,7 +640,9 @@ def test_an_optimizer_on_the_host_counts_as_before_and_says_so() -> None:
     plain, narrow = of(flags), of(flags + "--exp-avg-dtype bf16 --main-params-dtype fp16")
     estimates = [estimate_of(config, gpu="h100", gpus=2) for config in (plain, narrow)]
     assert estimates[0].peak == estimates[1].peak
-    assert [finding.code for finding in narrow.findings if "counts for nothing" in finding.message] == ["MC004"] * 2
+    assert [
+        finding.code for finding in narrow.findings if "is ignored with an optimizer on the host" in finding.message
+    ] == ["MC004"] * 2
 
 
 EXPERTS: dict[str, Any] = {
@@ -731,7 +733,7 @@ def test_all_its_flags_are_known() -> None:
     assert set(KEYS.not_modelled) <= KNOWN
 
 
-@settings(max_examples=20, deadline=None, derandomize=True)
+@settings(max_examples=20, deadline=None)
 @given(drawn=WORDS)
 def test_its_parser_takes_what_is_written(drawn: dict[str, Any]) -> None:
     words, fields = job_words(drawn)

@@ -221,7 +221,7 @@ KINDS = st.one_of(
 )  # fmt: skip
 
 
-@settings(max_examples=150, deadline=None, derandomize=True)
+@settings(max_examples=150, deadline=None)
 @given(values=st.dictionaries(st.sampled_from(sorted(CURRENT | set(REMOVED))), KINDS, max_size=6))
 def test_whatever_stands_in_a_file_it_is_read_or_refused(values: dict[str, Any]) -> None:
     data = nested(values)
@@ -513,7 +513,7 @@ def test_float8_is_written_under_a_heading_of_its_own(fields: dict[str, Any], ta
     assert {name: found[name] for name in fields} == fields
 
 
-@settings(max_examples=25, deadline=None, derandomize=True)
+@settings(max_examples=25, deadline=None)
 @given(drawn=WORDS)
 def test_what_is_written_reads_as_the_same_job(drawn: dict[str, Any]) -> None:
     words, fields = job_words(drawn)
@@ -599,7 +599,7 @@ def test_the_defaults_are_those_of_its_dataclasses(titan: Any) -> None:
     assert flat(asdict(titan.JobConfig())) == DEFAULTS
 
 
-@settings(max_examples=10, deadline=None, derandomize=True)
+@settings(max_examples=10, deadline=None)
 @given(drawn=WORDS)
 def test_its_own_parser_takes_what_is_written(titan: Any, drawn: dict[str, Any]) -> None:
     words, fields = job_words(drawn)

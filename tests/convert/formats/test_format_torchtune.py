@@ -62,17 +62,7 @@ EXPECTED: dict[str, tuple[dict[str, Any], list[tuple[str, str]]]] = {
     ),
     "gemma2-9b-full": ({"model": "gemma-2-9b", "micro_batch": 1}, []),
     "phi3-mini-full": ({"model": "phi-3-mini-3.8b", "accumulation": 8}, []),
-    # CEWithChunkedOutputLoss is the one of before May 2025
-    "kd-1b": (
-        {"model": "llama-3.2-1b", "lora": f"64:{ALL}", "quantize": "none", "framework": "torchtune@2024-11",
-         "recompute": "none", "strategy.checkpoint": None},
-        [("MC002", "teacher_model")],
-    ),
     "qat-8b": ({"model": "llama-3.1-8b"}, [("MC002", "custom_sharded_layers"), ("MC002", "quantizer")]),
-    "dpo-8b": (
-        {"model": "llama-3.1-8b", "lora": f"8:{ALL}", "quantize": "none", "seq_len": 1024},
-        [("MC002", "loss._component_")],
-    ),
     "llama3_3-70b-multinode": (
         {"model": "llama-3.1-70b", "tp": 8, "compile": "blocks+loss", "seq_len": 1024},
         [("MC002", "custom_sharded_layers")],

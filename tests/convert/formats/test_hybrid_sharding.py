@@ -55,6 +55,8 @@ def test_what_is_written_is_read_back_as_the_plan(
 READ = [
     # format, text, flags of the check, replicas
     ("accelerate", ("distributed_type: FSDP\nnum_processes: 16\nnum_machines: 2\nfsdp_config:\n"
+        "  fsdp_sharding_strategy: NO_SHARD\n"), {"zero": 3}, 16),
+    ("accelerate", ("distributed_type: FSDP\nnum_processes: 16\nnum_machines: 2\nfsdp_config:\n"
         "  fsdp_sharding_strategy: HYBRID_SHARD_ZERO2\n"), {"zero": 2}, 2),
     ("accelerate", ("distributed_type: FSDP\nnum_processes: 16\nnum_machines: 2\nfsdp_config:\n  fsdp_version: 2\n"
         "parallelism_config:\n  parallelism_config_dp_replicate_size: 4\n"
@@ -93,5 +95,5 @@ def test_torchtitans_replicas_without_shards_are_ddp(tmp_path: Path) -> None:
 
 def test_fsdp1_has_one_replica_a_node() -> None:
     words = {**JOB, "framework": "fsdp1", "zero": 3, "dp_replicate": 2}
-    with pytest.raises(CombinationError, match="one replica a node: 4"):
+    with pytest.raises(CombinationError, match="one replica per node: 4"):
         exported(saved_plan(memcalc.plan(**words, top=1), 1), "accelerate")

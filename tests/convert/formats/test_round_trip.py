@@ -25,7 +25,7 @@ from memcalc.handoff import saved as saving
 from memcalc.handoff.exporting import exported
 from memcalc.handoff.saved import estimate_of, saved_plan
 from memcalc.preflight import check
-from memcalc.results.saved import SavedPlan
+from memcalc.results.plans import SavedPlan
 from memcalc.specs.strategy import FRAMEWORKS
 from memcalc.units import GIB
 
@@ -133,13 +133,7 @@ def test_what_is_exported_and_checked_is_the_plan(to: str, examples: int, needed
     accepted: list[SavedPlan] = []
     frameworks = frameworks_of(to)
 
-    @settings(
-        max_examples=examples,
-        deadline=None,
-        derandomize=True,
-        phases=[Phase.generate],
-        suppress_health_check=list(HealthCheck),
-    )
+    @settings(max_examples=examples, deadline=None, phases=[Phase.generate], suppress_health_check=list(HealthCheck))
     @given(data=st.data())
     def one(data: st.DataObject) -> None:
         saved = drawn(data, data.draw(st.sampled_from(frameworks), "framework"))

@@ -1,0 +1,113 @@
+"""What a replay reserves on a device that never runs full, and nothing else: the same rules in half the time.
+
+Most strategies that are replayed do not fill the card, and all that is asked of them is how much they reserve. Without
+a flush nothing is given back, so that what is reserved only grows, and no counter but this one is kept.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections.abc import Iterable
+
+from memcalc.allocator.pools import (
+    LARGE_SEGMENT,
+    MIN_BLOCK,
+    OWN_SEGMENT,
+    ROUND_LARGE,
+    SMALL_REQUEST,
+    SMALL_SEGMENT,
+    Rules,
+)
+
+_UNIT = MIN_BLOCK.bit_length() - 1  # addresses and sizes are counted in blocks of 512 B, which keeps integers short
+_SHIFT = 48
+_ADDRESS = (1 << _SHIFT) - 1
+_SMALL, _OWN, _PAGE = SMALL_REQUEST >> _UNIT, OWN_SEGMENT >> _UNIT, ROUND_LARGE >> _UNIT
+_SMALL_SEGMENT, _LARGE_SEGMENT = SMALL_SEGMENT >> _UNIT, LARGE_SEGMENT >> _UNIT
+_RULES = Rules(expandable=False, large_segment=LARGE_SEGMENT, max_split=None)
+
+
+class _Pool:
+    """The free blocks of one stream and one class of sizes, as :class:`memcalc.allocator.pools.Pool` has them."""
+
+    __slots__ = ("end_of", "free", "least_rest", "segments", "start_of")
+
+    def __init__(self, *, small: bool) -> None:
+        self.free: list[int] = []
+        self.end_of: dict[int, int] = {}
+        self.start_of: dict[int, int] = {}
+        self.segments: dict[int, int] = {}
+        self.least_rest = _RULES.least_rest(small) >> _UNIT
+
+
+def reserved_up_to(events: Iterable[tuple[str, int, int, int, str]], most: int) -> int | None:
+    """What :func:`memcalc.allocator.replay` reserves over ``events``; None as soon as that is above ``most`` [bytes].
+
+    The events are ``alloc`` of more than nothing, ``free`` and ``mark``, segments are of the usual sizes and do not
+    grow. ``most`` is at most what the device has, so that the allocator never gives back what it caches.
+
+    >>> events = [("alloc", 1, 3 * 2**20, 0, ""), ("alloc", 2, 700, 0, ""), ("free", 1, 0, 0, "")]
+    >>> reserved_up_to(events, 2**30) // 2**20, reserved_up_to(events, 2**20)
+    (22, None)
+    """
+    pools: dict[int, _Pool] = {}
+    live: dict[int, tuple[_Pool, int, int]] = {}
+    reserved, address, most = 0, 1, most >> _UNIT
+    for kind, key, wanted, stream, _ in events:
+        if kind == "alloc":
+            size = (wanted + MIN_BLOCK - 1) >> _UNIT
+            number = stream if size > _SMALL else ~stream
+            pool = pools.get(number) or pools.setdefault(number, _Pool(small=size <= _SMALL))
+            free, end_of = pool.free, pool.end_of
+            at = bisect_left(free, size << _SHIFT)
+            if at < len(free):
+                packed = free.pop(at)
+                start, have = packed & _ADDRESS, packed >> _SHIFT
+                end = start + have
+                known = end_of.pop(start, 0)
+            else:
+                have = _segment(size)
+                reserved += have
+                if reserved > most:
+                    return None
+                start, address = address, address + have + 1  # segments never touch
+                end = pool.segments[start] = start + have
+                known = 0
+            if have - size >= pool.least_rest:
+                cut = start + size
+                insort(free, (have - size) << _SHIFT | cut, 0, at)  # the rest is smaller: its place is not above
+                end_of[cut] = end
+                pool.start_of[end] = cut
+                end = cut
+            elif known:
+                del pool.start_of[end]
+            live[key] = pool, start, end
+        elif kind == "free":
+            pool, start, end = live.pop(key)
+            _give(pool, start, end)
+    return reserved << _UNIT
+
+
+def _segment(size: int) -> int:
+    if size <= _SMALL:
+        return _SMALL_SEGMENT
+    return _LARGE_SEGMENT if size < _OWN else -(-size // _PAGE) * _PAGE
+
+
+def _give(pool: _Pool, start: int, end: int) -> None:
+    """Put a block back, as one with the free blocks at its sides."""
+    free, end_of, start_of = pool.free, pool.end_of, pool.start_of
+    if pool.segments.get(start) == end:
+        insort(free, (end - start) << _SHIFT | start)
+        return
+    if start in start_of:
+        before = start_of.pop(start)
+        del free[bisect_left(free, (start - before) << _SHIFT | before)]
+        start = before
+    if end in end_of:
+        after = end_of.pop(end)
+        del free[bisect_left(free, (after - end) << _SHIFT | end)]
+        end = after
+    insort(free, (end - start) << _SHIFT | start)
+    end_of[start] = end
+    start_of[end] = start

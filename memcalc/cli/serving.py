@@ -1,0 +1,119 @@
+"""Commands about engines that generate, by themselves and beside what is trained.
+
+Each parses, makes one library call, and renders; what it returns is the exit code.
+"""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import replace
+from typing import Annotated, Any
+
+import typer
+
+import memcalc
+from memcalc.cli.options import CHART, DESTINATION, PRESETS, Shared, job
+from memcalc.cli.output import destination, draw, picture_targets
+from memcalc.cli.registry import command
+from memcalc.errors import CombinationError
+from memcalc.files import output_path, replacing
+
+PLACES = frozenset({"model", "gpu", "gpus", "node", "tp", "pp"})
+"""Options of a training job that an engine has too."""
+
+
+def engine() -> tuple[Shared, ...]:
+    """Return the options that say an engine, read from their tables when the command is built."""
+    from memcalc.serving.words import ENGINE_OPTIONS
+
+    shared = (option for option in job() if option.name in PLACES)
+    return (*shared, *(Shared.of(option) for option in ENGINE_OPTIONS))
+
+
+@command("Will it fit?", engine, *PRESETS, *DESTINATION)
+def serve(**options: Any) -> int:
+    """Say whether an inference engine starts, what its cache holds, and what can be set."""
+    from memcalc.report.serving import report
+
+    target = destination(options)
+    keywords = {name: value for name, value in options.items() if value is not None}
+    keywords["preset_dirs"] = tuple(keywords.pop("preset_dir", None) or ())
+    answer = memcalc.serve(**keywords)
+    target.show(report(answer))
+    return int(answer.verdict == "does-not-fit")
+
+
+RL_PLACES = frozenset({"model", "gpu", "gpus", "node"})
+SIMPLEST = "simplicity"
+"""The objective of a search that is always there."""
+
+
+def roles() -> tuple[Shared, ...]:
+    """Return the options that say post-training, read from their tables when the command is built."""
+    from memcalc.posttraining.words import RL_OPTIONS, TRAINING
+
+    places = (option for option in job() if option.name in RL_PLACES)
+    trains = (option for option in job() if option.name in TRAINING)
+    return (*places, *(Shared.of(option) for option in RL_OPTIONS), *trains)
+
+
+_Script = Annotated[
+    str | None,
+    typer.Option(metavar="FILE", rich_help_panel="Output", help="Write the job there as a script of TRL or verl."),
+]
+
+
+def post_training() -> tuple[Shared, ...]:
+    """Return the options of post-training that a training job has not, for a command that takes both."""
+    from memcalc.posttraining.words import RL_OPTIONS
+
+    there = {option.name for option in job()}
+    return tuple(replace(Shared.of(option), required=False) for option in RL_OPTIONS if option.name not in there)
+
+
+def rl_plans(options: dict[str, Any], searching: dict[str, Any]) -> int:
+    """List plans of post-training; what says a training job alone is refused. Return the exit code."""
+    from memcalc.posttraining.words import RL_WORDS, TRAINING
+    from memcalc.report.rl_plans import report
+
+    target, top = destination(options), searching.pop("top")
+    options["preset_dirs"] = tuple(options.pop("preset_dir", None) or ())
+    known = {*RL_WORDS, *TRAINING, *RL_PLACES, "preset_dirs"}
+    typed = {name: value for name, value in options.items() if value not in (None, [])}
+    for name, value in (*typed.items(), *searching.items()):
+        if name not in known and value not in (None, False, SIMPLEST):
+            text = "--algorithm searches post-training, of which it says nothing"
+            raise CombinationError(name.replace("_", "-"), str(value), text)
+    answer = memcalc.plan_rl(**typed, top=top)
+    target.show(report(answer))
+    return 0 if answer.plans else 1
+
+
+def refuse_post_training(options: dict[str, Any]) -> None:
+    """Take the options of post-training out of those of a training job; any that was typed is refused."""
+    for option in post_training():
+        value = options.pop(option.name)
+        if value is not None and option.name != "algorithm":
+            raise CombinationError(option.name.replace("_", "-"), str(value), "is said with --algorithm")
+
+
+@command("Will it fit?", roles, *PRESETS, *DESTINATION, *CHART)
+def rl(*, write: _Script = None, **options: Any) -> int:
+    """Say which roles of post-training fit together on these GPUs, through every phase of a step."""
+    from memcalc.handoff.role_scripts import role_script
+    from memcalc.report.posttraining import report
+
+    force = bool(options.get("force"))
+    pictures = picture_targets(options, "chart")
+    target = destination(options)
+    keywords = {name: value for name, value in options.items() if value is not None}
+    keywords["preset_dirs"] = tuple(keywords.pop("preset_dir", None) or ())
+    script = role_script(**keywords) if write is not None else ""
+    answer = memcalc.rl(**keywords)
+    target.show(report(answer))
+    if write is not None:
+        with replacing(output_path(write, force)) as stream:
+            stream.write(script.encode())
+        typer.echo(f"memcalc: wrote {write}; check it with: memcalc check {shlex.quote(write)}", err=True)
+    draw(pictures, {"chart": "posttraining"}, answer)
+    return int(answer.verdict == "does-not-fit")

@@ -1,0 +1,147 @@
+"""ms-swift's arguments of `megatron sft` and `megatron pt`, as flags or YAML: version 4.6.0.dev0 (3602360a).
+
+Sources: swift/megatron/arguments/megatron_args.py and megatron_base_args.py. They are named as Megatron-LM's flags are,
+each with a value, over a model of the Hub; what Megatron-LM turns off by a flag is on here by default.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from memcalc.convert.config import Config, ConfigReader
+from memcalc.convert.document import Document
+from memcalc.convert.formats import megatron
+from memcalc.convert.formats.base import Format, key_table
+from memcalc.convert.formats.megatron_flags import KEYS, Flags
+from memcalc.convert.formats.megatron_float8 import set_float8
+from memcalc.convert.formats.megatron_states import set_states
+from memcalc.convert.formats.megatron_time import set_time
+from memcalc.convert.formats.swift import check_objective
+from memcalc.errors import ObjectiveError
+
+_SOFTWARE = "ms-swift 4.6.0.dev0"
+_KEYS = key_table("swift_megatron")
+_DEFAULTS: dict[str, Any] = _KEYS.tables["defaults"]
+_POSITIVE = {
+    "no_gradient_accumulation_fusion": "gradient_accumulation_fusion",
+    "no_masked_softmax_fusion": "masked_softmax_fusion",
+}  # fmt: skip
+"""Flags of Megatron-LM that turn something off, and the argument that has it on."""
+_RENAMED = {
+    "num_virtual_stages_per_pipeline_rank": "virtual_pipeline_model_parallel_size",
+    "microbatch_group_size_per_virtual_pipeline_stage": "microbatch_group_size_per_vp_stage",
+}
+_DTYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
+_TUNERS = {name: name for name in ("full", "lora", "lora_llm")}
+"""`lora_llm` is that of its example with a vision part."""
+
+
+@dataclass
+class _Arguments(Flags):
+    """Megatron-LM's flags by the names and defaults of ms-swift's arguments."""
+
+    def key(self, name: str) -> str:
+        """Where the setting stands."""
+        return _RENAMED.get(name, _POSITIVE.get(name, name))
+
+    def integer(self, name: str, default: int | None = None, low: int = 0) -> int | None:
+        """A whole number."""
+        return super().integer(name, _DEFAULTS.get(name, default), low)
+
+    def on(self, name: str) -> bool:
+        """Whether an argument is true; for a flag that turns something off, whether it is false."""
+        if name in _POSITIVE:
+            return self.reader.flag(self.key(name), True) is False
+        return bool(self.reader.flag(self.key(name), _DEFAULTS.get(name, False)))
+
+    def one_of(self, name: str, names: dict[str, Any], default: Any = None) -> Any:
+        """What one of the known names stands for."""
+        if name == "recompute_granularity":
+            names = {**names, "none": "none"}
+        return super().one_of(name, names, names.get(_DEFAULTS.get(name, ""), default))
+
+
+def read(document: Document) -> Config:
+    """Return what arguments of ms-swift's Megatron say of a job."""
+    reader = ConfigReader(document, "swift_megatron", _SOFTWARE)
+    check_objective(reader)
+    flags = _Arguments(reader)
+    flags.set("framework", "megatron", "tensor_model_parallel_size")
+    if reader.has("model"):
+        flags.set("model", flags.text("model"), "model")
+    _precision(flags)
+    megatron.set_optimizer(flags)
+    megatron.set_parallelism(flags)
+    if flags.count("tensor_model_parallel_size") > 1 and not flags.has("expert_tensor_parallel_size"):
+        flags.set("strategy.etp", 1, "expert_tensor_parallel_size")
+    megatron.set_pipeline(flags)
+    _batch(flags)
+    megatron.set_recompute(flags)
+    megatron.set_kernels(flags)
+    _experts(flags)
+    set_time(flags, routed=flags.count("expert_model_parallel_size") > 1)
+    _tuner(flags)
+    reader.harmless(*_KEYS.harmless)
+    shared = _KEYS.lists["shared"]
+    reader.not_counted({**_KEYS.not_counted, **{name: row for name, row in KEYS.not_counted.items() if name in shared}})
+    says = {**_KEYS.not_modelled, **{name: says for name, says in KEYS.not_modelled.items() if name in shared}}
+    reader.not_modelled(says, unless=(False, None, 0, 1, "", "none", "fp32", []))
+    return reader.finish(known=_KEYS.names("harmless", "not_counted", "not_modelled", "defaults", "shared"))
+
+
+def _precision(flags: Flags) -> None:
+    """`torch_dtype` says it, by default the checkpoint's own; gradients of bf16 weights are kept in fp32."""
+    dtype = flags.one_of("torch_dtype", _DTYPES, "bf16")
+    narrow = next((name for name in ("bf16", "fp16") if flags.has(name) and flags.on(name)), dtype)
+    key = narrow if flags.has(narrow) else "torch_dtype"
+    flags.set("precision", "fp32" if narrow == "fp32" else f"{narrow}-mixed", key)
+    set_float8(flags, [narrow])
+    set_states(flags, [narrow])
+    unfused = "no_gradient_accumulation_fusion"
+    flags.set("strategy.wgrad_fusion", not flags.on(unfused), unfused)
+
+
+def _batch(flags: Flags) -> None:
+    """Packs are `packing_length` long, else `max_length`; without either the model's own longest sequence."""
+    longer = flags.on("packing") and flags.has("packing_length")
+    flags.reader.harmless("packing_length", "max_length")
+    flags.reader.set_integer("seq_len", "packing_length" if longer else "max_length")
+    flags.set("micro_batch", flags.integer("micro_batch_size", 1, low=1), "micro_batch_size")
+    flags.set("global_batch", flags.integer("global_batch_size", 16, low=1), "global_batch_size")
+    flags.set("varying_lengths", not flags.on("packing"), "packing")
+
+
+def _experts(flags: Flags) -> None:
+    if not flags.on("moe_grouped_gemm"):
+        flags.warn("moe_grouped_gemm", "experts run one after another; counted as grouped")
+    capacity = flags.number("moe_expert_capacity_factor", 1.0) or 1.0
+    if flags.on("moe_pad_expert_input_to_capacity") and capacity >= 1:
+        flags.set("strategy.expert_overload", capacity, "moe_expert_capacity_factor")
+    elif capacity != 1.0:
+        flags.warn("moe_expert_capacity_factor", "every expert is counted with its equal share of the tokens")
+
+
+def _tuner(flags: Flags) -> None:
+    """All weights, or adapters on every linear layer (Megatron's own classes of LoRA)."""
+    kind = flags.one_of("tuner_type", _TUNERS, "full")
+    tower, projector = flags.reader.flag("freeze_vit", True), flags.reader.flag("freeze_aligner", True)
+    flags.set("vision", "trained" if not tower else "frozen" if projector else "projector", "freeze_vit")
+    if kind != "full":
+        raise ObjectiveError(
+            f"{flags.reader.document.path.name} trains adapters under Megatron (tuner_type {kind}): memcalc has no "
+            "figures for adapters whose layers are shared out over tensor- and expert-parallel ranks."
+        )
+
+
+def _recognise(document: Document) -> bool:
+    data: Any = document.data
+    if document.kind not in ("yaml", "json") or not isinstance(data, dict) or not isinstance(data.get("model"), str):
+        return False
+    return {"micro_batch_size", "global_batch_size"} <= data.keys() and "max_length" in data
+
+
+FORMAT = Format(
+    "swift_megatron", "ms-swift arguments (Megatron)", _SOFTWARE, _recognise, read, kind="yaml", filename="sft.yaml"
+)
+"""Arguments of `megatron sft`, as flags or YAML."""

@@ -1,0 +1,185 @@
+"""verl's configuration: overrides of Hydra behind `python3 -m verl.trainer.main_ppo`, or a YAML of the same keys.
+
+verl 0.10 (1dda039b): trainer/config/ppo_trainer.yaml and the files that it is put together from, in actor, rollout,
+model, engine, critic, ref and data; workers/config. What only another trainer than FSDP has is refused by name.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from memcalc.convert.config import Config, ConfigReader
+from memcalc.convert.document import Document
+from memcalc.convert.formats.base import Format, key_table
+from memcalc.errors import ObjectiveError
+
+KEYS = key_table("verl")
+ROLES = "actor_rollout_ref"
+_ACTOR, _ROLLOUT, _MODEL = f"{ROLES}.actor", f"{ROLES}.rollout", f"{ROLES}.model"
+_ESTIMATORS = {
+    "gae": "ppo", "grpo": "grpo", "grpo_vectorized": "grpo", "grpo_passk": "grpo", "gpg": "grpo", "opo": "grpo",
+    "gdpo": "grpo", "rloo": "rloo", "rloo_vectorized": "rloo", "remax": "rloo", "reinforce_plus_plus": "rloo",
+    "reinforce_plus_plus_baseline": "rloo", "optimal_token_baseline": "grpo", "tir_optimal_token_baseline": "grpo",
+}  # fmt: skip
+"""By its estimator of advantages an algorithm with the same roles: what sets them apart is arithmetic on the host."""
+_TRAINERS = {"fsdp": "fsdp1", "fsdp2": "fsdp2"}
+BUCKET, BATCHED = 2048, 8192
+"""Defaults of the bucket of a weight sync [MiB] and of the tokens of an engine's step, which are what is counted."""
+
+
+def read(document: Document) -> Config:
+    """Return what verl's keys say of a job."""
+    reader = ConfigReader(replace(document, data=_plain(document.data)), "verl", "verl 0.10")
+    reader.set("rl.framework", "verl", ROLES)
+    _refuse_others(reader)
+    reader.set("rl.algorithm", reader.one_of("algorithm.adv_estimator", _ESTIMATORS, "ppo"), "algorithm.adv_estimator")
+    _hardware(reader)
+    _lengths(reader)
+    _batches(reader)
+    _trained(reader)
+    _reference(reader)
+    _rollout(reader)
+    _critic(reader)
+    reader.harmless(*KEYS.harmless)
+    reader.not_counted(KEYS.not_counted)
+    reader.not_modelled(KEYS.not_modelled)
+    return reader.finish()
+
+
+def _plain(data: Any) -> Any:
+    """Values as YAML has them: flags have `null` as a word."""
+    if isinstance(data, dict):
+        return {key: _plain(value) for key, value in data.items()}
+    return None if isinstance(data, str) and data in ("null", "None", "~") else data
+
+
+def _refuse_others(reader: ConfigReader) -> None:
+    """Refuse what shards and trains otherwise than by FSDP, and engines that are not modelled."""
+    engine = reader.text("model_engine", "dp")
+    named = reader.text("config_name")
+    strategy = reader.text(f"{_ACTOR}.strategy", "fsdp")
+    groups = reader.table(f"actor@{ROLES}")  # a group of Hydra that is chosen: its whole part of the config
+    strategy = str(groups.get("actor", strategy)).removesuffix("_actor")
+    other = next((name for name in (engine, strategy) if name not in ("dp", *_TRAINERS)), "")
+    if not other and "megatron" in named:
+        other = named
+    if other:
+        raise ObjectiveError(
+            f"{reader.document.path.name} trains by verl's {other}: memcalc has figures for its FSDP workers alone "
+            "(actor.strategy fsdp or fsdp2)."
+        )
+    name = reader.text(f"{_ROLLOUT}.name", "vllm")
+    if name not in ("vllm", "sglang"):
+        raise ObjectiveError(
+            f"{reader.document.path.name} generates by {name} (rollout.name): memcalc has figures for vllm and sglang."
+        )
+
+
+def _hardware(reader: ConfigReader) -> None:
+    reader.set_integer("gpus_per_node", "trainer.n_gpus_per_node", 8)
+    reader.set_integer("nodes", "trainer.nnodes", 1)
+    nodes = reader.integer(f"{_ROLLOUT}.nnodes", 0)
+    if nodes:
+        each = reader.integer(f"{_ROLLOUT}.n_gpus_per_node") or reader.integer("trainer.n_gpus_per_node", 8)
+        reader.set("rl.apart", True, f"{_ROLLOUT}.nnodes")
+        reader.set("rl.engine_gpus", nodes * int(each or 8), f"{_ROLLOUT}.nnodes")
+
+
+def _lengths(reader: ConfigReader) -> None:
+    reader.set_integer("rl.prompt", "data.max_prompt_length", 512)
+    reader.set_integer("rl.response", "data.max_response_length", 512)
+    reader.set_integer("rl.prompts", "data.train_batch_size", 1024)
+    reader.set_integer("rl.samples", f"{_ROLLOUT}.n", 1)
+
+
+def _shared_length(reader: ConfigReader) -> int:
+    """The longest sequence where several ranks share it, whose budgets then hold it together; 0 where none does."""
+    keys = (f"{_ACTOR}.ulysses_sequence_parallel_size", f"{_ACTOR}.fsdp_config.ulysses_sequence_parallel_size")
+    if all((reader.integer(key, 1) or 1) == 1 for key in keys):
+        return 0
+    lengths = (reader.integer(f"data.max_{part}_length", 512) or 512 for part in ("prompt", "response"))
+    return sum(lengths)
+
+
+def _batches(reader: ConfigReader) -> None:
+    """Tokens of a micro-batch, or samples, which verl has no default for."""
+    if reader.flag(f"{_ACTOR}.use_dynamic_bsz"):
+        budget = reader.integer(key := f"{_ACTOR}.ppo_max_token_len_per_gpu", 16384, low=1) or 16384
+        reader.set("rl.micro_tokens", max(budget, _shared_length(reader)), key)
+        reader.harmless(f"{_ACTOR}.ppo_micro_batch_size_per_gpu", f"{_ACTOR}.ppo_micro_batch_size")
+        return
+    each, total = f"{_ACTOR}.ppo_micro_batch_size_per_gpu", f"{_ACTOR}.ppo_micro_batch_size"
+    if reader.integer(each, low=1) is not None:
+        reader.set_integer("micro_batch", each)
+    elif reader.integer(total, low=1) is not None:
+        ranks = (reader.integer("trainer.n_gpus_per_node", 8) or 8) * (reader.integer("trainer.nnodes", 1) or 1)
+        reader.set("micro_batch", max(1, (reader.integer(total) or 1) // ranks), total)
+    elif reader.document.unknown:
+        reader.set("micro_batch", None, each)
+    else:
+        reader.ask("micro_batch", each, "null", "is not set, and verl has no default")
+    keys = [f"{part}.log_prob_micro_batch_size_per_gpu" for part in (_ROLLOUT, f"{ROLES}.ref")]
+    key = max(keys, key=lambda key: reader.integer(key, 0) or 0)
+    reader.set_integer("rl.logprob_batch", key)
+
+
+def _trained(reader: ConfigReader) -> None:
+    """How the policy is kept and trained."""
+    reader.set("model", reader.text(f"{_MODEL}.path", "deepseek-ai/deepseek-llm-7b-chat"), f"{_MODEL}.path")
+    reader.set("rl.trainer", reader.one_of(f"{_ACTOR}.strategy", _TRAINERS, "fsdp1"), f"{_ACTOR}.strategy")
+    key = f"{_MODEL}.enable_gradient_checkpointing"
+    reader.set("recompute", "full" if reader.flag(key, True) else "none", key)
+    if reader.flag(key := f"{_MODEL}.enable_activation_offload"):
+        reader.set("offload", ("activations",), key)
+    config = f"{_ACTOR}.fsdp_config"
+    if reader.flag(key := f"{config}.offload_policy"):
+        reader.set("offload", ("params",), key)
+    parks = [part for part in ("params", "optimizer") if reader.flag(f"{config}.{part.removesuffix('s')}_offload")]
+    reader.flag(f"{config}.optimizer_offload")
+    reader.set("rl.park", ",".join(parks) or "none", f"{config}.param_offload")
+    if reader.text(key := f"{config}.model_dtype", "fp32") in ("bfloat16", "bf16"):
+        reader.set("precision", "bf16", key)
+    if rank := reader.integer(key := f"{_MODEL}.lora_rank", 0):
+        everywhere = reader.text(f"{_MODEL}.target_modules", "all-linear") == "all-linear"
+        reader.set("lora", f"{rank}:all-linear" if everywhere else str(rank), key)
+    if reader.flag(key := f"{_MODEL}.use_fused_kernels"):
+        reader.set("rl.logits", "fused", key)
+    if reader.flag(key := f"{_ACTOR}.calculate_entropy") or reader.number(key := f"{_ACTOR}.entropy_coeff", 0.0):
+        reader.set("rl.entropy", True, key)
+    reader.number(f"{_ACTOR}.entropy_coeff")
+
+
+def _reference(reader: ConfigReader) -> None:
+    """There is a reference where a KL term is in the loss or in the reward (trainer/ppo/utils.py)."""
+    loss, reward = f"{_ACTOR}.use_kl_loss", "algorithm.use_kl_in_reward"
+    key = next((key for key in (loss, reward) if reader.flag(key)), loss)
+    reader.flag(reward)
+    reader.set("rl.reference", bool(reader.flag(key)), key)
+
+
+def _rollout(reader: ConfigReader) -> None:
+    """The engine; verl drops cache and weights where it sleeps, and keeps weights on the host beside adapters."""
+    reader.set("rl.engine", reader.text(f"{_ROLLOUT}.name", "vllm"), f"{_ROLLOUT}.name")
+    reader.set_integer("rl.engine_tp", f"{_ROLLOUT}.tensor_model_parallel_size", 2)
+    key = f"{_ROLLOUT}.gpu_memory_utilization"
+    reader.set("rl.utilization", reader.number(key, 0.5), key)
+    reader.set_integer("rl.max_seqs", f"{_ROLLOUT}.max_num_seqs", 256)
+    sleeps = "1" if reader.integer(f"{_MODEL}.lora_rank", 0) else "2"
+    key = f"{_ROLLOUT}.free_cache_engine"
+    reader.set("rl.sleep", sleeps if reader.flag(key, True) else "0", key)
+
+
+def _critic(reader: ConfigReader) -> None:
+    if reader.has(key := "critic.model.path"):
+        reader.set("rl.critic_model", reader.text(key), key)
+    if reader.flag("reward_model.enable") and reader.has(key := "reward_model.model.path"):
+        reader.set("rl.reward_model", reader.text(key), key)
+
+
+def _recognise(document: Document) -> bool:
+    return isinstance(document.data, dict) and isinstance(document.data.get(ROLES), dict)
+
+
+FORMAT = Format("verl", "verl's config", "verl 0.10", _recognise, read, kind="yaml", launched=True)
+"""verl's keys, as YAML or as overrides."""

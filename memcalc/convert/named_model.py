@@ -1,0 +1,125 @@
+"""A model as it is named: a file, a preset, or a repository of the Hub that a preset or the local cache has.
+
+What decides about OWNER/NAME, the first that has it:
+
+1. a folder of that path with a config.json, as Transformers takes it;
+2. a preset's own name or alias, and the table presets/hub.toml: the same answer on every machine;
+3. the config.json in the local cache of the Hub, of the revision that is asked for;
+4. a preset's name once the forms of training and storage are taken off.
+
+A repository that the table knows to be unlike every preset is looked for in the cache alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from memcalc import catalog
+from memcalc.errors import FileError, InputError
+from memcalc.preset_names import is_hub_id, key, stored_as
+
+if TYPE_CHECKING:
+    from memcalc.convert.hub_cache import Snapshot
+    from memcalc.specs.model import Model
+
+EXPANDED = ("fp8", "mxfp4")
+"""Forms of storage that are expanded to the job's precision when they are loaded."""
+
+
+@dataclass(frozen=True)
+class NamedModel:
+    """A model, and what to know of how its name was understood."""
+
+    model: Model
+    origin: str = ""
+    """Whose sizes they are, where the name is not that of a file or a preset."""
+    missing: str = ""
+    """What the repository has beside what is counted."""
+    stored: str = ""
+    """The form in which its weights stay quantized; empty where the job says how they are kept."""
+
+    def warnings(self, name: str, quantize: object) -> tuple[str, ...]:
+        """What an answer about the model has to say; ``quantize`` is what the job says of its base's weights."""
+        text = []
+        if self.missing:
+            text.append(f"{name} is counted as its text model, {self.model.name}: {self.missing} is left out.")
+        if self.stored and quantize in (None, "none"):
+            text.append(
+                f"{name} is stored quantized ({self.stored}) and counted in the job's precision; "
+                "--lora with --quantize counts a base that stays quantized."
+            )
+        return tuple(text)
+
+
+def named_model(name: str, preset_dirs: Sequence[str] = ()) -> NamedModel:
+    """Return the model of a name, with what is to be said of it.
+
+    Raises :class:`memcalc.errors.InputError` where nothing has it, in one sentence that says what to give instead.
+    """
+    if not name:
+        raise InputError("model", name, "must be a preset's name, a config.json, a directory with one, or a .toml file")
+    path, is_json = Path(name), name.endswith(".json")
+    if is_json or (not name.endswith(".toml") and _is_directory(path)):
+        from memcalc.convert.huggingface import is_recorded, read_model, read_recorded
+
+        return NamedModel(read_recorded(path) if is_json and is_recorded(path) else read_model(name))
+    if not is_hub_id(name) or path.exists():
+        return _preset(name, "", preset_dirs)
+    return _of_hub(name, preset_dirs)
+
+
+def _of_hub(name: str, preset_dirs: Sequence[str]) -> NamedModel:
+    from memcalc.convert.hub_cache import MAIN, snapshot_of
+
+    hub_id, _, revision = name.partition("@")
+    pinned = revision not in ("", MAIN)
+    lead = None if pinned else catalog.lookup(hub_id, preset_dirs)
+    if lead is not None and lead.preset and lead.exact:
+        return _preset(hub_id, lead.entry.missing, preset_dirs)
+    try:
+        snapshot = snapshot_of(name)
+    except FileError:
+        if lead is None or not lead.preset:
+            raise
+        snapshot = None
+    if snapshot is not None:
+        return _cached(hub_id, snapshot)
+    if pinned:
+        allowed = "the local Hub cache does not hold this revision: leave it out, or give the path of its config.json"
+        raise InputError("model", name, allowed)
+    return _preset(hub_id, "" if lead is None else lead.entry.missing, preset_dirs)
+
+
+def _preset(name: str, missing: str, preset_dirs: Sequence[str]) -> NamedModel:
+    model = catalog.model(name, preset_dirs)
+    if key(name) in {key(known) for known in (model.name, *model.aliases)} or not is_hub_id(name):
+        return NamedModel(model)
+    _, stored = stored_as(key(name.rpartition("/")[2]))
+    return NamedModel(model, f"{model.name}'s, for {name}", missing, stored)
+
+
+def _cached(hub_id: str, snapshot: Snapshot) -> NamedModel:
+    from memcalc.convert.huggingface import from_huggingface, read_config
+
+    config = read_config(snapshot.config)
+    where = f"{hub_id} in the Hub cache, commit {snapshot.commit[:7]}"
+    quantized = config.get("quantization_config")
+    method = quantized.get("quant_method") if isinstance(quantized, dict) else None
+    stored = method if isinstance(method, str) and method not in EXPANDED else ""
+    if stored:
+        config = {name: value for name, value in config.items() if name != "quantization_config"}
+    try:
+        model = from_huggingface(config, name=hub_id, source=where)
+    except InputError as error:
+        raise error.within(f"{where}: {snapshot.config.name}") from None
+    return NamedModel(model, f"config.json of {where}", stored=stored[:20])
+
+
+def _is_directory(path: Path) -> bool:
+    try:
+        return path.is_dir() and ("/" in str(path) or (path / "config.json").exists() or str(path) == ".")
+    except (OSError, ValueError):
+        return False

@@ -1,0 +1,106 @@
+"""What a file or a command trains, where that is not the next token of a decoder; and those that train nothing.
+
+Their memory is another than what the arguments alone come to: pairs of answers, models beside the one that is trained,
+generation. So they are refused by name, with the exit code of a question, and have no verdict.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from importlib.resources import files
+from typing import Any
+
+from memcalc.catalog import read_toml
+from memcalc.errors import IdleError, ObjectiveError
+
+_TABLES = read_toml(files("memcalc.convert") / "objectives.toml")
+METHODS: dict[str, str] = _TABLES["methods"]
+"""What training by each method does, by its name."""
+_CALLED: dict[str, str] = {**{name.replace("-", "_"): name for name in METHODS}, **_TABLES["called"]}
+_KEYS = {method: frozenset(text.split()) for method, text in _TABLES["keys"].items()}
+_LOSSES = {name: method for method, text in _TABLES["losses"].items() for name in text.split()}
+_WORDS = re.compile(r"[a-z]+")
+SUPERVISED = "models training on the next token, and gives no figures for this"
+
+
+def method_called(name: str) -> str:
+    """The method that a word of a config or command names; empty for supervised training, or a name not known.
+
+    >>> method_called("DPO"), method_called("rm"), method_called("sft")
+    ('dpo', 'reward', '')
+    """
+    return _CALLED.get(name.lower().replace("-", "_"), "")
+
+
+def method_of_script(script: str) -> str:
+    """The method that a script, a module or a recipe is named after.
+
+    >>> method_of_script("trl/scripts/dpo.py"), method_of_script("lora_dpo_distributed"), method_of_script("train.py")
+    ('dpo', 'dpo', '')
+    """
+    stem = script.rpartition("/")[2].lower().removesuffix(".py").rpartition(".")[2].replace("-", "_")
+    if stem in _CALLED:
+        return _CALLED[stem]
+    for longer in (name for name in _CALLED if "_" in name):
+        if longer in stem:
+            return _CALLED[longer]
+    short = {name for name in _CALLED if "_" not in name and name not in ("reward", "reinforce", "distillation")}
+    return next((_CALLED[word] for word in _WORDS.findall(stem) if word in short), "")
+
+
+def method_of_keys(data: Mapping[str, Any]) -> tuple[str, str]:
+    """The method whose arguments a config of TRL has, and those; both empty for supervised training.
+
+    >>> method_of_keys({"beta": 0.1, "max_prompt_length": 512})
+    ('dpo', 'beta, max_prompt_length')
+    """
+    kind = data.get("loss_type")
+    named = _LOSSES.get(str(kind).lower(), "") if isinstance(kind, str) else ""
+    for method, keys in _KEYS.items():
+        present = sorted(key for key in keys if data.get(key) is not None)
+        if present:
+            return named or method, ", ".join(present)
+    return named, f"loss_type {kind}" if named else ""
+
+
+def refuse_method(where: str, method: str, evidence: str) -> None:
+    """Refuse training by a method; ``evidence`` says what tells it. Nothing for an empty one."""
+    if method:
+        raise ObjectiveError(
+            f"{where} trains by {method.upper()} ({evidence}), which {METHODS[method]}: memcalc {SUPERVISED}."
+        )
+
+
+def refuse_task(where: str, task: str) -> None:
+    """Refuse a task of ms-swift whose head is no language model's; nothing for `causal_lm`."""
+    if task in _TABLES["tasks"]:
+        raise ObjectiveError(
+            f"{where} trains {task} (task_type), which {_TABLES['tasks'][task]}: memcalc {SUPERVISED}."
+        )
+
+
+def refuse_library(where: str, script: str) -> None:
+    """Refuse a command of a library whose own arguments are not read."""
+    parts = script.replace("/", ".").split(".")
+    name = next((_TABLES["libraries"][part] for part in parts if part in _TABLES["libraries"]), "")
+    if name:
+        raise ObjectiveError(
+            f"{where} starts {name} ({script}), whose arguments are not read: give memcalc estimate what it trains."
+        )
+
+
+def refuse_megatron(where: str, script: str) -> None:
+    """Refuse a script of Megatron-LM for another kind of model than its arguments are read as."""
+    stem = script.rpartition("/")[2].removesuffix(".py")
+    if kind := _TABLES["megatron"].get(stem, ""):
+        raise ObjectiveError(
+            f"{where} starts {stem}.py, which trains {kind}: memcalc reads a decoder's arguments only, and gives no "
+            "figures for this."
+        )
+
+
+def refuse_idle(where: str, evidence: Iterable[str]) -> None:
+    """Refuse a file of which ``evidence`` tells that it trains nothing."""
+    listed = ", ".join(dict.fromkeys(evidence))
+    raise IdleError("file", where, f"starts no training ({listed})")

@@ -1,0 +1,198 @@
+"""From the roles of a job to its answer: phases, the binding one, the verdict, and the cheapest change."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from math import ceil
+from typing import Any
+
+from memcalc import catalog
+from memcalc._version import __version__
+from memcalc.errors import InputError
+from memcalc.planner.answer import hardware_facts, model_facts
+from memcalc.posttraining.figures import Figures, Trained
+from memcalc.posttraining.phases import Cast, frozen_weights, phases_of
+from memcalc.posttraining.words import RlJob, parked
+from memcalc.results.estimates import Verdict
+from memcalc.results.posttraining import Rl, RlEdit, RlPhase, RlRollout
+from memcalc.specs.job import render
+from memcalc.units import GIB
+
+SWITCHES = ("rollout", "weight sync", "wake-up")
+"""Phases in which the trainer holds states alone, whose size is no prediction."""
+
+
+def answered(
+    job: RlJob, options: Mapping[str, Any], assumptions: dict[str, str], figures: Figures, *, advice: bool
+) -> Rl:
+    """The answer for a job."""
+    cast = cast_of(job, figures, advice=True)
+    phases = tuple(phases_of(cast))
+    chip = catalog.gpu(job.gpu, job.dirs)
+    verdict, reason = judged(cast, phases, chip.memory_bytes)
+    host = catalog.node(job.node, job.dirs) if job.node else catalog.node_for(chip, job.dirs)
+    binding = max(phases, key=lambda phase: phase.allocated)
+    question = {"model": job.model, "gpu": job.gpu, "gpus": job.gpus, "node": job.node}
+    typed = {name: value for name, value in options.items() if value not in (None, "", [])}
+    needed = host_bytes(cast, min(host.gpus_per_host, job.gpus))
+    return Rl(
+        version=__version__,
+        model=model_facts(cast.model),
+        hardware=hardware_facts(chip, host, job.gpus),
+        algorithm=job.inputs.algorithm,
+        framework=job.toolkit.name,
+        trainer=job.trainer,
+        capacity=chip.memory_bytes,
+        phases=phases,
+        binding=binding.name,
+        headroom=chip.memory_bytes - binding.allocated,
+        rollout=rollout_of(cast),
+        host=needed,
+        host_capacity=host.host_memory_bytes,
+        verdict=verdict,
+        reason=reason,
+        edit=_edit(job, figures) if advice and verdict == "does-not-fit" else None,
+        warnings=tuple(_warnings(cast, needed, host.host_memory_bytes)),
+        assumptions=assumptions,
+        command=render("rl", options={**question, **typed}, dirs=job.dirs),
+    )
+
+
+def roles_of(job: RlJob, figures: Figures) -> Cast:
+    """All roles but the engines."""
+    spec = figures.model(job)
+    policy = figures.trained(job, job.model)
+    critic: Trained | None = None
+    if job.recipe.critic:
+        critic = figures.trained(job, job.inputs.critic_model or job.model)
+    name = job.inputs.reward_model
+    reward = figures.trained(job, name) if name else None
+    judge = frozen_weights(job, reward) if reward else 0
+    reference = frozen_weights(job, policy) if job.reference and not job.lora else 0
+    return Cast(job, spec, policy, critic, reward, reference, judge)
+
+
+def cast_of(job: RlJob, figures: Figures, *, advice: bool) -> Cast:
+    """All roles, and the engines beside what they leave of a GPU; with ``advice`` also what can be set of these."""
+    cast = roles_of(job, figures)
+    if not job.recipe.online:
+        return cast
+    other = 0 if job.inputs.engine_gpus else cast.resting
+    return replace(cast, served=figures.served(job, other, advice=advice))
+
+
+def judged(cast: Cast, phases: tuple[RlPhase, ...], capacity: int) -> tuple[Verdict, str]:
+    """The verdict on GPUs of so much memory [bytes], and why it is not that it fits."""
+    if cast.served is not None and cast.served.verdict == "does-not-fit":
+        return "does-not-fit", f"rollout: {cast.served.reason}"
+    worst = max(phases, key=lambda phase: phase.allocated)
+    if worst.allocated > capacity:
+        missing = (worst.allocated - capacity) / GIB
+        return "does-not-fit", f"{worst.name} needs {worst.allocated / GIB:.1f} GiB, {missing:.1f} more than there are"
+    if cast.served is not None and cast.served.verdict == "tight":
+        return "tight", f"rollout: {cast.served.reason}"
+    for phase in phases:
+        trainer = phase.device - phase.roles.get("engine", 0)
+        unsure = trainer * (cast.policy.limit - 1) if phase.name not in SWITCHES else 0
+        if phase.device + unsure > capacity:
+            return "tight", f"{phase.name}: it fits as predicted, not with the 95% margin"
+    return "fits", ""
+
+
+def rollout_of(cast: Cast) -> RlRollout | None:
+    """What the engines hold, and how often one fills its cache in a step."""
+    served, inputs = cast.served, cast.job.inputs
+    if served is None:
+        return None
+    engines = (inputs.engine_gpus or cast.job.gpus) // inputs.engine_tp
+    rounds = None
+    if inputs.prompts and served.concurrency >= 1:
+        samples = ceil(inputs.prompts * max(1, inputs.samples) / engines)
+        rounds = ceil(samples / min(served.concurrency, served.max_seqs))
+    return RlRollout(
+        engines=engines,
+        utilization=inputs.utilization,
+        largest_utilization=served.limits.largest_utilization if served.limits else None,
+        tokens=served.tokens,
+        concurrency=served.concurrency,
+        rounds=rounds,
+        reason=served.reason if served.verdict == "does-not-fit" else "",
+    )
+
+
+def host_bytes(cast: Cast, ranks: int) -> int:
+    """What a node's host memory holds [bytes]: parked states, frozen models, and weights of sleeping engines."""
+    job = cast.job
+    models = [model for model in (cast.policy, cast.critic) if model is not None]
+    parked = sum(model.states - model.idle(job.parks) for model in models)
+    away = (cast.reference + cast.judge) * ("params" in job.parks)
+    total = min(ranks, job.trainer_gpus) * (parked + away) + sum(model.host for model in models)
+    if cast.shares and cast.served is not None and job.inputs.sleep == "1":
+        total += ranks * max(stage.size("weights") for stage in cast.served.stages)
+    return total
+
+
+def edits_of(job: RlJob) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Changes in the order of what they cost, each with its option as typed."""
+    inputs, choices = job.inputs, job.toolkit.choices
+    if job.recipe.online and not inputs.engine_gpus and inputs.sleep == "0":
+        yield f"--sleep {choices.sleep[-1]}", {"sleep": choices.sleep[-1]}
+    if choices.fuses and inputs.logits == "plain" and job.recipe.log_probs and job.recipe.head:
+        yield "--logits fused", {"logits": "fused"}
+    if job.recipe.online and not inputs.engine_gpus:
+        more = (park for park in choices.park if not {*parked(park)} <= {*job.parks})
+        yield from ((f"--park {park}", {"park": park}) for park in more)
+    yield "--recompute full", {"recompute": "full"}
+    if inputs.micro_batch > 1:
+        yield "--micro-batch 1", {"micro_batch": 1, "logprob_batch": 1}
+    if job.recipe.online:
+        yield from ((f"--utilization {share}", {"utilization": share}) for share in (0.6, 0.5, 0.4, 0.3))
+    if job.trainer_gpus > 1 and 3 in choices.zero:
+        yield "--zero 3", {"zero": 3}
+    yield from ((f"--offload {part}", {"offload": part}) for part in choices.offload if part != "none")
+
+
+def _edit(job: RlJob, figures: Figures) -> RlEdit | None:
+    """The first single change with which the job fits, else the fewest of them one after another."""
+    listed = list(edits_of(job))
+    for change, update in listed:
+        if (edit := tried(job, change, update, figures)) is not None:
+            return edit
+    merged: dict[str, Any] = {}
+    changes: dict[str, str] = {}
+    for change, update in listed:
+        merged |= update
+        changes[change.split(" ")[0]] = change
+        if len(changes) > 1 and (edit := tried(job, " ".join(changes.values()), merged, figures)) is not None:
+            return edit
+    return None
+
+
+def tried(job: RlJob, change: str, update: dict[str, Any], figures: Figures) -> RlEdit | None:
+    """The change, if the job fits with it."""
+    try:
+        cast = cast_of(job.changed(**update), figures, advice=False)
+    except InputError:  # the trainer cannot be told so
+        return None
+    phases = tuple(phases_of(cast))
+    verdict, _ = judged(cast, phases, catalog.gpu(job.gpu, job.dirs).memory_bytes)
+    if verdict == "does-not-fit":
+        return None
+    return RlEdit(change=change, verdict=verdict, device=max(phase.allocated for phase in phases))
+
+
+def _warnings(cast: Cast, host: int, capacity: int | None) -> Iterator[str]:
+    job, rollout = cast.job, rollout_of(cast)
+    if capacity is not None and host > capacity:
+        yield f"a node's {capacity / GIB:.0f} GiB of host memory are fewer than the {host / GIB:.0f} that are needed."
+    if rollout is not None and rollout.rounds is not None and rollout.rounds > 1:
+        yield (
+            f"an engine fills its cache {rollout.rounds} times for its samples of a step, at the longest length: slow, "
+            "not a failure."
+        )
+    if cast.shares:
+        yield "what an engine keeps asleep was measured once in public (1.15 GiB): here its context, libraries, graphs."
+    if job.toolkit.name.startswith("trl") and job.recipe.log_probs and job.inputs.logits == "plain":
+        yield "TRL's logits have fp32 copies, as under bf16 autocast: a job that is bf16 throughout needs half of them."
+    yield "the phases were compared with outcomes of public runs, not with their figures, of which hardly any exist."

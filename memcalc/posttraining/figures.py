@@ -1,0 +1,179 @@
+"""What trained models and engines hold and take, each computed once for the jobs that share it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from memcalc.api import estimate, load_model, single
+from memcalc.errors import MissingError
+from memcalc.posttraining.words import RlJob
+from memcalc.serving import serve
+
+if TYPE_CHECKING:
+    from memcalc.results.estimates import Estimate, StepTime
+    from memcalc.results.serving import Served
+    from memcalc.specs.model import Model
+
+# What a trained model holds, from ``memcalc estimate``: between its phases, in a pass without gradients, in an
+# update.
+#
+# The loss of an estimate is one that holds no logits, and what log-probabilities hold in its place is added: the
+# rest, states, gathers, kept activations and their order, are the same terms as of any training job.
+
+WITHOUT_LOGITS = "fused-linear"
+HEAD_PHASES = ("forward", "loss")
+"""Phases of a step in which the head's outputs are alive."""
+_Figure = TypeVar("_Figure")
+
+
+@dataclass(frozen=True)
+class Trained:
+    """One model on one GPU [bytes]."""
+
+    weights: int
+    optimizer: int
+    buffers: int
+    """What its runtime keeps beside them for as long as it lives, such as DDP's buckets."""
+    update: int
+    """The height of an update without states, logits left out."""
+    head: int
+    """The same where logits are alive."""
+    forward: int
+    """The working set of a pass without gradients, logits left out."""
+    beside: int
+    """Context and communicators."""
+    cached: int
+    """What the allocator reserves beyond what is allocated at the height of an update."""
+    limit: float
+    """What one measured run of twenty exceeds, over the prediction, [1]."""
+    host: int
+    """Of a node, for what is offloaded."""
+    largest: int
+    """Elements of all weights, [1]."""
+    stage: int
+    """How far states are sharded (ZeRO), [1]."""
+
+    @property
+    def states(self) -> int:
+        """Weights, optimizer states and what its runtime keeps [bytes]."""
+        return self.weights + self.optimizer + self.buffers
+
+    def idle(self, parks: tuple[str, ...]) -> int:
+        """What stays on the GPU between phases [bytes]."""
+        stays = self.weights * ("params" not in parks) + self.optimizer * ("optimizer" not in parks)
+        return stays + self.buffers
+
+
+def _trained(figures: Estimate) -> Trained:
+    steady = [term for term in figures.terms if len(term.phases) == len(figures.phases)]
+    weights, optimizer = (
+        sum(term.bytes for term in steady if term.component == name) for name in ("parameters", "optimizer")
+    )
+    states = sum(term.bytes for term in steady)
+    inference = next(occasion for occasion in figures.occasions if occasion.name == "evaluation")
+    heads = [size for name, size in figures.phases.items() if name in HEAD_PHASES]
+    budget = figures.budget
+    return Trained(
+        weights=weights,
+        optimizer=optimizer,
+        buffers=states - weights - optimizer,
+        update=max(figures.phases.values()) - states,
+        head=max(heads) - states,
+        forward=inference.allocated - states,
+        beside=budget.context + budget.libraries,
+        cached=figures.peak.reserved - figures.peak.allocated,
+        limit=max(1.0, figures.interval.high / figures.peak.device),
+        host=figures.host_memory,
+        largest=figures.model.parameters,
+        stage=figures.strategy.zero,
+    )
+
+
+def trainer_options(job: RlJob) -> dict[str, Any]:
+    """How the trained models are trained, in the words of ``memcalc estimate``; their batches left out."""
+    toolkit = job.toolkit
+    return {
+        "framework": job.trainer,
+        **({"precision": toolkit.precision} if toolkit.precision else {}),
+        "recompute": toolkit.recompute,
+        "gpus": job.trainer_gpus,
+        **({"zero": toolkit.zero} if job.trainer == job.usual_trainer and job.trainer_gpus > 1 else {}),
+        **job.training,
+    }
+
+
+@dataclass(frozen=True)
+class Figures:
+    """Of trained models and engines, by what they follow from."""
+
+    known: dict[tuple[Any, ...], Any] = field(default_factory=dict)
+
+    def _once(self, key: tuple[Any, ...], make: Callable[[], _Figure]) -> _Figure:
+        if key not in self.known:
+            self.known[key] = make()
+        result: _Figure = self.known[key]
+        return result
+
+    def model(self, job: RlJob) -> Model:
+        """The policy."""
+        return self._once(("model", job.model), lambda: load_model(job.model, job.dirs))
+
+    def trained(self, job: RlJob, model: str) -> Trained:
+        """What one model needs where it is trained as the job says, by a loss that holds no logits."""
+        inputs = job.inputs
+        packed = bool(inputs.micro_tokens)
+        options = trainer_options(job) | {
+            "seq_len": inputs.micro_tokens or job.length,
+            "micro_batch": 1 if packed else inputs.micro_batch * job.recipe.rows,
+        }
+        if job.recipe.log_probs:
+            options.setdefault("loss", WITHOUT_LOGITS)
+        batch = 1 if packed else (inputs.logprob_batch or inputs.micro_batch) * job.recipe.rows
+        options["settings"] = {"workload.eval_micro_batch": str(batch)}
+        question = _question(job, model)
+        key = ("trained", model, *sorted((name, str(value)) for name, value in options.items()))
+        return self._once(key, lambda: _trained(estimate(**question, advice=False, **options)))
+
+    def served(self, job: RlJob, other: int, *, advice: bool) -> Served:
+        """One engine beside so much else on its GPUs [bytes]; with ``advice`` also what can be set."""
+        inputs, toolkit = job.inputs, job.toolkit
+        options: dict[str, Any] = {"engine": inputs.engine, "utilization": inputs.utilization, "max_len": job.length}
+        if inputs.max_seqs:
+            options["max_seqs"] = inputs.max_seqs
+        if toolkit.batched:
+            options["max_batched_tokens"] = max(toolkit.batched, inputs.max_seqs)
+        if toolkit.batched and not inputs.max_seqs:
+            options["max_seqs"] = min(256, toolkit.batched)
+        options |= {"tp": inputs.engine_tp, "other": other, "advice": advice}
+        question = _question(job, job.model)
+        key = ("served", *sorted((name, str(value)) for name, value in options.items()))
+        return self._once(key, lambda: serve(**question, **options))
+
+    def update_time(self, job: RlJob, model: str, samples: int) -> StepTime | None:
+        """The predicted time of one update of so many samples or pairs, each of the longest length, in micro-batches.
+
+        None where the GPU's preset has no peak for the precision.
+        """
+        inputs, recipe = job.inputs, job.recipe
+        each = inputs.micro_tokens // job.length or 1 if inputs.micro_tokens else inputs.micro_batch
+        rows, count = each * recipe.rows, -(-samples // (each * job.trainer_gpus))
+        options = trainer_options(job) | {
+            "seq_len": job.length, "micro_batch": rows, "global_batch": count * rows * job.trainer_gpus,
+        }  # fmt: skip
+        if inputs.logits == "fused" and recipe.log_probs:
+            options.setdefault("loss", WITHOUT_LOGITS)
+        key = ("time", model, *sorted((name, str(value)) for name, value in options.items()))
+        return self._once(key, lambda: _time(job, model, options))
+
+
+def _question(job: RlJob, model: str) -> dict[str, Any]:
+    return {"model": model, "gpu": job.gpu, "node": job.node, "preset_dirs": job.dirs}
+
+
+def _time(job: RlJob, model: str, options: dict[str, Any]) -> StepTime | None:
+    try:
+        return single(**_question(job, model), **options).time()
+    except MissingError:  # the preset has no peak for this precision
+        return None

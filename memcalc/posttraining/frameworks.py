@@ -1,0 +1,164 @@
+"""What each post-training framework does by default, and what each algorithm needs: data with eras.
+
+Read in verl-project/verl 1dda039b (0.10), huggingface/trl f2cd5771 (1.10), OpenRLHF/OpenRLHF 3c3be623 (0.11) and
+NVIDIA-NeMo/RL 7ea279ab. A release is named as in ``verl@0.10``; older ones were not read. TRL's bytes of a logit were
+measured besides: DPO and GRPO trainers of its release 1.10.0 under bf16 autocast, live tensors of a step on the CPU.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from memcalc.errors import InputError, UnknownNameError
+from memcalc.units import MIB
+
+
+@dataclass(frozen=True, slots=True)
+class Choices:
+    """What a framework can be told of its trainer and its engines, each the simplest first."""
+
+    zero: tuple[int, ...]
+    """How far trained weights are sharded over several GPUs."""
+    park: tuple[str, ...]
+    """What of trained models can leave the GPU between phases."""
+    sleep: tuple[str, ...]
+    """Levels of sleep of an engine on the same GPUs."""
+    offload: tuple[str, ...] = ("none",)
+    """What its trainer can keep on the host."""
+    packs: bool = True
+    """Whether a micro-batch can be a budget of tokens."""
+    fuses: bool = False
+    """Whether it has a kernel of log-probabilities without logits."""
+
+
+@dataclass(frozen=True, slots=True)
+class Toolkit:
+    """One release of a framework."""
+
+    name: str
+    """Name and release."""
+    trainer: str
+    """What shards and trains on several GPUs: a framework of ``memcalc estimate``."""
+    precision: str
+    """Of the trained weights; the trainer's own where empty."""
+    alone: str
+    """What trains on one."""
+    zero: int
+    """How far they are sharded over several GPUs."""
+    recompute: str
+    """Whether blocks are checkpointed by default."""
+    micro_batch: int
+    """Samples of a micro-batch; 0 where it has no default."""
+    utilization: float
+    """Share of a GPU that a colocated engine may take."""
+    apart: float
+    """The same where engines have GPUs to themselves."""
+    engine_tp: int
+    """Ranks of an engine."""
+    max_seqs: int
+    """Sequences that an engine runs at once; 0 for the engine's own default."""
+    batched: int
+    """Tokens of an engine's step; 0 for the engine's own default."""
+    sleep: str
+    """What a colocated engine gives back outside the rollout."""
+    parks: tuple[str, ...]
+    """What of trained models leaves the GPU between its phases."""
+    empties: bool
+    """Whether the trainer gives its cache back before the engine wakes up."""
+    reads: float
+    """Bytes of a logit in a pass of log-probabilities without gradients."""
+    trains: float
+    """The same at the height of an update."""
+    entropy: float
+    """What the entropy adds to each."""
+    completions: bool
+    """Whether logits are of the response alone; else of prompt and response."""
+    kl: bool
+    """Whether a reference is there by default."""
+    bucket: int
+    """What weights pass through on their way to an engine on the same GPU [bytes]."""
+    merges: bool
+    """Whether adapters are merged with all weights gathered at once."""
+    choices: Choices
+    """What it can be told beside these defaults."""
+    source: str
+
+
+VERL = Toolkit(
+    "verl@0.10", trainer="fsdp1", alone="fsdp1", precision="bf16-mixed", zero=3, recompute="full",
+    micro_batch=0, utilization=0.5, apart=0.9, engine_tp=2, max_seqs=256, batched=8192, sleep="2", parks=(),
+    empties=True, reads=4, trains=6, entropy=4, completions=False, kl=False, bucket=2048 * MIB, merges=False,
+    choices=Choices((3,), ("none", "optimizer", "params,optimizer"), ("2",), fuses=True),
+    source="verl workers/engine_workers.py, workers/config/rollout.py, bucketed_weight_transfer.py@1dda039b",
+)  # fmt: skip
+TRL = Toolkit(
+    "trl@1.10", trainer="deepspeed", alone="hf", precision="", zero=3, recompute="full", micro_batch=8,
+    utilization=0.3, apart=0.9, engine_tp=1, max_seqs=0, batched=4096, sleep="0", parks=(), empties=False,
+    reads=8, trains=16, entropy=0, completions=True, kl=False, bucket=0, merges=True,
+    choices=Choices((3, 2), ("none",), ("0", "2"), ("none", "optimizer"), packs=False, fuses=True),
+    source="trl trainer/grpo_trainer.py, trainer/utils.py, generation/vllm_generation.py@f2cd5771",
+)  # fmt: skip
+OPENRLHF = Toolkit(
+    "openrlhf@0.11", trainer="deepspeed", alone="deepspeed", precision="bf16-mixed", zero=2, recompute="none",
+    micro_batch=1, utilization=0.5, apart=0.95, engine_tp=1, max_seqs=0, batched=0, sleep="0", parks=(),
+    empties=True, reads=6, trains=12, entropy=8, completions=False, kl=True, bucket=0, merges=False,
+    choices=Choices((2, 3), ("none", "optimizer"), ("0", "1"), ("none", "optimizer")),
+    source="OpenRLHF models/actor.py, trainer/ray/ppo_actor.py, utils/deepspeed/deepspeed_utils.py@3c3be623",
+)  # fmt: skip
+NEMO = Toolkit(
+    "nemo-rl@0.5", trainer="fsdp2", alone="fsdp2", precision="bf16-mixed", zero=3, recompute="none",
+    micro_batch=4, utilization=0.6, apart=0.9, engine_tp=1, max_seqs=0, batched=0, sleep="2",
+    parks=("optimizer",), empties=True, reads=6, trains=12, entropy=0, completions=False, kl=True, bucket=0,
+    merges=False, choices=Choices((3,), ("optimizer",), ("2",)),
+    source="NeMo-RL models/policy/utils.py, examples/configs/grpo_math_1B.yaml@7ea279ab",
+)  # fmt: skip
+TOOLKITS = {toolkit.name.partition("@")[0]: (toolkit,) for toolkit in (TRL, VERL, OPENRLHF, NEMO)}
+"""By name: the eras that were read."""
+
+
+def toolkit_of(name: str) -> Toolkit:
+    """The defaults of a framework.
+
+    >>> toolkit_of("verl").utilization
+    0.5
+    """
+    bare, at, release = str(name).partition("@")
+    if bare not in TOOLKITS:
+        raise UnknownNameError("framework", bare, f"must be one of {', '.join(TOOLKITS)}", TOOLKITS)
+    known = TOOLKITS[bare][-1]
+    if at and release != known.name.partition("@")[2]:
+        raise InputError("framework", name, f"the release that was read is {known.name}")
+    return known
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """What an algorithm trains and reads."""
+
+    rows: int = 1
+    """Sequences that one sample puts into a forward."""
+    online: bool = False
+    """Whether responses are generated."""
+    critic: bool = False
+    """Whether a second model is trained that values tokens."""
+    frozen: bool = False
+    """Whether it has a reference by nature; else only by a KL term."""
+    head: bool = True
+    """Whether the trained model has logits."""
+    log_probs: bool = True
+    """Whether its loss reads log-probabilities of tokens; else it is the plain loss of fine-tuning."""
+
+
+RECIPES = {
+    "grpo": Recipe(online=True),
+    "dapo": Recipe(online=True),
+    "rloo": Recipe(online=True),
+    "ppo": Recipe(online=True, critic=True, frozen=True),
+    "dpo": Recipe(rows=2, frozen=True),
+    "kto": Recipe(frozen=True),
+    "orpo": Recipe(rows=2),
+    "simpo": Recipe(rows=2),
+    "reward": Recipe(rows=2, head=False),
+    "sft": Recipe(log_probs=False),
+}
+"""The algorithms by name."""

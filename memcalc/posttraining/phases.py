@@ -1,0 +1,169 @@
+"""The phases of a step, and what each role holds in them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from memcalc.formulas.serving import log_prob_bytes
+from memcalc.posttraining.figures import Trained
+from memcalc.posttraining.words import RlJob
+from memcalc.results.posttraining import RlPhase
+from memcalc.results.serving import Served
+from memcalc.specs.model import Model
+
+
+def logits_of(job: RlJob, vocab: int, *, gradients: bool) -> int:
+    """What log-probabilities hold of logits on one GPU [bytes]."""
+    inputs, toolkit, recipe = job.inputs, job.toolkit, job.recipe
+    if inputs.logits == "fused" or not recipe.head or not recipe.log_probs:
+        return 0
+    each = (toolkit.trains if gradients else toolkit.reads) + toolkit.entropy * inputs.entropy
+    rows = inputs.micro_batch if gradients else inputs.logprob_batch or inputs.micro_batch
+    tokens = inputs.response + 1 if toolkit.completions and recipe.online else job.length
+    if inputs.micro_tokens:
+        rows, tokens = 1, inputs.micro_tokens
+    return int(log_prob_bytes(rows * recipe.rows, tokens, vocab, each))
+
+
+def frozen_weights(job: RlJob, model: Trained) -> int:
+    """What a GPU keeps of such a model that is only read, in 16 bits [bytes]."""
+    shards = job.trainer_gpus if model.stage == 3 else 1
+    return -(-2 * model.largest // shards)
+
+
+POLICY, CRITIC, REFERENCE, REWARD = "policy", "critic", "reference", "reward model"
+LOGITS, ENGINE, BESIDE, TRANSFER = "logits", "engine", "contexts", "weights under way"
+OUTSIDE = ("context", "outside PyTorch", "CUDA graphs")
+"""What an engine that sleeps keeps on the GPU."""
+
+
+@dataclass(frozen=True)
+class Cast:
+    """All roles of a job."""
+
+    job: RlJob
+    model: Model
+    policy: Trained
+    critic: Trained | None
+    reward: Trained | None
+    """A reward model, of which only a pass without gradients is used."""
+    reference: int
+    """What a GPU keeps of the reference [bytes]; 0 where adapters are switched off for it."""
+    judge: int
+    """What a GPU keeps of the reward model [bytes]."""
+    served: Served | None = None
+
+    @property
+    def shares(self) -> bool:
+        """Whether engines are on the trainer's GPUs."""
+        return self.served is not None and not self.job.inputs.engine_gpus
+
+    @property
+    def idle(self) -> dict[str, int]:
+        """What every role keeps on a GPU while another works [bytes]."""
+        parks, away = self.job.parks, "params" in self.job.parks
+        roles = {POLICY: self.policy.idle(parks)}
+        if self.critic is not None:
+            roles[CRITIC] = self.critic.idle(parks)
+        if self.reference and not away:
+            roles[REFERENCE] = self.reference
+        if self.judge and not away:
+            roles[REWARD] = self.judge
+        return roles
+
+    @property
+    def resting(self) -> int:
+        """What all roles and the trainer's context keep of a GPU [bytes]."""
+        return sum(self.idle.values()) + self.policy.beside
+
+    def awake(self, other: int) -> int:
+        """What an engine holds of a GPU that it shares with so much else [bytes]."""
+        return self.served.device - other if self.served else 0
+
+    @property
+    def asleep(self) -> int:
+        """What an engine keeps outside the rollout [bytes]."""
+        if self.served is None or not self.shares:
+            return 0
+        if self.job.inputs.sleep == "0":
+            return self.awake(self.resting)
+        return max(sum(stage.size(name) for name in OUTSIDE) for stage in self.served.stages)
+
+
+def phases_of(cast: Cast) -> Iterator[RlPhase]:
+    """The phases in their order."""
+    job, policy = cast.job, cast.policy
+    reads = logits_of(job, cast.model.vocab, gradients=False)
+    if cast.served is not None:
+        yield _rollout(cast, "rollout")
+    if cast.reward is not None:
+        yield _phase(cast, "reward", {REWARD: cast.judge + cast.reward.forward})
+    if cast.served is not None:
+        resident = policy.states - (policy.optimizer if "optimizer" in job.parks else 0)
+        yield _phase(cast, "old log-probs", {POLICY: resident + policy.forward, LOGITS: reads})
+    if job.reference:
+        roles = {REFERENCE: cast.reference + policy.forward, LOGITS: reads}
+        if not cast.reference:
+            roles = {POLICY: policy.states + policy.forward, LOGITS: reads}
+        yield _phase(cast, "reference log-probs", roles)
+    if cast.critic is not None:
+        yield _phase(cast, "values", {CRITIC: cast.critic.states + cast.critic.forward})
+    yield _update(cast)
+    if cast.critic is not None:
+        yield _phase(cast, "critic update", {CRITIC: cast.critic.states + cast.critic.update}, cast.critic.cached)
+    if cast.served is not None:
+        yield _sync(cast)
+        if cast.shares and job.inputs.sleep != "0":
+            yield _rollout(cast, "wake-up")
+
+
+def _phase(cast: Cast, name: str, active: dict[str, int], cached: int = 0) -> RlPhase:
+    """A phase of the trainer: who is active, and what the others keep."""
+    roles = {**cast.idle, **active, BESIDE: cast.policy.beside}
+    if cast.asleep:
+        roles[ENGINE] = cast.asleep
+    total = sum(roles.values())
+    gpus = "shared" if cast.shares or cast.served is None else "trainer"
+    return RlPhase(name=name, gpus=gpus, roles=_nonzero(roles), allocated=total, device=total + cached)
+
+
+def _update(cast: Cast) -> RlPhase:
+    """The policy's update; a reference's logits of the same batch are gone before backward is at its height."""
+    policy = cast.policy
+    trains = logits_of(cast.job, cast.model.vocab, gradients=True)
+    beside_logits = policy.head + trains > policy.update
+    height = policy.head if beside_logits else policy.update
+    roles = {POLICY: policy.states + height, LOGITS: trains * beside_logits}
+    return _phase(cast, "update", roles, policy.cached)
+
+
+def _rollout(cast: Cast, name: str) -> RlPhase:
+    """Engines at work, on GPUs of their own or beside what the trainer leaves."""
+    if not cast.shares:
+        size = cast.awake(0)
+        return RlPhase(name=name, gpus="engine", roles={ENGINE: size}, allocated=size, device=size)
+    cached = 0 if cast.job.toolkit.empties else cast.policy.cached
+    roles = {ENGINE: cast.awake(cast.resting), **cast.idle, BESIDE: cast.policy.beside}
+    total = sum(roles.values())
+    return RlPhase(name=name, gpus="shared", roles=_nonzero(roles), allocated=total, device=total + cached)
+
+
+def _sync(cast: Cast) -> RlPhase:
+    """New weights on their way: the shard, a gathered tensor or all of them, a bucket, and the engine's weights."""
+    job, policy = cast.job, cast.policy
+    tensor = cast.model.vocab * (cast.model.embedding_dim or cast.model.hidden)
+    gathered = policy.largest if job.toolkit.merges and job.lora else tensor
+    under_way = 2 * gathered + job.toolkit.bucket
+    roles = {**cast.idle, POLICY: policy.states - ("optimizer" in job.parks) * policy.optimizer}
+    roles |= {TRANSFER: under_way, BESIDE: policy.beside}
+    if cast.shares and cast.served is not None:
+        weights = max(stage.size("weights") for stage in cast.served.stages)
+        roles[ENGINE] = cast.asleep + (weights if job.inputs.sleep != "0" else 0)
+    total = sum(roles.values())
+    gpus = "shared" if cast.shares else "trainer"
+    return RlPhase(name="weight sync", gpus=gpus, roles=_nonzero(roles), allocated=total, device=total)
+
+
+def _nonzero(roles: dict[str, int]) -> dict[str, int]:
+    return {name: size for name, size in roles.items() if size}

@@ -1,0 +1,177 @@
+"""What post-training is told, read and checked word by word, and completed by its framework's defaults."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from memcalc.errors import AbsentError, CombinationError, InputError, MissingError, UnknownNameError
+from memcalc.planner.request import boolean, flag, one_of
+from memcalc.posttraining.frameworks import RECIPES, Recipe, Toolkit, toolkit_of
+from memcalc.serving.words import number, share
+from memcalc.specs.option import Option
+from memcalc.specs.options import options_of
+from memcalc.specs.posttraining import RlInputs
+
+RL_OPTIONS = tuple(options_of(RlInputs))
+"""Options of post-training, in their order."""
+RL_WORDS = tuple(option.name for option in RL_OPTIONS)
+TRAINING = (
+    "zero", "recompute", "lora", "quantize", "offload", "optimizer", "optimizer_impl", "precision", "autocast",
+    "adapter_dtype", "attention", "kernels",
+)  # fmt: skip
+"""Options of a training job that the trained models take as they are."""
+PARKED = ("optimizer", "params")
+OFFLINE_ALONE = ("engine", "engine_tp", "engine_gpus", "utilization", "max_seqs", "sleep", "prompts", "samples")
+
+
+@dataclass(frozen=True)
+class RlJob:
+    """A job with every default resolved."""
+
+    model: str
+    gpu: str
+    gpus: int
+    node: str | None
+    inputs: RlInputs
+    training: Mapping[str, Any]
+    """Words of ``memcalc estimate``."""
+    toolkit: Toolkit
+    recipe: Recipe
+    reference: bool
+    parks: tuple[str, ...]
+    dirs: tuple[str, ...]
+
+    @property
+    def length(self) -> int:
+        """The longest sequence [tokens]."""
+        return self.inputs.prompt + self.inputs.response
+
+    @property
+    def trainer_gpus(self) -> int:
+        """GPUs that the trained models are on."""
+        return self.gpus - self.inputs.engine_gpus
+
+    @property
+    def trainer(self) -> str:
+        """What shards and trains."""
+        return self.inputs.trainer or self.usual_trainer
+
+    @property
+    def usual_trainer(self) -> str:
+        """What does so where nobody says otherwise."""
+        return self.toolkit.trainer if self.trainer_gpus > 1 else self.toolkit.alone
+
+    @property
+    def lora(self) -> bool:
+        """Whether adapters are trained."""
+        return bool(self.training.get("lora"))
+
+    def changed(self, **changes: Any) -> RlJob:
+        """The same job with other inputs; ``recompute`` and ``zero`` are words of training."""
+        trains = {name: changes.pop(name) for name in TRAINING if name in changes}
+        parks = parked(changes.get("park", ",".join(self.parks)))
+        inputs = self.inputs.model_copy(update=changes)
+        return replace(self, inputs=inputs, parks=parks, training={**self.training, **trains})
+
+
+def read_words(raw: Mapping[str, Any]) -> dict[str, Any]:
+    """Each word by itself; a name that no option has is refused."""
+    known = (*RL_WORDS, *TRAINING)
+    unknown = next((name for name in raw if name not in known), None)
+    if unknown is not None:
+        raise UnknownNameError("word", unknown, f"must be one of {', '.join(known)}", known)
+    rows = [option for option in RL_OPTIONS if raw.get(option.name) is not None]
+    return {option.name: _value(option, raw[option.name]) for option in rows}
+
+
+def _value(option: Option, value: Any) -> Any:
+    if option.kind == "fraction":
+        return share(value, option.name)
+    if option.kind == "name":
+        return one_of(str(value), option.name, option.values)
+    if option.kind == "flag":
+        return boolean(value, option.name)
+    if option.kind == "count" and option.name == "engine_gpus" and str(value) == "0":
+        return 0
+    if option.kind == "count":
+        return number(value, option.name, option.unit)
+    return str(value)
+
+
+def parked(text: str) -> tuple[str, ...]:
+    """What leaves the GPU between phases."""
+    names = tuple(part.strip() for part in text.split(",") if part.strip() not in {"", "none"})
+    for name in names:
+        one_of(name, "park", PARKED)
+    return tuple(name for name in PARKED if name in names)
+
+
+def completed(
+    model: str, gpu: str, gpus: int, node: str | None, raw: Mapping[str, Any], dirs: tuple[str, ...],
+    assumptions: dict[str, str],
+) -> RlJob:  # fmt: skip
+    """The job of some words; what only the user can tell is asked for, and each default noted."""
+    given = read_words(raw)
+    for name in ("algorithm", "framework"):
+        if name not in given:
+            raise MissingError(f"post-training by what? give --{name}.")
+    toolkit, recipe = toolkit_of(given["framework"]), RECIPES[given["algorithm"]]
+    for name in ("prompt", "response"):
+        if name not in given:
+            raise MissingError("lengths decide what is needed: give --prompt and --response, the longest of each.")
+    if not recipe.online:
+        _refuse(given)
+    usual = _defaults(given, toolkit, recipe)
+    for name, value in usual.items():
+        if name not in given and value not in (0, "", 0.0):
+            assumptions[name] = str(value)
+    inputs = RlInputs(**{**usual, **given})
+    reference = inputs.reference
+    if reference is None:
+        reference = recipe.frozen or (recipe.online and toolkit.kl)
+        assumptions["reference"] = "yes" if reference else "none"
+    if inputs.engine_gpus >= gpus:
+        raise CombinationError("engine-gpus", inputs.engine_gpus, f"fewer than the {gpus} GPUs must be left to train")
+    training = {name: raw[name] for name in TRAINING if raw.get(name) is not None}
+    shares = recipe.online and not inputs.engine_gpus
+    parks = parked(inputs.park) if inputs.park else toolkit.parks if shares else ()
+    return RlJob(model, gpu, gpus, node, inputs, training, toolkit, recipe, reference, parks, dirs)
+
+
+def _defaults(given: Mapping[str, Any], toolkit: Toolkit, recipe: Recipe) -> dict[str, Any]:
+    """The framework's own values."""
+    if "micro_batch" in given and "micro_tokens" in given:
+        raise CombinationError("micro-tokens", given["micro_tokens"], "--micro-batch is given too")
+    usual: dict[str, Any] = {}
+    if "micro_tokens" not in given and "micro_batch" not in given:
+        if not toolkit.micro_batch:
+            name = toolkit.name.partition("@")[0]
+            raise MissingError(f"{name} has no default micro-batch: give --micro-batch, or --micro-tokens.")
+        usual["micro_batch"] = toolkit.micro_batch
+    if "micro_tokens" in given and given["micro_tokens"] < given["prompt"] + given["response"]:
+        raise InputError(flag("micro_tokens"), given["micro_tokens"], "must hold one prompt with its response")
+    if recipe.online:
+        apart = bool(given.get("engine_gpus"))
+        usual |= {"engine_tp": toolkit.engine_tp, "max_seqs": toolkit.max_seqs, "samples": 1}
+        usual["utilization"] = toolkit.apart if apart else toolkit.utilization
+        usual["sleep"] = "0" if apart else toolkit.sleep
+    return usual
+
+
+def _refuse(given: Mapping[str, Any]) -> None:
+    """Refuse the words of a rollout where nothing is generated."""
+    for name in OFFLINE_ALONE:
+        if name in given:
+            raise CombinationError(flag(name), given[name], f"{given['algorithm']} generates nothing")
+
+
+def check_engines(job: RlJob) -> None:
+    """Refuse a split that does not come out even."""
+    inputs = job.inputs
+    pool = inputs.engine_gpus or job.gpus
+    if pool % inputs.engine_tp:
+        raise CombinationError("engine-tp", inputs.engine_tp, f"must divide the {pool} GPUs of the engines")
+    if not job.model:
+        raise AbsentError("model", "", "give --model")

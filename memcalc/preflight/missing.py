@@ -1,0 +1,49 @@
+"""What a merged job lacks that no default can stand for, asked for at once."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from memcalc.convert.config import ROLE_KEYS
+from memcalc.errors import MissingError
+from memcalc.preflight.by_model import unnamed
+from memcalc.preflight.job import MergedJob
+from memcalc.preflight.roles import lacking_roles
+from memcalc.specs.options import FIELDS
+
+_NEEDED = ("model", "gpu", "gpus", "seq_len", "micro_batch")
+"""Each changes the answer by as much as the job is large."""
+_GIVEN_AS = {
+    "gpus_per_node": "gpus", "nodes": "gpus", "accumulation": "global_batch", "train_batch": "global_batch",
+}  # fmt: skip
+"""What files count, and the option of check that says it."""
+
+
+def tell(job: MergedJob, folder: str = ".", dirs: tuple[str, ...] = ()) -> None:
+    """Ask at once for all that no file says and no default can stand for, an unknown model among it."""
+    known = {**job.options, **job.facts}
+    missing: dict[str, str] = {}
+    for name, (config, setting) in job.origins.items():
+        option = _GIVEN_AS.get(name, name)
+        if name.startswith("rl.") and not job.algorithm:
+            continue
+        if setting.unknown and (option == name or known.get(option) is None):
+            why = setting.reason or f"is {setting.unknown!r}, known only at run time"
+            where = f"{setting.field} {why}"
+            missing.setdefault(_flag(option), f" (line of {config.document.path.name}: {where})")
+    for name in _NEEDED:
+        if known.get(name) is None and name not in job.origins:
+            missing.setdefault(_flag(name), "")
+    missing |= {_flag(name): f" ({why})" for name, why in lacking_roles(job)}
+    sizes = job.facts.get("model")
+    if isinstance(sizes, Mapping) and sizes.get("vocab") is None and known.get("model.vocab") is None:
+        missing["--set model.vocab=…"] = " (the tokenizer's)"
+    if missing and (why := unnamed(job, folder, dirs)):
+        missing.setdefault("--model", why)
+    if missing:
+        listed = ", ".join(flag + why for flag, why in missing.items())
+        raise MissingError(f"not in the files: {listed}. Pass them.")
+
+
+def _flag(name: str) -> str:
+    return f"--set {name}=…" if name in FIELDS or name in ROLE_KEYS else f"--{name.replace('_', '-')}"

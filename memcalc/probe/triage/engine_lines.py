@@ -1,0 +1,115 @@
+"""What vLLM prints while it starts: settings, figures and the usual refusals, found line by line.
+
+vLLM 0.8 to 0.19: v1/worker/gpu_worker.py, gpu_model_runner.py, v1/core/kv_cache_utils.py, device_allocator/cumem.py;
+the line of the settings in v1/engine/core.py. Of several workers the first line counts: all ranks hold the same.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from memcalc.units import GIB
+
+_NUMBER = r"(-?\d[\d,]*\.?\d*)"
+_FIGURES = {
+    "weights": (rf"Model loading took {_NUMBER} ?Gi?B", rf"model weights take {_NUMBER} ?GiB",
+        rf"weights memory: {_NUMBER} ?GiB"),
+    "activations": (rf"activation peak memory takes {_NUMBER} ?GiB", rf"torch peak memory increase: {_NUMBER} ?GiB"),
+    "outside PyTorch": (rf"non_torch_memory takes {_NUMBER} ?GiB",
+        rf"non-torch forward increase memory: {_NUMBER} ?GiB"),
+    "CUDA graphs": (rf"Graph capturing finished in \d+ secs, took {_NUMBER} ?GiB",),
+    "KV cache": (rf"Available KV cache memory: {_NUMBER} ?GiB", rf"reserved for KV Cache is {_NUMBER} ?GiB"),
+}  # fmt: skip
+_TOKENS = re.compile(rf"GPU KV cache size: {_NUMBER} tokens")
+_SETTINGS = {
+    "model": (r"with config: model='([^']+)'", r"'model(?:_tag)?': '([^']+)'", r"vllm serve (\S+)"),
+    "version": (r"LLM engine \(v(\d+\.\d+)", r"vLLM API server version v?(\d+\.\d+)", r"\bversion (\d+\.\d+)"),
+    "tp": (r"tensor_parallel_size['\"]?[=:] ?(\d+)", r"tensor-parallel-size[= ](\d+)"),
+    "pp": (r"pipeline_parallel_size['\"]?[=:] ?(\d+)", r"pipeline-parallel-size[= ](\d+)"),
+    "max_len": (r"max_seq_len=(\d+)", r"max_model_len['\"]?[=:] ?(\d+)", r"max-model-len[= ](\d+)"),
+    "max_seqs": (r"max_num_seqs['\"]?[=:] ?(\d+)", r"max-num-seqs[= ](\d+)"),
+    "max_batched_tokens": (r"max_num_batched_tokens['\"]?[=:] ?(\d+)", r"max-num-batched-tokens[= ](\d+)"),
+    "utilization": (r"gpu_memory_utilization['\"]?[=:] ?(\d?\.\d+)", r"gpu-memory-utilization[= ](\d?\.\d+)",
+        r"gpu_memory_utilization \((\d?\.\d+)\)", r"desired GPU memory utilization \((\d?\.\d+),"),
+    "quantization": (r"quantization=(\w[\w-]*)",),
+    "kv_dtype": (r"kv_cache_dtype['\"]?[=:] ?['\"]?(\w+)",),
+    "total": (r"total_gpu_memory \(([\d.]+) ?GiB\)", r"Free memory on device [^(]*\([\d.]+/([\d.]+) GiB\)"),
+    "free": (r"Free memory on device [^(]*\(([\d.]+)/",),
+}  # fmt: skip
+_SLEEP = re.compile(rf"Sleep mode freed {_NUMBER} GiB memory, {_NUMBER} GiB memory is still in use")
+_FAILURES = {
+    "refused": r"on startup is less than desired GPU memory\s+utilization",
+    "no cache": r"No available memory for the cache blocks",
+    "too long": r"KV cache is needed, which is larger than|larger than the maximum number of tokens that can be stored",
+    "warm-up": r"out of memory occurred when warming up sampler",
+    "segments": r"[Ee]xpandable segments are not compatible with memory pool",
+    "wake-up": r"(?s)cumem_allocator.*out of memory|CUDA Error: out of memory at .*cumem",
+}
+_STARTS = re.compile(
+    "|".join((r"Available KV cache memory: ", r"reserved for KV Cache is", r"Initializing a V\d LLM engine",
+        *_FAILURES.values())).replace("(?s)", "")
+)  # fmt: skip
+"""What tells such a log from another."""
+
+
+@dataclass(frozen=True)
+class EngineLines:
+    """What was found."""
+
+    settings: dict[str, str]
+    """By the word of ``memcalc serve``, and version, total and free [GiB]."""
+    figures: dict[str, int]
+    """By part [bytes]."""
+    tokens: int | None
+    """Of the cache."""
+    failure: str
+    """The kind of failure; empty where the log has none of the usual ones."""
+    slept: tuple[int, int] | None
+    """What sleep gave back, and what stays in use [bytes]."""
+
+
+def is_engine_log(text: str) -> bool:
+    """Whether a log is that of an engine's start.
+
+    >>> is_engine_log("INFO gpu_worker.py:298] Available KV cache memory: 8.77 GiB")
+    True
+    """
+    return bool(_STARTS.search(text))
+
+
+def engine_failed(text: str) -> bool:
+    """Whether an engine's start failed in one of the usual ways, and not a trainer beside it.
+
+    >>> engine_failed("ValueError: No available memory for the cache blocks.")
+    True
+    """
+    return any(re.search(pattern, text) for pattern in _FAILURES.values())
+
+
+def engine_lines(text: str) -> EngineLines:
+    """Read a start-up log.
+
+    >>> engine_lines("INFO gpu_worker.py:298] Available KV cache memory: 8.00 GiB").figures
+    {'KV cache': 8589934592}
+    """
+    figures = {name: _first(patterns, text) for name, patterns in _FIGURES.items()}
+    settings = {name: _first(patterns, text) for name, patterns in _SETTINGS.items()}
+    tokens, slept = _TOKENS.search(text), _SLEEP.search(text)
+    failure = next((name for name, pattern in _FAILURES.items() if re.search(pattern, text)), "")
+    return EngineLines(
+        settings={name: value for name, value in settings.items() if value},
+        figures={name: _bytes(value) for name, value in figures.items() if value},
+        tokens=int(tokens[1].replace(",", "")) if tokens else None,
+        failure=failure,
+        slept=(_bytes(slept[1]), _bytes(slept[2])) if slept else None,
+    )
+
+
+def _first(patterns: tuple[str, ...], text: str) -> str:
+    """What the first pattern that is there has found."""
+    return next((match[1] for pattern in patterns if (match := re.search(pattern, text))), "")
+
+
+def _bytes(number: str) -> int:
+    return int(float(number.replace(",", "")) * GIB)

@@ -1,0 +1,158 @@
+"""Every term of an estimate as a tree: its formula, the values put in, the phases it is alive in, and its source."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from memcalc.errors import InputError, UnknownNameError
+from memcalc.report.estimate import answer_of, cache_of, foot_of, inputs_of, off_gpu_name, on_node, sized, terms
+from memcalc.report.occasions import occasion_lines, occasions_table
+from memcalc.report.step_time import parts_table, stands_on
+from memcalc.report.tables import Block, Branch, Leaf, Report, Tree, made, percent
+from memcalc.results.estimates import Components, Estimate, TermFacts
+from memcalc.results.names import component_name, phase_name, phase_range
+
+OFF_GPU = "off-gpu"
+_BRANCHES = (*Components.model_fields, "context", OFF_GPU)
+FOLDS = ("others", "none", "all", *_BRANCHES)
+"""What may be folded: terms that are not alive at the peak, nothing, everything, or components by name."""
+
+
+@dataclass(frozen=True)
+class Folding:
+    """What a tree tells in one line."""
+
+    others: bool = True
+    """Terms that are not alive at the peak."""
+    branches: frozenset[str] = frozenset()
+    """Components, and what lies off the GPU."""
+
+
+def folding(fold: str | None = None, only: str | None = None) -> Folding:
+    """Read what is typed.
+
+    >>> folding(only="activations").branches == set(_BRANCHES) - {"activations"}
+    True
+    >>> folding("none").others, folding("others,buffers").branches
+    (False, frozenset({'buffers'}))
+    """
+    names = _names("fold", fold or "others", FOLDS)
+    if len(names) > 1 and {"none", "all"} & set(names):
+        raise InputError("fold", str(fold), "use none or all without other names")
+    folded = set(_BRANCHES) if names == ["all"] else {name for name in names if name in _BRANCHES}
+    if only is not None:
+        folded |= set(_BRANCHES) - set(_names("only", only, _BRANCHES))
+    return Folding("none" not in names, frozenset(folded))
+
+
+def _names(option: str, text: str, known: Sequence[str]) -> list[str]:
+    names = [name.strip() for name in text.split(",")]
+    for name in names:
+        if name not in known:
+            raise UnknownNameError(option, name, f"must be one or several of {', '.join(known)}", known)
+    return names
+
+
+def explanation(result: Estimate, folded: Folding | None = None) -> Report:
+    """Return the answer of ``memcalc explain``: every term with formula, values and source, and the parts of a step."""
+    beside = (*occasion_lines(result), *((occasions_table(result),) if result.occasions else ()))
+    blocks = (
+        *answer_of(result),
+        tree_of(result, folded or Folding()),
+        *cache_of(result),
+        *_time(result),
+        *beside,
+        *foot_of(result),
+    )
+    return made(result, terms(result), *blocks)
+
+
+def _time(result: Estimate) -> Iterator[Block]:
+    if result.time is not None:
+        yield parts_table(result.time)
+        yield stands_on(result.time)
+
+
+def tree_of(result: Estimate, folded: Folding) -> Tree:
+    """Return the terms by component, the largest at the peak first, then what lies off the GPU."""
+    sources = list(dict.fromkeys(term.source for term in _shown(result, folded)))
+    inside, outside = _branches(result, folded, sources), _outside(result, folded, sources)
+    branches = (*inside, *outside, *_off_gpu_branches(result, folded, sources))
+    title = f"At the peak ({phase_name(result.peak.phase)}); % of the total"
+    return Tree(branches, terms(result, readable=True), tuple(sources), title, "not allocated at the peak")
+
+
+def _shown(result: Estimate, folded: Folding) -> Iterator[TermFacts]:
+    for component, members in _grouped(result):
+        if component not in folded.branches:
+            yield from (term for term in members if not folded.others or _at_peak(term, result))
+    if "context" not in folded.branches:
+        yield from result.outside
+    if OFF_GPU not in folded.branches:
+        yield from result.off_gpu
+
+
+def _grouped(result: Estimate) -> list[tuple[str, list[TermFacts]]]:
+    """Return terms by component, the allocator's cache last; within one those at the peak first, the largest first."""
+    grouped: dict[str, list[TermFacts]] = {}
+    for term in sorted(result.terms, key=lambda term: (not _at_peak(term, result), -term.bytes)):
+        grouped.setdefault(term.component, []).append(term)
+    grouped.setdefault("reserve", [])
+    return sorted(grouped.items(), key=lambda item: (item[0] == "reserve", -getattr(result.components, item[0])))
+
+
+def _at_peak(term: TermFacts, result: Estimate) -> bool:
+    return not term.phases or result.peak.phase in term.phases
+
+
+def _branches(result: Estimate, folded: Folding, sources: Sequence[str]) -> Iterator[Branch]:
+    """A component's figure is what stands at the peak, since not all terms are alive at once."""
+    device = result.peak.device
+    for component, members in _grouped(result):
+        size = getattr(result.components, component)
+        yield Branch(
+            component_name(component), sized(size), tuple(_leaf(term, result, folded, sources) for term in members),
+            percent(size, device), component in folded.branches, part=component,
+        )  # fmt: skip
+
+
+def _outside(result: Estimate, folded: Folding, sources: Sequence[str]) -> Iterator[Branch]:
+    """What the process holds beside the allocator, and the sum of all."""
+    device = result.peak.device
+    size = device - result.peak.reserved
+    leaves = tuple(_leaf(term, result, folded, sources) for term in result.outside)
+    folds = "context" in folded.branches
+    yield Branch(component_name("context"), sized(size), leaves, percent(size, device), folds, part="context")
+    yield Branch(component_name("device"), sized(device), (), percent(device, device))
+
+
+def _leaf(term: TermFacts, result: Estimate, folded: Folding, sources: Sequence[str]) -> Leaf:
+    alive = _alive(term.phases, result.phases)
+    here = _at_peak(term, result)
+    aside = folded.others and not here
+    phases = alive if here else f"{alive}, not allocated at the peak"
+    share = percent(term.bytes, result.peak.device) if here else ""
+    return Leaf(term.name, sized(term.bytes), _lines(term, phases, sources), share, alive, aside)
+
+
+def _alive(phases: Sequence[str], known: Iterable[str]) -> str:
+    return phase_range(phases, known) or "all phases"
+
+
+def _lines(term: TermFacts, when: str, sources: Sequence[str]) -> tuple[str, ...]:
+    source = f" [{sources.index(term.source) + 1}]" if term.source in sources else ""
+    lines = (f"= {term.formula}", inputs_of(term), f"{term.bytes:,} bytes · {when}{source}")
+    return tuple(line for line in lines if line.strip())
+
+
+def _off_gpu_branches(result: Estimate, folded: Folding, sources: Sequence[str]) -> Iterator[Branch]:
+    for tier in sorted({term.tier for term in result.off_gpu}):
+        members = sorted((term for term in result.off_gpu if term.tier == tier), key=lambda term: -term.bytes)
+        leaves = tuple(
+            Leaf(term.name, sized(term.bytes), _lines(term, _alive(term.phases, result.phases), sources))
+            for term in members
+        )
+        says = f"per rank; {sized(on_node(result, tier))} per node"
+        total = sum(term.bytes for term in members)
+        yield Branch(off_gpu_name(tier), sized(total), leaves, "", OFF_GPU in folded.branches, says)

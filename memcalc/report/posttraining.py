@@ -1,0 +1,128 @@
+"""Post-training as a document: whether it fits, each phase by role, and what the engines hold."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from memcalc.report.estimate import MOODS
+from memcalc.report.palette import ROLES
+from memcalc.report.tables import Bars, BarsRow, Block, Code, Column, Line, Report, Table, facts, gib, header, made
+from memcalc.results.posttraining import Rl, RlRollout
+from memcalc.units import format_count
+
+
+def report(result: Rl) -> Report:
+    """Return the answer of ``memcalc rl``."""
+    table = _phases(result)
+    return made(result, _data(result), *head_of(result), _bars(result), table, *_body(result), *_foot(result))
+
+
+def summary(result: Rl) -> str:
+    """One line, as a queue shows it."""
+    verdict = {"fits": "fits", "tight": "is tight", "does-not-fit": "does not fit"}[result.verdict]
+    most = max(phase.allocated for phase in result.phases)
+    hardware = result.hardware
+    line = (
+        f"{verdict}: {result.algorithm} of {result.model.name} needs {gib(most, 1)} of {gib(result.capacity, 1)} GiB "
+        f"on each of {hardware.gpus} {hardware.gpu}, most in {result.binding}"
+    )
+    line = f"{line}; {result.reason}" if result.reason else line
+    return f"{line}; fits with {result.edit.change}" if result.edit is not None else line
+
+
+def head_of(result: Rl) -> Iterator[Line]:
+    """Yield the verdict, what it is of, and the change that helps."""
+    verdict = result.verdict.replace("-", " ")
+    binding = next(phase for phase in result.phases if phase.name == result.binding)
+    text = f"{result.binding} holds most, {gib(binding.allocated, 1)} of {gib(result.capacity, 1)} GiB"
+    yield Line(f"{verdict} · {result.reason or text}", "verdict", MOODS[result.verdict])
+    hardware = result.hardware
+    subject = f"{result.algorithm} of {result.model.name} ({format_count(result.model.parameters)} parameters)"
+    yield Line(
+        f"{subject} on {hardware.gpus} × {hardware.gpu}: {result.framework}, trained by {result.trainer}", "title"
+    )
+    if result.edit is not None:
+        change = result.edit
+        yield Line(f"Fits with {change.change}: {gib(change.device, 1)} GiB, {change.verdict}.", label="Change")
+    elif result.verdict == "does-not-fit":
+        yield Line("No change that is tried makes it fit: more GPUs, shorter lengths or adapters may.", label="Change")
+
+
+def roles_in(result: Rl) -> list[str]:
+    """Return the roles that a job has, in the order in which they are stacked everywhere."""
+    there = {name for phase in result.phases for name in phase.roles}
+    return [name for name in ROLES if name in there]
+
+
+def _bars(result: Rl) -> Bars:
+    names = roles_in(result)
+    rows = tuple(
+        BarsRow(
+            phase.name,
+            tuple((name, phase.roles.get(name, 0)) for name in names),
+            f"{gib(phase.allocated, 1)} GiB",
+            "bad" if phase.allocated > result.capacity else "good",
+        )
+        for phase in result.phases
+    )
+    end = max(result.capacity, *(row.size for row in rows))
+    return Bars(rows, result.capacity, end, result.hardware.gpu)
+
+
+def _phases(result: Rl) -> Table:
+    names = roles_in(result)
+    columns = (
+        *header("phase | GPUs <4"),
+        *(Column(name, "GiB", right=True, priority=2 if name == "contexts" else 1) for name in names),
+        *header("sum [GiB] > | reserved [GiB] > | free [GiB] >3"),
+    )
+    rows = tuple(
+        (
+            phase.name,
+            phase.gpus,
+            *(gib(phase.roles[name]) if name in phase.roles else "" for name in names),
+            gib(phase.allocated),
+            gib(phase.device),
+            gib(result.capacity - phase.allocated),
+        )
+        for phase in result.phases
+    )
+    return Table("A GPU by phase and role", columns, rows)
+
+
+def _body(result: Rl) -> Iterator[Block]:
+    if result.rollout is not None:
+        yield _rollout(result.rollout)
+    host = f"{gib(result.host, 1)} GiB of host memory per node"
+    known = f", of {gib(result.host_capacity, 0)}" if result.host_capacity else ""
+    yield Line(f"{host}{known}, for what is parked or offloaded and for engines that sleep.")
+
+
+def _rollout(rollout: RlRollout) -> Table:
+    largest = "none" if rollout.largest_utilization is None else f"{rollout.largest_utilization:g}"
+    rows = (
+        ("engines", str(rollout.engines)),
+        ("utilization", f"{rollout.utilization:g}"),
+        ("largest utilization", largest),
+        ("tokens of one's cache", f"{rollout.tokens:,}"),
+        ("samples at once, all of the longest length", f"{rollout.concurrency:.1f}"),
+        ("rounds per step", "" if rollout.rounds is None else str(rollout.rounds)),
+    )
+    return Table("Rollout", header("engines | value >"), rows)
+
+
+def _foot(result: Rl) -> Iterator[Block]:
+    for warning in result.warnings:
+        yield Line(f"Warning: {warning}", "warning")
+    yield from facts("Assumed", result.assumptions)
+    yield Code("Reproduce with", result.command)
+
+
+def _data(result: Rl) -> Table:
+    columns = header("phase | GPUs | role | size [bytes] > | sum [bytes] > | reserved [bytes] >")
+    rows = tuple(
+        (phase.name, phase.gpus, name, str(size), str(phase.allocated), str(phase.device))
+        for phase in result.phases
+        for name, size in phase.roles.items()
+    )
+    return Table("Post-training", columns, rows)

@@ -1,0 +1,94 @@
+"""An engine as a document: whether it starts, what a GPU holds, the pool, and what can be set."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from memcalc.report.estimate import MOODS
+from memcalc.report.tables import Bar, Block, Code, Line, Report, Table, facts, gib, header, made, percent
+from memcalc.results.serving import EngineLimits, EngineStage, Served
+from memcalc.units import format_count
+
+_DATA = header("stage > | part | size [bytes] > | in the budget | formula | source")
+_CACHE = "KV cache"
+
+
+def report(result: Served) -> Report:
+    """Return the answer of ``memcalc serve``."""
+    return made(result, _data(result), *_head(result), *_body(result), *_foot(result))
+
+
+def _head(result: Served) -> Iterator[Line]:
+    pool = f"{result.tokens:,} tokens cached, {result.concurrency:.2f} sequences of {result.max_len:,} tokens at once"
+    text = pool if result.verdict != "does-not-fit" else result.reason
+    yield Line(f"{result.verdict.replace('-', ' ')} · {text}", "verdict", MOODS[result.verdict])
+    hardware = result.hardware
+    layout = f"tp {result.tp}" + (f", pp {result.pp}" if result.pp > 1 else "")
+    engines = f"{result.replicas} engines, each {layout}" if result.replicas > 1 else layout
+    subject = f"{result.model.name} ({format_count(result.model.parameters)} parameters)"
+    index = f"{hardware.gpus} × {hardware.gpu}: {result.engine}"
+    yield Line(f"{subject} on {index}, utilization {result.utilization:g}, {engines}", "title")
+    if result.verdict == "tight":
+        yield Line(f"Tight: {result.reason}.", "warning")
+
+
+def _body(result: Served) -> Iterator[Block]:
+    pool = min(result.stages, key=lambda stage: stage.blocks)
+    parts = [(term.name, term.bytes) for term in pool.terms]
+    if result.verdict != "does-not-fit":
+        yield Bar((*parts, (_CACHE, max(0, pool.cache))), result.capacity)
+    for stage in result.stages:
+        yield _memory(result, stage)
+    yield _cache(result)
+    if result.limits is not None:
+        yield _limits(result, result.limits)
+
+
+def _memory(result: Served, stage: EngineStage) -> Table:
+    rows = [
+        (term.name, gib(term.bytes), percent(term.bytes, result.capacity), "yes" if term.within else "no")
+        for term in stage.terms
+    ]
+    rows.append((_CACHE, gib(stage.cache), percent(max(0, stage.cache), result.capacity), "yes"))
+    title = "A GPU" if len(result.stages) == 1 else f"A GPU of stage {stage.stage}, {stage.layers} layers"
+    return Table(title, header("part | size [GiB] > | of the GPU [%] > | in the budget"), tuple(rows))
+
+
+def _cache(result: Served) -> Table:
+    columns = header("layers of a group > | kind | window > | per token and layer [bytes] > | blocks per sequence >")
+    pool = min(result.stages, key=lambda stage: stage.blocks)
+    rows = tuple(
+        (str(g.layers), g.kind, str(g.window or ""), str(g.token_bytes), str(g.request_blocks)) for g in pool.groups
+    )
+    return Table(f"Cache: {result.blocks:,} blocks of {result.block_tokens} tokens a layer", columns, rows)
+
+
+def _limits(result: Served, limits: EngineLimits) -> Table:
+    def row(name: str, now: str, value: float | None, says: str) -> tuple[str, ...]:
+        return name, now, "none" if value is None else f"{value:,}", says
+
+    share = f"{result.utilization:g}"
+    rows = (
+        row("utilization", share, limits.largest_utilization, "largest that leaves enough for everything outside it"),
+        row("utilization", share, limits.smallest_utilization, "smallest that holds one sequence"),
+        row("max-len", f"{result.max_len:,}", limits.largest_max_len, "longest with which the engine starts"),
+        row("max-seqs", f"{result.max_seqs:,}", limits.largest_max_seqs, "most that are held at once, all at max-len"),
+    )
+    return Table("What can be set", header("setting | now > | limit > | meaning"), rows)
+
+
+def _foot(result: Served) -> Iterator[Block]:
+    for warning in result.warnings:
+        yield Line(f"Warning: {warning}", "warning")
+    yield from facts("Assumed", result.assumptions)
+    yield Code("Reproduce with", result.command)
+
+
+def _data(result: Served) -> Table:
+    rows = [
+        (str(s.stage), term.name, str(term.bytes), str(term.within).lower(), term.formula, term.source)
+        for s in result.stages
+        for term in s.terms
+    ]
+    rows += [(str(s.stage), _CACHE, str(s.cache), "true", "budget - parts in it", "") for s in result.stages]
+    return Table("Engine", _DATA, tuple(rows))

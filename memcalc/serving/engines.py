@@ -1,0 +1,107 @@
+"""The table of inference engines and their eras: what each takes of a GPU, and how it logs its pool.
+
+Sources: vLLM 0012cf69 (2025, the first releases of its engine V1) and 001cabc1, ``vllm/v1/worker/gpu_worker.py``,
+``vllm/v1/core/kv_cache_utils.py`` and ``vllm/engine/arg_utils.py`` (``get_batch_defaults``); SGLang 001ccef0,
+``sglang/srt/model_executor/model_runner_kv_cache_mixin.py`` and ``sglang/srt/server_args.py``. Constants that no source
+states are fitted on published start-up logs (``presets/serving``) by ``tests/engines.py``.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from memcalc.errors import InputError, UnknownNameError
+from memcalc.units import MIB
+
+LOGS = "start-up logs of llm-d-incubation/llm-d-planner accuracy/results@d3121e05"
+
+
+@dataclass(frozen=True, slots=True)
+class Engine:
+    """What a release of an engine does with a GPU's memory."""
+
+    name: str
+    """Name and release."""
+    budget: Literal["whole", "static"] = "whole"
+    """What the share bounds: all that the engine takes; or weights and cache alone, activations lying outside."""
+    block_tokens: int = 16
+    """Tokens of one block of the cache."""
+    logit_bytes: float = 12.0
+    """What the sampler holds for each logit beside itself [bytes]."""
+    counts_logit: bool = True
+    """Whether the logit itself, in the width that is computed in, comes on top."""
+    sampler_rest: int = 110 * MIB
+    """What the profiled step holds beside logits and hidden states [bytes]."""
+    non_torch: tuple[tuple[int, int], ...] = ((1, 256 * MIB), (2, 2130 * MIB), (4, 2222 * MIB))
+    """Taken outside PyTorch since the engine's first snapshot [bytes], from so many tensor-parallel ranks on."""
+    non_torch_staged: int = 72 * MIB
+    """The same with pipeline stages and no tensor parallelism [bytes]."""
+    graphs_within: bool = False
+    """Whether an estimate of the CUDA graphs is taken off the budget; else they come on top of it."""
+    counts_others: bool = False
+    """Whether what other processes hold counts as the engine's own; else the budget only has to be free."""
+    logs: Literal["blocks", "concurrency"] = "blocks"
+    """What the logged tokens are made of: blocks shared out to the groups of layers, or concurrency times length."""
+    large: tuple[int, int] = (1024, 8192)
+    """Default sequences and tokens of a step on GPUs of 70 GiB or more, A100 left out."""
+    small: tuple[int, int] = (256, 2048)
+    """The same on others."""
+
+
+_V1 = Engine(
+    "vllm@0.8",
+    logit_bytes=38.5,
+    counts_logit=False,
+    sampler_rest=0,
+    non_torch=((1, 133 * MIB), (2, 2130 * MIB), (4, 2222 * MIB)),
+    counts_others=True,
+    small=(256, 2048),
+)
+_SNAPSHOT = replace(_V1, name="vllm@0.10", counts_others=False)
+_LEAN = replace(_SNAPSHOT, name="vllm@0.17", logit_bytes=12.0, counts_logit=True, sampler_rest=110 * MIB)
+_MEASURED = replace(_LEAN, name="vllm@0.18", non_torch=Engine("").non_torch)
+_BY_LENGTH = replace(_MEASURED, name="vllm@0.20", logs="concurrency")
+_GRAPHS = replace(_BY_LENGTH, name="vllm@0.21", graphs_within=True)
+_SGLANG = Engine(
+    "sglang@0.5", budget="static", block_tokens=1, counts_others=True, large=(256, 8192), small=(256, 2048)
+)
+
+ENGINES: dict[str, tuple[Engine, ...]] = {
+    "vllm": (_V1, _SNAPSHOT, _LEAN, _MEASURED, _BY_LENGTH, _GRAPHS),
+    "sglang": (_SGLANG,),
+}
+"""By name: the eras, oldest first, each named for the release in which its habits began."""
+NEWEST = {"vllm": (0, 27), "sglang": (0, 5)}
+"""The newest releases that a log or source was read of."""
+_RELEASE = re.compile(r"v?(\d+)\.(\d+)(?:\.\w+)?")
+
+
+def engine_of(name: str) -> Engine:
+    """The habits of ``name`` or ``name@release``: the newest that had begun by then.
+
+    >>> engine_of("vllm@0.19").name, engine_of("vllm@0.16").logit_bytes
+    ('vllm@0.18', 38.5)
+    """
+    bare, at, release = str(name).partition("@")
+    if bare not in ENGINES:
+        raise UnknownNameError("engine", bare, f"must be one of {', '.join(ENGINES)}", ENGINES)
+    eras = ENGINES[bare]
+    if not at:
+        return eras[-1]
+    wanted = _order(name, release)
+    begun = [era for era in eras if _order(era.name, era.name.partition("@")[2]) <= wanted]
+    if not begun:
+        raise InputError("engine", name, f"the oldest release modelled is {eras[0].name}")
+    if wanted > NEWEST[bare]:
+        newest = ".".join(map(str, NEWEST[bare]))
+        raise InputError("engine", name, f"the newest release that was read is {bare}@{newest}")
+    return begun[-1]
+
+
+def _order(name: str, release: str) -> tuple[int, int]:
+    match = _RELEASE.fullmatch(release)
+    if match is None:
+        raise InputError("engine", name, "a release has the form of vllm@0.19 or sglang@0.5")
+    return int(match[1]), int(match[2])

@@ -1,0 +1,96 @@
+"""What post-training by preferences or rewards is told, each field with the option that sets it."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from memcalc.specs.option import Option
+from memcalc.specs.strict import Frozen
+
+ROLES, ROLLOUT = "Roles", "Rollout"
+"""Panels of ``--help``."""
+Algorithm = Literal["grpo", "dapo", "rloo", "ppo", "dpo", "kto", "orpo", "simpo", "reward", "sft"]
+Logits = Literal["plain", "fused"]
+
+
+class RlInputs(Frozen):
+    """What post-training is told beside its model, its GPUs and how weights are trained."""
+
+    # fmt: off
+    algorithm: Annotated[Algorithm, Option("What is optimized: {values}.", panel=ROLES, metavar="NAME")]
+    framework: Annotated[
+        str, Option("trl, verl, openrlhf or nemo-rl, whose defaults are taken.", panel=ROLES, metavar="NAME")
+    ]
+    trainer: Annotated[
+        str, Option("What shards and trains, a framework of memcalc estimate; --framework's usual one when left out.",
+            panel=ROLES, metavar="NAME")
+    ] = ""
+    prompt: Annotated[int, Option("Longest prompt.", "tokens", ROLES, "N"), Field(gt=0)]
+    response: Annotated[int, Option("Longest response.", "tokens", ROLES, "N"), Field(gt=0)]
+    micro_batch: Annotated[
+        int, Option("Samples, or pairs, of one forward and backward on a rank; the framework's default when left out.",
+            "samples", ROLES, "N")
+    ] = 0
+    micro_tokens: Annotated[
+        int, Option("Tokens of one micro-batch in the place of --micro-batch, where samples are packed.", "tokens",
+            ROLES, "N")
+    ] = 0
+    logprob_batch: Annotated[
+        int, Option("Samples of one pass of log-probabilities; as many as of an update when left out.", "samples",
+            ROLES, "N")
+    ] = 0
+    reference: Annotated[
+        bool | None,
+        Option("There is a reference model; by default where the algorithm and the framework's defaults need one.",
+            panel=ROLES, kind="flag", negative=True),
+    ] = None
+    critic_model: Annotated[
+        str, Option("PPO's critic; the policy's own architecture when left out.", panel=ROLES, metavar="NAME",
+            completed_by="models")
+    ] = ""
+    reward_model: Annotated[
+        str, Option("A reward model on the same GPUs; a function when left out.", panel=ROLES, metavar="NAME",
+            completed_by="models")
+    ] = ""
+    logits: Annotated[
+        Logits, Option("plain, or fused: log-probabilities by a kernel that never holds the logits.", panel=ROLES,
+            metavar="NAME")
+    ] = "plain"
+    entropy: Annotated[
+        bool, Option("The entropy is computed with log-probabilities.", panel=ROLES)
+    ] = False
+    park: Annotated[
+        str,
+        Option("What of trained models leaves the GPU between its phases: none, optimizer or params,optimizer.",
+            panel=ROLES, metavar="LIST"),
+    ] = ""
+    engine: Annotated[
+        str, Option("The rollout's engine: vllm or sglang, or one of a release.", panel=ROLLOUT,
+            metavar="NAME[@VERSION]")
+    ] = "vllm"
+    engine_tp: Annotated[
+        int, Option("Ranks of one engine; the framework's default when left out.", "ranks", ROLLOUT, "N")
+    ] = 0
+    engine_gpus: Annotated[
+        int, Option("GPUs that engines have to themselves; 0: they share those of the trainer.", "GPUs", ROLLOUT, "N")
+    ] = 0
+    utilization: Annotated[
+        float, Option("Share of a GPU that an engine may take; the framework's default when left out.", "share",
+            ROLLOUT, "X")
+    ] = 0.0
+    max_seqs: Annotated[
+        int, Option("Sequences that an engine runs at once; the framework's default when left out.", "sequences",
+            ROLLOUT, "N")
+    ] = 0
+    sleep: Annotated[
+        Literal["", "0", "1", "2"],
+        Option("What an engine frees outside the rollout: 0 nothing, 1 its cache, and weights to the host, "
+            "2 both; the framework's default when left out.", panel=ROLLOUT, metavar="LEVEL"),
+    ] = ""
+    prompts: Annotated[
+        int, Option("Prompts of one step over all GPUs, for the number of rounds.", "prompts", ROLLOUT, "N")
+    ] = 0
+    samples: Annotated[int, Option("Responses to each prompt.", "samples", ROLLOUT, "N")] = 0
+    # fmt: on

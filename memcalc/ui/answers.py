@@ -1,0 +1,193 @@
+"""What the page asks for: each kind of request is one call of the library, and its answer as parts of the page."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import zipfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, NamedTuple
+from urllib.parse import parse_qs
+
+from memcalc import api
+from memcalc.errors import InputError, MemcalcError, MissingError
+from memcalc.report.page import live
+from memcalc.results.estimates import Estimate
+from memcalc.results.plans import Plans
+from memcalc.specs.job import JobRecord
+from memcalc.specs.options import SEARCHED
+from memcalc.ui.link import LinkedJob, link_of, parse_link
+
+JSON, HTML, ZIP = "application/json", "text/html; charset=utf-8", "application/zip"
+PASTED_NAME = "your-model"
+"""What a pasted model is called in an answer."""
+_STATED = ("gpus", "global_batch", "precision", "optimizer")
+"""Options of a search that stay as they are where plans are looked for: they are the user's part of the job."""
+_FILLED = ("gpu", "model", "gpus", "node", "seq_len")
+"""What the controls say where dropped files do not, in the order in which it is taken."""
+MOST_FILES = 16
+LEFT_OPEN = tuple(name for name in SEARCHED if name not in _STATED)
+"""What a plan decides."""
+
+
+class Reply(NamedTuple):
+    """What goes back over HTTP."""
+
+    status: int
+    kind: str
+    """Its media type."""
+    body: bytes
+
+
+def reply(request: str, text: str) -> Reply:
+    """Answer a request about the job of a link; what cannot be answered is a sentence and its field.
+
+    Everything happens in an empty folder, so that no name in a link leads to a file; a pasted model is called by it.
+    """
+    with TemporaryDirectory(prefix="memcalc-ui-") as scratch:
+        folder = Path(scratch, PASTED_NAME)
+        folder.mkdir()
+        with contextlib.chdir(folder):
+            return _answered(request, text)
+
+
+def _answered(request: str, text: str) -> Reply:
+    try:
+        return REQUESTS[request](text)
+    except MemcalcError as error:
+        field = error.field if isinstance(error, InputError) else ""
+        return _json({"field": field, "message": str(error)}, 422)
+
+
+def _json(value: Mapping[str, Any], status: int = 200) -> Reply:
+    return Reply(status, JSON, json.dumps(value).encode())
+
+
+def _estimated(job: LinkedJob, **more: Any) -> Estimate:
+    return api.estimate(**job.keywords(), **more)
+
+
+def _estimate(text: str) -> Reply:
+    """The strategy as it stands: verdict, bar, figures; nothing that takes a second look."""
+    result = _estimated(parse_link(text), advice=False)
+    return _json(live.estimate_parts(result))
+
+
+def _terms(text: str) -> Reply:
+    """Every term, and what expandable segments would leave of a large cache."""
+    return _json(live.term_parts(_estimated(parse_link(text))))
+
+
+def _plans(job: LinkedJob) -> Plans:
+    keywords = job.without(*LEFT_OPEN).having({"gpus": job.options.get("gpus", "1")}).keywords()
+    return api.plan(**keywords)
+
+
+def _plan(text: str) -> Reply:
+    """The plans of the job, each with its link; where none fits, what would."""
+    job = parse_link(text)
+
+    def link(record: JobRecord) -> str:
+        return link_of(record, job.config)
+
+    return _json(live.plan_parts(_plans(job), link))
+
+
+def _fit(text: str) -> Reply:
+    """The smallest edit that makes the strategy fit, as a link."""
+    from memcalc.ui.fit import smallest_edit
+
+    job = parse_link(text)
+    edit = smallest_edit(job, _estimated(job, advice=False))
+    return _json({"changes": list(edit.changes), "link": edit.job.text()} if edit else {"changes": [], "link": ""})
+
+
+def _compare(text: str) -> Reply:
+    """What is different between two jobs, and what it costs."""
+    from memcalc.differences import diff
+    from memcalc.planner.record import flat_options
+
+    sides = parse_qs(text, keep_blank_values=True)
+    first, second = (parse_link(sides.get(side, [""])[0]) for side in "ab")
+    if first.config != second.config:
+        raise InputError("compare", "two pasted models", "compare jobs of the same pasted model")
+    result = diff(flat_options(first.keywords()), flat_options(second.keywords()))
+    return _json(live.diff_parts(result))
+
+
+def _check(text: str) -> Reply:
+    """The job of dropped files: what was noticed in them, and the link to what they say."""
+    from memcalc.preflight import check_estimate
+
+    given = _dropped(text)
+    paths = []
+    for name, content in given["files"].items():
+        path = Path(Path(name).name or "file")
+        path.write_text(content, encoding="utf-8")
+        paths.append(str(path))
+    job = parse_link(given["job"])
+    for count in range(len(_FILLED) + 1):
+        options: dict[str, Any] = {name: job.options[name] for name in _FILLED[:count] if name in job.options}
+        try:
+            result = check_estimate(paths, **options)
+        except MissingError:
+            if count == len(_FILLED):
+                raise
+        else:
+            break
+    return _json({**live.check_parts(result), "link": link_of(result.estimate.job)})
+
+
+def _dropped(text: str) -> dict[str, Any]:
+    """Return what came with dropped files, checked."""
+    try:
+        given = json.loads(text)
+        files, job = given["files"], given["job"]
+    except (ValueError, KeyError, TypeError):
+        raise InputError("files", text, "must be JSON with files and job") from None
+    fits = isinstance(job, str) and isinstance(files, dict) and all(isinstance(text, str) for text in files.values())
+    if not fits or not 0 < len(files) <= MOST_FILES:
+        raise InputError("files", text, f"must be 1 to {MOST_FILES} files by name, and a job as text")
+    return {"files": files, "job": job}
+
+
+def _report(text: str) -> Reply:
+    """The page of the strategy, to keep or to send."""
+    from memcalc.report.page import page
+
+    result = _estimated(parse_link(text), timeline=True)
+    return Reply(200, HTML, page(result).encode())
+
+
+def _export(text: str) -> Reply:
+    """The files that run the strategy under its framework, with the line that starts them."""
+    from memcalc.handoff.exporting import formats_of, write_job, written
+
+    job = parse_link(text)
+    result = _estimated(job, advice=False)
+    exported = written(result, formats_of(result.strategy.framework)[0], None, ())
+    folder = Path("job")
+    write_job(exported, folder, force=True)
+    stream = io.BytesIO()
+    with zipfile.ZipFile(stream, "w", zipfile.ZIP_DEFLATED) as archive:
+        for path in sorted(folder.iterdir()):
+            archive.write(path, path.name)
+    return Reply(200, ZIP, stream.getvalue())
+
+
+REQUESTS: dict[str, Callable[[str], Reply]] = {
+    "estimate": _estimate,
+    "terms": _terms,
+    "plan": _plan,
+    "fit": _fit,
+    "compare": _compare,
+    "check": _check,
+    "report": _report,
+    "export": _export,
+}
+"""By the last part of their address."""
+QUICK = ("estimate",)
+"""Those that follow a control: they never wait for a search."""

@@ -1,0 +1,47 @@
+"""The replay of what is reserved alone, against the whole one."""
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from memcalc.allocator import Event, replay, reserved_up_to
+
+KIB, MIB = 2**10, 2**20
+SIZES = st.one_of(
+    st.integers(1, 4 * KIB),
+    st.integers(1, 3 * MIB),
+    st.integers(1, 40 * MIB),
+    st.sampled_from([512, MIB - 1, MIB, MIB + 1, 2 * MIB, 5 * MIB, 10 * MIB - 1, 10 * MIB, 12 * MIB]),
+)
+"""Around every threshold of the rules: 512 B, 1 MiB, 2 MiB, 10 MiB."""
+
+
+@st.composite
+def histories(draw: st.DrawFn) -> list[tuple[str, int, int, int, str]]:
+    """Allocations and frees in any order on three streams, some sizes again and again, as training has them."""
+    known, live, events = draw(st.lists(SIZES, min_size=1, max_size=6)), [], [Event("mark", name="begin")]
+    for key in range(1, draw(st.integers(2, 120))):
+        if live and draw(st.integers(0, 9)) < 4:
+            events.append(Event("free", live.pop(draw(st.integers(0, len(live) - 1)))))
+        events.append(Event("alloc", key, draw(st.sampled_from(known)), draw(st.integers(0, 2))))
+        live.append(key)
+    return [tuple(event) for event in events]
+
+
+@settings(max_examples=150, deadline=None)
+@given(histories())
+def test_it_reserves_what_the_whole_replay_does(events: list[tuple[str, int, int, int, str]]) -> None:
+    peak = replay(events).peak_reserved
+    assert reserved_up_to(events, peak) == peak
+    assert reserved_up_to(events, peak - 1) is None
+
+
+@settings(max_examples=60, deadline=None)
+@given(histories(), st.integers(1, 300))
+def test_a_bound_within_the_card_tells_what_the_card_does(
+    events: list[tuple[str, int, int, int, str]], room: int
+) -> None:
+    """None exactly where the allocator of a card of that size has to give its cache back, or fails."""
+    on_card = replay(events, capacity=room * MIB)
+    short = reserved_up_to(events, room * MIB)
+    assert (short is None) == (on_card.retries > 0)
+    assert short is None or short == on_card.peak_reserved

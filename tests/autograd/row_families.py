@@ -1,0 +1,91 @@
+"""Small configs of the decoders that a row of data describes, with sizes that no two tensors share."""
+
+from typing import Any
+
+SMALL: dict[str, Any] = {
+    "hidden_size": 96,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "intermediate_size": 176,
+    "vocab_size": 613,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+GROUPED = SMALL | {"num_key_value_heads": 2}
+HEADS = GROUPED | {"head_dim": 32}
+WINDOW = {"sliding_window": 16}
+ROUTED = {"num_experts_per_tok": 2, "moe_intermediate_size": 72}
+DEEPSEEK = ROUTED | {"n_routed_experts": 6, "n_shared_experts": 1, "topk_group": 1, "n_group": 2}
+LATENT = SMALL | {
+    "num_key_value_heads": 4, "q_lora_rank": 56, "kv_lora_rank": 32, "qk_rope_head_dim": 8, "qk_nope_head_dim": 16,
+    "v_head_dim": 16,
+}  # fmt: skip
+GPT = {"n_embd": 96, "n_layer": 3, "n_head": 4, "vocab_size": 613, "n_positions": 512}
+NEO = {
+    "hidden_size": 96, "num_layers": 3, "num_heads": 4, "intermediate_size": 176, "vocab_size": 613, "window_size": 16,
+    "attention_types": [[["global", "local"], 1], [["global"], 1]], "bos_token_id": 1, "eos_token_id": 2,
+}  # fmt: skip
+
+ROWS: dict[str, dict[str, Any]] = {
+    "arcee": GROUPED,
+    "ministral": HEADS | WINDOW,
+    "olmo3": GROUPED | WINDOW,
+    "exaone4": GROUPED | WINDOW,
+    "ernie4_5": HEADS,
+    "helium": GROUPED | {"head_dim": 24},
+    "cwm": HEADS | WINDOW,
+    "internlm3": GROUPED,
+    "cohere2": GROUPED | WINDOW,
+    "jais2": HEADS,
+    "iquestcoder": HEADS,
+    "hyperclovax": HEADS,
+    "vaultgemma": HEADS | WINDOW,
+    "nanochat": GROUPED,
+    "hunyuan_v1_dense": HEADS,
+    "youtu": LATENT,
+    "minicpm3": LATENT,
+    "flex_olmo": GROUPED | {"num_experts": 5, "num_experts_per_tok": 2},
+    "mellum": HEADS | WINDOW | ROUTED | {"num_local_experts": 5},
+    "solar_open": HEADS | DEEPSEEK,
+    "exaone_moe": GROUPED | WINDOW | ROUTED | {"num_experts": 5},
+    "glm4_moe_lite": LATENT | DEEPSEEK,
+    "dots1": GROUPED | DEEPSEEK | {"first_k_dense_replace": 1},
+    "aria_text": GROUPED | {"moe_num_experts": 5},
+    "gpt_neo": NEO,
+    "codegen": GPT | {"n_inner": 176, "rotary_dim": 8},
+    "persimmon": SMALL,
+    "openai-gpt": GPT,
+    "granitemoe": GROUPED | {"num_local_experts": 5},
+    "granitemoeshared": GROUPED | {"num_local_experts": 5, "shared_intermediate_size": 48},
+    "minimax_m2": HEADS | {"num_local_experts": 5, "num_experts_per_tok": 2},
+    "hy_v3": HEADS | ROUTED | {"num_experts": 5},
+    "ministral3": HEADS,
+    "ernie4_5_moe": GROUPED | {"moe_num_experts": 6, "moe_k": 2, "moe_intermediate_size": 72},
+    "biogpt": SMALL,
+    "xglm": {"d_model": 96, "num_layers": 3, "attention_heads": 4, "ffn_dim": 176, "vocab_size": 613},
+}
+"""By model type; the config of each differs from its class's defaults in most of what a row tells."""
+CODED: dict[str, dict[str, Any]] = {
+    "glm": HEADS,
+    "glm4": HEADS,
+    "granite": GROUPED,
+    "seed_oss": HEADS,
+    "smollm3": GROUPED,
+    "cohere": GROUPED,
+    "stablelm": GROUPED,
+    "phi": GROUPED,
+    "nemotron": GROUPED | {"head_dim": 24},
+    "gpt_bigcode": GPT | {"n_inner": 176},
+    "mpt": {"d_model": 96, "n_layers": 3, "n_heads": 4, "vocab_size": 613},
+    "olmo": GROUPED,
+    "olmoe": GROUPED | {"num_experts": 5, "num_experts_per_tok": 2},
+    "qwen2_moe": GROUPED | ROUTED | {"num_experts": 5, "shared_expert_intermediate_size": 88},
+    "glm4_moe": HEADS | DEEPSEEK | {"first_k_dense_replace": 1},
+}
+"""Others that have a function of their own."""
+EAGER_ONLY = frozenset({"vaultgemma", "gpt_neo", "codegen", "openai-gpt", "mpt", "xglm"})
+"""Classes without an SDPA path."""
+OTHER_LAYERS = {"gpt_neo": "num_layers", "xglm": "num_layers", "mpt": "n_layers",
+                **dict.fromkeys(("codegen", "openai-gpt", "gpt_bigcode"), "n_layer")}  # fmt: skip
+"""How a config calls its number of blocks where not ``num_hidden_layers``."""

@@ -1,0 +1,194 @@
+"""ms-swift's commands and files: what is read from configs in the shape of its examples, against 3602360a.
+
+Expected words are derived from swift/arguments/*.py, swift/trainers/arguments.py and mixin.py, swift/config/*.json and
+swift/megatron/arguments/megatron_args.py.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import finetuning
+import pytest
+
+from memcalc.convert.config import Config
+from memcalc.errors import InputError, MissingError, ObjectiveError
+from memcalc.preflight.merge import merge
+from memcalc.preflight.read_files import read_files
+
+HERE = finetuning.CONFIGS / "swift"
+PLAIN = {
+    "weights": "bf16", "mixed": "bf16", "micro_batch": 1, "recompute": "full", "optimizer": "adamw",
+    "loss": "standard", "kernels": "model", "evaluates": False,
+}  # fmt: skip
+"""Where nothing else is said: autocast in bf16 over bf16 weights, each block computed again."""
+ADAPTERS = {"lora": "8:all-linear", "workload.lora_dropout": 0.05}
+PACKED = {"varying_lengths": False, "batch_rule": "bfd", "attention": "flash"}
+EXPECTED: dict[str, dict[str, Any]] = {
+    "lora.sh": {**PLAIN, **ADAPTERS, "accumulation": 16, "seq_len": 2048, "evaluates": True, "eval_micro_batch": 1},
+    "full-zero3.sh": {**PLAIN, **PACKED, "lora": None, "seq_len": 8192, "loss": "fused-linear", "kernels": "fused"},
+    "fsdp2.sh": {**PLAIN, **ADAPTERS, "zero": 3, "strategy.checkpoint": "non-reentrant", "accumulation": 8},
+    "torchrun.sh": {**PLAIN, "lora": None, "accumulation": 4, "seq_len": 8192},  # 32 / 4 / 2
+    "pretrain.sh": {**PLAIN, **PACKED, "micro_batch": 2, "seq_len": 16384, "batch_goal": 16, "accumulation": None},
+    "qlora.yaml": {**PLAIN, "weights": None, "lora": "16:q,v", "quantize": "nf4-dq", "micro_batch": 4},
+    "galore.yaml": {**PLAIN, "optimizer": "galore-adamw", "strategy.galore_rank": 64, "optimizer_in_backward": None},
+    "images.sh": {
+        **PLAIN, "vision": "trained", "workload.image_pixels": 1003520, "batch_rule": "grouped",
+        "strategy.checkpoint": "reentrant",
+    },
+    "adalora.yaml": {**PLAIN, "lora": None},
+    "fp32.yaml": {**PLAIN, "weights": "fp32", "mixed": "fp16", "recompute": "none"},
+}  # fmt: skip
+MEGATRON: dict[str, dict[str, Any]] = {
+    "megatron-dense.sh": {
+        "framework": "megatron", "precision": "bf16-mixed", "tp": 8, "sp": True, "seq_len": 8192, "micro_batch": 1,
+        "global_batch": 16, "recompute": "full", "loss": "fused-kernel", "attention": "flash", "zero": 1,
+        "workload.attention_mask": False, "strategy.wgrad_fusion": True, "strategy.etp": 1,
+    },
+    "megatron-moe.yaml": {
+        "framework": "megatron", "tp": 2, "ep": 8, "strategy.etp": 1, "recompute": "selective-core-attn",
+        "moe_dispatcher": "alltoall", "strategy.wgrad_fusion": False, "offload": ("optimizer",), "global_batch": 8,
+    },
+}  # fmt: skip
+
+
+def _config(name: str) -> Config:
+    configs = read_files([str(HERE / name)])
+    return next(config for config in configs if config.format.startswith("swift"))
+
+
+@pytest.mark.parametrize("name", sorted(EXPECTED))
+def test_examples_are_read_as_ms_swift_reads_them(name: str) -> None:
+    found = finetuning.said(_config(name))
+    assert {word: found.get(word) for word in EXPECTED[name]} == EXPECTED[name]
+    assert not [finding for finding in _config(name).findings if finding.code == "MC001"]
+
+
+@pytest.mark.parametrize("name", sorted(MEGATRON))
+def test_examples_of_megatron_are_read_with_its_defaults(name: str) -> None:
+    found = finetuning.said(_config(name))
+    assert {word: found.get(word) for word in MEGATRON[name]} == MEGATRON[name]
+    assert not [finding for finding in _config(name).findings if finding.code == "MC001"]
+
+
+def test_every_example_has_its_expectation() -> None:
+    declined = {"megatron-lora.sh", "dpo.sh"}
+    assert {path.name for path in HERE.iterdir()} == {*EXPECTED, *MEGATRON, *declined}
+
+
+@pytest.mark.parametrize(
+    ("name", "framework", "zero", "gpus", "batch"),
+    [
+        ("full-zero3.sh", "deepspeed", 3, 8, 16),
+        ("torchrun.sh", "deepspeed", 2, 8, 32),
+        ("fsdp2.sh", "fsdp2", 3, 2, 16),
+        ("lora.sh", "hf", 0, 1, 16),
+        # 2 a rank and 4 ranks reach 16 in two micro-batches
+        ("pretrain.sh", "deepspeed", 2, 4, 16),
+        ("megatron-dense.sh", "megatron", 1, 8, 16),
+    ],
+)
+def test_who_shares_the_states_and_how_many_ranks_there_are(
+    name: str, framework: str, zero: int, gpus: int, batch: int
+) -> None:
+    estimate = finetuning.checked([HERE / name], gpu="h100")
+    assert (estimate.strategy.framework, estimate.strategy.zero) == (framework, zero)
+    assert (estimate.hardware.gpus, estimate.workload.global_batch) == (gpus, batch)
+
+
+def test_checkpoints_are_reentrant_where_one_process_runs_alone() -> None:
+    job = {"model": "llama-3.2-1b", "gpu": "h100", "settings": {}}
+    alone, several = (merge([_config("lora.sh")], {**job, "gpus": gpus}) for gpus in (1, 4))
+    assert alone.settings["strategy.checkpoint"] == "reentrant"
+    assert several.settings.get("strategy.checkpoint", "non-reentrant") == "non-reentrant"
+
+
+@pytest.mark.parametrize(
+    ("lines", "words"),
+    [
+        ("", {"lora": "8:all-linear", "weights": "bf16", "mixed": "bf16", "micro_batch": 1, "seq_len": None}),
+        ("train_type: full", {"lora": None}),
+        ("torch_dtype: float16", {"weights": "fp16", "mixed": "fp16"}),
+        ("torch_dtype: float32\nbf16: true", {"weights": "fp32", "mixed": "bf16"}),
+        ("quant_method: bnb\nquant_bits: 8", {"quantize": "int8"}),
+        ("quant_method: bnb\nquant_bits: 4\nbnb_4bit_use_double_quant: false", {"quantize": "nf4"}),
+        ("lora_dtype: bfloat16", {"adapter_dtype": "bf16"}),
+        ("padding_free: true", {"batch_rule": "flatten", "varying_lengths": True}),
+        ("use_liger_kernel: true", {"loss": "fused-linear", "kernels": "fused"}),
+        # a loss of its own weighs tokens, and Liger's is not called
+        ("use_liger_kernel: true\nloss_scale: react", {"loss": "standard", "kernels": "fused"}),
+        ("use_liger_kernel: true\nloss_scale: default+ignore_empty_think", {"loss": "fused-linear"}),
+        ("gradient_checkpointing_kwargs: {use_reentrant: true}", {"strategy.checkpoint": "reentrant"}),
+        ("optimizer: muon", {"optimizer": "muon"}),
+        ("modules_to_save: [embed_tokens, lm_head]", {"also_train": ("embedding", "head")}),
+        ("freeze_aligner: false", {"vision": "projector"}),
+        ("target_modules: [q_proj, k_proj]\nlora_rank: 4", {"lora": "4:q,k"}),
+        ("deepspeed: zero1\nattn_impl: eager", {"attention": "eager", "strategy.checkpoint": "reentrant"}),
+        ("val_dataset: [x]\nsave_strategy: 'no'", {"evaluates": False}),
+        ("val_dataset: [x]\nper_device_eval_batch_size: 3", {"evaluates": True, "eval_micro_batch": 3}),
+    ],
+)
+def test_settings_one_by_one(lines: str, words: dict[str, Any]) -> None:
+    tuner = "" if "_type" in lines else "tuner_type: lora\n"
+    found = finetuning.said(finetuning.read_text(f"model: x\n{tuner}{lines}\n"))
+    assert {word: found.get(word) for word in words} == words
+
+
+@pytest.mark.parametrize(
+    ("lines", "named"),
+    [
+        ("tuner_type: lorra", "lora"),
+        ("tuner_type: lora\ntorch_dtype: bf15", "bfloat16"),
+        ("tuner_type: lora\nmax_length: many", "max_length"),
+        ("tuner_type: lora\noptim: adamw_bnb_8bits", "adamw_bnb_8bit"),
+        ("tuner_type: lora\ndeepspeed: '{zero'", "zero2"),
+    ],
+)
+def test_wrong_values_are_refused_by_name(lines: str, named: str) -> None:
+    with pytest.raises(InputError, match=named):
+        finetuning.read_text(f"model: x\n{lines}\n")
+
+
+def test_unknown_keys_are_named_with_the_nearest() -> None:
+    (finding,) = [one for one in finetuning.read_text("model: x\ntuner_type: lora\nlora_rnk: 8\n").findings
+                  if one.code == "MC001"]  # fmt: skip
+    assert (finding.field, finding.suggestion) == ("lora_rnk", "did you mean lora_rank?")
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("swift rlhf --model x --dataset y", "trains by DPO"),  # its default
+        ("swift rlhf --rlhf_type grpo --model x", "trains by GRPO"),
+        ("megatron rlhf --rlhf_type kto --model x", "trains by KTO"),
+        ("python -m swift.cli.rlhf --rlhf_type orpo --model x", "trains by ORPO"),
+        ("swift sft --model x --task_type seq_cls --num_labels 2", "a classifier in the head's place"),
+        ("NPROC_PER_NODE=8 swift sft --model x --sequence_parallel_size 8", "over 8 ranks"),
+        ("NPROC_PER_NODE=2 megatron sft --model x --tuner_type lora", "adapters under Megatron"),
+        ("CUDA_VISIBLE_DEVICES=0,1,2,3 swift sft --model x", "for NPROC_PER_NODE=4"),
+        ("NPROC_PER_NODE=2 CUDA_VISIBLE_DEVICES=0,1,2,3 swift sft --model x", "4 GPUs to 2 processes"),
+    ],
+)
+def test_what_there_are_no_figures_for_is_declined(tmp_path: Path, text: str, says: str) -> None:
+    (tmp_path / "run.sh").write_text(text + "\n")
+    with pytest.raises(ObjectiveError, match=says):
+        finetuning.checked([tmp_path / "run.sh"], model="llama-3.2-1b", gpu="h100", seq_len=1024)
+
+
+@pytest.mark.parametrize("name", ["dpo.sh", "megatron-lora.sh"])
+def test_published_examples_of_others_have_no_verdict(name: str) -> None:
+    with pytest.raises(ObjectiveError):
+        finetuning.checked([HERE / name], gpu="h100")
+
+
+def test_another_tuner_is_asked_for_with_its_reason() -> None:
+    with pytest.raises(MissingError, match=r"--lora .*tuner_type is adalora, which is not modelled"):
+        finetuning.checked([HERE / "adalora.yaml"], gpu="h100", gpus=1)
+
+
+def test_a_command_reads_the_file_that_it_names_under_its_flags(tmp_path: Path) -> None:
+    (tmp_path / "sft.yaml").write_text((HERE / "qlora.yaml").read_text())
+    (tmp_path / "run.sh").write_text("NPROC_PER_NODE=2 swift sft sft.yaml --per_device_train_batch_size 2\n")
+    estimate = finetuning.checked([tmp_path / "run.sh"], gpu="h100")
+    assert (estimate.strategy.micro_batch, estimate.strategy.quantize, estimate.hardware.gpus) == (2, "nf4-dq", 2)

@@ -1,0 +1,80 @@
+"""Scripts that ``memcalc rl --write`` writes: ``memcalc check`` reads them back to the same bytes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+import memcalc
+from memcalc.cli.app import app
+from memcalc.errors import CombinationError
+from memcalc.handoff.role_scripts import role_script
+from memcalc.preflight import check
+from memcalc.results.posttraining import Rl
+
+SHARED: dict[str, Any] = {"model": "qwen2.5-0.5b", "gpu": "h100", "gpus": 4, "prompt": 512, "response": 768}
+VERL: dict[str, Any] = {**SHARED, "algorithm": "grpo", "framework": "verl"}
+TRL: dict[str, Any] = {**SHARED, "framework": "trl", "micro_batch": 2}
+ONLINE: dict[str, Any] = {**TRL, "algorithm": "grpo", "samples": 4, "max_seqs": 16, "engine_tp": 2}
+ALONE: dict[str, Any] = {"trainer": "hf", "gpus": 1, "precision": "bf16-autocast", "optimizer_impl": "fused"}
+JOBS = {
+    "verl, tokens": {**VERL, "micro_tokens": 8192, "park": "params,optimizer", "reference": True, "samples": 5},
+    "verl, samples": {**VERL, "micro_batch": 4, "logprob_batch": 8, "trainer": "fsdp2", "gpus": 16, "sleep": "0"},
+    "verl, PPO": {**VERL, "algorithm": "ppo", "micro_batch": 4, "reference": False, "recompute": "none"},
+    "verl, adapters": {**VERL, "lora": "16:all-linear", "micro_batch": 4, "sleep": "1", "entropy": True},
+    "verl, 16 bits": {**VERL, "precision": "bf16", "logits": "fused", "micro_batch": 1, "offload": "activations"},
+    "trl, GRPO": {**ONLINE, "sleep": "2", "reference": True},
+    "trl, RLOO": {**ONLINE, "algorithm": "rloo", "zero": 2, "reference": False, "utilization": 0.2},
+    "trl, DPO": {**TRL, "algorithm": "dpo", "lora": 8, "adapter_dtype": "bf16", "precision": "bf16-mixed"},
+    "trl, DPO alone": {**TRL, **ALONE, "algorithm": "dpo", "reference": False},
+    "trl, KTO": {**TRL, "algorithm": "kto", "recompute": "none"},
+    "trl, ORPO": {**TRL, "algorithm": "orpo"},
+    "trl, reward": {**TRL, "algorithm": "reward", **ALONE, "trainer": "ddp", "gpus": 4},
+}
+
+
+@pytest.mark.parametrize("name", JOBS)
+def test_what_is_written_is_read_back_to_the_same_bytes(tmp_path: Path, name: str) -> None:
+    job = JOBS[name]
+    path = tmp_path / "run.sh"
+    path.write_text(role_script(**job), encoding="utf-8")
+    answer = check([str(path)])
+    assert isinstance(answer, Rl)
+    expected = memcalc.rl(**job)
+    assert (answer.phases, answer.host, answer.verdict) == (expected.phases, expected.host, expected.verdict)
+    assert not [text for text in answer.warnings if "run.sh" in text or "not counted" in text]
+
+
+@pytest.mark.parametrize(
+    ("job", "says"),
+    [
+        ({**VERL, "framework": "openrlhf"}, "settings are written for trl and verl"),
+        ({**VERL, "algorithm": "dpo", "micro_batch": 1}, "verl's settings are of grpo, dapo, rloo, ppo"),
+        ({**VERL, "micro_batch": 1, "sleep": "1"}, "verl's engines sleep at level 2 here"),
+        ({**VERL, "micro_batch": 1, "zero": 2}, "verl shards weights, gradients and states"),
+        ({**VERL, "micro_batch": 1, "attention": "eager"}, "verl's settings have nothing for it"),
+        ({**VERL, "micro_batch": 1, "reward_model": "qwen2.5-0.5b"}, "models beside the policy are not written"),
+        ({**ONLINE, "engine_gpus": 2}, "TRL's server is a command of its own"),
+        ({**ONLINE, "max_seqs": 6}, "a multiple of 4 sequences"),
+        ({**TRL, "algorithm": "dpo", "lora": 8, "precision": "bf16-mixed"}, "say --adapter-dtype bf16"),
+        ({**TRL, "algorithm": "dpo", "trainer": "ddp"}, "say --precision bf16-autocast"),
+        ({**TRL, "algorithm": "sft"}, "written for its other trainers"),
+    ],
+)
+def test_what_settings_cannot_say_is_refused(job: dict[str, Any], says: str) -> None:
+    with pytest.raises(CombinationError) as raised:
+        role_script(**job)
+    assert says in str(raised.value)
+
+
+def test_the_command_writes_beside_its_answer(tmp_path: Path) -> None:
+    path = tmp_path / "run.sh"
+    job = {**VERL, "micro_batch": 1}
+    typed = ["rl", *(part for name, value in job.items() for part in (f"--{name.replace('_', '-')}", str(value)))]
+    shown = CliRunner().invoke(app, [*typed, "--write", str(path)])
+    assert shown.exit_code == 0
+    assert path.read_text(encoding="utf-8") == role_script(**job)
+    assert CliRunner().invoke(app, [*typed, "--write", str(path)]).exit_code == 2

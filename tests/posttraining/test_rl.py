@@ -1,0 +1,242 @@
+"""Post-training: phases and roles against the estimate they are made of, and verdicts against what happened."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from engines import RL_PAGE, filled, ran_answer, runs
+from typer.testing import CliRunner
+
+import memcalc
+from memcalc.cli.app import app
+from memcalc.errors import InputError, MissingError
+from memcalc.report import render
+from memcalc.report.posttraining import report
+from memcalc.results.posttraining import Rl, RlPhase
+from memcalc.units import GIB
+
+GRPO: dict[str, Any] = {
+    "algorithm": "grpo", "framework": "verl", "model": "qwen2.5-7b", "gpu": "h100", "gpus": 8, "prompt": 1024,
+    "response": 2048, "micro_tokens": 16384,
+}  # fmt: skip
+DPO: dict[str, Any] = {
+    "algorithm": "dpo", "framework": "trl", "model": "qwen2.5-7b", "gpu": "h100", "gpus": 8, "prompt": 1024,
+    "response": 1024, "micro_batch": 1,
+}  # fmt: skip
+LARGE: dict[str, Any] = {**GRPO, "framework": "openrlhf", "model": "llama-3.1-8b", "micro_tokens": 32768}
+
+
+def rl(words: dict[str, Any], **changes: Any) -> Rl:
+    merged = {**words, **changes}
+    return memcalc.rl(**{name: value for name, value in merged.items() if value is not None})
+
+
+def phase(answer: Rl, name: str) -> RlPhase:
+    return next(phase for phase in answer.phases if phase.name == name)
+
+
+# ---------------------------------------------------------------- verdicts against what happened
+
+
+def test_no_run_that_ran_out_is_said_to_fit() -> None:
+    assert {run.verdict for run in runs() if run.outcome == "ran-out"} == {"does-not-fit", "tight", "no answer"}
+
+
+def test_a_release_that_was_not_read_has_no_answer() -> None:
+    assert {run.id for run in runs() if ran_answer(run.id) is None} == {"rl175", "rl175-flash"}
+
+
+def test_each_disagreement_has_its_reason() -> None:
+    assert {run.id for run in runs() if not run.agrees and run.verdict != "tight"} == {
+        run.id for run in runs() if run.explained
+    }
+
+
+def test_the_table_of_runs_is_current() -> None:
+    """`python tests/engines.py` writes it."""
+    page = RL_PAGE.read_text(encoding="utf-8")
+    assert filled(page) == page
+
+
+# ---------------------------------------------------------------- what it is made of
+
+
+def test_an_update_without_logits_is_the_estimate() -> None:
+    """Whole-step peaks are those of the same terms: nothing is computed twice."""
+    answer = rl(GRPO, logits="fused")
+    alone = memcalc.estimate(
+        model="qwen2.5-7b", gpu="h100", gpus=8, framework="fsdp1", zero=3, precision="bf16-mixed", recompute="full",
+        seq_len=16384, micro_batch=1, loss="fused-linear", advice=False,
+    )  # fmt: skip
+    assert phase(answer, "update").roles["policy"] == alone.peak.allocated
+
+
+def test_fine_tuning_is_the_estimate() -> None:
+    words = {**DPO, "algorithm": "sft"}
+    alone = memcalc.estimate(
+        model="qwen2.5-7b", gpu="h100", gpus=8, framework="deepspeed", zero=3, recompute="full", seq_len=2048,
+        micro_batch=1, advice=False,
+    )  # fmt: skip
+    assert phase(rl(words), "update").roles["policy"] == alone.peak.allocated
+
+
+def test_logits_are_of_all_tokens_or_of_the_response() -> None:
+    """152,064 entries by 16,384 tokens are 4.64 GiB in 16 bits: verl holds them twice to read, thrice to train."""
+    verl = rl(GRPO)
+    assert phase(verl, "old log-probs").roles["logits"] == 2 * 16384 * 152064 * 2
+    assert phase(verl, "update").roles["logits"] == 3 * 16384 * 152064 * 2
+    trl = rl(GRPO, framework="trl", micro_tokens=None, micro_batch=2)
+    assert phase(trl, "old log-probs").roles["logits"] == 2 * 2049 * 152064 * 8
+    assert "logits" not in phase(rl(GRPO, logits="fused"), "update").roles
+
+
+def test_a_reward_model_has_no_logits_and_two_rows() -> None:
+    assert "logits" not in phase(rl(DPO, algorithm="reward"), "update").roles
+
+
+def test_pairs_are_two_rows() -> None:
+    """And a reference's logits are gone before backward is at its height."""
+    pair, alone = (phase(rl(DPO, reference=r), "update").roles for r in (True, False))
+    assert pair["logits"] == alone["logits"] == 2 * 2048 * 152064 * 16
+
+
+def test_a_reference_is_a_share_of_16_bit_weights_and_adapters_have_none() -> None:
+    parameters = rl(DPO).model.parameters
+    assert phase(rl(DPO), "update").roles["reference"] == -(-2 * parameters // 8)
+    assert "reference" not in phase(rl(DPO, lora=16), "update").roles
+
+
+def test_the_critic_is_a_second_training_state() -> None:
+    ppo = rl(GRPO, algorithm="ppo")
+    update = phase(ppo, "update").roles
+    assert update["critic"] == phase(ppo, "rollout").roles["policy"]
+    assert "logits" not in phase(ppo, "critic update").roles
+    assert [part.name for part in ppo.phases] == [
+        "rollout", "old log-probs", "reference log-probs", "values", "update", "critic update",
+        "weight sync", "wake-up",
+    ]  # fmt: skip
+
+
+def test_an_engine_that_does_not_sleep_stays_in_every_phase() -> None:
+    awake, asleep = rl(GRPO, sleep="0"), rl(GRPO, sleep="2")
+    assert len({part.roles["engine"] for part in awake.phases}) == 1
+    assert phase(asleep, "update").roles["engine"] < 4 * GIB < phase(awake, "update").roles["engine"]
+
+
+def test_what_is_parked_is_gone_from_the_rollout_and_on_the_host() -> None:
+    stays, gone = rl(GRPO), rl(GRPO, park="params,optimizer")
+    left = phase(gone, "rollout").roles["policy"]
+    states = phase(stays, "rollout").roles["policy"] - left
+    assert left == 64 * 2**20  # two workspaces of cuBLAS, which nothing moves
+    assert gone.host - stays.host == 8 * states
+    assert phase(gone, "update").roles["policy"] == phase(stays, "update").roles["policy"]
+
+
+def test_weights_of_engines_that_sleep_at_level_1_are_on_the_host() -> None:
+    one, two = rl(GRPO, sleep="1"), rl(GRPO, sleep="2")
+    weights = memcalc.serve(model="qwen2.5-7b", gpu="h100", tp=2, max_len=3072).stages[0].size("weights")
+    assert one.host - two.host == 8 * weights
+
+
+def test_engines_apart_leave_the_trainer_alone() -> None:
+    apart = rl(GRPO, engine_gpus=4)
+    assert {part.gpus for part in apart.phases} == {"trainer", "engine"}
+    assert all("engine" not in part.roles for part in apart.phases if part.gpus == "trainer")
+    assert list(phase(apart, "rollout").roles) == ["engine"]
+
+
+def test_a_share_beside_a_trainer_that_parks_nothing_is_refused() -> None:
+    answer = rl(GRPO, utilization=0.9)
+    assert answer.verdict == "does-not-fit"
+    assert answer.reason.startswith("rollout: the engine refuses to start")
+    assert answer.rollout is not None
+    assert answer.rollout.largest_utilization is not None
+    assert rl(GRPO, utilization=answer.rollout.largest_utilization).verdict == "fits"
+
+
+def test_rounds_are_slow_and_no_failure() -> None:
+    answer = rl(GRPO, prompts=1024, samples=16)
+    assert answer.verdict == "fits"
+    assert answer.rollout is not None
+    assert answer.rollout.rounds == 16  # 4096 samples of each of 4 engines, 256 at a time
+    assert any("slow, not a failure" in warning for warning in answer.warnings)
+
+
+def test_the_change_that_is_named_makes_it_fit() -> None:
+    answer = rl(LARGE, gpus=4)
+    assert answer.verdict == "does-not-fit"
+    assert answer.edit is not None
+    words = answer.edit.change.replace("--", "").split()
+    changes = {name.replace("-", "_"): value for name, value in zip(words[::2], words[1::2], strict=True)}
+    again = rl(LARGE, gpus=4, **changes)
+    assert again.verdict == answer.edit.verdict != "does-not-fit"
+
+
+# ---------------------------------------------------------------- bad input
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"utilization": 1.5}, "utilization 1.5 cannot be used"),
+        ({"engine_tp": 3}, "engine-tp 3 is not possible here: must divide the 8 GPUs"),
+        ({"engine_tp": 8}, "tp 8 cannot be used: must divide the 28 attention heads"),
+        ({"engine_gpus": 8}, "engine-gpus 8 is not possible here: fewer than the 8 GPUs"),
+        ({"framework": "verl@0.3"}, "the release that was read is verl@0.10"),
+        ({"framework": "vrl"}, "did you mean 'verl'?"),
+        ({"algorithm": "gpro"}, "did you mean 'grpo'?"),
+        ({"engine": "vllm@0.6"}, "the oldest release modelled is vllm@0.8"),
+        ({"micro_tokens": 2048}, "must hold one prompt with its response"),
+        ({"micro_batch": 2}, "--micro-batch is given too"),
+        ({"park": "gradients"}, "park 'gradients' cannot be used: must be one of optimizer, params"),
+        ({"sleep": "3"}, "sleep '3' cannot be used"),
+    ],
+)
+def test_bad_input_is_one_sentence(changes: dict[str, Any], says: str) -> None:
+    with pytest.raises(InputError) as raised:
+        rl(GRPO, **changes)
+    assert says in str(raised.value)
+
+
+def test_words_of_a_rollout_are_refused_where_nothing_is_generated() -> None:
+    with pytest.raises(InputError, match="dpo generates nothing"):
+        rl(DPO, utilization=0.5)
+
+
+@pytest.mark.parametrize("name", ["algorithm", "framework", "prompt", "response", "gpus", "micro_tokens"])
+def test_what_only_the_user_knows_is_asked_for(name: str) -> None:
+    with pytest.raises(MissingError, match="give --"):
+        rl(GRPO, **{name: None})
+
+
+def run(words: dict[str, Any], *more: str) -> Any:
+    typed = [part for name, value in words.items() for part in (f"--{name.replace('_', '-')}", str(value))]
+    return CliRunner().invoke(app, ["rl", *typed, *more])
+
+
+def test_exit_codes_and_formats() -> None:
+    text = run(GRPO, "--format", "json")
+    assert text.exit_code == 0
+    assert json.loads(text.stdout)["schema"] == "memcalc.rl/1"
+    assert run({**GRPO, "utilization": 0.95}).exit_code == 1
+    assert run({**GRPO, "utilization": 2}).exit_code == 2
+    assert run({**GRPO, "framework": "verl", "micro_tokens": 16384} | {"gpus": 8}, "--format", "csv").exit_code == 0
+    assert run({name: value for name, value in GRPO.items() if name != "micro_tokens"}).exit_code == 3
+
+
+def test_a_length_beyond_all_bounds_is_a_sentence() -> None:
+    with pytest.raises(InputError, match="response 999999999999 cannot be used"):
+        rl(GRPO, response=999_999_999_999, micro_tokens=None, micro_batch=1)
+
+
+@pytest.mark.parametrize("words", [GRPO, {**GRPO, "algorithm": "ppo", "reward_model": "qwen2.5-7b"}])
+def test_the_phases_are_readable_at_80_columns(words: dict[str, Any]) -> None:
+    answer = rl(words)
+    lines = render(report(answer), "rich", width=80).splitlines()
+    first = next(at for at, line in enumerate(lines) if line.startswith("phase "))
+    assert max(map(len, lines[first : first + 1 + len(answer.phases)])) <= 80
+    for line, each in zip(lines[first + 1 :], answer.phases, strict=False):
+        assert line.startswith(each.name)
+        assert f"{each.allocated / GIB:.2f}" in line

@@ -1,0 +1,280 @@
+"""Files of post-training: what TRL's and verl's say of roles, rollout and lengths, answered as ``memcalc rl`` does.
+
+Defaults are those of TRL 1.10 (trainer/grpo_config.py, dpo_config.py, rloo_config.py) and verl 0.10
+(trainer/config/ppo_trainer.yaml).
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+import memcalc
+from memcalc.cli.app import app
+from memcalc.errors import InputError, MissingError, ObjectiveError
+from memcalc.preflight import check, check_estimate
+from memcalc.preflight.merge import merge
+from memcalc.preflight.read_files import read_files
+from memcalc.preflight.roles import role_words
+from memcalc.results.posttraining import Rl
+
+GRPO = """\
+model_name_or_path: Qwen/Qwen2.5-1.5B-Instruct
+output_dir: out
+per_device_train_batch_size: 4
+gradient_accumulation_steps: 4
+num_generations: 16
+max_completion_length: 768
+use_vllm: true
+vllm_gpu_memory_utilization: 0.25
+vllm_enable_sleep_mode: true
+beta: 0.04
+"""
+DPO = """\
+model_name_or_path: Qwen/Qwen2.5-1.5B-Instruct
+output_dir: out
+per_device_train_batch_size: 2
+max_length: 2048
+beta: 0.1
+"""
+VERL = """\
+set -x
+MODEL=Qwen/Qwen2.5-1.5B-Instruct
+ray job submit -- python3 -m verl.trainer.main_ppo \\
+    algorithm.adv_estimator=grpo \\
+    data.max_prompt_length=1024 data.max_response_length=$((2 * 1024)) data.train_batch_size=256 \\
+    actor_rollout_ref.model.path=$MODEL \\
+    actor_rollout_ref.actor.use_dynamic_bsz=True actor_rollout_ref.actor.ppo_max_token_len_per_gpu=24576 \\
+    actor_rollout_ref.actor.use_kl_loss=True actor_rollout_ref.actor.fsdp_config.param_offload=True \\
+    actor_rollout_ref.actor.fsdp_config.optimizer_offload=True actor_rollout_ref.actor.strategy=fsdp2 \\
+    actor_rollout_ref.rollout.name=vllm actor_rollout_ref.rollout.n=8 \\
+    actor_rollout_ref.rollout.tensor_model_parallel_size=1 +actor_rollout_ref.rollout.gpu_memory_utilization=0.6 \\
+    trainer.n_gpus_per_node=4 trainer.nnodes=2 trainer.logger="['console']"
+"""
+
+
+def words(folder: Path, name: str, text: str, **given: Any) -> dict[str, Any]:
+    """Return what a file comes to, in the words of ``memcalc rl``."""
+    path = folder / name
+    path.write_text(text, encoding="utf-8")
+    return role_words(merge(read_files([str(path)]), {"gpu": "h100", **given}), ())
+
+
+def asked(folder: Path, name: str, text: str, **given: Any) -> str:
+    with pytest.raises(MissingError) as raised:
+        words(folder, name, text, **given)
+    return str(raised.value)
+
+
+# ---------------------------------------------------------------- what files say
+
+
+def test_grpo_of_trl(tmp_path: Path) -> None:
+    """64 samples of a step on 4 GPUs are 4 prompts of 16, and an engine gets the 16 of its rank."""
+    found = words(tmp_path, "grpo.yaml", GRPO, gpus=4, settings={"rl.prompt": "1k"})
+    assert found == {
+        "algorithm": "grpo", "framework": "trl", "model": "qwen2.5-1.5b", "gpu": "h100", "gpus": 4, "trainer": "ddp",
+        "prompt": "1k", "response": 768, "micro_batch": 4, "samples": 16, "prompts": 4, "max_seqs": 16,
+        "utilization": 0.25, "sleep": "2", "reference": True, "recompute": "full", "precision": "bf16-autocast",
+        "optimizer": "adamw", "optimizer_impl": "fused",
+    }  # fmt: skip
+
+
+def test_defaults_of_grpo_and_rloo(tmp_path: Path) -> None:
+    """GRPO has no KL term by default, and RLOO has one of 0.05."""
+    short = "model_name_or_path: Qwen/Qwen2.5-1.5B\nuse_vllm: true\nnum_generations: {}\n"
+    grpo = words(tmp_path, "a.yaml", short.format(8), gpus=1, settings={"rl.prompt": 512})
+    assert (grpo["response"], grpo["reference"], grpo["micro_batch"]) == (512, False, 8)
+    (tmp_path / "b.yaml").write_text(short.format(2), encoding="utf-8")
+    rloo = words(tmp_path, "b.sh", f"trl rloo --config {tmp_path / 'b.yaml'}", gpus=1, settings={"rl.prompt": 512})
+    assert (rloo["algorithm"], rloo["reference"], rloo["samples"]) == ("rloo", True, 2)
+
+
+@pytest.mark.parametrize(
+    ("script", "algorithm"), [("dpo", "dpo"), ("kto", "kto"), ("orpo", "orpo"), ("reward", "reward"), ("cpo", "simpo")]
+)
+def test_a_script_of_trl_names_what_is_optimized(tmp_path: Path, script: str, algorithm: str) -> None:
+    """max_length is that of prompt and response together."""
+    command = f"python trl/scripts/{script}.py --model_name_or_path Qwen/Qwen2.5-1.5B --output_dir x --max_length 2048"
+    found = words(tmp_path, "run.sh", command)
+    assert (found["algorithm"], found["prompt"] + found["response"], found["micro_batch"]) == (algorithm, 2048, 8)
+
+
+def test_what_dpo_of_trl_says_of_its_reference(tmp_path: Path) -> None:
+    assert "reference" not in words(tmp_path, "dpo.yaml", DPO, gpus=1)
+    assert words(tmp_path, "dpo.yaml", DPO + "precompute_ref_log_probs: true\n", gpus=1)["reference"] is False
+    assert words(tmp_path, "dpo.yaml", DPO + "use_liger_kernel: true\n", gpus=1)["logits"] == "fused"
+    assert words(tmp_path, "dpo.yaml", DPO, gpus=1, seq_len=512)["response"] == 256
+
+
+def test_a_server_of_its_own_has_gpus_of_its_own(tmp_path: Path) -> None:
+    text, prompt = GRPO + "vllm_mode: server\n", {"rl.prompt": 1024}
+    assert "--set rl.engine_gpus=" in asked(tmp_path, "grpo.yaml", text, gpus=6, settings=prompt)
+    found = words(tmp_path, "grpo.yaml", text, gpus=6, settings={**prompt, "rl.engine_gpus": 2})
+    assert (found["gpus"], found["engine_gpus"]) == (8, 2)
+
+
+def test_overrides_of_verl(tmp_path: Path) -> None:
+    assert words(tmp_path, "run.sh", VERL) == {
+        "algorithm": "grpo", "framework": "verl", "model": "qwen2.5-1.5b", "gpu": "h100", "gpus": 8,
+        "trainer": "fsdp2", "prompt": 1024, "response": 2048, "micro_tokens": 24576, "prompts": 256, "samples": 8,
+        "reference": True, "park": "params,optimizer", "engine": "vllm", "engine_tp": 1, "utilization": 0.6,
+        "max_seqs": 256, "sleep": "2", "recompute": "full",
+    }  # fmt: skip
+
+
+def test_defaults_of_verl_and_its_yaml(tmp_path: Path) -> None:
+    """PPO, 512 and 512 tokens, 1024 prompts, engines of 2 ranks that may take half, on 8 GPUs; no KL, no reference."""
+    text = "actor_rollout_ref:\n  model: {path: Qwen/Qwen2.5-1.5B}\n  actor: {ppo_micro_batch_size_per_gpu: 4}\n"
+    found = words(tmp_path, "verl.yaml", text)
+    assert found == {
+        "algorithm": "ppo", "framework": "verl", "model": "qwen2.5-1.5b", "gpu": "h100", "gpus": 8,
+        "trainer": "fsdp1", "prompt": 512, "response": 512, "micro_batch": 4, "prompts": 1024, "samples": 1,
+        "reference": False, "park": "none", "engine": "vllm", "engine_tp": 2, "utilization": 0.5, "max_seqs": 256,
+        "sleep": "2", "recompute": "full",
+    }  # fmt: skip
+
+
+def test_adapters_and_a_kernel_without_logits_of_verl(tmp_path: Path) -> None:
+    """Beside adapters verl keeps the engine's weights, on the host."""
+    more = "actor_rollout_ref.model.lora_rank=32 actor_rollout_ref.model.use_fused_kernels=True "
+    found = words(tmp_path, "run.sh", VERL.replace("trainer.nnodes", more + "trainer.nnodes"))
+    assert (found["lora"], found["sleep"], found["logits"]) == ("32:all-linear", "1", "fused")
+
+
+OPENRLHF = """\
+python3 -m openrlhf.cli.train_ppo_ray --actor.num_nodes 1 --actor.num_gpus_per_node 4 --vllm.num_engines 2 \\
+    --vllm.tensor_parallel_size 2 --train.colocate_all --vllm.gpu_memory_utilization 0.5 \\
+    --actor.model_name_or_path Qwen/Qwen2.5-1.5B --reward.model_name_or_path Qwen/Qwen2.5-0.5B \\
+    --rollout.batch_size 256 --rollout.n_samples_per_prompt 4 --data.max_len 2048 --rollout.max_new_tokens 1536 \\
+    --ds.zero_stage 3 --actor.gradient_checkpointing_enable --ds.packing_samples --vllm.enable_sleep \\
+    --ds.enable_sleep --train.dynamic_batch_enable --algo.kl.init_coef 0 --ds.adam_offload
+"""
+
+
+def test_ppo_of_openrlhf_where_all_roles_share_the_gpus(tmp_path: Path) -> None:
+    """Its engines sleep at level 1, and DeepSpeed keeps the 16-bit weights; 16,192 tokens are its own default."""
+    assert words(tmp_path, "run.sh", OPENRLHF) == {
+        "algorithm": "ppo", "framework": "openrlhf", "model": "qwen2.5-1.5b", "gpu": "h100", "gpus": 4,
+        "prompt": 512, "response": 1536, "micro_tokens": 16192, "reference": False, "reward_model": "qwen2.5-0.5b",
+        "park": "optimizer", "engine_tp": 2, "utilization": 0.5, "sleep": "1", "prompts": 256, "samples": 4,
+        "recompute": "full", "zero": 3, "offload": "optimizer",
+    }  # fmt: skip
+
+
+def test_dpo_of_openrlhf(tmp_path: Path) -> None:
+    """512 tokens, 8 pairs and stage 2 are its defaults; the reader says nothing of a stage that is the framework's."""
+    command = "deepspeed --num_gpus 8 --module openrlhf.cli.train_dpo --model.model_name_or_path Qwen/Qwen2.5-1.5B"
+    assert words(tmp_path, "run.sh", command) == {
+        "algorithm": "dpo", "framework": "openrlhf", "model": "qwen2.5-1.5b", "gpu": "h100", "gpus": 8,
+        "prompt": 256, "response": 256, "micro_batch": 8, "recompute": "none",
+    }  # fmt: skip
+
+
+# ---------------------------------------------------------------- what is asked for, and refused
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "says"),
+    [
+        ("grpo.yaml", GRPO, "--set rl.prompt=… (the longest prompt of the data"),
+        ("grpo.yaml", GRPO.replace("use_vllm: true\n", ""), "--set rl.engine=… (use_vllm is off"),
+        (
+            "run.sh",
+            VERL.replace("use_dynamic_bsz=True", "use_dynamic_bsz=False"),
+            "is not set, and verl has no default",
+        ),
+        ("run.sh", OPENRLHF.replace("--train.colocate_all ", ""), "gives each role GPUs of its own"),
+        ("run.sh", OPENRLHF.replace("--ds.zero_stage", "--zero_stage"), "an argument of OpenRLHF before 0.11"),
+        ("run.sh", VERL.replace("max_prompt_length=1024", "max_prompt_length=$LONGEST"), "--set rl.prompt=…"),
+    ],
+)
+def test_what_no_file_says_is_asked_for(tmp_path: Path, name: str, text: str, says: str) -> None:
+    assert says in asked(tmp_path, name, text, gpus=8)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "says"),
+    [
+        ("adv_estimator=grpo", "adv_estimator=grpoo", "did you mean 'grpo'?"),
+        ("data.max_prompt_length=1024", "data.max_prompt_length=long", "must be a whole number from 1"),
+        ("strategy=fsdp2", "strategy=veomni", "trains by verl's veomni"),
+    ],
+)
+def test_bad_values_are_one_sentence(tmp_path: Path, old: str, new: str, says: str) -> None:
+    with pytest.raises((InputError, ObjectiveError)) as raised:
+        words(tmp_path, "run.sh", VERL.replace(old, new))
+    assert says in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"tp": 2}, "tp 2 is not possible here: grpo takes the options of memcalc rl"),
+        ({"settings": {"rl.prompt": 512, "strategy.reduce_dtype": "bf16"}}, "grpo takes the options of memcalc rl"),
+        ({"settings": {"rl.promt": 512}}, "did you mean 'rl.prompt'?"),
+        ({"settings": {"rl.prompt": "abc"}}, "must be a whole number of tokens"),
+        ({"settings": {"rl.prompt": 512, "rl.engine_tp": 3}}, "must divide the 8 GPUs of the engines"),
+    ],
+)
+def test_what_is_given_and_does_not_count_is_refused(tmp_path: Path, given: dict[str, Any], says: str) -> None:
+    path = tmp_path / "grpo.yaml"
+    path.write_text(GRPO, encoding="utf-8")
+    with pytest.raises(InputError) as raised:
+        check([str(path)], gpu="h100", gpus=8, **{"settings": {"rl.prompt": 512}, **given})
+    assert says in str(raised.value)
+
+
+def test_words_of_post_training_beside_other_files_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "sft.yaml"
+    path.write_text(DPO.replace("beta: 0.1\n", "packing: true\n"), encoding="utf-8")
+    with pytest.raises(InputError, match="the files train on the next token"):
+        check([str(path)], gpu="h100", gpus=8, settings={"rl.prompt": 512})
+
+
+def test_a_key_that_verl_has_not_is_a_warning(tmp_path: Path) -> None:
+    path = tmp_path / "run.sh"
+    path.write_text(VERL.replace("memory_utilization", "memory_utilisation"), encoding="utf-8")
+    (config,) = [each for each in read_files([str(path)]) if each.format == "verl"]
+    (finding,) = [finding for finding in config.findings if finding.code == "MC001"]
+    assert finding.suggestion == "did you mean actor_rollout_ref.rollout.gpu_memory_utilization?"
+
+
+# ---------------------------------------------------------------- the answer
+
+
+def test_check_answers_as_memcalc_rl_does(tmp_path: Path) -> None:
+    found = words(tmp_path, "grpo.yaml", GRPO, gpus=4, settings={"rl.prompt": "1k"})
+    answer = check([str(tmp_path / "grpo.yaml")], gpu="h100", gpus=4, settings={"rl.prompt": "1k"})
+    assert isinstance(answer, Rl)
+    again = memcalc.rl(**found)
+    assert (answer.phases, answer.verdict, answer.edit, answer.command) == (
+        again.phases, again.verdict, again.edit, again.command,
+    )  # fmt: skip
+
+
+def test_exit_codes_and_formats_of_the_command(tmp_path: Path) -> None:
+    path = tmp_path / "dpo.yaml"
+    path.write_text(DPO, encoding="utf-8")
+    typed = ["check", str(path), "--gpu", "h100", "--gpus", "1"]
+    good = CliRunner().invoke(app, [*typed, "--format", "json"])
+    assert good.exit_code == 0
+    assert json.loads(good.stdout)["schema"] == "memcalc.rl/1"
+    brief = CliRunner().invoke(app, [*typed[:3], "a10", "--gpus", "1", "--brief"])
+    assert brief.exit_code == 1
+    assert brief.stdout.startswith("memcalc: does not fit: dpo of qwen2.5-1.5b needs ")
+    for more in (["--fix"], ["--format", "sarif"]):
+        assert CliRunner().invoke(app, [*typed, *more]).exit_code == 2
+
+
+def test_other_commands_have_no_estimate_of_such_files(tmp_path: Path) -> None:
+    path = tmp_path / "dpo.yaml"
+    path.write_text(DPO, encoding="utf-8")
+    with pytest.raises(ObjectiveError, match="train by DPO"):
+        memcalc.diff(str(path), "micro_batch=1", gpu="h100", gpus=1)
+    with pytest.raises(ObjectiveError, match="train by DPO"):
+        check_estimate([str(path)], gpu="h100", gpus=1)

@@ -1,0 +1,82 @@
+"""A folder of other people's examples: each file is read, asked about, declined by name, or said to train nothing."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from memcalc.cli.app import app
+from memcalc.errors import FileError
+from memcalc.preflight import survey as module
+from memcalc.preflight.survey import survey
+
+AXOLOTL = (
+    "base_model: NousResearch/Llama-2-7b-hf\nsequence_len: 4096\nmicro_batch_size: 2\n"
+    "datasets: []\noptimizer: adamw_torch\n"
+)
+FILES = {
+    "a/train.yaml": (AXOLOTL, "read"),
+    "a/dpo.yaml": (f"{AXOLOTL}rl: dpo\n", "declined"),
+    "b/ds.json": ('{"train_micro_batch_size_per_gpu": 1, "zero_optimization": {"stage": 2}}', "asked"),
+    "b/swift.sh": ("NPROC_PER_NODE=8 swift sft --model Qwen/Qwen2.5-7B --per_device_train_batch_size 1\n", "asked"),
+    "b/swift-dpo.sh": ("NPROC_PER_NODE=8 swift rlhf --model Qwen/Qwen2.5-7B\n", "declined"),
+    "b/infer.sh": ("llamafactory-cli export merge.yaml\n", "no-training"),
+    "c/nanotron.yaml": ("general: {}\nmodel: {}\ntokens: {}\nparallelism: {}\noptimizer: {}\n", "declined"),
+    "c/foundry.yaml": ("model: {}\ntrain_loader: {}\noptimizer: {}\nmax_duration: 10ba\n", "asked"),
+    "c/prompts.json": ('{"greeting": "hello"}', "unknown-format"),
+    "c/broken.json": ("{", "refused"),
+}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    pytest.importorskip("yaml")
+    for name, (text, _) in FILES.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    (tmp_path / "a/notes.txt").write_text("no config")
+    (tmp_path / ".hidden.json").write_text("{}")
+    (tmp_path / "c/link.json").symlink_to(tmp_path / "b/ds.json")
+    return tmp_path
+
+
+def test_each_file_is_what_it_is(folder: Path) -> None:
+    result = survey(str(folder), gpu="h100", gpus=8)
+    assert {file.path: file.outcome for file in result.files} == {name: outcome for name, (_, outcome) in FILES.items()}
+    assert result.counts == {"asked": 3, "declined": 3, "no-training": 1, "read": 1, "refused": 1, "unknown-format": 1}
+    assert all(bool(file.reason) == (file.outcome != "read") for file in result.files)
+
+
+def test_what_is_declined_is_declined_by_its_name(folder: Path) -> None:
+    reasons = {file.path: file.reason for file in survey(str(folder), gpu="h100", gpus=8).files}
+    for path, name in (("a/dpo.yaml", "DPO"), ("b/swift-dpo.sh", "DPO"), ("c/nanotron.yaml", "nanotron")):
+        assert name in reasons[path]
+    assert "--model" in reasons["c/foundry.yaml"]
+
+
+def run(*words: str) -> Any:
+    return CliRunner().invoke(app, ["check", *words], prog_name="memcalc")
+
+
+def test_the_command_counts_by_folder(folder: Path) -> None:
+    answer = run("--survey", str(folder), "--gpu", "h100", "--gpus", "8", "--format", "json")
+    assert answer.exit_code == 0
+    assert json.loads(answer.stdout)["schema"] == "memcalc.survey/1"
+    table = run("--survey", str(folder), "--gpu", "h100", "--gpus", "8", "--format", "markdown").stdout
+    assert f"{len(FILES)} files below" in table
+    assert "| a " in table
+
+
+def test_a_survey_takes_a_folder_alone(folder: Path) -> None:
+    assert run("--survey", str(folder), "x.json").exit_code == 2
+    assert run("--survey", str(folder / "nowhere")).exit_code == 2
+
+
+def test_a_folder_beyond_all_bounds_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MOST_FILES", 3)
+    with pytest.raises(FileError, match="at most 3 configs"):
+        survey(str(folder))

@@ -1,0 +1,185 @@
+"""Tables for documents: at most eight columns, what they leave out in text; and the same rows as a workbook."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import zipfile
+from html.parser import HTMLParser
+from pathlib import Path
+from xml.etree import ElementTree as ET
+
+import pytest
+from report_records import REPORTS, make_plan, make_plans
+from typer.testing import CliRunner, Result
+
+from memcalc import report
+from memcalc.cli.app import app
+from memcalc.files import OutputError
+from memcalc.report import workbook
+from memcalc.report.tables import Column, Document, Report, Table, header, pages
+
+MOST = 8
+SPREAD = make_plans(
+    plans=(
+        make_plan(1, 33.96, 2896.4, framework="megatron", zero=1, dp=4, tp=8, sp=True, pp=4, attention="sdpa"),
+        make_plan(2, 21.77, 2410.0, framework="megatron", zero=1, dp=4, tp=8, sp=True, pp=4, loss="chunked"),
+    )
+)
+SHEET = "{http://schemas.openxmlformats.org/spreadsheetml/2006/main}"
+pytest.importorskip("xlsxwriter")
+
+
+class Rows(HTMLParser):
+    """The rows of all tables, each the list of its cells."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows: list[list[str]] = []
+        self.inside = False
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:  # noqa: ARG002
+        """Begin a row or a cell."""
+        if tag == "tr":
+            self.rows.append([])
+        if tag in {"td", "th"}:
+            self.inside = True
+            self.rows[-1].append("")
+
+    def handle_endtag(self, tag: str) -> None:
+        """End a cell."""
+        self.inside = self.inside and tag not in {"td", "th"}
+
+    def handle_data(self, data: str) -> None:
+        """Take the text of a cell."""
+        if self.inside:
+            self.rows[-1][-1] += data.strip()
+
+
+def rows_of(text: str, form: str) -> list[list[str]]:
+    if form == "html":
+        parser = Rows()
+        parser.feed(text)
+        return parser.rows
+    mark, end = (r"(?<!\\)\|", "|") if form == "markdown" else (r"(?<!\\)&", r"\\")
+    lines = [line.strip() for line in text.splitlines()]
+    lines = [line.removesuffix(end).removeprefix("|") for line in lines if line.endswith(end)]
+    return [[cell.strip() for cell in re.split(mark, line)] for line in lines]
+
+
+@pytest.mark.parametrize("form", ["markdown", "latex", "html"])
+@pytest.mark.parametrize("name", ["spread", *REPORTS])
+def test_no_table_of_a_document_has_more_than_eight_columns(name: str, form: str) -> None:
+    rows = rows_of(report.render(report.of_plans(SPREAD) if name == "spread" else REPORTS[name], form), form)
+    assert rows
+    assert max(map(len, rows)) <= MOST
+
+
+@pytest.mark.parametrize("form", ["markdown", "latex", "html"])
+def test_plan_says_its_parallelism_whole_and_what_differs_below(form: str) -> None:
+    text = report.render(report.of_plans(SPREAD), form)
+    (row,) = (row for row in rows_of(text, form) if row[0].lstrip("\\") == "#2")
+    assert row[1] == "dist-opt TP8+SP PP4 1f1b"
+    assert row[5:7] == ["21.77", "2410 (2140–2570)"]
+    assert row[7].endswith("16.8")  # 2410.0 / 2896.4 - 1
+    below = text.replace("\\", "")
+    assert "attention: sdpa (#1) · flash (#2)" in below
+    assert "loss: standard (#1) · chunked (#2)" in below
+
+
+def test_wide_table_is_told_in_parts_without_loss() -> None:
+    rows = tuple(tuple(f"r{row}c{column}" for column in range(20)) for row in range(2))
+    table = Table("Wide", tuple(Column(f"c{index}") for index in range(20)), rows)
+    parts = [part for part in pages(Document((table,), table)) if isinstance(part, Table)]
+    assert [len(part.columns) for part in parts] == [8, 8, 6]
+    assert all(part.columns[0].title == "c0" for part in parts)
+    cells = [cell for row in range(2) for part in parts for cell in part.rows[row][1:]]
+    assert cells == [cell for row in rows for cell in row[1:]]
+
+
+def cells_of(path: Path) -> list[list[tuple[str, str]]]:
+    """Return the cells of the first sheet: kind, and text or number."""
+    with zipfile.ZipFile(path) as file:
+        texts, sheet = (
+            ET.fromstring(file.read(f"xl/{name}.xml"))  # noqa: S314 just written
+            for name in ("sharedStrings", "worksheets/sheet1")
+        )
+    strings = ["".join(item.itertext()) for item in texts]
+    pane = sheet.find(f".//{SHEET}pane")
+    assert pane is not None
+    assert (pane.get("state"), pane.get("ySplit")) == ("frozen", "1")
+    assert sheet.find(f".//{SHEET}f") is None
+    rows = []
+    for row in sheet.iter(f"{SHEET}row"):
+        values = [(cell.get("t", "n"), cell.findtext(f"{SHEET}v", "")) for cell in row]
+        rows.append([(kind, strings[int(value)] if kind == "s" else value) for kind, value in values])
+    return rows
+
+
+def test_workbook_has_the_columns_of_csv_and_figures_as_numbers(tmp_path: Path) -> None:
+    path = tmp_path / "plans.xlsx"
+    path.write_bytes(workbook.workbook(REPORTS["plan"], "plans.xlsx"))
+    first, second, *_ = cells_of(path)
+    assert [text for _, text in first] == REPORTS["plan"].document.data.headings
+    headings = [text for _, text in first]
+    assert second[0] == ("n", "1")
+    assert second[headings.index("peak [GiB]")] == ("n", "33.96")
+    assert second[headings.index("framework")][0] == "s"
+
+
+def test_no_name_becomes_a_formula_a_link_or_a_number(tmp_path: Path) -> None:
+    names = ("=1+2", "@SUM(A1)", "{=1}", "http://example.org", "007", "\x1b[31m\ud800")
+    table = Table("T", header("name | size >"), tuple((name, "1e3") for name in names))
+    path = tmp_path / "names.xlsx"
+    path.write_bytes(workbook.workbook(Report(Document((), table), {}), "names.xlsx"))
+    cells = cells_of(path)
+    assert [row[0] for row in cells[1:6]] == [("s", name) for name in names[:5]]
+    assert all(row[1] == ("n", "1000") for row in cells[1:])
+
+
+def test_what_a_cell_does_not_hold_is_refused_or_stays_text(tmp_path: Path) -> None:
+    table = Table("T", header("name | size >"), (("x", "12345678901234567"),))
+    path = tmp_path / "digits.xlsx"
+    path.write_bytes(workbook.workbook(Report(Document((), table), {}), "digits.xlsx"))
+    assert cells_of(path)[1][1] == ("s", "12345678901234567")
+    long = Table("T", header("name"), (("x" * 32_768,),))
+    with pytest.raises(OutputError, match="32,767 letters"):
+        workbook.workbook(Report(Document((), long), {}), "long.xlsx")
+
+
+def run(*words: str) -> Result:
+    return CliRunner().invoke(app, words, prog_name="memcalc")
+
+
+def test_command_writes_a_workbook_whole_and_the_same_twice(tmp_path: Path) -> None:
+    files = [tmp_path / name for name in ("a.xlsx", "b.xlsx")]
+    assert [run("gpus", "--output", str(file)).exit_code for file in files] == [0, 0]
+    assert files[0].read_bytes() == files[1].read_bytes()
+    assert {file.name for file in tmp_path.iterdir()} == {"a.xlsx", "b.xlsx"}
+    assert run("gpus", "--output", str(files[0])).exit_code == 2  # there already
+
+
+def test_workbook_is_refused_on_a_screen() -> None:
+    found = run("gpus", "--format", "xlsx")
+    assert found.exit_code == 2
+    assert "give --output FILE.xlsx" in found.stderr
+
+
+def test_missing_library_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(workbook, "find_spec", lambda _: None)
+    found = run("gpus", "--output", str(tmp_path / "gpus.xlsx"))
+    assert found.exit_code == 2
+    assert "pip install 'memcalc[excel]'" in found.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_counts_of_gpus_come_first() -> None:
+    counts = [make_plan(rank, 30 + rank, 2000).model_copy(update={"gpus": 4 * rank}) for rank in (1, 2)]
+    rows = rows_of(report.render(report.of_plans(make_plans(plans=tuple(counts))), "markdown"), "markdown")
+    assert [row[0] for row in rows[:4] if not row[0].startswith("-")] == ["GPUs", "4", "8"]
+
+
+def test_library_is_imported_for_a_workbook_alone() -> None:
+    code = "import sys, memcalc.report.workbook, memcalc.cli.output; sys.exit('xlsxwriter' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
