@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import cache
+from itertools import islice
 from types import SimpleNamespace
 from typing import Any
 
@@ -138,7 +139,7 @@ def test_what_is_told_is_written_and_read_back_to_the_byte(framework: str, able:
             continue
         for value in getattr(able, option).direct:
             if (framework.partition("@")[0], option, value) in NO_JOB:
-                assert not list(jobs(framework, model, option, value))
+                assert next(jobs(framework, model, option, value), None) is None
                 continue
             told = next((estimate for estimate, code in jobs(framework, model, option, value) if not code), None)
             if told is None:
@@ -162,7 +163,7 @@ def test_what_needs_code_is_refused_by_the_tables_own_sentence(framework: str, a
             if value in told:  # by some classes of models alone
                 continue
             adds = [name for name in formats_of(framework) if value in get_format(name).adds.get(option, ())]
-            for estimate, needed in list(jobs(framework, model, option, value))[:1]:
+            for estimate, needed in islice(jobs(framework, model, option, value), 1):
                 assert not needed or any(code in sentence for sentence in needed), (option, value)
                 try:
                     done = exported(estimate)
