@@ -166,13 +166,20 @@ def filled(page: str, folder: Path) -> str:
     return TABLE.sub(lambda match: f"{match[1]}{table(match[2])}{match[3]}", page)
 
 
+RUN = pytest.mark.parametrize(
+    "path",
+    [pytest.param(path, id=path.name, marks=[] if path.name == "README.md" else [pytest.mark.slow]) for path in PAGES],
+)
+"""Every page, the README's commands among the fast tests."""
+
+
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
 
-@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
+@RUN
 def test_commands_run(path: Path, folder: Path) -> None:
     page = path.read_text(encoding="utf-8")
     write_files(page, folder)
@@ -182,7 +189,7 @@ def test_commands_run(path: Path, folder: Path) -> None:
             assert result.exit_code == block.code, f"{command}\n{result.output}"
 
 
-@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
+@RUN
 def test_outputs_are_current(path: Path, folder: Path) -> None:
     """`python tests/test_docs.py` writes them."""
     page = path.read_text(encoding="utf-8")
