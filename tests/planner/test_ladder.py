@@ -220,17 +220,17 @@ def test_a_start_that_is_not_possible_is_left_out_and_said() -> None:
     one = found.readings[0]
     assert [stage.strategy.precision for stage in one.stages] == ["bf16"] * len(one.stages)
     assert one.storage.said == "a frozen nf4 base; adapters, their gradients and states in fp32"
-    assert one.left_out[0].startswith("the start, fp32: quantize 'nf4' is not possible here")
+    assert one.left_out[0].startswith("the start, fp32: quantize 'nf4':")
 
 
 @pytest.mark.parametrize(
     ("words", "kind", "said"),
     [
-        ({"stages": ["recompte=full"]}, InputError, "stage 'recompte' cannot be used.*did you mean 'recompute'"),
+        ({"stages": ["recompte=full"]}, InputError, "stage 'recompte': .*did you mean 'recompute'"),
         ({"stages": ["precision=bf15"]}, InputError, "stage 'precision=bf15'.*did you mean 'bf16'"),
         ({"stages": ["full"]}, InputError, "must be words with values"),
-        ({"stages": ["zero=2,zero=3"]}, InputError, "stage .zero. cannot be used: given twice"),
-        ({"stages": ["zero=3"]}, CombinationError, "stage 'zero=3': zero 3 is not possible here"),
+        ({"stages": ["zero=2,zero=3"]}, InputError, "stage .zero.: given twice"),
+        ({"stages": ["zero=3"]}, CombinationError, "stage 'zero=3': zero 3: "),
         ({"stages": ["strategy.reduce_dtyp=bf16"]}, InputError, "did you mean 'strategy.reduce_dtype'"),
         ({"reading": "pure16"}, InputError, "did you mean 'pure-16-bit'"),
         ({"reading": "autocast", "precision": "bf16"}, CombinationError, "precision bf16 is given"),
