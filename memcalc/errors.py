@@ -114,7 +114,7 @@ class InputError(MemcalcError):
         context, colon, field = self.field.rpartition(": ")
         option = f"--{field.replace('_', '-')}"
         subject = self._subject(option if option in options and not colon else field)
-        text = f"{context}{colon} {subject}".lstrip()
+        text = f"{context}{colon}{subject}"
         allowed = self.allowed.rstrip(".")
         if subject.endswith(_MISSING):
             allowed = re.sub(r"^must be given(: |, |$)", "", allowed)

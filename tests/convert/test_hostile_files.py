@@ -218,7 +218,7 @@ def _absent(_: Path) -> None:
 def test_what_is_no_file(tmp_path: Path, make: Callable[[Path], None]) -> None:
     path = tmp_path / "c.json"
     make(path)
-    refused(path, "^file .*: ")
+    refused(path, "file '")
 
 
 @pytest.mark.parametrize("device", ["/dev/zero", "/dev/null", "/dev/full", "/proc/self/mem", "/proc/self/environ"])
