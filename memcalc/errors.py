@@ -133,7 +133,7 @@ class UnknownNameError(InputError):
     """
 
     def _subject(self, field: str) -> str:
-        return f"unknown {field.removeprefix('--')} {shown(self.value)}"
+        return f"unknown {field.removeprefix('--')} {shown(self.value)}" if self.value else super()._subject(field)
 
 
 class CombinationError(InputError):

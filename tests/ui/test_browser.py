@@ -59,7 +59,13 @@ CONFIG = {
 }
 
 
-PATIENT = "import runpy; from memcalc.ui import workers; workers.QUICK_SECONDS = workers.SECONDS; runpy.run_module('memcalc', run_name='__main__')"
+PATIENT = """
+import runpy
+from memcalc.ui import workers
+
+workers.QUICK_SECONDS = workers.SECONDS
+runpy.run_module("memcalc", run_name="__main__")
+"""
 """The command on a machine that may be busy: a request is given up later."""
 
 
