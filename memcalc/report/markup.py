@@ -157,7 +157,7 @@ _STYLE = f"""<style>
 .memcalc p{{margin:.4rem 0}}
 .memcalc table{{border-collapse:collapse;font-size:.9rem}}
 .memcalc th,.memcalc td{{padding:.35rem .6rem;border-bottom:1px solid {INK["rule"].light}}}
-.memcalc th{{font-size:.8rem;vertical-align:bottom}}
+.memcalc th{{font-size:.8rem;text-align:left;vertical-align:bottom}}
 .memcalc pre{{white-space:pre-wrap;overflow-wrap:anywhere}}
 </style>"""
 """What a section brings along to look like a report, in whatever page it is put."""
@@ -165,7 +165,7 @@ _STYLE = f"""<style>
 
 def fragment(document: Document) -> str:
     """Return `document` as one section."""
-    return "\n".join(('<section class="memcalc">', _STYLE, *map(_block, pages(document)), "</section>"))
+    return "\n".join(('<section class="memcalc">', *map(_block, pages(document)), _STYLE, "</section>"))
 
 
 def _block(block: Block) -> str:
