@@ -193,6 +193,7 @@ def _usage(error: Exception) -> str:
             return f"unknown option {shown(name)}: memcalc says {answer}."
         return str(UnknownNameError("option", name, "must be one that --help lists", error.possibilities or ()))
     sentence = _UNPRINTABLE.sub("?", str(getattr(error, "format_message", error.__str__)()))
+    sentence = re.sub(r"^Missing option '(--[\w-]+)'", r"\1 is missing", sentence)
     return sentence if sentence.endswith("?") else f"{sentence.rstrip('.')}; --help shows an example."
 
 

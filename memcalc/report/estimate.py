@@ -41,7 +41,8 @@ def _brief(result: Estimate) -> Iterator[Block]:
     yield said("Peak", phase_name(peak.phase), *where, *sums)
     yield from cache_of(result)
     yield from _host(result)
-    yield from occasion_lines(result)
+    if result.verdict != "does-not-fit":  # then what a step needs comes first
+        yield from occasion_lines(result)
     yield from warned(result.warnings)
     yield from plan_words.assumed(told(result))
     if result.verdict == "does-not-fit":
