@@ -234,7 +234,7 @@ def test_a_length_beyond_all_bounds_is_a_sentence() -> None:
 @pytest.mark.parametrize("words", [GRPO, {**GRPO, "algorithm": "ppo", "reward_model": "qwen2.5-7b"}])
 def test_the_phases_are_readable_at_80_columns(words: dict[str, Any]) -> None:
     answer = rl(words)
-    lines = render(report(answer), "rich", width=80).splitlines()
+    lines = render(report(answer), "rich", width=80, details=True).splitlines()
     first = next(at for at, line in enumerate(lines) if line.startswith("phase "))
     assert max(map(len, lines[first : first + 1 + len(answer.phases)])) <= 80
     for line, each in zip(lines[first + 1 :], answer.phases, strict=False):
