@@ -79,8 +79,8 @@ def _plainly(table: Table) -> Table:
     units = {"total": "GiB", "speed": "%"}
     columns = tuple(replace(column, title=units.get(column.title, column.title), unit="") for column in table.columns)
     verdicts = {row[index] for row in table.rows for index, column in enumerate(columns) if column.title == "verdict"}
-    kept = [index for index, column in enumerate(columns) if column.title != "verdict" or len(verdicts) > 1]
-    return replace(table, columns=columns, titled=False).keep(kept)
+    indices = [index for index, column in enumerate(columns) if column.title != "verdict" or len(verdicts) > 1]
+    return replace(table, columns=columns, titled=False).keep(indices)
 
 
 def _changed(table: Table) -> Table:

@@ -130,8 +130,8 @@ def _margin(device: int, verdict: str, capacity: int) -> str:
     """The verdict on a value, with what is left or lacking."""
     if device > capacity:
         return f"over by {gib(device - capacity, 1)} GiB"
-    room = f"{gib(capacity - device, 1)} GiB headroom"
-    return {"fits": f"fits, {room}", "tight": "tight: inside the 95% margin"}.get(verdict, "out of memory")
+    headroom = f"{gib(capacity - device, 1)} GiB headroom"
+    return {"fits": f"fits, {headroom}", "tight": "tight: inside the 95% margin"}.get(verdict, "out of memory")
 
 
 def _foot(result: Inverse) -> Iterator[Block]:

@@ -70,10 +70,10 @@ def _screen(result: Ladder) -> Iterator[Block]:
     yield replace(bars_of(result, mode), compact=True, legend=True)
     stages = _stages(mode)
     units = {"saved": "GiB saved", "host": "host GiB/node", "speed": "× speed"}
-    columns = tuple(replace(one, title=units.get(one.title, one.title), unit="") for one in stages.columns)
+    columns = tuple(replace(column, title=units.get(column.title, column.title), unit="") for column in stages.columns)
     same = {"verdict"} if len({stage.verdict for stage in mode.stages}) == 1 else set()
-    kept = [index for index, column in enumerate(columns) if column.title not in {"peak at", "total", *same}]
-    yield replace(stages, columns=columns, titled=False).keep(kept)
+    indices = [index for index, column in enumerate(columns) if column.title not in {"peak at", "total", *same}]
+    yield replace(stages, columns=columns, titled=False).keep(indices)
     yield Line(_widths(mode))
     for other in others:
         yield said("Or", f"--reading {other.name}", *(f"{stage.change or 'start'} {gib(stage.peak.device, 1)}"

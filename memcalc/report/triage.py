@@ -61,9 +61,9 @@ def _read(result: Triage, failure: TriageFailure) -> Iterator[Block]:
     tried = f"requested {_size(failure.tried)}" if failure.tried else ""
     yield said(device, *filter(None, (tried, free, _where(result, failure))))
     named = (("PyTorch allocated", failure.allocated), ("cached", failure.unallocated), ("outside", failure.outside))
-    held = [f"{name} {_size(size)}" for name, size in named if size is not None]
-    if held:
-        yield said("Held", *held, *(f"process {other.pid} {_size(other.bytes)}" for other in failure.others))
+    holders = [f"{name} {_size(size)}" for name, size in named if size is not None]
+    if holders:
+        yield said("Held", *holders, *(f"process {other.pid} {_size(other.bytes)}" for other in failure.others))
 
 
 def _where(result: Triage, failure: TriageFailure) -> str:
