@@ -74,7 +74,8 @@ def estimate(
     timeline
         Whether one step over time is added.
     advice
-        Whether a large allocator cache is compared with what expandable segments leave of it.
+        Whether a large allocator cache is compared with what expandable segments leave of it, and what the states
+        leave for activations is told.
     **options
         The words of a job: ``gpus``, ``seq_len`` [tokens], ``micro_batch`` and ``global_batch`` [sequences], and all
         others of :doc:`/python`. ``calibration`` is the file of one, or ``none``; without it the user's own
@@ -86,7 +87,7 @@ def estimate(
         For a value that cannot be used; where only the user can tell it, :class:`memcalc.errors.MissingError`.
     """
     job = single(model=model, gpu=gpu, node=node, settings=settings, preset_dirs=preset_dirs, **options)
-    return job.estimate(timeline=timeline, advice=advice)
+    return job.estimate(timeline=timeline, advice=advice, budget=advice)
 
 
 def single(

@@ -18,10 +18,12 @@ MemcalcError              anything the user can put right; exit code 2
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+import re
+from collections.abc import Collection, Iterable
 from typing import Self
 
 _SHOWN_CHARS = 60
+_MISSING = "is missing"
 
 
 def nearest(name: str, names: Iterable[str]) -> str | None:
@@ -79,12 +81,12 @@ class InputError(MemcalcError):
     """A field has a value that cannot be used; says which, what is allowed, and the nearest right name.
 
     >>> print(InputError("optimizer", "adamww", "must be one of adamw, sgd", ["adamw", "sgd"]))
-    optimizer 'adamww' cannot be used: must be one of adamw, sgd; did you mean 'adamw'?
+    optimizer 'adamww': must be one of adamw, sgd; did you mean 'adamw'?
     >>> print(InputError("tp", 3, "must divide the 32 heads"))
-    tp 3 cannot be used: must divide the 32 heads.
+    tp 3: must divide the 32 heads.
+    >>> print(InputError("gpu", "", "give --gpu"))
+    gpu is missing: give --gpu.
     """
-
-    problem = "cannot be used"
 
     def __init__(
         self, field: str, value: object, allowed: str, names: Iterable[str] = (), *, suggestion: str | None = None
@@ -93,49 +95,67 @@ class InputError(MemcalcError):
         self.value = value
         self.allowed = allowed
         self.suggestion = suggestion or (nearest(value, names) if isinstance(value, str) else None)
-        super().__init__(self._sentence())
+        super().__init__(self.sentence())
 
     def within(self, what: str) -> Self:
         """Return the same error about a field of `what`, such as a file: the outermost stage adds this, once.
 
         >>> print(InputError("gpus", -1, "must be above 0").within("node preset mine"))
-        node preset mine: gpus -1 cannot be used: must be above 0.
+        node preset mine: gpus -1: must be above 0.
         """
         return type(self)(f"{what}: {self.field}", self.value, self.allowed, suggestion=self.suggestion)
 
-    def _sentence(self) -> str:
-        text = f"{self.field} {self._shown_value()} {self.problem}: {self.allowed.rstrip('.')}"
+    def sentence(self, options: Collection[str] = ()) -> str:
+        """Return the sentence for who typed `options`, which are called as they were typed.
+
+        >>> InputError("global_batch", 100, "must be a multiple of 8").sentence(["--global-batch"])
+        '--global-batch 100: must be a multiple of 8.'
+        """
+        context, colon, field = self.field.rpartition(": ")
+        option = f"--{field.replace('_', '-')}"
+        subject = self._subject(option if option in options and not colon else field)
+        text = f"{context}{colon}{subject}"
+        allowed = self.allowed.rstrip(".")
+        if subject.endswith(_MISSING):
+            allowed = re.sub(r"^must be given(: |, |$)", "", allowed)
+        text = f"{text}: {allowed}" if allowed else text
         return f"{text}; did you mean {self.suggestion!r}?" if self.suggestion else f"{text}."
 
-    def _shown_value(self) -> str:
-        return shown(self.value)
+    def _subject(self, field: str) -> str:
+        return f"{field} {_MISSING}" if self.value in (None, "") else f"{field} {shown(self.value)}"
 
 
 class UnknownNameError(InputError):
-    """A name that nothing has: a preset, an option's value, a key of a file."""
+    """A name that nothing has: a preset, an option's value, a key of a file.
 
-    problem = "is not known"
+    >>> print(UnknownNameError("key", "hiden", "must be hidden or heads").within("model preset mine"))
+    model preset mine: unknown key 'hiden': must be hidden or heads.
+    """
+
+    def _subject(self, field: str) -> str:
+        return f"unknown {field.removeprefix('--')} {shown(self.value)}" if self.value else super()._subject(field)
 
 
 class CombinationError(InputError):
     """Each field is fine alone, but together they are impossible."""
 
-    problem = "is not possible here"
-
 
 class AbsentError(InputError):
     """A key that must be given is not there."""
 
-    problem = "is absent"
+    def _subject(self, field: str) -> str:
+        return f"{field} {shown(self.value)} {_MISSING}"
 
 
 class FileError(InputError):
-    """A file cannot be used: absent, too large, not UTF-8, truncated, binary."""
+    """A file cannot be used: absent, too large, not UTF-8, truncated, binary.
 
-    problem = "cannot be read"
+    >>> print(FileError("file", "x.json", "no such file"))
+    file 'x.json': no such file.
+    """
 
-    def _shown_value(self) -> str:
-        return _path_shown(self.value)
+    def _subject(self, field: str) -> str:
+        return f"{field} {_path_shown(self.value)}"
 
 
 class UnknownFormatError(FileError):
@@ -160,7 +180,7 @@ class RestartNeeded(MemcalcError):  # noqa: N818 - what is needed, not what went
     """A guarded run must be started again with a plan that needs less memory.
 
     >>> str(RestartNeeded("memory is short at step 20", "bash run.sh", 1))
-    'memory is short at step 20; go on with: bash run.sh'
+    'memory is short at step 20. Restart with: bash run.sh'
     """
 
     def __init__(self, reason: str, command: str, fallback: int) -> None:
@@ -169,4 +189,4 @@ class RestartNeeded(MemcalcError):  # noqa: N818 - what is needed, not what went
         """The one line that goes on."""
         self.fallback = fallback
         """Which of the saved plan's fallbacks it is."""
-        super().__init__(f"{reason}; go on with: {command}")
+        super().__init__(f"{reason}. Restart with: {command}")

@@ -99,7 +99,7 @@ def unknown(kind: str, name: str, names: Iterable[str], aliases: Mapping[str, st
     """The error for a name that no preset of a kind has: all that begin with it, or the nearest.
 
     >>> print(unknown("gpu", "a100", ["a100-40g", "a100-80g", "a10"], {}))
-    gpu 'a100' is not known: it may be a100-40g or a100-80g.
+    unknown gpu 'a100': it may be a100-40g or a100-80g.
     """
     known = sorted(names)
     begun = [other for other in known if other.startswith(f"{key(name)}-")]

@@ -44,12 +44,12 @@ def test_nearest_keeps_the_spelling_of_the_candidate() -> None:
 @pytest.mark.parametrize("kind", [InputError, UnknownNameError, CombinationError, FileError])
 def test_the_sentence_names_field_value_and_what_is_allowed(kind: type[InputError]) -> None:
     said = str(kind("optimizer", "adamww", "must be one of adamw, sgd", NAMES))
-    assert said.startswith("optimizer 'adamww' ")
+    assert "optimizer 'adamww': " in said
     assert said.endswith("must be one of adamw, sgd; did you mean 'adamw'?")
 
 
 def test_without_a_near_name_the_sentence_ends_with_a_full_stop() -> None:
-    assert str(InputError("tp", 3, "must divide the 32 heads.")) == "tp 3 cannot be used: must divide the 32 heads."
+    assert str(InputError("tp", 3, "must divide the 32 heads.")) == "tp 3: must divide the 32 heads."
 
 
 def test_nothing_is_suggested_for_what_is_not_text() -> None:
@@ -82,6 +82,13 @@ def test_the_whole_tree_is_drawn() -> None:
 
 def test_context_is_added_in_front_and_the_suggestion_kept() -> None:
     inner = UnknownNameError("key", "hiden", "must be one of hidden, heads", ["hidden", "heads"])
-    said = "model preset mine: key 'hiden' is not known: must be one of hidden, heads; did you mean 'hidden'?"
+    said = "model preset mine: unknown key 'hiden': must be one of hidden, heads; did you mean 'hidden'?"
     assert str(inner.within("model preset mine")) == said
     assert type(inner.within("x")) is UnknownNameError
+
+
+def test_a_typed_option_is_called_as_it_was_typed() -> None:
+    error = InputError("global_batch", 100, "must be a multiple of 8")
+    assert error.sentence({"--global-batch"}) == "--global-batch 100: must be a multiple of 8."
+    assert error.within("sweep.toml").sentence({"--global-batch"}).startswith("sweep.toml: global_batch 100: ")
+    assert InputError("ffn", None, "must be given: a width").sentence() == "ffn is missing: a width."

@@ -133,7 +133,7 @@ def test_a_file_of_something_else_is_refused_and_left_as_it_is(tmp_path: Path, m
     path = tmp_path / "j"
     make(path)
     before = path.read_bytes()
-    allowed = f"^journal 'j' is not possible here: {sentence}"
+    allowed = f"^journal 'j': {sentence}"
     with pytest.raises(CombinationError, match=allowed) as caught, opened(path) as journal:
         list(journal.values())
     assert str(caught.value).count("\n") == 0

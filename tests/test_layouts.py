@@ -279,8 +279,8 @@ def test_a_sweep_reads_back_as_its_runs(tmp_path: Path) -> None:
         (("strategy.sp", "stategy.sp"), "did you mean 'strategy'?"),
         (('sweep = "one"', 'sweeep = "one"'), "did you mean 'sweep'?"),
         (('"b", 2', '"a", 2'), "each run may occur once"),
-        (('"c", 4', '"", 4'), "key 'id' is absent"),
-        (('columns = ["id"', 'column = ["id"'), "key 'columns' is absent"),
+        (('"c", 4', '"", 4'), "key 'id' is missing"),
+        (('columns = ["id"', 'column = ["id"'), "key 'columns' is missing"),
     ],
 )
 def test_a_wrong_sweep_gets_one_sentence(tmp_path: Path, change: tuple[str, str], says: str) -> None:

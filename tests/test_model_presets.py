@@ -123,18 +123,18 @@ def test_flat_form_has_the_keys_of_an_inline_model() -> None:
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"hiden": 64}, "'hiden' is not known.*did you mean 'hidden'"),
+        ({"hiden": 64}, "unknown .*'hiden': .*did you mean 'hidden'"),
         ({"moe": {"experts": 8, "topk": 2, "frst_dense": 1}}, "did you mean 'first_dense'"),
-        ({"heads": True}, "heads True cannot be used"),
-        ({"heads": "4"}, "heads '4' cannot be used"),
-        ({"heads": 3}, "heads 3 is not possible here: must divide hidden 64"),
-        ({"kv_heads": 3}, "kv_heads 3 is not possible here: must divide heads 4"),
-        ({"moe": {"experts": 8, "topk": 9}}, "topk 9 is not possible"),
+        ({"heads": True}, "heads True:"),
+        ({"heads": "4"}, "heads '4':"),
+        ({"heads": 3}, "heads 3: must divide hidden 64"),
+        ({"kv_heads": 3}, "kv_heads 3: must divide heads 4"),
+        ({"moe": {"experts": 8, "topk": 9}}, "topk 9: must be at most"),
         ({"moe": {"experts": 8, "topk": 2, "first_dense": 2}}, "must be below n_layers 2"),
         ({"n_layers": 0}, "n_layers 0"),
         ({"n_layers": 10**400}, "n_layers 1000"),
         ({"norm": "layer"}, "norm 'layer'"),
-        ({"ffn": None}, "ffn None cannot be used"),
+        ({"ffn": None}, "ffn is missing"),
     ],
 )
 def test_wrong_flat_form_is_one_sentence(change: dict[str, Any], said: str) -> None:

@@ -43,6 +43,8 @@ ALLOWED = {
     "planner/recorded.py": "what a recorded module fixes",
     "posttraining/words.py": "what trained models of post-training may be told beside their roles",
     "posttraining/search.py": "what a framework takes where a search decides nothing",
+    "report/inverse.py": SHOWN,
+    "report/plan_words.py": "what stays of a job whose strategy does not fit, and what is said without its name",
     "report/rl_plans.py": SHOWN,
     "planner/images.py": "what is not modelled beside a vision tower",
     "preflight/fix.py": CHOSEN,

@@ -12,7 +12,17 @@ import typer
 
 import memcalc
 from memcalc.cli import plans
-from memcalc.cli.options import CHART, DESTINATION, MODULE, PRESETS, TIMELINE, free, model_or_module, with_model
+from memcalc.cli.options import (
+    CHART,
+    DESTINATION,
+    DETAILS,
+    MODULE,
+    PRESETS,
+    TIMELINE,
+    free,
+    model_or_module,
+    with_model,
+)
 from memcalc.cli.output import destination, draw, picture_targets
 from memcalc.cli.registry import command
 from memcalc.cli.serving import post_training, refuse_post_training, rl_plans
@@ -66,7 +76,7 @@ _Rank = Annotated[
 ]
 
 
-@command("What should I run?", model_or_module, post_training, *PRESETS, *DESTINATION, *CHART)
+@command("What should I run?", model_or_module, post_training, *PRESETS, *DESTINATION, *DETAILS, *CHART)
 def plan(
     *,
     objective: _Objective = "simplicity",
@@ -130,7 +140,7 @@ def plan(
     return code
 
 
-@command("Will it fit?", model_or_module, *PRESETS, *DESTINATION, *CHART, *TIMELINE)
+@command("Will it fit?", model_or_module, *PRESETS, *DESTINATION, *DETAILS, *CHART, *TIMELINE)
 def estimate(**options: Any) -> int:
     """Estimate the memory of one strategy, and whether it fits."""
     from memcalc import report
@@ -156,13 +166,14 @@ _Only = Annotated[
 ]
 
 
-@command("Will it fit?", model_or_module, *PRESETS, *DESTINATION)
+@command("Will it fit?", model_or_module, *PRESETS, *DESTINATION, *DETAILS)
 def explain(*, fold: _Fold = None, only: _Only = None, **options: Any) -> int:
     """Explain an estimate: every term with formula, values and source."""
     from memcalc import report
     from memcalc.report.explain import folding
 
-    target, folded = destination(options), folding(fold, only)
+    target = destination(options)
+    folded = folding(fold, only) if fold or only else None
     answer = memcalc.estimate(**with_model(options))
     target.show(report.of_terms(answer, folded))
     return int(answer.verdict == "does-not-fit")

@@ -17,6 +17,7 @@ from memcalc.cli.answers import SEARCH, Beyond
 from memcalc.cli.options import (
     CHART,
     DESTINATION,
+    DETAILS,
     PRESETS,
     calibration,
     completion,
@@ -41,7 +42,7 @@ _Survey = Annotated[
 ]
 
 
-@command("Will it fit?", free, *PRESETS, *DESTINATION)
+@command("Will it fit?", free, *PRESETS, *DESTINATION, *DETAILS)
 def check(
     files: _Files = None,
     *,
@@ -79,7 +80,7 @@ _Terms = Annotated[
 ]
 
 
-@command("What changed, or failed?", free, *PRESETS, *DESTINATION, *CHART)
+@command("What changed, or failed?", free, *PRESETS, *DESTINATION, *DETAILS, *CHART)
 def diff(a: _A, b: _B, *, terms: _Terms = None, **options: Any) -> int:
     """Compare two jobs: what each change costs in memory and speed.
 
@@ -113,7 +114,7 @@ _AnyCount = Annotated[
 ]
 
 
-@command("What should I run?", model_or_module, *PRESETS, *DESTINATION, *CHART)
+@command("What should I run?", model_or_module, *PRESETS, *DESTINATION, *DETAILS, *CHART)
 def max_(
     what: _Largest,
     *,
@@ -128,7 +129,7 @@ def max_(
     return _limit("max", what, options, step=step, tight=tight, search=search, family=family, beyond=beyond)
 
 
-@command("What should I run?", model_or_module, *PRESETS, *DESTINATION, *CHART)
+@command("What should I run?", model_or_module, *PRESETS, *DESTINATION, *DETAILS, *CHART)
 def min_(
     what: _Smallest,
     *,
@@ -225,7 +226,7 @@ _Reading = Annotated[
 ]
 
 
-@command("What should I run?", model_or_module, *PRESETS, *DESTINATION, *CHART)
+@command("What should I run?", model_or_module, *PRESETS, *DESTINATION, *DETAILS, *CHART)
 def ladder(*, stage: _Stage = None, recipe: _Stages = False, reading: _Reading = None, **options: Any) -> int:
     """Apply memory savings one by one until the job fits."""
     from memcalc.report.ladder import report

@@ -12,6 +12,7 @@ import typer
 
 from memcalc.cli.options import (
     DESTINATION,
+    DETAILS,
     OF_A_STEP,
     PRESETS,
     calibration,
@@ -192,7 +193,7 @@ _Planned = Annotated[
 ]
 
 
-@command("What changed, or failed?", free, *PRESETS, *DESTINATION)
+@command("What changed, or failed?", free, *PRESETS, *DESTINATION, *DETAILS)
 def triage(file: _Failure, *, config: _Config = None, saved: _Planned = None, **options: Any) -> int:
     """Explain an out-of-memory error from a log or snapshot.
 

@@ -39,6 +39,8 @@ class Shared:
     """Or the kind of presets whose names do: models, gpus or nodes."""
     required: bool = False
     negative: bool = False
+    letter: str = ""
+    """The option in one letter."""
 
     @classmethod
     def of(cls, option: Option) -> Shared:
@@ -53,8 +55,9 @@ class Shared:
         """Return the option as typer reads it from a signature."""
         flag = f"--{self.name.replace('_', '-')}"
         declared = f"{flag}/--no-{flag[2:]}" if self.negative else flag
+        letter = [f"-{self.letter}"] if self.letter else []
         info = typer.Option(
-            declared, help=self.help, metavar=self.metavar, rich_help_panel=self.panel,
+            declared, *letter, help=self.help, metavar=self.metavar, rich_help_panel=self.panel,
             show_default=False, autocompletion=self._complete if self.values or self.presets else None,
         )  # fmt: skip
         kind: Any = list[str] if self.kind is list else self.kind
@@ -103,6 +106,7 @@ DESTINATION = (
     Shared("output", _OUTPUT, "FILE", "Write to FILE"),
     Shared("force", _OUTPUT, "", "Overwrite FILE", kind=bool),
 )  # fmt: skip
+DETAILS = (Shared("verbose", _OUTPUT, "", "Show all of the answer on the screen.", kind=bool, letter="v"),)
 CHART = (Shared("chart", _OUTPUT, "FILE", "Also write a chart: .svg, .png, .pdf, .html"),)
 TIMELINE = (Shared("timeline", _OUTPUT, "FILE", "Also chart memory over one step"),)
 

@@ -43,6 +43,8 @@ class Destination:
 
     form: str
     path: Path | None
+    details: bool = False
+    """Whether a terminal shows all of the answer."""
 
     def show(self, report: Report) -> None:
         """Render `report` and deliver it."""
@@ -55,9 +57,11 @@ class Destination:
                 stream.write(workbook(report, str(self.path)))
             return
         if self.path is not None:
-            deliver(render(report, self.form, width=PIPED_WIDTH), self.path)
+            deliver(render(report, self.form, width=PIPED_WIDTH, details=self.details), self.path)
             return
-        text = render(report, self.form, width=width(), colour=coloured(), ascii_only=ascii_only())
+        text = render(
+            report, self.form, width=width(), colour=coloured(), ascii_only=ascii_only(), details=self.details
+        )
         deliver(text, None)
 
 
@@ -77,6 +81,7 @@ def destination(options: dict[str, Any], extra: tuple[str, ...] = ()) -> Destina
     from memcalc.report import FORMATS, format_for
 
     form, path, force = options.pop("format"), options.pop("output"), options.pop("force")
+    details = bool(options.pop("verbose", False))
     form = form or (format_for(path) if path else os.environ.get(_FORMAT) or "rich")
     forms = (*FORMATS, WORKBOOK, *extra)
     if form not in forms:
@@ -85,7 +90,7 @@ def destination(options: dict[str, Any], extra: tuple[str, ...] = ()) -> Destina
         from memcalc.report.workbook import require
 
         require(path)
-    return Destination(form, output_path(path, bool(force)) if path is not None else None)
+    return Destination(form, output_path(path, bool(force)) if path is not None else None, details)
 
 
 def fail(sentence: str, code: int) -> int:

@@ -17,7 +17,7 @@ import memcalc
 from memcalc.cli.options import Command, Options, takes
 from memcalc.cli.other_flags import answer_for
 from memcalc.cli.output import fail
-from memcalc.errors import MemcalcError, UnknownNameError, shown
+from memcalc.errors import InputError, MemcalcError, UnknownNameError, shown
 
 # What ``--help`` shows of a command with many options: those that most people need, and examples, on one screen.
 
@@ -173,6 +173,9 @@ class Group(TyperGroup):
         """Run a command; what it returns is the exit code."""
         try:
             code = super().main(args, prog_name, complete_var, False, windows_expand_args, **extra)
+        except InputError as error:
+            typed = {word.partition("=")[0] for word in (sys.argv[1:] if args is None else args)}
+            code = fail(error.sentence(typed), error.exit_code)
         except MemcalcError as error:
             code = fail(str(error), error.exit_code)
         except (_UsageError, typer.Abort) as error:
@@ -187,9 +190,10 @@ def _usage(error: Exception) -> str:
     if hasattr(error, "possibilities"):
         name = str(getattr(error, "option_name", ""))
         if answer := answer_for(name):
-            return f"option {shown(name)} is not known: memcalc says {answer}."
+            return f"unknown option {shown(name)}: memcalc says {answer}."
         return str(UnknownNameError("option", name, "must be one that --help lists", error.possibilities or ()))
     sentence = _UNPRINTABLE.sub("?", str(getattr(error, "format_message", error.__str__)()))
+    sentence = re.sub(r"^Missing option '(--[\w-]+)'", r"\1 is missing", sentence)
     return sentence if sentence.endswith("?") else f"{sentence.rstrip('.')}; --help shows an example."
 
 

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 
 import memcalc
-from memcalc.cli.options import CHART, DESTINATION, PRESETS, Shared, job
+from memcalc.cli.options import CHART, DESTINATION, DETAILS, PRESETS, Shared, job
 from memcalc.cli.output import destination, draw, picture_targets
 from memcalc.cli.registry import command
 from memcalc.errors import CombinationError
@@ -30,7 +30,7 @@ def engine() -> tuple[Shared, ...]:
     return (*shared, *(Shared.of(option) for option in ENGINE_OPTIONS))
 
 
-@command("Will it fit?", engine, *PRESETS, *DESTINATION)
+@command("Will it fit?", engine, *PRESETS, *DESTINATION, *DETAILS)
 def serve(**options: Any) -> int:
     """Say whether an inference engine starts, what its cache holds, and what can be set."""
     from memcalc.report.serving import report
@@ -97,7 +97,7 @@ def refuse_post_training(options: dict[str, Any]) -> None:
             raise CombinationError(option.name.replace("_", "-"), str(value), "is said with --algorithm")
 
 
-@command("Will it fit?", roles, *PRESETS, *DESTINATION, *CHART)
+@command("Will it fit?", roles, *PRESETS, *DESTINATION, *DETAILS, *CHART)
 def rl(*, write: _Script = None, **options: Any) -> int:
     """Say which roles of post-training fit together on these GPUs, through every phase of a step."""
     from memcalc.handoff.role_scripts import role_script

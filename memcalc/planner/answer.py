@@ -115,9 +115,12 @@ def estimate_of(
     record: JobRecord,
     *,
     timeline: bool = False,
+    budget: bool = True,
     sequence: Sequence | None = None,
 ) -> Estimate:
     """The answer for a grid of one strategy; with ``timeline`` also one step, allocation by allocation.
+
+    With ``budget`` what the states leave for activations, and the micro-batch and segments that fit in there.
 
     ``sequence`` are micro-batches that differ in length, of which the grid has the longest.
     """
@@ -139,7 +142,7 @@ def estimate_of(
         peak=peaks.at(Peak),
         interval=peaks.interval,
         budget=budget_of(overhead),
-        activation_budget=activation_budget_of(census, gpu, ledger, overhead, top),
+        activation_budget=activation_budget_of(census, gpu, ledger, overhead, top) if budget else None,
         verdict=peaks.verdict,
         flushes=peaks.flushes,
         reason=peaks.reason,

@@ -154,17 +154,19 @@ class One:
         """The model on that grid."""
         return self.job.on(self.grid)
 
-    def estimate(self, *, timeline: bool = False, advice: bool = False) -> Estimate:
+    def estimate(self, *, timeline: bool = False, advice: bool = False, budget: bool = True) -> Estimate:
         """The answer of ``memcalc estimate``; with ``timeline`` also one step, allocation by allocation.
 
-        With ``advice`` a large cache, or one on a full card, is compared with what expandable segments leave of it.
+        With ``advice`` a large cache, or one on a full card, is compared with what expandable segments leave of it;
+        with ``budget`` the answer says what the states leave for activations.
         """
         job, grid = self.job, self.grid
         overhead = overhead_of(job.gpu, grid, grid.layouts[0])
         sequence = self._sequence(grid, overhead)
         result = answer.estimate_of(
-            self.census, job.gpu, job.node, overhead, job.request, self.record, timeline=timeline, sequence=sequence
-        )
+            self.census, job.gpu, job.node, overhead, job.request, self.record, timeline=timeline, budget=budget,
+            sequence=sequence,
+        )  # fmt: skip
         occasions = occasions_of(self.census, overhead, job.node)
         result = with_occasions(result, occasions, job.node, uncounted(self.census, occasions))
         result = result.model_copy(update={"time": self._time})

@@ -35,7 +35,7 @@ def describe_parts(strategy: Strategy) -> list[str]:
         degrees.append("no sp")
     return [
         strategy.precision,
-        f"zero {strategy.zero}",
+        *([f"zero {strategy.zero}"] if strategy.dp * strategy.cp > 1 else []),
         *degrees,
         f"recompute {strategy.recompute}",
         *([f"offload {'+'.join(strategy.offload)}{_tier(strategy)}"] if strategy.offload else []),
@@ -97,9 +97,8 @@ def no_fit_gpu(job: PlanJob, smallest: Candidate) -> str:
     if device <= capacity and (sentence := _no_fit_beside(job, smallest)):
         return sentence
     return (
-        f"nothing fits on {smallest.layout.gpus} × {job.gpu.name}: the smallest strategy "
-        f"({describe(smallest)}) needs {gib(device)} of {gib(capacity)} GiB. Largest part: "
-        f"{component_name(name)}, {gib(size)} GiB."
+        f"{smallest.layout.gpus} × {job.gpu.name} needs at least {gib(device)} of {gib(capacity)} GiB per GPU. "
+        f"Largest part: {component_name(name)}, {gib(size)} GiB, with {describe(smallest)}."
     )
 
 

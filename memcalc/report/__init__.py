@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+from dataclasses import replace
 from pathlib import PurePath
 from typing import TYPE_CHECKING
 
@@ -65,10 +66,23 @@ _ENDINGS = {
 _UNPRINTABLE = {code: "�" for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\r\t\x85"}
 
 
-def render(report: Report, form: str, *, width: int = 100, colour: bool = False, ascii_only: bool = False) -> str:
-    """Return `report` in the format `form`, ending in a newline; what else is said is of a terminal."""
+def render(
+    report: Report,
+    form: str,
+    *,
+    width: int = 100,
+    colour: bool = False,
+    ascii_only: bool = False,
+    details: bool = False,
+) -> str:
+    """Return `report` in the format `form`, ending in a newline; what else is said is of a terminal.
+
+    With `details` a terminal shows all that other formats have.
+    """
     if form not in FORMATS:
         raise UnknownNameError("format", form, f"must be one of {', '.join(FORMATS)}", FORMATS)
+    if details:
+        report = replace(report, document=replace(report.document, screen=()))
     if form == "rich":
         from memcalc.report.terminal import draw
 

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
-from memcalc.report.estimate import answer_of, bar_of, cache_of, components_of
+from memcalc.report import plan_words
+from memcalc.report.estimate import answer_of, bar_of, cache_of, components_of, warned
 from memcalc.report.lengths import length_lines
 from memcalc.report.occasions import occasion_lines
 from memcalc.report.step_time import rate_range
-from memcalc.report.tables import Block, Code, Line, Listing, Report, Table, facts, gib, header, made
+from memcalc.report.tables import Block, Code, Column, Line, Listing, Report, Table, facts, gib, header, made, said
 from memcalc.results.check import Check, CheckedFile, CheckFinding, CheckFix
+from memcalc.results.names import component_name, phase_name
 
 _MOODS = {"error": "bad", "warning": "close", "note": ""}
 _COLUMNS = header("file | line > | severity | code | field | message | suggestion")
@@ -33,10 +36,34 @@ def report(result: Check) -> Report:
         *facts("Not in your files; assumed", estimate.assumptions),
         Code("Same job as an estimate", result.command),
     )
-    return made(result, _findings(result), *blocks)
+    return made(result, _findings(result), *blocks, screen=_screen(result))
 
 
-def _file(file: CheckedFile) -> Iterator[Block]:
+def _screen(result: Check) -> Iterator[Block]:
+    """Yield what a terminal shows: the verdict, the edits that fit, and of the first the lines that it changes."""
+    estimate = result.estimate
+    yield from answer_of(estimate)
+    yield from length_lines(estimate.lengths, estimate.verdict)
+    if result.fix is None:
+        yield bar_of(estimate)
+    else:
+        name, size = max(estimate.components.model_dump().items(), key=lambda item: item[1])
+        yield said("Largest", f"{component_name(name)}, {gib(size, 1)} GiB", f"peak: {phase_name(estimate.peak.phase)}")
+    yield from _fix(result, brief=True)
+    yield from occasion_lines(estimate)
+    yield from cache_of(estimate)
+    for file in result.files:
+        title, *rest = _file(file)
+        yield replace(title, role="text")
+        yield from rest
+    yield from warned(estimate.warnings)
+    yield from plan_words.assumed(estimate.assumptions)
+    if result.fix is None and result.verdict == "does-not-fit":
+        yield Code("Next, what fits instead", plan_words.search_line(estimate.job))
+    yield Line("-v: components, whole diff, the same job as an estimate", "faint")
+
+
+def _file(file: CheckedFile) -> Iterator[Line]:
     count = len(file.findings)
     text = "no issues" if not count else f"{count} finding{'s' if count > 1 else ''}"
     yield Line(f"{file.path} ({file.kind}): {text}", "title")
@@ -51,18 +78,33 @@ def _sentence(finding: CheckFinding) -> str:
     return f"  line {finding.line}: {finding.severity} {finding.code}: {finding.message}{hint}"
 
 
-def _fix(result: Check) -> Iterator[Block]:
+def _fix(result: Check, *, brief: bool = False) -> Iterator[Block]:
+    """Yield the edits that fit and what the first changes; `brief`: no more than its lines."""
     fix = result.fix
     if fix is not None:
-        yield Line(f"Smallest edit: {', '.join(fix.changes)}: {_fits(fix)}", "verdict", "good")
         several = len(result.fixes) > 1
+        if not (brief and several):
+            yield Line(f"Smallest edit: {', '.join(fix.changes)}: {_fits(fix)}", "verdict", "good")
         if several:
-            yield _fixes(result)
+            yield replace(_fixes(result), titled=not brief)
         for edit in fix.edits:
-            yield Listing(f"{edit.path} (write it with --fix{', another with --edit N' * several})", "diff", edit.diff)
+            text = _changed(edit.diff) if brief else edit.diff
+            yield Listing(f"{edit.path} (write it with --fix{', another with --edit N' * several})", "diff", text)
+        if brief:
+            return
         yield Listing("Each edit as an estimate", "sh", "\n".join(each.command for each in result.fixes))
     elif result.verdict == "does-not-fit":
         yield Line("No edit of these files makes it fit; memcalc plan searches all strategies.", "warning")
+
+
+def _changed(diff: str) -> str:
+    r"""Return the lines of a diff that are taken out and put in.
+
+    >>> _changed("--- a\n+++ b\n@@ -1 +1 @@\n {\n-x\n+y")
+    '-x\n+y'
+    """
+    lines = diff.splitlines()
+    return "\n".join(line for line in lines if line[:1] in {"-", "+"} and line[:4] not in {"--- ", "+++ "})
 
 
 def _fits(fix: CheckFix) -> str:
@@ -80,7 +122,9 @@ def _fixes(result: Check) -> Table:
         (str(number), ", ".join(fix.changes), gib(fix.peak, 1), fix.verdict.replace("-", " "), _rate(fix))
         for number, fix in enumerate(result.fixes, 1)
     )
-    return Table("Edits", header("# > | edit | total [GiB] > | verdict | speed [tok/s/GPU] >"), rows)
+    edit = Column("edit", short=(("accumulation", "accum"),))
+    columns = (*header("# >"), edit, *header("GiB > | verdict | tok/s/GPU >"))
+    return Table("Edits", columns, rows)
 
 
 def _findings(result: Check) -> Table:
@@ -110,7 +154,7 @@ _VERDICT = "MC100"
 def github(result: Check) -> str:
     """Return workflow commands, one a line (docs.github.com, Workflow commands for GitHub Actions)."""
     lines = [
-        _command(_LEVELS[finding.severity], file, finding.line, finding.code, _said(finding))
+        _command(_LEVELS[finding.severity], file, finding.line, finding.code, _remark(finding))
         for file in result.files
         for finding in file.findings
     ]
@@ -131,7 +175,7 @@ def _property(text: str) -> str:
     return _data(text).replace(":", "%3A").replace(",", "%2C")
 
 
-def _said(finding: CheckFinding) -> str:
+def _remark(finding: CheckFinding) -> str:
     return f"{finding.message} → {finding.suggestion}" if finding.suggestion else finding.message
 
 
@@ -139,7 +183,7 @@ def sarif(result: Check) -> str:
     """Return a SARIF 2.1.0 log (OASIS, sarif-v2.1.0-os)."""
     match = [(file, finding) for file in result.files for finding in file.findings]
     codes = sorted({_VERDICT, *(finding.code for _, finding in match)})
-    results = [_result(file, item.code, item.severity, item.line, _said(item)) for file, item in match]
+    results = [_result(file, item.code, item.severity, item.line, _remark(item)) for file, item in match]
     level = {"does-not-fit": "error", "tight": "warning", "fits": "note"}[result.verdict]
     results.append(_result(result.files[0], _VERDICT, level, 1, result.summary))
     driver = {

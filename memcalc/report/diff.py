@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from math import floor, log10
 
 from memcalc.report.estimate import MOODS, head_of
-from memcalc.report.step_time import part_name, time_lines
-from memcalc.report.tables import Block, Code, Column, Line, Report, Table, gib, header, made
+from memcalc.report.plan_words import strategy_words
+from memcalc.report.step_time import part_name, speed, time_lines
+from memcalc.report.tables import Block, Code, Column, Line, Report, Table, gib, header, made, said
 from memcalc.results.diff import Diff, DiffCost, DiffFigures, DiffSide, DiffStep
 from memcalc.results.names import component_name, phase_name
-from memcalc.units import GIB
+from memcalc.units import GIB, format_count
 
 _KINDS = {"vanishes": "removed", "appears": "new"}
 TERMS = 8
@@ -39,7 +41,51 @@ def report(result: Diff, terms: int | None = TERMS) -> Report:
         *(_time(result) if result.fields else ()),
         *_foot(result),
     )
-    return made(result, _data(result), *blocks)
+    return made(result, _data(result), *blocks, screen=_screen(result))
+
+
+def _screen(result: Diff) -> Iterator[Block]:
+    """Yield what a terminal shows: the price, each job in a line, the steps, and the components that change."""
+    yield Line(headline(result), "verdict", MOODS[result.b.figures.verdict])
+    for index, side in (("A", result.a), ("B", result.b)):
+        figures = side.figures
+        memory = f"{_words(figures.verdict)}, {gib(figures.device, 1)} GiB"
+        yield said(index, side.name, memory, f"{speed(side.time)} tok/s/GPU")
+    if result.fields:
+        yield said("Job", *_common(result))
+        yield _plainly(_steps(result))
+        yield _plainly(_changed(_components(result)))
+    yield from _hosts(result)
+    for warning in result.warnings:
+        yield Line(f"Warning: {warning}", "warning")
+    for index, side in (("A", result.a), ("B", result.b)):
+        yield from (Line(f"{index}: {remark}", "warning") for remark in side.remarks)
+    yield Line("Steps are cumulative; alone: applied to A only. -v: terms, time, estimates", "faint")
+
+
+def _common(result: Diff) -> tuple[str, ...]:
+    """Return what both jobs are, in few words."""
+    a, b = (side.estimate for side in (result.a, result.b))
+    sides = [
+        (f"{job.model.name} ({format_count(job.model.parameters)})", f"{job.hardware.gpus} × {job.hardware.gpu}",
+         *strategy_words(job.strategy), f"sequence length {job.workload.seq_len}")
+        for job in (a, b)
+    ]  # fmt: skip
+    return tuple(item for item in sides[0] if item in sides[1])
+
+
+def _plainly(table: Table) -> Table:
+    """Return the table without a title, and with units in one row with the headings; a verdict that all share goes."""
+    units = {"total": "GiB", "speed": "%"}
+    columns = tuple(replace(column, title=units.get(column.title, column.title), unit="") for column in table.columns)
+    verdicts = {row[index] for row in table.rows for index, column in enumerate(columns) if column.title == "verdict"}
+    indices = [index for index, column in enumerate(columns) if column.title != "verdict" or len(verdicts) > 1]
+    return replace(table, columns=columns, titled=False).keep(indices)
+
+
+def _changed(table: Table) -> Table:
+    """Return the table without rows whose change, the last column, is nothing."""
+    return replace(table, rows=tuple(row for row in table.rows if row[-1].strip("+−0.")))
 
 
 def headline(result: Diff) -> str:
@@ -163,6 +209,11 @@ def _notes(result: Diff) -> Iterator[Line]:
         )
         yield Line(f"All GPUs together: {was:.0f} tokens/s on {before}, {now:.0f} tokens/s on {after}.")
     yield from _ranges(result)
+    yield from _hosts(result)
+
+
+def _hosts(result: Diff) -> Iterator[Line]:
+    """Yield what a node needs off its GPUs, where that differs."""
     for name, tier in (("host memory", "host_memory"), ("NVMe or CXL memory", "tier_memory")):
         was_size, now_size = (getattr(item.figures, tier) for item in (result.a, result.b))
         if was_size != now_size:

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
+from memcalc.report import plan_words
 from memcalc.report.lengths import length_lines
 from memcalc.report.occasions import failing, occasion_lines
 from memcalc.report.step_time import time_lines
-from memcalc.report.tables import Bar, Block, Code, Column, Line, Report, Table, facts, gib, header, made, percent
+from memcalc.report.tables import Bar, Block, Code, Column, Line, Report, Table, facts, gib, header, made, percent, said
 from memcalc.results.estimates import EXPANDABLE, ActivationBudget, Estimate, TermFacts, flushed
 from memcalc.results.names import component_name, phase_name, phase_range
-from memcalc.specs.options import DEGREES
-from memcalc.specs.strategy import Strategy
+from memcalc.specs.job import command_line
 from memcalc.units import GIB, KIB, MIB, format_bytes, format_count
 
 MOODS = {"fits": "good", "tight": "close", "does-not-fit": "bad"}
@@ -26,17 +26,42 @@ _TERM_COLUMNS = header("component | term | size [bytes] > | phases | formula | v
 
 def report(result: Estimate) -> Report:
     """Return the answer of ``memcalc estimate``."""
-    return made(
-        result,
-        terms(result),
-        *answer_of(result),
-        *length_lines(result.lengths, result.verdict),
-        bar_of(result),
-        *_tables(result),
-        *_notes(result),
-        *occasion_lines(result),
-        *foot_of(result),
-    )
+    lengths = length_lines(result.lengths, result.verdict)
+    head: tuple[Block, ...] = (*answer_of(result), *lengths, bar_of(result))
+    blocks = (*head, *_tables(result), *_notes(result), *occasion_lines(result), *foot_of(result))
+    return made(result, terms(result), *blocks, screen=(*head, *_brief(result)))
+
+
+def _brief(result: Estimate) -> Iterator[Block]:
+    """Yield what a screen says below the bar: where the peak is, what helps, what was assumed, how to go on."""
+    peak = result.peak
+    stage = max(result.stages, key=lambda stage: stage.device, default=None)
+    where = (f"stage {stage.stage} of {len(result.stages)}",) if stage and len(result.stages) > 1 else ()
+    sums = f"{gib(peak.allocated)} GiB allocated", f"{gib(peak.reserved)} reserved"
+    yield said("Peak", phase_name(peak.phase), *where, *sums)
+    yield from cache_of(result)
+    yield from _host(result)
+    if result.verdict != "does-not-fit":  # then what a step needs comes first
+        yield from occasion_lines(result)
+    yield from warned(result.warnings)
+    yield from plan_words.assumed(told(result))
+    if result.verdict == "does-not-fit":
+        yield Code("Next, what fits instead", plan_words.search_line(result.job))
+    else:
+        yield Code("Next, every term", command_line(result.job, "explain"))
+    yield Line("-v: components, phases, room for activations", "faint")
+
+
+def warned(warnings: Iterable[str]) -> Iterator[Line]:
+    """Yield a line for each warning."""
+    for warning in warnings:
+        yield Line(f"Warning: {warning}", "warning")
+
+
+def told(result: Estimate) -> dict[str, str]:
+    """Return what was assumed; on one GPU nothing is sharded, so that a stage says nothing."""
+    alone = result.hardware.gpus == 1
+    return {name: text for name, text in result.assumptions.items() if not (alone and name == "zero")}
 
 
 def terms(result: Estimate, *, readable: bool = False) -> Table:
@@ -57,27 +82,6 @@ def _named(name: str, term: TermFacts, result: Estimate, *, readable: bool) -> t
     return component_name(name), term.name, str(term.bytes), phase_range(term.phases, result.phases) or "all phases"
 
 
-def strategy_words(strategy: Strategy) -> str:
-    """Return a strategy in a few words: what shards and stores, then the degrees above one.
-
-    >>> strategy_words(Strategy(zero=3, recompute="full", tp=2))
-    'fsdp2, bf16-mixed, adamw, zero 3, tp 2, recompute full'
-    >>> strategy_words(Strategy(framework="plain", precision="bf16", zero=0, lora="16", quantize="nf4"))
-    'plain, bf16, adamw, lora 16, base nf4, zero 0, recompute none'
-    """
-    return ", ".join(_words(strategy))
-
-
-def _words(strategy: Strategy) -> list[str]:
-    degrees = [f"{name.replace('_', '-')} {n}" for name in DEGREES if (n := getattr(strategy, name)) > 1]
-    tier = "" if strategy.offload_to == "cpu" else f" to {strategy.offload_to}"
-    offload = [f"offload {'+'.join(strategy.offload)}{tier}"] if strategy.offload else []
-    adapters = [f"lora {strategy.lora}"] if strategy.lora else []
-    base = [] if strategy.quantize == "none" else [f"base {strategy.quantize}"]
-    text = [strategy.framework, strategy.precision, strategy.optimizer, *adapters, *base, f"zero {strategy.zero}"]
-    return [*text, *degrees, f"recompute {strategy.recompute}", *offload]
-
-
 def head_of(result: Estimate) -> tuple[Line, ...]:
     """Return the verdict, and the job in one sentence."""
     model, hardware, work = result.model, result.hardware, result.workload
@@ -86,9 +90,9 @@ def head_of(result: Estimate) -> tuple[Line, ...]:
         f"micro-batch {work.micro_batch} × {work.accumulation_steps} accumulation",
         f"sequence length {work.seq_len}",
     )
-    text = (*_words(result.strategy), *batch)
+    text = (*plan_words.strategy_words(result.strategy), *batch)
     title = Line(f"{subject}: {', '.join(text)}", "title", items=(subject, *text))
-    return (Line(_verdict(result), "verdict", MOODS[result.verdict]), title)
+    return (Line(verdict_of(result), "verdict", MOODS[result.verdict]), title)
 
 
 def answer_of(result: Estimate) -> tuple[Line, ...]:
@@ -97,9 +101,10 @@ def answer_of(result: Estimate) -> tuple[Line, ...]:
     return (verdict, *time_lines(result), title)
 
 
-def _verdict(result: Estimate) -> str:
+def verdict_of(result: Estimate) -> str:
+    """Return the verdict with the figures that it rests on."""
     device, capacity = result.peak.device, result.budget.capacity
-    used = f"{gib(device, 1)} of {gib(capacity, 1)} GiB ({percent(device, capacity)}%)"
+    used = f"{gib(device, 1)} of {gib(capacity, 1)} GiB per GPU ({percent(device, capacity)}%)"
     text = " · ".join(filter(None, (result.verdict.replace("-", " "), failing(result))))
     low, high = gib(result.interval.low, 1), gib(result.interval.high, 1)
     why = result.reason if device <= capacity else ""
@@ -216,6 +221,11 @@ def _notes(result: Estimate) -> Iterator[Line]:
     backward = f"{sized(saved.per_block)} per block + {sized(saved.outside_blocks)} outside blocks"
     yield _said("Saved for backward", f"{sized(saved.total)} per micro-batch: {backward}", "Backward")
     yield from cache_of(result)
+    yield from _host(result)
+
+
+def _host(result: Estimate) -> Iterator[Line]:
+    """Yield what a node needs off its GPUs."""
     parts = [(result.host_memory, "host memory"), (result.tier_memory, TIERS[result.strategy.offload_to])]
     if any(size for size, _ in parts):
         needed = " and ".join(f"{sized(size)} of {name}" for size, name in parts if size)
@@ -254,9 +264,8 @@ def room_text(budget: ActivationBudget) -> str:
 
 def foot_of(result: Estimate) -> Iterator[Block]:
     """Yield warnings, assumptions and the command."""
-    for warning in result.warnings:
-        yield Line(f"Warning: {warning}", "warning")
-    yield from facts("Assumed", result.assumptions)
+    yield from warned(result.warnings)
+    yield from facts("Assumed", told(result))
     yield Code("Reproduce with", result.command)
 
 

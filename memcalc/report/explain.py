@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from memcalc.errors import InputError, UnknownNameError
-from memcalc.report.estimate import answer_of, cache_of, foot_of, inputs_of, off_gpu_name, on_node, sized, terms
+from memcalc.report.estimate import answer_of, cache_of, foot_of, inputs_of, off_gpu_name, on_node, sized, terms, warned
 from memcalc.report.occasions import occasion_lines, occasions_table
 from memcalc.report.step_time import parts_table, stands_on
-from memcalc.report.tables import Block, Branch, Leaf, Report, Tree, made, percent
+from memcalc.report.tables import Block, Branch, Leaf, Line, Report, Table, Tree, header, made, percent
 from memcalc.results.estimates import Components, Estimate, TermFacts
 from memcalc.results.names import component_name, phase_name, phase_range
+from memcalc.units import GIB
 
 OFF_GPU = "off-gpu"
+_SHOWN = GIB // 100
+"""Bytes below which a screen does not list a term."""
 _BRANCHES = (*Components.model_fields, "context", OFF_GPU)
 FOLDS = ("others", "none", "all", *_BRANCHES)
 """What may be folded: terms that are not alive at the peak, nothing, everything, or components by name."""
@@ -57,15 +60,35 @@ def _names(option: str, text: str, known: Sequence[str]) -> list[str]:
 def explanation(result: Estimate, folded: Folding | None = None) -> Report:
     """Return the answer of ``memcalc explain``: every term with formula, values and source, and the parts of a step."""
     beside = (*occasion_lines(result), *((occasions_table(result),) if result.occasions else ()))
-    blocks = (
-        *answer_of(result),
-        tree_of(result, folded or Folding()),
-        *cache_of(result),
-        *_time(result),
-        *beside,
-        *foot_of(result),
-    )
-    return made(result, terms(result), *blocks)
+    head = answer_of(result)
+    blocks = (*head, tree_of(result, folded or Folding()), *cache_of(result), *_time(result), *beside, *foot_of(result))
+    screen = () if folded is not None else (*head, *_brief(result))
+    return made(result, terms(result), *blocks, screen=screen)
+
+
+def _brief(result: Estimate) -> Iterator[Block]:
+    """Yield the terms at the peak as a table, and how to see all that is said of each."""
+    yield _at_the_peak(result)
+    away = sum(term.bytes < _SHOWN or not _at_peak(term, result) for term in result.terms)
+    yield from warned(result.warnings)
+    yield Line(f"{away} terms below 0.01 GiB or not allocated at the peak, values, sources: -v", "faint")
+    yield Line("one component: --only activations", "faint")
+
+
+def _at_the_peak(result: Estimate) -> Table:
+    device, rows, parts = result.peak.device, [], []
+    for component, members in _grouped(result):
+        for term in members:
+            if term.bytes >= _SHOWN and _at_peak(term, result):
+                figures = (f"{term.bytes / GIB:.2f}", percent(term.bytes, device))
+                rows.append((component_name(component), term.name, *figures, term.formula))
+                parts.append(component)
+    for term in result.outside:
+        rows.append(("outside", term.name, f"{term.bytes / GIB:.2f}", percent(term.bytes, device), term.formula))
+        parts.append("context")
+    columns = header("component | term | GiB > | % > | formula")
+    table = Table(f"At the peak ({phase_name(result.peak.phase)})", columns, tuple(rows), parts=tuple(parts))
+    return replace(table, narrow=table.keep((1, 2, 4)))
 
 
 def _time(result: Estimate) -> Iterator[Block]:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from memcalc.report import plan_words as say
-from memcalc.report.estimate import MOODS, strategy_words
+from memcalc.report.estimate import MOODS, warned
+from memcalc.report.plan_words import assumed, strategy_words
 from memcalc.report.step_time import speed
-from memcalc.report.tables import Block, Code, Column, Line, Report, Table, facts, gib, header, made, percent
+from memcalc.report.tables import Block, Code, Column, Line, Report, Table, facts, gib, header, made, percent, said
 from memcalc.results.plans import Fit, Inverse
 from memcalc.units import format_count
 
@@ -18,7 +20,37 @@ _DATA = header("value | verdict | device [bytes] > | free [bytes] > | strategy |
 def report(result: Inverse) -> Report:
     """Return the answer of ``memcalc max`` and ``memcalc min``."""
     body = _found(result, result.best) if result.best else _nothing(result)
-    return made(result, _data(result), *head_of(result), *body, *_foot(result))
+    head = tuple(head_of(result))
+    brief = _brief(result, result.best) if result.best else body
+    screen = (*head, *brief, *_next(result))
+    return made(result, _data(result), *head, *body, *_foot(result), screen=screen)
+
+
+def _brief(result: Inverse, best: Fit) -> Iterator[Block]:
+    """Yield what a terminal shows of an answer: the strategy, what limits it, and what lies around it."""
+    yield said("With", *strategy_words(best.strategy), *_batch(best).split(", "))
+    share = 100 * best.time.mfu
+    yield said("Speed", f"{speed(best.time)} tok/s/GPU", f"MFU {share:.0f}%", f"{best.time.step:.4g} s/step")
+    if result.limit:
+        yield said("Limit", result.limit)
+    yield replace(_neighbours(result), titled=False)
+
+
+def _next(result: Inverse) -> Iterator[Block]:
+    """Yield what to mind, and how to go on, for a terminal."""
+    yield from warned(result.warnings)
+    stated = {"framework", "precision", "optimizer"}
+    yield from assumed({name: text for name, text in result.assumptions.items() if name not in stated})
+    if result.best is not None:
+        yield Code("Next, the answer as an estimate", result.best.command)
+    else:
+        yield Code("Reproduce with", result.command)
+    more = "" if result.best is None or not result.safe else " · --tight: no margin"
+    yield Line(f"{_searched(result)} · -v: more{more}", "faint")
+
+
+def _searched(result: Inverse) -> str:
+    return f"{result.searched:,} strategies searched, {result.replayed} simulated"
 
 
 def head_of(result: Inverse) -> Iterator[Line]:
@@ -26,12 +58,12 @@ def head_of(result: Inverse) -> Iterator[Line]:
     hardware, best = result.hardware, result.best
     wanted = "" if result.safe else "; tight ones too"
     subject = "" if result.what == "model" else f" for {result.model.name} ({format_count(result.model.parameters)})"
-    kind = "Largest" if result.schema_ == "memcalc.max/1" else "Fewest" if result.what == "gpus" else "Smallest"
+    kind = {"seq-len": "Longest sequence", "gpus": "Fewest GPUs"}.get(result.what, f"Largest {result.what}")
     index = hardware.gpu if result.what == "gpus" else f"{hardware.gpus} × {hardware.gpu}"
     text = "nothing fits" if best is None else f"{_value(result, result.answer)} · {_verdict(best)}"
     yield Line(text, "verdict", MOODS[best.verdict] if best else "bad")
     length = f", sequence length {best.seq_len}" if best and result.what != "seq-len" else ""
-    yield Line(f"{kind} {result.what}{subject} on {index}{length}{wanted}", "title")
+    yield Line(f"{kind}{subject} on {index}{length}{wanted}", "title")
 
 
 def _verdict(best: Fit) -> str:
@@ -39,20 +71,21 @@ def _verdict(best: Fit) -> str:
     text = f"{best.verdict} if {best.unknown[0]} suffices" if best.unknown else best.verdict
     if not best.strategy.offload:
         return text
-    need = say.host([best])
-    return f"{text} · offload {say.offload(best.strategy)}" + (f" ({need})" if need else "")
+    need = say.host([best]).replace(" of host memory per node", " host memory/node")
+    return " · ".join(filter(None, (text, f"offload {say.offload(best.strategy)}", need)))
 
 
 def _value(result: Inverse, value: int | str | None) -> str:
     if result.what == "model":
         return f"{value} ({format_count(result.model.parameters)})"
     unit = "GPU" if result.what == "gpus" and value == 1 else UNITS[result.what]
-    return f"{value} {unit}"
+    return f"{value:,} {unit}" if isinstance(value, int) else f"{value} {unit}"
 
 
 def _found(result: Inverse, best: Fit) -> Iterator[Block]:
     label = strategy_words(best.strategy)
-    yield Line(f"With {label}, {_batch(best)}.", label="With", items=(*label.split(", "), *_batch(best).split(", ")))
+    items = (*label, *_batch(best).split(", "))
+    yield Line(f"With {', '.join(items)}.", label="With", items=items)
     if result.limit:
         yield Line(f"Limited by: {result.limit}.", label="Limited by", items=(result.limit,))
     yield _neighbours(result)
@@ -76,24 +109,33 @@ def _neighbours(result: Inverse) -> Table:
     """The answer between what fits and what does not."""
     columns = (
         Column(result.what, right=result.what != "model"),
-        *header("verdict | total [GiB] >"),
+        *header("total [GiB] >"),
         Column("used", "%", right=True, priority=1, meter=True),
-        *header("headroom [GiB] > | over by [GiB] >"),
+        *header("verdict"),
     )
-    best, rows = result.best, []
-    if best is not None:
-        device = best.peak.device
-        rows = [(str(best.value), best.verdict, gib(device), percent(device, result.capacity), gib(best.free), "")]
-    rows += [
-        (str(m.value), m.verdict, gib(m.device), percent(m.device, result.capacity), "", gib(m.missing, 3))
-        for m in result.beyond
+    points = [(best.value, best.peak.device, best.verdict) for best in (result.best,) if best is not None]
+    points += [(miss.value, miss.device, miss.verdict) for miss in result.beyond]
+    rows = [
+        (_count(value), gib(device), percent(device, result.capacity), _margin(device, verdict, result.capacity))
+        for value, device, verdict in points
     ]
     return Table("Around the limit", columns, tuple(rows))
 
 
+def _count(value: int | str) -> str:
+    return f"{value:,}" if isinstance(value, int) else value
+
+
+def _margin(device: int, verdict: str, capacity: int) -> str:
+    """The verdict on a value, with what is left or lacking."""
+    if device > capacity:
+        return f"over by {gib(device - capacity, 1)} GiB"
+    headroom = f"{gib(capacity - device, 1)} GiB headroom"
+    return {"fits": f"fits, {headroom}", "tight": "tight: inside the 95% margin"}.get(verdict, "out of memory")
+
+
 def _foot(result: Inverse) -> Iterator[Block]:
-    for warning in result.warnings:
-        yield Line(f"Warning: {warning}", "warning")
+    yield from warned(result.warnings)
     yield from facts("Assumed", result.assumptions)
     tried = f"Searched {result.searched:,} strategies, {result.replayed} simulated"
     yield Line(f"{tried}; {gib(result.capacity)} GiB per GPU.", "faint")
@@ -106,7 +148,7 @@ def _data(result: Inverse) -> Table:
     best, rows = result.best, []
     if best is not None:
         rate = f"{best.time.tokens_per_second_per_gpu:.0f}"
-        text = strategy_words(best.strategy)
+        text = ", ".join(strategy_words(best.strategy))
         rows = [(str(best.value), best.verdict, str(best.peak.device), str(best.free), text, rate, best.command)]
     rows += [(str(m.value), m.verdict, str(m.device), str(-m.missing), "", "", "") for m in result.beyond]
     return Table("Inverse", _DATA, tuple(rows))

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from memcalc.report.estimate import MOODS
+from memcalc.report.plan_words import assumed
 from memcalc.report.step_time import speed as rate_of
 from memcalc.report.tables import (
     Bars,
@@ -21,6 +22,7 @@ from memcalc.report.tables import (
     gib,
     header,
     made,
+    said,
     trimmed,
 )
 from memcalc.results.estimates import StepTime
@@ -54,7 +56,47 @@ def report(result: Ladder) -> Report:
     blocks: list[Block] = [*_head(result)]
     for mode in result.readings:
         blocks += _reading(result, mode)
-    return made(result, _data(result), *blocks, *_foot(result))
+    return made(result, _data(result), *blocks, *_foot(result), screen=_screen(result))
+
+
+def _screen(result: Ladder) -> Iterator[Block]:
+    """Yield what a terminal shows: one reading, that of mixed precision where there are several."""
+    named = {mode.name: mode for mode in result.readings}
+    mode = named.get("fp32-master") or result.readings[0]
+    *_, title = _head(result)
+    others = [other for other in result.readings if other is not mode]
+    yield Line(verdict_of(result, mode), "verdict", _mood(mode))
+    yield title
+    yield replace(bars_of(result, mode), compact=True, legend=True)
+    stages = _stages(mode)
+    units = {"saved": "GiB saved", "host": "host GiB/node", "speed": "× speed"}
+    columns = tuple(replace(column, title=units.get(column.title, column.title), unit="") for column in stages.columns)
+    same = {"verdict"} if len({stage.verdict for stage in mode.stages}) == 1 else set()
+    indices = [index for index, column in enumerate(columns) if column.title not in {"peak at", "total", *same}]
+    yield replace(stages, columns=columns, titled=False).keep(indices)
+    yield Line(_widths(mode))
+    for other in others:
+        yield said("Or", f"--reading {other.name}", *(f"{stage.change or 'start'} {gib(stage.peak.device, 1)}"
+                   for stage in other.stages))  # fmt: skip
+    yield from _left_out(result)
+    for note, names in _warnings(result).items():
+        if NAMES[mode.name] in names:
+            yield Line(f"Warning: {note}", "warning")
+    stated = {"framework", "seq_len"}
+    yield from assumed({name: text for name, text in result.assumptions.items() if name not in stated})
+    yield Line("Speed: to the previous stage. -v: all readings, components, commands", "faint")
+
+
+def _mood(mode: LadderReading) -> str:
+    return "bad" if mode.first is None else MOODS[mode.stages[mode.first].verdict]
+
+
+def _left_out(result: Ladder) -> Iterator[Line]:
+    for note in result.left_out:
+        yield Line(f"Left out: {note}.")
+    for mode in result.readings:
+        for note in mode.left_out:
+            yield Line(f"Left out of {NAMES[mode.name]}: {note}")
 
 
 def verdict_of(result: Ladder, mode: LadderReading) -> str:
@@ -117,8 +159,7 @@ def _times(speed: float) -> str:
 def _head(result: Ladder) -> Iterator[Line]:
     hardware = result.hardware
     for mode in result.readings:
-        mood = "bad" if mode.first is None else MOODS[mode.stages[mode.first].verdict]
-        yield Line(verdict_of(result, mode), "verdict", mood)
+        yield Line(verdict_of(result, mode), "verdict", _mood(mode))
     strategy = result.readings[0].stages[0].strategy
     subject = f"{result.model.name} ({format_count(result.model.parameters)} parameters)"
     index = f"{hardware.gpus} × {hardware.gpu}: {strategy.framework}, sequence length {result.seq_len}"
@@ -192,11 +233,7 @@ def _parts(mode: LadderReading) -> Table:
 
 
 def _foot(result: Ladder) -> Iterator[Block]:
-    for note in result.left_out:
-        yield Line(f"Left out: {note}.")
-    for mode in result.readings:
-        for note in mode.left_out:
-            yield Line(f"Left out of {NAMES[mode.name]}: {note}")
+    yield from _left_out(result)
     for note in dict.fromkeys(_also(result)):
         yield Line(note)
     yield Line("Speed is relative to the previous stage, also where a stage does not fit.", "faint")

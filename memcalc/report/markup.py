@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import re
+import textwrap
 from collections.abc import Collection, Iterable, Iterator
 from itertools import accumulate, pairwise
 
@@ -92,6 +93,10 @@ def latex(document: Document) -> str:
     return "\n\n".join(text for block in pages(document) if (text := _latex_block(block)))
 
 
+_PAGE = 80
+"""Columns of a command in a document."""
+
+
 def _latex_block(block: Block) -> str:
     if isinstance(block, Line):
         text = _latex_text(block.text)
@@ -102,9 +107,24 @@ def _latex_block(block: Block) -> str:
         return rf"\noindent {_latex_text(block.rest)}"
     if isinstance(block, Bars):
         return ""
+    commands = isinstance(block, Code) or block.language == "sh"
     text = block.command if isinstance(block, Code) else block.text.rstrip()
+    text = "\n".join(map(broken, text.splitlines())) if commands else text
     text = text.replace(r"\end{verbatim}", r"\end{ verbatim}")
     return f"{_latex_text(block.says)}:\n\\begin{{verbatim}}\n{text}\n\\end{{verbatim}}"
+
+
+def broken(command: str) -> str:
+    r"""Return a command line in rows that a page holds, each but the last ending in a backslash.
+
+    >>> print(broken("memcalc estimate --model " + "x" * 40 + " --gpu " + "y" * 20))
+    memcalc estimate --model xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx --gpu \
+      yyyyyyyyyyyyyyyyyyyy
+    """
+    if "'" in command:  # a row that ends inside of quotes is another word
+        return command
+    rows = textwrap.wrap(command, _PAGE, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
+    return " \\\n".join(rows) or command
 
 
 def _latex_table(table: Table) -> str:
@@ -129,9 +149,23 @@ def tabulated(table: Table, headings: list[str], rows: list[list[str]], form: st
 _TAGS = {"heading": "h2", "title": "h3", "verdict": "h2"}
 
 
+_STYLE = f"""<style>
+.memcalc{{font:1rem/1.5 system-ui,sans-serif;font-variant-numeric:tabular-nums;max-width:68rem}}
+.memcalc h2{{font-size:1.2rem;margin:.3rem 0}}
+.memcalc h3{{font-size:1rem;font-weight:500;margin:.3rem 0 1rem}}
+.memcalc h4{{font-size:.9rem;margin:1.2rem 0 .3rem}}
+.memcalc p{{margin:.4rem 0}}
+.memcalc table{{border-collapse:collapse;font-size:.9rem}}
+.memcalc th,.memcalc td{{padding:.35rem .6rem;border-bottom:1px solid {INK["rule"].light}}}
+.memcalc th{{font-size:.8rem;text-align:left;vertical-align:bottom}}
+.memcalc pre{{white-space:pre-wrap;overflow-wrap:anywhere}}
+</style>"""
+"""What a section brings along to look like a report, in whatever page it is put."""
+
+
 def fragment(document: Document) -> str:
     """Return `document` as one section."""
-    return "\n".join(('<section class="memcalc">', *map(_block, pages(document)), "</section>"))
+    return "\n".join(('<section class="memcalc">', *map(_block, pages(document)), _STYLE, "</section>"))
 
 
 def _block(block: Block) -> str:

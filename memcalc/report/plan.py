@@ -12,7 +12,21 @@ from memcalc.report.plan_data import data
 from memcalc.report.recipe import recipe_blocks
 from memcalc.report.remedies import remedy_blocks
 from memcalc.report.step_time import speed
-from memcalc.report.tables import MOST, Block, Code, Column, Document, Line, Report, Table, facts, gib, percent, trimmed
+from memcalc.report.tables import (
+    MOST,
+    Block,
+    Code,
+    Column,
+    Document,
+    Line,
+    Report,
+    Table,
+    facts,
+    gib,
+    percent,
+    said,
+    trimmed,
+)
 from memcalc.results.plans import UNMEASURED_OFFLOAD, Plan, Plans
 from memcalc.specs.job import command_line
 from memcalc.units import format_count, format_seconds
@@ -99,7 +113,10 @@ def _head(result: Plans) -> Iterator[Line]:
 
 def _answer(result: Plans) -> Iterator[Line]:
     if not result.plans:
-        yield Line(f"does not fit · {result.too_large}", "verdict", MOODS["does-not-fit"])
+        needed, _, why = result.too_large.partition(". ")
+        yield Line(f"does not fit · {needed.rstrip('.')}", "verdict", MOODS["does-not-fit"])
+        if why:
+            yield Line(why)
         return
     first, several = result.plans[0], len({plan.gpus for plan in result.plans}) > 1
     mood = "close" if first.unknown else MOODS[first.verdict]
@@ -194,23 +211,19 @@ def _varies(field: _Field, result: Plans) -> bool:
     return len({field.value(plan, result) for plan in result.plans}) > 1
 
 
-def _line(label: str, *items: str, role: str = "text") -> Line:
-    return Line(f"{label}: {' · '.join(items)}", role, label=label, items=items)
-
-
 def _shared(result: Plans) -> Iterator[Line]:
     """Yield what all plans have in common, what words on the screen mean, and what to mind."""
-    yield _line("All plans", *_alike(result))
+    yield said("All plans", *_alike(result))
     policies = tuple(say.legend(result.plans))
     if policies:
-        yield _line("Recompute", *policies)
+        yield said("Recompute", *policies)
     yield from _offloads(result)
     if len({plan.gpus for plan in result.plans}) == 1:
         first = result.plans[0]
-        yield _line("Why #1", f"{first.why} MFU {100 * first.time.mfu:.1f}%.")
+        yield said("Why #1", f"{first.why} MFU {100 * first.time.mfu:.1f}%.")
     for plan in result.plans:
         if plan.own_code:
-            yield _line("Beyond", f"#{plan.rank} needs your own code: {'; '.join(plan.own_code)}.")
+            yield said("Beyond", f"#{plan.rank} needs your own code: {'; '.join(plan.own_code)}.")
     yield from _warnings(result)
 
 
@@ -245,7 +258,7 @@ def _offloads(result: Plans) -> Iterator[Line]:
     unchecked = any(UNMEASURED_OFFLOAD in warning for warning in result.warnings)
     doubt = "No measured runs to compare with: speed may be half or double." if unchecked else ""
     need = f"{say.host(offloaded)}." if say.host(offloaded) else ""
-    yield _line("Offload", " ".join(filter(None, (f"{names}:", need, doubt))))
+    yield said("Offload", " ".join(filter(None, (f"{names}:", need, doubt))))
 
 
 def _listed(names: Iterable[str]) -> str:
@@ -271,15 +284,14 @@ def _tried(result: Plans) -> str:
 def _next(result: Plans) -> Iterator[Block]:
     """Yield how to go on, for a terminal."""
     if not result.plans:
-        yield from facts("Assumed", result.assumptions)
-        yield Line(f"{_tried(result)}; {gib(result.capacity)} GiB a GPU.", "faint")
-        yield Code("Reproduce with", result.command)
+        yield from say.assumed(result.assumptions)
+        yield Line(f"{_tried(result)}; -v: all of it", "faint")
         return
     first = result.plans[0]
     if len({plan.gpus for plan in result.plans}) > 1:
-        yield _line("Next", f"{command_line(result.job.with_options(gpus=first.gpus))}    all plans for {first.gpus}")
+        yield said("Next", f"{command_line(result.job.with_options(gpus=first.gpus))}    all plans for {first.gpus}")
     else:
-        yield _line("Next", f"{result.command} --save plan.json    save #1, for memcalc export plan.json")
+        yield said("Next", f"{result.command} --save plan.json    save #1, for memcalc export plan.json")
     yield Line(f"{_tried(result)} · --all: full ranking", "faint")
 
 

@@ -1,13 +1,14 @@
-"""What a plan is called on a screen: its parallelism, recomputation, offload, batch."""
+"""What a job is called on a screen: its parallelism, recomputation, offload, batch, and what it assumes."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 
 from memcalc.frameworks import habits_of
-from memcalc.report.tables import gib
+from memcalc.report.tables import Line, gib, said
 from memcalc.results.plans import Fit, Plan
+from memcalc.specs.job import JobRecord, command_line
 from memcalc.specs.strategy import Strategy
 
 TIERS = {"cpu": "CPU", "nvme": "NVMe", "cxl": "CXL"}
@@ -64,6 +65,59 @@ def offload(strategy: Strategy) -> str:
     """Return what leaves the GPU, and where to if that is not the CPU; a dash for nothing."""
     tier = "" if strategy.offload_to == "cpu" else f" to {TIERS.get(strategy.offload_to, strategy.offload_to)}"
     return "+".join(strategy.offload) + tier if strategy.offload else "-"
+
+
+def strategy_words(of: Strategy) -> tuple[str, ...]:
+    """Return a strategy in a few words: what runs, how it is spread over GPUs, what it stores.
+
+    >>> strategy_words(Strategy(zero=3, recompute="full", dp=4, tp=2))
+    ('fsdp2', 'bf16-mixed', 'adamw', 'FSDP TP2', 'recompute full')
+    >>> strategy_words(Strategy(framework="plain", precision="bf16", zero=0, lora="16", quantize="nf4"))
+    ('plain', 'bf16', 'adamw', 'lora 16', 'base nf4', 'recompute none')
+    """
+    adapters = (f"lora {of.lora}",) if of.lora else ()
+    base = () if of.quantize == "none" else (f"base {of.quantize}",)
+    spread = parallelism(of, scheduled=True)
+    layout = () if spread == "-" else (spread,)
+    away = (f"offload {offload(of)}",) if of.offload else ()
+    return (of.framework, of.precision, of.optimizer, *adapters, *base, *layout, f"recompute {of.recompute}", *away)
+
+
+_UNNAMED = frozenset({"framework", "precision", "optimizer", "optimizer_impl"})
+"""Assumptions whose value says what they are."""
+_NAMED_AFTER = frozenset({"attention", "loss", "kernels"})
+
+
+def assumed(assumptions: Mapping[str, str], *, label: str = "Assumed") -> tuple[Line, ...]:
+    """Return what was assumed in as few words as say it: no line where nothing was.
+
+    >>> assumed({"zero": "3", "framework": "fsdp2", "attention": "flash", "seq_len": "4096"})[0].items
+    ('zero 3', 'fsdp2', 'flash attention', 'seq-len 4096')
+    """
+    items = tuple(_assumption(name, value) for name, value in assumptions.items())
+    return (said(label, *items, role="faint"),) if items else ()
+
+
+def _assumption(name: str, value: str) -> str:
+    if name in _UNNAMED and not value.startswith("searched"):
+        return value
+    title = name.replace("_", "-")
+    return f"{value} {title}" if name in _NAMED_AFTER else f"{title} {value}"
+
+
+_ASKED = ("gpus", "seq_len", "lengths", "global_batch", "framework", "lora", "quantize", "optimizer")
+"""What a search keeps of a job whose strategy does not fit."""
+
+
+def search_line(job: JobRecord) -> str:
+    """Return the line that searches for what fits in the place of a job's own strategy.
+
+    >>> search_line(JobRecord(command="estimate", model="7b", gpu="h100", options={"gpus": 2, "zero": 3}))
+    'memcalc plan --model 7b --gpu h100 --gpus 2'
+    """
+    options = {name: value for name, value in job.options.items() if name in _ASKED}
+    settings = {name: value for name, value in job.settings.items() if name.startswith("workload.")}
+    return command_line(job.model_copy(update={"options": options, "settings": settings, "query": {}}), "plan")
 
 
 def batch(plan: Plan) -> str:

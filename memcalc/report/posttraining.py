@@ -3,10 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
-from memcalc.report.estimate import MOODS
+from memcalc.report.estimate import MOODS, warned
 from memcalc.report.palette import ROLES
-from memcalc.report.tables import Bars, BarsRow, Block, Code, Column, Line, Report, Table, facts, gib, header, made
+from memcalc.report.plan_words import assumed
+from memcalc.report.tables import (
+    Bars,
+    BarsRow,
+    Block,
+    Code,
+    Column,
+    Line,
+    Report,
+    Table,
+    facts,
+    gib,
+    header,
+    made,
+    said,
+)
 from memcalc.results.posttraining import Rl, RlRollout
 from memcalc.units import format_count
 
@@ -14,7 +30,28 @@ from memcalc.units import format_count
 def report(result: Rl) -> Report:
     """Return the answer of ``memcalc rl``."""
     table = _phases(result)
-    return made(result, _data(result), *head_of(result), _bars(result), table, *_body(result), *_foot(result))
+    bars, head, rollout = _bars(result), tuple(head_of(result)), result.rollout
+    brief = (*head, replace(bars, compact=True), *_engines(rollout), *_brief(result))
+    return made(result, _data(result), *head, bars, table, *_body(result), *_foot(result), screen=brief)
+
+
+def _engines(rollout: RlRollout | None) -> Iterator[Line]:
+    """Yield the engines in a line, where there are any."""
+    if rollout is None:
+        return
+    most = "" if rollout.largest_utilization is None else f" (up to {rollout.largest_utilization:g})"
+    cache = f"{rollout.tokens:,} tokens of cache each", f"{rollout.concurrency:.0f} samples at once"
+    count = f"{rollout.engines} engine{'s' * (rollout.engines > 1)}"
+    yield said("Rollout", count, f"utilization {rollout.utilization:g}{most}", *cache)
+
+
+def _brief(result: Rl) -> Iterator[Block]:
+    """Yield what to mind and what was assumed, for a terminal."""
+    if result.host:
+        yield _host(result)
+    yield from warned(result.warnings)
+    yield from assumed(result.assumptions)
+    yield Line("-v: every role in every phase", "faint")
 
 
 def summary(result: Rl) -> str:
@@ -24,7 +61,7 @@ def summary(result: Rl) -> str:
     hardware = result.hardware
     line = (
         f"{verdict}: {result.algorithm} of {result.model.name} needs {gib(most, 1)} of {gib(result.capacity, 1)} GiB "
-        f"on each of {hardware.gpus} {hardware.gpu}, most in {result.binding}"
+        f"per GPU ({hardware.gpus} × {hardware.gpu}), most in {result.binding}"
     )
     line = f"{line}; {result.reason}" if result.reason else line
     return f"{line}; fits with {result.edit.change}" if result.edit is not None else line
@@ -93,9 +130,14 @@ def _phases(result: Rl) -> Table:
 def _body(result: Rl) -> Iterator[Block]:
     if result.rollout is not None:
         yield _rollout(result.rollout)
+    yield _host(result)
+
+
+def _host(result: Rl) -> Line:
+    """Return what a node needs off its GPUs."""
     host = f"{gib(result.host, 1)} GiB of host memory per node"
     known = f", of {gib(result.host_capacity, 0)}" if result.host_capacity else ""
-    yield Line(f"{host}{known}, for what is parked or offloaded and for engines that sleep.")
+    return Line(f"{host}{known}, for what is parked or offloaded and for engines that sleep.")
 
 
 def _rollout(rollout: RlRollout) -> Table:
@@ -112,8 +154,7 @@ def _rollout(rollout: RlRollout) -> Table:
 
 
 def _foot(result: Rl) -> Iterator[Block]:
-    for warning in result.warnings:
-        yield Line(f"Warning: {warning}", "warning")
+    yield from warned(result.warnings)
     yield from facts("Assumed", result.assumptions)
     yield Code("Reproduce with", result.command)
 

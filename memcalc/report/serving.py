@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
-from memcalc.report.estimate import MOODS
-from memcalc.report.tables import Bar, Block, Code, Line, Report, Table, facts, gib, header, made, percent
+from memcalc.report.estimate import MOODS, warned
+from memcalc.report.plan_words import assumed
+from memcalc.report.tables import Bar, Block, Code, Line, Report, Table, facts, gib, header, made, percent, said
 from memcalc.results.serving import EngineLimits, EngineStage, Served
 from memcalc.units import format_count
 
@@ -15,11 +17,27 @@ _CACHE = "KV cache"
 
 def report(result: Served) -> Report:
     """Return the answer of ``memcalc serve``."""
-    return made(result, _data(result), *_head(result), *_body(result), *_foot(result))
+    head = tuple(_head(result))
+    return made(
+        result, _data(result), *head, *_body(result), *_foot(result), screen=(*head, *_bar(result), *_brief(result))
+    )
+
+
+def _brief(result: Served) -> Iterator[Block]:
+    """Yield what a terminal shows below the bar: the pool in a line, what can be set, what was assumed."""
+    if result.verdict == "does-not-fit":
+        yield from (_memory(result, stage) for stage in result.stages)
+    elif len(result.stages) > 1:
+        yield said("Stages", *(f"{stage.stage}: {gib(stage.cache)} GiB of cache" for stage in result.stages))
+    if result.limits is not None:
+        yield replace(_limits(result, result.limits), titled=False)
+    yield from warned(result.warnings)
+    yield from assumed(result.assumptions)
+    yield Line("-v: parts of a GPU and of the cache", "faint")
 
 
 def _head(result: Served) -> Iterator[Line]:
-    pool = f"{result.tokens:,} tokens cached, {result.concurrency:.2f} sequences of {result.max_len:,} tokens at once"
+    pool = f"{result.tokens:,} tokens cached, {result.concurrency:.1f} sequences of {result.max_len:,} tokens at once"
     text = pool if result.verdict != "does-not-fit" else result.reason
     yield Line(f"{result.verdict.replace('-', ' ')} · {text}", "verdict", MOODS[result.verdict])
     hardware = result.hardware
@@ -33,15 +51,20 @@ def _head(result: Served) -> Iterator[Line]:
 
 
 def _body(result: Served) -> Iterator[Block]:
-    pool = min(result.stages, key=lambda stage: stage.blocks)
-    parts = [(term.name, term.bytes) for term in pool.terms]
-    if result.verdict != "does-not-fit":
-        yield Bar((*parts, (_CACHE, max(0, pool.cache))), result.capacity)
+    yield from _bar(result)
     for stage in result.stages:
         yield _memory(result, stage)
     yield _cache(result)
     if result.limits is not None:
         yield _limits(result, result.limits)
+
+
+def _bar(result: Served) -> Iterator[Bar]:
+    """Yield a GPU of the stage with the least cache as a bar, where an engine starts."""
+    pool = min(result.stages, key=lambda stage: stage.blocks)
+    parts = [(term.name, term.bytes) for term in pool.terms]
+    if result.verdict != "does-not-fit":
+        yield Bar((*parts, (_CACHE, max(0, pool.cache))), result.capacity)
 
 
 def _memory(result: Served, stage: EngineStage) -> Table:
@@ -78,8 +101,7 @@ def _limits(result: Served, limits: EngineLimits) -> Table:
 
 
 def _foot(result: Served) -> Iterator[Block]:
-    for warning in result.warnings:
-        yield Line(f"Warning: {warning}", "warning")
+    yield from warned(result.warnings)
     yield from facts("Assumed", result.assumptions)
     yield Code("Reproduce with", result.command)
 

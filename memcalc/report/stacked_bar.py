@@ -221,6 +221,9 @@ _INDENT = 3
 
 def bars_lines(block: Bars, width: int, signs: Glyphs, *, colour: bool) -> Iterator[Text]:
     """Yield the rows of a block: an axis, then for each bar what it is and the bar itself, and the legend."""
+    if block.compact:
+        yield from _compact(block, width, signs, colour=colour)
+        return
     scale = Scale(width - 1, round(block.capacity / block.end * (width - 1)), block.end)
     yield _axis(block, scale, signs)
     for row in block.rows:
@@ -228,6 +231,23 @@ def bars_lines(block: Bars, width: int, signs: Glyphs, *, colour: bool) -> Itera
         yield _bar(block, row, scale, signs, colour=colour)
     if block.legend:
         yield from packed(list(_bars_legend(block, signs, colour=colour)), width, _BARS_GAP)
+
+
+def _compact(block: Bars, width: int, signs: Glyphs, *, colour: bool) -> Iterator[Text]:
+    """Yield a row for each bar: name, bar, size [GiB]; then the legend."""
+    labels = [Text(printable(row.label, signs is ASCII), "bold") for row in block.rows]
+    sizes = [
+        Text(gib(row.size, 1), f"bold {ANYWHERE[row.mood]}" if row.mood and colour else "bold") for row in block.rows
+    ]
+    names, figures = (max(text.cell_len for text in texts) + _BARS_GAP for texts in (labels, sizes))
+    cells = max(width - names - figures - 1, _INDENT)
+    scale = Scale(cells, round(block.capacity / block.end * cells), block.end)
+    for row, label, size in zip(block.rows, labels, sizes, strict=True):
+        bar = _bar(block, row, scale, signs, colour=colour)
+        label.append(" " * (names - label.cell_len))
+        yield Text.assemble(label, bar, " " * (cells + 1 - bar.cell_len + figures - size.cell_len), size)
+    limit = Text(f"{signs.limit} {printable(block.limit, signs is ASCII)} {gib(block.capacity, 1)} GiB")
+    yield from packed([*_bars_legend(block, signs, colour=colour), limit], width, _BARS_GAP)
 
 
 def as_text(block: Bars) -> str:
@@ -281,6 +301,7 @@ def _bars_legend(block: Bars, signs: Glyphs, *, colour: bool) -> Iterator[Text]:
         if name in seen:
             yield Text.assemble(swatch, f" {component_name(name)}")
     yield Text(f"{signs.free} headroom")
-    yield Text(f"{signs.limit} capacity")
+    if not block.compact:
+        yield Text(f"{signs.limit} capacity")
     if any(row.size > block.end for row in block.rows):
         yield Text(f"{_CUT[signs]} bar truncated")

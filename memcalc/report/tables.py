@@ -6,7 +6,7 @@ Cells are text already, so that every format shows the same figure.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -182,6 +182,8 @@ class Bars:
     limit: str
     legend: bool = True
     """Whether what colours and letters stand for is told; of several blocks one tells it."""
+    compact: bool = False
+    """Whether a terminal draws each bar in one row, its name to the left and its size to the right."""
 
 
 @dataclass(frozen=True)
@@ -263,7 +265,7 @@ class Document:
     blocks: tuple[Block, ...]
     data: Table
     screen: tuple[Block, ...] = ()
-    """What a terminal shows instead, where that is something else."""
+    """What a terminal shows instead, unless all of it is asked for."""
 
 
 @dataclass(frozen=True)
@@ -313,9 +315,9 @@ def trimmed(table: Table, columns: int, names: Sequence[str]) -> tuple[Block, ..
     return tuple(blocks)
 
 
-def made(result: BaseModel, data: Table, *blocks: Block) -> Report:
+def made(result: BaseModel, data: Table, *blocks: Block, screen: Iterable[Block] = ()) -> Report:
     """Return what a typed result is shown as, with the table that stands for it as CSV."""
-    return Report(Document(blocks, data), result.model_dump(mode="json", by_alias=True))
+    return Report(Document(blocks, data, tuple(screen)), result.model_dump(mode="json", by_alias=True))
 
 
 def gib(size: float, digits: int = 2) -> str:
@@ -334,6 +336,11 @@ def percent(part: float, total: float) -> str:
     ('33', '')
     """
     return f"{100 * part / total:.0f}" if total else ""
+
+
+def said(label: str, *items: str, role: str = "text") -> Line:
+    """Return a line that a terminal shows as a label and items, which are not broken inside."""
+    return Line(f"{label}: {' · '.join(items)}", role, label=label, items=items)
 
 
 def facts(text: str, values: dict[str, str]) -> tuple[Line, ...]:

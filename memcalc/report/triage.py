@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator
+from dataclasses import replace
 
-from memcalc.report.tables import Block, Code, Column, Line, Listing, Report, Table, gib, header, made, percent
+from memcalc.report.tables import Block, Code, Column, Line, Listing, Report, Table, gib, header, made, percent, said
 from memcalc.results.triage import Triage, TriageCause, TriageFailure, TriageShare, TriageSite
 from memcalc.units import GIB, KIB, MIB, format_bytes
 
@@ -25,7 +27,50 @@ def report(result: Triage) -> Report:
         *(Line(f"Unknown: {item}.", "faint") for item in result.unknown),
         *_record(result),
     )
-    return made(result, _data(result), *blocks)
+    return made(result, _data(result), *blocks, screen=_screen(result))
+
+
+def _screen(result: Triage) -> Iterator[Block]:
+    """Yield what a terminal shows: the cause, two lines of facts, what would help, and what to do next."""
+    yield Line(result.summary, "verdict", "bad" if result.failures else "good" if result.answered else "close")
+    if result.failures:
+        yield from _read(result, result.failures[0])
+    else:
+        yield Line(_what(result), "text")
+    yield from _causes(result)
+    yield from _memory(result)
+    if result.changes:
+        yield replace(_changes(result), titled=False)
+    elif result.estimate:
+        yield Line("No single change helps; memcalc plan searches all strategies.", "warning")
+    if not result.answered:
+        yield from (Line(f"Unknown: {item}.", "faint") for item in result.unknown)
+        yield from _record(result)
+        return
+    if not result.estimate:
+        asks = f"memcalc triage {shlex.quote(result.source)} --model NAME --gpu NAME --gpus N"
+        yield Code("Next, what would make the job fit", asks)
+    more = ("measured vs. estimate",) if result.comparison else ()
+    yield Line(f"-v: {', '.join((*more, 'all facts', 'how to record more'))}", "faint")
+
+
+def _read(result: Triage, failure: TriageFailure) -> Iterator[Block]:
+    """Yield what a message says, in two lines: the request and the GPU, then who holds its memory."""
+    device = f"GPU {failure.device}" if failure.device is not None else "GPU unknown"
+    free = f"{_size(failure.free)} of {_size(failure.capacity)} free" if failure.free and failure.capacity else ""
+    tried = f"requested {_size(failure.tried)}" if failure.tried else ""
+    yield said(device, *filter(None, (tried, free, _where(result, failure))))
+    named = (("PyTorch allocated", failure.allocated), ("cached", failure.unallocated), ("outside", failure.outside))
+    holders = [f"{name} {_size(size)}" for name, size in named if size is not None]
+    if holders:
+        yield said("Held", *holders, *(f"process {other.pid} {_size(other.bytes)}" for other in failure.others))
+
+
+def _where(result: Triage, failure: TriageFailure) -> str:
+    """Where the run was: the phase, the line of the script, the line of the log."""
+    site = failure.site.partition(" in ")[0].strip() if failure.site else ""
+    where = ", ".join(filter(None, (site, f"{result.source}:{failure.line}" if failure.line else "")))
+    return f"{failure.phase or 'phase unknown'} ({where})" if where else failure.phase or ""
 
 
 def _what(result: Triage) -> str:
@@ -167,21 +212,25 @@ def _job(result: Triage) -> Iterator[Block]:
     )
     yield Table("Measured vs. estimate", columns, rows)
     if result.changes:
-        changes = tuple(
-            (
-                change.change,
-                gib(change.device),
-                gib(change.saves),
-                str(change.verdict),
-                "yes" if change.enough else "no",
-            )
-            for change in result.changes
-        )
-        columns = header("change | peak [GiB] > | saves [GiB] > | verdict | enough")
-        yield Table("Changes that help (estimated)", columns, changes)
+        yield _changes(result)
     else:
         yield Line("No single change helps; memcalc plan searches all strategies.", "warning")
     yield Code("Same job as an estimate", result.command)
+
+
+def _changes(result: Triage) -> Table:
+    rows = tuple(
+        (
+            change.change,
+            gib(change.device),
+            gib(change.saves),
+            str(change.verdict).replace("-", " "),
+            "yes" if change.enough else "no",
+        )
+        for change in result.changes
+    )
+    columns = header("change | peak [GiB] > | saves [GiB] > | verdict | enough <1")
+    return Table("Changes that help (estimated)", columns, rows)
 
 
 def _record(result: Triage) -> Iterator[Block]:

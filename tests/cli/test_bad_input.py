@@ -77,9 +77,9 @@ COMBINATIONS = [
 ]
 PRESETS = [
     Case((), ("model", "lama-2-7b", "llama-2-7b"), model="lama-2-7b"),
-    Case((), ("model", "''"), model=""),
+    Case((), ("model", "is missing"), model=""),
     Case((), ("gpu", "a100-80gg", "a100-80g"), gpu="a100-80gg"),
-    Case((), ("gpu", "''"), gpu=""),
+    Case((), ("gpu", "is missing"), gpu=""),
     Case((), ("/no/such/config.json",), model="/no/such/config.json"),
     Case((), ("model", "x\\x1b[31m"), model="x\x1b[31m"),
     Case((), ("model", "\\ud800"), model="\ud800"),

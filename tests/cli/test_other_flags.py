@@ -68,7 +68,7 @@ def test_a_flag_of_another_tool_gets_our_word(flag: str, says: tuple[str, ...], 
     what = ["seq-len"] if command == "max" else []
     result = CliRunner().invoke(app, [command, *what, "--model", "7b", "--gpu", "h100", flag, "4"], prog_name="memcalc")
     assert result.exit_code == 2
-    assert result.stderr.startswith(f"memcalc: option '{flag.partition('=')[0]}' is not known")
+    assert result.stderr.startswith(f"memcalc: unknown option '{flag.partition('=')[0]}': memcalc says ")
     assert all(word in result.stderr for word in says), result.stderr
 
 
@@ -100,7 +100,7 @@ def test_a_value_of_another_tool_is_no_value_of_ours_and_means_one(option: str, 
         ("--gpus 8 --framework zero", "did you mean 'deepspeed'?"),
         ("--gpus 8 --framework any", "it is not searched"),
         ("--gpus 8 --offload cpu", "--offload-to cpu; did you mean 'optimizer'?"),
-        ("--gpus 8 --tp 3", "tp 3 is not possible here: it does not divide 8 GPUs"),
+        ("--gpus 8 --tp 3", "--tp 3: it does not divide 8 GPUs"),
         ("--gpus eight", "must be a whole number from 1 to 1,000,000"),
         ("--gpus 0", "must be a whole number from 1 to 1,000,000"),
         ("--output plans.ods", "a table ends in .md, .csv"),

@@ -152,7 +152,7 @@ def test_fp8_checkpoints_are_read_and_others_refused() -> None:
         ({"model_type": "lama"}, UnknownNameError, "did you mean 'llama'"),
         ({"model_type": ["llama"]}, UnknownNameError, "model_type"),
         ({"model_type": None}, MissingError, "no model_type"),
-        ({"hidden_sise": 64}, UnknownNameError, "'hidden_sise' is not known.*did you mean 'hidden_size'"),
+        ({"hidden_sise": 64}, UnknownNameError, "unknown .*'hidden_sise': .*did you mean 'hidden_size'"),
         ({"hidden_size": -64}, InputError, "hidden_size -64"),
         ({"hidden_size": 0}, InputError, "hidden_size 0"),
         ({"hidden_size": True}, InputError, "hidden_size True"),

@@ -475,7 +475,7 @@ def test_a_plan_is_saved_beside_every_format(form: str, tmp_path: Path) -> None:
 
 
 REFUSED = [
-    (("--rank", "2"), "rank '2' cannot be used: needs --save FILE"),
+    (("--rank", "2"), "--rank '2': needs --save FILE"),
     (("--save", "old.json"), "exists; use --force"),
     (("--save", "no/such.json"), "must exist"),
     (("--save", "new.json", "--output", "new.json"), "must be another file"),

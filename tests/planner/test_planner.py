@@ -279,7 +279,7 @@ def test_nothing_fits() -> None:
     answer = memcalc.plan(model="llama-2-70b", gpu="rtx-3090", gpus=1, seq_len=2048, precision="bf16-mixed", offload=())
     assert not answer.plans
     assert answer.feasible == 0
-    assert "nothing fits on 1 × rtx-3090" in answer.too_large
+    assert "1 × rtx-3090 needs at least" in answer.too_large
     fitting = [near for near in answer.nearest if near.verdict != "does-not-fit"]
     assert fitting
     assert all(0 < near.device <= answer.capacity for near in fitting)

@@ -180,18 +180,18 @@ def test_the_change_that_is_named_makes_it_fit() -> None:
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"utilization": 1.5}, "utilization 1.5 cannot be used"),
-        ({"engine_tp": 3}, "engine-tp 3 is not possible here: must divide the 8 GPUs"),
-        ({"engine_tp": 8}, "tp 8 cannot be used: must divide the 28 attention heads"),
-        ({"engine_gpus": 8}, "engine-gpus 8 is not possible here: fewer than the 8 GPUs"),
+        ({"utilization": 1.5}, "utilization 1.5:"),
+        ({"engine_tp": 3}, "engine-tp 3: must divide the 8 GPUs"),
+        ({"engine_tp": 8}, "tp 8: must divide the 28 attention heads"),
+        ({"engine_gpus": 8}, "engine-gpus 8: fewer than the 8 GPUs"),
         ({"framework": "verl@0.3"}, "the release that was read is verl@0.10"),
         ({"framework": "vrl"}, "did you mean 'verl'?"),
         ({"algorithm": "gpro"}, "did you mean 'grpo'?"),
         ({"engine": "vllm@0.6"}, "the oldest release modelled is vllm@0.8"),
         ({"micro_tokens": 2048}, "must hold one prompt with its response"),
         ({"micro_batch": 2}, "--micro-batch is given too"),
-        ({"park": "gradients"}, "park 'gradients' cannot be used: must be one of optimizer, params"),
-        ({"sleep": "3"}, "sleep '3' cannot be used"),
+        ({"park": "gradients"}, "park 'gradients': must be one of optimizer, params"),
+        ({"sleep": "3"}, "sleep '3':"),
     ],
 )
 def test_bad_input_is_one_sentence(changes: dict[str, Any], says: str) -> None:
@@ -227,14 +227,14 @@ def test_exit_codes_and_formats() -> None:
 
 
 def test_a_length_beyond_all_bounds_is_a_sentence() -> None:
-    with pytest.raises(InputError, match="response 999999999999 cannot be used"):
+    with pytest.raises(InputError, match="response 999999999999:"):
         rl(GRPO, response=999_999_999_999, micro_tokens=None, micro_batch=1)
 
 
 @pytest.mark.parametrize("words", [GRPO, {**GRPO, "algorithm": "ppo", "reward_model": "qwen2.5-7b"}])
 def test_the_phases_are_readable_at_80_columns(words: dict[str, Any]) -> None:
     answer = rl(words)
-    lines = render(report(answer), "rich", width=80).splitlines()
+    lines = render(report(answer), "rich", width=80, details=True).splitlines()
     first = next(at for at, line in enumerate(lines) if line.startswith("phase "))
     assert max(map(len, lines[first : first + 1 + len(answer.phases)])) <= 80
     for line, each in zip(lines[first + 1 :], answer.phases, strict=False):

@@ -214,7 +214,7 @@ def test_bad_values_are_one_sentence(tmp_path: Path, old: str, new: str, says: s
 @pytest.mark.parametrize(
     ("given", "says"),
     [
-        ({"tp": 2}, "tp 2 is not possible here: grpo takes the options of memcalc rl"),
+        ({"tp": 2}, "tp 2: grpo takes the options of memcalc rl"),
         ({"settings": {"rl.prompt": 512, "strategy.reduce_dtype": "bf16"}}, "grpo takes the options of memcalc rl"),
         ({"settings": {"rl.promt": 512}}, "did you mean 'rl.prompt'?"),
         ({"settings": {"rl.prompt": "abc"}}, "must be a whole number of tokens"),

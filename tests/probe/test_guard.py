@@ -570,7 +570,7 @@ def test_a_restart_is_written_and_can_be_checked(saved: SavedPlan, tmp_path: Pat
     """Its config reads back as the fallback; its saved plan has what is left."""
     options = {"every": 2, "threshold": "9 GiB", "on_pressure": "restart", "restart_dir": str(tmp_path / "next")}
     with (
-        pytest.raises(RestartNeeded, match=r"go on with: cd .* && torchrun") as asked,
+        pytest.raises(RestartNeeded, match=r"Restart with: cd .* && torchrun") as asked,
         memcalc.guard(saved, meter=Meter(10), **options) as watch,
     ):
         train(watch, blocks(), 5)
@@ -656,7 +656,7 @@ def test_out_of_memory_is_reported_and_raised_again(
     (row,) = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
     assert (row["cuda_memory_reserved_peak"], row["pressure"], row["step"]) == (39 * GIB, 1, 1)
     assert watch.restart is not None
-    assert "out of memory in step 2; go on with: cd " in caplog.text
+    assert "out of memory in step 2. Restart with: cd " in caplog.text
     assert "&& torchrun" in caplog.text
     assert reads_back(tmp_path).strategy.micro_batch == 2
     with pytest.raises(KeyError), memcalc.guard(saved, restart_dir=str(tmp_path / "other"), meter=Meter(39)):

@@ -618,9 +618,9 @@ def test_a_result_that_is_no_record_costs_itself_alone(machine: Callable[..., Ma
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ({"device": "cud"}, "device 'cud' is not known: must be cuda, cpu or (for a module) fake"),
+        ({"device": "cud"}, "unknown device 'cud': must be cuda, cpu or (for a module) fake"),
         ({"suite": "ful"}, "did you mean 'full'?"),
-        ({"minutes": "soon"}, "minutes 'soon' cannot be used: must be a number above 0."),
+        ({"minutes": "soon"}, "minutes 'soon': must be a number above 0."),
         ({"gpu": "h10"}, "did you mean"),
         ({"output": "no/such/place.toml"}, "the directory no/such must exist"),
     ],

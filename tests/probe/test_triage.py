@@ -440,7 +440,7 @@ def test_hostile_pickles_are_refused_and_nothing_runs(
     Path("x.pickle").write_bytes(HOSTILE[name])
     result = CliRunner().invoke(app, ["triage", "x.pickle"])
     assert result.exit_code == 2
-    assert result.stderr.startswith("memcalc: file 'x.pickle' cannot be read: ")
+    assert result.stderr.startswith("memcalc: file 'x.pickle': ")
     assert result.stderr.count("\n") == 1
     assert not Path("executed").exists()
 

@@ -239,7 +239,7 @@ def test_what_can_be_folded() -> None:
     others = term("activations", "block inputs", 9.5, "forward_end"), term("activations", "kept", 1, "backward_first")
     made = make_estimate(terms=(term("parameters", "shards", 3.2), *others))
     everything = report.render(report.of_terms(made, folding("none")), "rich", width=100)
-    default = report.render(report.of_terms(made), "rich", width=100)
+    default = report.render(report.of_terms(made), "rich", width=100, details=True)
     nothing = report.render(report.of_terms(made, folding("all")), "rich", width=100)
     one = report.render(report.of_terms(made, folding(only="activations")), "rich", width=100)
     assert all("block inputs" in text for text in (everything, default, one))
@@ -279,7 +279,7 @@ def test_html_folds_and_markdown_has_every_branch() -> None:
 @pytest.mark.parametrize("name", REPORTS)
 def test_plain_text_says_every_figure_and_draws_nothing(name: str) -> None:
     text = report.render(REPORTS[name], "plain")
-    shown = report.render(REPORTS[name], "rich", width=200)
+    shown = report.render(REPORTS[name], "rich", width=200, details=True)
     drawn = set("█▏▎▍▌▋▊▉░├└│┃┤┼·×→") & set(text)
     assert drawn == set()
     told = set(re.findall(r"\d+(?:\.\d+)?", text))
@@ -296,7 +296,8 @@ def test_a_picture_is_one_file_with_every_line(name: str) -> None:
     assert "@" not in re.sub(r"@media|@font", "", re.sub(r"<text.*?</text>", "", text))
     said = " ".join("".join(found.itertext()).split()).replace("\xa0", " ")
     assert "6.74B" in said
-    assert f"memcalc {'plan' if name in {'plan', 'nothing'} else 'estimate'} --model llama-2-7b" in said
+    leads = {"estimate": "explain", "explain": "-v", "nothing": "What would fit"}
+    assert leads.get(name, name) in said
     wide = float(found.attrib["viewBox"].split()[2])
     ends = [
         float(one.attrib["x"]) + float(one.attrib["textLength"])

@@ -42,7 +42,7 @@ def test_unknown_format_names_the_nearest() -> None:
     ("name", "figures"), [("plan", ("33.96", "30.21", "2896", "41.5")), ("explain", ("3435973836", "10200547328"))]
 )
 def test_same_figures_in_every_format(form: str, name: str, figures: tuple[str, ...]) -> None:
-    text = report.render(REPORTS[name], form, width=140)
+    text = report.render(REPORTS[name], form, width=140, details=True)
     assert [figure for figure in figures if figure not in text.replace(",", "")] == []
 
 
@@ -167,7 +167,7 @@ def test_columns_go_by_priority() -> None:
 
 def test_estimate_says_the_verdict_first_then_the_bar() -> None:
     first, *rest = report.render(REPORTS["estimate"], "rich", width=80).splitlines()
-    assert first == "fits · 25.3 of 40.0 GiB (63%) · 95% range 24.3–26.3"
+    assert first == "fits · 25.3 of 40.0 GiB per GPU (63%) · 95% range 24.3–26.3"
     assert any(line.startswith("PPPPPP") and line.endswith("··╱╱┃") and len(line) == 80 for line in rest)
 
 
@@ -182,7 +182,7 @@ def test_bar_over_capacity_still_fills_the_width() -> None:
 def test_stages_and_host_memory_are_shown_where_there_are_any() -> None:
     stage = StagePeak(stage=0, allocated=GIB, reserved=GIB, device=2 * GIB, phase="loss", layers=16)
     made = make_estimate(stages=(stage, stage.model_copy(update={"stage": 1})), host_memory=100 * GIB)
-    text = report.render(report.of_estimate(made), "rich", width=200)
+    text = report.render(report.of_estimate(made), "rich", width=200, details=True)
     assert "Pipeline stages" in text
     assert "100.00 GiB of host memory per node" in text
 
@@ -195,13 +195,13 @@ def test_what_lies_off_the_gpu_is_a_section_of_its_own() -> None:
         for name, size, tier in (("buffers", 5, "host"), ("moments", 7, "nvme"))
     )
     made = make_estimate(strategy=chosen, off_gpu=terms, host_memory=40 * GIB, tier_memory=56 * GIB)
-    text = report.render(report.of_estimate(made), "rich", width=200)
+    text = report.render(report.of_estimate(made), "rich", width=200, details=True)
     assert "Offloaded, per rank" in text
     assert "40.00 GiB of host memory and 56.00 GiB of NVMe per node" in text
-    told = report.render(report.of_terms(made), "rich", width=200)
+    told = report.render(report.of_terms(made), "rich", width=200, details=True)
     assert "off the GPU: nvme" in told
     assert re.search(r"off the GPU: nvme  per rank; 56.00 GiB per node +7.00 GiB$", told, re.MULTILINE)
-    assert "offload optimizer to nvme" in told
+    assert "offload optimizer to NVMe" in told
 
 
 def test_plan_names_its_parallelism_as_the_framework_does() -> None:
@@ -246,3 +246,27 @@ def test_nothing_fits_says_what_is_too_large_and_the_nearest_change() -> None:
 @pytest.mark.parametrize(("path", "form"), [("a.md", "markdown"), ("a.TEX", "latex"), ("a.txt", "rich"), ("a", "rich")])
 def test_format_follows_the_ending(path: str, form: str) -> None:
     assert report.format_for(path) == form
+
+
+@pytest.mark.parametrize("name", REPORTS)
+def test_a_screen_is_shorter_than_all_of_the_answer(name: str) -> None:
+    """What is left out of a screen is said to be there with -v."""
+    brief, full = (report.render(REPORTS[name], "rich", width=80, details=details) for details in (False, True))
+    assert len(brief.splitlines()) < len(full.splitlines())
+    assert "-v" in brief or "--all" in brief
+    assert brief.splitlines()[0] == full.splitlines()[0]
+
+
+def test_on_one_gpu_nothing_is_sharded() -> None:
+    made = make_estimate()
+    alone = made.model_copy(
+        update={
+            "strategy": made.strategy.model_copy(update={"dp": 1}),
+            "hardware": made.hardware.model_copy(update={"gpus": 1}),
+            "assumptions": {"zero": "3", "framework": "fsdp2"},
+        }
+    )
+    for details in (False, True):
+        text = report.render(report.of_estimate(alone), "rich", width=200, details=details)
+        assert re.search(r"(?<!--)zero 3", text) is None
+        assert "FSDP" not in text

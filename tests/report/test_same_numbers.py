@@ -64,7 +64,7 @@ def expected(found: Estimate) -> dict[str, str]:
 
 @pytest.mark.parametrize("form", ROWS)
 def test_an_estimate_in_text(found: Estimate, form: str) -> None:
-    text = report.render(report.of_estimate(found), form, width=100)
+    text = report.render(report.of_estimate(found), form, width=100, details=True)
     outside = {"context": found.budget.context, "communicator, all 4 ranks": found.budget.libraries}
     sizes = expected(found) | {name: f"{size / GIB:.2f}" for name, size in outside.items()}
     for name, size in sizes.items():

@@ -10,6 +10,7 @@ from memcalc import api
 from memcalc.errors import CombinationError, MemcalcError, MissingError
 from memcalc.probe.triage.causes import CAUSES
 from memcalc.results.estimates import Estimate
+from memcalc.results.names import phase_name
 from memcalc.results.triage import TriageCause, TriageChange, TriageComparison, TriageShare
 from memcalc.units import GIB
 
@@ -121,8 +122,8 @@ def verdict_of(estimate: Estimate) -> str:
     fits = {"fits": "fits", "tight": "is tight", "does-not-fit": "does not fit"}[estimate.verdict]
     peak, capacity = estimate.peak.device / GIB, estimate.budget.capacity / GIB
     return (
-        f"the estimate {fits}: {peak:.2f} of {capacity:.2f} GiB on each of {estimate.hardware.gpus} "
-        f"{estimate.hardware.gpu}, the peak in {estimate.peak.phase}"
+        f"the estimate {fits}: {peak:.2f} of {capacity:.2f} GiB per GPU ({estimate.hardware.gpus} × "
+        f"{estimate.hardware.gpu}), peak: {phase_name(estimate.peak.phase)}"
     )
 
 

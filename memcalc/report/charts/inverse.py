@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 from memcalc.report.charts import Chart
 from memcalc.report.charts.parts import LIMIT, drop_overlaps, heading, legend, line_key, patch_key
-from memcalc.report.estimate import MOODS, strategy_words
+from memcalc.report.estimate import MOODS
 from memcalc.report.inverse import UNITS, head_of
 from memcalc.report.palette import COMPONENTS, INK, SERIES
 from memcalc.report.palette import MOODS as SHADES
+from memcalc.report.plan_words import strategy_words
 from memcalc.report.tables import gib
 from memcalc.results.names import component_name
 from memcalc.units import GIB
@@ -42,7 +43,7 @@ def chart(result: Inverse) -> Chart:
 def _heading(figure: Figure, result: Inverse) -> None:
     text, subject = (line.text for line in head_of(result))
     best = result.best
-    label = f"; {strategy_words(best.strategy)}" if best else f"; {result.limit}"
+    label = f"; {', '.join(strategy_words(best.strategy))}" if best else f"; {result.limit}"
     heading(figure, text, subject + label, MOODS[best.verdict] if best else "bad")
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from memcalc import report
-from memcalc.report.estimate import strategy_words
 from memcalc.report.page.markup import Html, begun, cell, code, el, facts, join, section, table
+from memcalc.report.plan_words import strategy_words
 from memcalc.report.step_time import time_facts
 from memcalc.report.tables import Table, gib
 from memcalc.results.names import phase_name
@@ -108,7 +108,7 @@ def _panel(plan: Plan, first: Plan, *, opened: bool, fallback: bool = False) -> 
     head = el(
         "summary",
         el("b", label, class_="rank"),
-        el("span", strategy_words(plan.strategy), class_="words"),
+        el("span", ", ".join(strategy_words(plan.strategy)), class_="words"),
         el("span", figures, class_="number"),
     )
     body = el(

@@ -344,7 +344,7 @@ def test_sizes(flags: str, sizes: dict[str, Any]) -> None:
     (AWARE + "--main-grads-dtype bf16 --accumulate-allreduce-grads-in-fp32", "must be fp32 with accumulate"),
     ("--bf16 --fp8-format hybrid --fp4-format e2m1", "Megatron-LM takes one"),
     ("--bf16 --fp8-format hybrid --fp8-recipe tensor", "must be one of delayed, tensorwise"),
-    ("--micro-batch-size many", "micro_batch_size 'many' cannot be used: must be a whole number from 1"),
+    ("--micro-batch-size many", "micro_batch_size 'many': must be a whole number from 1"),
     ("--optimizer adamw", "must be one of adam, sgd"),
     ("--attention-backend flesh", "did you mean 'flash'"),
     (PIPED + "--num-layers-per-virtual-pipeline-stage 3", "must part 4 blocks over 2 stages"),
