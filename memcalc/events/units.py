@@ -192,15 +192,16 @@ class PerParameter(Partitioned):
     def reduce(self, unit: int, gradients: list[int], held: int = 0) -> None:
         """Copy gradients into the flat input of a reduction, whose result stays.
 
-        A name of ``foreach_reduce`` refers to the last weight's gradient until it returns (since torch 2.6).
+        A name of ``foreach_reduce`` refers to the last weight's gradient until it returns (since torch 2.6), and what
+        was reduced lives until it is cast, or added to the gradient.
         """
         self.log.free_all(self.reducing)
-        size, stream = self.sizes[unit], COMPUTE if self.plain else REDUCE
+        size, stream, own = self.sizes[unit], COMPUTE if self.plain else REDUCE, not self.plain
         self.reducing.append(self.log.alloc(size.reduce_input, COMPUTE, "reduce-scatter input"))
-        self.log.free_all([key for key in gradients if key != held])
+        self.log.free_all([key for key in gradients if key != held or self.plain])
         again = unit in self.gradients
-        output = self.log.alloc(size.reduce_output * (self.copies or again), stream, "reduce-scatter output")
-        share = self.log.alloc(size.reduced * (self.copies or not again), stream, "sharded gradients")
+        output = self.log.alloc(size.reduce_output * (own and (self.copies or again)), stream, "reduce-scatter output")
+        share = self.log.alloc(size.reduced * (not own or self.copies or not again), stream, "sharded gradients")
         if again:
             self.log.free(share)
         else:
@@ -209,7 +210,7 @@ class PerParameter(Partitioned):
             self.replicating.append(output)
         else:
             self.log.free(output)
-        self.log.free(held)
+        self.log.free(held * own)
 
     def finish(self) -> None:
         """The root's last callback waits for the reductions and drops all buffers."""

@@ -12,7 +12,7 @@ pytest.importorskip("peft")
 
 from differential import Job, draw_jobs, outcome
 
-WITHIN, FAR, CLOSE = 0.01, 0.05, 0.004
+WITHIN, FAR, CLOSE = 0.01, 0.05, 0.001
 SEED, JOBS, PARTS = 2026, 60, 6
 
 
