@@ -84,7 +84,7 @@ def test_an_encoder(kind: str, keys: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("kind", [kind for kind in ENCODERS if kind != "distilbert"])
 @pytest.mark.parametrize("tied", [True, False])
-def test_an_encoder_with_the_head_of_a_causal_model(kind: str, tied: bool) -> None:  # noqa: FBT001
+def test_an_encoder_with_the_head_of_a_causal_model(kind: str, tied: bool) -> None:
     ours, real = counted(kind, {**SMALL, "tie_word_embeddings": tied})
     assert ours == real
 

@@ -10,19 +10,10 @@ import pytest
 pytest.importorskip("transformers")
 pytest.importorskip("peft")
 
-from differential import Job, draw_jobs, outcome
+from differential import Job, draw_jobs, left_out, outcome
 
 WITHIN, FAR, CLOSE = 0.01, 0.05, 0.001
 SEED, JOBS, PARTS = 2026, 60, 6
-
-
-def left_out(job: Job) -> str:
-    """Return the mechanism by which a job may differ, or nothing."""
-    if job.framework == "fsdp2" and job.family == "titan":
-        return "the last block is gathered ahead before a loss that runs outside of the model, not after it"
-    if job.framework == "fsdp2" and any(size % job.ranks for size in job.sizes.values()):
-        return "FSDP 2 fills up the first dimension of every weight, not of experts alone"
-    return ""
 
 
 FALCON = {"hidden_size": 384, "num_attention_heads": 8, "vocab_size": 1088, "ffn_hidden_size": 1168}
