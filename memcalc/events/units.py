@@ -53,8 +53,8 @@ class Whole:
         """Whether a unit's gradients are added to those of an earlier micro-batch as they are made."""
         return unit in self.gradients
 
-    def leave_backward(self, unit: int, gradients: list[int], held: int = 0) -> None:  # noqa: ARG002
-        """After a unit's backward, with its weights' gradients; ``held`` is that of the unit's last weight."""
+    def leave_backward(self, unit: int, gradients: list[int], last: int = 0) -> None:  # noqa: ARG002
+        """After a unit's backward, with its weights' gradients; ``last`` is that of the unit's last weight."""
         self.gradients.setdefault(unit, []).extend(gradients)
 
     def finish(self) -> None:
@@ -116,7 +116,7 @@ class Partitioned(Whole):
         """No: new gradients are whole until they are reduced."""
         return False
 
-    def leave_backward(self, unit: int, gradients: list[int], held: int = 0) -> None:  # noqa: ARG002
+    def leave_backward(self, unit: int, gradients: list[int], last: int = 0) -> None:  # noqa: ARG002
         """Reduce the gradients."""
         share = self.log.alloc(self.sizes[unit].reduced, COMPUTE, "share of the gradients")
         self.log.free_all(gradients)
@@ -184,24 +184,25 @@ class PerParameter(Partitioned):
             self.leave_forward(unit)
             self.forwarded()
 
-    def leave_backward(self, unit: int, gradients: list[int], held: int = 0) -> None:
+    def leave_backward(self, unit: int, gradients: list[int], last: int = 0) -> None:
         """Free the whole weights, and reduce the gradients."""
         self.log.free(self.whole.pop(unit, 0))
-        self.reduce(unit, gradients, held)
+        self.reduce(unit, gradients, last)
 
-    def reduce(self, unit: int, gradients: list[int], held: int = 0) -> None:
+    def reduce(self, unit: int, gradients: list[int], last: int = 0) -> None:
         """Copy gradients into the flat input of a reduction, whose result stays.
 
         A name of ``foreach_reduce`` refers to the last weight's gradient until it returns (since torch 2.6), and what
         was reduced lives until it is cast, or added to the gradient.
         """
         self.log.free_all(self.reducing)
-        size, stream, own = self.sizes[unit], COMPUTE if self.plain else REDUCE, not self.plain
+        size, stream = self.sizes[unit], COMPUTE if self.plain else REDUCE
         self.reducing.append(self.log.alloc(size.reduce_input, COMPUTE, "reduce-scatter input"))
-        self.log.free_all([key for key in gradients if key != held or self.plain])
+        self.log.free_all([key for key in gradients if key != last or self.plain])
         again = unit in self.gradients
-        output = self.log.alloc(size.reduce_output * (own and (self.copies or again)), stream, "reduce-scatter output")
-        share = self.log.alloc(size.reduced * (not own or self.copies or not again), stream, "sharded gradients")
+        apart = not self.plain and (self.copies or again)
+        output = self.log.alloc(size.reduce_output * apart, stream, "reduce-scatter output")
+        share = self.log.alloc(size.reduced * (self.plain or self.copies or not again), stream, "sharded gradients")
         if again:
             self.log.free(share)
         else:
@@ -210,7 +211,8 @@ class PerParameter(Partitioned):
             self.replicating.append(output)
         else:
             self.log.free(output)
-        self.log.free(held * own)
+        if not self.plain:
+            self.log.free(last)
 
     def finish(self) -> None:
         """The root's last callback waits for the reductions and drops all buffers."""
@@ -231,7 +233,7 @@ class Pipelined(PerParameter):
     def leave_forward(self, unit: int) -> None:
         """Keep the whole weights."""
 
-    def leave_backward(self, unit: int, gradients: list[int], held: int = 0) -> None:  # noqa: ARG002
+    def leave_backward(self, unit: int, gradients: list[int], last: int = 0) -> None:  # noqa: ARG002
         """Add the gradients up in the width of the reduction."""
         if unit not in self.sums:
             self.sums[unit] = [self.log.alloc(self.sizes[unit].reduce_input, COMPUTE, "gradients, added up")]
@@ -291,7 +293,7 @@ class FlatParameter(Partitioned):
         self.leave_forward(unit)
         self._gather(unit)
 
-    def leave_backward(self, unit: int, gradients: list[int], held: int = 0) -> None:  # noqa: ARG002
+    def leave_backward(self, unit: int, gradients: list[int], last: int = 0) -> None:  # noqa: ARG002
         """Free the whole weights; the flat gradient is cast and reduced in the post-backward stream."""
         self.waiting.append(self.whole.pop(unit, []))
         size = self.sizes[unit]

@@ -227,8 +227,8 @@ class StepWriter(Stage):
             # Positions are added after the tokens' rows, so that backward comes to them first
             if adds:
                 self.log.free_all(made)
-            made.append(self._added(head, matrix))
-            head = []
+            made.append(self._added(head, matrix, gradient))
+            head, gradient = [], 0
         self.log.free(undivided)
         self.log.free(gradient)
         if adds:
@@ -236,9 +236,13 @@ class StepWriter(Stage):
             made = []
         self.units.leave_backward(self.first_unit, [*made, *([] if self.split else head)], 0 if self.split else last)
 
-    def _added(self, head: list[int], matrix: int) -> int:
-        """The sum of a tied weight's two gradients, out of place unless autocast has made one of them by a cast."""
+    def _added(self, head: list[int], matrix: int, gradient: int) -> int:
+        """The sum of a tied weight's two gradients, out of place unless autocast has made one of them by a cast.
+
+        The ``gradient`` of the embedding's output goes when the lookup's backward returns, before the sum.
+        """
         embedding = self.log.alloc(matrix, COMPUTE, "gradient of the tied embedding")
+        self.log.free(gradient)
         if self.scalar(added_in_place(self.census)):
             self.log.free_all(head)
             return embedding

@@ -175,13 +175,13 @@ def rank_weights(census: ModelOnGrid) -> Iterator[RankWeight]:
 def _own(census: ModelOnGrid) -> Iterator[RankWeight]:
     grid, layout = census.grid, layout_of(census.grid.habits)
     ends = end_tensors(census.model)
-    yield from _of_ends(census, [tensor for place, tensor in ends if place == "first"], "first")
+    yield from _of_ends(census, [tensor for position, tensor in ends if position == "first"], "first")
     for group, layers in zip(census.model.groups, census.layers, strict=True):
         tensors = block_tensors(group.block, layout)
         for tensor in tensors:
             follows = _biased(group.block, tensor.target) or (tensor is tensors[-1] and group.block.norm.vectors > 0)
             yield replace(_of_block(census, tensor, layers), vector_follows=follows)
-    yield from _of_ends(census, [tensor for place, tensor in ends if place == "last"], "last")
+    yield from _of_ends(census, [tensor for position, tensor in ends if position == "last"], "last")
     if grid.fixed.mtp:
         hidden = census.model.hidden
         joined = Tensor("mtp_projection", (hidden, 2 * hidden))
@@ -338,7 +338,7 @@ def temporary_bytes(census: ModelOnGrid) -> Array:
     if grid.habits.zero_optimizer is not None:  # stage 3 steps one sub-group after another (stage3.py, _optimizer_step)
         stepped = np.where(grid.zero == 3, np.minimum(local, sub_group(grid)), local)
     impl, before = grid.fixed.optimizer_impl, np.int64(0)
-    if impl == "loop" and kind.loop.before and census.model.recording is None:
+    if impl == "loop" and kind.loop != kind.foreach and census.model.recording is None:
         tensor, before = in_a_row(census, kind.loop)
     return step_temporary(stepped, tensor, census.width("moment"), impl=impl, kind=kind, preceding=before)
 
@@ -358,9 +358,9 @@ def in_a_row(census: ModelOnGrid, copies: Temporary) -> tuple[Array, Array]:
         columns = reduce(mul, rest, np.int64(1))
         size = shard(rows, ranks) * columns if by_rows else shard(rows * columns, ranks)
         size = np.minimum(np.where(each.number > 0, size, 0), updated_elements(census))
-        held = copies.largest * size + copies.before * previous
-        largest, before = np.where(held > most, size, largest), np.where(held > most, previous, before)
-        most = np.maximum(most, held)
+        total = copies.largest * size + copies.before * previous
+        largest, before = np.where(total > most, size, largest), np.where(total > most, previous, before)
+        most = np.maximum(most, total)
         previous = np.where(each.number > 0, 0 if each.vector_follows else size, previous)
     return largest, before
 
