@@ -41,10 +41,12 @@ def read(c: Keys, about: Flat, row: Row) -> Model:
     headed, act = ending != "Model", activation(c, "gelu", row.get("activation", "hidden_act"))
     transform = "gelu" if row.get("gelu_head", False) else act["activation"]
     types = types and c.size("type_vocab_size", types)
+    tied = c.flag("tie_word_embeddings", True)
+    biases_apart = headed and not tied and row.get("own_bias", True)
     flat |= {
         **biases(True, True, True, lm_head=headed),
         **act,
-        "tied": c.flag("tie_word_embeddings", True),
+        "tied": tied,
         "dropout": {**rates, "embedding": rates["block"]},
         "causal": False,
         "final_norm": before,
@@ -57,19 +59,23 @@ def read(c: Keys, about: Flat, row: Row) -> Model:
         "positions": "learned",
         "tower": "encoder",
         "upcast_softmax": False,
-        "outside": _outside(flat["hidden"], types, row, headed=headed),
+        "outside": _outside(flat["hidden"], types, row, headed=headed, spare=flat["vocab"] * biases_apart),
         "tail": {"transform": transform if headed else None, "wide_loss": ending in _CAUSAL},
     }
     return from_flat({**flat, **about})
 
 
-def _outside(hidden: int, types: int, row: Row, *, headed: bool) -> list[dict[str, Any]]:
-    """Return what stands outside the blocks beside the embedding and its positions."""
+def _outside(hidden: int, types: int, row: Row, *, headed: bool, spare: int) -> list[dict[str, Any]]:
+    """Return what stands outside the blocks beside the embedding and its positions.
+
+    ``spare`` is a head's second bias, which nothing reads (modeling_bert.py, ``BertLMPredictionHead``).
+    """
     square = hidden * hidden
     listed = [
         ("token_types", types * hidden, "first"),
         ("embedding_norm", 2 * hidden if row.get("normed", True) else 0, "first"),
         ("head_transform", square + 3 * hidden if headed else 0, "last"),
+        ("spare_head_bias", spare, "last"),
         ("pooler", square + hidden if row.get("pooler", True) and not headed else 0, "last"),
     ]
     return [{"name": name, "parameters": count, "place": stage} for name, count, stage in listed if count]

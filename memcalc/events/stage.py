@@ -11,7 +11,7 @@ from memcalc.events.plan import weights_of
 from memcalc.events.units import Sizes
 from memcalc.terms.activations import GroupActivations, groups_of
 from memcalc.terms.adapters import Base, trained
-from memcalc.terms.buffers import copies_in_events, held_by_replicas
+from memcalc.terms.buffers import copies_in_events
 from memcalc.terms.fsdp2 import Units
 
 if TYPE_CHECKING:
@@ -117,5 +117,5 @@ class Stage:
             shard_copy=-(-gathered // ranks) if narrowed else 0,
             reduce_input=updated * reduce_width,
             reduced=0 if elsewhere else -(-updated * self.scalar(self.trained.width("gradient")) // ranks),
-            reduce_output=-(-updated * reduce_width // ranks) * self.scalar(held_by_replicas(grid)),
+            reduce_output=-(-updated * reduce_width // ranks),
         )

@@ -19,8 +19,8 @@ class Sizes:
     """The flat gradients that are reduced."""
     reduced: int
     """The rank's shard of the gradients."""
-    reduce_output: int = 0
-    """The same in the width of the reduction, where it is kept for an all-reduce between replicas."""
+    reduce_output: int
+    """The same in the width of the reduction."""
 
 
 @dataclass
@@ -53,8 +53,8 @@ class Whole:
         """Whether a unit's gradients are added to those of an earlier micro-batch as they are made."""
         return unit in self.gradients
 
-    def leave_backward(self, unit: int, gradients: list[int]) -> None:
-        """After a unit's backward, with its weights' gradients."""
+    def leave_backward(self, unit: int, gradients: list[int], last: int = 0) -> None:  # noqa: ARG002
+        """After a unit's backward, with its weights' gradients; ``last`` is that of the unit's last weight."""
         self.gradients.setdefault(unit, []).extend(gradients)
 
     def finish(self) -> None:
@@ -116,7 +116,7 @@ class Partitioned(Whole):
         """No: new gradients are whole until they are reduced."""
         return False
 
-    def leave_backward(self, unit: int, gradients: list[int]) -> None:
+    def leave_backward(self, unit: int, gradients: list[int], last: int = 0) -> None:  # noqa: ARG002
         """Reduce the gradients."""
         share = self.log.alloc(self.sizes[unit].reduced, COMPUTE, "share of the gradients")
         self.log.free_all(gradients)
@@ -141,6 +141,8 @@ class PerParameter(Partitioned):
     """Parameters are gathered one by one in the compute stream, without flat buffers (SimpleFSDP)."""
     copies: bool = False
     """The gradient is another tensor than what was reduced: cast, or on the host."""
+    replicated: bool = False
+    """What was reduced is kept for an all-reduce between replicas."""
     flat: dict[int, int] = field(default_factory=dict)
     whole: dict[int, int] = field(default_factory=dict)
     passed: list[int] = field(default_factory=list)
@@ -182,27 +184,35 @@ class PerParameter(Partitioned):
             self.leave_forward(unit)
             self.forwarded()
 
-    def leave_backward(self, unit: int, gradients: list[int]) -> None:
+    def leave_backward(self, unit: int, gradients: list[int], last: int = 0) -> None:
         """Free the whole weights, and reduce the gradients."""
         self.log.free(self.whole.pop(unit, 0))
-        self.reduce(unit, gradients)
+        self.reduce(unit, gradients, last)
 
-    def reduce(self, unit: int, gradients: list[int]) -> None:
-        """Copy gradients into the flat input of a reduction, whose result stays."""
+    def reduce(self, unit: int, gradients: list[int], last: int = 0) -> None:
+        """Copy gradients into the flat input of a reduction, whose result stays.
+
+        A name of ``foreach_reduce`` refers to the last weight's gradient until it returns (since torch 2.6), and what
+        was reduced lives until it is cast, or added to the gradient.
+        """
         self.log.free_all(self.reducing)
-        size = self.sizes[unit]
+        size, stream = self.sizes[unit], COMPUTE if self.plain else REDUCE
         self.reducing.append(self.log.alloc(size.reduce_input, COMPUTE, "reduce-scatter input"))
-        self.log.free_all(gradients)
+        self.log.free_all([key for key in gradients if key != last or self.plain])
         again = unit in self.gradients
-        if size.reduce_output and (self.copies or again):
-            self.replicating.append(self.log.alloc(size.reduce_output, REDUCE, "all-reduced between replicas"))
-            if again and not self.copies:
-                return
-        share = self.log.alloc(size.reduced, COMPUTE if self.plain else REDUCE, "sharded gradients")
+        apart = not self.plain and (self.copies or again)
+        output = self.log.alloc(size.reduce_output * apart, stream, "reduce-scatter output")
+        share = self.log.alloc(size.reduced * (self.plain or self.copies or not again), stream, "sharded gradients")
         if again:
             self.log.free(share)
         else:
             self.gradients[unit] = [share]
+        if self.replicated:
+            self.replicating.append(output)
+        else:
+            self.log.free(output)
+        if not self.plain:
+            self.log.free(last)
 
     def finish(self) -> None:
         """The root's last callback waits for the reductions and drops all buffers."""
@@ -223,7 +233,7 @@ class Pipelined(PerParameter):
     def leave_forward(self, unit: int) -> None:
         """Keep the whole weights."""
 
-    def leave_backward(self, unit: int, gradients: list[int]) -> None:
+    def leave_backward(self, unit: int, gradients: list[int], last: int = 0) -> None:  # noqa: ARG002
         """Add the gradients up in the width of the reduction."""
         if unit not in self.sums:
             self.sums[unit] = [self.log.alloc(self.sizes[unit].reduce_input, COMPUTE, "gradients, added up")]
@@ -283,7 +293,7 @@ class FlatParameter(Partitioned):
         self.leave_forward(unit)
         self._gather(unit)
 
-    def leave_backward(self, unit: int, gradients: list[int]) -> None:
+    def leave_backward(self, unit: int, gradients: list[int], last: int = 0) -> None:  # noqa: ARG002
         """Free the whole weights; the flat gradient is cast and reduced in the post-backward stream."""
         self.waiting.append(self.whole.pop(unit, []))
         size = self.sizes[unit]

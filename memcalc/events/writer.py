@@ -14,7 +14,7 @@ from memcalc.events.units import FlatParameter, Flattened, Partitioned, PerParam
 from memcalc.formulas.recompute import unit_sizes
 from memcalc.ledger import ALWAYS
 from memcalc.terms.activations import GroupActivations
-from memcalc.terms.buffers import copies_reduced
+from memcalc.terms.buffers import copies_reduced, held_by_replicas
 from memcalc.terms.frozen_first_block import unread
 from memcalc.terms.fsdp1 import prefetches
 from memcalc.terms.fsdp2 import Units, reshards_root
@@ -186,7 +186,7 @@ class StepWriter(Stage):
             gradient = self.log.alloc(self._input_bytes(), COMPUTE, "gradient from the next stage")
         self._begin("backward-last")
         if self.split:
-            self.units.leave_backward(self.last_unit, head)
+            self.units.leave_backward(self.last_unit, head, head[0] if head else 0)
         return gradient, head
 
     def _blocks_backward(self, index: int, gradient: int) -> int:
@@ -222,22 +222,27 @@ class StepWriter(Stage):
         matrix = min(self.scalar(tied_matrix(self.census)) * self.gradient_width, gradients) if self.tied else 0
         undivided = self.log.alloc(self.undivided_gradient(), COMPUTE, "gradient of the embedding, undivided")
         made = [self.log.alloc(gradients - matrix, COMPUTE, "gradient of the embedding")]
+        last = head[0] if head and not matrix else 0
         if matrix:
             # Positions are added after the tokens' rows, so that backward comes to them first
             if adds:
                 self.log.free_all(made)
-            made.append(self._added(head, matrix))
-            head = []
+            made.append(self._added(head, matrix, gradient))
+            head, gradient = [], 0
         self.log.free(undivided)
         self.log.free(gradient)
         if adds:
             self.log.free_all(made)
             made = []
-        self.units.leave_backward(self.first_unit, [*made, *([] if self.split else head)])
+        self.units.leave_backward(self.first_unit, [*made, *([] if self.split else head)], 0 if self.split else last)
 
-    def _added(self, head: list[int], matrix: int) -> int:
-        """The sum of a tied weight's two gradients, out of place unless autocast has made one of them by a cast."""
+    def _added(self, head: list[int], matrix: int, gradient: int) -> int:
+        """The sum of a tied weight's two gradients, out of place unless autocast has made one of them by a cast.
+
+        The ``gradient`` of the embedding's output goes when the lookup's backward returns, before the sum.
+        """
         embedding = self.log.alloc(matrix, COMPUTE, "gradient of the tied embedding")
+        self.log.free(gradient)
         if self.scalar(added_in_place(self.census)):
             self.log.free_all(head)
             return embedding
@@ -329,4 +334,5 @@ class StepWriter(Stage):
         keep |= {self.last_unit - 1} if units.keeps_last else set()
         keep -= {self.last_unit} if units.reshards_root else set()
         kind = Pipelined if self.scalar(units.pipelined) else PerParameter
-        return kind(self.log, sizes, keep=keep, plain=units.pool == "compute", copies=copies)
+        plain, replicated = units.pool == "compute", bool(self.scalar(held_by_replicas(self.grid)))
+        return kind(self.log, sizes, keep=keep, plain=plain, copies=copies, replicated=replicated)

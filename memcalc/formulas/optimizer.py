@@ -41,6 +41,8 @@ class Temporary:
     """Copies of all elements that the rank updates [1]."""
     largest: int = 0
     """Copies of the largest tensor alone [1]."""
+    before: int = 0
+    """Copies of the tensor before it, which a name refers to until its successor's is made [1]."""
 
 
 States: TypeAlias = Callable[[Weight], Number]
@@ -198,7 +200,7 @@ _KINDS = (
         name="adamw",
         moments=2,
         foreach=Temporary(local=1),
-        loop=Temporary(largest=2),
+        loop=Temporary(largest=2, before=1),
         fused=_NONE,
         source="PyTorch, torch/optim/adam.py@v2.13.0, lines 544 and 790: the denominator; a loop's root and quotient",
     ),
@@ -343,7 +345,7 @@ def step_temporary(
 ) -> Number:
     r"""Return the bytes that an optimizer step allocates and frees again.
 
-    .. math:: B = w \left( c_{all} P + c_{max} P_{max} + P_{prev} \right)
+    .. math:: B = w \left( c_{all} P + c_{max} P_{max} + c_{prev} P_{prev} \right)
 
     For AdamW: foreach holds the denominator of every parameter (c_all = 1, c_max = 0); the loop holds the root and the
     quotient of one (0, 2), and the denominator of the tensor before it until it is replaced, which makes three where
@@ -356,7 +358,7 @@ def step_temporary(
     width : bytes of one element w, [bytes]
     impl : foreach, loop or fused, [1]
     kind : the optimizer, which gives the numbers of copies c, [1]
-    preceding : elements of the tensor updated before the largest one P_prev, for the loop alone, [1]
+    preceding : elements of the tensor updated before the largest one P_prev, [1]
 
     Returns
     -------
@@ -376,4 +378,4 @@ def step_temporary(
 
     """
     copies: Temporary = getattr(kind, impl)
-    return width * (copies.local * local_elements + copies.largest * largest_tensor + preceding)
+    return width * (copies.local * local_elements + copies.largest * largest_tensor + copies.before * preceding)

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from memcalc.formulas.gradients import reduce_scatter_input_bytes
+from memcalc.formulas.optimizer_states import shard
 from memcalc.grid import column
 from memcalc.ledger import COMPUTING, Term
 from memcalc.terms.activations import groups_of, largest
@@ -283,12 +284,27 @@ def reduction_terms(units: Units) -> Iterator[Term]:
     outer = units.outer
     # A tied weight has a gradient from each of its uses, and their sum
     grads = outer * np.where(census.model.tied & ~grid.ends_apart, 3, 1) + units.undivided
-    end = outer + np.maximum(grads + block, units.scatter_input(outer, width))
-    title, formula = "end of the last unit's backward", "w · P + max(G + w_reduce · P_block, w_reduce · P)"
+    scattered = units.scatter_input(outer, width)
+    end = np.maximum(outer + np.maximum(grads + block, scattered), scattered + held_until_reduced(units))
+    title = "end of the last unit's backward"
+    formula = "max(w · P + max(G + w_reduce · P_block, w_reduce · P), w_reduce · P + w · P_head + shares)"
     yield Term("buffers", title, end, ("backward-end",), formula, FSDP, inputs)
     first = largest([kept_by_first(a) for a in groups_of(census)]) * units.sharded
     title = "kept by the first block, while the second one's backward runs"
     yield Term("activations", title, first, ("backward-first",), "A", FSDP)
+
+
+def held_until_reduced(units: Units) -> Array:
+    """The gradient of the head beside the shares of its unit, where embedding and head are weights of one unit.
+
+    A name of ``foreach_reduce`` refers to the last weight's gradient until it returns.
+    """
+    census, grid = units.census, units.census.grid
+    if units.split or census.model.tied:
+        return np.int64(0)
+    cast = np.where(grid.reduce_width != census.width("gradient"), census.width("gradient"), 0)
+    shares = (grid.reduce_width + cast) * shard(census.root, grid.ranks)
+    return np.asarray((units.width * census.head + shares) * units.sharded)
 
 
 def second_backward_terms(units: Units, block: Array) -> Iterator[Term]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import reduce
+from operator import mul
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -24,13 +26,24 @@ from memcalc.frameworks.megatron import stores_remainders, widened
 from memcalc.grid import column
 from memcalc.ledger import ALWAYS, Term
 from memcalc.terms.adapters import AdaptersOnGrid
-from memcalc.terms.tensors import Layout, Matrix, Tensor, block_matrices, block_tensors, end_tensors, outside_matrices
+from memcalc.terms.tensors import (
+    TABLES,
+    Layout,
+    Matrix,
+    Place,
+    Tensor,
+    block_matrices,
+    block_tensors,
+    end_tensors,
+    outside_matrices,
+)
 from memcalc.terms.zero import partitions_without_zero, sub_group
 
 if TYPE_CHECKING:
     from memcalc.formulas.types import Array
     from memcalc.frameworks import Habits
     from memcalc.grid import Grid
+    from memcalc.specs.block import Block
     from memcalc.specs.model import Model
     from memcalc.terms.model_on_grid import ModelOnGrid
 
@@ -38,6 +51,8 @@ if TYPE_CHECKING:
 # What the update of states below fp32 copies, and what it reads and writes, on one rank (Megatron-LM).
 
 
+LOW_RANKS = ("q_a", "kv_a")
+"""Projections to a low rank, which a norm follows."""
 SOURCE = "TransformerEngine d0067d0d pytorch/optimizers/fused_adam.py, get_unscaled_state and step"
 
 
@@ -104,6 +119,8 @@ class RankWeight:
     """How many of them a rank has, before data-parallel ranks share them [1]."""
     routed: bool = False
     """Whether experts' ranks share them."""
+    vector_follows: bool = False
+    """Whether a bias or norm is updated after them."""
 
 
 def optimizer_of(name: str, impl: str, habits: Habits) -> OptimizerKind:
@@ -157,11 +174,25 @@ def rank_weights(census: ModelOnGrid) -> Iterator[RankWeight]:
 
 def _own(census: ModelOnGrid) -> Iterator[RankWeight]:
     grid, layout = census.grid, layout_of(census.grid.habits)
+    ends = end_tensors(census.model)
+    yield from _of_ends(census, [tensor for position, tensor in ends if position == "first"], "first")
     for group, layers in zip(census.model.groups, census.layers, strict=True):
-        for tensor in block_tensors(group.block, layout):
-            yield _of_block(census, tensor, layers)
-    tp = grid.degree("tp")
-    for position, tensor in end_tensors(census.model):
+        tensors = block_tensors(group.block, layout)
+        for tensor in tensors:
+            follows = _biased(group.block, tensor.target) or (tensor is tensors[-1] and group.block.norm.vectors > 0)
+            yield replace(_of_block(census, tensor, layers), vector_follows=follows)
+    yield from _of_ends(census, [tensor for position, tensor in ends if position == "last"], "last")
+    if grid.fixed.mtp:
+        hidden = census.model.hidden
+        joined = Tensor("mtp_projection", (hidden, 2 * hidden))
+        shape = (shard(hidden, grid.degree("tp")), 2 * hidden)
+        yield RankWeight(_weight(census, joined, shape), grid.fixed.mtp * grid.is_last)
+
+
+def _of_ends(census: ModelOnGrid, tensors: list[Tensor], position: Place) -> Iterator[RankWeight]:
+    """The tensors of one end of the model."""
+    grid, tp = census.grid, census.grid.degree("tp")
+    for tensor in tensors:
         number = grid.is_first if position == "first" else grid.is_last
         shape: tuple[Array | int, ...] = tensor.shape
         if tensor.target in ("embedding", "head"):
@@ -169,11 +200,17 @@ def _own(census: ModelOnGrid) -> Iterator[RankWeight]:
         if tensor.target == "embedding":
             again = bool(census.model.tied) | (bool(grid.fixed.mtp) & (not census.model.tied))
             number = number + grid.ends_apart * again * grid.is_last
-        yield RankWeight(_weight(census, tensor, shape), number)
-    if grid.fixed.mtp:
-        hidden = census.model.hidden
-        joined = Tensor("mtp_projection", (hidden, 2 * hidden))
-        yield RankWeight(_weight(census, joined, (shard(hidden, tp), 2 * hidden)), grid.fixed.mtp * grid.is_last)
+        norms = position == "first" and any(o.name.endswith("embedding_norm") for o in census.model.outside)
+        follows = norms or tensor.target.endswith(TABLES)
+        yield RankWeight(_weight(census, tensor, shape), number, vector_follows=follows)
+
+
+def _biased(block: Block, target: str) -> bool:
+    """Whether a vector stands after a tensor in the order of its module's parameters."""
+    kind = block.attention
+    normed = kind.qk_norm != "none"
+    known = {"q": kind.q_bias, "qkv": kind.q_bias, "k": kind.k_bias, "v": kind.v_bias, "o": kind.o_bias or normed}
+    return known.get(target, target in LOW_RANKS or bool(getattr(block.mlp, "bias", False)))
 
 
 def _of_block(census: ModelOnGrid, tensor: Tensor, layers: Array) -> RankWeight:
@@ -300,7 +337,32 @@ def temporary_bytes(census: ModelOnGrid) -> Array:
     stepped = local
     if grid.habits.zero_optimizer is not None:  # stage 3 steps one sub-group after another (stage3.py, _optimizer_step)
         stepped = np.where(grid.zero == 3, np.minimum(local, sub_group(grid)), local)
-    return step_temporary(stepped, tensor, census.width("moment"), impl=grid.fixed.optimizer_impl, kind=kind)
+    impl, before = grid.fixed.optimizer_impl, np.int64(0)
+    if impl == "loop" and kind.loop != kind.foreach and census.model.recording is None:
+        tensor, before = in_a_row(census, kind.loop)
+    return step_temporary(stepped, tensor, census.width("moment"), impl=impl, kind=kind, preceding=before)
+
+
+def in_a_row(census: ModelOnGrid, copies: Temporary) -> tuple[Array, Array]:
+    """Elements of the tensor at which a loop over all of them holds most, and of the one before it.
+
+    Vectors, which are small, stand between two tensors: a bias after its weight, norms between two blocks.
+    """
+    grid = census.grid
+    ranks = np.where(sharded_from(grid, 1), grid.ranks, 1)
+    by_rows = form_of(grid.habits, kind_of(grid)) == "rows"
+    most, before, previous = (np.asarray(value) for value in (-1, 0, 0))
+    largest = largest_share(census)
+    for each in rank_weights(census):
+        rows, *rest = each.weight.shape
+        columns = reduce(mul, rest, np.int64(1))
+        size = shard(rows, ranks) * columns if by_rows else shard(rows * columns, ranks)
+        size = np.minimum(np.where(each.number > 0, size, 0), updated_elements(census))
+        total = copies.largest * size + copies.before * previous
+        largest, before = np.where(total > most, size, largest), np.where(total > most, previous, before)
+        most = np.maximum(most, total)
+        previous = np.where(each.number > 0, 0 if each.vector_follows else size, previous)
+    return largest, before
 
 
 def largest_share(census: ModelOnGrid) -> Array:

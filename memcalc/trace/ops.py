@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from memcalc.trace.tape import Grads, Size, Tape, Tensor
+from memcalc.trace.tape import Grads, Shard, Size, Tape, Tensor
 
 
 def cast(tape: Tape, x: Tensor, width: int, name: str) -> Tensor:
@@ -109,6 +109,7 @@ def mul(tape: Tape, a: Tensor, b: Tensor, name: str) -> Tensor:
         grad = grads[0]
         wanted = reversed([needed for _, needed in parts])
         full = [tape.new(f"gradient of a factor of {name}", grad.size) if grad and w else None for w in wanted]
+        tape.release()
         return [_reduced(tape, full.pop(), size, name) for size, _ in parts]
 
     saved = [b.storage if a.requires_grad else None, a.storage if b.requires_grad else None]
@@ -175,11 +176,12 @@ def dropout(tape: Tape, x: Tensor, name: str, *, active: bool) -> Tensor:
     return tape.record(tape.new(name, size), [x], lambda _: [tape.new(f"gradient before {name}", size)], [mask.storage])
 
 
-def copy(tape: Tape, x: Tensor, name: str, size: Size | None = None) -> Tensor:
-    """A contiguous copy, or an expansion to ``size``: saves nothing."""
-    back = x.size
+def copy(tape: Tape, x: Tensor, name: str, size: Size | None = None, shard: Shard | None = None) -> Tensor:
+    """A contiguous copy, or an expansion to ``size``: saves nothing. A ``shard`` may say where there is one at all."""
+    back, size = x.size, size or x.size
+    made = tape.new(name, size if shard is None else size._replace(shard=shard))
     return tape.record(
-        tape.new(name, size or x.size), [x], lambda g: [_shrink(tape, g[0], back, f"gradient before {name}")]
+        Tensor(made.storage, size), [x], lambda g: [_shrink(tape, g[0], back, f"gradient before {name}")]
     )
 
 

@@ -266,8 +266,15 @@ def weighted_values(
 
 
 def by_head(tape: Tape, x: Tensor, spec: Attention, elements: int, name: str) -> Tensor:
-    """Keys or values contiguous a head; a product expands to all heads those that are shared without being repeated."""
-    return repeated(tape, x, spec, name) if x.size.elements < elements else ops.copy(tape, x, f"{name}, contiguous")
+    """Keys or values contiguous a head; a product expands to all heads those that are shared without being repeated.
+
+    A single head of a single sequence it reads as a view: batch and heads fold into one dimension without a copy.
+    """
+    if x.size.elements >= elements:
+        return ops.copy(tape, x, f"{name}, contiguous")
+    if spec.kv_heads > 1:
+        return repeated(tape, x, spec, name)
+    return ops.copy(tape, x, f"{name}, repeated", x.size._replace(elements=elements, label="q"), "tp if batched")
 
 
 BIASES = ("relative", "zeros")

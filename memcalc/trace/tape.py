@@ -162,6 +162,7 @@ class Tape:
         self._seq = 0
         self._grad = True
         self._recorder: Recorder | None = None
+        self._running = Node(0, (), _spent, [], 0)
 
     def new(self, name: str, size: Size, kind: Kind = "activation") -> Tensor:
         """Allocate a storage."""
@@ -305,13 +306,20 @@ class Tape:
 
         arrive(edge, grad.pop())
         while queue:
-            node = heapq.heappop(queue)[2]
+            self._running = node = heapq.heappop(queue)[2]
             results = list(node.rule(pending.pop(node)))
             edges, node.saved, node.edges, node.rule = node.edges, [], (), _spent
             results.reverse()
             for to in edges:
                 arrive(to, results.pop())
         return ended
+
+    def release(self) -> None:
+        """Let go of what the running node saved: the engine does so before it brings gradients to their inputs' form.
+
+        Source: torch/csrc/autograd/engine.cpp of PyTorch 2.13 (evaluate_function, validate_outputs).
+        """
+        self._running.saved.clear()
 
     def _end(self, leaf: Leaf, value: Tensor, ended: dict[str, Tensor]) -> None:
         if not leaf.keep:

@@ -13,14 +13,14 @@ import transformers
 from torch.distributed.device_mesh import DeviceMesh
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
-from autograd import parallel
+from autograd import parallel, timeline
 from memcalc.probe.live.cuda_like import cuda_like
 from memcalc.probe.live.saved import Where
 from memcalc.probe.live.timeline import Steps, Timeline, resizing
 
 
 def steps_of(text: str, ranks: int, kernel: str) -> Steps:
-    """Run two steps of a script's own functions on fake tensors; return what lived when."""
+    """Run a second step of a script's own functions on fake tensors; return what lived when."""
     names: dict[str, Any] = {"__name__": "script"}
     exec(compile(text, "script", "exec"), names)  # noqa: S102
     with parallel.fake_ranks(ranks):
@@ -33,11 +33,12 @@ def steps_of(text: str, ranks: int, kernel: str) -> Steps:
                 names["shard"](model, data)
             optimizer = names["make_optimizer"](model)
             line = Timeline(Where(model, {}))
-            for kind, tensors in (("parameter", model.parameters()), ("buffer", model.buffers())):
+            states = timeline.stepped(model, optimizer)
+            for kind, tensors in (("parameter", model.parameters()), ("buffer", model.buffers()), ("state", states)):
                 for tensor in tensors:
                     line.add(tensor, kind)
             with waiting_in_place():
-                two_steps(line, lambda: names["train_step"](model, optimizer, fake_batches(names)))
+                one_step(line, lambda: names["train_step"](model, optimizer, fake_batches(names)))
             return Steps(line.events, line.kinds)
 
 
@@ -81,8 +82,8 @@ def fake_batches(names: dict[str, Any]) -> Iterator[Any]:
         yield torch.zeros(names["MICRO_BATCH"], names["SEQ_LEN"], dtype=torch.long)
 
 
-def two_steps(line: Any, step: Callable[[], Any]) -> None:
-    """Count over two steps, backward apart from the rest."""
+def one_step(line: Any, step: Callable[[], Any]) -> None:
+    """Count over a step, backward apart from the rest."""
     real = torch.Tensor.backward
 
     def backward(self: Any, *args: Any, **words: Any) -> None:
@@ -94,8 +95,7 @@ def two_steps(line: Any, step: Callable[[], Any]) -> None:
     gc.disable()
     try:
         with mock.patch.object(torch.Tensor, "backward", backward), line, resizing(line):
-            for line.step in (1, 2):
-                line.phase = "forward"
-                step()
+            line.step, line.phase = 2, "forward"
+            step()
     finally:
         gc.enable()

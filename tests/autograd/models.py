@@ -264,10 +264,10 @@ class TitanBlock(nn.Module):
 
     def __init__(self, dim: int, heads: int, kv: int, ffn: int) -> None:
         super().__init__()
-        self.attention_norm, self.ffn_norm = nn.RMSNorm(dim), nn.RMSNorm(dim)
         self.attention = TitanAttention(dim, heads, kv)
         self.w1, self.w3 = nn.Linear(dim, ffn, bias=False), nn.Linear(dim, ffn, bias=False)
         self.w2 = nn.Linear(ffn, dim, bias=False)
+        self.attention_norm, self.ffn_norm = nn.RMSNorm(dim), nn.RMSNorm(dim)
 
     def forward(self, x: torch.Tensor, turns: torch.Tensor) -> torch.Tensor:  # noqa: D102
         h = x + self.attention(self.attention_norm(x), turns)

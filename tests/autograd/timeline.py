@@ -19,8 +19,18 @@ def train(
     steps: int = 2,
     micro_batches: int = 1,
 ) -> Steps:
-    """Run training steps of a model of the zoo."""
-    return timeline.train(model, models.blocks_of(model), run, optimizer, steps, micro_batches)
+    """Run training steps of a model of the zoo; a single one is run as the second, beside the optimizer's states."""
+    states = stepped(model, optimizer) if steps == 1 else []
+    return timeline.train(model, models.blocks_of(model), run, optimizer, steps, micro_batches, states)
+
+
+def stepped(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
+    """Let the optimizer step on gradients of zero, and return the states that it has from then on."""
+    for parameter in model.parameters():
+        parameter.grad = torch.zeros_like(parameter) if parameter.requires_grad else None
+    optimizer.step()
+    optimizer.zero_grad()
+    return [value for state in optimizer.state.values() for value in state.values() if isinstance(value, torch.Tensor)]
 
 
 def optimizer_of(model: nn.Module, kind: str, rule: str = "adamw") -> torch.optim.Optimizer:

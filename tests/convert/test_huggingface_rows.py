@@ -74,15 +74,18 @@ def test_every_row_has_a_small_config(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ENCODERS)
-@pytest.mark.parametrize("keys", [{}, {"vocab_size": 501, "max_position_embeddings": 130}])
+@pytest.mark.parametrize(
+    "keys", [{}, {"vocab_size": 501, "max_position_embeddings": 130}, {"tie_word_embeddings": False}]
+)
 def test_an_encoder(kind: str, keys: dict[str, Any]) -> None:
     ours, real = counted(kind, keys, "ForMaskedLM")
     assert ours == real
 
 
 @pytest.mark.parametrize("kind", [kind for kind in ENCODERS if kind != "distilbert"])
-def test_an_encoder_with_the_head_of_a_causal_model(kind: str) -> None:
-    ours, real = counted(kind, SMALL)
+@pytest.mark.parametrize("tied", [True, False])
+def test_an_encoder_with_the_head_of_a_causal_model(kind: str, tied: bool) -> None:
+    ours, real = counted(kind, {**SMALL, "tie_word_embeddings": tied})
     assert ours == real
 
 

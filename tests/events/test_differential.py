@@ -10,26 +10,42 @@ import pytest
 pytest.importorskip("transformers")
 pytest.importorskip("peft")
 
-from differential import Job, draw_jobs, outcome
+from differential import Job, draw_jobs, left_out, outcome
 
-WITHIN, FAR = 0.01, 0.05
+WITHIN, FAR, CLOSE = 0.01, 0.05, 0.001
 SEED, JOBS, PARTS = 2026, 60, 6
-PACKED = {"phi3", "mixtral", "qwen3-moe", "gpt-oss", "deepseek-v2", "deepseek-v3", "gpt-neox", "bloom"}
 
 
-def left_out(job: Job) -> str:
-    """Return the mechanism by which a job may differ, or nothing."""
-    if job.optimizer == "loop" and job.family in PACKED:
-        return "the loop's temporaries are of the largest matrix, though a class packs several into one tensor"
-    if job.family.startswith("falcon") and job.batch == 1:
-        return "of one sequence alone a product reads keys and values that heads share as views"
-    if job.framework == "fsdp2" and job.family == "titan":
-        return "the last block is gathered ahead before a loss that runs outside of the model, not after it"
-    if job.framework == "fsdp2" and job.ranks // job.tp // job.dp_replicate == 2:
-        return "a name holds the last gradient of a unit until its reduction is issued (foreach_reduce since 2.6)"
-    if job.framework == "fsdp2" and any(size % job.ranks for size in job.sizes.values()):
-        return "FSDP 2 fills up the first dimension of every weight, not of experts alone"
-    return ""
+FALCON = {"hidden_size": 384, "num_attention_heads": 8, "vocab_size": 1088, "ffn_hidden_size": 1168}
+MLA = {"hidden_size": 384, "num_attention_heads": 4, "num_key_value_heads": 4, "intermediate_size": 784}
+OPT = {"hidden_size": 256, "num_attention_heads": 4, "word_embed_proj_dim": 256, "ffn_dim": 768, "vocab_size": 1088}
+WIDE_HEAD = {"hidden_size": 128, "num_attention_heads": 4, "intermediate_size": 256, "vocab_size": 4096}
+MIXTURE = WIDE_HEAD | {"num_key_value_heads": 4, "vocab_size": 613, "tie_word_embeddings": False}
+SHARED = {"rule": "adamw", "loss": "standard", "attention": "flash"}
+MECHANISMS = {
+    "one sequence reads the head that all share as a view": Job(
+        "falcon-7b", FALCON, 4, 1, 192, "fp32", "none", optimizer="fused", framework="plain", **SHARED
+    ),
+    "what a node saved goes before its gradients are cast": Job(
+        "deepseek-v3", MLA | {"vocab_size": 613}, 2, 3, 192, "bf16", "full", optimizer="fused", framework="plain",
+        **SHARED,
+    ),
+    "a loop holds a temporary of the tensor before": Job(
+        "opt", OPT, 4, 1, 64, "bf16", "every-2", optimizer="loop", framework="plain", **SHARED
+    ),
+    "a class packs the experts into one tensor": Job(
+        "mixtral", MIXTURE, 2, 1, 32, "bf16", "full", optimizer="loop", framework="plain", **SHARED
+    ),
+    "the last gradient of a unit lives until its reduction returns": Job(
+        "llama-2", WIDE_HEAD | {"num_key_value_heads": 4, "tie_word_embeddings": False}, 2, 1, 32, "fp32", "full",
+        optimizer="fused", framework="fsdp2", ranks=2, **SHARED,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("mechanism", MECHANISMS)
+def test_a_mechanism(mechanism: str) -> None:
+    assert abs(outcome(MECHANISMS[mechanism]).error) < CLOSE
 
 
 @pytest.mark.slow

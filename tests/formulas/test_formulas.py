@@ -309,7 +309,7 @@ def test_step_temporary_is_what_torch_allocates(
     flags = {"foreach": {"foreach": True}, "loop": {"foreach": False}, "fused": {"fused": True}}[impl]
     sizes = [rows * columns for rows, columns in shapes]
     place = sizes.index(max(sizes))
-    before = sizes[place - 1] if place and impl == "loop" and name == "adamw" else 0
+    before = sizes[place - 1] if place else 0
     kind = optimizer.OPTIMIZERS[name]
     expected = optimizer.step_temporary(sum(sizes), max(sizes), 4, impl=impl, kind=kind, preceding=before)
     assert measured_temporary(make, shapes, **options, **flags) == expected
