@@ -82,6 +82,8 @@ class Toolkit:
     choices: Choices
     """What it can be told beside these defaults."""
     source: str
+    swaps: bool = False
+    """Whether the reference waits on the host, and is put in the policy's place while it is read."""
 
 
 VERL = Toolkit(
@@ -107,10 +109,11 @@ OPENRLHF = Toolkit(
 )  # fmt: skip
 NEMO = Toolkit(
     "nemo-rl@0.5", trainer="fsdp2", alone="fsdp2", precision="bf16-mixed", zero=3, recompute="none",
-    micro_batch=4, utilization=0.6, apart=0.9, engine_tp=1, max_seqs=0, batched=0, sleep="2",
-    parks=("optimizer",), empties=True, reads=6, trains=12, entropy=0, completions=False, kl=True, bucket=0,
-    merges=False, choices=Choices((3,), ("optimizer",), ("2",)),
-    source="NeMo-RL models/policy/utils.py, examples/configs/grpo_math_1B.yaml@7ea279ab",
+    micro_batch=4, utilization=0.6, apart=0.9, engine_tp=1, max_seqs=0, batched=0, sleep="1",
+    parks=("optimizer", "params"), empties=True, reads=12, trains=12, entropy=0, completions=False, kl=True, bucket=0,
+    merges=False, choices=Choices((3,), ("params,optimizer",), ("1",)), swaps=True,
+    source="NeMo-RL models/policy/workers/dtensor_policy_worker_v2.py, models/automodel/train.py, "
+    "models/generation/vllm/vllm_worker.py, examples/configs/grpo_math_1B.yaml@7ea279ab",
 )  # fmt: skip
 TOOLKITS = {toolkit.name.partition("@")[0]: (toolkit,) for toolkit in (TRL, VERL, OPENRLHF, NEMO)}
 """By name: the eras that were read."""

@@ -49,7 +49,7 @@ class Cast:
     reward: Trained | None
     """A reward model, of which only a pass without gradients is used."""
     reference: int
-    """What a GPU keeps of the reference [bytes]; 0 where adapters are switched off for it."""
+    """What a GPU keeps of the reference [bytes]; 0 where adapters are switched off for it, or it takes turns."""
     judge: int
     """What a GPU keeps of the reward model [bytes]."""
     served: Served | None = None
@@ -99,13 +99,13 @@ def phases_of(cast: Cast) -> Iterator[RlPhase]:
         yield _rollout(cast, "rollout")
     if cast.reward is not None:
         yield _phase(cast, "reward", {REWARD: cast.judge + cast.reward.forward})
+    resident = policy.states - (policy.optimizer if "optimizer" in job.parks else 0)
     if cast.served is not None:
-        resident = policy.states - (policy.optimizer if "optimizer" in job.parks else 0)
         yield _phase(cast, "old log-probs", {POLICY: resident + policy.forward, LOGITS: reads})
     if job.reference:
         roles = {REFERENCE: cast.reference + policy.forward, LOGITS: reads}
         if not cast.reference:
-            roles = {POLICY: policy.states + policy.forward, LOGITS: reads}
+            roles = {POLICY: resident + policy.forward, LOGITS: reads}
         yield _phase(cast, "reference log-probs", roles)
     if cast.critic is not None:
         yield _phase(cast, "values", {CRITIC: cast.critic.states + cast.critic.forward})
