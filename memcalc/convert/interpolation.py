@@ -5,6 +5,7 @@ The resolvers `add`, `mul`, `div` and `max` are those of NeMo-RL (utils/config.p
 
 from __future__ import annotations
 
+import operator
 import re
 from collections.abc import Callable
 from dataclasses import replace
@@ -17,9 +18,9 @@ _INNERMOST = re.compile(r"\$\{([^${}]*)\}")
 _MOST = 64
 """Replacements in one value: a circle ends there."""
 _ARITHMETIC: dict[str, Callable[[float, float], float]] = {
-    "add": lambda one, other: one + other,
-    "mul": lambda one, other: one * other,
-    "div": lambda one, other: one / other,
+    "add": operator.add,
+    "mul": operator.mul,
+    "div": operator.truediv,
     "max": max,
 }
 
@@ -51,11 +52,11 @@ def _value(text: str, root: Any, at: KeyPath) -> Any:
         match = _INNERMOST.search(value) if isinstance(value, str) else None
         if match is None:
             return value
-        found = _named(match[1], root, at)
-        if found is None or isinstance(found, dict | list):
-            return value if "${" in value else text
-        whole = match.span() == (0, len(value))
-        value = found if whole else value[: match.start()] + str(found) + value[match.end() :]
+        target = _named(match[1], root, at)
+        if target is None or isinstance(target, dict | list):
+            return value
+        alone = match.span() == (0, len(value))
+        value = target if alone else value[: match.start()] + str(target) + value[match.end() :]
     return text
 
 

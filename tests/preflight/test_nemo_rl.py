@@ -33,7 +33,8 @@ policy:
     backend: vllm
     max_new_tokens: 2048
     colocated: {enabled: true}
-    vllm_cfg: {tensor_parallel_size: 2, gpu_memory_utilization: 0.55, max_model_len: "${policy.max_total_sequence_length}"}
+    vllm_cfg:
+      {tensor_parallel_size: 2, gpu_memory_utilization: 0.55, max_model_len: "${policy.max_total_sequence_length}"}
     vllm_kwargs: {max_num_seqs: 96}
 cluster: {gpus_per_node: 8, num_nodes: 2}
 """
@@ -203,7 +204,7 @@ def test_names_of_other_values() -> None:
 
 
 def test_the_reference_takes_turns_with_the_policy() -> None:
-    """use_reference_model puts it in the policy's place: no byte more on a GPU, two fp32 copies of a shard on the host."""
+    """use_reference_model puts it in the policy's place: no byte more on a GPU, two fp32 copies on the host."""
     job: dict[str, Any] = {
         "algorithm": "grpo", "framework": "nemo-rl", "model": "qwen2.5-1.5b", "gpu": "h100", "gpus": 8,
         "prompt": 512, "response": 512, "micro_batch": 1, "samples": 8, "advice": False,

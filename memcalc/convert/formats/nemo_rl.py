@@ -85,8 +85,8 @@ def _over_parent(reader: ConfigReader, document: Document) -> Config:
         raise MissingError(f"{name} builds on {len(parents)} files (defaults): put them into one, and check that.")
     if "_override_" in document.text:
         raise MissingError(f"{name} replaces whole tables (_override_), which is not read: say each value in {name}.")
-    own = replace(document, data={key: value for key, value in document.data.items() if key != "defaults"})
-    reader.refer("nemo_rl", "defaults", path=str(parents[0]), over=own)
+    child = replace(document, data={key: value for key, value in document.data.items() if key != "defaults"})
+    reader.refer("nemo_rl", "defaults", path=str(parents[0]), over=child)
     return Config(document, "nemo_rl", (), (), tuple(reader.references))
 
 
