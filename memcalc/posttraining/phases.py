@@ -16,9 +16,10 @@ from memcalc.specs.model import Model
 def logits_of(job: RlJob, vocab: int, *, gradients: bool) -> int:
     """What log-probabilities hold of logits on one GPU [bytes]."""
     inputs, toolkit, recipe = job.inputs, job.toolkit, job.recipe
-    if inputs.logits == "fused" or not recipe.head or not recipe.log_probs:
+    without = not recipe.head and inputs.algorithm not in toolkit.widths
+    if inputs.logits == "fused" or without or not recipe.log_probs:
         return 0
-    each = (toolkit.trains if gradients else toolkit.reads) + toolkit.entropy * inputs.entropy
+    each = toolkit.width(inputs.algorithm, gradients=gradients) + toolkit.entropy * inputs.entropy
     rows = inputs.micro_batch if gradients else inputs.logprob_batch or inputs.micro_batch
     tokens = inputs.response + 1 if toolkit.completions and recipe.online else job.length
     if inputs.micro_tokens:
