@@ -68,7 +68,8 @@ def read(document: Document) -> Config:
     set_resumes(reader)
     set_generation(reader, reader.integer("max_new_tokens", 64, low=1), "max_new_tokens")
     reader.harmless(*_KEYS.harmless, *_KEYS.lists["of_lora"], *_TRAINER.harmless)
-    reader.not_counted({**_TRAINER.not_counted, **_KEYS.not_counted})
+    known = ("loss_type",) if algorithm else ()  # of preferences a loss of the same size
+    reader.not_counted({**_TRAINER.not_counted, **_KEYS.not_counted}, counted=known)
     others = {name: says for name, says in _TRAINER.not_modelled.items() if name != "router_aux_loss_coef"}
     off = (False, None, 0, 0.0, 1, "", "none")
     reader.not_modelled({**others, **_KEYS.not_modelled}, unless=off)
