@@ -324,6 +324,38 @@ def log_prob_bytes(rows: Number, tokens: Number, vocab: Number, logit_bytes: Num
     return rows * tokens * vocab * logit_bytes
 
 
+def tiled_log_prob_bytes(
+    tokens: Number, vocab: Number, hidden: Number, tile_tokens: Number, tile_vocab: Number
+) -> Number:
+    r"""Return what a kernel holds that makes logits in tiles: one tile in 16 bits, and the head's gradient in fp32.
+
+    .. math:: M = 2\, \min(n, n_t)\, V_t + 4\, V\, h
+
+    Parameters
+    ----------
+    tokens : tokens of the micro-batch n, [tokens]
+    vocab : vocabulary V, [1]
+    hidden : width of the head h, 0 where it has no gradient, [1]
+    tile_tokens : tokens of a tile :math:`n_t`, [tokens]
+    tile_vocab : entries of the vocabulary of a tile :math:`V_t`, [1]
+
+    Returns
+    -------
+    tile and gradient M, [bytes]
+
+    Examples
+    --------
+    >>> tiled_log_prob_bytes(16384, 152064, 0, 4096, 32768) / 2**20
+    256.0
+
+    References
+    ----------
+    [1] TRL 1.15.0, trl/kernels/chunked_logprob.py, ChunkedLogProbFunction.
+
+    """
+    return 2 * np.minimum(tokens, tile_tokens) * tile_vocab + 4 * vocab * hidden
+
+
 def decode_seconds(steps: Number, weights: Number, reads: Number, bandwidth: Number) -> Number:
     r"""Return how long it takes to read weights and cached tokens from memory, the least that generation takes.
 

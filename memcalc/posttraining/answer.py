@@ -12,7 +12,7 @@ from memcalc._version import __version__
 from memcalc.errors import InputError
 from memcalc.planner.answer import hardware_facts, model_facts
 from memcalc.posttraining.figures import Figures, Trained
-from memcalc.posttraining.phases import Cast, frozen_weights, phases_of
+from memcalc.posttraining.phases import PURE, Cast, frozen_weights, phases_of
 from memcalc.posttraining.words import RlJob, parked
 from memcalc.results.estimates import Verdict
 from memcalc.results.posttraining import Rl, RlEdit, RlPhase, RlRollout
@@ -196,6 +196,7 @@ def _warnings(cast: Cast, host: int, capacity: int | None) -> Iterator[str]:
         )
     if cast.shares:
         yield "what an engine keeps asleep was measured once in public (1.15 GiB): here its context, libraries, graphs."
-    if job.toolkit.name.startswith("trl") and job.recipe.log_probs and job.inputs.logits == "plain":
+    copies = job.toolkit.name.startswith("trl") and job.training.get("precision") not in PURE
+    if copies and job.recipe.log_probs and job.inputs.logits == "plain":
         yield "TRL's logits have fp32 copies, as under bf16 autocast: a job that is bf16 throughout needs half of them."
     yield "the phases were compared with outcomes of public runs, not with their figures, of which hardly any exist."

@@ -90,6 +90,11 @@ class Toolkit:
     fuses: tuple[str, ...] = ()
     """Algorithms whose log-probabilities come from a kernel that holds no logits, unless told otherwise."""
 
+    narrow: float = 0
+    """``trains`` where all is in 16 bits without autocast, one row in fp32 left out; 0 where it is the same."""
+    tile: tuple[int, int] = (0, 0)
+    """Tokens and entries of the vocabulary that its own kernel without logits makes at once."""
+
     def width(self, algorithm: str, *, gradients: bool) -> float:
         """Bytes of a logit at the height of an update, or of a pass without gradients."""
         return self.widths.get(algorithm, (self.reads, self.trains))[gradients]
@@ -106,11 +111,11 @@ TRL = Toolkit(
     "trl@1.10", trainer="deepspeed", alone="hf", precision="", zero=3, recompute="full", micro_batch=8,
     utilization=0.3, apart=0.9, engine_tp=1, max_seqs=0, batched=4096, sleep="0", parks=(), empties=False,
     reads=8, trains=16, entropy=0, completions=True, kl=False, bucket=0, merges=True,
-    choices=Choices((3, 2), ("none",), ("0", "2"), ("none", "optimizer"), packs=False, fuses=True),
+    choices=Choices((3, 2), ("none",), ("0", "2"), ("none", "optimizer"), packs=False, fuses=True), narrow=8,
     source="trl trainer/grpo_trainer.py, trainer/utils.py, generation/vllm_generation.py@f2cd5771",
 )  # fmt: skip
 TRL_FUSED = replace(
-    TRL, name="trl@1.15", fuses=("dpo", "kto", "grpo", "dapo", "rloo"),
+    TRL, name="trl@1.15", fuses=("dpo", "kto", "grpo", "dapo", "rloo"), tile=(4096, 32768),
     source="trl 1.15.0 trainer/utils.py (add_fused_lm_head), kernels/chunked_logprob.py",
 )  # fmt: skip
 LLAMAFACTORY = replace(

@@ -50,8 +50,7 @@ OTHERS = [
     ),
     (
         "run.sh",
-        "python3 -m verl.trainer.main_ppo --config-name=ppo_megatron_trainer.yaml "
-        "actor_rollout_ref.actor.megatron.tensor_model_parallel_size=4",
+        "python3 -m verl.trainer.main_ppo --config-name=ppo_megatron_trainer actor_rollout_ref.rollout.n=4",
         "trains by verl's ppo_megatron_trainer",
     ),
     ("run.sh", "python3 -m verl.trainer.main_ppo actor_rollout_ref.rollout.name=trtllm", "generates by trtllm"),
