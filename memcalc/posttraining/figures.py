@@ -25,7 +25,10 @@ if TYPE_CHECKING:
 WITHOUT_LOGITS = "fused-linear"
 OF_LOSS = ("logits and their gradients", "loss in chunks of rows")
 """Terms of a loss itself, which stand beside what is kept where logits are alive."""
-OF_LOGITS = ("loss in chunks of rows", "autocast's 16-bit copy of the head")
+OF_LOGITS = (
+    "loss in chunks of rows", "autocast's 16-bit copy of the head",
+    "gradient of the head, which waits for the embedding's",
+)  # fmt: skip
 """Terms that a model without logits has not, whose loss is that of a score a sequence."""
 _Figure = TypeVar("_Figure")
 
@@ -75,9 +78,9 @@ def _trained(figures: Estimate, *, logits: bool) -> Trained:
     )
     states = sum(term.bytes for term in steady)
     sizes = dict(figures.phases)
-    if not logits:
-        for name in ("forward", "loss"):
-            sizes[name] -= sum(term.bytes for term in figures.terms if term.name in OF_LOGITS and name in term.phases)
+    for term in figures.terms if not logits else ():
+        for name in term.phases if term.name in OF_LOGITS else ():
+            sizes[name] -= term.bytes
     inference = next(occasion for occasion in figures.occasions if occasion.name == "evaluation")
     of_loss = sum(term.bytes for term in figures.terms if term.name in OF_LOSS and "loss" in term.phases)
     budget = figures.budget

@@ -28,8 +28,10 @@ def logits_of(job: RlJob, model: Model, *, gradients: bool) -> int:
         rows, tokens = 1, inputs.micro_tokens
     rows *= recipe.rows
     if inputs.logits == "fused":
-        heads = (model.embedding_dim or model.hidden) if gradients and not job.lora else 0
-        return int(tiled_log_prob_bytes(rows * tokens, model.vocab, heads, *toolkit.tile)) if all(toolkit.tile) else 0
+        width = (model.embedding_dim or model.hidden) if gradients and not job.lora else 0
+        copies = 4 if str(job.training.get("precision")).endswith("autocast") else 6
+        tiled = all(toolkit.tile)
+        return int(tiled_log_prob_bytes(rows * tokens, model.vocab, width, *toolkit.tile, copies)) if tiled else 0
     each = toolkit.width(inputs.algorithm, gradients=gradients)
     if (
         gradients

@@ -117,7 +117,7 @@ def measured(algorithm: str, folder: Path, recompute: str, autocast: bool) -> in
             fuse(model, *others)
         for other in others:
             other.requires_grad_(False)
-        trainer.model = model
+        trainer.model, trainer.current_gradient_accumulation_steps = model, 2
         trainer.ref_model = next((trainer.accelerator.prepare_model(it, evaluation_mode=True) for it in others), None)
         wrapped, batch = trainer.accelerator.prepare_model(model), batch_of(algorithm)
 
