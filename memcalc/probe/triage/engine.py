@@ -96,8 +96,8 @@ def _served(lines: EngineLines, options: Mapping[str, Any], dirs: tuple[str, ...
     if "before" not in lines.settings:
         return served
     beside = sum(served.stages[0].size(name) for name in ("context", "outside PyTorch"))
-    other = gpu.memory_bytes - beside - float(lines.settings["before"]) * GIB  # of a trainer on the same GPU, say
-    keywords["other"] = f"{max(0.0, other) / GIB:.2f}GiB"
+    missing = gpu.memory_bytes - beside - float(lines.settings["before"]) * GIB  # a trainer on the same GPU, say
+    keywords["other"] = f"{max(0.0, missing) / GIB:.2f}GiB"
     return serve(model=model, gpu=gpu, engine=engine, preset_dirs=dirs, **keywords)
 
 
