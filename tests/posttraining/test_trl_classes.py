@@ -41,16 +41,23 @@ HEADS = {"reward": AutoModelForSequenceClassification}
 LENGTH = 256
 ROWS = {"dpo": 2, "reward": 2, "grpo": 4}
 """Pairs, or samples, of a micro-batch."""
+ANSWERS = {"dpo": 1.0, "reward": 1.0, "grpo": 0.5}
+"""Share of the positions that are scored."""
 
 
 class Told(TorchDispatchMode):
-    """Answers what a trainer asks of values: all are one, and every position is an answer's."""
+    """Answers what a trainer asks of values: all are one, and so large a share of positions is an answer's."""
+
+    def __init__(self, share: float) -> None:
+        super().__init__()
+        self.share = share
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is torch.ops.aten._local_scalar_dense.default:
             return 1.0 if args[0].dtype.is_floating_point else args[0].dtype is torch.bool or 1
         if func is torch.ops.aten.index.Tensor and len(args[1]) == 1 and args[1][0].dtype is torch.bool:
-            return args[0].new_empty((args[1][0].numel(), *args[0].shape[args[1][0].dim() :]))
+            mask = args[1][0]
+            return args[0].new_empty((int(mask.numel() * self.share), *args[0].shape[mask.dim() :]))
         return func(*args, **(kwargs or {}))
 
 
@@ -106,7 +113,7 @@ def batch_of(algorithm: str) -> dict[str, torch.Tensor]:
     return {name: torch.zeros(2 * rows, LENGTH, dtype=torch.long) for name in names}
 
 
-def measured(algorithm: str, folder: Path, recompute: str, autocast: bool) -> int:
+def measured(algorithm: str, folder: Path, recompute: str, autocast: bool, patch: pytest.MonkeyPatch) -> int:
     """The most bytes that are live in the second of two steps of two micro-batches."""
     trainer = trainer_of(algorithm, folder, autocast)
     dtype = torch.float32 if autocast else torch.bfloat16
@@ -114,7 +121,7 @@ def measured(algorithm: str, folder: Path, recompute: str, autocast: bool) -> in
         model = without_values(algorithm, dtype, recompute)
         others = [without_values(algorithm, torch.bfloat16, "none")] if algorithm == "dpo" else []
         if TILED and algorithm != "reward":
-            fuse(model, *others)
+            fuse(patch, model, *others)
         for other in others:
             other.requires_grad_(False)
         trainer.model, trainer.current_gradient_accumulation_steps = model, 2
@@ -127,21 +134,22 @@ def measured(algorithm: str, folder: Path, recompute: str, autocast: bool) -> in
             return loss
 
         beside = [*batch.values(), *(weight for other in others for weight in other.parameters())]
-        with Told():
+        with Told(ANSWERS[algorithm]):
             optimizer = timeline.adamw(model, "fused")
             steps = timeline.train(model, models.blocks_of(model), run, optimizer, 2, 2, beside)
     return steps.peak().live
 
 
-def fuse(*heads: Any) -> None:
-    """Give models the head that the trainer gives its own, with Triton's kernels standing still."""
+def fuse(patch: pytest.MonkeyPatch, *heads: Any) -> None:
+    """Give models the head that the trainer gives its own, as on a GPU, with Triton's kernels standing still."""
     from trl.kernels import chunked_logprob as kernels
-    from trl.trainer.utils import add_fused_lm_head
+    from trl.trainer import utils
 
     for name in ("_forward_tile", "_backward_tile", "_addmm_fp32"):
-        setattr(kernels, name, lambda *_, **__: None)
+        patch.setattr(kernels, name, lambda *_, **__: None)
+    patch.setattr(utils, "_use_triton", lambda _: True)  # answers alone are scored
     for head in heads:
-        add_fused_lm_head(head, outputs=("log_probs", "entropy", "mean_logits", "is_top1"))
+        utils.add_fused_lm_head(head, outputs=("log_probs", "entropy", "mean_logits", "is_top1"))
 
 
 def predicted(algorithm: str, folder: Path, recompute: str, autocast: bool) -> int:
@@ -165,7 +173,9 @@ def predicted(algorithm: str, folder: Path, recompute: str, autocast: bool) -> i
 @pytest.mark.parametrize("autocast", [True, False])
 @pytest.mark.parametrize("recompute", ["none", "full"])
 @pytest.mark.parametrize("algorithm", ["dpo", "reward", "grpo"])
-def test_whole_steps_of_trl(algorithm: str, recompute: str, autocast: bool, tmp_path: Path) -> None:
+def test_whole_steps_of_trl(
+    algorithm: str, recompute: str, autocast: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Within 2% in every variant, logits included."""
-    real = measured(algorithm, tmp_path, recompute, autocast)
+    real = measured(algorithm, tmp_path, recompute, autocast, monkeypatch)
     assert predicted(algorithm, tmp_path, recompute, autocast) == pytest.approx(real, rel=0.02)
