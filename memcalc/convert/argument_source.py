@@ -52,6 +52,8 @@ def format_of(launch: Launch) -> str:
         return "swift_megatron" if match[1] else "swift"
     if any(token.text.lstrip("+").startswith("actor_rollout_ref.") for token in launch.arguments):
         return "verl"
+    if re.search(r"(^|/)examples/run_(grpo|dpo|rm|ppo)\w*\.py$", script) and launch.arguments:
+        return "nemo_rl"
     if script.startswith("openrlhf.cli.") or "/openrlhf/cli/" in f"/{script}":
         return "openrlhf"
     for name in ("axolotl", "llamafactory", "torchtitan", "litgpt"):
@@ -160,7 +162,8 @@ class ArgumentSource:
         config = _valued(tokens, "--config")
         if config is not None and _CONFIG.fullmatch(config.text):
             return self._over_config(name, config, tokens)
-        return [Reference(name, document=self._document(tokens), field=self.launch.script)]
+        pairs = name == "nemo_rl"
+        return [Reference(name, document=self._document(tokens, pairs=pairs), field=self.launch.script)]
 
     def _megatron(self, name: str) -> list[Reference]:
         tokens = self.launch.arguments
@@ -198,7 +201,7 @@ class ArgumentSource:
         """The file that `--config` names, with the other flags over it."""
         names = ("--config", f"--config={config.text}")
         rest = [token for token in tokens if token is not config and token.text not in names]
-        return [self._file(name, config, "--config", self._document(rest, pairs=name == "torchtune"))]
+        return [self._file(name, config, "--config", self._document(rest, pairs=name in ("torchtune", "nemo_rl")))]
 
     def _torchtitan(self, name: str) -> list[Reference]:
         """Flags, with the config file from CONFIG_FILE where a launch script takes it from there."""

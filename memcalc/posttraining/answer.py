@@ -12,7 +12,7 @@ from memcalc._version import __version__
 from memcalc.errors import InputError
 from memcalc.planner.answer import hardware_facts, model_facts
 from memcalc.posttraining.figures import Figures, Trained
-from memcalc.posttraining.phases import Cast, frozen_weights, phases_of
+from memcalc.posttraining.phases import PURE, Cast, frozen_weights, phases_of
 from memcalc.posttraining.words import RlJob, parked
 from memcalc.results.estimates import Verdict
 from memcalc.results.posttraining import Rl, RlEdit, RlPhase, RlRollout
@@ -69,7 +69,8 @@ def roles_of(job: RlJob, figures: Figures) -> Cast:
     name = job.inputs.reward_model
     reward = figures.trained(job, name) if name else None
     judge = frozen_weights(job, reward) if reward else 0
-    reference = frozen_weights(job, policy) if job.reference and not job.lora else 0
+    stays = job.reference and not (job.lora or job.toolkit.swaps)
+    reference = frozen_weights(job, policy) if stays else 0
     return Cast(job, spec, policy, critic, reward, reference, judge)
 
 
@@ -127,7 +128,9 @@ def host_bytes(cast: Cast, ranks: int) -> int:
     models = [model for model in (cast.policy, cast.critic) if model is not None]
     parked = sum(model.states - model.idle(job.parks) for model in models)
     away = (cast.reference + cast.judge) * ("params" in job.parks)
-    total = min(ranks, job.trainer_gpus) * (parked + away) + sum(model.host for model in models)
+    # pinned copies of both while one is in the other's place (use_reference_model of dtensor_policy_worker_v2.py)
+    swapped = 2 * cast.policy.weights * (job.reference and job.toolkit.swaps)
+    total = min(ranks, job.trainer_gpus) * (parked + away + swapped) + sum(model.host for model in models)
     if cast.shares and cast.served is not None and job.inputs.sleep == "1":
         total += ranks * max(stage.size("weights") for stage in cast.served.stages)
     return total
@@ -193,6 +196,7 @@ def _warnings(cast: Cast, host: int, capacity: int | None) -> Iterator[str]:
         )
     if cast.shares:
         yield "what an engine keeps asleep was measured once in public (1.15 GiB): here its context, libraries, graphs."
-    if job.toolkit.name.startswith("trl") and job.recipe.log_probs and job.inputs.logits == "plain":
+    copies = job.toolkit.name.startswith("trl") and job.training.get("precision") not in PURE
+    if copies and job.recipe.log_probs and job.inputs.logits == "plain":
         yield "TRL's logits have fp32 copies, as under bf16 autocast: a job that is bf16 throughout needs half of them."
     yield "the phases were compared with outcomes of public runs, not with their figures, of which hardly any exist."

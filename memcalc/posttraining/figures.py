@@ -23,8 +23,13 @@ if TYPE_CHECKING:
 # rest, states, gathers, kept activations and their order, are the same terms as of any training job.
 
 WITHOUT_LOGITS = "fused-linear"
-HEAD_PHASES = ("forward", "loss")
-"""Phases of a step in which the head's outputs are alive."""
+OF_LOSS = ("logits and their gradients", "loss in chunks of rows")
+"""Terms of a loss itself, which stand beside what is kept where logits are alive."""
+OF_LOGITS = (
+    "loss in chunks of rows", "autocast's 16-bit copy of the head",
+    "gradient of the head, which waits for the embedding's",
+)  # fmt: skip
+"""Terms that a model without logits has not, whose loss is that of a score a sequence."""
 _Figure = TypeVar("_Figure")
 
 
@@ -39,7 +44,7 @@ class Trained:
     update: int
     """The height of an update without states, logits left out."""
     head: int
-    """The same where logits are alive."""
+    """The same where logits are alive, without what the loss itself holds."""
     forward: int
     """The working set of a pass without gradients, logits left out."""
     beside: int
@@ -66,21 +71,25 @@ class Trained:
         return stays + self.buffers
 
 
-def _trained(figures: Estimate) -> Trained:
+def _trained(figures: Estimate, *, logits: bool) -> Trained:
     steady = [term for term in figures.terms if len(term.phases) == len(figures.phases)]
     weights, optimizer = (
         sum(term.bytes for term in steady if term.component == name) for name in ("parameters", "optimizer")
     )
     states = sum(term.bytes for term in steady)
+    sizes = dict(figures.phases)
+    for term in figures.terms if not logits else ():
+        for name in term.phases if term.name in OF_LOGITS else ():
+            sizes[name] -= term.bytes
     inference = next(occasion for occasion in figures.occasions if occasion.name == "evaluation")
-    heads = [size for name, size in figures.phases.items() if name in HEAD_PHASES]
+    of_loss = sum(term.bytes for term in figures.terms if term.name in OF_LOSS and "loss" in term.phases)
     budget = figures.budget
     return Trained(
         weights=weights,
         optimizer=optimizer,
         buffers=states - weights - optimizer,
-        update=max(figures.phases.values()) - states,
-        head=max(heads) - states,
+        update=max(sizes.values()) - states,
+        head=figures.phases["loss"] - of_loss - states,
         forward=inference.allocated - states,
         beside=budget.context + budget.libraries,
         cached=figures.peak.reserved - figures.peak.allocated,
@@ -132,9 +141,12 @@ class Figures:
             options.setdefault("loss", WITHOUT_LOGITS)
         batch = 1 if packed else (inputs.logprob_batch or inputs.micro_batch) * job.recipe.rows
         options["settings"] = {"workload.eval_micro_batch": str(batch)}
+        logits = job.recipe.head or job.inputs.algorithm in job.toolkit.widths
         question = _question(job, model)
-        key = ("trained", model, *sorted((name, str(value)) for name, value in options.items()))
-        return self._once(key, lambda: _trained(estimate(**question, advice=False, **options)))
+        if not logits:  # a score has a vector in the head's place: no matrix beside the embedding
+            question["model"] = load_model(model, job.dirs).model_copy(update={"tied": True})
+        key = ("trained", model, logits, *sorted((name, str(value)) for name, value in options.items()))
+        return self._once(key, lambda: _trained(estimate(**question, advice=False, **options), logits=logits))
 
     def served(self, job: RlJob, other: int, *, advice: bool) -> Served:
         """One engine beside so much else on its GPUs [bytes]; with ``advice`` also what can be set."""

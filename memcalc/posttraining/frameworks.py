@@ -7,7 +7,8 @@ measured besides: DPO and GRPO trainers of its release 1.10.0 under bf16 autocas
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 
 from memcalc.errors import InputError, UnknownNameError
 from memcalc.units import MIB
@@ -82,6 +83,21 @@ class Toolkit:
     choices: Choices
     """What it can be told beside these defaults."""
     source: str
+    swaps: bool = False
+    """Whether the reference waits on the host, and is put in the policy's place while it is read."""
+    widths: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    """By algorithm ``reads`` and ``trains`` where they differ; also of those that have no logits elsewhere."""
+    fuses: tuple[str, ...] = ()
+    """Algorithms whose log-probabilities come from a kernel that holds no logits, unless told otherwise."""
+
+    narrow: float = 0
+    """``trains`` where all is in 16 bits without autocast, one row in fp32 left out; 0 where it is the same."""
+    tile: tuple[int, int] = (0, 0)
+    """Tokens and entries of the vocabulary that its own kernel without logits makes at once."""
+
+    def width(self, algorithm: str, *, gradients: bool) -> float:
+        """Bytes of a logit at the height of an update, or of a pass without gradients."""
+        return self.widths.get(algorithm, (self.reads, self.trains))[gradients]
 
 
 VERL = Toolkit(
@@ -95,8 +111,17 @@ TRL = Toolkit(
     "trl@1.10", trainer="deepspeed", alone="hf", precision="", zero=3, recompute="full", micro_batch=8,
     utilization=0.3, apart=0.9, engine_tp=1, max_seqs=0, batched=4096, sleep="0", parks=(), empties=False,
     reads=8, trains=16, entropy=0, completions=True, kl=False, bucket=0, merges=True,
-    choices=Choices((3, 2), ("none",), ("0", "2"), ("none", "optimizer"), packs=False, fuses=True),
+    choices=Choices((3, 2), ("none",), ("0", "2"), ("none", "optimizer"), packs=False, fuses=True), narrow=8,
     source="trl trainer/grpo_trainer.py, trainer/utils.py, generation/vllm_generation.py@f2cd5771",
+)  # fmt: skip
+TRL_FUSED = replace(
+    TRL, name="trl@1.15", fuses=("dpo", "kto", "grpo", "dapo", "rloo"), tile=(4096, 32768),
+    source="trl 1.15.0 trainer/utils.py (add_fused_lm_head), kernels/chunked_logprob.py",
+)  # fmt: skip
+LLAMAFACTORY = replace(
+    TRL, name="llamafactory@0.9", utilization=0, completions=False, widths={"reward": (0, 6), "kto": (12, 20)},
+    source="LLaMA-Factory train/dpo/trainer.py, train/kto/trainer.py, train/trainer_utils.py@ff6d4d12; "
+    "trl models/modeling_value_head.py",
 )  # fmt: skip
 OPENRLHF = Toolkit(
     "openrlhf@0.11", trainer="deepspeed", alone="deepspeed", precision="bf16-mixed", zero=2, recompute="none",
@@ -107,13 +132,18 @@ OPENRLHF = Toolkit(
 )  # fmt: skip
 NEMO = Toolkit(
     "nemo-rl@0.5", trainer="fsdp2", alone="fsdp2", precision="bf16-mixed", zero=3, recompute="none",
-    micro_batch=4, utilization=0.6, apart=0.9, engine_tp=1, max_seqs=0, batched=0, sleep="2",
-    parks=("optimizer",), empties=True, reads=6, trains=12, entropy=0, completions=False, kl=True, bucket=0,
-    merges=False, choices=Choices((3,), ("optimizer",), ("2",)),
-    source="NeMo-RL models/policy/utils.py, examples/configs/grpo_math_1B.yaml@7ea279ab",
+    micro_batch=4, utilization=0.6, apart=0.9, engine_tp=1, max_seqs=0, batched=0, sleep="1",
+    parks=("optimizer", "params"), empties=True, reads=12, trains=12, entropy=0, completions=False, kl=True, bucket=0,
+    merges=False, choices=Choices((3,), ("params,optimizer",), ("1",)), swaps=True,
+    source="NeMo-RL models/policy/workers/dtensor_policy_worker_v2.py, models/automodel/train.py, "
+    "models/generation/vllm/vllm_worker.py, examples/configs/grpo_math_1B.yaml@7ea279ab",
 )  # fmt: skip
-TOOLKITS = {toolkit.name.partition("@")[0]: (toolkit,) for toolkit in (TRL, VERL, OPENRLHF, NEMO)}
-"""By name: the eras that were read."""
+TOOLKITS = {
+    "trl": (TRL, TRL_FUSED), "verl": (VERL,), "openrlhf": (OPENRLHF,), "nemo-rl": (NEMO,),
+    "llamafactory": (LLAMAFACTORY,),
+}  # fmt: skip
+"""By name: the eras that were read, the oldest first, which needs most and counts where no release is said; a release
+is of the last one that began before it."""
 
 
 def toolkit_of(name: str) -> Toolkit:
@@ -125,10 +155,24 @@ def toolkit_of(name: str) -> Toolkit:
     bare, at, release = str(name).partition("@")
     if bare not in TOOLKITS:
         raise UnknownNameError("framework", bare, f"must be one of {', '.join(TOOLKITS)}", TOOLKITS)
-    known = TOOLKITS[bare][-1]
-    if at and release != known.name.partition("@")[2]:
-        raise InputError("framework", name, f"the release that was read is {known.name}")
-    return known
+    eras = TOOLKITS[bare]
+    if not at:
+        return eras[0]
+    if len(eras) == 1 and release != eras[0].name.partition("@")[2]:
+        raise InputError("framework", name, f"the release that was read is {eras[0].name}")
+    wanted = _release(name, release)
+    begun = [era for era in eras if _release(era.name, era.name.partition("@")[2]) <= wanted]
+    if not begun:
+        raise InputError("framework", name, f"the releases that were read begin with {eras[0].name}")
+    return begun[-1]
+
+
+def _release(name: str, text: str) -> tuple[int, ...]:
+    """A release as numbers that compare."""
+    parts = text.split(".")
+    if not 0 < len(parts) < 5 or not all(part.isdecimal() and len(part) < 5 for part in parts):
+        raise InputError("framework", name, "its release must be numbers, as in trl@1.15")
+    return tuple(map(int, parts))
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,25 +5,45 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from memcalc.formulas.serving import log_prob_bytes
+from memcalc.formulas.serving import log_prob_bytes, tiled_log_prob_bytes
 from memcalc.posttraining.figures import Trained
 from memcalc.posttraining.words import RlJob
 from memcalc.results.posttraining import RlPhase
 from memcalc.results.serving import Served
 from memcalc.specs.model import Model
 
+PURE = ("bf16", "fp16")
+"""Precisions without autocast, whose outputs are not cast to fp32."""
 
-def logits_of(job: RlJob, vocab: int, *, gradients: bool) -> int:
+
+def logits_of(job: RlJob, model: Model, *, gradients: bool) -> int:
     """What log-probabilities hold of logits on one GPU [bytes]."""
     inputs, toolkit, recipe = job.inputs, job.toolkit, job.recipe
-    if inputs.logits == "fused" or not recipe.head or not recipe.log_probs:
+    without = not recipe.head and inputs.algorithm not in toolkit.widths
+    if without or not recipe.log_probs:
         return 0
-    each = (toolkit.trains if gradients else toolkit.reads) + toolkit.entropy * inputs.entropy
     rows = inputs.micro_batch if gradients else inputs.logprob_batch or inputs.micro_batch
     tokens = inputs.response + 1 if toolkit.completions and recipe.online else job.length
     if inputs.micro_tokens:
         rows, tokens = 1, inputs.micro_tokens
-    return int(log_prob_bytes(rows * recipe.rows, tokens, vocab, each))
+    rows *= recipe.rows
+    if inputs.logits == "fused":
+        width = (model.embedding_dim or model.hidden) if gradients and not job.lora else 0
+        copies = 4 if str(job.training.get("precision")).endswith("autocast") else 6
+        tiled = all(toolkit.tile)
+        return int(tiled_log_prob_bytes(rows * tokens, model.vocab, width, *toolkit.tile, copies)) if tiled else 0
+    each = toolkit.width(inputs.algorithm, gradients=gradients)
+    if (
+        gradients
+        and toolkit.narrow
+        and job.training.get("precision") in PURE
+        and inputs.algorithm not in toolkit.widths
+    ):
+        # selective_log_softmax_and_entropy takes the rows one by one
+        return int(
+            log_prob_bytes(rows, tokens, model.vocab, toolkit.narrow) + log_prob_bytes(1, tokens, model.vocab, 4)
+        )
+    return int(log_prob_bytes(rows, tokens, model.vocab, each + toolkit.entropy * inputs.entropy))
 
 
 def frozen_weights(job: RlJob, model: Trained) -> int:
@@ -49,7 +69,7 @@ class Cast:
     reward: Trained | None
     """A reward model, of which only a pass without gradients is used."""
     reference: int
-    """What a GPU keeps of the reference [bytes]; 0 where adapters are switched off for it."""
+    """What a GPU keeps of the reference [bytes]; 0 where adapters are switched off for it, or it takes turns."""
     judge: int
     """What a GPU keeps of the reward model [bytes]."""
     served: Served | None = None
@@ -94,18 +114,18 @@ class Cast:
 def phases_of(cast: Cast) -> Iterator[RlPhase]:
     """The phases in their order."""
     job, policy = cast.job, cast.policy
-    reads = logits_of(job, cast.model.vocab, gradients=False)
+    reads = logits_of(job, cast.model, gradients=False)
     if cast.served is not None:
         yield _rollout(cast, "rollout")
     if cast.reward is not None:
         yield _phase(cast, "reward", {REWARD: cast.judge + cast.reward.forward})
+    resident = policy.states - (policy.optimizer if "optimizer" in job.parks else 0)
     if cast.served is not None:
-        resident = policy.states - (policy.optimizer if "optimizer" in job.parks else 0)
         yield _phase(cast, "old log-probs", {POLICY: resident + policy.forward, LOGITS: reads})
     if job.reference:
         roles = {REFERENCE: cast.reference + policy.forward, LOGITS: reads}
         if not cast.reference:
-            roles = {POLICY: policy.states + policy.forward, LOGITS: reads}
+            roles = {POLICY: resident + policy.forward, LOGITS: reads}
         yield _phase(cast, "reference log-probs", roles)
     if cast.critic is not None:
         yield _phase(cast, "values", {CRITIC: cast.critic.states + cast.critic.forward})
@@ -131,7 +151,7 @@ def _phase(cast: Cast, name: str, active: dict[str, int], cached: int = 0) -> Rl
 def _update(cast: Cast) -> RlPhase:
     """The policy's update; a reference's logits of the same batch are gone before backward is at its height."""
     policy = cast.policy
-    trains = logits_of(cast.job, cast.model.vocab, gradients=True)
+    trains = logits_of(cast.job, cast.model, gradients=True)
     beside_logits = policy.head + trains > policy.update
     height = policy.head if beside_logits else policy.update
     roles = {POLICY: policy.states + height, LOGITS: trains * beside_logits}

@@ -123,6 +123,8 @@ def completed(
             raise MissingError("lengths decide what is needed: give --prompt and --response, the longest of each.")
     if not recipe.online:
         _refuse(given)
+    elif not toolkit.utilization:
+        raise CombinationError("algorithm", given["algorithm"], f"what {toolkit.name} generates is not counted")
     usual = _defaults(given, toolkit, recipe)
     for name, value in usual.items():
         if name not in given and value not in (0, "", 0.0):
@@ -144,7 +146,7 @@ def _defaults(given: Mapping[str, Any], toolkit: Toolkit, recipe: Recipe) -> dic
     """The framework's own values."""
     if "micro_batch" in given and "micro_tokens" in given:
         raise CombinationError("micro-tokens", given["micro_tokens"], "--micro-batch is given too")
-    usual: dict[str, Any] = {}
+    usual: dict[str, Any] = {"logits": "fused"} if given["algorithm"] in toolkit.fuses else {}
     if "micro_tokens" not in given and "micro_batch" not in given:
         if not toolkit.micro_batch:
             name = toolkit.name.partition("@")[0]

@@ -25,7 +25,8 @@ def read_files(
     one must lie in the folder of that file, in the working directory, in one of ``folders``, or below: what leads
     elsewhere must be given.
     """
-    reader = _References(dict(texts or {}), tuple(folders))
+    paths = tuple(paths)
+    reader = _References(dict(texts or {}), tuple(folders), {_real(Path(path)) for path in paths})
     for path in paths:
         reader.read(Path(path), None)
     return tuple(reader.configs)
@@ -34,9 +35,10 @@ def read_files(
 class _References:
     """Follows references, each file once: a loop ends where it began."""
 
-    def __init__(self, texts: dict[Path, str], folders: tuple[Path, ...] = ()) -> None:
+    def __init__(self, texts: dict[Path, str], folders: tuple[Path, ...], given: set[Path]) -> None:
         self.texts = texts
         self.folders = folders
+        self.given = given
         self.configs: list[Config] = []
         self.seen: set[Path] = set()
 
@@ -81,7 +83,7 @@ class _References:
         candidates = [named] if named.is_absolute() else [start / named for start in starts]
         path = next((candidate for candidate in candidates if there(candidate)), candidates[0])
         message = f"{origin.name} names {shown(reference.path)}"
-        if not any(inside(path, root) for root in starts):
+        if _real(path) not in self.given and not any(inside(path, root) for root in starts):
             if there(path) and path.is_symlink():
                 raise FileError("file", str(path), f"it leads out of {folder}")
             raise MissingError(f"{message} outside its folder. Pass it as a FILE to read it.")

@@ -101,7 +101,7 @@ def role_words(job: MergedJob, dirs: tuple[str, ...]) -> dict[str, Any]:
     keywords["gpus"] = int(options["gpus"]) + apart
     if not keywords.get("micro_tokens"):
         keywords["micro_batch"] = int(options["micro_batch"])
-    if keywords["framework"] == "trl":
+    if keywords["framework"] in ("trl", "llamafactory"):
         keywords |= _trl(job, keywords)
     for name in ("critic_model", "reward_model"):
         if name in keywords:

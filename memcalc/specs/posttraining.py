@@ -21,7 +21,9 @@ class RlInputs(Frozen):
     # fmt: off
     algorithm: Annotated[Algorithm, Option("What is optimized: {values}.", panel=ROLES, metavar="NAME")]
     framework: Annotated[
-        str, Option("trl, verl, openrlhf or nemo-rl, whose defaults are taken.", panel=ROLES, metavar="NAME")
+        str,
+        Option("trl, verl, openrlhf, nemo-rl or llamafactory, whose defaults are taken.", panel=ROLES,
+            metavar="NAME[@VERSION]"),
     ]
     trainer: Annotated[
         str, Option("What shards and trains, a framework of memcalc estimate; --framework's usual one when left out.",

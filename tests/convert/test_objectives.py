@@ -33,12 +33,11 @@ OTHERS = [
         "accelerate launch examples/scripts/gkd.py --config gkd.yaml",
         "trains by GKD (examples/scripts/gkd.py)",
     ),
-    ("lf.yaml", LLAMAFACTORY + "do_train: true\nstage: dpo\n", "trains by DPO (stage: dpo)"),
-    ("lf.yaml", LLAMAFACTORY + "do_train: true\nstage: rm\n", "trains by REWARD (stage: rm)"),
+    ("lf.yaml", LLAMAFACTORY + "do_train: true\nstage: ppo\nreward_model: x\n", "trains by stage: ppo"),
     ("lf.yaml", LLAMAFACTORY + "do_train: true\nuse_mca: true\n", "LLaMA-Factory's Megatron"),
     ("v1.yaml", "model: Qwen/Qwen3-4B\nmodel_class: llm\npeft_config: {name: lora, r: 16}\n", "LLaMA-Factory v1"),
-    ("ax.yaml", AXOLOTL + "rl: kto\n", "trains by KTO (rl: kto)"),
-    ("ax.yaml", AXOLOTL + "reward_model: true\n", "trains by REWARD"),
+    ("ax.yaml", AXOLOTL + "rl: ebft\n", "trains by EBFT (rl: ebft)"),
+    ("ax.yaml", AXOLOTL + "process_reward_model: true\n", "trains by PRM"),
     ("tt.yaml", "policy_model: {_component_: x}\nreward_and_value_model: {_component_: y}\n", "trains by PPO"),
     ("tt.yaml", TORCHTUNE + "loss: {_component_: torchtune.rlhf.loss.DPOLoss}\n", "trains by DPO"),
     ("run.sh", "tune run --nproc_per_node 8 knowledge_distillation_distributed --config kd.yaml", "DISTILLATION"),
@@ -48,6 +47,11 @@ OTHERS = [
         "run.sh",
         "python3 -m verl.trainer.main_ppo actor_rollout_ref.actor.strategy=megatron",
         "trains by verl's megatron",
+    ),
+    (
+        "run.sh",
+        "python3 -m verl.trainer.main_ppo --config-name=ppo_megatron_trainer actor_rollout_ref.rollout.n=4",
+        "trains by verl's ppo_megatron_trainer",
     ),
     ("run.sh", "python3 -m verl.trainer.main_ppo actor_rollout_ref.rollout.name=trtllm", "generates by trtllm"),
 ]
@@ -92,8 +96,6 @@ def test_what_trains_nothing_says_so(tmp_path: Path, name: str, text: str, words
 @pytest.mark.parametrize(
     ("config", "words"),
     [
-        ("axolotl-dpo.yaml", "trains by DPO"),
-        ("llamafactory-dpo.yaml", "trains by DPO"),
         ("torchtune-dpo.yaml", "trains by DPO"),
         ("torchtune-kd.yaml", "DISTILLATION"),
         ("megatron-mamba.sh", "state-space blocks"),

@@ -20,10 +20,10 @@ AXOLOTL = (
 )
 FILES = {
     "a/train.yaml": (AXOLOTL, "read"),
-    "a/dpo.yaml": (f"{AXOLOTL}rl: dpo\n", "declined"),
+    "a/ebft.yaml": (f"{AXOLOTL}rl: ebft\n", "declined"),
     "b/ds.json": ('{"train_micro_batch_size_per_gpu": 1, "zero_optimization": {"stage": 2}}', "asked"),
     "b/swift.sh": ("NPROC_PER_NODE=8 swift sft --model Qwen/Qwen2.5-7B --per_device_train_batch_size 1\n", "asked"),
-    "b/swift-dpo.sh": ("NPROC_PER_NODE=8 swift rlhf --model Qwen/Qwen2.5-7B\n", "declined"),
+    "b/swift-gkd.sh": ("NPROC_PER_NODE=8 swift rlhf --rlhf_type gkd --model Qwen/Qwen2.5-7B\n", "declined"),
     "b/infer.sh": ("llamafactory-cli export merge.yaml\n", "no-training"),
     "c/nanotron.yaml": ("general: {}\nmodel: {}\ntokens: {}\nparallelism: {}\noptimizer: {}\n", "declined"),
     "c/foundry.yaml": ("model: {}\ntrain_loader: {}\noptimizer: {}\nmax_duration: 10ba\n", "asked"),
@@ -53,7 +53,7 @@ def test_each_file_is_what_it_is(folder: Path) -> None:
 
 def test_what_is_declined_is_declined_by_its_name(folder: Path) -> None:
     reasons = {file.path: file.reason for file in survey(str(folder), gpu="h100", gpus=8).files}
-    for path, name in (("a/dpo.yaml", "DPO"), ("b/swift-dpo.sh", "DPO"), ("c/nanotron.yaml", "nanotron")):
+    for path, name in (("a/ebft.yaml", "EBFT"), ("b/swift-gkd.sh", "GKD"), ("c/nanotron.yaml", "nanotron")):
         assert name in reasons[path]
     assert "--model" in reasons["c/foundry.yaml"]
 

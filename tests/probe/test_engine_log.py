@@ -127,6 +127,11 @@ def test_a_refusal_says_what_was_free_and_what_starts() -> None:
             "expandable segments",
             "as verl switches it",
         ),
+        (
+            '  File "/vllm/device_allocator/cumem.py", line 236, in sleep\n    cpu_backup_tensor = torch.empty(',
+            "host memory as it fell asleep",
+            "sleep level 2",
+        ),
     ],
 )
 def test_the_usual_failures_have_a_cause_and_a_change(line: str, failure: str, change: str) -> None:
@@ -134,6 +139,12 @@ def test_the_usual_failures_have_a_cause_and_a_change(line: str, failure: str, c
     assert failure in result.failure
     assert result.causes
     assert any(change in text for text in result.changes)
+
+
+def test_host_memory_of_sleep_level_1_is_the_weights_of_all_ranks() -> None:
+    line = '  File "/vllm/device_allocator/cumem.py", line 236, in sleep\n    cpu_backup_tensor = torch.empty('
+    result = answer(CONFIG.format(**{**SERVED, "tp": 2}) + line)
+    assert result.causes[0].startswith("sleep level 1 copies the weights of 2 ranks, 15.")
 
 
 def test_what_sleep_left_is_shown() -> None:
@@ -169,3 +180,50 @@ def test_the_command_shows_it(tmp_path: Path) -> None:
     assert shown.stdout.startswith("started · as predicted")
     data = CliRunner().invoke(app, ["triage", str(path), "--gpu", "h100", "--format", "json"])
     assert json.loads(data.stdout)["schema"] == "memcalc.engine-log/1"
+
+
+SGLANG = (
+    "[2025-03-25 16:36:40] server_args=ServerArgs(model_path='meta-llama/Meta-Llama-3.1-8B-Instruct', "
+    "quantization=None, context_length=None, mem_fraction_static=0.88, chunked_prefill_size=8192, tp_size=1)\n"
+    "[2025-03-25 16:37:06 TP0] Load weight end. type=LlamaForCausalLM, dtype=torch.bfloat16, avail mem=63.48 GB, "
+    "mem usage=15.11 GB.\n"
+    "[2025-03-25 16:37:06 TP0] KV Cache is allocated. #tokens: 442750, K size: 27.02 GB, V size: 27.02 GB\n"
+)
+"""Figures of a log in sgl-project/sglang's pull request on tests of Flash Attention 3, on an H100."""
+
+
+def test_a_log_of_sglang_is_as_predicted() -> None:
+    """Its share is of the 78.59 GiB that were free before the weights: 0.88 of them less 15.11 are its pool."""
+    result = answer(SGLANG)
+    assert (result.failure, result.differs, result.served.engine) == ("", "", "sglang@0.5")
+    assert {term.name for term in result.terms} == {"weights", "KV cache", "tokens of the cache"}
+    cache = next(term for term in result.terms if term.name == "KV cache")
+    assert cache.logged / GIB == pytest.approx(54.04)
+    assert cache.predicted / GIB == pytest.approx(0.88 * 78.59 - 15.11, abs=0.3)
+
+
+def test_heavier_weights_of_sglang_are_named() -> None:
+    heavy = SGLANG.replace("63.48 GB, mem usage=15.11", "58.48 GB, mem usage=20.11").replace("27.02", "24.52")
+    assert answer(heavy).differs == "weights"
+
+
+@pytest.mark.parametrize(
+    ("line", "failure", "change"),
+    [
+        (
+            "RuntimeError: Not enough memory. Please try to increase --mem-fraction-static.",
+            "nothing was left",
+            "or more",
+        ),
+        ("Exception: Capture cuda graph failed: CUDA out of memory.", "captured CUDA graphs", "--cuda-graph-max-bs"),
+    ],
+)
+def test_failures_of_sglang(line: str, failure: str, change: str) -> None:
+    result = answer(SGLANG.replace("0.88", "0.15") + line)
+    assert failure in result.failure
+    assert any(change in text for text in result.changes)
+
+
+def test_a_log_of_sglang_without_its_share_is_asked_about() -> None:
+    with pytest.raises(MissingError, match="mem_fraction_static"):
+        answer(SGLANG.replace("mem_fraction_static=0.88, ", ""))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from memcalc.convert.config import Config, ConfigReader
 from memcalc.convert.document import Document
+from memcalc.convert.formats.axolotl_preferences import read_preferences
 from memcalc.convert.formats.axolotl_write import write
 from memcalc.convert.formats.base import Format, key_table
 from memcalc.convert.formats.beside_steps import STATE_DICTS, set_resumes, set_state_dict
@@ -22,7 +23,6 @@ from memcalc.convert.formats.tuning import (
     set_optimizer,
     set_stored,
 )
-from memcalc.convert.objectives import method_called, refuse_method
 
 KEYS = key_table("axolotl")
 KNOWN = ("harmless", "not_modelled", "not_counted", "degrees", "lora_kernels", "liger")
@@ -55,7 +55,7 @@ def read(document: Document) -> Config:
     _kernels(reader, adapter)
     set_optimizer(reader, "optimizer", "adamw_torch_fused", _OPTIMIZERS)
     _degrees(reader)
-    _check_objective(reader)
+    read_preferences(reader, KEYS, adapter)
     reader.harmless(*KEYS.harmless, *(() if adapter else KEYS.names("of_adapters", "lora_kernels")))
     reader.not_counted(KEYS.not_counted)
     reader.not_modelled(KEYS.not_modelled)
@@ -343,16 +343,6 @@ def _replicas(reader: ConfigReader) -> None:
         reader.set("dp_replicate", replicas, "dp_replicate_size")
     elif (shards or 1) > 1:
         reader.set("dp_shard", shards, "dp_shard_size")
-
-
-def _check_objective(reader: ConfigReader) -> None:
-    """Refuse anything but the next token."""
-    name = reader.document.path.name
-    for key in ("rl", "reward_model", "process_reward_model"):
-        value = reader.text(key).lower()
-        method = method_called(key if value == "true" else value)
-        refuse_method(name, method, f"{key}: {value}")
-    reader.harmless("trl.", "vllm.", "ebft.", "rl_beta")
 
 
 def _recognise(document: Document) -> bool:

@@ -23,7 +23,7 @@ FORMATS: dict[str, tuple[Kind, ...]] = {
     "fsdp2": ("shell",), "torchtitan": ("toml",), "megatron": ("yaml",), "swift_megatron": ("yaml", "json"),
     "swift": ("yaml", "json"), "axolotl": ("yaml",),
     "llamafactory": ("yaml", "json"), "torchtune": ("yaml", "flags"), "litgpt": ("yaml", "flags"),
-    "verl": ("yaml",), "openrlhf": ("flags",),
+    "verl": ("yaml",), "nemo_rl": ("yaml",), "openrlhf": ("flags",),
     "deepspeed": ("json",), "accelerate": ("yaml", "json"), "trainer": ("json", "yaml", "flags"),
     "fsdp_config": ("json",), "foundry": ("yaml",), "unread": ("yaml",), "launch": ("shell",),
 }  # fmt: skip

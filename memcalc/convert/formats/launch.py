@@ -28,7 +28,7 @@ from memcalc.errors import InputError, MissingError, UnknownFormatError, shown
 from memcalc.frameworks import environment
 
 _DISTRIBUTED = ("torchrun", "accelerate", "deepspeed")
-_COUNTED = ("verl",)
+_COUNTED = ("verl", "nemo_rl")
 """Formats whose own keys say how many ranks there are, whatever starts them."""
 _RANKS = ("NGPU", "NNODES", "NPROC_PER_NODE", "SWIFT_SINGLE_DEVICE_MODE")
 """Variables from which some launch scripts and tools take the number of ranks, and the GPUs of each."""
@@ -155,7 +155,7 @@ def _chosen(script: Script, name: str, text: str, directive_lines: Document) -> 
 def _check_objective(launch: Launch, name: str) -> None:
     """Refuse what trains something else than the next token of a decoder."""
     form = format_of(launch)
-    if form in ("verl", "openrlhf"):
+    if form in ("verl", "openrlhf", "nemo_rl"):
         return
     refuse_library(name, launch.script)
     method = method_of_script(recipe_of(launch))

@@ -19,6 +19,7 @@ from memcalc.convert.formats.beside_steps import (
     set_state_dict,
     tokens_up_to,
 )
+from memcalc.convert.formats.preferences import refuse_reference, set_algorithm
 from memcalc.convert.formats.tuning import (
     fsdp_keys,
     refer_deepspeed,
@@ -29,12 +30,13 @@ from memcalc.convert.formats.tuning import (
     set_optimizer,
     set_stored,
 )
-from memcalc.convert.objectives import method_called, refuse_idle, refuse_method
-from memcalc.errors import MissingError
+from memcalc.convert.objectives import method_called, refuse_idle
+from memcalc.errors import MissingError, ObjectiveError
 
 _KEYS = key_table("llamafactory")
 _TYPES = {name: name for name in ("full", "freeze", "lora", "oft")}
 _STAGES = {name: name for name in ("pt", "sft", "rm", "ppo", "dpo", "kto")}
+_LOSSES = {**dict.fromkeys(("sigmoid", "hinge", "ipo", "kto_pair"), "dpo"), "orpo": "orpo", "simpo": "simpo"}
 _ATTENTION = {"auto": "", "sdpa": "", "disabled": "eager", "fa2": "flash", "fa3": "flash"}
 """``flash_attn``; PyTorch's own choice follows from the model's class."""
 _METHODS = {name: name for name in ("bnb", "gptq", "awq", "aqlm", "quanto", "eetq", "hqq", "mxfp4", "fp8")}
@@ -54,12 +56,15 @@ def read(document: Document) -> Config:
     reader.set("engine", "trainer", "model_name_or_path")
     reader.set("model", reader.text("model_name_or_path"), "model_name_or_path")
     stage = reader.one_of("stage", _STAGES, "sft")
-    refuse_method(document.path.name, method_called(stage), f"stage: {stage}")
+    algorithm = _objective(reader, stage)
     idle = [key for key in _IDLE if reader.text(key).lower() not in ("", "false")]
     if idle and not reader.flag("do_train"):
         refuse_idle(document.path.name, idle)
     _batch(reader, stage)
     kind = reader.one_of("finetuning_type", _TYPES, "lora")
+    if algorithm:
+        refuse_reference(reader, reader.text("model_name_or_path"), ("ref_model",), adapters=kind == "lora")
+        reader.not_counted(_KEYS.tables["of_references"])
     quantized = _adapter(reader, kind)
     _precision(reader, kind)
     sharded = _engine(reader)
@@ -72,6 +77,19 @@ def read(document: Document) -> Config:
     reader.not_counted(_KEYS.not_counted)
     reader.not_modelled(_KEYS.not_modelled, unless=(False, None, 0, 0.0, 1, "", "none"))
     return reader.finish(known=_KEYS.names("of_lora", "not_modelled", "not_counted", "harmless"))
+
+
+def _objective(reader: ConfigReader, stage: str) -> str:
+    """What a stage optimizes, of pairs by ``pref_loss``; empty for the next token (hparams/finetuning_args.py)."""
+    if stage == "ppo":
+        raise ObjectiveError(
+            f"{reader.document.path.name} trains by stage: ppo, whose answers Transformers generates beside a policy "
+            "with a value head: memcalc rl counts vLLM and SGLang alone."
+        )
+    loss = reader.one_of("pref_loss", _LOSSES, "dpo")
+    if stage == "dpo":
+        return set_algorithm(reader, loss, "stage" if loss == "dpo" else "pref_loss", stage, "llamafactory")
+    return set_algorithm(reader, method_called(stage), "stage", stage, "llamafactory")
 
 
 def _check_generation(reader: ConfigReader) -> None:

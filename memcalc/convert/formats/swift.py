@@ -16,6 +16,7 @@ from memcalc.convert.config import Config, ConfigReader
 from memcalc.convert.document import Document
 from memcalc.convert.formats.base import Format, key_table
 from memcalc.convert.formats.beside_steps import set_generation, set_resumes
+from memcalc.convert.formats.swift_preferences import read_preferences
 from memcalc.convert.formats.tuning import (
     fsdp_keys,
     set_also_trained,
@@ -25,7 +26,7 @@ from memcalc.convert.formats.tuning import (
     set_optimizer,
     set_stored,
 )
-from memcalc.convert.objectives import method_called, refuse_method, refuse_task
+from memcalc.convert.objectives import refuse_task
 from memcalc.errors import ObjectiveError, shown
 
 _SOFTWARE = "ms-swift 4.6.0.dev0"
@@ -50,7 +51,8 @@ STEP = 16
 def read(document: Document) -> Config:
     """Return what arguments of ms-swift say of a job."""
     reader = ConfigReader(_with_presets(document), "swift", _SOFTWARE)
-    check_objective(reader)
+    check_task(reader)
+    algorithm = read_preferences(reader, _KEYS)
     reader.set("engine", "trainer", "model")
     reader.set("accelerated", True, "model")
     reader.set("model", reader.text("model"), "model") if reader.has("model") else None
@@ -61,12 +63,13 @@ def read(document: Document) -> Config:
     _images(reader)
     sharded = _engine(reader)
     _checkpointing(reader, sharded)
-    _kernels(reader)
+    _kernels(reader, algorithm)
     _optimizer(reader)
     set_resumes(reader)
     set_generation(reader, reader.integer("max_new_tokens", 64, low=1), "max_new_tokens")
     reader.harmless(*_KEYS.harmless, *_KEYS.lists["of_lora"], *_TRAINER.harmless)
-    reader.not_counted({**_TRAINER.not_counted, **_KEYS.not_counted})
+    known = ("loss_type",) if algorithm else ()  # of preferences a loss of the same size
+    reader.not_counted({**_TRAINER.not_counted, **_KEYS.not_counted}, counted=known)
     others = {name: says for name, says in _TRAINER.not_modelled.items() if name != "router_aux_loss_coef"}
     off = (False, None, 0, 0.0, 1, "", "none")
     reader.not_modelled({**others, **_KEYS.not_modelled}, unless=off)
@@ -74,11 +77,9 @@ def read(document: Document) -> Config:
     return reader.finish(known=(*_KEYS.names("harmless", "of_lora", "not_counted", "not_modelled"), *_TRAINER.harmless))
 
 
-def check_objective(reader: ConfigReader) -> None:
-    """Refuse what trains otherwise than on the next token: `swift rlhf`, and heads that give a score or a vector."""
+def check_task(reader: ConfigReader) -> None:
+    """Refuse heads that give a score or a vector, and sequences that several ranks share."""
     name = reader.document.path.name
-    method = reader.text("rlhf_type", "dpo" if reader.text("command") == "rlhf" else "")
-    refuse_method(name, method_called(method), f"rlhf_type {method}")
     refuse_task(name, reader.text("task_type", "causal_lm"))
     ways = reader.integer("sequence_parallel_size", 1, low=1) or 1
     if ways > 1:
@@ -260,7 +261,7 @@ def _checkpointing(reader: ConfigReader, engine: str) -> None:
         reader.set("checkpoints_wrapped", True, "gradient_checkpointing")
 
 
-def _kernels(reader: ConfigReader) -> None:
+def _kernels(reader: ConfigReader, algorithm: str) -> None:
     """Liger's fused loss gives way to the one that weighs tokens (seq2seq_trainer.py, compute_loss)."""
     kernel = reader.one_of("attn_impl", _ATTENTION, "")
     if kernel == "flex":
@@ -272,7 +273,7 @@ def _kernels(reader: ConfigReader) -> None:
     weighted = bool(reader.flag("enable_dft_loss")) or bool(reader.flag("enable_channel_loss")) or not scale <= _BINARY
     reader.set("kernels", "fused" if liger else "model", "use_liger_kernel")
     reader.set("loss", "fused-linear" if liger and not weighted else "standard", "use_liger_kernel")
-    if not liger and reader.flag("use_logits_to_keep", None) is not False:
+    if not liger and not algorithm and reader.flag("use_logits_to_keep", None) is not False:
         message = (
             "ms-swift makes the logits of labelled tokens only; estimated as all, since no file gives their number"
         )
@@ -302,7 +303,7 @@ def _recognise(document: Document) -> bool:
     data: Any = document.data
     if document.kind not in ("yaml", "json") or not isinstance(data, dict) or not isinstance(data.get("model"), str):
         return False
-    return not data.keys().isdisjoint(("tuner_type", "train_type")) and not _megatron(data)
+    return not data.keys().isdisjoint(("tuner_type", "train_type", "rlhf_type")) and not _megatron(data)
 
 
 def _megatron(data: dict[str, Any]) -> bool:

@@ -17,7 +17,8 @@ from memcalc.convert.formats.megatron_flags import KEYS, Flags
 from memcalc.convert.formats.megatron_float8 import set_float8
 from memcalc.convert.formats.megatron_states import set_states
 from memcalc.convert.formats.megatron_time import set_time
-from memcalc.convert.formats.swift import check_objective
+from memcalc.convert.formats.swift import check_task
+from memcalc.convert.formats.swift_preferences import refuse_preferences
 from memcalc.errors import ObjectiveError
 
 _SOFTWARE = "ms-swift 4.6.0.dev0"
@@ -65,7 +66,8 @@ class _Arguments(Flags):
 def read(document: Document) -> Config:
     """Return what arguments of ms-swift's Megatron say of a job."""
     reader = ConfigReader(document, "swift_megatron", _SOFTWARE)
-    check_objective(reader)
+    refuse_preferences(reader)
+    check_task(reader)
     flags = _Arguments(reader)
     flags.set("framework", "megatron", "tensor_model_parallel_size")
     if reader.has("model"):

@@ -11,7 +11,7 @@ from memcalc.convert.config import ConfigReader
 
 ALGORITHMS = {
     "grpo": "grpo", "dapo": "dapo", "rloo": "rloo", "dpo": "dpo", "ipo": "dpo", "kto": "kto", "orpo": "orpo",
-    "simpo": "simpo", "cpo": "simpo", "reward": "reward",
+    "simpo": "simpo", "cpo": "simpo", "reward": "reward", "gdpo": "grpo",
 }  # fmt: skip
 """By method the algorithm of ``memcalc rl`` that has its roles; CPO's are those of SimPO."""
 _HARMLESS = (

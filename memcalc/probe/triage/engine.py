@@ -67,6 +67,8 @@ def _served(lines: EngineLines, options: Mapping[str, Any], dirs: tuple[str, ...
     logged = lines.settings.get("model")
     if options.get("model") is None and logged is None:
         raise MissingError("the log does not name its model: give --model.")
+    if lines.engine == "sglang" and "utilization" not in lines.settings:
+        raise MissingError("the log does not say mem_fraction_static: keep the line of its server_args.")
     if options.get("gpu") is None:
         raise MissingError("the log does not name its GPU: give --gpu.")
     model = str(options["model"]) if options.get("model") else model_named(str(logged), dirs=dirs)
@@ -89,7 +91,13 @@ def _served(lines: EngineLines, options: Mapping[str, Any], dirs: tuple[str, ...
             unknown.append(f"{text}: the engine's default stands in")
     if lines.failure == "refused" and total is not None:
         keywords["other"] = f"{max(0.0, float(total) - float(lines.settings['free'])):.2f}GiB"
-    engine = f"vllm@{version}" if version is not None else "vllm"
+    engine = lines.engine if version is None else f"{lines.engine}@{version}"
+    served = serve(model=model, gpu=gpu, engine=engine, preset_dirs=dirs, **keywords)
+    if "before" not in lines.settings:
+        return served
+    beside = sum(served.stages[0].size(name) for name in ("context", "outside PyTorch"))
+    missing = gpu.memory_bytes - beside - float(lines.settings["before"]) * GIB  # a trainer on the same GPU, say
+    keywords["other"] = f"{max(0.0, missing) / GIB:.2f}GiB"
     return serve(model=model, gpu=gpu, engine=engine, preset_dirs=dirs, **keywords)
 
 
@@ -100,7 +108,7 @@ def _terms(lines: EngineLines, served: Served) -> Iterator[LoggedTerm]:
     predicted["KV cache"] = stage.cache
     predicted[REST] = predicted["activations"] + predicted["outside PyTorch"]
     logged = dict(lines.figures)
-    if {"weights", "KV cache"} <= set(logged) and "activations" not in logged:
+    if lines.engine == "vllm" and {"weights", "KV cache"} <= set(logged) and "activations" not in logged:
         within = logged.get("CUDA graphs", predicted["CUDA graphs"]) * any(
             term.within for term in stage.terms if term.name == "CUDA graphs"
         )
@@ -123,6 +131,9 @@ _FAILURES = {
     "warm-up": "ran out of memory as it warmed up its sampler",
     "segments": "refused to start: expandable segments beside its memory pool",
     "wake-up": "ran out of memory as it woke up",
+    "host": "ran out of host memory as it fell asleep",
+    "no pool": "refused to start: nothing was left for the cache",
+    "graphs": "ran out of memory as it captured CUDA graphs",
 }
 
 
@@ -130,13 +141,18 @@ def _explained(lines: EngineLines, served: Served) -> tuple[tuple[str, ...], tup
     """What a failure follows from, and what helps."""
     kind = lines.failure
     share = f"{served.utilization:g}"
+    ranks = served.tp * served.pp
+    weights = sum(stage.size("weights") for stage in served.stages) * served.tp / GIB
     causes: dict[str, str] = {
+        "host": f"sleep level 1 copies the weights of {ranks} ranks, {weights:.1f} GiB in all, into pinned host memory",
         "refused": f"{share} of the GPU are taken, and other processes, or a trainer's cache, hold the rest",
         "no cache": f"weights, a step and what lies outside PyTorch fill {share} of the GPU",
         "too long": f"{share} of the GPU leave {max(0, served.stages[0].cache) / GIB:.2f} GiB for the cache",
         "warm-up": f"the logits of {served.max_seqs} sequences lie beside the pool, and {share} leave no room for them",
         "segments": "PYTORCH_CUDA_ALLOC_CONF has expandable_segments:True, which the pool of sleep mode does not take",
         "wake-up": "weights and cache come back beside what the trainer's allocator still holds",
+        "no pool": f"weights, and what was in use before them, fill {share} of what was free",
+        "graphs": f"steps and CUDA graphs lie beside weights and pool, and {share} leave no room for them",
     }
     if "free" in lines.settings and kind == "refused":
         free, total = lines.settings["free"], lines.settings["total"]
@@ -155,6 +171,12 @@ def _changes(kind: str, served: Served) -> Iterator[str]:
         yield f"--gpu-memory-utilization {share:g} or less, the largest that is predicted to start"
     if kind == "refused":
         yield "torch.cuda.empty_cache() in the trainer before the engine starts, or its states off the GPU"
+    if kind == "graphs" and limits.largest_utilization is not None:
+        share = min(limits.largest_utilization, served.utilization)
+        yield f"--mem-fraction-static {share:g} or less, the largest that is predicted to start"
+        yield "fewer CUDA graphs: a smaller --cuda-graph-max-bs"
+    if kind == "no pool" and limits.smallest_utilization is not None:
+        yield f"--mem-fraction-static {limits.smallest_utilization:g} or more, which holds one sequence"
     if kind == "warm-up":
         yield f"--max-num-seqs below {served.max_seqs}: as many as one rollout needs"
     if kind in ("no cache", "too long") and limits.smallest_utilization is not None:
@@ -163,6 +185,8 @@ def _changes(kind: str, served: Served) -> Iterator[str]:
         yield f"--max-model-len {limits.largest_max_len} or less"
     if kind == "segments":
         yield "expandable_segments off while the engine allocates, as verl switches it, or no sleep mode"
+    if kind == "host":
+        yield "sleep level 2, where the trainer sends all weights anew, or more host memory for the job"
     if kind == "wake-up":
         yield "torch.cuda.empty_cache() in the trainer before wake_up(), weights first and the cache last"
 

@@ -1,4 +1,4 @@
-"""What vLLM prints while it starts: settings, figures and the usual refusals, found line by line.
+"""What vLLM and SGLang print while they start: settings, figures and the usual refusals, found line by line.
 
 vLLM 0.8 to 0.19: v1/worker/gpu_worker.py, gpu_model_runner.py, v1/core/kv_cache_utils.py, device_allocator/cumem.py;
 the line of the settings in v1/engine/core.py. Of several workers the first line counts: all ranks hold the same.
@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from memcalc.probe.triage import sglang_lines as sglang
 from memcalc.units import GIB
 
 _NUMBER = r"(-?\d[\d,]*\.?\d*)"
@@ -44,11 +45,13 @@ _FAILURES = {
     "too long": r"KV cache is needed, which is larger than|larger than the maximum number of tokens that can be stored",
     "warm-up": r"out of memory occurred when warming up sampler",
     "segments": r"[Ee]xpandable segments are not compatible with memory pool",
+    "host": r"in sleep\s+cpu_backup_tensor = torch\.empty\(",
     "wake-up": r"(?s)cumem_allocator.*out of memory|CUDA Error: out of memory at .*cumem",
 }
 _STARTS = re.compile(
     "|".join((r"Available KV cache memory: ", r"reserved for KV Cache is", r"Initializing a V\d LLM engine",
-        *_FAILURES.values())).replace("(?s)", "")
+        r"Load weight end\..*avail mem=", r"max_total_num_tokens=\d", *_FAILURES.values(),
+        *sglang.FAILURES.values())).replace("(?s)", "")
 )  # fmt: skip
 """What tells such a log from another."""
 
@@ -67,6 +70,8 @@ class EngineLines:
     """The kind of failure; empty where the log has none of the usual ones."""
     slept: tuple[int, int] | None
     """What sleep gave back, and what stays in use [bytes]."""
+    engine: str = "vllm"
+    """Whose log it is."""
 
 
 def is_engine_log(text: str) -> bool:
@@ -84,7 +89,7 @@ def engine_failed(text: str) -> bool:
     >>> engine_failed("ValueError: No available memory for the cache blocks.")
     True
     """
-    return any(re.search(pattern, text) for pattern in _FAILURES.values())
+    return any(re.search(pattern, text) for pattern in (*_FAILURES.values(), *sglang.FAILURES.values()))
 
 
 def engine_lines(text: str) -> EngineLines:
@@ -93,6 +98,12 @@ def engine_lines(text: str) -> EngineLines:
     >>> engine_lines("INFO gpu_worker.py:298] Available KV cache memory: 8.00 GiB").figures
     {'KV cache': 8589934592}
     """
+    if sglang.SIGNS.search(text):
+        failure = next((name for name, pattern in sglang.FAILURES.items() if re.search(pattern, text)), "")
+        sizes = {name: int(size * GIB) for name, size in sglang.sglang_figures(text).items()}
+        return EngineLines(
+            sglang.sglang_settings(text), sizes, sglang.sglang_tokens(text), failure, slept=None, engine="sglang"
+        )
     figures = {name: _first(patterns, text) for name, patterns in _FIGURES.items()}
     settings = {name: _first(patterns, text) for name, patterns in _SETTINGS.items()}
     tokens, slept = _TOKENS.search(text), _SLEEP.search(text)

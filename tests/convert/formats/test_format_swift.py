@@ -159,10 +159,9 @@ def test_unknown_keys_are_named_with_the_nearest() -> None:
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("swift rlhf --model x --dataset y", "trains by DPO"),  # its default
-        ("swift rlhf --rlhf_type grpo --model x", "trains by GRPO"),
+        ("swift rlhf --rlhf_type gkd --model x", "trains by GKD"),
+        ("swift rlhf --rlhf_type ppo --model x", "trains by PPO"),
         ("megatron rlhf --rlhf_type kto --model x", "trains by KTO"),
-        ("python -m swift.cli.rlhf --rlhf_type orpo --model x", "trains by ORPO"),
         ("swift sft --model x --task_type seq_cls --num_labels 2", "a classifier in the head's place"),
         ("NPROC_PER_NODE=8 swift sft --model x --sequence_parallel_size 8", "over 8 ranks"),
         ("NPROC_PER_NODE=2 megatron sft --model x --tuner_type lora", "adapters under Megatron"),
