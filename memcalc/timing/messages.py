@@ -149,7 +149,7 @@ def _context(grid: Grid, blocks: list[BlockWork], node: Node) -> tuple[Message, 
 
     A ring and a gather send them once forward, and with their gradients twice backward; attention runs beside a ring
     alone. All-to-alls send queries, keys, values and output once each way, between nodes by each rank's own adapter.
-    Sources: TransformerEngine 2.11, ``attention/dot_product_attention/context_parallel.py``: ``AttnFuncWithCPAndKVP2P``,
+    Sources: TransformerEngine 2.11, ``context_parallel.py``: ``AttnFuncWithCPAndKVP2P``,
     ``AttnFuncWithCPAndKVAllGather``, ``AttnFuncWithCPAndQKVOA2A``.
     """
     ranks, tp = grid.degree("cp"), grid.degree("tp")
