@@ -90,9 +90,10 @@ def messages_of(census: ModelOnGrid, blocks: list[BlockWork], node: Node) -> Mes
     """The traffic of every strategy of a grid."""
     grid = census.grid
     tensor, beside, tensor_again = _tensor(census, blocks, node)
+    ring, waited = _context(grid, blocks, node)
     expert, expert_again = exchanges(grid, blocks, node)
     return Messages(
-        tensor, beside, tensor_again, *_context(grid, blocks, node), expert, expert_again,
+        tensor, beside, tensor_again, ring, waited, expert, expert_again,
         _pipeline(census, node), *_data(census, blocks, node),
     )  # fmt: skip
 

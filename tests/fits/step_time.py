@@ -371,9 +371,9 @@ def constants(found: Fitted) -> list[str]:
     return parts
 
 
-def _constant(prior: Prior, value: float, low: float, high: float, **more: float) -> str:
+def _constant(of: Prior, value: float, low: float, high: float, **more: float) -> str:
     ends = {name: float(f"{each:.4g}") for name, each in (("value", value), ("low", low), ("high", high))}
-    return table("constant", name=prior.name, of=prior.of, unit=prior.unit, **ends, source=prior.source, **more)
+    return table("constant", name=of.name, of=of.of, unit=of.unit, **ends, source=of.source, **more)
 
 
 def held(residuals: Array, sources: Array, coverage: float) -> float:

@@ -10,7 +10,8 @@ EXPERTS = experts.experts()
 @pytest.mark.parametrize("expert", EXPERTS, ids=[expert["name"] for expert in EXPERTS])
 def test_a_published_layout_is_near_the_first_or_explained(expert: dict) -> None:
     row = experts.compared(expert)
-    assert row.behind >= -1e-9, "a pin found a faster plan than the whole search"
+    tight = row.expert is not None and row.expert.verdict == "tight"  # these are listed last, however fast
+    assert row.behind >= -1e-9 or tight, "a pin found a faster plan than the whole search"
     assert row.behind <= experts.NEAR or len(row.why) > 40, row.why
     page = experts.PAGE.read_text(encoding="utf-8")
     assert experts.table([row]).splitlines()[-1] in page.splitlines(), "run tests/expert_layouts.py"
