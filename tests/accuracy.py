@@ -45,7 +45,8 @@ ROWS_HEAD = """\
 
 Written by `python tests/accuracy.py`, as [accuracy](../accuracy.md), which has the results in short.
 """
-IN_SHORT = ("What is compared", "Aims", "By group", "Does it fit?", "The range", "Throughput")
+IN_SHORT = ("What is compared", "Aims", "By group", "Does it fit?", "The range", "Throughput",
+            "Throughput of these runs")  # fmt: skip
 """Headings of the first page; what else there is stands on the second."""
 README = PAGE.parents[1] / "README.md"
 EVIDENCE = PAGE.parents[1] / "presets" / "evidence.toml"
