@@ -134,15 +134,15 @@ def _split_block(grid: Grid, block: BlockWork) -> tuple[Array, Array]:
     reduce-scatter over ``tp_group`` of the permuted tokens).
     """
     ranks, tokens, spec = grid.degree("tp"), block.activations.tokens, block.activations.group.block
-    whole = comm.tensor_parallel_bytes(tokens, spec.hidden, 2, ranks, 1)
+    dense = comm.tensor_parallel_bytes(tokens, spec.hidden, 2, ranks, 1)
     many = (ranks > 1).astype(np.int64)
     if not spec.is_moe or grid.fixed.moe_dispatcher == "allgather":
-        return 2 * whole, 2 * many
+        return 2 * dense, 2 * many
     split = grid.expert_tp
     rows = block.activations.units["routed"] * split // ranks
     routed = comm.tensor_parallel_bytes(rows, spec.hidden, 2, split, 1)
     shared = int(getattr(spec.mlp, "shared_ffn", 0) > 0)
-    return (1 + shared) * whole + routed, (1 + shared) * many + (split > 1)
+    return (1 + shared) * dense + routed, (1 + shared) * many + (split > 1)
 
 
 def _context(grid: Grid, blocks: list[BlockWork], node: Node) -> tuple[Message, Message]:

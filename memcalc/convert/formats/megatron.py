@@ -211,7 +211,6 @@ def _experts(flags: Flags) -> None:
     capacity = flags.number("moe_expert_capacity_factor", 1.0) or 1.0
     if flags.on("moe_pad_expert_input_to_capacity") and capacity >= 1:
         flags.set("strategy.expert_overload", capacity, "moe_expert_capacity_factor")
-        flags.set("strategy.experts_padded", True, "moe_pad_expert_input_to_capacity")
     elif capacity != 1.0:
         flags.warn("moe_expert_capacity_factor", "every expert is counted with its equal share of the tokens")
 
