@@ -335,11 +335,18 @@ def _groups(scores: Sequence[RunScore]) -> list[ErrorGroup]:
 
 
 def _speed_groups(speeds: Sequence[RunThroughput]) -> Iterator[ThroughputGroup]:
-    """Return the errors of throughput by group, then of all."""
+    """Return the errors of throughput by group, then of all; beside them what the fit found of a source left out."""
+    known = {row.name: row for row in catalog.step_time().error if row.name != "all"}
     for name in (*sorted({speed.group for speed in speeds}), "all"):
         of_group = [speed for speed in speeds if name in {speed.group, "all"}]
         covered = sum(speed.within for speed in of_group)
-        yield ThroughputGroup(**summary_of([(speed.error, speed.id) for speed in of_group]), name=name, covered=covered)
+        yield ThroughputGroup(
+            **summary_of([(speed.error, speed.id) for speed in of_group]),
+            name=name,
+            covered=covered,
+            left_out_median=known[name].crossed_median if name in known else None,
+            left_out_p90=known[name].crossed_p90 if name in known else None,
+        )
 
 
 def _target(target: Target, scores: Iterable[RunScore], runs: RunsFile) -> TargetResult:

@@ -45,7 +45,8 @@ ROWS_HEAD = """\
 
 Written by `python tests/accuracy.py`, as [accuracy](../accuracy.md), which has the results in short.
 """
-IN_SHORT = ("What is compared", "Aims", "By group", "Does it fit?", "The range", "Throughput")
+IN_SHORT = ("What is compared", "Aims", "By group", "Does it fit?", "The range", "Throughput",
+            "Throughput of these runs")  # fmt: skip
 """Headings of the first page; what else there is stands on the second."""
 README = PAGE.parents[1] / "README.md"
 EVIDENCE = PAGE.parents[1] / "presets" / "evidence.toml"
@@ -158,11 +159,23 @@ def throughput() -> Iterator[Block]:
         for row in table.error
     ]
     yield Table("By source", _aligned(names), tuple(rows))
-    kinds = tuple(
-        (row.name, f"{100 * row.low:+.0f}%", f"{100 * row.high:+.0f}%", f"{100 * row.coverage:.0f}%", row.basis)
-        for row in table.span
+    yield Line(
+        "No mixture of experts was fitted on: their constants are those of dense runs and of others' measurements. "
+        "The errors of their steps:"
     )
-    yield Table("Range of a step", _aligned(("kind of job", "low", "high", "coverage", "basis")), kinds)
+    names = ("source", "runs", "median %", "90% within", "middle %")
+    rows = [
+        (row.name, str(row.runs), *(f"{100 * e:.1f}" for e in (row.median, row.p90)), f"{100 * row.bias:+.1f}")
+        for row in table.experts
+    ]
+    yield Table("Mixtures of experts", _aligned(names), tuple(rows))
+    kinds = tuple(
+        (row.name, f"{100 * row.low:+.0f}%", f"{100 * row.high:+.0f}%", f"{100 * row.coverage:.0f}%",
+         *("" if share is None else f"{100 * share:.1f}" for share in (row.inside, row.median)), row.basis)
+        for row in table.span
+    )  # fmt: skip
+    columns = ("kind of job", "low", "high", "coverage", "held %", "median error %", "basis")
+    yield Table("Range of a step", _aligned(columns), kinds)
     yield Line("Throughput: layouts, runs and constants", "heading")
     sweeps = tuple(
         (row.name, str(row.sweeps), str(row.layouts), f"{100 * row.right / max(row.pairs, 1):.1f}% of {row.pairs}",
@@ -174,10 +187,13 @@ def throughput() -> Iterator[Block]:
     left = tuple((row.reason, str(row.runs)) for row in table.left_out)
     yield Table("Not fitted on, by rules that look at no prediction", _aligned(("reason", "runs")), left)
     constants = tuple(
-        (row.name, row.of, f"{row.value:.3g}", f"{row.low:.3g}", f"{row.high:.3g}", row.unit, row.source)
+        (row.name, row.of, *(f"{each:.3g}" for each in (row.value, row.low, row.high)), row.unit,
+         *("" if each is None else f"{each:.3g}" for each in (row.prior, row.prior_low, row.prior_high)),
+         str(row.runs), str(row.sources), row.source)
         for row in table.constant
-    )
-    columns = ("constant", "of", "value", "least", "largest", "unit", "source")
+    )  # fmt: skip
+    columns = ("constant", "of", "value", "least", "largest", "unit", "prior", "from", "to", "moves runs", "of sources",
+               "source")  # fmt: skip
     yield Table("Constants, and their spread over refits without a source", _aligned(columns), constants)
 
 

@@ -33,6 +33,15 @@ class Compared:
     """The fastest plan with the layout; None where nothing with it fits."""
     why: str
     """What `--why` says of it."""
+    published: float | None
+    """What its source says that it reached [tokens/s a GPU]."""
+
+    @property
+    def off(self) -> float | None:
+        """What is said of its speed over what was published, less one."""
+        if self.published is None or self.expert is None:
+            return None
+        return self.expert.time.tokens_per_second_per_gpu / self.published - 1
 
     @property
     def behind(self) -> float:
@@ -58,7 +67,8 @@ def compared(expert: dict[str, Any]) -> Compared:
     pinned = memcalc.plan(**job, **layout, settings=fields, objective="throughput", top=1, advice=False)
     fastest = pinned.plans[0] if pinned.plans else None
     why = memcalc.plan(**job, settings=fields, objective="throughput", top=1, why=question) if stages else answer
-    return Compared(expert["name"], expert["source"], layout, answer.plans[0], fastest, why.asked)
+    first, speed = answer.plans[0], expert.get("speed")
+    return Compared(expert["name"], expert["source"], layout, first, fastest, why.asked, speed)
 
 
 def _word(value: object) -> str:
@@ -67,7 +77,8 @@ def _word(value: object) -> str:
 
 def table(rows: list[Compared]) -> str:
     """The table in Markdown."""
-    head = "| layout | published | its tok/s/GPU | fastest | behind | why |\n|---|---|--:|--:|--:|---|\n"
+    head = "| layout | published | reached | said of it | off | fastest | behind | why |\n"
+    head += "|---|---|--:|--:|--:|--:|--:|---|\n"
     return head + "".join(map(_row, rows))
 
 
@@ -77,7 +88,9 @@ def _row(row: Compared) -> str:
     behind = f"{row.behind:.1%}" if row.expert else ""
     why = "" if row.behind <= NEAR else row.why.partition(" fits and ")[2] or row.why
     first = f"{row.first.time.tokens_per_second_per_gpu:.0f}"
-    return f"| {row.name}: {layout} | {row.source} | {speed} | {first} | {behind} | {why} |\n"
+    reached = "" if row.published is None else f"{row.published:.0f}"
+    off = "" if row.off is None else f"{row.off:+.1%}"
+    return f"| {row.name}: {layout} | {row.source} | {reached} | {speed} | {off} | {first} | {behind} | {why} |\n"
 
 
 def main() -> None:

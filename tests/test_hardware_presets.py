@@ -207,6 +207,7 @@ def test_total_is_what_mlperf_lists(name: str, mebibytes: int) -> None:
         ("gb300-nvl72", 4, 800, 4),  # MLPerf, NVIDIA theia_ngpu72: four ConnectX-8 XDR a tray of four GPUs
         ("hgx-b300", 8, 800, 8),  # MLPerf, Supermicro SYS-822GS-NB3RT: eight ConnectX-8 XDR
         ("2xh100-nvl", 1, 80, 2),  # Azure, Standard_NC80adis_H100_v5: 80,000 Mb/s
+        ("hgx-h800", 8, 400, 8),  # DeepSeek-V3, arXiv:2412.19437, section 3.2.2: 50 GB/s a GPU
         ("8xmi300x", 8, 400, 8),  # Azure, ND MI300X v5: 8 x 400 Gb/s NDR
         ("8xmi325x", 8, 400, 8),  # ROCm docs, vLLM with MoRI: eight ConnectX-7, one a GPU
         ("8xmi355x", 8, 400, 8),  # MLPerf Inference 6.1, Crusoe: eight Pollara 400

@@ -193,6 +193,76 @@ def test_aims(said: Callable[..., None]) -> None:
     ]  # fmt: skip
 
 
+# ---------------------------------------------------------------------------------------------------------- throughput
+
+
+def spoken(monkeypatch: pytest.MonkeyPatch, speeds: dict[str, float]) -> None:
+    """Make the estimate of each run say a throughput, in a range from a fifth less to a quarter more."""
+    real = memcalc.estimate(model="llama-2-7b", gpu="a100-80g", gpus=8, zero=3)
+    assert real.time is not None
+
+    def predict(run: Run, *_: Any) -> Estimate:
+        time = real.time.model_copy(  # type: ignore[union-attr]
+            update={"tokens_per_second_per_gpu": speeds[run.id], "step": 1.0, "low": 0.8, "high": 1.25}
+        )
+        return real.model_copy(update={"time": time})
+
+    monkeypatch.setattr(validation, "predict", predict)
+
+
+def test_throughput_is_scored_with_or_without_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """1000, 900 and 2000 said of 1000, 1000 and 1000: 0, -10% and +100%, the last beyond its range of 1600 to 2500."""
+    spoken(monkeypatch, {"r0": 1000, "r1": 900, "r2": 2000, "r3": 1})
+    speed = {"tokens_per_second_per_gpu": 1000.0}
+    found = compared(
+        {**speed, "group": "a", "measured": {"allocated": 10**10}}, {**speed, "group": "a"}, {**speed, "group": "b"},
+        {"group": "b", "outcome": "oom"},
+    )  # fmt: skip
+    assert [(row.id, row.group, row.measured, row.predicted) for row in found.throughput] == [
+        ("r0", "a", 1000, 1000), ("r1", "a", 1000, 900), ("r2", "b", 1000, 2000)
+    ]  # fmt: skip
+    assert [row.error for row in found.throughput] == pytest.approx([0, -0.1, 1])
+    assert [(row.low, row.high) for row in found.throughput] == [(800, 1250), (720, 1125), (1600, 2500)]
+    assert [row.within for row in found.throughput] == [True, True, False]
+    groups = {part.name: part for part in found.throughput_groups}
+    assert list(groups) == ["a", "b", "all"]
+    assert [groups[name].median_abs_error for name in groups] == pytest.approx([0.05, 1, 0.1])
+    assert [groups[name].covered for name in groups] == [2, 0, 2]
+    assert len(found.runs) == 1
+    assert [verdict.outcome for verdict in found.verdicts] == ["fits", "fits", "fits", "oom"]
+
+
+def test_a_group_of_the_fit_has_its_errors_with_the_source_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    spoken(monkeypatch, {"r0": 1000, "r1": 1000})
+    speed = {"tokens_per_second_per_gpu": 1000.0}
+    of_fit = next(row for row in catalog.step_time().error if row.name == "InternEvo")
+    own, other, every = compared({**speed, "group": "InternEvo"}, {**speed, "group": "mine"}).throughput_groups
+    assert (own.left_out_median, own.left_out_p90) == (of_fit.crossed_median, of_fit.crossed_p90)
+    assert (other.left_out_median, every.left_out_median) == (None, None)
+
+
+def test_layouts_of_a_sweep_are_put_in_order_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Measured 100, 98, 60, 40 and said 90, 95, 20, 50: of six pairs five are apart, of which four are in order."""
+    spoken(monkeypatch, {"r0": 90, "r1": 95, "r2": 20, "r3": 50, "r4": 7})
+    measured = (100.0, 98.0, 60.0, 40.0)
+    runs = [{"sweep": "s", "group": "g", "tokens_per_second_per_gpu": each} for each in measured]
+    found = compared(*runs, {"sweep": "alone", "group": "g", "tokens_per_second_per_gpu": 5.0})
+    (order,) = found.orders
+    assert (order.group, order.sweep, order.layouts, order.pairs, order.right) == ("g", "s", 4, 5, 4)
+    assert (order.regret, order.rank) == (pytest.approx(0.02), 2)
+
+
+def test_screen_and_page_tell_of_throughput(tmp_path: Path) -> None:
+    path = tmp_path / "mine.toml"
+    rows = [TEXT.replace("lab-1", f"lab-{n}").replace('group = "lab"', f'group = "lab"\nsweep = "s"\n'
+            f"tokens_per_second_per_gpu = {speed}") for n, speed in enumerate((1000.0, 2000.0, 3000.0))]  # fmt: skip
+    path.write_text("".join(rows), encoding="utf-8")
+    assert "throughput of 3 runs: |error| median" in command(str(path)).stdout
+    page = command(str(path), "--format", "markdown").stdout
+    assert "## Throughput of these runs\n" in page
+    assert "Layouts of a sweep in order" in page
+
+
 # --------------------------------------------------------------------------------------------------------- predictions
 
 

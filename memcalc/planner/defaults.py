@@ -191,12 +191,12 @@ def check_needs(request: Request, model: Model, *, searched: bool) -> None:
 
     In a search a degree that nothing pins is open.
     """
-    overload = request.given.get("fields", {}).get("expert_overload", 1.0)
-    if overload != 1:
+    for name, usual in (("expert_overload", 1.0), ("experts_padded", False)):
+        value = request.given.get("fields", {}).get(name, usual)
         kernels = request.given.get("kernels", habits_for(request)[1].kernels)
-        if not model.is_moe or kernels != "te":
+        if value != usual and (not model.is_moe or kernels != "te"):
             allowed = "needs Megatron-LM's grouped experts" if model.is_moe else f"{model.name} has no routed experts"
-            raise CombinationError("strategy.expert_overload", overload, allowed)
+            raise CombinationError(f"strategy.{name}", value, allowed)
     for option in NEEDING:
         value, degree = request.given.get(option.name), option.needs
         if value is None or value == option.default:

@@ -69,6 +69,7 @@ def blocks(result: Validation) -> Iterator[Block]:
     yield from _targets(result.targets)
     yield from _parts(result)
     yield from _verdicts(result)
+    yield from _throughput(result)
     yield from _far(result)
     yield from _rows(result.runs)
     yield from _unknown(result)
@@ -166,6 +167,38 @@ def _verdicts(result: Validation) -> Iterator[Block]:
         yield Table("Wrong verdicts", (*header("run | outcome | verdict"), *sizes), wrong)
 
 
+def _throughput(result: Validation) -> Iterator[Block]:
+    """Return measured throughput beside the predicted one, by group and by sweep."""
+    if not result.throughput:
+        return
+    yield Line("Throughput of these runs", "heading")
+    yield Line(_speeds(result))
+    columns = (Column("group"), *ERROR_COLUMNS, *header("in range > | left out, median [%] > | p90 [%] >"))
+    rows = tuple(
+        (part.name, *error_cells(part), f"{part.covered} of {part.count}",
+         *(signed(size, sign=False) for size in (part.left_out_median, part.left_out_p90)))
+        for part in result.throughput_groups
+    )  # fmt: skip
+    yield Table("Absolute error of tokens a second", columns, rows)
+    if result.orders:
+        columns = header("group | sweep | layouts > | pairs in order > | lost by the first [%] > | best stands at >")
+        orders = tuple(
+            (order.group, order.sweep, str(order.layouts), f"{order.right} of {order.pairs}",
+             signed(order.regret, sign=False), str(order.rank))
+            for order in result.orders
+        )  # fmt: skip
+        yield Table("Layouts of a sweep in order", columns, orders)
+
+
+def _speeds(result: Validation) -> str:
+    """Return the errors of throughput in one sentence."""
+    total = result.throughput_groups[-1]
+    return (
+        f"throughput of {counted(total.count, 'run')}: |error| median {signed(total.median_abs_error, sign=False)}%, "
+        f"p90 {signed(total.p90_abs_error, sign=False)}%; {total.covered} in the range"
+    )
+
+
 def _far(result: Validation) -> Iterator[Block]:
     far = sorted((score for score in result.runs if abs(score.error) > FAR), key=lambda score: -abs(score.error))
     yield Line("Far off", "heading")
@@ -218,6 +251,8 @@ def _brief(result: Validation, worst: int) -> Iterable[Block]:
     yield Line(_said(result), "verdict")
     yield from (Line(f"With the calibration {validation}.", "faint") for validation in result.calibrations)
     yield from (Line(text, mood=mood) for text, mood in _run_verdicts(result))
+    if result.throughput:
+        yield Line(_speeds(result))
     if result.runs:
         groups = [group for group in result.groups if group.by == "group"]
         columns = (*header("group | figure"), *ERROR_COLUMNS)

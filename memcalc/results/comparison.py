@@ -116,6 +116,11 @@ class ThroughputGroup(ErrorSummary):
     """The group, or ``all``."""
     covered: int
     """Runs whose throughput lies within the range."""
+    left_out_median: float | None = None
+    """Median of |error| of a step by constants that were fitted without the source of that name; ``None`` where the
+    shipped fit has none."""
+    left_out_p90: float | None = None
+    """Its 90th percentile."""
 
 
 class SweepOrder(Frozen):

@@ -86,6 +86,16 @@ class Constant(Frozen):
     """The largest."""
     source: str
     """Where it was read, or "fitted"."""
+    prior: float | None = None
+    """Where it was expected before any run was looked at; None where nothing was expected."""
+    prior_low: float | None = None
+    """Lower end of what was expected, in 19 of 20 cases."""
+    prior_high: float | None = None
+    """Upper end."""
+    runs: int = Field(default=0, ge=0)
+    """Runs whose step it moves; where there is none, its value is what was expected."""
+    sources: int = Field(default=0, ge=0)
+    """Sources of these runs."""
 
 
 class Span(Frozen):
@@ -105,6 +115,10 @@ class Span(Frozen):
     """Documents that they were read from."""
     basis: str
     """What a reader is told."""
+    median: float | None = None
+    """Of |predicted / measured - 1| of these runs by constants that were fitted without their source [-]."""
+    inside: float | None = None
+    """Share of them that lies in the range [-]."""
 
 
 class ErrorRow(Frozen):
@@ -122,6 +136,21 @@ class ErrorRow(Frozen):
     """The same by constants that were fitted without the source."""
     crossed_p90: float
     """Its 90th percentile."""
+
+
+class ExpertsRow(Frozen):
+    """Errors of the published runs of mixtures of experts of one source, or of all; none was fitted on."""
+
+    name: str
+    """The source, or all."""
+    runs: int
+    """Published runs with throughput."""
+    median: float
+    """Of |predicted / measured - 1| of a step [-]."""
+    p90: float
+    """Its 90th percentile [-]."""
+    bias: float
+    """Median of predicted / measured - 1 [-]."""
 
 
 class Order(Frozen):
@@ -174,6 +203,8 @@ class StepTimeTable(Frozen):
     """Ranges of a step by kind of job."""
     error: tuple[ErrorRow, ...] = ()
     """Errors by source."""
+    experts: tuple[ExpertsRow, ...] = ()
+    """Errors of mixtures of experts by source."""
     order: tuple[Order, ...] = ()
     """Right orders by source."""
     sweeps: tuple[Sweeps, ...] = ()

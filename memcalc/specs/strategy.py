@@ -239,6 +239,7 @@ class Strategy(Frozen):
             "Megatron-LM pads each expert.", "-", kind="factor", most=1000),
         Field(ge=1),
     ] = 1.0
+    experts_padded: Annotated[bool, Option("Experts are padded to a capacity: the host waits for no count.")] = False
     mtp: Annotated[int, Option("Blocks that predict further tokens.", "blocks"), Field(ge=0)] = 0
     microbatch_group: Annotated[
         int,

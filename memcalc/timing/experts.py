@@ -40,8 +40,8 @@ class Exchange:
 
 def exchanges(grid: Grid, blocks: list[BlockWork], node: Node) -> tuple[Exchange, Exchange]:
     """Dispatch and combine, forward and backward, of all blocks of a stage; and those of what is computed again."""
-    ranks, stride = grid.degree("ep"), grid.degree("tp")
-    here = in_node(grid, node, ranks, stride)
+    ranks = grid.degree("ep")
+    here = in_node(grid, node, ranks, grid.expert_tp)  # neighbours whatever TP is (Megatron-LM, core/parallel_state.py)
     zero: Array = np.zeros((1,) * 7)
     inside, outside, calls = zero, zero, zero
     inside_again, outside_again, calls_again = zero, zero, zero

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 KINDS: dict[str, tuple[str, ...]] = {
     "tensor": ("tensor", "tensor_beside"),
-    "context": ("context",),
+    "context": ("context", "context_waited"),
     "expert": ("expert",),
     "pipeline": ("pipeline",),
     "data": ("gather", "reduction", "between", "gradients", "gradients_between", "parameters", "broadcasts"),

@@ -51,6 +51,9 @@ class Messages:
     tensor_again: Message
     """The same of what is computed again."""
     context: Message
+    """Keys and values that travel in a ring beside attention."""
+    context_waited: Message
+    """Those that attention waits for: gathered at once, or exchanged for heads."""
     expert: Exchange
     expert_again: Exchange
     pipeline: Message
@@ -87,9 +90,10 @@ def messages_of(census: ModelOnGrid, blocks: list[BlockWork], node: Node) -> Mes
     """The traffic of every strategy of a grid."""
     grid = census.grid
     tensor, beside, tensor_again = _tensor(census, blocks, node)
+    ring, waited = _context(grid, blocks, node)
     expert, expert_again = exchanges(grid, blocks, node)
     return Messages(
-        tensor, beside, tensor_again, _context(grid, blocks, node), expert, expert_again,
+        tensor, beside, tensor_again, ring, waited, expert, expert_again,
         _pipeline(census, node), *_data(census, blocks, node),
     )  # fmt: skip
 
@@ -103,15 +107,15 @@ def _width(grid: Grid) -> Array:
 
 
 def _tensor(census: ModelOnGrid, blocks: list[BlockWork], node: Node) -> tuple[Message, Message, Message]:
-    """Two reductions forward and two backward for each block, one for embedding and one for head."""
+    """One reduction forward and one backward for attention and for the MLP, one for embedding and one for head."""
     grid, ranks = census.grid, census.grid.degree("tp")
     volume: Array = np.zeros((1,) * 7, dtype=np.int64)
     volume_again, calls, calls_again = volume, volume, volume
-    many = (ranks > 1).astype(np.int64)
     for b in blocks:
-        sent = comm.tensor_parallel_bytes(b.activations.tokens, b.activations.group.block.hidden, 2, ranks, 1)
-        volume, calls = volume + 2 * b.layers * sent, calls + 2 * b.layers * many
-        volume_again, calls_again = volume_again + b.reductions_again * sent, calls_again + b.reductions_again * many
+        sent, number = _split_block(grid, b)
+        volume, calls = volume + b.layers * sent, calls + b.layers * number
+        volume_again = volume_again + b.reductions_again * sent // 2
+        calls_again = calls_again + b.reductions_again * number // 2
     ends = comm.tensor_parallel_bytes(grid.tokens, census.model.hidden, 2, ranks, 1) * (grid.is_first + grid.is_last)
     stride = np.int64(1)
     beside = int(grid.habits.overlaps_input_gradients)
@@ -122,16 +126,53 @@ def _tensor(census: ModelOnGrid, blocks: list[BlockWork], node: Node) -> tuple[M
     )
 
 
-def _context(grid: Grid, blocks: list[BlockWork], node: Node) -> Message:
-    """Keys and values of the other ranks: once forward, and with their gradients twice backward."""
+def _split_block(grid: Grid, block: BlockWork) -> tuple[Array, Array]:
+    """Bytes and calls of one forward's reductions over the ranks that split a block: of attention, and of the MLP.
+
+    Routed experts reduce what reached them over the ranks that split an expert: none where these are not split, one row
+    for each copy where they are (Megatron-LM d98e8a64 ``core/transformer/moe/token_dispatcher.py``: all-gather and
+    reduce-scatter over ``tp_group`` of the permuted tokens).
+    """
+    ranks, tokens, spec = grid.degree("tp"), block.activations.tokens, block.activations.group.block
+    dense = comm.tensor_parallel_bytes(tokens, spec.hidden, 2, ranks, 1)
+    many = (ranks > 1).astype(np.int64)
+    if not spec.is_moe or grid.fixed.moe_dispatcher == "allgather":
+        return 2 * dense, 2 * many
+    split = grid.expert_tp
+    rows = block.activations.units["routed"] * split // ranks
+    routed = comm.tensor_parallel_bytes(rows, spec.hidden, 2, split, 1)
+    shared = int(getattr(spec.mlp, "shared_ffn", 0) > 0)
+    return (1 + shared) * dense + routed, (1 + shared) * many + (split > 1)
+
+
+def _context(grid: Grid, blocks: list[BlockWork], node: Node) -> tuple[Message, Message]:
+    """Keys and values of the other ranks, in a ring or gathered; or what exchanges the sequence for heads.
+
+    A ring and a gather send them once forward, and with their gradients twice backward; attention runs beside a ring
+    alone. All-to-alls send queries, keys, values and output once each way, between nodes by each rank's own adapter.
+    Sources: TransformerEngine 2.11, ``context_parallel.py``: ``AttnFuncWithCPAndKVP2P``,
+    ``AttnFuncWithCPAndKVAllGather``, ``AttnFuncWithCPAndQKVOA2A``.
+    """
     ranks, tp = grid.degree("cp"), grid.degree("tp")
     volume: Array = np.zeros((1,) * 7, dtype=np.int64)
-    calls = volume
+    calls, silent = volume, volume
+    kind = grid.fixed.cp_kind
+    here = in_node(grid, node, ranks, tp)
     for b in blocks:
-        local = 2 * 2 * b.activations.tokens * b.activations.group.block.attention.kv_dim // tp
-        volume = volume + b.layers * comm.context_parallel_bytes(local, ranks)
-        calls = calls + 3 * b.layers * (ranks > 1)
-    return _message(grid, node, volume, calls, ranks, tp)
+        attention = b.activations.group.block.attention
+        if kind == "a2a":
+            each = 2 * b.activations.tokens * (attention.q_dim + attention.kv_dim) // tp
+            sent = 4 * comm.all_to_all_bytes(each, ranks)
+        else:
+            sent = comm.context_parallel_bytes(2 * 2 * b.activations.tokens * attention.kv_dim // tp, ranks)
+        volume = volume + b.layers * sent
+        calls = calls + (4 if kind == "a2a" else 3) * b.layers * (ranks > 1)
+    if kind == "a2a":
+        apart = ranks > here
+        volume = np.where(apart, volume * (ranks - here) // np.maximum(ranks - 1, 1), volume)
+        here = np.where(apart, 1, here)
+    moved, still = Message(volume, calls, ranks, here), Message(silent, silent, ranks, here)
+    return (moved, still) if kind == "ring" else (still, moved)
 
 
 def _pipeline(census: ModelOnGrid, node: Node) -> Message:

@@ -29,6 +29,9 @@ ANY = "any"
 
 GRAPHS = {"none": 1.0, "partial": 0.5, "full": 0.1}
 """Share of the host's time that is left with CUDA graphs; assumed, since no public run states them."""
+PADDED = 0.4
+"""Share of a dropless block's wait that is left where experts are padded to a capacity, so that the host knows their
+rows (Megatron-LM d98e8a64 ``core/transformer/moe/token_dispatcher.py``: ``drop_and_pad``); no run isolates it."""
 SINGLE = (
     "exposed_tensor",
     "exposed_exchange",
@@ -162,7 +165,7 @@ def rates_by(table: Constants, gpu: GPU, grid: Grid) -> Rates:
 def factors_of(grid: Grid) -> dict[str, Any]:
     """What the stack makes of some constants."""
     graphs = GRAPHS[grid.fixed.cuda_graphs]
-    return {"window": overlaps(grid), "launch": graphs, "wait": graphs}
+    return {"window": overlaps(grid), "launch": graphs, "wait": graphs * (PADDED if grid.fixed.experts_padded else 1.0)}
 
 
 def overlaps(grid: Grid) -> Array:
@@ -223,7 +226,7 @@ def attention_share(seq_len: float | Array, half: float | Array) -> Any:
 def _float8_kind(grid: Grid) -> tuple[str, ...]:
     if grid.recipe is not None:
         return (grid.recipe.scope,)
-    return ("tensorwise" if grid.fixed.float8 == "tensorwise" else "rowwise",)
+    return (grid.fixed.float8 if grid.fixed.float8 in {"tensorwise", "mxfp8"} else "rowwise",)
 
 
 def kernels_of(grid: Grid) -> str:

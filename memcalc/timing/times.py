@@ -106,6 +106,7 @@ def seconds(work: Work, hardware: Hardware, rates: Rates) -> Times:
 
     local = rates.exposed_tensor * (of(messages.tensor) + rates.hidden * of(messages.tensor_beside))
     local = local + exchange_seconds(messages.expert, first, hardware, rates) + of(messages.pipeline)
+    local = local + of(messages.context_waited)
     local = local + _ring_exposed(of(messages.context, wide=True), attention_seconds(work.once, hardware, rates), rates)
     compute = slower(first, host) + rates.blocking * host + waits
     talking = slower(first + local, host) + rates.blocking * host + waits

@@ -306,8 +306,8 @@ class Fitted:
     """Those constants."""
     unseen: Array
     """Residuals of each run by constants fitted without its architecture."""
-    experts: Array
-    """Residuals of mixtures of experts, none of which was fitted on."""
+    experts: Fit
+    """Mixtures of experts, none of which was fitted on."""
     left: Counter[str]
 
 
@@ -317,7 +317,17 @@ def fitted() -> Fitted:
     fit = Fit(kept)
     x = fit.solve()
     crossed, refits = fit.left_out(fit.sources, x)
-    return Fitted(fit, x, crossed, refits, unseen(fit, x), Fit(experts).residuals(x), left)
+    return Fitted(fit, x, crossed, refits, unseen(fit, x), Fit(experts), left)
+
+
+def residuals_of_experts(found: Fitted) -> Array:
+    """Residuals of mixtures of experts by constants that no such run was fitted for; a source left out all the same."""
+    names = sorted(set(found.fit.sources))
+    r = found.experts.residuals(found.x)
+    for name, x in zip(names, found.refits, strict=True):
+        own = found.experts.sources == name
+        r[own] = found.experts.residuals(x)[own]
+    return r
 
 
 def shipped() -> Array:
@@ -326,16 +336,33 @@ def shipped() -> Array:
     return np.array([_raised(replace(prior, value=table.value(prior.name, prior.of))) for prior in PRIORS])
 
 
+MOVES = 0.01
+"""A constant moves a run whose step changes by this part of the change of the constant, both as logarithms."""
+
+
+def moved(found: Fitted) -> list[tuple[int, int]]:
+    """Runs and sources that each constant of :data:`PRIORS` moves."""
+    r, step = found.fit.residuals(found.x), 1e-3
+    hits = [np.abs(found.fit.residuals(found.x + e) - r) / step >= MOVES for e in step * np.eye(len(found.x))]
+    return [(int(hit.sum()), len(set(found.fit.sources[hit]))) for hit in hits]
+
+
+def expected(prior: Prior) -> dict[str, float]:
+    """What was expected of a constant, and 19 of 20 cases of it."""
+    raised, spread = _raised(prior), 2 * prior.spread
+    ends = (_lowered(prior.name, raised - spread), _lowered(prior.name, raised + spread))
+    return dict(zip(("prior", "prior_low", "prior_high"), (prior.value, *ends), strict=True))
+
+
 def constants(found: Fitted) -> list[str]:
     """The constants as TOML."""
     parts = []
-    for index, prior in enumerate((*PRIORS, *GIVEN)):
-        value, ends = prior.value, (prior.value, prior.value)
-        if index < len(PRIORS):
-            value = _lowered(prior.name, found.x[index])
-            refits = [_lowered(prior.name, each) for each in found.refits[:, index]]
-            ends = min(refits), max(refits)
-        parts.append(_constant(prior, value, *ends))
+    for prior, x, refits, (runs, sources) in zip(PRIORS, found.x, found.refits.T, moved(found), strict=True):
+        ends = sorted(_lowered(prior.name, each) for each in refits)
+        known = replace(prior, source=f"a prior, as no run moves it: {prior.source}") if not runs else prior
+        before = {name: float(f"{each:.4g}") for name, each in expected(prior).items()}
+        parts.append(_constant(known, _lowered(prior.name, x), ends[0], ends[-1], **before, runs=runs, sources=sources))
+    parts += [_constant(prior, *(3 * (prior.value,))) for prior in GIVEN]
     for name in ("matmul", "attention"):
         values = [(v, p) for v, p in zip(found.x, PRIORS, strict=True) if p.name == name]
         each = [_lowered(name, v) for v, _ in values]
@@ -344,43 +371,69 @@ def constants(found: Fitted) -> list[str]:
     return parts
 
 
-def _constant(prior: Prior, value: float, low: float, high: float) -> str:
+def _constant(of: Prior, value: float, low: float, high: float, **more: float) -> str:
     ends = {name: float(f"{each:.4g}") for name, each in (("value", value), ("low", low), ("high", high))}
-    return table("constant", name=prior.name, of=prior.of, unit=prior.unit, **ends, source=prior.source)
+    return table("constant", name=of.name, of=of.of, unit=of.unit, **ends, source=of.source, **more)
+
+
+def held(residuals: Array, sources: Array, coverage: float) -> float:
+    """Share of runs that lie in the range of all runs but their source's."""
+    inside = []
+    for source in sorted(set(sources)):
+        own = sources == source
+        low, high = _two_sided(range_of(residuals[~own], coverage))
+        inside += [low <= ratio <= high for ratio in np.expm1(-residuals[own])]
+    return float(np.mean(inside))
+
+
+def widened(residuals: Array, sources: Array) -> tuple[float, float]:
+    """The least range of its kind that holds its share of a source that it was made without; of one source its own."""
+    shares = (COVERAGE, *np.arange(COVERAGE + 0.01, 1.0, 0.01))
+    several = len(set(sources)) > 1
+    enough = (share for share in shares if not several or held(residuals, sources, share) >= COVERAGE)
+    return range_of(residuals, float(next(enough, shares[-1])))
 
 
 def spans(found: Fitted) -> Iterator[str]:
     """The ranges as TOML."""
-    kinds = np.array([kind_of(job) for job in found.fit.jobs])
-    stacks = np.array([STACKS[kernels_of(job.grid)] for job in found.fit.jobs])
+    fit, r = found.fit, found.crossed
+    kinds = np.array([kind_of(job) for job in fit.jobs])
+    stacks = np.array([STACKS[kernels_of(job.grid)] for job in fit.jobs])
     for name in ("data parallel", "model parallel", "fp8"):
         own = kinds == name
-        sources = len(set(found.fit.sources[own]))
-        basis = f"validated on {own.sum()} {name} runs of {sources} sources"
-        yield _span(name, range_of(found.crossed[own]), COVERAGE, int(own.sum()), sources, basis)
+        yield _span(name, r[own], fit.sources[own], f"{name} runs")
         for stack in sorted(set(stacks[own])):
             near = own & (stacks == stack)
-            sources = len(set(found.fit.sources[near]))
-            if near.sum() >= STACK_RUNS and sources >= STACK_SOURCES:
-                basis = f"validated on {near.sum()} {name} runs of {sources} sources with {stack}"
-                runs = int(near.sum())
-                yield _span(f"{name}, {stack}", range_of(found.crossed[near]), COVERAGE, runs, sources, basis)
-    frozen = np.array([job.grid.fixed.adapters is not None for job in found.fit.jobs])
-    sources = len(set(found.fit.sources[frozen]))
-    basis = f"validated on {frozen.sum()} runs with adapters of {sources} source{'s' * (sources > 1)}"
-    yield _span("adapters", range_of(found.crossed[frozen]), COVERAGE, int(frozen.sum()), sources, basis)
-    runs, sources = len(found.unseen), len(set(found.fit.sources))
+            if near.sum() >= STACK_RUNS and len(set(fit.sources[near])) >= STACK_SOURCES:
+                yield _span(f"{name}, {stack}", r[near], fit.sources[near], f"{name} runs", f" with {stack}")
+    frozen = np.array([job.grid.fixed.adapters is not None for job in fit.jobs])
+    yield _span("adapters", r[frozen], fit.sources[frozen], "runs with adapters")
     basis = "runs of each architecture by what was fitted without it"
-    yield _span("unseen GPU", range_of(found.unseen), COVERAGE, runs, sources, basis)
-    basis = f"{len(found.experts)} runs, none of which was fitted on"
-    yield _span("MoE", range_of(found.experts), COVERAGE, len(found.experts), 3, basis)
-    yield _span("offload", OFFLOAD, 0.0, 0, 0, "no published run: half to twice")
+    yield _span("unseen GPU", found.unseen, fit.sources, basis)
+    of = residuals_of_experts(found), found.experts.sources
+    basis = f"{len(of[0])} runs of {len(set(of[1]))} sources, none of which was fitted on"
+    yield _span("MoE", *of, basis)
+    low, high = OFFLOAD
+    rest = {"coverage": 0.0, "rows": 0, "sources": 0, "basis": "no published run: half to twice"}
+    yield table("span", name="offload", low=low, high=high, **rest)
 
 
-def _span(name: str, ends: tuple[float, float], coverage: float, rows: int, sources: int, basis: str) -> str:
-    # The predicted step itself is always among what is possible
-    low, high = round(min(ends[0], 0.0), 3), round(max(ends[1], 0.0), 3)
-    return table("span", name=name, low=low, high=high, coverage=coverage, rows=rows, sources=sources, basis=basis)
+def _two_sided(ends: tuple[float, float]) -> tuple[float, float]:
+    """The predicted step itself is always among what is possible."""
+    return min(ends[0], 0.0), max(ends[1], 0.0)
+
+
+def _span(name: str, residuals: Array, sources: Array, what: str, where: str = "") -> str:
+    low, high = (round(end, 3) for end in _two_sided(widened(residuals, sources)))
+    runs, count, sizes = len(residuals), len(set(sources)), np.abs(np.expm1(residuals))
+    plural = "s" * (count > 1)
+    basis = what if name in {"unseen GPU", "MoE"} else f"validated on {runs} {what} of {count} source{plural}{where}"
+    ratios = np.expm1(-residuals)
+    return table(
+        "span", name=name, low=low, high=high, coverage=COVERAGE, rows=runs, sources=count, basis=basis,
+        median=round(float(np.median(sizes)), 4),
+        inside=round(float(np.mean((low <= ratios) & (ratios <= high))), 3),
+    )  # fmt: skip
 
 
 def errors(found: Fitted) -> Iterator[str]:
@@ -393,6 +446,17 @@ def errors(found: Fitted) -> Iterator[str]:
         ]
         names = ("median", "p90", "crossed_median", "crossed_p90")
         yield table("error", name=name, runs=int(own.sum()), **dict(zip(names, ends, strict=True)))
+
+
+def errors_of_experts(found: Fitted) -> Iterator[str]:
+    """The errors of mixtures of experts by source as TOML, then those of all; none was fitted on."""
+    r, fit = residuals_of_experts(found), found.experts
+    for name in (*sorted(set(fit.sources)), "all"):
+        own = np.ones(len(r), dtype=bool) if name == "all" else fit.sources == name
+        errors = np.expm1(r[own])
+        sizes = [float(np.quantile(np.abs(errors), q).round(4)) for q in (0.5, 0.9)]
+        middle = float(np.median(errors).round(4))
+        yield table("experts", name=name, runs=int(own.sum()), median=sizes[0], p90=sizes[1], bias=middle)
 
 
 def orders(found: Fitted) -> Iterator[str]:
@@ -439,7 +503,16 @@ def text(found: Fitted) -> str:
     left = [table("left_out", runs=count, reason=reason) for reason, count in sorted(found.left.items())]
     gpus = [f"{name} = {counts[name]}" for name in sorted(counts)]
     head = "# Written by `python -m fits.step_time` in tests from presets/runs; do not edit.\n"
-    parts = [head, *constants(found), *spans(found), *errors(found), *orders(found), *sweeps(found), *left]
+    parts = [
+        head,
+        *constants(found),
+        *spans(found),
+        *errors(found),
+        *errors_of_experts(found),
+        *orders(found),
+        *sweeps(found),
+        *left,
+    ]
     bases = Counter(base_of(job.gpu, job.grid.fixed) for job in found.fit.jobs if job.grid.fixed.adapters)
     frozen = [f'"{name}" = {bases[name]}' for name in sorted(bases)]
     return "\n".join([*parts, "[gpus]", *gpus, "", "[adapters]", *frozen]) + "\n"

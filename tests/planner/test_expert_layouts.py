@@ -10,10 +10,26 @@ EXPERTS = experts.experts()
 @pytest.mark.parametrize("expert", EXPERTS, ids=[expert["name"] for expert in EXPERTS])
 def test_a_published_layout_is_near_the_first_or_explained(expert: dict) -> None:
     row = experts.compared(expert)
-    assert row.behind >= -1e-9, "a pin found a faster plan than the whole search"
+    tight = row.expert is not None and row.expert.verdict == "tight"  # these are listed last, however fast
+    assert row.behind >= -1e-9 or tight, "a pin found a faster plan than the whole search"
     assert row.behind <= experts.NEAR or len(row.why) > 40, row.why
     page = experts.PAGE.read_text(encoding="utf-8")
     assert experts.table([row]).splitlines()[-1] in page.splitlines(), "run tests/expert_layouts.py"
+
+
+APART = 0.15
+"""Of a published speed, where the source has one."""
+BEYOND = {"DeepSeek-V3 on 2,048 H800": 0.40}
+"""Layouts whose speed is said worse than that, and how far off: routing limited to four nodes, and DualPipe, are not
+modelled."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("expert", [e for e in EXPERTS if "speed" in e], ids=lambda expert: expert["name"])
+def test_the_speed_of_a_published_layout_is_said_within_15_percent(expert: dict) -> None:
+    row = experts.compared(expert)
+    assert row.off is not None
+    assert abs(row.off) <= BEYOND.get(row.name, APART)
 
 
 def test_there_are_twenty_with_a_source() -> None:

@@ -65,3 +65,17 @@ def test_where_no_rows_are_counted_it_is_refused(words: dict[str, Any]) -> None:
     with pytest.raises(CombinationError) as error:
         estimate(2, **words)
     assert error.value.field == "strategy.expert_overload"
+
+
+@pytest.mark.parametrize(
+    "words", [{"model": "llama-3.1-8b", "ep": 1}, {"framework": "torchtitan", "gpus": 16}], ids=["dense", "torchtitan"]
+)
+def test_experts_that_nothing_pads_are_not_said_to_be_padded(words: dict[str, Any]) -> None:
+    with pytest.raises(CombinationError) as error:
+        memcalc.estimate(**{**JOB, **words}, settings={"strategy.experts_padded": True})
+    assert error.value.field == "strategy.experts_padded"
+
+
+def test_padding_alone_changes_no_byte() -> None:
+    plain, padded = estimate(), memcalc.estimate(**JOB, settings={"strategy.experts_padded": True})
+    assert (plain.peak, plain.terms) == (padded.peak, padded.terms)

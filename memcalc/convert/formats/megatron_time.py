@@ -46,6 +46,8 @@ def _set_exchange(flags: Flags) -> None:
         flags.set("ep_overlap", True, "overlap_moe_expert_parallel_comm")
     if flags.on("moe_router_force_load_balancing"):
         flags.set("expert_imbalance", 1.0, "moe_router_force_load_balancing")
+    if flags.on("moe_pad_expert_input_to_capacity"):
+        flags.set("strategy.experts_padded", True, "moe_pad_expert_input_to_capacity")
     if dispatcher == "allgather":
         flags.warn(name, "tokens of all expert-parallel ranks are gathered; counted as those of alltoall")
 

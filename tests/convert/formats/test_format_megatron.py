@@ -249,7 +249,7 @@ def test_a_published_run_as_flags_is_predicted_as_the_run(run: str, file: tuple[
         ("--moe-router-force-load-balancing", {"expert_imbalance": None}),
         (
             SPREAD + "--moe-expert-capacity-factor 1.5 --moe-pad-expert-input-to-capacity",
-            {"strategy.expert_overload": 1.5},
+            {"strategy.expert_overload": 1.5, "strategy.experts_padded": True},
         ),
         (SPREAD + "--moe-expert-capacity-factor 1.5", {"strategy.expert_overload": None}),
         ("--tp-comm-overlap", {"tp_comm_overlap": None}),

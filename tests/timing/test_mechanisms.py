@@ -1,0 +1,309 @@
+"""Each mechanism of the step-time model alone: counted by hand, or moved by what it depends on and by nothing else."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import ceil
+from typing import Any
+
+import numpy as np
+import pytest
+
+from memcalc import api, catalog
+from memcalc.timing import Times, rates_for
+from memcalc.timing.rates import Hardware, Rates, hardware_of, kernels_of
+from memcalc.timing.times import message_seconds, seconds
+from memcalc.timing.work import Work, work_of
+
+LLAMA: dict[str, Any] = {
+    "model": "llama-2-7b", "gpu": "a100-80g", "gpus": 8, "seq_len": 4096, "micro_batch": 1, "recompute": "none",
+    "global_batch": 64,
+}  # fmt: skip
+PARAMETERS, LAYERS, HIDDEN = 6_738_415_616, 32, 4096
+EXPERTS: dict[str, Any] = {
+    "model": "qwen3-30b-a3b", "gpu": "h100", "gpus": 16, "framework": "megatron", "seq_len": 4096, "micro_batch": 1,
+    "recompute": "none", "global_batch": 64, "zero": 1, "expert_imbalance": 1,
+}  # fmt: skip
+"""48 blocks 2048 wide, of 128 experts eight a token."""
+
+
+def single(job: dict[str, Any], **words: Any) -> Any:
+    return api.single(**{**job, **words})
+
+
+def work(job: dict[str, Any], **words: Any) -> Work:
+    one = single(job, **words)
+    return work_of(one.census, one.job.node)
+
+
+def times(job: dict[str, Any], *, node: dict[str, Any] | None = None, rates: dict[str, Any] | None = None,
+          **words: Any) -> dict[str, float]:  # fmt: skip
+    """Parts of a step [s], on a node and by rates of which some are other than they are."""
+    one = single(job, **words)
+    changed = one.job.node.model_copy(update=node or {})
+    hardware = hardware_of(one.job.gpu, changed, one.grid)
+    found = seconds(work_of(one.census, changed), hardware, replace(rates_for(one.job.gpu, one.grid), **(rates or {})))
+    return {name: float(np.max(getattr(found, name))) for name in Times.PARTS}
+
+
+def total(value: Any) -> float:
+    return float(np.max(value))
+
+
+# ------------------------------------------------------------------------------------------------------ rates and host
+
+
+def test_rates_follow_the_stack_of_kernels() -> None:
+    """TransformerEngine, compiled blocks and operators one by one have rates of their own; so has cuDNN's attention."""
+    stacks = {
+        "te": {"framework": "megatron", "zero": 1, "gpu": "h100"},
+        "compiled": {"framework": "torchtitan", "zero": 3, "gpu": "h100", "compile": "blocks"},
+        "model": {"framework": "fsdp2", "zero": 3, "gpu": "h100", "kernels": "model"},
+        "fused": {"framework": "fsdp2", "zero": 3, "gpu": "h100", "kernels": "fused"},
+    }
+    found = {}
+    for name, words in stacks.items():
+        one = single(LLAMA, **words)
+        assert kernels_of(one.grid) == name
+        found[name] = rates_for(one.job.gpu, one.grid)
+    assert len({float(np.max(each.passes)) for each in found.values()}) == 4
+    assert found["te"].matmul > found["model"].matmul
+    assert found["te"].attention > found["model"].attention, "cuDNN beside FlashAttention 2 on Hopper"
+
+
+def test_a_host_that_launches_too_slowly_hides_messages() -> None:
+    """max(device + messages, launches): the thread that launches kernels launches collectives too."""
+    job = {**LLAMA, "model": "gpt2", "framework": "megatron", "tp": 2, "seq_len": 256}
+    slow_host, one_rank = {"launch": 1e-3}, {"model": "gpt2", "framework": "megatron", "tp": 1, "seq_len": 256}
+    waiting = times(job, rates=slow_host)
+    alone = times(job)
+    assert waiting["host"] > 10 * waiting["compute"]
+    assert waiting["communication"] < 0.01 * alone["communication"] + times(LLAMA, **one_rank)["communication"]
+
+
+def test_a_step_has_a_time_of_its_own_and_each_message_one_for_its_ranks() -> None:
+    before, after = (times(LLAMA, framework="megatron", zero=1, rates={"fixed": value}) for value in (0.0, 0.5))
+    assert after["host"] - before["host"] == pytest.approx(0.5)
+    messages = work(LLAMA, framework="megatron", gpus=64, zero=1).messages
+    hardware = Hardware(1, 1, 1, 1, 300e9, 25e9)
+    known: Any = dict.fromkeys(Rates.__dataclass_fields__, 1.0)
+    rates = Rates(**{**known, "call": 1e-3, "latency": 1e-5, "latency_between": 1e-4, "between": 0.5})
+    of = messages.gradients
+    by_hand = total(of.volume) / min(300e9, 8 * 0.5 * 25e9) + total(of.calls) * (1e-3 + 64 * 1e-4)
+    assert total(message_seconds(of, hardware, rates, wide=True)) == pytest.approx(by_hand)
+
+
+@pytest.mark.parametrize(("name", "use"), [("inside_tensor", "tensor"), ("inside", "data")])
+def test_links_have_a_rate_for_each_use(name: str, use: str) -> None:
+    """What kernels wait for reaches another share of the link than large gathers that stream."""
+    job = {"tensor": {"framework": "megatron", "tp": 8}, "data": {"framework": "fsdp2", "zero": 3}}
+    for kind, words in job.items():
+        plain, slower = times(LLAMA, **words), times(LLAMA, **words, rates={name: 0.01})
+        assert (slower["communication"] > 2 * plain["communication"]) == (kind == use)
+
+
+def test_the_optimizer_moves_its_bytes_by_its_implementation() -> None:
+    """28 bytes a parameter in fp32: three are read and written, the gradient is read; foreach passes more often."""
+    words = {"gpus": 1, "framework": "fsdp2", "precision": "fp32", "zero": 3}
+    fused, foreach = (work(LLAMA, **words, optimizer_impl=impl) for impl in ("fused", "foreach"))
+    assert total(fused.updated) == total(foreach.updated) == PARAMETERS * (3 * 2 * 4 + 4)
+    seconds_of = [times(LLAMA, **words, optimizer_impl=impl)["optimizer"] for impl in ("fused", "foreach")]
+    assert seconds_of[0] < seconds_of[1] / 1.5
+
+
+# ------------------------------------------------------------------------------------------- messages of data parallel
+
+
+def test_what_of_fsdp_no_pass_hides_by_hand() -> None:
+    """The first unit's gather and the last one's reduction where all else fits beside a pass; beyond it, the rest."""
+    free = {"hidden": 0.0, "hidden_between": 0.0, "call": 0.0, "latency": 0.0, "latency_between": 0.0, "inside": 1.0}
+    for link in (300e9, 1e9):
+        found = times(LLAMA, framework="fsdp2", zero=3, rates=free, node={"intra_link_bytes_per_s": link})
+        gather, reduction = (7 / 8 * PARAMETERS * width / link for width in (2, 4))
+        busy = (found["compute"] + found["host"] - float(rates_of_one("fixed"))) / 8  # of one of eight micro-batches
+        forward, backward = busy / 3, busy - busy / 3
+        over = max(gather - forward, 0) + max(gather + reduction - backward, 0)
+        ends = (gather + (gather + reduction) / 2) / (LAYERS + 1)
+        assert found["communication"] / 8 == pytest.approx(over + ends, rel=1e-3)
+        assert (over > 0) == (link == 1e9)
+
+
+def rates_of_one(name: str) -> Any:
+    return catalog.step_time().value(name, "any")
+
+
+def test_hidden_messages_still_slow_what_they_hide_behind() -> None:
+    none, half = (times(LLAMA, framework="fsdp2", zero=3, rates={"hidden": share}) for share in (0.0, 0.5))
+    assert half["communication"] > 2 * none["communication"]
+
+
+@pytest.mark.parametrize(
+    ("words", "bucket"),
+    [
+        ({"framework": "megatron", "zero": 1}, 64e6),  # 10^6 a rank, at least 40 x 10^6 elements
+        ({"framework": "megatron", "zero": 1, "gpus": 8}, 40e6),
+        ({"framework": "ddp", "precision": "fp32"}, 25 * 2**20 / 4),
+        ({"framework": "deepspeed", "zero": 1}, 5e8),
+    ],
+)
+def test_gradients_are_reduced_in_the_buckets_of_the_framework(words: dict[str, Any], bucket: float) -> None:
+    messages = work(LLAMA, **{"gpus": 64, **words}).messages
+    calls = total(messages.gradients.calls) / (2 if words["framework"] == "ddp" else 1)
+    assert calls == ceil(PARAMETERS / bucket)
+
+
+def test_gradients_travel_in_the_dtype_that_they_are_reduced_in() -> None:
+    for framework, zero, name in (("megatron", 1, "gradients"), ("fsdp2", 3, "reduction")):
+        wide, narrow = (
+            work(LLAMA, framework=framework, zero=zero, settings={"strategy.reduce_dtype": dtype}).messages
+            for dtype in ("fp32", "bf16")
+        )
+        assert total(getattr(wide, name).volume) == 2 * total(getattr(narrow, name).volume)
+        assert total(getattr(narrow, name).volume) == pytest.approx(7 / 8 * 2 * PARAMETERS, rel=1e-3)
+
+
+def test_replicas_of_shards_join_them_between_nodes() -> None:
+    """HSDP: gathers stay with eight ranks; 2 (r - 1) / r of a shard in fp32 go to the other replicas."""
+    messages = work(LLAMA, framework="fsdp2", zero=3, gpus=32, dp_replicate=4).messages
+    assert (total(messages.gather.ranks), total(messages.between.ranks)) == (8, 4)
+    assert total(messages.between.volume) == pytest.approx(2 * 3 / 4 * PARAMETERS / 8 * 4, rel=1e-3)
+    assert total(messages.between.in_node) == 1
+
+
+def test_a_zero_group_smaller_than_dp_gathers_in_the_group() -> None:
+    messages = work(LLAMA, framework="megatron", zero=1, gpus=64, dp_replicate=8).messages
+    whole = work(LLAMA, framework="megatron", zero=1, gpus=64).messages
+    assert (total(messages.parameters.ranks), total(messages.gradients_between.ranks)) == (8, 8)
+    assert (total(whole.parameters.ranks), total(whole.gradients_between.calls)) == (64, 0)
+
+
+def test_gradients_hide_behind_one_micro_batch_alone() -> None:
+    """With m micro-batches 1 / m of the step can hide them: at a fixed batch, more ranks leave less."""
+    words = {"framework": "megatron", "zero": 1, "node": {"internode_bytes_per_s_per_gpu": 1e9}, "global_batch": 512}
+    few, many = (times(LLAMA, gpus=gpus, **words)["communication"] for gpus in (64, 512))
+    assert many > few
+
+
+# -------------------------------------------------------------------------------------- context and pipeline parallel
+
+
+def test_context_parallel_ranks_exchange_by_kind_by_hand() -> None:
+    """Keys and values of 512 tokens to seven others, three times; or a quarter of four tensors each way, 7/8 of it."""
+    tokens = 512
+    one = 2 * tokens * HIDDEN
+    for kind, volume, name in (
+        ("ring", 3 * 7 * 2 * one, "context"),
+        ("allgather", 3 * 7 * 2 * one, "context_waited"),
+        ("a2a", 2 * 7 / 8 * 4 * one, "context_waited"),
+    ):
+        messages = work(LLAMA, framework="megatron", zero=1, cp=8, cp_kind=kind).messages
+        assert total(getattr(messages, name).volume) == LAYERS * volume
+        other = {"context": "context_waited", "context_waited": "context"}[name]
+        assert total(getattr(messages, other).volume) == 0
+
+
+def test_attention_runs_beside_a_ring_alone() -> None:
+    """As many bytes, and at 32k tokens as long an attention: the ring costs what it slows, the gather all of it."""
+    words = {"framework": "megatron", "zero": 1, "cp": 8, "seq_len": 32768, "global_batch": 8}
+    ring, gather = (times(LLAMA, **words, cp_kind=kind)["communication"] for kind in ("ring", "allgather"))
+    assert ring < gather
+
+
+def test_an_exchange_of_heads_between_nodes_has_one_adapter_a_rank() -> None:
+    """Half of what sixteen ranks exchange crosses, by each rank's own adapter; a ring enters a node once, by all."""
+    here, apart = (work(LLAMA, framework="megatron", zero=1, cp=cp, gpus=16, cp_kind="a2a").messages.context_waited
+                   for cp in (8, 16))  # fmt: skip
+    one = 2 * 256 * HIDDEN
+    assert total(apart.volume) == LAYERS * 2 * 4 * one * 8 / 16
+    assert (total(here.in_node), total(apart.in_node)) == (8, 1)
+
+
+def test_chunks_of_a_stage_send_what_a_stage_sends_each() -> None:
+    words = {"framework": "megatron", "zero": 1, "pp": 4}
+    plain = work(LLAMA, **words).messages.pipeline
+    woven = work(LLAMA, **words, pp_schedule="interleaved", vpp=2).messages.pipeline
+    assert total(plain.volume) == 2 * 2 * 4096 * HIDDEN
+    assert (total(woven.volume), total(woven.calls)) == (2 * total(plain.volume), 2 * total(plain.calls))
+
+
+# --------------------------------------------------------------------------------------------------- narrow precisions
+
+
+@pytest.mark.parametrize(
+    ("framework", "gpu", "kind", "least"),
+    [
+        ("megatron", "h100", "delayed", 0.5), ("megatron", "h100", "tensorwise", 0.5),
+        ("megatron", "h100", "blockwise", 0.5), ("megatron", "b200", "mxfp8", 0.5), ("megatron", "b200", "nvfp4", 0.25),
+        ("torchtitan", "h100", "tensorwise", 0.5), ("torchtitan", "h100", "rowwise", 0.5),
+        ("torchtitan", "b200", "mxfp8", 0.5),
+    ],
+)  # fmt: skip
+def test_narrow_products_are_faster_and_never_by_all_of_their_peak(
+    framework: str, gpu: str, kind: str, least: float
+) -> None:
+    """Head, scores and norms stay as they are, and operands are cast."""
+    words = {"framework": framework, "gpu": gpu, "model": "llama-3-8b", "zero": 1 if framework == "megatron" else 3,
+             "seq_len": 8192, "global_batch": 8}  # fmt: skip
+    if framework == "torchtitan":
+        words["compile"] = "blocks"
+    plain = times(LLAMA, **words)
+    narrow = times(LLAMA, **words, precision="fp8-mixed", settings={"strategy.float8": kind})
+    assert least < narrow["compute"] / plain["compute"] < 1
+
+
+def test_each_recipe_has_a_rate_of_its_own() -> None:
+    table = catalog.step_time()
+    known = {row.of for row in table.constant if row.name == "float8"}
+    assert known == {
+        "tensorwise", "rowwise", "TransformerEngine delayed", "TransformerEngine tensorwise", "blockwise", "mxfp8",
+        "nvfp4",
+    }  # fmt: skip
+
+
+# -------------------------------------------------------------------------------------------------- mixtures of experts
+
+
+def test_experts_that_tp_does_not_split_share_tokens_with_their_neighbours() -> None:
+    """EP 8 beside TP 2: with one rank an expert eight neighbours stay in a node; with two they span it and the next."""
+    folded, split = (work(EXPERTS, tp=2, sp=True, ep=8, settings={"strategy.etp": etp}).messages.expert
+                     for etp in (1, 2))  # fmt: skip
+    assert total(folded.outside) == 0 < total(folded.inside)
+    assert total(split.outside) > 0
+
+
+def test_a_rack_is_a_node_to_its_experts() -> None:
+    """64 ranks share the NVLink domain of 72; of nodes of eight they cross the network."""
+    words = {**EXPERTS, "gpus": 64, "ep": 64}
+    rack = work(words, gpu="gb200", node="gb200-nvl72").messages.expert
+    nodes = work(words, gpu="b200", node="dgx-b200").messages.expert
+    assert total(rack.outside) == 0 < total(nodes.outside)
+
+
+def test_what_a_split_expert_reduces_by_hand() -> None:
+    """Attention's reduction alone where no rank shares an expert; beside it eight rows a token where two do."""
+    attention = 2 * 4096 * 2048  # half of 2 x 2 bytes
+    for etp, rows in ((1, 0), (2, 8)):
+        messages = work(EXPERTS, tp=2, sp=True, ep=8, settings={"strategy.etp": etp}).messages
+        assert total(messages.tensor_beside.volume) == 48 * (1 + rows) * attention
+
+
+def test_a_block_waits_for_its_numbers_of_tokens_and_less_where_they_are_known() -> None:
+    """3 ms a block and micro-batch, of which 0.4 stay with a capacity."""
+    free, padded = (
+        times(EXPERTS, ep=8, settings={"strategy.experts_padded": known})["host"] for known in (False, True)
+    )
+    micro_batches = 64 / 16
+    assert free - padded == pytest.approx(micro_batches * 48 * rates_of_one("wait") * 0.6, rel=1e-3)
+
+
+def test_rows_of_an_expert_fill_whole_tiles() -> None:
+    """512 tokens are 32 rows of each of 128 experts, 2,048 are 128: either fills one tile."""
+    words = {**EXPERTS, "gpus": 1, "seq_len": 512, "global_batch": 4}
+    few, many = (total(work(words, micro_batch=size).once.linear) for size in (1, 4))
+    assert many < 2 * few
+
+
+def test_an_uneven_router_is_waited_for_in_products_and_exchange() -> None:
+    even, uneven = (work(EXPERTS, ep=8, expert_imbalance=share) for share in (1, 2))
+    assert total(uneven.messages.expert.inside) == 2 * total(even.messages.expert.inside)
+    assert total(uneven.once.linear) > 1.3 * total(even.once.linear)
