@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from memcalc import catalog
+from memcalc.convert.formats.transformers_model import sizes
 from memcalc.formulas import parameters
 from memcalc.specs.flat import from_flat
 from memcalc.specs.model import Model
@@ -38,8 +39,7 @@ NARAYANAN_TABLE_1 = [
 
 def real_config(model: Model) -> Any:
     """Return the config object of the class that `model` names; TOML has no null, "null" stands for it."""
-    keys = {key: None if value == "null" else value for key, value in model.hf_config.items()}
-    return getattr(transformers, str(model.hf_class)).config_class(**keys)
+    return getattr(transformers, str(model.hf_class)).config_class(**sizes(model))
 
 
 def real_count(model: Model) -> int:
