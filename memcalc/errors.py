@@ -142,6 +142,10 @@ class UnknownFormatError(FileError):
     """A file is none of the formats that are read."""
 
 
+class FragmentError(UnknownFormatError):
+    """A script is a part of another one: it sets what that one runs with."""
+
+
 class IdleError(InputError):
     """A file or a command starts no training."""
 
