@@ -123,6 +123,10 @@ class CombinationError(InputError):
     problem = "is not possible here"
 
 
+class UnmodelledError(InputError):
+    """A model has parts of which the parameters alone are known."""
+
+
 class AbsentError(InputError):
     """A key that must be given is not there."""
 

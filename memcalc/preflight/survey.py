@@ -19,6 +19,7 @@ from memcalc.errors import (
     MissingError,
     ObjectiveError,
     UnknownFormatError,
+    UnmodelledError,
 )
 from memcalc.preflight.job import estimate_merged
 from memcalc.preflight.merge import merge
@@ -33,6 +34,7 @@ MOST_FILES = 5_000
 _OUTCOMES: tuple[tuple[type[MemcalcError], Outcome], ...] = (
     (ObjectiveError, "declined"),
     (FragmentError, "declined"),
+    (UnmodelledError, "declined"),
     (IdleError, "no-training"),
     (UnknownFormatError, "unknown-format"),
     (MissingError, "asked"),

@@ -21,6 +21,7 @@ AXOLOTL = (
 FILES = {
     "a/train.yaml": (AXOLOTL, "read"),
     "a/dpo.yaml": (f"{AXOLOTL}rl: dpo\n", "declined"),
+    "a/counted.yaml": (AXOLOTL.replace("NousResearch/Llama-2-7b-hf", "Qwen/Qwen3.5-4B"), "declined"),
     "b/ds.json": ('{"train_micro_batch_size_per_gpu": 1, "zero_optimization": {"stage": 2}}', "asked"),
     "b/swift.sh": ("NPROC_PER_NODE=8 swift sft --model Qwen/Qwen2.5-7B --per_device_train_batch_size 1\n", "asked"),
     "b/swift-dpo.sh": ("NPROC_PER_NODE=8 swift rlhf --model Qwen/Qwen2.5-7B\n", "declined"),
@@ -55,7 +56,7 @@ def folder(tmp_path: Path) -> Path:
 def test_each_file_is_what_it_is(folder: Path) -> None:
     result = survey(str(folder), gpu="h100", gpus=8)
     assert {file.path: file.outcome for file in result.files} == {name: outcome for name, (_, outcome) in FILES.items()}
-    assert result.counts == {"asked": 3, "declined": 4, "no-training": 1, "read": 1, "refused": 1, "unknown-format": 1}
+    assert result.counts == {"asked": 3, "declined": 5, "no-training": 1, "read": 1, "refused": 1, "unknown-format": 1}
     assert all(bool(file.reason) == (file.outcome != "read") for file in result.files)
 
 
