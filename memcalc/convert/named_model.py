@@ -95,11 +95,12 @@ def _of_hub(name: str, preset_dirs: Sequence[str]) -> NamedModel:
 
 def _preset(name: str, entry: HubEntry, preset_dirs: Sequence[str]) -> NamedModel:
     model = catalog.model(name, preset_dirs)
+    _, stored = stored_as(key(name.rpartition("/")[2]))
+    if entry.apart:
+        return NamedModel(model, f"{entry.preset}'s with {entry.apart}, for {name}", entry.missing, stored)
     if key(name) in {key(known) for known in (model.name, *model.aliases)} or not is_hub_id(name):
         return NamedModel(model)
-    _, stored = stored_as(key(name.rpartition("/")[2]))
-    whose = f"{model.name}'s with {entry.apart}" if entry.apart else f"{model.name}'s"
-    return NamedModel(model, f"{whose}, for {name}", entry.missing, stored)
+    return NamedModel(model, f"{model.name}'s, for {name}", entry.missing, stored)
 
 
 def _cached(hub_id: str, snapshot: Snapshot) -> NamedModel:
