@@ -196,6 +196,8 @@ def _find(kind: Kind, name: str, preset_dirs: Dirs) -> tuple[dict[str, Any], str
     if lead is not None and lead.preset:
         other = {alias for alias, target in listed.aliases.items() if target == lead.preset}
         shelf = next(shelf for shelf in listed.shelves if lead.preset in shelf.names(kind))
+        if changes := lead.entry.changes:  # by its own name, under which alone it is found again
+            return _complete(_resized(shelf.read(kind, lead.preset), changes), name, set()), f"{kind} {name}"
         return _complete(shelf.read(kind, lead.preset), lead.preset, other), f"{kind} preset {lead.preset}"
     if path:
         return _complete(read_toml(Path(name)), Path(name).stem, set()), f"{kind} preset {name}"
@@ -232,6 +234,13 @@ class _Names:
 def hub_table() -> HubTable:
     """Return the table of the Hub's repositories that are presets by another name."""
     return HubTable.of(read_toml(shipped() / "hub.toml"), "presets/hub.toml")
+
+
+def _resized(table: dict[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Change a flat table's keys, add to its lists, and leave out what then speaks of another model."""
+    stale = ("hf_class", "hf_config", "published_parameters", "aliases")
+    added = {key: [*table.get(key, ()), *value] if isinstance(value, list) else value for key, value in changes.items()}
+    return {key: value for key, value in {**table, **added}.items() if key not in stale}
 
 
 def _complete(data: Mapping[str, Any], name: str, aliases: set[str]) -> dict[str, Any]:

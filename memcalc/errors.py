@@ -140,6 +140,10 @@ class CombinationError(InputError):
     """Each field is fine alone, but together they are impossible."""
 
 
+class UnmodelledError(InputError):
+    """A model has parts of which the parameters alone are known."""
+
+
 class AbsentError(InputError):
     """A key that must be given is not there."""
 
@@ -160,6 +164,10 @@ class FileError(InputError):
 
 class UnknownFormatError(FileError):
     """A file is none of the formats that are read."""
+
+
+class FragmentError(UnknownFormatError):
+    """A script is a part of another one: it sets what that one runs with."""
 
 
 class IdleError(InputError):

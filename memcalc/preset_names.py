@@ -166,6 +166,10 @@ class HubEntry:
     """What the repository has beside the preset, which is not counted."""
     differs: str = ""
     """Where no preset has its sizes: in what it differs from which one."""
+    changes: Mapping[str, Any] = field(default_factory=dict)
+    """Keys of the preset's table that are others here."""
+    apart: str = ""
+    """What is another by them, as a sentence says it: a vocabulary of 32002."""
 
 
 @dataclass(frozen=True)
@@ -204,6 +208,8 @@ def _rows(data: Mapping[str, Any]) -> Iterator[tuple[str, HubEntry]]:
     for preset, row in data.get("preset", {}).items():
         yield from _named(row.get("names", ()), HubEntry(preset))
         yield from _named(row.get("parts", ()), HubEntry(preset, missing=row.get("missing", "")))
+    for row in data.get("resized", ()):
+        yield from _named(row.get("names", ()), HubEntry(row["like"], changes=row["with"], apart=row["differs"]))
     for row in data.get("unlike", ()):
         yield from _named(row.get("names", ()), HubEntry(differs=f"it is {row['like']} but for {row['differs']}"))
 
@@ -239,7 +245,7 @@ def by_form(name: str, known: Collection[str], aliases: Mapping[str, str], table
         entry = table.entry(form)
         if entry is not None:
             as_written = form.rpartition("/")[2] == key(name).rpartition("/")[2]
-            names = () if entry.differs or entry.missing else (form, aliases.get(form, ""))
+            names = () if entry.differs or entry.missing or entry.changes else (form, aliases.get(form, ""))
             return Lookup(next((name for name in names if name in known), entry.preset), entry, exact=as_written)
         if form in known or _is_plain(form, aliases.get(form, ""), known):
             return Lookup(form if form in known else aliases[form])

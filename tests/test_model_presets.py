@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from memcalc import catalog
+from memcalc.convert.formats.transformers_model import sizes
 from memcalc.convert.huggingface import from_huggingface
 from memcalc.errors import InputError, MemcalcError, UnknownNameError
 from memcalc.specs.block import MixtureOfExperts
@@ -92,12 +93,22 @@ def test_preset_agrees_with_the_reader_of_its_config(path: Path) -> None:
     model = catalog.model(path.stem)
     if not model.hf_config:
         pytest.skip("no class of Transformers")
-    config = {key: None if value == "null" else value for key, value in model.hf_config.items()}
-    read = from_huggingface({**config, "model_type": model_type(model), "tie_word_embeddings": model.tied})
+    kind = model_type(model)
+    config = {**sizes(model), "model_type": kind, "tie_word_embeddings": model.tied}
+    if model.counted_parts and not is_read(config):
+        pytest.skip("counted on its class alone")
+    read = from_huggingface(config)
     assert [(group.count, group.tower) for group in read.groups] == [
         (group.count, group.tower) for group in model.groups
     ]
     assert model_count(read) == model_count(model)
+
+
+def is_read(config: dict[str, Any]) -> bool:
+    try:
+        return bool(from_huggingface(config))
+    except InputError:
+        return False
 
 
 def model_type(model: Model) -> str:

@@ -101,7 +101,8 @@ def _model(preset: Any) -> Row:
     from memcalc.terms.parameters import model_count
 
     count = model_count(preset)
-    keys = ("hidden", "vocab", "max_positions", "positions", "tied", "source", "notes")
+    keys = ("hidden", "vocab", "max_positions", "positions", "tied", "source")
+    unmodelled = f"no estimate is made: its {' and '.join(preset.counted_parts)} are not modelled"
     return {
         "name": preset.name,
         "aliases": list(preset.aliases),
@@ -110,5 +111,6 @@ def _model(preset: Any) -> Row:
         "active_parameters": int(count.active),
         "blocks": preset.num_layers,
         **{key: getattr(preset, key) for key in keys},
+        "notes": "; ".join(filter(None, (preset.notes, unmodelled if preset.counted_parts else ""))),
         "groups": [group.model_dump(mode="json", exclude_defaults=True) for group in preset.groups],
     }

@@ -269,6 +269,11 @@ def _accelerate(reader: ConfigReader, launch: Launch, seen: int | None) -> None:
 def _deepspeed(reader: ConfigReader, launch: Launch, seen: int | None) -> None:
     """`--num_gpus` and `--num_nodes`, or `--include host:0,1@other:0`; else a hostfile, or the GPUs that there are."""
     lead = "deepspeed --"
+    if reader.raw(f"{lead}autotuning"):
+        message = (
+            f"{lead}autotuning tries micro-batches and stages of its own: what is counted is the config as it stands"
+        )
+        reader.note("warning", "MC002", f"{lead}autotuning", message)
     included = str(reader.raw(f"{lead}include", ""))
     number = f"{lead}num_gpus" if "num_gpus" in launch.options else f"{lead}num_accelerators"
     if included:
@@ -284,7 +289,9 @@ def _deepspeed(reader: ConfigReader, launch: Launch, seen: int | None) -> None:
     _set_from(reader, "gpus_per_node", number)
     _set_from(reader, "nodes", f"{lead}num_nodes")
     if not _is_stated(reader, "gpus_per_node"):
-        if seen is not None:
+        if reader.raw(f"{lead}exclude"):  # of all that there are, which no file says
+            _ask(reader, "gpus_per_node", f"{lead}exclude")
+        elif seen is not None:
             reader.set("gpus_per_node", seen, "CUDA_VISIBLE_DEVICES")
         elif "hostfile" in launch.options:
             _ask(reader, "gpus_per_node", f"{lead}hostfile")

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from memcalc import catalog
 from memcalc.errors import FileError, InputError
-from memcalc.preset_names import is_hub_id, key, stored_as
+from memcalc.preset_names import HubEntry, is_hub_id, key, stored_as
 
 if TYPE_CHECKING:
     from memcalc.convert.hub_cache import Snapshot
@@ -67,7 +67,7 @@ def named_model(name: str, preset_dirs: Sequence[str] = ()) -> NamedModel:
 
         return NamedModel(read_recorded(path) if is_json and is_recorded(path) else read_model(name))
     if not is_hub_id(name) or path.exists():
-        return _preset(name, "", preset_dirs)
+        return _preset(name, HubEntry(), preset_dirs)
     return _of_hub(name, preset_dirs)
 
 
@@ -78,7 +78,7 @@ def _of_hub(name: str, preset_dirs: Sequence[str]) -> NamedModel:
     pinned = revision not in ("", MAIN)
     lead = None if pinned else catalog.lookup(hub_id, preset_dirs)
     if lead is not None and lead.preset and lead.exact:
-        return _preset(hub_id, lead.entry.missing, preset_dirs)
+        return _preset(hub_id, lead.entry, preset_dirs)
     try:
         snapshot = snapshot_of(name)
     except FileError:
@@ -90,15 +90,17 @@ def _of_hub(name: str, preset_dirs: Sequence[str]) -> NamedModel:
     if pinned:
         allowed = "the local Hub cache does not hold this revision: leave it out, or give the path of its config.json"
         raise InputError("model", name, allowed)
-    return _preset(hub_id, "" if lead is None else lead.entry.missing, preset_dirs)
+    return _preset(hub_id, HubEntry() if lead is None else lead.entry, preset_dirs)
 
 
-def _preset(name: str, missing: str, preset_dirs: Sequence[str]) -> NamedModel:
+def _preset(name: str, entry: HubEntry, preset_dirs: Sequence[str]) -> NamedModel:
     model = catalog.model(name, preset_dirs)
+    _, stored = stored_as(key(name.rpartition("/")[2]))
+    if entry.apart:
+        return NamedModel(model, f"{entry.preset}'s with {entry.apart}, for {name}", entry.missing, stored)
     if key(name) in {key(known) for known in (model.name, *model.aliases)} or not is_hub_id(name):
         return NamedModel(model)
-    _, stored = stored_as(key(name.rpartition("/")[2]))
-    return NamedModel(model, f"{model.name}'s, for {name}", missing, stored)
+    return NamedModel(model, f"{model.name}'s, for {name}", entry.missing, stored)
 
 
 def _cached(hub_id: str, snapshot: Snapshot) -> NamedModel:

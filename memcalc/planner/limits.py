@@ -283,8 +283,8 @@ def _missed(job: LimitJob, tried: Tried) -> Miss | None:
 
 
 def candidates(search: str | None, family: str | None, dirs: tuple[str, ...]) -> list[Model]:
-    """Shipped and own models, the largest first, narrowed by a text in a name and by a family."""
-    result = catalog.models(dirs)
+    """Shipped and own models of which bytes are known, the largest first, narrowed by a text in a name and a family."""
+    result = [model for model in catalog.models(dirs) if not model.counted_parts]
     if family is not None:
         families = sorted({model.family for model in result})
         if family not in families:

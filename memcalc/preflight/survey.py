@@ -11,7 +11,16 @@ from memcalc._version import __version__
 from memcalc.convert.config import Config
 from memcalc.convert.document import read_document
 from memcalc.convert.formats import recognise
-from memcalc.errors import FileError, IdleError, MemcalcError, MissingError, ObjectiveError, UnknownFormatError
+from memcalc.errors import (
+    FileError,
+    FragmentError,
+    IdleError,
+    MemcalcError,
+    MissingError,
+    ObjectiveError,
+    UnknownFormatError,
+    UnmodelledError,
+)
 from memcalc.preflight.job import estimate_merged
 from memcalc.preflight.merge import merge
 from memcalc.preflight.read_files import read_files
@@ -24,6 +33,8 @@ MOST_FILES = 5_000
 """Of one folder."""
 _OUTCOMES: tuple[tuple[type[MemcalcError], Outcome], ...] = (
     (ObjectiveError, "declined"),
+    (FragmentError, "declined"),
+    (UnmodelledError, "declined"),
     (IdleError, "no-training"),
     (UnknownFormatError, "unknown-format"),
     (MissingError, "asked"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Literal
 
 from pydantic import Field, model_validator
@@ -270,7 +271,14 @@ class Block(Frozen):
     recorded: Segment | None = None
     """What the block allocates, where it was recorded: then attention, MLP and norms stand for nothing."""
     counted: Counted | None = None
-    """How many parameters it has, where that alone is known: then attention, MLP and norms stand for nothing."""
+    """How many parameters it has, where that alone is known: then attention, MLP and norms stand for nothing, and need
+    not be written."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _bare(cls, data: object) -> object:
+        written = isinstance(data, Mapping) and data.get("counted") is not None and "attention" not in data
+        return {**_UNUSED, **data} if written else data  # type: ignore[dict-item]  # written says that it is a mapping
 
     @property
     def is_moe(self) -> bool:
@@ -280,6 +288,11 @@ class Block(Frozen):
 
 def bare_block(hidden: int = 1, *, recorded: Segment | None = None, counted: Counted | None = None) -> Block:
     """Return a block of which a recording, or a count, is all; its other fields are unused and as small as can be."""
-    attention = Attention(heads=1, kv_heads=1, head_dim=8, causal=False, rotary=False)
-    mlp = Mlp(ffn=1, gated=False)
-    return Block(hidden=hidden, attention=attention, mlp=mlp, norms=0, recorded=recorded, counted=counted)
+    return Block.model_validate({**_UNUSED, "hidden": hidden, "recorded": recorded, "counted": counted})
+
+
+_UNUSED: dict[str, object] = {
+    "attention": Attention(heads=1, kv_heads=1, head_dim=8, causal=False, rotary=False),
+    "mlp": Mlp(ffn=1, gated=False),
+    "norms": 0,
+}

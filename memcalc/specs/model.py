@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from itertools import groupby
 from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from memcalc.specs.block import MOST_LAYERS, Block, Norm
 from memcalc.specs.recorded import Recording, Segment
@@ -205,7 +205,7 @@ class Model(Frozen):
     max_positions: int = Field(gt=0)
     """Longest sequence the model was made for [tokens]."""
     final_norm: Norm | None = Norm()
-    """After the last block."""
+    """After the last block; `false` for none."""
     groups: tuple[BlockGroup, ...] = Field(min_length=1)
     """Its blocks by kind."""
     order: tuple[Pattern, ...] = ()
@@ -236,6 +236,11 @@ class Model(Frozen):
     """What else to know."""
     recording: Recording | None = None
     """Where the model was recorded: what stands before and after its blocks."""
+
+    @field_validator("final_norm", mode="before")
+    @classmethod
+    def _no_norm(cls, value: object) -> object:
+        return None if value is False else value
 
     @model_validator(mode="after")
     def _order(self) -> Model:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from memcalc.errors import InputError
+from memcalc.errors import UnmodelledError
 from memcalc.formulas import parameters as p
 from memcalc.specs.block import Attention, Block, LatentAttention, MixtureOfExperts, Mlp
 from memcalc.specs.model import Model
@@ -111,7 +111,7 @@ def refuse_counted(model: Model, instead: str = "") -> None:
         return
     parts = " and ".join(model.counted_parts)
     allowed = f"its {parts} are not modelled: its {model_count(model).total:,} parameters are all that is known"
-    raise InputError("model", model.name, f"{allowed}; {instead}" if instead else allowed)
+    raise UnmodelledError("model", model.name, f"{allowed}; {instead}" if instead else allowed)
 
 
 def _attention(attention: Attention, hidden: int, kv_hidden: int) -> tuple[int, int]:

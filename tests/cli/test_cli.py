@@ -21,6 +21,7 @@ from memcalc.cli.app import app
 from memcalc.cli.options import Shared, given, job
 from memcalc.cli.registry import EXAMPLES, MAIN, PANELS, SECOND_EXAMPLES
 from memcalc.errors import InputError
+from memcalc.planner.limits import candidates
 from memcalc.posttraining.words import RL_OPTIONS
 
 LINE = ("--model", "llama-2-7b", "--gpu", "a100-80g", "--gpus", "8", "--zero", "3", "--recompute", "full")
@@ -240,6 +241,13 @@ def test_models_and_gpus_have_the_published_fields() -> None:
 def test_one_preset_is_shown_with_its_source() -> None:
     assert "source" in run("models", "llama-2-7b").stdout
     assert shown("models", "llama-2-7b")["models"][0]["parameters"] == 6738415616
+
+
+def test_a_model_that_is_counted_alone_says_so_and_is_no_answer() -> None:
+    (row,) = shown("models", "nemotron-h-8b")["models"]
+    assert row["parameters"] == 8_100_852_736
+    assert "no estimate is made: its Mamba-2 mixers are not modelled" in row["notes"]
+    assert not any(model.counted_parts for model in candidates(None, None, ()))
 
 
 def test_search_finds_parts_of_names_then_the_nearest() -> None:

@@ -147,7 +147,7 @@ def test_a_presets_own_name_and_the_table_stay_what_they_are(cache: Cache, monke
 
 
 @pytest.mark.parametrize(
-    "name", ["someone/llama-2-7b-chat", "codellama/CodeLlama-7b-hf", "teknium/OpenHermes-2.5-Mistral-7B"]
+    "name", ["someone/llama-2-7b-chat", "codellama/CodeLlama-7b-hf", "mistralai/Mixtral-8x22B-Instruct-v0.1"]
 )
 def test_the_cache_knows_better_than_the_end_of_a_name(cache: Cache, name: str) -> None:
     cache.snapshot(name)
@@ -304,7 +304,15 @@ def test_paths_that_configs_name_lead_to_their_models(path: str, name: str) -> N
     assert model_named(path) == name
 
 
-@pytest.mark.parametrize("name", ["someone/unheard-of", "/data/unheard-of", "allenai/Llama-3.1-Tulu-3-8B"])
+@pytest.mark.parametrize("path", ["teknium/OpenHermes-2.5-Mistral-7B", "/data/OpenHermes-2.5-Mistral-7B"])
+def test_a_changed_vocabulary_stays_however_the_model_is_named(path: str) -> None:
+    """A preset's own name would be that of another vocabulary."""
+    found = named_model(model_named(path)).model
+    assert found.vocab == 32002
+    assert named_model(found.name).model == found
+
+
+@pytest.mark.parametrize("name", ["someone/unheard-of", "/data/unheard-of", "mistralai/Mixtral-8x22B-Instruct-v0.1"])
 def test_a_model_that_nothing_knows_is_asked_for(name: str) -> None:
     with pytest.raises(MissingError, match="give --model"):
         model_named(name)

@@ -21,15 +21,24 @@ AXOLOTL = (
 FILES = {
     "a/train.yaml": (AXOLOTL, "read"),
     "a/ebft.yaml": (f"{AXOLOTL}rl: ebft\n", "declined"),
+    "a/counted.yaml": (AXOLOTL.replace("NousResearch/Llama-2-7b-hf", "Qwen/Qwen3.5-4B"), "declined"),
     "b/ds.json": ('{"train_micro_batch_size_per_gpu": 1, "zero_optimization": {"stage": 2}}', "asked"),
     "b/swift.sh": ("NPROC_PER_NODE=8 swift sft --model Qwen/Qwen2.5-7B --per_device_train_batch_size 1\n", "asked"),
     "b/swift-gkd.sh": ("NPROC_PER_NODE=8 swift rlhf --rlhf_type gkd --model Qwen/Qwen2.5-7B\n", "declined"),
     "b/infer.sh": ("llamafactory-cli export merge.yaml\n", "no-training"),
     "c/nanotron.yaml": ("general: {}\nmodel: {}\ntokens: {}\nparallelism: {}\noptimizer: {}\n", "declined"),
     "c/foundry.yaml": ("model: {}\ntrain_loader: {}\noptimizer: {}\nmax_duration: 10ba\n", "asked"),
+    "c/conf.sh": ('if [ -z ${CKPT} ]; then CKPT=x; fi\nMODEL_ARGS="--num-layers 4 --hidden-size 64"\n', "declined"),
     "c/prompts.json": ('{"greeting": "hello"}', "unknown-format"),
     "c/broken.json": ("{", "refused"),
 }
+
+DECLINED = (
+    ("a/ebft.yaml", "EBFT"),
+    ("b/swift-gkd.sh", "GKD"),
+    ("c/nanotron.yaml", "nanotron"),
+    ("c/conf.sh", "variables"),
+)
 
 
 @pytest.fixture
@@ -47,13 +56,13 @@ def folder(tmp_path: Path) -> Path:
 def test_each_file_is_what_it_is(folder: Path) -> None:
     result = survey(str(folder), gpu="h100", gpus=8)
     assert {file.path: file.outcome for file in result.files} == {name: outcome for name, (_, outcome) in FILES.items()}
-    assert result.counts == {"asked": 3, "declined": 3, "no-training": 1, "read": 1, "refused": 1, "unknown-format": 1}
+    assert result.counts == {"asked": 3, "declined": 5, "no-training": 1, "read": 1, "refused": 1, "unknown-format": 1}
     assert all(bool(file.reason) == (file.outcome != "read") for file in result.files)
 
 
 def test_what_is_declined_is_declined_by_its_name(folder: Path) -> None:
     reasons = {file.path: file.reason for file in survey(str(folder), gpu="h100", gpus=8).files}
-    for path, name in (("a/ebft.yaml", "EBFT"), ("b/swift-gkd.sh", "GKD"), ("c/nanotron.yaml", "nanotron")):
+    for path, name in DECLINED:
         assert name in reasons[path]
     assert "--model" in reasons["c/foundry.yaml"]
 

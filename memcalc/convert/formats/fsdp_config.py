@@ -89,7 +89,13 @@ def _sharding(reader: ConfigReader, table: str, version: int, legacy: str, *, tr
         reader.set("zero", 3 if reader.flag(again, default) else 2, again)
         reader.harmless(strategy)
         return
-    kind = "full" if trainer else reader.one_of(strategy, STRATEGIES, "full")
+    stated = reader.one_of(strategy, STRATEGIES, "full")
+    kind = "full" if trainer else stated
+    if stated != kind:
+        message = (
+            f"the Trainer hands no {strategy} to FSDP 1, which stays FULL_SHARD: what is said here changes nothing"
+        )
+        reader.note("warning", "MC115", strategy, message, "fsdp_version 2 with reshard_after_forward: false")
     wanted = reader.one_of(again, {**STRATEGIES, "true": "full", "false": "grads"}, legacy or kind)
     if wanted != kind:
         stays = "FULL_SHARD" if kind == "full" else kind

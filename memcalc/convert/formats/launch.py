@@ -24,12 +24,14 @@ from memcalc.convert.shell import Script, read_script
 from memcalc.convert.shell_values import Token
 from memcalc.convert.slurm import OPTIONS, Option, Request, sbatch_options, seconds, variables
 from memcalc.convert.text import KeyPath, Span
-from memcalc.errors import InputError, MissingError, UnknownFormatError, shown
+from memcalc.errors import FragmentError, InputError, MissingError, UnknownFormatError, shown
 from memcalc.frameworks import environment
 
 _DISTRIBUTED = ("torchrun", "accelerate", "deepspeed")
 _COUNTED = ("verl", "nemo_rl")
 """Formats whose own keys say how many ranks there are, whatever starts them."""
+_SETTING = frozenset({"", ".", "source", "echo", "printf", "exit", "set", "export", "cd", "trap", "pip"})
+"""Commands of a script that prepares what another one starts; a variable of that one has no text here."""
 _RANKS = ("NGPU", "NNODES", "NPROC_PER_NODE", "SWIFT_SINGLE_DEVICE_MODE")
 """Variables from which some launch scripts and tools take the number of ranks, and the GPUs of each."""
 _SLURM_COUNTS = (
@@ -130,6 +132,9 @@ def _chosen(script: Script, name: str, text: str, directive_lines: Document) -> 
     trains = [launch for launch in likely if launch.launcher in _DISTRIBUTED or format_of(launch)]
     candidates = _different(trains or [launch for launch in likely if launch.launcher != "shell"] or likely)
     if not candidates and not launches and not directive_lines.data and "#SBATCH" not in text:
+        named = {command.tokens[0].text for command in script.commands if command.tokens}
+        if script.variables and named <= _SETTING:
+            raise FragmentError("file", name, "it sets variables for a script beside it: give the one that starts")
         raise UnknownFormatError("file", name, "must start a training: it has no command that memcalc knows")
     if launches and not likely and not directive_lines.data:
         refuse_idle(name, map(recipe_of, launches))

@@ -12,6 +12,9 @@ _RECIPES = {name: name for name in ("delayed", "tensorwise", "blockwise", "mxfp8
 _FORMATS = {"delayed": "hybrid", "tensorwise": "hybrid", "blockwise": "hybrid", "mxfp8": "e4m3"}
 """The usual format of each recipe: that of NVIDIA's own (Megatron-Bridge 05097809 ``training/mixed_precision.py``)."""
 
+_SHARES = "reuse_grad_buf_for_mxfp8_param_ag"
+"""Without it weights in MXFP8 are gathered into a buffer that stays (core/distributed/param_and_grad_buffer.py)."""
+
 
 def set_float8(flags: Flags, narrow: list[str]) -> None:
     """Set what the flags say over 16-bit weights; ``narrow`` names their width."""
@@ -35,6 +38,9 @@ def set_float8(flags: Flags, narrow: list[str]) -> None:
     flags.set("strategy.float8", "nvfp4" if four else _RECIPES.get(recipe, "tensorwise"), source)
     if gathers[bool(four)]:
         flags.set("strategy.float8_all_gather", True, "fp4_param_gather" if four else "fp8_param_gather")
+    shares = flags.on(_SHARES)
+    if gathers[0] and recipe == "mxfp8" and not four and not shares:
+        flags.warn(_SHARES, "without it what is gathered has a buffer of its own, which is not counted")
 
 
 def float8_flags(plan: Strategy) -> dict[str, Any]:
@@ -48,5 +54,5 @@ def float8_flags(plan: Strategy) -> dict[str, Any]:
         "fp8_format": _FORMATS[recipe],
         "fp8_recipe": recipe,
         "fp8_param_gather": gathers,
-        "reuse_grad_buf_for_mxfp8_param_ag": (gathers and recipe == "mxfp8") or None,
+        _SHARES: (gathers and recipe == "mxfp8") or None,
     }

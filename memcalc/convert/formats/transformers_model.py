@@ -27,7 +27,13 @@ def hub_named(model: str, preset: str) -> str:
 
 def sizes(spec: Model) -> dict[str, Any]:
     """The sizes that the model's class in Transformers takes; TOML has no null, and `null` stands for it."""
-    return {key: None if value == "null" else value for key, value in spec.hf_config.items()}
+    return {key: _with_null(value) for key, value in spec.hf_config.items()}
+
+
+def _with_null(value: object) -> object:
+    if isinstance(value, dict):
+        return {key: _with_null(inner) for key, inner in value.items()}
+    return None if value == "null" else value
 
 
 def configuration(spec: Model, name: str) -> str:

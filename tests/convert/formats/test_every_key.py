@@ -52,6 +52,7 @@ UNSEEN: dict[str, dict[str, str]] = {
         "cuda_graph_modules": "it counts beside cuda_graph_impl",
         "cuda_graph_scope": "likewise",
     },
+    "megatron": {"cuda_graph_scope": "the name that cuda_graph_modules had"},
     "trainer": {
         "liger_kernel_config": "a table, whose keys are read one by one",
         "optim_args": "it is said where an optimizer takes it",
@@ -175,6 +176,49 @@ def test_no_known_key_is_taken_without_a_word(name: str, watched: Watched) -> No
     keys = list(keys_of(name, watched))
     assert len(keys) > 12
     assert [key for key in keys if not is_seen(name, bases, key, list(watched.words.get(key, ())))] == []
+
+
+MEGATRON_BASES: tuple[dict[str, Any], ...] = (
+    {},
+    {"bf16": True, "fp8_format": "hybrid", "disable_bias_linear": True, "optimizer": "sgd"},
+    {"bf16": True, "fp8_format": "e4m3", "fp8_recipe": "mxfp8", "fp8_param_gather": True},
+    {"bf16": True, "use_precision_aware_optimizer": True, "use_distributed_optimizer": True, "save": "x"},
+    {"use_distributed_optimizer": True, "save": "x", "dist_ckpt_optim_fully_reshardable": True, "load": "x"},
+    {"num_experts": 8, "moe_grouped_gemm": True, "expert_model_parallel_size": 2, "multi_latent_attention": True},
+    {"num_layers": 8, "pipeline_model_parallel_size": 2, "num_virtual_stages_per_pipeline_rank": 2},
+    {"tensor_model_parallel_size": 2, "sequence_parallel": True, "context_parallel_size": 2},
+    {"recompute_granularity": "full", "attention_backend": "unfused", "optimizer_cpu_offload": True},
+    {"recompute_granularity": "selective", "cuda_graph_impl": "local"},
+    {"seq_length": None, "global_batch_size": None, "eval_interval": None},
+    {"use_distributed_optimizer": True},
+    {"fp16": True},
+)
+"""Jobs on which each flag of Megatron-LM's shows, beside the sizes of a model; None where a flag is left out."""
+SIZED = {
+    "num_layers": 4, "hidden_size": 1024, "num_attention_heads": 8, "seq_length": 2048, "max_position_embeddings": 2048,
+    "vocab_size": 51200, "micro_batch_size": 1, "global_batch_size": 64, "eval_interval": 100,
+}  # fmt: skip
+SHAPED: dict[str, list[Any]] = {
+    "step_batch_size_schedule": ["0:32 1000:128"],
+    "cuda_graph_modules": [["full_iteration"]],
+}
+"""Values of a shape that no other flag has."""
+
+
+def of_megatron(flags: dict[str, Any]) -> Document:
+    data = {name: value for name, value in {**SIZED, **flags}.items() if value is not None}
+    return Document(Path("job"), "flags", "", data, dict)
+
+
+@pytest.mark.slow
+def test_no_flag_of_megatron_is_taken_without_a_word(watched: Watched) -> None:
+    """Its reader asks for all that it knows; those of its list are said to count, and each must."""
+    watched.name, form = "megatron", get_format("megatron")
+    bases = [(document, said(form.read(document))) for document in map(of_megatron, MEGATRON_BASES)]
+    table = key_table("megatron")
+    keys = sorted({*table.lists["flags"], *table.not_counted, *table.not_modelled} - set(UNSEEN["megatron"]))
+    words = {key: [*SHAPED.get(key, ()), *watched.words.get(key, ())] for key in keys}
+    assert [key for key in keys if not is_seen("megatron", bases, key, words[key])] == []
 
 
 def test_no_flag_of_megatron_that_is_read_is_named_harmless(watched: Watched) -> None:
