@@ -89,11 +89,15 @@ def destination(options: dict[str, Any], extra: tuple[str, ...] = ()) -> Destina
 
 
 def fail(sentence: str, code: int) -> int:
-    """Print one line on stderr; return `code`."""
-    line = " ".join(sentence.split())
+    """Print one line on stderr, with nothing in it that a terminal obeys; return `code`."""
+    line = "".join(letter if letter.isprintable() else _escaped(letter) for letter in " ".join(sentence.split()))
     encoding = getattr(sys.stderr, "encoding", None) or "utf-8"
     typer.echo(f"memcalc: {line}".encode(encoding, "backslashreplace").decode(encoding), err=True)
     return code
+
+
+def _escaped(letter: str) -> str:
+    return letter.encode("unicode_escape").decode("ascii")
 
 
 def picture_targets(options: dict[str, Any], *names: str) -> dict[str, Path]:
