@@ -190,7 +190,7 @@ class Tally:
 
 
 def main() -> int:
-    """Run cases until the time is up; the exit code says whether any failed."""
+    """Run cases until the time is up, or an interrupt; the exit code says whether any failed."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--minutes", type=float, default=1.0)
     parser.add_argument("--seed", type=int, default=1)
@@ -199,7 +199,7 @@ def main() -> int:
     given = parser.parse_args()
     resource.setrlimit(resource.RLIMIT_AS, (MOST_MEMORY, MOST_MEMORY))
     signal.signal(signal.SIGPROF, _late)
-    seen: Counter[str] = Counter()
+    seen, ended = Counter[str](), list[bool]()
     with tempfile.TemporaryDirectory() as folder:
         os.environ |= {"XDG_CONFIG_HOME": folder, "MPLCONFIGDIR": folder}
         os.chdir(folder)
@@ -211,7 +211,9 @@ def main() -> int:
         makers = {name: make for name, make in makers.items() if name.startswith(given.only)}
         forbid(seen, folder)
         tally, end = Tally(list(makers)), time.monotonic() + given.minutes * 60
-        while time.monotonic() < end:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, lambda *_: ended.append(True))
+        while not ended and time.monotonic() < end:
             name = tally.least()
             case, begun = makers[name](), time.process_time()
             wrong = fault(case)

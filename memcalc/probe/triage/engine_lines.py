@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from memcalc.units import GIB
 
-_NUMBER = r"(-?\d[\d,]{0,17}(?:\.\d{0,9})?)"
+_NUMBER = r"(-?\d[\d,]{0,17}(?:\.\d{0,20})?)"
 """Of bounded length, so that it is a size and its search takes a time that grows with the log alone."""
 _SIZE = r"(\d{1,9}(?:\.\d{1,9})?)"
 _DEVICE = r"[^(\n]{0,60}"
