@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
+from memcalc.journal import SUFFIX as JOURNAL
 from memcalc.specs.block import MOST_LAYERS
-from memcalc.sweeps import JOURNAL
 
 MEMORY = 3 << 30
 SECONDS = 60

@@ -84,19 +84,19 @@ def drawn(rng: random.Random) -> dict[str, Any]:
     return words
 
 
-def more_work(words: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield jobs that need at least as much: a larger micro-batch, longer sequences, more blocks."""
-    yield "micro_batch", {**words, "micro_batch": 2 * words["micro_batch"], "global_batch": 2 * words["global_batch"]}
-    yield "seq_len", {**words, "seq_len": 2 * words["seq_len"]}
+def related(words: dict[str, Any]) -> Iterator[tuple[str, int, dict[str, Any]]]:
+    """Yield jobs that differ in one size: its name, 1 where they need at least as much and -1 where at most, the words.
+
+    With twice the data-parallel ranks each has as many micro-batches as before.
+    """
+    batch, gpus = words["global_batch"], words["gpus"]
+    yield "micro_batch", 1, {**words, "micro_batch": 2 * words["micro_batch"], "global_batch": 2 * batch}
+    yield "seq_len", 1, {**words, "seq_len": 2 * words["seq_len"]}
+    yield "ranks", -1, {**words, "gpus": 2 * gpus, "global_batch": 2 * batch}
     model = loaded(words["model"])
     last = model.groups[-1]
-    groups = (*model.groups[:-1], last.model_copy(update={"count": 2 * last.count}))
-    yield "layers", {**words, "model": model.model_copy(update={"groups": groups})}
-
-
-def more_ranks(words: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield jobs that need at most as much: twice the data-parallel ranks, as many micro-batches on each."""
-    yield "ranks", {**words, "gpus": 2 * words["gpus"], "global_batch": 2 * words["global_batch"]}
+    groups = (*model.groups[:-1], last.model_copy(update={"count": max(1, last.count // 2)}))
+    yield "layers", -1, {**words, "model": model.model_copy(update={"groups": groups})}
 
 
 def answered(words: dict[str, Any]) -> Estimate | None:
@@ -220,16 +220,106 @@ def test_every_answer_holds_together(part: int) -> None:
             refused += 1
             assert refused < JOBS, "nearly all jobs are refused"
             continue
-        for name, changed in (("", words), *more_work(words), *more_ranks(words)):
-            answer = base if not name else answered(changed)
+        for name, sign, changed in (("", 0, words), *related(words)):
+            answer = answered(changed) if name else base
             if answer is None:
                 continue
             count += 1
             shown = {**words, "and": name}
             broken += [(wrong, shown) for check in INVARIANTS for wrong in check(answer)]
             grown = answer.peak.allocated - base.peak.allocated
-            if (name == "ranks" and grown > 0) or (name != "ranks" and grown < 0):
+            if grown * sign < 0:
                 broken.append((f"{name}: allocated changes by {grown / base.peak.allocated:+.4%}", shown))
         if words["gpus"] <= 8 and rng.random() < 0.2 and memcalc.estimate(advice=False, **base.job.keywords()) != base:
             broken.append(("the record of a job does not give its answer", words))
     assert broken == []
+
+
+# -------------------------------------------------------------------------------------------- searches and limits
+
+
+def pinned(rng: random.Random) -> dict[str, Any]:
+    """The words of a small search: a job with little left open."""
+    words = drawn(rng)
+    kept = ("model", "gpu", "framework", "zero", "precision", "recompute", "optimizer", "seq_len")
+    return {
+        **{name: words[name] for name in kept if name in words}, "model": rng.choice(SHALLOW),
+        "gpus": rng.choice([1, 2, 4, 8]), "offload": "none", "pp": 1, "cp": 1,
+    }  # fmt: skip
+
+
+def until(count: int, ask: Callable[[], Any]) -> Iterator[Any]:
+    """Yield so many answers; questions that are refused are asked anew."""
+    for _ in range(50 * count):
+        try:
+            answer = ask()
+        except MemcalcError:
+            continue
+        yield answer
+        count -= 1
+        if not count:
+            return
+    raise AssertionError("nearly all questions are refused")
+
+
+@pytest.mark.slow
+def test_a_plan_is_the_estimate_of_its_record() -> None:
+    rng, plans = random.Random(SEED), 0  # noqa: S311
+    for answer in until(20, lambda: memcalc.plan(**pinned(rng), top=3)):
+        written = json.loads(answer.model_dump_json(by_alias=True), parse_constant=_no_number)
+        assert list(departures(written, "[Plans](#plans)")) == []
+        for plan in answer.plans:
+            asked = memcalc.estimate(**plan.job.keywords())
+            assert (asked.strategy, asked.verdict) == (plan.strategy, plan.verdict), plan.command
+            assert asked.peak.model_dump() == plan.peak.model_dump(), plan.command
+            assert asked.verdict != "does-not-fit"
+            plans += 1
+    assert plans > 20
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("what", ["seq-len", "micro-batch"])
+def test_the_largest_fits_and_one_step_more_does_not(what: Any) -> None:
+    rng, word, asked = random.Random(f"{SEED} {what}"), what.replace("-", "_"), 0  # noqa: S311
+
+    def ask() -> Any:
+        words = {**pinned(rng), "tp": 1}
+        words.update({"micro_batch": rng.choice([1, 2])} if what == "seq-len" else {})
+        if what == "seq-len":
+            del words["seq_len"]
+        return memcalc.largest(what, **words, tight=True)
+
+    for found in until(12, ask):
+        if found.best is None:
+            continue
+        there = memcalc.estimate(**found.best.job.keywords())
+        assert there.verdict != "does-not-fit", found.command
+        assert there.peak.device == found.best.peak.device, found.command
+        if not found.beyond:
+            continue  # the model's positions end there, or the bound of what is asked
+        keywords = {**found.best.job.keywords(), word: found.answer + 1}
+        if what == "micro-batch":
+            keywords.pop("global_batch", None)
+        assert memcalc.estimate(**keywords).verdict == "does-not-fit", found.command
+        asked += 1
+    assert asked > 3
+
+
+@pytest.mark.slow
+def test_the_fewest_gpus_fit_and_half_of_them_do_not() -> None:
+    rng, asked = random.Random(SEED + 1), 0  # noqa: S311
+
+    def ask() -> tuple[dict[str, Any], Any]:
+        words = {name: value for name, value in pinned(rng).items() if name != "gpus"}
+        words["model"] = rng.choice(["llama-2-7b", "mistral-7b-v0.1", "llama-2-13b", "qwen2.5-1.5b"])
+        return words, memcalc.smallest("gpus", **words, up_to=32, tight=True)
+
+    for words, found in until(6, ask):
+        if found.best is None:
+            continue
+        assert memcalc.estimate(**found.best.job.keywords()).verdict != "does-not-fit", found.command
+        if found.answer > 1:
+            fewer = memcalc.plan(**words, gpus=found.answer // 2, top=1)
+            assert not fewer.plans, found.command
+            asked += 1
+    assert asked > 1
