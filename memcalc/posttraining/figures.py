@@ -128,7 +128,9 @@ class Figures:
         inputs = job.inputs
         images = self._model(job, model).images
         if images is not None and images.depends_on_size:
-            raise InputError("model", model, "tokens of its images depend on their size, which memcalc rl is not told")
+            raise InputError(
+                "model", model, "its tokens depend on the size of its images, which memcalc rl does not take"
+            )
         packed = bool(inputs.micro_tokens)
         options = trainer_options(job) | {
             "seq_len": inputs.micro_tokens or job.length,

@@ -87,12 +87,15 @@ def drawn(rng: random.Random) -> dict[str, Any]:
 def related(words: dict[str, Any]) -> Iterator[tuple[str, int, dict[str, Any]]]:
     """Yield jobs that differ in one size: its name, 1 where they need at least as much and -1 where at most, the words.
 
-    With twice the data-parallel ranks each has as many micro-batches as before.
+    With twice the data-parallel ranks each has as many micro-batches as before; a second one would bring what replicas
+    need to speak to each other, such as DDP's buckets.
     """
     batch, gpus = words["global_batch"], words["gpus"]
+    several = gpus > words.get("tp", 1) * words.get("pp", 1) * words.get("cp", 1)
     yield "micro_batch", 1, {**words, "micro_batch": 2 * words["micro_batch"], "global_batch": 2 * batch}
     yield "seq_len", 1, {**words, "seq_len": 2 * words["seq_len"]}
-    yield "ranks", -1, {**words, "gpus": 2 * gpus, "global_batch": 2 * batch}
+    if several:
+        yield "ranks", -1, {**words, "gpus": 2 * gpus, "global_batch": 2 * batch}
     model = loaded(words["model"])
     last = model.groups[-1]
     groups = (*model.groups[:-1], last.model_copy(update={"count": max(1, last.count // 2)}))
