@@ -52,9 +52,16 @@ def shown(value: object) -> str:
     'a\x1b[31m'
     """
     if isinstance(value, str):
-        cut = value if len(value) <= _SHOWN_CHARS else value[:_SHOWN_CHARS] + "…"
-        return repr(cut)
-    text = _text(value)
+        return repr(cut(value))
+    return cut(_text(value))
+
+
+def cut(text: str) -> str:
+    """Return a text as a sentence can carry it without quotes: its first 60 characters.
+
+    >>> len(cut("a" * 5000)), cut("fsdp2")
+    (61, 'fsdp2')
+    """
     return text if len(text) <= _SHOWN_CHARS else text[:_SHOWN_CHARS] + "…"
 
 

@@ -82,6 +82,17 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
         raise OutputError("output", str(path), reason) from None
 
 
+@contextmanager
+def scratch() -> Iterator[Path]:
+    """Make a folder for what is written to be read back, gone at the end; where no disk has room, say so."""
+    try:
+        folder = tempfile.TemporaryDirectory()
+    except OSError as error:
+        raise OutputError("output", "temporary folder", error.strerror or "no disk takes one") from None
+    with folder as name:
+        yield Path(name)
+
+
 def plain_cell(text: str) -> str:
     """Return a cell of CSV that no spreadsheet takes for a formula (owasp.org/www-community/attacks/CSV_Injection).
 

@@ -16,19 +16,24 @@ _TRACEBACK = "MEMCALC_TRACEBACK"
 
 
 def _crashed(error: Exception) -> int:
-    """Say in one line that memcalc itself is wrong, where, and what to do; return the exit code."""
-    from memcalc.cli.output import fail
+    """Say in one line that memcalc itself is wrong, where, and what to do; return the exit code.
 
+    Nothing is imported for it: what is missing or broken may be what would be.
+    """
     frame = error.__traceback__
     while frame is not None and frame.tb_next is not None:
         frame = frame.tb_next
     where = f"{os.path.basename(frame.tb_frame.f_code.co_filename)}:{frame.tb_lineno}" if frame else "?"  # noqa: PTH119
-    message = f"{type(error).__name__}: {error}"[:200] if str(error) else type(error).__name__
-    return fail(
-        f"this is a defect of memcalc, not of your input, and no verdict: {message} ({where}); please report it to "
-        f"memcalc's maintainers with this command, its files and what {_TRACEBACK}=1 shows.",
-        _CRASHED,
+    message = ascii(f"{type(error).__name__}: {error}"[:200])[1:-1] if str(error) else type(error).__name__
+    line = (
+        f"memcalc: this is a defect of memcalc, not of your input, and no verdict: {message} ({where}); please report "
+        f"it to memcalc's maintainers with this command, its files and what {_TRACEBACK}=1 shows.\n"
     )
+    try:
+        sys.stderr.write(line)
+    except OSError:  # nobody can read it, and the interpreter would try again at its end
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
+    return _CRASHED
 
 
 def main() -> None:
@@ -38,6 +43,8 @@ def main() -> None:
     # importing NumPy starts a thread of OpenBLAS for each core, and nothing here multiplies matrices
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     gc.set_threshold(_OBJECTS)
+    if sys.stderr is None:  # closed by who started the process
+        sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115, PTH123 - for as long as the process lives
     try:
         from memcalc.cli.app import app
 

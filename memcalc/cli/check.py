@@ -7,10 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import typer
-
 from memcalc.cli.options import given
-from memcalc.cli.output import Destination, deliver, destination
+from memcalc.cli.output import Destination, deliver, destination, tell
 from memcalc.errors import CombinationError, InputError
 from memcalc.files import output_path, replacing
 
@@ -40,7 +38,7 @@ def show(files: Sequence[str], *, fix: int, brief: bool, options: dict[str, Any]
     else:
         _show(answer, target)
     for path in written:
-        typer.echo(f"memcalc: wrote {path}", err=True)
+        tell(f"memcalc: wrote {path}")
     return int(answer.verdict == "does-not-fit")
 
 

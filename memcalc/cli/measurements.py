@@ -22,7 +22,7 @@ from memcalc.cli.options import (
     refuse_module,
     source_of,
 )
-from memcalc.cli.output import INTERRUPTED, Destination, deliver, destination, fail
+from memcalc.cli.output import INTERRUPTED, Destination, deliver, destination, fail, tell
 from memcalc.cli.registry import command
 from memcalc.errors import FileError, InputError, MissingError, UnknownNameError
 from memcalc.files import OutputError, output_path, replacing
@@ -223,6 +223,8 @@ def _triage(file: str, *, config: Sequence[str], plan: str | None, options: dict
 def _standard_input() -> bytes:
     from memcalc.probe.triage.answer import LARGEST_LOG
 
+    if sys.stdin is None:
+        raise FileError("file", "-", "the standard input is closed")
     content = sys.stdin.buffer.read(LARGEST_LOG + 1)
     if len(content) > LARGEST_LOG:
         raise FileError("file", "-", f"must be at most {LARGEST_LOG >> 20} MiB on standard input")
@@ -267,7 +269,7 @@ def _calibrate(paths: Sequence[str], *, gpu: str | None, install: bool, options:
         return fail("nothing predicts held-back rows better, so no calibration was written.", 1)
     for path in _write_calibration(answer, target, install=install, force=force):
         shown = name if path == target.path else path
-        typer.echo(f"memcalc: wrote {shown}", err=True)
+        tell(f"memcalc: wrote {shown}")
     return 0
 
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import shutil
 import stat
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 import typer
 
@@ -33,6 +34,8 @@ WORKBOOK = "xlsx"
 """The one format that is no text, and goes into a file alone."""
 INTERRUPTED = 130
 """The exit code after an interrupt: 128 + SIGINT, as shells report it."""
+_FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO})
+"""What the system says where a disk takes nothing more."""
 _FORMAT = "MEMCALC_FORMAT"
 """The variable that names the format of what is shown, for who wants another than the terminal's always."""
 
@@ -94,11 +97,35 @@ def destination(options: dict[str, Any], extra: tuple[str, ...] = ()) -> Destina
 
 
 def fail(sentence: str, code: int) -> int:
-    """Print one line on stderr; return `code`."""
-    line = " ".join(sentence.split())
+    """Print one line on stderr, with nothing in it that a terminal obeys; return `code`."""
+    line = "".join(letter if letter.isprintable() else _escaped(letter) for letter in " ".join(sentence.split()))
     encoding = getattr(sys.stderr, "encoding", None) or "utf-8"
-    typer.echo(f"memcalc: {line}".encode(encoding, "backslashreplace").decode(encoding), err=True)
+    tell(f"memcalc: {line}".encode(encoding, "backslashreplace").decode(encoding))
     return code
+
+
+def unwritten(error: OSError) -> int:
+    """Say that standard output takes nothing, and return the exit code; any other error is raised again.
+
+    Help and versions are printed by typer. A file that cannot be opened or written has a name.
+    """
+    if error.filename is not None or error.errno not in _FULL:
+        raise error
+    _discard(sys.stdout)
+    full = NoOutputError(os.strerror(error.errno))
+    return fail(str(full), full.exit_code)
+
+
+def tell(line: str) -> None:
+    """Print a line on stderr; where nobody can read it, the exit code still says what it has to."""
+    try:
+        typer.echo(line, err=True)
+    except OSError:
+        _discard(sys.stderr)
+
+
+def _escaped(letter: str) -> str:
+    return letter.encode("unicode_escape").decode("ascii")
 
 
 def picture_targets(options: dict[str, Any], *names: str) -> dict[str, Path]:
@@ -146,16 +173,16 @@ def _print(text: str) -> None:
         sys.stdout.write(text)
         sys.stdout.flush()
     except BrokenPipeError:
-        _discard()
+        _discard(sys.stdout)
     except OSError as error:
-        _discard()
+        _discard(sys.stdout)
         raise NoOutputError(error.strerror or "the standard output takes nothing") from None
 
 
-def _discard() -> None:
+def _discard(stream: TextIO) -> None:
     """Let what is still to be written go nowhere: the interpreter would try again at its end."""
     with contextlib.suppress(OSError, ValueError):
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 # ------------------------------------------------------------------------------------------------ what the screen shows

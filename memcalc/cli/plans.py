@@ -9,11 +9,9 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import typer
-
 import memcalc
 from memcalc.cli.options import with_model
-from memcalc.cli.output import deliver, fail
+from memcalc.cli.output import deliver, fail, tell
 from memcalc.errors import CombinationError, InputError
 from memcalc.files import output_path
 from memcalc.units import format_seconds
@@ -61,7 +59,7 @@ def _is_recorded(model: str) -> bool:
 def say_time(elapsed: float) -> None:
     """Say on a terminal how long a search took [s]; no file has it, so that the same question has the same answer."""
     if sys.stderr.isatty():
-        typer.echo(f"Searched in {format_seconds(elapsed)}.", err=True)
+        tell(f"Searched in {format_seconds(elapsed)}.")
 
 
 def save_plan(plans: Plans, path: str, rank: str | None, *, force: bool, dirs: tuple[str, ...]) -> int:
@@ -69,11 +67,11 @@ def save_plan(plans: Plans, path: str, rank: str | None, *, force: bool, dirs: t
     if not plans.plans:
         return fail(f"Nothing fits; {path} not written.", 1)
     saved = memcalc.save(plans, path, 1 if rank is None else rank, preset_dirs=dirs, force=force)
-    typer.echo(f"Saved plan #{saved.plan.rank} to {path}.", err=True)
+    tell(f"Saved plan #{saved.plan.rank} to {path}.")
     for plan in saved.fallback:
-        typer.echo(f"Fallback {plan.rank}: {plan.why}", err=True)
+        tell(f"Fallback {plan.rank}: {plan.why}")
     for sentence in (*([f"No fallback: {saved.no_fallback}."] if saved.no_fallback else []), *saved.notes):
-        typer.echo(sentence, err=True)
+        tell(sentence)
     return 0
 
 
@@ -93,7 +91,7 @@ def export(plan: str, *, to: str | None, rank: str | None, fallback: str | None,
         parts = (f"==> {name} <==\n{text}" if several else text for name, text in result.files.items())
         deliver("\n".join(parts), None)
         for sentence in _said(result):
-            typer.echo(sentence, err=True)
+            tell(sentence)
     else:
         _written(result, force=bool(options["force"]))
     return 0
@@ -118,7 +116,7 @@ def write_plan(
     launch = shlex.quote(str(Path(folder) / "launch.sh"))
     lines = f"Launch: bash {launch}", f"Check:  cd {shlex.quote(folder)} && {result.check}"
     for sentence in (f"Wrote plan {number} in {folder}.", *(f"Note: {note}" for note in result.notes), *lines):
-        typer.echo(sentence, err=True)
+        tell(sentence)
     return 0
 
 

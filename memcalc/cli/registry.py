@@ -16,7 +16,7 @@ from typer.core import TyperCommand, TyperGroup
 import memcalc
 from memcalc.cli.options import Command, Options, takes
 from memcalc.cli.other_flags import answer_for
-from memcalc.cli.output import fail
+from memcalc.cli.output import fail, unwritten
 from memcalc.errors import InputError, MemcalcError, UnknownNameError, shown
 
 # What ``--help`` shows of a command with many options: those that most people need, and examples, on one screen.
@@ -180,6 +180,8 @@ class Group(TyperGroup):
             code = fail(str(error), error.exit_code)
         except (_UsageError, typer.Abort) as error:
             code = fail(_usage(error), _USAGE)
+        except OSError as error:
+            code = unwritten(error)
         return sys.exit(code or 0) if standalone_mode else code
 
 

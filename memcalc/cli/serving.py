@@ -13,7 +13,7 @@ import typer
 
 import memcalc
 from memcalc.cli.options import CHART, DESTINATION, DETAILS, PRESETS, Shared, job
-from memcalc.cli.output import destination, draw, picture_targets
+from memcalc.cli.output import destination, draw, picture_targets, tell
 from memcalc.cli.registry import command
 from memcalc.errors import CombinationError
 from memcalc.files import output_path, replacing
@@ -114,6 +114,6 @@ def rl(*, write: _Script = None, **options: Any) -> int:
     if write is not None:
         with replacing(output_path(write, force)) as stream:
             stream.write(script.encode())
-        typer.echo(f"memcalc: wrote {write}; check it with: memcalc check {shlex.quote(write)}", err=True)
+        tell(f"memcalc: wrote {write}; check it with: memcalc check {shlex.quote(write)}")
     draw(pictures, {"chart": "posttraining"}, answer)
     return int(answer.verdict == "does-not-fit")

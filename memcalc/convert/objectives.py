@@ -12,7 +12,7 @@ from importlib.resources import files
 from typing import Any
 
 from memcalc.catalog import read_toml
-from memcalc.errors import IdleError, ObjectiveError
+from memcalc.errors import IdleError, ObjectiveError, cut
 
 _TABLES = read_toml(files("memcalc.convert") / "objectives.toml")
 METHODS: dict[str, str] = _TABLES["methods"]
@@ -86,7 +86,8 @@ def refuse_library(where: str, script: str) -> None:
     name = next((_TABLES["libraries"][part] for part in parts if part in _TABLES["libraries"]), "")
     if name:
         raise ObjectiveError(
-            f"{where} starts {name} ({script}), whose arguments are not read: give memcalc estimate what it trains."
+            f"{where} starts {name} ({cut(script)}), whose arguments are not read: give memcalc estimate what it "
+            "trains."
         )
 
 

@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from memcalc.convert.config import JOB_KEYS
 from memcalc.convert.formats.tuning import ANY_FORM
 from memcalc.errors import CombinationError, MemcalcError
+from memcalc.files import replacing, scratch
 from memcalc.frameworks import habits_of
 from memcalc.planner.record import pinned, split_options, value_text
 from memcalc.preflight.job import estimate_merged
@@ -69,9 +69,10 @@ def check_command(
 
 def _read_back(files: Mapping[Path, str]) -> tuple[tuple[Config, ...], list[Path]]:
     """The configs of all files that are one, and those files of them that no other names."""
-    with TemporaryDirectory() as folder:
+    with scratch() as folder:
         for path, text in files.items():
-            (Path(folder) / path.name).write_text(text, encoding="utf-8")
+            with replacing(folder / path.name) as stream:
+                stream.write(text.encode())
         configs: tuple[Config, ...] = ()
         given: list[Path] = []
         for path in sorted(files, key=lambda path: _named(path, files)):
@@ -79,7 +80,7 @@ def _read_back(files: Mapping[Path, str]) -> tuple[tuple[Config, ...], list[Path
                 continue
             if all(config.document.path.name != path.name for config in configs):
                 given.append(path)
-                configs = read_files([str(Path(folder) / path.name) for path in given])
+                configs = read_files([str(folder / path.name) for path in given])
         return configs, given
 
 

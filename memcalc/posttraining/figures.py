@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from memcalc.api import estimate, load_model, single
-from memcalc.errors import MissingError
+from memcalc.errors import InputError, MissingError
 from memcalc.posttraining.words import RlJob
 from memcalc.serving import serve
 
@@ -127,11 +127,19 @@ class Figures:
 
     def model(self, job: RlJob) -> Model:
         """The policy."""
-        return self._once(("model", job.model), lambda: load_model(job.model, job.dirs))
+        return self._model(job, job.model)
+
+    def _model(self, job: RlJob, model: str) -> Model:
+        return self._once(("model", model), lambda: load_model(model, job.dirs))
 
     def trained(self, job: RlJob, model: str) -> Trained:
         """What one model needs where it is trained as the job says, by a loss that holds no logits."""
         inputs = job.inputs
+        images = self._model(job, model).images
+        if images is not None and images.depends_on_size:
+            raise InputError(
+                "model", model, "its tokens depend on the size of its images, which memcalc rl does not take"
+            )
         packed = bool(inputs.micro_tokens)
         options = trainer_options(job) | {
             "seq_len": inputs.micro_tokens or job.length,
@@ -172,7 +180,8 @@ class Figures:
         each = inputs.micro_tokens // job.length or 1 if inputs.micro_tokens else inputs.micro_batch
         rows, count = each * recipe.rows, -(-samples // (each * job.trainer_gpus))
         options = trainer_options(job) | {
-            "seq_len": job.length, "micro_batch": rows, "global_batch": count * rows * job.trainer_gpus,
+            "seq_len": job.length, "micro_batch": rows,
+            "global_batch": f"{count * rows * job.trainer_gpus} sequences",
         }  # fmt: skip
         if inputs.logits == "fused" and recipe.log_probs:
             options.setdefault("loss", WITHOUT_LOGITS)

@@ -22,6 +22,8 @@ TRAINING = (
     "adapter_dtype", "attention", "kernels",
 )  # fmt: skip
 """Options of a training job that the trained models take as they are."""
+MOST_RESPONSES = 100_000_000
+"""Responses of a step, as sequences of a training job."""
 PARKED = ("optimizer", "params")
 OFFLINE_ALONE = ("engine", "engine_tp", "engine_gpus", "utilization", "max_seqs", "sleep", "prompts", "samples")
 
@@ -136,6 +138,9 @@ def completed(
         assumptions["reference"] = "yes" if reference else "none"
     if inputs.engine_gpus >= gpus:
         raise CombinationError("engine-gpus", inputs.engine_gpus, f"fewer than the {gpus} GPUs must be left to train")
+    if inputs.prompts * max(1, inputs.samples) > MOST_RESPONSES:
+        allowed = f"prompts and samples must come to at most {MOST_RESPONSES:,} responses in a step"
+        raise CombinationError("prompts", inputs.prompts, allowed)
     training = {name: raw[name] for name in TRAINING if raw.get(name) is not None}
     shares = recipe.online and not inputs.engine_gpus
     parks = parked(inputs.park) if inputs.park else toolkit.parks if shares else ()

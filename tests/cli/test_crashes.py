@@ -5,14 +5,17 @@ from __future__ import annotations
 import json
 import os
 import resource
+import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from memcalc.journal import SUFFIX as JOURNAL
 from memcalc.specs.block import MOST_LAYERS
 
 MEMORY = 3 << 30
@@ -106,6 +109,59 @@ def test_a_closed_standard_output_is_no_verdict() -> None:
     assert "could not be written" in one_line(answer)
 
 
+def test_help_that_cannot_be_written_is_no_defect() -> None:
+    answer = run("--help", before=lambda: filled(1))
+    assert answer.returncode == 74
+    assert "could not be written" in one_line(answer)
+
+
+def shut(*streams: int) -> None:
+    """Close streams of a child."""
+    for stream in streams:
+        os.close(stream)
+
+
+def filled(*streams: int) -> None:
+    """Let streams of a child go to a disk that is full."""
+    full = os.open("/dev/full", os.O_WRONLY)
+    for stream in streams:
+        os.dup2(full, stream)
+
+
+@pytest.mark.parametrize("broken", [shut, filled], ids=["closed", "full"])
+def test_sentences_that_nobody_can_read_change_no_exit_code(broken: Callable[..., None], tmp_path: Path) -> None:
+    """Python's own 1 would say of wrong input, and of a plan that is saved, that it does not fit."""
+    saved = ("plan", *JOB, "--gpus", "1", "--save", str(tmp_path / "plan.json"))
+    for words, code in (("estimate", "--model", "nothing", "--gpu", "h100"), 2), (saved, 0):
+        assert run(*words, before=lambda: broken(2)).returncode == code
+    assert (tmp_path / "plan.json").is_file()
+    assert run("estimate", *JOB, before=lambda: broken(1, 2)).returncode == 74
+
+
+def test_a_closed_standard_input_is_said() -> None:
+    answer = run("triage", "-", "--gpu", "h100", before=lambda: os.close(0))
+    assert answer.returncode == 2
+    assert "the standard input is closed" in one_line(answer)
+
+
+def test_an_install_without_its_dependencies_is_no_verdict(tmp_path: Path) -> None:
+    (tmp_path / "typer.py").write_text("raise ImportError('\\x1b[31m no typer')\n")
+    answer = run("estimate", *JOB, PYTHONPATH=os.pathsep.join([str(tmp_path), str(Path(__file__).parents[2])]))
+    assert answer.returncode == 70
+    assert "no typer" in one_line(answer)
+    assert "\x1b" not in answer.stderr
+
+
+def test_an_error_carries_nothing_that_a_terminal_obeys(tmp_path: Path) -> None:
+    path = tmp_path / "a\u202eb\x1b[31m.yaml"
+    path.write_text(
+        'actor_rollout_ref: {rollout: {name: "\\e[31mx"}, model: {path: x}}\nalgorithm: {adv_estimator: grpo}\n'
+    )
+    answer = run("check", str(path), *JOB)
+    assert answer.returncode in {2, 3}
+    assert not set(one_line(answer)) & set("\u202e\x1b")
+
+
 def test_a_crash_has_a_code_of_its_own_and_says_where_to_go(tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text(
         "import memcalc.api\ndef estimate(*_, **__):\n    raise ZeroDivisionError('of a test')\n"
@@ -132,52 +188,111 @@ def test_a_terminal_of_a_hundred_million_columns_is_drawn_as_a_wide_one() -> Non
     assert max(map(len, answer.stdout.splitlines())) <= 1000
 
 
-KILLED = {
+SWEEP = """
+sweep.mode = "estimate"
+jobs = {model = ["gpt2", "gpt2-medium"], gpu = ["a100-40g", "h100"], gpus = 1, micro_batch = [1, 2]}
+"""
+WRITERS = {
     "plan --save": ("plan", *JOB, "--gpus", "1", "--save", "out.json", "--force"),
     "plan --write": ("plan", *JOB, "--gpus", "1", "--write", "out"),
     "estimate --output": ("estimate", *JOB, "--output", "out.md", "--force"),
+    "estimate --chart": ("estimate", *JOB, "--chart", "out.svg", "--force"),
+    "report": ("report", *JOB, "--output", "out.html", "--force"),
+    "export": ("export", "saved.json", "--to", "deepspeed", "--output", "out.json", "--force"),
+    "sweep": ("sweep", "sweep.toml", "--output", "out.csv", "--jobs", "1", "--force"),
 }
+"""Commands that write a file."""
+KILLS = 30
+"""Of each of the seven: 210."""
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", KILLED)
-def test_a_file_is_whole_or_not_there_however_often_memcalc_is_killed(name: str, tmp_path: Path) -> None:
-    """Killed at 40 moments from start to end; what stands there is what an undisturbed run writes, or nothing."""
+@pytest.fixture
+def inputs(tmp_path: Path) -> Path:
+    """A folder with what the commands read."""
+    (tmp_path / "sweep.toml").write_text(SWEEP)
+    saved = run("plan", *JOB, "--gpus", "1", "--framework", "deepspeed", "--save", str(tmp_path / "saved.json"))
+    assert saved.returncode == 0
+    return tmp_path
 
-    def files() -> dict[str, bytes]:
-        seen = (path for path in tmp_path.rglob("*") if path.is_file() and not _beside(path, tmp_path))
-        return {str(path.relative_to(tmp_path)): path.read_bytes() for path in seen}
 
-    command = [sys.executable, "-m", "memcalc", *KILLED[name]]
-    subprocess.run(command, cwd=tmp_path, capture_output=True, check=True, timeout=SECONDS)
-    whole = files()
-    assert whole
-    for step in range(40):
-        if name == "plan --write":
-            subprocess.run(["rm", "-rf", str(tmp_path / "out")], check=True)
-        child = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        try:
-            child.wait(0.2 + 0.04 * step)
-        except subprocess.TimeoutExpired:
-            child.send_signal(signal.SIGKILL)
-            child.wait()
-        assert files() in (whole, {})
+def outputs(folder: Path) -> dict[str, bytes]:
+    """What a reader finds: neither what was still being written, nor the journal of what was interrupted."""
+    seen = (path for path in folder.rglob("*") if path.is_file() and not _beside(path, folder))
+    return {str(path.relative_to(folder)): path.read_bytes() for path in seen if path.name.startswith("out") or
+        path.parent.name == "out"}  # fmt: skip
 
 
 def _beside(path: Path, folder: Path) -> bool:
-    """Whether it is a file that was still being written."""
-    return any(part.startswith(".") for part in path.relative_to(folder).parts)
+    """Whether it is a file that was still being written, or a journal."""
+    return any(part.startswith(".") for part in path.relative_to(folder).parts) or JOURNAL in path.name
 
 
-def test_a_file_that_no_disk_has_room_for_is_not_there(tmp_path: Path) -> None:
-    """RLIMIT_FSIZE stands for the full disk."""
+@pytest.mark.slow
+@pytest.mark.parametrize("name", WRITERS)
+def test_a_file_is_whole_or_not_there_however_often_memcalc_is_killed(name: str, inputs: Path) -> None:
+    """Killed at moments from start to end; what stands there is what an undisturbed run writes, or nothing."""
+    command = [sys.executable, "-m", "memcalc", *WRITERS[name]]
+    begun = time.monotonic()
+    assert subprocess.run(command, cwd=inputs, capture_output=True, check=False, timeout=SECONDS).returncode == 0
+    lasted, whole, killed = time.monotonic() - begun, outputs(inputs), 0
+    assert whole
+    for step in range(KILLS):
+        shutil.rmtree(inputs / "out", ignore_errors=True)
+        if step % 2:
+            (inputs / next(iter(whole))).unlink(missing_ok=True)
+        child = subprocess.Popen(command, cwd=inputs, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        try:
+            child.wait(lasted * (0.3 + 0.8 * step / KILLS))
+        except subprocess.TimeoutExpired:
+            child.send_signal(signal.SIGKILL)
+            child.wait()
+            killed += 1
+        assert outputs(inputs) in (whole, {})
+    assert killed
+    shutil.rmtree(inputs / "out", ignore_errors=True)
+    subprocess.run(command, cwd=inputs, capture_output=True, check=True, timeout=SECONDS)
+    assert outputs(inputs) == whole
 
-    def small() -> None:
-        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-        resource.setrlimit(resource.RLIMIT_FSIZE, (512, 512))
 
-    path = tmp_path / "out.json"
-    answer = run("plan", *JOB, "--gpus", "1", "--save", str(path), before=small, PYTHONDONTWRITEBYTECODE=1)
+def small() -> None:
+    """Let a child write files of 512 bytes at the most; stands for the full disk."""
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (512, 512))
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[] if name == "plan --save" else pytest.mark.slow) for name in WRITERS]
+)
+def test_a_file_that_no_disk_has_room_for_is_not_there(name: str, inputs: Path) -> None:
+    before = {path.name for path in inputs.iterdir()}
+    answer = subprocess.run(
+        [sys.executable, "-m", "memcalc", *WRITERS[name]],
+        cwd=inputs, capture_output=True, text=True, timeout=SECONDS, preexec_fn=small, check=False,
+        env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1"},
+    )  # fmt: skip
     assert answer.returncode == 2
     assert "cannot be written" in answer.stderr
-    assert not list(tmp_path.iterdir())
+    assert "Traceback" not in answer.stderr
+    assert {path.name for path in inputs.iterdir() if JOURNAL not in path.name} == before
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["estimate --output", "plan --save", "plan --write"])
+def test_writers_of_one_file_leave_that_of_one_of_them(name: str, inputs: Path) -> None:
+    command = [sys.executable, "-m", "memcalc", *WRITERS[name]]
+    others = [word if word != "gpt2" else "gpt2-medium" for word in command]
+    wholes = []
+    for words in (command, others):
+        subprocess.run(words, cwd=inputs, capture_output=True, check=True, timeout=SECONDS)
+        wholes.append(outputs(inputs))
+        shutil.rmtree(inputs / "out", ignore_errors=True)
+    for _ in range(5):
+        children = [
+            subprocess.Popen(words, cwd=inputs, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+            for words in (command, others, command, others)
+        ]
+        codes = {child.wait(SECONDS) for child in children}
+        assert 0 in codes <= {0, 2}
+        assert outputs(inputs) in wholes
+        assert not list(inputs.rglob(".*"))
+        shutil.rmtree(inputs / "out", ignore_errors=True)

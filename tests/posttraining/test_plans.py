@@ -192,6 +192,25 @@ def test_bad_input_is_one_sentence(more: tuple[str, ...], text: str) -> None:
     assert text in result.stderr
 
 
+def test_a_step_of_more_gpus_than_samples_is_counted_in_sequences() -> None:
+    """A number of more than a million alone could be meant as tokens; nobody typed it here."""
+    answer = memcalc.plan_rl(
+        model="qwen2.5-1.5b", gpu="h100", gpus=720_720, algorithm="dpo", framework="trl", prompt=512, response=512,
+        micro_batch=1,
+    )  # fmt: skip
+    assert answer.plans
+
+
+def test_what_post_training_is_not_told_is_not_asked_for() -> None:
+    with pytest.raises(InputError, match="its tokens depend on the size of its images"):
+        memcalc.rl(model="qwen2-vl-7b", gpu="h100", gpus=8, algorithm="dpo", framework="trl", prompt=512, response=512)
+    with pytest.raises(InputError, match="at most 100,000,000 responses in a step"):
+        memcalc.rl(
+            model="qwen2.5-1.5b", gpu="h100", gpus=8, algorithm="grpo", framework="trl", prompt=512, response=512,
+            prompts=1_000_000, samples=101,
+        )  # fmt: skip
+
+
 def test_words_of_post_training_need_their_algorithm() -> None:
     result = CliRunner().invoke(app, ["plan", "--model", "7b", "--gpu", "h100", "--gpus", "8", "--prompt", "3"])
     assert result.exit_code == 2

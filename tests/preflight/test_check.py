@@ -180,6 +180,7 @@ def test_json_has_the_fields_of_the_interface(job: Path) -> None:
     assert data["verdict"] == data["estimate"]["verdict"] == "does-not-fit"
     assert [file["path"] for file in data["files"]] == ["ds.json"]
     assert {"severity", "field", "message", "suggestion"} <= set(data["files"][0]["findings"][0])
+    assert json.loads(run("ds.json", *WORDS, "--brief", "--format", "json").stdout) == data
 
 
 def test_annotations_stand_at_the_line(job: Path) -> None:

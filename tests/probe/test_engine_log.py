@@ -7,6 +7,8 @@ logs in presets/serving/logs.toml.
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -170,6 +172,42 @@ def test_what_a_log_does_not_name_is_asked_for() -> None:
         memcalc.triage(CONFIG.format(**SERVED) + REFUSED)
     with pytest.raises(CombinationError, match="an engine's log takes model, gpu, tp and pp"):
         answer(CONFIG.format(**SERVED) + REFUSED, micro_batch=2)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "Available KV cache memory: " + "9" * 400 + " GiB",
+        "GPU KV cache size: " + "9" * 400 + " tokens",
+        "total_gpu_memory (1.2.3 GiB)",
+        "total_gpu_memory (0 GiB)",
+        REFUSED.replace("31.05/79.19", "1.2.3/4.5.6"),
+        REFUSED.replace("31.05/79.19", "31.05/."),
+        REFUSED.replace("(31.05/79.19 GiB) ", ""),
+        "Sleep mode freed 9,9,9 GiB memory, -9 GiB memory is still in use.",
+    ],
+)
+def test_a_number_that_is_no_size_is_passed_over(line: str) -> None:
+    """A log of a line cut in two, or of another release, has an answer all the same."""
+    assert answer(f"{CONFIG.format(**SERVED)}{line}\n").served.max_len == 8192
+
+
+PUMPED = (
+    "cumem_allocator ", "CUDA Error: out of memory at ", "Free memory on device ", "Model loading took 1", "1", "1,",
+    "weights memory: ", "with config: model='", "GPU memory\n", "total_gpu_memory (", "'model': '", "version ", "  ",
+)  # fmt: skip
+
+
+def test_a_log_of_one_thing_over_and_over_takes_a_time_that_grows_with_its_length() -> None:
+    """Four megabytes of each in one line, in a process with a bound on its processor time; squares take hours."""
+    program = (
+        "import resource; resource.setrlimit(resource.RLIMIT_CPU, (30, 30))\n"
+        "from memcalc.probe.triage.engine_lines import engine_lines, is_engine_log\n"
+        f"for text in {PUMPED!r}:\n"
+        "    log = text * ((4 << 20) // len(text)) + ' Available KV cache memory: 5 GiB'\n"
+        "    assert is_engine_log(log) and engine_lines(log).figures\n"
+    )
+    assert subprocess.run([sys.executable, "-c", program], timeout=300, check=False).returncode == 0
 
 
 def test_the_command_shows_it(tmp_path: Path) -> None:

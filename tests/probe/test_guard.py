@@ -705,6 +705,7 @@ def test_two_ranks_are_exposed_on_ports_of_their_own() -> None:
         for rank in (0, 1):
             with urllib.request.urlopen(f"http://localhost:{port + rank}/metrics") as answer:
                 found |= samples(answer.read().decode())
+        assert {one._server.server_address[0] for one in gauges} == {"127.0.0.1"}
         with pytest.raises(InputError, match="must be free"):
             Gauges(Options(port=port, registry=CollectorRegistry()), 0)
     finally:

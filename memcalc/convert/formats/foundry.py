@@ -17,7 +17,7 @@ from memcalc.convert.formats.fsdp_config import NODE
 from memcalc.convert.formats.torchtune import resolve_interpolations
 from memcalc.convert.formats.tuning import set_lora
 from memcalc.convert.objectives import refuse_idle
-from memcalc.errors import ObjectiveError
+from memcalc.errors import ObjectiveError, cut
 
 _SOFTWARE = "llm-foundry 0.22"
 _KEYS = key_table("foundry")
@@ -74,7 +74,7 @@ def _model(reader: ConfigReader) -> bool:
         return _mpt(reader)
     if name:
         raise ObjectiveError(
-            f"{reader.document.path.name} trains {name} ({key}), which is neither MPT nor a language model of "
+            f"{reader.document.path.name} trains {cut(name)} ({key}), which is neither MPT nor a language model of "
             "Transformers: give memcalc estimate what it trains."
         )
     return True

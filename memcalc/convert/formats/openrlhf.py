@@ -9,7 +9,7 @@ from __future__ import annotations
 from memcalc.convert.config import Config, ConfigReader
 from memcalc.convert.document import Document
 from memcalc.convert.formats.base import Format
-from memcalc.errors import ObjectiveError
+from memcalc.errors import ObjectiveError, cut
 
 _OFFLINE = {"train_dpo": "dpo", "train_rm": "reward"}
 _ESTIMATORS = {
@@ -66,7 +66,8 @@ def read(document: Document) -> Config:
         _online(reader)
     else:
         raise ObjectiveError(
-            f"{name} starts OpenRLHF's {command}, whose arguments are not read: give memcalc estimate what it trains."
+            f"{name} starts OpenRLHF's {cut(command)}, whose arguments are not read: give memcalc estimate what it "
+            "trains."
         )
     _trained(reader)
     reader.not_modelled(_NOT_MODELLED, unless=(False, None, 0, 1, "", "adam"))

@@ -12,7 +12,7 @@ from typing import Any
 from memcalc.convert.config import Config, ConfigReader
 from memcalc.convert.document import Document
 from memcalc.convert.formats.base import Format, key_table
-from memcalc.errors import ObjectiveError
+from memcalc.errors import ObjectiveError, cut
 
 KEYS = key_table("verl")
 ROLES = "actor_rollout_ref"
@@ -66,13 +66,14 @@ def _refuse_others(reader: ConfigReader) -> None:
         other = named
     if other:
         raise ObjectiveError(
-            f"{reader.document.path.name} trains by verl's {other}: memcalc has figures for its FSDP workers alone "
-            "(actor.strategy fsdp or fsdp2)."
+            f"{reader.document.path.name} trains by verl's {cut(other)}: memcalc has figures for its FSDP workers "
+            "alone (actor.strategy fsdp or fsdp2)."
         )
     name = reader.text(f"{_ROLLOUT}.name", "vllm")
     if name not in ("vllm", "sglang"):
         raise ObjectiveError(
-            f"{reader.document.path.name} generates by {name} (rollout.name): memcalc has figures for vllm and sglang."
+            f"{reader.document.path.name} generates by {cut(name)} (rollout.name): memcalc has figures for vllm and "
+            "sglang."
         )
 
 

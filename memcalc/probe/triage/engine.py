@@ -73,9 +73,9 @@ def _served(lines: EngineLines, options: Mapping[str, Any], dirs: tuple[str, ...
         raise MissingError("the log does not name its GPU: give --gpu.")
     model = str(options["model"]) if options.get("model") else model_named(str(logged), dirs=dirs)
     gpu = catalog.gpu(gpu_named(str(options["gpu"]), dirs), dirs)
-    total = lines.settings.get("total")
-    if total is not None:
-        gpu = gpu.model_copy(update={"memory_bytes": int(float(total) * GIB)})
+    total = float(lines.settings.get("total", 0))
+    if total > 0:
+        gpu = gpu.model_copy(update={"memory_bytes": int(total * GIB)})
     keywords: dict[str, Any] = {word: lines.settings[word] for word in _WORDS if word in lines.settings}
     keywords |= {name: options[name] for name in ("tp", "pp", "node") if options.get(name) is not None}
     quantized = _QUANTIZED.get(lines.settings.get("quantization", "None").lower())
@@ -89,8 +89,8 @@ def _served(lines: EngineLines, options: Mapping[str, Any], dirs: tuple[str, ...
     for word, text in (("max_len", "the longest sequence"), ("max_seqs", "sequences at once")):
         if word not in keywords:
             unknown.append(f"{text}: the engine's default stands in")
-    if lines.failure == "refused" and total is not None:
-        keywords["other"] = f"{max(0.0, float(total) - float(lines.settings['free'])):.2f}GiB"
+    if lines.failure == "refused" and total > 0 and "free" in lines.settings:
+        keywords["other"] = f"{max(0.0, total - float(lines.settings['free'])):.2f}GiB"
     engine = lines.engine if version is None else f"{lines.engine}@{version}"
     served = serve(model=model, gpu=gpu, engine=engine, preset_dirs=dirs, **keywords)
     if "before" not in lines.settings:
@@ -154,7 +154,7 @@ def _explained(lines: EngineLines, served: Served) -> tuple[tuple[str, ...], tup
         "no pool": f"weights, and what was in use before them, fill {share} of what was free",
         "graphs": f"steps and CUDA graphs lie beside weights and pool, and {share} leave no room for them",
     }
-    if "free" in lines.settings and kind == "refused":
+    if {"free", "total"} <= lines.settings.keys() and kind == "refused":
         free, total = lines.settings["free"], lines.settings["total"]
         causes["refused"] = (
             f"{share} of {total} GiB are more than the {free} GiB that are free: other processes, or a trainer's "

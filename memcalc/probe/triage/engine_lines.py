@@ -12,7 +12,10 @@ from dataclasses import dataclass
 from memcalc.probe.triage import sglang_lines as sglang
 from memcalc.units import GIB
 
-_NUMBER = r"(-?\d[\d,]*\.?\d*)"
+_NUMBER = r"(-?\d[\d,]{0,17}(?:\.\d{0,20})?)"
+"""Of bounded length, so that it is a size and its search takes a time that grows with the log alone."""
+_SIZE = r"(\d{1,9}(?:\.\d{1,9})?)"
+_DEVICE = r"[^(\n]{0,60}"
 _FIGURES = {
     "weights": (rf"Model loading took {_NUMBER} ?Gi?B", rf"model weights take {_NUMBER} ?GiB",
         rf"weights memory: {_NUMBER} ?GiB"),
@@ -35,8 +38,8 @@ _SETTINGS = {
         r"gpu_memory_utilization \((\d?\.\d+)\)", r"desired GPU memory utilization \((\d?\.\d+),"),
     "quantization": (r"quantization=(\w[\w-]*)",),
     "kv_dtype": (r"kv_cache_dtype['\"]?[=:] ?['\"]?(\w+)",),
-    "total": (r"total_gpu_memory \(([\d.]+) ?GiB\)", r"Free memory on device [^(]*\([\d.]+/([\d.]+) GiB\)"),
-    "free": (r"Free memory on device [^(]*\(([\d.]+)/",),
+    "total": (rf"total_gpu_memory \({_SIZE} ?GiB\)", rf"Free memory on device {_DEVICE}\([\d.]{{1,20}}/{_SIZE} GiB\)"),
+    "free": (rf"Free memory on device {_DEVICE}\({_SIZE}/{_SIZE} GiB\)",),
 }  # fmt: skip
 _SLEEP = re.compile(rf"Sleep mode freed {_NUMBER} GiB memory, {_NUMBER} GiB memory is still in use")
 _FAILURES = {
@@ -46,14 +49,15 @@ _FAILURES = {
     "warm-up": r"out of memory occurred when warming up sampler",
     "segments": r"[Ee]xpandable segments are not compatible with memory pool",
     "host": r"in sleep\s+cpu_backup_tensor = torch\.empty\(",
-    "wake-up": r"(?s)cumem_allocator.*out of memory|CUDA Error: out of memory at .*cumem",
 }
+_WOKEN = "wake-up"
+_ALLOCATOR, _EXHAUSTED, _AT = "cumem", "out of memory", "CUDA Error: out of memory at "
 _STARTS = re.compile(
     "|".join((r"Available KV cache memory: ", r"reserved for KV Cache is", r"Initializing a V\d LLM engine",
-        r"Load weight end\..*avail mem=", r"max_total_num_tokens=\d", *_FAILURES.values(),
-        *sglang.FAILURES.values())).replace("(?s)", "")
+        r"Load weight end\.[^\n]{0,400}avail mem=", r"max_total_num_tokens=\d", *_FAILURES.values(),
+        *sglang.FAILURES.values()))
 )  # fmt: skip
-"""What tells such a log from another."""
+"""What tells such a log from another, beside a pool that did not come back."""
 
 
 @dataclass(frozen=True)
@@ -80,7 +84,9 @@ def is_engine_log(text: str) -> bool:
     >>> is_engine_log("INFO gpu_worker.py:298] Available KV cache memory: 8.77 GiB")
     True
     """
-    return bool(_STARTS.search(text))
+    return bool(_STARTS.search(text)) or any(
+        _woke_without_memory(line) for line in text.splitlines() if _ALLOCATOR in line
+    )
 
 
 def engine_failed(text: str) -> bool:
@@ -89,7 +95,7 @@ def engine_failed(text: str) -> bool:
     >>> engine_failed("ValueError: No available memory for the cache blocks.")
     True
     """
-    return any(re.search(pattern, text) for pattern in (*_FAILURES.values(), *sglang.FAILURES.values()))
+    return bool(_failure(text)) or any(re.search(pattern, text) for pattern in sglang.FAILURES.values())
 
 
 def engine_lines(text: str) -> EngineLines:
@@ -107,14 +113,31 @@ def engine_lines(text: str) -> EngineLines:
     figures = {name: _first(patterns, text) for name, patterns in _FIGURES.items()}
     settings = {name: _first(patterns, text) for name, patterns in _SETTINGS.items()}
     tokens, slept = _TOKENS.search(text), _SLEEP.search(text)
-    failure = next((name for name, pattern in _FAILURES.items() if re.search(pattern, text)), "")
     return EngineLines(
         settings={name: value for name, value in settings.items() if value},
         figures={name: _bytes(value) for name, value in figures.items() if value},
         tokens=int(tokens[1].replace(",", "")) if tokens else None,
-        failure=failure,
+        failure=_failure(text),
         slept=(_bytes(slept[1]), _bytes(slept[2])) if slept else None,
     )
+
+
+def _failure(text: str) -> str:
+    """The kind of failure; empty for none of the usual ones."""
+    failure = next((name for name, pattern in _FAILURES.items() if re.search(pattern, text)), "")
+    return failure or _WOKEN * _woke_without_memory(text)
+
+
+def _woke_without_memory(text: str) -> bool:
+    """Whether the pool of sleep mode could not be filled again: its file before the error, or behind it in its line.
+
+    >>> _woke_without_memory("CUDA Error: out of memory at cumem_allocator.cpp:62")
+    True
+    """
+    at = text.find(f"{_ALLOCATOR}_allocator")
+    if at >= 0 and text.find(_EXHAUSTED, at) >= 0:
+        return True
+    return any(_ALLOCATOR in line.partition(_AT)[2] for line in text.splitlines() if _AT in line)
 
 
 def _first(patterns: tuple[str, ...], text: str) -> str:
