@@ -12,14 +12,14 @@ SIGNS = re.compile(r"Load weight end\.|max_total_num_tokens=\d|ServerArgs\(|--me
 """What tells its log from vLLM's."""
 _NUMBER = r"(-?\d[\d,]{0,17}(?:\.\d{0,20})?)"
 _FIGURES = {
-    "weights": rf"Load weight end\.[^\n]{0,400}?mem usage={_NUMBER} ?GB",
-    "CUDA graphs": rf"Capture cuda graph end\.[^\n]{0,400}?mem usage={_NUMBER} ?GB",
+    "weights": rf"Load weight end\.[^\n]{{0,400}}?mem usage={_NUMBER} ?GB",
+    "CUDA graphs": rf"Capture cuda graph end\.[^\n]{{0,400}}?mem usage={_NUMBER} ?GB",
 }
 _CACHE = (
-    rf"KV Cache is allocated\.[^\n]{0,400}?K size: {_NUMBER} ?GB, V size: {_NUMBER} ?GB",
-    rf"KV Cache is allocated\.[^\n]{0,400}?KV size: {_NUMBER} ?GB",
+    rf"KV Cache is allocated\.[^\n]{{0,400}}?K size: {_NUMBER} ?GB, V size: {_NUMBER} ?GB",
+    rf"KV Cache is allocated\.[^\n]{{0,400}}?KV size: {_NUMBER} ?GB",
 )
-_TOKENS = (rf"KV Cache is allocated\.[^\n]{0,400}?#tokens: {_NUMBER}", rf"max_total_num_tokens={_NUMBER}")
+_TOKENS = (rf"KV Cache is allocated\.[^\n]{{0,400}}?#tokens: {_NUMBER}", rf"max_total_num_tokens={_NUMBER}")
 _SETTINGS = {
     "model": (r"model_path='([^']+)'", r"--model(?:-path)?[= ](\S+)"),
     "version": (r"sglang(?:[ =v-]|==)+(\d+\.\d+)",),
@@ -32,8 +32,8 @@ _SETTINGS = {
     "quantization": (r"quantization='(\w[\w-]*)'",),
     "kv_dtype": (r"kv_cache_dtype='(\w+)'",),
 }
-_BEFORE = rf"Load weight begin\.[^\n]{0,400}?avail mem={_NUMBER} ?GB"
-_AFTER = rf"Load weight end\.[^\n]{0,400}?avail mem={_NUMBER} ?GB, mem usage={_NUMBER} ?GB"
+_BEFORE = rf"Load weight begin\.[^\n]{{0,400}}?avail mem={_NUMBER} ?GB"
+_AFTER = rf"Load weight end\.[^\n]{{0,400}}?avail mem={_NUMBER} ?GB, mem usage={_NUMBER} ?GB"
 FAILURES = {
     "no pool": r"Not enough memory\. Please try to increase --mem-fraction-static",
     "graphs": r"Capture (?:target decode )?(?:cuda|CUDA) graph failed",
