@@ -15,7 +15,7 @@ import memcalc
 from memcalc.cli.options import CHART, DESTINATION, PRESETS, Shared, job
 from memcalc.cli.output import destination, draw, picture_targets
 from memcalc.cli.registry import command
-from memcalc.errors import CombinationError
+from memcalc.errors import CombinationError, InputError
 from memcalc.files import output_path, replacing
 
 PLACES = frozenset({"model", "gpu", "gpus", "node", "tp", "pp"})
@@ -73,20 +73,40 @@ def post_training() -> tuple[Shared, ...]:
 
 def rl_plans(options: dict[str, Any], searching: dict[str, Any]) -> int:
     """List plans of post-training; what says a training job alone is refused. Return the exit code."""
-    from memcalc.posttraining.words import RL_WORDS, TRAINING
     from memcalc.report.rl_plans import report
 
     target, top = destination(options), searching.pop("top")
-    options["preset_dirs"] = tuple(options.pop("preset_dir", None) or ())
-    known = {*RL_WORDS, *TRAINING, *RL_PLACES, "preset_dirs"}
-    typed = {name: value for name, value in options.items() if value not in (None, [])}
-    for name, value in (*typed.items(), *searching.items()):
-        if name not in known and value not in (None, False, SIMPLEST):
-            text = "--algorithm searches post-training, of which it says nothing"
-            raise CombinationError(name.replace("_", "-"), str(value), text)
+    typed = role_options(options, searching, "searches post-training, of which it says nothing")
     answer = memcalc.plan_rl(**typed, top=top)
     target.show(report(answer))
     return 0 if answer.plans else 1
+
+
+def role_options(options: dict[str, Any], beside: dict[str, Any], why: str) -> dict[str, Any]:
+    """Return the keywords of :func:`memcalc.rl` among those typed; what says a training job alone is refused."""
+    from memcalc.posttraining.words import RL_WORDS, TRAINING
+
+    options["preset_dirs"] = tuple(options.pop("preset_dir", None) or ())
+    known = {*RL_WORDS, *TRAINING, *RL_PLACES, "preset_dirs"}
+    typed = {name: value for name, value in options.items() if value not in (None, [])}
+    for name, value in (*typed.items(), *beside.items()):
+        if name not in known and value not in (None, False, SIMPLEST):
+            raise CombinationError(name.replace("_", "-"), str(value), f"--algorithm {why}")
+    return typed
+
+
+def rl_ladder(options: dict[str, Any], *, stage: list[str] | None, recipe: bool, reading: str | None) -> int:
+    """Show the ladder of a job of post-training; return the exit code."""
+    from memcalc.report.rl_steps import of_ladder
+
+    pictures, target = picture_targets(options, "chart"), destination(options)
+    typed = role_options(options, {"reading": reading}, "is of post-training, of which it says nothing")
+    if "model" not in typed:
+        raise InputError("model", "", "give --model")
+    answer = memcalc.ladder_rl(**typed, stages=stage or (), recipe=recipe)
+    target.show(of_ladder(answer))
+    draw(pictures, {"chart": "rl_steps"}, answer)
+    return int(answer.first is None)
 
 
 def refuse_post_training(options: dict[str, Any]) -> None:

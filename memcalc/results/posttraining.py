@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 from memcalc.results.estimates import Answer, HardwareFacts, ModelFacts, Verdict, schema
+from memcalc.specs.job import JobRecord
 from memcalc.specs.strict import Frozen
 
 
@@ -91,5 +92,7 @@ class Rl(Answer):
     """What the figures do not know."""
     assumptions: dict[str, str]
     """Defaults that were taken."""
+    job: JobRecord
+    """What was asked, to ask it again."""
     command: str
-    """The line that asks this again."""
+    """The command line of ``job``."""
