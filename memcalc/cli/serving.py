@@ -7,16 +7,21 @@ from __future__ import annotations
 
 import shlex
 from dataclasses import replace
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 import memcalc
 from memcalc.cli.options import CHART, DESTINATION, PRESETS, Shared, job
-from memcalc.cli.output import destination, draw, picture_targets
+from memcalc.cli.output import deliver, destination, draw, picture_targets
+from memcalc.cli.plans import page_target, refuse
 from memcalc.cli.registry import command
 from memcalc.errors import CombinationError, InputError
 from memcalc.files import output_path, replacing
+
+if TYPE_CHECKING:
+    from memcalc.results.posttraining import Rl
+    from memcalc.results.rl_plans import RlPlans
 
 PLACES = frozenset({"model", "gpu", "gpus", "node", "tp", "pp"})
 """Options of a training job that an engine has too."""
@@ -107,6 +112,47 @@ def rl_ladder(options: dict[str, Any], *, stage: list[str] | None, recipe: bool,
     target.show(of_ladder(answer))
     draw(pictures, {"chart": "rl_steps"}, answer)
     return int(answer.first is None)
+
+
+def rl_report(
+    saved: str | None, *, alone: bool, rank: str | None, title: str, note: str, search: dict[str, Any],
+    options: dict[str, Any],
+) -> int | None:  # fmt: skip
+    """Write the page of a job of post-training; return the exit code, None where neither file nor words say one."""
+    from memcalc.handoff.review import roles_of
+    from memcalc.handoff.saved import load_roles
+    from memcalc.report.page import markup
+    from memcalc.report.page.roles import role_page, said_of
+
+    algorithm = options["algorithm"]
+    answer = load_roles(saved) if saved is not None and algorithm is None else None
+    if answer is None and algorithm is None:
+        return None
+    path, name = page_target(options)
+    if answer is None:
+        if saved is not None:
+            raise CombinationError("algorithm", algorithm, f"{saved} tells the job")
+        answer = _asked(options, search, alone=alone)
+    else:
+        job = {word: value for word, value in options.items() if word != "preset_dir"}
+        refuse({"estimate": alone or None, **search, **job}, f"{saved} tells the job")
+    result, listed = roles_of(answer, rank)
+    deliver(role_page(result, listed, title=title, note=note), path)
+    without = "" if markup.draws() else f" {markup.UNDRAWN}"
+    fits, sentence = said_of(result, listed)
+    deliver(f"{sentence}\nWrote {name}, {path.stat().st_size / 1024:.0f} KiB.{without}\n", None)
+    return int(not fits)
+
+
+def _asked(options: dict[str, Any], search: dict[str, Any], *, alone: bool) -> Rl | RlPlans:
+    """Answer the job that was typed, or search its plans."""
+    top = search.pop("top")
+    beside = {**search, "top": top} if alone else search
+    typed = role_options(options, beside, "is of post-training, of which it says nothing")
+    for place in ("model", "gpu"):
+        if place not in typed:
+            raise InputError(place, "", f"give --{place}")
+    return memcalc.rl(**typed) if alone else memcalc.plan_rl(**typed, top=top)
 
 
 def refuse_post_training(options: dict[str, Any]) -> None:

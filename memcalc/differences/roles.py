@@ -27,6 +27,7 @@ from memcalc.results.posttraining import Rl
 from memcalc.results.rl_plans import RlPlan, RlPlans
 from memcalc.results.rl_steps import RlDiff, RlStep
 from memcalc.specs.job import JobRecord, render
+from memcalc.specs.options import WORDS
 from memcalc.units import parse_count
 
 _LAST = ("micro_batch", "micro_tokens", "logprob_batch")
@@ -222,8 +223,8 @@ def _of_text(index: str, text: str, shared: Words) -> RlSide | None:
 
 def _of_files(name: str, paths: tuple[str, ...], shared: Words, dirs: tuple[str, ...]) -> RlSide | None:
     """A job's own files, read as ``memcalc check`` does."""
-    places = {place: shared[place] for place in PLACES if place in shared}
-    merged = merge(read_files(paths), split_options(places), dirs)
+    given = {word: value for word, value in shared.items() if word not in RL_WORDS or word in WORDS}
+    merged = merge(read_files(paths), split_options(given), dirs)
     return RlSide(name, role_words(merged, dirs), True, dirs) if merged.algorithm else None
 
 

@@ -9,6 +9,7 @@ from memcalc.errors import MissingError
 
 if TYPE_CHECKING:
     from memcalc.results.posttraining import Rl
+    from memcalc.specs.job import JobRecord
 
 
 def rl(
@@ -53,3 +54,9 @@ def rl(
     if job.recipe.online:
         check_engines(job)
     return answered(job, options, assumptions, Figures(), advice=advice)
+
+
+def rl_again(job: JobRecord, *, advice: bool = True) -> Rl:
+    """Answer the job of an answer again."""
+    words: dict[str, Any] = {"model": job.model, "gpu": job.gpu, "node": job.node, **job.options}
+    return rl(**words, preset_dirs=job.preset_dirs, advice=advice)

@@ -152,7 +152,9 @@ def nearest_of(search: Search) -> Nearest:
             remedies += filter(None, [_remedy(other, change, other.typed | first.changes)])
             if other.gpus != search.gpus:
                 break
-    return Nearest(reason=answer.reason or search.missed.reason, command=answer.command, remedies=tuple(remedies))
+    return Nearest(
+        reason=answer.reason or search.missed.reason, job=answer.job, command=answer.command, remedies=tuple(remedies)
+    )
 
 
 def _further(search: Search) -> Iterator[tuple[str, Search]]:

@@ -81,8 +81,10 @@ class Nearest(Frozen):
 
     reason: str
     """Why it does not fit."""
+    job: JobRecord
+    """The job itself."""
     command: str
-    """The line that shows it."""
+    """The command line of ``job``."""
     remedies: tuple[RlRemedy, ...]
     """Single changes with which it fits, those that cost least first."""
 
