@@ -208,7 +208,14 @@
     }
   }
 
+  // A micro-batch is said in samples or in tokens.
+  const OTHER = {"micro-batch": "micro-tokens", "micro-tokens": "micro-batch"};
+
   function put(name, value) {
+    if (value && job.has(OTHER[name])) {
+      job.delete(OTHER[name]);
+      byId(`o-${OTHER[name]}`).value = "";
+    }
     if (name === "set") {
       job.delete("set");
       for (const pair of value.split(/\s+/).filter(Boolean)) job.append("set", pair);
@@ -350,6 +357,7 @@
     const near = values.map((_, index) => index).sort((a, b) => Math.abs(a - at) - Math.abs(b - at));
     return near.slice(0, AROUND).map(index => {
       const next = new URLSearchParams(job);
+      next.delete(values[index] ? OTHER[name] : "");
       if (values[index]) next.set(name, values[index]);
       else next.delete(name);
       return next.toString();
