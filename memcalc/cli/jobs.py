@@ -245,7 +245,7 @@ def ladder(*, stage: _Stage = None, recipe: _Stages = False, reading: _Reading =
     from memcalc.report.ladder import report
 
     if options["algorithm"] is not None:
-        return rl_ladder(options, stage=stage, recipe=recipe, reading=reading)
+        return rl_ladder(options, stage=stage, recipe=recipe, mode=reading)
     refuse_post_training(options)
     pictures, target = picture_targets(options, "chart"), destination(options)
     answer = memcalc.ladder(**with_model(options), stages=stage or (), recipe=recipe, reading=reading)

@@ -100,12 +100,12 @@ def role_options(options: dict[str, Any], beside: dict[str, Any], why: str) -> d
     return typed
 
 
-def rl_ladder(options: dict[str, Any], *, stage: list[str] | None, recipe: bool, reading: str | None) -> int:
+def rl_ladder(options: dict[str, Any], *, stage: list[str] | None, recipe: bool, mode: str | None) -> int:
     """Show the ladder of a job of post-training; return the exit code."""
     from memcalc.report.rl_steps import of_ladder
 
     pictures, target = picture_targets(options, "chart"), destination(options)
-    typed = role_options(options, {"reading": reading}, "is of post-training, of which it says nothing")
+    typed = role_options(options, {"reading": mode}, "is of post-training, of which it says nothing")
     if "model" not in typed:
         raise InputError("model", "", "give --model")
     answer = memcalc.ladder_rl(**typed, stages=stage or (), recipe=recipe)
@@ -149,9 +149,9 @@ def _asked(options: dict[str, Any], search: dict[str, Any], *, alone: bool) -> R
     top = search.pop("top")
     beside = {**search, "top": top} if alone else search
     typed = role_options(options, beside, "is of post-training, of which it says nothing")
-    for place in ("model", "gpu"):
-        if place not in typed:
-            raise InputError(place, "", f"give --{place}")
+    for name in ("model", "gpu"):
+        if name not in typed:
+            raise InputError(name, "", f"give --{name}")
     return memcalc.rl(**typed) if alone else memcalc.plan_rl(**typed, top=top)
 
 

@@ -46,9 +46,9 @@ class RlSide:
     """One job of a comparison, before the options that count for both."""
 
     name: str
-    words: Words
+    typed: Words
     """Those of the job; of a text of words those that stand on another job."""
-    whole: bool
+    complete: bool
     """Whether it names a job by itself."""
     dirs: tuple[str, ...] = ()
 
@@ -57,7 +57,7 @@ def diff_roles(a: RlGiven, b: RlGiven, shared: Words, dirs: tuple[str, ...]) -> 
     """Compare two jobs of post-training; None where neither side, nor what counts for both, is of any."""
     sides = [_side(index, given, shared, dirs) for index, given in (("A", a), ("B", b))]
     first, second = sides
-    named_so = "algorithm" in shared or any(side is not None and side.whole for side in sides)
+    named_so = "algorithm" in shared or any(side is not None and side.complete for side in sides)
     if not named_so:
         return None
     if first is None or second is None:
@@ -81,29 +81,29 @@ def check_shared(shared: Words) -> None:
 
 def _words(side: RlSide, other: RlSide, shared: Words) -> dict[str, Any]:
     """The words of a side: on those of the other where it names no job and the other does."""
-    words = {**side.words, **shared} if side.whole else {**shared, **side.words}
-    if not side.whole and other.whole:
-        words = {**other.words, **words}
-        if "micro_tokens" in side.words:
-            words.pop("micro_batch", None)
-        elif "micro_batch" in side.words:
-            words.pop("micro_tokens", None)
+    typed = {**side.typed, **shared} if side.complete else {**shared, **side.typed}
+    if not side.complete and other.complete:
+        typed = {**other.typed, **typed}
+        if "micro_tokens" in side.typed:
+            typed.pop("micro_batch", None)
+        elif "micro_batch" in side.typed:
+            typed.pop("micro_tokens", None)
     for name in ("model", "gpu", "gpus"):
-        if words.get(name) is None:
+        if typed.get(name) is None:
             raise MissingError(f"{side.name} names no {name}. Pass --{name}.")
-    return words
+    return typed
 
 
 def compared(names: tuple[str, str], before: Words, after: Words, dirs: tuple[str, ...], command: str = "") -> RlDiff:
     """The comparison of two jobs, each by the words of ``memcalc rl``."""
     jobs = []
-    for index, words in (("A", before), ("B", after)):
+    for index, typed in (("A", before), ("B", after)):
         try:
-            jobs.append(job_of(words, dirs, {}))
+            jobs.append(job_of(typed, dirs, {}))
         except InputError as error:
             raise error.within(index) from None
     figures, samples = Figures(), max(map(step_samples, jobs))
-    start, end = (state_of(words, dirs, figures, samples) for words in (before, after))
+    start, end = (state_of(typed, dirs, figures, samples) for typed in (before, after))
     stated = {*before, *after}
     return RlDiff(
         version=__version__,
@@ -121,8 +121,8 @@ def compared(names: tuple[str, str], before: Words, after: Words, dirs: tuple[st
 
 def _warnings(a: Rl, b: Rl) -> tuple[str, ...]:
     both = [warning for warning in a.warnings if warning in b.warnings]
-    own = [f"{index}: {text}" for index, side in (("A", a), ("B", b)) for text in side.warnings if text not in both]
-    return (*both, *own)
+    single = [f"{index}: {text}" for index, side in (("A", a), ("B", b)) for text in side.warnings if text not in both]
+    return (*both, *single)
 
 
 @dataclass
@@ -141,17 +141,17 @@ class RoleSteps:
         """The job of A with some words of B."""
         key = frozenset(applied)
         if key not in self.states:
-            kept = {name: value for name, value in self.start.words.items() if name not in key}
-            words = kept | {name: self.end.words[name] for name in key if name in self.end.words}
+            others = {name: value for name, value in self.start.typed.items() if name not in key}
+            typed = others | {name: self.end.typed[name] for name in key if name in self.end.typed}
             try:
-                self.states[key] = state_of(words, self.dirs, self.figures, self.samples)
+                self.states[key] = state_of(typed, self.dirs, self.figures, self.samples)
             except (MemcalcError, KeyError) as error:
                 self.states[key] = error if isinstance(error, MemcalcError) else MissingError(f"no {error}")
         return self.states[key]
 
     def steps(self) -> tuple[RlStep, ...]:
         """Every change in its order; one that is not yet possible waits for those that make it so."""
-        was, now = self.start.words, self.end.words
+        was, now = self.start.typed, self.end.typed
         remaining = [name for name in ORDER if str(was.get(name)) != str(now.get(name))]
         steps: list[RlStep] = []
         done: list[str] = []
@@ -206,19 +206,19 @@ def _plan(path: str, rank: int) -> RlPlan:
 
 
 def _of_record(name: str, job: JobRecord) -> RlSide:
-    words = {"model": job.model, "gpu": job.gpu, "node": job.node, **job.options}
-    return RlSide(name, {name: value for name, value in words.items() if value is not None}, True, job.preset_dirs)
+    typed = {"model": job.model, "gpu": job.gpu, "node": job.node, **job.options}
+    return RlSide(name, {name: value for name, value in typed.items() if value is not None}, True, job.preset_dirs)
 
 
 def _of_text(index: str, text: str, shared: Words) -> RlSide | None:
     """Words with values; None where they may be of another kind of job."""
     try:
-        words = split_words(text, f"word of {index}", KNOWN, FLAGS) if text else {}
+        typed = split_words(text, f"word of {index}", KNOWN, FLAGS) if text else {}
     except InputError:
         if "algorithm" in shared:
             raise
         return None
-    return RlSide(text or "the job as it is", words, "algorithm" in words)
+    return RlSide(text or "the job as it is", typed, "algorithm" in typed)
 
 
 def _of_files(name: str, paths: tuple[str, ...], shared: Words, dirs: tuple[str, ...]) -> RlSide | None:

@@ -58,5 +58,5 @@ def rl(
 
 def rl_again(job: JobRecord, *, advice: bool = True) -> Rl:
     """Answer the job of an answer again."""
-    words: dict[str, Any] = {"model": job.model, "gpu": job.gpu, "node": job.node, **job.options}
-    return rl(**words, preset_dirs=job.preset_dirs, advice=advice)
+    typed: dict[str, Any] = {"model": job.model, "gpu": job.gpu, "node": job.node, **job.options}
+    return rl(**typed, preset_dirs=job.preset_dirs, advice=advice)

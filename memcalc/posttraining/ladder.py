@@ -58,14 +58,14 @@ def ladder_rl(
     listed, dirs = tuple(stages), tuple(preset_dirs)
     if recipe and listed:
         raise CombinationError("recipe", True, "--recipe chooses the stages; drop --stage")
-    told = {name: value for name, value in options.items() if value not in (None, "", [])}
-    words = {"model": model, "gpu": gpu, "gpus": gpus, **({"node": node} if node else {}), **told}
+    given = {name: value for name, value in options.items() if value not in (None, "", [])}
+    typed = {"model": model, "gpu": gpu, "gpus": gpus, **({"node": node} if node else {}), **given}
     changes = [(text, parse_stage(text)) for text in listed]
     figures = Figures()
-    start = state_of(words, dirs, figures)
+    start = state_of(typed, dirs, figures)
     run = Run(dirs, figures, step_samples(start.job), [start])
     for text, change in changes:
-        run.take(text, change, asked=True)
+        run.take(text, change, required=True)
     if not listed:
         run.climb(recipe=recipe)
     return _answer(run, {"stages": listed or None, "recipe": recipe or None})
@@ -77,12 +77,12 @@ def parse_stage(text: str) -> dict[str, Any]:
     >>> parse_stage("sleep=2,utilization=0.6")
     {'sleep': '2', 'utilization': '0.6'}
     """
-    words = split_words(text, "stage", KNOWN, FLAGS)
+    typed = split_words(text, "stage", KNOWN, FLAGS)
     try:
-        read_words({name: value for name, value in words.items() if name not in PLACES})
+        read_words({name: value for name, value in typed.items() if name not in PLACES})
     except InputError as error:
         raise error.within(f"stage {text!r}") from None
-    return words
+    return typed
 
 
 @dataclass
@@ -105,18 +105,18 @@ class Run:
         """Whether the job does as it is now."""
         return self.states[-1].figures.verdict != "does-not-fit"
 
-    def take(self, text: str, change: dict[str, Any], *, asked: bool) -> None:
+    def take(self, text: str, change: dict[str, Any], *, required: bool) -> None:
         """Add a stage; one of the usual ones that changes nothing, or is not possible, is none."""
         before = self.states[-1]
         try:
-            after = state_of({**before.words, **change}, self.dirs, self.figures, self.samples)
+            after = state_of({**before.typed, **change}, self.dirs, self.figures, self.samples)
         except InputError as error:
-            if asked:
+            if required:
                 raise error.within(f"stage {text!r}") from None
             self.left_out[text] = str(error)
             return
         fields = fields_between(before.job, after.job, set(change))
-        if not fields and not asked:
+        if not fields and not required:
             return
         self.states.append(after)
         self.steps.append(step_of(text, before, after, fields, alone=self._alone(change)))
@@ -124,7 +124,7 @@ class Run:
     def _alone(self, change: dict[str, Any]) -> int | None:
         start = self.states[0]
         try:
-            state = state_of({**start.words, **change}, self.dirs, self.figures, self.samples)
+            state = state_of({**start.typed, **change}, self.dirs, self.figures, self.samples)
         except InputError:
             return None
         return state.figures.allocated - start.figures.allocated
@@ -137,7 +137,7 @@ class Run:
             if following is None:
                 return
             done.add(following[0])
-            self.take(*following, asked=False)
+            self.take(*following, required=False)
 
 
 def savings(state: State) -> Iterator[tuple[str, dict[str, Any]]]:

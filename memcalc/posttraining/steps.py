@@ -30,18 +30,18 @@ _OPEN = {
 class State:
     """A job with its answer."""
 
-    words: Mapping[str, Any]
+    typed: Mapping[str, Any]
     """As typed, those of :data:`PLACES` among them."""
     job: RlJob
     answer: Rl
     figures: RlFigures
 
 
-def job_of(words: Mapping[str, Any], dirs: tuple[str, ...], assumptions: dict[str, str]) -> RlJob:
+def job_of(typed: Mapping[str, Any], dirs: tuple[str, ...], assumptions: dict[str, str]) -> RlJob:
     """The job that ``memcalc rl`` makes of these words."""
-    options = {name: value for name, value in words.items() if name not in PLACES}
-    gpus = number(words["gpus"], "gpus")
-    job = completed(words["model"], words["gpu"], gpus, words.get("node"), options, dirs, assumptions)
+    options = {name: value for name, value in typed.items() if name not in PLACES}
+    gpus = number(typed["gpus"], "gpus")
+    job = completed(typed["model"], typed["gpu"], gpus, typed.get("node"), options, dirs, assumptions)
     if job.recipe.online:
         check_engines(job)
     return job
@@ -55,11 +55,11 @@ def step_samples(job: RlJob) -> int:
     return (inputs.micro_tokens // job.length or 1 if inputs.micro_tokens else inputs.micro_batch) * job.trainer_gpus
 
 
-def state_of(words: Mapping[str, Any], dirs: tuple[str, ...], figures: Figures, samples: int = 0) -> State:
+def state_of(typed: Mapping[str, Any], dirs: tuple[str, ...], figures: Figures, samples: int = 0) -> State:
     """A job with what is compared of it; ``samples`` are those that its update is timed for, else its own."""
     assumptions: dict[str, str] = {}
-    job = job_of(words, dirs, assumptions)
-    options = {name: value for name, value in words.items() if name not in PLACES}
+    job = job_of(typed, dirs, assumptions)
+    options = {name: value for name, value in typed.items() if name not in PLACES}
     answer = answered(job, options, assumptions, figures, advice=False)
     compared = RlFigures(
         verdict=answer.verdict,
@@ -73,7 +73,7 @@ def state_of(words: Mapping[str, Any], dirs: tuple[str, ...], figures: Figures, 
         rounds=answer.rollout.rounds if answer.rollout else None,
         update=figures.updates(job, samples or step_samples(job)),
     )
-    return State(words, job, answer, compared)
+    return State(typed, job, answer, compared)
 
 
 def facts_of(job: RlJob) -> dict[str, Value]:

@@ -208,16 +208,16 @@ def of_ladder(result: RlLadder) -> Report:
 
 def ladder_head(result: RlLadder) -> tuple[Line, Line]:
     """Return the first stage that fits, in one sentence, and what it is of."""
-    room = f"{gib(result.steps[0].after.capacity, 1)} GiB"
+    capacity = f"{gib(result.steps[0].after.capacity, 1)} GiB"
     if result.first is None:
         least = min(result.steps, key=lambda step: step.after.allocated)
         text = f"does not fit · no stage fits; smallest is stage {result.steps.index(least)}"
-        text = f"{text}, {gib(least.after.allocated, 1)} of {room}"
+        text = f"{text}, {gib(least.after.allocated, 1)} of {capacity}"
         mood = "bad"
     else:
         step = result.steps[result.first]
         where = f"first at stage {result.first}, {step.name}" if step.name else "from the start"
-        text = f"{step.after.verdict} · {where}: {gib(step.after.allocated, 1)} of {room}"
+        text = f"{step.after.verdict} · {where}: {gib(step.after.allocated, 1)} of {capacity}"
         later = [
             str(at)
             for at, after in enumerate(result.steps)

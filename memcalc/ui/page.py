@@ -131,7 +131,7 @@ def _controls() -> Html:
     front = [_control(BY_NAME[name], label, _kind(name)) for name, label in LABELS.items()]
     front[3:3] = [_algorithm(), *(_control(ROLES[name], label, "roles") for name, label in ROLE_LABELS.items())]
     opened = {"data_open": LEFT_OPEN, "data_roles_open": ROLES_OPEN}
-    listed = {name: " ".join(word.replace("_", "-") for word in words) for name, words in opened.items()}
+    listed = {name: " ".join(word.replace("_", "-") for word in options) for name, options in opened.items()}
     return el("form", *front, _more(), id="controls", aria_label="The job", autocomplete="off", **listed)
 
 

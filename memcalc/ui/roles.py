@@ -28,10 +28,10 @@ PAIRS = {"framework": "trl", "prompt": "1k", "response": "1k", "micro_batch": "1
 
 def words_of(job: LinkedJob) -> dict[str, Any]:
     """The keywords of :func:`memcalc.rl` for a link."""
-    words = job.keywords()
-    if words.pop("settings"):
+    typed = job.keywords()
+    if typed.pop("settings"):
         raise CombinationError("set", next(iter(job.settings)), "post-training takes the options of memcalc rl alone")
-    return words
+    return typed
 
 
 def asked(job: LinkedJob, *, advice: bool = True) -> Rl:
@@ -74,20 +74,20 @@ def turned(job: LinkedJob) -> LinkedJob:
     recipe = RECIPES.get(algorithm)
     online = recipe is None or recipe.online
     allowed = {*PLACES, *RL_WORDS, *TRAINING} - ({*OFFLINE_ALONE} if not online else set())
-    kept = {name: value for name, value in options.items() if name in allowed}
+    staying = {name: value for name, value in options.items() if name in allowed}
     start = START if online else PAIRS
-    if options.get("framework", "").partition("@")[0] not in TOOLKITS or "prompt" not in kept:
+    if options.get("framework", "").partition("@")[0] not in TOOLKITS or "prompt" not in staying:
         batch = {"micro_batch", "micro_tokens"}
-        kept = {name: value for name, value in kept.items() if name not in {"framework", *batch}} | start
-    missing = {} if {"micro_batch", "micro_tokens"} & set(kept) else {"micro_batch": "1"}
-    rest = {name: value for name, value in start.items() if name in ("prompts", "samples") and name not in kept}
-    return LinkedJob({**kept, **missing, **rest, "gpus": kept.get("gpus", "8")}, {}, job.config)
+        staying = {name: value for name, value in staying.items() if name not in {"framework", *batch}} | start
+    missing = {} if {"micro_batch", "micro_tokens"} & set(staying) else {"micro_batch": "1"}
+    rest = {name: value for name, value in start.items() if name in ("prompts", "samples") and name not in staying}
+    return LinkedJob({**staying, **missing, **rest, "gpus": staying.get("gpus", "8")}, {}, job.config)
 
 
 def _trained(job: LinkedJob, options: dict[str, str]) -> LinkedJob:
     """The same model on the same GPUs without post-training."""
     known = {row.name for row in COMMAND_LINE} - {"framework"}
-    kept = {name: value for name, value in options.items() if name in known}
+    staying = {name: value for name, value in options.items() if name in known}
     lengths = [int(parse_tokens(options[name], name)) for name in ("prompt", "response") if name in options]
     length = {"seq_len": str(sum(lengths))} if lengths else {}
-    return LinkedJob({**kept, **length}, job.settings, job.config)
+    return LinkedJob({**staying, **length}, job.settings, job.config)

@@ -58,8 +58,8 @@ def _phase_bar(result: Rl, phase: RlPhase, end: int) -> Html:
     where = "" if phase.gpus == "shared" else f" ({phase.gpus} GPUs)"
     name = el("span", f"{phase.name}{where}", class_="phase")
     drawn = el("span", el("span", *pieces, class_="held"), limit, class_="drawn", aria_hidden="true")
-    words = ", ".join(f"{role} {gib(size)}" for role, size in sizes)
-    size = el("span", gib(phase.allocated, 1), el("span", f": {words}", class_="unseen"), class_="number")
+    labels = ", ".join(f"{role} {gib(size)}" for role, size in sizes)
+    size = el("span", gib(phase.allocated, 1), el("span", f": {labels}", class_="unseen"), class_="number")
     over = "bad" if phase.allocated > result.capacity else "binding" if phase.name == result.binding else None
     return el("li", name, drawn, size, class_=over)
 
@@ -245,13 +245,13 @@ def _sections(result: Rl, plans: RlPlans | None) -> Iterator[tuple[str, str, Htm
 
 
 def _words(job: JobRecord) -> dict[str, str]:
-    words = {"model": job.model, "gpu": job.gpu, "node": job.node, **job.options}
-    return {name: str(value) for name, value in words.items() if value is not None}
+    labels = {"model": job.model, "gpu": job.gpu, "node": job.node, **job.options}
+    return {name: str(value) for name, value in labels.items() if value is not None}
 
 
 def _plans(plans: RlPlans) -> Html:
     document = rl_plans.report(plans).document
     tables = [plain_table(block, "plan-table") for block in document.blocks if isinstance(block, Table)]
-    said = [el("p", line.text, class_="small") for line in document.blocks if isinstance(line, Line) and line.label]
+    grounds = [el("p", line.text, class_="small") for line in document.blocks if isinstance(line, Line) and line.label]
     lead = next(block.text for block in document.blocks if isinstance(block, Line))
-    return section("plans", "Plans", *tables, *said, intro=begun(lead))
+    return section("plans", "Plans", *tables, *grounds, intro=begun(lead))
