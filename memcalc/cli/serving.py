@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import shlex
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -17,7 +18,7 @@ from memcalc.cli.output import deliver, destination, draw, picture_targets
 from memcalc.cli.plans import page_target, refuse
 from memcalc.cli.registry import command
 from memcalc.errors import CombinationError, InputError
-from memcalc.files import output_path, replacing
+from memcalc.files import output_path, replacing, there
 
 if TYPE_CHECKING:
     from memcalc.results.posttraining import Rl
@@ -125,7 +126,7 @@ def rl_report(
     from memcalc.report.page.roles import role_page, said_of
 
     algorithm = options["algorithm"]
-    answer = load_roles(saved) if saved is not None and algorithm is None else None
+    answer = load_roles(saved) if saved is not None and algorithm is None and there(Path(saved)) else None
     if answer is None and algorithm is None:
         return None
     path, name = page_target(options)

@@ -72,6 +72,8 @@ def record_of(job: RlJob, options: Mapping[str, Any]) -> JobRecord:
 def roles_of(job: RlJob, figures: Figures) -> Cast:
     """All roles but the engines."""
     spec = figures.model(job)
+    if job.recipe.head and (not spec.head or not spec.vocab or spec.tail.classes):
+        raise InputError("model", job.model, f"{job.inputs.algorithm} reads log-probabilities of a language model")
     policy = figures.trained(job, job.model)
     critic: Trained | None = None
     if job.recipe.critic:
