@@ -164,8 +164,18 @@ def refuse_post_training(options: dict[str, Any]) -> None:
             raise CombinationError(option.name.replace("_", "-"), str(value), "is said with --algorithm")
 
 
+_Most = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME",
+        rich_help_panel="Output",
+        help="Also find the largest response, micro-batch or micro-tokens with which all of it fits with the margin.",
+    ),
+]
+
+
 @command("Will it fit?", roles, *PRESETS, *DESTINATION, *CHART)
-def rl(*, write: _Script = None, **options: Any) -> int:
+def rl(*, write: _Script = None, largest: _Most = None, **options: Any) -> int:
     """Say which roles of post-training fit together on these GPUs, through every phase of a step."""
     from memcalc.handoff.role_scripts import role_script
     from memcalc.report.posttraining import report
@@ -176,7 +186,7 @@ def rl(*, write: _Script = None, **options: Any) -> int:
     keywords = {name: value for name, value in options.items() if value is not None}
     keywords["preset_dirs"] = tuple(keywords.pop("preset_dir", None) or ())
     script = role_script(**keywords) if write is not None else ""
-    answer = memcalc.rl(**keywords)
+    answer = memcalc.rl(**keywords, largest=largest)
     target.show(report(answer))
     if write is not None:
         with replacing(output_path(write, force)) as stream:

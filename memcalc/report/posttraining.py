@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from memcalc.report.estimate import MOODS
 from memcalc.report.palette import ROLES
 from memcalc.report.tables import Bars, BarsRow, Block, Code, Column, Line, Report, Table, facts, gib, header, made
-from memcalc.results.posttraining import Rl, RlRollout
+from memcalc.results.posttraining import Rl, RlLimit, RlRollout
 from memcalc.units import format_count
 
 
@@ -93,9 +93,21 @@ def _phases(result: Rl) -> Table:
 def _body(result: Rl) -> Iterator[Block]:
     if result.rollout is not None:
         yield _rollout(result.rollout)
+    if result.limit is not None:
+        yield Line(_limit(result.limit), label="Largest")
+        yield from [Code("With it", result.limit.command)] if result.limit.command else []
     host = f"{gib(result.host, 1)} GiB of host memory per node"
     known = f", of {gib(result.host_capacity, 0)}" if result.host_capacity else ""
     yield Line(f"{host}{known}, for what is parked or offloaded and for engines that sleep.")
+
+
+def _limit(limit: RlLimit) -> str:
+    unit = "samples" if limit.what == "micro-batch" else "tokens"
+    if limit.value is None:
+        return f"No {limit.what} fits: {limit.reason}."
+    against = f"; beyond it {limit.reason}" if limit.reason else ", the largest that is tried"
+    multiple = f" (in multiples of {limit.step})" if limit.step > 1 else ""
+    return f"Largest {limit.what} that fits: {limit.value:,} {unit}{multiple}{against}."
 
 
 def _rollout(rollout: RlRollout) -> Table:
