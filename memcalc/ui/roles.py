@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import memcalc
 from memcalc.errors import CombinationError
+from memcalc.posttraining import rl
 from memcalc.posttraining.frameworks import RECIPES, TOOLKITS
+from memcalc.posttraining.plans import plan_rl
 from memcalc.posttraining.steps import PLACES
 from memcalc.posttraining.words import OFFLINE_ALONE, RL_WORDS, TRAINING
 from memcalc.results.posttraining import Rl
@@ -36,12 +37,12 @@ def words_of(job: LinkedJob) -> dict[str, Any]:
 
 def asked(job: LinkedJob, *, advice: bool = True) -> Rl:
     """The job as it stands."""
-    return memcalc.rl(**words_of(job), advice=advice)
+    return rl(**words_of(job), advice=advice)
 
 
 def searched(job: LinkedJob) -> RlPlans:
     """Its plans."""
-    return memcalc.plan_rl(**words_of(job.without(*ROLES_OPEN)))
+    return plan_rl(**words_of(job.without(*ROLES_OPEN)))
 
 
 def fitted(job: LinkedJob) -> dict[str, Any]:
