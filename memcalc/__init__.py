@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from memcalc.differences import diff
     from memcalc.handoff import export, load, save
     from memcalc.posttraining import rl
+    from memcalc.posttraining.ladder import ladder_rl
     from memcalc.posttraining.plans import plan_rl
     from memcalc.preflight import check
     from memcalc.probe.calibrate import calibrate
@@ -35,6 +36,7 @@ __all__ = [
     "export",
     "guard",
     "ladder",
+    "ladder_rl",
     "largest",
     "lightning_callback",
     "load",
@@ -57,6 +59,7 @@ _HOMES = {
     "check": "preflight",
     "diff": "differences",
     "page": "report.page",
+    "ladder_rl": "posttraining.ladder",
     "plan_rl": "posttraining.plans",
     "rl": "posttraining",
     "serve": "serving",

@@ -13,6 +13,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import engines
+
 from memcalc.api import load_model
 from memcalc.catalog import reserve, step_time
 from memcalc.errors import MemcalcError
@@ -45,8 +47,9 @@ ROWS_HEAD = """\
 
 Written by `python tests/accuracy.py`, as [accuracy](../accuracy.md), which has the results in short.
 """
+ENGINES = "Engines and post-training"
 IN_SHORT = ("What is compared", "Aims", "By group", "Does it fit?", "The range", "Throughput",
-            "Throughput of these runs")  # fmt: skip
+            "Throughput of these runs", ENGINES)  # fmt: skip
 """Headings of the first page; what else there is stands on the second."""
 README = PAGE.parents[1] / "README.md"
 EVIDENCE = PAGE.parents[1] / "presets" / "evidence.toml"
@@ -85,6 +88,7 @@ def pages(runs: RunsFile, found: Validation) -> dict[Path, str]:
         *ranges(),
         *throughput(),
         *beside(found, runs),
+        *engines_and_roles(),
     )
     parts: dict[Path, list[Block]] = {PAGE: [], ROWS_PAGE: []}
     path = PAGE
@@ -97,6 +101,28 @@ def pages(runs: RunsFile, found: Validation) -> dict[Path, str]:
         path: f"{heads[path]}\n{render(Report(Document(tuple(part), Table('', (), ())), {}), 'markdown')}"
         for path, part in parts.items()
     }
+
+
+def engines_and_roles() -> Iterator[Block]:
+    """Return what published logs of engines and outcomes of post-training say; log by log they stand on other pages."""
+    yield Line(ENGINES, "heading")
+    yield Line(
+        "What memcalc serve predicts, beside published start-up logs, and what memcalc rl says of public runs, beside "
+        "their outcomes. Nearly all logs are of one campaign, so that this is a fit more than a forecast. Log by log, "
+        "and run by run with what parts each, they stand on the pages of these commands."
+    )
+    yield _copied("Errors of engines", engines.summary())
+    yield _copied("Verdicts of engines beside what happened", engines.outcomes())
+    yield _copied("Verdicts of post-training beside what happened", engines.role_outcomes())
+
+
+def _copied(title: str, table: str) -> Table:
+    """Return a table of Markdown as one of a document."""
+    lines = [[cell.strip() for cell in line.strip("| ").split("|")] for line in table.strip().splitlines()]
+    head, _, *rows = lines
+    return Table(
+        title, tuple(Column(name, right=name not in ("predicted", head[0])) for name in head), tuple(map(tuple, rows))
+    )
 
 
 def ranges() -> Iterator[Block]:

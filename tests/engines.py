@@ -304,6 +304,16 @@ def ran_answer(id_: str) -> Rl | None:
         return None
 
 
+def role_outcomes() -> str:
+    """Return the table of verdicts of post-training beside what happened."""
+    counts: dict[tuple[str, str], int] = {}
+    for run in runs():
+        counts[run.outcome, run.verdict] = counts.get((run.outcome, run.verdict), 0) + 1
+    lines = ["| the run | predicted | runs |", "| --- | --- | --- |"]
+    lines += [f"| {outcome} | {verdict} | {count} |" for (outcome, verdict), count in sorted(counts.items())]
+    return "\n".join([*lines, ""])
+
+
 def each_run() -> str:
     """Return the table of runs: verdicts against outcomes."""
     lines = ["| run | job | outcome | predicted | binding phase [GiB] | what parts them | source |", "| --- " * 7 + "|"]

@@ -45,6 +45,7 @@ COMMANDS: Any = typer.main.get_command(app)
 WIDTH = "100"
 BLOCK = re.compile(r"^```(\w+)([^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 INVERSE = ("max", "min")
+BOTH = ("plan", "diff", "ladder", "report", "ui")
 ASKING = (*INVERSE, "check", "diff", "estimate", "explain", "ladder", "report", "triage", "ui")
 ELAPSED = re.compile(r"(?:(?<= fit, )|(?<= replayed, ))[\d.,]+ (?:s|ms|µs)(?=;)")
 TABLE = re.compile(r"(<!-- options: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
@@ -134,9 +135,9 @@ def row(option: Any) -> str:
 
 
 def options(command: str) -> list[Any]:
-    """Return a command's options; those of post-training, which plan has too, stand in the table of rl alone."""
+    """Return a command's options; those of post-training, which others have too, stand in the table of rl alone."""
     found = _options(command)
-    roles = {o.name for o in _options("rl")} - {o.name for o in _options("estimate")} if command == "plan" else set()
+    roles = {o.name for o in _options("rl")} - {o.name for o in _options("estimate")} if command in BOTH else set()
     return [o for o in found if o.name not in roles]
 
 

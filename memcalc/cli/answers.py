@@ -25,7 +25,7 @@ from memcalc.cli.options import (
 )
 from memcalc.cli.output import destination, draw, picture_targets
 from memcalc.cli.registry import command
-from memcalc.cli.serving import post_training, refuse_post_training, rl_plans
+from memcalc.cli.serving import post_training, refuse_post_training, rl_plans, rl_report
 
 SEARCH = "Search"
 """The panel of options that say what is searched, and how."""
@@ -196,7 +196,7 @@ _Note = Annotated[str, typer.Option(metavar="TEXT", rich_help_panel="Output", he
 _PAGE = (replace(DESTINATION[1], metavar="FILE", help=f"Write there; {plans.PAGE} when left out."), DESTINATION[2])
 
 
-@command("To share", free, *MODULE, *PRESETS, *_PAGE)
+@command("To share", free, post_training, *MODULE, *PRESETS, *_PAGE)
 def report_(
     plan: _Shown = None,
     *,
@@ -214,8 +214,14 @@ def report_(
 ) -> int:
     """Write an HTML report for a design review.
 
-    It needs no network. A job is searched as plan does; --estimate shows the strategy that is typed.
+    It needs no network. A job is searched as plan does; --estimate shows the strategy that is typed. With --algorithm
+    it is about post-training.
     """
     search: dict[str, Any] = {"objective": objective, "critical_batch": critical_batch, "tokens": tokens, "why": why}
     search |= {"top": top, "rank_all": rank_all}
-    return plans.report(plan, alone=alone, rank=rank, title=title, note=note, search=search, options=options)
+    given: dict[str, Any] = {"alone": alone, "rank": rank, "title": title, "note": note, "search": search}
+    code = rl_report(plan, **given, options=options)
+    if code is not None:
+        return code
+    refuse_post_training(options)
+    return plans.report(plan, **given, options=options)

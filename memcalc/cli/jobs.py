@@ -28,6 +28,8 @@ from memcalc.cli.options import (
 )
 from memcalc.cli.output import destination, draw, picture_targets
 from memcalc.cli.registry import command
+from memcalc.cli.serving import post_training, refuse_post_training, rl_ladder
+from memcalc.errors import CombinationError
 
 _Files = Annotated[
     list[str] | None,
@@ -80,19 +82,27 @@ _Terms = Annotated[
 ]
 
 
-@command("What changed, or failed?", free, *PRESETS, *DESTINATION, *DETAILS, *CHART)
+@command("What changed, or failed?", free, post_training, *PRESETS, *DESTINATION, *DETAILS, *CHART)
 def diff(a: _A, b: _B, *, terms: _Terms = None, **options: Any) -> int:
     """Compare two jobs: what each change costs in memory and speed.
 
     Options count for both; words stand on them, or change the other one where that is a file.
     """
     from memcalc.differences import diff as compare
+    from memcalc.report import rl_steps
     from memcalc.report.diff import TERMS, report
+    from memcalc.results.rl_steps import RlDiff
     from memcalc.units import parse_count
 
     pictures, target = picture_targets(options, "chart"), destination(options)
     most = TERMS if terms is None else None if terms == "all" else parse_count(terms, "terms")
     answer = compare(a, b, **given(options))
+    if isinstance(answer, RlDiff):
+        if terms is not None:
+            raise CombinationError("terms", terms, "post-training is compared by phases and roles")
+        target.show(rl_steps.of_diff(answer))
+        draw(pictures, {"chart": "rl_steps"}, answer)
+        return 0
     target.show(report(answer, most))
     draw(pictures, {"chart": "diff"}, answer)
     return 0
@@ -226,11 +236,18 @@ _Reading = Annotated[
 ]
 
 
-@command("What should I run?", model_or_module, *PRESETS, *DESTINATION, *DETAILS, *CHART)
+@command("What should I run?", model_or_module, post_training, *PRESETS, *DESTINATION, *DETAILS, *CHART)
 def ladder(*, stage: _Stage = None, recipe: _Stages = False, reading: _Reading = None, **options: Any) -> int:
-    """Apply memory savings one by one until the job fits."""
+    """Apply memory savings one by one until the job fits.
+
+    With --algorithm they are those of post-training: sleep, logits, what is parked, recompute, micro-batches, the
+    engine's share, sharding, offload, adapters.
+    """
     from memcalc.report.ladder import report
 
+    if options["algorithm"] is not None:
+        return rl_ladder(options, stage=stage, recipe=recipe, mode=reading)
+    refuse_post_training(options)
     pictures, target = picture_targets(options, "chart"), destination(options)
     answer = memcalc.ladder(**with_model(options), stages=stage or (), recipe=recipe, reading=reading)
     target.show(report(answer))

@@ -83,10 +83,46 @@ ANSWERS = {flag: answer for answer, flags in _ANSWERS.items() for flag in flags}
 """By a flag without dashes in front, with dashes for underscores: what says it here."""
 
 
-def answer_for(option: str) -> str | None:
+_SPLIT = "--zero N: trained models are counted as sharded, not as split over {}"
+_ENGINE_FLAGS: dict[str, tuple[str, ...]] = {
+    "--utilization X": (
+        "gpu-memory-utilization", "mem-fraction-static", "vllm-gpu-memory-utilization", "gpu-util",
+    ),
+    "--max-seqs N": ("max-num-seqs", "max-running-requests", "vllm-max-num-seqs"),
+    "--max-batched-tokens N": ("max-num-batched-tokens", "chunked-prefill-size", "max-prefill-tokens"),
+    "--max-len N": ("max-model-len", "context-length", "seq-len", "max-seq-len", "vllm-max-model-len"),
+    "--kv-dtype NAME": ("kv-cache-dtype",), "--eager": ("enforce-eager", "disable-cuda-graph"),
+    "--quantization NAME": ("quantize", "quant"),
+}  # fmt: skip
+_ROLE_FLAGS: dict[str, tuple[str, ...]] = {
+    **{answer: _ENGINE_FLAGS[answer] for answer in ("--utilization X", "--max-seqs N")},
+    "--prompt N and --response N": ("seq-len", "max-length", "max-model-len", "max-seq-len", "cutoff-len"),
+    "--prompt N": ("max-prompt-length", "prompt-max-len", "max-prompt-len", "prompt-length"),
+    "--response N": ("max-completion-length", "max-response-length", "generate-max-len", "max-new-tokens",
+        "response-length"),
+    "--samples N": ("num-generations", "rollout-n", "n-samples-per-prompt", "num-generations-per-prompt", "n"),
+    "--prompts N": ("train-batch-size", "global-batch", "num-prompts-per-step", "rollout-batch-size"),
+    "--micro-tokens N": ("ppo-max-token-len-per-gpu", "max-token-len", "train-mb-tokens"),
+    "--reference, or --no-reference": ("beta", "kl-coef", "init-kl-coef", "use-kl-loss"),
+    "--engine-tp N (of an engine), and " + _SPLIT.format("heads"): (
+        "tp", "tensor-parallel-size", "vllm-tensor-parallel-size", "tp-size", "tensor-model-parallel-size",
+    ),
+    _SPLIT.format("sequences"): ("cp", "sp", "ulysses", "ulysses-sequence-parallel-size", "context-parallel-size"),
+    _SPLIT.format("pipeline stages"): ("pp", "pipeline-parallel-size", "pipeline-model-parallel-size"),
+    _SPLIT.format("experts"): ("ep", "expert-parallel-size", "expert-model-parallel-size"),
+}  # fmt: skip
+BY_COMMAND = {
+    command: {flag: answer for answer, flags in answers.items() for flag in flags}
+    for command, answers in {"serve": _ENGINE_FLAGS, "rl": _ROLE_FLAGS}.items()
+}
+"""The same of a command whose options are other ones."""
+
+
+def answer_for(option: str, command: str = "") -> str | None:
     """What to type in the place of another tool's flag; None where it is not known.
 
-    >>> answer_for("--zero_stage"), answer_for("--frobnicate")
-    ('--zero N', None)
+    >>> answer_for("--zero_stage"), answer_for("--frobnicate"), answer_for("--num-generations", "rl")
+    ('--zero N', None, '--samples N')
     """
-    return ANSWERS.get(option.lstrip("-").partition("=")[0].lower().replace("_", "-"))
+    flag = option.lstrip("-").partition("=")[0].lower().replace("_", "-")
+    return BY_COMMAND.get(command, {}).get(flag) or ANSWERS.get(flag)

@@ -147,10 +147,7 @@ def report(
     from memcalc.handoff.review import review_of
     from memcalc.report.page import markup, page_of, said_of
 
-    name = options.pop("output") or PAGE
-    if not name.lower().endswith((".html", ".htm")):
-        raise InputError("output", name, "the page is HTML, so its name must end in .html or .htm")
-    path = output_path(name, bool(options.pop("force")))
+    path, name = page_target(options)
     dirs = tuple(options["preset_dir"] or ())
     model: Model | None = None
     answer: Estimate | Plans | SavedPlan
@@ -162,7 +159,7 @@ def report(
         keywords = with_model(options)
         model = None if isinstance(keywords["model"], str) else keywords["model"]
         if alone:
-            _refuse(search, "ranks plans, and --estimate searches none")
+            refuse(search, "ranks plans, and --estimate searches none")
         answer = memcalc.estimate(**keywords, timeline=True) if alone else memcalc.plan(**keywords, **search)
     review = review_of(answer, rank=rank, model=model, preset_dirs=dirs)
     deliver(page_of(review, title=title, note=note), path)
@@ -172,16 +169,25 @@ def report(
     return int(not fits)
 
 
+def page_target(options: dict[str, Any]) -> tuple[Path, str]:
+    """Take the file of a page out of `options`, and check it before anything is computed; also as it was typed."""
+    name = options.pop("output") or PAGE
+    if not name.lower().endswith((".html", ".htm")):
+        raise InputError("output", name, "the page is HTML, so its name must end in .html or .htm")
+    return output_path(name, bool(options.pop("force"))), name
+
+
 def _loaded(saved: str, search: dict[str, Any], options: dict[str, Any]) -> Plans | SavedPlan:
     """Return what a file holds; options of a job are refused beside it."""
     job = {name: value for name, value in options.items() if name != "preset_dir"}
-    _refuse({**search, **job}, f"{saved} tells the job")
+    refuse({**search, **job}, f"{saved} tells the job")
     from memcalc.handoff.saved import load_answer
 
     return load_answer(saved)
 
 
-def _refuse(options: dict[str, Any], why: str) -> None:
+def refuse(options: dict[str, Any], why: str) -> None:
+    """Refuse what was typed and says nothing here."""
     for name, value in options.items():
         if value is not None and value != [] and value != _ALWAYS.get(name):
             raise CombinationError(name.replace("_", "-"), str(value), why)

@@ -191,7 +191,8 @@ def _usage(error: Exception) -> str:
         return "aborted."
     if hasattr(error, "possibilities"):
         name = str(getattr(error, "option_name", ""))
-        if answer := answer_for(name):
+        context = getattr(error, "ctx", None)
+        if answer := answer_for(name, str(getattr(context, "info_name", ""))):
             return f"unknown option {shown(name)}: memcalc says {answer}."
         return str(UnknownNameError("option", name, "must be one that --help lists", error.possibilities or ()))
     sentence = _UNPRINTABLE.sub("?", str(getattr(error, "format_message", error.__str__)()))

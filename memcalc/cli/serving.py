@@ -7,16 +7,22 @@ from __future__ import annotations
 
 import shlex
 from dataclasses import replace
-from typing import Annotated, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 import memcalc
 from memcalc.cli.options import CHART, DESTINATION, DETAILS, PRESETS, Shared, job
-from memcalc.cli.output import destination, draw, picture_targets, tell
+from memcalc.cli.output import deliver, destination, draw, picture_targets, tell
+from memcalc.cli.plans import page_target, refuse
 from memcalc.cli.registry import command
-from memcalc.errors import CombinationError
-from memcalc.files import output_path, replacing
+from memcalc.errors import CombinationError, InputError
+from memcalc.files import output_path, replacing, there
+
+if TYPE_CHECKING:
+    from memcalc.results.posttraining import Rl
+    from memcalc.results.rl_plans import RlPlans
 
 PLACES = frozenset({"model", "gpu", "gpus", "node", "tp", "pp"})
 """Options of a training job that an engine has too."""
@@ -73,20 +79,81 @@ def post_training() -> tuple[Shared, ...]:
 
 def rl_plans(options: dict[str, Any], searching: dict[str, Any]) -> int:
     """List plans of post-training; what says a training job alone is refused. Return the exit code."""
-    from memcalc.posttraining.words import RL_WORDS, TRAINING
     from memcalc.report.rl_plans import report
 
     target, top = destination(options), searching.pop("top")
-    options["preset_dirs"] = tuple(options.pop("preset_dir", None) or ())
-    known = {*RL_WORDS, *TRAINING, *RL_PLACES, "preset_dirs"}
-    typed = {name: value for name, value in options.items() if value not in (None, [])}
-    for name, value in (*typed.items(), *searching.items()):
-        if name not in known and value not in (None, False, SIMPLEST):
-            text = "--algorithm searches post-training, of which it says nothing"
-            raise CombinationError(name.replace("_", "-"), str(value), text)
+    typed = role_options(options, searching, "searches post-training, of which it says nothing")
     answer = memcalc.plan_rl(**typed, top=top)
     target.show(report(answer))
     return 0 if answer.plans else 1
+
+
+def role_options(options: dict[str, Any], beside: dict[str, Any], why: str) -> dict[str, Any]:
+    """Return the keywords of :func:`memcalc.rl` among those typed; what says a training job alone is refused."""
+    from memcalc.posttraining.words import RL_WORDS, TRAINING
+
+    options["preset_dirs"] = tuple(options.pop("preset_dir", None) or ())
+    known = {*RL_WORDS, *TRAINING, *RL_PLACES, "preset_dirs"}
+    typed = {name: value for name, value in options.items() if value not in (None, [])}
+    for name, value in (*typed.items(), *beside.items()):
+        if name not in known and value not in (None, False, SIMPLEST):
+            raise CombinationError(name.replace("_", "-"), str(value), f"--algorithm {why}")
+    return typed
+
+
+def rl_ladder(options: dict[str, Any], *, stage: list[str] | None, recipe: bool, mode: str | None) -> int:
+    """Show the ladder of a job of post-training; return the exit code."""
+    from memcalc.report.rl_steps import of_ladder
+
+    pictures, target = picture_targets(options, "chart"), destination(options)
+    typed = role_options(options, {"reading": mode}, "is of post-training, of which it says nothing")
+    if "model" not in typed:
+        raise InputError("model", "", "give --model")
+    answer = memcalc.ladder_rl(**typed, stages=stage or (), recipe=recipe)
+    target.show(of_ladder(answer))
+    draw(pictures, {"chart": "rl_steps"}, answer)
+    return int(answer.first is None)
+
+
+def rl_report(
+    saved: str | None, *, alone: bool, rank: str | None, title: str, note: str, search: dict[str, Any],
+    options: dict[str, Any],
+) -> int | None:  # fmt: skip
+    """Write the page of a job of post-training; return the exit code, None where neither file nor words say one."""
+    from memcalc.handoff.review import roles_of
+    from memcalc.handoff.saved import load_roles
+    from memcalc.report.page import markup
+    from memcalc.report.page.roles import role_page, said_of
+
+    algorithm = options["algorithm"]
+    answer = load_roles(saved) if saved is not None and algorithm is None and there(Path(saved)) else None
+    if answer is None and algorithm is None:
+        return None
+    path, name = page_target(options)
+    if answer is None:
+        if saved is not None:
+            raise CombinationError("algorithm", algorithm, f"{saved} tells the job")
+        answer = _asked(options, search, alone=alone)
+    else:
+        job = {word: value for word, value in options.items() if word != "preset_dir"}
+        refuse({"estimate": alone or None, **search, **job}, f"{saved} tells the job")
+    result, listed = roles_of(answer, rank)
+    deliver(role_page(result, listed, title=title, note=note), path)
+    without = "" if markup.draws() else f" {markup.UNDRAWN}"
+    fits, sentence = said_of(result, listed)
+    deliver(f"{sentence}\nWrote {name}, {path.stat().st_size / 1024:.0f} KiB.{without}\n", None)
+    return int(not fits)
+
+
+def _asked(options: dict[str, Any], search: dict[str, Any], *, alone: bool) -> Rl | RlPlans:
+    """Answer the job that was typed, or search its plans."""
+    top = search.pop("top")
+    beside = {**search, "top": top} if alone else search
+    typed = role_options(options, beside, "is of post-training, of which it says nothing")
+    for name in ("model", "gpu"):
+        if name not in typed:
+            raise InputError(name, "", f"give --{name}")
+    return memcalc.rl(**typed) if alone else memcalc.plan_rl(**typed, top=top)
 
 
 def refuse_post_training(options: dict[str, Any]) -> None:
@@ -97,8 +164,18 @@ def refuse_post_training(options: dict[str, Any]) -> None:
             raise CombinationError(option.name.replace("_", "-"), str(value), "is said with --algorithm")
 
 
+_Most = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME",
+        rich_help_panel="Output",
+        help="Also find the largest response, micro-batch or micro-tokens with which all of it fits with the margin.",
+    ),
+]
+
+
 @command("Will it fit?", roles, *PRESETS, *DESTINATION, *DETAILS, *CHART)
-def rl(*, write: _Script = None, **options: Any) -> int:
+def rl(*, write: _Script = None, largest: _Most = None, **options: Any) -> int:
     """Say which roles of post-training fit together on these GPUs, through every phase of a step."""
     from memcalc.handoff.role_scripts import role_script
     from memcalc.report.posttraining import report
@@ -109,7 +186,7 @@ def rl(*, write: _Script = None, **options: Any) -> int:
     keywords = {name: value for name, value in options.items() if value is not None}
     keywords["preset_dirs"] = tuple(keywords.pop("preset_dir", None) or ())
     script = role_script(**keywords) if write is not None else ""
-    answer = memcalc.rl(**keywords)
+    answer = memcalc.rl(**keywords, largest=largest)
     target.show(report(answer))
     if write is not None:
         with replacing(output_path(write, force)) as stream:

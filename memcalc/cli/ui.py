@@ -9,6 +9,7 @@ import typer
 
 from memcalc.cli.options import free, given
 from memcalc.cli.registry import command
+from memcalc.cli.serving import post_training
 from memcalc.errors import InputError
 from memcalc.units import parse_count
 
@@ -16,7 +17,7 @@ _Port = Annotated[str, typer.Option(metavar="N", help="The port; the next free o
 _NoOpen = Annotated[bool, typer.Option("--no-open", help="Do not open a browser.")]
 
 
-@command("To share", free)
+@command("To share", free, post_training)
 def ui(*, port: _Port = "8765", no_open: _NoOpen = False, **options: Any) -> int:
     """Open a page with controls on which the bar moves while you drag; its address holds the job.
 

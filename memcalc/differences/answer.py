@@ -5,23 +5,22 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import combinations
-from typing import Any
+from typing import Any, cast
 
 from memcalc._version import __version__
-from memcalc.differences.changes import Change, JobPair, align, changes, fields_between, resolve
+from memcalc.differences.changes import Change, JobPair, align, changes, fields_between, groups, named, resolve
 from memcalc.differences.inputs import DiffInput, Given, read_inputs, text_of
+from memcalc.differences.roles import RlGiven, diff_roles
 from memcalc.errors import InputError, MemcalcError
 from memcalc.planner.finalists import One, unchecked_warnings
 from memcalc.planner.record import flat_options, split_options
-from memcalc.results.diff import Diff, DiffComponents, DiffCost, DiffField, DiffFigures, DiffSide, DiffStep, DiffTerm
+from memcalc.results.diff import Diff, DiffComponents, DiffCost, DiffFigures, DiffSide, DiffStep, DiffTerm
 from memcalc.results.estimates import Estimate, StepTime
+from memcalc.results.rl_steps import RlDiff
 from memcalc.specs.job import command_line, render
 
 # From one job to the other, one change after another: each step is a job of its own, estimated like any other.
 
-LARGEST_GROUP = 3
-"""Changes of which every combination is tried where none is possible alone; beyond, all that are left go together."""
 _PLAIN = ("allocated", "reserved", "device", "host_memory", "tier_memory", "step", "tokens_per_second_per_gpu")
 
 
@@ -72,7 +71,7 @@ class StepBuilder:
         remaining = list(changes(self.pair))
         now = self._possible(())
         while remaining:
-            taken = next(group for group in _groups(remaining) if isinstance(self.after((*done, *group)), DiffState))
+            taken = next(group for group in groups(remaining) if isinstance(self.after((*done, *group)), DiffState))
             done += taken
             remaining = [change for change in remaining if change not in taken]
             after = self._possible(done)
@@ -104,24 +103,6 @@ class StepBuilder:
             job=after.job.record,
             command=command_line(after.job.record),
         )
-
-
-def _groups(remaining: list[Change]) -> Iterator[tuple[Change, ...]]:
-    """Yield what may be applied at once: single changes first, small groups, at last all that remain."""
-    for size in range(1, min(LARGEST_GROUP, len(remaining)) + 1):
-        yield from combinations(remaining, size)
-    yield tuple(remaining)
-
-
-def named(fields: Iterable[DiffField]) -> str:
-    """Return what was stated to change, in a few words; what follows where nothing was stated.
-
-    >>> named([DiffField(field="micro_batch", before=1, after=2, follows=False)])
-    'micro-batch 1 → 2'
-    """
-    listed = list(fields)
-    stated = [change for change in listed if not change.follows] or listed
-    return ", ".join(f"{change.option} {change.was} → {change.now}" for change in stated)
 
 
 def figures_of(estimate: Estimate, time: StepTime) -> DiffFigures:
@@ -185,17 +166,29 @@ def _at_peak(estimate: Estimate) -> dict[tuple[str, str], int]:
 
 
 def diff(
-    a: Given, b: Given, *, settings: Mapping[str, Any] | None = None, preset_dirs: Iterable[str] = (), **options: Any
-) -> Diff:
+    a: RlGiven,
+    b: RlGiven,
+    *,
+    settings: Mapping[str, Any] | None = None,
+    preset_dirs: Iterable[str] = (),
+    **options: Any,
+) -> Diff | RlDiff:
     """Compare two jobs: what is different, and what each change costs or saves.
 
     ``a`` and ``b`` are each a text as on the command line (a saved plan, an answer in JSON, a job's own files joined by
     commas, or words such as ``zero=3,recompute=full``), a mapping of words, or an answer of this library. The other
-    words count for both. Raises :class:`memcalc.errors.InputError` for a side that cannot be read and
-    :class:`memcalc.errors.MissingError` for what must be told.
+    words count for both. Jobs of post-training are compared phase by phase. Raises
+    :class:`memcalc.errors.InputError` for a side that cannot be read and :class:`memcalc.errors.MissingError` for what
+    must be told.
     """
     shared = flat_options({**options, "settings": settings})
-    first, second, dirs = read_inputs(a, b, shared, tuple(preset_dirs))
+    roles = diff_roles(a, b, shared, tuple(preset_dirs))
+    return roles or _diff(*cast("tuple[Given, Given]", (a, b)), shared, tuple(preset_dirs))
+
+
+def _diff(a: Given, b: Given, shared: Mapping[str, Any], preset_dirs: tuple[str, ...]) -> Diff:
+    """The comparison of two jobs of training."""
+    first, second, dirs = read_inputs(a, b, shared, preset_dirs)
     start, end = _state("A", first, dirs), _state("B", second, dirs)
     return Diff(
         version=__version__,

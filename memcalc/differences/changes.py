@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from itertools import combinations
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from memcalc import api
 from memcalc.differences.inputs import DiffInput
@@ -42,7 +43,10 @@ PARTS = {
     "lora": (tuple(row.word for row in OPTIONS if row.needs_lora and row.name != "quantize"), "none"),
 }
 """By option those that say something only beside it, and its value without them."""
+LARGEST_GROUP = 3
+"""Changes of which every combination is tried where none is possible alone; beyond, all that are left go together."""
 _ABSENT = object()
+Item = TypeVar("Item")
 
 Change = tuple[str, ...]
 """Options that change at once."""
@@ -173,8 +177,8 @@ def changes(pair: JobPair) -> tuple[Change, ...]:
     )
     stated = [name for name in differ if name not in pair.defaults] or differ[:1]
     heads = {name: _head(name, stated, pair) for name in differ}
-    groups = {head: tuple(name for name in differ if heads[name] == head) for head in heads.values()}
-    return tuple(groups[name] for name in differ if name in groups)
+    parts = {head: tuple(name for name in differ if heads[name] == head) for head in heads.values()}
+    return tuple(parts[name] for name in differ if name in parts)
 
 
 def _head(name: str, stated: list[str], pair: JobPair) -> str:
@@ -215,3 +219,21 @@ def _value(value: Any) -> Value:
         return value
     named = getattr(value, "said", None) or getattr(value, "name", None)
     return str(named or value)
+
+
+def groups(remaining: list[Item]) -> Iterator[tuple[Item, ...]]:
+    """Yield what may be applied at once: single changes first, small groups, at last all that remain."""
+    for size in range(1, min(LARGEST_GROUP, len(remaining)) + 1):
+        yield from combinations(remaining, size)
+    yield tuple(remaining)
+
+
+def named(fields: Iterable[DiffField]) -> str:
+    """Return what was stated to change, in a few words; what follows where nothing was stated.
+
+    >>> named([DiffField(field="micro_batch", before=1, after=2, follows=False)])
+    'micro-batch 1 → 2'
+    """
+    listed = list(fields)
+    stated = [change for change in listed if not change.follows] or listed
+    return ", ".join(f"{change.option} {change.was} → {change.now}" for change in stated)

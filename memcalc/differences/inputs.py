@@ -29,7 +29,10 @@ from memcalc.units import parse_count
 
 Given = str | Mapping[str, Any] | Estimate | Plan | SavedPlan
 """What may be compared: a text as on the command line, options, or an answer of this library."""
-READABLE = "memcalc.saved-plan/2, memcalc.plan/1, memcalc.estimate/1 or memcalc.check/1"
+READABLE = (
+    "memcalc.saved-plan/2, memcalc.plan/1, memcalc.estimate/1, memcalc.check/1, memcalc.rl/1 or memcalc.rl-plans/1"
+)
+"""Schemas of answers that may be compared."""
 PRESETS = ("model", "gpu", "node")
 """Options that name a preset or a file."""
 NAMES = (*PRESETS, *WORDS, *FIELDS, *SETTINGS)
@@ -106,7 +109,7 @@ def _source(side: str, given: Given, dirs: tuple[str, ...]) -> _Source:
     if is_options(given):
         return _of_options(parse_options(given, side))
     path, _, number = given.rpartition("#") if "#" in given and not there(Path(given)) else (given, "", "")
-    schema = _schema(path) if path.endswith(".json") and there(Path(path)) else ""
+    schema = schema_of(path) if path.endswith(".json") and there(Path(path)) else ""
     if schema:
         return _of_answer(given, path, schema, number, dirs)
     return _of_files(given, file_names(given, side), dirs)
@@ -142,7 +145,7 @@ def _of_files(name: str, paths: tuple[str, ...], dirs: tuple[str, ...]) -> _Sour
     return _Source(name, "files", read)
 
 
-def _schema(path: str) -> str:
+def schema_of(path: str) -> str:
     """The schema of one of our own answers in JSON; empty for every other file."""
     schema = parse_document(Path(path), read_text(Path(path)), "json").data.get("schema")
     return schema if isinstance(schema, str) and schema.startswith("memcalc.") else ""

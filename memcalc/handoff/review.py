@@ -9,8 +9,11 @@ from memcalc import api
 from memcalc.errors import InputError, MissingError
 from memcalc.evidence import evidence_for
 from memcalc.handoff.saved import dirs_of, estimate_of
+from memcalc.posttraining import rl_again
 from memcalc.results.estimates import Estimate
 from memcalc.results.plans import Plans, Review, SavedPlan
+from memcalc.results.posttraining import Rl
+from memcalc.results.rl_plans import RlPlans
 from memcalc.specs.job import JobRecord, command_line
 from memcalc.units import parse_count
 
@@ -41,6 +44,27 @@ def review_of(
     command = command_line(answer.job, "report", "--estimate")
     given = _without(_texts(answer.job), answer.assumptions)
     return _review("strategy", answer, given=given, searched={}, command=command)
+
+
+def roles_of(answer: Rl | RlPlans, rank: int | str | None = None) -> tuple[Rl, RlPlans | None]:
+    """Return the job of post-training that a page is about, and the plans that it is one of.
+
+    Of plans that of `rank`, the first when left out; where nothing fits, the job that lacks least. Raises
+    :class:`memcalc.errors.InputError` for a rank that is not listed.
+    """
+    if isinstance(answer, Rl):
+        if rank is not None:
+            raise InputError("rank", rank, "says which of several plans is shown, and this is one job")
+        return answer, None
+    if not answer.plans and answer.nearest is not None:
+        if rank is not None:
+            raise MissingError("Nothing fits, so there is no plan to show. Drop --rank for the closest job.")
+        return rl_again(answer.nearest.job), answer
+    number = 1 if rank is None else parse_count(rank, "rank")
+    plan = next((plan for plan in answer.plans if plan.rank == number), None)
+    if plan is None:
+        raise InputError("rank", number, f"must be from 1 to {len(answer.plans)}, the plans that are listed")
+    return rl_again(plan.job), answer
 
 
 def _review(

@@ -20,6 +20,8 @@ from memcalc.handoff.fallback import fallbacks
 from memcalc.planner.record import CHOSEN, with_query
 from memcalc.results.estimates import Estimate
 from memcalc.results.plans import Plan, Plans, SavedPlan
+from memcalc.results.posttraining import Rl
+from memcalc.results.rl_plans import RlPlans
 from memcalc.specs.job import JobRecord, command_line
 from memcalc.units import parse_count
 
@@ -184,6 +186,16 @@ def load_answer(path: str) -> Plans | SavedPlan:
         note = f"saved by memcalc {saved.version}, read by {__version__}."
         return saved.model_copy(update={"notes": (*saved.notes, note)})
     return saved
+
+
+def load_roles(path: str) -> Rl | RlPlans | None:
+    """Read an answer about post-training that ``--format json`` wrote; None where the file is of something else."""
+    text = read_text(Path(path))
+    data = parse_document(Path(path), text, "json").data
+    schema = data.get("schema") if isinstance(data, dict) else None
+    if schema == "memcalc.rl/1":
+        return record_from(Rl, path, text)
+    return record_from(RlPlans, path, text) if schema == "memcalc.rl-plans/1" else None
 
 
 def record_from(kind: type[Record], path: str, text: str) -> Record:

@@ -9,6 +9,7 @@ from memcalc.errors import MissingError
 
 if TYPE_CHECKING:
     from memcalc.results.posttraining import Rl
+    from memcalc.specs.job import JobRecord
 
 
 def rl(
@@ -19,6 +20,7 @@ def rl(
     node: str | None = None,
     preset_dirs: Iterable[str] = (),
     advice: bool = True,
+    largest: str | None = None,
     **options: Any,
 ) -> Rl:
     """Say what every role of post-training holds in each phase of a step, which phase binds, and whether it fits.
@@ -33,6 +35,8 @@ def rl(
         Folders with presets of your own, looked up first.
     advice
         Whether the cheapest change is looked for where the job does not fit.
+    largest
+        What the largest value is looked for of: ``response``, ``micro-batch`` or ``micro-tokens``.
     **options
         ``algorithm``, ``framework``, ``prompt``, ``response`` [tokens] and the others of ``memcalc rl --help``.
 
@@ -52,4 +56,16 @@ def rl(
     job = completed(model, gpu, number(gpus, "gpus"), node, options, tuple(preset_dirs), assumptions)
     if job.recipe.online:
         check_engines(job)
-    return answered(job, options, assumptions, Figures(), advice=advice)
+    figures = Figures()
+    answer = answered(job, options, assumptions, figures, advice=advice)
+    if largest is None:
+        return answer
+    from memcalc.posttraining.limits import limit_of
+
+    return answer.model_copy(update={"limit": limit_of(job, options, figures, largest)})
+
+
+def rl_again(job: JobRecord, *, advice: bool = True) -> Rl:
+    """Answer the job of an answer again."""
+    typed: dict[str, Any] = {"model": job.model, "gpu": job.gpu, "node": job.node, **job.options}
+    return rl(**typed, preset_dirs=job.preset_dirs, advice=advice)

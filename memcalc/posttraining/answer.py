@@ -16,7 +16,7 @@ from memcalc.posttraining.phases import PURE, Cast, frozen_weights, phases_of
 from memcalc.posttraining.words import RlJob, parked
 from memcalc.results.estimates import Verdict
 from memcalc.results.posttraining import Rl, RlEdit, RlPhase, RlRollout
-from memcalc.specs.job import render
+from memcalc.specs.job import JobRecord, command_line
 from memcalc.units import GIB
 
 SWITCHES = ("rollout", "weight sync", "wake-up")
@@ -33,8 +33,7 @@ def answered(
     verdict, reason = judged(cast, phases, chip.memory_bytes)
     host = catalog.node(job.node, job.dirs) if job.node else catalog.node_for(chip, job.dirs)
     binding = max(phases, key=lambda phase: phase.allocated)
-    question = {"model": job.model, "gpu": job.gpu, "gpus": job.gpus, "node": job.node}
-    typed = {name: value for name, value in options.items() if value not in (None, "", [])}
+    record = record_of(job, options)
     needed = host_bytes(cast, min(host.gpus_per_host, job.gpus))
     return Rl(
         version=__version__,
@@ -55,13 +54,26 @@ def answered(
         edit=_edit(job, figures) if advice and verdict == "does-not-fit" else None,
         warnings=tuple(_warnings(cast, needed, host.host_memory_bytes)),
         assumptions=assumptions,
-        command=render("rl", options={**question, **typed}, dirs=job.dirs),
+        job=record,
+        command=command_line(record),
     )
+
+
+def record_of(job: RlJob, options: Mapping[str, Any]) -> JobRecord:
+    """A job as it was asked for."""
+    typed = {name: value for name, value in options.items() if value not in (None, "", [])}
+    texts = {name: ",".join(map(str, value)) if isinstance(value, tuple) else value for name, value in typed.items()}
+    return JobRecord(
+        command="rl", model=job.model, gpu=job.gpu, node=job.node, options={"gpus": job.gpus, **texts},
+        preset_dirs=job.dirs,
+    )  # fmt: skip
 
 
 def roles_of(job: RlJob, figures: Figures) -> Cast:
     """All roles but the engines."""
     spec = figures.model(job)
+    if job.recipe.head and (not spec.head or not spec.vocab or spec.tail.classes):
+        raise InputError("model", job.model, f"{job.inputs.algorithm} reads log-probabilities of a language model")
     policy = figures.trained(job, job.model)
     critic: Trained | None = None
     if job.recipe.critic:
@@ -149,6 +161,8 @@ def edits_of(job: RlJob) -> Iterator[tuple[str, dict[str, Any]]]:
     yield "--recompute full", {"recompute": "full"}
     if inputs.micro_batch > 1:
         yield "--micro-batch 1", {"micro_batch": 1, "logprob_batch": 1}
+    if inputs.micro_tokens > job.length:
+        yield f"--micro-tokens {job.length}", {"micro_tokens": job.length}
     if job.recipe.online:
         yield from ((f"--utilization {share}", {"utilization": share}) for share in (0.6, 0.5, 0.4, 0.3))
     if job.trainer_gpus > 1 and 3 in choices.zero:

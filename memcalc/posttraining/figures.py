@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from memcalc.api import estimate, load_model, single
 from memcalc.errors import InputError, MissingError
 from memcalc.posttraining.words import RlJob
+from memcalc.results.rl_plans import UpdateTime
 from memcalc.serving import serve
 
 if TYPE_CHECKING:
@@ -187,6 +188,24 @@ class Figures:
             options.setdefault("loss", WITHOUT_LOGITS)
         key = ("time", model, *sorted((name, str(value)) for name, value in options.items()))
         return self._once(key, lambda: _time(job, model, options))
+
+    def updates(self, job: RlJob, samples: int) -> UpdateTime | None:
+        """The predicted time of the updates of all trained models, one after the other.
+
+        None where the GPU's preset has no peak for the precision.
+        """
+        models = [job.model, *([job.inputs.critic_model or job.model] if job.recipe.critic else [])]
+        times = [self.update_time(job, model, samples) for model in models]
+        steps = [time for time in times if time is not None]
+        if len(steps) < len(times):
+            return None
+        return UpdateTime(
+            seconds=sum(time.step for time in steps),
+            low=sum(time.low for time in steps),
+            high=sum(time.high for time in steps),
+            validated=all(time.validated for time in steps),
+            basis=steps[0].basis,
+        )
 
 
 def _question(job: RlJob, model: str) -> dict[str, Any]:

@@ -24,6 +24,8 @@ class Choices:
     """What of trained models can leave the GPU between phases."""
     sleep: tuple[str, ...]
     """Levels of sleep of an engine on the same GPUs."""
+    trains: tuple[str, ...]
+    """Frameworks of ``memcalc estimate`` that shard and train for it, as far as they are modelled."""
     offload: tuple[str, ...] = ("none",)
     """What its trainer can keep on the host."""
     packs: bool = True
@@ -104,14 +106,18 @@ VERL = Toolkit(
     "verl@0.10", trainer="fsdp1", alone="fsdp1", precision="bf16-mixed", zero=3, recompute="full",
     micro_batch=0, utilization=0.5, apart=0.9, engine_tp=2, max_seqs=256, batched=8192, sleep="2", parks=(),
     empties=True, reads=4, trains=6, entropy=4, completions=False, kl=False, bucket=2048 * MIB, merges=False,
-    choices=Choices((3,), ("none", "optimizer", "params,optimizer"), ("2",), fuses=True),
+    choices=Choices((3,), ("none", "optimizer", "params,optimizer"), ("2",), ("fsdp1", "fsdp2"), fuses=True),
     source="verl workers/engine_workers.py, workers/config/rollout.py, bucketed_weight_transfer.py@1dda039b",
 )  # fmt: skip
 TRL = Toolkit(
     "trl@1.10", trainer="deepspeed", alone="hf", precision="", zero=3, recompute="full", micro_batch=8,
     utilization=0.3, apart=0.9, engine_tp=1, max_seqs=0, batched=4096, sleep="0", parks=(), empties=False,
     reads=8, trains=16, entropy=0, completions=True, kl=False, bucket=0, merges=True,
-    choices=Choices((3, 2), ("none",), ("0", "2"), ("none", "optimizer"), packs=False, fuses=True), narrow=8,
+    choices=Choices(
+        (3, 2), ("none",), ("0", "2"), ("deepspeed", "hf", "ddp", "fsdp1", "fsdp2"), ("none", "optimizer"),
+        packs=False, fuses=True,
+    ),
+    narrow=8,
     source="trl trainer/grpo_trainer.py, trainer/utils.py, generation/vllm_generation.py@f2cd5771",
 )  # fmt: skip
 TRL_FUSED = replace(
@@ -127,14 +133,14 @@ OPENRLHF = Toolkit(
     "openrlhf@0.11", trainer="deepspeed", alone="deepspeed", precision="bf16-mixed", zero=2, recompute="none",
     micro_batch=1, utilization=0.5, apart=0.95, engine_tp=1, max_seqs=0, batched=0, sleep="0", parks=(),
     empties=True, reads=6, trains=12, entropy=8, completions=False, kl=True, bucket=0, merges=False,
-    choices=Choices((2, 3), ("none", "optimizer"), ("0", "1"), ("none", "optimizer")),
+    choices=Choices((2, 3), ("none", "optimizer"), ("0", "1"), ("deepspeed",), ("none", "optimizer")),
     source="OpenRLHF models/actor.py, trainer/ray/ppo_actor.py, utils/deepspeed/deepspeed_utils.py@3c3be623",
 )  # fmt: skip
 NEMO = Toolkit(
     "nemo-rl@0.5", trainer="fsdp2", alone="fsdp2", precision="bf16-mixed", zero=3, recompute="none",
     micro_batch=4, utilization=0.6, apart=0.9, engine_tp=1, max_seqs=0, batched=0, sleep="1",
     parks=("optimizer", "params"), empties=True, reads=12, trains=12, entropy=0, completions=False, kl=True, bucket=0,
-    merges=False, choices=Choices((3,), ("params,optimizer",), ("1",)), swaps=True,
+    merges=False, choices=Choices((3,), ("params,optimizer",), ("1",), ("fsdp2",)), swaps=True,
     source="NeMo-RL models/policy/workers/dtensor_policy_worker_v2.py, models/automodel/train.py, "
     "models/generation/vllm/vllm_worker.py, examples/configs/grpo_math_1B.yaml@7ea279ab",
 )  # fmt: skip

@@ -101,6 +101,7 @@ def _plan(search: Search, rank: int, result: Found) -> RlPlan:
         rounds=rollout.rounds if rollout else None,
         rollout_guess=result.rollout if rollout else None,
         update=result.update,
+        job=answer.job,
         command=answer.command,
     )
 
@@ -151,7 +152,9 @@ def nearest_of(search: Search) -> Nearest:
             remedies += filter(None, [_remedy(other, change, other.typed | first.changes)])
             if other.gpus != search.gpus:
                 break
-    return Nearest(reason=answer.reason or search.missed.reason, command=answer.command, remedies=tuple(remedies))
+    return Nearest(
+        reason=answer.reason or search.missed.reason, job=answer.job, command=answer.command, remedies=tuple(remedies)
+    )
 
 
 def _further(search: Search) -> Iterator[tuple[str, Search]]:
@@ -180,4 +183,4 @@ def _remedy(search: Search, change: str, options: Values) -> RlRemedy | None:
     if answer.verdict == "does-not-fit" or lacks_host:
         return None
     device = answer.capacity - answer.headroom
-    return RlRemedy(change=change, verdict=answer.verdict, device=device, command=answer.command)
+    return RlRemedy(change=change, verdict=answer.verdict, device=device, job=answer.job, command=answer.command)

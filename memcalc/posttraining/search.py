@@ -208,7 +208,7 @@ class Search:
         if verdict == "does-not-fit":
             self._missed(options, reason, max(0, binding - self.capacity))
             return
-        update, guess = self._update(job), rollout_guess(cast, self.chip)
+        update, guess = self.figures.updates(job, self.samples), rollout_guess(cast, self.chip)
         tight, headroom = verdict == "tight", self.capacity - binding
         rollout = rollout_of(cast)
         rounds = rollout.rounds or 0 if rollout else 0
@@ -217,20 +217,6 @@ class Search:
     def _missed(self, options: Values, reason: str, lacks: float) -> None:
         if lacks < self.missed.lacks:
             self.missed = Missed(options, reason, lacks)
-
-    def _update(self, job: RlJob) -> UpdateTime | None:
-        models = [job.model, *([job.inputs.critic_model or job.model] if job.recipe.critic else [])]
-        times = [self.figures.update_time(job, model, self.samples) for model in models]
-        steps = [time for time in times if time is not None]
-        if len(steps) < len(times):
-            return None
-        return UpdateTime(
-            seconds=sum(time.step for time in steps),
-            low=sum(time.low for time in steps),
-            high=sum(time.high for time in steps),
-            validated=all(time.validated for time in steps),
-            basis=steps[0].basis,
-        )
 
 
 def rollout_guess(cast: Cast, gpu: GPU) -> float:

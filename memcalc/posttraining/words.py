@@ -127,6 +127,7 @@ def completed(
         _refuse(given)
     elif not toolkit.utilization:
         raise CombinationError("algorithm", given["algorithm"], f"what {toolkit.name} generates is not counted")
+    _check_trainer(given.get("trainer", ""), toolkit)
     usual = _defaults(given, toolkit, recipe)
     for name, value in usual.items():
         if name not in given and value not in (0, "", 0.0):
@@ -165,6 +166,13 @@ def _defaults(given: Mapping[str, Any], toolkit: Toolkit, recipe: Recipe) -> dic
         usual["utilization"] = toolkit.apart if apart else toolkit.utilization
         usual["sleep"] = "0" if apart else toolkit.sleep
     return usual
+
+
+def _check_trainer(trainer: str, toolkit: Toolkit) -> None:
+    """Refuse what the framework does not train by, or what is not modelled of it."""
+    known = toolkit.choices.trains
+    if trainer and trainer.partition("@")[0] not in known:
+        raise UnknownNameError("trainer", trainer, f"{toolkit.name} is counted as trained by {', '.join(known)}", known)
 
 
 def _refuse(given: Mapping[str, Any]) -> None:

@@ -12,6 +12,7 @@ from memcalc.report.step_time import part_name, speed, time_lines
 from memcalc.report.tables import Block, Code, Column, Line, Report, Table, gib, header, made, said
 from memcalc.results.diff import Diff, DiffCost, DiffFigures, DiffSide, DiffStep
 from memcalc.results.names import component_name, phase_name
+from memcalc.results.rl_steps import RlStep
 from memcalc.units import GIB, format_count
 
 _KINDS = {"vanishes": "removed", "appears": "new"}
@@ -150,7 +151,7 @@ def _places(steps: Iterable[DiffStep], field: str) -> str:
     )
 
 
-def brief(step: DiffStep) -> str:
+def brief(step: DiffStep | RlStep) -> str:
     """Return a change in few words: as it is where it is short, else its first part, else names alone."""
     fields = [field for field in step.fields if not field.follows] or list(step.fields)
     names = ", ".join(field.option for field in fields)
@@ -250,7 +251,7 @@ def _components(result: Diff) -> Table:
         for name, was in before.items()
     )
     places = " → ".join(dict.fromkeys(phase_name(item.figures.phase) for item in (result.a, result.b)))
-    return _across("component", "GiB", f"At the peak ({places})", rows)
+    return across("component", "GiB", f"At the peak ({places})", rows)
 
 
 def _time(result: Diff) -> Iterator[Block]:
@@ -265,7 +266,7 @@ def _time(result: Diff) -> Iterator[Block]:
          f"{after[name]:.{digits}f}", _change(after[name] - before[name], digits))
         for name in (*names, "step")
     )  # fmt: skip
-    yield _across("part", "s", "Time of a step", rows)
+    yield across("part", "s", "Time of a step", rows)
 
 
 def _change(seconds: float, digits: int) -> str:
@@ -273,7 +274,7 @@ def _change(seconds: float, digits: int) -> str:
     return signed(round(seconds, digits), digits)
 
 
-def _across(name: str, unit: str, title: str, rows: Iterable[tuple[str, str, list[str], str, str]]) -> Table:
+def across(name: str, unit: str, title: str, rows: Iterable[tuple[str, str, list[str], str, str]]) -> Table:
     """Return figures of A and B with every step between them; a single step is the change itself."""
     listed = list(rows)
     steps = range(1, len(listed[0][2]) + 1) if len(listed[0][2]) > 1 else range(0)

@@ -23,7 +23,7 @@ from memcalc.report.tables import (
     made,
     said,
 )
-from memcalc.results.posttraining import Rl, RlRollout
+from memcalc.results.posttraining import Rl, RlLimit, RlRollout
 from memcalc.units import format_count
 
 
@@ -47,6 +47,7 @@ def _engines(rollout: RlRollout | None) -> Iterator[Line]:
 
 def _brief(result: Rl) -> Iterator[Block]:
     """Yield what to mind and what was assumed, for a terminal."""
+    yield from _largest(result)
     if result.host:
         yield _host(result)
     yield from warned(result.warnings)
@@ -130,6 +131,7 @@ def _phases(result: Rl) -> Table:
 def _body(result: Rl) -> Iterator[Block]:
     if result.rollout is not None:
         yield _rollout(result.rollout)
+    yield from _largest(result)
     yield _host(result)
 
 
@@ -138,6 +140,22 @@ def _host(result: Rl) -> Line:
     host = f"{gib(result.host, 1)} GiB of host memory per node"
     known = f", of {gib(result.host_capacity, 0)}" if result.host_capacity else ""
     return Line(f"{host}{known}, for what is parked or offloaded and for engines that sleep.")
+
+
+def _largest(result: Rl) -> Iterator[Block]:
+    """Yield what was asked for beside the verdict."""
+    if result.limit is not None:
+        yield Line(_limit(result.limit), label="Largest")
+        yield from [Code("With it", result.limit.command)] if result.limit.command else []
+
+
+def _limit(limit: RlLimit) -> str:
+    unit = "samples" if limit.what == "micro-batch" else "tokens"
+    if limit.value is None:
+        return f"No {limit.what} fits: {limit.reason}."
+    against = f"; beyond it {limit.reason}" if limit.reason else ", the largest that is tried"
+    multiple = f" (in multiples of {limit.step})" if limit.step > 1 else ""
+    return f"Largest {limit.what} that fits: {limit.value:,} {unit}{multiple}{against}."
 
 
 def _rollout(rollout: RlRollout) -> Table:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 from memcalc.results.estimates import Answer, HardwareFacts, ModelFacts, Verdict, schema
+from memcalc.specs.job import JobRecord
 from memcalc.specs.strict import Frozen
 
 
@@ -53,6 +54,23 @@ class RlRollout(Frozen):
     """Why an engine does not start; empty where it does."""
 
 
+class RlLimit(Frozen):
+    """The largest value of one setting with which the job fits with the margin, all others as they are."""
+
+    what: str
+    """``response``, ``micro-batch`` or ``micro-tokens``."""
+    value: int | None
+    """The value [tokens, or samples of a micro-batch]; ``None`` where none fits."""
+    step: int
+    """Only multiples of it were tried [tokens, or samples of a micro-batch]."""
+    reason: str
+    """Why the next value does not fit; empty where all that were tried do."""
+    binding: str
+    """The phase that holds most with the next value; empty where all that were tried fit."""
+    command: str
+    """The line that shows the value; empty where none fits."""
+
+
 class Rl(Answer):
     """The answer of ``memcalc rl``."""
 
@@ -87,9 +105,13 @@ class Rl(Answer):
     """Why it does not fit; empty where it does."""
     edit: RlEdit | None
     """The first change, of those that cost least, with which it fits; ``None`` where it fits, or where none does."""
+    limit: RlLimit | None = None
+    """The largest value of the setting that was asked for; ``None`` where none was."""
     warnings: tuple[str, ...]
     """What the figures do not know."""
     assumptions: dict[str, str]
     """Defaults that were taken."""
+    job: JobRecord
+    """What was asked, to ask it again."""
     command: str
-    """The line that asks this again."""
+    """The command line of ``job``."""

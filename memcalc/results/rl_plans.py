@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 from memcalc.results.estimates import Answer, HardwareFacts, ModelFacts, Verdict, schema
+from memcalc.specs.job import JobRecord
 from memcalc.specs.strict import Frozen
 
 
@@ -54,8 +55,10 @@ class RlPlan(Frozen):
     """A guess, the time to read weights and cached tokens at the full speed of the memory [s]; no run supports it."""
     update: UpdateTime | None
     """Predicted; ``None`` where the GPU's preset has no peak for the precision."""
+    job: JobRecord
+    """The job of ``memcalc rl`` that gives the same figures, phase by phase."""
     command: str
-    """The line of ``memcalc rl`` that gives the same figures, phase by phase."""
+    """The command line of ``job``."""
 
 
 class RlRemedy(Frozen):
@@ -67,8 +70,10 @@ class RlRemedy(Frozen):
     """With it."""
     device: int
     """The binding phase then [bytes]."""
+    job: JobRecord
+    """The job with it."""
     command: str
-    """The line that asks for it."""
+    """The command line of ``job``."""
 
 
 class Nearest(Frozen):
@@ -76,8 +81,10 @@ class Nearest(Frozen):
 
     reason: str
     """Why it does not fit."""
+    job: JobRecord
+    """The job itself."""
     command: str
-    """The line that shows it."""
+    """The command line of ``job``."""
     remedies: tuple[RlRemedy, ...]
     """Single changes with which it fits, those that cost least first."""
 

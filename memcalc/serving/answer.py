@@ -51,8 +51,8 @@ def limits_of(job: EngineJob, stages: tuple[EngineStage, ...]) -> EngineLimits:
     return EngineLimits(
         largest_utilization=most if most > 0 else None,
         smallest_utilization=least if least <= 1 else None,
-        largest_max_len=_last(1, job.model.max_positions, lambda n: _starts(job.told(max_len=n), stages)),
-        largest_max_seqs=_last(1, job.inputs.max_batched_tokens, lambda n: holds_all(job.told(max_seqs=n))),
+        largest_max_len=last_that_works(1, job.model.max_positions, lambda n: _starts(job.told(max_len=n), stages)),
+        largest_max_seqs=last_that_works(1, job.inputs.max_batched_tokens, lambda n: holds_all(job.told(max_seqs=n))),
     )
 
 
@@ -87,7 +87,7 @@ def holds_all(job: EngineJob) -> bool:
     return all(stage.blocks >= job.inputs.max_seqs * sequence_blocks(stage.groups) for stage in stages)
 
 
-def _last(low: int, high: int, works: Callable[[int], bool]) -> int | None:
+def last_that_works(low: int, high: int, works: Callable[[int], bool]) -> int | None:
     """The last number of a range that works, where none above one that fails does."""
     if not works(low):
         return None

@@ -20,7 +20,7 @@ Smallest = Literal["gpus"]
 """What ``memcalc min`` is asked for."""
 
 
-Command = Literal["estimate", "plan", "ladder", "max", "min"]
+Command = Literal["estimate", "plan", "ladder", "max", "min", "rl"]
 Value = str | int | float | bool
 
 

@@ -15,11 +15,15 @@ from urllib.parse import parse_qs
 from memcalc import api
 from memcalc.errors import InputError, MemcalcError, MissingError
 from memcalc.report.page import live
+from memcalc.report.page.roles import role_difference, role_notes, role_parts, role_plans, role_terms
 from memcalc.results.estimates import Estimate
 from memcalc.results.plans import Plans
+from memcalc.results.posttraining import Rl
+from memcalc.results.rl_steps import RlDiff
 from memcalc.specs.job import JobRecord
 from memcalc.specs.options import SEARCHED
 from memcalc.ui.link import LinkedJob, link_of, parse_link
+from memcalc.ui.roles import asked, fitted, script_of, searched, turned
 
 JSON, HTML, ZIP = "application/json", "text/html; charset=utf-8", "application/zip"
 PASTED_NAME = "your-model"
@@ -72,13 +76,16 @@ def _estimated(job: LinkedJob, **more: Any) -> Estimate:
 
 def _estimate(text: str) -> Reply:
     """The strategy as it stands: verdict, bar, figures; nothing that takes a second look."""
-    result = _estimated(parse_link(text), advice=False)
-    return _json(live.estimate_parts(result))
+    job = parse_link(text)
+    if job.has_roles:
+        return _json(role_parts(asked(job, advice=False)))
+    return _json(live.estimate_parts(_estimated(job, advice=False)))
 
 
 def _terms(text: str) -> Reply:
     """Every term, and what expandable segments would leave of a large cache."""
-    return _json(live.term_parts(_estimated(parse_link(text))))
+    job = parse_link(text)
+    return _json(role_terms(asked(job, advice=False)) if job.has_roles else live.term_parts(_estimated(job)))
 
 
 def _plans(job: LinkedJob) -> Plans:
@@ -93,6 +100,8 @@ def _plan(text: str) -> Reply:
     def link(record: JobRecord) -> str:
         return link_of(record, job.config)
 
+    if job.has_roles:
+        return _json(role_plans(searched(job), link))
     return _json(live.plan_parts(_plans(job), link))
 
 
@@ -101,6 +110,8 @@ def _fit(text: str) -> Reply:
     from memcalc.ui.fit import smallest_edit
 
     job = parse_link(text)
+    if job.has_roles:
+        return _json(fitted(job))
     edit = smallest_edit(job, _estimated(job, advice=False))
     return _json({"changes": list(edit.changes), "link": edit.job.text()} if edit else {"changes": [], "link": ""})
 
@@ -114,13 +125,15 @@ def _compare(text: str) -> Reply:
     first, second = (parse_link(sides.get(side, [""])[0]) for side in "ab")
     if first.config != second.config:
         raise InputError("compare", "two pasted models", "compare jobs of the same pasted model")
+    if first.has_roles != second.has_roles:
+        raise InputError("compare", "post-training and training", "compare jobs of one kind")
     result = diff(flat_options(first.keywords()), flat_options(second.keywords()))
-    return _json(live.diff_parts(result))
+    return _json(role_difference(result) if isinstance(result, RlDiff) else live.diff_parts(result))
 
 
 def _check(text: str) -> Reply:
     """The job of dropped files: what was noticed in them, and the link to what they say."""
-    from memcalc.preflight import check_estimate
+    from memcalc.preflight import check
 
     given = _dropped(text)
     paths = []
@@ -132,12 +145,14 @@ def _check(text: str) -> Reply:
     for count in range(len(_FILLED) + 1):
         options: dict[str, Any] = {name: job.options[name] for name in _FILLED[:count] if name in job.options}
         try:
-            result = check_estimate(paths, **options)
+            result = check(paths, **options)
         except MissingError:
             if count == len(_FILLED):
                 raise
         else:
             break
+    if isinstance(result, Rl):
+        return _json({**role_notes(result), "link": link_of(result.job)})
     return _json({**live.check_parts(result), "link": link_of(result.estimate.job)})
 
 
@@ -158,7 +173,8 @@ def _report(text: str) -> Reply:
     """The page of the strategy, to keep or to send."""
     from memcalc.report.page import page
 
-    result = _estimated(parse_link(text), timeline=True)
+    job = parse_link(text)
+    result = asked(job) if job.has_roles else _estimated(job, timeline=True)
     return Reply(200, HTML, page(result).encode())
 
 
@@ -167,15 +183,26 @@ def _export(text: str) -> Reply:
     from memcalc.handoff.exporting import formats_of, write_job, written
 
     job = parse_link(text)
+    if job.has_roles:
+        return Reply(200, ZIP, _zipped({"train.sh": script_of(job).encode()}))
     result = _estimated(job, advice=False)
     exported = written(result, formats_of(result.strategy.framework)[0], None, ())
     folder = Path("job")
     write_job(exported, folder, force=True)
+    return Reply(200, ZIP, _zipped({path.name: path.read_bytes() for path in sorted(folder.iterdir())}))
+
+
+def _zipped(files: Mapping[str, bytes]) -> bytes:
     stream = io.BytesIO()
     with zipfile.ZipFile(stream, "w", zipfile.ZIP_DEFLATED) as archive:
-        for path in sorted(folder.iterdir()):
-            archive.write(path, path.name)
-    return Reply(200, ZIP, stream.getvalue())
+        for name, content in files.items():
+            archive.writestr(name, content)
+    return stream.getvalue()
+
+
+def _turn(text: str) -> Reply:
+    """The job of a link as another kind, or another algorithm, has it."""
+    return _json({"link": turned(parse_link(text)).text()})
 
 
 REQUESTS: dict[str, Callable[[str], Reply]] = {
@@ -185,9 +212,10 @@ REQUESTS: dict[str, Callable[[str], Reply]] = {
     "fit": _fit,
     "compare": _compare,
     "check": _check,
+    "turn": _turn,
     "report": _report,
     "export": _export,
 }
 """By the last part of their address."""
-QUICK = ("estimate",)
+QUICK = ("estimate", "turn")
 """Those that follow a control: they never wait for a search."""

@@ -9,6 +9,7 @@ from typing import Any
 from urllib.parse import parse_qsl, urlencode
 
 from memcalc.errors import InputError, MissingError, UnknownNameError
+from memcalc.posttraining.words import RL_OPTIONS
 from memcalc.specs.job import JobRecord
 from memcalc.specs.options import COMMAND_LINE
 
@@ -18,9 +19,10 @@ PASTED = "config"
 """The key of a pasted model; its value is the text of its ``config.json``."""
 MOST_PAIRS = 120
 """Of one link; the table has fewer options."""
-OPTIONS = {row.name.replace("_", "-"): row for row in COMMAND_LINE}
-"""By the name in a link."""
-_NAMES = ("model", "gpu", "node")
+OPTIONS = {row.name.replace("_", "-"): row for row in (*RL_OPTIONS, *COMMAND_LINE)}
+"""By the name in a link; those of post-training stand beside an algorithm alone."""
+_FILED = ("model", "gpu", "node", "critic-model", "reward-model")
+"""Options whose value may be a file's name on the command line."""
 
 
 @dataclass(frozen=True)
@@ -43,6 +45,11 @@ class LinkedJob:
             if not options.get(name):
                 raise MissingError(f"which {name}? give {name}.")
         return {**options, "settings": self.settings}
+
+    @property
+    def has_roles(self) -> bool:
+        """Whether it is post-training."""
+        return bool(self.options.get("algorithm"))
 
     def without(self, *names: str) -> LinkedJob:
         """The same job with some options left out."""
@@ -87,7 +94,7 @@ def parse_link(text: str) -> LinkedJob:
 def _no_file(name: str, value: str) -> str:
     """A value that names no file; a page is served to whoever reaches its port."""
     path = Path(value)
-    reads = name in _NAMES and path.suffix in {".json", ".toml"} and value != CONFIG
+    reads = name in _FILED and path.suffix in {".json", ".toml"} and value != CONFIG
     reads = reads or (name == "calibration" and value != "none")
     if reads or path.is_absolute() or value.startswith("~") or ".." in path.parts:
         raise InputError(name, value, "the page reads no files of this machine; paste or drop what the file holds")

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import cache
 from importlib.resources import files
 
 from memcalc import catalog
 from memcalc._version import __version__
 from memcalc.formulas.recompute import NAMES
+from memcalc.posttraining.frameworks import TOOLKITS
+from memcalc.posttraining.steps import PLACES
+from memcalc.posttraining.words import RL_OPTIONS, RL_WORDS, TRAINING
 from memcalc.report.page import markup
 from memcalc.report.page.markup import Html, el, join
 from memcalc.specs.option import PANELS, Option
 from memcalc.specs.options import BY_NAME, COMMAND_LINE
 from memcalc.ui.answers import LEFT_OPEN
+from memcalc.ui.roles import ROLES_OPEN
 
 _GPUS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 2048, 4096)
 _LENGTHS = tuple(size for power in range(9, 20) for size in (1 << power, 3 << (power - 1)))
@@ -34,8 +39,27 @@ LABELS = {
     "precision": "Precision",
 }
 """The options that stand in front, in their order."""
+ROLES = {row.name: row for row in RL_OPTIONS}
+ROLES["framework"] = replace(ROLES["framework"], values=tuple(TOOLKITS))
+"""Options of post-training by name; the framework has names to choose from."""
 _FILES = {"calibration", "lengths"}
 """Options that name a file, or a distribution that is typed with care: they have no control."""
+ROLE_LABELS = {
+    "framework": "Framework",
+    "prompt": "Longest prompt",
+    "response": "Longest response",
+    "prompts": "Prompts per step",
+    "samples": "Responses each",
+    "micro_tokens": "Tokens per micro",
+    "utilization": "Utilization",
+    "engine_tp": "Engine TP",
+    "sleep": "Sleep level",
+    "park": "Park",
+    "logits": "Logits",
+}
+"""The options of post-training that stand in front, in their order."""
+PLAIN = "pre-training or SFT"
+"""What is said of a job without an algorithm of post-training."""
 
 
 @cache
@@ -104,31 +128,54 @@ def _button(name: str, text: str, **attributes: str | bool) -> Html:
 
 
 def _controls() -> Html:
-    front = [_control(BY_NAME[name], label) for name, label in LABELS.items()]
-    left_open = " ".join(name.replace("_", "-") for name in LEFT_OPEN)
-    return el("form", *front, _more(), id="controls", aria_label="The job", autocomplete="off", data_open=left_open)
+    front = [_control(BY_NAME[name], label, _kind(name)) for name, label in LABELS.items()]
+    front[3:3] = [_algorithm(), *(_control(ROLES[name], label, "roles") for name, label in ROLE_LABELS.items())]
+    opened = {"data_open": LEFT_OPEN, "data_roles_open": ROLES_OPEN}
+    listed = {name: " ".join(word.replace("_", "-") for word in options) for name, options in opened.items()}
+    return el("form", *front, _more(), id="controls", aria_label="The job", autocomplete="off", **listed)
+
+
+def _kind(name: str) -> str:
+    """The kind of job that alone has an option; empty where both have it."""
+    return "" if name in {*PLACES, *RL_WORDS, *TRAINING} - {"framework"} else "training"
+
+
+def _algorithm() -> Html:
+    values = (el("option", value or PLAIN, value=value) for value in ("", *ROLES["algorithm"].values))
+    chosen = el("select", *values, id="o-algorithm", data_option="algorithm", aria_describedby="e-algorithm")
+    return el("div", el("label", "Algorithm", for_="o-algorithm"), chosen, _problem("algorithm"), class_="control")
 
 
 def _more() -> Html:
     rows = [row for row in COMMAND_LINE if row.name not in {*LABELS, *_FILES}]
     groups = []
     for panel in PANELS:
-        listed = [_control(row, row.name.replace("_", " ")) for row in rows if row.panel == panel]
+        listed = [_control(row, row.name.replace("_", " "), _kind(row.name)) for row in rows if row.panel == panel]
         if listed:
-            groups.append(el("fieldset", el("legend", panel), *listed))
+            kinds = {_kind(row.name) for row in rows if row.panel == panel}
+            groups.append(el("fieldset", el("legend", panel), *listed, class_=_class("", kinds)))
+    there = {*LABELS, *ROLE_LABELS, "algorithm", *(row.name for row in COMMAND_LINE)}
+    roles = [_control(row, name.replace("_", " "), "roles") for name, row in ROLES.items() if name not in there]
+    groups.append(el("fieldset", el("legend", "Post-training"), *roles, class_="only-roles"))
     return el("details", el("summary", "More options"), *groups, class_="more-options")
 
 
-def _control(row: Option, label: str) -> Html:
+def _class(name: str, kinds: set[str]) -> str | None:
+    """The classes of a control, or of several, that one kind of job alone has."""
+    return " ".join(filter(None, (name, f"only-{min(kinds)}" if kinds in ({"training"}, {"roles"}) else ""))) or None
+
+
+def _control(row: Option, label: str, only: str = "") -> Html:
     name = row.name.replace("_", "-")
-    field = f"o-{name}"
+    mark = "r-" if only == "roles" and row.name in BY_NAME else ""
+    field, shown = f"o-{mark}{name}", _class("control", {only})
     if row.name in {"zero", "offload"}:
         kind = "radio" if row.name == "zero" else "checkbox"
         title = el("span", label, id=f"t-{name}", class_="label")
         boxes = el("div", *_choices(row, kind), role="group", aria_labelledby=f"t-{name}", class_="choices")
-        return el("div", title, boxes, _problem(name), class_="control")
-    body = [el("label", label, for_=field), *_input(row, name, field), _problem(name)]
-    return el("div", *body, class_="control")
+        return el("div", title, boxes, _problem(name), class_=shown)
+    body = [el("label", label, for_=field), *_input(row, name, field), _problem(f"{mark}{name}")]
+    return el("div", *body, class_=shown)
 
 
 def _problem(name: str) -> Html:
@@ -143,7 +190,7 @@ def _choices(row: Option, kind: str) -> Iterator[Html]:
 
 
 def _input(row: Option, name: str, field: str) -> Iterator[Html]:
-    described = f"e-{name}"
+    described = f"e-{field[2:]}"
     if row.name in SLIDERS:
         steps = SLIDERS[row.name]
         yield el(
@@ -153,13 +200,13 @@ def _input(row: Option, name: str, field: str) -> Iterator[Html]:
     if row.name == "gpu":
         yield el("select", *(el("option", gpu, value=gpu) for gpu in _names("gpu")), id=field, data_option=name)
     elif row.kind == "flag" or (row.values and row.name != "also_train"):
-        values = ("true", "false") if row.kind == "flag" else row.values
+        values = ("true", "false") if row.kind == "flag" else [value for value in row.values if value]
         options = (el("option", value, value=value) for value in values)
         blank = el("option", "auto", value="")
         yield el("select", blank, *options, id=field, data_option=name, aria_describedby=described)
     else:
         known = _known(row)
-        listed = f"l-{name}" if known else None
+        listed = f"l-{name}" if known else "l-model" if row.completed_by == "models" else None
         yield el(
             "input", type="text", id=field, data_option=name, list=listed, spellcheck="false",
             title=None if row.name in LABELS else row.text, aria_describedby=described,
@@ -171,7 +218,7 @@ def _input(row: Option, name: str, field: str) -> Iterator[Html]:
 
 
 def _known(row: Option) -> tuple[str, ...]:
-    if row.completed_by:
+    if row.completed_by and row.name not in ROLES:
         return tuple(_names(row.completed_by.removesuffix("s")))
     return NAMES if row.name == "recompute" else ()
 

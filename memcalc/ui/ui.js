@@ -138,7 +138,8 @@
     shown = null;
     since = 0;
     document.body.dataset.shows = job.toString();
-    const name = (problem.field || "").split(": ").pop().replaceAll("_", "-"), box = byId(`e-${name}`);
+    const name = (problem.field || "").split(": ").pop().replaceAll("_", "-");
+    const box = (document.body.dataset.kind === "roles" && byId(`e-r-${name}`)) || byId(`e-${name}`);
     for (const field of all(`[data-option="${CSS.escape(name)}"]`)) field.setAttribute("aria-invalid", "true");
     byId("message").textContent = problem.message;
     if (box) box.textContent = problem.message;
@@ -146,7 +147,8 @@
 
   // ------------------------------------------------------------------------------------------------------ controls
   function fill() {
-    for (const field of all("[data-option]")) {
+    document.body.dataset.kind = job.get("algorithm") ? "roles" : "training";
+    for (const field of all("[data-option]").filter(there)) {
       const name = field.dataset.option, value = job.get(name) ?? "";
       if (field.type === "radio") field.checked = field.value === value;
       else if (field.type === "checkbox") field.checked = value.split(",").includes(field.value);
@@ -161,6 +163,12 @@
     byId("difference").hidden = !pin;
     byId("compare").setAttribute("aria-pressed", String(Boolean(pin)));
     byId("compare").textContent = pin ? "Stop comparing" : "Compare";
+  }
+
+  // Whether a control is one of the kind of job that is on the page.
+  function there(field) {
+    const only = field.closest(".only-roles, .only-training");
+    return !only || only.classList.contains(`only-${document.body.dataset.kind}`);
   }
 
   // A value that a list does not have is shown in it all the same: nothing that the address says is dropped.
@@ -186,8 +194,9 @@
 
   // What is left open shows what is assumed for it.
   function hint(assumed) {
-    for (const field of all("[data-option]")) {
+    for (const field of all("[data-option]").filter(there)) {
       const value = assumed[field.dataset.option];
+      if (field.id === "o-algorithm") continue;
       if (field.tagName === "SELECT" && field.options[0].value === "") {
         field.options[0].text = value ? `auto (${value})` : "auto";
       } else if (field.type === "text" && field.dataset.option !== "model") {
@@ -199,7 +208,14 @@
     }
   }
 
+  // A micro-batch is said in samples or in tokens.
+  const OTHER = {"micro-batch": "micro-tokens", "micro-tokens": "micro-batch"};
+
   function put(name, value) {
+    if (value && job.has(OTHER[name])) {
+      job.delete(OTHER[name]);
+      byId(`o-${OTHER[name]}`).value = "";
+    }
     if (name === "set") {
       job.delete("set");
       for (const pair of value.split(/\s+/).filter(Boolean)) job.append("set", pair);
@@ -264,7 +280,8 @@
   // A search decides most of a strategy itself, so that its plans stay while only that is changed.
   function stated() {
     const rest = new URLSearchParams(job);
-    for (const name of byId("controls").dataset.open.split(" ")) rest.delete(name);
+    const {open, rolesOpen} = byId("controls").dataset;
+    for (const name of (job.get("algorithm") ? rolesOpen : open).split(" ")) rest.delete(name);
     return rest.toString();
   }
 
@@ -340,10 +357,22 @@
     const near = values.map((_, index) => index).sort((a, b) => Math.abs(a - at) - Math.abs(b - at));
     return near.slice(0, AROUND).map(index => {
       const next = new URLSearchParams(job);
+      next.delete(values[index] ? OTHER[name] : "");
       if (values[index]) next.set(name, values[index]);
       else next.delete(name);
       return next.toString();
     });
+  }
+
+  // Another algorithm has other options: the server says which of them stay, and what the others begin with.
+  async function turn(algorithm) {
+    const next = new URLSearchParams(job);
+    next.set("algorithm", algorithm);
+    try {
+      load((await asked("turn", next.toString())).link);
+    } catch (problem) {
+      refuse(problem);
+    }
   }
 
   // ------------------------------------------------------------------------------------------------------ files
@@ -437,6 +466,7 @@
   controls.addEventListener("input", event => {
     const field = event.target;
     if (!field.dataset.option && !field.dataset.slides) return;
+    if (field.id === "o-algorithm") return void turn(field.value);
     since = event.timeStamp;
     take(field);
     write(false);
@@ -447,9 +477,10 @@
     if (field.dataset.slides) ahead(field);
   });
   controls.addEventListener("change", event => {
+    if (event.target.id === "o-algorithm") return;
     if (event.target.dataset.option || event.target.dataset.slides) write(true);
   });
-  for (const field of all("[data-slides], select[data-option], [data-option][type=radio]")) {
+  for (const field of all("[data-slides], select[data-option]:not(#o-algorithm), [data-option][type=radio]")) {
     for (const kind of ["pointerenter", "focus"]) field.addEventListener(kind, () => ahead(field));
   }
   byId("paste").addEventListener("change", event => event.target.value.trim() && paste(event.target.value));

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import re
 import shlex
+from typing import Any
 
 import pytest
+import typer
 from typer.testing import CliRunner
 
 from memcalc.cli.app import app
-from memcalc.cli.other_flags import ANSWERS, answer_for
+from memcalc.cli.other_flags import ANSWERS, BY_COMMAND, answer_for
 from memcalc.convert.formats.base import WRITABLE
 from memcalc.errors import InputError
 from memcalc.planner.request import check_words
@@ -132,3 +134,34 @@ def test_a_name_that_may_be_several_lists_them(gpu: str, model: str, says: str) 
     result = CliRunner().invoke(app, ["estimate", "--model", model, "--gpu", gpu], prog_name="memcalc")
     assert result.exit_code == 2
     assert says in result.stderr
+
+
+@pytest.mark.parametrize("command", BY_COMMAND)
+def test_answers_of_a_command_name_its_own_options(command: str) -> None:
+    """An engine and post-training have options that a training job has not, and none of its layout."""
+    listed: Any = typer.main.get_command(app)
+    own = {name for option in listed.commands[command].params for name in (*option.opts, *option.secondary_opts)}
+    flags = BY_COMMAND[command]
+    assert not {f"--{flag}" for flag in flags} & own
+    for answer in set(flags.values()):
+        assert set(re.findall(r"--[a-z-]+", answer)) <= own
+
+
+def test_an_option_of_another_command_is_answered_by_this_one() -> None:
+    words = [
+        "--algorithm",
+        "grpo",
+        "--framework",
+        "verl",
+        "--model",
+        "qwen2.5-7b",
+        "--gpu",
+        "h100",
+        "--gpus",
+        "8",
+        "--tensor-parallel-size",
+        "2",
+    ]
+    result = CliRunner().invoke(app, ["rl", *words])
+    assert result.exit_code == 2
+    assert "--engine-tp N" in result.output

@@ -192,12 +192,21 @@ def test_the_change_that_is_named_makes_it_fit() -> None:
         ({"micro_batch": 2}, "--micro-batch is given too"),
         ({"park": "gradients"}, "park 'gradients': must be one of optimizer, params"),
         ({"sleep": "3"}, "sleep '3':"),
+        ({"trainer": "megatron"}, "verl@0.10 is counted as trained by fsdp1, fsdp2"),
+        ({"trainer": "fsdp"}, "did you mean 'fsdp"),
+        ({"algorithm": "sft", "trainer": "torchtitan"}, "counted as trained by"),
+        ({"model": "vit-l-16", "engine": None}, "vit-l-16"),
     ],
 )
 def test_bad_input_is_one_sentence(changes: dict[str, Any], says: str) -> None:
     with pytest.raises(InputError) as raised:
         rl(GRPO, **changes)
     assert says in str(raised.value)
+
+
+def test_a_model_without_a_vocabulary_has_no_log_probabilities() -> None:
+    with pytest.raises(InputError, match="dpo reads log-probabilities of a language model"):
+        rl(DPO, model="vit-l-16")
 
 
 def test_words_of_a_rollout_are_refused_where_nothing_is_generated() -> None:

@@ -21,6 +21,7 @@ from memcalc.preflight.merge import merge
 from memcalc.preflight.read_files import read_files
 from memcalc.preflight.roles import role_words
 from memcalc.results.posttraining import Rl
+from memcalc.results.rl_steps import RlDiff
 
 GRPO = """\
 model_name_or_path: Qwen/Qwen2.5-1.5B-Instruct
@@ -271,10 +272,13 @@ def test_exit_codes_and_formats_of_the_command(tmp_path: Path) -> None:
         assert CliRunner().invoke(app, [*typed, *more]).exit_code == 2
 
 
-def test_other_commands_have_no_estimate_of_such_files(tmp_path: Path) -> None:
+def test_such_files_have_no_estimate_and_are_compared_as_post_training(tmp_path: Path) -> None:
     path = tmp_path / "dpo.yaml"
     path.write_text(DPO, encoding="utf-8")
-    with pytest.raises(ObjectiveError, match="train by DPO"):
-        memcalc.diff(str(path), "micro_batch=1", gpu="h100", gpus=1)
+    difference = memcalc.diff(str(path), "micro_batch=1", gpu="h100", gpus=1)
+    assert isinstance(difference, RlDiff)
+    told = words(tmp_path, "dpo.yaml", DPO, gpus=1)
+    for side, size in ((difference.a, 2), (difference.b, 1)):
+        assert side.phases == memcalc.rl(**told | {"micro_batch": size}, advice=False).phases
     with pytest.raises(ObjectiveError, match="train by DPO"):
         check_estimate([str(path)], gpu="h100", gpus=1)

@@ -20,6 +20,7 @@ import pytest
 
 import memcalc
 from memcalc.cli.registry import EXAMPLES
+from memcalc.posttraining.words import RL_OPTIONS
 from memcalc.specs.options import COMMAND_LINE
 from memcalc.ui import app as module
 from memcalc.ui.answers import Reply, reply
@@ -347,7 +348,7 @@ class Fields(HTMLParser):
 def test_every_control_is_an_option_and_has_its_label() -> None:
     fields = Fields()
     fields.feed(page())
-    known = {row.name.replace("_", "-") for row in COMMAND_LINE}
+    known = {row.name.replace("_", "-") for row in (*COMMAND_LINE, *RL_OPTIONS)}
     assert fields.options == known - {"calibration", "lengths"}
     assert len(fields.ids) == len(set(fields.ids))
     assert fields.named - {"theme", "files"} == fields.labels

@@ -16,6 +16,7 @@ import memcalc
 from memcalc.errors import MemcalcError
 from memcalc.report.palette import INK
 from memcalc.ui.link import parse_link
+from memcalc.ui.roles import words_of
 
 pytestmark = pytest.mark.slow
 
@@ -233,6 +234,61 @@ def test_the_files_are_one_click(tab: Any) -> None:
         tab.click("#report")
     report.value.locator("#answer-title").wait_for(timeout=60_000)
     report.value.close()
+
+
+def test_an_algorithm_brings_its_roles_and_the_link_holds_them(tab: Any, browser: Any) -> None:
+    tab.select_option("#o-algorithm", "grpo")
+    tab.locator("#bar .phases").wait_for(timeout=60_000)
+    assert not tab.locator("#o-seq-len").is_visible()
+    job = job_of(tab).options
+    assert job["algorithm"] == "grpo"
+    tab.select_option("#o-sleep", "0")
+    tab.locator("#command", has_text="--sleep 0").wait_for(timeout=60_000)
+    result = memcalc.rl(**words_of(job_of(tab)), advice=False)
+    names = [text.partition(" (")[0] for text in tab.locator("#bar .phases .phase").all_inner_texts()]
+    assert names == [phase.name for phase in result.phases]
+    assert f"{(result.capacity - result.headroom) / 2**30:.1f} of" in said(tab)
+    other = browser.new_context().new_page()
+    other.goto(tab.url)
+    other.locator("#command", has_text="--sleep 0").wait_for(timeout=60_000)
+    assert (other.input_value("#o-algorithm"), other.input_value("#o-sleep")) == ("grpo", "0")
+    assert said(other) == said(tab)
+    other.context.close()
+    tab.locator("#plan-table .load").first.wait_for(timeout=60_000)
+    tab.select_option("#o-algorithm", "")
+    tab.locator("#bar .stack").wait_for(timeout=60_000)
+    assert tab.locator("#o-seq-len").is_visible()
+    tab.go_back()
+    tab.locator("#bar .phases").wait_for(timeout=60_000)
+
+
+def test_roles_are_made_to_fit_compared_and_wrong_ones_are_marked(tab: Any) -> None:
+    tab.select_option("#o-algorithm", "grpo")
+    tab.locator("#bar .phases").wait_for(timeout=60_000)
+    tab.fill("#o-utilization", "0.95")
+    tab.locator("#verdict", has_text="Does not fit").wait_for(timeout=60_000)
+    tab.click("#compare")
+    tab.click("#fit")
+    tab.locator("#fitted", has_text="--").wait_for(timeout=60_000)
+    assert memcalc.rl(**words_of(job_of(tab))).verdict != "does-not-fit"
+    tab.locator("#difference", has_text="Step by step").wait_for(timeout=60_000)
+    tab.fill("#o-engine-tp", "3")
+    tab.locator("#e-engine-tp", has_text="divide").wait_for(timeout=60_000)
+    assert tab.get_attribute("#o-engine-tp", "aria-invalid") == "true"
+
+
+@pytest.mark.parametrize("tab", [{"viewport": {"width": width, "height": 900}} for width in WIDTHS], indirect=True)
+def test_no_phase_is_wider_than_the_screen(tab: Any) -> None:
+    tab.select_option("#o-algorithm", "ppo")
+    tab.locator("#bar .phases").wait_for(timeout=60_000)
+    tab.evaluate("for (const box of document.querySelectorAll('details')) box.open = true")
+    tab.locator("#terms section").wait_for(timeout=60_000)
+    assert tab.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth") <= 0
+    nameless = tab.evaluate(
+        """() => [...document.querySelectorAll('button, input, select, textarea, a[href]')].filter(field =>
+            !(field.textContent.trim() || field.labels?.length || field.ariaLabel)).map(field => field.outerHTML)"""
+    )
+    assert nameless == []
 
 
 def test_the_keyboard_is_enough_and_a_change_is_spoken(tab: Any) -> None:

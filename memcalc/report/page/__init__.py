@@ -15,11 +15,13 @@ if TYPE_CHECKING:
 
     from memcalc.results.estimates import Estimate
     from memcalc.results.plans import Plans, Review, SavedPlan
+    from memcalc.results.posttraining import Rl
+    from memcalc.results.rl_plans import RlPlans
     from memcalc.specs.model import Model
 
 
 def page(
-    answer: Estimate | Plans | SavedPlan,
+    answer: Estimate | Plans | SavedPlan | Rl | RlPlans,
     *,
     rank: int | str | None = None,
     title: str = "",
@@ -27,13 +29,18 @@ def page(
     model: Model | None = None,
     preset_dirs: Iterable[str] = (),
 ) -> str:
-    """Return an estimate, plans or a saved plan as a page of HTML for a design document or a review.
+    """Return an estimate, plans, a saved plan or post-training as a page of HTML for a design document or a review.
 
     Of plans the one of `rank` is shown byte by byte, the first when left out. `title` and `note` head the page; blank
     lines part the note. `model` is the recorded one, where the plans are of one.
     """
-    from memcalc.handoff.review import review_of
+    from memcalc.handoff.review import review_of, roles_of
+    from memcalc.report.page.roles import role_page
+    from memcalc.results.posttraining import Rl
+    from memcalc.results.rl_plans import RlPlans
 
+    if isinstance(answer, Rl | RlPlans):
+        return role_page(*roles_of(answer, rank), title=title, note=note)
     return page_of(review_of(answer, rank=rank, model=model, preset_dirs=preset_dirs), title=title, note=note)
 
 
@@ -50,7 +57,7 @@ def page_of(review: Review, *, title: str = "", note: str = "") -> str:
     body = el(
         "body", skip, head.heading(review, text, note), main, closing, status, el("script", Html(markup.script()))
     )
-    return f"<!doctype html>\n{el('html', _head(text), body, lang='en')}\n"
+    return f"<!doctype html>\n{el('html', markup.head(text), body, lang='en')}\n"
 
 
 def said_of(review: Review) -> tuple[bool, str]:
@@ -59,19 +66,6 @@ def said_of(review: Review) -> tuple[bool, str]:
     if review.subject == "closest" and review.plans is not None:
         return fits, f"does not fit · {review.plans.too_large}"
     return fits, "" if review.estimate is None else head.spoken(review.estimate)
-
-
-def _head(title: str) -> Html:
-    return el(
-        "head",
-        el("meta", charset="utf-8"),
-        el("meta", http_equiv="Content-Security-Policy", content=markup.policy()),
-        el("meta", name="viewport", content="width=device-width, initial-scale=1"),
-        el("meta", name="color-scheme", content="light dark"),
-        el("title", title),
-        el("style", Html(markup.style())),
-        el("style", Html(markup.rules())),
-    )
 
 
 def _front(review: Review) -> Html:

@@ -12,7 +12,7 @@ from importlib.resources import files
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Literal
 
-from memcalc.report.palette import BIDIRECTIONAL, COMPONENTS, INK, MOODS, SERIES
+from memcalc.report.palette import BIDIRECTIONAL, COMPONENTS, INK, MOODS, ROLES, SERIES
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from memcalc.report.tables import Column
     from memcalc.results.estimates import Estimate
     from memcalc.results.plans import Plans
+    from memcalc.results.posttraining import Rl
 
 _UNPRINTABLE = {code: "�" for code in (*range(32), *range(127, 160), *BIDIRECTIONAL) if chr(code) not in "\n\r\t\x85"}
 _VOID = {"meta", "wbr", "input", "link"}
@@ -132,10 +133,29 @@ def begun(sentence: str) -> str:
     return sentence[:1].upper() + sentence[1:]
 
 
+def head(title: str) -> Html:
+    """Return the head of a page that stands alone."""
+    return el(
+        "head",
+        el("meta", charset="utf-8"),
+        el("meta", http_equiv="Content-Security-Policy", content=policy()),
+        el("meta", name="viewport", content="width=device-width, initial-scale=1"),
+        el("meta", name="color-scheme", content="light dark"),
+        el("title", title),
+        el("style", Html(style())),
+        el("style", Html(rules())),
+    )
+
+
 # ---------------------------------------------------------------------------------------------------------------- style
 
 
-_NAMED = {**{f"c-{name}": shade for name, shade in COMPONENTS.items()}, **INK, **MOODS, "accent": SERIES[0]}
+_PARTS = {
+    **{f"c-{name}": shade for name, shade in COMPONENTS.items()},
+    **{f"r-{name.replace(' ', '-')}": shade for name, shade in ROLES.items()},
+}
+"""Classes of what bars are made of: components, and roles of post-training."""
+_NAMED = {**_PARTS, **INK, **MOODS, "accent": SERIES[0]}
 
 
 @cache
@@ -153,7 +173,7 @@ def colours(side: Literal["light", "dark"]) -> str:
 @cache
 def bar_style() -> str:
     """Return the rules of a GPU as a bar, whatever page it stands on."""
-    return "".join(f".c-{name}{{--colour:var(--c-{name})}}\n" for name in COMPONENTS) + read("bar.css")
+    return "".join(f".{name}{{--colour:var(--{name})}}\n" for name in _PARTS) + read("bar.css")
 
 
 @cache
@@ -204,7 +224,7 @@ def rules() -> str:
     return charts.rules()
 
 
-def chart(name: str, answer: Estimate | Plans) -> Html:
+def chart(name: str, answer: Estimate | Plans | Rl) -> Html:
     """Return the chart of a kind of answer in a frame; nothing without something to draw with."""
     if not draws():
         return Html("")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from memcalc import report
@@ -285,6 +285,11 @@ def copies(review: Review) -> Html:
         subjects.append(("estimate", "The estimate", report.of_estimate(review.estimate)))
     if review.plans is not None:
         subjects.append(("plan", "The plans", report.of_plans(review.plans)))
+    return copies_of(subjects)
+
+
+def copies_of(subjects: Iterable[tuple[str, str, report.Report]]) -> Html:
+    """Return documents to be copied, each with its id and its heading."""
     parts = []
     for name, text, document in subjects:
         texts = {form: report.render(document, form) for form in _FORMS}
