@@ -359,7 +359,11 @@ def constants(found: Fitted) -> list[str]:
     parts = []
     for prior, x, refits, (runs, sources) in zip(PRIORS, found.x, found.refits.T, moved(found), strict=True):
         ends = sorted(_lowered(prior.name, each) for each in refits)
-        known = replace(prior, source=f"a prior, as no run moves it: {prior.source}") if not runs else prior
+        known = (
+            replace(prior, source="; ".join(["a prior: no run moves it", *prior.source.split("; ")[1:]]))
+            if not runs
+            else prior
+        )
         before = {name: float(f"{each:.4g}") for name, each in expected(prior).items()}
         parts.append(_constant(known, _lowered(prior.name, x), ends[0], ends[-1], **before, runs=runs, sources=sources))
     parts += [_constant(prior, *(3 * (prior.value,))) for prior in GIVEN]
