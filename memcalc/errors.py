@@ -5,9 +5,11 @@ MemcalcError              anything the user can put right; exit code 2
 ├── InputError            one field has a value that cannot be used
 │   ├── UnknownNameError  a name of a preset, option or key that does not exist
 │   ├── CombinationError  each field is fine alone, together they are impossible
+│   ├── UnmodelledError   a model has parts of which the parameters alone are known
 │   ├── AbsentError       a key that must be given is not there
 │   ├── FileError         a file cannot be read: absent, too large, not UTF-8, truncated
 │   │   └── UnknownFormatError  it is none of the formats that are read
+│   │       └── FragmentError   it is a part of another script
 │   └── IdleError         a file or command that starts no training
 ├── MissingError          the answer depends on something that the user must tell; exit code 3
 │   └── ObjectiveError    what is trained is nothing that there are figures for; likewise

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from memcalc.formulas.serving import log_prob_bytes, tiled_log_prob_bytes
+from memcalc.formulas.log_probs import log_prob_bytes, tiled_log_prob_bytes
 from memcalc.posttraining.figures import Trained
 from memcalc.posttraining.words import RlJob
 from memcalc.results.posttraining import RlPhase
@@ -39,10 +39,9 @@ def logits_of(job: RlJob, model: Model, *, gradients: bool) -> int:
         and job.training.get("precision") in PURE
         and inputs.algorithm not in toolkit.widths
     ):
-        # selective_log_softmax_and_entropy takes the rows one by one
-        return int(
-            log_prob_bytes(rows, tokens, model.vocab, toolkit.narrow) + log_prob_bytes(1, tokens, model.vocab, 4)
-        )
+        entropy = 0 if recipe.online else 4  # of preferences made row by row, of generated answers in chunks
+        narrow = log_prob_bytes(rows, tokens, model.vocab, toolkit.narrow)
+        return int(narrow + log_prob_bytes(1, tokens, model.vocab, entropy))
     return int(log_prob_bytes(rows, tokens, model.vocab, each + toolkit.entropy * inputs.entropy))
 
 

@@ -200,7 +200,7 @@
       if (field.tagName === "SELECT" && field.options[0].value === "") {
         field.options[0].text = value ? `auto (${value})` : "auto";
       } else if (field.type === "text" && field.dataset.option !== "model") {
-        field.placeholder = value ?? "";
+        field.placeholder = (value ?? "").split(" (")[0]; // what explains a number has no room in its field
       }
     }
     for (const slider of all("[data-slides]")) {

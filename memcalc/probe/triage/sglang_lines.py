@@ -42,15 +42,15 @@ FAILURES = {
 
 def sglang_settings(text: str) -> dict[str, str]:
     """Settings by the word of ``memcalc serve``, and what was free before the weights, as ``before`` [GiB]."""
-    found = {
+    stated = {
         name: next((m[1] for p in patterns if (m := re.search(p, text))), "") for name, patterns in _SETTINGS.items()
     }
     before, after = re.search(_BEFORE, text), re.search(_AFTER, text)
     if before:
-        found["before"] = before[1].replace(",", "")
+        stated["before"] = before[1].replace(",", "")
     elif after:
-        found["before"] = f"{_number(after[1]) + _number(after[2]):.2f}"
-    return {name: value for name, value in found.items() if value}
+        stated["before"] = f"{_number(after[1]) + _number(after[2]):.2f}"
+    return {name: value for name, value in stated.items() if value}
 
 
 def sglang_figures(text: str) -> dict[str, float]:
