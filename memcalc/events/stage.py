@@ -42,7 +42,9 @@ class Stage:
     def shares(self) -> list[int]:
         """Elements of each weight of the stage, in the order of the modules."""
         census = self.census
-        blocks = [share for a in self.layers for share in weights_of(a)]
+        groups = {id(a): a for a in self.layers}
+        weights = {key: weights_of(a) for key, a in groups.items()}
+        blocks = [share for a in self.layers for share in weights[id(a)]]
         own_head = self.scalar(census.head) if not self.tied else 0
         return [share for share in (self.scalar(census.embedding), *blocks, own_head) if share] or [1]
 
@@ -105,8 +107,10 @@ class Stage:
         outside = [self.scalar(base.root) - first * self.scalar(self.grid.width("compute"))]
         dense = [self.scalar(d) + self.scalar(e) for d, e in zip(model.block_dense, model.block_experts, strict=True)]
         updated = [*(dense[a.index] for a in self.layers), self.scalar(model.root) - first]
-        sizes = [self._sizes_of(w, elements) for w, elements in zip([*gathered, *outside], updated, strict=True)]
-        return [*sizes, self._sizes_of(first * self.scalar(self.grid.width("compute")), first)]
+        units = list(zip([*gathered, *outside], updated, strict=True))
+        units.append((first * self.scalar(self.grid.width("compute")), first))
+        sizes = {unit: self._sizes_of(*unit) for unit in set(units)}
+        return [sizes[unit] for unit in units]
 
     def _sizes_of(self, gathered: int, updated: int) -> Sizes:
         grid, ranks, reduce_width = self.grid, self.scalar(self.grid.ranks), self.scalar(self.grid.reduce_width)
