@@ -93,9 +93,13 @@ class PlanJob:
             self.search([gpus])
         return self._found.get(gpus)
 
-    def is_hopeful(self, gpus: int) -> bool:
-        """Whether a search that wants less may find more than one that was made before found, on so many GPUs."""
-        return gpus not in self._found or self._found[gpus].hopeful
+    def is_hopeful(self, gpus: int, *, resident: bool = False) -> bool:
+        """Whether a search that wants less may find more than one that was made before found, on so many GPUs.
+
+        ``resident``: more that offloads nothing.
+        """
+        known = self._found.get(gpus)
+        return known is None or (known.resident_hopeful if resident else known.hopeful)
 
     def pinned(self, **options: Any) -> PlanJob:
         """The same job with some words pinned; its assumptions are its own."""

@@ -176,7 +176,7 @@ class Several:
     @staticmethod
     def _tight(job: PlanJob, wanted: Wanted, counts: list[int]) -> tuple[int, ...]:
         def runs(gpus: int) -> bool:
-            if not job.is_hopeful(gpus):
+            if not job.is_hopeful(gpus, resident=True):
                 return False
             lists = shortlists(job, [gpus], replace(wanted, tight=True)).values()
             return any(short.may_run(filter(resident, short.outcome.ideas)) for short in lists)

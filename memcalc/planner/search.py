@@ -112,6 +112,8 @@ class SearchResult:
     feasible: int
     hopeful: bool = True
     """Whether any strategy comes near enough to be let run if tight ones count, and memory off the GPU has no end."""
+    resident_hopeful: bool = True
+    """The same of those that offload nothing."""
 
     @property
     def best(self) -> tuple[Candidate, ...]:
@@ -191,6 +193,7 @@ def _outcome(states: list[_State], each: int) -> SearchResult:
         sum(state.searched for state in states),
         feasible,
         any(state.hopeful for state in states),
+        any(state.resident_hopeful for state in states),
     )
 
 
@@ -215,7 +218,7 @@ class _State:
         self.nearest: TopK[Candidate] = TopK(1)
         self.host_limited: TopK[Candidate] = TopK(1)
         self.searched = self.feasible = 0
-        self.hopeful = False
+        self.hopeful = self.resident_hopeful = False
 
     def settle(self) -> None:
         """Read the figures of what was kept, so that the arrays of the part can go."""
@@ -276,7 +279,10 @@ def _scan(costs: Costs, rows: slice, wanted: Wanted, ideas: Ideas, state: _State
     step = costs.step.rows(rows)
     time, able = np.where((over <= 0) & roomy, step, np.inf), np.where((over <= edge) & roomy, step, np.inf)
     near = np.maximum(costs.safe[rows] - usable, 0) + usable // 100 * NEAR
-    state.hopeful = state.hopeful or bool(np.any((over <= near) & allowed))
+    hopeful = (over <= near) & allowed
+    resident = column([not choice for choice in costs.grid.offloads], "offload") == 1
+    state.hopeful = state.hopeful or bool(np.any(hopeful))
+    state.resident_hopeful = state.resident_hopeful or bool(np.any(hopeful & resident))
     over, time, able = (np.broadcast_to(array, shape).reshape(-1) for array in (over, time, able))
     block = _Block(costs, rows, over, np.broadcast_to(step, shape).reshape(-1), ideas, wanted.goal)
     block.offer_ideas(state, able)
@@ -285,7 +291,6 @@ def _scan(costs: Costs, rows: slice, wanted: Wanted, ideas: Ideas, state: _State
     state.feasible += fitting
     if fitting:
         block.offer_front(state.front, time)
-        resident = column([not choice for choice in costs.grid.offloads], "offload") == 1
         block.offer_front(state.resident, np.where(np.broadcast_to(resident, shape).reshape(-1), time, np.inf))
     elif not state.feasible:
         short = np.where(np.broadcast_to(roomy, shape).reshape(-1), over.astype(float), np.inf)

@@ -34,6 +34,19 @@ def test_where_nothing_comes_near_no_search_that_wants_less_has_anything(
     assert any(outcome.ideas for outcome in wider) == hopeful
 
 
+@pytest.mark.parametrize(("gpus", "near"), [(2, False), (4, True)])
+def test_where_nothing_without_offload_comes_near_no_search_that_wants_less_has_such_a_strategy(
+    gpus: int, near: bool
+) -> None:
+    """On 4 GPUs a 7B model is tight without offload, on 2 only what offloads fits at all."""
+    job = api.resolve("llama-2-7b", "a100-40g", {"seq_len": 4096}, several=True)
+    assert job.search([gpus])[gpus].feasible > 0
+    assert job.is_hopeful(gpus)
+    assert job.is_hopeful(gpus, resident=True) == near
+    wider = job.search([gpus], Wanted(tight=True, trusting=True))[gpus]
+    assert any(not idea.offload for idea, known in wider.ideas.items() if known) == near
+
+
 def test_strategies_that_are_passed_over_are_counted_as_if_they_were_evaluated() -> None:
     job = api.resolve("llama-3.2-1b", "a100-40g", {"seq_len": 2048}, several=True)
     limit = LimitJob(job.request, job.model, job.gpu, job.node)
