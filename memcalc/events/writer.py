@@ -68,6 +68,11 @@ class StepWriter(Stage):
             if not (term.with_weights or term.in_events):
                 yield term
 
+    @cached_property
+    def melting(self) -> list[Term]:
+        """Terms that go with the blocks of a backward."""
+        return [term for term in self._terms() if melts(term)]
+
     def _split(self, term: Term) -> list[int]:
         """Allocate a term as tensors in proportion to the weights; a buffer as one piece."""
         total, stream = self.scalar(term.bytes), STREAMS[term.pool]
@@ -312,8 +317,8 @@ class StepWriter(Stage):
 
     def _melt(self) -> None:
         """A block's backward is done: its share of what goes with the blocks is freed."""
-        for term in self._terms():
-            if melts(term) and self.during.get(term.name):
+        for term in self.melting:
+            if self.during.get(term.name):
                 self.log.free(self.during[term.name].pop())
 
     def _units(self) -> Whole:
