@@ -5,14 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from memcalc import catalog
-from memcalc._version import __version__
-from memcalc.convert.named_model import NamedModel, named_model
-from memcalc.errors import CombinationError
-from memcalc.serving.answer import answer_of
-from memcalc.serving.stages import EngineJob
-from memcalc.serving.words import check_model, completed, number, read_words
-
 if TYPE_CHECKING:
     from memcalc.results.serving import Served
     from memcalc.specs.hardware import GPU
@@ -54,6 +46,13 @@ def serve(
     memcalc.errors.InputError
         For a value that cannot be used; where only the user can tell it, :class:`memcalc.errors.MissingError`.
     """
+    from memcalc import catalog
+    from memcalc._version import __version__
+    from memcalc.convert.named_model import NamedModel, named_model
+    from memcalc.errors import CombinationError
+    from memcalc.serving.answer import answer_of
+    from memcalc.serving.stages import EngineJob
+    from memcalc.serving.words import check_model, completed, number, read_words
     from memcalc.specs.hardware import GPU
     from memcalc.specs.model import Model
 
