@@ -453,7 +453,7 @@ def test_every_rung_of_every_plan_keeps_the_global_batch(batch: int, gpus: int, 
 
 def test_a_plan_whose_batches_do_not_agree_is_refused(saved: SavedPlan) -> None:
     wrong = saved.model_copy(update={"fallback": (saved.fallback[0].model_copy(update={"accumulation_steps": 2}),)})
-    with pytest.raises(CombinationError, match=r"global_batch of fallback 1 8 .*4 sequences"):
+    with pytest.raises(CombinationError, match=r"global_batch of fallback 1 8: .*4 sequences"):
         memcalc.guard(wrong)
     with memcalc.guard(saved) as watch, pytest.raises(InputError, match="fed 8 sequences"):
         next(iter(watch.split({"x": torch.zeros(6, 2)})))
