@@ -354,7 +354,7 @@ def test_sizes_and_ranks_are_read() -> None:
         (('"16 GiB"', "0"), ("allocated 0", "above 0")),
         (('"16 GiB"', "true"), ("allocated True",)),
         (('grade = "A"', 'grade = "D"'), ("grade 'D'", "'A'")),
-        (('grade = "A"', ""), ("key 'grade'", "must be given")),
+        (('grade = "A"', ""), ("key 'grade'", "is missing")),
         (("gpus = 8", 'gpus = "8"'), ("gpus '8'", "integer")),
         (('group = "lab"', 'rank = "second"'), ("rank 'second'", "first stage")),
         (('group = "lab"', 'rank = "stage 5 of 4"'), ("rank 'stage 5 of 4'",)),
@@ -410,7 +410,7 @@ def test_a_folder_is_read_whole_and_each_id_stands_once(tmp_path: Path) -> None:
 
 def test_an_empty_folder_and_an_absent_file(tmp_path: Path) -> None:
     for path in (tmp_path, tmp_path / "none.toml"):
-        with pytest.raises(FileError, match=r"^file .*: "):
+        with pytest.raises(FileError, match=r"^(file|runs) .*: "):
             read_runs([str(path)])
 
 

@@ -313,7 +313,7 @@ def junk(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("large.json", "at most 1 MiB"),
         ("list.json", "must be a table"),
         ("sweep.json", "memcalc.saved-plan/2"),
-        ("half.json", "must be given"),
+        ("half.json", "is missing"),
         ("older.json", "an older memcalc wrote none"),
         ("unnamed.json", "must name its model"),
         ("module.json", "recorded model"),

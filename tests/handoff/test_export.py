@@ -132,7 +132,7 @@ WRONG = [
     ("[]", "must be a table"),
     ('{"schema": "memcalc.estimate/1"}', "not 'memcalc.estimate/1'"),
     ('{"schema": "memcalc.saved-plan/3"}', "not 'memcalc.saved-plan/3'"),
-    ('{"schema": "memcalc.saved-plan/2"}', "version.* must be given"),
+    ('{"schema": "memcalc.saved-plan/2"}', "version is missing"),
     ('{"schema": "memcalc.saved-plan/1"}', "older schema memcalc.saved-plan/1.* with --save and --force"),
     ('{"schema": "memcalc.saved-plan/2", "schema": "memcalc.saved-plan/2"}', "twice"),
     ("[" * 5000, "JSON"),
@@ -401,7 +401,7 @@ def test_what_no_file_carries_is_refused_with_a_plan_that_it_can(simple: SavedPl
     """DeepSpeed has no word for it, and the Trainer beside it neither; its fallback recomputes every block."""
     kept = kept_plan(framework="deepspeed", recompute="mlp", top=1)
     with pytest.raises(
-        CombinationError, match=r"recompute 'mlp' .*plan what it can say: memcalc plan .*--to deepspeed"
+        CombinationError, match=r"recompute 'mlp': .*plan what it can say: memcalc plan .*--to deepspeed"
     ):
         exported(kept)
     better = kept.model_copy(update={"fallback": kept_plan(framework="deepspeed", **SIMPLE).fallback})

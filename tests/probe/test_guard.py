@@ -453,7 +453,7 @@ def test_every_rung_of_every_plan_keeps_the_global_batch(batch: int, gpus: int, 
 
 def test_a_plan_whose_batches_do_not_agree_is_refused(saved: SavedPlan) -> None:
     wrong = saved.model_copy(update={"fallback": (saved.fallback[0].model_copy(update={"accumulation_steps": 2}),)})
-    with pytest.raises(CombinationError, match=r"global_batch of fallback 1 8 .*4 sequences"):
+    with pytest.raises(CombinationError, match=r"global_batch of fallback 1 8: .*4 sequences"):
         memcalc.guard(wrong)
     with memcalc.guard(saved) as watch, pytest.raises(InputError, match="fed 8 sequences"):
         next(iter(watch.split({"x": torch.zeros(6, 2)})))
@@ -844,7 +844,7 @@ def test_the_trainer_stops_for_a_restart(saved: SavedPlan, tmp_path: Path) -> No
     assert (tmp_path / "run" / "checkpoint-4" / "model.safetensors").exists()
     assert callback.watch.restart is not None
     assert reads_back(tmp_path / "next").strategy.micro_batch == 2
-    with pytest.raises(CombinationError, match=r"train_batch_size 4 .*the plan has 2"):
+    with pytest.raises(CombinationError, match=r"train_batch_size 4: .*the plan has 2"):
         trained(tmp_path, [memcalc.trainer_callback(memcalc.load(str(tmp_path / "next" / "plan.json")))])
     with pytest.raises(CombinationError, match="4 of its 4 blocks, the plan 0"):
         trained(tmp_path, [memcalc.trainer_callback(saved, on_pressure="step")], gradient_checkpointing=True)
@@ -913,7 +913,7 @@ def test_lightning_is_guarded(saved: SavedPlan, tmp_path: Path) -> None:
     assert trainer.global_step == 2
     assert (folder / "restart.ckpt").exists()
     assert reads_back(folder).strategy.micro_batch == 2
-    with pytest.raises(CombinationError, match=r"batch_size 2 .*the plan has 4"):
+    with pytest.raises(CombinationError, match=r"batch_size 2: .*the plan has 4"):
         fitted([memcalc.lightning_callback(saved)], 2)
     failing = memcalc.lightning_callback(saved, meter=Meter(39), restart_dir=str(tmp_path / "oom"))
     failing.on_before_backward = lambda *_, **__: throw()

@@ -227,8 +227,8 @@ def test_a_factory_that_is_not_there(module: str) -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ({"tp": 2}, "tp 2 .*not supported for --module"),
-        ({"pp": 2}, "pp 2 .*not supported for --module"),
+        ({"tp": 2}, "tp 2: .*not supported for --module"),
+        ({"pp": 2}, "pp 2: .*not supported for --module"),
         ({"lora": "8"}, "adapters"),
         ({"quantize": "nf4"}, "quantize inside the factory"),
         ({"attention": "eager"}, "as the module calls it"),
