@@ -1,8 +1,8 @@
 """Fit of presets/reserve.toml: how far measured reserved and device memory lies from the prediction.
 
-Run ``python tests/fits/reserve.py`` after a change of predictions. The residuals measured / predicted - 1 of shipped
-runs of grade A, by class of allocator, give the range that holds 95% of them. It is then widened until ranges that were
-fitted without a source (a document that runs were read from) hold 95% of that source's figures too.
+Run ``python -m fits.reserve`` in this folder's parent after a change of predictions. The residuals measured / predicted
+- 1 of shipped runs of grade A, by class of allocator, give the range that holds 95% of them. It is then widened until
+ranges that were fitted without a source (a document that runs were read from) hold 95% of that source's figures too.
 
 On today's allocator each kind of job has a range of its own, shrunk toward that of all kinds: an end is
 Z q_kind + (1 - Z) q_all with Z = n / (n + m), the credibility of n figures (Buehlmann 1967, Experience rating and
