@@ -61,12 +61,12 @@ def tiled_log_prob_bytes(
 
     Examples
     --------
-    >>> tiled_log_prob_bytes(16384, 152064, 0, 4096, 32768, 4) / 2**20
-    256.0
+    >>> int(tiled_log_prob_bytes(16384, 152064, 0, 4096, 32768, 4)) >> 20
+    256
 
     References
     ----------
-    [1] TRL 1.15.0, trl/kernels/chunked_logprob.py, ChunkedLogProbFunction; the 14 bytes of an element of its input: the
+    [1] trl/kernels/chunked_logprob.py@v1.15.0, ChunkedLogProbFunction; the 14 bytes of an element of its input: the
         final norm's copies in fp32 and 16 bits, the shifted one, and the gradient in fp32 and 16 bits.
 
     """

@@ -93,7 +93,14 @@ def real(name: str, keys: dict[str, Any]) -> tuple[dict[str, Any], int]:
 
 def preset_config(model: Model) -> dict[str, Any]:
     """Return the keys of the preset's class."""
-    return {key: None if value == "null" else value for key, value in model.hf_config.items()}
+    return {key: nulls(value) for key, value in model.hf_config.items()}
+
+
+def nulls(value: Any) -> Any:
+    """TOML has no null: a preset writes the word."""
+    if isinstance(value, dict):
+        return {key: nulls(item) for key, item in value.items()}
+    return None if value == "null" else value
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -101,7 +108,12 @@ def test_whole_config_of_the_real_class_gives_the_count_of_the_preset(name: str)
     model, transformers = catalog.model(name), pytest.importorskip("transformers")
     config = getattr(transformers, str(model.hf_class)).config_class(**preset_config(model))
     whole = json.loads(config.to_json_string(use_diff=False))
-    read = from_huggingface({**whole, "architectures": [model.hf_class], "tie_word_embeddings": model.tied})
+    try:
+        read = from_huggingface({**whole, "architectures": [model.hf_class], "tie_word_embeddings": model.tied})
+    except InputError:
+        if not model.counted_parts:
+            raise
+        pytest.skip("counted on its class alone")
     assert model_count(read) == model_count(model)
 
 

@@ -309,7 +309,7 @@ def junk(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (".", "directory"),
         ("pipe.json", "regular file"),
         ("binary.json", "UTF-8"),
-        ("deep.json", "cannot be"),
+        ("deep.json", "must be JSON with"),
         ("large.json", "at most 1 MiB"),
         ("list.json", "must be a table"),
         ("sweep.json", "memcalc.saved-plan/2"),

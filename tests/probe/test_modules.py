@@ -220,7 +220,7 @@ def test_what_cannot_be_used_is_told_in_one_sentence(factory: str, words: dict[s
 def test_a_factory_that_is_not_there(module: str) -> None:
     result = CliRunner().invoke(app, ["estimate", "--gpu", "a100-80g", "--module", module])
     assert result.exit_code == 2
-    assert result.stderr.startswith("memcalc: module ")
+    assert result.stderr.startswith("memcalc: --module ")
     assert result.stderr.count("\n") == 1
 
 

@@ -254,7 +254,7 @@ def test_another_plan_can_be_shown(plans: Plans) -> None:
     review = review_of(plans, rank="2")
     assert review.chosen == plans.plans[1]
     assert review.command == f"{plans.command.replace('memcalc plan', 'memcalc report')} --rank 2"
-    with pytest.raises(InputError, match=r"rank '?9'? .*from 1 to 4"):
+    with pytest.raises(InputError, match=r"rank 9: .*from 1 to 4"):
         review_of(plans, rank=9)
     with pytest.raises(InputError, match="this is one strategy"):
         review_of(memcalc.estimate(**JOB), rank=1)

@@ -368,7 +368,7 @@ def launched(tmp_path: Path, line: str) -> dict[str, Any]:
     config = read(found)
     from memcalc.preflight.read_files import _References
 
-    reader = _References({})
+    reader = _References({}, (), set())
     reader.take(found, "torchtitan")
     assert config.references[0].path == "train.toml"
     return {said.name: said for taken in reader.configs for said in taken.settings}
@@ -400,7 +400,7 @@ def test_flags_apply_to_a_file_that_was_given_before(tmp_path: Path) -> None:
     line = "torchtitan --job.config_file train.toml --training.local_batch_size 4"
     from memcalc.preflight.read_files import _References
 
-    reader = _References({})
+    reader = _References({}, (), set())
     reader.read(path, None)
     reader.take(flag_document(tmp_path / "run.sh", line, read_script(line).commands[0].tokens), "torchtitan")
     assert [config.get("micro_batch") for config in reader.configs if config.settings] == [4]

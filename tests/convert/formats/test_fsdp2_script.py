@@ -348,7 +348,10 @@ def dense_decoders() -> dict[str, str]:
     return {
         str(model.hf_class): model.name
         for model in catalog.models(())
-        if model.hf_class and not model.is_moe and all(group.tower == "decoder" for group in model.groups)
+        if model.hf_class
+        and not model.is_moe
+        and all(group.tower == "decoder" for group in model.groups)
+        and not model.counted_parts
     }
 
 
