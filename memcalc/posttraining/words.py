@@ -162,7 +162,8 @@ def _defaults(given: Mapping[str, Any], toolkit: Toolkit, recipe: Recipe) -> dic
         raise InputError(flag("micro_tokens"), given["micro_tokens"], "must hold one prompt with its response")
     if recipe.online:
         apart = bool(given.get("engine_gpus"))
-        usual |= {"engine_tp": toolkit.engine_tp, "max_seqs": toolkit.max_seqs, "samples": 1}
+        usual |= {"engine_tp": toolkit.engine_tp, "max_seqs": toolkit.max_seqs}
+        usual |= {"samples": 1} if given.get("prompts") else {}
         usual["utilization"] = toolkit.apart if apart else toolkit.utilization
         usual["sleep"] = "0" if apart else toolkit.sleep
     return usual
