@@ -549,6 +549,8 @@ def test_lines_of_memcalc_have_their_way() -> None:
         ("--model", InputError, "must have a value"),
         ("--seq-len $N", InputError, "nothing expands it"),
         ("model x", UnknownNameError, "must be an option"),
+        ("--calibration ../secret.toml", InputError, "must lie in the script.s folder"),
+        ("--calibration /etc/hostname", InputError, "must lie in the script.s folder"),
     ],
 )
 def test_wrong_words_are_refused_by_name(line: str, error: type[MemcalcError], said: str) -> None:
