@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING
 
 from memcalc.frameworks import habits_of
 from memcalc.report.tables import Line, gib, said
-from memcalc.results.plans import Fit, Plan
 from memcalc.specs.job import JobRecord, command_line
 from memcalc.specs.strategy import Strategy
+
+if TYPE_CHECKING:
+    from memcalc.results.plans import Fit, Plan
 
 TIERS = {"cpu": "CPU", "nvme": "NVMe", "cxl": "CXL"}
 _POLICIES = {
