@@ -127,7 +127,11 @@ MORE = [
 ]
 
 
-@pytest.mark.parametrize("case", [*ONE_GPU, *(pytest.param(c, marks=pytest.mark.slow) for c in MORE)], ids=str)
+@pytest.mark.parametrize(
+    "case",
+    [*ONE_GPU[::3], *(pytest.param(c, marks=pytest.mark.slow) for c in (*ONE_GPU[1::3], *ONE_GPU[2::3], *MORE))],
+    ids=str,
+)
 def test_one_gpu(case: Case) -> None:
     steps = timeline.step_timeline(
         case.family, precision=case.precision, recompute=case.recompute, optimizer=case.optimizer, batch=BATCH, seq=SEQ,

@@ -209,6 +209,7 @@ def test_counts_are_powers_of_two_then_whole_nodes() -> None:
     assert counts_up_to(5, 8, any_count=True) == [1, 2, 3, 4, 5]
 
 
+@pytest.mark.slow
 def test_the_largest_model_as_a_loop_of_plans_finds_it() -> None:
     words: dict[str, Any] = {"gpu": GPU, "gpus": 2, "precision": "bf16-mixed", "offload": "none", "seq_len": 2048}
     found = memcalc.largest("model", **words, search="qwen2.5", tight=True)
