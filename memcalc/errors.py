@@ -5,7 +5,7 @@ MemcalcError              anything the user can put right; exit code 2
 ├── InputError            one field has a value that cannot be used
 │   ├── UnknownNameError  a name of a preset, option or key that does not exist
 │   ├── CombinationError  each field is fine alone, together they are impossible
-│   ├── UnmodelledError   a model has parts of which the parameters alone are known
+│   ├── UnmodelledError   a model has parts, or images, that are not modelled
 │   ├── AbsentError       a key that must be given is not there
 │   ├── FileError         a file cannot be read: absent, too large, not UTF-8, truncated
 │   │   └── UnknownFormatError  it is none of the formats that are read
@@ -150,7 +150,7 @@ class CombinationError(InputError):
 
 
 class UnmodelledError(InputError):
-    """A model has parts of which the parameters alone are known."""
+    """A model has parts of which the parameters alone are known, or images where texts alone are modelled."""
 
 
 class AbsentError(InputError):

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from memcalc.api import estimate, load_model, single
-from memcalc.errors import InputError, MissingError
+from memcalc.errors import MissingError, UnmodelledError
 from memcalc.posttraining.words import RlJob
 from memcalc.results.rl_plans import UpdateTime
 from memcalc.serving import serve
@@ -138,7 +138,7 @@ class Figures:
         inputs = job.inputs
         images = self._model(job, model).images
         if images is not None and images.depends_on_size:
-            raise InputError(
+            raise UnmodelledError(
                 "model", model, "its tokens depend on the size of its images, which memcalc rl does not take"
             )
         packed = bool(inputs.micro_tokens)

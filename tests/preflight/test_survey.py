@@ -89,3 +89,12 @@ def test_a_folder_beyond_all_bounds_is_refused(folder: Path, monkeypatch: pytest
     monkeypatch.setattr(module, "MOST_FILES", 3)
     with pytest.raises(FileError, match="at most 3 configs"):
         survey(str(folder))
+
+
+def test_post_training_with_images_is_declined(tmp_path: Path) -> None:
+    """It is read, and what it needs is not modelled: no value of it is wrong."""
+    script = "NPROC_PER_NODE=8 swift rlhf --rlhf_type dpo --model Qwen/Qwen2.5-VL-7B-Instruct --train_type lora\n"
+    (tmp_path / "dpo.sh").write_text(script)
+    [file] = survey(str(tmp_path), gpu="h100", gpus=8, seq_len=4096).files
+    assert file.outcome == "declined"
+    assert "images" in file.reason
