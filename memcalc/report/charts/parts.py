@@ -43,7 +43,7 @@ def heading(figure: Figure, text: str, subject: str, mood: str = "") -> None:
     """Write what a chart says, bold, and under it what it is about, both wrapped to the figure's width."""
     width, height = figure.get_figwidth() * 72, figure.get_figheight() * 72
     first = textwrap.wrap(text, int(width / (10.5 * 0.64)))
-    lines = textwrap.wrap(subject, int(width / (_SMALL * 0.56)))
+    lines = textwrap.wrap(subject, int(width / (_SMALL * 0.6)))
     top = 1 - _PAD / height
     figure.suptitle(
         "\n".join(first + [""] * len(lines)), x=_LEFT, ha="left", fontsize=10.5, fontweight="bold",
