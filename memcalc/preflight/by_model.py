@@ -25,18 +25,41 @@ def keep_images(job: MergedJob, dirs: tuple[str, ...]) -> None:
             del job.table(name)[name]
 
 
-def keep_targets(job: MergedJob, dirs: tuple[str, ...]) -> None:
-    """Drop the gate from the layers that get adapters where the MLP has none: litgpt adapts the layers that there are.
+PEFT_FORMATS = ("axolotl", "foundry", "llamafactory", "swift", "trainer")
+"""Formats whose adapters are PEFT's."""
 
-    litgpt 26857050, lora.py: ``lora_mlp`` counts for fc and proj of GptNeoxMLP as for the three of LLaMAMLP.
+
+def keep_targets(job: MergedJob, dirs: tuple[str, ...]) -> None:
+    """Drop layers that the model has not from those that get adapters, as the framework passes over them.
+
+    litgpt 26857050, lora.py: ``lora_mlp`` counts for fc and proj of GptNeoxMLP as for the three of LLaMAMLP. PEFT 0.13,
+    tuners_utils.py, ``inject_adapter``: it refuses only where none of the layers is found.
     """
     rank, _, targets = str(job.options.get("lora") or "").partition(":")
-    named = targets.split(",")
-    if not job.facts.get("adapts_what_is_there") or "gate" not in named or job.facts.get("model") is None:
+    named, model = targets.split(","), job.facts.get("model")
+    if not targets or targets in {"all", "all-linear"} or model is None:
         return
-    groups = _loaded(job.facts["model"], dirs).groups
-    if not any(getattr(group.block.mlp, "gated", True) for group in groups):
-        job.options["lora"] = f"{rank}:{','.join(name for name in named if name != 'gate')}"
+    if job.facts.get("adapts_what_is_there"):
+        gated = any(getattr(group.block.mlp, "gated", True) for group in _loaded(model, dirs).groups)
+        adapted = [name for name in named if gated or name != "gate"]
+    elif "lora" in job.origins and job.origins["lora"][0].format in PEFT_FORMATS:
+        adapted = _there(named, _loaded(model, dirs))
+        absent = ", ".join(name for name in named if name not in adapted)
+        if adapted and absent:
+            job.note("warning", "MC001", "lora", f"the model has no layer {absent}: PEFT passes over it without a word")
+    else:
+        return
+    if adapted:
+        job.options["lora"] = f"{rank}:{','.join(adapted)}"
+
+
+def _there(named: list[str], model: Model) -> list[str]:
+    """The layers that a model has; PEFT finds no part of a packed one."""
+    from memcalc.terms.tensors import block_matrices, outside_matrices
+
+    matrices = [*outside_matrices(model), *(matrix for group in model.groups for matrix in block_matrices(group.block))]
+    known = {matrix.target for matrix in matrices}
+    return [name for name in named if name in known]
 
 
 def fill_in(job: MergedJob, dirs: tuple[str, ...]) -> None:

@@ -13,8 +13,8 @@ from typer.testing import CliRunner, Result
 
 import memcalc
 from memcalc.cli.app import app
-from memcalc.errors import MissingError
-from memcalc.preflight import answer
+from memcalc.errors import InputError, MissingError
+from memcalc.preflight import answer, check
 
 LARGE = """\
 {
@@ -261,3 +261,34 @@ def test_an_unknown_model_is_asked_for_in_the_sentence_of_all_the_rest(tmp_path:
     assert result.exit_code == 3
     assert "--lora (" in said
     assert "--model (the model 'someone/unknown-9b'" in said
+
+
+@pytest.mark.parametrize(
+    ("base", "kept", "absent"),
+    [("THUDM/GLM-4-32B-0414", "16:q,v,down", "gate"), ("zai-org/GLM-4.7-Flash", "16:gate,down", "q, v")],
+)
+def test_layers_that_the_model_has_not_get_no_adapter_and_are_named(
+    tmp_path: Path, base: str, kept: str, absent: str
+) -> None:
+    """PEFT passes over them: GLM-4's gate is a part of a packed layer, and MLA has no matrix of queries or values."""
+    pytest.importorskip("yaml")
+    (tmp_path / "job.yaml").write_text(
+        f"base_model: {base}\nsequence_len: 4096\nmicro_batch_size: 2\ndatasets: []\n"
+        "adapter: lora\nlora_r: 16\nlora_target_modules: [q_proj, v_proj, gate_proj, down_proj]\n"
+    )
+    result = check([str(tmp_path / "job.yaml")], gpu="h100", gpus=8)
+    assert str(result.estimate.strategy.lora) == kept
+    assert [finding.code for file in result.files for finding in file.findings if absent in finding.message] == [
+        "MC001"
+    ]
+
+
+def test_adapters_of_no_layer_that_the_model_has_are_refused(tmp_path: Path) -> None:
+    """As PEFT refuses them."""
+    pytest.importorskip("yaml")
+    (tmp_path / "job.yaml").write_text(
+        "base_model: THUDM/GLM-4-32B-0414\nsequence_len: 4096\nmicro_batch_size: 2\ndatasets: []\n"
+        "adapter: lora\nlora_r: 16\nlora_target_modules: [gate_proj, up_proj]\n"
+    )
+    with pytest.raises(InputError, match="glm-4-32b-0414 has q, k, v"):
+        check([str(tmp_path / "job.yaml")], gpu="h100", gpus=8)
