@@ -120,7 +120,7 @@ def _verl_pairs(job: RlJob) -> dict[str, Any]:
         f"{rollout}.gpu_memory_utilization": inputs.utilization,
         f"{rollout}.max_num_seqs": inputs.max_seqs,
         f"{rollout}.free_cache_engine": inputs.sleep != "0",
-        f"{rollout}.n": inputs.samples,
+        f"{rollout}.n": max(1, inputs.samples),
         "trainer.n_gpus_per_node": each,
         "trainer.nnodes": hosts,
     }
@@ -256,7 +256,7 @@ def _trl_rollout(job: RlJob) -> dict[str, Any]:
     if inputs.max_seqs % together:
         raise CombinationError("max-seqs", inputs.max_seqs, f"TRL's engine has a multiple of {together} sequences")
     return {
-        "num_generations": inputs.samples,
+        "num_generations": max(1, inputs.samples),
         "max_completion_length": inputs.response,
         "steps_per_generation": steps,
         "use_vllm": "true",

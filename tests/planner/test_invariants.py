@@ -113,6 +113,10 @@ def answered(words: dict[str, Any]) -> Estimate | None:
 # ------------------------------------------------------------------------------------------------------ one answer
 
 
+CORRECTIONS = ("blocks that keep everything, before the first checkpointed one",)
+"""Terms that take back what no moment needs of a larger one, and are negative then."""
+
+
 def sums(answer: Estimate) -> Iterator[str]:
     """What is the sum of what."""
     peak, budget, room = answer.peak, answer.budget, answer.activation_budget
@@ -160,7 +164,8 @@ def orders(answer: Estimate) -> Iterator[str]:
         yield "the range does not hold the prediction"
     if step is not None and not (0 < step.low <= step.step <= step.high and step.mfu > 0 and 0 < step.hfu <= 1):
         yield "times are not in order"
-    if any(term.bytes <= 0 for term in (*answer.terms, *answer.outside, *answer.off_gpu)):
+    parts = (*answer.terms, *answer.outside, *answer.off_gpu)
+    if any(term.bytes == 0 or (term.bytes < 0 and term.name not in CORRECTIONS) for term in parts):
         yield "a term is not positive"
     if min(answer.host_memory, answer.tier_memory, *answer.phases.values()) < 0:
         yield "a figure is below zero"
