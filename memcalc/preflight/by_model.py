@@ -32,8 +32,8 @@ PEFT_FORMATS = ("axolotl", "foundry", "llamafactory", "swift", "trainer")
 def keep_targets(job: MergedJob, dirs: tuple[str, ...]) -> None:
     """Drop layers that the model has not from those that get adapters, as the framework passes over them.
 
-    litgpt 26857050, lora.py: ``lora_mlp`` counts for fc and proj of GptNeoxMLP as for the three of LLaMAMLP. PEFT 0.13,
-    tuners_utils.py, ``inject_adapter``: it refuses only where none of the layers is found.
+    litgpt 26857050, lora.py: ``lora_mlp`` counts for fc and proj of GptNeoxMLP as for the three of LLaMAMLP. PEFT
+    005fdd53, tuners_utils.py, ``inject_adapter``: it refuses only where none of the layers is found.
     """
     rank, _, targets = str(job.options.get("lora") or "").partition(":")
     named, model = targets.split(","), job.facts.get("model")
@@ -46,7 +46,7 @@ def keep_targets(job: MergedJob, dirs: tuple[str, ...]) -> None:
         adapted = _there(named, _loaded(model, dirs))
         absent = ", ".join(name for name in named if name not in adapted)
         if adapted and absent:
-            job.note("warning", "MC001", "lora", f"the model has no layer {absent}: PEFT passes over it without a word")
+            job.note("warning", "MC001", "lora", f"the model has no layer {absent}: PEFT passes over it")
     else:
         return
     if adapted:

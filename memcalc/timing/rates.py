@@ -31,7 +31,8 @@ GRAPHS = {"none": 1.0, "partial": 0.5, "full": 0.1}
 """Share of the host's time that is left with CUDA graphs; assumed, since no public run states them."""
 PADDED = 0.4
 """Share of a dropless block's wait that is left where experts are padded to a capacity, so that the host knows their
-rows (Megatron-LM d98e8a64 ``core/transformer/moe/token_dispatcher.py``: ``drop_and_pad``); no run isolates it."""
+rows (Megatron-LM d98e8a64 ``core/transformer/moe/token_dispatcher.py``: ``drop_and_pad``); no run isolates it.
+The value is of a fit in which published layouts with such experts took part: of them it is no forecast."""
 SINGLE = (
     "exposed_tensor",
     "exposed_exchange",
