@@ -285,7 +285,16 @@ def _with_adapters(search: Search) -> list[Nearest]:
         return answers
     last = search.adapters[-1]
     answers = list(search.fitting(_together([*search.free, last])))
-    return answers or ([] if search.opened else list(search.offloaded(last)))
+    return answers or ([] if search.opened else list(_offloaded_safely(search, last)))
+
+
+def _offloaded_safely(search: Search, change: Change) -> Iterator[Nearest]:
+    """The change with offload; where that is tight, beside each of what is free with which it fits."""
+    answers = list(search.offloaded(change))
+    yield from answers
+    if any(answer.verdict == "tight" for answer in answers):
+        relaxed = [answer for free in search.free for answer in search.offloaded(free.beside(change))]
+        yield from (answer for answer in relaxed if answer.verdict == "fits")
 
 
 def _together(changes: list[Change]) -> Change:

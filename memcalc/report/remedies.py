@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import groupby
+from textwrap import fill
 
 from memcalc.report.tables import Block, Code, Column, Line, Table, gib
 from memcalc.results.plans import Nearest, Plans
@@ -12,6 +13,8 @@ from memcalc.units import GIB
 
 VARIABLE = "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
 FIELD = "strategy.expandable_segments=true"
+_WIDEST = 43
+"""Characters of a change in a table of 80 columns."""
 _VERDICT = {"does-not-fit": "over by {}"}
 _COLUMNS = (
     Column("change"),
@@ -53,7 +56,9 @@ def remedy_blocks(result: Plans) -> Iterator[Block]:
 def _title(result: Plans) -> str:
     fewest = min((plan.gpus for plan in result.plans), default=0)
     offloads = all(plan.strategy.offload for plan in result.plans if plan.gpus == fewest)
-    why = "Alternatives to offload" if offloads else "To fit safely"
+    why = "To fit safely"
+    if offloads:
+        why = "Alternatives" if any(answer.host_memory for answer in result.nearest) else "Alternatives to offload"
     return f"{why} on {fewest} GPU{'s' * (fewest > 1)}" if result.plans else "What would fit"
 
 
@@ -72,7 +77,8 @@ def _grouped(result: Plans) -> Iterator[tuple[str, ...]]:
             change = answer.change.replace(f" --set {FIELD}", ", expandable segments")
             change = change.replace(f"--set {FIELD}", "expandable segments")
             speed = f"{_speed(answer)} {_range(answer)}" if answer.verdict != "does-not-fit" else ""
-            yield f"  {change}", gib(answer.device, 1), _host(answer), _verdict(answer, result.capacity), speed
+            cell = fill(change, _WIDEST, initial_indent="  ", subsequent_indent="    ", break_on_hyphens=False)
+            yield cell, gib(answer.device, 1), _host(answer), _verdict(answer, result.capacity), speed
 
 
 def _host(answer: Nearest) -> str:

@@ -70,6 +70,15 @@ def test_a_plan_that_is_tight_has_what_makes_it_safe() -> None:
     assert "--loss fused-linear" in {remedy.change for remedy in result.nearest}
 
 
+def test_two_consumer_gpus_are_led_to_a_quantised_base_that_fits() -> None:
+    """Answer.AI's FSDP and QLoRA train 70B on two cards of 24 GB, the base in host memory; full training needs a TB there."""
+    result = memcalc.plan(model="llama-3-70b", gpu="rtx-4090", gpus=2)
+    adapters = [remedy for remedy in result.nearest if remedy.group == "fewer trained parameters"]
+    assert {remedy.verdict for remedy in adapters} == {"tight", "fits"}
+    assert all("--quantize nf4 --offload" in remedy.change for remedy in adapters)
+    assert all(0 < remedy.host_memory < 70.6e9 for remedy in adapters)
+
+
 def test_a_plan_that_fits_has_no_remedies() -> None:
     result = memcalc.plan(model="llama-3-8b", gpu="a100-80g", gpus=1, lora=True, top=1)
     assert result.plans[0].verdict == "fits"
