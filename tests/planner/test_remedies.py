@@ -71,7 +71,7 @@ def test_a_plan_that_is_tight_has_what_makes_it_safe() -> None:
 
 
 def test_two_consumer_gpus_are_led_to_a_quantised_base_that_fits() -> None:
-    """Answer.AI trains 70B by FSDP and QLoRA on two cards of 24 GB, its base in host memory; all of it needs a TB there."""
+    """Answer.AI trains 70B by FSDP and QLoRA on two cards of 24 GB, its base in host memory."""
     result = memcalc.plan(model="llama-3-70b", gpu="rtx-4090", gpus=2)
     adapters = [remedy for remedy in result.nearest if remedy.group == "fewer trained parameters"]
     assert {remedy.verdict for remedy in adapters} == {"tight", "fits"}
