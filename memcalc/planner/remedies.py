@@ -236,7 +236,8 @@ def instead_of_offload(job: PlanJob, record: JobRecord, plans: tuple[Plan, ...])
     if "offload" in job.request.given or not all(plan.strategy.offload for plan in plans if plan.gpus == fewest):
         return
     without = record.with_options(gpus=fewest, offload="none")
-    search = Search(job.pinned(offload=(), gpus=fewest), fewest, without, opened=False)
+    spread = "framework" not in job.request.given and fewest > job.node.gpus
+    search = Search(job.pinned(offload=(), gpus=fewest), fewest, without, opened=False, elsewhere=spread)
     yield from (answer for answer in _remedies(search) if answer.group != "not enough")
 
 

@@ -79,6 +79,17 @@ def test_two_consumer_gpus_are_led_to_a_quantised_base_that_fits() -> None:
     assert all(0 < remedy.host_memory < 70.6e9 for remedy in adapters)
 
 
+def test_experts_on_many_nodes_are_led_to_expert_parallelism() -> None:
+    """FSDP gathers each expert from everywhere and offloads; Megatron-LM's own example of Mixtral has EP 8."""
+    job = {"model": "mixtral-8x7b", "gpu": "h100", "gpus": 64}
+    result = memcalc.plan(**job)
+    (other,) = (remedy for remedy in result.nearest if remedy.group == "another framework")
+    assert result.plans[0].strategy.offload
+    assert (other.change, other.verdict) == ("--framework megatron", "fits")
+    assert other.tokens_per_second_per_gpu > 2 * result.plans[0].time.tokens_per_second_per_gpu
+    assert not [answer for answer in memcalc.plan(**job, framework="fsdp2").nearest if answer.group == other.group]
+
+
 def test_a_plan_that_fits_has_no_remedies() -> None:
     result = memcalc.plan(model="llama-3-8b", gpu="a100-80g", gpus=1, lora=True, top=1)
     assert result.plans[0].verdict == "fits"
