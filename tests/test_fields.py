@@ -249,7 +249,7 @@ MOVES: dict[str, dict[str, tuple[Any, ...]]] = {
         "compile": ("llama", "blocks"), "compress_activations": ("llama", "int8"),
         "cp_kind": ("ring", "a2a"), "etp": ("moe", 8), "mtp": ("llama", 1),
         "moe_dispatcher": ("experts", "deepep"), "expert_imbalance": ("experts", 2.0),
-        "expert_overload": ("experts", 2.0), "experts_padded": ("experts", True), "ep_overlap": ("experts", True),
+        "expert_overload": ("experts", 2.0), "flash_version": ("llama", 1), "experts_padded": ("experts", True), "ep_overlap": ("experts", True),
         "tp_comm_overlap": ("megatron", True), "cuda_graphs": ("experts", "full"),
         "zero_gather": ("deepspeed", "broadcast"),
         "microbatch_group": ("chunks", 1), "first_stage_layers": ("megatron", 1), "last_stage_layers": ("megatron", 1),

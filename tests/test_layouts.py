@@ -135,9 +135,9 @@ def test_the_network_that_the_source_names(name: str, gigabits: float, ports: in
 
 def test_kernels_of_one_sweep_are_told_apart() -> None:
     jobs = [job for job in built()[0].values() if job.source == "Hagemann 2023"]
-    first = [job for job in jobs if job.first_flash]
+    first = [job for job in jobs if job.grid.fixed.flash_version == 1]
     assert len(first) == 173, "rows of FlashAttention 1.0.8"
-    other = next(job for job in jobs if job.run.sweep == first[0].run.sweep and not job.first_flash)
+    other = next(job for job in jobs if job.run.sweep == first[0].run.sweep and job.grid.fixed.flash_version == 2)
     assert not throughput.comparable(first[0], other)
 
 

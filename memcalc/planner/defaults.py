@@ -96,7 +96,11 @@ def attention_for(request: Request, habits: Habits, model: Model, gpu: GPU, prec
             raise CombinationError("attention", query, allowed)
         default = default if usual == "flash" or (usual == "sdpa" and default != "flash") else usual
     note = "as the module calls it" if model.recording is not None else ""
-    return str(request.get("attention", default, note))
+    kernel = str(request.get("attention", default, note))
+    generation = request.given.get("fields", {}).get("flash_version", 2)
+    if generation != 2 and kernel != "flash":
+        raise CombinationError("strategy.flash_version", generation, f"attention is {kernel}; use --attention flash")
+    return kernel
 
 
 def te_kernel(gpu: GPU) -> str:

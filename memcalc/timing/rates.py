@@ -29,6 +29,10 @@ ANY = "any"
 
 GRAPHS = {"none": 1.0, "partial": 0.5, "full": 0.1}
 """Share of the host's time that is left with CUDA graphs; assumed, since no public run states them."""
+FLASH = {1: 0.5, 2: 1.0, 3: 1.6}
+"""Rate of each generation of FlashAttention over the second's: "around 2x" from 1 to 2 (arXiv:2307.08691, abstract);
+from 2 to 3, on Hopper, 1.5 to 2 times in forward and 1.5 to 1.75 in backward (arXiv:2407.08608, section 4.1); of the
+third no run is known."""
 PADDED = 0.4
 """Share of a dropless block's wait that is left where experts are padded to a capacity, so that the host knows their
 rows (Megatron-LM d98e8a64 ``core/transformer/moe/token_dispatcher.py``: ``drop_and_pad``); no run isolates it.
@@ -155,7 +159,7 @@ def rates_by(table: Constants, gpu: GPU, grid: Grid) -> Rates:
     """The same by given constants."""
     scopes = scopes_of(gpu, grid)
     value: dict[str, Any] = {name: table.value(name, *of) for name, of in scopes.items()}
-    value |= {name: value[name] * factor for name, factor in factors_of(grid).items()} | given_by(grid)
+    value |= {name: value[name] * factor for name, factor in factors_of(gpu, grid).items()} | given_by(grid)
     float8 = value.pop("float8")
     value["attention"] *= attention_share(grid.fixed.seq_len, value.pop("attention_half"))
     narrow = column([name.startswith("fp8") for name in grid.precisions], "precision")
@@ -163,10 +167,15 @@ def rates_by(table: Constants, gpu: GPU, grid: Grid) -> Rates:
     return Rates(**value)
 
 
-def factors_of(grid: Grid) -> dict[str, Any]:
+def factors_of(gpu: GPU, grid: Grid) -> dict[str, Any]:
     """What the stack makes of some constants."""
-    graphs = GRAPHS[grid.fixed.cuda_graphs]
-    return {"window": overlaps(grid), "launch": graphs, "wait": graphs * (PADDED if grid.fixed.experts_padded else 1.0)}
+    graphs, flash = GRAPHS[grid.fixed.cuda_graphs], grid.fixed.flash_version
+    return {
+        "window": overlaps(grid),
+        "launch": graphs,
+        "wait": graphs * (PADDED if grid.fixed.experts_padded else 1.0),
+        "attention": FLASH[flash if gpu.arch.split()[0] == "Hopper" else min(flash, 2)],
+    }
 
 
 def overlaps(grid: Grid) -> Array:

@@ -130,8 +130,6 @@ GIVEN = (
 )  # fmt: skip
 SHARES = ("hidden", "hidden_between", "window", "between", "between_tensor", "inside", "inside_tensor")
 """Constants between 0 and 1: their odds are fitted."""
-FIRST_FLASH = 0.5
-"""FlashAttention 1 over 2 (arXiv:2307.08691, abstract: "around 2x speedup")."""
 
 
 def _raised(prior: Prior) -> float:
@@ -156,10 +154,9 @@ class Fit:
         self.stack = Stack.of(jobs)
         self.places = self._places(jobs)
         self.lengths = along(job.grid.fixed.seq_len for job in jobs)
-        self.flash = along(FIRST_FLASH if job.first_flash else 1.0 for job in jobs)
         self.factors = {
-            name: along(np.asarray(factors_of(job.grid)[name]).item() for job in jobs)
-            for name in factors_of(jobs[0].grid)
+            name: along(np.asarray(factors_of(job.gpu, job.grid)[name]).item() for job in jobs)
+            for name in factors_of(jobs[0].gpu, jobs[0].grid)
         }
         self.by_stack = {name: along(given_by(job.grid).get(name, np.nan) for job in jobs) for name in BY_STACK}
         self.narrow = along(job.grid.precisions[0].startswith("fp8") for job in jobs) == 1
@@ -172,9 +169,7 @@ class Fit:
         found = {name: along(values[places]) for name, places in self.places.items()}
         found |= {name: found[name] * factor for name, factor in self.factors.items()}
         found |= {name: np.where(np.isnan(whole), found[name], whole) for name, whole in self.by_stack.items()}
-        found["attention"] = (
-            found["attention"] * self.flash * attention_share(self.lengths, found.pop("attention_half"))
-        )
+        found["attention"] = found["attention"] * attention_share(self.lengths, found.pop("attention_half"))
         found["float8"] = np.where(self.narrow, found["float8"], 1.0)
         found["casts"] = 1.0 + self.narrow * found["casts"]
         return Rates(blocking=self.blocking, **found)

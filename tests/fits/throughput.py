@@ -46,11 +46,6 @@ class Job(TimedJob):
         return source_of(self.run)
 
     @property
-    def first_flash(self) -> bool:
-        """Fused attention is FlashAttention 1 or its Triton version (llm-foundry, ``submit_benchmarks.py`` 12a6319)."""
-        return self.source == "llm-foundry" or "FlashAttention 1." in self.run.software
-
-    @property
     def blocking(self) -> bool:
         """The host waits for each kernel: the source sets ``CUDA_LAUNCH_BLOCKING=1`` against hangs (BLOOM)."""
         return self.source == "BLOOM"
@@ -189,7 +184,8 @@ APART = 0.03
 def comparable(a: Job, b: Job) -> bool:
     """Whether two runs are of the same source, model and GPU, of one sweep if of any, and measurably apart."""
     same = (a.source, a.model.name, a.gpu.name) == (b.source, b.model.name, b.gpu.name)
-    same = same and (a.run.sweep, a.first_flash) == (b.run.sweep, b.first_flash)
+    generations = (job.grid.fixed.flash_version for job in (a, b))
+    same = same and a.run.sweep == b.run.sweep and len({*generations}) == 1
     return same and abs(np.log(a.speed / b.speed)) > APART
 
 

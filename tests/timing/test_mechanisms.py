@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from memcalc import api, catalog
+from memcalc.errors import InputError
 from memcalc.timing import Times, rates_for
 from memcalc.timing.rates import Hardware, Rates, hardware_of, kernels_of
 from memcalc.timing.times import message_seconds, seconds
@@ -69,6 +70,28 @@ def test_rates_follow_the_stack_of_kernels() -> None:
     assert len({float(np.max(each.passes)) for each in found.values()}) == 4
     assert found["te"].matmul > found["model"].matmul
     assert found["te"].attention > found["model"].attention, "cuDNN beside FlashAttention 2 on Hopper"
+
+
+def test_each_generation_of_flash_attention_has_its_rate() -> None:
+    """The second is about twice the first (its abstract); the third, 1.5 to 2 times the second, is of Hopper."""
+    fast = {
+        gpu: [
+            rates_for(one.job.gpu, one.grid).attention
+            for version in (1, 2, 3)
+            for one in [single(LLAMA, gpu=gpu, settings={"strategy.flash_version": version})]
+        ]
+        for gpu in ("a100-80g", "h100")
+    }
+    for first, second, third in fast.values():
+        assert second == pytest.approx(2 * first)
+        assert third >= second
+    assert fast["a100-80g"][2] == fast["a100-80g"][1]
+    assert 1.5 <= fast["h100"][2] / fast["h100"][1] <= 2
+
+
+def test_a_generation_needs_flash_attention() -> None:
+    with pytest.raises(InputError, match="attention is efficient; use --attention flash"):
+        single(LLAMA, attention="efficient", settings={"strategy.flash_version": 1})
 
 
 def test_a_host_that_launches_too_slowly_hides_messages() -> None:

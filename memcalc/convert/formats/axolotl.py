@@ -19,6 +19,7 @@ from memcalc.convert.formats.tuning import (
     refer_deepspeed,
     set_also_trained,
     set_fsdp,
+    set_kernel,
     set_lora,
     set_optimizer,
     set_stored,
@@ -29,8 +30,8 @@ KNOWN = ("harmless", "not_modelled", "not_counted", "degrees", "lora_kernels", "
 """What of the keys is offered as the nearest name of one that is unknown."""
 _OPTIMIZERS = optimizers_of(KEYS)
 _ATTENTION = {
-    "flash_attention_2": "flash", "flash_attention_3": "flash", "sdpa": "", "eager": "eager", "flex_attention": "flash",
-    "xformers": "efficient", "sage": "flash", "fp8": "flash",
+    "flash_attention_2": "flash", "flash_attention_3": "flash3", "sdpa": "", "eager": "eager",
+    "flex_attention": "flash", "xformers": "efficient", "sage": "flash", "fp8": "flash",
 }  # fmt: skip
 """``attn_implementation``; PyTorch's own choice (``sdpa``) follows from the model's class."""
 _OLD_ATTENTION = {
@@ -257,7 +258,7 @@ def _attention(reader: ConfigReader, adapter: str, sharded: bool) -> None:
         reader.one_of(key, _ATTENTION)
     kernel = "flash" if "/" in requested else _ATTENTION[requested or "sdpa"]
     if kernel:
-        reader.set("attention", kernel, key)
+        set_kernel(reader, kernel, key)
     if requested in ("sage", "fp8"):
         reader.not_modelled({key: "inputs of attention are quantized"})
     if not adapter and not sharded and requested in ("", "sdpa", "eager"):

@@ -8,7 +8,7 @@ from memcalc.convert.formats.base import key_table
 from memcalc.convert.formats.fsdp_config import LOSS_INSIDE, PLACED
 from memcalc.convert.formats.trainer_writer import galore
 from memcalc.convert.formats.transformers_model import hub_name
-from memcalc.convert.formats.tuning import DECAY, LAYER_NAMES
+from memcalc.convert.formats.tuning import DECAY, FLASH, LAYER_NAMES
 from memcalc.convert.job import ConfigJob
 from memcalc.frameworks import habits_of
 
@@ -133,13 +133,14 @@ def _kernels(job: ConfigJob) -> dict[str, Any]:
     """Attention, and what plugins replace; a kernel of PyTorch's own choice is not said."""
     plan = job.strategy
     job.require_one_of("attention", _ATTENTION, "axolotl has")
+    job.require(plan.flash_version != 1, "strategy.flash_version", FLASH)
     job.require(plan.compile in ("none", "model"), "compile", "axolotl compiles none or model")
     job.require_one_of("loss", ("standard", "chunked", "fused-kernel", "fused-linear"), "axolotl has")
     job.require(plan.kernels in ("model", "fused"), "kernels", "axolotl has model and fused")
     fused = plan.kernels == "fused" or None
     liger = fused or plan.loss in ("fused-linear", "fused-kernel")
     return {
-        "attn_implementation": _ATTENTION[plan.attention],
+        "attn_implementation": "flash_attention_3" if plan.flash_version == 3 else _ATTENTION[plan.attention],
         "plugins": ["axolotl.integrations.liger.LigerPlugin"] if liger else None,
         "liger_rope": fused,
         "liger_rms_norm": fused,

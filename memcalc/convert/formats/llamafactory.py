@@ -26,6 +26,7 @@ from memcalc.convert.formats.tuning import (
     set_also_trained,
     set_fsdp,
     set_galore,
+    set_kernel,
     set_lora,
     set_optimizer,
     set_stored,
@@ -37,7 +38,7 @@ _KEYS = key_table("llamafactory")
 _TYPES = {name: name for name in ("full", "freeze", "lora", "oft")}
 _STAGES = {name: name for name in ("pt", "sft", "rm", "ppo", "dpo", "kto")}
 _LOSSES = {**dict.fromkeys(("sigmoid", "hinge", "ipo", "kto_pair"), "dpo"), "orpo": "orpo", "simpo": "simpo"}
-_ATTENTION = {"auto": "", "sdpa": "", "disabled": "eager", "fa2": "flash", "fa3": "flash"}
+_ATTENTION = {"auto": "", "sdpa": "", "disabled": "eager", "fa2": "flash", "fa3": "flash3"}
 """``flash_attn``; PyTorch's own choice follows from the model's class."""
 _METHODS = {name: name for name in ("bnb", "gptq", "awq", "aqlm", "quanto", "eetq", "hqq", "mxfp4", "fp8")}
 V1 = ("model_class", "peft_config", "dist_config", "quant_config")
@@ -236,7 +237,7 @@ def _checkpointing(reader: ConfigReader, fsdp: int) -> None:
 
 def _kernels(reader: ConfigReader, quantized: bool) -> None:
     if kernel := reader.one_of("flash_attn", _ATTENTION, ""):
-        reader.set("attention", kernel, "flash_attn")
+        set_kernel(reader, kernel, "flash_attn")
     liger = "enable_liger_kernel" if reader.flag("enable_liger_kernel") else "use_liger_kernel"
     fused = bool(reader.flag(liger))
     liger = liger if fused else "enable_liger_kernel"

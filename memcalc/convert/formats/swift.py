@@ -22,6 +22,7 @@ from memcalc.convert.formats.tuning import (
     set_also_trained,
     set_fsdp,
     set_galore,
+    set_kernel,
     set_lora,
     set_optimizer,
     set_stored,
@@ -38,7 +39,7 @@ _TUNERS = (
 )  # fmt: skip
 _DTYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
 _ATTENTION = {
-    "flash_attn": "flash", "flash_attention_2": "flash", "flash_attention_3": "flash", "flash_attention_4": "flash",
+    "flash_attn": "flash", "flash_attention_2": "flash", "flash_attention_3": "flash3", "flash_attention_4": "flash",
     "sdpa": "", "eager": "eager", "flex_attention": "flex", "none": "",
 }  # fmt: skip
 _METHODS = {name: name for name in ("bnb", "hqq", "eetq", "quanto", "fp8", "awq", "gptq", "gptq_v2")}
@@ -267,7 +268,7 @@ def _kernels(reader: ConfigReader, algorithm: str) -> None:
     if kernel == "flex":
         reader.not_modelled({"attn_impl": "it counts as a fused kernel"})
     elif kernel:
-        reader.set("attention", kernel, "attn_impl")
+        set_kernel(reader, kernel, "attn_impl")
     liger = bool(reader.flag("use_liger_kernel"))
     scale = set(reader.text("loss_scale", "default").split("+"))
     weighted = bool(reader.flag("enable_dft_loss")) or bool(reader.flag("enable_channel_loss")) or not scale <= _BINARY

@@ -20,7 +20,7 @@ from memcalc.convert.formats.fsdp_config import ACCELERATED, STRATEGIES, fsdp_ve
 from memcalc.convert.formats.trainer_script import script_text
 from memcalc.convert.formats.trainer_writer import spelling, write
 from memcalc.convert.formats.trl_roles import ALGORITHMS, read_roles
-from memcalc.convert.formats.tuning import LIGER_KERNELS, set_optimizer, set_stored
+from memcalc.convert.formats.tuning import LIGER_KERNELS, set_kernel, set_optimizer, set_stored
 from memcalc.convert.objectives import method_of_keys, refuse_method
 
 KEYS = key_table("trainer")
@@ -31,7 +31,7 @@ _SCRIPT_DTYPES = {
     "none": "auto",
 }  # fmt: skip
 _ATTENTION = {
-    "flash_attention_2": "flash", "flash_attention_3": "flash", "kernels-community/flash-attn2": "flash",
+    "flash_attention_2": "flash", "flash_attention_3": "flash3", "kernels-community/flash-attn2": "flash",
     "kernels-community/flash-attn": "flash", "eager": "eager", "sdpa": "", "flex_attention": "flex", "none": "",
 }  # fmt: skip
 _LENGTHS = ("max_length", "max_seq_length", "max_seq_len", "block_size", "model_max_length")
@@ -272,7 +272,7 @@ def _attention(reader: ConfigReader) -> None:
         if name == "flex":
             reader.not_modelled({key: "it counts as a fused kernel"})
         elif name:
-            reader.set("attention", name, key)
+            set_kernel(reader, name, key)
 
 
 _PACKING = {"bfd": "bfd", "bfd_split": "bfd-split", "bfd-requeue": "bfd-split", "wrapped": "wrapped"}

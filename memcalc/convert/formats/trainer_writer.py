@@ -7,7 +7,7 @@ from typing import Any
 from memcalc.convert.document import Document
 from memcalc.convert.formats.fsdp_config import LOSS_INSIDE, PLACED
 from memcalc.convert.formats.transformers_model import hub_name
-from memcalc.convert.formats.tuning import ANY_FORM, DECAY, LAYER_NAMES, LIGER_KERNELS, TRAINER_OPTIMIZERS
+from memcalc.convert.formats.tuning import ANY_FORM, DECAY, FLASH, LAYER_NAMES, LIGER_KERNELS, TRAINER_OPTIMIZERS
 from memcalc.convert.job import ConfigJob
 from memcalc.formulas.recompute import parse_policy
 from memcalc.frameworks import habits_of
@@ -46,10 +46,18 @@ def script_fields(job: ConfigJob) -> dict[str, Any]:
         "model_name_or_path": hub_name(job),
         "block_size": job.seq_len,
         "dtype": "bfloat16" if plan.precision == "bf16" else "float32",
-        # of the kernels of `sdpa` PyTorch picks the one that the GPU and the model's class have
-        "attn_implementation": "eager" if plan.attention == "eager" else "sdpa",
+        "attn_implementation": _kernel(job),
         **_adapters(job),
     }
+
+
+def _kernel(job: ConfigJob) -> str:
+    """Of the kernels of `sdpa` PyTorch picks the one that the GPU and the model's class have."""
+    plan = job.strategy
+    job.require(plan.flash_version != 1, "strategy.flash_version", FLASH)
+    if plan.flash_version == 3:
+        return "flash_attention_3"
+    return "eager" if plan.attention == "eager" else "sdpa"
 
 
 def _adapters(job: ConfigJob) -> dict[str, Any]:

@@ -55,6 +55,7 @@ _FSDP = (
     "sharding_strategy", "mixed_precision_policy", "cpu_ram_efficient_loading", "state_dict_type",
     "final_state_dict_type", *_FSDP_HARMLESS,
 )  # fmt: skip
+FLASH = "Transformers has FlashAttention 2 and 3"
 LIGER_KERNELS = ("rope", "rms_norm", "layer_norm", "swiglu", "geglu")
 """Liger's kernels apart from those of the loss, as its functions name them; each takes those that it has."""
 ANY_FORM = {
@@ -76,6 +77,13 @@ def targets_of(names: Iterable[object]) -> tuple[str, ...] | None:
             return None
         targets |= dict.fromkeys(LAYERS[str(name)])
     return tuple(targets)
+
+
+def set_kernel(reader: ConfigReader, kernel: str, key: str) -> None:
+    """Set the kernel of attention; ``flash3`` is the third generation of FlashAttention."""
+    reader.set("attention", kernel.rstrip("3"), key)
+    if kernel == "flash3":
+        reader.set("strategy.flash_version", 3, key)
 
 
 def set_lora(reader: ConfigReader, rank: int, key: str, all_linear: bool = False) -> None:

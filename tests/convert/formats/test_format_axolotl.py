@@ -151,6 +151,7 @@ def test_without_flash_attention_full_training_keeps_parts_in_fp32() -> None:
         ("bf16: true\nfp16: true", {"weights": "bf16", "mixed": "bf16"}),
         ("sdp_attention: true", {"attention": None}),
         ("xformers_attention: true", {"attention": "efficient"}),
+        ("attn_implementation: flash_attention_3", {"attention": "flash", "strategy.flash_version": 3}),
         ("sequence_parallel_degree: 4", {"cp": 4}),
         ("fsdp: [shard_grad_op, auto_wrap]", {"zero": 2}),
         ("fsdp: [full_shard, offload]", {"zero": 3, "offload": ("params",)}),

@@ -95,6 +95,8 @@ def test_examples_are_read_as_llamafactory_reads_them(name: str) -> None:
         ("fsdp: [shard_grad_op]\nfsdp_config: {fsdp_version: 1}", {"zero": 2, "strategy.checkpoint": "reentrant"}),
         ("additional_target: embed_tokens,lm_head", {"also_train": ("embedding", "head")}),
         ("lora_target: q_proj, v_proj\nlora_rank: 64", {"lora": "64:q,v"}),
+        ("flash_attn: fa2", {"attention": "flash", "strategy.flash_version": None}),
+        ("flash_attn: fa3", {"attention": "flash", "strategy.flash_version": 3}),
         ("", {"micro_batch": 8, "accumulation": 1, "lora": "8:all-linear", "mixed": "no", "weights": "bf16"}),
     ],
 )

@@ -124,6 +124,7 @@ def test_checkpoints_are_reentrant_where_one_process_runs_alone() -> None:
         ("modules_to_save: [embed_tokens, lm_head]", {"also_train": ("embedding", "head")}),
         ("freeze_aligner: false", {"vision": "projector"}),
         ("target_modules: [q_proj, k_proj]\nlora_rank: 4", {"lora": "4:q,k"}),
+        ("attn_impl: flash_attention_3", {"attention": "flash", "strategy.flash_version": 3}),
         ("deepspeed: zero1\nattn_impl: eager", {"attention": "eager", "strategy.checkpoint": "reentrant"}),
         ("val_dataset: [x]\nsave_strategy: 'no'", {"evaluates": False}),
         ("val_dataset: [x]\nper_device_eval_batch_size: 3", {"evaluates": True, "eval_micro_batch": 3}),

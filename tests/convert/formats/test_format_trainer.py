@@ -203,6 +203,13 @@ def test_a_checkpoint_that_is_stored_quantised_stays_so(name: str, asked: str, s
     assert {setting.name: setting.value for setting in config.settings}.get("quantize") == stored
 
 
+@pytest.mark.parametrize(("kernel", "generation"), [("flash_attention_2", None), ("flash_attention_3", 3)])
+def test_the_kernel_says_its_generation(kernel: str, generation: int | None) -> None:
+    config = flags(f"sft.py --model_name_or_path x --max_length 2048 --output_dir x --attn_implementation {kernel}")
+    found = {setting.name: setting.value for setting in config.settings}
+    assert (found["attention"], found.get("strategy.flash_version")) == ("flash", generation)
+
+
 def test_a_flag_that_only_a_run_tells_stays_open() -> None:
     config = flags("run.py --per_device_train_batch_size $BATCH --output_dir out --bf16 True")
     (said,) = [said for said in config.settings if said.name == "micro_batch"]
