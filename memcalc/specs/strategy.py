@@ -238,7 +238,7 @@ class Strategy(Frozen):
         Field(ge=1),
     ] = 1.0
     flash_version: Annotated[
-        int, Option("FlashAttention: its generation 1, with its Triton kernels, 2 or 3 (Hopper).", "-"), Field(ge=1, le=3)
+        int, Option("FlashAttention: its generation, 1 (or its Triton version), 2 or 3.", "-"), Field(ge=1, le=3)
     ] = 2
     experts_padded: Annotated[bool, Option("Experts are padded to a capacity: the host waits for no count.")] = False
     mtp: Annotated[int, Option("Blocks that predict further tokens.", "blocks"), Field(ge=0)] = 0
