@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import re
+import tokenize
 from dataclasses import dataclass
 from functools import cached_property
 from math import exp, log
@@ -179,7 +180,7 @@ def _from_npy(data: bytes, path: Path) -> NDArray[np.int64]:
         version = np.lib.format.read_magic(stream)
         read = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}[version]
         shape, _, dtype = read(stream)
-    except (ValueError, KeyError, OSError, SyntaxError, TypeError):
+    except (ValueError, KeyError, OSError, SyntaxError, TypeError, tokenize.TokenError):
         raise FileError("lengths", path, "must be an array that numpy.save wrote") from None
     body = data[stream.tell() :]
     if len(shape) != 1 or dtype.kind not in "iu" or dtype.itemsize * shape[0] != len(body):

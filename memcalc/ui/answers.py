@@ -33,6 +33,8 @@ _STATED = ("gpus", "global_batch", "precision", "optimizer")
 _FILLED = ("gpu", "model", "gpus", "node", "seq_len")
 """What the controls say where dropped files do not, in the order in which it is taken."""
 MOST_FILES = 16
+LONGEST_NAME = 60
+"""Letters of a dropped file's name that are kept, its ending among them: at four bytes each, what any file system takes."""
 LEFT_OPEN = tuple(name for name in SEARCHED if name not in _STATED)
 """What a plan decides."""
 
@@ -138,7 +140,7 @@ def _check(text: str) -> Reply:
     given = _dropped(text)
     paths = []
     for name, content in given["files"].items():
-        path = Path(Path(name).name or "file")
+        path = Path(_file_name(name))
         path.write_text(content, encoding="utf-8")
         paths.append(str(path))
     job = parse_link(given["job"])
@@ -154,6 +156,16 @@ def _check(text: str) -> Reply:
     if isinstance(result, Rl):
         return _json({**role_notes(result), "link": link_of(result.job)})
     return _json({**live.check_parts(result), "link": link_of(result.estimate.job)})
+
+
+def _file_name(name: str) -> str:
+    """The last part of a name, as a file of any system can be called.
+
+    >>> [_file_name(name) for name in ("a/job.yaml", "..", "b" * 300 + ".sh")]
+    ['job.yaml', 'file', 'bbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbb.sh']
+    """
+    last = "".join(letter if letter.isprintable() else "_" for letter in Path(name).name)[-LONGEST_NAME:]
+    return last if last.strip(".") else "file"
 
 
 def _dropped(text: str) -> dict[str, Any]:

@@ -85,6 +85,7 @@ def test_a_file_is_read_in_its_order(tmp_path: Path, name: str, data: bytes) -> 
         ("a.csv", b"id,words\n1,5\n", "one named length"),
         ("a.csv", b"id,length\n1\n", "row 2 is ''"),
         ("a.npy", b"5\n", "numpy.save"),
+        ("a.npy", b"\x93NUMPY\x01\x00\x16\x00{\x27\x5c\x93NUMPY\x01\x00\x16\x00{'1", "numpy.save"),
         ("a.npy", array(np.array([[5, 6]])), "one axis"),
         ("a.npy", array(np.array([5.0])), "whole numbers"),
         ("a.npy", array(np.array([5, 6]))[:-3], "as long as its header says"),

@@ -179,6 +179,7 @@ def test_what_a_log_does_not_name_is_asked_for() -> None:
     [
         "Available KV cache memory: " + "9" * 400 + " GiB",
         "GPU KV cache size: " + "9" * 400 + " tokens",
+        "GPU KV cache size: 419,01.50 tokens",
         "total_gpu_memory (1.2.3 GiB)",
         "total_gpu_memory (0 GiB)",
         REFUSED.replace("31.05/79.19", "1.2.3/4.5.6"),

@@ -285,6 +285,9 @@ def test_a_dropped_config_becomes_a_job() -> None:
     assert job.options["micro_batch"] == "2"
     assert job.options["zero"] == "3"
     assert memcalc.estimate(**job.keywords()).workload.global_batch == 2 * 4 * 8
+    for name in ("..", "a" * 300, "a\0\ud800.json"):
+        dropped = json.dumps({"files": {name: content}, "job": f"{JOB}&seq-len=2048"})
+        assert answered("check", dropped)["link"] == answer["link"]
     for wrong in ("", "{}", '{"files": {}, "job": ""}', '{"files": {"a": 1}, "job": ""}', "[1]"):
         assert ask("/api/check", wrong.encode())[0] == 422
 

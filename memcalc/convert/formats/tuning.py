@@ -7,6 +7,7 @@ part of a layer's path.
 from __future__ import annotations
 
 import re
+import warnings
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
@@ -119,7 +120,9 @@ def targets_of_pattern(pattern: str) -> tuple[str, ...]:
     if not _SAFE.fullmatch(pattern) or len(re.findall(r"[*+]", pattern)) > 4:
         return ()
     try:
-        compiled = re.compile(pattern)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)  # of sets that another Python may read otherwise
+            compiled = re.compile(pattern)
     except (re.error, OverflowError, RecursionError):
         return ()
     for blocks in _BLOCKS:

@@ -25,7 +25,7 @@ _FIGURES = {
     "CUDA graphs": (rf"Graph capturing finished in \d+ secs, took {_NUMBER} ?GiB",),
     "KV cache": (rf"Available KV cache memory: {_NUMBER} ?GiB", rf"reserved for KV Cache is {_NUMBER} ?GiB"),
 }  # fmt: skip
-_TOKENS = re.compile(rf"GPU KV cache size: {_NUMBER} tokens")
+_TOKENS = re.compile(r"GPU KV cache size: (\d[\d,]{0,17}) tokens")
 _SETTINGS = {
     "model": (r"with config: model='([^']+)'", r"'model(?:_tag)?': '([^']+)'", r"vllm serve (\S+)"),
     "version": (r"LLM engine \(v(\d+\.\d+)", r"vLLM API server version v?(\d+\.\d+)", r"\bversion (\d+\.\d+)"),
