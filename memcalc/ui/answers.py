@@ -34,7 +34,7 @@ _FILLED = ("gpu", "model", "gpus", "node", "seq_len")
 """What the controls say where dropped files do not, in the order in which it is taken."""
 MOST_FILES = 16
 LONGEST_NAME = 60
-"""Letters of a dropped file's name that are kept, its ending among them: at four bytes each, what any file system takes."""
+"""Letters of a dropped file's name that are kept, its ending among them: at four bytes each, as any system takes."""
 LEFT_OPEN = tuple(name for name in SEARCHED if name not in _STATED)
 """What a plan decides."""
 
