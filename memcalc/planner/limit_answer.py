@@ -10,6 +10,8 @@ from memcalc._version import __version__
 from memcalc.frameworks.capabilities import own_code
 from memcalc.planner.answer import borrowed_by, components_of, hardware_facts, model_facts, scalar, strategy_of
 from memcalc.planner.beyond import code_warnings
+from memcalc.planner.defaults import smaller_losses
+from memcalc.planner.direct import OWN_CODE
 from memcalc.planner.finalists import time_of, unchecked_warnings
 from memcalc.planner.limit_grid import BATCH, LimitJob, SimulatedLimit
 from memcalc.planner.offload_memory import capacity, offload_need, unknown_to
@@ -83,14 +85,23 @@ def point_of(limit: SimulatedLimit, value: int) -> CurvePoint:
     )
 
 
-def limit_of(fit: Fit | None, beyond: tuple[Miss, ...], outside: str) -> str:
-    """What stands against more: memory at the peak of the answer, or what is ``outside`` of memory."""
+def limit_of(job: LimitJob, fit: Fit | None, beyond: tuple[Miss, ...], outside: str) -> str:
+    """What stands against more: memory at the peak of the answer, or what is ``outside`` of memory.
+
+    Where logits are that peak it names a loss that makes fewer of them, if one can be had.
+    """
     if fit is None:
         lacks = f", over by {beyond[0].missing / GIB:.1f} GiB" if beyond and beyond[0].missing else ""
         return outside or f"the smallest strategy does not fit{lacks}"
     if not beyond:
         return outside
-    return f"{component_name(fit.component)}, at the peak: {phase_name(fit.peak.phase)}"
+    less = _less(job) if fit.peak.phase in ("loss", "forward") else ""
+    return f"{component_name(fit.component)}, at the peak: {phase_name(fit.peak.phase)}{less}"
+
+
+def _less(job: LimitJob) -> str:
+    losses = sorted(smaller_losses(job.request, job.model).items(), key=lambda pair: bool(pair[1]))
+    return "".join(f"; less with --loss {loss}" + f" ({OWN_CODE})" * bool(code) for loss, code in losses[:1])
 
 
 def answer_of(
@@ -120,7 +131,7 @@ def answer_of(
         best=fit,
         beyond=beyond,
         curve=curve,
-        limit=limit_of(fit, beyond, outside),
+        limit=limit_of(job, fit, beyond, outside),
         searched=searched,
         replayed=replayed,
         elapsed=round(time.perf_counter() - query.started, 4),

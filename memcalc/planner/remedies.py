@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 from memcalc import catalog
 from memcalc.errors import MemcalcError
 from memcalc.frameworks import grows_segments, habits_of
-from memcalc.frameworks.capabilities import capabilities_of, own_code
+from memcalc.frameworks.capabilities import own_code
 from memcalc.frameworks.habits import rewritten
 from memcalc.planner import defaults
 from memcalc.planner.beyond import is_soon_searched
@@ -41,8 +41,6 @@ NEARLY = 2.0
 """Times the capacity up to which a change that does not suffice is named."""
 EXPANDABLE = {"strategy.expandable_segments": True}
 """The environment variable ``PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True``."""
-LOSSES = ("fused-linear", "chunked", "fused-kernel")
-"""Losses that need less memory than the standard one, the least first."""
 
 
 @dataclass(frozen=True)
@@ -200,12 +198,12 @@ class Search:
     @cached_property
     def free(self) -> list[Change]:
         """What changes neither the update nor the hardware, and what the framework can be told."""
-        name, habits = defaults.habits_for(self.job.request)
-        able = capabilities_of(name, self.job.model, adapters=defaults.is_frozen(self.job.request))
+        _, habits = defaults.habits_for(self.job.request)
         changes = [self.expandable] if self.expandable else []
         if "optimizer_impl" not in self.given and habits.optimizer_impl != "fused" and self._is_adamw:
             changes.append(Change("same training", {"optimizer_impl": "fused"}))
-        losses = [loss for loss in LOSSES if loss in able.loss.direct and "loss" not in self.given]
+        known = defaults.smaller_losses(self.job.request, self.job.model)
+        losses = [loss for loss, code in known.items() if not code]
         return changes + [Change("same training", {"loss": loss}) for loss in losses[:1]]
 
     @property
