@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -15,8 +16,10 @@ from memcalc.results.names import component_name, phase_name, phase_range
 from memcalc.units import GIB
 
 OFF_GPU = "off-gpu"
-_SHOWN = GIB // 100
-"""Bytes below which a screen does not list a term."""
+_SHOWN = 0.005
+"""Share of the total below which a screen does not list a term."""
+_MOST = 3
+"""Terms of one component that a screen lists, the largest; what is left is one row."""
 _BRANCHES = (*Components.model_fields, "context", OFF_GPU)
 FOLDS = ("others", "none", "all", *_BRANCHES)
 """What may be folded: terms that are not alive at the peak, nothing, everything, or components by name."""
@@ -67,28 +70,37 @@ def explanation(result: Estimate, folded: Folding | None = None) -> Report:
 
 
 def _brief(result: Estimate) -> Iterator[Block]:
-    """Yield the terms at the peak as a table, and how to see all that is said of each."""
+    """Yield the largest terms at the peak as a table, and how to see all that is said of each."""
     yield _at_the_peak(result)
-    away = sum(term.bytes < _SHOWN or not _at_peak(term, result) for term in result.terms)
     yield from warned(result.warnings)
-    yield Line(f"{away} terms below 0.01 GiB or not allocated at the peak, values, sources: -v", "faint")
-    yield Line("one component: --only activations", "faint")
+    away = sum(not _is_listed(term, result) for term in result.terms)
+    yield Line(f"{away} more terms, values and sources: -v · one part: --only activations", "faint")
+
+
+def _is_listed(term: TermFacts, result: Estimate) -> bool:
+    return _at_peak(term, result) and term.bytes >= _SHOWN * result.peak.device
 
 
 def _at_the_peak(result: Estimate) -> Table:
     device, rows, parts = result.peak.device, [], []
-    for component, members in _grouped(result):
-        for term in members:
-            if term.bytes >= _SHOWN and _at_peak(term, result):
-                figures = (f"{term.bytes / GIB:.2f}", percent(term.bytes, device))
-                rows.append((component_name(component), term.name, *figures, term.formula))
-                parts.append(component)
-    for term in result.outside:
-        rows.append(("outside", term.name, f"{term.bytes / GIB:.2f}", percent(term.bytes, device), term.formula))
-        parts.append("context")
-    columns = header("component | term | GiB > | % > | formula")
-    table = Table(f"At the peak ({phase_name(result.peak.phase)})", columns, tuple(rows), parts=tuple(parts))
-    return replace(table, narrow=table.keep((1, 2, 4)))
+    outside = [("context", [term for term in result.outside if term.bytes])]
+    for component, members in (*_grouped(result), *outside):
+        name = "outside" if component == "context" else component_name(component)
+        for term, size, formula in _largest([term for term in members if _is_listed(term, result)]):
+            rows.append((name, term, f"{size / GIB:.2f}", percent(size, device), formula))
+            parts.append(component)
+    columns = header(f"component | at the peak: {phase_name(result.peak.phase)} | GiB > | % > | formula")
+    table = Table("", columns, tuple(rows), parts=tuple(parts))
+    short = tuple((*row[1:3], re.split(", with | where ", row[4])[0]) for row in rows)
+    return replace(table, narrow=replace(table.keep((1, 2, 4)), rows=short))
+
+
+def _largest(members: Sequence[TermFacts]) -> Iterator[tuple[str, int, str]]:
+    """Yield name, bytes and formula of the largest terms, and of all others together."""
+    few = members if len(members) <= _MOST + 1 else members[:_MOST]
+    yield from ((term.name, term.bytes, term.formula) for term in few)
+    if left := members[len(few) :]:
+        yield f"{len(left)} more of {component_name(left[0].component)}", sum(term.bytes for term in left), f"--only {left[0].component}"
 
 
 def _time(result: Estimate) -> Iterator[Block]:
