@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -56,6 +57,15 @@ def warned(warnings: Iterable[str]) -> Iterator[Line]:
     """Yield a line for each warning."""
     for warning in warnings:
         yield Line(f"Warning: {warning}", "warning")
+
+
+def briefly(warnings: Iterable[str]) -> Iterator[str]:
+    """Yield warnings without the range of a step, where that stands beside each speed.
+
+    >>> list(briefly(["times of stage 3 are not validated: offload; step times × 0.5 to × 2.0."]))
+    ['times of stage 3 are not validated: offload.']
+    """
+    yield from (re.sub(r"; step times × [\d.]+ to × [\d.]+\.$", ".", warning) for warning in warnings)
 
 
 def told(result: Estimate) -> dict[str, str]:

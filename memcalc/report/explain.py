@@ -100,7 +100,9 @@ def _largest(members: Sequence[TermFacts]) -> Iterator[tuple[str, int, str]]:
     few = members if len(members) <= _MOST + 1 else members[:_MOST]
     yield from ((term.name, term.bytes, term.formula) for term in few)
     if left := members[len(few) :]:
-        yield f"{len(left)} more of {component_name(left[0].component)}", sum(term.bytes for term in left), f"--only {left[0].component}"
+        component = left[0].component
+        name = f"{len(left)} more of {component_name(component)}"
+        yield name, sum(term.bytes for term in left), f"--only {component}"
 
 
 def _time(result: Estimate) -> Iterator[Block]:

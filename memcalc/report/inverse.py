@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from memcalc.report import plan_words as say
-from memcalc.report.estimate import MOODS, warned
+from memcalc.report.estimate import MOODS, briefly, warned
 from memcalc.report.plan_words import assumed, strategy_words
 from memcalc.report.step_time import speed
 from memcalc.report.tables import Block, Code, Column, Line, Report, Table, facts, gib, header, made, percent, said
@@ -28,7 +28,7 @@ def report(result: Inverse) -> Report:
 
 def _brief(result: Inverse, best: Fit) -> Iterator[Block]:
     """Yield what a terminal shows of an answer: the strategy, what limits it, and what lies around it."""
-    yield said("With", *strategy_words(best.strategy), *_batch(best).split(", "))
+    yield said("With", *strategy_words(best.strategy), _batch(best).partition(", ")[0])
     share = 100 * best.time.mfu
     yield said("Speed", f"{speed(best.time)} tok/s/GPU", f"MFU {share:.0f}%", f"{best.time.step:.4g} s/step")
     if result.limit:
@@ -38,7 +38,7 @@ def _brief(result: Inverse, best: Fit) -> Iterator[Block]:
 
 def _next(result: Inverse) -> Iterator[Block]:
     """Yield what to mind, and how to go on, for a terminal."""
-    yield from warned(result.warnings)
+    yield from warned(briefly(result.warnings))
     stated = {"framework", "precision", "optimizer"}
     yield from assumed({name: text for name, text in result.assumptions.items() if name not in stated})
     if result.best is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from memcalc.report.estimate import MOODS
+from memcalc.report.estimate import MOODS, briefly, warned
 from memcalc.report.plan_words import assumed
 from memcalc.report.step_time import speed as rate_of
 from memcalc.report.tables import (
@@ -74,15 +74,12 @@ def _screen(result: Ladder) -> Iterator[Block]:
     same = {"verdict"} if len({stage.verdict for stage in mode.stages}) == 1 else set()
     indices = [index for index, column in enumerate(columns) if column.title not in {"peak at", "total", *same}]
     yield replace(stages, columns=columns, titled=False).keep(indices)
-    yield Line(_widths(mode))
     for other in others:
-        yield said("Or", f"--reading {other.name}", *(f"{stage.change or 'start'} {gib(stage.peak.device, 1)}"
-                   for stage in other.stages))  # fmt: skip
+        sizes = " → ".join(gib(stage.peak.device, 1) for stage in other.stages)
+        yield said("Or", f"--reading {other.name}", f"{sizes} GiB")
     yield from _left_out(result)
-    for note, names in _warnings(result).items():
-        if NAMES[mode.name] in names:
-            yield Line(f"Warning: {note}", "warning")
-    stated = {"framework", "seq_len"}
+    yield from warned(briefly(note for note, names in _warnings(result).items() if NAMES[mode.name] in names))
+    stated = {"framework", "seq_len", "optimizer_impl", "loss", "kernels"}
     yield from assumed({name: text for name, text in result.assumptions.items() if name not in stated})
     yield Line("Speed: to the previous stage. -v: all readings, components, commands", "faint")
 

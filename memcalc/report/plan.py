@@ -95,9 +95,9 @@ def report(result: Plans) -> Report:
     """Return the answer of ``memcalc plan``."""
     head = tuple(_head(result))
     body = tuple(_found(result) if result.plans else _warnings(result))
-    more = (*remedy_blocks(result), *recipe_blocks(result), *_asked(result))
-    page = (*head, *body, *more, *_foot(result))
-    screen = (*head, *body, *more, *_next(result))
+    more = (*recipe_blocks(result), *_asked(result))
+    page = (*head, *body, *remedy_blocks(result), *more, *_foot(result))
+    screen = (*head, *body, *remedy_blocks(result, brief=True), *more, *_next(result))
     return Report(Document(page, data(result), screen), result.model_dump(mode="json", by_alias=True))
 
 
@@ -256,9 +256,9 @@ def _offloads(result: Plans) -> Iterator[Line]:
     else:
         names = _listed(f"#{plan.rank}" for plan in offloaded)
     unchecked = any(UNMEASURED_OFFLOAD in warning for warning in result.warnings)
-    doubt = "No measured runs to compare with: speed may be half or double." if unchecked else ""
-    need = f"{say.host(offloaded)}." if say.host(offloaded) else ""
-    yield said("Offload", " ".join(filter(None, (f"{names}:", need, doubt))))
+    doubt = "speed unmeasured (× 0.5–2)" if unchecked else ""
+    need = say.host(offloaded).replace(" of host memory per node", " host memory/node")
+    yield said("Offload", f"{names}: {'; '.join(filter(None, (need, doubt)))}")
 
 
 def _listed(names: Iterable[str]) -> str:
@@ -278,7 +278,8 @@ def _asked(result: Plans) -> Iterator[Line]:
 
 
 def _tried(result: Plans) -> str:
-    return f"{result.feasible:,} of {result.searched:,} strategies fit"
+    sure = "are sure to fit" if any(plan.unknown for plan in result.plans) else "fit"
+    return f"{result.feasible:,} of {result.searched:,} strategies {sure}"
 
 
 def _next(result: Plans) -> Iterator[Block]:

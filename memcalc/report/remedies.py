@@ -34,23 +34,38 @@ _NARROW = (
 )
 
 
-def remedy_blocks(result: Plans) -> Iterator[Block]:
-    """The table, what an environment variable is called, and the first remedy as a command."""
+def remedy_blocks(result: Plans, *, brief: bool = False) -> Iterator[Block]:
+    """The table, what an environment variable is called, and the first remedy as a command.
+
+    ``brief``: beside plans, the cheapest change of each group alone.
+    """
     if not result.nearest:
         return
+    more = 0
+    if brief and result.plans:
+        best = [_best(list(answers)) for _, answers in groupby(result.nearest, key=lambda answer: answer.group)]
+        more = len(result.nearest) - len(best)
+        result = result.model_copy(update={"nearest": tuple(best)})
     rows = tuple(_row(answer, result.capacity) for answer in result.nearest)
     title = _title(result)
     narrow = Table(title, _NARROW, tuple(_grouped(result)))
     yield replace(Table(title, _COLUMNS, rows), narrow=narrow)
     if any(FIELD in answer.change for answer in result.nearest):
-        yield Line(f"{FIELD} is the environment variable {VARIABLE}.", "faint")
+        yield Line(f"expandable segments: {VARIABLE}", "faint")
     unknown = sorted({name for answer in result.nearest for name in answer.unknown})
     if unknown:
         yield Line(f"?: {' and '.join(unknown)} of node {result.hardware.node} is unknown.", "warning")
+    if more:
+        yield Line(f"{more} more: -v", "faint")
     known = (answer for answer in result.nearest if answer.verdict == "fits" and not answer.unknown)
     first = None if result.plans else next(known, None)
     if first is not None:
         yield Code("Next", first.command)
+
+
+def _best(answers: list[Nearest]) -> Nearest:
+    """The first that fits: they stand in the order of what they cost."""
+    return next((answer for answer in answers if answer.verdict == "fits"), answers[0])
 
 
 def _title(result: Plans) -> str:

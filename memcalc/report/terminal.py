@@ -279,7 +279,9 @@ def _left_out(shown: Table, left: Table) -> Iterator[Line]:
     below = [index for index in places if left.columns[index].below and index not in same]
     for index in below:
         values = [
-            (names[0].strip(" *"), row[index]) for names, row in zip(shown.rows, left.rows, strict=True) if row[index]
+            (names[0].strip(" *"), row[index])
+            for names, row in zip(shown.rows, left.brief().rows, strict=True)
+            if row[index]
         ]
         mark = "#" if shown.columns[0].title == "#" else ""
         items = tuple(f"{mark}{name} {value}" for name, value in values)

@@ -37,7 +37,7 @@ def _screen(result: Triage) -> Iterator[Block]:
         yield from _read(result, result.failures[0])
     else:
         yield Line(_what(result), "text")
-    yield from _causes(result)
+    yield from _causes(result, brief=True)
     yield from _memory(result)
     if result.changes:
         yield replace(_changes(result), titled=False)
@@ -50,8 +50,8 @@ def _screen(result: Triage) -> Iterator[Block]:
     if not result.estimate:
         asks = f"memcalc triage {shlex.quote(result.source)} --model NAME --gpu NAME --gpus N"
         yield Code("Next, what would make the job fit", asks)
-    more = ("measured vs. estimate",) if result.comparison else ()
-    yield Line(f"-v: {', '.join((*more, 'all facts', 'how to record more'))}", "faint")
+    more = {"each cause": len(result.causes) > 1, "measured vs. estimate": bool(result.comparison), "all facts": True}
+    yield Line(f"-v: {', '.join(name for name, there in more.items() if there)}, how to record more", "faint")
 
 
 def _read(result: Triage, failure: TriageFailure) -> Iterator[Block]:
@@ -140,11 +140,15 @@ def _place(item: TriageFailure) -> Iterator[Block]:
         yield Line(f"{text}.", label="Phase", items=(text.removeprefix("Phase: "),))
 
 
-def _causes(result: Triage) -> Iterator[Block]:
+def _causes(result: Triage, *, brief: bool = False) -> Iterator[Block]:
+    """Yield the causes with what speaks for them and what helps; ``brief``: of those after the first the name alone."""
     if result.causes:
         yield Line("Causes", "title")
     for number, cause in enumerate(result.causes, 1):
-        yield Line(f"{number}. {cause.confidence}: {cause.title} ({cause.code})", "text", _MOODS[cause.confidence])
+        code = "" if brief else f" ({cause.code})"
+        yield Line(f"{number}. {cause.confidence}: {cause.title}{code}", "text", _MOODS[cause.confidence])
+        if brief and number > 1:
+            continue
         yield from (Line(f"   {evidence}") for evidence in cause.evidence)
         if cause.confidence != "possible" or number == 1:
             yield Line(f"   → {cause.remedy}")
