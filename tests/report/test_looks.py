@@ -355,9 +355,7 @@ def test_quick_work_draws_no_bar_and_long_work_one_with_a_rate(monkeypatch: pyte
 
 
 JOB = "--model 7b --gpu a100-80g --gpus 8"
-TRIAGED = (
-    "triage docs/examples/train.log --model llama-3-8b --gpu h100 --gpus 8 --zero 3 --seq-len 8192 --micro-batch 2"
-)
+FAILED = "triage docs/examples/train.log --model llama-3-8b --gpu h100 --gpus 8 --zero 3 --seq-len 8192"
 SCREENS = (
     "plan --model 7b --gpu a100-40g", "plan --model 7b --gpu h100 --gpus 8", "plan --model 70b --gpu h100 --gpus 64",
     f"estimate {JOB}", f"explain {JOB}", f"max micro-batch {JOB}", "min gpus --model 70b --gpu a100-80g",
