@@ -108,6 +108,10 @@ def _only(runs: Iterable[Run], figure: Figure) -> Iterator[Run]:
             yield run.model_copy(update={"measured": Measured.model_validate({figure: size})})
 
 
+OTHER_CARD = 0.1
+"""A capacity further from the preset's than this share is that of another card of the same name."""
+
+
 class Presets:
     """Models and GPUs by name, each read once; GPUs with their calibration, where one is given or looked for."""
 
@@ -139,10 +143,25 @@ class Presets:
         return tuple(calibration.said for _, calibration in sorted(calibrated.items()) if calibration is not None)
 
 
+def card_of(run: Run, presets: Presets) -> GPU:
+    """The GPU of a run; where its memory is another card's of the same name, that card.
+
+    >>> from types import SimpleNamespace as Some
+    >>> card_of(Some(gpu="h100", gpu_memory=95 * 2**30), Presets()).name
+    'h100-96g'
+    """
+    chip, size = presets.gpu(run.gpu), run.gpu_memory
+    if size is None or abs(size / chip.memory_bytes - 1) <= OTHER_CARD:
+        return chip
+    others = [presets.gpu(name) for name in catalog.names("gpu", presets.dirs) if name.startswith(f"{chip.name}-")]
+    near = min([chip, *others], key=lambda card: abs(size / card.memory_bytes - 1))
+    return near if abs(size / near.memory_bytes - 1) <= OTHER_CARD else chip
+
+
 def predict(run: Run, presets: Presets | None = None) -> Estimate:
     """Estimate the job of a run, on its GPU with the stated capacity and context."""
     presets = presets or Presets()
-    chip = presets.gpu(run.gpu)
+    chip = card_of(run, presets)
     stated = {"memory_bytes": run.gpu_memory, "context_bytes": run.context, "eager_context_bytes": run.context}
     stated = {name: size for name, size in stated.items() if size is not None}
     options, settings = job_of(run)

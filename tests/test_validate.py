@@ -88,6 +88,16 @@ def compared(*changes: dict[str, Any], **more: Any) -> Validation:
 # ------------------------------------------------------------------------------------------------------------- scoring
 
 
+def test_a_card_of_another_memory_has_its_own_rates() -> None:
+    """torchtitan's H100 of 96 GB are slower than those of 80 (arXiv:2410.06511): a run on them is predicted as theirs."""
+    usual, wide = (run_of(gpu="h100", gpu_memory=size) for size in (None, "95.04 GiB"))
+    presets = validation.Presets()
+    assert [validation.card_of(run, presets).name for run in (usual, wide)] == ["h100", "h100-96g"]
+    slow, fast = (validation.predict(run, presets).time for run in (wide, usual))
+    assert slow.tokens_per_second_per_gpu < fast.tokens_per_second_per_gpu
+    assert validation.card_of(run_of(gpu="h100", gpu_memory="60 GiB"), presets).name == "h100", "no card has that"
+
+
 def test_errors_by_hand(said: Callable[..., None]) -> None:
     """110/100, 120/150 and 150/142.857: the median is 0.1, the 90th percentile lies 0.8 of the way to the worst."""
     said(allocated=110)

@@ -60,8 +60,7 @@ class Job(TimedJob):
 
 def job_of(run: Run, presets: validation.Presets) -> Job:
     """A run as a job."""
-    wide = run.gpu == "h100" and run.gpu_memory is not None and run.gpu_memory > 90 * 2**30
-    job = timed_job(run, catalog.gpu("h100-96g") if wide else presets.gpu(run.gpu), presets)
+    job = timed_job(run, validation.card_of(run, presets), presets)
     node = job.node
     if "bigscience" in run.source:
         node = catalog.node("jean-zay-a100" if job.gpu.arch == "Ampere" else "jean-zay-v100")

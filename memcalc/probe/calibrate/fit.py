@@ -27,8 +27,6 @@ if TYPE_CHECKING:
 
 JUDGES = 3
 """Held-back figures that are needed to judge a fit."""
-OTHER_CARD = 0.1
-"""A capacity further from the preset's than this share is that of another card of the same name."""
 SIZES = ("context", "workspace", "world", "group")
 
 
@@ -122,7 +120,9 @@ def _contributes(row: Row, result: _FitResult) -> bool:
 def _usable_runs(runs: RunsFile, gpu: GPU, presets: validation.Presets) -> tuple[list[Run], list[str]]:
     """The runs of the card that trained to their end, and what is said of the others."""
     of_gpu = [run for run in runs.run if presets.gpu(run.gpu).name == gpu.name]
-    other = [run for run in of_gpu if run.gpu_memory and abs(run.gpu_memory / gpu.memory_bytes - 1) > OTHER_CARD]
+    other = [
+        run for run in of_gpu if run.gpu_memory and abs(run.gpu_memory / gpu.memory_bytes - 1) > validation.OTHER_CARD
+    ]
     out_of_memory = [run for run in of_gpu if run.outcome == "oom"]
     notes = []
     if other:
