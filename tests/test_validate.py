@@ -89,7 +89,7 @@ def compared(*changes: dict[str, Any], **more: Any) -> Validation:
 
 
 def test_a_card_of_another_memory_has_its_own_rates() -> None:
-    """torchtitan's H100 of 96 GB are slower than those of 80 (arXiv:2410.06511): a run on them is predicted as theirs."""
+    """The H100 of 96 GB that torchtitan's benchmarks use are slower than those of 80 (arXiv:2410.06511)."""
     usual, wide = (run_of(gpu="h100", gpu_memory=size) for size in (None, "95.04 GiB"))
     presets = validation.Presets()
     assert [validation.card_of(run, presets).name for run in (usual, wide)] == ["h100", "h100-96g"]
