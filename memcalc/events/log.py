@@ -104,6 +104,11 @@ class Run:
             self.keys[storage] = log.alloc(self.sizes[storage], COMPUTE, self.template.names[storage])
         self.away.clear()
 
+    def drop(self, log: Log, flowing: int = 0) -> None:
+        """Free what is still alive, but for ``flowing``, which is in another's hands."""
+        log.free_all([key for key in self.keys.values() if key and key != flowing])
+        self.keys.clear()
+
     def pin(self, storage: int, gradient: int) -> list[int]:
         """Take a storage, and a gradient, out of the run's hands: their owner frees them."""
         self.pinned = {self.keys.get(storage, 0), gradient} - {0}

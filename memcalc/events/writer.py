@@ -131,10 +131,9 @@ class StepWriter(Stage):
             for position, activations in enumerate(blocks):
                 self.units.enter(unit, None)
                 run = self._run(activations, untreated=not again, first=unit == 0)
-                x_in, x = x, run.forward(self.log, x)
-                if position:
-                    self.log.free(x_in)
-                    run.keys.pop(0, None)
+                x = run.forward(self.log, x)
+                if position:  # a unit keeps the input of its first block alone
+                    run.drop(self.log, x)
                 runs.append(run)
                 self._send(run, x)
                 self.units.leave_forward(unit)
@@ -216,6 +215,8 @@ class StepWriter(Stage):
                 self.units.leave_backward(unit, gradients)
                 live += pinned
                 self._melt()
+            if again is not runs:
+                runs[0].drop(self.log)
         self.log.free_all(live)
         return gradient
 
@@ -270,6 +271,8 @@ class StepWriter(Stage):
     def _recompute(self, blocks: list[GroupActivations], runs: list[Run], first: int) -> list[Run]:
         """Run a unit of several blocks again, with a graph, from the unit's input."""
         x = runs[0].keys.pop(0, 0)
+        if not x:  # what is kept of the input is narrower, or a part of it
+            x = self.log.alloc(runs[0].sizes[0], COMPUTE, "checkpoint's input, whole")
         again = []
         for position, activations in enumerate(blocks):
             self.units.enter(first + position, None, backward=True)

@@ -84,6 +84,25 @@ def test_all_that_a_step_takes_it_gives_back() -> None:
         assert requested_at_end(step_events(census, ledger, 0)) == always, recompute
 
 
+NARROWER: dict[str, dict[str, Any]] = {
+    "packed": {"framework": "plain", "compress_activations": "int4"},
+    "parts": {"framework": "deepspeed", "gpus": 2, "tp": 2, "settings": {"strategy.partition_activations": True}},
+}
+"""A checkpoint that keeps its input narrower than it is, or a part of it."""
+
+
+@pytest.mark.parametrize("recompute", ["full", "segments-3", "uniform-2", "sqrt", "block-4"])
+@pytest.mark.parametrize("kept", NARROWER)
+def test_checkpoints_of_several_blocks_keep_a_narrower_input(recompute: str, kept: str) -> None:
+    """What is kept of the first block's input is freed once, those of the others are not kept."""
+    words = {"gpus": 1, **NARROWER[kept], "micro_batch": 2, "global_batch": 4}
+    census, ledger = job("gpt2", recompute=recompute, **words)
+    always = sum(int(np.max(t.bytes)) for t in ledger.terms if len(t.phases) == len(PHASES))
+    events = list(step_events(census, ledger, 0))
+    assert requested_at_end(events) == always
+    assert int(ledger.peak().reshape(-1)[0]) == pytest.approx(replay(events).peak_allocated, rel=0.01)
+
+
 @pytest.mark.parametrize("recompute", ["none", "full", "every-2", "uniform-2", "selective-ops", "mlp"])
 @pytest.mark.parametrize("framework", ["fsdp2", "megatron"])
 def test_offloaded_activations_leave_and_come_back(recompute: str, framework: str) -> None:
