@@ -250,11 +250,11 @@ def line(found: Validation) -> str:
     runs = len({score.id for score in found.runs})
     errors = {group.name: group for group in found.groups if group.by == "figure"}
     each = ", ".join(f"{_percent(errors[name].median_abs_error)} ({said})" for name, said in READ_BY.items())
-    times = next(row for row in step_time().error if row.name == "all")
+    speed = next(row for row in step_time().error if row.name == "all")
     return (
         f"**How right:** median error {each} on {runs} published runs; of {total.ran_out} that ran out of memory "
-        f"{total.false_fits} were predicted to fit. Speed: {_percent(times.crossed_median)} on {times.runs} dense runs, "
-        "each source left out of the fit that predicts it ([row by row](docs/accuracy.md))."
+        f"{total.false_fits} were predicted to fit. Speed: {_percent(speed.crossed_median)} on {speed.runs} dense "
+        "runs, each source left out of the fit that predicts it ([row by row](docs/accuracy.md))."
     )
 
 
