@@ -71,6 +71,10 @@ class Layout:
         """Ranks in all."""
         return self.dp * self.tp * self.pp * self.cp
 
+    def replicated(self, replicas: int) -> Layout:
+        """The same with so many replicas of the shards."""
+        return Layout(self.dp, self.tp, self.sp, self.pp, self.cp, self.ep, self.schedule, self.vpp, replicas)
+
 
 def layout_of(s: Strategy) -> Layout:
     """The parallel layout of a strategy."""

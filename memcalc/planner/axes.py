@@ -292,7 +292,9 @@ def _grid(
     fixed = fixed_part(job_request, habits, model, gpu, precisions, gpus, sharded=False)
     check_countable(model, fixed.seq_len, 1, attention=fixed.attention)
     layouts = layouts_of(job_request, model, node, gpus, fixed.seq_len, habits)
-    fitting = [layout for layout in layouts if pipes.can_part(model, fixed, layout, habits)]
+    stages = {(layout.pp, layout.vpp, layout.schedule): layout for layout in layouts}
+    parted = {key for key, layout in stages.items() if pipes.can_part(model, fixed, layout, habits)}
+    fitting = [layout for layout in layouts if (layout.pp, layout.vpp, layout.schedule) in parted]
     if layouts and not fitting and refuses:
         pipes.check_chunks(model, fixed, layouts[0], habits)
     if not fitting:
@@ -300,14 +302,14 @@ def _grid(
     sizes = [m for m in MICRO_BATCHES if fixed.global_batch % m == 0]
     divisors = [m for m in range(1, fixed.global_batch + 1) if fixed.global_batch % m == 0]
     recomputes = policies_for(model, policies(model.num_layers))
-    stages = defaults.zero_stages(job_request, habits)
+    zeros = defaults.zero_stages(job_request, habits)
     offloads = usual(request, habits, model, "offload", offloads_of(habits))
     return Grid(
         fixed,
         tuple(fitting),
         tuple(precisions),
         tuple(_values(job_request, "recompute", usual(request, habits, model, "recompute", recomputes))),
-        tuple(_values(job_request, "zero", usual(request, habits, model, "zero", stages))),
+        tuple(_values(job_request, "zero", usual(request, habits, model, "zero", zeros))),
         tuple(dict.fromkeys(habits.moved(value) for value in _values(job_request, "offload", offloads))),
         tuple(_values(job_request, "micro_batch", sizes or [1], divisors)),
         sequence=model.sequence,
@@ -344,7 +346,7 @@ def layouts_of(request: Request, model: Model, node: Node, gpus: int, seq_len: i
     pipelines = pipes.pipelines_for(request, habits)
     layouts = [layouts_for(model, gpus, degrees, seq_len, sp=way, pipelines=pipelines) for way in ways]
     alone = dict.fromkeys(layout for some in layouts for layout in some if layout.tp > 1 or not layout.sp)
-    return with_replicas(alone, request, habits, model, node, seq_len)
+    return with_replicas(alone, request, habits, model, node)
 
 
 def _ways(request: Request, habits: Habits, model: Model) -> list[bool]:

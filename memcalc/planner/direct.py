@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -11,7 +10,7 @@ import numpy as np
 from memcalc.errors import CombinationError
 from memcalc.frameworks.capabilities import OFFLOADS, OPTIONS, Clash, fitting, kinds_of, policy_kind, text_of
 from memcalc.grid import column
-from memcalc.planner.pipelines import is_legal
+from memcalc.planner.pipelines import can_replicate
 from memcalc.specs.options import DEGREES
 
 if TYPE_CHECKING:
@@ -130,9 +129,9 @@ KIND = "hsdp"
 
 
 def with_replicas(
-    layouts: Iterable[Layout], request: Request, habits: Habits, model: Model, node: Node, seq_len: int
+    layouts: Iterable[Layout], request: Request, habits: Habits, model: Model, node: Node
 ) -> list[Layout]:
-    """Layouts with each number of replicas that is wanted; by itself a search tries those of :func:`usual_replicas`."""
+    """Layouts, each with the numbers of replicas that are wanted; by itself a search tries :func:`usual_replicas`."""
     given, choice = request.given.get("dp_replicate"), request.choices.get("dp_replicate")
     searched = given is None and KIND in kinds(request, habits, model)
     result = []
@@ -140,8 +139,7 @@ def with_replicas(
         counts = usual_replicas(layout, node.gpus, one_node=habits.flat_units) if searched else [given or 1]
         if choice is not None:
             counts = choice.of(counts, [n for n in range(1, layout.dp + 1) if layout.dp % n == 0])
-        several = [layout if n == layout.dp_replicate else replace(layout, dp_replicate=n) for n in counts]
-        result += [each for each in several if each == layout or is_legal(model, each, seq_len)]
+        result += [layout if n == 1 else layout.replicated(n) for n in counts if can_replicate(layout, n)]
     return result
 
 

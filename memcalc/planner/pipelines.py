@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from itertools import product
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -185,6 +185,12 @@ def check_replicas(layout: Layout, *, alone: bool = False) -> None:
         raise CombinationError("dp-replicate", replicas, "must leave each replica several ranks to shard over")
 
 
+def can_replicate(layout: Layout, replicas: int) -> bool:
+    """Whether a layout that is possible without replicas is so with some, as :func:`check_layout` has it."""
+    ranks = layout.dp * layout.cp
+    return replicas == 1 or (layout.dp % replicas == 0 and ranks > replicas and ranks // replicas % layout.ep == 0)
+
+
 def check_split(model: Model, fixed: SharedSettings, stages: int) -> None:
     """Raise the error that says why blocks cannot be shared out over stages as asked."""
     for name in ("first_stage_layers", "last_stage_layers"):
@@ -216,17 +222,17 @@ def layouts_for(
 
     Sequence parallelism is on wherever TP is, unless ``sp`` says otherwise: it divides activations for no extra volume.
     """
+    # What a degree needs of the model does not depend on the others, but that experts share out dp x cp
+    tps = [n for n in degrees[0] if is_legal(model, Layout(tp=n), seq_len)]
+    pps = [n for n in degrees[1] if is_legal(model, Layout(pp=n), seq_len)]
+    cps = [n for n in degrees[2] if is_legal(model, Layout(cp=n), seq_len)]
+    eps = [n for n in degrees[3] if is_legal(model, Layout(dp=n, ep=n), seq_len)]
     legal = []
-    for tp in degrees[0]:
-        for pp in degrees[1]:
-            for cp in degrees[2]:
-                for ep in degrees[3]:
-                    if gpus % (tp * pp * cp):
-                        continue
-                    layout = Layout(gpus // (tp * pp * cp), tp, tp > 1 if sp is None else sp, pp, cp, ep)
-                    if is_legal(model, layout, seq_len):
-                        runs = pipelines if pp > 1 else (("1f1b", 1),)
-                        legal += [replace(layout, schedule=name, vpp=chunks) for name, chunks in runs]
+    for tp, pp, cp, ep in product(tps, pps, cps, eps):
+        dp, rest = divmod(gpus, tp * pp * cp)
+        if not rest and dp * cp % ep == 0:
+            runs = pipelines if pp > 1 else (("1f1b", 1),)
+            legal += [Layout(dp, tp, tp > 1 if sp is None else sp, pp, cp, ep, *run) for run in runs]
     return legal
 
 

@@ -19,11 +19,11 @@ from memcalc import api, catalog
 from memcalc.api import load_model
 from memcalc.cli.app import app
 from memcalc.errors import MemcalcError
-from memcalc.grid import Grid
+from memcalc.grid import Grid, Layout
 from memcalc.planner.costs import costs_of, legal
 from memcalc.planner.finalists import finalist
 from memcalc.planner.job import PlanJob
-from memcalc.planner.pipelines import layouts_for
+from memcalc.planner.pipelines import can_replicate, is_legal, layouts_for
 from memcalc.planner.ranking import Objective
 from memcalc.planner.request import check_words
 from memcalc.planner.search import Wanted, search
@@ -348,3 +348,21 @@ def test_one_rank_shards_nothing(framework: str) -> None:
     found = memcalc.plan(model="llama-3.2-1b", gpu="h200", gpus=1, framework=framework, rank_all=True, top=200)
     stages = {plan.strategy.zero for plan in found.plans if not {"params", "optimizer"} & {*plan.strategy.offload}}
     assert stages == {0}
+
+
+@pytest.mark.parametrize(("name", "gpus"), [("llama-3-8b", 64), ("mixtral-8x7b", 48), ("deepseek-v2-lite", 32)])
+def test_layouts_are_those_that_the_rule_allows_one_by_one(name: str, gpus: int) -> None:
+    """Degrees are checked apart, and replicas by themselves: the same as every combination by the whole rule."""
+    model, seq_len = load_model(name), 4
+    degrees = [range(1, gpus + 1)] * 4
+    every = (
+        Layout(gpus // (tp * pp * cp), tp, tp > 1, pp, cp, ep)
+        for tp, pp, cp, ep in itertools.product(*degrees)
+        if gpus % (tp * pp * cp) == 0
+    )
+    allowed = [layout for layout in every if is_legal(model, layout, seq_len)]
+    assert layouts_for(model, gpus, degrees, seq_len, sp=None) == allowed
+    assert allowed
+    for layout in allowed:
+        for count in range(1, layout.dp + 2):
+            assert can_replicate(layout, count) == is_legal(model, layout.replicated(count), seq_len)
