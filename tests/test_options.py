@@ -24,6 +24,7 @@ SHOWN = "which settings stand in a line or a table for people: a selection"
 ORDINARY = "what a default, a batch or a format's own edit follows from: a relation, not a list of options"
 ALLOWED = {
     "cli/registry.py": "the options that most people need, which --help shows",
+    "report/ladder.py": "what a screen's title says already, or has no room for",
     "ui/page.py": "the controls that stand in front, and their labels",
     "ui/answers.py": "what a search decides, so that changing it alone starts none",
     "ui/fit.py": "what the button that makes a job fit may change",

@@ -21,7 +21,9 @@ Precision = Literal["fp32", "fp16-mixed", "bf16-mixed", "fp16-autocast", "bf16-a
 MomentType = Literal["fp32", "bf16", "fp16", "fp8"]
 Optimizer = Literal[
     "adamw", "adamw-8bit", "paged-adamw", "paged-adamw-8bit", "adafactor", "lion", "lion-8bit", "sgd", "sgd-momentum",
-    "muon", "soap", "galore-adamw",
+    "muon",
+    "soap",
+    "galore-adamw",
 ]  # fmt: skip
 OptimizerImpl = Literal["fused", "foreach", "loop"]
 Schedule = Literal["1f1b", "interleaved", "gpipe", "interleaved-zb", "zb-h1", "zb-h2", "zb-1p", "zb-2p", "zb-v"]
@@ -237,9 +239,7 @@ class Strategy(Frozen):
             "Megatron-LM pads each expert.", "-", kind="factor", most=1000),
         Field(ge=1),
     ] = 1.0
-    flash_version: Annotated[
-        int, Option("FlashAttention: its generation, 1 (or its Triton version), 2 or 3.", "-"), Field(ge=1, le=3)
-    ] = 2
+    flash_version: Annotated[int, Option("Generation of FlashAttention: 1, 2 or 3.", "-"), Field(ge=1, le=3)] = 2
     experts_padded: Annotated[bool, Option("Experts are padded to a capacity: the host waits for no count.")] = False
     mtp: Annotated[int, Option("Blocks that predict further tokens.", "blocks"), Field(ge=0)] = 0
     microbatch_group: Annotated[
