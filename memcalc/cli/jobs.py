@@ -211,7 +211,7 @@ _Rows = Annotated[str, typer.Option(metavar="N", rich_help_panel="Output", help=
 
 @command("To share", calibration, *PRESETS, *DESTINATION)
 def sweep(file: _File, *, jobs: _Jobs = None, scheduler: _Scheduler = None, top: _Rows = "20", **options: Any) -> int:
-    """Estimate or plan many jobs into one table: .csv, .json, .jsonl or .parquet; an interrupted one goes on."""
+    """Estimate or plan many jobs into one table (.csv, .json, .jsonl or .parquet). Resumes after an interruption."""
     return sweeping.show(file, jobs=jobs, scheduler=scheduler, top=top, options=options)
 
 

@@ -154,7 +154,7 @@ def report(
     if saved is not None:
         answer = _loaded(saved, {"estimate": alone or None, **search}, options)
     elif options["gpu"] is None:
-        raise InputError("gpu", "", "give --gpu, or a plan's file")
+        raise InputError("gpu", "", "give --gpu, or pass a saved plan")
     else:
         keywords = with_model(options)
         model = None if isinstance(keywords["model"], str) else keywords["model"]

@@ -237,7 +237,7 @@ class ConfigReader:
         for key, says in keys.items():
             value = self.raw(key)
             if value is not None and value not in ({}, []) and str(value).lower() not in off:
-                message = f"{key} {shown(value)} changes memory and is not modelled: {says}"
+                message = f"{key} {shown(value)} changes memory but is not counted: {says}"
                 self.note("warning", "MC002", key, message)
 
     def not_counted(self, keys: Mapping[str, Mapping[str, Any]], counted: Iterable[str] = ()) -> None:
@@ -272,7 +272,7 @@ class ConfigReader:
                 if key_path in tables and value not in (None, "auto", {}, []):
                     raise self.error(key, value, "must be a table")
                 like = nearest(key, names)
-                message = f"{key} is not a setting of {self.software} that memcalc knows, and counts for nothing here"
+                message = f"{key} is not a setting of {self.software} that memcalc knows; ignored"
                 self.note("warning", "MC001", key, message, f"did you mean {like}?" if like else "")
         return Config(self.document, self.format, tuple(self.settings), tuple(self.findings), tuple(self.references))
 

@@ -114,7 +114,7 @@ def _once(path: Path, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         from collections import Counter
 
         twice = Counter(key for key, _ in pairs).most_common(1)[0][0]
-        raise FileError("file", str(path), f"must have each key once in a table, not {twice[:60]!r} twice")
+        raise FileError("file", str(path), f"has the key {twice[:60]!r} twice")
     return table
 
 
@@ -282,7 +282,7 @@ class _Walk:
                 continue
             name = self._key(key)
             if name in table:
-                raise self._wrong(key, f"must have each key once in a table, not {name[:60]!r} twice")
+                raise self._wrong(key, f"has the key {name[:60]!r} twice")
             table[name] = self.value(item, (*key_path, name), key.start_mark.index)
         return {**merged, **table}
 

@@ -179,7 +179,7 @@ def load_answer(path: str) -> Plans | SavedPlan:
         again = f"its line under asked, given again with --save and --force, writes it as {_SCHEMA}"
         raise FileError("file", path, f"must not be of the older schema {_OLDER}, whose plans have no job: {again}")
     if schema != _SCHEMA:
-        allowed = f"must be a plan that memcalc plan --save wrote, with the schema {_SCHEMA}"
+        allowed = f"must be a saved plan with the schema {_SCHEMA}; create one with memcalc plan --save"
         raise FileError("file", path, allowed if schema is None else f"{allowed}, not {str(schema)[:40]!r}")
     saved = record_from(SavedPlan, path, text)
     if saved.version != __version__:

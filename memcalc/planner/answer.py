@@ -267,7 +267,7 @@ def warnings_for(
     """What the figure does not know."""
     text = []
     if overhead.context_assumed:
-        text.append(f"no measured context size of {gpu.name} is known: 0.5 GiB assumed (published: 0.13 to 0.70 GiB).")
+        text.append(f"CUDA context of {gpu.name} not measured; assuming 0.5 GiB (published: 0.13 to 0.70 GiB).")
     text += borrowed_warnings(gpu, overhead.borrowed)
     if overhead.unexplained.kind == WEIGHTS_AWAY:
         text.append(f"{WEIGHTS_AWAY}: {REPORTED} (+{overhead.unexplained.high:.0%}).")
@@ -279,7 +279,9 @@ def warnings_for(
         if wrong.speaks_of(strategy.model_dump()):
             less = f"{abs(wrong.error):.1%} {'less' if wrong.error > 0 else 'more'}"
             where = f"runs of the calibration with {wrong.where}" if wrong.shared else "the calibration's runs"
-            text.append(f"{where} allocated {less} than predicted ({len(wrong.rows)} rows): no figure here has that.")
+            text.append(
+                f"calibration: {where} allocated {less} than predicted ({len(wrong.rows)} rows). Not corrected here."
+            )
     text += notes_of(model, strategy.precision, strategy.recompute, strategy.micro_batch)
     if model.is_moe:
         rows = f"{strategy.expert_overload:g} times" if strategy.expert_overload > 1 else ""

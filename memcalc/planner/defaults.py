@@ -175,7 +175,7 @@ def check_framework(request: Request, habits: Habits) -> None:
             check_hybrid(request, habits)
         elif not habits.tensor_parallel or name in habits.lacks:
             raise CombinationError(
-                name, request.given[name], f"{habits.name} is modelled without it; use fsdp2, torchtitan or megatron"
+                name, request.given[name], f"not supported for {habits.name}; use fsdp2, torchtitan or megatron"
             )
     if request.given.get("sp") and "sp" in habits.lacks:
         raise CombinationError("sp", True, f"{habits.name} is modelled without sequence parallelism; use megatron")
@@ -220,7 +220,7 @@ def check_hybrid(request: Request, habits: Habits) -> None:
     """Refuse replicas of the shards where the framework has none, and what DeepSpeed has in their place by its name."""
     if habits.capabilities.parallel.needs("hsdp") is not None:
         return
-    allowed = f"{habits.name} is modelled without it; use fsdp2, torchtitan or megatron"
+    allowed = f"not supported for {habits.name}; use fsdp2, torchtitan or megatron"
     if habits.zero_optimizer is not None:
         allowed = "DeepSpeed's MiCS (mics_shard_size) and hpZ (zero_hpz_partition_size) are not modelled; use fsdp2"
     raise CombinationError("dp-replicate", request.given["dp_replicate"], allowed)

@@ -123,7 +123,7 @@ class PlanJob:
         longest = self.request.given.get("seq_len", self.model.max_positions)
         habits = habits_for(pinned)[1]
         check_layout(self.model, axes.one_layout(pinned, habits, self.model), longest, alone=habits.flat_units)
-        raise MissingError(f"no parallel layout of {counts[-1]} GPUs is legal for {self.model.name}; give --gpus.")
+        raise MissingError(f"no valid layout for {self.model.name} on {counts[-1]} GPUs: give --gpus.")
 
 
 def joined(grids: Iterable[Grid]) -> tuple[Grid, ...]:

@@ -109,7 +109,7 @@ def _unsharded(job: MergedJob) -> None:
         return
     if int(job.options["gpus"]) <= job.ways:
         why = "FSDP needs 2 data-parallel ranks; estimated on 1"
-        job.note("warning", "MC002", "framework", f"one data-parallel rank changes memory and is not modelled: {why}")
+        job.note("warning", "MC002", "framework", f"one data-parallel rank changes memory but is not counted: {why}")
 
 
 def _folder(job: MergedJob) -> str:

@@ -86,5 +86,5 @@ def test_a_bound_leaves_out_the_numbers_of_gpus_that_cannot_meet_it() -> None:
     answer = memcalc.plan(**words, tp="3..")
     assert {plan.gpus for plan in answer.plans} == {4, 8}
     assert all(plan.strategy.tp >= 3 for plan in answer.plans)
-    with pytest.raises(MemcalcError, match="no parallel layout"):
+    with pytest.raises(MemcalcError, match="no valid layout"):
         memcalc.plan(**{**JOB, "gpus": 2}, tp="3..")

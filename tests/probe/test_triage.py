@@ -6,6 +6,7 @@ import contextlib
 import json
 import pickle
 import random
+import re
 import struct
 import tomllib
 from collections.abc import Callable
@@ -611,3 +612,11 @@ def test_peaks_of_steps_are_sums_over_the_trace() -> None:
     assert max(running) == max(explained("healthy").memory.step_peaks) == explained("healthy").memory.allocated
     assert np.argmax(running) > 0
     assert causes_of(read_log(FULL).events[0])
+
+
+def test_the_page_calls_causes_as_the_program_does() -> None:
+    """The first table of docs/triage.md's causes: each code with its title."""
+    page = (ROOT / "docs" / "triage.md").read_text(encoding="utf-8")
+    told = dict(re.findall(r"^\| `([a-z-]+)` \| ([^|]*) \|", page, flags=re.MULTILINE))
+    titles = {code: cause.title for code, cause in CAUSES.items()}
+    assert {code: told.get(code) for code in titles} == titles

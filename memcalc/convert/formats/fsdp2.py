@@ -195,7 +195,7 @@ def write(job: ConfigJob) -> dict[str, Any]:
     for name in Strategy.model_fields:
         value = getattr(plan, name)
         fine = name in _STATED or value == getattr(usual, name)
-        job.require(fine, name.replace("_", "-"), "the script of memcalc export does not have it", value)
+        job.require(fine, name.replace("_", "-"), "the FSDP2 script cannot state it", value)
     spec = _spec(job)
     _check_split(job, spec)
     weights, compute, autocast = _PRECISIONS[plan.precision]

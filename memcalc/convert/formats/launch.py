@@ -253,11 +253,11 @@ def _read_environment(reader: ConfigReader) -> None:
     for name, says in environment.NOT_MODELLED.items():
         value = reader.raw(name)
         if value is not None and str(value) not in ("", usual.get(name, "0" if "ENABLE" in name else "")):
-            message = f"{name} {value} changes memory and is not modelled: {says}"
+            message = f"{name} {value} changes memory but is not counted: {says}"
             reader.note("warning", "MC002", name, message)
     if reader.text("CUDA_MODULE_LOADING").upper() == "EAGER":
         says = "all kernels are loaded into the context"
-        message = f"CUDA_MODULE_LOADING EAGER changes memory and is not modelled: {says}"
+        message = f"CUDA_MODULE_LOADING EAGER changes memory but is not counted: {says}"
         reader.note("warning", "MC002", "CUDA_MODULE_LOADING", message)
     reader.raw("CUDA_VISIBLE_DEVICES")
 
@@ -272,7 +272,7 @@ def _allocator(reader: ConfigReader, name: str) -> None:
             raise reader.error(name, text, "expandable_segments must be True or False")
         elif option in environment.ALLOCATOR_OPTIONS and (option, value) != ("backend", "native"):
             effect = environment.ALLOCATOR_OPTIONS[option]
-            message = f"{option}:{value} of {name} changes memory and is not modelled: {effect}"
+            message = f"{option}:{value} of {name} changes memory but is not counted: {effect}"
             reader.note("warning", "MC002", name, message)
         elif option not in environment.HARMLESS_OPTIONS and option != "backend":
             says = "is not an option of PyTorch 2.13 that memcalc knows, and counts for nothing"

@@ -119,7 +119,7 @@ class Flags:
         key = self.key(name)
         value = self.reader.raw(key)
         stated = "" if value in (None, True) else f" {value}"
-        self.reader.note("warning", "MC002", key, f"{key}{stated} changes memory and is not modelled: {says}")
+        self.reader.note("warning", "MC002", key, f"{key}{stated} changes memory but is not counted: {says}")
 
     def not_modelled(self, names: dict[str, str]) -> None:
         """Warn of all that are on."""

@@ -179,7 +179,7 @@ def _sharding(reader: ConfigReader, degrees: dict[str, int]) -> None:
         reader.set("gpus", gpus, shard_key)
     if copies > 1 and shards == 1 and degrees["cp"] == 1:
         says = "weights are whole on each rank; counted as sharded over all data-parallel ranks, which is less"
-        reader.note("warning", "MC002", copies_key, f"{copies_key} {copies} changes memory and is not modelled: {says}")
+        reader.note("warning", "MC002", copies_key, f"{copies_key} {copies} changes memory but is not counted: {says}")
     elif copies > 1:
         reader.set("dp_replicate", copies, copies_key)
     kind = reader.text("training.data_parallel_type", "fsdp")
@@ -196,7 +196,7 @@ def _recompute(reader: ConfigReader) -> None:
         mode = "selective" if reader.flag(key) else "full"
     if mode == "memory_budget":
         says = "the compiler decides what is kept; counted as everything"
-        reader.note("warning", "MC002", key, f"{key} memory_budget changes memory and is not modelled: {says}")
+        reader.note("warning", "MC002", key, f"{key} memory_budget changes memory but is not counted: {says}")
     if mode == "selective" and option != "op":
         if not option.isdecimal():
             raise reader.error("activation_checkpoint.selective_ac_option", option, "must be op or a whole number")

@@ -115,7 +115,7 @@ def _points(reader: ConfigReader, key: str, edges: list[int], chunks: int) -> No
         raise reader.error(key, reader.raw(key), f"must be rising numbers of blocks below {edges[-1]}")
     inner = sizes[1:-1]
     if inner != sorted(inner, reverse=True) or (inner and inner[0] - inner[-1] > 1):
-        message = f"{key} changes memory and is not modelled: the stages between first and last are counted as equal"
+        message = f"{key} changes memory but is not counted: the stages between first and last are counted as equal"
         reader.note("warning", "MC002", key, message)
     reader.set("strategy.first_stage_layers", sizes[0] * chunks, key)
     reader.set("strategy.last_stage_layers", sizes[-1] * chunks, key)
