@@ -53,22 +53,26 @@ def _screen(result: Check) -> Iterator[Block]:
     yield from occasion_lines(estimate)
     yield from cache_of(estimate)
     for file in result.files:
-        title, *rest = _file(file)
+        title, *rest = _file(file, brief=True)
         yield replace(title, role="text")
         yield from rest
     yield from warned(estimate.warnings)
     yield from plan_words.assumed(estimate.assumptions)
     if result.fix is None and result.verdict == "does-not-fit":
         yield Code("Next, what fits instead", plan_words.search_line(estimate.job))
-    yield Line("-v: components, whole diff, the same job as an estimate", "faint")
+    defaults = sum(len(file.defaults) for file in result.files)
+    counted = f"{defaults} framework default{'s' * (defaults > 1)}, " if defaults else ""
+    yield Line(f"-v: {counted}components, whole diff, the same job as an estimate", "faint")
 
 
-def _file(file: CheckedFile) -> Iterator[Line]:
+def _file(file: CheckedFile, *, brief: bool = False) -> Iterator[Line]:
     count = len(file.findings)
     text = "no issues" if not count else f"{count} finding{'s' if count > 1 else ''}"
     yield Line(f"{file.path} ({file.kind}): {text}", "title")
     for finding in file.findings:
         yield Line(_sentence(finding), "text", _MOODS[finding.severity])
+    if brief:
+        return
     values = {default.field: default.usual or f"not set ({default.word} {default.value})" for default in file.defaults}
     yield from facts("  Framework defaults", values)
 

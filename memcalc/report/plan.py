@@ -10,7 +10,7 @@ from memcalc.report import plan_words as say
 from memcalc.report.estimate import MOODS
 from memcalc.report.plan_data import data
 from memcalc.report.recipe import recipe_blocks
-from memcalc.report.remedies import remedy_blocks
+from memcalc.report.remedies import remedy_blocks, short
 from memcalc.report.step_time import speed
 from memcalc.report.tables import (
     MOST,
@@ -158,7 +158,7 @@ def _counts(result: Plans) -> str:
     fewest = min(safe, key=lambda plan: plan.gpus)
     gpu, without = result.hardware.gpu, result.without_offload
     tight = " and ".join(map(str, result.tight_without_offload))
-    near = f" ({tight}: tight)" if tight else ""
+    near = f" ({tight}: tight{_eased(result)})" if tight else ""
     start = f"{_verdict_of(fewest)}: from {fewest.gpus}"
     if not fewest.strategy.offload:
         return f"{start} × {gpu}{near}"
@@ -166,6 +166,14 @@ def _counts(result: Plans) -> str:
     if without is None:
         return f"{start} × {gpu}, only with {tier} offload ({say.host([fewest])})"
     return f"{start} GPU{'s' * (fewest.gpus > 1)} with {tier} offload · from {without} × {gpu} without{near}"
+
+
+def _eased(result: Plans) -> str:
+    """Return what makes the fewest of several counts safe without other numbers, and on how many GPUs."""
+    gpus = min(plan.gpus for plan in result.plans)
+    same = [answer for answer in result.nearest if answer.verdict == "fits" and answer.group == "same training"]
+    change = next((answer.change for answer in same if "--gpus" not in answer.change and not answer.host_memory), "")
+    return f"; {gpus} fits with {short(change)}" if change and gpus in result.tight_without_offload else ""
 
 
 def _host(plan: Plan) -> str:

@@ -63,6 +63,15 @@ def remedy_blocks(result: Plans, *, brief: bool = False) -> Iterator[Block]:
         yield Code("Next", first.command)
 
 
+def short(change: str) -> str:
+    """Return a change in fewer words.
+
+    >>> short("--gpus 8 --set strategy.expandable_segments=true")
+    '--gpus 8, expandable segments'
+    """
+    return change.replace(f" --set {FIELD}", ", expandable segments").replace(f"--set {FIELD}", "expandable segments")
+
+
 def _best(answers: list[Nearest]) -> Nearest:
     """The first that fits: they stand in the order of what they cost."""
     return next((answer for answer in answers if answer.verdict == "fits"), answers[0])
@@ -89,8 +98,7 @@ def _grouped(result: Plans) -> Iterator[tuple[str, ...]]:
     for group, answers in groupby(result.nearest, key=lambda answer: answer.group):
         yield group, "", "", "", ""
         for answer in answers:
-            change = answer.change.replace(f" --set {FIELD}", ", expandable segments")
-            change = change.replace(f"--set {FIELD}", "expandable segments")
+            change = short(answer.change)
             speed = f"{_speed(answer)} {_range(answer)}" if answer.verdict != "does-not-fit" else ""
             cell = fill(change, _WIDEST, initial_indent="  ", subsequent_indent="    ", break_on_hyphens=False)
             yield cell, gib(answer.device, 1), _host(answer), _verdict(answer, result.capacity), speed

@@ -11,6 +11,7 @@ from memcalc.errors import CombinationError
 from memcalc.frameworks import habits_of
 from memcalc.planner.defaults import is_frozen, precisions_for
 from memcalc.planner.request import check_words
+from memcalc.report import of_plans, render
 
 LLAMA: dict[str, Any] = {"model": "llama-3-8b", "gpu": "a100-80g", "gpus": 1, "seq_len": 1024}
 FP32_ADAPTERS = 32 * 16 * ((4096 + 4096) + (4096 + 1024)) * 4
@@ -116,3 +117,12 @@ def test_a_quantised_base_alone_has_adapters_of_the_usual_rank() -> None:
     assert memcalc.estimate(**alone.job.keywords()) == alone
     assert memcalc.plan(**small, gpus=1, top=1).plans[0].strategy.lora == "16:q,v"
     assert memcalc.estimate(model="llama-3.2-1b", gpu="a100-40g", quantize="none").strategy.lora == ""
+
+
+def test_the_headline_says_what_makes_one_gpu_safe() -> None:
+    """The next figures of the answer are of four GPUs, although a loss without logits fits on one."""
+    result = memcalc.plan(model="llama-3.1-8b", gpu="rtx-4090", lora=True)
+    first = render(of_plans(result), "plain", width=100).splitlines()[0]
+    assert "1 fits with --loss fused-linear" in first
+    fits = memcalc.plan(model="llama-3.1-8b", gpu="rtx-4090", lora=True, gpus=1, loss="fused-linear")
+    assert fits.plans[0].verdict == "fits"
