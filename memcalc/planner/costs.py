@@ -74,6 +74,8 @@ def costs_apart(
         reserved = MaxOverStages(Ledger(terms).tree(), owners)
         here = np.take(safe, range(len(grid.offloads))[chosen], axis=AXES.index("offload"))
         yield Costs(part, reserved, usable, here, times, step, rooms, legal(part))
+    for each in (flat, census):
+        each.blocks_cache.release()
 
 
 def limits(grid: Grid, gpu: GPU) -> tuple[Array, Array]:

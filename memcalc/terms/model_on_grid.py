@@ -94,6 +94,12 @@ class BlockCache:
     by_sharding: list[Any] = field(default_factory=list)
     """The same over :attr:`memcalc.grid.Grid.ways`, which the parts of a space share."""
 
+    def release(self) -> None:
+        """Let the arrays of the groups go at once: they know each other in circles, which only a collector ends."""
+        for group in self.groups:
+            vars(group).clear()
+        self.groups.clear()
+
 
 @dataclass(frozen=True, eq=False)
 class ModelOnGrid:
