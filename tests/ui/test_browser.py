@@ -142,7 +142,7 @@ def test_the_bar_moves_while_a_slider_is_dragged(tab: Any) -> None:
     assert tab.get_attribute("#bar .stack .c-activations", "style") != before
     assert tab.evaluate("performance.getEntriesByName('memcalc-bar').length") > 0
     tab.mouse.up()
-    assert "seq-len=16384" in tab.url
+    tab.wait_for_url(re.compile("seq-len=16384"), wait_until="commit")
     assert expected(tab) in said(tab)
 
 
@@ -189,7 +189,7 @@ def test_the_link_holds_the_job_and_back_goes_back(tab: Any, browser: Any) -> No
 def test_an_unknown_option_of_a_link_is_said_not_dropped(tab: Any) -> None:
     tab.goto(tab.url.partition("#")[0] + f"#{JOB}&seqlen=1")
     tab.locator("#message", has_text="did you mean 'seq-len'").wait_for()
-    assert "seqlen=1" in tab.url
+    tab.wait_for_url(re.compile("seqlen=1"), wait_until="commit")
 
 
 def test_a_model_is_pasted_and_a_config_is_dropped(tab: Any) -> None:
@@ -224,7 +224,7 @@ def test_make_it_fit_and_compare(tab: Any) -> None:
     tab.locator("#fitted", has_text="micro-batch 64 →").wait_for(timeout=60_000)
     tab.locator("#verdict", has_text="Fits").wait_for()
     tab.locator("#difference", has_text="micro-batch").wait_for(timeout=60_000)
-    assert "pin=" in tab.url
+    tab.wait_for_url(re.compile("pin="), wait_until="commit")
     tab.click("#compare")
     assert not tab.locator("#difference").is_visible()
 
