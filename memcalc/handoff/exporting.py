@@ -20,8 +20,8 @@ from memcalc.handoff.round_trip import check_command
 from memcalc.handoff.saved import chosen, dirs_of, estimated_again, saved_plan
 from memcalc.results.estimates import Estimate
 from memcalc.results.plans import Plan, Plans, SavedPlan
-from memcalc.specs.job import command_line
-from memcalc.specs.options import meant
+from memcalc.specs.job import JobRecord, command_line
+from memcalc.specs.options import BY_NAME, meant
 from memcalc.units import GIB, parse_bytes
 
 # The line that starts a job from the files that were written for it.
@@ -164,7 +164,7 @@ def exported(
     try:
         result = first_written(plan, names, path, dirs)
     except CombinationError as error:
-        allowed = f"{error.allowed}; {_way_out(saved, fallback, names[0], dirs)}"
+        allowed = f"{error.allowed}; {_way_out(saved, fallback, names[0], dirs, error.field)}"
         raise CombinationError(error.field, error.value, allowed) from None
     return replace(result, notes=(*saved.notes, *result.notes))
 
@@ -279,17 +279,26 @@ def _moved(plan: Plan | Estimate, estimate: Estimate, runs: Estimate, title: str
     yield f"{text} ({runs.verdict})."
 
 
-def _way_out(saved: SavedPlan, fallback: int, to: str, dirs: tuple[str, ...]) -> str:
-    """Which plan the format can say: one to go back to, or the line that searches what it writes."""
+def _way_out(saved: SavedPlan, fallback: int, to: str, dirs: tuple[str, ...], field: str) -> str:
+    """Which plan the format can say: one to go back to, or the line that searches it with the ``field`` left open."""
     for number, plan in enumerate(saved.fallback, 1):
         if number != fallback and _takes(plan, to, dirs):
             return f"its fallback {number} can be written: --fallback {number}"
-    job = saved.job.model_copy(update={"query": {**saved.job.query, "to": to}})
+    job = _left_open(saved.job, field).model_copy(update={"query": {**saved.job.query, "to": to}})
     framework = saved.plan.strategy.framework.partition("@")[0]
     if to not in FORMATS_OF.get(framework, ()):
         other = next(name for name, formats in FORMATS_OF.items() if to in formats)
         job = job.with_options(framework=other)
     return f"plan what it can say: {command_line(job)}"
+
+
+def _left_open(job: JobRecord, field: str) -> JobRecord:
+    """The job without what it says of a field that a search decides, or that has no option of its own."""
+    row = BY_NAME.get(field.removeprefix("strategy.").replace("-", "_"))
+    if row is None or (row.panel and not row.searched):
+        return job
+    options, settings = ({n: v for n, v in said.items() if n != row.word} for said in (job.options, job.settings))
+    return job.model_copy(update={"options": options, "settings": settings})
 
 
 def _takes(plan: Plan, to: str, dirs: tuple[str, ...]) -> bool:

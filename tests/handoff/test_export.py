@@ -397,6 +397,15 @@ def test_accelerate_has_the_trainers_arguments_beside_it(tmp_path: Path) -> None
     assert checked(done, tmp_path).peak == estimate_of(kept).peak
 
 
+def test_the_way_out_leaves_out_what_no_file_carries() -> None:
+    """The kernel that torchtitan calls is PyTorch's own, of the second generation."""
+    words = {"model": "llama-3-8b", "gpu": "a100-80g", "framework": "torchtitan", "attention": "flash", "top": 1}
+    with pytest.raises(CombinationError, match=r"flash-version '3'.*plan what it can say") as refused:
+        exported(kept_plan(**words, settings={"strategy.flash_version": 3}))
+    assert "flash_version" not in refused.value.allowed
+    exported(kept_plan(**words))
+
+
 def test_what_no_file_carries_is_refused_with_a_plan_that_it_can(simple: SavedPlan) -> None:
     """DeepSpeed has no word for it, and the Trainer beside it neither; its fallback recomputes every block."""
     kept = kept_plan(framework="deepspeed", recompute="mlp", top=1)
@@ -404,6 +413,9 @@ def test_what_no_file_carries_is_refused_with_a_plan_that_it_can(simple: SavedPl
         CombinationError, match=r"recompute 'mlp': .*plan what it can say: memcalc plan .*--to deepspeed"
     ):
         exported(kept)
+    with pytest.raises(CombinationError) as refused:
+        exported(kept)
+    assert "--recompute" not in refused.value.allowed.partition("plan what it can say")[2]
     better = kept.model_copy(update={"fallback": kept_plan(framework="deepspeed", **SIMPLE).fallback})
     with pytest.raises(CombinationError, match="can be written: --fallback 1"):
         exported(better)
