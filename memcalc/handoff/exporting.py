@@ -297,7 +297,7 @@ def _left_open(job: JobRecord, field: str) -> JobRecord:
     row = BY_NAME.get(field.removeprefix("strategy.").replace("-", "_"))
     if row is None or (row.panel and not row.searched):
         return job
-    options, settings = ({n: v for n, v in said.items() if n != row.word} for said in (job.options, job.settings))
+    options, settings = ({n: v for n, v in part.items() if n != row.word} for part in (job.options, job.settings))
     return job.model_copy(update={"options": options, "settings": settings})
 
 
