@@ -17,6 +17,7 @@ from memcalc.planner.images import with_images
 from memcalc.planner.job import PlanJob
 from memcalc.planner.progress import Tally
 from memcalc.planner.record import flat_options, pinned, record_of, split_options
+from memcalc.planner.mixers import check_mixers
 from memcalc.planner.recorded import check_recorded
 from memcalc.planner.request import check_words, positive
 from memcalc.specs.job import Largest, Smallest
@@ -379,6 +380,7 @@ def resolve(
         request.assumptions["sizes"] = named.origin
     request.warnings = named.warnings(str(model), request.given.get("quantize"))
     check_recorded(request, spec)
+    check_mixers(request, spec)
     spec = with_images(request, spec)
     if "framework" in request.given:
         spec = rewritten(spec, habits_of(request.given["framework"]).own_code)

@@ -15,6 +15,7 @@ from memcalc.convert.counted import COUNTED
 from memcalc.convert.counted_parts import COUNTED_PARTS
 from memcalc.convert.huggingface_encoders import ENCODERS
 from memcalc.convert.huggingface_gated import EXPERTS, GATED
+from memcalc.convert.huggingface_hybrids import HYBRIDS
 from memcalc.convert.huggingface_keys import Flat, Keys
 from memcalc.convert.huggingface_plain import PLAIN
 from memcalc.convert.huggingface_table import TABLE
@@ -25,7 +26,7 @@ from memcalc.specs.flat import flat_of, from_flat
 from memcalc.specs.model import Model
 
 _LARGEST_FILE = 5 << 20
-_DECODERS = {**PLAIN, **GATED, **EXPERTS, **TABLE}
+_DECODERS = {**PLAIN, **GATED, **EXPERTS, **HYBRIDS, **TABLE}
 _WHOLE = {**COUNTED, **COUNTED_PARTS}
 _BUILT = {**TOWERS, **ENCODERS, **_WHOLE}
 _WITH_HEAD = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")

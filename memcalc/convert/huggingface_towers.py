@@ -136,7 +136,7 @@ def _two_stacks(encoder: Flat, decoder: Flat, outside: tuple[Outside, ...], ends
     reader = {"causal": False, "window": None, "scores_bias": bias}
     last = []
     for group in model.groups:
-        cross = {"cross_attention": group.block.attention.model_copy(update=reader)}
+        cross = {"cross_attention": group.block.own_attention.model_copy(update=reader)}
         last.append(group.model_copy(update={"block": group.block.model_copy(update=cross)}))
     towers = (first.ends[0].model_copy(update=ends), *model.ends)
     update = {"groups": (*first.groups, *last), "outside": (*outside, *model.outside), "ends": towers}

@@ -173,7 +173,7 @@ def qwen2_5_vl(c: Keys) -> VisionTower:
     tower = _with_patches(_qwen(c, flat, limits=(3136, 12845056), patch=14), bias=False)
     unwindowed = tower.groups[0]
     chunk = (window // tower.images.patch) ** 2
-    attention = unwindowed.block.attention.model_copy(update={"chunk": chunk})
+    attention = unwindowed.block.own_attention.model_copy(update={"chunk": chunk})
     squares = unwindowed.model_copy(update={"block": unwindowed.block.model_copy(update={"attention": attention})})
     order = tuple(int(index in set(full)) for index in range(unwindowed.count))
     counts = [order.count(0), order.count(1)]

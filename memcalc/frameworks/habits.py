@@ -52,9 +52,10 @@ def _group(group: BlockGroup, code: OwnCode) -> BlockGroup:
 
 
 def _block(block: Block, code: OwnCode) -> Block:
-    attention = block.attention.model_copy(
-        update={**code.attention, "qk_norm_kind": _norm(block.attention.qk_norm_kind, code)}
-    )
+    attention = block.attention
+    if attention is not None:
+        norms = _norm(attention.qk_norm_kind, code)
+        attention = attention.model_copy(update={**code.attention, "qk_norm_kind": norms})
     changed = {"attention": attention, "mlp": _mlp(block.mlp, code), "norm": _norm(block.norm, code)}
     return block.model_copy(update={**code.block, **changed})
 

@@ -41,4 +41,6 @@ def _width(block: Block, rows: int) -> int:
     """Elements of one token in a block, the scores of its heads with `rows` others among them."""
     mlp = block.mlp
     inner = mlp.ffn * mlp.topk + mlp.shared_ffn if isinstance(mlp, MixtureOfExperts) else mlp.ffn
-    return block.hidden + block.attention.heads * (block.attention.head_dim + rows) + inner
+    heads = 0 if block.attention is None else block.attention.heads * (block.attention.head_dim + rows)
+    mixed = 0 if block.mixer is None else 3 * block.hidden
+    return block.hidden + heads + mixed + inner

@@ -61,7 +61,7 @@ def check_precision(name: str, gpu: GPU, habits: Habits, zero: int, *, frozen: b
 
 def grouped(model: Model) -> bool:
     """Whether several query heads share a key-value head; in fp32 PyTorch then has the math kernel alone."""
-    return any(g.block.attention.kv_heads < g.block.attention.heads for g in model.groups)
+    return any(attention.kv_heads < attention.heads for attention in model.attentions)
 
 
 def classes_kernel(model: Model, seq_len: int) -> str:
@@ -70,10 +70,10 @@ def classes_kernel(model: Model, seq_len: int) -> str:
     Some classes have none of PyTorch's (Gemma 2, gpt-oss, BLOOM, MPT, GPT-J); a mask, which a window needs as soon as
     sequences reach its width, leaves the memory-efficient one to the blocks that have it.
     """
-    kinds = [group.block.attention for group in model.groups]
+    kinds = model.attentions
     if not all(kind.fused and kind.sdpa for kind in kinds):
         return "eager"
-    masked = [kind.explicit_mask or (kind.window or seq_len + 1) <= seq_len for kind in kinds]
+    masked = [kind.explicit_mask or (kind.window or seq_len + 1) <= seq_len for kind in kinds] or [False]
     return "efficient" if all(masked) else "sdpa" if any(masked) else "flash"
 
 
@@ -95,7 +95,7 @@ def attention_for(request: Request, habits: Habits, model: Model, gpu: GPU, prec
         default = "eager" if habits.kernels == "te" else fallback
     if habits.kernels == "model" and habits.own_code is None and default in ("flash", "efficient"):
         usual = classes_kernel(model, seq_len)
-        if query in {"efficient", "math", "sdpa", "cudnn"} and not all(g.block.attention.sdpa for g in model.groups):
+        if query in {"efficient", "math", "sdpa", "cudnn"} and not all(kind.sdpa for kind in model.attentions):
             allowed = f"the class of {model.name} has none of PyTorch's kernels; use eager or flash"
             raise CombinationError("attention", query, allowed)
         default = default if usual == "flash" or (usual == "sdpa" and default != "flash") else usual

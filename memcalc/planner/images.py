@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from memcalc.errors import CombinationError, InputError, MissingError
 from memcalc.formulas import images as seen
 from memcalc.formulas.optimizer import OPTIMIZERS
+from memcalc.planner.as_is import check_framework, refuse_told
 from memcalc.planner.optimizers import named_in
 from memcalc.units import parse_count
 
@@ -15,8 +16,6 @@ if TYPE_CHECKING:
     from memcalc.planner.request import Request
     from memcalc.specs.model import Images, Model
 
-FRAMEWORKS = ("hf", "fsdp2", "fsdp1", "ddp", "deepspeed", "plain")
-"""Those that train the class of Transformers as it is."""
 WHOLE = {
     "tp": "tensor parallelism is not modelled for a vision tower",
     "pp": "pipeline stages are not modelled with a vision tower",
@@ -28,7 +27,6 @@ LEFT_OUT = {
     "compile": "torch.compile is not modelled for a vision tower",
     "lengths": "sequences of several lengths are not modelled with images",
 }
-USUAL = ("none", "model", None, False)
 LARGEST_SIDE = 100_000
 MOST_RATIO = 200
 
@@ -71,16 +69,8 @@ def check_length(model: Model, length: int) -> None:
 
 def _check_job(request: Request) -> None:
     """Refuse what is not modelled beside a vision tower, and pin what is therefore not searched."""
-    for name, why in {**WHOLE, **LEFT_OUT}.items():
-        choice = request.choices.get(name)
-        value = choice.text if choice is not None else request.given.get(name)
-        if value not in (*USUAL, *((1,) if name in WHOLE else ())):
-            raise CombinationError(name.replace("_", "-"), value if isinstance(value, int) else str(value), why)
-    named = str(request.given.get("framework", "hf"))
-    if named.partition("@")[0] not in FRAMEWORKS:
-        raise CombinationError(
-            "framework", named, f"a model with a vision tower is modelled under {', '.join(FRAMEWORKS)}"
-        )
+    refuse_told(request, {**WHOLE, **LEFT_OUT})
+    check_framework(request, "hf", "a model with a vision tower")
     request.given.update(dict.fromkeys(WHOLE, 1))
     if request.given.get("vision", "trained") != "trained":
         for name in named_in(request, "optimizer"):

@@ -250,7 +250,9 @@ def resolved_targets(lora: Lora, model: Model, habits: Habits) -> tuple[str, ...
         if name not in known and not (habits.splits_packed and PACKED.get(name) in known):
             allowed = f"{model.name} has {', '.join(known)}"
             raise CombinationError("lora", str(lora), allowed)
-    return lora.targets
+    # LFM2 calls both out_proj, and PEFT goes by the last part of a layer's path (0.19 tuners/tuners_utils.py)
+    alike = any(mixer.kind == "short convolution" for mixer in model.mixers) and "o" in lora.targets
+    return tuple(dict.fromkeys((*lora.targets, "mixer_out"))) if alike else lora.targets
 
 
 def _also_train(request: Request, model: Model) -> tuple[str, ...]:

@@ -151,9 +151,9 @@ def check_rounds(grid: Grid) -> None:
 
 def check_layout(model: Model, layout: Layout, seq_len: int, expert_tp: int = 0, *, alone: bool = False) -> None:
     """Raise the error that says why a layout is impossible for a model; ``alone`` as for :func:`check_replicas`."""
-    for group in model.groups:
-        _check_tp(group.block.attention.heads, "attention heads", model, layout.tp)
-        _check_tp(group.block.attention.kv_heads, "key-value heads", model, layout.tp)
+    for attention in model.attentions:
+        _check_tp(attention.heads, "attention heads", model, layout.tp)
+        _check_tp(attention.kv_heads, "key-value heads", model, layout.tp)
     if layout.pp > model.num_layers:
         raise CombinationError("pp", layout.pp, f"must be at most the {model.num_layers} blocks of {model.name}")
     if layout.ep > 1 and not model.is_moe:

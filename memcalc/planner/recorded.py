@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from memcalc.errors import CombinationError
 from memcalc.formulas.optimizer import OPTIMIZERS
 from memcalc.formulas.recompute import parse_policy
+from memcalc.planner.as_is import check_framework, refuse_told
 from memcalc.planner.optimizers import named_in
 from memcalc.terms.parameters import refuse_counted
 
@@ -15,8 +16,6 @@ if TYPE_CHECKING:
     from memcalc.specs.model import Model
     from memcalc.specs.recorded import Mode
 
-FRAMEWORKS = ("plain", "ddp", "fsdp2", "fsdp1", "deepspeed", "hf")
-"""Those that train any module as it is."""
 USUAL_SAMPLES = 256
 """Global batch of a model that has no sequence length, where none is told."""
 WHOLE = {
@@ -37,7 +36,6 @@ LEFT_OUT = {
     "autocast": "of a recording the precision says whether autocast is on: give --precision bf16-autocast",
     "also_train": "what is trained is what the factory leaves with requires_grad",
 }
-HARMLESS = ("none", None, False)
 
 
 def check_recorded(request: Request, model: Model) -> None:
@@ -45,12 +43,9 @@ def check_recorded(request: Request, model: Model) -> None:
     refuse_counted(model, "--module runs its own class on fake tensors instead")
     if model.recording is None:
         return
-    for name, why in {**WHOLE, **LEFT_OUT}.items():
-        choice = request.choices.get(name)
-        value = choice.text if choice is not None else request.given.get(name)
-        if value not in (*HARMLESS, *((1,) if name in WHOLE else ())):
-            raise CombinationError(name.replace("_", "-"), value if isinstance(value, int) else str(value), why)
-    _check_framework(request)
+    refuse_told(request, {**WHOLE, **LEFT_OUT})
+    check_framework(request, "fsdp2", "a recorded module")
+    _check_checkpoints(request)
     for name in named_in(request, "optimizer"):
         _check_optimizer(name)
     for policy in named_in(request, "recompute"):
@@ -60,10 +55,7 @@ def check_recorded(request: Request, model: Model) -> None:
         _check_samples(request)
 
 
-def _check_framework(request: Request) -> None:
-    named = str(request.given.get("framework", "fsdp2"))
-    if named.partition("@")[0] not in FRAMEWORKS:
-        raise CombinationError("framework", named, f"a recorded module is modelled under {', '.join(FRAMEWORKS)}")
+def _check_checkpoints(request: Request) -> None:
     form = str(request.given["fields"].get("checkpoint", ""))
     if form.startswith("reentrant"):
         raise CombinationError("strategy.checkpoint", form, "checkpoints were recorded in their other form")

@@ -35,7 +35,7 @@ def groups_of(
     blocks: Iterable[Block], *, tp: int, width: int, block_tokens: int, max_len: int, batched: int
 ) -> tuple[CacheGroup, ...]:
     """Layers of one kind together, cut into groups of as many as those of the rarer kind."""
-    kinds = Counter(kind_of(block.attention, tp, width) for block in blocks)
+    kinds = Counter(kind_of(block.own_attention, tp, width) for block in blocks)
     if len({size for _, _, size in kinds}) > 1:
         raise InputError("model", "its layers", "must all cache as many bytes a token")
     few, many = min(kinds.values()), max(kinds.values())

@@ -85,7 +85,7 @@ def _block_bytes(block: Block, shape: Shape) -> float:
     """A block's matrices as they are stored, and what is not quantised."""
     count = block_count(block)
     divided, undivided, routed = elements_of(block)
-    matrices = divided + _repeated_keys(block.attention, block.hidden, shape.tp)
+    matrices = divided + _repeated_keys(block.own_attention, block.hidden, shape.tp)
     rest = count.total - divided - undivided - routed
     if shape.quantization == "none":
         return (matrices / shape.tp + routed / shape.tp + undivided + rest) * shape.width + _absorbed(block, shape)
@@ -104,11 +104,11 @@ def _repeated_keys(attention: Attention, hidden: int, tp: int) -> int:
 
 def _absorbed(block: Block, shape: Shape) -> float:
     """The up projection of latents once more, taken apart for decoding (vLLM ``process_weights_after_loading``)."""
-    latent = block.attention.latent
+    latent = block.own_attention.latent
     if latent is None:
         return 0
     widths = latent.qk_nope_head_dim + latent.v_head_dim
-    return block.attention.heads / shape.tp * latent.kv_lora_rank * widths * shape.width
+    return block.own_attention.heads / shape.tp * latent.kv_lora_rank * widths * shape.width
 
 
 def _padded_experts(block: Block, shape: Shape) -> int:
@@ -122,7 +122,7 @@ def _padded_experts(block: Block, shape: Shape) -> int:
 
 def _table_bytes(model: Model, shape: Shape) -> int:
     """The table of cosines and sines that all layers read [bytes]."""
-    attention = model.main.block.attention
+    attention = model.main.block.own_attention
     if not attention.rotary or model.positions != "rope":
         return 0
     turned = attention.latent.qk_rope_head_dim if attention.latent else attention.head_dim * attention.rotary_fraction

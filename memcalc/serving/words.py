@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
-from memcalc.errors import CombinationError, InputError, MissingError, UnknownNameError
+from memcalc.errors import CombinationError, InputError, MissingError, UnknownNameError, UnmodelledError
 from memcalc.planner.request import boolean, flag, one_of
 from memcalc.serving.engines import Engine, engine_of
 from memcalc.specs.hardware import GPU
@@ -100,14 +100,15 @@ def completed(
 def check_model(model: Model, tp: int, pp: int) -> None:
     """Refuse what an engine cannot hold or what is not modelled."""
     refuse_counted(model)
+    if model.mixers:
+        raise UnmodelledError("model", model.name, "what an engine caches of short convolutions is not modelled")
     if model.recording is not None:
         raise InputError("model", model.name, "a recorded module is no model that an engine serves")
     towers = {group.tower for group in model.groups} - {"decoder"}
     crossed = any(group.block.cross_attention for group in model.groups)
     if towers or crossed or not model.head or not model.vocab or model.tail.classes:
         raise InputError("model", model.name, "an engine that generates text serves decoder-only language models")
-    for group in model.groups:
-        attention = group.block.attention
+    for attention in model.attentions:
         if attention.heads % tp:
             raise InputError("tp", tp, f"must divide the {attention.heads} attention heads of {model.name}")
         if attention.latent is None and attention.kv_heads % tp and tp % attention.kv_heads:

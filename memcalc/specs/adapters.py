@@ -14,8 +14,8 @@ Quantization = Literal["none", "nf4", "nf4-dq", "int8", "gptq-int4", "gptq-int8"
 AdapterDtype = Literal["fp32", "bf16"]
 AlsoTrained = Literal["embedding", "head"]
 Target = Literal[
-    "q", "k", "v", "qkv", "o", "gate", "up", "gate_up", "down", "q_a", "q_b", "kv_a", "kv_b", "router", "embedding",
-    "head",
+    "q", "k", "v", "qkv", "o", "gate", "up", "gate_up", "down", "q_a", "q_b", "kv_a", "kv_b", "mixer_in", "mixer_out",
+    "router", "embedding", "head",
 ]  # fmt: skip
 EVERY = ("all", "all-linear")
 """All linear layers with the head, or without it."""
@@ -23,7 +23,7 @@ LARGEST_RANK = 65_536
 USUAL = "usual"
 """In the place of a rank: the one that the framework has by itself."""
 PARTS_OF_A_BLOCK = {
-    "attention": ("q", "k", "v", "qkv", "o", "q_a", "q_b", "kv_a", "kv_b"),
+    "attention": ("q", "k", "v", "qkv", "o", "q_a", "q_b", "kv_a", "kv_b", "mixer_in", "mixer_out"),
     "mlp": ("gate", "up", "gate_up", "down", "router", "shared_gate"),
 }
 """Linear layers of each half of a block."""

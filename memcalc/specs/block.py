@@ -164,6 +164,17 @@ class Attention(AttentionForm):
         return self.kv_heads * self.head_dim
 
 
+class ShortConvolution(Frozen):
+    """A gated convolution along the sequence, in attention's place (LFM2, arXiv:2511.23404)."""
+
+    kind: Literal["short convolution"] = "short convolution"
+    """What it is."""
+    taps: int = Field(gt=0, le=256)
+    """Tokens that one output sees, its own and those before it [-]."""
+    bias: bool = False
+    """Its convolution and both projections have biases."""
+
+
 class Mlp(Frozen):
     """A dense MLP: two matrices, or three where gated."""
 
@@ -245,8 +256,10 @@ class Block(Frozen):
 
     hidden: int = Field(gt=0)
     """Width of the residual stream [elements]."""
-    attention: Attention
-    """Of the block's own tokens."""
+    attention: Attention | None = None
+    """Of the block's own tokens; absent where `mixer` stands in its place."""
+    mixer: ShortConvolution | None = None
+    """What mixes tokens in attention's place."""
     cross_attention: Attention | None = None
     """Of the encoder's output, where there is any."""
     cross_hidden: int | None = None
@@ -279,6 +292,19 @@ class Block(Frozen):
     def _bare(cls, data: object) -> object:
         written = isinstance(data, Mapping) and data.get("counted") is not None and "attention" not in data
         return {**_UNUSED, **data} if written else data  # type: ignore[dict-item]  # written says that it is a mapping
+
+    @property
+    def own_attention(self) -> Attention:
+        """The attention of a block that is known to have one.
+
+        Raises
+        ------
+        ValueError : it has none
+
+        """
+        if self.attention is None:
+            raise ValueError("the block has no attention")
+        return self.attention
 
     @property
     def is_moe(self) -> bool:

@@ -21,6 +21,7 @@ from memcalc.specs.block import (
     Mlp,
     Norm,
     RouterForm,
+    ShortConvolution,
 )
 from memcalc.specs.model import BlockGroup, Lookup, Model, Outside, Pattern, Tail, TowerEnds, patterns
 from memcalc.specs.strict import Strict
@@ -157,6 +158,10 @@ class Flat(AttentionForm, Strict):
     """The routed part, where there is one."""
     mla: FlatLatent | None = None
     """Widths of latent attention."""
+    mixer: Annotated[ShortConvolution | None, Field(strict=False)] = None
+    """What mixes tokens in attention's place in some blocks, or in all."""
+    mixer_layers: Annotated[tuple[Count, ...] | None, Field(strict=False)] = None
+    """Which blocks, counted from 0, have it; all where absent."""
     outside: Annotated[tuple[FlatOutside, ...], Field(strict=False)] = ()
     tower: Literal["decoder", "encoder", "vision", "text"] = "decoder"
     fixed_tokens: dict[str, Size] = Field(default_factory=dict)
@@ -202,8 +207,8 @@ def order_of(flat: Flat) -> tuple[Pattern, ...]:
     return () if sequence == sorted(sequence) else patterns(sequence)
 
 
-def _kinds(flat: Flat) -> list[tuple[bool, bool]]:
-    """Of each block whether it has a window, and whether it is routed."""
+def _kinds(flat: Flat) -> list[tuple[bool, bool, bool]]:
+    """Of each block whether it has a window, whether it is routed, and whether a mixer is in attention's place."""
     layers = range(flat.n_layers)
     full = set(_listed(flat.full_layers, "full_layers", flat.n_layers))
     if flat.full_layers is None and flat.full_every is not None:
@@ -216,7 +221,12 @@ def _kinds(flat: Flat) -> list[tuple[bool, bool]]:
         dense = set(
             layers[: flat.moe.first_dense] if listed is None else _listed(listed, "moe.dense_layers", flat.n_layers)
         )
-    return [(flat.window is not None and index not in full, index not in dense) for index in layers]
+    mixed = set[int]()
+    if flat.mixer is not None:
+        listed = flat.mixer_layers
+        mixed = set(layers if listed is None else _listed(listed, "mixer_layers", flat.n_layers))
+    windowed = [flat.window is not None and index not in full | mixed for index in layers]
+    return [(windowed[index], index not in dense, index in mixed) for index in layers]
 
 
 def _listed(indices: tuple[int, ...] | None, key: str, layers: int) -> tuple[int, ...]:
@@ -293,11 +303,14 @@ def _lookups(flat: Flat) -> tuple[Lookup, ...]:
     return tuple(tables)
 
 
-def _block(flat: Flat, windowed: bool, routed: bool) -> Block:
-    attention = _attention(flat)
+def _block(flat: Flat, windowed: bool, routed: bool, mixed: bool) -> Block:
+    attention = None if mixed else _attention(flat)
+    if attention is not None and not windowed:
+        attention = attention.model_copy(update={"window": None})
     return Block(
         hidden=flat.hidden,
-        attention=attention if windowed else attention.model_copy(update={"window": None}),
+        attention=attention,
+        mixer=flat.mixer if mixed else None,
         mlp=_experts(flat, flat.moe) if routed and flat.moe is not None else _dense(flat),
         norm=norm_of(flat),
         norms=flat.norms,

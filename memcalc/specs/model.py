@@ -12,7 +12,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from memcalc.specs.block import MOST_LAYERS, Block, Norm
+from memcalc.specs.block import MOST_LAYERS, Attention, Block, Norm, ShortConvolution
 from memcalc.specs.recorded import Recording, Segment
 from memcalc.specs.strict import Frozen
 
@@ -281,6 +281,16 @@ class Model(Frozen):
     def recorded_blocks(self) -> tuple[Segment, ...]:
         """What was recorded of each group's blocks."""
         return tuple(group.block.recorded for group in self.groups if group.block.recorded is not None)
+
+    @property
+    def attentions(self) -> tuple[Attention, ...]:
+        """The attention of each group that has one, in the order of the groups."""
+        return tuple(group.block.attention for group in self.groups if group.block.attention is not None)
+
+    @property
+    def mixers(self) -> tuple[ShortConvolution, ...]:
+        """What stands in attention's place in each group that has none."""
+        return tuple(group.block.mixer for group in self.groups if group.block.mixer is not None)
 
     @property
     def counted_parts(self) -> tuple[str, ...]:

@@ -77,9 +77,11 @@ class GroupActivations:
     def keys(self) -> Array:
         """Keys that a token attends to."""
         spec = self.group.block.attention
+        length = self._length_of(self.group.tower)
+        if spec is None:
+            return length
         if spec.joins_batch:
             return self.tokens
-        length = self._length_of(self.group.tower)
         return length if spec.chunk is None else np.minimum(length, spec.chunk)
 
     def _length_of(self, tower: str) -> Array:
@@ -91,7 +93,7 @@ class GroupActivations:
         """How many of each unit a micro-batch has on a rank."""
         keys, cross_keys = self.keys, self._length_of("encoder")
         samples = self._samples_of(self.group.tower)
-        joins = self.group.block.attention.joins_batch
+        joins = self.group.block.attention is not None and self.group.block.attention.joins_batch
         queries = -(-(keys if joins else self._length_of(self.group.tower)) // self.grid.degree("cp"))
         return {
             "token": self.tokens,
@@ -105,6 +107,7 @@ class GroupActivations:
             "filled_cross": filled(cross_keys, MASK_FILL) * queries * (cross_keys % MASK_FILL != 0),
             "even_cross": cross_keys * queries * (cross_keys % MASK_FILL == 0),
             "filled_token": (1 if joins else samples) * filled(queries, ROW_FILL),
+            "convolved": self.tokens + samples * (self.group.block.mixer.taps - 1 if self.group.block.mixer else 0),
             "row": queries,
             "sample": samples,
             "image": self.grid.micro_batch * self.census.model.image_tokens,
@@ -145,7 +148,7 @@ class GroupActivations:
     @cached_property
     def settings(self) -> tuple[BlockConfig, ...]:
         """How these blocks run, by precision."""
-        window = self.group.block.attention.window
+        window = self.group.block.attention.window if self.group.block.attention is not None else None
         long = window is not None and alike(self.keys >= window)
         settings = tuple(replace(setting, windowed=long) for setting in self.census.settings)
         if not self.is_frozen:

@@ -25,6 +25,7 @@ from memcalc.trace.working_sets import total
 if TYPE_CHECKING:
     from memcalc.formulas.recompute import Policy
     from memcalc.formulas.types import Array
+    from memcalc.specs.block import Attention
     from memcalc.terms.activations import GroupActivations
     from memcalc.terms.model_on_grid import ModelOnGrid
     from memcalc.trace.layers import BlockConfig
@@ -47,8 +48,9 @@ def between_terms(census: ModelOnGrid) -> Iterator[Term]:
     if any(setting.embedding != setting.residual for setting in groups[0].settings):
         yield first_input_term(census, groups[0])
     for group in groups:
-        if group.group.block.attention.returns_cache:
-            yield cache_term(group)
+        attention = group.group.block.attention
+        if attention is not None and attention.returns_cache:
+            yield cache_term(group, attention)
 
 
 def pinned_term(census: ModelOnGrid, group: GroupActivations) -> Term:
@@ -81,9 +83,8 @@ def first_input_term(census: ModelOnGrid, group: GroupActivations) -> Term:
     return Term("activations", "first block's input, which is 16-bit", saved, KEPT, "w · h · T, w < 0", KBIT, inputs)
 
 
-def cache_term(group: GroupActivations) -> Term:
+def cache_term(group: GroupActivations, spec: Attention) -> Term:
     """Keys and values that checkpointed blocks return for a cache: as views, they hold the whole packed projection."""
-    spec = group.group.block.attention
     elements = spec.q_dim * spec.packed_qkv + 2 * spec.kv_dim
     width = column([setting.compute for setting in group.settings], "precision")
     live = width * elements * group.tokens * group.field("treated")
@@ -137,10 +138,11 @@ def entry_sum(census: ModelOnGrid, activations: GroupActivations, setting: Block
         return census.traces.get(recorded, census.model.recording.entry, setting, policy.treatment).kept_sum
     ends, block = census.model.ends_of(activations.group.tower), activations.group.block
     records = list(census.traces.get(trace_entry, ends, block, setting, policy.treatment).kept_records)
-    windows = {block.attention.window}
+    windows = {block.attention.window if block.attention else None}
     for group in activations.stack.groups if activations.stack else ():
-        if group.group.block.attention.window not in windows:  # blocks with another window have a mask of their own
-            windows.add(group.group.block.attention.window)
+        attention = group.group.block.attention
+        if attention and attention.window not in windows:  # blocks with another window have a mask of their own
+            windows.add(attention.window)
             other = census.traces.get(trace_entry, ends, group.group.block, setting, policy.treatment)
             records += [record for record in other.kept_records if record.name == MASK]
     return total(records)

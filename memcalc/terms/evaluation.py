@@ -29,6 +29,7 @@ from memcalc.terms.saved_tensors import INVENTORY
 if TYPE_CHECKING:
     from memcalc.formulas.types import Array
     from memcalc.ledger import Ledger
+    from memcalc.specs.block import Block
     from memcalc.terms.model_on_grid import ModelOnGrid
     from memcalc.terms.overhead import Workspaces
 
@@ -54,7 +55,7 @@ def evaluations(census: ModelOnGrid, workspaces: Workspaces) -> Iterator[Occasio
     suffix = f", the logits of {fixed.eval_batches_kept} batches kept" * bool(fixed.eval_batches_kept)
     outputs = int(np.max(outputs_bytes(other)))
     yield Occasion("evaluation", f"{when}{suffix}", tuple(_evaluation(other, ledger)), certain, outputs)
-    if fixed.eval_new_tokens and any(group.block.attention.causal for group in census.model.groups):
+    if fixed.eval_new_tokens and any(attention.causal for attention in census.model.attentions):
         text = f"generation of {fixed.eval_new_tokens} tokens for {size} sequence{'s' * (size > 1)} a rank"
         yield Occasion("generation", text, tuple(_generation(other, ledger)), certain)
 
@@ -137,6 +138,9 @@ def _layer_caches(census: ModelOnGrid, length: Array) -> list[Array]:
     sizes = []
     for group in census.model.groups:
         attention = group.block.attention
+        if attention is None:
+            sizes.append(grid.micro_batch * _state_bytes(group.block, width))
+            continue
         latent, tokens = attention.latent, grid.micro_batch * length
         keys, values = attention.kv_dim, attention.kv_dim
         if latent is not None:
@@ -146,6 +150,12 @@ def _layer_caches(census: ModelOnGrid, length: Array) -> list[Array]:
             tokens = grid.micro_batch * np.minimum(length, attention.window)
         sizes.append(np.asarray(-(-key_value_bytes(keys, values, tokens, width) // tp)) * attention.causal)
     return sizes
+
+
+def _state_bytes(block: Block, width: Array) -> Array:
+    """What a mixer caches of one sequence: the last inputs of its convolution [bytes]."""
+    taps = 0 if block.mixer is None else block.mixer.taps
+    return width * taps * block.hidden
 
 
 def _cached(census: ModelOnGrid, length: Array) -> Term:

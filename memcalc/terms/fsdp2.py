@@ -328,8 +328,8 @@ def second_backward_terms(units: Units, block: Array) -> Iterator[Term]:
 
 def context_term(census: ModelOnGrid) -> Term:
     """Keys and values of all context-parallel ranks while one block's attention runs."""
-    grid, attention = census.grid, census.model.main.block.attention
-    elements = 2 * (attention.q_dim if grid.habits.repeats_keys else attention.kv_dim)
+    grid, attentions = census.grid, census.model.attentions
+    elements = 2 * max((a.q_dim if grid.habits.repeats_keys else a.kv_dim for a in attentions), default=0)
     ranks = grid.degree("cp")
     bytes_ = grid.width("compute") * grid.tokens * elements // grid.degree("tp") * ranks * (ranks > 1)
     inputs = {"c": ranks, "T": grid.tokens, "k": elements // 2}

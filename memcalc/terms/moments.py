@@ -207,7 +207,9 @@ def _of_ends(census: ModelOnGrid, tensors: list[Tensor], position: Place) -> Ite
 
 def _biased(block: Block, target: str) -> bool:
     """Whether a vector stands after a tensor in the order of its module's parameters."""
-    kind = block.attention
+    kind, mixer = block.attention, block.mixer
+    if kind is None:
+        return target in LOW_RANKS or bool(getattr(block.mlp, "bias", False)) or (mixer is not None and mixer.bias)
     normed = kind.qk_norm != "none"
     known = {"q": kind.q_bias, "qkv": kind.q_bias, "k": kind.k_bias, "v": kind.v_bias, "o": kind.o_bias or normed}
     return known.get(target, target in LOW_RANKS or bool(getattr(block.mlp, "bias", False)))

@@ -76,7 +76,7 @@ def block_count(block: Block) -> BlockCount:
         return BlockCount(0, 0, 0, block.recorded.parameters, 0)
     if block.counted is not None:
         return BlockCount(0, 0, block.counted.idle, block.counted.parameters - block.counted.idle, 0)
-    sharded, replicated = _attention(block.attention, block.hidden, block.hidden)
+    sharded, replicated = _mixing(block)
     if block.cross_attention is not None:
         cross = _attention(block.cross_attention, block.hidden, block.cross_hidden or block.hidden)
         sharded, replicated = sharded + cross[0], replicated + cross[1]
@@ -112,6 +112,16 @@ def refuse_counted(model: Model, instead: str = "") -> None:
     parts = " and ".join(model.counted_parts)
     allowed = f"its {parts} are not modelled: its {model_count(model).total:,} parameters are all that is known"
     raise UnmodelledError("model", model.name, f"{allowed}; {instead}" if instead else allowed)
+
+
+def _mixing(block: Block) -> tuple[int, int]:
+    """Return what tensor parallelism would shard of what mixes tokens, and what it replicates."""
+    sharded = replicated = 0
+    if block.attention is not None:
+        sharded, replicated = _attention(block.attention, block.hidden, block.hidden)
+    if block.mixer is not None:
+        replicated += p.short_convolution_parameters(block.hidden, block.mixer.taps, block.mixer.bias)
+    return sharded, replicated
 
 
 def _attention(attention: Attention, hidden: int, kv_hidden: int) -> tuple[int, int]:
@@ -171,9 +181,16 @@ def _largest_in_block(block: Block) -> int:
         return max(block.recorded.tensors, default=0)
     if block.counted is not None:
         return 0
-    attention, mlp = block.attention, block.mlp
+    mlp, mixing = block.mlp, _largest_mixing(block)
+    widest = max(mlp.ffn, mlp.shared_ffn) if isinstance(mlp, MixtureOfExperts) else mlp.ffn
+    return max(mixing, widest * block.hidden)
+
+
+def _largest_mixing(block: Block) -> int:
+    attention = block.attention
+    if attention is None:
+        return 0 if block.mixer is None else 3 * block.hidden**2
     out = attention.heads * (attention.latent.v_head_dim if attention.latent else attention.head_dim)
     q_in = block.hidden if attention.latent is None else attention.latent.q_lora_rank or block.hidden
     q = q_in * (attention.q_dim + (2 * attention.kv_dim if attention.packed_qkv else 0))
-    widest = max(mlp.ffn, mlp.shared_ffn) if isinstance(mlp, MixtureOfExperts) else mlp.ffn
-    return max(q, out * block.hidden, widest * block.hidden)
+    return max(q, out * block.hidden)

@@ -146,7 +146,7 @@ def runs(model: Model, loss: Loss, lengths: Sequence[int]) -> list[tuple[int, ..
     >>> runs(catalog.model("mistral-7b-v0.1"), HF_NEW, [1024, 4095, 4096, 8192])
     [(1024, 4095), (4096, 8192)]
     """
-    windows = {group.block.attention.window for group in model.groups if group.block.attention.window is not None}
+    windows = {attention.window for attention in model.attentions if attention.window is not None}
     rows = rows_of(loss)
 
     def branch(length: int) -> tuple[object, ...]:

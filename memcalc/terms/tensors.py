@@ -46,7 +46,9 @@ def block_matrices(block: Block) -> tuple[Matrix, ...]:
     """All linear layers of a block; a recorded one has its tensors instead (:mod:`memcalc.specs.recorded`)."""
     if block.recorded is not None:
         return ()
-    linears = [*_attention(block.attention, block.hidden, block.hidden)]
+    linears = [*_mixer(block.hidden)] if block.mixer is not None else []
+    if block.attention is not None:
+        linears += _attention(block.attention, block.hidden, block.hidden)
     if block.cross_attention is not None:
         linears += _attention(block.cross_attention, block.hidden, block.cross_hidden or block.hidden)
     return (*linears, *_mlp(block.mlp, block.hidden))
@@ -71,6 +73,11 @@ def _attention(spec: Attention, hidden: int, source: int) -> Iterator[Matrix]:
         yield Matrix("k", source, spec.kv_dim)
         yield Matrix("v", source, spec.kv_dim)
     yield Matrix("o", spec.q_dim, hidden)
+
+
+def _mixer(hidden: int) -> Iterator[Matrix]:
+    yield Matrix("mixer_in", hidden, 3 * hidden)
+    yield Matrix("mixer_out", hidden, hidden)
 
 
 def _latent(spec: Attention, latent: LatentAttention, hidden: int) -> Iterator[Matrix]:
@@ -164,13 +171,18 @@ def block_tensors(block: Block, layout: Layout) -> tuple[Tensor, ...]:
         matrices = tuple(_packed(matrices))
     dense = [_tensor(m) for m in matrices if not (m.routed and layout.stacked)]
     routed = [m for m in matrices if m.routed and layout.stacked]
-    mlp, beside = block.mlp, []
+    mlp, beside = block.mlp, _filters(block)
     if isinstance(mlp, MixtureOfExperts):
         if layout.stacked:  # the router is no nn.Linear there either
             dense = [replace(t, linear=False) if t.target == "router" else t for t in dense]
         if mlp.shared_gate:
             beside.append(Tensor("shared_gate", (1, block.hidden), linear=True))
     return (*dense, *_stacked(routed, layout, mlp), *beside)
+
+
+def _filters(block: Block) -> list[Tensor]:
+    """The weight of a mixer's convolution, one filter for each channel."""
+    return [] if block.mixer is None else [Tensor("mixer_filter", (block.hidden, 1, block.mixer.taps))]
 
 
 def _tensor(matrix: Matrix) -> Tensor:
@@ -230,7 +242,7 @@ def _outside(model: Model, tensor: Outside) -> Iterator[Tensor]:
     width, ends = group.block.hidden, model.ends_of(tensor.tower)
     shapes: list[tuple[int, ...]] = []
     if tensor.name.endswith("relative_bias"):
-        heads = group.block.attention.heads
+        heads = group.block.own_attention.heads
         shapes = [(tensor.parameters // heads, heads)]
     elif tensor.name == "convolutions":
         shapes = [(width, ends.mel_bins, 3), (width, width, 3)]

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from memcalc.trace.layers import BlockConfig
 
 ROW_PARALLEL = ("o", "down")
-ATTENTION = ("q", "k", "v", "qkv", "o", "q_a", "q_b", "kv_a", "kv_b")
+ATTENTION = ("q", "k", "v", "qkv", "o", "q_a", "q_b", "kv_a", "kv_b", "mixer_in", "mixer_out")
 TILE = 128
 """Rows of a tile of grouped products (DeepGEMM, CUTLASS)."""
 FUSED = ("flash", "efficient", "cudnn", "sdpa")
@@ -65,7 +65,8 @@ class BlockWork:
     @cached_property
     def is_fused(self) -> bool:
         """Whether attention is one kernel."""
-        return self.grid.fixed.attention in FUSED and self.activations.group.block.attention.fused
+        spec = self.activations.group.block.attention
+        return self.grid.fixed.attention in FUSED and (spec is None or spec.fused)
 
     @property
     def recorded(self) -> Segment | None:
@@ -152,9 +153,9 @@ class BlockWork:
     @cached_property
     def scores(self) -> Array:
         """Operations of attention's two products in one block's forward [FLOP]."""
-        if self.recorded is not None:
-            return np.int64(0)  # its products are among all that were counted
         attention = self.activations.group.block.attention
+        if attention is None:
+            return np.int64(0)
         keys = self.activations.keys
         causal = int(attention.causal and self.is_fused)
         width = attention.q_dim
@@ -175,7 +176,8 @@ class BlockWork:
     @cached_property
     def is_aligned(self) -> bool:
         """Whether matrix units can take the batched products of unfused attention: heads in whole 16 bytes."""
-        return self.activations.group.block.attention.head_dim % 8 == 0
+        attention = self.activations.group.block.attention
+        return attention is None or attention.head_dim % 8 == 0
 
     # ------------------------------------------------------------------------------------------------ what runs again
 

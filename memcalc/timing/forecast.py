@@ -87,6 +87,7 @@ def model_flops_per_token(model: Model, fixed: SharedSettings) -> float:
     attention = sum(
         fl.model_flops_per_token(0, count, kind.q_dim, min(kind.window or fixed.seq_len, fixed.seq_len))
         for count, kind in kinds
+        if kind is not None
     )
     return float(attention + fl.model_flops_per_token(*_passed(model, fixed)))
 
@@ -137,6 +138,9 @@ def span_of(model: Model, grid: Grid, gpu: GPU) -> tuple[Span, str]:
     if grid.fixed.compress_activations != "none":
         named.append(table.span_of("unseen GPU"))
         doubts.append("packed activations")
+    if model.mixers:
+        named.append(table.span_of("unseen GPU"))
+        doubts += [f"{kind}s" for kind in dict.fromkeys(mixer.kind for mixer in model.mixers)]
     widest = max(named, key=lambda span: span.high - span.low)
     if doubts:
         return widest, f"not validated: {', '.join(doubts)}"

@@ -160,6 +160,8 @@ def _context(grid: Grid, blocks: list[BlockWork], node: Node) -> tuple[Message, 
     here = in_node(grid, node, ranks, tp)
     for b in blocks:
         attention = b.activations.group.block.attention
+        if attention is None:
+            continue
         if kind == "a2a":
             each = 2 * b.activations.tokens * (attention.q_dim + attention.kv_dim) // tp
             sent = 4 * comm.all_to_all_bytes(each, ranks)

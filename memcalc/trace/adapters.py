@@ -18,6 +18,8 @@ TARGETS = {
     "value projection": "v",
     "query-key-value projection": "qkv",
     "attention projection": "o",
+    "mixer's input projection": "mixer_in",
+    "mixer's output projection": "mixer_out",
     "MLP gate": "gate",
     "MLP up": "up",
     "MLP gate and up": "gate_up",

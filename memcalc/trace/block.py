@@ -10,6 +10,7 @@ from memcalc.trace import ops, transformer_engine
 from memcalc.trace.attention import attention
 from memcalc.trace.checkpoint import discarding, region
 from memcalc.trace.layers import BlockConfig, norm, weighted
+from memcalc.trace.mixers import mixer
 from memcalc.trace.parallel_linear import gathered, scattered
 from memcalc.trace.routed import dense, routed
 from memcalc.trace.tape import Tape, Tensor
@@ -26,11 +27,13 @@ def run_block(tape: Tape, x: Tensor, block: Block, setting: BlockConfig, context
         return transformer_engine.run(tape, x, block, setting)
 
     def self_attention(y: Tensor) -> Tensor:
-        out = attention(tape, gathered(tape, y, setting), block.attention, setting, block.hidden)
+        if block.mixer is not None:
+            return mixer(tape, y, block.mixer, setting, block.hidden)
+        out = attention(tape, gathered(tape, y, setting), block.own_attention, setting, block.hidden)
         return scattered(tape, out, y.size, setting)
 
     def cross_attention(y: Tensor, other: Tensor) -> Tensor:
-        spec = block.cross_attention or block.attention
+        spec = block.cross_attention or block.own_attention
         return attention(tape, y, spec, setting, block.hidden, context=other)
 
     def feed_forward(y: Tensor) -> Tensor:

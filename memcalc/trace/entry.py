@@ -46,8 +46,8 @@ def run_entry(tape: Tape, ends: TowerEnds, block: Block, setting: BlockConfig, p
     del token
     shared = [
         *leaf,
-        *tables(tape, block.attention, setting),
-        *biases(tape, block, setting, checkpointed=policy == "full"),
+        *(tables(tape, block.attention, setting) if block.attention else []),
+        *(biases(tape, block, block.attention, setting, checkpointed=policy == "full") if block.attention else []),
     ]
     return tape.record(Tensor(x.storage, x.size), [x], lambda grads: grads, [t.storage for t in shared])
 
@@ -218,14 +218,16 @@ def tables(tape: Tape, spec: Attention, setting: BlockConfig) -> list[Tensor]:
     return [tape.new(f"rotary table, {name}", size) for name in ("cosine", "sine") for _ in range(spec.rotary_tables)]
 
 
-def biases(tape: Tape, block: Block, setting: BlockConfig, *, checkpointed: bool) -> list[Tensor]:
+def biases(
+    tape: Tape, block: Block, attention: Attention, setting: BlockConfig, *, checkpointed: bool
+) -> list[Tensor]:
     """What the blocks share of masks and position biases.
 
     Where blocks are checkpointed, the causal mask of written-out attention, the position bias and the zeros of cross
     attention are among their inputs. Else the first block looks the bias up, and keeps the numbers of relative
     positions, and the zeros are one mask for all blocks if the kernel need not fill them up.
     """
-    attention, cross, out = block.attention, block.cross_attention, list[Tensor]()
+    cross, out = block.cross_attention, list[Tensor]()
     if checkpointed and attention.causal and kernel(attention, setting) == "eager":
         out.append(tape.new(MASK, Size(1, setting.residual, "pair", "none", "s")))
     if attention.chunk is not None:  # squares of the image are put in order, and back at the end

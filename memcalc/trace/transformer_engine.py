@@ -74,7 +74,7 @@ def attention_branch(tape: Tape, x: Tensor, block: Block, setting: BlockConfig) 
     """Norm, projections, attention and its output projection."""
 
     def part(y: Tensor) -> Tensor:
-        if block.attention.latent is not None:
+        if block.own_attention.latent is not None:
             return latent_attention(tape, y, block, setting, attend)
         return grouped_query(tape, y, block, setting)
 
@@ -98,7 +98,7 @@ def discarded(tape: Tape, setting: BlockConfig, normalised: Tensor, out: Tensor)
 
 def grouped_query(tape: Tape, x: Tensor, block: Block, setting: BlockConfig) -> Tensor:
     """Attention from the block's input to its output projection."""
-    spec = block.attention
+    spec = block.own_attention
     width = spec.q_dim + 2 * spec.kv_dim
     packed = normalised_linear(tape, x, block.norm, setting, "query-key-value projection", width, "q + 2·k")
     sizes, labels = [spec.q_dim, spec.kv_dim, spec.kv_dim], ["q", "k", "k"]
@@ -220,7 +220,7 @@ Core = Callable[[Tape, Tensor, Tensor, Tensor, "Attention", "BlockConfig"], Tens
 
 def latent_attention(tape: Tape, x: Tensor, block: Block, setting: BlockConfig, core: Core) -> Tensor:
     """From the block's input to the output projection; the input's norm stands alone here."""
-    spec, latent = block.attention, block.attention.latent
+    spec, latent = block.own_attention, block.own_attention.latent
     if latent is None:
         raise ValueError("latent_attention needs an attention with a latent space")
     y = norm(tape, x, block.norm, setting, "attention norm")
@@ -254,7 +254,7 @@ def projected_up(
     tape: Tape, query: Tensor, key: Tensor, turned: Tensor, block: Block, latent: LatentAttention, setting: BlockConfig
 ) -> list[Tensor]:
     """Queries, keys and values of all heads, rotated."""
-    spec, name = block.attention, "query projection" if latent.q_lora_rank is None else "query up projection"
+    spec, name = block.own_attention, "query projection" if latent.q_lora_rank is None else "query up projection"
     if latent.q_lora_rank is None:
         q = column_parallel(tape, query, setting, name, spec.q_dim, "q")
     else:

@@ -26,6 +26,10 @@ NEO = {
     "hidden_size": 96, "num_layers": 3, "num_heads": 4, "intermediate_size": 176, "vocab_size": 613, "window_size": 16,
     "attention_types": [[["global", "local"], 1], [["global"], 1]], "bos_token_id": 1, "eos_token_id": 2,
 }  # fmt: skip
+LFM2 = {
+    "num_hidden_layers": 4, "layer_types": ["conv", "conv", "full_attention", "full_attention"],
+    "block_auto_adjust_ff_dim": False,
+}  # fmt: skip
 
 ROWS: dict[str, dict[str, Any]] = {
     "arcee": GROUPED,
@@ -82,6 +86,7 @@ CODED: dict[str, dict[str, Any]] = {
     "olmoe": GROUPED | {"num_experts": 5, "num_experts_per_tok": 2},
     "qwen2_moe": GROUPED | ROUTED | {"num_experts": 5, "shared_expert_intermediate_size": 88},
     "glm4_moe": HEADS | DEEPSEEK | {"first_k_dense_replace": 1},
+    "lfm2": GROUPED | LFM2,
 }
 """Others that have a function of their own."""
 EAGER_ONLY = frozenset({"vaultgemma", "gpt_neo", "codegen", "openai-gpt", "mpt", "xglm"})

@@ -20,7 +20,7 @@ from memcalc.trace.template import Template, trace, trace_head
 SEQ, BATCH = 40, 2
 TOKENS = BATCH * SEQ
 UNITS = {"token": TOKENS, "pair": TOKENS * SEQ, "row": SEQ, "filled_pair": TOKENS * 48, "filled_token": BATCH * 64,
-         "square": SEQ * SEQ, "once": 1}  # fmt: skip
+         "square": SEQ * SEQ, "convolved": BATCH * (SEQ + 2), "once": 1}  # fmt: skip
 CLOSE = {
     "ministral3": 0.001, "granitemoe": 0.001, "granitemoeshared": 0.02, "minimax_m2": 0.003, "hy_v3": 0.001,
     "ernie4_5_moe": 0.021, "biogpt": 0.034, "helium": 0.003, "aria_text": 0.001, "xglm": 0.13,
@@ -64,7 +64,8 @@ def compared(family: str, precision: str, attention: str, recompute: str) -> lis
     )  # fmt: skip
     pairs = []
     for index, group in enumerate(model.groups):
-        place, window = max(i for i, own in enumerate(model.sequence) if own == index), group.block.attention.window
+        place = max(i for i, own in enumerate(model.sequence) if own == index)
+        window = group.block.attention.window if group.block.attention else None
         own = replace(setting, windowed=window is not None and window <= SEQ)
         if place > 0:  # the very first block also keeps what all share
             pairs.append((size(saved.as_kept(trace(group.block, own, recompute))), kept(saved, place, precision)))

@@ -244,7 +244,9 @@ def write(job: ConfigJob) -> dict[str, Any]:
 def model_flags(job: ConfigJob, model: Model) -> dict[str, Any]:
     """Return the flags that describe a decoder of equal blocks, after a few dense ones where the rest is routed."""
     group = next((group for group in reversed(model.groups) if group.block.is_moe), model.groups[-1])
-    block, attention = group.block, group.block.attention
+    block = group.block
+    job.require(not model.mixers, "model", "Megatron-LM's flags of decoders have no short convolutions", model.name)
+    attention = block.own_attention
     fine = (
         len(model.groups) <= 2
         and all(group.tower == "decoder" and group.block.attention == attention for group in model.groups)
@@ -307,7 +309,7 @@ def _expert_flags(model: Model, mlp: Any) -> dict[str, Any]:
 
 
 def _latent_flags(group: BlockGroup) -> dict[str, Any]:
-    latent = group.block.attention.latent
+    latent = group.block.own_attention.latent
     if latent is None:
         return {}
     return {

@@ -23,6 +23,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "gate_proj": ("gate",), "up_proj": ("up",), "down_proj": ("down",), "gate_up_proj": ("gate_up",),
     "fc1": ("up",), "fc2": ("down",), "c_fc": ("up",), "dense_h_to_4h": ("up",), "dense_4h_to_h": ("down",),
     "w1": ("gate",), "w2": ("down",), "w3": ("up",), "q_a_proj": ("q_a",), "q_b_proj": ("q_b",),
+    "in_proj": ("mixer_in",),
     "kv_a_proj_with_mqa": ("kv_a",), "kv_b_proj": ("kv_b",), "lm_head": ("head",), "embed_out": ("head",),
     "embed_tokens": ("embedding",), "wte": ("embedding",), "word_embeddings": ("embedding",),
 }  # fmt: skip
