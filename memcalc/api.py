@@ -15,9 +15,9 @@ from memcalc.frameworks.habits import rewritten
 from memcalc.planner.finalists import One
 from memcalc.planner.images import with_images
 from memcalc.planner.job import PlanJob
+from memcalc.planner.mixers import check_mixers
 from memcalc.planner.progress import Tally
 from memcalc.planner.record import flat_options, pinned, record_of, split_options
-from memcalc.planner.mixers import check_mixers
 from memcalc.planner.recorded import check_recorded
 from memcalc.planner.request import check_words, positive
 from memcalc.specs.job import Largest, Smallest

@@ -14,26 +14,21 @@ from pydantic import ValidationError
 from memcalc.convert.counted import COUNTED
 from memcalc.convert.counted_parts import COUNTED_PARTS
 from memcalc.convert.huggingface_encoders import ENCODERS
-from memcalc.convert.huggingface_gated import EXPERTS, GATED
-from memcalc.convert.huggingface_hybrids import HYBRIDS
 from memcalc.convert.huggingface_keys import Flat, Keys
-from memcalc.convert.huggingface_plain import PLAIN
-from memcalc.convert.huggingface_table import TABLE
 from memcalc.convert.huggingface_towers import TOWERS
-from memcalc.convert.vision_language import VISION_LANGUAGE, read
+from memcalc.convert.vision_language import DECODERS, VISION_LANGUAGE, read
 from memcalc.errors import FileError, InputError, MissingError, UnknownNameError
 from memcalc.specs.flat import flat_of, from_flat
 from memcalc.specs.model import Model
 
 _LARGEST_FILE = 5 << 20
-_DECODERS = {**PLAIN, **GATED, **EXPERTS, **HYBRIDS, **TABLE}
 _WHOLE = {**COUNTED, **COUNTED_PARTS}
 _BUILT = {**TOWERS, **ENCODERS, **_WHOLE}
 _WITH_HEAD = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
 _NO_TOWERS = frozenset({"text_config", "quantization_config", "generation_config", "compression_config"})
 _FULL_PRECISION = (None, "fp8", "mxfp4")
 
-MODEL_TYPES = tuple(sorted({*_DECODERS, *_BUILT, *VISION_LANGUAGE}))
+MODEL_TYPES = tuple(sorted({*DECODERS, *_BUILT, *VISION_LANGUAGE}))
 """Every `model_type` that is understood."""
 
 
@@ -66,7 +61,7 @@ def from_huggingface(mapping: Mapping[str, Any], name: str = "", source: str = "
         model = _BUILT[kind](keys, about)
     else:
         about, headed = _headed(about)
-        model = from_flat({**_DECODERS[kind](keys), **headed, **about})
+        model = from_flat({**DECODERS[kind](keys), **headed, **about})
     keys.refuse_rest()
     return model
 
@@ -78,10 +73,10 @@ def flat_table(mapping: Mapping[str, Any]) -> Flat:
     4096
     """
     kind, data = _text_part(_table(mapping))
-    if kind not in _DECODERS:
+    if kind not in DECODERS:
         raise InputError("config key model_type", kind, "must be that of a decoder, which has a flat form")
     keys = Keys(data)
-    flat = flat_of({**_DECODERS[kind](keys), "family": kind})
+    flat = flat_of({**DECODERS[kind](keys), "family": kind})
     keys.refuse_rest()
     return flat.model_dump(mode="json", exclude_defaults=True, exclude_none=True)
 

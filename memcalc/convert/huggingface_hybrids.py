@@ -8,23 +8,88 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from memcalc.convert.huggingface_keys import Flat, Keys, Sizes, decoder
+from memcalc.convert.huggingface_keys import Flat, Keys, Sizes, attention_bias, decoder, rotary_fraction
 from memcalc.errors import InputError
 
 
 def lfm2(c: Keys) -> Flat:
     """LFM2: gated short convolutions in most blocks, attention in the others."""
-    for key in "block_dim block_mlp_init_scale block_out_init_scale block_use_xavier_init conv_dim conv_dim_out".split():
-        c.get(key)
-    c.get("conv_use_xavier_init")
-    c.get("num_heads")
-    c.get("use_pos_enc")
     c.only("block_use_swiglu", True)
-    sizes: Sizes = (65536, 2560, 12288, 32, 32, 8, None, 128000)
+    c.get(_LFM2_UNREAD)
+    flat = _lfm2(c, (65536, 2560, 12288, 32, 32, 8, None, 128000))
+    return {**flat, "ffn": _lfm2_ffn(c)}
+
+
+def lfm2_moe(c: Keys) -> Flat:
+    """LFM2 with experts behind a few dense blocks."""
+    flat = _lfm2(c, (65536, 2048, 7168, 32, 32, 8, None, 128000))
+    c.flag("use_expert_bias", True)
+    moe = {
+        "experts": c.size("num_experts", 32),
+        "topk": c.size("num_experts_per_tok", 4),
+        "ffn": c.size("moe_intermediate_size", 1792),
+        "first_dense": c.size("num_dense_layers", 2, low=0),
+        "scores": "sigmoid",
+        "normalised": c.flag("norm_topk_prob", True),
+        "scaled": True,
+    }
+    return {**flat, "moe": moe}
+
+
+_LFM2_UNREAD = """
+    block_dim block_mlp_init_scale block_out_init_scale block_use_xavier_init conv_dim conv_dim_out
+    conv_use_xavier_init num_heads theta use_pos_enc
+"""
+"""Keys of LFM2's checkpoints that its class does not read, or that move no size."""
+
+
+def _lfm2(c: Keys, sizes: Sizes) -> Flat:
     flat = decoder(c, sizes, tied=True, qk_norm="head")
-    mixed = _mixed(c, flat["n_layers"], "conv")
     taps, bias = c.size("conv_L_cache", 3), c.flag("conv_bias")
-    return {**flat, "ffn": _lfm2_ffn(c), **_mixing({"kind": "short convolution", "taps": taps, "bias": bias}, mixed)}
+    mixer = {"kind": "short convolution", "taps": taps, "bias": bias}
+    tied = c.flag("tie_embedding tie_word_embeddings", True)  # the class lets the first win
+    return {**flat, "tied": tied, **_mixing(mixer, _mixed(c, flat["n_layers"], "conv"))}
+
+
+def _delta(c: Keys, sizes: Sizes, *, packed: bool) -> Flat:
+    """Return what Qwen3-Next and Qwen 3.5 have in common."""
+    c.only("attn_output_gate", True)
+    c.only("hidden_act", "silu")
+    c.get(_DELTA_UNREAD)
+    fraction = rotary_fraction(c, 0.25)
+    flat = decoder(c, sizes, **attention_bias(c), qk_norm="head", norm_scale="plus-one", output_gate=True)
+    mixer = {
+        "kind": "gated delta net",
+        "key_heads": c.size("linear_num_key_heads", 16),
+        "value_heads": c.size("linear_num_value_heads", 32),
+        "key_dim": c.size("linear_key_head_dim", 128),
+        "value_dim": c.size("linear_value_head_dim", 128),
+        "taps": c.size("linear_conv_kernel_dim", 4),
+        "packed": packed,
+    }
+    step, layers = c.size("full_attention_interval", 4), flat["n_layers"]
+    usual = ["full_attention" if (index + 1) % step == 0 else "linear_attention" for index in range(layers)]
+    mixed = _listed(c, usual, "linear_attention")
+    return {**flat, "rotary_fraction": fraction, **_mixing(mixer, mixed)}
+
+
+_DELTA_UNREAD = "mtp_num_hidden_layers mtp_use_dedicated_embeddings mamba_ssm_dtype mlp_only_layers"
+"""Keys of their checkpoints that move no size of the class; the last is read by Qwen3-Next alone."""
+
+
+def _delta_experts(c: Keys, experts: int, topk: int, layers: int, *, normalised: bool) -> Flat:
+    step, listed = c.size("decoder_sparse_step", 1), c.sizes("mlp_only_layers")
+    dense = [index for index in range(layers) if index in listed or (index + 1) % step]
+    return {
+        "experts": c.size("num_experts", experts),
+        "topk": c.size("num_experts_per_tok", topk),
+        "ffn": c.size("moe_intermediate_size", 512),
+        "shared_ffn": c.size("shared_expert_intermediate_size", 512),
+        "shared_gate": True,
+        "normalised": normalised,
+        "narrow_weights": True,
+        **({"dense_layers": dense} if dense else {}),
+    }
 
 
 def _lfm2_ffn(c: Keys) -> int:
@@ -40,12 +105,18 @@ def _lfm2_ffn(c: Keys) -> int:
 
 
 def _mixed(c: Keys, layers: int, kind: str) -> list[int]:
-    """Return the blocks whose mixer is not attention, by ``layer_types``, or by ``full_attn_idxs`` where it is absent."""
+    """Return the blocks of a kind, by ``layer_types``, or by ``full_attn_idxs`` where it is absent."""
     attending = c.get("full_attn_idxs")
     full = c.sizes("full_attn_idxs") if attending is not None else list(range(layers))
-    kinds = c.words("layer_types") or ["full_attention" if index in full else kind for index in range(layers)]
-    if len(kinds) != layers or not {*kinds} <= {"full_attention", kind}:
-        raise InputError("config key layer_types", kinds, f"must call each of the {layers} layers full_attention or {kind}")
+    return _listed(c, ["full_attention" if index in full else kind for index in range(layers)], kind)
+
+
+def _listed(c: Keys, usual: list[str], kind: str) -> list[int]:
+    """Return the blocks that ``layer_types`` calls by a kind, the others having attention; ``usual`` where absent."""
+    kinds = c.words("layer_types") or usual
+    if len(kinds) != len(usual) or not {*kinds} <= {"full_attention", kind}:
+        allowed = f"must call each of the {len(usual)} layers full_attention or {kind}"
+        raise InputError("config key layer_types", kinds, allowed)
     return [index for index, listed in enumerate(kinds) if listed == kind]
 
 
@@ -53,4 +124,89 @@ def _mixing(mixer: Flat, layers: list[int]) -> Flat:
     return {"mixer": mixer, "mixer_layers": layers} if layers else {}
 
 
-HYBRIDS: dict[str, Callable[[Keys], Flat]] = {family.__name__: family for family in (lfm2,)}
+def qwen3_next(c: Keys) -> Flat:
+    """Qwen3-Next: gated delta nets in three blocks of four, attention with a gate in the others, experts."""
+    flat = _delta(c, (151936, 2048, 5632, 48, 16, 2, 256, 32768), packed=True)
+    return {**flat, "moe": _delta_experts(c, 512, 10, flat["n_layers"], normalised=c.flag("norm_topk_prob", True))}
+
+
+def qwen3_5_text(c: Keys) -> Flat:
+    """The text model of Qwen 3.5."""
+    return _delta(c, (248320, 4096, 12288, 32, 16, 4, 256, 32768), packed=False)
+
+
+def qwen3_5_moe_text(c: Keys) -> Flat:
+    """The text model of Qwen 3.5 with experts."""
+    flat = _delta(c, (248320, 2048, 512, 40, 16, 2, 256, 32768), packed=False)
+    return {**flat, "moe": {**_delta_experts(c, 256, 8, flat["n_layers"], normalised=True), "dense_layers": ()}}
+
+
+def bamba(c: Keys) -> Flat:
+    """Bamba: Mamba-2 mixers in all blocks but those that are listed."""
+    flat = decoder(c, (128000, 4096, 14336, 32, 32, 8, None, 262144), **attention_bias(c))
+    c.get("num_logits_to_keep time_step_limit z_loss_coefficient")
+    c.get("time_step_limit")
+    c.get("z_loss_coefficient")
+    attending, layers = c.sizes("attn_layer_indices"), flat["n_layers"]
+    mixed = [index for index in range(layers) if index not in attending]
+    bias = {**flat.get("bias", {}), "mlp": c.flag("mlp_bias")}
+    return {**flat, "bias": bias, "rotary_fraction": rotary_fraction(c, 0.5), **_mixing(_mamba2(c, flat), mixed)}
+
+
+def granitemoehybrid(c: Keys) -> Flat:
+    """Granite 4: Mamba-2 mixers in most blocks; experts beside a shared MLP, or that MLP alone."""
+    flat = decoder(c, (32000, 4096, 11008, 32, 32, 32, None, 2048), **attention_bias(c))
+    c.only("normalization_function", "rmsnorm")
+    c.get("time_step_limit")
+    kinds = c.words("layer_types layers_block_type") or ["linear_attention"] * flat["n_layers"]
+    mixed = [index for index, kind in enumerate(kinds) if kind in ("mamba", "linear_attention")]
+    shared, experts = c.size("shared_intermediate_size", 1024), c.maybe("num_local_experts", 8, low=0)
+    topk = c.maybe("num_experts_per_tok", 2, low=0)
+    flat |= {"positions": "rope" if c.get("position_embedding_type") == "rope" else "none", "packed_mlp": True,
+             "embedding_scaled": True, "head_scaled": True}  # fmt: skip
+    mlp = {"moe": {"experts": experts, "topk": topk, "shared_ffn": shared, "scores": "chosen"}}
+    return {**flat, **(mlp if experts else {"ffn": shared}), **_mixing(_mamba2(c, flat), mixed)}
+
+
+def _mamba2(c: Keys, flat: Flat) -> Flat:
+    """Return the mixer of Bamba and those after it, whose keys begin with ``mamba_``."""
+    inner = int(c.number("mamba_expand", 2) * flat["hidden"])
+    heads = c.size("mamba_n_heads", 128)
+    c.get("mamba_d_head")
+    return {
+        "kind": "Mamba-2 mixer",
+        "heads": heads,
+        "head_dim": inner // heads,
+        "state": c.size("mamba_d_state", 256),
+        "groups": c.size("mamba_n_groups", 1),
+        "taps": c.size("mamba_d_conv", 4),
+        "chunk": c.size("mamba_chunk_size", 256),
+        "conv_bias": c.flag("mamba_conv_bias", True),
+        "bias": c.flag("mamba_proj_bias"),
+    }
+
+
+_FALCON_H1_SCALES = """
+    num_logits_to_keep mamba_norm_before_gate time_step_limit lm_head_multiplier mlp_multipliers key_multiplier
+    attention_out_multiplier attention_in_multiplier ssm_multipliers ssm_in_multiplier ssm_out_multiplier
+    projectors_bias
+"""
+
+
+def falcon_h1(c: Keys) -> Flat:
+    """Falcon-H1: attention and a Mamba-2 mixer side by side in each block, with constants before and after."""
+    flat = decoder(c, (128000, 4096, 14336, 32, 32, 8, None, 8192), **attention_bias(c))
+    c.only("mamba_use_mlp", True)
+    c.get(_FALCON_H1_SCALES)
+    mixer = _mamba2(c, flat)
+    inner = c.maybe("mamba_d_ssm") or mixer["heads"] * mixer["head_dim"]
+    mixer |= {"head_dim": inner // mixer["heads"], "normed": c.flag("mamba_rms_norm"), "scaled": True}
+    bias = {**flat.get("bias", {}), "mlp": c.flag("mlp_bias")}
+    return {**flat, "bias": bias, "embedding_scaled": True, "head_scaled": True, "mixer": mixer, "mixer_beside": True}
+
+
+HYBRIDS: dict[str, Callable[[Keys], Flat]] = {
+    family.__name__: family for family in (
+        lfm2, lfm2_moe, qwen3_next, qwen3_5_text, qwen3_5_moe_text, bamba, granitemoehybrid,
+    )
+}

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from memcalc.convert.huggingface_gated import EXPERTS, GATED
+from memcalc.convert.huggingface_hybrids import HYBRIDS
 from memcalc.convert.huggingface_keys import Flat, Keys
 from memcalc.convert.huggingface_plain import PLAIN
 from memcalc.convert.huggingface_table import TABLE
@@ -19,7 +20,7 @@ from memcalc.specs.block import Norm
 from memcalc.specs.flat import from_flat
 from memcalc.specs.model import Images, Model, Outside, Projector, patterns
 
-DECODERS: dict[str, Callable[[Keys], Flat]] = {**PLAIN, **GATED, **EXPERTS, **TABLE}
+DECODERS: dict[str, Callable[[Keys], Flat]] = {**PLAIN, **GATED, **EXPERTS, **HYBRIDS, **TABLE}
 """Text models by their `model_type`."""
 _TOKENS = """
     boi_token_index eoi_token_index ignore_index image_token video_token pad_token_index image_seq_length
@@ -142,6 +143,8 @@ VISION_LANGUAGE: dict[str, Joined] = {
     "qwen2_5_vl": Joined("qwen2_5_vl_text", "qwen2_5_vl_vision", qwen_merger),
     "qwen3_vl": Joined("qwen3_vl_text", "qwen3_vl_vision", qwen_merger),
     "qwen3_vl_moe": Joined("qwen3_vl_moe_text", "qwen3_vl_moe_vision", qwen_merger),
+    "qwen3_5": Joined("qwen3_5_text", "qwen3_5_vision", qwen_merger),
+    "qwen3_5_moe": Joined("qwen3_5_moe_text", "qwen3_5_moe_vision", qwen_merger),
     "gemma3": Joined("gemma3_text", "siglip_vision_model", pooled, tied=True, text_fields={"explicit_mask": True}),
     "llava": Joined("llama", "clip_vision_model", two_layers),
     "llava_next": Joined("llama", "clip_vision_model", two_layers, newline=True, images={"rule": "unknown"}),

@@ -215,6 +215,8 @@ VISION: dict[str, Callable[[Keys], VisionTower]] = {
     "qwen2_5_vl_vision": qwen2_5_vl,
     "qwen3_vl_vision": qwen3_vl,
     "qwen3_vl_moe_vision": qwen3_vl,
+    "qwen3_5_vision": qwen3_vl,
+    "qwen3_5_moe_vision": qwen3_vl,
     "smolvlm_vision": idefics3,
     "idefics3_vision": idefics3,
 }

@@ -35,34 +35,6 @@ def linear_parameters(inputs: Number, outputs: Number, bias: Number = 0) -> Numb
     return inputs * outputs + bias * outputs
 
 
-def short_convolution_parameters(hidden: Number, taps: Number, bias: Number = 0) -> Number:
-    r"""Return the parameters of a gated short convolution: two projections, and a filter for each channel.
-
-    .. math:: P = 4 h^2 + k h + 5 b\, h
-
-    Parameters
-    ----------
-    hidden : width of the residual stream h, [1]
-    taps : length of the filter k, [1]
-    bias : 1 with a bias vector b in projections and convolution, else 0, [1]
-
-    Returns
-    -------
-    parameters P, [1]
-
-    Examples
-    --------
-    >>> short_convolution_parameters(2048, 3)
-    16783360
-
-    References
-    ----------
-    LFM2 Technical Report, arXiv:2511.23404, section 2; Transformers 5.24 ``models/lfm2/modeling_lfm2.py``
-
-    """
-    return 4 * hidden * hidden + taps * hidden + 5 * bias * hidden
-
-
 def attention_parameters(hidden: Number, q_dim: Number, kv_dim: Number, kv_hidden: Number | None = None) -> Number:
     r"""Return the parameters of the four matrices of multi-head, grouped-query or multi-query attention.
 

@@ -56,7 +56,7 @@ def _block(block: Block, code: OwnCode) -> Block:
     if attention is not None:
         norms = _norm(attention.qk_norm_kind, code)
         attention = attention.model_copy(update={**code.attention, "qk_norm_kind": norms})
-    changed = {"attention": attention, "mlp": _mlp(block.mlp, code), "norm": _norm(block.norm, code)}
+    changed = {"attention": attention, "mlp": block.mlp and _mlp(block.mlp, code), "norm": _norm(block.norm, code)}
     return block.model_copy(update={**code.block, **changed})
 
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from memcalc.errors import InputError
 from memcalc.specs.block import MixtureOfExperts
+from memcalc.terms.mixers import shapes_of
 from memcalc.terms.parameters import model_count
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ def check_countable(model: Model, seq_len: int, micro_batch: int, *, attention: 
 def _width(block: Block, rows: int) -> int:
     """Elements of one token in a block, the scores of its heads with `rows` others among them."""
     mlp = block.mlp
-    inner = mlp.ffn * mlp.topk + mlp.shared_ffn if isinstance(mlp, MixtureOfExperts) else mlp.ffn
+    inner = mlp.ffn * mlp.topk + mlp.shared_ffn if isinstance(mlp, MixtureOfExperts) else getattr(mlp, "ffn", 0)
     heads = 0 if block.attention is None else block.attention.heads * (block.attention.head_dim + rows)
-    mixed = 0 if block.mixer is None else 3 * block.hidden
+    mixed = sum(shape.outputs for shape in shapes_of(block.mixer, block.hidden)) if block.mixer else 0
     return block.hidden + heads + mixed + inner

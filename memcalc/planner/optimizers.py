@@ -238,6 +238,10 @@ def resolved_targets(lora: Lora, model: Model, habits: Habits) -> tuple[str, ...
     nearly all architectures.
     """
     blocks = dict.fromkeys(m.target for group in model.groups for m in block_matrices(group.block))
+    if any(mixer.kind == "Mamba-2 mixer" for mixer in model.mixers):
+        # Its kernel reads that weight itself, so that PEFT refuses it (0.19 tuners/tuners_utils.py,
+        # _check_lora_target_modules_mamba)
+        blocks.pop("mixer_out", None)
     outside = dict.fromkeys(m.target for m in outside_matrices(model))
     known = [*blocks, *outside]
     if not lora.targets:

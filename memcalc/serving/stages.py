@@ -10,7 +10,7 @@ from memcalc.formulas.serving import padded, prefill_bytes, routed_workspace_byt
 from memcalc.results.serving import EngineStage, EngineTerm
 from memcalc.serving.cache import blocks_of, groups_of
 from memcalc.serving.engines import LOGS, Engine
-from memcalc.specs.block import Attention, Block, MixtureOfExperts
+from memcalc.specs.block import Attention, Block, MixtureOfExperts, Mlp
 from memcalc.specs.hardware import GPU
 from memcalc.specs.model import Model
 from memcalc.specs.serving import EngineInputs
@@ -227,7 +227,7 @@ def _activations(job: EngineJob, blocks: list[Block], *, last: bool) -> EngineTe
     vocab = int(padded(model.vocab, VOCAB_MULTIPLE))
     each = engine.logit_bytes + engine.counts_logit * shape.width
     sampler = sampler_bytes(seqs, vocab, each) + engine.counts_logit * tokens * model.hidden * shape.width
-    dense = max((b.mlp.ffn for b in blocks if not isinstance(b.mlp, MixtureOfExperts)), default=0) // shape.tp
+    dense = max((b.mlp.ffn for b in blocks if isinstance(b.mlp, Mlp)), default=0) // shape.tp
     forward = prefill_bytes(tokens, model.hidden, dense, shape.width)
     if job.pp > 1 and not last:
         sampler, forward = 0, forward + 2 * tokens * model.hidden * shape.width

@@ -7,6 +7,7 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
+from memcalc.specs.mixers import Told
 from memcalc.specs.recorded import Segment
 from memcalc.specs.strict import Frozen
 
@@ -94,6 +95,8 @@ class AttentionForm(Frozen):
     scores_bias: Literal["none", "in-product", "added", "relative", "zeros"] = "none"
     """A bias of each head on the scores: ALiBi inside their product (BLOOM) or as a sum of its own (MPT); learned for
     relative positions, or zeros in its place (T5's cross attention), both of which a fused kernel takes as a mask."""
+    output_gate: bool = False
+    """The output is multiplied by the sigmoid of a second half of the query projection (Qwen3-Next)."""
     contiguous_queries: bool = False
     """Queries are scaled and copied head by head before attention (Whisper)."""
     fused: bool = True
@@ -162,17 +165,6 @@ class Attention(AttentionForm):
     def kv_dim(self) -> int:
         """Width of all keys (or values) [elements]."""
         return self.kv_heads * self.head_dim
-
-
-class ShortConvolution(Frozen):
-    """A gated convolution along the sequence, in attention's place (LFM2, arXiv:2511.23404)."""
-
-    kind: Literal["short convolution"] = "short convolution"
-    """What it is."""
-    taps: int = Field(gt=0, le=256)
-    """Tokens that one output sees, its own and those before it [-]."""
-    bias: bool = False
-    """Its convolution and both projections have biases."""
 
 
 class Mlp(Frozen):
@@ -257,15 +249,15 @@ class Block(Frozen):
     hidden: int = Field(gt=0)
     """Width of the residual stream [elements]."""
     attention: Attention | None = None
-    """Of the block's own tokens; absent where `mixer` stands in its place."""
-    mixer: ShortConvolution | None = None
-    """What mixes tokens in attention's place."""
+    """Of the block's own tokens; absent where `mixer` stands in its place, or where the block is an MLP alone."""
+    mixer: Told | None = None
+    """What mixes tokens in attention's place, or beside it on the same input, both added up."""
     cross_attention: Attention | None = None
     """Of the encoder's output, where there is any."""
     cross_hidden: int | None = None
     """Width of the encoder's output that cross attention reads; `hidden` where absent."""
-    mlp: Mlp | MixtureOfExperts
-    """Dense or routed."""
+    mlp: Mlp | MixtureOfExperts | None = None
+    """Dense or routed; absent where the block is a mixer alone."""
     norm: Norm = Norm()
     """The kind of its norms."""
     norms: int = Field(default=2, ge=0)
@@ -282,16 +274,9 @@ class Block(Frozen):
     layer_scale: bool = False
     """Each branch is multiplied by a learned vector before its residual sum (InternVL's tower)."""
     recorded: Segment | None = None
-    """What the block allocates, where it was recorded: then attention, MLP and norms stand for nothing."""
+    """What the block allocates, where it was recorded: then it has neither attention nor MLP."""
     counted: Counted | None = None
-    """How many parameters it has, where that alone is known: then attention, MLP and norms stand for nothing, and need
-    not be written."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _bare(cls, data: object) -> object:
-        written = isinstance(data, Mapping) and data.get("counted") is not None and "attention" not in data
-        return {**_UNUSED, **data} if written else data  # type: ignore[dict-item]  # written says that it is a mapping
+    """How many parameters it has, where that alone is known: then it has neither attention nor MLP."""
 
     @property
     def own_attention(self) -> Attention:
@@ -307,18 +292,24 @@ class Block(Frozen):
         return self.attention
 
     @property
+    def own_mlp(self) -> Mlp:
+        """The dense MLP of a block that is known to have one.
+
+        Raises
+        ------
+        ValueError : it has none
+
+        """
+        if not isinstance(self.mlp, Mlp):
+            raise ValueError("the block has no dense MLP")
+        return self.mlp
+
+    @property
     def is_moe(self) -> bool:
         """Whether the MLP is routed."""
         return isinstance(self.mlp, MixtureOfExperts)
 
 
 def bare_block(hidden: int = 1, *, recorded: Segment | None = None, counted: Counted | None = None) -> Block:
-    """Return a block of which a recording, or a count, is all; its other fields are unused and as small as can be."""
-    return Block.model_validate({**_UNUSED, "hidden": hidden, "recorded": recorded, "counted": counted})
-
-
-_UNUSED: dict[str, object] = {
-    "attention": Attention(heads=1, kv_heads=1, head_dim=8, causal=False, rotary=False),
-    "mlp": Mlp(ffn=1, gated=False),
-    "norms": 0,
-}
+    """Return a block of which a recording, or a count, is all."""
+    return Block(hidden=hidden, norms=0, recorded=recorded, counted=counted)

@@ -12,7 +12,6 @@ from pydantic import BaseModel, Field, ValidationError
 
 from memcalc.errors import CombinationError, InputError, UnknownNameError
 from memcalc.specs.block import (
-    MOST_LAYERS,
     Attention,
     AttentionForm,
     Block,
@@ -21,77 +20,11 @@ from memcalc.specs.block import (
     Mlp,
     Norm,
     RouterForm,
-    ShortConvolution,
 )
+from memcalc.specs.flat_tables import Count, FlatBias, FlatDropout, FlatExperts, FlatLatent, FlatOutside, Layers, Size
+from memcalc.specs.mixers import Told
 from memcalc.specs.model import BlockGroup, Lookup, Model, Outside, Pattern, Tail, TowerEnds, patterns
 from memcalc.specs.strict import Strict
-
-Size = Annotated[int, Field(gt=0, lt=2**31)]
-Layers = Annotated[int, Field(gt=0, le=MOST_LAYERS)]
-Count = Annotated[int, Field(ge=0, lt=2**31)]
-Rate = Annotated[float, Field(ge=0.0, lt=1.0)]
-
-
-class FlatBias(Strict):
-    """Which linear layers have a bias; `q`, `k` and `v` default to `qkv`."""
-
-    qkv: bool = False
-    """Queries, keys and values."""
-    q: bool | None = None
-    """Queries alone."""
-    k: bool | None = None
-    """Keys alone."""
-    v: bool | None = None
-    """Values alone."""
-    o: bool = False
-    """The output projection."""
-    mlp: bool = False
-    """The MLP's matrices."""
-    lm_head: bool = False
-    """The output head."""
-
-
-class FlatDropout(Strict):
-    """Probabilities of the dropouts, by place."""
-
-    attention: Rate = 0.0
-    """On the scores."""
-    block: Rate = 0.0
-    """On both branches."""
-    mlp: Rate = 0.0
-    """Inside the MLP."""
-    embedding: Rate = 0.0
-    """On the embeddings."""
-
-
-class FlatExperts(RouterForm, Strict):
-    """The routed part of the MLPs."""
-
-    experts: Size
-    """Routed experts [-]."""
-    topk: Size
-    ffn: Size | None = None
-    """Width of one routed expert; the model's `ffn` where absent."""
-    shared: Count = 0
-    """Number of shared experts."""
-    shared_ffn: Count | None = None
-    """Width of the shared experts together; `shared` times `ffn` where absent."""
-    first_dense: Count = 0
-    """Leading blocks with a dense MLP of the model's `ffn`."""
-    dense_layers: Annotated[tuple[Count, ...] | None, Field(strict=False)] = None
-    """Which blocks, counted from 0, have that dense MLP; by `first_dense` where absent."""
-
-
-class FlatLatent(LatentAttention, Strict):
-    """Multi-head latent attention."""
-
-
-class FlatOutside(Strict):
-    """A tensor outside the blocks."""
-
-    name: str
-    parameters: Annotated[int, Field(gt=0, lt=2**62)]
-    place: Literal["first", "last"] = "first"
 
 
 class Flat(AttentionForm, Strict):
@@ -158,7 +91,7 @@ class Flat(AttentionForm, Strict):
     """The routed part, where there is one."""
     mla: FlatLatent | None = None
     """Widths of latent attention."""
-    mixer: Annotated[ShortConvolution | None, Field(strict=False)] = None
+    mixer: Told | None = None
     """What mixes tokens in attention's place in some blocks, or in all."""
     mixer_layers: Annotated[tuple[Count, ...] | None, Field(strict=False)] = None
     """Which blocks, counted from 0, have it; all where absent."""

@@ -12,7 +12,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from memcalc.specs.block import MOST_LAYERS, Attention, Block, Norm, ShortConvolution
+from memcalc.specs.block import MOST_LAYERS, Attention, Block, Norm
+from memcalc.specs.mixers import Mixer
 from memcalc.specs.recorded import Recording, Segment
 from memcalc.specs.strict import Frozen
 
@@ -288,7 +289,7 @@ class Model(Frozen):
         return tuple(group.block.attention for group in self.groups if group.block.attention is not None)
 
     @property
-    def mixers(self) -> tuple[ShortConvolution, ...]:
+    def mixers(self) -> tuple[Mixer, ...]:
         """What stands in attention's place in each group that has none."""
         return tuple(group.block.mixer for group in self.groups if group.block.mixer is not None)
 

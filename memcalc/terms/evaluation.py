@@ -21,6 +21,7 @@ from memcalc.ledger import PHASES, Term
 from memcalc.terms.activations import groups_of, largest
 from memcalc.terms.build import build_ledger
 from memcalc.terms.head import loss_of, over_vocabularies
+from memcalc.terms.mixers import state_elements
 from memcalc.terms.model_on_grid import BlockCache
 from memcalc.terms.occasions import Occasion, larger, resident
 from memcalc.terms.pipeline import boundary
@@ -29,7 +30,6 @@ from memcalc.terms.saved_tensors import INVENTORY
 if TYPE_CHECKING:
     from memcalc.formulas.types import Array
     from memcalc.ledger import Ledger
-    from memcalc.specs.block import Block
     from memcalc.terms.model_on_grid import ModelOnGrid
     from memcalc.terms.overhead import Workspaces
 
@@ -131,7 +131,7 @@ def outputs_bytes(census: ModelOnGrid) -> Array:
 def _layer_caches(census: ModelOnGrid, length: Array) -> list[Array]:
     """Cached keys and values of one block of each group [bytes]; latent attention caches what it expanded.
 
-    A block whose tokens see all others caches nothing: an encoder's.
+    A block whose tokens see all others caches nothing: an encoder's. A mixer caches its states, whatever the length.
     """
     grid, tp = census.grid, census.grid.degree("tp")
     width = np.where(grid.width("compute") == 4, 4, 2)
@@ -139,7 +139,8 @@ def _layer_caches(census: ModelOnGrid, length: Array) -> list[Array]:
     for group in census.model.groups:
         attention = group.block.attention
         if attention is None:
-            sizes.append(grid.micro_batch * _state_bytes(group.block, width))
+            states = state_elements(group.block.mixer, group.block.hidden) if group.block.mixer else 0
+            sizes.append(grid.micro_batch * states * width)
             continue
         latent, tokens = attention.latent, grid.micro_batch * length
         keys, values = attention.kv_dim, attention.kv_dim
@@ -150,12 +151,6 @@ def _layer_caches(census: ModelOnGrid, length: Array) -> list[Array]:
             tokens = grid.micro_batch * np.minimum(length, attention.window)
         sizes.append(np.asarray(-(-key_value_bytes(keys, values, tokens, width) // tp)) * attention.causal)
     return sizes
-
-
-def _state_bytes(block: Block, width: Array) -> Array:
-    """What a mixer caches of one sequence: the last inputs of its convolution [bytes]."""
-    taps = 0 if block.mixer is None else block.mixer.taps
-    return width * taps * block.hidden
 
 
 def _cached(census: ModelOnGrid, length: Array) -> Term:

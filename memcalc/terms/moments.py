@@ -26,6 +26,7 @@ from memcalc.frameworks.megatron import stores_remainders, widened
 from memcalc.grid import column
 from memcalc.ledger import ALWAYS, Term
 from memcalc.terms.adapters import AdaptersOnGrid
+from memcalc.terms.mixers import is_biased
 from memcalc.terms.tensors import (
     TABLES,
     Layout,
@@ -209,7 +210,9 @@ def _biased(block: Block, target: str) -> bool:
     """Whether a vector stands after a tensor in the order of its module's parameters."""
     kind, mixer = block.attention, block.mixer
     if kind is None:
-        return target in LOW_RANKS or bool(getattr(block.mlp, "bias", False)) or (mixer is not None and mixer.bias)
+        return (
+            target in LOW_RANKS or bool(getattr(block.mlp, "bias", False)) or (mixer is not None and is_biased(mixer))
+        )
     normed = kind.qk_norm != "none"
     known = {"q": kind.q_bias, "qkv": kind.q_bias, "k": kind.k_bias, "v": kind.v_bias, "o": kind.o_bias or normed}
     return known.get(target, target in LOW_RANKS or bool(getattr(block.mlp, "bias", False)))

@@ -8,6 +8,7 @@ from memcalc.errors import UnmodelledError
 from memcalc.formulas import parameters as p
 from memcalc.specs.block import Attention, Block, LatentAttention, MixtureOfExperts, Mlp
 from memcalc.specs.model import Model
+from memcalc.terms.mixers import parameters_of, shapes_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +83,7 @@ def block_count(block: Block) -> BlockCount:
         sharded, replicated = sharded + cross[0], replicated + cross[1]
     replicated += block.norms * p.norm_parameters(block.hidden, block.norm.vectors)
     replicated += block.layer_scale * 2 * block.hidden
-    mlp, experts, active, beside = _mlp(block.mlp, block.hidden)
+    mlp, experts, active, beside = _mlp(block.mlp, block.hidden) if block.mlp else (0, 0, 0, 0)
     return BlockCount(sharded, mlp, experts, replicated + beside, active)
 
 
@@ -120,7 +121,7 @@ def _mixing(block: Block) -> tuple[int, int]:
     if block.attention is not None:
         sharded, replicated = _attention(block.attention, block.hidden, block.hidden)
     if block.mixer is not None:
-        replicated += p.short_convolution_parameters(block.hidden, block.mixer.taps, block.mixer.bias)
+        replicated += parameters_of(block.mixer, block.hidden)
     return sharded, replicated
 
 
@@ -129,6 +130,7 @@ def _attention(attention: Attention, hidden: int, kv_hidden: int) -> tuple[int, 
     if attention.latent is not None:
         return _latent(attention, attention.latent, hidden)
     sharded = p.attention_parameters(hidden, attention.q_dim, attention.kv_dim, kv_hidden)
+    sharded += attention.output_gate * p.linear_parameters(hidden, attention.q_dim, attention.q_bias)
     sharded += p.qkv_bias_parameters(
         attention.q_dim, attention.kv_dim, attention.q_bias, attention.k_bias, attention.v_bias
     )
@@ -181,16 +183,17 @@ def _largest_in_block(block: Block) -> int:
         return max(block.recorded.tensors, default=0)
     if block.counted is not None:
         return 0
-    mlp, mixing = block.mlp, _largest_mixing(block)
-    widest = max(mlp.ffn, mlp.shared_ffn) if isinstance(mlp, MixtureOfExperts) else mlp.ffn
-    return max(mixing, widest * block.hidden)
+    widest = max(getattr(block.mlp, "ffn", 0), getattr(block.mlp, "shared_ffn", 0))
+    return max(_largest_mixing(block), widest * block.hidden)
 
 
 def _largest_mixing(block: Block) -> int:
     attention = block.attention
+    shapes = shapes_of(block.mixer, block.hidden) if block.mixer else ()
+    mixed = max((shape.inputs * shape.outputs for shape in shapes), default=0)
     if attention is None:
-        return 0 if block.mixer is None else 3 * block.hidden**2
+        return mixed
     out = attention.heads * (attention.latent.v_head_dim if attention.latent else attention.head_dim)
     q_in = block.hidden if attention.latent is None else attention.latent.q_lora_rank or block.hidden
-    q = q_in * (attention.q_dim + (2 * attention.kv_dim if attention.packed_qkv else 0))
-    return max(q, out * block.hidden)
+    q = q_in * (attention.q_dim * (1 + attention.output_gate) + (2 * attention.kv_dim if attention.packed_qkv else 0))
+    return max(mixed, q, out * block.hidden)

@@ -13,6 +13,7 @@ from math import prod
 from typing import TYPE_CHECKING, Literal
 
 from memcalc.specs.block import MixtureOfExperts
+from memcalc.terms.mixers import channels_of, shapes_of
 
 if TYPE_CHECKING:
     from memcalc.specs.block import Attention, Block, LatentAttention, Mlp
@@ -46,12 +47,12 @@ def block_matrices(block: Block) -> tuple[Matrix, ...]:
     """All linear layers of a block; a recorded one has its tensors instead (:mod:`memcalc.specs.recorded`)."""
     if block.recorded is not None:
         return ()
-    linears = [*_mixer(block.hidden)] if block.mixer is not None else []
+    linears = [Matrix(*shape) for shape in shapes_of(block.mixer, block.hidden)] if block.mixer else []
     if block.attention is not None:
         linears += _attention(block.attention, block.hidden, block.hidden)
     if block.cross_attention is not None:
         linears += _attention(block.cross_attention, block.hidden, block.cross_hidden or block.hidden)
-    return (*linears, *_mlp(block.mlp, block.hidden))
+    return (*linears, *(_mlp(block.mlp, block.hidden) if block.mlp else ()))
 
 
 def outside_matrices(model: Model) -> tuple[Matrix, ...]:
@@ -69,15 +70,10 @@ def _attention(spec: Attention, hidden: int, source: int) -> Iterator[Matrix]:
         parts = (("q", spec.q_dim), ("k", spec.kv_dim), ("v", spec.kv_dim))
         yield Matrix("qkv", hidden, spec.q_dim + 2 * spec.kv_dim, parts=parts)
     else:
-        yield Matrix("q", hidden, spec.q_dim)
+        yield Matrix("q", hidden, spec.q_dim * (1 + spec.output_gate))
         yield Matrix("k", source, spec.kv_dim)
         yield Matrix("v", source, spec.kv_dim)
     yield Matrix("o", spec.q_dim, hidden)
-
-
-def _mixer(hidden: int) -> Iterator[Matrix]:
-    yield Matrix("mixer_in", hidden, 3 * hidden)
-    yield Matrix("mixer_out", hidden, hidden)
 
 
 def _latent(spec: Attention, latent: LatentAttention, hidden: int) -> Iterator[Matrix]:
@@ -182,7 +178,8 @@ def block_tensors(block: Block, layout: Layout) -> tuple[Tensor, ...]:
 
 def _filters(block: Block) -> list[Tensor]:
     """The weight of a mixer's convolution, one filter for each channel."""
-    return [] if block.mixer is None else [Tensor("mixer_filter", (block.hidden, 1, block.mixer.taps))]
+    mixer = block.mixer
+    return [] if mixer is None else [Tensor("mixer_filter", (channels_of(mixer, block.hidden), 1, mixer.taps))]
 
 
 def _tensor(matrix: Matrix) -> Tensor:

@@ -15,6 +15,7 @@ import numpy as np
 
 from memcalc.formulas import flops as fl
 from memcalc.formulas.kernels import attention_backward_flops, matmul_bytes
+from memcalc.terms.mixers import mixing_flops
 from memcalc.terms.model_on_grid import local_experts
 from memcalc.terms.settings import is_reentrant
 from memcalc.terms.tensors import Matrix, block_matrices
@@ -66,7 +67,7 @@ class BlockWork:
     def is_fused(self) -> bool:
         """Whether attention is one kernel."""
         spec = self.activations.group.block.attention
-        return self.grid.fixed.attention in FUSED and (spec is None or spec.fused)
+        return spec is None or (self.grid.fixed.attention in FUSED and spec.fused)
 
     @property
     def recorded(self) -> Segment | None:
@@ -152,8 +153,10 @@ class BlockWork:
 
     @cached_property
     def scores(self) -> Array:
-        """Operations of attention's two products in one block's forward [FLOP]."""
-        attention = self.activations.group.block.attention
+        """Operations of attention's two products, or of a mixer in its place, in one block's forward [FLOP]."""
+        attention, mixer = self.activations.group.block.attention, self.activations.group.block.mixer
+        if mixer is not None:
+            return mixing_flops(mixer, self.activations.tokens)
         if attention is None:
             return np.int64(0)
         keys = self.activations.keys

@@ -9,6 +9,7 @@ import numpy as np
 
 from memcalc.formulas import flops as fl
 from memcalc.terms.adapters import active_adapters
+from memcalc.terms.mixers import mixing_flops
 from memcalc.terms.parameters import model_count
 from memcalc.terms.tensors import outside_matrices
 from memcalc.timing.rates import STACKS, kernels_of, peak_flops, table_for
@@ -89,7 +90,10 @@ def model_flops_per_token(model: Model, fixed: SharedSettings) -> float:
         for count, kind in kinds
         if kind is not None
     )
-    return float(attention + fl.model_flops_per_token(*_passed(model, fixed)))
+    mixing = sum(
+        g.count * fl.step_flops(mixing_flops(g.block.mixer, np.int64(1))) for g in model.groups if g.block.mixer
+    )
+    return float(attention + mixing + fl.model_flops_per_token(*_passed(model, fixed)))
 
 
 def _passed(model: Model, fixed: SharedSettings) -> tuple[int, int, int, int, int]:

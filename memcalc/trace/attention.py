@@ -29,22 +29,25 @@ def attention(
 ) -> Tensor:
     """Multi-head attention with its projections; ``context`` is what cross attention reads instead of x."""
     prefix = "" if context is None else "cross-"
-    q, k, v = projections(tape, x, spec, setting, x if context is None else context, prefix)
+    gate: list[Tensor] = []
+    q, k, v = projections(tape, x, spec, setting, x if context is None else context, prefix, gate)
 
     def scores(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         return core(tape, q, k, v, spec, setting, prefix)
 
     out = region(tape, setting.checkpointed, "core_attn", scores, [q, k, v])
     del q, k, v
+    if gate:
+        out = ops.mul(tape, out, ops.saves_output(tape, gate.pop(), "output gate"), "attention output, gated")
     if spec.joins_images:
         out = ops.copy(tape, out, f"{prefix}attention output of all images")
     return linear(tape, out, setting, f"{prefix}attention projection", hidden, "h", setting.branch_output)
 
 
 def projections(
-    tape: Tape, x: Tensor, spec: Attention, setting: BlockConfig, context: Tensor, prefix: str
+    tape: Tape, x: Tensor, spec: Attention, setting: BlockConfig, context: Tensor, prefix: str, gate: list[Tensor]
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Queries, keys and values after their norms and the rotary embedding."""
+    """Queries, keys and values after their norms and the rotary embedding; what gates the output goes to ``gate``."""
     if spec.latent is not None:
         return latent_projections(tape, x, spec, spec.latent, setting)
     q_dim, kv_dim = spec.q_dim, spec.kv_dim
@@ -57,7 +60,7 @@ def projections(
         elif spec.kv_form != "views":
             k, v = copied(tape, k, spec, "keys"), copied(tape, v, spec, "values")
     else:
-        q = linear(tape, x, setting, f"{prefix}query projection", q_dim, "q", "tp")
+        q = gated_queries(tape, x, spec, setting, prefix, gate)
         k = linear(tape, context, setting, f"{prefix}key projection", kv_dim, "k", "tp")
         v = linear(tape, context, setting, f"{prefix}value projection", kv_dim, "k", "tp")
     if spec.contiguous_queries:
@@ -74,6 +77,20 @@ def projections(
         q = head_norm(tape, q, spec, setting, spec.heads, f"{prefix}query norm")
         k = head_norm(tape, k, spec, setting, spec.kv_heads, f"{prefix}key norm")
     return q, k, v
+
+
+def gated_queries(
+    tape: Tape, x: Tensor, spec: Attention, setting: BlockConfig, prefix: str, gate: list[Tensor]
+) -> Tensor:
+    """Queries out of a projection of their own, which may hold a gate of the output beside each head."""
+    name = f"{prefix}query projection"
+    if not spec.output_gate:
+        return linear(tape, x, setting, name, spec.q_dim, "q", "tp")
+    both = linear(tape, x, setting, name, 2 * spec.q_dim, "2·q", "tp")
+    q, other = ops.split(tape, both, [spec.q_dim] * 2, ["q"] * 2, name)
+    del both
+    gate.append(ops.copy(tape, other, "output gate, contiguous"))
+    return q
 
 
 def own_tables(tape: Tape, spec: Attention, setting: BlockConfig) -> list[Tensor]:

@@ -10,7 +10,7 @@ from memcalc.trace import ops, transformer_engine
 from memcalc.trace.attention import attention
 from memcalc.trace.checkpoint import discarding, region
 from memcalc.trace.layers import BlockConfig, norm, weighted
-from memcalc.trace.mixers import mixer
+from memcalc.trace.mixers import is_scaled, mixer
 from memcalc.trace.parallel_linear import gathered, scattered
 from memcalc.trace.routed import dense, routed
 from memcalc.trace.tape import Tape, Tensor
@@ -27,10 +27,15 @@ def run_block(tape: Tape, x: Tensor, block: Block, setting: BlockConfig, context
         return transformer_engine.run(tape, x, block, setting)
 
     def self_attention(y: Tensor) -> Tensor:
-        if block.mixer is not None:
-            return mixer(tape, y, block.mixer, setting, block.hidden)
         out = attention(tape, gathered(tape, y, setting), block.own_attention, setting, block.hidden)
         return scattered(tape, out, y.size, setting)
+
+    def mixing(y: Tensor) -> Tensor:
+        spec = block.mixer
+        if spec is None:
+            return self_attention(y)
+        mixed = mixer(tape, y, spec, setting, block.hidden)
+        return mixed if block.attention is None else beside(tape, y, mixed, self_attention, scaled=is_scaled(spec))
 
     def cross_attention(y: Tensor, other: Tensor) -> Tensor:
         spec = block.cross_attention or block.own_attention
@@ -41,13 +46,15 @@ def run_block(tape: Tape, x: Tensor, block: Block, setting: BlockConfig, context
         return scattered(tape, out, y.size, setting, last=True)
 
     again, moe = setting.checkpointed, "moe" if block.is_moe else "mlp"
-    parts: list[tuple[str, Branch]] = [
-        ("attention", lambda y: region(tape, again, "attention", self_attention, [y])),
-        ("MLP", lambda y: region(tape, again, moe, feed_forward, [y])),
-    ]
+    parts: list[tuple[str, Branch]] = []
+    if block.attention is not None or block.mixer is not None:
+        name = "mixer" if block.attention is None else "attention"
+        parts.append((name, lambda y: region(tape, again, "attention", mixing, [y])))
     if context is not None:
         other = context
-        parts.insert(1, ("cross-attention", lambda y: region(tape, again, "attention", cross_attention, [y, other])))
+        parts.append(("cross-attention", lambda y: region(tape, again, "attention", cross_attention, [y, other])))
+    if block.mlp is not None:
+        parts.append(("MLP", lambda y: region(tape, again, moe, feed_forward, [y])))
     if block.parallel:
         return parallel(tape, x, block, setting, parts)
     for name, part in parts:
@@ -59,7 +66,17 @@ def mlp(tape: Tape, x: Tensor, block: Block, setting: BlockConfig) -> Tensor:
     """The MLP, dense or routed."""
     if isinstance(block.mlp, MixtureOfExperts):
         return routed(tape, x, block.mlp, setting, block.hidden)
-    return dense(tape, x, block.mlp, setting, block.hidden)
+    return dense(tape, x, block.own_mlp, setting, block.hidden)
+
+
+def beside(tape: Tape, x: Tensor, mixed: Tensor, attend: Branch, *, scaled: bool) -> Tensor:
+    """Attention on the input that a mixer had, and the sum of both; ``scaled`` by constants before and after."""
+    if scaled:
+        x, mixed = ops.plain(tape, x, "attention input, scaled"), ops.plain(tape, mixed, "mixer's output, scaled")
+    attended = attend(x)
+    del x
+    attended = ops.plain(tape, attended, "attention output, scaled") if scaled else attended
+    return ops.add(tape, mixed, attended, "sum of mixer and attention")
 
 
 def residual(tape: Tape, x: Tensor, block: Block, setting: BlockConfig, name: str, part: Branch) -> Tensor:

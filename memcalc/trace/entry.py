@@ -218,9 +218,7 @@ def tables(tape: Tape, spec: Attention, setting: BlockConfig) -> list[Tensor]:
     return [tape.new(f"rotary table, {name}", size) for name in ("cosine", "sine") for _ in range(spec.rotary_tables)]
 
 
-def biases(
-    tape: Tape, block: Block, attention: Attention, setting: BlockConfig, *, checkpointed: bool
-) -> list[Tensor]:
+def biases(tape: Tape, block: Block, attention: Attention, setting: BlockConfig, *, checkpointed: bool) -> list[Tensor]:
     """What the blocks share of masks and position biases.
 
     Where blocks are checkpointed, the causal mask of written-out attention, the position bias and the zeros of cross

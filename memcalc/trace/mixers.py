@@ -7,16 +7,33 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from memcalc.specs.mixers import GatedDeltaNet, Mamba2, ShortConvolution
 from memcalc.trace import ops
+from memcalc.trace.delta_net import delta_net
 from memcalc.trace.layers import BlockConfig, linear
+from memcalc.trace.mamba2 import mamba2
 from memcalc.trace.tape import Grads, Leaf, Size, Tape, Tensor
 
 if TYPE_CHECKING:
-    from memcalc.specs.block import ShortConvolution
+    from memcalc.specs.mixers import Mixer
 
 
-def mixer(tape: Tape, x: Tensor, spec: ShortConvolution, setting: BlockConfig, hidden: int) -> Tensor:
+def mixer(tape: Tape, x: Tensor, spec: Mixer, setting: BlockConfig, hidden: int) -> Tensor:
     """From a block's normalised input to the branch's output."""
+    if isinstance(spec, ShortConvolution):
+        return short_convolution(tape, x, spec, setting, hidden)
+    if isinstance(spec, GatedDeltaNet):
+        return delta_net(tape, x, spec, setting, hidden)
+    return mamba2(tape, x, spec, setting, hidden)
+
+
+def is_scaled(spec: Mixer) -> bool:
+    """Whether constants multiply what goes in and out of it, and of attention beside it."""
+    return isinstance(spec, Mamba2) and spec.scaled
+
+
+def short_convolution(tape: Tape, x: Tensor, spec: ShortConvolution, setting: BlockConfig, hidden: int) -> Tensor:
+    """Three parts of a projection: two gates, before and after a convolution of the third."""
     parts = linear(tape, x, setting, "mixer's input projection", 3 * hidden, "3·h")
     before, after, value = ops.split(tape, parts, [hidden] * 3, ["h"] * 3, "mixer's input projection")
     del parts
@@ -31,7 +48,7 @@ def mixer(tape: Tape, x: Tensor, spec: ShortConvolution, setting: BlockConfig, h
 def causal(tape: Tape, x: Tensor, spec: ShortConvolution, setting: BlockConfig) -> Tensor:
     """A convolution of each channel alone along the sequence: its output has ``taps - 1`` places more, cut off after.
 
-    Keeps its input and its 16-bit copy of the weight under autocast.
+    Keeps its input.
     """
     x = ops.cast(tape, x, setting.compute, "convolution's input, 16-bit copy")
     size, leaf = x.size, Leaf("convolution weight", keep=True) if setting.trainable else None

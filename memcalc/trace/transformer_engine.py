@@ -88,7 +88,7 @@ def mlp_branch(tape: Tape, x: Tensor, block: Block, setting: BlockConfig) -> Ten
         y = norm(tape, x, block.norm, setting, "MLP norm")
         out = again(tape, setting, "moe", lambda z: experts(tape, z, spec, setting, block.hidden), [y])
         return discarded(tape, setting, y, out)
-    return again(tape, setting, "mlp", lambda z: dense(tape, z, spec, block, setting), [x])
+    return again(tape, setting, "mlp", lambda z: dense(tape, z, block.own_mlp, block, setting), [x])
 
 
 def discarded(tape: Tape, setting: BlockConfig, normalised: Tensor, out: Tensor) -> Tensor:

@@ -26,9 +26,15 @@ NEO = {
     "hidden_size": 96, "num_layers": 3, "num_heads": 4, "intermediate_size": 176, "vocab_size": 613, "window_size": 16,
     "attention_types": [[["global", "local"], 1], [["global"], 1]], "bos_token_id": 1, "eos_token_id": 2,
 }  # fmt: skip
-LFM2 = {
-    "num_hidden_layers": 4, "layer_types": ["conv", "conv", "full_attention", "full_attention"],
-    "block_auto_adjust_ff_dim": False,
+LFM2 = {"num_hidden_layers": 4, "layer_types": ["conv", "conv", "full_attention", "full_attention"]}
+DELTA = HEADS | {
+    "num_hidden_layers": 4, "layer_types": ["linear_attention", "linear_attention", "full_attention", "full_attention"],
+    "linear_num_key_heads": 2, "linear_num_value_heads": 6, "linear_key_head_dim": 24, "linear_value_head_dim": 40,
+    "linear_conv_kernel_dim": 4,
+}  # fmt: skip
+MAMBA2 = GROUPED | {
+    "num_hidden_layers": 4, "mamba_n_heads": 6, "mamba_d_head": 32, "mamba_d_state": 16, "mamba_n_groups": 2,
+    "mamba_chunk_size": 8, "mamba_expand": 2,
 }  # fmt: skip
 
 ROWS: dict[str, dict[str, Any]] = {
@@ -86,7 +92,14 @@ CODED: dict[str, dict[str, Any]] = {
     "olmoe": GROUPED | {"num_experts": 5, "num_experts_per_tok": 2},
     "qwen2_moe": GROUPED | ROUTED | {"num_experts": 5, "shared_expert_intermediate_size": 88},
     "glm4_moe": HEADS | DEEPSEEK | {"first_k_dense_replace": 1},
-    "lfm2": GROUPED | LFM2,
+    "lfm2": GROUPED | LFM2 | {"block_auto_adjust_ff_dim": False},
+    "bamba": MAMBA2 | {"attn_layer_indices": [2, 3]},
+    "granitemoehybrid": MAMBA2 | ROUTED | {"num_local_experts": 5, "shared_intermediate_size": 48,
+                                           "layer_types": ["mamba", "mamba", "attention", "attention"]},
+    "qwen3_next": DELTA | ROUTED | {"num_experts": 5, "shared_expert_intermediate_size": 88},
+    "qwen3_5_text": DELTA,
+    "qwen3_5_moe_text": DELTA | ROUTED | {"num_experts": 5, "shared_expert_intermediate_size": 88},
+    "lfm2_moe": GROUPED | LFM2 | ROUTED | {"num_experts": 5, "num_dense_layers": 1},
 }
 """Others that have a function of their own."""
 EAGER_ONLY = frozenset({"vaultgemma", "gpt_neo", "codegen", "openai-gpt", "mpt", "xglm"})

@@ -244,13 +244,12 @@ def write(job: ConfigJob) -> dict[str, Any]:
 def model_flags(job: ConfigJob, model: Model) -> dict[str, Any]:
     """Return the flags that describe a decoder of equal blocks, after a few dense ones where the rest is routed."""
     group = next((group for group in reversed(model.groups) if group.block.is_moe), model.groups[-1])
-    block = group.block
-    job.require(not model.mixers, "model", "Megatron-LM's flags of decoders have no short convolutions", model.name)
-    attention = block.own_attention
+    job.require(not model.mixers, "model", "Megatron-LM's flags describe decoders of attention alone", model.name)
+    block, attention = group.block, group.block.own_attention
     fine = (
         len(model.groups) <= 2
         and all(group.tower == "decoder" and group.block.attention == attention for group in model.groups)
-        and not attention.sinks
+        and not (attention.sinks or attention.output_gate)
         and block.norms == 2
         and block.norm_place == "pre"
         and not block.parallel
@@ -259,7 +258,7 @@ def model_flags(job: ConfigJob, model: Model) -> dict[str, Any]:
     )
     job.require(fine, "model", "Megatron-LM's flags describe decoders with a norm before attention and MLP", model.name)
     dense = next((group.block.mlp for group in model.groups if not isinstance(group.block.mlp, MixtureOfExperts)), None)
-    mlp = block.mlp
+    mlp = block.mlp or block.own_mlp
     biased, grouped = attention.o_bias, attention.kv_heads != attention.heads
     return {
         "num_layers": model.num_layers,
@@ -292,6 +291,7 @@ def _expert_flags(model: Model, mlp: Any) -> dict[str, Any]:
         return {}
     routed = [model.groups[index].block.is_moe for index in model.sequence]
     dense, listed = routed.count(False), ",".join(str(int(count)) for count in routed)
+    frequency = f"[{listed}]" if model.order else f"([0]*{dense}+[1]*{len(routed) - dense})" if dense else None
     return {
         "num_experts": mlp.experts,
         "moe_router_topk": mlp.topk,
@@ -299,11 +299,7 @@ def _expert_flags(model: Model, mlp: Any) -> dict[str, Any]:
         "moe_shared_expert_intermediate_size": mlp.shared_ffn or None,
         "moe_shared_expert_gate": mlp.shared_gate or None,
         "moe_router_score_function": mlp.scores,
-        "moe_layer_freq": f"[{listed}]"
-        if model.order
-        else f"([0]*{dense}+[1]*{len(routed) - dense})"
-        if dense
-        else None,
+        "moe_layer_freq": frequency,
         "moe_grouped_gemm": True,
     }
 

@@ -1,0 +1,81 @@
+"""What stands in attention's place, as sizes: its linear layers, its filter, its parameters and its states."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from memcalc.formulas import mixers as formulas
+from memcalc.formulas.types import Array
+from memcalc.specs.mixers import GatedDeltaNet, Mamba2, Mixer, ShortConvolution
+
+
+class Shape(NamedTuple):
+    """One linear layer of a mixer."""
+
+    target: str
+    inputs: int
+    outputs: int
+
+
+def shapes_of(mixer: Mixer, hidden: int) -> tuple[Shape, ...]:
+    """The linear layers of a mixer, in the order in which they run."""
+    into, out = _widths(mixer, hidden)
+    return (*(Shape("mixer_in", hidden, outputs) for outputs in into), Shape("mixer_out", out, hidden))
+
+
+def _widths(mixer: Mixer, hidden: int) -> tuple[tuple[int, ...], int]:
+    """Outputs of the projections of a mixer's input, and inputs of that of its output."""
+    if isinstance(mixer, ShortConvolution):
+        return (3 * hidden,), hidden
+    if isinstance(mixer, Mamba2):
+        return (mixer.projected,), mixer.inner
+    keys, values, heads = mixer.keys, mixer.values, mixer.value_heads
+    if mixer.packed:
+        return (2 * keys + 2 * values, 2 * heads), values
+    return (2 * keys + values, values, heads, heads), values
+
+
+def channels_of(mixer: Mixer, hidden: int) -> int:
+    """Channels of its convolution."""
+    return hidden if isinstance(mixer, ShortConvolution) else mixer.channels
+
+
+def parameters_of(mixer: Mixer, hidden: int) -> int:
+    """All its parameters."""
+    if isinstance(mixer, ShortConvolution):
+        return int(formulas.short_convolution_parameters(hidden, mixer.taps, mixer.bias))
+    if isinstance(mixer, GatedDeltaNet):
+        sizes = {"keys": mixer.keys, "values": mixer.values, "heads": mixer.value_heads, "value_dim": mixer.value_dim}
+        return int(formulas.gated_delta_net_parameters(hidden, **sizes, taps=mixer.taps))
+    sizes = {"inner": mixer.inner, "channels": mixer.channels, "heads": mixer.heads, "taps": mixer.taps}
+    flags = {"conv_bias": mixer.conv_bias, "bias": mixer.bias, "normed": mixer.normed}
+    return int(formulas.mamba2_parameters(hidden, **sizes, **flags))
+
+
+def is_biased(mixer: Mixer) -> bool:
+    """Whether its projections have biases."""
+    return not isinstance(mixer, GatedDeltaNet) and mixer.bias
+
+
+def state_elements(mixer: Mixer, hidden: int) -> int:
+    """What it hands from one token to the next: the last inputs of its convolution, and the states of its heads."""
+    states = 0
+    if isinstance(mixer, GatedDeltaNet):
+        states = mixer.value_heads * mixer.key_dim * mixer.value_dim
+    elif isinstance(mixer, Mamba2):
+        states = mixer.inner * mixer.state
+    return mixer.taps * channels_of(mixer, hidden) + states
+
+
+def mixing_flops(mixer: Mixer, tokens: Array) -> Array:
+    """Operations of what stands between its projections, forward [FLOP]; a convolution has next to none."""
+    if isinstance(mixer, GatedDeltaNet):
+        flops = formulas.delta_rule_flops(tokens, mixer.value_heads, mixer.key_dim, mixer.value_dim)
+    elif isinstance(mixer, Mamba2):
+        sizes = mixer.heads, mixer.head_dim, mixer.state, mixer.groups, mixer.chunk
+        flops = formulas.state_space_flops(tokens, *sizes)
+    else:
+        flops = 0 * tokens
+    return np.asarray(flops)

@@ -1,0 +1,185 @@
+"""A gated delta net with the kernels of flash-linear-attention and causal-conv1d, which its class takes where they are.
+
+Source: Transformers 5.24 ``models/qwen3_5/modeling_qwen3_5.py`` and ``models/qwen3_next/modeling_qwen3_next.py``;
+flash-linear-attention bc3b101d ``ops/gated_delta_rule/chunk.py`` (what is saved, and each tensor of both directions),
+``chunk_fwd.py``, ``wy_fast.py``, ``ops/common/chunk_{delta_h,o}.py``, ``modules/l2norm.py``; causal-conv1d
+``causal_conv1d_interface.py``, ``CausalConv1dFn``.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from memcalc.specs.block import Norm
+from memcalc.trace import ops
+from memcalc.trace.layers import WIDE, BlockConfig, linear, weighted
+from memcalc.trace.tape import Grads, Leaf, Size, Tape, Tensor
+
+if TYPE_CHECKING:
+    from memcalc.specs.mixers import GatedDeltaNet
+
+CHUNK = 64
+"""Tokens of one chunk of the recurrence."""
+
+
+def delta_net(tape: Tape, x: Tensor, spec: GatedDeltaNet, setting: BlockConfig, hidden: int) -> Tensor:
+    """From a block's normalised input to the branch's output."""
+    channels, gate, beta, step = inputs(tape, x, spec, setting)
+    beta = ops.saves_output(tape, beta, "delta rule's rates")
+    decay = decays(tape, step, spec, setting)
+    del step
+    convolved = convolution(tape, channels, spec.taps, setting)
+    del channels
+    widths, labels = [spec.keys, spec.keys, spec.values], ["d_k", "d_k", "d_v"]
+    q, k, v = ops.split(tape, convolved, widths, labels, "convolution's output")
+    del convolved
+    out = recurrence(tape, [q, k, v, decay, beta], spec)
+    del q, k, v, decay, beta
+    out = gated_norm(tape, out, gate, spec, setting)
+    del gate
+    return linear(tape, out, setting, "mixer's output projection", hidden, "h", setting.branch_output)
+
+
+def inputs(tape: Tape, x: Tensor, spec: GatedDeltaNet, setting: BlockConfig) -> tuple[Tensor, ...]:
+    """The convolution's channels, the gate, and what rates and decays are made of."""
+    keys, values, heads = spec.keys, spec.values, spec.value_heads
+    if not spec.packed:
+        channels = linear(tape, x, setting, "mixer's input projection", spec.channels, "2·d_k + d_v")
+        gate = linear(tape, x, setting, "mixer's gate projection", values, "d_v")
+        beta = linear(tape, x, setting, "mixer's rate projection", heads, "H")
+        return channels, gate, beta, linear(tape, x, setting, "mixer's step projection", heads, "H")
+    both = linear(tape, x, setting, "mixer's input projection", 2 * keys + 2 * values, "2·d_k + 2·d_v")
+    rates = linear(tape, x, setting, "mixer's rate projection", 2 * heads, "2·H")
+    widths, labels = [keys, keys, values, values], ["d_k", "d_k", "d_v", "d_v"]
+    views = ops.split(tape, both, widths, labels, "mixer's input projection")
+    del both
+    beta, step = ops.split(tape, rates, [heads, heads], ["H", "H"], "mixer's rate projection")
+    del rates
+    value, gate = (ops.copy(tape, view, name) for view, name in ((views[2], "values"), (views[3], "gate")))
+    beta, step = ops.copy(tape, beta, "rates"), ops.copy(tape, step, "steps")
+    q, k = (ops.copy(tape, view, name) for view, name in ((views[0], "queries"), (views[1], "keys")))
+    del views
+    return ops.cat(tape, [q, k, value], "convolution's input", "2·d_k + d_v"), gate, beta, step
+
+
+def decays(tape: Tape, step: Tensor, spec: GatedDeltaNet, setting: BlockConfig) -> Tensor:
+    """``-exp(A) · softplus(a + dt)`` in fp32: keeps the softplus' input and output, and two vectors of all heads."""
+    leaf = Leaf("decay", keep=True) if setting.trainable else None
+    vector = Size(spec.value_heads, WIDE, "once", "none", "H")
+    wide = ops.cast(tape, step, WIDE, "steps, fp32")
+    soft = ops.saves_input(tape, ops.shifted(tape, wide, "steps, shifted"), "steps, softplus")
+    del wide
+    size = soft.size
+    rate = tape.record(
+        tape.new("decay, exponential", vector), [leaf],
+        lambda _: [tape.new("gradient of decay", Size(spec.value_heads, 1, "once"), "gradient")],
+    )  # fmt: skip
+    negated = tape.new("decay, negated", vector)
+    kept = [soft.storage if leaf else None, negated.storage, rate.storage if leaf else None]
+
+    def rule(_: Grads) -> Grads:
+        grad = tape.new("gradient of steps", size)
+        if leaf is None:
+            return [grad, None]
+        product = tape.new("gradient of decay, before its sum", size)
+        del product
+        return [grad, tape.new("gradient of decay, summed", vector)]
+
+    return tape.record(tape.new("decays", size), [soft, rate], rule, kept)
+
+
+def convolution(tape: Tape, x: Tensor, taps: int, setting: BlockConfig) -> Tensor:
+    """A causal convolution with its activation in one kernel, channels last: keeps its input."""
+    size, leaf = x.size, Leaf("convolution weight", keep=True) if setting.trainable else None
+    weights = Size(size.elements * taps, 1, "once")
+
+    def rule(_: Grads) -> Grads:
+        grad = tape.new("gradient of convolution's input", size)
+        return [grad, tape.new("gradient of convolution weight", weights, "gradient") if leaf else None]
+
+    return tape.record(tape.new("convolution's output", size), [x, leaf], rule, [x.storage])
+
+
+def recurrence(tape: Tape, given: list[Tensor], spec: GatedDeltaNet) -> Tensor:
+    """The delta rule by chunks, of q, k, v, decays and rates: keeps copies of what it was given, and a matrix a chunk.
+
+    q and k are normalised first. What stands between the chunks is computed again in backward.
+    """
+    q, k, v, decay, beta = given
+    width, heads = v.size.width, spec.value_heads
+    sizes = [tensor.size for tensor in given]
+    of_heads = v.size._replace(elements=heads * spec.key_dim, label="H·d")
+    states = v.size._replace(elements=heads * spec.key_dim * spec.value_dim // CHUNK, label="H·d·d/64")
+    norms = Size(spec.key_heads, WIDE, v.size.unit, "none", "H_k")
+    copies = [tape.new(f"{name}, contiguous", t.size) for name, t in (("queries", q), ("keys", k), ("values", v))]
+    rows = [tape.new(f"{name}, normalised", q.size) for name in ("queries", "keys")]
+    statistics = [tape.new(f"{name}' norms", norms) for name in ("queries", "keys")]
+    summed = tape.new("decays, summed up", decay.size)
+    solved = tape.new("delta rule's chunks", Size(heads * CHUNK, width, v.size.unit, "none", "64·H"))
+    between = _between(tape, of_heads, v.size, states)
+    out = tape.new("delta rule's output", v.size)
+    saved = [*rows, *statistics, copies[2], summed, beta, solved]
+    del between, copies
+
+    def rule(_: Grads) -> Grads:
+        return _backward(tape, sizes, of_heads, states)
+
+    return tape.record(out, given, rule, [tensor.storage for tensor in saved])
+
+
+def _between(tape: Tape, of_heads: Size, values: Size, states: Size) -> list[Tensor]:
+    """Keys and values of the corrections, the states at each chunk's start, and the new values."""
+    return [
+        tape.new("delta rule's keys", of_heads),
+        tape.new("delta rule's values", values),
+        tape.new("delta rule's states", states),
+        tape.new("delta rule's new values", values),
+    ]
+
+
+def _backward(tape: Tape, sizes: list[Size], of_heads: Size, states: Size) -> Grads:
+    q_size, k_size, values, decay, beta = sizes
+    grouped = of_heads.elements != q_size.elements
+    between = _between(tape, of_heads, values, states)
+    local = tape.new("gradient of new values, within chunks", values)
+    between.append(tape.new("gradient of states", states))
+    between.append(tape.new("gradient of new values", values))
+    del local
+    q, k = (tape.new(f"gradient of {name}, each head", of_heads) for name in ("queries", "keys"))
+    steps = tape.new("gradient of decays, within chunks", decay)
+    between.append(tape.new("gradient of delta rule's keys", of_heads))
+    if grouped:
+        q = tape.new("gradient of queries, summed", q_size)
+        k = tape.new("gradient of keys, summed", k_size)
+    other = tape.new("gradient of keys, of corrections", of_heads)
+    v = tape.new("gradient of values", values)
+    between.append(tape.new("gradient of decays, of corrections", decay))
+    rates = tape.new("gradient of rates", beta)
+    if grouped:
+        other = tape.new("gradient of keys, of corrections, summed", k_size)
+    steps = tape.new("gradient of decays, summed", decay)
+    del between, other
+    q = tape.new("gradient of queries", q_size)
+    k = tape.new("gradient of keys", k_size)
+    return [q, k, v, steps, rates]
+
+
+def gated_norm(tape: Tape, x: Tensor, gate: Tensor, spec: GatedDeltaNet, setting: BlockConfig) -> Tensor:
+    """An RMSNorm of each head times the SiLU of the gate, op by op, in fp32 but for the learned scale."""
+    width, heads = x.size.width, spec.value_heads
+    wide = ops.cast(tape, x, WIDE, "gated norm's fp32 copy")
+    del x
+    square = ops.saves_input(tape, wide, "gated norm's square", temporaries=2)
+    variance = ops.mean(tape, square, "gated norm's variance", heads)
+    del square
+    rstd = ops.saves_output(tape, variance, "gated norm's rstd")
+    normalised = ops.mul(tape, wide, rstd, "gated norm's normalised")
+    del wide, rstd, variance
+    narrow = ops.cast(tape, normalised, width, "gated norm's normalised, cast")
+    del normalised
+    scaled = weighted(tape, narrow, Norm(), setting, "gated norm", heads)
+    del narrow
+    active = ops.saves_input(tape, ops.cast(tape, gate, WIDE, "gate, fp32"), "gate's activation")
+    out = ops.mul(tape, scaled, active, "gated norm's product")
+    del scaled, active
+    return ops.cast(tape, out, width, "gated norm's output, cast")
