@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from memcalc.convert.huggingface_keys import Flat, Keys, Sizes, attention_bias, decoder, rotary_fraction
+from memcalc.convert.huggingface_keys import Flat, Keys, Sizes, activation, attention_bias, decoder, rotary_fraction
 from memcalc.errors import InputError
 
 
@@ -143,10 +143,8 @@ def qwen3_5_moe_text(c: Keys) -> Flat:
 
 def bamba(c: Keys) -> Flat:
     """Bamba: Mamba-2 mixers in all blocks but those that are listed."""
-    flat = decoder(c, (128000, 4096, 14336, 32, 32, 8, None, 262144), **attention_bias(c))
+    flat = decoder(c, (128000, 4096, 14336, 32, 32, 8, None, 262144), **activation(c), **attention_bias(c))
     c.get("num_logits_to_keep time_step_limit z_loss_coefficient")
-    c.get("time_step_limit")
-    c.get("z_loss_coefficient")
     attending, layers = c.sizes("attn_layer_indices"), flat["n_layers"]
     mixed = [index for index in range(layers) if index not in attending]
     bias = {**flat.get("bias", {}), "mlp": c.flag("mlp_bias")}
@@ -155,7 +153,7 @@ def bamba(c: Keys) -> Flat:
 
 def granitemoehybrid(c: Keys) -> Flat:
     """Granite 4: Mamba-2 mixers in most blocks; experts beside a shared MLP, or that MLP alone."""
-    flat = decoder(c, (32000, 4096, 11008, 32, 32, 32, None, 2048), **attention_bias(c))
+    flat = decoder(c, (32000, 4096, 11008, 32, 32, 32, None, 2048), **activation(c), **attention_bias(c))
     c.only("normalization_function", "rmsnorm")
     c.get("time_step_limit")
     kinds = c.words("layer_types layers_block_type") or ["linear_attention"] * flat["n_layers"]
@@ -164,7 +162,8 @@ def granitemoehybrid(c: Keys) -> Flat:
     topk = c.maybe("num_experts_per_tok", 2, low=0)
     flat |= {"positions": "rope" if c.get("position_embedding_type") == "rope" else "none", "packed_mlp": True,
              "embedding_scaled": True, "head_scaled": True}  # fmt: skip
-    mlp = {"moe": {"experts": experts, "topk": topk, "shared_ffn": shared, "scores": "chosen"}}
+    mlp = {"moe": {"experts": experts, "topk": topk, "shared_ffn": shared, "scores": "chosen", "narrow_weights": True,
+                   "shared_packed": True}}  # fmt: skip
     return {**flat, **(mlp if experts else {"ffn": shared}), **_mixing(_mamba2(c, flat), mixed)}
 
 
@@ -189,24 +188,23 @@ def _mamba2(c: Keys, flat: Flat) -> Flat:
 _FALCON_H1_SCALES = """
     num_logits_to_keep mamba_norm_before_gate time_step_limit lm_head_multiplier mlp_multipliers key_multiplier
     attention_out_multiplier attention_in_multiplier ssm_multipliers ssm_in_multiplier ssm_out_multiplier
-    projectors_bias
 """
 
 
 def falcon_h1(c: Keys) -> Flat:
     """Falcon-H1: attention and a Mamba-2 mixer side by side in each block, with constants before and after."""
-    flat = decoder(c, (128000, 4096, 14336, 32, 32, 8, None, 8192), **attention_bias(c))
+    flat = decoder(c, (128000, 4096, 14336, 32, 32, 8, None, 8192), **activation(c), **attention_bias(c))
     c.only("mamba_use_mlp", True)
     c.get(_FALCON_H1_SCALES)
     mixer = _mamba2(c, flat)
     inner = c.maybe("mamba_d_ssm") or mixer["heads"] * mixer["head_dim"]
+    c.only("projectors_bias", mixer["bias"])
     mixer |= {"head_dim": inner // mixer["heads"], "normed": c.flag("mamba_rms_norm"), "scaled": True}
     bias = {**flat.get("bias", {}), "mlp": c.flag("mlp_bias")}
     return {**flat, "bias": bias, "embedding_scaled": True, "head_scaled": True, "mixer": mixer, "mixer_beside": True}
 
 
 HYBRIDS: dict[str, Callable[[Keys], Flat]] = {
-    family.__name__: family for family in (
-        lfm2, lfm2_moe, qwen3_next, qwen3_5_text, qwen3_5_moe_text, bamba, granitemoehybrid,
-    )
+    family.__name__: family
+    for family in (lfm2, lfm2_moe, qwen3_next, qwen3_5_text, qwen3_5_moe_text, bamba, granitemoehybrid, falcon_h1)
 }

@@ -29,7 +29,8 @@ class Norm(Frozen):
     before it (OLMo 2); `plus-one`, before it and by a new tensor 1 + w (Gemma). A LayerNorm that is `wide` runs on an
     fp32 copy (OLMo 1), and one that is `plus-one` has such a tensor too (Nemotron)."""
     written_out: bool = False
-    """A LayerNorm op by op in fp32, as the class writes it (Cohere)."""
+    """A LayerNorm op by op in fp32, as the class writes it (Cohere); an RMSNorm that multiplies by an fp32 copy of its
+    weight (Nemotron-H)."""
 
     rescales_input: bool = False
     """An RMSNorm whose fp32 statistic multiplies the input itself, not its fp32 copy (T5)."""
@@ -191,6 +192,8 @@ class RouterForm(Frozen):
 
     shared_gate: bool = False
     """A gate scales the shared experts' output (Qwen 2)."""
+    shared_packed: bool = False
+    """Gate and up of the shared experts come out of one projection (Granite)."""
     router_bias: bool = False
     """The router has a bias."""
     expert_bias: bool = False

@@ -95,6 +95,8 @@ class Flat(AttentionForm, Strict):
     """What mixes tokens in attention's place in some blocks, or in all."""
     mixer_layers: Annotated[tuple[Count, ...] | None, Field(strict=False)] = None
     """Which blocks, counted from 0, have it; all where absent."""
+    mixer_beside: bool = False
+    """Those blocks have attention beside it."""
     outside: Annotated[tuple[FlatOutside, ...], Field(strict=False)] = ()
     tower: Literal["decoder", "encoder", "vision", "text"] = "decoder"
     fixed_tokens: dict[str, Size] = Field(default_factory=dict)
@@ -237,7 +239,7 @@ def _lookups(flat: Flat) -> tuple[Lookup, ...]:
 
 
 def _block(flat: Flat, windowed: bool, routed: bool, mixed: bool) -> Block:
-    attention = None if mixed else _attention(flat)
+    attention = _attention(flat) if flat.mixer_beside or not mixed else None
     if attention is not None and not windowed:
         attention = attention.model_copy(update={"window": None})
     return Block(

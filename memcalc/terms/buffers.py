@@ -101,7 +101,10 @@ def dummy_elements(census: ModelOnGrid) -> Array:
 
 def shapes_of(block: Block) -> list[Shape]:
     """Weights of a block whose gradients are added in place: all but router and norms."""
-    return [*attention_shapes(block.own_attention, block.hidden), *(mlp_shapes(block.mlp, block.hidden) if block.mlp else ())]
+    return [
+        *attention_shapes(block.own_attention, block.hidden),
+        *(mlp_shapes(block.mlp, block.hidden) if block.mlp else ()),
+    ]
 
 
 def attention_shapes(spec: Attention, hidden: int) -> list[Shape]:

@@ -95,7 +95,7 @@ def _mlp(mlp: Mlp | MixtureOfExperts, hidden: int) -> Iterator[Matrix]:
     yield Matrix("router", hidden, mlp.experts)
     yield from _dense(mlp.ffn, hidden, gated=mlp.gated, count=mlp.experts)
     if mlp.shared_ffn:
-        yield from _dense(mlp.shared_ffn, hidden, gated=mlp.gated)
+        yield from _dense(mlp.shared_ffn, hidden, gated=mlp.gated, packed=mlp.shared_packed)
 
 
 def _dense(ffn: int, hidden: int, *, gated: bool, packed: bool = False, count: int = 0) -> Iterator[Matrix]:

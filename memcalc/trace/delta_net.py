@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from memcalc.specs.block import Norm
 from memcalc.trace import ops
+from memcalc.trace.decay import decay_rates
 from memcalc.trace.layers import WIDE, BlockConfig, linear, weighted
 from memcalc.trace.tape import Grads, Leaf, Size, Tape, Tensor
 
@@ -64,28 +65,22 @@ def inputs(tape: Tape, x: Tensor, spec: GatedDeltaNet, setting: BlockConfig) -> 
 
 def decays(tape: Tape, step: Tensor, spec: GatedDeltaNet, setting: BlockConfig) -> Tensor:
     """``-exp(A) · softplus(a + dt)`` in fp32: keeps the softplus' input and output, and two vectors of all heads."""
-    leaf = Leaf("decay", keep=True) if setting.trainable else None
-    vector = Size(spec.value_heads, WIDE, "once", "none", "H")
+    rate = decay_rates(tape, spec.value_heads, setting)
     wide = ops.cast(tape, step, WIDE, "steps, fp32")
     soft = ops.saves_input(tape, ops.shifted(tape, wide, "steps, shifted"), "steps, softplus")
     del wide
-    size = soft.size
-    rate = tape.record(
-        tape.new("decay, exponential", vector), [leaf],
-        lambda _: [tape.new("gradient of decay", Size(spec.value_heads, 1, "once"), "gradient")],
-    )  # fmt: skip
-    negated = tape.new("decay, negated", vector)
-    kept = [soft.storage if leaf else None, negated.storage, rate.storage if leaf else None]
+    size, vector, trained = soft.size, rate.size, setting.trainable
 
     def rule(_: Grads) -> Grads:
         grad = tape.new("gradient of steps", size)
-        if leaf is None:
+        if not trained:
             return [grad, None]
         product = tape.new("gradient of decay, before its sum", size)
         del product
         return [grad, tape.new("gradient of decay, summed", vector)]
 
-    return tape.record(tape.new("decays", size), [soft, rate], rule, kept)
+    saved = [soft.storage if trained else None, rate.storage]
+    return tape.record(tape.new("decays", size), [soft, rate], rule, saved)
 
 
 def convolution(tape: Tape, x: Tensor, taps: int, setting: BlockConfig) -> Tensor:

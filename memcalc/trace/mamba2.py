@@ -11,6 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from memcalc.trace import ops
+from memcalc.trace.decay import decay_rates
 from memcalc.trace.layers import WIDE, BlockConfig, linear
 from memcalc.trace.tape import Grads, Leaf, Size, Tape, Tensor
 
@@ -41,23 +42,29 @@ def mamba2(tape: Tape, x: Tensor, spec: Mamba2, setting: BlockConfig, hidden: in
     x = ops.plain(tape, x, "mixer's input, scaled") if spec.scaled else x
     projected = linear(tape, x, setting, "mixer's input projection", spec.projected, "2·d + 2·g·n + H")
     del x
-    projected = ops.plain(tape, projected, "mixer's projections, scaled") if spec.scaled else projected
-    sizes, out_size = sizes_of(projected.size, spec), projected.size._replace(elements=hidden, label="h")
+    if spec.scaled:  # by a vector of the model, which autocast leaves as wide as the weights
+        projected = ops.scaled(tape, projected, setting.weight, "mixer's projections, scaled")
+    sizes = sizes_of(projected.size, spec)
+    out_size = projected.size._replace(elements=hidden, width=setting.compute, label="h")
+    rate = decay_rates(tape, spec.heads, setting)
     out, scanned, rstd = forward(tape, sizes, spec, out_size)
     leaves = [Leaf(name, keep=True) for name in ("mixer's filter", "mixer's output projection weight")]
     weights = Size(spec.inner * hidden, 1, "once")
     filters = Size((spec.taps + spec.conv_bias) * spec.channels + 3 * spec.heads + spec.normed * spec.inner, 1, "once")
     copied = tape.weight_copy("mixer's output projection", weights.wide(2)) if _narrows(setting) else None
 
-    def rule(_: Grads) -> Grads:
-        grad = backward(tape, sizes, spec)
-        if not setting.trainable:
-            return [grad]
-        products = tape.new("gradient of mixer's filter", filters, "gradient")
-        return [grad, products, tape.new("gradient of mixer's output projection weight", weights, "gradient")]
+    vector = rate.size
 
-    saved = [projected.storage, scanned.storage, rstd.storage if rstd else None, copied]
-    return tape.record(out, [projected, *(leaves if setting.trainable else ())], rule, saved)
+    def rule(_: Grads) -> Grads:
+        grad = backward(tape, sizes, spec, out_size.width)
+        if not setting.trainable:
+            return [grad, None]
+        decay = tape.new("gradient of decay", vector)
+        products = tape.new("gradient of mixer's filter", filters, "gradient")
+        return [grad, decay, products, tape.new("gradient of mixer's output projection weight", weights, "gradient")]
+
+    saved = [projected.storage, rate.storage, scanned.storage, rstd.storage if rstd else None, copied]
+    return tape.record(out, [projected, rate, *(leaves if setting.trainable else ())], rule, saved)
 
 
 def _narrows(setting: BlockConfig) -> bool:
@@ -96,18 +103,23 @@ def forward(tape: Tape, sizes: Sizes, spec: Mamba2, out_size: Size) -> tuple[Ten
         gated = tape.new("gated norm's output", sizes.inner)
         statistics = sizes.inner._replace(elements=spec.groups, width=WIDE, label="g")
         rstd = tape.new("gated norm's statistics", statistics)
+    if out_size.width != sizes.inner.width:
+        working.append(tape.new("scan's output, 16-bit copy", sizes.inner.wide(out_size.width)))
     out = tape.operator("mm", lambda: tape.new("mixer's output projection output", out_size))
     del working, states, gated
     return out, scanned, rstd
 
 
-def backward(tape: Tape, sizes: Sizes, spec: Mamba2) -> Tensor:
-    """The gradient of the projected input; the scan and its output are computed again."""
+def backward(tape: Tape, sizes: Sizes, spec: Mamba2, width: int) -> Tensor:
+    """The gradient of the projected input; the scan and its output are computed again.
+
+    ``width`` is that of the output's gradient.
+    """
     working = [tape.new("scan's output, computed again", sizes.inner)]
     working.append(tape.new("convolution's output, computed again", sizes.channels))
     grad = tape.new("gradient of mixer's input", sizes.projected)
     working.append(tape.new("gradient of convolution's output", sizes.channels))
-    working.append(tape.new("gradient of mixer's output", sizes.inner))
+    working.append(tape.new("gradient of mixer's output", sizes.inner.wide(width)))
     if spec.normed:
         working.append(tape.new("gradient of scan's output", sizes.inner))
     working.append(tape.new("steps, copied", sizes.steps))
@@ -116,7 +128,7 @@ def backward(tape: Tape, sizes: Sizes, spec: Mamba2) -> Tensor:
     states = tape.new("states of chunks", sizes.states)
     states = tape.new("states, passed on", sizes.states)
     if not spec.normed:
-        working.append(tape.new("gradient of scan's output", sizes.inner))
+        working.append(tape.new("gradient of scan's output", sizes.inner.wide(width)))
     wide = tape.new("gradient of states of chunks", sizes.states)
     narrow = sizes.states.wide(sizes.inner.width)
     before = tape.new("gradient of states", narrow)

@@ -122,16 +122,23 @@ INDEX = 8
 def routed(tape: Tape, x: Tensor, spec: MixtureOfExperts, setting: BlockConfig, hidden: int) -> Tensor:
     """The experts' weighted sum and the shared experts' output."""
     writing = looped if setting.expert_loop else WRITINGS.get(setting.kernels, grouped)
-    total = writing(tape, x, spec, setting, hidden)
     if not spec.shared_ffn:
-        return total
-    shared = dense(tape, x, _like(spec, spec.shared_ffn), setting, hidden, "shared experts'")
-    if spec.shared_gate:
-        gate = linear(tape, x, setting, "shared experts' gate", 1, "1")
-        shared = ops.mul(
-            tape, ops.saves_output(tape, gate, "shared experts' gate, sigmoid"), shared, "gated shared output"
-        )
-    return ops.add(tape, total, shared, "experts' sum")
+        return writing(tape, x, spec, setting, hidden)
+
+    def beside() -> Tensor:
+        return dense(tape, x, _like(spec, spec.shared_ffn), setting, hidden, "shared experts'")
+
+    # Qwen's classes run them before the experts since these are stacked (Transformers 5.24)
+    first = beside() if spec.shared_gate and not setting.expert_loop else None
+    total = writing(tape, x, spec, setting, hidden)
+    shared = beside() if first is None else first
+    del first
+    if not spec.shared_gate:
+        return ops.add(tape, total, shared, "experts' sum")
+    gate = linear(tape, x, setting, "shared experts' gate", 1, "1")
+    scale = ops.saves_output(tape, gate, "shared experts' gate, sigmoid")
+    del gate
+    return ops.add(tape, total, ops.mul(tape, scale, shared, "gated shared output"), "experts' sum")
 
 
 def grouped(tape: Tape, x: Tensor, spec: MixtureOfExperts, setting: BlockConfig, hidden: int) -> Tensor:
@@ -259,7 +266,7 @@ def _rows(x: Tensor, spec: MixtureOfExperts, elements: int, width: int, label: s
 
 
 def _like(spec: MixtureOfExperts, ffn: int) -> Mlp:
-    return Mlp(ffn=ffn, gated=spec.gated, activation=spec.activation)
+    return Mlp(ffn=ffn, gated=spec.gated, activation=spec.activation, packed=spec.shared_packed)
 
 
 def looped(tape: Tape, x: Tensor, spec: MixtureOfExperts, setting: BlockConfig, hidden: int) -> Tensor:

@@ -116,9 +116,11 @@ class Scan(torch.autograd.Function):
         if norm is not None:
             gated = torch.empty_like(scanned)
             norms = torch.empty(groups * batch * seq, dtype=FLOAT)
-        if projection.dtype != given.dtype:  # under autocast
-            projection = projection.to(given.dtype)
-        out = gated.view(batch, seq, -1) @ projection.t()
+        result = gated.view(batch, seq, -1)
+        if torch.is_autocast_enabled("cpu"):
+            narrow = torch.get_autocast_dtype("cpu")
+            result, projection = result.to(narrow), projection.to(narrow)
+        out = result @ projection.t()
         ctx.save_for_backward(given, filters, bias, scanned, decay, skip, steps, norm, norms, projection)
         ctx.shape = shape
         del x, wide, sums, states, products
@@ -135,7 +137,7 @@ class Scan(torch.autograd.Function):
         result, dx = torch.empty_like(given), torch.empty_like(x)
         inner = grad @ projection
         if norm is not None:
-            inner_norm = torch.empty_like(inner)
+            inner_norm = torch.empty_like(scanned)
         copied = given.new_empty(batch, seq, heads)
         sums, wide = (torch.empty(batch, heads, chunks, chunk, dtype=FLOAT) for _ in range(2))
         products = torch.empty(batch, chunks, groups, chunk, chunk, dtype=FLOAT)
@@ -144,8 +146,7 @@ class Scan(torch.autograd.Function):
         if norm is None:
             inner_norm = torch.empty_like(inner)
         dstates = torch.empty_like(states)
-        dstates = torch.empty_like(states, dtype=given.dtype)
-        states = torch.empty_like(states, dtype=given.dtype)
+        dstates, states = (torch.empty_like(states, dtype=given.dtype) for _ in range(2))
         dsteps, dnext = torch.empty_like(wide), torch.empty_like(wide)
         db, dc = (torch.empty(batch, seq, groups, state, dtype=FLOAT) for _ in range(2))
         dbefore, dproducts = torch.empty_like(wide), torch.empty_like(products)

@@ -32,6 +32,10 @@ DELTA = HEADS | {
     "linear_num_key_heads": 2, "linear_num_value_heads": 6, "linear_key_head_dim": 24, "linear_value_head_dim": 40,
     "linear_conv_kernel_dim": 4,
 }  # fmt: skip
+NEMOTRON_H = {key: value for key, value in HEADS.items() if key != "num_hidden_layers"} | {
+    "layers_block_type": ["linear_attention", "full_attention", "mlp", "linear_attention", "mlp", "full_attention"],
+    "mamba_num_heads": 6, "mamba_head_dim": 32, "ssm_state_size": 16, "n_groups": 2, "chunk_size": 8,
+}  # fmt: skip
 MAMBA2 = GROUPED | {
     "num_hidden_layers": 4, "mamba_n_heads": 6, "mamba_d_head": 32, "mamba_d_state": 16, "mamba_n_groups": 2,
     "mamba_chunk_size": 8, "mamba_expand": 2,
@@ -94,8 +98,15 @@ CODED: dict[str, dict[str, Any]] = {
     "glm4_moe": HEADS | DEEPSEEK | {"first_k_dense_replace": 1},
     "lfm2": GROUPED | LFM2 | {"block_auto_adjust_ff_dim": False},
     "bamba": MAMBA2 | {"attn_layer_indices": [2, 3]},
-    "granitemoehybrid": MAMBA2 | ROUTED | {"num_local_experts": 5, "shared_intermediate_size": 48,
-                                           "layer_types": ["mamba", "mamba", "attention", "attention"]},
+    "falcon_h1": MAMBA2 | {"mamba_d_ssm": 192, "pad_token_id": 0},
+    "nemotron_h": NEMOTRON_H,
+    "granitemoehybrid": MAMBA2
+    | {
+        "num_local_experts": 5,
+        "num_experts_per_tok": 2,
+        "shared_intermediate_size": 48,
+        "layer_types": ["mamba", "mamba", "attention", "attention"],
+    },
     "qwen3_next": DELTA | ROUTED | {"num_experts": 5, "shared_expert_intermediate_size": 88},
     "qwen3_5_text": DELTA,
     "qwen3_5_moe_text": DELTA | ROUTED | {"num_experts": 5, "shared_expert_intermediate_size": 88},
