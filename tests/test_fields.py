@@ -129,6 +129,8 @@ JOBS: dict[str, dict[str, Any]] = {
              "seq_len": 8192},
     "experts": {"model": "deepseek-v2-lite", "gpu": "h100", "gpus": 16, "framework": "megatron", "ep": 16, "sp": False,
                 "seq_len": 2048},
+    "copies": {"model": "deepseek-v2-lite", "gpu": "h100", "gpus": 16, "framework": "megatron", "ep": 16, "sp": False,
+               "seq_len": 2048, "moe_dispatcher": "deepep"},
     "muon": {"model": "mixtral-8x7b", "gpu": "h100", "gpus": 64, "framework": "megatron", "seq_len": 1024,
              "optimizer": "muon"},
     "soap": {"model": "llama-3.2-1b", "gpu": "h100", "gpus": 8, "framework": "megatron", "seq_len": 1024,
@@ -223,7 +225,8 @@ MOVES: dict[str, dict[str, tuple[Any, ...]]] = {
         "activation": ("moe", "relu"), "shared_ffn": ("moe", 1), "shared_gate": ("moe", False),
         "router_bias": ("moe", True), "expert_bias": ("moe", True), "scores": ("moe", "chosen"),
         "fp32_router": ("moe", True), "group_limited": ("moe", True), "normalised": ("moe", True),
-        "narrow_weights": ("moe", False), "scaled": ("moe", True),
+        "narrow_weights": ("moe", False), "scaled": ("moe", True), "n_group": ("copies", 8),
+        "topk_group": ("copies", 2, {"n_group": 8}),
     },
     "Norm": {
         "kind": ("llama", "layernorm"), "weight": ("llama", False), "bias": ("llama", True),

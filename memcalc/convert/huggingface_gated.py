@@ -17,6 +17,7 @@ from memcalc.convert.huggingface_keys import (
     biases,
     decoder,
     each_nth,
+    expert_groups,
     rotary_fraction,
     window,
 )
@@ -309,18 +310,21 @@ def deepseek_v2(c: Keys) -> Flat:
     """DeepSeek V2: latent attention."""
     flat = _deepseek(c, (102400, 4096, 11008, 32, 32, None, None, 2048), "complex")
     moe = _deepseek_experts(c, experts=64, topk=None, ffn=1407, shared=2, dense=0)
-    return {**flat, "moe": {**moe, "group_limited": c.text("topk_method", "greedy") == "group_limited_greedy"}}
+    limited = c.text("topk_method", "greedy") == "group_limited_greedy"
+    groups = expert_groups(c, 1, 1) if limited else {}
+    return {**flat, "moe": {**moe, **groups, "group_limited": limited}}
 
 
 def deepseek_v3(c: Keys) -> Flat:
     """DeepSeek V3 and R1, Kimi K2; the layers that predict further tokens are not part of Transformers' class."""
     flat = _deepseek(c, (129280, 7168, 18432, 61, 128, 128, None, 4096), "pairs")
-    return {**flat, "moe": {**_deepseek_experts(c, experts=256, topk=8, ffn=2048, shared=1, dense=3), **_sigmoid(c)}}
+    moe = _deepseek_experts(c, experts=256, topk=8, ffn=2048, shared=1, dense=3)
+    return {**flat, "moe": {**moe, **_sigmoid(c, 8, 4)}}
 
 
-def _sigmoid(c: Keys) -> Flat:
-    """Return how the router of DeepSeek V3 scores."""
-    return {"scores": "sigmoid", "normalised": c.flag("norm_topk_prob", True)}
+def _sigmoid(c: Keys, groups: int = 1, chosen: int = 1) -> Flat:
+    """Return how the router of DeepSeek V3 scores and limits."""
+    return {"scores": "sigmoid", "normalised": c.flag("norm_topk_prob", True), **expert_groups(c, groups, chosen)}
 
 
 def _deepseek(c: Keys, sizes: Sizes, rotation: str) -> Flat:

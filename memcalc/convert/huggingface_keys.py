@@ -246,6 +246,12 @@ def window(c: Keys, default: int | None, full: Callable[[int], bool] | None = No
     return {"window": width, "full_layers": full_layers} if len(full_layers) < len(types) else {}
 
 
+def expert_groups(c: Keys, groups: int, chosen: int) -> Flat:
+    """Return the groups of experts, and of how many of them one token's experts are; null is no limit."""
+    sizes = c.maybe("n_group", groups), c.maybe("topk_group", chosen)
+    return dict(zip(("n_group", "topk_group"), sizes, strict=True)) if None not in sizes else {}
+
+
 def each_nth(step: int) -> Callable[[int], bool]:
     """Return whether a block, counted from 0, is the last of each ``step``."""
     return lambda index: (index + 1) % step == 0

@@ -11,7 +11,7 @@ from importlib.resources import files
 from typing import Any
 
 from memcalc.catalog import read_toml
-from memcalc.convert.huggingface_keys import Flat, Keys, rotary_fraction, window
+from memcalc.convert.huggingface_keys import Flat, Keys, expert_groups, rotary_fraction, window
 from memcalc.errors import InputError
 
 Row = Mapping[str, Any]
@@ -131,6 +131,7 @@ def _experts(c: Keys, rule: Row, layers: int) -> Flat:
     """Return the routed part, and which blocks are without it: those that the config lists, or the leading ones."""
     moe: Flat = {field: _number(c, field, *key) for field, key in rule["sizes"].items()}
     moe |= {field: c.flag(*key) for field, key in rule.get("flags", {}).items()}
+    moe |= expert_groups(c, *rule["groups"]) if "groups" in rule else {}
     first = _number(c, "shared", *rule["first"]) if "first" in rule else rule.get("dense", 0)
     kinds = c.words("mlp_layer_types")
     if kinds is not None and (len(kinds) != layers or not {*kinds} <= {"dense", "sparse"}):

@@ -204,6 +204,10 @@ class RouterForm(Frozen):
     """The router multiplies fp32 copies of its input and weight (DeepSeek)."""
     group_limited: bool = False
     """Experts outside the best groups are masked before the choice (DeepSeek-V2, `group_limited_greedy`)."""
+    n_group: int = Field(default=1, gt=0, le=256)
+    """Equal groups that the experts form in their order [-]."""
+    topk_group: int = Field(default=1, gt=0, le=256)
+    """Groups that the experts of one token are of at the most [-]; as many as there are for no limit."""
     normalised: bool = False
     """The weights of the chosen experts are divided by their sum."""
     narrow_weights: bool = False
@@ -232,6 +236,10 @@ class MixtureOfExperts(RouterForm):
     def _topk(self) -> MixtureOfExperts:
         if self.topk > self.experts:
             raise ValueError(f"topk must be at most experts: {self.topk} is above {self.experts}")
+        if self.experts % self.n_group:
+            raise ValueError(f"n_group must divide experts: {self.n_group} does not divide {self.experts}")
+        if self.topk_group > self.n_group:
+            raise ValueError(f"topk_group must be at most n_group: {self.topk_group} is above {self.n_group}")
         return self
 
 

@@ -307,12 +307,13 @@ def _experts(flat: Flat, moe: FlatExperts) -> MixtureOfExperts:
     ffn = moe.ffn or flat.ffn
     if moe.topk > moe.experts:
         raise CombinationError("moe.topk", moe.topk, f"must be at most moe.experts {moe.experts}")
+    if moe.experts % moe.n_group or moe.topk_group > moe.n_group:
+        allowed = f"must divide moe.experts {moe.experts} and be at least moe.topk_group {moe.topk_group}"
+        raise CombinationError("moe.n_group", moe.n_group, allowed)
     if ffn is None:
         raise InputError("moe.ffn", None, "must be given: the inner width of one expert")
     return MixtureOfExperts(
-        **{key: getattr(moe, key) for key in RouterForm.model_fields},
-        experts=moe.experts,
-        topk=moe.topk,
+        **{key: getattr(moe, key) for key in (*RouterForm.model_fields, "experts", "topk")},
         ffn=ffn,
         gated=flat.gated,
         activation=_activation(flat),

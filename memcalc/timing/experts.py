@@ -8,10 +8,13 @@ Megatron-Core MoE report, arXiv:2603.07685, table 7.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
+from math import comb
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from memcalc.specs.block import MixtureOfExperts
 from memcalc.timing.groups import in_node
 
 if TYPE_CHECKING:
@@ -47,9 +50,10 @@ def exchanges(grid: Grid, blocks: list[BlockWork], node: Node) -> tuple[Exchange
     inside_again, outside_again, calls_again = zero, zero, zero
     many = (ranks > 1).astype(np.int64)
     for b in blocks:
-        if not b.activations.group.block.is_moe:
+        mlp = b.activations.group.block.mlp
+        if not isinstance(mlp, MixtureOfExperts):
             continue
-        near, far = _copies(grid, b, ranks, here)
+        near, far = _copies(grid, b, mlp, ranks, here)
         each, again = 4 * b.layers, b.reductions_again
         inside, outside, calls = inside + each * near, outside + each * far, calls + each * many
         inside_again, outside_again = inside_again + again * near, outside_again + again * far
@@ -58,26 +62,48 @@ def exchanges(grid: Grid, blocks: list[BlockWork], node: Node) -> tuple[Exchange
     return Exchange(inside, outside, calls, apart), Exchange(inside_again, outside_again, calls_again, apart)
 
 
-def distinct_targets(topk: int, targets: int | Array) -> Array:
+def distinct_targets(topk: int, targets: int | Array, groups: int = 1, chosen: int = 1) -> Array:
     """Return on how many different ones of some ranks or nodes a token's experts are, where all are alike.
 
-    Source: Feller, "An Introduction to Probability Theory", 1968, volume 1, section IV.2 (occupancy).
+    They are of the chosen groups alone. Groups lie on the targets in their order: some whole, and a part of one more.
+    Where groups are chosen for their best experts, random scores give up to a tenth more.
+
+    Sources: Feller, "An Introduction to Probability Theory", 1968, volume 1, sections II.6 (which of a target's groups
+    are chosen) and IV.2 (occupancy); DeepSeek-V3, arXiv:2412.19437, section 2.1.2 (node-limited routing).
 
     >>> distinct_targets(1, 8).item(), distinct_targets(2, 2).item()
     (1.0, 1.5)
+    >>> [round(distinct_targets(8, nodes, groups=8, chosen=4).item(), 2) for nodes in (2, 4, 8, 64)]
+    [1.92, 2.91, 3.6, 7.18]
     """
-    return np.asarray(targets * (1 - (1 - 1 / targets) ** topk))
+    entire = np.asarray(np.minimum(groups // targets, groups - 1), dtype=np.int64)
+    part = groups / targets - entire
+    missed = sum(odds[entire] * (1 - (j + i * part) / chosen) ** topk for j, i, odds in _chances(groups, chosen))
+    return np.asarray(targets * (1 - missed))
 
 
-def _copies(grid: Grid, block: BlockWork, ranks: Array, here: Array) -> tuple[Array, Array]:
+@cache
+def _chances(groups: int, chosen: int) -> list[tuple[int, int, Array]]:
+    """For 0, 1, 2, … groups and one more: j of them and i of it, and the probabilities that so many are chosen."""
+    ways = [
+        (j, i, [comb(n, j) * comb(groups - 1 - n, chosen - j - i) for n in range(groups)])
+        for j in range(chosen + 1)
+        for i in range(2)
+        if j + i <= chosen
+    ]
+    return [(j, i, np.array([way / comb(groups, chosen) for way in counted])) for j, i, counted in ways]
+
+
+def _copies(grid: Grid, block: BlockWork, experts: MixtureOfExperts, ranks: Array, here: Array) -> tuple[Array, Array]:
     """Bytes of one exchange of one block over each kind of link."""
     sent = 2 * block.activations.tokens // grid.sequence_shard * block.activations.group.block.hidden
     sent = sent * grid.fixed.expert_imbalance
-    topk = getattr(block.activations.group.block.mlp, "topk", 1)
+    topk = experts.topk
     if grid.fixed.moe_dispatcher == "allgather":
         return sent * (here - 1), sent * (ranks - here)
     if grid.fixed.moe_dispatcher == "alltoall":
         return sent * topk * (here - 1) / ranks, sent * topk * (ranks - here) / ranks
     nodes = ranks / here
-    near = sent * distinct_targets(topk, ranks) * (ranks - 1) / ranks
-    return near, sent * distinct_targets(topk, nodes) * (nodes - 1) / nodes
+    groups = experts.n_group, experts.topk_group
+    near = sent * distinct_targets(topk, ranks, *groups) * (ranks - 1) / ranks
+    return near, sent * distinct_targets(topk, nodes, *groups) * (nodes - 1) / nodes

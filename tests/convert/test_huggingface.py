@@ -15,6 +15,7 @@ from memcalc.catalog import read_toml
 from memcalc.convert.huggingface import MODEL_TYPES, from_huggingface, read_model
 from memcalc.convert.vision_language import VISION_LANGUAGE
 from memcalc.errors import FileError, InputError, MemcalcError, MissingError, UnknownNameError
+from memcalc.specs.block import MixtureOfExperts
 from memcalc.specs.model import Model
 from memcalc.terms.parameters import model_count
 
@@ -135,6 +136,43 @@ def test_every_model_type_has_defaults(kind: str) -> None:
     tables = [part["table"] for part in SEVERAL[kind]["parts"].values()] if kind in SEVERAL else ["vision_config"]
     parts: dict[str, Any] = {key: {} for key in ("text_config", *tables)} if nested else {}
     assert model_count(from_huggingface({"model_type": kind, **parts, **without_default.get(kind, {})})).total > 0
+
+
+GROUPED = {
+    "deepseek_v3": "DeepseekV3", "glm4_moe": "Glm4Moe", "glm4_moe_lite": "Glm4MoeLite", "dots1": "Dots1",
+    "exaone_moe": "ExaoneMoe", "solar_open": "SolarOpen",
+}  # fmt: skip
+
+
+def limits(config: dict[str, Any]) -> tuple[int, int]:
+    """Return the groups that experts form, and those that one token's are of."""
+    mlp = from_huggingface(config).groups[-1].block.mlp
+    assert isinstance(mlp, MixtureOfExperts)
+    return mlp.n_group, mlp.topk_group
+
+
+@pytest.mark.parametrize("kind", GROUPED)
+def test_groups_of_experts_are_those_of_the_class(kind: str) -> None:
+    made = getattr(pytest.importorskip("transformers"), f"{GROUPED[kind]}Config")()
+    sizes = {"model_type": kind, "n_routed_experts": 16, "num_experts": 16, "num_experts_per_tok": 4}
+    if kind == "exaone_moe":
+        del sizes["n_routed_experts"]
+    else:
+        del sizes["num_experts"]
+    assert limits(sizes) == (made.n_group, made.topk_group)
+    assert limits({**sizes, "n_group": 4, "topk_group": 2}) == (4, 2)
+    assert limits({**sizes, "n_group": None, "topk_group": None}) == (1, 1)
+    with pytest.raises(InputError, match=r"moe\.n_group 3: must divide moe\.experts 16"):
+        limits({**sizes, "n_group": 3, "topk_group": 1})
+    with pytest.raises(InputError, match=r"moe\.n_group 4: .* be at least moe\.topk_group 5"):
+        limits({**sizes, "n_group": 4, "topk_group": 5})
+
+
+def test_deepseek_v2_is_limited_by_its_method_alone() -> None:
+    """Its class looks at groups under `group_limited_greedy` (DeepseekV2TopkRouter)."""
+    sizes = {"model_type": "deepseek_v2", "num_experts_per_tok": 6, "n_group": 8, "topk_group": 3}
+    assert limits(sizes) == (1, 1)
+    assert limits({**sizes, "topk_method": "group_limited_greedy"}) == (8, 3)
 
 
 def test_text_model_within_a_config() -> None:

@@ -291,7 +291,8 @@ def _expert_flags(model: Model, mlp: Any) -> dict[str, Any]:
         return {}
     routed = [model.groups[index].block.is_moe for index in model.sequence]
     dense, listed = routed.count(False), ",".join(str(int(count)) for count in routed)
-    frequency = f"[{listed}]" if model.order else f"([0]*{dense}+[1]*{len(routed) - dense})" if dense else None
+    leading = f"([0]*{dense}+[1]*{len(routed) - dense})" if dense else None
+    groups = {"moe_router_num_groups": mlp.n_group, "moe_router_group_topk": mlp.topk_group}
     return {
         "num_experts": mlp.experts,
         "moe_router_topk": mlp.topk,
@@ -299,7 +300,8 @@ def _expert_flags(model: Model, mlp: Any) -> dict[str, Any]:
         "moe_shared_expert_intermediate_size": mlp.shared_ffn or None,
         "moe_shared_expert_gate": mlp.shared_gate or None,
         "moe_router_score_function": mlp.scores,
-        "moe_layer_freq": frequency,
+        **(groups if mlp.topk_group < mlp.n_group else {}),
+        "moe_layer_freq": f"[{listed}]" if model.order else leading,
         "moe_grouped_gemm": True,
     }
 

@@ -265,6 +265,9 @@ def _experts(flags: Flags, layers: int, ffn: int) -> dict[str, Any]:
         moe["shared_gate"] = True
     if flags.one_of("moe_router_score_function", {"softmax": "softmax", "sigmoid": "sigmoid"}, "softmax") == "sigmoid":
         moe["scores"] = "sigmoid"
+    groups, chosen = flags.integer("moe_router_num_groups"), flags.integer("moe_router_group_topk")
+    if groups and chosen:
+        moe |= {"n_group": groups, "topk_group": chosen}
     return {"moe": moe} if experts and experts > 1 else {}
 
 
