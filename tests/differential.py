@@ -64,7 +64,7 @@ class Job:
 
     family: str
     sizes: dict[str, Any]
-    layers: int
+    layers: int | None
     batch: int
     seq: int
     precision: str

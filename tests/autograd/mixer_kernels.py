@@ -23,6 +23,7 @@ class Convolution(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        """Make what forward makes, and save what it saves."""
         if x.stride(2) != 1 and x.stride(1) != 1:
             x = x.contiguous()
         ctx.save_for_backward(x, weight, bias)
@@ -30,6 +31,7 @@ class Convolution(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> Any:
+        """Make what backward makes."""
         x, weight, bias = ctx.saved_tensors
         if grad.stride(2) != 1 and grad.stride(1) != 1:
             grad = grad.contiguous()
@@ -48,6 +50,7 @@ class DeltaRule(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, q: Any, k: Any, v: Any, g: Any, beta: Any) -> torch.Tensor:
+        """Make what forward makes, and save what it saves."""
         q, k, v, g, beta = (x.contiguous() for x in (q, k, v, g, beta))  # input_guard
         given = (q, k, v)  # which holds them until the function returns
         batch, seq, heads, dim = v.shape
@@ -66,6 +69,7 @@ class DeltaRule(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> Any:
+        """Make what backward makes."""
         q, _, k, _, v, g, beta, _, _ = ctx.saved_tensors
         grad = grad.contiguous()
         batch, seq, heads, dim = v.shape
@@ -93,6 +97,7 @@ class DeltaRule(torch.autograd.Function):
 def chunk_gated_delta_rule(
     query: Any, key: Any, value: Any, g: Any, beta: Any, **_: object
 ) -> tuple[torch.Tensor, None]:
+    """The delta rule with its norms."""
     return DeltaRule.apply(query, key, value, g, beta), None
 
 
@@ -102,6 +107,7 @@ class Scan(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, given: Any, filters: Any, bias: Any, steps: Any, decay: Any, skip: Any, norm: Any,
                 projection: Any, shape: tuple[int, ...]) -> torch.Tensor:  # fmt: skip
+        """Make what forward makes, and save what it saves."""
         chunk, heads, dim, groups, state = shape
         batch, seq, _ = given.shape
         chunks = -(-seq // chunk)
@@ -128,6 +134,7 @@ class Scan(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> Any:
+        """Make what backward makes."""
         given, filters, bias, scanned, decay, skip, steps, norm, _, projection = ctx.saved_tensors
         chunk, heads, dim, groups, state = ctx.shape
         batch, seq, _ = given.shape
