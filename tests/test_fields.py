@@ -26,6 +26,7 @@ from memcalc.planner.occasions import occasions_of
 from memcalc.planner.offload_memory import pools_of
 from memcalc.specs.block import Attention, Block, LatentAttention, MixtureOfExperts, Mlp, Norm
 from memcalc.specs.hardware import GPU, MemoryTier, Node
+from memcalc.specs.mixers import GatedDeltaNet, Mamba2, ShortConvolution
 from memcalc.specs.model import BlockGroup, Model, Pattern, Projector, Tail, TowerEnds
 from memcalc.specs.options import SharedSettings
 from memcalc.specs.strategy import Strategy
@@ -36,8 +37,8 @@ from memcalc.timing.times import step_times
 from memcalc.trace.layers import BlockConfig
 
 RECORDS = (
-    Model, BlockGroup, Pattern, Block, Attention, LatentAttention, Mlp, MixtureOfExperts, Norm, TowerEnds, Tail,
-    SharedSettings, Habits, BlockConfig, GPU, Node, MemoryTier,
+    Model, BlockGroup, Pattern, Block, Attention, LatentAttention, ShortConvolution, GatedDeltaNet, Mamba2, Mlp,
+    MixtureOfExperts, Norm, TowerEnds, Tail, SharedSettings, Habits, BlockConfig, GPU, Node, MemoryTier,
 )  # fmt: skip
 
 # ------------------------------------------------------------------------------------------------------------- readers
@@ -97,6 +98,13 @@ WITH_IMAGES = from_huggingface({
     "num_key_value_heads": 2, "intermediate_size": 1024, "vocab_size": 4000,
     "vision_config": {"depth": 4, "embed_dim": 256, "num_heads": 4, "hidden_size": 512},
 })  # fmt: skip
+SMALL = {
+    "hidden_size": 512, "num_hidden_layers": 4, "num_attention_heads": 8, "num_key_value_heads": 2,
+    "intermediate_size": 1024, "vocab_size": 4000,
+}  # fmt: skip
+WITH_CONVOLUTIONS = from_huggingface({"model_type": "lfm2", "full_attn_idxs": [2], **SMALL})
+WITH_DELTA_NETS = from_huggingface({"model_type": "qwen3_next", "num_experts": 8, "num_experts_per_tok": 2, **SMALL})
+WITH_MAMBA2 = from_huggingface({"model_type": "bamba", "attn_layer_indices": [2], "mamba_n_heads": 16, **SMALL})
 JOBS: dict[str, dict[str, Any]] = {
     "llama": {"model": "llama-3.2-1b", "gpu": "h100", "gpus": 8, "framework": "fsdp2", "seq_len": 2048,
               "global_batch": 16},
@@ -177,6 +185,9 @@ JOBS: dict[str, dict[str, Any]] = {
                  "tp": 4, "cp": 2, "recompute": "none", "loss": "standard"},
     "simple": {"model": "llama-3.1-8b", "gpu": "h100", "gpus": 8, "framework": "torchtitan", "seq_len": 4096,
                "recompute": "selective-ops", "settings": {"strategy.fsdp_schedule": "simple"}},
+    "convolutions": {"model": WITH_CONVOLUTIONS, "gpu": "h100", "framework": "hf", "seq_len": 2048},
+    "delta": {"model": WITH_DELTA_NETS, "gpu": "h100", "framework": "hf", "seq_len": 2048},
+    "mamba2": {"model": WITH_MAMBA2, "gpu": "h100", "framework": "hf", "seq_len": 2048},
     "images": {"model": WITH_IMAGES, "gpu": "h100", "framework": "hf", "seq_len": 2048, "image_size": "448x448",
                "attention": "efficient", "images": 2},
 }  # fmt: skip
@@ -196,7 +207,17 @@ MOVES: dict[str, dict[str, tuple[Any, ...]]] = {
         "norm_place": ("llama", "both"), "parallel": ("hf", True), "dropout": ("llama", 0.1),
         "summed_branches": ("falcon", False), "cross_attention": ("t5", None), "cross_hidden": ("t5", 64),
         "mlp": ("llama", Mlp(ffn=1024)), "attention": ("llama", Attention(heads=16, kv_heads=16, head_dim=64)),
-        "layer_scale": ("llama", True),
+        "layer_scale": ("llama", True), "mixer": ("convolutions", ShortConvolution(kind="short convolution", taps=9)),
+    },
+    "ShortConvolution": {"taps": ("convolutions", 9), "bias": ("convolutions", True)},
+    "GatedDeltaNet": {
+        "key_heads": ("delta", 8), "value_heads": ("delta", 64), "key_dim": ("delta", 64), "value_dim": ("delta", 64),
+        "taps": ("delta", 9), "packed": ("delta", False),
+    },
+    "Mamba2": {
+        "heads": ("mamba2", 8), "head_dim": ("mamba2", 32), "state": ("mamba2", 64), "groups": ("mamba2", 4),
+        "taps": ("mamba2", 9), "chunk": ("mamba2", 64), "conv_bias": ("mamba2", False), "bias": ("mamba2", True),
+        "normed": ("mamba2", False), "scaled": ("mamba2", True),
     },
     "Attention": {
         "heads": ("llama", 64), "kv_heads": ("llama", 16), "head_dim": ("llama", 128), "q_bias": ("llama", True),
@@ -209,7 +230,7 @@ MOVES: dict[str, dict[str, tuple[Any, ...]]] = {
         "fused": ("llama", False), "explicit_mask": ("gemma3", True), "upcast_softmax": ("bf16", False),
         "dropout": ("hf", 0.1), "wide_scores": ("bf16", True), "rotary_pairs": ("llama", 1),
         "joins_images": ("images", False), "joins_batch": ("images", True), "chunk": ("images", 16),
-        "late_qk_norm": ("hf", True, {"qk_norm": "head"}),
+        "late_qk_norm": ("hf", True, {"qk_norm": "head"}), "output_gate": ("hf", True),
         "latent": ("llama", LatentAttention(kv_lora_rank=64, qk_nope_head_dim=32, qk_rope_head_dim=32, v_head_dim=64)),
     },
     "LatentAttention": {
@@ -225,8 +246,8 @@ MOVES: dict[str, dict[str, tuple[Any, ...]]] = {
         "activation": ("moe", "relu"), "shared_ffn": ("moe", 1), "shared_gate": ("moe", False),
         "router_bias": ("moe", True), "expert_bias": ("moe", True), "scores": ("moe", "chosen"),
         "fp32_router": ("moe", True), "group_limited": ("moe", True), "normalised": ("moe", True),
-        "narrow_weights": ("moe", False), "scaled": ("moe", True), "n_group": ("copies", 8),
-        "topk_group": ("copies", 2, {"n_group": 8}),
+        "narrow_weights": ("moe", False), "scaled": ("moe", True), "shared_packed": ("moe", True),
+        "n_group": ("copies", 8), "topk_group": ("copies", 2, {"n_group": 8}),
     },
     "Norm": {
         "kind": ("llama", "layernorm"), "weight": ("llama", False), "bias": ("llama", True),
@@ -354,6 +375,9 @@ CHOICES = {
     "Pattern": {"count", "runs"},
     "Block": {"recorded", "counted"},
     "Attention": {"sdpa"},
+    "ShortConvolution": {"kind"},
+    "GatedDeltaNet": {"kind"},
+    "Mamba2": {"kind"},
     "TowerEnds": {"patch"},
     "Habits": {
         "name", "zero", "lacks", "schedules", "fork_schedules", "fork", "even_chunks", "expandable_segments",

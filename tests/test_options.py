@@ -47,6 +47,7 @@ ALLOWED = {
     "report/inverse.py": SHOWN,
     "report/plan_words.py": "what stays of a job whose strategy does not fit, and what is said without its name",
     "report/rl_plans.py": SHOWN,
+    "planner/as_is.py": "the degrees of parallelism, of which 1 is none",
     "planner/images.py": "what is not modelled beside a vision tower",
     "preflight/fix.py": CHOSEN,
     "preflight/merge.py": "what a trainer takes from FSDP's config alone",

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from memcalc.convert.counted import COUNTED
+from memcalc.convert.huggingface_hybrids import OLD_KINDS
 from memcalc.convert.huggingface_keys import Flat, Keys, architecture
 from memcalc.errors import InputError
 from memcalc.specs.block import Attention, Block, MixtureOfExperts, Mlp, Norm
@@ -16,7 +17,6 @@ from memcalc.specs.mixers import Mamba2
 from memcalc.specs.model import BlockGroup, Lookup, Model, TowerEnds, patterns
 
 _LETTERS = {"M": "linear_attention", "E": "moe", "*": "full_attention", "-": "mlp"}
-_OLD = {"mamba": "linear_attention", "attention": "full_attention"}
 _UNREAD = """
     num_logits_to_keep attention_bias attention_dropout sliding_window use_mamba_kernels expand mamba_expand
     time_step_min time_step_max time_step_limit time_step_floor mamba_dt_min mamba_dt_max mamba_dt_limit
@@ -65,7 +65,7 @@ def nemotron_h(c: Keys, about: Flat) -> Model:
 def _kinds(c: Keys) -> list[str]:
     pattern = c.text("hybrid_override_pattern", "")
     listed = c.words("layers_block_type layer_types")
-    kinds = [_OLD.get(kind, kind) for kind in listed or ()] or [_LETTERS.get(letter, letter) for letter in pattern]
+    kinds = [OLD_KINDS.get(kind, kind) for kind in listed or ()] or [_LETTERS.get(letter, letter) for letter in pattern]
     kinds = kinds or ["linear_attention", "moe", "full_attention", "mlp"]
     layers = c.maybe("num_hidden_layers")
     wrong = next((kind for kind in kinds if kind not in _LETTERS.values()), None)
@@ -93,9 +93,11 @@ def _mixer(c: Keys, _: int) -> dict[str, object]:
 
 def _attention(c: Keys, hidden: int) -> dict[str, object]:
     heads = c.size("num_attention_heads", 32)
-    sizes = {"kv_heads": c.maybe("num_key_value_heads", 8) or heads}
+    kv_heads = c.maybe("num_key_value_heads", 8) or heads
+    if heads % kv_heads:
+        raise InputError("config key num_key_value_heads", kv_heads, f"must divide num_attention_heads {heads}")
     head_dim = c.maybe("head_dim attention_head_dim", 128) or hidden // heads
-    return {"attention": Attention(heads=heads, head_dim=head_dim, rotary=False, **sizes)}
+    return {"attention": Attention(heads=heads, kv_heads=kv_heads, head_dim=head_dim, rotary=False)}
 
 
 def _mlp(c: Keys, _: int) -> dict[str, object]:
@@ -104,9 +106,12 @@ def _mlp(c: Keys, _: int) -> dict[str, object]:
 
 
 def _experts(c: Keys, _: int) -> dict[str, object]:
+    experts, topk = c.size("n_routed_experts num_local_experts", 8), c.size("num_experts_per_tok", 2)
+    if topk > experts:
+        raise InputError("config key num_experts_per_tok", topk, f"must be at most n_routed_experts {experts}")
     mlp = MixtureOfExperts(
-        experts=c.size("n_routed_experts num_local_experts", 8),
-        topk=c.size("num_experts_per_tok", 2),
+        experts=experts,
+        topk=topk,
         ffn=c.size("moe_intermediate_size", 7688),
         shared_ffn=c.size("moe_shared_expert_intermediate_size", 7688),
         gated=False,

@@ -111,9 +111,13 @@ def _mixed(c: Keys, layers: int, kind: str) -> list[int]:
     return _listed(c, ["full_attention" if index in full else kind for index in range(layers)], kind)
 
 
+OLD_KINDS = {"mamba": "linear_attention", "attention": "full_attention"}
+"""What older configs call kinds of blocks."""
+
+
 def _listed(c: Keys, usual: list[str], kind: str) -> list[int]:
     """Return the blocks that ``layer_types`` calls by a kind, the others having attention; ``usual`` where absent."""
-    kinds = c.words("layer_types") or usual
+    kinds = [OLD_KINDS.get(kind, kind) for kind in c.words("layer_types layers_block_type") or usual]
     if len(kinds) != len(usual) or not {*kinds} <= {"full_attention", kind}:
         allowed = f"must call each of the {len(usual)} layers full_attention or {kind}"
         raise InputError("config key layer_types", kinds, allowed)
@@ -156,8 +160,7 @@ def granitemoehybrid(c: Keys) -> Flat:
     flat = decoder(c, (32000, 4096, 11008, 32, 32, 32, None, 2048), **activation(c), **attention_bias(c))
     c.only("normalization_function", "rmsnorm")
     c.get("time_step_limit")
-    kinds = c.words("layer_types layers_block_type") or ["linear_attention"] * flat["n_layers"]
-    mixed = [index for index, kind in enumerate(kinds) if kind in ("mamba", "linear_attention")]
+    mixed = _listed(c, ["linear_attention"] * flat["n_layers"], "linear_attention")
     shared, experts = c.size("shared_intermediate_size", 1024), c.maybe("num_local_experts", 8, low=0)
     topk = c.maybe("num_experts_per_tok", 2, low=0)
     flat |= {"positions": "rope" if c.get("position_embedding_type") == "rope" else "none", "packed_mlp": True,

@@ -33,7 +33,7 @@ def short_convolution_parameters(hidden: Number, taps: Number, bias: Number = 0)
 
     References
     ----------
-    LFM2 Technical Report, arXiv:2511.23404, section 2; Transformers 5.24 ``models/lfm2/modeling_lfm2.py``
+    [1] LFM2 Technical Report, arXiv:2511.23404, section 2; Transformers 5.24 ``models/lfm2/modeling_lfm2.py``
 
     """
     return 4 * hidden * hidden + taps * hidden + 5 * bias * hidden
@@ -66,7 +66,7 @@ def gated_delta_net_parameters(
 
     References
     ----------
-    Transformers 5.24 ``models/qwen3_next/modeling_qwen3_next.py``, ``Qwen3NextGatedDeltaNet``; arXiv:2412.06464
+    [1] Transformers 5.24 ``models/qwen3_next/modeling_qwen3_next.py``, ``Qwen3NextGatedDeltaNet``; arXiv:2412.06464
 
     """
     return hidden * (2 * keys + 3 * values + 2 * heads) + taps * (2 * keys + values) + 2 * heads + value_dim
@@ -102,7 +102,7 @@ def mamba2_parameters(
 
     References
     ----------
-    Transformers 5.24 ``models/mamba2/modeling_mamba2.py``, ``Mamba2Mixer``; arXiv:2405.21060
+    [1] Transformers 5.24 ``models/mamba2/modeling_mamba2.py``, ``Mamba2Mixer``; arXiv:2405.21060
 
     """
     projections = hidden * (2 * inner + channels + heads) + bias * (inner + channels + heads + hidden)

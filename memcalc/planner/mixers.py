@@ -21,10 +21,7 @@ KERNELS = {
 def check_mixers(request: Request, model: Model) -> None:
     """Refuse what is not modelled beside such blocks, and pin what is therefore not searched."""
     gated = any(attention.output_gate for attention in model.attentions)
-    kinds = [
-        *(f"{kind}s" for kind in dict.fromkeys(mixer.kind for mixer in model.mixers)),
-        *["gated attention"] * gated,
-    ]
+    kinds = [*model.mixer_kinds, *["gated attention"] * gated]
     if kinds:
         _check(request, model, " and ".join(kinds))
 

@@ -101,7 +101,8 @@ def check_model(model: Model, tp: int, pp: int) -> None:
     """Refuse what an engine cannot hold or what is not modelled."""
     refuse_counted(model)
     if model.mixers:
-        raise UnmodelledError("model", model.name, "what an engine caches of short convolutions is not modelled")
+        kinds = " and ".join(model.mixer_kinds)
+        raise UnmodelledError("model", model.name, f"what an engine keeps of its {kinds} is not modelled")
     if model.recording is not None:
         raise InputError("model", model.name, "a recorded module is no model that an engine serves")
     towers = {group.tower for group in model.groups} - {"decoder"}

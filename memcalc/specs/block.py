@@ -307,11 +307,11 @@ class Block(Frozen):
 
         Raises
         ------
-        ValueError : it has none
+        TypeError : it has none, or experts
 
         """
         if not isinstance(self.mlp, Mlp):
-            raise ValueError("the block has no dense MLP")
+            raise TypeError("the block has no dense MLP")
         return self.mlp
 
     @property

@@ -294,6 +294,11 @@ class Model(Frozen):
         return tuple(group.block.mixer for group in self.groups if group.block.mixer is not None)
 
     @property
+    def mixer_kinds(self) -> tuple[str, ...]:
+        """What its mixers are, in the plural, each kind once: `Mamba-2 mixers`."""
+        return tuple(dict.fromkeys(f"{mixer.kind}s" for mixer in self.mixers))
+
+    @property
     def counted_parts(self) -> tuple[str, ...]:
         """What of it is counted and not modelled, each part once."""
         parts = [group.block.counted.part for group in self.groups if group.block.counted is not None]

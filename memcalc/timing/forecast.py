@@ -144,7 +144,7 @@ def span_of(model: Model, grid: Grid, gpu: GPU) -> tuple[Span, str]:
         doubts.append("packed activations")
     if model.mixers:
         named.append(table.span_of("unseen GPU"))
-        doubts += [f"{kind}s" for kind in dict.fromkeys(mixer.kind for mixer in model.mixers)]
+        doubts += model.mixer_kinds
     widest = max(named, key=lambda span: span.high - span.low)
     if doubts:
         return widest, f"not validated: {', '.join(doubts)}"
