@@ -29,6 +29,7 @@ from memcalc.planner.optimizers import (
     possible,
 )
 from memcalc.planner.pipelines import check_layout, check_split, layouts_for, splits_for
+from memcalc.planner.policies import allowed, check_modules, policies
 from memcalc.planner.recorded import policies_for, recorded_optimizers, recorded_precisions
 from memcalc.planner.request import Request
 from memcalc.specs.options import BY_NAME, DEGREES, SHARED, SharedSettings
@@ -89,7 +90,9 @@ def fixed_part(
     if any(name.startswith("fp8") for name in precisions):
         check_recipe(str(resolved.get("float8", "")), gpu, habits, resolved["kernels"])
     resolved |= galore_fields(resolved["optimizer"], request, model, habits)
-    return SharedSettings.model_construct(**{**given, **resolved})
+    fixed = SharedSettings.model_construct(**{**given, **resolved})
+    check_modules(request, model, fixed, precisions, habits)
+    return fixed
 
 
 def check_stage(fixed: SharedSettings, habits: Habits, precision: str, zero: int) -> None:
@@ -301,7 +304,7 @@ def _grid(
         return None
     sizes = [m for m in MICRO_BATCHES if fixed.global_batch % m == 0]
     divisors = [m for m in range(1, fixed.global_batch + 1) if fixed.global_batch % m == 0]
-    recomputes = policies_for(model, policies(model.num_layers))
+    recomputes = allowed(policies_for(model, policies(model)), fixed, precisions, habits)
     zeros = defaults.zero_stages(job_request, habits)
     offloads = usual(request, habits, model, "offload", offloads_of(habits))
     return Grid(
@@ -321,17 +324,6 @@ def offloads_of(habits: Habits) -> list[tuple[str, ...]]:
     """What a framework may move off the GPU, each once."""
     choices = [choice for choice in OFFLOADS if "params" not in choice or 3 in habits.zero]
     return list(dict.fromkeys(habits.moved(choice) for choice in choices))
-
-
-def policies(layers: int) -> list[str]:
-    """Recompute policies that a search tries, the cheapest first, with the counts that make sense for so many blocks.
-
-    Of ``block-N`` a quarter, a half and three quarters of the blocks: between no block and all of them.
-    """
-    parts = ["none", "selective-core-attn", "selective-ops", "attention", "mlp"]
-    blocks = dict.fromkeys(f"block-{layers * k // 4}" for k in (1, 2, 3) if layers * k // 4)
-    some = [f"every-{k}" for k in (8, 4, 3, 2) if k < layers]
-    return [*parts, *some, *blocks, "sqrt", *(f"uniform-{k}" for k in (4, 2) if k < layers), "full"]
 
 
 def layouts_of(request: Request, model: Model, node: Node, gpus: int, seq_len: int, habits: Habits) -> list[Layout]:

@@ -44,6 +44,9 @@ class Choice:
     plan: SimulatedPlan
     roles: tuple[str, ...] = ()
     """What it has before all others, the most important first."""
+    passes_over: bool = False
+    """Whether plans with offload or what is seldom done are faster by more than :data:`NEARLY`, and by less than
+    :data:`GAIN`."""
 
 
 def simplest(short: Shortlist, among: Among = any_idea) -> SimulatedPlan | None:
@@ -93,7 +96,9 @@ def chosen(short: Shortlist, most: int, *, filled: int = FEW, rank_all: bool = F
     best = short.first() if goal in {"throughput", "memory"} else simplest(short)
     if best is None:
         return []
-    rows = [Choice(best, ({"throughput": FASTEST, "memory": SMALLEST}.get(goal, BEST),))]
+    role = {"throughput": FASTEST, "memory": SMALLEST}.get(goal, BEST)
+    faster = short.first(lambda idea: idea.doubtful, _times(1 / NEARLY, best)) if role is BEST else None
+    rows = [Choice(best, (role,), faster is not None and not best.candidate.idea.doubtful)]
     if most == 1:
         return rows
     if rank_all:

@@ -239,7 +239,7 @@ def _plan(job: PlanJob, row: Choice, first: Choice, wish: PlanOptions, record: J
         unknown=unknown_to(need, job.node),
         gpu_hours=wish.tokens * waste / candidate.tokens_per_second_per_gpu / 3600,
         statistical_efficiency=1 / waste,
-        why=why(simulated, first.plan, wish.goal, seconds),
+        why=why(simulated, first, wish.goal, seconds),
         parts=candidate.idea.parts,
         special=row.roles,
         own_code=own_code(strategy, job.model),

@@ -10,10 +10,11 @@ from memcalc.errors import MemcalcError
 from memcalc.frameworks.capabilities import own_code
 from memcalc.planner import defaults, direct
 from memcalc.planner.answer import strategy_of
-from memcalc.planner.axes import offloads_of, policies
+from memcalc.planner.axes import offloads_of
 from memcalc.planner.choice import FASTEST_ONLY
 from memcalc.planner.finalists import SimulatedPlan, finalist
 from memcalc.planner.global_batch import MICRO_BATCHES
+from memcalc.planner.policies import policies
 from memcalc.planner.record import value_text
 from memcalc.planner.request import flag
 from memcalc.results.plans import RecipeStep, Remedy
@@ -97,7 +98,7 @@ def _each(job: PlanJob) -> Iterator[dict[str, Any]]:
 def _told(job: PlanJob, name: str) -> list[Any]:
     """Of the policies or the kinds of offload, without none, those that the framework can be told."""
     _, habits = defaults.habits_for(job.request)
-    values: list[Any] = policies(job.model.num_layers) if name == "recompute" else offloads_of(habits)
+    values: list[Any] = policies(job.model) if name == "recompute" else offloads_of(habits)
     tried = direct.usual(job.request, habits, job.model, name, values)
     return [value for value in tried if value not in ("none", ())]
 

@@ -18,6 +18,7 @@ from memcalc.specs.options import DEGREES, SEARCHED
 from memcalc.units import GIB
 
 if TYPE_CHECKING:
+    from memcalc.planner.choice import Choice
     from memcalc.planner.job import PlanJob
     from memcalc.planner.ranking import Objective
     from memcalc.planner.search import Candidate
@@ -52,7 +53,7 @@ def describe(candidate: Candidate) -> str:
     return ", ".join(describe_parts(strategy_of(candidate.grid, candidate.index)))
 
 
-def why(plan: SimulatedPlan, first: SimulatedPlan, goal: Objective, seconds: StepTime) -> str:
+def why(plan: SimulatedPlan, first: Choice, goal: Objective, seconds: StepTime) -> str:
     """Why a plan is listed, what its time is spent on, where its peak stands."""
     top, overhead = plan.peaks.top, plan.peaks.overhead
     free = f"Peak: {phase_name(top.phase)}, {gib(overhead.capacity - top.device)} GiB headroom."
@@ -67,12 +68,14 @@ def _tight(plan: SimulatedPlan) -> str:
     return "fits as predicted, not with the 95% margin"
 
 
-def _role(plan: SimulatedPlan, first: SimulatedPlan, goal: Objective) -> str:
+def _role(plan: SimulatedPlan, best: Choice, goal: Objective) -> str:
     gpus = plan.candidate.layout.gpus
     where = f"on {gpus} GPU{'s' * (gpus > 1)}"
+    first = best.plan
     if plan is first:
-        best = {"memory": f"Smallest plan {where}", "throughput": f"Fastest plan {where}"}
-        return best.get(goal.name, "Simplest plan within 5% of the fastest")
+        known = {"memory": f"Smallest plan {where}", "throughput": f"Fastest plan {where}"}
+        usual = " without offload and what is seldom done" * best.passes_over
+        return known.get(goal.name, f"Simplest plan within 5% of the fastest{usual}")
     speed = plan.candidate.tokens_per_second_per_gpu / first.candidate.tokens_per_second_per_gpu - 1
     less = (plan.peaks.top.device - first.peaks.top.device) / GIB
     return f"{less:+.1f} GiB, {speed:+.1%} speed vs #1".replace("-", "\N{MINUS SIGN}")

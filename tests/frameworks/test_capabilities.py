@@ -14,7 +14,8 @@ from memcalc.formulas.recompute import NAMES
 from memcalc.frameworks import FRAMEWORKS, Habits
 from memcalc.frameworks.capabilities import Capabilities, capabilities_of, check_told, own_code, policy_kind
 from memcalc.planner.answer import strategy_of
-from memcalc.planner.axes import OFFLOADS, policies
+from memcalc.planner.axes import OFFLOADS
+from memcalc.planner.policies import policies
 from memcalc.runs import read_runs
 from memcalc.specs.strategy import OPTIMIZERS, OptimizerImpl, Strategy
 from memcalc.validation import Presets, job_of, model_of
@@ -27,7 +28,9 @@ ERAS = [
     if able is not None
 ]
 SMALL: dict[str, Any] = {"model": "qwen2.5-0.5b", "gpu": "a100-40g", "seq_len": 2048, "global_batch": 16}
-POLICIES = {*policies(32), *(name for name in NAMES), "segments-4", "modules:mlp"}
+POLICIES = {
+    *policies(load_model("deepseek-v3")), *policies(load_model("llama-2-7b")), *NAMES, "segments-4", "modules:mlp",
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(("habits", "able"), ERAS)

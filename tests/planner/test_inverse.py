@@ -21,6 +21,7 @@ from memcalc.cli.app import app
 from memcalc.errors import CombinationError, InputError, MissingError, UnknownNameError
 from memcalc.planner import axes
 from memcalc.planner.limits import counts_up_to
+from memcalc.planner.policies import policies
 from memcalc.report import FORMATS, render
 from memcalc.report.inverse import report
 from memcalc.results.estimates import Estimate
@@ -116,13 +117,13 @@ def test_no_open_strategy_fits_one_step_beyond() -> None:
     assert found.answer % 512 == 0
     assert estimated(found.best.command).verdict != "does-not-fit"
     del words["step"]
-    policies = axes.policies(load_model("qwen2.5-1.5b").num_layers)
+    tried = policies(load_model("qwen2.5-1.5b"))
     for zero in (2, 3):
-        for recompute in policies:
+        for recompute in tried:
             one = {**words, "zero": zero, "recompute": recompute, "micro_batch": 1}
             beyond = memcalc.estimate(**one, seq_len=found.answer + 512, global_batch=2)
             assert beyond.verdict == "does-not-fit", one
-    assert len(policies) > 10
+    assert len(tried) > 10
 
 
 def test_a_given_batch_leaves_its_divisors() -> None:
@@ -185,7 +186,7 @@ def test_a_count_below_the_fewest_has_no_strategy_that_fits() -> None:
     assert estimated(found.best.command).verdict == found.best.verdict != "does-not-fit"
     for tp in (1, 2):
         for zero in (2, 3):
-            for recompute in axes.policies(load_model("qwen2.5-1.5b").num_layers):
+            for recompute in policies(load_model("qwen2.5-1.5b")):
                 one = {**words, "tp": tp, "zero": zero, "recompute": recompute, "micro_batch": 1, "gpus": 2}
                 assert memcalc.estimate(**one).verdict == "does-not-fit", one
 
