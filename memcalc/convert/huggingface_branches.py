@@ -106,7 +106,7 @@ def _mlp(c: Keys, _: int) -> dict[str, object]:
 
 
 def _experts(c: Keys, _: int) -> dict[str, object]:
-    experts, topk = c.size("n_routed_experts num_local_experts", 8), c.size("num_experts_per_tok", 2)
+    experts, topk = c.size("n_routed_experts num_local_experts", 8, low=2), c.size("num_experts_per_tok", 2)
     if topk > experts:
         raise InputError("config key num_experts_per_tok", topk, f"must be at most n_routed_experts {experts}")
     mlp = MixtureOfExperts(

@@ -98,7 +98,7 @@ def mamba2_parameters(
     Examples
     --------
     >>> mamba2_parameters(2560, inner=5120, channels=5376, heads=80, taps=4)
-    40238320
+    40214000
 
     References
     ----------

@@ -42,11 +42,13 @@ def with_images(request: Request, model: Model) -> Model:
                 continue
             raise CombinationError(name, value, f"{model.name} has no vision tower")
         return model
+    count = int(request.get("images", 1))
+    if not count:
+        return _text_alone(request, model)
     if model.images.rule == "unknown":
         allowed = "how the image processor of this model makes tokens of an image is not modelled"
-        raise InputError("model", model.name, allowed)
+        raise InputError("model", model.name, f"{allowed}; for text alone give --images 0")
     _check_job(request)
-    count = int(request.get("images", 1))
     image = _seen(request, model, model.images, pixels)
     tower = model.ends_of("vision")
     ends = tower.model_copy(update={"pixels": image.patches * tower.patch})
@@ -58,6 +60,19 @@ def with_images(request: Request, model: Model) -> Model:
         "fixed_tokens": {**model.fixed_tokens, "vision": image.patches + model.images.class_tokens},
     }
     return model.model_copy(update=update)
+
+
+def _text_alone(request: Request, model: Model) -> Model:
+    """Return the model with a tower that is held and never run: it gets no gradients."""
+    given, pixels = request.given, request.given["fields"].get("image_pixels")
+    for name, value in {"image-size": given.get("image_size"), "workload.image_pixels": pixels}.items():
+        if value:
+            raise CombinationError(name, value, "--images 0 is a job without an image")
+    if given.get("vision", "frozen") != "frozen":
+        raise CombinationError("vision", given["vision"], "with --images 0 the tower never runs: frozen")
+    given["vision"] = request.get("vision", "frozen")
+    _check_job(request)
+    return model.model_copy(update={"views": 0, "fixed_tokens": {**model.fixed_tokens, "vision": 0}})
 
 
 def check_length(model: Model, length: int) -> None:
@@ -87,7 +102,7 @@ def _seen(request: Request, model: Model, images: Images, most_pixels: int | Non
     if not text and images.depends_on_size:
         raise MissingError(
             f"How many tokens an image is for {model.name} depends on its size: give --image-size WIDTHxHEIGHT "
-            "(the images' own, before any resizing)."
+            "(the images' own, before any resizing), or --images 0 for text alone."
         )
     return _by_rule(images, *(parse_size(text) if text else (images.side, images.side)), most_pixels)
 

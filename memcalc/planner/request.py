@@ -19,6 +19,8 @@ from memcalc.units import parse_bytes, parse_count, parse_tokens
 
 LARGEST_NUMBER = {"critical_batch": 10**12, "tokens": 10**15} | {row.name: row.most for row in COMMAND_LINE}
 """By keyword, also of a search's own."""
+SMALLEST_NUMBER = {row.name: row.least for row in COMMAND_LINE}
+"""By keyword; 1 where it is none of these."""
 TOKENS = frozenset(row.name for row in COMMAND_LINE if row.unit == "tokens")
 """Options that count tokens, of which 4k are 4096."""
 
@@ -112,14 +114,14 @@ def flag(name: str) -> str:
 
 
 def positive(value: object, name: str) -> int:
-    """A whole number above zero."""
-    most = LARGEST_NUMBER.get(name, 1_000_000)
+    """A whole number, above zero but for options that take it."""
+    least, most = SMALLEST_NUMBER.get(name, 1), LARGEST_NUMBER.get(name, 1_000_000)
     parse = parse_tokens if name in TOKENS else parse_count
     with suppress(InputError):
         number = parse(value, flag(name))
-        if 0 < number <= most:
+        if least <= number <= most:
             return number
-    raise InputError(flag(name), value, f"must be a whole number from 1 to {most:,}")
+    raise InputError(flag(name), value, f"must be a whole number from {least} to {most:,}")
 
 
 def factor(value: object, name: str) -> float:

@@ -13,14 +13,15 @@ if TYPE_CHECKING:
 
 
 def keep_images(job: MergedJob, dirs: tuple[str, ...]) -> None:
-    """Drop what says nothing: for a model that reads no images, or whose processor has no limit of pixels."""
+    """Drop what says nothing: for a model or a job without images, or where the processor has no limit of pixels."""
     names = [name for name in ("vision", "workload.image_pixels") if job.value(name) is not None]
     model = job.facts.get("model")
     if not names or model is None:
         return
-    images = _loaded(model, dirs).images
+    images, alone = _loaded(model, dirs).images, job.value("images") == 0
     for name in names:
-        if images is None or (name == "workload.image_pixels" and images.rule != "scaled"):
+        limit = name == "workload.image_pixels"
+        if images is None or (limit and (alone or images.rule != "scaled")):
             job.origins.pop(name, None)
             del job.table(name)[name]
 

@@ -55,6 +55,8 @@ class Option:
     """The command cannot run without it."""
     completed_by: str = ""
     """The presets whose names complete it on the command line."""
+    least: int = 1
+    """The smallest number that is taken."""
     most: int = 1_000_000
     """The largest number that is taken."""
     after: str = ""

@@ -160,9 +160,9 @@ class SharedSettings(Strategy):
     ] = False
     images: Annotated[
         int | None,
-        Option("Images of each sequence, for a model with a vision tower; one where left out.", "images", JOB, "N",
-            group="workload", most=10_000, step=18),
-        Field(gt=0),
+        Option("Images of each sequence, for a model with a vision tower; one where left out, 0 for text alone.",
+            "images", JOB, "N", group="workload", least=0, most=10_000, step=18),
+        Field(ge=0),
     ] = None
     image_size: Annotated[
         str,

@@ -73,7 +73,7 @@ def _checkpoint(
             (_whole(tape, size) if again else storage, size)
             for (storage, size), again in zip(inputs_saved, apart, strict=True)
         ]
-        out = _recompute(tape, function, full, wanted, recorder)
+        out = _recompute(tape, function, full, wanted, recorder, lends=not reentrant)
         edge = out.edge
         if not reentrant:
             del out
@@ -99,6 +99,8 @@ def _recompute(
     inputs_saved: list[tuple[Storage, Size]],
     wanted: list[bool],
     recorder: Recorder | None,
+    *,
+    lends: bool,
 ) -> Tensor:
     """Run the function again with a graph that ends at its inputs."""
     leaves = [
@@ -106,10 +108,10 @@ def _recompute(
         for index, ((storage, size), need) in enumerate(zip(inputs_saved, wanted, strict=True))
     ]
     if recorder is None:
-        with tape.enable_grad():
+        with tape.enable_grad(lends=lends):
             return function(*leaves)
     recorder.restart()
-    with tape.enable_grad(), tape.recording(recorder):
+    with tape.enable_grad(lends=lends), tape.recording(recorder):
         return function(*leaves)
 
 

@@ -99,12 +99,16 @@ class Storage:
 
 
 class Node:
-    """One backward function: the edges to its inputs, what it saved, and its rule."""
+    """One backward function: the edges to its inputs, what it saved, and its rule; ``lends`` where hooks lend that."""
 
-    __slots__ = ("edges", "outputs", "rule", "saved", "seq")
+    __slots__ = ("edges", "lends", "outputs", "rule", "saved", "seq")
 
-    def __init__(self, seq: int, edges: Sequence[Edge | None], rule: Rule, saved: list[Storage], outputs: int) -> None:
+    def __init__(
+        self, seq: int, edges: Sequence[Edge | None], rule: Rule, saved: list[Storage], outputs: int, *,
+        lends: bool = False,
+    ) -> None:  # fmt: skip
         self.seq, self.edges, self.rule, self.saved, self.outputs = seq, edges, rule, saved, outputs
+        self.lends = lends
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +163,7 @@ class Tape:
         self._held: list[Storage] = []
         self._uses: Counter[str] = Counter()
         self._summed: set[str] = set()
-        self._again = False
+        self._again = self._lends = False
         self._seq = 0
         self._grad = True
         self._recorder: Recorder | None = None
@@ -234,7 +238,7 @@ class Tape:
             return outs
         self._seq += 1
         self._uses.update(edge.name for edge in edges if isinstance(edge, Leaf))
-        node = Node(self._seq, edges, rule, [s for s in saved if s is not None], len(outs))
+        node = Node(self._seq, edges, rule, [s for s in saved if s is not None], len(outs), lends=self._lends)
         for index, out in enumerate(outs):
             out.edge = (node, index)
         return outs
@@ -249,13 +253,13 @@ class Tape:
             self._grad = before
 
     @contextmanager
-    def enable_grad(self) -> Iterator[None]:
-        """With a graph, whatever stands around: for what is run again."""
-        before, self._grad, self._again = (self._grad, self._again), True, True
+    def enable_grad(self, *, lends: bool = False) -> Iterator[None]:
+        """With a graph, whatever stands around: for what is run again; ``lends`` as of :class:`Node`."""
+        before, self._grad, self._again, self._lends = (self._grad, self._again, self._lends), True, True, lends
         try:
             yield
         finally:
-            self._grad, self._again = before
+            self._grad, self._again, self._lends = before
 
     def operator(self, kind: str, make: Callable[[], Tensor]) -> Tensor:
         """Run an operator that a selective checkpoint may keep, by its kind (``mm``, ``bmm``, ``sdpa``)."""
@@ -316,11 +320,14 @@ class Tape:
         return ended
 
     def release(self) -> None:
-        """Let go of what the running node saved: the engine does so before it brings gradients to their inputs' form.
+        """Let go of what hooks lent to the running node, which is gone when its function returns.
 
-        Source: torch/csrc/autograd/engine.cpp of PyTorch 2.13 (evaluate_function, validate_outputs).
+        The engine brings gradients to their inputs' form after that, and only then releases what nodes save themselves
+        (torch/csrc/autograd/engine.cpp of PyTorch 2.13, ``call_function`` and ``evaluate_function``); a checkpoint that
+        is no function of its own hands out what it has computed again (torch/utils/checkpoint.py, ``unpack_hook``).
         """
-        self._running.saved.clear()
+        if self._running.lends:
+            self._running.saved.clear()
 
     def _end(self, leaf: Leaf, value: Tensor, ended: dict[str, Tensor]) -> None:
         if not leaf.keep:

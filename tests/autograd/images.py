@@ -29,6 +29,8 @@ SMALL: dict[str, dict[str, Any]] = {
                           "fullatt_block_indexes": [1]},
     "qwen3_vl": QWEN3 | {"deepstack_visual_indexes": [0, 1]},
     "qwen3_vl_moe": QWEN3 | {"deepstack_visual_indexes": [1]},
+    "qwen3_5": QWEN3,
+    "qwen3_5_moe": QWEN3,
     "gemma3": VIT | {"vision_use_head": False},
     "llava": VIT,
     "deepseek_vl": VIT | {"vision_use_head": False},

@@ -244,9 +244,9 @@ def test_one_preset_is_shown_with_its_source() -> None:
 
 
 def test_a_model_that_is_counted_alone_says_so_and_is_no_answer() -> None:
-    (row,) = shown("models", "nemotron-h-8b")["models"]
-    assert row["parameters"] == 8_100_852_736
-    assert "no estimate is made: its Mamba-2 mixers are not modelled" in row["notes"]
+    (row,) = shown("models", "deberta-v3-base")["models"]
+    assert row["parameters"] == 184_551_780
+    assert "no estimate is made: its disentangled attention is not modelled" in row["notes"]
     assert not any(model.counted_parts for model in candidates(None, None, ()))
 
 

@@ -59,3 +59,9 @@ def test_a_text_model_has_none_of_it(tmp_path: Path) -> None:
     command = keywords(tmp_path, LLAMA, LLAMAFACTORY)
     assert "--vision" not in command
     assert "image_pixels" not in command
+
+
+def test_a_file_of_text_alone_needs_no_size_of_images(tmp_path: Path) -> None:
+    command = keywords(tmp_path, QWEN, LLAMAFACTORY, images=0)
+    assert "--images 0" in command
+    assert "image_pixels" not in command

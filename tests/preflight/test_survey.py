@@ -21,7 +21,7 @@ AXOLOTL = (
 FILES = {
     "a/train.yaml": (AXOLOTL, "read"),
     "a/ebft.yaml": (f"{AXOLOTL}rl: ebft\n", "declined"),
-    "a/counted.yaml": (AXOLOTL.replace("NousResearch/Llama-2-7b-hf", "Qwen/Qwen3.5-4B"), "declined"),
+    "a/counted.yaml": (AXOLOTL.replace("NousResearch/Llama-2-7b-hf", "microsoft/deberta-v3-base"), "declined"),
     "b/ds.json": ('{"train_micro_batch_size_per_gpu": 1, "zero_optimization": {"stage": 2}}', "asked"),
     "b/swift.sh": ("NPROC_PER_NODE=8 swift sft --model Qwen/Qwen2.5-7B --per_device_train_batch_size 1\n", "asked"),
     "b/swift-gkd.sh": ("NPROC_PER_NODE=8 swift rlhf --rlhf_type gkd --model Qwen/Qwen2.5-7B\n", "declined"),

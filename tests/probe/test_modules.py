@@ -233,7 +233,7 @@ def test_a_factory_that_is_not_there(module: str) -> None:
         ({"quantize": "nf4"}, "quantize inside the factory"),
         ({"attention": "eager"}, "as the module calls it"),
         ({"compile": "blocks"}, "torch.compile"),
-        ({"framework": "megatron"}, "plain, ddp"),
+        ({"framework": "megatron"}, "ddp, deepspeed, plain"),
         ({"recompute": "selective-ops"}, "as a whole"),
         ({"optimizer": "adafactor"}, "shapes"),
         ({"seq_len": 7}, "do not depend on a length"),
