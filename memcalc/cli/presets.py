@@ -102,7 +102,7 @@ def _model(preset: Any) -> Row:
 
     count = model_count(preset)
     keys = ("hidden", "vocab", "max_positions", "positions", "tied", "source")
-    unmodelled = f"no estimate is made: its {' and '.join(preset.counted_parts)} are not modelled"
+    unmodelled = f"no estimate is made: nothing models its {' and '.join(preset.counted_parts)}"
     return {
         "name": preset.name,
         "aliases": list(preset.aliases),

@@ -111,7 +111,7 @@ def refuse_counted(model: Model, instead: str = "") -> None:
     if not model.counted_parts:
         return
     parts = " and ".join(model.counted_parts)
-    allowed = f"its {parts} are not modelled: its {model_count(model).total:,} parameters are all that is known"
+    allowed = f"nothing models its {parts}: its {model_count(model).total:,} parameters are all that is known"
     raise UnmodelledError("model", model.name, f"{allowed}; {instead}" if instead else allowed)
 
 

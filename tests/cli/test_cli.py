@@ -246,7 +246,7 @@ def test_one_preset_is_shown_with_its_source() -> None:
 def test_a_model_that_is_counted_alone_says_so_and_is_no_answer() -> None:
     (row,) = shown("models", "deberta-v3-base")["models"]
     assert row["parameters"] == 184_551_780
-    assert "no estimate is made: its disentangled attention is not modelled" in row["notes"]
+    assert "no estimate is made: nothing models its disentangled attention" in row["notes"]
     assert not any(model.counted_parts for model in candidates(None, None, ()))
 
 

@@ -181,7 +181,7 @@ def test_a_token_passes_the_chosen_experts_alone() -> None:
 @pytest.mark.parametrize("ask", [memcalc.estimate, memcalc.plan, memcalc.serve])
 def test_bytes_are_refused_by_the_part_that_is_not_modelled(ask: Any) -> None:
     model = from_huggingface(MAMBA)
-    with pytest.raises(InputError, match="its Mamba-2 mixers are not modelled"):
+    with pytest.raises(InputError, match="nothing models its Mamba-2 mixers"):
         ask(model=model, gpu="h100")
 
 
