@@ -54,6 +54,9 @@ WITHIN_BLOCKS = (*EVERY_ONLY_PLAIN, "mlp", "attention", "selective-ops")
 RULES = ("adamw", "adamw", "sgd-momentum", "sgd", "sgd + decay")
 DECAY = " + decay"
 """Ends the name of a rule with weight decay."""
+NO_ROWS = ("tied", "tie_word_embeddings", "heads", "n_head", "num_attention_heads", "kv", "kv_heads",
+           "num_key_value_heads", "num_kv_heads")  # fmt: skip
+"""Sizes that are not the rows of a weight: heads have 16 elements at least."""
 SCRIPT = "the FSDP 2 script"
 """Jobs of a Llama that the exported script trains."""
 
@@ -337,7 +340,8 @@ def left_out(job: Job) -> str:
     """Return the mechanism by which a job may differ, or nothing."""
     if job.framework == "fsdp2" and job.family == "titan":
         return "the last block is gathered ahead before a loss that runs outside of the model, not after it"
-    if job.framework == "fsdp2" and any(size % job.ranks for size in job.sizes.values()):
+    rows = [size for name, size in job.sizes.items() if name not in NO_ROWS]
+    if job.framework == "fsdp2" and any(size % (job.ranks // job.dp_replicate) for size in rows):
         return "FSDP 2 fills up the first dimension of every weight, not of experts alone"
     return ""
 
@@ -351,11 +355,13 @@ def told(job: Job, peaks: Outcome) -> str:
 def main() -> None:
     """Run jobs and print those that differ."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--jobs", type=int, default=500)
+    parser.add_argument("--jobs", type=int, default=500, help="draw so many")
     parser.add_argument("--first", type=int, default=0, help="the number of the first job that is run, for a part")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--within", type=float, default=0.01)
     asked = parser.parse_args()
+    if not 0 <= asked.first < asked.jobs:
+        parser.error(f"--first is {asked.first}, and must be one of the {asked.jobs} jobs that --jobs draws, from 0 on")
     rows, write = [], sys.stdout.write
     for number, job in islice(enumerate(draw_jobs(asked.jobs, asked.seed)), asked.first, None):
         try:
