@@ -188,6 +188,10 @@ JOBS: dict[str, dict[str, Any]] = {
     "convolutions": {"model": WITH_CONVOLUTIONS, "gpu": "h100", "framework": "hf", "seq_len": 2048},
     "delta": {"model": WITH_DELTA_NETS, "gpu": "h100", "framework": "hf", "seq_len": 2048},
     "mamba2": {"model": WITH_MAMBA2, "gpu": "h100", "framework": "hf", "seq_len": 2048},
+    "again": {"model": "llama-3.2-1b", "gpu": "a100-80g", "framework": "hf", "seq_len": 1024, "attention": "eager",
+              "recompute": "full"},
+    "lora": {"model": "llama-3.2-1b", "gpu": "a100-80g", "framework": "hf", "seq_len": 1024, "recompute": "full",
+             "lora": "16:all-linear", "precision": "bf16", "settings": {"workload.lora_dropout": 0.05}},
     "images": {"model": WITH_IMAGES, "gpu": "h100", "framework": "hf", "seq_len": 2048, "image_size": "448x448",
                "attention": "efficient", "images": 2},
 }  # fmt: skip
@@ -207,7 +211,8 @@ MOVES: dict[str, dict[str, tuple[Any, ...]]] = {
         "norm_place": ("llama", "both"), "parallel": ("hf", True), "dropout": ("llama", 0.1),
         "summed_branches": ("falcon", False), "cross_attention": ("t5", None), "cross_hidden": ("t5", 64),
         "mlp": ("llama", Mlp(ffn=1024)), "attention": ("llama", Attention(heads=16, kv_heads=16, head_dim=64)),
-        "layer_scale": ("llama", True), "mixer": ("convolutions", ShortConvolution(kind="short convolution", taps=9)),
+        "layer_scale": ("llama", True), "weight_views": ("again", True),
+        "mixer": ("convolutions", ShortConvolution(kind="short convolution", taps=9)),
     },
     "ShortConvolution": {"taps": ("convolutions", 9), "bias": ("convolutions", True)},
     "GatedDeltaNet": {
@@ -231,6 +236,7 @@ MOVES: dict[str, dict[str, tuple[Any, ...]]] = {
         "dropout": ("hf", 0.1), "wide_scores": ("bf16", True), "rotary_pairs": ("llama", 1),
         "joins_images": ("images", False), "joins_batch": ("images", True), "chunk": ("images", 16),
         "late_qk_norm": ("hf", True, {"qk_norm": "head"}), "output_gate": ("hf", True),
+        "returns_weights": ("again", True), "rotary_by_token": ("hf", True, {"rotary_fraction": 0.5}),
         "latent": ("llama", LatentAttention(kv_lora_rank=64, qk_nope_head_dim=32, qk_rope_head_dim=32, v_head_dim=64)),
     },
     "LatentAttention": {
@@ -312,6 +318,7 @@ MOVES: dict[str, dict[str, tuple[Any, ...]]] = {
         "rotary": ("llama", "fused"), "repeats_keys": ("llama", True), "gathers_inputs": ("megatron", True),
         "saved_attention": ("titan", ()), "graph_keeps_matmuls": ("simple", None), "packed_weights": ("muon", None),
         "layer_wise": ("soap", None), "vocab_parallel": ("titan-tp", True), "reentrant": ("cache", False),
+        "stops_early": ("lora", False),
         "zeroes_gradients": ("ddp", None), "whole_accumulation": ("llama", True), "mixed_units": ("adapters", True),
         "quantised_head": ("int8", True), "quantises_half": ("nf4", True), "expert_loop": ("moe", True),
         "in_place_kernels": ("megatron", True), "equal_rounds": ("chunks", None), "zero_optimizer": ("deepspeed", None),
@@ -331,6 +338,7 @@ MOVES: dict[str, dict[str, tuple[Any, ...]]] = {
         "quantised_copy_kept": ("int8", True), "quantised_from_half": ("nf4", True), "norm_weight": ("llama", 4),
         "embedding_leaf": ("cache", True), "expert_loop": ("moe", True), "in_place": ("megatron", True),
         "cp_kind": ("ring", "a2a"), "lora": ("adapters", None), "narrow": ("float8", None),
+        "stops_early": ("lora", False),
     },
     "GPU": {
         "arch": ("llama", "Ampere"), "compute_capability": ("llama", 8.0), "memory_bytes": ("llama", 2**36),

@@ -111,7 +111,11 @@ TITAN_2025_08 = like(
     source=_TITAN.format("83e694105"),
 )
 TITAN_2025_11 = like(
-    TITAN_2025_08, "torchtitan", pipeline_keeps_outputs=False, source="torchtitan e5ef99aab: step(return_outputs=False)"
+    TITAN_2025_08,
+    "torchtitan",
+    pipeline_keeps_outputs=False,
+    stops_early=False,  # 25413d224 of 29 August 2025: activation_checkpoint.early_stop, which is off
+    source="torchtitan e5ef99aab: step(return_outputs=False)",
 )
 TITAN_2025_12 = like(
     TITAN_2025_11,

@@ -245,6 +245,8 @@ class Habits:
     """Logits are divided by TP whatever the loss."""
     reentrant: bool = False
     """Checkpoints are autograd functions of their own, which hold output and incoming gradient through backward."""
+    stops_early: bool = True
+    """Other checkpoints end with the last tensor that backward reads (torch 2.1, ``set_checkpoint_early_stop``)."""
     fills_experts: bool = False
     """Stacked experts are divided by their number, which is filled up to a multiple of the ranks (FSDP 2)."""
     checkpoints_first: bool = False

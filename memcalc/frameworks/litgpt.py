@@ -41,6 +41,7 @@ ATTENTION = {
     "wide_rotary": True,
     "fused": True,
     "explicit_mask": False,
+    "returns_weights": False,
     "scores_bias": "none",
     "dropout": 0.0,
 }
@@ -50,7 +51,7 @@ CODE = OwnCode(
     attention=ATTENTION,
     mlp={"packed": False, "dropout": 0.0},
     norm={"scale": "wide"},
-    block={"dropout": 0.0, "summed_branches": False},
+    block={"dropout": 0.0, "summed_branches": False, "weight_views": False},
     model={"tied": False, "embedding_dropout": 0.0},
 )
 CODE_NARROW = replace(CODE, norm={"scale": "narrow"})

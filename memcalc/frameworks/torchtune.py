@@ -38,9 +38,11 @@ CODE = OwnCode(
         "sdpa": True,
         "scores_bias": "none",
         "explicit_mask": False,
+        "returns_weights": False,
     },
     mlp={"packed": False},
     norm={"scale": "narrow"},
+    block={"weight_views": False},
 )
 
 TORCHTUNE = like(

@@ -70,6 +70,8 @@ class AttentionForm(Frozen):
     or expanded alone, which copies nothing where one head serves all (litgpt)."""
     returns_cache: bool = False
     """Keys and values are returned for a cache even where a checkpointed block is trained (GPTBigCode until 4.48)."""
+    returns_weights: bool = False
+    """Blocks return materialised weights, to which their caller refers while the next one runs (BLOOM, Falcon)."""
     sinks: bool = False
     """One learned logit a head (gpt-oss)."""
     causal: bool = True
@@ -87,7 +89,9 @@ class AttentionForm(Frozen):
     half_rotary: bool = False
     """Cosine and sine are as wide as the half of a head (gpt-oss)."""
     rotary_pairs: int = Field(default=0, ge=0, lt=2**31)
-    """Pairs of cosine and sine tables that each block makes anew, its elements in pairs (GLM: 1, CodeGen: 2)."""
+    """Pairs of cosine and sine tables that each block makes anew, its elements in pairs (GLM: 1, GPT-J: 2)."""
+    rotary_by_token: bool = False
+    """Queries and keys are turned before heads and tokens change places, and stay in the order of tokens (GPT-J)."""
     late_qk_norm: bool = False
     """The norms of q and k follow the rotary embedding (Hunyuan), and read what it is as wide as (autocast: fp32)."""
     wide_rotary: bool = False
@@ -281,6 +285,8 @@ class Block(Frozen):
     """Probability of the residual dropouts."""
     summed_branches: bool = False
     """Parallel branches are added in place, and one dropout is on their sum (Falcon)."""
+    weight_views: bool = False
+    """Linear layers multiply by a view of their weight, of which autocast's cache keeps no copy (Falcon)."""
     layer_scale: bool = False
     """Each branch is multiplied by a learned vector before its residual sum (InternVL's tower)."""
     recorded: Segment | None = None

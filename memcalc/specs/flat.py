@@ -62,6 +62,7 @@ class Flat(AttentionForm, Strict):
     final_norm: bool = True
     parallel: bool = False
     summed_branches: bool = False
+    weight_views: bool = False
     bias: FlatBias = FlatBias()
     """Which linear layers have one."""
     tied: bool = False
@@ -252,6 +253,7 @@ def _block(flat: Flat, windowed: bool, routed: bool, mixed: bool) -> Block:
         norm_place=flat.norm_place,
         parallel=flat.parallel,
         summed_branches=flat.summed_branches,
+        weight_views=flat.weight_views,
         dropout=flat.dropout.block,
     )
 

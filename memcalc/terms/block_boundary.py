@@ -13,12 +13,13 @@ import numpy as np
 
 from memcalc.grid import column
 from memcalc.ledger import KEPT, Term
-from memcalc.terms.activations import groups_of
+from memcalc.terms.activations import add_all, groups_of
 from memcalc.terms.frozen_first_block import checkpoints_need_gradients
 from memcalc.terms.fsdp1 import FLAT
 from memcalc.terms.order import from_start
 from memcalc.terms.settings import enters_units_again
 from memcalc.trace.entry import MASK
+from memcalc.trace.scores import kernel
 from memcalc.trace.template import recorded, trace_entry, trace_exit
 from memcalc.trace.working_sets import total
 
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from memcalc.terms.activations import GroupActivations
     from memcalc.terms.model_on_grid import ModelOnGrid
     from memcalc.trace.layers import BlockConfig
+    from memcalc.trace.tape import Record
     from memcalc.trace.working_sets import Sum
 
     Sums = Callable[[GroupActivations, BlockConfig, Policy], Sum]
@@ -37,6 +39,7 @@ if TYPE_CHECKING:
 KBIT = (
     "TRL 0.13.0 trainer/sft_trainer.py and utils.py, peft_module_casting_to_bf16: norms in fp32, embeddings in 16 bits"
 )
+WEIGHTS = "Transformers 5.23 models/bloom/modeling_bloom.py and others: outputs = block(...)"
 CACHE = "Transformers 4.48.1 models/gpt_bigcode/modeling_gpt_bigcode.py, GPTBigCodeModel.forward: presents"
 
 
@@ -51,6 +54,8 @@ def between_terms(census: ModelOnGrid) -> Iterator[Term]:
         attention = group.group.block.attention
         if attention is not None and attention.returns_cache:
             yield cache_term(group, attention)
+        if attention is not None and attention.returns_weights:
+            yield weights_term(group)
 
 
 def pinned_term(census: ModelOnGrid, group: GroupActivations) -> Term:
@@ -93,6 +98,22 @@ def cache_term(group: GroupActivations, spec: Attention) -> Term:
     return Term("activations", title, live, ("forward-last", "forward"), formula, CACHE, inputs)
 
 
+def weights_term(group: GroupActivations) -> Term:
+    """The attention weights of the block before, while one that follows it runs; without a checkpoint they are kept."""
+    behind = (group.field("whole") == 0) & (group.field("treated") > 1)
+    live = over(group, returned_sum) * behind
+    title, formula = "attention weights that the block before returned", "w · a · s · T"
+    return Term("activations", title, live, ("forward-last",), formula, WEIGHTS, {"T": group.tokens, "s": group.keys})
+
+
+def returned_sum(group: GroupActivations, setting: BlockConfig, policy: Policy) -> Sum:
+    """What one block returns of its attention beside the hidden states, where it is computed again as a whole."""
+    spec = group.group.block.own_attention
+    if policy.treatment != "full" or setting.kernels != "model" or kernel(spec, setting) != "eager":
+        return {}
+    return {("pair", "tp", False): spec.heads * (setting.compute if spec.upcast_softmax else setting.residual)}
+
+
 PHASES = (*KEPT, "backward-first")
 SOURCE = "Transformers 5.23 models/*/modeling_*.py; PyTorch 2.13 tools/autograd/derivatives.yaml"
 
@@ -104,7 +125,10 @@ def entry_terms(census: ModelOnGrid, groups: list[GroupActivations], flight: Arr
     """
     towers = {activations.group.tower: activations for activations in reversed(groups)}
     for tower, activations in reversed(towers.items()):
-        saved = over(activations, lambda a, s, p: entry_sum(census, a, s, p)) * census.grid.is_first * flight
+        saved = over(activations, lambda a, s, p: entry_sum(census, a, s, p))
+        if census.model.recording is None:
+            saved = saved + mask_bytes(census, activations)
+        saved = saved * census.grid.is_first * flight
         title = "kept by the embedding" if len(towers) == 1 else f"kept by the {tower}'s embedding"
         yield Term("activations", title, saved, PHASES, "sum of the entry's kept tensors", SOURCE)
     for tower in towers:
@@ -136,16 +160,41 @@ def entry_sum(census: ModelOnGrid, activations: GroupActivations, setting: Block
     """What a tower's entry keeps."""
     if census.model.recording is not None:
         return census.traces.get(recorded, census.model.recording.entry, setting, policy.treatment).kept_sum
-    ends, block = census.model.ends_of(activations.group.tower), activations.group.block
-    records = list(census.traces.get(trace_entry, ends, block, setting, policy.treatment).kept_records)
-    windows = {block.attention.window if block.attention else None}
-    for group in activations.stack.groups if activations.stack else ():
+    attention = activations.group.block.attention
+    always = attention is not None and attention.joins_batch
+    return total(r for r in entry_records(census, activations, setting, policy) if always or r.name != MASK)
+
+
+def mask_bytes(census: ModelOnGrid, activations: GroupActivations) -> Array:
+    """The causal masks that written-out attention is given, where a checkpointed block has one among its inputs.
+
+    Blocks with another window have a mask of their own.
+    """
+    groups: dict[int | None, list[GroupActivations]] = {}
+    for group in activations.stack.groups if activations.stack else (activations,):
         attention = group.group.block.attention
-        if attention and attention.window not in windows:  # blocks with another window have a mask of their own
-            windows.add(attention.window)
-            other = census.traces.get(trace_entry, ends, group.group.block, setting, policy.treatment)
-            records += [record for record in other.kept_records if record.name == MASK]
-    return total(records)
+        if attention is not None and not attention.joins_batch:
+            groups.setdefault(attention.window, []).append(group)
+    return add_all(
+        [
+            over(alike[0], lambda a, s, p: mask_sum(census, a, s, p))
+            * np.minimum(add_all([group.field("treated") for group in alike]), 1)
+            for alike in groups.values()
+        ]
+    )
+
+
+def mask_sum(census: ModelOnGrid, group: GroupActivations, setting: BlockConfig, policy: Policy) -> Sum:
+    """The mask of one group's blocks."""
+    return total(record for record in entry_records(census, group, setting, policy) if record.name == MASK)
+
+
+def entry_records(
+    census: ModelOnGrid, group: GroupActivations, setting: BlockConfig, policy: Policy
+) -> tuple[Record, ...]:
+    """What a tower's entry keeps if its blocks are those of a group."""
+    ends = census.model.ends_of(group.group.tower)
+    return census.traces.get(trace_entry, ends, group.group.block, setting, policy.treatment).kept_records
 
 
 def projector_sum(census: ModelOnGrid, activations: GroupActivations, setting: BlockConfig, policy: Policy) -> Sum:

@@ -228,23 +228,20 @@ def adapter_copies_terms(census: ModelOnGrid) -> Iterator[Term]:
 def autocast_terms(census: ModelOnGrid) -> Iterator[Term]:
     """16-bit copies of fp32 matrices: those that backward needs, and in forward, until autocast ends, the cache of all.
 
-    A checkpointed block's graph keeps none. FSDP's views are no leaves, and only copies of leaves are cached; FSDP 2's
-    are where tensor parallelism has made them DTensors. Rows of an embedding are looked up, not multiplied, and grouped
-    products of experts are on no list of autocast's.
+    A checkpointed block's graph keeps none. Rows of an embedding are looked up, not multiplied, and grouped products of
+    experts are on no list of autocast's.
     """
     grid, groups, source = census.grid, groups_of(census), "PyTorch aten/src/ATen/autocast_mode.cpp, cached_cast"
     copies = [block_copies(activations) for activations in groups]
-    saved = add_all(
-        [
-            a.field("whole") * size + a.field("treated") * copies_in_part(a)
-            for a, size in zip(groups, copies, strict=True)
-        ]
-    )
-    cached = add_all([a.layers * size for a, size in zip(groups, copies, strict=True)])
-    divided = (grid.degree("tp") > 1) & (grid.habits.gather == "blocks") & (not grid.habits.flat_units)
-    leaves = 1 - (grid.zero_from(2) & grid.habits.full_shard & ~divided)
+    for_backward = [
+        a.field("whole") * size + a.field("treated") * copies_in_part(a) for a, size in zip(groups, copies, strict=True)
+    ]
+    rest = [
+        (a.layers * size - needed) * (not a.group.block.weight_views)
+        for a, size, needed in zip(groups, copies, for_backward, strict=True)
+    ]
+    saved, cache = add_all(for_backward), add_all(rest) * leaves(grid)
     in_events, phases = copies_in_events(census), ("forward-last", "forward")
-    cache: Array = (cached - saved) * leaves
     title, formula = "autocast's cache of 16-bit weight copies", "2 · P_cast of checkpointed blocks"
     yield Term("buffers", title, cache, phases, formula, source, {"P_cast": cache // 2})
     title, formula = "autocast's 16-bit weight copies", "2 · P_cast of blocks that are not checkpointed"
@@ -253,6 +250,17 @@ def autocast_terms(census: ModelOnGrid) -> Iterator[Term]:
     head, width = census.head * (grid.width("cached") > 0), grid.width("cached")
     title, phases, inputs = "autocast's 16-bit copy of the head", ("forward", "loss"), {"P_head": census.head}
     yield Term("buffers", title, width * head, phases, "2 · P_head", source, inputs, in_events=in_events)
+
+
+def leaves(grid: Grid) -> Array:
+    """1 where weights as modules use them are leaves of the graph, of which alone autocast's cache keeps copies.
+
+    FSDP 2's are parameters (torch 2.13 _fully_shard/_fsdp_param.py, ``init_unsharded_param``). FSDP 1's are views of a
+    flat one (_flat_param.py, ``_use_unsharded_views``), and SimpleFSDP computes each where it is used.
+    """
+    if grid.habits.gather == "blocks" and not grid.habits.flat_units and grid.fixed.fsdp_schedule != "simple":
+        return np.int64(1)
+    return 1 - (grid.zero_from(2) & grid.habits.full_shard)
 
 
 def copies_in_events(census: ModelOnGrid) -> bool:

@@ -35,6 +35,7 @@ def ranks(grid: Grid, shard: Shard) -> Array:
         "none": np.int64(1),
         "tp": tp,
         "tp if batched": tp,
+        "tp if single": tp,
         "tp if cp": tp,
         "gathered": np.int64(1),
         "part if tp": tp,
@@ -56,6 +57,7 @@ def present(grid: Grid, shard: Shard, block: Block) -> Array:
     conditions = {
         "full if sp": lambda: grid.sequence_shard > 1,
         "tp if batched": lambda: grid.micro_batch > 1,
+        "tp if single": lambda: grid.micro_batch == 1,
         "tp if cp": lambda: grid.degree("cp") > 1,
         "part if tp": lambda: grid.degree("tp") > 1,
         "full if tp": lambda: grid.degree("tp") > 1,

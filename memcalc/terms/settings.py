@@ -65,6 +65,7 @@ def _setting(grid: Grid, precision: str) -> BlockConfig:
         keeps_every_matmul=fixed.fsdp_schedule == "simple" and habits.graph_keeps_matmuls,
         keeps_attention=fixed.attention in habits.saved_attention,
         reentrant=is_reentrant(grid),
+        stops_early=habits.stops_early and not is_reentrant(grid),
         partitioned=fixed.partition_activations,
         trainable=fixed.adapters is None or mixed(grid),
         lora=_adapters(grid),

@@ -29,13 +29,13 @@ def attention(
 ) -> Tensor:
     """Multi-head attention with its projections; ``context`` is what cross attention reads instead of x."""
     prefix = "" if context is None else "cross-"
-    gate: list[Tensor] = []
-    q, k, v = projections(tape, x, spec, setting, x if context is None else context, prefix, gate)
+    gate, variables = list[Tensor](), list[Tensor]()
+    q, k, v = projections(tape, x, spec, setting, x if context is None else context, prefix, gate, variables)
 
     def scores(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         return core(tape, q, k, v, spec, setting, prefix)
 
-    out = region(tape, setting.checkpointed, "core_attn", scores, [q, k, v])
+    out = region(tape, setting.checkpointed, "core_attn", scores, [q, k, v], setting.rerun)
     del q, k, v
     if gate:
         out = ops.mul(tape, out, ops.saves_output(tape, gate.pop(), "output gate"), "attention output, gated")
@@ -45,19 +45,26 @@ def attention(
 
 
 def projections(
-    tape: Tape, x: Tensor, spec: Attention, setting: BlockConfig, context: Tensor, prefix: str, gate: list[Tensor]
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Queries, keys and values after their norms and the rotary embedding; what gates the output goes to ``gate``."""
+    tape: Tape, x: Tensor, spec: Attention, setting: BlockConfig, context: Tensor, prefix: str, gate: list[Tensor],
+    variables: list[Tensor],
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """Queries, keys and values after their norms and the rotary embedding; what gates the output goes to ``gate``.
+
+    What a variable of the class holds until attention returns goes to ``variables``.
+    """
     if spec.latent is not None:
         return latent_projections(tape, x, spec, spec.latent, setting)
     q_dim, kv_dim = spec.q_dim, spec.kv_dim
     if spec.packed_qkv:
         packed = packed_projection(tape, x, spec, setting, f"{prefix}query-key-value projection")
         q, k, v = ops.split(tape, packed, [q_dim, kv_dim, kv_dim], ["q", "k", "k"], "query-key-value projection")
+        if spec.kv_form in ("copied", "expanded") and setting.kernels == "model" and not setting.compiled:
+            variables.append(packed)  # Falcon's ``fused_qkv``
         del packed
         if spec.kv_form == "broadcast":
             q, k, v = broadcast(tape, q, k, v, spec)
         elif spec.kv_form != "views":
+            q = ops.copy(tape, q, "queries, copied") if spec.kv_form == "expanded" and spec.kv_heads > 1 else q
             k, v = copied(tape, k, spec, "keys"), copied(tape, v, spec, "values")
     else:
         q = gated_queries(tape, x, spec, setting, prefix, gate)
@@ -129,7 +136,7 @@ def broadcast(tape: Tape, q: Tensor, k: Tensor, v: Tensor, spec: Attention) -> t
 def copied(tape: Tape, x: Tensor, spec: Attention, name: str) -> Tensor:
     """Keys or values indexed out of the packed projection, and expanded to all heads where the model does so."""
     x = ops.copy(tape, x, f"{name}, copied")
-    return repeated(tape, x, spec, name) if spec.kv_form == "expanded" else x
+    return repeated(tape, x, spec, name, view=spec.kv_heads == 1) if spec.kv_form == "expanded" else x
 
 
 def head_norm(tape: Tape, x: Tensor, spec: Attention, setting: BlockConfig, heads: int, name: str) -> Tensor:

@@ -45,16 +45,16 @@ def run_block(tape: Tape, x: Tensor, block: Block, setting: BlockConfig, context
         out = mlp(tape, gathered(tape, y, setting), block, setting)
         return scattered(tape, out, y.size, setting, last=True)
 
-    again, moe = setting.checkpointed, "moe" if block.is_moe else "mlp"
+    again, how, moe = setting.checkpointed, setting.rerun, "moe" if block.is_moe else "mlp"
     parts: list[tuple[str, Branch]] = []
     if block.attention is not None or block.mixer is not None:
         name = "mixer" if block.attention is None else "attention"
-        parts.append((name, lambda y: region(tape, again, "attention", mixing, [y])))
+        parts.append((name, lambda y: region(tape, again, "attention", mixing, [y], how)))
     if context is not None:
         other = context
-        parts.append(("cross-attention", lambda y: region(tape, again, "attention", cross_attention, [y, other])))
+        parts.append(("cross-attention", lambda y: region(tape, again, "attention", cross_attention, [y, other], how)))
     if block.mlp is not None:
-        parts.append(("MLP", lambda y: region(tape, again, moe, feed_forward, [y])))
+        parts.append(("MLP", lambda y: region(tape, again, moe, feed_forward, [y], how)))
     if block.parallel:
         return parallel(tape, x, block, setting, parts)
     for name, part in parts:

@@ -13,15 +13,55 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from memcalc.trace.packing import PackedTape
-from memcalc.trace.tape import Grads, Leaf, Recorder, Size, Storage, Tape, Tensor
+from memcalc.trace.tape import Grads, Leaf, Size, Storage, Tape, Tensor
 
 Function = Callable[..., Tensor]
 
 
+class Rerun(NamedTuple):
+    """How a checkpoint runs its function again."""
+
+    reentrant: bool
+    """As a function of its own, with a backward inside of backward."""
+    placeholders: bool
+    """The graph of forward has saved placeholders, the first of which that is read runs the function again."""
+    stops_early: bool
+    """It ends with the last tensor that is saved."""
+
+
+class Recorder:
+    """A selective checkpoint's memory: keeps the outputs of chosen operators in forward, gives them back later."""
+
+    def __init__(self, choose: Callable[[str, int], bool]) -> None:
+        self.choose = choose
+        """Takes the operator's kind and its number among its kind, from zero."""
+        self.kept: list[Tensor] = []
+        self.replaying = False
+        self._numbers: dict[str, int] = {}
+
+    def restart(self) -> None:
+        """Begin to give back."""
+        self.replaying, self._numbers = True, {}
+        self.kept.reverse()
+
+    def run(self, kind: str, make: Callable[[], Tensor]) -> Tensor:
+        """Keep the operator's output, or give back the one that was kept."""
+        number = self._numbers.get(kind, 0)
+        self._numbers[kind] = number + 1
+        if not self.choose(kind, number):
+            return make()
+        if self.replaying:
+            return self.kept.pop()
+        out = make()
+        self.kept.append(Tensor(out.storage, out.size))
+        return out
+
+
 def checkpoint(
-    tape: Tape, function: Function, inputs: list[Tensor], *, reentrant: bool, partitioned: bool = False
+    tape: Tape, function: Function, inputs: list[Tensor], how: Rerun, *, partitioned: bool = False
 ) -> Tensor:
     """Run ``function`` so that only its inputs are kept.
 
@@ -29,19 +69,23 @@ def checkpoint(
     backward; the other kind recomputes into the original graph and holds neither. ``partitioned``: each rank of a
     tensor-parallel group keeps a part of the inputs, and gathers them again (DeepSpeed's ``partition_activations``).
     """
-    return _checkpoint(tape, function, inputs, None, reentrant=reentrant, partitioned=partitioned)
+    return _checkpoint(tape, function, inputs, None, how, partitioned=partitioned)
 
 
-def region(tape: Tape, checkpointed: frozenset[str], name: str, function: Function, inputs: list[Tensor]) -> Tensor:
+def region(
+    tape: Tape, checkpointed: frozenset[str], name: str, function: Function, inputs: list[Tensor], how: Rerun
+) -> Tensor:
     """Run a part of a block, under a checkpoint of its own where the policy names it."""
     if name in checkpointed:
-        return checkpoint(tape, function, inputs, reentrant=False)
+        return _checkpoint(tape, function, inputs, None, how._replace(reentrant=False))
     return function(*inputs)
 
 
-def selective(tape: Tape, function: Function, inputs: list[Tensor], choose: Callable[[str, int], bool]) -> Tensor:
+def selective(
+    tape: Tape, function: Function, inputs: list[Tensor], how: Rerun, choose: Callable[[str, int], bool]
+) -> Tensor:
     """``create_selective_checkpoint_contexts``: the outputs of the chosen operators are kept beside the inputs."""
-    return _checkpoint(tape, function, inputs, Recorder(choose), reentrant=False)
+    return _checkpoint(tape, function, inputs, Recorder(choose), how._replace(reentrant=False))
 
 
 def _checkpoint(
@@ -49,11 +93,11 @@ def _checkpoint(
     function: Function,
     inputs: list[Tensor],
     recorder: Recorder | None,
+    how: Rerun,
     *,
-    reentrant: bool,
     partitioned: bool = False,
 ) -> Tensor:
-    with tape.no_grad(), tape.recording(recorder) if recorder else nullcontext():
+    with tape.no_grad(), tape.recording(recorder.run) if recorder else nullcontext():
         out = function(*(Tensor(i.storage, i.size) for i in inputs))
     out = Tensor(out.storage, out.size)
     packed = [tape.pack(i.storage, i.size) if isinstance(tape, PackedTape) and tape.packs else None for i in inputs]
@@ -67,22 +111,39 @@ def _checkpoint(
 
     def rule(grads: Grads) -> Grads:
         grad = [Tensor(g.storage, g.size) for g in grads if g is not None]
-        if not reentrant:
+        if not how.reentrant:
             grads.clear()
         full = [
             (_whole(tape, size) if again else storage, size)
             for (storage, size), again in zip(inputs_saved, apart, strict=True)
         ]
-        out = _recompute(tape, function, full, wanted, recorder, lends=not reentrant)
-        edge = out.edge
-        if not reentrant:
+        begin = len(tape.events)
+        out = _recompute(tape, function, full, wanted, recorder, lends=not how.reentrant)
+        edge, needed = out.edge, tape.needed if how.stops_early else len(tape.events)
+        if not how.reentrant:
             del out
-        ended = tape.backward(edge, grad)
+        made, reads = len(tape.events), list[int]()
+        ended = tape.backward(edge, grad, reads)
+        if how.placeholders:
+            read = reads[0] if reads else len(tape.events)
+            tape.events[begin:] = unpacked(tape.events[begin:], needed - begin, made - begin, read - begin)
         inputs_saved.clear()
         full.clear()
         return [ended.get(str(index)) for index in range(len(wanted))]
 
-    return tape.record(out, inputs, rule)
+    return tape.record(out, inputs, rule, reads=True)
+
+
+def unpacked(events: list[int], needed: int, made: int, read: int) -> list[int]:
+    """A checkpoint's recomputation and backward in the order in which a graph that saved placeholders brings them.
+
+    The first node that unpacks a saved tensor, at ``read``, runs the function again: gradients that nodes before it
+    made are there by then. It ends with the last tensor that is saved, at ``needed``; what the function made after
+    that, up to ``made``, is not. Source: ``_checkpoint_hook`` and ``_StopRecomputationError`` of torch 2.13.
+    """
+    spared = {event for event in events[needed:made] if event >= 0}
+    again = [event for event in events[:made] if max(event, ~event) not in spared]
+    return [*events[made:read], *again, *(event for event in events[read:] if ~event not in spared)]
 
 
 def _part(tape: Tape, x: Tensor) -> Storage:
@@ -111,7 +172,7 @@ def _recompute(
         with tape.enable_grad(lends=lends):
             return function(*leaves)
     recorder.restart()
-    with tape.enable_grad(lends=lends), tape.recording(recorder):
+    with tape.enable_grad(lends=lends), tape.recording(recorder.run):
         return function(*leaves)
 
 

@@ -49,7 +49,8 @@ def run_entry(tape: Tape, ends: TowerEnds, block: Block, setting: BlockConfig, p
         *(tables(tape, block.attention, setting) if block.attention else []),
         *(biases(tape, block, block.attention, setting, checkpointed=policy == "full") if block.attention else []),
     ]
-    return tape.record(Tensor(x.storage, x.size), [x], lambda grads: grads, [t.storage for t in shared])
+    readers = Leaf("adapters of the blocks", keep=False) if setting.lora is not None else None
+    return tape.record(Tensor(x.storage, x.size), [x, readers], lambda g: [g[0], None], [t.storage for t in shared])
 
 
 def run_exit(tape: Tape, x: Tensor, ends: TowerEnds, setting: BlockConfig, *, read: bool) -> Tensor:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from memcalc.formulas.quantization import narrow_bytes
 from memcalc.trace import ops
 from memcalc.trace.adapters import Lora, adapted, target_of
+from memcalc.trace.checkpoint import Rerun
 from memcalc.trace.projection import Product, Quantised, project, project_quantised
 from memcalc.trace.tape import Grads, Leaf, Shard, Size, Tape, Tensor
 
@@ -104,6 +105,8 @@ class BlockConfig:
     dropout: bool = True
     reentrant: bool = True
     """Checkpoints run as ``torch.autograd.Function`` (the recomputed output lives through the backward)."""
+    stops_early: bool = False
+    """Other checkpoints end with the last tensor that backward reads (``set_checkpoint_early_stop``)."""
     partitioned: bool = False
     """A block that is computed again keeps its input in parts, one on each tensor-parallel rank."""
     grouped_kernel: bool = True
@@ -158,6 +161,11 @@ class BlockConfig:
     """How TransformerEngine quantises the operands of linear layers; None where products are in 16 or 32 bits."""
     in_place: bool = False
     """Fused norms and rotary embeddings write over their input's memory, in forward or backward (Liger, unsloth)."""
+
+    @property
+    def rerun(self) -> Rerun:
+        """How checkpoints run what they wrap again."""
+        return Rerun(self.reentrant, not (self.reentrant or self.compiled), self.stops_early)
 
     @property
     def branch_output(self) -> Shard:
@@ -295,4 +303,4 @@ def weighted(tape: Tape, x: Tensor, spec: Norm, setting: BlockConfig, name: str,
         return [grad, tape.new(f"gradient of {name} weight", vectors, "gradient")]
 
     saved = [x.storage if leaf else None, scale.storage if scale and x.requires_grad else None]
-    return tape.record(tape.new(f"{name} output", size), [x, leaf], rule, saved)
+    return tape.record(tape.new(f"{name} output", size), [x, leaf], rule, saved, reads=True)

@@ -173,13 +173,18 @@ def dropout(tape: Tape, x: Tensor, name: str, *, active: bool) -> Tensor:
         return x
     size = x.size
     mask = tape.new(f"{name} mask", size.wide(1))
-    return tape.record(tape.new(name, size), [x], lambda _: [tape.new(f"gradient before {name}", size)], [mask.storage])
+    out = tape.new(name, size)
+    tape.record(out, [x], lambda _: [tape.new(f"gradient before {name}", size)], [mask.storage])
+    tape.needed = len(tape.events)  # the mask is a result of the operator
+    return out
 
 
 def copy(tape: Tape, x: Tensor, name: str, size: Size | None = None, shard: Shard | None = None) -> Tensor:
     """A contiguous copy, or an expansion to ``size``: saves nothing. A ``shard`` may say where there is one at all."""
     back, size = x.size, size or x.size
     made = tape.new(name, size if shard is None else size._replace(shard=shard))
+    if shard == "tp if batched":
+        made.storage.base = tape.new(f"{name} as a view", x.storage.size._replace(shard="tp if single")).storage
     return tape.record(
         Tensor(made.storage, size), [x], lambda g: [_shrink(tape, g[0], back, f"gradient before {name}")]
     )

@@ -51,7 +51,7 @@ def project(tape: Tape, x: Tensor, to: Product, *, trained: bool, autocast: bool
     copied = tape.weight_copy(name, weight.wide(2)) if autocast else None
     saved = [given.storage if trained else None, copied]
     out = tape.operator("mm", lambda: tape.new(f"{name} output", size))
-    return tape.record(out, [given, edge], rule, saved)
+    return tape.record(out, [given, edge], rule, saved, reads=True)
 
 
 @dataclass(frozen=True)

@@ -33,7 +33,10 @@ def core(tape: Tape, q: Tensor, k: Tensor, v: Tensor, spec: Attention, setting: 
     projected = q.size.width
     if grouped and (kind in ("eager", "efficient") or not setting.grouped_kernel):
         view = kind == "efficient" and spec.kv_heads == 1 and setting.sdpa
-        k, v = (repeated(tape, x, spec, f"{prefix}{name}", view=view) for x, name in ((k, "keys"), (v, "values")))
+        fold = kind == "eager" and spec.kv_heads == 1 and setting.kernels == "model"
+        k, v = (
+            repeated(tape, x, spec, f"{prefix}{name}", view=view, fold=fold) for x, name in ((k, "keys"), (v, "values"))
+        )
     q, k, v = narrowed(tape, q, k, v, setting, prefix)
     if kind == "eager":
         by_heads = grouped and setting.kernels == "model"  # repeat_kv's copies are contiguous a head
@@ -41,7 +44,7 @@ def core(tape: Tape, q: Tensor, k: Tensor, v: Tensor, spec: Attention, setting: 
     if kind == "math":
         return math(tape, q, k, v, spec, setting, prefix)
     out = fused(tape, q, k, v, spec, setting, prefix)
-    if kind == "flash" and (joined(spec) or spec.contiguous_queries) and setting.kernels == "model":
+    if kind == "flash" and (by_heads_from_cat(spec) or spec.contiguous_queries) and setting.kernels == "model":
         # The output has the layout of the queries, which a copy or a concatenation makes contiguous a head
         return ops.copy(tape, out, f"{prefix}attention output, contiguous")
     return out
@@ -74,10 +77,21 @@ def joined(spec: Attention) -> bool:
     return spec.rotary and (spec.rotary_joined or spec.rotary_fraction < 1.0) and spec.latent is None
 
 
-def repeated(tape: Tape, x: Tensor, spec: Attention, name: str, *, view: bool = False) -> Tensor:
-    """Keys or values for all query heads: a copy, or a view where a fused kernel repeats a single head."""
+def by_heads_from_cat(spec: Attention) -> bool:
+    """Whether that makes queries and keys contiguous a head."""
+    return joined(spec) and not spec.rotary_by_token
+
+
+def repeated(tape: Tape, x: Tensor, spec: Attention, name: str, *, view: bool = False, fold: bool = False) -> Tensor:
+    """Keys or values for all query heads: a copy, or a view where a fused kernel repeats a single head.
+
+    With ``fold`` it is a single head that a product reads, of a single sequence as a view: batch and heads fold into
+    one dimension without a copy.
+    """
     size = x.size._replace(elements=x.size.elements * spec.heads // spec.kv_heads, label="q")
-    return ops.expanded(tape, x, size, name) if view else ops.copy(tape, x, f"{name}, repeated", size)
+    if view:
+        return ops.expanded(tape, x, size, name)
+    return ops.copy(tape, x, f"{name}, repeated", size, "tp if batched" if fold else None)
 
 
 def narrowed(
@@ -128,11 +142,14 @@ def pairs_of(k: Tensor) -> Unit:
 
 
 def math(tape: Tape, q: Tensor, k: Tensor, v: Tensor, spec: Attention, setting: BlockConfig, prefix: str) -> Tensor:
-    """``_scaled_dot_product_attention_math``: computes in fp32 whatever its inputs are."""
+    """``_scaled_dot_product_attention_math``: computes in fp32 whatever its inputs are.
+
+    Its variables live until it returns: what it casts, the scaled queries, the mask, which has the inputs' width.
+    """
     narrow = q.size.width
-    q = ops.plain(tape, ops.cast(tape, q, 4, f"{prefix}queries, fp32"), f"{prefix}queries, scaled")
-    k, v = ops.cast(tape, k, 4, f"{prefix}keys, fp32"), ops.cast(tape, v, 4, f"{prefix}values, fp32")
-    mask = additive(tape, k, spec, setting, 4, prefix)
+    mask = additive(tape, k, spec, setting, narrow, prefix)
+    wide = [ops.cast(tape, x, 4, f"{prefix}{name}, fp32") for x, name in ((q, "queries"), (k, "keys"), (v, "values"))]
+    q, k, v = ops.plain(tape, wide[0], f"{prefix}queries, scaled"), wide[1], wide[2]
     if k.size.elements < q.size.elements and spec.kv_form != "copied":
         k, v = repeated(tape, k, spec, f"{prefix}keys"), repeated(tape, v, spec, f"{prefix}values")
     k = ops.plain(tape, k, f"{prefix}keys, scaled")
@@ -140,9 +157,13 @@ def math(tape: Tape, q: Tensor, k: Tensor, v: Tensor, spec: Attention, setting: 
     if mask is not None or spec.causal:
         scores = ops.shifted(tape, scores, f"{prefix}attention scores, masked", in_place=True)
     weights = ops.saves_output(tape, scores, f"{prefix}attention softmax")
-    del q, k, mask, scores
-    out = weighted_values(tape, weights, v, spec, setting, prefix)
-    return ops.cast(tape, out, narrow, f"{prefix}attention output, 16-bit copy")
+    del k, scores
+    returned = ops.cast(tape, weights, narrow, f"{prefix}attention weights, 16-bit copy")
+    out = summed_values(tape, weights, v, spec, setting, prefix)
+    out = ops.cast(tape, out, narrow, f"{prefix}attention output, 16-bit copy")
+    del q, weights, v, mask, returned  # the last is the function's second result, which its caller leaves alone
+    wide.clear()
+    return ops.copy(tape, out, f"{prefix}attention output, contiguous")
 
 
 def written_out(
@@ -156,13 +177,15 @@ def written_out(
     product itself where that has a name of its own (BLOOM), or the unmasked ones (Falcon masks them in the call).
     """
     width, unit = q.size.width, q.size.unit
-    turned = setting.kernels == "model" and (joined(spec) or spec.half_rotary or spec.latent is not None)
+    turned = setting.kernels == "model" and (by_heads_from_cat(spec) or spec.half_rotary or spec.latent is not None)
+    if spec.wide_scores and setting.kernels == "model" and not setting.autocast:
+        q, k = ops.cast(tape, q, 4, f"{prefix}queries, fp32"), ops.cast(tape, k, 4, f"{prefix}keys, fp32")
+    given = [q, k]
     q = q if turned else ops.copy(tape, q, f"{prefix}queries, contiguous")
     if not by_heads and not (turned and k.size.elements == q.size.elements):
         k = by_head(tape, k, spec, spec.q_dim, f"{prefix}keys")
-    if spec.wide_scores and setting.kernels == "model" and not setting.autocast:
-        q, k = ops.cast(tape, q, 4, f"{prefix}queries, fp32"), ops.cast(tape, k, 4, f"{prefix}keys, fp32")
     scores = scores_of(tape, q, k, spec, prefix)
+    given.clear()
     del q, k
     if setting.kernels != "model":
         # One kernel scales, masks and normalises in the width of the scores (Megatron, ``FusedScaleMaskSoftmax``)
@@ -255,26 +278,29 @@ def weighted_values(
     *, by_heads: bool = False,
 ) -> Tensor:  # fmt: skip
     """Dropout of the weights and their product with the values, made contiguous a token."""
+    out = summed_values(tape, weights, v, spec, setting, prefix, by_heads=by_heads)
+    del weights, v
+    return ops.copy(tape, out, f"{prefix}attention output, contiguous")
+
+
+def summed_values(
+    tape: Tape, weights: Tensor, v: Tensor, spec: Attention, setting: BlockConfig, prefix: str,
+    *, by_heads: bool = False,
+) -> Tensor:  # fmt: skip
+    """Dropout of the weights and their product with the values."""
     weights = ops.dropout(tape, weights, f"{prefix}attention dropout", active=bool(spec.dropout) and setting.dropout)
     weights = ops.cast(tape, weights, v.size.width, f"{prefix}attention weights, 16-bit copy")
     values = spec.heads * spec.value_dim
     v = v if by_heads else by_head(tape, v, spec, values, f"{prefix}values")
     size = Size(values, v.size.width, "token", "tp", "q")
-    out = ops.matmul(tape, weights, v, size, f"{prefix}attention output")
-    del weights, v
-    return ops.copy(tape, out, f"{prefix}attention output, contiguous")
+    return ops.matmul(tape, weights, v, size, f"{prefix}attention output")
 
 
 def by_head(tape: Tape, x: Tensor, spec: Attention, elements: int, name: str) -> Tensor:
-    """Keys or values contiguous a head; a product expands to all heads those that are shared without being repeated.
-
-    A single head of a single sequence it reads as a view: batch and heads fold into one dimension without a copy.
-    """
+    """Keys or values contiguous a head; a product expands to all heads those that are shared without being repeated."""
     if x.size.elements >= elements:
         return ops.copy(tape, x, f"{name}, contiguous")
-    if spec.kv_heads > 1:
-        return repeated(tape, x, spec, name)
-    return ops.copy(tape, x, f"{name}, repeated", x.size._replace(elements=elements, label="q"), "tp if batched")
+    return repeated(tape, x, spec, name, fold=spec.kv_heads == 1)
 
 
 BIASES = ("relative", "zeros")

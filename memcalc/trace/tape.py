@@ -35,15 +35,16 @@ filled up to a multiple of 16 (none in `filled_cross` where they are one already
 with the tokens of a sequence filled up to one of 32, as the memory-efficient kernel has them; `convolved`:
 with the places that a convolution adds to each sequence."""
 Shard = Literal[
-    "tp", "sp", "ep", "none", "full if sp", "tp if batched", "tp if cp", "rows", "rows if ep", "rows if sorted",
-    "routed ffn", "experts", "gathered", "part if tp", "full if tp",
+    "tp", "sp", "ep", "none", "full if sp", "tp if batched", "tp if single", "tp if cp", "rows", "rows if ep",
+    "rows if sorted", "routed ffn", "experts", "gathered", "part if tp", "full if tp",
 ]  # fmt: skip
 """`tp`: divided by tensor parallelism; `sp`: by TP where sequence parallelism is on; `ep`: by expert parallelism;
 `none`: whole on each rank. Some tensors exist under a condition alone: a whole one where sequence parallelism shards
-what it was made from (`full if sp`), a copy where there are several sequences or context-parallel ranks. `rows` are
-routed tokens: divided by TP where the experts are not, copied again where they are exchanged (`rows if ep`) and where a
-rank has several experts to sort them by (`rows if sorted`); `routed ffn` are the same rows with the experts' width
-divided instead; `experts` is a weight of all experts. `gathered` is whole, of a product whose weight TP divides;
+what it was made from (`full if sp`), a copy where there are several sequences or context-parallel ranks, and what a
+view is of where there is one sequence. `rows` are routed tokens: divided by TP where the experts are not, copied again
+where they are exchanged (`rows if ep`) and where a rank has several experts to sort them by (`rows if sorted`);
+`routed ffn` are the same rows with the experts' width divided instead; `experts` is a weight of all experts.
+`gathered` is whole, of a product whose weight TP divides;
 on the way to it there are, under TP, a rank's part (`part if tp`) and those of all ranks (`full if tp`)."""
 Kind = Literal["activation", "gradient", "weight copy", "dequantised", "external", "observed"]
 """`observed`: memory that measured runs reserve, for which no tensor was found; no sum of tensors counts it."""
@@ -84,10 +85,12 @@ class Record(NamedTuple):
 class Storage:
     """Memory of one tensor and its views; the tape hears when the last reference goes."""
 
-    __slots__ = ("__weakref__", "index", "tape")
+    __slots__ = ("__weakref__", "base", "index", "tape")
 
     def __init__(self, tape: Tape, index: int) -> None:
         self.tape, self.index = tape, index
+        self.base: Storage | None = None
+        """Lives as long as this one: what it is a view of where it is no copy."""
 
     def __del__(self) -> None:
         self.tape.events.append(~self.index)
@@ -101,14 +104,14 @@ class Storage:
 class Node:
     """One backward function: the edges to its inputs, what it saved, and its rule; ``lends`` where hooks lend that."""
 
-    __slots__ = ("edges", "lends", "outputs", "rule", "saved", "seq")
+    __slots__ = ("edges", "lends", "outputs", "reads", "rule", "saved", "seq")
 
     def __init__(
         self, seq: int, edges: Sequence[Edge | None], rule: Rule, saved: list[Storage], outputs: int, *,
         lends: bool = False,
     ) -> None:  # fmt: skip
         self.seq, self.edges, self.rule, self.saved, self.outputs = seq, edges, rule, saved, outputs
-        self.lends = lends
+        self.lends, self.reads = lends, bool(saved)
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,6 +146,8 @@ class Tensor:
 
 Grads = list[Tensor | None]
 Rule = Callable[[Grads], Sequence[Tensor | None]]
+Recorder = Callable[[str, Callable[[], Tensor]], Tensor]
+"""Runs an operator of a kind, or gives back what it made before."""
 
 
 class Tape:
@@ -159,6 +164,8 @@ class Tape:
         """Weight gradients are added to those of an earlier micro-batch, so that new ones go at once."""
         self.copies_weights = False
         """Autocast's 16-bit weights are tensors of this execution: a block computed again makes them anew."""
+        self.needed = 0
+        """Events when the last operator that saves something was about to run, or had, where it saves its result."""
         self._copies: dict[str, weakref.ref[Storage]] = {}
         self._held: list[Storage] = []
         self._uses: Counter[str] = Counter()
@@ -220,10 +227,26 @@ class Tape:
         return Node(self._seq, [leaf], lambda _: [self.new(name, weight, "gradient")], [], 1), 0
 
     def record(
-        self, out: Tensor, inputs: Sequence[Tensor | Edge | None], rule: Rule, saved: Sequence[Storage | None] = ()
-    ) -> Tensor:
-        """Put an operator with one output into the graph, where one of its inputs needs a gradient."""
-        return self.record_many([out], inputs, rule, saved)[0]
+        self, out: Tensor, inputs: Sequence[Tensor | Edge | None], rule: Rule, saved: Sequence[Storage | None] = (),
+        *, reads: bool = False,
+    ) -> Tensor:  # fmt: skip
+        """Put an operator with one output into the graph, where one of its inputs needs a gradient.
+
+        ``reads``: it saves something else than ``saved``, as a frozen weight.
+        """
+        self.record_many([out], inputs, rule, saved)
+        if reads and isinstance(out.edge, tuple):
+            out.edge[0].reads = True
+        if self._again and isinstance(out.edge, tuple) and out.edge[0].reads:
+            self.needed = self._before(out, inputs, saved)
+        return out
+
+    def _before(self, out: Tensor, inputs: Sequence[Tensor | Edge | None], saved: Sequence[Storage | None]) -> int:
+        """Events before an operator made its output; those so far where it saves that, or wrote over its input."""
+        given = [i.storage for i in inputs if isinstance(i, Tensor)]
+        if out.storage in (*given, *saved):
+            return len(self.events)
+        return len(self.events) - 1 - self.events[::-1].index(out.storage.index)
 
     def record_many(
         self,
@@ -263,7 +286,7 @@ class Tape:
 
     def operator(self, kind: str, make: Callable[[], Tensor]) -> Tensor:
         """Run an operator that a selective checkpoint may keep, by its kind (``mm``, ``bmm``, ``sdpa``)."""
-        return make() if self._recorder is None else self._recorder.run(kind, make)
+        return make() if self._recorder is None else self._recorder(kind, make)
 
     @contextmanager
     def recording(self, recorder: Recorder) -> Iterator[None]:
@@ -288,10 +311,11 @@ class Tape:
         finally:
             self._recorder = before
 
-    def backward(self, edge: Edge | None, grad: list[Tensor]) -> dict[str, Tensor]:
+    def backward(self, edge: Edge | None, grad: list[Tensor], reads: list[int] | None = None) -> dict[str, Tensor]:
         """Run the graph from an edge; ``grad`` is a one-element list, emptied so that the caller holds nothing.
 
-        Returns the gradients that end at leaves from outside, by name.
+        Returns the gradients that end at leaves from outside, by name. ``reads`` is given the number of events before
+        each node that reads what was saved.
         """
         pending: dict[Node, Grads] = {}
         queue: list[tuple[int, int, Node]] = []
@@ -312,6 +336,8 @@ class Tape:
         arrive(edge, grad.pop())
         while queue:
             self._running = node = heapq.heappop(queue)[2]
+            if reads is not None and node.reads:
+                reads.append(len(self.events))
             results = list(node.rule(pending.pop(node)))
             edges, node.saved, node.edges, node.rule = node.edges, [], (), _spent
             results.reverse()
@@ -367,31 +393,3 @@ def _spent(_: Grads) -> Grads:
 
 ALONE = 2
 """References to a storage that only one tensor holds, as :func:`sys.getrefcount` counts its own argument too."""
-
-
-class Recorder:
-    """A selective checkpoint's memory: keeps the outputs of chosen operators in forward, gives them back later."""
-
-    def __init__(self, choose: Callable[[str, int], bool]) -> None:
-        self.choose = choose
-        """Takes the operator's kind and its number among its kind, from zero."""
-        self.kept: list[Tensor] = []
-        self.replaying = False
-        self._numbers: dict[str, int] = {}
-
-    def restart(self) -> None:
-        """Begin to give back."""
-        self.replaying, self._numbers = True, {}
-        self.kept.reverse()
-
-    def run(self, kind: str, make: Callable[[], Tensor]) -> Tensor:
-        """Keep the operator's output, or give back the one that was kept."""
-        number = self._numbers.get(kind, 0)
-        self._numbers[kind] = number + 1
-        if not self.choose(kind, number):
-            return make()
-        if self.replaying:
-            return self.kept.pop()
-        out = make()
-        self.kept.append(Tensor(out.storage, out.size))
-        return out

@@ -327,9 +327,9 @@ def _forward(tape: Tape, block: Block, setting: BlockConfig, policy: str, start:
 
     if policy == "full":
         tape.copies_weights = setting.autocast
-        return checkpoint(tape, run, start, reentrant=setting.reentrant, partitioned=setting.partitioned)
+        return checkpoint(tape, run, start, setting.rerun, partitioned=setting.partitioned)
     if policy == "selective-ops":
-        return selective(tape, run, start, partial(kept_operator, setting))
+        return selective(tape, run, start, setting.rerun, partial(kept_operator, setting))
     return run(*start)
 
 

@@ -66,7 +66,7 @@ def summed(tape: Tape, x: Tensor, y: Tensor, block: Block, setting: BlockConfig,
 def again(tape: Tape, setting: BlockConfig, name: str, function: Callable[..., Tensor], inputs: list[Tensor]) -> Tensor:
     """A part of the block, under Megatron's own checkpoint where the policy names it."""
     if name in setting.checkpointed:
-        return checkpoint(tape, function, inputs, reentrant=setting.reentrant)
+        return checkpoint(tape, function, inputs, setting.rerun)
     return function(*inputs)
 
 

@@ -91,6 +91,7 @@ CODED: dict[str, dict[str, Any]] = {
     "phi": GROUPED,
     "nemotron": GROUPED | {"head_dim": 24},
     "gpt_bigcode": GPT | {"n_inner": 176},
+    "gptj": GPT | {"n_inner": 176, "rotary_dim": 8},
     "mpt": {"d_model": 96, "n_layers": 3, "n_heads": 4, "vocab_size": 613},
     "olmo": GROUPED,
     "olmoe": GROUPED | {"num_experts": 5, "num_experts_per_tok": 2},
@@ -113,8 +114,8 @@ CODED: dict[str, dict[str, Any]] = {
     "lfm2_moe": GROUPED | LFM2 | ROUTED | {"num_experts": 5, "num_dense_layers": 1},
 }
 """Others that have a function of their own."""
-EAGER_ONLY = frozenset({"vaultgemma", "gpt_neo", "codegen", "openai-gpt", "mpt", "xglm"})
+EAGER_ONLY = frozenset({"vaultgemma", "gpt_neo", "openai-gpt", "mpt", "xglm"})
 """Classes without an SDPA path."""
 OTHER_LAYERS = {"gpt_neo": "num_layers", "xglm": "num_layers", "mpt": "n_layers",
-                **dict.fromkeys(("codegen", "openai-gpt", "gpt_bigcode"), "n_layer")}  # fmt: skip
+                **dict.fromkeys(("codegen", "openai-gpt", "gpt_bigcode", "gptj"), "n_layer")}  # fmt: skip
 """How a config calls its number of blocks where not ``num_hidden_layers``."""

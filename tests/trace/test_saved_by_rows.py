@@ -36,7 +36,8 @@ RANDOM = (".rng_state", ".unused", ".philox_seed", ".philox_offset")
 
 
 def size(template: Template) -> int:
-    return sum(record.size.bytes * UNITS[record.size.unit] for record in template.kept_records)
+    there = [record for record in template.kept_records if record.size.shard != "tp if single"]  # there are several
+    return sum(record.size.bytes * UNITS[record.size.unit] for record in there)
 
 
 def kept(saved: measure.Saved, place: str | int, precision: str) -> int:

@@ -61,7 +61,8 @@ def size_of(record: Record, seq: int, gradient: int = 4, batch: int = BATCH) -> 
         "filled_token": batch * filled(seq, 32),
         "once": 1,
     }
-    return record.size.bytes * units[record.size.unit] * (gradient if record.kind == "gradient" else 1)
+    there = record.size.shard != "tp if single" or batch == 1
+    return record.size.bytes * units[record.size.unit] * (gradient if record.kind == "gradient" else 1) * there
 
 
 def model_of(family: str, config: Any) -> Model:

@@ -100,9 +100,15 @@ def _dropout(x: torch.Tensor, p: float, train: bool) -> torch.Tensor:
     return torch.native_dropout(x, p, True)[0]
 
 
+def _bias(mask: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
+    """``convert_boolean_attn_mask``."""
+    if mask.dtype is torch.bool:
+        return torch.zeros_like(mask, dtype=q.dtype).masked_fill_(mask.logical_not(), float("-inf"))
+    return mask
+
+
 def _padded_bias(mask: torch.Tensor, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
-    if mask.dtype is torch.bool:  # convert_boolean_attn_mask
-        mask = torch.zeros_like(mask, dtype=q.dtype).masked_fill_(mask.logical_not(), float("-inf"))
+    mask = _bias(mask, q)
     short = -mask.shape[-1] % ALIGN
     if short:
         mask = torch.nn.functional.pad(mask, (0, short))[..., : mask.shape[-1]]
@@ -133,8 +139,9 @@ def _attention(only: str) -> Callable[..., torch.Tensor]:
     ) -> torch.Tensor:
         choice = kernel(q, k, v, attn_mask, only)
         if choice == "math":
+            bias = None if attn_mask is None else _bias(attn_mask, q)
             return aten._scaled_dot_product_attention_math(
-                q, k, v, attn_mask, dropout_p, is_causal, None, scale=scale, enable_gqa=enable_gqa
+                q, k, v, bias, dropout_p, is_causal, None, scale=scale, enable_gqa=enable_gqa
             )[0]
         if choice == "efficient":
             bias = None if attn_mask is None else _padded_bias(attn_mask, q, k)
