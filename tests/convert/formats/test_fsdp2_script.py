@@ -235,6 +235,7 @@ ALLOCATED: list[dict[str, Any]] = [
     {"micro_batch": 2, "global_batch": 32, "recompute": "full", "optimizer_impl": "fused"},
     {"precision": "bf16"},
     {"precision": "bf16-autocast"},
+    {"precision": "bf16-autocast", "zero": 2, "recompute": "mlp"},
     {"precision": "fp32", "attention": "efficient"},
     {"settings": {"strategy.reduce_dtype": "bf16"}, "seq_len": 512},
     {"optimizer": "sgd-momentum"},
