@@ -26,7 +26,7 @@ from memcalc.planner.occasions import occasions_of
 from memcalc.planner.offload_memory import pools_of
 from memcalc.specs.block import Attention, Block, LatentAttention, MixtureOfExperts, Mlp, Norm
 from memcalc.specs.hardware import GPU, MemoryTier, Node
-from memcalc.specs.mixers import GatedDeltaNet, Mamba2, ShortConvolution
+from memcalc.specs.mixers import GatedDeltaNet, Mamba, Mamba2, ShortConvolution
 from memcalc.specs.model import BlockGroup, Model, Pattern, Projector, Tail, TowerEnds
 from memcalc.specs.options import SharedSettings
 from memcalc.specs.strategy import Strategy
@@ -37,7 +37,7 @@ from memcalc.timing.times import step_times
 from memcalc.trace.layers import BlockConfig
 
 RECORDS = (
-    Model, BlockGroup, Pattern, Block, Attention, LatentAttention, ShortConvolution, GatedDeltaNet, Mamba2, Mlp,
+    Model, BlockGroup, Pattern, Block, Attention, LatentAttention, ShortConvolution, GatedDeltaNet, Mamba2, Mamba, Mlp,
     MixtureOfExperts, Norm, TowerEnds, Tail, SharedSettings, Habits, BlockConfig, GPU, Node, MemoryTier,
 )  # fmt: skip
 
@@ -105,6 +105,8 @@ SMALL = {
 WITH_CONVOLUTIONS = from_huggingface({"model_type": "lfm2", "full_attn_idxs": [2], **SMALL})
 WITH_DELTA_NETS = from_huggingface({"model_type": "qwen3_next", "num_experts": 8, "num_experts_per_tok": 2, **SMALL})
 WITH_MAMBA2 = from_huggingface({"model_type": "bamba", "attn_layer_indices": [2], "mamba_n_heads": 16, **SMALL})
+WITH_MAMBA = from_huggingface({"model_type": "mamba", "hidden_size": 512, "num_hidden_layers": 4, "vocab_size": 4000})
+WITH_JAMBA = from_huggingface({"model_type": "jamba", "num_experts": 4, **SMALL})
 JOBS: dict[str, dict[str, Any]] = {
     "llama": {"model": "llama-3.2-1b", "gpu": "h100", "gpus": 8, "framework": "fsdp2", "seq_len": 2048,
               "global_batch": 16},
@@ -188,6 +190,8 @@ JOBS: dict[str, dict[str, Any]] = {
     "convolutions": {"model": WITH_CONVOLUTIONS, "gpu": "h100", "framework": "hf", "seq_len": 2048},
     "delta": {"model": WITH_DELTA_NETS, "gpu": "h100", "framework": "hf", "seq_len": 2048},
     "mamba2": {"model": WITH_MAMBA2, "gpu": "h100", "framework": "hf", "seq_len": 2048},
+    "mamba": {"model": WITH_MAMBA, "gpu": "h100", "framework": "hf", "seq_len": 2048, "precision": "bf16"},
+    "jamba": {"model": WITH_JAMBA, "gpu": "h100", "framework": "hf", "seq_len": 2048},
     "images": {"model": WITH_IMAGES, "gpu": "h100", "framework": "hf", "seq_len": 2048, "image_size": "448x448",
                "attention": "efficient", "images": 2},
 }  # fmt: skip
@@ -207,7 +211,8 @@ MOVES: dict[str, dict[str, tuple[Any, ...]]] = {
         "norm_place": ("llama", "both"), "parallel": ("hf", True), "dropout": ("llama", 0.1),
         "summed_branches": ("falcon", False), "cross_attention": ("t5", None), "cross_hidden": ("t5", 64),
         "mlp": ("llama", Mlp(ffn=1024)), "attention": ("llama", Attention(heads=16, kv_heads=16, head_dim=64)),
-        "layer_scale": ("llama", True), "mixer": ("convolutions", ShortConvolution(kind="short convolution", taps=9)),
+        "layer_scale": ("llama", True), "wide_residual": ("mamba", False),
+        "mixer": ("convolutions", ShortConvolution(kind="short convolution", taps=9)),
     },
     "ShortConvolution": {"taps": ("convolutions", 9), "bias": ("convolutions", True)},
     "GatedDeltaNet": {
@@ -218,6 +223,10 @@ MOVES: dict[str, dict[str, tuple[Any, ...]]] = {
         "heads": ("mamba2", 8), "head_dim": ("mamba2", 32), "state": ("mamba2", 64), "groups": ("mamba2", 4),
         "taps": ("mamba2", 9), "chunk": ("mamba2", 64), "conv_bias": ("mamba2", False), "bias": ("mamba2", True),
         "normed": ("mamba2", False), "scaled": ("mamba2", True),
+    },
+    "Mamba": {
+        "inner": ("mamba", 512), "state": ("mamba", 64), "rank": ("mamba", 64), "taps": ("mamba", 9),
+        "conv_bias": ("mamba", False), "bias": ("jamba", True), "norms": ("jamba", "none"),
     },
     "Attention": {
         "heads": ("llama", 64), "kv_heads": ("llama", 16), "head_dim": ("llama", 128), "q_bias": ("llama", True),
@@ -262,7 +271,8 @@ MOVES: dict[str, dict[str, tuple[Any, ...]]] = {
     },
     "Tail": {
         "dropout": ("llama", 0.1), "transform": ("llama", "gelu"), "pooled": ("llama", True), "classes": ("vit", 10),
-        "wide_loss": ("llama", False), "transform_norm": ("llama", Norm(), {"transform": "gelu"}),
+        "wide_logits": ("mamba", False), "wide_loss": ("llama", False),
+        "transform_norm": ("llama", Norm(), {"transform": "gelu"}),
     },
     "SharedSettings": {
         "optimizer": ("llama", "lion"), "optimizer_impl": ("llama", "fused"), "optimizer_in_backward": ("llama", True),
@@ -378,6 +388,7 @@ CHOICES = {
     "ShortConvolution": {"kind"},
     "GatedDeltaNet": {"kind"},
     "Mamba2": {"kind"},
+    "Mamba": {"kind"},
     "TowerEnds": {"patch"},
     "Habits": {
         "name", "zero", "lacks", "schedules", "fork_schedules", "fork", "even_chunks", "expandable_segments",

@@ -207,7 +207,63 @@ def falcon_h1(c: Keys) -> Flat:
     return {**flat, "bias": bias, "embedding_scaled": True, "head_scaled": True, "mixer": mixer, "mixer_beside": True}
 
 
+def jamba(c: Keys) -> Flat:
+    """Jamba: Mamba mixers with learned norms in most blocks, attention without positions in the others; experts."""
+    c.only("hidden_act", "silu")
+    c.get(_JAMBA_UNREAD)
+    flat = decoder(c, (65536, 4096, 14336, 32, 32, 8, None, 262144), positions="none")
+    layers, hidden = range(flat["n_layers"]), flat["hidden"]
+    attending, routed = _every(c, "attn_layer", 8, 4), _every(c, "expert_layer", 2, 1)
+    inner = c.size("mamba_expand", 2) * hidden
+    mixer = mamba_mixer(c, hidden, inner, "mamba_dt_rank", "mamba_d_state", "mamba_d_conv", "mamba_conv_bias")
+    mixer |= {"bias": c.flag("mamba_proj_bias"), "norms": "learned"}
+    flat |= _mixing(mixer, [index for index in layers if not attending(index)])
+    experts, topk = c.size("num_experts num_local_experts", 16), c.size("num_experts_per_tok", 2)
+    dense = [index for index in layers if not routed(index)]
+    if experts == 1 or len(dense) == len(layers):
+        return flat
+    return {**flat, "moe": {"experts": experts, "topk": topk, "narrow_weights": True, "dense_layers": dense}}
+
+
+_JAMBA_UNREAD = """
+    num_logits_to_keep calc_logits_for_entire_prompt use_mamba_kernels use_mambapy use_associative_scan
+    mamba_inner_layernorms
+"""
+"""Keys of its checkpoints that the class does not read, or that move no size."""
+
+
+def _every(c: Keys, name: str, period: int, offset: int) -> Callable[[int], bool]:
+    """Return whether a block, counted from 0, is the one of each period that an offset names."""
+    step, start = c.size(f"{name}_period", period), c.size(f"{name}_offset", offset, low=0)
+    if start >= step:
+        raise InputError(f"config key {name}_offset", start, f"must be below {name}_period {step}")
+    return lambda index: index % step == start
+
+
+def mamba_mixer(c: Keys, hidden: int, inner: int, rank: str, state: str, taps: str, conv_bias: str) -> Flat:
+    """Return a Mamba mixer by what its family calls the keys; the rank follows from the width where it is `auto`."""
+    usual = -(-hidden // 16)
+    return {
+        "kind": "Mamba mixer",
+        "inner": inner,
+        "state": c.size(state, 16),
+        "rank": usual if c.get(rank, "auto") == "auto" else c.size(rank),
+        "taps": c.size(taps, 4),
+        "conv_bias": c.flag(conv_bias, True),
+    }
+
+
 HYBRIDS: dict[str, Callable[[Keys], Flat]] = {
     family.__name__: family
-    for family in (lfm2, lfm2_moe, qwen3_next, qwen3_5_text, qwen3_5_moe_text, bamba, granitemoehybrid, falcon_h1)
+    for family in (
+        lfm2,
+        lfm2_moe,
+        qwen3_next,
+        qwen3_5_text,
+        qwen3_5_moe_text,
+        bamba,
+        granitemoehybrid,
+        falcon_h1,
+        jamba,
+    )
 }

@@ -281,6 +281,8 @@ class Block(Frozen):
     """Probability of the residual dropouts."""
     summed_branches: bool = False
     """Parallel branches are added in place, and one dropout is on their sum (Falcon)."""
+    wide_residual: bool = False
+    """The residual stream is fp32 whatever the weights are, and cast for the norm (Mamba's `residual_in_fp32`)."""
     layer_scale: bool = False
     """Each branch is multiplied by a learned vector before its residual sum (InternVL's tower)."""
     recorded: Segment | None = None

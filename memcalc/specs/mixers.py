@@ -100,11 +100,39 @@ class Mamba2(Frozen):
         return self.inner + self.channels + self.heads
 
 
-Mixer = ShortConvolution | GatedDeltaNet | Mamba2
+class Mamba(Frozen):
+    """A selective state space with a decay for each channel and place of its state (Mamba, arXiv:2312.00752)."""
+
+    kind: Literal["Mamba mixer"]
+    """What it is."""
+    inner: Size
+    """Channels, each with a state [-]."""
+    state: Size
+    """Width of the state of each channel [elements]."""
+    rank: Size
+    """Width of what the steps of all channels are projected from [elements]."""
+    taps: Taps
+    """Length of the convolution [tokens]."""
+    conv_bias: bool = True
+    """The convolution has a bias."""
+    bias: bool = False
+    """The projections of its input and of its output have one."""
+    norms: Literal["none", "weightless", "learned"] = "none"
+    """Norms on the steps, B and C: `weightless`, inside of the kernel that runs all of the mixer (Falcon-Mamba); or
+    `learned`, for which the class runs convolution, projections and scan one by one (Jamba)."""
+
+    @property
+    def selected(self) -> int:
+        """Outputs of the projection that steps, B and C are made from [elements]."""
+        return self.rank + 2 * self.state
+
+
+Mixer = ShortConvolution | GatedDeltaNet | Mamba2 | Mamba
 Told = Annotated[
     Annotated[ShortConvolution, Field(strict=False)]
     | Annotated[GatedDeltaNet, Field(strict=False)]
-    | Annotated[Mamba2, Field(strict=False)],
+    | Annotated[Mamba2, Field(strict=False)]
+    | Annotated[Mamba, Field(strict=False)],
     Field(discriminator="kind"),
 ]
 """A mixer as a field of a model, of which ``kind`` says what it is."""

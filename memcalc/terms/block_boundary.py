@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 KBIT = (
     "TRL 0.13.0 trainer/sft_trainer.py and utils.py, peft_module_casting_to_bf16: norms in fp32, embeddings in 16 bits"
 )
+RESIDUAL = "Transformers 5.24 models/mamba/modeling_mamba.py, MambaBlock.forward: residual_in_fp32"
 CACHE = "Transformers 4.48.1 models/gpt_bigcode/modeling_gpt_bigcode.py, GPTBigCodeModel.forward: presents"
 
 
@@ -75,12 +76,17 @@ def leading(group: GroupActivations, blocks: int) -> Array:
 
 
 def first_input_term(census: ModelOnGrid, group: GroupActivations) -> Term:
-    """The first block's input is the embedding's 16-bit output, although the residual stream is fp32 from there on."""
-    widths = [setting.embedding - setting.residual for setting in group.settings]
-    saved_input = np.minimum(group.field("treated") + group.field("whole"), 1) * census.grid.is_first
+    """The first block's input is the embedding's 16-bit output, although the residual stream is fp32 from there on.
+
+    An fp32 norm keeps it even where the block is not computed again; one that takes a 16-bit copy does not.
+    """
+    widths = [(setting.embedding - setting.residual) * (not setting.casts_input) for setting in group.settings]
+    untreated = 0 if group.group.block.wide_residual else group.field("whole")
+    saved_input = np.minimum(group.field("treated") + untreated, 1) * census.grid.is_first
+    source = RESIDUAL if group.group.block.wide_residual else KBIT
     saved = column(widths, "precision") * group.tokens * group.group.block.hidden * saved_input
     inputs = {"w": column(widths, "precision"), "T": group.tokens, "h": group.group.block.hidden}
-    return Term("activations", "first block's input, which is 16-bit", saved, KEPT, "w · h · T, w < 0", KBIT, inputs)
+    return Term("activations", "first block's input, which is 16-bit", saved, KEPT, "w · h · T, w < 0", source, inputs)
 
 
 def cache_term(group: GroupActivations, spec: Attention) -> Term:

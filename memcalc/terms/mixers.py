@@ -8,7 +8,7 @@ import numpy as np
 
 from memcalc.formulas import mixers as formulas
 from memcalc.formulas.types import Array
-from memcalc.specs.mixers import GatedDeltaNet, Mamba2, Mixer, ShortConvolution
+from memcalc.specs.mixers import GatedDeltaNet, Mamba, Mamba2, Mixer, ShortConvolution
 
 
 class Shape(NamedTuple):
@@ -21,11 +21,15 @@ class Shape(NamedTuple):
 
 def shapes_of(mixer: Mixer, hidden: int) -> tuple[Shape, ...]:
     """The linear layers of a mixer, in the order in which they run."""
-    into, out = _widths(mixer, hidden)
-    return (*(Shape("mixer_in", hidden, outputs) for outputs in into), Shape("mixer_out", out, hidden))
+    if isinstance(mixer, Mamba):
+        selecting = Shape("mixer_in", mixer.inner, mixer.selected), Shape("mixer_in", mixer.rank, mixer.inner)
+        into, out = Shape("mixer_in", hidden, 2 * mixer.inner), Shape("mixer_out", mixer.inner, hidden)
+        return into, *selecting, out
+    widths, inner = _widths(mixer, hidden)
+    return (*(Shape("mixer_in", hidden, outputs) for outputs in widths), Shape("mixer_out", inner, hidden))
 
 
-def _widths(mixer: Mixer, hidden: int) -> tuple[tuple[int, ...], int]:
+def _widths(mixer: ShortConvolution | GatedDeltaNet | Mamba2, hidden: int) -> tuple[tuple[int, ...], int]:
     """Outputs of the projections of a mixer's input, and inputs of that of its output."""
     if isinstance(mixer, ShortConvolution):
         return (3 * hidden,), hidden
@@ -39,6 +43,8 @@ def _widths(mixer: Mixer, hidden: int) -> tuple[tuple[int, ...], int]:
 
 def channels_of(mixer: Mixer, hidden: int) -> int:
     """Channels of its convolution."""
+    if isinstance(mixer, Mamba):
+        return mixer.inner
     return hidden if isinstance(mixer, ShortConvolution) else mixer.channels
 
 
@@ -49,6 +55,10 @@ def parameters_of(mixer: Mixer, hidden: int) -> int:
     if isinstance(mixer, GatedDeltaNet):
         sizes = {"keys": mixer.keys, "values": mixer.values, "heads": mixer.value_heads, "value_dim": mixer.value_dim}
         return int(formulas.gated_delta_net_parameters(hidden, **sizes, taps=mixer.taps))
+    if isinstance(mixer, Mamba):
+        sizes = {"inner": mixer.inner, "state": mixer.state, "rank": mixer.rank, "taps": mixer.taps}
+        flags = {"conv_bias": mixer.conv_bias, "bias": mixer.bias, "normed": mixer.norms == "learned"}
+        return int(formulas.mamba_parameters(hidden, **sizes, **flags))
     sizes = {"inner": mixer.inner, "channels": mixer.channels, "heads": mixer.heads, "taps": mixer.taps}
     flags = {"conv_bias": mixer.conv_bias, "bias": mixer.bias, "normed": mixer.normed}
     return int(formulas.mamba2_parameters(hidden, **sizes, **flags))
@@ -64,7 +74,7 @@ def state_elements(mixer: Mixer, hidden: int) -> int:
     states = 0
     if isinstance(mixer, GatedDeltaNet):
         states = mixer.value_heads * mixer.key_dim * mixer.value_dim
-    elif isinstance(mixer, Mamba2):
+    elif isinstance(mixer, Mamba2 | Mamba):
         states = mixer.inner * mixer.state
     return mixer.taps * channels_of(mixer, hidden) + states
 
@@ -76,6 +86,8 @@ def mixing_flops(mixer: Mixer, tokens: Array) -> Array:
     elif isinstance(mixer, Mamba2):
         sizes = mixer.heads, mixer.head_dim, mixer.state, mixer.groups, mixer.chunk
         flops = formulas.state_space_flops(tokens, *sizes)
+    elif isinstance(mixer, Mamba):
+        flops = formulas.selective_scan_flops(tokens, mixer.inner, mixer.state)
     else:
         flops = 0 * tokens
     return np.asarray(flops)

@@ -11,7 +11,7 @@ import numpy as np
 
 from memcalc.specs.adapters import release
 from memcalc.trace.adapters import Lora
-from memcalc.trace.layers import BlockConfig, Narrow
+from memcalc.trace.layers import WIDE, BlockConfig, Narrow
 
 if TYPE_CHECKING:
     from memcalc.formulas.types import Array
@@ -26,13 +26,18 @@ PACKED_BITS = {"none": 0, "int8": 8, "int4": 4}
 COMPILED_LOSS = ("blocks+loss", "loss")
 
 
-def block_settings(grid: Grid) -> tuple[BlockConfig, ...]:
+def block_settings(grid: Grid, *, wide_residual: bool = False) -> tuple[BlockConfig, ...]:
     """How blocks run under each precision of the grid.
 
-    With the gathers of sequence parallelism where all layouts have it.
+    With the gathers of sequence parallelism where all layouts have it. ``wide_residual``: the model keeps its residual
+    stream in fp32.
     """
     sequence = grid.habits.gathers_inputs and bool(np.all(grid.sequence_shard > 1))
-    return tuple(replace(_setting(grid, precision), gathered_input_saved=sequence) for precision in grid.precisions)
+    settings = [replace(_setting(grid, precision), gathered_input_saved=sequence) for precision in grid.precisions]
+    if wide_residual:
+        cast = [grid.habits.casts_inputs and precision.endswith("-mixed") for precision in grid.precisions]
+        settings = [replace(s, residual=WIDE, casts_input=each) for s, each in zip(settings, cast, strict=True)]
+    return tuple(settings)
 
 
 def gathering_settings(grid: Grid) -> tuple[BlockConfig, ...] | None:

@@ -83,13 +83,20 @@ def decays(tape: Tape, step: Tensor, spec: GatedDeltaNet, setting: BlockConfig) 
     return tape.record(tape.new("decays", size), [soft, rate], rule, saved)
 
 
-def convolution(tape: Tape, x: Tensor, taps: int, setting: BlockConfig) -> Tensor:
-    """A causal convolution with its activation in one kernel, channels last: keeps its input."""
+def convolution(
+    tape: Tape, x: Tensor, taps: int, setting: BlockConfig, *, bias: bool = False, turned: bool = False
+) -> Tensor:
+    """A causal convolution with its activation in one kernel, channels last: keeps its input.
+
+    A gradient that comes ``turned``, channels first, is copied.
+    """
     size, leaf = x.size, Leaf("convolution weight", keep=True) if setting.trainable else None
-    weights = Size(size.elements * taps, 1, "once")
+    weights = Size(size.elements * (taps + bias), 1, "once")
 
     def rule(_: Grads) -> Grads:
         grad = tape.new("gradient of convolution's input", size)
+        copied = tape.new("gradient of convolution's output, channels last", size) if turned else None
+        del copied
         return [grad, tape.new("gradient of convolution weight", weights, "gradient") if leaf else None]
 
     return tape.record(tape.new("convolution's output", size), [x, leaf], rule, [x.storage])

@@ -1,0 +1,41 @@
+"""Parameters of the decoders that mix tokens by more than attention, against the real classes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("transformers")
+
+from families import counted
+
+from memcalc.convert.huggingface import from_huggingface
+from memcalc.terms.parameters import model_count
+
+LAYERS = {"num_hidden_layers": 6}
+STATE_SPACE: dict[str, Any] = {"use_bias": True, "use_conv_bias": False, "expand": 3, "tie_word_embeddings": False}
+JAMBA = LAYERS | {"attn_layer_period": 2, "attn_layer_offset": 1, "num_experts": 4}
+SIZES: list[tuple[str, dict[str, Any]]] = [
+    ("MambaForCausalLM", LAYERS),
+    ("MambaForCausalLM", LAYERS | STATE_SPACE | {"state_size": 24, "conv_kernel": 3, "time_step_rank": 40}),
+    ("FalconMambaForCausalLM", LAYERS),
+    ("FalconMambaForCausalLM", LAYERS | STATE_SPACE | {"hidden_size": 1000}),
+    ("Mamba2ForCausalLM", LAYERS),
+    ("Mamba2ForCausalLM", LAYERS | {"n_groups": 4, "use_bias": True, "tie_word_embeddings": True, "expand": 1,
+                                    "head_dim": 32, "use_conv_bias": False}),
+    ("JambaForCausalLM", JAMBA),
+    ("JambaForCausalLM", JAMBA | {"mamba_proj_bias": True, "mamba_conv_bias": False, "mamba_expand": 3}),
+    ("JambaForCausalLM", JAMBA | {"mamba_dt_rank": 60, "mamba_d_state": 32, "mamba_d_conv": 3, "num_experts": 1}),
+    ("JambaForCausalLM", JAMBA | {"expert_layer_period": 3, "expert_layer_offset": 0, "num_key_value_heads": 4}),
+]  # fmt: skip
+"""Classes with the keys that are set otherwise than in their config."""
+
+
+@pytest.mark.parametrize(("name", "keys"), SIZES)
+def test_parameters_equal_those_of_the_class_with_switches_thrown(name: str, keys: dict[str, Any]) -> None:
+    config, real = counted(name, **keys)
+    model = from_huggingface(config)
+    assert not model.counted_parts
+    assert model_count(model).total == real
