@@ -191,6 +191,7 @@ JOBS: dict[str, dict[str, Any]] = {
     "delta": {"model": WITH_DELTA_NETS, "gpu": "h100", "framework": "hf", "seq_len": 2048},
     "mamba2": {"model": WITH_MAMBA2, "gpu": "h100", "framework": "hf", "seq_len": 2048},
     "mamba": {"model": WITH_MAMBA, "gpu": "h100", "framework": "hf", "seq_len": 2048, "precision": "bf16"},
+    "wide": {"model": WITH_MAMBA, "gpu": "h100", "gpus": 8, "framework": "fsdp2", "seq_len": 2048},
     "jamba": {"model": WITH_JAMBA, "gpu": "h100", "framework": "hf", "seq_len": 2048},
     "images": {"model": WITH_IMAGES, "gpu": "h100", "framework": "hf", "seq_len": 2048, "image_size": "448x448",
                "attention": "efficient", "images": 2},
@@ -217,7 +218,7 @@ MOVES: dict[str, dict[str, tuple[Any, ...]]] = {
     "ShortConvolution": {"taps": ("convolutions", 9), "bias": ("convolutions", True)},
     "GatedDeltaNet": {
         "key_heads": ("delta", 8), "value_heads": ("delta", 64), "key_dim": ("delta", 64), "value_dim": ("delta", 64),
-        "taps": ("delta", 9), "packed": ("delta", False),
+        "taps": ("delta", 9), "packed": ("delta", False), "apart": ("delta", True), "doubled": ("delta", True),
     },
     "Mamba2": {
         "heads": ("mamba2", 8), "head_dim": ("mamba2", 32), "state": ("mamba2", 64), "groups": ("mamba2", 4),
@@ -306,7 +307,7 @@ MOVES: dict[str, dict[str, tuple[Any, ...]]] = {
     },
     "Habits": {
         "full_shard": ("megatron", True), "gather": ("llama", "live"), "flat_units": ("llama", True),
-        "split_root": ("moe", True), "keeps_last_block": ("llama", True),
+        "split_root": ("moe", True), "casts_inputs": ("wide", False), "keeps_last_block": ("llama", True),
         "pipeline_accumulates_whole": ("chunks", False), "pipeline_keeps_outputs": ("chunks", True),
         "pipeline_engine": ("megatron", "1f1b"), "gradients_follow_optimizer": ("offload", False),
         "offload_streams": ("streams", None), "gradient_copy": ("llama", True), "persistent_gradients": ("llama", True),
@@ -339,6 +340,7 @@ MOVES: dict[str, dict[str, tuple[Any, ...]]] = {
         "checkpointed": ("llama", frozenset({"attention"})), "also_train": ("adapters", frozenset({"head"})),
         "quantize": ("llama", "nf4"), "quantised_head": ("int8", True), "quantised_input_kept": ("nf4", True),
         "quantised_copy_kept": ("int8", True), "quantised_from_half": ("nf4", True), "norm_weight": ("llama", 4),
+        "casts_input": ("wide", False),
         "embedding_leaf": ("cache", True), "expert_loop": ("moe", True), "in_place": ("megatron", True),
         "cp_kind": ("ring", "a2a"), "lora": ("adapters", None), "narrow": ("float8", None),
     },

@@ -240,6 +240,34 @@ def _every(c: Keys, name: str, period: int, offset: int) -> Callable[[int], bool
     return lambda index: index % step == start
 
 
+def olmo_hybrid(c: Keys) -> Flat:
+    """OLMo Hybrid: gated delta nets behind their norms, and attention with norms on its branches."""
+    c.only("hidden_act", "silu")
+    c.get("linear_a_log_min linear_a_log_max linear_dt_min linear_dt_max linear_dt_init_floor")
+    rope = c.table("rope_parameters")
+    turned = rope is not None and rope.get("rope_theta") is not None
+    sizes = (100352, 3840, 11008, 32, 30, None, None, 65536)
+    flat = decoder(c, sizes, **attention_bias(c), qk_norm="full", norm_scale="wide", norm_place="branch")
+    heads = flat["heads"]
+    key_heads, value_heads = c.maybe("linear_num_key_heads") or heads, c.maybe("linear_num_value_heads") or heads
+    key_dim = c.maybe("linear_key_head_dim") or int(0.75 * flat["hidden"] / key_heads)
+    mixer = {
+        "kind": "gated delta net",
+        "key_heads": key_heads,
+        "value_heads": value_heads,
+        "key_dim": key_dim,
+        "value_dim": c.maybe("linear_value_head_dim") or 2 * key_dim,
+        "taps": c.size("linear_conv_kernel_dim", 4),
+        "apart": True,
+        "doubled": c.flag("linear_allow_neg_eigval", True),
+    }
+    usual = ["full_attention" if index % 4 == 3 else "linear_attention" for index in range(flat["n_layers"])]
+    usual = usual if "full_attention" in usual else [*usual[:-1], "full_attention"]
+    positions = {"wide_rotary": True} if turned else {"positions": "none"}
+    mixed = _listed(c, usual, "linear_attention")
+    return {**flat, **positions, "mixer_norm_place": "pre", **_mixing(mixer, mixed)}
+
+
 def mamba_mixer(c: Keys, hidden: int, inner: int, rank: str, state: str, taps: str, conv_bias: str) -> Flat:
     """Return a Mamba mixer by what its family calls the keys; the rank follows from the width where it is `auto`."""
     usual = -(-hidden // 16)
@@ -253,17 +281,7 @@ def mamba_mixer(c: Keys, hidden: int, inner: int, rank: str, state: str, taps: s
     }
 
 
-HYBRIDS: dict[str, Callable[[Keys], Flat]] = {
-    family.__name__: family
-    for family in (
-        lfm2,
-        lfm2_moe,
-        qwen3_next,
-        qwen3_5_text,
-        qwen3_5_moe_text,
-        bamba,
-        granitemoehybrid,
-        falcon_h1,
-        jamba,
-    )
-}
+FAMILIES = (
+    lfm2, lfm2_moe, qwen3_next, qwen3_5_text, qwen3_5_moe_text, bamba, granitemoehybrid, falcon_h1, jamba, olmo_hybrid,
+)  # fmt: skip
+HYBRIDS: dict[str, Callable[[Keys], Flat]] = {family.__name__: family for family in FAMILIES}

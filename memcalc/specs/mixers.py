@@ -41,6 +41,11 @@ class GatedDeltaNet(Frozen):
     packed: bool = False
     """Its inputs come out of two projections, heads side by side, and are copied apart (Qwen3-Next); else of four."""
 
+    apart: bool = False
+    """Queries, keys and values have a projection each, and the gate's follows the recurrence (OLMo Hybrid)."""
+    doubled: bool = False
+    """Rates are doubled, so that a state can change its sign."""
+
     @property
     def keys(self) -> int:
         """Width of all keys [elements]."""

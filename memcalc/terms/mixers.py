@@ -25,6 +25,10 @@ def shapes_of(mixer: Mixer, hidden: int) -> tuple[Shape, ...]:
         selecting = Shape("mixer_in", mixer.inner, mixer.selected), Shape("mixer_in", mixer.rank, mixer.inner)
         into, out = Shape("mixer_in", hidden, 2 * mixer.inner), Shape("mixer_out", mixer.inner, hidden)
         return into, *selecting, out
+    if isinstance(mixer, GatedDeltaNet) and mixer.apart:
+        parts = {"q": mixer.keys, "k": mixer.keys, "v": mixer.values}
+        others = [Shape("mixer_in", hidden, width) for width in (mixer.value_heads, mixer.value_heads, mixer.values)]
+        return *(Shape(name, hidden, width) for name, width in parts.items()), *others, Shape("o", mixer.values, hidden)
     widths, inner = _widths(mixer, hidden)
     return (*(Shape("mixer_in", hidden, outputs) for outputs in widths), Shape("mixer_out", inner, hidden))
 

@@ -33,11 +33,8 @@ def block_settings(grid: Grid, *, wide_residual: bool = False) -> tuple[BlockCon
     stream in fp32.
     """
     sequence = grid.habits.gathers_inputs and bool(np.all(grid.sequence_shard > 1))
-    settings = [replace(_setting(grid, precision), gathered_input_saved=sequence) for precision in grid.precisions]
-    if wide_residual:
-        cast = [grid.habits.casts_inputs and precision.endswith("-mixed") for precision in grid.precisions]
-        settings = [replace(s, residual=WIDE, casts_input=each) for s, each in zip(settings, cast, strict=True)]
-    return tuple(settings)
+    settings = (_setting(grid, precision, wide_residual) for precision in grid.precisions)
+    return tuple(replace(setting, gathered_input_saved=sequence) for setting in settings)
 
 
 def gathering_settings(grid: Grid) -> tuple[BlockConfig, ...] | None:
@@ -48,13 +45,14 @@ def gathering_settings(grid: Grid) -> tuple[BlockConfig, ...] | None:
     return tuple(replace(setting, gathered_input_saved=True) for setting in block_settings(grid))
 
 
-def _setting(grid: Grid, precision: str) -> BlockConfig:
+def _setting(grid: Grid, precision: str, wide_residual: bool) -> BlockConfig:
     fixed, habits = grid.fixed, grid.habits
     width = 4 if precision == "fp32" or precision.endswith("-autocast") else 2
     wide_norms = fixed.prepare_kbit and fixed.quantize != "none"
     return BlockConfig(
         weight=width,
-        residual=4 if wide_norms else width,
+        residual=WIDE if wide_norms or wide_residual else width,
+        casts_input=wide_residual and grid.habits.casts_inputs and precision.endswith("-mixed"),
         autocast=precision.endswith("-autocast") or fixed.autocast,
         kernels=fixed.kernels,
         cp_kind=fixed.cp_kind,

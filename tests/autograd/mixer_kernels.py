@@ -153,7 +153,7 @@ def mamba_split_conv1d_scan_combined(
 
 FAMILIES = (
     "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "bamba", "granitemoehybrid", "falcon_h1", "nemotron_h",
-    "mamba", "falcon_mamba", "mamba2", "jamba",
+    "mamba", "falcon_mamba", "mamba2", "jamba", "olmo_hybrid",
 )  # fmt: skip
 """Those whose classes look for the kernels."""
 KERNELS = {

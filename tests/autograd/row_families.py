@@ -114,6 +114,9 @@ CODED: dict[str, dict[str, Any]] = {
     "falcon_mamba": MAMBA,
     "mamba2": {key: MAMBA[key] for key in MAMBA if key != "time_step_rank"} | MAMBA2_ALONE,
     "jamba": JAMBA,
+    "olmo_hybrid": GROUPED
+    | {key: DELTA[key] for key in DELTA if key not in HEADS}
+    | {"num_hidden_layers": 4, "linear_num_key_heads": 6},
     "granitemoehybrid": MAMBA2
     | {
         "num_local_experts": 5,

@@ -16,7 +16,18 @@ from differential import Job, outcome
 
 WITHIN = 0.006
 LAYERS = dict.fromkeys(
-    ("lfm2", "lfm2_moe", "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "bamba", "granitemoehybrid", "falcon_h1"), 4
+    (
+        "lfm2",
+        "lfm2_moe",
+        "qwen3_next",
+        "qwen3_5_text",
+        "qwen3_5_moe_text",
+        "bamba",
+        "granitemoehybrid",
+        "falcon_h1",
+        "olmo_hybrid",
+    ),
+    4,
 )
 STATE_SPACES = dict.fromkeys(("mamba", "falcon_mamba", "mamba2"), 4)
 FAMILIES: dict[str, int | None] = {**LAYERS, **STATE_SPACES, "jamba": 6, "nemotron_h": None}
