@@ -26,7 +26,7 @@ from memcalc.planner.occasions import occasions_of
 from memcalc.planner.offload_memory import pools_of
 from memcalc.specs.block import Attention, Block, LatentAttention, MixtureOfExperts, Mlp, Norm
 from memcalc.specs.hardware import GPU, MemoryTier, Node
-from memcalc.specs.mixers import GatedDeltaNet, Mamba, Mamba2, ShortConvolution
+from memcalc.specs.mixers import DeltaAttention, GatedDeltaNet, Mamba, Mamba2, ShortConvolution
 from memcalc.specs.model import BlockGroup, Model, Pattern, Projector, Tail, TowerEnds
 from memcalc.specs.options import SharedSettings
 from memcalc.specs.strategy import Strategy
@@ -37,7 +37,8 @@ from memcalc.timing.times import step_times
 from memcalc.trace.layers import BlockConfig
 
 RECORDS = (
-    Model, BlockGroup, Pattern, Block, Attention, LatentAttention, ShortConvolution, GatedDeltaNet, Mamba2, Mamba, Mlp,
+    Model, BlockGroup, Pattern, Block, Attention, LatentAttention, ShortConvolution, GatedDeltaNet, Mamba2, Mamba,
+    DeltaAttention, Mlp,
     MixtureOfExperts, Norm, TowerEnds, Tail, SharedSettings, Habits, BlockConfig, GPU, Node, MemoryTier,
 )  # fmt: skip
 
@@ -107,6 +108,10 @@ WITH_DELTA_NETS = from_huggingface({"model_type": "qwen3_next", "num_experts": 8
 WITH_MAMBA2 = from_huggingface({"model_type": "bamba", "attn_layer_indices": [2], "mamba_n_heads": 16, **SMALL})
 WITH_MAMBA = from_huggingface({"model_type": "mamba", "hidden_size": 512, "num_hidden_layers": 4, "vocab_size": 4000})
 WITH_JAMBA = from_huggingface({"model_type": "jamba", "num_experts": 4, **SMALL})
+WITH_DELTA_ATTENTION = from_huggingface({
+    "model_type": "kimi_linear", "hidden_size": 512, "num_hidden_layers": 4, "num_experts": 8, "vocab_size": 4000,
+    "layer_types": [*["linear_attention"] * 3, "full_attention"],
+})  # fmt: skip
 JOBS: dict[str, dict[str, Any]] = {
     "llama": {"model": "llama-3.2-1b", "gpu": "h100", "gpus": 8, "framework": "fsdp2", "seq_len": 2048,
               "global_batch": 16},
@@ -191,6 +196,7 @@ JOBS: dict[str, dict[str, Any]] = {
     "delta": {"model": WITH_DELTA_NETS, "gpu": "h100", "framework": "hf", "seq_len": 2048},
     "mamba2": {"model": WITH_MAMBA2, "gpu": "h100", "framework": "hf", "seq_len": 2048},
     "mamba": {"model": WITH_MAMBA, "gpu": "h100", "framework": "hf", "seq_len": 2048, "precision": "bf16"},
+    "channels": {"model": WITH_DELTA_ATTENTION, "gpu": "h100", "framework": "hf", "seq_len": 2048},
     "wide": {"model": WITH_MAMBA, "gpu": "h100", "gpus": 8, "framework": "fsdp2", "seq_len": 2048},
     "jamba": {"model": WITH_JAMBA, "gpu": "h100", "framework": "hf", "seq_len": 2048},
     "images": {"model": WITH_IMAGES, "gpu": "h100", "framework": "hf", "seq_len": 2048, "image_size": "448x448",
@@ -225,6 +231,7 @@ MOVES: dict[str, dict[str, tuple[Any, ...]]] = {
         "taps": ("mamba2", 9), "chunk": ("mamba2", 64), "conv_bias": ("mamba2", False), "bias": ("mamba2", True),
         "normed": ("mamba2", False), "scaled": ("mamba2", True),
     },
+    "DeltaAttention": {"heads": ("channels", 16), "head_dim": ("channels", 64), "taps": ("channels", 9)},
     "Mamba": {
         "inner": ("mamba", 512), "state": ("mamba", 64), "rank": ("mamba", 64), "taps": ("mamba", 9),
         "conv_bias": ("mamba", False), "bias": ("jamba", True), "norms": ("jamba", "none"),
@@ -391,6 +398,7 @@ CHOICES = {
     "GatedDeltaNet": {"kind"},
     "Mamba2": {"kind"},
     "Mamba": {"kind"},
+    "DeltaAttention": {"kind"},
     "TowerEnds": {"patch"},
     "Habits": {
         "name", "zero", "lacks", "schedules", "fork_schedules", "fork", "even_chunks", "expandable_segments",

@@ -268,6 +268,55 @@ def olmo_hybrid(c: Keys) -> Flat:
     return {**flat, **positions, "mixer_norm_place": "pre", **_mixing(mixer, mixed)}
 
 
+def kimi_linear(c: Keys) -> Flat:
+    """Kimi Linear: delta attention in three blocks of four, latent attention without positions in the others."""
+    c.only("hidden_act", "silu")
+    about = c.table("linear_attn_config") or Keys({})
+    flat = decoder(c, (163840, 2304, 9216, 27, 32, 32, None, 1048576), **attention_bias(c), positions="none")
+    layers = flat["n_layers"]
+    mla = {
+        "q_lora_rank": c.maybe("q_lora_rank"),
+        "kv_lora_rank": c.size("kv_lora_rank", 512),
+        "qk_nope_head_dim": c.size("qk_nope_head_dim", 128),
+        "qk_rope_head_dim": c.size("qk_rope_head_dim", 64),
+        "v_head_dim": c.size("v_head_dim", 128),
+    }
+    mixer = {
+        "kind": "delta attention",
+        "heads": about.size("num_heads", c.size("linear_num_heads", 32)),
+        "head_dim": about.size("head_dim", c.size("linear_head_dim", 128)),
+        "taps": about.size("short_conv_kernel_size", c.size("linear_conv_kernel_dim", 4)),
+    }
+    attending = [index - 1 for index in about.sizes("full_attn_layers")] or range(4, layers, 4)
+    about.get("kda_layers")
+    about.refuse_rest()
+    usual = ["full_attention" if index in attending else "linear_attention" for index in range(layers)]
+    mixed = _listed(c, usual, "linear_attention")
+    flat |= {"kv_heads": None, "head_dim": None, "tied": False, "mla": mla, "moe": _kimi_experts(c, layers)}
+    flat["max_positions"] = c.size("model_max_length max_position_embeddings", 1048576)
+    return {**flat, **_mixing(mixer, mixed)}
+
+
+def _kimi_experts(c: Keys, layers: int) -> Flat:
+    usual = ["dense" if index < c.size("first_k_dense_replace", 1, low=0) else "sparse" for index in range(layers)]
+    kinds = c.words("mlp_layer_types") or usual
+    if len(kinds) != layers or not {*kinds} <= {"dense", "sparse"}:
+        raise InputError("config key mlp_layer_types", kinds, f"must call each of the {layers} layers dense or sparse")
+    groups = c.maybe("num_expert_group n_group", 1), c.maybe("topk_group", 1)
+    return {
+        "experts": c.size("num_experts num_local_experts", 256),
+        "topk": c.size("num_experts_per_token num_experts_per_tok", 8),
+        "ffn": c.size("moe_intermediate_size", 1024),
+        "shared": c.size("num_shared_experts n_shared_experts", 1),
+        "dense_layers": [index for index, kind in enumerate(kinds) if kind == "dense"],
+        "scores": "sigmoid",
+        "normalised": c.flag("moe_renormalize norm_topk_prob", True),
+        "fp32_router": True,
+        "scaled": True,
+        **(dict(zip(("n_group", "topk_group"), groups, strict=True)) if None not in groups else {}),
+    }
+
+
 def mamba_mixer(c: Keys, hidden: int, inner: int, rank: str, state: str, taps: str, conv_bias: str) -> Flat:
     """Return a Mamba mixer by what its family calls the keys; the rank follows from the width where it is `auto`."""
     usual = -(-hidden // 16)
@@ -283,5 +332,6 @@ def mamba_mixer(c: Keys, hidden: int, inner: int, rank: str, state: str, taps: s
 
 FAMILIES = (
     lfm2, lfm2_moe, qwen3_next, qwen3_5_text, qwen3_5_moe_text, bamba, granitemoehybrid, falcon_h1, jamba, olmo_hybrid,
+    kimi_linear,
 )  # fmt: skip
 HYBRIDS: dict[str, Callable[[Keys], Flat]] = {family.__name__: family for family in FAMILIES}

@@ -72,6 +72,37 @@ def gated_delta_net_parameters(
     return hidden * (2 * keys + 3 * values + 2 * heads) + taps * (2 * keys + values) + 2 * heads + value_dim
 
 
+def delta_attention_parameters(hidden: Number, heads: Number, head_dim: Number, taps: Number) -> Number:
+    r"""Return the parameters of Kimi Delta Attention.
+
+    .. math:: P = d (4 h + 3 k + 2 d_h + 1) + 2 h d_h + H (h + 1) + d_h, \quad d = H d_h
+
+    Parameters
+    ----------
+    hidden : width of the residual stream h, [1]
+    heads : heads H, [1]
+    head_dim : width of one head d_h, [1]
+    taps : length of the convolution k, [1]
+
+    Returns
+    -------
+    parameters P, [1]
+
+    Examples
+    --------
+    >>> delta_attention_parameters(2304, 32, 128, 4)
+    39514272
+
+    References
+    ----------
+    [1] Transformers 5.24 ``models/kimi_linear/modeling_kimi_linear.py``, ``KimiLinearDeltaAttention``; arXiv:2510.26692
+
+    """
+    inner = heads * head_dim
+    low = 2 * hidden * head_dim + heads * (hidden + 1) + head_dim
+    return inner * (4 * hidden + 3 * taps + 2 * head_dim + 1) + low
+
+
 def mamba2_parameters(
     hidden: Number, *, inner: Number, channels: Number, heads: Number, taps: Number, conv_bias: Number = 1,
     bias: Number = 0, normed: Number = 1,

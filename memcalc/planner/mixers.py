@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 KERNELS = {
     "gated delta net": "flash-linear-attention and causal-conv1d",
+    "delta attention": "flash-linear-attention and causal-conv1d",
     "Mamba-2 mixer": "mamba-ssm and causal-conv1d",
     "Mamba mixer": "mamba-ssm and causal-conv1d",
 }

@@ -132,12 +132,31 @@ class Mamba(Frozen):
         return self.rank + 2 * self.state
 
 
-Mixer = ShortConvolution | GatedDeltaNet | Mamba2 | Mamba
+class DeltaAttention(Frozen):
+    """A delta rule whose states decay channel by channel (Kimi Linear, arXiv:2510.26692)."""
+
+    kind: Literal["delta attention"]
+    """What it is."""
+    heads: Size
+    """Heads, each with a state [-]."""
+    head_dim: Size
+    """Width of one head's query, key and value, and of what decays and gates are projected through [elements]."""
+    taps: Taps
+    """Length of the convolution on queries, keys and values [tokens]."""
+
+    @property
+    def inner(self) -> int:
+        """Width of all heads [elements]."""
+        return self.heads * self.head_dim
+
+
+Mixer = ShortConvolution | GatedDeltaNet | Mamba2 | Mamba | DeltaAttention
 Told = Annotated[
     Annotated[ShortConvolution, Field(strict=False)]
     | Annotated[GatedDeltaNet, Field(strict=False)]
     | Annotated[Mamba2, Field(strict=False)]
-    | Annotated[Mamba, Field(strict=False)],
+    | Annotated[Mamba, Field(strict=False)]
+    | Annotated[DeltaAttention, Field(strict=False)],
     Field(discriminator="kind"),
 ]
 """A mixer as a field of a model, of which ``kind`` says what it is."""

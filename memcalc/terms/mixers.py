@@ -8,7 +8,7 @@ import numpy as np
 
 from memcalc.formulas import mixers as formulas
 from memcalc.formulas.types import Array
-from memcalc.specs.mixers import GatedDeltaNet, Mamba, Mamba2, Mixer, ShortConvolution
+from memcalc.specs.mixers import DeltaAttention, GatedDeltaNet, Mamba, Mamba2, Mixer, ShortConvolution
 
 
 class Shape(NamedTuple):
@@ -29,6 +29,14 @@ def shapes_of(mixer: Mixer, hidden: int) -> tuple[Shape, ...]:
         parts = {"q": mixer.keys, "k": mixer.keys, "v": mixer.values}
         others = [Shape("mixer_in", hidden, width) for width in (mixer.value_heads, mixer.value_heads, mixer.values)]
         return *(Shape(name, hidden, width) for name, width in parts.items()), *others, Shape("o", mixer.values, hidden)
+    if isinstance(mixer, DeltaAttention):
+        inner, low = mixer.inner, mixer.head_dim
+        projected = [(hidden, low), (low, inner), (hidden, mixer.heads), (hidden, low), (low, inner)]
+        return (
+            *(Shape(name, hidden, inner) for name in "qkv"),
+            *(Shape("mixer_in", *sizes) for sizes in projected),
+            Shape("o", inner, hidden),
+        )
     widths, inner = _widths(mixer, hidden)
     return (*(Shape("mixer_in", hidden, outputs) for outputs in widths), Shape("mixer_out", inner, hidden))
 
@@ -47,8 +55,8 @@ def _widths(mixer: ShortConvolution | GatedDeltaNet | Mamba2, hidden: int) -> tu
 
 def channels_of(mixer: Mixer, hidden: int) -> int:
     """Channels of its convolution."""
-    if isinstance(mixer, Mamba):
-        return mixer.inner
+    if isinstance(mixer, Mamba | DeltaAttention):
+        return mixer.inner * (1 if isinstance(mixer, Mamba) else 3)
     return hidden if isinstance(mixer, ShortConvolution) else mixer.channels
 
 
@@ -59,6 +67,8 @@ def parameters_of(mixer: Mixer, hidden: int) -> int:
     if isinstance(mixer, GatedDeltaNet):
         sizes = {"keys": mixer.keys, "values": mixer.values, "heads": mixer.value_heads, "value_dim": mixer.value_dim}
         return int(formulas.gated_delta_net_parameters(hidden, **sizes, taps=mixer.taps))
+    if isinstance(mixer, DeltaAttention):
+        return int(formulas.delta_attention_parameters(hidden, mixer.heads, mixer.head_dim, mixer.taps))
     if isinstance(mixer, Mamba):
         sizes = {"inner": mixer.inner, "state": mixer.state, "rank": mixer.rank, "taps": mixer.taps}
         flags = {"conv_bias": mixer.conv_bias, "bias": mixer.bias, "normed": mixer.norms == "learned"}
@@ -70,7 +80,7 @@ def parameters_of(mixer: Mixer, hidden: int) -> int:
 
 def is_biased(mixer: Mixer) -> bool:
     """Whether its projections have biases."""
-    return not isinstance(mixer, GatedDeltaNet) and mixer.bias
+    return not isinstance(mixer, GatedDeltaNet | DeltaAttention) and mixer.bias
 
 
 def state_elements(mixer: Mixer, hidden: int) -> int:
@@ -78,6 +88,8 @@ def state_elements(mixer: Mixer, hidden: int) -> int:
     states = 0
     if isinstance(mixer, GatedDeltaNet):
         states = mixer.value_heads * mixer.key_dim * mixer.value_dim
+    elif isinstance(mixer, DeltaAttention):
+        states = mixer.inner * mixer.head_dim
     elif isinstance(mixer, Mamba2 | Mamba):
         states = mixer.inner * mixer.state
     return mixer.taps * channels_of(mixer, hidden) + states
@@ -87,6 +99,8 @@ def mixing_flops(mixer: Mixer, tokens: Array) -> Array:
     """Operations of what stands between its projections, forward [FLOP]; a convolution has next to none."""
     if isinstance(mixer, GatedDeltaNet):
         flops = formulas.delta_rule_flops(tokens, mixer.value_heads, mixer.key_dim, mixer.value_dim)
+    elif isinstance(mixer, DeltaAttention):
+        flops = formulas.delta_rule_flops(tokens, mixer.heads, mixer.head_dim, mixer.head_dim)
     elif isinstance(mixer, Mamba2):
         sizes = mixer.heads, mixer.head_dim, mixer.state, mixer.groups, mixer.chunk
         flops = formulas.state_space_flops(tokens, *sizes)

@@ -47,18 +47,7 @@ def delta_net(tape: Tape, x: Tensor, spec: GatedDeltaNet, setting: BlockConfig, 
 def apart(tape: Tape, x: Tensor, spec: GatedDeltaNet, setting: BlockConfig, hidden: int) -> Tensor:
     """The same with a projection for each part, in the order of OLMo Hybrid's class."""
     widths, labels = [spec.keys, spec.keys, spec.values], ["d_k", "d_k", "d_v"]
-    names = ("query", "key", "value")
-    parts = [
-        linear(tape, x, setting, f"{name} projection", width, label)
-        for name, width, label in zip(names, widths, labels, strict=True)
-    ]
-    channels = ops.cat(tape, parts, "convolution's input", "2·d_k + d_v")
-    parts.clear()
-    convolved = convolution(tape, channels, spec.taps, setting)
-    del channels
-    convolved = ops.slice_of(tape, convolved, spec.channels, "2·d_k + d_v", "convolution's output")
-    q, k, v = ops.split(tape, convolved, widths, labels, "convolution's output")
-    del convolved
+    q, k, v = convolved_parts(tape, x, widths, labels, spec.taps, setting)
     beta = linear(tape, x, setting, "mixer's rate projection", spec.value_heads, "H")
     beta = rates(tape, beta, spec)
     decay = decays(tape, linear(tape, x, setting, "mixer's step projection", spec.value_heads, "H"), spec, setting)
@@ -66,6 +55,21 @@ def apart(tape: Tape, x: Tensor, spec: GatedDeltaNet, setting: BlockConfig, hidd
     gate = linear(tape, x, setting, "mixer's gate projection", spec.values, "d_v")
     out = gated_norm(tape, out, gate, spec, setting)
     return linear(tape, out, setting, "attention projection", hidden, "h", setting.branch_output)
+
+
+def convolved_parts(
+    tape: Tape, x: Tensor, widths: list[int], labels: list[str], taps: int, setting: BlockConfig
+) -> list[Tensor]:
+    """Queries, keys and values of a projection each, side by side for one convolution, which is cut to its length."""
+    parts = [
+        linear(tape, x, setting, f"{name} projection", width, label)
+        for name, width, label in zip(("query", "key", "value"), widths, labels, strict=True)
+    ]
+    channels = ops.cat(tape, parts, "convolution's input", "2·d_k + d_v")
+    parts.clear()
+    convolved = convolution(tape, channels, taps, setting)
+    convolved = ops.slice_of(tape, convolved, sum(widths), "2·d_k + d_v", "convolution's output")
+    return ops.split(tape, convolved, widths, labels, "convolution's output")
 
 
 def inputs(tape: Tape, x: Tensor, spec: GatedDeltaNet, setting: BlockConfig) -> tuple[Tensor, ...]:
@@ -98,10 +102,15 @@ def rates(tape: Tape, x: Tensor, spec: GatedDeltaNet) -> Tensor:
 
 def decays(tape: Tape, step: Tensor, spec: GatedDeltaNet, setting: BlockConfig) -> Tensor:
     """``-exp(A) · softplus(a + dt)`` in fp32: keeps the softplus' input and output, and two vectors of all heads."""
-    rate = decay_rates(tape, spec.value_heads, setting)
     wide = ops.cast(tape, step, WIDE, "steps, fp32")
     soft = ops.saves_input(tape, ops.shifted(tape, wide, "steps, shifted"), "steps, softplus")
     del wide
+    return rated(tape, soft, spec.value_heads, setting)
+
+
+def rated(tape: Tape, soft: Tensor, heads: int, setting: BlockConfig) -> Tensor:
+    """The product of steps and the rate of each head: keeps both."""
+    rate = decay_rates(tape, heads, setting)
     size, vector, trained = soft.size, rate.size, setting.trainable
 
     def rule(_: Grads) -> Grads:

@@ -15,7 +15,7 @@ from unittest import mock
 
 import torch
 
-from autograd import selective_scan
+from autograd import kimi_delta, selective_scan
 from autograd.convolutions import causal_conv1d_fn
 
 FLOAT = torch.float32
@@ -153,13 +153,14 @@ def mamba_split_conv1d_scan_combined(
 
 FAMILIES = (
     "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "bamba", "granitemoehybrid", "falcon_h1", "nemotron_h",
-    "mamba", "falcon_mamba", "mamba2", "jamba", "olmo_hybrid",
+    "mamba", "falcon_mamba", "mamba2", "jamba", "olmo_hybrid", "kimi_linear",
 )  # fmt: skip
 """Those whose classes look for the kernels."""
 KERNELS = {
     "causal_conv1d_fn": causal_conv1d_fn,
     "torch_chunk_gated_delta_rule": chunk_gated_delta_rule,
     "mamba2_split_conv1d_scan_combined": mamba_split_conv1d_scan_combined,
+    "chunk_kimi_delta_attention": kimi_delta.chunk_kda,
     "mamba_inner_fn": selective_scan.mamba_inner_fn,
     "mamba_selective_scan": selective_scan.selective_scan_fn,
 }

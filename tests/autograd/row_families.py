@@ -45,6 +45,10 @@ JAMBA = GROUPED | {
     "attn_layer_offset": 2, "expert_layer_period": 2,
     "expert_layer_offset": 1, "mamba_dt_rank": 20, "mamba_d_state": 12,
 }  # fmt: skip
+KIMI = ROUTED | LATENT | {
+    "num_hidden_layers": 4, "q_lora_rank": None, "num_experts": 6, "num_expert_group": 2, "linear_num_heads": 6,
+    "linear_head_dim": 40, "layer_types": ["linear_attention", "linear_attention", "full_attention", "full_attention"],
+}  # fmt: skip
 MAMBA2_ALONE = {"num_heads": 6, "head_dim": 32, "n_groups": 2, "chunk_size": 8}
 MAMBA2 = GROUPED | {
     "num_hidden_layers": 4, "mamba_n_heads": 6, "mamba_d_head": 32, "mamba_d_state": 16, "mamba_n_groups": 2,
@@ -114,6 +118,7 @@ CODED: dict[str, dict[str, Any]] = {
     "falcon_mamba": MAMBA,
     "mamba2": {key: MAMBA[key] for key in MAMBA if key != "time_step_rank"} | MAMBA2_ALONE,
     "jamba": JAMBA,
+    "kimi_linear": KIMI,
     "olmo_hybrid": GROUPED
     | {key: DELTA[key] for key in DELTA if key not in HEADS}
     | {"num_hidden_layers": 4, "linear_num_key_heads": 6},

@@ -17,6 +17,14 @@ from memcalc.terms.parameters import model_count
 LAYERS = {"num_hidden_layers": 6}
 STATE_SPACE: dict[str, Any] = {"use_bias": True, "use_conv_bias": False, "expand": 3, "tie_word_embeddings": False}
 JAMBA = LAYERS | {"attn_layer_period": 2, "attn_layer_offset": 1, "num_experts": 4}
+MLPS = ["dense", "sparse"] * 3
+DELTA = {
+    "head_dim": 64,
+    "num_heads": 16,
+    "short_conv_kernel_size": 3,
+    "full_attn_layers": [3, 6],
+    "kda_layers": [1, 2, 4, 5],
+}
 SIZES: list[tuple[str, dict[str, Any]]] = [
     ("MambaForCausalLM", LAYERS),
     ("MambaForCausalLM", LAYERS | STATE_SPACE | {"state_size": 24, "conv_kernel": 3, "time_step_rank": 40}),
@@ -25,6 +33,12 @@ SIZES: list[tuple[str, dict[str, Any]]] = [
     ("Mamba2ForCausalLM", LAYERS),
     ("Mamba2ForCausalLM", LAYERS | {"n_groups": 4, "use_bias": True, "tie_word_embeddings": True, "expand": 1,
                                     "head_dim": 32, "use_conv_bias": False}),
+    ("KimiLinearForCausalLM", LAYERS | {"num_local_experts": 8}),
+    ("KimiLinearForCausalLM", LAYERS | {"num_local_experts": 8, "n_shared_experts": 2, "q_lora_rank": 96,
+                                        "linear_num_heads": 12, "attention_bias": True, "linear_head_dim": 96,
+                                        "mlp_layer_types": MLPS}),
+    ("KimiLinearForCausalLM", LAYERS | {"num_local_experts": 8, "linear_attn_config": DELTA,
+                                        "first_k_dense_replace": 2}),
     ("OlmoHybridForCausalLM", LAYERS),
     ("OlmoHybridForCausalLM", {"num_hidden_layers": 3, "attention_bias": True, "num_key_value_heads": 10}),
     ("OlmoHybridForCausalLM", LAYERS | {"linear_num_key_heads": 10, "linear_key_head_dim": 64,

@@ -26,6 +26,7 @@ LAYERS = dict.fromkeys(
         "granitemoehybrid",
         "falcon_h1",
         "olmo_hybrid",
+        "kimi_linear",
     ),
     4,
 )
