@@ -237,6 +237,7 @@ MOVES: dict[str, dict[str, tuple[Any, ...]]] = {
         "conv_bias": ("mamba", False), "bias": ("jamba", True), "norms": ("jamba", "none"),
     },
     "Attention": {
+        "head_gate": ("llama", True),
         "heads": ("llama", 64), "kv_heads": ("llama", 16), "head_dim": ("llama", 128), "q_bias": ("llama", True),
         "k_bias": ("llama", True), "v_bias": ("llama", True), "o_bias": ("llama", True), "qk_norm": ("llama", "head"),
         "qk_norm_kind": ("gemma3", OTHER_NORM), "packed_qkv": ("llama", True), "kv_form": ("hf", "copied"),

@@ -51,6 +51,28 @@ def _lfm2(c: Keys, sizes: Sizes) -> Flat:
     return {**flat, "tied": tied, **_mixing(mixer, _mixed(c, flat["n_layers"], "conv"))}
 
 
+def lfm3(c: Keys) -> Flat:
+    """LFM3: short convolutions, attention in windows and of all tokens, with a gate for each head and norms around."""
+    flat = decoder(c, (128000, 2048, 7680, 24, 16, 4, 128, 128000), tied=True, **attention_bias(c), qk_norm="head")
+    c.get("rope_parameters")
+    layers, around = flat["n_layers"], c.flag("use_sandwich_norm", True)
+    usual = [
+        "full_attention" if n % 4 == 2 else "sliding_attention" if n % 4 == 0 and n else "conv" for n in range(layers)
+    ]
+    kinds = c.words("layer_types") or usual
+    if len(kinds) != layers or not {*kinds} <= {"full_attention", "sliding_attention", "conv"}:
+        allowed = f"must call each of the {layers} layers full_attention, sliding_attention or conv"
+        raise InputError("config key layer_types", kinds, allowed)
+    width, tables = c.maybe("sliding_window", 256), len({*kinds} - {"conv"})
+    mixer = {"kind": "short convolution", "taps": c.size("conv_L_cache", 7), "bias": c.flag("conv_bias")}
+    full = [index for index, kind in enumerate(kinds) if kind == "full_attention"]
+    flat |= {"norm_place": "both", "norms": 4} if around else {}
+    flat |= {"window": width, "full_layers": full} if width and "sliding_attention" in kinds else {}
+    flat |= {"rotary_fraction": 1.0, "wide_rotary": True, "rotary_tables": tables or 1}
+    flat |= {"head_gate": c.flag("use_attention_gate", True)}
+    return {**flat, **_mixing(mixer, [index for index, kind in enumerate(kinds) if kind == "conv"])}
+
+
 def _delta(c: Keys, sizes: Sizes, *, packed: bool) -> Flat:
     """Return what Qwen3-Next and Qwen 3.5 have in common."""
     c.only("attn_output_gate", True)
@@ -332,6 +354,6 @@ def mamba_mixer(c: Keys, hidden: int, inner: int, rank: str, state: str, taps: s
 
 FAMILIES = (
     lfm2, lfm2_moe, qwen3_next, qwen3_5_text, qwen3_5_moe_text, bamba, granitemoehybrid, falcon_h1, jamba, olmo_hybrid,
-    kimi_linear,
+    kimi_linear, lfm3,
 )  # fmt: skip
 HYBRIDS: dict[str, Callable[[Keys], Flat]] = {family.__name__: family for family in FAMILIES}

@@ -25,7 +25,7 @@ KERNELS = {
 
 def check_mixers(request: Request, model: Model) -> None:
     """Refuse what is not modelled beside such blocks, and pin what is therefore not searched."""
-    gated = any(attention.output_gate for attention in model.attentions)
+    gated = any(attention.output_gate or attention.head_gate for attention in model.attentions)
     kinds = [*model.mixer_kinds, *["gated attention"] * gated]
     if kinds:
         _check(request, model, " and ".join(kinds))

@@ -97,6 +97,8 @@ class AttentionForm(Frozen):
     relative positions, or zeros in its place (T5's cross attention), both of which a fused kernel takes as a mask."""
     output_gate: bool = False
     """The output is multiplied by the sigmoid of a second half of the query projection (Qwen3-Next)."""
+    head_gate: bool = False
+    """The output of each head is multiplied by the sigmoid of a projection of the input (LFM3)."""
     contiguous_queries: bool = False
     """Queries are scaled and copied head by head before attention (Whisper)."""
     fused: bool = True

@@ -139,13 +139,16 @@ def over(activations: GroupActivations, sums: Sums) -> Array:
 
 
 def entry_sum(census: ModelOnGrid, activations: GroupActivations, setting: BlockConfig, policy: Policy) -> Sum:
-    """What a tower's entry keeps."""
+    """What a tower's entry keeps, with what its blocks share, of which a mixer reads nothing."""
     if census.model.recording is not None:
         return census.traces.get(recorded, census.model.recording.entry, setting, policy.treatment).kept_sum
-    ends, block = census.model.ends_of(activations.group.tower), activations.group.block
+    groups = activations.stack.groups if activations.stack else ()
+    blocks = [activations.group.block, *(group.group.block for group in groups)]
+    block = next((block for block in blocks if block.attention is not None), blocks[0])
+    ends = census.model.ends_of(activations.group.tower)
     records = list(census.traces.get(trace_entry, ends, block, setting, policy.treatment).kept_records)
     windows = {block.attention.window if block.attention else None}
-    for group in activations.stack.groups if activations.stack else ():
+    for group in groups:
         attention = group.group.block.attention
         if attention and attention.window not in windows:  # blocks with another window have a mask of their own
             windows.add(attention.window)

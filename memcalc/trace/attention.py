@@ -39,6 +39,12 @@ def attention(
     del q, k, v
     if gate:
         out = ops.mul(tape, out, ops.saves_output(tape, gate.pop(), "output gate"), "attention output, gated")
+    if spec.head_gate:
+        heads = ops.saves_output(
+            tape, linear(tape, x, setting, "gate of heads", spec.heads, "a", "tp"), "gate of heads"
+        )
+        out = ops.mul(tape, out, heads, "attention output, gated")
+        del heads
     if spec.joins_images:
         out = ops.copy(tape, out, f"{prefix}attention output of all images")
     return linear(tape, out, setting, f"{prefix}attention projection", hidden, "h", setting.branch_output)

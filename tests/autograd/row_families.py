@@ -119,6 +119,13 @@ CODED: dict[str, dict[str, Any]] = {
     "mamba2": {key: MAMBA[key] for key in MAMBA if key != "time_step_rank"} | MAMBA2_ALONE,
     "jamba": JAMBA,
     "kimi_linear": KIMI,
+    "lfm3": HEADS
+    | WINDOW
+    | {
+        "num_hidden_layers": 6,
+        "conv_L_cache": 3,
+        "layer_types": ["conv", "conv", *["full_attention", "sliding_attention"] * 2],
+    },
     "olmo_hybrid": GROUPED
     | {key: DELTA[key] for key in DELTA if key not in HEADS}
     | {"num_hidden_layers": 4, "linear_num_key_heads": 6},

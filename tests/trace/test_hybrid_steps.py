@@ -76,3 +76,11 @@ def test_fsdp_2_casts_an_fp32_residual_stream_for_each_block(family: str, recomp
 @pytest.mark.parametrize("family", STATE_SPACES)
 def test_a_residual_stream_may_be_as_wide_as_the_weights(family: str) -> None:
     assert abs(error(family, "bf16", "full", layers=4, residual_in_fp32=False)) <= WITHIN
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("recompute", ["none", "full"])
+@pytest.mark.parametrize("precision", ["bf16", "fp32+autocast"])
+def test_rotary_tables_of_two_kinds_are_taken_to_live_as_long_as_one_another(precision: str, recompute: str) -> None:
+    """LFM3's tables of windows go before those of the first attention: at this size 0.7% of a step."""
+    assert -WITHIN <= error("lfm3", precision, recompute, layers=6, sliding_window=512) <= 0.008
