@@ -33,6 +33,7 @@ SETTINGS = (
     "strategy.zero=9", "model.vocab=999999999999", "model.ffn=0", "model.kv_heads=3", "a.b.c=1", "=", "strategy.=1",
     "workload.image_pixels=1", "workload.eval_micro_batch=9999999", "workload.eval_new_tokens=5", "rl.prompt=512",
 )  # fmt: skip
+KINDS = ("llama", "gpt2", "mixtral", "gemma3_text", "t5", "qwen2_vl", "mamba2", "jamba")
 FORMATS = ("rich", "plain", "markdown", "csv", "json", "latex", "html", "svg", "xml", "")
 SPECIAL: dict[str, tuple[str, ...]] = {
     "lengths": ("300:1800:4k", "1:1:1", "4k:300:1", "1:100000000:100000000", "nan:1:2", "lengths.csv", "lengths.json",
@@ -228,7 +229,7 @@ class Cases:
         if chance < 0.8:
             return "m.toml", {"m.toml": self._broken(self.random.choice(self.presets))}
         config = {
-            "model_type": self.random.choice(("llama", "gpt2", "mixtral", "gemma3_text", "t5", "qwen2_vl", "mamba2")),
+            "model_type": self.random.choice(KINDS),
             "hidden_size": 512, "num_attention_heads": 8, "num_hidden_layers": 4, "intermediate_size": 1024,
         }  # fmt: skip
         for _ in range(self.random.randrange(4)):

@@ -26,7 +26,7 @@ from memcalc.planner.occasions import occasions_of
 from memcalc.planner.offload_memory import pools_of
 from memcalc.specs.block import Attention, Block, LatentAttention, MixtureOfExperts, Mlp, Norm
 from memcalc.specs.hardware import GPU, MemoryTier, Node
-from memcalc.specs.mixers import GatedDeltaNet, Mamba2, ShortConvolution
+from memcalc.specs.mixers import DeltaAttention, GatedDeltaNet, Mamba, Mamba2, ShortConvolution
 from memcalc.specs.model import BlockGroup, Model, Pattern, Projector, Tail, TowerEnds
 from memcalc.specs.options import SharedSettings
 from memcalc.specs.strategy import Strategy
@@ -37,7 +37,8 @@ from memcalc.timing.times import step_times
 from memcalc.trace.layers import BlockConfig
 
 RECORDS = (
-    Model, BlockGroup, Pattern, Block, Attention, LatentAttention, ShortConvolution, GatedDeltaNet, Mamba2, Mlp,
+    Model, BlockGroup, Pattern, Block, Attention, LatentAttention, ShortConvolution, GatedDeltaNet, Mamba2, Mamba,
+    DeltaAttention, Mlp,
     MixtureOfExperts, Norm, TowerEnds, Tail, SharedSettings, Habits, BlockConfig, GPU, Node, MemoryTier,
 )  # fmt: skip
 
@@ -105,6 +106,12 @@ SMALL = {
 WITH_CONVOLUTIONS = from_huggingface({"model_type": "lfm2", "full_attn_idxs": [2], **SMALL})
 WITH_DELTA_NETS = from_huggingface({"model_type": "qwen3_next", "num_experts": 8, "num_experts_per_tok": 2, **SMALL})
 WITH_MAMBA2 = from_huggingface({"model_type": "bamba", "attn_layer_indices": [2], "mamba_n_heads": 16, **SMALL})
+WITH_MAMBA = from_huggingface({"model_type": "mamba", "hidden_size": 512, "num_hidden_layers": 4, "vocab_size": 4000})
+WITH_JAMBA = from_huggingface({"model_type": "jamba", "num_experts": 4, **SMALL})
+WITH_DELTA_ATTENTION = from_huggingface({
+    "model_type": "kimi_linear", "hidden_size": 512, "num_hidden_layers": 4, "num_experts": 8, "vocab_size": 4000,
+    "layer_types": [*["linear_attention"] * 3, "full_attention"],
+})  # fmt: skip
 JOBS: dict[str, dict[str, Any]] = {
     "llama": {"model": "llama-3.2-1b", "gpu": "h100", "gpus": 8, "framework": "fsdp2", "seq_len": 2048,
               "global_batch": 16},
@@ -192,6 +199,10 @@ JOBS: dict[str, dict[str, Any]] = {
               "recompute": "full"},
     "lora": {"model": "llama-3.2-1b", "gpu": "a100-80g", "framework": "hf", "seq_len": 1024, "recompute": "full",
              "lora": "16:all-linear", "precision": "bf16", "settings": {"workload.lora_dropout": 0.05}},
+    "mamba": {"model": WITH_MAMBA, "gpu": "h100", "framework": "hf", "seq_len": 2048, "precision": "bf16"},
+    "channels": {"model": WITH_DELTA_ATTENTION, "gpu": "h100", "framework": "hf", "seq_len": 2048},
+    "wide": {"model": WITH_MAMBA, "gpu": "h100", "gpus": 8, "framework": "fsdp2", "seq_len": 2048},
+    "jamba": {"model": WITH_JAMBA, "gpu": "h100", "framework": "hf", "seq_len": 2048},
     "images": {"model": WITH_IMAGES, "gpu": "h100", "framework": "hf", "seq_len": 2048, "image_size": "448x448",
                "attention": "efficient", "images": 2},
 }  # fmt: skip
@@ -212,19 +223,26 @@ MOVES: dict[str, dict[str, tuple[Any, ...]]] = {
         "summed_branches": ("falcon", False), "cross_attention": ("t5", None), "cross_hidden": ("t5", 64),
         "mlp": ("llama", Mlp(ffn=1024)), "attention": ("llama", Attention(heads=16, kv_heads=16, head_dim=64)),
         "layer_scale": ("llama", True), "weight_views": ("again", True),
+        "layer_scale": ("llama", True), "wide_residual": ("mamba", False),
         "mixer": ("convolutions", ShortConvolution(kind="short convolution", taps=9)),
     },
     "ShortConvolution": {"taps": ("convolutions", 9), "bias": ("convolutions", True)},
     "GatedDeltaNet": {
         "key_heads": ("delta", 8), "value_heads": ("delta", 64), "key_dim": ("delta", 64), "value_dim": ("delta", 64),
-        "taps": ("delta", 9), "packed": ("delta", False),
+        "taps": ("delta", 9), "packed": ("delta", False), "apart": ("delta", True), "doubled": ("delta", True),
     },
     "Mamba2": {
         "heads": ("mamba2", 8), "head_dim": ("mamba2", 32), "state": ("mamba2", 64), "groups": ("mamba2", 4),
         "taps": ("mamba2", 9), "chunk": ("mamba2", 64), "conv_bias": ("mamba2", False), "bias": ("mamba2", True),
         "normed": ("mamba2", False), "scaled": ("mamba2", True),
     },
+    "DeltaAttention": {"heads": ("channels", 16), "head_dim": ("channels", 64), "taps": ("channels", 9)},
+    "Mamba": {
+        "inner": ("mamba", 512), "state": ("mamba", 64), "rank": ("mamba", 64), "taps": ("mamba", 9),
+        "conv_bias": ("mamba", False), "bias": ("jamba", True), "norms": ("jamba", "none"),
+    },
     "Attention": {
+        "head_gate": ("llama", True),
         "heads": ("llama", 64), "kv_heads": ("llama", 16), "head_dim": ("llama", 128), "q_bias": ("llama", True),
         "k_bias": ("llama", True), "v_bias": ("llama", True), "o_bias": ("llama", True), "qk_norm": ("llama", "head"),
         "qk_norm_kind": ("gemma3", OTHER_NORM), "packed_qkv": ("llama", True), "kv_form": ("hf", "copied"),
@@ -268,7 +286,8 @@ MOVES: dict[str, dict[str, tuple[Any, ...]]] = {
     },
     "Tail": {
         "dropout": ("llama", 0.1), "transform": ("llama", "gelu"), "pooled": ("llama", True), "classes": ("vit", 10),
-        "wide_loss": ("llama", False), "transform_norm": ("llama", Norm(), {"transform": "gelu"}),
+        "wide_logits": ("mamba", False), "wide_loss": ("llama", False),
+        "transform_norm": ("llama", Norm(), {"transform": "gelu"}),
     },
     "SharedSettings": {
         "optimizer": ("llama", "lion"), "optimizer_impl": ("llama", "fused"), "optimizer_in_backward": ("llama", True),
@@ -302,7 +321,7 @@ MOVES: dict[str, dict[str, tuple[Any, ...]]] = {
     },
     "Habits": {
         "full_shard": ("megatron", True), "gather": ("llama", "live"), "flat_units": ("llama", True),
-        "split_root": ("moe", True), "keeps_last_block": ("llama", True),
+        "split_root": ("moe", True), "casts_inputs": ("wide", False), "keeps_last_block": ("llama", True),
         "pipeline_accumulates_whole": ("chunks", False), "pipeline_keeps_outputs": ("chunks", True),
         "pipeline_engine": ("megatron", "1f1b"), "gradients_follow_optimizer": ("offload", False),
         "offload_streams": ("streams", None), "gradient_copy": ("llama", True), "persistent_gradients": ("llama", True),
@@ -336,6 +355,7 @@ MOVES: dict[str, dict[str, tuple[Any, ...]]] = {
         "checkpointed": ("llama", frozenset({"attention"})), "also_train": ("adapters", frozenset({"head"})),
         "quantize": ("llama", "nf4"), "quantised_head": ("int8", True), "quantised_input_kept": ("nf4", True),
         "quantised_copy_kept": ("int8", True), "quantised_from_half": ("nf4", True), "norm_weight": ("llama", 4),
+        "casts_input": ("wide", False),
         "embedding_leaf": ("cache", True), "expert_loop": ("moe", True), "in_place": ("megatron", True),
         "cp_kind": ("ring", "a2a"), "lora": ("adapters", None), "narrow": ("float8", None),
         "stops_early": ("lora", False),
@@ -386,6 +406,8 @@ CHOICES = {
     "ShortConvolution": {"kind"},
     "GatedDeltaNet": {"kind"},
     "Mamba2": {"kind"},
+    "Mamba": {"kind"},
+    "DeltaAttention": {"kind"},
     "TowerEnds": {"patch"},
     "Habits": {
         "name", "zero", "lacks", "schedules", "fork_schedules", "fork", "even_chunks", "expandable_segments",

@@ -51,6 +51,28 @@ def _lfm2(c: Keys, sizes: Sizes) -> Flat:
     return {**flat, "tied": tied, **_mixing(mixer, _mixed(c, flat["n_layers"], "conv"))}
 
 
+def lfm3(c: Keys) -> Flat:
+    """LFM3: short convolutions, attention in windows and of all tokens, with a gate for each head and norms around."""
+    flat = decoder(c, (128000, 2048, 7680, 24, 16, 4, 128, 128000), tied=True, **attention_bias(c), qk_norm="head")
+    c.get("rope_parameters")
+    layers, around = flat["n_layers"], c.flag("use_sandwich_norm", True)
+    usual = [
+        "full_attention" if n % 4 == 2 else "sliding_attention" if n % 4 == 0 and n else "conv" for n in range(layers)
+    ]
+    kinds = c.words("layer_types") or usual
+    if len(kinds) != layers or not {*kinds} <= {"full_attention", "sliding_attention", "conv"}:
+        allowed = f"must call each of the {layers} layers full_attention, sliding_attention or conv"
+        raise InputError("config key layer_types", kinds, allowed)
+    width, tables = c.maybe("sliding_window", 256), len({*kinds} - {"conv"})
+    mixer = {"kind": "short convolution", "taps": c.size("conv_L_cache", 7), "bias": c.flag("conv_bias")}
+    full = [index for index, kind in enumerate(kinds) if kind == "full_attention"]
+    flat |= {"norm_place": "both", "norms": 4} if around else {}
+    flat |= {"window": width, "full_layers": full} if width and "sliding_attention" in kinds else {}
+    flat |= {"rotary_fraction": 1.0, "wide_rotary": True, "rotary_tables": tables or 1}
+    flat |= {"head_gate": c.flag("use_attention_gate", True)}
+    return {**flat, **_mixing(mixer, [index for index, kind in enumerate(kinds) if kind == "conv"])}
+
+
 def _delta(c: Keys, sizes: Sizes, *, packed: bool) -> Flat:
     """Return what Qwen3-Next and Qwen 3.5 have in common."""
     c.only("attn_output_gate", True)
@@ -207,7 +229,131 @@ def falcon_h1(c: Keys) -> Flat:
     return {**flat, "bias": bias, "embedding_scaled": True, "head_scaled": True, "mixer": mixer, "mixer_beside": True}
 
 
-HYBRIDS: dict[str, Callable[[Keys], Flat]] = {
-    family.__name__: family
-    for family in (lfm2, lfm2_moe, qwen3_next, qwen3_5_text, qwen3_5_moe_text, bamba, granitemoehybrid, falcon_h1)
-}
+def jamba(c: Keys) -> Flat:
+    """Jamba: Mamba mixers with learned norms in most blocks, attention without positions in the others; experts."""
+    c.only("hidden_act", "silu")
+    c.get(_JAMBA_UNREAD)
+    flat = decoder(c, (65536, 4096, 14336, 32, 32, 8, None, 262144), positions="none")
+    layers, hidden = range(flat["n_layers"]), flat["hidden"]
+    attending, routed = _every(c, "attn_layer", 8, 4), _every(c, "expert_layer", 2, 1)
+    inner = c.size("mamba_expand", 2) * hidden
+    mixer = mamba_mixer(c, hidden, inner, "mamba_dt_rank", "mamba_d_state", "mamba_d_conv", "mamba_conv_bias")
+    mixer |= {"bias": c.flag("mamba_proj_bias"), "norms": "learned"}
+    flat |= _mixing(mixer, [index for index in layers if not attending(index)])
+    experts, topk = c.size("num_experts num_local_experts", 16), c.size("num_experts_per_tok", 2)
+    dense = [index for index in layers if not routed(index)]
+    if experts == 1 or len(dense) == len(layers):
+        return flat
+    return {**flat, "moe": {"experts": experts, "topk": topk, "narrow_weights": True, "dense_layers": dense}}
+
+
+_JAMBA_UNREAD = """
+    num_logits_to_keep calc_logits_for_entire_prompt use_mamba_kernels use_mambapy use_associative_scan
+    mamba_inner_layernorms
+"""
+"""Keys of its checkpoints that the class does not read, or that move no size."""
+
+
+def _every(c: Keys, name: str, period: int, offset: int) -> Callable[[int], bool]:
+    """Return whether a block, counted from 0, is the one of each period that an offset names."""
+    step, start = c.size(f"{name}_period", period), c.size(f"{name}_offset", offset, low=0)
+    if start >= step:
+        raise InputError(f"config key {name}_offset", start, f"must be below {name}_period {step}")
+    return lambda index: index % step == start
+
+
+def olmo_hybrid(c: Keys) -> Flat:
+    """OLMo Hybrid: gated delta nets behind their norms, and attention with norms on its branches."""
+    c.only("hidden_act", "silu")
+    c.get("linear_a_log_min linear_a_log_max linear_dt_min linear_dt_max linear_dt_init_floor")
+    rope = c.table("rope_parameters")
+    turned = rope is not None and rope.get("rope_theta") is not None
+    sizes = (100352, 3840, 11008, 32, 30, None, None, 65536)
+    flat = decoder(c, sizes, **attention_bias(c), qk_norm="full", norm_scale="wide", norm_place="branch")
+    heads = flat["heads"]
+    key_heads, value_heads = c.maybe("linear_num_key_heads") or heads, c.maybe("linear_num_value_heads") or heads
+    key_dim = c.maybe("linear_key_head_dim") or int(0.75 * flat["hidden"] / key_heads)
+    mixer = {
+        "kind": "gated delta net",
+        "key_heads": key_heads,
+        "value_heads": value_heads,
+        "key_dim": key_dim,
+        "value_dim": c.maybe("linear_value_head_dim") or 2 * key_dim,
+        "taps": c.size("linear_conv_kernel_dim", 4),
+        "apart": True,
+        "doubled": c.flag("linear_allow_neg_eigval", True),
+    }
+    usual = ["full_attention" if index % 4 == 3 else "linear_attention" for index in range(flat["n_layers"])]
+    usual = usual if "full_attention" in usual else [*usual[:-1], "full_attention"]
+    positions = {"wide_rotary": True} if turned else {"positions": "none"}
+    mixed = _listed(c, usual, "linear_attention")
+    return {**flat, **positions, "mixer_norm_place": "pre", **_mixing(mixer, mixed)}
+
+
+def kimi_linear(c: Keys) -> Flat:
+    """Kimi Linear: delta attention in three blocks of four, latent attention without positions in the others."""
+    c.only("hidden_act", "silu")
+    about = c.table("linear_attn_config") or Keys({})
+    flat = decoder(c, (163840, 2304, 9216, 27, 32, 32, None, 1048576), **attention_bias(c), positions="none")
+    layers = flat["n_layers"]
+    mla = {
+        "q_lora_rank": c.maybe("q_lora_rank"),
+        "kv_lora_rank": c.size("kv_lora_rank", 512),
+        "qk_nope_head_dim": c.size("qk_nope_head_dim", 128),
+        "qk_rope_head_dim": c.size("qk_rope_head_dim", 64),
+        "v_head_dim": c.size("v_head_dim", 128),
+    }
+    mixer = {
+        "kind": "delta attention",
+        "heads": about.size("num_heads", c.size("linear_num_heads", 32)),
+        "head_dim": about.size("head_dim", c.size("linear_head_dim", 128)),
+        "taps": about.size("short_conv_kernel_size", c.size("linear_conv_kernel_dim", 4)),
+    }
+    attending = [index - 1 for index in about.sizes("full_attn_layers")] or range(4, layers, 4)
+    about.get("kda_layers")
+    about.refuse_rest()
+    usual = ["full_attention" if index in attending else "linear_attention" for index in range(layers)]
+    mixed = _listed(c, usual, "linear_attention")
+    flat |= {"kv_heads": None, "head_dim": None, "tied": False, "mla": mla, "moe": _kimi_experts(c, layers)}
+    flat["max_positions"] = c.size("model_max_length max_position_embeddings", 1048576)
+    return {**flat, **_mixing(mixer, mixed)}
+
+
+def _kimi_experts(c: Keys, layers: int) -> Flat:
+    usual = ["dense" if index < c.size("first_k_dense_replace", 1, low=0) else "sparse" for index in range(layers)]
+    kinds = c.words("mlp_layer_types") or usual
+    if len(kinds) != layers or not {*kinds} <= {"dense", "sparse"}:
+        raise InputError("config key mlp_layer_types", kinds, f"must call each of the {layers} layers dense or sparse")
+    groups = c.maybe("num_expert_group n_group", 1), c.maybe("topk_group", 1)
+    return {
+        "experts": c.size("num_experts num_local_experts", 256),
+        "topk": c.size("num_experts_per_token num_experts_per_tok", 8),
+        "ffn": c.size("moe_intermediate_size", 1024),
+        "shared": c.size("num_shared_experts n_shared_experts", 1),
+        "dense_layers": [index for index, kind in enumerate(kinds) if kind == "dense"],
+        "scores": "sigmoid",
+        "normalised": c.flag("moe_renormalize norm_topk_prob", True),
+        "fp32_router": True,
+        "scaled": True,
+        **(dict(zip(("n_group", "topk_group"), groups, strict=True)) if None not in groups else {}),
+    }
+
+
+def mamba_mixer(c: Keys, hidden: int, inner: int, rank: str, state: str, taps: str, conv_bias: str) -> Flat:
+    """Return a Mamba mixer by what its family calls the keys; the rank follows from the width where it is `auto`."""
+    usual = -(-hidden // 16)
+    return {
+        "kind": "Mamba mixer",
+        "inner": inner,
+        "state": c.size(state, 16),
+        "rank": usual if c.get(rank, "auto") == "auto" else c.size(rank),
+        "taps": c.size(taps, 4),
+        "conv_bias": c.flag(conv_bias, True),
+    }
+
+
+FAMILIES = (
+    lfm2, lfm2_moe, qwen3_next, qwen3_5_text, qwen3_5_moe_text, bamba, granitemoehybrid, falcon_h1, jamba, olmo_hybrid,
+    kimi_linear, lfm3,
+)  # fmt: skip
+HYBRIDS: dict[str, Callable[[Keys], Flat]] = {family.__name__: family for family in FAMILIES}

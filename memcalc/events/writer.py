@@ -121,7 +121,7 @@ class StepWriter(Stage):
         """Blocks and head of one micro-batch."""
         self._begin("forward-last")
         self.units.enter(self.first_unit, None)
-        x = self.log.alloc(self._input_bytes(), COMPUTE, "embedding output")
+        x = self.log.alloc(self._embedded_bytes(), COMPUTE, "embedding output")
         if self.split:
             self.units.leave_forward(self.first_unit)
         self.runs[index] = []
@@ -160,6 +160,12 @@ class StepWriter(Stage):
     def _input_bytes(self) -> int:
         activations = self.layers[0]
         return self._sizes(activations, activations.template(self.grid.policies[0], activations.settings[0]))[0]
+
+    def _embedded_bytes(self) -> int:
+        """What the stage's first block is given: an fp32 residual stream begins with the embedding's own width."""
+        setting, first = self.layers[0].settings[0], self.scalar(self.grid.is_first)
+        narrow = self.census.model.wide_residual and first
+        return self._input_bytes() * setting.embedding // setting.residual if narrow else self._input_bytes()
 
     def _head_forward(self, index: int, x: int) -> None:
         if not self.scalar(self.grid.is_last):

@@ -72,6 +72,37 @@ def gated_delta_net_parameters(
     return hidden * (2 * keys + 3 * values + 2 * heads) + taps * (2 * keys + values) + 2 * heads + value_dim
 
 
+def delta_attention_parameters(hidden: Number, heads: Number, head_dim: Number, taps: Number) -> Number:
+    r"""Return the parameters of Kimi Delta Attention.
+
+    .. math:: P = d (4 h + 3 k + 2 d_h + 1) + 2 h d_h + H (h + 1) + d_h, \quad d = H d_h
+
+    Parameters
+    ----------
+    hidden : width of the residual stream h, [1]
+    heads : heads H, [1]
+    head_dim : width of one head d_h, [1]
+    taps : length of the convolution k, [1]
+
+    Returns
+    -------
+    parameters P, [1]
+
+    Examples
+    --------
+    >>> delta_attention_parameters(2304, 32, 128, 4)
+    39514272
+
+    References
+    ----------
+    [1] Transformers 5.24 ``models/kimi_linear/modeling_kimi_linear.py``, ``KimiLinearDeltaAttention``; arXiv:2510.26692
+
+    """
+    inner = heads * head_dim
+    low = 2 * hidden * head_dim + heads * (hidden + 1) + head_dim
+    return inner * (4 * hidden + 3 * taps + 2 * head_dim + 1) + low
+
+
 def mamba2_parameters(
     hidden: Number, *, inner: Number, channels: Number, heads: Number, taps: Number, conv_bias: Number = 1,
     bias: Number = 0, normed: Number = 1,
@@ -107,6 +138,43 @@ def mamba2_parameters(
     """
     projections = hidden * (2 * inner + channels + heads) + bias * (inner + channels + heads + hidden)
     return projections + (taps + conv_bias) * channels + 3 * heads + normed * inner
+
+
+def mamba_parameters(
+    hidden: Number, *, inner: Number, state: Number, rank: Number, taps: Number, conv_bias: Number = 1,
+    bias: Number = 0, normed: Number = 0,
+) -> Number:  # fmt: skip
+    r"""Return the parameters of a Mamba mixer.
+
+    .. math:: P = d (3 h + 2 r + 3 n + k + b_c + 2) + b (2 d + h) + \nu (r + 2 n)
+
+    Parameters
+    ----------
+    hidden : width of the residual stream h, [1]
+    inner : channels d, [1]
+    state : width of the state of each channel n, [1]
+    rank : width of what the steps are projected from r, [1]
+    taps : length of the convolution k, [1]
+    conv_bias : 1 with a bias of the convolution b_c, else 0, [1]
+    bias : 1 with biases of the projections of input and output b, else 0, [1]
+    normed : 1 with learned norms of steps, B and C, else 0, [1]
+
+    Returns
+    -------
+    parameters P, [1]
+
+    Examples
+    --------
+    >>> mamba_parameters(2560, inner=5120, state=16, rank=160, taps=4)
+    41241600
+
+    References
+    ----------
+    [1] Transformers 5.24 ``models/mamba/modeling_mamba.py``, ``MambaMixer``; arXiv:2312.00752
+
+    """
+    channels = inner * (3 * hidden + 2 * rank + 3 * state + taps + conv_bias + 2)
+    return channels + bias * (2 * inner + hidden) + normed * (rank + 2 * state)
 
 
 def delta_rule_flops(tokens: Number, heads: Number, key_dim: Number, value_dim: Number, chunk: Number = 64) -> Number:
@@ -173,3 +241,34 @@ def state_space_flops(
 
     """
     return tokens * (heads * (4 * state * head_dim + 2 * chunk * head_dim) + 2 * groups * chunk * state)
+
+
+def selective_scan_flops(tokens: Number, inner: Number, state: Number) -> Number:
+    r"""Return the operations of Mamba's scan, forward.
+
+    .. math:: F = T d (7\, n + 4)
+
+    For each place of a state: its decay (a product and an exponential), what enters it, its update (two operations) and
+    what leaves it (two); for each channel the step times the input, the skip (two) and the gate.
+
+    Parameters
+    ----------
+    tokens : tokens T, [tokens]
+    inner : channels d, [1]
+    state : width of the state of each channel n, [1]
+
+    Returns
+    -------
+    operations F, [FLOP]
+
+    Examples
+    --------
+    >>> selective_scan_flops(1, 5120, 16)
+    593920
+
+    References
+    ----------
+    [1] Gu and Dao, "Mamba", 2023, arXiv:2312.00752, section 3.2 and algorithm 2.
+
+    """
+    return tokens * inner * (7 * state + 4)

@@ -32,6 +32,8 @@ FSDP2 = Habits(
     gather="blocks",
     reshards_root=True,
     gathers_inputs=True,
+    # _fsdp_api.py of torch 2.13, MixedPrecisionPolicy
+    casts_inputs=True,
     # _fsdp_param.py of torch 2.13, _init_sharded_param: Shard(0), chunks padded to the first rank's; Transformers 5 and
     # gpt-oss have all experts of a block in one tensor
     fills_experts=True,
@@ -50,6 +52,7 @@ FSDP1 = like(
     float8=TORCHAO,
     tensor_parallel=False,
     reshards_root=False,
+    casts_inputs=False,  # fsdp/api.py, MixedPrecision: cast_forward_inputs
     fills_experts=False,
     schedules=("1f1b",),
     flat_units=True,

@@ -130,6 +130,8 @@ class Habits:
     """`blocks`: units are gathered block by block with a prefetch (FSDP); `live`: up to 10^9 parameters (ZeRO-3)."""
     flat_units: bool = False
     """Units are flat parameters, gathered in a stream of their own (FSDP 1)."""
+    casts_inputs: bool = False
+    """Each unit casts what it is given to the width of its weights (``cast_forward_inputs`` of FSDP 2)."""
     split_root: bool = False
     """The embedding is a unit of its own, apart from final norm and head; else the three are one (FSDP)."""
     keeps_last_block: bool = False

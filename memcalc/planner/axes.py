@@ -18,6 +18,7 @@ from memcalc.planner.direct import check_direct, check_replicated, clashes_for, 
 from memcalc.planner.float8 import check_recipe, transposes
 from memcalc.planner.global_batch import MICRO_BATCHES, batch_of
 from memcalc.planner.grid_parts import by_defaults, by_loss, by_stages
+from memcalc.planner.mixers import known_precisions
 from memcalc.planner.optimizers import (
     GALORE,
     adapter_fields,
@@ -30,7 +31,7 @@ from memcalc.planner.optimizers import (
 )
 from memcalc.planner.pipelines import check_layout, check_split, layouts_for, splits_for
 from memcalc.planner.policies import allowed, check_modules, policies
-from memcalc.planner.recorded import policies_for, recorded_optimizers, recorded_precisions
+from memcalc.planner.recorded import policies_for, recorded_optimizers
 from memcalc.planner.request import Request
 from memcalc.specs.options import BY_NAME, DEGREES, SHARED, SharedSettings
 from memcalc.specs.strategy import OPTIMIZERS
@@ -122,7 +123,7 @@ def single_strategy(request: Request, model: Model, gpu: GPU, node: Node) -> Gri
     zero = int(request.get("zero", defaults.usual_stage(request, habits, layout.gpus)))
     frozen = defaults.is_frozen(request)
     able = defaults.precisions_for(gpu, habits, zero, frozen=frozen)
-    precision = str(request.get("precision", [*recorded_precisions(model, able), *able][0]))
+    precision = str(request.get("precision", [*known_precisions(model, able), *able][0]))
     defaults.check_precision(precision, gpu, habits, zero, frozen=frozen)
     micro_batch = int(request.get("micro_batch", 1))
     sharded = defaults.is_sharded(habits, zero, layout.dp)
@@ -287,7 +288,7 @@ def _grid(
     frozen = defaults.is_frozen(request)
     able = defaults.precisions_for(gpu, habits, job_request.given.get("zero", 3), frozen=frozen)
     able = [name for name in able if name != "fp32" or not defaults.grouped(model)]
-    able = usual(request, habits, model, "precision", recorded_precisions(model, able))
+    able = usual(request, habits, model, "precision", known_precisions(model, able))
     runs = [name for name in habits.widths if gpu.supports(name.split("-")[0])]
     precisions = _values(job_request, "precision", able, runs, "searched: {}")
     for precision in precisions:

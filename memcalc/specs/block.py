@@ -101,6 +101,8 @@ class AttentionForm(Frozen):
     relative positions, or zeros in its place (T5's cross attention), both of which a fused kernel takes as a mask."""
     output_gate: bool = False
     """The output is multiplied by the sigmoid of a second half of the query projection (Qwen3-Next)."""
+    head_gate: bool = False
+    """The output of each head is multiplied by the sigmoid of a projection of the input (LFM3)."""
     contiguous_queries: bool = False
     """Queries are scaled and copied head by head before attention (Whisper)."""
     fused: bool = True
@@ -287,6 +289,8 @@ class Block(Frozen):
     """Parallel branches are added in place, and one dropout is on their sum (Falcon)."""
     weight_views: bool = False
     """Linear layers multiply by a view of their weight, of which autocast's cache keeps no copy (Falcon)."""
+    wide_residual: bool = False
+    """The residual stream is fp32 whatever the weights are, and cast for the norm (Mamba's `residual_in_fp32`)."""
     layer_scale: bool = False
     """Each branch is multiplied by a learned vector before its residual sum (InternVL's tower)."""
     recorded: Segment | None = None

@@ -59,6 +59,8 @@ class Flat(AttentionForm, Strict):
     """See `rescales_input` of :class:`memcalc.specs.block.Norm`."""
     norms: Count = 2
     norm_place: Literal["pre", "post", "branch", "both"] = "pre"
+    mixer_norm_place: Literal["pre", "post", "branch", "both"] | None = None
+    """That of blocks with a mixer, where it is another (OLMo Hybrid)."""
     final_norm: bool = True
     parallel: bool = False
     summed_branches: bool = False
@@ -250,7 +252,7 @@ def _block(flat: Flat, windowed: bool, routed: bool, mixed: bool) -> Block:
         mlp=_experts(flat, flat.moe) if routed and flat.moe is not None else _dense(flat),
         norm=norm_of(flat),
         norms=flat.norms,
-        norm_place=flat.norm_place,
+        norm_place=(mixed and flat.mixer_norm_place) or flat.norm_place,
         parallel=flat.parallel,
         summed_branches=flat.summed_branches,
         weight_views=flat.weight_views,

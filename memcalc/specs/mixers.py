@@ -41,6 +41,11 @@ class GatedDeltaNet(Frozen):
     packed: bool = False
     """Its inputs come out of two projections, heads side by side, and are copied apart (Qwen3-Next); else of four."""
 
+    apart: bool = False
+    """Queries, keys and values have a projection each, and the gate's follows the recurrence (OLMo Hybrid)."""
+    doubled: bool = False
+    """Rates are doubled, so that a state can change its sign."""
+
     @property
     def keys(self) -> int:
         """Width of all keys [elements]."""
@@ -100,11 +105,58 @@ class Mamba2(Frozen):
         return self.inner + self.channels + self.heads
 
 
-Mixer = ShortConvolution | GatedDeltaNet | Mamba2
+class Mamba(Frozen):
+    """A selective state space with a decay for each channel and place of its state (Mamba, arXiv:2312.00752)."""
+
+    kind: Literal["Mamba mixer"]
+    """What it is."""
+    inner: Size
+    """Channels, each with a state [-]."""
+    state: Size
+    """Width of the state of each channel [elements]."""
+    rank: Size
+    """Width of what the steps of all channels are projected from [elements]."""
+    taps: Taps
+    """Length of the convolution [tokens]."""
+    conv_bias: bool = True
+    """The convolution has a bias."""
+    bias: bool = False
+    """The projections of its input and of its output have one."""
+    norms: Literal["none", "weightless", "learned"] = "none"
+    """Norms on the steps, B and C: `weightless`, inside of the kernel that runs all of the mixer (Falcon-Mamba); or
+    `learned`, for which the class runs convolution, projections and scan one by one (Jamba)."""
+
+    @property
+    def selected(self) -> int:
+        """Outputs of the projection that steps, B and C are made from [elements]."""
+        return self.rank + 2 * self.state
+
+
+class DeltaAttention(Frozen):
+    """A delta rule whose states decay channel by channel (Kimi Linear, arXiv:2510.26692)."""
+
+    kind: Literal["delta attention"]
+    """What it is."""
+    heads: Size
+    """Heads, each with a state [-]."""
+    head_dim: Size
+    """Width of one head's query, key and value, and of what decays and gates are projected through [elements]."""
+    taps: Taps
+    """Length of the convolution on queries, keys and values [tokens]."""
+
+    @property
+    def inner(self) -> int:
+        """Width of all heads [elements]."""
+        return self.heads * self.head_dim
+
+
+Mixer = ShortConvolution | GatedDeltaNet | Mamba2 | Mamba | DeltaAttention
 Told = Annotated[
     Annotated[ShortConvolution, Field(strict=False)]
     | Annotated[GatedDeltaNet, Field(strict=False)]
-    | Annotated[Mamba2, Field(strict=False)],
+    | Annotated[Mamba2, Field(strict=False)]
+    | Annotated[Mamba, Field(strict=False)]
+    | Annotated[DeltaAttention, Field(strict=False)],
     Field(discriminator="kind"),
 ]
 """A mixer as a field of a model, of which ``kind`` says what it is."""

@@ -166,6 +166,8 @@ class Tail(Frozen):
     """The head reads the first token alone (ViT)."""
     classes: int = Field(default=0, ge=0)
     """Outputs of a head that is not the vocabulary's; 0 for none."""
+    wide_logits: bool = False
+    """The model casts its logits to fp32, so that the 16-bit ones are gone before the loss (Mamba)."""
     wide_loss: bool = True
     """The loss is computed in fp32; else in the dtype of the logits (T5, BERT, ViT, Whisper)."""
 
@@ -297,6 +299,11 @@ class Model(Frozen):
     def mixer_kinds(self) -> tuple[str, ...]:
         """What its mixers are, in the plural, each kind once: `Mamba-2 mixers`."""
         return tuple(dict.fromkeys(f"{mixer.kind}s" for mixer in self.mixers))
+
+    @property
+    def wide_residual(self) -> bool:
+        """Whether the residual stream is fp32 whatever the weights are."""
+        return any(group.block.wide_residual for group in self.groups)
 
     @property
     def counted_parts(self) -> tuple[str, ...]:

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from memcalc.trace.layers import BlockConfig
     from memcalc.trace.tape import Shard, Unit
 
-MASK_FILL, ROW_FILL = 16, 32
+MASK_FILL, ROW_FILL, SCAN_CHUNK = 16, 32, 2048
 """Multiples of keys and of rows in the memory-efficient kernel (PyTorch 2.13 attention.cpp, ``preprocess_mask``, and
 cuda/attention.cu, ``kAlignLSE``)."""
 
@@ -108,6 +108,7 @@ class GroupActivations:
             "even_cross": cross_keys * queries * (cross_keys % MASK_FILL == 0),
             "filled_token": (1 if joins else samples) * filled(queries, ROW_FILL),
             "convolved": self.tokens + samples * (self.group.block.mixer.taps - 1 if self.group.block.mixer else 0),
+            "scan_chunk": samples * -(-queries // SCAN_CHUNK),
             "row": queries,
             "sample": samples,
             "image": self.grid.micro_batch * self.census.model.image_tokens,

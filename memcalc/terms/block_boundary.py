@@ -40,6 +40,7 @@ KBIT = (
     "TRL 0.13.0 trainer/sft_trainer.py and utils.py, peft_module_casting_to_bf16: norms in fp32, embeddings in 16 bits"
 )
 WEIGHTS = "Transformers 5.23 models/bloom/modeling_bloom.py and others: outputs = block(...)"
+RESIDUAL = "Transformers 5.24 models/mamba/modeling_mamba.py, MambaBlock.forward: residual_in_fp32"
 CACHE = "Transformers 4.48.1 models/gpt_bigcode/modeling_gpt_bigcode.py, GPTBigCodeModel.forward: presents"
 
 
@@ -80,12 +81,17 @@ def leading(group: GroupActivations, blocks: int) -> Array:
 
 
 def first_input_term(census: ModelOnGrid, group: GroupActivations) -> Term:
-    """The first block's input is the embedding's 16-bit output, although the residual stream is fp32 from there on."""
-    widths = [setting.embedding - setting.residual for setting in group.settings]
-    saved_input = np.minimum(group.field("treated") + group.field("whole"), 1) * census.grid.is_first
+    """The first block's input is the embedding's 16-bit output, although the residual stream is fp32 from there on.
+
+    An fp32 norm keeps it even where the block is not computed again; one that takes a 16-bit copy does not.
+    """
+    widths = [(setting.embedding - setting.residual) * (not setting.casts_input) for setting in group.settings]
+    untreated = 0 if group.group.block.wide_residual else group.field("whole")
+    saved_input = np.minimum(group.field("treated") + untreated, 1) * census.grid.is_first
+    source = RESIDUAL if group.group.block.wide_residual else KBIT
     saved = column(widths, "precision") * group.tokens * group.group.block.hidden * saved_input
     inputs = {"w": column(widths, "precision"), "T": group.tokens, "h": group.group.block.hidden}
-    return Term("activations", "first block's input, which is 16-bit", saved, KEPT, "w · h · T, w < 0", KBIT, inputs)
+    return Term("activations", "first block's input, which is 16-bit", saved, KEPT, "w · h · T, w < 0", source, inputs)
 
 
 def cache_term(group: GroupActivations, spec: Attention) -> Term:
@@ -157,12 +163,14 @@ def over(activations: GroupActivations, sums: Sums) -> Array:
 
 
 def entry_sum(census: ModelOnGrid, activations: GroupActivations, setting: BlockConfig, policy: Policy) -> Sum:
-    """What a tower's entry keeps."""
+    """What a tower's entry keeps, with what its blocks share, of which a mixer reads nothing."""
     if census.model.recording is not None:
         return census.traces.get(recorded, census.model.recording.entry, setting, policy.treatment).kept_sum
-    attention = activations.group.block.attention
+    groups = (activations, *(activations.stack.groups if activations.stack else ()))
+    reader = next((group for group in groups if group.group.block.attention is not None), activations)
+    attention = reader.group.block.attention
     always = attention is not None and attention.joins_batch
-    return total(r for r in entry_records(census, activations, setting, policy) if always or r.name != MASK)
+    return total(r for r in entry_records(census, reader, setting, policy) if always or r.name != MASK)
 
 
 def mask_bytes(census: ModelOnGrid, activations: GroupActivations) -> Array:

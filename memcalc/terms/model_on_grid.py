@@ -123,7 +123,7 @@ class ModelOnGrid:
     @cached_property
     def settings(self) -> tuple[BlockConfig, ...]:
         """How blocks run under each precision of the grid."""
-        return block_settings(self.grid)
+        return block_settings(self.grid, wide_residual=self.model.wide_residual)
 
     @cached_property
     def gathering_settings(self) -> tuple[BlockConfig, ...] | None:

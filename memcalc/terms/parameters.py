@@ -131,6 +131,7 @@ def _attention(attention: Attention, hidden: int, kv_hidden: int) -> tuple[int, 
         return _latent(attention, attention.latent, hidden)
     sharded = p.attention_parameters(hidden, attention.q_dim, attention.kv_dim, kv_hidden)
     sharded += attention.output_gate * p.linear_parameters(hidden, attention.q_dim, attention.q_bias)
+    sharded += attention.head_gate * p.linear_parameters(hidden, attention.heads)
     sharded += p.qkv_bias_parameters(
         attention.q_dim, attention.kv_dim, attention.q_bias, attention.k_bias, attention.v_bias
     )

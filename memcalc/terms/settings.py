@@ -11,7 +11,7 @@ import numpy as np
 
 from memcalc.specs.adapters import release
 from memcalc.trace.adapters import Lora
-from memcalc.trace.layers import BlockConfig, Narrow
+from memcalc.trace.layers import WIDE, BlockConfig, Narrow
 
 if TYPE_CHECKING:
     from memcalc.formulas.types import Array
@@ -26,13 +26,15 @@ PACKED_BITS = {"none": 0, "int8": 8, "int4": 4}
 COMPILED_LOSS = ("blocks+loss", "loss")
 
 
-def block_settings(grid: Grid) -> tuple[BlockConfig, ...]:
+def block_settings(grid: Grid, *, wide_residual: bool = False) -> tuple[BlockConfig, ...]:
     """How blocks run under each precision of the grid.
 
-    With the gathers of sequence parallelism where all layouts have it.
+    With the gathers of sequence parallelism where all layouts have it. ``wide_residual``: the model keeps its residual
+    stream in fp32.
     """
     sequence = grid.habits.gathers_inputs and bool(np.all(grid.sequence_shard > 1))
-    return tuple(replace(_setting(grid, precision), gathered_input_saved=sequence) for precision in grid.precisions)
+    settings = (_setting(grid, precision, wide_residual) for precision in grid.precisions)
+    return tuple(replace(setting, gathered_input_saved=sequence) for setting in settings)
 
 
 def gathering_settings(grid: Grid) -> tuple[BlockConfig, ...] | None:
@@ -43,13 +45,14 @@ def gathering_settings(grid: Grid) -> tuple[BlockConfig, ...] | None:
     return tuple(replace(setting, gathered_input_saved=True) for setting in block_settings(grid))
 
 
-def _setting(grid: Grid, precision: str) -> BlockConfig:
+def _setting(grid: Grid, precision: str, wide_residual: bool) -> BlockConfig:
     fixed, habits = grid.fixed, grid.habits
     width = 4 if precision == "fp32" or precision.endswith("-autocast") else 2
     wide_norms = fixed.prepare_kbit and fixed.quantize != "none"
     return BlockConfig(
         weight=width,
-        residual=4 if wide_norms else width,
+        residual=WIDE if wide_norms or wide_residual else width,
+        casts_input=wide_residual and grid.habits.casts_inputs and precision.endswith("-mixed"),
         autocast=precision.endswith("-autocast") or fixed.autocast,
         kernels=fixed.kernels,
         cp_kind=fixed.cp_kind,

@@ -168,6 +168,8 @@ def block_tensors(block: Block, layout: Layout) -> tuple[Tensor, ...]:
     dense = [_tensor(m) for m in matrices if not (m.routed and layout.stacked)]
     routed = [m for m in matrices if m.routed and layout.stacked]
     mlp, beside = block.mlp, _filters(block)
+    if block.attention is not None and block.attention.head_gate:
+        beside.append(Tensor("head_gate", (block.attention.heads, block.hidden), linear=True))
     if isinstance(mlp, MixtureOfExperts):
         if layout.stacked:  # the router is no nn.Linear there either
             dense = [replace(t, linear=False) if t.target == "router" else t for t in dense]

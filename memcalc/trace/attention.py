@@ -39,6 +39,12 @@ def attention(
     del q, k, v
     if gate:
         out = ops.mul(tape, out, ops.saves_output(tape, gate.pop(), "output gate"), "attention output, gated")
+    if spec.head_gate:
+        heads = ops.saves_output(
+            tape, linear(tape, x, setting, "gate of heads", spec.heads, "a", "tp"), "gate of heads"
+        )
+        out = ops.mul(tape, out, heads, "attention output, gated")
+        del heads
     if spec.joins_images:
         out = ops.copy(tape, out, f"{prefix}attention output of all images")
     return linear(tape, out, setting, f"{prefix}attention projection", hidden, "h", setting.branch_output)
@@ -182,6 +188,12 @@ def latent_projections(
     """Queries, keys and values; the rotated part of a key is one for all heads."""
     nope, rope = latent.qk_nope_head_dim * spec.heads, latent.qk_rope_head_dim
     q = queries(tape, x, spec, latent, setting)
+    if not spec.rotary:
+        low = linear(tape, x, setting, "key-value down projection", latent.kv_lora_rank + rope, "r_kv + d_r")
+        kv_low, k_turn = ops.split(tape, low, [latent.kv_lora_rank, rope], ["r_kv", "d_r"], "latent keys and values")
+        del low
+        kv_low = norm(tape, kv_low, spec.qk_norm_kind, setting, "key-value latent norm")
+        return q, *keys_and_values(tape, kv_low, k_turn, spec, latent, setting)
     q_pass, q_turn = ops.split(tape, q, [nope, rope * spec.heads], ["a·d_n", "a·d_r"], "queries")
     del q
     low = linear(tape, x, setting, "key-value down projection", latent.kv_lora_rank + rope, "r_kv + d_r")

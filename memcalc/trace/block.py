@@ -9,7 +9,7 @@ from memcalc.specs.block import MixtureOfExperts, Norm
 from memcalc.trace import ops, transformer_engine
 from memcalc.trace.attention import attention
 from memcalc.trace.checkpoint import discarding, region
-from memcalc.trace.layers import BlockConfig, norm, weighted
+from memcalc.trace.layers import WIDE, BlockConfig, norm, weighted
 from memcalc.trace.mixers import is_scaled, mixer
 from memcalc.trace.parallel_linear import gathered, scattered
 from memcalc.trace.routed import dense, routed
@@ -82,7 +82,8 @@ def beside(tape: Tape, x: Tensor, mixed: Tensor, attend: Branch, *, scaled: bool
 def residual(tape: Tape, x: Tensor, block: Block, setting: BlockConfig, name: str, part: Branch) -> Tensor:
     """One branch with its norms, dropout and residual sum."""
     before = block.norms > 0 and block.norm_place in ("pre", "both")
-    y = norm(tape, x, block.norm, setting, f"{name} norm") if before else x
+    y = norm(tape, narrowed(tape, x, block, setting), block.norm, setting, f"{name} norm") if before else x
+    x = ops.cast(tape, x, WIDE, "residual stream, fp32") if block.wide_residual else x
     y = discarding(tape, y, part(y)) if before and "layernorm" in setting.checkpointed else part(y)
     y = ops.dropout(tape, y, f"{name} dropout", active=bool(block.dropout) and setting.dropout)
     if block.layer_scale:
@@ -92,6 +93,12 @@ def residual(tape: Tape, x: Tensor, block: Block, setting: BlockConfig, name: st
     total = ops.add(tape, x, y, f"{name} residual sum")
     # The sum is an argument of the norm, so that the branch's variable still holds its output there (BertSelfOutput)
     return norm(tape, total, block.norm, setting, f"{name} norm") if block.norm_place == "post" else total
+
+
+def narrowed(tape: Tape, x: Tensor, block: Block, setting: BlockConfig) -> Tensor:
+    """What the norm is given of an fp32 residual stream: a copy as wide as its weight."""
+    width = setting.norm_weight or setting.weight
+    return ops.cast(tape, x, width, "residual stream, cast for the norm") if block.wide_residual else x
 
 
 def parallel(tape: Tape, x: Tensor, block: Block, setting: BlockConfig, parts: list[tuple[str, Branch]]) -> Tensor:

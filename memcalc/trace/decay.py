@@ -1,4 +1,4 @@
-"""The decay of each head of a recurrence, ``-exp(A)`` in fp32."""
+"""The decays of a recurrence, ``-exp(A)`` in fp32."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ if TYPE_CHECKING:
     from memcalc.trace.layers import BlockConfig
 
 
-def decay_rates(tape: Tape, heads: int, setting: BlockConfig) -> Tensor:
-    """One number a head: a trained exponent's exponential is kept for its own gradient."""
-    vector = Size(heads, WIDE, "once", "none", "H")
+def decay_rates(tape: Tape, elements: int, setting: BlockConfig, label: str = "H") -> Tensor:
+    """One number a head, or a channel and place of its state: a trained exponent's exponential is kept for backward."""
+    vector = Size(elements, WIDE, "once", "none", label)
     leaf = Leaf("decay", keep=True) if setting.trainable else None
     exponential = tape.new("decay, exponential", vector)
     exponential = tape.record(

@@ -1,6 +1,7 @@
 """A gated delta net with the kernels of flash-linear-attention and causal-conv1d, which its class takes where they are.
 
-Source: Transformers 5.24 ``models/qwen3_5/modeling_qwen3_5.py`` and ``models/qwen3_next/modeling_qwen3_next.py``;
+Source: Transformers 5.24 ``models/qwen3_5/modeling_qwen3_5.py`` and ``models/qwen3_next/modeling_qwen3_next.py``,
+``models/olmo_hybrid/modeling_olmo_hybrid.py``;
 flash-linear-attention bc3b101d ``ops/gated_delta_rule/chunk.py`` (what is saved, and each tensor of both directions),
 ``chunk_fwd.py``, ``wy_fast.py``, ``ops/common/chunk_{delta_h,o}.py``, ``modules/l2norm.py``; causal-conv1d
 ``causal_conv1d_interface.py``, ``CausalConv1dFn``.
@@ -25,8 +26,10 @@ CHUNK = 64
 
 def delta_net(tape: Tape, x: Tensor, spec: GatedDeltaNet, setting: BlockConfig, hidden: int) -> Tensor:
     """From a block's normalised input to the branch's output."""
+    if spec.apart:
+        return apart(tape, x, spec, setting, hidden)
     channels, gate, beta, step = inputs(tape, x, spec, setting)
-    beta = ops.saves_output(tape, beta, "delta rule's rates")
+    beta = rates(tape, beta, spec)
     decay = decays(tape, step, spec, setting)
     del step
     convolved = convolution(tape, channels, spec.taps, setting)
@@ -39,6 +42,34 @@ def delta_net(tape: Tape, x: Tensor, spec: GatedDeltaNet, setting: BlockConfig, 
     out = gated_norm(tape, out, gate, spec, setting)
     del gate
     return linear(tape, out, setting, "mixer's output projection", hidden, "h", setting.branch_output)
+
+
+def apart(tape: Tape, x: Tensor, spec: GatedDeltaNet, setting: BlockConfig, hidden: int) -> Tensor:
+    """The same with a projection for each part, in the order of OLMo Hybrid's class."""
+    widths, labels = [spec.keys, spec.keys, spec.values], ["d_k", "d_k", "d_v"]
+    q, k, v = convolved_parts(tape, x, widths, labels, spec.taps, setting)
+    beta = linear(tape, x, setting, "mixer's rate projection", spec.value_heads, "H")
+    beta = rates(tape, beta, spec)
+    decay = decays(tape, linear(tape, x, setting, "mixer's step projection", spec.value_heads, "H"), spec, setting)
+    out = recurrence(tape, [q, k, v, decay, beta], spec)
+    gate = linear(tape, x, setting, "mixer's gate projection", spec.values, "d_v")
+    out = gated_norm(tape, out, gate, spec, setting)
+    return linear(tape, out, setting, "attention projection", hidden, "h", setting.branch_output)
+
+
+def convolved_parts(
+    tape: Tape, x: Tensor, widths: list[int], labels: list[str], taps: int, setting: BlockConfig
+) -> list[Tensor]:
+    """Queries, keys and values of a projection each, side by side for one convolution, which is cut to its length."""
+    parts = [
+        linear(tape, x, setting, f"{name} projection", width, label)
+        for name, width, label in zip(("query", "key", "value"), widths, labels, strict=True)
+    ]
+    channels = ops.cat(tape, parts, "convolution's input", "2·d_k + d_v")
+    parts.clear()
+    convolved = convolution(tape, channels, taps, setting)
+    convolved = ops.slice_of(tape, convolved, sum(widths), "2·d_k + d_v", "convolution's output")
+    return ops.split(tape, convolved, widths, labels, "convolution's output")
 
 
 def inputs(tape: Tape, x: Tensor, spec: GatedDeltaNet, setting: BlockConfig) -> tuple[Tensor, ...]:
@@ -63,12 +94,23 @@ def inputs(tape: Tape, x: Tensor, spec: GatedDeltaNet, setting: BlockConfig) -> 
     return ops.cat(tape, [q, k, value], "convolution's input", "2·d_k + d_v"), gate, beta, step
 
 
+def rates(tape: Tape, x: Tensor, spec: GatedDeltaNet) -> Tensor:
+    """How far each head corrects its state: a sigmoid, which is kept, or twice that."""
+    out = ops.saves_output(tape, x, "delta rule's rates")
+    return ops.plain(tape, out, "delta rule's rates, doubled") if spec.doubled else out
+
+
 def decays(tape: Tape, step: Tensor, spec: GatedDeltaNet, setting: BlockConfig) -> Tensor:
     """``-exp(A) · softplus(a + dt)`` in fp32: keeps the softplus' input and output, and two vectors of all heads."""
-    rate = decay_rates(tape, spec.value_heads, setting)
     wide = ops.cast(tape, step, WIDE, "steps, fp32")
     soft = ops.saves_input(tape, ops.shifted(tape, wide, "steps, shifted"), "steps, softplus")
     del wide
+    return rated(tape, soft, spec.value_heads, setting)
+
+
+def rated(tape: Tape, soft: Tensor, heads: int, setting: BlockConfig) -> Tensor:
+    """The product of steps and the rate of each head: keeps both."""
+    rate = decay_rates(tape, heads, setting)
     size, vector, trained = soft.size, rate.size, setting.trainable
 
     def rule(_: Grads) -> Grads:
@@ -83,13 +125,20 @@ def decays(tape: Tape, step: Tensor, spec: GatedDeltaNet, setting: BlockConfig) 
     return tape.record(tape.new("decays", size), [soft, rate], rule, saved)
 
 
-def convolution(tape: Tape, x: Tensor, taps: int, setting: BlockConfig) -> Tensor:
-    """A causal convolution with its activation in one kernel, channels last: keeps its input."""
+def convolution(
+    tape: Tape, x: Tensor, taps: int, setting: BlockConfig, *, bias: bool = False, turned: bool = False
+) -> Tensor:
+    """A causal convolution with its activation in one kernel, channels last: keeps its input.
+
+    A gradient that comes ``turned``, channels first, is copied.
+    """
     size, leaf = x.size, Leaf("convolution weight", keep=True) if setting.trainable else None
-    weights = Size(size.elements * taps, 1, "once")
+    weights = Size(size.elements * (taps + bias), 1, "once")
 
     def rule(_: Grads) -> Grads:
         grad = tape.new("gradient of convolution's input", size)
+        copied = tape.new("gradient of convolution's output, channels last", size) if turned else None
+        del copied
         return [grad, tape.new("gradient of convolution weight", weights, "gradient") if leaf else None]
 
     return tape.record(tape.new("convolution's output", size), [x, leaf], rule, [x.storage])

@@ -54,7 +54,12 @@ def _handed_over(tape: Tape, logits: Tensor) -> Tensor:
 
 
 def own_width(loss: Loss, tail: Tail, setting: BlockConfig) -> Loss:
-    """The loss of a class that leaves 16-bit logits as they are; autocast computes it in fp32 all the same."""
+    """The loss of a class that leaves 16-bit logits as they are, or casts them to fp32 itself.
+
+    Autocast computes the loss of the former in fp32 all the same.
+    """
+    if tail.wide_logits:
+        return replace(loss, upcast="model")
     narrow = loss.kernel == "log-softmax" and not tail.wide_loss and not setting.autocast
     return replace(loss, upcast="none") if narrow else loss
 

@@ -152,6 +152,8 @@ class BlockConfig:
     """The weight was quantised from fp16, so that the product casts what it makes of it to its input's dtype."""
     norm_weight: int = 0
     """Bytes of a norm's weight; those of other weights where 0."""
+    casts_input: bool = False
+    """A block's fp32 input is cast to the width of its weights before anything else (FSDP 2)."""
     embedding_leaf: bool = False
     """The token embedding's output is made a leaf that needs a gradient, whose node holds it wherever an operator
     follows (Transformers ``enable_input_require_grads``, for adapters under reentrant checkpoints)."""
@@ -179,8 +181,8 @@ class BlockConfig:
 
     @property
     def embedding(self) -> int:
-        """Bytes of what the embedding gives to the first block, where fp32 norms have not widened the stream yet."""
-        return self.weight if self.norm_weight else self.residual
+        """Bytes of what the embedding gives to the first block, which nothing has widened yet."""
+        return min(self.weight, self.residual)
 
     def quantises(self, target: str) -> bool:
         """Whether the weight of a linear layer, by the interface's word, is quantised; GPTQ leaves routers alone."""

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from memcalc.specs.mixers import GatedDeltaNet, Mamba2, ShortConvolution
+from memcalc.specs.mixers import DeltaAttention, GatedDeltaNet, Mamba, Mamba2, ShortConvolution
 from memcalc.trace import ops
+from memcalc.trace.delta_attention import delta_attention
 from memcalc.trace.delta_net import delta_net
 from memcalc.trace.layers import BlockConfig, linear
+from memcalc.trace.mamba import mamba
 from memcalc.trace.mamba2 import mamba2
 from memcalc.trace.tape import Grads, Leaf, Size, Tape, Tensor
 
@@ -24,6 +26,10 @@ def mixer(tape: Tape, x: Tensor, spec: Mixer, setting: BlockConfig, hidden: int)
         return short_convolution(tape, x, spec, setting, hidden)
     if isinstance(spec, GatedDeltaNet):
         return delta_net(tape, x, spec, setting, hidden)
+    if isinstance(spec, DeltaAttention):
+        return delta_attention(tape, x, spec, setting, hidden)
+    if isinstance(spec, Mamba):
+        return mamba(tape, x, spec, setting, hidden)
     return mamba2(tape, x, spec, setting, hidden)
 
 

@@ -25,7 +25,7 @@ from typing import Literal, NamedTuple
 
 Unit = Literal[
     "token", "pair", "sink_pair", "filled_pair", "cross", "cross_pair", "square", "filled_square", "filled_cross",
-    "even_cross", "filled_token", "convolved", "row", "sample", "image", "routed", "once",
+    "even_cross", "filled_token", "convolved", "scan_chunk", "row", "sample", "image", "routed", "once",
 ]  # fmt: skip
 """What a size is counted by: `token`; `pair`, a token and a key, `sink_pair` with the sink among the keys; `cross` and
 `cross_pair`, the same of the other tower; `square`, a query and a key without the batch (a position bias that all
@@ -33,7 +33,8 @@ sequences share); `row`, a position of one sequence; `sample`, a sequence or a v
 an image is in the text; `routed`, a token for each of its experts; `once`, a weight's gradient. `filled`: with the keys
 filled up to a multiple of 16 (none in `filled_cross` where they are one already; `even_cross` then has them all), or
 with the tokens of a sequence filled up to one of 32, as the memory-efficient kernel has them; `convolved`:
-with the places that a convolution adds to each sequence."""
+with the places that a convolution adds to each sequence; `scan_chunk`, a part of a sequence at whose
+end a scan keeps a state."""
 Shard = Literal[
     "tp", "sp", "ep", "none", "full if sp", "tp if batched", "tp if single", "tp if cp", "rows", "rows if ep",
     "rows if sorted", "routed ffn", "experts", "gathered", "part if tp", "full if tp",

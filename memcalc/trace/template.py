@@ -9,6 +9,7 @@ from functools import cached_property, partial
 from typing import TYPE_CHECKING
 
 from memcalc.errors import CombinationError
+from memcalc.trace import ops
 from memcalc.trace.block import run_block
 from memcalc.trace.checkpoint import checkpoint, selective
 from memcalc.trace.entry import run_entry, run_exit
@@ -325,6 +326,8 @@ def _forward(tape: Tape, block: Block, setting: BlockConfig, policy: str, start:
     def run(*inputs: Tensor) -> Tensor:
         return run_block(tape, inputs[0], block, setting, *inputs[1:])
 
+    if setting.casts_input:
+        start = [ops.cast(tape, start[0], setting.weight, "block input, cast"), *start[1:]]
     if policy == "full":
         tape.copies_weights = setting.autocast
         return checkpoint(tape, run, start, setting.rerun, partitioned=setting.partitioned)

@@ -2,7 +2,7 @@
 
 Each is an autograd function that saves what the real one saves, and makes each tensor that the real one makes, in its
 order; none computes. Sources: flash-linear-attention bc3b101d ``ops/gated_delta_rule/chunk.py`` and what it calls;
-causal-conv1d ``causal_conv1d_interface.py``; mamba e9594ce ``ops/triton/ssd_combined.py`` and what it calls.
+mamba e9594ce ``ops/triton/ssd_combined.py`` and what it calls.
 """
 
 from __future__ import annotations
@@ -15,34 +15,10 @@ from unittest import mock
 
 import torch
 
+from autograd import kimi_delta, selective_scan
+from autograd.convolutions import causal_conv1d_fn
+
 FLOAT = torch.float32
-
-
-class Convolution(torch.autograd.Function):
-    """``CausalConv1dFn``."""
-
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-        """Make what forward makes, and save what it saves."""
-        if x.stride(2) != 1 and x.stride(1) != 1:
-            x = x.contiguous()
-        ctx.save_for_backward(x, weight, bias)
-        return torch.empty_like(x)
-
-    @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> Any:
-        """Make what backward makes."""
-        x, weight, bias = ctx.saved_tensors
-        if grad.stride(2) != 1 and grad.stride(1) != 1:
-            grad = grad.contiguous()
-        return torch.empty_like(x), torch.empty_like(weight), None if bias is None else torch.empty_like(bias)
-
-
-def causal_conv1d_fn(
-    hidden_states: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None, **_: object
-) -> torch.Tensor:
-    """A convolution with its activation."""
-    return Convolution.apply(hidden_states, weight, bias)
 
 
 class DeltaRule(torch.autograd.Function):
@@ -177,12 +153,16 @@ def mamba_split_conv1d_scan_combined(
 
 FAMILIES = (
     "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "bamba", "granitemoehybrid", "falcon_h1", "nemotron_h",
+    "mamba", "falcon_mamba", "mamba2", "jamba", "olmo_hybrid", "kimi_linear",
 )  # fmt: skip
 """Those whose classes look for the kernels."""
 KERNELS = {
     "causal_conv1d_fn": causal_conv1d_fn,
     "torch_chunk_gated_delta_rule": chunk_gated_delta_rule,
     "mamba2_split_conv1d_scan_combined": mamba_split_conv1d_scan_combined,
+    "chunk_kimi_delta_attention": kimi_delta.chunk_kda,
+    "mamba_inner_fn": selective_scan.mamba_inner_fn,
+    "mamba_selective_scan": selective_scan.selective_scan_fn,
 }
 
 

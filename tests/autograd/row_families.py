@@ -36,6 +36,20 @@ NEMOTRON_H = {key: value for key, value in HEADS.items() if key != "num_hidden_l
     "layers_block_type": ["linear_attention", "full_attention", "mlp", "linear_attention", "mlp", "full_attention"],
     "mamba_num_heads": 6, "mamba_head_dim": 32, "ssm_state_size": 16, "n_groups": 2, "chunk_size": 8,
 }  # fmt: skip
+MAMBA = {
+    "hidden_size": 96, "num_hidden_layers": 3, "vocab_size": 613, "state_size": 12, "time_step_rank": 20,
+    "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
+}  # fmt: skip
+JAMBA = GROUPED | {
+    "num_hidden_layers": 6, "num_experts": 5, "num_experts_per_tok": 2, "attn_layer_period": 3,
+    "attn_layer_offset": 2, "expert_layer_period": 2,
+    "expert_layer_offset": 1, "mamba_dt_rank": 20, "mamba_d_state": 12,
+}  # fmt: skip
+KIMI = ROUTED | LATENT | {
+    "num_hidden_layers": 4, "q_lora_rank": None, "num_experts": 6, "num_expert_group": 2, "linear_num_heads": 6,
+    "linear_head_dim": 40, "layer_types": ["linear_attention", "linear_attention", "full_attention", "full_attention"],
+}  # fmt: skip
+MAMBA2_ALONE = {"num_heads": 6, "head_dim": 32, "n_groups": 2, "chunk_size": 8}
 MAMBA2 = GROUPED | {
     "num_hidden_layers": 4, "mamba_n_heads": 6, "mamba_d_head": 32, "mamba_d_state": 16, "mamba_n_groups": 2,
     "mamba_chunk_size": 8, "mamba_expand": 2,
@@ -101,6 +115,21 @@ CODED: dict[str, dict[str, Any]] = {
     "bamba": MAMBA2 | {"attn_layer_indices": [2, 3]},
     "falcon_h1": MAMBA2 | {"mamba_d_ssm": 192, "pad_token_id": 0},
     "nemotron_h": NEMOTRON_H,
+    "mamba": MAMBA,
+    "falcon_mamba": MAMBA,
+    "mamba2": {key: MAMBA[key] for key in MAMBA if key != "time_step_rank"} | MAMBA2_ALONE,
+    "jamba": JAMBA,
+    "kimi_linear": KIMI,
+    "lfm3": HEADS
+    | WINDOW
+    | {
+        "num_hidden_layers": 6,
+        "conv_L_cache": 3,
+        "layer_types": ["conv", "conv", *["full_attention", "sliding_attention"] * 2],
+    },
+    "olmo_hybrid": GROUPED
+    | {key: DELTA[key] for key in DELTA if key not in HEADS}
+    | {"num_hidden_layers": 4, "linear_num_key_heads": 6},
     "granitemoehybrid": MAMBA2
     | {
         "num_local_experts": 5,
@@ -114,7 +143,9 @@ CODED: dict[str, dict[str, Any]] = {
     "lfm2_moe": GROUPED | LFM2 | ROUTED | {"num_experts": 5, "num_dense_layers": 1},
 }
 """Others that have a function of their own."""
-EAGER_ONLY = frozenset({"vaultgemma", "gpt_neo", "openai-gpt", "mpt", "xglm"})
+EAGER_ONLY = frozenset({
+    "vaultgemma", "gpt_neo", "openai-gpt", "mpt", "xglm", "mamba", "falcon_mamba", "mamba2",
+})  # fmt: skip
 """Classes without an SDPA path."""
 OTHER_LAYERS = {"gpt_neo": "num_layers", "xglm": "num_layers", "mpt": "n_layers",
                 **dict.fromkeys(("codegen", "openai-gpt", "gpt_bigcode", "gptj"), "n_layer")}  # fmt: skip

@@ -38,9 +38,6 @@ OTHERWISE: dict[str, dict[str, Any]] = {
 CLASSES = {"mllama_text_model": "MllamaForCausalLM"}
 """Of text models that are listed with their tower alone."""
 FLAGS: dict[str, dict[str, Any]] = {
-    "mamba": {"use_bias": True, "use_conv_bias": False, "expand": 3},
-    "mamba2": {"n_groups": 4, "use_bias": True, "tie_word_embeddings": True},
-    "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1, "num_experts": 4, "mamba_proj_bias": True},
     "nemotron_h": {"moe_latent_size": 48, "mlp_bias": True, "n_groups": 4},
     "deberta-v2": {"relative_attention": True, "share_att_key": True, "position_buckets": 256,
                    "norm_rel_ebd": "layer_norm", "position_biased_input": False, "pos_att_type": ["p2c", "c2p"]},
@@ -153,8 +150,7 @@ def test_a_pattern_of_letters_tells_the_layers_of_nemotron_h() -> None:
 
 # ---------------------------------------------------------------------------------------------- what is said of them
 
-MAMBA = {"model_type": "mamba2", "hidden_size": 64, "num_heads": 4, "head_dim": 32, "num_hidden_layers": 3,
-         "vocab_size": 100, "state_size": 16, "n_groups": 2}  # fmt: skip
+RWKV = {"model_type": "rwkv", "hidden_size": 64, "num_hidden_layers": 3, "vocab_size": 100}
 
 
 def test_published_sizes_of_state_space_models() -> None:
@@ -180,16 +176,16 @@ def test_a_token_passes_the_chosen_experts_alone() -> None:
 
 @pytest.mark.parametrize("ask", [memcalc.estimate, memcalc.plan, memcalc.serve])
 def test_bytes_are_refused_by_the_part_that_is_not_modelled(ask: Any) -> None:
-    model = from_huggingface(MAMBA)
-    with pytest.raises(InputError, match="nothing models its Mamba-2 mixers"):
+    model = from_huggingface(RWKV)
+    with pytest.raises(InputError, match="nothing models its time mixing"):
         ask(model=model, gpu="h100")
 
 
 def test_the_refusal_has_a_way_on(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text(json.dumps(MAMBA))
+    (tmp_path / "config.json").write_text(json.dumps(RWKV))
     result = CliRunner().invoke(app, ["estimate", "--model", str(tmp_path / "config.json"), "--gpu", "h100"])
     assert result.exit_code == 2
-    assert f"{model_count(from_huggingface(MAMBA)).total:,} parameters" in result.stderr
+    assert f"{model_count(from_huggingface(RWKV)).total:,} parameters" in result.stderr
     assert "--module" in result.stderr
 
 
@@ -201,6 +197,11 @@ def test_the_refusal_has_a_way_on(tmp_path: Path) -> None:
     [
         ({"model_type": "mamba", "expand": float("nan")}, "expand"),
         ({"model_type": "mamba", "num_hidden_layers": 10**9}, "num_hidden_layers"),
+        ({"model_type": "rwkv", "num_hidden_layers": 10**9}, "num_hidden_layers"),
+        ({"model_type": "rwkv", "unheard_of": 3}, "unheard_of"),
+        ({"model_type": "mamba2", "head_dim": 48}, "num_heads"),
+        ({"model_type": "mamba", "hidden_act": "gelu"}, "hidden_act"),
+        ({"model_type": "jamba", "attn_layer_offset": 9}, "attn_layer_offset"),
         ({"model_type": "mamba", "unheard_of": 3}, "unheard_of"),
         ({"model_type": "mamba", "architectures": ["MambaForSequenceClassification"]}, "architectures"),
         ({"model_type": "granitemoehybrid", "layer_types": ["mamba"]}, "each of the 32 layers"),

@@ -20,7 +20,7 @@ from memcalc.trace.template import Template, trace, trace_head
 SEQ, BATCH = 40, 2
 TOKENS = BATCH * SEQ
 UNITS = {"token": TOKENS, "pair": TOKENS * SEQ, "row": SEQ, "filled_pair": TOKENS * 48, "filled_token": BATCH * 64,
-         "square": SEQ * SEQ, "convolved": BATCH * (SEQ + 2), "once": 1}  # fmt: skip
+         "square": SEQ * SEQ, "convolved": BATCH * (SEQ + 2), "scan_chunk": BATCH, "once": 1}  # fmt: skip
 CLOSE = {
     "ministral3": 0.001, "granitemoe": 0.001, "granitemoeshared": 0.001, "granitemoehybrid": 0.001, "lfm2_moe": 0.001,
     "minimax_m2": 0.003, "hy_v3": 0.001, "ernie4_5_moe": 0.021, "biogpt": 0.034, "helium": 0.003, "aria_text": 0.001,
@@ -28,6 +28,8 @@ CLOSE = {
 }  # fmt: skip
 """Families whose blocks are not followed to the byte, and by which part of the truth they are off at most."""
 EXACT = tuple(name for name in (*ROWS, *CODED) if name not in CLOSE)
+NO_AUTOCAST = ("jamba",)
+"""Whose scan refuses what autocast gives it (:func:`memcalc.planner.mixers.scannable`)."""
 RUNS = [("bf16", "flash", "none"), ("fp32+autocast", "eager", "none"), ("bf16", "eager", "full")]
 
 
@@ -61,8 +63,9 @@ def compared(family: str, precision: str, attention: str, recompute: str) -> lis
         )
     model = from_huggingface(saved.config.to_dict())
     width = 2 if precision == "bf16" else 4
+    residual = 4 if model.wide_residual else width
     setting = BlockConfig(
-        weight=width, residual=width, autocast=precision == "fp32+autocast", attention=attention, reentrant=False,
+        weight=width, residual=residual, autocast=precision == "fp32+autocast", attention=attention, reentrant=False,
         sdpa=True,
     )  # fmt: skip
     pairs = []
@@ -87,6 +90,8 @@ def test_blocks_and_heads_keep_what_autograd_saves(family: str) -> None:
 @pytest.mark.parametrize("run", RUNS[1:])
 @pytest.mark.parametrize("family", EXACT)
 def test_so_they_do_however_they_are_trained(family: str, run: tuple[str, str, str]) -> None:
+    if family in NO_AUTOCAST and run[0] == "fp32+autocast":
+        pytest.skip("the kernel takes one dtype")
     assert all(ours == real for ours, real in compared(family, *run))
 
 

@@ -249,7 +249,7 @@ def model_flags(job: ConfigJob, model: Model) -> dict[str, Any]:
     fine = (
         len(model.groups) <= 2
         and all(group.tower == "decoder" and group.block.attention == attention for group in model.groups)
-        and not (attention.sinks or attention.output_gate)
+        and not (attention.sinks or attention.output_gate or attention.head_gate)
         and block.norms == 2
         and block.norm_place == "pre"
         and not block.parallel
