@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import prod
@@ -20,12 +20,13 @@ from memcalc.planner.global_batch import batch_of, in_tokens, tokens_of
 from memcalc.planner.job import PlanJob
 from memcalc.planner.occasions import with_beside
 from memcalc.planner.offload_memory import pools_of
-from memcalc.planner.stage_peaks import Peaks, UnsafeError, peaks_of
+from memcalc.planner.stage_peaks import REPLAYED_STAGES, Peaks, UnsafeError, has_observed, peaks_of
 from memcalc.specs.options import DEGREES
 from memcalc.sums import computed
 from memcalc.terms import ModelOnGrid, build_ledger, overhead_of
 from memcalc.terms.head import loss_of
 from memcalc.terms.overhead import group_bytes
+from memcalc.terms.pipeline import in_flight
 from memcalc.terms.settings import runs
 from memcalc.terms.states import state_terms
 from memcalc.timing import rates_for, step_times
@@ -125,6 +126,8 @@ class LimitCandidate:
     """The fields by which pipeline stages are unequal."""
     least: int = field(compare=False, default=0)
     """Lower bound of what is reserved, with the communicators [bytes]."""
+    origin: tuple[Chunk, tuple[int, ...]] | None = field(compare=False, default=None, repr=False)
+    """The part and the index where it was evaluated; None where it was moved to another value since."""
 
     @property
     def words(self) -> dict[str, Any]:
@@ -153,6 +156,7 @@ class Chunk:
 
     grid: Grid
     census: ModelOnGrid
+    ledger: Ledger
     reserved: Array
     """Closed form, with the communicators [bytes]."""
     least: Array
@@ -185,7 +189,7 @@ class Chunk:
         return LimitCandidate(
             grid.fixed.framework, grid.layouts[i[0]], grid.precisions[i[2]], grid.recomputes[i[3]], grid.zeros[i[4]],
             grid.offloads[i[5]], grid.micro_batches[i[6]], grid.lengths[i[6]], int(batch), split,
-            int(np.broadcast_to(self.least, self.shape)[i]),
+            int(np.broadcast_to(self.least, self.shape)[i]), (self, i),
         )  # fmt: skip
 
     def candidates(self, mask: Array) -> Iterator[LimitCandidate]:
@@ -197,6 +201,31 @@ class Chunk:
         grid = self.grid
         tokens = grid.global_batch * grid.seq_len / grid.degree("gpus")
         return np.broadcast_to(tokens / step_times(self.census, gpu, node, rates_for(gpu, grid)).step, self.shape)
+
+    @cached_property
+    def stage_inputs(self) -> tuple[Array, ...]:
+        """What a step's events on a stage are written from and a pipeline's schedule decides, over the grid.
+
+        The index of the stage comes first. Terms that the writer makes itself, block by block, follow from the rest.
+        """
+        grid, rows = self.grid, self.census.rows
+        alike = [rows.distinct.index(row) for row in rows.distinct]
+        sizes = [term.bytes for term in (*self.ledger.terms, *self.ledger.holes) if not term.in_events]
+        arrays = (grid.stage, grid.is_first, grid.is_last, in_flight(grid), np.asarray(alike)[rows.index], *sizes)
+        return tuple(np.broadcast_to(array, grid.shape) for array in arrays)
+
+    def footprints(self, index: tuple[int, ...]) -> dict[int, Hashable]:
+        """By stage, what decides on the events of a strategy there; equal for schedules that make no difference to it.
+
+        Of those stages alone that are replayed whatever the schedule, and that are looked at.
+        """
+        layout = self.grid.layouts[index[0]]
+        if layout.pp == 1 or layout.pp > REPLAYED_STAGES or has_observed(self.ledger):
+            return {}
+        alike = replace(layout, schedule="", vpp=1)
+        rows = [(index[0], row, *index[2:]) for row in range(len(self.grid.rows[index[0]]))]
+        inputs = (tuple(int(array[row]) for array in self.stage_inputs) for row in rows)
+        return {values[0]: (id(self), alike, index[2:], values) for values in inputs}
 
     def narrowed(self, mask: Array) -> Grid | None:
         """The grid with only those values of its axes that some strategy of the mask has."""
@@ -259,7 +288,7 @@ def _part(job: LimitJob, grid: Grid, gpus: Collection[int]) -> Chunk | None:
     for pool in pools_of(census, job.node):
         allowed = allowed & (np.max(computed(pool.need), axis=1, keepdims=True) <= pool.most)
     safe = safe_limits(grid, job.gpu, [overhead])
-    return Chunk(grid, census, reserved + beside, least + beside, allowed, overhead, safe)
+    return Chunk(grid, census, ledger, reserved + beside, least + beside, allowed, overhead, safe)
 
 
 def _figures(ledger: Ledger) -> tuple[Array, Array]:
@@ -290,11 +319,14 @@ class SimulationCache:
     def __init__(self, job: LimitJob) -> None:
         self.job = job
         self.known: dict[LimitCandidate, SimulatedLimit | None] = {}
+        self.unsafe: set[Hashable] = set()
+        """Footprints of stages that reserve more than is safe."""
 
     def of(self, candidate: LimitCandidate) -> SimulatedLimit | None:
         """The figures of a candidate; None where ``estimate`` refuses it, or it is not safe and has to be."""
         if candidate not in self.known:
-            self.known[candidate] = self._run(candidate, detail=False)
+            unsafe = not self.unsafe.isdisjoint(_footprints(candidate).values())
+            self.known[candidate] = None if unsafe else self._run(candidate, detail=False)
         return self.known[candidate]
 
     def reported(self, candidate: LimitCandidate) -> SimulatedLimit | None:
@@ -317,10 +349,19 @@ class SimulationCache:
         ledger = build_ledger(census, overhead.workspaces, detail=detail)
         try:
             peaks = peaks_of(census, ledger, overhead, only_safe=job.safe and not detail)
-        except UnsafeError:  # whoever asks for its figures has them in detail
+        except UnsafeError as error:  # whoever asks for its figures has them in detail
+            if error.stage in (footprints := _footprints(candidate)):
+                self.unsafe.add(footprints[error.stage])
             return None
         peaks = with_beside(peaks, census, job.node)
         return SimulatedLimit(candidate, census, ledger, peaks, request.assumptions)
+
+
+def _footprints(candidate: LimitCandidate) -> dict[int, Hashable]:
+    if candidate.origin is None:
+        return {}
+    part, index = candidate.origin
+    return part.footprints(index)
 
 
 def states_fit(job: LimitJob, grids: Sequence[Grid], micro_batch: int, seq_len: int) -> bool:

@@ -222,7 +222,7 @@ class LimitSearch:
         at_once = moved.layout.dp * moved.micro_batch
         sequences, tokens = self.job.batch
         follows = at_once * max(tokens // (at_once * moved.seq_len), 1)
-        return replace(moved, global_batch=sequences or follows)
+        return replace(moved, global_batch=sequences or follows, origin=None)
 
     def _fastest(self, index: int, known: LimitCandidate) -> LimitCandidate:
         return fastest(self.job, self.replays, self._evaluated(self.grids, [index])) or known

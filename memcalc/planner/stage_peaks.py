@@ -157,7 +157,10 @@ def peaks_of(
     # Where more than is safe is allocated, nothing that a replay shows makes it so: what is reserved is never less
     if only_safe and _is_replayed(census) and max(stages[stage].allocated for stage in wanted) > overhead.most_safe:
         raise UnsafeError
-    by_stage = {stage: replayed(census, ledger, overhead, stage, only_safe=only_safe) for stage in wanted}
+    # The stage that reserves most comes first: where it is not safe, no other one has to be replayed
+    ahead = sorted(wanted, key=lambda stage: -stages[stage].reserved) if only_safe else wanted
+    played_stages = {stage: replayed(census, ledger, overhead, stage, only_safe=only_safe) for stage in ahead}
+    by_stage = {stage: played_stages[stage] for stage in wanted}
     if also is not None:
         by_stage = {stage: larger(one_shape, also(stage)) for stage, one_shape in by_stage.items()}
     predicted = {stage: at_stage(closed, stage, len(stages)) for stage in range(len(stages))}
@@ -216,7 +219,14 @@ Watch = Callable[[tuple[str, int, int, int, str], int, int], None]
 
 
 class UnsafeError(Exception):
-    """A strategy is tight or does not fit; only safe ones were wanted, so that nothing more is known of it."""
+    """A strategy is tight or does not fit; only safe ones were wanted, so that nothing more is known of it.
+
+    ``stage`` is that on which a replay reserves more than is safe; None where it was not replayed.
+    """
+
+    def __init__(self, stage: int | None = None) -> None:
+        super().__init__(stage)
+        self.stage = stage
 
 
 @dataclass(frozen=True)
@@ -255,13 +265,13 @@ def replayed(
     if census.grid.fixed.expandable_segments:
         two_steps = simulate(census, ledger, overhead, stage, until=(lambda peak: peak > most) if ends else None)
         if ends and (two_steps.retries or two_steps.peak_reserved > most):
-            raise UnsafeError
+            raise UnsafeError(stage)
     else:
         reserved = reserved_up_to(step_events(census, ledger, stage), most)
         if reserved is not None:
             return Replayed(reserved, reserved, retries=0, flushes=0, runs=True, short=0)
         if ends:
-            raise UnsafeError
+            raise UnsafeError(stage)
         two_steps = simulate(census, ledger, overhead, stage)
     flushes = flushes_of(two_steps, at_stage(census.grid.accumulation, stage, census.grid.num_stages))
     return replayed_from(two_steps, overhead, flushes)

@@ -2,14 +2,17 @@
 
 from typing import Any
 
+import numpy as np
 import pytest
 
 import memcalc
 from memcalc import api
+from memcalc.errors import InputError
+from memcalc.events import step_events
 from memcalc.ledger import Ledger
-from memcalc.planner import beyond, stage_peaks
+from memcalc.planner import axes, beyond, stage_peaks
 from memcalc.planner.job import PlanJob
-from memcalc.planner.limit_grid import LimitJob, SimulationCache, evaluate, number_of, ordered
+from memcalc.planner.limit_grid import Chunk, LimitCandidate, LimitJob, SimulationCache, evaluate, number_of, ordered
 from memcalc.planner.search import Wanted
 from memcalc.planner.stage_peaks import UnsafeError, peaks_of
 from memcalc.terms import ModelOnGrid, Overhead, build_ledger, overhead_of
@@ -150,3 +153,51 @@ def test_what_allocates_more_than_is_safe_is_not_replayed(monkeypatch: pytest.Mo
     monkeypatch.setattr(stage_peaks, "replayed", None)
     with pytest.raises(UnsafeError):
         peaks_of(*parts, only_safe=True)
+
+
+PIPELINES = [
+    ("llama-3.2-1b", "fsdp2", 4),
+    ("gemma-2-9b", "fsdp2", 2),
+    ("llama-2-7b", "megatron", 4),
+    ("mixtral-8x7b", "fsdp2", 2),
+]
+
+
+def searched_pipelines(model: str, framework: str, pp: int) -> tuple[LimitJob, list[Chunk]]:
+    """Return all strategies of some pipelines, over their schedules, on 8 GPUs."""
+    words = {"framework": framework, "pp": pp, "offload": "none", "tp": 1, "seq_len": 512, "global_batch": 16}
+    job = api.resolve(model, "h100", {"gpus": 8, **words}, several=True)
+    limit = LimitJob(job.request, job.model, job.gpu, job.node)
+    return limit, evaluate(limit, limit.open([8], 512), [(1, 512), (4, 512)])
+
+
+def alone(job: LimitJob, candidate: LimitCandidate) -> tuple[ModelOnGrid, Ledger] | None:
+    """Return a strategy and its ledger as ``estimate`` has them; None where it refuses it."""
+    request = job.with_words(dict(candidate.split), **candidate.words)
+    try:
+        grid = axes.single_strategy(request, job.model, job.gpu, job.node)
+    except InputError:
+        return None
+    census = job.on(grid)
+    return census, build_ledger(census, overhead_of(job.gpu, grid).workspaces, detail=False)
+
+
+@pytest.mark.parametrize(("model", "framework", "pp"), PIPELINES)
+def test_stages_with_equal_footprints_have_equal_events(model: str, framework: str, pp: int) -> None:
+    """What one schedule is refused for on a stage, another one is refused for without a replay."""
+    job, parts = searched_pipelines(model, framework, pp)
+    first: dict[object, LimitCandidate] = {}
+    compared = 0
+    for candidate in ordered(parts, lambda part: np.broadcast_to(part.allowed, part.shape)):
+        assert candidate.origin is not None
+        part, index = candidate.origin
+        for stage, footprint in part.footprints(index).items():
+            other = first.setdefault(footprint, candidate)
+            if other is candidate or compared > 20:
+                continue
+            pair = [built for built in (alone(job, candidate), alone(job, other)) if built is not None]
+            if len(pair) == 2:
+                assert candidate.layout.schedule != other.layout.schedule or candidate.layout.vpp != other.layout.vpp
+                assert list(step_events(*pair[0], stage)) == list(step_events(*pair[1], stage)), candidate
+                compared += 1
+    assert compared > 3
