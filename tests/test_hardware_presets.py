@@ -286,7 +286,7 @@ def test_a_network_that_is_not_known_is_said_to_be_assumed(path: Path) -> None:
     assert "network" not in one.assumptions
     assert ("network" in two.assumptions) == (node.internode_bytes_per_s_per_gpu is None)
     if node.internode_bytes_per_s_per_gpu is None:
-        assert two.assumptions["network"] == f"12.5 GB/s a GPU (of {node.name} none is known)"
+        assert two.assumptions["network"] == f"12.5 GB/s per GPU (of {node.name} none is known)"
 
 
 def test_a_plan_over_nodes_says_which_network_it_assumes() -> None:
@@ -294,7 +294,7 @@ def test_a_plan_over_nodes_says_which_network_it_assumes() -> None:
     one, two = (CliRunner().invoke(app, [*words, "--gpus", gpus, "--format", "plain"]) for gpus in ("4", "8"))
     assert one.exit_code == two.exit_code == 0
     assert "network" not in one.output
-    assert "network assumed: 12.5 GB/s a GPU (of 4x3090 none is known)" in " ".join(two.output.split())
+    assert "network assumed: 12.5 GB/s per GPU (of 4x3090 none is known)" in " ".join(two.output.split())
 
 
 def test_a_rack_is_launched_and_offloaded_to_by_the_tray() -> None:

@@ -188,7 +188,7 @@ _INTO = (
     replace(
         DESTINATION[1],
         metavar="FILE|DIR",
-        help="Write there instead of on the screen; into DIR under the name that the framework's examples use.",
+        help="Write to FILE; in DIR under the name that the framework's examples use.",
     ),
     DESTINATION[2],
 )

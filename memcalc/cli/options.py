@@ -93,7 +93,7 @@ def calibration() -> tuple[Shared, ...]:
 MODULE = (
     Shared("module", _MODULE, "PACKAGE:FACTORY", "Your own model: package:function returning an nn.Module"),
     Shared("inputs", _MODULE, "PACKAGE:FUNCTION",
-        "One batch for it: function(micro_batch, seq_len); example_inputs next to the factory when left out.",
+        "Function that returns one batch: function(micro_batch, seq_len) [default: example_inputs next to the factory]",
     ),
     Shared("loss_fn", _MODULE, "PACKAGE:FUNCTION", "Loss function [default: output.loss]"),
     Shared("block_class", _MODULE, "NAME", "Block class [default: detected]"),

@@ -116,11 +116,13 @@ def estimate_of(
     *,
     timeline: bool = False,
     budget: bool = True,
+    remarks: bool = True,
     sequence: Sequence | None = None,
 ) -> Estimate:
     """The answer for a grid of one strategy; with ``timeline`` also one step, allocation by allocation.
 
-    With ``budget`` what the states leave for activations, and the micro-batch and segments that fit in there.
+    With ``budget`` what the states leave for activations, and the micro-batch and segments that fit in there; with
+    ``remarks`` whether recomputation is worth its time.
 
     ``sequence`` are micro-batches that differ in length, of which the grid has the longest.
     """
@@ -162,7 +164,7 @@ def estimate_of(
             *idle_warnings(request, strategy, census),
             *warnings_for(model, gpu, node, overhead, need, strategy),
             *flush_warnings(peaks),
-            *recompute_warnings(census, gpu, node, overhead),
+            *(recompute_warnings(census, gpu, node, overhead) if remarks else ()),
             *time_warnings(facts),
         ),
         assumptions=request.assumptions,

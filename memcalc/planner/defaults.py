@@ -266,7 +266,7 @@ def check_offload(request: Request, habits: Habits, node: Node) -> None:
 def note_network(request: Request, node: Node, gpus: int) -> None:
     """Note the network that times take where a job spans nodes of which none is known."""
     if gpus > node.gpus and node.internode_bytes_per_s_per_gpu is None:
-        request.assumptions["network"] = f"{SLOWEST_NETWORK / 1e9:g} GB/s a GPU (of {node.name} none is known)"
+        request.assumptions["network"] = f"{SLOWEST_NETWORK / 1e9:g} GB/s per GPU (of {node.name} none is known)"
 
 
 def is_frozen(request: Request) -> bool:

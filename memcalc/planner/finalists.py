@@ -15,7 +15,7 @@ from memcalc.grid import Grid
 from memcalc.planner import answer, axes
 from memcalc.planner.answer import strategy_of
 from memcalc.planner.job import PlanJob
-from memcalc.planner.occasions import failing_beside, occasions_of, uncounted, with_beside, with_occasions
+from memcalc.planner.occasions import asked_for, failing_beside, occasions_of, uncounted, with_beside, with_occasions
 from memcalc.planner.offload_memory import lacking, offload_need
 from memcalc.planner.stage_peaks import Peaks, UnsafeError, peaks_of
 from memcalc.results.estimates import ExposedMessages, StepTime
@@ -154,21 +154,25 @@ class One:
         """The model on that grid."""
         return self.job.on(self.grid)
 
-    def estimate(self, *, timeline: bool = False, advice: bool = False, budget: bool = True) -> Estimate:
+    def estimate(
+        self, *, timeline: bool = False, advice: bool = False, budget: bool = True, remarks: bool = True
+    ) -> Estimate:
         """The answer of ``memcalc estimate``; with ``timeline`` also one step, allocation by allocation.
 
         With ``advice`` a large cache, or one on a full card, is compared with what expandable segments leave of it;
-        with ``budget`` the answer says what the states leave for activations.
+        with ``budget`` the answer says what the states leave for activations. Without ``remarks`` no figure is another,
+        but it is not said whether recomputation is worth its time, nor what happens beside the steps unasked.
         """
         job, grid = self.job, self.grid
         overhead = overhead_of(job.gpu, grid, grid.layouts[0])
         sequence = self._sequence(grid, overhead)
         result = answer.estimate_of(
             self.census, job.gpu, job.node, overhead, job.request, self.record, timeline=timeline, budget=budget,
-            sequence=sequence,
+            sequence=sequence, remarks=remarks,
         )  # fmt: skip
-        occasions = occasions_of(self.census, overhead, job.node)
-        result = with_occasions(result, occasions, job.node, uncounted(self.census, occasions))
+        if remarks or asked_for(grid.fixed):
+            occasions = occasions_of(self.census, overhead, job.node)
+            result = with_occasions(result, occasions, job.node, uncounted(self.census, occasions))
         result = result.model_copy(update={"time": self._time})
         able = job.gpu.vendor == "nvidia" and grows_segments(grid.fixed.framework)
         large = result.components.reserve > LARGE_CACHE * result.peak.device or result.verdict == "tight"

@@ -308,5 +308,5 @@ def _warnings(job: PlanJob, plans: tuple[Plan, ...], outcomes: Mapping[int, Sear
         text.append(NO_SWAPPER)
     missing = [gpus for gpus in outcomes if not any(plan.gpus == gpus for plan in plans)]
     if missing and plans:
-        text.append(f"nothing fits on {', '.join(map(str, missing))} GPU{'s' * (len(missing) > 1 or missing[0] > 1)}.")
+        text.append(f"no plan fits {', '.join(map(str, missing))} GPU{'s' * (len(missing) > 1 or missing[0] > 1)}.")
     return text

@@ -293,7 +293,7 @@ def _run_verdicts(result: Validation) -> Iterable[tuple[str, str]]:
         )
     if total.covered_of:
         claim = "no coverage is claimed" if total.coverage_claim is None else f"claim {100 * total.coverage_claim:.0f}%"
-        yield f"reserved and device figures in the interval: {total.covered} of {total.covered_of} ({claim})", ""
+        yield f"reserved and device figures inside the 95% range: {total.covered} of {total.covered_of} ({claim})", ""
 
 
 def _worst(scores: Sequence[RunScore], count: int) -> Table:

@@ -17,6 +17,8 @@ from memcalc.results.check import Check, CheckedFile, CheckFinding, CheckFix
 from memcalc.results.names import component_name, phase_name
 
 _MOODS = {"error": "bad", "warning": "close", "note": ""}
+MOST_FINDINGS = 3
+"""Findings of a file on a screen before its notes are only counted."""
 _COLUMNS = header("file | line > | severity | code | field | message | suggestion")
 
 
@@ -69,12 +71,23 @@ def _file(file: CheckedFile, *, brief: bool = False) -> Iterator[Line]:
     count = len(file.findings)
     text = "no issues" if not count else f"{count} finding{'s' if count > 1 else ''}"
     yield Line(f"{file.path} ({file.kind}): {text}", "title")
-    for finding in file.findings:
+    shown = foremost(file.findings) if brief else file.findings
+    for finding in shown:
         yield Line(_sentence(finding), "text", _MOODS[finding.severity])
     if brief:
+        more = count - len(shown)
+        if more:
+            yield Line(f"  {more} more note{'s' * (more > 1)}: -v", "faint")
         return
     values = {default.field: default.usual or f"not set ({default.word} {default.value})" for default in file.defaults}
     yield from facts("  Framework defaults", values)
+
+
+def foremost(findings: tuple[CheckFinding, ...]) -> tuple[CheckFinding, ...]:
+    """Every error and warning, and notes as far as there is room for them; in the order of the file."""
+    notes = [finding for finding in findings if finding.severity == "note"]
+    most = max(MOST_FINDINGS - (len(findings) - len(notes)), 0)
+    return tuple(finding for finding in findings if finding.severity != "note" or finding in notes[:most])
 
 
 def _sentence(finding: CheckFinding) -> str:

@@ -201,7 +201,7 @@ def _figures(result: Estimate) -> Table:
     rows = (
         ("allocated", gib(peak.allocated), "torch.cuda.max_memory_allocated()"),
         ("reserved", gib(peak.reserved), "torch.cuda.max_memory_reserved()"),
-        ("device", gib(peak.device), "nvidia-smi, this process"),
+        ("device", gib(peak.device), "nvidia-smi (this process)"),
     )
     return Table("Three figures", (Column("figure"), _SIZE, Column("as read by", priority=1)), rows)
 

@@ -216,7 +216,7 @@ def _named(name: str, index: int, figure: str = "") -> str:
 def _bars(block: Bars) -> Iterator[str]:
     limit = f"{block.limit} {gib(block.capacity)} GiB"
     for row in block.rows:
-        cut = "; the bar is cut" if row.size > block.end else ""
+        cut = "; bar truncated" if row.size > block.end else ""
         yield f"<p>{html.escape(f'{row.label}: {row.said}{cut}')}</p>"
         ends = [0, *(min(end, block.end) for end in accumulate(size for _, size in row.parts))]
         titled = zip(row.parts, pairwise(ends), strict=True)

@@ -48,8 +48,8 @@ def _planned(result: Probed) -> Iterator[Block]:
     yield Line(_machine(result), "title")
     run = [job for job in result.jobs if job.status == "planned"]
     most = max((job.memory for job in run if not job.meant_to_fail), default=0)
-    need = f", the largest {gib(most, 1)} GiB" if most else ""
-    text = f"{len(run)} jobs of {len(result.jobs)} would run, in about {_time(result.need)}{need}"
+    need = f", up to {gib(most, 1)} GiB" if most else ""
+    text = f"{len(run)} of {len(result.jobs)} jobs would run, about {_time(result.need)}{need}"
     yield Line(text, "verdict")
     yield Line("Each job runs in its own process. The device is not modified.", "faint")
     columns = (*header("job | GPUs >2 | needs [GiB] > | time [s] >1"), Column("note", priority=9, below=True))

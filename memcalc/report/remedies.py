@@ -21,7 +21,7 @@ _COLUMNS = (
     Column("costs"),
     Column("peak", "GiB", right=True),
     Column("verdict"),
-    Column("host", "GiB a node", right=True),
+    Column("host", "GiB per node", right=True),
     Column("tok/s/GPU", right=True),
     Column("range", "90%"),
 )

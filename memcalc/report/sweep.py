@@ -58,7 +58,7 @@ def _blocks(result: Swept, top: int, written: str) -> Iterator[Block]:
         yield _rows(result, top)
         yield from _reasons(result.rows[:top])
         if top < len(result.rows):
-            yield Line(f"The first {top:,} of {len(result.rows):,} rows; --top lists more, --output has all.", "faint")
+            yield Line(f"{top:,} of {len(result.rows):,} rows (more: --top N; all: --output FILE)", "faint")
 
 
 def _counts(result: Swept) -> Table:

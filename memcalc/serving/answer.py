@@ -10,7 +10,7 @@ from memcalc.formulas.serving import sampler_bytes
 from memcalc.results.estimates import HardwareFacts, ModelFacts, Verdict
 from memcalc.results.serving import EngineLimits, EngineStage, Served
 from memcalc.serving.cache import logged_tokens, sequence_blocks
-from memcalc.serving.engines import NEWEST
+from memcalc.serving.engines import with_release
 from memcalc.serving.stages import ACTIVATIONS, CONTEXT, GRAPHS, NON_TORCH, OTHER, WEIGHTS, EngineJob, stages_of
 from memcalc.specs.hardware import Node
 from memcalc.specs.job import render
@@ -122,7 +122,7 @@ def answer_of(
             gpu=job.gpu.name, gpus=gpus, node=host.name, nodes=-(-gpus // host.gpus_per_host),
             gpus_per_node=host.gpus_per_host,
         ),
-        engine=_named(job),
+        engine=with_release(job.inputs.engine),
         era=job.engine.name,
         tp=job.tp,
         pp=job.pp,
@@ -143,12 +143,6 @@ def answer_of(
         assumptions=assumptions,
         command=render("serve", options=options, dirs=dirs),
     )  # fmt: skip
-
-
-def _named(job: EngineJob) -> str:
-    """The engine with its release; the newest where none was told."""
-    name = job.inputs.engine
-    return name if "@" in name else f"{name}@{'.'.join(map(str, NEWEST[name]))}"
 
 
 def _device(job: EngineJob, stage: EngineStage) -> int:

@@ -78,6 +78,15 @@ NEWEST = {"vllm": (0, 27), "sglang": (0, 5)}
 _RELEASE = re.compile(r"v?(\d+)\.(\d+)(?:\.\w+)?")
 
 
+def with_release(name: str) -> str:
+    """An engine's name with its release; the newest that was read where none is stated.
+
+    >>> with_release("vllm@0.19"), with_release("vllm")
+    ('vllm@0.19', 'vllm@0.27')
+    """
+    return name if "@" in name else f"{name}@{'.'.join(map(str, NEWEST[name]))}"
+
+
 def engine_of(name: str) -> Engine:
     """The habits of ``name`` or ``name@release``: the newest that had begun by then.
 

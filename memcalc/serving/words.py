@@ -8,7 +8,7 @@ from typing import Any
 
 from memcalc.errors import CombinationError, InputError, MissingError, UnknownNameError, UnmodelledError
 from memcalc.planner.request import boolean, flag, one_of
-from memcalc.serving.engines import Engine, engine_of
+from memcalc.serving.engines import Engine, engine_of, with_release
 from memcalc.specs.hardware import GPU
 from memcalc.specs.model import Model
 from memcalc.specs.option import Option
@@ -73,9 +73,10 @@ def completed(
     given: Mapping[str, Any], model: Model, gpu: GPU, assumptions: dict[str, str]
 ) -> tuple[Engine, EngineInputs]:
     """The engine, and its inputs with nothing left to a default; what was not told is noted."""
-    engine = engine_of(given.get("engine", "vllm"))
+    name = given.get("engine", "vllm")
+    engine = engine_of(name)
     if "engine" not in given:
-        assumptions["engine"] = engine.name
+        assumptions["engine"] = with_release(name)
     if engine.budget == "static" and "utilization" not in given:
         raise MissingError(
             "sglang sets mem_fraction_static itself, by rules that change with its releases: give --utilization."

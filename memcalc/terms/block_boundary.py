@@ -136,7 +136,7 @@ def entry_terms(census: ModelOnGrid, groups: list[GroupActivations], flight: Arr
             saved = saved + mask_bytes(census, activations)
         saved = saved * census.grid.is_first * flight
         title = "kept by the embedding" if len(towers) == 1 else f"kept by the {tower}'s embedding"
-        yield Term("activations", title, saved, PHASES, "sum of the entry's kept tensors", SOURCE)
+        yield Term("activations", title, saved, PHASES, "sum of the tensors that the embedding saves (traced)", SOURCE)
     for tower in towers:
         if census.model.ends_of(tower).projector is not None:
             last = [a for a in groups if a.group.tower == tower][-1]

@@ -172,11 +172,17 @@ def working_sets(groups: list[GroupActivations]) -> Iterator[Term]:
         forward, last, first = widest(groups)
     else:
         forward, last, first = (largest(of) for of in zip(*(a.in_order for a in groups), strict=True))
-    title, formula = "working set of the last block's forward", "largest sum alive in forward - A_kept"
+    title, formula = (
+        "working set of the last block's forward",
+        "peak of the block's forward - its saved activations (traced)",
+    )
     yield Term("activations", title, forward, ("forward-last",), formula, INVENTORY, in_events=True)
-    title, formula = "working set of the last block's backward", "largest sum alive in backward - A_kept"
+    title, formula = (
+        "working set of the last block's backward",
+        "peak of the block's backward - its saved activations (traced)",
+    )
     yield Term("activations", title, last, ("backward-last",), formula, INVENTORY, in_events=True)
-    title, formula = "first block and the working set of its backward", "largest sum alive in backward"
+    title, formula = "first block and the working set of its backward", "peak of the block's backward (traced)"
     yield Term("activations", title, first, ("backward-first",), formula, INVENTORY, in_events=True)
 
 

@@ -130,7 +130,8 @@ def head_terms(census: ModelOnGrid) -> Iterator[Term]:
     yield Term("activations", title, seen, ("forward", "loss"), formula, OBSERVED, inputs, hole=True)
     if census.model.head and not grid.fixed.expandable_segments:
         # Segments do not merge: those of a block's tensors stay, and none has room for logits
-        title, formula = "dead tensors of the last block's forward", "largest sum alive in forward - A_kept"
+        title = "dead tensors of the last block's forward"
+        formula = "peak of the block's forward - its saved activations (traced)"
         left = largest([forward_of_last(a) for a in groups_of(census)]) * grid.is_last
         yield Term("activations", title, left, ("forward", "loss"), formula, BEST_FIT, inputs, hole=True)
     if grid.fixed.loss == "fused-linear" and census.model.vocab:

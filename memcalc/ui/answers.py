@@ -81,7 +81,12 @@ def _estimate(text: str) -> Reply:
     job = parse_link(text)
     if job.has_roles:
         return _json(role_parts(asked(job, advice=False)))
-    return _json(live.estimate_parts(_estimated(job, advice=False)))
+    return _json(live.estimate_parts(api.single(**job.keywords()).estimate(budget=False, remarks=False)))
+
+
+def _remarks(text: str) -> Reply:
+    """All that is to be said of the strategy, which the bar does not wait for."""
+    return _json({"warnings": live.estimate_parts(_estimated(parse_link(text), advice=False))["warnings"]})
 
 
 def _terms(text: str) -> Reply:
@@ -219,6 +224,7 @@ def _turn(text: str) -> Reply:
 
 REQUESTS: dict[str, Callable[[str], Reply]] = {
     "estimate": _estimate,
+    "remarks": _remarks,
     "terms": _terms,
     "plan": _plan,
     "fit": _fit,

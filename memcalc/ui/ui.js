@@ -14,6 +14,7 @@
   let shown = null; // the answer on the screen
   let since = 0; // when the control moved that is being answered
   let busy = false;
+  let standing = null; // the answer that is on its way
   let resting = 0;
   let written = 0;
   let slow = null; // what cancels requests that wait for rest
@@ -50,8 +51,13 @@
   async function follow() {
     const link = job.toString();
     if (answers.has(link)) return render(answers.get(link), link);
-    if (busy) return undefined;
+    if (busy) return standing;
     busy = true;
+    standing = arrive(link);
+    return standing;
+  }
+
+  async function arrive(link) {
     const late = setTimeout(() => document.querySelector(".now").classList.add("stale"), 300);
     try {
       remember(link, await asked("estimate", link));
@@ -303,6 +309,7 @@
         list();
       }),
       byId("every-term").open ? terms(signal) : null,
+      remarks(link, signal),
       pin ? fetched("compare", new URLSearchParams({a: pin, b: link}), signal, answer => {
         swap(byId("difference"), answer.difference);
       }) : null,
@@ -321,6 +328,17 @@
         byId("count").textContent = "";
       } else if (request === "compare") byId("difference").textContent = problem.message;
     }
+  }
+
+  // What is said of a job, and does not move its bar, comes when the controls rest; then it stays with the answer.
+  async function remarks(link, signal) {
+    await standing;
+    const answer = answers.get(link);
+    if (!answer || answer.remarked || signal.aborted || job.has("algorithm")) return;
+    await fetched("remarks", link, signal, remark => {
+      Object.assign(answer, remark, {remarked: true});
+      if (shown === answer) swap(byId("warnings"), answer.warnings);
+    });
   }
 
   function terms(signal) {

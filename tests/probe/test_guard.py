@@ -601,7 +601,7 @@ def test_at_micro_batch_one_and_full_recomputation_nothing_is_doubled(caplog: py
     with memcalc.guard(kept, every=1, threshold=1, on_pressure="step", meter=Meter(10), model=model) as watch:
         train(watch, model, 3)
         assert (watch.micro_batch, watch.accumulation_steps) == (1, 8)
-    (said,) = [one.message for one in caplog.records if "nothing safer" in one.message]
+    (said,) = [one.message for one in caplog.records if "no smaller plan" in one.message]
     assert "your options leave no plan" in said
     with pytest.raises(InputError, match="your options leave no plan"):
         memcalc.guard(kept, on_pressure="restart")

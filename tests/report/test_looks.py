@@ -19,13 +19,14 @@ from memcalc import report
 from memcalc.cli import output as screen
 from memcalc.cli.app import app
 from memcalc.errors import InputError, UnknownNameError
-from memcalc.report import palette, progress
+from memcalc.report import check, palette, progress
 from memcalc.report.explain import folding
 from memcalc.report.palette import ASCII, FULL
 from memcalc.report.progress_bar import Drawn
 from memcalc.report.stacked_bar import bar_lines, letters, scale_of, spans
 from memcalc.report.tables import Bar, Branch, Document, Leaf, Table, Tree
 from memcalc.report.terminal import draw
+from memcalc.results.check import CheckFinding, Severity
 from memcalc.results.names import component_name
 from memcalc.units import GIB
 
@@ -374,3 +375,16 @@ def test_a_common_answer_fits_a_screen(line: str, monkeypatch: pytest.MonkeyPatc
     assert len(shown[0]) <= 20
     assert max(map(len, (text for text in shown[0] if not text.startswith("  memcalc")))) <= 80
     assert len(shown[1]) > len(shown[0])
+
+
+def test_notes_give_way_to_errors_and_warnings_on_a_screen() -> None:
+    """A file with many findings: none that is an error or a warning is left out, and what is left out is counted."""
+
+    def finding(severity: Severity, line: int) -> CheckFinding:
+        return CheckFinding(severity=severity, code="MC001", field="", line=line, message="m", suggestion="")
+
+    severities: tuple[Severity, ...] = ("note", "warning", "note", "error", "note")
+    given = [finding(severity, line) for line, severity in enumerate(severities, 1)]
+    assert [item.line for item in check.foremost(tuple(given))] == [1, 2, 4]
+    warnings = [finding("warning", line) for line in range(1, 6)]
+    assert [item.line for item in check.foremost((finding("note", 9), *warnings))] == [1, 2, 3, 4, 5]

@@ -49,9 +49,7 @@ def test_the_whole_step_is_that_of_the_class(kind: str) -> None:
         optimizer = live.adamw(model, "foreach")
         states = timeline.stepped(model, optimizer)
         blocks = {f"block {n}": block for n, block in enumerate(model.model.language_model.layers)}
-        steps = live.train(
-            model, blocks, lambda: model(input_ids=tokens, labels=tokens).loss, optimizer, 1, 1, states
-        )
+        steps = live.train(model, blocks, lambda: model(input_ids=tokens, labels=tokens).loss, optimizer, 1, 1, states)
     real = max(event.live for event in steps.events if event.step == steps.events[-1].step)
     job = api.single(
         model=from_huggingface(config.to_dict()), gpu="h100", framework="plain", precision="bf16", recompute="none",

@@ -21,6 +21,7 @@ import pytest
 import memcalc
 from memcalc.cli.registry import EXAMPLES
 from memcalc.posttraining.words import RL_OPTIONS
+from memcalc.report.page import live
 from memcalc.specs.options import COMMAND_LINE
 from memcalc.ui import app as module
 from memcalc.ui.answers import Reply, reply
@@ -216,6 +217,24 @@ def test_the_bar_is_that_of_the_library() -> None:
     widths = [float(width) for width in re.findall(r'<span class="c-\w+" style="width:([\d.]+)%"', answer["bar"])]
     total = max(result.budget.capacity, result.peak.device, result.interval.high)
     assert sum(widths) == pytest.approx(100 * result.peak.device / total, abs=0.01)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        "&seq-len=4096&recompute=full",
+        "&seq-len=512&recompute=full",
+        "&micro-batch=64",
+        "&offload=optimizer&set=workload.eval_micro_batch%3D64",
+        "&set=workload.eval_micro_batch%3D512",
+    ],
+)
+def test_what_the_bar_does_not_wait_for_changes_no_figure(options: str) -> None:
+    """The first answer is the whole one but for its warnings, which are all there once the controls rest."""
+    link = JOB + options
+    first, rest = (json.loads(reply(request, link).body) for request in ("estimate", "remarks"))
+    whole = json.loads(json.dumps(live.estimate_parts(memcalc.estimate(**parse_link(link).keywords(), advice=False))))
+    assert {**first, **rest} == whole
 
 
 def test_plans_lead_to_their_jobs() -> None:

@@ -116,11 +116,12 @@ def said(page: Any) -> str:
 
 
 def expected(page: Any) -> str:
-    """What the library says of the job in the address: its figures, or why there are none; of roles other tests do."""
+    """What the library says of the job in the address, of post-training too: its figures, or why there are none."""
     job = job_of(page)
-    if job.has_roles:
-        return ""
     try:
+        if job.has_roles:
+            roles = memcalc.rl(**words_of(job), advice=False)
+            return f"{(roles.capacity - roles.headroom) / 2**30:.1f} of {roles.capacity / 2**30:.1f} GiB"
         result = memcalc.estimate(**job.keywords())
     except MemcalcError as error:
         return str(error)

@@ -112,7 +112,7 @@ def _parallelism(reader: ConfigReader) -> None:
         # torch.distributed.tensor.experimental: alltoall passes blocks of keys and values round a ring
         kinds = {"allgather": "allgather", "alltoall": "ring"}
         reader.set("cp_kind", reader.one_of(f"{lead}cp_comm_strategy", kinds, "allgather"), f"{lead}cp_comm_strategy")
-    reader.not_modelled({f"{lead}sp_size": "attention is shared out over ranks (Ulysses)"}, unless=(1, None))
+    reader.not_modelled({f"{lead}sp_size": "attention is split across ranks (Ulysses)"}, unless=(1, None))
     reader.harmless(f"{table}.")
 
 

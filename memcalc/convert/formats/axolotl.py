@@ -69,7 +69,7 @@ def _batch(reader: ConfigReader) -> None:
     reader.set("micro_batch", micro, "micro_batch_size")
     reader.set_integer("accumulation", "gradient_accumulation_steps", 1)
     if reader.has("batch_size"):
-        message = "batch_size has no effect: gradient_accumulation_steps, 1 where it is left out, has its way"
+        message = "batch_size has no effect: gradient_accumulation_steps, 1 where it is left out, takes precedence"
         reader.note("note", "MC004", "batch_size", message)
     packed = bool(reader.flag("sample_packing"))
     reader.set("varying_lengths", not reader.flag("pad_to_sequence_len", packed), "pad_to_sequence_len")

@@ -151,8 +151,8 @@ def _chosen(script: Script, name: str, text: str, directive_lines: Document) -> 
             for number, (launch, line) in enumerate(zip(candidates[:9], lines, strict=False), 1)
         )
         raise MissingError(
-            f"{name} starts {len(candidates)} trainings ({listed}), each of which must fit: choose one by a line "
-            f"`#MEMCALC --launch 1` in {name}, or give each a script of its own."
+            f"{name} starts {len(candidates)} jobs ({listed}). Choose one with a line `#MEMCALC --launch 1` in it, or "
+            "give each its own script."
         )
     return candidates[0] if candidates else None
 

@@ -337,7 +337,7 @@ class Watch:
         if self.options.accumulation_limit is not None:
             smaller += f" with at most {self.options.accumulation_limit} micro-batches per step"
         none = self._restarts.refusal or smaller
-        return f"nothing safer is left: {none.rstrip('.')}"
+        return f"no smaller plan left: {none.rstrip('.')}"
 
     def _relax(self, reserved: int, *, micro_batch: bool) -> None:
         """Take the last step back once several windows in a row had room for it; each only once."""

@@ -152,8 +152,8 @@ def _of_log(text: str, name: str, job: TriageJob | None) -> Triage:
     log = read_log(text)
     if not log.events:
         raise MissingError(
-            f"{name} has no out-of-memory message: give the log of the rank that failed, with its traceback, or a "
-            "snapshot of torch.cuda.memory._dump_snapshot."
+            f"no out-of-memory message in {name}. Pass the failed rank's log, with its traceback, or a snapshot of "
+            "torch.cuda.memory._dump_snapshot."
         )
     first = _worst(log.events)
     context, figures = read_stack(first.stack), first.figures

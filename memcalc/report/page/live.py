@@ -76,7 +76,12 @@ def plan_parts(plans: Plans, link: Linking) -> dict[str, Any]:
     return {
         "title": "Best plans",
         "count": count,
-        "plans": table("Choose a plan to put it into the controls.", data.columns, rows, name="plan-table"),
+        "plans": table(
+            "Choose a plan to put it into the controls. Batch: micro-batch × accumulation steps.",
+            data.columns,
+            rows,
+            name="plan-table",
+        ),
     }
 
 

@@ -499,7 +499,7 @@ def test_commands_that_do_not_train_are_passed() -> None:
 def test_one_of_several_trainings_is_chosen() -> None:
     text = "torchrun --nproc_per_node 2 a.py a.yaml\ntorchrun --nproc_per_node 4 b.py b.yaml\n"
     with pytest.raises(
-        MissingError, match=r"starts 2 trainings \(1: torchrun a\.py of line 1; 2: torchrun b\.py of line 2\)"
+        MissingError, match=r"starts 2 jobs \(1: torchrun a\.py of line 1; 2: torchrun b\.py of line 2\)"
     ):
         of(text)
     config = of(f"#MEMCALC --launch 2\n{text}")
