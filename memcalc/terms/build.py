@@ -140,10 +140,11 @@ def activation_terms(census: ModelOnGrid, *, detail: bool) -> Iterator[Term]:
     yield from entry_terms(census, groups, flight)
     yield from working_sets(groups)
     split = grid.runs(*SPLIT)
-    if np.any((flight > 1) | split):
+    several = (flight > 1) | split
+    if np.any(several):
         # Where weights have a pass of their own, the micro-batch whose backward ends keeps what that pass reads
         done = np.where(split, 0, 1)
-        others = add_all([a.kept_in_flight - done * (a.kept // grid.degree("vpp")) for a in groups]) * here
+        others = add_all([a.kept_in_flight - done * (a.kept // grid.degree("vpp")) for a in groups]) * here * several
         pipeline = "arXiv:2104.04473 section 2.2"
         title = "other micro-batches in flight"
         yield Term(

@@ -83,7 +83,8 @@ def beyond_in_order(activations: GroupActivations, stack: Stack[GroupActivations
         moment = stack.each(
             here, lambda a: a.over("backward_peaks"), lambda a: a.over("backward_peaks", untreated=True)
         )
-        moments.append((moment + np.where(apart, saved[1], saved[0])) * np.minimum(moment, 1))
+        within = np.minimum(moment, 1) * column([index < k for k in number[..., chosen, :, :, :].flat], "recompute")
+        moments.append((moment + np.where(apart, saved[1], saved[0])) * within)
     more = largest(moments) - largest([stack.of(a.in_order[2]) for a in stack.groups])
     result = np.zeros((*more.shape[:3], len(grid.policies), *more.shape[4:]), dtype=np.int64)
     result[:, :, :, chosen] = more
