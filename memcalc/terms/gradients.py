@@ -31,6 +31,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from memcalc.formulas.optimizer_states import shard
+from memcalc.grid import column
 from memcalc.ledger import ALWAYS, KEPT, Term
 from memcalc.terms.activations import add_all, groups_of, largest
 from memcalc.terms.adapters import trained
@@ -117,7 +118,8 @@ def added_in_place(census: ModelOnGrid) -> Array:
     """
     grid = census.grid
     tensors = (grid.degree("tp") > 1) & (grid.habits.gather == "blocks") & (not grid.habits.flat_units)
-    return np.asarray(~tensors & all(setting.autocast for setting in census.settings)).astype(np.int64)
+    cast = column([setting.autocast for setting in census.settings], "precision", bool)
+    return np.asarray(~tensors & cast).astype(np.int64)
 
 
 def whole(grid: Grid) -> Array:

@@ -13,7 +13,7 @@ from memcalc import catalog
 from memcalc.api import load_model
 from memcalc.formulas.pipeline import in_flight_1f1b
 from memcalc.grid import Grid, Layout
-from memcalc.ledger import PHASES
+from memcalc.ledger import COMPONENTS, PHASES
 from memcalc.planner.costs import costs_of
 from memcalc.specs.options import SharedSettings
 from memcalc.sums import ZERO, computed
@@ -194,27 +194,39 @@ def test_one_strategy_is_the_same_alone_and_in_a_space(name: str, every_stage: b
         assert [array.item() for array in figures(one)] == [array[index].item() for array in together]
 
 
+PIPELINES = tuple(
+    Layout(dp=4, pp=2, schedule=schedule, vpp=vpp)
+    for schedule, vpp in [("1f1b", 1), ("interleaved", 2), ("zb-h1", 1), ("zb-v", 2)]
+)
+
+
 @pytest.mark.parametrize("name", ["llama-3.2-1b", "gemma-2-2b"])
-def test_each_phase_is_the_same_alone_and_in_a_space(name: str) -> None:
-    """Also where a phase is not the largest: micro-batches in flight, blocks between checkpoints."""
-    model = load_model(name)
-    fixed = SharedSettings(framework="fsdp2", seq_len=512, global_batch=8)
-    pipelines = [("1f1b", 1), ("interleaved", 2), ("zb-h1", 1), ("zb-v", 2)]
-    layouts = tuple(Layout(dp=4, pp=2, schedule=schedule, vpp=vpp) for schedule, vpp in pipelines)
-    recomputes, micro_batches = ("none", "full", "every-2", "every-3", "every-5"), (1, 2)
+@pytest.mark.parametrize(("framework", "zero", "layouts"), [("fsdp2", 3, PIPELINES), ("hf", 0, LAYOUTS[:1])])
+def test_each_phase_is_the_same_alone_and_in_a_space(
+    name: str, framework: str, zero: int, layouts: tuple[Layout, ...]
+) -> None:
+    """Also where a phase is not the largest: chunks in flight, blocks between checkpoints, a tied weight."""
+    model, fixed = load_model(name), SharedSettings(framework=framework, seq_len=512, global_batch=8)
+    precisions, recomputes, micro_batches = PRECISIONS[:2], ("none", "full", "every-2", "every-3", "every-5"), (1, 2)
 
-    def activations(*chosen: Any) -> dict[str, Any]:
-        layouts, recomputes, micro_batches = chosen
-        grid = Grid(fixed, layouts, ("bf16-mixed",), recomputes, (3,), ((),), micro_batches, every_stage=True)
+    def parts(*chosen: Any) -> dict[tuple[str, str], Any]:
+        layouts, precisions, recomputes, micro_batches = chosen
+        grid = Grid(fixed, layouts, precisions, recomputes, (zero,), ((),), micro_batches, every_stage=True)
         ledger = build_ledger(ModelOnGrid(model, grid), NO_WORKSPACES, detail=False)
-        return {phase: np.broadcast_to(ledger.component("activations", phase), grid.shape) for phase in PHASES}
+        return {
+            (component, phase): np.broadcast_to(ledger.component(component, phase), grid.shape)
+            for component in COMPONENTS
+            for phase in PHASES
+        }
 
-    together = activations(layouts, recomputes, micro_batches)
-    for (i, layout), (r, recompute), (m, batch) in product(*map(enumerate, (layouts, recomputes, micro_batches))):
-        alone = activations((layout,), (recompute,), (batch,))
-        for phase in PHASES:
-            one, many = alone[phase][0, :, 0, 0, 0, 0, 0], together[phase][i, :, 0, r, 0, 0, m]
-            assert one.tolist() == many.tolist(), (phase, layout, recompute, batch)
+    together = parts(layouts, precisions, recomputes, micro_batches)
+    for (i, layout), (p, precision), (r, recompute), (m, batch) in product(
+        *map(enumerate, (layouts, precisions, recomputes, micro_batches))
+    ):
+        alone = parts((layout,), (precision,), (recompute,), (batch,))
+        for part, bytes_ in alone.items():
+            one, many = bytes_[0, :, 0, 0, 0, 0, 0], together[part][i, :, p, r, 0, 0, m]
+            assert one.tolist() == many.tolist(), (*part, layout, precision, recompute, batch)
 
 
 @few
