@@ -206,7 +206,7 @@ def test_the_screen_counts_and_gives_each_reason_once(mixed: Path) -> None:
     assert "4 jobs (2 model × 2 seq_len), estimate of each" in text
     assert "1 fits, 2 does-not-fit, 1 error" in text
     assert "#2: seq-len 2048:" in text
-    assert "The first 3 of 4 rows" in text
+    assert "3 of 4 rows (more: --top N; all: --output FILE)" in text
 
 
 def test_missing_pyarrow_is_said_before_anything_is_computed(

@@ -67,7 +67,8 @@ def size_of(record: Record, batch: int, seq: int) -> int:
         "token": tokens, "filled_token": tokens, "pair": tokens * seq, "filled_pair": tokens * seq,
         "sink_pair": tokens * (seq + 1), "once": 1,
     }  # fmt: skip
-    return record.size.bytes * units[record.size.unit] * (2 if record.kind == "gradient" else 1)
+    there = {"tp if batched": batch > 1, "tp if single": batch == 1}.get(record.size.shard, True)
+    return there * record.size.bytes * units[record.size.unit] * (2 if record.kind == "gradient" else 1)
 
 
 def new_sum(tape: Tape, before: Tensor | None, value: Tensor) -> Tensor:
