@@ -35,7 +35,7 @@ class Term:
     bytes: Array
     """Over the grid [bytes]."""
     phases: tuple[str, ...]
-    """The phases in which it is alive; all where empty."""
+    """The phases in which it is alive."""
     formula: str
     """The closed form, in the names of ``inputs``."""
     source: str

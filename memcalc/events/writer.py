@@ -153,7 +153,7 @@ class StepWriter(Stage):
         """A block; the stage's ``first`` where no gradient flows to its input keeps less."""
         policy, setting, copies = self.grid.policies[0], activations.settings[0], self.copies
         template = activations.template(policy, setting, untreated=untreated, copies=copies)
-        if first and self.scalar(self.grid.is_first) and unread(activations.census, activations.index):
+        if first and self.scalar(self.grid.is_first) and unread(activations.census, activations.index, policy):
             template = self.census.traces.get(trace, activations.group.block, setting, wanted=False, copies=copies)
         return Run(template, self._sizes(activations, template))
 
@@ -187,7 +187,7 @@ class StepWriter(Stage):
         self._begin("loss")
         head: list[int] = []
         gather = partial(self.units.enter, self.last_unit, self._before(self.last_unit), backward=True)
-        if not reshards_root(self.census):
+        if not self.scalar(reshards_root(self.census)):
             gather()
         if index in self.heads:  # a tied weight's gradient waits for that of its other use, the embedding
             owner = None if self.units.accumulates(self.last_unit) and not self.tied else head
@@ -346,7 +346,7 @@ class StepWriter(Stage):
             return FlatParameter(self.log, sizes, keep=keep, ahead=bool(self.scalar(prefetches(self.census))))
         units, copies = Units(self.census), bool(self.scalar(copies_reduced(self.census)))
         keep |= {self.last_unit - 1} if units.keeps_last else set()
-        keep -= {self.last_unit} if units.reshards_root else set()
+        keep -= {self.last_unit} if self.scalar(units.reshards_root) else set()
         kind = Pipelined if self.scalar(units.pipelined) else PerParameter
         plain, replicated = units.pool == "compute", bool(self.scalar(held_by_replicas(self.grid)))
         return kind(self.log, sizes, keep=keep, plain=plain, copies=copies, replicated=replicated)

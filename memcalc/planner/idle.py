@@ -103,7 +103,7 @@ def _of_states(strategy: Strategy, census: ModelOnGrid) -> Iterator[Idle]:
         yield (*STAGE_3, "state_dict"), f"it is of ZeRO-3, and this is stage {strategy.zero}"
     if habits.full_shard and (strategy.zero == 0 or ranks == 1):
         yield ("reduce_dtype", "reshard", "whole_accumulation", "state_dict"), "no weights are sharded"
-    elif strategy.reshard == "always" and not reshards_root(census):
+    elif strategy.reshard == "always" and not reshards_root(census).any():
         yield ("reshard",), "the unit of the head stays whole while the loss runs"
     if not (habits.full_shard or habits.narrow_gradients):
         yield ("reduce_dtype",), f"{habits.name} reduces gradients in their own width"

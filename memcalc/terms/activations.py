@@ -278,13 +278,15 @@ class GroupActivations:
 
     @property
     def _spared(self) -> Array:
-        """Bytes that the stage's first block does not keep, by precision."""
-        records = [spared_records(self.census, self.index, setting) for setting in self.settings]
-        if not any(records):
+        """Bytes that the stage's first block does not keep, by precision and policy."""
+        records = [
+            [spared_records(self.census, self.index, setting, policy) for policy in self.grid.policies]
+            for setting in self.settings
+        ]
+        if not any(any(row) for row in records):
             return np.int64(0)
-        sizes = [np.asarray(self.evaluate(total(each), np.int64(0))) for each in records]
-        rows = [size.reshape(size.shape or (1,) * 7) for size in sizes]
-        return np.concatenate(np.broadcast_arrays(*rows), axis=2) * self.grid.is_first
+        sizes = [[self.evaluate(total(each), np.int64(0)) for each in row] for row in records]
+        return self.stacked(sizes) * self.grid.is_first
 
     @cached_property
     def flight(self) -> tuple[Array, Array]:

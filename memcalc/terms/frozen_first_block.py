@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from memcalc.trace.template import trace
 
 if TYPE_CHECKING:
+    from memcalc.formulas.recompute import Policy
     from memcalc.grid import Grid
     from memcalc.terms.model_on_grid import ModelOnGrid
     from memcalc.trace.layers import BlockConfig
@@ -22,22 +23,23 @@ def checkpoints_need_gradients(grid: Grid, treatment: str) -> bool:
     return grid.fixed.framework.partition("@")[0] == "hf" and treatment == "full"
 
 
-def unread(census: ModelOnGrid, index: int) -> bool:
+def unread(census: ModelOnGrid, index: int, policy: Policy) -> bool:
     """Whether no gradient flows to the input of a group's first block: nothing before it is trained or checkpointed.
 
     PEFT and Transformers call ``enable_input_require_grads`` where checkpoints are on, and only there.
     """
-    fixed, first = census.grid.fixed, index == census.sequence[0]
-    if fixed.adapters is None or not first or "embedding" in (*fixed.also_train, *fixed.adapters.targets):
+    fixed = census.grid.fixed
+    if policy.kind != "none" or fixed.adapters is None or index != census.sequence[0]:
         return False
-    if fixed.vision != "trained" and census.model.groups[index].tower == "vision":  # which keeps nothing at all
+    if "embedding" in (*fixed.also_train, *fixed.adapters.targets):
         return False
-    return all(policy.kind == "none" for policy in census.grid.policies)
+    # A vision tower that is not trained keeps nothing at all
+    return fixed.vision == "trained" or census.model.groups[index].tower != "vision"
 
 
-def spared_records(census: ModelOnGrid, index: int, setting: BlockConfig) -> tuple[Record, ...]:
+def spared_records(census: ModelOnGrid, index: int, setting: BlockConfig, policy: Policy) -> tuple[Record, ...]:
     """What the first block of a group does not keep: what it would keep only if a gradient flowed to its input."""
-    if not unread(census, index):
+    if not unread(census, index, policy):
         return ()
     block = census.model.groups[index].block
     names = {record.name for record in census.traces.get(trace, block, setting, wanted=False).kept_records}

@@ -46,17 +46,18 @@ if TYPE_CHECKING:
 SOURCE = "torch/distributed/fsdp/_fully_shard/_fsdp_state.py, torch 2.13: _lazy_init, _post_forward, _pre_backward"
 
 
-def reshards_root(census: ModelOnGrid) -> bool:
-    """Whether the unit of the head is sharded while the loss runs.
+def reshards_root(census: ModelOnGrid) -> Array:
+    """1 where the unit of the head is sharded while the loss runs.
 
     A pipeline keeps units whole for its micro-batches, SimpleFSDP gathers each weight where it is used, and a loss that
     takes the head's weights needs them.
     """
     grid = census.grid
     wanted = grid.habits.reshards_root and grid.fixed.reshard == "always" and grid.fixed.fsdp_schedule == "default"
-    if not wanted or bool(np.any(grid.degree("pp") > 1)) or grid.fixed.loss not in grid.habits.losses:
-        return False
-    return not loss_of(grid).held and len(head_templates(census)[0].crossings) == len(("handed over", "came back"))
+    if not wanted or grid.fixed.loss not in grid.habits.losses or loss_of(grid).held:
+        return np.int64(0)
+    crosses = len(head_templates(census)[0].crossings) == len(("handed over", "came back"))
+    return ((grid.degree("pp") == 1) & crosses).astype(np.int64)
 
 
 def root_terms(census: ModelOnGrid, title: str, root: Array, before: Array, block: Array) -> Iterator[Term]:
@@ -122,8 +123,8 @@ class Units:
         return grid.habits.keeps_last_block and grid.fixed.reshard == "default"
 
     @cached_property
-    def reshards_root(self) -> bool:
-        """Whether the root's weights are gone while the loss runs."""
+    def reshards_root(self) -> Array:
+        """1 where the root's weights are gone while the loss runs."""
         return reshards_root(self.census)
 
     @cached_property
@@ -221,10 +222,13 @@ def gathered_terms(units: Units) -> Iterator[Term]:
     phases: tuple[str, ...] = ("forward", "loss")
     if not units.split:
         title, formula, phases = "gathered embedding, norm and head", "w · P_root", COMPUTING[:-1]
-    if units.reshards_root:
+    gone = units.reshards_root
+    if np.any(gone):
         phases = tuple(phase for phase in phases if phase not in ("forward", "loss"))
         before = units.root if units.split else units.block
-        yield from root_terms(units.census, title, units.root, before, units.block)
+        for term in root_terms(units.census, title, units.root, before, units.block):
+            yield replace(term, bytes=term.bytes * gone)
+        yield Term("buffers", title, units.root * (1 - gone), ("forward", "loss"), formula, FSDP, inputs)
     yield Term("buffers", title, units.root, phases, formula, FSDP, inputs)
     if units.split:
         gathered = units.root * pipelined
@@ -246,16 +250,18 @@ def gather_terms(units: Units) -> Iterator[Term]:
     """The flat buffers of the all-gathers: alive until the next unit's copy is out, in backward one unit ahead."""
     block, pool = units.block, units.pool
     inputs = {"w": units.block_width, "P_block": units.census.largest_block, "P_root": units.census.root}
-    ahead = ("backward-last", "backward-first", *(() if units.keeps_last or units.reshards_root else ("loss",)))
     title = "flat buffer of a gathered block"
     # While a block is copied out there are two, the one before it being a local of wait_for_unshard still
     two = np.maximum(block - largest([allocated_by_last(a) for a in groups_of(units.census)]), 0)
-    for phases, bytes_ in ((("forward-last",), block + two), (ahead, block * units.resharded)):
+    ahead, loss = block * units.resharded, 1 - np.maximum(units.reshards_root, units.keeps_last)
+    for phases, bytes_ in (
+        (("forward-last",), block + two), (("backward-last", "backward-first"), ahead), (("loss",), ahead * loss)
+    ):  # fmt: skip
         yield Term("buffers", title, bytes_, phases, "w · P_block", FSDP, inputs, pool=pool)
     last = np.where(units.census.grid.is_last == 1, units.root, 0) if units.split else block
     title = "flat buffer of the unit gathered last"
-    if not units.reshards_root:
-        yield Term("buffers", title, last, ("forward",), "w · P_unit", FSDP, inputs, pool=pool)
+    last = last * (1 - units.reshards_root)
+    yield Term("buffers", title, last, ("forward",), "w · P_unit", FSDP, inputs, pool=pool)
     if pool == "compute":
         return
     rest = np.maximum(largest_gather(units) - block, 0)

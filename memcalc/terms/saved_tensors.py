@@ -26,7 +26,7 @@ def kept_terms(activations: GroupActivations, here: Array) -> Iterator[Term]:
     for field, untreated in (("treated", False), ("whole", True)):
         blocks = activations.field(field)
         if blocks.any():
-            spared = spared_records(activations.census, activations.index, setting) if untreated else ()
+            spared = spared_records(activations.census, activations.index, setting, policy) if untreated else ()
             names = {record.name for record in spared}
             for record in activations.template(policy, setting, untreated=untreated).kept_records:
                 keeping = blocks - activations.grid.is_first if record.name in names else blocks

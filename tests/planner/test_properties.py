@@ -201,12 +201,21 @@ PIPELINES = tuple(
 
 
 @pytest.mark.parametrize("name", ["llama-3.2-1b", "gemma-2-2b"])
-@pytest.mark.parametrize(("framework", "zero", "layouts"), [("fsdp2", 3, PIPELINES), ("hf", 0, LAYOUTS[:1])])
+@pytest.mark.parametrize(
+    ("framework", "zero", "layouts", "shared"),
+    [
+        ("fsdp2", 3, PIPELINES, {}),
+        ("fsdp2", 3, (*PIPELINES[:1], Layout(dp=8)), {"lora": "16:all-linear"}),
+        ("torchtitan", 3, (*PIPELINES[:1], Layout(dp=8)), {"reshard": "always"}),
+        ("hf", 0, LAYOUTS[:1], {}),
+    ],
+)
 def test_each_phase_is_the_same_alone_and_in_a_space(
-    name: str, framework: str, zero: int, layouts: tuple[Layout, ...]
+    name: str, framework: str, zero: int, layouts: tuple[Layout, ...], shared: dict[str, Any]
 ) -> None:
-    """Also where a phase is not the largest: chunks in flight, blocks between checkpoints, a tied weight."""
-    model, fixed = load_model(name), SharedSettings(framework=framework, seq_len=512, global_batch=8)
+    """Where a phase is not the largest, too: chunks in flight, blocks between checkpoints, a root that reshards."""
+    model = load_model(name)
+    fixed = SharedSettings(framework=framework, seq_len=512, global_batch=8, **shared)
     precisions, recomputes, micro_batches = PRECISIONS[:2], ("none", "full", "every-2", "every-3", "every-5"), (1, 2)
 
     def parts(*chosen: Any) -> dict[tuple[str, str], Any]:
@@ -225,7 +234,7 @@ def test_each_phase_is_the_same_alone_and_in_a_space(
     ):
         alone = parts((layout,), (precision,), (recompute,), (batch,))
         for part, bytes_ in alone.items():
-            one, many = bytes_[0, :, 0, 0, 0, 0, 0], together[part][i, :, p, r, 0, 0, m]
+            one, many = bytes_[0, :, 0, 0, 0, 0, 0], together[part][i, : layout.pp, p, r, 0, 0, m]
             assert one.tolist() == many.tolist(), (*part, layout, precision, recompute, batch)
 
 
