@@ -199,10 +199,11 @@ class BlockWork:
     def _unfinished(self, matrices: tuple[Matrix, ...]) -> tuple[Matrix, ...]:
         """A checkpoint that is no function of its own stops once it has what backward reads: before the last product.
 
-        ``torch/utils/checkpoint.py``, ``set_checkpoint_early_stop``.
+        ``torch/utils/checkpoint.py``, ``set_checkpoint_early_stop``, which torchtitan turns off. A compiled block's
+        graph has no product that nothing reads.
         """
-        last = self.matrices[-1] if self.matrices else None
-        stops = not is_reentrant(self.grid)
+        last, setting = self.matrices[-1] if self.matrices else None, self.activations.settings[0]
+        stops = not is_reentrant(self.grid) and (self.grid.habits.stops_early or setting.compiled)
         return tuple(m for m in matrices if not (stops and m is last))
 
     def _parts(self, parts: frozenset[str]) -> tuple[tuple[Matrix, ...], bool]:
