@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, cast
 
 import numpy as np
@@ -279,11 +279,9 @@ class GroupActivations:
     @property
     def _spared(self) -> Array:
         """Bytes that the stage's first block does not keep, by precision and policy."""
-        records = [
-            [spared_records(self.census, self.index, setting, policy) for policy in self.grid.policies]
-            for setting in self.settings
-        ]
-        if not any(any(row) for row in records):
+        of = partial(spared_records, self.census, self.index)
+        records = [[of(setting, policy) for policy in self.grid.policies] for setting in self.settings]
+        if not any(map(any, records)):
             return np.int64(0)
         sizes = [[self.evaluate(total(each), np.int64(0)) for each in row] for row in records]
         return self.stacked(sizes) * self.grid.is_first
