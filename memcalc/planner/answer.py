@@ -289,10 +289,29 @@ def warnings_for(
         rows = f"{strategy.expert_overload:g} times" if strategy.expert_overload > 1 else ""
         share = f"counted with {rows} an equal share of the tokens" if rows else "assumed to be balanced"
         text.append(f"experts are {share}; buffers of the token exchange are not modelled.")
+    filled = filled_experts(model, strategy)
+    if filled is not None:
+        text.append(f"{filled}; groups of as many ranks as divide the experts (--dp-replicate) have none of it.")
     extra = [row.uncounted for row in OPTIONS if row.uncounted and getattr(strategy, row.name) != row.default]
     if extra:
         text.append(f"not counted in memory: {', '.join(extra)}.")
     return text
+
+
+def filled_experts(model: Model, strategy: Strategy) -> str | None:
+    """What FSDP 2 does to experts that are fewer than the ranks of a group, or that these do not divide."""
+    sharded = habits_of(strategy.framework).fills_experts and strategy.zero >= 2 and strategy.ep == 1
+    if not (model.is_moe and sharded):
+        return None
+    experts = max(getattr(group.block.mlp, "experts", 0) for group in model.groups)
+    ranks = strategy.dp * strategy.cp // strategy.dp_replicate
+    filled = -(-experts // ranks) * ranks
+    if filled == experts:
+        return None
+    return (
+        f"a block's {experts} experts are one tensor, which FSDP 2 divides by experts: over {ranks} ranks it is filled "
+        f"up to {filled}, {filled / experts:.3g} times their weights, gradients and states"
+    )
 
 
 def borrowed_warnings(gpu: GPU, parts: Iterable[str]) -> list[str]:

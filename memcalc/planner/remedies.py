@@ -17,8 +17,10 @@ from memcalc.planner import defaults
 from memcalc.planner.beyond import is_soon_searched
 from memcalc.planner.choice import FASTEST_ONLY, best_plan
 from memcalc.planner.finalists import SimulatedPlan, finalist, time_of
+from memcalc.planner.mixers import check_mixers
 from memcalc.planner.offload_memory import offload_need, unknown_to
 from memcalc.planner.record import strategy_record, value_text
+from memcalc.planner.recorded import check_recorded
 from memcalc.planner.request import check_words, flag
 from memcalc.results.plans import Nearest, Plan, RemedyGroup
 from memcalc.specs.job import JobRecord, command_line
@@ -72,6 +74,8 @@ class Change:
         given = check_words(options, self.settings).given
         fields = {**job.request.given["fields"], **given.pop("fields")}
         changed = job.pinned(**given, fields=fields)
+        check_recorded(changed.request, job.model)
+        check_mixers(changed.request, job.model)
         if "framework" in options:
             changed = replace(changed, model=rewritten(job.model, habits_of(options["framework"]).own_code))
         if "gpu" not in self.options:

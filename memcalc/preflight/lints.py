@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from memcalc import catalog
 from memcalc.convert.config import Config, Finding, Severity
 from memcalc.formulas.occasions import joined_outputs_bytes
-from memcalc.frameworks.table import habits_of
 from memcalc.planner.offload_memory import capacity
 from memcalc.preflight.job import MergedJob
 from memcalc.results.details import Occasion
@@ -289,19 +288,11 @@ def room_left(ctx: LintContext) -> Findings:
 def experts_filled(ctx: LintContext) -> Findings:
     """Fewer experts than ranks, or a number of them that the ranks do not divide, under FSDP 2."""
     from memcalc.api import load_model
+    from memcalc.planner.answer import filled_experts
 
-    plan, model = ctx.strategy, ctx.job.facts["model"]
-    spec = load_model(model) if isinstance(model, str) else model
-    if not (spec.is_moe and habits_of(plan.framework).fills_experts and plan.zero >= 2 and plan.ep == 1):
-        return
-    experts = max(getattr(group.block.mlp, "experts", 0) for group in spec.groups)
-    ranks = plan.dp * plan.cp // plan.dp_replicate
-    filled = -(-experts // ranks) * ranks
-    if filled > experts:
-        message = (
-            f"a block's {experts} experts are one tensor, which FSDP 2 divides by experts: over {ranks} ranks it is "
-            f"filled up to {filled}, {filled / experts:.3g} times their weights, gradients and states"
-        )
+    model = ctx.job.facts["model"]
+    message = filled_experts(load_model(model) if isinstance(model, str) else model, ctx.strategy)
+    if message is not None:
         yield ctx.finding("warning", "MC117", "gpus", message, "replicas of as many ranks as divide the experts")
 
 

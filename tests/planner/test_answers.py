@@ -160,3 +160,17 @@ def test_the_return_of_a_remedy_is_memory_over_time() -> None:
     assert full.roi == pytest.approx(full.saved / full.slower)
     plain = memcalc.plan(**JOB, **{**PINNED, "micro_batch": 1, "zero": 2}, top=1, precision="bf16-mixed")
     assert plain.searched == 1
+
+
+def test_experts_that_fsdp2_fills_up_are_warned_of() -> None:
+    """16 experts over 64 ranks: each rank gathers a row for each of 64; over 16 it gathers what there is."""
+    job = {"model": "jamba-v0.1", "gpu": "h100", "gpus": 64, "framework": "fsdp2", "recompute": "full"}
+    warned = [
+        [
+            warning
+            for warning in memcalc.estimate(**job, dp_replicate=replicas).warnings
+            if "filled up to 64, 4 times" in warning
+        ]
+        for replicas in (1, 4)
+    ]
+    assert [len(found) for found in warned] == [1, 0]

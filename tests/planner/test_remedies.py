@@ -110,3 +110,13 @@ def test_a_small_cache_is_not_spoken_of() -> None:
     result = memcalc.estimate(model="llama-3-8b", gpu="a100-80g", gpus=1, lora=True, recompute="full", advice=True)
     assert result.components.reserve <= 0.1 * result.peak.device
     assert result.expandable_device is None
+
+
+def test_a_framework_that_does_not_run_a_models_mixers_is_none_of_them() -> None:
+    """Megatron-LM has blocks of its own, and the kernels of Mamba mixers take no adapters."""
+    result = memcalc.plan(model="jamba-v0.1", gpu="h100", gpus=64)
+    assert result.plans
+    assert not [remedy for remedy in result.nearest if "megatron" in remedy.change]
+    short = memcalc.plan(model="falcon-mamba-7b", gpu="rtx-4090", gpus=1, offload="none")
+    assert short.nearest
+    assert not [remedy for remedy in short.nearest if "--lora" in remedy.change]
