@@ -116,7 +116,7 @@ def _neighbours(result: Inverse) -> Table:
     points = [(best.value, best.peak.device, best.verdict) for best in (result.best,) if best is not None]
     points += [(miss.value, miss.device, miss.verdict) for miss in result.beyond]
     rows = [
-        (_count(value), gib(device), percent(device, result.capacity), _margin(device, verdict, result.capacity))
+        (_count(value), gib(device), percent(device, result.capacity), margin(device, verdict, result.capacity))
         for value, device, verdict in points
     ]
     return Table("Around the limit", columns, tuple(rows))
@@ -126,7 +126,7 @@ def _count(value: int | str) -> str:
     return f"{value:,}" if isinstance(value, int) else value
 
 
-def _margin(device: int, verdict: str, capacity: int) -> str:
+def margin(device: int, verdict: str, capacity: int) -> str:
     """The verdict on a value, with what is left or lacking."""
     if device > capacity:
         return f"over by {gib(device - capacity, 1)} GiB"

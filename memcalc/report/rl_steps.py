@@ -216,8 +216,8 @@ def ladder_head(result: RlLadder) -> tuple[Line, Line]:
         mood = "bad"
     else:
         step = result.steps[result.first]
-        where = f"first at stage {result.first}, {step.name}" if step.name else "from the start"
-        text = f"{step.after.verdict} · {where}: {gib(step.after.allocated, 1)} of {capacity}"
+        where = f"from stage {result.first} ({step.name})" if step.name else "from the start"
+        text = f"{step.after.verdict} · {where}, {gib(step.after.allocated, 1)} of {capacity}"
         later = [
             str(at)
             for at, after in enumerate(result.steps)
@@ -266,7 +266,7 @@ def _stages(result: RlLadder) -> Table:
             "" if step.alone is None else _gib(-step.alone),
             _rounds(step.after),
             _seconds(step.after),
-            gib(step.after.host, 1),
+            gib(step.after.host, 1) if step.after.host else "",
             _words(step.after.verdict),
         )
         for at, step in enumerate(result.steps)

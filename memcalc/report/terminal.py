@@ -274,7 +274,7 @@ def _left_out(shown: Table, left: Table) -> Iterator[Line]:
         values = [
             (names[0].strip(" *"), row[index])
             for names, row in zip(shown.rows, left.brief().rows, strict=True)
-            if row[index]
+            if row[index] not in {"", "-"}
         ]
         mark = "#" if shown.columns[0].title == "#" else ""
         items = tuple(f"{mark}{name} {value}" for name, value in values)
