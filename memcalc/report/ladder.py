@@ -84,7 +84,8 @@ def _screen(result: Ladder) -> Iterator[Block]:
     yield from warned(briefly(note for note, names in _warnings(result).items() if NAMES[mode.name] in names))
     stated = {"framework", "seq_len", "optimizer_impl", "loss", "kernels"}
     yield from assumed({name: text for name, text in result.assumptions.items() if name not in stated})
-    yield Line("saved, host in GiB; speed × the stage before · -v: all readings, components", "faint")
+    sizes = "saved" if "host" in hidden else "saved, host"
+    yield Line(f"{sizes} in GiB; speed × the stage before · -v: all readings, components", "faint")
 
 
 def _mood(mode: LadderReading) -> str:
@@ -204,7 +205,7 @@ def _stage(stage: LadderStage) -> tuple[str, ...]:
         str(stage.stage),
         stage.change or f"start, {stage.strategy.precision}",
         gib(stage.peak.device),
-        gib(stage.saved) if stage.stage else "",
+        gib(stage.saved).replace("-", "−") if stage.stage else "",
         speed,
         "" if stage.time is None else rate_of(stage.time),
         gib(stage.host_memory, 1) if stage.host_memory else "",

@@ -90,9 +90,8 @@ def test_findings_of_one_rule_share_a_line() -> None:
     pair = [finding("MC002", line, "p") for line in (20, 21)]
     lines = [check.grouped(alike) for alike in check.by_rule((*errors, *many, *pair))]
     assert len(lines) == 4 + 1 + 2
-    assert lines[4] == (
-        "  line 1: warning MC001: k1 is odd; 6 more MC001: k2 (line 2), k3 (line 3), k4 (line 4), k5 (line 5) and 2 more"
-    )
+    others = "k2 (line 2), k3 (line 3), k4 (line 4), k5 (line 5) and 2 more"
+    assert lines[4] == f"  line 1: warning MC001: k1 is odd; 6 more MC001: {others}"
 
 
 def test_an_edit_names_what_is_unset() -> None:
