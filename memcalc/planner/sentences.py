@@ -121,7 +121,7 @@ def no_fit_host(job: PlanJob, candidate: Candidate) -> str:
     lacking = " ".join(shortages(need, job.node))
     _, _, device, capacity = largest_component(job, candidate)
     beside = f" It also needs {gib(device)} of {gib(capacity)} GiB of GPU memory." if device > capacity else ""
-    return f"not enough memory off the GPU for {describe(candidate)}: {lacking}{beside}"
+    return f"Not enough memory off the GPU for {describe(candidate)}: {lacking}{beside}"
 
 
 def largest_component(job: PlanJob, candidate: Candidate) -> tuple[str, int, int, int]:

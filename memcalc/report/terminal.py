@@ -153,10 +153,11 @@ def _hanging(screen: _Screen, text: str, style: str) -> Iterator[Text]:
     """Yield a paragraph; what is set in, or numbered, keeps its place in every row."""
     begin = re.match(r" *(?:\d+\. |→ )?", text)
     first = screen.text(begin[0]) if begin else Text()
+    deeper = 2 * bool(re.match(r" +line \d+: ", text))  # so that each finding of a file begins where none goes on
     body = screen.text(text[len(begin[0]) if begin else 0 :])
-    rows = rows_of(screen.console, body, max(screen.width - first.cell_len, _NARROWEST // 2)) or [Text()]
+    rows = rows_of(screen.console, body, max(screen.width - first.cell_len - deeper, _NARROWEST // 2)) or [Text()]
     for index, row in enumerate(rows):
-        start = Text(" " * first.cell_len) if index else first
+        start = Text(" " * (first.cell_len + deeper)) if index else first
         yield Text.assemble(start, row, style=style)
 
 

@@ -169,3 +169,41 @@ def test_what_is_over_has_no_colour_of_a_part() -> None:
     drawn = str(gpu_bar(large))
     assert "over by" in drawn
     assert "swatch free" not in drawn
+
+
+GRPO = "--algorithm grpo --framework trl --model qwen2.5-7b --gpu h100 --gpus 8 --prompt 1k --response 1k"
+
+
+@pytest.mark.parametrize("line", [f"ladder {GRPO}", f"diff micro_batch=8 logits=fused {GRPO}"])
+def test_post_training_has_a_screen_too(line: str) -> None:
+    """One row for each stage or step and what to mind; the commands and every role with `-v`."""
+    brief, whole = shown(line), shown(f"{line} -v")
+    assert len(brief) <= 30 < len(whole)
+    assert max(map(len, brief)) <= 80
+    assert not any(row.startswith("  memcalc") for row in brief)
+    assert not any(row.startswith("All rows  rounds none") for row in brief)
+
+
+def test_the_next_triage_reads_the_same_file() -> None:
+    """The line to paste has the path as it was given, not the file's name alone."""
+    log = Path(__file__).resolve().parents[2] / "docs" / "examples" / "train.log"
+    rows = shown(f"triage {log}", 300)
+    assert f"  memcalc triage {log} --model NAME --gpu NAME --gpus N" in rows
+
+
+def test_a_snapshot_shows_its_first_rows() -> None:
+    """A screen has four rows of each table and says of how many; `-v` has all."""
+    snapshot = Path(__file__).resolve().parents[2] / "docs" / "examples" / "triage" / "leak.pickle"
+    brief, whole = shown(f"triage {snapshot}"), shown(f"triage {snapshot} -v")
+    assert "By call site (first 4 of 12)" in brief
+    assert "By call site" in whole
+    assert len(brief) < len(whole)
+
+
+def test_a_finding_begins_where_no_other_goes_on() -> None:
+    """Its later rows are set in deeper than its first."""
+    text = f"  line 3: note MC104: {'word ' * 30}"
+    first, *others = draw(Document((Line(text),), Table("", (), ())), 60, colour=False).splitlines()
+    assert first.startswith("  line 3")
+    assert others
+    assert all(row.startswith("    word") for row in others)
