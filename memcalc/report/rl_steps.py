@@ -105,7 +105,7 @@ def _diff_screen(result: RlDiff, points: Sequence[RlFigures]) -> Iterator[Block]
         yield replace(_steps(result, points), titled=False)
         yield replace(_phases(points), titled=False)
     yield from warned(result.warnings)
-    yield Line("-v: differences, roles, both sides as commands", "faint")
+    yield Line("Steps are cumulative; alone: applied to A only. -v: fields, roles, commands", "faint")
 
 
 def headline(result: RlDiff) -> str:
