@@ -325,7 +325,7 @@ def test_nothing_fits_where_host_memory_is_too_small(tmp_path: Path) -> None:
     job = node_with(tmp_path, host=32 * GIB, nvme=100 * GIB)
     answer = memcalc.plan(**job, offload="params")
     assert not answer.plans
-    assert "not enough memory off the GPU" in answer.too_large
+    assert "Not enough memory off the GPU" in answer.too_large
     assert "node small has 32.0 GiB" in answer.too_large
     assert "GPU memory" not in answer.too_large
     assert memcalc.plan(**{**job, "node": "hgx-h100-cxl"}, offload="params").plans
