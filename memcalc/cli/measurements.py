@@ -216,7 +216,7 @@ def _triage(file: str, *, config: Sequence[str], plan: str | None, options: dict
 
         target.show(of_engine_log(answer))
     else:
-        target.show(report.of_triage(answer))
+        target.show(report.of_triage(answer, file))
     return 0 if answer.answered else 3
 
 

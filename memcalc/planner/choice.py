@@ -126,7 +126,7 @@ def _roles(short: Shortlist, best: SimulatedPlan) -> Iterator[tuple[str, Simulat
     """What is listed beside the best, the most important first."""
     yield FASTEST, short.first()
     usable = [candidate for candidate in short.outcome.front if candidate.key <= _times(SLOW, best)]
-    yield SMALLEST, _smallest(short, usable, inf)
+    yield SMALLEST, _smallest(short, usable, best.peaks.top.device)
     if short.wanted.goal.name == "throughput":
         yield SIMPLEST, simplest(short)
     limit = _times(GAIN, best)

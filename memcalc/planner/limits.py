@@ -204,7 +204,7 @@ def min_gpus(job: LimitJob, query: LimitQuery, counts: Sequence[int]) -> Inverse
     fit = fit_of(job, best, best.candidate.layout.gpus, query.base) if best else None
     return answer_of(
         job, query, fit, beyond, gpus=int(fit.value) if fit else counts[-1],
-        outside="no count below it is possible" if fit else f"nothing fits on up to {counts[-1]} GPUs",
+        outside="no smaller count is possible" if fit else f"no plan fits on up to {counts[-1]} GPUs",
         searched=tried.searched, replayed=len(tried.replays.known),
     )  # fmt: skip
 

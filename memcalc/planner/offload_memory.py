@@ -101,11 +101,12 @@ def shortages(need: OffloadNeed, node: Node) -> Iterator[str]:
     """One sentence for each memory that does not suffice, or whose size is unknown."""
     for tier, wanted in need.parts():
         size, name = capacity(node, tier), NAMES[tier]
+        each = "node" if node.hosts == 1 else "host"
         if wanted and size is None:
-            yield f"needs {wanted / GIB:.1f} GiB of {name} per host; node {node.name} does not state its size."
+            yield f"needs {wanted / GIB:.1f} GiB of {name} per {each}; node {node.name} does not state its size."
         elif size is not None and wanted > size:
             where = f"node {node.name}" if node.hosts == 1 else f"each of the {node.hosts} hosts of {node.name}"
-            yield f"needs {wanted / GIB:.1f} GiB of {name} per host; {where} has {size / GIB:.1f} GiB."
+            yield f"needs {wanted / GIB:.1f} GiB of {name} per {each}; {where} has {size / GIB:.1f} GiB."
 
 
 def lacking(need: OffloadNeed, node: Node) -> str:

@@ -110,9 +110,9 @@ def _no_fit_beside(job: PlanJob, smallest: Candidate) -> str:
     census, _, overhead = single_ledger(job, smallest)
     failing = failing_beside(census, overhead, job.node)
     needs = ", ".join(f"{each.name} ({each.when}) needs {gib(each.allocated)}" for each in failing)
-    beside = f"nothing fits on {smallest.layout.gpus} × {job.gpu.name} with what the job does between steps: "
+    between = f"{smallest.layout.gpus} × {job.gpu.name} does not hold what the job does between steps: "
     usable = f"of {gib(overhead.usable)} GiB"
-    return f"{beside}in the smallest strategy ({describe(smallest)}) {needs} {usable}." if failing else ""
+    return f"{between}{needs} {usable}, with {describe(smallest)}." if failing else ""
 
 
 def no_fit_host(job: PlanJob, candidate: Candidate) -> str:
@@ -121,7 +121,7 @@ def no_fit_host(job: PlanJob, candidate: Candidate) -> str:
     lacking = " ".join(shortages(need, job.node))
     _, _, device, capacity = largest_component(job, candidate)
     beside = f" It also needs {gib(device)} of {gib(capacity)} GiB of GPU memory." if device > capacity else ""
-    return f"not enough memory off the GPU for {describe(candidate)}: {lacking}{beside}"
+    return f"Not enough memory off the GPU for {describe(candidate)}: {lacking}{beside}"
 
 
 def largest_component(job: PlanJob, candidate: Candidate) -> tuple[str, int, int, int]:

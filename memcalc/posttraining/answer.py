@@ -102,14 +102,16 @@ def judged(cast: Cast, phases: tuple[RlPhase, ...], capacity: int) -> tuple[Verd
     worst = max(phases, key=lambda phase: phase.allocated)
     if worst.allocated > capacity:
         missing = (worst.allocated - capacity) / GIB
-        return "does-not-fit", f"{worst.name} needs {worst.allocated / GIB:.1f} GiB, {missing:.1f} more than there are"
+        needed = f"{worst.allocated / GIB:.1f} of {capacity / GIB:.1f} GiB"
+        return "does-not-fit", f"{worst.name} needs {needed}, over by {missing:.1f}"
     if cast.served is not None and cast.served.verdict == "tight":
         return "tight", f"rollout: {cast.served.reason}"
     for phase in phases:
         trainer = phase.device - phase.roles.get("engine", 0)
         unsure = trainer * (cast.policy.limit - 1) if phase.name not in SWITCHES else 0
         if phase.device + unsure > capacity:
-            return "tight", f"{phase.name}: it fits as predicted, not with the 95% margin"
+            needed = f"{(phase.device + unsure) / GIB:.1f} of {capacity / GIB:.1f} GiB"
+            return "tight", f"{phase.name} needs {needed} with the 95% margin"
     return "fits", ""
 
 

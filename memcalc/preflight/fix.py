@@ -223,7 +223,16 @@ def _changes(before: Estimate, after: Estimate) -> Iterator[str]:
 
 
 def _shown(value: Any) -> str:
-    return (",".join(value) or "none") if isinstance(value, tuple) else str(value)
+    """A value as an option has it.
+
+    >>> [_shown(value) for value in ((), ("params", "optimizer"), "", None, True, 8)]
+    ['none', 'params,optimizer', 'unset', 'unset', 'true', '8']
+    """
+    if isinstance(value, tuple):
+        return ",".join(value) or "none"
+    if value in (None, ""):
+        return "unset"
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _first_of(configs: tuple[Config, ...]) -> dict[Path, Document]:

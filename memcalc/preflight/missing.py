@@ -42,7 +42,7 @@ def tell(job: MergedJob, folder: str = ".", dirs: tuple[str, ...] = ()) -> None:
         missing.setdefault("--model", why)
     if missing:
         listed = ", ".join(flag + why for flag, why in missing.items())
-        raise MissingError(f"not in the files: {listed}. Pass them.")
+        raise MissingError(f"not in the files: {listed}. Pass {'them' if len(missing) > 1 else 'it'}.")
 
 
 def _flag(name: str) -> str:

@@ -52,11 +52,11 @@ def of_plans(plans: Plans) -> Report:
     return report(plans)
 
 
-def of_triage(triage: Triage) -> Report:
-    """Return the report on a failure."""
+def of_triage(triage: Triage, path: str = "") -> Report:
+    """Return the report on a failure; `path` is the file as it was given, for a line to paste."""
     from memcalc.report.triage import report
 
-    return report(triage)
+    return report(triage, path)
 
 
 _ENDINGS = {

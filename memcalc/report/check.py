@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -19,6 +20,10 @@ from memcalc.results.names import component_name, phase_name
 _MOODS = {"error": "bad", "warning": "close", "note": ""}
 MOST_FINDINGS = 3
 """Findings of a file on a screen before its notes are only counted."""
+_ALIKE = 3
+"""Findings of one rule from which a screen has them in one line."""
+_FIELDS = 4
+"""Fields that such a line names after its first."""
 _COLUMNS = header("file | line > | severity | code | field | message | suggestion")
 
 
@@ -71,10 +76,11 @@ def _file(file: CheckedFile, *, brief: bool = False) -> Iterator[Line]:
     count = len(file.findings)
     text = "no issues" if not count else f"{count} finding{'s' if count > 1 else ''}"
     yield Line(f"{file.path} ({file.kind}): {text}", "title")
-    shown = foremost(file.findings) if brief else file.findings
-    for finding in shown:
-        yield Line(_sentence(finding), "text", _MOODS[finding.severity])
-    if brief:
+    if not brief:
+        yield from (Line(_sentence(finding), "text", _MOODS[finding.severity]) for finding in file.findings)
+    else:
+        shown = foremost(file.findings)
+        yield from (Line(grouped(alike), "text", _MOODS[alike[0].severity]) for alike in by_rule(shown))
         more = count - len(shown)
         if more:
             yield Line(f"  {more} more note{'s' * (more > 1)}: -v", "faint")
@@ -88,6 +94,27 @@ def foremost(findings: tuple[CheckFinding, ...]) -> tuple[CheckFinding, ...]:
     notes = [finding for finding in findings if finding.severity == "note"]
     most = max(MOST_FINDINGS - (len(findings) - len(notes)), 0)
     return tuple(finding for finding in findings if finding.severity != "note" or finding in notes[:most])
+
+
+def by_rule(findings: tuple[CheckFinding, ...]) -> Iterator[list[CheckFinding]]:
+    """Yield findings that share a line: warnings and notes of one rule from three on; an error has its own."""
+    rules = Counter(finding.code for finding in findings if finding.severity != "error")
+    groups: dict[tuple[str, ...], list[CheckFinding]] = {}
+    for index, finding in enumerate(findings):
+        alike = finding.severity != "error" and rules[finding.code] >= _ALIKE
+        groups.setdefault((finding.code, *([] if alike else [str(index)])), []).append(finding)
+    yield from groups.values()
+
+
+def grouped(findings: list[CheckFinding]) -> str:
+    """Return a finding, with how many more of its rule there are and where."""
+    first, *others = findings
+    if not others:
+        return _sentence(first)
+    named = [f"{other.field or 'the job'} (line {other.line})" for other in others[:_FIELDS]]
+    more = len(others) - len(named)
+    listed = ", ".join(named) + (f" and {more} more" if more else "")
+    return f"{_sentence(first)}; {len(others)} more {first.code}: {listed}"
 
 
 def _sentence(finding: CheckFinding) -> str:

@@ -11,6 +11,7 @@ from memcalc.report.plan_words import assumed, strategy_words
 from memcalc.report.step_time import speed
 from memcalc.report.tables import Block, Code, Column, Line, Report, Table, facts, gib, header, made, percent, said
 from memcalc.results.plans import Fit, Inverse
+from memcalc.specs.job import command_line
 from memcalc.units import format_count
 
 UNITS = {"seq-len": "tokens", "micro-batch": "sequences per micro-batch", "gpus": "GPUs", "model": ""}
@@ -39,14 +40,20 @@ def _brief(result: Inverse, best: Fit) -> Iterator[Block]:
 def _next(result: Inverse) -> Iterator[Block]:
     """Yield what to mind, and how to go on, for a terminal."""
     yield from warned(briefly(result.warnings))
-    stated = {"framework", "precision", "optimizer"}
+    stated = {"framework", "precision", "optimizer", "seq_len", "global_batch", "optimizer_impl", "loss", "kernels"}
     yield from assumed({name: text for name, text in result.assumptions.items() if name not in stated})
     if result.best is not None:
-        yield Code("Next, the answer as an estimate", result.best.command)
+        yield Code("Next, the answer as an estimate", short_command(result, result.best))
     else:
         yield Code("Reproduce with", result.command)
     more = "" if result.best is None or not result.safe else " · --tight: no margin"
     yield Line(f"{_searched(result)} · -v: more{more}", "faint")
+
+
+def short_command(result: Inverse, best: Fit) -> str:
+    """Return the answer's estimate without the options that say what an estimate assumes too."""
+    options = {name: value for name, value in best.job.options.items() if result.assumptions.get(name) != str(value)}
+    return command_line(best.job.model_copy(update={"options": options}))
 
 
 def _searched(result: Inverse) -> str:
@@ -71,8 +78,8 @@ def _verdict(best: Fit) -> str:
     text = f"{best.verdict} if {best.unknown[0]} suffices" if best.unknown else best.verdict
     if not best.strategy.offload:
         return text
-    need = say.host([best]).replace(" of host memory per node", " host memory/node")
-    return " · ".join(filter(None, (text, f"offload {say.offload(best.strategy)}", need)))
+    need = say.host([best]).replace(" of host memory per node", "/node")
+    return f"{text} · offload {', '.join(filter(None, (say.offload(best.strategy), need)))}"
 
 
 def _value(result: Inverse, value: int | str | None) -> str:
@@ -116,7 +123,7 @@ def _neighbours(result: Inverse) -> Table:
     points = [(best.value, best.peak.device, best.verdict) for best in (result.best,) if best is not None]
     points += [(miss.value, miss.device, miss.verdict) for miss in result.beyond]
     rows = [
-        (_count(value), gib(device), percent(device, result.capacity), _margin(device, verdict, result.capacity))
+        (_count(value), gib(device), percent(device, result.capacity), margin(device, verdict, result.capacity))
         for value, device, verdict in points
     ]
     return Table("Around the limit", columns, tuple(rows))
@@ -126,7 +133,7 @@ def _count(value: int | str) -> str:
     return f"{value:,}" if isinstance(value, int) else value
 
 
-def _margin(device: int, verdict: str, capacity: int) -> str:
+def margin(device: int, verdict: str, capacity: int) -> str:
     """The verdict on a value, with what is left or lacking."""
     if device > capacity:
         return f"over by {gib(device - capacity, 1)} GiB"

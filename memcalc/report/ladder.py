@@ -69,10 +69,13 @@ def _screen(result: Ladder) -> Iterator[Block]:
     yield title
     yield replace(bars_of(result, mode), compact=True, legend=True)
     stages = _stages(mode)
-    units = {"saved": "GiB saved", "host": "host GiB/node", "speed": "× speed"}
-    columns = tuple(replace(column, title=units.get(column.title, column.title), unit="") for column in stages.columns)
-    same = {"verdict"} if len({stage.verdict for stage in mode.stages}) == 1 else set()
-    indices = [index for index, column in enumerate(columns) if column.title not in {"peak at", "total", *same}]
+    columns = tuple(replace(column, unit="") for column in stages.columns)
+    hidden = {"peak at", "total"}
+    if len({stage.verdict for stage in mode.stages}) == 1:
+        hidden.add("verdict")
+    if not any(stage.host_memory for stage in mode.stages):
+        hidden.add("host")
+    indices = [index for index, column in enumerate(columns) if column.title not in hidden]
     yield replace(stages, columns=columns, titled=False).keep(indices)
     for other in others:
         sizes = " → ".join(gib(stage.peak.device, 1) for stage in other.stages)
@@ -81,7 +84,8 @@ def _screen(result: Ladder) -> Iterator[Block]:
     yield from warned(briefly(note for note, names in _warnings(result).items() if NAMES[mode.name] in names))
     stated = {"framework", "seq_len", "optimizer_impl", "loss", "kernels"}
     yield from assumed({name: text for name, text in result.assumptions.items() if name not in stated})
-    yield Line("Speed: to the previous stage. -v: all readings, components, commands", "faint")
+    sizes = "saved" if "host" in hidden else "saved, host"
+    yield Line(f"{sizes} in GiB; speed × the stage before · -v: all readings, components", "faint")
 
 
 def _mood(mode: LadderReading) -> str:
@@ -104,11 +108,11 @@ def verdict_of(result: Ladder, mode: LadderReading) -> str:
         needed = f"smallest is stage {least.stage}, {gib(least.peak.device, 1)} of {capacity}"
         return f"does not fit · {name}: no stage fits; {needed}"
     stage = mode.stages[mode.first]
-    start = f"from the start, in {stage.strategy.precision}"
-    where = f"first at stage {stage.stage}, {stage.change}" if stage.stage else start
+    change = stage.change or stage.strategy.precision
+    where = f"from {f'stage {stage.stage}' if stage.stage else 'the start'} ({change})"
     after = [str(later.stage) for later in mode.stages[stage.stage :] if later.verdict == "does-not-fit"]
     but = f"; stage {', '.join(after)} does not" if after else ""
-    return f"{stage.verdict} · {name}: {where}: {gib(stage.peak.device, 1)} of {capacity}{but}"
+    return f"{stage.verdict} · {name}: {where}, {gib(stage.peak.device, 1)} of {capacity}{but}"
 
 
 def label_of(stage: LadderStage) -> str:
@@ -201,10 +205,10 @@ def _stage(stage: LadderStage) -> tuple[str, ...]:
         str(stage.stage),
         stage.change or f"start, {stage.strategy.precision}",
         gib(stage.peak.device),
-        gib(stage.saved) if stage.stage else "",
+        gib(stage.saved).replace("-", "−") if stage.stage else "",
         speed,
         "" if stage.time is None else rate_of(stage.time),
-        gib(stage.host_memory, 1),
+        gib(stage.host_memory, 1) if stage.host_memory else "",
         phase_name(stage.peak.phase),
         stage.verdict.replace("-", " "),
     )

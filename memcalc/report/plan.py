@@ -54,7 +54,7 @@ def _choice(title: str, name: str) -> _Field:
 _SHORT = (("optimizer", "opt"), ("activations", "act"), ("modules:", ""), ("selective-", "sel-"))
 _ROLES = (("most headroom", "headroom"), ("full recompute", "full rec."), ("with offload", "offload"))
 _ROLE = _Field(
-    Column("plan", short=_ROLES, below=True, priority=1), lambda plan, _: (*plan.special, "")[0], varies=True
+    Column("plan", short=_ROLES, below=True, priority=1), lambda plan, _: (*plan.special, "-")[0], varies=True
 )
 _LAYOUT = _Field(
     Column("parallelism", short=(("no-reshard", "no-resh"),)), lambda plan, _: say.parallelism(plan.strategy)
@@ -298,9 +298,9 @@ def _next(result: Plans) -> Iterator[Block]:
         return
     first = result.plans[0]
     if len({plan.gpus for plan in result.plans}) > 1:
-        yield said("Next", f"{command_line(result.job.with_options(gpus=first.gpus))}    all plans for {first.gpus}")
+        yield Code(f"Next, all plans for {first.gpus} GPUs", command_line(result.job.with_options(gpus=first.gpus)))
     else:
-        yield said("Next", f"{result.command} --save plan.json    save #1, for memcalc export plan.json")
+        yield Code("Next, save #1 for memcalc export plan.json", f"{result.command} --save plan.json")
     yield Line(f"{_tried(result)} · --all: full ranking", "faint")
 
 

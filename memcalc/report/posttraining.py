@@ -73,15 +73,18 @@ def head_of(result: Rl) -> Iterator[Line]:
     verdict = result.verdict.replace("-", " ")
     binding = next(phase for phase in result.phases if phase.name == result.binding)
     text = f"{result.binding} holds most, {gib(binding.allocated, 1)} of {gib(result.capacity, 1)} GiB"
-    yield Line(f"{verdict} · {result.reason or text}", "verdict", MOODS[result.verdict])
+    says = result.reason if result.verdict == "does-not-fit" else text
+    yield Line(f"{verdict} · {says}", "verdict", MOODS[result.verdict])
     hardware = result.hardware
     subject = f"{result.algorithm} of {result.model.name} ({format_count(result.model.parameters)} parameters)"
     yield Line(
         f"{subject} on {hardware.gpus} × {hardware.gpu}: {result.framework}, trained by {result.trainer}", "title"
     )
+    if result.verdict == "tight":
+        yield Line(f"Tight: {result.reason}.", "warning")
     if result.edit is not None:
         change = result.edit
-        yield Line(f"Fits with {change.change}: {gib(change.device, 1)} GiB, {change.verdict}.", label="Change")
+        yield said("Change", f"{change.change}: {change.verdict}, {gib(change.device, 1)} GiB")
     elif result.verdict == "does-not-fit":
         yield Line("No change that is tried makes it fit: more GPUs, shorter lengths or adapters may.", label="Change")
 
@@ -137,9 +140,8 @@ def _body(result: Rl) -> Iterator[Block]:
 
 def _host(result: Rl) -> Line:
     """Return what a node needs off its GPUs."""
-    host = f"{gib(result.host, 1)} GiB of host memory per node"
-    known = f", of {gib(result.host_capacity, 0)}" if result.host_capacity else ""
-    return Line(f"{host}{known}, for what is parked or offloaded and for engines that sleep.")
+    known = f" of {gib(result.host_capacity, 0)}" if result.host_capacity else ""
+    return said("Host", f"{gib(result.host, 1)}{known} GiB per node, for what is parked, offloaded or asleep")
 
 
 def _largest(result: Rl) -> Iterator[Block]:

@@ -13,8 +13,10 @@ from memcalc.units import GIB
 
 VARIABLE = "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
 FIELD = "strategy.expandable_segments=true"
-_WIDEST = 43
-"""Characters of a change in a table of 80 columns."""
+_SCREEN = 80
+"""Columns of the narrowest common terminal, which the table is made for."""
+_GAPS = 8
+"""Blanks between its columns."""
 _VERDICT = {"does-not-fit": "over by {}"}
 _COLUMNS = (
     Column("change"),
@@ -60,7 +62,7 @@ def remedy_blocks(result: Plans, *, brief: bool = False) -> Iterator[Block]:
     known = (answer for answer in result.nearest if answer.verdict == "fits" and not answer.unknown)
     first = None if result.plans else next(known, None)
     if first is not None:
-        yield Code("Next", first.command)
+        yield Code("Next, the first that fits", first.command)
 
 
 def short(change: str) -> str:
@@ -95,13 +97,20 @@ def _row(answer: Nearest, capacity: int) -> tuple[str, ...]:
 
 
 def _grouped(result: Plans) -> Iterator[tuple[str, ...]]:
+    figures = [_figures(answer, result.capacity) for answer in result.nearest]
+    titles = [column.title for column in _NARROW[1:]]
+    widest = _SCREEN - _GAPS - sum(max(map(len, cells)) for cells in zip(titles, *figures, strict=True))
     for group, answers in groupby(result.nearest, key=lambda answer: answer.group):
         yield group, "", "", "", ""
         for answer in answers:
             change = short(answer.change)
-            speed = f"{_speed(answer)} {_range(answer)}" if answer.verdict != "does-not-fit" else ""
-            cell = fill(change, _WIDEST, initial_indent="  ", subsequent_indent="    ", break_on_hyphens=False)
-            yield cell, gib(answer.device, 1), _host(answer), _verdict(answer, result.capacity), speed
+            cell = fill(change, widest, initial_indent="  ", subsequent_indent="    ", break_on_hyphens=False)
+            yield cell, *_figures(answer, result.capacity)
+
+
+def _figures(answer: Nearest, capacity: int) -> tuple[str, ...]:
+    speed = f"{_speed(answer)} {_range(answer)}" if answer.verdict != "does-not-fit" else ""
+    return gib(answer.device, 1), _host(answer), _verdict(answer, capacity), speed
 
 
 def _host(answer: Nearest) -> str:

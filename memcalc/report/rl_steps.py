@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import pairwise
 
 from memcalc.report.diff import across, brief, signed
-from memcalc.report.estimate import MOODS
+from memcalc.report.estimate import MOODS, warned
 from memcalc.report.palette import ROLES
+from memcalc.report.plan_words import assumed
 from memcalc.report.posttraining import head_of
 from memcalc.report.tables import (
     Bars,
@@ -23,6 +25,7 @@ from memcalc.report.tables import (
     gib,
     header,
     made,
+    said,
 )
 from memcalc.results.rl_plans import UpdateTime
 from memcalc.results.rl_steps import RlDiff, RlFigures, RlLadder, RlStep
@@ -86,7 +89,23 @@ def of_diff(result: RlDiff) -> Report:
     if result.command:
         blocks.append(Code("Reproduce with", result.command))
     rows = tuple(_row(index, step) for index, step in enumerate(result.steps, 1))
-    return made(result, Table("Steps", _DATA, rows), *blocks)
+    return made(result, Table("Steps", _DATA, rows), *blocks, screen=_diff_screen(result, points))
+
+
+def _diff_screen(result: RlDiff, points: Sequence[RlFigures]) -> Iterator[Block]:
+    """Yield what a terminal shows: what B costs, both sides in a line each, the steps, the phases, what to mind."""
+    yield Line(headline(result), "verdict", MOODS[points[-1].verdict])
+    titles: dict[str, None] = {}
+    for index, name, side in (("A", result.names[0], result.a), ("B", result.names[1], result.b)):
+        verdict, title, *_ = head_of(side)
+        titles[title.text] = None
+        yield said(index, name, *verdict.text.split(" · "))
+    yield from (Line(text, "faint") for text in titles)
+    if result.fields:
+        yield replace(_steps(result, points), titled=False)
+        yield replace(_phases(points), titled=False)
+    yield from warned(result.warnings)
+    yield Line("Steps are cumulative; alone: applied to A only. -v: fields, roles, commands", "faint")
 
 
 def headline(result: RlDiff) -> str:
@@ -203,7 +222,23 @@ def of_ladder(result: RlLadder) -> Report:
     """Return the answer of ``memcalc ladder --algorithm``."""
     rows = tuple(_row(index, step) for index, step in enumerate(result.steps))
     blocks = (*ladder_head(result), _bars(result), _stages(result), _stage_phases(result), *_foot(result))
-    return made(result, Table("Ladder", _DATA, rows), *blocks)
+    return made(result, Table("Ladder", _DATA, rows), *blocks, screen=_ladder_screen(result))
+
+
+def _ladder_screen(result: RlLadder) -> Iterator[Block]:
+    """Yield what a terminal shows: the bars, one row for each stage, what to mind."""
+    yield from ladder_head(result)
+    yield replace(_bars(result), compact=True)
+    stages = _stages(result)
+    empty = {index for index in range(len(stages.columns)) if not any(row[index] for row in stages.rows)}
+    hidden = {"total", "alone"}  # the bars have the one, and `-v` the other
+    indices = [i for i, column in enumerate(stages.columns) if i not in empty and column.title not in hidden]
+    yield replace(stages, titled=False).keep(indices)
+    for note in result.left_out:
+        yield Line(f"Left out: {note}")
+    yield from warned(result.warnings)
+    yield from assumed(result.assumptions)
+    yield Line("Stages are cumulative. -v: each phase by stage, each stage alone, commands", "faint")
 
 
 def ladder_head(result: RlLadder) -> tuple[Line, Line]:
@@ -216,8 +251,8 @@ def ladder_head(result: RlLadder) -> tuple[Line, Line]:
         mood = "bad"
     else:
         step = result.steps[result.first]
-        where = f"first at stage {result.first}, {step.name}" if step.name else "from the start"
-        text = f"{step.after.verdict} · {where}: {gib(step.after.allocated, 1)} of {capacity}"
+        where = f"from stage {result.first} ({step.name})" if step.name else "from the start"
+        text = f"{step.after.verdict} · {where}, {gib(step.after.allocated, 1)} of {capacity}"
         later = [
             str(at)
             for at, after in enumerate(result.steps)
@@ -266,7 +301,7 @@ def _stages(result: RlLadder) -> Table:
             "" if step.alone is None else _gib(-step.alone),
             _rounds(step.after),
             _seconds(step.after),
-            gib(step.after.host, 1),
+            gib(step.after.host, 1) if step.after.host else "",
             _words(step.after.verdict),
         )
         for at, step in enumerate(result.steps)

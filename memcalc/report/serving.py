@@ -72,8 +72,9 @@ def _memory(result: Served, stage: EngineStage) -> Table:
         (term.name, gib(term.bytes), percent(term.bytes, result.capacity), "yes" if term.within else "no")
         for term in stage.terms
     ]
-    rows.append((_CACHE, gib(stage.cache), percent(max(0, stage.cache), result.capacity), "yes"))
-    title = "A GPU" if len(result.stages) == 1 else f"A GPU of stage {stage.stage}, {stage.layers} layers"
+    share = percent(stage.cache, result.capacity) if stage.cache > 0 else ""
+    rows.append((_CACHE, gib(stage.cache).replace("-", "−"), share, "yes"))
+    title = "Per GPU" if len(result.stages) == 1 else f"Per GPU of stage {stage.stage}, {stage.layers} layers"
     return Table(title, header("part | size [GiB] > | of the GPU [%] > | in the budget"), tuple(rows))
 
 

@@ -14,7 +14,7 @@ _SHOWN = (
     (Column("model"), "model"),
     (Column("GPUs", right=True), "gpus"),
     (Column("GPU"), "gpu"),
-    (Column("sequence", "tokens", right=True), "seq_len"),
+    (Column("seq-len", right=True), "seq_len"),
     (Column("batch", right=True, priority=4), "global_batch"),
     (Column("status"), "status"),
     (Column("precision", priority=5), "precision"),
@@ -49,8 +49,8 @@ def report(result: Swept, top: int, written: str = "") -> Report:
 
 
 def _blocks(result: Swept, top: int, written: str) -> Iterator[Block]:
-    yield Line(f"{result.jobs:,} jobs ({result.product}), {result.mode} of each", "title")
-    named = (f"{result.counts[status]:,} {status}" for status in STATUSES if result.counts[status])
+    yield Line(f"{result.jobs:,} jobs ({result.product.replace('_', '-')}), {result.mode} of each", "title")
+    named = (_counted(status, result.counts[status]) for status in STATUSES if result.counts[status])
     yield Line(", ".join(named), "verdict")
     if written:
         yield Line(f"Written to {written}.")
@@ -59,6 +59,16 @@ def _blocks(result: Swept, top: int, written: str) -> Iterator[Block]:
         yield from _reasons(result.rows[:top])
         if top < len(result.rows):
             yield Line(f"{top:,} of {len(result.rows):,} rows (more: --top N; all: --output FILE)", "faint")
+
+
+def _counted(status: str, count: int) -> str:
+    """Return how many jobs have a status, in words.
+
+    >>> _counted("fits", 1), _counted("fits", 12), _counted("does-not-fit", 2), _counted("error", 3)
+    ('1 fits', '12 fit', '2 do not fit', '3 errors')
+    """
+    several = {"fits": "fit", "does-not-fit": "do not fit", "error": "errors"}
+    return f"{count:,} {several.get(status, status) if count > 1 else status.replace('-', ' ')}"
 
 
 def _counts(result: Swept) -> Table:

@@ -19,6 +19,7 @@ from rich.text import Text
 from memcalc.report.palette import ANYWHERE, COMPONENTS, INK, MOODS, SERIES, Glyphs, glyphs, printable
 from memcalc.report.stacked_bar import bar_lines, bars_lines, packed
 from memcalc.report.tables import Bar, Bars, Block, Code, Column, Document, Line, Listing, Table, Tree
+from memcalc.report.terminal_rows import broken, rows_of
 from memcalc.report.terminal_tree import drawn_meter, tree_lines
 
 _NARROWEST = 40
@@ -31,6 +32,7 @@ _LONG = 160
 """Letters above which a cell's parts have a row each."""
 _STYLES = {"heading": "bold", "title": "bold", "verdict": "bold", "faint": "dim"}
 _DIFF = {"+": "green", "-": "red", "@": "cyan"}
+_SHELL = "sh"
 
 
 @dataclass
@@ -40,8 +42,6 @@ class _Screen:
     console: Console
     colour: bool
     ascii_only: bool
-    wraps: bool
-    """Whether commands are broken too, as a picture of a terminal must."""
     blank: bool = True
     """Whether nothing, or an empty line, was shown last: there are never two."""
 
@@ -86,9 +86,9 @@ def _console(stream: io.StringIO, width: int, colour: bool) -> Console:
     return console
 
 
-def paint(document: Document, console: Console, *, colour: bool, ascii_only: bool = False, wraps: bool = False) -> None:
+def paint(document: Document, console: Console, *, colour: bool, ascii_only: bool = False) -> None:
     """Print `document` on a console."""
-    screen = _Screen(console, colour, ascii_only, wraps)
+    screen = _Screen(console, colour, ascii_only)
     before: Block | None = None
     for block in document.screen or document.blocks:
         if _begins(block) and before is not None and not (isinstance(before, Line) and before.role == "verdict"):
@@ -106,9 +106,9 @@ def _show(screen: _Screen, block: Block) -> None:
         for row in _line(screen, block):
             screen.show(row)
     elif isinstance(block, Code):
-        _pasted(screen, block.says, [block.command])
+        _pasted(screen, block.says, [block.command], _SHELL)
     elif isinstance(block, Listing):
-        _pasted(screen, block.says, block.text.splitlines(), block.language == "diff")
+        _pasted(screen, block.says, block.text.splitlines(), block.language)
     elif isinstance(block, Table):
         _table(screen, block)
     else:
@@ -135,14 +135,14 @@ def _line(screen: _Screen, line: Line) -> Iterator[Text]:
     if line.role == "heading":
         yield Text()
     if line.role == "verdict" and line.mood:
-        yield _verdict(screen, line)
+        yield from rows_of(screen.console, _verdict(screen, line), screen.width)
     elif line.role == "warning":
         text, colon, rest = line.text.partition(": ")
         style = f"bold {ANYWHERE['close']}"
         if colon and text in {"Warning", "Note"}:
             yield from _labelled(screen, Line(rest, label=text), style)
         else:
-            yield screen.text(line.text, style)
+            yield from rows_of(screen.console, screen.text(line.text, style), screen.width)
     elif line.label or line.items:
         yield from _labelled(screen, line)
     else:
@@ -153,11 +153,11 @@ def _hanging(screen: _Screen, text: str, style: str) -> Iterator[Text]:
     """Yield a paragraph; what is set in, or numbered, keeps its place in every row."""
     begin = re.match(r" *(?:\d+\. |→ )?", text)
     first = screen.text(begin[0]) if begin else Text()
+    deeper = 2 * bool(re.match(r" +line \d+: ", text))  # so that each finding of a file begins where none goes on
     body = screen.text(text[len(begin[0]) if begin else 0 :])
-    rows = body.wrap(screen.console, max(screen.width - first.cell_len, _NARROWEST // 2)) or [Text()]
+    rows = rows_of(screen.console, body, max(screen.width - first.cell_len - deeper, _NARROWEST // 2)) or [Text()]
     for index, row in enumerate(rows):
-        row.rstrip()
-        start = Text(" " * first.cell_len) if index else first
+        start = Text(" " * (first.cell_len + deeper)) if index else first
         yield Text.assemble(start, row, style=style)
 
 
@@ -187,28 +187,22 @@ def _labelled(screen: _Screen, line: Line, accent: str = "dim") -> Iterator[Text
     for index, item in enumerate(items[:-1]):
         if item.cell_len + len(between) <= space:
             items[index] = item + Text(between.rstrip(), "dim")
-    rows = [row for entry in packed(items, space, 1) for row in entry.wrap(screen.console, space)]
+    rows = [row for entry in packed(items, space, 1) for row in rows_of(screen.console, entry, space)]
     for index, row in enumerate(rows):
-        row.rstrip()
         if index or not line.label:
             yield Text(" " * indent).append_text(row)
         else:
             yield Text.assemble(label, " ", row)
 
 
-def _pasted(screen: _Screen, says: str, lines: Iterable[str], diff: bool = False) -> None:
-    """Print what is there to be pasted: it is not cut, save in a picture."""
+def _pasted(screen: _Screen, says: str, lines: Iterable[str], language: str) -> None:
+    """Print what is there to be pasted: a command is broken as a shell reads it, and nothing is cut."""
     screen.show(screen.text(f"{says}:", "dim"))
     for line in lines:
-        style = _DIFF.get(line[:1], "") if diff else ""
-        if not screen.wraps or diff:
-            screen.show(screen.text(f"  {line}", style), unbroken=True)
-            continue
-        rows = screen.text(line).wrap(screen.console, screen.width - 6)
-        for index, row in enumerate(rows):
-            row.rstrip()
-            more = " \\" if index < len(rows) - 1 else ""
-            screen.show(Text("    " if index else "  ").append_text(row).append(more))
+        style = _DIFF.get(line[:1], "") if language == "diff" else ""
+        rows = broken(line, screen.width - 2) if language == _SHELL else [line]
+        for row in rows:
+            screen.show(screen.text(f"  {row}", style), unbroken=True)
 
 
 def fitted(table: Table, width: int) -> tuple[Table, Table]:
@@ -275,13 +269,13 @@ def _left_out(shown: Table, left: Table) -> Iterator[Line]:
     same = {index for index in places if _same(left, index)}
     alike = tuple(f"{left.columns[index].heading} {left.rows[0][index] or 'none'}" for index in sorted(same))
     if alike:
-        yield Line("", "faint", label="In all", items=alike)
+        yield Line("", "faint", label="All rows", items=alike)
     below = [index for index in places if left.columns[index].below and index not in same]
     for index in below:
         values = [
             (names[0].strip(" *"), row[index])
             for names, row in zip(shown.rows, left.brief().rows, strict=True)
-            if row[index]
+            if row[index] not in {"", "-"}
         ]
         mark = "#" if shown.columns[0].title == "#" else ""
         items = tuple(f"{mark}{name} {value}" for name, value in values)
@@ -352,7 +346,7 @@ def _drawn(document: Document, width: int, theme: TerminalTheme) -> str:
         file=io.StringIO(), width=width, record=True, force_terminal=True, color_system="truecolor", markup=False,
         highlight=False, emoji=False, legacy_windows=False,
     )  # fmt: skip
-    paint(document, console, colour=True, wraps=True)
+    paint(document, console, colour=True)
     return console.export_svg(title="", theme=theme, code_format=_FORMAT, unique_id=_UNIQUE)
 
 

@@ -13,10 +13,12 @@ from memcalc.units import GIB, KIB, MIB, format_bytes
 _MOODS = {"certain": "bad", "likely": "bad", "possible": "close"}
 _SHARE = Column("share", "%", right=True, meter=True, priority=1)
 _MOST_RANKS = 16
+MOST = 4
+"""Rows of a table on a screen."""
 
 
-def report(result: Triage) -> Report:
-    """Return the answer of ``memcalc triage``."""
+def report(result: Triage, path: str = "") -> Report:
+    """Return the answer of ``memcalc triage``; `path` is the file as it was given."""
     blocks = (
         Line(result.summary, "verdict", "bad" if result.failures else "good" if result.answered else "close"),
         Line(_what(result), "text"),
@@ -27,10 +29,10 @@ def report(result: Triage) -> Report:
         *(Line(f"Unknown: {item}.", "faint") for item in result.unknown),
         *_record(result),
     )
-    return made(result, _data(result), *blocks, screen=_screen(result))
+    return made(result, _data(result), *blocks, screen=_screen(result, path or result.source))
 
 
-def _screen(result: Triage) -> Iterator[Block]:
+def _screen(result: Triage, path: str) -> Iterator[Block]:
     """Yield what a terminal shows: the cause, two lines of facts, what would help, and what to do next."""
     yield Line(result.summary, "verdict", "bad" if result.failures else "good" if result.answered else "close")
     if result.failures:
@@ -38,7 +40,7 @@ def _screen(result: Triage) -> Iterator[Block]:
     else:
         yield Line(_what(result), "text")
     yield from _causes(result, brief=True)
-    yield from _memory(result)
+    yield from map(_first_rows, _memory(result))
     if result.changes:
         yield replace(_changes(result), titled=False)
     elif result.estimate:
@@ -48,10 +50,18 @@ def _screen(result: Triage) -> Iterator[Block]:
         yield from _record(result)
         return
     if not result.estimate:
-        asks = f"memcalc triage {shlex.quote(result.source)} --model NAME --gpu NAME --gpus N"
+        asks = f"memcalc triage {shlex.quote(path)} --model NAME --gpu NAME --gpus N"
         yield Code("Next, what would make the job fit", asks)
     more = {"each cause": len(result.causes) > 1, "measured vs. estimate": bool(result.comparison), "all facts": True}
     yield Line(f"-v: {', '.join(name for name, there in more.items() if there)}, how to record more", "faint")
+
+
+def _first_rows(block: Block) -> Block:
+    """Return a table with its first rows alone, and how many it has."""
+    if not isinstance(block, Table) or len(block.rows) <= MOST:
+        return block
+    title = f"{block.title} (first {MOST} of {len(block.rows)})"
+    return replace(block, title=title, rows=block.rows[:MOST], parts=block.parts[:MOST])
 
 
 def _read(result: Triage, failure: TriageFailure) -> Iterator[Block]:

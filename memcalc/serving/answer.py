@@ -176,12 +176,13 @@ def _refusal(job: EngineJob, stage: EngineStage) -> str:
     free = max(0, total - stage.size(CONTEXT) - stage.size(OTHER))
     if job.engine.budget == "whole" and not job.engine.counts_others and job.budget > free:
         return (
-            f"the engine refuses to start: {job.inputs.utilization:g} of the GPU are {_gib(job.budget)} GiB, "
-            f"and {_gib(free)} GiB are free"
+            f"the engine refuses to start: utilization {job.inputs.utilization:g} needs {_gib(job.budget)} GiB, "
+            f"{_gib(free)} GiB are free"
         )
     if stage.cache <= 0:
         size = sum(term.bytes for term in stage.terms if term.within)
-        return f"no memory is left for the cache: {_gib(size)} GiB are needed before it, {_gib(-stage.cache)} too many"
+        budget = f"{_gib(size + stage.cache)} GiB of utilization {job.inputs.utilization:g}"
+        return f"no memory is left for the cache: all else needs {_gib(size)} of the {budget}"
     if stage.blocks < sequence_blocks(stage.groups):
         return f"the cache of {_gib(stage.cache)} GiB does not hold one sequence of {job.inputs.max_len} tokens"
     device = _device(job, stage)

@@ -23,6 +23,7 @@ from memcalc.planner.record import value_text
 from memcalc.planner.request import check_words
 from memcalc.specs.sweep import SETTING, Mode
 from memcalc.sweeps.space import PRESETS
+from memcalc.units import GIB
 
 if TYPE_CHECKING:
     from pyarrow import DataType
@@ -177,7 +178,7 @@ def _plan_columns(task: Task, job: SweepJob) -> dict[str, Any]:
 
 def _estimate_columns(task: Task, job: SweepJob) -> dict[str, Any]:
     answer = api.estimate(**job.options, settings=job.settings, preset_dirs=task.preset_dirs, advice=False)  # type: ignore[arg-type]
-    needs = f"needs {answer.peak.device:,} bytes a GPU of {answer.budget.capacity:,}"
+    needs = f"needs {answer.peak.device / GIB:.1f} of {answer.budget.capacity / GIB:.1f} GiB per GPU"
     reason = needs if answer.peak.device > answer.budget.capacity else answer.reason
     return {
         **_common_columns(answer),

@@ -329,7 +329,7 @@ def test_an_answer_that_offloads_says_so_with_the_host_memory_that_it_needs() ->
     heads = [render(report(found), "plain", width=200).splitlines()[0] for found in (known, unknown, plain)]
     assert known.best is not None
     gib = known.best.host_memory / 2**30
-    assert heads[0].endswith(f", fits, offload params, {gib:.0f} GiB host memory/node")
+    assert heads[0].endswith(f", fits, offload params, {gib:.0f} GiB/node")
     assert ", fits if host memory suffices, offload params, " in heads[1]
     assert heads[2].endswith(", fits")
 

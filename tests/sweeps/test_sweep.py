@@ -203,9 +203,10 @@ def test_parquet_has_the_same_rows_and_typed_columns(mixed: Path, tmp_path: Path
 
 def test_the_screen_counts_and_gives_each_reason_once(mixed: Path) -> None:
     text = cli(str(mixed), "--top", "3").stdout
-    assert "4 jobs (2 model × 2 seq_len), estimate of each" in text
-    assert "1 fits, 2 does-not-fit, 1 error" in text
+    assert "4 jobs (2 model × 2 seq-len), estimate of each" in text
+    assert "1 fits, 2 do not fit, 1 error" in text
     assert "#2: seq-len 2048:" in text
+    assert "#3: needs 127.5 of 15.8 GiB per GPU." in text
     assert "3 of 4 rows (more: --top N; all: --output FILE)" in text
 
 

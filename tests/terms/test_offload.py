@@ -271,7 +271,7 @@ def test_an_estimate_says_what_a_node_lacks(tmp_path: Path) -> None:
     words = {"framework": "deepspeed", "zero": 3, "offload": "optimizer", "offload_to": "nvme"}
     found = memcalc.estimate(**job, **words)
     for name, needed, size in (("host memory", found.host_memory, 64), ("NVMe", found.tier_memory, 100)):
-        said = f"needs {needed / GIB:.1f} GiB of {name} per host; node small has {size}.0 GiB."
+        said = f"needs {needed / GIB:.1f} GiB of {name} per node; node small has {size}.0 GiB."
         assert (said in found.warnings) == (needed > size * GIB)
     ranks = {"host": found.host_memory, "nvme": found.tier_memory}
     for tier, size in ranks.items():
@@ -313,7 +313,7 @@ def test_an_unknown_host_memory_is_named_with_what_is_needed() -> None:
     node = catalog.node_for(catalog.gpu("rtx-4090"))
     if node.host_memory_bytes is None:
         assert any(
-            f"needs {found.host_memory / GIB:.1f} GiB of host memory per host; node {node.name}" in said
+            f"needs {found.host_memory / GIB:.1f} GiB of host memory per node; node {node.name}" in said
             for said in found.warnings
         )
     else:
@@ -325,7 +325,7 @@ def test_nothing_fits_where_host_memory_is_too_small(tmp_path: Path) -> None:
     job = node_with(tmp_path, host=32 * GIB, nvme=100 * GIB)
     answer = memcalc.plan(**job, offload="params")
     assert not answer.plans
-    assert "not enough memory off the GPU" in answer.too_large
+    assert "Not enough memory off the GPU" in answer.too_large
     assert "node small has 32.0 GiB" in answer.too_large
     assert "GPU memory" not in answer.too_large
     assert memcalc.plan(**{**job, "node": "hgx-h100-cxl"}, offload="params").plans
@@ -334,7 +334,7 @@ def test_nothing_fits_where_host_memory_is_too_small(tmp_path: Path) -> None:
 def test_where_both_are_too_small_both_are_named() -> None:
     job = {"model": "llama-2-70b", "gpu": "a100-40g", "gpus": 1, "offload": "optimizer", "zero": 3, "seq_len": 4096}
     said = memcalc.plan(**job, recompute="full").too_large
-    assert "GiB of host memory per host" in said
+    assert "GiB of host memory per node" in said
     assert "It also needs" in said
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from memcalc.report.charts import Chart
 from memcalc.report.charts.parts import LIMIT, drop_overlaps, heading, legend, line_key, patch_key
 from memcalc.report.estimate import MOODS
-from memcalc.report.inverse import UNITS, head_of
+from memcalc.report.inverse import UNITS, head_of, margin
 from memcalc.report.palette import COMPONENTS, INK, SERIES
 from memcalc.report.palette import MOODS as SHADES
 from memcalc.report.plan_words import strategy_words
@@ -114,7 +114,8 @@ def _marks(axes: Axes, result: Inverse) -> list[Text]:
         axes.axvline(value, gid="answer", **_ANSWER)
         left = value > right / 2
         text = axes.annotate(
-            f"{value} fits", (value, 0.985), (-5 if left else 5, 0), xycoords=top, textcoords="offset points",
+            f"{value:,} {result.best.verdict}", (value, 0.985), (-5 if left else 5, 0), xycoords=top,
+            textcoords="offset points",
             ha="right" if left else "left", va="top", fontweight="bold",
         )  # fmt: skip
         texts.append(text)
@@ -131,10 +132,10 @@ def _keys(result: Inverse) -> list[Any]:
     if any(point.retries and point.verdict != "does-not-fit" for point in points):
         keys.append(line_key("fits, but frees its cache (slow)", **_FLUSHED))
     if result.best is not None:
-        keys.append(line_key(f"limit: {result.best.value}", **_ANSWER))
+        keys.append(line_key(f"limit: {int(result.best.value):,}", **_ANSWER))
     for miss in result.beyond:
-        missing = gib(miss.missing, 2 if miss.missing > GIB else 4)
-        keys.append(line_key(f"{miss.value}: over by {missing} GiB", **_MISS))
+        says = margin(miss.device, miss.verdict, result.capacity)
+        keys.append(line_key(f"{int(miss.value):,}, {says}", **_MISS))
     return [*keys, line_key(f"capacity {gib(result.capacity)} GiB", **LIMIT)]
 
 

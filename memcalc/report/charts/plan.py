@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from memcalc.report.charts import Chart
 from memcalc.report.charts.parts import LIMIT, Placed, heading, is_narrow, legend, line_key, patch_key, place
 from memcalc.report.palette import INK, SERIES
+from memcalc.report.step_time import rate_range
 from memcalc.report.tables import gib
 from memcalc.specs.options import DEGREES
 from memcalc.units import GIB, format_count
@@ -210,8 +211,7 @@ def _keys(result: Plans) -> list[Any]:
 
 def _told(plan: Plan) -> str:
     tight = ", tight" if plan.verdict == "tight" else ""
-    low, high = _span(plan)
-    speed = f"{_speed(plan):.0f} ({low:.0f}–{high:.0f}) tok/s/GPU"
+    speed = f"{rate_range(_speed(plan), *_span(plan))} tok/s/GPU"
     return f"#{plan.rank} ({_words(plan)}) {speed}, {gib(plan.peak.device)} GiB{tight}"
 
 

@@ -85,7 +85,7 @@ def _keys(result: Rl) -> list[object]:
     return [
         *keys,
         line_key("with what allocators reserve", **_RESERVED),
-        line_key(f"the GPU has {gib(result.capacity)} GiB", **LIMIT),
+        line_key(f"capacity {gib(result.capacity)} GiB", **LIMIT),
     ]
 
 

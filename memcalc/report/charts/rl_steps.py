@@ -85,4 +85,4 @@ def _keys(points: list[tuple[str, RlFigures]]) -> list[object]:
     if any(point.allocated > point.capacity for _, point in points):
         keys.append(patch_key("missing", "none", edgecolor=SHADES["bad"].light, hatch="////"))
     rooms = " or ".join(dict.fromkeys(gib(point.capacity) for _, point in points))
-    return [*keys, line_key(f"the GPU has {rooms} GiB", **LIMIT)]
+    return [*keys, line_key(f"capacity {rooms} GiB", **LIMIT)]

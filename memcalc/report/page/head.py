@@ -155,8 +155,10 @@ def gpu_bar(estimate: Estimate) -> Html:
     )
     keys = [el("li", swatch(name), component_name(name), " ", el("b", gib(size))) for name, size in bar.parts]
     free = bar.capacity - used
-    word = "headroom " if free >= 0 else "over by "
-    keys.append(el("li", el("span", class_="swatch free", aria_hidden="true"), word, el("b", gib(abs(free)))))
+    if free >= 0:
+        keys.append(el("li", el("span", class_="swatch free", aria_hidden="true"), "headroom ", el("b", gib(free))))
+    else:  # which is no part of the bar, and has no colour in it
+        keys.append(el("li", "over by ", el("b", gib(-free))))
     text = el("figcaption", f"One GPU at the peak ({phase_name(estimate.peak.phase)}), GiB. Bracket: 95% range.")
     return el("figure", text, drawn, el("ul", *keys, class_="legend"), class_="gpu")
 

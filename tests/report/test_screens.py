@@ -1,0 +1,209 @@
+"""Answers as they are seen: rows that a shell and a reader can follow, columns that hold, figures that are told."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+from report_records import make_estimate
+from typer.testing import CliRunner
+
+from memcalc import api
+from memcalc.cli.app import app
+from memcalc.preflight.fix import _changes
+from memcalc.report import check
+from memcalc.report.page.head import gpu_bar
+from memcalc.report.tables import Document, Line, Table
+from memcalc.report.terminal import draw
+from memcalc.report.terminal_rows import broken
+from memcalc.results.check import CheckFinding, Severity
+
+SERVED = "serve --model 70b --gpu h100 --gpus 4"
+FULL = "plan --model 7b --gpu a100-40g --gpus 1 --offload none"
+PPO = (
+    "rl --algorithm ppo --framework verl --model qwen2.5-7b --gpu a100-40g --gpus 8 --prompt 1k --response 2k "
+    "--micro-tokens 16k --reward-model qwen2.5-7b"
+)
+
+
+def shown(line: str, width: int = 80) -> list[str]:
+    """The rows of an answer on a terminal."""
+    return CliRunner().invoke(app, line.split(), env={"COLUMNS": str(width)}).stdout.rstrip("\n").splitlines()
+
+
+@pytest.mark.parametrize("width", [40, 60, 90])
+def test_a_broken_command_is_the_same_command(width: int) -> None:
+    """A shell reads the rows as it reads the line; an option stays with its value, a quoted word whole."""
+    line = "memcalc plan --model 'my models/config.json' --gpu h100 --global-batch '4M tokens' --recompute full"
+    rows = broken(line, width)
+    assert len(rows) > 1
+    assert shlex.split("\n".join(rows).replace("\\\n", "")) == shlex.split(line)
+    assert all(len(row) <= width for row in rows)
+    assert all(row.lstrip().startswith("--") for row in rows[1:])
+
+
+def test_a_command_that_fits_is_not_broken() -> None:
+    """To the last column."""
+    assert broken("memcalc plan --model 7b", 23) == ["memcalc plan --model 7b"]
+
+
+def test_a_figure_stays_with_its_unit() -> None:
+    """No row of a paragraph ends between a number and what it counts."""
+    data = Table("", (), ())
+    for mood, role in (("good", "verdict"), ("", "text"), ("", "warning")):
+        for length in range(20, 60):
+            text = f"fits · {'x' * length} and 43 GiB of memory for 8 × h100"
+            for row in draw(Document((Line(text, role, mood),), data), 60, colour=False).splitlines():
+                assert not re.search(r"\d$|×$", row.rstrip()) or row.endswith("h100")
+                assert not row.startswith(("GiB", "×"))
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "max seq-len --model llama-3-8b --gpu h100 --gpus 8", "max micro-batch --model 7b --gpu a100-80g --gpus 8",
+        "min gpus --model 70b --gpu h100 --offload none",
+    ],
+)  # fmt: skip
+def test_the_next_command_of_a_limit_is_the_answer(line: str) -> None:
+    """Although what an estimate assumes too is left out of it."""
+    best = json.loads(CliRunner().invoke(app, [*line.split(), "--format", "json"]).stdout)["best"]
+    rows = shown(line)
+    at = next(index for index, row in enumerate(rows) if row.startswith("Next"))
+    command = " ".join(row.strip(" \\") for row in rows[at + 1 :] if row.startswith("  "))
+    assert len(command) < len(best["command"])
+    answer = CliRunner().invoke(app, [*shlex.split(command)[1:], "--format", "json"]).stdout
+    assert json.loads(answer)["peak"] == best["peak"]
+
+
+def finding(code: str, line: int, field: str = "", severity: Severity = "warning") -> CheckFinding:
+    return CheckFinding(severity=severity, code=code, field=field, line=line, message=f"{field} is odd", suggestion="")
+
+
+def test_findings_of_one_rule_share_a_line() -> None:
+    """From three on, with their count and where they are; an error has its own line, and so have two of a rule."""
+    many = [finding("MC001", line, f"k{line}") for line in range(1, 8)]
+    errors = [finding("MC003", line, "e", "error") for line in range(10, 14)]
+    pair = [finding("MC002", line, "p") for line in (20, 21)]
+    lines = [check.grouped(alike) for alike in check.by_rule((*errors, *many, *pair))]
+    assert len(lines) == 4 + 1 + 2
+    others = "k2 (line 2), k3 (line 3), k4 (line 4), k5 (line 5) and 2 more"
+    assert lines[4] == f"  line 1: warning MC001: k1 is odd; 6 more MC001: {others}"
+
+
+def test_an_edit_names_what_is_unset() -> None:
+    """An option that an edit takes away is not followed by nothing."""
+    before = make_estimate()
+    strategy = before.strategy.model_copy(update={"reshard": "", "lora": None, "sp": True})
+    texts = list(_changes(before.model_copy(update={"strategy": strategy.model_copy(update={"reshard": "always"})}),
+                          before.model_copy(update={"strategy": strategy})))  # fmt: skip
+    assert texts == ["reshard always → unset"]
+
+
+def test_a_remedy_that_is_broken_is_set_in() -> None:
+    """Its second row is not taken for another group."""
+    rows = shown(FULL)
+    at = next(index for index, row in enumerate(rows) if row.strip() == "adamw-8bit")
+    assert rows[at].startswith("    ")
+    assert max(map(len, rows)) <= 80
+
+
+def test_a_ladder_of_80_columns_hides_nothing() -> None:
+    """Host memory and the verdict both have their columns; a stage that needs no host memory has no figure there."""
+    rows = shown("ladder --model 7b --gpu a100-40g --gpus 8")
+    head = next(row for row in rows if row.startswith("#  stage"))
+    assert head.split()[-2:] == ["host", "verdict"]
+    assert not any("Hidden" in row or " 0.0 " in row for row in rows)
+
+
+def test_a_tight_post_training_says_its_figure_and_why() -> None:
+    """The verdict has the phase and its size, the next lines what the margin makes of it."""
+    first, *rows = shown(f"{PPO} --park params,optimizer")
+    assert re.fullmatch(r"tight · update holds most, [\d.]+ of 39.4 GiB", first)
+    assert any(re.fullmatch(r"Tight: update needs [\d.]+ of 39.4 GiB with the 95% margin\.", row) for row in rows)
+
+
+def test_a_change_of_post_training_has_one_verdict() -> None:
+    """It does not fit and is tight in the same sentence."""
+    (change,) = [row for row in shown(PPO) if row.startswith("Change")]
+    assert re.fullmatch(r"Change    --park params,optimizer: tight, [\d.]+ GiB", change)
+
+
+def test_an_engine_without_a_cache_has_a_sum_that_is_read() -> None:
+    """What is needed beside what there is, and a minus sign that is one."""
+    rows = shown(SERVED)
+    assert "all else needs" in " ".join(rows[:2])
+    (cache,) = [row for row in rows if row.startswith("KV cache")]
+    assert re.fullmatch(r"KV cache +−[\d.]+ +yes", cache)
+
+
+def test_a_sweep_counts_in_words(tmp_path: Path) -> None:
+    """`12 fit`, and names as options have them."""
+    (tmp_path / "s.toml").write_text('[jobs]\nmodel = "gpt2"\ngpu = "a100-40g"\nseq_len = [256, 512]\ngpus = 1\n')
+    rows = shown(f"sweep {tmp_path / 's.toml'} --jobs 1")
+    assert rows[0] == "2 jobs (2 seq-len), plan of each"
+    assert rows[1] == "2 fit"
+
+
+def test_the_smallest_plan_is_not_larger_than_the_best() -> None:
+    """Of two plans that replay alike, none is called the smallest where it takes more."""
+    plans = api.plan(model="70b", gpu="4090", gpus=2, lora="16", quantize="nf4").plans
+    assert len(plans) > 1
+    for plan in plans:
+        assert "smallest" not in plan.special or plan.peak.device <= plans[0].peak.device
+
+
+def test_a_file_that_lacks_one_option_asks_for_it(tmp_path: Path) -> None:
+    """One is no them."""
+    (tmp_path / "a.yml").write_text("base_model: gpt2\nmicro_batch_size: 2\nsequence_len: 512\n")
+    asked = CliRunner().invoke(app, ["check", str(tmp_path / "a.yml"), "--gpus", "1"])
+    assert asked.stderr.strip().endswith("--gpu. Pass it.")
+
+
+def test_what_is_over_has_no_colour_of_a_part() -> None:
+    """The legend of a job that does not fit shows no swatch for what the bar does not show."""
+    large = api.estimate(model="7b", gpu="a100-40g", gpus=1)
+    drawn = str(gpu_bar(large))
+    assert "over by" in drawn
+    assert "swatch free" not in drawn
+
+
+GRPO = "--algorithm grpo --framework trl --model qwen2.5-7b --gpu h100 --gpus 8 --prompt 1k --response 1k"
+
+
+@pytest.mark.parametrize("line", [f"ladder {GRPO}", f"diff micro_batch=8 logits=fused {GRPO}"])
+def test_post_training_has_a_screen_too(line: str) -> None:
+    """One row for each stage or step and what to mind; the commands and every role with `-v`."""
+    brief, whole = shown(line), shown(f"{line} -v")
+    assert len(brief) <= 30 < len(whole)
+    assert max(map(len, brief)) <= 80
+    assert not any(row.startswith("  memcalc") for row in brief)
+    assert not any(row.startswith("All rows  rounds none") for row in brief)
+
+
+def test_the_next_triage_reads_the_same_file() -> None:
+    """The line to paste has the path as it was given, not the file's name alone."""
+    log = Path(__file__).resolve().parents[2] / "docs" / "examples" / "train.log"
+    rows = shown(f"triage {log}", 300)
+    assert f"  memcalc triage {log} --model NAME --gpu NAME --gpus N" in rows
+
+
+def test_a_snapshot_shows_its_first_rows() -> None:
+    """A screen has four rows of each table and says of how many; `-v` has all."""
+    snapshot = Path(__file__).resolve().parents[2] / "docs" / "examples" / "triage" / "leak.pickle"
+    brief, whole = shown(f"triage {snapshot}"), shown(f"triage {snapshot} -v")
+    assert "By call site (first 4 of 12)" in brief
+    assert "By call site" in whole
+    assert len(brief) < len(whole)
+
+
+def test_a_finding_begins_where_no_other_goes_on() -> None:
+    """Its later rows are set in deeper than its first."""
+    text = f"  line 3: note MC104: {'word ' * 30}"
+    first, *others = draw(Document((Line(text),), Table("", (), ())), 60, colour=False).splitlines()
+    assert first.startswith("  line 3")
+    assert others
+    assert all(row.startswith("    word") for row in others)
