@@ -10,8 +10,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from memcalc.trace import ops
+from memcalc.trace.activation_steps import activation
 from memcalc.trace.layers import WIDE, BlockConfig, linear, norm
-from memcalc.trace.routed import activation
 from memcalc.trace.scores import kernel
 from memcalc.trace.tape import Grads, Leaf, Size, Tape, Tensor, Unit
 

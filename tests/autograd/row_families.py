@@ -57,6 +57,7 @@ MAMBA2 = GROUPED | {
 
 ROWS: dict[str, dict[str, Any]] = {
     "arcee": GROUPED,
+    "apertus": HEADS,
     "ministral": HEADS | WINDOW,
     "olmo3": GROUPED | WINDOW,
     "exaone4": GROUPED | WINDOW,

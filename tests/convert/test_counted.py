@@ -61,7 +61,9 @@ def compared(name: str, **keys: Any) -> tuple[int, int]:
 
     config, real = counted(name, **keys)
     model = from_huggingface(config)
-    assert model.counted_parts or not keys, "what a row reads of small configs is counted; some defaults are traced whole"
+    assert model.counted_parts or not keys, (
+        "what a row reads of small configs is counted; some defaults are traced whole"
+    )
     return model_count(model).total, real
 
 
