@@ -9,6 +9,7 @@ from memcalc.specs.block import MixtureOfExperts, Norm
 from memcalc.trace import ops, transformer_engine
 from memcalc.trace.attention import attention
 from memcalc.trace.checkpoint import discarding, region
+from memcalc.trace.every_expert import over_every_token
 from memcalc.trace.layers import WIDE, BlockConfig, norm, weighted
 from memcalc.trace.mixers import is_scaled, mixer
 from memcalc.trace.parallel_linear import gathered, scattered
@@ -65,7 +66,8 @@ def run_block(tape: Tape, x: Tensor, block: Block, setting: BlockConfig, context
 def mlp(tape: Tape, x: Tensor, block: Block, setting: BlockConfig) -> Tensor:
     """The MLP, dense or routed."""
     if isinstance(block.mlp, MixtureOfExperts):
-        return routed(tape, x, block.mlp, setting, block.hidden)
+        run = over_every_token if block.mlp.every_expert else routed
+        return run(tape, x, block.mlp, setting, block.hidden)
     return dense(tape, x, block.own_mlp, setting, block.hidden)
 
 

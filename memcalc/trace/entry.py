@@ -211,6 +211,8 @@ def tables(tape: Tape, spec: Attention, setting: BlockConfig) -> list[Tensor]:
     if not spec.rotary or setting.kernels != "model":
         return []
     latent = spec.latent
+    if spec.complex_rotary:
+        return [tape.new("rotary table, complex", Size(spec.head_dim, WIDE, "row", "none", "d"))]
     if latent is not None and latent.rotation == "complex":
         return [tape.new("rotary table, complex", Size(latent.qk_rope_head_dim, 4, "row", "none", "d_r"))]
     turned = latent.qk_rope_head_dim if latent else round(spec.head_dim * spec.rotary_fraction)
