@@ -29,6 +29,7 @@ def llama4_text(c: Keys) -> Flat:
         **_experts(c, layers, expert),
         "ffn": c.size("intermediate_size_mlp", 16384),
         "complex_rotary": True,
+        "outlives_sum": True,
         "upcast_softmax": False,
     }
 

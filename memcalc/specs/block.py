@@ -96,6 +96,8 @@ class AttentionForm(Frozen):
     """Queries and keys are turned together, as complex fp32 numbers, and cast back (Llama 4)."""
     scaled_queries: bool = False
     """Queries are multiplied by an fp32 number for each place, and cast back (Llama 4)."""
+    outlives_sum: bool = False
+    """Its output is a variable of the block, which holds it after the residual sum until the block ends (Llama 4)."""
     rotary_by_token: bool = False
     """Queries and keys are turned before heads and tokens change places, and stay in the order of tokens (GPT-J)."""
     late_qk_norm: bool = False

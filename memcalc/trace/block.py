@@ -58,8 +58,9 @@ def run_block(tape: Tape, x: Tensor, block: Block, setting: BlockConfig, context
         parts.append(("MLP", lambda y: region(tape, again, moe, feed_forward, [y], how)))
     if block.parallel:
         return parallel(tape, x, block, setting, parts)
+    variables = list[Tensor]()
     for name, part in parts:
-        x = residual(tape, x, block, setting, name, part)
+        x = residual(tape, x, block, setting, name, part, variables)
     return x
 
 
@@ -81,12 +82,16 @@ def beside(tape: Tape, x: Tensor, mixed: Tensor, attend: Branch, *, scaled: bool
     return ops.add(tape, mixed, attended, "sum of mixer and attention")
 
 
-def residual(tape: Tape, x: Tensor, block: Block, setting: BlockConfig, name: str, part: Branch) -> Tensor:
-    """One branch with its norms, dropout and residual sum."""
+def residual(
+    tape: Tape, x: Tensor, block: Block, setting: BlockConfig, name: str, part: Branch, variables: list[Tensor]
+) -> Tensor:
+    """One branch with its norms, dropout and residual sum; what a variable holds until the end goes to ``variables``."""
     before = block.norms > 0 and block.norm_place in ("pre", "both")
     y = norm(tape, narrowed(tape, x, block, setting), block.norm, setting, f"{name} norm") if before else x
     x = ops.cast(tape, x, WIDE, "residual stream, fp32") if block.wide_residual else x
     y = discarding(tape, y, part(y)) if before and "layernorm" in setting.checkpointed else part(y)
+    if name == "attention" and block.own_attention.outlives_sum and setting.kernels == "model":
+        variables.append(y)
     y = ops.dropout(tape, y, f"{name} dropout", active=bool(block.dropout) and setting.dropout)
     if block.layer_scale:
         y = weighted(tape, y, Norm(), setting, f"{name} scale")
