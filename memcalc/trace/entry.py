@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from memcalc.trace import ops
 from memcalc.trace.activation_steps import activation
 from memcalc.trace.layers import WIDE, BlockConfig, linear, norm
-from memcalc.trace.scores import kernel
+from memcalc.trace.scores import kernel, masked
 from memcalc.trace.tape import Grads, Leaf, Size, Tape, Tensor, Unit
 
 if TYPE_CHECKING:
@@ -231,6 +231,8 @@ def biases(tape: Tape, block: Block, attention: Attention, setting: BlockConfig,
     cross, out = block.cross_attention, list[Tensor]()
     if checkpointed and attention.causal and kernel(attention, setting) == "eager":
         out.append(tape.new(MASK, Size(1, setting.residual, "pair", "none", "s")))
+    if checkpointed and attention.chunked and masked(attention, setting) and kernel(attention, setting) != "eager":
+        out.append(tape.new(MASK, Size(1, 1, "pair", "none", "s")))  # truth values, of which each kernel makes numbers
     if attention.chunk is not None:  # squares of the image are put in order, and back at the end
         out.append(tape.new("order of squares", Size(2, INDEX, "image", "none", "2")))
     if attention.joins_batch and setting.kernels == "model":
