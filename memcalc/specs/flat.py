@@ -251,7 +251,7 @@ def _block(flat: Flat, windowed: bool, routed: bool, mixed: bool, turned: bool) 
     if attention is not None and flat.unturned_layers is not None:
         attention = attention.model_copy(update={"scaled_queries": False} if turned else _unturned(attention))
     if attention is not None and not windowed:
-        attention = attention.model_copy(update={"window": None})
+        attention = attention.model_copy(update={"window": None, "chunked": False})
     return Block(
         hidden=flat.hidden,
         attention=attention,
