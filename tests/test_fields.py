@@ -270,7 +270,8 @@ MOVES: dict[str, dict[str, tuple[Any, ...]]] = {
         "packed": ("llama", True), "dropout": ("llama", 0.1), "cast_before_down": ("hf", True),
     },
     "MixtureOfExperts": {
-        "every_expert": ("moe", True), "experts": ("moe", 30), "topk": ("moe", 8), "ffn": ("moe", 704), "gated": ("moe", False),
+        "every_expert": ("moe", True),
+        "experts": ("moe", 30), "topk": ("moe", 8), "ffn": ("moe", 704), "gated": ("moe", False),
         "activation": ("moe", "relu"), "shared_ffn": ("moe", 1), "shared_gate": ("moe", False),
         "router_bias": ("moe", True), "expert_bias": ("moe", True), "scores": ("moe", "chosen"),
         "fp32_router": ("moe", True), "group_limited": ("moe", True), "normalised": ("moe", True),

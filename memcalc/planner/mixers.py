@@ -26,15 +26,15 @@ KERNELS = {
 def check_mixers(request: Request, model: Model) -> None:
     """Refuse what is not modelled beside such blocks, and pin what is therefore not searched."""
     gated = any(attention.output_gate or attention.head_gate for attention in model.attentions)
-    every = any(getattr(group.block.mlp, "every_expert", False) for group in model.groups)
+    spread = any(getattr(group.block.mlp, "every_expert", False) for group in model.groups)
     chunked = any(attention.chunked or attention.scaled_queries for attention in model.attentions)
     kinds = [
         *model.mixer_kinds,
         *["gated attention"] * gated,
         *["chunked attention"] * chunked,
-        *["experts that run over every token"] * every,
+        *["experts that run over every token"] * spread,
     ]
-    if every:
+    if spread:
         refuse_told(request, {"ep": "expert parallelism is not modelled for experts that run over every token"})
         request.given.update(ep=1)
     if kinds:

@@ -79,7 +79,7 @@ class AttentionForm(Frozen):
     window: int | None = Field(default=None, gt=0, lt=2**31)
     """Tokens that a token sees, itself and those before it; None for the whole sequence."""
     chunked: bool = False
-    """The sequence is cut into parts of a window's length, and a token sees those before it in its own part (Llama 4)."""
+    """The sequence is cut into parts as long as the window; a token sees those before it in its own part (Llama 4)."""
     softcap: bool = False
     """The scores pass a tanh (Gemma 2), which no fused kernel of PyTorch does."""
     rotary_fraction: float = Field(default=1.0, gt=0.0, le=1.0)

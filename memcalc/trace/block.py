@@ -85,7 +85,7 @@ def beside(tape: Tape, x: Tensor, mixed: Tensor, attend: Branch, *, scaled: bool
 def residual(
     tape: Tape, x: Tensor, block: Block, setting: BlockConfig, name: str, part: Branch, variables: list[Tensor]
 ) -> Tensor:
-    """One branch with its norms, dropout and residual sum; what a variable holds until the end goes to ``variables``."""
+    """One branch with its norms, dropout and residual sum; what a variable of the block holds goes to ``variables``."""
     before = block.norms > 0 and block.norm_place in ("pre", "both")
     y = norm(tape, narrowed(tape, x, block, setting), block.norm, setting, f"{name} norm") if before else x
     x = ops.cast(tape, x, WIDE, "residual stream, fp32") if block.wide_residual else x

@@ -23,8 +23,8 @@ def over_every_token(tape: Tape, x: Tensor, spec: MixtureOfExperts, setting: Blo
     """All experts' outputs added up, and the shared experts' over which that sum is added in place."""
     logits = linear(tape, x, setting, "router", spec.experts, "E")
     scores = scores_of_chosen(tape, logits, spec)
-    every = x.size._replace(elements=spec.experts * hidden, label="E·h")
-    rows = ops.copy(tape, x, "tokens of every expert", every)
+    copies = x.size._replace(elements=spec.experts * hidden, label="E·h")
+    rows = ops.copy(tape, x, "tokens of every expert", copies)
     # Experts come before tokens in what they read, so that the scores are copied in that order
     rows = ops.mul(tape, rows, ops.copy(tape, scores, "scores by expert"), "weighted tokens")
     out = batched_experts(tape, rows, spec, setting, hidden)
