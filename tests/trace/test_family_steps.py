@@ -18,7 +18,7 @@ FAMILIES: dict[str, tuple[int, dict[str, Any]]] = {
 """By how many blocks, and with which changes to the small config."""
 ODD: dict[str, dict[str, Any]] = {
     "no chunks": {"attention_chunk_size": 4096},
-    "no positions": {"no_rope_layers": [0] * 6, "attn_temperature_tuning": False},
+    "few positions": {"no_rope_layers": [1, *[0] * 5], "attn_temperature_tuning": False},
     "no norms": {"use_qk_norm": False},
     "no experts": {"moe_layers": []},
     "all experts": {"interleave_moe_layer_step": 1, "num_experts_per_tok": 1},
