@@ -26,16 +26,17 @@ KERNELS = {
 def check_mixers(request: Request, model: Model) -> None:
     """Refuse what is not modelled beside such blocks, and pin what is therefore not searched."""
     gated = any(attention.output_gate or attention.head_gate for attention in model.attentions)
-    spread = any(getattr(group.block.mlp, "every_expert", False) for group in model.groups)
     chunked = any(attention.chunked or attention.scaled_queries for attention in model.attentions)
     kinds = [
         *model.mixer_kinds,
         *["gated attention"] * gated,
         *["chunked attention"] * chunked,
-        *["experts that run over every token"] * spread,
+        *["experts that run over every token"] * model.runs_every_expert,
     ]
-    if spread:
-        refuse_told(request, {"ep": "expert parallelism is not modelled for experts that run over every token"})
+    if model.runs_every_expert:
+        experts = "experts that run over every token"
+        unquantised = f"{experts} are parameters that quantisation of linear layers leaves as they are: not modelled"
+        refuse_told(request, {"ep": f"expert parallelism is not modelled for {experts}", "quantize": unquantised})
         request.given.update(ep=1)
     if kinds:
         _check(request, model, " and ".join(kinds))
