@@ -22,9 +22,7 @@ ALTERNATING = 3
 
 def melts(term: Term) -> bool:
     """Whether a term is there in the last block's backward and gone in the first's, and goes block by block."""
-    return (
-        term.until < 0 and "backward-last" in term.phases and not {"backward-first", "backward-end"} & set(term.phases)
-    )
+    return "backward-last" in term.phases and not {"backward-first", "backward-end"} & set(term.phases)
 
 
 def weights_of(activations: GroupActivations) -> list[int]:

@@ -142,7 +142,7 @@ def entry_terms(census: ModelOnGrid, groups: list[GroupActivations], flight: Arr
             first = census.model.sequence.index(alike[0].index)
             live = mask_bytes(census, alike) * census.grid.is_first * flight
             title = f"attention mask of blocks like number {first + 1}"
-            yield Term("activations", title, live, KEPT, "w · s · T", SOURCE, until=first)
+            yield Term("activations", title, live, PHASES, "w · s · T", SOURCE, until=first)
     for tower in towers:
         if census.model.ends_of(tower).projector is not None:
             last = [a for a in groups if a.group.tower == tower][-1]
