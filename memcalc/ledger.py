@@ -50,6 +50,8 @@ class Term:
     """The writer of a step's events writes it itself, block by block or unit by unit."""
     apart: bool = False
     """Gradients as one piece in a step's events; others come and go there with their weights."""
+    until: int = -1
+    """In a step's events, the block of a stage, counted from 0, whose backward is the last to need it; -1 for none."""
     tier: str = "gpu"
     """Where it lies: gpu; off it host, nvme or cxl (:mod:`memcalc.terms.host`)."""
 

@@ -103,6 +103,7 @@ SMALL = {
     "hidden_size": 512, "num_hidden_layers": 4, "num_attention_heads": 8, "num_key_value_heads": 2,
     "intermediate_size": 1024, "vocab_size": 4000,
 }  # fmt: skip
+WITH_EVERY_EXPERT = from_huggingface({"model_type": "llama4_text", "num_local_experts": 8, "head_dim": 64, **SMALL})
 WITH_CONVOLUTIONS = from_huggingface({"model_type": "lfm2", "full_attn_idxs": [2], **SMALL})
 WITH_DELTA_NETS = from_huggingface({"model_type": "qwen3_next", "num_experts": 8, "num_experts_per_tok": 2, **SMALL})
 WITH_MAMBA2 = from_huggingface({"model_type": "bamba", "attn_layer_indices": [2], "mamba_n_heads": 16, **SMALL})
@@ -192,6 +193,8 @@ JOBS: dict[str, dict[str, Any]] = {
                  "tp": 4, "cp": 2, "recompute": "none", "loss": "standard"},
     "simple": {"model": "llama-3.1-8b", "gpu": "h100", "gpus": 8, "framework": "torchtitan", "seq_len": 4096,
                "recompute": "selective-ops", "settings": {"strategy.fsdp_schedule": "simple"}},
+    "every token": {"model": WITH_EVERY_EXPERT, "gpu": "h100", "framework": "hf", "seq_len": 2048, "recompute": "full",
+                    "precision": "bf16"},
     "convolutions": {"model": WITH_CONVOLUTIONS, "gpu": "h100", "framework": "hf", "seq_len": 2048},
     "delta": {"model": WITH_DELTA_NETS, "gpu": "h100", "framework": "hf", "seq_len": 2048},
     "mamba2": {"model": WITH_MAMBA2, "gpu": "h100", "framework": "hf", "seq_len": 2048},
@@ -252,6 +255,8 @@ MOVES: dict[str, dict[str, tuple[Any, ...]]] = {
         "fused": ("llama", False), "explicit_mask": ("gemma3", True), "upcast_softmax": ("bf16", False),
         "dropout": ("hf", 0.1), "wide_scores": ("bf16", True), "rotary_pairs": ("llama", 1),
         "joins_images": ("images", False), "joins_batch": ("images", True), "chunk": ("images", 16),
+        "chunked": ("llama", True, {"window": 64}), "complex_rotary": ("hf", True), "scaled_queries": ("llama", True),
+        "outlives_sum": ("every token", False),
         "late_qk_norm": ("hf", True, {"qk_norm": "head"}), "output_gate": ("hf", True),
         "returns_weights": ("again", True), "rotary_by_token": ("hf", True, {"rotary_fraction": 0.5}),
         "latent": ("llama", LatentAttention(kv_lora_rank=64, qk_nope_head_dim=32, qk_rope_head_dim=32, v_head_dim=64)),
@@ -265,6 +270,7 @@ MOVES: dict[str, dict[str, tuple[Any, ...]]] = {
         "packed": ("llama", True), "dropout": ("llama", 0.1), "cast_before_down": ("hf", True),
     },
     "MixtureOfExperts": {
+        "every_expert": ("moe", True),
         "experts": ("moe", 30), "topk": ("moe", 8), "ffn": ("moe", 704), "gated": ("moe", False),
         "activation": ("moe", "relu"), "shared_ffn": ("moe", 1), "shared_gate": ("moe", False),
         "router_bias": ("moe", True), "expert_bias": ("moe", True), "scores": ("moe", "chosen"),

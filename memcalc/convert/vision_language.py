@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from memcalc.convert.huggingface_gated import EXPERTS, GATED
 from memcalc.convert.huggingface_hybrids import HYBRIDS
 from memcalc.convert.huggingface_keys import Flat, Keys
+from memcalc.convert.huggingface_llama4 import LLAMA4
 from memcalc.convert.huggingface_plain import PLAIN
 from memcalc.convert.huggingface_table import TABLE
 from memcalc.convert.vision_towers import LAYER_NORM, VISION, VisionTower
@@ -20,7 +21,7 @@ from memcalc.specs.block import Norm
 from memcalc.specs.flat import from_flat
 from memcalc.specs.model import Images, Model, Outside, Projector, patterns
 
-DECODERS: dict[str, Callable[[Keys], Flat]] = {**PLAIN, **GATED, **EXPERTS, **HYBRIDS, **TABLE}
+DECODERS: dict[str, Callable[[Keys], Flat]] = {**PLAIN, **GATED, **EXPERTS, **HYBRIDS, **LLAMA4, **TABLE}
 """Text models by their `model_type`."""
 _TOKENS = """
     boi_token_index eoi_token_index ignore_index image_token video_token pad_token_index image_seq_length

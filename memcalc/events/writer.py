@@ -221,6 +221,7 @@ class StepWriter(Stage):
                 self.units.leave_backward(unit, gradients)
                 live += pinned
                 self._melt()
+                self._let_go(unit)
             if again is not runs:
                 runs[0].drop(self.log)
         self.log.free_all(live)
@@ -329,6 +330,12 @@ class StepWriter(Stage):
         for term in self.melting:
             if self.during.get(term.name):
                 self.log.free(self.during[term.name].pop())
+
+    def _let_go(self, unit: int) -> None:
+        """A block's backward is done, which was the last to need some terms."""
+        for term in self._terms():
+            if term.until == unit:
+                self.log.free_all(self.during.pop(term.name, []))
 
     def _units(self) -> Whole:
         """How weights and their gradients come and go."""

@@ -1,4 +1,4 @@
-"""What can be asked of a model in which something else than attention mixes the tokens of some blocks."""
+"""What can be asked of a model whose blocks are more than attention over all tokens and an MLP, dense or routed."""
 
 from __future__ import annotations
 
@@ -26,7 +26,18 @@ KERNELS = {
 def check_mixers(request: Request, model: Model) -> None:
     """Refuse what is not modelled beside such blocks, and pin what is therefore not searched."""
     gated = any(attention.output_gate or attention.head_gate for attention in model.attentions)
-    kinds = [*model.mixer_kinds, *["gated attention"] * gated]
+    chunked = any(attention.chunked or attention.scaled_queries for attention in model.attentions)
+    kinds = [
+        *model.mixer_kinds,
+        *["gated attention"] * gated,
+        *["chunked attention"] * chunked,
+        *["experts that run over every token"] * model.runs_every_expert,
+    ]
+    if model.runs_every_expert:
+        experts = "experts that run over every token"
+        unquantised = f"{experts} are parameters that quantisation of linear layers leaves as they are: not modelled"
+        refuse_told(request, {"ep": f"expert parallelism is not modelled for {experts}", "quantize": unquantised})
+        request.given.update(ep=1)
     if kinds:
         _check(request, model, " and ".join(kinds))
 

@@ -242,6 +242,9 @@ def resolved_targets(lora: Lora, model: Model, habits: Habits) -> tuple[str, ...
         # Its kernel reads that weight itself, so that PEFT refuses it (0.19 tuners/tuners_utils.py,
         # _check_lora_target_modules_mamba)
         blocks.pop("mixer_out", None)
+    if model.runs_every_expert:
+        # Llama 4's router is a linear layer that returns two tensors, on which an adapter fails (PEFT 0.21)
+        blocks.pop("router", None)
     outside = dict.fromkeys(m.target for m in outside_matrices(model))
     known = [*blocks, *outside]
     if not lora.targets:

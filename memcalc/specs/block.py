@@ -78,6 +78,8 @@ class AttentionForm(Frozen):
     """A token sees those before it alone."""
     window: int | None = Field(default=None, gt=0, lt=2**31)
     """Tokens that a token sees, itself and those before it; None for the whole sequence."""
+    chunked: bool = False
+    """The sequence is cut into parts as long as the window; a token sees those before it in its own part (Llama 4)."""
     softcap: bool = False
     """The scores pass a tanh (Gemma 2), which no fused kernel of PyTorch does."""
     rotary_fraction: float = Field(default=1.0, gt=0.0, le=1.0)
@@ -90,6 +92,12 @@ class AttentionForm(Frozen):
     """Cosine and sine are as wide as the half of a head (gpt-oss)."""
     rotary_pairs: int = Field(default=0, ge=0, lt=2**31)
     """Pairs of cosine and sine tables that each block makes anew, its elements in pairs (GLM: 1, GPT-J: 2)."""
+    complex_rotary: bool = False
+    """Queries and keys are turned together, as complex fp32 numbers, and cast back (Llama 4)."""
+    scaled_queries: bool = False
+    """Queries are multiplied by an fp32 number for each place, and cast back (Llama 4)."""
+    outlives_sum: bool = False
+    """Its output is a variable of the block, which holds it after the residual sum until the block ends (Llama 4)."""
     rotary_by_token: bool = False
     """Queries and keys are turned before heads and tokens change places, and stay in the order of tokens (GPT-J)."""
     late_qk_norm: bool = False
@@ -199,6 +207,9 @@ class RouterForm(Frozen):
     """A gate scales the shared experts' output (Qwen 2)."""
     shared_packed: bool = False
     """Gate and up of the shared experts come out of one projection (Granite)."""
+    every_expert: bool = False
+    """Each expert runs over every token, its input multiplied by the router's score, which is 0 where it is not
+    chosen: batched products of all experts (Llama 4)."""
     router_bias: bool = False
     """The router has a bias."""
     expert_bias: bool = False

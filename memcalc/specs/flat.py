@@ -89,6 +89,10 @@ class Flat(AttentionForm, Strict):
     """Each such block sees the whole sequence all the same (Gemma 2: 2, Gemma 3: 6)."""
     full_layers: Annotated[tuple[Count, ...] | None, Field(strict=False)] = None
     """Which blocks, counted from 0, see the whole sequence all the same; by `full_every` where absent."""
+    unturned_layers: Annotated[tuple[Count, ...] | None, Field(strict=False)] = None
+    """Which blocks, counted from 0, have no rotary embedding, nor norms after it; those alone then scale queries."""
+    qk_norm_weight: bool = True
+    """The norms of q and k have a learned scale where the others have one."""
     dropout: FlatDropout = FlatDropout()
     moe: FlatExperts | None = None
     """The routed part, where there is one."""
@@ -145,8 +149,8 @@ def order_of(flat: Flat) -> tuple[Pattern, ...]:
     return () if sequence == sorted(sequence) else patterns(sequence)
 
 
-def _kinds(flat: Flat) -> list[tuple[bool, bool, bool]]:
-    """Of each block whether it has a window, whether it is routed, and whether a mixer is in attention's place."""
+def _kinds(flat: Flat) -> list[tuple[bool, bool, bool, bool]]:
+    """Of each block whether it has a window, experts, a mixer in attention's place, and positions of its own."""
     layers = range(flat.n_layers)
     full = set(_listed(flat.full_layers, "full_layers", flat.n_layers))
     if flat.full_layers is None and flat.full_every is not None:
@@ -164,7 +168,8 @@ def _kinds(flat: Flat) -> list[tuple[bool, bool, bool]]:
         listed = flat.mixer_layers
         mixed = set(layers if listed is None else _listed(listed, "mixer_layers", flat.n_layers))
     windowed = [flat.window is not None and index not in full | mixed for index in layers]
-    return [(windowed[index], index not in dense, index in mixed) for index in layers]
+    unturned = set(_listed(flat.unturned_layers, "unturned_layers", flat.n_layers))
+    return [(windowed[index], index not in dense, index in mixed, index not in unturned) for index in layers]
 
 
 def _listed(indices: tuple[int, ...] | None, key: str, layers: int) -> tuple[int, ...]:
@@ -241,10 +246,12 @@ def _lookups(flat: Flat) -> tuple[Lookup, ...]:
     return tuple(tables)
 
 
-def _block(flat: Flat, windowed: bool, routed: bool, mixed: bool) -> Block:
+def _block(flat: Flat, windowed: bool, routed: bool, mixed: bool, turned: bool) -> Block:
     attention = _attention(flat) if flat.mixer_beside or not mixed else None
+    if attention is not None and flat.unturned_layers is not None:
+        attention = attention.model_copy(update={"scaled_queries": False} if turned else _unturned(attention))
     if attention is not None and not windowed:
-        attention = attention.model_copy(update={"window": None})
+        attention = attention.model_copy(update={"window": None, "chunked": False})
     return Block(
         hidden=flat.hidden,
         attention=attention,
@@ -274,11 +281,26 @@ def _attention(flat: Flat) -> Attention:
         k_bias=k,
         v_bias=v,
         o_bias=bias.o,
-        qk_norm_kind=Norm() if flat.qk_norm == "none" else norm_of(flat),
+        qk_norm_kind=_qk_norm(flat),
         rotary=flat.positions == "rope",
         dropout=flat.dropout.attention,
         latent=LatentAttention(**flat.mla.model_dump()) if flat.mla else None,
     )
+
+
+def _qk_norm(flat: Flat) -> Norm:
+    """Return of what kind the norms on q and k are."""
+    if flat.qk_norm == "none":
+        return Norm()
+    norm = norm_of(flat)
+    return norm if flat.qk_norm_weight else norm.model_copy(update={"weight": False})
+
+
+def _unturned(attention: Attention) -> dict[str, Any]:
+    """Return what is otherwise where a block of rotary attention has no positions."""
+    late = attention.late_qk_norm and attention.qk_norm != "none"
+    norms = {"qk_norm": "none", "qk_norm_kind": Norm(), "late_qk_norm": False} if late else {}
+    return {"rotary": False, "complex_rotary": False, **norms}
 
 
 def _head_dim(flat: Flat) -> int:

@@ -323,6 +323,11 @@ class Model(Frozen):
         return TowerEnds(lookups=(tokens, *positions), embedding_dim=narrow, dropout=self.embedding_dropout)
 
     @property
+    def runs_every_expert(self) -> bool:
+        """Whether the experts of some block each run over every token."""
+        return any(getattr(group.block.mlp, "every_expert", False) for group in self.groups)
+
+    @property
     def is_moe(self) -> bool:
         """Whether any block is routed."""
         return any(group.block.is_moe for group in self.groups)

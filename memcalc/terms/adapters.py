@@ -54,8 +54,12 @@ def adapter_parameters(matrices: Iterable[Matrix], rank: int, targets: Iterable[
 
 @lru_cache(maxsize=256)
 def block_adapters(block: Block, rank: int, targets: tuple[str, ...]) -> tuple[int, int]:
-    """Return the adapters' parameters of one block: outside the routed experts, and in them [elements]."""
-    matrices = block_matrices(block)
+    """Return the adapters' parameters of one block: outside the routed experts, and in them [elements].
+
+    Experts that run over every token are parameters of batched products, not linear layers to which PEFT adds any.
+    """
+    batched = isinstance(block.mlp, MixtureOfExperts) and block.mlp.every_expert
+    matrices = [matrix for matrix in block_matrices(block) if not (matrix.routed and batched)]
     parameters = adapter_parameters(matrices, rank, targets)
     routed = adapter_parameters((m for m in matrices if m.routed), rank, targets)
     return parameters - routed, routed

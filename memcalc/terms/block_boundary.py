@@ -132,11 +132,17 @@ def entry_terms(census: ModelOnGrid, groups: list[GroupActivations], flight: Arr
     towers = {activations.group.tower: activations for activations in reversed(groups)}
     for tower, activations in reversed(towers.items()):
         saved = over(activations, lambda a, s, p: entry_sum(census, a, s, p))
-        if census.model.recording is None:
-            saved = saved + mask_bytes(census, activations)
+        masks = mask_readers(activations) if census.model.recording is None else []
+        if masks:
+            saved = saved + mask_bytes(census, masks[0])
         saved = saved * census.grid.is_first * flight
         title = "kept by the embedding" if len(towers) == 1 else f"kept by the {tower}'s embedding"
         yield Term("activations", title, saved, PHASES, "sum of the tensors that the embedding saves (traced)", SOURCE)
+        for alike in masks[1:]:
+            first = census.model.sequence.index(alike[0].index)
+            live = mask_bytes(census, alike) * census.grid.is_first * flight
+            title = f"attention mask of blocks like number {first + 1}"
+            yield Term("activations", title, live, PHASES, "w · s · T", SOURCE, until=first)
     for tower in towers:
         if census.model.ends_of(tower).projector is not None:
             last = [a for a in groups if a.group.tower == tower][-1]
@@ -173,23 +179,23 @@ def entry_sum(census: ModelOnGrid, activations: GroupActivations, setting: Block
     return total(r for r in entry_records(census, reader, setting, policy) if always or r.name != MASK)
 
 
-def mask_bytes(census: ModelOnGrid, activations: GroupActivations) -> Array:
-    """The causal masks that written-out attention is given, where a checkpointed block has one among its inputs.
-
-    Blocks with another window have a mask of their own.
-    """
+def mask_readers(activations: GroupActivations) -> list[list[GroupActivations]]:
+    """The groups of a tower by the mask that they share: blocks with another window have one of their own."""
     groups: dict[int | None, list[GroupActivations]] = {}
     for group in activations.stack.groups if activations.stack else (activations,):
         attention = group.group.block.attention
         if attention is not None and not attention.joins_batch:
             groups.setdefault(attention.window, []).append(group)
-    return add_all(
-        [
-            over(alike[0], lambda a, s, p: mask_sum(census, a, s, p))
-            * np.minimum(add_all([group.field("treated") for group in alike]), 1)
-            for alike in groups.values()
-        ]
-    )
+    return list(groups.values())
+
+
+def mask_bytes(census: ModelOnGrid, alike: list[GroupActivations]) -> Array:
+    """The mask that attention is given, where a checkpointed block of some groups has one among its inputs.
+
+    Once the first of them has run backward, nothing refers to it.
+    """
+    treated = np.minimum(add_all([group.field("treated") for group in alike]), 1)
+    return over(alike[0], lambda a, s, p: mask_sum(census, a, s, p)) * treated
 
 
 def mask_sum(census: ModelOnGrid, group: GroupActivations, setting: BlockConfig, policy: Policy) -> Sum:

@@ -81,7 +81,8 @@ def routed_rows(tokens: Array, block: Block, overload: float = 1.0) -> Array:
     """
     if not isinstance(block.mlp, MixtureOfExperts):
         return np.int64(0)
-    experts, topk = block.mlp.experts, block.mlp.topk
+    experts = block.mlp.experts
+    topk = experts if block.mlp.every_expert else block.mlp.topk
     if overload == 1:
         return experts * -(-tokens * topk // experts)
     return np.asarray(experts * np.ceil(tokens * topk / experts * overload)).astype(np.int64)

@@ -10,6 +10,9 @@ from memcalc.specs.block import Attention, Block, LatentAttention, MixtureOfExpe
 from memcalc.specs.model import Model
 from memcalc.terms.mixers import parameters_of, shapes_of
 
+LEARNED_SCALARS = {"xielu": 2}
+"""Parameters of an activation itself, by its name."""
+
 
 @dataclass(frozen=True, slots=True)
 class BlockCount:
@@ -165,7 +168,12 @@ def _mlp(mlp: Mlp | MixtureOfExperts, hidden: int) -> tuple[int, int, int, int]:
     """Return dense or shared, routed, routed and active, and replicated parameters."""
     if isinstance(mlp, Mlp):
         inner = mlp.bias * p.mlp_bias_parameters(mlp.ffn, mlp.gated)
-        return p.mlp_parameters(hidden, mlp.ffn, mlp.gated) + inner, 0, 0, mlp.bias * hidden
+        return (
+            p.mlp_parameters(hidden, mlp.ffn, mlp.gated) + inner,
+            0,
+            0,
+            mlp.bias * hidden + LEARNED_SCALARS.get(mlp.activation, 0),
+        )
     routed, active = (
         p.experts_parameters(experts, hidden, mlp.ffn, mlp.gated, mlp.expert_bias)
         for experts in (mlp.experts, mlp.topk)

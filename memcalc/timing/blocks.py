@@ -167,7 +167,8 @@ class BlockWork:
         full = fl.attention_flops(tokens, keys, width, causal) // self.grid.degree("tp")
         if attention.window is None or not self.is_fused:
             return full
-        near = fl.attention_flops(tokens, attention.window, width) // self.grid.degree("tp")
+        halved = causal * attention.chunked  # the first tokens of a part see few before them
+        near = fl.attention_flops(tokens, attention.window, width, halved) // self.grid.degree("tp")
         return np.minimum(full, near)
 
     @cached_property

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from memcalc.trace import ops
 from memcalc.trace.adapters import PARTS, Packed, adapted_parts
 from memcalc.trace.checkpoint import region
-from memcalc.trace.layers import BlockConfig, linear, norm
+from memcalc.trace.layers import WIDE, BlockConfig, linear, norm
 from memcalc.trace.projection import Product
 from memcalc.trace.scores import core, joined, repeated
 from memcalc.trace.tape import Grads, Size, Tape, Tensor
@@ -82,14 +82,39 @@ def projections(
     if spec.qk_norm != "none" and not spec.late_qk_norm:
         q = head_norm(tape, q, spec, setting, spec.heads, f"{prefix}query norm")
         k = head_norm(tape, k, spec, setting, spec.kv_heads, f"{prefix}key norm")
-    if spec.rotary:
+    if spec.rotary and spec.complex_rotary and as_complex(setting):
+        q, k = complex_rotary(tape, q, k, prefix)
+    elif spec.rotary:
         pairs = own_tables(tape, spec, setting)
         q = rotary(tape, q, spec, setting, f"{prefix}queries", pairs)
         k = rotary(tape, k, spec, setting, f"{prefix}keys", pairs)
     if spec.qk_norm != "none" and spec.late_qk_norm:
         q = head_norm(tape, q, spec, setting, spec.heads, f"{prefix}query norm")
         k = head_norm(tape, k, spec, setting, spec.kv_heads, f"{prefix}key norm")
+    if spec.scaled_queries:
+        scales = tape.new(f"{prefix}scales of places", Size(1, WIDE, "row", "none", "1"))
+        variables.append(scales)
+        q = ops.cast(
+            tape, ops.scaled(tape, q, WIDE, f"{prefix}queries, scaled", [scales]), q.size.width, "queries, cast"
+        )
     return q, k, v
+
+
+def as_complex(setting: BlockConfig) -> bool:
+    """Whether complex numbers are turned as the class writes it, by no kernel in its place."""
+    return setting.kernels == "model" and not setting.compiled and setting.rotary != "fused"
+
+
+def complex_rotary(tape: Tape, q: Tensor, k: Tensor, prefix: str) -> tuple[Tensor, Tensor]:
+    """Queries and keys as complex fp32 numbers, turned and cast back; variables of one function until it returns.
+
+    Source: Transformers 5.24 ``models/llama4/modeling_llama4.py``, ``apply_rotary_emb``.
+    """
+    pairs = [(q, f"{prefix}queries"), (k, f"{prefix}keys")]
+    wide = [ops.cast(tape, x, WIDE, f"{name}, fp32") for x, name in pairs]
+    turned_ = [ops.plain(tape, x, f"{name}, fp32, rotated") for x, (_, name) in zip(wide, pairs, strict=True)]
+    out = [ops.cast(tape, x, y.size.width, name) for x, (y, name) in zip(turned_, pairs, strict=True)]
+    return out[0], out[1]
 
 
 def gated_queries(

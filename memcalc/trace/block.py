@@ -9,6 +9,7 @@ from memcalc.specs.block import MixtureOfExperts, Norm
 from memcalc.trace import ops, transformer_engine
 from memcalc.trace.attention import attention
 from memcalc.trace.checkpoint import discarding, region
+from memcalc.trace.every_expert import over_every_token
 from memcalc.trace.layers import WIDE, BlockConfig, norm, weighted
 from memcalc.trace.mixers import is_scaled, mixer
 from memcalc.trace.parallel_linear import gathered, scattered
@@ -57,15 +58,17 @@ def run_block(tape: Tape, x: Tensor, block: Block, setting: BlockConfig, context
         parts.append(("MLP", lambda y: region(tape, again, moe, feed_forward, [y], how)))
     if block.parallel:
         return parallel(tape, x, block, setting, parts)
+    variables = list[Tensor]()
     for name, part in parts:
-        x = residual(tape, x, block, setting, name, part)
+        x = residual(tape, x, block, setting, name, part, variables)
     return x
 
 
 def mlp(tape: Tape, x: Tensor, block: Block, setting: BlockConfig) -> Tensor:
     """The MLP, dense or routed."""
     if isinstance(block.mlp, MixtureOfExperts):
-        return routed(tape, x, block.mlp, setting, block.hidden)
+        run = over_every_token if block.mlp.every_expert else routed
+        return run(tape, x, block.mlp, setting, block.hidden)
     return dense(tape, x, block.own_mlp, setting, block.hidden)
 
 
@@ -79,12 +82,16 @@ def beside(tape: Tape, x: Tensor, mixed: Tensor, attend: Branch, *, scaled: bool
     return ops.add(tape, mixed, attended, "sum of mixer and attention")
 
 
-def residual(tape: Tape, x: Tensor, block: Block, setting: BlockConfig, name: str, part: Branch) -> Tensor:
-    """One branch with its norms, dropout and residual sum."""
+def residual(
+    tape: Tape, x: Tensor, block: Block, setting: BlockConfig, name: str, part: Branch, variables: list[Tensor]
+) -> Tensor:
+    """One branch with its norms, dropout and residual sum; what a variable of the block holds goes to ``variables``."""
     before = block.norms > 0 and block.norm_place in ("pre", "both")
     y = norm(tape, narrowed(tape, x, block, setting), block.norm, setting, f"{name} norm") if before else x
     x = ops.cast(tape, x, WIDE, "residual stream, fp32") if block.wide_residual else x
     y = discarding(tape, y, part(y)) if before and "layernorm" in setting.checkpointed else part(y)
+    if name == "attention" and block.own_attention.outlives_sum and setting.kernels == "model":
+        variables.append(y)
     y = ops.dropout(tape, y, f"{name} dropout", active=bool(block.dropout) and setting.dropout)
     if block.layer_scale:
         y = weighted(tape, y, Norm(), setting, f"{name} scale")

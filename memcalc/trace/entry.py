@@ -10,8 +10,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from memcalc.trace import ops
+from memcalc.trace.activation_steps import activation
 from memcalc.trace.layers import WIDE, BlockConfig, linear, norm
-from memcalc.trace.routed import activation
 from memcalc.trace.scores import kernel
 from memcalc.trace.tape import Grads, Leaf, Size, Tape, Tensor, Unit
 
@@ -110,6 +110,12 @@ def of_image(tape: Tape, x: Tensor, elements: int) -> Tensor:
         return x.view(elements, "h")
     out = Tensor(x.storage, back._replace(elements=elements, unit="image", label=f"{elements}"))
     return tape.record(out, [x], lambda grads: [Tensor(grads[0].storage, back) if grads[0] else None])
+
+
+def window_masked(attention: Attention, setting: BlockConfig) -> bool:
+    """Whether PyTorch's attention is given the mask of a window, and of nothing else."""
+    bounded = attention.window is not None and setting.windowed and setting.sdpa
+    return bounded and not attention.explicit_mask and kernel(attention, setting) != "eager"
 
 
 def run_tail(tape: Tape, x: Tensor, tail: Tail, setting: BlockConfig) -> Tensor:
@@ -211,6 +217,8 @@ def tables(tape: Tape, spec: Attention, setting: BlockConfig) -> list[Tensor]:
     if not spec.rotary or setting.kernels != "model":
         return []
     latent = spec.latent
+    if spec.complex_rotary:
+        return [tape.new("rotary table, complex", Size(spec.head_dim, WIDE, "row", "none", "d"))]
     if latent is not None and latent.rotation == "complex":
         return [tape.new("rotary table, complex", Size(latent.qk_rope_head_dim, 4, "row", "none", "d_r"))]
     turned = latent.qk_rope_head_dim if latent else round(spec.head_dim * spec.rotary_fraction)
@@ -229,6 +237,9 @@ def biases(tape: Tape, block: Block, attention: Attention, setting: BlockConfig,
     cross, out = block.cross_attention, list[Tensor]()
     if checkpointed and attention.causal and kernel(attention, setting) == "eager":
         out.append(tape.new(MASK, Size(1, setting.residual, "pair", "none", "s")))
+    if checkpointed and window_masked(attention, setting):
+        # Truth values, of which each kernel makes numbers; sequences share those of a sliding window
+        out.append(tape.new(MASK, Size(1, 1, "pair" if attention.chunked else "square", "none", "s")))
     if attention.chunk is not None:  # squares of the image are put in order, and back at the end
         out.append(tape.new("order of squares", Size(2, INDEX, "image", "none", "2")))
     if attention.joins_batch and setting.kernels == "model":

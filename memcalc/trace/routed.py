@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 
 from memcalc.specs.block import Mlp
 from memcalc.trace import ops
+from memcalc.trace.activation_steps import activation
 from memcalc.trace.layers import BlockConfig, linear
 from memcalc.trace.tape import Grads, Leaf, Size, Tape, Tensor
 
@@ -60,59 +61,6 @@ def ungated(tape: Tape, x: Tensor, spec: Mlp, setting: BlockConfig, name: str) -
     """``activation(up(x))``."""
     up = linear(tape, x, setting, f"{name} up", spec.ffn, "f", "tp")
     return activation(tape, up, spec.activation, setting, name)
-
-
-def activation(tape: Tape, x: Tensor, kind: str, setting: BlockConfig, name: str) -> Tensor:
-    """One kernel, or the steps in which the model writes it."""
-    if kind == "relu":
-        return ops.saves_output(tape, x, f"{name} activation")
-    steps = None if setting.kernels != "model" or setting.compiled else STEPS.get(kind)
-    return ops.saves_input(tape, x, f"{name} activation") if steps is None else steps(tape, x, setting, name)
-
-
-def gelu_new(tape: Tape, x: Tensor, setting: BlockConfig, name: str) -> Tensor:
-    """``0.5 * x * (1 + tanh(c * (x + 0.044715 * x ** 3)))`` (Transformers ``NewGELUActivation``)."""
-    half = ops.plain(tape, x, f"{name} half of the activation's input")
-    # Autocast computes a power in fp32
-    base = ops.cast(tape, x, 4, f"{name} activation's input, fp32") if setting.autocast else x
-    cube = ops.plain(tape, ops.saves_input(tape, base, f"{name} cube", temporaries=2), f"{name} cube, scaled")
-    del base
-    inner = ops.plain(tape, ops.add(tape, x, cube, f"{name} polynomial"), f"{name} polynomial, scaled")
-    del cube
-    factor = ops.shifted(tape, ops.saves_output(tape, inner, f"{name} tanh"), f"{name} 1 + tanh")
-    del inner
-    return ops.mul(tape, half, factor, f"{name} activation")
-
-
-def gelu_bloom(tape: Tape, x: Tensor, setting: BlockConfig, name: str) -> Tensor:
-    """A tanh GELU written op by op inside one autograd function, which keeps its input (``BloomGelu``)."""
-    del setting
-    return ops.saves_input(tape, x, f"{name} activation", temporaries=BLOOM_TEMPORARIES)
-
-
-BLOOM_TEMPORARIES = 4
-"""Tensors beside the result at the largest moment of ``bloom_gelu_back``: the tanh, half of x, and two factors."""
-
-
-def relu2(tape: Tape, x: Tensor, setting: BlockConfig, name: str) -> Tensor:
-    """``relu(x) ** 2``: the ReLU's result serves both, but for autocast, which computes a power in fp32."""
-    up = ops.saves_output(tape, x, f"{name} ReLU")
-    wide = ops.cast(tape, up, 4, f"{name} ReLU, fp32") if setting.autocast else up
-    return ops.saves_input(tape, wide, f"{name} activation", temporaries=2)
-
-
-def quick_gelu(tape: Tape, x: Tensor, setting: BlockConfig, name: str) -> Tensor:
-    """``x * sigmoid(1.702 * x)`` (Transformers ``QuickGELUActivation``): the product keeps both of its factors."""
-    del setting
-    scaled = ops.plain(tape, x, f"{name} activation's input, scaled")
-    factor = ops.saves_output(tape, scaled, f"{name} sigmoid")
-    del scaled
-    return ops.mul(tape, x, factor, f"{name} activation")
-
-
-STEPS = {
-    "relu2": relu2, "gelu_new": gelu_new, "gelu_python": gelu_new, "gelu_bloom": gelu_bloom, "quick_gelu": quick_gelu,
-}  # fmt: skip
 
 
 INDEX = 8

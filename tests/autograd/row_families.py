@@ -55,8 +55,14 @@ MAMBA2 = GROUPED | {
     "mamba_chunk_size": 8, "mamba_expand": 2,
 }  # fmt: skip
 
+LLAMA4 = HEADS | {
+    "num_hidden_layers": 6, "intermediate_size": 72, "intermediate_size_mlp": 176, "num_local_experts": 5,
+    "num_experts_per_tok": 2, "interleave_moe_layer_step": 2, "no_rope_layer_interval": 3, "attention_chunk_size": 16,
+}  # fmt: skip
+
 ROWS: dict[str, dict[str, Any]] = {
     "arcee": GROUPED,
+    "apertus": HEADS,
     "ministral": HEADS | WINDOW,
     "olmo3": GROUPED | WINDOW,
     "exaone4": GROUPED | WINDOW,
@@ -137,6 +143,7 @@ CODED: dict[str, dict[str, Any]] = {
         "shared_intermediate_size": 48,
         "layer_types": ["mamba", "mamba", "attention", "attention"],
     },
+    "llama4_text": LLAMA4,
     "qwen3_next": DELTA | ROUTED | {"num_experts": 5, "shared_expert_intermediate_size": 88},
     "qwen3_5_text": DELTA,
     "qwen3_5_moe_text": DELTA | ROUTED | {"num_experts": 5, "shared_expert_intermediate_size": 88},

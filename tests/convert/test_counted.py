@@ -42,7 +42,6 @@ FLAGS: dict[str, dict[str, Any]] = {
     "deberta-v2": {"relative_attention": True, "share_att_key": True, "position_buckets": 256,
                    "norm_rel_ebd": "layer_norm", "position_biased_input": False, "pos_att_type": ["p2c", "c2p"]},
     "deberta": {"relative_attention": True, "pos_att_type": ["c2p", "p2c"], "tie_word_embeddings": False},
-    "llama4_text": {"interleave_moe_layer_step": 2, "attention_bias": True},
 }  # fmt: skip
 """Keys that a config may set otherwise than its class does."""
 

@@ -55,6 +55,12 @@ def test_each_expert_has_its_own_adapters() -> None:
     assert block_adapters(block, RANK, ("gate", "up", "down")) == (0, 8 * RANK * 3 * (H + FFN))
 
 
+def test_experts_that_run_over_every_token_have_none() -> None:
+    """As PEFT 0.21 counts them on the class: its shared expert alone."""
+    block, hidden, ffn = load_model("llama-4-scout-17b-16e").main.block, 5120, 8192
+    assert block_adapters(block, RANK, ("gate", "up", "down")) == (RANK * 3 * (hidden + ffn), 0)
+
+
 @pytest.mark.parametrize(
     "name", ["llama-2-7b", "gpt2", "phi-3-mini-3.8b", "mixtral-8x7b", "qwen2-7b", "deepseek-v2-lite"]
 )

@@ -28,7 +28,8 @@ ALIGN = 16
 """Last-dimension multiple of the memory-efficient kernel's bias (``preprocess_mask`` in attention.cpp)."""
 
 AUTOCAST_TO_FP32 = (
-    "pow.Tensor_Scalar", "pow.Tensor_Tensor", "pow.Scalar", "exp", "log", "rsqrt", "reciprocal", "softplus",
+    "pow.Tensor_Scalar", "pow.Tensor_Tensor", "pow.Scalar", "exp", "expm1", "log", "rsqrt", "reciprocal",
+    "softplus",
     "layer_norm", "native_layer_norm", "group_norm", "rms_norm", "norm.Scalar", "norm.ScalarOpt_dim",
     "nll_loss", "nll_loss_nd", "cross_entropy_loss", "mse_loss", "cosine_similarity",
     "binary_cross_entropy_with_logits", "renorm", "cumsum", "cumprod", "prod",
