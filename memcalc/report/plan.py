@@ -64,7 +64,7 @@ _TABLE = (
     _Field(Column("GPUs", right=True), lambda plan, _: str(plan.gpus), varies=True),
     _ROLE,
     _choice("framework", "framework"),
-    _choice("precision", "precision"),
+    _Field(Column("precision", short=(("bf16-", ""),)), lambda plan, _: plan.strategy.precision, varies=True),
     _choice("optimizer", "optimizer"),
     _choice("attention", "attention"),
     _choice("loss", "loss"),

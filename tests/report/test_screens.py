@@ -207,3 +207,11 @@ def test_a_finding_begins_where_no_other_goes_on() -> None:
     assert first.startswith("  line 3")
     assert others
     assert all(row.startswith("    word") for row in others)
+
+
+def test_a_table_of_two_precisions_breaks_no_word_at_80_columns() -> None:
+    """The prefix that both have goes first."""
+    rows = shown("plan --model mamba-2.8b --gpu a100-80g --gpus 8")
+    table = rows[rows.index("") + 1 :]
+    words = " ".join(table[: table.index("")]).split()
+    assert {"autocast", "mixed", "params+act"} <= set(words)
