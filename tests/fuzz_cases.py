@@ -14,10 +14,10 @@ from urllib.parse import quote, urlencode
 import fuzz_readers
 
 from memcalc.convert.formats import base
-from memcalc.posttraining.words import RL_OPTIONS, TRAINING
-from memcalc.serving.words import ENGINE_OPTIONS
 from memcalc.specs.option import Option
 from memcalc.specs.options import COMMAND_LINE
+from memcalc.specs.posttraining import RL_OPTIONS, TRAINING
+from memcalc.specs.serving import ENGINE_OPTIONS
 from memcalc.ui.answers import REQUESTS
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -42,7 +42,7 @@ ALLOWED = {
     "frameworks/capability.py": "which fields part the blocks unevenly, and the kinds of parallelism of a layout",
     "frameworks/needs.py": "what each kind of parallelism needs",
     "planner/recorded.py": "what a recorded module fixes",
-    "posttraining/words.py": "what trained models of post-training may be told beside their roles",
+    "specs/posttraining.py": "what trained models of post-training may be told beside their roles",
     "posttraining/search.py": "what a framework takes where a search decides nothing",
     "report/inverse.py": SHOWN,
     "report/plan_words.py": "what stays of a job whose strategy does not fit, and what is said without its name",

@@ -30,7 +30,7 @@ PLACES = frozenset({"model", "gpu", "gpus", "node", "tp", "pp"})
 
 def engine() -> tuple[Shared, ...]:
     """Return the options that say an engine, read from their tables when the command is built."""
-    from memcalc.serving.words import ENGINE_OPTIONS
+    from memcalc.specs.serving import ENGINE_OPTIONS
 
     shared = (option for option in job() if option.name in PLACES)
     return (*shared, *(Shared.of(option) for option in ENGINE_OPTIONS))
@@ -56,7 +56,7 @@ SIMPLEST = "simplicity"
 
 def roles() -> tuple[Shared, ...]:
     """Return the options that say post-training, read from their tables when the command is built."""
-    from memcalc.posttraining.words import RL_OPTIONS, TRAINING
+    from memcalc.specs.posttraining import RL_OPTIONS, TRAINING
 
     places = (option for option in job() if option.name in RL_PLACES)
     trains = (option for option in job() if option.name in TRAINING)
@@ -71,7 +71,7 @@ _Script = Annotated[
 
 def post_training() -> tuple[Shared, ...]:
     """Return the options of post-training that a training job has not, for a command that takes both."""
-    from memcalc.posttraining.words import RL_OPTIONS
+    from memcalc.specs.posttraining import RL_OPTIONS
 
     there = {option.name for option in job()}
     return tuple(replace(Shared.of(option), required=False) for option in RL_OPTIONS if option.name not in there)
@@ -90,7 +90,7 @@ def rl_plans(options: dict[str, Any], searching: dict[str, Any]) -> int:
 
 def role_options(options: dict[str, Any], beside: dict[str, Any], why: str) -> dict[str, Any]:
     """Return the keywords of :func:`memcalc.rl` among those typed; what says a training job alone is refused."""
-    from memcalc.posttraining.words import RL_WORDS, TRAINING
+    from memcalc.specs.posttraining import RL_WORDS, TRAINING
 
     options["preset_dirs"] = tuple(options.pop("preset_dir", None) or ())
     known = {*RL_WORDS, *TRAINING, *RL_PLACES, "preset_dirs"}

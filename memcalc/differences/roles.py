@@ -19,7 +19,6 @@ from memcalc.planner.sentences import split_words
 from memcalc.posttraining.figures import Figures
 from memcalc.posttraining.ladder import FLAGS, KNOWN
 from memcalc.posttraining.steps import PLACES, State, fields_between, job_of, state_of, step_of, step_samples
-from memcalc.posttraining.words import RL_WORDS, TRAINING
 from memcalc.preflight.merge import merge
 from memcalc.preflight.read_files import read_files
 from memcalc.preflight.roles import role_words
@@ -28,6 +27,7 @@ from memcalc.results.rl_plans import RlPlan, RlPlans
 from memcalc.results.rl_steps import RlDiff, RlStep
 from memcalc.specs.job import JobRecord, render
 from memcalc.specs.options import WORDS
+from memcalc.specs.posttraining import RL_WORDS, TRAINING
 from memcalc.units import parse_count
 
 _LAST = ("micro_batch", "micro_tokens", "logprob_batch")

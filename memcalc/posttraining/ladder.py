@@ -12,9 +12,10 @@ from memcalc.planner.sentences import split_words
 from memcalc.posttraining.answer import edits_of
 from memcalc.posttraining.figures import Figures
 from memcalc.posttraining.steps import PLACES, State, fields_between, state_of, step_of, step_samples
-from memcalc.posttraining.words import RL_OPTIONS, RL_WORDS, TRAINING, read_words
+from memcalc.posttraining.words import read_words
 from memcalc.results.rl_steps import RlLadder, RlStep
 from memcalc.specs.job import render
+from memcalc.specs.posttraining import RL_OPTIONS, RL_WORDS, TRAINING
 
 ADAPTERS = "16"
 """The rank of the adapters that the last of the usual stages trains in the place of all weights."""

@@ -8,11 +8,12 @@ from typing import Any
 
 from memcalc.posttraining.answer import answered
 from memcalc.posttraining.figures import Figures, trainer_options
-from memcalc.posttraining.words import TRAINING, RlJob, check_engines, completed
+from memcalc.posttraining.words import RlJob, check_engines, completed
 from memcalc.results.diff import DiffField, Value
 from memcalc.results.posttraining import Rl
 from memcalc.results.rl_steps import RlFigures, RlStep
 from memcalc.serving.words import number
+from memcalc.specs.posttraining import TRAINING
 
 PLACES = ("model", "gpu", "gpus", "node")
 """Words that say what is trained, and on what."""

@@ -11,17 +11,8 @@ from memcalc.planner.request import boolean, flag, one_of
 from memcalc.posttraining.frameworks import RECIPES, Recipe, Toolkit, toolkit_of
 from memcalc.serving.words import number, share
 from memcalc.specs.option import Option
-from memcalc.specs.options import options_of
-from memcalc.specs.posttraining import RlInputs
+from memcalc.specs.posttraining import RL_OPTIONS, RL_WORDS, TRAINING, RlInputs
 
-RL_OPTIONS = tuple(options_of(RlInputs))
-"""Options of post-training, in their order."""
-RL_WORDS = tuple(option.name for option in RL_OPTIONS)
-TRAINING = (
-    "zero", "recompute", "lora", "quantize", "offload", "optimizer", "optimizer_impl", "precision", "autocast",
-    "adapter_dtype", "attention", "kernels",
-)  # fmt: skip
-"""Options of a training job that the trained models take as they are."""
 MOST_RESPONSES = 100_000_000
 """Responses of a step, as sequences of a training job."""
 PARKED = ("optimizer", "params")

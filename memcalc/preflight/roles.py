@@ -9,11 +9,11 @@ from memcalc.convert.config import JOB_KEYS, ROLE_KEYS, Config
 from memcalc.errors import CombinationError, MissingError, UnknownNameError
 from memcalc.posttraining import rl
 from memcalc.posttraining.frameworks import RECIPES
-from memcalc.posttraining.words import TRAINING
 from memcalc.preflight.job import PRESETS, MergedJob
 from memcalc.preflight.names import model_named
 from memcalc.results.posttraining import Rl
 from memcalc.specs.options import SETTINGS
+from memcalc.specs.posttraining import TRAINING
 from memcalc.units import parse_tokens
 
 _RESPONSE = 512

@@ -12,14 +12,10 @@ from memcalc.serving.engines import Engine, engine_of, with_release
 from memcalc.specs.hardware import GPU
 from memcalc.specs.model import Model
 from memcalc.specs.option import Option
-from memcalc.specs.options import options_of
-from memcalc.specs.serving import EngineInputs
+from memcalc.specs.serving import ENGINE_OPTIONS, ENGINE_WORDS, EngineInputs
 from memcalc.terms.parameters import refuse_counted
 from memcalc.units import GIB, parse_bytes, parse_count, parse_tokens
 
-ENGINE_OPTIONS = tuple(options_of(EngineInputs))
-"""Options of an engine, in their order."""
-ENGINE_WORDS = tuple(option.name for option in ENGINE_OPTIONS)
 LARGE_CARD = 70 * GIB
 """From which memory on vLLM takes larger defaults (``get_batch_defaults``)."""
 _MOST, _LONGEST, _PARAMETERS = 1_000_000, 100_000_000, 10**12

@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from memcalc.specs.option import Option
+from memcalc.specs.options import options_of
 from memcalc.specs.strict import Frozen
 
 ROLES, ROLLOUT = "Roles", "Rollout"
@@ -96,3 +97,13 @@ class RlInputs(Frozen):
     ] = 0
     samples: Annotated[int, Option("Responses to each prompt.", "samples", ROLLOUT, "N")] = 0
     # fmt: on
+
+
+RL_OPTIONS = tuple(options_of(RlInputs))
+"""Options of post-training, in their order."""
+RL_WORDS = tuple(option.name for option in RL_OPTIONS)
+TRAINING = (
+    "zero", "recompute", "lora", "quantize", "offload", "optimizer", "optimizer_impl", "precision", "autocast",
+    "adapter_dtype", "attention", "kernels",
+)  # fmt: skip
+"""Options of a training job that the trained models take as they are."""

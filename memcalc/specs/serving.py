@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from memcalc.specs.option import Option
+from memcalc.specs.options import options_of
 from memcalc.specs.strict import Frozen
 
 ENGINE = "Engine"
@@ -60,3 +61,8 @@ class EngineInputs(Frozen):
             "SIZE", kind="bytes"),
     ] = 0
     # fmt: on
+
+
+ENGINE_OPTIONS = tuple(options_of(EngineInputs))
+"""Options of an engine, in their order."""
+ENGINE_WORDS = tuple(option.name for option in ENGINE_OPTIONS)

@@ -9,9 +9,9 @@ from typing import Any
 from urllib.parse import parse_qsl, urlencode
 
 from memcalc.errors import InputError, MissingError, UnknownNameError
-from memcalc.posttraining.words import RL_OPTIONS
 from memcalc.specs.job import JobRecord
 from memcalc.specs.options import COMMAND_LINE
+from memcalc.specs.posttraining import RL_OPTIONS
 
 CONFIG = "config.json"
 """What a pasted model is called: its command line runs where the text was saved under this name."""

@@ -12,11 +12,11 @@ from memcalc._version import __version__
 from memcalc.formulas.recompute import NAMES
 from memcalc.posttraining.frameworks import TOOLKITS
 from memcalc.posttraining.steps import PLACES
-from memcalc.posttraining.words import RL_OPTIONS, RL_WORDS, TRAINING
 from memcalc.report.page import markup
 from memcalc.report.page.markup import Html, el, join
 from memcalc.specs.option import PANELS, Option
 from memcalc.specs.options import BY_NAME, COMMAND_LINE
+from memcalc.specs.posttraining import RL_OPTIONS, RL_WORDS, TRAINING
 from memcalc.ui.answers import LEFT_OPEN
 from memcalc.ui.roles import ROLES_OPEN
 

@@ -22,7 +22,7 @@ from memcalc.cli.options import Shared, given, job
 from memcalc.cli.registry import EXAMPLES, MAIN, PANELS, SECOND_EXAMPLES
 from memcalc.errors import InputError
 from memcalc.planner.limits import candidates
-from memcalc.posttraining.words import RL_OPTIONS
+from memcalc.specs.posttraining import RL_OPTIONS
 
 LINE = ("--model", "llama-2-7b", "--gpu", "a100-80g", "--gpus", "8", "--zero", "3", "--recompute", "full")
 OPTIONS = """\

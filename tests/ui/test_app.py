@@ -20,9 +20,9 @@ import pytest
 
 import memcalc
 from memcalc.cli.registry import EXAMPLES
-from memcalc.posttraining.words import RL_OPTIONS
 from memcalc.report.page import live
 from memcalc.specs.options import COMMAND_LINE
+from memcalc.specs.posttraining import RL_OPTIONS
 from memcalc.ui import app as module
 from memcalc.ui.answers import Reply, reply
 from memcalc.ui.app import App
