@@ -206,6 +206,11 @@ def _resolved(request: Request, lora: Lora, model: Model, habits: Habits) -> Lor
 
 def _dtype(request: Request, habits: Habits, precisions: list[str], quantize: str) -> str:
     """PEFT casts adapters to fp32 since 0.12 (``autocast_adapter_dtype``); before, they took a 16-bit base's dtype."""
+    if habits.casts_adapters and all(name in ("bf16", "bf16-mixed", "fp16-mixed") for name in precisions):
+        if request.get("adapter_dtype", "bf16") != "bf16":
+            allowed = f"{habits.name} casts the whole model to {precisions[0].partition('-')[0]}; give --precision fp32"
+            raise CombinationError("adapter-dtype", "fp32", allowed)
+        return "bf16"
     old = release(request.given["fields"].get("peft", "0.13")) < (0, 12)
     narrow = all(name == "bf16" for name in precisions) if habits.adapters_follow_base else old and quantize == "none"
     return str(request.get("adapter_dtype", "bf16" if narrow else "fp32"))
