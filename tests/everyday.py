@@ -54,8 +54,9 @@ def jobs() -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield the framework of each job, and the job's words."""
     for framework, lines in tomllib.loads(LIST.read_text(encoding="utf-8")).items():
         for line in lines:
-            model, gpu, gpus = line.split()
-            yield framework, {"model": model, "gpu": gpu, "gpus": int(gpus), "framework": framework}
+            model, gpu, gpus, *options = line.split()
+            stated = dict(option.split("=", 1) for option in options)
+            yield framework, {"model": model, "gpu": gpu, "gpus": int(gpus), "framework": framework, **stated}
 
 
 def read_back(done: Exported) -> Estimate:

@@ -263,8 +263,8 @@ def resolved_targets(lora: Lora, model: Model, habits: Habits) -> tuple[str, ...
             allowed = f"{model.name} has {', '.join(known)}"
             raise CombinationError("lora", str(lora), allowed)
     # LFM2 calls both out_proj, and PEFT goes by the last part of a layer's path (0.19 tuners/tuners_utils.py)
-    alike = any(mixer.kind == "short convolution" for mixer in model.mixers) and "o" in lora.targets
-    return tuple(dict.fromkeys((*lora.targets, "mixer_out"))) if alike else lora.targets
+    alike = ("o", "mixer_out") if any(mixer.kind == "short convolution" for mixer in model.mixers) else ()
+    return tuple(dict.fromkeys((*lora.targets, *alike))) if {*alike} & {*lora.targets} else lora.targets
 
 
 def _also_train(request: Request, model: Model) -> tuple[str, ...]:
