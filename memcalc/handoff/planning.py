@@ -18,8 +18,6 @@ from memcalc.units import parse_count
 
 MORE = 2
 """Plans that are searched for each that is listed, since a format may not say them all."""
-
-
 OTHERS = ("trainer", "fsdp2", "deepspeed")
 """Formats that say most jobs, in the order in which they are tried for one that a format cannot say."""
 
@@ -52,8 +50,8 @@ def way_out(job: JobRecord, to: str, field: str) -> str:
         candidate = _left_open(job, field) if form in _formats_of(job) else elsewhere
         if form == job.query.get("to", "") and candidate == job:
             continue
-        keywords = {name: value for name, value in candidate.keywords().items() if name not in ("to", "top")}
         try:
+            keywords = {name: value for name, value in candidate.keywords().items() if name not in ("to", "top")}
             plans, _, refusal = _searched(form, 1, keywords)
         except MemcalcError:
             continue
