@@ -21,8 +21,9 @@ import memcalc  # noqa: E402
 from memcalc import api  # noqa: E402
 from memcalc.errors import MemcalcError  # noqa: E402
 from memcalc.handoff import saved as saving  # noqa: E402
-from memcalc.handoff.exporting import Exported, exported  # noqa: E402
+from memcalc.handoff.exporting import exported  # noqa: E402
 from memcalc.handoff.saved import saved_plan  # noqa: E402
+from memcalc.handoff.written import Exported  # noqa: E402
 from memcalc.results.estimates import Estimate  # noqa: E402
 from memcalc.results.plans import Plan, Plans  # noqa: E402
 
@@ -53,8 +54,9 @@ def jobs() -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield the framework of each job, and the job's words."""
     for framework, lines in tomllib.loads(LIST.read_text(encoding="utf-8")).items():
         for line in lines:
-            model, gpu, gpus = line.split()
-            yield framework, {"model": model, "gpu": gpu, "gpus": int(gpus), "framework": framework}
+            model, gpu, gpus, *options = line.split()
+            stated = dict(option.split("=", 1) for option in options)
+            yield framework, {"model": model, "gpu": gpu, "gpus": int(gpus), "framework": framework, **stated}
 
 
 def read_back(done: Exported) -> Estimate:

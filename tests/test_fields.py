@@ -417,7 +417,8 @@ CHOICES = {
     "Habits": {
         "name", "zero", "lacks", "schedules", "fork_schedules", "fork", "even_chunks", "expandable_segments",
         "float8", "kernels",
-        "optimizer_impl", "adapters_follow_base", "splits_packed", "expert_modules", "own_code", "allocator",
+        "optimizer_impl", "adapters_follow_base", "casts_adapters", "splits_packed", "expert_modules", "own_code",
+        "allocator",
         "capabilities", "loss", "tensor_loss", "recompute", "sharded_recompute", "shards_over_ranks", "cp_kind",
         "attention_library", "evaluation_cache", "reduces_as", "autocast_over_shards", "lora_rank",
         "ends_in_split", "pipeline_keeps_weights",

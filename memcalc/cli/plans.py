@@ -17,7 +17,7 @@ from memcalc.files import output_path
 from memcalc.units import format_seconds
 
 if TYPE_CHECKING:
-    from memcalc.handoff.exporting import Exported
+    from memcalc.handoff.written import Exported
     from memcalc.results.estimates import Estimate
     from memcalc.results.plans import Plans, SavedPlan
     from memcalc.specs.model import Model
@@ -101,7 +101,7 @@ def write_plan(
     plans: Plans, folder: str, to: str | None, rank: str | None, *, force: bool, dirs: tuple[str, ...]
 ) -> int:
     """Write a plan's files into a folder, and say how to launch and to check them; return the exit code."""
-    from memcalc.handoff.exporting import anchored, first_written, formats_of, write_job
+    from memcalc.handoff.exporting import started, write_job
     from memcalc.units import parse_count
 
     if not plans.plans:
@@ -110,8 +110,7 @@ def write_plan(
     plan = next((plan for plan in plans.plans if plan.rank == number), None)
     if plan is None:
         raise InputError("rank", rank, f"must be from 1 to {len(plans.plans)}, the plans that are listed")
-    names = formats_of(plan.strategy.framework) if to is None else (to,)
-    result = first_written(anchored(plan), names, None, dirs or plan.job.preset_dirs)
+    result = started(plans, plan, to, dirs)
     write_job(result, Path(folder), force=force)
     launch = shlex.quote(str(Path(folder) / "launch.sh"))
     lines = f"Launch: bash {launch}", f"Check:  cd {shlex.quote(folder)} && {result.check}"

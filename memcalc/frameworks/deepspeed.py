@@ -29,6 +29,7 @@ DEEPSPEED = Habits(
     gradients_follow_optimizer=True,
     optimizer_impl="fused",
     checkpoints_first=True,  # the Trainer's own
+    casts_adapters=True,  # runtime/engine.py, _configure_distributed_model: module.bfloat16(), module.half()
     reentrant=True,
     losses={**losses.HUGGING_FACE, "parallel": losses.MEGATRON_PIPE},
     source="deepspeed/runtime/zero/config.py edaa722: reduce_bucket_size, overlap_comm, max_live_parameters",

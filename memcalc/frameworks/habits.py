@@ -264,6 +264,8 @@ class Habits:
     """Of adapters whose rank is not given (TRL ``ModelConfig.lora_r``)."""
     adapters_follow_base: bool = False
     """Adapters are made in the dtype of the model, whatever PEFT's version."""
+    casts_adapters: bool = False
+    """The engine casts the whole model to the 16 bits that it computes in, adapters too."""
     splits_packed: bool = False
     """Adapters can stand on the queries, keys or values of a packed projection alone."""
     quantised_head: bool = False

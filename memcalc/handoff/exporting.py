@@ -1,108 +1,17 @@
-"""A plan as a framework's own config, with the lines that launch it and that check it."""
+"""A saved plan written as a framework's own config, or refused with what can be written."""
 
 from __future__ import annotations
 
-import shlex
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 
-from memcalc._version import __version__
-from memcalc.api import load_model
-from memcalc.convert.document import parse_document
-from memcalc.convert.formats import FORMATS_OF, Format, get_format, render_config
-from memcalc.convert.formats.base import WRITABLE
-from memcalc.convert.job import ConfigJob
-from memcalc.errors import CombinationError, UnknownNameError
+from memcalc.errors import CombinationError
 from memcalc.files import output_path, replacing, write_folder
-from memcalc.frameworks import habits_of
-from memcalc.handoff.round_trip import check_command
-from memcalc.handoff.saved import chosen, dirs_of, estimated_again, saved_plan
-from memcalc.results.estimates import Estimate
+from memcalc.handoff.planning import way_out
+from memcalc.handoff.saved import chosen, dirs_of, saved_plan
+from memcalc.handoff.written import Exported, anchored, first_written, formats_of, known_format, written
 from memcalc.results.plans import Plan, Plans, SavedPlan
-from memcalc.specs.job import JobRecord, command_line
-from memcalc.specs.options import BY_NAME, meant
-from memcalc.units import GIB, parse_bytes
-
-# The line that starts a job from the files that were written for it.
-
-PROGRAMS = {"megatron": "pretrain_gpt.py"}
-"""Programs that are started with flags."""
-SCRIPT = "train.py"
-"""The training script beside arguments of the Trainer."""
-_LINES = {
-    "deepspeed": f"deepspeed {{hosts}}--num_gpus {{gpus}} {SCRIPT} {{arguments}}",
-    "accelerate": f"accelerate launch --config_file {{file}} {{machines}}{SCRIPT} {{arguments}}",
-    "trainer": f"{{torchrun}} {SCRIPT} {{file}}",
-    "torchtitan": "{torchrun} -m torchtitan.train --job.config_file {file}",
-    "megatron": "bash {file}",
-    "axolotl": "axolotl train {file} --launcher torchrun -- {nodes}--nproc_per_node={gpus}",
-    "fsdp2": "{torchrun} {file}",
-}
-"""The line that starts a job by its format, where its main file lies."""
-
-
-def launch(form: str, job: ConfigJob, path: Path, *, several: bool = False) -> str:
-    """Return the line that starts a job from the file that was written; of several nodes, the line of each.
-
-    A format without a line of its own is started by torchrun, with the file as an argument of a script. ``several``
-    files name one another, so that the job is started from their folder.
-    """
-    line = _LINES.get(form, f"{{torchrun}} {SCRIPT} {{file}}")
-    before = "" if form == "fsdp2" else _environment(job)
-    if several and path.parent != Path():
-        return f"cd {shlex.quote(str(path.parent))} && {before}{filled(line, job, Path(path.name))}"
-    return before + filled(line, job, path)
-
-
-def _environment(job: ConfigJob) -> str:
-    """What the allocator and cuBLAS read before a program starts; the FSDP2 script sets the first one itself."""
-    settings = {}
-    if job.strategy.expandable_segments:
-        settings["PYTORCH_CUDA_ALLOC_CONF"] = "expandable_segments:True"
-    if job.blas_workspace is not None:
-        settings["CUBLAS_WORKSPACE_CONFIG"] = f":{job.blas_workspace // 1024}:1"
-    return "".join(f"{name}={value} " for name, value in settings.items())
-
-
-def start(form: str, job: ConfigJob, flags: str) -> str:
-    """Return a script that starts a program with flags, one a line; comments stand before them."""
-    lines = flags.splitlines()
-    comments = [line for line in lines if line.startswith("#")]
-    tail = "\n".join(f"  {line}" for line in lines if not line.startswith("#"))
-    program = f"{filled('{torchrun}', job, Path())} {PROGRAMS.get(form, SCRIPT)} \\"
-    return "\n".join(["#!/bin/bash", *comments, program, tail, ""])
-
-
-def filled(line: str, job: ConfigJob, path: Path) -> str:
-    """Return a line with the file, those beside it, and the ranks of a job put in."""
-    several = job.nodes > 1
-    nodes = f"--nnodes {job.nodes} --rdzv-backend c10d --rdzv-endpoint HOST:29500 " if several else ""
-    return line.format(
-        file=shlex.quote(str(path)),
-        arguments=job.beside.get("trainer", ""),
-        gpus=job.gpus_per_node,
-        nodes=nodes,
-        torchrun=f"torchrun {nodes}--nproc-per-node {job.gpus_per_node}",
-        hosts=f"--hostfile hostfile --num_nodes {job.nodes} " if several else "",
-        machines="--machine_rank RANK --main_process_ip HOST " if several else "",
-    )
-
-
-@dataclass(frozen=True)
-class Exported:
-    """The files of a plan under a framework, and the lines to start and check them."""
-
-    files: dict[Path, str]
-    """The text of each file."""
-    launch: str
-    """The line that starts the job."""
-    check: str
-    """The line that checks the file before every start."""
-    notes: tuple[str, ...]
-    """What the files no longer hold, or hold for another release."""
-    format: str = ""
-    """The name of the format."""
 
 
 def export(
@@ -164,141 +73,27 @@ def exported(
     try:
         result = first_written(plan, names, path, dirs)
     except CombinationError as error:
-        allowed = f"{error.allowed}; {_way_out(saved, fallback, names[0], dirs, error.field)}"
+        allowed = error.allowed + _way_out(saved, fallback, names[0], dirs, error.field)
         raise CombinationError(error.field, error.value, allowed) from None
     return replace(result, notes=(*saved.notes, *result.notes))
 
 
-def anchored(plan: Plan) -> Plan:
-    """A plan whose model, where that is a path, is found from whatever folder its files lie in or are started from."""
-    path = Path(plan.job.model or "")
-    if path.is_absolute() or not path.exists():
-        return plan
-    job = plan.job.model_copy(update={"model": str(path.resolve())})
-    return plan.model_copy(update={"job": job, "command": command_line(job)})
-
-
-def first_written(plan: Plan, names: Sequence[str], path: Path | None, dirs: tuple[str, ...]) -> Exported:
-    """Write a plan in the first of some formats that says it, or refuse it as the first of them does."""
-    refusals = []
-    for name in names:
-        try:
-            return written(plan, name, path, dirs)
-        except CombinationError as error:
-            refusals.append(error)
-    raise refusals[0]
-
-
-def written(plan: Plan | Estimate, to: str, path: Path | None, dirs: tuple[str, ...]) -> Exported:
-    """Write one plan in a format, and prove that what is written is the plan."""
-    form = get_format(to)
-    target = Path(usual_name(form)) if path is None else path / usual_name(form) if path.is_dir() else path
-    estimate = estimated_again(plan, dirs)
-    job = _job(plan, estimate, form, target, dirs)
-    check, runs = check_command(form, _files(form, job, target), plan.job, estimate, dirs)
-    files = _files(form, replace(job, check=check), target)
-    line = launch(to, job, target, several=len(files) > 1)
-    return Exported(files, line, check, tuple(_moved(plan, estimate, runs, form.title)), to)
-
-
-def formats_of(framework: str) -> tuple[str, ...]:
-    """The formats that run a framework's plans, the usual one first."""
-    name = framework.partition("@")[0]
-    if name not in FORMATS_OF:
-        able = ", ".join(FORMATS_OF)
-        raise CombinationError("framework", framework, f"memcalc writes no config of it; plan again with {able}")
-    if habits_of(framework).pipeline_engine == "always":
-        allowed = "memcalc writes no arguments of Megatron-DeepSpeed; plan again with deepspeed, or megatron"
-        raise CombinationError("framework", framework, allowed)
-    return FORMATS_OF[name]
-
-
-def known_format(to: str) -> str:
-    """A format that can be written, or the error that names those of a framework that was named instead."""
-    if to in WRITABLE:
-        return to
-    if to in FORMATS_OF:
-        raise UnknownNameError("to", to, f"{to} is a framework; its formats are {', '.join(FORMATS_OF[to])}")
-    allowed = f"must be one of {', '.join(WRITABLE)}"
-    raise UnknownNameError("to", to, allowed, WRITABLE, suggestion=meant("to", to))
-
-
-def _job(plan: Plan | Estimate, estimate: Estimate, form: Format, target: Path, dirs: tuple[str, ...]) -> ConfigJob:
-    model = str(plan.job.model)
-    workspace = plan.job.settings.get("strategy.blas_workspace")
-    return replace(
-        ConfigJob.of(estimate, load_model(model, dirs)),
-        model=model,
-        blas_workspace=None if workspace is None else parse_bytes(workspace),
-        beside={form.name: target.name, **{name: usual_name(get_format(name)) for name in form.beside}},
-    )
-
-
-def usual_name(form: Format) -> str:
-    """The name that a format's file has; flags stand in a script that starts the job."""
-    return f"{Path(form.filename).stem}.sh" if form.kind == "flags" else form.filename
-
-
-def _files(form: Format, job: ConfigJob, target: Path) -> dict[Path, str]:
-    """The file of a format, those beside it and those that they name, and the script that reads them."""
-    text = render_config(form, job)
-    if form.kind == "flags":
-        return {target: start(form.name, job, text)}
-    files = {target: text}
-    if form.kind != "shell":
-        for other in (*form.beside, *_named(form, target, text)):
-            path = target.parent / job.beside.get(other, usual_name(get_format(other)))
-            files.setdefault(path, render_config(get_format(other), job))
-    script = next((get_format(name).script for name in (form.name, *form.beside) if get_format(name).script), None)
-    if script is not None:
-        files[target.parent / SCRIPT] = script(job)
-    return files
-
-
-def _named(form: Format, target: Path, text: str) -> Iterator[str]:
-    """Yield the formats of the files that a config names."""
-    for other in form.read(parse_document(target, text, form.kind)).references:
-        if other.format in WRITABLE and other.path and Path(other.path).name == other.path:
-            yield other.format
-
-
-def _moved(plan: Plan | Estimate, estimate: Estimate, runs: Estimate, title: str) -> Iterator[str]:
-    """Yield a sentence where the figures are no longer those that were saved, or what runs has others by itself."""
-    was, now = plan.peak.device, estimate.peak.device
-    if was != now:
-        text = f"{was / GIB:.2f} GiB per GPU when saved; {now / GIB:.2f} GiB now ({estimate.verdict})"
-        yield f"{text} by memcalc {__version__}."
-    if runs is estimate:
-        return
-    before, after = estimate.strategy.model_dump(), runs.strategy.model_dump()
-    other = ", ".join(f"{name.replace('_', '-')} {after[name]}" for name in after if after[name] != before[name])
-    text = f"{title}: what runs has {other}, and takes {runs.peak.device / GIB:.2f} GiB per GPU, not the planned "
-    text += f"{now / GIB:.2f}"
-    if runs.verdict == "does-not-fit":
-        raise CombinationError("to", title, f"{text}, which does not fit")
-    yield f"{text} ({runs.verdict})."
+def started(plans: Plans, plan: Plan, to: str | None, preset_dirs: Iterable[str] = ()) -> Exported:
+    """Write one of the plans of a search, to be started from its folder, or refuse it with what can be written."""
+    names = formats_of(plan.strategy.framework) if to is None else (known_format(to),)
+    try:
+        return first_written(anchored(plan), names, None, dirs_of(plan.job, preset_dirs))
+    except CombinationError as error:
+        allowed = error.allowed + way_out(plans.job, names[0], error.field)
+        raise CombinationError(error.field, error.value, allowed) from None
 
 
 def _way_out(saved: SavedPlan, fallback: int, to: str, dirs: tuple[str, ...], field: str) -> str:
-    """Which plan the format can say: one to go back to, or the line that searches it with the ``field`` left open."""
+    """The end of a refusal: a plan to go back to that the format can say, or the line that searches one."""
     for number, plan in enumerate(saved.fallback, 1):
         if number != fallback and _takes(plan, to, dirs):
-            return f"its fallback {number} can be written: --fallback {number}"
-    job = _left_open(saved.job, field).model_copy(update={"query": {**saved.job.query, "to": to}})
-    framework = saved.plan.strategy.framework.partition("@")[0]
-    if to not in FORMATS_OF.get(framework, ()):
-        other = next(name for name, formats in FORMATS_OF.items() if to in formats)
-        job = job.with_options(framework=other)
-    return f"plan what it can say: {command_line(job)}"
-
-
-def _left_open(job: JobRecord, field: str) -> JobRecord:
-    """The job without what it says of a field that a search decides, or that has no option of its own."""
-    row = BY_NAME.get(field.removeprefix("strategy.").replace("-", "_"))
-    if row is None or (row.panel and not row.searched):
-        return job
-    options, settings = ({n: v for n, v in part.items() if n != row.word} for part in (job.options, job.settings))
-    return job.model_copy(update={"options": options, "settings": settings})
+            return f"; its fallback {number} can be written: --fallback {number}"
+    return way_out(saved.job, to, field)
 
 
 def _takes(plan: Plan, to: str, dirs: tuple[str, ...]) -> bool:

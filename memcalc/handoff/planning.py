@@ -7,16 +7,19 @@ from typing import Any
 
 from memcalc import api
 from memcalc.convert.formats import FORMATS_OF, get_format
-from memcalc.errors import CombinationError, InputError
-from memcalc.handoff.exporting import known_format, written
+from memcalc.errors import CombinationError, InputError, MemcalcError
+from memcalc.handoff.written import known_format, written
 from memcalc.planner.plans import pareto_ranks, replace_rank
 from memcalc.planner.record import with_query
 from memcalc.results.plans import Nearest, Plan, Plans
-from memcalc.specs.job import command_line
+from memcalc.specs.job import JobRecord, command_line
+from memcalc.specs.options import BY_NAME
 from memcalc.units import parse_count
 
 MORE = 2
 """Plans that are searched for each that is listed, since a format may not say them all."""
+OTHERS = ("trainer", "fsdp2", "deepspeed")
+"""Formats that say most jobs, in the order in which they are tried for one that a format cannot say."""
 
 
 def plan_to(to: str, *, top: int | str | None = None, **keywords: Any) -> Plans:
@@ -29,21 +32,69 @@ def plan_to(to: str, *, top: int | str | None = None, **keywords: Any) -> Plans:
     memcalc.errors.CombinationError
         Where the format is of another framework, and where it says none of the plans that fit.
     """
+    plans, fitting, refusal = _searched(to, top, keywords)
+    if refusal is None:
+        return plans
+    allowed = f"none of the {fitting} plans that fit can be written so: {str(refusal).rstrip('.')}"
+    raise CombinationError("to", to, f"{allowed}{way_out(plans.job, to, refusal.field)}")
+
+
+def way_out(job: JobRecord, to: str, field: str) -> str:
+    """The end of a refusal: the line that plans what a format says, which has been tried; empty where none does.
+
+    First the format itself, with the ``field`` that it cannot say left open, then others.
+    """
+    options = {name: value for name, value in job.options.items() if name != "framework"}
+    elsewhere = job.model_copy(update={"options": options})
+    for form in (to, *(other for other in OTHERS if other != to)):
+        candidate = _left_open(job, field) if form in _formats_of(job) else elsewhere
+        if form == job.query.get("to", "") and candidate == job:
+            continue
+        try:
+            keywords = {name: value for name, value in candidate.keywords().items() if name not in ("to", "top")}
+            plans, _, refusal = _searched(form, 1, keywords)
+        except MemcalcError:
+            continue
+        if plans.plans and refusal is None:
+            lead = "plan what it can say" if form == to else f"for {get_format(form).title}"
+            query = {**plans.job.query, "top": job.query.get("top")}
+            return f"; {lead}: {command_line(with_query(plans.job, 'plan', **query))}"
+    return ""
+
+
+def _formats_of(job: JobRecord) -> tuple[str, ...]:
+    return FORMATS_OF.get(str(job.options.get("framework", "")).partition("@")[0], ())
+
+
+def _left_open(job: JobRecord, field: str) -> JobRecord:
+    """The job without what it says of a field that a search decides, or that has no option of its own."""
+    row = BY_NAME.get(field.removeprefix("strategy.").replace("-", "_"))
+    if row is None or (row.panel and not row.searched):
+        return job
+    options, settings = ({n: v for n, v in part.items() if n != row.word} for part in (job.options, job.settings))
+    return job.model_copy(update={"options": options, "settings": settings})
+
+
+def _searched(to: str, top: Any, keywords: dict[str, Any]) -> tuple[Plans, int, InputError | None]:
+    """The plans that a format says, how many fit, and where it says none of these why not the first."""
     name, count = known_format(to), parse_count(top or api.TOP, "top")
-    framework = keywords.pop("framework", None) or _framework_of(name)
+    options = {**(get_format(name).over_adapters if keywords.get("lora") else {}), **_given(keywords)}
+    framework = options.pop("framework", None) or _framework_of(name)
     if name not in FORMATS_OF.get(framework.partition("@")[0], ()):
         others = ", ".join(other for other, formats in FORMATS_OF.items() if name in formats)
         raise CombinationError("framework", framework, f"{get_format(name).title} is for --framework {others}")
-    searched = api.plan(**keywords, framework=framework, top=MORE * count)
+    searched = api.plan(**options, framework=framework, top=MORE * count)
     dirs = tuple(keywords.get("preset_dirs") or ())
     plans, refusal = _able(searched, name, count, dirs)
-    if searched.plans and not plans and refusal is not None:
-        allowed = f"none of the {len(searched.plans)} plans that fit can be written so: {refusal}"
-        raise CombinationError("to", name, allowed)
     query = {key: value for key, value in searched.job.query.items() if key != "top"}
     job = with_query(searched.job, "plan", **query, to=name, top=None if count == api.TOP else count)
     changed = {"plans": plans, "pareto": pareto_ranks(plans), "nearest": tuple(_said(searched, name, dirs))}
-    return searched.model_copy(update={**changed, "job": job, "command": command_line(job)})
+    answer = searched.model_copy(update={**changed, "job": job, "command": command_line(job)})
+    return answer, len(searched.plans), None if plans else refusal
+
+
+def _given(keywords: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in keywords.items() if value is not None}
 
 
 def _said(searched: Plans, name: str, dirs: tuple[str, ...]) -> Iterator[Nearest]:
@@ -70,17 +121,17 @@ def _framework_of(name: str) -> str:
 _USUAL = sorted(FORMATS_OF.items(), key=lambda item: item[0] not in {"fsdp2", "hf", "fsdp1"})
 
 
-def _able(searched: Plans, name: str, count: int, dirs: tuple[str, ...]) -> tuple[tuple[Plan, ...], str | None]:
+def _able(searched: Plans, name: str, count: int, dirs: tuple[str, ...]) -> tuple[tuple[Plan, ...], InputError | None]:
     """The first plans that a format says, ranked anew, and why the first other one is not among them."""
     plans: list[Plan] = []
-    refusal = None
+    refusal: InputError | None = None
     for plan in searched.plans:
         if len(plans) == count:
             break
         try:
             written(plan, name, None, dirs or plan.job.preset_dirs)
         except InputError as error:
-            refusal = refusal or str(error)
+            refusal = refusal or error
         else:
             plans.append(replace_rank(plan, len(plans) + 1))
     return tuple(plans), refusal

@@ -29,10 +29,12 @@ def precisions_for(gpu: GPU, habits: Habits, zero: int = 3, *, frozen: bool = Fa
 
     What the framework can be told goes before what needs code of one's own, and where none of it computes in 16 bits,
     16-bit weights do.
-    A ``frozen`` base has 16 bits, since nothing is added to it: adapters have a width of their own.
+    A ``frozen`` base has 16 bits, since nothing is added to it: adapters have a width of their own, or where the engine
+    casts them too an fp32 master.
     """
     dtype = "bf16" if gpu.supports("bf16") else "fp16"
-    narrow = next((name for name in (dtype, f"{dtype}-mixed") if name in habits.widths), "")
+    frozen_in = (f"{dtype}-mixed", dtype) if habits.casts_adapters else (dtype, f"{dtype}-mixed")
+    narrow = next((name for name in frozen_in if name in habits.widths), "")
     if frozen and narrow:
         return [narrow]
     unsharded = habits.full_shard and zero == 0

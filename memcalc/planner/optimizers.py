@@ -206,6 +206,11 @@ def _resolved(request: Request, lora: Lora, model: Model, habits: Habits) -> Lor
 
 def _dtype(request: Request, habits: Habits, precisions: list[str], quantize: str) -> str:
     """PEFT casts adapters to fp32 since 0.12 (``autocast_adapter_dtype``); before, they took a 16-bit base's dtype."""
+    if habits.casts_adapters and all(name in ("bf16", "bf16-mixed", "fp16-mixed") for name in precisions):
+        if request.get("adapter_dtype", "bf16") != "bf16":
+            allowed = f"{habits.name} casts the whole model to {precisions[0].partition('-')[0]}; give --precision fp32"
+            raise CombinationError("adapter-dtype", "fp32", allowed)
+        return "bf16"
     old = release(request.given["fields"].get("peft", "0.13")) < (0, 12)
     narrow = all(name == "bf16" for name in precisions) if habits.adapters_follow_base else old and quantize == "none"
     return str(request.get("adapter_dtype", "bf16" if narrow else "fp32"))
@@ -258,8 +263,8 @@ def resolved_targets(lora: Lora, model: Model, habits: Habits) -> tuple[str, ...
             allowed = f"{model.name} has {', '.join(known)}"
             raise CombinationError("lora", str(lora), allowed)
     # LFM2 calls both out_proj, and PEFT goes by the last part of a layer's path (0.19 tuners/tuners_utils.py)
-    alike = any(mixer.kind == "short convolution" for mixer in model.mixers) and "o" in lora.targets
-    return tuple(dict.fromkeys((*lora.targets, "mixer_out"))) if alike else lora.targets
+    alike = ("o", "mixer_out") if any(mixer.kind == "short convolution" for mixer in model.mixers) else ()
+    return tuple(dict.fromkeys((*lora.targets, *alike))) if {*alike} & {*lora.targets} else lora.targets
 
 
 def _also_train(request: Request, model: Model) -> tuple[str, ...]:

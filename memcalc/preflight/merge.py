@@ -229,8 +229,6 @@ def _precision(job: MergedJob) -> None:
         job.options["precision"] = weights
     elif name == "deepspeed":
         job.options["precision"] = f"{mixed}-mixed"
-        if job.options.get("lora"):
-            job.options.setdefault("adapter_dtype", "bf16")
     elif fsdp and not (job.options.get("lora") and weights != "fp32"):
         job.options["precision"] = f"{mixed}-mixed"
         if _accelerated(job):
@@ -329,6 +327,10 @@ def _trimmed(job: MergedJob) -> None:
         job.settings.pop("strategy.wide_embedding_moments", None)
     if job.facts.get("trl") and job.options.get("lora") and job.options.get("framework") == "deepspeed":
         _adapters_under_zero3(job)
+    if "adapter_dtype" in job.origins and job.options.get("framework"):
+        casts = habits_of(str(job.options["framework"])).casts_adapters
+        if casts and not str(job.options.get("precision")).endswith("-autocast"):
+            job.options.pop("adapter_dtype", None)  # what PEFT makes of them is cast with the rest
     _checkpoints_as_usual(job)
     job.forget_idle()
     if not job.engines & {"fsdp1", "fsdp2"}:

@@ -197,7 +197,8 @@ def _report(text: str) -> Reply:
 
 def _export(text: str) -> Reply:
     """The files that run the strategy under its framework, with the line that starts them."""
-    from memcalc.handoff.exporting import formats_of, write_job, written
+    from memcalc.handoff.exporting import write_job
+    from memcalc.handoff.written import formats_of, written
 
     job = parse_link(text)
     if job.has_roles:

@@ -17,7 +17,7 @@ from memcalc.errors import CombinationError, MemcalcError
 from memcalc.formulas.recompute import unit_sizes
 from memcalc.frameworks import FRAMEWORKS
 from memcalc.frameworks.capabilities import OPTIONS, Capabilities, own_code, text_of, values_of
-from memcalc.handoff.exporting import Exported, first_written, formats_of
+from memcalc.handoff.written import Exported, first_written, formats_of
 from memcalc.results.estimates import Estimate
 from memcalc.specs.options import BY_NAME
 from memcalc.units import GIB

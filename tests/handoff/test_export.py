@@ -22,9 +22,11 @@ from memcalc.cli.app import app
 from memcalc.convert.formats.base import WRITABLE
 from memcalc.convert.job import ConfigJob
 from memcalc.errors import CombinationError, FileError, InputError, MemcalcError, MissingError, UnknownNameError
-from memcalc.handoff.exporting import exported, launch
+from memcalc.handoff.exporting import exported
 from memcalc.handoff.fallback import steps
+from memcalc.handoff.planning import plan_to
 from memcalc.handoff.saved import estimate_of, saved_plan
+from memcalc.handoff.written import launch
 from memcalc.planner.record import pinned
 from memcalc.preflight import check
 from memcalc.results.plans import Plans, SavedPlan
@@ -376,6 +378,13 @@ CARRIED: list[dict[str, Any]] = [
     {"framework": "deepspeed", "precision": "bf16", "recompute": "none", "micro_batch": 1},
     {"framework": "ddp", "precision": "bf16-autocast", "recompute": "full", "model": "llama-3.2-1b", "offload": "none"},
     {"framework": "megatron", "recompute": "selective-core-attn", "model": "llama-3.2-1b"},
+    {"framework": "hf", "lora": "64", "model": "llama-3-8b"},
+    {"framework": "hf", "lora": "16:all-linear", "quantize": "nf4-dq", "model": "qwen2.5-7b", "also_train": "head"},
+    {"framework": "ddp", "lora": "8:all-linear", "quantize": "int8", "model": "phi-3-mini-3.8b"},
+    {"framework": "hf", "lora": "8", "quantize": "nf4", "adapter_dtype": "bf16", "model": "mistral-7b"},
+    {"framework": "deepspeed", "lora": "16:all-linear", "model": "opt-6.7b", "zero": 3},
+    {"framework": "deepspeed", "lora": "16", "quantize": "nf4", "model": "llama-3-8b", "zero": 2},
+    {"framework": "fsdp2", "lora": "16:all-linear", "model": "gpt2-xl"},
 ]
 
 
@@ -406,7 +415,7 @@ def test_the_way_out_leaves_out_what_no_file_carries() -> None:
     exported(kept_plan(**words))
 
 
-def test_what_no_file_carries_is_refused_with_a_plan_that_it_can(simple: SavedPlan) -> None:
+def test_what_no_file_carries_is_refused_with_a_plan_that_it_can() -> None:
     """DeepSpeed has no word for it, and the Trainer beside it neither; its fallback recomputes every block."""
     kept = kept_plan(framework="deepspeed", recompute="mlp", top=1)
     with pytest.raises(
@@ -419,8 +428,36 @@ def test_what_no_file_carries_is_refused_with_a_plan_that_it_can(simple: SavedPl
     better = kept.model_copy(update={"fallback": kept_plan(framework="deepspeed", **SIMPLE).fallback})
     with pytest.raises(CombinationError, match="can be written: --fallback 1"):
         exported(better)
-    with pytest.raises(CombinationError, match=r"--framework torchtitan .*--to torchtitan"):
-        exported(simple, "torchtitan")
+    with pytest.raises(CombinationError, match=r"--framework torchtitan@2026-02 .*--to torchtitan"):
+        exported(kept_plan(model="llama-3.1-8b", gpu="h100", top=1), "torchtitan")
+
+
+LED = {
+    "megatron": {"model": "gemma-3-270m", "framework": "megatron", "lora": "64"},
+    "torchtitan": {"model": "llama-2-7b", "framework": "torchtitan"},
+    "fsdp2": {"model": "llama-3.2-1b", "framework": "fsdp2", "lora": "16"},
+}
+"""By format a job that it cannot say: adapters, and sizes without a flavor."""
+
+
+@pytest.mark.parametrize("to", LED)
+def test_a_refusal_leads_to_a_plan_that_is_written(to: str) -> None:
+    """The line of the refusal is run, and the first plan of its answer is exported."""
+    job = {"gpu": "h100", "gpus": 2, "tp": 1, "pp": 1, "cp": 1, "top": 1, **LED[to]}
+    refusals = []
+    for refused in (lambda: plan_to(to, **job), lambda: exported(saved_plan(memcalc.plan(**job)), to)):
+        with pytest.raises(CombinationError, match=r"; for .*: memcalc plan .*--to trainer") as caught:
+            refused()
+        refusals.append(caught.value.allowed)
+    for refusal in refusals:
+        words = keywords(refusal.rpartition(": ")[2])
+        assert exported(saved_plan(plan_to(**words))).format == "trainer"
+
+
+def test_what_no_format_says_is_refused_without_a_line() -> None:
+    """The scripts that are written train decoders of text."""
+    with pytest.raises(CombinationError, match=r"trains decoders of text: write one of your own\.$"):
+        plan_to("trainer", model="t5-small", gpu="h100", gpus=2, top=1)
 
 
 def test_a_framework_is_no_format(simple: SavedPlan) -> None:

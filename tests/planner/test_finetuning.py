@@ -66,7 +66,18 @@ def test_v100_has_fp16_for_a_frozen_base() -> None:
 @pytest.mark.parametrize("framework", ["hf", "fsdp2", "ddp", "deepspeed", "plain", "torchtune", "litgpt"])
 def test_a_quantised_base_needs_no_precision(framework: str) -> None:
     result = memcalc.estimate(**LLAMA, lora=True, quantize="nf4", framework=framework)
-    assert result.strategy.precision == "bf16"
+    assert result.strategy.precision == ("bf16-mixed" if framework == "deepspeed" else "bf16")
+
+
+def test_deepspeed_casts_adapters_with_the_model() -> None:
+    """DeepSpeed 0.19 runtime/engine.py: ``module.bfloat16()``; ZeRO keeps an fp32 master of what is trained."""
+    result = memcalc.estimate(**LLAMA, lora="16", framework="deepspeed", zero=0)
+    assert (result.strategy.precision, result.strategy.adapter_dtype) == ("bf16-mixed", "bf16")
+    assert bytes_of(result, "adapters") == FP32_ADAPTERS // 2
+    with pytest.raises(CombinationError, match="deepspeed casts the whole model to bf16"):
+        memcalc.estimate(**LLAMA, lora="16", framework="deepspeed", adapter_dtype="fp32")
+    wide = memcalc.estimate(**LLAMA, lora="16", framework="deepspeed", zero=0, precision="fp32")
+    assert wide.strategy.adapter_dtype == "fp32"
 
 
 def test_a_search_over_a_quantised_base_has_its_precision_alone() -> None:

@@ -359,4 +359,5 @@ FORMAT = Format(
         "offload": ("activations", "params,activations", "optimizer,params,activations"),
     },
     choices={"micro_batch": (), "recompute": ("none", "full"), "offload": ("none", "params,optimizer")},
+    over_adapters={"autocast": True},  # bf16 is both the dtype of loading and autocast (loaders/model.py, base.py)
 )  # fmt: skip

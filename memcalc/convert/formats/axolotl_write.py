@@ -6,11 +6,13 @@ from typing import Any
 
 from memcalc.convert.formats.base import key_table
 from memcalc.convert.formats.fsdp_config import LOSS_INSIDE, PLACED
-from memcalc.convert.formats.trainer_writer import galore
+from memcalc.convert.formats.layer_names import layer_names
+from memcalc.convert.formats.trainer_writer import galore, require_decoder
 from memcalc.convert.formats.transformers_model import hub_name
-from memcalc.convert.formats.tuning import DECAY, FLASH, LAYER_NAMES
+from memcalc.convert.formats.tuning import DECAY, FLASH
 from memcalc.convert.job import ConfigJob
 from memcalc.frameworks import habits_of
+from memcalc.specs.adapters import lora_of
 
 _OPTIMIZERS = {
     ("adamw", "fused"): "adamw_torch_fused", ("adamw", "foreach"): "adamw_torch", ("adamw", "loop"): "stable_adamw",
@@ -29,6 +31,7 @@ def write(job: ConfigJob) -> dict[str, Any]:
     """
     plan = job.strategy
     job.require_one_of("framework", ("hf", "ddp", "fsdp2", "deepspeed"), "axolotl runs")
+    require_decoder(job)
     job.require(not plan.optimizer_in_backward, "optimizer-in-backward", "axolotl steps after backward")
     return {
         "base_model": hub_name(job),
@@ -73,23 +76,20 @@ def _precision(job: ConfigJob) -> dict[str, Any]:
 
 def _adapter(job: ConfigJob) -> dict[str, Any]:
     plan = job.strategy
-    if not plan.lora:
+    lora = lora_of(plan.lora)
+    if lora is None:
         return {}
-    rank, _, listed = plan.lora.partition(":")
-    targets = list(filter(None, listed.split(",")))
-    for target in targets:
-        job.require(target in LAYER_NAMES, "lora", f"axolotl YAML is written for {', '.join(LAYER_NAMES)}")
     job.require_one_of("quantize", ("none", "nf4", "nf4-dq", "int8"), "axolotl has")
     job.require(not plan.prepare_kbit, "strategy.prepare_kbit", "axolotl casts norms back to 16 bits")
     four, fused = plan.quantize.startswith("nf4"), plan.lora_kernels == "fused"
     job.require(not (fused and _sharded(job)), "strategy.lora_kernels", "under FSDP they are not stated")
     return {
         "adapter": "qlora" if four else "lora",
-        "lora_r": int(rank),
-        "lora_alpha": 2 * int(rank),
+        "lora_r": lora.rank,
+        "lora_alpha": 2 * lora.rank,
         "lora_dropout": plan.lora_dropout,
-        "lora_target_modules": [LAYER_NAMES[target] for target in targets],
-        "lora_modules_to_save": [LAYER_NAMES[target] for target in plan.also_train] or None,
+        "lora_target_modules": layer_names(job, "lora", lora.targets),
+        "lora_modules_to_save": layer_names(job, "also-train", plan.also_train) or None,
         "load_in_4bit": four,
         "load_in_8bit": plan.quantize == "int8",
         "bnb_config_kwargs.bnb_4bit_use_double_quant": False if plan.quantize == "nf4" else None,

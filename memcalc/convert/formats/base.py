@@ -76,6 +76,8 @@ class Format:
     """Whether a launcher runs the model's own training, not a script of memcalc's over the framework itself."""
     adds: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """What it says beyond what its frameworks can be told, by option (:mod:`memcalc.frameworks.capability`)."""
+    over_adapters: Mapping[str, Any] = field(default_factory=dict)
+    """Options that its framework settles for every job with adapters: a search for it has them."""
     script: Callable[[ConfigJob], str] | None = None
     """The training script that reads what is written; None where the framework has a program of its own."""
     choices: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)

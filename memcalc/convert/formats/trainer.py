@@ -20,7 +20,7 @@ from memcalc.convert.formats.fsdp_config import ACCELERATED, STRATEGIES, fsdp_ve
 from memcalc.convert.formats.trainer_script import script_text
 from memcalc.convert.formats.trainer_writer import spelling, write
 from memcalc.convert.formats.trl_roles import ALGORITHMS, read_roles
-from memcalc.convert.formats.tuning import LIGER_KERNELS, set_kernel, set_optimizer, set_stored
+from memcalc.convert.formats.tuning import LAYERS, LIGER_KERNELS, set_kernel, set_optimizer, set_stored
 from memcalc.convert.objectives import method_of_keys, refuse_method
 
 KEYS = key_table("trainer")
@@ -224,9 +224,9 @@ def _recognise(document: Document) -> bool:
 
 
 def is_trl(reader: ConfigReader) -> bool:
-    """Whether TRL's own defaults hold: keys of its newest release, none of those that it no longer has."""
-    old = reader.has("max_seq_length") or reader.has("max_seq_len")
-    return bool(TRL_SIGNS & set(reader.document.data)) and not old
+    """Whether TRL's own defaults hold: keys of its newest release, none that it has no more or never had."""
+    foreign = any(reader.has(key) for key in ("max_seq_length", "max_seq_len", "block_size"))
+    return bool(TRL_SIGNS & set(reader.document.data)) and not foreign
 
 
 def read_script(reader: ConfigReader, trl: bool) -> None:
@@ -333,19 +333,22 @@ def _adapters(reader: ConfigReader) -> bool:
     if four or eight:
         reader.set("quantize", ("nf4-dq" if nested else "nf4") if four else "int8", narrow)
         # sft_trainer.py: adapters over a quantized base are cast to bf16; norms are left as they are
-        reader.set("adapter_dtype", "bf16", narrow)
+        if not reader.has("autocast_adapter_dtype"):
+            reader.set("adapter_dtype", "bf16", narrow)
+    if reader.has("autocast_adapter_dtype"):  # an argument of PEFT's get_peft_model
+        wide = reader.flag("autocast_adapter_dtype")
+        reader.set("adapter_dtype", "fp32" if wide else "bf16", "autocast_adapter_dtype")
     return bool(four or eight)
 
 
 def _layers(reader: ConfigReader, key: str) -> list[str]:
     """The layers that a list of modules names; what memcalc has no word for is a warning."""
-    layers: dict[str, Any] = {}
+    layers: dict[str, None] = {}
     for name in reader.items(key):
-        known = KEYS.tables["modules"].get(str(name).lower())
-        if known is None:
+        known = ("all-linear",) if str(name).lower() == "all-linear" else LAYERS.get(str(name), ())
+        if not known:
             reader.note("warning", "MC002", key, f"{key} has {name!r}, whose adapters are not counted")
-        else:
-            layers[known] = True
+        layers |= dict.fromkeys(known)
     return list(layers)
 
 

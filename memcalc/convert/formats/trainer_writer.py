@@ -6,11 +6,13 @@ from typing import Any
 
 from memcalc.convert.document import Document
 from memcalc.convert.formats.fsdp_config import LOSS_INSIDE, PLACED
+from memcalc.convert.formats.layer_names import layer_names
 from memcalc.convert.formats.transformers_model import hub_name
-from memcalc.convert.formats.tuning import ANY_FORM, DECAY, FLASH, LAYER_NAMES, LIGER_KERNELS, TRAINER_OPTIMIZERS
+from memcalc.convert.formats.tuning import ANY_FORM, DECAY, FLASH, LIGER_KERNELS, TRAINER_OPTIMIZERS
 from memcalc.convert.job import ConfigJob
 from memcalc.formulas.recompute import parse_policy
 from memcalc.frameworks import habits_of
+from memcalc.specs.adapters import lora_of
 
 _WRITTEN = ("adamw_torch_fused", "adamw_torch", "adafactor", "sgd")
 _NAMES = {TRAINER_OPTIMIZERS[name][:2]: name for name in _WRITTEN}
@@ -42,10 +44,12 @@ _RUNS = ("hf", "fsdp2", "ddp", "deepspeed")
 def script_fields(job: ConfigJob) -> dict[str, Any]:
     """What the script beside the arguments loads, and how: the model, its dtype, the kernel, tokens of a sequence."""
     plan = job.strategy
+    require_decoder(job)
+    narrow = plan.precision == "bf16" or plan.quantize != "none"
     return {
         "model_name_or_path": hub_name(job),
         "block_size": job.seq_len,
-        "dtype": "bfloat16" if plan.precision == "bf16" else "float32",
+        "dtype": "bfloat16" if narrow else "float32",
         "attn_implementation": _kernel(job),
         **_adapters(job),
     }
@@ -60,11 +64,36 @@ def _kernel(job: ConfigJob) -> str:
     return "eager" if plan.attention == "eager" else "sdpa"
 
 
+def require_decoder(job: ConfigJob) -> None:
+    """Refuse what is no decoder of text alone, which the script that is written would neither build nor feed."""
+    spec = job.spec
+    alone = spec is None or (spec.images is None and all(group.tower == "decoder" for group in spec.groups))
+    job.require(alone, "model", "the script that memcalc writes trains decoders of text: write one of your own")
+
+
 def _adapters(job: ConfigJob) -> dict[str, Any]:
-    """Adapters under the names that PEFT's and TRL's scripts have for them."""
+    """Adapters and a quantised base under the names that TRL's script has for them, and PEFT for their dtype."""
     plan = job.strategy
-    job.require(not plan.lora, "lora", "adapters stand in axolotl's YAML: --to axolotl")
-    return {}
+    lora = lora_of(plan.lora)
+    if lora is None:
+        return {}
+    job.require_one_of("quantize", ("none", "nf4", "nf4-dq", "int8"), "bitsandbytes has")
+    job.require(not plan.prepare_kbit, "strategy.prepare_kbit", "the script leaves norms in 16 bits")
+    job.require(plan.lora_kernels == "model", "strategy.lora_kernels", "PEFT runs adapters operator by operator")
+    known = plan.quantize == "none" or "/" in hub_name(job)
+    job.require(known, "model", "a quantized base is loaded from the Hub or a folder: name one", value=job.model)
+    return {
+        "use_peft": True,
+        "lora_r": lora.rank,
+        "lora_alpha": 2 * lora.rank,
+        "lora_dropout": plan.lora_dropout,
+        "lora_target_modules": layer_names(job, "lora", lora.targets),
+        "lora_modules_to_save": layer_names(job, "also-train", plan.also_train) or None,
+        "autocast_adapter_dtype": plan.adapter_dtype == "fp32",
+        "load_in_4bit": plan.quantize.startswith("nf4") or None,
+        "load_in_8bit": plan.quantize == "int8" or None,
+        "use_bnb_nested_quant": plan.quantize == "nf4-dq" or None,
+    }
 
 
 def _precision(job: ConfigJob) -> dict[str, Any]:
@@ -107,12 +136,10 @@ def _optimizer(job: ConfigJob) -> dict[str, Any]:
 def galore(job: ConfigJob, key: str) -> dict[str, Any]:
     """GaLore under the key of the optimizer; a layer's name of the list matches every path that it is a part of."""
     plan = job.strategy
-    named = all(target in LAYER_NAMES for target in plan.galore_targets)
-    job.require(named, "strategy.galore_targets", f"names are known of {', '.join(LAYER_NAMES)}")
     return {
         key: "galore_adamw_layerwise" if plan.optimizer_in_backward else "galore_adamw",
         "optim_args": f"rank={plan.galore_rank}",
-        "optim_target_modules": [LAYER_NAMES[target] for target in plan.galore_targets],
+        "optim_target_modules": layer_names(job, "strategy.galore_targets", plan.galore_targets),
     }
 
 

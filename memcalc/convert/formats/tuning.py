@@ -23,24 +23,21 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "gate_proj": ("gate",), "up_proj": ("up",), "down_proj": ("down",), "gate_up_proj": ("gate_up",),
     "fc1": ("up",), "fc2": ("down",), "c_fc": ("up",), "dense_h_to_4h": ("up",), "dense_4h_to_h": ("down",),
     "w1": ("gate",), "w2": ("down",), "w3": ("up",), "q_a_proj": ("q_a",), "q_b_proj": ("q_b",),
-    "in_proj": ("mixer_in",),
+    "in_proj": ("mixer_in",), "fc_in": ("up",), "fc_out": ("down",), "attn.c_proj": ("o",), "mlp.c_proj": ("down",),
+    "input_linear": ("gate_up",), "output_linear": ("down",),
     "kv_a_proj_with_mqa": ("kv_a",), "kv_b_proj": ("kv_b",), "lm_head": ("head",), "embed_out": ("head",),
     "embed_tokens": ("embedding",), "wte": ("embedding",), "word_embeddings": ("embedding",),
+    "embed_in": ("embedding",), "embeddings": ("embedding",),
 }  # fmt: skip
 """By the name of a layer: which of memcalc's targets it is. GPT-2's ``c_proj`` is in attention and in the MLP."""
 _ALL = ("all", "all-linear")
 _GALORE = {"attn": ("attention",), "self_attn": ("attention",), "attention": ("attention",), "mlp": ("mlp",)}
 """Parts of a block's path that ``optim_target_modules`` matches (5.23 trainer_utils.py, check_target_module_exists)."""
-LAYER_NAMES = {
-    "q": "q_proj", "k": "k_proj", "v": "v_proj", "o": "o_proj", "gate": "gate_proj", "up": "up_proj",
-    "down": "down_proj", "embedding": "embed_tokens", "head": "lm_head",
-}  # fmt: skip
-"""As the architectures that keep each projection apart call their layers; packed ones differ from model to model."""
 _PATHS = {
-    target: f"{'mlp' if target in ('gate', 'up', 'down') else 'self_attn'}.{name}"
-    for target, name in LAYER_NAMES.items() if target not in ("embedding", "head")
-}  # fmt: skip
-"""Where those layers stand in a block."""
+    **{target: f"self_attn.{target}_proj" for target in ("q", "k", "v", "o")},
+    **{target: f"mlp.{target}_proj" for target in ("gate", "up", "down")},
+}
+"""Where these layers stand in a block of most architectures."""
 _STORED = {
     r"gptq.*int4": "gptq-int4", r"gptq.*int8": "gptq-int8", r"(bnb|unsloth)-4bit": "nf4-dq", r"gptq|awq|aqlm|mxfp4": "",
 }  # fmt: skip

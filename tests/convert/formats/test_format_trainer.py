@@ -26,6 +26,7 @@ from memcalc.errors import CombinationError, InputError
 from memcalc.frameworks import habits_of
 from memcalc.handoff.exporting import exported
 from memcalc.handoff.saved import saved_plan
+from memcalc.preflight.job import estimate_merged
 from memcalc.preflight.merge import merge
 
 SAID: dict[str, dict[str, Any]] = {
@@ -329,8 +330,8 @@ def test_adapters_follow_the_runtime() -> None:
     ):
         config = [read("trainer/sft_lora.yaml")[0], read(f"accelerate/{name}")[0]]
         job = merge(config, {**JOB, **told, "cp": 1, "accumulation": 1})
-        found = job.options["precision"], job.options.get("autocast", False), job.options.get("adapter_dtype", "fp32")
-        assert found == wanted, name
+        plan = estimate_merged(job, ()).strategy
+        assert (plan.precision, plan.autocast, plan.adapter_dtype) == wanted, name
 
 
 def test_trl_makes_checkpoints_reentrant_with_adapters_under_zero_3() -> None:
@@ -529,15 +530,29 @@ TINY = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("recompute", ["none", "full", "every-2"])
-def test_what_is_written_trains(recompute: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "strategy",
+    [
+        {"recompute": "none", "precision": "bf16-autocast"},
+        {"recompute": "full", "precision": "bf16-autocast"},
+        {"recompute": "every-2", "precision": "bf16-autocast"},
+        {"recompute": "full", "lora": "4:all-linear", "also_train": "head"},
+        {"recompute": "none", "lora": "4", "autocast": True},
+    ],
+    ids=str,
+)
+def test_what_is_written_trains(strategy: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The script, the arguments and the launch line as they are exported, on the CPU."""
     pytest.importorskip("transformers")
+    if "lora" in strategy:
+        pytest.importorskip("peft")
     monkeypatch.chdir(tmp_path)
-    Path("config.json").write_text(json.dumps(TINY), encoding="utf-8")
+    Path("config.json").write_text(
+        json.dumps({**TINY, "tie_word_embeddings": "lora" not in strategy}), encoding="utf-8"
+    )
     plans = memcalc.plan(
-        model="config.json", gpu="h100", gpus=2, framework="ddp", precision="bf16-autocast", offload="none",
-        recompute=recompute, seq_len=32, micro_batch=2, global_batch=8, top=1,
+        model="config.json", gpu="h100", gpus=2, framework="ddp", offload="none", seq_len=32, micro_batch=2,
+        global_batch=8, top=1, **strategy,
     )  # fmt: skip
     done = exported(saved_plan(plans))
     for path, text in done.files.items():
