@@ -290,6 +290,11 @@ class Habits:
     losses: dict[str, Loss] = field(default_factory=dict)
     """How each loss of the interface is computed."""
 
+    @property
+    def stacks_experts(self) -> bool:
+        """Whether the weights of a block's routed experts are one tensor, not linear layers (Transformers from 5.0)."""
+        return not (self.expert_loop or self.expert_modules)
+
     def moved(self, choice: tuple[str, ...]) -> tuple[str, ...]:
         """What leaves the GPU by one name: where states go with the parameters, the parameters alone are named."""
         with_states = self.full_shard and "params" in choice

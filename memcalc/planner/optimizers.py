@@ -242,7 +242,13 @@ def resolved_targets(lora: Lora, model: Model, habits: Habits) -> tuple[str, ...
     Without targets: the queries and values, or the packed projection, as PEFT 0.13 ``utils/constants.py`` has it for
     nearly all architectures.
     """
-    blocks = dict.fromkeys(m.target for group in model.groups for m in block_matrices(group.block))
+    matrices = [m for group in model.groups for m in block_matrices(group.block)]
+    blocks = dict.fromkeys(m.target for m in matrices)
+    if model.is_moe and habits.stacks_experts:
+        _refuse_folded(lora, model, {m.target for m in matrices if m.routed})
+        blocks = dict.fromkeys(m.target for m in matrices if not m.routed)
+        if model.hf_class not in LINEAR_ROUTERS:
+            blocks.pop("router", None)
     if any(mixer.kind == "Mamba-2 mixer" for mixer in model.mixers):
         # Its kernel reads that weight itself, so that PEFT refuses it (0.19 tuners/tuners_utils.py,
         # _check_lora_target_modules_mamba)
@@ -265,6 +271,33 @@ def resolved_targets(lora: Lora, model: Model, habits: Habits) -> tuple[str, ...
     # LFM2 calls both out_proj, and PEFT goes by the last part of a layer's path (0.19 tuners/tuners_utils.py)
     alike = ("o", "mixer_out") if any(mixer.kind == "short convolution" for mixer in model.mixers) else ()
     return tuple(dict.fromkeys((*lora.targets, *alike))) if {*alike} & {*lora.targets} else lora.targets
+
+
+LINEAR_ROUTERS = ("PhimoeForCausalLM", "Llama4ForCausalLM")
+"""Classes whose router is a linear layer; of all others it is a module with a weight of its own (Transformers 5.24)."""
+FOLDED = frozenset({
+    "deepseekv2", "deepseekv3", "glm4moe", "glm4moelite", "glm4vmoe", "minimaxm2", "mixtral", "olmoe", "qwen3moe",
+    "qwen3next", "afmoe", "cohere2moe", "dots1", "ernie45moe", "exaonemoe", "flexolmo", "hunyuanv1moe", "mellum",
+    "minimax", "solaropen",
+})  # fmt: skip
+"""Classes, without their ending, whose experts PEFT adapts in spite of that: the conversions of Transformers that are
+like Mixtral's or Qwen2-MoE's (0.21 utils/transformers_weight_conversion.py)."""
+
+
+def _refuse_folded(lora: Lora, model: Model, routed: set[str]) -> None:
+    """Refuse adapters that PEFT folds into stacked experts.
+
+    ``ParamWrapper`` (0.21 tuners/lora/layer.py) makes all experts of a block anew in each forward, and a gradient of
+    their size in backward.
+    """
+    family = (model.hf_class or model.family).replace("ForCausalLM", "").replace("_", "").lower()
+    named = routed | {"router"} | {"all", "all-linear"}
+    if family in FOLDED and named & {*lora.targets}:
+        allowed = (
+            "PEFT folds adapters of stacked experts into a copy of all of a block's experts, which is not modelled; "
+            "name other layers, as in 16:q,k,v,o, or a release with a layer for each expert (--framework hf@4.49)"
+        )
+        raise CombinationError("lora", str(lora), allowed)
 
 
 def _also_train(request: Request, model: Model) -> tuple[str, ...]:

@@ -53,27 +53,28 @@ def adapter_parameters(matrices: Iterable[Matrix], rank: int, targets: Iterable[
 
 
 @lru_cache(maxsize=256)
-def block_adapters(block: Block, rank: int, targets: tuple[str, ...]) -> tuple[int, int]:
+def block_adapters(block: Block, rank: int, targets: tuple[str, ...], *, stacked: bool = False) -> tuple[int, int]:
     """Return the adapters' parameters of one block: outside the routed experts, and in them [elements].
 
-    Experts that run over every token are parameters of batched products, not linear layers to which PEFT adds any.
+    Experts whose weights are ``stacked``, or that run over every token, are parameters of batched products, not linear
+    layers to which PEFT adds any.
     """
-    batched = isinstance(block.mlp, MixtureOfExperts) and block.mlp.every_expert
+    batched = stacked or (isinstance(block.mlp, MixtureOfExperts) and block.mlp.every_expert)
     matrices = [matrix for matrix in block_matrices(block) if not (matrix.routed and batched)]
     parameters = adapter_parameters(matrices, rank, targets)
     routed = adapter_parameters((m for m in matrices if m.routed), rank, targets)
     return parameters - routed, routed
 
 
-def active_adapters(model: Model, lora: Lora) -> int:
+def active_adapters(model: Model, lora: Lora, *, stacked: bool) -> int:
     """Return the adapters' parameters that one token passes [elements]."""
-    inside = sum(group.count * _active(group.block, lora) for group in model.groups)
+    inside = sum(group.count * _active(group.block, lora, stacked=stacked) for group in model.groups)
     ends = sum(outside_adapters(model, lora.rank, lora.targets, name) for name in ("embedding", "head"))
     return inside + ends
 
 
-def _active(block: Block, lora: Lora) -> int:
-    dense, routed = block_adapters(block, lora.rank, lora.targets)
+def _active(block: Block, lora: Lora, *, stacked: bool) -> int:
+    dense, routed = block_adapters(block, lora.rank, lora.targets, stacked=stacked)
     experts = block.mlp if isinstance(block.mlp, MixtureOfExperts) else None
     return dense + (routed * experts.topk // experts.experts if experts else 0)
 
@@ -85,9 +86,15 @@ def outside_adapters(model: Model, rank: int, targets: Iterable[str], name: str)
 
 
 @lru_cache(maxsize=256)
-def block_quantised(block: Block, kind: str, group: int) -> Quantised:
-    """Return the quantised matrices of one block; GPTQ leaves the router alone."""
-    named = [m for m in block_matrices(block) if not (m.target == "router" and kind.startswith("gptq"))]
+def block_quantised(block: Block, kind: str, group: int, *, stacked: bool = False) -> Quantised:
+    """Return the quantised matrices of one block; GPTQ leaves the router alone.
+
+    Of experts whose weights are ``stacked`` bitsandbytes quantises none, nor their router: it replaces linear layers
+    (Transformers 5.24 integrations/bitsandbytes.py, replace_with_bnb_linear).
+    """
+    gptq = kind.startswith("gptq")
+    left = {"router"} if gptq or stacked else set()
+    named = [m for m in block_matrices(block) if m.target not in left and not (m.routed and stacked and not gptq)]
     return quantised(named, kind, group)
 
 
@@ -141,9 +148,10 @@ class AdaptersOnGrid(ModelOnGrid):
     @cached_property
     def _blocks(self) -> list[tuple[int, int]]:
         lora, frozen = self.lora, self.grid.fixed.vision != "trained"
+        stacked = self.grid.habits.stacks_experts
         adapted = [lora is not None and not (frozen and group.tower == "vision") for group in self.model.groups]
         return [
-            block_adapters(group.block, lora.rank, lora.targets) if lora and here else (0, 0)
+            block_adapters(group.block, lora.rank, lora.targets, stacked=stacked) if lora and here else (0, 0)
             for group, here in zip(self.model.groups, adapted, strict=True)
         ]
 
@@ -281,7 +289,8 @@ class Base:
         fixed = self.grid.fixed
         if fixed.quantize == "none":
             return NONE
-        return block_quantised(self.census.model.groups[index].block, fixed.quantize, fixed.gptq_group)
+        block, stacked = self.census.model.groups[index].block, self.grid.habits.stacks_experts
+        return block_quantised(block, fixed.quantize, fixed.gptq_group, stacked=stacked)
 
     def _head(self) -> Quantised:
         fixed, model = self.grid.fixed, self.census.model

@@ -52,7 +52,7 @@ def forecast(census: ModelOnGrid, gpu: GPU, node: Node, step: float) -> Forecast
     grid, gpus = census.grid, census.grid.layouts[0].gpus
     fixed, peak = grid.fixed, peak_flops(gpu, grid.precisions[0], grid.recipe)
     speed = fixed.global_batch * fixed.seq_len / step / gpus
-    needed = model_flops_per_token(census.model, fixed)
+    needed = model_flops_per_token(census.model, fixed, stacked=grid.habits.stacks_experts)
     span, basis = span_of(census.model, grid, gpu)
     mfu, hfu = float(fl.model_flops_utilization(speed, needed, peak)), hardware_flops(census, node) / step / gpus / peak
     return Forecast(
@@ -77,10 +77,10 @@ def hardware_flops(census: ModelOnGrid, node: Node) -> float:
     return total * float(work.micro_batches.reshape(-1)[0]) * layout.dp * layout.cp * layout.tp
 
 
-def model_flops_per_token(model: Model, fixed: SharedSettings) -> float:
+def model_flops_per_token(model: Model, fixed: SharedSettings, *, stacked: bool = True) -> float:
     """Model FLOPs a token, forward and backward; it attends to all that a window lets it (arXiv:2204.02311 appendix B).
 
-    Under adapters the weights are frozen, and have no gradients of their own.
+    Under adapters the weights are frozen, and have no gradients of their own; experts that are ``stacked`` have none.
     """
     if model.recording is not None:
         return recorded_flops_per_token(model, fixed.seq_len)
@@ -93,16 +93,16 @@ def model_flops_per_token(model: Model, fixed: SharedSettings) -> float:
     mixing = sum(
         g.count * fl.step_flops(mixing_flops(g.block.mixer, np.int64(1))) for g in model.groups if g.block.mixer
     )
-    return float(attention + mixing + fl.model_flops_per_token(*_passed(model, fixed)))
+    return float(attention + mixing + fl.model_flops_per_token(*_passed(model, fixed, stacked=stacked)))
 
 
-def _passed(model: Model, fixed: SharedSettings) -> tuple[int, int, int, int, int]:
+def _passed(model: Model, fixed: SharedSettings, *, stacked: bool) -> tuple[int, int, int, int, int]:
     """What :func:`memcalc.formulas.flops.model_flops_per_token` takes of a model without its attention."""
     active = model_count(model).active
     if fixed.adapters is None:
         return active, 0, 0, 0, 0
     copies = sum(m.elements for m in outside_matrices(model) if m.target in fixed.also_train)
-    adapters = active_adapters(model, fixed.adapters)
+    adapters = active_adapters(model, fixed.adapters, stacked=stacked)
     return copies + adapters, 0, 0, 0, active - copies
 
 

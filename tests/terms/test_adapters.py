@@ -61,6 +61,61 @@ def test_experts_that_run_over_every_token_have_none() -> None:
     assert block_adapters(block, RANK, ("gate", "up", "down")) == (RANK * 3 * (hidden + ffn), 0)
 
 
+STACKED = (
+    "gpt-oss-20b", "hy3-295b-a21b", "jamba-v0.1", "phi-3.5-moe", "lfm2-8b-a1b", "kimi-linear-48b-a3b",
+    "qwen1.5-moe-a2.7b", "granite-4.0-h-small",
+)  # fmt: skip
+"""A model of each class with stacked experts that PEFT leaves alone."""
+UNLIKE = {"qwen1.5-moe-a2.7b": ("shared_expert_gate",), "granite-4.0-h-small": ("out_proj",)}
+"""Linear layers that memcalc has no word for, or does not count where their kernels read the weight themselves."""
+
+
+@pytest.mark.parametrize("name", STACKED)
+def test_stacked_experts_have_no_adapters_and_stay_in_16_bits(name: str) -> None:
+    """Against PEFT on the class, and the linear layers that bitsandbytes would replace, on the meta device."""
+    import torch
+
+    peft = pytest.importorskip("peft")
+    import transformers
+
+    model, hf = load_model(name), habits_of("hf")
+    keys = {key: None if value == "null" else value for key, value in model.hf_config.items()}
+    with torch.device("meta"):
+        kind = getattr(transformers, str(model.hf_class))
+        base = kind(kind.config_class(**keys))
+        linear = {n: m for n, m in base.named_modules() if isinstance(m, torch.nn.Linear) and n != "lm_head"}
+        left = UNLIKE.get(name, ())
+        names = sorted({n.rpartition(".")[2] for n in linear} - {*left})
+        replaced = sum(m.weight.numel() for m in linear.values() if type(m) is torch.nn.Linear)
+        real = peft.get_peft_model(base, peft.LoraConfig(r=RANK, target_modules=names))
+    targets = resolved_targets(Words(rank=RANK, targets=("all-linear",)), model, hf)
+    groups = [(group.count, group.block) for group in model.groups]
+    ours = sum(n * sum(block_adapters(block, RANK, targets, stacked=True)) for n, block in groups)
+    found = sum(p.numel() for p in real.parameters() if p.requires_grad)
+    assert ours == pytest.approx(found, rel=0.02 if left else 0)
+    quantised = sum(n * block_quantised(block, "nf4", 0, stacked=True).elements for n, block in groups)
+    assert quantised == pytest.approx(replaced, rel=0.02 if left else 1e-3)
+
+
+def test_adapters_that_are_folded_into_stacked_experts_are_refused() -> None:
+    words: dict[str, Any] = {"model": "qwen3-30b-a3b", "gpu": "h100", "gpus": 8, "lora": "8:all-linear"}
+    with pytest.raises(CombinationError, match="not modelled; name other layers"):
+        memcalc.estimate(**words)
+    looped = memcalc.estimate(**words, framework="hf@4.49")
+    assert looped.strategy.lora.endswith("router,gate,up,down")
+    with pytest.raises(CombinationError, match="gpt-oss-20b has q, k, v, o"):
+        memcalc.estimate(**{**words, "model": "gpt-oss-20b", "lora": "8:gate,up"})
+
+
+def test_a_quantised_base_keeps_its_stacked_experts_in_16_bits() -> None:
+    """Qwen3-30B-A3B has 48 blocks of 128 experts, each of three matrices of 2048 by 768 (its config.json)."""
+    experts = 2 * 48 * 128 * 3 * 2048 * 768
+    job: dict[str, Any] = {"model": "qwen3-30b-a3b", "gpu": "h200", "gpus": 1, "lora": "8:q,v", "quantize": "nf4"}
+    stacked, looped = (memcalc.estimate(**job, framework=era).components.parameters for era in ("hf", "hf@4.49"))
+    assert experts < stacked < 1.05 * experts
+    assert looped < 0.35 * experts
+
+
 @pytest.mark.parametrize(
     "name", ["llama-2-7b", "gpt2", "phi-3-mini-3.8b", "mixtral-8x7b", "qwen2-7b", "deepseek-v2-lite"]
 )
