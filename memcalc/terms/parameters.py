@@ -133,6 +133,7 @@ def _attention(attention: Attention, hidden: int, kv_hidden: int) -> tuple[int, 
     if attention.latent is not None:
         return _latent(attention, attention.latent, hidden)
     sharded = p.attention_parameters(hidden, attention.q_dim, attention.kv_dim, kv_hidden)
+    sharded -= attention.values_of_keys * p.linear_parameters(kv_hidden, attention.kv_dim, attention.v_bias)
     sharded += attention.output_gate * p.linear_parameters(hidden, attention.q_dim, attention.q_bias)
     sharded += attention.head_gate * p.linear_parameters(hidden, attention.heads)
     sharded += p.qkv_bias_parameters(

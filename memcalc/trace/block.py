@@ -61,7 +61,7 @@ def run_block(tape: Tape, x: Tensor, block: Block, setting: BlockConfig, context
     variables = list[Tensor]()
     for name, part in parts:
         x = residual(tape, x, block, setting, name, part, variables)
-    return x
+    return ops.plain(tape, x, "block output, scaled", in_place=True) if block.scaled else x
 
 
 def mlp(tape: Tape, x: Tensor, block: Block, setting: BlockConfig) -> Tensor:

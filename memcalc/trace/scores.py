@@ -62,6 +62,8 @@ def kernel(spec: Attention, setting: BlockConfig) -> str:
         return "flash"
     # Where there is a mask, Transformers repeats the key-value heads instead of announcing groups
     grouped = spec.kv_heads < spec.heads and spec.kv_form not in ("expanded", "broadcast")
+    # and where they are wider than the flash kernel takes (``use_gqa_in_sdpa`` of Transformers 5.24)
+    grouped = grouped and not (setting.sdpa and spec.head_dim > LARGEST_FLASH_HEAD)
     return "math" if grouped and setting.grouped_kernel and not mask else "efficient"
 
 

@@ -168,12 +168,11 @@ class Tape:
         self.needed = 0
         """Events when the last operator that saves something was about to run, or had, where it saves its result."""
         self._copies: dict[str, weakref.ref[Storage]] = {}
-        self._held: list[Storage] = []
+        self._held, self._shared = list[Storage](), list[Storage]()
         self._uses: Counter[str] = Counter()
         self._summed: set[str] = set()
         self._again = self._lends = False
-        self._seq = 0
-        self._grad = True
+        self._seq, self._grad = 0, True
         self._recorder: Recorder | None = None
         self._running = Node(0, (), _spent, [], 0)
 
@@ -195,10 +194,15 @@ class Tape:
         if self._grad and not self._again:
             self._held.append(storage)
 
+    def share(self, *tensors: Tensor) -> None:
+        """Let a table hold tensors in the place of those of the run before, if the graph's checkpoints refer to it."""
+        if self._again or not self._grad:
+            self._shared = [tensor.storage for tensor in tensors]
+
     def let_go(self) -> list[int]:
-        """Drop what :meth:`hold` and :meth:`hold_with_graph` were given; the storages that were alive for it."""
-        live = list(dict.fromkeys(storage.index for storage in self._held))
-        self._held.clear()
+        """Drop what the three methods above were given; the storages that were alive for it."""
+        live = list(dict.fromkeys(storage.index for storage in (*self._held, *self._shared)))
+        self._held, self._shared = [], []
         return live
 
     def leaf(self, name: str, size: Size, *, requires_grad: bool = True) -> Tensor:

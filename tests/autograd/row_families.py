@@ -60,6 +60,12 @@ LLAMA4 = HEADS | {
     "num_experts_per_tok": 2, "interleave_moe_layer_step": 2, "no_rope_layer_interval": 3, "attention_chunk_size": 16,
 }  # fmt: skip
 
+GEMMA4 = HEADS | WINDOW | {
+    "num_hidden_layers": 9, "hidden_size_per_layer_input": 0, "global_head_dim": 48, "num_global_key_value_heads": 1,
+    "attention_k_eq_v": True, "final_logit_softcapping": 30.0,
+    "layer_types": ["sliding_attention", "sliding_attention", "full_attention"] * 3,
+}  # fmt: skip
+
 ROWS: dict[str, dict[str, Any]] = {
     "arcee": GROUPED,
     "apertus": HEADS,
@@ -144,6 +150,8 @@ CODED: dict[str, dict[str, Any]] = {
         "layer_types": ["mamba", "mamba", "attention", "attention"],
     },
     "llama4_text": LLAMA4,
+    "gemma4_text": GEMMA4,
+    "gemma4_unified_text": GEMMA4 | {"global_head_dim": 272, "num_global_key_value_heads": 2},
     "qwen3_next": DELTA | ROUTED | {"num_experts": 5, "shared_expert_intermediate_size": 88},
     "qwen3_5_text": DELTA,
     "qwen3_5_moe_text": DELTA | ROUTED | {"num_experts": 5, "shared_expert_intermediate_size": 88},
