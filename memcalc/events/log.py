@@ -109,6 +109,10 @@ class Run:
         log.free_all([key for key in self.keys.values() if key and key != flowing])
         self.keys.clear()
 
+    def left(self, storages: frozenset[int]) -> list[int]:
+        """Take storages out of the run's hands: their owner frees them."""
+        return [self.keys.pop(storage) for storage in sorted(storages) if storage in self.keys]
+
     def pin(self, storage: int, gradient: int) -> list[int]:
         """Take a storage, and a gradient, out of the run's hands: their owner frees them."""
         self.pinned = {self.keys.get(storage, 0), gradient} - {0}

@@ -23,6 +23,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
+from memcalc.trace.ancestry import saved_before
+
 Unit = Literal[
     "token", "pair", "sink_pair", "filled_pair", "cross", "cross_pair", "square", "filled_square", "filled_cross",
     "even_cross", "filled_token", "convolved", "scan_chunk", "row", "sample", "image", "routed", "once",
@@ -168,9 +170,9 @@ class Tape:
         self.needed = 0
         """Events when the last operator that saves something was about to run, or had, where it saves its result."""
         self._copies: dict[str, weakref.ref[Storage]] = {}
-        self._held, self._shared = list[Storage](), list[Storage]()
-        self._uses: Counter[str] = Counter()
-        self._summed: set[str] = set()
+        self._held: list[Storage] = []
+        self.shared: list[Storage] = []
+        self._uses, self._summed = Counter[str](), set[str]()
         self._again = self._lends = False
         self._seq, self._grad = 0, True
         self._recorder: Recorder | None = None
@@ -195,14 +197,14 @@ class Tape:
             self._held.append(storage)
 
     def share(self, *tensors: Tensor) -> None:
-        """Let a table hold tensors in the place of those of the run before, if the graph's checkpoints refer to it."""
+        """Let a table of the model, to which its checkpoints refer, hold tensors in the place of an earlier run's."""
         if self._again or not self._grad:
-            self._shared = [tensor.storage for tensor in tensors]
+            self.shared = [tensor.storage for tensor in tensors] + (saved_before(tensors) if self._lends else [])
 
     def let_go(self) -> list[int]:
-        """Drop what the three methods above were given; the storages that were alive for it."""
-        live = list(dict.fromkeys(storage.index for storage in (*self._held, *self._shared)))
-        self._held, self._shared = [], []
+        """Drop what :meth:`hold` and :meth:`hold_with_graph` were given; the storages that were alive for it."""
+        live = list(dict.fromkeys(storage.index for storage in self._held))
+        self._held.clear()
         return live
 
     def leaf(self, name: str, size: Size, *, requires_grad: bool = True) -> Tensor:
@@ -215,8 +217,7 @@ class Tape:
         """A 16-bit weight, made at its first use; where executions do not make them they are a term of their own."""
         if not (self.copies_weights and self._grad):
             return None
-        before = self._copies.get(name)
-        made = before() if before is not None else None
+        made = self._copies[name]() if name in self._copies else None
         if made is None:
             made = self.new(f"{name} weight, 16-bit copy", size, "weight copy").storage
             self._copies[name] = weakref.ref(made)

@@ -47,6 +47,8 @@ class Template:
     """Storages kept from forward to backward, the other tower's output left out: all blocks share it."""
     held: frozenset[int]
     """Storages that stay after backward, until the loss is bound anew (see :meth:`memcalc.trace.tape.Tape.hold`)."""
+    shared: frozenset[int]
+    """Storages that a table of the model keeps until the graph goes, whose checkpoints refer to it."""
     keeps_context: bool
     """Whether the other tower's output is kept for backward."""
     output: int
@@ -85,6 +87,11 @@ class Template:
     def held_sum(self) -> Sum:
         """Bytes that stay after backward."""
         return total(self.records[index] for index in self.held)
+
+    @cached_property
+    def shared_sum(self) -> Sum:
+        """Bytes that a table of the model keeps."""
+        return total(self.records[index] for index in self.shared)
 
     @cached_property
     def input_sum(self) -> Sum:
@@ -244,6 +251,7 @@ def recorded(segment: Segment, setting: BlockConfig, policy: str = "none") -> Te
         at_start=frozenset((0,)),
         kept=frozenset(run.kept),
         held=frozenset(),
+        shared=frozenset(),
         keeps_context=False,
         output=run.output,
         incoming=run.incoming,
@@ -314,6 +322,7 @@ def _execute(tape: Tape, start: list[Tensor], forward: Callable[[], Tensor]) -> 
         at_start=at_start,
         kept=saved,
         held=live,
+        shared=frozenset(storage.index for storage in tape.shared),
         keeps_context=any(context),
         output=output,
         incoming=incoming,
