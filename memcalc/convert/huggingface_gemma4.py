@@ -32,8 +32,6 @@ def _gemma4(c: Keys, positions: int, window: int, embeddings: int) -> Flat:
         if count:
             raise InputError(f"config key {key}", count, f"only 0 is modelled: {part} not")
     c.only("use_bidirectional_attention", "vision")  # images alone are seen both ways
-    c.only("enable_moe_block", False)
-    c.get("num_experts top_k_experts moe_intermediate_size")
     c.get("vocab_size_per_layer_input use_double_wide_mlp")
     flat = decoder(c, (262144, 2304, 9216, 30, 8, 4, 256, positions), tied=True, **attention_bias(c))
     kinds = _kinds(c, flat["n_layers"])
@@ -43,7 +41,7 @@ def _gemma4(c: Keys, positions: int, window: int, embeddings: int) -> Flat:
         **_attention(c, kinds, window),
         "embedding_scaled": True,
         "head_softcap": c.get("final_logit_softcapping") is not None,
-        "norms": 4,
+        **_experts(c, flat["ffn"]),
         "norm_place": "both",
         "norm_scale": "wide",
         "norm_written_out": True,
@@ -74,6 +72,15 @@ def _attention(c: Keys, kinds: list[str], usual: int) -> Flat:
     windowed = len(full) < len(kinds)
     bounded = {"window": c.size("sliding_window", usual), "full_layers": full, "wider_tables": width}
     return {"far": far, **(bounded if windowed else {})}
+
+
+def _experts(c: Keys, dense: int) -> Flat:
+    """Return the norms of a block, and the experts beside its MLP."""
+    if not c.flag("enable_moe_block"):
+        c.get("num_experts top_k_experts moe_intermediate_size")
+        return {"norms": 4}
+    moe = {"experts": c.size("num_experts"), "topk": c.size("top_k_experts"), "ffn": c.size("moe_intermediate_size")}
+    return {"norms": 7, "moe": {**moe, "shared_ffn": dense, "own_norms": True}}
 
 
 def _listed(c: Keys, full: list[int], width: int, kv_heads: int | None) -> tuple[int, int | None]:

@@ -31,10 +31,10 @@ def check_mixers(request: Request, model: Model) -> None:
         *model.mixer_kinds,
         *["gated attention"] * gated,
         *["chunked attention"] * chunked,
-        *["experts that run over every token"] * model.runs_every_expert,
+        *[model.unlisted_experts] * bool(model.unlisted_experts),
     ]
-    if model.runs_every_expert:
-        experts = "experts that run over every token"
+    if model.unlisted_experts:
+        experts = model.unlisted_experts
         unquantised = f"{experts} are parameters that quantisation of linear layers leaves as they are: not modelled"
         refuse_told(request, {"ep": f"expert parallelism is not modelled for {experts}", "quantize": unquantised})
         request.given.update(ep=1)

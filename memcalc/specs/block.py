@@ -220,6 +220,10 @@ class RouterForm(Frozen):
     every_expert: bool = False
     """Each expert runs over every token, its input multiplied by the router's score, which is 0 where it is not
     chosen: batched products of all experts (Llama 4)."""
+    own_norms: bool = False
+    """The shared experts are the dense MLP of the block; the router and the routed ones read the residual stream, each
+    through a norm, and both outputs are normalised before their sum. The router's input is multiplied by a learned
+    vector, the weights of the chosen experts by a learned number of each (Gemma 4)."""
     router_bias: bool = False
     """The router has a bias."""
     expert_bias: bool = False
@@ -257,6 +261,11 @@ class MixtureOfExperts(RouterForm):
     """As in :class:`Mlp`."""
     shared_ffn: int = Field(default=0, ge=0)
     """Width of all shared experts together; 0 for none."""
+
+    @property
+    def unlisted(self) -> bool:
+        """Whether no class has had its experts as linear layers, which are what PEFT and quantisation know."""
+        return self.every_expert or self.own_norms
 
     @model_validator(mode="after")
     def _topk(self) -> MixtureOfExperts:

@@ -56,10 +56,10 @@ def adapter_parameters(matrices: Iterable[Matrix], rank: int, targets: Iterable[
 def block_adapters(block: Block, rank: int, targets: tuple[str, ...]) -> tuple[int, int]:
     """Return the adapters' parameters of one block: outside the routed experts, and in them [elements].
 
-    Experts that run over every token are parameters of batched products, not linear layers to which PEFT adds any.
+    Experts that are parameters of one product, and no linear layers, are none to which PEFT adds any.
     """
-    batched = isinstance(block.mlp, MixtureOfExperts) and block.mlp.every_expert
-    matrices = [matrix for matrix in block_matrices(block) if not (matrix.routed and batched)]
+    unlisted = isinstance(block.mlp, MixtureOfExperts) and block.mlp.unlisted
+    matrices = [matrix for matrix in block_matrices(block) if not (matrix.routed and unlisted)]
     parameters = adapter_parameters(matrices, rank, targets)
     routed = adapter_parameters((m for m in matrices if m.routed), rank, targets)
     return parameters - routed, routed

@@ -180,7 +180,8 @@ def _mlp(mlp: Mlp | MixtureOfExperts, hidden: int) -> tuple[int, int, int, int]:
         for experts in (mlp.experts, mlp.topk)
     )
     router = p.linear_parameters(hidden, mlp.experts, mlp.router_bias)
-    return p.mlp_parameters(hidden, mlp.shared_ffn, mlp.gated), routed, active, router + mlp.shared_gate * hidden
+    router += mlp.shared_gate * hidden + mlp.own_norms * (hidden + mlp.experts)
+    return p.mlp_parameters(hidden, mlp.shared_ffn, mlp.gated), routed, active, router
 
 
 def _largest(model: Model, embedding: int) -> int:

@@ -151,6 +151,8 @@ CODED: dict[str, dict[str, Any]] = {
     },
     "llama4_text": LLAMA4,
     "gemma4_text": GEMMA4,
+    "gemma4-experts": GEMMA4
+    | {"enable_moe_block": True, "num_experts": 5, "top_k_experts": 2, "moe_intermediate_size": 72},
     "gemma4_unified_text": GEMMA4 | {"global_head_dim": 272, "num_global_key_value_heads": 2},
     "qwen3_next": DELTA | ROUTED | {"num_experts": 5, "shared_expert_intermediate_size": 88},
     "qwen3_5_text": DELTA,
@@ -158,6 +160,8 @@ CODED: dict[str, dict[str, Any]] = {
     "lfm2_moe": GROUPED | LFM2 | ROUTED | {"num_experts": 5, "num_dense_layers": 1},
 }
 """Others that have a function of their own."""
+TYPES = {"gemma4-experts": "gemma4_text"}
+"""The model type of a config where its name is another."""
 EAGER_ONLY = frozenset({
     "vaultgemma", "gpt_neo", "openai-gpt", "mpt", "xglm", "mamba", "falcon_mamba", "mamba2",
 })  # fmt: skip
