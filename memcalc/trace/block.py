@@ -62,7 +62,7 @@ def run_block(tape: Tape, x: Tensor, block: Block, setting: BlockConfig, context
     variables = list[Tensor]()
     for name, part in parts:
         x = residual(tape, x, block, setting, name, part, variables)
-    return ops.plain(tape, x, "block output, scaled", in_place=True) if block.scaled else x
+    return ops.scaled_by_buffer(tape, x, "block output, scaled") if block.scaled else x
 
 
 def mlp(tape: Tape, x: Tensor, block: Block, setting: BlockConfig) -> Tensor:

@@ -19,11 +19,17 @@ def cast(tape: Tape, x: Tensor, width: int, name: str) -> Tensor:
     return tape.record(out, [x], lambda _: [tape.new(f"gradient of {name}", back)])
 
 
-def plain(tape: Tape, x: Tensor, name: str, *, in_place: bool = False) -> Tensor:
+def plain(tape: Tape, x: Tensor, name: str) -> Tensor:
     """An operator that saves nothing and whose backward makes a new gradient (negation, a product with a constant)."""
     size = x.size
-    out = Tensor(x.storage, size) if in_place else tape.new(name, size)
-    return tape.record(out, [x], lambda _: [tape.new(f"gradient before {name}", size)])
+    return tape.record(tape.new(name, size), [x], lambda _: [tape.new(f"gradient before {name}", size)])
+
+
+def scaled_by_buffer(tape: Tape, x: Tensor, name: str) -> Tensor:
+    """A product with a number of the model's, in place: autograd saves that number, and nothing else."""
+    size = x.size
+    out = Tensor(x.storage, size)
+    return tape.record(out, [x], lambda _: [tape.new(f"gradient before {name}", size)], reads=True)
 
 
 def scaled(tape: Tape, x: Tensor, width: int, name: str, constants: Sequence[Tensor] = ()) -> Tensor:
