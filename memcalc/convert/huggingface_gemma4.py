@@ -98,7 +98,4 @@ def _listed(c: Keys, full: list[int], width: int, kv_heads: int | None) -> tuple
     return sizes[0]
 
 
-GEMMA4: dict[str, Callable[[Keys], Flat]] = {
-    "gemma4_text": gemma4_text,
-    "gemma4_unified_text": gemma4_unified_text,
-}
+GEMMA4: dict[str, Callable[[Keys], Flat]] = {"gemma4_text": gemma4_text, "gemma4_unified_text": gemma4_unified_text}

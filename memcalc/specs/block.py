@@ -344,6 +344,11 @@ class Block(Frozen):
         return self.attention
 
     @property
+    def shares_keys(self) -> bool:
+        """Whether its keys and values stand in a table of the model."""
+        return self.attention is not None and self.attention.shares_keys
+
+    @property
     def own_mlp(self) -> Mlp:
         """The dense MLP of a block that is known to have one.
 

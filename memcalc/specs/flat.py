@@ -21,7 +21,17 @@ from memcalc.specs.block import (
     Norm,
     RouterForm,
 )
-from memcalc.specs.flat_tables import Count, FlatBias, FlatDropout, FlatExperts, FlatFar, FlatLatent, FlatOutside, Layers, Size
+from memcalc.specs.flat_tables import (
+    Count,
+    FlatBias,
+    FlatDropout,
+    FlatExperts,
+    FlatFar,
+    FlatLatent,
+    FlatOutside,
+    Layers,
+    Size,
+)
 from memcalc.specs.mixers import Told
 from memcalc.specs.model import BlockGroup, Lookup, Model, Outside, Pattern, Tail, TowerEnds, patterns
 from memcalc.specs.strict import Strict

@@ -211,16 +211,14 @@ def shared_terms(census: ModelOnGrid) -> Iterator[Term]:
     Where backward of the last block is at its largest they are not there yet; once it is done with those blocks, what
     these kept is gone.
     """
-    attentions = [(group, group.group.block.attention) for group in groups_of(census)]
-    sharing = [group for group, attention in attentions if attention is not None and attention.shares_keys]
+    sharing = [group for group in groups_of(census) if group.group.block.shares_keys]
     if not sharing:
         return
     stays = add_all([group.field("treated") * group.over("shared_sum") for group in sharing])
     gone = add_all([group.field("treated") * group.over("kept_sum") for group in sharing])
     title, formula = "keys and values in the model's table, and what their graph saved", "sum of the traced tensors"
-    yield Term(
-        "activations", title, np.maximum(stays - gone, 0), ("backward-last",), formula, TABLE, in_events=True
-    )
+    yield Term("activations", title, np.maximum(stays - gone, 0), ("backward-last",), formula, TABLE, in_events=True)
+    stays = stays + add_all([group.field("whole") * group.over("shared_sum", untreated=True) for group in sharing])
     yield Term("activations", title, stays, AFTER[1:], formula, TABLE, in_events=True)
 
 

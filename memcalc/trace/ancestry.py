@@ -6,13 +6,12 @@ the nodes of forward, and the graph of that second run, which no backward runs, 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
-if TYPE_CHECKING:
-    from memcalc.trace.tape import Edge, Node, Storage, Tensor
+from memcalc.trace.tape import Edge, Node, Storage, Tensor
 
 
-def saved_before(tensors: tuple[Tensor, ...]) -> list[Storage]:
+def saved_before(tensors: Sequence[Tensor]) -> list[Storage]:
     """What the nodes saved that some tensors come from, each node once."""
     waiting: list[Edge | None] = [tensor.edge for tensor in tensors]
     seen: set[Node] = set()

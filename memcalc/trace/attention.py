@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from memcalc.trace import ops
 from memcalc.trace.adapters import PARTS, Packed, adapted_parts
+from memcalc.trace.ancestry import saved_before
 from memcalc.trace.checkpoint import region
 from memcalc.trace.layers import WIDE, BlockConfig, linear, norm
 from memcalc.trace.projection import Product
@@ -116,7 +117,7 @@ def in_turn(tape: Tape, x: Tensor, spec: Attention, setting: BlockConfig) -> tup
     unweighted = spec.qk_norm_kind.model_copy(update={"weight": False})
     v = norm(tape, v, unweighted, setting, "value norm", groups=spec.kv_heads)
     if spec.shares_keys:
-        tape.share(k, v)
+        tape.share([k, v], saved_before([k, v]))
     return q, k, v
 
 

@@ -23,8 +23,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from memcalc.trace.ancestry import saved_before
-
 Unit = Literal[
     "token", "pair", "sink_pair", "filled_pair", "cross", "cross_pair", "square", "filled_square", "filled_cross",
     "even_cross", "filled_token", "convolved", "scan_chunk", "row", "sample", "image", "routed", "once",
@@ -165,8 +163,8 @@ class Tape:
         self.gradients: dict[str, Tensor] = {}
         self.accumulating = accumulating
         """Weight gradients are added to those of an earlier micro-batch, so that new ones go at once."""
-        self.copies_weights = False
-        """Autocast's 16-bit weights are tensors of this execution: a block computed again makes them anew."""
+        self.copies_weights = self.referred = False
+        """Autocast's 16-bit weights are tensors of this execution, as of a block computed again; see :meth:`share`."""
         self.needed = 0
         """Events when the last operator that saves something was about to run, or had, where it saves its result."""
         self._copies: dict[str, weakref.ref[Storage]] = {}
@@ -196,10 +194,10 @@ class Tape:
         if self._grad and not self._again:
             self._held.append(storage)
 
-    def share(self, *tensors: Tensor) -> None:
-        """Let a table of the model, to which its checkpoints refer, hold tensors in the place of an earlier run's."""
-        if self._again or not self._grad:
-            self.shared = [tensor.storage for tensor in tensors] + (saved_before(tensors) if self._lends else [])
+    def share(self, tensors: list[Tensor], graph: list[Storage]) -> None:
+        """Let a table of the model hold tensors in the place of an earlier run's, if checkpoints refer to it."""
+        if self.referred or self._again or not self._grad:
+            self.shared = [tensor.storage for tensor in tensors] + (graph if self._lends else [])
 
     def let_go(self) -> list[int]:
         """Drop what :meth:`hold` and :meth:`hold_with_graph` were given; the storages that were alive for it."""
@@ -229,8 +227,7 @@ class Tape:
             return leaf
         self._seq += 1
         self._uses[leaf.name] += 1
-        name = f"gradient of {leaf.name}"
-        return Node(self._seq, [leaf], lambda _: [self.new(name, weight, "gradient")], [], 1), 0
+        return Node(self._seq, [leaf], lambda _: [self.new(f"gradient of {leaf.name}", weight, "gradient")], [], 1), 0
 
     def record(
         self, out: Tensor, inputs: Sequence[Tensor | Edge | None], rule: Rule, saved: Sequence[Storage | None] = (),

@@ -193,12 +193,13 @@ def _undisturbed(run: Callable[[], Template]) -> Template:
 
 def trace(
     block: Block, setting: BlockConfig, policy: str = "none", *, accumulating: bool = False, wanted: bool = True,
-    copies: bool = False,
+    copies: bool = False, referred: bool = False,
 ) -> Template:  # fmt: skip
     """Run one block forward and backward; ``policy`` is none, full (checkpointed whole) or selective-ops.
 
     ``wanted`` says whether a gradient flows to the block's input, ``copies`` whether autocast's 16-bit weights are
-    among its tensors where it is not computed again.
+    among its tensors where it is not computed again, ``referred`` whether checkpoints of other blocks refer to what
+    this one puts into a table.
     """
     if block.recorded is not None:
         return recorded(block.recorded, setting, policy)
@@ -207,7 +208,7 @@ def trace(
         return _compiled(block, setting, accumulating=accumulating, wanted=wanted)
     bits = setting.compressed
     tape = PackedTape(bits, accumulating=accumulating) if bits else Tape(accumulating=accumulating)
-    tape.copies_weights = copies and setting.autocast
+    tape.copies_weights, tape.referred = copies and setting.autocast, referred
     start = _inputs(tape, block, setting, wanted=wanted)
     return _execute(tape, start, lambda: _forward(tape, block, setting, policy, start))
 

@@ -81,7 +81,7 @@ def compared(family: str, precision: str, attention: str, recompute: str) -> lis
         own = replace(setting, windowed=window is not None and window <= SEQ)
         if place > 0:  # the very first block also keeps what all share
             template = saved.as_kept(trace(group.block, own, recompute))
-            shares = recompute == "full" and group.block.attention is not None and group.block.attention.shares_keys
+            shares = recompute == "full" and group.block.shares_keys
             pairs.append((size(saved_alone(template) if shares else template), kept(saved, place, precision)))
     head = trace_head(
         model.hidden, model.final_norm, model.vocab, setting, HF_NEW, "none", model.tail, softcap=model.head_softcap
