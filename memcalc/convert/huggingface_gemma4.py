@@ -38,7 +38,7 @@ def _gemma4(c: Keys, positions: int, window: int, embeddings: int) -> Flat:
     return {
         **flat,
         **activation(c, "gelu_pytorch_tanh", "hidden_activation hidden_act"),
-        **_attention(c, kinds, window),
+        **_attention(c, kinds, window, flat),
         "embedding_scaled": True,
         "head_softcap": c.get("final_logit_softcapping") is not None,
         **_experts(c, flat["ffn"]),
@@ -62,13 +62,15 @@ def _kinds(c: Keys, layers: int) -> list[str]:
     return [*kinds[:-1], KINDS[1]]
 
 
-def _attention(c: Keys, kinds: list[str], usual: int) -> Flat:
+def _attention(c: Keys, kinds: list[str], usual: int, near: Flat) -> Flat:
     """Return the window of the blocks that have one, and the sizes of those that have none."""
     full = [index for index, kind in enumerate(kinds) if kind == KINDS[1]]
     keyed = c.flag("attention_k_eq_v")
     width, kv_heads = c.size("global_head_dim", 512), c.maybe("num_global_key_value_heads")
-    width, kv_heads = _listed(c, full, width, kv_heads if keyed else None)
-    far = {"head_dim": width, "values_of_keys": keyed, **({"kv_heads": kv_heads} if kv_heads else {})}
+    kv_heads = (kv_heads if keyed else None) or near["kv_heads"]
+    if c.get("per_layer_config") is not None:
+        width, kv_heads = _listed(c.get("per_layer_config"), full, near)
+    far = {"head_dim": width, "kv_heads": kv_heads, "values_of_keys": keyed}
     windowed = len(full) < len(kinds)
     bounded = {"window": c.size("sliding_window", usual), "full_layers": full, "wider_tables": width}
     return {"far": far, **(bounded if windowed else {})}
@@ -83,18 +85,20 @@ def _experts(c: Keys, dense: int) -> Flat:
     return {"norms": 7, "moe": {**moe, "shared_ffn": dense, "own_norms": True}}
 
 
-def _listed(c: Keys, full: list[int], width: int, kv_heads: int | None) -> tuple[int, int | None]:
+def _listed(listed: object, full: list[int], near: Flat) -> tuple[int, int]:
     """Return the same sizes where the config lists what layers have of their own, as the class writes it."""
-    layers = c.table("per_layer_config")
-    if layers is None:
-        return width, kv_heads
-    tables = [(index, layers.table(str(index)) or Keys({})) for index in full]
-    sizes = [(table.size("head_dim", width), table.maybe("num_key_value_heads", kv_heads)) for _, table in tables]
-    for _, table in tables:
+    if not isinstance(listed, dict) or not all(isinstance(table, dict) for table in listed.values()):
+        raise InputError("config key per_layer_config", listed, "must be a table of each layer's own keys")
+    if {str(key).lstrip("0") or "0" for key in listed} != {str(index) for index in full}:
+        allowed = "must list the layers that see all tokens, and no others"
+        raise InputError("config key per_layer_config", sorted(map(str, listed)), allowed)
+    tables = [Keys(table, f"per_layer_config.{key}.") for key, table in listed.items()]
+    usual = near["head_dim"], near["kv_heads"]
+    sizes = [(t.size("head_dim", usual[0]), t.size("num_key_value_heads", usual[1])) for t in tables]
+    for table in tables:
         table.refuse_rest()
-    layers.refuse_rest()
     if len({*sizes}) > 1:
-        raise InputError("config key per_layer_config", sizes, "layers that see all tokens must be alike")
+        raise InputError("config key per_layer_config", sorted(map(str, listed)), "must be the same for each of them")
     return sizes[0]
 
 
