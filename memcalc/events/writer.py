@@ -219,8 +219,10 @@ class StepWriter(Stage):
                 if self.grid.policies[0].treatment == "full" and treated and not inside:
                     self.units.recomputed(unit)
                 pinned = run.pin(0, gradient) if self.pins else []
+                run.pinned |= {gradient} & {*self.shared}
                 gradient = run.backward(self.log, gradient, None if self.units.accumulates(unit) else gradients)
                 self.shared += run.left(run.template.shared)
+                self.shared += [gradient] * (run.template.outgoing in run.template.shared and not self.pins)
                 self.units.leave_backward(unit, gradients)
                 live += pinned
                 self._melt()
