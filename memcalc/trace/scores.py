@@ -64,10 +64,10 @@ def kernel(spec: Attention, setting: BlockConfig) -> str:
     alike = spec.head_dim == spec.value_dim or not setting.sdpa
     if requested != "efficient" and setting.compute == 2 and not mask and alike and spec.head_dim <= LARGEST_FLASH_HEAD:
         return "flash"
-    # Where there is a mask, Transformers repeats the key-value heads instead of announcing groups
+    # Where there is a mask, or heads are wider than the flash kernel takes, Transformers repeats the key-value heads
+    # instead of announcing groups (``use_gqa_in_sdpa`` of its 5.24)
     grouped = spec.kv_heads < spec.heads and spec.kv_form not in ("expanded", "broadcast")
-    # and where they are wider than the flash kernel takes (``use_gqa_in_sdpa`` of Transformers 5.24)
-    grouped = grouped and not (setting.sdpa and spec.head_dim > LARGEST_FLASH_HEAD)
+    grouped = grouped and spec.head_dim <= LARGEST_FLASH_HEAD
     return "math" if grouped and setting.grouped_kernel and not mask else "efficient"
 
 
