@@ -91,6 +91,15 @@ def test_so_does_gemma_4_on_several_ranks(family: str, recompute: str, framework
     assert abs(outcome(job).error) <= WITHIN
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("precision", ["bf16", "fp32+autocast"])
+@pytest.mark.parametrize("recompute", ["none", "full", "every-2"])
+@pytest.mark.parametrize("family", ["gemma4_text", "gemma4-experts"])
+def test_so_does_gemma_4_over_micro_batches(family: str, recompute: str, precision: str) -> None:
+    job = Job(family, {}, 9, 2, 256, precision, recompute, "adamw", "foreach", "standard", "flash", "plain", 1, 3)
+    assert abs(outcome(job).error) <= WITHIN
+
+
 @pytest.mark.parametrize("recompute", ["none", "full"])
 @pytest.mark.parametrize(
     ("family", "adapters"), [("gemma4_text", "attention"), ("gemma4_text", "all"), ("gemma4-experts", "attention")]
