@@ -104,6 +104,10 @@ SMALL = {
     "intermediate_size": 1024, "vocab_size": 4000,
 }  # fmt: skip
 WITH_EVERY_EXPERT = from_huggingface({"model_type": "llama4_text", "num_local_experts": 8, "head_dim": 64, **SMALL})
+WITH_SHARED_KEYS = from_huggingface({
+    "model_type": "gemma4_text", "head_dim": 64, "global_head_dim": 64, "hidden_size_per_layer_input": 0,
+    "layer_types": ["full_attention"] * 4, **SMALL,
+})  # fmt: skip
 WITH_CONVOLUTIONS = from_huggingface({"model_type": "lfm2", "full_attn_idxs": [2], **SMALL})
 WITH_DELTA_NETS = from_huggingface({"model_type": "qwen3_next", "num_experts": 8, "num_experts_per_tok": 2, **SMALL})
 WITH_MAMBA2 = from_huggingface({"model_type": "bamba", "attn_layer_indices": [2], "mamba_n_heads": 16, **SMALL})
@@ -195,6 +199,8 @@ JOBS: dict[str, dict[str, Any]] = {
                "recompute": "selective-ops", "settings": {"strategy.fsdp_schedule": "simple"}},
     "every token": {"model": WITH_EVERY_EXPERT, "gpu": "h100", "framework": "hf", "seq_len": 2048, "recompute": "full",
                     "precision": "bf16"},
+    "shared keys": {"model": WITH_SHARED_KEYS, "gpu": "h100", "framework": "hf", "seq_len": 2048, "recompute": "full",
+                    "precision": "bf16"},
     "convolutions": {"model": WITH_CONVOLUTIONS, "gpu": "h100", "framework": "hf", "seq_len": 2048},
     "delta": {"model": WITH_DELTA_NETS, "gpu": "h100", "framework": "hf", "seq_len": 2048},
     "mamba2": {"model": WITH_MAMBA2, "gpu": "h100", "framework": "hf", "seq_len": 2048},
@@ -225,7 +231,8 @@ MOVES: dict[str, dict[str, tuple[Any, ...]]] = {
         "norm_place": ("llama", "both"), "parallel": ("hf", True), "dropout": ("llama", 0.1),
         "summed_branches": ("falcon", False), "cross_attention": ("t5", None), "cross_hidden": ("t5", 64),
         "mlp": ("llama", Mlp(ffn=1024)), "attention": ("llama", Attention(heads=16, kv_heads=16, head_dim=64)),
-        "layer_scale": ("llama", True), "weight_views": ("again", True), "wide_residual": ("mamba", False),
+        "layer_scale": ("llama", True), "scaled": ("lora", True), "weight_views": ("again", True),
+        "wide_residual": ("mamba", False),
         "mixer": ("convolutions", ShortConvolution(kind="short convolution", taps=9)),
     },
     "ShortConvolution": {"taps": ("convolutions", 9), "bias": ("convolutions", True)},
@@ -256,7 +263,8 @@ MOVES: dict[str, dict[str, tuple[Any, ...]]] = {
         "dropout": ("hf", 0.1), "wide_scores": ("bf16", True), "rotary_pairs": ("llama", 1),
         "joins_images": ("images", False), "joins_batch": ("images", True), "chunk": ("images", 16),
         "chunked": ("llama", True, {"window": 64}), "complex_rotary": ("hf", True), "scaled_queries": ("llama", True),
-        "outlives_sum": ("every token", False),
+        "outlives_sum": ("every token", False), "wider_tables": ("llama", 256), "value_norm": ("shared keys", False),
+        "values_of_keys": ("shared keys", True), "shares_keys": ("shared keys", False),
         "late_qk_norm": ("hf", True, {"qk_norm": "head"}), "output_gate": ("hf", True),
         "returns_weights": ("again", True), "rotary_by_token": ("hf", True, {"rotary_fraction": 0.5}),
         "latent": ("llama", LatentAttention(kv_lora_rank=64, qk_nope_head_dim=32, qk_rope_head_dim=32, v_head_dim=64)),
@@ -270,7 +278,7 @@ MOVES: dict[str, dict[str, tuple[Any, ...]]] = {
         "packed": ("llama", True), "dropout": ("llama", 0.1), "cast_before_down": ("hf", True),
     },
     "MixtureOfExperts": {
-        "every_expert": ("moe", True),
+        "every_expert": ("moe", True), "own_norms": ("moe", True),
         "experts": ("moe", 30), "topk": ("moe", 8), "ffn": ("moe", 704), "gated": ("moe", False),
         "activation": ("moe", "relu"), "shared_ffn": ("moe", 1), "shared_gate": ("moe", False),
         "router_bias": ("moe", True), "expert_bias": ("moe", True), "scores": ("moe", "chosen"),
@@ -281,7 +289,7 @@ MOVES: dict[str, dict[str, tuple[Any, ...]]] = {
     "Norm": {
         "kind": ("llama", "layernorm"), "weight": ("llama", False), "bias": ("llama", True),
         "scale": ("llama", "wide"), "rescales_input": ("llama", True),
-        "written_out": ("llama", True, {"kind": "layernorm"}),
+        "written_out": ("llama", True, {"kind": "layernorm"}), "powered": ("hf", True),
     },
     "TowerEnds": {
         "tower": ("t5", "vision"), "lookups": ("llama", ()), "embedding_dim": ("llama", 64), "pixels": ("llama", 1),

@@ -109,6 +109,11 @@ class Run:
         log.free_all([key for key in self.keys.values() if key and key != flowing])
         self.keys.clear()
 
+    def left(self, storages: frozenset[int]) -> list[int]:
+        """Take storages out of the run's hands, but for those that another owner has: their owner frees them."""
+        keys = [self.keys.pop(storage) for storage in sorted(storages) if storage in self.keys]
+        return [key for key in keys if key not in self.pinned]
+
     def pin(self, storage: int, gradient: int) -> list[int]:
         """Take a storage, and a gradient, out of the run's hands: their owner frees them."""
         self.pinned = {self.keys.get(storage, 0), gradient} - {0}

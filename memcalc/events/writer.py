@@ -49,6 +49,7 @@ class StepWriter(Stage):
         self.heads: dict[int, Run] = {}
         self.known: dict[tuple[int, int], list[int]] = {}
         self.sent: Run | None = None
+        self.shared: list[int] = []
         self.units = self._units()
 
     def parts(self) -> Iterator[list[Event]]:
@@ -120,6 +121,7 @@ class StepWriter(Stage):
     def _forward(self, index: int) -> None:
         """Blocks and head of one micro-batch."""
         self._begin("forward-last")
+        self.log.free_all(self.shared)
         self.units.enter(self.first_unit, None)
         x = self.log.alloc(self._embedded_bytes(), COMPUTE, "embedding output")
         if self.split:
@@ -217,7 +219,10 @@ class StepWriter(Stage):
                 if self.grid.policies[0].treatment == "full" and treated and not inside:
                     self.units.recomputed(unit)
                 pinned = run.pin(0, gradient) if self.pins else []
+                run.pinned |= {gradient} & {*self.shared}
                 gradient = run.backward(self.log, gradient, None if self.units.accumulates(unit) else gradients)
+                self.shared += run.left(run.template.shared)
+                self.shared += [gradient] * (run.template.outgoing in run.template.shared and not self.pins)
                 self.units.leave_backward(unit, gradients)
                 live += pinned
                 self._melt()
@@ -306,6 +311,7 @@ class StepWriter(Stage):
             elif term.phases == ("step",):
                 temporaries += self._split(term)
         self.log.free_all(temporaries)
+        self.log.free_all(self.shared)
         if not self.grid.habits.zeroes_gradients:
             self.units.zero_grad()
 

@@ -13,10 +13,12 @@ from memcalc.planner.images import check_length
 from memcalc.planner.optimizers import runs_on
 from memcalc.specs.options import BY_NAME, DEGREES, NEEDING
 from memcalc.timing.rates import SLOWEST_NETWORK
+from memcalc.trace.scores import LARGEST_FLASH_HEAD
 
 if TYPE_CHECKING:
     from memcalc.grid import Layout
     from memcalc.planner.request import Request
+    from memcalc.specs.block import Attention
     from memcalc.specs.hardware import GPU, Node
     from memcalc.specs.model import Model
 
@@ -70,13 +72,18 @@ def classes_kernel(model: Model, seq_len: int) -> str:
     """The kernel that the model's own class in Transformers gets where none is asked for.
 
     Some classes have none of PyTorch's (Gemma 2, gpt-oss, BLOOM, MPT, GPT-J); a mask, which a window needs as soon as
-    sequences reach its width, leaves the memory-efficient one to the blocks that have it.
+    sequences reach its width, leaves the memory-efficient one to the blocks that have it, and so do wide heads.
     """
     kinds = model.attentions
     if not all(kind.fused and kind.sdpa for kind in kinds):
         return "eager"
-    masked = [kind.explicit_mask or (kind.window or seq_len + 1) <= seq_len for kind in kinds] or [False]
-    return "efficient" if all(masked) else "sdpa" if any(masked) else "flash"
+    without = [is_wide(kind) or kind.explicit_mask or (kind.window or seq_len + 1) <= seq_len for kind in kinds]
+    return "efficient" if all(without or [False]) else "sdpa" if any(without) else "flash"
+
+
+def is_wide(attention: Attention) -> bool:
+    """Whether its heads are wider than flash attention's kernels take, PyTorch's and those of flash-attn 2.8."""
+    return attention.head_dim > LARGEST_FLASH_HEAD
 
 
 def attention_for(request: Request, habits: Habits, model: Model, gpu: GPU, precisions: list[str], seq_len: int) -> str:
@@ -89,18 +96,21 @@ def attention_for(request: Request, habits: Habits, model: Model, gpu: GPU, prec
         )
     if query in {"flash", "cudnn"} and precisions == ["fp32"]:
         raise CombinationError("attention", query, "flash attention has no fp32 kernel; use efficient, math or eager")
+    if query in {"flash", "cudnn"} and any(map(is_wide, model.attentions)):
+        allowed = f"{model.name} has heads of more than {LARGEST_FLASH_HEAD} elements; use sdpa, math or eager"
+        raise CombinationError("attention", query, allowed)
     if query == "efficient" and precisions == ["fp32"] and grouped(model):
         raise CombinationError("attention", query, "in fp32 it has no grouped-query kernel; use math or eager")
     fallback = "math" if precisions == ["fp32"] and grouped(model) else "efficient"
     default = (te_kernel(gpu) if habits.attention_library == "te" else "flash") if able else fallback
     if precisions == ["fp32"]:  # Megatron's own attention, where Transformer Engine has no kernel
         default = "eager" if habits.kernels == "te" else fallback
-    if habits.kernels == "model" and habits.own_code is None and default in ("flash", "efficient"):
+    if habits.kernels == "model" and habits.own_code is None and default in ("flash", "efficient", "math"):
         usual = classes_kernel(model, seq_len)
         if query in {"efficient", "math", "sdpa", "cudnn"} and not all(kind.sdpa for kind in model.attentions):
             allowed = f"the class of {model.name} has none of PyTorch's kernels; use eager or flash"
             raise CombinationError("attention", query, allowed)
-        default = default if usual == "flash" or (usual == "sdpa" and default != "flash") else usual
+        default = default if usual == "flash" or (usual == "sdpa" and default == "efficient") else usual
     note = "as the module calls it" if model.recording is not None else ""
     kernel = str(request.get("attention", default, note))
     generation = request.given.get("fields", {}).get("flash_version", 2)

@@ -27,17 +27,21 @@ def check_mixers(request: Request, model: Model) -> None:
     """Refuse what is not modelled beside such blocks, and pin what is therefore not searched."""
     gated = any(attention.output_gate or attention.head_gate for attention in model.attentions)
     chunked = any(attention.chunked or attention.scaled_queries for attention in model.attentions)
+    normed = any(attention.value_norm for attention in model.attentions)
     kinds = [
         *model.mixer_kinds,
         *["gated attention"] * gated,
         *["chunked attention"] * chunked,
-        *["experts that run over every token"] * model.runs_every_expert,
+        *["norms of values"] * normed,
+        *[model.unlisted_experts] * bool(model.unlisted_experts),
     ]
-    if model.runs_every_expert:
-        experts = "experts that run over every token"
+    if model.unlisted_experts:
+        experts = model.unlisted_experts
         unquantised = f"{experts} are parameters that quantisation of linear layers leaves as they are: not modelled"
         refuse_told(request, {"ep": f"expert parallelism is not modelled for {experts}", "quantize": unquantised})
         request.given.update(ep=1)
+    if normed:
+        refuse_told(request, {"kernels": "Liger 0.8 has none for some operators of a model with norms of values"})
     if kinds:
         _check(request, model, " and ".join(kinds))
 

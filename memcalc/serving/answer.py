@@ -9,7 +9,7 @@ from typing import Any
 from memcalc.formulas.serving import sampler_bytes
 from memcalc.results.estimates import HardwareFacts, ModelFacts, Verdict
 from memcalc.results.serving import EngineLimits, EngineStage, Served
-from memcalc.serving.cache import logged_tokens, sequence_blocks
+from memcalc.serving.cache import logged_tokens, most_bytes, sequence_blocks
 from memcalc.serving.engines import with_release
 from memcalc.serving.stages import ACTIVATIONS, CONTEXT, GRAPHS, NON_TORCH, OTHER, WEIGHTS, EngineJob, stages_of
 from memcalc.specs.hardware import Node
@@ -40,8 +40,8 @@ def beside(job: EngineJob, stage: EngineStage, *, careful: bool = False) -> int:
 
 def needed(job: EngineJob, stage: EngineStage) -> int:
     """What one sequence of the longest length needs of the cache [bytes]."""
-    group = stage.groups[0]
-    return sequence_blocks(stage.groups) * job.engine.block_tokens * group.layers * group.token_bytes
+    layers = stage.groups[0].layers
+    return sequence_blocks(stage.groups) * job.engine.block_tokens * layers * most_bytes(stage.groups)
 
 
 def limits_of(job: EngineJob, stages: tuple[EngineStage, ...]) -> EngineLimits:

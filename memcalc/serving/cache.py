@@ -34,10 +34,16 @@ def kind_of(attention: Attention, tp: int, width: int) -> _Kind:
 def groups_of(
     blocks: Iterable[Block], *, tp: int, width: int, block_tokens: int, max_len: int, batched: int
 ) -> tuple[CacheGroup, ...]:
-    """Layers of one kind together, cut into groups of as many as those of the rarer kind."""
+    """Layers of one kind together, cut into groups of as many as those of the rarer kind.
+
+    Blocks of all groups are as large: of fewer bytes a token they have more tokens (``unify_kv_cache_spec_page_size``).
+    """
     kinds = Counter(kind_of(block.own_attention, tp, width) for block in blocks)
-    if len({size for _, _, size in kinds}) > 1:
-        raise InputError("model", "its layers", "must all cache as many bytes a token")
+    sizes, seen = {size for _, _, size in kinds}, {(kind, window) for kind, window, _ in kinds}
+    most = max(sizes)
+    if len(sizes) > 1 and (len(seen) == 1 or any(most % size for size in sizes)):
+        allowed = "must all cache as many bytes a token, or those of one kind a multiple of the others'"
+        raise InputError("model", "its layers", allowed)
     few, many = min(kinds.values()), max(kinds.values())
     layers = many if many < FEW * few else few
     return tuple(
@@ -46,7 +52,7 @@ def groups_of(
             layers=layers,
             window=window,
             token_bytes=size,
-            request_blocks=_taken(window, block_tokens, max_len, batched),
+            request_blocks=_taken(window, block_tokens * (most // size), max_len, batched),
         )
         for (kind, window, size), count in kinds.items()
         for _ in range(-(-count // layers))
@@ -61,8 +67,12 @@ def _taken(window: int, block_tokens: int, max_len: int, batched: int) -> int:
 
 def blocks_of(groups: Sequence[CacheGroup], available: int, block_tokens: int) -> int:
     """The blocks of the pool: one block is of all layers of a group."""
-    first = groups[0]
-    return int(pool_blocks(available, block_tokens, first.layers, first.token_bytes))
+    return int(pool_blocks(available, block_tokens, groups[0].layers, most_bytes(groups)))
+
+
+def most_bytes(groups: Sequence[CacheGroup]) -> int:
+    """Bytes a token of the layers that set the size of a block."""
+    return max(group.token_bytes for group in groups)
 
 
 def sequence_blocks(groups: Iterable[CacheGroup]) -> int:

@@ -97,9 +97,12 @@ def _block_bytes(block: Block, shape: Shape) -> float:
 
 
 def _repeated_keys(attention: Attention, hidden: int, tp: int) -> int:
-    """Elements of all ranks' further copies of key and value projections, where there are fewer heads than ranks."""
+    """Elements of all ranks' further copies of key and value projections, where there are fewer heads than ranks.
+
+    Where values are keys, the weight of keys is loaded in the place of values too (vLLM ``models/gemma4.py``).
+    """
     missing = 0 if attention.latent else max(0, tp - attention.kv_heads)
-    return 2 * missing * attention.head_dim * hidden
+    return (2 * missing + attention.values_of_keys * attention.kv_heads) * attention.head_dim * hidden
 
 
 def _absorbed(block: Block, shape: Shape) -> float:
@@ -121,12 +124,13 @@ def _padded_experts(block: Block, shape: Shape) -> int:
 
 
 def _table_bytes(model: Model, shape: Shape) -> int:
-    """The table of cosines and sines that all layers read [bytes]."""
+    """The tables of cosines and sines that all layers read [bytes]."""
     attention = model.main.block.own_attention
     if not attention.rotary or model.positions != "rope":
         return 0
     turned = attention.latent.qk_rope_head_dim if attention.latent else attention.head_dim * attention.rotary_fraction
-    return int(attention.rotary_tables * model.max_positions * turned * shape.width)
+    widths = attention.rotary_tables * turned + attention.wider_tables
+    return int(model.max_positions * widths * shape.width)
 
 
 TOWER_WORKSPACE = 184 * MIB

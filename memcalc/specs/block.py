@@ -31,6 +31,8 @@ class Norm(Frozen):
     """A LayerNorm op by op in fp32, as the class writes it (Cohere); an RMSNorm that multiplies by an fp32 copy of its
     weight (Nemotron-H)."""
 
+    powered: bool = False
+    """An RMSNorm whose root is a power of the mean, which is saved beside it (Gemma 4)."""
     rescales_input: bool = False
     """An RMSNorm whose fp32 statistic multiplies the input itself, not its fp32 copy (T5)."""
 
@@ -98,10 +100,18 @@ class AttentionForm(Frozen):
     """Queries are multiplied by an fp32 number for each place, and cast back (Llama 4)."""
     outlives_sum: bool = False
     """Its output is a variable of the block, which holds it after the residual sum until the block ends (Llama 4)."""
+    wider_tables: int = Field(default=0, ge=0, lt=2**31)
+    """Width of a further pair of cosine and sine tables, for blocks whose heads are wider (Gemma 4) [elements]."""
     rotary_by_token: bool = False
     """Queries and keys are turned before heads and tokens change places, and stay in the order of tokens (GPT-J)."""
     late_qk_norm: bool = False
     """The norms of q and k follow the rotary embedding (Hunyuan), and read what it is as wide as (autocast: fp32)."""
+    values_of_keys: bool = False
+    """Values are what the projection of keys gives, before the norm and the turn of keys (Gemma 4)."""
+    value_norm: bool = False
+    """Values pass the norm of keys without its weight; queries are done before keys are projected (Gemma 4)."""
+    shares_keys: bool = False
+    """Its keys and values stand in a table of the model, to which checkpointed blocks refer (Gemma 4)."""
     wide_rotary: bool = False
     """Cosine and sine are fp32 whatever the queries are (OLMo 2)."""
     scores_bias: Literal["none", "in-product", "added", "relative", "zeros"] = "none"
@@ -210,6 +220,10 @@ class RouterForm(Frozen):
     every_expert: bool = False
     """Each expert runs over every token, its input multiplied by the router's score, which is 0 where it is not
     chosen: batched products of all experts (Llama 4)."""
+    own_norms: bool = False
+    """The shared experts are the dense MLP of the block; the router and the routed ones read the residual stream, each
+    through a norm, and both outputs are normalised before their sum. The router's input is multiplied by a learned
+    vector, the weights of the chosen experts by a learned number of each (Gemma 4)."""
     router_bias: bool = False
     """The router has a bias."""
     expert_bias: bool = False
@@ -247,6 +261,11 @@ class MixtureOfExperts(RouterForm):
     """As in :class:`Mlp`."""
     shared_ffn: int = Field(default=0, ge=0)
     """Width of all shared experts together; 0 for none."""
+
+    @property
+    def unlisted(self) -> bool:
+        """Whether no class has had its experts as linear layers, which are what PEFT and quantisation know."""
+        return self.every_expert or self.own_norms
 
     @model_validator(mode="after")
     def _topk(self) -> MixtureOfExperts:
@@ -302,6 +321,8 @@ class Block(Frozen):
     """Linear layers multiply by a view of their weight, of which autocast's cache keeps no copy (Falcon)."""
     wide_residual: bool = False
     """The residual stream is fp32 whatever the weights are, and cast for the norm (Mamba's `residual_in_fp32`)."""
+    scaled: bool = False
+    """Its output is multiplied, in place, by a number of its own that is not trained (Gemma 4)."""
     layer_scale: bool = False
     """Each branch is multiplied by a learned vector before its residual sum (InternVL's tower)."""
     recorded: Segment | None = None
@@ -321,6 +342,11 @@ class Block(Frozen):
         if self.attention is None:
             raise ValueError("the block has no attention")
         return self.attention
+
+    @property
+    def shares_keys(self) -> bool:
+        """Whether its keys and values stand in a table of the model."""
+        return self.attention is not None and self.attention.shares_keys
 
     @property
     def own_mlp(self) -> Mlp:

@@ -21,7 +21,17 @@ from memcalc.specs.block import (
     Norm,
     RouterForm,
 )
-from memcalc.specs.flat_tables import Count, FlatBias, FlatDropout, FlatExperts, FlatLatent, FlatOutside, Layers, Size
+from memcalc.specs.flat_tables import (
+    Count,
+    FlatBias,
+    FlatDropout,
+    FlatExperts,
+    FlatFar,
+    FlatLatent,
+    FlatOutside,
+    Layers,
+    Size,
+)
 from memcalc.specs.mixers import Told
 from memcalc.specs.model import BlockGroup, Lookup, Model, Outside, Pattern, Tail, TowerEnds, patterns
 from memcalc.specs.strict import Strict
@@ -53,6 +63,8 @@ class Flat(AttentionForm, Strict):
     """Whether norms have a bias; as usual for `norm` where absent."""
     norm_scale: Literal["narrow", "wide", "plus-one"] = "narrow"
     """Where an RMSNorm multiplies by it; see :class:`memcalc.specs.block.Norm`."""
+    norm_powered: bool = False
+    """See `powered` of :class:`memcalc.specs.block.Norm`."""
     norm_written_out: bool = False
     """See `written_out` of :class:`memcalc.specs.block.Norm`."""
     norm_rescales_input: bool = False
@@ -65,6 +77,8 @@ class Flat(AttentionForm, Strict):
     parallel: bool = False
     summed_branches: bool = False
     weight_views: bool = False
+    scaled_blocks: bool = False
+    """See `scaled` of :class:`memcalc.specs.block.Block`."""
     bias: FlatBias = FlatBias()
     """Which linear layers have one."""
     tied: bool = False
@@ -89,6 +103,8 @@ class Flat(AttentionForm, Strict):
     """Each such block sees the whole sequence all the same (Gemma 2: 2, Gemma 3: 6)."""
     full_layers: Annotated[tuple[Count, ...] | None, Field(strict=False)] = None
     """Which blocks, counted from 0, see the whole sequence all the same; by `full_every` where absent."""
+    far: FlatFar | None = None
+    """Attention of those blocks, where it has other sizes."""
     unturned_layers: Annotated[tuple[Count, ...] | None, Field(strict=False)] = None
     """Which blocks, counted from 0, have no rotary embedding, nor norms after it; those alone then scale queries."""
     qk_norm_weight: bool = True
@@ -149,8 +165,8 @@ def order_of(flat: Flat) -> tuple[Pattern, ...]:
     return () if sequence == sorted(sequence) else patterns(sequence)
 
 
-def _kinds(flat: Flat) -> list[tuple[bool, bool, bool, bool]]:
-    """Of each block whether it has a window, experts, a mixer in attention's place, and positions of its own."""
+def _kinds(flat: Flat) -> list[tuple[bool, ...]]:
+    """Of each block whether it has a window, experts, a mixer in attention's place, positions, and keys to share."""
     layers = range(flat.n_layers)
     full = set(_listed(flat.full_layers, "full_layers", flat.n_layers))
     if flat.full_layers is None and flat.full_every is not None:
@@ -169,7 +185,8 @@ def _kinds(flat: Flat) -> list[tuple[bool, bool, bool, bool]]:
         mixed = set(layers if listed is None else _listed(listed, "mixer_layers", flat.n_layers))
     windowed = [flat.window is not None and index not in full | mixed for index in layers]
     unturned = set(_listed(flat.unturned_layers, "unturned_layers", flat.n_layers))
-    return [(windowed[index], index not in dense, index in mixed, index not in unturned) for index in layers]
+    last = {windowed[index]: index for index in layers if index not in mixed}.values() if flat.shares_keys else ()
+    return [(windowed[i], i not in dense, i in mixed, i not in unturned, i in last) for i in layers]
 
 
 def _listed(indices: tuple[int, ...] | None, key: str, layers: int) -> tuple[int, ...]:
@@ -190,6 +207,7 @@ def norm_of(flat: Flat) -> Norm:
         scale=flat.norm_scale,
         written_out=flat.norm_written_out,
         rescales_input=flat.norm_rescales_input,
+        powered=flat.norm_powered,
     )
 
 
@@ -246,12 +264,15 @@ def _lookups(flat: Flat) -> tuple[Lookup, ...]:
     return tuple(tables)
 
 
-def _block(flat: Flat, windowed: bool, routed: bool, mixed: bool, turned: bool) -> Block:
+def _block(flat: Flat, windowed: bool, routed: bool, mixed: bool, turned: bool, shares: bool) -> Block:
     attention = _attention(flat) if flat.mixer_beside or not mixed else None
     if attention is not None and flat.unturned_layers is not None:
         attention = attention.model_copy(update={"scaled_queries": False} if turned else _unturned(attention))
     if attention is not None and not windowed:
-        attention = attention.model_copy(update={"window": None, "chunked": False})
+        far = flat.far.model_dump(exclude_none=True) if flat.far else {}
+        attention = attention.model_copy(update={"window": None, "chunked": False, **far})
+    if attention is not None and flat.shares_keys:
+        attention = attention.model_copy(update={"shares_keys": shares})
     return Block(
         hidden=flat.hidden,
         attention=attention,
@@ -263,6 +284,7 @@ def _block(flat: Flat, windowed: bool, routed: bool, mixed: bool, turned: bool) 
         parallel=flat.parallel,
         summed_branches=flat.summed_branches,
         weight_views=flat.weight_views,
+        scaled=flat.scaled_blocks,
         dropout=flat.dropout.block,
     )
 
@@ -368,6 +390,7 @@ def _table(path: list[str]) -> type[BaseModel]:
         "dropout": FlatDropout,
         "moe": FlatExperts,
         "mla": FlatLatent,
+        "far": FlatFar,
         "outside": FlatOutside,
     }
     return tables.get(path[0], Flat) if path else Flat

@@ -69,6 +69,17 @@ class FlatLatent(LatentAttention, Strict):
     """Multi-head latent attention."""
 
 
+class FlatFar(Strict):
+    """Attention of the blocks that see the whole sequence, where it is not that of the others."""
+
+    kv_heads: Size | None = None
+    """Key-value heads [-]; those of the other blocks where absent."""
+    head_dim: Size | None = None
+    """Width of a head [elements]; that of the other blocks where absent."""
+    values_of_keys: bool | None = None
+    """See `values_of_keys` of :class:`memcalc.specs.block.AttentionForm`."""
+
+
 class FlatOutside(Strict):
     """A tensor outside the blocks."""
 

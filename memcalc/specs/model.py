@@ -328,6 +328,14 @@ class Model(Frozen):
         return any(getattr(group.block.mlp, "every_expert", False) for group in self.groups)
 
     @property
+    def unlisted_experts(self) -> str:
+        """What experts of no class with linear layers are, in the plural; empty where there are none."""
+        if self.runs_every_expert:
+            return "experts that run over every token"
+        beside = any(getattr(group.block.mlp, "own_norms", False) for group in self.groups)
+        return "experts beside a dense MLP" if beside else ""
+
+    @property
     def is_moe(self) -> bool:
         """Whether any block is routed."""
         return any(group.block.is_moe for group in self.groups)

@@ -49,9 +49,7 @@ class GroupActivations:
     _ranks: dict[Shard, Array] = field(default_factory=dict, init=False, repr=False)
     _products: dict[tuple[Unit, Shard, int], Array] = field(default_factory=dict, init=False, repr=False)
     """Bytes of tensors of one unit and shard: the sums of a block share most of them."""
-    _templates: dict[tuple[BlockConfig, frozenset[str], str, bool], Template] = field(
-        default_factory=dict, init=False, repr=False
-    )
+    _templates: dict[tuple[object, ...], Template] = field(default_factory=dict, init=False, repr=False)
     _sums: dict[tuple[str, bool], Array] = field(default_factory=dict, init=False, repr=False)
     _fields: dict[str, Array] = field(default_factory=dict, init=False, repr=False)
 
@@ -169,10 +167,11 @@ class GroupActivations:
         ``copies`` says whether autocast's 16-bit weights are among its tensors.
         """
         parts, treatment = (setting.checkpointed, "none") if untreated else (policy.parts, policy.treatment)
-        key = setting, parts, treatment, copies
+        referred = untreated and self.group.block.shares_keys and policy.treatment == "full"
+        key = setting, parts, treatment, copies, referred
         if key not in self._templates:
             setting = setting if parts == setting.checkpointed else replace(setting, checkpointed=parts)
-            more = {"copies": True} if copies else {}
+            more = {name: True for name, on in (("copies", copies), ("referred", referred)) if on}
             if self.is_frozen and not checkpoints_need_gradients(self.grid, treatment):
                 more["wanted"] = False
             self._templates[key] = self.census.traces.get(trace, self.group.block, setting, treatment, **more)
@@ -225,7 +224,7 @@ class GroupActivations:
 
     def _over(self, sums: str, settings: tuple[BlockConfig, ...], *, untreated: bool) -> Array:
         """The same under some settings, one a precision; blocks that are left alone do not depend on the policy."""
-        policies = self.grid.policies[:1] if untreated else self.grid.policies
+        policies = self.grid.policies[: 1 if untreated and not self.group.block.shares_keys else None]
         rows: dict[tuple[BlockConfig, int], list[Array]] = {}
         for setting, width in zip(settings, self.gradient_width, strict=True):
             if (setting, int(width)) not in rows:

@@ -56,11 +56,11 @@ def adapter_parameters(matrices: Iterable[Matrix], rank: int, targets: Iterable[
 def block_adapters(block: Block, rank: int, targets: tuple[str, ...], *, stacked: bool = False) -> tuple[int, int]:
     """Return the adapters' parameters of one block: outside the routed experts, and in them [elements].
 
-    Experts whose weights are ``stacked``, or that run over every token, are parameters of batched products, not linear
-    layers to which PEFT adds any.
+    Experts whose weights are ``stacked``, or that are parameters of one product in every release, are no linear layers
+    to which PEFT adds any.
     """
-    batched = stacked or (isinstance(block.mlp, MixtureOfExperts) and block.mlp.every_expert)
-    matrices = [matrix for matrix in block_matrices(block) if not (matrix.routed and batched)]
+    unlisted = stacked or (isinstance(block.mlp, MixtureOfExperts) and block.mlp.unlisted)
+    matrices = [matrix for matrix in block_matrices(block) if not (matrix.routed and unlisted)]
     parameters = adapter_parameters(matrices, rank, targets)
     routed = adapter_parameters((m for m in matrices if m.routed), rank, targets)
     return parameters - routed, routed

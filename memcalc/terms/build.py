@@ -16,7 +16,7 @@ from memcalc.terms.block_boundary import between_terms, entry_terms
 from memcalc.terms.buffers import buffer_terms
 from memcalc.terms.every_k_blocks import every_terms
 from memcalc.terms.gradients import block_gradient_terms, local_gradient_terms, tied_terms, whole_gradient_terms
-from memcalc.terms.head import head_terms, held_terms, prediction_terms
+from memcalc.terms.head import head_terms, held_terms, prediction_terms, shared_terms
 from memcalc.terms.pipeline import SPLIT, in_flight, waiting_logits
 from memcalc.terms.saved_tensors import INVENTORY, kept_terms
 from memcalc.terms.states import state_terms
@@ -207,6 +207,7 @@ def other_terms(census: ModelOnGrid, workspaces: Workspaces) -> list[Term]:
         *head_terms(census),
         *prediction_terms(census),
         *held_terms(census),
+        *shared_terms(census),
         *whole_gradient_terms(census),
         *block_gradient_terms(census),
         *buffer_terms(census, workspaces),

@@ -202,6 +202,26 @@ def held_terms(census: ModelOnGrid) -> Iterator[Term]:
         yield Term("activations", title, blocks, ("forward-last", "forward"), formula, GRAPH)
 
 
+TABLE = "Transformers 5.24 models/gemma4/modeling_gemma4.py (shared_kv_states); torch/utils/checkpoint.py of 2.13"
+
+
+def shared_terms(census: ModelOnGrid) -> Iterator[Term]:
+    """Keys and values of the blocks that put them into a table of the model, from their backward until the loss goes.
+
+    Where backward of the last block is at its largest they are not there yet; once it is done with those blocks, what
+    these kept is gone.
+    """
+    sharing = [group for group in groups_of(census) if group.group.block.shares_keys]
+    if not sharing:
+        return
+    stays = add_all([group.field("treated") * group.over("shared_sum") for group in sharing])
+    gone = add_all([group.field("treated") * group.over("kept_sum") for group in sharing])
+    title, formula = "keys and values in the model's table, and what their graph saved", "sum of the traced tensors"
+    yield Term("activations", title, np.maximum(stays - gone, 0), ("backward-last",), formula, TABLE, in_events=True)
+    stays = stays + add_all([group.field("whole") * group.over("shared_sum", untreated=True) for group in sharing])
+    yield Term("activations", title, stays, AFTER[1:], formula, TABLE, in_events=True)
+
+
 def graph_bytes(census: ModelOnGrid) -> Array:
     """Bytes of the blocks that the graph holds beyond backward."""
     return add_all([group.field("whole") * group.over("held_sum", untreated=True) for group in groups_of(census)])

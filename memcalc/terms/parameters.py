@@ -133,6 +133,7 @@ def _attention(attention: Attention, hidden: int, kv_hidden: int) -> tuple[int, 
     if attention.latent is not None:
         return _latent(attention, attention.latent, hidden)
     sharded = p.attention_parameters(hidden, attention.q_dim, attention.kv_dim, kv_hidden)
+    sharded -= attention.values_of_keys * p.linear_parameters(kv_hidden, attention.kv_dim, attention.v_bias)
     sharded += attention.output_gate * p.linear_parameters(hidden, attention.q_dim, attention.q_bias)
     sharded += attention.head_gate * p.linear_parameters(hidden, attention.heads)
     sharded += p.qkv_bias_parameters(
@@ -179,7 +180,8 @@ def _mlp(mlp: Mlp | MixtureOfExperts, hidden: int) -> tuple[int, int, int, int]:
         for experts in (mlp.experts, mlp.topk)
     )
     router = p.linear_parameters(hidden, mlp.experts, mlp.router_bias)
-    return p.mlp_parameters(hidden, mlp.shared_ffn, mlp.gated), routed, active, router + mlp.shared_gate * hidden
+    router += mlp.shared_gate * hidden + mlp.own_norms * (hidden + mlp.experts)
+    return p.mlp_parameters(hidden, mlp.shared_ffn, mlp.gated), routed, active, router
 
 
 def _largest(model: Model, embedding: int) -> int:

@@ -72,7 +72,8 @@ def _attention(spec: Attention, hidden: int, source: int) -> Iterator[Matrix]:
     else:
         yield Matrix("q", hidden, spec.q_dim * (1 + spec.output_gate))
         yield Matrix("k", source, spec.kv_dim)
-        yield Matrix("v", source, spec.kv_dim)
+        if not spec.values_of_keys:
+            yield Matrix("v", source, spec.kv_dim)
     yield Matrix("o", spec.q_dim, hidden)
 
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from memcalc.trace import ops
 from memcalc.trace.adapters import PARTS, Packed, adapted_parts
+from memcalc.trace.ancestry import saved_before
 from memcalc.trace.checkpoint import region
 from memcalc.trace.layers import WIDE, BlockConfig, linear, norm
 from memcalc.trace.projection import Product
@@ -60,6 +61,8 @@ def projections(
     """
     if spec.latent is not None:
         return latent_projections(tape, x, spec, spec.latent, setting)
+    if spec.value_norm:
+        return in_turn(tape, x, spec, setting)
     q_dim, kv_dim = spec.q_dim, spec.kv_dim
     if spec.packed_qkv:
         packed = packed_projection(tape, x, spec, setting, f"{prefix}query-key-value projection")
@@ -97,6 +100,24 @@ def projections(
         q = ops.cast(
             tape, ops.scaled(tape, q, WIDE, f"{prefix}queries, scaled", [scales]), q.size.width, "queries, cast"
         )
+    return q, k, v
+
+
+def in_turn(tape: Tape, x: Tensor, spec: Attention, setting: BlockConfig) -> tuple[Tensor, Tensor, Tensor]:
+    """Queries, then keys, then values, each with its norm; values may be keys as they are projected.
+
+    Source: Transformers 5.24 ``models/gemma4/modeling_gemma4.py``, ``Gemma4TextAttention.forward``.
+    """
+    q = linear(tape, x, setting, "query projection", spec.q_dim, "q", "tp")
+    q = rotary(tape, head_norm(tape, q, spec, setting, spec.heads, "query norm"), spec, setting, "queries")
+    k = v = linear(tape, x, setting, "key projection", spec.kv_dim, "k", "tp")
+    if not spec.values_of_keys:
+        v = linear(tape, x, setting, "value projection", spec.kv_dim, "k", "tp")
+    k = rotary(tape, head_norm(tape, k, spec, setting, spec.kv_heads, "key norm"), spec, setting, "keys")
+    unweighted = spec.qk_norm_kind.model_copy(update={"weight": False})
+    v = norm(tape, v, unweighted, setting, "value norm", groups=spec.kv_heads)
+    if spec.shares_keys:
+        tape.share([k, v], saved_before([k, v]))
     return q, k, v
 
 

@@ -10,6 +10,7 @@ from memcalc.trace import ops, transformer_engine
 from memcalc.trace.attention import attention
 from memcalc.trace.checkpoint import discarding, region
 from memcalc.trace.every_expert import over_every_token
+from memcalc.trace.experts_beside import dense_beside, with_experts
 from memcalc.trace.layers import WIDE, BlockConfig, norm, weighted
 from memcalc.trace.mixers import is_scaled, mixer
 from memcalc.trace.parallel_linear import gathered, scattered
@@ -61,12 +62,14 @@ def run_block(tape: Tape, x: Tensor, block: Block, setting: BlockConfig, context
     variables = list[Tensor]()
     for name, part in parts:
         x = residual(tape, x, block, setting, name, part, variables)
-    return x
+    return ops.scaled_by_buffer(tape, x, "block output, scaled") if block.scaled else x
 
 
 def mlp(tape: Tape, x: Tensor, block: Block, setting: BlockConfig) -> Tensor:
     """The MLP, dense or routed."""
     if isinstance(block.mlp, MixtureOfExperts):
+        if block.mlp.own_norms:
+            return dense_beside(tape, x, block.mlp, setting, block.hidden)
         run = over_every_token if block.mlp.every_expert else routed
         return run(tape, x, block.mlp, setting, block.hidden)
     return dense(tape, x, block.own_mlp, setting, block.hidden)
@@ -92,6 +95,8 @@ def residual(
     y = discarding(tape, y, part(y)) if before and "layernorm" in setting.checkpointed else part(y)
     if name == "attention" and block.own_attention.outlives_sum and setting.kernels == "model":
         variables.append(y)
+    if name == "MLP" and isinstance(block.mlp, MixtureOfExperts) and block.mlp.own_norms:
+        y = with_experts(tape, x, y, block, block.mlp, setting, variables)
     y = ops.dropout(tape, y, f"{name} dropout", active=bool(block.dropout) and setting.dropout)
     if block.layer_scale:
         y = weighted(tape, y, Norm(), setting, f"{name} scale")

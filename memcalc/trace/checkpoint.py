@@ -124,6 +124,8 @@ def _checkpoint(
             del out
         made, reads = len(tape.events), list[int]()
         ended = tape.backward(edge, grad, reads)
+        if how.reentrant and tape.shared:  # the graph of a tensor ends with its function's input, which has a gradient
+            tape.shared += [*(storage for storage, _ in full), *(tensor.storage for tensor in ended.values())]
         if how.placeholders:
             read = reads[0] if reads else len(tape.events)
             tape.events[begin:] = unpacked(tape.events[begin:], needed - begin, made - begin, read - begin)

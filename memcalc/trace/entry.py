@@ -224,7 +224,8 @@ def tables(tape: Tape, spec: Attention, setting: BlockConfig) -> list[Tensor]:
     turned = latent.qk_rope_head_dim if latent else round(spec.head_dim * spec.rotary_fraction)
     unit: Unit = "token" if spec.joins_images else "row"  # each image has positions of its own
     size = Size(turned // (1 + spec.half_rotary), 4 if spec.wide_rotary else setting.residual, unit, "none", "d")
-    return [tape.new(f"rotary table, {name}", size) for name in ("cosine", "sine") for _ in range(spec.rotary_tables)]
+    sizes = [*[size] * spec.rotary_tables, *[size._replace(elements=spec.wider_tables)] * bool(spec.wider_tables)]
+    return [tape.new(f"rotary table, {name}", each) for name in ("cosine", "sine") for each in sizes]
 
 
 def biases(tape: Tape, block: Block, attention: Attention, setting: BlockConfig, *, checkpointed: bool) -> list[Tensor]:

@@ -278,12 +278,17 @@ def _written_out(tape: Tape, x: Tensor, spec: Norm, setting: BlockConfig, name: 
     square = ops.saves_input(tape, wide, f"{name} square", temporaries=2)
     variance = ops.mean(tape, square, f"{name} variance", groups)
     del square
-    rstd = ops.saves_output(tape, variance, f"{name} rstd")
+    rstd = powered(tape, variance, name) if spec.powered else ops.saves_output(tape, variance, f"{name} rstd")
     normalised = ops.mul(tape, x if spec.rescales_input else wide, rstd, f"{name} normalised")
     del wide, rstd, variance
     if spec.scale == "narrow":
         return weighted(tape, ops.cast(tape, normalised, width, f"{name} normalised, cast"), spec, setting, name)
     return ops.cast(tape, weighted(tape, normalised, spec, setting, name, groups), width, f"{name} output, cast")
+
+
+def powered(tape: Tape, variance: Tensor, name: str) -> Tensor:
+    """``(variance + eps) ** -0.5``: a power saves what it is of, where a root saves its result (``Gemma4RMSNorm``)."""
+    return ops.saves_input(tape, ops.shifted(tape, variance, f"{name} mean of squares"), f"{name} rstd", temporaries=2)
 
 
 def weighted(tape: Tape, x: Tensor, spec: Norm, setting: BlockConfig, name: str, groups: int = 1) -> Tensor:

@@ -25,6 +25,13 @@ def plain(tape: Tape, x: Tensor, name: str) -> Tensor:
     return tape.record(tape.new(name, size), [x], lambda _: [tape.new(f"gradient before {name}", size)])
 
 
+def scaled_by_buffer(tape: Tape, x: Tensor, name: str) -> Tensor:
+    """A product with a number of the model's, in place: autograd saves that number, and nothing else."""
+    size = x.size
+    out = Tensor(x.storage, size)
+    return tape.record(out, [x], lambda _: [tape.new(f"gradient before {name}", size)], reads=True)
+
+
 def scaled(tape: Tape, x: Tensor, width: int, name: str, constants: Sequence[Tensor] = ()) -> Tensor:
     """A product with a constant tensor of ``width`` bytes: the result and its gradient have the wider width of both.
 

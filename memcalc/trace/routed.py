@@ -91,7 +91,15 @@ def routed(tape: Tape, x: Tensor, spec: MixtureOfExperts, setting: BlockConfig, 
 
 def grouped(tape: Tape, x: Tensor, spec: MixtureOfExperts, setting: BlockConfig, hidden: int) -> Tensor:
     """Tokens sorted by expert and multiplied by grouped matmuls; each token passes ``topk`` experts."""
-    weights, experts, logits = router(tape, x, spec, setting)
+    return sent(tape, x, [*router(tape, x, spec, setting)], spec, setting, hidden)
+
+
+def sent(
+    tape: Tape, x: Tensor, choice: list[Tensor], spec: MixtureOfExperts, setting: BlockConfig, hidden: int
+) -> Tensor:
+    """The same by a router's ``choice``, which is emptied: the experts' weights, their numbers, and what else lives."""
+    weights, *passed = choice
+    choice.clear()
     by_expert, order, counted, token = (tape.new(name, _rows(x, spec, 1, width)) for name, width in ROW_NUMBERS.items())
     tokens = indexed(tape, x, token, _rows(x, spec, hidden, x.size.width, "h"), "routed tokens")
     del token
@@ -101,7 +109,7 @@ def grouped(tape: Tape, x: Tensor, spec: MixtureOfExperts, setting: BlockConfig,
     out = ops.mul(tape, out, row_weights, "weighted expert outputs")
     back = tape.new("rows in the tokens' order", _rows(x, spec, 1, INDEX))
     out = indexed(tape, out, back, out.size, "expert outputs in the tokens' order")
-    del back, weights, experts, logits, counted, bias  # as variables of the functions that run, they live until here
+    del back, weights, passed, counted, bias  # as variables of the functions that run, they live until here
     return ops.cast(tape, summed(tape, out, x.size.wide(out.size.width)), x.size.width, "sum of expert outputs, cast")
 
 

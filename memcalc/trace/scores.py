@@ -37,13 +37,17 @@ def core(tape: Tape, q: Tensor, k: Tensor, v: Tensor, spec: Attention, setting: 
         k, v = (
             repeated(tape, x, spec, f"{prefix}{name}", view=view, fold=fold) for x, name in ((k, "keys"), (v, "values"))
         )
-    q, k, v = narrowed(tape, q, k, v, setting, prefix)
+    # Autocast's copies are handed over, so that nobody here holds them; what they are of stays until the kernel returns
+    narrow = narrowed(tape, [q, k, v], setting, prefix)
+    narrow.reverse()
     if kind == "eager":
         by_heads = grouped and setting.kernels == "model"  # repeat_kv's copies are contiguous a head
-        return written_out(tape, q, k, v, spec, setting, prefix, projected, by_heads=by_heads)
+        return written_out(
+            tape, narrow.pop(), narrow.pop(), narrow.pop(), spec, setting, prefix, projected, by_heads=by_heads
+        )
     if kind == "math":
-        return math(tape, q, k, v, spec, setting, prefix)
-    out = fused(tape, q, k, v, spec, setting, prefix)
+        return math(tape, narrow.pop(), narrow.pop(), narrow.pop(), spec, setting, prefix)
+    out = fused(tape, narrow.pop(), narrow.pop(), narrow.pop(), spec, setting, prefix)
     if kind == "flash" and (by_heads_from_cat(spec) or spec.contiguous_queries) and setting.kernels == "model":
         # The output has the layout of the queries, which a copy or a concatenation makes contiguous a head
         return ops.copy(tape, out, f"{prefix}attention output, contiguous")
@@ -60,8 +64,10 @@ def kernel(spec: Attention, setting: BlockConfig) -> str:
     alike = spec.head_dim == spec.value_dim or not setting.sdpa
     if requested != "efficient" and setting.compute == 2 and not mask and alike and spec.head_dim <= LARGEST_FLASH_HEAD:
         return "flash"
-    # Where there is a mask, Transformers repeats the key-value heads instead of announcing groups
+    # Where there is a mask, or heads are wider than the flash kernel takes, Transformers repeats the key-value heads
+    # instead of announcing groups (``use_gqa_in_sdpa`` of its 5.24)
     grouped = spec.kv_heads < spec.heads and spec.kv_form not in ("expanded", "broadcast")
+    grouped = grouped and spec.head_dim <= LARGEST_FLASH_HEAD
     return "math" if grouped and setting.grouped_kernel and not mask else "efficient"
 
 
@@ -94,16 +100,10 @@ def repeated(tape: Tape, x: Tensor, spec: Attention, name: str, *, view: bool = 
     return ops.copy(tape, x, f"{name}, repeated", size, "tp if batched" if fold else None)
 
 
-def narrowed(
-    tape: Tape, q: Tensor, k: Tensor, v: Tensor, setting: BlockConfig, prefix: str
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Autocast's copies of a kernel's inputs."""
-    width = setting.compute
-    return (
-        ops.cast(tape, q, width, f"{prefix}queries, 16-bit copy"),
-        ops.cast(tape, k, width, f"{prefix}keys, 16-bit copy"),
-        ops.cast(tape, v, width, f"{prefix}values, 16-bit copy"),
-    )
+def narrowed(tape: Tape, inputs: list[Tensor], setting: BlockConfig, prefix: str) -> list[Tensor]:
+    """Autocast's copies of a kernel's queries, keys and values."""
+    names = [f"{prefix}{name}, 16-bit copy" for name in ("queries", "keys", "values")]
+    return [ops.cast(tape, x, setting.compute, name) for x, name in zip(inputs, names, strict=True)]
 
 
 def fused(tape: Tape, q: Tensor, k: Tensor, v: Tensor, spec: Attention, setting: BlockConfig, prefix: str) -> Tensor:

@@ -163,17 +163,16 @@ class Tape:
         self.gradients: dict[str, Tensor] = {}
         self.accumulating = accumulating
         """Weight gradients are added to those of an earlier micro-batch, so that new ones go at once."""
-        self.copies_weights = False
-        """Autocast's 16-bit weights are tensors of this execution: a block computed again makes them anew."""
+        self.copies_weights = self.referred = False
+        """Autocast's 16-bit weights are tensors of this execution, as of a block computed again; see :meth:`share`."""
         self.needed = 0
         """Events when the last operator that saves something was about to run, or had, where it saves its result."""
         self._copies: dict[str, weakref.ref[Storage]] = {}
         self._held: list[Storage] = []
-        self._uses: Counter[str] = Counter()
-        self._summed: set[str] = set()
+        self.shared: list[Storage] = []
+        self._uses, self._summed = Counter[str](), set[str]()
         self._again = self._lends = False
-        self._seq = 0
-        self._grad = True
+        self._seq, self._grad = 0, True
         self._recorder: Recorder | None = None
         self._running = Node(0, (), _spent, [], 0)
 
@@ -195,6 +194,11 @@ class Tape:
         if self._grad and not self._again:
             self._held.append(storage)
 
+    def share(self, tensors: list[Tensor], graph: list[Storage]) -> None:
+        """Let a table of the model hold tensors in the place of an earlier run's, if checkpoints refer to it."""
+        if self.referred or self._again or not self._grad:
+            self.shared = [tensor.storage for tensor in tensors] + (graph if self._lends else [])
+
     def let_go(self) -> list[int]:
         """Drop what :meth:`hold` and :meth:`hold_with_graph` were given; the storages that were alive for it."""
         live = list(dict.fromkeys(storage.index for storage in self._held))
@@ -211,8 +215,7 @@ class Tape:
         """A 16-bit weight, made at its first use; where executions do not make them they are a term of their own."""
         if not (self.copies_weights and self._grad):
             return None
-        before = self._copies.get(name)
-        made = before() if before is not None else None
+        made = self._copies[name]() if name in self._copies else None
         if made is None:
             made = self.new(f"{name} weight, 16-bit copy", size, "weight copy").storage
             self._copies[name] = weakref.ref(made)
@@ -224,8 +227,7 @@ class Tape:
             return leaf
         self._seq += 1
         self._uses[leaf.name] += 1
-        name = f"gradient of {leaf.name}"
-        return Node(self._seq, [leaf], lambda _: [self.new(name, weight, "gradient")], [], 1), 0
+        return Node(self._seq, [leaf], lambda _: [self.new(f"gradient of {leaf.name}", weight, "gradient")], [], 1), 0
 
     def record(
         self, out: Tensor, inputs: Sequence[Tensor | Edge | None], rule: Rule, saved: Sequence[Storage | None] = (),

@@ -47,6 +47,8 @@ class Template:
     """Storages kept from forward to backward, the other tower's output left out: all blocks share it."""
     held: frozenset[int]
     """Storages that stay after backward, until the loss is bound anew (see :meth:`memcalc.trace.tape.Tape.hold`)."""
+    shared: frozenset[int]
+    """Storages that a table of the model keeps until the graph goes, whose checkpoints refer to it."""
     keeps_context: bool
     """Whether the other tower's output is kept for backward."""
     output: int
@@ -85,6 +87,11 @@ class Template:
     def held_sum(self) -> Sum:
         """Bytes that stay after backward."""
         return total(self.records[index] for index in self.held)
+
+    @cached_property
+    def shared_sum(self) -> Sum:
+        """Bytes that a table of the model keeps."""
+        return total(self.records[index] for index in self.shared)
 
     @cached_property
     def input_sum(self) -> Sum:
@@ -186,12 +193,13 @@ def _undisturbed(run: Callable[[], Template]) -> Template:
 
 def trace(
     block: Block, setting: BlockConfig, policy: str = "none", *, accumulating: bool = False, wanted: bool = True,
-    copies: bool = False,
+    copies: bool = False, referred: bool = False,
 ) -> Template:  # fmt: skip
     """Run one block forward and backward; ``policy`` is none, full (checkpointed whole) or selective-ops.
 
     ``wanted`` says whether a gradient flows to the block's input, ``copies`` whether autocast's 16-bit weights are
-    among its tensors where it is not computed again.
+    among its tensors where it is not computed again, ``referred`` whether checkpoints of other blocks refer to what
+    this one puts into a table.
     """
     if block.recorded is not None:
         return recorded(block.recorded, setting, policy)
@@ -200,7 +208,7 @@ def trace(
         return _compiled(block, setting, accumulating=accumulating, wanted=wanted)
     bits = setting.compressed
     tape = PackedTape(bits, accumulating=accumulating) if bits else Tape(accumulating=accumulating)
-    tape.copies_weights = copies and setting.autocast
+    tape.copies_weights, tape.referred = copies and setting.autocast, referred
     start = _inputs(tape, block, setting, wanted=wanted)
     return _execute(tape, start, lambda: _forward(tape, block, setting, policy, start))
 
@@ -244,6 +252,7 @@ def recorded(segment: Segment, setting: BlockConfig, policy: str = "none") -> Te
         at_start=frozenset((0,)),
         kept=frozenset(run.kept),
         held=frozenset(),
+        shared=frozenset(),
         keeps_context=False,
         output=run.output,
         incoming=run.incoming,
@@ -314,6 +323,7 @@ def _execute(tape: Tape, start: list[Tensor], forward: Callable[[], Tensor]) -> 
         at_start=at_start,
         kept=saved,
         held=live,
+        shared=frozenset(storage.index for storage in tape.shared),
         keeps_context=any(context),
         output=output,
         incoming=incoming,

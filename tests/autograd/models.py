@@ -170,7 +170,7 @@ FAMILIES: dict[str, Family] = {
 }
 FAMILIES |= {
     name: Family(
-        name,
+        row_families.TYPES.get(name, name),
         config,
         layers_field=(row_families.OTHER_LAYERS.get(name, "num_hidden_layers"),),
         eager_only=name in row_families.EAGER_ONLY,

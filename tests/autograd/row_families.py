@@ -60,6 +60,12 @@ LLAMA4 = HEADS | {
     "num_experts_per_tok": 2, "interleave_moe_layer_step": 2, "no_rope_layer_interval": 3, "attention_chunk_size": 16,
 }  # fmt: skip
 
+GEMMA4 = HEADS | WINDOW | {
+    "num_hidden_layers": 9, "hidden_size_per_layer_input": 0, "global_head_dim": 48, "num_global_key_value_heads": 1,
+    "attention_k_eq_v": True, "final_logit_softcapping": 30.0,
+    "layer_types": ["sliding_attention", "sliding_attention", "full_attention"] * 3,
+}  # fmt: skip
+
 ROWS: dict[str, dict[str, Any]] = {
     "arcee": GROUPED,
     "apertus": HEADS,
@@ -144,12 +150,18 @@ CODED: dict[str, dict[str, Any]] = {
         "layer_types": ["mamba", "mamba", "attention", "attention"],
     },
     "llama4_text": LLAMA4,
+    "gemma4_text": GEMMA4,
+    "gemma4-experts": GEMMA4
+    | {"enable_moe_block": True, "num_experts": 5, "top_k_experts": 2, "moe_intermediate_size": 72},
+    "gemma4_unified_text": GEMMA4 | {"global_head_dim": 272, "num_global_key_value_heads": 2},
     "qwen3_next": DELTA | ROUTED | {"num_experts": 5, "shared_expert_intermediate_size": 88},
     "qwen3_5_text": DELTA,
     "qwen3_5_moe_text": DELTA | ROUTED | {"num_experts": 5, "shared_expert_intermediate_size": 88},
     "lfm2_moe": GROUPED | LFM2 | ROUTED | {"num_experts": 5, "num_dense_layers": 1},
 }
 """Others that have a function of their own."""
+TYPES = {"gemma4-experts": "gemma4_text"}
+"""The model type of a config where its name is another."""
 EAGER_ONLY = frozenset({
     "vaultgemma", "gpt_neo", "openai-gpt", "mpt", "xglm", "mamba", "falcon_mamba", "mamba2",
 })  # fmt: skip

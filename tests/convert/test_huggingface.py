@@ -41,6 +41,7 @@ SMALL = {
 }
 SMALL_GPT = {"n_embd": 64, "n_layer": 2, "n_head": 4, "vocab_size": 100}
 PARTS = {**SMALL, "num_key_value_heads": 2}
+GEMMA4 = {**PARTS, "head_dim": 16, "hidden_size_per_layer_input": 0}
 UNLIKE_THE_PRESETS = [
     ("LlamaForCausalLM", {**PARTS, "attention_bias": True, "mlp_bias": True}),
     ("Qwen3ForCausalLM", {**PARTS, "attention_bias": True, "head_dim": 32}),
@@ -71,6 +72,14 @@ UNLIKE_THE_PRESETS = [
     ("Glm4MoeForCausalLM", {**PARTS, "n_routed_experts": 8, "use_qk_norm": True, "n_shared_experts": 2}),
     ("DeepseekV3ForCausalLM", {**SMALL, "n_routed_experts": 8, "attention_bias": True, "q_lora_rank": 16}),
     ("DeepseekV2ForCausalLM", {**SMALL, "num_experts_per_tok": 2, "attention_bias": True, "q_lora_rank": None}),
+    ("Gemma4ForCausalLM", {**GEMMA4, "tie_word_embeddings": False, "attention_bias": True}),
+    ("Gemma4ForCausalLM", {**GEMMA4, "attention_k_eq_v": True, "num_global_key_value_heads": 1}),
+    ("Gemma4ForCausalLM", {**GEMMA4, "global_head_dim": 32, "layer_types": ["full_attention"] * 4}),
+    ("Gemma4ForCausalLM", {**GEMMA4, "per_layer_config": {3: {"head_dim": 24}}}),
+    (
+        "Gemma4ForCausalLM",
+        {**GEMMA4, "enable_moe_block": True, "num_experts": 4, "top_k_experts": 2, "moe_intermediate_size": 24},
+    ),
     ("GPT2LMHeadModel", {**SMALL_GPT, "n_inner": 100, "tie_word_embeddings": False}),
     ("GPTBigCodeForCausalLM", {**SMALL_GPT, "multi_query": False}),
     ("GPTJForCausalLM", {**SMALL_GPT, "n_inner": 100, "rotary_dim": 8}),
@@ -129,6 +138,7 @@ def test_switches_that_no_preset_throws(name: str, keys: dict[str, Any]) -> None
 def test_every_model_type_has_defaults(kind: str) -> None:
     experts = {"n_routed_experts": 8, "num_experts_per_tok": 2}
     without_default: dict[str, dict[str, Any]] = {"deepseek_v2": {"num_experts_per_tok": 2}, "dots1": experts}
+    without_default["gemma4_text"] = {"hidden_size_per_layer_input": 0}
     kinds = dict.fromkeys(("dory", "kimi_linear", "lara_mini", "minimax", "olmo_hybrid"), "layer_types")
     for each, key in {**kinds, "zamba": "layers_block_type", "zamba2": "layers_block_type"}.items():
         without_default[each] = {"num_hidden_layers": 1, key: ["linear_attention"]}

@@ -12,12 +12,14 @@ from typer.testing import CliRunner
 
 import memcalc
 from memcalc import catalog
+from memcalc.api import load_model
 from memcalc.cli.app import app
 from memcalc.errors import InputError, MissingError
 from memcalc.formulas import serving as f
 from memcalc.serving.cache import groups_of
 from memcalc.serving.stages import stage_layers
 from memcalc.specs.block import Attention, Block, Mlp
+from memcalc.terms.parameters import model_count
 from memcalc.units import GIB
 
 LLAMA: dict[str, Any] = {"model": "llama-3.1-8b", "gpu": "h100", "max_len": 8192, "engine": "vllm@0.19"}
@@ -89,6 +91,39 @@ def test_layers_are_grouped_as_the_source_says(full: int, windowed: int, layers:
     blocks = [block(None)] * full + [block(1024)] * windowed
     listed = groups_of(blocks, tp=1, width=2, block_tokens=16, max_len=8192, batched=8192)
     assert (len(listed), {group.layers for group in listed}) == (groups, {layers})
+
+
+@pytest.mark.parametrize(
+    ("model", "tp", "full", "windowed"), [("gemma-4-31b", 1, 2, 1), ("gemma-4-12b", 1, 4, 1), ("gemma-4-12b", 8, 1, 2)]
+)
+def test_blocks_of_fewer_bytes_a_token_have_more_tokens(model: str, tp: int, full: int, windowed: int) -> None:
+    """VLLM 001cabc1 `unify_kv_cache_spec_page_size`; 12B's layers have a key-value head of 512 or 8 of 256 elements."""
+    (stage,) = memcalc.serve(model=model, gpu="h200", tp=tp, max_len=32768, max_batched_tokens=8192).stages
+    taken = {group.kind: group.request_blocks for group in stage.groups}
+    assert taken == {"full": 32768 // (16 * full), "window": -(-(1023 + 8192) // (16 * windowed)) + 1}
+    sizes = {group.kind: group.token_bytes * {"full": full, "window": windowed}[group.kind] for group in stage.groups}
+    layers = stage.groups[0].layers
+    assert set(sizes.values()) == {max(sizes.values())}
+    assert stage.blocks == stage.cache // (16 * layers * max(group.token_bytes for group in stage.groups))
+
+
+def test_layers_whose_blocks_cannot_be_as_large_are_refused() -> None:
+    narrow, wide = (
+        Block(hidden=512, attention=Attention(heads=8, kv_heads=8, head_dim=dim, window=window), mlp=Mlp(ffn=1024))
+        for dim, window in ((48, None), (64, 1024))
+    )
+    for blocks in ([narrow, wide], [narrow, block(None)]):
+        with pytest.raises(InputError, match="must all cache as many bytes a token"):
+            groups_of(blocks, tp=1, width=2, block_tokens=16, max_len=8192, batched=8192)
+
+
+def test_keys_that_are_values_are_weights_twice() -> None:
+    """VLLM 001cabc1 `models/gemma4.py`: `qkv_proj` has a part for values, into which the keys' weight is loaded."""
+    model = load_model("gemma-4-31b")
+    tables = 262144 * (256 + 512) * 2
+    stage = memcalc.serve(model="gemma-4-31b", gpu="h200", max_len=8192).stages[0]
+    keys = 10 * 5376 * 4 * 512 * 2
+    assert stage.size("weights") == 2 * model_count(model).total + keys + tables
 
 
 def test_stages_as_the_engine_cuts_them() -> None:

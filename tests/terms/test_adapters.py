@@ -116,6 +116,15 @@ def test_a_quantised_base_keeps_its_stacked_experts_in_16_bits() -> None:
     assert looped < 0.35 * experts
 
 
+def test_experts_beside_a_dense_mlp_have_none() -> None:
+    """As PEFT 0.21 counts them on the class: its dense MLP alone; and values that are keys have no projection."""
+    model, hidden, ffn = load_model("gemma-4-26b-a4b"), 2816, 2112
+    assert block_adapters(model.main.block, RANK, ("gate", "up", "down")) == (RANK * 3 * (hidden + ffn), 0)
+    values = [block_adapters(group.block, RANK, ("v",))[0] for group in model.groups]
+    assert values == [RANK * (hidden + 8 * 256) * (group.block.own_attention.window is not None)
+                      for group in model.groups]  # fmt: skip
+
+
 @pytest.mark.parametrize(
     "name", ["llama-2-7b", "gpt2", "phi-3-mini-3.8b", "mixtral-8x7b", "qwen2-7b", "deepseek-v2-lite"]
 )

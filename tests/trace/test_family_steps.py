@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -9,11 +10,20 @@ import pytest
 pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-from differential import Job, outcome
+from autograd import measure, timeline
+from differential import Job, model_of, outcome, words_of
+
+from memcalc import api
+from memcalc.allocator import replay
+from memcalc.events import step_events
+from memcalc.probe.live.cuda_like import cuda_like
+from memcalc.terms import ModelOnGrid, build_ledger
+from memcalc.terms.overhead import Workspaces
 
 WITHIN = 0.001
 FAMILIES: dict[str, tuple[int, dict[str, Any]]] = {
     "apertus": (4, {}), "llama4_text": (6, {}), "cwm": (6, {"sliding_window": 16}), "mistral-window": (4, {}),
+    "gemma4_text": (9, {}), "gemma4-experts": (9, {}), "gemma4_unified_text": (9, {"vocab_size": 4096}),
 }  # fmt: skip
 """By how many blocks, and with which changes to the small config."""
 ODD: dict[str, dict[str, Any]] = {
@@ -26,6 +36,16 @@ ODD: dict[str, dict[str, Any]] = {
 """Llama 4 as its switches make it."""
 
 
+GEMMA4: dict[str, dict[str, Any]] = {
+    "values of their own": {"attention_k_eq_v": False},
+    "no window": {"layer_types": ["full_attention"] * 9},
+    "a wide window": {"sliding_window": 4096},
+    "a head of its own": {"tie_word_embeddings": False, "final_logit_softcapping": None},
+    "biases": {"attention_bias": True},
+}
+"""Gemma 4 as its switches make it."""
+
+
 def error(family: str, precision: str, recompute: str, attention: str, **sizes: object) -> float:
     """Return by what part of the real peak the replayed one is off."""
     layers, changes = FAMILIES[family]
@@ -33,7 +53,7 @@ def error(family: str, precision: str, recompute: str, attention: str, **sizes: 
     return outcome(Job(family, changes | sizes, layers, *common)).error
 
 
-@pytest.mark.parametrize("family", ["apertus", "llama4_text"])
+@pytest.mark.parametrize("family", ["apertus", "llama4_text", "gemma4_text", "gemma4-experts"])
 def test_a_checkpointed_step_takes_what_the_class_takes(family: str) -> None:
     assert abs(error(family, "bf16", "full", "flash")) <= WITHIN
 
@@ -52,3 +72,55 @@ def test_so_does_a_step_however_it_is_trained(family: str, precision: str, recom
 @pytest.mark.parametrize("recompute", ["none", "full"])
 def test_so_does_llama_4_with_its_switches_thrown(switch: str, recompute: str) -> None:
     assert abs(error("llama4_text", "bf16", recompute, "flash", **ODD[switch])) <= WITHIN
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("switch", GEMMA4)
+@pytest.mark.parametrize("recompute", ["none", "full"])
+def test_so_does_gemma_4_with_its_switches_thrown(switch: str, recompute: str) -> None:
+    assert abs(error("gemma4_text", "bf16", recompute, "flash", **GEMMA4[switch])) <= WITHIN
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("framework", ["fsdp2", "ddp"])
+@pytest.mark.parametrize("recompute", ["none", "full"])
+@pytest.mark.parametrize("family", ["gemma4_text", "gemma4-experts"])
+def test_so_does_gemma_4_on_several_ranks(family: str, recompute: str, framework: str) -> None:
+    precision = "fp32" if framework == "ddp" else "bf16"
+    job = Job(family, {}, 9, 2, 256, precision, recompute, "adamw", "foreach", "standard", "flash", framework, 2)
+    assert abs(outcome(job).error) <= WITHIN
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("precision", ["bf16", "fp32+autocast"])
+@pytest.mark.parametrize("recompute", ["none", "full", "every-2"])
+@pytest.mark.parametrize("family", ["gemma4_text", "gemma4-experts"])
+def test_so_does_gemma_4_over_micro_batches(family: str, recompute: str, precision: str) -> None:
+    job = Job(family, {}, 9, 2, 256, precision, recompute, "adamw", "foreach", "standard", "flash", "plain", 1, 3)
+    assert abs(outcome(job).error) <= WITHIN
+
+
+@pytest.mark.parametrize("recompute", ["none", "full"])
+@pytest.mark.parametrize(
+    ("family", "adapters"), [("gemma4_text", "attention"), ("gemma4_text", "all"), ("gemma4-experts", "attention")]
+)
+def test_so_does_gemma_4_with_adapters(family: str, adapters: str, recompute: str) -> None:
+    job = Job(family, {}, 9, 2, 256, "bf16", recompute, "adamw", "foreach", "standard", "flash", "plain", 1)
+    assert abs(outcome(replace(job, adapters=adapters)).error) <= WITHIN
+
+
+@pytest.mark.parametrize("family", ["gemma4_text", "gemma4-experts"])
+def test_reentrant_checkpoints_keep_the_end_of_the_graph_that_gemma_4s_table_refers_to(family: str) -> None:
+    job = Job(family, {}, 9, 2, 256, "bf16", "full", "adamw", "foreach", "standard", "flash", "plain", 1)
+    with cuda_like("auto"):
+        model, run, _ = measure.build(
+            family, precision="bf16", attention="flash", dropout=None, recompute="none", batch=2, seq=256, layers=9
+        )
+        model.gradient_checkpointing_enable({"use_reentrant": True})
+        steps = timeline.train(model, run, timeline.adamw(model, "foreach"), 1)
+    words = words_of(job) | {"settings": {"strategy.checkpoint": "reentrant"}}
+    single = api.single(model=model_of(job), gpu="h100", **words)
+    census = ModelOnGrid(single.job.model, single.grid)
+    events = step_events(census, build_ledger(census, Workspaces(0, 0)), 0, observed=False)
+    real = steps.peak(max(event.step for event in steps.events)).live
+    assert replay(events).peak_requested == pytest.approx(real, rel=WITHIN)

@@ -37,6 +37,12 @@ RANDOM = (".rng_state", ".unused", ".philox_seed", ".philox_offset")
 """What a fused attention's random state is called."""
 
 
+def saved_alone(template: Template) -> Template:
+    """Return a checkpointed block without what a table of the model holds of it, which autograd does not save."""
+    inputs = {index for index in template.kept if template.records[index].kind == "external"}
+    return replace(template, kept=frozenset(inputs))
+
+
 def size(template: Template) -> int:
     there = [record for record in template.kept_records if record.size.shard != "tp if single"]  # there are several
     return sum(record.size.bytes * UNITS[record.size.unit] for record in there)
@@ -74,7 +80,9 @@ def compared(family: str, precision: str, attention: str, recompute: str) -> lis
         window = group.block.attention.window if group.block.attention else None
         own = replace(setting, windowed=window is not None and window <= SEQ)
         if place > 0:  # the very first block also keeps what all share
-            pairs.append((size(saved.as_kept(trace(group.block, own, recompute))), kept(saved, place, precision)))
+            template = saved.as_kept(trace(group.block, own, recompute))
+            shares = recompute == "full" and group.block.shares_keys
+            pairs.append((size(saved_alone(template) if shares else template), kept(saved, place, precision)))
     head = trace_head(
         model.hidden, model.final_norm, model.vocab, setting, HF_NEW, "none", model.tail, softcap=model.head_softcap
     )

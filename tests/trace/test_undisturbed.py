@@ -53,7 +53,7 @@ def test_an_execution_beside_a_thread_is_repeated_until_two_agree() -> None:
     def made(number: int) -> Template:
         nothing: frozenset[int] = frozenset()
         return Template(
-            (), (), (), nothing, nothing, nothing, keeps_context=False, output=number, incoming=0, outgoing=0
+            (), (), (), nothing, nothing, nothing, nothing, keeps_context=False, output=number, incoming=0, outgoing=0
         )
 
     given = iter([made(1), made(2), made(3), made(3), made(4)])
