@@ -259,6 +259,8 @@ def resolved_targets(lora: Lora, model: Model, habits: Habits) -> tuple[str, ...
     outside = dict.fromkeys(m.target for m in outside_matrices(model))
     known = [*blocks, *outside]
     if not lora.targets:
+        if model.hf_class in PEFT_TARGETS and not habits.adapters_follow_base:
+            return PEFT_TARGETS[model.hf_class]
         return ("qkv",) if "qkv" in blocks else tuple(name for name in ("q", "v", "q_a", "q_b") if name in blocks)
     if lora.targets == ("all-linear",):
         return tuple(blocks)
@@ -273,6 +275,8 @@ def resolved_targets(lora: Lora, model: Model, habits: Habits) -> tuple[str, ...
     return tuple(dict.fromkeys((*lora.targets, *alike))) if {*alike} & {*lora.targets} else lora.targets
 
 
+PEFT_TARGETS = {"PhiForCausalLM": ("q", "v", "up", "down"), "NemotronHForCausalLM": ("q", "k", "v", "o")}
+"""Classes with more targets by default than queries and values (PEFT 0.21 ``utils/constants.py``)."""
 LINEAR_ROUTERS = ("PhimoeForCausalLM", "Llama4ForCausalLM")
 """Classes whose router is a linear layer; of all others it is a module with a weight of its own (Transformers 5.24)."""
 FOLDED = frozenset({

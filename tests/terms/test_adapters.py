@@ -139,10 +139,14 @@ def test_matrices_are_what_the_census_counts_less_vectors(name: str) -> None:
 
 @pytest.mark.parametrize(
     ("name", "targets"),
-    [("llama-2-7b", ("q", "v")), ("mixtral-8x7b", ("q", "v")), ("gpt2", ("qkv",)), ("phi-3-mini-3.8b", ("qkv",))],
-)
+    [
+        ("llama-2-7b", ("q", "v")), ("mixtral-8x7b", ("q", "v")), ("gpt2", ("qkv",)), ("phi-3-mini-3.8b", ("qkv",)),
+        ("phi-2", ("q", "v", "up", "down")), ("nemotron-h-8b", ("q", "k", "v", "o")),
+    ],
+)  # fmt: skip
 def test_targets_that_peft_takes_by_default(name: str, targets: tuple[str, ...]) -> None:
     assert resolved_targets(Words(rank=8), load_model(name), habits_of("hf")) == targets
+    assert set(resolved_targets(Words(rank=8), load_model(name), habits_of("litgpt"))) <= {"q", "v", "qkv"}
 
 
 PEFT_NAMES = {"q": "q_proj", "k": "k_proj", "v": "v_proj", "o": "o_proj"} | {
