@@ -59,7 +59,8 @@ def _setting(grid: Grid, precision: str, wide_residual: bool) -> BlockConfig:
         adds_gradients=habits.adds_gradients,
         attention="flash" if fixed.attention == "sdpa" else fixed.attention,
         # A kernel of another name than flash is PyTorch's own, called as the model's class does
-        sdpa=fixed.kernels == "model" and fixed.attention in ("efficient", "math", "sdpa"),
+        # Liger's kernels leave attention to the model's own class
+        sdpa=fixed.kernels in ("model", "fused") and fixed.attention in ("efficient", "math", "sdpa"),
         gathers_logits=habits.gathers_inputs,
         rotary=habits.rotary,
         compiled=fixed.compile in COMPILED_BLOCKS,
