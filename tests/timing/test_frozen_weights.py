@@ -44,8 +44,11 @@ def test_a_trained_copy_of_the_head_counts_in_full() -> None:
 def test_an_adapter_of_an_expert_counts_for_the_tokens_that_pass_it() -> None:
     """Mixtral 8x7B: two of eight experts; an adapter of rank 8 on the down projection is 8 x (14336 + 4096)."""
     mixtral = api.load_model("mixtral-8x7b")
-    bare, adapted = (model_flops_per_token(mixtral, settings(lora=lora)) for lora in ("8:q", "8:q,down"))
+    jobs = settings(lora="8:q"), settings(lora="8:q,down")
+    bare, adapted = (model_flops_per_token(mixtral, job, stacked=False) for job in jobs)
     assert adapted - bare == 6 * 32 * 2 * 8 * (14336 + 4096)
+    bare, adapted = (model_flops_per_token(mixtral, job, stacked=True) for job in jobs)
+    assert adapted == bare
 
 
 def test_a_window_limits_what_a_token_attends_to() -> None:
