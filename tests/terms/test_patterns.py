@@ -308,3 +308,12 @@ def test_megatrons_flags_list_the_routed_layers_and_have_none_for_sinks() -> Non
     assert model_flags(job, turns)["moe_layer_freq"] == "[1,0,1,0]"
     with pytest.raises(InputError, match="decoders"):
         model_flags(job, catalog.model("gpt-oss-20b"))
+
+
+def test_a_window_under_fused_kernels_is_a_mask() -> None:
+    """Liger replaces no attention: PyTorch's kernel gets the window as a mask, and keeps no scores."""
+    job: dict[str, Any] = {"model": "mistral-7b-v0.1", "gpu": "h200", "gpus": 8, "seq_len": 8192}
+    ours, fused = (memcalc.estimate(**job, kernels=kernels) for kernels in ("model", "fused"))
+    assert fused.strategy.attention == ours.strategy.attention == "efficient"
+    scores = 32 * 32 * 8192 * 8192 * 2  # blocks x heads x tokens x tokens x bytes
+    assert fused.components.activations < min(ours.components.activations, scores // 2)
