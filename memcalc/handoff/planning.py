@@ -47,7 +47,8 @@ def way_out(job: JobRecord, to: str, field: str) -> str:
     options = {name: value for name, value in job.options.items() if name != "framework"}
     elsewhere = job.model_copy(update={"options": options})
     for form in (to, *(other for other in OTHERS if other != to)):
-        candidate = _left_open(job, field) if form in _formats_of(job) else elsewhere
+        candidate = job if form in _formats_of(job) else elsewhere
+        candidate = _left_open(candidate, field) if form == to else candidate
         if form == job.query.get("to", "") and candidate == job:
             continue
         try:

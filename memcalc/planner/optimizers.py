@@ -9,10 +9,10 @@ from memcalc.errors import CombinationError
 from memcalc.formulas.optimizer import OptimizerKind
 from memcalc.formulas.optimizer_states import FULL, GALORE_RANK
 from memcalc.frameworks.megatron import holds_main_weights
-from memcalc.specs.adapters import PARTS_OF_A_BLOCK, AlsoTrained, Lora, release
+from memcalc.specs.adapters import EVERY, PARTS_OF_A_BLOCK, AlsoTrained, Lora, release
 from memcalc.specs.options import OPTIONS, SharedSettings
 from memcalc.terms.moments import form_of, layout_of, optimizer_of
-from memcalc.terms.tensors import block_matrices, block_tensors, end_tensors, outside_matrices
+from memcalc.terms.tensors import block_matrices, block_tensors, end_tensors, linear_layers, outside_matrices
 
 if TYPE_CHECKING:
     from memcalc.frameworks import Habits
@@ -242,12 +242,11 @@ def resolved_targets(lora: Lora, model: Model, habits: Habits) -> tuple[str, ...
     Without targets: the queries and values, or the packed projection, as PEFT 0.13 ``utils/constants.py`` has it for
     nearly all architectures.
     """
-    matrices = [m for group in model.groups for m in block_matrices(group.block)]
-    blocks = dict.fromkeys(m.target for m in matrices)
-    if model.is_moe and habits.stacks_experts:
-        _refuse_folded(lora, model, {m.target for m in matrices if m.routed})
-        blocks = dict.fromkeys(m.target for m in matrices if not m.routed)
-        if model.hf_class not in LINEAR_ROUTERS:
+    stacked = habits.stacks_experts
+    blocks = dict.fromkeys(m.target for g in model.groups for m in linear_layers(g.block, stacked=stacked))
+    if model.is_moe and stacked:
+        _refuse_folded(lora, model)
+        if model.architecture not in LINEAR_ROUTERS:
             blocks.pop("router", None)
     if any(mixer.kind == "Mamba-2 mixer" for mixer in model.mixers):
         # Its kernel reads that weight itself, so that PEFT refuses it (0.19 tuners/tuners_utils.py,
@@ -259,8 +258,8 @@ def resolved_targets(lora: Lora, model: Model, habits: Habits) -> tuple[str, ...
     outside = dict.fromkeys(m.target for m in outside_matrices(model))
     known = [*blocks, *outside]
     if not lora.targets:
-        if model.hf_class in PEFT_TARGETS and not habits.adapters_follow_base:
-            return PEFT_TARGETS[model.hf_class]
+        if model.architecture in PEFT_TARGETS and not habits.adapters_follow_base:
+            return PEFT_TARGETS[model.architecture]
         return ("qkv",) if "qkv" in blocks else tuple(name for name in ("q", "v", "q_a", "q_b") if name in blocks)
     if lora.targets == ("all-linear",):
         return tuple(blocks)
@@ -275,28 +274,28 @@ def resolved_targets(lora: Lora, model: Model, habits: Habits) -> tuple[str, ...
     return tuple(dict.fromkeys((*lora.targets, *alike))) if {*alike} & {*lora.targets} else lora.targets
 
 
-PEFT_TARGETS = {"PhiForCausalLM": ("q", "v", "up", "down"), "NemotronHForCausalLM": ("q", "k", "v", "o")}
+PEFT_TARGETS = {"phi": ("q", "v", "up", "down"), "nemotronh": ("q", "k", "v", "o")}
 """Classes with more targets by default than queries and values (PEFT 0.21 ``utils/constants.py``)."""
-LINEAR_ROUTERS = ("PhimoeForCausalLM", "Llama4ForCausalLM")
-"""Classes whose router is a linear layer; of all others it is a module with a weight of its own (Transformers 5.24)."""
+LINEAR_ROUTERS = ("gemma4", "gemma4text")
+"""Classes with a linear layer in their router; others' is a module with a weight of its own, or returns two tensors, on
+which an adapter fails: Phi-3.5-MoE's (Transformers 5.24)."""
 FOLDED = frozenset({
     "deepseekv2", "deepseekv3", "glm4moe", "glm4moelite", "glm4vmoe", "minimaxm2", "mixtral", "olmoe", "qwen3moe",
     "qwen3next", "afmoe", "cohere2moe", "dots1", "ernie45moe", "exaonemoe", "flexolmo", "hunyuanv1moe", "mellum",
     "minimax", "solaropen",
 })  # fmt: skip
-"""Classes, without their ending, whose experts PEFT adapts in spite of that: the conversions of Transformers that are
+"""Classes whose experts PEFT adapts in spite of that: the conversions of Transformers that are
 like Mixtral's or Qwen2-MoE's (0.21 utils/transformers_weight_conversion.py)."""
 
 
-def _refuse_folded(lora: Lora, model: Model, routed: set[str]) -> None:
+def _refuse_folded(lora: Lora, model: Model) -> None:
     """Refuse adapters that PEFT folds into stacked experts.
 
     ``ParamWrapper`` (0.21 tuners/lora/layer.py) makes all experts of a block anew in each forward, and a gradient of
     their size in backward.
     """
-    family = (model.hf_class or model.family).replace("ForCausalLM", "").replace("_", "").lower()
-    named = routed | {"router"} | {"all", "all-linear"}
-    if family in FOLDED and named & {*lora.targets}:
+    routed = {m.target for group in model.groups for m in block_matrices(group.block) if m.routed}
+    if model.architecture in FOLDED and {*routed, "router", *EVERY} & {*lora.targets}:
         allowed = (
             "PEFT folds adapters of stacked experts into a copy of all of a block's experts, which is not modelled; "
             "name other layers, as in 16:q,k,v,o, or a release with a layer for each expert (--framework hf@4.49)"

@@ -323,6 +323,13 @@ class Model(Frozen):
         return TowerEnds(lookups=(tokens, *positions), embedding_dim=narrow, dropout=self.embedding_dropout)
 
     @property
+    def architecture(self) -> str:
+        """Its class in Transformers without the ending, or its ``model_type``; lower case, without underscores."""
+        named = self.hf_class or self.family
+        endings = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
+        return next((named.removesuffix(e) for e in endings if named.endswith(e)), named).replace("_", "").lower()
+
+    @property
     def runs_every_expert(self) -> bool:
         """Whether the experts of some block each run over every token."""
         return any(getattr(group.block.mlp, "every_expert", False) for group in self.groups)

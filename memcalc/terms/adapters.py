@@ -17,7 +17,7 @@ from memcalc.ledger import ALWAYS, Term
 from memcalc.specs.block import MixtureOfExperts
 from memcalc.terms.model_on_grid import ModelOnGrid
 from memcalc.terms.parameters import BlockCount, ParameterCount, model_count
-from memcalc.terms.tensors import Matrix, block_matrices, outside_matrices
+from memcalc.terms.tensors import Matrix, block_matrices, linear_layers, outside_matrices
 
 if TYPE_CHECKING:
     from memcalc.formulas.types import Array
@@ -54,13 +54,8 @@ def adapter_parameters(matrices: Iterable[Matrix], rank: int, targets: Iterable[
 
 @lru_cache(maxsize=256)
 def block_adapters(block: Block, rank: int, targets: tuple[str, ...], *, stacked: bool = False) -> tuple[int, int]:
-    """Return the adapters' parameters of one block: outside the routed experts, and in them [elements].
-
-    Experts whose weights are ``stacked``, or that are parameters of one product in every release, are no linear layers
-    to which PEFT adds any.
-    """
-    unlisted = stacked or (isinstance(block.mlp, MixtureOfExperts) and block.mlp.unlisted)
-    matrices = [matrix for matrix in block_matrices(block) if not (matrix.routed and unlisted)]
+    """Return the adapters' parameters of one block: outside the routed experts, and in them [elements]."""
+    matrices = linear_layers(block, stacked=stacked)
     parameters = adapter_parameters(matrices, rank, targets)
     routed = adapter_parameters((m for m in matrices if m.routed), rank, targets)
     return parameters - routed, routed
@@ -85,17 +80,21 @@ def outside_adapters(model: Model, rank: int, targets: Iterable[str], name: str)
     return adapter_parameters(outside_matrices(model), rank, wanted)
 
 
-@lru_cache(maxsize=256)
-def block_quantised(block: Block, kind: str, group: int, *, stacked: bool = False) -> Quantised:
-    """Return the quantised matrices of one block; GPTQ leaves the router alone.
+def quantised_layers(block: Block, kind: str, *, stacked: bool) -> tuple[Matrix, ...]:
+    """The matrices of a block that a kind of quantisation takes; GPTQ leaves the router alone.
 
-    Of experts whose weights are ``stacked`` bitsandbytes quantises none, nor their router: it replaces linear layers
-    (Transformers 5.24 integrations/bitsandbytes.py, replace_with_bnb_linear).
+    bitsandbytes takes linear layers, and so neither ``stacked`` experts nor their router (Transformers 5.24
+    integrations/bitsandbytes.py, replace_with_bnb_linear).
     """
     gptq = kind.startswith("gptq")
-    left = {"router"} if gptq or stacked else set()
-    named = [m for m in block_matrices(block) if m.target not in left and not (m.routed and stacked and not gptq)]
-    return quantised(named, kind, group)
+    listed = block_matrices(block) if gptq else linear_layers(block, stacked=stacked)
+    return tuple(matrix for matrix in listed if not (matrix.target == "router" and (gptq or stacked)))
+
+
+@lru_cache(maxsize=256)
+def block_quantised(block: Block, kind: str, group: int, *, stacked: bool = False) -> Quantised:
+    """Return the quantised matrices of one block."""
+    return quantised(quantised_layers(block, kind, stacked=stacked), kind, group)
 
 
 def quantised(matrices: Iterable[Matrix], kind: str, group: int) -> Quantised:

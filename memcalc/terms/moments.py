@@ -33,9 +33,9 @@ from memcalc.terms.tensors import (
     Matrix,
     Place,
     Tensor,
-    block_matrices,
     block_tensors,
     end_tensors,
+    linear_layers,
     outside_matrices,
 )
 from memcalc.terms.zero import partitions_without_zero, sub_group
@@ -259,7 +259,8 @@ def _adapters(census: AdaptersOnGrid) -> Iterator[RankWeight]:
     if lora is None:
         return
     blocks = zip(census.model.groups, census.layers, strict=True)
-    inside = [(m, layers) for group, layers in blocks for m in block_matrices(group.block)]
+    stacked = grid.habits.stacks_experts
+    inside = [(m, layers) for group, layers in blocks for m in linear_layers(group.block, stacked=stacked)]
     for matrix, number in (*inside, *outside):
         for outputs in _adapted(matrix, lora.targets):
             for shape in ((lora.rank, matrix.inputs), (outputs, lora.rank)):

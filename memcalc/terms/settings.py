@@ -58,8 +58,7 @@ def _setting(grid: Grid, precision: str, wide_residual: bool) -> BlockConfig:
         cp_kind=fixed.cp_kind,
         adds_gradients=habits.adds_gradients,
         attention="flash" if fixed.attention == "sdpa" else fixed.attention,
-        # A kernel of another name than flash is PyTorch's own, called as the model's class does
-        # Liger's kernels leave attention to the model's own class
+        # A kernel of another name than flash is PyTorch's own, called as the model's class does; Liger leaves it there
         sdpa=fixed.kernels in ("model", "fused") and fixed.attention in ("efficient", "math", "sdpa"),
         gathers_logits=habits.gathers_inputs,
         rotary=habits.rotary,

@@ -55,6 +55,15 @@ def block_matrices(block: Block) -> tuple[Matrix, ...]:
     return (*linears, *(_mlp(block.mlp, block.hidden) if block.mlp else ()))
 
 
+def linear_layers(block: Block, *, stacked: bool) -> tuple[Matrix, ...]:
+    """Those that are linear layers in the block's class: no routed experts whose weights are ``stacked`` in one tensor.
+
+    Transformers 5.24 ``models/*/modeling_*.py``; PEFT adapts linear layers, and bitsandbytes quantises them.
+    """
+    apart = stacked or (isinstance(block.mlp, MixtureOfExperts) and block.mlp.unlisted)
+    return tuple(matrix for matrix in block_matrices(block) if not (matrix.routed and apart))
+
+
 def outside_matrices(model: Model) -> tuple[Matrix, ...]:
     """The token embedding and the head."""
     width = model.embedding_dim or model.hidden

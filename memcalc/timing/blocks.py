@@ -15,10 +15,11 @@ import numpy as np
 
 from memcalc.formulas import flops as fl
 from memcalc.formulas.kernels import attention_backward_flops, matmul_bytes
+from memcalc.terms.adapters import quantised_layers
 from memcalc.terms.mixers import mixing_flops
 from memcalc.terms.model_on_grid import local_experts
 from memcalc.terms.settings import is_reentrant
-from memcalc.terms.tensors import Matrix, block_matrices
+from memcalc.terms.tensors import Matrix, block_matrices, linear_layers
 from memcalc.timing.dequantisation import FORWARD, STEP, dequantised_bytes
 
 if TYPE_CHECKING:
@@ -130,7 +131,9 @@ class BlockWork:
 
     def _dequantised(self, matrices: tuple[Matrix, ...], products: int) -> Array:
         setting, group = self.activations.settings[0], self.grid.fixed.gptq_group
-        return np.int64(dequantised_bytes(matrices, setting, group, products))
+        block, stacked = self.activations.group.block, self.grid.habits.stacks_experts
+        listed = quantised_layers(block, setting.quantize, stacked=stacked)
+        return np.int64(dequantised_bytes([m for m in matrices if m in listed], setting, group, products))
 
     @cached_property
     def dequantised(self) -> Array:
@@ -148,7 +151,8 @@ class BlockWork:
         lora = self.grid.fixed.adapters
         if lora is None:
             return np.int64(0)
-        wide = sum(m.inputs + m.outputs for m in self.matrices if m.target in lora.targets)
+        linears = linear_layers(self.activations.group.block, stacked=self.grid.habits.stacks_experts)
+        wide = sum(m.inputs + m.outputs for m in linears if m.target in lora.targets)
         return fl.step_flops(fl.matmul_flops(self.activations.tokens, lora.rank, wide)) // self.grid.degree("tp")
 
     @cached_property

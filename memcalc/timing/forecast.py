@@ -77,7 +77,7 @@ def hardware_flops(census: ModelOnGrid, node: Node) -> float:
     return total * float(work.micro_batches.reshape(-1)[0]) * layout.dp * layout.cp * layout.tp
 
 
-def model_flops_per_token(model: Model, fixed: SharedSettings, *, stacked: bool = True) -> float:
+def model_flops_per_token(model: Model, fixed: SharedSettings, *, stacked: bool = False) -> float:
     """Model FLOPs a token, forward and backward; it attends to all that a window lets it (arXiv:2204.02311 appendix B).
 
     Under adapters the weights are frozen, and have no gradients of their own; experts that are ``stacked`` have none.

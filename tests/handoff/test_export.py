@@ -432,6 +432,12 @@ def test_what_no_file_carries_is_refused_with_a_plan_that_it_can() -> None:
         exported(kept_plan(model="llama-3.1-8b", gpu="h100", top=1), "torchtitan")
 
 
+def test_the_way_out_is_open_where_no_framework_was_named() -> None:
+    with pytest.raises(CombinationError, match=r"plan what it can say: memcalc plan .*--to trainer") as refused:
+        exported(kept_plan(recompute="mlp", model="llama-3.2-1b", top=1), "trainer")
+    assert "--recompute" not in refused.value.allowed
+
+
 LED = {
     "megatron": {"model": "gemma-3-270m", "framework": "megatron", "lora": "64"},
     "torchtitan": {"model": "llama-2-7b", "framework": "torchtitan"},

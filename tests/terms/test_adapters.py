@@ -63,11 +63,13 @@ def test_experts_that_run_over_every_token_have_none() -> None:
 
 STACKED = (
     "gpt-oss-20b", "hy3-295b-a21b", "jamba-v0.1", "phi-3.5-moe", "lfm2-8b-a1b", "kimi-linear-48b-a3b",
-    "qwen1.5-moe-a2.7b", "granite-4.0-h-small",
+    "qwen1.5-moe-a2.7b", "granite-4.0-h-small", "gemma-4-26b-a4b",
 )  # fmt: skip
 """A model of each class with stacked experts that PEFT leaves alone."""
-UNLIKE = {"qwen1.5-moe-a2.7b": ("shared_expert_gate",), "granite-4.0-h-small": ("out_proj",)}
-"""Linear layers that memcalc has no word for, or does not count where their kernels read the weight themselves."""
+WORDLESS = "shared_expert_gate"
+"""A linear layer that memcalc has no word for."""
+UNLIKE = {"granite-4.0-h-small": ("out_proj",), "phi-3.5-moe": ("router",)}
+"""Linear layers whose weight a kernel reads itself, or that return two tensors: an adapter does nothing, or fails."""
 
 
 @pytest.mark.parametrize("name", STACKED)
@@ -84,17 +86,17 @@ def test_stacked_experts_have_no_adapters_and_stay_in_16_bits(name: str) -> None
         kind = getattr(transformers, str(model.hf_class))
         base = kind(kind.config_class(**keys))
         linear = {n: m for n, m in base.named_modules() if isinstance(m, torch.nn.Linear) and n != "lm_head"}
-        left = UNLIKE.get(name, ())
-        names = sorted({n.rpartition(".")[2] for n in linear} - {*left})
-        replaced = sum(m.weight.numel() for m in linear.values() if type(m) is torch.nn.Linear)
+        names = sorted({n.rpartition(".")[2] for n in linear} - {WORDLESS, *UNLIKE.get(name, ())})
+        listed = [m for n, m in linear.items() if type(m) is torch.nn.Linear and not n.endswith(WORDLESS)]
+        replaced = sum(layer.weight.numel() for layer in listed)
         real = peft.get_peft_model(base, peft.LoraConfig(r=RANK, target_modules=names))
     targets = resolved_targets(Words(rank=RANK, targets=("all-linear",)), model, hf)
     groups = [(group.count, group.block) for group in model.groups]
     ours = sum(n * sum(block_adapters(block, RANK, targets, stacked=True)) for n, block in groups)
     found = sum(p.numel() for p in real.parameters() if p.requires_grad)
-    assert ours == pytest.approx(found, rel=0.02 if left else 0)
+    assert ours == found
     quantised = sum(n * block_quantised(block, "nf4", 0, stacked=True).elements for n, block in groups)
-    assert quantised == pytest.approx(replaced, rel=0.02 if left else 1e-3)
+    assert quantised == replaced or model.unlisted_experts  # whose quantised base is refused
 
 
 def test_adapters_that_are_folded_into_stacked_experts_are_refused() -> None:

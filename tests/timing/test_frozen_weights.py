@@ -51,6 +51,15 @@ def test_an_adapter_of_an_expert_counts_for_the_tokens_that_pass_it() -> None:
     assert adapted == bare
 
 
+def test_stacked_experts_are_not_dequantised() -> None:
+    """Of Mixtral's blocks bitsandbytes then turns attention alone into 16 bits: a small part of its weights."""
+    job: dict[str, Any] = {"model": "mixtral-8x7b", "gpu": "h200", "gpus": 2, "lora": "8:q,v", "recompute": "full"}
+    stacked, wide = (memcalc.estimate(**job, quantize=kind).time.step for kind in ("nf4", "none"))
+    layered = memcalc.estimate(**job, quantize="nf4", framework="hf@4.49").time.step
+    assert abs(stacked - wide) < 0.05 * wide
+    assert layered > 1.1 * wide
+
+
 def test_a_window_limits_what_a_token_attends_to() -> None:
     """Mistral 7B v0.1: 4096 of 32768 tokens."""
     mistral = api.load_model("mistral-7b-v0.1")

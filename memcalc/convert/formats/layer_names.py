@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from functools import cache
 from importlib.resources import files
 from typing import TYPE_CHECKING
@@ -13,9 +12,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from memcalc.convert.job import ConfigJob
-    from memcalc.specs.model import Model
-
-_ENDING = re.compile(r"(ForCausalLM|LMHeadModel|ForConditionalGeneration)$")
 
 
 def layer_names(job: ConfigJob, word: str, targets: Iterable[str]) -> list[str]:
@@ -24,17 +20,11 @@ def layer_names(job: ConfigJob, word: str, targets: Iterable[str]) -> list[str]:
     Refuses one whose name is not known: a list of names would go without it, and nobody would be told.
     """
     tables = _tables()
-    names = {**tables["usual"], **tables.get(_class_of(job.spec), {})}
+    names = {**tables["usual"], **tables.get(job.spec.architecture if job.spec else "", {})}
     listed = list(targets)
     for target in listed:
         job.require(target in names, word, f"names of layers are known of {', '.join(names)}")
     return list(dict.fromkeys(names.get(target, target) for target in listed))
-
-
-def _class_of(spec: Model | None) -> str:
-    """The class of a model without its ending; of a config.json its ``model_type``."""
-    named = "" if spec is None else spec.hf_class or spec.family
-    return _ENDING.sub("", named).replace("_", "").lower()
 
 
 @cache
