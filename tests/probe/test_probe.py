@@ -478,7 +478,7 @@ class Machine:
     def __init__(self, **said: dict[str, Any]) -> None:
         self.said, self.ran = said, list[str]()
 
-    def __call__(self, job: ProbeJob, device: str, limit: float) -> dict[str, Any]:
+    def __call__(self, job: ProbeJob, device: str, limit: float, *_: Any) -> dict[str, Any]:
         """Give a job's result."""
         assert device == "cuda"
         assert limit > job.seconds
@@ -580,10 +580,10 @@ def test_a_probe_goes_on_only_in_the_same_environment(
 def test_interrupt_keeps_what_was_measured(machine: Callable[..., Machine], monkeypatch: pytest.MonkeyPatch) -> None:
     ready = machine()
 
-    def stop(job: ProbeJob, device: str, limit: float) -> dict[str, Any]:
+    def stop(job: ProbeJob, *others: Any) -> dict[str, Any]:
         if len(ready.ran) == 3:
             raise KeyboardInterrupt
-        return ready(job, device, limit)
+        return ready(job, *others)
 
     monkeypatch.setattr(driver, "run_job", stop)
     said = CliRunner().invoke(app, ["probe", "--suite", "small", "--output", "r.toml"])

@@ -13,6 +13,7 @@ from torch import nn
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from memcalc.frameworks import habits_of
+from memcalc.probe.measure.suite import SHAPES
 
 DTYPES = {
     "fp32": torch.float32,
@@ -73,6 +74,17 @@ def build(job: Mapping[str, Any], device: str, adapt: Adapt | None = None) -> Tr
         scaler=torch.amp.GradScaler(device, enabled=strategy["precision"] == "fp16-autocast"),
         micro_batches=workload["global_batch"] // micro_batch,
     )
+
+
+def load_classes() -> None:
+    """Import the classes that rows are made of, without a look at the device."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    for kind in sorted({shape["model_type"] for shape in SHAPES.values()}):
+        with contextlib.suppress(KeyError, ValueError):  # a release without that class fails in the row's own process
+            AutoModelForCausalLM._model_mapping[type(AutoConfig.for_model(kind))]
+    with contextlib.suppress(ImportError):
+        import peft  # noqa: F401
 
 
 def choose_attention(name: str) -> None:

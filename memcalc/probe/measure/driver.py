@@ -18,7 +18,7 @@ from memcalc.files import output_path, replacing
 from memcalc.journal import SUFFIX, Journal, Listener, Progress, remove
 from memcalc.probe.measure.environment import Environment, look, preset_of
 from memcalc.probe.measure.planning import CPU_GPU, Planned, Target, plan_jobs
-from memcalc.probe.measure.process import run_job, time_limit
+from memcalc.probe.measure.process import Forks, Starter, run_job, time_limit
 from memcalc.probe.measure.records import probed_job, record_error, runs_file
 from memcalc.results.probe import Probed, ProbedJob
 from memcalc.units import parse_count
@@ -61,7 +61,8 @@ def probe(
     machine = target.environment.machine(device)
     with Journal(journal_path, "probe", machine, partial(_other_machine, machine), _today()) as journal:
         resumed = sum(journal.get(entry.job.digest) is not None for entry in planned)
-        rows, results = _run_all(planned, target, journal, budget, on_progress)
+        with Forks() as start:
+            rows, results = _run_all(planned, target, journal, budget, on_progress, start)
         _write(path, results, target, journal.begun)
         if not any(row.status in {"waiting", "failed"} for row in rows):
             journal.remove()
@@ -132,7 +133,12 @@ def _dry_run_rows(planned: Iterable[Planned], budget: float | None) -> Iterable[
 
 
 def _run_all(
-    planned: list[Planned], target: Target, journal: Journal, budget: float | None, on_progress: Listener | None
+    planned: list[Planned],
+    target: Target,
+    journal: Journal,
+    budget: float | None,
+    on_progress: Listener | None,
+    start: Starter,
 ) -> tuple[list[ProbedJob], list[tuple[Planned, dict[str, Any]]]]:
     """Run what the journal does not have; return every job, and the results."""
     begun, resumed = time.monotonic(), sum(journal.get(entry.job.digest) is not None for entry in planned)
@@ -148,7 +154,7 @@ def _run_all(
             rows.append(probed_job(entry, None, status, reason))
             continue
         if result is None:
-            result = _checked(entry, run_job(entry.job, target.device, time_limit(entry.job)), target)
+            result = _checked(entry, run_job(entry.job, target.device, time_limit(entry.job), start), target)
             if result["ok"] or result["outcome"] == "oom":  # a job that crashed is run again
                 journal.append([(entry.job.digest, result)])
         results.append((entry, result))

@@ -1,4 +1,4 @@
-"""A job in a fresh process, which ends with this one and is stopped when its time is up."""
+"""A job in a process of its own, which ends with this one and is stopped when its time is up."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import contextlib
 import hashlib
 import json
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -13,7 +14,8 @@ import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from types import TracebackType
+from typing import Any, Protocol, Self
 
 
 @dataclass(frozen=True)
@@ -41,6 +43,7 @@ class ProbeJob:
 
 
 _ROOT = Path(__file__).resolve().parents[3]
+_WORKER = (sys.executable, "-m", "memcalc.probe.measure.worker")
 _SHORTEST_LIMIT_S, _PATIENCE = 300.0, 5.0
 """A job may take so long, or so many times its rough need [s]."""
 _SAID = 400
@@ -51,45 +54,110 @@ def time_limit(job: ProbeJob) -> float:
     return max(_SHORTEST_LIMIT_S, _PATIENCE * job.seconds)
 
 
-def run_job(job: ProbeJob, device: str, limit: float) -> dict[str, Any]:
-    """Return the result of a job; a process that ends without one is a crash, with how it ended."""
-    with tempfile.TemporaryDirectory(prefix="memcalc-probe-") as folder:
-        job_file, result_file, output = (Path(folder) / name for name in ("job.json", "result.json", "said.txt"))
-        job_file.write_text(json.dumps({**job.settings, "kind": job.kind, "id": job.id, "device": device}), "utf-8")
-        command = [sys.executable, "-m", "memcalc.probe.measure.worker"]
-        command += ["--ranks", str(job.ranks)] if job.ranks > 1 else []
-        with output.open("wb") as log:
-            child = subprocess.Popen(  # noqa: S603 - this interpreter, and files of ours
-                [*command, str(job_file), str(result_file)],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
+@dataclass(frozen=True)
+class Files:
+    """What a process of a job reads and writes."""
+
+    job: Path
+    result: Path
+    output: Path
+    """What it prints."""
+
+
+class Starter(Protocol):
+    """Starts a job's process, waits for it, and leaves nothing of it behind."""
+
+    def __call__(self, files: Files, ranks: int, limit: float) -> int | None:
+        """Return the exit code, or None where the time [s] was up."""
+
+
+def fresh(files: Files, ranks: int, limit: float) -> int | None:
+    """Start an interpreter of its own, or torchrun with one for each of several ranks."""
+    command = [*_WORKER, *(["--ranks", str(ranks)] if ranks > 1 else []), str(files.job), str(files.result)]
+    with files.output.open("wb") as log:
+        child = subprocess.Popen(  # noqa: S603 - this interpreter, and files of ours
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            env=_environment(os.environ),
+            start_new_session=True,
+        )
+        try:
+            return child.wait(limit)
+        except subprocess.TimeoutExpired:
+            return None
+        finally:
+            _kill(child.pid)
+            child.wait()
+
+
+class Forks:
+    """Starts jobs from one process that has imported what they need: imports take longer than most jobs.
+
+    That process makes no CUDA context, so that each job has one of its own. Jobs of several ranks, and all jobs where a
+    process cannot fork safely, are started afresh.
+    """
+
+    def __init__(self) -> None:
+        self._parent: subprocess.Popen[bytes] | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._parent is not None:
+            self._parent.kill()
+            self._parent.communicate()
+
+    def __call__(self, files: Files, ranks: int, limit: float) -> int | None:
+        """Return the exit code, or None where the time [s] was up."""
+        if ranks > 1 or sys.platform != "linux":
+            return fresh(files, ranks, limit)
+        if self._parent is None or self._parent.poll() is not None:
+            self._parent = subprocess.Popen(  # noqa: S603 - this interpreter
+                [*_WORKER, "--forks"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
                 env=_environment(os.environ),
                 start_new_session=True,
             )
-            exit_code = _wait(child, limit)
-        result = _read(result_file)
-        return result if result is not None else _crash(exit_code, limit, output.read_text("utf-8", errors="replace"))
+        stdin, stdout = self._parent.stdin, self._parent.stdout
+        assert stdin is not None
+        assert stdout is not None
+        stdin.write(json.dumps([str(files.job), str(files.result), str(files.output)]).encode() + b"\n")
+        stdin.flush()
+        pid = int(stdout.readline() or 0)
+        try:
+            ended = select.select([stdout], [], [], limit)[0]
+        finally:
+            if pid:
+                _kill(pid)
+        code = stdout.readline()  # of a job that was stopped as well, for the next answer to be the next job's
+        return int(code or 1) if ended else None
 
 
-def _wait(child: subprocess.Popen[bytes], limit: float) -> int | None:
-    """Wait, and leave nothing behind: the exit code, or None where the time was up."""
-    try:
-        return child.wait(limit)
-    except subprocess.TimeoutExpired:
-        return None
-    finally:
-        _stop(child)
+def run_job(job: ProbeJob, device: str, limit: float, start: Starter = fresh) -> dict[str, Any]:
+    """Return the result of a job; a process that ends without one is a crash, with how it ended."""
+    with tempfile.TemporaryDirectory(prefix="memcalc-probe-") as folder:
+        files = Files(*(Path(folder) / name for name in ("job.json", "result.json", "output.txt")))
+        files.job.write_text(json.dumps({**job.settings, "kind": job.kind, "id": job.id, "device": device}), "utf-8")
+        files.output.touch()
+        exit_code = start(files, job.ranks, limit)
+        result = _read(files.result)
+        return result if result is not None else _crash(exit_code, limit, files.output.read_text(errors="replace"))
 
 
-def _stop(child: subprocess.Popen[bytes]) -> None:
+def _kill(pid: int) -> None:
     """Kill what is left of a process and its group; the ranks of torchrun end with their launcher."""
-    if hasattr(os, "killpg"):
-        with contextlib.suppress(ProcessLookupError, PermissionError):  # it has ended
-            os.killpg(child.pid, signal.SIGKILL)
-    else:  # pragma: no cover - Windows
-        child.kill()
-    child.wait()
+    with contextlib.suppress(ProcessLookupError, PermissionError):  # it has ended
+        if hasattr(os, "killpg"):
+            os.killpg(pid, signal.SIGKILL)
+        else:  # pragma: no cover - Windows
+            os.kill(pid, signal.SIGTERM)
 
 
 def _environment(environ: Mapping[str, str]) -> dict[str, str]:

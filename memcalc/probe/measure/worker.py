@@ -1,6 +1,7 @@
 """One job in one process: ``python -m memcalc.probe.measure.worker JOB.json RESULT.json``.
 
-With ``--ranks N`` in front it becomes torchrun, which starts N such processes.
+With ``--ranks N`` in front it becomes torchrun, which starts N such processes. With ``--forks`` alone it imports what jobs
+need, and forks one for each line of its input.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -52,6 +53,9 @@ def main(arguments: list[str]) -> int:
     _end_with_parent()
     if arguments[0] == "--ranks":
         _become_ranks(arguments[1], arguments[2:])
+    if arguments[0] == "--forks":
+        arguments = _fork_for_each(sys.stdin)
+        _end_with_parent()
     job_file, result_file = map(Path, arguments)
     result = result_of(json.loads(job_file.read_text(encoding="utf-8")))
     if int(os.environ.get("RANK", "0")) == 0 or not result["ok"]:
@@ -83,6 +87,26 @@ def _become_ranks(ranks: str, files: list[str]) -> None:
     """Turn into torchrun: the ranks end with it, as it ends with the driver."""
     launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", ranks]
     os.execv(sys.executable, [sys.executable, *launcher, "-m", "memcalc.probe.measure.worker", *files])  # noqa: S606
+
+
+def _fork_for_each(lines: Iterable[str]) -> list[str]:
+    """Fork a process for each line with files of a job, and print its id and its exit code; return in the new ones.
+
+    Nothing here may ask for the device: a process that did so hands no context to those that it forks.
+    """
+    import_module("memcalc.probe.live.step_models").load_classes()
+    for line in lines:
+        pid = os.fork()
+        if pid == 0:
+            job, result, output = json.loads(line)
+            for stream, flags, numbers in ((os.devnull, os.O_RDONLY, (0,)), (output, os.O_WRONLY, (1, 2))):
+                for number in numbers:
+                    os.dup2(os.open(stream, flags), number)
+            return [job, result]
+        os.setpgid(pid, pid)  # for it to be stopped with all that it starts
+        print(pid, flush=True)
+        print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)
+    os._exit(0)
 
 
 if __name__ == "__main__":
