@@ -430,6 +430,23 @@ def test_a_worker_that_fails_is_a_result() -> None:
     assert late["message"].startswith("stopped after 0 s")
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere each job is an interpreter of its own")
+def test_jobs_are_forked_from_one_process() -> None:
+    """One that fails, one whose time is up and one that answers have processes of their own, and the next begins."""
+    with process.Forks() as start:
+        failed = process.run_job(ProbeJob("nonsense", "x", {}), "cpu", 120, start)
+        assert failed == {"ok": False, "outcome": "crash", "message": "KeyError: 'nonsense'"}
+        late = process.run_job(ProbeJob("look", "x", {}), "cpu", 0.0, start)
+        assert late["message"].startswith("stopped after 0 s")
+        assert process.run_job(ProbeJob("look", "x", {}), "cpu", 120, start)["look"]["gpus"] == 0
+        parent = start._parent
+        assert parent is not None
+        parent.kill()
+        parent.wait()
+        assert process.run_job(ProbeJob("look", "x", {}), "cpu", 120, start)["ok"], "another takes its place"
+    assert start._parent.poll() is not None, "nothing is left behind"
+
+
 def test_a_rank_that_fails_tells_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The first rank waits for it and never writes: torchrun ends it where another ended with 1."""
     job, result = tmp_path / "job.json", tmp_path / "result.json"

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Protocol, Self
+from typing import IO, Any, Protocol, Self, cast
 
 
 @dataclass(frozen=True)
@@ -108,6 +108,9 @@ class Forks:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._end()
+
+    def _end(self) -> None:
         if self._parent is not None:
             self._parent.kill()
             self._parent.communicate()
@@ -117,6 +120,7 @@ class Forks:
         if ranks > 1 or sys.platform != "linux":
             return fresh(files, ranks, limit)
         if self._parent is None or self._parent.poll() is not None:
+            self._end()
             self._parent = subprocess.Popen(  # noqa: S603 - this interpreter
                 [*_WORKER, "--forks"],
                 stdin=subprocess.PIPE,
@@ -125,9 +129,7 @@ class Forks:
                 env=_environment(os.environ),
                 start_new_session=True,
             )
-        stdin, stdout = self._parent.stdin, self._parent.stdout
-        assert stdin is not None
-        assert stdout is not None
+        stdin, stdout = cast("IO[bytes]", self._parent.stdin), cast("IO[bytes]", self._parent.stdout)
         stdin.write(json.dumps([str(files.job), str(files.result), str(files.output)]).encode() + b"\n")
         stdin.flush()
         pid = int(stdout.readline() or 0)

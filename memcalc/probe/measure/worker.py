@@ -1,7 +1,7 @@
 """One job in one process: ``python -m memcalc.probe.measure.worker JOB.json RESULT.json``.
 
-With ``--ranks N`` in front it becomes torchrun, which starts N such processes. With ``--forks`` alone it imports what jobs
-need, and forks one for each line of its input.
+With ``--ranks N`` in front it becomes torchrun, which starts N such processes. With ``--forks`` alone it imports what
+jobs need, and forks one for each line of its input.
 """
 
 from __future__ import annotations
@@ -89,6 +89,11 @@ def _become_ranks(ranks: str, files: list[str]) -> None:
     os.execv(sys.executable, [sys.executable, *launcher, "-m", "memcalc.probe.measure.worker", *files])  # noqa: S606
 
 
+def _answer(number: int) -> None:
+    sys.stdout.write(f"{number}\n")
+    sys.stdout.flush()
+
+
 def _fork_for_each(lines: Iterable[str]) -> list[str]:
     """Fork a process for each line with files of a job, and print its id and its exit code; return in the new ones.
 
@@ -104,8 +109,8 @@ def _fork_for_each(lines: Iterable[str]) -> list[str]:
                     os.dup2(os.open(stream, flags), number)
             return [job, result]
         os.setpgid(pid, pid)  # for it to be stopped with all that it starts
-        print(pid, flush=True)
-        print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)
+        _answer(pid)
+        _answer(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
     os._exit(0)
 
 
