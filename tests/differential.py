@@ -47,7 +47,14 @@ PRECISIONS = {"bf16": "bf16", "fp32": "fp32", "fp32+autocast": "bf16-autocast"}
 LAYERS_OF = {
     "attention": ["q_proj", "k_proj", "v_proj", "o_proj"],
     "all": ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"],
+    "latent": ["q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj", "o_proj"],
+    "latent, whole queries": ["q_proj", "kv_a_proj_with_mqa", "kv_b_proj", "o_proj"],
 }
+WORDS_OF = {
+    "attention": "q,k,v,o", "all": "all-linear", "latent": "q_a,q_b,kv_a,kv_b,o",
+    "latent, whole queries": "q,kv_a,kv_b,o",
+}  # fmt: skip
+"""The same in memcalc's words."""
 ADAPTED = ("llama-2", "llama-3", "mistral", "qwen2", "qwen3", "gemma")
 EVERY_ONLY_PLAIN = ("none", "full", "every-2", "every-3")
 WITHIN_BLOCKS = (*EVERY_ONLY_PLAIN, "mlp", "attention", "selective-ops")
@@ -321,8 +328,7 @@ def words_of(job: Job) -> dict[str, Any]:
         words |= {"precision": "bf16-mixed", "zero": 3 if job.reshard else 2}
         words["settings"] = words["settings"] | {"strategy.reduce_dtype": job.reduce}
     if job.adapters:
-        which = "q,k,v,o" if job.adapters == "attention" else "all-linear"
-        words |= {"lora": f"{job.rank}:{which}", "adapter_dtype": "fp32", "autocast": False}
+        words |= {"lora": f"{job.rank}:{WORDS_OF[job.adapters]}", "adapter_dtype": "fp32", "autocast": False}
         words["settings"] = words["settings"] | {"workload.lora_dropout": job.dropout}
     return words
 

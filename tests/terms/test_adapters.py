@@ -295,6 +295,18 @@ def test_dequantised_weight_is_there_in_forward_and_backward() -> None:
     assert not any(r.kind == "dequantised" for r in template.kept_records)
 
 
+def test_so_is_each_of_latent_attention() -> None:
+    """DeepSeek-V3: arXiv:2412.19437, section 4.2; each weight in 16 bits, once forward and once backward."""
+    hidden, heads, queries, latent, nope, turned = 7168, 128, 1536, 512, 128, 64
+    weights = (
+        hidden * queries, queries * heads * (nope + turned), hidden * (latent + turned), latent * heads * 2 * nope,
+        heads * nope * hidden,
+    )  # fmt: skip
+    template = trace(load_model("deepseek-v3").groups[0].block, BlockConfig(trainable=False, quantize="nf4"))
+    copies = [r.size.bytes for r in template.records if r.kind == "dequantised"]
+    assert [copies.count(2 * elements) for elements in weights] == [2] * 5
+
+
 def test_experts_one_after_another_keep_what_their_loop_writes() -> None:
     """Mixtral in Transformers 4.48, frozen: what each of two experts a token keeps.
 

@@ -1,0 +1,57 @@
+"""Whole steps with adapters of PEFT on layers that are not a Llama's: the replayed peak against the real classes'."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("transformers")
+pytest.importorskip("peft")
+
+from autograd import mixer_kernels, models
+from differential import Job, outcome
+
+WITHIN = 0.003
+LATENT = {
+    "hidden_size": 1024, "num_attention_heads": 16, "num_key_value_heads": 16, "q_lora_rank": 384, "kv_lora_rank": 128,
+    "qk_nope_head_dim": 64, "qk_rope_head_dim": 32, "v_head_dim": 64, "head_dim": 32,
+    "vocab_size": 1088,
+}  # fmt: skip
+SIZES: dict[str, dict[str, Any]] = {
+    "small": {}, "wide": LATENT, "whole queries": LATENT | {"q_lora_rank": None},
+}  # fmt: skip
+
+
+def error(family: str, adapters: str, recompute: str, dropout: float, **sizes: Any) -> float:
+    """Return by what part of the real peak the replayed one is off."""
+    common = 4, 2, 128, "bf16", recompute, "adamw", "fused", "standard", "flash", "hf"
+    kernels: AbstractContextManager[Any] = mixer_kernels.installed(family) if family == KIMI else nullcontext()
+    with kernels:
+        return outcome(Job(family, sizes, *common, adapters=adapters, dropout=dropout)).error
+
+
+KIMI = "kimi_linear"
+LATENTS = ("deepseek-v2", "deepseek-v3", "glm4_moe_lite", "minicpm3", "youtu")
+
+
+@pytest.mark.parametrize("recompute", ["none", "full"])
+@pytest.mark.parametrize("dropout", [0.0, 0.05])
+def test_adapters_on_the_low_ranks_of_latent_attention(recompute: str, dropout: float) -> None:
+    assert abs(error("deepseek-v3", "latent", recompute, dropout)) < WITHIN
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("recompute", ["none", "full"])
+@pytest.mark.parametrize("dropout", [0.0, 0.05])
+@pytest.mark.parametrize("sizes", SIZES)
+@pytest.mark.parametrize("family", [*LATENTS, KIMI])
+def test_so_do_other_classes_of_it(family: str, sizes: str, recompute: str, dropout: float) -> None:
+    given = SIZES[sizes]
+    whole = (models.FAMILIES[family].config | given)["q_lora_rank"] is None
+    if family == KIMI and not whole:
+        pytest.skip("its queries have no low rank")
+    adapters = "latent, whole queries" if whole else "latent"
+    assert abs(error(family, adapters, recompute, dropout, **given)) < WITHIN
