@@ -53,7 +53,7 @@ def output_path(name: str, force: bool) -> Path:
     """Return the place that `name` leads to, links followed; an existing file only with `force`."""
     path = Path(name)
     for wrong, allowed in (
-        (not name or "\0" in name, "must be the path of a file"),
+        (not name or "\0" in name or names_folder(name), "must be the path of a file"),
         (_asks(path.exists) and not path.is_file(), "must be a regular file"),
         (not _asks(path.parent.is_dir), f"the directory {path.parent} must exist"),
         (not force and _asks(path.exists), "exists; use --force to overwrite"),
@@ -61,6 +61,29 @@ def output_path(name: str, force: bool) -> Path:
         if wrong:
             raise OutputError("output", name, allowed)
     return path.resolve()
+
+
+def names_folder(name: str) -> bool:
+    """Return whether what was typed is a folder's name by its end, which a path no longer has."""
+    return name.endswith(("/", os.sep))
+
+
+@contextmanager
+def begun_folder(name: str) -> Iterator[Path]:
+    """Make a folder that is not there, where a name asks for one; it goes again where nothing is written into it."""
+    path = Path(name)
+    if not names_folder(name) or there(path):
+        yield path
+        return
+    try:
+        path.mkdir()
+    except OSError as error:
+        raise OutputError("output", name, error.strerror or "must be a folder that can be written") from None
+    try:
+        yield path
+    finally:
+        if not any(path.iterdir()):
+            path.rmdir()
 
 
 @contextmanager

@@ -13,7 +13,7 @@ import memcalc
 from memcalc.cli.options import with_model
 from memcalc.cli.output import deliver, fail, tell
 from memcalc.errors import CombinationError, InputError
-from memcalc.files import output_path
+from memcalc.files import begun_folder, output_path
 from memcalc.units import format_seconds
 
 if TYPE_CHECKING:
@@ -82,18 +82,19 @@ def export(plan: str, *, to: str | None, rank: str | None, fallback: str | None,
     from memcalc.units import parse_count
 
     dirs, output = tuple(options["preset_dir"] or ()), options["output"]
-    path = None if output is None else Path(output)
     saved = load(plan, rank=rank, preset_dirs=dirs, calibration=options["calibration"])
     number = 0 if fallback is None else parse_count(fallback, "fallback")
-    result = exported(saved, to, fallback=number, path=path, preset_dirs=dirs)
-    if path is None:
+    if output is None:
+        result = exported(saved, to, fallback=number, preset_dirs=dirs)
         several = len(result.files) > 1
         parts = (f"==> {name} <==\n{text}" if several else text for name, text in result.files.items())
         deliver("\n".join(parts), None)
         for sentence in _said(result):
             tell(sentence)
     else:
-        _written(result, force=bool(options["force"]))
+        with begun_folder(output) as path:
+            result = exported(saved, to, fallback=number, path=path, preset_dirs=dirs)
+            _written(result, force=bool(options["force"]))
     return 0
 
 

@@ -40,12 +40,13 @@ def engine() -> tuple[Shared, ...]:
 def serve(**options: Any) -> int:
     """Say whether an inference engine starts, what its cache holds, and what can be set."""
     from memcalc.report.serving import report
+    from memcalc.serving.remedies import remedies
 
     target = destination(options)
     keywords = {name: value for name, value in options.items() if value is not None}
     keywords["preset_dirs"] = tuple(keywords.pop("preset_dir", None) or ())
     answer = memcalc.serve(**keywords)
-    target.show(report(answer))
+    target.show(report(answer, remedies(answer, keywords)))
     return int(answer.verdict == "does-not-fit")
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
-from memcalc.errors import CombinationError
+from memcalc.errors import CombinationError, MemcalcError
 from memcalc.files import output_path, replacing, write_folder
 from memcalc.handoff.planning import way_out
 from memcalc.handoff.saved import chosen, dirs_of, saved_plan
@@ -100,6 +100,15 @@ def _takes(plan: Plan, to: str, dirs: tuple[str, ...]) -> bool:
     try:
         written(plan, to, None, dirs)
     except CombinationError:
+        return False
+    return True
+
+
+def is_exportable(plan: Plan) -> bool:
+    """Return whether ``memcalc export`` writes a plan, in the format that it takes when none is named."""
+    try:
+        first_written(anchored(plan), formats_of(plan.strategy.framework), None, dirs_of(plan.job, ()))
+    except MemcalcError:
         return False
     return True
 

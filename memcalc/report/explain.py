@@ -18,8 +18,10 @@ from memcalc.units import GIB
 OFF_GPU = "off-gpu"
 _SHOWN = 0.005
 """Share of the total below which a screen does not list a term."""
-_MOST = 3
-"""Terms of one component that a screen lists, the largest; what is left is one row."""
+_MOST = (3, 2, 1)
+"""Terms of one component that a screen lists, the largest; what is left is one row. Fewer where rows are too many."""
+_ROWS = 11
+"""Terms of all components with which an explanation is twenty lines."""
 _BRANCHES = (*Components.model_fields, "context", OFF_GPU)
 FOLDS = ("others", "none", "all", *_BRANCHES)
 """What may be folded: terms that are not alive at the peak, nothing, everything, or components by name."""
@@ -82,22 +84,32 @@ def _is_listed(term: TermFacts, result: Estimate) -> bool:
 
 
 def _at_the_peak(result: Estimate) -> Table:
-    device, rows, parts = result.peak.device, [], []
-    outside = [("context", [term for term in result.outside if term.bytes])]
-    for component, members in (*_grouped(result), *outside):
-        name = "outside" if component == "context" else component_name(component)
-        for term, size, formula in _largest([term for term in members if _is_listed(term, result)]):
-            rows.append((name, term, f"{size / GIB:.2f}", percent(size, device), formula))
-            parts.append(component)
+    outside = ("context", [term for term in result.outside if term.bytes])
+    groups = [
+        (component, [term for term in members if _is_listed(term, result)])
+        for component, members in (*_grouped(result), outside)
+    ]
+    for most in _MOST:
+        listed = [(component, *row) for component, members in groups for row in _largest(members, most)]
+        if len(listed) <= _ROWS:
+            break
+    device, parts = result.peak.device, [row[0] for row in listed]
+    rows = [
+        (
+            "outside" if component == "context" else component_name(component), term, f"{size / GIB:.2f}",
+            percent(size, device), formula,
+        )
+        for component, term, size, formula in listed
+    ]  # fmt: skip
     columns = header(f"component | at the peak: {phase_name(result.peak.phase)} | GiB > | % > | formula")
     table = Table("", columns, tuple(rows), parts=tuple(parts))
     short = tuple((*row[1:3], re.split(", with | where ", row[4])[0]) for row in rows)
     return replace(table, narrow=replace(table.keep((1, 2, 4)), rows=short))
 
 
-def _largest(members: Sequence[TermFacts]) -> Iterator[tuple[str, int, str]]:
+def _largest(members: Sequence[TermFacts], most: int) -> Iterator[tuple[str, int, str]]:
     """Yield name, bytes and formula of the largest terms, and of all others together."""
-    few = members if len(members) <= _MOST + 1 else members[:_MOST]
+    few = members if len(members) <= most + 1 else members[:most]
     yield from ((term.name, term.bytes, term.formula) for term in few)
     if left := members[len(few) :]:
         component = left[0].component

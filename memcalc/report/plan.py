@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
+from memcalc.handoff.exporting import is_exportable
 from memcalc.report import plan_words as say
 from memcalc.report.estimate import MOODS
 from memcalc.report.plan_data import data
@@ -299,8 +300,10 @@ def _next(result: Plans) -> Iterator[Block]:
     first = result.plans[0]
     if len({plan.gpus for plan in result.plans}) > 1:
         yield Code(f"Next, all plans for {first.gpus} GPUs", command_line(result.job.with_options(gpus=first.gpus)))
-    else:
+    elif is_exportable(first):
         yield Code("Next, save #1 for memcalc export plan.json", f"{result.command} --save plan.json")
+    else:
+        yield Code("Next, #1 as an estimate", first.command)
     yield Line(f"{_tried(result)} · --all: full ranking", "faint")
 
 

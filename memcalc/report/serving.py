@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from memcalc.report.estimate import MOODS, warned
@@ -15,21 +15,32 @@ _DATA = header("stage > | part | size [bytes] > | in the budget | formula | sour
 _CACHE = "KV cache"
 
 
-def report(result: Served) -> Report:
-    """Return the answer of ``memcalc serve``."""
-    head = tuple(_head(result))
-    return made(
-        result, _data(result), *head, *_body(result), *_foot(result), screen=(*head, *_bar(result), *_brief(result))
-    )
+def report(result: Served, remedies: Sequence[tuple[str, Served]] = ()) -> Report:
+    """Return the answer of ``memcalc serve``, with options that would make an engine start and what they bring."""
+    head, ways = tuple(_head(result)), tuple(_remedies(remedies))
+    screen = (*head, *_bar(result), *_brief(result, ways))
+    return made(result, _data(result), *head, *_body(result), *ways, *_foot(result), screen=screen)
 
 
-def _brief(result: Served) -> Iterator[Block]:
+def _remedies(remedies: Sequence[tuple[str, Served]]) -> Iterator[Block]:
+    """Yield a table of what would start, and the first of it as a line to paste."""
+    if not remedies:
+        return
+    rows = tuple((options, f"{way.tokens:,}", f"{way.concurrency:.1f}", way.verdict) for options, way in remedies)
+    columns = header("what would start | tokens cached > | sequences at once > | verdict")
+    yield Table("What would start", columns, rows, titled=False)
+    yield Code("Next, the first of these", remedies[0][1].command)
+
+
+def _brief(result: Served, ways: tuple[Block, ...]) -> Iterator[Block]:
     """Yield what a terminal shows below the bar: the pool in a line, what can be set, what was assumed."""
     if result.verdict == "does-not-fit":
         yield from (_memory(result, stage) for stage in result.stages)
     elif len(result.stages) > 1:
         yield said("Stages", *(f"{stage.stage}: {gib(stage.cache)} GiB of cache" for stage in result.stages))
-    if result.limits is not None:
+    if ways:
+        yield from ways
+    elif result.limits is not None:
         yield replace(_limits(result, result.limits), titled=False)
     yield from warned(result.warnings)
     yield from assumed(result.assumptions)

@@ -11,11 +11,9 @@ from rich.text import Text
 
 from memcalc.report.palette import ANYWHERE, ASCII, FULL, Glyphs, Shade, colour_of, printable, words_on
 from memcalc.report.tables import Bar, Bars, BarsRow, gib
-from memcalc.results.names import component_name
+from memcalc.results.names import LETTERS, component_name
 
 _GAP = 3
-_LETTERS = {"reserve": "C", "context": "X"}
-"""Of components that are not called as in the records."""
 
 
 def bar_lines(bar: Bar, width: int, signs: Glyphs, *, colour: bool) -> Iterator[Text]:
@@ -168,17 +166,13 @@ def spans(bar: Bar, scale: Scale, each: int) -> list[int]:
 
 
 def letters(names: Sequence[str]) -> list[str]:
-    """Return a letter for each name, no two alike: its own, else its first where that is free.
+    """Return a letter for each name, no two alike: that of the table of all commands, else one that it has no use for.
 
     >>> letters(["parameters", "gradients", "page cache", "reserve"])
-    ['P', 'G', 'A', 'C']
+    ['P', 'G', 'D', 'C']
     """
-    taken: list[str] = []
-    for name in names:
-        wanted = [*_LETTERS.get(name, ""), *(letter for letter in name.upper() if letter.isalnum())]
-        spare = [*wanted, *"ABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789"]
-        taken.append(next((letter for letter in spare if letter not in taken), "?"))
-    return taken
+    spare = (letter for letter in "DFIJNQTZ0123456789" if letter not in LETTERS.values())
+    return [LETTERS.get(name) or next(spare, "?") for name in names]
 
 
 def ruler(bar: Bar, scale: Scale, signs: Glyphs) -> tuple[str, bool]:

@@ -5,6 +5,28 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 _COMPONENTS = {"reserve": "allocator cache", "context": "context, communicators", "device": "total"}
+LETTERS = {
+    "parameters": "P",
+    "gradients": "G",
+    "optimizer": "O",
+    "activations": "A",
+    "buffers": "B",
+    "reserve": "C",
+    "context": "X",
+    "weights": "W",
+    "KV cache": "K",
+    "CUDA graphs": "H",
+    "outside PyTorch": "S",
+    "policy": "Y",
+    "engine": "E",
+    "logits": "L",
+    "critic": "V",
+    "reference": "R",
+    "reward model": "M",
+    "weights under way": "U",
+    "contexts": "X",
+}
+"""Parts of a GPU's memory in a bar: a letter means the same in every command."""
 PHASES = {
     "forward-last": "forward, last block",
     "forward": "forward, loss",

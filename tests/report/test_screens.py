@@ -16,10 +16,13 @@ from memcalc.cli.app import app
 from memcalc.preflight.fix import _changes
 from memcalc.report import check
 from memcalc.report.page.head import gpu_bar
+from memcalc.report.palette import COMPONENTS, ROLES
+from memcalc.report.stacked_bar import letters
 from memcalc.report.tables import Document, Line, Table
 from memcalc.report.terminal import draw
 from memcalc.report.terminal_rows import broken
 from memcalc.results.check import CheckFinding, Severity
+from memcalc.serving.stages import GRAPHS, NON_TORCH, WEIGHTS
 
 SERVED = "serve --model 70b --gpu h100 --gpus 4"
 FULL = "plan --model 7b --gpu a100-40g --gpus 1 --offload none"
@@ -215,3 +218,12 @@ def test_a_table_of_two_precisions_breaks_no_word_at_80_columns() -> None:
     table = rows[rows.index("") + 1 :]
     words = " ".join(table[: table.index("")]).split()
     assert {"autocast", "mixed", "params+act"} <= set(words)
+
+
+def test_a_letter_means_the_same_part_in_every_command() -> None:
+    """Only the context of one process and those of all roles share a letter: both are what lies outside PyTorch."""
+    names = [name for name in (*COMPONENTS, *ROLES, WEIGHTS, GRAPHS, NON_TORCH, "KV cache") if name != "contexts"]
+    marks = letters(names)
+    assert len(set(marks)) == len(names)
+    for name, mark in zip(names, marks, strict=True):
+        assert letters(["page cache", name])[1] == mark

@@ -1,0 +1,34 @@
+"""Where an export is written, and whether it is offered."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import memcalc
+from memcalc import report
+from memcalc.errors import FileError
+from memcalc.files import begun_folder, output_path
+from memcalc.report.tables import Code
+
+
+def test_a_name_that_ends_in_a_slash_is_a_folder(tmp_path: Path) -> None:
+    """The folder is made, unless nothing comes into it; as a file's name it is refused."""
+    name = f"{tmp_path / 'new'}/"
+    with begun_folder(name):
+        pass
+    assert not Path(name).exists()
+    with begun_folder(name) as folder:
+        (folder / "train.py").write_text("")
+    assert [path.name for path in Path(name).iterdir()] == ["train.py"]
+    with pytest.raises(FileError, match="path of a file"):
+        output_path(f"{tmp_path / 'other'}/", force=False)
+
+
+@pytest.mark.parametrize(("model", "offered"), [("llama-2-7b", True), ("bert-large", False)])
+def test_only_what_can_be_exported_is_offered(model: str, offered: bool) -> None:
+    """No script is written for an encoder."""
+    plans = memcalc.plan(model=model, gpu="a100-80g", gpus=8)
+    says = [block.says for block in report.of_plans(plans).document.screen if isinstance(block, Code)]
+    assert any("export" in text for text in says) is offered
