@@ -9,9 +9,11 @@ from dataclasses import dataclass, field, replace
 from math import inf
 from typing import TYPE_CHECKING
 
-from memcalc.planner.finalists import SimulatedPlan, finalist
+from memcalc.planner.finalists import SimulatedPlan, finalist, single_grid
+from memcalc.planner.occasions import asked_for
 from memcalc.planner.search import LEAST, SearchResult, Wanted
 from memcalc.planner.stage_peaks import UnsafeError
+from memcalc.terms import overhead_of
 
 if TYPE_CHECKING:
     from memcalc.formulas.recompute import Policy
@@ -23,6 +25,11 @@ MORE = 8
 """How many times as many strategies of each idea a search is asked for, where a replay refused all that it had."""
 PATIENCE = 2
 """Strategies of an idea that may be refused before its smallest is asked for."""
+CLEAR = 0.75
+"""Share of what is safe up to which the closed form leaves little doubt that a replay lets a strategy run.
+
+Were it wrong, more strategies would be replayed than have to be, and no answer would be another.
+"""
 Among = Callable[["Idea"], bool]
 """Which ideas are asked for."""
 
@@ -49,6 +56,8 @@ class Shortlist:
     """How many strategies were replayed."""
     _known: dict[tuple[object, ...], SimulatedPlan | None] = field(default_factory=dict)
     _refused: dict[tuple[object, ...], list[Candidate]] = field(default_factory=dict)
+    _hopeless: set[Idea] = field(default_factory=set)
+    """Ideas of which replays refused the smallest, and let nothing run."""
 
     def in_order(
         self, among: Among = any_idea, limit: float = inf, *, rank_all: bool = False
@@ -57,7 +66,10 @@ class Shortlist:
 
         No strategy is replayed before all that have a lower key were.
         """
-        ideas = {idea: known for idea, known in self.outcome.ideas.items() if known and among(idea)}
+        open_ideas = self.outcome.ideas.keys() - self._hopeless
+        ideas = {
+            idea: known for idea, known in self.outcome.ideas.items() if idea in open_ideas and known and among(idea)
+        }
         heap = [(known[0].key, idea, 0) for idea, known in ideas.items()]
         heapq.heapify(heap)
         refused: Counter[Idea] = Counter()
@@ -67,9 +79,9 @@ class Shortlist:
             if plan is not None:
                 yield plan
             refused[idea] += plan is None
-            if plan is None and refused.total() == PATIENCE and not self.may_run(ideas):
+            if plan is None and refused.total() == PATIENCE and not self._is_worth_more(ideas):
                 return
-            goes_on = rank_all if plan is not None else refused[idea] < PATIENCE or self.may_run([idea])
+            goes_on = rank_all if plan is not None else refused[idea] < PATIENCE or self._is_worth_more([idea])
             following = self._at(idea, index + 1) if goes_on else None
             if following is not None:
                 heapq.heappush(heap, (following.key, idea, index + 1))
@@ -83,11 +95,28 @@ class Shortlist:
 
         Where it refuses these, it refuses all others too.
         """
+        return any(self.replayed(candidate) for candidate in self._least(ideas))
+
+    def _is_worth_more(self, ideas: Iterable[Idea]) -> bool:
+        """Whether more strategies of some ideas should be replayed; where not, none is asked for again."""
+        ideas = list(ideas)
+        if any(map(self._surely_runs, self._least(ideas))) or self.may_run(ideas):
+            return True
+        self._hopeless.update({*ideas} - {plan.candidate.idea for plan in self._known.values() if plan is not None})
+        return False
+
+    def _least(self, ideas: Iterable[Idea]) -> list[Candidate]:
+        """The smallest of some ideas, of each kind of recomputation and offload."""
         kinds: dict[tuple[object, ...], list[Candidate]] = {}
         for idea in ideas:
             kinds.setdefault((idea.recompute, idea.offload), []).extend(self.outcome.least[idea])
         least = [c for known in kinds.values() for c in sorted(known, key=lambda c: c.reserved)[:LEAST]]
-        return any(self.replayed(candidate) for candidate in sorted(least, key=lambda c: c.reserved))
+        return sorted(least, key=lambda c: c.reserved)
+
+    def _surely_runs(self, candidate: Candidate) -> bool:
+        """Whether the closed form leaves little doubt, and nothing beside the steps was asked for."""
+        overhead = overhead_of(self.job.gpu, single_grid(candidate), candidate.layout)
+        return not asked_for(candidate.grid.fixed) and candidate.reserved <= CLEAR * overhead.most_safe
 
     def _at(self, idea: Idea, index: int) -> Candidate | None:
         """A strategy of an idea by its place; the search is asked for more where it kept too few."""

@@ -27,7 +27,7 @@ from memcalc.planner.pipelines import can_replicate, is_legal, layouts_for
 from memcalc.planner.ranking import Objective
 from memcalc.planner.request import check_words
 from memcalc.planner.search import Wanted, search
-from memcalc.planner.shortlist import Shortlist
+from memcalc.planner.shortlist import Shortlist, resident
 from memcalc.specs.hardware import Node
 from memcalc.specs.options import SharedSettings
 from memcalc.sums import computed
@@ -263,6 +263,19 @@ def test_the_best_of_each_idea_is_the_best_of_all_that_run() -> None:
     short = Shortlist(job, 4, Wanted(each=40), outcome)
     ordered = [(plan.candidate.key, plan.candidate.idea) for plan in short.in_order()]
     assert ordered == sorted((key, idea) for idea, key in first.items())
+
+
+def test_ideas_whose_smallest_were_refused_are_not_replayed_again() -> None:
+    """Without offload nothing of Llama 2 7B runs on four A100s of 40 GB: asked a second time, that is known."""
+    chip, words = catalog.gpu("a100-40g"), {"gpus": 4, "seq_len": 4096}
+    job = PlanJob(check_words(words, None), load_model("llama-2-7b"), chip, catalog.node_for(chip))
+    short = Shortlist(job, 4, Wanted(), job.search([4])[4])
+    assert short.first(resident) is None
+    replays = short.replays
+    assert replays > 0
+    assert short.first(lambda idea: resident(idea) and idea.recompute == "blocks") is None
+    assert short.replays == replays
+    assert short.first() is not None
 
 
 def test_pareto_ranks_are_not_beaten() -> None:
