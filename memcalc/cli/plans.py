@@ -66,8 +66,12 @@ def save_plan(plans: Plans, path: str, rank: str | None, *, force: bool, dirs: t
     """Save a plan, and say on stderr what was saved, so that any format can be piped; return the exit code."""
     if not plans.plans:
         return fail(f"Nothing fits; {path} not written.", 1)
+    from memcalc.handoff.exporting import is_exportable
+
     saved = memcalc.save(plans, path, 1 if rank is None else rank, preset_dirs=dirs, force=force)
     tell(f"Saved plan #{saved.plan.rank} to {path}.")
+    if is_exportable(saved.plan, dirs):
+        tell(f"Its config: memcalc export {shlex.quote(path)}")
     for plan in saved.fallback:
         tell(f"Fallback {plan.rank}: {plan.why}")
     for sentence in (*([f"No fallback: {saved.no_fallback}."] if saved.no_fallback else []), *saved.notes):

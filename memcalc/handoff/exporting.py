@@ -104,10 +104,10 @@ def _takes(plan: Plan, to: str, dirs: tuple[str, ...]) -> bool:
     return True
 
 
-def is_exportable(plan: Plan) -> bool:
+def is_exportable(plan: Plan, preset_dirs: Iterable[str] = ()) -> bool:
     """Return whether ``memcalc export`` writes a plan, in the format that it takes when none is named."""
     try:
-        first_written(anchored(plan), formats_of(plan.strategy.framework), None, dirs_of(plan.job, ()))
+        first_written(anchored(plan), formats_of(plan.strategy.framework), None, dirs_of(plan.job, preset_dirs))
     except MemcalcError:
         return False
     return True

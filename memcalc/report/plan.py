@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import NamedTuple
 
-from memcalc.handoff.exporting import is_exportable
+from memcalc.convert.huggingface import is_recorded
 from memcalc.report import plan_words as say
 from memcalc.report.estimate import MOODS
 from memcalc.report.plan_data import data
@@ -300,10 +301,10 @@ def _next(result: Plans) -> Iterator[Block]:
     first = result.plans[0]
     if len({plan.gpus for plan in result.plans}) > 1:
         yield Code(f"Next, all plans for {first.gpus} GPUs", command_line(result.job.with_options(gpus=first.gpus)))
-    elif is_exportable(first):
-        yield Code("Next, save #1 for memcalc export plan.json", f"{result.command} --save plan.json")
-    else:
+    elif is_recorded(Path(result.job.model or "")):  # trains with its own code, so that no plan of it is saved
         yield Code("Next, #1 as an estimate", first.command)
+    else:
+        yield Code("Next, save #1", f"{result.command} --save plan.json")
     yield Line(f"{_tried(result)} · --all: full ranking", "faint")
 
 

@@ -5,12 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
-import memcalc
-from memcalc import report
+from memcalc.cli.app import app
 from memcalc.errors import FileError
 from memcalc.files import begun_folder, output_path
-from memcalc.report.tables import Code
 
 
 def test_a_name_that_ends_in_a_slash_is_a_folder(tmp_path: Path) -> None:
@@ -27,8 +26,14 @@ def test_a_name_that_ends_in_a_slash_is_a_folder(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("model", "offered"), [("llama-2-7b", True), ("bert-large", False)])
-def test_only_what_can_be_exported_is_offered(model: str, offered: bool) -> None:
-    """No script is written for an encoder."""
-    plans = memcalc.plan(model=model, gpu="a100-80g", gpus=8)
-    says = [block.says for block in report.of_plans(plans).document.screen if isinstance(block, Code)]
-    assert any("export" in text for text in says) is offered
+def test_only_what_can_be_exported_is_offered(model: str, offered: bool, tmp_path: Path) -> None:
+    """No script is written for an encoder; the line that is offered writes the config."""
+    path = tmp_path / "plan.json"
+    said = CliRunner().invoke(app, ["plan", "--model", model, "--gpu", "a100-80g", "--gpus", "8", "--save", str(path)])
+    assert said.exit_code == 0
+    lines = [line for line in said.stderr.splitlines() if "memcalc export" in line]
+    assert bool(lines) is offered
+    config = tmp_path / "config"
+    config.mkdir()
+    written = CliRunner().invoke(app, ["export", str(path), "--output", str(config)])
+    assert (written.exit_code == 0) is offered

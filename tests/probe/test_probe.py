@@ -621,7 +621,7 @@ def test_minutes_cut_the_tail(machine: Callable[..., Machine]) -> None:
     assert Counter(job.status for job in found.jobs)["waiting"] > 0
     cut = driver.probe(suite="small", gpu="h100", dry_run=True, minutes=1)
     assert 0 < cut.need <= 60
-    assert cut.counts == {"planned": 3, "waiting": 5}
+    assert [job.id for job in cut.jobs if job.status == "waiting"] == ["rates"], "45 s after 40 or more"
 
 
 def test_a_result_that_is_no_record_costs_itself_alone(machine: Callable[..., Machine]) -> None:

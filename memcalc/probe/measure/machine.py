@@ -6,13 +6,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from memcalc.probe.measure.process import ProbeJob
+from memcalc.probe.measure.process import START_S, ProbeJob
 from memcalc.probe.measure.suite import SHARDED, config_of
 from memcalc.units import GIB
 
 RATES_S = 45.0
 """Time in which rates are measured [s]."""
-_START_S = 15.0
 
 
 @dataclass(frozen=True)
@@ -88,12 +87,12 @@ def machine_jobs(device: str, gpus: int) -> list[ProbeJob]:
 def _single_process_jobs(device: str) -> Iterator[ProbeJob]:
     """Yield what one process measures; the needs of memory are those of the largest operands."""
     on_gpu = device == "cuda"
-    yield ProbeJob("machine", "machine", {}, seconds=_START_S + 10, memory=2 * GIB if on_gpu else 0)
-    yield ProbeJob("rates", "rates", {"seconds": RATES_S}, seconds=_START_S + RATES_S, memory=6 * GIB if on_gpu else 0)
+    yield ProbeJob("machine", "machine", {}, seconds=START_S + 10, memory=2 * GIB if on_gpu else 0)
+    yield ProbeJob("rates", "rates", {"seconds": RATES_S}, seconds=START_S + RATES_S, memory=6 * GIB if on_gpu else 0)
 
 
 def _collective_jobs(device: str, ranks: int) -> Iterator[ProbeJob]:
     memory = 4 * GIB if device == "cuda" else 0
-    yield ProbeJob("collectives", f"collectives/{ranks}-ranks", {}, ranks, seconds=_START_S + 30, memory=memory)
+    yield ProbeJob("collectives", f"collectives/{ranks}-ranks", {}, ranks, seconds=START_S + 30, memory=memory)
     for row in CUDA if device == "cuda" else CPU:
         yield row.job(device, ranks)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from memcalc.errors import MemcalcError
 from memcalc.probe.measure.environment import Environment
 from memcalc.probe.measure.machine import machine_jobs
-from memcalc.probe.measure.process import ProbeJob
+from memcalc.probe.measure.process import START_S, ProbeJob
 from memcalc.probe.measure.suite import TELLING, Row, config_of, rows_of
 from memcalc.specs.flat import from_flat
 from memcalc.specs.runs import Run
@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 
 CPU_GPU = "a100-80g"
 """The GPU preset of a CPU's runs where none is named: what is allocated does not depend on it."""
-_START_S = 15.0
-"""Start of a process, imports, random weights [s]."""
 _CPU_STEP_S = 12.0
 _LARGEST = 1024
 """Blocks or sequences to which a row grows."""
@@ -200,7 +198,7 @@ def _seconds(run: Run, target: Target) -> float:
     peaks = target.gpu.peak_flops
     rate = peaks.get("fp32" if run.strategy["precision"] == "fp32" else "bf16", peaks.get("fp16", 1e13))
     step = float(passes * parameters * tokens / (_REACHED * rate))
-    return _START_S + step * min(_MOST, max(_FEWEST, 2 + _STEPS_S / step))
+    return START_S + step * min(_MOST, max(_FEWEST, 2 + _STEPS_S / step))
 
 
 def _too_large(memory: int, target: Target) -> str:

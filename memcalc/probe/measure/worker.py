@@ -6,6 +6,7 @@ jobs need, and forks one for each line of its input.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import json
 import os
@@ -55,7 +56,7 @@ def main(arguments: list[str]) -> int:
         _become_ranks(arguments[1], arguments[2:])
     if arguments[0] == "--forks":
         arguments = _fork_for_each(sys.stdin)
-        _end_with_parent()
+        _end_with_parent()  # a fork does not inherit it
     job_file, result_file = map(Path, arguments)
     result = result_of(json.loads(job_file.read_text(encoding="utf-8")))
     if int(os.environ.get("RANK", "0")) == 0 or not result["ok"]:
@@ -110,6 +111,9 @@ def _fork_for_each(lines: Iterable[str]) -> list[str]:
             return [job, result]
         os.setpgid(pid, pid)  # for it to be stopped with all that it starts
         _answer(pid)
+        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+        with contextlib.suppress(ProcessLookupError, PermissionError):  # nothing that it started is left
+            os.killpg(pid, signal.SIGKILL)
         _answer(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
     os._exit(0)
 
