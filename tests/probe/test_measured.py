@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import lzma
 import statistics
 from pathlib import Path
 
 import pytest
 
 from memcalc import validation
+from memcalc.allocator.caching import replay
 from memcalc.runs import read_runs
 from memcalc.specs.runs import Run
 
@@ -66,3 +68,25 @@ def test_a_trainer_is_what_was_predicted() -> None:
     seen = {(record["cuda_memory_allocated_peak"], record["cuda_memory_reserved_peak"]) for record in records}
     watched = runs["checkpointed-4x2048x2"].measured
     assert seen == {(watched.allocated, watched.reserved)}
+
+
+def test_requests_that_were_recorded_reserve_what_they_did() -> None:
+    """Five rows whose reserved memory is off: their requests [number, bytes, place], frees [-number], [0] a flush.
+
+    For two the replay of the requests themselves reserves what the driver gave, to the byte: the rule is right there,
+    and the order of the estimated requests is not. For one the replay reserves 15% less, which is not explained.
+    """
+    traces = json.loads(lzma.decompress((FOLDER / "traces.json.xz").read_bytes()))
+    errors = {}
+    for name, trace in traces.items():
+        events = [_event(*request) for request in trace["requests"]]
+        errors[name] = replay(events).peak_reserved / trace["reserved"] - 1
+    exact = {name for name, error in errors.items() if error == 0}
+    assert exact == {"llama-130m/bf16-autocast/full/flash/loop/16x1024", "llama-1b/bf16/full/flash/fused/4x2048"}
+    assert sorted(abs(error) for error in errors.values())[-2] < 0.008
+    assert max(map(abs, errors.values())) < 0.16
+
+
+def _event(number: int, size: int = 0, _place: int = 0) -> tuple[str, int, int, int, str]:
+    kind = "alloc" if number > 0 else "free" if number < 0 else "empty"
+    return kind, abs(number), size, 0, ""
