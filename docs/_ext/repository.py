@@ -137,9 +137,12 @@ def listing(folder: Path) -> str:
 
 
 def shown(app: Sphinx, path: Path) -> str:
-    """Return a file's text with its lines numbered; each can be linked to, as #L-12."""
+    """Return a file's text with its lines numbered; each can be linked to, as #L-12. Of a binary one, its size."""
     lexer = LEXERS.get(path.suffix, "text")
-    text = path.read_text(encoding="utf-8")
+    try:
+        text = path.read_text(encoding="utf-8")
+    except UnicodeDecodeError:
+        return f"<p>A binary file of {path.stat().st_size:,} bytes.</p>"
     return str(
         app.builder.highlighter.highlight_block(text, lexer, linenos="inline", anchorlinenos=True, lineanchors="L")
     )
