@@ -79,7 +79,8 @@ class StepWriter(Stage):
         total, stream = self.scalar(term.bytes), STREAMS[term.pool]
         if term.apart or term.component in {"buffers", "activations"}:
             return [self.log.alloc(total, stream, term.name)]
-        return [self.log.alloc(size, stream, term.name) for size in in_shares(total, self.shares)]
+        sizes = [part for size in in_shares(total, self.shares) for part in in_shares(size, [1] * term.tensors)]
+        return [self.log.alloc(size, stream, term.name) for size in sizes]
 
     @cached_property
     def head(self) -> Template:

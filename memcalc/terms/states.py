@@ -321,6 +321,7 @@ def optimizer_terms(census: ModelOnGrid) -> Iterator[Term]:
         formula if kind.states is None else "w · states of each tensor, by its shape",
         kind.source,
         {"n": kind.moments, "w": kind.width or census.width("moment"), **inputs},
+        tensors=max(kind.moments, 1) if kind.states is None else 1,
     )
 
 
