@@ -55,10 +55,28 @@ def saves_input(tape: Tape, x: Tensor, name: str, temporaries: int = 0) -> Tenso
 
 
 def saves_output(tape: Tape, x: Tensor, name: str, width: int | None = None) -> Tensor:
-    """An operator whose derivative reads its result (tanh, ReLU, softmax, rsqrt)."""
+    """An operator whose derivative reads its result (tanh, ReLU, rsqrt)."""
     size = x.size
     out = tape.new(name, size if width is None else size.wide(width))
     return tape.record(out, [x], lambda _: [tape.new(f"gradient before {name}", size)], [out.storage])
+
+
+def softmax(tape: Tape, x: Tensor, name: str) -> Tensor:
+    """``torch.softmax``: keeps its result; on CUDA its backward multiplies the gradient by it into a new tensor.
+
+    Source: PyTorch 2.13 ``aten/src/ATen/native/cuda/SoftMax.cu``, ``softmax_backward_cuda_out``, whose structured
+    result is there before.
+    """
+    size = x.size
+    out = tape.new(name, size)
+
+    def rule(_: Grads) -> Grads:
+        grad = tape.new(f"gradient before {name}", size)
+        product = tape.new(f"gradient · {name}", size)
+        del product
+        return [grad]
+
+    return tape.record(out, [x], rule, [out.storage])
 
 
 def fused_softmax(tape: Tape, x: Tensor, rows: Size, name: str) -> Tensor:

@@ -156,7 +156,7 @@ def math(tape: Tape, q: Tensor, k: Tensor, v: Tensor, spec: Attention, setting: 
     scores = product(tape, q, k, spec, prefix)
     if mask is not None or spec.causal:
         scores = ops.shifted(tape, scores, f"{prefix}attention scores, masked", in_place=True)
-    weights = ops.saves_output(tape, scores, f"{prefix}attention softmax")
+    weights = ops.softmax(tape, scores, f"{prefix}attention softmax")
     del k, scores
     returned = ops.cast(tape, weights, narrow, f"{prefix}attention weights, 16-bit copy")
     out = summed_values(tape, weights, v, spec, setting, prefix)
@@ -215,7 +215,7 @@ def written_out(
         rows = Size(2 * spec.heads, 4, unit, "tp", "2·a")
         weights = ops.fused_softmax(tape, scores, rows, f"{prefix}attention softmax")
     else:
-        weights = ops.saves_output(tape, scores, f"{prefix}attention softmax")
+        weights = ops.softmax(tape, scores, f"{prefix}attention softmax")
     variables.clear()
     del scores, unmasked
     # Cast back to the queries' width, which under autocast is fp32 where the rotary embedding made them so
@@ -254,7 +254,7 @@ def with_sinks(tape: Tape, scores: Tensor, spec: Attention, setting: BlockConfig
     )  # fmt: skip
     less = tape.record(tape.new(f"{prefix}attention scores less the largest", wide), [joined_, largest], reduced)
     del joined_, largest
-    weights = ops.saves_output(tape, less, f"{prefix}attention softmax")
+    weights = ops.softmax(tape, less, f"{prefix}attention softmax")
     sliced = tape.record(
         Tensor(weights.storage, narrow), [weights], lambda _: [tape.new(f"gradient of {prefix}softmax, filled", wide)]
     )

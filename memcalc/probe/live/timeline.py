@@ -64,6 +64,8 @@ class Timeline(TorchDispatchMode):
         for leaf in tree_leaves(out):
             if isinstance(leaf, torch.Tensor):
                 self.add(leaf)
+        if func is torch.ops.aten._softmax_backward_data.default:
+            self._in_passing(out.untyped_storage().nbytes())
         return out
 
     @property
@@ -93,6 +95,15 @@ class Timeline(TorchDispatchMode):
             self.kinds[serial] = kind
         event = Event(self.step, self.phase, self.part, self.op, serial, delta, self.live, shape, dtype, kind)
         self.events.append(event)
+
+    def _in_passing(self, size: int) -> None:
+        """Count what CUDA's kernel allocates and frees again, of which a fake tensor knows nothing.
+
+        ``softmax_backward_cuda_out`` multiplies the gradient by the result (``aten/src/ATen/native/cuda/SoftMax.cu``).
+        """
+        self.serial += 1
+        for delta in (size, -size):
+            self._note(self.serial, delta)
 
     def _freed(self, key: int) -> None:
         serial = self.ids.pop(key)
