@@ -52,6 +52,8 @@ class Term:
     """Gradients as one piece in a step's events; others come and go there with their weights."""
     until: int = -1
     """In a step's events, the block of a stage, counted from 0, whose backward is the last to need it; -1 for none."""
+    grows: bool = False
+    """In a step's events it comes with the forward of the checkpointed blocks, a tensor for each of their weights."""
     tensors: int = 1
     """Of each weight, by which it is made in a step's events."""
     tier: str = "gpu"

@@ -8,7 +8,7 @@ from itertools import chain
 from typing import TYPE_CHECKING
 
 from memcalc.events.log import COMPUTE, STREAMS, Event, Log, Run
-from memcalc.events.plan import ALTERNATING, STEPS, in_shares, melts, passes, storage_bytes
+from memcalc.events.plan import ALTERNATING, STEPS, in_shares, melts, passes, storage_bytes, weights_of
 from memcalc.events.stage import Stage
 from memcalc.events.units import FlatParameter, Flattened, Partitioned, PerParameter, Pipelined, Whole
 from memcalc.formulas.recompute import unit_sizes
@@ -133,6 +133,7 @@ class StepWriter(Stage):
             runs: list[Run] = []
             for position, activations in enumerate(blocks):
                 self.units.enter(unit, None)
+                self._grow(unit)
                 run = self._run(activations, untreated=not again, first=unit == 0)
                 x = run.forward(self.log, x)
                 if position:  # a unit keeps the input of its first block alone
@@ -322,9 +323,27 @@ class StepWriter(Stage):
         passing = (t for t in self._terms() if len(t.phases) != len(ALWAYS) and t.phases != ("step",))
         for term in passing:
             if phase in term.phases and term.name not in self.during:
-                self.during[term.name] = self._in_pieces(term) if melts(term) else self._split(term)
+                first = [] if term.grows else self._split(term)
+                self.during[term.name] = self._in_pieces(term) if melts(term) else first
             elif phase not in term.phases and term.name in self.during:
                 self.log.free_all(self.during.pop(term.name))
+
+    @cached_property
+    def growing(self) -> dict[str, list[list[int]]]:
+        """Of each term that comes with forwards, the sizes of its tensors in each block: none where it is not treated."""
+        weights = [weights_of(a) if again else [] for blocks, again in self.plan for a in blocks]
+        flat = [share for block in weights for share in block]
+        out: dict[str, list[list[int]]] = {}
+        for term in self._terms():
+            if term.grows and flat:
+                sizes = iter(in_shares(self.scalar(term.bytes), flat))
+                out[term.name] = [[next(sizes) for _ in block] for block in weights]
+        return out
+
+    def _grow(self, unit: int) -> None:
+        """A block's forward begins: its part of what comes with the forwards."""
+        for name, sizes in self.growing.items():
+            self.during[name] += [self.log.alloc(size, COMPUTE, name) for size in sizes[unit]]
 
     def _in_pieces(self, term: Term) -> list[int]:
         """Allocate a term as one piece for each block."""

@@ -243,7 +243,7 @@ def autocast_terms(census: ModelOnGrid) -> Iterator[Term]:
     saved, cache = add_all(for_backward), add_all(rest) * leaves(grid)
     in_events, phases = copies_in_events(census), ("forward-last", "forward")
     title, formula = "autocast's cache of 16-bit weight copies", "2 · P_cast of checkpointed blocks"
-    yield Term("buffers", title, cache, phases, formula, source, {"P_cast": cache // 2})
+    yield Term("buffers", title, cache, phases, formula, source, {"P_cast": cache // 2}, grows=True)
     title, formula = "autocast's 16-bit weight copies", "2 · P_cast of blocks that are not checkpointed"
     inputs, longer = {"P_cast": saved // 2}, (*phases, "loss", "backward-last")
     yield Term("buffers", title, saved, longer, formula, source, inputs, in_events=in_events)
