@@ -55,7 +55,7 @@ class Term:
     grows: bool = False
     """In a step's events it comes with the forward of the checkpointed blocks, a tensor for each of their weights."""
     tensors: int = 1
-    """Of each weight, by which it is made in a step's events."""
+    """Of each weight, by which it is made in a step's events; of a buffer, all but one of them by the first backward."""
     tier: str = "gpu"
     """Where it lies: gpu; off it host, nvme or cxl (:mod:`memcalc.terms.host`)."""
 

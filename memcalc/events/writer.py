@@ -48,6 +48,7 @@ class StepWriter(Stage):
         self.runs: dict[int, list[list[Run]]] = {}
         self.heads: dict[int, Run] = {}
         self.known: dict[tuple[int, int], list[int]] = {}
+        self.by_backward: list[tuple[int, int, str]] = []
         self.sent: Run | None = None
         self.shared: list[int] = []
         self.units = self._units()
@@ -78,7 +79,9 @@ class StepWriter(Stage):
         """Allocate a term as tensors in proportion to the weights; a buffer as one piece."""
         total, stream = self.scalar(term.bytes), STREAMS[term.pool]
         if term.apart or term.component in {"buffers", "activations"}:
-            return [self.log.alloc(total, stream, term.name)]
+            first, *others = in_shares(total, [1] * term.tensors)
+            self.by_backward += [(size, stream, term.name) for size in others]
+            return [self.log.alloc(first, stream, term.name)]
         sizes = [part for size in in_shares(total, self.shares) for part in in_shares(size, [1] * term.tensors)]
         return [self.log.alloc(size, stream, term.name) for size in sizes]
 
@@ -189,6 +192,8 @@ class StepWriter(Stage):
     def _head_backward(self, index: int) -> tuple[int, list[int]]:
         """Loss and head: the gradient of what the last block gives, and those of the head's weights."""
         self._begin("loss")
+        while self.by_backward:
+            self.log.alloc(*self.by_backward.pop())
         head: list[int] = []
         gather = partial(self.units.enter, self.last_unit, self._before(self.last_unit), backward=True)
         if not self.scalar(reshards_root(self.census)):
