@@ -56,6 +56,9 @@ class Term:
     """In a step's events it comes with the forward of the checkpointed blocks, a tensor for each of their weights."""
     tensors: int = 1
     """Of each weight, by which it is made in a step's events; of a buffer, all but one of them by the first backward."""
+    in_turn: tuple[int, int] = (0, 0)
+    """Of the step, in a step's events: the tensors that one weight's update takes, and those of them that live until
+    the next one's are there. (0, 0): all weights' at once."""
     tier: str = "gpu"
     """Where it lies: gpu; off it host, nvme or cxl (:mod:`memcalc.terms.host`)."""
 

@@ -20,6 +20,7 @@ from memcalc.terms.fsdp1 import prefetches
 from memcalc.terms.fsdp2 import Units, reshards_root
 from memcalc.terms.gradients import added_in_place, tied_matrix
 from memcalc.terms.head import head_templates
+from memcalc.terms.moments import updated_elements
 from memcalc.terms.pipeline import in_flight
 from memcalc.terms.settings import enters_units_again
 from memcalc.trace.template import Template, trace
@@ -316,11 +317,23 @@ class StepWriter(Stage):
             if len(term.phases) == len(ALWAYS) and term.component == "optimizer" and first:
                 self._split(term)
             elif term.phases == ("step",):
-                temporaries += self._split(term)
+                temporaries += self._in_turn(term) if any(term.in_turn) else self._split(term)
         self.log.free_all(temporaries)
         self.log.free_all(self.shared)
         if not self.grid.habits.zeroes_gradients:
             self.units.zero_grad()
+
+    def _in_turn(self, term: Term) -> list[int]:
+        """What an update that goes weight by weight takes for each; the last one's is still there."""
+        taken, stay = term.in_turn
+        elements, width = self.scalar(updated_elements(self.census)), self.scalar(self.census.width("moment"))
+        left: list[int] = []
+        for size in in_shares(elements * width, self.shares):
+            made = [self.log.alloc(size, COMPUTE, term.name) for _ in range(taken)]
+            self.log.free_all(made[: taken - stay])
+            self.log.free_all(left)
+            left = made[taken - stay :]
+        return left
 
     def _begin(self, phase: str) -> None:
         """A phase begins: terms that live in it and not before are allocated, those that ended are freed."""

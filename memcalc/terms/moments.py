@@ -349,6 +349,18 @@ def temporary_bytes(census: ModelOnGrid) -> Array:
     return step_temporary(stepped, tensor, census.width("moment"), impl=impl, kind=kind, preceding=before)
 
 
+def turns_of(census: ModelOnGrid) -> tuple[int, int]:
+    """Tensors that the update of one weight takes, and those that live on into the next one's; (0, 0): all at once.
+
+    An optimizer of flat shards has no weights to go through.
+    """
+    grid, kind = census.grid, kind_of(census.grid)
+    whole = not np.any(sharded_from(grid, 1)) and grid.habits.zero_optimizer is None
+    if grid.fixed.optimizer_impl != "loop" or kind.temporary is not None or kind.loop.local:
+        return 0, 0
+    return (kind.loop.largest, kind.loop.before) if whole or form_of(grid.habits, kind) == "rows" else (0, 0)
+
+
 def in_a_row(census: ModelOnGrid, copies: Temporary) -> tuple[Array, Array]:
     """Elements of the tensor at which a loop over all of them holds most, and of the one before it.
 

@@ -21,6 +21,7 @@ from memcalc.terms.moments import (
     largest_share,
     narrow_moments_term,
     optimizer_moments,
+    turns_of,
     sharded_from,
     temporary_bytes,
     updated_elements,
@@ -340,6 +341,7 @@ def step_terms(census: ModelOnGrid) -> Iterator[Term]:
         else "w · the most that the step of one tensor takes, by its shape",
         kind.source,
         {"w": census.width("moment"), "P_max": largest_share(census), **inputs},
+        in_turn=turns_of(census),
     )
     most, formula = np.minimum(local, 10**9), "4 · min(⌈P / N⌉, 10⁹)"
     source = "DeepSpeed v0.12.3 runtime/zero/stage3.py, _prepare_fp32_grad_for_sub_group"
