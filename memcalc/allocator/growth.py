@@ -22,6 +22,7 @@ from memcalc.allocator.pools import (
 _UNIT = MIN_BLOCK.bit_length() - 1  # addresses and sizes are counted in blocks of 512 B, which keeps integers short
 _SHIFT = 48
 _ADDRESS = (1 << _SHIFT) - 1
+_TOP = 1 << 40
 _SMALL, _OWN, _PAGE = SMALL_REQUEST >> _UNIT, OWN_SEGMENT >> _UNIT, ROUND_LARGE >> _UNIT
 _SMALL_SEGMENT, _LARGE_SEGMENT = SMALL_SEGMENT >> _UNIT, LARGE_SEGMENT >> _UNIT
 _RULES = Rules(expandable=False, large_segment=LARGE_SEGMENT, max_split=None)
@@ -48,7 +49,7 @@ def _reserved(events: Iterable[tuple[str, int, int, int, str]], most: int) -> in
     """One loop without a call for each event, which would cost a tenth of it all; ``most`` in blocks of 512 B."""
     pools: dict[int, _Pool] = {}
     live: dict[int, tuple[_Pool, int, int]] = {}
-    reserved, address = 0, 1
+    reserved, address = 0, _TOP
     for kind, key, wanted, stream, _ in events:
         if kind == "free":
             (free, end_of, start_of, _), start, end = live.pop(key)
@@ -78,8 +79,8 @@ def _reserved(events: Iterable[tuple[str, int, int, int, str]], most: int) -> in
                 reserved += have
                 if reserved > most:
                     return None
-                start, end = address, address + have
-                address = end + 1  # segments never touch
+                start, end = address - have, address
+                address = start - 1  # a newer segment lies lower (`Device.address`), and none touch
             if have - size >= least_rest:
                 cut = start + size
                 insort(free, (have - size) << _SHIFT | cut, 0, at)  # the rest is smaller: its place is not above
