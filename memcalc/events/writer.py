@@ -341,10 +341,15 @@ class StepWriter(Stage):
         passing = (t for t in self._terms() if len(t.phases) != len(ALWAYS) and t.phases != ("step",))
         for term in passing:
             if phase in term.phases and term.name not in self.during:
-                first = [] if term.grows else self._split(term)
-                self.during[term.name] = self._in_pieces(term) if melts(term) else first
+                self.during[term.name] = self._appearing(term)
             elif phase not in term.phases and term.name in self.during:
                 self.log.free_all(self.during.pop(term.name))
+
+    def _appearing(self, term: Term) -> list[int]:
+        """What is there of a term as its first phase begins."""
+        if term.grows:
+            return []
+        return self._in_pieces(term) if melts(term) else self._split(term)
 
     @cached_property
     def growing(self) -> dict[str, list[list[int]]]:
