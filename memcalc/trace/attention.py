@@ -221,11 +221,13 @@ def _rotate(tape: Tape, x: Tensor, width: int, name: str, tables: Sequence[Tenso
     """``x * cos + rotate_half(x) * sin``, in the width of cosine and sine."""
     cosine = ops.scaled(tape, x, width, f"{name} · cos", tables)
     half, label = x.size.elements // 2, x.size.label
-    second = ops.plain(tape, ops.slice_of(tape, x, half, label, f"half of {name}"), f"half of {name}, negated")
     first = ops.slice_of(tape, x, half, label, f"half of {name}")
+    second = ops.plain(tape, ops.slice_of(tape, x, half, label, f"half of {name}"), f"half of {name}, negated")
     swapped = ops.cat(tape, [second, first], f"{name}, halves swapped", label)
     del second, first
-    return ops.add(tape, cosine, ops.scaled(tape, swapped, width, f"{name} · sin"), name)
+    sine = ops.scaled(tape, swapped, width, f"{name} · sin")
+    del swapped
+    return ops.add(tape, cosine, sine, name)
 
 
 def latent_projections(

@@ -32,8 +32,9 @@ class Product:
 
 
 def project(tape: Tape, x: Tensor, to: Product, *, trained: bool, autocast: bool = False) -> Tensor:
-    """``x @ W.T``: keeps x where W is trained; backward makes the input's and the weight's gradient.
+    """``x @ W.T``: keeps x where W is trained; backward makes the weight's gradient and then the input's.
 
+    That is a view, since the product runs over all rows of all sequences (``MmBackward0`` has mat2 before self).
     Autocast multiplies by a 16-bit copy of the weight (a term of its own), whose gradient is cast afterwards.
     """
     given = ops.cast(tape, x, to.width, f"{to.name} input, 16-bit copy")
@@ -42,10 +43,12 @@ def project(tape: Tape, x: Tensor, to: Product, *, trained: bool, autocast: bool
     edge: Edge | None = tape.cast_weight(leaf, weight) if leaf and autocast else leaf
 
     def rule(_: Grads) -> Grads:
-        grad = tape.new(f"gradient of {name} input", in_size) if wanted else None
-        if leaf is None or not autocast:
-            return [grad, tape.new(f"gradient of {name} weight", weight, "gradient") if leaf else None]
-        return [grad, tape.new(f"gradient of {name} weight, 16-bit", weight.wide(2))]
+        of_weight: Tensor | None = None
+        if leaf is not None and autocast:
+            of_weight = tape.new(f"gradient of {name} weight, 16-bit", weight.wide(2))
+        elif leaf is not None:
+            of_weight = tape.new(f"gradient of {name} weight", weight, "gradient")
+        return [tape.new(f"gradient of {name} input", in_size).as_view() if wanted else None, of_weight]
 
     size = to.output(given)
     copied = tape.weight_copy(name, weight.wide(2)) if autocast else None

@@ -117,13 +117,37 @@ def fused(tape: Tape, q: Tensor, k: Tensor, v: Tensor, spec: Attention, setting:
     rows: Unit = "filled_token" if kernel(spec, setting) == "efficient" else q.size.unit
     lse = tape.operator("sdpa", lambda: tape.new(f"{prefix}attention logsumexp", Size(spec.heads, 4, rows, "tp", "a")))
     bias = mask.size._replace(unit=pairs_of(k)) if mask is not None and mask.requires_grad else None
+    flash = kernel(spec, setting) == "flash"
 
     def rule(_: Grads) -> Grads:
         grads: Grads = [tape.new(f"gradient of {prefix}attention input", size) for size in sizes]
+        if flash:
+            _within_backward(tape, sizes, spec, prefix)
         return [*grads, tape.new(f"gradient of {prefix}attention bias of each sequence", bias) if bias else None]
 
     saved = [q.storage, k.storage, v.storage, mask.storage if mask else None, out.storage, lse.storage]
     return tape.record(out, [q, k, v, mask], rule, saved)
+
+
+def _within_backward(tape: Tape, sizes: tuple[Size, Size, Size], spec: Attention, prefix: str) -> None:
+    """What flash attention's backward allocates beside the gradients, and frees again: fp32 sums and whole heads.
+
+    Source: FlashAttention 2.8 csrc/flash_attn/flash_api.cpp, ``mha_bwd``, and PyTorch 2.13
+    aten/src/ATen/native/transformers/cuda/flash_attn/flash_api.cpp: ``softmax_d`` and ``dq_accum``; with fewer
+    key-value heads ``dk_expanded`` and ``dv_expanded``.
+    """
+    q, k, v = sizes
+    inside = [
+        tape.new(f"{prefix}attention row sums", Size(spec.heads, 4, q.unit, "tp", "a")),
+        tape.new(f"gradient of {prefix}queries, fp32", q.wide(4)),
+    ]
+    if k.elements < q.elements:
+        values = v._replace(elements=spec.heads * spec.value_dim)
+        inside += [
+            tape.new(f"gradient of {prefix}keys of all heads", k._replace(elements=q.elements)),
+            tape.new(f"gradient of {prefix}values of all heads", values),
+        ]
+    inside.clear()
 
 
 def additive(tape: Tape, k: Tensor, spec: Attention, setting: BlockConfig, width: int, prefix: str) -> Tensor | None:

@@ -129,15 +129,25 @@ Edge = tuple[Node, int] | Leaf
 class Tensor:
     """A view of a storage, with its own extent and its place in the graph."""
 
-    __slots__ = ("edge", "size", "storage")
+    __slots__ = ("base", "edge", "size", "storage")
 
     def __init__(self, storage: Storage, size: Size, edge: Edge | None = None) -> None:
         self.storage, self.size, self.edge = storage, size, edge
+        self.base: Storage | None = None
+        """Its storage once more, where it is a view of a tensor of its own size, to which it refers."""
 
     @property
     def requires_grad(self) -> bool:
         """Whether a gradient flows to it."""
         return self.edge is not None
+
+    def as_view(self) -> Tensor:
+        """The same, as a view of a tensor that nobody else has: it holds that, so that nothing is added to it in place.
+
+        ``can_accumulate_inplace`` in torch/csrc/autograd/input_buffer.cpp wants a storage with one reference.
+        """
+        self.base = self.storage
+        return self
 
     def view(self, elements: int | None = None, label: str = "") -> Tensor:
         """A view (of ``elements`` a unit) in the same storage and the same place of the graph."""
