@@ -89,8 +89,11 @@ def projections(
         q, k = complex_rotary(tape, q, k, prefix)
     elif spec.rotary:
         pairs = own_tables(tape, spec, setting)
-        q = rotary(tape, q, spec, setting, f"{prefix}queries", pairs)
+        # One function is given both, so that its caller holds them as projected until it returns
+        rotated = rotary(tape, q, spec, setting, f"{prefix}queries", pairs)
         k = rotary(tape, k, spec, setting, f"{prefix}keys", pairs)
+        q = rotated
+        del rotated
     if spec.qk_norm != "none" and spec.late_qk_norm:
         q = head_norm(tape, q, spec, setting, spec.heads, f"{prefix}query norm")
         k = head_norm(tape, k, spec, setting, spec.kv_heads, f"{prefix}key norm")

@@ -99,9 +99,9 @@ def cross_entropy(tape: Tape, logits: Tensor, loss: Loss, before: list[Tensor] |
     out = KERNELS[loss.kernel](tape, wide) if loss.chunks == 1 else _in_chunks(tape, wide, loss)
     if loss.observed:
         tape.new("one more generation of logits", wide.size, "observed")
-    del wide  # fp32 logits are the loss function's own and go with it; the caller's follow
-    live.reverse()
-    live.clear()
+    del wide
+    while live:  # fp32 logits are the loss function's own and go with it; the caller's follow
+        live.pop()
     return out
 
 
