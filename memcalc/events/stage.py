@@ -40,13 +40,18 @@ class Stage:
 
     @cached_property
     def shares(self) -> list[int]:
-        """Elements of each weight of the stage, in the order of the modules."""
+        """Elements of each weight of the stage, in the order of the modules; what has no matrix is one, before the head.
+
+        Where tensor parallelism divides them they are in proportion.
+        """
         census = self.census
         groups = {id(a): a for a in self.layers}
         weights = {key: weights_of(a) for key, a in groups.items()}
         blocks = [share for a in self.layers for share in weights[id(a)]]
         own_head = self.scalar(census.head) if not self.tied else 0
-        return [share for share in (self.scalar(census.embedding), *blocks, own_head) if share] or [1]
+        matrices = self.scalar(census.embedding), *blocks, own_head
+        rest = max(self.scalar(census.parameters) - sum(matrices), 0)
+        return [share for share in (*matrices[:-1], rest, own_head) if share] or [1]
 
     @cached_property
     def split(self) -> bool:
