@@ -70,7 +70,8 @@ class Run:
         ``crossing`` is called where a head's logits leave the model for the loss.
         """
         self.keys[0] = given
-        self._cross(log, self.template.forward, None, 0, crossing)
+        calls = [(at, crossing) for at in self.template.crossings[:1] if crossing]
+        self._play_between(log, self.template.forward, None, calls)
         out = self.keys.get(self.template.output, 0)
         if self.template.output not in self.template.kept:
             self.keys.pop(self.template.output, None)
@@ -79,15 +80,25 @@ class Run:
         return out
 
     def backward(
-        self, log: Log, given: int, gradients: list[int] | None, crossing: Callable[[], None] | None = None
+        self,
+        log: Log,
+        given: int,
+        gradients: list[int] | None,
+        crossing: Callable[[], None] | None = None,
+        product: Callable[[], None] | None = None,
     ) -> int:
         """Write backward from the output's gradient; weight gradients go to ``gradients``, whose owner frees them.
 
         Without an owner each is added to that of an earlier micro-batch and freed at once. ``crossing`` is called where
-        the gradient of a head's logits comes back to the model.
+        the gradient of a head's logits comes back to the model, and ``product`` once the product that follows has its
+        result's memory.
         """
         self.keys[self.template.incoming] = given
-        self._cross(log, self.template.backward, gradients, 1, crossing)
+        events, calls = self.template.backward, []
+        for at in self.template.crossings[1:]:
+            first = next((index for index in range(at, len(events)) if events[index] >= 0), at)
+            calls = [(place, call) for place, call in ((at, crossing), (first + 1, product)) if call]
+        self._play_between(log, events, gradients, calls)
         outgoing = self.template.outgoing
         return 0 if outgoing is None else self.keys.pop(outgoing, 0)
 
@@ -119,22 +130,16 @@ class Run:
         self.pinned = {self.keys.get(storage, 0), gradient} - {0}
         return sorted(self.pinned)
 
-    def _cross(
-        self,
-        log: Log,
-        events: tuple[int, ...],
-        gradients: list[int] | None,
-        direction: int,
-        crossing: Callable[[], None] | None,
+    def _play_between(
+        self, log: Log, events: tuple[int, ...], gradients: list[int] | None, calls: list[tuple[int, Callable[[], None]]]
     ) -> None:
-        """Write events, and call ``crossing`` at that of the direction: 0 for forward, 1 for backward."""
-        if crossing is None or not self.template.crossings:
-            self._play(log, events, gradients)
-            return
-        at = self.template.crossings[direction]
-        self._play(log, events[:at], gradients)
-        crossing()
-        self._play(log, events[at:], gradients)
+        """Write events, with each call when so many of them are written."""
+        start = 0
+        for at, call in calls:
+            self._play(log, events[start:at], gradients)
+            call()
+            start = at
+        self._play(log, events[start:] if start else events, gradients)
 
     def _play(self, log: Log, events: tuple[int, ...], gradients: list[int] | None) -> None:
         keys, sizes, template, write = self.keys, self.sizes, self.template, log.events.append

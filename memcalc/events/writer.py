@@ -193,21 +193,25 @@ class StepWriter(Stage):
     def _head_backward(self, index: int) -> tuple[int, list[int]]:
         """Loss and head: the gradient of what the last block gives, and those of the head's weights."""
         self._begin("loss")
-        while self.by_backward:
-            self.log.alloc(*self.by_backward.pop())
         head: list[int] = []
         gather = partial(self.units.enter, self.last_unit, self._before(self.last_unit), backward=True)
         if not self.scalar(reshards_root(self.census)):
             gather()
         if index in self.heads:  # a tied weight's gradient waits for that of its other use, the embedding
             owner = None if self.units.accumulates(self.last_unit) and not self.tied else head
-            gradient = self.heads.pop(index).backward(self.log, 0, owner, gather)
+            gradient = self.heads.pop(index).backward(self.log, 0, owner, gather, self._first_product)
         else:
             gradient = self.log.alloc(self._input_bytes(), COMPUTE, "gradient from the next stage")
+        self._first_product()
         self._begin("backward-last")
         if self.split:
             self.units.leave_backward(self.last_unit, head, head[0] if head else 0)
         return gradient, head
+
+    def _first_product(self) -> None:
+        """Backward's thread has a handle of its own from its first product on, and with it what that allocates."""
+        while self.by_backward:
+            self.log.alloc(*self.by_backward.pop())
 
     def _blocks_backward(self, index: int, gradient: int) -> int:
         """Blocks, from the gradient of the last one's output to that of the first one's input."""
