@@ -40,7 +40,7 @@ class Stage:
 
     @cached_property
     def shares(self) -> list[int]:
-        """Elements of each weight of the stage, in the order of the modules; what has no matrix is one, before the head.
+        """Elements of each weight of the stage, in the order of the modules; what is in none of them stands for one.
 
         Where tensor parallelism divides them they are in proportion.
         """
@@ -48,10 +48,12 @@ class Stage:
         groups = {id(a): a for a in self.layers}
         weights = {key: weights_of(a) for key, a in groups.items()}
         blocks = [share for a in self.layers for share in weights[id(a)]]
-        own_head = self.scalar(census.head) if not self.tied else 0
-        matrices = self.scalar(census.embedding), *blocks, own_head
-        rest = max(self.scalar(census.parameters) - sum(matrices), 0)
-        return [share for share in (*matrices[:-1], rest, own_head) if share] or [1]
+        before = self.scalar(census.count.outside_first * self.grid.is_first)
+        after = self.scalar((census.count.outside_last + census.count.final_norm) * self.grid.is_last)
+        head = 0 if self.tied else max(self.scalar(census.head) - after, 0)
+        inside = [self.scalar(census.embedding) - before, before, *blocks]
+        rest = max(self.scalar(census.parameters) - sum(inside) - head, 0)
+        return [share for share in (*inside, rest, head) if share] or [1]
 
     @cached_property
     def split(self) -> bool:
