@@ -23,12 +23,19 @@ def gelu_new(tape: Tape, x: Tensor, setting: BlockConfig, name: str) -> Tensor:
     half = ops.plain(tape, x, f"{name} half of the activation's input")
     # Autocast computes a power in fp32
     base = ops.cast(tape, x, 4, f"{name} activation's input, fp32") if setting.autocast else x
-    cube = ops.plain(tape, ops.saves_input(tape, base, f"{name} cube", temporaries=2), f"{name} cube, scaled")
+    # Each result is a temporary of the expression, and goes when the operator that takes it has returned
+    power = ops.saves_input(tape, base, f"{name} cube", temporaries=2)
     del base
-    inner = ops.plain(tape, ops.add(tape, x, cube, f"{name} polynomial"), f"{name} polynomial, scaled")
+    cube = ops.plain(tape, power, f"{name} cube, scaled")
+    del power
+    polynomial = ops.add(tape, x, cube, f"{name} polynomial")
     del cube
-    factor = ops.shifted(tape, ops.saves_output(tape, inner, f"{name} tanh"), f"{name} 1 + tanh")
+    inner = ops.plain(tape, polynomial, f"{name} polynomial, scaled")
+    del polynomial
+    tanh = ops.saves_output(tape, inner, f"{name} tanh")
     del inner
+    factor = ops.shifted(tape, tanh, f"{name} 1 + tanh")
+    del tanh
     return ops.mul(tape, half, factor, f"{name} activation")
 
 
