@@ -49,7 +49,7 @@ class StepWriter(Stage):
         self.runs: dict[int, list[list[Run]]] = {}
         self.heads: dict[int, Run] = {}
         self.known: dict[tuple[int, int], list[int]] = {}
-        self.by_backward: list[tuple[int, int, str]] = []
+        self.handles: dict[str, list[tuple[int, int, str]]] = {"forward": [], "backward": []}
         self.sent: Run | None = None
         self.shared: list[int] = []
         self.units = self._units()
@@ -80,9 +80,11 @@ class StepWriter(Stage):
         """Allocate a term as tensors in proportion to the weights; a buffer as one piece."""
         total, stream = self.scalar(term.bytes), STREAMS[term.pool]
         if term.apart or term.component in {"buffers", "activations"}:
-            first, *others = in_shares(total, [1] * term.tensors)
-            self.by_backward += [(size, stream, term.name) for size in others]
-            return [self.log.alloc(first, stream, term.name)]
+            if term.by_thread:
+                for thread, size in zip(self.handles, in_shares(total, [1] * len(self.handles)), strict=True):
+                    self.handles[thread].append((size, stream, term.name))
+                return []
+            return [self.log.alloc(total, stream, term.name)]
         sizes = [part for size in in_shares(total, self.shares) for part in in_shares(size, [1] * term.tensors)]
         return [self.log.alloc(size, stream, term.name) for size in sizes]
 
@@ -129,6 +131,7 @@ class StepWriter(Stage):
         self.log.free_all(self.shared)
         self.units.enter(self.first_unit, None)
         x = self.log.alloc(self._embedded_bytes(), COMPUTE, "embedding output")
+        self._first_product("forward")
         if self.split:
             self.units.leave_forward(self.first_unit)
         self.runs[index] = []
@@ -199,19 +202,19 @@ class StepWriter(Stage):
             gather()
         if index in self.heads:  # a tied weight's gradient waits for that of its other use, the embedding
             owner = None if self.units.accumulates(self.last_unit) and not self.tied else head
-            gradient = self.heads.pop(index).backward(self.log, 0, owner, gather, self._first_product)
+            gradient = self.heads.pop(index).backward(self.log, 0, owner, gather, partial(self._first_product, "backward"))
         else:
             gradient = self.log.alloc(self._input_bytes(), COMPUTE, "gradient from the next stage")
-        self._first_product()
+        self._first_product("backward")
         self._begin("backward-last")
         if self.split:
             self.units.leave_backward(self.last_unit, head, head[0] if head else 0)
         return gradient, head
 
-    def _first_product(self) -> None:
-        """Backward's thread has a handle of its own from its first product on, and with it what that allocates."""
-        while self.by_backward:
-            self.log.alloc(*self.by_backward.pop())
+    def _first_product(self, thread: str) -> None:
+        """A thread has a handle of its own from its first product on, and with it what that allocates."""
+        while self.handles[thread]:
+            self.log.alloc(*self.handles[thread].pop())
 
     def _blocks_backward(self, index: int, gradient: int) -> int:
         """Blocks, from the gradient of the last one's output to that of the first one's input."""

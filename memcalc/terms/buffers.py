@@ -45,7 +45,7 @@ def workspace_terms(census: ModelOnGrid, workspaces: Workspaces) -> Iterator[Ter
     handle = workspaces.handle if grid.fixed.blas_workspace is None else grid.fixed.blas_workspace
     used = plain_products(census) if grid.habits.engine else np.ones((1,) * 7, dtype=np.int64)
     handles = 2 * handle * used * grid.habits.handle_workspaces
-    yield Term("buffers", "BLAS workspaces", handles, ALWAYS, "2 handles · W", HANDLES, {"W": handle}, tensors=2)
+    yield Term("buffers", "BLAS workspaces", handles, ALWAYS, "2 handles · W", HANDLES, {"W": handle}, by_thread=True)
     if grid.fixed.kernels == "te":
         yield gather_buffer_term(census)
     if grid.habits.engine:

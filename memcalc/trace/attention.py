@@ -37,6 +37,8 @@ def attention(
         return core(tape, q, k, v, spec, setting, prefix)
 
     out = region(tape, setting.checkpointed, "core_attn", scores, [q, k, v], setting.rerun)
+    if setting.kernels == "model" and not setting.compiled:
+        variables += [q, k, v]
     del q, k, v
     if gate:
         out = ops.mul(tape, out, ops.saves_output(tape, gate.pop(), "output gate"), "attention output, gated")
@@ -48,7 +50,9 @@ def attention(
         del heads
     if spec.joins_images:
         out = ops.copy(tape, out, f"{prefix}attention output of all images")
-    return linear(tape, out, setting, f"{prefix}attention projection", hidden, "h", setting.branch_output)
+    projected = linear(tape, out, setting, f"{prefix}attention projection", hidden, "h", setting.branch_output)
+    del out  # the projection takes its name; queries, keys and values follow when the function returns
+    return projected
 
 
 def projections(
@@ -90,10 +94,9 @@ def projections(
     elif spec.rotary:
         pairs = own_tables(tape, spec, setting)
         # One function is given both, so that its caller holds them as projected until it returns
-        rotated = rotary(tape, q, spec, setting, f"{prefix}queries", pairs)
-        k = rotary(tape, k, spec, setting, f"{prefix}keys", pairs)
-        q = rotated
-        del rotated
+        rotated = [rotary(tape, x, spec, setting, f"{prefix}{name}", pairs) for x, name in ((q, "queries"), (k, "keys"))]
+        q = rotated.pop(0)
+        k = rotated.pop()
     if spec.qk_norm != "none" and spec.late_qk_norm:
         q = head_norm(tape, q, spec, setting, spec.heads, f"{prefix}query norm")
         k = head_norm(tape, k, spec, setting, spec.kv_heads, f"{prefix}key norm")
