@@ -57,7 +57,7 @@ class Term:
     tensors: int = 1
     """Of each weight, by which it is made in a step's events."""
     by_thread: bool = False
-    """In a step's events half of it comes with forward's first product, half with backward's, which another thread runs."""
+    """In a step's events a half comes with forward's first product, and one with backward's, of another thread."""
     in_turn: tuple[int, int] = (0, 0)
     """Of the step, in a step's events: the tensors that one weight's update takes, and those of them that live until
     the next one's are there. (0, 0): all weights' at once."""

@@ -131,7 +131,11 @@ class Run:
         return sorted(self.pinned)
 
     def _play_between(
-        self, log: Log, events: tuple[int, ...], gradients: list[int] | None, calls: list[tuple[int, Callable[[], None]]]
+        self,
+        log: Log,
+        events: tuple[int, ...],
+        gradients: list[int] | None,
+        calls: list[tuple[int, Callable[[], None]]],
     ) -> None:
         """Write events, with each call when so many of them are written."""
         start = 0

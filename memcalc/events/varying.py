@@ -7,6 +7,7 @@ from functools import cached_property
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
+from memcalc.events.passing import PassingTerms
 from memcalc.events.plan import passes
 from memcalc.events.stage import Stage
 from memcalc.events.writer import StepWriter
@@ -81,6 +82,9 @@ class _VaryingWriter(StepWriter):
 
 
 OF_A_SHAPE = tuple(
-    name for kind in (Stage, StepWriter) for name, value in vars(kind).items() if isinstance(value, cached_property)
+    name
+    for kind in (Stage, PassingTerms, StepWriter)
+    for name, value in vars(kind).items()
+    if isinstance(value, cached_property)
 )
 """What the writer computes once and keeps, of the model on one grid."""

@@ -21,9 +21,9 @@ from memcalc.terms.moments import (
     largest_share,
     narrow_moments_term,
     optimizer_moments,
-    turns_of,
     sharded_from,
     temporary_bytes,
+    turns_of,
     updated_elements,
     widened_term,
 )

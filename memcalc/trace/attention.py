@@ -94,7 +94,8 @@ def projections(
     elif spec.rotary:
         pairs = own_tables(tape, spec, setting)
         # One function is given both, so that its caller holds them as projected until it returns
-        rotated = [rotary(tape, x, spec, setting, f"{prefix}{name}", pairs) for x, name in ((q, "queries"), (k, "keys"))]
+        rotated = [rotary(tape, q, spec, setting, f"{prefix}queries", pairs)]
+        rotated.append(rotary(tape, k, spec, setting, f"{prefix}keys", pairs))
         q = rotated.pop(0)
         k = rotated.pop()
     if spec.qk_norm != "none" and spec.late_qk_norm:

@@ -134,7 +134,6 @@ class Tensor:
     def __init__(self, storage: Storage, size: Size, edge: Edge | None = None) -> None:
         self.storage, self.size, self.edge = storage, size, edge
         self.base: Storage | None = None
-        """Its storage once more, where it is a view of a tensor of its own size, to which it refers."""
 
     @property
     def requires_grad(self) -> bool:
@@ -142,10 +141,7 @@ class Tensor:
         return self.edge is not None
 
     def as_view(self) -> Tensor:
-        """The same, as a view of a tensor that nobody else has: it holds that, so that nothing is added to it in place.
-
-        ``can_accumulate_inplace`` in torch/csrc/autograd/input_buffer.cpp wants a storage with one reference.
-        """
+        """The same, as a view: it holds its base, so that nothing is added in place (``can_accumulate_inplace``)."""
         self.base = self.storage
         return self
 
@@ -312,11 +308,7 @@ class Tape:
 
     @contextmanager
     def unread(self, *, active: bool) -> Iterator[None]:
-        """Without a selective checkpoint's decision: an output that nothing in backward reads.
-
-        A compiled graph keeps none of those (``torch/_functorch/partitioners.py`` of PyTorch 2.13 saves what must be
-        saved only where backward uses it).
-        """
+        """Without a checkpoint's decision: compiled graphs keep nothing that backward does not read (partitioners.py)."""
         before = self._recorder
         self._recorder = None if active else before
         try:

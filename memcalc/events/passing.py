@@ -1,0 +1,131 @@
+"""Terms of a stage that nothing else in a step's events writes, as they come and go: by phase, block, product."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from memcalc.events.log import COMPUTE, STREAMS, Log
+from memcalc.events.plan import in_shares, melts, weights_of
+from memcalc.events.stage import Stage
+from memcalc.formulas.recompute import unit_sizes
+from memcalc.ledger import ALWAYS
+from memcalc.terms.moments import updated_elements
+
+if TYPE_CHECKING:
+    from memcalc.ledger import Ledger, Term
+    from memcalc.terms.activations import GroupActivations
+    from memcalc.terms.model_on_grid import ModelOnGrid
+
+
+class PassingTerms(Stage):
+    """Writes them on one stage."""
+
+    def __init__(self, census: ModelOnGrid, ledger: Ledger, stage: int) -> None:
+        super().__init__(census, ledger, stage)
+        self.log = Log()
+        self.during: dict[str, list[int]] = {}
+        self.handles: dict[str, list[tuple[int, int, str]]] = {"forward": [], "backward": []}
+
+    @cached_property
+    def plan(self) -> list[tuple[list[GroupActivations], bool]]:
+        """Checkpoint units of the stage: their blocks, and whether these are computed again."""
+        out: list[tuple[list[GroupActivations], bool]] = []
+        for indices in self.census.stacks:
+            blocks = [a for a in self.layers if a.index in indices]
+            for size in unit_sizes(self.grid.policies[0], len(blocks)):
+                out.append((blocks[: max(size, 1)], size > 0))
+                del blocks[: max(size, 1)]
+        return out
+
+    def _terms(self) -> Iterator[Term]:
+        """Terms of which nothing else here writes the events."""
+        for term in self.ledger.terms:
+            if not (term.with_weights or term.in_events):
+                yield term
+
+    @cached_property
+    def melting(self) -> list[Term]:
+        """Terms that go with the blocks of a backward."""
+        return [term for term in self._terms() if melts(term)]
+
+    def _split(self, term: Term) -> list[int]:
+        """Allocate a term as tensors in proportion to the weights; a buffer as one piece."""
+        total, stream = self.scalar(term.bytes), STREAMS[term.pool]
+        if term.apart or term.component in {"buffers", "activations"}:
+            if term.by_thread:
+                for thread, size in zip(self.handles, in_shares(total, [1] * len(self.handles)), strict=True):
+                    self.handles[thread].append((size, stream, term.name))
+                return []
+            return [self.log.alloc(total, stream, term.name)]
+        sizes = [part for size in in_shares(total, self.shares) for part in in_shares(size, [1] * term.tensors)]
+        return [self.log.alloc(size, stream, term.name) for size in sizes]
+
+    def _begin(self, phase: str) -> None:
+        """A phase begins: terms that live in it and not before are allocated, those that ended are freed."""
+        self.log.mark(phase)
+        passing = (t for t in self._terms() if len(t.phases) != len(ALWAYS) and t.phases != ("step",))
+        for term in passing:
+            if phase in term.phases and term.name not in self.during:
+                self.during[term.name] = self._appearing(term)
+            elif phase not in term.phases and term.name in self.during:
+                self.log.free_all(self.during.pop(term.name))
+
+    def _appearing(self, term: Term) -> list[int]:
+        """What is there of a term as its first phase begins."""
+        if term.grows:
+            return []
+        return self._in_pieces(term) if melts(term) else self._split(term)
+
+    @cached_property
+    def growing(self) -> dict[str, list[list[int]]]:
+        """Of each term that comes with forwards, the sizes of its tensors in each block: none where that is kept."""
+        weights = [weights_of(a) if again else [] for blocks, again in self.plan for a in blocks]
+        flat = [share for block in weights for share in block]
+        out: dict[str, list[list[int]]] = {}
+        for term in self._terms():
+            if term.grows and flat:
+                sizes = iter(in_shares(self.scalar(term.bytes), flat))
+                out[term.name] = [[next(sizes) for _ in block] for block in weights]
+        return out
+
+    def _grow(self, unit: int) -> None:
+        """A block's forward begins: its part of what comes with the forwards."""
+        for name, sizes in self.growing.items():
+            self.during[name] += [self.log.alloc(size, COMPUTE, name) for size in sizes[unit]]
+
+    def _in_pieces(self, term: Term) -> list[int]:
+        """Allocate a term as one piece for each block."""
+        count = max(len(self.layers), 1)
+        size, rest = divmod(self.scalar(term.bytes), count)
+        return [self.log.alloc(size + rest * (index == 0), STREAMS[term.pool], term.name) for index in range(count)]
+
+    def _melt(self) -> None:
+        """A block's backward is done: its share of what goes with the blocks is freed."""
+        for term in self.melting:
+            if self.during.get(term.name):
+                self.log.free(self.during[term.name].pop())
+
+    def _let_go(self, unit: int) -> None:
+        """A block's backward is done, which was the last to need some terms."""
+        for term in self._terms():
+            if term.until == unit:
+                self.log.free_all(self.during.pop(term.name, []))
+
+    def _first_product(self, thread: str) -> None:
+        """A thread has a handle of its own from its first product on, and with it what that allocates."""
+        while self.handles[thread]:
+            self.log.alloc(*self.handles[thread].pop())
+
+    def _in_turn(self, term: Term) -> list[int]:
+        """What an update that goes weight by weight takes for each; the last one's is still there."""
+        taken, stay = term.in_turn
+        elements, width = self.scalar(updated_elements(self.census)), self.scalar(self.census.width("moment"))
+        left: list[int] = []
+        for size in in_shares(elements * width, self.shares):
+            made = [self.log.alloc(size, COMPUTE, term.name) for _ in range(taken)]
+            self.log.free_all(made[: taken - stay])
+            self.log.free_all(left)
+            left = made[taken - stay :]
+        return left
