@@ -308,7 +308,7 @@ class Tape:
 
     @contextmanager
     def unread(self, *, active: bool) -> Iterator[None]:
-        """Without a checkpoint's decision: compiled graphs keep nothing that backward does not read (partitioners.py)."""
+        """Without a checkpoint's decision: compiled graphs keep nothing that backward does not read (partitioners)."""
         before = self._recorder
         self._recorder = None if active else before
         try:
