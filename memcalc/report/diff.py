@@ -13,7 +13,7 @@ from memcalc.report.tables import Block, Code, Column, Line, Report, Table, gib,
 from memcalc.results.diff import Diff, DiffCost, DiffFigures, DiffSide, DiffStep
 from memcalc.results.names import component_name, phase_name
 from memcalc.results.rl_steps import RlStep
-from memcalc.units import GIB, format_count
+from memcalc.units import GIB, format_count, signed
 
 _KINDS = {"vanishes": "removed", "appears": "new"}
 TERMS = 8
@@ -109,15 +109,6 @@ def _speed(cost: DiffCost) -> str:
     if share >= 100:
         return f"{1 + cost.throughput:.1f}× speed"
     return f"{signed(share, 1)}% speed"
-
-
-def signed(value: float, digits: int = 2) -> str:
-    """Return a difference with its sign, and nothing at all as 0.
-
-    >>> signed(1.5), signed(-0.25), signed(0)
-    ('+1.50', '−0.25', '0.00')
-    """
-    return f"{value:+.{digits}f}".replace("-", "−") if value else f"{0:.{digits}f}"
 
 
 def _gib(size: int) -> str:
@@ -262,16 +253,11 @@ def _time(result: Diff) -> Iterator[Block]:
     costs = [_seconds(step.cost) for step in result.steps]
     digits = max(0, 3 - floor(log10(max(point.step for point in points))))
     rows = tuple(
-        (part_name(name), f"{before[name]:.{digits}f}", [_change(cost[name], digits) for cost in costs],
-         f"{after[name]:.{digits}f}", _change(after[name] - before[name], digits))
+        (part_name(name), f"{before[name]:.{digits}f}", [signed(cost[name], digits) for cost in costs],
+         f"{after[name]:.{digits}f}", signed(after[name] - before[name], digits))
         for name in (*names, "step")
     )  # fmt: skip
     yield across("part", "s", "Time of a step", rows)
-
-
-def _change(seconds: float, digits: int) -> str:
-    """Return a change of time; one that rounds to nothing has no sign."""
-    return signed(round(seconds, digits), digits)
 
 
 def across(name: str, unit: str, title: str, rows: Iterable[tuple[str, str, list[str], str, str]]) -> Table:

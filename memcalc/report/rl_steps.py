@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import pairwise
 
-from memcalc.report.diff import across, brief, signed
+from memcalc.report.diff import across, brief
 from memcalc.report.estimate import MOODS, warned
 from memcalc.report.palette import ROLES
 from memcalc.report.plan_words import assumed
@@ -29,7 +29,7 @@ from memcalc.report.tables import (
 )
 from memcalc.results.rl_plans import UpdateTime
 from memcalc.results.rl_steps import RlDiff, RlFigures, RlLadder, RlStep
-from memcalc.units import GIB, format_count
+from memcalc.units import GIB, format_count, signed
 
 CUT = 2
 """A bar beyond this many times the capacity is cut, so that the others are seen."""
