@@ -62,8 +62,8 @@ def row_cells(score: RunScore, *, data: bool = False) -> tuple[str, ...]:
     error = f"{100 * score.error:+.2f}" if data else signed(100 * score.error)
     return (
         score.id, score.figure if data else component_name(score.figure), f"{score.measured / GIB:.3f}",
-        f"{score.predicted / GIB:.3f}", error, within, score.group, score.framework, f"{score.gpus} × {score.gpu}", score.rank, score.grade, score.software,
-        score.source,
+        f"{score.predicted / GIB:.3f}", error, within, score.group, score.framework, f"{score.gpus} × {score.gpu}",
+        score.rank, score.grade, score.software, score.source,
     )  # fmt: skip
 
 
@@ -148,7 +148,9 @@ def _parts(result: Validation) -> Iterator[Block]:
             columns = (Column(by), Column("figure"), *ERROR_COLUMNS)
             yield Line(title, "heading")
             yield Table(
-                "Absolute error", columns, tuple((part.name, component_name(part.figure), *error_cells(part)) for part in parts)
+                "Absolute error",
+                columns,
+                tuple((part.name, component_name(part.figure), *error_cells(part)) for part in parts),
             )
 
 
@@ -214,7 +216,9 @@ def _far(result: Validation) -> Iterator[Block]:
     yield Line(f"{len(far)} of {len(result.runs)} figures are more than {100 * FAR:.0f}% off.")
     if far:
         known = {entry.id: entry.reason for entry in result.explained}
-        rows = tuple((s.id, component_name(s.figure), signed(100 * s.error), known.get(s.id, "unexplained")) for s in far)
+        rows = tuple(
+            (s.id, component_name(s.figure), signed(100 * s.error), known.get(s.id, "unexplained")) for s in far
+        )
         yield Table("Figures that are far off", header("run | figure | error [%] > | why"), rows)
 
 

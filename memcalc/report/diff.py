@@ -9,7 +9,7 @@ from math import floor, log10
 from memcalc.report.estimate import MOODS, head_of
 from memcalc.report.plan_words import strategy_words
 from memcalc.report.step_time import part_name, speed, time_lines
-from memcalc.report.tables import Block, Code, Column, Line, Report, Table, gib, header, made, said
+from memcalc.report.tables import Block, Code, Column, Line, Report, Table, gib, header, in_one_row, made, said
 from memcalc.results.diff import Diff, DiffCost, DiffFigures, DiffSide, DiffStep
 from memcalc.results.names import component_name, phase_name
 from memcalc.results.rl_steps import RlStep
@@ -49,9 +49,7 @@ def _screen(result: Diff) -> Iterator[Block]:
     """Yield what a terminal shows: the price, each job in a line, the steps, and the components that change."""
     yield Line(headline(result), "verdict", MOODS[result.b.figures.verdict])
     for index, side in (("A", result.a), ("B", result.b)):
-        figures = side.figures
-        memory = f"{_words(figures.verdict)}, {gib(figures.device, 1)} GiB"
-        yield said(index, side.name, memory, f"{speed(side.time)} tok/s/GPU")
+        yield said(index, side.name, f"{speed(side.time)} tok/s/GPU")
     if result.fields:
         yield said("Job", *_common(result))
         yield _plainly(_steps(result))
@@ -77,11 +75,10 @@ def _common(result: Diff) -> tuple[str, ...]:
 
 def _plainly(table: Table) -> Table:
     """Return the table without a title, and with units in one row with the headings; a verdict that all share goes."""
-    units = {"total": "GiB", "speed": "%"}
-    columns = tuple(replace(column, title=units.get(column.title, column.title), unit="") for column in table.columns)
-    verdicts = {row[index] for row in table.rows for index, column in enumerate(columns) if column.title == "verdict"}
-    indices = [index for index, column in enumerate(columns) if column.title != "verdict" or len(verdicts) > 1]
-    return replace(table, columns=columns, titled=False).keep(indices)
+    titles = [column.title for column in table.columns]
+    verdicts = {row[index] for row in table.rows for index, title in enumerate(titles) if title == "verdict"}
+    indices = [index for index, title in enumerate(titles) if title != "verdict" or len(verdicts) > 1]
+    return in_one_row(table.keep(indices), total="GiB", speed="%")
 
 
 def _changed(table: Table) -> Table:

@@ -3,13 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 
 from memcalc.report import plan_words as say
 from memcalc.report.estimate import MOODS, briefly, warned
 from memcalc.report.plan_words import assumed, fewest_line, strategy_words
 from memcalc.report.step_time import speed
-from memcalc.report.tables import Block, Code, Column, Line, Report, Table, facts, gib, header, made, percent, said
+from memcalc.report.tables import (
+    Block,
+    Code,
+    Column,
+    Line,
+    Report,
+    Table,
+    facts,
+    gib,
+    header,
+    in_one_row,
+    made,
+    percent,
+    said,
+)
 from memcalc.results.plans import Fit, Inverse
 from memcalc.specs.job import command_line
 from memcalc.units import format_count
@@ -37,14 +50,7 @@ def _brief(result: Inverse, best: Fit) -> Iterator[Block]:
     yield said("Speed", f"{speed(best.time)} tok/s/GPU", f"MFU {share:.0f}%", f"{best.time.step:.4g} s/step")
     if result.limit:
         yield said("Limit", result.limit)
-    yield _in_one_row(_neighbours(result), result.capacity)
-
-
-def _in_one_row(table: Table, capacity: int) -> Table:
-    """Return the table without a title, its headings in one row with their units."""
-    titles = {"total": "GiB", "used": f"% of {gib(capacity, 1)}"}
-    columns = (replace(column, title=titles.get(column.title, column.title), unit="") for column in table.columns)
-    return replace(table, columns=tuple(columns), titled=False)
+    yield in_one_row(_neighbours(result), total="GiB", used=f"% of {gib(result.capacity, 1)}")
 
 
 def _next(result: Inverse) -> Iterator[Block]:

@@ -22,8 +22,8 @@ from memcalc.report.tables import (
     made,
     percent,
 )
-from memcalc.results.probe import Calibrated, CalibratedFigure, ModuleProbe, Probed, ProbedJob, ProbeFigure, SavedTensor
 from memcalc.results.names import component_name
+from memcalc.results.probe import Calibrated, CalibratedFigure, ModuleProbe, Probed, ProbedJob, ProbeFigure, SavedTensor
 from memcalc.specs.calibration import Gain
 from memcalc.units import MIB, format_count, signed
 
@@ -300,7 +300,15 @@ def _gain(gain: Gain) -> tuple[str, ...]:
     errors = [_pair(pair, scale) for pair in (gain.median, gain.p90)]
     inside = "" if gain.covered is None else "{} → {}".format(*gain.covered)
     width = "" if gain.width is None else _pair(gain.width, 0.01)
-    return _FIGURE.sub(component_name("device"), gain.figure).replace(" - ", " − "), unit, str(gain.rows), *errors, inside, width, "yes" if gain.better else "no"
+    return (
+        _FIGURE.sub(component_name("device"), gain.figure).replace(" - ", " − "),
+        unit,
+        str(gain.rows),
+        *errors,
+        inside,
+        width,
+        "yes" if gain.better else "no",
+    )
 
 
 def _pair(pair: tuple[float, float], scale: float) -> str:

@@ -258,7 +258,8 @@ def _range(evidence: Evidence) -> str:
     of_kind = f"of the kind {evidence.ranged_kind}" if evidence.ranged_kind else "whatever the kind of job"
     ends = f"{signed(100 * evidence.low, 1)}% to {signed(100 * evidence.high, 1)}%"
     return (
-        f"The {100 * evidence.coverage:.0f}% range ({ends}) is fitted to {evidence.ranged} measurements from {evidence.documents} sources, {of_kind}. "
+        f"The {100 * evidence.coverage:.0f}% range ({ends}) is fitted to {evidence.ranged} measurements from "
+        f"{evidence.documents} sources, {of_kind}. "
         f"On sources left out of the fit it covered {100 * evidence.crossed:.1f}%."
     )
 
