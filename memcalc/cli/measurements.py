@@ -44,7 +44,7 @@ _Worst = Annotated[
     typer.Option(
         metavar="N",
         rich_help_panel="Output",
-        help="How many of the figures furthest off are listed [default: 5; 10 with -v]",
+        help="How many of the figures furthest off are listed [default: 4; 10 with -v]",
     ),
 ]
 

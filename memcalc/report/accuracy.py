@@ -20,8 +20,10 @@ ROW_COLUMNS = header(
     "run | figure | measured [GiB] > | predicted [GiB] > | error [%] > | in interval <6 | "
     "group <2 | framework <3 | GPUs <4 | rank <7 | grade <8 | software <9 | source <10"
 )
-MOST, MOST_BRIEF = 10, 5
+MOST, MOST_BRIEF = 10, 4
 """Rows that are furthest off: in all of an answer, and on a screen."""
+_FEW_REASONS = 2
+"""Reasons that a screen has room for."""
 _SCREEN_COLUMNS = ("run", "figure", "measured", "predicted", "error", "framework")
 _LONGEST_REASON = 180
 _PAGE_COLUMNS = ("run", "figure", "measured", "predicted", "error", "framework", "GPUs", "grade")
@@ -271,14 +273,21 @@ def _screen(result: Validation, worst: int) -> Iterator[Block]:
         yield Table("By figure", columns, rows, titled=False)
     if result.runs and worst:
         columns = header("furthest off | figure | measured GiB > | predicted > | error % > | framework <1")
-        places = [[column.title for column in ROW_COLUMNS].index(name) for name in _SCREEN_COLUMNS]
-        rows = tuple(tuple(row_cells(score)[place] for place in places) for score in _ranked(result.runs)[:worst])
+        indices = [[column.title for column in ROW_COLUMNS].index(name) for name in _SCREEN_COLUMNS]
+        rows = tuple(tuple(row_cells(score)[index] for index in indices) for score in _ranked(result.runs)[:worst])
         yield Table("Furthest off", columns, rows, titled=False)
-    if result.not_modelled or result.left_out:
-        counts = ((len(result.not_modelled), "not modelled"), (len(result.left_out), "left out"))
-        text = " and ".join(f"{count} {what}" for count, what in counts if count)
-        yield Line(f"{text}, each with its reason: --format markdown", "faint")
-    yield Line("-v: by group, more of each run", "faint")
+    yield from _absent(result)
+    others = f"{len(result.left_out)} left out, each with its reason: --format markdown · " * bool(result.left_out)
+    yield Line(f"{others}-v: by group, more of each run", "faint")
+
+
+def _absent(result: Validation) -> Iterator[Line]:
+    """Yield why runs have no prediction, where few sentences say so."""
+    reasons = Counter(entry.reason for entry in result.not_modelled)
+    if len(reasons) <= _FEW_REASONS:
+        yield from (Line(f"{count} not modelled: {brief(reason)}", "faint") for reason, count in reasons.items())
+    else:
+        yield Line(f"{len(result.not_modelled)} not modelled, each with its reason: -v", "faint")
 
 
 def _detailed(result: Validation, worst: int) -> Iterator[Block]:

@@ -28,6 +28,8 @@ _DATA = (
     "data_messages_s", "bubble_s", "optimizer_s", "offload_s", "device_bytes_after", "verdict_after",
     "device_bytes_alone", "impossible_alone", "command_after",
 )  # fmt: skip
+_TEXTS = frozenset({"step", "change", "follows", "verdict_after", "impossible_alone", "command_after"})
+"""Columns of it that are no figures."""
 
 
 def report(result: Diff, terms: int | None = TERMS) -> Report:
@@ -314,7 +316,7 @@ def _data(result: Diff) -> Table:
     end = result.b
     last = (str(end.figures.device), end.figures.verdict, "", "", end.estimate.command)
     rows.append(("all", "", "", *_plain(result.total), *last))
-    return Table("Steps", tuple(Column(name) for name in _DATA), tuple(rows))
+    return Table("Steps", tuple(Column(name, right=name not in _TEXTS) for name in _DATA), tuple(rows))
 
 
 def _row(index: int, step: DiffStep) -> tuple[str, ...]:

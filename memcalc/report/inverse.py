@@ -30,12 +30,12 @@ from memcalc.units import format_count
 UNITS = {"seq-len": "tokens", "micro-batch": "sequences per micro-batch", "gpus": "GPUs", "model": ""}
 _FURTHER = 8
 """How many times as many GPUs are asked where none of those that were suffices."""
-_DATA = header("value | verdict | device [bytes] > | free [bytes] > | strategy | tok/s/GPU > | command")
+_DATA = header("value > | verdict | device [bytes] > | free [bytes] > | strategy | tok/s/GPU > | command")
 
 
 def report(result: Inverse) -> Report:
     """Return the answer of ``memcalc max`` and ``memcalc min``."""
-    body = _found(result, result.best) if result.best else _nothing(result)
+    body = tuple(_found(result, result.best) if result.best else _nothing(result))
     head = tuple(head_of(result))
     brief = _brief(result, result.best) if result.best else body
     screen = (*head, *brief, *_next(result))

@@ -111,8 +111,8 @@ def report(result: Plans, *, written: bool = False) -> Report:
 def _worth_a_look(result: Plans) -> Plans:
     """Return the plans that are listed for something, where there are several; all where so many were asked for."""
     listed = tuple(plan for plan in result.plans if plan.special)
-    asked = any(result.job.query.get(name) for name in ("rank_all", "top"))
-    if asked or len(listed) < 2 or len({plan.gpus for plan in result.plans}) > 1:
+    counted = any(result.job.query.get(name) for name in ("rank_all", "top"))
+    if counted or len(listed) < 2 or len({plan.gpus for plan in result.plans}) > 1:
         return result
     return result.model_copy(update={"plans": listed})
 
@@ -254,8 +254,8 @@ def _shared(result: Plans, *, brief: bool) -> Iterator[Line]:
     yield from _offloads(result)
     if len({plan.gpus for plan in result.plans}) == 1:
         first = result.plans[0]
-        whole = f"{first.why} MFU {100 * first.time.mfu:.1f}%."
-        yield said("Why #1", re.sub(r" Peak: .*? headroom\.", "", first.why) if brief else whole)
+        role = re.sub(r" Peak: .*? headroom\.", "", first.why)
+        yield said("Why #1", role if brief else f"{first.why} MFU {100 * first.time.mfu:.1f}%.")
     for plan in result.plans:
         if plan.own_code:
             yield said("Beyond", f"#{plan.rank} needs your own code: {'; '.join(plan.own_code)}.")

@@ -121,7 +121,7 @@ def _limits(result: Served, limits: EngineLimits) -> Table:
 
     share = f"{result.utilization:g}"
     rows = (
-        row("utilization", share, limits.largest_utilization, "largest that leaves enough for everything outside it"),
+        row("utilization", share, limits.largest_utilization, "largest that leaves enough for what is outside"),
         row("utilization", share, limits.smallest_utilization, "smallest that holds one sequence"),
         row("max-len", f"{result.max_len:,}", limits.largest_max_len, "longest with which the engine starts"),
         row("max-seqs", f"{result.max_seqs:,}", limits.largest_max_seqs, "most at once, all at max-len; more wait"),
