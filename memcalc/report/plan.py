@@ -329,7 +329,7 @@ def _next(result: Plans, shown: int, *, written: bool) -> Iterator[Block]:
     elif is_recorded(Path(result.job.model or "")):  # trains with its own code, so that no plan of it is saved
         yield Code("Next, #1 as an estimate", first.command)
     elif not written:
-        yield said("Next", "add --save plan.json to save #1, then: memcalc export plan.json")
+        yield said("Next", "add --save plan.json to save #1 with plans to fall back on")
     more = ", more" * (len(result.plans) > shown)
     details = f" · -v: peak, MFU{more}" if len({plan.gpus for plan in result.plans}) == 1 else ""
     yield Line(f"{_tried(result)} · --all: full ranking{details}", "faint")
