@@ -234,7 +234,7 @@ TABLES = (
 
 @pytest.mark.parametrize("line", TABLES, ids=lambda line: line.partition(" ")[0])
 def test_a_latex_table_is_whole(line: str) -> None:
-    """Each row has a cell for each column that is declared, and the figures of Markdown; nothing special stands bare."""
+    """Each row has a cell for each declared column, and the figures of Markdown; nothing special stands bare."""
     found, rows = latex_of(line)
     assert found.tables
     for columns, cells in found.tables:

@@ -237,7 +237,7 @@ def test_a_letter_means_the_same_part_in_every_command() -> None:
         assert letters(["page cache", name])[1] == mark
 
 
-OOM = "docs/examples/train.log"
+OOM = Path(__file__).resolve().parents[2] / "docs" / "examples" / "train.log"
 COMMON = (
     "plan --model 7b --gpu a100-40g",
     "plan --model 7b --gpu a100-40g --gpus 8",
@@ -255,10 +255,8 @@ COMMON = (
     "serve --model 70b --gpu h100",
     "serve --model deepseek-v3 --gpu h100 --gpus 8",
     "serve --model 8b --gpu a100-40g",
-    f"triage {Path(__file__).resolve().parents[2] / OOM} --model llama-3-8b --gpu h100 --gpus 8 --zero 3 --seq-len 8192 "
-    "--micro-batch 2 --recompute selective-ops",
-    "rl --algorithm grpo --framework verl --model qwen2.5-7b --gpu h100 --gpus 8 --prompt 1k --response 2k "
-    "--micro-tokens 16k",
+    f"triage {OOM} --model llama-3-8b --gpu h100 --gpus 8 --seq-len 8192 --micro-batch 2 --recompute selective-ops",
+    "rl --algorithm grpo --framework verl --model 7b --gpu h100 --gpus 8 --prompt 1k --response 2k --micro-tokens 16k",
 )
 
 
@@ -299,7 +297,7 @@ def test_a_plan_that_is_saved_is_not_asked_to_be(tmp_path: Path) -> None:
 
 
 def test_a_screen_lists_the_plans_that_stand_for_something() -> None:
-    """Those that fill the list are seen where a number of plans is asked for, and with `-v`; none changes its number."""
+    """Those that fill the list are seen where so many are asked for, and with `-v`; none changes its number."""
     line = "plan --model mixtral-8x7b --gpu h100-80g --gpus 16"
     listed, filled, whole = ([row.split()[:2] for row in shown(text) if re.match(r"\d +\S", row)]
                              for text in (line, f"{line} --top 4", f"{line} -v"))  # fmt: skip
