@@ -277,7 +277,7 @@ def _screen(result: Validation, worst: int) -> Iterator[Block]:
         rows = tuple(tuple(row_cells(score)[index] for index in indices) for score in _ranked(result.runs)[:worst])
         yield Table("Furthest off", columns, rows, titled=False)
     yield from _absent(result)
-    others = f"{len(result.left_out)} left out, each with its reason: --format markdown · " * bool(result.left_out)
+    others = f"{len(result.left_out)} left out, with reasons: --format markdown · " * bool(result.left_out)
     yield Line(f"{others}-v: by group, more of each run", "faint")
 
 
