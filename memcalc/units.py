@@ -147,6 +147,18 @@ def _three_digits(value: float) -> str:
     return text.rstrip("0").rstrip(".") if "." in text else text
 
 
+def signed(value: float, digits: int = 2) -> str:
+    """Return a difference with its sign, of which the minus is no hyphen; what rounds to nothing has none.
+
+    Files for other programs take the hyphen of ASCII in its place.
+
+    >>> signed(1.5), signed(-0.25), signed(-0.001), signed(38.04, 0)
+    ('+1.50', '−0.25', '0.00', '+38')
+    """
+    text = f"{value:+.{digits}f}"
+    return text.replace("-", "−") if text.strip("+-0.") else text[1:]
+
+
 def format_seconds(seconds: float) -> str:
     """Return a duration `seconds` [s] in the unit that suits it.
 

@@ -31,6 +31,7 @@ from memcalc.specs.runs import Run, RunsFile
 from memcalc.specs.step_time import Kind, KindErrors, Reserve
 from memcalc.terms.overhead import KINDS
 from memcalc.toml_text import array_of_tables
+from memcalc.units import signed
 from memcalc.validation import Presets, model_of, summary_of, validate
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "accuracy.md"
@@ -129,7 +130,7 @@ def ranges() -> Iterator[Block]:
     """Return what the interval and the verdict stand on."""
     yield Line("The range", "heading")
     yield Line(
-        "What no mechanism predicts is a range around the prediction of reserved and device memory, fitted by "
+        "What no mechanism predicts is a range around the prediction of reserved and total memory, fitted by "
         "tests/fits/reserve.py on the runs above (grade A where there are enough) and widened until ranges that were "
         'fitted without a document hold the claimed share of that document\'s figures. The verdict "fits" asks for the '
         "limit, which one run of twenty exceeds."
@@ -191,12 +192,12 @@ def throughput() -> Iterator[Block]:
     )
     names = ("source", "runs", "median %", "90% within", "middle %")
     rows = [
-        (row.name, str(row.runs), *(f"{100 * e:.1f}" for e in (row.median, row.p90)), f"{100 * row.bias:+.1f}")
+        (row.name, str(row.runs), *(f"{100 * e:.1f}" for e in (row.median, row.p90)), signed(100 * row.bias, 1))
         for row in table.experts
     ]
     yield Table("Mixtures of experts", _aligned(names), tuple(rows))
     kinds = tuple(
-        (row.name, f"{100 * row.low:+.0f}%", f"{100 * row.high:+.0f}%", f"{100 * row.coverage:.0f}%",
+        (row.name, f"{signed(100 * row.low, 0)}%", f"{signed(100 * row.high, 0)}%", f"{100 * row.coverage:.0f}%",
          *("" if share is None else f"{100 * share:.1f}" for share in (row.inside, row.median)), row.basis)
         for row in table.span
     )  # fmt: skip
@@ -230,7 +231,7 @@ def _aligned(names: tuple[str, ...]) -> tuple[Column, ...]:
 
 
 def _range_row(known: Reserve) -> tuple[str, ...]:
-    ends = (f"{100 * end:+.1f}%" for end in (known.low, known.high, known.limit))
+    ends = (f"{signed(100 * end, 1)}%" for end in (known.low, known.high, known.limit))
     return (*ends, *(f"{100 * s:.0f}%" for s in (known.coverage, known.crossed)), *_counts(known))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,8 @@ import memcalc
 from memcalc import api, catalog, validation
 from memcalc.cli.app import app
 from memcalc.errors import CombinationError, FileError, InputError, UnknownNameError
+from memcalc.report import render
+from memcalc.report.accuracy import validation_report
 from memcalc.results.comparison import Validation
 from memcalc.results.estimates import Estimate, StagePeak
 from memcalc.runs import read_runs, shipped
@@ -267,7 +270,7 @@ def test_screen_and_page_tell_of_throughput(tmp_path: Path) -> None:
     rows = [TEXT.replace("lab-1", f"lab-{n}").replace('group = "lab"', f'group = "lab"\nsweep = "s"\n'
             f"tokens_per_second_per_gpu = {speed}") for n, speed in enumerate((1000.0, 2000.0, 3000.0))]  # fmt: skip
     path.write_text("".join(rows), encoding="utf-8")
-    assert "throughput of 3 runs: |error| median" in command(str(path)).stdout
+    assert "Throughput of 3 runs: |error| median" in command(str(path)).stdout
     page = command(str(path), "--format", "markdown").stdout
     assert "## Throughput of these runs\n" in page
     assert "Layouts of a sweep in order" in page
@@ -453,8 +456,12 @@ def test_json_has_the_published_fields(file: str) -> None:
 def test_terminal_csv_and_page(file: str) -> None:
     shown = command(file, "--worst", "1").stdout
     assert "2 figures of 1 run" in shown
-    assert "Worst 1" in shown
+    assert [row.split()[:2] for row in shown.splitlines() if row.startswith("lab-")] == [["lab-1", "total"]]
+    assert "1 not modelled: " in shown
     assert "unheard_of" in shown
+    whole = command(file, "--worst", "1", "-v").stdout
+    assert "Worst 1" in whole
+    assert "By group" in whole
     rows = list(csv.DictReader(io.StringIO(command(file, "--format", "csv").stdout)))
     assert [(row["run"], row["measured [GiB]"]) for row in rows] == [("lab-1", "16.000"), ("lab-1", "20.000")]
     page = command(file, "--format", "markdown").stdout
@@ -463,8 +470,36 @@ def test_terminal_csv_and_page(file: str) -> None:
     assert "no batch" in page
 
 
+def test_a_figure_is_called_as_on_other_screens_and_a_file_keeps_its_word(file: str) -> None:
+    """What nvidia-smi reads is the total; CSV and JSON have the key of a runs file, and a sign that programs read."""
+    for form in ("rich", "markdown", "html", "plain"):
+        text = command(file, "--format", form).stdout
+        assert "total" in text
+        assert not re.search(r"\bdevice\b", text)
+        assert not re.search(r"(?<![\w.-])-\d", text)
+    rows = list(csv.DictReader(io.StringIO(command(file, "--format", "csv").stdout)))
+    assert {row["figure"] for row in rows} == {"allocated", "device"}
+    assert all(re.fullmatch(r"[+-]\d+\.\d\d", row["error [%]"]) for row in rows)
+
+
+def test_a_screen_of_many_groups_is_short_and_v_has_each(said: Callable[..., None]) -> None:
+    """Twenty lines, whatever the number of groups; the largest error is on it, its sign no hyphen."""
+    said(allocated=100, reserved=120, device=150)
+    sizes = [{"allocated": 90 + n, "reserved": 130, "device": 151 + n} for n in range(12)]
+    found = compared(*({"measured": size, "group": f"group {n}"} for n, size in enumerate(sizes)))
+    brief, whole = (render(validation_report(found), "rich", width=80, details=details) for details in (False, True))
+    assert len(brief.splitlines()) <= 20
+    assert "group 3" not in brief
+    assert all(f"group {n}" in whole for n in range(12))
+    furthest, *_ = [row for row in brief.splitlines() if row.startswith("r0 ")]
+    assert furthest.split() == ["r0", "allocated", "0.000", "0.000", "+11.11", "fsdp2"]
+    assert "−7.69" in whole
+    assert "Predicted not to fit, ran: 0 of 12" in brief
+
+
 def test_options_of_the_command(file: str) -> None:
-    assert len(json.loads(command(file, "--figure", "device", "--format", "json").stdout)["runs"]) == 1
+    for name in ("device", "total"):
+        assert len(json.loads(command(file, "--figure", name, "--format", "json").stdout)["runs"]) == 1
     assert "did you mean 'reserved'?" in command(file, "--figure", "reservd").stderr
     assert "no run is left" in command(file, "--grade", "B").stderr
 

@@ -129,12 +129,12 @@ def plan(
             rank_all=rank_all,
             on_progress=listen,
         )
-    target.show(report.of_plans(answer))
-    plans.say_time(answer.elapsed)
+    target.show(report.of_plans(answer, written=bool(save or write)))
+    plans.say_time(answer.elapsed, details=target.details)
     draw(pictures, {"chart": "plan"}, answer)
     code = 0 if answer.plans else 1
     if save is not None:
-        code = plans.save_plan(answer, save, rank, force=force, dirs=dirs)
+        code = plans.save_plan(answer, save, rank, force=force, dirs=dirs, details=target.details)
     if write is not None:
         code = plans.write_plan(answer, write, to, rank, force=force, dirs=dirs)
     return code

@@ -166,7 +166,7 @@ def _limit(command_: str, what: str, options: dict[str, Any], **query: Any) -> i
     with waiting(f"{command_} {what}", "models" if what == "model" else "strategies") as listen:
         answer = find(what, **keywords, **query, **curve, on_progress=listen)
     target.show(report(answer))
-    plans.say_time(answer.elapsed)
+    plans.say_time(answer.elapsed, details=target.details)
     draw(pictures, {"chart": "inverse"}, answer)
     return int(answer.best is None)
 

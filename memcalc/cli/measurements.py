@@ -38,11 +38,18 @@ _Runs = Annotated[
 _Strict = Annotated[bool, typer.Option("--strict", help="Leave out runs with a setting that is assumed.")]
 _Group = Annotated[str | None, typer.Option(metavar="NAME", help="Only the runs of this group.")]
 _Grade = Annotated[str | None, typer.Option(metavar="GRADE", help="Only this grade: A (which takes A- too), A- or B.")]
-_Figure = Annotated[str | None, typer.Option(metavar="NAME", help="Score only allocated, reserved or device.")]
-_Worst = Annotated[str, typer.Option(metavar="N", rich_help_panel="Output", help="How many of the worst are listed.")]
+_Figure = Annotated[str | None, typer.Option(metavar="NAME", help="Score only allocated, reserved or total.")]
+_Worst = Annotated[
+    str | None,
+    typer.Option(
+        metavar="N",
+        rich_help_panel="Output",
+        help="How many of the figures furthest off are listed [default: 4; 10 with -v]",
+    ),
+]
 
 
-@command("Measurements", calibration, *PRESETS, *DESTINATION)
+@command("Measurements", calibration, *PRESETS, *DESTINATION, *DETAILS)
 def validate(
     runs: _Runs = None,
     *,
@@ -50,7 +57,7 @@ def validate(
     group: _Group = None,
     grade: _Grade = None,
     figure: _Figure = None,
-    worst: _Worst = "10",
+    worst: _Worst = None,
     **options: Any,
 ) -> int:
     """Compare predictions with measured runs."""
@@ -64,20 +71,22 @@ def _validate(
     group: str | None,
     grade: str | None,
     figure: str | None,
-    worst: str,
+    worst: str | None,
     options: dict[str, Any],
 ) -> int:
     """Compare the runs of the files, or the shipped ones, and show the answer; return the exit code."""
     from memcalc import validation
     from memcalc.report.accuracy import validation_report
     from memcalc.report.progress import waiting
+    from memcalc.results.names import component_name
     from memcalc.runs import read_runs
     from memcalc.specs.figures import FIGURES
 
-    target, most = destination(options), parse_count(worst, "worst")
-    scored = next((name for name in FIGURES if name == figure), None)
+    target, most = destination(options), None if worst is None else parse_count(worst, "worst")
+    scored = next((name for name in FIGURES if figure in {name, component_name(name)}), None)
     if figure is not None and scored is None:
-        raise UnknownNameError("figure", figure, f"must be one of {', '.join(FIGURES)}", FIGURES)
+        names = [component_name(name) for name in FIGURES]
+        raise UnknownNameError("figure", figure, f"must be one of {', '.join(names)}", names)
     runs = validation.chosen(read_runs(paths), strict=strict, group=group, grade=grade, figure=scored)
     if not runs.run:
         raise InputError("runs", ", ".join(paths) or "shipped", "no run is left to compare")

@@ -56,14 +56,22 @@ def _is_recorded(model: str) -> bool:
     return model.endswith(".json") and is_recorded(Path(model))
 
 
-def say_time(elapsed: float) -> None:
-    """Say on a terminal how long a search took [s]; no file has it, so that the same question has the same answer."""
-    if sys.stderr.isatty():
+def say_time(elapsed: float, *, details: bool) -> None:
+    """Say on a terminal that shows all how long a search took [s].
+
+    No file has it, so that the same question has the same answer.
+    """
+    if details and sys.stderr.isatty():
         tell(f"Searched in {format_seconds(elapsed)}.")
 
 
-def save_plan(plans: Plans, path: str, rank: str | None, *, force: bool, dirs: tuple[str, ...]) -> int:
-    """Save a plan, and say on stderr what was saved, so that any format can be piped; return the exit code."""
+def save_plan(
+    plans: Plans, path: str, rank: str | None, *, force: bool, dirs: tuple[str, ...], details: bool = False
+) -> int:
+    """Save a plan, and say on stderr what was saved, so that any format can be piped; return the exit code.
+
+    Of the plans to go back to the first is told, with `details` each.
+    """
     if not plans.plans:
         return fail(f"Nothing fits; {path} not written.", 1)
     from memcalc.handoff.exporting import is_exportable
@@ -72,8 +80,10 @@ def save_plan(plans: Plans, path: str, rank: str | None, *, force: bool, dirs: t
     tell(f"Saved plan #{saved.plan.rank} to {path}.")
     if is_exportable(saved.plan, dirs):
         tell(f"Its config: memcalc export {shlex.quote(path)}")
-    for plan in saved.fallback:
-        tell(f"Fallback {plan.rank}: {plan.why}")
+    shown = saved.fallback if details else saved.fallback[:1]
+    for plan in shown:
+        more = f" {len(saved.fallback) - 1} more: -v" if len(saved.fallback) > len(shown) else ""
+        tell(f"Fallback {plan.rank}: {plan.why}{more}")
     for sentence in (*([f"No fallback: {saved.no_fallback}."] if saved.no_fallback else []), *saved.notes):
         tell(sentence)
     return 0

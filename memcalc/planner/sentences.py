@@ -15,7 +15,7 @@ from memcalc.planner.stage_peaks import stage_peaks
 from memcalc.results.estimates import flushed
 from memcalc.results.names import component_name, phase_name
 from memcalc.specs.options import DEGREES, SEARCHED
-from memcalc.units import GIB
+from memcalc.units import GIB, signed
 
 if TYPE_CHECKING:
     from memcalc.planner.choice import Choice
@@ -78,7 +78,7 @@ def _role(plan: SimulatedPlan, best: Choice, goal: Objective) -> str:
         return known.get(goal.name, f"Simplest plan within 5% of the fastest{usual}")
     speed = plan.candidate.tokens_per_second_per_gpu / first.candidate.tokens_per_second_per_gpu - 1
     less = (plan.peaks.top.device - first.peaks.top.device) / GIB
-    return f"{less:+.1f} GiB, {speed:+.1%} speed vs #1".replace("-", "\N{MINUS SIGN}")
+    return f"{signed(less, 1)} GiB, {signed(100 * speed, 1)}% speed vs #1"
 
 
 def largest_cost(time: StepTime) -> str:
@@ -210,5 +210,5 @@ def _slower(question: str, plan: SimulatedPlan, time: StepTime, first: Plan) -> 
     share = time.step * first.global_batch / (first.time.step * batch) - 1
     return (
         f"{question} fits, {share:.1%} slower than #1. Best such plan: {text}, "
-        f"{time.step:.3g} s per step ({worst} {each[worst] * batch:+.3g} s)."
+        f"{time.step:.3g} s per step ({worst} +{each[worst] * batch:.3g} s)."
     )

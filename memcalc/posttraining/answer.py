@@ -211,8 +211,8 @@ def _warnings(cast: Cast, host: int, capacity: int | None) -> Iterator[str]:
             "not a failure."
         )
     if cast.shares:
-        yield "what an engine keeps asleep was measured once in public (1.15 GiB): here its context, libraries, graphs."
+        yield "an engine asleep rests on one public measurement (1.15 GiB)."
     copies = job.toolkit.name.startswith("trl") and job.training.get("precision") not in PURE
     if copies and job.recipe.log_probs and job.inputs.logits == "plain":
         yield "TRL's logits have fp32 copies, as under bf16 autocast: a job that is bf16 throughout needs half of them."
-    yield "the phases were compared with outcomes of public runs, not with their figures, of which hardly any exist."
+    yield "phases were checked against outcomes of public runs; figures are rare."

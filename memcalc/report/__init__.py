@@ -45,11 +45,11 @@ def of_terms(estimate: Estimate, folded: Folding | None = None) -> Report:
     return explanation(estimate, folded)
 
 
-def of_plans(plans: Plans) -> Report:
-    """Return the report on ranked plans."""
+def of_plans(plans: Plans, *, written: bool = False) -> Report:
+    """Return the report on ranked plans; `written`: one of them is saved or written by the same command."""
     from memcalc.report.plan import report
 
-    return report(plans)
+    return report(plans, written=written)
 
 
 def of_triage(triage: Triage, path: str = "") -> Report:

@@ -9,11 +9,11 @@ from math import floor, log10
 from memcalc.report.estimate import MOODS, head_of
 from memcalc.report.plan_words import strategy_words
 from memcalc.report.step_time import part_name, speed, time_lines
-from memcalc.report.tables import Block, Code, Column, Line, Report, Table, gib, header, made, said
+from memcalc.report.tables import Block, Code, Column, Line, Report, Table, gib, header, in_one_row, made, said
 from memcalc.results.diff import Diff, DiffCost, DiffFigures, DiffSide, DiffStep
 from memcalc.results.names import component_name, phase_name
 from memcalc.results.rl_steps import RlStep
-from memcalc.units import GIB, format_count
+from memcalc.units import GIB, format_count, signed
 
 _KINDS = {"vanishes": "removed", "appears": "new"}
 TERMS = 8
@@ -28,6 +28,8 @@ _DATA = (
     "data_messages_s", "bubble_s", "optimizer_s", "offload_s", "device_bytes_after", "verdict_after",
     "device_bytes_alone", "impossible_alone", "command_after",
 )  # fmt: skip
+_TEXTS = frozenset({"step", "change", "follows", "verdict_after", "impossible_alone", "command_after"})
+"""Columns of it that are no figures."""
 
 
 def report(result: Diff, terms: int | None = TERMS) -> Report:
@@ -49,9 +51,7 @@ def _screen(result: Diff) -> Iterator[Block]:
     """Yield what a terminal shows: the price, each job in a line, the steps, and the components that change."""
     yield Line(headline(result), "verdict", MOODS[result.b.figures.verdict])
     for index, side in (("A", result.a), ("B", result.b)):
-        figures = side.figures
-        memory = f"{_words(figures.verdict)}, {gib(figures.device, 1)} GiB"
-        yield said(index, side.name, memory, f"{speed(side.time)} tok/s/GPU")
+        yield said(index, side.name, f"{speed(side.time)} tok/s/GPU")
     if result.fields:
         yield said("Job", *_common(result))
         yield _plainly(_steps(result))
@@ -77,11 +77,10 @@ def _common(result: Diff) -> tuple[str, ...]:
 
 def _plainly(table: Table) -> Table:
     """Return the table without a title, and with units in one row with the headings; a verdict that all share goes."""
-    units = {"total": "GiB", "speed": "%"}
-    columns = tuple(replace(column, title=units.get(column.title, column.title), unit="") for column in table.columns)
-    verdicts = {row[index] for row in table.rows for index, column in enumerate(columns) if column.title == "verdict"}
-    indices = [index for index, column in enumerate(columns) if column.title != "verdict" or len(verdicts) > 1]
-    return replace(table, columns=columns, titled=False).keep(indices)
+    titles = [column.title for column in table.columns]
+    verdicts = {row[index] for row in table.rows for index, title in enumerate(titles) if title == "verdict"}
+    indices = [index for index, title in enumerate(titles) if title != "verdict" or len(verdicts) > 1]
+    return in_one_row(table.keep(indices), total="GiB", speed="%")
 
 
 def _changed(table: Table) -> Table:
@@ -109,15 +108,6 @@ def _speed(cost: DiffCost) -> str:
     if share >= 100:
         return f"{1 + cost.throughput:.1f}× speed"
     return f"{signed(share, 1)}% speed"
-
-
-def signed(value: float, digits: int = 2) -> str:
-    """Return a difference with its sign, and nothing at all as 0.
-
-    >>> signed(1.5), signed(-0.25), signed(0)
-    ('+1.50', '−0.25', '0.00')
-    """
-    return f"{value:+.{digits}f}".replace("-", "−") if value else f"{0:.{digits}f}"
 
 
 def _gib(size: int) -> str:
@@ -262,16 +252,11 @@ def _time(result: Diff) -> Iterator[Block]:
     costs = [_seconds(step.cost) for step in result.steps]
     digits = max(0, 3 - floor(log10(max(point.step for point in points))))
     rows = tuple(
-        (part_name(name), f"{before[name]:.{digits}f}", [_change(cost[name], digits) for cost in costs],
-         f"{after[name]:.{digits}f}", _change(after[name] - before[name], digits))
+        (part_name(name), f"{before[name]:.{digits}f}", [signed(cost[name], digits) for cost in costs],
+         f"{after[name]:.{digits}f}", signed(after[name] - before[name], digits))
         for name in (*names, "step")
     )  # fmt: skip
     yield across("part", "s", "Time of a step", rows)
-
-
-def _change(seconds: float, digits: int) -> str:
-    """Return a change of time; one that rounds to nothing has no sign."""
-    return signed(round(seconds, digits), digits)
 
 
 def across(name: str, unit: str, title: str, rows: Iterable[tuple[str, str, list[str], str, str]]) -> Table:
@@ -331,7 +316,7 @@ def _data(result: Diff) -> Table:
     end = result.b
     last = (str(end.figures.device), end.figures.verdict, "", "", end.estimate.command)
     rows.append(("all", "", "", *_plain(result.total), *last))
-    return Table("Steps", tuple(Column(name) for name in _DATA), tuple(rows))
+    return Table("Steps", tuple(Column(name, right=name not in _TEXTS) for name in _DATA), tuple(rows))
 
 
 def _row(index: int, step: DiffStep) -> tuple[str, ...]:

@@ -196,16 +196,6 @@ def _stages(result: Estimate) -> Table:
     return Table("Pipeline stages", columns, rows)
 
 
-def _figures(result: Estimate) -> Table:
-    peak = result.peak
-    rows = (
-        ("allocated", gib(peak.allocated), "torch.cuda.max_memory_allocated()"),
-        ("reserved", gib(peak.reserved), "torch.cuda.max_memory_reserved()"),
-        ("device", gib(peak.device), "nvidia-smi (this process)"),
-    )
-    return Table("Three figures", (Column("figure"), _SIZE, Column("as read by", priority=1)), rows)
-
-
 def _off_gpu(result: Estimate) -> Table:
     rows = tuple((term.tier, term.component, term.name, gib(term.bytes)) for term in result.off_gpu)
     return Table("Offloaded, per rank", (*header("memory | component <1 | term"), _SIZE), rows)

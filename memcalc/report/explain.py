@@ -20,7 +20,7 @@ _SHOWN = 0.005
 """Share of the total below which a screen does not list a term."""
 _MOST = (3, 2, 1)
 """Terms of one component that a screen lists, the largest; what is left is one row. Fewer where rows are too many."""
-_ROWS = 11
+_ROWS = 10
 """Terms of all components with which an explanation is twenty lines."""
 _BRANCHES = (*Components.model_fields, "context", OFF_GPU)
 FOLDS = ("others", "none", "all", *_BRANCHES)
@@ -93,6 +93,10 @@ def _at_the_peak(result: Estimate) -> Table:
         listed = [(component, *row) for component, members in groups for row in _largest(members, most)]
         if len(listed) <= _ROWS:
             break
+    else:  # what lies outside the allocator is one row then
+        beyond = result.peak.device - result.peak.reserved
+        listed = [row for row in listed if row[0] != "context"]
+        listed.append(("context", component_name("context"), beyond, "outside PyTorch's allocator"))
     device, parts = result.peak.device, [row[0] for row in listed]
     rows = [
         (

@@ -3,24 +3,39 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 
 from memcalc.report import plan_words as say
 from memcalc.report.estimate import MOODS, briefly, warned
-from memcalc.report.plan_words import assumed, strategy_words
+from memcalc.report.plan_words import assumed, fewest_line, strategy_words
 from memcalc.report.step_time import speed
-from memcalc.report.tables import Block, Code, Column, Line, Report, Table, facts, gib, header, made, percent, said
+from memcalc.report.tables import (
+    Block,
+    Code,
+    Column,
+    Line,
+    Report,
+    Table,
+    facts,
+    gib,
+    header,
+    in_one_row,
+    made,
+    percent,
+    said,
+)
 from memcalc.results.plans import Fit, Inverse
 from memcalc.specs.job import command_line
 from memcalc.units import format_count
 
 UNITS = {"seq-len": "tokens", "micro-batch": "sequences per micro-batch", "gpus": "GPUs", "model": ""}
-_DATA = header("value | verdict | device [bytes] > | free [bytes] > | strategy | tok/s/GPU > | command")
+_FURTHER = 8
+"""How many times as many GPUs are asked where none of those that were suffices."""
+_DATA = header("value > | verdict | device [bytes] > | free [bytes] > | strategy | tok/s/GPU > | command")
 
 
 def report(result: Inverse) -> Report:
     """Return the answer of ``memcalc max`` and ``memcalc min``."""
-    body = _found(result, result.best) if result.best else _nothing(result)
+    body = tuple(_found(result, result.best) if result.best else _nothing(result))
     head = tuple(head_of(result))
     brief = _brief(result, result.best) if result.best else body
     screen = (*head, *brief, *_next(result))
@@ -29,12 +44,13 @@ def report(result: Inverse) -> Report:
 
 def _brief(result: Inverse, best: Fit) -> Iterator[Block]:
     """Yield what a terminal shows of an answer: the strategy, what limits it, and what lies around it."""
-    yield said("With", *strategy_words(best.strategy), _batch(best).partition(", ")[0])
+    stated = (item for item in strategy_words(best.strategy) if not item.startswith("offload "))  # the verdict has it
+    yield said("With", *stated, _batch(best).partition(" accumulation")[0])
     share = 100 * best.time.mfu
     yield said("Speed", f"{speed(best.time)} tok/s/GPU", f"MFU {share:.0f}%", f"{best.time.step:.4g} s/step")
     if result.limit:
         yield said("Limit", result.limit)
-    yield replace(_neighbours(result), titled=False)
+    yield in_one_row(_neighbours(result), total="GiB", used=f"% of {gib(result.capacity, 1)}")
 
 
 def _next(result: Inverse) -> Iterator[Block]:
@@ -45,9 +61,21 @@ def _next(result: Inverse) -> Iterator[Block]:
     if result.best is not None:
         yield Code("Next, the answer as an estimate", short_command(result, result.best))
     else:
-        yield Code("Reproduce with", result.command)
+        yield _where_else(result)
     more = "" if result.best is None or not result.safe else " · --tight: no margin"
     yield Line(f"{_searched(result)} · -v: more{more}", "faint")
+
+
+def _where_else(result: Inverse) -> Code:
+    """Return what to ask where nothing fits: on more GPUs."""
+    if result.what in {"seq-len", "micro-batch"}:
+        return Code("Next, the fewest GPUs that fit", fewest_line(result.job))
+    counts = [miss.value for miss in result.beyond if isinstance(miss.value, int)]
+    if result.what != "gpus" or not counts:
+        return Code("Reproduce with", result.command)
+    most = _FURTHER * max(counts)
+    further = result.job.model_copy(update={"query": {**result.job.query, "up_to": most}})
+    return Code(f"Next, up to {most:,} GPUs", command_line(further))
 
 
 def short_command(result: Inverse, best: Fit) -> str:
@@ -115,7 +143,7 @@ def _nothing(result: Inverse) -> Iterator[Block]:
 def _neighbours(result: Inverse) -> Table:
     """The answer between what fits and what does not."""
     columns = (
-        Column(result.what, right=result.what != "model"),
+        Column("GPUs" if result.what == "gpus" else result.what, right=result.what != "model"),
         *header("total [GiB] >"),
         Column("used", "%", right=True, priority=1, meter=True),
         *header("verdict"),

@@ -45,7 +45,7 @@ _DATA = (
             "allocated", "reserved", "device", "saved",
         )
     ),
-    *header("peak phase | verdict | speed | tok/s/GPU >"),
+    *header("peak phase | verdict | speed > | tok/s/GPU >"),
     *(Column(name, "s", right=True) for name in ("step", "low", "high")),
     *header("MFU [%] > | validated | host memory [bytes] > | command"),
 )  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -31,7 +32,7 @@ from memcalc.report.tables import (
 )
 from memcalc.results.plans import UNMEASURED_OFFLOAD, Plan, Plans
 from memcalc.specs.job import command_line
-from memcalc.units import format_count, format_seconds
+from memcalc.units import format_count, format_seconds, signed
 
 
 class _Field(NamedTuple):
@@ -45,8 +46,7 @@ class _Field(NamedTuple):
 def _beside(plan: Plan, result: Plans) -> str:
     """Return a plan's throughput beside that of the first [%]."""
     first = result.plans[0].time.tokens_per_second_per_gpu
-    text = f"{100 * (plan.time.tokens_per_second_per_gpu / first - 1):+.1f}"
-    return "" if plan.rank == 1 else text.replace("-", "−")
+    return "" if plan.rank == 1 else signed(100 * (plan.time.tokens_per_second_per_gpu / first - 1), 1)
 
 
 def _choice(title: str, name: str) -> _Field:
@@ -89,37 +89,54 @@ _BRIEF = {
 _NAMED = _Field(Column("plan"), lambda plan, _: f"#{plan.rank} {(*plan.special, '')[0]}".strip())
 _PASTED = ("GPUs", "plan", "parallelism", "recompute", "offload", "batch", "GiB", "tok/s/GPU", "vs #1", "GPU-hours")
 """Columns of the table in a document, as many as are there and it holds; others are told below it."""
+_STATED = frozenset({"seq_len", "global_batch", "precision", "optimizer_impl", "loss", "kernels"})
+"""Assumptions that a screen says elsewhere, or that an answer beside plans does not say either."""
 _WIDE = ("vs #1", "host", "GPU-hours")
 """Columns for which a narrow terminal has no room."""
 
 
-def report(result: Plans) -> Report:
-    """Return the answer of ``memcalc plan``."""
-    head = tuple(_head(result))
+def report(result: Plans, *, written: bool = False) -> Report:
+    """Return the answer of ``memcalc plan``; `written`: a plan of it is saved or written by the same command."""
+    head = tuple(_head(result, brief=False))
     body = tuple(_found(result) if result.plans else _warnings(result))
     more = (*recipe_blocks(result), *_asked(result))
     page = (*head, *body, *remedy_blocks(result), *more, *_foot(result))
-    screen = (*head, *body, *remedy_blocks(result, brief=True), *more, *_next(result))
+    brief = _worth_a_look(result)
+    shown = tuple(_found(brief, brief=True)) if result.plans else body
+    ways = (*remedy_blocks(result, brief=True), *more, *_next(result, len(brief.plans), written=written))
+    screen = (*_head(result, brief=True), *shown, *ways)
     return Report(Document(page, data(result), screen), result.model_dump(mode="json", by_alias=True))
 
 
-def _head(result: Plans) -> Iterator[Line]:
+def _worth_a_look(result: Plans) -> Plans:
+    """Return the plans that are listed for something, where there are several; all where so many were asked for."""
+    listed = tuple(plan for plan in result.plans if plan.special)
+    counted = any(result.job.query.get(name) for name in ("rank_all", "top"))
+    if counted or len(listed) < 2 or len({plan.gpus for plan in result.plans}) > 1:
+        return result
+    return result.model_copy(update={"plans": listed})
+
+
+def _head(result: Plans, *, brief: bool) -> Iterator[Line]:
+    """Yield the answer and the job; ``brief``: without what is said further below."""
     model = result.model
     subject = [f"{model.name} ({format_count(model.parameters)})", f"sequence length {result.seq_len}"]
     if result.plans and len({plan.global_batch for plan in result.plans}) == 1:
         sequences = result.plans[0].global_batch
         subject.append(f"global batch {sequences} ({sequences * result.seq_len:,} tokens)")
-    yield from _answer(result)
-    yield Line(" · ".join(subject), "title", items=tuple(subject))
-
-
-def _answer(result: Plans) -> Iterator[Line]:
+    title = Line(" · ".join(subject), "title", items=tuple(subject))
     if not result.plans:
         needed, _, why = result.too_large.partition(". ")
         yield Line(f"does not fit · {needed.rstrip('.')}", "verdict", MOODS["does-not-fit"])
+        yield title
         if why:
-            yield Line(why)
+            yield Line(why.partition(", with ")[0] if brief else why)
         return
+    yield from _answer(result, brief=brief)
+    yield title
+
+
+def _answer(result: Plans, *, brief: bool) -> Iterator[Line]:
     first, several = result.plans[0], len({plan.gpus for plan in result.plans}) > 1
     mood = "close" if first.unknown else MOODS[first.verdict]
     strategy = f"{_spread(first)} · recompute {first.strategy.recompute} · micro-batch {say.batch(first)}"
@@ -130,10 +147,11 @@ def _answer(result: Plans) -> Iterator[Line]:
     if several:
         yield Line(_counts(result), "verdict", mood)
         gpus = f"{first.gpus} GPU{'s' * (first.gpus > 1)}"
-        yield Line(f"{gpus}: {strategy}{_off(first)} · {rate}", "verdict")
+        yield Line(f"{gpus}: {strategy}{_off(first, brief=brief)} · {rate}", "verdict")
         return
-    strategy = strategy.replace(_spread(first), f"{_spread(first)} on {where}", 1)
-    yield Line(f"{_verdict_of(first)}: {strategy}{_off(first) or ' · no offload'}", "verdict", mood)
+    spread = say.parallelism(first.strategy)
+    strategy = strategy.replace(_spread(first), where if spread == "-" else f"{spread} on {where}", 1)
+    yield Line(f"{_verdict_of(first)}: {strategy}{_off(first, brief=brief) or ' · no offload'}", "verdict", mood)
     yield Line(f"{figures} · {rate} · {format_seconds(first.time.step)}/step", "verdict")
 
 
@@ -142,11 +160,14 @@ def _spread(plan: Plan) -> str:
     return "one GPU" if text == "-" else text
 
 
-def _off(plan: Plan) -> str:
-    """Return what a plan offloads and the memory that this needs, behind a dot; nothing for nothing."""
+def _off(plan: Plan, *, brief: bool) -> str:
+    """Return what a plan offloads and the memory that this needs, behind a dot; nothing for nothing.
+
+    ``brief``: without the memory, where a line of its own says that.
+    """
     if not plan.strategy.offload:
         return ""
-    need = say.host([plan])
+    need = "" if brief else say.host([plan])
     return f" · offload {say.offload(plan.strategy)}" + (f" ({need})" if need else "")
 
 
@@ -182,7 +203,7 @@ def _host(plan: Plan) -> str:
     return gib(plan.host_memory, 0) if plan.host_memory else ""
 
 
-def _found(result: Plans) -> Iterator[Block]:
+def _found(result: Plans, *, brief: bool = False) -> Iterator[Block]:
     rows = sorted(result.plans, key=lambda plan: plan.gpus)
     fields = [field for field in _TABLE if not field.varies or _varies(field, result)]
     several = len({plan.gpus for plan in result.plans}) > 1
@@ -201,7 +222,7 @@ def _found(result: Plans) -> Iterator[Block]:
         for chosen in (fields, narrow)
     ]
     yield replace(tables[0], narrow=tables[1], pasted=_pasted(fields, rows, result))
-    yield from _shared(result)
+    yield from _shared(result, brief=brief)
 
 
 def _pasted(fields: Sequence[_Field], rows: Sequence[Plan], result: Plans) -> tuple[Block, ...]:
@@ -221,23 +242,27 @@ def _varies(field: _Field, result: Plans) -> bool:
     return len({field.value(plan, result) for plan in result.plans}) > 1
 
 
-def _shared(result: Plans) -> Iterator[Line]:
-    """Yield what all plans have in common, what words on the screen mean, and what to mind."""
-    yield said("All plans", *_alike(result))
+def _shared(result: Plans, *, brief: bool) -> Iterator[Line]:
+    """Yield what all plans have in common, what words on the screen mean, and what to mind.
+
+    ``brief``: without where the peak of the first one is.
+    """
+    yield said("All plans", *_alike(result, brief=brief))
     policies = tuple(say.legend(result.plans))
     if policies:
         yield said("Recompute", *policies)
     yield from _offloads(result)
     if len({plan.gpus for plan in result.plans}) == 1:
         first = result.plans[0]
-        yield said("Why #1", f"{first.why} MFU {100 * first.time.mfu:.1f}%.")
+        role = re.sub(r" Peak: .*? headroom\.", "", first.why)
+        yield said("Why #1", role if brief else f"{first.why} MFU {100 * first.time.mfu:.1f}%.")
     for plan in result.plans:
         if plan.own_code:
             yield said("Beyond", f"#{plan.rank} needs your own code: {'; '.join(plan.own_code)}.")
     yield from _warnings(result)
 
 
-def _alike(result: Plans) -> Iterator[str]:
+def _alike(result: Plans, *, brief: bool) -> Iterator[str]:
     first = result.plans[0].strategy
     values: dict[str, Callable[[Plan], str]] = {
         "framework": lambda plan: plan.strategy.framework,
@@ -250,7 +275,7 @@ def _alike(result: Plans) -> Iterator[str]:
         yield f"lora {first.lora}" + (f" on {first.quantize}" if first.quantize != "none" else "")
     if first.loss != "standard" and len({plan.strategy.loss for plan in result.plans}) == 1:
         yield f"{first.loss} loss"
-    yield f"node {result.hardware.node}"
+    yield result.hardware.node if brief else f"node {result.hardware.node}"
     if "network" in result.assumptions:
         yield f"network assumed: {result.assumptions['network']}"
 
@@ -292,20 +317,22 @@ def _tried(result: Plans) -> str:
     return f"{result.feasible:,} of {result.searched:,} strategies {sure}"
 
 
-def _next(result: Plans) -> Iterator[Block]:
-    """Yield how to go on, for a terminal."""
+def _next(result: Plans, shown: int, *, written: bool) -> Iterator[Block]:
+    """Yield how to go on, for a terminal that shows so many of the plans."""
     if not result.plans:
-        yield from say.assumed(result.assumptions)
-        yield Line(f"{_tried(result)}; -v: all of it", "faint")
+        yield from say.assumed({name: text for name, text in result.assumptions.items() if name not in _STATED})
+        yield Line(f"{_tried(result)} · -v: all of it", "faint")
         return
     first = result.plans[0]
     if len({plan.gpus for plan in result.plans}) > 1:
         yield Code(f"Next, all plans for {first.gpus} GPUs", command_line(result.job.with_options(gpus=first.gpus)))
     elif is_recorded(Path(result.job.model or "")):  # trains with its own code, so that no plan of it is saved
         yield Code("Next, #1 as an estimate", first.command)
-    else:
-        yield Code("Next, save #1", f"{result.command} --save plan.json")
-    yield Line(f"{_tried(result)} · --all: full ranking", "faint")
+    elif not written:
+        yield said("Next", "add --save plan.json to save #1 with plans to fall back on")
+    more = ", more" * (len(result.plans) > shown)
+    details = f" · -v: peak, MFU{more}" if len({plan.gpus for plan in result.plans}) == 1 else ""
+    yield Line(f"{_tried(result)} · --all: full ranking{details}", "faint")
 
 
 def _foot(result: Plans) -> Iterator[Block]:

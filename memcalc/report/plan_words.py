@@ -123,6 +123,16 @@ def search_line(job: JobRecord) -> str:
     return command_line(job.model_copy(update={"options": options, "settings": settings, "query": {}}), "plan")
 
 
+def fewest_line(job: JobRecord) -> str:
+    """Return the line that asks on how many GPUs a job fits that fits on none of those that were searched.
+
+    >>> fewest_line(JobRecord(command="plan", model="7b", gpu="h100", options={"gpus": 1, "tp": "1"}))
+    'memcalc min gpus --model 7b --gpu h100 --tp 1'
+    """
+    options = {name: value for name, value in job.options.items() if name != "gpus"}
+    return command_line(job.model_copy(update={"what": "gpus", "options": options, "query": {}}), "min")
+
+
 def batch(plan: Plan) -> str:
     """Return the micro-batch and how often it is accumulated."""
     return f"{plan.strategy.micro_batch} × {plan.accumulation_steps}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Iterator, Sequence
 
@@ -21,9 +22,10 @@ from memcalc.report.tables import (
     made,
     percent,
 )
+from memcalc.results.names import component_name
 from memcalc.results.probe import Calibrated, CalibratedFigure, ModuleProbe, Probed, ProbedJob, ProbeFigure, SavedTensor
 from memcalc.specs.calibration import Gain
-from memcalc.units import MIB, format_count
+from memcalc.units import MIB, format_count, signed
 
 _FIGURES = ("allocated", "reserved", "device")
 _PHASES = ("forward", "loss", "backward", "step")
@@ -92,7 +94,7 @@ def _steps(jobs: Sequence[ProbedJob]) -> Table:
     known = [name for name in _FIGURES if any(_of(job, name) for job in jobs)]
     columns = [Column("step")]
     for name in known:
-        columns += [Column(name, "GiB", right=True), Column("error", "%", right=True)]
+        columns += [Column(component_name(name), "GiB", right=True), Column("error", "%", right=True)]
     timed = any(job.seconds for job in jobs)
     columns += [Column("worst phase", "%", priority=1), *([Column("time", "ms", right=True, priority=2)] * timed)]
     rows = []
@@ -100,7 +102,7 @@ def _steps(jobs: Sequence[ProbedJob]) -> Table:
         cells = [job.id]
         for name in known:
             figure = _of(job, name)
-            cells += ["", ""] if figure is None else [_size(figure.measured), _signed(figure.error)]
+            cells += ["", ""] if figure is None else [_size(figure.measured), signed(100 * figure.error, 1)]
         cells.append(_worst_phase(job))
         rows.append((*cells, *([f"{1000 * job.seconds:.1f}" if job.seconds else ""] * timed)))
     return Table("Measured, and how far the prediction is off", tuple(columns), tuple(rows))
@@ -111,7 +113,7 @@ def _errors(jobs: Sequence[ProbedJob]) -> Iterator[Block]:
         errors = sorted(abs(figure.error) for job in jobs if (figure := _of(job, name)) is not None)
         if errors:
             middle = (errors[(len(errors) - 1) // 2] + errors[len(errors) // 2]) / 2
-            text = f"{name}: |error| median {100 * middle:.1f}%, worst {100 * errors[-1]:.1f}%"
+            text = f"{component_name(name)}: |error| median {100 * middle:.1f}%, worst {100 * errors[-1]:.1f}%"
             yield Line(f"{text}, of {len(errors)} steps", "text")
 
 
@@ -148,21 +150,12 @@ def _worst_phase(job: ProbedJob) -> str:
     if not phases:
         return ""
     worst = max(phases, key=lambda figure: abs(figure.error))
-    return f"{worst.name} {_signed(worst.error)}"
+    return f"{worst.name} {signed(100 * worst.error, 1)}"
 
 
 def _note(job: ProbedJob) -> str:
     meant = "meant to run out of memory" if job.meant_to_fail else ""
     return "; ".join(part for part in (job.reason, meant) if part)
-
-
-def _signed(error: float) -> str:
-    """Return an error in percent.
-
-    >>> _signed(0.0123), _signed(-0.00001)
-    ('+1.2', '+0.0')
-    """
-    return f"{100 * error + 0.0:+.1f}".replace("-0.0", "+0.0")
 
 
 def _size(size: int) -> str:
@@ -258,6 +251,7 @@ def _foot(result: ModuleProbe) -> Iterator[Block]:
 
 _KINDS = {"step time": "Systematic error", "workspace": "Differs from its source"}
 _COLUMNS = header("part <2 | figure | unit <1 | shipped > | measured > | low >1 | high >1 | rows > | written")
+_FIGURE = re.compile(r"\bdevice\b")
 _GAIN = header("figure | unit | rows > | median > | p90 > | in range >1 | width [%] >1 | better")
 
 
@@ -306,7 +300,15 @@ def _gain(gain: Gain) -> tuple[str, ...]:
     errors = [_pair(pair, scale) for pair in (gain.median, gain.p90)]
     inside = "" if gain.covered is None else "{} → {}".format(*gain.covered)
     width = "" if gain.width is None else _pair(gain.width, 0.01)
-    return gain.figure, unit, str(gain.rows), *errors, inside, width, "yes" if gain.better else "no"
+    return (
+        _FIGURE.sub(component_name("device"), gain.figure).replace(" - ", " − "),
+        unit,
+        str(gain.rows),
+        *errors,
+        inside,
+        width,
+        "yes" if gain.better else "no",
+    )
 
 
 def _pair(pair: tuple[float, float], scale: float) -> str:

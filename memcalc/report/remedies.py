@@ -7,7 +7,8 @@ from dataclasses import replace
 from itertools import groupby
 from textwrap import fill
 
-from memcalc.report.tables import Block, Code, Column, Line, Table, gib
+from memcalc.report.plan_words import fewest_line
+from memcalc.report.tables import Block, Code, Column, Line, Table, gib, said
 from memcalc.results.plans import Nearest, Plans
 from memcalc.units import GIB
 
@@ -17,6 +18,8 @@ _SCREEN = 80
 """Columns of the narrowest common terminal, which the table is made for."""
 _GAPS = 8
 """Blanks between its columns."""
+MOST = 3
+"""Changes that a screen shows beside plans."""
 _VERDICT = {"does-not-fit": "over by {}"}
 _COLUMNS = (
     Column("change"),
@@ -39,30 +42,55 @@ _NARROW = (
 def remedy_blocks(result: Plans, *, brief: bool = False) -> Iterator[Block]:
     """The table, what an environment variable is called, and the first remedy as a command.
 
-    ``brief``: beside plans, the cheapest change of each group alone.
+    ``brief``: without groups, and beside plans the cheapest change of each group alone.
     """
     if not result.nearest:
+        if not result.plans:
+            yield Code("Next, the fewest GPUs that fit", fewest_line(result.job))
         return
-    more = 0
-    if brief and result.plans:
-        best = [_best(list(answers)) for _, answers in groupby(result.nearest, key=lambda answer: answer.group)]
-        more = len(result.nearest) - len(best)
-        result = result.model_copy(update={"nearest": tuple(best)})
-    rows = tuple(_row(answer, result.capacity) for answer in result.nearest)
-    title = _title(result)
-    narrow = Table(title, _NARROW, tuple(_grouped(result)))
-    yield replace(Table(title, _COLUMNS, rows), narrow=narrow)
-    if any(FIELD in answer.change for answer in result.nearest):
+    shown = _chosen(result) if brief else result
+    if brief:
+        yield from _brief_table(shown, len(result.nearest) - len(shown.nearest))
+    else:
+        rows = tuple(_row(answer, result.capacity) for answer in result.nearest)
+        narrow = Table(_title(result), _NARROW, tuple(_grouped(result)))
+        yield replace(Table(_title(result), _COLUMNS, rows), narrow=narrow)
+    if any(FIELD in answer.change for answer in shown.nearest):
         yield Line(f"expandable segments: {VARIABLE}", "faint")
-    unknown = sorted({name for answer in result.nearest for name in answer.unknown})
+    unknown = sorted({name for answer in shown.nearest for name in answer.unknown})
     if unknown:
         yield Line(f"?: {' and '.join(unknown)} of node {result.hardware.node} is unknown.", "warning")
-    if more:
-        yield Line(f"{more} more: -v", "faint")
     known = (answer for answer in result.nearest if answer.verdict == "fits" and not answer.unknown)
     first = None if result.plans else next(known, None)
     if first is not None:
         yield Code("Next, the first that fits", first.command)
+    elif not result.plans:
+        yield Code("Next, the fewest GPUs that fit", fewest_line(result.job))
+
+
+def _chosen(result: Plans) -> Plans:
+    """Return what a screen shows of the changes: beside plans the best of a group, of at most three groups."""
+    if not result.plans:
+        return result
+    best = [_best(list(answers)) for _, answers in groupby(result.nearest, key=lambda answer: answer.group)]
+    order = sorted(range(len(best)), key=lambda at: (best[at].verdict != "fits", at))
+    return result.model_copy(update={"nearest": tuple(best[at] for at in sorted(order[:MOST]))})
+
+
+def _brief_table(result: Plans, more: int) -> Iterator[Block]:
+    """Yield the table without groups, its title in its heading; what is not enough stands below it in one line."""
+    title = _title(result) + (f" ({more} more: -v)" if more else "")
+    columns = (replace(_NARROW[0], title=title[:1].lower() + title[1:]), *_NARROW[1:])
+    enough = [answer for answer in result.nearest if answer.verdict != "does-not-fit"]
+    rows = tuple((short(answer.change), *_figures(answer, result.capacity)) for answer in enough)
+    hosted = any(answer.host_memory for answer in enough)
+    indices = [index for index, column in enumerate(columns) if hosted or column.title != "host"]
+    if rows:
+        yield Table(title, columns, rows, titled=False).keep(indices)
+    others = [answer for answer in result.nearest if answer not in enough]
+    if others:
+        over = ((short(answer.change), gib(answer.device - result.capacity, 1)) for answer in others)
+        yield said("Too large", *(f"{change} (by {size} GiB)" for change, size in over))
 
 
 def short(change: str) -> str:

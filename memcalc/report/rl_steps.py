@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import pairwise
 
-from memcalc.report.diff import across, brief, signed
+from memcalc.report.diff import across, brief
 from memcalc.report.estimate import MOODS, warned
 from memcalc.report.palette import ROLES
 from memcalc.report.plan_words import assumed
@@ -24,12 +24,13 @@ from memcalc.report.tables import (
     facts,
     gib,
     header,
+    in_one_row,
     made,
     said,
 )
 from memcalc.results.rl_plans import UpdateTime
 from memcalc.results.rl_steps import RlDiff, RlFigures, RlLadder, RlStep
-from memcalc.units import GIB, format_count
+from memcalc.units import GIB, format_count, signed
 
 CUT = 2
 """A bar beyond this many times the capacity is cut, so that the others are seen."""
@@ -99,13 +100,16 @@ def _diff_screen(result: RlDiff, points: Sequence[RlFigures]) -> Iterator[Block]
     for index, name, side in (("A", result.names[0], result.a), ("B", result.names[1], result.b)):
         verdict, title, *_ = head_of(side)
         titles[title.text] = None
-        yield said(index, name, *verdict.text.split(" · "))
+        yield said(index, name, *verdict.text.split(" · ")[1:])
     yield from (Line(text, "faint") for text in titles)
     if result.fields:
-        yield replace(_steps(result, points), titled=False)
-        yield replace(_phases(points), titled=False)
+        hidden = {"verdict", "alone"}  # the first line has the one, and `-v` the other
+        steps = _steps(result, points)
+        shown = [index for index, column in enumerate(steps.columns) if column.title not in hidden]
+        yield in_one_row(steps.keep(shown), total="GiB", then="", update="update s")
+        yield in_one_row(_phases(points))
     yield from warned(result.warnings)
-    yield Line("Steps are cumulative; alone: applied to A only. -v: fields, roles, commands", "faint")
+    yield Line("GiB per GPU; steps are cumulative. -v: each step alone, fields, roles, commands", "faint")
 
 
 def headline(result: RlDiff) -> str:
@@ -233,7 +237,7 @@ def _ladder_screen(result: RlLadder) -> Iterator[Block]:
     empty = {index for index in range(len(stages.columns)) if not any(row[index] for row in stages.rows)}
     hidden = {"total", "alone"}  # the bars have the one, and `-v` the other
     indices = [i for i, column in enumerate(stages.columns) if i not in empty and column.title not in hidden]
-    yield replace(stages, titled=False).keep(indices)
+    yield in_one_row(stages.keep(indices), saved="saved GiB", update="update s", host="host GiB")
     for note in result.left_out:
         yield Line(f"Left out: {note}")
     yield from warned(result.warnings)

@@ -8,11 +8,13 @@ from dataclasses import replace
 from memcalc.report.estimate import MOODS, warned
 from memcalc.report.plan_words import assumed
 from memcalc.report.tables import Bar, Block, Code, Line, Report, Table, facts, gib, header, made, percent, said
-from memcalc.results.serving import EngineLimits, EngineStage, Served
+from memcalc.results.serving import WAITING, EngineLimits, EngineStage, Served
 from memcalc.units import format_count
 
 _DATA = header("stage > | part | size [bytes] > | in the budget | formula | source")
 _CACHE = "KV cache"
+_NONE, _LIMIT = "none", 2
+"""What stands for no limit, and in which column of the table of limits."""
 
 
 def report(result: Served, remedies: Sequence[tuple[str, Served]] = ()) -> Report:
@@ -35,16 +37,30 @@ def _remedies(remedies: Sequence[tuple[str, Served]]) -> Iterator[Block]:
 def _brief(result: Served, ways: tuple[Block, ...]) -> Iterator[Block]:
     """Yield what a terminal shows below the bar: the pool in a line, what can be set, what was assumed."""
     if result.verdict == "does-not-fit":
-        yield from (_memory(result, stage) for stage in result.stages)
+        yield from (_needs(result, stage) for stage in result.stages)
     elif len(result.stages) > 1:
         yield said("Stages", *(f"{stage.stage}: {gib(stage.cache)} GiB of cache" for stage in result.stages))
     if ways:
         yield from ways
     elif result.limits is not None:
-        yield replace(_limits(result, result.limits), titled=False)
-    yield from warned(result.warnings)
+        limits = _limits(result, result.limits)
+        rows = tuple(row for row in limits.rows if row[_LIMIT] != _NONE)
+        if rows:
+            yield replace(limits, rows=rows, titled=False)
+        else:
+            yield Line("No utilization, max-len or max-seqs makes it start: take more GPUs, or larger ones.", "warning")
+    yield from warned(warning for warning in result.warnings if WAITING not in warning)  # the limit of max-seqs says so
     yield from assumed(result.assumptions)
     yield Line("-v: parts of a GPU and of the cache", "faint")
+
+
+def _needs(result: Served, stage: EngineStage) -> Line:
+    """Return what a GPU of an engine holds that does not start, in one paragraph."""
+    inside = [f"{term.name} {gib(term.bytes)}" for term in stage.terms if term.within]
+    outside = [f"outside the budget {term.name} {gib(term.bytes)}" for term in stage.terms if not term.within]
+    left = f"over by {gib(-stage.cache)} GiB" if stage.cache < 0 else f"left for the cache {gib(stage.cache)} GiB"
+    label = "Per GPU" if len(result.stages) == 1 else f"Stage {stage.stage}"
+    return said(label, *inside, left, *outside)
 
 
 def _head(result: Served) -> Iterator[Line]:
@@ -56,7 +72,8 @@ def _head(result: Served) -> Iterator[Line]:
     engines = f"{result.replicas} engines, each {layout}" if result.replicas > 1 else layout
     subject = f"{result.model.name} ({format_count(result.model.parameters)} parameters)"
     index = f"{hardware.gpus} × {hardware.gpu}: {result.engine}"
-    yield Line(f"{subject} on {index}, utilization {result.utilization:g}, {engines}", "title")
+    items = (f"{subject} on {index}", f"utilization {result.utilization:g}", engines)
+    yield Line(", ".join(items), "title", items=items)
     if result.verdict == "tight":
         yield Line(f"Tight: {result.reason}.", "warning")
 
@@ -100,14 +117,14 @@ def _cache(result: Served) -> Table:
 
 def _limits(result: Served, limits: EngineLimits) -> Table:
     def row(name: str, now: str, value: float | None, says: str) -> tuple[str, ...]:
-        return name, now, "none" if value is None else f"{value:,}", says
+        return name, now, _NONE if value is None else f"{value:,}", says
 
     share = f"{result.utilization:g}"
     rows = (
-        row("utilization", share, limits.largest_utilization, "largest that leaves enough for everything outside it"),
+        row("utilization", share, limits.largest_utilization, "largest that leaves enough for what is outside"),
         row("utilization", share, limits.smallest_utilization, "smallest that holds one sequence"),
         row("max-len", f"{result.max_len:,}", limits.largest_max_len, "longest with which the engine starts"),
-        row("max-seqs", f"{result.max_seqs:,}", limits.largest_max_seqs, "most that are held at once, all at max-len"),
+        row("max-seqs", f"{result.max_seqs:,}", limits.largest_max_seqs, "most at once, all at max-len; more wait"),
     )
     return Table("What can be set", header("setting | now > | limit > | meaning"), rows)
 

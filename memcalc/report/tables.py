@@ -338,6 +338,16 @@ def percent(part: float, total: float) -> str:
     return f"{100 * part / total:.0f}" if total else ""
 
 
+def in_one_row(table: Table, **titles: str) -> Table:
+    """Return a table without a title, its headings in one row: some in other words, and none with its unit.
+
+    >>> in_one_row(Table("Sizes", header("name | total [GiB] >"), ()), total="GiB").headings
+    ['name', 'GiB']
+    """
+    columns = (replace(column, title=titles.get(column.title, column.title), unit="") for column in table.columns)
+    return replace(table, columns=tuple(columns), titled=False)
+
+
 def said(label: str, *items: str, role: str = "text") -> Line:
     """Return a line that a terminal shows as a label and items, which are not broken inside."""
     return Line(f"{label}: {' · '.join(items)}", role, label=label, items=items)

@@ -7,8 +7,9 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from memcalc.report.tables import Block, Code, Column, Line, Listing, Report, Table, gib, header, made, percent, said
-from memcalc.results.triage import Triage, TriageCause, TriageFailure, TriageShare, TriageSite
-from memcalc.units import GIB, KIB, MIB, format_bytes
+from memcalc.results.names import component_name
+from memcalc.results.triage import Triage, TriageCause, TriageComparison, TriageFailure, TriageShare, TriageSite
+from memcalc.units import GIB, KIB, MIB, format_bytes, signed
 
 _MOODS = {"certain": "bad", "likely": "bad", "possible": "close"}
 _SHARE = Column("share", "%", right=True, meter=True, priority=1)
@@ -217,7 +218,7 @@ def _job(result: Triage) -> Iterator[Block]:
         return
     yield Line(f"The job: {result.estimate}.")
     rows = tuple(
-        (change.name, gib(change.measured, 3), gib(change.estimated, 3), gib(change.measured - change.estimated, 3))
+        (component_name(change.name), gib(change.measured, 3), gib(change.estimated, 3), _gap(change))
         for change in result.comparison
     )
     columns = tuple(
@@ -230,6 +231,10 @@ def _job(result: Triage) -> Iterator[Block]:
     else:
         yield Line("No single change helps; memcalc plan searches all strategies.", "warning")
     yield Code("Same job as an estimate", result.command)
+
+
+def _gap(change: TriageComparison) -> str:
+    return signed((change.measured - change.estimated) / GIB, 3)
 
 
 def _changes(result: Triage) -> Table:

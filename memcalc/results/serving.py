@@ -7,6 +7,9 @@ from typing import Any, Literal
 from memcalc.results.estimates import Answer, HardwareFacts, ModelFacts, Verdict, schema
 from memcalc.specs.strict import Frozen
 
+WAITING = "longer ones wait or are computed again, which is slow, not a failure"
+"""What becomes of sequences for which a cache has no place."""
+
 
 class EngineTerm(Frozen):
     """One part of a GPU's memory."""

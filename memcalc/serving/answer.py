@@ -8,7 +8,7 @@ from typing import Any
 
 from memcalc.formulas.serving import sampler_bytes
 from memcalc.results.estimates import HardwareFacts, ModelFacts, Verdict
-from memcalc.results.serving import EngineLimits, EngineStage, Served
+from memcalc.results.serving import WAITING, EngineLimits, EngineStage, Served
 from memcalc.serving.cache import logged_tokens, most_bytes, sequence_blocks
 from memcalc.serving.engines import with_release
 from memcalc.serving.stages import ACTIVATIONS, CONTEXT, GRAPHS, NON_TORCH, OTHER, WEIGHTS, EngineJob, stages_of
@@ -199,7 +199,7 @@ def _warnings(job: EngineJob, host: Node, pool: EngineStage) -> Iterator[str]:
     if 1 <= concurrency < inputs.max_seqs:
         yield (
             f"the cache holds {concurrency:.1f} sequences of {inputs.max_len} tokens at once, fewer than the "
-            f"{inputs.max_seqs} that may run: longer ones wait or are computed again, which is slow, not a failure."
+            f"{inputs.max_seqs} that may run: {WAITING}."
         )
     if job.tp * job.pp > host.gpus_per_host:
         yield f"one engine spans hosts, since each has {host.gpus_per_host} GPUs; no such log was compared."

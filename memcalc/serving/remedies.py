@@ -1,4 +1,4 @@
-"""What would start in the place of an engine that does not fit: one change each, and each tried."""
+"""What would start in the place of an engine that does not fit: one change each, else two; and each is tried."""
 
 from __future__ import annotations
 
@@ -19,9 +19,11 @@ def remedies(result: Served, keywords: Mapping[str, Any]) -> tuple[tuple[str, Se
     """Return options as they are typed with the answer that they bring, the mildest of each kind that starts."""
     if result.verdict != "does-not-fit":
         return ()
-    kinds = _kinds(result)
-    started = (next(_started(changes, keywords), None) for changes in kinds)
-    return tuple(remedy for remedy in started if remedy is not None)
+    for kinds in (_kinds(result), _pairs(result)):
+        started = [next(_started(changes, keywords), None) for changes in kinds]
+        if any(started):
+            return tuple(remedy for remedy in started if remedy is not None)
+    return ()
 
 
 def _kinds(result: Served) -> tuple[tuple[dict[str, Any], ...], ...]:
@@ -31,8 +33,17 @@ def _kinds(result: Served) -> tuple[tuple[dict[str, Any], ...], ...]:
         tuple({"max_len": result.max_len // share} for share in SHARES_OF_LENGTH if result.max_len // share),
         ({"kv_dtype": "fp8"},),
         tuple({"quantization": name} for name in QUANTIZED),
-        tuple({"tp": ranks, "gpus": ranks * result.pp} for ranks in RANKS if ranks > result.tp),
+        _on_more(result),
     )
+
+
+def _pairs(result: Served) -> tuple[tuple[dict[str, Any], ...], ...]:
+    """Return smaller weights on more GPUs, for what starts with neither."""
+    return tuple(tuple({"quantization": name, **more} for more in _on_more(result)) for name in QUANTIZED)
+
+
+def _on_more(result: Served) -> tuple[dict[str, Any], ...]:
+    return tuple({"tp": ranks, "gpus": ranks * result.pp} for ranks in RANKS if ranks > result.tp)
 
 
 def _started(changes: tuple[dict[str, Any], ...], keywords: Mapping[str, Any]) -> Iterator[tuple[str, Served]]:

@@ -297,7 +297,7 @@ def test_a_picture_is_one_file_with_every_line(name: str) -> None:
     assert "@" not in re.sub(r"@media|@font", "", re.sub(r"<text.*?</text>", "", text))
     said = " ".join("".join(found.itertext()).split()).replace("\xa0", " ")
     assert "6.74B" in said
-    leads = {"estimate": "explain", "explain": "-v", "nothing": "What would fit"}
+    leads = {"estimate": "explain", "explain": "-v", "nothing": "what would fit"}
     assert leads.get(name, name) in said
     wide = float(found.attrib["viewBox"].split()[2])
     ends = [

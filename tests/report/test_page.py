@@ -25,8 +25,10 @@ from memcalc.handoff.review import review_of
 from memcalc.report.page import markup, page_of
 from memcalc.report.palette import INK, MOODS, SERIES
 from memcalc.results.estimates import Estimate
+from memcalc.results.names import component_name
 from memcalc.results.plans import Plans
 from memcalc.runs import read_runs
+from memcalc.specs.figures import FIGURES
 from memcalc.specs.step_time import KindErrors
 from memcalc.validation import Presets, predict
 
@@ -333,10 +335,9 @@ def kind(framework: str, *traits: str, **values: Any) -> KindErrors:
 def test_shipped_errors_are_those_of_the_page_of_accuracy() -> None:
     """`python tests/accuracy.py` writes both; the slow test of the page compares the file itself."""
     page = (Path(__file__).resolve().parents[2] / "docs" / "accuracy.md").read_text(encoding="utf-8")
-    for name, count in re.findall(
-        r"^\| (allocated|reserved|device) +\| +(\d+) \|", page.split("## Aims")[0], re.MULTILINE
-    ):
-        assert sum(len(entry.errors.get(name, ())) for entry in errors_by_kind()) == int(count)
+    rows = re.findall(r"^\| (allocated|reserved|total) +\| +(\d+) \|", page.split("## Aims")[0], re.MULTILINE)
+    counts = {name: sum(len(entry.errors.get(name, ())) for entry in errors_by_kind()) for name in FIGURES}
+    assert {name: int(count) for name, count in rows} == {component_name(n): count for n, count in counts.items()}
     out, false_fits = re.search(r"Of (\d+) runs that ran out of memory, (\d+) were predicted to fit", page).groups()  # type: ignore[union-attr]
     assert sum(entry.ran_out for entry in errors_by_kind()) == int(out)
     assert sum(entry.false_fits for entry in errors_by_kind()) == int(false_fits)

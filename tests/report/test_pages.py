@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import re
 import subprocess
 import sys
@@ -183,3 +185,115 @@ def test_counts_of_gpus_come_first() -> None:
 def test_library_is_imported_for_a_workbook_alone() -> None:
     code = "import sys, memcalc.report.workbook, memcalc.cli.output; sys.exit('xlsxwriter' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+class Latex:
+    """A small reader of what stands in a LaTeX document: environments in pairs, braces in pairs, tables in cells."""
+
+    def __init__(self, text: str) -> None:
+        self.tables: list[tuple[str, list[list[str]]]] = []
+        verbatim = re.compile(r"\\begin\{verbatim\}\n.*?\n\\end\{verbatim\}", re.DOTALL)
+        self.prose = verbatim.sub("", text)
+        self._pairs()
+        for columns, body in re.findall(r"\\begin\{tabular\}\{(.*?)\}\n(.*?)\\end\{tabular\}", self.prose, re.DOTALL):
+            rules = re.sub(r"\\(top|mid|bottom)rule\b|\\hline\b", "", body)
+            rows = [row for row in re.split(r"(?<!\\)\\\\", rules) if row.strip()]
+            self.tables.append((re.sub(r"@\{\}|\|| ", "", columns), [re.split(r"(?<!\\)&", row) for row in rows]))
+
+    def _pairs(self) -> None:
+        """Refuse an environment or a brace that is opened and not closed, or the other way round."""
+        open_names: list[str] = []
+        for kind, name in re.findall(r"\\(begin|end)\{(\w+)\}", self.prose):
+            if kind == "begin":
+                open_names.append(name)
+            else:
+                assert open_names.pop() == name
+        assert open_names == []
+        depth = 0
+        for brace in re.findall(r"(?<!\\)(?:\\\\)*([{}])", self.prose):
+            depth += 1 if brace == "{" else -1
+            assert depth >= 0
+        assert depth == 0
+
+
+def latex_of(line: str) -> tuple[Latex, list[list[str]]]:
+    """A command's LaTeX, and the cells of the same tables in Markdown."""
+    texts = [run(*line.split(), "--format", form).stdout for form in ("latex", "markdown")]
+    return Latex(texts[0]), rows_of(texts[1], "markdown")
+
+
+TABLES = (
+    "plan --model 7b --gpu a100-40g --gpus 8",
+    "plan --model 7b --gpu a100-40g --gpus 1 --offload none",
+    "ladder --model 7b --gpu a100-80g --gpus 8",
+    "diff recompute=none recompute=full,micro_batch=2 --model 7b --gpu a100-80g --gpus 8",
+    "max seq-len --model llama-3-8b --gpu h100 --gpus 8",
+    "explain --model 7b --gpu a100-40g --gpus 8",
+)
+
+
+@pytest.mark.parametrize("line", TABLES, ids=lambda line: line.partition(" ")[0])
+def test_a_latex_table_is_whole(line: str) -> None:
+    """Each row has a cell for each declared column, and the figures of Markdown; nothing special stands bare."""
+    found, rows = latex_of(line)
+    assert found.tables
+    for columns, cells in found.tables:
+        assert set(columns) <= set("lrc")
+        assert {len(row) for row in cells} == {len(columns)}
+    bare = re.search(r"(?<!\\)[#%$_]|(?<!\\)\^|~", re.sub(r"\\textbackslash\{\}", "", found.prose))
+    assert bare is None, found.prose[max(0, bare.start() - 40) : bare.end() + 20]
+    figures = re.compile(r"\d+\.\d+")
+    ours = sorted(figures.findall(" ".join(cell for _, cells in found.tables for row in cells for cell in row)))
+    theirs = sorted(figures.findall(" ".join(cell for row in rows for cell in row)))
+    assert ours == theirs
+
+
+def test_the_reader_of_latex_refuses_what_is_not_whole() -> None:
+    """A row short of a cell, and a brace or an environment left open, are seen."""
+    body = "\\begin{{tabular}}{{lr}}\n\\toprule\na & b \\\\\n{} \\\\\n\\bottomrule\n\\end{{tabular}}"
+    assert [len(row) for _, cells in Latex(body.format("c \\& d & e")).tables for row in cells] == [2, 2]
+    assert [len(row) for _, cells in Latex(body.format("c \\& d")).tables for row in cells] == [2, 1]
+    for text in (r"\textbf{x", r"x}", "\\begin{tabular}{l}\na \\\\\n"):
+        with pytest.raises(AssertionError):
+            Latex(text)
+
+
+@pytest.mark.parametrize("line", TABLES, ids=lambda line: line.partition(" ")[0])
+def test_a_workbook_has_each_cell_of_csv(line: str, tmp_path: Path) -> None:
+    """Cell by cell, as a reader of the format's XML finds them; a figure is a number, and no cell is cut."""
+    path = tmp_path / "table.xlsx"
+    assert run(*line.split(), "--output", str(path)).exit_code in {0, 1}
+    text = run(*line.split(), "--format", "csv").stdout
+    wanted = list(csv.reader(io.StringIO(text)))
+    sheet = grid_of(path)
+    assert len(sheet) == len(wanted)
+    for row, cells in zip(wanted, sheet, strict=True):
+        for column, cell in enumerate(row):
+            kind, value = cells.get(column, ("", ""))
+            assert float(value) == float(cell) if kind == "n" else value == cell.removeprefix("'")
+    for column, heading in enumerate(wanted[0]):
+        filled = [row[column] for row in wanted[1:] if row[column]]
+        if filled and all(re.fullmatch(r"[+-]?\d+(\.\d+)?(e-?\d+)?", cell) for cell in filled):
+            kinds = {cells[column][0] for cells in sheet[1:] if column in cells}
+            assert kinds == {"n"}, heading
+
+
+def grid_of(path: Path) -> list[dict[int, tuple[str, str]]]:
+    """Return the cells of each row of the first sheet by their columns: kind, and text or number."""
+    with zipfile.ZipFile(path) as file:
+        assert file.testzip() is None
+        texts, sheet = (
+            ET.fromstring(file.read(f"xl/{name}.xml"))  # noqa: S314 just written
+            for name in ("sharedStrings", "worksheets/sheet1")
+        )
+    strings = ["".join(item.itertext()) for item in texts]
+    rows = []
+    for row in sheet.iter(f"{SHEET}row"):
+        cells = {}
+        for cell in row:
+            letters = re.sub(r"\d", "", cell.get("r", ""))
+            index = sum((ord(letter) - 64) * 26**power for power, letter in enumerate(reversed(letters))) - 1
+            kind, value = cell.get("t", "n"), cell.findtext(f"{SHEET}v", "")
+            cells[index] = (kind, strings[int(value)] if kind == "s" else value)
+        rows.append(cells)
+    return rows

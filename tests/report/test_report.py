@@ -210,15 +210,18 @@ def test_plan_names_its_parallelism_as_the_framework_does() -> None:
     assert " PP" not in text
     alone = make_plan(1, 30.0, 2900.0, dp=1)
     text = report.render(report.of_plans(make_plans(plans=(alone,), pareto=())), "rich", width=100)
-    assert "one GPU" in text
+    assert text.startswith("fits: 8 × a100-40g · recompute full")
     assert not re.search(r"FSDP|Z3", text)
 
 
 def test_a_plan_that_offloads_says_so_first_with_the_host_memory() -> None:
     plan = make_plan(1, 30.0, 2900.0, offload=("params",)).model_copy(update={"host_memory": 116 * GIB})
-    text = report.render(report.of_plans(make_plans(plans=(plan,), pareto=())), "rich", width=120)
+    made = report.of_plans(make_plans(plans=(plan,), pareto=()))
+    text = report.render(made, "rich", width=120)
     first = text.splitlines()[0]
-    assert "offload params (116 GiB of host memory per node)" in first
+    assert "offload params" in first
+    assert any(re.match(r"Offload +all plans: 116 GiB host memory/node", row) for row in text.splitlines())
+    assert "offload params (116 GiB of host memory per node)" in report.render(made, "markdown").splitlines()[0]
     unsure = plan.model_copy(update={"unknown": ("host memory",)})
     text = report.render(report.of_plans(make_plans(plans=(unsure,), pareto=())), "rich", width=120)
     assert text.startswith("fits if host memory suffices")

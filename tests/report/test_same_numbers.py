@@ -88,7 +88,7 @@ def test_an_estimate_as_a_page(found: Estimate, monkeypatch: pytest.MonkeyPatch)
     named = {component_name(name): known[name] for name in COMPONENTS}
     assert dict(re.findall(r"</span>([\w, ]+) <b>([\d.]+)</b>", text)).items() >= named.items()
     tiles = dict(re.findall(r'<dt>(\w+)</dt><dd class="figure"><span class="value">([^<]*)</span>', text))
-    assert {name: tiles[name] for name in FIGURES} == {name: known[name] for name in FIGURES}
+    assert {name: tiles[component_name(name)] for name in FIGURES} == {name: known[name] for name in FIGURES}
     low, high, capacity = (f"{size / GIB:.2f}" for size in (*ends(found), found.budget.capacity))
     assert tiles["range"] == f"{low} – {high}"
     assert f"<strong>{known['device']} of {capacity} GiB</strong>" in text
@@ -171,7 +171,7 @@ def test_plans_as_a_page(plans: Plans, monkeypatch: pytest.MonkeyPatch) -> None:
         assert {peak, speed} <= set(re.findall(r">([\d.]+)</td>", row))
         (panel,) = re.findall(rf'<details class="plan" data-plan="{rank}".*?</details>', text, re.DOTALL)
         assert f"{peak} GiB · {speed} tok/s/GPU" in panel
-        assert f"<dt>device</dt><dd>{peak} GiB</dd>" in panel
+        assert f"<dt>total</dt><dd>{peak} GiB</dd>" in panel
         assert f"<dd>{speed} tokens/s per GPU</dd>" in panel
 
 

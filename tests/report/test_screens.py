@@ -108,7 +108,7 @@ def test_an_edit_names_what_is_unset() -> None:
 
 def test_a_remedy_that_is_broken_is_set_in() -> None:
     """Its second row is not taken for another group."""
-    rows = shown(FULL)
+    rows = shown(f"{FULL} -v")
     at = next(index for index, row in enumerate(rows) if row.strip() == "adamw-8bit")
     assert rows[at].startswith("    ")
     assert max(map(len, rows)) <= 80
@@ -139,8 +139,16 @@ def test_an_engine_without_a_cache_has_a_sum_that_is_read() -> None:
     """What is needed beside what there is, and a minus sign that is one."""
     rows = shown(SERVED)
     assert "all else needs" in " ".join(rows[:2])
-    (cache,) = [row for row in rows if row.startswith("KV cache")]
+    (cache,) = [row for row in shown(f"{SERVED} -v") if row.startswith("KV cache")]
     assert re.fullmatch(r"KV cache +−[\d.]+ +yes", cache)
+    needs = " ".join(rows[rows.index(next(row for row in rows if row.startswith("Per GPU"))) :])
+    (weights, needed, budget) = (
+        float(re.search(pattern, " ".join(rows))[1])  # type: ignore[index]
+        for pattern in (r"weights ([\d.]+)", r"else needs ([\d.]+)", r"of the ([\d.]+) GiB")
+    )
+    assert weights < needed
+    assert f"over by {needed - budget:.2f} GiB" in needs
+    assert re.search(r"outside the budget context [\d.]+", needs)
 
 
 def test_a_sweep_counts_in_words(tmp_path: Path) -> None:
@@ -227,3 +235,112 @@ def test_a_letter_means_the_same_part_in_every_command() -> None:
     assert len(set(marks)) == len(names)
     for name, mark in zip(names, marks, strict=True):
         assert letters(["page cache", name])[1] == mark
+
+
+OOM = Path(__file__).resolve().parents[2] / "docs" / "examples" / "train.log"
+COMMON = (
+    "plan --model 7b --gpu a100-40g",
+    "plan --model 7b --gpu a100-40g --gpus 8",
+    "plan --model 7b --gpu a100-40g --gpus 1",
+    "plan --model 7b --gpu a100-40g --gpus 4",
+    "plan --model mixtral-8x7b --gpu h100-80g --gpus 16",
+    FULL,
+    "estimate --model 7b --gpu a100-40g --gpus 8 --zero 3 --recompute full",
+    "explain --model 7b --gpu a100-40g --gpus 8 --zero 3 --recompute full",
+    "max seq-len --model llama-3-8b --gpu h100 --gpus 8",
+    "max seq-len --model 70b --gpu a100-40g --gpus 2 --offload none",
+    "min gpus --model 70b --gpu a100-80g",
+    "ladder --model 7b --gpu a100-80g --gpus 8",
+    "diff recompute=none recompute=full,micro_batch=2 --model 7b --gpu a100-80g --gpus 8",
+    "serve --model 70b --gpu h100",
+    "serve --model deepseek-v3 --gpu h100 --gpus 8",
+    "serve --model 8b --gpu a100-40g",
+    f"triage {OOM} --model llama-3-8b --gpu h100 --gpus 8 --seq-len 8192 --micro-batch 2 --recompute selective-ops",
+    "rl --algorithm grpo --framework verl --model 7b --gpu h100 --gpus 8 --prompt 1k --response 2k --micro-tokens 16k",
+)
+
+
+@pytest.mark.parametrize("line", COMMON, ids=lambda line: " ".join(line.split()[:2]))
+def test_a_screen_is_twenty_lines_and_no_row_is_broken(line: str) -> None:
+    """At 80 columns, with all that belongs to acting on it; `-v` has the rest."""
+    rows = shown(line)
+    assert 5 <= len(rows) <= 20
+    assert max(map(len, rows)) <= 80
+    assert "" not in {rows[0], rows[-1]}
+    assert len(shown(f"{line} -v")) > len(rows)
+
+
+@pytest.mark.parametrize("line", [*COMMON, f"diff micro_batch=8 logits=fused {GRPO}", f"ladder {GRPO}"])
+def test_a_difference_has_a_minus_sign_and_no_hyphen(line: str) -> None:
+    """On a screen and on a page; what is typed keeps its hyphens."""
+    for form in ("rich", "markdown"):
+        text = CliRunner().invoke(app, [*line.split(), "-v", "--format", form]).stdout
+        assert not re.search(r"(?<![\w.\-–·=])(?<!\w )-\d+(\.\d+)?( |%|$)(?!\w*=)", text, re.MULTILINE)
+
+
+def test_a_plan_that_is_saved_is_not_asked_to_be(tmp_path: Path) -> None:
+    """One plan to go back to is told, with `-v` each; both parts together are a screen."""
+    path = str(tmp_path / "plan.json")
+    words = ["plan", "--model", "7b", "--gpu", "a100-40g", "--gpus", "8"]
+    assert any("--save plan.json" in row for row in shown(" ".join(words)))
+    said = CliRunner().invoke(app, [*words, "--save", path], env={"COLUMNS": "80"})
+    assert "--save" not in said.stdout
+    told = said.stderr.splitlines()
+    assert told[:2] == [f"Saved plan #1 to {path}.", f"Its config: memcalc export {path}"]
+    assert [row.partition(":")[0] for row in told[2:]] == ["Fallback 1"]
+    assert told[2].endswith(" more: -v")
+    assert len(said.stdout.splitlines()) + len(told) <= 20
+    every = CliRunner().invoke(app, [*words, "--save", path, "--force", "-v"]).stderr
+    more = int(told[2].split()[-3])
+    assert len(re.findall(r"(?m)^Fallback \d", every)) == 1 + more
+    assert more >= 1
+
+
+def test_a_screen_lists_the_plans_that_stand_for_something() -> None:
+    """Those that fill the list are seen where so many are asked for, and with `-v`; none changes its number."""
+    line = "plan --model mixtral-8x7b --gpu h100-80g --gpus 16"
+    listed, filled, whole = ([row.split()[:2] for row in shown(text) if re.match(r"\d +\S", row)]
+                             for text in (line, f"{line} --top 4", f"{line} -v"))  # fmt: skip
+    ranks = [rank for rank, role in filled if role != "-"]
+    assert len(ranks) < len(filled)
+    assert [rank for rank, _ in listed if rank.isdigit()] == ranks
+    assert [row[0] for row in whole][: len(filled)] == [row[0] for row in filled]
+
+
+def test_beside_plans_one_change_of_a_group_is_shown_and_the_others_counted() -> None:
+    """What fits goes before what is tight; the heading says how many are left for `-v`."""
+    line = "plan --model 70b --gpu a100-80g --gpus 16"
+    answer = json.loads(CliRunner().invoke(app, [*line.split(), "--format", "json"]).stdout)
+    rows = shown(line)
+    at = next(index for index, row in enumerate(rows) if row.startswith("alternatives to offload on 16 GPUs"))
+    end = next(index for index in range(at, len(rows)) if not rows[index])
+    changes = rows[at + 1 : end]
+    assert len(changes) == 3
+    assert all(" fits " in row for row in changes)
+    left = re.search(r"\((\d+) more: -v\)", rows[at])
+    assert left is not None
+    assert int(left[1]) == len(answer["nearest"]) - 3
+
+
+@pytest.mark.parametrize(
+    ("line", "leads"),
+    [
+        ("plan --model deepseek-v3 --gpu a100-40g --gpus 1", "memcalc min gpus --model deepseek-v3 --gpu a100-40g"),
+        (FULL, "memcalc plan --model 7b --gpu a100-40g --gpus 1 --offload params"),
+        ("max seq-len --model 70b --gpu a100-40g --gpus 2 --offload none",
+         "memcalc min gpus --model 70b --gpu a100-40g --offload none"),
+        ("min gpus --model deepseek-v3 --gpu a100-40g",
+         "memcalc min gpus --model deepseek-v3 --gpu a100-40g --up-to 512"),
+        ("serve --model deepseek-v3 --gpu h100 --gpus 8",
+         "memcalc serve --model deepseek-v3 --gpu h100 --gpus 16 --tp 16 --quantization fp8"),
+    ],
+)  # fmt: skip
+def test_what_does_not_fit_leads_on(line: str, leads: str) -> None:
+    """Exit code 1, and a line to paste below a row that begins with Next, which the program takes."""
+    told = CliRunner().invoke(app, line.split(), env={"COLUMNS": "80"})
+    assert told.exit_code == 1
+    rows = told.stdout.splitlines()
+    at = next(index for index, row in enumerate(rows) if row.startswith("Next"))
+    command = " ".join(row.strip(" \\") for row in rows[at + 1 :] if row.startswith("  "))
+    assert command.startswith(leads)
+    assert CliRunner().invoke(app, shlex.split(leads)[1:]).exit_code in {0, 1}

@@ -110,7 +110,7 @@ def _communicators(rows: Iterable[Row], sizes: Mapping[str, Measure], beyond_wor
 def _too_few(samples: Mapping[str, Sequence[Sample]], sizes: Mapping[str, Measure]) -> Iterable[Left]:
     """Name the sizes with too few readings."""
     sources = {
-        "context": "of probes, or of runs on one GPU with reserved and device figures",
+        "context": "of probes, or of runs on one GPU with reserved and total figures",
         "workspace": "of probes",
         "world": "of [[communicator]], or of runs on several GPUs with both figures",
         "group": "of [[communicator]], or of such runs with TP, PP, CP or EP",

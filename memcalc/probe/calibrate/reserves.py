@@ -180,7 +180,7 @@ def reserves_of(rows: Sequence[Row]) -> tuple[list[FittedReserve], list[Left], l
         families = len({slack.source for slack in of_class})
         if len(of_class) < FEWEST or families < FAMILIES:
             if of_class or name == "caching":
-                reason = f"{len(of_class)} reserved or device figures of {families} kinds of jobs, {FEWEST} of 2 needed"
+                reason = f"{len(of_class)} reserved or total figures of {families} kinds of jobs, {FEWEST} of 2 needed"
                 left.append(Left(part="reserve", reason=f"{name}: {reason}"))
             continue
         middle = round(_fitted_middle(name, rows), 4)

@@ -18,12 +18,12 @@ from memcalc.report.charts.parts import (
     patch_key,
     stacked,
 )
-from memcalc.report.diff import brief, headline, signed
+from memcalc.report.diff import brief, headline
 from memcalc.report.estimate import MOODS
 from memcalc.report.palette import COMPONENTS, INK
 from memcalc.report.tables import gib
 from memcalc.results.names import component_name
-from memcalc.units import GIB
+from memcalc.units import GIB, signed
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

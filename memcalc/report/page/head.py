@@ -109,8 +109,8 @@ def _missing(estimate: Estimate) -> str:
 
 def _figures(estimate: Estimate) -> Html:
     peak, interval = estimate.peak, estimate.interval
-    tiles = [(name, gib(getattr(peak, name)), "GiB", read) for name, read in _READ.items()]
-    live = "" if interval.coverage is None else f"of device; holds {100 * interval.coverage:.0f}% of measured runs"
+    tiles = [(component_name(name), gib(getattr(peak, name)), "GiB", read) for name, read in _READ.items()]
+    live = "" if interval.coverage is None else f"of the total; holds {100 * interval.coverage:.0f}% of measured runs"
     tiles.append(("range", f"{gib(interval.low)} – {gib(interval.high)}", "GiB", live))
     time = estimate.time
     if time is not None:

@@ -9,7 +9,7 @@ from memcalc.report.page.markup import Html, begun, cell, code, el, facts, join,
 from memcalc.report.plan_words import strategy_words
 from memcalc.report.step_time import time_facts
 from memcalc.report.tables import Table, gib
-from memcalc.results.names import phase_name
+from memcalc.results.names import component_name, phase_name
 from memcalc.results.plans import Plan, Plans, Review
 from memcalc.specs.options import DEGREES
 from memcalc.specs.strategy import Strategy
@@ -165,7 +165,7 @@ def _value(value: object) -> str:
 
 def _memory(plan: Plan) -> Html:
     peak = plan.peak
-    values = {name: f"{gib(getattr(peak, name))} GiB" for name in ("device", "reserved", "allocated")}
+    values = {component_name(name): f"{gib(getattr(peak, name))} GiB" for name in ("device", "reserved", "allocated")}
     values |= {"peak at": phase_name(peak.phase), "verdict": plan.verdict.replace("-", " ")}
     if plan.strategy.pp > 1:
         values["peak in stage"] = str(peak.stage)

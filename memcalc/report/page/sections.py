@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from memcalc import report
 from memcalc.evidence import words_of
-from memcalc.report.accuracy import signed
+from memcalc.report.accuracy import in_percent
 from memcalc.report.estimate import inputs_of, sized
 from memcalc.report.page.markup import Html, cell, code, el, facts, join, section, swatch, table
 from memcalc.report.step_time import time_facts
@@ -17,6 +17,7 @@ from memcalc.results.evidence import Evidence
 from memcalc.results.names import PHASES, component_name, phase_name, phase_range
 from memcalc.results.plans import Review
 from memcalc.specs.job import command_line
+from memcalc.units import signed
 
 _FIRST = 8
 """Terms of a component that stand there at once; smaller ones open below them."""
@@ -201,10 +202,10 @@ def accuracy(evidence: Evidence) -> Html:
         rows = [
             el(
                 "tr",
-                cell(figure.figure, head=True),
+                cell(component_name(figure.figure), head=True),
                 cell(str(figure.count), right=True),
                 *(
-                    cell(f"{signed(error, sign=False)}%", right=True)
+                    cell(f"{in_percent(error)}%", right=True)
                     for error in (figure.median_abs_error, figure.p90_abs_error, figure.worst)
                 ),
             )
@@ -255,15 +256,12 @@ def _was(number: int) -> str:
 
 def _range(evidence: Evidence) -> str:
     of_kind = f"of the kind {evidence.ranged_kind}" if evidence.ranged_kind else "whatever the kind of job"
+    ends = f"{signed(100 * evidence.low, 1)}% to {signed(100 * evidence.high, 1)}%"
     return (
-        f"The {100 * evidence.coverage:.0f}% range ({_signed(evidence.low)} to {_signed(evidence.high)}) is fitted to "
-        f"{evidence.ranged} measurements from {evidence.documents} sources, {of_kind}. "
+        f"The {100 * evidence.coverage:.0f}% range ({ends}) is fitted to {evidence.ranged} measurements from "
+        f"{evidence.documents} sources, {of_kind}. "
         f"On sources left out of the fit it covered {100 * evidence.crossed:.1f}%."
     )
-
-
-def _signed(share: float) -> str:
-    return f"{100 * share:+.1f}%".replace("-", "−")
 
 
 def reproduce(review: Review) -> Html:
