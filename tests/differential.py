@@ -47,11 +47,21 @@ PRECISIONS = {"bf16": "bf16", "fp32": "fp32", "fp32+autocast": "bf16-autocast"}
 LAYERS_OF = {
     "attention": ["q_proj", "k_proj", "v_proj", "o_proj"],
     "all": ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"],
+    "all, shared gate": [
+        "q_proj",
+        "k_proj",
+        "v_proj",
+        "o_proj",
+        "gate_proj",
+        "up_proj",
+        "down_proj",
+        "shared_expert_gate",
+    ],
     "latent": ["q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj", "o_proj"],
     "latent, whole queries": ["q_proj", "kv_a_proj_with_mqa", "kv_b_proj", "o_proj"],
 }
 WORDS_OF = {
-    "attention": "q,k,v,o", "all": "all-linear", "latent": "q_a,q_b,kv_a,kv_b,o",
+    "attention": "q,k,v,o", "all": "all-linear", "all, shared gate": "all-linear", "latent": "q_a,q_b,kv_a,kv_b,o",
     "latent, whole queries": "q,kv_a,kv_b,o",
 }  # fmt: skip
 """The same in memcalc's words."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from memcalc.errors import MissingError
+from memcalc.frameworks import habits_of
+from memcalc.planner.adapted_layers import converts_names, linear_targets
 from memcalc.preflight.names import model_named
 
 if TYPE_CHECKING:
@@ -30,6 +32,14 @@ PEFT_FORMATS = ("axolotl", "foundry", "llamafactory", "swift", "trainer")
 """Formats whose adapters are PEFT's."""
 
 
+LISTING = {"axolotl": "0.19", "llamafactory": "0.18", "swift": "0.20"}
+"""Formats whose framework lists all linear layers by name for PEFT, and the newest PEFT that it allows.
+
+axolotl 067b021c loaders/adapter.py (``find_all_linear_names``) and pyproject.toml; LLaMA-Factory ff6d4d12
+model_utils/misc.py (``find_all_linear_modules``); ms-swift 3602360a utils/transformers_utils.py (``find_all_linears``).
+"""
+
+
 def keep_targets(job: MergedJob, dirs: tuple[str, ...]) -> None:
     """Drop layers that the model has not from those that get adapters, as the framework passes over them.
 
@@ -38,12 +48,17 @@ def keep_targets(job: MergedJob, dirs: tuple[str, ...]) -> None:
     """
     rank, _, targets = str(job.options.get("lora") or "").partition(":")
     named, model = targets.split(","), job.facts.get("model")
-    if not targets or targets in {"all", "all-linear"} or model is None:
+    if not targets or model is None:
+        return
+    read_by = job.origins["lora"][0].format if "lora" in job.origins else ""
+    if read_by in LISTING and job.settings.get("strategy.peft") is None:
+        _found(job, read_by, named, _loaded(model, dirs))
+    if targets in {"all", "all-linear"}:
         return
     if job.facts.get("adapts_what_is_there"):
         gated = any(getattr(group.block.mlp, "gated", True) for group in _loaded(model, dirs).groups)
         adapted = [name for name in named if gated or name != "gate"]
-    elif "lora" in job.origins and job.origins["lora"][0].format in PEFT_FORMATS:
+    elif read_by in PEFT_FORMATS:
         adapted = _there(named, _loaded(model, dirs))
         absent = ", ".join(name for name in named if name not in adapted)
         if adapted and absent:
@@ -52,6 +67,23 @@ def keep_targets(job: MergedJob, dirs: tuple[str, ...]) -> None:
         return
     if adapted:
         job.options["lora"] = f"{rank}:{','.join(adapted)}"
+
+
+def _found(job: MergedJob, read_by: str, named: list[str], model: Model) -> None:
+    """Say which linear layers a framework lists for PEFT where the experts are stacked: theirs are not among them."""
+    habits = habits_of(str(job.options.get("framework", "hf")))
+    if not converts_names(model, habits):
+        return
+    job.settings["strategy.peft"] = LISTING[read_by]
+    if named != ["all-linear"]:
+        return
+    linear = linear_targets(model, habits)
+    job.options["lora"] = ":".join((str(job.options["lora"]).partition(":")[0], ",".join(linear)))
+    message = (
+        f"the linear layers of {model.name} are {', '.join(linear)}: its experts are stacked parameters since "
+        "Transformers 5.0, which is taken, and hold no adapter; --framework hf@4.49 counts a layer for each expert"
+    )
+    job.note("note", "MC004", "lora", message)
 
 
 def _there(named: list[str], model: Model) -> list[str]:

@@ -15,7 +15,7 @@ AdapterDtype = Literal["fp32", "bf16"]
 AlsoTrained = Literal["embedding", "head"]
 Target = Literal[
     "q", "k", "v", "qkv", "o", "gate", "up", "gate_up", "down", "q_a", "q_b", "kv_a", "kv_b", "mixer_in", "mixer_out",
-    "router", "embedding", "head",
+    "router", "shared_gate", "embedding", "head",
 ]  # fmt: skip
 EVERY = ("all", "all-linear")
 """All linear layers with the head, or without it."""
@@ -79,7 +79,7 @@ def lora_of(text: str) -> Lora | None:
 
 def parse_layers(name: str, value: object) -> tuple[str, ...]:
     """Linear layers, or all of attention or of the MLP, from a comma-separated list."""
-    return parse_targets(name, value, further=(*PARTS_OF_A_BLOCK, "shared_gate"))
+    return parse_targets(name, value, further=(*PARTS_OF_A_BLOCK,))
 
 
 def parse_also_train(value: object) -> tuple[str, ...]:

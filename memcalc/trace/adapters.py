@@ -38,6 +38,8 @@ TARGETS = {
     "shared experts' up": "up",
     "shared experts' gate and up": "gate_up",
     "shared experts' down projection": "down",
+    "shared experts' gate": "gate",
+    "gate of shared experts": "shared_gate",
     "expert gate": "gate",
     "expert up": "up",
     "expert down projection": "down",

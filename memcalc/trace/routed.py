@@ -83,8 +83,8 @@ def routed(tape: Tape, x: Tensor, spec: MixtureOfExperts, setting: BlockConfig, 
     del first
     if not spec.shared_gate:
         return ops.add(tape, total, shared, "experts' sum")
-    gate = linear(tape, x, setting, "shared experts' gate", 1, "1")
-    scale = ops.saves_output(tape, gate, "shared experts' gate, sigmoid")
+    gate = linear(tape, x, setting, "gate of shared experts", 1, "1")
+    scale = ops.saves_output(tape, gate, "gate of shared experts, sigmoid")
     del gate
     return ops.add(tape, total, ops.mul(tape, scale, shared, "gated shared output"), "experts' sum")
 

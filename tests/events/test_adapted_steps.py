@@ -43,6 +43,12 @@ def test_adapters_on_the_low_ranks_of_latent_attention(recompute: str, dropout: 
     assert abs(error("deepseek-v3", "latent", recompute, dropout)) < WITHIN
 
 
+@pytest.mark.parametrize("recompute", ["none", "full"])
+def test_adapters_on_a_shared_expert_and_its_gate(recompute: str) -> None:
+    """All that is linear in Qwen2-MoE's class: a shared expert's gate projection is not the gate of its output."""
+    assert abs(error("qwen2_moe", "all, shared gate", recompute, 0.05)) < WITHIN
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("recompute", ["none", "full"])
 @pytest.mark.parametrize("dropout", [0.0, 0.05])

@@ -14,7 +14,7 @@ from memcalc.cli.app import app
 from memcalc.errors import CombinationError, InputError
 from memcalc.formulas import quantization as q
 from memcalc.frameworks import habits_of
-from memcalc.planner.optimizers import resolved_targets
+from memcalc.planner.adapted_layers import resolved_targets
 from memcalc.results.estimates import Estimate
 from memcalc.specs.adapters import Lora as Words
 from memcalc.specs.adapters import parse_lora
@@ -66,8 +66,6 @@ STACKED = (
     "qwen1.5-moe-a2.7b", "granite-4.0-h-small", "gemma-4-26b-a4b",
 )  # fmt: skip
 """A model of each class with stacked experts that PEFT leaves alone."""
-WORDLESS = "shared_expert_gate"
-"""A linear layer that memcalc has no word for."""
 UNLIKE = {"granite-4.0-h-small": ("out_proj",), "phi-3.5-moe": ("router",)}
 """Linear layers whose weight a kernel reads itself, or that return two tensors: an adapter does nothing, or fails."""
 
@@ -86,9 +84,8 @@ def test_stacked_experts_have_no_adapters_and_stay_in_16_bits(name: str) -> None
         kind = getattr(transformers, str(model.hf_class))
         base = kind(kind.config_class(**keys))
         linear = {n: m for n, m in base.named_modules() if isinstance(m, torch.nn.Linear) and n != "lm_head"}
-        names = sorted({n.rpartition(".")[2] for n in linear} - {WORDLESS, *UNLIKE.get(name, ())})
-        listed = [m for n, m in linear.items() if type(m) is torch.nn.Linear and not n.endswith(WORDLESS)]
-        replaced = sum(layer.weight.numel() for layer in listed)
+        names = sorted({n.rpartition(".")[2] for n in linear} - {*UNLIKE.get(name, ())})
+        replaced = sum(layer.weight.numel() for layer in linear.values() if type(layer) is torch.nn.Linear)
         real = peft.get_peft_model(base, peft.LoraConfig(r=RANK, target_modules=names))
     targets = resolved_targets(Words(rank=RANK, targets=("all-linear",)), model, hf)
     groups = [(group.count, group.block) for group in model.groups]

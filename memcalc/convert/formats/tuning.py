@@ -25,7 +25,8 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "w1": ("gate",), "w2": ("down",), "w3": ("up",), "q_a_proj": ("q_a",), "q_b_proj": ("q_b",),
     "in_proj": ("mixer_in",), "fc_in": ("up",), "fc_out": ("down",), "attn.c_proj": ("o",), "mlp.c_proj": ("down",),
     "input_linear": ("gate_up",), "output_linear": ("down",),
-    "kv_a_proj_with_mqa": ("kv_a",), "kv_b_proj": ("kv_b",), "lm_head": ("head",), "embed_out": ("head",),
+    "kv_a_proj_with_mqa": ("kv_a",), "kv_b_proj": ("kv_b",), "shared_expert_gate": ("shared_gate",),
+    "lm_head": ("head",), "embed_out": ("head",),
     "embed_tokens": ("embedding",), "wte": ("embedding",), "word_embeddings": ("embedding",),
     "embed_in": ("embedding",), "embeddings": ("embedding",),
 }  # fmt: skip

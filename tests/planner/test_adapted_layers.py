@@ -1,0 +1,155 @@
+"""Which layers of a mixture get adapters: parameters against PEFT's on the model's own class, on the meta device."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("transformers")
+pytest.importorskip("peft")
+
+import peft
+import torch
+import transformers
+from autograd import models
+
+import memcalc
+from memcalc.convert.huggingface import from_huggingface
+from memcalc.errors import CombinationError
+from memcalc.frameworks import habits_of
+from memcalc.planner.adapted_layers import linear_targets, resolved_targets
+from memcalc.preflight import check
+from memcalc.specs.adapters import Lora
+from memcalc.specs.model import Model
+from memcalc.terms.adapters import block_adapters
+
+RANK = 4
+ATTENTION_ALONE = ("mixtral", "qwen3-moe", "olmoe", "minimax_m2")
+"""Classes whose MLPs are experts and nothing else."""
+WITH_OTHER_MLPS = (
+    "deepseek-v2", "deepseek-v3", "glm4_moe", "glm4_moe_lite", "solar_open", "exaone_moe", "dots1", "ernie4_5_moe",
+    "qwen3_next",
+)  # fmt: skip
+"""Classes with shared experts, or with dense first blocks, too."""
+UNCONVERTED = ("qwen2_moe", "gpt-oss", "granitemoe", "lfm2_moe", "jamba")
+"""Classes whose names PEFT leaves as they are."""
+
+
+def base_of(family: str) -> torch.nn.Module:
+    config = models.hf_config(family)
+    with torch.device("meta"):
+        model: torch.nn.Module = transformers.AutoModelForCausalLM.from_config(config)
+    return model
+
+
+def model_of(family: str) -> Model:
+    config = models.hf_config(family)
+    known = {*type(config)().to_dict(), "head_dim"}
+    return from_huggingface({name: value for name, value in config.to_dict().items() if name in known})
+
+
+def names_of(base: torch.nn.Module) -> list[str]:
+    """As axolotl, LLaMA-Factory and ms-swift list them."""
+    linear = [name for name, layer in base.named_modules() if isinstance(layer, torch.nn.Linear)]
+    return sorted({name.rpartition(".")[2] for name in linear} - {"lm_head"})
+
+
+def trainable(base: torch.nn.Module, names: str | list[str]) -> int:
+    with torch.device("meta"):
+        adapted = peft.get_peft_model(base, peft.LoraConfig(r=RANK, target_modules=names))
+    return sum(weight.numel() for weight in adapted.parameters() if weight.requires_grad)
+
+
+def counted(model: Model, targets: tuple[str, ...], version: str) -> int:
+    habits = habits_of("hf")
+    layers = resolved_targets(Lora(rank=RANK, targets=targets), model, habits, version)
+    return sum(g.count * sum(block_adapters(g.block, RANK, layers, stacked=True)) for g in model.groups)
+
+
+@pytest.fixture
+def without_conversion(monkeypatch: pytest.MonkeyPatch) -> None:
+    """PEFT 0.18 has no conversion of names for stacked experts (that of 0.19 came with 5356277d)."""
+    module = "peft.utils.transformers_weight_conversion.convert_peft_config_for_transformers"
+    monkeypatch.setattr(module, lambda *_, **__: None)
+
+
+@pytest.mark.parametrize("family", ATTENTION_ALONE)
+def test_linear_layers_of_a_mixture_are_those_of_attention(family: str) -> None:
+    """Listed by name, with the PEFT that is installed."""
+    model, base = model_of(family), base_of(family)
+    found = linear_targets(model, habits_of("hf"))
+    assert found == ("q", "k", "v", "o")
+    assert counted(model, found, "0.21") == trainable(base, names_of(base))
+
+
+@pytest.mark.usefixtures("without_conversion")
+@pytest.mark.parametrize("family", [*ATTENTION_ALONE, *WITH_OTHER_MLPS])
+def test_before_peft_0_19_all_linear_is_linear_layers_alone(family: str) -> None:
+    model, base = model_of(family), base_of(family)
+    expected = trainable(base_of(family), names_of(base))
+    assert expected == trainable(base, "all-linear")
+    assert counted(model, ("all-linear",), "0.18") == expected
+    assert counted(model, linear_targets(model, habits_of("hf")), "0.18") == expected
+
+
+@pytest.mark.parametrize("family", UNCONVERTED)
+def test_classes_that_peft_does_not_convert_have_adapters_on_linear_layers_alone(family: str) -> None:
+    model, base = model_of(family), base_of(family)
+    assert counted(model, ("all-linear",), "0.21") == trainable(base, "all-linear")
+
+
+def test_peft_0_19_takes_all_linear_of_a_mixture_for_letters() -> None:
+    """``set("all-linear")`` in its conversion (c97e9c81 utils/transformers_weight_conversion.py)."""
+    with pytest.raises(CombinationError, match=r"PEFT 0\.19 finds none of its letters.*strategy\.peft=0\.18"):
+        counted(model_of("mixtral"), ("all-linear",), "0.19")
+
+
+AXOLOTL = "adapter: lora\nlora_r: 16\nlora_target_linear: true\nsequence_len: 512\nmicro_batch_size: 1\ndatasets: []\n"
+FACTORY = (
+    "stage: sft\nfinetuning_type: lora\nlora_rank: 16\nlora_target: all\ncutoff_len: 512\ndataset: my\n"
+    "template: default\nper_device_train_batch_size: 1\noutput_dir: out\n"
+)
+LATENT = "q,kv_a,kv_b,o"
+FILES = {
+    "axolotl, mixtral": ("base_model: mistralai/Mixtral-8x7B-v0.1\n" + AXOLOTL, "q,k,v,o"),
+    "axolotl, olmoe": ("base_model: allenai/OLMoE-1B-7B-0924\n" + AXOLOTL, "q,k,v,o"),
+    "LLaMA-Factory, qwen3": ("model_name_or_path: Qwen/Qwen3-30B-A3B\n" + FACTORY, "q,k,v,o"),
+    "LLaMA-Factory, shared": (
+        "model_name_or_path: moonshotai/Moonlight-16B-A3B\n" + FACTORY, f"{LATENT},gate,up,down",
+    ),
+    "axolotl, qwen2": ("base_model: Qwen/Qwen1.5-MoE-A2.7B\n" + AXOLOTL, "q,k,v,o,gate,up,down,shared_gate"),
+}  # fmt: skip
+
+
+def checked(folder: Path, text: str, **given: Any) -> Any:
+    pytest.importorskip("yaml")
+    (folder / "job.yaml").write_text(text)
+    return check([str(folder / "job.yaml")], gpu="h200", gpus=1, **given)
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_frameworks_that_list_linear_layers_find_none_of_stacked_experts(tmp_path: Path, name: str) -> None:
+    text, targets = FILES[name]
+    assert checked(tmp_path, text).estimate.strategy.lora == f"16:{targets}"
+
+
+def test_what_is_found_is_said_with_the_release_that_is_taken(tmp_path: Path) -> None:
+    text = FILES["axolotl, mixtral"][0]
+    stacked, looped = checked(tmp_path, text), checked(tmp_path, text, framework="hf@4.49")
+    told = [f.message for file in stacked.files for f in file.findings if f.code == "MC004" and "experts" in f.message]
+    assert len(told) == 1
+    assert "since Transformers 5.0, which is taken, and hold no adapter; --framework hf@4.49" in told[0]
+    assert looped.estimate.strategy.lora == "16:q,k,v,o,router,gate,up,down"
+
+
+def test_an_estimate_says_that_experts_hold_none() -> None:
+    job: dict[str, Any] = {"gpu": "h200", "gpus": 1, "lora": "8:all-linear"}
+    said = "stacked parameters, as since Transformers 5.0, and hold no adapter; --framework hf@4.49"
+    for model, settings in (("qwen1.5-moe-a2.7b", {}), ("qwen3-30b-a3b", {"strategy.peft": "0.18"})):
+        warnings = memcalc.estimate(model=model, settings=settings, **job).warnings
+        assert [said in text for text in warnings].count(True) == 1
+    looped = memcalc.estimate(model="qwen1.5-moe-a2.7b", framework="hf@4.49", **job)
+    assert not any(said in text for text in looped.warnings)
