@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 
 from memcalc.errors import CombinationError
 from memcalc.frameworks import habits_of
-from memcalc.specs.adapters import EVERY, release
+from memcalc.specs.adapters import EVERY, JOINED, ON_STACKS, release
+from memcalc.specs.block import MixtureOfExperts
 from memcalc.terms.tensors import linear_layers, outside_matrices
 
 if TYPE_CHECKING:
@@ -45,26 +46,58 @@ def resolved_targets(lora: Lora, model: Model, habits: Habits, peft: str = NEWES
     Without targets: the queries and values, or the packed projection, as PEFT 0.13 ``utils/constants.py`` has it for
     nearly all architectures.
     """
-    blocks = linear_targets(model, habits)
-    outside = list(dict.fromkeys(m.target for m in outside_matrices(model)))
-    known, converts = [*blocks, *outside], converts_names(model, habits, peft)
+    blocks, converts = linear_targets(model, habits), converts_names(model, habits, peft)
     if not lora.targets:
         if model.architecture in PEFT_TARGETS and not habits.adapters_follow_base:
             return PEFT_TARGETS[model.architecture]
         return ("qkv",) if "qkv" in blocks else tuple(name for name in ("q", "v", "q_a", "q_b") if name in blocks)
-    if converts and {*OF_EXPERTS, "router", *EVERY} & {*lora.targets}:
-        raise _folded(lora, model, peft)
+    if converts and {*lora.targets} & {*EVERY} and release(peft) < STRING_FROM:
+        raise _unread(lora, model, peft)
+    added = ("router", *OF_EXPERTS) if converts else ()
     if lora.targets == ("all-linear",):
-        return tuple(blocks)
+        return _moved(lora, (*blocks, *added), converts=converts)
     if lora.targets == ("all",):
-        return tuple(name for name in known if name != "embedding")
+        ends = tuple(dict.fromkeys(m.target for m in outside_matrices(model) if m.target != "embedding"))
+        return _moved(lora, (*blocks, *ends, *added), converts=converts)
+    known = adaptable(model, habits, peft)
     for name in lora.targets:
         if name not in known and not (habits.splits_packed and PACKED.get(name) in known):
             allowed = f"{model.name} has {', '.join(known)}"
             raise CombinationError("lora", str(lora), allowed)
     # LFM2 calls both out_proj, and PEFT goes by the last part of a layer's path (0.19 tuners/tuners_utils.py)
     alike = ("o", "mixer_out") if any(mixer.kind == "short convolution" for mixer in model.mixers) else ()
-    return tuple(dict.fromkeys((*lora.targets, *alike))) if {*alike} & {*lora.targets} else lora.targets
+    named = (*lora.targets, *alike) if {*alike} & {*lora.targets} else lora.targets
+    return _moved(lora, named, converts=converts)
+
+
+def adaptable(model: Model, habits: Habits, peft: str = NEWEST) -> tuple[str, ...]:
+    """What can be named of a model: linear layers, stacked weights, and what PEFT converts to these."""
+    converts = converts_names(model, habits, peft)
+    outside = (matrix.target for matrix in outside_matrices(model))
+    added = ("router", *OF_EXPERTS) if converts else ()
+    stacks = _stacks(model, habits, converts=converts)
+    return tuple(dict.fromkeys((*linear_targets(model, habits), *outside, *added, *stacks)))
+
+
+def _moved(lora: Lora, names: tuple[str, ...], *, converts: bool) -> tuple[str, ...]:
+    """Layers with an expert's layers moved to the stacked experts, where PEFT does so: other MLPs lose theirs."""
+    moved = tuple(dict.fromkeys(f"experts_{name}" if converts and name in OF_EXPERTS else name for name in names))
+    pair, joined = {*JOINED} & {*moved}, "experts_gate_up" in moved
+    if (converts and len(pair) == 1) or (pair and joined):
+        allowed = "gate and up of stacked experts are one weight: name both, or experts_gate_up for one adapter on it"
+        raise CombinationError("lora", str(lora), allowed)
+    return moved
+
+
+def _stacks(model: Model, habits: Habits, *, converts: bool) -> tuple[str, ...]:
+    """The stacked weights of a model's experts that can have adapters (``target_parameters``, since PEFT 0.17)."""
+    mixtures = [g.block.mlp for g in model.groups if isinstance(g.block.mlp, MixtureOfExperts)]
+    if not mixtures or not habits.stacks_experts or habits.own_code is not None:
+        return ()
+    if any(mixture.every_expert or mixture.unlisted for mixture in mixtures):
+        return ()
+    inner = ("experts_gate_up",) if mixtures[0].gated else ("experts_up",)
+    return (*(JOINED if converts else ()), *inner, "experts_down")
 
 
 def linear_targets(model: Model, habits: Habits) -> tuple[str, ...]:
@@ -85,17 +118,28 @@ def linear_targets(model: Model, habits: Habits) -> tuple[str, ...]:
 
 def converts_names(model: Model, habits: Habits, peft: str = NEWEST) -> bool:
     """Whether PEFT takes the names of an expert's layers, and of the router, for the stacked experts'."""
-    stacked = model.is_moe and habits.stacks_experts
+    stacked = model.is_moe and habits.stacks_experts and habits.own_code is None
     return stacked and model.architecture in FOLDED and release(peft) >= LISTED_FROM
 
 
 def adapter_warnings(request: Request, model: Model) -> Iterator[str]:
-    """A sentence where all linear layers have adapters, and the experts are none."""
+    """Sentences where a mixture has adapters: on its experts, or on all linear layers, which these are not."""
     lora: Lora | None = request.given.get("lora")
-    habits, peft = habits_of(str(request.given.get("framework", "hf"))), _peft(request)
-    if lora is None or lora.targets != ("all-linear",) or not model.is_moe or habits.own_code is not None:
+    habits = habits_of(str(request.given.get("framework", "hf")))
+    if lora is None or not model.is_moe or not habits.stacks_experts or habits.own_code is not None:
         return
-    if habits.stacks_experts and not converts_names(model, habits, peft):
+    if {*targets_in(request, lora, model, habits)} & {*ON_STACKS}:
+        yield (
+            f"PEFT ({_peft(request)} is taken) folds adapters of stacked experts into new weights of all experts of a "
+            "block, which are kept for backward unless the block is computed again; 16:q,k,v,o has none of them."
+        )
+        dropout = float(request.given["fields"].get("lora_dropout") or 0)
+        if dropout:
+            yield (
+                f"PEFT stops at workload.lora_dropout {dropout:g} where adapters are on stacked experts; axolotl goes "
+                "on without it there, which is counted."
+            )
+    elif lora.targets == ("all-linear",):
         yield (
             f"the experts of {model.name} are stacked parameters, as since Transformers 5.0, and hold no adapter; "
             "--framework hf@4.49 counts a layer for each expert."
@@ -112,17 +156,10 @@ def targets_in(request: Request, lora: Lora, model: Model, habits: Habits) -> tu
     return resolved_targets(lora, model, habits, _peft(request))
 
 
-def _folded(lora: Lora, model: Model, peft: str) -> CombinationError:
-    """Adapters that PEFT folds into stacked experts.
-
-    ``ParamWrapper`` (0.21 tuners/lora/layer.py) makes all experts of a block anew in each forward, and a gradient of
-    their size in backward.
-    """
-    if LISTED_FROM <= release(peft) < STRING_FROM and lora.targets == ("all-linear",):
-        made = f"PEFT {peft} finds none of its letters among the layers of {model.name} (from 0.20 on it does)"
-    else:
-        made = "PEFT folds adapters of stacked experts into a copy of all of a block's experts, which is not modelled"
-    others = "name other layers, as in 16:q,k,v,o, PEFT 0.18, which leaves them alone (--set strategy.peft=0.18)"
-    return CombinationError(
-        "lora", str(lora), f"{made}; {others}, or a release with a layer for each expert (--framework hf@4.49)"
+def _unread(lora: Lora, model: Model, peft: str) -> CombinationError:
+    """PEFT 0.19 makes a set of the letters of ``all-linear`` (utils/transformers_weight_conversion.py at c97e9c81)."""
+    allowed = (
+        f"PEFT {peft} finds none of its letters among the layers of {model.name}; name layers, as in 16:q,k,v,o, or "
+        "another version: 0.18 leaves the experts alone and 0.20 adapts them (--set strategy.peft=0.20)"
     )
+    return CombinationError("lora", str(lora), allowed)

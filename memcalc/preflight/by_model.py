@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from memcalc.errors import MissingError
 from memcalc.frameworks import habits_of
-from memcalc.planner.adapted_layers import converts_names, linear_targets
+from memcalc.planner.adapted_layers import NEWEST, OF_EXPERTS, adaptable, converts_names, linear_targets
 from memcalc.preflight.names import model_named
 
 if TYPE_CHECKING:
@@ -30,8 +30,6 @@ def keep_images(job: MergedJob, dirs: tuple[str, ...]) -> None:
 
 PEFT_FORMATS = ("axolotl", "foundry", "llamafactory", "swift", "trainer")
 """Formats whose adapters are PEFT's."""
-
-
 LISTING = {"axolotl": "0.19", "llamafactory": "0.18", "swift": "0.20"}
 """Formats whose framework lists all linear layers by name for PEFT, and the newest PEFT that it allows.
 
@@ -59,7 +57,7 @@ def keep_targets(job: MergedJob, dirs: tuple[str, ...]) -> None:
         gated = any(getattr(group.block.mlp, "gated", True) for group in _loaded(model, dirs).groups)
         adapted = [name for name in named if gated or name != "gate"]
     elif read_by in PEFT_FORMATS:
-        adapted = _there(named, _loaded(model, dirs))
+        adapted = _there(named, _loaded(model, dirs), job)
         absent = ", ".join(name for name in named if name not in adapted)
         if adapted and absent:
             job.note("warning", "MC001", "lora", f"the model has no layer {absent}: PEFT passes over it")
@@ -72,26 +70,26 @@ def keep_targets(job: MergedJob, dirs: tuple[str, ...]) -> None:
 def _found(job: MergedJob, read_by: str, named: list[str], model: Model) -> None:
     """Say which linear layers a framework lists for PEFT where the experts are stacked: theirs are not among them."""
     habits = habits_of(str(job.options.get("framework", "hf")))
-    if not converts_names(model, habits):
+    if not converts_names(model, habits) or named[0].startswith("experts_"):
         return
     job.settings["strategy.peft"] = LISTING[read_by]
     if named != ["all-linear"]:
         return
     linear = linear_targets(model, habits)
     job.options["lora"] = ":".join((str(job.options["lora"]).partition(":")[0], ",".join(linear)))
+    kept = converts_names(model, habits, LISTING[read_by]) and {*linear} & {*OF_EXPERTS}
+    those = "PEFT adapts them by the names of other MLPs, which get none" if kept else "they hold no adapter"
     message = (
-        f"the linear layers of {model.name} are {', '.join(linear)}: its experts are stacked parameters since "
-        "Transformers 5.0, which is taken, and hold no adapter; --framework hf@4.49 counts a layer for each expert"
+        f"the linear layers of {model.name} are {', '.join(linear)}; its experts are stacked parameters since "
+        f"Transformers 5.0, which is taken: {those}; --framework hf@4.49 counts a layer for each expert"
     )
     job.note("note", "MC004", "lora", message)
 
 
-def _there(named: list[str], model: Model) -> list[str]:
+def _there(named: list[str], model: Model, job: MergedJob) -> list[str]:
     """The layers that a model has; PEFT finds no part of a packed one."""
-    from memcalc.terms.tensors import block_matrices, outside_matrices
-
-    matrices = [*outside_matrices(model), *(matrix for group in model.groups for matrix in block_matrices(group.block))]
-    known = {matrix.target for matrix in matrices}
+    habits = habits_of(str(job.options.get("framework", "hf")))
+    known = adaptable(model, habits, str(job.settings.get("strategy.peft") or NEWEST))
     return [name for name in named if name in known]
 
 

@@ -63,6 +63,8 @@ class Lora:
     width: int = 4
     """Bytes of an adapter's parameter."""
     dropout: bool = False
+    folds: bool = False
+    """Adapters on a router, and on stacked experts, are folded into their weights (PEFT's ``ParamWrapper``)."""
     kernels: str = "model"
     """model: op by op (PEFT); fused: one autograd function a projection (unsloth, fms-acceleration)."""
 

@@ -26,6 +26,8 @@ from memcalc.specs.adapters import Lora
 from memcalc.specs.model import Model
 from memcalc.terms.adapters import block_adapters
 
+pytestmark = pytest.mark.filterwarnings("ignore:The following (rank|alpha)_pattern keys did not match")
+"""PEFT 0.21 looks for the keys that it has made itself among modules, where they are those of parameters."""
 RANK = 4
 ATTENTION_ALONE = ("mixtral", "qwen3-moe", "olmoe", "minimax_m2")
 """Classes whose MLPs are experts and nothing else."""
@@ -34,6 +36,7 @@ WITH_OTHER_MLPS = (
     "qwen3_next",
 )  # fmt: skip
 """Classes with shared experts, or with dense first blocks, too."""
+CONVERTED = (*ATTENTION_ALONE, *WITH_OTHER_MLPS)
 UNCONVERTED = ("qwen2_moe", "gpt-oss", "granitemoe", "lfm2_moe", "jamba")
 """Classes whose names PEFT leaves as they are."""
 
@@ -101,9 +104,52 @@ def test_classes_that_peft_does_not_convert_have_adapters_on_linear_layers_alone
     assert counted(model, ("all-linear",), "0.21") == trainable(base, "all-linear")
 
 
+@pytest.mark.parametrize("family", CONVERTED)
+def test_all_linear_of_peft_is_the_router_and_the_stacked_experts_too(family: str) -> None:
+    """PEFT gives each of an expert's two layers that are one the whole rank."""
+    assert counted(model_of(family), ("all-linear",), "0.21") == trainable(base_of(family), "all-linear")
+
+
+@pytest.mark.parametrize("family", WITH_OTHER_MLPS)
+def test_names_of_other_mlps_move_to_the_experts(family: str) -> None:
+    """As axolotl lists them: shared experts and dense blocks lose their adapters to the routed ones."""
+    model, base = model_of(family), base_of(family)
+    found = linear_targets(model, habits_of("hf"))
+    assert {"gate", "up", "down"} < {*found}
+    assert counted(model, found, "0.19") == trainable(base, names_of(base))
+
+
+@pytest.mark.parametrize("family", ["mixtral", "deepseek-v3", *UNCONVERTED[:3]])
+@pytest.mark.parametrize(
+    ("targets", "names"),
+    [
+        (("q", "experts_gate_up", "experts_down"), ["experts.gate_up_proj", "experts.down_proj"]),
+        (("q", "experts_down"), ["experts.down_proj"]),
+    ],
+)
+def test_parameters_that_are_named_have_the_rank_once(family: str, targets: tuple[str, ...], names: list[str]) -> None:
+    layer = "q_b_proj" if family == "deepseek-v3" else "q_proj"
+    words = ("q_b", *targets[1:]) if family == "deepseek-v3" else targets
+    with torch.device("meta"):
+        config = peft.LoraConfig(r=RANK, target_modules=[layer], target_parameters=names)
+        adapted = peft.get_peft_model(base_of(family), config)
+    expected = sum(weight.numel() for weight in adapted.parameters() if weight.requires_grad)
+    assert counted(model_of(family), words, "0.21") == expected
+
+
+def test_gate_and_up_of_stacked_experts_go_together() -> None:
+    """PEFT raises a ValueError too; ``gate`` and ``up`` of a class that it does not convert are no layers."""
+    with pytest.raises(ValueError, match="without also targeting up_proj"):
+        trainable(base_of("qwen3-moe"), ["gate_proj", "down_proj"])
+    with pytest.raises(CombinationError, match="gate and up of stacked experts are one weight"):
+        counted(model_of("qwen3-moe"), ("gate", "down"), "0.21")
+    with pytest.raises(CombinationError, match=r"has q, k, v, o, .*experts_gate_up, experts_down"):
+        counted(model_of("gpt-oss"), ("gate", "up"), "0.21")
+
+
 def test_peft_0_19_takes_all_linear_of_a_mixture_for_letters() -> None:
     """``set("all-linear")`` in its conversion (c97e9c81 utils/transformers_weight_conversion.py)."""
-    with pytest.raises(CombinationError, match=r"PEFT 0\.19 finds none of its letters.*strategy\.peft=0\.18"):
+    with pytest.raises(CombinationError, match=r"PEFT 0\.19 finds none of its letters.*strategy\.peft=0\.20"):
         counted(model_of("mixtral"), ("all-linear",), "0.19")
 
 
@@ -120,6 +166,20 @@ FILES = {
     "LLaMA-Factory, shared": (
         "model_name_or_path: moonshotai/Moonlight-16B-A3B\n" + FACTORY, f"{LATENT},gate,up,down",
     ),
+    "axolotl, shared": (
+        "base_model: moonshotai/Moonlight-16B-A3B\n" + AXOLOTL, f"{LATENT},experts_gate,experts_up,experts_down",
+    ),
+    "axolotl, parameters": (
+        "base_model: openai/gpt-oss-20b\n" + AXOLOTL.replace("lora_target_linear: true", (
+            "lora_target_modules: [q_proj, v_proj]\n"
+            "lora_target_parameters: [mlp.experts.gate_up_proj, mlp.experts.down_proj]"
+        )),
+        "q,v,experts_gate_up,experts_down",
+    ),
+    "LLaMA-Factory, layers of a Llama": (
+        "model_name_or_path: mistralai/Mixtral-8x7B-v0.1\n"
+        + FACTORY.replace("all", "q_proj,v_proj,gate_proj,up_proj,down_proj"), "q,v",
+    ),
     "axolotl, qwen2": ("base_model: Qwen/Qwen1.5-MoE-A2.7B\n" + AXOLOTL, "q,k,v,o,gate,up,down,shared_gate"),
 }  # fmt: skip
 
@@ -131,7 +191,7 @@ def checked(folder: Path, text: str, **given: Any) -> Any:
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_frameworks_that_list_linear_layers_find_none_of_stacked_experts(tmp_path: Path, name: str) -> None:
+def test_frameworks_over_peft_adapt_what_it_finds_by_their_names(tmp_path: Path, name: str) -> None:
     text, targets = FILES[name]
     assert checked(tmp_path, text).estimate.strategy.lora == f"16:{targets}"
 
@@ -141,7 +201,7 @@ def test_what_is_found_is_said_with_the_release_that_is_taken(tmp_path: Path) ->
     stacked, looped = checked(tmp_path, text), checked(tmp_path, text, framework="hf@4.49")
     told = [f.message for file in stacked.files for f in file.findings if f.code == "MC004" and "experts" in f.message]
     assert len(told) == 1
-    assert "since Transformers 5.0, which is taken, and hold no adapter; --framework hf@4.49" in told[0]
+    assert "since Transformers 5.0, which is taken: they hold no adapter; --framework hf@4.49" in told[0]
     assert looped.estimate.strategy.lora == "16:q,k,v,o,router,gate,up,down"
 
 
@@ -153,3 +213,12 @@ def test_an_estimate_says_that_experts_hold_none() -> None:
         assert [said in text for text in warnings].count(True) == 1
     looped = memcalc.estimate(model="qwen1.5-moe-a2.7b", framework="hf@4.49", **job)
     assert not any(said in text for text in looped.warnings)
+
+
+def test_what_folding_costs_is_said() -> None:
+    job: dict[str, Any] = {"model": "qwen3-30b-a3b", "gpu": "h200", "gpus": 1, "lora": "8:all-linear"}
+    folded = memcalc.estimate(**job, settings={"workload.lora_dropout": 0.1}).warnings
+    said = ("folds adapters of stacked experts into new weights", "PEFT stops at workload.lora_dropout 0.1")
+    assert [any(part in text for text in folded) for part in said] == [True, True]
+    alone = memcalc.estimate(**job | {"lora": "8:q,v"}, settings={"workload.lora_dropout": 0.1}).warnings
+    assert not any(part in text for text in alone for part in said)

@@ -19,7 +19,7 @@ from memcalc.results.estimates import Estimate
 from memcalc.specs.adapters import Lora as Words
 from memcalc.specs.adapters import parse_lora
 from memcalc.specs.model import Model
-from memcalc.terms.adapters import adapter_parameters, block_adapters, block_quantised
+from memcalc.terms.adapters import adapter_pairs, block_adapters, block_quantised
 from memcalc.terms.parameters import block_count, model_count
 from memcalc.terms.tensors import block_matrices, outside_matrices
 from memcalc.trace.adapters import Lora
@@ -96,10 +96,10 @@ def test_stacked_experts_have_no_adapters_and_stay_in_16_bits(name: str) -> None
     assert quantised == replaced or model.unlisted_experts  # whose quantised base is refused
 
 
-def test_adapters_that_are_folded_into_stacked_experts_are_refused() -> None:
+def test_adapters_of_stacked_experts_have_words_of_their_own() -> None:
     words: dict[str, Any] = {"model": "qwen3-30b-a3b", "gpu": "h100", "gpus": 8, "lora": "8:all-linear"}
-    with pytest.raises(CombinationError, match="not modelled; name other layers"):
-        memcalc.estimate(**words)
+    folded = memcalc.estimate(**words)
+    assert folded.strategy.lora == "8:q,k,v,o,router,experts_gate,experts_up,experts_down"
     looped = memcalc.estimate(**words, framework="hf@4.49")
     assert looped.strategy.lora.endswith("router,gate,up,down")
     with pytest.raises(CombinationError, match="gpt-oss-20b has q, k, v, o"):
@@ -160,7 +160,7 @@ def test_counts_of_real_peft(targets: tuple[str, ...], also: tuple[str, ...]) ->
     real = real_peft(peft, "mistral-7b-v0.1", targets, also, rank=8)
     model = MISTRAL
     saved = sum(m.elements for m in outside_matrices(model) if m.target in also)
-    inside = adapter_parameters(block_matrices(model.main.block), 8, targets)
+    inside = sum(pair.parameters for pair in adapter_pairs(block_matrices(model.main.block), 8, targets))
     assert sum(p.numel() for p in real.parameters() if p.requires_grad) == model.num_layers * inside + saved
 
 

@@ -86,9 +86,32 @@ def set_kernel(reader: ConfigReader, kernel: str, key: str) -> None:
         reader.set("strategy.flash_version", 3, key)
 
 
-def set_lora(reader: ConfigReader, rank: int, key: str, all_linear: bool = False) -> None:
-    """Set the adapters whose layers a key lists; `all_linear` where all linear layers have one, the head apart."""
-    names = reader.items(key)
+_PARAMETERS = {"gate_up_proj": "experts_gate_up", "down_proj": "experts_down"}
+"""The stacked weights of experts that PEFT's ``target_parameters`` names, by the last part of a name."""
+
+
+def parameters_of(reader: ConfigReader, key: str) -> tuple[str, ...]:
+    """The stacked weights that a key lists; what memcalc has no word for is a warning."""
+    found: dict[str, None] = {}
+    for name in map(str, reader.items(key)):
+        if target := _PARAMETERS.get(name.rpartition(".")[2]):
+            found[target] = None
+        else:
+            reader.note("warning", "MC002", key, f"{key} has {name[:60]!r}, whose adapters are not counted")
+    return tuple(found)
+
+
+def set_lora(reader: ConfigReader, rank: int, key: str, all_linear: bool = False, parameters: str = "") -> None:
+    """Set the adapters whose layers a key lists; `all_linear` where all linear layers have one, the head apart.
+
+    ``parameters`` is the key of stacked weights that have some too.
+    """
+    names, stacked = reader.items(key), parameters_of(reader, parameters) if parameters else ()
+    if stacked and (layers := targets_of(names)) is not None and not all_linear:
+        reader.set("lora", f"{rank}:{','.join((*layers, *stacked))}", parameters)
+        return
+    if stacked:
+        reader.not_modelled({parameters: "beside all linear layers, or a pattern, adapters of parameters are not"})
     if all_linear or [str(name) for name in names] in ([name] for name in _ALL):
         reader.set("lora", f"{rank}:all-linear", key)
         return
