@@ -34,8 +34,12 @@ FOLDED = frozenset({
 })  # fmt: skip
 """Classes whose stacked experts PEFT adapts in the place of layers with the names of an expert's: the conversions of
 Transformers that are like Mixtral's or Qwen2-MoE's (0.21 utils/transformers_weight_conversion.py)."""
+WITHOUT_OUT_PROJ = ("falconh1", "mamba2", "nemotronh")
+"""Classes with Mamba-2 mixers of which PEFT refuses ``out_proj``."""
 OF_EXPERTS = ("gate", "up", "down")
 """Layers of an expert, whose names stand for the stacked ones there."""
+MIXERS_FROM = (0, 16)
+"""The release of PEFT that began to refuse them."""
 LISTED_FROM, STRING_FROM = (0, 19), (0, 20)
 """Releases of PEFT from which a list of names is converted so, and ``all-linear`` with it; 0.19 fails on the latter."""
 
@@ -50,9 +54,13 @@ def resolved_targets(lora: Lora, model: Model, habits: Habits, peft: str = NEWES
     if not lora.targets:
         if model.architecture in PEFT_TARGETS and not habits.adapters_follow_base:
             return PEFT_TARGETS[model.architecture]
-        return ("qkv",) if "qkv" in blocks else tuple(name for name in ("q", "v", "q_a", "q_b") if name in blocks)
-    if converts and {*lora.targets} & {*EVERY} and release(peft) < STRING_FROM:
-        raise _unread(lora, model, peft)
+        usual = ("qkv",) if "qkv" in blocks else tuple(name for name in ("q", "v", "q_a", "q_b") if name in blocks)
+        if not usual:
+            allowed = f"{model.name} has no attention for usual layers; name some, as in {_named(lora, blocks, habits)}"
+            raise CombinationError("lora", str(lora), allowed)
+        return usual
+    if {*lora.targets} & {*EVERY}:
+        _refuse_all(lora, model, habits, peft, converts=converts)
     added = ("router", *OF_EXPERTS) if converts else ()
     if lora.targets == ("all-linear",):
         return _moved(lora, (*blocks, *added), converts=converts)
@@ -156,10 +164,25 @@ def targets_in(request: Request, lora: Lora, model: Model, habits: Habits) -> tu
     return resolved_targets(lora, model, habits, _peft(request))
 
 
-def _unread(lora: Lora, model: Model, peft: str) -> CombinationError:
-    """PEFT 0.19 makes a set of the letters of ``all-linear`` (utils/transformers_weight_conversion.py at c97e9c81)."""
-    allowed = (
-        f"PEFT {peft} finds none of its letters among the layers of {model.name}; name layers, as in 16:q,k,v,o, or "
-        "another version: 0.18 leaves the experts alone and 0.20 adapts them (--set strategy.peft=0.20)"
-    )
-    return CombinationError("lora", str(lora), allowed)
+def _named(lora: Lora, targets: tuple[str, ...], habits: Habits) -> str:
+    """The same rank on layers that are named."""
+    return str(lora.model_copy(update={"rank": lora.rank or habits.lora_rank, "targets": targets}))
+
+
+def _refuse_all(lora: Lora, model: Model, habits: Habits, peft: str, *, converts: bool) -> None:
+    """Refuse all linear layers where PEFT stops at them.
+
+    0.19 makes a set of the letters of ``all-linear`` (c97e9c81, utils/transformers_weight_conversion.py); from
+    0.16 on it refuses ``out_proj`` of classes with mixers (0.21 tuners/tuners_utils.py,
+    ``_check_lora_target_modules_mamba``).
+    """
+    if converts and release(peft) < STRING_FROM:
+        allowed = (
+            f"PEFT {peft} finds none of its letters among the layers of {model.name}; name layers, as in 16:q,k,v,o, "
+            "or another version: 0.18 leaves the experts alone and 0.20 adapts them (--set strategy.peft=0.20)"
+        )
+        raise CombinationError("lora", str(lora), allowed)
+    if model.architecture in WITHOUT_OUT_PROJ and habits.own_code is None and release(peft) >= MIXERS_FROM:
+        rest = _named(lora, linear_targets(model, habits), habits)
+        allowed = f"PEFT refuses the output projection of {model.name}'s mixers, which is among them; give {rest}"
+        raise CombinationError("lora", str(lora), allowed)

@@ -186,6 +186,14 @@ def adapter_fields(request: Request, model: Model, habits: Habits, precisions: l
         raise CombinationError(
             "quantize", quantize, "a quantized base needs --precision bf16, bf16-mixed or fp16-mixed"
         )
+    if quantize.startswith("gptq") and model.is_moe and habits.stacks_experts and habits.own_code is None:
+        # optimum 05418739 gptq/quantizer.py (get_layers); Transformers 5.24 integrations/awq.py: nn.Linear layers
+        allowed = (
+            f"it replaces linear layers, and the experts of {model.name} are stacked parameters since Transformers "
+            "5.0, which such a checkpoint does not fill: --framework hf@4.49 has a layer for each, and --quantize nf4 "
+            "leaves them in 16 bits"
+        )
+        raise CombinationError("quantize", quantize, allowed)
     return {
         **fields,
         "lora": str(_resolved(request, lora, model, habits)),

@@ -6,7 +6,14 @@ from typing import TYPE_CHECKING
 
 from memcalc.errors import MissingError
 from memcalc.frameworks import habits_of
-from memcalc.planner.adapted_layers import NEWEST, OF_EXPERTS, adaptable, converts_names, linear_targets
+from memcalc.planner.adapted_layers import (
+    NEWEST,
+    OF_EXPERTS,
+    WITHOUT_OUT_PROJ,
+    adaptable,
+    converts_names,
+    linear_targets,
+)
 from memcalc.preflight.names import model_named
 
 if TYPE_CHECKING:
@@ -49,6 +56,8 @@ def keep_targets(job: MergedJob, dirs: tuple[str, ...]) -> None:
     if not targets or model is None:
         return
     read_by = job.origins["lora"][0].format if "lora" in job.origins else ""
+    if read_by == "swift" and targets == "all-linear":
+        _listed_by_swift(job, rank, _loaded(model, dirs))
     if read_by in LISTING and job.settings.get("strategy.peft") is None:
         _found(job, read_by, named, _loaded(model, dirs))
     if targets in {"all", "all-linear"}:
@@ -67,6 +76,13 @@ def keep_targets(job: MergedJob, dirs: tuple[str, ...]) -> None:
         job.options["lora"] = f"{rank}:{','.join(adapted)}"
 
 
+def _listed_by_swift(job: MergedJob, rank: str, model: Model) -> None:
+    """Leave out what PEFT refuses, as ms-swift does (pipelines/train/tuner.py, _drop_mamba_incompatible_targets)."""
+    if model.architecture in WITHOUT_OUT_PROJ:
+        linear = linear_targets(model, habits_of(str(job.options.get("framework", "hf"))))
+        job.options["lora"] = f"{rank}:{','.join(linear)}"
+
+
 def _found(job: MergedJob, read_by: str, named: list[str], model: Model) -> None:
     """Say which linear layers a framework lists for PEFT where the experts are stacked: theirs are not among them."""
     habits = habits_of(str(job.options.get("framework", "hf")))
@@ -77,8 +93,8 @@ def _found(job: MergedJob, read_by: str, named: list[str], model: Model) -> None
         return
     linear = linear_targets(model, habits)
     job.options["lora"] = ":".join((str(job.options["lora"]).partition(":")[0], ",".join(linear)))
-    kept = converts_names(model, habits, LISTING[read_by]) and {*linear} & {*OF_EXPERTS}
-    those = "PEFT adapts them by the names of other MLPs, which get none" if kept else "they hold no adapter"
+    moved = converts_names(model, habits, LISTING[read_by]) and {*linear} & {*OF_EXPERTS}
+    those = "PEFT adapts them by the names of other MLPs, which get none" if moved else "they hold no adapter"
     message = (
         f"the linear layers of {model.name} are {', '.join(linear)}; its experts are stacked parameters since "
         f"Transformers 5.0, which is taken: {those}; --framework hf@4.49 counts a layer for each expert"

@@ -49,7 +49,7 @@ class Factors:
     """Of all experts' weights."""
     sizes: tuple[Size, Size]
     edges: tuple[Edge | None, Edge | None]
-    kept: tuple[Storage | None, Storage | None]
+    saved: tuple[Storage | None, Storage | None]
 
 
 def stacks(tape: Tape, spec: MixtureOfExperts, setting: BlockConfig, hidden: int) -> Stacks:
@@ -107,7 +107,7 @@ def _sum(tape: Tape, of: Factors) -> Tensor:
         return parts
 
     out = tape.new(f"{of.name} weight with adapters", of.weight)
-    return tape.record(out, of.edges, rule, of.kept)
+    return tape.record(out, of.edges, rule, of.saved)
 
 
 def router_weight(tape: Tape, spec: MixtureOfExperts, setting: BlockConfig, hidden: int) -> list[Tensor]:

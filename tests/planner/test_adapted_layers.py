@@ -222,3 +222,44 @@ def test_what_folding_costs_is_said() -> None:
     assert [any(part in text for text in folded) for part in said] == [True, True]
     alone = memcalc.estimate(**job | {"lora": "8:q,v"}, settings={"workload.lora_dropout": 0.1}).warnings
     assert not any(part in text for text in alone for part in said)
+
+
+def test_gptq_of_stacked_experts_is_refused() -> None:
+    """Optimum 05418739 and Transformers 5.24 put quantised layers in the place of ``nn.Linear`` alone."""
+    job: dict[str, Any] = {"model": "mixtral-8x7b", "gpu": "h200", "gpus": 1, "lora": "8:q,v"}
+    for kind in ("gptq-int4", "gptq-int8"):
+        with pytest.raises(CombinationError, match=r"experts of mixtral-8x7b are stacked.*hf@4\.49.*--quantize nf4"):
+            memcalc.estimate(**job, quantize=kind)
+    assert memcalc.estimate(**job, quantize="gptq-int4", framework="hf@4.49").strategy.quantize == "gptq-int4"
+    assert memcalc.estimate(**job, quantize="nf4").strategy.quantize == "nf4"
+    dense = job | {"model": "mistral-7b-v0.1"}
+    assert memcalc.estimate(**dense, quantize="gptq-int4").strategy.quantize == "gptq-int4"
+
+
+@pytest.mark.parametrize("family", ["falcon_h1", "nemotron_h", "mamba2"])
+def test_all_linear_of_mixers_whose_output_projection_peft_refuses(family: str) -> None:
+    """What the refusal names instead is what PEFT takes."""
+    model = model_of(family)
+    with pytest.raises(ValueError, match="Module 'out_proj' is incompatible with Mamba-based models"):
+        trainable(base_of(family), "all-linear")
+    with pytest.raises(CombinationError, match="PEFT refuses the output projection") as refused:
+        counted(model, ("all-linear",), "0.21")
+    words = str(refused.value).rpartition(f"give {RANK}:")[2].rstrip(".").split(",")
+    names = [name for name in names_of(base_of(family)) if name != "out_proj"]
+    assert counted(model, tuple(words), "0.21") == trainable(base_of(family), names)
+
+
+def test_ms_swift_leaves_that_projection_out(tmp_path: Path) -> None:
+    text = (
+        "model: tiiuae/Falcon-H1-1.5B-Base\ndataset: my\ntrain_type: lora\nlora_rank: 16\ntarget_modules: all-linear\n"
+        "max_length: 512\nper_device_train_batch_size: 1\n"
+    )
+    assert checked(tmp_path, text).estimate.strategy.lora == "16:mixer_in,q,k,v,o,gate,up,down"
+
+
+def test_a_class_without_attention_has_no_usual_layers() -> None:
+    """PEFT knows no ``target_modules`` of such a class either (0.21 utils/constants.py), and asks for them."""
+    with pytest.raises(ValueError, match="Please specify `target_modules`"):
+        peft.get_peft_model(base_of("mamba2"), peft.LoraConfig(r=RANK))
+    with pytest.raises(CombinationError, match=f"no attention for usual layers; name some, as in {RANK}:mixer_in"):
+        counted(model_of("mamba2"), (), "0.21")

@@ -92,13 +92,13 @@ _PARAMETERS = {"gate_up_proj": "experts_gate_up", "down_proj": "experts_down"}
 
 def parameters_of(reader: ConfigReader, key: str) -> tuple[str, ...]:
     """The stacked weights that a key lists; what memcalc has no word for is a warning."""
-    found: dict[str, None] = {}
+    stacked: dict[str, None] = {}
     for name in map(str, reader.items(key)):
         if target := _PARAMETERS.get(name.rpartition(".")[2]):
-            found[target] = None
+            stacked[target] = None
         else:
             reader.note("warning", "MC002", key, f"{key} has {name[:60]!r}, whose adapters are not counted")
-    return tuple(found)
+    return tuple(stacked)
 
 
 def set_lora(reader: ConfigReader, rank: int, key: str, all_linear: bool = False, parameters: str = "") -> None:
