@@ -12,6 +12,7 @@ from memcalc.convert.named_model import NamedModel, named_model
 from memcalc.errors import CombinationError, InputError, MissingError, UnknownNameError
 from memcalc.frameworks import habits_of
 from memcalc.frameworks.habits import rewritten
+from memcalc.planner.adapted_layers import adapter_warnings
 from memcalc.planner.finalists import One
 from memcalc.planner.images import with_images
 from memcalc.planner.job import PlanJob
@@ -378,7 +379,7 @@ def resolve(
     spec = named.model
     if named.origin:
         request.assumptions["sizes"] = named.origin
-    request.warnings = named.warnings(str(model), request.given.get("quantize"))
+    request.warnings = (*named.warnings(str(model), request.given.get("quantize")), *adapter_warnings(request, spec))
     check_recorded(request, spec)
     check_mixers(request, spec)
     spec = with_images(request, spec)

@@ -44,14 +44,36 @@ DECODERS = (
     "mixtral", "qwen3-moe", "gpt-oss", "deepseek-v2", "deepseek-v3", "titan",
 )  # fmt: skip
 PRECISIONS = {"bf16": "bf16", "fp32": "fp32", "fp32+autocast": "bf16-autocast"}
-LAYERS_OF = {
+LAYERS_OF: dict[str, str | list[str]] = {
+    "PEFT's own": "all-linear",
+    "stacked": [],
+    "stacked and attention": ["q_proj", "k_proj", "v_proj", "o_proj"],
+    "inner stack": [],
     "attention": ["q_proj", "k_proj", "v_proj", "o_proj"],
     "all": ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"],
+    "all, shared gate": [
+        "q_proj",
+        "k_proj",
+        "v_proj",
+        "o_proj",
+        "gate_proj",
+        "up_proj",
+        "down_proj",
+        "shared_expert_gate",
+    ],
     "latent": ["q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj", "o_proj"],
     "latent, whole queries": ["q_proj", "kv_a_proj_with_mqa", "kv_b_proj", "o_proj"],
 }
+PARAMETERS_OF = {
+    "stacked": ["experts.gate_up_proj", "experts.down_proj"],
+    "stacked and attention": ["experts.gate_up_proj", "experts.down_proj"],
+    "inner stack": ["experts.gate_up_proj"],
+}
+"""What has adapters though it is no layer, by PEFT's ``target_parameters``."""
 WORDS_OF = {
-    "attention": "q,k,v,o", "all": "all-linear", "latent": "q_a,q_b,kv_a,kv_b,o",
+    "PEFT's own": "all-linear", "stacked": "experts_gate_up,experts_down", "inner stack": "experts_gate_up",
+    "stacked and attention": "q,k,v,o,experts_gate_up,experts_down",
+    "attention": "q,k,v,o", "all": "all-linear", "all, shared gate": "all-linear", "latent": "q_a,q_b,kv_a,kv_b,o",
     "latent, whole queries": "q,kv_a,kv_b,o",
 }  # fmt: skip
 """The same in memcalc's words."""
@@ -268,8 +290,9 @@ def adapted_steps(job: Job) -> timeline.Steps:
         if job.recompute == "full":
             base.gradient_checkpointing_enable({"use_reentrant": False})
         wanted = peft.LoraConfig(
-            r=job.rank, target_modules=LAYERS_OF[job.adapters], lora_dropout=job.dropout, init_lora_weights=False
-        )
+            r=job.rank, target_modules=LAYERS_OF[job.adapters], lora_dropout=job.dropout, init_lora_weights=False,
+            target_parameters=PARAMETERS_OF.get(job.adapters),
+        )  # fmt: skip
         model = peft.get_peft_model(base, wanted).train()
         if job.recompute == "full":
             model.enable_input_require_grads()

@@ -35,6 +35,7 @@ from memcalc.results.estimates import (
     WorkloadFacts,
     flushed,
 )
+from memcalc.specs.adapters import ON_STACKS
 from memcalc.specs.job import command_line
 from memcalc.specs.options import NEEDING, OPTIONS
 from memcalc.specs.strategy import Strategy
@@ -289,6 +290,8 @@ def warnings_for(
         rows = f"{strategy.expert_overload:g} times" if strategy.expert_overload > 1 else ""
         share = f"counted with {rows} an equal share of the tokens" if rows else "assumed to be balanced"
         text.append(f"experts are {share}; buffers of the token exchange are not modelled.")
+    if strategy.zero == 3 and any(name in strategy.lora for name in ON_STACKS):
+        text.append("adapters on stacked experts are compared with PEFT's where a rank has the weights whole.")
     filled = filled_experts(model, strategy)
     if filled is not None:
         text.append(f"{filled}; groups of as many ranks as divide the experts (--dp-replicate) have none of it.")

@@ -9,10 +9,11 @@ from memcalc.errors import CombinationError
 from memcalc.formulas.optimizer import OptimizerKind
 from memcalc.formulas.optimizer_states import FULL, GALORE_RANK
 from memcalc.frameworks.megatron import holds_main_weights
-from memcalc.specs.adapters import EVERY, PARTS_OF_A_BLOCK, AlsoTrained, Lora, release
+from memcalc.planner.adapted_layers import targets_in
+from memcalc.specs.adapters import PARTS_OF_A_BLOCK, AlsoTrained, Lora, release
 from memcalc.specs.options import OPTIONS, SharedSettings
 from memcalc.terms.moments import form_of, layout_of, optimizer_of
-from memcalc.terms.tensors import block_matrices, block_tensors, end_tensors, linear_layers, outside_matrices
+from memcalc.terms.tensors import block_tensors, end_tensors, outside_matrices
 
 if TYPE_CHECKING:
     from memcalc.frameworks import Habits
@@ -169,8 +170,6 @@ def possible(request: Request, model: Model, habits: Habits, names: tuple[str, .
 
 
 NEED_LORA = tuple(option for option in OPTIONS if option.needs_lora)
-PACKED = {"q": "qkv", "k": "qkv", "v": "qkv", "gate": "gate_up", "up": "gate_up"}
-"""The packed layer of which a layer is a part."""
 
 
 def adapter_fields(request: Request, model: Model, habits: Habits, precisions: list[str]) -> dict[str, Any]:
@@ -187,6 +186,14 @@ def adapter_fields(request: Request, model: Model, habits: Habits, precisions: l
         raise CombinationError(
             "quantize", quantize, "a quantized base needs --precision bf16, bf16-mixed or fp16-mixed"
         )
+    if quantize.startswith("gptq") and model.is_moe and habits.stacks_experts and habits.own_code is None:
+        # optimum 05418739 gptq/quantizer.py (get_layers); Transformers 5.24 integrations/awq.py: nn.Linear layers
+        allowed = (
+            f"it replaces linear layers, and the experts of {model.name} are stacked parameters since Transformers "
+            "5.0, which such a checkpoint does not fill: --framework hf@4.49 has a layer for each, and --quantize nf4 "
+            "leaves them in 16 bits"
+        )
+        raise CombinationError("quantize", quantize, allowed)
     return {
         **fields,
         "lora": str(_resolved(request, lora, model, habits)),
@@ -198,7 +205,7 @@ def adapter_fields(request: Request, model: Model, habits: Habits, precisions: l
 
 def _resolved(request: Request, lora: Lora, model: Model, habits: Habits) -> Lora:
     """Adapters with their rank and targets; what was left open is noted."""
-    resolved = Lora(rank=lora.rank or habits.lora_rank, targets=resolved_targets(lora, model, habits))
+    resolved = Lora(rank=lora.rank or habits.lora_rank, targets=targets_in(request, lora, model, habits))
     if resolved != lora:
         request.assumptions["lora"] = str(resolved)
     return resolved
@@ -234,73 +241,6 @@ def _autocast(request: Request, precisions: list[str]) -> bool:
     if requested and "fp32" in precisions:
         raise CombinationError("autocast", True, "over fp32 weights it is --precision bf16-autocast or fp16-autocast")
     return bool(requested) and not named
-
-
-def resolved_targets(lora: Lora, model: Model, habits: Habits) -> tuple[str, ...]:
-    """The layers of the model that get an adapter.
-
-    Without targets: the queries and values, or the packed projection, as PEFT 0.13 ``utils/constants.py`` has it for
-    nearly all architectures.
-    """
-    stacked = habits.stacks_experts
-    blocks = dict.fromkeys(m.target for g in model.groups for m in linear_layers(g.block, stacked=stacked))
-    if model.is_moe and stacked:
-        _refuse_folded(lora, model)
-        if model.architecture not in LINEAR_ROUTERS:
-            blocks.pop("router", None)
-    if any(mixer.kind == "Mamba-2 mixer" for mixer in model.mixers):
-        # Its kernel reads that weight itself, so that PEFT refuses it (0.19 tuners/tuners_utils.py,
-        # _check_lora_target_modules_mamba)
-        blocks.pop("mixer_out", None)
-    if model.runs_every_expert:
-        # Llama 4's router is a linear layer that returns two tensors, on which an adapter fails (PEFT 0.21)
-        blocks.pop("router", None)
-    outside = dict.fromkeys(m.target for m in outside_matrices(model))
-    known = [*blocks, *outside]
-    if not lora.targets:
-        if model.architecture in PEFT_TARGETS and not habits.adapters_follow_base:
-            return PEFT_TARGETS[model.architecture]
-        return ("qkv",) if "qkv" in blocks else tuple(name for name in ("q", "v", "q_a", "q_b") if name in blocks)
-    if lora.targets == ("all-linear",):
-        return tuple(blocks)
-    if lora.targets == ("all",):
-        return tuple(name for name in known if name != "embedding")
-    for name in lora.targets:
-        if name not in known and not (habits.splits_packed and PACKED.get(name) in known):
-            allowed = f"{model.name} has {', '.join(known)}"
-            raise CombinationError("lora", str(lora), allowed)
-    # LFM2 calls both out_proj, and PEFT goes by the last part of a layer's path (0.19 tuners/tuners_utils.py)
-    alike = ("o", "mixer_out") if any(mixer.kind == "short convolution" for mixer in model.mixers) else ()
-    return tuple(dict.fromkeys((*lora.targets, *alike))) if {*alike} & {*lora.targets} else lora.targets
-
-
-PEFT_TARGETS = {"phi": ("q", "v", "up", "down"), "nemotronh": ("q", "k", "v", "o")}
-"""Classes with more targets by default than queries and values (PEFT 0.21 ``utils/constants.py``)."""
-LINEAR_ROUTERS = ("gemma4", "gemma4text")
-"""Classes with a linear layer in their router; others' is a module with a weight of its own, or returns two tensors, on
-which an adapter fails: Phi-3.5-MoE's (Transformers 5.24)."""
-FOLDED = frozenset({
-    "deepseekv2", "deepseekv3", "glm4moe", "glm4moelite", "glm4vmoe", "minimaxm2", "mixtral", "olmoe", "qwen3moe",
-    "qwen3next", "afmoe", "cohere2moe", "dots1", "ernie45moe", "exaonemoe", "flexolmo", "hunyuanv1moe", "mellum",
-    "minimax", "solaropen",
-})  # fmt: skip
-"""Classes whose experts PEFT adapts in spite of that: the conversions of Transformers that are
-like Mixtral's or Qwen2-MoE's (0.21 utils/transformers_weight_conversion.py)."""
-
-
-def _refuse_folded(lora: Lora, model: Model) -> None:
-    """Refuse adapters that PEFT folds into stacked experts.
-
-    ``ParamWrapper`` (0.21 tuners/lora/layer.py) makes all experts of a block anew in each forward, and a gradient of
-    their size in backward.
-    """
-    routed = {m.target for group in model.groups for m in block_matrices(group.block) if m.routed}
-    if model.architecture in FOLDED and {*routed, "router", *EVERY} & {*lora.targets}:
-        allowed = (
-            "PEFT folds adapters of stacked experts into a copy of all of a block's experts, which is not modelled; "
-            "name other layers, as in 16:q,k,v,o, or a release with a layer for each expert (--framework hf@4.49)"
-        )
-        raise CombinationError("lora", str(lora), allowed)
 
 
 def _also_train(request: Request, model: Model) -> tuple[str, ...]:

@@ -5,6 +5,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from memcalc.errors import MissingError
+from memcalc.frameworks import habits_of
+from memcalc.planner.adapted_layers import (
+    NEWEST,
+    OF_EXPERTS,
+    WITHOUT_OUT_PROJ,
+    adaptable,
+    converts_names,
+    linear_targets,
+)
 from memcalc.preflight.names import model_named
 
 if TYPE_CHECKING:
@@ -28,6 +37,12 @@ def keep_images(job: MergedJob, dirs: tuple[str, ...]) -> None:
 
 PEFT_FORMATS = ("axolotl", "foundry", "llamafactory", "swift", "trainer")
 """Formats whose adapters are PEFT's."""
+LISTING = {"axolotl": "0.19", "llamafactory": "0.18", "swift": "0.20"}
+"""Formats whose framework lists all linear layers by name for PEFT, and the newest PEFT that it allows.
+
+axolotl 067b021c loaders/adapter.py (``find_all_linear_names``) and pyproject.toml; LLaMA-Factory ff6d4d12
+model_utils/misc.py (``find_all_linear_modules``); ms-swift 3602360a utils/transformers_utils.py (``find_all_linears``).
+"""
 
 
 def keep_targets(job: MergedJob, dirs: tuple[str, ...]) -> None:
@@ -38,13 +53,20 @@ def keep_targets(job: MergedJob, dirs: tuple[str, ...]) -> None:
     """
     rank, _, targets = str(job.options.get("lora") or "").partition(":")
     named, model = targets.split(","), job.facts.get("model")
-    if not targets or targets in {"all", "all-linear"} or model is None:
+    if not targets or model is None:
+        return
+    read_by = job.origins["lora"][0].format if "lora" in job.origins else ""
+    if read_by == "swift" and targets == "all-linear":
+        _listed_by_swift(job, rank, _loaded(model, dirs))
+    if read_by in LISTING and job.settings.get("strategy.peft") is None:
+        _found(job, read_by, named, _loaded(model, dirs))
+    if targets in {"all", "all-linear"}:
         return
     if job.facts.get("adapts_what_is_there"):
         gated = any(getattr(group.block.mlp, "gated", True) for group in _loaded(model, dirs).groups)
         adapted = [name for name in named if gated or name != "gate"]
-    elif "lora" in job.origins and job.origins["lora"][0].format in PEFT_FORMATS:
-        adapted = _there(named, _loaded(model, dirs))
+    elif read_by in PEFT_FORMATS:
+        adapted = _there(named, _loaded(model, dirs), job)
         absent = ", ".join(name for name in named if name not in adapted)
         if adapted and absent:
             job.note("warning", "MC001", "lora", f"the model has no layer {absent}: PEFT passes over it")
@@ -54,12 +76,36 @@ def keep_targets(job: MergedJob, dirs: tuple[str, ...]) -> None:
         job.options["lora"] = f"{rank}:{','.join(adapted)}"
 
 
-def _there(named: list[str], model: Model) -> list[str]:
-    """The layers that a model has; PEFT finds no part of a packed one."""
-    from memcalc.terms.tensors import block_matrices, outside_matrices
+def _listed_by_swift(job: MergedJob, rank: str, model: Model) -> None:
+    """Leave out what PEFT refuses, as ms-swift does (pipelines/train/tuner.py, _drop_mamba_incompatible_targets)."""
+    if model.architecture in WITHOUT_OUT_PROJ:
+        linear = linear_targets(model, habits_of(str(job.options.get("framework", "hf"))))
+        job.options["lora"] = f"{rank}:{','.join(linear)}"
 
-    matrices = [*outside_matrices(model), *(matrix for group in model.groups for matrix in block_matrices(group.block))]
-    known = {matrix.target for matrix in matrices}
+
+def _found(job: MergedJob, read_by: str, named: list[str], model: Model) -> None:
+    """Say which linear layers a framework lists for PEFT where the experts are stacked: theirs are not among them."""
+    habits = habits_of(str(job.options.get("framework", "hf")))
+    if not converts_names(model, habits) or named[0].startswith("experts_"):
+        return
+    job.settings["strategy.peft"] = LISTING[read_by]
+    if named != ["all-linear"]:
+        return
+    linear = linear_targets(model, habits)
+    job.options["lora"] = ":".join((str(job.options["lora"]).partition(":")[0], ",".join(linear)))
+    moved = converts_names(model, habits, LISTING[read_by]) and {*linear} & {*OF_EXPERTS}
+    those = "PEFT adapts them by the names of other MLPs, which get none" if moved else "they hold no adapter"
+    message = (
+        f"the linear layers of {model.name} are {', '.join(linear)}; its experts are stacked parameters since "
+        f"Transformers 5.0, which is taken: {those}; --framework hf@4.49 counts a layer for each expert"
+    )
+    job.note("note", "MC004", "lora", message)
+
+
+def _there(named: list[str], model: Model, job: MergedJob) -> list[str]:
+    """The layers that a model has; PEFT finds no part of a packed one."""
+    habits = habits_of(str(job.options.get("framework", "hf")))
+    known = adaptable(model, habits, str(job.settings.get("strategy.peft") or NEWEST))
     return [name for name in named if name in known]
 
 

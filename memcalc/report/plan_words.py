@@ -112,6 +112,10 @@ _ASKED = ("gpus", "seq_len", "lengths", "global_batch", "framework", "lora", "qu
 """What a search keeps of a job whose strategy does not fit."""
 
 
+_SOFTWARE = ("strategy.bnb", "strategy.peft", "strategy.te")
+"""Settings that say what is installed, which no search changes."""
+
+
 def search_line(job: JobRecord) -> str:
     """Return the line that searches for what fits in the place of a job's own strategy.
 
@@ -119,7 +123,7 @@ def search_line(job: JobRecord) -> str:
     'memcalc plan --model 7b --gpu h100 --gpus 2'
     """
     options = {name: value for name, value in job.options.items() if name in _ASKED}
-    settings = {name: value for name, value in job.settings.items() if name.startswith("workload.")}
+    settings = {k: value for k, value in job.settings.items() if k.startswith("workload.") or k in _SOFTWARE}
     return command_line(job.model_copy(update={"options": options, "settings": settings, "query": {}}), "plan")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from functools import lru_cache
 from typing import Literal, get_args
 
@@ -15,7 +16,7 @@ AdapterDtype = Literal["fp32", "bf16"]
 AlsoTrained = Literal["embedding", "head"]
 Target = Literal[
     "q", "k", "v", "qkv", "o", "gate", "up", "gate_up", "down", "q_a", "q_b", "kv_a", "kv_b", "mixer_in", "mixer_out",
-    "router", "embedding", "head",
+    "router", "shared_gate", "experts_gate", "experts_up", "experts_gate_up", "experts_down", "embedding", "head",
 ]  # fmt: skip
 EVERY = ("all", "all-linear")
 """All linear layers with the head, or without it."""
@@ -27,6 +28,25 @@ PARTS_OF_A_BLOCK = {
     "mlp": ("gate", "up", "gate_up", "down", "router", "shared_gate"),
 }
 """Linear layers of each half of a block."""
+
+
+JOINED = ("experts_gate", "experts_up")
+"""Layers of an expert that are one where experts are stacked; each that is named adds its ranks."""
+ON_STACKS = (*JOINED, "experts_gate_up", "experts_down")
+"""Adapters on the weights of a block's experts, stacked in a parameter."""
+
+
+def rank_on_stack(rank: int, targets: Collection[str], *, down: bool) -> int:
+    """The ranks of each expert's adapter on the stacked weights of their ``down`` projections, or of those before.
+
+    PEFT 0.21 utils/transformers_weight_conversion.py (``rank_pattern``), tuners/lora/layer.py (``ParamWrapper``).
+
+    >>> rank_on_stack(8, ("experts_gate", "experts_up"), down=False)
+    16
+    """
+    if down:
+        return rank * ("experts_down" in targets)
+    return rank * (1 if "experts_gate_up" in targets else sum(name in targets for name in JOINED))
 
 
 class Lora(Frozen):
@@ -79,7 +99,7 @@ def lora_of(text: str) -> Lora | None:
 
 def parse_layers(name: str, value: object) -> tuple[str, ...]:
     """Linear layers, or all of attention or of the MLP, from a comma-separated list."""
-    return parse_targets(name, value, further=(*PARTS_OF_A_BLOCK, "shared_gate"))
+    return parse_targets(name, value, further=(*PARTS_OF_A_BLOCK,))
 
 
 def parse_also_train(value: object) -> tuple[str, ...]:

@@ -14,6 +14,7 @@ from memcalc.formulas.optimizer_states import shard
 from memcalc.formulas.parameters import lora_parameters
 from memcalc.grid import column
 from memcalc.ledger import ALWAYS, Term
+from memcalc.specs.adapters import rank_on_stack
 from memcalc.specs.block import MixtureOfExperts
 from memcalc.terms.model_on_grid import ModelOnGrid
 from memcalc.terms.parameters import BlockCount, ParameterCount, model_count
@@ -44,21 +45,57 @@ class Quantised:
     """Weights of the largest matrix [elements]."""
 
 
-def adapter_parameters(matrices: Iterable[Matrix], rank: int, targets: Iterable[str]) -> int:
-    """Return the parameters of the adapters on the matrices that the targets name [elements]."""
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """Equal adapters: A is ``rank`` by ``inputs``, and B is ``outputs`` by ``rank``."""
+
+    rank: int
+    inputs: int
+    outputs: int
+    count: int = 1
+    routed: bool = False
+    """Of the routed experts."""
+    stack: int = 0
+    """Experts whose stacked weights they are on, as ranks of one pair; 0 on linear layers."""
+
+    @property
+    def parameters(self) -> int:
+        """Of all of them [elements]."""
+        return self.count * int(lora_parameters(self.rank, self.inputs, self.outputs))
+
+
+def adapter_pairs(matrices: Iterable[Matrix], rank: int, targets: Iterable[str]) -> list[Pair]:
+    """Return the adapters on the matrices that the targets name, or on layers that are packed in them."""
     named, linears = set(targets), list(matrices)
     full = [(m, m.outputs) for m in linears if m.target in named]
     parts = [(m, outputs) for m in linears for target, outputs in m.parts if target in named]
-    return sum(m.count * lora_parameters(rank, m.inputs, outputs) for m, outputs in (*full, *parts))
+    return [Pair(rank, m.inputs, outputs, m.count, m.routed) for m, outputs in (*full, *parts)]
+
+
+@lru_cache(maxsize=256)
+def block_pairs(block: Block, rank: int, targets: tuple[str, ...], *, stacked: bool = False) -> tuple[Pair, ...]:
+    """Return the adapters of one block, those on stacked experts at the end."""
+    return (*adapter_pairs(linear_layers(block, stacked=stacked), rank, targets), *_on_stacks(block, rank, targets))
+
+
+def _on_stacks(block: Block, rank: int, targets: tuple[str, ...]) -> Iterator[Pair]:
+    """Each expert's adapters side by side, as PEFT keeps them (0.21 tuners/lora/layer.py, ``ParamWrapper``)."""
+    mixture = block.mlp
+    if not isinstance(mixture, MixtureOfExperts):
+        return
+    inner = (1 + mixture.gated) * mixture.ffn
+    for down, inputs, outputs in ((False, block.hidden, inner), (True, mixture.ffn, block.hidden)):
+        ranks = mixture.experts * rank_on_stack(rank, targets, down=down)
+        if ranks:
+            yield Pair(ranks, inputs, outputs, routed=True, stack=mixture.experts)
 
 
 @lru_cache(maxsize=256)
 def block_adapters(block: Block, rank: int, targets: tuple[str, ...], *, stacked: bool = False) -> tuple[int, int]:
     """Return the adapters' parameters of one block: outside the routed experts, and in them [elements]."""
-    matrices = linear_layers(block, stacked=stacked)
-    parameters = adapter_parameters(matrices, rank, targets)
-    routed = adapter_parameters((m for m in matrices if m.routed), rank, targets)
-    return parameters - routed, routed
+    pairs = block_pairs(block, rank, targets, stacked=stacked)
+    dense, routed = (sum(pair.parameters for pair in pairs if pair.routed is inside) for inside in (False, True))
+    return dense, routed
 
 
 def active_adapters(model: Model, lora: Lora, *, stacked: bool) -> int:
@@ -76,8 +113,7 @@ def _active(block: Block, lora: Lora, *, stacked: bool) -> int:
 
 def outside_adapters(model: Model, rank: int, targets: Iterable[str], name: str) -> int:
     """Return the adapter's parameters of the ``embedding`` or the ``head`` [elements]."""
-    wanted = {name} & set(targets)
-    return adapter_parameters(outside_matrices(model), rank, wanted)
+    return sum(pair.parameters for pair in adapter_pairs(outside_matrices(model), rank, {name} & set(targets)))
 
 
 def quantised_layers(block: Block, kind: str, *, stacked: bool) -> tuple[Matrix, ...]:
@@ -191,6 +227,9 @@ class AdaptersOnGrid(ModelOnGrid):
         lora = self.lora
         widest = max(max(g.block.hidden, getattr(g.block.mlp, "ffn", 0)) for g in self.model.groups)
         saved = [m.elements for m in outside_matrices(self.model) if m.target in self.copied]
+        blocks = [g.block for g in self.model.groups] if lora else []
+        stacks = [pair for block in blocks if lora for pair in _on_stacks(block, lora.rank, lora.targets)]
+        saved += [pair.rank * max(pair.inputs, pair.outputs) for pair in stacks]
         return np.int64(max([(lora.rank if lora else 0) * widest, *saved]))
 
     def sharded(self, dense: Array, experts: Array, where: Array | bool) -> Array:
@@ -220,6 +259,14 @@ TRAINED_WIDTHS = ("parameter", "gradient", "moment")
 
 def _adapters_on_grid(census: ModelOnGrid, part: Literal["all", "adapters", "copies"]) -> AdaptersOnGrid:
     return AdaptersOnGrid(census.model, census.grid, census.traces, census.blocks_cache, part)
+
+
+def folded_adapters(census: ModelOnGrid) -> list[int]:
+    """Adapters of one block of each group that are on stacked experts [elements]."""
+    lora = census.grid.fixed.adapters
+    if lora is None:
+        return [0 for _ in census.model.groups]
+    return [sum(p.parameters for p in _on_stacks(g.block, lora.rank, lora.targets)) for g in census.model.groups]
 
 
 @dataclass(frozen=True, eq=False)

@@ -11,7 +11,7 @@ from memcalc.grid import column
 from memcalc.ledger import ALWAYS, Term
 from memcalc.specs.block import MixtureOfExperts, Mlp
 from memcalc.terms.activations import add_all, groups_of
-from memcalc.terms.adapters import trained
+from memcalc.terms.adapters import folded_adapters, trained
 from memcalc.terms.every_k_blocks import block_copies, copies_in_part
 from memcalc.terms.fsdp1 import flat_unit_terms
 from memcalc.terms.fsdp2 import Units, fsdp2_terms
@@ -216,10 +216,13 @@ def adapter_copies_terms(census: ModelOnGrid) -> Iterator[Term]:
     made = on * (trained_model.width("parameter") == 4) * (grid.fixed.lora_kernels != "fused")
     leaves = 1 - (grid.zero_from(2) & grid.habits.full_shard)
     source, phases = "PyTorch aten/src/ATen/autocast_mode.cpp, cached_cast", ("forward-last", "forward")
-    title, inputs = "autocast's copies of the adapters", {"P_trained": trained_model.parameters}
-    yield Term("buffers", title, 2 * trained_model.parameters * made * leaves, phases, "2 · P_trained", source, inputs)
+    folded = folded_adapters(census)  # these are cast by PEFT, for each fold
+    parameters = trained_model.parameters - add_all([n * f for n, f in zip(census.layers, folded, strict=True)])
     per_block = [d + e for d, e in zip(trained_model.block_dense, trained_model.block_experts, strict=True)]
-    saved = add_all([a.field("whole") * size for a, size in zip(groups, per_block, strict=True)])
+    title, inputs = "autocast's copies of the adapters", {"P_trained": parameters}
+    yield Term("buffers", title, 2 * parameters * made * leaves, phases, "2 · P_trained", source, inputs)
+    cast = [size - alone for size, alone in zip(per_block, folded, strict=True)]
+    saved = add_all([a.field("whole") * size for a, size in zip(groups, cast, strict=True)])
     title, formula = ("autocast's copies of the adapters, for backward", "2 · P_trained of blocks without a checkpoint")
     inputs = {"P_trained": saved}
     yield Term("buffers", title, 2 * saved * made, ("loss", "backward-last"), formula, source, inputs)

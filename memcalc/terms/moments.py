@@ -25,19 +25,9 @@ from memcalc.formulas.optimizer_states import GALORE_RANK, Weight, shard, state_
 from memcalc.frameworks.megatron import stores_remainders, widened
 from memcalc.grid import column
 from memcalc.ledger import ALWAYS, Term
-from memcalc.terms.adapters import AdaptersOnGrid
+from memcalc.terms.adapters import AdaptersOnGrid, adapter_pairs, block_pairs
 from memcalc.terms.mixers import is_biased
-from memcalc.terms.tensors import (
-    TABLES,
-    Layout,
-    Matrix,
-    Place,
-    Tensor,
-    block_tensors,
-    end_tensors,
-    linear_layers,
-    outside_matrices,
-)
+from memcalc.terms.tensors import TABLES, Layout, Place, Tensor, block_tensors, end_tensors, outside_matrices
 from memcalc.terms.zero import partitions_without_zero, sub_group
 
 if TYPE_CHECKING:
@@ -260,18 +250,13 @@ def _adapters(census: AdaptersOnGrid) -> Iterator[RankWeight]:
         return
     blocks = zip(census.model.groups, census.layers, strict=True)
     stacked = grid.habits.stacks_experts
-    inside = [(m, layers) for group, layers in blocks for m in linear_layers(group.block, stacked=stacked)]
-    for matrix, number in (*inside, *outside):
-        for outputs in _adapted(matrix, lora.targets):
-            for shape in ((lora.rank, matrix.inputs), (outputs, lora.rank)):
-                weight = _weight(census, Tensor("adapter", shape), shape)
-                yield RankWeight(weight, number * matrix.count, matrix.routed)
-
-
-def _adapted(matrix: Matrix, targets: tuple[str, ...]) -> list[int]:
-    """Outputs of the adapters on a matrix, or on the layers that are packed in it."""
-    direct = [matrix.outputs] if matrix.target in targets else []
-    return direct + [outputs for target, outputs in matrix.parts if target in targets]
+    rank, targets = lora.rank, lora.targets
+    inside = [(p, n) for group, n in blocks for p in block_pairs(group.block, rank, targets, stacked=stacked)]
+    ended = [(pair, number) for matrix, number in outside for pair in adapter_pairs([matrix], rank, targets)]
+    for pair, number in (*inside, *ended):
+        for shape in ((pair.rank, pair.inputs), (pair.outputs, pair.rank)):
+            weight = _weight(census, Tensor("adapter", shape), shape)
+            yield RankWeight(weight, number * pair.count, pair.routed)
 
 
 # ----------------------------------------------------------------------------------------------- states and temporaries

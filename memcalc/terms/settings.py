@@ -129,7 +129,9 @@ def _adapters(grid: Grid) -> Lora | None:
     if fixed.adapters is None:
         return None
     targets, width = frozenset(fixed.adapters.targets), 4 if fixed.adapter_dtype == "fp32" else 2
-    return Lora(fixed.adapters.rank, targets, width, dropout=fixed.lora_dropout > 0, kernels=fixed.lora_kernels)
+    habits, dropout = grid.habits, fixed.lora_dropout > 0
+    folds = habits.stacks_experts and habits.own_code is None
+    return Lora(fixed.adapters.rank, targets, width, dropout=dropout, folds=folds, kernels=fixed.lora_kernels)
 
 
 # Sequence lengths of one grid: a column, as long as what is run does not depend on the length.

@@ -28,7 +28,8 @@ class Matrix:
     """Equal linear layers of one block, or one outside the blocks."""
 
     target: str
-    """q, k, v, qkv, o, gate, up, gate_up, down; q_a, q_b, kv_a, kv_b (latent attention); router; embedding, head."""
+    """q, k, v, qkv, o, gate, up, gate_up, down; q_a, q_b, kv_a, kv_b (latent attention); router; shared_gate;
+    embedding, head."""
     inputs: int
     outputs: int
     count: int = 1
@@ -60,8 +61,12 @@ def linear_layers(block: Block, *, stacked: bool) -> tuple[Matrix, ...]:
 
     Transformers 5.24 ``models/*/modeling_*.py``; PEFT adapts linear layers, and bitsandbytes quantises them.
     """
-    apart = stacked or (isinstance(block.mlp, MixtureOfExperts) and block.mlp.unlisted)
-    return tuple(matrix for matrix in block_matrices(block) if not (matrix.routed and apart))
+    mixture = block.mlp if isinstance(block.mlp, MixtureOfExperts) else None
+    apart = stacked or (mixture is not None and mixture.unlisted)
+    listed = [matrix for matrix in block_matrices(block) if not (matrix.routed and apart)]
+    if mixture is not None and mixture.shared_gate:
+        listed.append(Matrix("shared_gate", block.hidden, 1))
+    return tuple(listed)
 
 
 def outside_matrices(model: Model) -> tuple[Matrix, ...]:

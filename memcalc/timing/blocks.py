@@ -15,7 +15,7 @@ import numpy as np
 
 from memcalc.formulas import flops as fl
 from memcalc.formulas.kernels import attention_backward_flops, matmul_bytes
-from memcalc.terms.adapters import quantised_layers
+from memcalc.terms.adapters import Pair, block_pairs, quantised_layers
 from memcalc.terms.mixers import mixing_flops
 from memcalc.terms.model_on_grid import local_experts
 from memcalc.terms.settings import is_reentrant
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from memcalc.formulas.recompute import Policy
     from memcalc.formulas.types import Array
     from memcalc.grid import Grid
+    from memcalc.specs.adapters import Lora
     from memcalc.specs.recorded import Segment
     from memcalc.terms.activations import GroupActivations
     from memcalc.trace.layers import BlockConfig
@@ -153,7 +154,22 @@ class BlockWork:
             return np.int64(0)
         linears = linear_layers(self.activations.group.block, stacked=self.grid.habits.stacks_experts)
         wide = sum(m.inputs + m.outputs for m in linears if m.target in lora.targets)
-        return fl.step_flops(fl.matmul_flops(self.activations.tokens, lora.rank, wide)) // self.grid.degree("tp")
+        beside = fl.step_flops(fl.matmul_flops(self.activations.tokens, lora.rank, wide)) // self.grid.degree("tp")
+        return beside + sum((self._fold(pair) for pair in self._folded(lora)), np.int64(0))
+
+    def _folded(self, lora: Lora) -> list[Pair]:
+        block, stacked = self.activations.group.block, self.grid.habits.stacks_experts
+        return [pair for pair in block_pairs(block, lora.rank, lora.targets, stacked=stacked) if pair.stack]
+
+    def _fold(self, pair: Pair) -> Array:
+        """Operations of adapters on stacked experts: four products of the pair, and the gradient of all experts [FLOP].
+
+        PEFT 0.21 folds them in twice, as ``register_parametrization`` runs what it registers (torch 2.13).
+        """
+        rows = self.activations.units["routed"]
+        return 4 * fl.matmul_flops(pair.inputs, pair.rank, pair.outputs) + fl.matmul_flops(
+            rows, pair.inputs, pair.outputs
+        )
 
     @cached_property
     def scores(self) -> Array:

@@ -38,6 +38,8 @@ TARGETS = {
     "shared experts' up": "up",
     "shared experts' gate and up": "gate_up",
     "shared experts' down projection": "down",
+    "shared experts' gate": "gate",
+    "gate of shared experts": "shared_gate",
     "expert gate": "gate",
     "expert up": "up",
     "expert down projection": "down",
@@ -61,6 +63,8 @@ class Lora:
     width: int = 4
     """Bytes of an adapter's parameter."""
     dropout: bool = False
+    folds: bool = False
+    """Adapters on a router, and on stacked experts, are folded into their weights (PEFT's ``ParamWrapper``)."""
     kernels: str = "model"
     """model: op by op (PEFT); fused: one autograd function a projection (unsloth, fms-acceleration)."""
 

@@ -20,8 +20,9 @@ from typing import TYPE_CHECKING
 from memcalc.specs.block import Mlp
 from memcalc.trace import ops
 from memcalc.trace.activation_steps import activation
+from memcalc.trace.folded import DOWN, INNER, Stacks, routed_by, router_weight, stacks
 from memcalc.trace.layers import BlockConfig, linear
-from memcalc.trace.tape import Grads, Leaf, Size, Tape, Tensor
+from memcalc.trace.tape import Grads, Kind, Leaf, Size, Tape, Tensor
 
 if TYPE_CHECKING:
     from memcalc.specs.block import MixtureOfExperts
@@ -83,8 +84,8 @@ def routed(tape: Tape, x: Tensor, spec: MixtureOfExperts, setting: BlockConfig, 
     del first
     if not spec.shared_gate:
         return ops.add(tape, total, shared, "experts' sum")
-    gate = linear(tape, x, setting, "shared experts' gate", 1, "1")
-    scale = ops.saves_output(tape, gate, "shared experts' gate, sigmoid")
+    gate = linear(tape, x, setting, "gate of shared experts", 1, "1")
+    scale = ops.saves_output(tape, gate, "gate of shared experts, sigmoid")
     del gate
     return ops.add(tape, total, ops.mul(tape, scale, shared, "gated shared output"), "experts' sum")
 
@@ -100,17 +101,19 @@ def sent(
     """The same by a router's ``choice``, which is emptied: the experts' weights, their numbers, and what else lives."""
     weights, *passed = choice
     choice.clear()
+    folded = stacks(tape, spec, setting, hidden)
     by_expert, order, counted, token = (tape.new(name, _rows(x, spec, 1, width)) for name, width in ROW_NUMBERS.items())
     tokens = indexed(tape, x, token, _rows(x, spec, hidden, x.size.width, "h"), "routed tokens")
     del token
     row_weights = indexed(tape, weights, order, weights.size, "weights of rows")
     ends = tape.new("ends of experts' rows", Size(spec.experts, 4, "once", "none", "E"))
-    out, bias = experts_mlp(tape, tokens, spec, setting, hidden, (ends, by_expert))
+    out, bias = experts_mlp(tape, tokens, spec, setting, hidden, (ends, by_expert), folded)
     out = ops.mul(tape, out, row_weights, "weighted expert outputs")
     back = tape.new("rows in the tokens' order", _rows(x, spec, 1, INDEX))
     out = indexed(tape, out, back, out.size, "expert outputs in the tokens' order")
     del back, weights, passed, counted, bias  # as variables of the functions that run, they live until here
-    return ops.cast(tape, summed(tape, out, x.size.wide(out.size.width)), x.size.width, "sum of expert outputs, cast")
+    out = summed(tape, out, x.size.wide(out.size.width))
+    return ops.cast(tape, out, x.size.width, "sum of expert outputs, cast")
 
 
 ROW_NUMBERS = {
@@ -125,16 +128,18 @@ WRITINGS = {"model": grouped}
 
 
 def experts_mlp(
-    tape: Tape, tokens: Tensor, spec: MixtureOfExperts, setting: BlockConfig, hidden: int, rows: tuple[Tensor, Tensor]
-) -> tuple[Tensor, Tensor | None]:
+    tape: Tape, tokens: Tensor, spec: MixtureOfExperts, setting: BlockConfig, hidden: int, rows: tuple[Tensor, Tensor],
+    folded: Stacks,
+) -> tuple[Tensor, Tensor | None]:  # fmt: skip
     """The experts' MLPs over rows sorted by expert, and the biases of the last ones, which the caller holds.
 
-    ``rows`` are the ends of the experts' rows and the expert of each row.
+    ``rows`` are the ends of the experts' rows and the expert of each row; ``folded`` the weights under adapters.
     """
     name, k, ffn, (ends, by_expert) = "experts'", spec.topk, spec.ffn, rows
     width = ffn * (1 + spec.gated)
+    folded.read(tape, INNER)
     bias = biases(tape, tokens, spec, width)
-    up = grouped_linear(tape, tokens, setting, f"{name} up projection", (spec, hidden, width), ends)
+    up = grouped_linear(tape, tokens, setting, INNER, (spec, hidden, width), ends, folded)
     up = biased(tape, up, spec, setting, f"{name} up projection", by_expert)
     if spec.activation == "swiglu_clamped" and not setting.compiled:
         inner = swiglu_clamped(tape, up, k * ffn, name)
@@ -145,8 +150,9 @@ def experts_mlp(
     else:
         inner = activation(tape, up, spec.activation, setting, name)
     del up
+    folded.read(tape, DOWN)
     bias = biases(tape, tokens, spec, hidden)
-    out = grouped_linear(tape, inner, setting, f"{name} down projection", (spec, ffn, hidden), ends)
+    out = grouped_linear(tape, inner, setting, DOWN, (spec, ffn, hidden), ends, folded)
     return biased(tape, out, spec, setting, f"{name} down projection", by_expert), bias
 
 
@@ -183,8 +189,9 @@ def swiglu_clamped(tape: Tape, both: Tensor, elements: int, name: str) -> Tensor
 
 
 def grouped_linear(
-    tape: Tape, x: Tensor, setting: BlockConfig, name: str, shape: tuple[MixtureOfExperts, int, int], ends: Tensor
-) -> Tensor:
+    tape: Tape, x: Tensor, setting: BlockConfig, name: str, shape: tuple[MixtureOfExperts, int, int], ends: Tensor,
+    folded: Stacks,
+) -> Tensor:  # fmt: skip
     """``torch.nn.functional.grouped_mm``, which autocast leaves alone: the input takes the weight's dtype.
 
     ``shape`` is the mixture, and the width of one row before and after.
@@ -193,14 +200,16 @@ def grouped_linear(
     given = ops.cast(tape, x, setting.weight, f"{name} input, cast")
     size, in_size = given.size._replace(elements=spec.topk * after, label="k·f"), given.size
     weight = Size(spec.experts * before * after, 1, "once", "ep")
-    trained, wanted = setting.trainable, given.requires_grad
-    leaf = Leaf(f"{name} weight", keep=True) if trained else None
+    wanted, made = given.requires_grad, folded.weights.get(name)
+    leaf = made or (Leaf(f"{name} weight", keep=True) if setting.trainable else None)
+    trained = setting.trainable if made is None else made.requires_grad
+    full: tuple[Size, Kind] = (weight, "gradient") if made is None else (made.size, "activation")
 
     def rule(_: Grads) -> Grads:
         grad = tape.new(f"gradient of {name} input", in_size) if wanted else None
-        return [grad, tape.new(f"gradient of {name} weight", weight, "gradient") if trained else None]
+        return [grad, tape.new(f"gradient of {name} weight", *full) if trained else None]
 
-    saved = [given.storage if trained else None, ends.storage]
+    saved = [given.storage if trained else None, ends.storage, made.storage if made and wanted else None]
     return tape.record(
         tape.operator("grouped_mm", lambda: tape.new(f"{name} output", size)), [given, leaf], rule, saved
     )
@@ -269,7 +278,8 @@ def _expert(tape: Tape, x: Tensor, spec: MixtureOfExperts, setting: BlockConfig,
 
 def router(tape: Tape, x: Tensor, spec: MixtureOfExperts, setting: BlockConfig) -> tuple[Tensor, Tensor, Tensor]:
     """The weights of the chosen experts, their numbers, and the logits, which the caller holds while experts run."""
-    logits = router_logits(tape, x, spec, setting)
+    made = router_weight(tape, spec, setting, x.size.elements)  # lives until this returns
+    logits = router_logits(tape, x, spec, setting, made[0] if made else None)
     width = logits.size.width
     numbers = Size(spec.topk, INDEX, "token", "none", "k")
     if spec.scores == "sigmoid":
@@ -294,8 +304,13 @@ def router(tape: Tape, x: Tensor, spec: MixtureOfExperts, setting: BlockConfig) 
     return ops.plain(tape, weights, "weights of experts, scaled") if spec.scaled else weights, experts, logits
 
 
-def router_logits(tape: Tape, x: Tensor, spec: MixtureOfExperts, setting: BlockConfig) -> Tensor:
-    """One number an expert; where the model asks for fp32, of fp32 copies of input and weight."""
+def router_logits(tape: Tape, x: Tensor, spec: MixtureOfExperts, setting: BlockConfig, made: Tensor | None) -> Tensor:
+    """One number an expert; where the model asks for fp32, of fp32 copies of input and weight.
+
+    ``made`` is the weight with an adapter that is folded in.
+    """
+    if made is not None:
+        return routed_by(tape, x, made, setting, spec.experts, wide=spec.fp32_router)
     if not spec.fp32_router:
         return linear(tape, x, setting, "router", spec.experts, "E")
     wide = ops.cast(tape, x, 4, "router input, fp32")

@@ -25,12 +25,13 @@ SIZES: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-def error(family: str, adapters: str, recompute: str, dropout: float, **sizes: Any) -> float:
+def error(family: str, adapters: str, recompute: str, dropout: float, rank: int = 8, **sizes: Any) -> float:
     """Return by what part of the real peak the replayed one is off."""
-    common = 4, 2, 128, "bf16", recompute, "adamw", "fused", "standard", "flash", "hf"
+    kernel = "eager" if family == "gpt-oss" else "flash"
+    common = 4, 2, 128, "bf16", recompute, "adamw", "fused", "standard", kernel, "hf"
     kernels: AbstractContextManager[Any] = mixer_kernels.installed(family) if family == KIMI else nullcontext()
     with kernels:
-        return outcome(Job(family, sizes, *common, adapters=adapters, dropout=dropout)).error
+        return outcome(Job(family, sizes, *common, adapters=adapters, rank=rank, dropout=dropout)).error
 
 
 KIMI = "kimi_linear"
@@ -41,6 +42,40 @@ LATENTS = ("deepseek-v2", "deepseek-v3", "glm4_moe_lite", "minicpm3", "youtu")
 @pytest.mark.parametrize("dropout", [0.0, 0.05])
 def test_adapters_on_the_low_ranks_of_latent_attention(recompute: str, dropout: float) -> None:
     assert abs(error("deepseek-v3", "latent", recompute, dropout)) < WITHIN
+
+
+@pytest.mark.parametrize("recompute", ["none", "full"])
+def test_adapters_on_a_shared_expert_and_its_gate(recompute: str) -> None:
+    """All that is linear in Qwen2-MoE's class: a shared expert's gate projection is not the gate of its output."""
+    assert abs(error("qwen2_moe", "all, shared gate", recompute, 0.05)) < WITHIN
+
+
+LARGE = {
+    "hidden_size": 384, "vocab_size": 1088, "num_experts": 16, "num_local_experts": 16, "n_routed_experts": 16,
+    "moe_intermediate_size": 512, "intermediate_size": 512,
+}  # fmt: skip
+"""Sizes with which the experts' weights are most of a step."""
+FOLDED = [
+    ("mixtral", "PEFT's own"), ("deepseek-v3", "PEFT's own"), ("mixtral", "inner stack"), ("qwen2_moe", "stacked"),
+    ("qwen3-moe", "stacked and attention"), ("gpt-oss", "stacked"),
+]  # fmt: skip
+FURTHER = [(family, "PEFT's own") for family in ("qwen3-moe", "deepseek-v2", "glm4_moe", "exaone_moe", "dots1")]
+
+
+@pytest.mark.parametrize("recompute", ["none", "full"])
+@pytest.mark.parametrize(("family", "adapters"), FOLDED)
+def test_adapters_that_are_folded_into_stacked_experts(family: str, adapters: str, recompute: str) -> None:
+    assert abs(error(family, adapters, recompute, 0.0, rank=16, **LARGE)) < WITHIN
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("recompute", ["none", "full"])
+@pytest.mark.parametrize("sizes", [{}, LARGE], ids=["small", "large"])
+@pytest.mark.parametrize(("family", "adapters"), [*FOLDED, *FURTHER])
+def test_so_do_other_classes_with_stacked_experts(
+    family: str, adapters: str, sizes: dict[str, Any], recompute: str
+) -> None:
+    assert abs(error(family, adapters, recompute, 0.0, rank=16, **sizes)) < WITHIN
 
 
 @pytest.mark.slow

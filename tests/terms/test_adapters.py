@@ -14,12 +14,12 @@ from memcalc.cli.app import app
 from memcalc.errors import CombinationError, InputError
 from memcalc.formulas import quantization as q
 from memcalc.frameworks import habits_of
-from memcalc.planner.optimizers import resolved_targets
+from memcalc.planner.adapted_layers import resolved_targets
 from memcalc.results.estimates import Estimate
 from memcalc.specs.adapters import Lora as Words
 from memcalc.specs.adapters import parse_lora
 from memcalc.specs.model import Model
-from memcalc.terms.adapters import adapter_parameters, block_adapters, block_quantised
+from memcalc.terms.adapters import adapter_pairs, block_adapters, block_quantised
 from memcalc.terms.parameters import block_count, model_count
 from memcalc.terms.tensors import block_matrices, outside_matrices
 from memcalc.trace.adapters import Lora
@@ -66,8 +66,6 @@ STACKED = (
     "qwen1.5-moe-a2.7b", "granite-4.0-h-small", "gemma-4-26b-a4b",
 )  # fmt: skip
 """A model of each class with stacked experts that PEFT leaves alone."""
-WORDLESS = "shared_expert_gate"
-"""A linear layer that memcalc has no word for."""
 UNLIKE = {"granite-4.0-h-small": ("out_proj",), "phi-3.5-moe": ("router",)}
 """Linear layers whose weight a kernel reads itself, or that return two tensors: an adapter does nothing, or fails."""
 
@@ -86,9 +84,8 @@ def test_stacked_experts_have_no_adapters_and_stay_in_16_bits(name: str) -> None
         kind = getattr(transformers, str(model.hf_class))
         base = kind(kind.config_class(**keys))
         linear = {n: m for n, m in base.named_modules() if isinstance(m, torch.nn.Linear) and n != "lm_head"}
-        names = sorted({n.rpartition(".")[2] for n in linear} - {WORDLESS, *UNLIKE.get(name, ())})
-        listed = [m for n, m in linear.items() if type(m) is torch.nn.Linear and not n.endswith(WORDLESS)]
-        replaced = sum(layer.weight.numel() for layer in listed)
+        names = sorted({n.rpartition(".")[2] for n in linear} - {*UNLIKE.get(name, ())})
+        replaced = sum(layer.weight.numel() for layer in linear.values() if type(layer) is torch.nn.Linear)
         real = peft.get_peft_model(base, peft.LoraConfig(r=RANK, target_modules=names))
     targets = resolved_targets(Words(rank=RANK, targets=("all-linear",)), model, hf)
     groups = [(group.count, group.block) for group in model.groups]
@@ -99,10 +96,10 @@ def test_stacked_experts_have_no_adapters_and_stay_in_16_bits(name: str) -> None
     assert quantised == replaced or model.unlisted_experts  # whose quantised base is refused
 
 
-def test_adapters_that_are_folded_into_stacked_experts_are_refused() -> None:
+def test_adapters_of_stacked_experts_have_words_of_their_own() -> None:
     words: dict[str, Any] = {"model": "qwen3-30b-a3b", "gpu": "h100", "gpus": 8, "lora": "8:all-linear"}
-    with pytest.raises(CombinationError, match="not modelled; name other layers"):
-        memcalc.estimate(**words)
+    folded = memcalc.estimate(**words)
+    assert folded.strategy.lora == "8:q,k,v,o,router,experts_gate,experts_up,experts_down"
     looped = memcalc.estimate(**words, framework="hf@4.49")
     assert looped.strategy.lora.endswith("router,gate,up,down")
     with pytest.raises(CombinationError, match="gpt-oss-20b has q, k, v, o"):
@@ -163,7 +160,7 @@ def test_counts_of_real_peft(targets: tuple[str, ...], also: tuple[str, ...]) ->
     real = real_peft(peft, "mistral-7b-v0.1", targets, also, rank=8)
     model = MISTRAL
     saved = sum(m.elements for m in outside_matrices(model) if m.target in also)
-    inside = adapter_parameters(block_matrices(model.main.block), 8, targets)
+    inside = sum(pair.parameters for pair in adapter_pairs(block_matrices(model.main.block), 8, targets))
     assert sum(p.numel() for p in real.parameters() if p.requires_grad) == model.num_layers * inside + saved
 
 

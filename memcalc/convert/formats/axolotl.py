@@ -130,7 +130,8 @@ def _adapter(reader: ConfigReader) -> str:
     if rank is None:
         reader.ask("lora", "lora_model_dir", "rank", "has adapters whose rank is in another file")
     else:
-        set_lora(reader, rank, "lora_target_linear" if all_linear else "lora_target_modules", all_linear)
+        listed = "lora_target_linear" if all_linear else "lora_target_modules"
+        set_lora(reader, rank, listed, all_linear, "lora_target_parameters")
         reader.harmless(*(("lora_target_modules",) if all_linear else ()))  # they are among all (loaders/adapter.py)
     reader.set("workload.lora_dropout", reader.number("lora_dropout", 0.0), "lora_dropout")
     if reader.flag("peft_autocast_adapter_dtype", True) is False:

@@ -146,7 +146,7 @@ def _adapter(reader: ConfigReader, key: str) -> bool:
     regex = reader.has("target_regex")
     names = {str(name) for name in reader.items("target_modules")} - {"all-router", "all-norm"}
     everything = not regex and ("all-linear" in names or not names)
-    set_lora(reader, rank, "target_regex" if regex else "target_modules", all_linear=everything)
+    set_lora(reader, rank, "target_regex" if regex else "target_modules", everything, "target_parameters")
     reader.set("workload.lora_dropout", reader.number("lora_dropout", 0.05), "lora_dropout")
     if "all-embedding" in names:
         reader.not_modelled({"target_modules": "adapters of the embedding are not counted"})

@@ -20,7 +20,7 @@ from memcalc.convert.formats.fsdp_config import ACCELERATED, STRATEGIES, fsdp_ve
 from memcalc.convert.formats.trainer_script import script_text
 from memcalc.convert.formats.trainer_writer import spelling, write
 from memcalc.convert.formats.trl_roles import ALGORITHMS, read_roles
-from memcalc.convert.formats.tuning import LAYERS, LIGER_KERNELS, set_kernel, set_optimizer, set_stored
+from memcalc.convert.formats.tuning import LAYERS, LIGER_KERNELS, parameters_of, set_kernel, set_optimizer, set_stored
 from memcalc.convert.objectives import method_of_keys, refuse_method
 
 KEYS = key_table("trainer")
@@ -34,6 +34,9 @@ _ATTENTION = {
     "flash_attention_2": "flash", "flash_attention_3": "flash3", "kernels-community/flash-attn2": "flash",
     "kernels-community/flash-attn": "flash", "eager": "eager", "sdpa": "", "flex_attention": "flex", "none": "",
 }  # fmt: skip
+_OF_LORA = (
+    "lora_r", "lora_rank", "lora_dropout", "lora_target_modules", "lora_target_parameters", "lora_modules_to_save",
+)  # fmt: skip
 _LENGTHS = ("max_length", "max_seq_length", "max_seq_len", "block_size", "model_max_length")
 """`max_seq_len` is how PEFT's scripts abbreviate `max_seq_length`: argparse takes a beginning that is unique."""
 
@@ -313,7 +316,7 @@ def _adapters(reader: ConfigReader) -> bool:
     if not any(reader.flag(key) for key in switches):
         switched = any(reader.has(key) for key in switches)
         if switched or not ranks:
-            reader.harmless("lora_r", "lora_rank", "lora_dropout", "lora_target_modules", "lora_modules_to_save")
+            reader.harmless(*_OF_LORA)
             if four or eight:
                 message = "a quantized base is trained with adapters: without them its weights stay as they are"
                 reader.note("warning", "MC002", narrow, message, "use_peft true")
@@ -321,6 +324,11 @@ def _adapters(reader: ConfigReader) -> bool:
     key = ranks or "lora_r"
     rank = reader.integer(key, 16, low=1)
     targets = _layers(reader, "lora_target_modules")
+    stacked = parameters_of(reader, "lora_target_parameters")
+    if stacked and targets == ["all-linear"]:
+        reader.not_modelled({"lora_target_parameters": "beside all-linear, adapters of parameters are not counted"})
+    else:
+        targets += stacked
     reader.set("lora", f"{rank}:{','.join(targets)}" if targets else str(rank), key)
     reader.set("workload.lora_dropout", reader.number("lora_dropout", 0.05), "lora_dropout")
     if saved := [name for name in _layers(reader, "lora_modules_to_save") if name in {"embedding", "head"}]:

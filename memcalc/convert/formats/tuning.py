@@ -25,7 +25,8 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "w1": ("gate",), "w2": ("down",), "w3": ("up",), "q_a_proj": ("q_a",), "q_b_proj": ("q_b",),
     "in_proj": ("mixer_in",), "fc_in": ("up",), "fc_out": ("down",), "attn.c_proj": ("o",), "mlp.c_proj": ("down",),
     "input_linear": ("gate_up",), "output_linear": ("down",),
-    "kv_a_proj_with_mqa": ("kv_a",), "kv_b_proj": ("kv_b",), "lm_head": ("head",), "embed_out": ("head",),
+    "kv_a_proj_with_mqa": ("kv_a",), "kv_b_proj": ("kv_b",), "shared_expert_gate": ("shared_gate",),
+    "lm_head": ("head",), "embed_out": ("head",),
     "embed_tokens": ("embedding",), "wte": ("embedding",), "word_embeddings": ("embedding",),
     "embed_in": ("embedding",), "embeddings": ("embedding",),
 }  # fmt: skip
@@ -85,9 +86,32 @@ def set_kernel(reader: ConfigReader, kernel: str, key: str) -> None:
         reader.set("strategy.flash_version", 3, key)
 
 
-def set_lora(reader: ConfigReader, rank: int, key: str, all_linear: bool = False) -> None:
-    """Set the adapters whose layers a key lists; `all_linear` where all linear layers have one, the head apart."""
-    names = reader.items(key)
+_PARAMETERS = {"gate_up_proj": "experts_gate_up", "down_proj": "experts_down"}
+"""The stacked weights of experts that PEFT's ``target_parameters`` names, by the last part of a name."""
+
+
+def parameters_of(reader: ConfigReader, key: str) -> tuple[str, ...]:
+    """The stacked weights that a key lists; what memcalc has no word for is a warning."""
+    stacked: dict[str, None] = {}
+    for name in map(str, reader.items(key)):
+        if target := _PARAMETERS.get(name.rpartition(".")[2]):
+            stacked[target] = None
+        else:
+            reader.note("warning", "MC002", key, f"{key} has {name[:60]!r}, whose adapters are not counted")
+    return tuple(stacked)
+
+
+def set_lora(reader: ConfigReader, rank: int, key: str, all_linear: bool = False, parameters: str = "") -> None:
+    """Set the adapters whose layers a key lists; `all_linear` where all linear layers have one, the head apart.
+
+    ``parameters`` is the key of stacked weights that have some too.
+    """
+    names, stacked = reader.items(key), parameters_of(reader, parameters) if parameters else ()
+    if stacked and (layers := targets_of(names)) is not None and not all_linear:
+        reader.set("lora", f"{rank}:{','.join((*layers, *stacked))}", parameters)
+        return
+    if stacked:
+        reader.not_modelled({parameters: "beside all linear layers, or a pattern, adapters of parameters are not"})
     if all_linear or [str(name) for name in names] in ([name] for name in _ALL):
         reader.set("lora", f"{rank}:all-linear", key)
         return

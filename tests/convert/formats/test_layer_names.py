@@ -13,7 +13,7 @@ from memcalc.convert.formats.tuning import targets_of
 from memcalc.convert.job import ConfigJob
 from memcalc.errors import CombinationError
 from memcalc.frameworks import habits_of
-from memcalc.planner.optimizers import resolved_targets
+from memcalc.planner.adapted_layers import resolved_targets
 from memcalc.specs.adapters import Lora
 from memcalc.specs.model import Model
 from memcalc.specs.strategy import Strategy
