@@ -48,7 +48,8 @@ def test_the_second_step_finds_the_optimizer_states() -> None:
     steps = [position for position, event in enumerate(events) if event[0] == "mark" and event[4] == "step"]
     first, both = replay(events[: steps[0]]), replay(events)
     states = 2 * 2 * 6_738_415_616
-    assert both.phases["loss"][0] - first.phases["loss"][0] == pytest.approx(states, rel=1e-4)
+    # Backward's own BLAS workspace comes after the loss of the first step
+    assert both.phases["loss"][0] - first.phases["loss"][0] == pytest.approx(states + WORKSPACE, rel=1e-4)
     assert both.allocated_end == pytest.approx(states + states / 2 + 2 * WORKSPACE, rel=1e-4)
 
 

@@ -60,12 +60,16 @@ class Timeline(TorchDispatchMode):
         self.op = str(func).removeprefix("aten.") + (f" < {node.name()}" if node else "")
         if func is torch.ops.aten.add.Tensor and node and _sole_owner(args[0], args[1]):
             return args[0].add_(args[1])
-        out = func(*args, **(kwargs or {}))
+        out, passing = func(*args, **(kwargs or {})), list[tuple[int, int]]()
         for leaf in tree_leaves(out):
             if isinstance(leaf, torch.Tensor):
                 self.add(leaf)
-        if func is torch.ops.aten._softmax_backward_data.default:
-            self._in_passing(out.untyped_storage().nbytes())
+        for size in within(func, args):
+            self.serial += 1
+            passing.append((self.serial, size))
+            self._note(self.serial, size)
+        for serial, size in passing:
+            self._note(serial, -size)
         return out
 
     @property
@@ -96,15 +100,6 @@ class Timeline(TorchDispatchMode):
         event = Event(self.step, self.phase, self.part, self.op, serial, delta, self.live, shape, dtype, kind)
         self.events.append(event)
 
-    def _in_passing(self, size: int) -> None:
-        """Count what CUDA's kernel allocates and frees again, of which a fake tensor knows nothing.
-
-        ``softmax_backward_cuda_out`` multiplies the gradient by the result (``aten/src/ATen/native/cuda/SoftMax.cu``).
-        """
-        self.serial += 1
-        for delta in (size, -size):
-            self._note(self.serial, delta)
-
     def _freed(self, key: int) -> None:
         serial = self.ids.pop(key)
         self._note(serial, -self.sizes[serial])
@@ -124,6 +119,23 @@ class Timeline(TorchDispatchMode):
         serial = self.ids.get(local.untyped_storage()._cdata)
         if serial is not None:
             self.kinds[serial] = kind
+
+
+def within(func: Any, args: Any) -> list[int]:
+    """Bytes of what CUDA's kernel of an operator allocates and frees again, of which a fake tensor knows nothing.
+
+    A softmax's backward multiplies the gradient by the result (``softmax_backward_cuda_out`` in
+    ``aten/src/ATen/native/cuda/SoftMax.cu``). That of flash attention sums rows and the queries' gradient in fp32, and
+    makes keys' and values' for all heads (``mha_bwd`` in ``transformers/cuda/flash_attn/flash_api.cpp``).
+    """
+    aten = torch.ops.aten
+    if func is aten._softmax_backward_data.default:
+        return [args[0].nbytes]
+    if func is aten._scaled_dot_product_flash_attention_backward.default:
+        query, key, value, _, rows = args[1:6]
+        groups = query.shape[1] // key.shape[1]
+        return [rows.nbytes, 4 * query.numel(), *([key.nbytes * groups, value.nbytes * groups] if groups > 1 else [])]
+    return []
 
 
 ALONE = (4, 2)
