@@ -70,6 +70,7 @@ PARAMETERS_OF = {
     "inner stack": ["experts.gate_up_proj"],
 }
 """What has adapters though it is no layer, by PEFT's ``target_parameters``."""
+AUTOCAST = "+autocast"
 WORDS_OF = {
     "PEFT's own": "all-linear", "stacked": "experts_gate_up,experts_down", "inner stack": "experts_gate_up",
     "stacked and attention": "q,k,v,o,experts_gate_up,experts_down",
@@ -279,14 +280,16 @@ def real_steps(job: Job) -> timeline.Steps:
 
 
 def adapted_steps(job: Job) -> timeline.Steps:
-    """Train fp32 adapters of PEFT over a frozen 16-bit base."""
+    """Train fp32 adapters of PEFT over a frozen 16-bit base, or under autocast over one of fp32."""
     import peft
 
     with cuda_like("auto" if job.attention == "flash" else job.attention):
         base, _, config = measure.build(
-            job.family, precision="bf16", attention=job.attention, dropout=None, recompute="none", batch=job.batch,
+            job.family, precision=job.precision.removesuffix(AUTOCAST), attention=job.attention, dropout=None,
+            recompute="none", batch=job.batch,
             seq=job.seq, layers=job.layers, **job.sizes,
         )  # fmt: skip
+        dtype, cast = next(base.parameters()).dtype, job.precision.endswith(AUTOCAST)
         if job.recompute == "full":
             base.gradient_checkpointing_enable({"use_reentrant": False})
         wanted = peft.LoraConfig(
@@ -296,8 +299,14 @@ def adapted_steps(job: Job) -> timeline.Steps:
         model = peft.get_peft_model(base, wanted).train()
         if job.recompute == "full":
             model.enable_input_require_grads()
-        inputs = models.hf_inputs(job.family, config, job.batch, job.seq, torch.bfloat16)
-        return timeline.train(model, lambda: model(**inputs).loss, timeline.adamw(model, job.optimizer), 1)
+        inputs = models.hf_inputs(job.family, config, job.batch, job.seq, dtype)
+
+        def run() -> torch.Tensor:
+            with torch.autocast("cpu", dtype=torch.bfloat16, enabled=cast):
+                loss: torch.Tensor = model(**inputs).loss
+                return loss
+
+        return timeline.train(model, run, timeline.adamw(model, job.optimizer), 1)
 
 
 # -------------------------------------------------------------------------------------------------------------- memcalc
@@ -351,7 +360,8 @@ def words_of(job: Job) -> dict[str, Any]:
         words |= {"precision": "bf16-mixed", "zero": 3 if job.reshard else 2}
         words["settings"] = words["settings"] | {"strategy.reduce_dtype": job.reduce}
     if job.adapters:
-        words |= {"lora": f"{job.rank}:{WORDS_OF[job.adapters]}", "adapter_dtype": "fp32", "autocast": False}
+        words |= {"lora": f"{job.rank}:{WORDS_OF[job.adapters]}"}
+        words |= {} if job.precision.endswith(AUTOCAST) else {"adapter_dtype": "fp32", "autocast": False}
         words["settings"] = words["settings"] | {"workload.lora_dropout": job.dropout}
     return words
 

@@ -231,16 +231,17 @@ def adapter_copies_terms(census: ModelOnGrid) -> Iterator[Term]:
 def autocast_terms(census: ModelOnGrid) -> Iterator[Term]:
     """16-bit copies of fp32 matrices: those that backward needs, and in forward, until autocast ends, the cache of all.
 
-    A checkpointed block's graph keeps none. Rows of an embedding are looked up, not multiplied, and grouped products of
-    experts are on no list of autocast's.
+    A checkpointed block's graph keeps none, and the cache none of weights that need no gradient. Rows of an embedding
+    are looked up, not multiplied, and grouped products of experts are on no list of autocast's.
     """
     grid, groups, source = census.grid, groups_of(census), "PyTorch aten/src/ATen/autocast_mode.cpp, cached_cast"
     copies = [block_copies(activations) for activations in groups]
     for_backward = [
         a.field("whole") * size + a.field("treated") * copies_in_part(a) for a, size in zip(groups, copies, strict=True)
     ]
+    trained = column([setting.trainable for setting in census.settings], "precision")
     rest = [
-        (a.layers * size - needed) * (not a.group.block.weight_views)
+        (a.layers * size - needed) * trained * (not a.group.block.weight_views)
         for a, size, needed in zip(groups, copies, for_backward, strict=True)
     ]
     saved, cache = add_all(for_backward), add_all(rest) * leaves(grid)

@@ -25,10 +25,12 @@ SIZES: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-def error(family: str, adapters: str, recompute: str, dropout: float, rank: int = 8, **sizes: Any) -> float:
+def error(
+    family: str, adapters: str, recompute: str, dropout: float, rank: int = 8, precision: str = "bf16", **sizes: Any
+) -> float:
     """Return by what part of the real peak the replayed one is off."""
     kernel = "eager" if family == "gpt-oss" else "flash"
-    common = 4, 2, 128, "bf16", recompute, "adamw", "fused", "standard", kernel, "hf"
+    common = 4, 2, 128, precision, recompute, "adamw", "fused", "standard", kernel, "hf"
     kernels: AbstractContextManager[Any] = mixer_kernels.installed(family) if family == KIMI else nullcontext()
     with kernels:
         return outcome(Job(family, sizes, *common, adapters=adapters, rank=rank, dropout=dropout)).error
@@ -42,6 +44,12 @@ LATENTS = ("deepseek-v2", "deepseek-v3", "glm4_moe_lite", "minicpm3", "youtu")
 @pytest.mark.parametrize("dropout", [0.0, 0.05])
 def test_adapters_on_the_low_ranks_of_latent_attention(recompute: str, dropout: float) -> None:
     assert abs(error("deepseek-v3", "latent", recompute, dropout)) < WITHIN
+
+
+@pytest.mark.parametrize("recompute", ["none", "full"])
+def test_autocast_caches_no_copies_of_a_frozen_base(recompute: str) -> None:
+    """Its cache is for leaves that need a gradient: with recomputation an fp32 base's copies go with each product."""
+    assert abs(error("llama-3", "all", recompute, 0.0, precision="fp32+autocast")) < WITHIN
 
 
 @pytest.mark.parametrize("recompute", ["none", "full"])
