@@ -1,22 +1,32 @@
-"""Steps on an H100 (2026-11-27), of the probe's suite and of a Trainer: no formula or constant was fitted to them."""
+"""Steps on an H100 (2026-11-27), of the probe's suite and of a Trainer, and requests that five of them made.
+
+Allocated memory was predicted before anything of these was seen. The order of a step's requests, and so what is
+reserved, was mended by comparing five rows' recorded requests; the Trainer's and those with expandable segments were
+not looked at.
+"""
 
 from __future__ import annotations
 
 import json
 import lzma
 import statistics
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from memcalc import validation
-from memcalc.allocator.caching import replay
+from memcalc import api, validation
+from memcalc.allocator import replay
+from memcalc.events import step_events
+from memcalc.events.log import Event
 from memcalc.runs import read_runs
 from memcalc.specs.runs import Run
+from memcalc.terms import ModelOnGrid, build_ledger
+from memcalc.terms.overhead import workspaces_of
+from memcalc.units import MIB
 
 FOLDER = Path(__file__).parent / "measured"
-EAGER = "llama-8b-blocks/bf16/full/eager/fused/1x2048"
-"""4.8% above its prediction, and not explained yet."""
 
 
 def row(run: Run) -> str:
@@ -26,11 +36,10 @@ def row(run: Run) -> str:
 
 @pytest.mark.parametrize(("name", "steps"), [("h100", 68), ("h100-expandable", 9)])
 def test_what_a_gpu_allocated_is_what_was_predicted(name: str, steps: int) -> None:
-    """Each peak of `max_memory_allocated` within 0.6%, but for one row; half of them within 0.1%."""
+    """Each peak of `max_memory_allocated` within 0.6%; half of them within 0.1%."""
     runs = [run for run in read_runs([str(FOLDER / f"{name}.toml")]).run if run.outcome != "oom"]
     errors = {row(run): abs(validation.predict(run).peak.allocated / run.measured.allocated - 1) for run in runs}
     assert len(errors) == steps
-    assert errors.pop(EAGER, 0) < 0.05
     assert max(errors.values()) < 0.006
     assert sorted(errors.values())[len(errors) // 2] < 0.001
 
@@ -44,49 +53,84 @@ def test_what_ran_out_of_memory_was_predicted_to() -> None:
 
 
 def test_reserved_memory_is_as_far_off_as_is_said() -> None:
-    """docs/probe.md and README.md say it; a figure that gets better is said anew."""
+    """docs/probe.md and README.md tell it; a figure that gets better is told anew."""
     answer = validation.validate(read_runs([str(FOLDER / "h100.toml")]))
     reserved = [abs(score.error) for score in answer.runs if score.figure == "reserved"]
-    assert statistics.median(reserved) < 0.0055
-    assert sum(error > 0.09 for error in reserved) <= 10
-    assert max(reserved) < 0.24
+    assert statistics.median(reserved) < 0.001
+    assert sum(error > 0.03 for error in reserved) <= 3
+    assert max(reserved) < 0.055
     inside = [score.within for score in answer.runs if score.figure != "allocated"]
-    assert (sum(map(bool, inside)), len(inside)) == (118, 136)
+    assert len(inside) == 136
+    assert sum(map(bool, inside)) >= 0.95 * 136
     expandable = validation.validate(read_runs([str(FOLDER / "h100-expandable.toml")]))
-    assert max(abs(score.error) for score in expandable.runs if score.figure == "reserved") < 0.038
+    assert max(abs(score.error) for score in expandable.runs if score.figure == "reserved") < 0.0035
 
 
 def test_a_trainer_is_what_was_predicted() -> None:
-    """Full fine-tuning with and without recomputation, and adapters: allocated within 0.01%, reserved within 0.8%."""
+    """Full fine-tuning with and without recomputation, and adapters: allocated within 0.01%, reserved within 0.4%."""
     runs = {run.id.partition("/")[2]: run for run in read_runs([str(FOLDER / "trainer.toml")]).run}
     assert len(runs) == 4
     for run in runs.values():
         predicted, measured = validation.predict(run).peak, run.measured
         assert predicted.allocated == pytest.approx(measured.allocated, rel=1.1e-4)
-        assert predicted.reserved == pytest.approx(measured.reserved, rel=0.008)
+        assert predicted.reserved == pytest.approx(measured.reserved, rel=0.004)
     records = [json.loads(line) for line in (FOLDER / "guard.jsonl").read_text("utf-8").splitlines()]
     seen = {(record["cuda_memory_allocated_peak"], record["cuda_memory_reserved_peak"]) for record in records}
     watched = runs["checkpointed-4x2048x2"].measured
     assert seen == {(watched.allocated, watched.reserved)}
 
 
+@cache
+def traces() -> dict[str, dict[str, Any]]:
+    """Return recorded requests [number, bytes, place], frees [-number] and [0], a flush, of each of five rows."""
+    recorded: dict[str, dict[str, Any]] = json.loads(lzma.decompress((FOLDER / "traces.json.xz").read_bytes()))
+    return recorded
+
+
 def test_requests_that_were_recorded_reserve_what_they_did() -> None:
-    """Five rows whose reserved memory is off: their requests [number, bytes, place], frees [-number], [0] a flush.
+    """Put through the allocator, to the byte: of two free blocks of one size that of the newer segment comes first."""
+    assert len(traces()) == 5
+    for name, trace in traces().items():
+        assert replay(_event(*request) for request in trace["requests"]).peak_reserved == trace["reserved"], name
 
-    For two the replay of the requests themselves reserves what the driver gave, to the byte: the rule is right there,
-    and the order of the estimated requests is not. For one the replay reserves 15% less, which is not explained.
+
+@pytest.mark.parametrize("name", sorted(traces()))
+def test_requests_that_are_estimated_come_as_they_did(name: str) -> None:
+    """Each segment above 512 MiB that the recorded step asked the driver for, the estimated one asks for, in that order.
+
+    That is logits and their gradients, of which one more or less is what an estimate can be far off by.
     """
-    traces = json.loads(lzma.decompress((FOLDER / "traces.json.xz").read_bytes()))
-    errors = {}
-    for name, trace in traces.items():
-        events = [_event(*request) for request in trace["requests"]]
-        errors[name] = replay(events).peak_reserved / trace["reserved"] - 1
-    exact = {name for name, error in errors.items() if error == 0}
-    assert exact == {"llama-130m/bf16-autocast/full/flash/loop/16x1024", "llama-1b/bf16/full/flash/fused/4x2048"}
-    assert sorted(abs(error) for error in errors.values())[-2] < 0.008
-    assert max(map(abs, errors.values())) < 0.16
+    assert grown(_events_of(name)) == grown([_event(*request) for request in traces()[name]["requests"]])
 
 
-def _event(number: int, size: int = 0, _place: int = 0) -> tuple[str, int, int, int, str]:
+def _events_of(name: str) -> list[Event]:
+    """Return the estimated events of a row."""
+    run = next(run for run in read_runs([str(FOLDER / "h100.toml")]).run if row(run) == name)
+    options, settings = validation.job_of(run)
+    model = validation.model_of(run, validation.Presets())
+    single = api.single(model=model, gpu=run.gpu, settings=settings, **options)
+    census = ModelOnGrid(single.job.model, single.grid)
+    workspaces = workspaces_of(validation.card_of(run, validation.Presets()))
+    return list(step_events(census, build_ledger(census, workspaces), 0))
+
+
+def grown(events: list[Event]) -> list[int]:
+    """Return the bytes of each large segment, in the order in which the driver is asked for them."""
+    segments, before = list[int](), 0
+
+    def watch(_: Event, __: int, reserved: int) -> None:
+        nonlocal before
+        if reserved - before > LARGE:
+            segments.append(reserved - before)
+        before = reserved
+
+    replay(events, watch=watch)
+    return segments
+
+
+LARGE = 512 * MIB
+
+
+def _event(number: int, size: int = 0, _place: int = 0) -> Event:
     kind = "alloc" if number > 0 else "free" if number < 0 else "empty"
     return kind, abs(number), size, 0, ""
