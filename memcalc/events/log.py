@@ -97,7 +97,7 @@ class Run:
         events, calls = self.template.backward, []
         for at in self.template.crossings[1:]:
             first = next((index for index in range(at, len(events)) if events[index] >= 0), at)
-            calls = [(place, call) for place, call in ((at, crossing), (first + 1, product)) if call]
+            calls = [(after, call) for after, call in ((at, crossing), (first + 1, product)) if call]
         self._play_between(log, events, gradients, calls)
         outgoing = self.template.outgoing
         return 0 if outgoing is None else self.keys.pop(outgoing, 0)

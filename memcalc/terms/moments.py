@@ -340,10 +340,10 @@ def turns_of(census: ModelOnGrid) -> tuple[int, int]:
     An optimizer of flat shards has no weights to go through.
     """
     grid, kind = census.grid, kind_of(census.grid)
-    whole = not np.any(sharded_from(grid, 1)) and grid.habits.zero_optimizer is None
+    undivided = not np.any(sharded_from(grid, 1)) and grid.habits.zero_optimizer is None
     if grid.fixed.optimizer_impl != "loop" or kind.temporary is not None or kind.loop.local:
         return 0, 0
-    return (kind.loop.largest, kind.loop.before) if whole or form_of(grid.habits, kind) == "rows" else (0, 0)
+    return (kind.loop.largest, kind.loop.before) if undivided or form_of(grid.habits, kind) == "rows" else (0, 0)
 
 
 def in_a_row(census: ModelOnGrid, copies: Temporary) -> tuple[Array, Array]:
