@@ -96,7 +96,7 @@ def test_requests_that_were_recorded_reserve_what_they_did() -> None:
 
 @pytest.mark.parametrize("name", sorted(traces()))
 def test_requests_that_are_estimated_come_as_they_did(name: str) -> None:
-    """Each segment above 512 MiB that the recorded step asked the driver for, the estimated one does too, in that order.
+    """Each segment above 512 MiB that the recorded step asked the driver for, the estimated one does, in that order.
 
     That is logits and their gradients, of which one more or less is what an estimate can be far off by.
     """
