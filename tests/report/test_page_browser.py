@@ -45,6 +45,7 @@ def tab(browser: Any, place: str, request: pytest.FixtureRequest) -> Iterator[An
     """The page in a window of its own; whatever it asked the net for, or complained of, fails the test."""
     words = {"viewport": {"width": 1200, "height": 900}, **getattr(request, "param", {})}
     context = browser.new_context(**words)
+    context.set_default_timeout(180_000)  # a machine may be busy
     page, asked, said = context.new_page(), [], []
     page.on("request", lambda made: asked.append(made.url))
     page.on("console", lambda line: said.append(line.text))
