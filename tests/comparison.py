@@ -26,7 +26,7 @@ DOCS = Path(__file__).resolve().parents[1] / "docs"
 PAGE, EVERY_RUN = DOCS / "comparison.md", DOCS / "reference" / "runs.md"
 TABLE = re.compile(r"(<!-- errors -->\n).*?(<!-- end -->)", re.DOTALL)
 FIGURE = re.compile(
-    r"^\| ([\w-]+)\s*\| (allocated|reserved|device)\s*\|\s*([\d.]+) \|\s*([\d.]+) \|\s*([+-]?[\d.]+) \|", re.MULTILINE
+    r"^\| ([\w-]+)\s*\| (allocated|reserved|total)\s*\|\s*([\d.]+) \|\s*([\d.]+) \|\s*([+−]?[\d.]+) \|", re.MULTILINE
 )
 HEAD = (
     "| tool | runs | its median error | 90% within | memcalc's median error | 90% within |",
@@ -72,7 +72,11 @@ def own_errors() -> tuple[tuple[str, str, float], ...]:
     """Run, figure and memcalc's error, of every figure on the page of all runs."""
     page = EVERY_RUN.read_text(encoding="utf-8")
     every = page[page.index("## Every figure") : page.index("## Figures of an unknown kind")]
-    return tuple((match[1], match[2], float(match[5]) / 100) for match in FIGURE.finditer(every))
+    figures = {"total": "device"}
+    return tuple(
+        (match[1], figures.get(match[2], match[2]), float(match[5].replace("−", "-")) / 100)
+        for match in FIGURE.finditer(every)
+    )
 
 
 def of_job(formula: Callable[[Job], float | None]) -> Callable[[Run], float | None]:

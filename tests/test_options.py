@@ -45,6 +45,7 @@ ALLOWED = {
     "specs/posttraining.py": "what trained models of post-training may be told beside their roles",
     "posttraining/search.py": "what a framework takes where a search decides nothing",
     "report/inverse.py": SHOWN,
+    "report/plan.py": SHOWN,
     "report/plan_words.py": "what stays of a job whose strategy does not fit, and what is said without its name",
     "report/rl_plans.py": SHOWN,
     "planner/as_is.py": "the degrees of parallelism, of which 1 is none",

@@ -43,7 +43,7 @@ def _screen(result: Triage, path: str) -> Iterator[Block]:
     yield from _causes(result, brief=True)
     yield from map(_first_rows, _memory(result))
     if result.changes:
-        yield replace(_changes(result), titled=False)
+        yield replace(_changes(result, LISTED), titled=False)
     elif result.estimate:
         yield Line("No single change helps; memcalc plan searches all strategies.", "warning")
     if not result.answered:
@@ -237,7 +237,11 @@ def _gap(change: TriageComparison) -> str:
     return signed((change.measured - change.estimated) / GIB, 3)
 
 
-def _changes(result: Triage) -> Table:
+LISTED = 3
+"""Changes that a screen has: those that come first are the ones that fit."""
+
+
+def _changes(result: Triage, most: int | None = None) -> Table:
     rows = tuple(
         (
             change.change,
@@ -246,7 +250,7 @@ def _changes(result: Triage) -> Table:
             str(change.verdict).replace("-", " "),
             "yes" if change.enough else "no",
         )
-        for change in result.changes
+        for change in result.changes[:most]
     )
     columns = header("change | peak [GiB] > | saves [GiB] > | verdict | enough <1")
     return Table("Changes that help (estimated)", columns, rows)

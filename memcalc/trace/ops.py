@@ -72,7 +72,7 @@ def softmax(tape: Tape, x: Tensor, name: str) -> Tensor:
 
     def rule(_: Grads) -> Grads:
         grad = tape.new(f"gradient before {name}", size)
-        product = tape.new(f"gradient · {name}", size)
+        product = tape.new(f"gradient · {name}", size, "workspace")
         del product
         return [grad]
 

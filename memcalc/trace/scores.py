@@ -138,14 +138,14 @@ def _within_backward(tape: Tape, sizes: tuple[Size, Size, Size], spec: Attention
     """
     q, k, v = sizes
     inside = [
-        tape.new(f"{prefix}attention row sums", Size(spec.heads, 4, q.unit, "tp", "a")),
-        tape.new(f"gradient of {prefix}queries, fp32", q.wide(4)),
+        tape.new(f"{prefix}attention row sums", Size(spec.heads, 4, q.unit, "tp", "a"), "workspace"),
+        tape.new(f"gradient of {prefix}queries, fp32", q.wide(4), "workspace"),
     ]
     if k.elements < q.elements:
         values = v._replace(elements=spec.heads * spec.value_dim)
         inside += [
-            tape.new(f"gradient of {prefix}keys of all heads", k._replace(elements=q.elements)),
-            tape.new(f"gradient of {prefix}values of all heads", values),
+            tape.new(f"gradient of {prefix}keys of all heads", k._replace(elements=q.elements), "workspace"),
+            tape.new(f"gradient of {prefix}values of all heads", values, "workspace"),
         ]
     inside.clear()
 

@@ -47,8 +47,9 @@ where they are exchanged (`rows if ep`) and where a rank has several experts to 
 `routed ffn` are the same rows with the experts' width divided instead; `experts` is a weight of all experts.
 `gathered` is whole, of a product whose weight TP divides;
 on the way to it there are, under TP, a rank's part (`part if tp`) and those of all ranks (`full if tp`)."""
-Kind = Literal["activation", "gradient", "weight copy", "dequantised", "external", "observed"]
-"""`observed`: memory that measured runs reserve, for which no tensor was found; no sum of tensors counts it."""
+Kind = Literal["activation", "gradient", "weight copy", "dequantised", "external", "workspace", "sum", "observed"]
+"""`workspace`: what one operator's kernels allocate and free again; `sum`: of two gradients, a new one since both are
+views. `observed`: memory that measured runs reserve, for which no tensor was found; no sum of tensors counts it."""
 
 
 class Size(NamedTuple):
@@ -319,8 +320,7 @@ class Tape:
     def backward(self, edge: Edge | None, grad: list[Tensor], reads: list[int] | None = None) -> dict[str, Tensor]:
         """Run the graph from an edge; ``grad`` is a one-element list, emptied so that the caller holds nothing.
 
-        Returns the gradients that end at leaves from outside, by name. ``reads`` is given the number of events before
-        each node that reads what was saved.
+        Returns gradients of leaves from outside, by name; ``reads``: events before each node that reads what was saved.
         """
         pending: dict[Node, Grads] = {}
         queue: list[tuple[int, int, Node]] = []
@@ -389,7 +389,7 @@ class Tape:
             return before
         if sys.getrefcount(value.storage) <= ALONE:
             return value
-        return self.new("sum of gradients", before.size)
+        return self.new("sum of gradients", before.size, "sum" if before.base and value.base else "activation")
 
 
 def _spent(_: Grads) -> Grads:

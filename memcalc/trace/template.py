@@ -106,14 +106,21 @@ class Template:
 
     @cached_property
     def written_sum(self) -> Sum:
-        """Bytes of all tensors that forward and backward make: what their kernels write, dequantisation left out."""
+        """Bytes of the tensors that forward and backward make: what their kernels write.
+
+        Left out are dequantisation, what an operator takes for itself, and sums, new or in place.
+        """
         made = (self.records[index] for index in (*self.forward, *self.backward) if index >= 0)
-        return total(record for record in made if record.kind != "dequantised")
+        return total(record for record in made if record.kind not in ("dequantised", "workspace", "sum"))
 
     @cached_property
     def launches(self) -> int:
-        """Tensors that forward and backward make: about as many kernels."""
-        return sum(index >= 0 for index in (*self.forward, *self.backward))
+        """Tensors that forward and backward make: about as many kernels.
+
+        What one operator takes for itself is none, and a sum counts as little as one in place.
+        """
+        made = (index for index in (*self.forward, *self.backward) if index >= 0)
+        return sum(self.records[index].kind not in ("workspace", "sum") for index in made)
 
     @cached_property
     def observed_sum(self) -> Sum:

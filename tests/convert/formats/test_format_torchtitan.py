@@ -33,7 +33,7 @@ from memcalc.preflight.merge import merge
 from memcalc.preflight.read_files import read_files
 from memcalc.results.estimates import Estimate
 from memcalc.specs.runs import Run
-from memcalc.validation import predict
+from memcalc.validation import Presets, card_of, predict
 
 HERE = Path(__file__).parents[2]
 CONFIGS = HERE / "configs" / "torchtitan"
@@ -159,7 +159,7 @@ def test_what_is_not_modelled_is_named(name: str, field: str) -> None:
 @pytest.mark.parametrize(("run", "name"), RUNS.items())
 def test_a_published_run_in_its_own_form_is_predicted_as_the_run(run: str, name: str) -> None:
     row = published(run)
-    chip = catalog.gpu(row.gpu)
+    chip = card_of(row, Presets())
     stated = chip if row.gpu_memory is None else chip.model_copy(update={"memory_bytes": row.gpu_memory})
     told = {key: value for key, value in row.strategy.items() if key == "expandable_segments"}
     answer = check(
