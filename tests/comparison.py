@@ -26,7 +26,7 @@ DOCS = Path(__file__).resolve().parents[1] / "docs"
 PAGE, EVERY_RUN = DOCS / "comparison.md", DOCS / "reference" / "runs.md"
 TABLE = re.compile(r"(<!-- errors -->\n).*?(<!-- end -->)", re.DOTALL)
 FIGURE = re.compile(
-    r"^\| ([\w-]+)\s*\| (allocated|reserved|total)\s*\|\s*([\d.]+) \|\s*([\d.]+) \|\s*([+−]?[\d.]+) \|", re.MULTILINE
+    r"^\| ([^|\s]+)\s*\| (allocated|reserved|total)\s*\|\s*([\d.]+) \|\s*([\d.]+) \|\s*([+−]?[\d.]+) \|", re.MULTILINE
 )
 HEAD = (
     "| tool | runs | its median error | 90% within | memcalc's median error | 90% within |",
