@@ -14,6 +14,7 @@ from memcalc.formulas.gradients import reduce_bucket_bytes
 from memcalc.frameworks.habits import Zero
 from memcalc.ledger import ALWAYS, BACKWARD, COMPUTING, Term
 from memcalc.terms.adapters import trained
+from memcalc.terms.head import over_vocabularies
 from memcalc.terms.parameters import model_count
 
 if TYPE_CHECKING:
@@ -42,7 +43,7 @@ def zero_terms(census: ModelOnGrid) -> Iterator[Term]:
     yield from reduction_terms(trained_model)
     yield from accumulation_terms(trained_model)
     yield from step_terms(trained_model)
-    yield segment_term(trained_model)
+    yield from segment_terms(trained_model, census)
     yield staging_term(trained_model)
     yield from gather_terms(census)
 
@@ -228,11 +229,12 @@ def staging_term(census: ModelOnGrid) -> Term:
     return Term("buffers", "gradient on its way to the host", bytes_, ALWAYS, "w · P_max", source, inputs)
 
 
-def segment_term(census: ModelOnGrid) -> Term:
+def segment_terms(census: ModelOnGrid, with_head: ModelOnGrid) -> Iterator[Term]:
     """Contiguous buffers of the reduction and the step, too large for what blocks and gradients leave free.
 
     Each stands in a segment of its own, which stays reserved: the bucket or the flat copy of the shard's gradients, and
-    their fp32 copy or the flat output of the weights' all-gather.
+    their fp32 copy or the flat output of the weights' all-gather. They are free while logits are there, which are large
+    enough to lie in them: only what logits leave is beyond them.
     """
     grid, width = census.grid, census.grid.width("compute")
     part = share(census, 1)
@@ -245,7 +247,12 @@ def segment_term(census: ModelOnGrid) -> Term:
     inputs = {"w": width, "P": census.parameters, "N": grid.ranks, "E": bucket_elements(grid), "n": parts}
     formula = "max(w · min(P, E), w · ⌈P / N⌉) + max(4 · ⌈P / N⌉, w · P / n)"
     bytes_, title = (first + second) * below, "segments of the step's contiguous buffers"
-    return Term("buffers", title, bytes_, COMPUTING, formula, FLAT_OUTPUT, inputs, hole=True)
+    apart = tuple(phase for phase in COMPUTING if phase not in AROUND)
+    yield Term("buffers", title, bytes_, apart, formula, FLAT_OUTPUT, inputs, hole=True)
+    for phase, sums in (("forward", "forward_peaks"), ("loss", "backward_peaks")):
+        beyond = np.maximum(bytes_ - over_vocabularies(with_head, sums), 0)
+        title = f"segments of the step's contiguous buffers beside the logits of {phase}"
+        yield Term("buffers", title, beyond, (phase,), f"{formula} - logits", FLAT_OUTPUT, inputs, hole=True)
 
 
 COORDINATOR = "DeepSpeed v0.12.3 runtime/zero/partitioned_param_coordinator.py"

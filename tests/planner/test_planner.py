@@ -164,19 +164,8 @@ FRAMEWORKS = {
 }
 
 
-CLOSED_ABOVE = (
-    "two 4090 under DeepSpeed: the closed form reserves 12% more than the replay, and the search passes over it"
-)
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "seed",
-    [
-        pytest.param(seed, marks=pytest.mark.xfail(reason=CLOSED_ABOVE, strict=True)) if seed == 19 else seed
-        for seed in range(24)
-    ],
-)
+@pytest.mark.parametrize("seed", range(24))
 def test_the_first_plan_is_the_best_that_estimate_lets_run(seed: int) -> None:
     """A loop of estimates, each replayed: what needs unknown host memory last, fits before tight, then the faster."""
     draw = random.Random(seed)  # noqa: S311 - a seeded choice of test cases
