@@ -14,6 +14,8 @@ from memcalc.units import GIB, KIB, MIB, format_bytes, signed
 _MOODS = {"certain": "bad", "likely": "bad", "possible": "close"}
 _SHARE = Column("share", "%", right=True, meter=True, priority=1)
 _MOST_RANKS = 16
+LISTED = 3
+"""Changes that a screen has: those that come first are the ones that fit."""
 MOST = 4
 """Rows of a table on a screen."""
 
@@ -53,8 +55,13 @@ def _screen(result: Triage, path: str) -> Iterator[Block]:
     if not result.estimate:
         asks = f"memcalc triage {shlex.quote(path)} --model NAME --gpu NAME --gpus N"
         yield Code("Next, what would make the job fit", asks)
-    more = {"each cause": len(result.causes) > 1, "measured vs. estimate": bool(result.comparison), "all facts": True}
-    yield Line(f"-v: {', '.join(name for name, there in more.items() if there)}, how to record more", "faint")
+    more = {
+        "each cause": len(result.causes) > 1,
+        "all changes": len(result.changes) > LISTED,
+        "measured vs. estimate": bool(result.comparison),
+        "all facts": True,
+    }
+    yield Line(f"-v: {', '.join(name for name, there in more.items() if there)}, how to record", "faint")
 
 
 def _first_rows(block: Block) -> Block:
@@ -235,10 +242,6 @@ def _job(result: Triage) -> Iterator[Block]:
 
 def _gap(change: TriageComparison) -> str:
     return signed((change.measured - change.estimated) / GIB, 3)
-
-
-LISTED = 3
-"""Changes that a screen has: those that come first are the ones that fit."""
 
 
 def _changes(result: Triage, most: int | None = None) -> Table:

@@ -160,8 +160,8 @@ def test_closed_form_and_replay_agree_on_random_strategies() -> None:
     """The replay of FSDP 1 holds units that wait for the compute stream, which PyTorch no longer counts as allocated.
 
     (``CUDACachingAllocator.cpp``, free: the counter falls at once, the block is given out again after its events.)
-    What is reserved the closed form bounds from below: it knows a few of the holes that a replay has. Of small models
-    it lacks the rests of blocks that are not split, which the counter has (up to 1 MiB for each moment of a weight).
+    What is reserved the closed form bounds from below: it knows a few of the holes that a replay has. What is asked for
+    is compared: the counter has the rests of blocks that are not split as well, up to 1 MiB for each moment.
     """
     differences, reserved = [], []
     for model, words in random_jobs(100):
@@ -169,9 +169,9 @@ def test_closed_form_and_replay_agree_on_random_strategies() -> None:
         events = list(step_events(census, ledger, 0))
         played = replay(events)
         assert reserved_up_to(events, UNLIMITED) == played.peak_reserved, (model, words)
-        differences.append(int(ledger.peak().reshape(-1)[0]) / played.peak_allocated - 1)
+        differences.append(int(ledger.peak().reshape(-1)[0]) / played.peak_requested - 1)
         reserved.append(int(ledger.reserved().reshape(-1)[0]) / played.peak_reserved - 1)
-        least, most = (-0.12, 0.001) if words["framework"] == "fsdp1" else (-0.02, 0.035)
+        least, most = (-0.12, 0.001) if words["framework"] == "fsdp1" else (-0.01, 0.035)
         assert least < differences[-1] < most, (model, words)
         assert -0.25 < reserved[-1] < 0.03, (model, words)
         assert played.peak_reserved >= played.peak_allocated

@@ -44,6 +44,17 @@ def test_what_a_gpu_allocated_is_what_was_predicted(name: str, steps: int) -> No
     assert sorted(errors.values())[len(errors) // 2] < 0.001
 
 
+def test_the_shipped_runs_are_these() -> None:
+    """Those of presets/runs have the same figures and settings."""
+    shipped = {run.id: run for run in read_runs().run if run.id.startswith("h100-2026-11-27")}
+    measured = {run.id: run for run in read_runs([str(FOLDER / "h100.toml")]).run}
+    assert shipped.keys() == measured.keys()
+    for name, run in shipped.items():
+        same = measured[name]
+        assert (run.model, run.workload, run.strategy) == (same.model, same.workload, same.strategy)
+        assert (run.measured, run.outcome, run.gpu_memory) == (same.measured, same.outcome, same.gpu_memory)
+
+
 def test_what_ran_out_of_memory_was_predicted_to() -> None:
     """Those that are meant to, and no other."""
     runs = read_runs([str(FOLDER / "h100.toml")]).run
@@ -129,6 +140,44 @@ def grown(events: list[Event]) -> list[int]:
 
 
 LARGE = 512 * MIB
+
+
+NORMED = {
+    "llama-130m/bf16-autocast/full/flash/loop/16x1024": (16384, 768, 12),
+    "llama-130m/bf16/every-2/flash/fused/16x1024": (16384, 768, 12),
+    "llama-130m/bf16/full/flash/foreach/8x1024": (8192, 768, 12),
+    "llama-1b/bf16/full/flash/fused/4x2048": (8192, 2048, 16),
+    "llama-8b-blocks/bf16/full/eager/fused/1x2048": (2048, 4096, 4),
+}
+"""Tokens, hidden size, and blocks, of which each has two norms."""
+
+
+@pytest.mark.parametrize("name", sorted(NORMED))
+def test_the_sum_of_a_norms_weight_gradient_takes_a_buffer(name: str) -> None:
+    """What docs/probe.md calls known and not counted: in each of three steps for each norm, and free two events on."""
+    tokens, hidden, blocks = NORMED[name]
+    buffer = staging(tokens, hidden)
+    assert buffer <= H100_MULTIPROCESSORS * MIB
+    requests = traces()[name]["requests"]
+    freed = {-request[0]: at for at, request in enumerate(requests) if request[0] < 0}
+    waits = [freed.get(request[0], 0) - at for at, request in enumerate(requests) if request[1:2] == [buffer]]
+    assert waits.count(3) >= 3 * (2 * blocks + 1)
+
+
+H100_MULTIPROCESSORS = 132
+
+
+def staging(rows: int, columns: int) -> int:
+    """Return bytes of the buffer that blocks leave their parts of a sum over rows in (PyTorch 2.13, ``Reduce.cuh``).
+
+    `setReduceConfig`: four outputs a thread, blocks of 32 by 4 threads, 16 of them on a multiprocessor; as many blocks
+    share the rows as fill the GPU, but so that each thread has 16 values or more. `global_memory_size`.
+    """
+    outputs, threads = columns // 4, 32
+    grid = -(-outputs // threads)
+    values = -(-rows // 4)
+    shares = max(min(-(-H100_MULTIPROCESSORS * 16 // grid), -(-values // 16)), -(-values // 256))
+    return 4 * columns * shares * threads * 4
 
 
 def _event(number: int, size: int = 0, _place: int = 0) -> Event:
