@@ -56,6 +56,8 @@ class Term:
     """In a step's events it comes with the forward of the checkpointed blocks, a tensor for each of their weights."""
     tensors: int = 1
     """Of each weight, by which it is made in a step's events."""
+    with_model: bool = False
+    """In a step's events it is there before the first step: weights, and main weights that a library makes at once."""
     by_thread: bool = False
     """In a step's events a half comes with forward's first product, and one with backward's, of another thread."""
     in_turn: tuple[int, int] = (0, 0)

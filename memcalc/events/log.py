@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from memcalc.trace.tape import Record
     from memcalc.trace.template import Template
 
 Event = tuple[str, int, int, int, str]
@@ -59,6 +60,8 @@ class Run:
 
     template: Template
     sizes: list[int]
+    added: Callable[[Record], None] | None = None
+    """Called where a product adds to a gradient in its buffer."""
     keys: dict[int, int] = field(default_factory=dict)
     pinned: set[int] = field(default_factory=set)
     away: list[int] = field(default_factory=list)
@@ -89,7 +92,9 @@ class Run:
     ) -> int:
         """Write backward from the output's gradient; weight gradients go to ``gradients``, whose owner frees them.
 
-        Without an owner each is added to that of an earlier micro-batch and freed at once. ``crossing`` is called where
+        Without an owner each is added to that of an earlier micro-batch and freed, once the node that made it has its
+        input's (the engine takes the node of the highest sequence number next, and ``AccumulateGrad`` has the highest
+        there is: torch/csrc/autograd/functions/accumulate_grad.h). ``crossing`` is called where
         the gradient of a head's logits comes back to the model, and ``product`` once the product that follows has its
         result's memory.
         """
@@ -149,12 +154,17 @@ class Run:
         keys, sizes, template, write = self.keys, self.sizes, self.template, log.events.append
         names, is_gradient, pinned = template.names, template.is_gradient, self.pinned
         pop, last = keys.pop, log.next_key
+        added: list[int] = []
+        freed = False
         for event in events:
             if event < 0:
+                freed = True
                 key = pop(~event, 0)
                 if key and key not in pinned:
                     write(("free", key, 0, 0, ""))
                 continue
+            if added and freed:
+                log.free_all(added)
             size = sizes[event]
             if size > 0:
                 last = key = last + 1
@@ -163,8 +173,15 @@ class Run:
                 key = 0
             if not is_gradient[event]:
                 keys[event] = key
+            elif not key:
+                if self.added is not None:
+                    log.next_key = last
+                    self.added(template.records[event])
+                    last = log.next_key
             elif gradients is None:
-                log.free(key)
+                added.append(key)
+                freed = False
             else:
                 gradients.append(key)
+        log.free_all(added)
         log.next_key = last

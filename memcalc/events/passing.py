@@ -11,12 +11,14 @@ from memcalc.events.plan import in_shares, melts, weights_of
 from memcalc.events.stage import Stage
 from memcalc.formulas.recompute import unit_sizes
 from memcalc.ledger import ALWAYS
+from memcalc.terms.buffers import dummies, has_dummies
 from memcalc.terms.moments import updated_elements
 
 if TYPE_CHECKING:
     from memcalc.ledger import Ledger, Term
     from memcalc.terms.activations import GroupActivations
     from memcalc.terms.model_on_grid import ModelOnGrid
+    from memcalc.trace.tape import Record
 
 
 class PassingTerms(Stage):
@@ -50,6 +52,24 @@ class PassingTerms(Stage):
         """Terms that go with the blocks of a backward."""
         return [term for term in self._terms() if melts(term)]
 
+    def _start(self) -> None:
+        """What is there before the first step; Megatron-LM's buffers are made beside the weights that they replace."""
+        there = [term for term in self._terms() if len(term.phases) == len(ALWAYS)]
+        weights = [term for term in there if term.with_model and term.component != "optimizer"]
+        made = [key for term in weights for key in self._split(term)]
+        buffers = [sum(sizes) for sizes in self.buffered or (self.shares,)]
+        remade = self.buffered is not None and self.scalar(self.grid.zero) > 0
+        sizes = [(term.name, self.scalar(term.bytes)) for term in weights if remade]
+        sizes += [("gradient buffer", self.gradients())] if self.grid.persistent_gradients else []
+        for name, total in sizes:
+            for size in in_shares(total, buffers):
+                self.log.alloc(size, COMPUTE, name)
+        if remade:
+            self.log.free_all(made)
+        for term in there:
+            if term.with_model == (term.component == "optimizer"):
+                self._split(term)
+
     def _split(self, term: Term) -> list[int]:
         """Allocate a term as tensors in proportion to the weights; a buffer as one piece."""
         total, stream = self.scalar(term.bytes), STREAMS[term.pool]
@@ -59,7 +79,8 @@ class PassingTerms(Stage):
                     self.handles[thread].append((size, stream, term.name))
                 return []
             return [self.log.alloc(total, stream, term.name)]
-        sizes = [part for size in in_shares(total, self.shares) for part in in_shares(size, [1] * term.tensors)]
+        shares = self.updated if term.component == "optimizer" else self.shares
+        sizes = [part for size in in_shares(total, shares) for part in in_shares(size, [1] * term.tensors)]
         return [self.log.alloc(size, stream, term.name) for size in sizes]
 
     def _begin(self, phase: str) -> None:
@@ -117,6 +138,26 @@ class PassingTerms(Stage):
         """A thread has a handle of its own from its first product on, and with it what that allocates."""
         while self.handles[thread]:
             self.log.alloc(*self.handles[thread].pop())
+
+    @cached_property
+    def dummies(self) -> list[int]:
+        """Bytes of TransformerEngine's dummy gradients that are not there yet."""
+        width = self.scalar(self.grid.width("compute"))
+        elements = dummies(self.census) if has_dummies(self.grid) else []
+        return [width * self.scalar(count) for count in elements]
+
+    def _keep_dummy(self, activations: GroupActivations, record: Record) -> None:
+        """A product has added to a weight's gradient: with the first of a shape comes its dummy."""
+        elements = record.size.elements // self.scalar(activations.ranks(record.size.shard))
+        size = elements * self.scalar(self.grid.width("compute"))
+        if size in self.dummies:
+            self.dummies.remove(size)
+            self.log.alloc(size, COMPUTE, "dummy weight gradients")
+
+    def _keep_dummies(self) -> None:
+        """All others, where a product was not told from others."""
+        while self.dummies:
+            self.log.alloc(self.dummies.pop(), COMPUTE, "dummy weight gradients")
 
     def _in_turn(self, term: Term) -> list[int]:
         """What an update that goes weight by weight takes for each; the last one's is still there."""

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from memcalc.events.buffered import part_of_rank, weights_of_rank
 from memcalc.events.plan import weights_of
 from memcalc.events.units import Sizes
 from memcalc.terms.activations import GroupActivations, groups_of
@@ -44,6 +45,8 @@ class Stage:
 
         Where tensor parallelism divides them they are in proportion.
         """
+        if self.buffered is not None:
+            return [*self.buffered[0], *self.buffered[1]]
         census = self.census
         groups = {id(a): a for a in self.layers}
         weights = {key: weights_of(a) for key, a in groups.items()}
@@ -54,6 +57,21 @@ class Stage:
         inside = [self.scalar(census.embedding) - before, before, *blocks]
         rest = max(self.scalar(census.parameters) - sum(inside) - head, 0)
         return [share for share in (*inside, rest, head) if share] or [1]
+
+    @cached_property
+    def buffered(self) -> tuple[list[int], list[int]] | None:
+        """Of Megatron-LM, elements of dense weights and of experts', which have a buffer each."""
+        if not self.grid.habits.persistent_gradients or self.trained is not self.census:
+            return None
+        return weights_of_rank(self.census, [a.group.block for a in self.layers], self.scalar)
+
+    @cached_property
+    def updated(self) -> list[int]:
+        """Elements of each tensor that the rank's optimizer updates, or what they are in proportion to."""
+        if self.buffered is None or not self.scalar(self.grid.zero):
+            return self.shares
+        ranks = self.scalar(self.grid.ranks), self.scalar(self.grid.expert_ranks)
+        return [part for of_all, n in zip(self.buffered, ranks, strict=True) for part in part_of_rank(of_all, n)]
 
     @cached_property
     def split(self) -> bool:
@@ -91,9 +109,15 @@ class Stage:
         """Bytes of a weight's gradient as backward makes it."""
         return self.scalar(self.layers[0].gradient_width[0])
 
+    @property
+    def embedding_gradient_width(self) -> int:
+        """Bytes of the embedding's gradient as backward makes it: no product adds it to a buffer."""
+        narrow = self.scalar(self.grid.width("compute"))
+        return narrow if self.grid.habits.persistent_gradients else self.gradient_width
+
     def embedding_gradient(self) -> int:
         """Bytes of the gradients of the embedding and what precedes the blocks."""
-        return self.scalar(self.trained.embedding) * self.gradient_width
+        return self.scalar(self.trained.embedding) * self.embedding_gradient_width
 
     def undivided_gradient(self) -> int:
         """Bytes of the embedding's gradient before it is cut into those of tensor-parallel ranks."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cached_property, partial
 from itertools import chain
 from typing import TYPE_CHECKING
@@ -26,6 +26,7 @@ from memcalc.trace.template import Template, trace
 if TYPE_CHECKING:
     from memcalc.ledger import Ledger
     from memcalc.terms.model_on_grid import ModelOnGrid
+    from memcalc.trace.tape import Record
 
 
 def step_events(census: ModelOnGrid, ledger: Ledger, stage: int, *, observed: bool = True) -> Iterator[Event]:
@@ -53,11 +54,7 @@ class StepWriter(PassingTerms):
     def parts(self) -> Iterator[list[Event]]:
         """The events, in parts."""
         self.log.mark("start")
-        for term in self._terms():
-            if len(term.phases) == len(ALWAYS) and term.component != "optimizer":
-                self._split(term)
-        if self.grid.persistent_gradients:
-            self.log.alloc(self.gradients(), COMPUTE, "gradient buffer")
+        self._start()
         for index in range(ALTERNATING if self.grid.habits.flattened_gradients else STEPS):
             yield from self._step(first=index == 0)
 
@@ -128,7 +125,10 @@ class StepWriter(PassingTerms):
         template = activations.template(policy, setting, untreated=untreated, copies=copies)
         if first and self.scalar(self.grid.is_first) and unread(activations.census, activations.index, policy):
             template = self.census.traces.get(trace, activations.group.block, setting, wanted=False, copies=copies)
-        return Run(template, self._sizes(activations, template))
+        return Run(template, self._sizes(activations, template), self._added_by(activations))
+
+    def _added_by(self, activations: GroupActivations) -> Callable[[Record], None] | None:
+        return partial(self._keep_dummy, activations) if self.dummies else None
 
     def _input_bytes(self) -> int:
         activations = self.layers[0]
@@ -146,13 +146,16 @@ class StepWriter(PassingTerms):
             return
         self._begin("forward")
         self.units.enter(self.last_unit, None)
-        self.heads[index] = run = Run(self.head, self._sizes(self.layers[-1], self.head))
+        self.heads[index] = run = Run(
+            self.head, self._sizes(self.layers[-1], self.head), self._added_by(self.layers[-1])
+        )
         self.log.free(run.forward(self.log, x, partial(self.units.hand_over, self.last_unit)))
 
     def _backward(self, index: int) -> None:
         """Head and blocks of one micro-batch, last first."""
         gradient, head = self._head_backward(index)
         self._embedding_backward(self._blocks_backward(index, gradient), head)
+        self._keep_dummies()
         self.units.finish()
 
     def _head_backward(self, index: int) -> tuple[int, list[int]]:
@@ -210,7 +213,8 @@ class StepWriter(PassingTerms):
         self._begin("backward-end")
         adds = self.units.accumulates(self.first_unit)
         gradients = self.embedding_gradient()
-        matrix = min(self.scalar(tied_matrix(self.census)) * self.gradient_width, gradients) if self.tied else 0
+        shared = self.scalar(tied_matrix(self.census)) * self.embedding_gradient_width * self.tied
+        matrix = min(shared, gradients)
         undivided = self.log.alloc(self.undivided_gradient(), COMPUTE, "gradient of the embedding, undivided")
         made = [self.log.alloc(gradients - matrix, COMPUTE, "gradient of the embedding")]
         last = head[0] if head and not matrix else 0
@@ -279,7 +283,7 @@ class StepWriter(PassingTerms):
             self.units.zero_grad()
             temporaries.append(self.log.alloc(self.gradients(), COMPUTE, "gradients that the step reads"))
         for term in self._terms():
-            if len(term.phases) == len(ALWAYS) and term.component == "optimizer" and first:
+            if len(term.phases) == len(ALWAYS) and term.component == "optimizer" and first and not term.with_model:
                 self._split(term)
             elif term.phases == ("step",):
                 temporaries += self._in_turn(term) if any(term.in_turn) else self._split(term)

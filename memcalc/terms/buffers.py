@@ -74,10 +74,10 @@ def library_terms(census: ModelOnGrid, engine: int) -> Iterator[Term]:
     routed = routed_here(census)
     streams = GROUPED_STREAMS * engine * routed
     yield Term("buffers", "workspaces of the grouped products", streams, ALWAYS, "4 streams · W", ENGINE)
-    if grid.fixed.wgrad_fusion:
+    if has_dummies(grid):
         title, formula = "dummy weight gradients", "w · sum over distinct shapes"
-        bytes_ = grid.width("compute") * dummy_elements(census)
-        yield Term("buffers", title, bytes_, ALWAYS, formula, DUMMIES, {"w": grid.width("compute")})
+        bytes_ = grid.width("compute") * add_all(dummies(census))
+        yield Term("buffers", title, bytes_, ALWAYS, formula, DUMMIES, {"w": grid.width("compute")}, in_events=True)
 
 
 def routed_here(census: ModelOnGrid) -> Array:
@@ -86,17 +86,20 @@ def routed_here(census: ModelOnGrid) -> Array:
     return np.minimum(sum((n for group, n in layers if group.block.is_moe), np.int64(0)), 1)
 
 
-def dummy_elements(census: ModelOnGrid) -> Array:
-    """Elements of one weight of each distinct shape that a rank has."""
+def has_dummies(grid: Grid) -> bool:
+    """Whether products add to the gradients themselves, and hand autograd dummies."""
+    return bool(grid.habits.engine and grid.fixed.wgrad_fusion)
+
+
+def dummies(census: ModelOnGrid) -> list[Array]:
+    """Elements of one weight of each distinct shape, where a rank has it."""
     here: dict[Shape, Array] = {}
     for group, layers in zip(census.model.groups, census.layers, strict=True):
         for shape in shapes_of(group.block):
             here[shape] = np.maximum(here.get(shape, np.int64(0)), np.minimum(layers, 1))
-    total: Array = np.int64(0)
-    for (rows, columns, divided), there in here.items():
-        total = total + rows * columns // census.divisor(divided) * there
     width = census.model.embedding_dim or census.model.hidden
-    return total + census.vocab * width // census.grid.degree("tp") * (census.grid.is_last * census.model.head)
+    head = census.vocab * width // census.grid.degree("tp") * (census.grid.is_last * census.model.head)
+    return [*(rows * n // census.divisor(divided) * there for (rows, n, divided), there in here.items()), head]
 
 
 def shapes_of(block: Block) -> list[Shape]:

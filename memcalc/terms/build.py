@@ -15,7 +15,13 @@ from memcalc.terms.activations import GroupActivations, add_all, full, groups_of
 from memcalc.terms.block_boundary import between_terms, entry_terms
 from memcalc.terms.buffers import buffer_terms
 from memcalc.terms.every_k_blocks import every_terms
-from memcalc.terms.gradients import block_gradient_terms, local_gradient_terms, tied_terms, whole_gradient_terms
+from memcalc.terms.gradients import (
+    block_gradient_terms,
+    buffered_terms,
+    local_gradient_terms,
+    tied_terms,
+    whole_gradient_terms,
+)
 from memcalc.terms.head import head_terms, held_terms, prediction_terms, shared_terms
 from memcalc.terms.pipeline import SPLIT, in_flight, waiting_logits
 from memcalc.terms.saved_tensors import INVENTORY, kept_terms
@@ -200,6 +206,7 @@ def other_terms(census: ModelOnGrid, workspaces: Workspaces) -> list[Term]:
     return [
         *state_terms(census),
         *tied_terms(census),
+        *buffered_terms(census),
         *local_gradient_terms(census),
         *every_terms(census),
         *between_terms(census),

@@ -106,6 +106,27 @@ def tied_terms(census: ModelOnGrid) -> Iterator[Term]:
     yield Term("gradients", title, here * parts, ("backward-end",), formula, SOURCE, inputs)
 
 
+BUFFERED = "Megatron-LM 23e00ed core/tensor_parallel/layers.py (VocabParallelEmbedding) and core/distributed"
+
+
+def buffered_terms(census: ModelOnGrid) -> Iterator[Term]:
+    """Gradients that no product adds to Megatron-LM's buffer: each is a tensor until a hook has added it.
+
+    The embedding's, and of a weight that is the head too its sum with the head's, which waits for it.
+    """
+    grid = census.grid
+    if not grid.habits.persistent_gradients or grid.fixed.optimizer_in_backward:
+        return
+    width, lookup = grid.width("compute"), trained(census).embedding
+    shared = tied_matrix(census) * whole(grid) * (lookup > 0) * bool(census.model.tied and census.model.head)
+    inputs = {"w": width, "P_embedding": lookup, "P_shared": shared}
+    title, formula = "gradient of the embedding, before it is added up", "w · (P_embedding + P_shared)"
+    yield Term("gradients", title, width * (lookup + shared), ("backward-end",), formula, BUFFERED, inputs)
+    if not grid.fixed.wgrad_fusion:
+        title, phases = "gradient of the head, which waits for the embedding's", ("backward-first", "backward-end")
+        yield Term("gradients", title, width * shared, phases, "w · P_shared", BUFFERED, inputs)
+
+
 def tied_matrix(census: ModelOnGrid) -> Array:
     """Elements of the weight that is both embedding and head."""
     return shard(model_count(census.model).embedding + census.padding, census.grid.degree("tp"))

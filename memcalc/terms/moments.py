@@ -165,14 +165,13 @@ def rank_weights(census: ModelOnGrid) -> Iterator[RankWeight]:
 
 def _own(census: ModelOnGrid) -> Iterator[RankWeight]:
     grid, layout = census.grid, layout_of(census.grid.habits)
-    ends = end_tensors(census.model)
-    yield from _of_ends(census, [tensor for position, tensor in ends if position == "first"], "first")
+    yield from end_weights(census, "first")
     for group, layers in zip(census.model.groups, census.layers, strict=True):
         tensors = block_tensors(group.block, layout)
         for tensor in tensors:
             follows = _biased(group.block, tensor.target) or (tensor is tensors[-1] and group.block.norm.vectors > 0)
-            yield replace(_of_block(census, tensor, layers), vector_follows=follows)
-    yield from _of_ends(census, [tensor for position, tensor in ends if position == "last"], "last")
+            yield replace(weight_of_block(census, tensor, layers), vector_follows=follows)
+    yield from end_weights(census, "last")
     if grid.fixed.mtp:
         hidden = census.model.hidden
         joined = Tensor("mtp_projection", (hidden, 2 * hidden))
@@ -180,10 +179,10 @@ def _own(census: ModelOnGrid) -> Iterator[RankWeight]:
         yield RankWeight(_weight(census, joined, shape), grid.fixed.mtp * grid.is_last)
 
 
-def _of_ends(census: ModelOnGrid, tensors: list[Tensor], position: Place) -> Iterator[RankWeight]:
+def end_weights(census: ModelOnGrid, position: Place) -> Iterator[RankWeight]:
     """The tensors of one end of the model."""
     grid, tp = census.grid, census.grid.degree("tp")
-    for tensor in tensors:
+    for tensor in (tensor for end, tensor in end_tensors(census.model) if end == position):
         number = grid.is_first if position == "first" else grid.is_last
         shape: tuple[Array | int, ...] = tensor.shape
         if tensor.target in ("embedding", "head"):
@@ -208,7 +207,7 @@ def _biased(block: Block, target: str) -> bool:
     return known.get(target, target in LOW_RANKS or bool(getattr(block.mlp, "bias", False)))
 
 
-def _of_block(census: ModelOnGrid, tensor: Tensor, layers: Array) -> RankWeight:
+def weight_of_block(census: ModelOnGrid, tensor: Tensor, layers: Array) -> RankWeight:
     """One block's tensors, divided by tensor and expert parallelism."""
     grid = census.grid
     ranks = grid.expert_tp if tensor.routed else grid.degree("tp")

@@ -143,6 +143,7 @@ def weight_terms(census: ModelOnGrid, here: Array) -> Iterator[Term]:
         "w · (P - P_linear)" if grid.narrow_weights.any() else "w · ⌈P / N⌉",
         grid.habits.source,
         {"w": grid.width("parameter"), "P": census.parameters, "N": shards(grid, 3)},
+        with_model=True,
     )
 
 
@@ -310,7 +311,9 @@ def optimizer_terms(census: ModelOnGrid) -> Iterator[Term]:
     width = {"w": census.width("master")}
     source = grid.habits.source
     title = "main weights" if aware else "fp32 master weights"
-    yield Term("optimizer", title, master * here, ALWAYS, "w · ⌈P / N⌉", source, {**width, **inputs})
+    early = grid.habits.persistent_gradients and not aware
+    inputs_ = {**width, **inputs}
+    yield Term("optimizer", title, master * here, ALWAYS, "w · ⌈P / N⌉", source, inputs_, with_model=early)
     if aware:
         yield narrow_moments_term(census)
         return

@@ -24,11 +24,11 @@ from memcalc.specs.options import SharedSettings
 from memcalc.specs.runs import Run
 from memcalc.terms import ModelOnGrid
 from memcalc.terms.activations import GroupActivations, groups_of
-from memcalc.terms.buffers import dummy_elements
+from memcalc.terms.buffers import dummies
 from memcalc.terms.head import with_predictors
 from memcalc.terms.pipeline import visits
 from memcalc.units import MIB
-from memcalc.validation import predict
+from memcalc.validation import figures_of, predict
 
 T, S = 4096, 4096
 LLAMA = {
@@ -163,14 +163,14 @@ def test_the_forward_of_a_routed_layer_holds_its_locals(ep: int, copies: int, ou
 def test_dummy_gradients_are_one_for_each_shape() -> None:
     h, q, k, f = LLAMA["hidden"], 8192, 1024, LLAMA["ffn"]
     vocab = 128384
-    assert int(np.max(dummy_elements(census(from_flat(LLAMA), Layout())))) == (
+    assert int(np.max(sum(dummies(census(from_flat(LLAMA), Layout()))))) == (
         h * (q + 2 * k) + q * h + 3 * h * f + vocab * h
     )
 
 
 def test_shared_experts_as_wide_as_a_routed_one_have_its_dummies() -> None:
     one, two = (
-        int(np.max(dummy_elements(census(from_flat({**DEEPSEEK, "moe": {**DEEPSEEK["moe"], "shared": n}}), Layout()))))
+        int(np.max(sum(dummies(census(from_flat({**DEEPSEEK, "moe": {**DEEPSEEK["moe"], "shared": n}}), Layout())))))
         for n in (1, 2)
     )
     assert two - one == 3 * DEEPSEEK["hidden"] * 2 * 1536
@@ -271,13 +271,7 @@ def runs_of(*groups: str) -> list[Run]:
 
 def error(run: Run) -> float:
     """Return the relative error of the rank that was read."""
-    answer, measured = predict(run), run.measured.figures["allocated"]
-    stages = {"last": -1, "first stage": 0}
-    if run.rank == "max":
-        return float(answer.peak.allocated / measured - 1)
-    words = run.rank.split()
-    stage = stages[run.rank] if run.rank in stages else int(words[1]) - 1
-    return float(answer.stages[stage].allocated / measured - 1)
+    return figures_of(run, predict(run))["allocated"] / run.measured.figures["allocated"] - 1
 
 
 @pytest.mark.parametrize("run", runs_of("SMX dense"), ids=lambda run: run.id)

@@ -1,0 +1,68 @@
+"""Weights in Megatron-LM's buffers: made apart, laid into one tensor, of which each rank's optimizer has a part.
+
+Source: Megatron-LM 23e00ed core/distributed/param_and_grad_buffer.py (``_ParamAndGradBuffer``: the buffer is made while
+the weights are there, from the last to the first; ``bucket_size`` is None without ``--overlap-grad-reduce``) and
+core/optimizer/distrib_optimizer.py (``_build_model_and_main_param_groups``: a main weight for each part of a weight in
+the rank's range, as the optimizer is made).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from memcalc.terms.moments import end_weights, layout_of, weight_of_block
+from memcalc.terms.tensors import block_tensors
+
+if TYPE_CHECKING:
+    from memcalc.formulas.types import Array
+    from memcalc.specs.block import Block
+    from memcalc.terms.model_on_grid import ModelOnGrid
+    from memcalc.terms.moments import RankWeight
+
+
+def weights_of_rank(
+    census: ModelOnGrid, blocks: Iterable[Block], scalar: Callable[[Array | int], int]
+) -> tuple[list[int], list[int]]:
+    """Elements of each weight of a rank with these blocks, in the order of the modules: dense ones, and experts'.
+
+    Norms and biases are one more of each, so that their sums are the census's.
+    """
+    sizes: dict[bool, list[int]] = {False: [], True: []}
+    for each in _in_order(census, blocks):
+        sizes[each.routed] += [scalar(each.weight.elements)] * scalar(each.number)
+    totals = {False: scalar(census.blocks + census.root), True: scalar(census.experts_or_none)}
+    for routed, total in totals.items():
+        rest = total - sum(sizes[routed])
+        sizes[routed] += [rest] * (rest > 0)
+    return sizes[False], sizes[True]
+
+
+def _in_order(census: ModelOnGrid, blocks: Iterable[Block]) -> Iterator[RankWeight]:
+    layout = layout_of(census.grid.habits)
+    yield from end_weights(census, "first")
+    for block in blocks:
+        # Attention makes its output projection first (core/transformer/attention.py)
+        for tensor in sorted(block_tensors(block, layout), key=lambda tensor: tensor.target != "o"):
+            yield weight_of_block(census, tensor, np.int64(1))
+    yield from end_weights(census, "last")
+
+
+def part_of_rank(weights: list[int], ranks: int) -> list[int]:
+    """The parts of weights that one of several ranks has of their buffer, which begins with the last weight.
+
+    It is a rank in the middle: the first and the last have head and embedding, most have weights of blocks.
+
+    >>> part_of_rank([4, 6, 2], 1), part_of_rank([4, 6, 2], 3), part_of_rank([4, 6, 2], 4)
+    ([4, 6, 2], [4], [1, 2])
+    """
+    size = -(-sum(weights) // ranks)
+    first, after = ranks // 2 * size, (ranks // 2 + 1) * size
+    parts, at = list[int](), 0
+    for weight in reversed(weights):
+        inside = min(at + weight, after) - max(at, first)
+        parts += [inside] * (inside > 0)
+        at += weight
+    return parts[::-1]
