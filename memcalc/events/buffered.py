@@ -9,7 +9,7 @@ the rank's range, as the optimizer is made).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
@@ -50,16 +50,34 @@ def _in_order(census: ModelOnGrid, blocks: Iterable[Block]) -> Iterator[RankWeig
     yield from end_weights(census, "last")
 
 
-def part_of_rank(weights: list[int], ranks: int) -> list[int]:
-    """The parts of weights that one of several ranks has of their buffer, which begins with the last weight.
+Rank = Literal["first", "middle", "last"]
+"""One of the ranks that share a buffer."""
 
-    It is a rank in the middle: the first and the last have head and embedding, most have weights of blocks.
+
+def telling_ranks(census: ModelOnGrid, stage: int) -> list[Rank]:
+    """The ranks whose parts tell what all of them reserve: one with weights of blocks, as most have, and an end's.
+
+    The first rank has the head, and the last one the embedding: large tensors that leave large holes.
+    """
+    grid = census.grid
+    ranks = int(np.max(grid.ranks))
+    if not grid.habits.persistent_gradients or not np.any(grid.zero) or ranks == 1:
+        return ["middle"]
+    ends: list[Rank] = ["last"] * (stage == 0 and ranks > 2) or ["first"] * (0 < stage == grid.num_stages - 1)
+    return ["middle", *ends]
+
+
+def part_of_rank(weights: list[int], ranks: int, rank: Rank = "middle") -> list[int]:
+    """The parts of weights that one of several ranks has of their buffer, which begins with the last weight.
 
     >>> part_of_rank([4, 6, 2], 1), part_of_rank([4, 6, 2], 3), part_of_rank([4, 6, 2], 4)
     ([4, 6, 2], [4], [1, 2])
+    >>> part_of_rank([4, 6, 2], 3, "first"), part_of_rank([4, 6, 2], 3, "last")
+    ([2, 2], [4])
     """
     size = -(-sum(weights) // ranks)
-    first, after = ranks // 2 * size, (ranks // 2 + 1) * size
+    first = {"first": 0, "middle": ranks // 2, "last": ranks - 1}[rank] * size
+    after = first + size
     parts, at = list[int](), 0
     for weight in reversed(weights):
         inside = min(at + weight, after) - max(at, first)

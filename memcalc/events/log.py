@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 Event = tuple[str, int, int, int, str]
 """Kind (alloc, free or mark), key, bytes, stream and name, as :func:`memcalc.allocator.replay` takes them."""
-COMPUTE, GATHER, REDUCE = 0, 1, 2
+COMPUTE, GATHER, REDUCE, CONTEXT = 0, 1, 2, 3
 """The streams."""
 STREAMS = {"compute": COMPUTE, "all-gather": GATHER, "reduce-scatter": REDUCE}
 
@@ -62,6 +62,8 @@ class Run:
     sizes: list[int]
     added: Callable[[Record], None] | None = None
     """Called where a product adds to a gradient in its buffer."""
+    exchanges: bool = False
+    """Whether there are context-parallel ranks, so that what they exchange is on a stream of its own."""
     keys: dict[int, int] = field(default_factory=dict)
     pinned: set[int] = field(default_factory=set)
     away: list[int] = field(default_factory=list)
@@ -153,7 +155,7 @@ class Run:
     def _play(self, log: Log, events: tuple[int, ...], gradients: list[int] | None) -> None:
         keys, sizes, template, write = self.keys, self.sizes, self.template, log.events.append
         names, is_gradient, pinned = template.names, template.is_gradient, self.pinned
-        pop, last = keys.pop, log.next_key
+        pop, last, apart = keys.pop, log.next_key, template.is_exchanged if self.exchanges else None
         added: list[int] = []
         freed = False
         for event in events:
@@ -168,7 +170,7 @@ class Run:
             size = sizes[event]
             if size > 0:
                 last = key = last + 1
-                write(("alloc", key, size, COMPUTE, names[event]))
+                write(("alloc", key, size, CONTEXT if apart and apart[event] else COMPUTE, names[event]))
             else:
                 key = 0
             if not is_gradient[event]:

@@ -15,6 +15,7 @@ from memcalc.terms.buffers import dummies, has_dummies
 from memcalc.terms.moments import updated_elements
 
 if TYPE_CHECKING:
+    from memcalc.events.buffered import Rank
     from memcalc.ledger import Ledger, Term
     from memcalc.terms.activations import GroupActivations
     from memcalc.terms.model_on_grid import ModelOnGrid
@@ -24,10 +25,12 @@ if TYPE_CHECKING:
 class PassingTerms(Stage):
     """Writes them on one stage."""
 
-    def __init__(self, census: ModelOnGrid, ledger: Ledger, stage: int) -> None:
-        super().__init__(census, ledger, stage)
+    def __init__(self, census: ModelOnGrid, ledger: Ledger, stage: int, rank: Rank = "middle") -> None:
+        super().__init__(census, ledger, stage, rank)
         self.log = Log()
         self.during: dict[str, list[int]] = {}
+        self.dummies = self._dummies()
+        """Those that are not there yet."""
         self.handles: dict[str, list[tuple[int, int, str]]] = {"forward": [], "backward": []}
 
     @cached_property
@@ -139,9 +142,8 @@ class PassingTerms(Stage):
         while self.handles[thread]:
             self.log.alloc(*self.handles[thread].pop())
 
-    @cached_property
-    def dummies(self) -> list[int]:
-        """Bytes of TransformerEngine's dummy gradients that are not there yet."""
+    def _dummies(self) -> list[int]:
+        """Bytes of TransformerEngine's dummy gradients."""
         width = self.scalar(self.grid.width("compute"))
         elements = dummies(self.census) if has_dummies(self.grid) else []
         return [width * self.scalar(count) for count in elements]

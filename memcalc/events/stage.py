@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from memcalc.events.buffered import part_of_rank, weights_of_rank
+from memcalc.events.buffered import Rank, part_of_rank, weights_of_rank
 from memcalc.events.plan import weights_of
 from memcalc.events.units import Sizes
 from memcalc.terms.activations import GroupActivations, groups_of
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 class Stage:
     """What one stage holds under one strategy."""
 
-    def __init__(self, census: ModelOnGrid, ledger: Ledger, stage: int) -> None:
-        self.census, self.ledger, self.stage = census, ledger, stage
+    def __init__(self, census: ModelOnGrid, ledger: Ledger, stage: int, rank: Rank = "middle") -> None:
+        self.census, self.ledger, self.stage, self.rank = census, ledger, stage, rank
         self.grid = census.grid
 
     def scalar(self, array: Array | int) -> int:
@@ -71,7 +71,8 @@ class Stage:
         if self.buffered is None or not self.scalar(self.grid.zero):
             return self.shares
         ranks = self.scalar(self.grid.ranks), self.scalar(self.grid.expert_ranks)
-        return [part for of_all, n in zip(self.buffered, ranks, strict=True) for part in part_of_rank(of_all, n)]
+        both = zip(self.buffered, ranks, strict=True)
+        return [part for weights, count in both for part in part_of_rank(weights, count, self.rank)]
 
     @cached_property
     def split(self) -> bool:

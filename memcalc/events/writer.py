@@ -24,25 +24,31 @@ from memcalc.terms.settings import enters_units_again
 from memcalc.trace.template import Template, trace
 
 if TYPE_CHECKING:
+    from memcalc.events.buffered import Rank
     from memcalc.ledger import Ledger
     from memcalc.terms.model_on_grid import ModelOnGrid
     from memcalc.trace.tape import Record
 
 
-def step_events(census: ModelOnGrid, ledger: Ledger, stage: int, *, observed: bool = True) -> Iterator[Event]:
+def step_events(
+    census: ModelOnGrid, ledger: Ledger, stage: int, rank: Rank = "middle", *, observed: bool = True
+) -> Iterator[Event]:
     """Allocations and frees of a few optimizer steps on a stage, with a mark where a phase begins.
 
-    Each pass of a micro-batch is written when the replay comes to it, which may end early. ``observed``: with memory
+    Each pass of a micro-batch is written when the replay comes to it, which may end early. ``rank`` is the one of those
+    that share the optimizer's states whose part they are, where these are parts of weights. ``observed``: with memory
     that measured runs reserve although no tensor was found for it.
     """
-    return chain.from_iterable(StepWriter(census, ledger, stage, observed=observed).parts())
+    return chain.from_iterable(StepWriter(census, ledger, stage, rank, observed=observed).parts())
 
 
 class StepWriter(PassingTerms):
     """Writes two steps of one stage."""
 
-    def __init__(self, census: ModelOnGrid, ledger: Ledger, stage: int, *, observed: bool) -> None:
-        super().__init__(census, ledger, stage)
+    def __init__(
+        self, census: ModelOnGrid, ledger: Ledger, stage: int, rank: Rank = "middle", *, observed: bool
+    ) -> None:
+        super().__init__(census, ledger, stage, rank)
         self.observed = observed
         self.runs: dict[int, list[list[Run]]] = {}
         self.heads: dict[int, Run] = {}
@@ -125,7 +131,8 @@ class StepWriter(PassingTerms):
         template = activations.template(policy, setting, untreated=untreated, copies=copies)
         if first and self.scalar(self.grid.is_first) and unread(activations.census, activations.index, policy):
             template = self.census.traces.get(trace, activations.group.block, setting, wanted=False, copies=copies)
-        return Run(template, self._sizes(activations, template), self._added_by(activations))
+        exchanges = self.scalar(self.grid.degree("cp")) > 1
+        return Run(template, self._sizes(activations, template), self._added_by(activations), exchanges)
 
     def _added_by(self, activations: GroupActivations) -> Callable[[Record], None] | None:
         return partial(self._keep_dummy, activations) if self.dummies else None

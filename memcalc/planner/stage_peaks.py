@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import reduce
 from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
 from memcalc.allocator import Replay, replay, reserved_up_to
-from memcalc.events import step_events
+from memcalc.events import step_events, telling_ranks
 from memcalc.ledger import PHASES, Ledger
 from memcalc.results.estimates import Interval, Peak, StagePeak, Verdict
 from memcalc.sums import add_up
@@ -18,6 +19,7 @@ from memcalc.terms.model_on_grid import ModelOnGrid
 from memcalc.units import GIB
 
 if TYPE_CHECKING:
+    from memcalc.events import Rank
     from memcalc.formulas.types import Array
     from memcalc.grid import Grid
     from memcalc.terms import ModelOnGrid, Overhead
@@ -260,19 +262,37 @@ def replayed(
     """
     if not _is_replayed(census):
         return None
+    by_rank = [
+        _replayed(census, ledger, overhead, stage, rank, only_safe=only_safe) for rank in telling_ranks(census, stage)
+    ]
+    return reduce(larger_of, by_rank)
+
+
+def fullest_rank(census: ModelOnGrid, ledger: Ledger, overhead: Overhead, stage: int) -> Rank:
+    """The rank of a stage that reserves most."""
+    ranks = telling_ranks(census, stage)
+    if len(ranks) == 1:
+        return ranks[0]
+    return max(ranks, key=lambda rank: _replayed(census, ledger, overhead, stage, rank, only_safe=False).reserved)
+
+
+def _replayed(
+    census: ModelOnGrid, ledger: Ledger, overhead: Overhead, stage: int, rank: Rank, *, only_safe: bool
+) -> Replayed:
     ends = only_safe and not has_observed(ledger)
     most = min(overhead.room, overhead.most_safe) if ends else overhead.room
     if census.grid.fixed.expandable_segments:
-        two_steps = simulate(census, ledger, overhead, stage, until=(lambda peak: peak > most) if ends else None)
+        until = (lambda peak: peak > most) if ends else None
+        two_steps = simulate(census, ledger, overhead, stage, rank, until=until)
         if ends and (two_steps.retries or two_steps.peak_reserved > most):
             raise UnsafeError(stage)
     else:
-        reserved = reserved_up_to(step_events(census, ledger, stage), most)
+        reserved = reserved_up_to(step_events(census, ledger, stage, rank), most)
         if reserved is not None:
             return Replayed(reserved, reserved, retries=0, flushes=0, runs=True, short=0)
         if ends:
             raise UnsafeError(stage)
-        two_steps = simulate(census, ledger, overhead, stage)
+        two_steps = simulate(census, ledger, overhead, stage, rank)
     flushes = flushes_of(two_steps, at_stage(census.grid.accumulation, stage, census.grid.num_stages))
     return replayed_from(two_steps, overhead, flushes)
 
@@ -289,8 +309,11 @@ def replayed_from(result: Replay, overhead: Overhead, flushes: int) -> Replayed:
 
 def larger(a: Replayed | None, b: Replayed | None) -> Replayed | None:
     """The worse of two replays, figure by figure."""
-    if a is None or b is None:
-        return a
+    return a if a is None or b is None else larger_of(a, b)
+
+
+def larger_of(a: Replayed, b: Replayed) -> Replayed:
+    """The worse of two, where both were replayed."""
     sizes = max(a.reserved, b.reserved), max(a.most, b.most), max(a.retries, b.retries), max(a.flushes, b.flushes)
     failed = a if a.short >= b.short else b
     return Replayed(*sizes, a.runs and b.runs, failed.short, request=failed.request, cached=failed.cached)
@@ -301,6 +324,7 @@ def simulate(
     ledger: Ledger,
     overhead: Overhead,
     stage: int,
+    rank: Rank = "middle",
     *,
     until: Callable[[int], bool] | None = None,
     watch: Callable[[], Watch] | None = None,
@@ -311,12 +335,11 @@ def simulate(
     ``watch`` makes what each replay tells its events to; the last one counts.
     """
     space, expandable = overhead.room if limited else None, bool(census.grid.fixed.expandable_segments)
-    result = replay(
-        step_events(census, ledger, stage), capacity=space, expandable=expandable, until=until, watch=watch and watch()
-    )
+    events = step_events(census, ledger, stage, rank)
+    result = replay(events, capacity=space, expandable=expandable, until=until, watch=watch and watch())
     if result.out_of_memory and has_observed(ledger):
         # What was only ever seen as reserved can be given back, so that it never stops a run
-        events = step_events(census, ledger, stage, observed=False)
+        events = step_events(census, ledger, stage, rank, observed=False)
         result = replay(events, capacity=space, expandable=expandable, watch=watch and watch())
     return result
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from memcalc.allocator import Replay
 from memcalc.ledger import COMPONENTS, Ledger
-from memcalc.planner.stage_peaks import REPLAYED_STAGES, simulate
+from memcalc.planner.stage_peaks import REPLAYED_STAGES, fullest_rank, simulate
 from memcalc.results.details import Timeline, TimelinePart
 from memcalc.terms.model_on_grid import ModelOnGrid
 
@@ -143,8 +143,9 @@ def _timeline(census: ModelOnGrid, ledger: Ledger, overhead: Overhead, stage: in
         recorders.append(Recorder(terms))
         return recorders[-1]
 
-    replay = simulate(census, ledger, overhead, stage, watch=watch)
+    rank = fullest_rank(census, ledger, overhead, stage)
+    replay = simulate(census, ledger, overhead, stage, rank, watch=watch)
     limited = replay.out_of_memory is None
     if not limited:
-        replay = simulate(census, ledger, overhead, stage, watch=watch, limited=False)
+        replay = simulate(census, ledger, overhead, stage, rank, watch=watch, limited=False)
     return recorders[-1].result(stage, replay, limited=limited)

@@ -33,7 +33,7 @@ def packed_size(size: Size, bits: int) -> Size:
 
 def qualifies(record: Record, size: Size) -> bool:
     """Whether a saved tensor is packed."""
-    narrow = size.width < 2 or record.kind not in ("activation", "external") or size.unit in SHARED
+    narrow = size.width < 2 or record.kind not in ("activation", "exchanged", "external") or size.unit in SHARED
     return not narrow and (size.elements > GROUP or size.unit.endswith(("pair", "square")))
 
 

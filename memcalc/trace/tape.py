@@ -47,9 +47,10 @@ where they are exchanged (`rows if ep`) and where a rank has several experts to 
 `routed ffn` are the same rows with the experts' width divided instead; `experts` is a weight of all experts.
 `gathered` is whole, of a product whose weight TP divides;
 on the way to it there are, under TP, a rank's part (`part if tp`) and those of all ranks (`full if tp`)."""
-Kind = Literal["activation", "gradient", "weight copy", "dequantised", "external", "workspace", "sum", "observed"]
-"""`workspace`: what one operator's kernels allocate and free again; `sum`: of two gradients, a new one since both are
-views. `observed`: memory that measured runs reserve, for which no tensor was found; no sum of tensors counts it."""
+Kind = Literal["activation", "exchanged", "gradient", "weight copy", "dequantised", "external", "workspace", "sum",
+               "observed"]  # fmt: skip
+"""`exchanged`: on a stream of context parallelism; `workspace`: what one operator's kernels allocate and free again;
+`sum`: of two gradients, new since both are views; `observed`: reserved in measured runs, no tensor was found for it."""
 
 
 class Size(NamedTuple):

@@ -74,6 +74,11 @@ class Template:
         return tuple(record.kind == "gradient" for record in self.records)
 
     @cached_property
+    def is_exchanged(self) -> tuple[bool, ...]:
+        """Whether a stream of context parallelism allocates each storage, where there are ranks to exchange it with."""
+        return tuple(record.kind == "exchanged" for record in self.records)
+
+    @cached_property
     def kept_records(self) -> tuple[Record, ...]:
         """Tensors kept for backward, in the order of their allocation."""
         return tuple(self.records[index] for index in sorted(self.kept))

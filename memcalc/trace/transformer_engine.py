@@ -27,7 +27,7 @@ from memcalc.trace.checkpoint import WithoutOutput, checkpoint, discarding
 from memcalc.trace.grouped_experts import experts
 from memcalc.trace.layers import norm
 from memcalc.trace.parallel_linear import column_parallel, normalised_linear, row_parallel
-from memcalc.trace.tape import Grads, Shard, Size, Tape, Tensor
+from memcalc.trace.tape import Grads, Kind, Shard, Size, Tape, Tensor
 
 if TYPE_CHECKING:
     from memcalc.specs.block import Attention, Block, LatentAttention, Mlp
@@ -145,30 +145,43 @@ def core(tape: Tape, q: Tensor, k: Tensor, v: Tensor, spec: Attention, setting: 
     values = q.size._replace(elements=spec.heads * spec.value_dim, label="a·d")
     if setting.attention in MATERIALISED:
         return scores(tape, q, k, v, spec, setting, values)
-    sizes = (q.size, k.size, v.size)
+    sizes, exchanges = (q.size, k.size, v.size), setting.cp_kind in EXCHANGED
+    if exchanges:
+        exchanged(tape, q, k, v)
     rows = Size(spec.heads, 4, q.size.unit, "tp", "a")
     out = tape.operator("sdpa", lambda: tape.new("attention output", values))
     lse = tape.operator("sdpa", lambda: tape.new("attention logsumexp", rows))
 
     def rule(_: Grads) -> Grads:
-        return [tape.new("gradient of attention input", size) for size in sizes]
+        kind: Kind = "exchanged" if exchanges else "activation"
+        return [tape.new("gradient of attention input", size, kind) for size in sizes]
 
     out = tape.record(out, [q, k, v], rule, [t.storage for t in (q, k, v, out, lse)])
     if setting.attention == "flash":
         # FlashAttention wants the batch first: for one sequence that is the same memory
         out = beside(tape, out, "attention output, sequence first", "tp if batched")
-    if setting.cp_kind in EXCHANGED:
-        out = beside(tape, out, "attention output, exchanged", EXCHANGED[setting.cp_kind])
+    if exchanges:
+        out = beside(tape, out, "attention output, exchanged", EXCHANGED[setting.cp_kind], "exchanged")
     return out
 
 
-def beside(tape: Tape, x: Tensor, name: str, shard: Shard) -> Tensor:
+def exchanged(tape: Tape, *tensors: Tensor) -> None:
+    """Queries, keys and values as they come out of the all-to-all, whose last copy another stream makes.
+
+    Source: TransformerEngine c188b533 ``dot_product_attention/context_parallel.py``, flash_attn_a2a_communicate.
+    """
+    for tensor in tensors:
+        index = tensor.storage.index
+        tape.records[index] = tape.records[index]._replace(kind="exchanged")
+
+
+def beside(tape: Tape, x: Tensor, name: str, shard: Shard, kind: Kind = "activation") -> Tensor:
     """A copy that exists under a condition; else it is x, which is kept all the same."""
     size = x.size
-    made = tape.new(name, size._replace(shard=shard))
+    made = tape.new(name, size._replace(shard=shard), kind)
 
     def rule(_: Grads) -> Grads:
-        return [tape.new(f"gradient before {name}", size)]
+        return [tape.new(f"gradient before {name}", size, kind)]
 
     return tape.record(Tensor(made.storage, size), [x], rule)
 
