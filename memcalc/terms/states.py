@@ -311,7 +311,8 @@ def optimizer_terms(census: ModelOnGrid) -> Iterator[Term]:
     width = {"w": census.width("master")}
     source = grid.habits.source
     title = "main weights" if aware else "fp32 master weights"
-    early = grid.habits.persistent_gradients and not aware
+    # DeepSpeed's partition is made with its engine too (stage_1_and_2.py, single_partition_of_fp32_groups)
+    early = grid.habits.zero_optimizer is not None or (grid.habits.persistent_gradients and not aware)
     inputs_ = {**width, **inputs}
     yield Term("optimizer", title, master * here, ALWAYS, "w · ⌈P / N⌉", source, inputs_, with_model=early)
     if aware:
