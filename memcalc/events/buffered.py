@@ -8,7 +8,7 @@ the rank's range, as the optimizer is made).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
@@ -24,15 +24,20 @@ if TYPE_CHECKING:
 
 
 def weights_of_rank(
-    census: ModelOnGrid, blocks: Iterable[Block], scalar: Callable[[Array | int], int]
+    census: ModelOnGrid, blocks: Sequence[Block], scalar: Callable[[Array | int], int]
 ) -> tuple[list[int], list[int]]:
     """Elements of each weight of a rank with these blocks, in the order of the modules: dense ones, and experts'.
 
     Norms and biases are one more of each, so that their sums are the census's.
     """
-    sizes: dict[bool, list[int]] = {False: [], True: []}
-    for each in _in_order(census, blocks):
-        sizes[each.routed] += [scalar(each.weight.elements)] * scalar(each.number)
+
+    def listed(weights: Iterable[RankWeight]) -> list[tuple[bool, int]]:
+        return [(w.routed, scalar(w.weight.elements)) for w in weights for _ in range(scalar(w.number))]
+
+    inside = {block: listed(_of_block(census, block)) for block in set(blocks)}
+    ends = listed(end_weights(census, "first")), listed(end_weights(census, "last"))
+    in_order = [*ends[0], *(weight for block in blocks for weight in inside[block]), *ends[1]]
+    sizes = {routed: [size for each, size in in_order if each == routed] for routed in (False, True)}
     totals = {False: scalar(census.blocks + census.root), True: scalar(census.experts_or_none)}
     for routed, total in totals.items():
         rest = total - sum(sizes[routed])
@@ -40,14 +45,11 @@ def weights_of_rank(
     return sizes[False], sizes[True]
 
 
-def _in_order(census: ModelOnGrid, blocks: Iterable[Block]) -> Iterator[RankWeight]:
-    layout = layout_of(census.grid.habits)
-    yield from end_weights(census, "first")
-    for block in blocks:
-        # Attention makes its output projection first (core/transformer/attention.py)
-        for tensor in sorted(block_tensors(block, layout), key=lambda tensor: tensor.target != "o"):
-            yield weight_of_block(census, tensor, np.int64(1))
-    yield from end_weights(census, "last")
+def _of_block(census: ModelOnGrid, block: Block) -> Iterator[RankWeight]:
+    """A block's weights; attention makes its output projection first (core/transformer/attention.py)."""
+    tensors = block_tensors(block, layout_of(census.grid.habits))
+    for tensor in sorted(tensors, key=lambda tensor: tensor.target != "o"):
+        yield weight_of_block(census, tensor, np.int64(1))
 
 
 Rank = Literal["first", "middle", "last"]
