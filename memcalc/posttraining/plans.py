@@ -24,7 +24,7 @@ REMEDIES, MORE_GPUS = 3, (2, 4, 8, 16)
 GROUNDS = {
     "memory, samples at once, rounds": "known from formulas, at the longest lengths",
     "update": "predicted by memcalc's time of a training step, all samples once, each of the longest length",
-    "rollout": "a guess: weights and cached tokens are read at the memory's full speed; no run supports it",
+    "rollout": "a guess: weights and caches at full memory speed; no run supports it",
 }  # fmt: skip
 
 

@@ -10,14 +10,11 @@ from memcalc.results.rl_plans import Nearest, RlPlan, RlPlans
 from memcalc.units import format_count
 
 _COLUMNS = (
-    *header("# > | GPUs"),
-    Column("trainer"),
-    *header("update [s] > | free [GiB] > | engine"),
+    *header("# > | GPUs | recompute | trainer | update [s] > | free [GiB] > | engine | rollout [s, guess] >"),
     Column("rounds", "× samples", right=True),
-    *header("rollout [s, guess] >"),
 )
-_OFFLINE = 5
-"""Columns that are left where nothing is generated."""
+_OFFLINE, _ON_SCREEN = 6, 8
+"""Columns that are left where nothing is generated, and that a screen has."""
 _DATA = header(
     "rank > | verdict | GPUs to train > | GPUs of engines > | engines > | samples at once > | rounds > | "
     "rollout, a guess [s] > | update [s] > | update, low [s] > | update, high [s] > | binding | free [bytes] > | "
@@ -25,26 +22,32 @@ _DATA = header(
 )
 _ENGINE = {"engine_tp": "tp {}", "utilization": "at {}", "max_seqs": "{} seqs", "sleep": "sleep {}"}
 _TRAINER = {
-    "recompute": "recompute {}", "micro_tokens": "{} tokens", "micro_batch": "micro {}", "zero": "zero {}",
-    "park": "park {}", "offload": "offload {}",
+    "micro_tokens": "{} tokens", "micro_batch": "micro {}", "zero": "zero {}", "park": "park {}",
+    "offload": "offload {}",
 }  # fmt: skip
-_ALWAYS = frozenset({"engine_tp", "utilization", "recompute", "micro_tokens", "micro_batch"})
+_ALWAYS = frozenset({"engine_tp", "utilization", "micro_tokens", "micro_batch"})
 """What a table says even where it is the framework's default."""
 
 
 def report(result: RlPlans) -> Report:
     """Return the answer of ``memcalc plan --algorithm``."""
-    head = tuple(_head(result))
-    foot = (*_grounds(result), *(Line(f"Warning: {text}", "warning") for text in result.warnings))
+    grounds = tuple(_grounds(result))
     commands = tuple(Code(f"Plan {plan.rank} phase by phase", plan.command) for plan in result.plans)
-    rest = (*foot, *_nearest(result.nearest), *facts("Assumed", result.assumptions))
+    warnings = (Line(f"Warning: {text}", "warning") for text in result.warnings)
+    rest = (*warnings, *_nearest(result.nearest), *facts("Assumed", result.assumptions))
     again = Code("Reproduce with", result.command)
-    blocks = (*head, *rest, *commands, again)
-    screen = (*head, *rest, *commands[:1], again)
+    blocks = (*_head(result), *grounds, *rest, *commands, again)
+    screen = (*_head(result, _ON_SCREEN), *(grounds[2:] if result.plans else ()), *rest, *commands[:1], *_more(result))
     return Report(Document(blocks, _data(result), screen), result.model_dump(mode="json", by_alias=True))
 
 
-def _head(result: RlPlans) -> Iterator[Block]:
+def _more(result: RlPlans) -> Iterator[Line]:
+    if result.plans:
+        count = f"{result.samples:,} samples a step · {result.fitting} of {result.searched} jobs fit"
+        yield Line(f"{count} · -v: rounds, each command", "faint")
+
+
+def _head(result: RlPlans, columns: int = len(_COLUMNS)) -> Iterator[Block]:
     hardware = result.hardware
     subject = f"{result.algorithm} of {result.model.name} ({format_count(result.model.parameters)} parameters)"
     title = Line(f"{subject} on {hardware.gpus} × {hardware.gpu} by {result.framework}", "title")
@@ -54,12 +57,10 @@ def _head(result: RlPlans) -> Iterator[Block]:
         return
     best = result.plans[0]
     summary = f"plan 1 has {gib(best.headroom, 1)} GiB free in {best.binding}"
-    count = f"{result.fitting} of {result.searched} jobs fit, the best of each idea listed"
-    yield Line(f"{best.verdict} · {summary}; {count}", "verdict", MOODS[best.verdict])
+    yield Line(f"{best.verdict} · {summary}", "verdict", MOODS[best.verdict])
     yield title
-    columns = _COLUMNS if best.engines else _COLUMNS[:_OFFLINE]
-    rows = tuple(_row(plan)[: len(columns)] for plan in result.plans)
-    yield Table(f"Plans for {result.samples:,} samples", columns, rows)
+    shown = _COLUMNS[: columns if best.engines else _OFFLINE]
+    yield Table("", shown, tuple(_row(plan)[: len(shown)] for plan in result.plans))
 
 
 def _decided(plan: RlPlan, forms: dict[str, str]) -> str:
@@ -84,12 +85,13 @@ def _row(plan: RlPlan) -> tuple[str, ...]:
     return (
         str(plan.rank),
         split,
+        plan.choices.get("recompute", ""),
         _decided(plan, _TRAINER) + verdict,
         "" if plan.update is None else f"{plan.update.seconds:.3g}",
         gib(plan.headroom, 1),
         _decided(plan, _ENGINE),
-        "" if plan.rounds is None else f"{plan.rounds} × {plan.at_once:,}",
         "" if plan.rollout_guess is None else f"{plan.rollout_guess:.3g}",
+        "" if plan.rounds is None else f"{plan.rounds} × {plan.at_once:,}",
     )
 
 

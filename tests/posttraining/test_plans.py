@@ -168,13 +168,18 @@ def test_formats_and_exit_codes() -> None:
     assert run({name: value for name, value in GRPO.items() if name != "prompts"}).exit_code == 3
 
 
-def test_a_table_fits_a_narrow_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("COLUMNS", "80")
+@pytest.mark.parametrize(("columns", "most"), [(80, 22), (120, 20)])
+def test_a_screen_is_short_and_no_wider_than_the_terminal(
+    monkeypatch: pytest.MonkeyPatch, columns: int, most: int
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
     lines = run(GRPO).stdout.splitlines()
-    first = next(at for at, line in enumerate(lines) if line.startswith("Plans for"))
-    last = next(at for at, line in enumerate(lines) if at > first and not line)
-    assert last - first <= 20
-    assert max(map(len, lines[:last])) <= 80
+    assert len(lines) <= most
+    assert max(map(len, lines)) <= columns
+    assert "512 samples a step" in lines[-1]
+    verbose = run(GRPO, "-v").stdout
+    assert "rounds" in verbose
+    assert "Update " in verbose
 
 
 @pytest.mark.parametrize(
