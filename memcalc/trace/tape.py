@@ -44,9 +44,8 @@ Shard = Literal[
 what it was made from (`full if sp`), a copy where there are several sequences or context-parallel ranks, and what a
 view is of where there is one sequence. `rows` are routed tokens: divided by TP where the experts are not, copied again
 where they are exchanged (`rows if ep`) and where a rank has several experts to sort them by (`rows if sorted`);
-`routed ffn` are the same rows with the experts' width divided instead; `experts` is a weight of all experts.
-`gathered` is whole, of a product whose weight TP divides;
-on the way to it there are, under TP, a rank's part (`part if tp`) and those of all ranks (`full if tp`)."""
+`routed ffn`: the same with the experts' width divided instead; `experts`, a weight of all experts; `gathered` is whole,
+of a product whose weight TP divides: on the way to it are a rank's `part if tp` and that of all ranks, `full if tp`."""
 Kind = Literal["activation", "exchanged", "gradient", "weight copy", "dequantised", "external", "workspace", "sum",
                "observed"]  # fmt: skip
 """`exchanged`: on a stream of context parallelism; `workspace`: what one operator's kernels allocate and free again;
