@@ -72,8 +72,10 @@ def telling_ranks(census: ModelOnGrid, stage: int) -> list[Rank]:
 def part_of_rank(weights: list[int], ranks: int, rank: Rank = "middle") -> list[int]:
     """The parts of weights that one of several ranks has of their buffer, which begins with the last weight.
 
+    They are made in the order of the buffer (distrib_optimizer.py, ``_build_optimizer_group_ranges``).
+
     >>> part_of_rank([4, 6, 2], 1), part_of_rank([4, 6, 2], 3), part_of_rank([4, 6, 2], 4)
-    ([4, 6, 2], [4], [1, 2])
+    ([2, 6, 4], [4], [2, 1])
     >>> part_of_rank([4, 6, 2], 3, "first"), part_of_rank([4, 6, 2], 3, "last")
     ([2, 2], [4])
     """
@@ -85,4 +87,4 @@ def part_of_rank(weights: list[int], ranks: int, rank: Rank = "middle") -> list[
         inside = min(at + weight, after) - max(at, first)
         parts += [inside] * (inside > 0)
         at += weight
-    return parts[::-1]
+    return parts

@@ -71,11 +71,12 @@ def test_each_rank_reserves_what_its_part_of_the_buffer_leaves() -> None:
     """Ranks of one job differ by up to 5%, in their parts of the main weights alone."""
     off = {name: errors(job) for name, job in JOBS.items()}
     assert max(abs(error) for each in off.values() for error in each) < 0.016, off
-    assert median(abs(error) for each in off.values() for error in each) < 0.0025
+    assert median(abs(error) for each in off.values() for error in each) < 0.0015
     # The embedding, a part of the last rank, leaves the large hole: 4.6 and 7.3 GB more than in the middle
     for name in list(JOBS)[-2:]:
         assert abs(off[name][0]) < 0.0001, off[name]
         assert abs(off[name][2]) < 0.0001, off[name]
+    assert abs(off["llama3_70b_l12_tp1_pp2_dp4, stage 0"][1]) < 0.0001  # the order of its parts decides: 0.6% else
 
 
 @pytest.mark.parametrize(("run", "stage", "expected"), [
@@ -105,7 +106,7 @@ def test_a_reserved_peak_is_that_of_the_fullest_rank() -> None:
     measured = [run for run in RUNS.values() if run.measured.reserved]
     off = {run.id: validation.figures_of(run, validation.predict(run))["reserved"] for run in measured}
     far = {name: size / RUNS[name].measured.figures["reserved"] - 1 for name, size in off.items()}
-    assert median(map(abs, far.values())) < 0.007
+    assert median(map(abs, far.values())) < 0.004
     assert {name for name, error in far.items() if abs(error) > 0.015} == {"SMX-039"}, far
 
 
