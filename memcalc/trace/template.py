@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import weakref
 from dataclasses import dataclass
@@ -189,17 +190,28 @@ class TraceCache:
         return self._templates[key]
 
 
+_WITHOUT_SWITCH = 0.5
+"""Longer than an execution takes [s]."""
+
+
 def _undisturbed(run: Callable[[], Template]) -> Template:
     """The template that two executions in a row give, where another thread could have changed one.
 
     A storage is freed with its last reference, and a thread that samples the frames of others (a profiler; each worker
-    of Dask has one) holds all that stands in a frame for a moment longer.
+    of Dask has one) holds all that stands in a frame for a moment longer. Other threads wait meanwhile: one that
+    sampled at the same line of both would change both alike.
     """
     template = run()
-    while threading.active_count() > 1:
-        before, template = template, run()
-        if before == template:
-            break
+    if threading.active_count() == 1:
+        return template
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(_WITHOUT_SWITCH)
+    try:
+        before = None
+        while before != template:
+            before, template = template, run()
+    finally:
+        sys.setswitchinterval(interval)
     return template
 
 

@@ -45,7 +45,9 @@ def _peaks() -> list[object]:
 def test_a_profilers_thread_changes_no_estimate(request: pytest.FixtureRequest) -> None:
     alone = _peaks()
     request.getfixturevalue("sampled")
+    interval = sys.getswitchinterval()
     assert _peaks() == alone
+    assert sys.getswitchinterval() == interval  # other threads waited for each execution alone
 
 
 @pytest.mark.usefixtures("sampled")
