@@ -47,7 +47,6 @@ ALLOWED = {
     "report/inverse.py": SHOWN,
     "report/plan.py": SHOWN,
     "report/plan_words.py": "what stays of a job whose strategy does not fit, and what is said without its name",
-    "report/rl_plans.py": SHOWN,
     "planner/as_is.py": "the degrees of parallelism, of which 1 is none",
     "planner/images.py": "what is not modelled beside a vision tower",
     "preflight/fix.py": CHOSEN,

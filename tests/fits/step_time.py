@@ -9,6 +9,7 @@ errors, the ranges that are shown beside every time.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -423,16 +424,22 @@ def _two_sided(ends: tuple[float, float]) -> tuple[float, float]:
 
 
 def _span(name: str, residuals: Array, sources: Array, what: str, where: str = "") -> str:
-    low, high = (round(end, 3) for end in _two_sided(widened(residuals, sources)))
+    ratios, ends = np.expm1(-residuals), _two_sided(widened(residuals, sources))
+    low, high = (round(end, 3) for end in ends)
+    if _share(ratios, low, high) < COVERAGE:  # the nearest digits leave a run outside that the range has
+        low, high = math.floor(ends[0] * 1000) / 1000, math.ceil(ends[1] * 1000) / 1000
     runs, count, sizes = len(residuals), len(set(sources)), np.abs(np.expm1(residuals))
     plural = "s" * (count > 1)
     basis = what if name in {"unseen GPU", "MoE"} else f"validated on {runs} {what} of {count} source{plural}{where}"
-    ratios = np.expm1(-residuals)
     return table(
         "span", name=name, low=low, high=high, coverage=COVERAGE, rows=runs, sources=count, basis=basis,
         median=round(float(np.median(sizes)), 4),
-        inside=round(float(np.mean((low <= ratios) & (ratios <= high))), 3),
+        inside=round(_share(ratios, low, high), 3),
     )  # fmt: skip
+
+
+def _share(ratios: Array, low: float, high: float) -> float:
+    return float(np.mean((low <= ratios) & (ratios <= high)))
 
 
 def errors(found: Fitted) -> Iterator[str]:
