@@ -23,6 +23,10 @@ if TYPE_CHECKING:
     from memcalc.terms.moments import RankWeight
 
 
+Rank = Literal["first", "middle", "last"]
+"""One of the ranks that share a buffer."""
+
+
 def weights_of_rank(
     census: ModelOnGrid, blocks: Sequence[Block], scalar: Callable[[Array | int], int]
 ) -> tuple[list[int], list[int]]:
@@ -50,10 +54,6 @@ def _of_block(census: ModelOnGrid, block: Block) -> Iterator[RankWeight]:
     tensors = block_tensors(block, layout_of(census.grid.habits))
     for tensor in sorted(tensors, key=lambda tensor: tensor.target != "o"):
         yield weight_of_block(census, tensor, np.int64(1))
-
-
-Rank = Literal["first", "middle", "last"]
-"""One of the ranks that share a buffer."""
 
 
 def telling_ranks(census: ModelOnGrid, stage: int) -> list[Rank]:

@@ -131,8 +131,12 @@ class StepWriter(PassingTerms):
         template = activations.template(policy, setting, untreated=untreated, copies=copies)
         if first and self.scalar(self.grid.is_first) and unread(activations.census, activations.index, policy):
             template = self.census.traces.get(trace, activations.group.block, setting, wanted=False, copies=copies)
-        exchanges = self.scalar(self.grid.degree("cp")) > 1
-        return Run(template, self._sizes(activations, template), self._added_by(activations), exchanges)
+        return Run(template, self._sizes(activations, template), self._added_by(activations), self.exchanges)
+
+    @cached_property
+    def exchanges(self) -> bool:
+        """Whether there are context-parallel ranks."""
+        return self.scalar(self.grid.degree("cp")) > 1
 
     def _added_by(self, activations: GroupActivations) -> Callable[[Record], None] | None:
         return partial(self._keep_dummy, activations) if self.dummies else None

@@ -308,13 +308,12 @@ def optimizer_terms(census: ModelOnGrid) -> Iterator[Term]:
     inputs = {"P": census.parameters, "N": shards(grid, 1)}
     aware = grid.fixed.precision_aware
     master = master_bytes(updated_elements(census), census.width("master"))
-    width = {"w": census.width("master")}
     source = grid.habits.source
     title = "main weights" if aware else "fp32 master weights"
     # DeepSpeed's partition is made with its engine too (stage_1_and_2.py, single_partition_of_fp32_groups)
     early = grid.habits.zero_optimizer is not None or (grid.habits.persistent_gradients and not aware)
-    inputs_ = {**width, **inputs}
-    yield Term("optimizer", title, master * here, ALWAYS, "w · ⌈P / N⌉", source, inputs_, with_model=early)
+    with_width = {"w": census.width("master"), **inputs}
+    yield Term("optimizer", title, master * here, ALWAYS, "w · ⌈P / N⌉", source, with_width, with_model=early)
     if aware:
         yield narrow_moments_term(census)
         return

@@ -192,6 +192,8 @@ class TraceCache:
 
 _WITHOUT_SWITCH = 0.5
 """Longer than an execution takes [s]."""
+_ALONE = threading.RLock()
+"""One thread at a time changes the interval: another would take the changed one for what it has to restore."""
 
 
 def _undisturbed(run: Callable[[], Template]) -> Template:
@@ -204,14 +206,15 @@ def _undisturbed(run: Callable[[], Template]) -> Template:
     template = run()
     if threading.active_count() == 1:
         return template
-    interval = sys.getswitchinterval()
-    sys.setswitchinterval(_WITHOUT_SWITCH)
-    try:
-        before = None
-        while before != template:
-            before, template = template, run()
-    finally:
-        sys.setswitchinterval(interval + 5e-7)  # whole microseconds are kept, and it is cut to them
+    with _ALONE:
+        interval = sys.getswitchinterval()
+        sys.setswitchinterval(_WITHOUT_SWITCH)
+        try:
+            before = None
+            while before != template:
+                before, template = template, run()
+        finally:
+            sys.setswitchinterval(interval + 5e-7)  # whole microseconds are kept, and it is cut to them
     return template
 
 

@@ -60,3 +60,23 @@ def test_an_execution_beside_a_thread_is_repeated_until_two_agree() -> None:
 
     given = iter([made(1), made(2), made(3), made(3), made(4)])
     assert TraceCache().get(lambda: next(given)) == made(3)
+
+
+def test_threads_that_trace_at_once_leave_the_interval_as_it_was() -> None:
+    """Each run lets the other threads in, as an import does, so that they would read an interval that is changed."""
+    nothing: frozenset[int] = frozenset()
+    empty = Template(
+        (), (), (), nothing, nothing, nothing, nothing, keeps_context=False, output=0, incoming=0, outgoing=0
+    )
+
+    def made() -> Template:
+        time.sleep(0.01)
+        return empty
+
+    before = sys.getswitchinterval()
+    threads = [threading.Thread(target=lambda: TraceCache().get(made)) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sys.getswitchinterval() == before
