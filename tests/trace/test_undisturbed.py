@@ -69,12 +69,13 @@ def test_threads_that_trace_at_once_leave_the_interval_as_it_was() -> None:
         (), (), (), nothing, nothing, nothing, nothing, keeps_context=False, output=0, incoming=0, outgoing=0
     )
 
-    def made() -> Template:
-        time.sleep(0.01)
+    def made(seconds: float) -> Template:
+        time.sleep(seconds)
         return empty
 
     before = sys.getswitchinterval()
-    threads = [threading.Thread(target=lambda: TraceCache().get(made)) for _ in range(4)]
+    # The first to begin is the first to end, so that a later one has the last word
+    threads = [threading.Thread(target=TraceCache().get, args=(made, 0.02 * n)) for n in (1, 2, 3, 4)]
     for thread in threads:
         thread.start()
     for thread in threads:
