@@ -64,12 +64,13 @@ class SimulatedPlan:
 def finalist(job: PlanJob, candidate: Candidate, *, only_safe: bool = False, only_whole: bool = False) -> SimulatedPlan:
     """One found strategy, replayed; with ``only_safe`` UnsafeError may say that it is tight or does not fit.
 
-    With ``only_whole`` it says so of one that cannot do what the job does beside its steps, before any replay.
+    With ``only_whole`` it says so before any replay of one that allocates more than there is, or that cannot do what
+    the job does beside its steps.
     """
     census, ledger, overhead = single_ledger(job, candidate)
     if only_whole and failing_beside(census, overhead, job.node):
         raise UnsafeError
-    peaks = peaks_of(census, ledger, overhead, only_safe=only_safe)
+    peaks = peaks_of(census, ledger, overhead, only_safe=only_safe, only_running=only_whole)
     return SimulatedPlan(candidate, census, peaks if only_whole else with_beside(peaks, census, job.node))
 
 

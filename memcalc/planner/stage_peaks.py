@@ -146,14 +146,18 @@ def peaks_of(
     overhead: Overhead,
     *,
     only_safe: bool = False,
+    only_running: bool = False,
     also: Callable[[int], Replayed | None] | None = None,
 ) -> Peaks:
     """The figures of a grid of one strategy, replayed on each stage of a short pipeline.
 
-    With ``only_safe`` it may end with UnsafeError where the strategy is tight or does not fit. ``also`` is another
-    replay of a stage: what is reserved is the larger of both.
+    With ``only_running`` it ends with UnsafeError where more is allocated than the card has, which no replay mends;
+    with ``only_safe`` it may end so where the strategy is tight or does not fit. ``also`` is another replay of a stage:
+    what is reserved is the larger of both.
     """
     stages = stage_peaks(census, ledger, overhead)
+    if only_running and overhead.beside(max(stage.allocated for stage in stages)) > overhead.capacity:
+        raise UnsafeError
     closed = ledger.reserved()
     wanted = range(len(stages)) if len(stages) <= REPLAYED_STAGES else [_largest(stages)]
     # Where more than is safe is allocated, nothing that a replay shows makes it so: what is reserved is never less
