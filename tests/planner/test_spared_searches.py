@@ -155,6 +155,21 @@ def test_what_allocates_more_than_is_safe_is_not_replayed(monkeypatch: pytest.Mo
         peaks_of(*parts, only_safe=True)
 
 
+@pytest.mark.parametrize("micro_batch", [1, 16, 64])
+def test_only_what_is_allocated_beyond_the_card_is_not_replayed_where_what_is_tight_counts(
+    micro_batch: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parts = figures(micro_batch=micro_batch, global_batch=micro_batch, seq_len=2048)
+    whole = peaks_of(*parts)
+    if whole.allocated <= parts[2].room:
+        assert peaks_of(*parts, only_running=True) == whole
+    else:
+        assert whole.verdict == "does-not-fit"
+        monkeypatch.setattr(stage_peaks, "replayed", None)
+        with pytest.raises(UnsafeError):
+            peaks_of(*parts, only_running=True)
+
+
 PIPELINES = [
     ("llama-3.2-1b", "fsdp2", 4),
     ("gemma-2-9b", "fsdp2", 2),
