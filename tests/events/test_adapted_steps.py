@@ -12,6 +12,7 @@ pytest.importorskip("transformers")
 pytest.importorskip("peft")
 
 from autograd import mixer_kernels, models
+from covering import covering
 from differential import Job, outcome
 
 WITHIN = 0.003
@@ -77,20 +78,18 @@ def test_adapters_that_are_folded_into_stacked_experts(family: str, adapters: st
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("recompute", ["none", "full"])
-@pytest.mark.parametrize("sizes", [{}, LARGE], ids=["small", "large"])
-@pytest.mark.parametrize(("family", "adapters"), [*FOLDED, *FURTHER])
-def test_so_do_other_classes_with_stacked_experts(
-    family: str, adapters: str, sizes: dict[str, Any], recompute: str
-) -> None:
+@pytest.mark.parametrize(
+    ("case", "size", "recompute"), covering(2, [*FOLDED, *FURTHER], ["small", "large"], ["none", "full"])
+)
+def test_so_do_other_classes_with_stacked_experts(case: tuple[str, str], size: str, recompute: str) -> None:
+    (family, adapters), sizes = case, LARGE if size == "large" else {}
     assert abs(error(family, adapters, recompute, 0.0, rank=16, **sizes)) < WITHIN
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("recompute", ["none", "full"])
-@pytest.mark.parametrize("dropout", [0.0, 0.05])
-@pytest.mark.parametrize("sizes", SIZES)
-@pytest.mark.parametrize("family", [*LATENTS, KIMI])
+@pytest.mark.parametrize(
+    ("family", "sizes", "recompute", "dropout"), covering(3, [*LATENTS, KIMI], SIZES, ["none", "full"], [0.0, 0.05])
+)
 def test_so_do_other_classes_of_it(family: str, sizes: str, recompute: str, dropout: float) -> None:
     given = SIZES[sizes]
     whole = (models.FAMILIES[family].config | given)["q_lora_rank"] is None

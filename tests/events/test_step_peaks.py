@@ -18,6 +18,7 @@ pytest.importorskip("transformers")
 
 import torch
 from autograd import measure, models, parallel, timeline
+from covering import covering
 
 from memcalc import api
 from memcalc.allocator import replay
@@ -118,11 +119,10 @@ MORE = [
     Case("gemma2", "bf16", "every-2", "loop", attention="eager"),
     Case("llama-3", "fp32", "full", "loop"),
     *(
-        Case(family, precision, recompute, optimizer, micro_batches, framework)
-        for family, framework in (("llama-3", "plain"), ("titan", "plain"))
-        for precision in PRECISIONS
-        for recompute, optimizer in (("none", "foreach"), ("full", "fused"), ("every-2", "loop"))
-        for micro_batches in (1, 2)
+        Case(family, precision, *passes, micro_batches)
+        for family, precision, passes, micro_batches in covering(
+            3, ("llama-3", "titan"), PRECISIONS, (("none", "foreach"), ("full", "fused"), ("every-2", "loop")), (1, 2)
+        )
     ),
 ]
 
@@ -314,11 +314,10 @@ LORA = [
     ("attention", 0.0, "full", False, False),
     ("all", 0.05, "none", False, True),
     *(
-        pytest.param(targets, dropout, recompute, reentrant, autocast, marks=pytest.mark.slow)
-        for targets in TARGETS
-        for dropout in (0.0, 0.05)
-        for recompute, reentrant in (("none", False), ("full", True), ("full", False))
-        for autocast in (False, True)
+        pytest.param(targets, dropout, *checkpoints, autocast, marks=pytest.mark.slow)
+        for targets, dropout, checkpoints, autocast in covering(
+            3, TARGETS, (0.0, 0.05), (("none", False), ("full", True), ("full", False)), (False, True)
+        )
     ),
 ]
 

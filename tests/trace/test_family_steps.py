@@ -11,6 +11,7 @@ pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
 from autograd import measure, timeline
+from covering import covering
 from differential import Job, model_of, outcome, words_of
 
 from memcalc import api
@@ -59,10 +60,10 @@ def test_a_checkpointed_step_takes_what_the_class_takes(family: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("attention", ["flash", "eager"])
-@pytest.mark.parametrize("recompute", ["none", "full", "every-2"])
-@pytest.mark.parametrize("precision", ["bf16", "fp32", "fp32+autocast"])
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(
+    ("family", "precision", "recompute", "attention"),
+    covering(3, FAMILIES, ["bf16", "fp32", "fp32+autocast"], ["none", "full", "every-2"], ["flash", "eager"]),
+)
 def test_so_does_a_step_however_it_is_trained(family: str, precision: str, recompute: str, attention: str) -> None:
     assert abs(error(family, precision, recompute, attention)) <= WITHIN
 

@@ -287,7 +287,11 @@ RUNS = [
 ]
 
 
-def launched(text: str, ranks: int, folder: Path) -> str:
+FORKED = [str(Path(__file__).parents[2] / "forked_ranks.py")]
+TORCHRUN = ["-m", "torch.distributed.run", "--nproc-per-node"]
+
+
+def launched(text: str, ranks: int, folder: Path, launcher: list[str] = FORKED) -> str:
     """Run four steps of a script on the CPU, with one token as its data; return what it prints."""
     for old, new in (
         ("STEPS = 10", "STEPS = 4"),
@@ -298,7 +302,7 @@ def launched(text: str, ranks: int, folder: Path) -> str:
         text = text.replace(old, new)
     path = folder / "train.py"
     path.write_text(text, encoding="utf-8")
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(ranks), str(path)]
+    command = [sys.executable, *launcher, str(ranks), str(path)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
     assert done.returncode == 0, done.stderr
     return done.stdout
@@ -331,7 +335,7 @@ def test_the_script_of_a_config_json_runs(tmp_path: Path) -> None:
     config = tmp_path / "config.json"
     config.write_text(json.dumps(TINY), encoding="utf-8")
     found = of(model=str(config), seq_len=32, micro_batch=2, global_batch=8, gpus=2, recompute="full")
-    check_output(launched(script(found, str(config)), 2, tmp_path), found)
+    check_output(launched(script(found, str(config)), 2, tmp_path, TORCHRUN), found)
 
 
 @pytest.mark.slow
@@ -481,7 +485,7 @@ def trajectory(text: str, ranks: int, folder: Path) -> tuple[list[float], set[fl
         text = text.replace(old, new)
     folder.mkdir()
     (folder / "train.py").write_text(text, encoding="utf-8")
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(ranks), str(folder / "train.py")]
+    command = [sys.executable, *FORKED, str(ranks), str(folder / "train.py")]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
     assert done.returncode == 0, done.stderr
     losses = [float(loss) for loss in re.findall(r"loss ([\d.]+),", done.stdout)]
