@@ -163,6 +163,7 @@ def _readings(
 ) -> tuple[list[str], list[str]]:
     """The 16-bit precision of each reading, or the one precision that is given; and why others are not possible."""
     _, habits = defaults.habits_for(rq.Request({**job.request.given}))
+    axes.check_pinned(job.request, habits, job.node, job.model)
     zero = int(job.request.given.get("zero", defaults.zero_stages(job.request, habits)[0]))
     named = [
         change.options["precision"] for change in changes if change.options.get("precision", SIXTEEN_BIT) != SIXTEEN_BIT

@@ -151,7 +151,10 @@ def _layers(target: str, inner: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def possible(request: Request, model: Model, habits: Habits, names: tuple[str, ...]) -> tuple[str, ...]:
-    """Of several optimizers those that a search can take with all else that is pinned."""
+    """Of several optimizers those that a search can take with all else that is pinned.
+
+    A precision that the framework has not rules none of them out: it is refused for itself.
+    """
     pinned = request.given.get("precision")
     able = []
     for name in names:
@@ -161,7 +164,7 @@ def possible(request: Request, model: Model, habits: Habits, names: tuple[str, .
         }
         try:
             check_optimizer(alone, habits, habits.zero)
-            check_widths(name, habits, [pinned] if pinned else [])
+            check_widths(name, habits, [pinned] if pinned in habits.widths else [])
             galore_fields(name, alone, model, habits)
         except CombinationError:
             continue
