@@ -102,15 +102,20 @@ def check_stage(fixed: SharedSettings, habits: Habits, precision: str, zero: int
         raise CombinationError("strategy.sgd_weight_decay", True, f"needs sgd or sgd-momentum, not {fixed.optimizer}")
     if fixed.float8_all_gather and habits.engine and zero == 0:
         raise CombinationError("strategy.float8_all_gather", True, "Megatron-LM has it at --zero 1")
-    if (fixed.float8 or fixed.float8_all_gather) and precision != "fp8-mixed":
-        name = "strategy.float8" if fixed.float8 else "strategy.float8_all_gather"
-        raise CombinationError(name, fixed.float8 or True, f"needs precision fp8-mixed, not {precision}")
+    check_narrow(fixed, [precision])
     check_accumulation(fixed.grad_accum_dtype, habits, precision, zero)
     if fixed.checkpoint == "reentrant-inside" and not habits.flat_units:
         raise CombinationError("strategy.checkpoint", fixed.checkpoint, f"needs FSDP 1's units, not {habits.name}")
     if (fixed.reshard == "never") != (zero == 2) and fixed.reshard != "default":
         stage = 2 if fixed.reshard == "never" else 3
         raise CombinationError("strategy.reshard", fixed.reshard, f"is zero {stage}, not {zero}")
+
+
+def check_narrow(fixed: SharedSettings, precisions: list[str]) -> None:
+    """Refuse what is said of 8-bit products where no precision has any."""
+    if (fixed.float8 or fixed.float8_all_gather) and "fp8-mixed" not in precisions:
+        name = "strategy.float8" if fixed.float8 else "strategy.float8_all_gather"
+        raise CombinationError(name, fixed.float8 or True, f"needs precision fp8-mixed, not {', '.join(precisions)}")
 
 
 def single_strategy(request: Request, model: Model, gpu: GPU, node: Node) -> Grid:
@@ -294,6 +299,7 @@ def _grid(
     for precision in precisions:
         defaults.check_precision(precision, gpu, habits, job_request.given.get("zero", 3), frozen=frozen)
     fixed = fixed_part(job_request, habits, model, gpu, precisions, gpus, sharded=False)
+    check_narrow(fixed, precisions)
     check_countable(model, fixed.seq_len, 1, attention=fixed.attention)
     layouts = layouts_of(job_request, model, node, gpus, fixed.seq_len, habits)
     stages = {(layout.pp, layout.vpp, layout.schedule): layout for layout in layouts}

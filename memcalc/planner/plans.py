@@ -10,12 +10,15 @@ from itertools import chain, takewhile
 from typing import TYPE_CHECKING, Any, cast, get_args
 
 from memcalc._version import __version__
+from memcalc.errors import InputError
 from memcalc.frameworks.capabilities import own_code
+from memcalc.planner import axes
 from memcalc.planner.activation_budget import recompute_warnings
 from memcalc.planner.answer import borrowed_by, hardware_facts, model_facts, scalar, strategy_of
 from memcalc.planner.batch_front import with_batches
 from memcalc.planner.beyond import code_warnings, fits_beyond, unopened
 from memcalc.planner.choice import FEW, Choice, chosen, simplest
+from memcalc.planner.defaults import sequence_length
 from memcalc.planner.finalists import SimulatedPlan, time_of, unchecked_warnings
 from memcalc.planner.found import searched_strategies
 from memcalc.planner.occasions import asked_for, occasions_of, uncounted
@@ -37,6 +40,7 @@ if TYPE_CHECKING:
 
 BILLION = 10**9
 IMPOSSIBLE = "{} GPUs: no micro-batch divides the global batch over the data-parallel ranks."
+"""Where the job's own strategy is not refused for anything else."""
 
 
 @dataclass(frozen=True)
@@ -87,7 +91,7 @@ def plan_for(job: PlanJob, wish: PlanOptions, record: JobRecord) -> Plans:
         hardware=hardware_facts(job.gpu, job.node, last),
         objective=wish.goal.name,
         token_budget=wish.tokens,
-        seq_len=smallest.grid.fixed.seq_len if smallest else job.request.given.get("seq_len", 0),
+        seq_len=smallest.grid.fixed.seq_len if smallest else sequence_length(job.request, job.model),
         searched=sum(outcome.searched for outcome in outcomes.values()),
         feasible=sum(outcome.feasible for outcome in outcomes.values()),
         elapsed=round(time.perf_counter() - started, 4),
@@ -132,8 +136,17 @@ def _advice(
 
 def _nothing(job: PlanJob, outcome: SearchResult, gpus: int, wish: PlanOptions, spared: int) -> str:
     """Why there is no plan, and what would be one with code that the framework leaves to its user."""
-    text = _too_large(job, outcome) or IMPOSSIBLE.format(gpus)
+    text = _too_large(job, outcome) or _impossible(job, gpus)
     return " ".join(filter(None, (text, fits_beyond(job, gpus, spared) if wish.advice else "")))
+
+
+def _impossible(job: PlanJob, gpus: int) -> str:
+    """Why no strategy of the space can run at all: what an estimate of the job says, with its defaults."""
+    try:
+        axes.single_strategy(job.pinned(gpus=gpus).request, job.model, job.gpu, job.node)
+    except InputError as error:
+        return str(error)
+    return IMPOSSIBLE.format(gpus)
 
 
 def _chosen(job: PlanJob, lists: dict[int, Shortlist], wish: PlanOptions) -> dict[int, list[Choice]]:

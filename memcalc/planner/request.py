@@ -13,13 +13,13 @@ from memcalc.errors import InputError, UnknownNameError
 from memcalc.formulas.recompute import NAMES, PATTERNS, parse_policy
 from memcalc.frameworks import habits_of
 from memcalc.specs import adapters
-from memcalc.specs.options import BY_NAME, COMMAND_LINE, FIELDS, SEARCHED, SETTINGS, WORDS, meant
+from memcalc.specs.options import BY_NAME, COMMAND_LINE, FIELDS, OPTIONS, SEARCHED, SETTINGS, WORDS, meant
 from memcalc.specs.strategy import FRAMEWORKS, Offload
 from memcalc.units import parse_bytes, parse_count, parse_tokens
 
-LARGEST_NUMBER = {"critical_batch": 10**12, "tokens": 10**15} | {row.name: row.most for row in COMMAND_LINE}
+LARGEST_NUMBER = {"critical_batch": 10**12, "tokens": 10**15} | {row.word: row.most for row in OPTIONS}
 """By keyword, also of a search's own."""
-SMALLEST_NUMBER = {row.name: row.least for row in COMMAND_LINE}
+SMALLEST_NUMBER = {row.word: row.least for row in OPTIONS}
 """By keyword; 1 where it is none of these."""
 TOKENS = frozenset(row.name for row in COMMAND_LINE if row.unit == "tokens")
 """Options that count tokens, of which 4k are 4096."""
@@ -114,7 +114,7 @@ def flag(name: str) -> str:
 
 
 def positive(value: object, name: str) -> int:
-    """A whole number, above zero but for options that take it."""
+    """A whole number within the bounds of an option, by its name or dotted name; by default from 1 to a million."""
     least, most = SMALLEST_NUMBER.get(name, 1), LARGEST_NUMBER.get(name, 1_000_000)
     parse = parse_tokens if name in TOKENS else parse_count
     with suppress(InputError):
@@ -220,7 +220,7 @@ def _fraction(key: str, value: Any) -> float:
 FIELD_PARSERS: dict[str, Callable[[str, Any], Any]] = {
     "name": lambda key, value: one_of(str(value), key, FIELDS[key].values),
     "flag": lambda key, value: boolean(value, key),
-    "count": lambda key, value: parse_count(value, key),
+    "count": lambda key, value: positive(value, key),
     "bytes": lambda key, value: parse_bytes(value, key),
     "fraction": _fraction,
     "factor": lambda key, value: factor(value, key),

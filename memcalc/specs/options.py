@@ -227,9 +227,15 @@ def options_of(record: type[BaseModel]) -> list[Option]:
     for name, field in record.model_fields.items():
         option = next(part for part in field.metadata if isinstance(part, Option))
         values, kind = _read(field.annotation)
-        given = {"values": option.values or values, "kind": option.kind or kind}
+        given = {"values": option.values or values, "kind": option.kind or kind, **_bounds(field.metadata)}
         rows.append(replace(option, name=name, default=field.get_default(), **given))  # type: ignore[arg-type]
     return rows
+
+
+def _bounds(metadata: Iterable[Any]) -> dict[str, int]:
+    """The smallest and the largest number that a field's own constraints allow, where these are said there."""
+    signs = {"ge": "least", "le": "most"}
+    return {signs[sign]: int(getattr(part, sign)) for part in metadata for sign in signs if hasattr(part, sign)}
 
 
 _KINDS: dict[Any, Kind] = {bool: "flag", int: "count", float: "fraction", str: "text"}

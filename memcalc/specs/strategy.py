@@ -21,9 +21,7 @@ Precision = Literal["fp32", "fp16-mixed", "bf16-mixed", "fp16-autocast", "bf16-a
 MomentType = Literal["fp32", "bf16", "fp16", "fp8"]
 Optimizer = Literal[
     "adamw", "adamw-8bit", "paged-adamw", "paged-adamw-8bit", "adafactor", "lion", "lion-8bit", "sgd", "sgd-momentum",
-    "muon",
-    "soap",
-    "galore-adamw",
+    "muon", "soap", "galore-adamw",
 ]  # fmt: skip
 OptimizerImpl = Literal["fused", "foreach", "loop"]
 Schedule = Literal["1f1b", "interleaved", "gpipe", "interleaved-zb", "zb-h1", "zb-h2", "zb-1p", "zb-2p", "zb-v"]
@@ -44,6 +42,7 @@ FRAMEWORKS: tuple[str, ...] = get_args(FrameworkName)
 PRECISIONS: tuple[str, ...] = get_args(Precision)
 SCHEDULES: tuple[str, ...] = get_args(Schedule)
 OPTIMIZERS: tuple[str, ...] = get_args(Optimizer)
+ELEMENTS = 10**18  # the most in DeepSpeed's settings, whose files say 1e14 for no bound
 
 
 class Strategy(Frozen):
@@ -241,7 +240,7 @@ class Strategy(Frozen):
     ] = 1.0
     flash_version: Annotated[int, Option("Generation of FlashAttention: 1, 2 or 3.", "-"), Field(ge=1, le=3)] = 2
     experts_padded: Annotated[bool, Option("Experts are padded to a capacity: the host waits for no count.")] = False
-    mtp: Annotated[int, Option("Blocks that predict further tokens.", "blocks"), Field(ge=0)] = 0
+    mtp: Annotated[int, Option("Blocks that predict further tokens.", "blocks"), Field(ge=0, le=64)] = 0
     microbatch_group: Annotated[
         int,
         Option("Micro-batches that pass one model chunk before the next chunk's turn; as many as stages where 0.",
@@ -366,20 +365,21 @@ class Strategy(Frozen):
     ] = ""
     reduce_bucket_size: Annotated[
         int | None, Option("A bucket of ZeRO's reductions; like the following, DeepSpeed's own default where None.",
-            "elements"),
+            "elements"), Field(ge=1, le=ELEMENTS),
     ] = None
-    overlap_comm: Annotated[
-        bool | None, Option("ZeRO reduces one bucket while the next one is filled.")
+    overlap_comm: Annotated[bool | None, Option("ZeRO reduces one bucket while the next one is filled.")] = None
+    zero_prefetch_bucket: Annotated[
+        int | None, Option("What ZeRO-3 gathers ahead.", "elements"), Field(ge=0, le=ELEMENTS)
     ] = None
-    zero_prefetch_bucket: Annotated[int | None, Option("What ZeRO-3 gathers ahead.", "elements")] = None
     persistence_threshold: Annotated[
-        int | None, Option("Size below which ZeRO-3 keeps a parameter whole.", "elements")
+        int | None, Option("Size below which ZeRO-3 keeps a parameter whole.", "elements"), Field(ge=0, le=ELEMENTS)
     ] = None
     max_live_parameters: Annotated[
-        int | None, Option("Gathered parameters beyond which ZeRO-3 gathers nothing ahead.", "elements")
+        int | None, Option("Gathered parameters beyond which ZeRO-3 gathers nothing ahead.", "elements"),
+        Field(ge=0, le=ELEMENTS),
     ] = None
     sub_group_size: Annotated[
-        int | None, Option("Part of its shard that ZeRO-3 updates at a time.", "elements")
+        int | None, Option("Part of its shard that ZeRO-3 updates at a time.", "elements"), Field(ge=1, le=ELEMENTS)
     ] = None
     micro_batch: Annotated[
         int,

@@ -1,0 +1,86 @@
+"""What no strategy can be is refused by its own name, by every command alike, and is never a defect."""
+
+from __future__ import annotations
+
+import pytest
+from typer.testing import CliRunner
+
+import memcalc
+from memcalc.cli.app import app
+from memcalc.errors import InputError
+from memcalc.frameworks import habits_of
+from memcalc.specs.options import FIELDS
+
+JOB = ["--model", "gpt2", "--gpu", "h200", "--gpus", "2"]
+COMMANDS = [["plan"], ["estimate"], ["ladder"], ["max", "micro-batch"]]
+
+
+def refusal(*words: str) -> str:
+    """What a command says that refuses its input."""
+    answer = CliRunner().invoke(app, list(words))
+    assert answer.exit_code == 2, (words, answer.exception)
+    return answer.stderr
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
+@pytest.mark.parametrize("framework", ["deepspeed", "ddp", "hf"])
+@pytest.mark.parametrize("optimizer", [[], ["--optimizer", "soap"]], ids=["adamw", "soap"])
+def test_a_precision_that_the_framework_has_not_is_what_is_refused(
+    command: list[str], framework: str, optimizer: list[str]
+) -> None:
+    assert "fp8-mixed" not in habits_of(framework).widths
+    said = refusal(*command, *JOB, "--framework", framework, "--precision", "fp8-mixed", *optimizer)
+    assert "--precision 'fp8-mixed'" in said
+    assert all(name in said for name in habits_of(framework).widths)
+
+
+@pytest.mark.parametrize("command", [*COMMANDS, ["ladder", "--recipe"]], ids=" ".join)
+@pytest.mark.parametrize("framework", ["fsdp2", "fsdp1", "torchtitan"])
+def test_an_optimizer_that_runs_at_no_stage_of_the_framework_is_what_is_refused(
+    command: list[str], framework: str
+) -> None:
+    said = refusal(*command, *JOB, "--framework", framework, "--optimizer", "soap")
+    assert "--optimizer 'soap'" in said
+    assert "ddp" in said
+
+
+@pytest.mark.parametrize("framework", ["megatron", "torchtitan", "fsdp2", "ddp"])
+def test_a_recipe_of_8_bit_products_is_refused_where_no_precision_that_is_searched_has_any(framework: str) -> None:
+    words = {"model": "gpt2", "gpu": "h200", "gpus": 2, "framework": framework}
+    settings = {"strategy.float8": "rowwise_with_gw_hp"}
+    with pytest.raises(InputError, match=r"strategy\.float8 .* needs precision fp8-mixed"):
+        memcalc.plan(**words, settings=settings)
+    with pytest.raises(InputError, match=r"strategy\.float8 .* needs precision fp8-mixed"):
+        memcalc.estimate(**words, settings=settings)
+
+
+@pytest.mark.parametrize("key", [key for key, row in FIELDS.items() if row.kind == "count"])
+@pytest.mark.parametrize("beyond", ["least", "most"])
+def test_a_count_beyond_its_bounds_is_refused_with_them(key: str, beyond: str) -> None:
+    row = FIELDS[key]
+    value = row.least - 1 if beyond == "least" else row.most + 1
+    said = refusal("estimate", *JOB, "--set", f"{key}={value}")
+    assert f"{key} '{value}'" in said
+    assert f"from {row.least} to {row.most:,}" in said
+
+
+@pytest.mark.parametrize("bound", ["least", "most"])
+def test_the_bounds_of_a_field_that_every_job_has_are_taken(bound: str) -> None:
+    for key in ("strategy.mtp", "strategy.flash_version", "workload.eval_batches_kept"):
+        answer = memcalc.estimate(model="gpt2", gpu="h200", settings={key: getattr(FIELDS[key], bound)})
+        assert answer.peak.allocated > 0
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        ({"zero": 3, "settings": {"strategy.reshard": "never"}}, "strategy.reshard 'never': is zero 2, not 3"),
+        ({"gpus": 8, "global_batch": 3}, "global-batch 3: micro-batch x data-parallel ranks = 1 x 8 = 8 must divide"),
+    ],
+    ids=["contradiction", "batch"],
+)
+def test_where_no_strategy_is_possible_the_reason_is_that_of_an_estimate(words: dict[str, object], reason: str) -> None:
+    answer = memcalc.plan(model="gpt2", gpu="h100", **{"gpus": 2, **words})
+    assert not answer.plans
+    assert reason in answer.too_large
+    assert answer.seq_len == 1024
