@@ -133,7 +133,8 @@ def legal(grid: Grid) -> Array:
         able = able & ((grid.offloaded("optimizer") == 0) | grid.zero_from(lowest))
         if width := grid.fixed.grad_accum_dtype:
             widths = [width_without_zero(grid.habits, name) for name in grid.precisions]
-            able = able & (grid.zero_from(1) | column([fixed in ("", width) for fixed in widths], "precision"))
+            same = column([fixed in ("", width) for fixed in widths], "precision") == 1
+            able = able & (grid.zero_from(1) | same)
     return np.asarray(able & (grid.accumulation == 1) if grid.fixed.optimizer_in_backward else able)
 
 
