@@ -344,7 +344,9 @@ def layouts_of(request: Request, model: Model, node: Node, gpus: int, seq_len: i
         ways = [None if way else False for way in _values(request, "sp", _ways(request, habits, model))]
     pipelines = pipes.pipelines_for(request, habits)
     layouts = [layouts_for(model, gpus, degrees, seq_len, sp=way, pipelines=pipelines) for way in ways]
-    alone = dict.fromkeys(layout for some in layouts for layout in some if layout.tp > 1 or not layout.sp)
+    split = request.given["fields"].get("etp") or 1
+    every = (layout for some in layouts for layout in some if layout.tp % split == 0)
+    alone = dict.fromkeys(layout for layout in every if layout.tp > 1 or not layout.sp)
     return with_replicas(alone, request, habits, model, node)
 
 

@@ -163,6 +163,8 @@ def check_layout(model: Model, layout: Layout, seq_len: int, expert_tp: int = 0,
         if experts % layout.ep:
             raise CombinationError("ep", layout.ep, f"must be a divisor of the {experts} experts of {model.name}")
     check_replicas(layout, alone=alone)
+    if expert_tp and layout.tp % expert_tp:
+        raise CombinationError("strategy.etp", expert_tp, f"is modelled where it is a divisor of tp = {layout.tp}")
     ranks, part = layout.dp * layout.cp // layout.dp_replicate, " / dp-replicate" * (layout.dp_replicate > 1)
     if expert_tp and (ranks * layout.tp) % (layout.ep * expert_tp):
         allowed = f"ep x etp must be a divisor of dp x cp x tp{part} = {ranks * layout.tp}"

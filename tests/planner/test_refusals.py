@@ -93,3 +93,14 @@ def test_a_width_of_added_gradients_holds_in_inverse_questions(words: tuple[str,
     options = ["--framework", "deepspeed@2021", "--set", "strategy.grad_accum_dtype=fp16"]
     answer = CliRunner().invoke(app, [*words, *options])
     assert answer.exit_code == 0, answer.exception
+
+
+def test_experts_are_split_no_further_than_the_rest() -> None:
+    words = {"model": "deepseek-v2-lite", "gpu": "h200", "gpus": 8, "framework": "megatron"}
+    split = {"settings": {"strategy.etp": 2}}
+    for call in (memcalc.estimate, memcalc.plan):
+        with pytest.raises(InputError, match=r"strategy\.etp 2: is modelled where it is a divisor of tp = 1"):
+            call(**words, **split, tp=1)
+    plans = memcalc.plan(**words, **split).plans
+    assert plans
+    assert all(plan.strategy.tp % 2 == 0 for plan in plans)
