@@ -15,9 +15,10 @@ import fuzz_readers
 
 from memcalc.convert.formats import base
 from memcalc.specs.option import Option
-from memcalc.specs.options import COMMAND_LINE
+from memcalc.specs.options import COMMAND_LINE, OPTIONS
 from memcalc.specs.posttraining import RL_OPTIONS, TRAINING
 from memcalc.specs.serving import ENGINE_OPTIONS
+from memcalc.specs.strategy import FRAMEWORKS
 from memcalc.ui.answers import REQUESTS
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -62,6 +63,8 @@ COMMANDS = {
 NAMED = {
     "plan --algorithm": ("plan", "roles", "sizes"), "triage of an engine": ("triage", "start", "place"),
     "check of a script": ("check", "script", "place"), "triage of a snapshot": ("triage", "snapshot", "job"),
+    **{f"{command} of a framework": (command, "framed") for command in ("plan", "estimate", "ladder")},
+    **{f"{command} of a framework": (command, "quantity", "framed") for command in ("max", "min")},
 }  # fmt: skip
 """The same where a command reads several kinds of thing."""
 OUT_OF_MEMORY = (
@@ -178,6 +181,16 @@ class Cases:
             words += ["--set", self.random.choice(SETTINGS)]
         return words, files
 
+    def _framed(self) -> tuple[list[str], dict[str, bytes]]:
+        """What is right but for one to three options or settings of a framework, which may not go together."""
+        words = ["--model", self.random.choice(self.models), "--gpu", self.random.choice(self.gpus)]
+        words += ["--framework", self.random.choice(FRAMEWORKS)]
+        words += ["--gpus", self.random.choice(("1", "2", "4", "8", "16"))] if self.random.random() < 0.8 else []
+        rows = [row for row in OPTIONS if row.name not in {"model", "gpu", "gpus", "framework", "calibration", "set"}]
+        for row in self.random.sample(rows, self.random.randrange(1, 4)):
+            words += self._option(row) if row.panel else ["--set", f"{row.key}={self._value(row)}"]
+        return words, {}
+
     def _engine(self) -> tuple[list[str], dict[str, bytes]]:
         model, files = self._model()
         words = ["--model", model, "--gpu", self.random.choice(self.gpus)]
@@ -215,12 +228,17 @@ class Cases:
         flag = f"--{option.name.replace('_', '-')}"
         if option.kind == "flag":
             return [self.random.choice((flag, flag.replace("--", "--no-", 1)))]
+        return [flag, self._value(option)]
+
+    def _value(self, option: Option) -> str:
         if option.completed_by:
             chosen: list[str] = self.gpus if option.completed_by == "gpus" else self.models
+        elif option.kind == "flag":
+            chosen = ["true", "false"]
         else:
             chosen = list(SPECIAL.get(option.name, ())) or [str(value) for value in option.values]
             chosen = chosen or list(NUMBERS[:8] if option.kind == "count" else NUMBERS)
-        return [flag, self.random.choice(BAD if self.random.random() < 0.08 else chosen)]
+        return self.random.choice(BAD if self.random.random() < 0.08 else chosen)
 
     def _model(self) -> tuple[str, dict[str, bytes]]:
         chance = self.random.random()
