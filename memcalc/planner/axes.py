@@ -29,7 +29,7 @@ from memcalc.planner.optimizers import (
     galore_fields,
     possible,
 )
-from memcalc.planner.pipelines import check_layout, check_split, layouts_for, splits_for
+from memcalc.planner.pipelines import check_layout, check_split, layouts_for, splits_experts, splits_for
 from memcalc.planner.policies import allowed, check_modules, policies
 from memcalc.planner.recorded import policies_for, recorded_optimizers
 from memcalc.planner.request import Request
@@ -344,9 +344,10 @@ def layouts_of(request: Request, model: Model, node: Node, gpus: int, seq_len: i
         ways = [None if way else False for way in _values(request, "sp", _ways(request, habits, model))]
     pipelines = pipes.pipelines_for(request, habits)
     layouts = [layouts_for(model, gpus, degrees, seq_len, sp=way, pipelines=pipelines) for way in ways]
-    split = request.given["fields"].get("etp") or 1
-    every = (layout for some in layouts for layout in some if layout.tp % split == 0)
-    alone = dict.fromkeys(layout for layout in every if layout.tp > 1 or not layout.sp)
+    legal = [
+        layout for some in layouts for layout in some if splits_experts(layout, request.given["fields"].get("etp", 0))
+    ]
+    alone = dict.fromkeys(layout for layout in legal if layout.tp > 1 or not layout.sp)
     return with_replicas(alone, request, habits, model, node)
 
 

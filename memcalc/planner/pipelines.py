@@ -163,8 +163,8 @@ def check_layout(model: Model, layout: Layout, seq_len: int, expert_tp: int = 0,
         if experts % layout.ep:
             raise CombinationError("ep", layout.ep, f"must be a divisor of the {experts} experts of {model.name}")
     check_replicas(layout, alone=alone)
-    if expert_tp and layout.tp % expert_tp:
-        raise CombinationError("strategy.etp", expert_tp, f"is modelled where it is a divisor of tp = {layout.tp}")
+    if expert_tp and layout.tp % expert_tp and expert_tp % layout.tp:
+        raise CombinationError("strategy.etp", expert_tp, f"must be a divisor or a multiple of tp = {layout.tp}")
     ranks, part = layout.dp * layout.cp // layout.dp_replicate, " / dp-replicate" * (layout.dp_replicate > 1)
     if expert_tp and (ranks * layout.tp) % (layout.ep * expert_tp):
         allowed = f"ep x etp must be a divisor of dp x cp x tp{part} = {ranks * layout.tp}"
@@ -173,6 +173,12 @@ def check_layout(model: Model, layout: Layout, seq_len: int, expert_tp: int = 0,
         raise CombinationError("ep", layout.ep, f"must be a divisor of dp x cp{part} = {ranks}")
     if layout.cp > seq_len:
         raise CombinationError("cp", layout.cp, f"must be at most the sequence length {seq_len}")
+
+
+def splits_experts(layout: Layout, expert_tp: int) -> bool:
+    """Whether :func:`check_layout` lets an expert be split over so many ranks in a layout without replicas."""
+    tp, ranks = layout.tp, layout.dp * layout.cp * layout.tp
+    return not expert_tp or (max(tp, expert_tp) % min(tp, expert_tp) == 0 and ranks % (layout.ep * expert_tp) == 0)
 
 
 def check_replicas(layout: Layout, *, alone: bool = False) -> None:

@@ -21,7 +21,9 @@ Precision = Literal["fp32", "fp16-mixed", "bf16-mixed", "fp16-autocast", "bf16-a
 MomentType = Literal["fp32", "bf16", "fp16", "fp8"]
 Optimizer = Literal[
     "adamw", "adamw-8bit", "paged-adamw", "paged-adamw-8bit", "adafactor", "lion", "lion-8bit", "sgd", "sgd-momentum",
-    "muon", "soap", "galore-adamw",
+    "muon",
+    "soap",
+    "galore-adamw",
 ]  # fmt: skip
 OptimizerImpl = Literal["fused", "foreach", "loop"]
 Schedule = Literal["1f1b", "interleaved", "gpipe", "interleaved-zb", "zb-h1", "zb-h2", "zb-1p", "zb-2p", "zb-v"]
@@ -42,7 +44,7 @@ FRAMEWORKS: tuple[str, ...] = get_args(FrameworkName)
 PRECISIONS: tuple[str, ...] = get_args(Precision)
 SCHEDULES: tuple[str, ...] = get_args(Schedule)
 OPTIMIZERS: tuple[str, ...] = get_args(Optimizer)
-ELEMENTS = 10**18  # the most in DeepSpeed's settings, whose files say 1e14 for no bound
+_ELEMENTS = Field(ge=0, le=10**18)  # DeepSpeed's files say 1e14 for no bound
 
 
 class Strategy(Frozen):
@@ -365,21 +367,18 @@ class Strategy(Frozen):
     ] = ""
     reduce_bucket_size: Annotated[
         int | None, Option("A bucket of ZeRO's reductions; like the following, DeepSpeed's own default where None.",
-            "elements"), Field(ge=1, le=ELEMENTS),
+            "elements"), _ELEMENTS,
     ] = None
     overlap_comm: Annotated[bool | None, Option("ZeRO reduces one bucket while the next one is filled.")] = None
-    zero_prefetch_bucket: Annotated[
-        int | None, Option("What ZeRO-3 gathers ahead.", "elements"), Field(ge=0, le=ELEMENTS)
-    ] = None
+    zero_prefetch_bucket: Annotated[int | None, Option("What ZeRO-3 gathers ahead.", "elements"), _ELEMENTS] = None
     persistence_threshold: Annotated[
-        int | None, Option("Size below which ZeRO-3 keeps a parameter whole.", "elements"), Field(ge=0, le=ELEMENTS)
+        int | None, Option("Size below which ZeRO-3 keeps a parameter whole.", "elements"), _ELEMENTS
     ] = None
     max_live_parameters: Annotated[
-        int | None, Option("Gathered parameters beyond which ZeRO-3 gathers nothing ahead.", "elements"),
-        Field(ge=0, le=ELEMENTS),
+        int | None, Option("Gathered parameters beyond which ZeRO-3 gathers nothing ahead.", "elements"), _ELEMENTS
     ] = None
     sub_group_size: Annotated[
-        int | None, Option("Part of its shard that ZeRO-3 updates at a time.", "elements"), Field(ge=1, le=ELEMENTS)
+        int | None, Option("Part of its shard that ZeRO-3 updates at a time.", "elements"), _ELEMENTS
     ] = None
     micro_batch: Annotated[
         int,

@@ -45,15 +45,20 @@ def ranks(grid: Grid, shard: Shard) -> Array:
         "rows if ep": grid.sequence_shard,
         "ep": grid.degree("ep"),
         "full if sp": np.int64(1),
-        "rows": tp // grid.expert_tp,
-        "rows if sorted": tp // grid.expert_tp,
+        "rows": np.maximum(tp // grid.expert_tp, 1),
+        "rows if sorted": np.maximum(tp // grid.expert_tp, 1),
         "experts": grid.degree("ep") * grid.expert_tp,
     }
     return divisors[shard]
 
 
 def present(grid: Grid, shard: Shard, block: Block) -> Array:
-    """1 where a tensor exists: some are copies that are made under a condition alone."""
+    """1 where a tensor exists: some are copies that are made under a condition alone.
+
+    More where ranks of an expert outnumber those of the rest: each has the rows of all of them (Megatron-LM 23e00ed
+    transformer/moe/token_dispatcher.py, gather_from_sequence_parallel_region over the expert's tensor-parallel group).
+    """
+    wider = np.maximum(grid.expert_tp // grid.degree("tp"), 1)
     conditions = {
         "full if sp": lambda: grid.sequence_shard > 1,
         "tp if batched": lambda: grid.micro_batch > 1,
@@ -62,7 +67,8 @@ def present(grid: Grid, shard: Shard, block: Block) -> Array:
         "part if tp": lambda: grid.degree("tp") > 1,
         "full if tp": lambda: grid.degree("tp") > 1,
         "rows if ep": lambda: (grid.degree("ep") > 1) | (grid.expert_tp > 1),
-        "rows if sorted": lambda: (grid.degree("ep") > 1) & (local_experts(grid, block) > 1),
+        "rows": lambda: wider,
+        "rows if sorted": lambda: wider * ((grid.degree("ep") > 1) & (local_experts(grid, block) > 1)),
     }
     return conditions[shard]().astype(np.int64) if shard in conditions else np.int64(1)
 

@@ -95,12 +95,33 @@ def test_a_width_of_added_gradients_holds_in_inverse_questions(words: tuple[str,
     assert answer.exit_code == 0, answer.exception
 
 
-def test_experts_are_split_no_further_than_the_rest() -> None:
-    words = {"model": "deepseek-v2-lite", "gpu": "h200", "gpus": 8, "framework": "megatron"}
-    split = {"settings": {"strategy.etp": 2}}
+EXPERTS = {"model": "deepseek-v2-lite", "gpu": "h200", "gpus": 8, "framework": "megatron"}
+
+
+def test_an_expert_is_split_over_a_divisor_or_a_multiple_of_the_other_ranks() -> None:
+    split = {"settings": {"strategy.etp": 3}}
     for call in (memcalc.estimate, memcalc.plan):
-        with pytest.raises(InputError, match=r"strategy\.etp 2: is modelled where it is a divisor of tp = 1"):
-            call(**words, **split, tp=1)
-    plans = memcalc.plan(**words, **split).plans
+        with pytest.raises(InputError, match=r"strategy\.etp 3: must be a divisor or a multiple of tp = 2"):
+            call(**EXPERTS, **split, tp=2)
+
+
+def test_a_search_lists_what_an_estimate_takes() -> None:
+    split = {"settings": {"strategy.etp": 2}}
+    plans = memcalc.plan(**EXPERTS, **split).plans
     assert plans
-    assert all(plan.strategy.tp % 2 == 0 for plan in plans)
+    for plan in plans:
+        assert plan.job is not None
+        assert memcalc.estimate(**plan.job.keywords()).strategy == plan.strategy
+
+
+def test_an_expert_on_more_ranks_than_the_rest_has_the_rows_of_all_of_them() -> None:
+    """As many experts' weights on a rank, and the routed rows of twice as many ranks."""
+    kept = []
+    for split in (1, 2, 4):
+        words = {**EXPERTS, "ep": 8 // split, "micro_batch": 1, "seq_len": 4096, "recompute": "none"}
+        terms = memcalc.estimate(**words, settings={"strategy.etp": split}).terms
+        kept.append({t.name: t.bytes for t in terms if t.component == "activations"})
+    grown = {
+        name for name in kept[0] if kept[1].get(name) == 2 * kept[0][name] and kept[2].get(name) == 4 * kept[0][name]
+    }
+    assert grown, sorted(kept[0])
