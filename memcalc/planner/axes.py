@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from memcalc.errors import CombinationError, InputError
@@ -29,7 +30,7 @@ from memcalc.planner.optimizers import (
     galore_fields,
     possible,
 )
-from memcalc.planner.pipelines import check_layout, check_split, layouts_for, splits_experts, splits_for
+from memcalc.planner.pipelines import check_layout, check_split, layouts_for, splits_for, splitting_experts
 from memcalc.planner.policies import allowed, check_modules, policies
 from memcalc.planner.recorded import policies_for, recorded_optimizers
 from memcalc.planner.request import Request
@@ -343,11 +344,9 @@ def layouts_of(request: Request, model: Model, node: Node, gpus: int, seq_len: i
     if sp is None:  # a framework that always has it beside TP has it nowhere else
         ways = [None if way else False for way in _values(request, "sp", _ways(request, habits, model))]
     pipelines = pipes.pipelines_for(request, habits)
-    layouts = [layouts_for(model, gpus, degrees, seq_len, sp=way, pipelines=pipelines) for way in ways]
-    legal = [
-        layout for some in layouts for layout in some if splits_experts(layout, request.given["fields"].get("etp", 0))
-    ]
-    alone = dict.fromkeys(layout for layout in legal if layout.tp > 1 or not layout.sp)
+    layouts = chain(*(layouts_for(model, gpus, degrees, seq_len, sp=way, pipelines=pipelines) for way in ways))
+    split = splitting_experts(layouts, request.given.get("fields", {}).get("etp", 0))
+    alone = dict.fromkeys(layout for layout in split if layout.tp > 1 or not layout.sp)
     return with_replicas(alone, request, habits, model, node)
 
 

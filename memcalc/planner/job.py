@@ -122,7 +122,7 @@ class PlanJob:
         pinned = Request({**self.request.given, "gpus": counts[-1]})
         longest = self.request.given.get("seq_len", self.model.max_positions)
         habits = habits_for(pinned)[1]
-        layout, split = axes.one_layout(pinned, habits, self.model), self.request.given["fields"].get("etp", 0)
+        layout, split = axes.one_layout(pinned, habits, self.model), self.request.given.get("fields", {}).get("etp", 0)
         check_layout(self.model, layout, longest, split, alone=habits.flat_units)
         raise MissingError(f"no valid layout for {self.model.name} on {counts[-1]} GPUs: give --gpus.")
 

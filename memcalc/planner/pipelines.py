@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from itertools import product
 from typing import TYPE_CHECKING, Any
 
@@ -163,6 +164,12 @@ def check_layout(model: Model, layout: Layout, seq_len: int, expert_tp: int = 0,
         if experts % layout.ep:
             raise CombinationError("ep", layout.ep, f"must be a divisor of the {experts} experts of {model.name}")
     check_replicas(layout, alone=alone)
+    _check_experts(layout, expert_tp)
+    if layout.cp > seq_len:
+        raise CombinationError("cp", layout.cp, f"must be at most the sequence length {seq_len}")
+
+
+def _check_experts(layout: Layout, expert_tp: int) -> None:
     if expert_tp and layout.tp % expert_tp and expert_tp % layout.tp:
         raise CombinationError("strategy.etp", expert_tp, f"must be a divisor or a multiple of tp = {layout.tp}")
     ranks, part = layout.dp * layout.cp // layout.dp_replicate, " / dp-replicate" * (layout.dp_replicate > 1)
@@ -171,14 +178,16 @@ def check_layout(model: Model, layout: Layout, seq_len: int, expert_tp: int = 0,
         raise CombinationError("ep", layout.ep, allowed)
     if not expert_tp and ranks % layout.ep:
         raise CombinationError("ep", layout.ep, f"must be a divisor of dp x cp{part} = {ranks}")
-    if layout.cp > seq_len:
-        raise CombinationError("cp", layout.cp, f"must be at most the sequence length {seq_len}")
 
 
-def splits_experts(layout: Layout, expert_tp: int) -> bool:
-    """Whether :func:`check_layout` lets an expert be split over so many ranks in a layout without replicas."""
-    tp, ranks = layout.tp, layout.dp * layout.cp * layout.tp
-    return not expert_tp or (max(tp, expert_tp) % min(tp, expert_tp) == 0 and ranks % (layout.ep * expert_tp) == 0)
+def splitting_experts(layouts: Iterable[Layout], expert_tp: int) -> list[Layout]:
+    """Those of some layouts in which an expert can be split over so many ranks."""
+    able = []
+    for layout in layouts:
+        with suppress(CombinationError):
+            _check_experts(layout, expert_tp)
+            able.append(layout)
+    return able
 
 
 def check_replicas(layout: Layout, *, alone: bool = False) -> None:
