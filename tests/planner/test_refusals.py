@@ -115,13 +115,13 @@ def test_a_search_lists_what_an_estimate_takes() -> None:
 
 
 def test_an_expert_on_more_ranks_than_the_rest_has_the_rows_of_all_of_them() -> None:
-    """As many experts' weights on a rank, and the routed rows of twice as many ranks."""
+    """Its input is gathered over them, so that it grows with them; what its split weights make of it does not."""
     kept = []
     for split in (1, 2, 4):
         words = {**EXPERTS, "ep": 8 // split, "micro_batch": 1, "seq_len": 4096, "recompute": "none"}
         terms = memcalc.estimate(**words, settings={"strategy.etp": split}).terms
-        kept.append({t.name: t.bytes for t in terms if t.component == "activations"})
-    grown = {
-        name for name in kept[0] if kept[1].get(name) == 2 * kept[0][name] and kept[2].get(name) == 4 * kept[0][name]
-    }
-    assert grown, sorted(kept[0])
+        kept.append({term.name: term.bytes for term in terms if term.component == "activations"})
+    one, two, four = kept
+    gathered, divided = "decoder experts' input", "decoder experts' up projection output"
+    assert (two[gathered], four[gathered]) == (2 * one[gathered], 4 * one[gathered])
+    assert one[divided] == two[divided] == four[divided]
