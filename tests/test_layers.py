@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterable
+from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
@@ -13,7 +14,12 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "memcalc"
 MODULES = sorted(PACKAGE.rglob("*.py"))
-TREES = {path: ast.parse(path.read_text(encoding="utf-8")) for path in MODULES}
+
+
+@cache
+def tree(path: Path) -> ast.Module:
+    """Return a module's syntax."""
+    return ast.parse(path.read_text(encoding="utf-8"))
 
 
 def layers() -> list[str]:
@@ -60,7 +66,7 @@ def name_of(path: Path) -> str:
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
-NAMES = {name_of(path) for path in MODULES}
+PATHS = {name_of(path): path for path in MODULES}
 
 
 def layer_of(module: str) -> str:
@@ -79,48 +85,46 @@ def imported(nodes: Iterable[ast.AST]) -> set[str]:
     return names
 
 
-def modules_used(path: Path) -> set[str]:
+@cache
+def modules_used(module: str) -> set[str]:
     """Return the modules of the package that one imports anywhere, or names in a text to be imported later."""
-    nodes = list(ast.walk(TREES[path]))
+    nodes = list(ast.walk(tree(PATHS[module])))
     texts = {
         node.value.partition(":")[0] for node in nodes if isinstance(node, ast.Constant) and type(node.value) is str
     }
-    used = imported(nodes) | (texts & NAMES - {"memcalc"})
-    own = {name if name in NAMES else name.rpartition(".")[0] for name in used}
-    return (own & NAMES) - {name_of(path)}
+    used = imported(nodes) | (texts & PATHS.keys() - {"memcalc"})
+    own = {name if name in PATHS else name.rpartition(".")[0] for name in used}
+    return (own & PATHS.keys()) - {module}
 
 
-USED = {name_of(path): modules_used(path) for path in MODULES}
-
-
-@pytest.mark.parametrize("module", USED)
+@pytest.mark.parametrize("module", PATHS)
 def test_imports_point_down(module: str) -> None:
     """Late imports in a function, and those for types only, count as any other."""
     layer = layer_of(module)
     assert layer in LAYERS, f"give {layer} its row in docs/architecture.md"
     height = LAYERS.index(layer)
-    upward = {used for used in USED[module] if LAYERS.index(layer_of(used)) < height}
+    upward = {used for used in modules_used(module) if LAYERS.index(layer_of(used)) < height}
     assert not upward, f"{module} imports from above: {sorted(upward)}"
 
 
 def test_the_table_names_what_there_is() -> None:
-    there = {layer_of(module) for module in USED}
+    there = {layer_of(module) for module in PATHS}
     assert sorted(LAYERS) == sorted(there)
 
 
 def test_no_module_imports_itself_by_a_detour() -> None:
     try:
-        TopologicalSorter(USED).prepare()
+        TopologicalSorter({module: modules_used(module) for module in PATHS}).prepare()
     except CycleError as error:
         pytest.fail(f"a circle: {' -> '.join(error.args[1])}")
 
 
 @pytest.mark.parametrize("path", MODULES, ids=name_of)
 def test_outside_libraries_stay_at_home(path: Path) -> None:
-    used = {name.split(".")[0] for name in imported(ast.walk(TREES[path]))}
+    used = {name.split(".")[0] for name in imported(ast.walk(tree(path)))}
     strangers = {name for name in used if name in HOMES and layer_of(name_of(path)) not in HOMES[name]}
     assert not strangers | (used & NOWHERE)
     if LIVE not in path.parents:
-        above = imported(TREES[path].body)
+        above = imported(tree(path).body)
         assert not {name.split(".")[0] for name in above} & ONLY_LATE, "extras are imported inside functions"
         assert not any(name.startswith("memcalc.probe.live") for name in above), "so is what imports torch at its top"

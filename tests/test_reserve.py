@@ -1,6 +1,7 @@
 """The range that measured runs support: fitted by a script, cross-validated, and what the verdict asks for."""
 
 import math
+from functools import cache
 
 from fits import offload_reports, reserve
 
@@ -10,18 +11,22 @@ from memcalc.probe.calibrate import reserves
 from memcalc.terms.overhead import KINDS, WEIGHTS_AWAY
 from memcalc.validation import Presets
 
-RESIDUALS = reserve.residuals()
+
+@cache
+def residuals() -> list[reserves.ReserveSample]:
+    """The figures of all runs, each with what is predicted of it."""
+    return reserve.residuals()
 
 
 def test_the_shipped_range_is_a_fresh_fit() -> None:
-    assert reserve.FILE.read_text() == reserve.fit(RESIDUALS)
+    assert reserve.FILE.read_text() == reserve.fit(residuals())
 
 
 def test_coverage_is_within_three_points_of_its_claim() -> None:
     """Ranges fitted without a source hold that source's figures as often as is claimed, counted here by hand."""
     for name in reserve.CLASSES:
         known = catalog.reserve(name)
-        rows = [r for r in RESIDUALS if r.allocator == name]
+        rows = [r for r in residuals() if r.allocator == name]
         rows = [r for r in rows if r.strict] if sum(r.strict for r in rows) >= reserves.FEWEST else rows
         inside = [known.low <= r.error(known.middle) <= known.high for r in rows]
         assert known.figures == len(rows)
@@ -35,7 +40,7 @@ def test_each_kind_has_its_own_range() -> None:
     held, counted = 0.0, 0
     for kind in (kind for kind in KINDS if kind != WEIGHTS_AWAY):
         known = catalog.reserve("caching", kind)
-        own = [r for r in RESIDUALS if r.allocator == "caching" and r.kind == kind]
+        own = [r for r in residuals() if r.allocator == "caching" and r.kind == kind]
         strict = [r for r in own if r.strict]
         rows = strict if len(strict) >= reserve.FEW else own
         if len(rows) < reserve.FEW:

@@ -38,7 +38,7 @@ def read_script(text: str, known: Mapping[str, str | None] | None = None, name: 
     """
     state = State(name)
     for key, value in (known or {}).items():
-        state.scalars[key] = state.missing(key) if value is None else Token(value)
+        state.scalars[key] = state.missing(key) if value is None else Token(value.replace(MARK, "?"))
     effects = Effects(state, Flow(state), lambda lexer, end: _Reader(lexer, effects, effects.flow).read(end))
     effects.read(Lexer(text.replace(MARK, "?"), state), None)
     variables = {key: value.plain for key, value in state.scalars.items()}

@@ -167,6 +167,10 @@ def test_variables_of_the_queue_are_known_or_known_to_be_set() -> None:
     assert unknown(script) == [("1", ""), ("0", ""), ("0", "")]
 
 
+def test_a_character_that_marks_what_is_unknown_may_stand_in_what_the_queue_sets() -> None:
+    assert words_of("show $SLURM_GPUS_PER_TASK", {"SLURM_GPUS_PER_TASK": "h1\ue00000:8"}) == [["h1?00:8"]]
+
+
 def test_an_inner_shell_is_read_with_what_starts_it() -> None:
     script = "export A='python t.py --n 4'\nsrun --jobid 1 bash -c \"$A --rank \\$SLURM_PROCID\" 2>&1 | tee log\n"
     found = read_script(script, {"SLURM_PROCID": None}).commands[0]

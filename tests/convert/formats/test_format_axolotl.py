@@ -390,6 +390,7 @@ PLUGIN_FIELDS = {"cut_cross_entropy", "use_swanlab", "expert_parallel_size"}
 """Of integrations/*/args.py, which cannot be imported without the Trainer's own dependencies."""
 
 
+@pytest.mark.parser
 def test_keys_are_the_schemas() -> None:
     """Each key that we know is a field of axolotl's, and each field of axolotl's is one that we know."""
     fields = set(_schema().AxolotlInputConfig.model_fields)
@@ -406,6 +407,7 @@ def test_keys_are_the_schemas() -> None:
     assert not config.findings
 
 
+@pytest.mark.parser
 def test_its_schema_takes_what_is_written() -> None:
     schema = _schema()
     jobs: list[dict[str, Any]] = [
@@ -427,6 +429,7 @@ def _validated(schema: Any, data: dict[str, Any]) -> dict[str, Any]:
     return dict(found.model_dump(exclude_none=True))
 
 
+@pytest.mark.parser
 @pytest.mark.parametrize("name", ["qlora-llama3-8b", "fft-8b", "lora-8bit-llama3", "qwen3-32b-qlora", "qlora-fsdp-70b"])
 def test_its_schema_resolves_defaults_as_we_do(name: str) -> None:
     schema = _schema()

@@ -97,6 +97,7 @@ def test_reads_what_the_file_says(name: str) -> None:
     assert codes(config) == {("MC002", field) for field in NOT_COUNTED.get(name, ())}
 
 
+@pytest.mark.parser
 @pytest.mark.parametrize("name", FILES)
 def test_its_own_parser_resolves_the_same(name: str) -> None:
     data = json.loads((FOLDER / "deepspeed" / name).read_text())
@@ -122,6 +123,7 @@ def test_its_own_parser_resolves_the_same(name: str) -> None:
         assert config.get("accumulation") == found.gradient_accumulation_steps
 
 
+@pytest.mark.parser
 def test_its_defaults_are_memcalcs() -> None:
     from memcalc.frameworks.habits import Zero
 
@@ -132,6 +134,7 @@ def test_its_defaults_are_memcalcs() -> None:
     )  # fmt: skip
 
 
+@pytest.mark.parser
 def test_every_field_of_zero_is_known(tmp_path: Path) -> None:
     parser()
     from deepspeed.runtime.precision_config import DeepSpeedBF16Config, DeepSpeedFP16Config
@@ -230,6 +233,7 @@ def test_there_and_back(tmp_path: Path, plan: dict[str, Any]) -> None:
     there_and_back(tmp_path, ("deepspeed",), plan, beside)
 
 
+@pytest.mark.parser
 @pytest.mark.parametrize("zero", [1, 3])
 @pytest.mark.parametrize("precision", ["bf16-mixed", "bf16", "bf16-autocast"])
 def test_its_own_parser_takes_what_is_written(zero: int, precision: str) -> None:

@@ -138,6 +138,7 @@ def test_public_runs_in_its_form(run_id: str, micro: int, quantize: str, tmp_pat
 # -------------------------------------------------------------------------------------------------------- its schema
 
 
+@pytest.mark.parser
 def test_stated_defaults_are_those_of_setup() -> None:
     """By the signature of each command's ``setup``, from the package's text: importing it needs Lightning."""
     import ast

@@ -585,6 +585,7 @@ def titan() -> Any:
     return pytest.importorskip("torchtitan.config", reason=reason)
 
 
+@pytest.mark.parser
 def test_the_defaults_are_those_of_its_dataclasses(titan: Any) -> None:
     from dataclasses import asdict
 
@@ -599,6 +600,7 @@ def test_the_defaults_are_those_of_its_dataclasses(titan: Any) -> None:
     assert flat(asdict(titan.JobConfig())) == DEFAULTS
 
 
+@pytest.mark.parser
 @settings(max_examples=10, deadline=None)
 @given(drawn=WORDS)
 def test_its_own_parser_takes_what_is_written(titan: Any, drawn: dict[str, Any]) -> None:
@@ -611,12 +613,14 @@ def test_its_own_parser_takes_what_is_written(titan: Any, drawn: dict[str, Any])
     assert parsed_config.compile.enable == (words["compile"] != "none")
 
 
+@pytest.mark.parser
 @pytest.mark.parametrize("name", [name for name, words in EXPECTED.items() if words["framework"] == NEWEST])
 def test_its_own_parser_takes_the_files_of_its_age(titan: Any, name: str) -> None:
     data = tomllib.loads((CONFIGS / f"{name}.toml").read_text())
     titan.ConfigManager()._dict_to_dataclass(titan.JobConfig, data)
 
 
+@pytest.mark.parser
 @pytest.mark.parametrize("name", [name for name, words in EXPECTED.items() if words["framework"] != NEWEST])
 def test_its_own_parser_refuses_files_of_an_earlier_age(titan: Any, name: str) -> None:
     data = tomllib.loads((CONFIGS / f"{name}.toml").read_text())
@@ -624,6 +628,7 @@ def test_its_own_parser_refuses_files_of_an_earlier_age(titan: Any, name: str) -
         titan.ConfigManager()._dict_to_dataclass(titan.JobConfig, data)
 
 
+@pytest.mark.parser
 def test_the_flavors_have_the_sizes_of_their_presets(titan: Any) -> None:  # noqa: ARG001
     """Read from the source of its models, which cannot be imported without Triton."""
     root = Path(sys.modules["torchtitan"].__path__[0]) / "models"

@@ -175,6 +175,7 @@ def test_a_value_that_doubles_itself_is_refused() -> None:
 TEXTS = st.sampled_from(["1", "true", "text", "2.5", "${a}", "${b.c}", "x-${a}-${b.c}", "${ a }", "${..a}", "${b.d.0}"])
 
 
+@pytest.mark.parser
 @given(st.dictionaries(st.sampled_from(["k", "l", "m"]), TEXTS, max_size=3), TEXTS)
 @settings(max_examples=60, deadline=None)
 def test_interpolations_are_omegaconfs(table: dict[str, str], inner: str) -> None:
@@ -236,6 +237,7 @@ def test_public_runs_in_its_form(
 # ------------------------------------------------------------------------------------------------------------ its names
 
 
+@pytest.mark.parser
 def test_builders_are_torchtunes() -> None:
     """Each builder that we know is defined there; those of 0.6.1, the newest release on PyPI."""
     import importlib.util

@@ -140,6 +140,7 @@ def test_every_optimizer_is_known(tmp_path: Path) -> None:
         assert config.get("optimizer"), name.value
 
 
+@pytest.mark.parser
 def test_trls_defaults_are_those_that_are_read(tmp_path: Path) -> None:
     reason = "pip install --no-deps trl datasets pandas multiprocess dill xxhash aiohttp requests"
     pytest.importorskip("trl", reason=reason)
