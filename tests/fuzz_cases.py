@@ -63,8 +63,10 @@ COMMANDS = {
 NAMED = {
     "plan --algorithm": ("plan", "roles", "sizes"), "triage of an engine": ("triage", "start", "place"),
     "check of a script": ("check", "script", "place"), "triage of a snapshot": ("triage", "snapshot", "job"),
-    **{f"{command} of a framework": (command, "framed") for command in ("plan", "estimate", "ladder")},
+    **{f"{command} of a framework": (command, "framed") for command in ("plan", "estimate", "ladder", "explain")},
     **{f"{command} of a framework": (command, "quantity", "framed") for command in ("max", "min")},
+    "diff of a framework": ("diff", "changes", "framed"), "serve with an engine": ("serve", "served"),
+    **{f"{command} of an algorithm": (command, "trained") for command in ("rl", "plan")},
 }  # fmt: skip
 """The same where a command reads several kinds of thing."""
 OUT_OF_MEMORY = (
@@ -189,6 +191,36 @@ class Cases:
         rows = [row for row in OPTIONS if row.name not in {"model", "gpu", "gpus", "framework", "calibration", "set"}]
         for row in self.random.sample(rows, self.random.randrange(1, 4)):
             words += self._option(row) if row.panel else ["--set", f"{row.key}={self._value(row)}"]
+        return words, {}
+
+    def _changes(self) -> tuple[list[str], dict[str, bytes]]:
+        """Two sides of a comparison, each of one or two options with right values."""
+        rows = [row for row in OPTIONS if row.panel and row.name not in {"gpu", "calibration", "set"}]
+        sides = []
+        for _ in range(2):
+            chosen = self.random.sample(rows, self.random.randrange(1, 3))
+            sides.append(",".join(f"{row.name}={self._value(row)}" for row in chosen))
+        return sides, {}
+
+    def _served(self) -> tuple[list[str], dict[str, bytes]]:
+        """What is right but for one to three options of an engine, which may not go together."""
+        words = ["--model", self.random.choice(self.models), "--gpu", self.random.choice(self.gpus)]
+        words += ["--engine", self.random.choice(("vllm", "sglang", "vllm@0.8", "vllm@0.16", "sglang@0.4"))]
+        rows = [row for row in ENGINE_OPTIONS if row.name not in {"model", "gpu", "engine"}]
+        for row in self.random.sample(rows, self.random.randrange(1, 4)):
+            words += self._option(row)
+        return words, {}
+
+    def _trained(self) -> tuple[list[str], dict[str, bytes]]:
+        """An algorithm of a framework of post-training, and one to three options which may not go together."""
+        words = ["--model", self.random.choice(self.models), "--gpu", self.random.choice(self.gpus)]
+        words += ["--algorithm", self.random.choice(("grpo", "dapo", "ppo", "dpo", "kto", "orpo", "reward", "sft"))]
+        words += ["--framework", self.random.choice(("trl", "verl", "openrlhf", "nemo-rl"))]
+        words += ["--gpus", self.random.choice(("1", "2", "4", "8", "16")), "--prompt", "512", "--response", "1024"]
+        given = {"algorithm", "framework", "model", "gpu", "prompt", "response"}
+        rows = [row for row in RL_OPTIONS if row.name not in given]
+        for row in self.random.sample(rows, self.random.randrange(1, 4)):
+            words += self._option(row)
         return words, {}
 
     def _engine(self) -> tuple[list[str], dict[str, bytes]]:

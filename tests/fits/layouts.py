@@ -40,7 +40,7 @@ class Said:
         for source in dict.fromkeys(run.group for run in runs):
             skipped[source] = Counter()
             jobs += built((run for run in runs if run.group == source), skipped[source])
-        steps = Fit(jobs).times(shipped()).step.reshape(-1)
+        steps = Fit(jobs).steps(shipped()[None])[0]
         return cls(jobs, [reason_out(job) for job in jobs], steps, skipped)
 
     @property

@@ -26,7 +26,7 @@ from memcalc.runs import read_runs
 from memcalc.timing.forecast import base_of
 from memcalc.timing.rates import GIVEN as BY_STACK
 from memcalc.timing.rates import STACKS, Rates, attention_share, factors_of, given_by, kernels_of, scopes_of
-from memcalc.timing.times import Times, seconds
+from memcalc.timing.times import seconds
 
 FILE = Path(__file__).resolve().parents[2] / "presets" / "step_time.toml"
 ROUNDING = 0.03
@@ -129,6 +129,8 @@ GIVEN = (
           "ZeRO-Offload, arXiv:2101.06840, table 4, as recalled: CPU-Adam updates 10^9 parameters in 0.24 s, 28 bytes "
           "each, where 12 channels of DDR4-2666 have 256 GB/s (DGX-2, two Xeon Platinum 8168)"),
 )  # fmt: skip
+DEPTHS = (1, 16)
+"""Stages up to which pipelines are computed together."""
 SHARES = ("hidden", "hidden_between", "window", "between", "between_tensor", "inside", "inside_tensor")
 """Constants between 0 and 1: their odds are fitted."""
 
@@ -137,21 +139,14 @@ def _raised(prior: Prior) -> float:
     return float(np.log(prior.value / (1 - prior.value)) if prior.name in SHARES else np.log(prior.value))
 
 
-def _lowered(name: str, x: float) -> float:
-    return float(1 / (1 + np.exp(-x)) if name in SHARES else np.exp(x))
+def _lowered(name: str, x: Array) -> Array:
+    return 1 / (1 + np.exp(-x)) if name in SHARES else np.exp(x)
 
 
-class Fit:
-    """All jobs, and the constants that fit them."""
-
-    start = np.array([_raised(prior) for prior in PRIORS])
-    spread = np.array([prior.spread for prior in PRIORS])
+class Part:
+    """Some of the jobs, along the first axis of one grid; guesses of the constants are along its last."""
 
     def __init__(self, jobs: Sequence[Job]) -> None:
-        self.jobs = list(jobs)
-        self.measured = np.array([job.measured for job in jobs])
-        self.sources = np.array([job.source for job in jobs])
-        self.gpus = [job.gpu.name for job in jobs]
         self.stack = Stack.of(jobs)
         self.places = self._places(jobs)
         self.lengths = along(job.grid.fixed.seq_len for job in jobs)
@@ -163,11 +158,11 @@ class Fit:
         self.narrow = along(job.grid.precisions[0].startswith("fp8") for job in jobs) == 1
         self.blocking = along(job.blocking for job in jobs)
 
-    def rates(self, x: Array) -> Rates:
-        """The rates of every job."""
-        fitted = [_lowered(p.name, each) for p, each in zip(PRIORS, x, strict=True)]
-        values = np.array([*fitted, *(prior.value for prior in GIVEN)])
-        found = {name: along(values[places]) for name, places in self.places.items()}
+    def rates(self, guesses: Array) -> Rates:
+        """The rates of every job by each row of ``guesses``."""
+        fitted = [_lowered(prior.name, column) for prior, column in zip(PRIORS, guesses.T, strict=True)]
+        values = np.array([*fitted, *(np.full(len(guesses), prior.value) for prior in GIVEN)])
+        found = {name: values[places].reshape(-1, 1, 1, 1, 1, 1, len(guesses)) for name, places in self.places.items()}
         found |= {name: found[name] * factor for name, factor in self.factors.items()}
         found |= {name: np.where(np.isnan(whole), found[name], whole) for name, whole in self.by_stack.items()}
         found["attention"] = found["attention"] * attention_share(self.lengths, found.pop("attention_half"))
@@ -186,13 +181,42 @@ class Fit:
             for name in scopes[0]
         }
 
-    def times(self, x: Array) -> Times:
-        """The times of every job."""
-        return seconds(self.stack.work, self.stack.hardware, self.rates(x))
+    def steps(self, guesses: Array) -> Array:
+        """The step of every job by each of the guesses [s]: guesses by jobs."""
+        times = seconds(self.stack.work, self.stack.hardware, self.rates(guesses))
+        return times.step.reshape(-1, len(guesses)).T
+
+
+class Fit:
+    """All jobs, and the constants that fit them."""
+
+    start = np.array([_raised(prior) for prior in PRIORS])
+    spread = np.array([prior.spread for prior in PRIORS])
+
+    def __init__(self, jobs: Sequence[Job]) -> None:
+        self.jobs = list(jobs)
+        self.measured = np.array([job.measured for job in jobs])
+        self.sources = np.array([job.source for job in jobs])
+        self.gpus = [job.gpu.name for job in jobs]
+        # A job has the stages of the deepest pipeline of its part: most have one
+        depths = np.array([sum(job.work.once.linear.shape[1] > depth for depth in DEPTHS) for job in jobs])
+        chosen = [np.flatnonzero(depths == depth) for depth in sorted(set(depths))]
+        self.parts = [(places, Part([self.jobs[place] for place in places])) for places in chosen]
+
+    def steps(self, guesses: Array) -> Array:
+        """The step of every job by each of the guesses [s]: guesses by jobs."""
+        found = np.empty((len(guesses), len(self.jobs)))
+        for places, part in self.parts:
+            found[:, places] = part.steps(guesses)
+        return found
 
     def residuals(self, x: Array) -> Array:
         """ln(predicted / measured)."""
-        return np.log(self.times(x).step.reshape(-1) / self.measured)
+        return np.log(self.steps(x[None])[0] / self.measured)
+
+    def moved(self, x: Array, step: float) -> Array:
+        """Residuals where one constant after the other is larger by a step: constants by jobs."""
+        return np.log(self.steps(x + step * np.eye(len(x))) / self.measured)
 
     def weights(self, used: Array) -> Array:
         """Each source weighs as the square root of its runs."""
@@ -207,7 +231,7 @@ class Fit:
         x = self.start if x is None else x
         cost, r = self._cost(x, weights)
         for _ in range(30):
-            jacobian = np.stack([(self.residuals(x + e) - r) / 1e-4 for e in 1e-4 * np.eye(len(x))], axis=1)
+            jacobian = (self.moved(x, 1e-4) - r).T / 1e-4
             w = weights / np.hypot(r, ROUNDING) / TYPICAL
             curvature = (jacobian.T * w) @ jacobian + np.diag(self.spread**-2.0)
             slope = (jacobian.T * w) @ r + (x - self.start) / self.spread**2
@@ -339,7 +363,7 @@ MOVES = 0.01
 def moved(found: Fitted) -> list[tuple[int, int]]:
     """Runs and sources that each constant of :data:`PRIORS` moves."""
     r, step = found.fit.residuals(found.x), 1e-3
-    hits = [np.abs(found.fit.residuals(found.x + e) - r) / step >= MOVES for e in step * np.eye(len(found.x))]
+    hits = np.abs(found.fit.moved(found.x, step) - r) / step >= MOVES
     return [(int(hit.sum()), len(set(found.fit.sources[hit]))) for hit in hits]
 
 

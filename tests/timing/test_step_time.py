@@ -134,7 +134,7 @@ def test_the_fall_from_16_to_1024_gpus_is_followed(name: str) -> None:
         workload = small.workload | {"global_batch": small.workload["global_batch"] * times}
         more = {"gpus": 16 * times, "strategy": strategy, "workload": workload, "tokens_per_second_per_gpu": speed}
         jobs.append(job_of(small.model_copy(update=more), presets))
-    steps = step_time.Fit(jobs).times(step_time.shipped()).step.reshape(-1)
+    steps = step_time.Fit(jobs).steps(step_time.shipped()[None])[0]
     measured = np.array(SCALED[name])
     assert steps[0] / steps == pytest.approx(measured / measured[0], rel=0.08)
 

@@ -272,9 +272,7 @@ RUNS = [
     (2, {"recompute": "every-2", "zero": 2}),
     (2, {"offload": "params", "optimizer_impl": "fused", "recompute": "mlp"}),
     (2, {"precision": "bf16-autocast", "attention": "math", "optimizer": "sgd-momentum", "optimizer_impl": "loop"}),
-    (2, {"precision": "bf16"}),
     (1, {"recompute": "selective-ops"}),
-    (1, {"recompute": "attention"}),
     (1, {"recompute": "block-1", "offload": "activations"}),
     (2, {"recompute": "full", "offload": "params,activations"}),
     (1, {"compile": "blocks"}),
@@ -282,7 +280,7 @@ RUNS = [
     (2, {"tp": 2, "recompute": "full"}),
     (8, {"tp": 2, "dp_replicate": 2, "recompute": "full"}),
     (4, {"tp": 2, "compile": "blocks", "zero": 2}),
-    (4, {"tp": 2, "offload": "params", "optimizer_impl": "fused", "recompute": "mlp"}),
+    (4, {"tp": 2, "offload": "params", "optimizer_impl": "fused", "recompute": "attention"}),
     (4, {"tp": 2, "precision": "bf16-autocast", "attention": "math", "recompute": "selective-ops"}),
 ]
 
