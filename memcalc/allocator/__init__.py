@@ -11,7 +11,7 @@ order of the requests to the driver, which decides only between free blocks of o
 """
 
 from memcalc.allocator.caching import Event, OutOfMemory, Replay, replay
-from memcalc.allocator.growth import reserved_up_to
+from memcalc.allocator.growth import mapped_up_to, reserved_up_to
 from memcalc.allocator.pools import LARGE_SEGMENT
 
-__all__ = ["LARGE_SEGMENT", "Event", "OutOfMemory", "Replay", "replay", "reserved_up_to"]
+__all__ = ["LARGE_SEGMENT", "Event", "OutOfMemory", "Replay", "mapped_up_to", "replay", "reserved_up_to"]

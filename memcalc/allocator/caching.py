@@ -102,16 +102,11 @@ class _Pools(dict[int, Pool]):
         return pool
 
 
-class _Enough(Exception):  # noqa: N818  # no error: what was asked of the replay is known
-    """The replay need not go on."""
-
-
 class _Allocator:
     """`DeviceCachingAllocator` and its counters."""
 
-    def __init__(self, capacity: int | None, rules: Rules, until: Callable[[int], bool] | None) -> None:
+    def __init__(self, capacity: int | None, rules: Rules) -> None:
         self.device = Device(capacity)
-        self.until = until
         self.small = _Pools(self.device, small=True, rules=rules)
         self.large = _Pools(self.device, small=False, rules=rules)
         self.live: dict[int, _Block | None] = {}
@@ -161,8 +156,6 @@ class _Allocator:
                     pool.give(start, end)
                 else:
                     self._other(kind, key, stream, name)
-            except _Enough:
-                return None
             except KeyError:
                 raise InputError(f"events[{position}].key", key, f"must name a live allocation for {kind}") from None
             except InputError as error:
@@ -202,8 +195,6 @@ class _Allocator:
         if block is not None and self.device.reserved > self.hole_at:
             self.hole_at = self.device.reserved
             self.largest_hole = self.hole_at - self.allocated - (block[1] - block[0])
-        if self.until is not None and (self.retries or self.until(self.device.peak)):
-            raise _Enough
         return block
 
     def flush(self) -> None:
@@ -251,7 +242,6 @@ def replay(
     expandable: bool = False,
     large_segment: int = LARGE_SEGMENT,
     max_split: int | None = None,
-    until: Callable[[int], bool] | None = None,
     watch: Callable[[tuple[str, int, int, int, str], int, int], None] | None = None,
 ) -> Replay:
     """Return the peaks that the caching allocator reaches over `events`, up to the first request that fails.
@@ -259,15 +249,14 @@ def replay(
     `capacity` is what the driver has for the allocator (card less context and what others hold; None: no end) [bytes];
     `expandable`, `large_segment` and `max_split` (None: no limit) are ``expandable_segments``,
     ``large_segment_size_mb`` and ``max_split_size_mb`` of ``PYTORCH_CUDA_ALLOC_CONF`` [bytes].
-    With `until` the replay ends, its figures those up to there, once that holds of `peak_reserved` or the cache was
-    given back (`retries`). `watch` is told each event, and what is allocated and reserved after it.
+    `watch` is told each event, and what is allocated and reserved after it.
     Raises InputError for a setting out of range, an unknown kind of event, a key that is not live or already is.
 
     >>> held = replay([("alloc", 1, 3 * 2**20, 0, ""), ("alloc", 2, 700, 0, ""), ("free", 1, 0, 0, "")])
     >>> held.peak_allocated, held.peak_reserved // 2**20
     (3146752, 22)
     """
-    allocator = _Allocator(capacity, _checked(capacity, expandable, large_segment, max_split), until)
+    allocator = _Allocator(capacity, _checked(capacity, expandable, large_segment, max_split))
     failed = allocator.play(events if watch is None else _watched(events, allocator, watch))
     return _result(allocator, failed and _failure(allocator, *failed, large_segment))
 

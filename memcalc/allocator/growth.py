@@ -17,6 +17,7 @@ from memcalc.allocator.pools import (
     SMALL_REQUEST,
     SMALL_SEGMENT,
     Rules,
+    round_up,
 )
 
 _UNIT = MIN_BLOCK.bit_length() - 1  # addresses and sizes are counted in blocks of 512 B, which keeps integers short
@@ -92,6 +93,90 @@ def _reserved(events: Iterable[tuple[str, int, int, int, str]], most: int) -> in
 
 def _pool(*, small: bool) -> _Pool:
     return [], {}, {}, _RULES.least_rest(small) >> _UNIT
+
+
+def mapped_up_to(events: Iterable[tuple[str, int, int, int, str]], most: int, capacity: int) -> int | None:
+    """The same with ``expandable_segments:True``, on a device of ``capacity``, which is not below ``most`` [bytes].
+
+    >>> events = [("alloc", 1, 30 * 2**20, 0, ""), ("free", 1, 0, 0, ""), ("alloc", 2, 50 * 2**20, 0, "")]
+    >>> mapped_up_to(events, 2**30, 2**30) // 2**20, mapped_up_to(events, 2**25, 2**30)
+    (60, None)
+    """
+    return _mapped(events, most >> _UNIT, capacity)
+
+
+def _mapped(events: Iterable[tuple[str, int, int, int, str]], most: int, capacity: int) -> int | None:
+    """A pool is one segment, whose pages end at ``top`` as long as none is given back; addresses begin at 0 in each."""
+    pools: dict[int, _Segment] = {}
+    live: dict[int, tuple[_Segment, int, int]] = {}
+    reserved = 0
+    for kind, key, wanted, stream, _ in events:
+        if kind == "free":
+            pool, start, end = live.pop(key)
+            free, end_of, start_of = pool.free, pool.end_of, pool.start_of
+            if start in start_of:
+                before = start_of.pop(start)
+                del free[bisect_left(free, (start - before) << _SHIFT | before)]
+                start = before
+            if end in end_of:
+                after = end_of.pop(end)
+                del free[bisect_left(free, (after - end) << _SHIFT | end)]
+                end = after
+            insort(free, (end - start) << _SHIFT | start)
+            end_of[start], start_of[end] = end, start
+        elif kind == "alloc":
+            size = (wanted + MIN_BLOCK - 1) >> _UNIT
+            number = stream if size > _SMALL else ~stream
+            pool = pools.get(number) or pools.setdefault(number, _Segment(capacity, small=size <= _SMALL))
+            free, end_of, start_of = pool.free, pool.end_of, pool.start_of
+            at = bisect_left(free, size << _SHIFT)
+            if at < len(free):
+                packed = free[at]
+                start, have = packed & _ADDRESS, packed >> _SHIFT
+                # The last block counts with the addresses behind it (`ExpandablePool.take`)
+                if start + have == pool.top and at + 1 < len(free) and free[at + 1] >> _SHIFT < pool.limit - start:
+                    at += 1
+                    packed = free[at]
+                    start, have = packed & _ADDRESS, packed >> _SHIFT
+                del free[at]
+                end = end_of.pop(start)
+                del start_of[end]
+            else:
+                start, end = pool.grown(size)
+                at = len(free)
+                reserved += end - pool.top
+                pool.top = end
+                if reserved > most:
+                    return None
+            cut = start + size
+            if cut < end:
+                insort(free, (end - cut) << _SHIFT | cut, 0, at)  # the rest is smaller: its place is not above
+                end_of[cut], start_of[end] = end, cut
+                end = cut
+            live[key] = pool, start, end
+    return reserved << _UNIT
+
+
+class _Segment:
+    """The pool of one stream and one class of sizes, as one segment that grows by pages."""
+
+    __slots__ = ("end_of", "free", "limit", "page", "start_of", "top")
+
+    def __init__(self, capacity: int, *, small: bool) -> None:
+        self.free: list[int] = []
+        self.end_of: dict[int, int] = {}
+        self.start_of: dict[int, int] = {}
+        self.page = (SMALL_SEGMENT if small else LARGE_SEGMENT) >> _UNIT
+        self.limit = round_up(capacity + capacity // 8, self.page << _UNIT) >> _UNIT
+        """The addresses that it has, 1 1/8 of the device (`find_expandable_block`): more than can be mapped."""
+        self.top = 0
+
+    def grown(self, size: int) -> tuple[int, int]:
+        """The last free block, taken out, with whole pages behind it until a request fits."""
+        start = self.start_of.pop(self.top, self.top)
+        if start < self.top:
+            del self.free[bisect_left(self.free, (self.top - start) << _SHIFT | start)], self.end_of[start]
+        return start, self.top + round_up(start + size - self.top, self.page)
 
 
 def _segment(size: int) -> int:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
-from memcalc.allocator import Replay, replay, reserved_up_to
+from memcalc.allocator import Replay, mapped_up_to, replay, reserved_up_to
 from memcalc.events import step_events, telling_ranks
 from memcalc.ledger import PHASES, Ledger
 from memcalc.results.estimates import Interval, Peak, StagePeak, Verdict
@@ -285,18 +285,14 @@ def _replayed(
 ) -> Replayed:
     ends = only_safe and not has_observed(ledger)
     most = min(overhead.room, overhead.most_safe) if ends else overhead.room
-    if census.grid.fixed.expandable_segments:
-        until = (lambda peak: peak > most) if ends else None
-        two_steps = simulate(census, ledger, overhead, stage, rank, until=until)
-        if ends and (two_steps.retries or two_steps.peak_reserved > most):
-            raise UnsafeError(stage)
-    else:
-        reserved = reserved_up_to(step_events(census, ledger, stage, rank), most)
-        if reserved is not None:
-            return Replayed(reserved, reserved, retries=0, flushes=0, runs=True, short=0)
-        if ends:
-            raise UnsafeError(stage)
-        two_steps = simulate(census, ledger, overhead, stage, rank)
+    events = step_events(census, ledger, stage, rank)
+    grows = census.grid.fixed.expandable_segments
+    reserved = mapped_up_to(events, most, overhead.room) if grows else reserved_up_to(events, most)
+    if reserved is not None:
+        return Replayed(reserved, reserved, retries=0, flushes=0, runs=True, short=0)
+    if ends:
+        raise UnsafeError(stage)
+    two_steps = simulate(census, ledger, overhead, stage, rank)
     flushes = flushes_of(two_steps, at_stage(census.grid.accumulation, stage, census.grid.num_stages))
     return replayed_from(two_steps, overhead, flushes)
 
@@ -330,7 +326,6 @@ def simulate(
     stage: int,
     rank: Rank = "middle",
     *,
-    until: Callable[[int], bool] | None = None,
     watch: Callable[[], Watch] | None = None,
     limited: bool = True,
 ) -> Replay:
@@ -340,7 +335,7 @@ def simulate(
     """
     space, expandable = overhead.room if limited else None, bool(census.grid.fixed.expandable_segments)
     events = step_events(census, ledger, stage, rank)
-    result = replay(events, capacity=space, expandable=expandable, until=until, watch=watch and watch())
+    result = replay(events, capacity=space, expandable=expandable, watch=watch and watch())
     if result.out_of_memory and has_observed(ledger):
         # What was only ever seen as reserved can be given back, so that it never stops a run
         events = step_events(census, ledger, stage, rank, observed=False)

@@ -331,30 +331,6 @@ def test_expandable_segments_are_by_stream() -> None:
     assert found.pools == {0: 40 * MIB, 1: 40 * MIB}
 
 
-def test_a_replay_ends_once_enough_is_known() -> None:
-    """At the first segment beyond 50 MiB; at the first retry, whatever is reserved; without either not at all."""
-    events = [alloc(1, 30), alloc(2, 40), alloc(3, 10)]
-    assert run(*events, until=lambda reserved: reserved > 50 * MIB).peak_reserved == 70 * MIB
-    assert run(*events, until=lambda reserved: reserved > 80 * MIB) == run(*events)
-    retried = run(alloc(1, 30), free(1), alloc(2, 40), alloc(3, 10), capacity=60 * MIB, until=lambda _: False)
-    assert (retried.retries, retried.peak_reserved) == (1, 40 * MIB)
-
-
-@pytest.mark.parametrize(
-    ("events", "options", "told"),
-    [
-        ([free(1)], {}, r"events\[0\].key 1: must name a live allocation for free"),
-        ([alloc(1, 1), free(1), free(1)], {}, r"events\[2\]"),
-        ([alloc(1, 1), alloc(1, 1)], {}, r"events\[1\]: key 1: must not be allocated while it is live"),
-        ([alloc(1, -1)], {}, r"events\[0\]: size -1048576"),
-        ([Event("aloc", 1, 5)], {}, "did you mean 'alloc'"),
-        ([Event("record", 1, stream=2)], {}, "for record"),
-        ([], {"capacity": -1}, "capacity"),
-        ([], {"large_segment": 10 * MIB}, "large_segment"),
-        ([], {"large_segment": 21 * MIB}, "multiple of 2 MiB"),
-        ([], {"max_split": 19 * MIB}, "max_split"),
-    ],
-)
 def test_impossible_events_and_settings_are_named(events: list[Event], options: dict[str, int], told: str) -> None:
     with pytest.raises(InputError, match=told):
         replay(events, **options)  # type: ignore[arg-type]

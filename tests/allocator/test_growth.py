@@ -3,7 +3,7 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from memcalc.allocator import Event, replay, reserved_up_to
+from memcalc.allocator import Event, mapped_up_to, replay, reserved_up_to
 
 KIB, MIB = 2**10, 2**20
 SIZES = st.one_of(
@@ -45,3 +45,23 @@ def test_a_bound_within_the_card_tells_what_the_card_does(
     short = reserved_up_to(events, room * MIB)
     assert (short is None) == (on_card.retries > 0)
     assert short is None or short == on_card.peak_reserved
+
+
+@settings(max_examples=150, deadline=None)
+@given(histories())
+def test_so_do_segments_that_grow(events: list[tuple[str, int, int, int, str]]) -> None:
+    peak = replay(events, expandable=True).peak_reserved
+    assert mapped_up_to(events, peak, 1 << 40) == peak
+    assert mapped_up_to(events, peak - 1, 1 << 40) is None
+
+
+@settings(max_examples=150, deadline=None)
+@given(histories(), st.integers(1, 300))
+def test_segments_that_grow_have_the_room_of_the_card(
+    events: list[tuple[str, int, int, int, str]], room: int
+) -> None:
+    """On a card that is nearly full, the last block has hardly more addresses behind it than others have bytes."""
+    on_card = replay(events, capacity=room * MIB, expandable=True)
+    mapped = mapped_up_to(events, room * MIB, room * MIB)
+    assert (mapped is None) == (on_card.retries > 0)
+    assert mapped is None or mapped == on_card.peak_reserved
