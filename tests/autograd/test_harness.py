@@ -178,6 +178,7 @@ def test_ddp_keeps_a_second_copy_of_gradients_unless_they_are_views_of_buckets()
     assert peak_of_optimizer(views).live == pytest.approx(peak_of_optimizer(alone).live, rel=1e-3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", sorted(models.FAMILIES))
 def test_every_family_runs(family: str) -> None:
     with mixer_kernels.installed(family):

@@ -114,7 +114,13 @@ def test_help_shows_the_example(command: str) -> None:
     assert EXAMPLES[command] in " ".join(result.stdout.replace("\\\n", "").split())
 
 
-@pytest.mark.parametrize("command", sorted(set(EXAMPLES) - {"ui"}))  # which runs until it is interrupted: tests/ui
+RUN = [
+    pytest.param(command, marks=pytest.mark.slow) if command == "validate" else command
+    for command in sorted(set(EXAMPLES) - {"ui"})  # which runs until it is interrupted: tests/ui
+]
+
+
+@pytest.mark.parametrize("command", RUN)
 def test_the_example_runs(command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The files that an example names are in docs/examples."""
     for path in (Path(__file__).resolve().parents[2] / "docs" / "examples").iterdir():

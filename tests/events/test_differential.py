@@ -87,6 +87,7 @@ MECHANISMS = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mechanism", MECHANISMS)
 def test_a_mechanism(mechanism: str) -> None:
     assert abs(outcome(MECHANISMS[mechanism]).error) < CLOSE

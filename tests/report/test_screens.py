@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -32,9 +33,16 @@ PPO = (
 )
 
 
+@cache
+def answered(line: str, width: int = 80) -> tuple[int, str]:
+    """The exit code of a command, and what it writes on a terminal."""
+    done = CliRunner().invoke(app, line.split(), env={"COLUMNS": str(width)})
+    return done.exit_code, done.stdout
+
+
 def shown(line: str, width: int = 80) -> list[str]:
     """The rows of an answer on a terminal."""
-    return CliRunner().invoke(app, line.split(), env={"COLUMNS": str(width)}).stdout.rstrip("\n").splitlines()
+    return answered(line, width)[1].rstrip("\n").splitlines()
 
 
 @pytest.mark.parametrize("width", [40, 60, 90])
@@ -273,8 +281,7 @@ def test_a_screen_is_twenty_lines_and_no_row_is_broken(line: str) -> None:
 @pytest.mark.parametrize("line", [*COMMON, f"diff micro_batch=8 logits=fused {GRPO}", f"ladder {GRPO}"])
 def test_a_difference_has_a_minus_sign_and_no_hyphen(line: str) -> None:
     """On a screen and on a page; what is typed keeps its hyphens."""
-    for form in ("rich", "markdown"):
-        text = CliRunner().invoke(app, [*line.split(), "-v", "--format", form]).stdout
+    for text in (answered(f"{line} -v")[1], answered(f"{line} -v --format markdown")[1]):
         assert not re.search(r"(?<![\w.\-–·=])(?<!\w )-\d+(\.\d+)?( |%|$)(?!\w*=)", text, re.MULTILINE)
 
 
@@ -337,9 +344,9 @@ def test_beside_plans_one_change_of_a_group_is_shown_and_the_others_counted() ->
 )  # fmt: skip
 def test_what_does_not_fit_leads_on(line: str, leads: str) -> None:
     """Exit code 1, and a line to paste below a row that begins with Next, which the program takes."""
-    told = CliRunner().invoke(app, line.split(), env={"COLUMNS": "80"})
-    assert told.exit_code == 1
-    rows = told.stdout.splitlines()
+    code, text = answered(line)
+    assert code == 1
+    rows = text.splitlines()
     at = next(index for index, row in enumerate(rows) if row.startswith("Next"))
     command = " ".join(row.strip(" \\") for row in rows[at + 1 :] if row.startswith("  "))
     assert command.startswith(leads)

@@ -135,6 +135,7 @@ BATCH, SEQ = 2, 512
 """Long enough that the scores decide the forward of a small block."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "family", ["gpt2", "gpt-neox", "opt", "llama-3", "qwen3", "gemma2", "gemma3", "phi3", "olmo2", "bert", "gpt-oss"]
 )

@@ -54,9 +54,8 @@ def error(family: str, precision: str, recompute: str, attention: str, **sizes: 
     return outcome(Job(family, changes | sizes, layers, *common)).error
 
 
-@pytest.mark.parametrize("family", ["apertus", "llama4_text", "gemma4_text", "gemma4-experts"])
-def test_a_checkpointed_step_takes_what_the_class_takes(family: str) -> None:
-    assert abs(error(family, "bf16", "full", "flash")) <= WITHIN
+def test_a_checkpointed_step_takes_what_the_class_takes() -> None:
+    assert abs(error("llama4_text", "bf16", "full", "flash")) <= WITHIN
 
 
 @pytest.mark.slow
@@ -103,15 +102,17 @@ def test_so_does_gemma_4_over_micro_batches(family: str, recompute: str, precisi
     assert abs(outcome(job).error) <= WITHIN
 
 
-@pytest.mark.parametrize("recompute", ["none", "full"])
+@pytest.mark.slow
 @pytest.mark.parametrize(
-    ("family", "adapters"), [("gemma4_text", "attention"), ("gemma4_text", "all"), ("gemma4-experts", "attention")]
+    ("family", "adapters", "recompute"),
+    [("gemma4_text", "attention", "none"), ("gemma4_text", "all", "full"), ("gemma4-experts", "attention", "full")],
 )
 def test_so_does_gemma_4_with_adapters(family: str, adapters: str, recompute: str) -> None:
     job = Job(family, {}, 9, 2, 256, "bf16", recompute, "adamw", "foreach", "standard", "flash", "plain", 1)
     assert abs(outcome(replace(job, adapters=adapters)).error) <= WITHIN
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", ["gemma4_text", "gemma4-experts"])
 def test_reentrant_checkpoints_keep_the_end_of_the_graph_that_gemma_4s_table_refers_to(family: str) -> None:
     job = Job(family, {}, 9, 2, 256, "bf16", "full", "adamw", "foreach", "standard", "flash", "plain", 1)

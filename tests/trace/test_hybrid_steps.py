@@ -34,7 +34,6 @@ LAYERS = dict.fromkeys(
 STATE_SPACES = dict.fromkeys(("mamba", "falcon_mamba", "mamba2"), 4)
 FAMILIES: dict[str, int | None] = {**LAYERS, **STATE_SPACES, "jamba": 6, "nemotron_h": None}
 """By how many blocks; Nemotron-H's config lists them."""
-OFTEN = ("qwen3_5_text", "falcon_h1", "mamba")
 NO_AUTOCAST = ("jamba",)
 """Whose scan refuses what autocast gives it (:func:`memcalc.planner.mixers.scannable`)."""
 
@@ -50,9 +49,8 @@ def error(
         return outcome(job).error
 
 
-@pytest.mark.parametrize("family", OFTEN)
-def test_a_checkpointed_step_takes_what_the_class_takes(family: str) -> None:
-    assert abs(error(family, "bf16", "full", layers=FAMILIES[family])) <= WITHIN
+def test_a_checkpointed_step_takes_what_the_class_takes() -> None:
+    assert abs(error("falcon_h1", "bf16", "full", layers=FAMILIES["falcon_h1"])) <= WITHIN
 
 
 @pytest.mark.slow

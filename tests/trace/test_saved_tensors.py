@@ -18,6 +18,7 @@ import pytest
 pytest.importorskip("transformers")
 
 from autograd import measure, timeline
+from covering import covering
 
 from memcalc.api import load_model
 from memcalc.convert.huggingface import from_huggingface
@@ -213,17 +214,17 @@ def real_backward(events: tuple[Event, ...], blocks: list[str]) -> int:
     return max(event.live for event in inside) - events[first - 1].live
 
 
+BACKWARDS = (
+    ("llama-2", "flash"), ("llama-3", "eager"), ("gpt2", "flash"), ("gpt2", "eager"), ("gemma2", "eager"),
+    ("bloom", "eager"), ("olmo2", "flash"), ("titan", "flash"),
+)  # fmt: skip
 BLOCKS = {"gpt2": "transformer.h", "bloom": "transformer.h", "titan": "layers"}
 
 
-@pytest.mark.parametrize("recompute", ["none", "full"])
-@pytest.mark.parametrize("precision", ["bf16", pytest.param("fp32", marks=pytest.mark.slow)])
-@pytest.mark.parametrize(
-    ("family", "attention"),
-    [("llama-2", "flash"), ("llama-3", "eager"), ("gpt2", "flash"), ("gpt2", "eager"), ("gemma2", "eager"),
-     ("bloom", "eager"), ("olmo2", "flash"), ("titan", "flash")],
-)  # fmt: skip
-def test_a_backward_needs_what_autograd_allocates(family: str, attention: str, precision: str, recompute: str) -> None:
+@pytest.mark.slow
+@pytest.mark.parametrize(("case", "precision", "recompute"), covering(2, BACKWARDS, ["bf16", "fp32"], ["none", "full"]))
+def test_a_backward_needs_what_autograd_allocates(case: tuple[str, str], precision: str, recompute: str) -> None:
+    family, attention = case
     """Within 0.1%: the trace leaves the gradients of biases out."""
     seq, path = 192, BLOCKS.get(family, "model.layers")
     model = model_of(family, None if family == "titan" else measure.models.hf_config(family))

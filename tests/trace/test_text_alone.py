@@ -27,6 +27,7 @@ MROPE = {"qwen2_5_vl": [4, 4, 4], "qwen3_vl": [4, 4, 4], "qwen3_vl_moe": [4, 4, 
 """Parts of the halves of a small head that are turned by time, height and width."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [*MROPE, "llava"])
 def test_the_whole_step_is_that_of_the_class(kind: str) -> None:
     kinds = ["linear_attention", "linear_attention", "full_attention"]
