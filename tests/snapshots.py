@@ -44,7 +44,7 @@ class Recorder(TorchDispatchMode):
 
     def __init__(self, capacity: int | None = None, *, entries: int | None = None) -> None:
         super().__init__()
-        self.allocator = _Allocator(capacity, Rules(False, LARGE_SEGMENT, None), None)
+        self.allocator = _Allocator(capacity, Rules(False, LARGE_SEGMENT, None))
         self.capacity, self.entries = capacity, entries
         self.trace: list[dict[str, Any]] = []
         self.blocks: dict[int, tuple[int, int, int, Frames]] = {}

@@ -331,6 +331,21 @@ def test_expandable_segments_are_by_stream() -> None:
     assert found.pools == {0: 40 * MIB, 1: 40 * MIB}
 
 
+@pytest.mark.parametrize(
+    ("events", "options", "told"),
+    [
+        ([free(1)], {}, r"events\[0\].key 1: must name a live allocation for free"),
+        ([alloc(1, 1), free(1), free(1)], {}, r"events\[2\]"),
+        ([alloc(1, 1), alloc(1, 1)], {}, r"events\[1\]: key 1: must not be allocated while it is live"),
+        ([alloc(1, -1)], {}, r"events\[0\]: size -1048576"),
+        ([Event("aloc", 1, 5)], {}, "did you mean 'alloc'"),
+        ([Event("record", 1, stream=2)], {}, "for record"),
+        ([], {"capacity": -1}, "capacity"),
+        ([], {"large_segment": 10 * MIB}, "large_segment"),
+        ([], {"large_segment": 21 * MIB}, "multiple of 2 MiB"),
+        ([], {"max_split": 19 * MIB}, "max_split"),
+    ],
+)
 def test_impossible_events_and_settings_are_named(events: list[Event], options: dict[str, int], told: str) -> None:
     with pytest.raises(InputError, match=told):
         replay(events, **options)  # type: ignore[arg-type]
