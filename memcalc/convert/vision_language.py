@@ -140,6 +140,22 @@ def merged(c: Keys, between: Between) -> tuple[Projector, bool]:
     return Projector(merge=merge, copied=True, norm=norm, linears=linears, activation=act), False
 
 
+def adapted(_: Keys, between: Between) -> tuple[Projector, bool]:
+    """Llama 4's: squares of patches are copied side by side and pass two layers of the tower's and one of the whole."""
+    vision, where = between.vision, "config key vision_config"
+    merge = int(1 / vision.fraction("pixel_shuffle_ratio", 0.5)) ** 2
+    inner = vision.size("projector_input_dim", 4096)
+    # One key after the other is the width that the next layer reads, or the class cannot run
+    widths = {"intermediate_size": merge * between.tower.hidden, "projector_output_dim": inner, "vision_output_dim": inner}
+    for (key, width), default in zip(widths.items(), (5632, 4096, 7680), strict=True):
+        if (value := vision.size(key, default)) != width:
+            raise InputError(f"{where}.{key}", value, f"must be {width}, the width of what is joined to it")
+    if dropout := vision.rate("projector_dropout"):
+        raise InputError(f"{where}.projector_dropout", dropout, "only 0 is modelled")
+    linears = (inner, inner, between.text)
+    return Projector(merge=merge, copied=True, linears=linears, activation="gelu", activated=True), False
+
+
 VISION_LANGUAGE: dict[str, Joined] = {
     "qwen2_vl": Joined("qwen2_vl_text", "qwen2_vl_vision", qwen_merger),
     "qwen2_5_vl": Joined("qwen2_5_vl_text", "qwen2_5_vl_vision", qwen_merger),
@@ -147,6 +163,7 @@ VISION_LANGUAGE: dict[str, Joined] = {
     "qwen3_vl_moe": Joined("qwen3_vl_moe_text", "qwen3_vl_moe_vision", qwen_merger),
     "qwen3_5": Joined("qwen3_5_text", "qwen3_5_vision", qwen_merger),
     "qwen3_5_moe": Joined("qwen3_5_moe_text", "qwen3_5_moe_vision", qwen_merger),
+    "llama4": Joined("llama4_text", "llama4_vision_model", adapted),
     "gemma3": Joined("gemma3_text", "siglip_vision_model", pooled, tied=True, text_fields={"explicit_mask": True}),
     "llava": Joined("llama", "clip_vision_model", two_layers),
     "llava_next": Joined("llama", "clip_vision_model", two_layers, newline=True, images={"rule": "unknown"}),

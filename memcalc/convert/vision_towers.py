@@ -206,6 +206,19 @@ def idefics3(c: Keys) -> VisionTower:
     return tower._replace(images=tower.images.model_copy(update={"rule": "split"}), ends=ends)
 
 
+def llama4(c: Keys) -> VisionTower:
+    """Llama 4: patches by one matrix, a class token after them, and positions learned as well as turned."""
+    flat, (images, values, rows) = _sizes(c, 768, 5632, 34, 16), _square(c, 448, 14, 1)
+    h = flat["hidden"]
+    c.get("norm_eps vision_feature_select_strategy multi_modal_projector_bias rope_parameters rope_theta")
+    c.get("vision_output_dim projector_input_dim projector_output_dim projector_dropout pixel_shuffle_ratio")
+    flat |= {**biases(True, True, True), **activation(c, "gelu"), "gated": False, "norm": "layernorm"}
+    flat |= {"complex_rotary": True, "rotary_tables": 0, "upcast_softmax": False}
+    tensors = {"class_token": h, "patches": values * h, "positions": rows * h, "pre_norm": 2 * h, "post_norm": 2 * h}
+    tower = _vision(flat, tensors, images, patch_values=values, norm=LAYER_NORM, end_norm=LAYER_NORM)
+    return tower._replace(images=images.model_copy(update={"rule": "canvas", "most_tiles": 16}))
+
+
 VISION: dict[str, Callable[[Keys], VisionTower]] = {
     "siglip_vision_model": siglip,
     "clip_vision_model": clip,
@@ -217,6 +230,7 @@ VISION: dict[str, Callable[[Keys], VisionTower]] = {
     "qwen3_vl_moe_vision": qwen3_vl,
     "qwen3_5_vision": qwen3_vl,
     "qwen3_5_moe_vision": qwen3_vl,
+    "llama4_vision_model": llama4,
     "smolvlm_vision": idefics3,
     "idefics3_vision": idefics3,
 }

@@ -164,6 +164,59 @@ def tiled_image(width: int, height: int, tile: int, patch: int, merge: int, most
     return _equal_views(views, tile, patch, merge)
 
 
+def fitting_canvas(width: int, height: int, tile: int, most: int) -> tuple[int, int]:
+    """Return the tiles of the canvas on which an image is enlarged least, or shrunk least where none is large enough.
+
+    Parameters
+    ----------
+    width : width of the image [px]
+    height : height of the image [px]
+    tile : side of a tile [px]
+    most : most tiles [1]
+
+    Returns
+    -------
+    columns and rows [1]
+
+    Examples
+    --------
+    >>> fitting_canvas(300, 200, 224, 3), fitting_canvas(1920, 1080, 336, 16)
+    ((2, 1), (5, 3))
+
+    """
+    grids = [(w, h) for w in range(1, most + 1) for h in range(1, most // w + 1)]
+    scales = {(w, h): min(w * tile / width, h * tile / height) for w, h in grids}
+    larger = [scale for scale in scales.values() if scale >= 1]
+    chosen = min(larger) if larger else max(scales.values())
+    return min((grid for grid in grids if scales[grid] == chosen), key=lambda grid: grid[0] * grid[1])
+
+
+def canvas_image(width: int, height: int, tile: int, patch: int, merge: int, most: int) -> Seen:
+    """Return what Llama 4 sees: the tiles of a canvas, and the whole image where there are several.
+
+    Parameters
+    ----------
+    width : width of the image [px]
+    height : height of the image [px]
+    tile : side of a tile [px]
+    patch : side of a patch [px]
+    merge : patches along a side that become one token [1]
+    most : most tiles [1]
+
+    Returns
+    -------
+    views, patches of each, tokens [1]
+
+    Examples
+    --------
+    >>> canvas_image(1920, 1080, 336, 14, 2, 16)
+    Seen(views=16, patches=576, tokens=2304)
+
+    """
+    columns, rows = fitting_canvas(width, height, tile, most)
+    return _equal_views(columns * rows + (columns * rows > 1), tile, patch, merge)
+
+
 def split_image(width: int, height: int, tile: int, patch: int, merge: int, longest: int) -> Seen:
     """Return what Idefics 3 and SmolVLM see: the image scaled to its longest side, cut into tiles, and the whole.
 

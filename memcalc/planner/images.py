@@ -141,6 +141,8 @@ def _by_rule(images: Images, width: int, height: int, most: int | None) -> Seen:
         return seen.bounded_image(width, height, patch, merge, images.longest)
     if images.rule == "tiled":
         return seen.tiled_image(width, height, images.side, patch, merge, images.most_tiles)
+    if images.rule == "canvas":
+        return seen.canvas_image(width, height, images.side, patch, merge, images.most_tiles)
     if images.rule == "split":
         return seen.split_image(width, height, images.side, patch, merge, images.longest)
     return seen.square_image(images.side, patch, merge)

@@ -88,8 +88,8 @@ class AttentionForm(Frozen):
     """Part of a head that the rotary embedding turns."""
     rotary_joined: bool = False
     """The turned part is concatenated with the rest even where it is the whole head (Phi-3)."""
-    rotary_tables: int = Field(default=1, ge=1, lt=2**31)
-    """Pairs of cosine and sine tables: one for each base of the rotary embedding (Gemma 3: 2)."""
+    rotary_tables: int = Field(default=1, ge=0, lt=2**31)
+    """Pairs of cosine and sine tables: one for each base of the rotary embedding (Gemma 3: 2); a buffer is none."""
     half_rotary: bool = False
     """Cosine and sine are as wide as the half of a head (gpt-oss)."""
     rotary_pairs: int = Field(default=0, ge=0, lt=2**31)

@@ -23,10 +23,11 @@ from memcalc.specs.strict import Frozen
 class Images(Frozen):
     """The rule by which an image becomes views, patches and tokens (:mod:`memcalc.formulas.images`)."""
 
-    rule: Literal["square", "scaled", "bounded", "tiled", "split", "unknown"]
+    rule: Literal["square", "scaled", "bounded", "tiled", "split", "canvas", "unknown"]
     """`square`: one size whatever the image; `scaled`: its own proportions between two areas (Qwen); `bounded`: its own
     size up to a longest side (Pixtral); `tiled`: the grid of tiles nearest to its proportions (InternVL); `split`:
-    tiles of the image scaled to a longest side (Idefics 3); `unknown`: the processor's rule is not modelled."""
+    tiles of the image scaled to a longest side (Idefics 3); `canvas`: tiles of the canvas that distorts and scales it
+    least (Llama 4); `unknown`: the processor's rule is not modelled."""
     patch: int = Field(gt=0)
     """Side of a patch [px]."""
     merge: int = Field(default=1, gt=0)
@@ -67,6 +68,8 @@ class Projector(Frozen):
     """Outputs of its linear layers [elements]."""
     activation: str | None = None
     """Before the last of them."""
+    activated: bool = False
+    """It stands before each but the first (Llama 4)."""
     deep: int = Field(default=0, ge=0)
     """Further ones of its kind, which read the output of earlier blocks (Qwen3-VL's DeepStack)."""
     early: bool = False

@@ -91,7 +91,7 @@ def projected(tape: Tape, x: Tensor, spec: Projector, setting: BlockConfig, name
     if spec.norm is not None and spec.norm_merged:
         x = norm(tape, x, spec.norm, setting, f"{name} norm")
     for number, outputs in enumerate(spec.linears, 1):
-        if number == len(spec.linears) and spec.activation is not None:
+        if spec.activation is not None and (number == len(spec.linears) or (spec.activated and number > 1)):
             x = activation(tape, x, spec.activation, setting, name)
         x = linear(tape, x, setting, f"{name} layer {number}", outputs, "h")
     return x
@@ -218,7 +218,8 @@ def tables(tape: Tape, spec: Attention, setting: BlockConfig) -> list[Tensor]:
         return []
     latent = spec.latent
     if spec.complex_rotary:
-        return [tape.new("rotary table, complex", Size(spec.head_dim, WIDE, "row", "none", "d"))]
+        size = Size(spec.head_dim, WIDE, "row", "none", "d")
+        return [tape.new("rotary table, complex", size) for _ in range(spec.rotary_tables)]
     if latent is not None and latent.rotation == "complex":
         return [tape.new("rotary table, complex", Size(latent.qk_rope_head_dim, 4, "row", "none", "d_r"))]
     turned = latent.qk_rope_head_dim if latent else round(spec.head_dim * spec.rotary_fraction)

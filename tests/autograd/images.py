@@ -31,6 +31,8 @@ SMALL: dict[str, dict[str, Any]] = {
     "qwen3_vl_moe": QWEN3 | {"deepstack_visual_indexes": [1]},
     "qwen3_5": QWEN3,
     "qwen3_5_moe": QWEN3,
+    "llama4": VIT | {"intermediate_size": 256, "projector_input_dim": 80, "projector_output_dim": 80,
+                     "vision_output_dim": 80},
     "gemma3": VIT | {"vision_use_head": False},
     "llava": VIT,
     "deepseek_vl": VIT | {"vision_use_head": False},
@@ -101,7 +103,8 @@ def saved_by_tower(kind: str, *, recompute: str = "none") -> Tower:
         torch.set_default_dtype(torch.bfloat16)
         try:
             with mock.patch.object(transformers.PreTrainedModel, "init_weights"):
-                model = class_of(kind)(config).model.train()
+                whole = class_of(kind)(config).train()
+                model = getattr(whole, "model", whole)
         finally:
             torch.set_default_dtype(torch.float32)
         tower = tower_of(model)
@@ -137,6 +140,9 @@ def features(kind: str, model: Any, tower: Any) -> tuple[Any, list[torch.Tensor]
     if kind in {"idefics3", "smolvlm"}:
         seen = tower(pixels, patch_attention_mask=None).last_hidden_state
         return seen, [model.connector(seen)]
+    if kind == "llama4":
+        seen = tower(pixels)
+        return seen, [model.multi_modal_projector(seen.last_hidden_state.view(-1, seen.last_hidden_state.shape[-1]))]
     seen = model.get_image_features(pixel_values=pixels)
     tokens = seen.pooler_output
     # The last block's output, which LLaVA's projector does not read, lives as long as the output of the model

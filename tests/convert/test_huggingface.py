@@ -139,6 +139,7 @@ def test_every_model_type_has_defaults(kind: str) -> None:
     experts = {"n_routed_experts": 8, "num_experts_per_tok": 2}
     without_default: dict[str, dict[str, Any]] = {"deepseek_v2": {"num_experts_per_tok": 2}, "dots1": experts}
     without_default["gemma4_text"] = {"hidden_size_per_layer_input": 0}
+    without_default["llama4"] = {"vision_config": {"hidden_size": 1408, "vision_output_dim": 4096}}
     kinds = dict.fromkeys(("dory", "kimi_linear", "lara_mini", "minimax", "olmo_hybrid"), "layer_types")
     for each, key in {**kinds, "zamba": "layers_block_type", "zamba2": "layers_block_type"}.items():
         without_default[each] = {"num_hidden_layers": 1, key: ["linear_attention"]}
