@@ -146,8 +146,11 @@ def adapted(_: Keys, between: Between) -> tuple[Projector, bool]:
     merge = int(1 / vision.fraction("pixel_shuffle_ratio", 0.5)) ** 2
     inner = vision.size("projector_input_dim", 4096)
     # One key after the other is the width that the next layer reads, or the class cannot run
-    widths = {"intermediate_size": merge * between.tower.hidden, "projector_output_dim": inner, "vision_output_dim": inner}
-    for (key, width), default in zip(widths.items(), (5632, 4096, 7680), strict=True):
+    for key, default, width in (
+        ("intermediate_size", 5632, merge * between.tower.hidden),
+        ("projector_output_dim", 4096, inner),
+        ("vision_output_dim", 7680, inner),
+    ):
         if (value := vision.size(key, default)) != width:
             raise InputError(f"{where}.{key}", value, f"must be {width}, the width of what is joined to it")
     if dropout := vision.rate("projector_dropout"):

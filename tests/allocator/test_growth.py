@@ -57,9 +57,7 @@ def test_so_do_segments_that_grow(events: list[tuple[str, int, int, int, str]]) 
 
 @settings(max_examples=150, deadline=None)
 @given(histories(), st.integers(1, 300))
-def test_segments_that_grow_have_the_room_of_the_card(
-    events: list[tuple[str, int, int, int, str]], room: int
-) -> None:
+def test_segments_that_grow_have_the_room_of_the_card(events: list[tuple[str, int, int, int, str]], room: int) -> None:
     """On a card that is nearly full, the last block has hardly more addresses behind it than others have bytes."""
     on_card = replay(events, capacity=room * MIB, expandable=True)
     mapped = mapped_up_to(events, room * MIB, room * MIB)

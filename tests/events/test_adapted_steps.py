@@ -78,9 +78,7 @@ def test_adapters_that_are_folded_into_stacked_experts(family: str, adapters: st
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("case", "size", "recompute"), covering(2, FURTHER, ["small", "large"], ["none", "full"])
-)
+@pytest.mark.parametrize(("case", "size", "recompute"), covering(2, FURTHER, ["small", "large"], ["none", "full"]))
 def test_so_do_other_classes_with_stacked_experts(case: tuple[str, str], size: str, recompute: str) -> None:
     (family, adapters), sizes = case, LARGE if size == "large" else {}
     assert abs(error(family, adapters, recompute, 0.0, rank=16, **sizes)) < WITHIN
