@@ -106,7 +106,10 @@ def mapped_up_to(events: Iterable[tuple[str, int, int, int, str]], most: int, ca
 
 
 def _mapped(events: Iterable[tuple[str, int, int, int, str]], most: int, capacity: int) -> int | None:
-    """A pool is one segment, whose pages end at ``top`` as long as none is given back; addresses begin at 0 in each."""
+    """A pool is one segment, whose pages end at ``top`` as long as none is given back; addresses begin at 0 in each.
+
+    What is freed goes the way of :func:`_reserved`, written out for the same reason: a call would cost a tenth.
+    """
     pools: dict[int, _Segment] = {}
     live: dict[int, tuple[_Segment, int, int]] = {}
     reserved = 0

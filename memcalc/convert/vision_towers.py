@@ -212,7 +212,8 @@ def llama4(c: Keys) -> VisionTower:
     h = flat["hidden"]
     c.get("norm_eps vision_feature_select_strategy multi_modal_projector_bias rope_parameters rope_theta")
     c.get("vision_output_dim projector_input_dim projector_output_dim projector_dropout pixel_shuffle_ratio")
-    flat |= {**biases(True, True, True), **activation(c, "gelu"), "gated": False, "norm": "layernorm"}
+    c.get("hidden_act")  # the class has GELU whatever it says
+    flat |= {**biases(True, True, True), "activation": "gelu", "gated": False, "norm": "layernorm"}
     flat |= {"complex_rotary": True, "rotary_tables": 0, "upcast_softmax": False}
     tensors = {"class_token": h, "patches": values * h, "positions": rows * h, "pre_norm": 2 * h, "post_norm": 2 * h}
     tower = _vision(flat, tensors, images, patch_values=values, norm=LAYER_NORM, end_norm=LAYER_NORM)

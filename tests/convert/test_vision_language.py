@@ -92,6 +92,14 @@ def test_parameters_equal_those_of_a_small_one(kind: str) -> None:
     assert ours == real
 
 
+def test_llama_4s_tower_has_gelu_whatever_its_config_says() -> None:
+    """``Llama4VisionMLP`` and ``Llama4VisionMLP2`` make ``nn.GELU()``, and do not read ``hidden_act``."""
+    whole = {"model_type": "llama4", "text_config": {}}
+    said = from_huggingface({**whole, "vision_config": {**SCOUT, "hidden_act": "relu"}})
+    assert said == from_huggingface({**whole, "vision_config": SCOUT})
+    assert said.groups[0].block.mlp.activation == "gelu"
+
+
 SMALL = {
     "model_type": "llava",
     "text_config": {"model_type": "llama", "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
