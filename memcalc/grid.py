@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from memcalc.formulas.bubbles import TURNED
 from memcalc.formulas.recompute import Policy, parse_policy
 from memcalc.frameworks import Habits, habits_of
 from memcalc.frameworks.float8 import RECIPES, Recipe
@@ -28,8 +29,6 @@ if TYPE_CHECKING:
     from memcalc.specs.options import SharedSettings
     from memcalc.specs.strategy import Strategy
 
-TURNED = ("zb-v",)
-"""Schedules under which the second half of the model's parts runs back over the stages."""
 StageCounts = tuple[tuple[int, int], ...]
 """Pipeline stages of a layout, and how many stages each counts for."""
 AXES = ("layout", "stage", "precision", "recompute", "zero", "offload", "micro_batch")

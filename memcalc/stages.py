@@ -129,10 +129,10 @@ def peak_stages(
       fall with i.
 
     What a schedule's variables hold besides can appear where 1F1B has a micro-batch more than it has in flight, from
-    stage p - m + 1 on. ZB-V holds min(2 p - i - k, m) of the first chunk and min(i + k, m) of the second, k = 0 or 1:
-    a sum that is piecewise linear in i, whatever the chunks hold, and so is largest at an end or where a minimum
-    changes sides. The first of the stages that are alike is kept, under ZB-V the last too, and their neighbours of each
-    such place.
+    stage p - m + 1 on. ZB-V holds min(2 p - i - k, m) of the first chunk and min(i + k, m) of the second, k = 0 or 1,
+    DualPipeV 2 p - i and i + 1 of at least 2 p: a sum that is piecewise linear in i, whatever the chunks hold, and so
+    is largest at an end or where a minimum changes sides. The first of the stages that are alike is kept, under these
+    two the last too, and their neighbours of each such place.
     """
     stage = np.arange(stages)
     columns = Chunks(stage, np.int64(stages), np.int64(chunks), np.bool_(turned))

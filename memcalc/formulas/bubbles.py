@@ -16,6 +16,8 @@ WHOLE = ("1f1b", "gpipe", "interleaved")
 """Schedules whose backward is one pass."""
 ONCE = ("zb-h1", "zb-1p", "interleaved-zb")
 """Zero-bubble schedules that hold as many micro-batches as there are stages."""
+TURNED = ("zb-v", "dualpipe-v")
+"""Schedules whose second chunk runs back over the stages: the first stage has both ends of the model."""
 
 
 def bubble_1f1b(stages: Number, forward: Number, backward: Number, weight: Number, chunks: Number = 1) -> Number:
@@ -158,6 +160,41 @@ def bubble_zb_v(stages: Number, forward: Number, backward: Number, weight: Numbe
     return (stages - 1) * np.maximum(2 * (backward - weight), least) / 2
 
 
+def bubble_dualpipe_v(stages: Number, forward: Number, backward: Number, weight: Number) -> Number:
+    r"""Return the time that a stage idles in a step under DualPipeV, in the order in which PyTorch runs it.
+
+    .. math:: t = \frac{1}{2} \max((p - 1) (T_F + T_B - T_W),\; (p - 1) (2 T_B - T_W) - T_F,\; 0)
+
+    Exact where T_B is at least T_F and T_F at least T_W, with m of at least 2 p. PyTorch runs one after the other where
+    the order overlaps a forward with a backward. The times are those of both chunks together.
+
+    Parameters
+    ----------
+    stages : pipeline stages p, [1]
+    forward : forward of one micro-batch on a stage T_F, [s]
+    backward : gradients of its inputs T_B, [s]
+    weight : gradients of its weights T_W, [s]
+
+    Returns
+    -------
+    idle time t, [s]
+
+    Examples
+    --------
+    >>> float(bubble_dualpipe_v(8, 1.0, 1.0, 1.0))
+    3.5
+
+    References
+    ----------
+    [1] PyTorch 2.13, distributed/pipelining/schedules.py, ScheduleDualPipeV.
+    [2] DeepSeek-AI, "DeepSeek-V3 Technical Report", 2024, arXiv:2412.19437, section 3.2.1.
+
+    """
+    others = stages - 1
+    left = np.maximum(others * (forward + backward - weight), others * (2 * backward - weight) - forward)
+    return np.maximum(left, 0) / 2
+
+
 def bubble(
     schedule: Any,
     stages: Number,
@@ -201,9 +238,9 @@ def bubble(
     [1] Qi et al., "Zero Bubble Pipeline Parallelism", 2024, arXiv:2401.10241, table 2.
 
     """
-    names, times = np.asarray(schedule), (forward, backward, weight)
-    once, unsplit = np.isin(names, ONCE), np.isin(names, WHOLE)
+    once, unsplit, times = np.isin(schedule, ONCE), np.isin(schedule, WHOLE), (forward, backward, weight)
     few = microbatches < np.where(once, stages, 2 * stages - 1)
-    twice = np.where(names == "zb-v", bubble_zb_v(stages, *times, joint), bubble_zb_h2(stages, *times, joint))
+    turned = bubble_zb_v(stages, *times, joint), bubble_dualpipe_v(stages, *times)
+    twice = np.select([np.asarray(schedule) == name for name in TURNED], turned, bubble_zb_h2(stages, *times, joint))
     zero = np.where(once, bubble_zb_h1(stages, *times, chunks, joint), twice)
     return np.where(unsplit | few, bubble_1f1b(stages, *times, np.where(unsplit, chunks, 1)), zero)

@@ -103,7 +103,7 @@ TITAN_2024_11 = like(
 TITAN_2025_08 = like(
     TITAN_2024_11,
     "torchtitan",
-    schedules=FSDP2.schedules,  # 3996b634a of February 2025: ScheduleZBVZeroBubble
+    schedules=FSDP2.schedules,  # 3996b634a of February 2025: ScheduleZBVZeroBubble; 803906b8f of August: DualPipeV
     kernels="fused",
     optimizer_impl="fused",
     keeps_last_block=False,

@@ -32,7 +32,7 @@ all-reduce ends each branch. Those of GLM, Olmo 2 and Phi 3 gather a branch's te
 with 5.24 alone: with an earlier version its script would divide nothing."""
 
 
-PYTORCH_SCHEDULES = ("1f1b", "interleaved", "gpipe", "interleaved-zb", "zb-v")
+PYTORCH_SCHEDULES = ("1f1b", "interleaved", "gpipe", "interleaved-zb", "zb-v", "dualpipe-v")
 PYTORCH_OPTIMIZERS = ("adamw", "sgd", "sgd-momentum")
 FORMS = ("foreach", "fused", "loop")
 ACTIVATIONS = ("activations", "params,activations", "optimizer,activations", "optimizer,params,activations")

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from memcalc.errors import CombinationError, InputError
+from memcalc.formulas.bubbles import TURNED
 from memcalc.frameworks.capability import SPLITS
 from memcalc.grid import Layout
 from memcalc.terms.pipeline import VIRTUAL, group_of
@@ -30,8 +31,8 @@ CHUNKS = (2, 4, 8)
 EVEN_CHUNKS = tuple(range(2, 13))
 """The same where only numbers that divide the blocks are legal: few are, and recipes use each of them up to 12
 (NVIDIA/dgxc-benchmarking 8f5cbb3: 5, 6, 7 and 12)."""
-NEVER_FASTER = ("gpipe",)
-"""Schedules that idle as long as 1F1B and hold more: a search leaves them out."""
+NEVER_FASTER = ("gpipe", "dualpipe-v")
+"""Schedules that idle as long as 1F1B, or ZB-V, and hold more: a search leaves them out."""
 
 
 def one_pipeline(request: Request, habits: Habits) -> tuple[str, int]:
@@ -61,7 +62,7 @@ def pipelines_for(request: Request, habits: Habits) -> list[tuple[str, int]]:
     return [
         (name, chunks)
         for name in names
-        for chunks in ((1,) if name not in VIRTUAL else (2,) if name == "zb-v" else tried)
+        for chunks in ((1,) if name not in VIRTUAL else (2,) if name in TURNED else tried)
         if chunks > 1 or name not in VIRTUAL
     ]
 
@@ -80,8 +81,8 @@ def check_schedule(request: Request, habits: Habits, schedule: str) -> None:
     if vpp is not None and vpp > 1 and schedule not in VIRTUAL:
         having = [name for name in known if name in VIRTUAL] or ["interleaved"]
         raise CombinationError("vpp", vpp, f"model chunks need --pp-schedule {' or '.join(having)}")
-    if schedule == "zb-v" and vpp not in (None, 2):
-        raise CombinationError("vpp", vpp, "zb-v has exactly 2 model chunks a stage")
+    if schedule in TURNED and vpp not in (None, 2):
+        raise CombinationError("vpp", vpp, f"{schedule} has exactly 2 model chunks a stage")
     if vpp == 1 and schedule in VIRTUAL:
         raise CombinationError("vpp", vpp, f"{schedule} has at least 2 model chunks a stage")
 
@@ -89,9 +90,9 @@ def check_schedule(request: Request, habits: Habits, schedule: str) -> None:
 def check_chunks(model: Model, fixed: SharedSettings, layout: Layout, habits: Habits) -> None:
     """Refuse stages, and chunks of stages, into which the framework cannot part the model."""
     ends = (fixed.first_stage_layers, fixed.last_stage_layers)
-    if layout.schedule == "zb-v" and any(ends):
+    if layout.schedule in TURNED and any(ends):
         name, value = ("first", ends[0]) if ends[0] else ("last", ends[1])
-        raise CombinationError(f"strategy.{name}_stage_layers", value, "under zb-v stage 0 has both ends")
+        raise CombinationError(f"strategy.{name}_stage_layers", value, f"under {layout.schedule} stage 0 has both ends")
     blocks = model.num_layers - fixed.mtp + fixed.embedding_in_split + fixed.loss_in_split
     parts = layout.pp * layout.vpp
     if layout.vpp > 1 and parts > blocks:
@@ -131,7 +132,8 @@ def rounds_fit(grid: Grid) -> Array:
     """Whether the micro-batches of a step pass the chunks in rounds that the framework runs.
 
     Megatron-LM (23e00ed core/pipeline_parallel/schedules.py) needs groups of at least p micro-batches, and no smaller
-    rest; PyTorch 2.13 (ScheduleInterleaved1F1B) a number that its rounds divide.
+    rest; PyTorch 2.13 (ScheduleInterleaved1F1B) a number that its rounds divide, and as many as there are chunks under
+    ScheduleDualPipeV.
     """
     m, stages, group = grid.accumulation, grid.degree("pp"), group_of(grid)
     rest = m % group
@@ -139,14 +141,16 @@ def rounds_fit(grid: Grid) -> Array:
         fits = rest == 0
     else:
         fits = (group >= stages) & (group <= m) & ((rest == 0) | (rest >= stages))
-    return fits | ~grid.runs("interleaved", "interleaved-zb")
+    fits |= ~grid.runs("interleaved", "interleaved-zb")
+    return fits & ((m >= 2 * stages) | ~grid.runs("dualpipe-v"))
 
 
 def check_rounds(grid: Grid) -> None:
     """Refuse micro-batches of one strategy that do not pass its chunks in whole rounds."""
     if not np.all(rounds_fit(grid)):
-        count, stages = int(np.ravel(grid.accumulation)[0]), grid.layouts[0].pp
-        allowed = f"{grid.layouts[0].schedule} needs a multiple of pp = {stages} micro-batches, and there are {count}"
+        count, schedule, stages = int(np.ravel(grid.accumulation)[0]), grid.layouts[0].schedule, grid.layouts[0].pp
+        number = f"at least 2 x pp = {2 * stages}" if schedule == "dualpipe-v" else f"a multiple of pp = {stages}"
+        allowed = f"{schedule} needs {number} micro-batches, and there are {count}"
         raise CombinationError("global-batch", grid.fixed.global_batch, allowed)
 
 

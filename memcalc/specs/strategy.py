@@ -26,7 +26,9 @@ Optimizer = Literal[
     "galore-adamw",
 ]  # fmt: skip
 OptimizerImpl = Literal["fused", "foreach", "loop"]
-Schedule = Literal["1f1b", "interleaved", "gpipe", "interleaved-zb", "zb-h1", "zb-h2", "zb-1p", "zb-2p", "zb-v"]
+Schedule = Literal[
+    "1f1b", "interleaved", "gpipe", "interleaved-zb", "zb-h1", "zb-h2", "zb-1p", "zb-2p", "zb-v", "dualpipe-v"
+]  # fmt: skip
 AttentionImpl = Literal["flash", "efficient", "cudnn", "math", "eager", "sdpa"]
 Loss = Literal["standard", "chunked", "fused-kernel", "fused-linear", "parallel", "triton"]
 Kernels = Literal["model", "fused", "te"]
@@ -53,9 +55,8 @@ class Strategy(Frozen):
     # fmt: off
     framework: Annotated[
         str,
-        Option("A name of :data:`FRAMEWORKS`, with an era where one was given (``hf@4.46``).", panel=JOB,
-            metavar="NAME[@ERA]", help="{values}; an era is a version or a month.", kind="framework",
-            values=FRAMEWORKS, step=15),
+        Option("A name of :data:`FRAMEWORKS`, also with an era (``hf@4.46``).", panel=JOB, metavar="NAME[@ERA]",
+            help="{values}; an era is a version or a month.", kind="framework", values=FRAMEWORKS, step=15),
     ] = "fsdp2"
     precision: Annotated[
         Precision,

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from memcalc.formulas.bubbles import TURNED
 from memcalc.formulas.pipeline import (
     in_flight_1f1b,
     in_flight_gpipe,
@@ -36,9 +37,9 @@ ZERO_BUBBLE = "torch 2.13 distributed/pipelining/_backward.py, stage_backward_in
 SCHEDULES = "Megatron-LM 23e00ed core/pipeline_parallel/schedules.py"
 
 
-VIRTUAL = ("interleaved", "interleaved-zb", "zb-v")
+VIRTUAL = ("interleaved", "interleaved-zb", *TURNED)
 """Schedules whose stages hold several model chunks."""
-SPLIT = ("interleaved-zb", "zb-h1", "zb-h2", "zb-1p", "zb-2p", "zb-v")
+SPLIT = ("interleaved-zb", "zb-h1", "zb-h2", "zb-1p", "zb-2p", *TURNED)
 """Schedules that compute the gradients of weights in a pass of their own."""
 
 
@@ -59,14 +60,18 @@ def chunks_in_flight(grid: Grid) -> Array:
     live = in_flight_interleaved(grid.stage, stages, m, chunks, group)
     live = np.where(grid.runs("interleaved-zb"), in_flight_zb_h1(stages, m, chunks, group), live)
     after_first, after_second = (first + second for first, second in _turned(grid))
-    return np.where(grid.runs("zb-v"), np.maximum(after_first, after_second), live)
+    return np.where(grid.runs(*TURNED), np.maximum(after_first, after_second), live)
 
 
 def _turned(grid: Grid) -> list[tuple[Array, Array]]:
-    """Micro-batches of both chunks under ZB-V: after the first chunk's forward, and after the second's."""
-    stage, stages, m = grid.stage, grid.degree("pp"), grid.accumulation
+    """Micro-batches of both chunks under ZB-V: after the first chunk's forward, and after the second's.
+
+    DualPipeV runs the first chunk's before a backward of the second frees what that one's forward has kept.
+    """
+    stage, stages, m, both = grid.stage, grid.degree("pp"), grid.accumulation, grid.runs("dualpipe-v")
     return [
-        (in_flight_zb_v_first(stage, stages, m, second), in_flight_zb_v_second(stage, m, second)) for second in (0, 1)
+        (in_flight_zb_v_first(stage, stages, m, second * ~both), in_flight_zb_v_second(stage, m, second | both))
+        for second in (0, 1)
     ]
 
 
@@ -95,11 +100,11 @@ def visits(grid: Grid) -> list[list[Array]]:
     group, count = group_of(grid), int(np.max(grid.degree("vpp")))
     rounds, rest = np.divmod(chunks_in_flight(grid), group * grid.degree("vpp"))
     turn = [rounds * group + np.clip(rest - chunk * group, 0, group) for chunk in range(count)]
-    if not np.any(grid.runs("zb-v")):
+    if not np.any(grid.runs(*TURNED)):
         return [turn]
     pairs = [(*pair, *turn[2:]) for pair in _turned(grid)]
     return [
-        [np.where(grid.runs("zb-v"), first, other) for first, other in zip(pair, turn, strict=True)] for pair in pairs
+        [np.where(grid.runs(*TURNED), first, other) for first, other in zip(pair, turn, strict=True)] for pair in pairs
     ]
 
 
@@ -131,12 +136,12 @@ def received(grid: Grid) -> Array:
 
     Under ZB-V the first stage takes those of its second chunk.
     """
-    return 1 - grid.is_first * ~grid.runs("zb-v")
+    return 1 - grid.is_first * ~grid.runs(*TURNED)
 
 
 def sent_on(grid: Grid) -> Array:
     """1 where a stage passes hidden states on; under ZB-V the first stage does, from its first chunk."""
-    return 1 - grid.is_last * ~grid.runs("zb-v")
+    return 1 - grid.is_last * ~grid.runs(*TURNED)
 
 
 def waiting_logits(census: ModelOnGrid) -> Iterator[Term]:

@@ -43,7 +43,7 @@ NOT_NUMBERS = {"kind", "impl", "schedule"}
 SECONDS = {
     *("transfer_seconds", "offload_seconds", "exposed_offload_seconds"),
     *("group_bandwidth", "kernel_seconds", "slower"),
-    *("bubble", "bubble_1f1b", "bubble_zb_h1", "bubble_zb_h2", "bubble_zb_v"),
+    *("bubble", "bubble_1f1b", "bubble_zb_h1", "bubble_zb_h2", "bubble_zb_v", "bubble_dualpipe_v"),
 }
 """Times and rates, which are no whole numbers."""
 FLAGS = {"joint", "second", "gated", "bias", "causal", "as_view", "q_bias", "k_bias", "v_bias", "vectors"}
@@ -144,6 +144,7 @@ FALLING = {
     ("bubbles.bubble_zb_h1", "weight"),
     ("bubbles.bubble_zb_h2", "weight"),
     ("bubbles.bubble_zb_v", "weight"),
+    ("bubbles.bubble_dualpipe_v", "weight"),
     ("pipeline.bubble_fraction", "microbatches"),
     ("pipeline.bubble_fraction", "chunks"),
     ("communication.transfer_seconds", "bandwidth"),
@@ -160,6 +161,7 @@ NEITHER = {
     # a longer forward hides more of a backward, or makes the first micro-batch come later
     ("bubbles.bubble_zb_h2", "forward"),
     ("bubbles.bubble_zb_v", "forward"),
+    ("bubbles.bubble_dualpipe_v", "forward"),
     # gradients are reduced in more bytes than parameters are gathered in, or in fewer
     ("communication.zero_bytes", "stage"),
     # padded to a whole number of rows, and to fewer chunks where the model is wide

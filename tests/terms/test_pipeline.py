@@ -19,6 +19,7 @@ from memcalc.formulas import bubbles, pipeline
 from memcalc.frameworks import FRAMEWORKS
 from memcalc.grid import Grid, Layout
 from memcalc.planner.costs import costs_of
+from memcalc.planner.pipelines import check_rounds
 from memcalc.specs.flat import from_flat
 from memcalc.specs.options import SharedSettings
 from memcalc.specs.strategy import Strategy
@@ -125,7 +126,8 @@ def of_torch(kind: type, stages: int, m: int, chunks: int) -> list[Order]:
     asked.num_stages, asked.microbatches_per_round = stages * chunks, m // rounds
     words = {"FORWARD": "F", "BACKWARD_INPUT": "I", "BACKWARD_WEIGHT": "W", "FULL_BACKWARD": "B"}
     ranks = [kind._calculate_single_rank_operations(asked, rank) for rank in range(stages)]  # type: ignore[attr-defined]
-    return [[(words[a.computation_type.name], a.stage_index, a.microbatch_index) for a in r if a] for r in ranks]
+    passes = [[single for action in rank if action for single in action.sub_actions or (action,)] for rank in ranks]
+    return [[(words[a.computation_type.name], a.stage_index, a.microbatch_index) for a in rank] for rank in passes]
 
 
 TIMES = [(10, 10, 10), (10, 11, 9), (10, 20, 9), (10, 14, 10), (7, 7, 3), (5, 15, 4)]
@@ -147,12 +149,13 @@ def test_idle_time(stages: int, m: int, times: tuple[int, int, int]) -> None:
         ("zb-h1", 1, zero_bubble(stages, m, 1)),
         ("zb-h2", 1, zero_bubble(stages, m, 2)),
         ("zb-v", 2, v),
+        ("dualpipe-v", 2, of_torch(torch_schedules.ScheduleDualPipeV, stages, m, 2)),
     ]
     for name, chunks, orders in cases:
         run = Run(orders, *times)
         whole = tuple(chunks * t for t in times)
         assert bubbles.bubble(name, stages, m, chunks, *whole) == run.joint, name
-        if name.startswith("zb"):
+        if name.startswith(("zb", "dual")):
             assert bubbles.bubble(name, stages, m, chunks, *whole, joint=0) == run.apart, name
 
 
@@ -208,13 +211,19 @@ def test_micro_batches_in_flight(stages: int, m: int) -> None:
     }.items():
         held = by_stage(in_flight(grid(Layout(pp=stages, schedule=name), m)), stages)
         assert held == Run(orders, 1, 1, 1).most, name
-    v = Run(of_torch(torch_schedules.ScheduleZBVZeroBubble, stages, m, 2), 1, 1, 1)
-    job = grid(Layout(pp=stages, schedule="zb-v", vpp=2), m)
-    assert by_stage(chunks_in_flight(job), stages) == v.most
-    for stage in range(stages):
-        both = {(by_stage(first, stages)[stage], by_stage(second, stages)[stage]) for first, second in visits(job)}
-        fullest = {held for held in v.held[stage] if sum(held) == v.most[stage]}
-        assert fullest <= {held for held in both if sum(held) == v.most[stage]}
+    turned = {"zb-v": torch_schedules.ScheduleZBVZeroBubble, "dualpipe-v": torch_schedules.ScheduleDualPipeV}
+    for name, kind in turned.items():
+        job = grid(Layout(pp=stages, schedule=name, vpp=2), m)
+        if name == "dualpipe-v" and m < 2 * stages:
+            with pytest.raises(InputError, match=f"at least 2 x pp = {2 * stages} micro-batches, and there are {m}"):
+                check_rounds(job)
+            continue
+        v = Run(of_torch(kind, stages, m, 2), 1, 1, 1)
+        assert by_stage(chunks_in_flight(job), stages) == v.most
+        for stage in range(stages):
+            both = {(by_stage(first, stages)[stage], by_stage(second, stages)[stage]) for first, second in visits(job)}
+            fullest = {held for held in v.held[stage] if sum(held) == v.most[stage]}
+            assert fullest <= {held for held in both if sum(held) == v.most[stage]}
 
 
 @pytest.mark.parametrize("chunks", [2, 3])
@@ -316,7 +325,7 @@ def pipelines(draw: st.DrawFn) -> tuple[Any, SharedSettings, list[Layout], tuple
     if draw(st.booleans()):
         fixed["first_stage_layers"] = 2
     else:
-        runs.append(("zb-v", 2))
+        runs += [("zb-v", 2), ("dualpipe-v", 2)]
     chosen = draw(st.lists(st.sampled_from(runs), min_size=1, max_size=3, unique=True))
     layouts = [Layout(dp=2, pp=stages, schedule=name, vpp=chunks) for name, chunks in chosen]
     sizes = tuple(draw(st.lists(st.sampled_from([1, 2, 4, 8]), min_size=1, max_size=2, unique=True)))
@@ -368,6 +377,7 @@ def estimate(**words: Any) -> Any:
         ({"framework": "megatron", "pp_schedule": "interleaved", "vpp": 5}, "divisor of the 24 blocks"),
         ({"framework": "megatron", "pp_schedule": "interleaved", "global_batch": 12}, "multiple of pp = 4"),
         ({"framework": "fsdp2", "pp_schedule": "zb-v", "vpp": 4}, "exactly 2"),
+        ({"framework": "fsdp2", "pp_schedule": "dualpipe-v", "global_batch": 8}, "at least 2 x pp = 8 micro-batches"),
         ({"framework": "fsdp2", "pp_schedule": "interleaved", "vpp": 1}, "at least 2"),
         ({"framework": "fsdp2", "vpp": 2}, "need --pp-schedule interleaved"),
         ({"framework": "fsdp2", "pp": 1, "pp_schedule": "gpipe"}, "pp above 1"),

@@ -321,7 +321,7 @@ def _batch_fields(job: ConfigJob) -> dict[str, Any]:
         global_batch = job.global_batch if job.accumulation > 1 else None
         return {"training.local_batch_size": plan.micro_batch, "training.global_batch_size": global_batch}
     names = {"1f1b": "1F1B", "gpipe": "GPipe", "interleaved": "Interleaved1F1B",
-             "interleaved-zb": "InterleavedZeroBubble", "zb-v": "ZBVZeroBubble"}  # fmt: skip
+             "interleaved-zb": "InterleavedZeroBubble", "zb-v": "ZBVZeroBubble", "dualpipe-v": "DualPipeV"}  # fmt: skip
     blocks = catalog.model(job.model).num_layers
     first, last = _less(job, blocks)
     prefix = "parallelism.pipeline_parallel"

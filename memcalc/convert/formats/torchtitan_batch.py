@@ -8,13 +8,14 @@ from typing import Any
 from memcalc import catalog
 from memcalc.convert.config import ConfigReader, Setting
 from memcalc.convert.formats.torchtitan_names import PRESETS, SPELLED, until
+from memcalc.formulas.bubbles import TURNED
 
 _SCHEDULES = {
     "1F1B": "1f1b", "GPipe": "gpipe", "Interleaved1F1B": "interleaved", "InterleavedZeroBubble": "interleaved-zb",
-    "ZBVZeroBubble": "zb-v", "LoopedBFS": "interleaved", "DualPipeV": "zb-v",
+    "ZBVZeroBubble": "zb-v", "DualPipeV": "dualpipe-v", "LoopedBFS": "interleaved",
 }  # fmt: skip
-"""torch.distributed.pipelining's names; the last two are counted as the one most like them."""
-_CHUNKED = frozenset({"interleaved", "interleaved-zb", "zb-v"})
+"""torch.distributed.pipelining's names; the last is counted as the one most like it."""
+_CHUNKED = frozenset({"interleaved", "interleaved-zb", *TURNED})
 _PER_STAGE = "parallelism.pipeline_parallel_layers_per_stage"
 _LESS = tuple(f"parallelism.pipeline_parallel_{end}_stage_less_layers" for end in ("first", "last"))
 """Blocks that the first and the last stage have less, in whose place they have embedding and output."""
@@ -78,7 +79,7 @@ def set_pipeline(reader: ConfigReader, day: str) -> None:
         reader.harmless(_PER_STAGE, *_LESS)
         return
     reader.set("pp_schedule", schedule, name)
-    if reader.text(name).lower() in {"loopedbfs", "dualpipev"}:
+    if reader.text(name).lower() == "loopedbfs":
         reader.not_modelled({name: f"counted as {schedule}"})
     blocks = _blocks(reader.settings)
     parts = _parts(reader, len(points) + 1 if points else 0, schedule, stages, blocks)
@@ -88,8 +89,8 @@ def set_pipeline(reader: ConfigReader, day: str) -> None:
     if points and blocks:
         _points(reader, points_key, [0, *points, blocks], chunks)
     elif day > _WEIGHTED_SPLIT:
-        _ends(reader, blocks, parts, chunks, both=schedule == "zb-v")
-    elif blocks and schedule != "zb-v":
+        _ends(reader, blocks, parts, chunks, both=schedule in TURNED)
+    elif blocks and schedule not in TURNED:
         reader.set("strategy.first_stage_layers", blocks // parts * chunks, points_key)
 
 

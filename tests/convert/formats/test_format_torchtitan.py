@@ -457,7 +457,9 @@ WORDS = st.fixed_dictionaries({
     "optimizer_in_backward": st.booleans(),
     "zero": st.sampled_from((2, 3)),
     "layout": st.sampled_from(((1, 1, 1), (2, 1, 1), (4, 1, 2), (1, 2, 1), (2, 2, 1), (1, 1, 4), (1, 4, 2))),
-    "schedule": st.sampled_from((("1f1b", 1), ("gpipe", 1), ("interleaved", 2), ("interleaved-zb", 2), ("zb-v", 2))),
+    "schedule": st.sampled_from(
+        (("1f1b", 1), ("gpipe", 1), ("interleaved", 2), ("interleaved-zb", 2), ("zb-v", 2), ("dualpipe-v", 2))
+    ),
     "recompute": st.sampled_from(("none", "full", "selective-ops", "every-2", "every-3")),
     "offload": st.sampled_from(("none", "optimizer,params")),
     "compile": st.sampled_from(COMPILED),
