@@ -11,34 +11,21 @@ from typing import Any
 from memcalc.convert.config import Reference
 from memcalc.convert.document import Document, kind_of, parse_document
 from memcalc.convert.launchers import TABLES, Launch, LauncherOption
+from memcalc.convert.objectives import method_of_script
+from memcalc.convert.purpose import flags_of, recipe_of
 from memcalc.convert.shell import Script
 from memcalc.convert.shell_commands import Written
 from memcalc.convert.shell_values import MARK, Token
 from memcalc.convert.text import KeyPath, Span
 
-_TRAINER, _DEEPSPEED = (frozenset(TABLES["arguments"][part].split()) for part in ("trainer", "deepspeed"))
-_OTHER_WORK = re.compile(
-    r"(^|[_./-])(eval\w*|convert\w*|preprocess\w*|merge\w*|export\w*|generat\w*|infer\w*|download\w*|prepare\w*|"
-    r"tokeniz\w*|quantiz\w*|serve\w*|server|chat|bench\w*|test\w*|pytest|setup|upload\w*|consolidate\w*|install|combine\w*)($|[_./-])"
+_TRAINER, _DEEPSPEED, _FACTORY, _MEGATRON = (
+    frozenset(TABLES["arguments"][part].split()) for part in ("trainer", "deepspeed", "llamafactory", "megatron")
 )
 _ENGINES = frozenset((*TABLES["engines"], "cpu", "tpu", "use_xpu", "use_mps_device"))
-_SUBCOMMANDS = frozenset(TABLES["trains"]) - {"tune"}
 _DEEPSPEED_FLAGS = ("--deepspeed_config", "--deepspeed-config")
 _SWIFT = re.compile(r"(?:^|[./])swift[./]cli[./](_?megatron[./])?(?P<command>sft|pt|rlhf)(?:\.py)?$")
 """Scripts of ms-swift's commands, which other launchers start too."""
 _CONFIG = re.compile(r".*\.(ya?ml|json|toml)")
-
-
-def is_other_work(launch: Launch) -> bool:
-    """Whether a command's name says that it does not train: it evaluates, converts, prepares data."""
-    if launch.launcher in TABLES["trains"] and not re.fullmatch(TABLES["trains"][launch.launcher], launch.script):
-        return True
-    return launch.launcher not in _SUBCOMMANDS and bool(_OTHER_WORK.search(recipe_of(launch).lower()))
-
-
-def recipe_of(launch: Launch) -> str:
-    """What is started: the script, the module, the subcommand, or the recipe of `tune run`."""
-    return launch.arguments[0].text if launch.launcher == "tune" and launch.arguments else launch.script
 
 
 def format_of(launch: Launch) -> str:
@@ -47,7 +34,7 @@ def format_of(launch: Launch) -> str:
         return str(TABLES["formats"].get(launch.launcher, launch.launcher))
     if launch.launcher == "shell":
         return "torchtitan" if launch.name.startswith("run_train") or "CONFIG_FILE" in launch.command.variables else ""
-    script, flags = launch.script, _flags(launch.arguments)
+    script, flags = launch.script, flags_of(launch.arguments)
     if match := _SWIFT.search(script):
         return "swift_megatron" if match[1] else "swift"
     if any(token.text.lstrip("+").startswith("actor_rollout_ref.") for token in launch.arguments):
@@ -63,21 +50,19 @@ def format_of(launch: Launch) -> str:
         return "torchtitan"
     if "/torchtitan/" in f"/{script}":
         return "torchtitan"
-    if script.endswith(("src/train.py", "src/train_bash.py", "llamafactory/launcher.py")) or "finetuning_type" in flags:
+    if script.endswith(("src/train_bash.py", "llamafactory/launcher.py")) or "finetuning_type" in flags:
         return "llamafactory"
-    if launch.name.startswith("pretrain_") or {"num_layers", "hidden_size"} <= flags or "micro_batch_size" in flags:
+    if script.endswith("src/train.py") and (_FACTORY & flags or _positional(launch.arguments)):
+        return "llamafactory"  # the most usual name of a script is also that of LLaMA-Factory's
+    if launch.name.startswith("pretrain_") or len(_MEGATRON & flags) > 1:
         return "megatron"
     if re.search(r"(^|/)(lora|full|qlora|qat|knowledge_distillation)\w*_(single_device|distributed)(\.py)?$", script):
         return "torchtune"
     if len(_TRAINER & flags) > 1 or _positional(launch.arguments) or _trl(launch):
         return "trainer"
+    if method_of_script(recipe_of(launch)) in ALGORITHMS:
+        return "trainer"
     return ""
-
-
-def _flags(tokens: Sequence[Token]) -> set[str]:
-    return {
-        token.text.partition("=")[0].lstrip("-").replace("-", "_") for token in tokens if token.text.startswith("--")
-    }
 
 
 def _positional(tokens: Sequence[Token]) -> Token | None:
@@ -207,7 +192,7 @@ class ArgumentSource:
         """Flags, with the config file from CONFIG_FILE where a launch script takes it from there."""
         tokens = list(self.launch.arguments)
         named = self.launch.command.variables.get("CONFIG_FILE") or self.script.variables.get("CONFIG_FILE")
-        if named is not None and "job.config_file" not in _flags(tokens):
+        if named is not None and "job.config_file" not in flags_of(tokens):
             tokens = [Token("--job.config_file"), named, *tokens]
         return [Reference(name, document=self._document(tokens), field=self.launch.script)]
 

@@ -261,6 +261,10 @@ class ConfigReader:
             message = f"{key}{stated} changes {row['moves']} and is not counted: {row['says']}"
             self.note(severity, "MC002", key, message)
 
+    def unread(self) -> dict[str, Any]:
+        """The keys at the top of the document that nothing has asked for, with their values."""
+        return {str(key): value for key, value in self.document.data.items() if (key,) not in self.taken}
+
     def finish(self, known: Iterable[str] = ()) -> Config:
         """The record; a key that was not asked for is a warning, with the nearest one that is known."""
         names = {*known, *(".".join(map(str, key_path)) for key_path in self.taken)}

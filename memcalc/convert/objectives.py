@@ -21,7 +21,15 @@ _CALLED: dict[str, str] = {**{name.replace("-", "_"): name for name in METHODS},
 _KEYS = {method: frozenset(text.split()) for method, text in _TABLES["keys"].items()}
 _LOSSES = {name: method for method, text in _TABLES["losses"].items() for name in text.split()}
 _WORDS = re.compile(r"[a-z]+")
-SUPERVISED = "models training on the next token, and gives no figures for this"
+ALGORITHMS = {
+    "grpo": "grpo", "dapo": "dapo", "rloo": "rloo", "dpo": "dpo", "ipo": "dpo", "kto": "kto", "orpo": "orpo",
+    "simpo": "simpo", "cpo": "simpo", "reward": "reward", "gdpo": "grpo",
+}  # fmt: skip
+"""By method the algorithm of ``memcalc rl`` that has its roles; CPO's are those of SimPO."""
+SUPERVISED = "has no figures for this"
+_SWITCHES = re.compile(_TABLES["switches"]["choose"])
+_IDLE_SWITCHES = re.compile(_TABLES["switches"]["idle"])
+_OFF = frozenset(_TABLES["switches"]["off"].split())
 
 
 def method_called(name: str) -> str:
@@ -91,9 +99,37 @@ def refuse_library(where: str, script: str) -> None:
         )
 
 
-def refuse_megatron(where: str, script: str) -> None:
+def refuse_pictures(where: str, script: str) -> None:
+    """Refuse a script that is named after a model of pictures made by diffusion."""
+    words = re.split(r"[_.-]+", script.rpartition("/")[2].lower())
+    if named := [word for word in words if word in _TABLES["pictures"]["words"].split()]:
+        raise ObjectiveError(
+            f"{where} trains a model of pictures ({cut(script)}: {', '.join(named)}): memcalc {SUPERVISED}."
+        )
+
+
+def refuse_switches(where: str, data: Mapping[str, Any], known: Iterable[str] = ()) -> None:
+    """Refuse arguments of a script's own, not ``known``, that choose what is trained or how weights are stored."""
+    for name, value in data.items():
+        key = str(name).lower()
+        if name in known or isinstance(value, dict) or _IDLE_SWITCHES.fullmatch(key) or not _SWITCHES.fullmatch(key):
+            continue
+        if str(value).strip("\"' ").lower() not in _OFF:
+            raise ObjectiveError(
+                f"{where} has {cut(str(name))} {cut(str(value))}, a switch of its own script that may choose what is "
+                "trained or how weights are stored: give memcalc estimate what it does (--lora, --quantize, "
+                "--trainable, …)."
+            )
+
+
+def refuse_megatron(where: str, script: str, flags: Iterable[str] = ()) -> None:
     """Refuse a script of Megatron-LM for another kind of model than its arguments are read as."""
     stem = script.rpartition("/")[2].removesuffix(".py")
+    if other := sorted({*_TABLES["megatron_flags"]} & {*flags}):
+        raise ObjectiveError(
+            f"{where} starts {cut(script)} with --{other[0].replace('_', '-')}, which is for "
+            f"{_TABLES['megatron_flags'][other[0]]}: memcalc {SUPERVISED}."
+        )
     if kind := _TABLES["megatron"].get(stem, ""):
         raise ObjectiveError(
             f"{where} starts {stem}.py, which trains {kind}: memcalc reads a decoder's arguments only, and gives no "

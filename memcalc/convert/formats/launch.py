@@ -12,14 +12,23 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from memcalc import catalog
-from memcalc.convert.argument_source import ArgumentSource, format_of, is_other_work, recipe_of
+from memcalc.convert.argument_source import ArgumentSource, flag_document, format_of
 from memcalc.convert.config import Config, ConfigReader, Setting
 from memcalc.convert.document import Document
 from memcalc.convert.formats.base import Format
-from memcalc.convert.formats.trl_roles import ALGORITHMS
 from memcalc.convert.launchers import Launch, launch_of, read_ranks
 from memcalc.convert.memcalc_directives import directives, read_directives
-from memcalc.convert.objectives import method_of_script, refuse_idle, refuse_library, refuse_megatron, refuse_method
+from memcalc.convert.objectives import (
+    ALGORITHMS,
+    method_of_script,
+    refuse_idle,
+    refuse_library,
+    refuse_megatron,
+    refuse_method,
+    refuse_pictures,
+    refuse_switches,
+)
+from memcalc.convert.purpose import flags_of, is_other_work, recipe_of
 from memcalc.convert.shell import Script, read_script
 from memcalc.convert.shell_values import Token
 from memcalc.convert.slurm import OPTIONS, Option, Request, sbatch_options, seconds, variables
@@ -62,9 +71,8 @@ def read(document: Document) -> Config:
             read_ranks(reader, launch, script)
         _set_algorithm(reader, launch)
         reader.references += ArgumentSource(document.path, text, script, launch).references()
-        if not reader.references and launch.launcher != "shell":
-            says = f"{launch.script}'s own arguments are of no framework that memcalc knows, and count for nothing here"
-            reader.note("warning", "MC001", "", says)
+        if launch.launcher != "shell" and not format_of(launch):
+            _own_arguments(reader, launch)
         if launch.launcher == "shell" and not reader.references:
             reader.refer("launch", launch.script, path=launch.script)
     _read_environment(reader)
@@ -72,6 +80,16 @@ def read(document: Document) -> Config:
     if directive_lines.data:
         reader.refer("launch", "#MEMCALC", document=directive_lines)
     return reader.finish(known=[f"#SBATCH --{name}" for name in OPTIONS])
+
+
+def _own_arguments(reader: ConfigReader, launch: Launch) -> None:
+    """A script of nobody that is known: what its switches choose is refused, and what runs it is asked for."""
+    document = reader.document
+    refuse_switches(document.path.name, flag_document(document.path, document.text, launch.arguments).data)
+    says = f"{launch.script}'s own arguments are of no framework that memcalc knows, and count for nothing here"
+    reader.note("warning", "MC001", "", says)
+    if not reader.references:
+        reader.ask("framework", launch.script, "-", "has arguments of its own, which memcalc does not know")
 
 
 @dataclass
@@ -163,11 +181,12 @@ def _check_objective(launch: Launch, name: str) -> None:
     if form in ("verl", "openrlhf", "nemo_rl"):
         return
     refuse_library(name, launch.script)
+    refuse_pictures(name, launch.script)
     method = method_of_script(recipe_of(launch))
     if launch.launcher not in ("axolotl", "litgpt", "swift", "megatron") and not _by_trl(form, method):
         refuse_method(name, method, recipe_of(launch))
     if form == "megatron":
-        refuse_megatron(name, launch.script)
+        refuse_megatron(name, launch.script, flags_of(launch.arguments))
 
 
 def _by_trl(form: str, method: str) -> bool:

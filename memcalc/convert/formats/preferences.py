@@ -6,8 +6,7 @@ Their classes hold whole logits, as TRL's own did until 1.14.
 from __future__ import annotations
 
 from memcalc.convert.config import ConfigReader
-from memcalc.convert.formats.trl_roles import ALGORITHMS
-from memcalc.convert.objectives import refuse_method
+from memcalc.convert.objectives import ALGORITHMS, refuse_method
 from memcalc.errors import ObjectiveError
 
 

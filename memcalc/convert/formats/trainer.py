@@ -19,9 +19,9 @@ from memcalc.convert.formats.beside_steps import set_evaluation, set_generation,
 from memcalc.convert.formats.fsdp_config import ACCELERATED, STRATEGIES, fsdp_version, read_options
 from memcalc.convert.formats.trainer_script import script_text
 from memcalc.convert.formats.trainer_writer import spelling, write
-from memcalc.convert.formats.trl_roles import ALGORITHMS, read_roles
+from memcalc.convert.formats.trl_roles import read_roles
 from memcalc.convert.formats.tuning import LAYERS, LIGER_KERNELS, parameters_of, set_kernel, set_optimizer, set_stored
-from memcalc.convert.objectives import method_of_keys, refuse_method
+from memcalc.convert.objectives import ALGORITHMS, method_of_keys, refuse_method, refuse_switches
 
 KEYS = key_table("trainer")
 TRL_SIGNS = frozenset(KEYS.lists["trl_signs"])
@@ -51,7 +51,7 @@ def read(document: Document) -> Config:
         refuse_method(document.path.name, method, evidence)
     trl = is_trl(reader) or bool(method)
     reader.set("engine", "trainer", "per_device_train_batch_size")
-    reader.set("accelerated", True, "per_device_train_batch_size")
+    reader.set("accelerated", True, "Trainer")
     _batch(reader)
     _precision(reader, trl)
     _checkpoints(reader, trl)
@@ -69,6 +69,7 @@ def read(document: Document) -> Config:
     reader.harmless(*KEYS.names("harmless", "script"))
     reader.not_counted(KEYS.not_counted, counted=("optim_args",) if momentum else ())
     reader.not_modelled(KEYS.not_modelled, unless=(False, None, 0, 0.0, "", "none"))
+    refuse_switches(document.path.name, reader.unread())
     return reader.finish()
 
 

@@ -9,11 +9,6 @@ from __future__ import annotations
 
 from memcalc.convert.config import ConfigReader
 
-ALGORITHMS = {
-    "grpo": "grpo", "dapo": "dapo", "rloo": "rloo", "dpo": "dpo", "ipo": "dpo", "kto": "kto", "orpo": "orpo",
-    "simpo": "simpo", "cpo": "simpo", "reward": "reward", "gdpo": "grpo",
-}  # fmt: skip
-"""By method the algorithm of ``memcalc rl`` that has its roles; CPO's are those of SimPO."""
 _HARMLESS = (
     "num_generations_eval", "ds3_gather_for_generation", "temperature", "top_p", "top_k", "min_p",
     "generation_kwargs", "generation_kwargs.", "chat_template_kwargs", "chat_template_kwargs.", "repetition_penalty",
