@@ -11,7 +11,7 @@ from typing import Any
 from memcalc.convert.config import Reference
 from memcalc.convert.document import Document, kind_of, parse_document
 from memcalc.convert.launchers import TABLES, Launch, LauncherOption
-from memcalc.convert.objectives import method_of_script
+from memcalc.convert.objectives import ALGORITHMS, method_of_script
 from memcalc.convert.purpose import flags_of, recipe_of
 from memcalc.convert.shell import Script
 from memcalc.convert.shell_commands import Written
@@ -25,6 +25,8 @@ _ENGINES = frozenset((*TABLES["engines"], "cpu", "tpu", "use_xpu", "use_mps_devi
 _DEEPSPEED_FLAGS = ("--deepspeed_config", "--deepspeed-config")
 _SWIFT = re.compile(r"(?:^|[./])swift[./]cli[./](_?megatron[./])?(?P<command>sft|pt|rlhf)(?:\.py)?$")
 """Scripts of ms-swift's commands, which other launchers start too."""
+_LISTED = re.compile(r"data|path|file|split|blend|source")
+"""Flags that take a list of words, any of which may be unknown."""
 _CONFIG = re.compile(r".*\.(ya?ml|json|toml)")
 
 
@@ -224,7 +226,8 @@ class ArgumentSource:
 
     def _accelerate(self) -> list[Reference]:
         """Options of `accelerate launch`, under the names that its YAML has, over the YAML that they name."""
-        settings = dict(self.launch.options)
+        counts = ("num_processes", "num_machines") if self.launch.through else ()
+        settings = {name: option for name, option in self.launch.options.items() if name not in counts}
         config = settings.pop("config_file", None)
         if config is None and not _ENGINES & settings.keys():
             # commands/launch.py, _validate_launch_command: without a config, more than one GPU is multi_gpu
@@ -282,13 +285,20 @@ def flag_document(path: Path, text: str, tokens: Iterable[Token], *, pairs: bool
     """Return the flags among some words of a script; words before the first flag belong to nobody.
 
     A flag without a value is True, one with several has a list, of one that stands twice the last holds. With `pairs`,
-    `key=value` is a flag too. A flag that is there only if a run decides so is unknown.
+    `key=value` is a flag too. A flag that is there only if a run decides so is unknown, and so is a word behind a value
+    that may be flags: its name with a dollar sign is the key.
     """
     data: dict[str, Any] = {}
     spans: dict[KeyPath, Span] = {}
     unknown: dict[KeyPath, str] = {}
-    for flag, values in _grouped(tokens, pairs):
+    for flag, words in _grouped(tokens, pairs):
         key_path = flag_path(flag.text)
+        may_be_flags = (
+            [] if _LISTED.search(flag.text) else [word for word in words[1:] if word.unknown and not word.text]
+        )
+        names = {word.unknown for word in may_be_flags if not word.unset or _is_set(text, word.unknown)}
+        unknown |= {(f"${name}",): name for name in names}
+        values = [word for word in words if word not in may_be_flags]
         doubts = [token.unknown for token in (flag, *values) if token.unknown]
         if doubts:
             unknown[key_path] = doubts[0]
@@ -297,6 +307,11 @@ def flag_document(path: Path, text: str, tokens: Iterable[Token], *, pairs: bool
             _put(data, key_path, [value.text for value in values])
         spans[key_path] = _span(flag, values)
     return Document(path, "flags", text, data, lambda: spans, unknown, part=True)
+
+
+def _is_set(text: str, name: str) -> bool:
+    """Whether a script sets a variable to one thing or another, although not as it is read here."""
+    return len(set(re.findall(rf"(?m)(?:^|[\s;])(?:export )?{re.escape(name)}=([^;\n]*)", text))) > 1
 
 
 def _grouped(tokens: Iterable[Token], pairs: bool) -> list[tuple[Token, list[Token]]]:

@@ -202,6 +202,10 @@ class ConfigReader:
         usual = self.usual.get(key, "")
         self.settings.append(Setting(name, value, key, default, key_path, unknown, usual=usual))
 
+    def fact(self, name: str, value: Any, of: str) -> None:
+        """Set what holds of any file of this kind, whatever its keys are."""
+        self.settings.append(Setting(name, value, of))
+
     def set_integer(self, name: str, key: str, default: int | None = None, low: int = 1) -> None:
         """Set an option from a whole number; nothing is set where there is neither a value nor a default."""
         value = self.integer(key, default, low)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib.resources import files
 
 from memcalc.catalog import read_toml
@@ -23,8 +23,10 @@ from memcalc.frameworks.environment import visible_gpus
 TABLES = read_toml(files("memcalc.convert") / "launchers.toml")
 """Commands, their options, and how arguments tell their framework."""
 _THROUGH, _TOOLS = (frozenset(TABLES["commands"][part].split()) for part in ("through", "tools"))
-_NAMED = ("-J", "--job-name", "--name", "-o", "--output", "-n", "--comment", "-p", "--label")
+_NAMED = ("-J", "--job-name", "--name", "-o", "--output", "-n", "--comment", "-p", "--label", "-t", "--tag")
 """Options whose value may read as a starter does."""
+_INSTALLING = ("pip", "pip3", "apt", "apt-get", "build", "pull", "push", "git", "wget", "curl")
+"""Words behind which such names are packages, images or addresses."""
 _STARTERS = re.compile(
     r"python(\d(\.\d+)?)?|torchrun|accelerate|accelerate-launch|deepspeed|[\w.-]*\.(py|sh|slurm|sbatch)"
 )
@@ -53,6 +55,8 @@ class Launch:
     """The launcher's own options, with underscores."""
     step: Mapping[str, Option] = field(default_factory=dict)
     """Options of the srun that runs it."""
+    through: tuple[Token, ...] = ()
+    """The words of a program that starts it, with options of its own."""
 
     @property
     def name(self) -> str:
@@ -66,6 +70,11 @@ def launch_of(command: Command) -> Launch | None:
     at = _begin(tokens)
     if at is None:
         return None
+    for cut in range(len(tokens) - 1, at, -1):
+        # Another program takes the command behind a lone `--`, or a line of several, and starts it
+        if tokens[cut].text in ("--", "&&") and _is_launcher(tokens[cut + 1 :]):
+            inner = launch_of(replace(command, tokens=tokens[cut + 1 :]))
+            return None if inner is None else replace(inner, command=command, through=tuple(tokens[at:cut]))
     step: dict[str, Option] = {}
     named = [token.text.rpartition("/")[2] for token in tokens[:at]]
     if "srun" in named:
@@ -75,6 +84,13 @@ def launch_of(command: Command) -> Launch | None:
     return _started(
         "python" if launcher.startswith("python") else launcher, tokens[at + 1 :], command, step, tokens[at]
     )
+
+
+def _is_launcher(tokens: Sequence[Token]) -> bool:
+    """Whether words begin with what starts a script, and are no script themselves."""
+    if not tokens or re.search(r"[.](py|sh|slurm|sbatch)$", tokens[0].text):
+        return False
+    return _starts(tokens, 0) or (_base(tokens[0]) in _THROUGH and _begin(tokens) is not None)
 
 
 def _base(token: Token) -> str:
@@ -90,6 +106,8 @@ def _begin(tokens: Sequence[Token]) -> int | None:
     if _base(tokens[0]) not in _THROUGH:
         return None
     for at in range(len(tokens)):
+        if _base(tokens[at]) in _INSTALLING:
+            return None
         if at and _starts(tokens, at) and tokens[at - 1].text not in _NAMED:
             return at
     return None
@@ -170,6 +188,11 @@ def _settings(launcher: str, tokens: Sequence[Token]) -> tuple[dict[str, Launche
 
 def read_ranks(reader: ConfigReader, launch: Launch, script: Script) -> None:
     """Set the number of ranks that the launcher starts."""
+    if launch.through:
+        program = next((token.text for token in launch.through if token.text.endswith(".py")), launch.through[0].text)
+        reader.ask("gpus", launch.script, "-", f"is started by {program}, whose own options say on how many GPUs")
+        reader.harmless(*(key for key in reader.document.data if key.startswith(f"{launch.launcher} --")))
+        return
     settings = {**script.variables, **launch.command.variables}
     seen = visible_gpus({name: token.text for name, token in settings.items() if not token.unknown})
     if launch.launcher == "torchrun" or "nproc_per_node" in launch.options:

@@ -102,6 +102,8 @@ class Effects:
         if name == "unset":
             for token in tokens[1:]:
                 self.flow.assign(token.text, None)
+        elif name == "set" and tokens[1:] and tokens[1].text == "--":
+            self.state.arguments = tuple(tokens[2:])
         elif name == "eval":
             self._inner(_joined(tokens[1:]), ())
         elif name in self.functions:

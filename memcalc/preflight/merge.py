@@ -177,7 +177,7 @@ def _framework(job: MergedJob) -> None:
     if engine == "fsdp1" and "trainer" in job.engines:
         engine = "hf"
     elif engine == "trainer":
-        engine = "ddp" if int(job.options.get("gpus", 1)) > 1 else "hf"
+        engine = "ddp" if int(job.options.get("gpus") or 1) > 1 else "hf"
     job.options["framework"] = engine
 
 

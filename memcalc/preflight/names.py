@@ -12,8 +12,10 @@ from memcalc.errors import MissingError, UnknownNameError
 from memcalc.preset_names import is_hub_id
 from memcalc.specs.model import Model
 
+_SIZE = re.compile(r"v?[\d.]+x?[\d.]*[bm]?", re.IGNORECASE)
 
-def model_named(name: str, folder: str = ".", dirs: tuple[str, ...] = ()) -> str:
+
+def model_named(name: str, folder: str = ".", dirs: tuple[str, ...] = (), option: str = "--model") -> str:
     """The model of a name: a path beside the file that names it, a preset, or a repository of the Hub.
 
     A preset's name stands for a repository that has nothing to be said of beside its sizes.
@@ -25,6 +27,8 @@ def model_named(name: str, folder: str = ".", dirs: tuple[str, ...] = ()) -> str
         if _is_model(path):
             return str(path)
     hub_id = _hub_id(name)
+    if hub_id != name and _SIZE.fullmatch(hub_id):
+        raise MissingError(f"the files name the model {name[:80]!r}, by its size alone; give {option}.")
     try:
         named = named_model(hub_id, dirs)
     except UnknownNameError as error:
@@ -32,7 +36,7 @@ def model_named(name: str, folder: str = ".", dirs: tuple[str, ...] = ()) -> str
             raise
         reason = error.allowed.partition(":")[0]
         hint = f" (the nearest preset is {error.suggestion})" if error.suggestion else ""
-        raise MissingError(f"the files name the model {name[:80]!r}: {reason}; give --model{hint}.") from None
+        raise MissingError(f"the files name the model {name[:80]!r}: {reason}; give {option}{hint}.") from None
     return hub_id if named.missing or named.stored or named.model.name == hub_id else named.model.name
 
 

@@ -105,7 +105,7 @@ def role_words(job: MergedJob, dirs: tuple[str, ...]) -> dict[str, Any]:
         keywords |= _trl(job, keywords)
     for name in ("critic_model", "reward_model"):
         if name in keywords:
-            keywords[name] = model_named(str(keywords[name]), dirs=dirs)
+            keywords[name] = model_named(str(keywords[name]), dirs=dirs, option=f"--set rl.{name}=…")
     if not RECIPES[job.algorithm].online:
         keywords["prompt"] = int(options["seq_len"]) // 2
         keywords["response"] = int(options["seq_len"]) - keywords["prompt"]

@@ -29,7 +29,7 @@ def read(document: Document) -> Config:
     """Return what an Accelerate YAML says of a job."""
     reader = ConfigReader(document, "accelerate", "Accelerate 1.15")
     kind = reader.one_of("distributed_type", _TYPES, "trainer")
-    reader.set("accelerated", True, "accelerate")
+    reader.fact("accelerated", True, "accelerate")
     _ranks(reader, kind)
     mixed = reader.one_of("mixed_precision", _DTYPES, "fp16" if reader.flag("fp16") else "no")
     if mixed == "fp8":

@@ -20,13 +20,13 @@ from memcalc.frameworks.capabilities import capabilities_of, needs_of
 from memcalc.toml_text import document_text
 
 FORMATS: dict[str, tuple[Kind, ...]] = {
-    "deepspeed": ("json",),
+    "unread": ("yaml", "json"), "deepspeed": ("json",),
     "fsdp2": ("shell",), "torchtitan": ("toml",), "megatron": ("yaml",), "swift_megatron": ("yaml", "json"),
     "swift": ("yaml", "json"), "axolotl": ("yaml",),
     "llamafactory": ("yaml", "json"), "torchtune": ("yaml", "flags"), "litgpt": ("yaml", "flags"),
     "verl": ("yaml",), "nemo_rl": ("yaml",), "openrlhf": ("flags",),
     "accelerate": ("yaml", "json"), "trainer": ("json", "yaml", "flags"),
-    "fsdp_config": ("json",), "foundry": ("yaml",), "unread": ("yaml",), "launch": ("shell",),
+    "fsdp_config": ("json",), "foundry": ("yaml",), "launch": ("shell",),
 }  # fmt: skip
 """Names of the formats, each a module of this package, and the kinds of document that it is known by; the most
 particular first, since the first that knows a document reads it. A module is imported for its own kinds alone."""

@@ -71,6 +71,12 @@ def read(document: Document) -> Config:
             read_ranks(reader, launch, script)
         _set_algorithm(reader, launch)
         reader.references += ArgumentSource(document.path, text, script, launch).references()
+        _refuse_unknown_words(reader)
+        for reference in reader.references:
+            if reference.document is not None and (name := reference.document.unknown.get(("config",))):
+                reader.ask(
+                    "model", "--config", name, f"is {name!r}, a file that only a run knows: give it as a FILE, or"
+                )
         if launch.launcher != "shell" and not format_of(launch):
             _own_arguments(reader, launch)
         if launch.launcher == "shell" and not reader.references:
@@ -80,6 +86,19 @@ def read(document: Document) -> Config:
     if directive_lines.data:
         reader.refer("launch", "#MEMCALC", document=directive_lines)
     return reader.finish(known=[f"#SBATCH --{name}" for name in OPTIONS])
+
+
+def _refuse_unknown_words(reader: ConfigReader) -> None:
+    """Refuse arguments that hang on a variable which the script sets to one thing or another."""
+    for reference in reader.references:
+        for document in filter(None, (reference.document, reference.over)):
+            names = [str(key_path[0]) for key_path in document.unknown if str(key_path[0]).startswith("$")]
+            if names:
+                raise MissingError(
+                    f"{document.path.name} hands {', '.join(names)} to its training, whose words only a run knows: "
+                    "give the script's arguments in a copy of it, as a line `set -- ARGUMENT …` at its top, or set "
+                    f"{names[0][1:]} in a line before it is used."
+                )
 
 
 def _own_arguments(reader: ConfigReader, launch: Launch) -> None:

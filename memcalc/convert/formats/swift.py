@@ -55,7 +55,7 @@ def read(document: Document) -> Config:
     check_task(reader)
     algorithm = read_preferences(reader, _KEYS)
     reader.set("engine", "trainer", "model")
-    reader.set("accelerated", True, "Trainer")
+    reader.fact("accelerated", True, "Trainer")
     reader.set("model", reader.text("model"), "model") if reader.has("model") else None
     _batch(reader)
     tuner = "tuner_type" if reader.has("tuner_type") else "train_type"

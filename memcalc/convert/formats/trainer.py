@@ -37,6 +37,10 @@ _ATTENTION = {
 _OF_LORA = (
     "lora_r", "lora_rank", "lora_dropout", "lora_target_modules", "lora_target_parameters", "lora_modules_to_save",
 )  # fmt: skip
+_FOUR = ("load_in_4bit", "use_4bit_quantization")
+_EIGHT = ("load_in_8bit", "use_8bit_quantization")
+_NESTED = ("use_bnb_nested_quant", "bnb_4bit_use_double_quant", "use_nested_quant")
+"""TRL's names, bitsandbytes' own, and those of PEFT's examples/sft (utils.py, train.py)."""
 _LENGTHS = ("max_length", "max_seq_length", "max_seq_len", "block_size", "model_max_length")
 """`max_seq_len` is how PEFT's scripts abbreviate `max_seq_length`: argparse takes a beginning that is unique."""
 
@@ -51,7 +55,7 @@ def read(document: Document) -> Config:
         refuse_method(document.path.name, method, evidence)
     trl = is_trl(reader) or bool(method)
     reader.set("engine", "trainer", "per_device_train_batch_size")
-    reader.set("accelerated", True, "Trainer")
+    reader.fact("accelerated", True, "Trainer")
     _batch(reader)
     _precision(reader, trl)
     _checkpoints(reader, trl)
@@ -143,8 +147,10 @@ def _checkpoints(reader: ConfigReader, trl: bool) -> None:
     if not {"every_n_layers", "offload"} & set(kwargs):  # releases that have these checkpoint inside of FSDP's hooks
         reader.set("checkpoints_wrapped", True, key)
     # torch.utils.checkpoint takes True where keywords are given without it
-    reentrant = kwargs.get("use_reentrant", bool(set(kwargs) - {"selective", "every_n_layers", "offload"}))
-    reader.set("strategy.checkpoint", "reentrant" if reentrant else "non-reentrant", f"{key}_kwargs.use_reentrant")
+    own = "use_reentrant" if reader.has("use_reentrant") else f"{key}_kwargs.use_reentrant"  # of PEFT's examples
+    usual = bool(set(kwargs) - {"selective", "every_n_layers", "offload"})
+    reentrant = reader.flag(own) if own == "use_reentrant" else kwargs.get("use_reentrant", usual)
+    reader.set("strategy.checkpoint", "reentrant" if reentrant else "non-reentrant", own)
     if kwargs.get("offload"):
         reader.set("offload", ("activations",), f"{key}_kwargs.offload")
 
@@ -162,10 +168,12 @@ def _kernels(reader: ConfigReader, trl: bool) -> None:
     """Liger's kernels, by default with the loss that makes no logits; TRL's trainer makes none in any case."""
     table = _options(reader, "liger_kernel_config")
     reader.harmless("liger_kernel_config.", "liger_kernel_config")
-    on = reader.flag("use_liger_kernel")
+    named = "use_liger" if reader.has("use_liger") else "use_liger_kernel"  # as TRL's ModelConfig had it
+    on = reader.flag(named)
+    reader.harmless("use_liger_kernel", "use_liger")
     if on:
         left_out = [name for name in LIGER_KERNELS if table.get(name) is False]
-        reader.set("kernels", "model" if len(left_out) == len(LIGER_KERNELS) else "fused", "use_liger_kernel")
+        reader.set("kernels", "model" if len(left_out) == len(LIGER_KERNELS) else "fused", named)
         if 0 < len(left_out) < len(LIGER_KERNELS):
             reader.note("warning", "MC002", "liger_kernel_config", "kernels that are left out count as fused too")
     if trl:
@@ -175,7 +183,7 @@ def _kernels(reader: ConfigReader, trl: bool) -> None:
     elif on:
         linear = table.get("fused_linear_cross_entropy", True)
         kernel = "fused-kernel" if table.get("cross_entropy") else "standard"
-        reader.set("loss", "fused-linear" if linear else kernel, "use_liger_kernel")
+        reader.set("loss", "fused-linear" if linear else kernel, named)
 
 
 def _fsdp(reader: ConfigReader) -> None:
@@ -308,11 +316,12 @@ def _length(reader: ConfigReader, trl: bool) -> None:
 
 def _adapters(reader: ConfigReader) -> bool:
     """Say adapters and a quantized base; return whether it is quantized."""
-    four, eight = reader.flag("load_in_4bit"), reader.flag("load_in_8bit")
-    narrow = "load_in_4bit" if four else "load_in_8bit"
-    nested = next((key for key in ("use_bnb_nested_quant", "bnb_4bit_use_double_quant") if reader.flag(key)), "")
+    narrow = next((key for key in _FOUR if reader.flag(key)), "")
+    four, eight = bool(narrow), next((key for key in _EIGHT if reader.flag(key)), "")
+    narrow = narrow or eight or _EIGHT[0]
+    nested = next((key for key in _NESTED if reader.flag(key)), "")
+    reader.harmless(*_FOUR, *_EIGHT, *_NESTED)
     ranks = next((key for key in ("lora_r", "lora_rank") if reader.has(key)), "")
-    reader.flag("use_bnb_nested_quant"), reader.flag("bnb_4bit_use_double_quant")
     switches = ("use_peft", "use_lora", "use_peft_lora")
     if not any(reader.flag(key) for key in switches):
         switched = any(reader.has(key) for key in switches)
@@ -332,8 +341,9 @@ def _adapters(reader: ConfigReader) -> bool:
         targets += stacked
     reader.set("lora", f"{rank}:{','.join(targets)}" if targets else str(rank), key)
     reader.set("workload.lora_dropout", reader.number("lora_dropout", 0.05), "lora_dropout")
-    if saved := [name for name in _layers(reader, "lora_modules_to_save") if name in {"embedding", "head"}]:
-        reader.set("also_train", tuple(saved), "lora_modules_to_save")
+    saved_key = "modules_to_save" if reader.has("modules_to_save") else "lora_modules_to_save"
+    if saved := [name for name in _layers(reader, saved_key) if name in {"embedding", "head"}]:
+        reader.set("also_train", tuple(saved), saved_key)
     model = _model_key(reader)
     if model and set_stored(reader, model):  # its own config overrides what is asked for (quantizers/auto.py)
         if any(setting.name == "quantize" and setting.value == "nf4-dq" for setting in reader.settings):

@@ -1,0 +1,240 @@
+"""Whose arguments a script has: what is not known is asked for or refused by name, and never counted as another job."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from memcalc.convert.purpose import names_other_work
+from memcalc.errors import MissingError, ObjectiveError, UnknownFormatError
+from memcalc.preflight import check
+from memcalc.results.check import Check
+
+TRAINER = "--model_name_or_path meta-llama/Llama-2-7b-hf --bf16 --model_max_length 2048 --per_device_train_batch_size 4"
+SIZES = (
+    "--num-layers 24 --hidden-size 2048 --num-attention-heads 16 --seq-length 2048 --max-position-embeddings 2048 "
+    "--micro-batch-size 1 --global-batch-size 64 --vocab-size 50257"
+)
+
+
+def checked(folder: Path, text: str, **given: Any) -> Check:
+    """Check a script."""
+    (folder / "run.sh").write_text(text, encoding="utf-8")
+    return check([str(folder / "run.sh")], gpu="h100", **given)
+
+
+def refused(folder: Path, text: str, **given: Any) -> str:
+    """Return the sentence with which a script is asked about or refused."""
+    with pytest.raises(MissingError) as error:
+        checked(folder, text, **given)
+    return str(error.value)
+
+
+# ------------------------------------------------------------------------------------------- training, or other work
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        "internvl/train/internvl_chat_finetune.py", "finetune_chat.py", "finetune_and_eval.py", "train_generator.py",
+        "inference_aware_finetune.py", "tests/train.py", "/data/bench/train.py", "setup/train.py", "llm_eval/sft.py",
+        "my-server/train.py", "verl.trainer.main_trainer", "bench_finetune.py", "chatglm_lora.py",
+    ],
+)  # fmt: skip
+def test_a_script_that_trains_is_no_other_work(script: str) -> None:
+    assert not names_other_work(script)
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        "tools/preprocess_data.py", "convert_pretrained_checkpoint.py", "examples/chatbot.py", "lm_eval", "eval/run.py",
+        "merge_lora.py", "prepare_sft_data.py", "generate_train_data.py", "vllm.entrypoints.openai.api_server",
+        "evaluate_finetuned.py", "embed_datasets.py", "train_tokenizer/convert.py",
+    ],
+)  # fmt: skip
+def test_other_work_is_known_by_its_name(script: str) -> None:
+    assert names_other_work(script)
+
+
+def test_the_flags_of_a_training_go_before_the_name(tmp_path: Path) -> None:
+    answer = checked(tmp_path, f"torchrun --nproc_per_node 8 chat/serve_model.py {TRAINER}")
+    assert answer.estimate.workload.micro_batch == 4
+
+
+@pytest.mark.parametrize("line", ["singularity exec x.sif pip install deepspeed vllm", "docker build -t deepspeed ."])
+def test_packages_and_images_are_no_trainings(tmp_path: Path, line: str) -> None:
+    with pytest.raises(UnknownFormatError):
+        checked(tmp_path, line)
+
+
+# ----------------------------------------------------------------------------------------------- whose arguments
+
+
+def test_src_train_is_llamafactorys_by_its_flags_alone(tmp_path: Path) -> None:
+    """The most usual path of a training script: the same flags come to the same job wherever it stands."""
+    answers = [
+        checked(tmp_path, f"torchrun --nproc_per_node 8 {name} {TRAINER}") for name in ("src/train.py", "train.py")
+    ]
+    assert answers[0].estimate.strategy == answers[1].estimate.strategy
+    assert not answers[0].estimate.strategy.lora
+    factory = checked(tmp_path, f"torchrun --nproc_per_node 8 src/train.py --stage sft --template llama2 {TRAINER}")
+    assert factory.estimate.strategy.lora
+
+
+def test_a_trainer_that_is_not_known_is_asked_about(tmp_path: Path) -> None:
+    """Its framework too: ZeRO-3 and a step of 128 sequences would be an invention."""
+    text = "torchrun --nproc_per_node 8 ./finetuning.py --enable_thing --steps 5"
+    given = {"model": "llama-2-7b", "seq_len": 2048, "micro_batch": 1}
+    said = refused(tmp_path, text, **given)
+    assert "--framework (line of run.sh: ./finetuning.py has arguments of its own" in said
+    assert checked(tmp_path, text, framework="fsdp2", **given).verdict
+
+
+SWITCHES = [
+    "--lora_enable True", "--bits 4", "--use_qlora", "--q_lora True", "--train_mode qlora", "--tune_mm_mlp_adapter True",
+    "--mm_tunable_parts mm_mlp_adapter", "--freeze_backbone True", "--use_unsloth True", "--peft_method lora",
+    "--trainable q_proj,v_proj", "--quantization int4", "--spectrum_config_path x.yaml",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("switch", SWITCHES)
+@pytest.mark.parametrize("script", [f"train.py {TRAINER}", "my_loop.py --steps 5"])
+def test_a_switch_of_a_script_that_chooses_what_is_trained_is_refused(tmp_path: Path, switch: str, script: str) -> None:
+    name, _, value = switch[2:].partition(" ")
+    said = refused(tmp_path, f"torchrun --nproc_per_node 8 {script} {switch}")
+    assert f"run.sh has {name} {value or True}, a switch of its own script" in said
+
+
+@pytest.mark.parametrize(
+    "switch", ["--lora_enable False", "--bits 16", "--freeze_backbone false", "--lora_weight_path ''", "--q_lora False"]
+)
+def test_a_switch_that_is_off_says_nothing(tmp_path: Path, switch: str) -> None:
+    assert checked(tmp_path, f"torchrun --nproc_per_node 8 train.py {TRAINER} {switch}").verdict
+
+
+def test_switches_of_pefts_examples_are_read(tmp_path: Path) -> None:
+    """PEFT 0.21 examples/sft: utils.py, create_and_prepare_model; train.py, ModelArguments."""
+    flags = (
+        "--use_peft_lora True --lora_r 8 --lora_target_modules all-linear --use_reentrant True --gradient_checkpointing"
+    )
+    found = checked(
+        tmp_path,
+        f"torchrun --nproc_per_node 8 train.py {TRAINER} {flags} --use_4bit_quantization True --use_nested_quant True",
+    ).estimate.strategy
+    assert (found.quantize, found.checkpoint, str(found.lora)) == ("nf4-dq", "reentrant", "8:q,k,v,o,gate,up,down")
+
+
+def test_adapters_alone_do_not_make_a_script_trls(tmp_path: Path) -> None:
+    answer = checked(
+        tmp_path, f"torchrun --nproc_per_node 8 train.py {TRAINER} --lora_r 8 --lora_target_modules q_proj"
+    )
+    assert answer.estimate.strategy.loss == "standard"
+    assert not any("SFTTrainer" in finding.message for file in answer.files for finding in file.findings)
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        (f"torchrun tasks/main.py --task MNLI {SIZES}", "with --task"),
+        (f"torchrun examples/multimodal/train.py --language-model-type mistral_7b --freeze-LM {SIZES}", "vision tower"),
+        (f"torchrun train_esm2.py {SIZES}", "masked tokens"),
+        ("accelerate launch train_dreambooth.py --learning_rate 1e-5 --output_dir x", "a model of pictures"),
+        ("accelerate launch open_instruct/grpo_fast.py --beta 0.0 --learning_rate 1e-6", "open-instruct's GRPO"),
+    ],
+)
+def test_scripts_that_train_something_else_are_named(tmp_path: Path, line: str, words: str) -> None:
+    with pytest.raises(ObjectiveError, match=words):
+        checked(tmp_path, line)
+
+
+@pytest.mark.parametrize(
+    ("text", "trainer"),
+    [
+        ("pipe_parallel_size: 1\nmodel-parallel-size: 4\nfp16: {enabled: true}\nnum_layers: 2\n", "GPT-NeoX"),
+        ("model_id: x\ncontext_length: 512\nnum_devices: 2\ndeepspeed: {config_path: y}\noutput_dir: z\n", "LLMForge"),
+        ("type: sft\nmicro_batch_size: 1\nmodel: {name_or_path: x}\ndata: {sources: []}\n", "ArcticTraining"),
+    ],
+)
+def test_configs_of_trainers_that_are_not_read_are_named(tmp_path: Path, text: str, trainer: str) -> None:
+    (tmp_path / "config.yaml").write_text(text, encoding="utf-8")
+    with pytest.raises(ObjectiveError, match=trainer):
+        check([str(tmp_path / "config.yaml")], gpu="h100", gpus=8)
+
+
+def test_simpo_has_no_reference(tmp_path: Path) -> None:
+    """princeton-nlp/SimPO, scripts/simpo_trainer.py: its configs have TRL's keys of DPO beside its own."""
+    (tmp_path / "simpo.yaml").write_text(
+        "model_name_or_path: meta-llama/Llama-3.1-8B\nper_device_train_batch_size: 1\nbeta: 2.0\n"
+        "gamma_beta_ratio: 0.5\nmax_length: 1024\noutput_dir: x\n",
+        encoding="utf-8",
+    )
+    answer: Any = check([str(tmp_path / "simpo.yaml")], gpu="h100", gpus=8)
+    assert answer.algorithm == "simpo"
+
+
+# ------------------------------------------------------------------------------------------------------ run by others
+
+
+def test_a_command_behind_a_lone_double_hyphen_is_the_one_that_trains(tmp_path: Path) -> None:
+    inner = f"accelerate launch --mixed_precision bf16 --num_processes 8 train.py {TRAINER}"
+    text = f"python mason.py --num_nodes 8 --gpus 8 -- {inner}"
+    assert "--gpus (line of run.sh: train.py is started by mason.py" in refused(tmp_path, text)
+    found = checked(tmp_path, text, gpus=64).estimate
+    assert (found.hardware.gpus, found.strategy.precision) == (64, "bf16-autocast")
+    behind = f"python mason.py --gpus 8 -- source setup.sh \\&\\& python train.py {TRAINER}"
+    assert checked(tmp_path, behind, gpus=8).estimate.hardware.gpus == 8
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f'if nvidia-smi | grep -q H100; then pr="--bf16"; else pr="--fp16"; fi\ntorchrun pretrain_gpt.py {SIZES} $pr',
+        f'if [ $1 = a ]; then pr="--bf16"; elif [ $1 = b ]; then pr="--fp16"; fi\ntorchrun pretrain_gpt.py {SIZES} $pr',
+    ],
+)
+def test_flags_that_hang_on_a_run_are_asked_for(tmp_path: Path, text: str) -> None:
+    said = refused(tmp_path, text)
+    assert "run.sh hands $pr to its training, whose words only a run knows" in said
+    assert (
+        checked(tmp_path, f"{text} --log-interval 1".replace("$pr", "--bf16")).estimate.strategy.precision
+        == "bf16-mixed"
+    )
+
+
+def test_the_arguments_of_a_script_are_given_in_a_copy(tmp_path: Path) -> None:
+    text = (
+        f'if [ $1 = a ]; then pr="--bf16"; elif [ $1 = b ]; then pr="--fp16"; fi\ntorchrun pretrain_gpt.py {SIZES} $pr'
+    )
+    assert checked(tmp_path, f"set -- a\n{text}").estimate.strategy.precision == "bf16-mixed"
+    assert checked(tmp_path, f"set -- b\n{text}").estimate.strategy.precision == "fp16-mixed"
+
+
+def test_more_arguments_that_nobody_sets_are_none(tmp_path: Path) -> None:
+    answer = checked(tmp_path, f"torchrun --nproc_per_node 8 train.py {TRAINER} $EXTRA")
+    assert answer.estimate.workload.micro_batch == 4
+
+
+def test_a_config_that_a_run_names_is_asked_for_as_a_file(tmp_path: Path) -> None:
+    text = "accelerate launch --num_processes 8 scripts/run_r1_grpo.py --config $1"
+    assert "--model (line of run.sh: --config is '$1', a file that only a run knows: give it as a FILE, or" in refused(
+        tmp_path, text
+    )
+
+
+@pytest.mark.parametrize("name", ["/data/qwen/7B", "/ckpt/70b", "../models/v1.5-8B/"])
+def test_a_folder_that_says_a_size_alone_is_no_preset(tmp_path: Path, name: str) -> None:
+    text = f"torchrun --nproc_per_node 8 train.py {TRAINER}".replace("meta-llama/Llama-2-7b-hf", name)
+    if "v1.5" in name:
+        assert "give --model" in refused(tmp_path, text) or "--model (" in refused(tmp_path, text)
+    else:
+        assert "by its size alone" in refused(tmp_path, text)
+
+
+def test_an_unknown_micro_batch_is_asked_for_by_an_option_that_there_is(tmp_path: Path) -> None:
+    text = f"torchrun --nproc_per_node 8 train.py {TRAINER}".replace("batch_size 4", "batch_size $(cat mbs)")
+    assert "--micro-batch (" in refused(tmp_path, text)
+    assert "--accelerated" not in refused(tmp_path, text)
+    assert checked(tmp_path, text, micro_batch=2).estimate.workload.micro_batch == 2
