@@ -291,14 +291,14 @@ def flag_document(path: Path, text: str, tokens: Iterable[Token], *, pairs: bool
     data: dict[str, Any] = {}
     spans: dict[KeyPath, Span] = {}
     unknown: dict[KeyPath, str] = {}
-    for flag, words in _grouped(tokens, pairs):
+    for flag, following in _grouped(tokens, pairs):
         key_path = flag_path(flag.text)
         may_be_flags = (
-            [] if _LISTED.search(flag.text) else [word for word in words[1:] if word.unknown and not word.text]
+            [] if _LISTED.search(flag.text) else [token for token in following[1:] if token.unknown and not token.text]
         )
-        names = {word.unknown for word in may_be_flags if not word.unset or _is_set(text, word.unknown)}
+        names = {token.unknown for token in may_be_flags if not token.unset or _is_set(text, token.unknown)}
         unknown |= {(f"${name}",): name for name in names}
-        values = [word for word in words if word not in may_be_flags]
+        values = [token for token in following if token not in may_be_flags]
         doubts = [token.unknown for token in (flag, *values) if token.unknown]
         if doubts:
             unknown[key_path] = doubts[0]

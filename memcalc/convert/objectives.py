@@ -101,8 +101,8 @@ def refuse_library(where: str, script: str) -> None:
 
 def refuse_pictures(where: str, script: str) -> None:
     """Refuse a script that is named after a model of pictures made by diffusion."""
-    words = re.split(r"[_.-]+", script.rpartition("/")[2].lower())
-    if named := [word for word in words if word in _TABLES["pictures"]["words"].split()]:
+    parts = re.split(r"[_.-]+", script.rpartition("/")[2].lower())
+    if named := [part for part in parts if part in _TABLES["pictures"]["words"].split()]:
         raise ObjectiveError(
             f"{where} trains a model of pictures ({cut(script)}: {', '.join(named)}): memcalc {SUPERVISED}."
         )

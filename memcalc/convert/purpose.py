@@ -47,7 +47,7 @@ def names_other_work(script: str) -> bool:
     [True, True, True]
     """
     folder, _, name = script.lower().rpartition("/")
-    words = [word for word in re.split(r"[_.-]+", name.removesuffix(".py")) if word]
-    if not any(map(_TRAINS.fullmatch, words)):
-        return any(map(_OTHER.fullmatch, [*words, *re.split(r"[/_.-]+", folder)]))
-    return bool(_HARD.fullmatch(words[0]) or (_OTHER.fullmatch(words[0]) and not _TRAINS.fullmatch(words[-1])))
+    parts = [part for part in re.split(r"[_.-]+", name.removesuffix(".py")) if part]
+    if not any(map(_TRAINS.fullmatch, parts)):
+        return any(map(_OTHER.fullmatch, [*parts, *re.split(r"[/_.-]+", folder)]))
+    return bool(_HARD.fullmatch(parts[0]) or (_OTHER.fullmatch(parts[0]) and not _TRAINS.fullmatch(parts[-1])))

@@ -12,8 +12,8 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from memcalc.convert.shell_commands import DECLARING, Command, Effects, Flow, Run, Simple, Status, Written, status_of
-from memcalc.convert.shell_values import MARK, State, Token, Value, arithmetic, condition
+from memcalc.convert.shell_commands import DECLARING, Command, Effects, Flow, Run, Simple, Written
+from memcalc.convert.shell_values import MARK, State, Status, Token, Value, arithmetic, condition, status_of
 from memcalc.convert.shell_words import ASSIGNED, NAME, Lexer, closing
 
 _OPERATORS = (";;&", ";;", ";&", "&&", "||", "|&", "((", "|", "&", ";", "(", ")")

@@ -6,14 +6,11 @@ import fnmatch
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
-from typing import Literal
 
-from memcalc.convert.shell_values import State, Token, condition, doubtful
+from memcalc.convert.shell_values import State, Status, Token, condition, doubtful, status_of
 from memcalc.convert.shell_words import ASSIGNED, DEEPEST, NAME, Lexer
 from memcalc.errors import FileError
 
-Status = Literal["yes", "no", "maybe", "likely"]
-"""How a command ends: `likely` for those that succeed if the job is to run at all."""
 DECLARING = frozenset({"export", "declare", "local", "readonly", "typeset"})
 _ASKING = frozenset({"grep", "command", "which", "type", "read", "ping", "diff", "cmp", "pgrep", "hash", "nc"})
 """Commands that a script runs to learn something."""
@@ -49,11 +46,6 @@ class Simple:
     target: Token | None = None
     heredoc: Token | None = None
     negated: bool = False
-
-
-def status_of(holds: bool | None) -> Status:
-    """How a test ends."""
-    return "maybe" if holds is None else "yes" if holds else "no"
 
 
 @dataclass
@@ -102,7 +94,7 @@ class Effects:
         if name == "unset":
             for token in tokens[1:]:
                 self.flow.assign(token.text, None)
-        elif name == "set" and tokens[1:] and tokens[1].text == "--":
+        elif [token.text for token in tokens[:2]] == ["set", "--"]:
             self.state.arguments = tuple(tokens[2:])
         elif name == "eval":
             self._inner(_joined(tokens[1:]), ())

@@ -9,6 +9,7 @@ import operator
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Literal
 
 from memcalc.errors import FileError
 
@@ -38,6 +39,8 @@ _ORDERS = {
     ast.Eq: operator.eq,
     ast.NotEq: operator.ne,
 }
+Status = Literal["yes", "no", "maybe", "likely"]
+"""How a command ends: `likely` for those that succeed if the job is to run at all."""
 _NUMBERS = {"-eq": "==", "-ne": "!=", "-lt": "<", "-le": "<=", "-gt": ">", "-ge": ">="}
 
 
@@ -261,3 +264,8 @@ def _filled(token: Token) -> bool | None:
     if token.unset:
         return False
     return bool(token.plain.text) or (None if token.unknown else False)
+
+
+def status_of(holds: bool | None) -> Status:
+    """How a test ends."""
+    return "maybe" if holds is None else "yes" if holds else "no"

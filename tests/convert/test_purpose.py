@@ -94,8 +94,9 @@ def test_a_trainer_that_is_not_known_is_asked_about(tmp_path: Path) -> None:
 
 
 SWITCHES = [
-    "--lora_enable True", "--bits 4", "--use_qlora", "--q_lora True", "--train_mode qlora", "--tune_mm_mlp_adapter True",
-    "--mm_tunable_parts mm_mlp_adapter", "--freeze_backbone True", "--use_unsloth True", "--peft_method lora",
+    "--lora_enable True", "--bits 4", "--use_qlora", "--q_lora True", "--train_mode qlora",
+    "--tune_mm_mlp_adapter True", "--mm_tunable_parts mm_mlp_adapter", "--freeze_backbone True",
+    "--use_unsloth True", "--peft_method lora",
     "--trainable q_proj,v_proj", "--quantization int4", "--spectrum_config_path x.yaml",
 ]  # fmt: skip
 

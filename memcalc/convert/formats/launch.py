@@ -73,10 +73,10 @@ def read(document: Document) -> Config:
         reader.references += ArgumentSource(document.path, text, script, launch).references()
         _refuse_unknown_words(reader)
         for reference in reader.references:
-            if reference.document is not None and (name := reference.document.unknown.get(("config",))):
-                reader.ask(
-                    "model", "--config", name, f"is {name!r}, a file that only a run knows: give it as a FILE, or"
-                )
+            config = reference.document.unknown.get(("config",)) if reference.document else None
+            if config:
+                says = f"is {config!r}, a file that only a run knows: give it as a FILE, or"
+                reader.ask("model", "--config", config, says)
         if launch.launcher != "shell" and not format_of(launch):
             _own_arguments(reader, launch)
         if launch.launcher == "shell" and not reader.references:

@@ -147,10 +147,10 @@ def _checkpoints(reader: ConfigReader, trl: bool) -> None:
     if not {"every_n_layers", "offload"} & set(kwargs):  # releases that have these checkpoint inside of FSDP's hooks
         reader.set("checkpoints_wrapped", True, key)
     # torch.utils.checkpoint takes True where keywords are given without it
-    own = "use_reentrant" if reader.has("use_reentrant") else f"{key}_kwargs.use_reentrant"  # of PEFT's examples
+    switch = "use_reentrant" if reader.has("use_reentrant") else f"{key}_kwargs.use_reentrant"  # of PEFT's examples
     usual = bool(set(kwargs) - {"selective", "every_n_layers", "offload"})
-    reentrant = reader.flag(own) if own == "use_reentrant" else kwargs.get("use_reentrant", usual)
-    reader.set("strategy.checkpoint", "reentrant" if reentrant else "non-reentrant", own)
+    reentrant = reader.flag(switch) if switch == "use_reentrant" else kwargs.get("use_reentrant", usual)
+    reader.set("strategy.checkpoint", "reentrant" if reentrant else "non-reentrant", switch)
     if kwargs.get("offload"):
         reader.set("offload", ("activations",), f"{key}_kwargs.offload")
 
