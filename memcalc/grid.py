@@ -345,6 +345,11 @@ class Grid:
         """1 by precision where bf16 weights have fp32 masters."""
         return column([name == "bf16-mixed" for name in self.precisions], "precision")
 
+    @property
+    def is_fp16_mixed(self) -> Array:
+        """1 by precision where fp16 weights have fp32 masters."""
+        return column([name == "fp16-mixed" for name in self.precisions], "precision")
+
     def width(self, name: str) -> Array:
         """Bytes an element of one copy of a parameter, by precision (see :class:`memcalc.frameworks.Widths`)."""
         return column([getattr(self._widths(p), name) for p in self.precisions], "precision")

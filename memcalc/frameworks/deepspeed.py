@@ -41,7 +41,7 @@ DEEPSPEED_13 = like(
 DEEPSPEED_06 = like(
     DEEPSPEED,
     "deepspeed",
-    zero_optimizer=Zero(wide_without_zero=True, staged_weights=False),
+    zero_optimizer=Zero(overflow_at_once=False, wide_without_zero=True, staged_weights=False),
     losses={**DEEPSPEED.losses, "standard": losses.HF_445},
     source="deepspeed/runtime/engine.py v0.12.3, _configure_zero_optimizer: stage 1 ignores contiguous_gradients",
 )
@@ -49,7 +49,7 @@ MEGATRON_DEEPSPEED = like(
     DEEPSPEED_06,
     "deepspeed",
     capabilities=support.MEGATRON_DEEPSPEED,
-    zero_optimizer=Zero(flat_partitions=False, fp32_accumulation=False, staged_weights=False),
+    zero_optimizer=Zero(flat_partitions=False, overflow_at_once=False, fp32_accumulation=False, staged_weights=False),
     pipeline_engine="always",
     overlaps_reduction=False,
     vocab_parallel=True,
@@ -63,7 +63,13 @@ MEGATRON_DEEPSPEED = like(
 LEGACY = like(
     MEGATRON_DEEPSPEED,
     "deepspeed",
-    zero_optimizer=Zero(flat_gradients=True, flat_partitions=False, fp32_accumulation=False, staged_weights=False),
+    zero_optimizer=Zero(
+        flat_gradients=True,
+        flat_partitions=False,
+        overflow_at_once=False,
+        fp32_accumulation=False,
+        staged_weights=False,
+    ),
     source="DeepSpeed v0.3.16 runtime/zero/stage1.py",
 )
 

@@ -316,6 +316,8 @@ class Zero:
     """Stage 1 makes a flat copy of all gradients before it reduces them (until 0.3)."""
     flat_partitions: bool = True
     """Stage 3 keeps its bucket and the shares of the gradients in buffers that live all the time (since 0.6)."""
+    overflow_at_once: bool = True
+    """In fp16 stage 3 looks for an overflow in its whole share of the gradients at once (since 0.9.4)."""
     fp32_accumulation: bool = True
     """bf16 gradients can be accumulated in fp32: at stage 1 by an optimizer of its own (``BF16_Optimizer``)."""
     wide_without_zero: bool = False

@@ -6,10 +6,7 @@ rounded up to powers of two where they are pinned (``pin_memory``, the default s
 not (``csrc/pin_memory/page_alloc.cpp``). What is freed before the first step is not counted, such as the buffer of
 gradients with which stage 3 initialises its states.
 
-The tensors of a rank one by one: what the caching host allocator rounds up, and what is large enough to swap.
-
-Linear layers, embedding and head are counted; norms and biases are too small to matter. Adapters are left out. Of a
-recorded model all tensors are counted.
+What the caching host allocator rounds up, and what is large enough to swap, follows from a rank's tensors one by one.
 """
 
 from __future__ import annotations
@@ -22,20 +19,17 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from memcalc.formulas.offload import pinned_bytes
-from memcalc.formulas.optimizer_states import shard
 from memcalc.ledger import ALWAYS, Term
 from memcalc.terms.adapters import trained, trained_parts
 from memcalc.terms.moments import kind_of, optimizer_moments
+from memcalc.terms.rank_tensors import tensors
 from memcalc.terms.states import weight_terms
-from memcalc.terms.tensors import block_matrices, outside_matrices
-from memcalc.terms.zero import adds_in_fp32, era, share, sub_group
+from memcalc.terms.zero import adds_in_fp32, era, largest_part, share, sub_group
 
 if TYPE_CHECKING:
     from memcalc.formulas.types import Array
     from memcalc.grid import Grid
-    from memcalc.specs.recorded import Recording
     from memcalc.terms.model_on_grid import ModelOnGrid
-    from memcalc.terms.tensors import Matrix
 
 
 STAGES = "DeepSpeed edaa722 runtime/zero/stage_1_and_2.py"
@@ -92,7 +86,7 @@ class Parts:
     @cached_property
     def part(self) -> Array:
         """Elements of the largest sub-group."""
-        return np.minimum(self.own, sub_group(self.grid))
+        return largest_part(self.census, self.own)
 
     @cached_property
     def inputs(self) -> dict[str, object]:
@@ -252,46 +246,6 @@ def _rounded(parts: Parts) -> Term:
 
 SMALLEST_SWAP = 1 << 20
 """Bytes below which DeepSpeed does not swap a tensor (``MIN_AIO_BYTES``, and the block size of its requests)."""
-
-
-def tensors(census: ModelOnGrid, where: Array | bool) -> Iterator[tuple[Array, Array]]:
-    """How many tensors of a kind a rank has, and the elements of its part of each; divided where ``where`` holds."""
-    for group, layers in zip(census.model.groups, census.layers, strict=True):
-        for matrix in block_matrices(group.block):
-            count, elements, ranks = _on_rank(census, matrix, where)
-            yield layers * count, shard(elements, ranks)
-    grid = census.grid
-    ranks = grid.degree("tp") * np.where(where, grid.ranks, 1)
-    if census.model.recording is not None:
-        yield from recorded_tensors(census, census.model.recording, ranks)
-        return
-    for matrix in outside_matrices(census.model):
-        first = matrix.target == "embedding"
-        if first or not census.model.tied:
-            yield grid.is_first if first else grid.is_last, shard(matrix.elements, ranks)
-
-
-def recorded_tensors(census: ModelOnGrid, recording: Recording, ranks: Array) -> Iterator[tuple[Array, Array]]:
-    """The same of a recorded model, whose tensors are known one by one."""
-    single = np.int64(1)
-    for layers, part in zip(census.layers, census.model.recorded_blocks, strict=True):
-        yield from ((layers, shard(elements, ranks)) for elements in part.tensors)
-    for end in (recording.entry, recording.head):
-        yield from ((single, shard(elements, ranks)) for elements in end.tensors)
-
-
-def _on_rank(census: ModelOnGrid, matrix: Matrix, where: Array | bool) -> tuple[Array, int, Array]:
-    """Tensors of one block, the elements of each before sharding, and what divides them.
-
-    The routed experts of a layer are one tensor, unless the framework has a module for each.
-    """
-    grid, elements = census.grid, matrix.inputs * matrix.outputs
-    if not matrix.routed:
-        return np.int64(matrix.count), elements, grid.degree("tp") * np.where(where, grid.ranks, 1)
-    ranks = grid.expert_tp * np.where(where, grid.expert_ranks, 1)
-    if grid.habits.expert_loop:
-        return matrix.count // grid.degree("ep"), elements, ranks
-    return np.int64(1), elements * matrix.count, ranks * grid.degree("ep")
 
 
 def units(census: ModelOnGrid, where: Array | bool) -> Iterator[tuple[Array, Array]]:

@@ -28,7 +28,7 @@ from memcalc.ledger import ALWAYS, Term
 from memcalc.terms.adapters import AdaptersOnGrid, adapter_pairs, block_pairs
 from memcalc.terms.mixers import is_biased
 from memcalc.terms.tensors import TABLES, Layout, Place, Tensor, block_tensors, end_tensors, outside_matrices
-from memcalc.terms.zero import partitions_without_zero, sub_group
+from memcalc.terms.zero import largest_part, partitions_without_zero
 
 if TYPE_CHECKING:
     from memcalc.formulas.types import Array
@@ -326,7 +326,7 @@ def temporary_bytes(census: ModelOnGrid) -> Array:
     tensor = largest_share(census)
     stepped = local
     if grid.habits.zero_optimizer is not None:  # stage 3 steps one sub-group after another (stage3.py, _optimizer_step)
-        stepped = np.where(grid.zero == 3, np.minimum(local, sub_group(grid)), local)
+        stepped = largest_part(census, local)
     impl, before = grid.fixed.optimizer_impl, np.int64(0)
     if impl == "loop" and kind.loop != kind.foreach and census.model.recording is None:
         tensor, before = in_a_row(census, kind.loop)

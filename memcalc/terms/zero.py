@@ -16,6 +16,7 @@ from memcalc.ledger import ALWAYS, BACKWARD, COMPUTING, Term
 from memcalc.terms.adapters import trained
 from memcalc.terms.head import over_vocabularies
 from memcalc.terms.parameters import model_count
+from memcalc.terms.rank_tensors import largest_group
 
 if TYPE_CHECKING:
     from memcalc.formulas.types import Array
@@ -191,6 +192,7 @@ def step_terms(census: ModelOnGrid) -> Iterator[Term]:
     formula = "4 · min(⌈P / N⌉, G)"
     yield Term("buffers", "fp32 copy of the gradients", copy, ("step",), formula, STEPS, inputs)
     yield norm_term(census, flat + copy)
+    yield overflow_term(census, flat + copy)
 
 
 def is_fused_adam(grid: Grid) -> bool:
@@ -203,10 +205,18 @@ def sub_group(grid: Grid) -> int:
     return grid.fixed.sub_group_size or era(grid).sub_group
 
 
+def largest_part(census: ModelOnGrid, local: Array) -> Array:
+    """Elements of a rank's ``local`` ones that stage 3 updates at a time: its largest sub-group."""
+    limit, third = sub_group(census.grid), census.grid.zero == 3
+    if not np.any(third & (local > limit)):
+        return np.minimum(local, np.where(third, limit, local))
+    return np.where(third & (local > limit), np.minimum(np.maximum(largest_group(census, limit), limit), local), local)
+
+
 def copied_elements(census: ModelOnGrid) -> Array:
     """Gradients of which the step makes copies at one time."""
     grid, local = census.grid, share(census, 1)
-    part = np.where(grid.zero == 3, np.minimum(local, sub_group(grid)), local)
+    part = largest_part(census, local)
     return np.where((adds_in_fp32(grid) == 1) & (grid.zero <= 1), 0, part)
 
 
@@ -218,6 +228,22 @@ def norm_term(census: ModelOnGrid, copies: Array) -> Term:
     inputs = {"P_max": census.largest_tensor, "P": census.parameters, "N": grid.ranks}
     formula, source = "8 · min(P_max, ⌈P / N⌉) - copies", f"{STAGES}: get_grad_norm_direct"
     return Term("buffers", "fp64 copy for the norm, beyond the copies", beyond, ("step",), formula, source, inputs)
+
+
+def overflow_term(census: ModelOnGrid, copies: Array) -> Term:
+    """The search for an overflow in fp16: absolute values and a truth value of each gradient, before the copies."""
+    grid, local = census.grid, share(census, 3)
+    searched = era(grid).overflow_at_once * grid.is_fp16_mixed * (grid.zero == 3) * (1 - grid.offloaded("optimizer"))
+    norm = np.maximum(8 * np.minimum(census.largest_tensor, local), copies)
+    width = np.where(adds_in_fp32(grid) == 1, 4, census.width("gradient"))
+    beyond = np.maximum((width + 1) * local - norm, 0) * searched
+    inputs = {"w": width, "P": census.parameters, "N": grid.ranks}
+    formula, source = (
+        "(w + 1) · ⌈P / N⌉ - copies",
+        f"{STAGE3}: has_overflow, torch.isinf of grad_partitions_flat_buffer",
+    )
+    title = "search for an overflow in the gradients, beyond the copies"
+    return Term("buffers", title, beyond, ("step",), formula, source, inputs)
 
 
 def staging_term(census: ModelOnGrid) -> Term:
