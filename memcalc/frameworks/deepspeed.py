@@ -34,12 +34,17 @@ DEEPSPEED = Habits(
     losses={**losses.HUGGING_FACE, "parallel": losses.MEGATRON_PIPE},
     source="deepspeed/runtime/zero/config.py edaa722: reduce_bucket_size, overlap_comm, max_live_parameters",
 )
-DEEPSPEED_17 = like(DEEPSPEED, "deepspeed", zero_optimizer=Zero(contiguous_from=1, wide_without_zero=True))
+DEEPSPEED_17 = like(
+    DEEPSPEED,
+    "deepspeed",
+    zero_optimizer=Zero(contiguous_from=1, wide_without_zero=True),
+    evaluation_logits=True,  # with the Trainer of that time
+)
 DEEPSPEED_13 = like(
-    DEEPSPEED, "deepspeed", zero_optimizer=Zero(contiguous_from=1, wide_without_zero=True, staged_weights=False)
+    DEEPSPEED_17, "deepspeed", zero_optimizer=Zero(contiguous_from=1, wide_without_zero=True, staged_weights=False)
 )
 DEEPSPEED_06 = like(
-    DEEPSPEED,
+    DEEPSPEED_17,
     "deepspeed",
     zero_optimizer=Zero(overflow_at_once=False, wide_without_zero=True, staged_weights=False),
     losses={**DEEPSPEED.losses, "standard": losses.HF_445},

@@ -276,6 +276,8 @@ class Habits:
     """Routed experts run one after another (Transformers before 5.0)."""
     evaluation_cache: bool = False
     """An evaluation's forward returns keys and values of all layers (Transformers' Trainer before 5.0)."""
+    evaluation_logits: bool = False
+    """Liger's fused loss makes whole logits in an evaluation: nothing tells it to skip them (before April 2026)."""
     expert_modules: bool = False
     """Each routed expert is a module with weights of its own, not a part of stacked ones (litgpt)."""
     in_place_kernels: bool = False

@@ -27,6 +27,7 @@ HF_449 = like(
     optimizer_impl="foreach",  # adamw_torch
     reentrant=True,
     expert_loop=True,
+    evaluation_logits=True,  # trainer.py passes skip_logits since April 2026 (#45273)
     evaluation_cache=True,  # the model's own use_cache counts; from 5.0 on TrainingArguments.use_cache, off by default
     source="transformers 4.49 loss/loss_utils.py, modeling_utils.py (gradient_checkpointing_enable)",
 )

@@ -65,6 +65,8 @@ def without_gradients(census: ModelOnGrid, size: int) -> ModelOnGrid:
     grid = census.grid
     at_once = size * int(np.max(grid.degree("dp")))
     fixed = grid.fixed.model_copy(update={"global_batch": at_once, "global_tokens": 0, "longest_first": False})
+    if grid.habits.evaluation_logits and fixed.loss == "fused-linear":
+        fixed = fixed.model_copy(update={"loss": "standard"})
     passing = replace(grid, fixed=fixed, micro_batches=(size,), recomputes=("full",))
     return replace(census, grid=passing, blocks_cache=BlockCache())
 

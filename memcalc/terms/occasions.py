@@ -13,6 +13,7 @@ from memcalc.frameworks.habits import READS, WRITES
 from memcalc.ledger import PHASES, Ledger, Term
 from memcalc.sums import add_up
 from memcalc.terms.host import off_gpu_terms
+from memcalc.terms.states import in_one_buffer
 
 if TYPE_CHECKING:
     from memcalc.formulas.types import Array
@@ -38,11 +39,11 @@ class Occasion:
 def resident(ledger: Ledger, census: ModelOnGrid, components: Iterable[str] = ()) -> list[Term]:
     """What stays on the GPU between steps; of some components alone where they are named.
 
-    One buffer of all gradients stays too, which the ledger has by the moments of a step.
+    One buffer of all gradients stays too, or of a rank's share of them, which the ledger has by the moments of a step.
     """
     names = set(components)
     terms = [term for term in ledger.terms if set(term.phases) >= set(PHASES)]
-    if census.grid.persistent_gradients:
+    if census.grid.persistent_gradients or np.all(in_one_buffer(census.grid)):
         terms += [t for t in ledger.terms if t.component == "gradients" and "step" in t.phases and t not in terms]
     return [replace(term, phases=()) for term in terms if not names or term.component in names]
 
@@ -145,7 +146,7 @@ def _loading(census: ModelOnGrid, ledger: Ledger, ranks: int) -> Occasion | None
 def _resuming(census: ModelOnGrid, ledger: Ledger, ranks: int) -> Occasion | None:
     """States read anew: into those that an engine has already made, or in place of none."""
     grid, name, certain = census.grid, census.grid.habits.name, census.grid.fixed.resumes
-    states = resident(ledger, census, ["parameters", "optimizer"])
+    states = resident(ledger, census, ["parameters", "optimizer", "gradients"])
     moments = [term for term in states if term.component == "optimizer"]
     read = sum((term.bytes for term in moments), np.int64(0))
     inputs = {"n": ranks}

@@ -208,3 +208,12 @@ def test_what_no_file_says_is_asked_for(tmp_path: Path, name: str, text: str, sa
     with pytest.raises(MissingError) as raised:
         words(tmp_path, name, text, gpus=2)
     assert says in str(raised.value)
+
+
+def test_a_pack_of_swift_holds_both_answers_of_a_pair(tmp_path: Path) -> None:
+    """ms-swift 3602360a, swift/dataset/packing.py, create_packed_idx: the lengths of both are added up."""
+    text = f"{SWIFT} --rlhf_type dpo "
+    whole, packed = (words(tmp_path, "dpo.sh", text + more) for more in ("", "--packing true --attn_impl flash_attn"))
+    assert whole["prompt"] + whole["response"] == 2 * (packed["prompt"] + packed["response"]) == 1200
+    alone = words(tmp_path, "kto.sh", f"{SWIFT} --rlhf_type kto --packing true --attn_impl flash_attn")
+    assert alone["prompt"] + alone["response"] == 1200

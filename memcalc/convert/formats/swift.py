@@ -16,7 +16,7 @@ from memcalc.convert.config import Config, ConfigReader
 from memcalc.convert.document import Document
 from memcalc.convert.formats.base import Format, key_table
 from memcalc.convert.formats.beside_steps import set_generation, set_resumes
-from memcalc.convert.formats.swift_preferences import read_preferences
+from memcalc.convert.formats.swift_preferences import halve_packs, read_preferences
 from memcalc.convert.formats.tuning import (
     fsdp_keys,
     set_also_trained,
@@ -58,6 +58,7 @@ def read(document: Document) -> Config:
     reader.fact("accelerated", True, "Trainer")
     reader.set("model", reader.text("model"), "model") if reader.has("model") else None
     _batch(reader)
+    halve_packs(reader, algorithm)
     tuner = "tuner_type" if reader.has("tuner_type") else "train_type"
     quantised = _adapter(reader, tuner)
     _precision(reader, quantised)

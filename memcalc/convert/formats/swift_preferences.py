@@ -5,6 +5,8 @@ ms-swift 4.6.0.dev0 (3602360a): swift/arguments/rlhf_args.py, swift/rlhf_trainer
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from memcalc.convert.config import ConfigReader
 from memcalc.convert.formats.base import KeyTable
 from memcalc.convert.formats.preferences import refuse_reference, set_algorithm
@@ -13,6 +15,8 @@ from memcalc.errors import ObjectiveError
 
 _ESTIMATORS = {"grpo": "grpo", "rloo": "rloo", "reinforce_plus_plus": "rloo"}
 """``advantage_estimator``: algorithms with the same roles."""
+_PAIRED = ("dpo", "orpo", "simpo", "reward")
+"""Algorithms that score pairs of answers."""
 
 
 def method_of(reader: ConfigReader) -> tuple[str, str]:
@@ -44,6 +48,17 @@ def read_preferences(reader: ConfigReader, keys: KeyTable) -> str:
     reader.harmless(*keys.lists["of_preferences"])
     reader.not_counted(keys.tables["of_preferences_memory"])
     return algorithm
+
+
+def halve_packs(reader: ConfigReader, algorithm: str) -> None:
+    """A pack holds both answers of a pair: their lengths are added up (dataset/packing.py, create_packed_idx)."""
+    if algorithm not in _PAIRED or not reader.flag("packing"):
+        return
+    for at, setting in enumerate(reader.settings):
+        if setting.name == "seq_len" and setting.value:
+            reader.settings[at] = replace(setting, value=int(setting.value) // 2)
+            message = f"packs of {setting.value} tokens hold both answers of a pair: each is counted with half"
+            reader.note("note", "MC004", setting.field, message)
 
 
 def _rollout(reader: ConfigReader) -> None:
