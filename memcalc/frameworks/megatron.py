@@ -167,3 +167,10 @@ def widened(fixed: SharedSettings, precision: str, habits: Habits) -> tuple[str,
     main = holds_main_weights(fixed, precision, habits)
     states = (*(() if fused else moments), *((fixed.main_params_dtype,) if main else ()))
     return tuple(dtype for dtype in states if dtype != "fp32")
+
+
+RELEASED = {"core-0.5": "2024-03", "core-0.10": "2025-01", "core-0.11": "2025-02", "core-0.13": "2025-06"}
+"""The months in which Megatron-LM's main branch went on to the next version (core/package_info.py), for an era given as
+a month."""
+BETWEEN = ("2022-06", "2024-03")
+"""After the sequence parallelism of May 2022 and until core 0.5 nothing was read: no era has that time's habits."""

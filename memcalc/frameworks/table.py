@@ -35,8 +35,7 @@ _ERA = re.compile(r"(core-)?v?(\d+)(?:[.-](\d+))?(?:[.-](\d+))?")
 def habits_of(framework: str) -> Habits:
     """The habits of ``name`` or ``name@era``: the newest that had begun by then; of a name alone, the last release's.
 
-    An era is a version (``hf@4.46``) or a month (``torchtitan@2024-12``, ``megatron@2021-05``; ``megatron@core-0.12``
-    is younger than any month).
+    An era is a version (``hf@4.46``, ``megatron@core-0.12``) or a month (``torchtitan@2024-12``, ``megatron@2021-05``).
 
     >>> habits_of("hf@4.45").losses["standard"].upcast
     'model'
@@ -48,10 +47,24 @@ def habits_of(framework: str) -> Habits:
     if not at and name not in RELEASED:
         return eras[-1][1]
     requested = _order(framework, era or RELEASED[name])
+    if name == "megatron" and not requested[0] and requested[1] < LAST_VERSION:
+        allowed = f"versions of Megatron-LM are those of its core: megatron@core-{era.removeprefix('v')}"
+        raise InputError("framework", framework, allowed)
     begun = [habits for known, habits in eras if _order(framework, _like(known, requested)) <= requested]
     if not begun:
         raise InputError("framework", framework, f"the oldest era modelled is {name}@{eras[0][0]}")
+    if name == "megatron":
+        _check_megatron(framework, requested)
     return begun[-1]
+
+
+def _check_megatron(framework: str, requested: tuple[int, ...]) -> None:
+    """Refuse a month, or a version, of the time that no era of Megatron-LM has."""
+    first, after = (_order(framework, month) for month in megatron.BETWEEN)
+    if first <= requested < (_order(framework, "core-0.5") if requested[0] else after):
+        nearest = "the nearest are megatron@2022-01 and megatron@core-0.5"
+        allowed = f"no era is modelled from {' until '.join(megatron.BETWEEN)}: {nearest}"
+        raise InputError("framework", framework, allowed)
 
 
 def grows_segments(framework: str) -> bool:
@@ -71,7 +84,7 @@ def grows_segments(framework: str) -> bool:
 
 def _like(known: str, requested: tuple[int, ...]) -> str:
     """The beginning of an era as a month where a month was asked for and the era is named for a release."""
-    return hf.RELEASED.get(known, known) if requested[1] > LAST_VERSION else known
+    return {**hf.RELEASED, **megatron.RELEASED}.get(known, known) if requested[1] > LAST_VERSION else known
 
 
 def _order(framework: str, era: str) -> tuple[int, ...]:

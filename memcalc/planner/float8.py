@@ -28,7 +28,8 @@ def check_recipe(name: str, gpu: GPU, habits: Habits, kernels: str) -> None:
     capability = capability_of(gpu)
     able = [known for known, each in RECIPES.items() if each.capabilities[0] <= capability < each.capabilities[1]]
     if not able:
-        allowed = f"TransformerEngine has no 8-bit products on {gpu.name}; use bf16-mixed"
+        says = "has none" if gpu.vendor == "nvidia" else "may have them there, but they are not modelled"
+        allowed = f"8-bit products on {gpu.name}: TransformerEngine {says}; use bf16-mixed"
         raise CombinationError("precision", "fp8-mixed", allowed)
     if recipe not in able:
         allowed = f"TransformerEngine has {', '.join(able)} on {gpu.name} ({gpu.arch}); the nearest is {nearest(able)}"

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from memcalc import catalog
 from memcalc.convert.config import Config, Finding, Severity
 from memcalc.formulas.occasions import joined_outputs_bytes
+from memcalc.frameworks import habits_of
 from memcalc.planner.offload_memory import capacity
 from memcalc.preflight.job import MergedJob
 from memcalc.results.details import Occasion
@@ -162,8 +163,8 @@ def logits_stored(ctx: LintContext) -> Findings:
 
     model = ctx.job.facts["model"]
     vocab = (load_model(model) if isinstance(model, str) else model).vocab
-    plan = ctx.strategy
-    if vocab < LARGE_VOCABULARY or plan.loss in {"fused-linear", "chunked"}:
+    plan, without = ctx.strategy, {"fused-linear", "chunked"}
+    if vocab < LARGE_VOCABULARY or plan.loss in without or without.isdisjoint(habits_of(plan.framework).losses):
         return
     size = ctx.size("logits and their gradients")
     at_peak = ctx.estimate.peak.phase in {"loss", "forward"}
