@@ -33,7 +33,6 @@ from memcalc.results.estimates import (
     StagePeak,
     TermFacts,
     WorkloadFacts,
-    flushed,
 )
 from memcalc.specs.adapters import ON_STACKS
 from memcalc.specs.job import command_line
@@ -348,6 +347,5 @@ def flush_warnings(peaks: Peaks) -> tuple[str, ...]:
         return ()
     most = max((stage.most for stage in peaks.replays), default=peaks.overhead.room)
     low, high = peaks.allocated / GIB, most / GIB
-    often = f"{flushed(peaks.flushes)}, which is slow" if peaks.flushes else "in the first step"
-    how = f"fits only because the allocator frees its cache {often}"
+    how = f"fits only because the allocator frees its cache {peaks.often}{', which is slow' * (peaks.flushes > 0)}"
     return (f"{how}; reserved is between {low:.1f} and {high:.1f} GiB.",)

@@ -12,7 +12,6 @@ from memcalc.planner.occasions import failing_beside
 from memcalc.planner.offload_memory import offload_need, shortages
 from memcalc.planner.request import check_words, flag
 from memcalc.planner.stage_peaks import stage_peaks
-from memcalc.results.estimates import flushed
 from memcalc.results.names import component_name, phase_name
 from memcalc.specs.options import DEGREES, SEARCHED
 from memcalc.units import GIB, signed
@@ -63,8 +62,7 @@ def why(plan: SimulatedPlan, first: Choice, goal: Objective, seconds: StepTime) 
 
 def _tight(plan: SimulatedPlan) -> str:
     if plan.peaks.is_flushed:
-        often = flushed(plan.peaks.flushes) if plan.peaks.flushes else "in the first step"
-        return f"the allocator frees its cache {often}"
+        return f"the allocator frees its cache {plan.peaks.often}"
     return "fits as predicted, not with the 95% margin"
 
 

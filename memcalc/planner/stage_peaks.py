@@ -12,7 +12,7 @@ import numpy as np
 from memcalc.allocator import Replay, mapped_up_to, replay, reserved_up_to
 from memcalc.events import step_events, telling_ranks
 from memcalc.ledger import PHASES, Ledger
-from memcalc.results.estimates import Interval, Peak, StagePeak, Verdict
+from memcalc.results.estimates import Interval, Peak, StagePeak, Verdict, flushed
 from memcalc.sums import add_up
 from memcalc.terms.head import OBSERVED
 from memcalc.terms.model_on_grid import ModelOnGrid
@@ -91,9 +91,12 @@ class Peaks:
 
     @property
     def interval(self) -> Interval:
-        """The range of the device figure that measured runs support, and all that was seen where there were retries."""
+        """The range of the device figure that measured runs support, and all that was seen where there were retries.
+
+        So it is too where each new shape adds to the cache: a job meets more shapes than are replayed.
+        """
         low, high = self.overhead.range(self.predicted)
-        if self.is_flushed:  # what a sampler reads lies between what is live and the whole card
+        if self.is_flushed or self.grows:  # what a sampler reads lies between what is live and the whole card
             low, high = min(low, self.overhead.beside(self.top.allocated)), self.overhead.capacity
         known = self.overhead.unexplained
         return Interval(low=low, high=high, coverage=known.coverage, allocator=known.name, kind=known.kind)
@@ -109,6 +112,16 @@ class Peaks:
         """Whether it runs only because the allocator gives its cache back."""
         retried = any(stage.retries for stage in self.replays)
         return self.runs and (retried or self.overhead.device(self.predicted) > self.overhead.capacity)
+
+    @property
+    def grows(self) -> bool:
+        """Whether what is reserved grows with each new shape of a micro-batch."""
+        return self.runs and any(stage.grows for stage in self.replays)
+
+    @property
+    def often(self) -> str:
+        """When the cache is given back, where it is."""
+        return flushed(self.flushes) if self.flushes else "now and then" if self.grows else "in the first step"
 
     @property
     def flushes(self) -> int:
@@ -255,6 +268,8 @@ class Replayed:
     """The request that was not met [bytes]."""
     cached: int = 0
     """Free parts of segments in use at that moment, which no flush gives back [bytes]."""
+    grows: bool = False
+    """Whether each new shape of a micro-batch adds to what the cache keeps, for as long as the card has room."""
 
 
 def replayed(
@@ -316,7 +331,9 @@ def larger_of(a: Replayed, b: Replayed) -> Replayed:
     """The worse of two, where both were replayed."""
     sizes = max(a.reserved, b.reserved), max(a.most, b.most), max(a.retries, b.retries), max(a.flushes, b.flushes)
     failed = a if a.short >= b.short else b
-    return Replayed(*sizes, a.runs and b.runs, failed.short, request=failed.request, cached=failed.cached)
+    return Replayed(
+        *sizes, a.runs and b.runs, failed.short, request=failed.request, cached=failed.cached, grows=a.grows or b.grows
+    )
 
 
 def simulate(

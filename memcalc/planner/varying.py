@@ -195,7 +195,10 @@ class Sequence:
         result = simulated(observed=True)
         if result.out_of_memory and has_observed(ledgers[self.run.longest][1]):
             result = simulated(observed=False)
-        return replayed_from(result, self.overhead, -(-result.retries // len(steps)))
+        played = replayed_from(result, self.overhead, result.retries // len(steps))
+        # What a sampler reads is seldom what the last flush has left
+        several = len({*chain.from_iterable(steps)}) > 1
+        return replace(played, reserved=result.peak_reserved, grows=several and not expandable)
 
     def verdict(self, shape: Shape) -> str:
         """Whether steps of nothing but this micro-batch fit."""
@@ -225,6 +228,7 @@ class Sequence:
             shapes=len(set(shapes)),
             alone=alone.top.reserved,
             in_sequence=peaks.top.reserved,
+            grows=peaks.grows,
             steps=batches.steps,
             fitting=fitting,
             running=running,

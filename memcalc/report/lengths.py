@@ -30,7 +30,8 @@ def length_lines(facts: LengthFacts | None, verdict: Verdict) -> Iterator[Line]:
 
 def reserved_text(facts: LengthFacts) -> str:
     """What is reserved over the run, beside what the longest micro-batch takes alone."""
-    return f"{gib(facts.in_sequence)} GiB reserved; {gib(facts.alone)} GiB where every micro-batch is the longest"
+    more = ", more with each new shape" * facts.grows
+    return f"{gib(facts.in_sequence)} GiB reserved{more}; {gib(facts.alone)} GiB where every micro-batch is the longest"
 
 
 def steps_texts(facts: LengthFacts, verdict: Verdict) -> tuple[str, ...]:

@@ -77,6 +77,8 @@ class LengthFacts(Frozen):
     """Reserved where every micro-batch is the longest [bytes]."""
     in_sequence: int
     """Reserved after the others, when the longest comes [bytes]."""
+    grows: bool = False
+    """Whether each new shape adds to what the cache keeps, so that a longer run reserves more, up to the whole card."""
     steps: int
     """Optimizer steps that were made, over all ranks [1]."""
     fitting: float

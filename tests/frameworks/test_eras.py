@@ -23,9 +23,7 @@ def test_a_month_has_the_habits_of_the_core_of_that_time(era: str, habits: objec
 
 @pytest.mark.parametrize("era", ["2022-06", "2023-06", "2024-02", "core-0.3"])
 def test_a_time_that_nobody_read_is_refused(era: str) -> None:
-    with pytest.raises(
-        InputError, match="from 2022-06 until 2024-03: the nearest are megatron@2022-01 and"
-    ):
+    with pytest.raises(InputError, match="from 2022-06 until 2024-03: the nearest are megatron@2022-01 and"):
         habits_of(f"megatron@{era}")
 
 

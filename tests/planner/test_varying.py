@@ -221,3 +221,33 @@ def test_a_plan_with_lengths_is_exported() -> None:
         offload="none", global_batch=4, lengths="300:1500:2k", top=1,
     )  # fmt: skip
     assert list(memcalc.export(plans, to="fsdp2")) == ["train_fsdp2.py"]
+
+
+def test_the_range_has_what_another_order_of_the_same_data_reserves(tmp_path: Path) -> None:
+    """Each new shape leaves holes of its own, so that a run over more data reserves more, up to the whole card."""
+    draw = np.random.default_rng(0)
+    lengths = np.minimum(draw.lognormal(7.4, 0.8, 600).astype(int), 4096).tolist()
+    answers = []
+    for order in range(3):
+        draw.shuffle(lengths)
+        path = tmp_path / f"{order}.txt"
+        path.write_text("\n".join(map(str, lengths)), encoding="utf-8")
+        answers.append(
+            memcalc.estimate(
+                model="llama-3.2-1b", gpu="a100-40g", framework="hf@2024-01", precision="bf16", recompute="full",
+                micro_batch=1, global_batch=8, lengths=str(path), batching="pad",
+            )
+        )  # fmt: skip
+    for answer in answers:
+        assert answer.lengths is not None
+        assert answer.lengths.grows
+        assert answer.interval.low <= min(other.peak.device for other in answers)
+        assert answer.interval.high >= max(other.peak.device for other in answers)
+    grown = memcalc.estimate(
+        model="llama-3.2-1b", gpu="a100-40g", framework="hf", precision="bf16", recompute="full", micro_batch=1,
+        global_batch=8, lengths=str(tmp_path / "0.txt"), batching="pad",
+        settings={"strategy.expandable_segments": True},
+    )  # fmt: skip
+    assert grown.lengths is not None
+    assert not grown.lengths.grows
+    assert grown.interval.high < answers[0].interval.high
