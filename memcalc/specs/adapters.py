@@ -78,9 +78,14 @@ def parse_lora(value: object) -> Lora:
 
 
 def parse_targets(name: str, targets: object, value: object = None, further: tuple[str, ...] = ()) -> tuple[str, ...]:
-    """Linear layers from a comma-separated list, as part of the ``value`` of an option; some have ``further`` names."""
+    """Linear layers from a comma-separated list, as part of the ``value`` of an option; some have ``further`` names.
+
+    Transformers' own names of Llama and its kin are known too, such as ``q_proj``.
+    """
     listed = targets.split(",") if isinstance(targets, str) else [str(part) for part in targets]  # type: ignore[attr-defined]
-    named = tuple(dict.fromkeys(part.strip() for part in listed if part.strip()))
+    stripped = [part.strip() for part in listed if part.strip()]
+    projections = {f"{target}_proj": target for target in ("q", "k", "v", "o", "gate", "up", "down")}
+    named = tuple(dict.fromkeys(projections.get(part, part) for part in stripped))
     known, shown = (*get_args(Target), *further, *EVERY), targets if value is None else value
     for target in named:
         if target not in known:

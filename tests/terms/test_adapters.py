@@ -483,3 +483,9 @@ def test_a_search_with_adapters_fits_where_full_training_does_not() -> None:
     }
     assert not memcalc.plan(**job, precision="bf16").plans
     assert memcalc.plan(**job, precision="bf16", lora="16", quantize="nf4").plans
+
+
+def test_layers_by_the_names_that_transformers_has() -> None:
+    assert parse_lora("16:q_proj,v_proj,down_proj") == parse_lora("16:q,v,down")
+    with pytest.raises(InputError, match="'query_proj' is none"):
+        parse_lora("16:query_proj")
