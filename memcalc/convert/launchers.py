@@ -218,6 +218,7 @@ def read_ranks(reader: ConfigReader, launch: Launch, script: Script) -> None:
         key = next((key for key in keys if reader.raw(key)), None)
         if key is not None:
             reader.set("gpus_per_node", reader.integer(key, low=1), key)
+        reader.harmless(*(key for key in reader.document.data if key.startswith("python --")))
     elif launch.launcher == "python" and not any(setting.name == "gpus_per_node" for setting in reader.settings):
         reader.set("gpus", 1, "python")
 

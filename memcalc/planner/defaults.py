@@ -187,7 +187,7 @@ def check_framework(request: Request, habits: Habits) -> None:
             check_hybrid(request, habits)
         elif not habits.tensor_parallel or name in habits.lacks:
             raise CombinationError(
-                name, request.given[name], f"not supported for {habits.name}; use fsdp2, torchtitan or megatron"
+                name, request.given[name], f"not modelled for {habits.name}; use fsdp2, torchtitan or megatron"
             )
     if request.given.get("sp") and "sp" in habits.lacks:
         raise CombinationError("sp", True, f"{habits.name} is modelled without sequence parallelism; use megatron")

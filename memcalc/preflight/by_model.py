@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from memcalc.errors import MissingError
+from memcalc.errors import MemcalcError, MissingError, ObjectiveError
 from memcalc.frameworks import habits_of
 from memcalc.planner.adapted_layers import (
     NEWEST,
@@ -135,6 +135,22 @@ def unnamed(job: MergedJob, folder: str, dirs: tuple[str, ...]) -> str:
     except MissingError as error:
         return f" ({str(error).removeprefix('the files name ').rpartition('; give --model')[0]})"
     return ""
+
+
+def refuse_images(job: MergedJob, folder: str, dirs: tuple[str, ...]) -> None:
+    """Refuse post-training of a model whose tokens depend on its images, before anything is asked for."""
+    model = job.facts.get("model")
+    if not job.algorithm or not isinstance(model, str):
+        return
+    try:
+        images = _loaded(model_named(model, folder, dirs), dirs).images
+    except MemcalcError:  # the model is asked for, with what else is missing
+        return
+    if images is not None and images.depends_on_size:
+        raise ObjectiveError(
+            f"the files train {model} by {job.algorithm.upper()}, and its tokens depend on the size of its images: "
+            "memcalc has no figures for this."
+        )
 
 
 def _loaded(model: str | Model, dirs: tuple[str, ...]) -> Model:

@@ -7,6 +7,7 @@ from typing import Any
 
 from memcalc import catalog
 from memcalc.convert.config import JOB_KEYS, Config, Finding, Setting
+from memcalc.errors import ObjectiveError
 from memcalc.frameworks import habits_of
 from memcalc.planner.defaults import te_kernel
 from memcalc.planner.request import check_words
@@ -49,6 +50,7 @@ def merge(configs: Iterable[Config], given: Mapping[str, Any], dirs: tuple[str, 
     _counts(job)
     job.fill_accumulation()
     _framework(job)
+    _refuse_both(job)
     _sharded(job)
     _precision(job)
     _mismatches(job, configs)
@@ -179,6 +181,17 @@ def _framework(job: MergedJob) -> None:
     elif engine == "trainer":
         engine = "ddp" if int(job.options.get("gpus") or 1) > 1 else "hf"
     job.options["framework"] = engine
+
+
+def _refuse_both(job: MergedJob) -> None:
+    """Refuse DeepSpeed's sharding of gradients or weights under what Megatron's arguments describe."""
+    origin, stage = job.origins.get("zero"), int(job.options.get("zero") or 0)
+    framework = str(job.options.get("framework") or "")
+    if origin is not None and origin[0].format == "deepspeed" and framework.startswith("megatron") and stage > 1:
+        raise ObjectiveError(
+            f"{origin[0].document.path.name} shards by DeepSpeed's ZeRO-{stage} what Megatron's arguments describe: "
+            "memcalc has no figures for both together."
+        )
 
 
 def _batch(job: MergedJob) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from memcalc.convert.config import ROLE_KEYS
 from memcalc.errors import MissingError
-from memcalc.preflight.by_model import unnamed
+from memcalc.preflight.by_model import refuse_images, unnamed
 from memcalc.preflight.job import MergedJob
 from memcalc.preflight.roles import lacking_roles
 from memcalc.specs.options import FIELDS
@@ -21,6 +21,7 @@ _GIVEN_AS = {
 
 def tell(job: MergedJob, folder: str = ".", dirs: tuple[str, ...] = ()) -> None:
     """Ask at once for all that no file says and no default can stand for, an unknown model among it."""
+    refuse_images(job, folder, dirs)
     known = {**job.options, **job.facts}
     missing: dict[str, str] = {}
     for name, (config, setting) in job.origins.items():

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 
-from memcalc.convert.config import Config, Reference
+from memcalc.convert.config import Config, Finding, Reference
 from memcalc.convert.document import Document, overlay, parse_document, read_document
 from memcalc.convert.formats import get_format, recognise
+from memcalc.convert.shipped import COMMITS, shipped
 from memcalc.convert.text import inside
 from memcalc.errors import FileError, MissingError, shown
 from memcalc.files import there
@@ -73,22 +75,31 @@ class _References:
             if reference.document is not None:
                 self.take(reference.document, reference.format)
             else:
-                self.follow(text.path, reference)
+                self.follow(config, reference)
 
-    def follow(self, origin: Path, reference: Reference) -> None:
-        """Read a file that another one names."""
+    def follow(self, config: Config, reference: Reference) -> None:
+        """Read a file that another one names; of those that its framework ships the one that it ships."""
+        origin = config.document.path
         folder = origin.parent
         named = Path(reference.path)
         starts = (folder, Path(), *self.folders)
         candidates = [named] if named.is_absolute() else [start / named for start in starts]
         path = next((candidate for candidate in candidates if there(candidate)), candidates[0])
         message = f"{origin.name} names {shown(reference.path)}"
+        if not there(path) and (known := shipped(config.format, reference.path)) is not None:
+            says = f"{reference.path} is not there: counted as {COMMITS[config.format]} ships it, which no edit changes"
+            note = Finding("note", "MC004", reference.field, says)
+            self.configs[-1] = replace(self.configs[-1], findings=(*self.configs[-1].findings, note))
+            self.take(known, "deepspeed")
+            return
         if _real(path) not in self.given and not any(inside(path, root) for root in starts):
             if there(path) and path.is_symlink():
                 raise FileError("file", str(path), f"it leads out of {folder}")
             raise MissingError(f"{message} outside its folder. Pass it as a FILE to read it.")
         if not there(path):
-            raise MissingError(f"{message}, which does not exist. Pass it as a FILE.")
+            recipe = reference.format == "torchtune" and not path.suffix
+            hint = f" (tune cp {reference.path} FILE.yaml writes torchtune's own)" if recipe else ""
+            raise MissingError(f"{message}, which does not exist. Pass it as a FILE{hint}.")
         self.read(path, reference)
 
 

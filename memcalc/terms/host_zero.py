@@ -95,6 +95,8 @@ class Parts:
 
     def in_parts(self, width: int) -> Array:
         """What sub-groups that are pinned one by one take beyond their bytes."""
+        if not sub_group(self.grid):  # each tensor is a group of its own
+            return sum((count * beyond(width * size) for count, size in tensors(self.census, where=True)), np.int64(0))
         full, rest = self.own // sub_group(self.grid), self.own % sub_group(self.grid)
         return full * beyond(width * np.int64(sub_group(self.grid))) + beyond(width * rest)
 

@@ -202,7 +202,8 @@ def is_fused_adam(grid: Grid) -> bool:
 
 def sub_group(grid: Grid) -> int:
     """Elements of its shard that stage 3 updates at a time."""
-    return grid.fixed.sub_group_size or era(grid).sub_group
+    stated = grid.fixed.sub_group_size
+    return era(grid).sub_group if stated is None else stated
 
 
 def largest_part(census: ModelOnGrid, local: Array) -> Array:

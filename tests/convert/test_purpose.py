@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+import memcalc
 from memcalc.convert.purpose import names_other_work
 from memcalc.errors import MissingError, ObjectiveError, UnknownFormatError
 from memcalc.preflight import check
@@ -239,3 +240,57 @@ def test_an_unknown_micro_batch_is_asked_for_by_an_option_that_there_is(tmp_path
     assert "--micro-batch (" in refused(tmp_path, text)
     assert "--accelerated" not in refused(tmp_path, text)
     assert checked(tmp_path, text, micro_batch=2).estimate.workload.micro_batch == 2
+
+
+# ------------------------------------------------------------------------------------------------ what is beside it
+
+
+def test_a_config_that_a_framework_ships_is_known(tmp_path: Path) -> None:
+    """LLaMA-Factory ff6d4d12e examples/deepspeed/ds_z3_offload_config.json; jobs name it by this path."""
+    lines = [
+        "model_name_or_path: Qwen/Qwen2.5-7B", "stage: sft", "do_train: true", "finetuning_type: full", "bf16: true",
+        "cutoff_len: 2048", "per_device_train_batch_size: 1", "deepspeed: examples/deepspeed/ds_z3_offload_config.json",
+    ]  # fmt: skip
+    (tmp_path / "job.yaml").write_text("\n".join(lines), encoding="utf-8")
+    answer = check([str(tmp_path / "job.yaml")], gpu="h100", gpus=8)
+    assert (answer.estimate.strategy.zero, set(answer.estimate.strategy.offload)) == (3, {"optimizer", "params"})
+    messages = [finding.message for file in answer.files for finding in file.findings]
+    assert any("is not there: counted as LLaMA-Factory ff6d4d12e ships it" in message for message in messages)
+
+
+def test_sub_groups_of_no_elements_are_the_tensors() -> None:
+    """Axolotl's zero3.json has sub_group_size 0: DeepSpeed then ends a group behind each tensor."""
+    words = {"model": "llama-2-7b", "gpu": "a100-80g", "gpus": 2, "framework": "deepspeed", "zero": 3, "seq_len": 512}
+    answer = memcalc.estimate(**words, settings={"strategy.sub_group_size": 0})
+    copy = next(term.bytes for term in answer.terms if term.name == "fp32 copy of the gradients")
+    assert copy == 4 * 32000 * 4096 // 2
+
+
+def test_images_in_post_training_are_refused_before_anything_is_asked_for(tmp_path: Path) -> None:
+    text = "accelerate launch --num_processes 8 grpo.py --model_name_or_path Qwen/Qwen2.5-VL-7B-Instruct --beta 0.1"
+    with pytest.raises(ObjectiveError, match="its tokens depend on the size of its images"):
+        checked(tmp_path, text)
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        (f"torchrun pretrain_gpt.py --num-experts 64 64 128 {SIZES}", "a number of experts for each layer"),
+        (
+            "python3 -m verl.trainer.main_ppo actor_rollout_ref.rollout.name=vllm reward_model.rm_type=prime",
+            "trains a second model as its reward",
+        ),
+    ],
+)
+def test_what_is_counted_once_for_all_is_refused_where_it_is_not(tmp_path: Path, line: str, words: str) -> None:
+    with pytest.raises(ObjectiveError, match=words):
+        checked(tmp_path, line)
+
+
+def test_megatrons_arguments_under_deepspeeds_third_stage_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "ds.json").write_text(
+        '{"zero_optimization": {"stage": 3}, "bf16": {"enabled": true}, "train_micro_batch_size_per_gpu": 1}',
+        encoding="utf-8",
+    )
+    text = f"deepspeed --num_gpus 8 pretrain_gpt.py --deepspeed --deepspeed_config ds.json {SIZES}"
+    assert "ZeRO-3 what Megatron's arguments describe" in refused(tmp_path, text)

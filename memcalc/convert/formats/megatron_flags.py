@@ -14,6 +14,7 @@ from memcalc.convert.config import ConfigReader
 from memcalc.convert.document import Document
 from memcalc.convert.formats.base import key_table
 from memcalc.convert.objectives import refuse_megatron
+from memcalc.errors import ObjectiveError
 
 KEYS = key_table("megatron")
 _PLAIN = frozenset(name.removeprefix("no_").removeprefix("disable_") for name in KEYS.names("flags", "harmless"))
@@ -251,6 +252,10 @@ def _vocabulary(flags: Flags) -> dict[str, Any]:
 
 
 def _experts(flags: Flags, layers: int, ffn: int) -> dict[str, Any]:
+    if isinstance(flags.reader.raw(flags.key("num_experts")), list):  # of Megatron-DeepSpeed, one for each MoE layer
+        raise ObjectiveError(
+            f"{flags.reader.document.path.name} has a number of experts for each layer: memcalc has one."
+        )
     experts = flags.integer("num_experts", 0)
     moe: dict[str, Any] = {
         "experts": experts,

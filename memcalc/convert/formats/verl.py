@@ -174,6 +174,11 @@ def _rollout(reader: ConfigReader) -> None:
 def _critic(reader: ConfigReader) -> None:
     if reader.has(key := "critic.model.path"):
         reader.set("rl.critic_model", reader.text(key), key)
+    if reader.text("reward_model.rm_type") == "prime" or reader.table("reward_model.prime_model"):
+        raise ObjectiveError(
+            f"{reader.document.path.name} trains a second model as its reward (PRIME, reward_model.prime_model): "
+            "memcalc has no figures for this."
+        )
     if reader.flag("reward_model.enable") and reader.has(key := "reward_model.model.path"):
         reader.set("rl.reward_model", reader.text(key), key)
 
