@@ -90,9 +90,10 @@ def refuse_task(where: str, task: str) -> None:
 
 def refuse_library(where: str, script: str) -> None:
     """Refuse a command of a library whose own arguments are not read."""
-    parts = script.replace("/", ".").split(".")
-    name = next((_TABLES["libraries"][part] for part in parts if part in _TABLES["libraries"]), "")
-    if name:
+    parts = script.removesuffix(".py").replace("/", ".").split(".")
+    library = next((part for part in parts if part in _TABLES["libraries"]), "")
+    if library and _TABLES["read"].get(library) != parts[-1]:
+        name = _TABLES["libraries"][library]
         raise ObjectiveError(
             f"{where} starts {name} ({cut(script)}), whose arguments are not read: give memcalc estimate what it "
             "trains."

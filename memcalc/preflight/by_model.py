@@ -35,6 +35,17 @@ def keep_images(job: MergedJob, dirs: tuple[str, ...]) -> None:
             del job.table(name)[name]
 
 
+def keep_kernels(job: MergedJob, dirs: tuple[str, ...]) -> None:
+    """Count a text model beside a vision tower with its own kernels, where files name fused ones: nothing has both."""
+    model = job.facts.get("model")
+    if job.options.get("kernels") != "fused" or "kernels" not in job.origins or model is None or job.algorithm:
+        return
+    if _loaded(model, dirs).images is not None:
+        message = "fused kernels of the text model are not counted beside a vision tower: they save memory"
+        job.note("warning", "MC002", "kernels", message)
+        job.options["kernels"] = "model"
+
+
 PEFT_FORMATS = ("axolotl", "foundry", "llamafactory", "swift", "trainer")
 """Formats whose adapters are PEFT's."""
 LISTING = {"axolotl": "0.19", "llamafactory": "0.18", "swift": "0.20"}

@@ -11,7 +11,7 @@ from memcalc.errors import ObjectiveError
 from memcalc.frameworks import habits_of
 from memcalc.planner.defaults import te_kernel
 from memcalc.planner.request import check_words
-from memcalc.preflight.by_model import fill_in, keep_images, keep_targets
+from memcalc.preflight.by_model import fill_in, keep_images, keep_kernels, keep_targets
 from memcalc.preflight.job import COMPARED, MergedJob
 from memcalc.preflight.missing import tell
 from memcalc.preflight.names import gpu_named, model_named, preset_like
@@ -62,6 +62,7 @@ def merge(configs: Iterable[Config], given: Mapping[str, Any], dirs: tuple[str, 
     if "model" in job.origins:
         job.facts["model"] = _model(job, dirs)
     keep_images(job, dirs)
+    keep_kernels(job, dirs)
     keep_targets(job, dirs)
     _attention(job, dirs)
     fill_in(job, dirs)
