@@ -428,7 +428,7 @@ CHOICES = {
         "optimizer_impl", "adapters_follow_base", "casts_adapters", "splits_packed", "expert_modules", "own_code",
         "allocator",
         "capabilities", "loss", "tensor_loss", "recompute", "sharded_recompute", "shards_over_ranks", "cp_kind",
-        "attention_library", "evaluation_cache", "reduces_as", "autocast_over_shards", "lora_rank",
+        "attention_library", "evaluation_cache", "evaluation_logits", "reduces_as", "autocast_over_shards", "lora_rank",
         "ends_in_split", "pipeline_keeps_weights",
     },
     "BlockConfig": {"windowed", "gathered_input_saved"},

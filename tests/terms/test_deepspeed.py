@@ -132,7 +132,8 @@ def test_stage_0_copies_all_gradients_twice() -> None:
 def test_stage_3_copies_one_sub_group_at_a_time() -> None:
     group = 1_000_000
     book = ledger(3, sub_group_size=group)
-    assert amount(book, "step", "flattened gradients", "fp32 copy") == 6 * group
+    copies = amount(book, "step", "flattened gradients", "fp32 copy")
+    assert 6 * group <= copies < 6 * (group + VOCAB * HIDDEN)  # the tensor that fills a group is the last of it
 
 
 def test_the_norm_reads_one_gradient_in_fp64() -> None:
@@ -368,4 +369,5 @@ def test_stage_3_steps_one_sub_group_at_a_time() -> None:
         )
         for elements in (10**9, 5 * 10**8)
     }
-    assert sizes == {10**9: 4 * 10**9, 5 * 10**8: 2 * 10**9}
+    for elements, size in sizes.items():
+        assert 4 * elements <= size < 4 * (elements + 8192 * 32000 // 8)  # and one tensor's share, the head's at most
