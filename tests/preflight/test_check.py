@@ -276,7 +276,7 @@ def test_layers_that_the_model_has_not_get_no_adapter_and_are_named(
         f"base_model: {base}\nsequence_len: 4096\nmicro_batch_size: 2\ndatasets: []\n"
         "adapter: lora\nlora_r: 16\nlora_target_modules: [q_proj, v_proj, gate_proj, down_proj]\n"
     )
-    result = check([str(tmp_path / "job.yaml")], gpu="h100", gpus=8, framework="hf@4.49")  # a layer for each expert
+    result = check([str(tmp_path / "job.yaml")], gpu="b200", gpus=8, framework="hf@4.49")  # a layer for each expert
     assert str(result.estimate.strategy.lora) == kept
     assert [finding.code for file in result.files for finding in file.findings if absent in finding.message] == [
         "MC001"
