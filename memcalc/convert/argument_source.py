@@ -18,8 +18,9 @@ from memcalc.convert.shell_commands import Written
 from memcalc.convert.shell_values import MARK, Token
 from memcalc.convert.text import KeyPath, Span
 
-_TRAINER, _DEEPSPEED, _FACTORY, _MEGATRON = (
-    frozenset(TABLES["arguments"][part].split()) for part in ("trainer", "deepspeed", "llamafactory", "megatron")
+_TRAINER, _DECISIVE, _DEEPSPEED, _FACTORY, _MEGATRON = (
+    frozenset(TABLES["arguments"][part].split())
+    for part in ("trainer", "decisive", "deepspeed", "llamafactory", "megatron")
 )
 _ENGINES = frozenset((*TABLES["engines"], "cpu", "tpu", "use_xpu", "use_mps_device"))
 _DEEPSPEED_FLAGS = ("--deepspeed_config", "--deepspeed-config")
@@ -60,7 +61,7 @@ def format_of(launch: Launch) -> str:
         return "megatron"
     if re.search(r"(^|/)(lora|full|qlora|qat|knowledge_distillation)\w*_(single_device|distributed)(\.py)?$", script):
         return "torchtune"
-    if len(_TRAINER & flags) > 1 or _positional(launch.arguments) or _trl(launch):
+    if (len(_TRAINER & flags) > 1 and _DECISIVE & flags) or _positional(launch.arguments) or _trl(launch):
         return "trainer"
     if method_of_script(recipe_of(launch)) in ALGORITHMS:
         return "trainer"

@@ -7,7 +7,7 @@ generation. So they are refused by name, with the exit code of a question, and h
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from importlib.resources import files
 from typing import Any
 
@@ -29,6 +29,7 @@ ALGORITHMS = {
 SUPERVISED = "has no figures for this"
 _SWITCHES = re.compile(_TABLES["switches"]["choose"])
 _IDLE_SWITCHES = re.compile(_TABLES["switches"]["idle"])
+_FORKS = re.compile(_TABLES["switches"]["forks"])
 _OFF = frozenset(_TABLES["switches"]["off"].split())
 
 
@@ -109,18 +110,32 @@ def refuse_pictures(where: str, script: str) -> None:
         )
 
 
-def refuse_switches(where: str, data: Mapping[str, Any], known: Iterable[str] = ()) -> None:
-    """Refuse arguments of a script's own, not ``known``, that choose what is trained or how weights are stored."""
+def refuse_switches(where: str, data: Mapping[str, Any]) -> None:
+    """Refuse arguments of a script's own that choose what is trained or how weights are stored."""
+    for name, value in _turned_on(data, _SWITCHES):
+        raise ObjectiveError(
+            f"{where} has {name} {value}, a switch of its own script that may choose what is trained or how weights "
+            "are stored: give memcalc estimate what it does (--lora, --quantize, --trainable, …)."
+        )
+
+
+def refuse_forks(where: str, data: Mapping[str, Any]) -> None:
+    """Refuse arguments of a fork of Megatron-LM that change the model, its states or what is kept of it."""
+    for name, value in _turned_on(data, _FORKS):
+        raise ObjectiveError(
+            f"{where} has {name} {value}, an argument of a fork of Megatron-LM that may change the model or its "
+            "states: give memcalc estimate what it trains."
+        )
+
+
+def _turned_on(data: Mapping[str, Any], pattern: re.Pattern[str]) -> Iterator[tuple[str, str]]:
+    """Arguments whose names are of a pattern, with values that turn something on."""
     for name, value in data.items():
         key = str(name).lower()
-        if name in known or isinstance(value, dict) or _IDLE_SWITCHES.fullmatch(key) or not _SWITCHES.fullmatch(key):
+        if isinstance(value, dict) or _IDLE_SWITCHES.fullmatch(key) or not pattern.fullmatch(key):
             continue
         if str(value).strip("\"' ").lower() not in _OFF:
-            raise ObjectiveError(
-                f"{where} has {cut(str(name))} {cut(str(value))}, a switch of its own script that may choose what is "
-                "trained or how weights are stored: give memcalc estimate what it does (--lora, --quantize, "
-                "--trainable, …)."
-            )
+            yield cut(str(name)), cut(str(value))
 
 
 def refuse_megatron(where: str, script: str, flags: Iterable[str] = ()) -> None:

@@ -182,6 +182,7 @@ def _framework(job: MergedJob) -> None:
     elif engine == "trainer":
         engine = "ddp" if int(job.options.get("gpus") or 1) > 1 else "hf"
     job.options["framework"] = engine
+    job.origins.pop("framework", None)  # a script of nobody's asks for it
 
 
 def _refuse_both(job: MergedJob) -> None:

@@ -166,6 +166,27 @@ def test_configs_of_trainers_that_are_not_read_are_named(tmp_path: Path, text: s
         check([str(tmp_path / "config.yaml")], gpu="h100", gpus=8)
 
 
+@pytest.mark.parametrize("flag", ["--overlapped-distributed-optimizer", "--t5-swiglu", "--RMSNorm"])
+def test_arguments_of_forks_of_megatron_are_refused(tmp_path: Path, flag: str) -> None:
+    assert "an argument of a fork of Megatron-LM" in refused(tmp_path, f"torchrun pretrain_gpt.py {SIZES} {flag}")
+
+
+def test_a_slurm_script_without_a_training_is_no_job_of_its_own(tmp_path: Path) -> None:
+    """Files beside it say what runs; alone it says how many GPUs there are, and no more."""
+    text = "#!/bin/bash\n#SBATCH --nodes=2\n#SBATCH --gpus-per-node=8\n${header} ${arguments}\n"
+    given = {"model": "llama-2-7b", "seq_len": 2048, "micro_batch": 1}
+    assert "--framework (line of run.sh: #SBATCH lines have no training beside them" in refused(tmp_path, text, **given)
+    (tmp_path / "ds.json").write_text('{"zero_optimization": {"stage": 3}, "bf16": {"enabled": true}}', "utf-8")
+    answer = check([str(tmp_path / "run.sh"), str(tmp_path / "ds.json")], gpu="h100", **given)
+    assert (answer.estimate.strategy.zero, answer.estimate.hardware.gpus) == (3, 16)
+
+
+def test_lora_that_a_script_does_not_train_is_none(tmp_path: Path) -> None:
+    """yangjianxin1/Firefly train.py: train_mode decides, and its full files have lora_rank all the same."""
+    text = f"torchrun --nproc_per_node 8 train.py {TRAINER} --lora_rank 64 --train_mode full"
+    assert not checked(tmp_path, text).estimate.strategy.lora
+
+
 def test_simpo_has_no_reference(tmp_path: Path) -> None:
     """princeton-nlp/SimPO, scripts/simpo_trainer.py: its configs have TRL's keys of DPO beside its own."""
     (tmp_path / "simpo.yaml").write_text(
@@ -221,7 +242,7 @@ def test_more_arguments_that_nobody_sets_are_none(tmp_path: Path) -> None:
 
 def test_a_config_that_a_run_names_is_asked_for_as_a_file(tmp_path: Path) -> None:
     text = "accelerate launch --num_processes 8 scripts/run_r1_grpo.py --config $1"
-    assert "--model (line of run.sh: --config is '$1', a file that only a run knows: give it as a FILE, or" in refused(
+    assert "--model (line of run.sh: config is '$1', a file that only a run knows: give it as a FILE, or" in refused(
         tmp_path, text
     )
 

@@ -72,20 +72,29 @@ def read(document: Document) -> Config:
         _set_algorithm(reader, launch)
         reader.references += ArgumentSource(document.path, text, script, launch).references()
         _refuse_unknown_words(reader)
-        for reference in reader.references:
-            config = reference.document.unknown.get(("config",)) if reference.document else None
-            if config:
-                says = f"is {config!r}, a file that only a run knows: give it as a FILE, or"
-                reader.ask("model", "--config", config, says)
+        _ask_for_config(reader, launch)
         if launch.launcher != "shell" and not format_of(launch):
             _own_arguments(reader, launch)
         if launch.launcher == "shell" and not reader.references:
             reader.refer("launch", launch.script, path=launch.script)
+    elif not directive_lines.data:
+        reader.ask("framework", "#SBATCH", "-", "lines have no training beside them that memcalc knows")
     _read_environment(reader)
     reader.harmless(*_RANKS)
     if directive_lines.data:
         reader.refer("launch", "#MEMCALC", document=directive_lines)
     return reader.finish(known=[f"#SBATCH --{name}" for name in OPTIONS])
+
+
+def _ask_for_config(reader: ConfigReader, launch: Launch) -> None:
+    """Ask for a config whose name only a run knows: as a file, or for what it says."""
+    first = launch.arguments[0] if launch.arguments else Token("-")
+    configs = [reference.document.unknown.get(("config",), "") for reference in reader.references if reference.document]
+    if first.unknown and not first.text and format_of(launch) in ("", "trainer"):
+        configs.append(first.unknown)
+    for config in filter(None, configs):
+        says = f"is {config!r}, a file that only a run knows: give it as a FILE, or"
+        reader.ask("model", "config", config, says)
 
 
 def _refuse_unknown_words(reader: ConfigReader) -> None:

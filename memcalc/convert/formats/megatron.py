@@ -12,7 +12,7 @@ from typing import Any
 from memcalc.convert.config import Config, ConfigReader
 from memcalc.convert.document import Document
 from memcalc.convert.formats.base import Format
-from memcalc.convert.formats.megatron_flags import KEYS, WHOLE_BLOCKS, Flags, key_in, note_older, set_model
+from memcalc.convert.formats.megatron_flags import KEYS, WHOLE_BLOCKS, Flags, finished, key_in, note_older, set_model
 from memcalc.convert.formats.megatron_float8 import float8_flags, set_float8
 from memcalc.convert.formats.megatron_saving import set_saving
 from memcalc.convert.formats.megatron_states import set_states, state_flags
@@ -56,8 +56,7 @@ def read(document: Document) -> Config:
     written_out = flags.text("attention_backend") in ("unfused", "local")
     fused = () if written_out else (flags.key("no_masked_softmax_fusion"),)  # other kernels have no such softmax
     reader.not_counted({flags.key(name): row for name, row in KEYS.not_counted.items()}, counted=fused)
-    reader.harmless(*flags.rest())
-    return reader.finish(known=flags.rest())
+    return finished(flags)
 
 
 def _precision(flags: Flags) -> None:

@@ -10,10 +10,10 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from memcalc.convert.config import ConfigReader
+from memcalc.convert.config import Config, ConfigReader
 from memcalc.convert.document import Document
 from memcalc.convert.formats.base import key_table
-from memcalc.convert.objectives import refuse_megatron
+from memcalc.convert.objectives import refuse_forks, refuse_megatron
 from memcalc.errors import ObjectiveError
 
 KEYS = key_table("megatron")
@@ -131,6 +131,13 @@ class Flags:
         """Every known name, in each table where it may stand."""
         tables = ("", *(f"{table}." for table in _TABLES)) if self.reader.document.kind == "yaml" else ("",)
         return tuple(f"{table}{name}" for table in tables for name in KNOWN)
+
+
+def finished(flags: Flags) -> Config:
+    """The record of all flags that were read; those of a fork that move memory are refused."""
+    flags.reader.harmless(*flags.rest())
+    refuse_forks(flags.reader.document.path.name, flags.reader.unread())
+    return flags.reader.finish(known=flags.rest())
 
 
 def note_older(flags: Flags) -> None:

@@ -324,7 +324,7 @@ def _adapters(reader: ConfigReader) -> bool:
     ranks = next((key for key in ("lora_r", "lora_rank") if reader.has(key)), "")
     switches = ("use_peft", "use_lora", "use_peft_lora")
     if not any(reader.flag(key) for key in switches):
-        switched = any(reader.has(key) for key in switches)
+        switched = any(reader.has(key) for key in switches) or reader.document.data.get("train_mode") == "full"
         if switched or not ranks:
             reader.harmless(*_OF_LORA)
             if four or eight:
