@@ -5,6 +5,7 @@ MemcalcError              anything the user can put right; exit code 2
 ├── InputError            one field has a value that cannot be used
 │   ├── UnknownNameError  a name of a preset, option or key that does not exist
 │   ├── CombinationError  each field is fine alone, together they are impossible
+│   │   └── UncountedError      or possible, and not modelled
 │   ├── UnmodelledError   a model has parts, or images, that are not modelled
 │   ├── AbsentError       a key that must be given is not there
 │   ├── FileError         a file cannot be read: absent, too large, not UTF-8, truncated
@@ -147,6 +148,10 @@ class UnknownNameError(InputError):
 
 class CombinationError(InputError):
     """Each field is fine alone, but together they are impossible."""
+
+
+class UncountedError(CombinationError):
+    """The fields are possible together, and are not modelled."""
 
 
 class UnmodelledError(InputError):

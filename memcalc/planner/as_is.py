@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from memcalc.errors import CombinationError
+from memcalc.errors import CombinationError, UncountedError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -23,7 +23,7 @@ def refuse_told(request: Request, reasons: Mapping[str, str]) -> None:
         choice = request.choices.get(name)
         value = choice.text if choice is not None else request.given.get(name)
         if value not in (*USUAL, *((1,) if name in DEGREES else ())):
-            raise CombinationError(name.replace("_", "-"), value if isinstance(value, int) else str(value), reason)
+            raise UncountedError(name.replace("_", "-"), value if isinstance(value, int) else str(value), reason)
 
 
 def check_framework(request: Request, default: str, model: str) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from memcalc.errors import CombinationError, MissingError
+from memcalc.errors import CombinationError, MissingError, UncountedError
 from memcalc.frameworks import Habits, habits_of
 from memcalc.frameworks.capabilities import capabilities_of
 from memcalc.frameworks.capability import SPLITS
@@ -186,7 +186,7 @@ def check_framework(request: Request, habits: Habits) -> None:
         if name == "dp_replicate":
             check_hybrid(request, habits)
         elif not habits.tensor_parallel or name in habits.lacks:
-            raise CombinationError(
+            raise UncountedError(
                 name, request.given[name], f"not modelled for {habits.name}; use fsdp2, torchtitan or megatron"
             )
     if request.given.get("sp") and "sp" in habits.lacks:

@@ -8,7 +8,7 @@ from typing import Any
 
 from memcalc import api
 from memcalc.convert.config import JOB_KEYS, Config, Finding, Setting, Severity
-from memcalc.errors import ObjectiveError
+from memcalc.errors import ObjectiveError, UncountedError, UnmodelledError
 from memcalc.frameworks import habits_of
 from memcalc.planner.direct import OWN_CODE
 from memcalc.planner.idle import IDLE, labelled, lacking
@@ -145,7 +145,10 @@ def estimate_merged(job: MergedJob, dirs: tuple[str, ...], *, advice: bool = Fal
 
     What no file asks for is no evaluation of the job.
     """
-    estimate = api.estimate(**job.keywords, preset_dirs=dirs, advice=advice)
+    try:
+        estimate = api.estimate(**job.keywords, preset_dirs=dirs, advice=advice)
+    except (UncountedError, UnmodelledError) as error:
+        raise ObjectiveError(str(error)) from None
     labels = tuple(f"{labelled(name)} " for name in job.origins if name in FIELDS or name in BY_NAME)
     warnings = tuple(
         text for text in estimate.warnings if OWN_CODE not in text and not (IDLE in text and text.startswith(labels))
