@@ -92,6 +92,7 @@ def test_a_trainer_that_is_not_known_is_asked_about(tmp_path: Path) -> None:
     said = refused(tmp_path, text, **given)
     assert "--framework (line of run.sh: ./finetuning.py has arguments of its own" in said
     assert checked(tmp_path, text, framework="fsdp2", **given).verdict
+    assert checked(tmp_path, f"#MEMCALC --model llama-2-7b --seq-len 2048 --micro-batch 1\n{text}").verdict
 
 
 SWITCHES = [

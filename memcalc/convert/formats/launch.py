@@ -74,7 +74,7 @@ def read(document: Document) -> Config:
         _refuse_unknown_words(reader)
         _ask_for_config(reader, launch)
         if launch.launcher != "shell" and not format_of(launch):
-            _own_arguments(reader, launch)
+            _own_arguments(reader, launch, directed=bool(directive_lines.data))
         if launch.launcher == "shell" and not reader.references:
             reader.refer("launch", launch.script, path=launch.script)
     elif not directive_lines.data:
@@ -110,13 +110,16 @@ def _refuse_unknown_words(reader: ConfigReader) -> None:
                 )
 
 
-def _own_arguments(reader: ConfigReader, launch: Launch) -> None:
-    """A script of nobody that is known: what its switches choose is refused, and what runs it is asked for."""
+def _own_arguments(reader: ConfigReader, launch: Launch, *, directed: bool) -> None:
+    """A script of nobody that is known: what its switches choose is refused, and what runs it is asked for.
+
+    ``directed``: lines `#MEMCALC` say what it trains, and what they leave out is by default.
+    """
     document = reader.document
     refuse_switches(document.path.name, flag_document(document.path, document.text, launch.arguments).data)
     says = f"{launch.script}'s own arguments are of no framework that memcalc knows, and count for nothing here"
     reader.note("warning", "MC001", "", says)
-    if not reader.references:
+    if not reader.references and not directed:
         reader.ask("framework", launch.script, "-", "has arguments of its own, which memcalc does not know")
 
 
