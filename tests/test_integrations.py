@@ -151,7 +151,7 @@ def test_ask_answers(ask: Path, script: str, expected: str) -> None:
 
 
 def test_ask_takes_words_from_the_administrator(ask: Path) -> None:
-    assert answer(ask, SILENT, OPTIONS=WORDS).startswith("reject verdict: " + DOES_NOT_FIT)
+    assert answer(ask, SILENT, OPTIONS=f"{WORDS} --framework fsdp2").startswith("reject verdict: " + DOES_NOT_FIT)
 
 
 def test_warning_mode_never_rejects(ask: Path) -> None:
@@ -298,13 +298,7 @@ def test_hook_lets_through_what_it_cannot_tell(repository: Path, tools: Path, te
 
 def test_hook_takes_settings(repository: Path, tools: Path) -> None:
     git(tools, repository, "config", "memcalc.scripts", "*.job")
-    git(
-        tools,
-        repository,
-        "config",
-        "memcalc.options",
-        "--model llama-2-70b --gpu a100-40g --seq-len 2048 --micro-batch 1",
-    )
+    git(tools, repository, "config", "memcalc.options", f"{WORDS} --framework fsdp2")
     write(repository, "jobs/new.sbatch", LARGE)
     git(tools, repository, "add", ".")
     assert commit(tools, repository).returncode == 0
