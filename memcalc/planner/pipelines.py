@@ -37,7 +37,7 @@ NEVER_FASTER = ("gpipe", "dualpipe-v")
 
 def one_pipeline(request: Request, habits: Habits) -> tuple[str, int]:
     """The schedule and the chunks of ``estimate``: as asked, 1F1B and the fewest chunks by default."""
-    schedule = str(request.given.get("pp_schedule", "1f1b"))
+    schedule = str(request.given.get("pp_schedule") or _usual(request, habits))
     check_schedule(request, habits, schedule)
     if schedule not in VIRTUAL:
         return schedule, 1
@@ -52,7 +52,9 @@ def pipelines_for(request: Request, habits: Habits) -> list[tuple[str, int]]:
     if choice is not None:
         names = choice.of(default, known)
     else:
-        names = default if query is None and request.given.get("vpp", 1) == 1 else [str(query or "1f1b")]
+        names = (
+            default if query is None and request.given.get("vpp", 1) == 1 else [str(query or _usual(request, habits))]
+        )
     for name in names:
         check_schedule(request, habits, name)
     if query is None and request.given.get("pp", 1) > 1:
@@ -65,6 +67,12 @@ def pipelines_for(request: Request, habits: Habits) -> list[tuple[str, int]]:
         for chunks in ((1,) if name not in VIRTUAL else (2,) if name in TURNED else tried)
         if chunks > 1 or name not in VIRTUAL
     ]
+
+
+def _usual(request: Request, habits: Habits) -> str:
+    """The schedule where none is asked for: 1F1B, or with model chunks the only one of the framework that has them."""
+    chunked = [name for name in habits.schedules if name in VIRTUAL]
+    return chunked[0] if int(request.given.get("vpp") or 1) > 1 and len(chunked) == 1 else "1f1b"
 
 
 def check_schedule(request: Request, habits: Habits, schedule: str) -> None:

@@ -156,3 +156,5 @@ def _left_out(job: MergedJob) -> Iterator[str]:
     names += [name for name in job.settings if name in job.origins and not job.origins[name][1].default]
     if names:
         yield f"what the files say of {', '.join(sorted(names))} is not counted in post-training."
+    if job.facts.get("varying_lengths") and not RECIPES[job.algorithm].online:
+        yield "every sequence counts with the longest length, to which rows are cut: shorter ones take less."

@@ -290,6 +290,11 @@ def test_layouts_of_different_schedules_stand_beside_each_other() -> None:
             assert together[: layout.pp].tolist() == by_stage(column(alone), layout.pp)
 
 
+def test_model_chunks_have_the_only_schedule_that_has_them() -> None:
+    answer = estimate(framework="megatron", vpp=3)
+    assert (answer.strategy.pp_schedule, answer.strategy.vpp) == ("interleaved", 3)
+
+
 def test_under_zb_v_the_first_stage_holds_embedding_and_head() -> None:
     job = grid(Layout(pp=4, schedule="zb-v", vpp=2), 8)
     assert by_stage(job.is_first, 4) == by_stage(job.is_last, 4) == [1, 0, 0, 0]
