@@ -208,10 +208,11 @@ def sub_group(grid: Grid) -> int:
 
 def largest_part(census: ModelOnGrid, local: Array) -> Array:
     """Elements of a rank's ``local`` ones that stage 3 updates at a time: its largest sub-group."""
-    limit, third = sub_group(census.grid), census.grid.zero == 3
-    if not np.any(third & (local > limit)):
-        return np.minimum(local, np.where(third, limit, local))
-    return np.where(third & (local > limit), np.minimum(np.maximum(largest_group(census, limit), limit), local), local)
+    limit = sub_group(census.grid)
+    divided = (census.grid.zero == 3) & (local > limit)
+    if not np.any(divided):
+        return local
+    return np.where(divided, np.clip(largest_group(census, limit), limit, local), local)
 
 
 def copied_elements(census: ModelOnGrid) -> Array:
