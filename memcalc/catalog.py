@@ -119,14 +119,18 @@ def reserve(name: str, kind: str = "") -> Reserve:
 
     A kind of which nothing is known has the range of its class.
     """
-    from memcalc.specs.step_time import Reserve
-
-    table = read_toml(shipped() / "reserve.toml")
-    rows = [validated(Reserve, row, "reserve") for row in table["reserve"] if row["name"] == name]
+    rows = [row for row in _reserves() if row.name == name]
     if not rows:
-        known = list(dict.fromkeys(row["name"] for row in table["reserve"]))
+        known = list(dict.fromkeys(row.name for row in _reserves()))
         raise UnknownNameError("reserve", name, f"must be one of {', '.join(known)}", known)
     return next((row for row in rows if row.kind == kind), rows[0])
+
+
+@cache
+def _reserves() -> tuple[Reserve, ...]:
+    from memcalc.specs.step_time import Reserve
+
+    return tuple(validated(Reserve, row, "reserve") for row in read_toml(shipped() / "reserve.toml")["reserve"])
 
 
 @cache

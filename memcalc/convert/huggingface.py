@@ -1,4 +1,4 @@
-"""Read a model from the config.json of Transformers, or from the file of a model that was recorded with torch."""
+"""Read a model from the config.json of Transformers."""
 
 from __future__ import annotations
 
@@ -8,8 +8,6 @@ import stat
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NoReturn
-
-from pydantic import ValidationError
 
 from memcalc.convert.counted import COUNTED
 from memcalc.convert.counted_parts import COUNTED_PARTS
@@ -205,47 +203,3 @@ def _text(path: Path) -> str:
         raise FileError("file", str(path), "must be UTF-8 text") from None
     except OSError as error:
         raise FileError("file", str(path), error.strerror or "must be readable") from None
-
-
-SCHEMA = "memcalc.module/1"
-LARGEST = 64 << 20
-"""Bytes; a model of a hundred different blocks has a tenth of it."""
-BEGINNING = 64
-"""Characters within which the schema stands."""
-
-
-def is_recorded(path: Path) -> bool:
-    """Whether a file begins as a recorded model does."""
-    try:
-        if not path.is_file():
-            return False
-        with path.open("rb") as stream:
-            return SCHEMA.encode() in stream.read(BEGINNING)
-    except (OSError, ValueError):
-        return False
-
-
-def read_recorded(path: Path) -> Model:
-    """Return the model in a file, checked."""
-    with path.open("rb") as stream:
-        content = stream.read(LARGEST + 1)
-    if len(content) > LARGEST:
-        raise FileError("file", str(path), f"a recorded model has at most {LARGEST >> 20} MiB")
-    try:
-        data = json.loads(content)
-        model = Model.model_validate(data["model"])
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"])
-        raise InputError(f"{path.name}: {where}", first.get("input"), str(first["msg"])) from None
-    except (ValueError, RecursionError, KeyError, TypeError) as error:
-        raise FileError("file", str(path), f"it is no recorded model: {type(error).__name__}") from None
-    if model.recording is None or any(group.block.recorded is None for group in model.groups):
-        raise FileError("file", str(path), "it is no recorded model: a part has no recording")
-    return model
-
-
-def recorded_text(model: Model) -> str:
-    """The text of the file."""
-    data = model.model_dump(mode="json", exclude_defaults=True)
-    return json.dumps({"schema": SCHEMA, "model": data}, separators=(",", ":")) + "\n"

@@ -63,7 +63,8 @@ def named_model(name: str, preset_dirs: Sequence[str] = ()) -> NamedModel:
         raise InputError("model", name, "must be a preset's name, a config.json, a directory with one, or a .toml file")
     path, is_json = Path(name), name.endswith(".json")
     if is_json or (not name.endswith(".toml") and _is_directory(path)):
-        from memcalc.convert.huggingface import is_recorded, read_model, read_recorded
+        from memcalc.convert.huggingface import read_model
+        from memcalc.convert.recorded_file import is_recorded, read_recorded
 
         return NamedModel(read_recorded(path) if is_json and is_recorded(path) else read_model(name))
     if not is_hub_id(name) or path.exists():

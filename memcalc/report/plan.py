@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
-from memcalc.convert.huggingface import is_recorded
+from memcalc.convert.recorded_file import is_recorded
 from memcalc.report import plan_words as say
 from memcalc.report.estimate import MOODS
 from memcalc.report.plan_data import data

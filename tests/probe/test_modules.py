@@ -20,7 +20,8 @@ from typer.testing import CliRunner
 
 import memcalc
 from memcalc.cli.app import app
-from memcalc.convert.huggingface import SCHEMA, from_huggingface, read_recorded, recorded_text
+from memcalc.convert.huggingface import from_huggingface
+from memcalc.convert.recorded_file import SCHEMA, read_recorded, recorded_text
 from memcalc.errors import CombinationError, InputError, MemcalcError
 from memcalc.planner.recorded import mode_of
 from memcalc.probe.live.modules_run import probe_module
