@@ -77,6 +77,10 @@ def refuse_lacking(request: Request, habits: Habits) -> None:
     quantized = str(request.given.get("quantize", "none"))
     if fields.get("prepare_kbit") and quantized == "none":
         raise CombinationError("strategy.prepare_kbit", True, "norms are cast over a quantized base: needs --quantize")
+    mixed = str(request.given.get("precision") or "mixed").endswith("mixed")
+    if fields.get("frozen_fp32") and (quantized != "none" or not habits.full_shard or not mixed):
+        allowed = "needs FSDP in mixed precision, over a base that is not quantized"
+        raise CombinationError("strategy.frozen_fp32", True, allowed)
     if fields.get("gptq_group") is not None and not quantized.startswith("gptq"):
         allowed = "needs --quantize gptq-int4 or gptq-int8"
         raise CombinationError("strategy.gptq_group", fields["gptq_group"], allowed)

@@ -384,8 +384,9 @@ def scales_term(census: ModelOnGrid) -> Term:
 def frozen_terms(census: ModelOnGrid, ranks: Array, here: Array) -> Iterator[Term]:
     """The weights under adapters: the base without its scales, and the adapters; ``ranks`` divide both."""
     base = Base(census)
-    inputs = {"P": census.parameters, "w": base.width, "N": ranks}
-    frozen = shard(base.all_blocks + base.root, ranks) * here
+    width = np.maximum(4 * census.grid.fixed.frozen_fp32, base.width)
+    inputs = {"P": census.parameters, "w": width, "N": ranks}
+    frozen = shard((base.all_blocks + base.root) * width // base.width, ranks) * here
     quantised_as = census.grid.fixed.quantize
     title = "frozen weights" if quantised_as == "none" else f"frozen weights, {quantised_as}"
     yield Term("parameters", title, frozen, ALWAYS, "bytes of the base / N", QUANTISED, inputs)
