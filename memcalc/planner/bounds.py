@@ -29,8 +29,8 @@ def check_countable(model: Model, seq_len: int, micro_batch: int, *, attention: 
     Widths are elements of one token: hidden states, heads and MLP of each block, the logits; and its scores with all
     others where a kernel writes them.
     """
-    if (count := model_count(model).total) > MOST_PARAMETERS:
-        raise InputError("model", model.name, f"must have at most {MOST_PARAMETERS:.0e} parameters, not {count:.1e}")
+    if model_count(model).total > MOST_PARAMETERS:
+        raise InputError("model", model.name, f"must have at most {MOST_PARAMETERS:.0e} parameters")
     rows = seq_len if attention in _WRITES_SCORES else 0
     widths = sum(group.count * _width(group.block, rows) for group in model.groups) + model.vocab
     if _PER_WIDTH * seq_len * micro_batch * widths > _MOST_BYTES:

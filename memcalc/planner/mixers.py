@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from memcalc.errors import CombinationError
+from memcalc.errors import CombinationError, UncountedError
 from memcalc.planner.as_is import check_framework, refuse_told
 from memcalc.planner.recorded import recorded_precisions
 from memcalc.specs.mixers import Mamba
@@ -54,6 +54,8 @@ def _check(request: Request, model: Model, kinds: str) -> None:
     }
     refuse_told(request, reasons)
     check_framework(request, "fsdp2", f"a model with {kinds}")
+    if model.mixers and request.given.get("kernels") == "te":
+        raise UncountedError("kernels", "te", f"TransformerEngine's modules are not modelled for {kinds}")
     request.given.update(tp=1, cp=1)
     if any(mixer.kind == "Mamba-2 mixer" for mixer in model.mixers):
         refuse_told(request, {"quantize": "the kernel of Mamba-2 mixers reads the output projection's weight itself"})

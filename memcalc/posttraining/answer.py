@@ -16,6 +16,7 @@ from memcalc.posttraining.phases import PURE, Cast, frozen_weights, phases_of
 from memcalc.posttraining.words import RlJob, parked
 from memcalc.results.estimates import Verdict
 from memcalc.results.posttraining import Rl, RlEdit, RlPhase, RlRollout
+from memcalc.serving.answer import last_that_works
 from memcalc.specs.job import JobRecord, command_line
 from memcalc.units import GIB
 
@@ -31,6 +32,10 @@ def answered(
     phases = tuple(phases_of(cast))
     chip = catalog.gpu(job.gpu, job.dirs)
     verdict, reason = judged(cast, phases, chip.memory_bytes)
+    mean = longest_mean(job, figures, chip.memory_bytes) if verdict == "does-not-fit" else 0
+    if mean:
+        limit = f"it fits while their mean is at most {mean:,}"
+        verdict, reason = "tight", f"{reason} if all samples have {job.length:,} tokens; {limit}"
     host = catalog.node(job.node, job.dirs) if job.node else catalog.node_for(chip, job.dirs)
     binding = max(phases, key=lambda phase: phase.allocated)
     record = record_of(job, options)
@@ -51,7 +56,7 @@ def answered(
         host_capacity=host.host_memory_bytes,
         verdict=verdict,
         reason=reason,
-        edit=_edit(job, figures) if advice and verdict == "does-not-fit" else None,
+        edit=_edit(job, figures) if advice and (mean or verdict == "does-not-fit") else None,
         warnings=tuple(_warnings(cast, needed, host.host_memory_bytes)),
         assumptions=assumptions,
         job=record,
@@ -81,9 +86,10 @@ def roles_of(job: RlJob, figures: Figures) -> Cast:
     name = job.inputs.reward_model
     reward = figures.trained(job, name) if name else None
     judge = frozen_weights(job, reward) if reward else 0
-    stays = job.reference and not (job.lora or job.toolkit.swaps)
-    reference = frozen_weights(job, policy) if stays else 0
-    return Cast(job, spec, policy, critic, reward, reference, judge)
+    apart, width = job.reference and not (job.lora or job.toolkit.swaps), job.toolkit.reference_on_host
+    reference = frozen_weights(job, policy) if apart and not width else 0
+    away = frozen_weights(job, policy, width) if apart and width else 0
+    return Cast(job, spec, policy, critic, reward, reference, away, judge)
 
 
 def cast_of(job: RlJob, figures: Figures, *, advice: bool) -> Cast:
@@ -91,8 +97,11 @@ def cast_of(job: RlJob, figures: Figures, *, advice: bool) -> Cast:
     cast = roles_of(job, figures)
     if not job.recipe.online:
         return cast
-    other = 0 if job.inputs.engine_gpus else cast.resting
-    return replace(cast, served=figures.served(job, other, advice=advice))
+    apart = bool(job.inputs.engine_gpus)
+    served = figures.served(job, 0 if apart else cast.starting, advice=apart and advice)
+    later = served if apart or not advice else figures.served(job, cast.resting, advice=True)
+    largest = later.limits.largest_utilization if later.limits else None
+    return replace(cast, served=served, largest_utilization=largest)
 
 
 def judged(cast: Cast, phases: tuple[RlPhase, ...], capacity: int) -> tuple[Verdict, str]:
@@ -115,6 +124,25 @@ def judged(cast: Cast, phases: tuple[RlPhase, ...], capacity: int) -> tuple[Verd
     return "fits", ""
 
 
+MEANS = 16
+"""In which multiples means are tried [tokens]."""
+
+
+def longest_mean(job: RlJob, figures: Figures, capacity: int) -> int:
+    """The largest mean length of unpadded samples with which a job runs that cannot with all of the longest [tokens].
+
+    0 where not one sample of the longest length fits, or where lengths are told.
+    """
+    if not job.unpadded or not job.recipe.online or job.inputs.mean_length:
+        return 0
+
+    def runs(steps: int) -> bool:
+        cast = cast_of(job.changed(mean_length=steps * MEANS), figures, advice=False)
+        return judged(cast, tuple(phases_of(cast)), capacity)[0] != "does-not-fit"
+
+    return MEANS * (last_that_works(1, job.length // MEANS, runs) or 0)
+
+
 def rollout_of(cast: Cast) -> RlRollout | None:
     """What the engines hold, and how often one fills its cache in a step."""
     served, inputs = cast.served, cast.job.inputs
@@ -128,7 +156,7 @@ def rollout_of(cast: Cast) -> RlRollout | None:
     return RlRollout(
         engines=engines,
         utilization=inputs.utilization,
-        largest_utilization=served.limits.largest_utilization if served.limits else None,
+        largest_utilization=cast.largest_utilization,
         tokens=served.tokens,
         concurrency=served.concurrency,
         rounds=rounds,
@@ -141,7 +169,7 @@ def host_bytes(cast: Cast, ranks: int) -> int:
     job = cast.job
     models = [model for model in (cast.policy, cast.critic) if model is not None]
     parked = sum(model.states - model.idle(job.parks) for model in models)
-    away = (cast.reference + cast.judge) * ("params" in job.parks)
+    away = (cast.reference + cast.judge) * ("params" in job.parks) + cast.reference_away
     # pinned copies of both while one is in the other's place (use_reference_model of dtensor_policy_worker_v2.py)
     swapped = 2 * cast.policy.weights * (job.reference and job.toolkit.swaps)
     total = min(ranks, job.trainer_gpus) * (parked + away + swapped) + sum(model.host for model in models)

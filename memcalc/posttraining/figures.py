@@ -104,7 +104,10 @@ def _trained(figures: Estimate, *, logits: bool) -> Trained:
 def trainer_options(job: RlJob) -> dict[str, Any]:
     """How the trained models are trained, in the words of ``memcalc estimate``; their batches left out."""
     toolkit = job.toolkit
+    precision = str(job.training.get("precision", toolkit.precision))
+    wide = toolkit.frozen_fp32 and job.lora and precision.endswith("mixed") and not job.training.get("quantize")
     return {
+        **({"settings": {"strategy.frozen_fp32": "true"}} if wide else {}),
         "framework": job.trainer,
         **({"precision": toolkit.precision} if toolkit.precision else {}),
         "recompute": toolkit.recompute,
@@ -141,16 +144,14 @@ class Figures:
             raise UnmodelledError(
                 "model", model, "its tokens depend on the size of its images, which memcalc rl does not take"
             )
-        packed = bool(inputs.micro_tokens)
-        options = trainer_options(job) | {
-            "seq_len": inputs.micro_tokens or job.length,
-            "micro_batch": 1 if packed else inputs.micro_batch * job.recipe.rows,
-        }
+        rows, tokens = job.batch(gradients=True)
+        read_rows, read_tokens = job.batch(gradients=False)
+        options = trainer_options(job) | {"seq_len": tokens, "micro_batch": rows}
         if job.recipe.log_probs:
             options.setdefault("loss", WITHOUT_LOGITS)
-        batch = 1 if packed else (inputs.logprob_batch or inputs.micro_batch) * job.recipe.rows
-        options["settings"] = {"workload.eval_micro_batch": str(batch)}
-        logits = job.recipe.head or job.inputs.algorithm in job.toolkit.widths
+        batch = -(-read_rows * read_tokens // tokens)
+        options["settings"] = {**options.get("settings", {}), "workload.eval_micro_batch": str(batch)}
+        logits = job.recipe.head or inputs.algorithm in job.toolkit.widths
         question = _question(job, model)
         if not logits:  # a score has a vector in the head's place: no matrix beside the embedding
             question["model"] = load_model(model, job.dirs).model_copy(update={"tied": True})
@@ -163,10 +164,13 @@ class Figures:
         options: dict[str, Any] = {"engine": inputs.engine, "utilization": inputs.utilization, "max_len": job.length}
         if inputs.max_seqs:
             options["max_seqs"] = inputs.max_seqs
-        if toolkit.batched:
-            options["max_batched_tokens"] = max(toolkit.batched, inputs.max_seqs)
-        if toolkit.batched and not inputs.max_seqs:
-            options["max_seqs"] = min(256, toolkit.batched)
+        batched = inputs.max_batched_tokens or (toolkit.batched and max(toolkit.batched, inputs.max_seqs))
+        if batched:
+            options["max_batched_tokens"] = batched
+        if batched and not inputs.max_seqs:
+            options["max_seqs"] = min(256, batched)
+        if inputs.eager:
+            options["eager"] = True
         options |= {"tp": inputs.engine_tp, "other": other, "advice": advice}
         question = _question(job, job.model)
         key = ("served", *sorted((name, str(value)) for name, value in options.items()))
@@ -177,14 +181,15 @@ class Figures:
 
         None where the GPU's preset has no peak for the precision.
         """
-        inputs, recipe = job.inputs, job.recipe
-        each = inputs.micro_tokens // job.length or 1 if inputs.micro_tokens else inputs.micro_batch
-        rows, count = each * recipe.rows, -(-samples // (each * job.trainer_gpus))
+        recipe = job.recipe
+        rows, tokens = job.batch(gradients=True)
+        rows = rows if tokens == job.length else tokens // job.length or 1
+        count = -(-samples * recipe.rows // (rows * job.trainer_gpus))
         options = trainer_options(job) | {
             "seq_len": job.length, "micro_batch": rows,
             "global_batch": f"{count * rows * job.trainer_gpus} sequences",
         }  # fmt: skip
-        if inputs.logits == "fused" and recipe.log_probs:
+        if job.inputs.logits == "fused" and recipe.log_probs:
             options.setdefault("loss", WITHOUT_LOGITS)
         key = ("time", model, *sorted((name, str(value)) for name, value in options.items()))
         return self._once(key, lambda: _time(job, model, options))

@@ -87,6 +87,12 @@ class Toolkit:
     source: str
     swaps: bool = False
     """Whether the reference waits on the host, and is put in the policy's place while it is read."""
+    reference_on_host: int = 0
+    """Bytes of a weight of a reference that stays on the host and is fetched unit by unit; 0 where it is on the GPU."""
+    unpads: bool = False
+    """Whether padding is removed, so that a micro-batch of samples has the tokens of the data."""
+    frozen_fp32: bool = False
+    """Whether weights under adapters stay in fp32."""
     widths: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     """By algorithm ``reads`` and ``trains`` where they differ; also of those that have no logits elsewhere."""
     fuses: tuple[str, ...] = ()
@@ -107,7 +113,9 @@ VERL = Toolkit(
     micro_batch=0, utilization=0.5, apart=0.9, engine_tp=2, max_seqs=256, batched=8192, sleep="2", parks=(),
     empties=True, reads=4, trains=6, entropy=4, completions=False, kl=False, bucket=2048 * MIB, merges=False,
     choices=Choices((3,), ("none", "optimizer", "params,optimizer"), ("2",), ("fsdp1", "fsdp2"), fuses=True),
-    source="verl workers/engine_workers.py, workers/config/rollout.py, bucketed_weight_transfer.py@1dda039b",
+    reference_on_host=4, unpads=True, frozen_fp32=True,
+    source="verl workers/engine_workers.py, workers/engine/fsdp/transformer_impl.py, workers/config/rollout.py, "
+    "bucketed_weight_transfer.py@1dda039b",
 )  # fmt: skip
 TRL = Toolkit(
     "trl@1.10", trainer="deepspeed", alone="hf", precision="", zero=3, recompute="full", micro_batch=8,

@@ -22,11 +22,9 @@ def logits_of(job: RlJob, model: Model, *, gradients: bool) -> int:
     without = not recipe.head and inputs.algorithm not in toolkit.widths
     if without or not recipe.log_probs:
         return 0
-    rows = inputs.micro_batch if gradients else inputs.logprob_batch or inputs.micro_batch
-    tokens = inputs.response + 1 if toolkit.completions and recipe.online else job.length
-    if inputs.micro_tokens:
-        rows, tokens = 1, inputs.micro_tokens
-    rows *= recipe.rows
+    rows, tokens = job.batch(gradients=gradients)
+    if toolkit.completions and recipe.online and not inputs.micro_tokens:
+        tokens = inputs.response + 1
     if inputs.logits == "fused":
         width = (model.embedding_dim or model.hidden) if gradients and not job.lora else 0
         copies = 4 if str(job.training.get("precision")).endswith("autocast") else 6
@@ -45,10 +43,10 @@ def logits_of(job: RlJob, model: Model, *, gradients: bool) -> int:
     return int(log_prob_bytes(rows, tokens, model.vocab, each + toolkit.entropy * inputs.entropy))
 
 
-def frozen_weights(job: RlJob, model: Trained) -> int:
-    """What a GPU keeps of such a model that is only read, in 16 bits [bytes]."""
+def frozen_weights(job: RlJob, model: Trained, width: int = 2) -> int:
+    """A GPU's share of such a model that is only read, at so many bytes a weight [bytes]."""
     shards = job.trainer_gpus if model.stage == 3 else 1
-    return -(-2 * model.largest // shards)
+    return -(-width * model.largest // shards)
 
 
 POLICY, CRITIC, REFERENCE, REWARD = "policy", "critic", "reference", "reward model"
@@ -68,10 +66,14 @@ class Cast:
     reward: Trained | None
     """A reward model, of which only a pass without gradients is used."""
     reference: int
-    """What a GPU keeps of the reference [bytes]; 0 where adapters are switched off for it, or it takes turns."""
+    """What a GPU keeps of the reference [bytes]; 0 where it is on the host, is the policy itself or takes turns."""
+    reference_away: int
+    """What the host keeps of it for each GPU where it never stays there [bytes]."""
     judge: int
     """What a GPU keeps of the reward model [bytes]."""
     served: Served | None = None
+    largest_utilization: float | None = None
+    """The largest share that an engine may take beside what trained models keep once they were trained."""
 
     @property
     def shares(self) -> bool:
@@ -96,6 +98,12 @@ class Cast:
         """What all roles and the trainer's context keep of a GPU [bytes]."""
         return sum(self.idle.values()) + self.policy.beside
 
+    @property
+    def starting(self) -> int:
+        """The same when engines start, before the first optimizer step, in which its states appear [bytes]."""
+        trained = [model for model in (self.policy, self.critic) if model is not None]
+        return self.resting - sum(model.optimizer for model in trained) * ("optimizer" not in self.job.parks)
+
     def awake(self, other: int) -> int:
         """What an engine holds of a GPU that it shares with so much else [bytes]."""
         return self.served.device - other if self.served else 0
@@ -106,7 +114,7 @@ class Cast:
         if self.served is None or not self.shares:
             return 0
         if self.job.inputs.sleep == "0":
-            return self.awake(self.resting)
+            return self.awake(self.starting)
         return max(sum(stage.size(name) for name in OUTSIDE) for stage in self.served.stages)
 
 
@@ -123,7 +131,7 @@ def phases_of(cast: Cast) -> Iterator[RlPhase]:
         yield _phase(cast, "old log-probs", {POLICY: resident + policy.forward, LOGITS: reads})
     if job.reference:
         roles = {REFERENCE: cast.reference + policy.forward, LOGITS: reads}
-        if not cast.reference:
+        if not cast.reference and not cast.reference_away:
             roles = {POLICY: resident + policy.forward, LOGITS: reads}
         yield _phase(cast, "reference log-probs", roles)
     if cast.critic is not None:
@@ -163,7 +171,7 @@ def _rollout(cast: Cast, name: str) -> RlPhase:
         size = cast.awake(0)
         return RlPhase(name=name, gpus="engine", roles={ENGINE: size}, allocated=size, device=size)
     cached = 0 if cast.job.toolkit.empties else cast.policy.cached
-    roles = {ENGINE: cast.awake(cast.resting), **cast.idle, BESIDE: cast.policy.beside}
+    roles = {ENGINE: cast.awake(cast.starting), **cast.idle, BESIDE: cast.policy.beside}
     total = sum(roles.values())
     return RlPhase(name=name, gpus="shared", roles=_nonzero(roles), allocated=total, device=total + cached)
 

@@ -53,7 +53,8 @@ def step_samples(job: RlJob) -> int:
     inputs = job.inputs
     if job.recipe.online and inputs.prompts:
         return inputs.prompts * max(1, inputs.samples)
-    return (inputs.micro_tokens // job.length or 1 if inputs.micro_tokens else inputs.micro_batch) * job.trainer_gpus
+    rows, tokens = job.batch(gradients=True)
+    return max(1, rows * tokens // (job.length * job.recipe.rows)) * job.trainer_gpus
 
 
 def state_of(typed: Mapping[str, Any], dirs: tuple[str, ...], figures: Figures, samples: int = 0) -> State:

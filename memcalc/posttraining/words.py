@@ -42,6 +42,28 @@ class RlJob:
         return self.inputs.prompt + self.inputs.response
 
     @property
+    def unpadded(self) -> bool:
+        """Whether the tokens of a micro-batch are those of the data."""
+        return self.toolkit.unpads and not self.inputs.padded
+
+    def batch(self, *, gradients: bool) -> tuple[int, int]:
+        """Rows of a micro-batch on a rank, pairs as two, and the tokens of each; packed samples are one row.
+
+        A rank has no more samples than its share of an optimizer step, or of all that was generated where
+        log-probabilities are read. One of them may be of the longest length.
+        """
+        inputs = self.inputs
+        samples = inputs.mini_batch if gradients else inputs.prompts * max(1, inputs.samples)
+        most = -(-samples // self.trainer_gpus) or MOST_RESPONSES
+        longest = self.length * self.recipe.rows
+        if inputs.micro_tokens:
+            return 1, max(longest, min(inputs.micro_tokens, most * (inputs.mean_length or longest)))
+        rows = min(inputs.micro_batch if gradients else inputs.logprob_batch or inputs.micro_batch, most)
+        if inputs.mean_length:
+            return 1, max(self.length, rows * inputs.mean_length)
+        return rows * self.recipe.rows, self.length
+
+    @property
     def trainer_gpus(self) -> int:
         """GPUs that the trained models are on."""
         return self.gpus - self.inputs.engine_gpus
@@ -119,6 +141,7 @@ def completed(
     elif not toolkit.utilization:
         raise CombinationError("algorithm", given["algorithm"], f"what {toolkit.name} generates is not counted")
     _check_trainer(given.get("trainer", ""), toolkit)
+    _check_lengths(given, toolkit, recipe)
     usual = _defaults(given, toolkit, recipe)
     for name, value in usual.items():
         if name not in given and value not in (0, "", 0.0):
@@ -165,6 +188,23 @@ def _check_trainer(trainer: str, toolkit: Toolkit) -> None:
     known = toolkit.choices.trains
     if trainer and trainer.partition("@")[0] not in known:
         raise UnknownNameError("trainer", trainer, f"{toolkit.name} is counted as trained by {', '.join(known)}", known)
+
+
+def _check_lengths(given: Mapping[str, Any], toolkit: Toolkit, recipe: Recipe) -> None:
+    """Refuse what is said of padding where it is not removed, or where tokens are counted instead of samples."""
+    for name in ("mean_length", "padded"):
+        if given.get(name) and not (toolkit.unpads and recipe.online):
+            raise CombinationError(flag(name), given[name], f"{toolkit.name} pads samples to the longest of a batch")
+    mean, longest = given.get("mean_length", 0), given["prompt"] + given["response"]
+    if given.get("micro_tokens") and given.get("padded"):
+        raise CombinationError(flag("padded"), True, "--micro-tokens says how many tokens a micro-batch has")
+    if given.get("micro_tokens") and mean and not given.get("mini_batch"):
+        allowed = "--micro-tokens says how many tokens a micro-batch has; --mini-batch, of how many samples at the most"
+        raise CombinationError(flag("mean_length"), mean, allowed)
+    if mean > longest:
+        raise InputError(flag("mean_length"), mean, f"must be at most the longest prompt and response, {longest:,}")
+    if mean and given.get("padded"):
+        raise CombinationError(flag("mean_length"), mean, "--padded makes every sample the longest")
 
 
 def _refuse(given: Mapping[str, Any]) -> None:

@@ -44,6 +44,17 @@ class RlInputs(Frozen):
         int, Option("Samples of one pass of log-probabilities; as many as of an update when left out.", "samples",
             ROLES, "N")
     ] = 0
+    mini_batch: Annotated[
+        int, Option("Samples of one optimizer step over all GPUs: a micro-batch holds no more than a rank's share.",
+            "samples", ROLES, "N")
+    ] = 0
+    mean_length: Annotated[
+        int, Option("Mean of prompt and response, where padding is removed; the longest of both when left out.",
+            "tokens", ROLES, "N")
+    ] = 0
+    padded: Annotated[
+        bool, Option("Samples are padded to the longest length, by a framework that removes padding.", panel=ROLES)
+    ] = False
     reference: Annotated[
         bool | None,
         Option("There is a reference model; by default where the algorithm and the framework's defaults need one.",
@@ -87,6 +98,10 @@ class RlInputs(Frozen):
         int, Option("Sequences that an engine runs at once; the framework's default when left out.", "sequences",
             ROLLOUT, "N")
     ] = 0
+    max_batched_tokens: Annotated[
+        int, Option("Tokens of one step of an engine; the framework's default when left out.", "tokens", ROLLOUT, "N")
+    ] = 0
+    eager: Annotated[bool, Option("Engines capture no CUDA graphs (enforce_eager).", panel=ROLLOUT)] = False
     sleep: Annotated[
         Literal["", "0", "1", "2"],
         Option("What an engine frees outside the rollout: 0 nothing, 1 its cache, and weights to the host, "

@@ -322,7 +322,7 @@ class Strategy(Frozen):
     gptq_group: Annotated[
         int, Option("Inputs that share a scale under GPTQ; 0 for all.", "elements", needs_lora=True), Field(ge=0)
     ] = 128
-    frozen_fp32: Annotated[bool, Option("Frozen weights stay in fp32, cast where FSDP gathers them.", needs_lora=True)] = False
+    frozen_fp32: Annotated[bool, Option("Frozen weights stay in fp32 under FSDP.", needs_lora=True)] = False
     prepare_kbit: Annotated[
         bool,
         Option("Norms are cast to fp32 over a quantized base, and with them the residual stream (PEFT, TRL).",

@@ -228,6 +228,12 @@ def test_flags_that_hang_on_a_run_are_asked_for(tmp_path: Path, text: str) -> No
     )
 
 
+def test_words_of_several_lines_are_named_in_one(tmp_path: Path) -> None:
+    said = refused(tmp_path, f"A=(\n  --seed 1\n  $(--layers 2\n)\n)\ntorchrun pretrain_gpt.py {SIZES} ${{A[@]}}")
+    assert "whose words only a run knows" in said
+    assert "\n" not in said
+
+
 def test_the_arguments_of_a_script_are_given_in_a_copy(tmp_path: Path) -> None:
     text = (
         f'if [ $1 = a ]; then pr="--bf16"; elif [ $1 = b ]; then pr="--fp16"; fi\ntorchrun pretrain_gpt.py {SIZES} $pr'

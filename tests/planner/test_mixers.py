@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 import memcalc
-from memcalc.errors import CombinationError
+from memcalc.errors import CombinationError, UncountedError
 
 GEMMA4 = ("gemma-4-31b", "gemma-4-12b", "gemma-4-26b-a4b")
 
@@ -64,3 +64,8 @@ def test_wide_heads_get_the_kernel_that_takes_them(model: str, precision: str, s
     """Transformers 5.24 repeats keys of more than 256 elements, with which fp32 has a fused kernel too."""
     words = {"framework": "fsdp2", "precision": precision, "seq_len": seq_len}
     assert memcalc.estimate(model=model, gpu="h100", gpus=8, **words).strategy.attention == kernel
+
+
+def test_transformer_engine_has_no_module_for_a_short_convolution() -> None:
+    with pytest.raises(UncountedError, match="TransformerEngine's modules are not modelled for short convolutions"):
+        memcalc.estimate(model="lfm2-8b-a1b", gpu="h100", kernels="te")

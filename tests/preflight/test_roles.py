@@ -124,7 +124,7 @@ def test_overrides_of_verl(tmp_path: Path) -> None:
         "algorithm": "grpo", "framework": "verl", "model": "qwen2.5-1.5b", "gpu": "h100", "gpus": 8,
         "trainer": "fsdp2", "prompt": 1024, "response": 2048, "micro_tokens": 24576, "prompts": 256, "samples": 8,
         "reference": True, "park": "params,optimizer", "engine": "vllm", "engine_tp": 1, "utilization": 0.6,
-        "max_seqs": 256, "sleep": "2", "recompute": "full",
+        "max_seqs": 256, "sleep": "2", "recompute": "full", "max_batched_tokens": 8192, "mini_batch": 2048,
     }  # fmt: skip
 
 
@@ -136,7 +136,7 @@ def test_defaults_of_verl_and_its_yaml(tmp_path: Path) -> None:
         "algorithm": "ppo", "framework": "verl", "model": "qwen2.5-1.5b", "gpu": "h100", "gpus": 8,
         "trainer": "fsdp1", "prompt": 512, "response": 512, "micro_batch": 4, "prompts": 1024, "samples": 1,
         "reference": False, "park": "none", "engine": "vllm", "engine_tp": 2, "utilization": 0.5, "max_seqs": 256,
-        "sleep": "2", "recompute": "full",
+        "sleep": "2", "recompute": "full", "max_batched_tokens": 8192, "mini_batch": 256,
     }  # fmt: skip
 
 
@@ -145,6 +145,29 @@ def test_adapters_and_a_kernel_without_logits_of_verl(tmp_path: Path) -> None:
     more = "actor_rollout_ref.model.lora_rank=32 actor_rollout_ref.model.use_fused_kernels=True "
     found = words(tmp_path, "run.sh", VERL.replace("trainer.nnodes", more + "trainer.nnodes"))
     assert (found["lora"], found["sleep"], found["logits"]) == ("32:all-linear", "1", "fused")
+
+
+def test_what_verl_says_of_padding_and_of_its_engine(tmp_path: Path) -> None:
+    more = "actor_rollout_ref.model.use_remove_padding=False actor_rollout_ref.rollout.enforce_eager=True "
+    more += "actor_rollout_ref.actor.use_dynamic_bsz=False actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=4 "
+    more += "actor_rollout_ref.actor.ppo_mini_batch_size=32 actor_rollout_ref.rollout.max_num_batched_tokens=4096 "
+    found = words(tmp_path, "run.sh", VERL.replace("trainer.nnodes", more + "trainer.nnodes"))
+    assert (found["padded"], found["eager"], found["mini_batch"]) == (True, True, 256)
+    assert (found["micro_batch"], found["max_batched_tokens"]) == (4, 4096)
+
+
+def test_what_is_counted_as_verl_says_it_is_no_finding(tmp_path: Path) -> None:
+    more = "actor_rollout_ref.actor.ulysses_sequence_parallel_size=1 actor_rollout_ref.actor.fsdp_config.fsdp_size=-1 "
+    more += "actor_rollout_ref.ref.fsdp_config.param_offload=True actor_rollout_ref.rollout.max_model_len=3072 "
+    more += "critic.model.fsdp_config.param_offload=True "
+    path = tmp_path / "run.sh"
+
+    def findings(added: str) -> list[str]:
+        path.write_text(VERL.replace("trainer.nnodes", added + "trainer.nnodes"), encoding="utf-8")
+        return [finding.message for config in read_files([str(path)]) for finding in config.findings]
+
+    assert findings(more) == findings("")
+    assert len(findings(more.replace("=1 ", "=2 ").replace("3072", "8192"))) == len(findings("")) + 2
 
 
 OPENRLHF = """\

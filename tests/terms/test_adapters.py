@@ -418,6 +418,26 @@ def test_states_are_of_the_adapters_alone() -> None:
     assert found["frozen weights"] == 2 * model_count(MISTRAL).total
 
 
+def test_a_base_in_fp32_is_gathered_in_16_bits() -> None:
+    """FSDP keeps the shard in the dtype that it was given, and casts it for the gather (MixedPrecision.param_dtype)."""
+    words = {"framework": "fsdp1", "gpus": 2, "zero": 3, "precision": "bf16-mixed", "lora": "16:q,k,v,o"}
+    narrow, wide = (
+        {t.name: t.bytes for t in estimate(**words, settings={"strategy.frozen_fp32": value}).terms}
+        for value in ("false", "true")
+    )
+    assert wide["frozen weights"] == 2 * narrow["frozen weights"] == 2 * model_count(MISTRAL).total
+    assert {name for name in wide if wide[name] != narrow[name]} <= {"frozen weights", "cached and unused"}
+
+
+@pytest.mark.parametrize(
+    "words", [{"framework": "deepspeed"}, {"quantize": "nf4", "precision": "bf16-mixed"}, {"precision": "bf16"}]
+)
+def test_a_base_in_fp32_needs_fsdp_in_mixed_precision(words: dict[str, Any]) -> None:
+    job = {"framework": "fsdp2", "gpus": 2, "zero": 3, "precision": "bf16-mixed", "lora": "16:q,k,v,o"}
+    with pytest.raises(CombinationError, match="needs FSDP in mixed precision, over a base that is not quantized"):
+        estimate(**{**job, **words}, settings={"strategy.frozen_fp32": "true"})
+
+
 def test_quantised_base_is_sharded_and_its_scales_are_not() -> None:
     one, two = (
         {t.name: t.bytes for t in estimate(lora="16", quantize="nf4-dq", gpus=n, zero=3 if n > 1 else 0).terms}

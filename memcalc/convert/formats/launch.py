@@ -33,7 +33,7 @@ from memcalc.convert.shell import Script, read_script
 from memcalc.convert.shell_values import Token
 from memcalc.convert.slurm import OPTIONS, Option, Request, sbatch_options, seconds, variables
 from memcalc.convert.text import KeyPath, Span
-from memcalc.errors import FragmentError, InputError, MissingError, UnknownFormatError, shown
+from memcalc.errors import FragmentError, InputError, MissingError, UnknownFormatError, cut, shown
 from memcalc.frameworks import environment
 
 _DISTRIBUTED = ("torchrun", "accelerate", "deepspeed")
@@ -101,12 +101,12 @@ def _refuse_unknown_words(reader: ConfigReader) -> None:
     """Refuse arguments that hang on a variable which the script sets to one thing or another."""
     for reference in reader.references:
         for document in filter(None, (reference.document, reference.over)):
-            names = [str(key_path[0]) for key_path in document.unknown if str(key_path[0]).startswith("$")]
+            names = [" ".join(str(path[0]).split()) for path in document.unknown if str(path[0]).startswith("$")]
             if names:
                 raise MissingError(
-                    f"{document.path.name} hands {', '.join(names)} to its training, whose words only a run knows: "
-                    "give the script's arguments in a copy of it, as a line `set -- ARGUMENT …` at its top, or set "
-                    f"{names[0][1:]} in a line before it is used."
+                    f"{document.path.name} hands {cut(', '.join(names))} to its training, whose words only a run "
+                    "knows: give the script's arguments in a copy of it, as a line `set -- ARGUMENT …` at its top, or "
+                    f"set {cut(names[0][1:])} in a line before it is used."
                 )
 
 

@@ -6,10 +6,11 @@ model, engine, critic, ref and data; workers/config. What only another trainer t
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from memcalc.convert.config import Config, ConfigReader
+from memcalc.convert.config import Config, ConfigReader, split_key
 from memcalc.convert.document import Document
 from memcalc.convert.formats.base import Format, key_table
 from memcalc.errors import ObjectiveError, cut
@@ -24,8 +25,8 @@ _ESTIMATORS = {
 }  # fmt: skip
 """By its estimator of advantages an algorithm with the same roles: what sets them apart is arithmetic on the host."""
 _TRAINERS = {"fsdp": "fsdp1", "fsdp2": "fsdp2"}
-BUCKET, BATCHED = 2048, 8192
-"""Defaults of the bucket of a weight sync [MiB] and of the tokens of an engine's step, which are what is counted."""
+_BATCHED = 8192
+"""Tokens of an engine's step by default."""
 
 
 def read(document: Document) -> Config:
@@ -42,7 +43,7 @@ def read(document: Document) -> Config:
     _rollout(reader)
     _critic(reader)
     reader.harmless(*KEYS.harmless)
-    reader.not_counted(KEYS.not_counted)
+    reader.not_counted(KEYS.not_counted, _as_counted(reader))
     reader.not_modelled(KEYS.not_modelled)
     return reader.finish()
 
@@ -92,6 +93,28 @@ def _lengths(reader: ConfigReader) -> None:
     reader.set_integer("rl.response", "data.max_response_length", 512)
     reader.set_integer("rl.prompts", "data.train_batch_size", 1024)
     reader.set_integer("rl.samples", f"{_ROLLOUT}.n", 1)
+    key = f"{_ACTOR}.ppo_mini_batch_size"  # of prompts (trainer/ppo/ray_trainer.py)
+    prompts, samples = reader.integer(key, 256, low=1), reader.integer(f"{_ROLLOUT}.n", 1, low=1)
+    if prompts and samples and not {split_key(key), split_key(f"{_ROLLOUT}.n")} & reader.document.unknown.keys():
+        reader.set("rl.mini_batch", prompts * samples, key)
+
+
+def _longest(reader: ConfigReader) -> int:
+    """The longest prompt with the longest response [tokens]."""
+    return sum(reader.integer(f"data.max_{part}_length", 512) or 512 for part in ("prompt", "response"))
+
+
+def _as_counted(reader: ConfigReader) -> Iterator[str]:
+    """Keys with the value that is counted anyway: an engine's longest sequence, a critic that goes as the actor."""
+    if reader.integer(key := f"{_ROLLOUT}.max_model_len") == _longest(reader):
+        yield key
+    for part in ("param_offload", "optimizer_offload"):
+        actor = reader.flag(f"{_ACTOR}.fsdp_config.{part}")
+        yield from (key for key in _of_critic(part) if reader.flag(key) == actor)
+
+
+def _of_critic(part: str) -> tuple[str, str]:
+    return f"critic.model.fsdp_config.{part}", f"critic.fsdp.{part}"
 
 
 def _shared_length(reader: ConfigReader) -> int:
@@ -99,17 +122,22 @@ def _shared_length(reader: ConfigReader) -> int:
     keys = (f"{_ACTOR}.ulysses_sequence_parallel_size", f"{_ACTOR}.fsdp_config.ulysses_sequence_parallel_size")
     if all((reader.integer(key, 1) or 1) == 1 for key in keys):
         return 0
-    lengths = (reader.integer(f"data.max_{part}_length", 512) or 512 for part in ("prompt", "response"))
-    return sum(lengths)
+    return _longest(reader)
 
 
 def _batches(reader: ConfigReader) -> None:
     """Tokens of a micro-batch, or samples, which verl has no default for."""
+    padded = not reader.flag(key := f"{_MODEL}.use_remove_padding", True)
     if reader.flag(f"{_ACTOR}.use_dynamic_bsz"):
         budget = reader.integer(key := f"{_ACTOR}.ppo_max_token_len_per_gpu", 16384, low=1) or 16384
         reader.set("rl.micro_tokens", max(budget, _shared_length(reader)), key)
+        if padded:
+            says = "samples that fill the budget are padded to the longest length, and are counted without that"
+            reader.not_modelled({f"{_MODEL}.use_remove_padding": says}, unless=(True,))
         reader.harmless(f"{_ACTOR}.ppo_micro_batch_size_per_gpu", f"{_ACTOR}.ppo_micro_batch_size")
         return
+    if padded:
+        reader.set("rl.padded", True, key)
     each, total = f"{_ACTOR}.ppo_micro_batch_size_per_gpu", f"{_ACTOR}.ppo_micro_batch_size"
     if reader.integer(each, low=1) is not None:
         reader.set_integer("micro_batch", each)
@@ -166,6 +194,9 @@ def _rollout(reader: ConfigReader) -> None:
     key = f"{_ROLLOUT}.gpu_memory_utilization"
     reader.set("rl.utilization", reader.number(key, 0.5), key)
     reader.set_integer("rl.max_seqs", f"{_ROLLOUT}.max_num_seqs", 256)
+    reader.set_integer("rl.max_batched_tokens", f"{_ROLLOUT}.max_num_batched_tokens", _BATCHED)
+    if reader.flag(key := f"{_ROLLOUT}.enforce_eager"):
+        reader.set("rl.eager", True, key)
     sleeps = "1" if reader.integer(f"{_MODEL}.lora_rank", 0) else "2"
     key = f"{_ROLLOUT}.free_cache_engine"
     reader.set("rl.sleep", sleeps if reader.flag(key, True) else "0", key)
