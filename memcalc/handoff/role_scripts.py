@@ -124,11 +124,7 @@ def _verl_pairs(job: RlJob) -> dict[str, Any]:
         "trainer.n_gpus_per_node": each,
         "trainer.nnodes": hosts,
     }
-    if inputs.micro_tokens:
-        pairs |= {f"{actor}.use_dynamic_bsz": True, f"{actor}.ppo_max_token_len_per_gpu": inputs.micro_tokens}
-    else:
-        pairs[f"{actor}.ppo_micro_batch_size_per_gpu"] = inputs.micro_batch
-        pairs[f"{rollout}.log_prob_micro_batch_size_per_gpu"] = inputs.logprob_batch or inputs.micro_batch
+    pairs |= _verl_batches(job)
     if job.lora:
         rank, _, targets = str(training["lora"]).partition(":")
         if targets not in ("", "all-linear"):
@@ -142,6 +138,29 @@ def _verl_pairs(job: RlJob) -> dict[str, Any]:
     if training.get("precision") == "bf16":
         pairs[f"{actor}.fsdp_config.model_dtype"] = "bfloat16"
     return pairs | _verl_offload(str(training.get("offload", "none")))
+
+
+def _verl_batches(job: RlJob) -> dict[str, Any]:
+    """What a micro-batch and an engine's step hold."""
+    inputs = job.inputs
+    actor, rollout, policy = f"{_ROLES}.actor", f"{_ROLES}.rollout", f"{_ROLES}.model"
+    pairs: dict[str, Any] = {}
+    if inputs.mini_batch % max(1, inputs.samples):
+        raise CombinationError("mini-batch", inputs.mini_batch, "verl counts prompts: a multiple of --samples")
+    if inputs.mini_batch:
+        pairs[f"{actor}.ppo_mini_batch_size"] = inputs.mini_batch // max(1, inputs.samples)
+    if inputs.padded:
+        pairs[f"{policy}.use_remove_padding"] = False
+    if inputs.max_batched_tokens:
+        pairs[f"{rollout}.max_num_batched_tokens"] = inputs.max_batched_tokens
+    if inputs.eager:
+        pairs[f"{rollout}.enforce_eager"] = True
+    if inputs.micro_tokens:
+        pairs |= {f"{actor}.use_dynamic_bsz": True, f"{actor}.ppo_max_token_len_per_gpu": inputs.micro_tokens}
+    else:
+        pairs[f"{actor}.ppo_micro_batch_size_per_gpu"] = inputs.micro_batch
+        pairs[f"{rollout}.log_prob_micro_batch_size_per_gpu"] = inputs.logprob_batch or inputs.micro_batch
+    return pairs
 
 
 def _verl_offload(offload: str) -> dict[str, Any]:
@@ -167,6 +186,8 @@ def _trl(job: RlJob) -> list[str]:
         raise CombinationError("write", "trl", "TRL's trainers have one micro-batch, of samples")
     if job.trainer not in ("deepspeed", "ddp", "hf"):
         raise CombinationError("trainer", job.trainer, "TRL's settings are written for deepspeed, ddp and hf")
+    if inputs.mini_batch or inputs.max_batched_tokens or inputs.eager:
+        raise CombinationError("write", "trl", "it has no mini-batch, and sets its engine's step and graphs itself")
     if job.parks or inputs.entropy or inputs.engine.partition("@")[0] != "vllm":
         raise CombinationError("write", "trl", "TRL parks nothing, keeps no entropy, and generates by vllm")
     for name, values, says in (
