@@ -324,8 +324,8 @@ def each_run() -> str:
         if answer is not None:
             most = max(phase.allocated for phase in answer.phases)
             binding = f"{answer.binding}, {most / GIB:.1f} of {answer.capacity / GIB:.1f}"
-            _, _, mean = answer.reason.partition("their mean is at most ")
-            binding += f"; fits up to a mean of {mean} tokens" if mean else ""
+            mean = answer.longest_mean
+            binding += f"; fits up to a mean of {mean:,} tokens" if mean is not None else ""
         said = run.explained or run.comment
         lines.append(f"| {run.id} | {job} | {run.outcome} | {run.verdict} | {binding} | {said} | {run.source} |")
     return "\n".join([*lines, ""])

@@ -34,8 +34,7 @@ def answered(
     verdict, reason = judged(cast, phases, chip.memory_bytes)
     mean = longest_mean(job, figures, chip.memory_bytes) if verdict == "does-not-fit" else 0
     if mean:
-        limit = f"it fits while their mean is at most {mean:,}"
-        verdict, reason = "tight", f"{reason} if all samples have {job.length:,} tokens; {limit}"
+        verdict, reason = "tight", f"{reason} where all samples have {job.length:,} tokens"
     host = catalog.node(job.node, job.dirs) if job.node else catalog.node_for(chip, job.dirs)
     binding = max(phases, key=lambda phase: phase.allocated)
     record = record_of(job, options)
@@ -56,6 +55,7 @@ def answered(
         host_capacity=host.host_memory_bytes,
         verdict=verdict,
         reason=reason,
+        longest_mean=mean or None,
         edit=_edit(job, figures) if advice and (mean or verdict == "does-not-fit") else None,
         warnings=tuple(_warnings(cast, needed, host.host_memory_bytes)),
         assumptions=assumptions,

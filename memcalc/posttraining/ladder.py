@@ -13,7 +13,7 @@ from memcalc.posttraining.answer import edits_of
 from memcalc.posttraining.figures import Figures
 from memcalc.posttraining.steps import PLACES, State, fields_between, state_of, step_of, step_samples
 from memcalc.posttraining.words import read_words
-from memcalc.results.rl_steps import RlLadder, RlStep
+from memcalc.results.rl_steps import RlFigures, RlLadder, RlStep
 from memcalc.specs.job import render
 from memcalc.specs.posttraining import RL_OPTIONS, RL_WORDS, TRAINING
 
@@ -104,7 +104,7 @@ class Run:
     @property
     def fits(self) -> bool:
         """Whether the job does as it is now."""
-        return self.states[-1].figures.verdict != "does-not-fit"
+        return _fits(self.states[-1].figures)
 
     def take(self, text: str, change: dict[str, Any], *, required: bool) -> None:
         """Add a stage; one of the usual ones that changes nothing, or is not possible, is none."""
@@ -158,6 +158,11 @@ def savings(state: State) -> Iterator[tuple[str, dict[str, Any]]]:
         yield f"lora={ADAPTERS}", {"lora": ADAPTERS}
 
 
+def _fits(figures: RlFigures) -> bool:
+    """Whether a state does, samples of the longest length too."""
+    return figures.verdict != "does-not-fit" and figures.allocated <= figures.capacity
+
+
 def _answer(run: Run, query: dict[str, Any]) -> RlLadder:
     start, last = run.states[0], run.states[-1]
     job = start.answer.job
@@ -170,7 +175,7 @@ def _answer(run: Run, query: dict[str, Any]) -> RlLadder:
         framework=start.answer.framework,
         samples=run.samples,
         steps=tuple(run.steps),
-        first=next((at for at, step in enumerate(run.steps) if step.after.verdict != "does-not-fit"), None),
+        first=next((at for at, step in enumerate(run.steps) if _fits(step.after)), None),
         left_out=tuple(f"{text}: {reason}" for text, reason in run.left_out.items()),
         warnings=last.answer.warnings,
         assumptions=start.answer.assumptions,

@@ -65,6 +65,7 @@ def summary(result: Rl) -> str:
         f"per GPU ({hardware.gpus} × {hardware.gpu}), most in {result.binding}"
     )
     line = f"{line}; {result.reason}" if result.reason else line
+    line = f"{line}; fits up to a mean of {result.longest_mean:,}" if result.longest_mean is not None else line
     return f"{line}; fits with {result.edit.change}" if result.edit is not None else line
 
 
@@ -74,6 +75,8 @@ def head_of(result: Rl) -> Iterator[Line]:
     binding = next(phase for phase in result.phases if phase.name == result.binding)
     text = f"{result.binding} holds most, {gib(binding.allocated, 1)} of {gib(result.capacity, 1)} GiB"
     says = result.reason if result.verdict == "does-not-fit" else text
+    if result.longest_mean is not None:
+        says = f"fits while samples have at most {result.longest_mean:,} tokens on average"
     yield Line(f"{verdict} · {says}", "verdict", MOODS[result.verdict])
     hardware = result.hardware
     subject = f"{result.algorithm} of {result.model.name} ({format_count(result.model.parameters)} parameters)"

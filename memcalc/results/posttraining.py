@@ -103,6 +103,8 @@ class Rl(Answer):
     """``tight`` where a measured run of twenty would not have fitted."""
     reason: str
     """Why it does not fit; empty where it does."""
+    longest_mean: int | None
+    """Mean length of samples up to which it fits where all of the longest do not [tokens]; ``None`` elsewhere."""
     edit: RlEdit | None
     """The first change, of those that cost least, with which it fits; ``None`` where it fits, or where none does."""
     limit: RlLimit | None = None

@@ -52,8 +52,8 @@ def test_unpadded_runs_fit_up_to_the_lengths_that_one_data_set_has() -> None:
     means = {}
     for run in runs():
         answer = ran_answer(run.id)
-        if run.told.get("lora") and answer is not None and "mean" in answer.reason:
-            means[run.id] = int(answer.reason.rsplit(" ", 1)[1].replace(",", ""))
+        if run.told.get("lora") and answer is not None and answer.longest_mean is not None:
+            means[run.id] = answer.longest_mean
     assert len(means) == 9
     assert 250 <= min(means.values()) <= max(means.values()) <= 670
     assert means["rl134-101"] == means["rl134-100"]  # the one that ran out, and the one that did not
@@ -177,7 +177,8 @@ def test_what_only_the_longest_samples_exceed_is_tight() -> None:
     words = {**GRPO, "micro_tokens": None, "micro_batch": 16, "gpus": 2, "park": "params,optimizer"}
     answer = rl(words)
     assert answer.verdict == "tight"
-    mean = int(answer.reason.rsplit(" ", 1)[1].replace(",", ""))
+    mean = answer.longest_mean
+    assert mean is not None
     assert rl(words, mean_length=mean).verdict == "tight"
     assert rl(words, mean_length=mean + 16).verdict == "does-not-fit"
     assert phase(rl(words, mean_length=1000), "update").roles["logits"] == 3 * 16_000 * 152064 * 2
