@@ -21,7 +21,9 @@ Precision = Literal["fp32", "fp16-mixed", "bf16-mixed", "fp16-autocast", "bf16-a
 MomentType = Literal["fp32", "bf16", "fp16", "fp8"]
 Optimizer = Literal[
     "adamw", "adamw-8bit", "paged-adamw", "paged-adamw-8bit", "adafactor", "lion", "lion-8bit", "sgd", "sgd-momentum",
-    "muon", "soap", "galore-adamw",
+    "muon",
+    "soap",
+    "galore-adamw",
 ]  # fmt: skip
 OptimizerImpl = Literal["fused", "foreach", "loop"]
 Schedule = Literal[
@@ -324,8 +326,7 @@ class Strategy(Frozen):
     ] = 128
     frozen_fp32: Annotated[bool, Option("Frozen weights stay in fp32 under FSDP.", needs_lora=True)] = False
     prepare_kbit: Annotated[
-        bool,
-        Option("Norms are cast to fp32 over a quantized base, and with them the residual stream (PEFT, TRL).",
+        bool, Option("Norms are cast to fp32 over a quantized base, and with them the residual stream (PEFT, TRL).",
             needs_lora=True),
     ] = False
     sgd_weight_decay: Annotated[
