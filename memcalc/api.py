@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from memcalc import calibrations, catalog
@@ -247,9 +248,8 @@ def largest(
         specs = limits.candidates(search, family, ask.dirs)
         if not options.get("image_size"):  # without it, those of which it must be known are left out
             specs = [spec for spec in specs if spec.images is None or not spec.images.depends_on_size] or specs
-        narrowed = {"search": search, "family": family}
-        pairs = [ask.of(spec, gpu, positive(step, "step"), **narrowed) for spec in specs]
-        return limits.max_model(pairs, ask.gpus(pairs[0][0]), on_progress)
+        of = partial(ask.of, gpu=gpu, step=positive(step, "step"), search=search, family=family)
+        return limits.max_model([partial(of, spec) for spec in specs], ask.gpus, on_progress)
     if model is None:
         raise MissingError("the largest of what? give --model.")
     job, query = ask.of(model, gpu, positive(step, "step"))

@@ -170,7 +170,7 @@ def _verl_offload(offload: str) -> dict[str, Any]:
 
 def _named(job: RlJob) -> str:
     """The model by its name on the Hub, where that is known."""
-    return hub_named(job.model, load_model(job.model, job.dirs).name)
+    return hub_named(job.model, load_model(job.model, job.dirs))
 
 
 # ---------------------------------------------------------------- TRL

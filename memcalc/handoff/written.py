@@ -12,6 +12,7 @@ from memcalc.api import load_model
 from memcalc.convert.document import parse_document
 from memcalc.convert.formats import FORMATS_OF, Format, get_format, render_config
 from memcalc.convert.formats.base import WRITABLE
+from memcalc.convert.formats.transformers_model import hub_name
 from memcalc.convert.job import ConfigJob
 from memcalc.errors import CombinationError, UnknownNameError
 from memcalc.frameworks import habits_of
@@ -29,6 +30,8 @@ PROGRAMS = {"megatron": "pretrain_gpt.py"}
 """Programs that are started with flags."""
 SCRIPT = "train.py"
 """The training script beside arguments of the Trainer."""
+LOADING = {"trainer", "axolotl"}
+"""Formats whose files say which weights are loaded."""
 _LINES = {
     "deepspeed": f"deepspeed {{hosts}}--num_gpus {{gpus}} {SCRIPT} {{arguments}}",
     "accelerate": f"accelerate launch --config_file {{file}} {{machines}}{SCRIPT} {{arguments}}",
@@ -133,7 +136,8 @@ def written(plan: Plan | Estimate, to: str, path: Path | None, dirs: tuple[str, 
     check, runs = check_command(form, _files(form, job, target), plan.job, estimate, dirs)
     files = _files(form, replace(job, check=check), target)
     line = launch(to, job, target, several=len(files) > 1)
-    return Exported(files, line, check, tuple(_moved(plan, estimate, runs, form.title)), to)
+    notes = (*_moved(plan, estimate, runs, form.title), *_unnamed(form, job))
+    return Exported(files, line, check, notes, to)
 
 
 def formats_of(framework: str) -> tuple[str, ...]:
@@ -195,6 +199,13 @@ def _named(form: Format, target: Path, text: str) -> Iterator[str]:
     for other in form.read(parse_document(target, text, form.kind)).references:
         if other.format in WRITABLE and other.path and Path(other.path).name == other.path:
             yield other.format
+
+
+def _unnamed(form: Format, job: ConfigJob) -> Iterator[str]:
+    """Yield a sentence where the files name a model that the Hub has under a name which is not known."""
+    name = hub_name(job)
+    if {form.name, *form.beside} & LOADING and "/" not in name and not name.endswith((".json", ".toml")):
+        yield f"the Hub's name of {name} is not known: write it in its place, or plan with --model OWNER/NAME."
 
 
 def _moved(plan: Plan | Estimate, estimate: Estimate, runs: Estimate, title: str) -> Iterator[str]:

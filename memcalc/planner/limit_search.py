@@ -82,6 +82,8 @@ class LimitSearch:
     def __init__(self, job: LimitJob, question: LimitQuestion, grids: Sequence[Grid]) -> None:
         self.job, self.question = job, question
         self.grids = list(grids)
+        self.resident = [replace(grid, offloads=((),)) for grid in grids if () in grid.offloads]
+        """What stays on the GPU, of which a search for the last value that fits may leave nothing."""
         self.replays = SimulationCache(job)
         self.searched = 0
         self.failed: dict[LimitCandidate, int] = {}
@@ -225,23 +227,33 @@ class LimitSearch:
         return replace(moved, global_batch=sequences or follows, origin=None)
 
     def _fastest(self, index: int, known: LimitCandidate) -> LimitCandidate:
-        return fastest(self.job, self.replays, self._evaluated(self.grids, [index])) or known
+        candidate = fastest(self.job, self.replays, self._evaluated(self.grids, [index])) or known
+        if not candidate.offload or not self.resident:
+            return candidate
+        return fastest(self.job, self.replays, self._evaluated(self.resident, [index]), closed=False) or candidate
 
 
 def _holds(grid: Grid, candidate: LimitCandidate) -> bool:
     return candidate.precision in grid.precisions and candidate.layout in grid.layouts
 
 
-def fastest(job: LimitJob, replays: SimulationCache, parts: Sequence[Chunk]) -> LimitCandidate | None:
-    """The fastest strategy that fits by the closed form and by a replay, tight ones last."""
-    candidates: list[tuple[bool, float, LimitCandidate]] = []
+def fastest(
+    job: LimitJob, replays: SimulationCache, parts: Sequence[Chunk], *, closed: bool = True
+) -> LimitCandidate | None:
+    """The fastest that fits by a replay, of those that fit by the closed form, or that no lower bound rules out.
+
+    Tight ones come last, and before them what is offloaded, as in a plan.
+    """
+    candidates: list[tuple[bool, bool, float, LimitCandidate]] = []
     for part in parts:
-        fits, safe = (part.fitting(safe=only, closed=True) for only in (job.safe, True))
+        fits, safe = (part.fitting(safe=only, closed=closed) for only in (job.safe, True))
         speeds = part.speeds(job.gpu, job.node)
         places = np.argwhere(fits)
-        order = np.lexsort((-speeds[fits], ~safe[fits]))[: TRIED + 1]
+        moved = np.array([bool(items) for items in part.grid.offloads])[places[:, 5]]
+        order = np.lexsort((-speeds[fits], moved, ~safe[fits]))[: TRIED + 1]
         for index in places[order].tolist():
             at = tuple(index)
-            candidates.append((not safe[at], -float(speeds[at]), part.candidate(index)))
-    candidates.sort(key=lambda entry: entry[:2])
-    return next((candidate for _, _, candidate in candidates[: TRIED + 1] if replays.fits(candidate)), None)
+            candidate = part.candidate(index)
+            candidates.append((not safe[at], bool(candidate.offload), -float(speeds[at]), candidate))
+    candidates.sort(key=lambda entry: entry[:3])
+    return next((entry[-1] for entry in candidates[: TRIED + 1] if replays.fits(entry[-1])), None)

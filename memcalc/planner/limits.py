@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from bisect import bisect_left
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -239,41 +240,67 @@ def counts_up_to(most: int, node_gpus: int, *, any_count: bool) -> list[int]:
     return [n for n in [*within, *range(node_gpus, most + 1, node_gpus)] if n <= most]
 
 
-def max_model(jobs: Sequence[tuple[LimitJob, LimitQuery]], gpus: int, listener: Listener | None = None) -> Inverse:
-    """The model with most parameters that fits; ``jobs`` come with the largest first.
+def max_model(
+    questions: Sequence[Callable[[], tuple[LimitJob, LimitQuery]]],
+    gpus_of: Callable[[LimitJob], int],
+    listener: Listener | None = None,
+) -> Inverse:
+    """The model with most parameters that fits; ``questions`` has the job of each, with the largest first.
 
-    ``listener`` is told of each model that is begun.
+    ``listener`` is told of each model that is begun. Models for which the options are refused are left out and counted.
     """
-    missed: list[tuple[LimitJob, Tried, list[Grid]]] = []
+    started = time.perf_counter()
+    missed: list[tuple[LimitJob, LimitQuery, Tried]] = []
+    refused: list[InputError] = []
     searched = replayed = 0
     result: tuple[LimitJob, LimitQuery, SimulatedLimit] | None = None
-    for index, (job, query) in enumerate(jobs):
+    for index, ask in enumerate(questions):
         if listener is not None:
-            listener(index, len(jobs))
+            listener(index, len(questions))
         try:
-            seq_len = defaults.sequence_length(job.request, job.model)
-            grids = job.open([gpus], seq_len)
-        except CombinationError:
+            job, query = ask()
+            tried = _tried(job, gpus_of(job))
+        except InputError as error:
+            refused.append(error)
             continue
-        tried = Tried(job, grids, seq_len)
-        if grids and states_fit(job, grids, smallest_batches(job)[0], seq_len):
-            known = tried.first(tried.parts(smallest_batches(job)))
+        known = None if tried is None else _first(tried)
+        if tried is not None:
             searched, replayed = searched + tried.searched, replayed + len(tried.replays.known)
-            if known is not None:
-                result = job, query, tried.best(known)
-                break
-        if grids:
-            missed.append((job, tried, grids))
+        if tried is not None and known is not None:
+            result = job, query, tried.best(known)
+            break
+        if tried is not None:
+            missed.append((job, query, tried))
     if result is None and not missed:
-        raise CombinationError("max", "model", "no model is possible with these options")
-    beyond = tuple(miss for job, tried, _ in missed[-LISTED:][::-1] if (miss := _missed(job, tried)))
-    job, query = result[:2] if result else (missed[-1][0], jobs[-1][1])
-    query = replace(query, started=jobs[0][1].started)
+        raise refused[0] if refused else CombinationError("max", "model", "no model is possible with these options")
+    beyond = tuple(miss for job, _, tried in missed[-LISTED:][::-1] if (miss := _missed(job, tried)))
+    job, query = result[:2] if result else missed[-1][:2]
+    query = replace(query, started=started)
     fit = fit_of(job, result[2], job.model.name, query.base) if result else None
     return answer_of(
-        job, query, fit, beyond, gpus=gpus, outside="" if beyond else "no larger preset matches",
-        searched=searched, replayed=replayed,
+        job, query, fit, beyond, gpus=gpus_of(job), outside="" if beyond else "no larger preset matches",
+        searched=searched, replayed=replayed, warnings=_left_out(refused),
     )  # fmt: skip
+
+
+def _tried(job: LimitJob, gpus: int) -> Tried | None:
+    """What is open for one model; None where no layout is possible."""
+    seq_len = defaults.sequence_length(job.request, job.model)
+    grids = job.open([gpus], seq_len)
+    return Tried(job, grids, seq_len) if grids else None
+
+
+def _first(tried: Tried) -> SimulatedLimit | None:
+    """A strategy of one model that fits, at the micro-batches that need least."""
+    batches = smallest_batches(tried.job)
+    fits = states_fit(tried.job, list(tried.grids), batches[0], tried.seq_len)
+    return tried.first(tried.parts(batches)) if fits else None
+
+
+def _left_out(refused: Sequence[InputError]) -> tuple[str, ...]:
+    """The sentence on models for which the options are refused."""
+    few = len(refused)
+    return (f"{few} larger model{'s' * (few > 1)} left out, for which this is refused: {refused[0]}",) if few else ()
 
 
 def _missed(job: LimitJob, tried: Tried) -> Miss | None:

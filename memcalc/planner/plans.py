@@ -125,10 +125,10 @@ def _advice(
 ) -> Iterator[Nearest]:
     """What else can be done: where nothing fits, where nothing does without offload, and where what does is tight.
 
-    Other frameworks are looked at where a search beyond this one's is ``spared``.
+    Other frameworks are looked at where none is named, or a search beyond this one's is ``spared``.
     """
     if not plans:
-        return nearest(job, gpus, record, elsewhere=spared > 0)
+        return nearest(job, gpus, record, elsewhere=spared > 0 or "framework" not in job.request.given)
     if several and several.resident:
         return instead_of_tight(job, record, plans)
     return chain(instead_of_offload(job, record, plans), instead_of_tight(job, record, plans))

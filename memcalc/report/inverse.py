@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 from memcalc.report import plan_words as say
 from memcalc.report.estimate import MOODS, briefly, warned
@@ -67,15 +68,24 @@ def _next(result: Inverse) -> Iterator[Block]:
 
 
 def _where_else(result: Inverse) -> Code:
-    """Return what to ask where nothing fits: on more GPUs."""
+    """Return what to ask where nothing fits: tight ones, more GPUs, and at last which changes would fit."""
     if result.what in {"seq-len", "micro-batch"}:
         return Code("Next, the fewest GPUs that fit", fewest_line(result.job))
     counts = [miss.value for miss in result.beyond if isinstance(miss.value, int)]
     if result.what != "gpus" or not counts:
         return Code("Reproduce with", result.command)
-    most = _FURTHER * max(counts)
-    further = result.job.model_copy(update={"query": {**result.job.query, "up_to": most}})
-    return Code(f"Next, up to {most:,} GPUs", command_line(further))
+    query, most = result.job.query, max(counts)
+    if any(miss.verdict == "tight" for miss in result.beyond):
+        return Code("Next, tight ones too", _asked(result, {**query, "tight": True}))
+    if query.get("up_to") is None:
+        return Code(f"Next, up to {_FURTHER * most:,} GPUs", _asked(result, {**query, "up_to": _FURTHER * most}))
+    options = {**result.job.options, "gpus": most}
+    job = result.job.model_copy(update={"what": "", "options": options, "query": {}})
+    return Code("Next, what would make it fit", command_line(job, "plan"))
+
+
+def _asked(result: Inverse, query: dict[str, Any]) -> str:
+    return command_line(result.job.model_copy(update={"query": query}))
 
 
 def short_command(result: Inverse, best: Fit) -> str:

@@ -30,7 +30,7 @@ from memcalc.report.tables import (
     said,
     trimmed,
 )
-from memcalc.results.plans import UNMEASURED_OFFLOAD, Plan, Plans
+from memcalc.results.plans import UNMEASURED_OFFLOAD, Nearest, Plan, Plans
 from memcalc.specs.job import command_line
 from memcalc.units import format_count, format_seconds, signed
 
@@ -287,7 +287,8 @@ def _offloads(result: Plans) -> Iterator[Line]:
     if len(offloaded) == len(result.plans):
         names = "all plans"
     elif len({plan.gpus for plan in result.plans}) > 1:
-        names = "on " + _listed(str(plan.gpus) for plan in sorted(offloaded, key=lambda plan: plan.gpus)) + " GPUs"
+        counts = sorted(plan.gpus for plan in offloaded)
+        names = f"on {_listed(map(str, counts))} GPU{'s' * (counts != [1])}"
     else:
         names = _listed(f"#{plan.rank}" for plan in offloaded)
     unchecked = any(UNMEASURED_OFFLOAD in warning for warning in result.warnings)
@@ -325,14 +326,29 @@ def _next(result: Plans, shown: int, *, written: bool) -> Iterator[Block]:
         return
     first = result.plans[0]
     if len({plan.gpus for plan in result.plans}) > 1:
-        yield Code(f"Next, all plans for {first.gpus} GPUs", command_line(result.job.with_options(gpus=first.gpus)))
+        count = f"{first.gpus} GPU{'s' * (first.gpus > 1)}"
+        yield Code(f"Next, all plans for {count}", command_line(result.job.with_options(gpus=first.gpus)))
     elif is_recorded(Path(result.job.model or "")):  # trains with its own code, so that no plan of it is saved
         yield Code("Next, #1 as an estimate", first.command)
+    elif better := _without_offload(result):
+        yield Code("Next, no slower and without offload", better.command)
     elif not written:
         yield said("Next", "add --save plan.json to save #1 with plans to fall back on")
     more = ", more" * (len(result.plans) > shown)
     details = f" · -v: peak, MFU{more}" if len({plan.gpus for plan in result.plans}) == 1 else ""
     yield Line(f"{_tried(result)} · --all: full ranking{details}", "faint")
+
+
+def _without_offload(result: Plans) -> Nearest | None:
+    """Return a change that trains alike on the same GPUs and needs no offload, where it is no slower than #1."""
+    first = result.plans[0]
+    if not first.strategy.offload:
+        return None
+    alike = (item for item in result.nearest if item.group == "same training" and item.verdict == "fits")
+    resident = (item for item in alike if not item.host_memory and "--gpus" not in item.change)
+    return next(
+        (item for item in resident if item.tokens_per_second_per_gpu >= first.time.tokens_per_second_per_gpu), None
+    )
 
 
 def _foot(result: Plans) -> Iterator[Block]:

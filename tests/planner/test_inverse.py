@@ -230,6 +230,44 @@ def test_the_largest_model_as_a_loop_of_plans_finds_it() -> None:
     assert all(miss.missing > 0 for miss in found.beyond)
 
 
+def test_models_for_which_an_option_is_refused_are_left_out_of_the_largest() -> None:
+    """The kernel of Mamba-2 reads a weight itself, which then has no nf4: that leaves out most of the Nemotrons."""
+    words: dict[str, Any] = {"gpu": "a100-80g", "gpus": 1, "lora": 16, "quantize": "nf4", "offload": "none"}
+    found = memcalc.largest("model", **words, search="nemotron")
+    assert found.answer == "nemotron-mini-4b"
+    (said,) = (text for text in found.warnings if "left out" in text)
+    assert "Mamba-2" in said
+
+
+def test_the_answer_is_offloaded_only_where_no_other_strategy_reaches_it() -> None:
+    """Two sequences fit on a T4 as they are (`--offload none` says so), and offload makes them no faster."""
+    words: dict[str, Any] = {"model": "llama-3.1-8b", "gpu": "t4", "gpus": 1, "lora": 16, "quantize": "nf4"}
+    found = memcalc.largest("micro-batch", **words, seq_len=1024)
+    kept = memcalc.largest("micro-batch", **words, seq_len=1024, offload="none")
+    assert found.answer == kept.answer
+    assert found.best is not None
+    assert not found.best.strategy.offload
+
+
+@pytest.mark.parametrize(
+    ("more", "line"),
+    [
+        ([], "memcalc min gpus --model llama-3.1-8b --gpu t4 --lora usual --quantize nf4 --tight"),
+        (["--seq-len", "64k"], "--seq-len 64k --lora usual --quantize nf4 --up-to 256"),
+        (["--seq-len", "64k", "--up-to", "8"], "memcalc plan --model llama-3.1-8b --gpu t4 --seq-len 64k --lora usual"),
+    ],
+)
+def test_where_no_number_of_gpus_suffices_the_next_line_is_another_question(more: list[str], line: str) -> None:
+    words = ["min", "gpus", "--model", "llama-3.1-8b", "--gpu", "t4", "--lora", "--quantize", "nf4", *more]
+    screen = RUN.invoke(app, words, env={"COLUMNS": "200"}).output
+    assert line in " ".join(screen.split())
+
+
+def test_an_option_that_is_refused_for_every_model_is_refused() -> None:
+    with pytest.raises(InputError, match="a quantized base needs"):
+        memcalc.largest("model", gpu="a100-80g", gpus=1, search="qwen2.5", quantize="nf4", precision="fp32")
+
+
 LENGTHS = (1, 7, 127, 128, 129, 500, 1023, 1024, 2048, 4095, 4096, 4097, 10_007)
 
 

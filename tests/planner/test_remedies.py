@@ -6,8 +6,11 @@ from itertools import pairwise
 from typing import Any, get_args
 
 import pytest
+from command_lines import keywords
+from typer.testing import CliRunner
 
 import memcalc
+from memcalc.cli.app import app
 from memcalc.results.plans import Nearest, RemedyGroup
 
 JOB: dict[str, Any] = {"model": "gpt2-xl", "gpu": "v100-16g", "gpus": 1, "seq_len": 1024, "offload": "none"}
@@ -88,6 +91,30 @@ def test_experts_on_many_nodes_are_led_to_expert_parallelism() -> None:
     assert (other.change, other.verdict) == ("--framework megatron", "fits")
     assert other.tokens_per_second_per_gpu > 2 * result.plans[0].time.tokens_per_second_per_gpu
     assert not [answer for answer in memcalc.plan(**job, framework="fsdp2").nearest if answer.group == other.group]
+
+
+def test_a_long_context_is_led_to_a_framework_that_cuts_the_sequence() -> None:
+    """Llama 3.1 itself was taught 131,072 tokens with context parallelism (16); FSDP 2 alone has none."""
+    job = {"model": "llama-3.1-8b", "gpu": "h100", "gpus": 16, "seq_len": "128k", "global_batch": "4M tokens"}
+    result = memcalc.plan(**job)
+    assert not result.plans
+    first = result.nearest[0]
+    assert (first.group, first.verdict) == ("another framework", "fits")
+    assert first.job is not None
+    plan = memcalc.plan(**first.job.keywords(), top=1).plans[0]
+    assert plan.verdict == "fits"
+    assert plan.strategy.cp > 1
+    assert not [answer for answer in memcalc.plan(**job, framework="fsdp2").nearest if answer.group == first.group]
+
+
+def test_offload_is_not_the_last_word_where_a_switch_makes_it_needless() -> None:
+    """A fused AdamW makes no copies of the states, so eight cards of 192 GB hold 16 bytes a parameter of 70B."""
+    words = ["plan", "--model", "llama-3.1-70b", "--gpu", "mi300x", "--gpus", "8"]
+    screen = " ".join(CliRunner().invoke(app, words, env={"COLUMNS": "200"}).output.split())
+    assert "Next, no slower and without offload" in screen
+    line = screen.split("without offload: ")[1].split(" 426 of")[0]
+    assert line == "memcalc plan --model llama-3.1-70b --gpu mi300x --gpus 8 --offload none --optimizer-impl fused"
+    assert memcalc.plan(**keywords(line)).plans[0].verdict == "fits"
 
 
 def test_a_plan_that_fits_has_no_remedies() -> None:

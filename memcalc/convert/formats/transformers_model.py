@@ -7,6 +7,7 @@ from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
 from memcalc.catalog import read_toml
+from memcalc.preset_names import key
 
 if TYPE_CHECKING:
     from memcalc.convert.job import ConfigJob
@@ -15,14 +16,20 @@ if TYPE_CHECKING:
 
 def hub_name(job: ConfigJob) -> str:
     """The name by which the Hub has a preset, where it is known; else the model as the user named it, as a path is."""
-    return hub_named(job.model, job.model if job.spec is None else job.spec.name)
+    return hub_named(job.model, job.spec)
 
 
-def hub_named(model: str, preset: str) -> str:
-    """The same of a model as the user named it, and the preset that it is."""
+def hub_named(model: str, spec: Model | None) -> str:
+    """The same of a model as the user named it, and the model whose sizes it has.
+
+    Another name than the preset's own and its aliases may be that of other weights (-Instruct, -Coder).
+    """
     names: dict[str, str] = read_toml(files("memcalc.convert.formats") / "hub.toml")["names"]
     is_path = "/" in model or model.endswith((".json", ".toml"))
-    return model if is_path else names.get(preset, model)
+    exact = names.get(key(model))
+    if is_path or exact is not None or spec is None:
+        return exact or model
+    return names.get(spec.name, model) if key(model) in {spec.name, *spec.aliases} else model
 
 
 def sizes(spec: Model) -> dict[str, Any]:
