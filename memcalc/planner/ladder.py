@@ -31,6 +31,8 @@ SIXTEEN_BIT = "16-bit"
 """As a precision in a stage: that of the reading."""
 STAGES = (f"precision={SIXTEEN_BIT}", "recompute=full")
 """The usual ladder: 16 bits, whole blocks computed again, and at last what the framework can move to host memory."""
+SHARDED = 3
+"""The ZeRO stage that divides all states over the ranks."""
 KNOWN = (*(word for word in WORDS if word != "calibration"), *FIELDS)
 """What a stage may change."""
 AS_ESTIMATED = tuple(LadderStage.model_fields.keys() & Estimate.model_fields.keys() - {"saved", "job", "time"})
@@ -107,6 +109,10 @@ class LadderRun:
 def ladder_of(resolve: Resolve, options: Words, wanted: LadderOptions) -> Ladder:
     """The stages of a job under each reading."""
     job, record = resolve(options)
+    sharded = {"zero": SHARDED} if _is_unsharded(job, wanted) else {}
+    if sharded:
+        options = {**options, **sharded}
+        job, record = resolve(options)
     changes = _changes(wanted, options, job)
     record = with_query(record, "ladder", recipe=wanted.recipe, reading=wanted.mode, stages=wanted.stages or None)
     base = _assumed(job)
@@ -128,10 +134,19 @@ def ladder_of(resolve: Resolve, options: Words, wanted: LadderOptions) -> Ladder
         recipe=wanted.recipe,
         readings=tuple(_reading(climb) for climb in climbs),
         left_out=tuple(reasons),
-        assumptions=_shared(base, climbs),
+        assumptions=_shared(base, climbs) | {name: str(stage) for name, stage in sharded.items()},
         job=record,
         command=command_line(record),
     )
+
+
+def _is_unsharded(job: PlanJob, wanted: LadderOptions) -> bool:
+    """Whether ranks share nothing by default, where nobody says so and the framework shards when it is told to."""
+    if "zero" in job.request.given or any("zero=" in text for text in wanted.stages):
+        return False
+    stages = defaults.zero_stages(job.request, defaults.habits_for(rq.Request({**job.request.given}))[1])
+    ranks = max(int(job.request.given.get("gpus", 1)), prod(job.request.given.get(name, 1) for name in RANK_DEGREES))
+    return ranks > 1 and stages[:1] == (0,) and SHARDED in stages
 
 
 def parse_stage(text: str) -> dict[str, Any]:

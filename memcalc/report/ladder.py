@@ -28,6 +28,7 @@ from memcalc.report.tables import (
 from memcalc.results.estimates import StepTime
 from memcalc.results.ladder import Ladder, LadderReading, LadderStage
 from memcalc.results.names import phase_name
+from memcalc.specs.job import command_line
 from memcalc.units import format_count
 
 NAMES = {
@@ -84,8 +85,15 @@ def _screen(result: Ladder) -> Iterator[Block]:
     yield from warned(briefly(note for note, names in _warnings(result).items() if NAMES[mode.name] in names))
     stated = {"framework", "seq_len", "optimizer_impl", "loss", "kernels"}
     yield from assumed({name: text for name, text in result.assumptions.items() if name not in stated})
+    yield from _next(result)
     sizes = "saved" if "host" in hidden else "saved, host"
     yield Line(f"{sizes} in GiB; speed × the stage before · -v: all readings, components", "faint")
+
+
+def _next(result: Ladder) -> Iterator[Block]:
+    """Yield, where no stage fits, the line that searches what no usual stage changes, such as layouts."""
+    if all(mode.first is None for mode in result.readings):
+        yield Code("Next, what would fit", command_line(result.job.model_copy(update={"query": {}}), "plan"))
 
 
 def _mood(mode: LadderReading) -> str:

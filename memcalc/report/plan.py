@@ -346,9 +346,8 @@ def _without_offload(result: Plans) -> Nearest | None:
         return None
     alike = (item for item in result.nearest if item.group == "same training" and item.verdict == "fits")
     resident = (item for item in alike if not item.host_memory and "--gpus" not in item.change)
-    return next(
-        (item for item in resident if item.tokens_per_second_per_gpu >= first.time.tokens_per_second_per_gpu), None
-    )
+    least = first.time.tokens_per_second_per_gpu
+    return next((item for item in resident if item.tokens_per_second_per_gpu >= least), None)
 
 
 def _foot(result: Plans) -> Iterator[Block]:

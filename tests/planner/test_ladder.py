@@ -412,6 +412,30 @@ def filled(page: str) -> str:
     return TABLE.sub(lambda match: f"{match[1]}{tables[match[2]]()}{match[3]}", page)
 
 
+def test_several_gpus_of_the_trainer_share_the_states() -> None:
+    """What `plan --framework hf` finds on these GPUs is a stage, with 16 bytes a parameter over four ranks."""
+    job: dict[str, Any] = {"model": "qwen3-8b", "gpu": "a100-80g", "gpus": 4, "framework": "hf"}
+    result = memcalc.ladder(**job)
+    assert result.assumptions["zero"] == "3"
+    (mixed,) = (mode for mode in result.readings if mode.name == "fp32-master")
+    stage = mixed.stages[2]
+    assert (stage.change, stage.verdict) == ("recompute=full", "fits")
+    assert stage.components.optimizer == pytest.approx(8 * 8_190_735_360 / 4, rel=1e-3)
+    assert any(plan.peak.device == stage.peak.device for plan in memcalc.plan(**job).plans)
+    alone = memcalc.ladder(**{**job, "gpus": 1})
+    assert alone.assumptions["zero"] == "0"
+
+
+@pytest.mark.parametrize(("gpus", "leads"), [(64, True), (512, False)])
+def test_where_no_stage_fits_the_search_is_named(gpus: int, *, leads: bool) -> None:
+    """Of Megatron-LM's layouts the usual stages change none: 70B needs TP, which the search has."""
+    model = "llama-3.1-70b" if leads else "llama-3.2-1b"
+    words = ["ladder", "--model", model, "--gpu", "h100", "--gpus", str(gpus), "--framework", "megatron"]
+    screen = " ".join(CliRunner().invoke(app, words, env={"COLUMNS": "200"}).output.split())
+    line = f"memcalc plan --model {model} --gpu h100 --gpus {gpus} --framework megatron"
+    assert (f"Next, what would fit: {line}" in screen) is leads
+
+
 def test_the_pages_tables_are_current() -> None:
     """`python tests/planner/test_ladder.py` writes them."""
     page = PAGE.read_text(encoding="utf-8")
