@@ -83,10 +83,14 @@ def rl_plans(options: dict[str, Any], searching: dict[str, Any]) -> int:
     from memcalc.report.rl_plans import report
 
     target, top = destination(options), searching.pop("top")
-    typed = role_options(options, searching, "searches post-training, of which it says nothing")
+    typed = role_options(options, searching, "searches post-training, which has no such option")
     answer = memcalc.plan_rl(**typed, top=top)
     target.show(report(answer))
     return 0 if answer.plans else 1
+
+
+_WRITTEN = ("save", "write", "to", "rank")
+"""What a plan of training is written with."""
 
 
 def role_options(options: dict[str, Any], beside: dict[str, Any], why: str) -> dict[str, Any]:
@@ -98,7 +102,8 @@ def role_options(options: dict[str, Any], beside: dict[str, Any], why: str) -> d
     typed = {name: value for name, value in options.items() if value not in (None, [])}
     for name, value in (*typed.items(), *beside.items()):
         if name not in known and value not in (None, False, SIMPLEST):
-            raise CombinationError(name.replace("_", "-"), str(value), f"--algorithm {why}")
+            further = "; the plan's own line, memcalc rl, writes a script with --write" * (name in _WRITTEN)
+            raise CombinationError(name.replace("_", "-"), str(value), f"--algorithm {why}{further}")
     return typed
 
 
@@ -107,7 +112,7 @@ def rl_ladder(options: dict[str, Any], *, stage: list[str] | None, recipe: bool,
     from memcalc.report.rl_steps import of_ladder
 
     pictures, target = picture_targets(options, "chart"), destination(options)
-    typed = role_options(options, {"reading": mode}, "is of post-training, of which it says nothing")
+    typed = role_options(options, {"reading": mode}, "is of post-training, which has no such option")
     if "model" not in typed:
         raise InputError("model", "", "give --model")
     answer = memcalc.ladder_rl(**typed, stages=stage or (), recipe=recipe)
@@ -150,7 +155,7 @@ def _asked(options: dict[str, Any], search: dict[str, Any], *, alone: bool) -> R
     """Answer the job that was typed, or search its plans."""
     top = search.pop("top")
     beside = {**search, "top": top} if alone else search
-    typed = role_options(options, beside, "is of post-training, of which it says nothing")
+    typed = role_options(options, beside, "is of post-training, which has no such option")
     for name in ("model", "gpu"):
         if name not in typed:
             raise InputError(name, "", f"give --{name}")

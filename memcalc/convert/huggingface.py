@@ -109,7 +109,8 @@ def _text_part(mapping: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
     if kind is None:
         raise MissingError("The config.json has no model_type, which says what its other keys mean.")
     if not isinstance(kind, str) or kind not in MODEL_TYPES:
-        allowed = f"must be one of {', '.join(MODEL_TYPES)}"
+        known = f"is none of the {len(MODEL_TYPES)} that are read"
+        allowed = f"{known}: write that of a class with the same blocks, or give the model by --module"
         raise UnknownNameError("config key model_type", kind, allowed, MODEL_TYPES)
     return kind, mapping
 

@@ -140,6 +140,10 @@ def _verl_pairs(job: RlJob) -> dict[str, Any]:
     return pairs | _verl_offload(str(training.get("offload", "none")))
 
 
+_MINI_BATCH = 256
+"""Prompts of verl's mini-batch, below which a step does not start (workers/config/actor.py@011f972d, validate)."""
+
+
 def _verl_batches(job: RlJob) -> dict[str, Any]:
     """What a micro-batch and an engine's step hold."""
     inputs = job.inputs
@@ -149,6 +153,8 @@ def _verl_batches(job: RlJob) -> dict[str, Any]:
         raise CombinationError("mini-batch", inputs.mini_batch, "verl counts prompts: a multiple of --samples")
     if inputs.mini_batch:
         pairs[f"{actor}.ppo_mini_batch_size"] = inputs.mini_batch // max(1, inputs.samples)
+    elif 0 < inputs.prompts < _MINI_BATCH:
+        pairs[f"{actor}.ppo_mini_batch_size"] = inputs.prompts
     if inputs.padded:
         pairs[f"{policy}.use_remove_padding"] = False
     if inputs.max_batched_tokens:
@@ -265,6 +271,22 @@ def _trl_pairs(job: RlJob) -> dict[str, Any]:
     return flags
 
 
+def _trl_steps(job: RlJob) -> dict[str, Any]:
+    """Micro-batches of a step and of a generation, which TRL takes as one where it is told the first alone."""
+    inputs = job.inputs
+    together = inputs.micro_batch * inputs.engine_tp
+    if inputs.max_seqs % together:
+        raise CombinationError("max-seqs", inputs.max_seqs, f"TRL's engine has a multiple of {together} sequences")
+    if not inputs.prompts:
+        return {"steps_per_generation": inputs.max_seqs // together or 1}
+    samples, each = inputs.prompts * max(1, inputs.samples), inputs.micro_batch * job.trainer_gpus
+    if samples % each:
+        raise CombinationError("prompts", inputs.prompts, f"a step of TRL has a multiple of {each} samples")
+    if inputs.max_seqs * each != samples * together:
+        raise CombinationError("max-seqs", inputs.max_seqs, "TRL's engine takes its samples of a step at once")
+    return {"gradient_accumulation_steps": samples // each}
+
+
 def _trl_rollout(job: RlJob) -> dict[str, Any]:
     """Generation: prompts are cut by nobody, and the engine's longest sequence tells how long they are."""
     inputs = job.inputs
@@ -272,14 +294,10 @@ def _trl_rollout(job: RlJob) -> dict[str, Any]:
         raise CombinationError("engine-gpus", inputs.engine_gpus, "TRL's server is a command of its own: not written")
     if inputs.sleep not in ("0", "2"):
         raise CombinationError("sleep", inputs.sleep, "TRL's engine sleeps at level 2, or not (0)")
-    together = inputs.micro_batch * inputs.engine_tp
-    steps = inputs.max_seqs // together or 1
-    if inputs.max_seqs % together:
-        raise CombinationError("max-seqs", inputs.max_seqs, f"TRL's engine has a multiple of {together} sequences")
     return {
         "num_generations": max(1, inputs.samples),
         "max_completion_length": inputs.response,
-        "steps_per_generation": steps,
+        **_trl_steps(job),
         "use_vllm": "true",
         "vllm_mode": "colocate",
         "vllm_max_model_length": job.length,

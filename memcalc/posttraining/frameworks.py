@@ -100,6 +100,8 @@ class Toolkit:
 
     narrow: float = 0
     """``trains`` where all is in 16 bits without autocast, one row in fp32 left out; 0 where it is the same."""
+    at_once: bool = False
+    """Whether an engine on the trainer's GPUs runs all its samples of a step at once, so that no limit is set."""
     tile: tuple[int, int] = (0, 0)
     """Tokens and entries of the vocabulary that its own kernel without logits makes at once."""
 
@@ -125,7 +127,7 @@ TRL = Toolkit(
         (3, 2), ("none",), ("0", "2"), ("deepspeed", "hf", "ddp", "fsdp1", "fsdp2"), ("none", "optimizer"),
         packs=False, fuses=True,
     ),
-    narrow=8,
+    narrow=8, at_once=True,
     source="trl trainer/grpo_trainer.py, trainer/utils.py, generation/vllm_generation.py@f2cd5771",
 )  # fmt: skip
 TRL_FUSED = replace(

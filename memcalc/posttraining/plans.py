@@ -12,7 +12,7 @@ from memcalc.planner.answer import hardware_facts, model_facts
 from memcalc.posttraining.answer import answered, edits_of
 from memcalc.posttraining.search import Found, Search
 from memcalc.posttraining.space import Values
-from memcalc.posttraining.words import RlJob, completed
+from memcalc.posttraining.words import RlJob, ask, completed, read_words
 from memcalc.results.rl_plans import Nearest, RlPlan, RlPlans, RlRemedy
 from memcalc.serving.words import number
 from memcalc.specs.job import render
@@ -73,11 +73,9 @@ def plan_rl(
 
 def checked(search: Search) -> RlJob:
     """The job with nothing searched; a question that has no answer is refused before anything is computed."""
+    ask(read_words(search.typed), searched=True)
     batch = {} if {"micro_batch", "micro_tokens"} & set(search.typed) else {"micro_batch": 1}
-    job = completed(search.model, search.gpu, search.gpus, search.node, {**search.typed, **batch}, search.dirs, {})
-    if job.recipe.online and not job.inputs.prompts:
-        raise MissingError("how large a step is decides between plans: give --prompts, and --samples for each of them.")
-    return job
+    return completed(search.model, search.gpu, search.gpus, search.node, {**search.typed, **batch}, search.dirs, {})
 
 
 def _plan(search: Search, rank: int, result: Found) -> RlPlan:

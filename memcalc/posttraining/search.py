@@ -177,7 +177,7 @@ class Search:
         if not self.space.recipe.online:
             yield from self._computed(options)
             return
-        for engine in self.space.engines(size or self.gpus, self.samples):
+        for engine in self.space.engines(size or self.gpus, self.samples, apart=bool(size)):
             least = inf
             for share in self.space.shares(apart=bool(size)):
                 for result in self._computed({**options, **engine, **share}):

@@ -76,13 +76,14 @@ class Space:
         for park, sleep in product(self._open("park", choices.park), self._open("sleep", choices.sleep)):
             yield {**park, **sleep}
 
-    def engines(self, gpus: int, samples: int) -> Iterator[Values]:
+    def engines(self, gpus: int, samples: int, *, apart: bool) -> Iterator[Values]:
         """Engines on so many GPUs for so many samples of a step; their share is left out."""
+        decided = self.toolkit.at_once and not apart
         ranks = [rank for rank in RANKS if gpus % rank == 0]
         for tp in self._open("engine_tp", ranks):
             share = -(-samples * tp.get("engine_tp", 1) // gpus)
             sizes = sorted({self.toolkit.max_seqs or 256, min(share, MOST_SEQS)})
-            yield from ({**tp, **seqs} for seqs in self._open("max_seqs", sizes))
+            yield from [tp] if decided else [{**tp, **seqs} for seqs in self._open("max_seqs", sizes)]
 
     def shares(self, *, apart: bool) -> list[Values]:
         """Shares of a GPU that an engine may take, the smallest first."""

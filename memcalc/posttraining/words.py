@@ -8,7 +8,7 @@ from typing import Any
 
 from memcalc.errors import AbsentError, CombinationError, InputError, MissingError, UnknownNameError
 from memcalc.planner.request import boolean, flag, one_of
-from memcalc.posttraining.frameworks import RECIPES, Recipe, Toolkit, toolkit_of
+from memcalc.posttraining.frameworks import RECIPES, TOOLKITS, Recipe, Toolkit, toolkit_of
 from memcalc.serving.words import number, share
 from memcalc.specs.option import Option
 from memcalc.specs.posttraining import RL_OPTIONS, RL_WORDS, TRAINING, RlInputs
@@ -129,13 +129,8 @@ def completed(
 ) -> RlJob:  # fmt: skip
     """The job of some words; what only the user can tell is asked for, and each default noted."""
     given = read_words(raw)
-    for name in ("algorithm", "framework"):
-        if name not in given:
-            raise MissingError(f"post-training by what? give --{name}.")
+    ask(given)
     toolkit, recipe = toolkit_of(given["framework"]), RECIPES[given["algorithm"]]
-    for name in ("prompt", "response"):
-        if name not in given:
-            raise MissingError("lengths decide what is needed: give --prompt and --response, the longest of each.")
     if not recipe.online:
         _refuse(given)
     elif not toolkit.utilization:
@@ -147,6 +142,10 @@ def completed(
         if name not in given and value not in (0, "", 0.0):
             assumptions[name] = str(value)
     inputs = RlInputs(**{**usual, **given})
+    if toolkit.at_once and inputs.prompts and not inputs.engine_gpus and "max_seqs" not in given:
+        # TRL 1.10 trainer/grpo_trainer.py: per_device_train_batch_size * steps_per_generation * tensor_parallel_size
+        samples = inputs.prompts * max(1, inputs.samples)
+        inputs = inputs.model_copy(update={"max_seqs": -(-samples * inputs.engine_tp // gpus)})
     reference = inputs.reference
     if reference is None:
         reference = recipe.frozen or (recipe.online and toolkit.kl)
@@ -162,15 +161,29 @@ def completed(
     return RlJob(model, gpu, gpus, node, inputs, training, toolkit, recipe, reference, parks, dirs)
 
 
+def ask(given: Mapping[str, Any], *, searched: bool = False) -> None:
+    """Ask in one sentence for what only the user can tell; of a plan, which is ``searched``, the step's size too."""
+    known = {"algorithm": tuple(RECIPES), "framework": tuple(TOOLKITS)}
+    lacking = [f"--{name} ({', '.join(names)})" for name, names in known.items() if name not in given]
+    if not {"prompt", "response"} <= given.keys():
+        lacking.append("--prompt and --response, the longest of each")
+    recipe = RECIPES[given["algorithm"]] if "algorithm" in given else None
+    if searched and recipe is not None and recipe.online and not given.get("prompts"):
+        lacking.append("--prompts of a step, and --samples for each of them")
+    toolkit = toolkit_of(given["framework"]) if "framework" in given else None
+    stated = searched or not given.keys().isdisjoint(("micro_batch", "micro_tokens"))
+    if toolkit is not None and not toolkit.micro_batch and not stated:
+        lacking.append(f"--micro-batch or --micro-tokens, of which {toolkit.name.partition('@')[0]} has no default")
+    if lacking:
+        raise MissingError(f"post-training depends on what only you know: give {'; '.join(lacking)}.")
+
+
 def _defaults(given: Mapping[str, Any], toolkit: Toolkit, recipe: Recipe) -> dict[str, Any]:
     """The framework's own values."""
     if "micro_batch" in given and "micro_tokens" in given:
         raise CombinationError("micro-tokens", given["micro_tokens"], "--micro-batch is given too")
     usual: dict[str, Any] = {"logits": "fused"} if given["algorithm"] in toolkit.fuses else {}
     if "micro_tokens" not in given and "micro_batch" not in given:
-        if not toolkit.micro_batch:
-            name = toolkit.name.partition("@")[0]
-            raise MissingError(f"{name} has no default micro-batch: give --micro-batch, or --micro-tokens.")
         usual["micro_batch"] = toolkit.micro_batch
     if "micro_tokens" in given and given["micro_tokens"] < given["prompt"] + given["response"]:
         raise InputError(flag("micro_tokens"), given["micro_tokens"], "must hold one prompt with its response")

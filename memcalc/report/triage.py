@@ -247,7 +247,7 @@ def _gap(change: TriageComparison) -> str:
 def _changes(result: Triage, most: int | None = None) -> Table:
     rows = tuple(
         (
-            change.change,
+            f"{change.change} (your own code)" if change.own_code else change.change,
             gib(change.device),
             gib(change.saves),
             str(change.verdict).replace("-", " "),

@@ -186,6 +186,8 @@ class TriageChange(Frozen):
     """Of the job with it."""
     enough: bool
     """Whether it fits, and saves what the failed request lacked, where that is known."""
+    own_code: bool = False
+    """Whether the framework cannot be told it, so that somebody has to write it."""
 
 
 class Triage(Answer):

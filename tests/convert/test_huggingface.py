@@ -211,6 +211,7 @@ def test_fp8_checkpoints_are_read_and_others_refused() -> None:
     ("change", "error", "said"),
     [
         ({"model_type": "lama"}, UnknownNameError, "did you mean 'llama'"),
+        ({"model_type": "qwen4"}, UnknownNameError, r"^.{1,200}; did you mean 'qwen3'\?$"),
         ({"model_type": ["llama"]}, UnknownNameError, "model_type"),
         ({"model_type": None}, MissingError, "no model_type"),
         ({"hidden_sise": 64}, UnknownNameError, "unknown .*'hidden_sise': .*did you mean 'hidden_size'"),

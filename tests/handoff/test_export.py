@@ -305,6 +305,13 @@ def test_there_is_a_fallback_where_there_is_room_for_one() -> None:
     assert len(kept_plan(**SIMPLE).fallback) == 3
 
 
+def test_whole_states_of_deepspeed_have_fallbacks_though_none_of_them_is_offloaded() -> None:
+    """DeepSpeed moves only what it divides, and a smaller micro-batch still is a plan to go back to."""
+    kept = saved_plan(memcalc.plan(model="vit-large-16", gpu="v100-32g", gpus=8, framework="deepspeed", zero=0, top=1))
+    assert kept.plan.strategy.zero == 0
+    assert kept.fallback[0].strategy.micro_batch == kept.plan.strategy.micro_batch // 2
+
+
 def test_what_is_offloaded_comes_last() -> None:
     """Its time is not fitted on measured runs, so that no figure says that it costs less than recomputation."""
     for words in LADDERS[:3]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -32,10 +33,12 @@ JOBS = {
         "eager": True,
         "max_batched_tokens": 2048,
     },
+    "verl, a step": {**VERL, "micro_batch": 4, "prompts": 64, "samples": 8},
     "verl, PPO": {**VERL, "algorithm": "ppo", "micro_batch": 4, "reference": False, "recompute": "none"},
     "verl, adapters": {**VERL, "lora": "16:all-linear", "micro_batch": 4, "sleep": "1", "entropy": True},
     "verl, 16 bits": {**VERL, "precision": "bf16", "logits": "fused", "micro_batch": 1, "offload": "activations"},
     "trl, GRPO": {**ONLINE, "sleep": "2", "reference": True},
+    "trl, a step": {**TRL, "algorithm": "grpo", "prompts": 64, "samples": 4, "engine_tp": 2, "sleep": "2"},
     "trl, RLOO": {**ONLINE, "algorithm": "rloo", "zero": 2, "reference": False, "utilization": 0.2},
     "trl, DPO": {**TRL, "algorithm": "dpo", "lora": 8, "adapter_dtype": "bf16", "precision": "bf16-mixed"},
     "trl, DPO alone": {**TRL, **ALONE, "algorithm": "dpo", "reference": False},
@@ -70,6 +73,8 @@ def test_what_is_written_is_read_back_to_the_same_bytes(tmp_path: Path, name: st
         ({**VERL, "micro_batch": 1, "reward_model": "qwen2.5-0.5b"}, "models beside the policy are not written"),
         ({**ONLINE, "engine_gpus": 2}, "TRL's server is a command of its own"),
         ({**ONLINE, "max_seqs": 6}, "a multiple of 4 sequences"),
+        ({**ONLINE, "prompts": 64}, "TRL's engine takes its samples of a step at once"),
+        ({**TRL, "algorithm": "grpo", "prompts": 63}, "a step of TRL has a multiple of 8 samples"),
         ({**TRL, "algorithm": "dpo", "lora": 8, "precision": "bf16-mixed"}, "say --adapter-dtype bf16"),
         ({**TRL, "algorithm": "dpo", "trainer": "ddp"}, "say --precision bf16-autocast"),
         ({**TRL, "algorithm": "sft"}, "written for its other trainers"),
@@ -79,6 +84,23 @@ def test_what_settings_cannot_say_is_refused(job: dict[str, Any], says: str) -> 
     with pytest.raises(CombinationError) as raised:
         role_script(**job)
     assert says in str(raised.value)
+
+
+def test_a_step_of_trl_has_the_samples_that_were_asked_for() -> None:
+    """GRPOConfig 1.16: a generation has micro-batch × ranks × steps samples, and steps are those of accumulation."""
+    script = role_script(**JOBS["trl, a step"])
+    (steps,) = re.findall(r"--gradient_accumulation_steps (\d+)", script)
+    assert "steps_per_generation" not in script
+    assert 2 * 4 * int(steps) == 64 * 4
+    shown, stated = (memcalc.rl(**JOBS["trl, a step"], **limit) for limit in ({}, {"max_seqs": 2 * 2 * int(steps)}))
+    assert shown.phases == stated.phases
+
+
+def test_a_step_of_verl_is_no_smaller_than_its_mini_batch() -> None:
+    """ActorConfig.validate refuses a train_batch_size below ppo_mini_batch_size, which is 256 by default."""
+    script = role_script(**VERL, micro_batch=4, prompts=64)
+    sizes = dict(re.findall(r"(train_batch_size|ppo_mini_batch_size)=(\d+)", script))
+    assert sizes == {"train_batch_size": "64", "ppo_mini_batch_size": "64"}
 
 
 def test_the_command_writes_beside_its_answer(tmp_path: Path) -> None:

@@ -293,6 +293,17 @@ def test_what_only_the_user_knows_is_asked_for(name: str) -> None:
         rl(GRPO, **{name: None})
 
 
+def test_all_that_only_the_user_knows_is_asked_for_at_once() -> None:
+    """The first line that anybody types names a model and GPUs; verl's config leaves its micro-batch open."""
+    bare = {"model": "qwen2.5-7b", "gpu": "h100", "gpus": 8, "algorithm": "grpo"}
+    with pytest.raises(MissingError) as framework:
+        memcalc.rl(**bare)
+    assert all(name in str(framework.value) for name in ("--framework (trl, verl,", "--prompt and --response"))
+    with pytest.raises(MissingError) as batch:
+        memcalc.rl(**bare, framework="verl")
+    assert all(name in str(batch.value) for name in ("--prompt and --response", "--micro-tokens"))
+
+
 def run(words: dict[str, Any], *more: str) -> Any:
     typed = [part for name, value in words.items() for part in (f"--{name.replace('_', '-')}", str(value))]
     return CliRunner().invoke(app, ["rl", *typed, *more])

@@ -523,6 +523,17 @@ def test_changes_are_proved_by_the_estimate_that_they_name() -> None:
     assert compared["reserved"].estimated == before.peak.reserved
 
 
+def test_a_change_that_the_framework_cannot_be_told_says_so_and_comes_last() -> None:
+    """PyTorch has no optimizer that keeps its states in host memory (pytorch#120256)."""
+    job = {"model": "qwen3-8b", "gpu": "a100-80g", "gpus": 4, "framework": "hf", "zero": 3, "recompute": "full"}
+    found = triaged(FULL, **job, micro_batch=4)
+    named = {change.change: change.own_code for change in found.changes}
+    assert named["--offload optimizer"]
+    assert not named["--micro-batch 2"]
+    enough = [change.own_code for change in found.changes if change.enough]
+    assert enough == sorted(enough)
+
+
 def test_a_job_that_does_not_explain_what_is_held_says_so() -> None:
     small = {**WORDS, "micro_batch": 1, "recompute": "full"}
     found = codes(triaged(FULL, **small))

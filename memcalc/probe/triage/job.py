@@ -8,6 +8,7 @@ from typing import Any
 
 from memcalc import api
 from memcalc.errors import CombinationError, MemcalcError, MissingError
+from memcalc.frameworks.capabilities import own_code
 from memcalc.probe.triage.causes import CAUSES
 from memcalc.results.estimates import Estimate
 from memcalc.results.names import phase_name
@@ -154,7 +155,7 @@ def comparison_of(
 
 
 def changes_of(job: TriageJob, causes: tuple[TriageCause, ...], lacking: int | None) -> tuple[TriageChange, ...]:
-    """Changes of one word each that the estimate proves, those enough first, in the order of the causes.
+    """Changes of one word each that the estimate proves, those enough first, then what can be told.
 
     Enough is what fits, and saves more than the failed request lacked.
     """
@@ -162,7 +163,7 @@ def changes_of(job: TriageJob, causes: tuple[TriageCause, ...], lacking: int | N
     changes = [job.edited] if job.edited is not None else []
     for name, value in dict.fromkeys([*remedies, *_GENERAL]):
         changes += _proved(job, name, value, lacking)
-    changes.sort(key=lambda cause: (not cause.enough, cause.verdict != "fits"))
+    changes.sort(key=lambda change: (not change.enough, change.own_code, change.verdict != "fits"))
     return tuple(changes[:MOST_CHANGES])
 
 
@@ -184,6 +185,7 @@ def _proved(job: TriageJob, name: str, value: str, lacking: int | None) -> Itera
         last = TriageChange(
             change=f"--{name.replace('_', '-')} {candidate}", device=after.peak.device, saves=saves,
             verdict=after.verdict, enough=fits and (lacking is None or saves >= lacking),
+            own_code=not set(own_code(after.strategy)) <= set(own_code(before.strategy)),
         )  # fmt: skip
         if last.enough:
             break
