@@ -305,6 +305,13 @@ def test_there_is_a_fallback_where_there_is_room_for_one() -> None:
     assert len(kept_plan(**SIMPLE).fallback) == 3
 
 
+def test_deepspeed_takes_the_learning_rate_and_the_clipping_of_the_trainers_arguments() -> None:
+    """Transformers puts them where the JSON says auto; where it says nothing DeepSpeed's own 1e-3 and 0 hold."""
+    kept = saved_plan(memcalc.plan(**JOB, framework="deepspeed", zero=3, recompute="full", top=1))
+    written = json.loads(memcalc.export(kept)["ds_config.json"])
+    assert written["optimizer"]["params"]["lr"] == written["gradient_clipping"] == "auto"
+
+
 def test_whole_states_of_deepspeed_have_fallbacks_though_none_of_them_is_offloaded() -> None:
     """DeepSpeed moves only what it divides, and a smaller micro-batch still is a plan to go back to."""
     kept = saved_plan(memcalc.plan(model="vit-large-16", gpu="v100-32g", gpus=8, framework="deepspeed", zero=0, top=1))

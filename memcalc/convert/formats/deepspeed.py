@@ -207,6 +207,8 @@ def write(job: ConfigJob) -> dict[str, Any]:
     fields["activation_checkpointing.cpu_checkpointing"] = "activations" in plan.offload or None
     fields["activation_checkpointing.partition_activations"] = plan.partition_activations or None
     fields["optimizer.type"] = _TITLES[plan.optimizer]
+    # transformers 5.24 integrations/deepspeed.py fills in what is auto alone: else 1e-3, and no clipping, hold
+    fields |= {"optimizer.params.lr": "auto", "gradient_clipping": "auto"} if not job.editing else {}
     if plan.optimizer == "sgd-momentum":
         fields["optimizer.params.momentum"] = 0.9
     fields["optimizer.params.weight_decay"] = DECAY if plan.sgd_weight_decay else None
