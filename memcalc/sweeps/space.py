@@ -146,12 +146,18 @@ def space_of(
 def _checked(source: str | os.PathLike[str] | Mapping[str, Any], source_name: str) -> Sweep:
     """Return the checked content; a key below `[sweep]` is compared with the keys of that table."""
     data = dict(source) if isinstance(source, Mapping) else catalog.read_toml(Path(source))
+    settings = data.get("sweep")
+    below = settings if isinstance(settings, Mapping) else {}
+    misplaced = next((key for key in (*data, *below) if key in NAMES), None)
+    if misplaced is not None:
+        allowed = "must stand below [jobs], as every option of memcalc plan does"
+        raise InputError(f"{source_name}: key", misplaced, allowed)
     unknown = next((key for key in data if key not in Sweep.model_fields), None)
     if unknown is not None:  # before what is absent, since it may be meant for it
         keys = tuple(Sweep.model_fields)
         raise UnknownNameError(f"{source_name}: key", str(unknown), f"must be one of {', '.join(keys)}", keys)
-    if isinstance(data.get("sweep"), Mapping):
-        catalog.validated(SweepSettings, data["sweep"], f"{source_name} [sweep]")
+    if isinstance(settings, Mapping):
+        catalog.validated(SweepSettings, settings, f"{source_name} [sweep]")
     try:
         return catalog.validated(Sweep, data, source_name)
     except InputError as error:
