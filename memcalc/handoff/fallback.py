@@ -109,8 +109,8 @@ def _offloads(strategy: Strategy) -> list[str]:
     direct = capabilities_of(strategy.framework).offload.direct
     states = [value for value in direct if value in {"optimizer", "params", "optimizer,params"}]
     habits = habits_of(strategy.framework)
-    whole = habits.zero_optimizer is not None and strategy.zero == 0  # DeepSpeed moves what it divides
-    if habits.full_shard or whole:  # there states go with the parameters
+    unsharded = habits.zero_optimizer is not None and strategy.zero == 0  # DeepSpeed moves what it divides
+    if habits.full_shard or unsharded:  # there states go with the parameters
         states = [value for value in states if "optimizer" not in value]
     return [value for value in states if "params" not in value or strategy.zero in {2, 3}]
 
