@@ -64,7 +64,9 @@ def _next(result: Inverse) -> Iterator[Block]:
     else:
         yield _where_else(result)
     more = "" if result.best is None or not result.safe else " · --tight: no margin"
-    yield Line(f"{_searched(result)} · -v: more{more}", "faint")
+    moved = result.best is not None and result.best.strategy.offload and "offload" not in result.job.options
+    resident = " · --offload none: all on the GPU" if moved else ""
+    yield Line(f"{_searched(result)} · -v: more{more}{resident}", "faint")
 
 
 def _where_else(result: Inverse) -> Code:

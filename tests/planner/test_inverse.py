@@ -268,6 +268,15 @@ def test_an_option_that_is_refused_for_every_model_is_refused() -> None:
         memcalc.largest("model", gpu="a100-80g", gpus=1, search="qwen2.5", quantize="nf4", precision="fp32")
 
 
+@pytest.mark.parametrize(("offload", "said"), [([], True), (["--offload", "params,activations"], False)])
+def test_an_answer_that_rests_on_host_memory_says_how_to_ask_without(offload: list[str], *, said: bool) -> None:
+    """Of 70B one GPU holds the blocks alone, with 1.1 TiB in host memory; who asks for GPUs may mean all of it."""
+    words = ["min", "gpus", "--model", "llama-3.1-70b", "--gpu", "h100", "--up-to", "1", *offload]
+    screen = RUN.invoke(app, words, env={"COLUMNS": "200"}).output
+    assert "1 GPU · fits · offload params+activations" in screen
+    assert ("--offload none: all on the GPU" in screen) is said
+
+
 LENGTHS = (1, 7, 127, 128, 129, 500, 1023, 1024, 2048, 4095, 4096, 4097, 10_007)
 
 
