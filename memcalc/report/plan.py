@@ -331,7 +331,7 @@ def _next(result: Plans, shown: int, *, written: bool) -> Iterator[Block]:
     elif is_recorded(Path(result.job.model or "")):  # trains with its own code, so that no plan of it is saved
         yield Code("Next, #1 as an estimate", first.command)
     elif better := _without_offload(result):
-        yield Code("Next, no slower and without offload", better.command)
+        yield said("Next", f"add --offload none {better.change}: no slower")
     elif not written:
         yield said("Next", "add --save plan.json to save #1 with plans to fall back on")
     more = ", more" * (len(result.plans) > shown)
