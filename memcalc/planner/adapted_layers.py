@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from memcalc.errors import CombinationError
 from memcalc.frameworks import habits_of
+from memcalc.planner.megatron_adapters import megatron_targets
 from memcalc.specs.adapters import EVERY, JOINED, ON_STACKS, release
 from memcalc.specs.block import MixtureOfExperts
 from memcalc.terms.tensors import linear_layers, outside_matrices
@@ -136,6 +137,8 @@ def adapter_warnings(request: Request, model: Model) -> Iterator[str]:
     habits = habits_of(str(request.given.get("framework", "hf")))
     if lora is None or not model.is_moe or not habits.stacks_experts or habits.own_code is not None:
         return
+    if habits.packed_weights:
+        return
     if {*targets_in(request, lora, model, habits)} & {*ON_STACKS}:
         yield (
             f"PEFT ({_peft(request)} is taken) folds adapters of stacked experts into new weights of all experts of a "
@@ -160,7 +163,9 @@ def _peft(request: Request) -> str:
 
 
 def targets_in(request: Request, lora: Lora, model: Model, habits: Habits) -> tuple[str, ...]:
-    """The same under the PEFT of a request."""
+    """The same under the PEFT of a request, or of Megatron-LM's layers."""
+    if habits.packed_weights:
+        return megatron_targets(request, lora, model, habits)
     return resolved_targets(lora, model, habits, _peft(request))
 
 

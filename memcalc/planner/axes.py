@@ -19,6 +19,7 @@ from memcalc.planner.direct import check_direct, check_replicated, clashes_for, 
 from memcalc.planner.float8 import check_recipe, transposes
 from memcalc.planner.global_batch import MICRO_BATCHES, batch_of
 from memcalc.planner.grid_parts import by_defaults, by_loss, by_stages
+from memcalc.planner.megatron_adapters import check_splits, splitting
 from memcalc.planner.mixers import known_precisions
 from memcalc.planner.optimizers import (
     GALORE,
@@ -139,6 +140,7 @@ def single_strategy(request: Request, model: Model, gpu: GPU, node: Node) -> Gri
     check_layout(model, layout, fixed.seq_len, fixed.etp, alone=habits.flat_units)
     check_replicated(layout.dp_replicate, zero, habits)
     check_split(model, fixed, layout.pp)
+    check_splits(fixed, layout, model)
     pipes.check_chunks(model, fixed, layout, habits)
     check_stage(fixed, habits, precision, zero)
     if fixed.global_batch % (layout.dp * micro_batch):
@@ -146,11 +148,8 @@ def single_strategy(request: Request, model: Model, gpu: GPU, node: Node) -> Gri
         allowed = f"micro-batch x data-parallel ranks = {product} must divide it"
         raise CombinationError("global-batch", fixed.global_batch, allowed)
     if fixed.optimizer_in_backward and fixed.global_batch > layout.dp * micro_batch:
-        raise CombinationError(
-            "optimizer-in-backward",
-            True,
-            f"no accumulation is possible, so global-batch must be {layout.dp * micro_batch}",
-        )
+        allowed = f"no accumulation is possible, so global-batch must be {layout.dp * micro_batch}"
+        raise CombinationError("optimizer-in-backward", True, allowed)
     grid = Grid(
         fixed,
         (layout,),
@@ -302,7 +301,7 @@ def _grid(
     fixed = fixed_part(job_request, habits, model, gpu, precisions, gpus, sharded=False)
     check_narrow(fixed, precisions)
     check_countable(model, fixed.seq_len, 1, attention=fixed.attention)
-    layouts = layouts_of(job_request, model, node, gpus, fixed.seq_len, habits)
+    layouts = splitting(layouts_of(job_request, model, node, gpus, fixed.seq_len, habits), fixed, model)
     stages = {(layout.pp, layout.vpp, layout.schedule): layout for layout in layouts}
     parted = {key for key, layout in stages.items() if pipes.can_part(model, fixed, layout, habits)}
     fitting = [layout for layout in layouts if (layout.pp, layout.vpp, layout.schedule) in parted]
@@ -383,7 +382,8 @@ def _degrees(request: Request, name: str, model: Model, gpus: int, node: Node, h
     """
     divisors = [n for n in range(1, gpus + 1) if gpus % n == 0]
     tried = [n for n in divisors if n <= _most(request, name, model, node)]
-    alone = request.given.get("lora") is not None or (name == "tp" and request.given.get("optimizer") == GALORE)
+    peft = request.given.get("lora") is not None and not habits.engine
+    alone = peft or (name == "tp" and request.given.get("optimizer") == GALORE)
     if name in habits.lacks or not habits.tensor_parallel or alone:
         divisors = [1]
     if divisors == [1] or not any(kind.partition("+")[0] == name for kind in kinds(request, habits, model)):

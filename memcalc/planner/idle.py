@@ -59,6 +59,7 @@ def _of_framework(name: str, habits: Habits) -> str:
         "bucket_view": (habits.gradient_copy, f"{habits.name} passes no gradient_as_bucket_view on; only ddp has it"),
         "whole_accumulation": (units, f"{habits.name} has no FSDP, whose no_sync it is"),
         "wgrad_fusion": (habits.persistent_gradients, "only Megatron-LM has it"),
+        "lora_classes": (habits.engine, f"{habits.name} runs PEFT's adapters"),
         "te": (habits.engine, f"{habits.name} runs no TransformerEngine"),
         "state_dict": (
             units or deepspeed or habits.persistent_gradients, f"{habits.name} shards no weights",

@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, get_args
 
-from memcalc.errors import CombinationError
+from memcalc.errors import CombinationError, UncountedError
 from memcalc.formulas.optimizer import OptimizerKind
 from memcalc.formulas.optimizer_states import FULL, GALORE_RANK
 from memcalc.frameworks.megatron import holds_main_weights
 from memcalc.planner.adapted_layers import targets_in
+from memcalc.planner.megatron_adapters import UNCOUNTED, parallel_fields
 from memcalc.specs.adapters import PARTS_OF_A_BLOCK, AlsoTrained, Lora, release
 from memcalc.specs.options import OPTIONS, SharedSettings
 from memcalc.terms.moments import form_of, layout_of, optimizer_of
@@ -61,6 +62,8 @@ def check_optimizer(request: Request, habits: Habits, stages: tuple[int, ...]) -
         raise CombinationError("optimizer", name, f"{shards}; use {unsharded}")
     if name == GALORE:
         _check_galore(request, habits)
+    if name in UNCOUNTED and habits.engine and request.given.get("lora") is not None:
+        raise UncountedError("optimizer", name, "it is not modelled for adapters of Megatron-LM's layers: adamw")
 
 
 def _check_galore(request: Request, habits: Habits) -> None:
@@ -110,8 +113,6 @@ def check_main_weights(request: Request, fields: dict[str, Any], habits: Habits)
     """
     if not fields.get("precision_aware"):
         return
-    if request.given.get("lora") is not None:
-        raise CombinationError("strategy.precision_aware", True, "Megatron-LM trains all weights: no --lora")
     fixed = SharedSettings.model_construct(**fields)
     if fixed.float8_all_gather and holds_main_weights(fixed, "fp8-mixed", habits):
         allowed = (
@@ -182,8 +183,10 @@ def adapter_fields(request: Request, model: Model, habits: Habits, precisions: l
     if lora is None:
         _refuse_without_lora(request)
         return fields
-    if request.given.get("tp", 1) > 1 or request.given.get("ep", 1) > 1:
-        raise CombinationError("lora", str(lora), "adapters are modelled without tensor and expert parallelism")
+    if not habits.engine and (request.given.get("tp", 1) > 1 or request.given.get("ep", 1) > 1):
+        allowed = "adapters are modelled with tensor and expert parallelism under Megatron-LM alone: --framework megatron"
+        raise CombinationError("lora", str(lora), allowed)
+    beside = parallel_fields(request, lora, precisions) if habits.engine else {}
     quantize = str(request.given.get("quantize", "none"))
     if quantize != "none" and any(not name.startswith(("bf16", "fp16")) or "autocast" in name for name in precisions):
         raise CombinationError(
@@ -199,6 +202,7 @@ def adapter_fields(request: Request, model: Model, habits: Habits, precisions: l
         raise CombinationError("quantize", quantize, allowed)
     return {
         **fields,
+        **beside,
         "lora": str(_resolved(request, lora, model, habits)),
         "adapter_dtype": _dtype(request, habits, precisions, quantize),
         "also_train": _also_train(request, model),

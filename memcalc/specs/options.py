@@ -218,6 +218,11 @@ class SharedSettings(Strategy):
     bnb: Annotated[str, Option("Version of bitsandbytes.", kind="version", needs_lora=True)] = "0.45"
     peft: Annotated[str, Option("Version of PEFT.", kind="version", needs_lora=True)] = "0.13"
     te: Annotated[str, Option("Version of TransformerEngine.", kind="version")] = "2.14"
+    lora_classes: Annotated[
+        Literal["", "bridge", "bridge-each", "swift"],
+        Option("Whose adapters stand beside Megatron-LM's layers: Megatron-Bridge's or NeMo's, with one for all experts "
+            "of a rank (bridge) or for each (bridge-each), or ms-swift's; bridge where empty.", needs_lora=True),
+    ] = ""
     # fmt: on
 
 

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from memcalc.formulas import quantization as q
 from memcalc.formulas.optimizer_states import shard
 from memcalc.formulas.parameters import lora_parameters
 from memcalc.grid import column
@@ -17,8 +16,10 @@ from memcalc.ledger import ALWAYS, Term
 from memcalc.specs.adapters import rank_on_stack
 from memcalc.specs.block import MixtureOfExperts
 from memcalc.terms.model_on_grid import ModelOnGrid
+from memcalc.terms.parallel_adapters import active_parameters, block_parameters
 from memcalc.terms.parameters import BlockCount, ParameterCount, model_count
-from memcalc.terms.tensors import Matrix, block_matrices, linear_layers, outside_matrices
+from memcalc.terms.quantised import NONE, SOURCE, Quantised, block_quantised, quantised
+from memcalc.terms.tensors import Matrix, linear_layers, outside_matrices
 
 if TYPE_CHECKING:
     from memcalc.formulas.types import Array
@@ -28,21 +29,6 @@ if TYPE_CHECKING:
     from memcalc.specs.model import Model
 
 ADAPTERS = "PEFT 0.13.2 tuners/lora/layer.py (update_layer) and utils/other.py (ModulesToSaveWrapper)"
-QUANTISED = "bitsandbytes 0.43.3 nn/modules.py; AutoGPTQ 0.7.1 nn_modules/qlinear/qlinear_tritonv2.py"
-
-
-@dataclass(frozen=True, slots=True)
-class Quantised:
-    """Bytes of the quantised matrices of a block, or of the head."""
-
-    elements: int
-    """Weights that are quantised [elements]."""
-    payload: int
-    """What FSDP shards: the weights themselves, and under GPTQ their zeros [bytes]."""
-    state: int
-    """Scales that every rank holds in full [bytes]."""
-    largest: int
-    """Weights of the largest matrix [elements]."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,8 +84,10 @@ def block_adapters(block: Block, rank: int, targets: tuple[str, ...], *, stacked
     return dense, routed
 
 
-def active_adapters(model: Model, lora: Lora, *, stacked: bool) -> int:
-    """Return the adapters' parameters that one token passes [elements]."""
+def active_adapters(model: Model, lora: Lora, *, stacked: bool, classes: str = "") -> int:
+    """Return the adapters' parameters that one token passes [elements]; ``classes`` are those beside Megatron-LM's."""
+    if classes:
+        return sum(group.count * active_parameters(group.block, lora) for group in model.groups)
     inside = sum(group.count * _active(group.block, lora, stacked=stacked) for group in model.groups)
     ends = sum(outside_adapters(model, lora.rank, lora.targets, name) for name in ("embedding", "head"))
     return inside + ends
@@ -114,49 +102,6 @@ def _active(block: Block, lora: Lora, *, stacked: bool) -> int:
 def outside_adapters(model: Model, rank: int, targets: Iterable[str], name: str) -> int:
     """Return the adapter's parameters of the ``embedding`` or the ``head`` [elements]."""
     return sum(pair.parameters for pair in adapter_pairs(outside_matrices(model), rank, {name} & set(targets)))
-
-
-def quantised_layers(block: Block, kind: str, *, stacked: bool) -> tuple[Matrix, ...]:
-    """The matrices of a block that a kind of quantisation takes; GPTQ leaves the router alone.
-
-    bitsandbytes takes linear layers, and so neither ``stacked`` experts nor their router (Transformers 5.24
-    integrations/bitsandbytes.py, replace_with_bnb_linear).
-    """
-    gptq = kind.startswith("gptq")
-    listed = block_matrices(block) if gptq else linear_layers(block, stacked=stacked)
-    return tuple(matrix for matrix in listed if not (matrix.target == "router" and (gptq or stacked)))
-
-
-@lru_cache(maxsize=256)
-def block_quantised(block: Block, kind: str, group: int, *, stacked: bool = False) -> Quantised:
-    """Return the quantised matrices of one block."""
-    return quantised(quantised_layers(block, kind, stacked=stacked), kind, group)
-
-
-def quantised(matrices: Iterable[Matrix], kind: str, group: int) -> Quantised:
-    """Return the bytes of matrices under one of the quantisations of the interface."""
-    linears = list(matrices)
-    sizes = [(m.count, *matrix_bytes(m.inputs, m.outputs, kind, group)) for m in linears]
-    return Quantised(
-        elements=sum(m.elements for m in linears),
-        payload=sum(count * payload for count, payload, _ in sizes),
-        state=sum(count * state for count, _, state in sizes),
-        largest=max((m.inputs * m.outputs for m in linears), default=0),
-    )
-
-
-def matrix_bytes(inputs: int, outputs: int, kind: str, group: int) -> tuple[int, int]:
-    """Return the weights and the scales of one matrix [bytes]; ``kind`` is a word of ``--quantize``."""
-    elements = inputs * outputs
-    if kind.startswith("gptq"):
-        bits = 4 if kind.endswith("int4") else 8
-        return q.gptq_bytes(inputs, outputs, bits, group), q.gptq_state_bytes(inputs, outputs, group)
-    if kind == "int8":
-        return elements, q.int8_bytes(inputs, outputs) - elements
-    return q.four_bit_bytes(elements), q.nf4_state_bytes(elements, int(kind == "nf4-dq"))
-
-
-NONE = Quantised(0, 0, 0, 0)
 
 
 @dataclass(frozen=True, eq=False)
@@ -181,24 +126,31 @@ class AdaptersOnGrid(ModelOnGrid):
         return () if self.part == "adapters" else self.grid.fixed.also_train
 
     @cached_property
-    def _blocks(self) -> list[tuple[int, int]]:
+    def _blocks(self) -> list[tuple[Array, Array]]:
         lora, frozen = self.lora, self.grid.fixed.vision != "trained"
-        stacked = self.grid.habits.stacks_experts
         adapted = [lora is not None and not (frozen and group.tower == "vision") for group in self.model.groups]
         return [
-            block_adapters(group.block, lora.rank, lora.targets, stacked=stacked) if lora and here else (0, 0)
+            self._adapters_of(group.block, lora) if lora and here else (np.int64(0), np.int64(0))
             for group, here in zip(self.model.groups, adapted, strict=True)
         ]
+
+    def _adapters_of(self, block: Block, lora: Lora) -> tuple[Array, Array]:
+        """Adapters of one block on a rank, outside the routed experts and on them."""
+        if self.grid.fixed.lora_classes:
+            return block_parameters(block, lora, self.grid)
+        stacked = self.grid.habits.stacks_experts
+        dense, routed = block_adapters(block, lora.rank, lora.targets, stacked=stacked)
+        return np.int64(dense), np.int64(routed)
 
     @cached_property
     def block_dense(self) -> tuple[Array, ...]:
         """Adapters of one block of each group outside the routed experts."""
-        return tuple(np.int64(dense) for dense, _ in self._blocks)
+        return tuple(dense for dense, _ in self._blocks)
 
     @cached_property
     def block_experts(self) -> tuple[Array, ...]:
         """Adapters of the routed experts of one block of each group."""
-        return tuple(np.int64(routed) for _, routed in self._blocks)
+        return tuple(routed for _, routed in self._blocks)
 
     def _outside(self, name: str) -> int:
         """Trained beside the embedding or the head: an adapter, and a copy of the whole."""
@@ -378,7 +330,7 @@ class Base:
 
 def scales_term(census: ModelOnGrid) -> Term:
     """The scales of NF4, which are no parameters: neither sharded nor offloaded with them."""
-    return Term("parameters", "scales of the frozen weights", Base(census).state, ALWAYS, "not sharded", QUANTISED)
+    return Term("parameters", "scales of the frozen weights", Base(census).state, ALWAYS, "not sharded", SOURCE)
 
 
 def frozen_terms(census: ModelOnGrid, ranks: Array, here: Array) -> Iterator[Term]:
@@ -389,7 +341,7 @@ def frozen_terms(census: ModelOnGrid, ranks: Array, here: Array) -> Iterator[Ter
     frozen = shard((base.all_blocks + base.root) * width // base.width, ranks) * here
     quantised_as = census.grid.fixed.quantize
     title = "frozen weights" if quantised_as == "none" else f"frozen weights, {quantised_as}"
-    yield Term("parameters", title, frozen, ALWAYS, "bytes of the base / N", QUANTISED, inputs)
+    yield Term("parameters", title, frozen, ALWAYS, "bytes of the base / N", SOURCE, inputs)
     for part in trained_parts(census):
         width = part.width("parameter")
         bytes_ = width * part.sharded(part.blocks + part.root, part.experts_or_none, ranks > 1) * here

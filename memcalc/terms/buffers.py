@@ -16,12 +16,14 @@ from memcalc.terms.every_k_blocks import block_copies, copies_in_part
 from memcalc.terms.fsdp1 import flat_unit_terms
 from memcalc.terms.fsdp2 import Units, fsdp2_terms
 from memcalc.terms.gradients import accumulates_whole
+from memcalc.terms.parallel_adapters import pairs_of
 from memcalc.terms.pipeline import engine_terms, schedule_terms
 from memcalc.terms.zero import zero_terms
 
 if TYPE_CHECKING:
     from memcalc.formulas.types import Array
     from memcalc.grid import Grid
+    from memcalc.specs.adapters import Lora
     from memcalc.specs.block import Attention, Block
     from memcalc.terms.model_on_grid import ModelOnGrid
     from memcalc.terms.overhead import Workspaces
@@ -53,15 +55,19 @@ def workspace_terms(census: ModelOnGrid, workspaces: Workspaces) -> Iterator[Ter
 
 
 def plain_products(census: ModelOnGrid) -> Array:
-    """1 where PyTorch itself multiplies matrices: the output layer, and materialised scores."""
+    """1 where PyTorch itself multiplies matrices: the output layer, materialised scores, Megatron-Bridge's adapters."""
     grid = census.grid
-    return np.maximum(grid.is_last, int(grid.fixed.attention in ("eager", "math")))
+    everywhere = grid.fixed.attention in ("eager", "math") or grid.fixed.lora_classes.startswith("bridge")
+    return np.maximum(grid.is_last, int(everywhere))
 
 
 def gather_buffer_term(census: ModelOnGrid) -> Term:
-    """The output layer's input, gathered under sequence parallelism into a buffer that is never freed."""
-    grid = census.grid
-    gathered = grid.width("compute") * grid.tokens * census.model.hidden * (grid.sequence_shard > 1)
+    """The output layer's input, gathered under sequence parallelism into a buffer that is never freed.
+
+    Where its weight is frozen, into a tensor that goes with the product (``linear_with_frozen_weight``).
+    """
+    grid, trained_head = census.grid, census.grid.fixed.adapters is None
+    gathered = grid.width("compute") * grid.tokens * census.model.hidden * (grid.sequence_shard > 1) * trained_head
     inputs = {"w": grid.width("compute"), "T": grid.tokens, "h": census.model.hidden}
     title, formula = "gathered input of the output layer", "w · T · h"
     return Term("buffers", title, gathered * grid.is_last, ALWAYS, formula, BUFFER, inputs)
@@ -92,7 +98,10 @@ def has_dummies(grid: Grid) -> bool:
 
 
 def dummies(census: ModelOnGrid) -> list[Array]:
-    """Elements of one weight of each distinct shape, where a rank has it."""
+    """Elements of one trained weight of each distinct shape, where a rank has it."""
+    lora = census.grid.fixed.adapters
+    if lora is not None:
+        return adapter_dummies(census, lora)
     here: dict[Shape, Array] = {}
     for group, layers in zip(census.model.groups, census.layers, strict=True):
         for shape in shapes_of(group.block):
@@ -100,6 +109,13 @@ def dummies(census: ModelOnGrid) -> list[Array]:
     width = census.model.embedding_dim or census.model.hidden
     head = census.vocab * width // census.grid.degree("tp") * (census.grid.is_last * census.model.head)
     return [*(rows * n // census.divisor(divided) * there for (rows, n, divided), there in here.items()), head]
+
+
+def adapter_dummies(census: ModelOnGrid, lora: Lora) -> list[Array]:
+    """The same of adapters, each shape once by its elements."""
+    groups = zip(census.model.groups, census.layers, strict=True)
+    listed = [low.rows * low.columns * np.minimum(n, 1) for g, n in groups for low in pairs_of(g.block, lora, census.grid)]
+    return list({np.asarray(elements).tobytes(): elements for elements in listed}.values())
 
 
 def shapes_of(block: Block) -> list[Shape]:

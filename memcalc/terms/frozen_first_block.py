@@ -26,10 +26,12 @@ def checkpoints_need_gradients(grid: Grid, treatment: str) -> bool:
 def unread(census: ModelOnGrid, index: int, policy: Policy) -> bool:
     """Whether no gradient flows to the input of a group's first block: nothing before it is trained or checkpointed.
 
-    PEFT and Transformers call ``enable_input_require_grads`` where checkpoints are on, and only there.
+    PEFT and Transformers call ``enable_input_require_grads`` where checkpoints are on, and only there; so does
+    Megatron-Bridge (067f987d peft/recompute.py), while ms-swift does so in any case (mcore-bridge f020e479
+    model/gpt_model.py, ``decoder_input.requires_grad_``).
     """
     fixed = census.grid.fixed
-    if policy.kind != "none" or fixed.adapters is None or index != census.sequence[0]:
+    if fixed.lora_classes == "swift" or policy.kind != "none" or fixed.adapters is None or index != census.sequence[0]:
         return False
     if "embedding" in (*fixed.also_train, *fixed.adapters.targets):
         return False

@@ -26,6 +26,7 @@ from memcalc.frameworks.megatron import stores_remainders, widened
 from memcalc.grid import column
 from memcalc.ledger import ALWAYS, Term
 from memcalc.terms.adapters import AdaptersOnGrid, adapter_pairs, block_pairs
+from memcalc.terms.parallel_adapters import pairs_of
 from memcalc.terms.mixers import is_biased
 from memcalc.terms.tensors import TABLES, Layout, Place, Tensor, block_tensors, end_tensors, outside_matrices
 from memcalc.terms.zero import largest_part, partitions_without_zero
@@ -248,6 +249,11 @@ def _adapters(census: AdaptersOnGrid) -> Iterator[RankWeight]:
     if lora is None:
         return
     blocks = zip(census.model.groups, census.layers, strict=True)
+    if grid.fixed.lora_classes:
+        for low, number in ((low, n) for group, n in blocks for low in pairs_of(group.block, lora, grid)):
+            shape = (low.rows, low.columns)
+            yield RankWeight(_weight(census, Tensor("adapter", (1, 1)), shape), number * low.count, low.routed)
+        return
     stacked = grid.habits.stacks_experts
     rank, targets = lora.rank, lora.targets
     inside = [(p, n) for group, n in blocks for p in block_pairs(group.block, rank, targets, stacked=stacked)]

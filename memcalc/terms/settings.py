@@ -80,7 +80,7 @@ def _setting(grid: Grid, precision: str, wide_residual: bool) -> BlockConfig:
         quantised_from_half=habits.quantises_half and fixed.quantize.startswith("nf4") and precision.startswith("bf16"),
         norm_weight=4 if wide_norms else 0,
         narrow=_narrow(grid, precision),
-        embedding_leaf=fixed.adapters is not None and is_reentrant(grid),
+        embedding_leaf=fixed.adapters is not None and is_reentrant(grid) and not habits.engine,
         expert_loop=habits.expert_loop,
         in_place=habits.in_place_kernels,
     )
@@ -131,7 +131,10 @@ def _adapters(grid: Grid) -> Lora | None:
     targets, width = frozenset(fixed.adapters.targets), 4 if fixed.adapter_dtype == "fp32" else 2
     habits, dropout = grid.habits, fixed.lora_dropout > 0
     folds = habits.stacks_experts and habits.own_code is None
-    return Lora(fixed.adapters.rank, targets, width, dropout=dropout, folds=folds, kernels=fixed.lora_kernels)
+    return Lora(
+        fixed.adapters.rank, targets, width, dropout, folds=folds, kernels=fixed.lora_kernels,
+        classes=fixed.lora_classes,
+    )  # fmt: skip
 
 
 # Sequence lengths of one grid: a column, as long as what is run does not depend on the length.

@@ -15,9 +15,11 @@ import numpy as np
 
 from memcalc.formulas import flops as fl
 from memcalc.formulas.kernels import attention_backward_flops, matmul_bytes
-from memcalc.terms.adapters import Pair, block_pairs, quantised_layers
+from memcalc.terms.adapters import Pair, block_pairs
 from memcalc.terms.mixers import mixing_flops
 from memcalc.terms.model_on_grid import local_experts
+from memcalc.terms.parallel_adapters import adapted_tensors
+from memcalc.terms.quantised import quantised_layers
 from memcalc.terms.settings import is_reentrant
 from memcalc.terms.tensors import Matrix, block_matrices, linear_layers
 from memcalc.timing.dequantisation import FORWARD, STEP, dequantised_bytes
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
     from memcalc.specs.adapters import Lora
     from memcalc.specs.recorded import Segment
     from memcalc.terms.activations import GroupActivations
+    from memcalc.terms.tensors import Tensor
     from memcalc.trace.layers import BlockConfig
 
 ROW_PARALLEL = ("o", "down")
@@ -152,10 +155,21 @@ class BlockWork:
         lora = self.grid.fixed.adapters
         if lora is None:
             return np.int64(0)
+        if self.grid.fixed.lora_classes:
+            return sum((self._beside(tensor, lora) for tensor in self._adapted(lora)), np.int64(0))
         linears = linear_layers(self.activations.group.block, stacked=self.grid.habits.stacks_experts)
         wide = sum(m.inputs + m.outputs for m in linears if m.target in lora.targets)
         beside = fl.step_flops(fl.matmul_flops(self.activations.tokens, lora.rank, wide)) // self.grid.degree("tp")
         return beside + sum((self._fold(pair) for pair in self._folded(lora)), np.int64(0))
+
+    def _adapted(self, lora: Lora) -> tuple[Tensor, ...]:
+        return adapted_tensors(self.activations.group.block, lora.targets)
+
+    def _beside(self, tensor: Tensor, lora: Lora) -> Array:
+        """Operations of adapters beside one of Megatron-LM's layers, of which ranks share A and B [FLOP]."""
+        rows = self._rows(Matrix(tensor.target, 0, 0, routed=tensor.routed)) * (1 if tensor.routed else tensor.count)
+        ranks = self.grid.expert_tp if tensor.routed else self.grid.degree("tp")
+        return fl.step_flops(fl.matmul_flops(rows, lora.rank, sum(tensor.shape[-2:]))) // ranks
 
     def _folded(self, lora: Lora) -> list[Pair]:
         block, stacked = self.activations.group.block, self.grid.habits.stacks_experts

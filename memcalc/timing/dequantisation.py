@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from memcalc.formulas.quantization import dequantisation_bytes
-from memcalc.terms.adapters import matrix_bytes
+from memcalc.terms.quantised import matrix_bytes
 
 if TYPE_CHECKING:
     from memcalc.terms.tensors import Matrix

@@ -102,7 +102,7 @@ def _passed(model: Model, fixed: SharedSettings, *, stacked: bool) -> tuple[int,
     if fixed.adapters is None:
         return active, 0, 0, 0, 0
     copies = sum(m.elements for m in outside_matrices(model) if m.target in fixed.also_train)
-    adapters = active_adapters(model, fixed.adapters, stacked=stacked)
+    adapters = active_adapters(model, fixed.adapters, stacked=stacked, classes=fixed.lora_classes)
     return copies + adapters, 0, 0, 0, active - copies
 
 

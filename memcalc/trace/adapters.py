@@ -7,10 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from memcalc.trace import ops
 from memcalc.trace.projection import Product, project
 from memcalc.trace.tape import Grads, Leaf, Size, Tape, Tensor
+
+if TYPE_CHECKING:
+    from memcalc.trace.layers import BlockConfig
 
 TARGETS = {
     "query projection": "q",
@@ -47,6 +51,15 @@ TARGETS = {
     "logits": "head",
 }
 """The interface's word for a linear layer, by the layer's name in the trace."""
+PACKED_TARGETS = {
+    "MLP up projection": ("gate_up", "up"),
+    "MLP down projection": ("down",),
+    "shared experts' up projection": ("gate_up", "up"),
+    "shared experts' down projection": ("down",),
+    "experts' up projection": ("gate_up", "up"),
+    "experts' down projection": ("down",),
+}
+"""The same of Megatron-LM's layers: gate and up are one, and an expert's layers have the names of a dense MLP's."""
 
 
 def target_of(name: str) -> str:
@@ -67,6 +80,20 @@ class Lora:
     """Adapters on a router, and on stacked experts, are folded into their weights (PEFT's ``ParamWrapper``)."""
     kernels: str = "model"
     """model: op by op (PEFT); fused: one autograd function a projection (unsloth, fms-acceleration)."""
+    classes: str = ""
+    """Whose classes stand beside Megatron-LM's layers: bridge, bridge-each or swift."""
+
+    @property
+    def gathers(self) -> bool:
+        """Adapters of split outputs read the whole sequence, and those of split inputs gather theirs."""
+        return self.classes.startswith("bridge")
+
+
+def adapter_on(setting: BlockConfig, name: str) -> Lora | None:
+    """The adapters of one of Megatron-LM's layers, by its name in the trace; None where it has none."""
+    lora = setting.lora
+    named = PACKED_TARGETS.get(name, (target_of(name),))
+    return None if lora is None or lora.targets.isdisjoint(named) else lora
 
 
 def adapted(

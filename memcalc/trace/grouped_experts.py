@@ -12,9 +12,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from memcalc.trace import ops
+from memcalc.trace import frozen_linear, ops
 from memcalc.trace.checkpoint import discarding
-from memcalc.trace.layers import Narrow, input_again, kept_input, operands
+from memcalc.trace.layers import input_again, kept_input, operands
 from memcalc.trace.parallel_linear import column_parallel, row_parallel
 from memcalc.trace.tape import Grads, Leaf, Shard, Size, Tape, Tensor
 
@@ -27,7 +27,7 @@ def experts(tape: Tape, x: Tensor, spec: MixtureOfExperts, setting: BlockConfig,
     """Router, exchange, experts, exchange back, and the sum with the shared experts."""
     width = x.size.width
     rows = Size(hidden, width, "routed", "rows", "h")
-    probs = router(tape, x, spec)
+    probs = router(tape, x, spec, trained=setting.trainable)
     permuted = permute(tape, x, probs, rows)
     sent = moved(tape, permuted, "tokens, exchanged", "rows if sorted", "rows if ep")
     # the experts read a copy sorted by expert; what came before stays referenced by the caller's locals
@@ -46,8 +46,12 @@ def experts(tape: Tape, x: Tensor, spec: MixtureOfExperts, setting: BlockConfig,
     return out
 
 
-def router(tape: Tape, x: Tensor, spec: MixtureOfExperts) -> Tensor:
-    """Two fp32 softmaxes (of the choice and of the balancing loss), two masks, the map of rows and the choice."""
+def router(tape: Tape, x: Tensor, spec: MixtureOfExperts, *, trained: bool) -> Tensor:
+    """Two fp32 softmaxes (of the choice and of the balancing loss), two masks, the map of rows and the choice.
+
+    A frozen weight changes nothing: ``RouterGatingLinearFunction`` keeps its input, and makes that gradient all the same
+    (Megatron-LM d98e8a64 ``core/transformer/moe/moe_utils.py``).
+    """
     size, experts_ = x.size, spec.experts
     saved = [
         tape.new("router scores", size._replace(elements=2 * experts_, width=4, label="2·E")),
@@ -61,7 +65,7 @@ def router(tape: Tape, x: Tensor, spec: MixtureOfExperts) -> Tensor:
     def rule(_: Grads) -> Grads:
         return [tape.new("gradient of router input", size), tape.new("gradient of router weight", weight, "gradient")]
 
-    leaf = Leaf("router weight", keep=True)
+    leaf = Leaf("router weight", keep=True) if trained else None
     return tape.record(probs, [x, leaf], rule, [x.storage, *(tensor.storage for tensor in saved)])
 
 
@@ -87,23 +91,25 @@ def moved(tape: Tape, x: Tensor, name: str, shard: Shard, before: Shard) -> Tens
 def grouped(tape: Tape, x: Tensor, probs: Tensor, spec: MixtureOfExperts, setting: BlockConfig, hidden: int) -> Tensor:
     """Two grouped products around an activation that is weighted by the tokens' probabilities."""
     wide = (2 if spec.gated else 1) * spec.ffn
-    narrow = setting.narrow
     size = Size(wide, x.size.width, "routed", "routed ffn", "f_e")
-    up = grouped_linear(tape, x, "experts' up projection", size, narrow)
+    up = grouped_linear(tape, x, setting, "experts' up projection", size)
     again = "moe_act" in setting.checkpointed
     inner = weighted_activation(tape, up, probs, spec.ffn)
     del up
     size = Size(hidden, x.size.width, "routed", "rows if sorted", "h")
-    out = grouped_linear(tape, inner, "experts' down projection", size, narrow, original=again)
+    out = grouped_linear(tape, inner, setting, "experts' down projection", size, original=again)
     if again:
         return discarding(tape, inner, out)
     return out
 
 
 def grouped_linear(
-    tape: Tape, x: Tensor, name: str, size: Size, narrow: Narrow | None, *, original: bool = False
+    tape: Tape, x: Tensor, setting: BlockConfig, name: str, size: Size, *, original: bool = False
 ) -> Tensor:
     """``GroupedLinear``: keeps its input, as it is with ``original``; backward makes the gradient contiguous."""
+    if not setting.trainable:
+        return frozen_linear.grouped(tape, x, setting, name, size)
+    narrow = setting.narrow
     given, weight = x.size, Size(x.size.elements * size.elements, 1, "once", "experts")
     full = size._replace(shard="rows" if size.shard == "rows if sorted" else size.shard)
     saved, other = kept_input(tape, x, name, narrow, original=original)

@@ -85,6 +85,23 @@ def gathered_input(tape: Tape, size: Size, name: str, narrow: Narrow | None, *, 
     return [tape.new(f"{name} input, gathered", narrow.size(full, copies))]
 
 
+def weight_of(elements: int, size: Size, shard: Shard) -> Size:
+    """The gradient of a weight that turns a tensor of ``size`` into one of ``elements``."""
+    return Size(elements * size.elements, 1, "once", shard if shard == "tp" or size.shard != "tp" else "tp")
+
+
+def product(
+    tape: Tape, size: Size, name: str, elements: int, label: str, shard: Shard, narrow: Narrow | None = None, *,
+    gathers: bool = True,
+) -> Tensor:  # fmt: skip
+    """The output of a column-parallel product, with its input gathered as long as it runs."""
+    inputs = gathered_input(tape, size, name, narrow) if gathers and shard == "tp" else []
+    out_size = size._replace(elements=elements, label=label, shard=shard)
+    out = tape.operator("mm", lambda: tape.new(f"{name} output", out_size))
+    inputs.clear()
+    return out
+
+
 WIDE = 4
 """Bytes of a number in fp32."""
 

@@ -19,7 +19,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from memcalc.trace.layers import BlockConfig, gathered_input, input_again, kept_input, operands
+from memcalc.trace import frozen_linear
+from memcalc.trace.layers import BlockConfig, gathered_input, input_again, kept_input, operands, product, weight_of
 from memcalc.trace.tape import Grads, Leaf, Shard, Size, Tape, Tensor
 
 if TYPE_CHECKING:
@@ -31,6 +32,8 @@ def normalised_linear(
     tape: Tape, x: Tensor, spec: Norm, setting: BlockConfig, name: str, elements: int, label: str, shard: Shard = "tp"
 ) -> Tensor:
     """``LayerNormLinear``, one autograd node: keeps its input, the normalised tensor and the norm's statistics."""
+    if not setting.trainable:
+        return frozen_linear.normalised(tape, x, spec, setting, name, elements, label, shard)
     size = x.size
     numbers = 2 if spec.kind == "layernorm" else 1
     stats = tape.new(f"{name} norm statistics", size._replace(elements=numbers, width=4, label=str(numbers)))
@@ -46,7 +49,7 @@ def normalised_linear(
         del inner
         return [before, grad]
 
-    leaf = Leaf(f"{name} weight", keep=True) if setting.trainable else None
+    leaf = Leaf(f"{name} weight", keep=True)
     return tape.record(out, [x, leaf], rule, [x.storage, normalised.storage, stats.storage])
 
 
@@ -63,6 +66,8 @@ def column_parallel(
     original: bool = False,
 ) -> Tensor:
     """A column-parallel linear layer: keeps its (sharded) input, as it is with ``original``."""
+    if not setting.trainable:
+        return frozen_linear.column(tape, x, setting, name, elements, label, shard)
     size, narrow = x.size, setting.narrow
     saved, other = kept_input(tape, x, name, narrow, original=original)
     out = product(tape, size, name, elements, label, shard, narrow, gathers=gathers)
@@ -75,7 +80,7 @@ def column_parallel(
         again.clear()
         return grads
 
-    leaf = Leaf(f"{name} weight", keep=True) if setting.trainable else None
+    leaf = Leaf(f"{name} weight", keep=True)
     return tape.record(out, [x, leaf], rule, [saved.storage])
 
 
@@ -88,6 +93,8 @@ def row_parallel(
     tape: Tape, x: Tensor, setting: BlockConfig, name: str, hidden: int, *, original: bool = False
 ) -> Tensor:
     """A row-parallel linear layer: keeps its input; the output's gradient is gathered in backward."""
+    if not setting.trainable:
+        return frozen_linear.row(tape, x, setting, name, hidden)
     size, narrow = x.size, setting.narrow
     saved, other = kept_input(tape, x, name, narrow, original=original)
     partial_sum = tape.new(
@@ -108,25 +115,8 @@ def row_parallel(
         gathered.clear()
         return [inner, grad]
 
-    leaf = Leaf(f"{name} weight", keep=True) if setting.trainable else None
+    leaf = Leaf(f"{name} weight", keep=True)
     return tape.record(out, [x, leaf], rule, [saved.storage])
-
-
-def weight_of(elements: int, size: Size, shard: Shard) -> Size:
-    """The gradient of a weight that turns a tensor of ``size`` into one of ``elements``."""
-    return Size(elements * size.elements, 1, "once", shard if shard == "tp" or size.shard != "tp" else "tp")
-
-
-def product(
-    tape: Tape, size: Size, name: str, elements: int, label: str, shard: Shard, narrow: Narrow | None = None, *,
-    gathers: bool = True,
-) -> Tensor:  # fmt: skip
-    """The output of a column-parallel product, with its input gathered as long as it runs."""
-    inputs = gathered_input(tape, size, name, narrow) if gathers and shard == "tp" else []
-    out_size = size._replace(elements=elements, label=label, shard=shard)
-    out = tape.operator("mm", lambda: tape.new(f"{name} output", out_size))
-    inputs.clear()
-    return out
 
 
 def backward_of_column(

@@ -41,7 +41,8 @@ EXCHANGED: dict[str, Shard] = {"a2a": "tp if cp"}
 
 def is_written(block: Block, setting: BlockConfig) -> bool:
     """Whether Megatron-LM has such a block."""
-    plain = setting.lora is None and setting.quantize == "none" and block.cross_attention is None
+    adapted = setting.lora is not None and not setting.lora.classes
+    plain = not adapted and setting.quantize == "none" and block.cross_attention is None
     return plain and block.norm_place == "pre" and not block.parallel and block.norms == 2
 
 
