@@ -39,12 +39,14 @@ def megatron_targets(request: Request, lora: Lora, model: Model, habits: Habits)
         return known
     if not lora.targets:
         return tuple(name for name in USUAL if name in known)
-    for name in (name for name in lora.targets if name not in known):
+    ungated = "gate_up" not in known and "up" in known
+    named = tuple("up" if ungated and name == "gate_up" else name for name in lora.targets)
+    for name in (name for name in named if name not in known):
         packed = tuple(dict.fromkeys(PACKED.get(target, target) for target in lora.targets))
         able = f", as in {lora.rank or habits.lora_rank}:{','.join(packed)}" if {*packed} <= {*known} else ""
         allowed = f"Megatron-LM's layers of {model.name} are {', '.join(known)}{able}; {name} is none of them"
         raise CombinationError("lora", str(lora), allowed)
-    return lora.targets
+    return named
 
 
 def classes_of(request: Request) -> str:

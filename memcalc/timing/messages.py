@@ -13,6 +13,7 @@ import numpy as np
 
 from memcalc.formulas import communication as comm
 from memcalc.terms.adapters import trained
+from memcalc.terms.parallel_adapters import adapted_tensors
 from memcalc.terms.zero import prefetched
 from memcalc.timing.experts import exchanges
 from memcalc.timing.groups import in_node
@@ -118,7 +119,8 @@ def _tensor(census: ModelOnGrid, blocks: list[BlockWork], node: Node) -> tuple[M
         calls_again = calls_again + b.reductions_again * number // 2
     ends = comm.tensor_parallel_bytes(grid.tokens, census.model.hidden, 2, ranks, 1) * (grid.is_first + grid.is_last)
     stride = np.int64(1)
-    beside = int(grid.habits.overlaps_input_gradients)
+    # A frozen layer makes no gradient of its weight, beside which its input's could be reduced
+    beside = int(grid.habits.overlaps_input_gradients and grid.fixed.adapters is None)
     return (
         _message(grid, node, volume * (2 - beside) + ends, calls * (2 - beside), ranks, stride),
         _message(grid, node, volume * beside, calls * beside, ranks, stride),
@@ -136,13 +138,28 @@ def _split_block(grid: Grid, block: BlockWork) -> tuple[Array, Array]:
     ranks, tokens, spec = grid.degree("tp"), block.activations.tokens, block.activations.group.block
     dense = comm.tensor_parallel_bytes(tokens, spec.hidden, 2, ranks, 1)
     many = (ranks > 1).astype(np.int64)
+    more = gathers_of_adapters(grid, block)
     if not spec.is_moe or grid.fixed.moe_dispatcher == "allgather":
-        return 2 * dense, 2 * many
+        return (4 + more) * dense // 2, (2 + more) * many
     split = grid.expert_tp
     rows = block.activations.units["routed"] * split // ranks
     routed = comm.tensor_parallel_bytes(rows, spec.hidden, 2, split, 1)
     shared = int(getattr(spec.mlp, "shared_ffn", 0) > 0)
-    return (1 + shared) * dense + routed, (1 + shared) * many + (split > 1)
+    return (2 + 2 * shared + more) * dense // 2 + routed, (1 + shared + more) * many + (split > 1)
+
+
+def gathers_of_adapters(grid: Grid, block: BlockWork) -> Array:
+    """Gathers of whole hidden states that adapters add to a forward, as many as to a backward: Megatron-Bridge's alone.
+
+    B beside a row-parallel layer gathers its outputs, and the gradient is gathered under sequence parallelism; without
+    it the gradient before a column-parallel layer's A is reduced on its own (067f987d peft/utils.py).
+    """
+    lora = grid.fixed.adapters
+    if lora is None or not grid.fixed.lora_classes.startswith("bridge"):
+        return np.int64(0)
+    tensors = adapted_tensors(block.activations.group.block, lora.targets)
+    divided = [tensor.divided for tensor in tensors if not tensor.routed]
+    return divided.count("columns") + divided.count("rows") * (grid.sequence_shard == 1)
 
 
 def _context(grid: Grid, blocks: list[BlockWork], node: Node) -> tuple[Message, Message]:

@@ -182,7 +182,8 @@ def accumulated(census: ModelOnGrid) -> Array:
     grid = census.grid
     if not (grid.habits.persistent_gradients and grid.fixed.wgrad_fusion):
         return np.int64(0)
-    return census.parameters * census.width("gradient")
+    updated = trained(census)
+    return updated.parameters * updated.width("gradient")
 
 
 # ------------------------------------------------------------------------------------------------------- the optimizer

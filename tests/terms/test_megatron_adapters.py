@@ -169,6 +169,50 @@ class Rank:
         inner = operator([up], [(up.shape[0], f // self.tp)], (0,))[0]
         return operator([x, self.row(inner, h, "down")], [tuple(x.shape)], ())[0]
 
+    def column(self, x: Any, outputs: int, target: str) -> Any:
+        """A column-parallel layer without a norm, as the shared experts have it."""
+        h, t, out_rows = x.shape[1], self.tp, x.shape[0] * (self.tp if self.sp else 1)
+        out = operator([x], [(out_rows, outputs // t)], ())[0]
+        if target not in self.targets:
+            return out
+        if not self.gathers:
+            return self.swift_column(out, x, h, outputs)
+        y = self.dropped(x)
+        y = self.seq(y, t) if self.sp else y
+        low = self.product(y, RANK // t, h)
+        return self.scaled(out, self.product(operator([low], [(y.shape[0], RANK)], ())[0] if t > 1 else low, outputs // t, RANK))
+
+    def scaled(self, out: Any, high: Any) -> Any:
+        """The sum with the adapter's scaled output."""
+        return operator([out, high * 2.0], [tuple(out.shape)], ())[0]
+
+    def grouped(self, x: Any, outputs: int, target: str, sizes: tuple[int, int], local: int) -> Any:
+        """``GroupedLinear`` with a frozen weight; A and B of ``sizes``, of all local experts where each has its own."""
+        out = operator([x], [(x.shape[0], outputs)], ())[0]
+        if target not in self.targets:
+            return out
+        many = 1 if self.classes == "bridge" else local
+        w_in, w_out = self.weight(many, sizes[0]), self.weight(many, sizes[1])
+        low = operator([self.dropped(x), w_in], [(x.shape[0], RANK)], (0, 1))[0]
+        return self.scaled(out, operator([low, w_out], [(x.shape[0], outputs)], (0, 1))[0])
+
+    def experts(self, x: Any, flat: dict[str, Any], ep: int, etp: int) -> Any:
+        """Norm, router, routed experts and shared ones; what moves rows saves nothing."""
+        h, moe, tokens = flat["hidden"], flat["moe"], x.shape[0]
+        e, k, f, local = moe["experts"], moe["topk"], moe["ffn"], moe["experts"] // ep
+        y, _ = operator([x], [tuple(x.shape), (tokens, 1)], (0, ~1), (1,))
+        # fp32 scores and maps, masks of bytes, the choice in 64 bits: as much as a trained block has of them
+        probs, _ = operator([y], [(tokens, 4 * e + 1 + 6 * k), (tokens, e)], (0, ~0, ~1), (0,))
+        rows = S * k // (self.tp // etp)
+        given, weights = operator([y, probs], [(rows, h), (rows, 1)], (), (1,))
+        up = self.grouped(given, 2 * f // etp, "gate_up", (RANK * h // etp, 2 * f * RANK // etp), local)
+        inner = operator([up, weights], [(rows, f // etp)], (0, 1))[0]
+        down = self.grouped(inner, h, "down", (RANK * f // etp, h * RANK // etp), local)
+        shared = self.column(y, 2 * f, "gate_up")
+        shared = operator([shared], [(shared.shape[0], f // self.tp)], (0,))[0]
+        both = operator([down, self.row(shared, h, "down")], [tuple(x.shape)], ())[0]
+        return operator([x, both], [tuple(x.shape)], ())[0]
+
 
 def saved_by(rank: Rank, run: Any) -> int:
     """Return the bytes of the distinct storages that are saved and no parameters."""
@@ -208,3 +252,40 @@ def test_a_dense_block_keeps_what_its_modules_save(
     rank = Rank(tp, sp, classes, targets, dropout)
     assert kept(groups_of(job)[0]) == dense_block(rank)
     assert int(trained(job).block_dense[0].flat[0]) == sum(p.numel() for p in rank.parameters)
+
+
+ROUTED = [
+    ("bridge", Layout(), 0), ("bridge-each", Layout(), 0), ("swift", Layout(), 0),
+    ("bridge", Layout(dp=4, ep=4), 0), ("bridge-each", Layout(dp=4, ep=4), 0), ("swift", Layout(dp=4, ep=4), 0),
+    ("bridge", Layout(dp=2, tp=2, sp=True, ep=2), 1), ("swift", Layout(dp=2, tp=2, sp=True, ep=2), 1),
+    ("bridge", Layout(dp=2, tp=2, sp=True, ep=2), 2), ("bridge-each", Layout(dp=2, tp=2, sp=True, ep=2), 2),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("classes", "layout", "etp"), ROUTED)
+@pytest.mark.parametrize("dropout", [0.0, 0.05])
+def test_a_block_with_experts_keeps_what_its_modules_save(
+    classes: str, layout: Layout, etp: int, dropout: float
+) -> None:
+    """One pair for all experts of a rank, or one for each; those of the shared experts are a dense MLP's."""
+    lora = f"{RANK}:{','.join(ALL)}"
+    job = census(from_flat(MOE), layout, lora, classes, lora_dropout=dropout, etp=etp)
+    rank, tokens = Rank(layout.tp, layout.sp, classes, ALL, dropout), S // (layout.tp if layout.sp else 1)
+    x = torch.zeros(tokens, MOE["hidden"], dtype=torch.bfloat16, requires_grad=True)
+    bytes_ = saved_by(rank, lambda: rank.experts(rank.attention(x, MOE), MOE, layout.ep, etp or layout.tp))
+    assert kept(groups_of(job)[0]) == bytes_
+    counted = trained(job)
+    elements = int(counted.block_dense[0].flat[0]) + int(counted.block_experts[0].flat[0])
+    assert elements == sum(p.numel() for p in rank.parameters)
+
+
+@pytest.mark.parametrize("tp", [1, 2])
+def test_the_first_block_keeps_less_where_no_gradient_flows_to_its_input(tp: int) -> None:
+    """Under Megatron-Bridge alone: ms-swift asks for a gradient of the embedding's output in any case."""
+    words, bytes_ = f"{RANK}:{','.join(ALL)}", []
+    for classes in ("bridge", "swift"):
+        group = groups_of(census(from_flat(FLAT), Layout(tp=tp), words, classes))[0]
+        bytes_.append(int(np.max(group.kept)))
+    spared = 2 * kept(group) - bytes_[1], 2 * kept(groups_of(census(from_flat(FLAT), Layout(tp=tp), words, "bridge"))[0]) - bytes_[0]
+    whole, first = (dense_block(Rank(tp, False, "bridge", ALL), wanted=wanted) for wanted in (True, False))
+    assert spared == (0, whole - first)

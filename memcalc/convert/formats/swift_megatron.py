@@ -34,6 +34,12 @@ _RENAMED = {
     "microbatch_group_size_per_virtual_pipeline_stage": "microbatch_group_size_per_vp_stage",
 }
 _DTYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
+_LAYERS = {
+    "all-linear": "all-linear", "linear_qkv": "qkv", "linear_proj": "o", "linear_fc1": "gate_up", "linear_fc2": "down",
+    "linear_q_proj": "q", "linear_q_down_proj": "q_a", "linear_q_up_proj": "q_b", "linear_kv_down_proj": "kv_a",
+    "linear_kv_up_proj": "kv_b",
+}  # fmt: skip
+"""Megatron-LM's layers (core/models/gpt/gpt_layer_specs.py) and memcalc's words for them."""
 _TUNERS = {name: name for name in ("full", "lora", "lora_llm")}
 """`lora_llm` is that of its example with a vision part."""
 
@@ -126,14 +132,45 @@ def _experts(flags: Flags) -> None:
 
 def _tuner(flags: Flags) -> None:
     """All weights, or adapters on every linear layer (Megatron's own classes of LoRA)."""
-    kind = flags.one_of("tuner_type", _TUNERS, "full")
+    key = "train_type" if flags.reader.has("train_type") else "tuner_type"
+    kind = flags.one_of(key, _TUNERS, "full")
     tower, projector = flags.reader.flag("freeze_vit", True), flags.reader.flag("freeze_aligner", True)
     flags.set("vision", "trained" if not tower else "frozen" if projector else "projector", "freeze_vit")
-    if kind != "full":
+    if kind == "lora_llm":
         raise ObjectiveError(
-            f"{flags.reader.document.path.name} trains adapters under Megatron (tuner_type {kind}): memcalc has no "
-            "figures for adapters whose layers are shared out over tensor- and expert-parallel ranks."
+            f"{flags.reader.document.path.name} trains adapters beside a whole vision part ({key} {kind}): memcalc has "
+            "no figures for both under Megatron."
         )
+    if kind == "lora":
+        _adapters(flags.reader)
+
+
+def _adapters(reader: ConfigReader) -> None:
+    """Adapters of Megatron-LM's layers; those of the router, of ends and of biases are not counted.
+
+    They are as wide as the weights, whatever ``lora_dtype`` says: ``Float16Module`` casts the whole model.
+    """
+    rank, names = reader.integer("lora_rank", 8, low=1) or 8, [str(name) for name in reader.items("target_modules")]
+    beside = {
+        "all-router": "adapters of the router are not counted",
+        "all-embedding": "adapters of the embedding are not counted",
+    }
+    for name in (name for name in names if name in beside):
+        reader.not_modelled({"target_modules": beside[name]})
+    layers = [name for name in names if name not in beside] or ["all-linear"]
+    if reader.has("target_regex") or not {*layers} <= _LAYERS.keys():
+        key = "target_regex" if reader.has("target_regex") else "target_modules"
+        reader.ask("lora", key, str(reader.raw(key))[:60], f"names layers by more than {', '.join(_LAYERS)}")
+    else:
+        targets = list(dict.fromkeys(_LAYERS[name] for name in layers))
+        every = "all-linear" in targets
+        reader.set("lora", f"{rank}:{'all-linear' if every else ','.join(targets)}", "target_modules")
+    reader.set("strategy.lora_classes", "swift", "target_modules")
+    reader.set("workload.lora_dropout", reader.number("lora_dropout", 0.05), "lora_dropout")
+    reader.not_modelled({
+        "lora_bias": "biases are trained too, which is not counted",
+        "modules_to_save": "these parts are trained in full, which is not counted",
+    })  # fmt: skip
 
 
 def _recognise(document: Document) -> bool:
