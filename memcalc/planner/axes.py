@@ -89,7 +89,7 @@ def fixed_part(
         **request.given["fields"],
     }
     check_widths(resolved["optimizer"], habits, precisions)
-    check_main_weights(request, resolved, habits)
+    check_main_weights(resolved, habits)
     if any(name.startswith("fp8") for name in precisions):
         check_recipe(str(resolved.get("float8", "")), gpu, habits, resolved["kernels"])
     resolved |= galore_fields(resolved["optimizer"], request, model, habits)

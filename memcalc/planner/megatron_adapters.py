@@ -29,7 +29,8 @@ UNCOUNTED = ("muon", "soap")
 def megatron_targets(request: Request, lora: Lora, model: Model, habits: Habits) -> tuple[str, ...]:
     """The layers of Megatron-LM's blocks that get an adapter.
 
-    By default those that Megatron-Bridge lists, under ms-swift all linear layers (mcore-bridge f020e479, find_all_linears).
+    By default those that Megatron-Bridge lists, and under ms-swift all linear layers (3602360a swift/megatron/utils,
+    ``find_all_linears``).
     """
     _check_written(lora, model, habits)
     known = adaptable_targets(group.block for group in model.groups)
@@ -59,7 +60,9 @@ def _check_written(lora: Lora, model: Model, habits: Habits) -> None:
     if not habits.engine:
         raise CombinationError("lora", str(lora), "Megatron-LM has adapters from core 0.5 on: --framework megatron")
     if not all(_is_written(group.block) for group in model.groups):
-        allowed = f"beside Megatron-LM's layers adapters are not modelled for the blocks of {model.name}: --framework hf"
+        allowed = (
+            f"beside Megatron-LM's layers adapters are not modelled for the blocks of {model.name}: --framework hf"
+        )
         raise UncountedError("lora", str(lora), allowed)
 
 
@@ -80,7 +83,7 @@ def parallel_fields(request: Request, lora: Lora, precisions: Sequence[str]) -> 
         "precision": any(name.startswith("fp8") for name in precisions),
         "kernels": given.get("kernels", "te") != "te",
     }
-    for name in (name for name, told in stated.items() if told):
+    for name in (name for name, differs in stated.items() if differs):
         value = given.get(name.replace("-", "_"), fields.get(name.rpartition(".")[2], precisions[0]))
         raise UncountedError(name, value, f"it is not modelled beside adapters of Megatron-LM's layers (--lora {lora})")
     classes = classes_of(request)

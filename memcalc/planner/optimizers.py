@@ -105,7 +105,7 @@ def check_accumulation(width: str, habits: Habits, precision: str, zero: int) ->
         raise CombinationError("strategy.grad_accum_dtype", width, allowed)
 
 
-def check_main_weights(request: Request, fields: dict[str, Any], habits: Habits) -> None:
+def check_main_weights(fields: dict[str, Any], habits: Habits) -> None:
     """Refuse the precision-aware optimizer where it has no weights that it can hold.
 
     It stores the low 16 bits of a main weight, of which an 8-bit weight is not the rest (TransformerEngine d0067d0d
@@ -184,7 +184,9 @@ def adapter_fields(request: Request, model: Model, habits: Habits, precisions: l
         _refuse_without_lora(request)
         return fields
     if not habits.engine and (request.given.get("tp", 1) > 1 or request.given.get("ep", 1) > 1):
-        allowed = "adapters are modelled with tensor and expert parallelism under Megatron-LM alone: --framework megatron"
+        allowed = (
+            "under tensor and expert parallelism adapters are modelled for Megatron-LM alone: --framework megatron"
+        )
         raise CombinationError("lora", str(lora), allowed)
     beside = parallel_fields(request, lora, precisions) if habits.engine else {}
     quantize = str(request.given.get("quantize", "none"))

@@ -220,8 +220,8 @@ class SharedSettings(Strategy):
     te: Annotated[str, Option("Version of TransformerEngine.", kind="version")] = "2.14"
     lora_classes: Annotated[
         Literal["", "bridge", "bridge-each", "swift"],
-        Option("Whose adapters stand beside Megatron-LM's layers: Megatron-Bridge's or NeMo's, with one for all experts "
-            "of a rank (bridge) or for each (bridge-each), or ms-swift's; bridge where empty.", needs_lora=True),
+        Option("Whose adapters stand beside Megatron-LM's layers: Megatron-Bridge's and NeMo's, one for all experts of "
+            "a rank (bridge, also where empty) or one for each (bridge-each), or ms-swift's.", needs_lora=True),
     ] = ""
     # fmt: on
 

@@ -114,7 +114,9 @@ def dummies(census: ModelOnGrid) -> list[Array]:
 def adapter_dummies(census: ModelOnGrid, lora: Lora) -> list[Array]:
     """The same of adapters, each shape once by its elements."""
     groups = zip(census.model.groups, census.layers, strict=True)
-    listed = [low.rows * low.columns * np.minimum(n, 1) for g, n in groups for low in pairs_of(g.block, lora, census.grid)]
+    listed = [
+        low.rows * low.columns * np.minimum(n, 1) for g, n in groups for low in pairs_of(g.block, lora, census.grid)
+    ]
     return list({np.asarray(elements).tobytes(): elements for elements in listed}.values())
 
 

@@ -26,8 +26,8 @@ from memcalc.frameworks.megatron import stores_remainders, widened
 from memcalc.grid import column
 from memcalc.ledger import ALWAYS, Term
 from memcalc.terms.adapters import AdaptersOnGrid, adapter_pairs, block_pairs
-from memcalc.terms.parallel_adapters import pairs_of
 from memcalc.terms.mixers import is_biased
+from memcalc.terms.parallel_adapters import pairs_of
 from memcalc.terms.tensors import TABLES, Layout, Place, Tensor, block_tensors, end_tensors, outside_matrices
 from memcalc.terms.zero import largest_part, partitions_without_zero
 

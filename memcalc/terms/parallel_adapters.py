@@ -68,13 +68,12 @@ def pairs_of(block: Block, lora: Lora, grid: Grid) -> Iterator[Low]:
 def _pair(tensor: Tensor, rank: int, grid: Grid) -> tuple[Low, Low]:
     classes = grid.fixed.lora_classes
     outputs, inputs = tensor.shape[-2:]
-    ranks, one = grid.expert_tp if tensor.routed else grid.degree("tp"), np.int64(1)
+    ranks, undivided = grid.expert_tp if tensor.routed else grid.degree("tp"), np.int64(1)
     by_rows, by_columns = tensor.divided == "rows", tensor.divided == "columns"
-    whole = classes == "swift"
-    a = shard(rank, one if by_columns or whole else ranks), shard(inputs, ranks if by_columns else one)
-    b = shard(outputs, ranks if by_rows or not whole else one)
-    each = classes in EACH
-    count = shard(tensor.count, grid.degree("ep")) if tensor.routed and each else one * (1 if tensor.routed else tensor.count)
+    replicated = classes == "swift"
+    a = shard(rank, undivided if by_columns or replicated else ranks), shard(inputs, ranks if by_columns else undivided)
+    b = shard(outputs, ranks if by_rows or not replicated else undivided)
+    count = shard(tensor.count, grid.degree("ep")) if classes in EACH and tensor.routed else np.int64(1)
     return Low(*a, count, tensor.routed), Low(b, np.int64(rank), count, tensor.routed)
 
 

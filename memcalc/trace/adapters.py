@@ -7,14 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 from memcalc.trace import ops
 from memcalc.trace.projection import Product, project
 from memcalc.trace.tape import Grads, Leaf, Size, Tape, Tensor
-
-if TYPE_CHECKING:
-    from memcalc.trace.layers import BlockConfig
 
 TARGETS = {
     "query projection": "q",
@@ -88,12 +84,9 @@ class Lora:
         """Adapters of split outputs read the whole sequence, and those of split inputs gather theirs."""
         return self.classes.startswith("bridge")
 
-
-def adapter_on(setting: BlockConfig, name: str) -> Lora | None:
-    """The adapters of one of Megatron-LM's layers, by its name in the trace; None where it has none."""
-    lora = setting.lora
-    named = PACKED_TARGETS.get(name, (target_of(name),))
-    return None if lora is None or lora.targets.isdisjoint(named) else lora
+    def stands_on(self, name: str) -> bool:
+        """Whether one of Megatron-LM's layers has an adapter, by the layer's name in the trace."""
+        return not self.targets.isdisjoint(PACKED_TARGETS.get(name, (target_of(name),)))
 
 
 def adapted(

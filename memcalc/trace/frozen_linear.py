@@ -18,7 +18,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from memcalc.trace import ops
-from memcalc.trace.adapters import adapter_on
 from memcalc.trace.layers import gathered_input, product
 from memcalc.trace.tape import Grads, Leaf, Shard, Size, Tape, Tensor
 
@@ -32,7 +31,7 @@ def normalised(
     tape: Tape, x: Tensor, spec: Norm, setting: BlockConfig, name: str, elements: int, label: str, shard: Shard
 ) -> Tensor:
     """``LayerNormLinear``: keeps its input and the statistics, and for an adapter the normalised tensor too."""
-    size, lora, numbers = x.size, adapter_on(setting, name), 2 if spec.kind == "layernorm" else 1
+    size, lora, numbers = x.size, _adapter(setting, name), 2 if spec.kind == "layernorm" else 1
     stats = tape.new(f"{name} norm statistics", size._replace(elements=numbers, width=4, label=str(numbers)))
     made = tape.new(f"{name} input", size)
     inputs = gathered_input(tape, size, name, None) if shard == "tp" else []
@@ -60,7 +59,7 @@ def column(
     tape: Tape, x: Tensor, setting: BlockConfig, name: str, elements: int, label: str, shard: Shard = "tp"
 ) -> Tensor:
     """A column-parallel layer, or one that every rank has whole: keeps nothing of its own."""
-    size, lora = x.size, adapter_on(setting, name)
+    size, lora = x.size, _adapter(setting, name)
     out = product(tape, size, name, elements, label, shard)
     tape.record(out, [x], lambda _: [_input_gradient(tape, size, name, shard)], reads=True)
     if lora is None:
@@ -70,7 +69,7 @@ def column(
 
 def row(tape: Tape, x: Tensor, setting: BlockConfig, name: str, hidden: int) -> Tensor:
     """A row-parallel layer: keeps nothing; its output's gradient is gathered in backward."""
-    size, lora = x.size, adapter_on(setting, name)
+    size, lora = x.size, _adapter(setting, name)
     result = Size(hidden, size.width, size.unit, "sp", "h")
     partial_sum = tape.new(f"{name} output before its reduction", result._replace(shard="full if sp"))
     out = tape.operator("mm", lambda: tape.new(f"{name} output", result))
@@ -88,7 +87,7 @@ def row(tape: Tape, x: Tensor, setting: BlockConfig, name: str, hidden: int) -> 
 
 def grouped(tape: Tape, x: Tensor, setting: BlockConfig, name: str, size: Size) -> Tensor:
     """``GroupedLinear``: keeps nothing of its own; an adapter has the rows of all experts beside each other."""
-    given, lora = x.size, adapter_on(setting, name)
+    given, lora = x.size, _adapter(setting, name)
     full = size._replace(shard="rows" if size.shard == "rows if sorted" else size.shard)
 
     def rule(_: Grads) -> Grads:
@@ -109,6 +108,11 @@ def grouped(tape: Tape, x: Tensor, setting: BlockConfig, name: str, size: Size) 
     outs = [out]
     del out
     return _added(tape, outs, high, name, size)
+
+
+def _adapter(setting: BlockConfig, name: str) -> Lora | None:
+    """The adapters of a layer, by its name; None where it has none."""
+    return setting.lora if setting.lora is not None and setting.lora.stands_on(name) else None
 
 
 def _beside_column(
@@ -162,10 +166,10 @@ def _split_outputs(tape: Tape, low: Tensor, size: Size, name: str) -> Tensor:
     The view is a rank's part of the sequence, which is contiguous as it is.
     """
     parts = [tape.new(f"{name} adapter B output, of a rank", size._replace(shard=shard)) for shard in _PARTS]
-    whole = tape.new(f"{name} adapter B output", size._replace(shard="none"))
+    gathered = tape.new(f"{name} adapter B output", size._replace(shard="none"))
     parts.clear()
     before = [size._replace(shard="full if sp"), size._replace(shard="part if tp")]
-    return _product(tape, low, f"{name} adapter B", Tensor(whole.storage, size), before)
+    return _product(tape, low, f"{name} adapter B", Tensor(gathered.storage, size), before)
 
 
 def _local(tape: Tape, low: Tensor, size: Size, name: str) -> Tensor:
@@ -201,9 +205,9 @@ def _added(tape: Tape, out: list[Tensor], high: list[Tensor], name: str, size: S
 
 def _input_gradient(tape: Tape, size: Size, name: str, shard: Shard) -> Tensor:
     """The input's gradient, whole until it is reduced and scattered where outputs are split."""
-    whole = [tape.new(f"gradient of {name} input, whole", size._replace(shard="full if sp"))] * (shard == "tp")
+    unreduced = [tape.new(f"gradient of {name} input, whole", size._replace(shard="full if sp"))] * (shard == "tp")
     inner = tape.new(f"gradient of {name} input", size)
-    whole.clear()
+    unreduced.clear()
     return inner
 
 

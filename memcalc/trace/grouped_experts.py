@@ -49,8 +49,8 @@ def experts(tape: Tape, x: Tensor, spec: MixtureOfExperts, setting: BlockConfig,
 def router(tape: Tape, x: Tensor, spec: MixtureOfExperts, *, trained: bool) -> Tensor:
     """Two fp32 softmaxes (of the choice and of the balancing loss), two masks, the map of rows and the choice.
 
-    A frozen weight changes nothing: ``RouterGatingLinearFunction`` keeps its input, and makes that gradient all the same
-    (Megatron-LM d98e8a64 ``core/transformer/moe/moe_utils.py``).
+    A frozen weight changes nothing: ``RouterGatingLinearFunction`` keeps its input, and makes its gradient all the
+    same (Megatron-LM d98e8a64 ``core/transformer/moe/moe_utils.py``).
     """
     size, experts_ = x.size, spec.experts
     saved = [

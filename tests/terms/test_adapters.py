@@ -478,7 +478,7 @@ def test_impossible_adapters_are_refused(lora: str) -> None:
         ({"also_train": "head"}, "it needs --lora"),
         ({"lora": "16", "quantize": "nf4", "precision": "fp32"}, "a quantized base needs"),
         ({"lora": "16", "precision": "fp32", "autocast": True}, "bf16-autocast"),
-        ({"lora": "16", "framework": "fsdp2", "precision": "bf16-mixed", "tp": 2, "gpus": 2}, "without tensor"),
+        ({"lora": "16", "framework": "fsdp2", "precision": "bf16-mixed", "tp": 2, "gpus": 2}, "for Megatron-LM alone"),
     ],
 )
 def test_combinations_that_cannot_be_are_refused(words: dict[str, Any], said: str) -> None:

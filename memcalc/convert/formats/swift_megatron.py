@@ -163,8 +163,8 @@ def _adapters(reader: ConfigReader) -> None:
         reader.ask("lora", key, str(reader.raw(key))[:60], f"names layers by more than {', '.join(_LAYERS)}")
     else:
         targets = list(dict.fromkeys(_LAYERS[name] for name in layers))
-        every = "all-linear" in targets
-        reader.set("lora", f"{rank}:{'all-linear' if every else ','.join(targets)}", "target_modules")
+        listed = ["all-linear"] if "all-linear" in targets else targets
+        reader.set("lora", f"{rank}:{','.join(listed)}", "target_modules")
     reader.set("strategy.lora_classes", "swift", "target_modules")
     reader.set("workload.lora_dropout", reader.number("lora_dropout", 0.05), "lora_dropout")
     reader.not_modelled({
