@@ -320,7 +320,7 @@ MOVES: dict[str, dict[str, tuple[Any, ...]]] = {
         "reshard": ("titan-old", "never"), "expandable_segments": ("hf", None), "lora_dropout": ("adapters", 0.1),
         "adapter_dtype": ("adapters", "bf16"), "autocast": ("megatron", True), "also_train": ("adapters", ("head",)),
         "quantize": ("llama", "nf4"), "lora_kernels": ("adapters", "fused"), "gptq_group": ("gptq", 32),
-        "frozen_fp32": ("adapters", True),
+        "frozen_fp32": ("adapters", True), "lora_classes": ("megatron", "swift", {"lora": "16:qkv,o"}),
         "prepare_kbit": ("nf4", True), "bnb": ("nf4", "0.42"), "wide_embedding_moments": ("8-bit", True),
         "sgd_weight_decay": ("sgd", True),
         "galore_rank": ("galore", 64), "galore_targets": ("galore", ("q",)), "bucket_view": ("ddp", True),

@@ -76,6 +76,7 @@ def parallel_fields(request: Request, lora: Lora, precisions: Sequence[str]) -> 
     given, fields = request.given, request.given["fields"]
     stated = {
         "quantize": given.get("quantize", "none") != "none",
+        "autocast": bool(given.get("autocast")),
         "also-train": bool(given.get("also_train")),
         "strategy.mtp": bool(fields.get("mtp")),
         "strategy.lora_kernels": fields.get("lora_kernels", "model") != "model",
