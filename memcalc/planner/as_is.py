@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from memcalc.errors import CombinationError, UncountedError
+from memcalc.errors import UncountedError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -30,4 +30,4 @@ def check_framework(request: Request, default: str, model: str) -> None:
     """Refuse a framework that has classes of its own for ``model``, a sentence's subject."""
     named = str(request.given.get("framework", default))
     if named.partition("@")[0] not in FRAMEWORKS:
-        raise CombinationError("framework", named, f"{model} is modelled under {', '.join(FRAMEWORKS)}")
+        raise UncountedError("framework", named, f"{model} is modelled under {', '.join(FRAMEWORKS)}")

@@ -1,5 +1,5 @@
 # In the shape of modelscope/ms-swift examples/megatron/lora/moe.sh @3602360a: 2 GPUs, 62 GiB each.
-NPROC_PER_NODE=2 megatron sft \
+PYTORCH_CUDA_ALLOC_CONF='expandable_segments:True' NPROC_PER_NODE=2 megatron sft \
     --model Qwen/Qwen3-30B-A3B \
     --dataset my/data \
     --tuner_type lora \

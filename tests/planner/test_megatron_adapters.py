@@ -1,0 +1,114 @@
+"""Adapters beside Megatron-LM's layers: which layers, which layouts, what is refused, and what a rank holds of them.
+
+Sources: NVIDIA-NeMo/Megatron-Bridge 067f987d ``peft/lora.py``, ``peft/utils.py`` and ``perf_recipes/llama/h100``;
+modelscope/mcore-bridge f020e479 ``tuners/lora.py``.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import memcalc
+from memcalc.errors import CombinationError, UncountedError
+from memcalc.results.estimates import Estimate
+
+MEGATRON = {"framework": "megatron", "gpu": "h100", "seq_len": 4096}
+SWIFT = {"strategy.lora_classes": "swift"}
+
+
+def estimate(model: str = "llama-3-8b", **words: Any) -> Estimate:
+    """Return the estimate of a job under Megatron-LM."""
+    return memcalc.estimate(model=model, **{**MEGATRON, "gpus": words.get("tp", 1) * words.get("pp", 1), **words})
+
+
+def term(found: Estimate, name: str) -> int:
+    """Return the bytes of a term."""
+    return next(one.bytes for one in found.terms if one.name == name)
+
+
+@pytest.mark.parametrize(
+    ("model", "lora", "settings", "resolved"),
+    [
+        ("llama-3-8b", "usual", {}, "32:qkv,o,gate_up,down"),
+        ("llama-3-8b", "8", SWIFT, "8:qkv,o,gate_up,down"),
+        ("gpt2", "8:gate_up", {}, "8:up"),
+        # linear_qkv does not exist beside a latent space; all-linear of ms-swift finds the down projections too
+        ("deepseek-v2-lite", "8", {}, "8:o,gate_up,down"),
+        ("deepseek-v2-lite", "8:all-linear", SWIFT, "8:q,kv_a,kv_b,o,gate_up,down"),
+    ],
+)
+def test_layers_by_default_are_those_that_the_classes_list(
+    model: str, lora: str, settings: dict[str, Any], resolved: str
+) -> None:
+    assert estimate(model, lora=lora, settings=settings, seq_len=1024).strategy.lora == resolved
+
+
+@pytest.mark.parametrize(
+    ("words", "error", "said"),
+    [
+        ({"lora": "16:q,v"}, CombinationError, r"qkv, o, gate_up, down, as in 16:qkv"),
+        ({"lora": "12", "tp": 8}, CombinationError, "splits its rank over 8 tensor-parallel ranks"),
+        ({"lora": "16:all"}, UncountedError, "all-linear"),
+        ({"lora": "16", "quantize": "nf4"}, UncountedError, "not modelled"),
+        ({"lora": "16", "precision": "fp8-mixed"}, UncountedError, "not modelled"),
+        ({"lora": "16", "optimizer": "muon"}, UncountedError, "adamw"),
+        ({"lora": "16", "settings": {"strategy.mtp": 1}}, UncountedError, "not modelled"),
+        ({"lora": "16", "model": "gemma-2-9b"}, UncountedError, "--framework hf"),
+        ({"lora": "16", "framework": "megatron@2021-08"}, CombinationError, "core 0.5"),
+        (
+            {"model": "qwen3-30b-a3b", "lora": "16", "tp": 2, "sp": True, "ep": 2, "gpus": 4, "settings": SWIFT},
+            CombinationError, r"strategy\.etp=1",
+        ),
+    ],
+)  # fmt: skip
+def test_what_is_not_possible_or_not_modelled_is_refused(
+    words: dict[str, Any], error: type[Exception], said: str
+) -> None:
+    with pytest.raises(error, match=said):
+        estimate(**words)
+
+
+def test_the_frozen_base_has_16_bits_and_no_states() -> None:
+    """Of Llama 3 8B on two ranks: its 8,030,261,248 parameters, of which norms are on both.
+
+    Adapters of rank 16 have 2 bytes, a gradient of 4, and 12 bytes of states over two data-parallel ranks.
+    """
+    found = estimate(lora="16", tp=2, gpus=4)
+    norms, pairs = (2 * 32 + 1) * 4096, 32 * 16 * (4096 + 6144 + 4096 + 4096 + 4096 + 28672 + 14336 + 4096) // 2
+    assert term(found, "frozen weights") == 2 * ((8_030_261_248 - norms) // 2 + norms)
+    assert term(found, "adapters") == 2 * pairs
+    assert found.components.gradients == 4 * pairs
+    assert found.components.optimizer == 12 * pairs // 2
+
+
+def test_the_vendor_s_recipe_fits_with_its_recomputation_alone() -> None:
+    """Llama 3 70B on 8 H100: linear_qkv alone, four stages of 20 chunks, each of one block that is computed again."""
+    words = {"lora": "16:qkv", "pp": 4, "vpp": 20, "gpus": 8, "global_batch": 32, "pp_schedule": "interleaved"}
+    settings = {"strategy.expandable_segments": True, "strategy.reduce_dtype": "bf16"}
+    verdicts = [
+        estimate("llama-3-70b", **words, settings=settings, recompute=policy).verdict for policy in ("full", "none")
+    ]
+    assert verdicts == ["fits", "does-not-fit"]
+
+
+def test_a_search_takes_the_layouts_that_divide_the_rank() -> None:
+    plans = memcalc.plan(model="llama-3-70b", **{**MEGATRON, "gpus": 8}, lora="4").plans
+    assert {plan.strategy.tp for plan in plans} <= {1, 2, 4}
+    assert any(plan.strategy.tp > 1 for plan in plans)
+    assert {plan.strategy.lora for plan in plans} == {"4:qkv,o,gate_up,down"}
+
+
+def test_a_search_of_ranks_that_nothing_divides_says_so() -> None:
+    with pytest.raises(CombinationError, match="splits its rank over 4"):
+        memcalc.plan(model="llama-3-8b", **{**MEGATRON, "gpus": 8}, lora="2", tp=4)
+
+
+def test_frozen_layers_make_no_gradient_of_their_weight() -> None:
+    """Two products of each matrix, not three, less what adapters add: full training takes 1.4 times as long or more."""
+    full = estimate(tp=2, gpus=8, global_batch=64).time
+    frozen = estimate(tp=2, gpus=8, global_batch=64, lora="16:qkv", settings=SWIFT).time
+    assert full is not None
+    assert frozen is not None
+    assert 1.2 < full.compute / frozen.compute < 1.5
