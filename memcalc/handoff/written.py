@@ -38,6 +38,7 @@ _LINES = {
     "trainer": f"{{torchrun}} {SCRIPT} {{file}}",
     "torchtitan": "{torchrun} -m torchtitan.train --job.config_file {file}",
     "megatron": "bash {file}",
+    "swift_megatron": "{variables}NPROC_PER_NODE={gpus} megatron sft {file}",
     "axolotl": "axolotl train {file} --launcher torchrun -- {nodes}--nproc_per_node={gpus}",
     "fsdp2": "{torchrun} {file}",
 }
@@ -88,6 +89,7 @@ def filled(line: str, job: ConfigJob, path: Path) -> str:
         torchrun=f"torchrun {nodes}--nproc-per-node {job.gpus_per_node}",
         hosts=f"--hostfile hostfile --num_nodes {job.nodes} " if several else "",
         machines="--machine_rank RANK --main_process_ip HOST " if several else "",
+        variables=f"NNODES={job.nodes} NODE_RANK=RANK MASTER_ADDR=HOST " if several else "",
     )
 
 

@@ -79,7 +79,10 @@ MEANT: dict[str, dict[str, str]] = {
     "compile": {"true": "blocks", "false": "none"},
     "loss": {"liger": "fused-linear", "cut-cross-entropy": "fused-linear", "loss-parallel": "parallel"},
     "zero": {"zero2": "2", "zero3": "3"},
-    "to": {"hf": "trainer", "transformers": "trainer", "ds": "deepspeed", "fsdp": "fsdp2", "titan": "torchtitan"},
+    "to": {
+        "hf": "trainer", "transformers": "trainer", "ds": "deepspeed", "fsdp": "fsdp2", "titan": "torchtitan",
+        "ms-swift": "swift_megatron", "swift": "swift_megatron",
+    },
 }  # fmt: skip
 """By option: a value of another tool, in lower case, and the value here that is nearest in meaning."""
 
@@ -218,11 +221,6 @@ class SharedSettings(Strategy):
     bnb: Annotated[str, Option("Version of bitsandbytes.", kind="version", needs_lora=True)] = "0.45"
     peft: Annotated[str, Option("Version of PEFT.", kind="version", needs_lora=True)] = "0.13"
     te: Annotated[str, Option("Version of TransformerEngine.", kind="version")] = "2.14"
-    lora_classes: Annotated[
-        Literal["", "bridge", "bridge-each", "swift"],
-        Option("Whose adapters stand beside Megatron-LM's layers: Megatron-Bridge's and NeMo's, one for all experts of "
-            "a rank (bridge, also where empty) or one for each (bridge-each), or ms-swift's.", needs_lora=True),
-    ] = ""
     # fmt: on
 
 

@@ -192,9 +192,7 @@ class Strategy(Frozen):
         Option("How context-parallel ranks share keys and values.", panel=PARALLELISM, metavar="NAME",
             help="{values}.", after="cp", step=37),
     ] = "ring"
-    etp: Annotated[
-        int, Option("Tensor-parallel ranks of an expert; as many as of the rest where 0.", "ranks"), Field(ge=0)
-    ] = 0
+    etp: Annotated[int, Option("Tensor-parallel ranks of an expert; as TP where 0.", "ranks"), Field(ge=0)] = 0
     moe_dispatcher: Annotated[
         Dispatcher,
         Option("How tokens reach their experts: one copy for each expert (alltoall), one for each node and from there "
@@ -256,12 +254,8 @@ class Strategy(Frozen):
     last_stage_layers: Annotated[
         int, Option("Blocks of the last pipeline stage; an equal share where 0.", "blocks"), Field(ge=0)
     ] = 0
-    embedding_in_split: Annotated[
-        bool, Option("The embedding counts as a block where blocks are shared out over stages.")
-    ] = False
-    loss_in_split: Annotated[
-        bool, Option("The loss counts as a block where blocks are shared out over stages.")
-    ] = False
+    embedding_in_split: Annotated[bool, Option("The embedding counts as a block in the split over stages.")] = False
+    loss_in_split: Annotated[bool, Option("The loss counts as a block in the split over stages.")] = False
     wgrad_fusion: Annotated[
         bool, Option("Weight gradients are added to the gradient buffer by the matmul itself (Megatron-LM).")
     ] = True
@@ -321,6 +315,11 @@ class Strategy(Frozen):
     lora_kernels: Annotated[
         Literal["model", "fused"], Option("Adapters op by op, or one fused function each.", needs_lora=True)
     ] = "model"
+    lora_classes: Annotated[
+        Literal["", "bridge", "bridge-each", "swift"],
+        Option("Whose adapters stand beside Megatron-LM's layers: Megatron-Bridge's and NeMo's, one for all experts of "
+            "a rank (bridge, also where empty) or one for each (bridge-each), or ms-swift's.", needs_lora=True),
+    ] = ""
     gptq_group: Annotated[
         int, Option("Inputs that share a scale under GPTQ; 0 for all.", "elements", needs_lora=True), Field(ge=0)
     ] = 128

@@ -30,12 +30,12 @@ FORMATS: dict[str, tuple[Kind, ...]] = {
 }  # fmt: skip
 """Names of the formats, each a module of this package, and the kinds of document that it is known by; the most
 particular first, since the first that knows a document reads it. A module is imported for its own kinds alone."""
-WRITABLE = ("deepspeed", "accelerate", "trainer", "torchtitan", "megatron", "axolotl", "fsdp2")
+WRITABLE = ("deepspeed", "accelerate", "trainer", "torchtitan", "megatron", "swift_megatron", "axolotl", "fsdp2")
 """Those that `memcalc export` writes."""
 FORMATS_OF = {
     "fsdp2": ("fsdp2", "trainer", "accelerate", "axolotl"),
     "torchtitan": ("torchtitan",),
-    "megatron": ("megatron",),
+    "megatron": ("megatron", "swift_megatron"),
     "deepspeed": ("deepspeed", "trainer", "accelerate", "axolotl"),
     "hf": ("trainer", "accelerate", "axolotl"),
     "ddp": ("trainer", "accelerate", "axolotl"),

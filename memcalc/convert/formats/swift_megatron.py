@@ -18,6 +18,7 @@ from memcalc.convert.formats.megatron_float8 import set_float8
 from memcalc.convert.formats.megatron_states import set_states
 from memcalc.convert.formats.megatron_time import set_time
 from memcalc.convert.formats.swift import check_task
+from memcalc.convert.formats.swift_megatron_write import LAYERS, RENAMED, write
 from memcalc.convert.formats.swift_preferences import refuse_preferences
 from memcalc.errors import ObjectiveError
 
@@ -29,17 +30,8 @@ _POSITIVE = {
     "no_masked_softmax_fusion": "masked_softmax_fusion",
 }  # fmt: skip
 """Flags of Megatron-LM that turn something off, and the argument that has it on."""
-_RENAMED = {
-    "num_virtual_stages_per_pipeline_rank": "virtual_pipeline_model_parallel_size",
-    "microbatch_group_size_per_virtual_pipeline_stage": "microbatch_group_size_per_vp_stage",
-}
 _DTYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
-_LAYERS = {
-    "all-linear": "all-linear", "linear_qkv": "qkv", "linear_proj": "o", "linear_fc1": "gate_up", "linear_fc2": "down",
-    "linear_q_proj": "q", "linear_q_down_proj": "q_a", "linear_q_up_proj": "q_b", "linear_kv_down_proj": "kv_a",
-    "linear_kv_up_proj": "kv_b",
-}  # fmt: skip
-"""Megatron-LM's layers (core/models/gpt/gpt_layer_specs.py) and memcalc's words for them."""
+_LAYERS = {"all-linear": "all-linear", **LAYERS}
 _TUNERS = {name: name for name in ("full", "lora", "lora_llm")}
 """`lora_llm` is that of its example with a vision part."""
 
@@ -50,7 +42,7 @@ class _Arguments(Flags):
 
     def key(self, name: str) -> str:
         """Where the setting stands."""
-        return _RENAMED.get(name, _POSITIVE.get(name, name))
+        return RENAMED.get(name, _POSITIVE.get(name, name))
 
     def integer(self, name: str, default: int | None = None, low: int = 0) -> int | None:
         """A whole number."""
@@ -181,6 +173,7 @@ def _recognise(document: Document) -> bool:
 
 
 FORMAT = Format(
-    "swift_megatron", "ms-swift arguments (Megatron)", _SOFTWARE, _recognise, read, kind="yaml", filename="sft.yaml"
-)
+    "swift_megatron", "ms-swift arguments (Megatron)", _SOFTWARE, _recognise, read, write,
+    kind="yaml", filename="sft.yaml", decided=("etp",),
+)  # fmt: skip
 """Arguments of `megatron sft`, as flags or YAML."""
