@@ -178,8 +178,8 @@ _To = Annotated[
     str | None,
     typer.Option(
         metavar="FORMAT",
-        help="deepspeed, accelerate, trainer, torchtitan, megatron, axolotl or fsdp2 (a script); that of the plan's "
-        "framework when left out.",
+        help="deepspeed, accelerate, trainer, torchtitan, megatron, swift_megatron, axolotl or fsdp2 (a script); that "
+        "of the plan's framework when left out.",
     ),
 ]
 _Number = Annotated[str | None, typer.Option(metavar="N", help="Of several plans in JSON, the N-th; else the first.")]

@@ -453,7 +453,7 @@ def test_the_way_out_is_open_where_no_framework_was_named() -> None:
 
 
 LED = {
-    "megatron": {"model": "gemma-3-270m", "framework": "megatron", "lora": "64"},
+    "megatron": {"model": "llama-3.2-1b", "framework": "megatron", "lora": "64"},
     "torchtitan": {"model": "llama-2-7b", "framework": "torchtitan"},
     "fsdp2": {"model": "llama-3.2-1b", "framework": "fsdp2", "lora": "16"},
 }

@@ -220,7 +220,7 @@ def write(job: ConfigJob) -> dict[str, Any]:
     plan = job.strategy
     job.require(job.framework == "megatron", "framework", "Megatron-LM's flags are for --framework megatron")
     plain = not (plan.lora or plan.quantize != "none" or plan.optimizer_in_backward)
-    allowed = "Megatron-LM's flags train all weights"
+    allowed = "Megatron-LM's flags train all weights; ms-swift's have adapters: --set strategy.lora_classes=swift"
     job.require(plain, "lora", allowed, value=plan.lora or plan.quantize)
     return {
         # a model that came from flags keeps its own
