@@ -69,11 +69,11 @@ def _adapters(job: ConfigJob) -> dict[str, Any]:
         return {"tuner_type": "full"}
     allowed = "ms-swift has adapters of its own: --set strategy.lora_classes=swift"
     job.require(plan.lora_classes == "swift", "strategy.lora_classes", allowed)
-    words = {word: name for name, word in LAYERS.items()} | {"up": "linear_fc1"}
+    names = {word: name for name, word in LAYERS.items()} | {"up": "linear_fc1"}
     return {
         "tuner_type": "lora",
         "lora_rank": lora.rank,
         "lora_alpha": 4 * lora.rank,
         "lora_dropout": plan.lora_dropout,
-        "target_modules": [words[target] for target in lora.targets],
+        "target_modules": [names[target] for target in lora.targets],
     }
