@@ -12,6 +12,7 @@ from typing import Any
 import finetuning
 import pytest
 
+import memcalc
 from memcalc.convert.config import Config
 from memcalc.errors import InputError, MissingError, ObjectiveError
 from memcalc.preflight.merge import merge
@@ -201,6 +202,18 @@ def test_adapters_of_megatron_have_the_names_of_its_layers(tmp_path: Path, lines
     (config,) = (one for one in read_files([str(tmp_path / "run.sh")]) if one.format == "swift_megatron")
     found = finetuning.said(config)
     assert {word: found.get(word) for word in words} == words
+
+
+def test_a_plan_with_adapters_is_written_in_the_names_of_megatron_and_read_again(tmp_path: Path) -> None:
+    job = {"model": "qwen3-30b-a3b", "gpu": "h100", "gpus": 8, "framework": "megatron", "lora": "16", "ep": 8}
+    plans = memcalc.plan(**job, top=1, settings={"strategy.lora_classes": "swift", "strategy.etp": 1})
+    kept = memcalc.save(plans, str(tmp_path / "plan.json"), rank=1)
+    (text,) = (text for name, text in memcalc.export(kept, to="swift_megatron").items() if name.endswith(".yaml"))
+    assert "target_modules: [linear_qkv, linear_proj, linear_fc1, linear_fc2]" in text
+    (tmp_path / "sft.yaml").write_text(text)
+    again = finetuning.checked([tmp_path / "sft.yaml"], gpu="h100", gpus=8)
+    assert again.peak.device == plans.plans[0].peak.device
+    assert again.strategy.lora_classes == "swift"
 
 
 def test_a_pattern_of_layers_is_asked_for(tmp_path: Path) -> None:
