@@ -51,12 +51,11 @@ ALLOWED = {
     "planner/images.py": "what is not modelled beside a vision tower",
     "preflight/fix.py": CHOSEN,
     "preflight/merge.py": "what a trainer takes from FSDP's config alone",
-    "planner/cache_terms.py": "what each parallelism's communicator is called",
     "handoff/role_scripts.py": "what TRL's and verl's own settings have nothing for",
     "probe/calibrate/rows.py": SHOWN,
     "probe/calibrate/structure.py": "what errors of measured runs are grouped by",
     "report/page/plans.py": SHOWN,
-    "terms/overhead.py": "parallelisms with a communicator of their own",
+    "frameworks/habits.py": "parallelisms with a communicator of their own",
 }
 """Files with lists of three or more options by name, each with the reason why the table does not hold it."""
 VALUES: dict[str, list[tuple[Any, Any]]] = {

@@ -340,3 +340,34 @@ def group_bandwidth(inside: Number, between: Number, ranks: Number, in_node: Num
     outside = in_node * between
     narrow = (inside + outside - abs(inside - outside)) / 2
     return one_node * inside + (1 - one_node) * narrow
+
+
+def peer_buffer_bytes(peers: int, links: int) -> int:
+    r"""Return what NCCL keeps to send tensors to other GPUs over NVLink, and to receive theirs.
+
+    .. math:: B = 12\,\text{MiB} \cdot p \cdot \min(2^{\lceil \log_2 2 l \rceil}, 32)
+
+    A channel has a page of 2 MiB to send and 10 MiB to receive from each peer, whatever is sent.
+
+    Parameters
+    ----------
+    peers : GPUs that tensors are exchanged with p, [1]
+    links : NVLinks of a GPU l, [1]
+
+    Returns
+    -------
+    bytes B, [bytes]
+
+    Examples
+    --------
+    >>> [peer_buffer_bytes(7, links) // 2**20 for links in (18, 12, 8)]
+    [2688, 2688, 1344]
+
+    References
+    ----------
+    [1] NVIDIA/nccl 5067397, src/graph/paths.cc, ncclTopoGetNchannels, ncclTopoComputeP2pChannels; src/transport/p2p.cc.
+    [2] NVIDIA/nccl#1685: 32 channels a pair on 8 H100, in buffers of 2,097,152 and 10,485,760 bytes.
+
+    """
+    channels = min(1 << (2 * links - 1).bit_length(), 32)
+    return 12 * 2**20 * channels * peers

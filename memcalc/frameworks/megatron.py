@@ -33,6 +33,10 @@ LOSSES = {
 VOCAB_MULTIPLE = 128
 """``--make-vocab-size-divisible-by``, times TP."""
 
+GROUPS = ("tp", "pp", "cp", "dp", "mp", "dist_opt", "ep", "tp_ep", "etp", "edp", "tp_cp")
+"""Of core 0.16 and later. In 0.11 and 0.12 norms go over the world's, and losses over data-parallel ranks that have
+another one than gradients, so that there are as many."""
+
 CORE = Habits(
     name="megatron",
     zero=(1, 0),
@@ -50,6 +54,7 @@ CORE = Habits(
     adds_gradients=True,
     kernels="te",
     attention_library="te",
+    communicators=GROUPS,
     engine=True,
     packed_weights=True,
     layer_wise=True,
@@ -70,12 +75,15 @@ CORE = Habits(
 CORE_11 = like(CORE, "megatron", own_main_weights=False, capabilities=megatron_support.MEGATRON_CORE_11)
 CORE_10 = like(CORE_11, "megatron", capabilities=megatron_support.MEGATRON_CORE_10)
 CORE_05 = like(CORE_10, "megatron", capabilities=megatron_support.MEGATRON_CORE_05)
+THEN = Habits.communicators
+"""What was counted of the time before the core, whose groups were not read."""
 CONTIGUOUS = like(
     CORE,
     "megatron",
     zero=(0,),
     capabilities=megatron_support.MEGATRON_2021,
     fork_schedules=(),
+    communicators=THEN,
     widths=WIDTHS,
     float8=(),
     narrow_gradients=False,

@@ -288,7 +288,8 @@ def warnings_for(
     if model.is_moe:
         rows = f"{strategy.expert_overload:g} times" if strategy.expert_overload > 1 else ""
         share = f"counted with {rows} an equal share of the tokens" if rows else "assumed to be balanced"
-        text.append(f"experts are {share}; buffers of the token exchange are not modelled.")
+        sent = " are counted within a node" if strategy.moe_dispatcher == "alltoall" else " are not modelled"
+        text.append(f"experts are {share}; buffers of the token exchange{sent}.")
     if strategy.zero == 3 and any(name in strategy.lora for name in ON_STACKS):
         text.append("adapters on stacked experts are compared with PEFT's where a rank has the weights whole.")
     filled = filled_experts(model, strategy)

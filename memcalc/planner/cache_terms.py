@@ -16,7 +16,9 @@ REPLAYED = "PyTorch c10/cuda/CUDACachingAllocator.cpp, two steps replayed"
 SUMMED = "the largest sum of each stream's pool, since pools give each other nothing"
 GROUPS = {
     "world": "all ranks", "tp": "tensor parallelism", "pp": "pipeline stages", "cp": "context parallelism",
-    "ep": "expert parallelism", "dp_replicate": "replicas",
+    "ep": "expert parallelism", "dp_replicate": "replicas", "dp": "data parallelism", "mp": "tensor and pipeline ranks",
+    "dist_opt": "distributed optimizer", "tp_ep": "tensor and expert ranks", "etp": "tensor ranks of experts",
+    "edp": "data-parallel ranks of experts", "tp_cp": "tensor and context ranks",
 }  # fmt: skip
 """What a communicator joins."""
 
@@ -59,12 +61,16 @@ def outside_terms(overhead: Overhead) -> Iterator[TermFacts]:
         source=overhead.context_source,
     )
     for each in overhead.communicators:
+        inputs: dict[str, int | str] = {"group": each.name, "ranks": each.ranks}
+        if each.peers:
+            inputs = {"between": each.name, "peers": each.peers}
+        what = "buffers to other ranks of" if each.peers else "communicator of"
         yield TermFacts(
             component="context",
-            name=f"communicator of {GROUPS[each.name]}",
+            name=f"{what} {GROUPS[each.name]}",
             bytes=each.bytes,
             phases=ALWAYS,
-            formula="one communicator's buffers",
-            inputs={"group": each.name, "ranks": each.ranks},
+            formula="12 MiB · c · p" if each.peers else "one communicator's buffers",
+            inputs=inputs,
             source=each.source,
         )

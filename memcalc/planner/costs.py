@@ -83,7 +83,7 @@ def limits(grid: Grid, gpu: GPU) -> tuple[Array, Array]:
 
     The former over the layouts, the latter over sharding stages and offloads too.
     """
-    libraries = libraries_of(gpu)
+    libraries = libraries_of(gpu, grid)
     known = {libraries.of(layout): layout for layout in grid.layouts}
     alike = {key: overhead_of(gpu, grid, layout) for key, layout in known.items()}
     overheads = [alike[libraries.of(layout)] for layout in grid.layouts]

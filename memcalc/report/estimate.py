@@ -21,7 +21,9 @@ MOODS = {"fits": "good", "tight": "close", "does-not-fit": "bad"}
 TIERS = {"cpu": "host memory", "nvme": "NVMe", "cxl": "CXL memory"}
 _SIZE = Column("size", "GiB", right=True)
 _SHARE = Column("share", "%", right=True, meter=True, priority=1)
-_REPLICAS = {"dp_replicate": "replicas"}
+_JOINED = {
+    "dp_replicate": "replicas", "dist_opt": "optimizer", "mp": "TP and PP", "tp_ep": "TP and EP", "tp_cp": "TP and CP",
+}  # fmt: skip
 _TERM_COLUMNS = header("component | term | size [bytes] > | phases | formula | values put in | source")
 
 
@@ -169,8 +171,9 @@ def _components(result: Estimate) -> Iterator[tuple[str, str, int, str]]:
     yield "reserved", "", peak.reserved, "max_memory_reserved()"
     for term in result.outside:
         group, ranks = (term.inputs.get(key, "") for key in ("group", "ranks"))
-        joined = f"all {ranks} ranks" if group == "world" else f"{_REPLICAS.get(group, group.upper())} ({ranks} ranks)"
-        text = f"communicator, {joined}" if group else term.name
+        joined = f"all {ranks} ranks" if group == "world" else f"{_JOINED.get(group, group.upper())} ({ranks} ranks)"
+        sending = f"buffers to send, {str(term.inputs.get('between', '')).upper()} (to {term.inputs.get('peers')})"
+        text = f"communicator, {joined}" if group else sending if "peers" in term.inputs else term.name
         yield text, "context", term.bytes, ""
     if not result.outside:
         yield component_name("context"), "context", peak.device - peak.reserved, ""

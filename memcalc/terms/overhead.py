@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from memcalc import catalog
 from memcalc.grid import column
 from memcalc.specs.hardware import VendorFigure
+from memcalc.terms.communicators import SENDING, Communicator, Groups, buffers_to, groups_of
 
 if TYPE_CHECKING:
     from memcalc.formulas.types import Array
@@ -110,19 +111,8 @@ class Workspaces(NamedTuple):
     """Of TransformerEngine."""
 
 
-class Communicator(NamedTuple):
-    """One communicator of a process."""
-
-    name: str
-    """``world``, or the parallelism whose ranks it joins."""
-    ranks: int
-    bytes: int
-    source: str
-    """Who says how large it is."""
-
-
-class Libraries(NamedTuple):
-    """Bytes of one process for its communicators, and the most that was seen."""
+class Sizes(NamedTuple):
+    """Bytes of one process for a communicator, and the most that was seen."""
 
     world: int
     group: int
@@ -131,16 +121,38 @@ class Libraries(NamedTuple):
     world_source: str
     group_source: str
 
+
+@dataclass(frozen=True)
+class Libraries:
+    """The communicators of one process, for the layouts of a grid."""
+
+    gpu: GPU
+    sizes: Sizes
+    groups: Groups
+
     def of(self, layout: Layout) -> tuple[int, int]:
         """Bytes that the communicators of a layout take, and the most that was seen."""
-        several, groups = int(layout.gpus > 1), groups_of(layout)
-        return several * self.world + groups * self.group, several * self.world_high + groups * self.group_high
+        each, sizes = self.each(layout), self.sizes
+        whole, part = sizes.world_high - sizes.world, sizes.group_high - sizes.group
+        usual = sum(c.bytes for c in each)
+        return usual, usual + sum(whole if c.ranks == layout.gpus else part for c in each if not c.peers)
 
     def each(self, layout: Layout) -> tuple[Communicator, ...]:
-        """The communicators of a layout one by one, the world's first."""
-        world = [Communicator("world", layout.gpus, self.world, self.world_source)] if layout.gpus > 1 else []
-        groups = (Communicator(name, n, self.group, self.group_source) for name, n in group_ranks(layout).items())
-        return (*world, *groups)
+        """The communicators of a layout one by one, the world's first, then what is kept to send to single ranks.
+
+        One that joins all ranks, as the world's does, is as large.
+        """
+        if layout.gpus == 1:
+            return ()
+        sizes, peers = self.sizes, self.groups.peers(layout, self.gpu.gpus_per_node)
+        whole, part = (sizes.world, sizes.world_source), (sizes.group, sizes.group_source)
+        ranks = {"world": layout.gpus} | self.groups.ranks(layout)
+        groups = (Communicator(name, n, *(whole if n == layout.gpus else part)) for name, n in ranks.items())
+        sending = (
+            Communicator(name, getattr(layout, name), buffers_to(self.gpu, many), SENDING, many)
+            for name, many in peers.items()
+        )
+        return (*groups, *(each for each in sending if each.bytes))
 
 
 @dataclass(frozen=True)
@@ -231,13 +243,18 @@ def workspaces_of(gpu: GPU) -> Workspaces:
     return Workspaces(known.bytes if known else figure_of(gpu, "handle").bytes, figure_of(gpu, "engine").bytes)
 
 
-def libraries_of(gpu: GPU) -> Libraries:
+def sizes_of(gpu: GPU) -> Sizes:
     """As measured on the GPU, or as published."""
-    sizes = gpu.calibration
-    world = (sizes and sizes.world) or figure_of(gpu, "world")
-    group = (sizes and sizes.group) or figure_of(gpu, "group")
+    known = gpu.calibration
+    world = (known and known.world) or figure_of(gpu, "world")
+    group = (known and known.group) or figure_of(gpu, "group")
     high = world.high or world.bytes, group.high or group.bytes
-    return Libraries(world.bytes, group.bytes, *high, _source_of(world), _source_of(group))
+    return Sizes(world.bytes, group.bytes, *high, _source_of(world), _source_of(group))
+
+
+def libraries_of(gpu: GPU, grid: Grid) -> Libraries:
+    """The communicators of a process on a GPU, for the layouts of a grid."""
+    return Libraries(gpu, sizes_of(gpu), groups_of(grid))
 
 
 def _source_of(figure: VendorFigure | Measure) -> str:
@@ -250,7 +267,7 @@ def borrowed_of(gpu: GPU, habits: Habits, layout: Layout, *, handle: bool = True
     counted: dict[Part, bool] = {
         "context": gpu.context_bytes is None,
         "world": layout.gpus > 1 and not (sizes and sizes.world),
-        "group": groups_of(layout) > 0 and not (sizes and sizes.group),
+        "group": bool(Groups(habits.communicators).ranks(layout)) and not (sizes and sizes.group),
         "handle": handle and habits.handle_workspaces and not (sizes and sizes.workspace),
         "engine": habits.engine,
     }
@@ -262,24 +279,9 @@ def reserve_of(gpu: GPU, allocator: str, kind: str = "") -> Reserve:
     return (gpu.calibration and gpu.calibration.reserve_of(allocator)) or catalog.reserve(allocator, kind)
 
 
-GROUPS = ("tp", "pp", "cp", "ep", "dp_replicate")
-"""Parallelisms whose ranks have a communicator of their own."""
-
-
-def group_ranks(layout: Layout) -> dict[str, int]:
-    """Ranks of each communicator of a layout beside the world's, by the parallelism that it is for."""
-    degrees = {name: getattr(layout, name) for name in GROUPS}
-    return {name: degree for name, degree in degrees.items() if 1 < degree < layout.gpus}
-
-
-def groups_of(layout: Layout) -> int:
-    """Communicators of a layout beside the world's."""
-    return len(group_ranks(layout))
-
-
 def group_bytes(gpu: GPU, grid: Grid) -> Array:
     """Bytes of the communicators, over the layouts, as a part of what an overhead without a layout compares."""
-    middle, libraries = reserve_of(gpu, grid.habits.allocator).middle, libraries_of(gpu)
+    middle, libraries = reserve_of(gpu, grid.habits.allocator).middle, libraries_of(gpu, grid)
     return column([int(libraries.of(layout)[0] / (1 + middle)) for layout in grid.layouts], "layout")
 
 
@@ -291,8 +293,9 @@ def overhead_of(gpu: GPU, grid: Grid, layout: Layout | None = None) -> Overhead:
     """
     kinds = set(kinds_of(grid).values())
     everywhere = all(layout.gpus > 1 for layout in grid.layouts)
-    libraries = libraries_of(gpu)
-    usual, high = libraries.of(layout) if layout else (0, everywhere * (libraries.world_high - libraries.world))
+    libraries = libraries_of(gpu, grid)
+    sizes = libraries.sizes
+    usual, high = libraries.of(layout) if layout else (0, everywhere * (sizes.world_high - sizes.world))
     context, standing = gpu.context_bytes, figure_of(gpu, "context")
     if not grid.habits.lazy_kernels:
         context = gpu.eager_context_bytes or context

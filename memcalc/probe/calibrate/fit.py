@@ -17,7 +17,7 @@ from memcalc.probe.calibrate.rows import Row, check, counted, gpu_of, listed, pr
 from memcalc.probe.calibrate.times import FEWEST, TimedJob, TimeFit, priors_of, timed_job
 from memcalc.results.probe import Calibrated, CalibratedFigure
 from memcalc.specs.calibration import Calibration, FittedConstant, Gain, Left, Residual
-from memcalc.terms.overhead import figure_of, libraries_of, workspaces_of
+from memcalc.terms.overhead import figure_of, sizes_of, workspaces_of
 from memcalc.toml_text import array_of_tables, pairs
 
 if TYPE_CHECKING:
@@ -185,13 +185,8 @@ def _overheads(result: _FitResult, fitting: Sequence[Row], held_back: Sequence[R
 
 
 def _shipped_sizes(gpu: GPU) -> dict[str, float]:
-    libraries = libraries_of(gpu)
-    sizes = (
-        gpu.context_bytes or figure_of(gpu, "context").bytes,
-        workspaces_of(gpu).handle,
-        libraries.world,
-        libraries.group,
-    )
+    known = sizes_of(gpu)
+    sizes = (gpu.context_bytes or figure_of(gpu, "context").bytes, workspaces_of(gpu).handle, known.world, known.group)
     return dict(zip(SIZES, map(float, sizes), strict=True))
 
 

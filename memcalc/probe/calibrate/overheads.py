@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from memcalc.grid import layout_of
 from memcalc.specs.calibration import Gain, Left, Measure, Residual
-from memcalc.terms.overhead import groups_of, workspaces_of
+from memcalc.terms.overhead import workspaces_of
 from memcalc.units import MIB
 
 if TYPE_CHECKING:
@@ -96,13 +95,13 @@ def _communicators(rows: Iterable[Row], sizes: Mapping[str, Measure], beyond_wor
     """What rows on several GPUs hold beyond the context: the world's communicator, or each further one."""
     samples = []
     for row in rows:
-        layout = layout_of(row.estimate.strategy)
-        groups = groups_of(layout)
-        if row.beside is None or layout.gpus == 1 or bool(groups) != bool(beyond_world):
+        joined = [term for term in row.estimate.outside if "group" in term.inputs]
+        groups, sending = max(len(joined) - 1, 0), sum(t.bytes for t in row.estimate.outside if "peers" in t.inputs)
+        if row.beside is None or not joined or bool(groups) != bool(beyond_world):
             continue
         if beyond_world and "world" not in sizes:
             continue
-        remaining = row.beside - sizes["context"].bytes - (sizes["world"].bytes if beyond_world else 0)
+        remaining = row.beside - sending - sizes["context"].bytes - (sizes["world"].bytes if beyond_world else 0)
         samples.append(Sample(max(remaining // max(groups, 1), 0), row.run.id))
     return samples
 
