@@ -19,7 +19,7 @@ from memcalc.terms.fsdp1 import prefetches
 from memcalc.terms.fsdp2 import Units, reshards_root
 from memcalc.terms.gradients import added_in_place, tied_matrix
 from memcalc.terms.head import head_templates
-from memcalc.terms.pipeline import in_flight
+from memcalc.terms.pipeline import chunks_in_flight, in_flight
 from memcalc.terms.settings import enters_units_again
 from memcalc.trace.template import Template, trace
 
@@ -83,15 +83,38 @@ class StepWriter(PassingTerms):
         """
         self.units.begin()
         flight = self.scalar(in_flight(self.grid))
+        cut = self._cut(flight)
+        rest: Iterator[None] = iter(())
         for forward, index in passes(flight, min(self.scalar(self.grid.accumulation), flight + (not first))):
-            self._forward(index) if forward else self._backward(index)
+            if forward:
+                rest = self._forward_parts(index, cut if index >= flight - 1 else 0)
+                next(rest, None)
+            else:
+                self._backward(index)
+                next(rest, None)
             yield self.log.taken()
         self.units.end()
         self._update(first=first)
         yield self.log.taken()
 
+    def _cut(self, flight: int) -> int:
+        """Blocks of the last micro-batch in flight that run before the backward of the first; 0 where all of them do.
+
+        Interleaved stages hold a number of model chunks, which need not be whole micro-batches. Of Megatron-LM alone,
+        whose weights are all there at any time.
+        """
+        grid, chunks = self.grid, self.scalar(self.grid.degree("vpp"))
+        if flight == 1 or not grid.habits.persistent_gradients or not self.scalar(grid.runs("interleaved")):
+            return 0
+        left = self.scalar(chunks_in_flight(grid)) - (flight - 1) * chunks
+        return sum(self.scalar(count) for group in self.census.chunks for count in group[:left]) if left < chunks else 0
+
     def _forward(self, index: int) -> None:
         """Blocks and head of one micro-batch."""
+        next(self._forward_parts(index, 0), None)
+
+    def _forward_parts(self, index: int, cut: int) -> Iterator[None]:
+        """The same in two parts, the first of ``cut`` blocks; in one where it is 0."""
         self._begin("forward-last")
         self.log.free_all(self.shared)
         self.units.enter(self.first_unit, None)
@@ -115,6 +138,10 @@ class StepWriter(PassingTerms):
                 self.units.leave_forward(unit)
                 unit += 1
             self.runs[index].append(runs)
+            if 0 < cut <= unit < len(self.layers):
+                cut = 0
+                yield
+                self._begin("forward-last")
         self._head_forward(index, x)
         self.units.forwarded()
 

@@ -195,3 +195,20 @@ def test_checkpoint_units_cover_every_block() -> None:
     assert unit_sizes(parse_policy("segments-3"), 12) == [4, 4, 0, 0, 0, 0]
     assert unit_sizes(parse_policy("block-2"), 4) == [1, 1, 0, 0]
     assert unit_sizes(parse_policy("none"), 2) == [0, 0]
+
+
+@pytest.mark.parametrize("chunks", [2, 4])
+def test_interleaved_stages_hold_chunks_and_not_whole_micro_batches(chunks: int) -> None:
+    """Megatron-LM core/pipeline_parallel/schedules.py: 2 (p - r - 1) + (v - 1) p + 1 chunks, here 5 of 2 and 9 of 4.
+
+    Both are 2.25 and 2.5 micro-batches, where three whole ones would be a fifth to a third more.
+    """
+    census, ledger = job(
+        "llama-2-7b", framework="megatron", gpus=2, tp=1, pp=2, pp_schedule="interleaved", vpp=chunks, seq_len=2048,
+        micro_batch=1, global_batch=8, recompute="none",
+    )  # fmt: skip
+    for stage in (0, 1):
+        held = replay(step_events(census, ledger, stage)).phases
+        for phase in ("forward-last", "backward-last"):
+            there = int(np.asarray(ledger.phase(phase)).reshape(-1)[stage])
+            assert held[phase][0] == pytest.approx(there, rel=0.01), (stage, phase)
