@@ -19,7 +19,7 @@ from memcalc.terms.fsdp1 import prefetches
 from memcalc.terms.fsdp2 import Units, reshards_root
 from memcalc.terms.gradients import added_in_place, tied_matrix
 from memcalc.terms.head import head_templates
-from memcalc.terms.pipeline import chunks_in_flight, in_flight
+from memcalc.terms.pipeline import blocks_before_backward, in_flight
 from memcalc.terms.settings import enters_units_again
 from memcalc.trace.template import Template, trace
 
@@ -83,7 +83,7 @@ class StepWriter(PassingTerms):
         """
         self.units.begin()
         flight = self.scalar(in_flight(self.grid))
-        cut = self._cut(flight)
+        cut = self.scalar(blocks_before_backward(self.census))
         rest: Iterator[None] = iter(())
         for forward, index in passes(flight, min(self.scalar(self.grid.accumulation), flight + (not first))):
             if forward:
@@ -96,18 +96,6 @@ class StepWriter(PassingTerms):
         self.units.end()
         self._update(first=first)
         yield self.log.taken()
-
-    def _cut(self, flight: int) -> int:
-        """Blocks of the last micro-batch in flight that run before the backward of the first; 0 where all of them do.
-
-        Interleaved stages hold a number of model chunks, which need not be whole micro-batches. Of Megatron-LM alone,
-        whose weights are all there at any time.
-        """
-        grid, chunks = self.grid, self.scalar(self.grid.degree("vpp"))
-        if flight == 1 or not grid.habits.persistent_gradients or not self.scalar(grid.runs("interleaved")):
-            return 0
-        left = self.scalar(chunks_in_flight(grid)) - (flight - 1) * chunks
-        return sum(self.scalar(count) for group in self.census.chunks for count in group[:left]) if left < chunks else 0
 
     def _forward(self, index: int) -> None:
         """Blocks and head of one micro-batch."""

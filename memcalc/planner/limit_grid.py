@@ -26,7 +26,7 @@ from memcalc.sums import computed
 from memcalc.terms import ModelOnGrid, build_ledger, overhead_of
 from memcalc.terms.head import loss_of
 from memcalc.terms.overhead import group_bytes
-from memcalc.terms.pipeline import in_flight
+from memcalc.terms.pipeline import blocks_before_backward, in_flight
 from memcalc.terms.settings import runs
 from memcalc.terms.states import state_terms
 from memcalc.timing import rates_for, step_times
@@ -211,7 +211,8 @@ class Chunk:
         grid, rows = self.grid, self.census.rows
         alike = [rows.distinct.index(row) for row in rows.distinct]
         sizes = [term.bytes for term in (*self.ledger.terms, *self.ledger.holes) if not term.in_events]
-        arrays = (grid.stage, grid.is_first, grid.is_last, in_flight(grid), np.asarray(alike)[rows.index], *sizes)
+        passes = in_flight(grid), blocks_before_backward(self.census)
+        arrays = (grid.stage, grid.is_first, grid.is_last, *passes, np.asarray(alike)[rows.index], *sizes)
         return tuple(np.broadcast_to(array, grid.shape) for array in arrays)
 
     def footprints(self, index: tuple[int, ...]) -> dict[int, Hashable]:

@@ -121,6 +121,21 @@ def blocks_in_flight(census: ModelOnGrid, index: int) -> Array:
     return np.where(grid.runs(*VIRTUAL), np.maximum.reduce(np.broadcast_arrays(*moments)), total)
 
 
+def blocks_before_backward(census: ModelOnGrid) -> Array:
+    """Blocks of the last micro-batch in flight that run before the backward of the first; 0 where all of them do.
+
+    Interleaved stages hold a number of model chunks, which need not be whole micro-batches. Of Megatron-LM alone, whose
+    weights are all there at any time.
+    """
+    grid = census.grid
+    if not grid.habits.persistent_gradients or not np.any(grid.runs("interleaved")):
+        return np.zeros((1,) * 7, dtype=np.int64)
+    flight, chunks = in_flight(grid), grid.degree("vpp")
+    left = chunks_in_flight(grid) - (flight - 1) * chunks
+    each = (count * (left > chunk) for group in census.chunks for chunk, count in enumerate(group))
+    return np.where(grid.runs("interleaved") & (flight > 1) & (left < chunks), sum(each, np.int64(0)), 0)
+
+
 def waiting(grid: Grid) -> Array:
     """Micro-batches whose input gradients a stage has made, and whose weight gradients it has not, of one part.
 

@@ -173,7 +173,6 @@ def test_only_what_is_allocated_beyond_the_card_is_not_replayed_where_what_is_ti
 PIPELINES = [
     ("llama-3.2-1b", "fsdp2", 4),
     ("gemma-2-9b", "fsdp2", 2),
-    ("llama-2-7b", "megatron", 4),
     ("mixtral-8x7b", "fsdp2", 2),
 ]
 
