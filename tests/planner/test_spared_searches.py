@@ -170,11 +170,7 @@ def test_only_what_is_allocated_beyond_the_card_is_not_replayed_where_what_is_ti
             peaks_of(*parts, only_running=True)
 
 
-PIPELINES = [
-    ("llama-3.2-1b", "fsdp2", 4),
-    ("gemma-2-9b", "fsdp2", 2),
-    ("mixtral-8x7b", "fsdp2", 2),
-]
+PIPELINES = [("llama-3.2-1b", "fsdp2", 4), ("gemma-2-9b", "fsdp2", 2), ("mixtral-8x7b", "fsdp2", 2)]
 
 
 def searched_pipelines(model: str, framework: str, pp: int) -> tuple[LimitJob, list[Chunk]]:
