@@ -133,9 +133,9 @@ class Libraries:
     def of(self, layout: Layout) -> tuple[int, int]:
         """Bytes that the communicators of a layout take, and the most that was seen."""
         each, sizes = self.each(layout), self.sizes
-        whole, part = sizes.world_high - sizes.world, sizes.group_high - sizes.group
+        more, less = sizes.world_high - sizes.world, sizes.group_high - sizes.group
         usual = sum(c.bytes for c in each)
-        return usual, usual + sum(whole if c.ranks == layout.gpus else part for c in each if not c.peers)
+        return usual, usual + sum(more if c.ranks == layout.gpus else less for c in each if not c.peers)
 
     def each(self, layout: Layout) -> tuple[Communicator, ...]:
         """The communicators of a layout one by one, the world's first, then what is kept to send to single ranks.
@@ -145,9 +145,9 @@ class Libraries:
         if layout.gpus == 1:
             return ()
         sizes, peers = self.sizes, self.groups.peers(layout, self.gpu.gpus_per_node)
-        whole, part = (sizes.world, sizes.world_source), (sizes.group, sizes.group_source)
+        all_ranks, some = (sizes.world, sizes.world_source), (sizes.group, sizes.group_source)
         ranks = {"world": layout.gpus} | self.groups.ranks(layout)
-        groups = (Communicator(name, n, *(whole if n == layout.gpus else part)) for name, n in ranks.items())
+        groups = (Communicator(name, n, *(all_ranks if n == layout.gpus else some)) for name, n in ranks.items())
         sending = (
             Communicator(name, getattr(layout, name), buffers_to(self.gpu, many), SENDING, many)
             for name, many in peers.items()
