@@ -63,9 +63,8 @@ def format_of(launch: Launch) -> str:
         return "torchtune"
     if (len(_TRAINER & flags) > 1 and _DECISIVE & flags) or _positional(launch.arguments) or _trl(launch):
         return "trainer"
-    if method_of_script(recipe_of(launch)) in ALGORITHMS:
-        return "trainer"
-    return ""
+    trains = {*_DECISIVE, "config"} & flags or re.search(r"(^|[/.])trl[/.]", script)  # TRL's own have its defaults
+    return "trainer" if trains and method_of_script(recipe_of(launch)) in ALGORITHMS else ""
 
 
 def _positional(tokens: Sequence[Token]) -> Token | None:

@@ -76,8 +76,9 @@ def method_of_keys(data: Mapping[str, Any]) -> tuple[str, str]:
 def refuse_method(where: str, method: str, evidence: str) -> None:
     """Refuse training by a method; ``evidence`` says what tells it. Nothing for an empty one."""
     if method:
+        says = "does not read its arguments: give memcalc rl what it trains" if method in ALGORITHMS else SUPERVISED
         raise ObjectiveError(
-            f"{where} trains by {method.upper()} ({evidence}), which {METHODS[method]}: memcalc {SUPERVISED}."
+            f"{where} trains by {method.upper()} ({evidence}), which {METHODS[method]}: memcalc {says}."
         )
 
 

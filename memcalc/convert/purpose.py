@@ -45,8 +45,12 @@ def names_other_work(script: str) -> bool:
     [False, False, False]
     >>> [names_other_work(f"{name}.py") for name in ("eval/run", "convert_pretrained", "generate_train_data")]
     [True, True, True]
+    >>> names_other_work("verl.trainer.main_generation"), names_other_work("verl.trainer.main_ppo")  # modules
+    (True, False)
     """
-    folder, _, name = script.lower().rpartition("/")
+    path = script.lower()
+    is_module = "/" not in path and not path.endswith(".py")
+    folder, _, name = (path.replace(".", "/") if is_module else path).rpartition("/")
     parts = [part for part in re.split(r"[_.-]+", name.removesuffix(".py")) if part]
     if not any(map(_TRAINS.fullmatch, parts)):
         return any(map(_OTHER.fullmatch, [*parts, *re.split(r"[/_.-]+", folder)]))

@@ -297,6 +297,16 @@ def experts_filled(ctx: LintContext) -> Findings:
         yield ctx.finding("warning", "MC117", "gpus", message, "replicas of as many ranks as divide the experts")
 
 
+def sharing_unsaid(ctx: LintContext) -> Findings:
+    """A recipe of the Trainer alone, whose ranks hold all of the model each, because no file says what launches it."""
+    launched = any(config.document.kind in ("flags", "shell") for config in ctx.configs)
+    unsaid = ctx.job.engines == {"trainer"} and "zero" not in ctx.job.origins and not launched
+    if unsaid and ctx.framework == "ddp" and ctx.estimate.verdict != "fits":
+        message = "no file says what ranks share: each is counted with all weights, gradients and states (DDP)"
+        hint = "give the Accelerate or DeepSpeed config that launches it, or --zero, too"
+        yield ctx.finding("warning", "MC118", "framework", message, hint)
+
+
 LINTS: dict[str, Callable[[LintContext], Findings]] = {
     "MC101": autocast_keeps_fp32,
     "MC102": shards_are_fp32,
@@ -312,6 +322,7 @@ LINTS: dict[str, Callable[[LintContext], Findings]] = {
     "MC114": room_left,
     "MC116": evaluation_keeps_logits,
     "MC117": experts_filled,
+    "MC118": sharing_unsaid,
 }
 """By code; MC106 (a batch that is not the product of its parts) and MC107 (sequence parallelism without tensor
 parallelism) are found while the files are merged."""

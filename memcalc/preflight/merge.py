@@ -183,6 +183,8 @@ def _framework(job: MergedJob) -> None:
         engine = "ddp" if int(job.options.get("gpus") or 1) > 1 else "hf"
     job.options["framework"] = engine
     job.origins.pop("framework", None)  # a script of nobody's asks for it
+    if job.engines - {"trainer", "deepspeed"}:
+        job.origins.pop("sharing", None)
 
 
 def _refuse_both(job: MergedJob) -> None:

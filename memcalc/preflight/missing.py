@@ -15,6 +15,7 @@ _NEEDED = ("model", "gpu", "gpus", "seq_len", "micro_batch")
 """Each changes the answer by as much as the job is large."""
 _GIVEN_AS = {
     "gpus_per_node": "gpus", "nodes": "gpus", "accumulation": "global_batch", "train_batch": "global_batch",
+    "sharing": "zero",
 }  # fmt: skip
 """What files count, and the option of check that says it."""
 

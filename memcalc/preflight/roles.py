@@ -97,7 +97,8 @@ def role_words(job: MergedJob, dirs: tuple[str, ...]) -> dict[str, Any]:
     keywords = {name[3:]: facts[name] for name in ROLE_KEYS if facts.get(name) is not None}
     keywords |= {name: _typed(options[name]) for name in TRAINING if options.get(name) not in (None, ())}
     keywords |= {name: facts[name] for name in ("model", "gpu", "node") if facts.get(name) is not None}
-    apart = int(parse_tokens(keywords["engine_gpus"], "engine-gpus")) if facts.get("rl.apart") else 0
+    separate = facts.get("rl.apart") and RECIPES[job.algorithm].online
+    apart = int(parse_tokens(keywords["engine_gpus"], "engine-gpus")) if separate else 0
     keywords["gpus"] = int(options["gpus"]) + apart
     if not keywords.get("micro_tokens"):
         keywords["micro_batch"] = int(options["micro_batch"])

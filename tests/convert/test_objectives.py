@@ -185,7 +185,7 @@ def test_another_commands_output_stays_unknown() -> None:
 
 def test_accelerate_without_a_config_runs_on_all_gpus(tmp_path: Path) -> None:
     """Source: Accelerate 1.15 commands/launch.py, _validate_launch_command: multi_gpu where more than one is found."""
-    arguments = "train.py --model_name_or_path meta-llama/Llama-2-7b-hf --output_dir out"
+    arguments = "train.py --model_name_or_path meta-llama/Llama-2-7b-hf --output_dir out --learning_rate 1e-5"
     (tmp_path / "run.sh").write_text(f"accelerate launch --num_processes 8 {arguments}", encoding="utf-8")
     found = check([str(tmp_path / "run.sh")], gpu="h100", seq_len=1024).estimate
     assert (found.strategy.framework, found.hardware.gpus, found.strategy.dp) == ("ddp", 8, 8)

@@ -9,7 +9,7 @@ import pytest
 
 import memcalc
 from memcalc.convert.purpose import names_other_work
-from memcalc.errors import MissingError, ObjectiveError, UnknownFormatError
+from memcalc.errors import IdleError, MissingError, ObjectiveError, UnknownFormatError
 from memcalc.preflight import check
 from memcalc.results.check import Check
 
@@ -95,11 +95,70 @@ def test_a_trainer_that_is_not_known_is_asked_about(tmp_path: Path) -> None:
     assert checked(tmp_path, f"#MEMCALC --model llama-2-7b --seq-len 2048 --micro-batch 1\n{text}").verdict
 
 
+@pytest.mark.parametrize(
+    "command",
+    [
+        "python scripts/pissa_init.py --model_name_or_path meta-llama/Meta-Llama-3-8B --output_dir models/pissa",
+        "python run_longbench.py --task kv --model_name_or_path meta-llama/Llama-3.1-8B --output_dir r --data_dir d",
+        "deepspeed --module lab.trainers.text.sft --model_name_or_path meta-llama/Llama-3.1-8B --output_dir o --set x",
+    ],
+)
+def test_a_models_path_and_a_folder_are_no_training(tmp_path: Path, command: str) -> None:
+    """Such scripts merge, evaluate, or have files of their own: 8 sequences on fp32 weights would be an invention."""
+    assert "has arguments of its own" in refused(tmp_path, command, gpus=8, seq_len=2048)
+
+
+def test_a_trainer_named_after_a_method_whose_arguments_are_its_own_is_refused(tmp_path: Path) -> None:
+    command = "deepspeed --module lab.trainers.text.dpo --model_name_or_path meta-llama/Llama-3.1-8B --output_dir o"
+    assert "does not read its arguments: give memcalc rl what it trains" in refused(tmp_path, command, gpus=8)
+
+
+def test_the_trainers_default_batch_counts_only_where_all_arguments_are_the_trainers(tmp_path: Path) -> None:
+    """A script with arguments of its own may have defaults of its own, as subclasses of TrainingArguments do."""
+    plain = (
+        "torchrun --nproc_per_node 8 train.py --model_name_or_path meta-llama/Llama-2-7b-hf --output_dir o --optim sgd"
+    )
+    assert checked(tmp_path, plain, seq_len=512).estimate.strategy.micro_batch == 8
+    assert "--micro-batch (line of run.sh: per_device_train_batch_size is not said" in refused(
+        tmp_path, f"{plain} --conversation_template llama3", seq_len=512
+    )
+
+
+def test_a_trainer_that_is_told_not_to_train_does_not(tmp_path: Path) -> None:
+    text = f"python run.py {TRAINER} --do_train False --do_predict True"
+    with pytest.raises(IdleError, match="starts no training"):
+        checked(tmp_path, text)
+
+
+def test_a_deepspeed_config_that_only_a_run_knows_is_asked_for(tmp_path: Path) -> None:
+    """It was counted as DDP, without a word."""
+    text = f"deepspeed --num_gpus 8 train.py {TRAINER} --deepspeed $DS_CONFIG"
+    assert "--zero (line of run.sh: deepspeed is 'DS_CONFIG', a file that only a run knows" in refused(tmp_path, text)
+    (tmp_path / "ds.json").write_text('{"zero_optimization": {"stage": 2}}', encoding="utf-8")
+    job = check([str(tmp_path / "ds.json"), str(tmp_path / "run.sh")], gpu="h100")
+    assert isinstance(job, Check)
+    assert (job.estimate.strategy.framework, job.estimate.strategy.zero) == ("deepspeed", 2)
+
+
+def test_a_recipe_of_a_script_without_the_trainer_asks_what_ranks_share(tmp_path: Path) -> None:
+    """Transformers' run_clm_no_trainer.py and open-instruct's: Accelerate's config says it, none of their arguments."""
+    text = "model_name_or_path: meta-llama/Llama-2-7b-hf\nmax_seq_length: 512\nper_device_train_batch_size: 1\n"
+    (tmp_path / "sft.yaml").write_text(text + "output_dir: o\nwith_tracking: true\n", encoding="utf-8")
+    (tmp_path / "one.yaml").write_text("distributed_type: MULTI_GPU\nnum_processes: 8\n", encoding="utf-8")
+    with pytest.raises(MissingError, match=r"--zero \(line of sft.yaml: with_tracking is of a script without"):
+        check([str(tmp_path / "sft.yaml")], gpu="h100", gpus=8)
+    job = check([str(tmp_path / "one.yaml"), str(tmp_path / "sft.yaml")], gpu="h100")
+    assert isinstance(job, Check)
+    assert job.estimate.strategy.framework == "ddp"
+
+
 SWITCHES = [
     "--lora_enable True", "--bits 4", "--use_qlora", "--q_lora True", "--train_mode qlora",
     "--tune_mm_mlp_adapter True", "--mm_tunable_parts mm_mlp_adapter", "--freeze_backbone True",
     "--use_unsloth True", "--peft_method lora",
     "--trainable q_proj,v_proj", "--quantization int4", "--spectrum_config_path x.yaml",
+    "--classifier_dropout 0.1", "--model_class custom", "--use_customized_optim 1", "--source_max_len 384",
+    "--second_per_device_train_batch_size 8",
 ]  # fmt: skip
 
 
@@ -295,7 +354,7 @@ def test_sub_groups_of_no_elements_are_the_tensors() -> None:
 
 
 def test_images_in_post_training_are_refused_before_anything_is_asked_for(tmp_path: Path) -> None:
-    text = "accelerate launch --num_processes 8 grpo.py --model_name_or_path Qwen/Qwen2.5-VL-7B-Instruct --beta 0.1"
+    text = "accelerate launch --num_processes 8 grpo.py --model_name_or_path Qwen/Qwen2.5-VL-7B-Instruct --max_steps 9"
     with pytest.raises(ObjectiveError, match="its tokens depend on the size of its images"):
         checked(tmp_path, text)
 
@@ -322,3 +381,24 @@ def test_megatrons_arguments_under_deepspeeds_third_stage_are_refused(tmp_path: 
     )
     text = f"deepspeed --num_gpus 8 pretrain_gpt.py --deepspeed --deepspeed_config ds.json {SIZES}"
     assert "ZeRO-3 what Megatron's arguments describe" in refused(tmp_path, text)
+
+
+@pytest.mark.parametrize(
+    ("tokenizer", "vocab"),
+    [
+        ("--tokenizer-type GPT2BPETokenizer", 50304),
+        ("--vocab-file $1 --merge-file $2", 50304),
+        ("--vocab-file v --merge-file data/gpt2-merges.txt", 50304),
+        ("--vocab-file v", 0),
+        ("--vocab-file v --merge-file gpt-neox-20b/merges.txt", 0),
+    ],
+)
+def test_gpt2s_tokenizer_has_gpt2s_vocabulary(tmp_path: Path, tokenizer: str, vocab: int) -> None:
+    """pretrain_gpt.py takes GPT2BPETokenizer by default: 50257 tokens, filled up to a multiple of 128."""
+    text = f"torchrun --nproc_per_node 8 pretrain_gpt.py {SIZES.replace('--vocab-size 50257', tokenizer)} --bf16"
+    if not vocab:
+        assert "--set model.vocab=" in refused(tmp_path, text)
+        return
+    sizes = SIZES.replace("50257", str(vocab))
+    whole = checked(tmp_path, f"torchrun --nproc_per_node 8 pretrain_gpt.py {sizes} --bf16").estimate
+    assert checked(tmp_path, text).estimate.peak == whole.peak

@@ -63,6 +63,7 @@ STANDS_IN = {
     "MC114": {**FSDP, "precision": "bf16-mixed", "micro_batch": 1, "accumulation": 4, "recompute": "full"},
     "MC116": {"framework": "hf", "zero": 3, "precision": "bf16-mixed", "evaluates": True, "eval_micro_batch": 2},
     "MC117": {**FSDP, "precision": "bf16-mixed", "model": "mixtral-8x7b", "gpus": 16},
+    "MC118": {"engine": "trainer", "weights": "bf16", "mixed": "bf16"},
 }  # fmt: skip
 STANDS_BESIDE = {
     "MC101": {"mixed": "no", "weights": "bf16"},
@@ -81,6 +82,7 @@ STANDS_BESIDE = {
     "MC114": {"accumulation": 1},
     "MC116": {"eval_accumulation": 1},
     "MC117": {"gpus": 8},
+    "MC118": {"zero": 0},
 }
 """What takes each job out of its trap."""
 

@@ -119,6 +119,76 @@ def test_a_server_of_its_own_has_gpus_of_its_own(tmp_path: Path) -> None:
     assert (found["gpus"], found["engine_gpus"]) == (8, 2)
 
 
+@pytest.mark.parametrize(
+    ("line", "engine_gpus"),
+    [
+        ("max_prompt_length: 512\n", "2"), ("vllm_max_model_len: 1280\n", "2"), ("vllm_device: auto\n", "1"),
+        ("max_prompt_length: 512\nvllm_mode: colocate\n", ""), ("vllm_device: cuda:0\n", ""), ("", ""),
+    ],
+)  # fmt: skip
+def test_engines_of_older_releases_of_trl_have_gpus_of_their_own(tmp_path: Path, line: str, engine_gpus: str) -> None:
+    """trainer/grpo_config.py: `server` by default from 0.18 to 0.29, `colocate` from 1.0; before it `vllm_device`."""
+    settings = {"rl.prompt": 512} | ({"rl.engine_gpus": 2} if engine_gpus == "2" else {})
+    found = words(tmp_path, "grpo.yaml", GRPO + line, gpus=4, settings=settings)
+    assert str(found.get("engine_gpus", "")) == engine_gpus
+
+
+def _batches_of_verl(folder: Path, overrides: str) -> tuple[int, int]:
+    lines = VERL.replace(
+        "actor_rollout_ref.actor.use_dynamic_bsz=True actor_rollout_ref.actor.ppo_max_token_len_per_gpu=24576",
+        overrides,
+    )
+    found = words(folder, "run.sh", lines)
+    return found["micro_batch"], found.get("logprob_batch", 0)
+
+
+def test_batches_of_all_ranks_and_of_ranks_that_share_sequences(tmp_path: Path) -> None:
+    """Of 64 rows 8 ranks have 8 each; 4 groups of 2 have 16, and a rank half of them (workers/fsdp_workers.py)."""
+    actor, rollout = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
+    total = f"{actor}.ppo_micro_batch_size=64 {rollout}.log_prob_micro_batch_size=128"
+    each = f"{actor}.ppo_micro_batch_size_per_gpu=16 {rollout}.log_prob_micro_batch_size_per_gpu=64"
+    shared = f"{actor}.ulysses_sequence_parallel_size=2"
+    assert _batches_of_verl(tmp_path, total) == _batches_of_verl(tmp_path, f"{total} {shared}") == (8, 16)
+    assert _batches_of_verl(tmp_path, each) == (16, 64)
+    assert _batches_of_verl(tmp_path, f"{each} {shared}") == (8, 32)
+
+
+def test_what_verl_is_told_and_does_not_count_is_said_only_where_it_changes_something(tmp_path: Path) -> None:
+    off = "actor_rollout_ref.actor.fsdp_config.fsdp_size=-1 actor_rollout_ref.actor.ulysses_sequence_parallel_size=1"
+    wider = "actor_rollout_ref.rollout.log_prob_max_token_len_per_gpu=49152"
+    for line, says in ((off, 0), (wider, 1)):
+        (tmp_path / "run.sh").write_text(VERL.rstrip() + f" {line}\n", encoding="utf-8")
+        found = read_files([str(tmp_path / "run.sh")])
+        assert sum(finding.code == "MC002" for config in found for finding in config.findings) == says
+    others = {
+        "reward_model.model.update=after": "trains a second model as its reward",
+        "distillation.enabled=True": "holds a teacher beside",
+        "async_training.staleness_threshold=0.5": "fully asynchronous trainer",
+    }
+    for line, message in others.items():
+        with pytest.raises(ObjectiveError, match=message):
+            words(tmp_path, "run.sh", f"{VERL.rstrip()} {line}\n")
+
+
+@pytest.mark.parametrize("path", ["adapters/first", "$1"])
+def test_adapters_to_go_on_with_are_asked_for(tmp_path: Path, path: str) -> None:
+    """A path makes it a LoRA job (workers/fsdp_workers.py); it was counted as training all weights."""
+    line = f"{VERL.rstrip()} actor_rollout_ref.model.lora_adapter_path={path}\n"
+    assert "--lora (line of run.sh" in asked(tmp_path, "run.sh", line)
+    assert words(tmp_path, "run.sh", line, lora="16")["lora"] == "16"
+
+
+def test_references_of_hydra_are_followed(tmp_path: Path) -> None:
+    text = (
+        "actor_rollout_ref:\n  model: {path: Qwen/Qwen2.5-1.5B}\n  actor: {ppo_micro_batch_size_per_gpu: 4}\n"
+        "  rollout: {log_prob_micro_batch_size_per_gpu: '${actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu}'}\n"
+        "  ref: {ulysses_sequence_parallel_size: '${actor_rollout_ref.actor.ulysses_sequence_parallel_size}'}\n"
+        "data: {max_prompt_length: '${data.max_response_length}', max_response_length: '${oc.env:N,256}'}\n"
+    )
+    found = words(tmp_path, "verl.yaml", text)
+    assert (found["logprob_batch"], found["prompt"], found["response"]) == (4, 512, 512)
+
+
 def test_overrides_of_verl(tmp_path: Path) -> None:
     assert words(tmp_path, "run.sh", VERL) == {
         "algorithm": "grpo", "framework": "verl", "model": "qwen2.5-1.5b", "gpu": "h100", "gpus": 8,
@@ -167,7 +237,8 @@ def test_what_is_counted_as_verl_says_it_is_no_finding(tmp_path: Path) -> None:
         return [finding.message for config in read_files([str(path)]) for finding in config.findings]
 
     assert findings(more) == findings("")
-    assert len(findings(more.replace("=1 ", "=2 ").replace("3072", "8192"))) == len(findings("")) + 2
+    assert findings(more.replace("=1 ", "=2 ")) == findings("")  # two ranks have two budgets of tokens between them
+    assert len(findings(more.replace("size=-1 ", "size=4 ").replace("3072", "8192"))) == len(findings("")) + 2
 
 
 OPENRLHF = """\

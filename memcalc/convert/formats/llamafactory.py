@@ -21,6 +21,7 @@ from memcalc.convert.formats.beside_steps import (
 )
 from memcalc.convert.formats.preferences import refuse_reference, set_algorithm
 from memcalc.convert.formats.tuning import (
+    ask_for_rows,
     fsdp_keys,
     refer_deepspeed,
     set_also_trained,
@@ -44,8 +45,15 @@ _METHODS = {name: name for name in ("bnb", "gptq", "awq", "aqlm", "quanto", "eet
 V1 = ("model_class", "peft_config", "dist_config", "quant_config")
 """Keys that the files of v1 have and those of 0.9 have not (examples/v1, src/llamafactory/v1/config)."""
 _MEGATRON = ("use_mca", "tensor_model_parallel_size", "pipeline_model_parallel_size", "recompute_granularity")
-_IDLE = ("export_dir", "infer_backend", "do_predict")
-"""Keys of files that merge, infer or predict."""
+_IDLE = ("export_dir", "infer_backend", "do_predict", "task")
+"""Keys of files that merge, infer, predict or evaluate (hparams/evaluation_args.py)."""
+_STEPS = (
+    "per_device_train_batch_size",
+    "gradient_accumulation_steps",
+    "learning_rate",
+    "num_train_epochs",
+    "max_steps",
+)
 _PADDED = 8
 """Batches are padded to a multiple of this (train/sft/workflow.py)."""
 
@@ -61,6 +69,8 @@ def read(document: Document) -> Config:
     idle = [key for key in _IDLE if reader.text(key).lower() not in ("", "false")]
     if idle and not reader.flag("do_train"):
         refuse_idle(document.path.name, idle)
+    if reader.has("tokenized_path") and not any(map(reader.has, _STEPS)):  # saves the tokens, and ends (data/loader.py)
+        refuse_idle(document.path.name, ("tokenized_path, and nothing of a step",))
     _batch(reader, stage)
     kind = reader.one_of("finetuning_type", _TYPES, "lora")
     if algorithm:
@@ -77,6 +87,7 @@ def read(document: Document) -> Config:
     reader.harmless(*_KEYS.harmless)
     reader.not_counted(_KEYS.not_counted)
     reader.not_modelled(_KEYS.not_modelled, unless=(False, None, 0, 0.0, 1, "", "none"))
+    ask_for_rows(reader, "what reads the file")
     return reader.finish(known=_KEYS.names("of_lora", "not_modelled", "not_counted", "harmless"))
 
 

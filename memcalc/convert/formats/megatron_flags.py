@@ -247,7 +247,7 @@ def _vocabulary(flags: Flags) -> dict[str, Any]:
     padded, size = flags.integer("padded_vocab_size", low=1), flags.integer("vocab_size", low=1)
     multiple = flags.count("make_vocab_size_divisible_by", _LEARNED_MULTIPLE)
     tensor = flags.count("tensor_model_parallel_size")
-    if padded is None and size is None:
+    if padded is None and size is None and not (size := _of_gpt2(flags)):
         return {}
     rows = padded or -(-(size or 1) // (multiple * tensor)) * multiple * tensor
     if multiple == _LEARNED_MULTIPLE and padded is None:
@@ -256,6 +256,17 @@ def _vocabulary(flags: Flags) -> dict[str, Any]:
         counted = -(-rows // (_LEARNED_MULTIPLE * tensor)) * _LEARNED_MULTIPLE * tensor
         flags.warn("padded_vocab_size" if padded else "make_vocab_size_divisible_by", f"counted as {counted} rows")
     return {"vocab": rows}
+
+
+def _of_gpt2(flags: Flags) -> int:
+    """The tokens of GPT-2's files, where its tokenizer is named or, by default (pretrain_gpt.py), has merges."""
+    named, merges = flags.text("tokenizer_type"), flags.text("merge_file")
+    unknown = (flags.key("merge_file"),) in flags.reader.document.unknown
+    if named not in ("", "GPT2BPETokenizer") or not ("gpt2" in merges.lower() or (not merges and (named or unknown))):
+        return 0
+    message = "GPT2BPETokenizer counts with the 50257 tokens of GPT-2's own files"
+    flags.reader.note("note", "MC004", "tokenizer_type", message, "--set model.vocab=…")
+    return 50257
 
 
 def _experts(flags: Flags, layers: int, ffn: int) -> dict[str, Any]:

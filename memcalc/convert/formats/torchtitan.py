@@ -18,6 +18,7 @@ from memcalc.convert.formats.base import Format
 from memcalc.convert.formats.torchtitan_batch import degree, key_of, set_batch, set_pipeline
 from memcalc.convert.formats.torchtitan_names import CURRENT, FLEXIBLE, KEYS, flavor_of, model_of, spelling, until
 from memcalc.convert.job import ConfigJob
+from memcalc.errors import ObjectiveError
 from memcalc.frameworks.fsdp import TORCHTITAN
 
 _DTYPES = {"bfloat16": "bf16", "float32": "fp32"}
@@ -68,6 +69,16 @@ def _positive(name: str, value: Any) -> tuple[str, Any]:
 
 
 def _model(reader: ConfigReader) -> None:
+    if reader.has("model.config"):
+        raise ObjectiveError(
+            f"{reader.document.path.name} is a config of flame (model.config), whose models are those of flash-linear-"
+            "attention: give memcalc estimate what it trains."
+        )
+    if not reader.has("model.name") and not reader.has("model.flavor"):
+        reader.ask(
+            "model", "model.flavor", "debugmodel", "is not said, and torchtitan's default is a model to debug it"
+        )
+        return
     name, flavor = reader.text("model.name", "llama3"), reader.text("model.flavor", "debugmodel")
     plain = name.removeprefix("simple_fsdp.")
     if plain != name:

@@ -8,7 +8,6 @@ runs the ranks follows from the launcher's file: FSDP and DeepSpeed may be said 
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from typing import Any
 
@@ -20,8 +19,17 @@ from memcalc.convert.formats.fsdp_config import ACCELERATED, STRATEGIES, fsdp_ve
 from memcalc.convert.formats.trainer_script import script_text
 from memcalc.convert.formats.trainer_writer import spelling, write
 from memcalc.convert.formats.trl_roles import read_roles
-from memcalc.convert.formats.tuning import LAYERS, LIGER_KERNELS, parameters_of, set_kernel, set_optimizer, set_stored
-from memcalc.convert.objectives import ALGORITHMS, method_of_keys, refuse_method, refuse_switches
+from memcalc.convert.formats.tuning import (
+    LAYERS,
+    LIGER_KERNELS,
+    ask_for_rows,
+    options_of,
+    parameters_of,
+    set_kernel,
+    set_optimizer,
+    set_stored,
+)
+from memcalc.convert.objectives import ALGORITHMS, method_of_keys, refuse_idle, refuse_method, refuse_switches
 
 KEYS = key_table("trainer")
 TRL_SIGNS = frozenset(KEYS.lists["trl_signs"])
@@ -32,7 +40,8 @@ _SCRIPT_DTYPES = {
 }  # fmt: skip
 _ATTENTION = {
     "flash_attention_2": "flash", "flash_attention_3": "flash3", "kernels-community/flash-attn2": "flash",
-    "kernels-community/flash-attn": "flash", "eager": "eager", "sdpa": "", "flex_attention": "flex", "none": "",
+    "kernels-community/flash-attn": "flash", "kernels-community/flash-attn3": "flash3",
+    "kernels-community/vllm-flash-attn3": "flash3", "eager": "eager", "sdpa": "", "flex_attention": "flex", "none": "",
 }  # fmt: skip
 _OF_LORA = (
     "lora_r", "lora_rank", "lora_dropout", "lora_target_modules", "lora_target_parameters", "lora_modules_to_save",
@@ -48,6 +57,8 @@ _LENGTHS = ("max_length", "max_seq_length", "max_seq_len", "block_size", "model_
 def read(document: Document) -> Config:
     """Return what the Trainer's arguments say of a job."""
     reader = ConfigReader(document, "trainer", "Transformers 5.23")
+    if reader.flag("do_train", None) is False and any(map(reader.flag, ("do_eval", "do_predict"))):
+        refuse_idle(document.path.name, ("do_train false",))
     method, evidence = method_of_keys(document.data)
     if method in ALGORITHMS:
         reader.set("rl.algorithm", ALGORITHMS[method], evidence.partition(",")[0].partition(" ")[0], default=True)
@@ -74,6 +85,8 @@ def read(document: Document) -> Config:
     reader.not_counted(KEYS.not_counted, counted=("optim_args",) if momentum else ())
     reader.not_modelled(KEYS.not_modelled, unless=(False, None, 0, 0.0, "", "none"))
     refuse_switches(document.path.name, reader.unread())
+    if document.kind == "flags":
+        ask_for_rows(reader, "its script")
     return reader.finish()
 
 
@@ -109,20 +122,6 @@ def _precision(reader: ConfigReader, trl: bool) -> None:
     reader.set("mixed", dtype if half or full else "no", dtype, default=not (half or full))
 
 
-def _options(reader: ConfigReader, key: str) -> dict[str, Any]:
-    """A table, which flags have as JSON."""
-    value = reader.raw(key)
-    if isinstance(value, str) and value.strip().startswith("{"):
-        try:
-            value = json.loads(value)
-        except (ValueError, RecursionError):
-            raise reader.error(key, value, "must be JSON") from None
-    if value is not None and not isinstance(value, dict):
-        raise reader.error(key, value, "must be a table")
-    booleans = {"true": True, "false": False}  # a flag's values are texts
-    return {name: booleans.get(str(option).lower(), option) for name, option in (value or {}).items()}
-
-
 def _every(reader: ConfigReader, key: str, value: Any) -> int:
     """How many blocks stand between checkpoints."""
     if isinstance(value, bool) or not str(value).isdecimal() or not 0 < int(str(value)) < 10_000:
@@ -135,7 +134,7 @@ def _checkpoints(reader: ConfigReader, trl: bool) -> None:
     new = reader.has("activation_checkpointing")
     key = "activation_checkpointing" if new else "gradient_checkpointing"
     on = reader.flag(key, trl and not reader.flag("no_gradient_checkpointing"))
-    kwargs = _options(reader, f"{key}_kwargs")
+    kwargs = options_of(reader, f"{key}_kwargs")
     reader.harmless("activation_checkpointing", "activation_checkpointing_kwargs.", "activation_checkpointing_kwargs")
     reader.harmless("gradient_checkpointing", "gradient_checkpointing_kwargs.", "gradient_checkpointing_kwargs")
     interval = _every(reader, f"{key}_kwargs.every_n_layers", kwargs.get("every_n_layers", 1))
@@ -166,7 +165,7 @@ def _compile(reader: ConfigReader) -> None:
 
 def _kernels(reader: ConfigReader, trl: bool) -> None:
     """Liger's kernels, by default with the loss that makes no logits; TRL's trainer makes none in any case."""
-    table = _options(reader, "liger_kernel_config")
+    table = options_of(reader, "liger_kernel_config")
     reader.harmless("liger_kernel_config.", "liger_kernel_config")
     named = "use_liger" if reader.has("use_liger") else "use_liger_kernel"  # as TRL's ModelConfig had it
     on = reader.flag(named)
@@ -203,7 +202,7 @@ def _fsdp(reader: ConfigReader) -> None:
     if isinstance(table, str) and not table.strip().startswith("{"):
         reader.refer("fsdp_config", "fsdp_config", path=table)
     elif isinstance(table, str):
-        inner = Document(reader.document.path, "json", table, _options(reader, "fsdp_config"))
+        inner = Document(reader.document.path, "json", table, options_of(reader, "fsdp_config"))
         reader.refer("fsdp_config", "fsdp_config", document=inner)
     else:
         version = fsdp_version(reader, "fsdp_config", 2)
@@ -212,6 +211,15 @@ def _fsdp(reader: ConfigReader) -> None:
 
 def _deepspeed(reader: ConfigReader) -> None:
     value = reader.raw("deepspeed")
+    foreign = next((key for key in ("with_tracking", "checkpointing_steps") if reader.has(key)), "")
+    if name := reader.document.unknown.get(("deepspeed",)):
+        reader.set("engine", "deepspeed", "deepspeed")
+        reader.ask("sharing", "deepspeed", name, f"is {name!r}, a file that only a run knows; give it as a FILE too")
+    elif foreign and reader.document.kind != "flags":
+        says = (
+            "is of a script without the Trainer, whose ranks share what Accelerate's config says; give it as a FILE too"
+        )
+        reader.ask("sharing", foreign, "-", says)
     if not value:
         return
     if value is True:  # deepspeed.add_config_arguments: a switch beside --deepspeed_config
@@ -222,7 +230,7 @@ def _deepspeed(reader: ConfigReader) -> None:
     if isinstance(value, str) and not value.strip().startswith("{"):
         reader.refer("deepspeed", "deepspeed", path=value)
         return
-    data = {**reader.document.data, "deepspeed": _options(reader, "deepspeed")}
+    data = {**reader.document.data, "deepspeed": options_of(reader, "deepspeed")}
     inner = inner_document(replace(reader.document, data=data), ("deepspeed",))
     reader.refer("deepspeed", "deepspeed", document=inner)
 

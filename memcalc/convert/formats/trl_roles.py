@@ -43,8 +43,7 @@ def read_roles(reader: ConfigReader) -> None:
     reader.set_integer("rl.accumulation", "steps_per_generation")
     if reader.has("use_vllm"):
         reader.set("rl.vllm", reader.flag("use_vllm"), "use_vllm")
-    if reader.one_of("vllm_mode", {"colocate": False, "server": True}, False):
-        reader.set("rl.apart", True, "vllm_mode")
+    _set_place(reader)
     if reader.has("vllm_gpu_memory_utilization"):
         key = "vllm_gpu_memory_utilization"
         reader.set("rl.utilization", reader.number(key), key)
@@ -61,6 +60,26 @@ def read_roles(reader: ConfigReader) -> None:
         reader.set("rl.logits", "fused", "use_liger_loss")
     reader.harmless(*_HARMLESS)
     reader.not_modelled(_NOT_MODELLED, unless=(False, None, 0, 1.0, ""))
+
+
+def _set_place(reader: ConfigReader) -> None:
+    """Whether the engine has GPUs of its own, which from 1.0 on only ``vllm_mode: server`` says.
+
+    From 0.16 to 0.29 a server is the default; 0.14 and 0.15 put the engine on ``vllm_device``, by default the GPU after
+    the trainer's. ``max_prompt_length`` went with 0.28, ``vllm_max_model_len`` with 0.18 (trainer/grpo_config.py).
+    """
+    mode = reader.one_of("vllm_mode", {"colocate": False, "server": True})
+    device = reader.text("vllm_device")
+    old = next((key for key in ("max_prompt_length", "vllm_max_model_len") if reader.has(key)), "")
+    if mode:
+        reader.set("rl.apart", True, "vllm_mode")
+    elif device and device != "cuda:0":
+        reader.set("rl.apart", True, "vllm_device")
+        reader.set("rl.engine_gpus", 1, "vllm_device")
+    elif mode is None and not device and old and reader.flag("use_vllm"):
+        message = f"{old} is of TRL before 0.28, where an engine has GPUs of its own unless vllm_mode is colocate"
+        reader.note("note", "MC004", old, message, "vllm_mode: colocate")
+        reader.set("rl.apart", True, old)
 
 
 def _set_prompt(reader: ConfigReader) -> None:

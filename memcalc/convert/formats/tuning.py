@@ -6,10 +6,11 @@ part of a layer's path.
 
 from __future__ import annotations
 
+import json
 import re
 import warnings
 from collections.abc import Iterable, Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from memcalc.convert.config import ConfigReader
 from memcalc.convert.formats.base import KeyTable, inner_document, key_table
@@ -300,3 +301,25 @@ def set_optimizer(
             reader.set("strategy.galore_rank", arguments["rank"], "optim_args")
         layerwise = reader.text(key).endswith("layerwise")
         set_galore(reader, key, "optim_target_modules", "all", in_backward=layerwise)
+
+
+def ask_for_rows(reader: ConfigReader, whose: str) -> None:
+    """Ask for the micro-batch where no key says it beside keys of somebody else's, whose defaults may go before it."""
+    foreign, key = sorted(reader.unread()), "per_device_train_batch_size"
+    if foreign and not reader.has(key):
+        says = f"is not said, and {whose} has arguments of its own ({', '.join(foreign[:3])}), so perhaps defaults too"
+        reader.ask("micro_batch", key, "8", says)
+
+
+def options_of(reader: ConfigReader, key: str) -> dict[str, Any]:
+    """A table, which flags have as JSON."""
+    value = reader.raw(key)
+    if isinstance(value, str) and value.strip().startswith("{"):
+        try:
+            value = json.loads(value)
+        except (ValueError, RecursionError):
+            raise reader.error(key, value, "must be JSON") from None
+    if value is not None and not isinstance(value, dict):
+        raise reader.error(key, value, "must be a table")
+    booleans = {"true": True, "false": False}  # a flag's values are texts
+    return {name: booleans.get(str(option).lower(), option) for name, option in (value or {}).items()}

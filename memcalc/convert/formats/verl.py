@@ -6,6 +6,7 @@ model, engine, critic, ref and data; workers/config. What only another trainer t
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -13,6 +14,7 @@ from typing import Any
 from memcalc.convert.config import Config, ConfigReader, split_key
 from memcalc.convert.document import Document
 from memcalc.convert.formats.base import Format, key_table
+from memcalc.convert.objectives import refuse_method
 from memcalc.errors import ObjectiveError, cut
 
 KEYS = key_table("verl")
@@ -27,13 +29,17 @@ _ESTIMATORS = {
 _TRAINERS = {"fsdp": "fsdp1", "fsdp2": "fsdp2"}
 _BATCHED = 8192
 """Tokens of an engine's step by default."""
+_DEEPEST = 8
+"""References that lead to references."""
 
 
 def read(document: Document) -> Config:
     """Return what verl's keys say of a job."""
-    reader = ConfigReader(replace(document, data=_plain(document.data)), "verl", "verl 0.10")
+    reader = ConfigReader(replace(document, data=_plain(document.data, document.data)), "verl", "verl 0.10")
     reader.set("rl.framework", "verl", ROLES)
     _refuse_others(reader)
+    if reader.flag(key := "distillation.enabled"):
+        refuse_method(document.path.name, "distillation", key)
     reader.set("rl.algorithm", reader.one_of("algorithm.adv_estimator", _ESTIMATORS, "ppo"), "algorithm.adv_estimator")
     _hardware(reader)
     _lengths(reader)
@@ -44,15 +50,25 @@ def read(document: Document) -> Config:
     _critic(reader)
     reader.harmless(*KEYS.harmless)
     reader.not_counted(KEYS.not_counted, _as_counted(reader))
-    reader.not_modelled(KEYS.not_modelled)
+    reader.not_modelled(KEYS.not_modelled, unless=(False, None, 0, "", "none", "adamw"))
     return reader.finish()
 
 
-def _plain(data: Any) -> Any:
-    """Values as YAML has them: flags have `null` as a word."""
-    if isinstance(data, dict):
-        return {key: _plain(value) for key, value in data.items()}
-    return None if isinstance(data, str) and data in ("null", "None", "~") else data
+_REFERENCE = re.compile(r"\$\{([\w.]+)\}")
+
+
+def _plain(value: Any, data: dict[str, Any], depth: int = 0) -> Any:
+    """A value as YAML has it: flags have `null` as a word, and a reference of Hydra is what it leads to, or nothing."""
+    if isinstance(value, dict):
+        return {key: _plain(inner, data, depth) for key, inner in value.items()}
+    if not isinstance(value, str):
+        return value
+    if match := _REFERENCE.fullmatch(value):
+        target: Any = data
+        for key in match[1].split("."):
+            target = target.get(key) if isinstance(target, dict) else None
+        return _plain(target, data, depth + 1) if depth < _DEEPEST and not isinstance(target, dict) else None
+    return None if value in ("null", "None", "~") or value.startswith("${") else value
 
 
 def _refuse_others(reader: ConfigReader) -> None:
@@ -69,6 +85,11 @@ def _refuse_others(reader: ConfigReader) -> None:
         raise ObjectiveError(
             f"{reader.document.path.name} trains by verl's {cut(other)}: memcalc has figures for its FSDP workers "
             "alone (actor.strategy fsdp or fsdp2)."
+        )
+    if reader.table("async_training") or str(reader.raw("data.train_batch_size")) == "0":
+        raise ObjectiveError(
+            f"{reader.document.path.name} trains by verl's fully asynchronous trainer (async_training): memcalc has no "
+            "figures for it."
         )
     name = reader.text(f"{_ROLLOUT}.name", "vllm")
     if name not in ("vllm", "sglang"):
@@ -117,12 +138,36 @@ def _of_critic(part: str) -> tuple[str, str]:
     return f"critic.model.fsdp_config.{part}", f"critic.fsdp.{part}"
 
 
+def _sharers(reader: ConfigReader) -> int:
+    """Ranks that share a sequence (Ulysses), in the actor's words or its engine's."""
+    keys = (f"{_ACTOR}.ulysses_sequence_parallel_size", f"{_ACTOR}.fsdp_config.ulysses_sequence_parallel_size")
+    return max(reader.integer(key, 1, low=1) or 1 for key in keys)
+
+
 def _shared_length(reader: ConfigReader) -> int:
     """The longest sequence where several ranks share it, whose budgets then hold it together; 0 where none does."""
-    keys = (f"{_ACTOR}.ulysses_sequence_parallel_size", f"{_ACTOR}.fsdp_config.ulysses_sequence_parallel_size")
-    if all((reader.integer(key, 1) or 1) == 1 for key in keys):
+    if _sharers(reader) == 1:
         return 0
     return _longest(reader)
+
+
+def _rows(reader: ConfigReader, part: str) -> tuple[int | None, str]:
+    """Whole sequences of a micro-batch on one rank, with the key that says it.
+
+    The older keys give those of all ranks (workers/fsdp_workers.py: divided by the ranks over those that share one).
+    Ranks that share sequences hold equal parts of their tokens (dp_actor.py, ulysses_pad_and_slice_inputs).
+    """
+    ranks = (reader.integer("trainer.n_gpus_per_node", 8) or 8) * (reader.integer("trainer.nnodes", 1) or 1)
+    sharers = _sharers(reader)
+    each = reader.integer(key := f"{part}_per_gpu", low=1)
+    if each is None and (total := reader.integer(key := part, low=1)) is not None:
+        each = max(1, total // max(1, ranks // sharers))
+    if each is None:
+        return None, f"{part}_per_gpu"
+    if each % sharers:
+        message = f"{sharers} ranks share {each} sequences: a rank is counted with {-(-each // sharers)} whole ones"
+        reader.note("note", "MC004", key, message)
+    return -(-each // sharers), key
 
 
 def _batches(reader: ConfigReader) -> None:
@@ -130,32 +175,43 @@ def _batches(reader: ConfigReader) -> None:
     padded = not reader.flag(key := f"{_MODEL}.use_remove_padding", True)
     if reader.flag(f"{_ACTOR}.use_dynamic_bsz"):
         budget = reader.integer(key := f"{_ACTOR}.ppo_max_token_len_per_gpu", 16384, low=1) or 16384
-        reader.set("rl.micro_tokens", max(budget, _shared_length(reader)), key)
+        if (longest := _shared_length(reader)) > budget:
+            message = f"{_sharers(reader)} ranks share a sequence: counted with {longest} tokens a rank, as if whole"
+            reader.note("warning", "MC002", key, message)
+        reader.set("rl.micro_tokens", max(budget, longest), key)
         if padded:
             says = "samples that fill the budget are padded to the longest length, and are counted without that"
             reader.not_modelled({f"{_MODEL}.use_remove_padding": says}, unless=(True,))
         reader.harmless(f"{_ACTOR}.ppo_micro_batch_size_per_gpu", f"{_ACTOR}.ppo_micro_batch_size")
+        _note_wider(reader, budget)
         return
     if padded:
         reader.set("rl.padded", True, key)
-    each, total = f"{_ACTOR}.ppo_micro_batch_size_per_gpu", f"{_ACTOR}.ppo_micro_batch_size"
-    if reader.integer(each, low=1) is not None:
-        reader.set_integer("micro_batch", each)
-    elif reader.integer(total, low=1) is not None:
-        ranks = (reader.integer("trainer.n_gpus_per_node", 8) or 8) * (reader.integer("trainer.nnodes", 1) or 1)
-        reader.set("micro_batch", max(1, (reader.integer(total) or 1) // ranks), total)
-    elif reader.document.unknown:
-        reader.set("micro_batch", None, each)
+    rows, key = _rows(reader, f"{_ACTOR}.ppo_micro_batch_size")
+    if rows is not None:
+        reader.set("micro_batch", rows, key)
     else:
-        reader.ask("micro_batch", each, "null", "is not set, and verl has no default")
-    keys = [f"{part}.log_prob_micro_batch_size_per_gpu" for part in (_ROLLOUT, f"{ROLES}.ref")]
-    key = max(keys, key=lambda key: reader.integer(key, 0) or 0)
-    reader.set_integer("rl.logprob_batch", key)
+        reader.ask("micro_batch", key, "null", "is not set, and verl has no default")
+    parts = [_rows(reader, f"{part}.log_prob_micro_batch_size") for part in (_ROLLOUT, f"{ROLES}.ref")]
+    rows, key = max(parts, key=lambda part: part[0] or 0)
+    if rows is not None:
+        reader.set("rl.logprob_batch", rows, key)
+
+
+def _note_wider(reader: ConfigReader, budget: int) -> None:
+    """Warn of log-probabilities over more tokens at once than an update's; by default it is as many."""
+    for key in (f"{part}.log_prob_max_token_len_per_gpu" for part in (_ROLLOUT, f"{ROLES}.ref")):
+        if (wider := reader.integer(key, budget) or 0) > budget:
+            message = f"{key} {wider} changes memory but is not counted: passes without gradients count {budget} tokens"
+            reader.note("warning", "MC002", key, message)
 
 
 def _trained(reader: ConfigReader) -> None:
     """How the policy is kept and trained."""
-    reader.set("model", reader.text(f"{_MODEL}.path", "deepseek-ai/deepseek-llm-7b-chat"), f"{_MODEL}.path")
+    if model := reader.text(key := f"{_MODEL}.path", "deepseek-ai/deepseek-llm-7b-chat"):
+        reader.set("model", model, key)
+    else:
+        reader.ask("model", key, "-", "is empty")
     reader.set("rl.trainer", reader.one_of(f"{_ACTOR}.strategy", _TRAINERS, "fsdp1"), f"{_ACTOR}.strategy")
     key = f"{_MODEL}.enable_gradient_checkpointing"
     reader.set("recompute", "full" if reader.flag(key, True) else "none", key)
@@ -172,6 +228,8 @@ def _trained(reader: ConfigReader) -> None:
     if rank := reader.integer(key := f"{_MODEL}.lora_rank", 0):
         everywhere = reader.text(f"{_MODEL}.target_modules", "all-linear") == "all-linear"
         reader.set("lora", f"{rank}:all-linear" if everywhere else str(rank), key)
+    elif reader.has(key := f"{_MODEL}.lora_adapter_path") or tuple(key.split(".")) in reader.document.unknown:
+        reader.ask("lora", key, "-", "names adapters to go on with, whose rank stands beside them")
     if reader.flag(key := f"{_MODEL}.use_fused_kernels"):
         reader.set("rl.logits", "fused", key)
     if reader.flag(key := f"{_ACTOR}.calculate_entropy") or reader.number(key := f"{_ACTOR}.entropy_coeff", 0.0):
@@ -184,6 +242,9 @@ def _reference(reader: ConfigReader) -> None:
     loss, reward = f"{_ACTOR}.use_kl_loss", "algorithm.use_kl_in_reward"
     key = next((key for key in (loss, reward) if reader.flag(key)), loss)
     reader.flag(reward)
+    shares = f"{ROLES}.ref.ulysses_sequence_parallel_size"  # by default the actor's
+    if reader.integer(shares, _sharers(reader)) != _sharers(reader):
+        reader.note("warning", "MC002", shares, f"{shares} changes memory but is not counted: it counts as the actor's")
     reader.set("rl.reference", bool(reader.flag(key)), key)
 
 
@@ -205,9 +266,10 @@ def _rollout(reader: ConfigReader) -> None:
 def _critic(reader: ConfigReader) -> None:
     if reader.has(key := "critic.model.path"):
         reader.set("rl.critic_model", reader.text(key), key)
-    if reader.text("reward_model.rm_type") == "prime" or reader.table("reward_model.prime_model"):
+    prime = ("prime_model", "model.update", "model.beta_train")  # recipe/prime/config/prime_trainer.yaml, old and new
+    if reader.text("reward_model.rm_type") == "prime" or any(reader.raw(f"reward_model.{key}") for key in prime):
         raise ObjectiveError(
-            f"{reader.document.path.name} trains a second model as its reward (PRIME, reward_model.prime_model): "
+            f"{reader.document.path.name} trains a second model as its reward (PRIME, reward_model): "
             "memcalc has no figures for this."
         )
     if reader.flag("reward_model.enable") and reader.has(key := "reward_model.model.path"):

@@ -15,7 +15,7 @@ import finetuning
 import pytest
 
 from memcalc.convert.formats.base import key_table
-from memcalc.errors import InputError, MissingError
+from memcalc.errors import IdleError, InputError, MissingError
 
 HERE = finetuning.CONFIGS / "llamafactory"
 SCHEMA = json.loads((Path(__file__).parents[2] / "schemas" / "llamafactory.json").read_text())["fields"]
@@ -219,3 +219,19 @@ def test_trainers_defaults_are_those_of_transformers() -> None:
     assert found["accumulation"] == theirs["gradient_accumulation_steps"]
     assert theirs["optim"] == "adamw_torch_fused"
     assert found["optimizer_impl"] == "fused"
+
+
+@pytest.mark.parametrize("rest", ["task: mmlu_test\nn_shot: 5\n", "do_train: true\ntokenized_path: saves/data\n"])
+def test_files_that_evaluate_or_save_tokens_train_nothing(rest: str) -> None:
+    """``llamafactory-cli eval`` (hparams/evaluation_args.py); data/loader.py ends where it has saved the tokens."""
+    with pytest.raises(IdleError, match="starts no training"):
+        finetuning.read_text(f"model_name_or_path: x\nfinetuning_type: lora\ntemplate: y\n{rest}")
+    assert finetuning.read_text("model_name_or_path: x\ntokenized_path: z\nlearning_rate: 1e-4\ntemplate: y\n")
+
+
+def test_a_file_with_keys_of_a_wrapper_is_asked_for_its_micro_batch() -> None:
+    """LLaMA-Factory stops at keys that it has not (hparams/parser.py): a wrapper takes them out, and fills in."""
+    text = "model_name_or_path: x\ntemplate: y\n"
+    asked = [setting.reason for setting in finetuning.read_text(f"{text}global_batch_size: 16\n").settings]
+    assert any("what reads the file has arguments of its own (global_batch_size)" in reason for reason in asked)
+    assert finetuning.said(finetuning.read_text(text))["micro_batch"] == 8

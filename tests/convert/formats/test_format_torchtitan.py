@@ -26,7 +26,7 @@ from memcalc.convert.formats.torchtitan import FORMAT, read
 from memcalc.convert.formats.torchtitan_names import CURRENT, FLAVORS, REMOVED, SPELLED, flavor_of, model_of
 from memcalc.convert.job import ConfigJob
 from memcalc.convert.shell import read_script
-from memcalc.errors import CombinationError, InputError, MemcalcError, MissingError
+from memcalc.errors import CombinationError, InputError, MemcalcError, MissingError, ObjectiveError
 from memcalc.preflight.answer import check
 from memcalc.preflight.job import estimate_merged
 from memcalc.preflight.merge import merge
@@ -668,3 +668,14 @@ def _calls(path: Path) -> dict[str, dict[str, Any]]:
                     ]
                     found[str(key.value)] = {str(name): size for name, size in pairs if isinstance(size, int)}
     return found
+
+
+def test_a_file_that_names_no_model_is_asked_for_it(tmp_path: Path) -> None:
+    """The default of torchtitan has 6 layers of 256, for debugging; flame's files have their models elsewhere."""
+    path = tmp_path / "job.toml"
+    path.write_text("[job]\n[optimizer]\n[training]\nlocal_batch_size = 4\nseq_len = 2048\n", encoding="utf-8")
+    with pytest.raises(MissingError, match=r"--model \(line of job.toml: model.flavor is not said"):
+        check([str(path)], gpu="h100", gpus=8)
+    path.write_text('[model]\nconfig = "c.json"\n[training]\nbatch_size = 4\nseq_len = 2048\n', encoding="utf-8")
+    with pytest.raises(ObjectiveError, match="is a config of flame"):
+        check([str(path)], gpu="h100", gpus=8)
