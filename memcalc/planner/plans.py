@@ -26,7 +26,7 @@ from memcalc.planner.offload_memory import NO_SWAPPER, capacity, lacks_nvme_swap
 from memcalc.planner.ranking import Objective, ObjectiveName
 from memcalc.planner.recipe import recipe, remedies
 from memcalc.planner.record import strategy_record
-from memcalc.planner.remedies import instead_of_offload, instead_of_tight, nearest
+from memcalc.planner.remedies import instead_of_offload, instead_of_slow, instead_of_tight, nearest
 from memcalc.planner.request import one_of, positive
 from memcalc.planner.search import Wanted
 from memcalc.planner.sentences import no_fit_gpu, no_fit_host, why, why_not
@@ -85,6 +85,7 @@ def plan_for(job: PlanJob, wish: PlanOptions, record: JobRecord) -> Plans:
     smallest = outcomes[last].smallest or outcomes[last].host_limited
     closest = None if plans or smallest is None else _closest(record, smallest)
     spared = unopened(job, last) if wish.advice and not plans else 0
+    share = outcomes[last].feasible / max(1, outcomes[last].searched)
     return Plans(
         version=__version__,
         model=model_facts(job.model),
@@ -100,7 +101,7 @@ def plan_for(job: PlanJob, wish: PlanOptions, record: JobRecord) -> Plans:
         pareto=pareto_ranks(plans),
         without_offload=several.without_offload if several else None,
         tight_without_offload=several.tight_without_offload if several else (),
-        nearest=tuple(_advice(job, plans, last, record, several, spared)) if wish.advice else (),
+        nearest=tuple(_advice(job, plans, last, record, several, spared, share)) if wish.advice else (),
         too_large="" if plans else _nothing(job, outcomes[last], last, wish, spared),
         closest="" if closest is None else command_line(closest),
         closest_job=closest,
@@ -121,9 +122,15 @@ def plan_for(job: PlanJob, wish: PlanOptions, record: JobRecord) -> Plans:
 
 
 def _advice(
-    job: PlanJob, plans: tuple[Plan, ...], gpus: int, record: JobRecord, several: Several | None, spared: int
+    job: PlanJob,
+    plans: tuple[Plan, ...],
+    gpus: int,
+    record: JobRecord,
+    several: Several | None,
+    spared: int,
+    share: float,
 ) -> Iterator[Nearest]:
-    """What else can be done: where nothing fits, where nothing does without offload, and where what does is tight.
+    """What else can be done: where nothing fits, or hardly anything, nothing without offload, or nothing safely.
 
     Other frameworks are looked at where none is named, or a search beyond this one's is ``spared``.
     """
@@ -131,7 +138,8 @@ def _advice(
         return nearest(job, gpus, record, elsewhere=spared > 0 or "framework" not in job.request.given)
     if several and several.resident:
         return instead_of_tight(job, record, plans)
-    return chain(instead_of_offload(job, record, plans), instead_of_tight(job, record, plans))
+    slow = instead_of_slow(job, record, plans, share) if several is None else iter(())
+    return chain(slow, instead_of_offload(job, record, plans), instead_of_tight(job, record, plans))
 
 
 def _nothing(job: PlanJob, outcome: SearchResult, gpus: int, wish: PlanOptions, spared: int) -> str:

@@ -39,6 +39,9 @@ SHORTEST = 512
 """Tokens below which no sequence is proposed."""
 MOST, HARDWARE = 3, 2
 """Changes that are listed of each kind, and other GPUs."""
+FASTER, SCARCE = 1.5, 0.02
+"""How many times as fast a change has to make the first plan that fits, and the share of strategies that fit up to
+which such changes are looked for: each is a search of its own."""
 NEARLY = 2.0
 """Times the capacity up to which a change that does not suffice is named."""
 EXPANDABLE = {"strategy.expandable_segments": True}
@@ -253,6 +256,17 @@ def instead_of_tight(job: PlanJob, record: JobRecord, plans: tuple[Plan, ...]) -
             pinned, request = pinned.pinned(offload=()), request.with_options(offload="none")
         search = Search(pinned, fewest, request)
         yield from (answer for answer in _of_group(search, search.free) if answer.verdict == "fits")
+
+
+def instead_of_slow(job: PlanJob, record: JobRecord, plans: tuple[Plan, ...], share: float) -> Iterator[Nearest]:
+    """Where hardly a strategy fits, as this ``share`` of them, what leaves training as it is and is much faster."""
+    first = plans[0]
+    if share > SCARCE or first.verdict != "fits" or first.strategy.offload:
+        return
+    search, least = Search(job, first.gpus, record), FASTER * first.time.tokens_per_second_per_gpu
+    changes = [*search.free, *([_together(search.free)] if len(search.free) > 1 else [])]
+    answers = (answer for change in changes for answer in search.fitting(change) if answer.verdict == "fits")
+    yield from (answer for answer in answers if answer.tokens_per_second_per_gpu >= least)
 
 
 def nearest(job: PlanJob, gpus: int, record: JobRecord, *, elsewhere: bool = False) -> Iterator[Nearest]:

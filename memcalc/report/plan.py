@@ -330,8 +330,10 @@ def _next(result: Plans, shown: int, *, written: bool) -> Iterator[Block]:
         yield Code(f"Next, all plans for {count}", command_line(result.job.with_options(gpus=first.gpus)))
     elif is_recorded(Path(result.job.model or "")):  # trains with its own code, so that no plan of it is saved
         yield Code("Next, #1 as an estimate", first.command)
-    elif better := _without_offload(result):
-        yield said("Next", f"add --offload none {better.change}: no slower")
+    elif better := _better(result):
+        times = better.tokens_per_second_per_gpu / first.time.tokens_per_second_per_gpu
+        gain = "no slower" if first.strategy.offload else f"{times:.1f} times as fast"
+        yield said("Next", f"add {'--offload none ' * bool(first.strategy.offload)}{better.change}: {gain}")
     elif not written:
         yield said("Next", "add --save plan.json to save #1 with plans to fall back on")
     more = ", more" * (len(result.plans) > shown)
@@ -339,10 +341,10 @@ def _next(result: Plans, shown: int, *, written: bool) -> Iterator[Block]:
     yield Line(f"{_tried(result)} · --all: full ranking{details}", "faint")
 
 
-def _without_offload(result: Plans) -> Nearest | None:
-    """Return a change that trains alike on the same GPUs and needs no offload, where it is no slower than #1."""
+def _better(result: Plans) -> Nearest | None:
+    """Return a change that trains alike on the same GPUs, needs no offload and is no slower than #1."""
     first = result.plans[0]
-    if not first.strategy.offload:
+    if first.verdict != "fits" and not first.strategy.offload:
         return None
     alike = (item for item in result.nearest if item.group == "same training" and item.verdict == "fits")
     resident = (item for item in alike if not item.host_memory and "--gpus" not in item.change)

@@ -110,7 +110,8 @@ def _best(answers: list[Nearest]) -> Nearest:
 def _title(result: Plans) -> str:
     fewest = min((plan.gpus for plan in result.plans), default=0)
     offloads = all(plan.strategy.offload for plan in result.plans if plan.gpus == fewest)
-    why = "To fit safely"
+    safe = all(plan.verdict == "fits" for plan in result.plans[:1])
+    why = "Faster" if safe and not offloads else "To fit safely"
     if offloads:
         why = "Alternatives" if any(answer.host_memory for answer in result.nearest) else "Alternatives to offload"
     return f"{why} on {fewest} GPU{'s' * (fewest > 1)}" if result.plans else "What would fit"

@@ -116,6 +116,20 @@ def test_offload_is_not_the_last_word_where_a_switch_makes_it_needless() -> None
     assert memcalc.plan(**keywords(line)).plans[0].verdict == "fits"
 
 
+def test_a_slow_plan_that_fits_does_not_hide_a_fast_one() -> None:
+    """Four L4 over PCIe: whole logits leave room for tensor parallelism alone, a fused loss for a sharded optimizer."""
+    words = ["plan", "--model", "llama-3.2-3b", "--gpu", "l4", "--gpus", "4", "--framework", "deepspeed"]
+    words += ["--seq-len", "2048"]
+    screen = CliRunner().invoke(app, words, env={"COLUMNS": "120"}).output
+    assert "Next      add --loss fused-linear: 2.4 times as fast" in screen
+    slow, fast = (memcalc.plan(**keywords(" ".join(["memcalc", *words, more]))) for more in ("", "--loss fused-linear"))
+    assert (slow.plans[0].verdict, fast.plans[0].verdict) == ("fits", "fits")
+    faster = fast.plans[0].time.tokens_per_second_per_gpu / slow.plans[0].time.tokens_per_second_per_gpu
+    assert faster == pytest.approx(2.4, abs=0.05)
+    assert all(remedy.tokens_per_second_per_gpu > slow.plans[0].time.tokens_per_second_per_gpu * 1.5
+               for remedy in slow.nearest)  # fmt: skip
+
+
 def test_a_plan_that_fits_has_no_remedies() -> None:
     result = memcalc.plan(model="llama-3-8b", gpu="a100-80g", gpus=1, lora=True, top=1)
     assert result.plans[0].verdict == "fits"
