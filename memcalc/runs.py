@@ -48,6 +48,14 @@ def read_layouts() -> RunsFile:
     return _joined(_parsed(file) for file in _toml(catalog.shipped() / "runs" / "layouts"))
 
 
+def read_unfitted() -> RunsFile:
+    """Return published speeds that are shipped and that no constant of the step time is fitted on.
+
+    They make its ranges: how far measured steps of a source that nobody had looked at lie from the predicted ones.
+    """
+    return _joined(_parsed(file) for file in _toml(catalog.shipped() / "runs" / "unfitted"))
+
+
 def runs_text(runs: RunsFile) -> str:
     """Return a runs file that reads back as the same."""
     dumped = runs.model_dump(mode="json", exclude_defaults=True)
