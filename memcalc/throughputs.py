@@ -7,7 +7,8 @@ from itertools import combinations
 from math import log
 from typing import TYPE_CHECKING
 
-from memcalc.results.comparison import RunThroughput, SweepOrder
+from memcalc import catalog
+from memcalc.results.comparison import RunThroughput, StepRange, SweepOrder
 
 if TYPE_CHECKING:
     from memcalc.results.estimates import Estimate
@@ -35,8 +36,24 @@ def throughput_of(run: Run, estimate: Estimate) -> RunThroughput | None:
         low=low,
         high=high,
         within=low <= measured <= high,
+        validated=time.validated,
         sweep=run.sweep,
     )
+
+
+def step_ranges() -> Iterator[StepRange]:
+    """The ranges of a step beside their coverage of sources left out."""
+    for row in catalog.step_time().span:
+        yield StepRange(
+            name=row.name,
+            low=row.low,
+            high=row.high,
+            claim=row.coverage,
+            crossed=row.crossed,
+            by_source=row.by_source,
+            runs=row.rows,
+            sources=row.sources,
+        )
 
 
 def orders_of(runs: Sequence[RunThroughput]) -> Iterator[SweepOrder]:

@@ -30,7 +30,7 @@ from memcalc.specs.figures import FIGURES
 from memcalc.specs.flat import from_flat
 from memcalc.specs.options import WORDS
 from memcalc.specs.runs import GRADES, Measured
-from memcalc.throughputs import orders_of, throughput_of
+from memcalc.throughputs import orders_of, step_ranges, throughput_of
 
 if TYPE_CHECKING:
     from memcalc.planner.job import PlanJob
@@ -266,6 +266,7 @@ class _Comparison:
             verdicts=tuple(self.verdicts),
             throughput=tuple(self.speeds),
             throughput_groups=tuple(_speed_groups(self.speeds)),
+            ranges=tuple(step_ranges()),
             orders=tuple(orders_of(self.speeds)),
             unknown=tuple(self.unknown),
             explained=_explained(runs),

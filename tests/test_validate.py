@@ -237,6 +237,8 @@ def test_throughput_is_scored_with_or_without_bytes(monkeypatch: pytest.MonkeyPa
     assert [row.error for row in found.throughput] == pytest.approx([0, -0.1, 1])
     assert [(row.low, row.high) for row in found.throughput] == [(800, 1250), (720, 1125), (1600, 2500)]
     assert [row.within for row in found.throughput] == [True, True, False]
+    assert [row.claim for row in found.ranges] == [row.coverage for row in catalog.step_time().span]
+    assert all(row.crossed is not None and row.crossed >= row.claim for row in found.ranges if row.claim)
     groups = {part.name: part for part in found.throughput_groups}
     assert list(groups) == ["a", "b", "all"]
     assert [groups[name].median_abs_error for name in groups] == pytest.approx([0.05, 1, 0.1])

@@ -105,6 +105,8 @@ class RunThroughput(Frozen):
     """At the shortest [tokens/s per GPU]."""
     within: bool
     """Whether the measured throughput lies within that range."""
+    validated: bool
+    """Whether published runs of this kind support the range."""
     sweep: str
     """Runs of one sweep differ in layout and micro-batch alone; empty where it is of none."""
 
@@ -121,6 +123,28 @@ class ThroughputGroup(ErrorSummary):
     shipped fit has none."""
     left_out_p90: float | None = None
     """Its 90th percentile."""
+
+
+class StepRange(Frozen):
+    """The range of a step of one kind of job, and how it holds for sources that it was made without."""
+
+    name: str
+    """The kind of job; ``outside`` where something of it has too few published runs."""
+    low: float
+    """Lower end of measured / predicted - 1 of a step [-]."""
+    high: float
+    """Upper end [-]."""
+    claim: float
+    """Share of runs that it claims to hold; 0 where it is a guess [-]."""
+    crossed: float | None
+    """Share of the runs of a source that lies in the range made without it, runs of one source counted as alike as they
+    are; ``None`` where it is a guess."""
+    by_source: float | None
+    """The same share, the mean over sources."""
+    runs: int
+    """Published runs that it was made of."""
+    sources: int
+    """Documents that they were read from."""
 
 
 class SweepOrder(Frozen):
@@ -205,6 +229,8 @@ class Validation(Answer):
     """One for each run that ran with a throughput, and has a prediction."""
     throughput_groups: tuple[ThroughputGroup, ...]
     """Its errors by group, then over all."""
+    ranges: tuple[StepRange, ...]
+    """The ranges of a step, as their fit found them."""
     orders: tuple[SweepOrder, ...]
     """One for each sweep of several layouts."""
     unknown: tuple[RunUnknown, ...]

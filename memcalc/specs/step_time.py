@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Literal
 
 from pydantic import Field
 
 from memcalc.specs.figures import Figure
 from memcalc.specs.strict import Frozen
+
+FEWEST, SOURCES = 10, 3
+"""Published runs, and documents that they were read from, below which times of what they share are not validated."""
 
 
 class Kind(Frozen):
@@ -119,6 +123,11 @@ class Span(Frozen):
     """Of |predicted / measured - 1| of these runs by constants that were fitted without their source [-]."""
     inside: float | None = None
     """Share of them that lies in the range [-]."""
+    crossed: float | None = None
+    """Share of the runs of a source that lies in the range made without it, runs of one source counted as alike as they
+    are [-]."""
+    by_source: float | None = None
+    """The same share, the mean over sources [-]."""
 
 
 class ErrorRow(Frozen):
@@ -194,6 +203,19 @@ class LeftOut(Frozen):
     """Why, in one sentence."""
 
 
+class Support(Frozen):
+    """Published runs of dense models that have one thing in common, whether they were fitted on or not."""
+
+    trait: Literal["gpu", "framework", "adapters"]
+    """The GPU; the framework on its architecture; the frozen base of adapters on it."""
+    name: str
+    """Which."""
+    runs: int
+    """How many there are."""
+    sources: int
+    """Documents that they were read from."""
+
+
 class StepTimeTable(Frozen):
     """All of them."""
 
@@ -212,21 +234,29 @@ class StepTimeTable(Frozen):
     left_out: tuple[LeftOut, ...] = ()
     """Runs that were not fitted on."""
     gpus: dict[str, int]
-    """Published runs by the GPU that they were measured on."""
-    adapters: dict[str, int] = Field(default_factory=dict)
-    """Those with adapters, by architecture and by how the frozen base is stored."""
+    """Runs that were fitted on, by the GPU that they were measured on."""
+    support: tuple[Support, ...] = ()
+    """Where ranges were measured."""
+    own: int = 0
+    """Runs on the very GPU, whose constants are its own."""
 
-    def with_measured(self, gpu: str, constants: Sequence[Constant], runs: int) -> StepTimeTable:
+    def with_measured(self, constants: Sequence[Constant], runs: int) -> StepTimeTable:
         """Return the table of one GPU, with constants that were measured on it in a number of runs."""
-        counts = {**self.gpus, gpu: max(self.gpus.get(gpu, 0), runs)}
-        return self.model_copy(update={"constant": (*self.constant, *constants), "gpus": counts})
+        return self.model_copy(update={"constant": (*self.constant, *constants), "own": runs})
+
+    def supports(self, trait: str, name: str) -> bool:
+        """Whether enough runs of enough sources have it."""
+        return any(
+            row.runs >= FEWEST and row.sources >= SOURCES
+            for row in self.support
+            if (row.trait, row.name) == (trait, name)
+        )
 
     def value(self, name: str, *of: str) -> float:
         """The value of the first of the things named that has one of its own; an error where none has."""
         known = {row.of: row.value for row in self.constant if row.name == name}
         return next(known[one] for one in of if one in known)
 
-    def span_of(self, name: str, stack: str = "") -> Span:
-        """The range of one kind of job; that of its kernels where there are runs enough of them."""
-        known = {row.name: row for row in self.span}
-        return known.get(f"{name}, {stack}") or known[name]
+    def span_of(self, name: str) -> Span:
+        """The range of one kind of job."""
+        return next(row for row in self.span if row.name == name)

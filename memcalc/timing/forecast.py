@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from memcalc.formulas import flops as fl
+from memcalc.specs.step_time import FEWEST
 from memcalc.terms.adapters import active_adapters
 from memcalc.terms.mixers import mixing_flops
 from memcalc.terms.parameters import model_count
 from memcalc.terms.tensors import outside_matrices
-from memcalc.timing.rates import STACKS, kernels_of, peak_flops, table_for
+from memcalc.timing.rates import peak_flops, table_for
 from memcalc.timing.work import work_of
 
 if TYPE_CHECKING:
@@ -20,11 +21,18 @@ if TYPE_CHECKING:
     from memcalc.specs.hardware import GPU, Node
     from memcalc.specs.model import Model
     from memcalc.specs.options import SharedSettings
-    from memcalc.specs.step_time import Span
+    from memcalc.specs.step_time import Span, StepTimeTable
     from memcalc.terms import ModelOnGrid
 
-FEWEST = 10
-"""Published runs of a GPU below which its times count as not validated."""
+SHORTEST = 2048
+"""Tokens of a micro-batch on one rank below which times are not validated: fewer than :data:`FEWEST` fitted runs have
+less, and there the host sets the pace."""
+SAME_LOOP = {"fsdp1": "FSDP", "fsdp2": "FSDP", "torchtitan": "FSDP", "ddp": "plain PyTorch", "plain": "plain PyTorch"}
+"""Frameworks whose runs are counted together: the same wrappers of PyTorch around the same model."""
+OUTSIDE = "outside"
+"""The range of jobs of which too little is measured."""
+UNFITTED = ("offload", "MoE")
+"""Kinds of which no run is fitted on."""
 
 
 @dataclass(frozen=True)
@@ -122,33 +130,53 @@ def recorded_flops_per_token(model: Model, seq_len: int) -> float:
 
 def span_of(model: Model, grid: Grid, gpu: GPU) -> tuple[Span, str]:
     """The range of a job's time and what it stands on; the widest of those that apply."""
-    table, layout = table_for(gpu), grid.layouts[0]
-    rows = table.gpus.get(gpu.name, 0)
-    kinds = [
-        ("offload", bool(grid.offloads[0])),
-        ("unseen GPU", rows < FEWEST or model.recording is not None),
-        ("MoE", model.is_moe),
-        ("fp8", grid.precisions[0].startswith("fp8")),
-        ("model parallel", layout.tp * layout.pp * layout.cp > 1),
-    ]
-    names = [name for name, applies in kinds if applies] or ["data parallel"]
-    named = [table.span_of(name, STACKS[kernels_of(grid)]) for name in names]
-    doubts = [span.name for span in named if not span.basis.startswith("validated")]
-    if grid.fixed.adapters is not None:
-        base = base_of(gpu, grid.fixed)
-        seen = table.adapters.get(base, 0) >= FEWEST
-        named += [table.span_of("adapters"), *([] if seen else [table.span_of("unseen GPU")])]
-        doubts += [] if seen else [f"adapters on {base}"]
-    if grid.fixed.compress_activations != "none":
-        named.append(table.span_of("unseen GPU"))
-        doubts.append("packed activations")
-    if model.mixers:
-        named.append(table.span_of("unseen GPU"))
-        doubts += model.mixer_kinds
+    table, kinds = table_for(gpu), kinds_of(model, grid)
+    doubts = doubts_of(table, model, grid, gpu)
+    named = [table.span_of(kind) for kind in (*kinds, *([OUTSIDE] if doubts else []))]
+    doubts = [*(kind for kind in kinds if kind in UNFITTED), *doubts]
     widest = max(named, key=lambda span: span.high - span.low)
-    if doubts:
-        return widest, f"not validated: {', '.join(doubts)}"
-    return widest, widest.basis
+    return widest, f"not validated: {', '.join(doubts)}" if doubts else widest.basis
+
+
+def kinds_of(model: Model, grid: Grid) -> list[str]:
+    """What a job is of that has a range; the first is what a published run counts for."""
+    layout = grid.layouts[0]
+    kinds = {
+        "offload": bool(grid.offloads[0]),
+        "MoE": model.is_moe,
+        "adapters": grid.fixed.adapters is not None,
+        "fp8": grid.precisions[0].startswith("fp8"),
+        "model parallel": layout.tp * layout.pp * layout.cp > 1,
+        "data parallel": layout.tp * layout.pp * layout.cp == 1,
+    }
+    return [name for name, applies in kinds.items() if applies]
+
+
+def doubts_of(table: StepTimeTable, model: Model, grid: Grid, gpu: GPU) -> list[str]:
+    """What too few published runs have that the job has; what was measured on the very GPU counts for it."""
+    fixed, layout = grid.fixed, grid.layouts[0]
+    traits = traits_of(grid, gpu)
+    unmeasured = {trait for trait, name in traits.items() if not table.supports(trait, name)}
+    if table.own >= FEWEST:
+        unmeasured -= {"gpu", "framework"}
+    elif "gpu" in unmeasured:
+        unmeasured -= {"framework"}
+    doubts = {
+        "unseen GPU": "gpu" in unmeasured,
+        traits["framework"]: "framework" in unmeasured,
+        f"adapters on {traits.get('adapters')}": "adapters" in unmeasured,
+        "short micro-batches": grid.micro_batches[0] * fixed.seq_len // layout.cp < SHORTEST,
+        "recorded modules": model.recording is not None,
+        "packed activations": fixed.compress_activations != "none",
+    }
+    return [name for name, applies in doubts.items() if applies] + list(model.mixer_kinds if model.mixers else ())
+
+
+def traits_of(grid: Grid, gpu: GPU) -> dict[str, str]:
+    """What published runs are counted by, of a job."""
+    name = grid.fixed.framework.partition("@")[0]
+    traits = {"gpu": gpu.name, "framework": f"{SAME_LOOP.get(name, name)} on {gpu.arch.split()[0]}"}
+    return traits if grid.fixed.adapters is None else traits | {"adapters": base_of(gpu, grid.fixed)}
 
 
 def base_of(gpu: GPU, fixed: SharedSettings) -> str:

@@ -147,7 +147,7 @@ def table_for(gpu: GPU) -> StepTimeTable:
     table, known = catalog.step_time(), gpu.calibration
     if known is None or not known.constant:
         return table
-    return table.with_measured(gpu.name, known.constant, max(row.rows for row in known.constant))
+    return table.with_measured(known.constant, max(row.rows for row in known.constant))
 
 
 def rates_for(gpu: GPU, grid: Grid) -> Rates:

@@ -167,9 +167,15 @@ class Kinds:
 
 
 def correlation(rows: Sequence[ReserveSample]) -> float:
-    """How much alike figures of one source are: the intraclass correlation of a one-way analysis of variance."""
-    groups = [[row.error(0.0) for row in group] for _, group in groupby(sorted(rows, key=by_source), key=by_source)]
-    sizes, total = np.array([len(group) for group in groups]), len(rows)
+    """How much alike figures of one source are."""
+    return alike(
+        [[row.error(0.0) for row in group] for _, group in groupby(sorted(rows, key=by_source), key=by_source)]
+    )
+
+
+def alike(groups: Sequence[Sequence[float]]) -> float:
+    """The intraclass correlation of a one-way analysis of variance."""
+    sizes, total = np.array([len(group) for group in groups]), sum(map(len, groups))
     middle = np.mean([error for group in groups for error in group])
     between = sum(len(g) * (np.mean(g) - middle) ** 2 for g in groups) / (len(groups) - 1)
     within = sum(np.sum((np.array(g) - np.mean(g)) ** 2) for g in groups) / (total - len(groups))

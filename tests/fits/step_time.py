@@ -3,13 +3,13 @@
 Run ``python -m fits.step_time`` in this folder's parent after a change of the model or of the runs. What is
 minimised is the sum over runs of |ln(predicted / measured)|, rounded off below 3%, where each source weighs as the
 square root of its runs; a prior holds each constant near what is published or plausible. Every constant is fitted
-again without each source in turn: that gives its spread, the error on a source that was left out, and, from those
-errors, the ranges that are shown beside every time.
+again without each source in turn: that gives its spread, the error on a source that was left out, and, with the errors
+on speeds that nothing was fitted on, the ranges that are shown beside every time (tests/fits/ranges.py).
 """
 
 from __future__ import annotations
 
-import math
+import tomllib
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -18,24 +18,20 @@ from pathlib import Path
 import numpy as np
 
 from fits.orders import FIRST, LEAST, Order
+from fits.ranges import Ranges, Sample, table, unfitted
 from fits.throughput import Job, comparable, jobs, layout_only, layout_runs
 from memcalc import catalog
 from memcalc.formulas.types import Array
 from memcalc.probe.calibrate.times import Stack, along
 from memcalc.runs import read_runs
-from memcalc.timing.forecast import base_of
+from memcalc.specs.step_time import StepTimeTable
 from memcalc.timing.rates import GIVEN as BY_STACK
-from memcalc.timing.rates import STACKS, Rates, attention_share, factors_of, given_by, kernels_of, scopes_of
+from memcalc.timing.rates import Rates, attention_share, factors_of, given_by, scopes_of
 from memcalc.timing.times import seconds
 
 FILE = Path(__file__).resolve().parents[2] / "presets" / "step_time.toml"
 ROUNDING = 0.03
 """|ln(predicted / measured)| below which errors count as squares."""
-COVERAGE = 0.9
-OFFLOAD = (-0.5, 1.0)
-"""Range of a time that no run validates: from half to twice."""
-STACK_RUNS, STACK_SOURCES = 30, 3
-"""Runs and sources from which on a kind of kernels has a range of its own."""
 TYPICAL = 0.08
 """What the priors are weighed against."""
 
@@ -282,37 +278,6 @@ def ordered(fit: Fit, residuals: Array) -> tuple[tuple[int, int], tuple[int, int
 # -------------------------------------------------------------------------------------------- the file
 
 
-def kind_of(job: Job) -> str:
-    """Which range a job counts for."""
-    layout = job.grid.layouts[0]
-    if job.grid.precisions[0].startswith("fp8"):
-        return "fp8"
-    return "model parallel" if layout.tp * layout.pp * layout.cp > 1 else "data parallel"
-
-
-def range_of(residuals: Array, coverage: float = COVERAGE) -> tuple[float, float]:
-    """The range of measured / predicted - 1 that holds the middle share of runs (split conformal prediction)."""
-    ratios, outside = np.sort(np.exp(-residuals)), (1 - coverage) / 2
-    count = len(ratios)
-    low = ratios[max(int(np.floor(outside * (count + 1))) - 1, 0)]
-    high = ratios[min(int(np.ceil((1 - outside) * (count + 1))) - 1, count - 1)]
-    return float(low - 1), float(high - 1)
-
-
-def unseen(fit: Fit, x: Array) -> Array:
-    """Residuals of each architecture's runs as if nobody had run on it: by the median of the others' fractions."""
-    r, archs = np.empty(len(fit.jobs)), np.array([job.gpu.arch.split()[0] for job in fit.jobs])
-    for arch in sorted(set(archs)):
-        own = archs == arch
-        blind = fit.solve(~own, x)
-        names = {arch, *(job.gpu.name for job, hit in zip(fit.jobs, own, strict=True) if hit)}
-        for name in ("matmul", "attention"):
-            places = [(i, prior.of in names) for i, prior in enumerate(PRIORS) if prior.name == name]
-            blind[[i for i, hit in places if hit]] = np.median([blind[i] for i, hit in places if not hit])
-        r[own] = fit.residuals(blind)[own]
-    return r
-
-
 @dataclass(frozen=True)
 class Fitted:
     """A finished fit."""
@@ -324,8 +289,6 @@ class Fitted:
     """Residuals of each run by constants fitted without its source."""
     refits: Array
     """Those constants."""
-    unseen: Array
-    """Residuals of each run by constants fitted without its architecture."""
     experts: Fit
     """Mixtures of experts, none of which was fitted on."""
     left: Counter[str]
@@ -337,7 +300,7 @@ def fitted() -> Fitted:
     fit = Fit(kept)
     x = fit.solve()
     crossed, refits = fit.left_out(fit.sources, x)
-    return Fitted(fit, x, crossed, refits, unseen(fit, x), Fit(experts), left)
+    return Fitted(fit, x, crossed, refits, Fit(experts), left)
 
 
 def residuals_of_experts(found: Fitted) -> Array:
@@ -400,70 +363,12 @@ def _constant(of: Prior, value: float, low: float, high: float, **more: float) -
     return table("constant", name=of.name, of=of.of, unit=of.unit, **ends, source=of.source, **more)
 
 
-def held(residuals: Array, sources: Array, coverage: float) -> float:
-    """Share of runs that lie in the range of all runs but their source's."""
-    inside = []
-    for source in sorted(set(sources)):
-        own = sources == source
-        low, high = _two_sided(range_of(residuals[~own], coverage))
-        inside += [low <= ratio <= high for ratio in np.expm1(-residuals[own])]
-    return float(np.mean(inside))
-
-
-def widened(residuals: Array, sources: Array) -> tuple[float, float]:
-    """The least range of its kind that holds its share of a source that it was made without; of one source its own."""
-    shares = (COVERAGE, *np.arange(COVERAGE + 0.01, 1.0, 0.01))
-    several = len(set(sources)) > 1
-    enough = (share for share in shares if not several or held(residuals, sources, share) >= COVERAGE)
-    return range_of(residuals, float(next(enough, shares[-1])))
-
-
-def spans(found: Fitted) -> Iterator[str]:
-    """The ranges as TOML."""
-    fit, r = found.fit, found.crossed
-    kinds = np.array([kind_of(job) for job in fit.jobs])
-    stacks = np.array([STACKS[kernels_of(job.grid)] for job in fit.jobs])
-    for name in ("data parallel", "model parallel", "fp8"):
-        own = kinds == name
-        yield _span(name, r[own], fit.sources[own], f"{name} runs")
-        for stack in sorted(set(stacks[own])):
-            near = own & (stacks == stack)
-            if near.sum() >= STACK_RUNS and len(set(fit.sources[near])) >= STACK_SOURCES:
-                yield _span(f"{name}, {stack}", r[near], fit.sources[near], f"{name} runs", f" with {stack}")
-    frozen = np.array([job.grid.fixed.adapters is not None for job in fit.jobs])
-    yield _span("adapters", r[frozen], fit.sources[frozen], "runs with adapters")
-    basis = "runs of each architecture by what was fitted without it"
-    yield _span("unseen GPU", found.unseen, fit.sources, basis)
-    of = residuals_of_experts(found), found.experts.sources
-    basis = f"{len(of[0])} runs of {len(set(of[1]))} sources, none of which was fitted on"
-    yield _span("MoE", *of, basis)
-    low, high = OFFLOAD
-    rest = {"coverage": 0.0, "rows": 0, "sources": 0, "basis": "no published run: half to twice"}
-    yield table("span", name="offload", low=low, high=high, **rest)
-
-
-def _two_sided(ends: tuple[float, float]) -> tuple[float, float]:
-    """The predicted step itself is always among what is possible."""
-    return min(ends[0], 0.0), max(ends[1], 0.0)
-
-
-def _span(name: str, residuals: Array, sources: Array, what: str, where: str = "") -> str:
-    ratios, ends = np.expm1(-residuals), _two_sided(widened(residuals, sources))
-    low, high = (round(end, 3) for end in ends)
-    if _share(ratios, low, high) < COVERAGE:  # the nearest digits leave a run outside that the range has
-        low, high = math.floor(ends[0] * 1000) / 1000, math.ceil(ends[1] * 1000) / 1000
-    runs, count, sizes = len(residuals), len(set(sources)), np.abs(np.expm1(residuals))
-    plural = "s" * (count > 1)
-    basis = what if name in {"unseen GPU", "MoE"} else f"validated on {runs} {what} of {count} source{plural}{where}"
-    return table(
-        "span", name=name, low=low, high=high, coverage=COVERAGE, rows=runs, sources=count, basis=basis,
-        median=round(float(np.median(sizes)), 4),
-        inside=round(_share(ratios, low, high), 3),
-    )  # fmt: skip
-
-
-def _share(ratios: Array, low: float, high: float) -> float:
-    return float(np.mean((low <= ratios) & (ratios <= high)))
+def samples(found: Fitted, made: Sequence[str]) -> list[Sample]:
+    """What ranges are made of: every run by what was fitted without its source; ``made`` is the constants as TOML."""
+    pairs = ((found.fit.jobs, found.crossed), (found.experts.jobs, residuals_of_experts(found)))
+    known = StepTimeTable.model_validate({**tomllib.loads("\n".join(made)), "span": (), "gpus": {}})
+    old = [Sample(job, -float(r)) for jobs, each in pairs for job, r in zip(jobs, each, strict=True)]
+    return old + unfitted(known)
 
 
 def errors(found: Fitted) -> Iterator[str]:
@@ -521,31 +426,24 @@ def sweeps(found: Fitted) -> Iterator[str]:
         )
 
 
-def table(kind: str, **values: float | str) -> str:
-    """One table of an array as TOML."""
-    lines = [f'{key} = "{value}"' if isinstance(value, str) else f"{key} = {value}" for key, value in values.items()]
-    return "\n".join([f"[[{kind}]]", *lines]) + "\n"
-
-
 def text(found: Fitted) -> str:
     """The text of presets/step_time.toml."""
     counts = Counter(found.fit.gpus)
     left = [table("left_out", runs=count, reason=reason) for reason, count in sorted(found.left.items())]
     gpus = [f"{name} = {counts[name]}" for name in sorted(counts)]
     head = "# Written by `python -m fits.step_time` in tests from presets/runs; do not edit.\n"
+    made = constants(found)
     parts = [
         head,
-        *constants(found),
-        *spans(found),
+        *made,
+        *Ranges(samples(found, made)).tables(),
         *errors(found),
         *errors_of_experts(found),
         *orders(found),
         *sweeps(found),
         *left,
     ]
-    bases = Counter(base_of(job.gpu, job.grid.fixed) for job in found.fit.jobs if job.grid.fixed.adapters)
-    frozen = [f'"{name}" = {bases[name]}' for name in sorted(bases)]
-    return "\n".join([*parts, "[gpus]", *gpus, "", "[adapters]", *frozen]) + "\n"
+    return "\n".join([*parts, "[gpus]", *gpus]) + "\n"
 
 
 if __name__ == "__main__":

@@ -153,7 +153,7 @@ def test_dequantisation_is_not_counted_among_what_kernels_write() -> None:
     ("gpu", "quantize", "doubt"),
     [
         ("a100-80g", "none", ""),
-        ("a100-80g", "nf4-dq", ""),
+        ("a100-80g", "nf4-dq", "adapters on Ampere, nf4"),
         ("a100-80g", "int8", "adapters on Ampere, int8"),
         ("h100", "none", "adapters on Hopper, 16-bit"),
         ("rtx-3090", "nf4", "unseen GPU"),

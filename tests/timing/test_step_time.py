@@ -93,7 +93,7 @@ def test_the_shipped_constants_are_a_fresh_fit_and_hold_for_a_source_left_out() 
         assert crossed[source].crossed_median <= most, source
     assert crossed["all"].crossed_p90 <= 0.18
     spans = {row.name: row for row in catalog.step_time().span}
-    assert all(row.inside >= row.coverage and row.low <= 0 <= row.high for row in spans.values() if row.coverage)
+    assert all(row.crossed >= row.coverage and row.low <= 0 <= row.high for row in spans.values() if row.coverage)
     assert spans["fp8"].median <= NARROW
     assert next(row for row in catalog.step_time().experts if row.name == "all").median <= 0.20
     sources = {job.source for job in measured()[0].jobs}
