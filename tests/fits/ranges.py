@@ -7,9 +7,9 @@ r being their intraclass correlation (the design effect of Kish 1965, Survey Sam
 
 The shape of all ranges is that of the whole, the middle 90% of ln(measured / predicted) of all dense jobs of which
 enough is measured. Each kind of job has a factor on it, the least that holds 90% of a source that shape and factor were
-made without; a kind of fewer than nine sources, of which none is beyond its 90th percentile, is no narrower than the
-whole. What a job has in common with too few runs is told by memcalc/timing/forecast.py, which looks at no speed: such
-runs make the range of what is outside.
+made without, and 90% of those that nothing is fitted on where these are nine or more. A kind of fewer than nine
+sources, which cannot tell their 90th percentile, is no narrower than the whole. What too few runs have in common with a
+job is told by memcalc/timing/forecast.py, which looks at no speed: such runs make the range of what is outside.
 """
 
 from __future__ import annotations
@@ -48,6 +48,8 @@ class Sample:
     job: Job
     error: float
     """ln(measured / predicted)."""
+    fresh: bool = False
+    """No constant is fitted on its source, which nobody had looked at."""
 
     @property
     def kind(self) -> str:
@@ -71,7 +73,7 @@ def step_of(job: Job, constants: Constants) -> float:
 
 def unfitted(constants: Constants) -> list[Sample]:
     """Those speeds beside what constants predict."""
-    return [Sample(job, math.log(job.measured / step_of(job, constants))) for job in unfitted_jobs()]
+    return [Sample(job, math.log(job.measured / step_of(job, constants)), True) for job in unfitted_jobs()]
 
 
 def support_of(samples: Sequence[Sample]) -> tuple[Support, ...]:
@@ -166,13 +168,21 @@ class Ranges:
     def of(self, kind: str) -> tuple[tuple[float, float], Array]:
         """The range of a kind, and whether each of its runs lies in that made without its source."""
         scores = self.scores.where(self.kinds == kind)
+        fresh = np.array([sample.fresh for sample in self.samples])[self.kinds == kind]
         held = ((share, self.crossed(scores, share)) for share in SHARES)
-        share, inside = next((s, i) for s, i in held if scores.mean(i) >= COVERAGE or s == SHARES[-1])
+        share, inside = next((s, i) for s, i in held if self.enough(scores, i, fresh) or s == SHARES[-1])
         factor, (low, high) = self.factor(scores, share, len(scores.names)), self.ends(self.whole)
         return (
             math.floor(1000 * math.expm1(factor * low)) / 1000,
             math.ceil(1000 * math.expm1(factor * high)) / 1000,
         ), inside
+
+    @staticmethod
+    def enough(scores: Errors, inside: Array, fresh: Array) -> bool:
+        """Whether as many are held as is claimed, also of sources that nothing is fitted on where there are enough."""
+        new = scores.where(fresh)
+        told = len(new.names) < TOLD or new.mean(inside[fresh]) >= COVERAGE
+        return told and scores.mean(inside) >= COVERAGE
 
     def tables(self) -> Iterator[str]:
         """All of them as TOML, then where they were measured."""

@@ -16,9 +16,9 @@ from memcalc.runs import read_layouts, read_runs, read_unfitted
 from memcalc.specs.runs import Run
 
 ROWS = {
-    "FlagPerf": 12, "GPT-NeoX-20B": 1, "HF: DeepSpeed and FSDP": 2, "KempnerForge": 5, "LLaMA-Factory by XTuner": 5,
+    "FlagPerf": 12, "GPT-NeoX-20B": 1, "HF: DeepSpeed and FSDP": 2, "KempnerForge": 5,
     "Lambda GPT-NeoX": 1, "NeMo fine-tuning": 5, "Open-Llama": 1, "Qwen": 55, "Romero, GPT-2 speedrun": 1, "Scicom": 3,
-    "TinyLlama": 1, "XTuner": 3, "flash-attention training": 5, "fsdp_qlora": 28, "lit-llama PR 217": 1,
+    "TinyLlama": 1, "XTuner": 8, "flash-attention training": 5, "fsdp_qlora": 28, "lit-llama PR 217": 1,
     "llm.c baseline": 2, "nanoGPT": 3, "torchtitan PR 481": 1, "whyNLP/tinyllama": 8,
 }  # fmt: skip
 """Rows of each source, counted in the tables that were read."""
@@ -80,16 +80,15 @@ def test_each_range_holds_what_it_claims_of_a_source_that_it_was_made_without() 
 
 
 def test_the_ranges_hold_unfitted_speeds() -> None:
-    """90% of rows and of sources alike; those marked validated too."""
-    inside, sure = [], []
+    """90% of the runs of a source in the mean, also of those whose time is validated."""
+    held: dict[bool, dict[str, list[bool]]] = {True: {}, False: {}}
     for sample in unfitted():
         run = sample.job.run
         said = api.single(model=sample.job.model, gpu=sample.job.gpu, **options(run)).time()
-        held = said.low / said.step <= np.exp(sample.error) <= said.high / said.step
-        inside.append(held)
-        sure += [held] if said.validated else []
-    assert np.mean(inside) >= 0.88
-    assert np.mean(sure) >= 0.88
+        inside = said.low / said.step <= np.exp(sample.error) <= said.high / said.step
+        held[said.validated].setdefault(run.group, []).append(inside)
+    for each in held.values():
+        assert np.mean([np.mean(inside) for inside in each.values()]) >= 0.9
 
 
 def options(run: Run) -> dict[str, Any]:
