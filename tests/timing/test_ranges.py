@@ -17,7 +17,7 @@ from memcalc.specs.runs import Run
 
 ROWS = {
     "FlagPerf": 12, "GPT-NeoX-20B": 1, "HF: DeepSpeed and FSDP": 2, "KempnerForge": 5,
-    "Lambda GPT-NeoX": 1, "NeMo fine-tuning": 5, "Open-Llama": 1, "Qwen": 55, "Romero, GPT-2 speedrun": 1, "Scicom": 3,
+    "Lambda GPT-NeoX": 1, "NeMo fine-tuning": 3, "Open-Llama": 1, "Qwen": 55, "Romero, GPT-2 speedrun": 1, "Scicom": 3,
     "TinyLlama": 1, "XTuner": 8, "flash-attention training": 5, "fsdp_qlora": 28, "lit-llama PR 217": 1,
     "llm.c baseline": 2, "nanoGPT": 3, "torchtitan PR 481": 1, "whyNLP/tinyllama": 8,
 }  # fmt: skip
