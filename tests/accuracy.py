@@ -208,10 +208,7 @@ def throughput() -> Iterator[Block]:
          *("" if e is None else f"{100 * e:.1f}" for e in (row.crossed, row.by_source, row.median)), row.basis)
         for row in table.span
     )  # fmt: skip
-    yield Line(
-        "What the range of a kind of job, made without a source, holds of that source's runs: of all, counted as alike "
-        "as they are, and by source. Published speeds that nothing is fitted on count too (tests/fits/ranges.py)."
-    )
+    yield Line("Shares that lie in a range made without their source (tests/fits/ranges.py):")
     columns = ("kind of job", "low", "high", "claim", "cross-validated %", "by source %", "median error %", "basis")
     yield Table("Range of a step", _aligned(columns), kinds)
     yield Line("Throughput: layouts, runs and constants", "heading")
