@@ -339,6 +339,7 @@ MOVES: dict[str, dict[str, tuple[Any, ...]]] = {
         "pipeline_accumulates_whole": ("chunks", False), "pipeline_keeps_outputs": ("chunks", True),
         "pipeline_engine": ("megatron", "1f1b"), "gradients_follow_optimizer": ("offload", False),
         "offload_streams": ("streams", None), "gradient_copy": ("llama", True), "persistent_gradients": ("llama", True),
+        "communicators": ("megatron", ("tp",)),
         "narrow_gradients": ("float8", False), "own_main_weights": ("narrow", False),
         "adds_gradients": ("llama", True),
         "wraps_replicas": ("replicas", False), "reshards_root": ("root", False), "fills_experts": ("filled", False),
