@@ -237,12 +237,12 @@ class StepTimeTable(Frozen):
     """Runs that were fitted on, by the GPU that they were measured on."""
     support: tuple[Support, ...] = ()
     """Where ranges were measured."""
-    own: int = 0
+    own_runs: int = 0
     """Runs on the very GPU, whose constants are its own."""
 
     def with_measured(self, constants: Sequence[Constant], runs: int) -> StepTimeTable:
         """Return the table of one GPU, with constants that were measured on it in a number of runs."""
-        return self.model_copy(update={"constant": (*self.constant, *constants), "own": runs})
+        return self.model_copy(update={"constant": (*self.constant, *constants), "own_runs": runs})
 
     def supports(self, trait: str, name: str) -> bool:
         """Whether enough runs of enough sources have it."""

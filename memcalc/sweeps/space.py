@@ -150,7 +150,7 @@ def _checked(source: str | os.PathLike[str] | Mapping[str, Any], source_name: st
     below = settings if isinstance(settings, Mapping) else {}
     misplaced = next((key for key in (*data, *below) if key in NAMES), None)
     if misplaced is not None:
-        allowed = "must stand below [jobs], as every option of memcalc plan does"
+        allowed = "belongs below [jobs], as every option of memcalc plan does"
         raise InputError(f"{source_name}: key", misplaced, allowed)
     unknown = next((key for key in data if key not in Sweep.model_fields), None)
     if unknown is not None:  # before what is absent, since it may be meant for it

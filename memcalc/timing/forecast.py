@@ -157,7 +157,7 @@ def doubts_of(table: StepTimeTable, model: Model, grid: Grid, gpu: GPU) -> list[
     fixed, layout = grid.fixed, grid.layouts[0]
     traits = traits_of(grid, gpu)
     unmeasured = {trait for trait, name in traits.items() if not table.supports(trait, name)}
-    if table.own >= FEWEST:
+    if table.own_runs >= FEWEST:
         unmeasured -= {"gpu", "framework"}
     elif "gpu" in unmeasured:
         unmeasured -= {"framework"}

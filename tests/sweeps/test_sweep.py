@@ -242,8 +242,8 @@ def test_the_page_shows_the_example_file() -> None:
     ("content", "said"),
     [
         ('[job]\nmodel = "gpt2"', "did you mean 'jobs'?"),
-        ('model = "gpt2"\ngpu = "h100"', "key 'model': must stand below [jobs]"),
-        ('[sweep]\ngpus = [1, 2]\n[jobs]\nmodel = "gpt2"', "key 'gpus': must stand below [jobs]"),
+        ('model = "gpt2"\ngpu = "h100"', "key 'model': belongs below [jobs]"),
+        ('[sweep]\ngpus = [1, 2]\n[jobs]\nmodel = "gpt2"', "key 'gpus': belongs below [jobs]"),
         ('[sweep]\nmod = "plan"\n[jobs]\nmodel = "gpt2"', "[sweep]: unknown key 'mod': must be one of mode"),
         ('[sweep]\nmode = "guess"\n[jobs]\nmodel = "gpt2"', "mode 'guess': must be 'plan' or 'estimate'"),
         ('[jobs]\nmodel = "gpt2"\ngpu = "h100"\ngpus = 1\nseqlen = 1', "unknown jobs key 'seqlen'"),
