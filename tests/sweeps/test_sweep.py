@@ -520,6 +520,12 @@ def test_a_killed_worker_loses_nothing(whole: tuple[Path, bytes], tmp_path: Path
     assert (tmp_path / "t.csv").read_bytes() == expected
 
 
+DYING = pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+"""CPython's pool ends the other processes of one that died while a submission may start a new one, and its own thread
+ends with an error, once every future has its exception (concurrent/futures/process.py, terminate_broken)."""
+
+
+@DYING
 def test_a_worker_that_dies_once_costs_no_row(
     whole: tuple[Path, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -531,6 +537,7 @@ def test_a_worker_that_dies_once_costs_no_row(
     assert (tmp_path / "t.csv").read_bytes() == expected
 
 
+@DYING
 def test_a_job_that_kills_its_worker_again_and_again_is_one_error(monkeypatch: pytest.MonkeyPatch) -> None:
     """The jobs that were in flight beside it are not blamed."""
     monkeypatch.setattr(runner, "rows_of", sweep_workers.killed_by_one_job)
