@@ -5,6 +5,8 @@ A volume is what one rank sends; it receives as much.
 
 from __future__ import annotations
 
+import numpy as np
+
 from memcalc.formulas.parameters import Number
 
 
@@ -342,7 +344,7 @@ def group_bandwidth(inside: Number, between: Number, ranks: Number, in_node: Num
     return one_node * inside + (1 - one_node) * narrow
 
 
-def peer_buffer_bytes(peers: int, links: int) -> int:
+def peer_buffer_bytes(peers: Number, links: Number) -> Number:
     r"""Return what NCCL keeps to send tensors to other GPUs over NVLink, and to receive theirs.
 
     .. math:: B = 12\,\text{MiB} \cdot p \cdot \min(2^{\lceil \log_2 2 l \rceil}, 32)
@@ -360,7 +362,7 @@ def peer_buffer_bytes(peers: int, links: int) -> int:
 
     Examples
     --------
-    >>> [peer_buffer_bytes(7, links) // 2**20 for links in (18, 12, 8)]
+    >>> [int(peer_buffer_bytes(7, links)) // 2**20 for links in (18, 12, 8)]
     [2688, 2688, 1344]
 
     References
@@ -369,5 +371,5 @@ def peer_buffer_bytes(peers: int, links: int) -> int:
     [2] NVIDIA/nccl#1685: 32 channels a pair on 8 H100, in buffers of 2,097,152 and 10,485,760 bytes.
 
     """
-    channels = min(1 << (2 * links - 1).bit_length(), 32)
+    channels = np.minimum(np.left_shift(1, np.frexp(2 * links - 0.5)[1]), 32)
     return 12 * 2**20 * channels * peers

@@ -97,4 +97,4 @@ def buffers_to(gpu: GPU, peers: int) -> int:
     if capability < AMPERE or not gpu.nvlink_bytes_per_s or gpu.gpus_per_node < MESH:
         return 0
     link = BLACKWELL_LINK if capability >= BLACKWELL else LINK
-    return peer_buffer_bytes(peers, int(gpu.nvlink_bytes_per_s // link))
+    return int(peer_buffer_bytes(peers, gpu.nvlink_bytes_per_s // link))

@@ -111,35 +111,44 @@ def set_parallelism(flags: Flags) -> None:
         flags.set("strategy.mtp", flags.integer("mtp_num_layers"), "mtp_num_layers")
 
 
+_ENDS = {
+    "account_for_embedding_in_pipeline_split": "strategy.embedding_in_split",
+    "account_for_loss_in_pipeline_split": "strategy.loss_in_split",
+}
+
+
+def _chunks(flags: Flags) -> int:
+    """Model chunks of a stage."""
+    stages = flags.count("pipeline_model_parallel_size")
+    each = flags.integer("num_layers_per_virtual_pipeline_stage", low=1)
+    layers = flags.integer("num_layers", 0) or 0
+    if stages == 1 or not (each and layers):
+        return (stages > 1 and flags.integer("num_virtual_stages_per_pipeline_rank", low=1)) or 1
+    parts = layers + sum(flags.on(name) for name in _ENDS)
+    if parts % (stages * each):
+        key = flags.key("num_layers_per_virtual_pipeline_stage")
+        raise flags.reader.error(key, each, f"must part {parts} blocks over {stages} stages")
+    return parts // (stages * each)
+
+
 def set_pipeline(flags: Flags) -> None:
     """Set stages, their chunks, and which blocks stand on the first and last."""
     stages = flags.count("pipeline_model_parallel_size")
     flags.set("pp", stages, "pipeline_model_parallel_size")
-    each = flags.integer("num_layers_per_virtual_pipeline_stage", low=1)
-    chunks = flags.integer("num_virtual_stages_per_pipeline_rank", low=1)
-    layers = flags.integer("num_layers", 0) or 0
-    ends = {}
-    for end, word in (("embedding", "strategy.embedding_in_split"), ("loss", "strategy.loss_in_split")):
-        name = f"account_for_{end}_in_pipeline_split"
-        ends[end] = flags.on(name)
-        if ends[end]:
+    for name, word in _ENDS.items():
+        if flags.on(name):
             flags.set(word, True, name)
     for end in ("first", "last"):
         name = f"decoder_{end}_pipeline_num_layers"
         if flags.has(name):
             flags.set(f"strategy.{end}_stage_layers", flags.integer(name, low=1), name)
-    group = flags.integer("microbatch_group_size_per_virtual_pipeline_stage", low=1)
-    if each and layers:
-        parts = layers + ends["embedding"] + ends["loss"]
-        if parts % (stages * each):
-            key = flags.key("num_layers_per_virtual_pipeline_stage")
-            raise flags.reader.error(key, each, f"must part {parts} blocks over {stages} stages")
-        chunks = parts // (stages * each)
+    group, chunks = flags.integer("microbatch_group_size_per_virtual_pipeline_stage", low=1), _chunks(flags)
+    each = flags.has("num_layers_per_virtual_pipeline_stage")
     if stages == 1:
         return
     name = "num_layers_per_virtual_pipeline_stage" if each else "num_virtual_stages_per_pipeline_rank"
-    flags.set("pp_schedule", "interleaved" if (chunks or 1) > 1 else "1f1b", name)
-    if (chunks or 1) > 1:
+    flags.set("pp_schedule", "interleaved" if chunks > 1 else "1f1b", name)
+    if chunks > 1:
         flags.set("vpp", chunks, name)
         if group:
             flags.set("strategy.microbatch_group", group, "microbatch_group_size_per_virtual_pipeline_stage")
@@ -178,7 +187,9 @@ def set_recompute(flags: Flags) -> None:
     if flags.on("moe_layer_recompute"):
         kind, modules = "selective", [*(modules if kind == "selective" else []), "moe"]
     if kind != "selective":
-        policy = "full" if (method, count) == ("uniform", 1) else f"{method}-{count}"
+        # Of `block` so many of each chunk are meant, which is a TransformerBlock of its own (core/recompute.py)
+        each = (count or 0) * (_chunks(flags) if method == "block" else 1)
+        policy = "full" if (method, count) == ("uniform", 1) else f"{method}-{each}"
         flags.set("recompute", policy if kind == "full" and count else "none", name)
         return
     if others := [module for module in modules if module not in _MODULES]:

@@ -75,7 +75,11 @@ def _recompute_flags(job: ConfigJob) -> dict[str, Any]:
         return {}
     method, _, count = ("uniform-1" if policy == "full" else policy).rpartition("-")
     if method in ("uniform", "block"):
-        return {"recompute_granularity": "full", "recompute_method": method, "recompute_num_layers": int(count)}
+        chunks = job.strategy.vpp if method == "block" else 1
+        says = f"Megatron-LM counts the blocks of each model chunk, of which a stage has {chunks}"
+        job.require(int(count) % chunks == 0, "recompute", says)
+        layers = -(-int(count) // chunks)
+        return {"recompute_granularity": "full", "recompute_method": method, "recompute_num_layers": layers}
     modules = "core_attn" if policy == "selective-core-attn" else policy.removeprefix("modules:")
     return {"recompute_granularity": "selective", "recompute_modules": modules.split(",")}
 

@@ -228,6 +228,13 @@ def test_a_published_run_as_flags_is_predicted_as_the_run(run: str, file: tuple[
         ),
         ("--recompute-granularity full --recompute-method block --recompute-num-layers 3", {"recompute": "block-3"}),
         ("--recompute-granularity full --recompute-method block --recompute-num-layers 0", {"recompute": "none"}),
+        (  # of each TransformerBlock, as which a model chunk is built (core/recompute.py)
+            (
+                "--recompute-granularity full --recompute-method block --recompute-num-layers 3 "
+                "--pipeline-model-parallel-size 2 --num-virtual-stages-per-pipeline-rank 4"
+            ),
+            {"recompute": "block-12"},
+        ),
         ("--attention-backend unfused", {"attention": "eager"}),
         ("--cross-entropy-loss-fusion --cross-entropy-fusion-impl te", {"loss": "triton"}),
         ("--cross-entropy-fusion-impl te", {"loss": "standard"}),
@@ -585,6 +592,8 @@ def job_words(drawn: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     if pp > 1:
         words["pp_schedule"] = "1f1b" if drawn["vpp"] == 1 else "interleaved"
         words |= {"vpp": drawn["vpp"]} if drawn["vpp"] > 1 else {}
+        if drawn["vpp"] > 1 and words["recompute"] == "block-3":
+            words["recompute"] = "block-4"  # as many of each chunk
     return words, fields
 
 
@@ -699,6 +708,7 @@ def test_what_is_assumed_of_the_experts_stands_beside_the_flags() -> None:
     ({"framework": "megatron", **EXPERTS, "ep": 4, "pp": 2, "ep_overlap": True}, "ep-overlap"),
     ({"framework": "fsdp2"}, "framework"),
     ({"framework": "megatron", "recompute": "every-2"}, "recompute"),
+    ({"framework": "megatron", "pp": 2, "vpp": 2, "recompute": "block-3"}, "the blocks of each model chunk"),
     ({"framework": "megatron", "pp": 2, "pp_schedule": "zb-h1"}, "pp-schedule"),
     ({"framework": "megatron", "model": "gemma-2-9b"}, "model"),
     ({"framework": "megatron", "optimizer": "adafactor"}, "optimizer"),
