@@ -371,5 +371,5 @@ def peer_buffer_bytes(peers: Number, links: Number) -> Number:
     [2] NVIDIA/nccl#1685: 32 channels a pair on 8 H100, in buffers of 2,097,152 and 10,485,760 bytes.
 
     """
-    channels = np.minimum(np.left_shift(1, np.frexp(2 * links - 0.5)[1]), 32)
+    channels = np.minimum(np.left_shift(np.int64(1), np.frexp(2 * links - 0.5)[1]), 32)
     return 12 * 2**20 * channels * peers
