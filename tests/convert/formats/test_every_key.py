@@ -56,6 +56,7 @@ UNSEEN: dict[str, dict[str, str]] = {
     "trainer": {
         "liger_kernel_config": "a table, whose keys are read one by one",
         "optim_args": "it is said where an optimizer takes it",
+        "vllm_max_model_len": "it tells the age of TRL where max_prompt_length does not, whatever its value",
     },
 }  # fmt: skip
 """Keys of which no config here shows the end, and why that is right."""
