@@ -367,8 +367,8 @@ def peer_buffer_bytes(peers: Number, links: Number) -> Number:
 
     References
     ----------
-    [1] NVIDIA/nccl 5067397, src/graph/paths.cc, ncclTopoGetNchannels, ncclTopoComputeP2pChannels; src/transport/p2p.cc.
-    [2] NVIDIA/nccl#1685: 32 channels a pair on 8 H100, in buffers of 2,097,152 and 10,485,760 bytes.
+    [1] NVIDIA/nccl@5067397, src/graph/paths.cc (ncclTopoGetNchannels), src/transport/p2p.cc.
+    [2] NVIDIA/nccl@5067397, issue 1685: 32 channels a pair on 8 H100, in buffers of 2,097,152 and 10,485,760 bytes.
 
     """
     channels = np.minimum(np.left_shift(np.int64(1), np.frexp(2 * links - 0.5)[1]), 32)
