@@ -198,7 +198,7 @@ def _widths(mode: LadderReading) -> str:
 
 def _stages(mode: LadderReading) -> Table:
     columns = header(
-        "# > | stage | total [GiB] > | saved [GiB] > | speed [×] > | tok/s/GPU [95% range] > | "
+        "# > | stage | total [GiB] > | saved [GiB] > | speed [×] > | tok/s/GPU [90% range] > | "
         "host [GiB/node] >2 | peak at <3 | verdict"
     )
     table = Table(f"Stages, {NAMES[mode.name]}", columns, tuple(_stage(stage) for stage in mode.stages))

@@ -77,7 +77,7 @@ _TABLE = (
     _Field(Column("global batch", right=True), lambda plan, _: str(plan.global_batch), varies=True),
     _Field(Column("GiB", "per GPU", right=True), lambda plan, _: gib(plan.peak.device)),
     _Field(Column("verdict"), lambda plan, _: _verdict_of(plan), varies=True),
-    _Field(Column("tok/s/GPU", "95% range", right=True), lambda plan, _: speed(plan.time)),
+    _Field(Column("tok/s/GPU", "90% range", right=True), lambda plan, _: speed(plan.time)),
     _Field(Column("vs #1", "%", right=True), _beside, varies=True),
     _Field(Column("host", "GiB/node", right=True), lambda plan, _: _host(plan), varies=True),
     _Field(Column("GPU-hours", right=True), lambda plan, _: f"{plan.gpu_hours:.0f}", varies=True),

@@ -61,7 +61,7 @@ def part_name(name: str) -> str:
 
 
 def speed(time: StepTime) -> str:
-    """Return the throughput with its 95% range."""
+    """Return the throughput with its 90% range."""
     rate = time.tokens_per_second_per_gpu
     return rate_range(rate, *(rate * time.step / end if end else None for end in (time.high, time.low)))
 

@@ -155,7 +155,7 @@ def test_plans_in_tables(plans: Plans, form: str) -> None:
 def test_plans_as_lines_and_csv(plans: Plans) -> None:
     spoken = report.render(report.of_plans(plans), "plain")
     known = rows_of(plans)
-    patterns = (r"^GiB \(per GPU\): ([\d.]+)", r"^tok/s/GPU \(95% range\): (\d+)")
+    patterns = (r"^GiB \(per GPU\): ([\d.]+)", r"^tok/s/GPU \(90% range\): (\d+)")
     peaks, speeds = (re.findall(pattern, spoken, re.MULTILINE) for pattern in patterns)
     assert list(zip(peaks, speeds, strict=True)) == list(known.values())
     rows = csv.DictReader(io.StringIO(report.render(report.of_plans(plans), "csv")))
