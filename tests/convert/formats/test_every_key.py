@@ -193,6 +193,7 @@ MEGATRON_BASES: tuple[dict[str, Any], ...] = (
     {"seq_length": None, "global_batch_size": None, "eval_interval": None},
     {"use_distributed_optimizer": True},
     {"fp16": True},
+    {"vocab_size": None, "tokenizer_type": "GPT2BPETokenizer"},
 )
 """Jobs on which each flag of Megatron-LM's shows, beside the sizes of a model; None where a flag is left out."""
 SIZED = {
