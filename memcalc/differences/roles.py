@@ -30,7 +30,7 @@ from memcalc.specs.options import WORDS
 from memcalc.specs.posttraining import RL_WORDS, TRAINING
 from memcalc.units import parse_count
 
-_LAST = ("micro_batch", "micro_tokens", "logprob_batch")
+_LAST = ("micro_batch", "micro_tokens", "logprob_batch", "logprob_tokens")
 ORDER = (
     *PLACES, "framework", "algorithm", "trainer", *TRAINING,
     *(name for name in RL_WORDS if name not in _LAST), *_LAST,

@@ -20,6 +20,8 @@ from memcalc.serving.words import number
 
 _ESTIMATORS = {"grpo": "grpo", "dapo": "grpo", "rloo": "rloo", "ppo": "gae"}
 _ROLES = "actor_rollout_ref"
+_STRATEGIES = {"fsdp1": "fsdp", "fsdp2": "fsdp2"}
+"""What shards, by verl's names."""
 
 
 def role_script(
@@ -111,7 +113,7 @@ def _verl_pairs(job: RlJob) -> dict[str, Any]:
         "data.train_batch_size": inputs.prompts or 1024,
         f"{policy}.path": _named(job),
         f"{policy}.enable_gradient_checkpointing": recompute == "full",
-        f"{actor}.strategy": {"fsdp1": "fsdp", "fsdp2": "fsdp2"}[job.trainer],
+        f"{actor}.strategy": _STRATEGIES[job.trainer],
         f"{actor}.use_kl_loss": job.reference,
         f"{actor}.fsdp_config.param_offload": "params" in job.parks,
         f"{actor}.fsdp_config.optimizer_offload": "optimizer" in job.parks,
@@ -124,7 +126,9 @@ def _verl_pairs(job: RlJob) -> dict[str, Any]:
         "trainer.n_gpus_per_node": each,
         "trainer.nnodes": hosts,
     }
-    pairs |= _verl_batches(job)
+    pairs |= _verl_batches(job) | _verl_critic(job)
+    if job.shard_gpus < job.trainer_gpus:
+        pairs[f"{actor}.fsdp_config.fsdp_size"] = job.shard_gpus
     if job.lora:
         rank, _, targets = str(training["lora"]).partition(":")
         if targets not in ("", "all-linear"):
@@ -165,8 +169,40 @@ def _verl_batches(job: RlJob) -> dict[str, Any]:
         pairs |= {f"{actor}.use_dynamic_bsz": True, f"{actor}.ppo_max_token_len_per_gpu": inputs.micro_tokens}
     else:
         pairs[f"{actor}.ppo_micro_batch_size_per_gpu"] = inputs.micro_batch
-        pairs[f"{rollout}.log_prob_micro_batch_size_per_gpu"] = inputs.logprob_batch or inputs.micro_batch
-    return pairs
+    readers = [rollout, f"{_ROLES}.ref"] if job.reference else [rollout]
+    return pairs | {f"{part}.{name}": value for part in readers for name, value in _verl_reads(job).items()}
+
+
+def _verl_reads(job: RlJob) -> dict[str, Any]:
+    """What a pass of log-probabilities holds; in samples it has no default (utils/config.py, validate_config)."""
+    inputs = job.inputs
+    if inputs.logprob_tokens:
+        dynamic = {} if inputs.micro_tokens else {"log_prob_use_dynamic_bsz": True}
+        return {**dynamic, "log_prob_max_token_len_per_gpu": inputs.logprob_tokens}
+    if inputs.micro_tokens and not inputs.logprob_batch:
+        return {}
+    return {"log_prob_micro_batch_size_per_gpu": inputs.logprob_batch or inputs.micro_batch}
+
+
+def _verl_critic(job: RlJob) -> dict[str, Any]:
+    """A critic of the policy's architecture, which verl neither loads nor shards as the actor by itself.
+
+    trainer/config/critic/critic.yaml and dp_critic.yaml: a path, a strategy and 32,768 tokens of its own; what the
+    actor offloads it offloads too.
+    """
+    if not job.recipe.critic:
+        return {}
+    inputs, training = job.inputs, job.training
+    pairs: dict[str, Any] = {
+        "critic.model.path": _named(job),
+        "critic.model.use_remove_padding": job.unpadded,
+        "critic.model.enable_gradient_checkpointing": training.get("recompute", job.toolkit.recompute) == "full",
+        "critic.strategy": _STRATEGIES[job.trainer],
+        **({"critic.fsdp.fsdp_size": job.shard_gpus} if job.shard_gpus < job.trainer_gpus else {}),
+    }
+    if inputs.micro_tokens:
+        return pairs | {"critic.ppo_max_token_len_per_gpu": inputs.micro_tokens}
+    return pairs | {"critic.ppo_micro_batch_size_per_gpu": inputs.micro_batch}
 
 
 def _verl_offload(offload: str) -> dict[str, Any]:
@@ -188,7 +224,7 @@ def _trl(job: RlJob) -> list[str]:
     script = scripts.get(inputs.algorithm, inputs.algorithm)
     if not script or inputs.algorithm == "sft":
         raise CombinationError("algorithm", inputs.algorithm, "TRL's settings are written for its other trainers")
-    if inputs.micro_tokens or inputs.logprob_batch:
+    if inputs.micro_tokens or inputs.logprob_batch or inputs.logprob_tokens:
         raise CombinationError("write", "trl", "TRL's trainers have one micro-batch, of samples")
     if job.trainer not in ("deepspeed", "ddp", "hf"):
         raise CombinationError("trainer", job.trainer, "TRL's settings are written for deepspeed, ddp and hf")

@@ -124,6 +124,7 @@ def judged(cast: Cast, phases: tuple[RlPhase, ...], capacity: int) -> tuple[Verd
     return "fits", ""
 
 
+_BUDGETS = ("logprob_tokens", "micro_tokens")
 MEANS = 16
 """In which multiples means are tried [tokens]."""
 
@@ -191,8 +192,9 @@ def edits_of(job: RlJob) -> Iterator[tuple[str, dict[str, Any]]]:
     yield "--recompute full", {"recompute": "full"}
     if inputs.micro_batch > 1:
         yield "--micro-batch 1", {"micro_batch": 1, "logprob_batch": 1}
-    if inputs.micro_tokens > job.length:
-        yield f"--micro-tokens {job.length}", {"micro_tokens": job.length}
+    if max(inputs.logprob_tokens, inputs.micro_tokens) > job.length:
+        sizes = {name: job.length for name in _BUDGETS if getattr(inputs, name)}
+        yield from ((f"--{name.replace('_', '-')} {size}", {name: size}) for name, size in sizes.items())
     if job.recipe.online:
         yield from ((f"--utilization {share}", {"utilization": share}) for share in (0.6, 0.5, 0.4, 0.3))
     if job.trainer_gpus > 1 and 3 in choices.zero:

@@ -51,10 +51,10 @@ def limit_of(job: RlJob, options: Mapping[str, Any], figures: Figures, what: str
 
 
 def _budget(job: RlJob, name: str, value: int) -> dict[str, int]:
-    """The tokens of a micro-batch where they do not hold one prompt with such a response."""
-    tokens = job.inputs.micro_tokens
-    length = job.inputs.prompt + value
-    return {"micro_tokens": length} if name == "response" and 0 < tokens < length else {}
+    """The tokens of a micro-batch, and of log-probabilities, where they do not hold one prompt with such a response."""
+    inputs, length = job.inputs, job.inputs.prompt + value
+    tokens = {"micro_tokens": inputs.micro_tokens, "logprob_tokens": inputs.logprob_tokens}
+    return {name: length for name, size in tokens.items() if 0 < size < length} if name == "response" else {}
 
 
 def _verdict(job: RlJob, name: str, value: int, figures: Figures) -> tuple[str, str, str]:

@@ -45,7 +45,7 @@ def logits_of(job: RlJob, model: Model, *, gradients: bool) -> int:
 
 def frozen_weights(job: RlJob, model: Trained, width: int = 2) -> int:
     """A GPU's share of such a model that is only read, at so many bytes a weight [bytes]."""
-    shards = job.trainer_gpus if model.stage == 3 else 1
+    shards = job.shard_gpus if model.stage == 3 else 1
     return -(-width * model.largest // shards)
 
 

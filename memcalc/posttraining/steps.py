@@ -22,6 +22,7 @@ _OPEN = {
     "micro_tokens": "none",
     "prompts": "none",
     "logprob_batch": "default",
+    "logprob_tokens": "default",
     "max_seqs": "default",
 }
 """What is said of counts that are 0."""

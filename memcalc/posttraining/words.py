@@ -56,8 +56,9 @@ class RlJob:
         samples = inputs.mini_batch if gradients else inputs.prompts * max(1, inputs.samples)
         most = -(-samples // self.trainer_gpus) or MOST_RESPONSES
         longest = self.length * self.recipe.rows
-        if inputs.micro_tokens:
-            return 1, max(longest, min(inputs.micro_tokens, most * (inputs.mean_length or longest)))
+        tokens = inputs.micro_tokens if gradients else inputs.logprob_tokens or inputs.micro_tokens
+        if tokens:
+            return 1, max(longest, min(tokens, most * (inputs.mean_length or longest)))
         rows = min(inputs.micro_batch if gradients else inputs.logprob_batch or inputs.micro_batch, most)
         if inputs.mean_length:
             return 1, max(self.length, rows * inputs.mean_length)
@@ -67,6 +68,11 @@ class RlJob:
     def trainer_gpus(self) -> int:
         """GPUs that the trained models are on."""
         return self.gpus - self.inputs.engine_gpus
+
+    @property
+    def shard_gpus(self) -> int:
+        """GPUs that share one set of states: fewer than all where there are replicas of the shards."""
+        return max(1, self.trainer_gpus // int(self.training.get("dp_replicate") or 1))
 
     @property
     def trainer(self) -> str:
@@ -185,8 +191,11 @@ def _defaults(given: Mapping[str, Any], toolkit: Toolkit, recipe: Recipe) -> dic
     usual: dict[str, Any] = {"logits": "fused"} if given["algorithm"] in toolkit.fuses else {}
     if "micro_tokens" not in given and "micro_batch" not in given:
         usual["micro_batch"] = toolkit.micro_batch
-    if "micro_tokens" in given and given["micro_tokens"] < given["prompt"] + given["response"]:
-        raise InputError(flag("micro_tokens"), given["micro_tokens"], "must hold one prompt with its response")
+    if "logprob_tokens" in given and "logprob_batch" in given:
+        raise CombinationError("logprob-tokens", given["logprob_tokens"], "--logprob-batch is given too")
+    for name in ("micro_tokens", "logprob_tokens"):
+        if name in given and given[name] < given["prompt"] + given["response"]:
+            raise InputError(flag(name), given[name], "must hold one prompt with its response")
     if recipe.online:
         apart = bool(given.get("engine_gpus"))
         usual |= {"engine_tp": toolkit.engine_tp, "max_seqs": toolkit.max_seqs}

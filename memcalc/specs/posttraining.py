@@ -44,6 +44,10 @@ class RlInputs(Frozen):
         int, Option("Samples of one pass of log-probabilities; as many as of an update when left out.", "samples",
             ROLES, "N")
     ] = 0
+    logprob_tokens: Annotated[
+        int, Option("Tokens of one pass of log-probabilities where samples are packed; as many as of an update when "
+            "left out.", "tokens", ROLES, "N")
+    ] = 0
     mini_batch: Annotated[
         int, Option("Samples of one optimizer step over all GPUs: a micro-batch holds no more than a rank's share.",
             "samples", ROLES, "N")
@@ -118,7 +122,7 @@ RL_OPTIONS = tuple(options_of(RlInputs))
 """Options of post-training, in their order."""
 RL_WORDS = tuple(option.name for option in RL_OPTIONS)
 TRAINING = (
-    "zero", "recompute", "lora", "quantize", "offload", "optimizer", "optimizer_impl", "precision", "autocast",
-    "adapter_dtype", "attention", "kernels",
+    "zero", "dp_replicate", "recompute", "lora", "quantize", "offload", "optimizer", "optimizer_impl", "precision",
+    "autocast", "adapter_dtype", "attention", "kernels",
 )  # fmt: skip
 """Options of a training job that the trained models take as they are."""

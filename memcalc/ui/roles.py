@@ -18,8 +18,8 @@ from memcalc.ui.link import LinkedJob
 from memcalc.units import parse_tokens
 
 ROLES_OPEN = (
-    "micro_batch", "micro_tokens", "logprob_batch", "engine_tp", "engine_gpus", "utilization", "max_seqs", "sleep",
-    "park", "zero", "recompute", "offload",
+    "micro_batch", "micro_tokens", "logprob_batch", "logprob_tokens", "engine_tp", "engine_gpus", "utilization",
+    "max_seqs", "sleep", "park", "zero", "recompute", "offload",
 )  # fmt: skip
 """What a plan of post-training decides."""
 START = {"framework": "verl", "prompt": "1k", "response": "3k", "micro_tokens": "16k", "prompts": "128", "samples": "8"}

@@ -35,6 +35,14 @@ JOBS = {
     },
     "verl, a step": {**VERL, "micro_batch": 4, "prompts": 64, "samples": 8},
     "verl, PPO": {**VERL, "algorithm": "ppo", "micro_batch": 4, "reference": False, "recompute": "none"},
+    "verl, PPO by tokens": {
+        **VERL,
+        "algorithm": "ppo",
+        "micro_tokens": 4096,
+        "logprob_tokens": 9000,
+        "reference": True,
+    },
+    "verl, replicas": {**VERL, "gpus": 8, "dp_replicate": 2, "micro_batch": 4, "logprob_tokens": 4096},
     "verl, adapters": {**VERL, "lora": "16:all-linear", "micro_batch": 4, "sleep": "1", "entropy": True},
     "verl, 16 bits": {**VERL, "precision": "bf16", "logits": "fused", "micro_batch": 1, "offload": "activations"},
     "trl, GRPO": {**ONLINE, "sleep": "2", "reference": True},
@@ -101,6 +109,27 @@ def test_a_step_of_verl_is_no_smaller_than_its_mini_batch() -> None:
     script = role_script(**VERL, micro_batch=4, prompts=64)
     sizes = dict(re.findall(r"(train_batch_size|ppo_mini_batch_size)=(\d+)", script))
     assert sizes == {"train_batch_size": "64", "ppo_mini_batch_size": "64"}
+
+
+def test_a_script_of_verl_has_what_it_does_not_start_without() -> None:
+    """utils/config.py, validate_config: a batch of the reference too; critic.yaml: its own model and strategy."""
+    script = role_script(**VERL, micro_batch=4, reference=True)
+    assert "actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu=4" in script
+    script = role_script(**{**VERL, "algorithm": "ppo"}, micro_batch=4, trainer="fsdp2")
+    assert {
+        "critic.model.path=Qwen/Qwen2.5-0.5B",
+        "critic.strategy=fsdp2",
+        "critic.ppo_micro_batch_size_per_gpu=4",
+    } <= {line.strip(" \\") for line in script.splitlines()}
+
+
+def test_replicas_of_the_shards_hold_their_states_twice() -> None:
+    """HSDP over 2 × 4 ranks: a rank has an fp32 weight and two moments of a quarter, not an eighth, of all weights."""
+    job = {**VERL, "gpus": 8, "micro_batch": 1}
+    updates = [memcalc.rl(**job, dp_replicate=replicas).phases[-3] for replicas in (1, 2)]
+    assert {phase.name for phase in updates} == {"update"}
+    more = updates[1].roles["policy"] - updates[0].roles["policy"]
+    assert more > 12 * 494_032_768 * (1 / 4 - 1 / 8)
 
 
 def test_the_command_writes_beside_its_answer(tmp_path: Path) -> None:

@@ -153,10 +153,32 @@ def test_batches_of_all_ranks_and_of_ranks_that_share_sequences(tmp_path: Path) 
     assert _batches_of_verl(tmp_path, f"{each} {shared}") == (8, 32)
 
 
+def test_passes_of_log_probabilities_of_verl_have_budgets_of_their_own(tmp_path: Path) -> None:
+    """The reference's counts too, and samples where only the update is by tokens (workers/fsdp_workers.py)."""
+    reads = {part: f"actor_rollout_ref.{part}.log_prob_max_token_len_per_gpu" for part in ("rollout", "ref")}
+    by_samples = "actor_rollout_ref.ref.log_prob_use_dynamic_bsz=False "
+    by_samples += "actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu=16"
+    for line, tokens in (
+        (f"{reads['rollout']}=49152", 49152),
+        (f"{reads['rollout']}=30000 {reads['ref']}=40000", 40000),
+        (f"{reads['rollout']}=24576 {reads['ref']}=24576", 0),
+        (f"{reads['rollout']}=12288 {reads['ref']}=12288", 12288),
+        (by_samples, 16 * 3072),
+    ):
+        assert words(tmp_path, "run.sh", f"{VERL.rstrip()} {line}\n").get("logprob_tokens", 0) == tokens
+
+
+def test_ranks_that_share_states_in_verl_are_fewer_where_fsdp_size_says_so(tmp_path: Path) -> None:
+    """workers/fsdp_workers.py, create_device_mesh: of 8 ranks two groups of 4, each with all states."""
+    size = "actor_rollout_ref.actor.fsdp_config.fsdp_size"
+    for ranks, replicas in ((4, 2), (8, None), (16, None), (-1, None)):
+        found = words(tmp_path, "run.sh", f"{VERL.rstrip()} {size}={ranks}\n")
+        assert found.get("dp_replicate") == replicas
+
+
 def test_what_verl_is_told_and_does_not_count_is_said_only_where_it_changes_something(tmp_path: Path) -> None:
     off = "actor_rollout_ref.actor.fsdp_config.fsdp_size=-1 actor_rollout_ref.actor.ulysses_sequence_parallel_size=1"
-    wider = "actor_rollout_ref.rollout.log_prob_max_token_len_per_gpu=49152"
-    for line, says in ((off, 0), (wider, 1)):
+    for line, says in ((off, 0), ("actor_rollout_ref.rollout.expert_parallel_size=2", 1)):
         (tmp_path / "run.sh").write_text(VERL.rstrip() + f" {line}\n", encoding="utf-8")
         found = read_files([str(tmp_path / "run.sh")])
         assert sum(finding.code == "MC002" for config in found for finding in config.findings) == says
@@ -238,7 +260,7 @@ def test_what_is_counted_as_verl_says_it_is_no_finding(tmp_path: Path) -> None:
 
     assert findings(more) == findings("")
     assert findings(more.replace("=1 ", "=2 ")) == findings("")  # two ranks have two budgets of tokens between them
-    assert len(findings(more.replace("size=-1 ", "size=4 ").replace("3072", "8192"))) == len(findings("")) + 2
+    assert len(findings(more.replace("size=-1 ", "size=4 ").replace("3072", "8192"))) == len(findings("")) + 1
 
 
 OPENRLHF = """\

@@ -132,10 +132,23 @@ def _as_counted(reader: ConfigReader) -> Iterator[str]:
     for part in ("param_offload", "optimizer_offload"):
         actor = reader.flag(f"{_ACTOR}.fsdp_config.{part}")
         yield from (key for key in _of_critic(part) if reader.flag(key) == actor)
+    shards = reader.integer(f"{_ACTOR}.fsdp_config.fsdp_size", -1, low=-1)
+    yield from (key for key in _of_critic("fsdp_size") if reader.integer(key, -1, low=-1) == shards)
+    kept = "model.enable_gradient_checkpointing"
+    if reader.flag(key := f"critic.{kept}", True) == reader.flag(f"{ROLES}.{kept}", True):
+        yield key
+    yield from (key for key, value in _critic_batches(reader) if reader.integer(key) == value)
 
 
 def _of_critic(part: str) -> tuple[str, str]:
     return f"critic.model.fsdp_config.{part}", f"critic.fsdp.{part}"
+
+
+def _critic_batches(reader: ConfigReader) -> Iterator[tuple[str, int | None]]:
+    """Keys of the critic's micro-batch with the actor's value, with which it is counted."""
+    yield "critic.ppo_max_token_len_per_gpu", reader.integer(f"{_ACTOR}.ppo_max_token_len_per_gpu", 16384)
+    for name in ("ppo_micro_batch_size_per_gpu", "ppo_micro_batch_size"):
+        yield f"critic.{name}", reader.integer(f"{_ACTOR}.{name}")
 
 
 def _sharers(reader: ConfigReader) -> int:
@@ -183,7 +196,7 @@ def _batches(reader: ConfigReader) -> None:
             says = "samples that fill the budget are padded to the longest length, and are counted without that"
             reader.not_modelled({f"{_MODEL}.use_remove_padding": says}, unless=(True,))
         reader.harmless(f"{_ACTOR}.ppo_micro_batch_size_per_gpu", f"{_ACTOR}.ppo_micro_batch_size")
-        _note_wider(reader, budget)
+        _log_probs(reader, max(budget, longest))
         return
     if padded:
         reader.set("rl.padded", True, key)
@@ -192,18 +205,38 @@ def _batches(reader: ConfigReader) -> None:
         reader.set("micro_batch", rows, key)
     else:
         reader.ask("micro_batch", key, "null", "is not set, and verl has no default")
-    parts = [_rows(reader, f"{part}.log_prob_micro_batch_size") for part in (_ROLLOUT, f"{ROLES}.ref")]
-    rows, key = max(parts, key=lambda part: part[0] or 0)
-    if rows is not None:
-        reader.set("rl.logprob_batch", rows, key)
+    _log_probs(reader, 0)
 
 
-def _note_wider(reader: ConfigReader, budget: int) -> None:
-    """Warn of log-probabilities over more tokens at once than an update's; by default it is as many."""
-    for key in (f"{part}.log_prob_max_token_len_per_gpu" for part in (_ROLLOUT, f"{ROLES}.ref")):
-        if (wider := reader.integer(key, budget) or 0) > budget:
-            message = f"{key} {wider} changes memory but is not counted: passes without gradients count {budget} tokens"
-            reader.note("warning", "MC002", key, message)
+_READERS = (_ROLLOUT, f"{ROLES}.ref")
+"""Roles that read log-probabilities, each with a batch of its own."""
+
+
+def _log_probs(reader: ConfigReader, budget: int) -> None:
+    """What a pass of log-probabilities holds on a rank: the most of those that read them.
+
+    By default as many tokens as an update's ``budget``, where that is dynamic (config/rollout/rollout.yaml,
+    config/ref/ref.yaml). With less than a sample verl stops (utils/seqlen_balancing.py, rearrange_micro_batches).
+    """
+    dynamic = {part: reader.flag(f"{part}.log_prob_use_dynamic_bsz", bool(budget)) for part in _READERS}
+    rows = {part: _rows(reader, f"{part}.log_prob_micro_batch_size") for part in _READERS if not dynamic[part]}
+    tokens: dict[str, int] = {}
+    for part in (part for part in _READERS if dynamic[part]):
+        limit = reader.integer(key := f"{part}.log_prob_max_token_len_per_gpu", low=1) or budget or _PASS
+        tokens[key] = max(limit, _longest(reader))
+    if not tokens and not budget:
+        most, key = max(rows.values(), key=lambda part: part[0] or 0)
+        if most is not None:
+            reader.set("rl.logprob_batch", most, key)
+        return
+    tokens |= {key: count * _longest(reader) for count, key in rows.values() if count is not None}
+    key = max(tokens, key=lambda name: tokens[name], default="")
+    if key and tokens[key] != budget:
+        reader.set("rl.logprob_tokens", tokens[key], key)
+
+
+_PASS = 16384
+"""Tokens of a pass of log-probabilities where an update says none."""
 
 
 def _trained(reader: ConfigReader) -> None:
@@ -218,6 +251,8 @@ def _trained(reader: ConfigReader) -> None:
     if reader.flag(key := f"{_MODEL}.enable_activation_offload"):
         reader.set("offload", ("activations",), key)
     config = f"{_ACTOR}.fsdp_config"
+    if (shards := reader.integer(key := f"{config}.fsdp_size", -1, low=-1)) is not None and shards > 0:
+        reader.set("dp_shard", shards, key)  # workers/fsdp_workers.py, create_device_mesh
     if reader.flag(key := f"{config}.offload_policy"):
         reader.set("offload", ("params",), key)
     parks = [part for part in ("params", "optimizer") if reader.flag(f"{config}.{part.removesuffix('s')}_offload")]
