@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from memcalc import api
+from memcalc import api, catalog
 from memcalc.convert.formats import FORMATS_OF, get_format
 from memcalc.errors import CombinationError, InputError, MemcalcError
 from memcalc.handoff.written import known_format, written
@@ -14,7 +14,7 @@ from memcalc.planner.record import with_query
 from memcalc.results.plans import Nearest, Plan, Plans
 from memcalc.specs.job import JobRecord, command_line
 from memcalc.specs.options import BY_NAME
-from memcalc.units import parse_count
+from memcalc.units import GIB, parse_count, signed
 
 MORE = 2
 """Plans that are searched for each that is listed, since a format may not say them all."""
@@ -79,8 +79,10 @@ def _left_open(job: JobRecord, field: str) -> JobRecord:
 def _searched(to: str, top: Any, keywords: dict[str, Any]) -> tuple[Plans, int, InputError | None]:
     """The plans that a format says, how many fit, and where it says none of these why not the first."""
     name, count = known_format(to), parse_count(top or api.TOP, "top")
-    options = {**(get_format(name).over_adapters if keywords.get("lora") else {}), **_given(keywords)}
-    framework = options.pop("framework", None) or _framework_of(name)
+    framework = keywords.get("framework") or _framework_of(name, keywords)
+    settled = _settled(name, framework, keywords)
+    settings = {**(settled.pop("settings", None) or {}), **(keywords.get("settings") or {})}
+    options = {**settled, **_given({**keywords, "framework": None, "settings": settings or None})}
     if name not in FORMATS_OF.get(framework.partition("@")[0], ()):
         others = ", ".join(other for other, formats in FORMATS_OF.items() if name in formats)
         raise CombinationError("framework", framework, f"{get_format(name).title} is for --framework {others}")
@@ -113,8 +115,29 @@ def _said(searched: Plans, name: str, dirs: tuple[str, ...]) -> Iterator[Nearest
         yield answer.model_copy(update={"job": job, "command": command_line(job)})
 
 
-def _framework_of(name: str) -> str:
-    """The framework that a format is usually for, in the era whose files it writes."""
+def _settled(name: str, framework: str, keywords: dict[str, Any]) -> dict[str, Any]:
+    """What a format's framework settles of a job where nothing is said of it, so that plans are of what then runs."""
+    form = get_format(name)
+    if keywords.get("lora"):
+        return dict(form.over_adapters)
+    stated = {"precision", "autocast"} & _given(keywords).keys()
+    if framework.partition("@")[0] != "fsdp2" or not form.launched or stated:
+        return {}
+    # Accelerate 1.15, accelerator.py (prepare_model) and utils/dataclasses.py (set_mixed_precision of its plugin)
+    gpu = catalog.gpu(str(keywords["gpu"]), tuple(keywords.get("preset_dirs") or ()))
+    dtype = "bf16" if gpu.supports("bf16") else "fp16"
+    return {"precision": f"{dtype}-mixed", "autocast": True, "settings": {"strategy.reduce_dtype": "bf16"}}
+
+
+def _framework_of(name: str, keywords: dict[str, Any]) -> str:
+    """The framework that a format is usually for, in the era whose files it writes.
+
+    Where the launchers of Transformers train all weights on several GPUs it is FSDP 2, which they usually run:
+    Transformers 5 deprecates version 1 (training_args.py, _process_fsdp_args).
+    """
+    gpus = str(keywords.get("gpus") or "1")
+    if name in FORMATS_OF["fsdp2"][1:] and gpus.isdigit() and int(gpus) > 1 and not keywords.get("lora"):
+        return "fsdp2"
     places = {framework: formats.index(name) for framework, formats in _USUAL if name in formats}
     return get_format(name).era or min(places, key=lambda framework: places[framework])
 
@@ -135,4 +158,22 @@ def _able(searched: Plans, name: str, count: int, dirs: tuple[str, ...]) -> tupl
             refusal = refusal or error
         else:
             plans.append(replace_rank(plan, len(plans) + 1))
-    return tuple(plans), refusal
+    return tuple(_led(plans, get_format(name).title)), refusal
+
+
+def _led(plans: list[Plan], title: str) -> Iterator[Plan]:
+    """The plans of a format, told apart from the first of them where that of the whole search is none of these."""
+    for plan in plans:
+        if not plans or "vs #1" not in plans[0].why:
+            yield plan
+            continue
+        first, (role, _, rest) = plans[0], plan.why.partition(". ")
+        less = (plan.peak.device - first.peak.device) / GIB
+        speed = plan.time.tokens_per_second_per_gpu / first.time.tokens_per_second_per_gpu - 1
+        role = f"{signed(less, 1)} GiB, {signed(100 * speed, 1)}% speed vs #1"
+        if plan is first:
+            role = f"First plan that {title} can say"
+        special = tuple(word for word in plan.special if word != "best")
+        yield plan.model_copy(
+            update={"why": f"{role}. {rest}", "special": ("best", *special) if plan is first else special}
+        )

@@ -138,7 +138,7 @@ def written(plan: Plan | Estimate, to: str, path: Path | None, dirs: tuple[str, 
     check, runs = check_command(form, _files(form, job, target), plan.job, estimate, dirs)
     files = _files(form, replace(job, check=check), target)
     line = launch(to, job, target, several=len(files) > 1)
-    notes = (*_moved(plan, estimate, runs, form.title), *_unnamed(form, job))
+    notes = (*_moved(plan, estimate, runs, form.title), *_unnamed(form, job), *_deprecated(form, job))
     return Exported(files, line, check, notes, to)
 
 
@@ -208,6 +208,13 @@ def _unnamed(form: Format, job: ConfigJob) -> Iterator[str]:
     name = hub_name(job)
     if {form.name, *form.beside} & LOADING and "/" not in name and not name.endswith((".json", ".toml")):
         yield f"the Hub's name of {name} is not known: write it in its place, or plan with --model OWNER/NAME."
+
+
+def _deprecated(form: Format, job: ConfigJob) -> Iterator[str]:
+    """Yield a sentence where the files start FSDP 1 (Transformers 5.24, training_args.py, _process_fsdp_args)."""
+    if job.framework == "hf" and job.strategy.zero and {form.name, *form.beside} & LOADING:
+        other = f"--framework fsdp2 --to {form.name}"
+        yield f"Transformers deprecates FSDP 1, which --framework hf runs; for FSDP 2 plan with {other}."
 
 
 def _moved(plan: Plan | Estimate, estimate: Estimate, runs: Estimate, title: str) -> Iterator[str]:

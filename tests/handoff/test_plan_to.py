@@ -15,6 +15,7 @@ from memcalc.cli.app import app
 from memcalc.errors import CombinationError, FileError
 from memcalc.files import write_folder
 from memcalc.handoff.planning import plan_to
+from memcalc.handoff.written import written
 
 JOB: dict[str, Any] = {"model": "llama-3.2-1b", "gpu": "h100", "gpus": 2}
 
@@ -22,10 +23,38 @@ JOB: dict[str, Any] = {"model": "llama-3.2-1b", "gpu": "h100", "gpus": 2}
 def test_every_plan_that_is_listed_for_a_format_is_written_by_it() -> None:
     plans = plan_to("trainer", top=3, **JOB)
     assert [plan.rank for plan in plans.plans] == [1, 2, 3]
-    assert {plan.strategy.framework for plan in plans.plans} == {"hf"}
+    assert {plan.strategy.framework for plan in plans.plans} == {"fsdp2"}
     assert "--to trainer" in plans.command
     for plan in plans.plans:
-        assert "training_args.json" in memcalc.export(plans, to="trainer", rank=plan.rank)
+        files = memcalc.export(plans, to="trainer", rank=plan.rank)
+        assert json.loads(files["training_args.json"])["fsdp_config"]["version"] == 2
+
+
+def test_a_plan_for_the_trainer_is_of_what_accelerate_runs_by_itself() -> None:
+    """prepare_model and set_mixed_precision of Accelerate: autocast, and gradients that are reduced in 16 bits."""
+    (plan,) = plan_to("trainer", top=1, recompute="full", **JOB).plans
+    assert (plan.strategy.autocast, plan.strategy.reduce_dtype) == (True, "bf16")
+    done = written(plan, "trainer", None, ())
+    assert not [note for note in done.notes if "what runs has" in note]
+
+
+def test_the_first_plan_that_a_format_says_is_not_told_apart_from_one_that_it_does_not() -> None:
+    """The Trainer recomputes one block in four, and axolotl all or none."""
+    job = {**JOB, "model": "llama-3.1-8b", "gpu": "l40s", "gpus": 4, "lora": "16:all-linear"}
+    first, second = plan_to("axolotl", top=2, **job).plans
+    assert first.special[0] == "best"
+    assert "vs #1" not in first.why
+    assert (
+        f"{100 * (second.time.tokens_per_second_per_gpu / first.time.tokens_per_second_per_gpu - 1):+.1f}%".replace(
+            "-", "−"
+        )
+        in second.why
+    )
+
+
+def test_ms_swifts_adapters_need_no_word_of_their_own() -> None:
+    (plan,) = plan_to("swift_megatron", top=1, model="llama-3.1-8b", gpu="h100", gpus=8, lora=16, tp=2, pp=1).plans
+    assert plan.strategy.lora_classes == "swift"
 
 
 def test_a_format_of_another_framework_is_refused() -> None:
@@ -117,6 +146,11 @@ def test_what_would_fit_is_what_the_format_says() -> None:
 
 
 def test_each_format_is_of_a_framework_where_none_is_named() -> None:
-    for to, framework in (("axolotl", "hf"), ("accelerate", "fsdp1"), ("deepspeed", "deepspeed")):
-        (plan,) = plan_to(to, **{**JOB, "model": "gpt2"}, precision="fp32", top=1).plans
+    for to, gpus, framework in (
+        ("axolotl", 1, "hf"),
+        ("axolotl", 2, "fsdp2"),
+        ("accelerate", 2, "fsdp2"),
+        ("deepspeed", 2, "deepspeed"),
+    ):
+        (plan,) = plan_to(to, **{**JOB, "model": "gpt2", "gpus": gpus}, precision="fp32", top=1).plans
         assert plan.strategy.framework == framework

@@ -175,5 +175,6 @@ def _recognise(document: Document) -> bool:
 FORMAT = Format(
     "swift_megatron", "ms-swift arguments (Megatron)", _SOFTWARE, _recognise, read, write,
     kind="yaml", filename="sft.yaml", decided=("etp",),
+    over_adapters={"settings": {"strategy.lora_classes": "swift"}},
 )  # fmt: skip
 """Arguments of `megatron sft`, as flags or YAML."""

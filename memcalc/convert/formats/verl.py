@@ -134,8 +134,8 @@ def _as_counted(reader: ConfigReader) -> Iterator[str]:
         yield from (key for key in _of_critic(part) if reader.flag(key) == actor)
     shards = reader.integer(f"{_ACTOR}.fsdp_config.fsdp_size", -1, low=-1)
     yield from (key for key in _of_critic("fsdp_size") if reader.integer(key, -1, low=-1) == shards)
-    kept = "model.enable_gradient_checkpointing"
-    if reader.flag(key := f"critic.{kept}", True) == reader.flag(f"{ROLES}.{kept}", True):
+    switch = "model.enable_gradient_checkpointing"
+    if reader.flag(key := f"critic.{switch}", True) == reader.flag(f"{ROLES}.{switch}", True):
         yield key
     yield from (key for key, value in _critic_batches(reader) if reader.integer(key) == value)
 
