@@ -120,8 +120,8 @@ def _trl(job: MergedJob, keywords: dict[str, Any]) -> dict[str, Any]:
         extra["trainer"] = str(job.options["framework"])
     if not RECIPES[keywords["algorithm"]].online:
         return extra
-    steps = int(job.facts.get("rl.accumulation") or job.facts.get("accumulation") or 1)
     trainers = int(job.options["gpus"])
+    steps = _generated_steps(job, keywords["micro_batch"] * trainers)
     samples = keywords["micro_batch"] * steps * trainers
     if samples % int(keywords["samples"]) == 0:
         extra["prompts"] = samples // int(keywords["samples"])
@@ -129,6 +129,20 @@ def _trl(job: MergedJob, keywords: dict[str, Any]) -> dict[str, Any]:
         # generation/vllm_generation.py: as many sequences as one generation of the ranks of an engine
         extra["max_seqs"] = keywords["micro_batch"] * steps * int(keywords.get("engine_tp", 1))
     return extra
+
+
+def _generated_steps(job: MergedJob, samples: int) -> int:
+    """Micro-batches for which responses are generated at once, where one of all ranks has so many samples.
+
+    TRL 1.10 trainer/grpo_config.py, rloo_config.py (__post_init__): those of an optimizer step where neither is said.
+    """
+    facts, name = job.facts, "generation_batch_size"
+    batch, steps = int(facts.get("rl.generation_batch") or 0), int(facts.get("rl.accumulation") or 0)
+    if batch and steps:
+        raise CombinationError(name, batch, f"steps_per_generation {steps} stands beside it, and TRL takes one of both")
+    if batch % samples:
+        raise CombinationError(name, batch, f"must be a multiple of the {samples} samples of a micro-batch of all ranks")
+    return batch // samples or steps or int(facts.get("accumulation") or 1)
 
 
 def _typed(value: Any) -> Any:

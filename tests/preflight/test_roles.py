@@ -85,6 +85,17 @@ def test_grpo_of_trl(tmp_path: Path) -> None:
     }  # fmt: skip
 
 
+def test_responses_that_trl_generates_at_once(tmp_path: Path) -> None:
+    """128 of them are 8 micro-batches of 4 on 4 GPUs: 8 prompts of 16, and 32 sequences of each rank's engine."""
+    given: dict[str, Any] = {"gpus": 4, "settings": {"rl.prompt": "1k"}}
+    found = words(tmp_path, "grpo.yaml", GRPO + "generation_batch_size: 128\n", **given)
+    assert (found["prompts"], found["max_seqs"]) == (8, 32)
+    with pytest.raises(InputError, match="generation_batch_size 72: must be a multiple of the 16 samples"):
+        words(tmp_path, "grpo.yaml", GRPO + "generation_batch_size: 72\n", **given)
+    with pytest.raises(InputError, match="takes one of both"):
+        words(tmp_path, "grpo.yaml", GRPO + "generation_batch_size: 64\nsteps_per_generation: 4\n", **given)
+
+
 def test_defaults_of_grpo_and_rloo(tmp_path: Path) -> None:
     """GRPO has no KL term by default, and RLOO has one of 0.05."""
     short = "model_name_or_path: Qwen/Qwen2.5-1.5B\nuse_vllm: true\nnum_generations: {}\n"

@@ -38,6 +38,7 @@ def _rollout(reader: ConfigReader) -> None:
     """TRL's arguments under `trl` (core/trainers/grpo, set_training_args_kwargs); the engine's under `vllm`."""
     reader.set_integer("rl.response", "trl.max_completion_length", 512)
     reader.set_integer("rl.samples", "trl.num_generations", 8)
+    reader.set_integer("rl.generation_batch", "trl.generation_batch_size")
     reader.set("rl.beta", reader.number("trl.beta") or reader.number("rl_beta") or 0.0, "trl.beta")
     reader.set("rl.vllm", reader.flag("trl.use_vllm"), "trl.use_vllm")
     if reader.flag("trl.use_liger_loss"):

@@ -82,6 +82,7 @@ def _rollout(reader: ConfigReader) -> None:
     if judges:
         reader.set("rl.reward_model", str(judges[0]), "reward_model")
     reader.set_integer("rl.accumulation", "steps_per_generation")
+    reader.set_integer("rl.generation_batch", "generation_batch_size")
     reader.set("rl.reference", bool(reader.number("beta", 0.04)), "beta")
     if reader.flag("use_liger_kernel"):
         reader.settings = [setting for setting in reader.settings if setting.name != "rl.logits"]

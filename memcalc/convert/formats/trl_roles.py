@@ -41,6 +41,7 @@ def read_roles(reader: ConfigReader) -> None:
     _set_prompt(reader)
     reader.set_integer("rl.samples", "num_generations")
     reader.set_integer("rl.accumulation", "steps_per_generation")
+    reader.set_integer("rl.generation_batch", "generation_batch_size")
     if reader.has("use_vllm"):
         reader.set("rl.vllm", reader.flag("use_vllm"), "use_vllm")
     _set_place(reader)
