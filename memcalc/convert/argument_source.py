@@ -107,7 +107,7 @@ class ArgumentSource:
         particular = {
             "megatron": self._megatron, "axolotl": self._axolotl, "torchtune": self._torchtune,
             "torchtitan": self._torchtitan, "litgpt": self._litgpt, "swift": self._swift,
-            "swift_megatron": self._swift, "verl": self._pairs, "openrlhf": self._commanded,
+            "swift_megatron": self._swift, "verl": self._verl, "openrlhf": self._commanded,
         }  # fmt: skip
         references += particular.get(name, self._plain)(name) if name else []
         config = _valued(self.launch.arguments, *_DEEPSPEED_FLAGS)
@@ -174,9 +174,14 @@ class ArgumentSource:
         tokens = [Token("--recipe"), *tokens] if not tokens[0].text.startswith("-") else tokens
         return self._over_config(name, config, tokens)
 
-    def _pairs(self, name: str) -> list[Reference]:
-        """`key=value` alone."""
-        return [Reference(name, document=self._document(self.launch.arguments, pairs=True), field=self.launch.script)]
+    def _verl(self, name: str) -> list[Reference]:
+        """`key=value`, over the file of `--config-name` where that is none of verl's own trainers."""
+        pairs = self._document(self.launch.arguments, pairs=True)
+        config, folder = pairs.data.get("config_name"), str(pairs.data.get("config_path", ""))
+        stem = str(config or "").removesuffix(".yaml")
+        if not stem or stem.endswith("trainer") or ("config_path",) in pairs.unknown:
+            return [Reference(name, document=pairs, field=self.launch.script)]
+        return [Reference(name, path=Path(folder, f"{stem}.yaml").as_posix(), field="--config-name", over=pairs)]
 
     def _commanded(self, name: str) -> list[Reference]:
         """Flags beside the name of their command."""

@@ -168,7 +168,7 @@ class Lexer:
             output = folder_of(command) or number_of(command, self.state.scalars)
             if output:
                 value.add(output, (-1,) * len(output))
-            else:
+            elif any(line.lstrip()[:1] not in ("", "#") for line in command.split("\n")):  # a remark has no output
                 value.miss(text[begin : min(self.at, begin + 40)])
         elif text.startswith("${", begin):
             self._braced(value, quoted)

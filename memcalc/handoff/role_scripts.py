@@ -93,7 +93,7 @@ def _verl(job: RlJob) -> list[str]:
     return ["python3 -m verl.trainer.main_ppo", *(f"{key}={_verl_value(value)}" for key, value in pairs.items())]
 
 
-_UNSAID = ("optimizer_impl", "autocast", "adapter_dtype", "attention")
+_UNSAID = ("optimizer_impl", "autocast", "adapter_dtype", "attention", "images")
 """Options of training that a framework decides by itself."""
 
 
@@ -192,7 +192,9 @@ def _verl_critic(job: RlJob) -> dict[str, Any]:
     """
     if not job.recipe.critic:
         return {}
-    inputs, training = job.inputs, job.training
+    inputs, training = job.critic.inputs, job.critic.training
+    if bool(inputs.micro_tokens) != bool(job.inputs.micro_tokens):
+        raise CombinationError("write", "verl", "a critic is written with a budget of tokens where the policy has one")
     pairs: dict[str, Any] = {
         "critic.model.path": _named(job),
         "critic.model.use_remove_padding": job.unpadded,
@@ -238,7 +240,7 @@ def _trl(job: RlJob) -> list[str]:
         *((name, ("none",), "it is not written for TRL") for name in ("quantize", "offload", "kernels")),
         ("optimizer", ("adamw",), "TRL's optimizer is written as AdamW"),
         ("optimizer_impl", ("fused",), "TRL's optimizer is written as fused"),
-        *((name, (), "it is not written for TRL") for name in ("autocast", "attention")),
+        *((name, (), "it is not written for TRL") for name in ("autocast", "attention", "images")),
     ):
         _require(job, name, values, says)
     _check_dtypes(job)

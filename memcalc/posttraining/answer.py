@@ -82,7 +82,7 @@ def roles_of(job: RlJob, figures: Figures) -> Cast:
     policy = figures.trained(job, job.model)
     critic: Trained | None = None
     if job.recipe.critic:
-        critic = figures.trained(job, job.inputs.critic_model or job.model)
+        critic = figures.trained(job.critic, job.inputs.critic_model or job.model)
     name = job.inputs.reward_model
     reward = figures.trained(job, name) if name else None
     judge = frozen_weights(job, reward) if reward else 0

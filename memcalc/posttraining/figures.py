@@ -140,13 +140,15 @@ class Figures:
         """What one model needs where it is trained as the job says, by a loss that holds no logits."""
         inputs = job.inputs
         images = self._model(job, model).images
-        if images is not None and images.depends_on_size:
-            raise UnmodelledError(
-                "model", model, "its tokens depend on the size of its images, which memcalc rl does not take"
-            )
+        if images is not None and images.depends_on_size and str(job.training.get("images")) != "0":
+            alone = "" if job.recipe.online else ": --images 0 is text alone"
+            allowed = f"its tokens depend on the size of its images, which memcalc rl does not take{alone}"
+            raise UnmodelledError("model", model, allowed)
         rows, tokens = job.batch(gradients=True)
         read_rows, read_tokens = job.batch(gradients=False)
         options = trainer_options(job) | {"seq_len": tokens, "micro_batch": rows}
+        if images is None:  # of a reward model or critic without a tower
+            options.pop("images", None)
         if job.recipe.log_probs:
             options.setdefault("loss", WITHOUT_LOGITS)
         batch = -(-read_rows * read_tokens // tokens)
@@ -199,8 +201,9 @@ class Figures:
 
         None where the GPU's preset has no peak for the precision.
         """
-        models = [job.model, *([job.inputs.critic_model or job.model] if job.recipe.critic else [])]
-        times = [self.update_time(job, model, samples) for model in models]
+        times = [self.update_time(job, job.model, samples)]
+        if job.recipe.critic:
+            times.append(self.update_time(job.critic, job.inputs.critic_model or job.model, samples))
         steps = [time for time in times if time is not None]
         if len(steps) < len(times):
             return None

@@ -23,6 +23,8 @@ _OPEN = {
     "prompts": "none",
     "logprob_batch": "default",
     "logprob_tokens": "default",
+    "critic_micro_batch": "the policy's",
+    "critic_micro_tokens": "the policy's",
     "max_seqs": "default",
 }
 """What is said of counts that are 0."""

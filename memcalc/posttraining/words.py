@@ -65,6 +65,20 @@ class RlJob:
         return rows * self.recipe.rows, self.length
 
     @property
+    def critic(self) -> RlJob:
+        """The same job with the micro-batches and checkpoints of its critic in the place of the policy's."""
+        inputs = self.inputs
+        changes: dict[str, Any] = {}
+        if inputs.critic_micro_tokens:
+            changes |= dict.fromkeys(("micro_tokens", "logprob_tokens"), inputs.critic_micro_tokens)
+        elif inputs.critic_micro_batch:
+            rows = inputs.critic_micro_batch
+            changes |= {"micro_batch": rows, "logprob_batch": rows, "micro_tokens": 0, "logprob_tokens": 0}
+        if inputs.critic_recompute:
+            changes["recompute"] = inputs.critic_recompute
+        return self.changed(**changes) if changes else self
+
+    @property
     def trainer_gpus(self) -> int:
         """GPUs that the trained models are on."""
         return self.gpus - self.inputs.engine_gpus
@@ -143,6 +157,7 @@ def completed(
         raise CombinationError("algorithm", given["algorithm"], f"what {toolkit.name} generates is not counted")
     _check_trainer(given.get("trainer", ""), toolkit)
     _check_lengths(given, toolkit, recipe)
+    _check_critic(given, recipe)
     usual = _defaults(given, toolkit, recipe)
     for name, value in usual.items():
         if name not in given and value not in (0, "", 0.0):
@@ -227,6 +242,18 @@ def _check_lengths(given: Mapping[str, Any], toolkit: Toolkit, recipe: Recipe) -
         raise InputError(flag("mean_length"), mean, f"must be at most the longest prompt and response, {longest:,}")
     if mean and given.get("padded"):
         raise CombinationError(flag("mean_length"), mean, "--padded makes every sample the longest")
+
+
+def _check_critic(given: Mapping[str, Any], recipe: Recipe) -> None:
+    """Refuse what is said of a critic where there is none, or twice."""
+    named = [name for name in ("critic_micro_batch", "critic_micro_tokens", "critic_recompute") if given.get(name)]
+    if named and not recipe.critic:
+        raise CombinationError(flag(named[0]), given[named[0]], f"{given['algorithm']} has no critic")
+    if named[:2] == ["critic_micro_batch", "critic_micro_tokens"]:
+        raise CombinationError(flag(named[1]), given[named[1]], "--critic-micro-batch is given too")
+    if 0 < given.get("critic_micro_tokens", 0) < given["prompt"] + given["response"]:
+        allowed = "must hold one prompt with its response"
+        raise InputError(flag("critic_micro_tokens"), given["critic_micro_tokens"], allowed)
 
 
 def _refuse(given: Mapping[str, Any]) -> None:

@@ -14,6 +14,7 @@ from memcalc.planner.adapted_layers import (
     converts_names,
     linear_targets,
 )
+from memcalc.posttraining.frameworks import RECIPES
 from memcalc.preflight.names import model_named
 
 if TYPE_CHECKING:
@@ -148,19 +149,32 @@ def unnamed(job: MergedJob, folder: str, dirs: tuple[str, ...]) -> str:
     return ""
 
 
+def unsized(job: MergedJob, folder: str, dirs: tuple[str, ...]) -> bool:
+    """Whether the model's tokens depend on the size of its images, which nothing says."""
+    model = job.facts.get("model")
+    if job.algorithm or not isinstance(model, str) or job.value("image_size") or str(job.value("images")) == "0":
+        return False
+    try:
+        images = _loaded(model_named(model, folder, dirs), dirs).images
+    except MemcalcError:  # the model is asked for
+        return False
+    return images is not None and images.rule != "unknown" and images.depends_on_size
+
+
 def refuse_images(job: MergedJob, folder: str, dirs: tuple[str, ...]) -> None:
     """Refuse post-training of a model whose tokens depend on its images, before anything is asked for."""
     model = job.facts.get("model")
-    if not job.algorithm or not isinstance(model, str):
+    if not job.algorithm or not isinstance(model, str) or str(job.value("images")) == "0":
         return
     try:
         images = _loaded(model_named(model, folder, dirs), dirs).images
     except MemcalcError:  # the model is asked for, with what else is missing
         return
     if images is not None and images.depends_on_size:
+        alone = "" if RECIPES[job.algorithm].online else "; for text alone give --images 0"
         raise ObjectiveError(
             f"the files train {model} by {job.algorithm.upper()}, and its tokens depend on the size of its images: "
-            "memcalc has no figures for this."
+            f"memcalc has no figures for this{alone}."
         )
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from memcalc.convert.config import ROLE_KEYS
 from memcalc.errors import MissingError
-from memcalc.preflight.by_model import refuse_images, unnamed
+from memcalc.preflight.by_model import refuse_images, unnamed, unsized
 from memcalc.preflight.job import MergedJob
 from memcalc.preflight.roles import lacking_roles
 from memcalc.specs.options import FIELDS
@@ -37,6 +37,8 @@ def tell(job: MergedJob, folder: str = ".", dirs: tuple[str, ...] = ()) -> None:
         if known.get(name) is None and name not in job.origins:
             missing.setdefault(_flag(name), "")
     missing |= {_flag(name): f" ({why})" for name, why in lacking_roles(job)}
+    if unsized(job, folder, dirs):
+        missing["--image-size"] = " (WIDTHxHEIGHT of the images, before any resizing; --images 0 for text alone)"
     sizes = job.facts.get("model")
     if isinstance(sizes, Mapping) and sizes.get("vocab") is None and known.get("model.vocab") is None:
         missing["--set model.vocab=…"] = " (the tokenizer's)"

@@ -141,7 +141,9 @@ def _generated_steps(job: MergedJob, samples: int) -> int:
     if batch and steps:
         raise CombinationError(name, batch, f"steps_per_generation {steps} stands beside it, and TRL takes one of both")
     if batch % samples:
-        raise CombinationError(name, batch, f"must be a multiple of the {samples} samples of a micro-batch of all ranks")
+        raise CombinationError(
+            name, batch, f"must be a multiple of the {samples} samples of a micro-batch of all ranks"
+        )
     return batch // samples or steps or int(facts.get("accumulation") or 1)
 
 
@@ -162,14 +164,21 @@ def answer(job: MergedJob, configs: tuple[Config, ...], dirs: tuple[str, ...], *
         for config, finding in (*findings, *job.findings)
         if finding.severity != "note"
     )
-    return result.model_copy(update={"warnings": (*noted, *_left_out(job), *result.warnings)})
+    return result.model_copy(update={"warnings": (*noted, *_left_out(job, configs), *result.warnings)})
 
 
-def _left_out(job: MergedJob) -> Iterator[str]:
-    """Options and fields of training that the files state and post-training does not count."""
-    names = [name for name in job.options if name not in _COUNTED and name in job.origins]
+def _left_out(job: MergedJob, configs: tuple[Config, ...]) -> Iterator[str]:
+    """Options and fields of training that the files state and post-training does not count; what they leave open."""
+    names = [
+        name
+        for name, value in job.options.items()
+        if name not in _COUNTED and name in job.origins and str(value) not in ("none", "False")
+    ]
     names += [name for name in job.settings if name in job.origins and not job.origins[name][1].default]
     if names:
         yield f"what the files say of {', '.join(sorted(names))} is not counted in post-training."
+    launched = any(config.document.kind in ("flags", "shell") for config in configs)
+    if job.options.get("framework") == "ddp" and "zero" not in job.origins and not launched:
+        yield "no file says what ranks share: each is counted with all weights, gradients and states (DDP)."
     if job.facts.get("varying_lengths") and not RECIPES[job.algorithm].online:
         yield "every sequence counts with the longest length, to which rows are cut: shorter ones take less."

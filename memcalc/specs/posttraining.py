@@ -68,6 +68,18 @@ class RlInputs(Frozen):
         str, Option("PPO's critic; the policy's own architecture when left out.", panel=ROLES, metavar="NAME",
             completed_by="models")
     ] = ""
+    critic_micro_batch: Annotated[
+        int, Option("Samples of the critic's forward and backward on a rank; the policy's when left out.", "samples",
+            ROLES, "N")
+    ] = 0
+    critic_micro_tokens: Annotated[
+        int, Option("Tokens of the critic's micro-batch in the place of --critic-micro-batch.", "tokens", ROLES, "N")
+    ] = 0
+    critic_recompute: Annotated[
+        Literal["", "none", "full"],
+        Option("Whether the critic's blocks are checkpointed; as the policy's when left out.", panel=ROLES,
+            metavar="NAME")
+    ] = ""
     reward_model: Annotated[
         str, Option("A reward model on the same GPUs; a function when left out.", panel=ROLES, metavar="NAME",
             completed_by="models")
@@ -123,6 +135,6 @@ RL_OPTIONS = tuple(options_of(RlInputs))
 RL_WORDS = tuple(option.name for option in RL_OPTIONS)
 TRAINING = (
     "zero", "dp_replicate", "recompute", "lora", "quantize", "offload", "optimizer", "optimizer_impl", "precision",
-    "autocast", "adapter_dtype", "attention", "kernels",
+    "autocast", "adapter_dtype", "attention", "kernels", "images",
 )  # fmt: skip
 """Options of a training job that the trained models take as they are."""

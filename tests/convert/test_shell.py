@@ -37,6 +37,7 @@ CASES = {
     "quotes": """A='a  b'; B="$A c"; show $A "$A" '$A' "\\$A" a\\ b "$B" ''""",
     "continued": "show a \\\n  b \\\n# c\n  d\n",
     "comments": "show a#b # c\n# show d\nshow e;show f # g\n",
+    "remarks": "show a `# b` \\\n  c `# d e` $(# f\n) g\n",
     "defaults": 'B=; show ${A:-x} ${B:-"y z"} ${B-q} ${A:-${B:-w}} "${A:=k}" $A ${A:+p} ${B:+r}',
     "arrays": 'A=(a "b c" --d); A+=(e); show ${A[@]}; show "${A[@]}" ${#A[@]} "${A[1]}" ${A[0]}; show "x ${A[*]}"',
     "arithmetic": "N=4; G=8; show $((N*G)) $(( $N * (G + 2) / 3 % 7 )) $((N==4)) $((N>5 || G<9))",

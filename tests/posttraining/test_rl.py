@@ -134,6 +134,16 @@ def test_the_critic_is_a_second_training_state() -> None:
     ]  # fmt: skip
 
 
+def test_a_critic_without_checkpoints_is_trained_as_such_a_policy() -> None:
+    """Its own micro-batch and checkpoints change its phases alone: they are those of a PPO that has them throughout."""
+    kept = rl(GRPO, algorithm="ppo", recompute="none")
+    own = rl(GRPO, algorithm="ppo", critic_recompute="none")
+    assert phase(own, "critic update").roles["critic"] == phase(kept, "critic update").roles["critic"]
+    assert phase(own, "update").roles["policy"] < phase(kept, "update").roles["policy"]
+    with pytest.raises(InputError, match="grpo has no critic"):
+        rl(GRPO, critic_micro_batch=2)
+
+
 def test_an_engine_that_does_not_sleep_stays_in_every_phase() -> None:
     awake, asleep = rl(GRPO, sleep="0"), rl(GRPO, sleep="2")
     assert len({part.roles["engine"] for part in awake.phases}) == 1

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from memcalc import check
+from memcalc.errors import MissingError
 
 QWEN = {
     "model_type": "qwen2_vl", "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
@@ -59,6 +60,13 @@ def test_a_text_model_has_none_of_it(tmp_path: Path) -> None:
     command = keywords(tmp_path, LLAMA, LLAMAFACTORY)
     assert "--vision" not in command
     assert "image_pixels" not in command
+
+
+def test_the_size_of_images_is_asked_for_with_all_else(tmp_path: Path) -> None:
+    path = tmp_path / "lora.yaml"
+    path.write_text("model_name_or_path: Qwen/Qwen2.5-VL-3B-Instruct\nuse_peft: true\n", encoding="utf-8")
+    with pytest.raises(MissingError, match="--gpus, --image-size"):
+        check([str(path)], gpu="h100")
 
 
 def test_a_file_of_text_alone_needs_no_size_of_images(tmp_path: Path) -> None:

@@ -243,6 +243,37 @@ def test_defaults_of_verl_and_its_yaml(tmp_path: Path) -> None:
     }  # fmt: skip
 
 
+def test_what_the_critic_of_verl_has_of_its_own(tmp_path: Path) -> None:
+    """32,768 tokens are its default; the older key of all 8 ranks comes to 4 samples on each; blocks may be kept."""
+    ppo = VERL.replace("adv_estimator=grpo", "adv_estimator=gae")
+    found = words(tmp_path, "run.sh", ppo)
+    assert (found["critic_micro_tokens"], "critic_recompute" in found) == (32768, False)
+    more = (
+        "critic.use_dynamic_bsz=False critic.ppo_micro_batch_size=32 critic.model.enable_gradient_checkpointing=False "
+    )
+    found = words(tmp_path, "run.sh", ppo.replace("trainer.nnodes", more + "trainer.nnodes"))
+    assert (found["critic_micro_batch"], found["critic_recompute"]) == (4, "none")
+    assert "critic_micro_batch" not in words(
+        tmp_path, "run.sh", VERL.replace("trainer.nnodes", more + "trainer.nnodes")
+    )
+
+
+def test_a_config_of_verl_lies_over_the_one_that_it_builds_on(tmp_path: Path) -> None:
+    """Hydra's `defaults` and `--config-name`; one over Megatron's trainer is declined, and a model has no default."""
+    base = "defaults: [ppo_trainer, _self_]\nactor_rollout_ref:\n  model: {path: Qwen/Qwen2.5-1.5B}\n"
+    (tmp_path / "base.yaml").write_text(base + "  actor: {ppo_micro_batch_size_per_gpu: 4}\n", encoding="utf-8")
+    over = "defaults:\n- base\ndata: {max_prompt_length: 2048}\nactor_rollout_ref: {rollout: {n: 5}}\n"
+    found = words(tmp_path, "grpo_run.yaml", over)
+    assert (found["model"], found["micro_batch"], found["prompt"], found["samples"]) == ("qwen2.5-1.5b", 4, 2048, 5)
+    command = "python3 -m verl.trainer.main_ppo --config-path=. --config-name=grpo_run actor_rollout_ref.rollout.n=3"
+    found = words(tmp_path, "run.sh", command)
+    assert (found["micro_batch"], found["prompt"], found["samples"]) == (4, 2048, 3)
+    with pytest.raises(ObjectiveError, match="ppo_megatron_trainer"):
+        words(tmp_path, "other.yaml", over.replace("base", "ppo_megatron_trainer"))
+    nameless = "actor_rollout_ref: {actor: {ppo_micro_batch_size_per_gpu: 4}}\n"
+    assert "--model (line of verl.yaml" in asked(tmp_path, "verl.yaml", nameless)
+
+
 def test_adapters_and_a_kernel_without_logits_of_verl(tmp_path: Path) -> None:
     """Beside adapters verl keeps the engine's weights, on the host."""
     more = "actor_rollout_ref.model.lora_rank=32 actor_rollout_ref.model.use_fused_kernels=True "
@@ -355,6 +386,16 @@ def test_what_is_given_and_does_not_count_is_refused(tmp_path: Path, given: dict
     with pytest.raises(InputError) as raised:
         check([str(path)], gpu="h100", gpus=8, **{"settings": {"rl.prompt": 512}, **given})
     assert says in str(raised.value)
+
+
+def test_pairs_of_a_model_that_sees_images_are_counted_as_text_alone_where_that_is_said(tmp_path: Path) -> None:
+    path = tmp_path / "dpo.yaml"
+    path.write_text(DPO.replace("Qwen/Qwen2.5-1.5B-Instruct", "Qwen/Qwen2.5-VL-3B-Instruct"), encoding="utf-8")
+    with pytest.raises(ObjectiveError, match="for text alone give --images 0"):
+        check([str(path)], gpu="h100", gpus=8)
+    answer = check([str(path)], gpu="h100", gpus=8, images=0)
+    assert isinstance(answer, Rl)
+    assert any(warning.startswith("no file says what ranks share") for warning in answer.warnings)
 
 
 def test_words_of_post_training_beside_other_files_are_refused(tmp_path: Path) -> None:

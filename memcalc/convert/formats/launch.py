@@ -20,6 +20,7 @@ from memcalc.convert.launchers import Launch, launch_of, read_ranks
 from memcalc.convert.memcalc_directives import directives, read_directives
 from memcalc.convert.objectives import (
     ALGORITHMS,
+    method_of_keys,
     method_of_script,
     refuse_idle,
     refuse_library,
@@ -63,6 +64,7 @@ def read(document: Document) -> Config:
         values.add(f"#SBATCH --{key}", option.value or True, Span(option.key, option.begin, option.end))
     if launch is not None:
         _check_objective(launch, name)
+        _check_name(launch, document)
     _collect(values, launch, script, bool(options))
     reader = ConfigReader(values.document(document), "launch", "Slurm 26.11 and the launchers")
     _slurm(reader, _request(options, launch), bool(options))
@@ -218,6 +220,17 @@ def _check_objective(launch: Launch, name: str) -> None:
         refuse_method(name, method, recipe_of(launch))
     if form == "megatron":
         refuse_megatron(name, launch.script, flags_of(launch.arguments))
+
+
+def _check_name(launch: Launch, document: Document) -> None:
+    """Refuse a script that is called after a method where what it starts does not tell: its arguments are its own."""
+    method = method_of_script(document.path.stem)
+    if not method or "sft" in document.path.stem.lower() or format_of(launch) != "trainer":
+        return
+    config = next((token for token in launch.arguments if token.text.endswith((".yaml", ".yml", ".json"))), None)
+    flags = flag_document(document.path, document.text, launch.arguments).data
+    if config is None and not method_of_script(recipe_of(launch)) and not method_of_keys(flags)[0]:
+        refuse_method(document.path.name, method, "by its name")
 
 
 def _by_trl(form: str, method: str) -> bool:

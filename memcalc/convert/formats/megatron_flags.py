@@ -146,6 +146,8 @@ def note_older(flags: Flags) -> None:
     if older := [old for old in names if flags.has(old)]:
         message = f"flags of Megatron-LM before 2023, counted as then; a newer one stops at them: {', '.join(older)}"
         flags.reader.note("note", "MC004", older[0], message)
+    if flags.text("DDP_impl") == "torch":
+        flags.warn("DDP_impl", "gradients are reduced by PyTorch's DDP; they are counted in Megatron-LM's own buffer")
     spec = " ".join(map(str, flags.items("spec")))
     if re.search("mamba|hybrid", spec):
         refuse_megatron(flags.reader.document.path.name, "pretrain_mamba.py")
@@ -216,8 +218,16 @@ def _activation(flags: Flags, gated: str) -> dict[str, Any]:
     return {"activation": "relu2" if squared else "gelu"}
 
 
+_OF_FORKS = ("num_key_value_heads", "num_attention_heads_kv")
+"""Key-value heads in Megatron-DeepSpeed (megatron/arguments.py) and in epfLLM's fork."""
+
+
 def _groups(flags: Flags, heads: int) -> int:
     """Key-value heads: those of --num-query-groups count with --group-query-attention alone."""
+    if flags.text("attention_head_type").lower() == "multiquery":  # BigCode's fork
+        return 1
+    if forked := next((name for name in _OF_FORKS if flags.has(name)), ""):
+        return flags.integer(forked, heads, low=1) or heads
     groups = flags.count("num_query_groups")
     yaml = flags.reader.document.kind == "yaml"
     return groups if flags.on("group_query_attention") or (yaml and flags.has("num_query_groups")) else heads

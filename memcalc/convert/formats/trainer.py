@@ -285,6 +285,10 @@ def _weights(reader: ConfigReader, trl: bool, quantized: bool) -> None:
     reader.set("weights", "bf16" if name == "auto" else name, key)
 
 
+_FLASH = ("use_flash_attention_2", "use_flash_attention", "use_flash_attn")
+"""Switches of scripts that load a model with FlashAttention-2: alignment-handbook's before 2024, PEFT's examples."""
+
+
 def _attention(reader: ConfigReader) -> None:
     """`sdpa`, the default, takes the kernel that the model's class allows, which memcalc knows."""
     for key in ("attn_implementation", "model_init_kwargs.attn_implementation"):
@@ -293,6 +297,9 @@ def _attention(reader: ConfigReader) -> None:
             reader.not_modelled({key: "it counts as a fused kernel"})
         elif name:
             set_kernel(reader, name, key)
+    for key in _FLASH:
+        if reader.flag(key):
+            set_kernel(reader, "flash", key)
 
 
 _PACKING = {"bfd": "bfd", "bfd_split": "bfd-split", "bfd-requeue": "bfd-split", "wrapped": "wrapped"}
@@ -341,13 +348,17 @@ def _adapters(reader: ConfigReader) -> bool:
             return False
     key = ranks or "lora_r"
     rank = reader.integer(key, 16, low=1)
+    switch = "" if ranks else next((name for name in switches[1:] if reader.flag(name)), "")
     targets = _layers(reader, "lora_target_modules")
     stacked = parameters_of(reader, "lora_target_parameters")
     if stacked and targets == ["all-linear"]:
         reader.not_modelled({"lora_target_parameters": "beside all-linear, adapters of parameters are not counted"})
     else:
         targets += stacked
-    reader.set("lora", f"{rank}:{','.join(targets)}" if targets else str(rank), key)
+    if switch:  # TRL's own switch is use_peft: its default is none of a script that has another
+        reader.ask("lora", switch, "-", "is on, and its script's own default is the rank")
+    else:
+        reader.set("lora", f"{rank}:{','.join(targets)}" if targets else str(rank), key)
     reader.set("workload.lora_dropout", reader.number("lora_dropout", 0.05), "lora_dropout")
     saved_key = "modules_to_save" if reader.has("modules_to_save") else "lora_modules_to_save"
     if saved := [name for name in _layers(reader, saved_key) if name in {"embedding", "head"}]:

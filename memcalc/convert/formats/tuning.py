@@ -43,7 +43,7 @@ _PATHS = {
 _STORED = {
     r"gptq.*int4": "gptq-int4", r"gptq.*int8": "gptq-int8", r"(bnb|unsloth)-4bit": "nf4-dq", r"gptq|awq|aqlm|mxfp4": "",
 }  # fmt: skip
-"""How a checkpoint's own name says that it is quantised; empty where it does not say in how many bits."""
+"""How a checkpoint's own name says that it is quantised; empty where that is no kind of storage that is counted."""
 STRATEGIES = {"full_shard": 3, "shard_grad_op": 2, "no_shard": 0, "hybrid_shard": 3, "hybrid_shard_zero2": 2}
 """Items of ``fsdp`` before Transformers 5.0 (5.23 training_args.py, _apply_legacy_fsdp_to_config)."""
 _FSDP_HARMLESS = (
@@ -178,7 +178,9 @@ def set_stored(reader: ConfigReader, key: str) -> bool:
                 reader.set("quantize", stored, key)
             else:
                 stem = name.rpartition("/")[2]
-                reader.ask("quantize", key, stem, f"is {stem[:60]}, whose bits its name does not say")
+                reader.ask(
+                    "quantize", key, stem, f"is {stem[:60]}, which does not tell how memcalc is to count its weights"
+                )
             return True
     return False
 

@@ -26,6 +26,8 @@ _ESTIMATORS = {
     "reinforce_plus_plus_baseline": "rloo", "optimal_token_baseline": "grpo", "tir_optimal_token_baseline": "grpo",
 }  # fmt: skip
 """By its estimator of advantages an algorithm with the same roles: what sets them apart is arithmetic on the host."""
+_OTHERS = re.compile("megatron|veomni|torchtitan|automodel")
+"""Names of trainers beside FSDP's."""
 _TRAINERS = {"fsdp": "fsdp1", "fsdp2": "fsdp2"}
 _BATCHED = 8192
 """Tokens of an engine's step by default."""
@@ -36,6 +38,10 @@ _DEEPEST = 8
 def read(document: Document) -> Config:
     """Return what verl's keys say of a job."""
     reader = ConfigReader(replace(document, data=_plain(document.data, document.data)), "verl", "verl 0.10")
+    if parent := _parent(reader):
+        child = replace(document, data={key: value for key, value in document.data.items() if key != "defaults"})
+        reader.refer("verl", "defaults", path=parent, over=child)
+        return Config(document, "verl", (), (), tuple(reader.references))
     reader.set("rl.framework", "verl", ROLES)
     _refuse_others(reader)
     if reader.flag(key := "distillation.enabled"):
@@ -48,10 +54,20 @@ def read(document: Document) -> Config:
     _reference(reader)
     _rollout(reader)
     _critic(reader)
+    if not any(setting.name == "rl.algorithm" and setting.value == "ppo" for setting in reader.settings):
+        reader.harmless("critic.")  # there is none
     reader.harmless(*KEYS.harmless)
     reader.not_counted(KEYS.not_counted, _as_counted(reader))
     reader.not_modelled(KEYS.not_modelled, unless=(False, None, 0, "", "none", "adamw"))
     return reader.finish()
+
+
+def _parent(reader: ConfigReader) -> str:
+    """The file beside a config that it builds on (Hydra's `defaults`); empty where that is verl's own."""
+    named = [name for name in reader.items("defaults") if isinstance(name, str) and name != "_self_"]
+    if any(name.endswith("trainer") for name in named):
+        return ""
+    return next((f"{name}.yaml" for name in named if "@" not in name), "")
 
 
 _REFERENCE = re.compile(r"\$\{([\w.]+)\}")
@@ -68,7 +84,7 @@ def _plain(value: Any, data: dict[str, Any], depth: int = 0) -> Any:
         for key in match[1].split("."):
             target = target.get(key) if isinstance(target, dict) else None
         return _plain(target, data, depth + 1) if depth < _DEEPEST and not isinstance(target, dict) else None
-    return None if value in ("null", "None", "~") or value.startswith("${") else value
+    return None if value in ("null", "None", "~", "???") or value.startswith("${") else value
 
 
 def _refuse_others(reader: ConfigReader) -> None:
@@ -76,11 +92,14 @@ def _refuse_others(reader: ConfigReader) -> None:
     engine = reader.text("model_engine", "dp")
     named = reader.text("config_name")
     strategy = reader.text(f"{_ACTOR}.strategy", "fsdp")
+    bases = [
+        value for base in reader.items("defaults") for value in (base.values() if isinstance(base, dict) else [base])
+    ]
     groups = reader.table(f"actor@{ROLES}")  # a group of Hydra that is chosen: its whole part of the config
     strategy = str(groups.get("actor", strategy)).removesuffix("_actor")
     other = next((name for name in (engine, strategy) if name not in ("dp", *_TRAINERS)), "")
-    if not other and "megatron" in named:
-        other = named
+    if not other:  # of a config that it builds on, or of a group that is chosen
+        other = next((str(name) for name in (named, *bases) if _OTHERS.search(str(name))), "")
     if other:
         raise ObjectiveError(
             f"{reader.document.path.name} trains by verl's {cut(other)}: memcalc has figures for its FSDP workers "
@@ -129,31 +148,26 @@ def _as_counted(reader: ConfigReader) -> Iterator[str]:
     """Keys with the value that is counted anyway: an engine's longest sequence, a critic that goes as the actor."""
     if reader.integer(key := f"{_ROLLOUT}.max_model_len") == _longest(reader):
         yield key
+    for forward in ("forward_micro_batch_size_per_gpu", "forward_micro_batch_size", "forward_max_token_len_per_gpu"):
+        update = reader.integer(f"critic.{forward.replace('forward', 'ppo')}", 32768 if "token" in forward else 0)
+        if (reader.integer(key := f"critic.{forward}", 0) or 0) <= (update or 0):
+            yield key
     for part in ("param_offload", "optimizer_offload"):
         actor = reader.flag(f"{_ACTOR}.fsdp_config.{part}")
         yield from (key for key in _of_critic(part) if reader.flag(key) == actor)
     shards = reader.integer(f"{_ACTOR}.fsdp_config.fsdp_size", -1, low=-1)
     yield from (key for key in _of_critic("fsdp_size") if reader.integer(key, -1, low=-1) == shards)
-    switch = "model.enable_gradient_checkpointing"
-    if reader.flag(key := f"critic.{switch}", True) == reader.flag(f"{ROLES}.{switch}", True):
+    if reader.integer(key := f"{ROLES}.ref.fsdp_config.fsdp_size", -1, low=-1) == shards:
         yield key
-    yield from (key for key, value in _critic_batches(reader) if reader.integer(key) == value)
 
 
 def _of_critic(part: str) -> tuple[str, str]:
     return f"critic.model.fsdp_config.{part}", f"critic.fsdp.{part}"
 
 
-def _critic_batches(reader: ConfigReader) -> Iterator[tuple[str, int | None]]:
-    """Keys of the critic's micro-batch with the actor's value, with which it is counted."""
-    yield "critic.ppo_max_token_len_per_gpu", reader.integer(f"{_ACTOR}.ppo_max_token_len_per_gpu", 16384)
-    for name in ("ppo_micro_batch_size_per_gpu", "ppo_micro_batch_size"):
-        yield f"critic.{name}", reader.integer(f"{_ACTOR}.{name}")
-
-
-def _sharers(reader: ConfigReader) -> int:
-    """Ranks that share a sequence (Ulysses), in the actor's words or its engine's."""
-    keys = (f"{_ACTOR}.ulysses_sequence_parallel_size", f"{_ACTOR}.fsdp_config.ulysses_sequence_parallel_size")
+def _sharers(reader: ConfigReader, part: str = _ACTOR) -> int:
+    """Ranks that share a sequence (Ulysses), in the words of a role or of its engine."""
+    keys = (f"{part}.ulysses_sequence_parallel_size", f"{part}.fsdp_config.ulysses_sequence_parallel_size")
     return max(reader.integer(key, 1, low=1) or 1 for key in keys)
 
 
@@ -164,14 +178,14 @@ def _shared_length(reader: ConfigReader) -> int:
     return _longest(reader)
 
 
-def _rows(reader: ConfigReader, part: str) -> tuple[int | None, str]:
+def _rows(reader: ConfigReader, part: str, role: str = _ACTOR) -> tuple[int | None, str]:
     """Whole sequences of a micro-batch on one rank, with the key that says it.
 
     The older keys give those of all ranks (workers/fsdp_workers.py: divided by the ranks over those that share one).
     Ranks that share sequences hold equal parts of their tokens (dp_actor.py, ulysses_pad_and_slice_inputs).
     """
     ranks = (reader.integer("trainer.n_gpus_per_node", 8) or 8) * (reader.integer("trainer.nnodes", 1) or 1)
-    sharers = _sharers(reader)
+    sharers = _sharers(reader, role)
     each = reader.integer(key := f"{part}_per_gpu", low=1)
     if each is None and (total := reader.integer(key := part, low=1)) is not None:
         each = max(1, total // max(1, ranks // sharers))
@@ -241,10 +255,10 @@ _PASS = 16384
 
 def _trained(reader: ConfigReader) -> None:
     """How the policy is kept and trained."""
-    if model := reader.text(key := f"{_MODEL}.path", "deepseek-ai/deepseek-llm-7b-chat"):
+    if model := reader.text(key := f"{_MODEL}.path"):
         reader.set("model", model, key)
-    else:
-        reader.ask("model", key, "-", "is empty")
+    else:  # its default is a folder of the authors' home
+        reader.ask("model", key, "-", "is not set")
     reader.set("rl.trainer", reader.one_of(f"{_ACTOR}.strategy", _TRAINERS, "fsdp1"), f"{_ACTOR}.strategy")
     key = f"{_MODEL}.enable_gradient_checkpointing"
     reader.set("recompute", "full" if reader.flag(key, True) else "none", key)
@@ -299,8 +313,11 @@ def _rollout(reader: ConfigReader) -> None:
 
 
 def _critic(reader: ConfigReader) -> None:
-    if reader.has(key := "critic.model.path"):
+    key = "critic.model.path"
+    if reader.has(key) and reader.text(key) != reader.text(f"{_MODEL}.path"):  # else it is the policy's architecture
         reader.set("rl.critic_model", reader.text(key), key)
+    if any(setting.name == "rl.algorithm" and setting.value == "ppo" for setting in reader.settings):
+        _critic_batches(reader)
     prime = ("prime_model", "model.update", "model.beta_train")  # recipe/prime/config/prime_trainer.yaml, old and new
     if reader.text("reward_model.rm_type") == "prime" or any(reader.raw(f"reward_model.{key}") for key in prime):
         raise ObjectiveError(
@@ -309,6 +326,27 @@ def _critic(reader: ConfigReader) -> None:
         )
     if reader.flag("reward_model.enable") and reader.has(key := "reward_model.model.path"):
         reader.set("rl.reward_model", reader.text(key), key)
+        reader.not_counted(KEYS.tables["of_judges"])
+    elif not reader.flag("reward_model.enable"):
+        reader.harmless("reward_model.")
+
+
+def _critic_batches(reader: ConfigReader) -> None:
+    """What of the critic is not as of the actor: its checkpoints, its samples, or a budget of tokens of 32,768."""
+    key = "critic.model.enable_gradient_checkpointing"
+    if (checkpointed := reader.flag(key, True)) != reader.flag(f"{_MODEL}.enable_gradient_checkpointing", True):
+        reader.set("rl.critic_recompute", "full" if checkpointed else "none", key)
+    if reader.flag(key := "critic.use_dynamic_bsz", bool(reader.flag(f"{_ACTOR}.use_dynamic_bsz"))):
+        budget = reader.integer(key := "critic.ppo_max_token_len_per_gpu", 32768, low=1) or 32768
+        budget = max(budget, _longest(reader))
+        if not any(setting.name == "rl.micro_tokens" and setting.value == budget for setting in reader.settings):
+            reader.set("rl.critic_micro_tokens", budget, key)
+        return
+    rows, key = _rows(reader, "critic.ppo_micro_batch_size", "critic")
+    if rows is not None and not any(
+        setting.name == "micro_batch" and setting.value == rows for setting in reader.settings
+    ):
+        reader.set("rl.critic_micro_batch", rows, key)
 
 
 def _recognise(document: Document) -> bool:

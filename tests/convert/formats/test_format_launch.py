@@ -20,7 +20,7 @@ from memcalc.convert.formats import get_format
 from memcalc.convert.launchers import launch_of
 from memcalc.convert.shell import read_script
 from memcalc.convert.slurm import Request, options_of, sbatch_options, seconds, variables
-from memcalc.errors import FileError, InputError, MemcalcError, MissingError, UnknownNameError
+from memcalc.errors import FileError, InputError, MemcalcError, MissingError, ObjectiveError, UnknownNameError
 from memcalc.preflight import check
 
 CONFIGS = Path(__file__).parents[2] / "configs" / "launch"
@@ -515,6 +515,22 @@ def test_arguments_of_no_known_framework_are_a_warning() -> None:
     config = of("torchrun --nproc_per_node 2 train.py --bs 8\n")
     assert [one.code for one in config.findings] == ["MC001"]
     assert not config.references
+
+
+def test_a_script_that_is_called_after_a_method_is_no_training_on_the_next_token() -> None:
+    """What main.py does is not in its arguments, which are its own; those of TRL tell it themselves."""
+    command = "accelerate launch main.py --model_name_or_path x --output_dir y --learning_rate 1e-5"
+    with pytest.raises(ObjectiveError, match="trains by ORPO"):
+        of(command, "run_orpo.sh")
+    assert of(command + " --max_prompt_length 512 --beta 0.1", "run_dpo.sh")
+    assert of(command, "sft_before_dpo.sh")
+
+
+def test_a_policy_beside_an_engine_is_no_pretraining() -> None:
+    """Trainers of slime take Megatron-LM's flags beside those of the rollout."""
+    flags = "--num-layers 2 --hidden-size 64 --num-attention-heads 4 --tensor-model-parallel-size 2"
+    with pytest.raises(ObjectiveError, match="beside the engine that generates"):
+        of(f"ray job submit -- python3 train.py {flags} --rollout-batch-size 32 --advantage-estimator grpo")
 
 
 def test_a_text_that_starts_nothing_is_refused() -> None:

@@ -328,6 +328,9 @@ def test_one_setting(flags: str, words: dict[str, Any]) -> None:
     ("--squared-relu", {"activation": "relu2"}),
     ("--num-query-groups 2", {"kv_heads": 8}),
     ("--group-query-attention --num-query-groups 2", {"kv_heads": 2}),
+    ("--num-key-value-heads 2", {"kv_heads": 2}),  # Megatron-DeepSpeed's, epfLLM's and BigCode's words for it
+    ("--num_attention_heads_kv 4", {"kv_heads": 4}),
+    ("--attention-head-type multiquery", {"kv_heads": 1}),
     ("--disable-bias-linear --add-qkv-bias", {"bias": {"qkv": True, "o": False, "mlp": False}}),
     ("--use-rotary-position-embeddings", {"positions": "rope"}),
     ("--qk-layernorm", {"qk_norm": "head"}),

@@ -212,6 +212,14 @@ def test_the_kernel_says_its_generation(kernel: str, generation: int | None) -> 
     assert (found["attention"], found.get("strategy.flash_version")) == ("flash", generation)
 
 
+def test_a_switch_of_a_scripts_own_asks_for_its_rank() -> None:
+    """TRL's switch is use_peft, with a rank of 16; of another script it is not known (FastChat has 8, Qwen 64)."""
+    command = "sft.py --model_name_or_path x --max_length 2048 --output_dir x"
+    own, trl = flags(f"{command} --use_lora"), flags(f"{command} --use_peft")
+    assert [setting.unknown for setting in own.settings if setting.name == "lora"] == ["-"]
+    assert [setting.value for setting in trl.settings if setting.name == "lora"] == ["16"]
+
+
 def test_a_flag_that_only_a_run_tells_stays_open() -> None:
     config = flags("run.py --per_device_train_batch_size $BATCH --output_dir out --bf16 True")
     (said,) = [said for said in config.settings if said.name == "micro_batch"]
