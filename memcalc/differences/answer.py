@@ -228,7 +228,7 @@ def _warnings(start: DiffState, end: DiffState) -> Iterator[str]:
     yield from both
     for name, state in (("A", start), ("B", end)):
         yield from (f"{name}: {warning}" for warning in state.estimate.warnings if warning not in both)
-    yield from unchecked_warnings({"A": start.time, "B": end.time})
+    yield from unchecked_warnings({"A": start.time, "B": end.time}, "both")
 
 
 def _command(a: Given, b: Given, options: Mapping[str, Any], dirs: tuple[str, ...]) -> str:

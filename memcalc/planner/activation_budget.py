@@ -111,7 +111,6 @@ def recompute_warnings(census: ModelOnGrid, gpu: GPU, node: Node, overhead: Over
     saved, slower = 1 - now / without, times[1] / times[0] - 1
     if slower <= 0 or saved / slower >= SHORTEST:
         return ()
-    length = f"sequence length {grid.fixed.seq_len}"
-    text = f"recompute {policy} saves {max(saved, 0.0):.0%} of the memory for {slower:.0%} more time at {length}"
+    text = f"recompute {policy} saves {max(saved, 0.0):.0%} of the memory for {slower:.0%} more time"
     fits = "; the job fits without it" if without <= overhead.safe else ""
     return (f"{text}, which is seldom worth it{fits}.",)

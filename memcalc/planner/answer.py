@@ -287,9 +287,9 @@ def warnings_for(
     text += notes_of(model, strategy.precision, strategy.recompute, strategy.micro_batch)
     if model.is_moe:
         rows = f"{strategy.expert_overload:g} times" if strategy.expert_overload > 1 else ""
-        share = f"counted with {rows} an equal share of the tokens" if rows else "assumed to be balanced"
-        sent = " are counted within a node" if strategy.moe_dispatcher == "alltoall" else " are not modelled"
-        text.append(f"experts are {share}; buffers of the token exchange{sent}.")
+        share = f"counted with {rows} an equal share of the tokens" if rows else "assumed balanced"
+        sent = " counted within a node" if strategy.moe_dispatcher == "alltoall" else " are not modelled"
+        text.append(f"experts are {share}; exchange buffers{sent}.")
     if strategy.zero == 3 and any(name in strategy.lora for name in ON_STACKS):
         text.append("adapters on stacked experts are compared with PEFT's where a rank has the weights whole.")
     filled = filled_experts(model, strategy)

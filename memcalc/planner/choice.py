@@ -91,7 +91,7 @@ def _times(factor: float, plan: SimulatedPlan) -> float:
 
 
 def chosen(short: Shortlist, most: int, *, filled: int = FEW, rank_all: bool = False) -> list[Choice]:
-    """The plans of one number of GPUs, the one to run first; other ideas fill the list up to ``filled``."""
+    """The plans of one number of GPUs, the one to run first; other ideas fill the list up to ``filled``, and end it."""
     goal = short.wanted.goal.name
     best = short.first() if goal in {"throughput", "memory"} else simplest(short)
     if best is None:
@@ -109,7 +109,7 @@ def chosen(short: Shortlist, most: int, *, filled: int = FEW, rank_all: bool = F
     ideas = {row.plan.candidate.idea for row in rows}
     fill = short.in_order(lambda idea: idea not in ideas, inf if goal == "memory" else _times(GAIN, best))
     rows += [Choice(plan) for plan in islice(fill, max(min(filled, most) - len(rows), 0))]
-    return [rows[0], *sorted(rows[1:], key=lambda row: row.plan.candidate.key)]
+    return [rows[0], *sorted(rows[1:], key=lambda row: (not row.roles, row.plan.candidate.key))]
 
 
 def _with(rows: list[Choice], role: str, plan: SimulatedPlan | None, most: int) -> list[Choice]:

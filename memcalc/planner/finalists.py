@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -106,18 +106,22 @@ def time_of(census: ModelOnGrid, gpu: GPU, node: Node) -> StepTime:
     return StepTime(step=step, **parts, messages=messages, **asdict(forecast(census, gpu, node, step)))
 
 
-def unchecked_warnings(times: Mapping[str, StepTime]) -> list[str]:
-    """Which times no published run validates, and why, by the names of their plans; all of them together."""
+def unchecked_warnings(
+    times: Mapping[str, StepTime], everyone: str = "all plans", called: Callable[[list[str]], str] = ", ".join
+) -> list[str]:
+    """Which times no published run validates, and why, by the names of what takes them.
+
+    All of them together are ``everyone``; several are what ``called`` makes of their names.
+    """
     by_text: dict[str, list[str]] = {}
     for name, time in times.items():
         if not time.validated:
             low, high = time.low / time.step, time.high / time.step
             text = f"{time.basis}; step times × {low:.1f} to × {high:.1f}"
             by_text.setdefault(text, []).append(name)
-    everyone = len(times) if len(times) > 1 else 0
+    total = len(times) if len(times) > 1 else 0
     return [
-        f"times of {'all plans' if len(names) == everyone else ', '.join(names)} are {text}."
-        for text, names in by_text.items()
+        f"times of {everyone if len(names) == total else called(names)} are {text}." for text, names in by_text.items()
     ]
 
 

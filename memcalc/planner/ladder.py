@@ -288,7 +288,7 @@ def _speed(time: StepTime | None, last: LadderStage | None) -> float | None:
 
 def _reading(climb: LadderRun) -> LadderReading:
     last = climb.stages[-1]
-    times = {f"stage {stage.stage}": stage.time for stage in climb.stages if stage.time is not None}
+    times = {str(stage.stage): stage.time for stage in climb.stages if stage.time is not None}
     return LadderReading(
         name=mode_of(last.storage),
         precision=last.strategy.precision,
@@ -296,7 +296,7 @@ def _reading(climb: LadderRun) -> LadderReading:
         stages=tuple(climb.stages),
         first=next((stage.stage for stage in climb.stages if stage.verdict != "does-not-fit"), None),
         left_out=tuple(climb.left_out),
-        warnings=(*climb.said, *unchecked_warnings(times)),
+        warnings=(*climb.said, *unchecked_warnings(times, "all stages", _stages)),
     )
 
 
@@ -313,7 +313,7 @@ def _assumed(job: PlanJob) -> dict[str, str]:
     return dict(job.request.assumptions)
 
 
-def _stages(numbers: Sequence[int]) -> str:
+def _stages(numbers: Sequence[int | str]) -> str:
     """Stages by their numbers.
 
     >>> _stages([1]), _stages([0, 2])

@@ -322,7 +322,7 @@ def _warnings(job: PlanJob, plans: tuple[Plan, ...], outcomes: Mapping[int, Sear
     text += _unchecked(plans)
     text += borrowed_by(job.gpu, (plan.strategy for plan in plans))
     text += [
-        f"{name.capitalize()} of node {job.node.name} is unknown: plans with offload fit only if it is large enough."
+        f"{name.capitalize()} of {job.node.name} is unknown; offload needs enough of it."
         for name in sorted({name for plan in plans for name in plan.unknown})
     ]
     if any(lacks_nvme_swap(plan.strategy) for plan in plans):

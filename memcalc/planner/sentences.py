@@ -62,7 +62,7 @@ def why(plan: SimulatedPlan, first: Choice, goal: Objective, seconds: StepTime) 
 
 def _tight(plan: SimulatedPlan) -> str:
     if plan.peaks.is_flushed:
-        return f"the allocator frees its cache {plan.peaks.often}"
+        return f"cached memory fills the GPU, and PyTorch frees it {plan.peaks.often}"
     return "fits as predicted, not with the 95% margin"
 
 

@@ -28,6 +28,8 @@ _DATA = (
     "data_messages_s", "bubble_s", "optimizer_s", "offload_s", "device_bytes_after", "verdict_after",
     "device_bytes_alone", "impossible_alone", "command_after",
 )  # fmt: skip
+_SEEN = 0.01
+"""Share of the largest change of a component below which a screen does not list one."""
 _TEXTS = frozenset({"step", "change", "follows", "verdict_after", "impossible_alone", "command_after"})
 """Columns of it that are no figures."""
 
@@ -61,7 +63,12 @@ def _screen(result: Diff) -> Iterator[Block]:
         yield Line(f"Warning: {warning}", "warning")
     for index, side in (("A", result.a), ("B", result.b)):
         yield from (Line(f"{index}: {remark}", "warning") for remark in side.remarks)
-    yield Line("Steps are cumulative; alone: applied to A only. -v: terms, time, estimates", "faint")
+    alone = "" if len(_verdicts(result)) > 1 else "; alone: applied to A only"
+    yield Line(f"Steps are cumulative{alone}. -v: terms, time, all {'steps and ' * (not alone)}parts", "faint")
+
+
+def _verdicts(result: Diff) -> set[str]:
+    return {point.verdict for point in (result.a.figures, *(step.after for step in result.steps))}
 
 
 def _common(result: Diff) -> tuple[str, ...]:
@@ -76,16 +83,23 @@ def _common(result: Diff) -> tuple[str, ...]:
 
 
 def _plainly(table: Table) -> Table:
-    """Return the table without a title, and with units in one row with the headings; a verdict that all share goes."""
+    """Return the table without a title, its units in one row with its headings.
+
+    A verdict that all share is not shown, and where they differ no step alone is.
+    """
     titles = [column.title for column in table.columns]
     verdicts = {row[index] for row in table.rows for index, title in enumerate(titles) if title == "verdict"}
-    indices = [index for index, title in enumerate(titles) if title != "verdict" or len(verdicts) > 1]
+    hidden = "alone" if len(verdicts) > 1 else "verdict"
+    indices = [index for index, title in enumerate(titles) if title != hidden]
     return in_one_row(table.keep(indices), total="GiB", speed="%")
 
 
 def _changed(table: Table) -> Table:
-    """Return the table without rows whose change, the last column, is nothing."""
-    return replace(table, rows=tuple(row for row in table.rows if row[-1].strip("+−0.")))
+    """Return the table without rows whose change, the last column, is nothing beside the largest of a component."""
+    changes = [abs(float(row[-1].replace("−", "-"))) for row in table.rows]
+    least = max(_SEEN * max(changes[:-1]), 0.005)
+    last = len(changes) - 1
+    return replace(table, rows=tuple(row for i, row in enumerate(table.rows) if i == last or changes[i] >= least))
 
 
 def headline(result: Diff) -> str:
@@ -93,11 +107,12 @@ def headline(result: Diff) -> str:
     if not result.fields:
         return "No difference: A and B resolve to the same job."
     before, after, total = result.a.figures, result.b.figures, result.total
-    more = f"{_gib(total.device)} GiB" if total.device else "the same memory"
+    digits = 1 if abs(total.device) >= GIB else 2
+    more = f"{signed(total.device / GIB, digits)} GiB" if total.device else "the same memory"
     rooms = {gib(before.capacity, 1), gib(after.capacity, 1)}
-    of = f" of {rooms.pop()} GiB" if len(rooms) == 1 else " GiB"
+    of = f" of {rooms.pop()}" if len(rooms) == 1 else ""
     verdicts = " → ".join(dict.fromkeys(item.verdict.replace("-", " ") for item in (before, after)))
-    sizes = f"{gib(before.device)} → {gib(after.device)}{of}"
+    sizes = f"{gib(before.device, digits)} → {gib(after.device, digits)}{of}"
     return f"{verdicts} · B: {more} per GPU ({sizes}), {_speed(total)}"
 
 

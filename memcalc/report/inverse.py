@@ -31,6 +31,8 @@ from memcalc.units import format_count
 UNITS = {"seq-len": "tokens", "micro-batch": "sequences per micro-batch", "gpus": "GPUs", "model": ""}
 _FURTHER = 8
 """How many times as many GPUs are asked where none of those that were suffices."""
+_BEYOND = 2
+"""Values beyond the answer that a screen shows."""
 _DATA = header("value > | verdict | device [bytes] > | free [bytes] > | strategy | tok/s/GPU > | command")
 
 
@@ -51,7 +53,8 @@ def _brief(result: Inverse, best: Fit) -> Iterator[Block]:
     yield said("Speed", f"{speed(best.time)} tok/s/GPU", f"MFU {share:.0f}%", f"{best.time.step:.4g} s/step")
     if result.limit:
         yield said("Limit", result.limit)
-    yield in_one_row(_neighbours(result), total="GiB", used=f"% of {gib(result.capacity, 1)}")
+    near = _neighbours(result.model_copy(update={"beyond": result.beyond[:_BEYOND]}))
+    yield in_one_row(near, total="GiB", used=f"% of {gib(result.capacity, 1)}")
 
 
 def _next(result: Inverse) -> Iterator[Block]:
@@ -65,8 +68,8 @@ def _next(result: Inverse) -> Iterator[Block]:
         yield _where_else(result)
     more = "" if result.best is None or not result.safe else " · --tight: no margin"
     moved = result.best is not None and result.best.strategy.offload and "offload" not in result.job.options
-    resident = " · --offload none: all on the GPU" if moved else ""
-    yield Line(f"{_searched(result)} · -v: more{more}{resident}", "faint")
+    resident = " · --offload none: GPU only" if moved else ""
+    yield Line(f"{result.searched:,} strategies · -v: more{more}{resident}", "faint")
 
 
 def _where_else(result: Inverse) -> Code:
@@ -94,10 +97,6 @@ def short_command(result: Inverse, best: Fit) -> str:
     """Return the answer's estimate without the options that say what an estimate assumes too."""
     options = {name: value for name, value in best.job.options.items() if result.assumptions.get(name) != str(value)}
     return command_line(best.job.model_copy(update={"options": options}))
-
-
-def _searched(result: Inverse) -> str:
-    return f"{result.searched:,} strategies searched, {result.replayed} simulated"
 
 
 def head_of(result: Inverse) -> Iterator[Line]:

@@ -53,10 +53,18 @@ def _choice(title: str, name: str) -> _Field:
     return _Field(Column(title), lambda plan, _: str(getattr(plan.strategy, name)), varies=True)
 
 
-_SHORT = (("optimizer", "opt"), ("activations", "act"), ("modules:", ""), ("selective-", "sel-"))
+_SHORT = (
+    ("optimizer", "opt"),
+    ("activations", "act"),
+    ("modules:", ""),
+    ("selective-core-attn", "core-attn"),
+    ("selective-", "sel-"),
+)
 _ROLES = (("most headroom", "headroom"), ("full recompute", "full rec."), ("with offload", "offload"))
 _ROLE = _Field(
-    Column("plan", short=_ROLES, below=True, priority=1), lambda plan, _: (*plan.special, "-")[0], varies=True
+    Column("plan", short=_ROLES, below=True, obvious="best", priority=1),
+    lambda plan, _: (*plan.special, "-")[0],
+    varies=True,
 )
 _LAYOUT = _Field(
     Column("parallelism", short=(("no-reshard", "no-resh"),)), lambda plan, _: say.parallelism(plan.strategy)
@@ -91,6 +99,9 @@ _PASTED = ("GPUs", "plan", "parallelism", "recompute", "offload", "batch", "GiB"
 """Columns of the table in a document, as many as are there and it holds; others are told below it."""
 _STATED = frozenset({"seq_len", "global_batch", "precision", "optimizer_impl", "loss", "kernels"})
 """Assumptions that a screen says elsewhere, or that an answer beside plans does not say either."""
+_TIGHT = re.compile(r" (Tight: .*\.)$")
+"""Why a plan is tight, at the end of why it is listed; a screen says it below the verdict."""
+_PEAK = re.compile(r" Peak: .*? headroom\.")
 _WIDE = ("vs #1", "host", "GPU-hours")
 """Columns for which a narrow terminal has no room."""
 
@@ -112,7 +123,7 @@ def _worth_a_look(result: Plans) -> Plans:
     """Return the plans that are listed for something, where there are several; all where so many were asked for."""
     listed = tuple(plan for plan in result.plans if plan.special)
     counted = any(result.job.query.get(name) for name in ("rank_all", "top"))
-    if counted or len(listed) < 2 or len({plan.gpus for plan in result.plans}) > 1:
+    if counted or not listed or len({plan.gpus for plan in result.plans}) > 1:
         return result
     return result.model_copy(update={"plans": listed})
 
@@ -134,6 +145,9 @@ def _head(result: Plans, *, brief: bool) -> Iterator[Line]:
         return
     yield from _answer(result, brief=brief)
     yield title
+    caution = _TIGHT.search(result.plans[0].why)
+    if brief and caution and len({plan.gpus for plan in result.plans}) == 1:
+        yield Line(caution[1], "warning")
 
 
 def _answer(result: Plans, *, brief: bool) -> Iterator[Line]:
@@ -212,6 +226,9 @@ def _found(result: Plans, *, brief: bool = False) -> Iterator[Block]:
     if several and len({plan.gpus for plan in result.plans}) == len(rows):  # then the count names a row, not its rank
         fields = [field for field in fields if field.column.title != "#"]
     narrow = [_BRIEF.get(field.column.title, field) for field in fields if field.column.title not in _WIDE]
+    if brief and len(rows) == 1:  # which the first lines are
+        yield from _shared(result, brief=brief)
+        return
     tables = [
         Table(
             "Plans",
@@ -247,14 +264,14 @@ def _shared(result: Plans, *, brief: bool) -> Iterator[Line]:
 
     ``brief``: without where the peak of the first one is.
     """
-    yield said("All plans", *_alike(result, brief=brief))
+    yield said("All plans" if len(result.plans) > 1 else "Plan #1", *_alike(result, brief=brief))
     policies = tuple(say.legend(result.plans))
     if policies:
         yield said("Recompute", *policies)
     yield from _offloads(result)
     if len({plan.gpus for plan in result.plans}) == 1:
         first = result.plans[0]
-        role = re.sub(r" Peak: .*? headroom\.", "", first.why)
+        role = _TIGHT.sub("", _PEAK.sub("", first.why)).replace("Simplest plan within", "Simplest within")
         yield said("Why #1", role if brief else f"{first.why} MFU {100 * first.time.mfu:.1f}%.")
     for plan in result.plans:
         if plan.own_code:
@@ -284,7 +301,7 @@ def _offloads(result: Plans) -> Iterator[Line]:
     offloaded = [plan for plan in result.plans if plan.strategy.offload]
     if not offloaded:
         return
-    if len(offloaded) == len(result.plans):
+    if len(offloaded) == len(result.plans) > 1:
         names = "all plans"
     elif len({plan.gpus for plan in result.plans}) > 1:
         counts = sorted(plan.gpus for plan in offloaded)
@@ -314,7 +331,7 @@ def _asked(result: Plans) -> Iterator[Line]:
 
 
 def _tried(result: Plans) -> str:
-    sure = "are sure to fit" if any(plan.unknown for plan in result.plans) else "fit"
+    sure = "surely fit" if any(plan.unknown for plan in result.plans) else "fit"
     return f"{result.feasible:,} of {result.searched:,} strategies {sure}"
 
 

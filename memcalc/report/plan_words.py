@@ -153,12 +153,20 @@ def legend(plans: Iterable[Plan]) -> Iterator[str]:
     >>> from types import SimpleNamespace as Some
     >>> list(legend([Some(strategy=Some(recompute=name)) for name in ("full", "block-8", "none")]))
     ['block-8: the first 8 blocks']
+    >>> list(legend([Some(strategy=Some(recompute=name)) for name in ("uniform-2", "uniform-4")]))
+    ['uniform-N: N blocks per checkpoint']
     """
-    for name in dict.fromkeys(plan.strategy.recompute for plan in plans):
-        counted = re.fullmatch(r"(every|segments|block|uniform)-(\d+)", name)
-        text = _COUNTED[counted[1]].format(counted[2]) if counted else _POLICIES.get(name)
-        if text:
-            yield f"{name}: {text}"
+    names = dict.fromkeys(plan.strategy.recompute for plan in plans)
+    matches = {name: re.fullmatch(r"(every|segments|block|uniform)-(\d+)", name) for name in names}
+    kinds = [counted[1] for counted in matches.values() if counted]
+    texts: dict[str, str | None] = {}
+    for name, counted in matches.items():
+        if counted is None:
+            texts[name] = _POLICIES.get(name)
+        else:
+            number = counted[2] if kinds.count(counted[1]) == 1 else "N"
+            texts[f"{counted[1]}-{number}"] = _COUNTED[counted[1]].format(number)
+    yield from (f"{name}: {text}" for name, text in texts.items() if text)
 
 
 def host(plans: Iterable[Plan | Fit]) -> str:

@@ -58,7 +58,7 @@ def remedy_blocks(result: Plans, *, brief: bool = False) -> Iterator[Block]:
     if any(FIELD in answer.change for answer in shown.nearest):
         yield Line(f"expandable segments: {VARIABLE}", "faint")
     unknown = sorted({name for answer in shown.nearest for name in answer.unknown})
-    if unknown:
+    if unknown and not (brief and any(plan.unknown for plan in result.plans)):  # which has a warning already
         yield Line(f"?: {' and '.join(unknown)} of node {result.hardware.node} is unknown.", "warning")
     known = (answer for answer in result.nearest if answer.verdict == "fits" and not answer.unknown)
     first = None if result.plans else next(known, None)

@@ -232,7 +232,8 @@ def of_ladder(result: RlLadder) -> Report:
 def _ladder_screen(result: RlLadder) -> Iterator[Block]:
     """Yield what a terminal shows: the bars, one row for each stage, what to mind."""
     yield from ladder_head(result)
-    yield replace(_bars(result), compact=True)
+    bars = _bars(result)
+    yield replace(bars, rows=tuple(_unlike(bars.rows)), compact=True)
     stages = _stages(result)
     empty = {index for index in range(len(stages.columns)) if not any(row[index] for row in stages.rows)}
     hidden = {"total", "alone"}  # the bars have the one, and `-v` the other
@@ -243,6 +244,14 @@ def _ladder_screen(result: RlLadder) -> Iterator[Block]:
     yield from warned(result.warnings)
     yield from assumed(result.assumptions)
     yield Line("Stages are cumulative. -v: each phase by stage, each stage alone, commands", "faint")
+
+
+def _unlike(rows: Sequence[BarsRow]) -> Iterator[BarsRow]:
+    """Yield the first bar, and each that is seen to differ from the one before it."""
+    yield from rows[:1]
+    for before, row in pairwise(rows):
+        if gib(before.size, 1) != gib(row.size, 1):
+            yield row
 
 
 def ladder_head(result: RlLadder) -> tuple[Line, Line]:

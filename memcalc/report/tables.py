@@ -31,6 +31,8 @@ class Column:
     """What fills the bar, in the column's own unit."""
     below: bool = False
     """Told below the table, row by row, where there is no room for the column."""
+    obvious: str = ""
+    """What is not told there, because the first lines say it."""
     short: tuple[tuple[str, str], ...] = ()
     """Parts of words, and what stands for them where there is little room."""
 
@@ -69,6 +71,8 @@ class Table:
     """What a document shows instead, where the table has more columns than a page."""
     parts: tuple[str, ...] = ()
     """The component of each row, in whose colour its small bar is drawn."""
+    around: int = 2
+    """Empty rows of a terminal: 2 before and behind it, 1 before it, 0 none."""
 
     @property
     def headings(self) -> list[str]:

@@ -19,6 +19,7 @@ from rich.text import Text
 from memcalc.report.palette import ANYWHERE, COMPONENTS, INK, MOODS, SERIES, Glyphs, glyphs, printable
 from memcalc.report.stacked_bar import bar_lines, bars_lines, packed
 from memcalc.report.tables import Bar, Bars, Block, Code, Column, Document, Line, Listing, Table, Tree
+from memcalc.report.terminal_fold import ROWS, folds
 from memcalc.report.terminal_rows import broken, rows_of
 from memcalc.report.terminal_tree import drawn_meter, tree_lines
 
@@ -28,6 +29,7 @@ _PERCENT = 3
 """Characters of the number behind a meter."""
 _GAP = 2
 _LABEL = 9
+_BOTH = 2
 _LONG = 160
 """Letters above which a cell's parts have a row each."""
 _STYLES = {"heading": "bold", "title": "bold", "verdict": "bold", "faint": "dim"}
@@ -66,9 +68,24 @@ class _Screen:
 
 def draw(document: Document, width: int, colour: bool, *, ascii_only: bool = False) -> str:
     """Return `document` for `width` columns, with colour codes where `colour`."""
+    return _text(_shown(document, width), width, colour, ascii_only=ascii_only)
+
+
+def _shown(document: Document, width: int) -> tuple[Block, ...]:
+    """Return what is drawn: a screen in as many rows as one holds, where that is possible."""
+    blocks = document.screen or document.blocks
+    if not document.screen:
+        return blocks
+    for blocks in folds(document.screen, max(width, _NARROWEST) - _LABEL - 1):
+        if _text(blocks, width, colour=False, ascii_only=False).count("\n") <= ROWS:
+            break
+    return blocks
+
+
+def _text(blocks: Iterable[Block], width: int, colour: bool, *, ascii_only: bool) -> str:
     stream = io.StringIO()
     console = _console(stream, max(width, _NARROWEST), colour)
-    paint(document, console, colour=colour, ascii_only=ascii_only)
+    _paint(blocks, console, colour=colour, ascii_only=ascii_only)
     text = "\n".join(line.rstrip() for line in stream.getvalue().splitlines())
     return text.strip("\n") + "\n"
 
@@ -86,11 +103,11 @@ def _console(stream: io.StringIO, width: int, colour: bool) -> Console:
     return console
 
 
-def paint(document: Document, console: Console, *, colour: bool, ascii_only: bool = False) -> None:
-    """Print `document` on a console."""
+def _paint(blocks: Iterable[Block], console: Console, *, colour: bool, ascii_only: bool = False) -> None:
+    """Print blocks on a console."""
     screen = _Screen(console, colour, ascii_only)
     before: Block | None = None
-    for block in document.screen or document.blocks:
+    for block in blocks:
         if _begins(block) and before is not None and not (isinstance(before, Line) and before.role == "verdict"):
             screen.show(Text())
         _show(screen, block)
@@ -255,12 +272,15 @@ def _table(screen: _Screen, table: Table) -> None:
         component = shown.parts[index] if shown.parts else row[0]
         style = (COMPONENTS.get(component) or SERIES[0]).light
         grid.add_row(*(_cell(screen, *item, style) for item in zip(shown.columns, row, wide, strict=True)))
-    for part in (Text(), screen.text(table.title if table.titled else "", "bold"), grid):
-        screen.show(part)
-    for line in _left_out(shown, left_out):
-        for part in _line(screen, line):
-            screen.show(part)
-    screen.show(Text())
+    title = screen.text(table.title if table.titled else "", "bold")
+    for line in (Text(), title) if table.around else (title,) if title else ():
+        screen.show(line)
+    screen.show(grid)
+    for told in _left_out(shown, left_out):
+        for drawn in _line(screen, told):
+            screen.show(drawn)
+    if table.around == _BOTH:
+        screen.show(Text())
 
 
 def _left_out(shown: Table, left: Table) -> Iterator[Line]:
@@ -275,7 +295,7 @@ def _left_out(shown: Table, left: Table) -> Iterator[Line]:
         values = [
             (names[0].strip(" *"), row[index])
             for names, row in zip(shown.rows, left.brief().rows, strict=True)
-            if row[index] not in {"", "-"}
+            if row[index] not in {"", "-", left.columns[index].obvious}
         ]
         mark = "#" if shown.columns[0].title == "#" else ""
         items = tuple(f"{mark}{name} {value}" for name, value in values)
@@ -346,7 +366,7 @@ def _drawn(document: Document, width: int, theme: TerminalTheme) -> str:
         file=io.StringIO(), width=width, record=True, force_terminal=True, color_system="truecolor", markup=False,
         highlight=False, emoji=False, legacy_windows=False,
     )  # fmt: skip
-    paint(document, console, colour=True)
+    _paint(_shown(document, width), console, colour=True)
     return console.export_svg(title="", theme=theme, code_format=_FORMAT, unique_id=_UNIQUE)
 
 

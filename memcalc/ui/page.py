@@ -107,7 +107,7 @@ def _read(name: str) -> str:
 
 
 def _header() -> Html:
-    themes = (el("option", name, value=name) for name in ("auto", "light", "dark"))
+    themes = (el("option", name) for name in ("auto", "light", "dark"))
     return el(
         "header",
         el("h1", "memcalc"),
@@ -141,8 +141,15 @@ def _kind(name: str) -> str:
 
 
 def _algorithm() -> Html:
-    values = (el("option", value or PLAIN, value=value) for value in ("", *ROLES["algorithm"].values))
-    chosen = el("select", *values, id="o-algorithm", data_option="algorithm", aria_describedby="e-algorithm")
+    named = (el("option", value) for value in ROLES["algorithm"].values)
+    chosen = el(
+        "select",
+        el("option", PLAIN, value=""),
+        *named,
+        id="o-algorithm",
+        data_option="algorithm",
+        aria_describedby="e-algorithm",
+    )
     return el("div", el("label", "Algorithm", for_="o-algorithm"), chosen, _problem("algorithm"), class_="control")
 
 
@@ -198,10 +205,10 @@ def _input(row: Option, name: str, field: str) -> Iterator[Html]:
             data_slides=name, aria_label=f"{LABELS[row.name]}, slider",
         )  # fmt: skip
     if row.name == "gpu":
-        yield el("select", *(el("option", gpu, value=gpu) for gpu in _names("gpu")), id=field, data_option=name)
+        yield el("select", *(el("option", gpu) for gpu in _names("gpu")), id=field, data_option=name)
     elif row.kind == "flag" or (row.values and row.name != "also_train"):
         values = ("true", "false") if row.kind == "flag" else [value for value in row.values if value]
-        options = (el("option", value, value=value) for value in values)
+        options = (el("option", value) for value in values)
         blank = el("option", "auto", value="")
         yield el("select", blank, *options, id=field, data_option=name, aria_describedby=described)
     else:
@@ -212,7 +219,7 @@ def _input(row: Option, name: str, field: str) -> Iterator[Html]:
             title=None if row.name in LABELS else row.text, aria_describedby=described,
         )  # fmt: skip
         if known:
-            yield el("datalist", *(el("option", value=value) for value in known), id=f"l-{name}")
+            yield el("datalist", *(el("option", value) for value in known), id=f"l-{name}")
     if row.name == "model":
         yield _paste()
 

@@ -220,7 +220,7 @@ def test_a_plan_that_offloads_says_so_first_with_the_host_memory() -> None:
     text = report.render(made, "rich", width=120)
     first = text.splitlines()[0]
     assert "offload params" in first
-    assert any(re.match(r"Offload +all plans: 116 GiB host memory/node", row) for row in text.splitlines())
+    assert any(re.match(r"Offload +#1: 116 GiB host memory/node", row) for row in text.splitlines())
     assert "offload params (116 GiB of host memory per node)" in report.render(made, "markdown").splitlines()[0]
     unsure = plan.model_copy(update={"unknown": ("host memory",)})
     text = report.render(report.of_plans(make_plans(plans=(unsure,), pareto=())), "rich", width=120)

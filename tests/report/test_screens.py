@@ -19,7 +19,7 @@ from memcalc.report import check
 from memcalc.report.page.head import gpu_bar
 from memcalc.report.palette import COMPONENTS, ROLES
 from memcalc.report.stacked_bar import letters
-from memcalc.report.tables import Document, Line, Table
+from memcalc.report.tables import Column, Document, Line, Table
 from memcalc.report.terminal import draw
 from memcalc.report.terminal_rows import broken
 from memcalc.results.check import CheckFinding, Severity
@@ -231,8 +231,7 @@ def test_a_finding_begins_where_no_other_goes_on() -> None:
 def test_a_table_of_two_precisions_breaks_no_word_at_80_columns() -> None:
     """The prefix that both have goes first."""
     rows = shown("plan --model mamba-2.8b --gpu a100-80g --gpus 8")
-    table = rows[rows.index("") + 1 :]
-    words = " ".join(table[: table.index("")]).split()
+    words = " ".join(row for row in rows if re.match(r"\d ", row)).split()
     assert {"autocast", "mixed", "params+act"} <= set(words)
 
 
@@ -254,18 +253,38 @@ COMMON = (
     "plan --model mixtral-8x7b --gpu h100-80g --gpus 16",
     FULL,
     "estimate --model 7b --gpu a100-40g --gpus 8 --zero 3 --recompute full",
+    "estimate --model 70b --gpu a100-80g --gpus 16 --framework deepspeed --zero 3 --offload optimizer --recompute full",
     "explain --model 7b --gpu a100-40g --gpus 8 --zero 3 --recompute full",
     "max seq-len --model llama-3-8b --gpu h100 --gpus 8",
     "max seq-len --model 70b --gpu a100-40g --gpus 2 --offload none",
     "min gpus --model 70b --gpu a100-80g",
     "ladder --model 7b --gpu a100-80g --gpus 8",
     "diff recompute=none recompute=full,micro_batch=2 --model 7b --gpu a100-80g --gpus 8",
+    "diff tp=1 tp=8,pp=2 --model 70b --gpu h100 --gpus 64 --framework megatron",
     "serve --model 70b --gpu h100",
     "serve --model deepseek-v3 --gpu h100 --gpus 8",
     "serve --model 8b --gpu a100-40g",
     f"triage {OOM} --model llama-3-8b --gpu h100 --gpus 8 --seq-len 8192 --micro-batch 2 --recompute selective-ops",
     "rl --algorithm grpo --framework verl --model 7b --gpu h100 --gpus 8 --prompt 1k --response 2k --micro-tokens 16k",
 )
+
+
+def test_a_long_screen_counts_what_it_leaves_out() -> None:
+    """Assumptions first, then the last warnings; nothing of a screen that is short enough, and none without a count."""
+    assumed = Line("", label="Assumed", items=tuple(f"setting {count}" for count in range(12)))
+    warnings = tuple(Line(f"Warning: remark {count}", "warning") for count in range(8))
+    table = Table("", (Column("a"),), (("1",),) * 6, titled=False)
+    short, long = (
+        draw(Document((), table, (Line("fits"), table, *warnings[:count], assumed)), 60, colour=False).splitlines()
+        for count in (2, 8)
+    )
+    assert sum("setting" in row for row in short) == 3
+    assert len(short) < len(long) <= 20
+    seen = [row for row in long if "remark" in row]
+    (left,) = (row for row in long if re.fullmatch(r"Warning +\d more: -v", row))
+    assert len(seen) + int(left.split()[1]) == 8
+    (row,) = (row for row in long if row.startswith("Assumed"))
+    assert row.count("setting") + int(row.split()[-3]) == 12
 
 
 @pytest.mark.parametrize("line", COMMON, ids=lambda line: " ".join(line.split()[:2]))
@@ -304,13 +323,13 @@ def test_a_plan_that_is_saved_is_not_asked_to_be(tmp_path: Path) -> None:
 
 
 def test_a_screen_lists_the_plans_that_stand_for_something() -> None:
-    """Those that fill the list are seen where so many are asked for, and with `-v`; none changes its number."""
+    """Those that fill the list, which they end, are seen where so many are asked for, and with `-v`."""
     line = "plan --model mixtral-8x7b --gpu h100-80g --gpus 16"
     listed, filled, whole = ([row.split()[:2] for row in shown(text) if re.match(r"\d +\S", row)]
                              for text in (line, f"{line} --top 4", f"{line} -v"))  # fmt: skip
     ranks = [rank for rank, role in filled if role != "-"]
     assert len(ranks) < len(filled)
-    assert [rank for rank, _ in listed if rank.isdigit()] == ranks
+    assert [rank for rank, _ in listed if rank.isdigit()] == ranks == [str(place) for place in range(1, len(ranks) + 1)]
     assert [row[0] for row in whole][: len(filled)] == [row[0] for row in filled]
 
 
@@ -320,9 +339,8 @@ def test_beside_plans_one_change_of_a_group_is_shown_and_the_others_counted() ->
     answer = json.loads(CliRunner().invoke(app, [*line.split(), "--format", "json"]).stdout)
     rows = shown(line)
     at = next(index for index, row in enumerate(rows) if row.startswith("alternatives to offload on 16 GPUs"))
-    end = next(index for index in range(at, len(rows)) if not rows[index])
-    changes = rows[at + 1 : end]
-    assert len(changes) == 3
+    changes = rows[at + 1 : at + 4]
+    assert not re.search(" (fits|tight|over) ", rows[at + 4])
     assert all(" fits " in row for row in changes)
     left = re.search(r"\((\d+) more: -v\)", rows[at])
     assert left is not None

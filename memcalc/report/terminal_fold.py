@@ -1,0 +1,67 @@
+"""A screen that would be too long, shortened step by step: what is left out of it is counted, and `-v` has it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from rich.cells import cell_len
+
+from memcalc.report.tables import Block, Line, Table
+
+ROWS = 20
+"""Rows of a screen, beyond which it is shortened."""
+_BETWEEN = " · "
+_MORE = "{} more: -v"
+_BEFORE, _NONE = 1, 0
+
+
+def folds(blocks: tuple[Block, ...], room: int) -> Iterator[tuple[Block, ...]]:
+    """Yield a screen, and then in fewer rows each time, for labelled lines of `room` columns.
+
+    What was assumed gets one row; tables no empty row behind them; warnings but the first are counted, the last first;
+    tables no empty row before them; at last all warnings are counted.
+    """
+    yield blocks
+    blocks = tuple(_one_row(block, room) if isinstance(block, Line) else block for block in blocks)
+    yield blocks
+    blocks = _closer(blocks, _BEFORE)
+    yield blocks
+    warned = sum(_is_warning(block) for block in blocks)
+    yield from (_counted(blocks, kept) for kept in range(warned - 1, 0, -1))
+    yield _counted(_closer(blocks, _NONE), min(warned, 1))
+    yield _counted(_closer(blocks, _NONE), 0)
+
+
+def _closer(blocks: tuple[Block, ...], around: int) -> tuple[Block, ...]:
+    return tuple(replace(block, around=around) if isinstance(block, Table) else block for block in blocks)
+
+
+def _is_warning(block: Block) -> bool:
+    return isinstance(block, Line) and block.text.startswith("Warning: ")
+
+
+def _counted(blocks: tuple[Block, ...], kept: int) -> tuple[Block, ...]:
+    """Return a screen with its first `kept` warnings, and how many there are besides in the place of the next."""
+    warned = [index for index, block in enumerate(blocks) if _is_warning(block)]
+    more = len(warned) - kept
+    if not more:
+        return blocks
+    text = _MORE.format(more) if kept else f"{more}: -v"
+    counted = Line(f"Warning: {text}", "warning")
+    left_out = warned[kept + 1 :]
+    return tuple(
+        counted if index == warned[kept] else block for index, block in enumerate(blocks) if index not in left_out
+    )
+
+
+def _one_row(line: Line, room: int) -> Line:
+    """Return what was assumed with as many items as one row holds, and how many there are besides."""
+    items = line.items
+    if line.label != "Assumed" or cell_len(_BETWEEN.join(items)) <= room:
+        return line
+    for count in range(len(items) - 1, 0, -1):
+        fewer = (*items[:count], _MORE.format(len(items) - count))
+        if cell_len(_BETWEEN.join(fewer)) <= room:
+            return replace(line, items=fewer)
+    return line
