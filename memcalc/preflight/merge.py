@@ -55,7 +55,7 @@ def merge(configs: Iterable[Config], given: Mapping[str, Any], dirs: tuple[str, 
     _precision(job)
     _mismatches(job, configs)
     _trimmed(job)
-    tell(job, _folder(job), dirs)
+    tell(job, _folder(job), dirs, [config.document.path.name for config in configs])
     if "gpu" in job.origins:
         job.facts["gpu"] = gpu_named(job.facts["gpu"], dirs)
     _replicas(job, dirs)

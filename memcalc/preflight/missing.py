@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from memcalc.convert.config import ROLE_KEYS
 from memcalc.errors import MissingError
@@ -13,6 +13,8 @@ from memcalc.specs.options import FIELDS
 
 _NEEDED = ("model", "gpu", "gpus", "seq_len", "micro_batch")
 """Each changes the answer by as much as the job is large."""
+_FEW = 2
+"""Files that a sentence names."""
 _GIVEN_AS = {
     "gpus_per_node": "gpus", "nodes": "gpus", "accumulation": "global_batch", "train_batch": "global_batch",
     "sharing": "zero",
@@ -20,8 +22,11 @@ _GIVEN_AS = {
 """What files count, and the option of check that says it."""
 
 
-def tell(job: MergedJob, folder: str = ".", dirs: tuple[str, ...] = ()) -> None:
-    """Ask at once for all that no file says and no default can stand for, an unknown model among it."""
+def tell(job: MergedJob, folder: str = ".", dirs: tuple[str, ...] = (), files: Sequence[str] = ()) -> None:
+    """Ask at once for all that no file says and no default can stand for, an unknown model among it.
+
+    The sentence names the ``files`` where they are few: of two jobs beside one another each has its own.
+    """
     refuse_images(job, folder, dirs)
     known = {**job.options, **job.facts}
     missing: dict[str, str] = {}
@@ -46,7 +51,17 @@ def tell(job: MergedJob, folder: str = ".", dirs: tuple[str, ...] = ()) -> None:
         missing.setdefault("--model", why)
     if missing:
         listed = ", ".join(flag + why for flag, why in missing.items())
-        raise MissingError(f"not in the files: {listed}. Pass {'them' if len(missing) > 1 else 'it'}.")
+        raise MissingError(f"not in {_called(files)}: {listed}. Pass {'them' if len(missing) > 1 else 'it'}.")
+
+
+def _called(files: Sequence[str]) -> str:
+    """Return what files are called.
+
+    >>> _called(["a.yaml", "ds.json", "a.yaml"]), _called(list("abcd"))
+    ('a.yaml or ds.json', 'the files')
+    """
+    names = tuple(dict.fromkeys(files))
+    return " or ".join(names) if 0 < len(names) <= _FEW else "the files"
 
 
 def _flag(name: str) -> str:

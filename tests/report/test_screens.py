@@ -176,10 +176,14 @@ def test_the_smallest_plan_is_not_larger_than_the_best() -> None:
 
 
 def test_a_file_that_lacks_one_option_asks_for_it(tmp_path: Path) -> None:
-    """One is no them."""
+    """And names itself, which of two jobs is no question then."""
     (tmp_path / "a.yml").write_text("base_model: gpt2\nmicro_batch_size: 2\nsequence_len: 512\n")
     asked = CliRunner().invoke(app, ["check", str(tmp_path / "a.yml"), "--gpus", "1"])
-    assert asked.stderr.strip().endswith("--gpu. Pass it.")
+    assert asked.stderr.strip().endswith("not in a.yml: --gpu. Pass it.")
+    (tmp_path / "b.yml").write_text("base_model: gpt2\nmicro_batch_size: 4\nsequence_len: 512\n")
+    sides = [str(tmp_path / name) for name in ("a.yml", "b.yml")]
+    compared = CliRunner().invoke(app, ["diff", *sides, "--gpu", "h100"])
+    assert compared.stderr.strip().endswith("not in a.yml: --gpus. Pass it.")
 
 
 def test_what_is_over_has_no_colour_of_a_part() -> None:
@@ -272,17 +276,17 @@ COMMON = (
 def test_a_long_screen_counts_what_it_leaves_out() -> None:
     """Assumptions first, then the last warnings; nothing of a screen that is short enough, and none without a count."""
     assumed = Line("", label="Assumed", items=tuple(f"setting {count}" for count in range(12)))
-    warnings = tuple(Line(f"Warning: remark {count}", "warning") for count in range(8))
+    warnings = tuple(Line(f"Warning: remark {count}", "warning") for count in range(15))
     table = Table("", (Column("a"),), (("1",),) * 6, titled=False)
     short, long = (
         draw(Document((), table, (Line("fits"), table, *warnings[:count], assumed)), 60, colour=False).splitlines()
-        for count in (2, 8)
+        for count in (2, 15)
     )
     assert sum("setting" in row for row in short) == 3
     assert len(short) < len(long) <= 20
     seen = [row for row in long if "remark" in row]
-    (left,) = (row for row in long if re.fullmatch(r"Warning +\d more: -v", row))
-    assert len(seen) + int(left.split()[1]) == 8
+    (left,) = (row for row in long if re.fullmatch(r"Warning +\d+ more: -v", row))
+    assert len(seen) + int(left.split()[1]) == 15
     (row,) = (row for row in long if row.startswith("Assumed"))
     assert row.count("setting") + int(row.split()[-3]) == 12
 
