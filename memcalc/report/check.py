@@ -22,6 +22,8 @@ MOST_FINDINGS = 3
 """Findings of a file on a screen before its notes are only counted."""
 _ALIKE = 3
 """Findings of one rule from which a screen has them in one line."""
+_CHANGED = 5
+"""Lines that a screen shows of an edit."""
 _FIELDS = 4
 """Fields that such a line names after its first."""
 _COLUMNS = header("file | line > | severity | code | field | message | suggestion")
@@ -147,8 +149,10 @@ def _changed(diff: str) -> str:
     >>> _changed("--- a\n+++ b\n@@ -1 +1 @@\n {\n-x\n+y")
     '-x\n+y'
     """
-    lines = diff.splitlines()
-    return "\n".join(line for line in lines if line[:1] in {"-", "+"} and line[:4] not in {"--- ", "+++ "})
+    lines = [line for line in diff.splitlines() if line[:1] in {"-", "+"} and line[:4] not in {"--- ", "+++ "}]
+    if len(lines) > _CHANGED:
+        lines[_CHANGED - 1 :] = [f"… {len(lines) - _CHANGED + 1} more lines: -v"]
+    return "\n".join(lines)
 
 
 def _fits(fix: CheckFix) -> str:

@@ -159,11 +159,12 @@ def _neighbours(result: Inverse) -> Table:
         Column("used", "%", right=True, priority=1, meter=True),
         *header("verdict"),
     )
-    points = [(best.value, best.peak.device, best.verdict) for best in (result.best,) if best is not None]
-    points += [(miss.value, miss.device, miss.verdict) for miss in result.beyond]
+    points = [(best.value, best.peak.device, best.verdict, 0) for best in (result.best,) if best is not None]
+    points += [(miss.value, miss.device, miss.verdict, miss.missing) for miss in result.beyond]
     rows = [
-        (_count(value), gib(device), percent(device, result.capacity), margin(device, verdict, result.capacity))
-        for value, device, verdict in points
+        (_count(value), gib(device), percent(device, room), margin(device, verdict, room, missing))
+        for value, device, verdict, missing in points
+        for room in (result.capacity,)
     ]
     return Table("Around the limit", columns, tuple(rows))
 
@@ -172,12 +173,14 @@ def _count(value: int | str) -> str:
     return f"{value:,}" if isinstance(value, int) else value
 
 
-def margin(device: int, verdict: str, capacity: int) -> str:
-    """The verdict on a value, with what is left or lacking."""
+def margin(device: int, verdict: str, capacity: int, missing: int) -> str:
+    """The verdict on a value, with what is left or lacking; of what fails below the capacity, to a single request."""
     if device > capacity:
         return f"over by {gib(device - capacity, 1)} GiB"
     headroom = f"{gib(capacity - device, 1)} GiB headroom"
-    return {"fits": f"fits, {headroom}", "tight": "tight: inside the 95% margin"}.get(verdict, "out of memory")
+    return {"fits": f"fits, {headroom}", "tight": "tight: inside the 95% margin"}.get(
+        verdict, f"out of memory: a request lacks {gib(missing, 1)} GiB"
+    )
 
 
 def _foot(result: Inverse) -> Iterator[Block]:

@@ -35,6 +35,8 @@ NAMES = {
     "pure-16-bit": "pure 16-bit", "fp32-master": "fp32 master", "autocast": "autocast", "fp32": "fp32",
 }  # fmt: skip
 """Readings as they are said."""
+_ROW = 80
+"""Letters above which a screen does not say why something is left out."""
 CUT = 2
 """A bar beyond this many times the larger of the capacity and the middle stage is cut, so that the others are seen."""
 _DATA = (
@@ -81,7 +83,9 @@ def _screen(result: Ladder) -> Iterator[Block]:
     for other in others:
         sizes = " → ".join(gib(stage.peak.device, 1) for stage in other.stages)
         yield said("Or", f"--reading {other.name}", f"{sizes} GiB")
-    yield from _left_out(result)
+    for line in _left_out(result):
+        what, _, why = line.text.partition(": ")
+        yield line if len(line.text) <= _ROW else Line(f"{what}: {why.partition(': ')[0]}. Why: -v")
     yield from warned(briefly(note for note, names in _warnings(result).items() if NAMES[mode.name] in names))
     stated = {"framework", "seq_len", "optimizer_impl", "loss", "kernels"}
     yield from assumed({name: text for name, text in result.assumptions.items() if name not in stated})
@@ -114,7 +118,7 @@ def verdict_of(result: Ladder, mode: LadderReading) -> str:
     if mode.first is None:
         least = min(mode.stages, key=lambda stage: stage.peak.device)
         needed = f"smallest is stage {least.stage}, {gib(least.peak.device, 1)} of {capacity}"
-        return f"does not fit · {name}: no stage fits; {needed}"
+        return f"does not fit · {name}: {needed}"
     stage = mode.stages[mode.first]
     change = stage.change or stage.strategy.precision
     where = f"from {f'stage {stage.stage}' if stage.stage else 'the start'} ({change})"

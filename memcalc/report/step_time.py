@@ -9,6 +9,8 @@ from memcalc.report.tables import Column, Line, Table, percent
 from memcalc.results.estimates import Estimate, StepTime
 from memcalc.units import format_seconds
 
+UNMET = "if it fit: "
+"""What stands before the speed of what does not fit."""
 LARGEST = 2
 """Parts of a step that one line names."""
 SMALLEST = 0.01
@@ -90,7 +92,7 @@ def time_lines(result: Estimate) -> Iterator[Line]:
     time = result.time
     if time is None:
         return
-    unmet = "if it fit: " if result.verdict == "does-not-fit" else ""
+    unmet = UNMET if result.verdict == "does-not-fit" else ""
     doubt = () if time.validated else (time.basis,)
     items = (f"{unmet}{speed(time)} tok/s/GPU", f"{format_seconds(time.step)}/step", _spent(time), *doubt)
     yield Line(" · ".join(items), "verdict", items=items)

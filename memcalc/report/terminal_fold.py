@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from rich.cells import cell_len
 
+from memcalc.report.step_time import UNMET
 from memcalc.report.tables import Block, Line, Table
 
 ROWS = 20
@@ -19,11 +20,13 @@ _BEFORE, _NONE = 1, 0
 def folds(blocks: tuple[Block, ...], room: int) -> Iterator[tuple[Block, ...]]:
     """Yield a screen, and then in fewer rows each time, for labelled lines of `room` columns.
 
-    What was assumed gets one row; tables no empty row behind them; warnings but the first are counted, the last first;
-    tables no empty row before them; at last all warnings are counted.
+    What was assumed gets one row; the speed of what does not fit goes; tables no empty row behind them; warnings but
+    the first are counted, the last first; tables no empty row before them; at last all warnings are counted.
     """
     yield blocks
     blocks = tuple(_one_row(block, room) if isinstance(block, Line) else block for block in blocks)
+    yield blocks
+    blocks = tuple(block for block in blocks if not _is_unmet(block))
     yield blocks
     blocks = _closer(blocks, _BEFORE)
     yield blocks
@@ -39,6 +42,10 @@ def _closer(blocks: tuple[Block, ...], around: int) -> tuple[Block, ...]:
 
 def _is_warning(block: Block) -> bool:
     return isinstance(block, Line) and block.text.startswith("Warning: ")
+
+
+def _is_unmet(block: Block) -> bool:
+    return isinstance(block, Line) and block.text.startswith(UNMET)
 
 
 def _counted(blocks: tuple[Block, ...], kept: int) -> tuple[Block, ...]:

@@ -16,8 +16,10 @@ _SHARE = Column("share", "%", right=True, meter=True, priority=1)
 _MOST_RANKS = 16
 LISTED = 3
 """Changes that a screen has: those that come first are the ones that fit."""
-MOST = 4
-"""Rows of a table on a screen."""
+MOST = 3
+"""Categories of a snapshot that a screen names."""
+_EVIDENCE = 2
+"""Lines of evidence on a screen."""
 
 
 def report(result: Triage, path: str = "") -> Report:
@@ -43,7 +45,7 @@ def _screen(result: Triage, path: str) -> Iterator[Block]:
     else:
         yield Line(_what(result), "text")
     yield from _causes(result, brief=True)
-    yield from map(_first_rows, _memory(result))
+    yield from _alive(result)
     if result.changes:
         yield replace(_changes(result, LISTED), titled=False)
     elif result.estimate:
@@ -52,7 +54,7 @@ def _screen(result: Triage, path: str) -> Iterator[Block]:
         yield from (Line(f"Unknown: {item}.", "faint") for item in result.unknown)
         yield from _record(result)
         return
-    if not result.estimate:
+    if result.failures and not result.estimate:
         asks = f"memcalc triage {shlex.quote(path)} --model NAME --gpu NAME --gpus N"
         yield Code("Next, what would make the job fit", asks)
     more = {
@@ -64,12 +66,18 @@ def _screen(result: Triage, path: str) -> Iterator[Block]:
     yield Line(f"-v: {', '.join(name for name, there in more.items() if there)}, how to record", "faint")
 
 
-def _first_rows(block: Block) -> Block:
-    """Return a table with its first rows alone, and how many it has."""
-    if not isinstance(block, Table) or len(block.rows) <= MOST:
-        return block
-    title = f"{block.title} (first {MOST} of {len(block.rows)})"
-    return replace(block, title=title, rows=block.rows[:MOST], parts=block.parts[:MOST])
+def _alive(result: Triage) -> Iterator[Line]:
+    """Yield what is alive in a snapshot: its largest categories and call sites, and how many there are besides."""
+    memory = result.memory
+    if memory is None:
+        return
+    listed = (("Alive", MOST, [(share.category, share) for share in result.shares]),
+              ("Made by", 1, [(site.site, site) for site in result.sites]))  # fmt: skip
+    for label, most, parts in listed:
+        named = [f"{name} {_size(part.bytes)} ({percent(part.bytes, memory.allocated)}%)" for name, part in parts]
+        more = [f"{len(named) - most} more: -v"] * (len(named) > most)
+        if named:
+            yield said(label, *named[:most], *more)
 
 
 def _read(result: Triage, failure: TriageFailure) -> Iterator[Block]:
@@ -167,7 +175,7 @@ def _causes(result: Triage, *, brief: bool = False) -> Iterator[Block]:
         yield Line(f"{number}. {cause.confidence}: {cause.title}{code}", "text", _MOODS[cause.confidence])
         if brief and number > 1:
             continue
-        yield from (Line(f"   {evidence}") for evidence in cause.evidence)
+        yield from (Line(f"   {evidence}") for evidence in cause.evidence[: _EVIDENCE if brief else None])
         if cause.confidence != "possible" or number == 1:
             yield Line(f"   → {cause.remedy}")
 

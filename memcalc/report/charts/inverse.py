@@ -134,7 +134,7 @@ def _keys(result: Inverse) -> list[Any]:
     if result.best is not None:
         keys.append(line_key(f"limit: {int(result.best.value):,}", **_ANSWER))
     for miss in result.beyond:
-        says = margin(miss.device, miss.verdict, result.capacity)
+        says = margin(miss.device, miss.verdict, result.capacity, miss.missing)
         keys.append(line_key(f"{int(miss.value):,}, {says}", **_MISS))
     return [*keys, line_key(f"capacity {gib(result.capacity)} GiB", **LIMIT)]
 
