@@ -118,11 +118,23 @@ def check_chunks(model: Model, fixed: SharedSettings, layout: Layout, habits: Ha
     raise CombinationError("pp", layout.pp, _even(model, blocks, rest, stages, habits))
 
 
+def _last_stage(blocks: int, stages: int) -> int:
+    """Return how many blocks a last stage has that leaves the others alike; 0 where it would have none of its own.
+
+    >>> _last_stage(61, 16), _last_stage(60, 16)
+    (1, 0)
+    """
+    return blocks % (stages - 1) if stages > 1 else 0
+
+
 def _even(model: Model, blocks: int, rest: int, stages: int, habits: Habits) -> str:
     """What a framework whose stages are alike allows (Megatron-LM d98e8a64, training/arguments.py, validate_args)."""
     if rest != blocks:
         return f"the {stages} stages between must share the {rest} blocks that are left of {model.name} alike"
     fields = [f"strategy.{name}" for name in habits.capabilities.uneven.direct]
+    last = _last_stage(blocks, stages)
+    if last and "strategy.last_stage_layers" in fields:
+        fields = [f"strategy.last_stage_layers={last}"]
     unequal = f", or set unequal stages: --set {' or '.join(fields[:2])}" if fields else ""
     return f"{habits.name} needs it to be a divisor of the {blocks} blocks of {model.name}{unequal}"
 

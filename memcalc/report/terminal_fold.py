@@ -20,12 +20,13 @@ _BEFORE, _NONE = 1, 0
 def folds(blocks: tuple[Block, ...], room: int) -> Iterator[tuple[Block, ...]]:
     """Yield a screen, and then in fewer rows each time, for labelled lines of `room` columns.
 
-    What was assumed gets one row; the speed of what does not fit goes; tables no empty row behind them; warnings but
-    the first are counted, the last first; tables no empty row before them; at last all warnings are counted.
+    What was assumed gets one row, and so does the peak; the speed of what does not fit goes; tables no empty row behind
+    them; warnings but the first are counted, the last first; tables no empty row before them; at last all warnings.
     """
     yield blocks
-    blocks = tuple(_one_row(block, room) if isinstance(block, Line) else block for block in blocks)
-    yield blocks
+    for label in ("Assumed", "Peak"):
+        blocks = tuple(_one_row(block, room, label) if isinstance(block, Line) else block for block in blocks)
+        yield blocks
     blocks = tuple(block for block in blocks if not _is_unmet(block))
     yield blocks
     blocks = _closer(blocks, _BEFORE)
@@ -62,10 +63,10 @@ def _counted(blocks: tuple[Block, ...], kept: int) -> tuple[Block, ...]:
     )
 
 
-def _one_row(line: Line, room: int) -> Line:
-    """Return what was assumed with as many items as one row holds, and how many there are besides."""
+def _one_row(line: Line, room: int, label: str) -> Line:
+    """Return the line of a label with as many items as one row holds, and how many there are besides."""
     items = line.items
-    if line.label != "Assumed" or cell_len(_BETWEEN.join(items)) <= room:
+    if line.label != label or cell_len(_BETWEEN.join(items)) <= room:
         return line
     for count in range(len(items) - 1, 0, -1):
         fewer = (*items[:count], _MORE.format(len(items) - count))

@@ -242,6 +242,9 @@ def _paste() -> Html:
 
 
 def _answer() -> Html:
+    remedy = el(
+        "p", _button("fit", "Make it fit", hidden=True), " ", el("span", id="fitted", class_="small"), id="remedy"
+    )
     plans = el(
         "section",
         el("h2", el("span", "Best plans", id="listed"), " ", el("span", id="count", class_="small")),
@@ -250,10 +253,9 @@ def _answer() -> Html:
     )
     return el(
         "section",
-        el("div", el("div", id="verdict"), el("div", id="bar"), el("div", id="speed"), class_="now"),
+        el("div", el("div", id="verdict"), el("div", id="bar"), el("div", id="speed"), remedy, class_="now"),
         el("p", id="message", role="alert"),
         el("p", id="live", class_="unseen", aria_live="polite"),
-        el("p", _button("fit", "Make it fit", hidden=True), " ", el("span", id="fitted", class_="small"), id="remedy"),
         el("div", id="notice"),
         el("div", id="warnings", class_="small"),
         el("section", id="difference", aria_label="Comparison", hidden=True),

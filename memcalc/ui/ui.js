@@ -36,6 +36,10 @@
     throw await response.json().catch(() => ({message: `The server answered ${response.status}.`, field: ""}));
   }
 
+  function begun(text) {
+    return text.charAt(0).toUpperCase() + text.slice(1);
+  }
+
   async function asked(request, text, signal) {
     return (await ask(request, text, signal)).json();
   }
@@ -323,10 +327,10 @@
     } catch (problem) {
       if (problem.name === "AbortError") return;
       if (request === "plan") {
-        byId("plans").textContent = problem.message;
+        byId("plans").textContent = begun(problem.message);
         byId("plans").classList.remove("stale");
         byId("count").textContent = "";
-      } else if (request === "compare") byId("difference").textContent = problem.message;
+      } else if (request === "compare") byId("difference").textContent = begun(problem.message);
     }
   }
 

@@ -27,12 +27,16 @@ class Worker:
 
     def __init__(self) -> None:
         self._process: asyncio.subprocess.Process | None = None
+        self.has_answered = False
+        """Whether its process has: the first answer waits for all that is read once."""
 
     async def answer(self, request: str, text: str, seconds: float) -> Reply:
         """Return the answer to a request; the process is ended where it takes longer than that [s]."""
         try:
             async with asyncio.timeout(seconds):
-                return await self._exchange(request, text)
+                reply = await self._exchange(request, text)
+                self.has_answered = True
+                return reply
         except TimeoutError:
             await self.stop()
             return Reply(503, JSON, _LATE)
@@ -64,7 +68,7 @@ class Worker:
 
     async def stop(self) -> None:
         """End the process."""
-        process, self._process = self._process, None
+        process, self._process, self.has_answered = self._process, None, False
         if process is not None and process.returncode is None:
             process.kill()
             await process.wait()
@@ -98,7 +102,7 @@ class Workers:
 
     async def _answered(self, worker: Worker, request: str, text: str, is_quick: bool) -> Reply:
         try:
-            return await worker.answer(request, text, QUICK_SECONDS if is_quick else SECONDS)
+            return await worker.answer(request, text, QUICK_SECONDS if is_quick and worker.has_answered else SECONDS)
         finally:
             self._free[is_quick].put_nowait(worker)
 

@@ -162,6 +162,25 @@ def test_a_request_that_takes_too_long_ends_and_the_next_is_answered() -> None:
     assert json.loads(following.body)["verdict"] == memcalc.estimate(**parse_link(JOB).keywords()).verdict
 
 
+def test_the_first_answer_of_a_process_waits_for_what_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As long as a search may take; from then on as long as a control may."""
+    allowed: list[float] = []
+
+    async def answer(worker: Worker, *asked: Any) -> Reply:
+        allowed.append(asked[-1])
+        worker.has_answered = True
+        return Reply(200, "", b"")
+
+    async def twice() -> None:
+        workers = Workers(quick=1, others=1)
+        await workers.answer("estimate", JOB)
+        await workers.answer("estimate", JOB)
+
+    monkeypatch.setattr(Worker, "answer", answer)
+    asyncio.run(twice())
+    assert allowed[0] > allowed[1]
+
+
 def test_more_requests_than_can_wait_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two users and more ask at once; each gets the answer to what they asked."""
 
@@ -245,6 +264,13 @@ def test_plans_lead_to_their_jobs() -> None:
     assert [memcalc.estimate(**job.keywords()).peak.device for job in jobs] == [
         plan.peak.device for plan in expected.plans
     ]
+
+
+def test_plans_say_why_they_are_tight() -> None:
+    """And that memory which nobody stated has to suffice, once for all of them."""
+    told = re.findall(r"<li>(.*?)</li>", answered("plan", "model=llama-3.1-70b&gpu=4090&gpus=4")["plans"])
+    assert any(re.match(r"#1.*: tight, ", text) for text in told)
+    assert sum("host memory" in text for text in told) == 1
 
 
 def test_where_nothing_fits_each_remedy_leads_to_a_job_that_does() -> None:

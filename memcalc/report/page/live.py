@@ -31,7 +31,7 @@ def estimate_parts(estimate: Estimate) -> dict[str, Any]:
         "sentence": _sentence(estimate),
         "head": verdict_line(estimate),
         "bar": gpu_bar(estimate),
-        "speed": el("p", *(line.text for line in time_lines(estimate)), class_="speed"),
+        "speed": el("p", *(begun(line.text) for line in time_lines(estimate)), class_="speed"),
         "warnings": _listed(estimate.warnings),
         "model": f"{estimate.model.name} · {estimate.model.parameters / 1e9:.3g}B parameters",
         "assumed": {name.replace("_", "-"): value for name, value in estimate.assumptions.items()},
@@ -73,16 +73,23 @@ def plan_parts(plans: Plans, link: Linking) -> dict[str, Any]:
     ordered = sorted(plans.plans, key=lambda plan: plan.gpus)
     data = plan_table(plans)
     rows = [_plan(data, row, plan, link) for row, plan in zip(data.rows, ordered, strict=True)]
-    return {
-        "title": "Best plans",
-        "count": count,
-        "plans": table(
-            "Choose a plan to put it into the controls. Batch: micro-batch × accumulation steps.",
-            data.columns,
-            rows,
-            name="plan-table",
-        ),
-    }
+    says = "Choose a plan to put it into the controls. Batch: micro-batch × accumulation steps."
+    listed = table(says, data.columns, rows, name="plan-table")
+    return {"title": "Best plans", "count": count, "plans": join(listed, _listed(tuple(_cautions(plans))))}
+
+
+def _cautions(plans: Plans) -> Iterator[str]:
+    """Yield why plans are tight, and what they rest on, each reason once with the plans that it is of."""
+    reasons: dict[str, list[str]] = {}
+    for plan in plans.plans:
+        _, tight, reason = plan.why.partition(" Tight: ")
+        if tight:
+            reasons.setdefault(f"tight, {reason}", []).append(f"#{plan.rank}")
+        if plan.unknown:
+            says = f"fits only if the {plan.unknown[0]} of node {plans.hardware.node}, which is unknown, suffices."
+            reasons.setdefault(says, []).append(f"#{plan.rank}")
+    for reason, ranks in reasons.items():
+        yield f"{'all plans' if len(ranks) == len(plans.plans) > 1 else ', '.join(ranks)}: {reason}"
 
 
 def plan_table(plans: Plans) -> Table:
