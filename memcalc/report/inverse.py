@@ -161,10 +161,10 @@ def _neighbours(result: Inverse) -> Table:
     )
     points = [(best.value, best.peak.device, best.verdict, 0) for best in (result.best,) if best is not None]
     points += [(miss.value, miss.device, miss.verdict, miss.missing) for miss in result.beyond]
+    size = result.capacity
     rows = [
-        (_count(value), gib(device), percent(device, room), margin(device, verdict, room, missing))
+        (_count(value), gib(device), percent(device, size), margin(device, verdict, size, missing))
         for value, device, verdict, missing in points
-        for room in (result.capacity,)
     ]
     return Table("Around the limit", columns, tuple(rows))
 

@@ -276,8 +276,8 @@ def _table(screen: _Screen, table: Table) -> None:
     for line in (Text(), title) if table.around else (title,) if title else ():
         screen.show(line)
     screen.show(grid)
-    for told in _left_out(shown, left_out):
-        for drawn in _line(screen, told):
+    for note in _left_out(shown, left_out):
+        for drawn in _line(screen, note):
             screen.show(drawn)
     if table.around == _BOTH:
         screen.show(Text())

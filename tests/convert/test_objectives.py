@@ -230,7 +230,7 @@ def test_a_pattern_of_layers_needs_no_run(tmp_path: Path, targets: str, lora: st
 @pytest.mark.parametrize("targets", ["'model.layers.(0|1|2).mlp.up_proj'", "'(a+)+b'", "'['"])
 def test_a_pattern_that_blocks_differ_in_is_asked_for(tmp_path: Path, targets: str) -> None:
     (tmp_path / "ax.yaml").write_text(ADAPTERS.format(targets=targets), encoding="utf-8")
-    with pytest.raises(MissingError, match="not in ax.yaml: --lora"):
+    with pytest.raises(MissingError, match=r"not in ax\.yaml: --lora"):
         check([str(tmp_path / "ax.yaml")], gpu="h100", gpus=8)
 
 
