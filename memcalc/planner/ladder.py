@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
 from typing import TYPE_CHECKING, Any
@@ -12,7 +12,7 @@ from memcalc.errors import CombinationError, InputError, MissingError
 from memcalc.planner import axes, defaults
 from memcalc.planner import request as rq
 from memcalc.planner.answer import estimate_of, hardware_facts, model_facts
-from memcalc.planner.direct import offload_of
+from memcalc.planner.direct import kinds, offload_of
 from memcalc.planner.finalists import time_of, unchecked_warnings
 from memcalc.planner.precision_modes import PRECISION_MODES, mode_of, precision_of, storage_of, usual_modes
 from memcalc.planner.recipe import AppliedRemedy, steps_of
@@ -25,6 +25,7 @@ from memcalc.specs.options import FIELDS, FLAGS, RANK_DEGREES, WORDS
 from memcalc.terms import ModelOnGrid, overhead_of
 
 if TYPE_CHECKING:
+    from memcalc.frameworks import Habits
     from memcalc.planner.job import PlanJob
 
 SIXTEEN_BIT = "16-bit"
@@ -60,6 +61,8 @@ class Change:
     options: dict[str, Any]
     usual: bool
     """Whether it is one of the usual stages, which is left out where it is not possible."""
+    if_needed: bool = False
+    """Whether it is left out where a stage before it fits already."""
 
 
 @dataclass
@@ -79,6 +82,8 @@ class LadderRun:
 
     def take(self, change: Change) -> None:
         """Add a stage; one that is not possible is left out where it is a usual one, and refused by name where not."""
+        if change.if_needed and any(stage.verdict == "fits" for stage in self.stages):
+            return
         options = {**self.options, **change.options}
         try:
             job, record = self.resolve(options)
@@ -167,10 +172,40 @@ def _changes(wanted: LadderOptions, options: Words, job: PlanJob) -> tuple[Chang
         raise CombinationError("recipe", True, "--recipe chooses the stages; drop --stage")
     if wanted.stages:
         return tuple(Change(text.strip(), parse_stage(text), usual=False) for text in wanted.stages)
-    moved = offload_of(job.request, defaults.habits_for(rq.Request({**job.request.given}))[1], job.model)
+    habits = defaults.habits_for(rq.Request({**job.request.given}))[1]
+    moved = offload_of(job.request, habits, job.model)
     texts = [*STAGES, *([f"offload={moved}"] if moved else [])]
     usual = [Change(text, parse_stage(text), usual=True) for text in texts]
+    usual[1:1] = _splits(job, habits)
     return tuple(item for item in usual if not set(item.options) & set(options))
+
+
+def _splits(job: PlanJob, habits: Habits) -> Iterator[Change]:
+    """Model parallelism, doubled until a stage fits, where a framework has no other way to divide weights over ranks.
+
+    Within a node experts and tensors, then stages of a pipeline: the order in which Megatron-LM's guides take them.
+    """
+    gpus = int(job.request.given.get("gpus", 1))
+    if gpus == 1 or SHARDED in defaults.zero_stages(job.request, habits):
+        return
+    inside, able = min(gpus, job.node.gpus_per_host), kinds(job.request, habits, job.model)
+    experts = max(getattr(group.block.mlp, "experts", 1) for group in job.model.groups)
+    taken = int(job.request.given.get("tp", inside if "tp" in able else 1))
+    most = {"ep": min(inside, experts), "tp": inside, "pp": min(gpus // taken, job.model.num_layers)}
+    for name in (name for name in most if name in able):
+        for degree in (1 << power for power in range(1, most[name].bit_length())):
+            split = _split_over(degree, job.model.num_layers) if name == "pp" else {}
+            if split is not None:
+                text = f"{name}={degree}"
+                yield Change(text, {**parse_stage(text), **split}, usual=True, if_needed=True)
+
+
+def _split_over(stages: int, blocks: int) -> dict[str, Any] | None:
+    """How blocks come out even over stages: by themselves, or with embedding and head as one each; None where not."""
+    if blocks % stages == 0:
+        return {}
+    ends = {f"strategy.{name}": True for name in defaults.ENDS_IN_SPLIT}
+    return ends if (blocks + 2) % stages == 0 else None
 
 
 def _readings(

@@ -426,10 +426,29 @@ def test_several_gpus_of_the_trainer_share_the_states() -> None:
     assert alone.assumptions["zero"] == "0"
 
 
-@pytest.mark.parametrize(("gpus", "leads"), [(64, True), (512, False)])
+def test_where_weights_are_split_by_model_parallelism_alone_its_degrees_double_until_a_stage_fits() -> None:
+    """Megatron-LM shards no weights over ranks: 6 bytes of weights and gradients of 8B are 45 GiB before TP."""
+    job = {"model": "llama-3.1-8b", "gpu": "a100-40g", "gpus": 8, "framework": "megatron"}
+    (reading,) = memcalc.ladder(**job).readings
+    verdicts = {stage.change: stage.verdict for stage in reading.stages}
+    doubled = [change for change in verdicts if change.startswith(("tp", "pp"))]
+    assert doubled == [f"tp={2**power}" for power in range(1, len(doubled) + 1)]
+    assert [verdicts[change] for change in doubled] == ["does-not-fit"] * (len(doubled) - 1) + ["fits"]
+    assert not any("tp=" in stage.change for stage in memcalc.ladder(**job, tp=2).readings[0].stages)
+
+
+def test_blocks_that_no_pipeline_divides_are_split_with_embedding_and_head() -> None:
+    """126 blocks and the two ends are 128 parts: 4 stages take 32 of them each."""
+    (reading,) = memcalc.ladder(model="llama-3.1-405b", gpu="h200", gpus=64, tp=8, framework="megatron").readings
+    (stage,) = (stage for stage in reading.stages if stage.change == "pp=4")
+    assert stage.strategy.embedding_in_split
+    assert stage.strategy.loss_in_split
+
+
+@pytest.mark.parametrize(("gpus", "leads"), [(8, True), (512, False)])
 def test_where_no_stage_fits_the_search_is_named(gpus: int, *, leads: bool) -> None:
-    """Of Megatron-LM's layouts the usual stages change none: 70B needs TP, which the search has."""
-    model = "llama-3.1-70b" if leads else "llama-3.2-1b"
+    """Weights and gradients of 405B, 6 bytes each, are 283 GiB on each of 8 GPUs."""
+    model = "llama-3.1-405b" if leads else "llama-3.2-1b"
     words = ["ladder", "--model", model, "--gpu", "h100", "--gpus", str(gpus), "--framework", "megatron"]
     screen = " ".join(CliRunner().invoke(app, words, env={"COLUMNS": "200"}).output.split())
     line = f"memcalc plan --model {model} --gpu h100 --gpus {gpus} --framework megatron"
