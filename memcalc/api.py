@@ -292,7 +292,7 @@ def smallest(
 
     ask = _Ask("min", _one_of(what, get_args(Smallest)), node, settings, tuple(preset_dirs), options, tight, beyond)
     job, query = ask.of(model, gpu, 1, up_to=up_to, any_count=any_count)
-    job = replace(job, tally=Tally(on_progress))
+    job = replace(job, tally=Tally(on_progress), by_share="offload" not in job.request.given)
     most = limits.NODES * job.node.gpus if up_to is None else positive(up_to, "up_to")
     return limits.min_gpus(job, query, limits.counts_up_to(most, job.node.gpus, any_count=any_count))
 

@@ -342,7 +342,7 @@ def layouts_of(request: Request, model: Model, node: Node, gpus: int, seq_len: i
     ways: list[bool | None] = [sp]
     if sp is None:  # a framework that always has it beside TP has it nowhere else
         ways = [None if way else False for way in _values(request, "sp", _ways(request, habits, model))]
-    pipelines = pipes.pipelines_for(request, habits)
+    pipelines = pipes.pipelines_for(request, habits, kinds(request, habits, model))
     layouts = chain(*(layouts_for(model, gpus, degrees, seq_len, sp=way, pipelines=pipelines) for way in ways))
     split = splitting_experts(layouts, request.given.get("fields", {}).get("etp", 0))
     alone = dict.fromkeys(layout for layout in split if layout.tp > 1 or not layout.sp)
@@ -380,7 +380,7 @@ def _degrees(request: Request, name: str, model: Model, gpus: int, node: Node, h
 
     TP within a node; no more stages than blocks; no sequence cut below :data:`SHORTEST_PART` tokens.
     """
-    divisors = [n for n in range(1, gpus + 1) if gpus % n == 0]
+    divisors = [n for n in range(pipes.fewest_stages(request) if name == "pp" else 1, gpus + 1) if gpus % n == 0]
     tried = [n for n in divisors if n <= _most(request, name, model, node)]
     peft = request.given.get("lora") is not None and not habits.engine
     alone = peft or (name == "tp" and request.given.get("optimizer") == GALORE)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from memcalc.formulas.recompute import parse_policy
 from memcalc.grid import AXES, column
 from memcalc.ledger import Ledger
 from memcalc.planner.direct import free_of
@@ -114,13 +115,15 @@ def legal(grid: Grid) -> Array:
     The batch divides, and is one micro-batch where the optimizer steps in backward; parameters are offloaded only where
     they are sharded, and by DeepSpeed optimizer states too, to NVMe at stage 3 alone, and gradients are added up as its
     engine does without ZeRO; what shards with FSDP alone has mixed precision only there; replicas are of what is
-    sharded; a pipeline engine has stages 0 and 1; micro-batches pass model chunks in whole rounds.
+    sharded; a pipeline engine has stages 0 and 1; micro-batches pass model chunks in whole rounds, and each of these
+    computes as many blocks again as the others.
     """
     params = grid.offloaded("params") == 1
     sharded = np.asarray(grid.zero == 3) | (grid.habits.full_shard & (grid.zero == 2))
     shards = grid.habits.full_shard and grid.fixed.adapters is None
     unsharded_mixed = shards & (grid.zero == 0) & (grid.is_mixed == 1)
     able = grid.divides & (~params | sharded) & ~unsharded_mixed & _as_set(grid) & rounds_fit(grid) & free_of(grid)
+    able = able & even_over_chunks(grid)
     if any(layout.dp_replicate > 1 for layout in grid.layouts):
         able = able & ((grid.degree("dp_replicate") == 1) | grid.zero_from(2 if grid.habits.full_shard else 1))
     if 0 in grid.zeros:  # one rank has nothing to shard, unless what is offloaded needs a stage
@@ -136,6 +139,18 @@ def legal(grid: Grid) -> Array:
             same = column([fixed in ("", width) for fixed in widths], "precision") == 1
             able = able & (grid.zero_from(1) | same)
     return np.asarray(able & (grid.accumulation == 1) if grid.fixed.optimizer_in_backward else able)
+
+
+def even_over_chunks(grid: Grid) -> Array:
+    """Whether blocks of ``block-N`` come out even over the model chunks of a stage.
+
+    Megatron-LM is told how many of each chunk (core/recompute.py), which N over the chunks has to be.
+    """
+    if not grid.habits.engine:
+        return np.ones((1,) * len(AXES), dtype=bool)
+    policies = [parse_policy(name) for name in grid.recomputes]
+    blocks = column([policy.count if policy.kind == "block" else 0 for policy in policies], "recompute")
+    return np.asarray(blocks % grid.degree("vpp") == 0)
 
 
 def _as_set(grid: Grid) -> Array:

@@ -137,7 +137,7 @@ def answer_of(
         elapsed=round(time.perf_counter() - query.started, 4),
         capacity=job.gpu.memory_bytes,
         warnings=(*job.request.warnings, *warnings, *_warnings(job, fit)),
-        assumptions=_assumptions(job, query.record.what),
+        assumptions=_assumptions(job, query.record.what) | _share_of_host(job, fit),
         job=query.record,
         command=command_line(query.record),
     )
@@ -153,6 +153,14 @@ def _warnings(job: LimitJob, fit: Fit | None) -> list[str]:
     if fit is not None and job.model.positions != "none" and fit.seq_len > job.model.max_positions:
         text.append(f"beyond {job.model.name}'s {job.model.max_positions}-token context; only memory was checked.")
     return [*text, *(unchecked_warnings({"the answer": fit.time}) if fit is not None else [])]
+
+
+def _share_of_host(job: LimitJob, fit: Fit | None) -> dict[str, str]:
+    """What of the host's memory each GPU of an answer counts with, where that is not all of it."""
+    size, ranks = capacity(job.node, "host"), job.node.gpus_per_host
+    if not job.by_share or size is None or ranks == 1 or (fit is not None and not fit.host_memory):
+        return {}
+    return {"host memory": f"{size // ranks / GIB:,.0f} GiB per GPU, its share of the node's"}
 
 
 def _assumptions(job: LimitJob, what: str) -> dict[str, str]:

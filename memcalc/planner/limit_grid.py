@@ -51,6 +51,8 @@ class LimitJob(PlanJob):
     """A job of which an inverse question is asked; ``safe`` asks for the verdict fits, not tight."""
 
     safe: bool = True
+    by_share: bool = False
+    """Whether a GPU may use its share of its node's memory alone, as where fewer GPUs than a node has are asked for."""
 
     @cached_property
     def batch(self) -> tuple[int, int]:
@@ -286,7 +288,7 @@ def _part(job: LimitJob, grid: Grid, gpus: Collection[int]) -> Chunk | None:
     reserved, least = _figures(ledger)
     beside = group_bytes(job.gpu, grid)
     allowed = legal(grid) & (grid.degree("cp") <= grid.seq_len)
-    for pool in pools_of(census, job.node):
+    for pool in pools_of(census, job.node, by_share=job.by_share):
         allowed = allowed & (np.max(computed(pool.need), axis=1, keepdims=True) <= pool.most)
     safe = safe_limits(grid, job.gpu, [overhead])
     return Chunk(grid, census, ledger, reserved + beside, least + beside, allowed, overhead, safe)

@@ -68,17 +68,19 @@ def tier_of(grid: Grid) -> str:
 
 
 def pools_of(
-    census: ModelOnGrid, node: Node, grid: Grid | None = None, *, trusting: bool = True
+    census: ModelOnGrid, node: Node, grid: Grid | None = None, *, trusting: bool = True, by_share: bool = False
 ) -> tuple[MemoryPool, ...]:
     """The memories off the GPU, where a strategy of the grid keeps something in one.
 
-    One of unknown size holds anything where ``trusting``, else nothing. ``grid`` has the layouts, where those of the
+    One of unknown size holds anything where ``trusting``, else nothing. ``by_share`` a GPU has its share of them alone,
+    whoever has the others of the node. ``grid`` has the layouts, where those of the
     census stand once for each stage.
     """
     grid = grid or census.grid
     if not any(grid.offloads) and not kind_of(grid).paged:
         return ()
-    live, ranks = off_gpu_bytes(census), np.minimum(grid.degree("gpus"), node.gpus_per_host)
+    live, most = off_gpu_bytes(census), node.gpus_per_host
+    ranks = np.asarray(most) if by_share else np.minimum(grid.degree("gpus"), most)
     trees = {"host": live.host} | ({} if tier_of(grid) == "host" else {tier_of(grid): live.tier})
     sizes = {tier: capacity(node, tier) for tier in trees}
     sizes = {tier: 0 if size is None and not trusting else size for tier, size in sizes.items()}

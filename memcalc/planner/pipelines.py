@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 from itertools import product
 from typing import TYPE_CHECKING, Any
@@ -44,8 +44,12 @@ def one_pipeline(request: Request, habits: Habits) -> tuple[str, int]:
     return schedule, int(request.get("vpp", 2))
 
 
-def pipelines_for(request: Request, habits: Habits) -> list[tuple[str, int]]:
-    """The schedules and chunks that a search tries: the framework's own, each with several numbers of chunks."""
+def pipelines_for(request: Request, habits: Habits, able: Collection[str] = ()) -> list[tuple[str, int]]:
+    """The schedules and chunks that a search tries: the framework's own, each with several numbers of chunks.
+
+    ``able`` has the kinds of parallelism that it tries by itself: without a number of stages it is these that decide.
+    """
+    searched = "pp" in able or "pp" in request.choices
     known = [*habits.schedules, *habits.fork_schedules]
     default = [name for name in habits.schedules if name not in NEVER_FASTER]
     query, choice = request.given.get("pp_schedule"), request.choices.get("pp_schedule")
@@ -56,7 +60,7 @@ def pipelines_for(request: Request, habits: Habits) -> list[tuple[str, int]]:
             default if query is None and request.given.get("vpp", 1) == 1 else [str(query or _usual(request, habits))]
         )
     for name in names:
-        check_schedule(request, habits, name)
+        check_schedule(request, habits, name, searched=searched)
     if query is None and request.given.get("pp", 1) > 1:
         request.assumptions["pp_schedule"] = f"searched: {', '.join(names)}"
     several, usual = request.choices.get("vpp"), EVEN_CHUNKS if habits.even_chunks else CHUNKS
@@ -75,7 +79,13 @@ def _usual(request: Request, habits: Habits) -> str:
     return chunked[0] if int(request.given.get("vpp") or 1) > 1 and len(chunked) == 1 else "1f1b"
 
 
-def check_schedule(request: Request, habits: Habits, schedule: str) -> None:
+def fewest_stages(request: Request) -> int:
+    """Stages of the shortest pipeline that has what is asked for: two where that is a schedule or model chunks."""
+    staged = request.given.get("pp_schedule") not in (None, "1f1b") or int(request.given.get("vpp") or 1) > 1
+    return 1 + staged
+
+
+def check_schedule(request: Request, habits: Habits, schedule: str, *, searched: bool = False) -> None:
     """Refuse a schedule that the framework does not run, and chunks that the schedule does not have."""
     known = (*habits.schedules, *habits.fork_schedules)
     query, vpp = request.given.get("pp_schedule"), request.given.get("vpp")
@@ -83,7 +93,7 @@ def check_schedule(request: Request, habits: Habits, schedule: str) -> None:
         raise CombinationError("pp-schedule", schedule, f"{habits.name} runs {', '.join(known)}", known)
     if query in (None, "1f1b") and (vpp or 1) == 1:
         return
-    if request.given.get("pp", 1) == 1:
+    if request.given.get("pp", 2 if searched else 1) == 1:
         name, value = ("vpp", vpp) if query in (None, "1f1b") else ("pp-schedule", query)
         raise CombinationError(name, value, "a pipeline's schedule needs pp above 1")
     if vpp is not None and vpp > 1 and schedule not in VIRTUAL:

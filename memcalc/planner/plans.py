@@ -18,6 +18,7 @@ from memcalc.planner.answer import borrowed_by, hardware_facts, model_facts, sca
 from memcalc.planner.batch_front import with_batches
 from memcalc.planner.beyond import code_warnings, fits_beyond, unopened
 from memcalc.planner.choice import FEW, Choice, chosen, simplest
+from memcalc.planner.costs import even_over_chunks
 from memcalc.planner.defaults import sequence_length
 from memcalc.planner.finalists import SimulatedPlan, time_of, unchecked_warnings
 from memcalc.planner.found import searched_strategies
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
 BILLION = 10**9
 IMPOSSIBLE = "{} GPUs: no micro-batch divides the global batch over the data-parallel ranks."
 """Where the job's own strategy is not refused for anything else."""
+UNEVEN = "{} GPUs: the blocks of --recompute block-N must come out even over the model chunks of a stage (--vpp)."
 
 
 @dataclass(frozen=True)
@@ -151,10 +153,10 @@ def _nothing(job: PlanJob, outcome: SearchResult, gpus: int, wish: PlanOptions, 
 def _impossible(job: PlanJob, gpus: int) -> str:
     """Why no strategy of the space can run at all: what an estimate of the job says, with its defaults."""
     try:
-        axes.single_strategy(job.pinned(gpus=gpus).request, job.model, job.gpu, job.node)
+        grid = axes.single_strategy(job.pinned(gpus=gpus).request, job.model, job.gpu, job.node)
     except InputError as error:
         return str(error)
-    return IMPOSSIBLE.format(gpus)
+    return (IMPOSSIBLE if even_over_chunks(grid).all() else UNEVEN).format(gpus)
 
 
 def _chosen(job: PlanJob, lists: dict[int, Shortlist], wish: PlanOptions) -> dict[int, list[Choice]]:

@@ -3,7 +3,7 @@
 import pytest
 
 import memcalc
-from memcalc.errors import InputError, MemcalcError
+from memcalc.errors import CombinationError, InputError, MemcalcError
 from memcalc.planner.request import Choice, check_words, parse_choice
 from memcalc.specs.options import SEARCHED
 
@@ -88,3 +88,24 @@ def test_a_bound_leaves_out_the_numbers_of_gpus_that_cannot_meet_it() -> None:
     assert all(plan.strategy.tp >= 3 for plan in answer.plans)
     with pytest.raises(MemcalcError, match="no valid layout"):
         memcalc.plan(**{**JOB, "gpus": 2}, tp="3..")
+
+
+def test_a_schedule_or_chunks_alone_are_searched_over_pipelines_where_the_framework_has_them() -> None:
+    """The number of stages is open: `--pp-schedule interleaved` was refused for a pipeline of one stage."""
+    job = {"model": "llama-3.1-8b", "gpu": "h100", "gpus": 4, "tp": 1, "cp": 1, "offload": "none", "recompute": "full"}
+    for words in ({"pp_schedule": "interleaved"}, {"vpp": 2}, {"vpp": 2, "pp": "1/2"}):
+        plans = memcalc.plan(**job, framework="megatron", **words).plans
+        assert plans
+        assert all(plan.strategy.pp > 1 and plan.strategy.pp_schedule == "interleaved" for plan in plans)
+    with pytest.raises(CombinationError, match="needs pp above 1"):
+        memcalc.plan(**job, framework="fsdp2", pp_schedule="interleaved")
+
+
+def test_blocks_that_are_computed_again_come_out_even_over_model_chunks() -> None:
+    """Megatron-LM is told how many of each chunk: 10 blocks are 2 of each of 5, and none of 4."""
+    job = {"model": "llama-3.1-70b", "gpu": "h200", "gpus": 32, "tp": 8, "pp": 4, "framework": "megatron", "cp": 1}
+    words = {**job, "recompute": "block-10", "offload": "none", "pp_schedule": "interleaved"}
+    assert {plan.strategy.vpp for plan in memcalc.plan(**words, vpp="4/5").plans} == {5}
+    refused = memcalc.plan(**words, vpp=4)
+    assert not refused.plans
+    assert "come out even over the model chunks" in refused.too_large

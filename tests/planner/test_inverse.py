@@ -270,10 +270,11 @@ def test_an_option_that_is_refused_for_every_model_is_refused() -> None:
 
 @pytest.mark.parametrize(("offload", "said"), [([], True), (["--offload", "params,activations"], False)])
 def test_an_answer_that_rests_on_host_memory_says_how_to_ask_without(offload: list[str], *, said: bool) -> None:
-    """Of 70B one GPU holds the blocks alone, with 1.1 TiB in host memory; who asks for GPUs may mean all of it."""
-    words = ["min", "gpus", "--model", "llama-3.1-70b", "--gpu", "h100", "--up-to", "1", *offload]
+    """Of 70B one GPU holds the blocks alone, with 1.1 TiB in host memory: its share is 256 GiB; who asks gets all."""
+    words = ["min", "gpus", "--model", "llama-3.1-70b", "--gpu", "h100", "--up-to", "8", *offload]
     screen = RUN.invoke(app, words, env={"COLUMNS": "200"}).output
-    assert "1 GPU · fits · offload params+activations" in screen
+    assert f"{'8 GPUs' if said else '1 GPU'} · fits · offload params+activations" in screen
+    assert ("host memory 256 GiB per GPU, its share of the node's" in screen) is said
     assert ("--offload none: all on the GPU" in screen) is said
 
 
@@ -471,3 +472,13 @@ def test_a_limit_that_is_logits_names_the_loss_that_makes_fewer() -> None:
     assert fused.answer > 3 * result.answer
     assert "--loss" not in fused.limit
     assert memcalc.largest("seq-len", **job, lora=True).limit.endswith("less with --loss fused-linear")
+
+
+def test_the_fewest_gpus_have_their_share_of_their_nodes_host_memory_alone() -> None:
+    """13B with Adam keeps 16 bytes a weight on the host, 194 GiB: an eighth of a DGX A100 has 128."""
+    words = {"model": "llama-2-13b", "gpu": "a100-40g", "framework": "fsdp2", "recompute": "full"}
+    found = memcalc.smallest("gpus", **words, tight=True)
+    assert found.best is not None
+    assert found.best.value > 1
+    assert found.best.host_memory <= found.best.value * 128 * 2**30
+    assert "128 GiB per GPU" in found.assumptions["host memory"]
