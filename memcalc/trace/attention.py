@@ -3,21 +3,26 @@
 Multi-head latent attention: queries, keys and values out of low-rank projections (DeepSeek-V2, arXiv:2405.04434).
 
 Source: Transformers 5.23 ``models/{deepseek_v2,deepseek_v3}/modeling_*.py``.
+
+What a graph that somebody refers to keeps alive: the tensors that the nodes before a tensor saved.
+
+Backward empties the nodes that it runs. A checkpoint that is no function of its own computes its block again to fill
+the nodes of forward, and the graph of that second run, which no backward runs, stays as it is for whoever refers to it.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from memcalc.trace import ops
 from memcalc.trace.adapters import PARTS, Packed, adapted_parts
-from memcalc.trace.ancestry import saved_before
 from memcalc.trace.checkpoint import region
 from memcalc.trace.layers import WIDE, BlockConfig, linear, norm
 from memcalc.trace.projection import Product
 from memcalc.trace.scores import core, joined, repeated
-from memcalc.trace.tape import Grads, Size, Tape, Tensor
+from memcalc.trace.tape import Edge, Grads, Node, Size, Storage, Tape, Tensor
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -319,3 +324,18 @@ def _joined(tape: Tape, first: Tensor, second: Tensor) -> Tensor:
     width = max(first.size.width, second.size.width)
     first, second = (ops.cast(tape, part, width, "part of queries, cast") for part in (first, second))
     return ops.cat(tape, [first, second], "queries", "q")
+
+
+def saved_before(tensors: Sequence[Tensor]) -> list[Storage]:
+    """What the nodes saved that some tensors come from, each node once."""
+    waiting: list[Edge | None] = [tensor.edge for tensor in tensors]
+    seen: set[Node] = set()
+    storages: list[Storage] = []
+    while waiting:
+        edge = waiting.pop()
+        if not isinstance(edge, tuple) or edge[0] in seen:
+            continue
+        seen.add(edge[0])
+        storages += edge[0].saved
+        waiting += edge[0].edges
+    return storages

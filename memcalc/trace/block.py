@@ -1,24 +1,38 @@
-"""One residual block, in the order in which its parts run."""
+"""One residual block, in the order in which its parts run.
+
+What mixes tokens in attention's place, as the operators between the norm and the residual sum.
+
+Source: Transformers 5.24 ``models/lfm2/modeling_lfm2.py``, ``Lfm2ShortConv`` with its own ``causal_conv1d_fn``.
+
+Routed experts beside a dense MLP, each with norms of its own; the router reads the residual stream too.
+
+Source: Transformers 5.24 ``models/gemma4/modeling_gemma4.py`` (``Gemma4TextRouter``, ``Gemma4TextDecoderLayer``).
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from memcalc.specs.block import MixtureOfExperts, Norm
+from memcalc.specs.block import MixtureOfExperts, Mlp, Norm
+from memcalc.specs.mixers import DeltaAttention, GatedDeltaNet, Mamba, Mamba2, ShortConvolution
 from memcalc.trace import ops, transformer_engine
 from memcalc.trace.attention import attention
 from memcalc.trace.checkpoint import discarding, region
+from memcalc.trace.delta_attention import delta_attention
+from memcalc.trace.delta_net import delta_net
 from memcalc.trace.every_expert import over_every_token
-from memcalc.trace.experts_beside import dense_beside, with_experts
-from memcalc.trace.layers import WIDE, BlockConfig, norm, weighted
-from memcalc.trace.mixers import is_scaled, mixer
+from memcalc.trace.layers import WIDE, BlockConfig, linear, norm, weighted
+from memcalc.trace.mamba import mamba
+from memcalc.trace.mamba2 import mamba2
 from memcalc.trace.parallel_linear import gathered, scattered
-from memcalc.trace.routed import dense, routed
-from memcalc.trace.tape import Tape, Tensor
+from memcalc.trace.routed import INDEX, dense, normalised, picked, routed, sent
+from memcalc.trace.tape import Grads, Leaf, Size, Tape, Tensor
 
 if TYPE_CHECKING:
     from memcalc.specs.block import Block
+    from memcalc.specs.mixers import Mixer
+
 
 Branch = Callable[[Tensor], Tensor]
 
@@ -137,3 +151,105 @@ def summed(tape: Tape, x: Tensor, y: Tensor, block: Block, setting: BlockConfig,
     del attended, other
     both = ops.dropout(tape, both, "residual dropout", active=bool(block.dropout) and setting.dropout)
     return ops.add(tape, x, both, "residual sum")
+
+
+def mixer(tape: Tape, x: Tensor, spec: Mixer, setting: BlockConfig, hidden: int) -> Tensor:
+    """From a block's normalised input to the branch's output."""
+    if isinstance(spec, ShortConvolution):
+        return short_convolution(tape, x, spec, setting, hidden)
+    if isinstance(spec, GatedDeltaNet):
+        return delta_net(tape, x, spec, setting, hidden)
+    if isinstance(spec, DeltaAttention):
+        return delta_attention(tape, x, spec, setting, hidden)
+    if isinstance(spec, Mamba):
+        return mamba(tape, x, spec, setting, hidden)
+    return mamba2(tape, x, spec, setting, hidden)
+
+
+def is_scaled(spec: Mixer) -> bool:
+    """Whether constants multiply what goes in and out of it, and of attention beside it."""
+    return isinstance(spec, Mamba2) and spec.scaled
+
+
+def short_convolution(tape: Tape, x: Tensor, spec: ShortConvolution, setting: BlockConfig, hidden: int) -> Tensor:
+    """Three parts of a projection: two gates, before and after a convolution of the third."""
+    parts = linear(tape, x, setting, "mixer's input projection", 3 * hidden, "3·h")
+    before, after, value = ops.split(tape, parts, [hidden] * 3, ["h"] * 3, "mixer's input projection")
+    del parts
+    gated = ops.mul(tape, before, value, "convolution's input")
+    del before, value
+    out = ops.mul(tape, after, causal(tape, gated, spec, setting), "convolution's output, gated")
+    del after, gated
+    out = ops.copy(tape, out, "convolution's output, tokens first")
+    return linear(tape, out, setting, "mixer's output projection", hidden, "h", setting.branch_output)
+
+
+def causal(tape: Tape, x: Tensor, spec: ShortConvolution, setting: BlockConfig) -> Tensor:
+    """A convolution of each channel alone along the sequence: its output has ``taps - 1`` places more, cut off after.
+
+    Keeps its input.
+    """
+    x = ops.cast(tape, x, setting.compute, "convolution's input, 16-bit copy")
+    size, leaf = x.size, Leaf("convolution weight", keep=True) if setting.trainable else None
+    weights = Size(size.elements * (spec.taps + spec.bias), 1, "once")
+
+    def rule(_: Grads) -> Grads:
+        grad = tape.new("gradient of convolution's input", size)
+        return [grad, tape.new("gradient of convolution weight", weights, "gradient") if leaf else None]
+
+    longer = size._replace(unit="convolved", label="h")
+    out = tape.record(tape.new("convolution's output", longer), [x, leaf], rule, [x.storage])
+    return cut(tape, out, size)
+
+
+def cut(tape: Tape, x: Tensor, size: Size) -> Tensor:
+    """The first places of a longer sequence: a view, whose gradient is filled up with zeros."""
+    longer = x.size
+    return tape.record(Tensor(x.storage, size), [x], lambda _: [tape.new("gradient of convolution's output", longer)])
+
+
+def dense_beside(tape: Tape, x: Tensor, spec: MixtureOfExperts, setting: BlockConfig, hidden: int) -> Tensor:
+    """The dense MLP, which reads the branch's norm."""
+    return dense(tape, x, Mlp(ffn=spec.shared_ffn, gated=spec.gated, activation=spec.activation), setting, hidden)
+
+
+def with_experts(
+    tape: Tape, x: Tensor, mlp: Tensor, block: Block, spec: MixtureOfExperts, setting: BlockConfig,
+    variables: list[Tensor],
+) -> Tensor:  # fmt: skip
+    """The sum of the dense MLP's output and that of experts which read the residual stream ``x``.
+
+    What variables of the block hold until it ends goes to ``variables``.
+    """
+    first = norm(tape, mlp, block.norm, setting, "dense MLP's output norm")
+    weights, experts, scores = router(tape, x, block.norm, spec, setting)
+    variables += [first, weights, experts, scores]
+    second = norm(tape, x, block.norm, setting, "experts' norm")
+    second = sent(tape, second, [weights, experts], spec, setting, block.hidden)
+    second = norm(tape, second, block.norm, setting, "experts' output norm")
+    variables.append(second)
+    return ops.add(tape, first, second, "sum of dense MLP and experts")
+
+
+def router(
+    tape: Tape, x: Tensor, kind: Norm, spec: MixtureOfExperts, setting: BlockConfig
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The weights of the chosen experts, their numbers, and the probabilities of all."""
+    x = norm(tape, x, kind.model_copy(update={"weight": False}), setting, "router's norm")
+    x = ops.plain(tape, weighted(tape, x, Norm(), setting, "router's scale"), "router input, scaled")
+    probabilities = ops.saves_output(tape, linear(tape, x, setting, "router", spec.experts, "E"), "router scores", 4)
+    experts = tape.new("chosen experts", Size(spec.topk, INDEX, "token", "none", "k"))
+    weights = normalised(tape, picked(tape, probabilities, experts, "weights of experts", [experts]), setting)
+    scales = scales_of_chosen(tape, experts, spec, setting)
+    return ops.mul(tape, weights, scales, "weights of experts, scaled"), experts, probabilities
+
+
+def scales_of_chosen(tape: Tape, experts: Tensor, spec: MixtureOfExperts, setting: BlockConfig) -> Tensor:
+    """A learned number of each chosen expert: keeps their numbers."""
+    leaf = Leaf("scales of experts weight", keep=True) if setting.trainable else None
+
+    def rule(_: Grads) -> Grads:
+        return [tape.new("gradient of scales of experts", Size(spec.experts, 1, "once"), "gradient")]
+
+    out = tape.new("scales of chosen experts", experts.size.wide(setting.norm_weight or setting.weight))
+    return tape.record(out, [leaf], rule, [experts.storage])

@@ -5,6 +5,8 @@ Source: Transformers 5.24 ``models/qwen3_5/modeling_qwen3_5.py`` and ``models/qw
 flash-linear-attention bc3b101d ``ops/gated_delta_rule/chunk.py`` (what is saved, and each tensor of both directions),
 ``chunk_fwd.py``, ``wy_fast.py``, ``ops/common/chunk_{delta_h,o}.py``, ``modules/l2norm.py``; causal-conv1d
 ``causal_conv1d_interface.py``, ``CausalConv1dFn``.
+
+The decays of a recurrence, ``-exp(A)`` in fp32.
 """
 
 from __future__ import annotations
@@ -13,12 +15,25 @@ from typing import TYPE_CHECKING
 
 from memcalc.specs.block import Norm
 from memcalc.trace import ops
-from memcalc.trace.decay import decay_rates
 from memcalc.trace.layers import WIDE, BlockConfig, linear, weighted
 from memcalc.trace.tape import Grads, Leaf, Size, Tape, Tensor
 
 if TYPE_CHECKING:
     from memcalc.specs.mixers import GatedDeltaNet
+    from memcalc.trace.layers import BlockConfig
+
+
+def decay_rates(tape: Tape, elements: int, setting: BlockConfig, label: str = "H") -> Tensor:
+    """One number a head, or a channel and place of its state: a trained exponent's exponential is kept for backward."""
+    vector = Size(elements, WIDE, "once", "none", label)
+    leaf = Leaf("decay", keep=True) if setting.trainable else None
+    exponential = tape.new("decay, exponential", vector)
+    exponential = tape.record(
+        exponential, [leaf], lambda _: [tape.new("gradient of decay", vector.wide(1), "gradient")],
+        [exponential.storage],
+    )  # fmt: skip
+    return tape.record(tape.new("decay", vector), [exponential], lambda grads: [grads[0]])
+
 
 CHUNK = 64
 """Tokens of one chunk of the recurrence."""

@@ -12,10 +12,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from memcalc.trace import frozen_linear, ops
+from memcalc.trace import ops
 from memcalc.trace.checkpoint import discarding
 from memcalc.trace.layers import input_again, kept_input, operands
-from memcalc.trace.parallel_linear import column_parallel, row_parallel
+from memcalc.trace.parallel_linear import column_parallel, frozen_grouped, row_parallel
 from memcalc.trace.tape import Grads, Leaf, Shard, Size, Tape, Tensor
 
 if TYPE_CHECKING:
@@ -108,7 +108,7 @@ def grouped_linear(
 ) -> Tensor:
     """``GroupedLinear``: keeps its input, as it is with ``original``; backward makes the gradient contiguous."""
     if not setting.trainable:
-        return frozen_linear.grouped(tape, x, setting, name, size)
+        return frozen_grouped(tape, x, setting, name, size)
     narrow = setting.narrow
     given, weight = x.size, Size(x.size.elements * size.elements, 1, "once", "experts")
     full = size._replace(shard="rows" if size.shard == "rows if sorted" else size.shard)

@@ -11,17 +11,17 @@ they are copied; those of one sequence are a view.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
 from memcalc.specs.block import Norm
 from memcalc.trace import ops
-from memcalc.trace.decay import decay_rates
-from memcalc.trace.delta_net import convolution
+from memcalc.trace.delta_net import convolution, decay_rates
 from memcalc.trace.layers import WIDE, BlockConfig, linear, norm
 from memcalc.trace.tape import Edge, Grads, Leaf, Shard, Size, Tape, Tensor
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from memcalc.specs.mixers import Mamba
 
 BATCHED: Shard = "tp if batched"

@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from memcalc.trace import ops
-from memcalc.trace.decay import decay_rates
+from memcalc.trace.delta_net import decay_rates
 from memcalc.trace.layers import WIDE, BlockConfig, linear
 from memcalc.trace.tape import Grads, Leaf, Size, Tape, Tensor
 

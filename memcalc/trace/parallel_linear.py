@@ -12,6 +12,20 @@ Sequence parallelism as DTensor runs it: gathers before a branch, reduce-scatter
 Source: ``torch/distributed/tensor/parallel/style.py`` (PrepareModuleInput, RowwiseParallel) of PyTorch 2.13, with the
 plan of torchtitan ``parallelize_llama.py`` (9dec370): each branch of a block gathers its input once, and its matmuls
 keep that.
+
+Megatron-LM's linear layers with a frozen weight, and the adapters beside them.
+
+A frozen layer keeps no input: ``Linear``, ``GroupedLinear`` and ``LinearWithFrozenWeight`` save the weight alone, and
+``LayerNormLinear`` its input and the norm's statistics. The norm's output is kept once an adapter is given it.
+
+Megatron-Bridge's adapters split the ranks of A over the tensor-parallel group where the layer splits its outputs, read
+the whole sequence, and gather what B makes beside a layer that splits its inputs. ms-swift's read a rank's part of the
+sequence, and have the matrix that is no side of the split whole on each rank.
+
+Sources: NVIDIA/TransformerEngine d0067d0d ``pytorch/module/{linear,layernorm_linear,grouped_linear}.py``;
+NVIDIA/Megatron-LM d98e8a64 ``core/tensor_parallel/{layers,mappings}.py``; NVIDIA-NeMo/Megatron-Bridge 067f987d
+``peft/utils.py`` (``ParallelLinearAdapter``, ``GroupedExpertLinearAdapter``) and ``peft/lora_layers.py``;
+modelscope/mcore-bridge f020e479 ``tuners/lora.py`` (``LoraParallelLinear``), until 4.0 a part of ms-swift.
 """
 
 from __future__ import annotations
@@ -19,13 +33,14 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from memcalc.trace import frozen_linear
+from memcalc.trace import ops
 from memcalc.trace.layers import BlockConfig, gathered_input, input_again, kept_input, operands, product, weight_of
 from memcalc.trace.tape import Grads, Leaf, Shard, Size, Tape, Tensor
 
 if TYPE_CHECKING:
     from memcalc.specs.block import Norm
-    from memcalc.trace.layers import Narrow
+    from memcalc.trace.adapters import Lora
+    from memcalc.trace.layers import BlockConfig, Narrow
 
 
 def normalised_linear(
@@ -33,7 +48,7 @@ def normalised_linear(
 ) -> Tensor:
     """``LayerNormLinear``, one autograd node: keeps its input, the normalised tensor and the norm's statistics."""
     if not setting.trainable:
-        return frozen_linear.normalised(tape, x, spec, setting, name, elements, label, shard)
+        return frozen_normalised(tape, x, spec, setting, name, elements, label, shard)
     size = x.size
     numbers = 2 if spec.kind == "layernorm" else 1
     stats = tape.new(f"{name} norm statistics", size._replace(elements=numbers, width=4, label=str(numbers)))
@@ -67,7 +82,7 @@ def column_parallel(
 ) -> Tensor:
     """A column-parallel linear layer: keeps its (sharded) input, as it is with ``original``."""
     if not setting.trainable:
-        return frozen_linear.column(tape, x, setting, name, elements, label, shard)
+        return frozen_column(tape, x, setting, name, elements, label, shard)
     size, narrow = x.size, setting.narrow
     saved, other = kept_input(tape, x, name, narrow, original=original)
     out = product(tape, size, name, elements, label, shard, narrow, gathers=gathers)
@@ -94,7 +109,7 @@ def row_parallel(
 ) -> Tensor:
     """A row-parallel linear layer: keeps its input; the output's gradient is gathered in backward."""
     if not setting.trainable:
-        return frozen_linear.row(tape, x, setting, name, hidden)
+        return frozen_row(tape, x, setting, name, hidden)
     size, narrow = x.size, setting.narrow
     saved, other = kept_input(tape, x, name, narrow, original=original)
     partial_sum = tape.new(
@@ -158,3 +173,204 @@ def scattered(tape: Tape, x: Tensor, size: Size, setting: BlockConfig, *, last: 
     with tape.unread(active=last and setting.compiled):
         out = tape.operator("reduce-scatter", lambda: tape.new("reduced branch output", size))
     return tape.record(out, [x], lambda _: [tape.new("gradient of the branch output, gathered", back)])
+
+
+def frozen_normalised(
+    tape: Tape, x: Tensor, spec: Norm, setting: BlockConfig, name: str, elements: int, label: str, shard: Shard
+) -> Tensor:
+    """``LayerNormLinear``: keeps its input and the statistics, and for an adapter the normalised tensor too."""
+    size, lora, numbers = x.size, _adapter(setting, name), 2 if spec.kind == "layernorm" else 1
+    stats = tape.new(f"{name} norm statistics", size._replace(elements=numbers, width=4, label=str(numbers)))
+    made = tape.new(f"{name} input", size)
+    inputs = gathered_input(tape, size, name, None) if shard == "tp" else []
+    out_size = size._replace(elements=elements, label=label, shard=shard)
+    out = tape.operator("mm", lambda: tape.new(f"{name} output", out_size))
+
+    def rule(_: Grads) -> Grads:
+        inner = _input_gradient(tape, size, name, shard)
+        if lora is not None:
+            inner = tape.new(f"gradient of {name} input, with the adapter's", size)
+        before = tape.new(f"gradient before {name}'s norm", size)
+        del inner
+        return [before]
+
+    if lora is None:
+        del inputs
+        return tape.record(out, [x], rule, [x.storage, stats.storage])
+    given = _whole(made, inputs) if lora.gathers and inputs else Tensor(made.storage, size)
+    tape.record_many([out, given], [x], rule, [x.storage, stats.storage, made.storage])
+    del made, inputs
+    return _beside_column(tape, [out], given, lora, name)
+
+
+def frozen_column(
+    tape: Tape, x: Tensor, setting: BlockConfig, name: str, elements: int, label: str, shard: Shard = "tp"
+) -> Tensor:
+    """A column-parallel layer, or one that every rank has whole: keeps nothing of its own."""
+    size, lora = x.size, _adapter(setting, name)
+    out = product(tape, size, name, elements, label, shard)
+    tape.record(out, [x], lambda _: [_input_gradient(tape, size, name, shard)], reads=True)
+    if lora is None:
+        return out
+    return _beside_column(tape, [out], x, lora, name, gathers=lora.gathers and shard == "tp")
+
+
+def frozen_row(tape: Tape, x: Tensor, setting: BlockConfig, name: str, hidden: int) -> Tensor:
+    """A row-parallel layer: keeps nothing; its output's gradient is gathered in backward."""
+    size, lora = x.size, _adapter(setting, name)
+    result = Size(hidden, size.width, size.unit, "sp", "h")
+    partial_sum = tape.new(f"{name} output before its reduction", result._replace(shard="full if sp"))
+    out = tape.operator("mm", lambda: tape.new(f"{name} output", result))
+    del partial_sum
+
+    def rule(_: Grads) -> Grads:
+        gathered = tape.new(f"gradient of {name} output, gathered", result._replace(shard="full if sp"))
+        inner = tape.new(f"gradient of {name} input", size)
+        del gathered
+        return [inner]
+
+    tape.record(out, [x], rule, reads=True)
+    return out if lora is None else _beside_row(tape, [out], x, lora, name)
+
+
+def frozen_grouped(tape: Tape, x: Tensor, setting: BlockConfig, name: str, size: Size) -> Tensor:
+    """``GroupedLinear``: keeps nothing of its own; an adapter has the rows of all experts beside each other."""
+    given, lora = x.size, _adapter(setting, name)
+    full = size._replace(shard="rows" if size.shard == "rows if sorted" else size.shard)
+
+    def rule(_: Grads) -> Grads:
+        copied = tape.new(f"gradient of {name} output, contiguous", full)
+        inner = tape.new(f"gradient of {name} input", given)
+        del copied
+        return [inner]
+
+    out = tape.record(tape.new(f"{name} output", size if lora is None else full), [x], rule, reads=True)
+    if lora is None:
+        return out
+    x = ops.dropout(tape, x, f"{name} adapter dropout", active=lora.dropout)
+    low_size = Size(lora.rank, given.width, "routed", "rows", "r")
+    low = _product(tape, x, f"{name} adapter A", tape.new(f"{name} adapter A output", low_size))
+    del x
+    high = [_product(tape, low, f"{name} adapter B", tape.new(f"{name} adapter B output", full))]
+    del low
+    outs = [out]
+    del out
+    return _added(tape, outs, high, name, size)
+
+
+def _adapter(setting: BlockConfig, name: str) -> Lora | None:
+    """The adapters of a layer, by its name; None where it has none."""
+    return setting.lora if setting.lora is not None and setting.lora.stands_on(name) else None
+
+
+def _beside_column(
+    tape: Tape, out: list[Tensor], given: Tensor, lora: Lora, name: str, *, gathers: bool = False
+) -> Tensor:
+    """The sum with the adapter of a layer that splits its outputs; ``gathers``: it gathers the sequence itself."""
+    x = ops.dropout(tape, given, f"{name} adapter dropout", active=lora.dropout)
+    x = _gathered(tape, x, name, dropped=lora.dropout) if gathers else x
+    low = _low(tape, x, lora, name)
+    del x
+    size = out[0].size
+    inputs = [] if lora.gathers else gathered_input(tape, low.size, f"{name} adapter B", None)
+    made = tape.new(f"{name} adapter B output", size)
+    del inputs
+    again = None if lora.gathers else low.size._replace(shard="full if sp")
+    high = [_product(tape, low, f"{name} adapter B", made, [] if again is None else [again, again])]
+    del low, made
+    return _added(tape, out, high, name, size)
+
+
+def _beside_row(tape: Tape, out: list[Tensor], given: Tensor, lora: Lora, name: str) -> Tensor:
+    """The sum with the adapter of a layer that splits its inputs."""
+    x = ops.dropout(tape, given, f"{name} adapter dropout", active=lora.dropout)
+    size = out[0].size
+    low_size = size._replace(elements=lora.rank, label="r", shard="none" if lora.gathers else "sp")
+    partial_sum = tape.new(f"{name} adapter A output before its reduction", low_size._replace(shard="full if sp"))
+    low = _product(tape, x, f"{name} adapter A", tape.new(f"{name} adapter A output", low_size))
+    del x, partial_sum
+    high = [_split_outputs(tape, low, size, name) if lora.gathers else _local(tape, low, size, name)]
+    del low
+    return _added(tape, out, high, name, size)
+
+
+def _low(tape: Tape, x: Tensor, lora: Lora, name: str) -> Tensor:
+    """What A makes beside split outputs: under Megatron-Bridge a part of the ranks, which are then gathered."""
+    size = x.size._replace(elements=lora.rank, label="r")
+    parts = [size._replace(shard=shard) for shard in _PARTS] if lora.gathers else []
+    made = [tape.new(f"{name} adapter A output, of a rank", part) for part in parts]
+    low = _product(tape, x, f"{name} adapter A", tape.new(f"{name} adapter A output", size), parts[:1])
+    made.clear()
+    return low
+
+
+_PARTS: tuple[Shard, Shard] = ("part if tp", "full if tp")
+"""A rank's own columns, and those of all ranks, rank by rank, until a copy has them token by token."""
+
+
+def _split_outputs(tape: Tape, low: Tensor, size: Size, name: str) -> Tensor:
+    """Megatron-Bridge's B beside a row-parallel layer: its outputs are split and gathered, and a view is cut of them.
+
+    The view is a rank's part of the sequence, which is contiguous as it is.
+    """
+    parts = [tape.new(f"{name} adapter B output, of a rank", size._replace(shard=shard)) for shard in _PARTS]
+    gathered = tape.new(f"{name} adapter B output", size._replace(shard="none"))
+    parts.clear()
+    before = [size._replace(shard="full if sp"), size._replace(shard="part if tp")]
+    return _product(tape, low, f"{name} adapter B", Tensor(gathered.storage, size), before)
+
+
+def _local(tape: Tape, low: Tensor, size: Size, name: str) -> Tensor:
+    """ms-swift's B beside a row-parallel layer, which each rank has whole."""
+    return _product(tape, low, f"{name} adapter B", tape.new(f"{name} adapter B output", size))
+
+
+def _product(tape: Tape, x: Tensor, name: str, out: Tensor, before: list[Size] | None = None) -> Tensor:
+    """One trained product: keeps x; backward has tensors of the sizes ``before`` beside it."""
+    size, made, wanted = x.size, out.size, x.requires_grad
+    weight, leaf = Size(made.elements * size.elements, 1, "once"), Leaf(f"{name} weight", keep=True)
+
+    def rule(_: Grads) -> Grads:
+        passing = [tape.new(f"passing in {name}'s backward", each) for each in before or ()]
+        inner = tape.new(f"gradient of {name} input", size) if wanted else None
+        grad = tape.new(f"gradient of {name} weight", weight, "gradient")
+        passing.clear()
+        return [inner, grad]
+
+    return tape.record(out, [x, leaf], rule, [x.storage])
+
+
+def _added(tape: Tape, out: list[Tensor], high: list[Tensor], name: str, size: Size) -> Tensor:
+    """The layer's output and the adapter's, which is scaled first, in a new tensor."""
+    base, scaled = out.pop(), ops.plain(tape, high.pop(), f"{name} adapter output, scaled")
+    sizes = base.size, scaled.size
+
+    def rule(grads: Grads) -> Grads:
+        return [None if grads[0] is None else Tensor(grads[0].storage, each) for each in sizes]
+
+    return tape.record(tape.new(f"{name} output with adapter", size), [base, scaled], rule)
+
+
+def _input_gradient(tape: Tape, size: Size, name: str, shard: Shard) -> Tensor:
+    """The input's gradient, whole until it is reduced and scattered where outputs are split."""
+    unreduced = [tape.new(f"gradient of {name} input, whole", size._replace(shard="full if sp"))] * (shard == "tp")
+    inner = tape.new(f"gradient of {name} input", size)
+    unreduced.clear()
+    return inner
+
+
+def _whole(made: Tensor, gathered: list[Tensor]) -> Tensor:
+    """The normalised tensor as it was gathered for the product; itself where the sequence is not split."""
+    storage = gathered.pop().storage
+    storage.base = made.storage
+    return Tensor(storage, made.size._replace(shard="none"))
+
+
+def _gathered(tape: Tape, x: Tensor, name: str, *, dropped: bool) -> Tensor:
+    """The whole sequence of an adapter's input; x itself, which others keep too, where the sequence is not split."""
+    back = x.size
+    made = tape.new(f"{name} adapter input, gathered", back._replace(shard="none" if dropped else "full if sp"))
+    if not dropped:
+        made.storage.base = x.storage
+    out = Tensor(made.storage, back._replace(shard="none"))
+    return tape.record(out, [x], lambda _: [tape.new(f"gradient before {name}'s gather", back)])

@@ -12,11 +12,9 @@ from typing import TYPE_CHECKING
 from memcalc.errors import CombinationError
 from memcalc.trace import ops
 from memcalc.trace.block import run_block
-from memcalc.trace.checkpoint import checkpoint, selective
+from memcalc.trace.checkpoint import PackedTape, checkpoint, selective
 from memcalc.trace.entry import run_entry, run_exit
 from memcalc.trace.head import run_head
-from memcalc.trace.layers import BlockConfig
-from memcalc.trace.packing import PackedTape
 from memcalc.trace.partition import ObservedTape, PartitionedTape, partition
 from memcalc.trace.tape import Record, Shard, Size, Tape, Tensor
 from memcalc.trace.working_sets import Sum, alive, hole, peaks, total
@@ -29,6 +27,7 @@ if TYPE_CHECKING:
     from memcalc.specs.block import Block, Norm
     from memcalc.specs.model import Tail, TowerEnds
     from memcalc.specs.recorded import Segment
+    from memcalc.trace.layers import BlockConfig
 
     Arguments = ParamSpec("Arguments")
 

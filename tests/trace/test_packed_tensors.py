@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -11,11 +11,13 @@ import memcalc
 from memcalc.api import load_model
 from memcalc.convert.huggingface import from_huggingface
 from memcalc.errors import CombinationError
+from memcalc.trace.checkpoint import GROUP, SCALE, packed_size
 from memcalc.trace.layers import BlockConfig
-from memcalc.trace.packing import GROUP, SCALE, packed_size
 from memcalc.trace.tape import Size
 from memcalc.trace.template import Template, trace
-from memcalc.trace.working_sets import Sum
+
+if TYPE_CHECKING:
+    from memcalc.trace.working_sets import Sum
 
 SEQ = 4096
 TABLE = [
